@@ -1,0 +1,82 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+func TestHeldErrorIsErrHeld(t *testing.T) {
+	err := error(&backend.HeldError{Owner: "a\x1b[2Jb", RetryAfter: time.Second})
+	if !errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
+		t.Errorf("got %v", err)
+	}
+	if got, want := err.Error(), `held by "a\x1b[2Jb"`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if got := (&backend.HeldError{}).Error(); got != backend.ErrHeld.Error() {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestDrift(t *testing.T) {
+	if got, want := backend.Drift(30*time.Second), 302*time.Millisecond; got != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestReachString(t *testing.T) {
+	for r, want := range map[backend.Reach]string{backend.Process: "process", backend.Host: "host", backend.Network: "network", 7: "Reach(7)"} {
+		if got := r.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestRenewEach(t *testing.T) {
+	cs := make([]backend.Claim, 100)
+	for i := range cs {
+		cs[i].TTL = time.Duration(i)
+	}
+	odd := errors.New("odd")
+	var mu sync.Mutex
+	answers := map[int]error{}
+	backend.RenewEach(t.Context(), cs, func(i int, g backend.Grant, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if _, twice := answers[i]; twice || g.Fence != uint64(i) {
+			t.Errorf("answer %d: %v, twice %v", i, g, twice)
+		}
+		answers[i] = err
+	}, func(_ context.Context, c backend.Claim) (backend.Grant, error) {
+		if c.TTL%2 == 1 {
+			return backend.Grant{Fence: uint64(c.TTL)}, odd
+		}
+		return backend.Grant{Fence: uint64(c.TTL)}, nil
+	})
+	for i := range cs {
+		if err, ok := answers[i]; !ok || (err == odd) != (i%2 == 1) {
+			t.Errorf("answer %d: %v, %v", i, err, ok)
+		}
+	}
+}
+
+func TestRenewEachBeginsNothingOnceItsContextHasEnded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	begun := 0
+	backend.RenewEach(ctx, make([]backend.Claim, 100), func(int, backend.Grant, error) {}, func(context.Context, backend.Claim) (backend.Grant, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		begun++
+		cancel()
+		return backend.Grant{}, nil
+	})
+	if begun > 16 {
+		t.Errorf("%d renewals begun", begun)
+	}
+}

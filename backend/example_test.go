@@ -1,0 +1,87 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// table is a whole driver: a map from key to record, as a table of a database
+// would be. It can be asked, so it is a spin lock; waiting, renewing in time
+// and everything else is the engine's.
+type table struct {
+	mu   sync.Mutex // a transaction, so to speak
+	rows map[string]row
+}
+
+type row struct {
+	token, owner string
+	until        time.Time
+}
+
+func (t *table) Traits() backend.Traits { return backend.Traits{Reach: backend.Process} }
+
+func (t *table) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.Fenced {
+		return backend.Grant{}, errors.ErrUnsupported
+	}
+	now := time.Now()
+	if r, ok := t.rows[c.Key]; ok && now.Before(r.until) {
+		return backend.Grant{}, &backend.HeldError{RetryAfter: r.until.Sub(now), Owner: r.owner}
+	}
+	t.rows[c.Key] = row{c.Token, c.Owner, now.Add(c.TTL)}
+	return backend.Grant{}, nil
+}
+
+func (t *table) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	backend.RenewEach(ctx, cs, done, func(_ context.Context, c backend.Claim) (backend.Grant, error) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		r, now := t.rows[c.Key], time.Now()
+		if r.token != c.Token || !now.Before(r.until) {
+			return backend.Grant{}, backend.ErrLost
+		}
+		if until := now.Add(c.TTL); until.After(r.until) { // never shortens
+			r.until = until
+		}
+		t.rows[c.Key] = r
+		return backend.Grant{}, nil
+	})
+}
+
+func (t *table) Release(_ context.Context, c backend.Claim) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.rows[c.Key]; r.token != c.Token || !time.Now().Before(r.until) {
+		return backend.ErrLost
+	}
+	delete(t.rows, c.Key)
+	return nil
+}
+
+func (t *table) Close() error { return nil }
+
+// A driver of one's own, and a Client over it. Its test is one call:
+// conformance.Run.
+func Example() {
+	ctx := context.Background()
+	c := hasp.New(&table{rows: map[string]row{}}, &hasp.Options{Owner: "example"})
+	defer c.Close()
+
+	lease, err := c.Lock(ctx, "k")
+	fmt.Println(lease.Key(), err)
+	_, err = c.TryLock(ctx, "k")
+	fmt.Println(err)
+	fmt.Println(lease.Unlock(ctx))
+	// Output:
+	// k <nil>
+	// hasp: trylock "k": held by "example"
+	// <nil>
+}
