@@ -1,0 +1,224 @@
+package hasp
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Defaults of [Options], and the least term that may be asked for.
+const (
+	DefaultTTL     = 30 * time.Second
+	DefaultTimeout = 3 * time.Second
+	MinTTL         = backend.MinTTL
+)
+
+// Options are the settings of a [Client]. Nil and the zero value mean the
+// defaults.
+type Options struct {
+	// TTL is the term of a lease that WithTTL does not set: how long the key
+	// stays locked after its holder died. Default 30 s, at least 100 ms.
+	TTL time.Duration
+
+	// Timeout bounds one call to the store, is how long Lock rides out an
+	// outage, and how long Close waits for holders. Default 3 s.
+	Timeout time.Duration
+
+	// Prefix is prepended to every key on its way to the store.
+	Prefix string
+
+	// Owner is a label for people who look into the store. Default
+	// host/pid/program.
+	Owner string
+
+	// Backoff returns how long to sleep before attempt, counted from 1, to
+	// take a key that is held. The engine shortens each sleep by a random
+	// part of up to a half, and to what is left of the wait and of the
+	// holder's term. Default: from 100 µs, doubled each time, to 100 ms at
+	// most, of which a random part is slept. Drivers that wait by themselves
+	// do not use it, except during an outage.
+	Backoff func(attempt int) time.Duration
+
+	// Observe is told of every event, on the goroutine where it happens,
+	// which may be the one that keeps all leases alive: it must not block
+	// and must not call the Client.
+	Observe func(Event)
+}
+
+// withDefaults returns o with its zero fields filled in, or why it cannot be
+// used.
+func (o *Options) withDefaults() (Options, error) {
+	var v Options
+	if o != nil {
+		v = *o
+	}
+	if v.TTL == 0 {
+		v.TTL = DefaultTTL
+	}
+	if v.Timeout == 0 {
+		v.Timeout = DefaultTimeout
+	}
+	if err := checkTTL(v.TTL); err != nil {
+		return v, err
+	}
+	if v.Timeout < 0 || v.Timeout > maxTTL {
+		return v, fmt.Errorf("%w: timeout %v is out of range", ErrInvalid, v.Timeout)
+	}
+	if v.Owner == "" {
+		v.Owner = defaultOwner()
+	}
+	if v.Backoff == nil {
+		v.Backoff = defaultBackoff
+	} else {
+		user := v.Backoff
+		v.Backoff = func(attempt int) time.Duration { return jitter(max(user(attempt), minSleep)) }
+	}
+	return v, nil
+}
+
+const (
+	minSleep = 100 * time.Microsecond
+	maxSleep = 100 * time.Millisecond
+)
+
+// defaultBackoff is exponential with full jitter.
+func defaultBackoff(attempt int) time.Duration {
+	d := maxSleep
+	if n := attempt - 1; n < 10 {
+		d = minSleep << max(n, 0)
+	}
+	return 1 + rand.N(d)
+}
+
+// jitter returns a duration between a half of d and d.
+func jitter(d time.Duration) time.Duration {
+	return d - rand.N(d/2+1)
+}
+
+func defaultOwner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), filepath.Base(os.Args[0]))
+}
+
+// Option changes one call of Lock, TryLock, Do or LockAll.
+type Option func(*request)
+
+// request is what one caller asks for.
+type request struct {
+	op      string
+	key     string // as given
+	around  *Lease // the innermost lease whose context the caller came with
+	ttl     time.Duration
+	maxWait time.Duration
+	bounded bool // maxWait was given
+	maxHold time.Duration
+	noRenew bool
+	fenced  bool
+	err     error // of the first option that is wrong
+}
+
+func (r *request) refuse(format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+	}
+}
+
+// maxTTL keeps sums of times far from overflow. It is some 36 years.
+const maxTTL = time.Duration(1 << 60)
+
+func checkTTL(ttl time.Duration) error {
+	switch {
+	case ttl < MinTTL:
+		return fmt.Errorf("%w: ttl %v is below %v", ErrInvalid, ttl, MinTTL)
+	case ttl > maxTTL:
+		return fmt.Errorf("%w: ttl %v is above %v", ErrInvalid, ttl, maxTTL)
+	}
+	return nil
+}
+
+// WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms
+// is ErrInvalid.
+func WithTTL(ttl time.Duration) Option {
+	return func(r *request) {
+		if err := checkTTL(ttl); err != nil && r.err == nil {
+			r.err = err
+		}
+		r.ttl = ttl
+	}
+}
+
+// WithMaxWait bounds the wait, and only that; the deadline of Lock's context
+// bounds the wait and the hold. Zero means one attempt. Negative is
+// ErrInvalid.
+func WithMaxWait(d time.Duration) Option {
+	return func(r *request) {
+		if d < 0 {
+			r.refuse("max wait %v is negative", d)
+		}
+		r.maxWait, r.bounded = d, true
+	}
+}
+
+// WithMaxHold sets a deadline from the moment of the grant that no renewal
+// and no Extend passes: then the lease ends as lost. Zero or less is
+// ErrInvalid.
+func WithMaxHold(d time.Duration) Option {
+	return func(r *request) {
+		if d <= 0 {
+			r.refuse("max hold %v is not positive", d)
+		}
+		r.maxHold = d
+	}
+}
+
+// WithoutRenewal switches the watchdog off for this lease: it ends with its
+// term, unless Extend prolongs it.
+func WithoutRenewal() Option {
+	return func(r *request) { r.noRenew = true }
+}
+
+// WithFence asks for a fence. A driver that cannot give one answers
+// errors.ErrUnsupported; nobody goes unfenced by accident.
+func WithFence() Option {
+	return func(r *request) { r.fenced = true }
+}
+
+// request fills r in, and checks what does not depend on the Client's state.
+func (c *Client) request(r *request, op, key string, opts []Option) error {
+	r.op, r.key, r.ttl = op, key, c.opts.TTL
+	for _, o := range opts {
+		if o != nil {
+			o(r)
+		}
+	}
+	switch {
+	case key == "":
+		r.refuse("empty key")
+	case r.fenced && !c.traits.Fenced && r.err == nil:
+		r.err = fmt.Errorf("fence: %w", errUnsupported)
+	}
+	return r.err
+}
+
+// termFor returns the term to ask for so that d is left of it when drift has
+// been taken off.
+func termFor(d time.Duration) time.Duration {
+	return max(d+d/99+3*time.Millisecond, MinTTL)
+}
+
+// claim returns the claim of a new attempt.
+func (c *Client) claim(r *request, token string) backend.Claim {
+	ttl := r.ttl
+	if 0 < r.maxHold && r.maxHold < ttl {
+		ttl = min(ttl, termFor(r.maxHold))
+	}
+	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
+		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced}
+}
