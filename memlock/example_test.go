@@ -1,0 +1,28 @@
+package memlock_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// Two Clients on one store exclude each other, as two processes would on a
+// store that they share.
+func Example() {
+	ctx := context.Background()
+	store := memlock.NewStore()
+	a := hasp.New(store.Driver(), &hasp.Options{Owner: "a"})
+	b := hasp.New(store.Driver(), &hasp.Options{Owner: "b"})
+	defer a.Close()
+	defer b.Close()
+
+	lease, _ := a.Lock(ctx, "k")
+	_, err := b.TryLock(ctx, "k")
+	fmt.Println(err)
+	fmt.Println(lease.Unlock(ctx))
+	// Output:
+	// hasp: trylock "k": held by "a"
+	// <nil>
+}
