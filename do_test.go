@@ -1,0 +1,158 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/memlock"
+)
+
+func TestDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		boom := errors.New("boom")
+		do := func(fn func(context.Context, *hasp.Lease) error) error { return hasp.Do(t.Context(), c, "k", fn) }
+
+		if err := do(func(ctx context.Context, l *hasp.Lease) error {
+			if ctx != l.Context() || l.Key() != "k" {
+				t.Error("fn did not get the lease and its context")
+			}
+			return hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { return nil })
+		}); err != nil {
+			t.Error(err)
+		}
+		if err := do(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
+			t.Errorf("got %v, want fn's own error", err)
+		}
+		lose := func(result error) error {
+			return do(func(ctx context.Context, _ *hasp.Lease) error {
+				f.Break(ctx, "k")
+				<-ctx.Done()
+				return result
+			})
+		}
+		want(t, "lost, fn returned nil", lose(nil), hasp.ErrLost)
+		err := lose(boom)
+		want(t, "lost, fn failed", err, hasp.ErrLost)
+		want(t, "lost, fn failed", err, boom)
+
+		func() {
+			defer func() {
+				if r := recover(); r != "oops" {
+					t.Errorf("recovered %v", r)
+				}
+			}()
+			do(func(context.Context, *hasp.Lease) error { panic("oops") })
+		}()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			do(func(context.Context, *hasp.Lease) error { runtime.Goexit(); return nil })
+		}()
+		<-done
+		if !free(t, f, "k") {
+			t.Error("a panic or Goexit left the key locked")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		err = hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
+		want(t, "cancelled before", err, context.Canceled)
+	})
+}
+
+func TestLockAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		keys := []string{"c", "a", "b", "a"}
+		ls, err := hasp.LockAll(t.Context(), c, keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range ls.All() {
+			got = append(got, l.Key())
+		}
+		if !slices.Equal(got, []string{"a", "b", "c"}) || keys[0] != "c" {
+			t.Errorf("locked %v of %v", got, keys)
+		}
+		again, err := hasp.LockAll(ls.Context(), c, []string{"b", "a"})
+		if err != nil {
+			t.Fatal("re-entry:", err)
+		}
+		if err := again.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+
+		_, err = hasp.LockAll(t.Context(), c, []string{"0", "b"}, hasp.WithMaxWait(time.Second))
+		want(t, "one is held", err, hasp.ErrHeld)
+		if !free(t, f, "0") {
+			t.Error("all or none: the first is still held")
+		}
+
+		f.Break(t.Context(), "a")
+		<-ls.Context().Done()
+		want(t, "cause", context.Cause(ls.Context()), hasp.ErrLost)
+		want(t, "Err", ls.Err(), hasp.ErrLost)
+		want(t, "Unlock", ls.Unlock(t.Context()), hasp.ErrLost)
+		for _, key := range []string{"a", "b", "c"} {
+			if !free(t, f, key) {
+				t.Errorf("%q is still held", key)
+			}
+		}
+		_, err = hasp.LockAll(t.Context(), c, nil)
+		want(t, "no keys", err, hasp.ErrInvalid)
+		_, err = hasp.LockAll(t.Context(), c, []string{"a", ""})
+		want(t, "an empty key", err, hasp.ErrInvalid)
+	})
+}
+
+func TestLockAllMaxWaitBoundsTheWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		a, b := lockNow(t, c, "a"), lockNow(t, c, "b")
+		time.AfterFunc(3*time.Second, func() { a.Unlock(context.Background()) })
+		start := time.Now()
+		_, err := hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMaxWait(5*time.Second))
+		want(t, "LockAll", err, hasp.ErrHeld)
+		if waited := time.Since(start); waited > 5*time.Second+50*time.Millisecond || waited < 4*time.Second {
+			t.Errorf("waited %v", waited)
+		}
+		b.Unlock(t.Context())
+	})
+}
+
+func TestLockAllOfOverlappingSetsDoesNotDeadlock(t *testing.T) {
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			keys := []string{"a", "b", "c"}
+			keys[0], keys[i%3] = keys[i%3], keys[0]
+			for range 100 {
+				ls, err := hasp.LockAll(t.Context(), c, keys[:2+i%2])
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := ls.Unlock(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

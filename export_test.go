@@ -1,0 +1,22 @@
+package hasp
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Leftovers returns how many lines, holds and releases a Client has.
+func Leftovers(c *Client) (lines, holds, reaps int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.lines), len(c.holds), len(c.reaper.queue)
+}
+
+// Suspendable returns a function that makes c's clock see that the machine has
+// slept for d more. It is called before the first Lock.
+func Suspendable(c *Client) func(d time.Duration) {
+	before := c.clock.suspended
+	var slept atomic.Int64
+	c.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
+	return func(d time.Duration) { slept.Add(int64(d)) }
+}

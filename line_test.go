@@ -1,0 +1,441 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// queue starts n callers one after another that lock key, note their number
+// and unlock. It returns when all wait.
+func queue(t *testing.T, c *hasp.Client, key string, n int, opts ...hasp.Option) (order func() []int) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var served []int
+	for i := range n {
+		wg.Go(func() {
+			l, err := c.Lock(t.Context(), key, opts...)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			served = append(served, i)
+			mu.Unlock()
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+	}
+	return func() []int {
+		wg.Wait()
+		return served
+	}
+}
+
+func inOrder(t *testing.T, got []int, n int) {
+	t.Helper()
+	if len(got) != n {
+		t.Fatalf("%d of %d were served", len(got), n)
+	}
+	for i := range got {
+		if got[i] != i {
+			t.Fatalf("served in order %v", got)
+		}
+	}
+}
+
+func TestLineIsServedInOrderOfArrivalAndOneTalksToTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		l := lockNow(t, c, "k")
+		order := queue(t, c, "k", 100)
+		time.Sleep(time.Second)
+		if a, _, _ := f.calls(); a != 1 {
+			t.Errorf("%d attempts while a caller of this Client held the key, want none", a-1)
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		inOrder(t, order(), 100)
+		if f.crowd != 1 {
+			t.Errorf("%d callers asked the store at once", f.crowd)
+		}
+		c.Close()
+	})
+}
+
+func TestHandOverCostsNoRoundTrip(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		first    []hasp.Option
+		others   []hasp.Option
+		between  func(t *testing.T, f *faulty, l *hasp.Lease)
+		n        int
+		acquires int
+	}{
+		{name: "alike", n: 10, acquires: 1},
+		{name: "at most 32 in a row", n: 40, acquires: 2},
+		{name: "confirmed too long ago", n: 10, acquires: 2,
+			between: func(*testing.T, *faulty, *hasp.Lease) { time.Sleep(50 * time.Millisecond) }},
+		{name: "another term", n: 5, acquires: 2, first: []hasp.Option{hasp.WithTTL(time.Minute)}},
+		{name: "a fence for the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithFence()}},
+		{name: "a fence of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithFence()}},
+		{name: "no renewal of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithoutRenewal()}},
+		{name: "no renewal of the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithoutRenewal()}},
+		{name: "max hold of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithMaxHold(time.Hour)}},
+		{name: "extended", n: 5, acquires: 2, between: func(t *testing.T, _ *faulty, l *hasp.Lease) {
+			if err := l.Extend(t.Context(), time.Minute); err != nil {
+				t.Error(err)
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFaulty()
+				c := hasp.New(f, nil)
+				l := lockNow(t, c, "k", tc.first...)
+				order := queue(t, c, "k", tc.n, tc.others...)
+				if tc.between != nil {
+					tc.between(t, f, l)
+				}
+				if err := l.Unlock(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				inOrder(t, order(), tc.n)
+				if a, _, r := f.calls(); a != tc.acquires || r != tc.acquires {
+					t.Errorf("%d attempts and %d releases, want %d of each", a, r, tc.acquires)
+				}
+				c.Close()
+			})
+		})
+	}
+}
+
+func TestHandedOverHoldIsRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		first := lockNow(t, c, "k")
+		var second *hasp.Lease
+		done := make(chan struct{})
+		go func() {
+			second = lockNow(t, c, "k")
+			close(done)
+		}()
+		synctest.Wait()
+		if err := first.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-done
+		time.Sleep(5 * hasp.DefaultTTL)
+		want(t, "the first", first.Err(), hasp.ErrReleased)
+		want(t, "Extend of the first", first.Extend(t.Context(), time.Minute), hasp.ErrReleased)
+		want(t, "Unlock of the first", first.Unlock(t.Context()), hasp.ErrReleased)
+		if err := second.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if !free(t, f, "k") {
+			t.Error("the key is still held")
+		}
+	})
+}
+
+// After 32 turns the key is left to other processes for a moment.
+func TestOtherClientsGetTheirTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		slow := func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.Sleep(time.Millisecond)
+			return send()
+		}
+		f.acquire = slow
+		store := memlock.NewStore()
+		f.Driver = store.Driver()
+		rival := &faulty{Driver: store.Driver(), acquire: slow}
+		ours, theirs := hasp.New(f, nil), hasp.New(rival, &hasp.Options{Backoff: func(int) time.Duration { return time.Millisecond }})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					if l, err := ours.Lock(ctx, "k"); err == nil {
+						time.Sleep(100 * time.Microsecond)
+						l.Unlock(ctx)
+					}
+				}
+			})
+		}
+		turns := 0
+		for ctx.Err() == nil {
+			if l, err := theirs.Lock(ctx, "k"); err == nil {
+				turns++
+				l.Unlock(ctx)
+			}
+		}
+		wg.Wait()
+		if turns < 100 {
+			t.Errorf("the other Client had %d turns in 10 s of 32 x 100 µs each", turns)
+		}
+		ours.Close()
+		theirs.Close()
+	})
+}
+
+// A key broken in the store less than 50 ms ago may be handed over once more;
+// the store's word is asked for before that is so again.
+func TestHandOverAfterTheKeyWasBroken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		order := queue(t, c, "k", 3)
+		time.Sleep(51 * time.Millisecond)
+		if err := f.Break(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+		inOrder(t, order(), 3)
+		if a, _, _ := f.calls(); a != 2 {
+			t.Errorf("%d attempts, want a new one after the loss", a)
+		}
+	})
+}
+
+func TestBreakThroughTheClientIsDoubtedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		if err := c.Break(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		<-l.Context().Done()
+		if told := time.Since(start); told > time.Second {
+			t.Errorf("told after %v", told)
+		}
+		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
+	})
+}
+
+func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, &hasp.Options{Owner: "me"})
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		_, err := c.TryLock(t.Context(), "k")
+		want(t, "TryLock", err, hasp.ErrHeld)
+		var he *backend.HeldError
+		if !errors.As(err, &he) || he.Owner != "me" || he.RetryAfter <= 0 {
+			t.Errorf("got %+v, want our own owner and term", he)
+		}
+		var e *hasp.Error
+		if !errors.As(err, &e) || e.Op != "trylock" || e.Key != "k" {
+			t.Errorf("got %#v", err)
+		}
+		_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(0))
+		want(t, "Lock with no wait", err, hasp.ErrHeld)
+		if a, _, _ := f.calls(); a != 1 {
+			t.Errorf("%d attempts, want none but the holder's", a-1)
+		}
+		l.Unlock(t.Context())
+	})
+}
+
+func TestALostLeaseDoesNotBlockTheLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k", hasp.WithoutRenewal())
+		start := time.Now()
+		next := lockNow(t, c, "k")
+		if waited := time.Since(start); waited > hasp.DefaultTTL+200*time.Millisecond {
+			t.Errorf("waited %v for a lease of %v", waited, hasp.DefaultTTL)
+		}
+		want(t, "the lost one", l.Unlock(t.Context()), hasp.ErrLost)
+		if err := next.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestGivingUpInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		l := lockNow(t, c, "k")
+		var wg sync.WaitGroup
+		served := 0
+		for i := range 300 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Millisecond)
+				defer cancel()
+				l, err := c.Lock(ctx, "k")
+				if err == nil {
+					served++
+					l.Unlock(ctx)
+					return
+				}
+				want(t, "Lock", err, context.DeadlineExceeded)
+				want(t, "Lock", err, hasp.ErrHeld)
+			})
+		}
+		time.Sleep(150*time.Millisecond + time.Microsecond)
+		l.Unlock(t.Context())
+		wg.Wait()
+		if served != 150 {
+			t.Errorf("%d were served, want those with time left", served)
+		}
+		if lines, holds, _ := hasp.Leftovers(c); lines+holds != 0 {
+			t.Errorf("left: %d lines, %d holds", lines, holds)
+		}
+		c.Close()
+	})
+}
+
+// Callers that give up at the very moment they are handed the key pass it on.
+func TestCancelAgainstHandOver(t *testing.T) {
+	c := hasp.New(newFaulty(), nil)
+	defer c.Close()
+	var wg sync.WaitGroup
+	inside := 0
+	rounds := 2000
+	for i := range 16 {
+		wg.Go(func() {
+			for j := range rounds {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration((i*j)%97)*time.Microsecond)
+				if l, err := c.Lock(ctx, "k"); err == nil {
+					if inside++; inside != 1 {
+						t.Error("two inside")
+					}
+					inside--
+					if err := l.Unlock(ctx); err != nil {
+						t.Error(err)
+					}
+				} else if !errors.Is(err, context.DeadlineExceeded) {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	l := lockNow(t, c, "k") // nothing was left behind
+	l.Unlock(t.Context())
+}
+
+// Distinct keys used once leave nothing in the Client.
+func TestAMillionKeysUsedOnceLeaveNothing(t *testing.T) {
+	n := 1_000_000
+	if raceEnabled {
+		n = 50_000
+	}
+	c := hasp.New(memlock.New(), nil)
+	for i := range n {
+		l := lockNow(t, c, fmt.Sprint("key-", i))
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
+		t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
+	}
+	c.Close()
+}
+
+// An Unlock under way and a Break at the same time: the hold is not renewed
+// after Unlock, nor given up twice.
+func TestBreakDuringUnlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.release = func(_ backend.Claim, send func() error) error {
+			time.Sleep(time.Second)
+			return send()
+		}
+		c := hasp.New(f, nil)
+		l := lockNow(t, c, "k")
+		done := make(chan error)
+		go func() { done <- l.Unlock(t.Context()) }()
+		synctest.Wait()
+		if err := c.Break(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		want(t, "Unlock", <-done, hasp.ErrLost)
+		time.Sleep(time.Minute)
+		if _, renews, _ := f.calls(); renews != 0 {
+			t.Errorf("%d renewals after Unlock", renews)
+		}
+		start := time.Now()
+		c.Close()
+		if took := time.Since(start); took != 0 {
+			t.Errorf("Close took %v with nobody there", took)
+		}
+	})
+}
+
+func TestBrokenHoldIsNotHandedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		hang := make(chan struct{})
+		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			<-hang // the confirmation is still on its way
+			return send()
+		}
+		c := hasp.New(f, nil)
+		l := lockNow(t, c, "k")
+		order := queue(t, c, "k", 2)
+		if err := c.Break(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+		close(hang)
+		inOrder(t, order(), 2)
+		c.Close()
+	})
+}
+
+// A release that is not answered holds up the line no longer than the term.
+func TestLineGoesOnAtTheEndOfTheTermOfAnUnansweredRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		hang := make(chan struct{})
+		f.release = func(c backend.Claim, send func() error) error {
+			<-hang
+			return send()
+		}
+		c := hasp.New(f, &hasp.Options{TTL: time.Second, Timeout: 30 * time.Second})
+		l := lockNow(t, c, "k")
+		l.Extend(t.Context(), time.Second) // so that it is not handed over
+		start := time.Now()
+		unlocked := make(chan error)
+		go func() { unlocked <- l.Unlock(t.Context()) }()
+		synctest.Wait()
+		next := lockNow(t, c, "k")
+		if waited := time.Since(start); waited > 1200*time.Millisecond {
+			t.Errorf("the next in line waited %v for a term of 1s", waited)
+		}
+		close(hang)
+		want(t, "Unlock", <-unlocked, hasp.ErrLost)
+		if err := next.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+	})
+}

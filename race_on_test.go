@@ -1,0 +1,5 @@
+//go:build race
+
+package hasp_test
+
+const raceEnabled = true

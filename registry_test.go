@@ -1,0 +1,225 @@
+package hasp_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+func TestParseURL(t *testing.T) {
+	for url, want := range map[string]hasp.Config{
+		"memlock://":                    {Strategy: "memlock"},
+		"memlock://jobs?ttl=5s":         {Strategy: "memlock", Nodes: []string{"jobs"}, Params: hasp.Params{"ttl": "5s"}},
+		"filelock:///var/lock/app":      {Strategy: "filelock", Nodes: []string{"/var/lock/app"}},
+		"spinlock+redis://u:p@h:1/2?x=": {Strategy: "spinlock", Nodes: []string{"redis://u:p@h:1/2"}, Params: hasp.Params{"x": ""}},
+		"redlock+redis://a:1,b:2,c:3?prefix=app%3A&owner=a+b": {Strategy: "redlock", Nodes: []string{"redis://a:1,b:2,c:3"},
+			Params: hasp.Params{"prefix": "app:", "owner": "a b"}},
+	} {
+		got, err := hasp.ParseURL(url)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %#v (nodes %q, params %q), %v", url, got, got.Nodes, got.Params, err)
+		}
+	}
+}
+
+func TestOpenRefusesWhatIsWrong(t *testing.T) {
+	const secret = "hunter2"
+	for url, says := range map[string]string{
+		"":                                      "STRATEGY://",
+		"localhost:6379":                        "STRATEGY://",
+		"memlock":                               "STRATEGY://",
+		"memlock+://":                           "no transport",
+		"memlok://":                             `unknown strategy "memlok" (registered: memlock`,
+		"spinlock+redis://u:hunter2@a":          `add: import _ "github.com/hasplock/hasp/spinlock"`,
+		"memlock+redis://u:hunter2@a":           "memlock is reached over nothing",
+		"memlock://?tttl=5s":                    `unknown parameter "tttl" (memlock knows owner, prefix, timeout, ttl)`,
+		"spinlock+redis://u:x?hunter2@h:1/0":    "write it as %3F",
+		"memlock://?ttl=5":                      "want a positive duration such as 30s",
+		"memlock://?ttl=5s&ttl=6s":              "given 2 times",
+		"memlock://?ttl=50ms":                   "ttl 50ms is below 100ms",
+		"memlock://?timeout=-1s":                "want a positive duration",
+		"spinlock+redis://:hunter2@h?ttl=%zz":   "malformed parameters",
+		"memlock://x?password=hunter2&a%ZZ=b;c": "malformed parameters",
+	} {
+		c, err := hasp.Open(t.Context(), url, nil)
+		if err == nil {
+			c.Close()
+			t.Errorf("%s: opened", url)
+			continue
+		}
+		if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: got %q, want it to say %q", url, err, says)
+		}
+		if strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: the error shows the password: %v", url, err)
+		}
+	}
+	if _, err := (hasp.Config{Strategy: "memlock", Nodes: []string{"a", "b"}}).Open(t.Context(), nil); !errors.Is(err, hasp.ErrInvalid) {
+		t.Errorf("two nodes for memlock: %v", err)
+	}
+}
+
+func TestConfigShowsNoPassword(t *testing.T) {
+	c := hasp.Config{Strategy: "spinlock", Nodes: []string{"redis://:hunter2@h"}}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		if s := fmt.Sprintf(verb, c); strings.Contains(s, "hunter2") {
+			t.Errorf("%s shows %s", verb, s)
+		}
+	}
+}
+
+func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
+	want := hasp.Config{Strategy: "x", Nodes: []string{"redis://h:1"},
+		Params: hasp.Params{"ttl": "5s", "retries": "3", "ratio": "0.5", "tls": "true"}}
+	var fromYAML, fromJSON hasp.Config
+	if err := yaml.Unmarshal([]byte("strategy: x\nnodes: ['redis://h:1']\nparams: {ttl: 5s, retries: 3, ratio: 0.5, tls: true}"), &fromYAML); err != nil {
+		t.Error(err)
+	}
+	if err := json.Unmarshal([]byte(`{"strategy":"x","nodes":["redis://h:1"],"params":{"ttl":"5s","retries":3,"ratio":0.5,"tls":true}}`), &fromJSON); err != nil {
+		t.Error(err)
+	}
+	for _, got := range []hasp.Config{fromYAML, fromJSON} {
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("got %q, want %q", got.Params, want.Params)
+		}
+	}
+	for _, bad := range []string{`{"params":{"a":[1]}}`, `{"params":{"a":{"b":1}}}`, `{"params":{"a":null}}`, `{"params":3}`} {
+		var c hasp.Config
+		if err := json.Unmarshal([]byte(bad), &c); err == nil {
+			t.Errorf("%s: decoded as %q", bad, c.Params)
+		}
+	}
+}
+
+func TestConfigWinsOverOptions(t *testing.T) {
+	var got []hasp.Event
+	c, err := hasp.Open(t.Context(), "memlock://?owner=me&prefix=a:&ttl=1h&timeout=1s",
+		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(e hasp.Event) { got = append(got, e) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	other, err := hasp.Open(t.Context(), "memlock://", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	l := lockNow(t, c, "k")
+	defer l.Unlock(t.Context())
+	st, err := other.Inspect(t.Context(), "a:k") // the same store, under the key with its prefix
+	if err != nil || !st.Held || st.Owner != "me" || st.TTL < 59*time.Minute {
+		t.Errorf("got %+v, %v", st, err)
+	}
+	if len(got) != 1 || got[0].Owner != "me" || got[0].Key != "k" {
+		t.Errorf("got events %v", got)
+	}
+}
+
+func TestRegisterPanics(t *testing.T) {
+	opener := func(context.Context, hasp.Config) (backend.Driver, error) { return memlock.New(), nil }
+	for name, register := range map[string]func(){
+		"nil":   func() { hasp.Register("nothing", nil) },
+		"twice": func() { hasp.Register("memlock", opener) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			register()
+		}()
+	}
+	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"memlock"}) {
+		t.Errorf("registered: %v", got)
+	}
+}
+
+func TestNewPanics(t *testing.T) {
+	for name, make := range map[string]func(){
+		"nil driver":       func() { hasp.New(nil, nil) },
+		"ttl":              func() { hasp.New(memlock.New(), &hasp.Options{TTL: time.Millisecond}) },
+		"negative timeout": func() { hasp.New(memlock.New(), &hasp.Options{Timeout: -1}) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			make()
+		}()
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	c := hasp.New(plainDriver{memlock.New()}, nil)
+	defer c.Close()
+	for name, tc := range map[string]struct {
+		key  string
+		opts []hasp.Option
+		is   error
+	}{
+		"empty key":         {"", nil, hasp.ErrInvalid},
+		"short ttl":         {"k", []hasp.Option{hasp.WithTTL(99 * time.Millisecond)}, hasp.ErrInvalid},
+		"negative max wait": {"k", []hasp.Option{hasp.WithMaxWait(-1)}, hasp.ErrInvalid},
+		"no max hold":       {"k", []hasp.Option{hasp.WithMaxHold(0)}, hasp.ErrInvalid},
+		"no fence":          {"k", []hasp.Option{hasp.WithFence()}, errors.ErrUnsupported},
+	} {
+		for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
+			_, err := lock(t.Context(), tc.key, tc.opts...)
+			want(t, name, err, tc.is)
+		}
+	}
+	if l, err := c.Lock(t.Context(), "k", nil, hasp.WithTTL(1<<62-1)); err == nil {
+		t.Error("a term of a century:", l.Expires())
+	}
+	_, err := c.Inspect(t.Context(), "k")
+	want(t, "Inspect", err, errors.ErrUnsupported)
+	want(t, "Break", c.Break(t.Context(), "k"), errors.ErrUnsupported)
+}
+
+// plainDriver is nothing but a Driver, and unfenced.
+type plainDriver struct{ d backend.Driver }
+
+func (p plainDriver) Traits() backend.Traits { return backend.Traits{} }
+func (p plainDriver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return p.d.Acquire(ctx, c)
+}
+func (p plainDriver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	p.d.Renew(ctx, cs, done)
+}
+func (p plainDriver) Release(ctx context.Context, c backend.Claim) error { return p.d.Release(ctx, c) }
+func (p plainDriver) Close() error                                       { return p.d.Close() }
+
+func TestEventsOfACall(t *testing.T) {
+	var got []hasp.Event
+	c := hasp.New(memlock.New(), &hasp.Options{Observe: func(e hasp.Event) { got = append(got, e) }})
+	defer c.Close()
+	l := lockNow(t, c, "k", hasp.WithFence())
+	c.TryLock(t.Context(), "k")
+	l.Unlock(t.Context())
+	if len(got) != 3 {
+		t.Fatalf("got %v", got)
+	}
+	if e := got[0]; e.Kind != hasp.EventAcquired || e.Tries != 1 || e.Fence == 0 || e.Wait <= 0 {
+		t.Errorf("got %+v", e)
+	}
+	if e := got[1]; e.Kind != hasp.EventRefused || e.Tries != 0 || !errors.Is(e.Err, hasp.ErrHeld) {
+		t.Errorf("got %+v", e)
+	}
+	if e := got[2]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold <= 0 || e.Fence != got[0].Fence || e.Kind.String() != "released" {
+		t.Errorf("got %+v", e)
+	}
+}

@@ -1,0 +1,419 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+func TestRenewalStartsAtAThirdOfTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		start := time.Now()
+		l := lockNow(t, c, "k")
+		time.Sleep(10 * hasp.DefaultTTL)
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var last time.Duration
+		c.Close()
+		for _, at := range f.renewed {
+			since := at.Sub(start) - last
+			if most := hasp.DefaultTTL / 3; since > most || since < most*4/5 {
+				t.Errorf("a renewal came %v after the one before, want a bit less than %v", since, most)
+			}
+			last = at.Sub(start)
+		}
+		if n := len(f.renewed); n < 30 || n > 38 {
+			t.Errorf("%d renewals in ten terms, want about 32", n)
+		}
+	})
+}
+
+func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		var mu sync.Mutex
+		running, most := 0, 0
+		f.renew = func(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+			mu.Lock()
+			running++
+			most = max(most, running)
+			mu.Unlock()
+			<-ctx.Done()
+			mu.Lock()
+			running--
+			mu.Unlock()
+			return backend.Grant{}, ctx.Err()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		for range 5 {
+			go l.Extend(t.Context(), time.Minute)
+		}
+		<-l.Context().Done()
+		c.Close()
+		if most != 1 {
+			t.Errorf("%d renewals under way at once", most)
+		}
+		if _, renews, _ := f.calls(); renews < 8 {
+			t.Errorf("%d tries until the deadline, want one after another", renews)
+		}
+	})
+}
+
+func TestATryLastsATenthOfTheTermOrTimeout(t *testing.T) {
+	for ttl, most := range map[time.Duration]time.Duration{time.Second: 100 * time.Millisecond, time.Minute: 3 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			var took time.Duration
+			f.renew = func(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+				start := time.Now()
+				<-ctx.Done()
+				took = max(took, time.Since(start))
+				return backend.Grant{}, ctx.Err()
+			}
+			c := hasp.New(f, &hasp.Options{TTL: ttl})
+			l := lockNow(t, c, "k")
+			<-l.Context().Done()
+			c.Close()
+			if took != most {
+				t.Errorf("TTL %v: a try took %v, want %v", ttl, took, most)
+			}
+		})
+	}
+}
+
+func TestRenewalRidesOutAnOutageShorterThanTheRestOfTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		failures := 0
+		c := hasp.New(f, &hasp.Options{Observe: func(e hasp.Event) {
+			if e.Kind == hasp.EventRenewFailed && errors.Is(e.Err, errNet) {
+				failures++
+			}
+		}})
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		for range 5 {
+			f.set(down)
+			time.Sleep(hasp.DefaultTTL * 6 / 10) // a renewal was at most TTL/3 ago
+			f.set(up)
+			time.Sleep(hasp.DefaultTTL)
+		}
+		if err := l.Err(); err != nil {
+			t.Errorf("after outages: %v", err)
+		}
+		if failures < 5 {
+			t.Errorf("%d failed renewals were told to Observe", failures)
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRenewalWhoseReplyIsLostCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		n := 0
+		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			g, err := send()
+			if n++; n%2 == 1 {
+				return backend.Grant{}, errNet
+			}
+			return g, err
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		time.Sleep(20 * hasp.DefaultTTL)
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Renewals and Extends whose answers come late, early or never: Expires never
+// goes back, and never past what the store keeps.
+func TestNoRenewalShortensATerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		n := 0 // one renewal at a time
+		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			n++
+			switch n % 4 {
+			case 0: // the command arrives long after its caller has left
+				go func() {
+					time.Sleep(7 * time.Second)
+					send()
+				}()
+				<-ctx.Done()
+				return backend.Grant{}, ctx.Err()
+			case 1: // the reply is late
+				g, err := send()
+				time.Sleep(2500 * time.Millisecond)
+				return g, err
+			}
+			return send()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		last := l.Expires()
+		for i := range 200 {
+			if i%3 == 0 {
+				start := time.Now()
+				ttl := time.Duration(1+i%50) * time.Second
+				if err := l.Extend(t.Context(), ttl); err == nil && l.Expires().Before(start.Add(ttl)) {
+					t.Errorf("Extend(%v) made the lease last %v", ttl, l.Expires().Sub(start))
+				}
+			}
+			time.Sleep(time.Second)
+			now := l.Expires()
+			if now.Before(last) {
+				t.Fatalf("Expires went back by %v", last.Sub(now))
+			}
+			last = now
+			st, _ := f.Inspect(t.Context(), "k")
+			if end := time.Now().Add(st.TTL); end.Before(now) {
+				t.Fatalf("the store's term ends %v before Expires", now.Sub(end))
+			}
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(10 * time.Second) // for what is still on its way
+	})
+}
+
+func TestExtendWithoutRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		start := time.Now()
+		l := lockNow(t, c, "k", hasp.WithoutRenewal())
+		want(t, "Extend by too little", l.Extend(t.Context(), 99*time.Millisecond), hasp.ErrInvalid)
+		if err := l.Extend(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Extend(t.Context(), time.Second); err != nil {
+			t.Fatal(err)
+		}
+		<-l.Context().Done()
+		if held := time.Since(start); held < time.Hour || held > time.Hour+time.Second {
+			t.Errorf("lasted %v, want an hour", held)
+		}
+		want(t, "Extend after", l.Extend(t.Context(), time.Hour), hasp.ErrLost)
+		if _, renews, _ := f.calls(); renews != 2 {
+			t.Errorf("%d renewals, want the two of Extend", renews)
+		}
+	})
+}
+
+func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.Sleep(time.Second)
+			return send()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		err := l.Extend(ctx, time.Hour)
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 150*time.Millisecond {
+			t.Errorf("got %v after %v", err, time.Since(start))
+		}
+		time.Sleep(2 * time.Second)
+		if left := time.Until(l.Expires()); left < 59*time.Minute {
+			t.Errorf("the answer that came after the caller had left was not heard: %v left", left)
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		l, err := c.Lock(ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		cancel()
+		ended := time.Now()
+		<-l.Context().Done()
+		want(t, "cause", context.Cause(l.Context()), context.Canceled)
+		if err := l.Err(); err != nil {
+			t.Errorf("Err is about the hold: got %v", err)
+		}
+		if free(t, f, "k") {
+			t.Error("the end of Lock's context freed the key")
+		}
+		time.Sleep(10 * hasp.DefaultTTL)
+		synctest.Wait()
+		if last := slices.MaxFunc(f.renewed, time.Time.Compare); last.After(ended.Add(hasp.DefaultTTL)) || last.Before(ended) {
+			t.Errorf("last renewal %v after the end of Lock's context, want at most a term", last.Sub(ended))
+		}
+		want(t, "Err", l.Err(), hasp.ErrLost)
+		if !free(t, f, "k") {
+			t.Error("the key was not freed by its term")
+		}
+	})
+}
+
+func TestNothingIsRenewedAfterUnlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, &hasp.Options{TTL: hasp.MinTTL})
+		rounds := 10_000
+		unlocked := map[string]bool{}
+		f.renew = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			f.mu.Lock()
+			late := unlocked[cl.Token]
+			f.mu.Unlock()
+			if late {
+				t.Error("renewed after Unlock")
+			}
+			return send()
+		}
+		for i := range rounds {
+			ctx, cancel := context.WithCancel(t.Context())
+			l, err := c.Lock(ctx, "k", hasp.WithTTL(hasp.MinTTL))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i%3 == 0 {
+				cancel()
+			}
+			if i%100 == 0 {
+				time.Sleep(50 * time.Millisecond) // into a renewal
+			}
+			f.mu.Lock()
+			token := f.acquired[len(f.acquired)-1]
+			f.mu.Unlock()
+			err = l.Unlock(ctx)
+			cancel()
+			f.set(func(*faulty) { unlocked[token] = true })
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, before, _ := f.calls()
+		time.Sleep(time.Minute)
+		if _, after, _ := f.calls(); after != before || before == 0 {
+			t.Errorf("%d renewals before the last Unlock, %d after", before, after-before)
+		}
+		if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
+			t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
+		}
+		c.Close()
+	})
+}
+
+// A hundred thousand leases are renewed by a handful of goroutines.
+func TestRenewalsInBulk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 100_000
+		if raceEnabled {
+			n = 10_000
+		}
+		c := hasp.New(memlock.New(), nil)
+		before := runtime.NumGoroutine()
+		leases := make([]*hasp.Lease, n)
+		for i := range leases {
+			leases[i] = lockNow(t, c, fmt.Sprint(i))
+		}
+		time.Sleep(2 * hasp.DefaultTTL)
+		if extra := runtime.NumGoroutine() - before; extra > 40 {
+			t.Errorf("%d goroutines for %d leases", extra, n)
+		}
+		for _, l := range leases {
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.Close()
+	})
+}
+
+// What cannot be renewed does not hold up what can.
+func TestASickClaimDelaysOnlyItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			if c.Key[0] == 's' {
+				<-ctx.Done()
+				return backend.Grant{}, ctx.Err()
+			}
+			return send()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		var well, sick []*hasp.Lease
+		for i := range 3000 {
+			well = append(well, lockNow(t, c, fmt.Sprint("well", i)))
+			if i%3 == 0 {
+				sick = append(sick, lockNow(t, c, fmt.Sprint("sick", i)))
+			}
+		}
+		time.Sleep(4 * hasp.DefaultTTL)
+		for _, l := range sick {
+			want(t, "sick", l.Err(), hasp.ErrLost)
+		}
+		for _, l := range well {
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Fatal("well:", err)
+			}
+		}
+	})
+}
+
+func TestDriverThatAnswersTwiceAndLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &chatty{faulty: newFaulty()}
+		c := hasp.New(d, nil)
+		l := lockNow(t, c, "k")
+		time.Sleep(5 * hasp.DefaultTTL)
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+	})
+}
+
+// chatty calls done too often and out of range.
+type chatty struct{ *faulty }
+
+func (d *chatty) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	done(-1, backend.Grant{}, backend.ErrLost)
+	done(len(cs), backend.Grant{}, backend.ErrLost)
+	d.faulty.Renew(ctx, cs, done)
+	for i := range cs {
+		done(i, backend.Grant{}, backend.ErrLost)
+		time.AfterFunc(time.Second, func() { done(i, backend.Grant{}, backend.ErrLost) })
+	}
+}

@@ -1,0 +1,93 @@
+//go:build unix
+
+package hasp_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// The first look after a stop past the term tells of the loss, before any
+// timer has had its turn: the clock stands past the deadline and nothing but
+// the look has run.
+func TestFirstLookAfterAStop(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "HASP_TEST_CHILD=stopped")
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() || lines.Text() != "held" {
+		t.Fatalf("child said %q", lines.Text())
+	}
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(in, "look")
+	time.Sleep(2 * stoppedTTL) // the term must pass on the real clock
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for lines.Scan() {
+		got = append(got, lines.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	const want = "ctx=context canceled cause=lease lost done=true child=true err=lease lost"
+	if strings.Join(got, "\n") != want {
+		t.Errorf("after the stop the child saw\n%q, want\n%q", got, want)
+	}
+}
+
+const stoppedTTL = time.Second
+
+func TestMain(m *testing.M) {
+	if os.Getenv("HASP_TEST_CHILD") == "stopped" {
+		stoppedHolder()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// stoppedHolder is the child of TestFirstLookAfterAStop.
+func stoppedHolder() {
+	runtime.GOMAXPROCS(1) // the look comes before any other goroutine's turn
+	c := hasp.New(memlock.New(), &hasp.Options{TTL: stoppedTTL})
+	defer c.Close()
+	l, err := c.Lock(context.Background(), "k")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := l.Context()
+	child, cancel := context.WithCancel(ctx)
+	defer cancel()
+	fmt.Println("held")
+	bufio.NewReader(os.Stdin).ReadString('\n')
+	err = ctx.Err()
+	isDone := func(ctx context.Context) bool {
+		select {
+		case <-ctx.Done():
+			return true
+		default:
+			return false
+		}
+	}
+	fmt.Printf("ctx=%v cause=%v done=%v child=%v err=%v\n", err, context.Cause(ctx), isDone(ctx), isDone(child), l.Err())
+}
