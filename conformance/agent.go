@@ -1,0 +1,210 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// childEnv tells a program that it is a child of the suite.
+const childEnv = "HASP_CONFORMANCE_CHILD"
+
+// childMark begins the lines of a child that are meant for its parent. Others
+// are the program's own.
+const childMark = "hasp-conformance: "
+
+// childSpec is what childEnv holds.
+type childSpec struct {
+	Name  string // of the Harness
+	Store string
+}
+
+// Child reports whether this process was started by the suite, to be one of
+// several: its next call of Check or Run does not return. A TestMain that
+// starts containers may want to know.
+func Child() bool { return os.Getenv(childEnv) != "" }
+
+// request is a line from the parent.
+type request struct {
+	ID    int
+	Op    string // "acquire", "wait", "renew", "release"; "lock", "err", "unlock"; "count"
+	Claim backend.Claim
+	Dir   string // of count
+	Times int
+}
+
+// reply is a line from the child. The first one has no ID and says that the
+// driver is open.
+type reply struct {
+	ID    int
+	Err   string   `json:",omitempty"`
+	Kinds []string `json:",omitempty"` // of Err
+	Grant backend.Grant
+}
+
+// kinds are the errors that processes tell each other by name.
+var kinds = map[string]error{
+	"held": hasp.ErrHeld, "lost": hasp.ErrLost, "released": hasp.ErrReleased, "closed": hasp.ErrClosed,
+	"invalid": hasp.ErrInvalid, "unsupported": errors.ErrUnsupported,
+}
+
+// remoteError is an error of another process.
+type remoteError struct {
+	text  string
+	kinds []string
+}
+
+func (e *remoteError) Error() string { return e.text }
+
+func (e *remoteError) Is(target error) bool {
+	for _, k := range e.kinds {
+		if kinds[k] == target {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *reply) fail(err error) {
+	if err == nil {
+		return
+	}
+	r.Err = err.Error()
+	for name, kind := range kinds {
+		if errors.Is(err, kind) {
+			r.Kinds = append(r.Kinds, name)
+		}
+	}
+}
+
+func (r *reply) error() error {
+	if r.Err == "" {
+		return nil
+	}
+	return &remoteError{r.Err, r.Kinds}
+}
+
+// serveIfChild does not return in a child of this harness.
+func serveIfChild(ctx context.Context, h Harness) error {
+	text := os.Getenv(childEnv)
+	if text == "" {
+		return nil
+	}
+	var spec childSpec
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		return fmt.Errorf("conformance: %s: %w", childEnv, err)
+	}
+	if spec.Name != h.Name {
+		return fmt.Errorf("conformance: this process is a child of harness %q, not of %q", spec.Name, h.Name)
+	}
+	if h.Open == nil {
+		return errors.New("conformance: Harness.Open is nil")
+	}
+	h.setDefaults()
+	a := &agent{out: os.Stdout, leases: map[string]*hasp.Lease{}}
+	os.Exit(a.serve(ctx, h, spec.Store, os.Stdin))
+	return nil
+}
+
+// agent does in a child what the parent says.
+type agent struct {
+	d      backend.Driver
+	client *hasp.Client
+
+	mu     sync.Mutex // guards all below
+	out    io.Writer
+	leases map[string]*hasp.Lease // by the token of the request that locked
+}
+
+// serve answers requests until its input ends, as it does when the parent is
+// gone. It returns an exit code.
+func (a *agent) serve(ctx context.Context, h Harness, store string, in io.Reader) int {
+	var err error
+	if a.d, err = h.Open(ctx, store); err == nil {
+		var under backend.Driver
+		if under, err = h.Open(ctx, store); err == nil {
+			a.client = hasp.New(under, &hasp.Options{TTL: h.Term, Timeout: h.Timeout})
+		}
+	}
+	a.reply(reply{}, err)
+	if err != nil {
+		return 1
+	}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var rq request
+		if err := json.Unmarshal(lines.Bytes(), &rq); err != nil {
+			return 1
+		}
+		go func() {
+			r := reply{ID: rq.ID}
+			err := a.do(ctx, rq, &r)
+			a.reply(r, err)
+		}()
+	}
+	return 0
+}
+
+func (a *agent) reply(r reply, err error) {
+	r.fail(err)
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // of a struct of strings and numbers
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	fmt.Fprintf(a.out, "\n%s%s\n", childMark, b)
+}
+
+func (a *agent) do(ctx context.Context, rq request, r *reply) (err error) {
+	c := rq.Claim
+	switch rq.Op {
+	case "acquire":
+		r.Grant, err = a.d.Acquire(ctx, c)
+	case "wait":
+		r.Grant, err = a.d.(backend.Waiter).Wait(ctx, c)
+	case "renew":
+		err = errUnanswered
+		a.d.Renew(ctx, []backend.Claim{c}, func(_ int, g backend.Grant, e error) { r.Grant, err = g, e })
+	case "release":
+		err = a.d.Release(ctx, c)
+	case "lock":
+		var l *hasp.Lease
+		if l, err = a.client.Lock(ctx, c.Key, hasp.WithTTL(c.TTL)); err == nil {
+			a.mu.Lock()
+			a.leases[c.Token] = l
+			a.mu.Unlock()
+		}
+	case "err":
+		err = a.lease(c).Err()
+	case "unlock":
+		err = a.lease(c).Unlock(ctx)
+	case "count":
+		err = count(ctx, a.client, c.Key, rq.Dir, rq.Times)
+	default:
+		err = fmt.Errorf("unknown operation %q", rq.Op)
+	}
+	return err
+}
+
+func (a *agent) lease(c backend.Claim) *hasp.Lease {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.leases[c.Token]
+}
+
+// parseReply takes a line of a child's output apart.
+func parseReply(line string) (r reply, ok bool) {
+	text, ok := strings.CutPrefix(line, childMark)
+	return r, ok && json.Unmarshal([]byte(text), &r) == nil
+}

@@ -1,0 +1,184 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// Bench measures a driver in ways that are the same for all: by itself and
+// through a Client, alone and contended. Terms are Harness.Long, so nothing is
+// renewed but where renewals are measured.
+//
+//	driver         Acquire and Release of a key that nobody wants
+//	client         Lock and Unlock of such a key by one goroutine
+//	client-many    the same by many goroutines, on keys of their own
+//	contended      Lock and Unlock of one key by many goroutines of four Clients
+//	handover       a key goes from one driver to the waiter of another, and back
+//	renew          renewal of one of 1,000 holds in a batch
+func Bench(b *testing.B, h Harness) {
+	ctx := context.WithoutCancel(b.Context())
+	s, err := newSuite(ctx, h, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(s.stop)
+	for _, bench := range []struct {
+		name string
+		need need
+		run  func(b *testing.B, e *env)
+	}{
+		{"driver", nil, benchDriver},
+		{"client", nil, benchClient},
+		{"client-many", nil, benchClientMany},
+		{"contended", nil, benchContended},
+		{"handover", waiter, benchHandover},
+		{"renew", nil, benchRenew},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			if bench.need != nil {
+				if reason := bench.need(s); reason != "" {
+					b.Skip(reason)
+				}
+			}
+			e := &env{suite: s, ctx: ctx, term: s.h.Term, held: map[string]holding{}}
+			defer e.close()
+			b.ReportAllocs()
+			if err := e.try(func() error { bench.run(b, e); return nil }); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+func benchDriver(b *testing.B, e *env) {
+	d := e.open()
+	c := e.claim(e.h.Long)
+	for b.Loop() {
+		// A token is never used twice; making it is not the driver's work.
+		c.Token = nextToken()
+		if _, err := d.Acquire(e.ctx, c); err != nil {
+			b.Fatal(err)
+		}
+		if err := d.Release(e.ctx, c); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+var tokens atomic.Uint64
+
+// nextToken is a cheap token that is unique in this process.
+func nextToken() string {
+	const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUV"
+	var buf [22]byte
+	n := tokens.Add(1)
+	for i := range buf {
+		buf[i] = digits[n%32]
+		n /= 32
+	}
+	return string(buf[:])
+}
+
+func lockUnlock(b *testing.B, c *hasp.Client, key string) {
+	lease, err := c.Lock(context.Background(), key)
+	if err == nil {
+		err = lease.Unlock(context.Background())
+	}
+	if err != nil {
+		b.Error(err)
+	}
+}
+
+func benchClient(b *testing.B, e *env) {
+	c, key := e.newClient(), e.key()
+	for b.Loop() {
+		lockUnlock(b, c, key)
+	}
+}
+
+func benchClientMany(b *testing.B, e *env) {
+	c := e.newClient()
+	b.SetParallelism(64)
+	b.RunParallel(func(pb *testing.PB) {
+		key := e.key()
+		for pb.Next() {
+			lockUnlock(b, c, key)
+		}
+	})
+}
+
+func benchContended(b *testing.B, e *env) {
+	clients := make([]*hasp.Client, 4)
+	for i := range clients {
+		clients[i] = e.newClient()
+	}
+	key := e.key()
+	var next atomic.Int32
+	b.SetParallelism(16)
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		c := clients[int(next.Add(1))%len(clients)]
+		for pb.Next() {
+			lockUnlock(b, c, key)
+		}
+	})
+}
+
+// benchHandover has two drivers take turns: each waits while the other holds.
+func benchHandover(b *testing.B, e *env) {
+	drivers := []*driver{e.open(), e.open()}
+	key := e.key()
+	var turns atomic.Int64
+	b.ResetTimer()
+	err := e.each(len(drivers), func(i int) error {
+		d := drivers[i]
+		for turns.Add(1) <= int64(b.N) {
+			c := e.claimOf(key, e.h.Long)
+			if _, err := d.Driver.(backend.Waiter).Wait(e.ctx, c); err != nil {
+				return err
+			}
+			if err := d.Release(e.ctx, c); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	must(err)
+}
+
+func benchRenew(b *testing.B, e *env) {
+	d := e.open()
+	cs := make([]backend.Claim, 1000)
+	for i := range cs {
+		cs[i] = e.claim(e.h.Long)
+		d.take(cs[i])
+	}
+	failed := errors.New("not answered")
+	b.ResetTimer()
+	for n := b.N; n > 0; n -= len(cs) {
+		batch := cs[:min(n, len(cs))]
+		var answered atomic.Int32
+		var err atomic.Pointer[error]
+		d.Renew(e.ctx, batch, func(_ int, _ backend.Grant, e error) {
+			answered.Add(1)
+			if e != nil {
+				err.Store(&e)
+			}
+		})
+		if int(answered.Load()) != len(batch) {
+			err.CompareAndSwap(nil, &failed)
+		}
+		if e := err.Load(); e != nil {
+			b.Fatal(*e)
+		}
+	}
+	b.StopTimer()
+	for _, c := range cs {
+		d.give(c)
+	}
+}

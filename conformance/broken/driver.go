@@ -1,0 +1,231 @@
+package broken
+
+import (
+	"context"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// kind is what a driver can do.
+type kind int
+
+const (
+	polls  kind = iota // a Driver, and nothing more
+	waits              // a Waiter and an Inspector, fenced
+	orders             // that keeps the order of arrival, too
+)
+
+// driver is right in all it does until a fault is put into it.
+type driver struct {
+	way  *way
+	kind kind
+
+	// Parts that faults replace. The first four are how a sound driver names
+	// keys, knows its tokens, asks for terms and counts deadlines.
+	key      func(key string) string
+	mine     func(c backend.Claim, token string) bool
+	ttl      func(c backend.Claim) time.Duration
+	deadline func(c backend.Claim, called time.Time) time.Time
+	traits   func() backend.Traits
+	acquire  func(ctx context.Context, c backend.Claim) (backend.Grant, error)
+	wait     func(ctx context.Context, c backend.Claim) (backend.Grant, error)
+	renewOne func(ctx context.Context, c backend.Claim) (backend.Grant, error)
+	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
+	release  func(ctx context.Context, c backend.Claim) error
+	inspect  func(ctx context.Context, key string) (backend.Status, error)
+	breakKey func(ctx context.Context, key string) error
+	quit     func(c backend.Claim)
+	close    func() error
+}
+
+func newDriver(w *way, k kind) *driver {
+	d := &driver{way: w, kind: k}
+	d.key = func(key string) string { return key }
+	d.mine = func(c backend.Claim, token string) bool { return token == c.Token }
+	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
+	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
+	d.traits = func() backend.Traits {
+		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Reach: backend.Network}
+	}
+	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
+	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
+	d.close = func() error { return nil }
+	return d
+}
+
+// as returns d with the interfaces of its kind.
+func (d *driver) as() backend.Driver {
+	if d.kind == polls {
+		return d
+	}
+	return waiter{d}
+}
+
+// Traits returns what the driver claims to be.
+func (d *driver) Traits() backend.Traits { return d.traits() }
+
+// Acquire makes one attempt.
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return d.acquire(ctx, c)
+}
+
+// Renew prolongs terms.
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	d.renew(ctx, cs, done)
+}
+
+// Release gives a key back.
+func (d *driver) Release(ctx context.Context, c backend.Claim) error { return d.release(ctx, c) }
+
+// Close ends the driver.
+func (d *driver) Close() error { return d.close() }
+
+// waiter is a driver that waits and inspects.
+type waiter struct{ *driver }
+
+func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return w.wait(ctx, c)
+}
+func (w waiter) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	return w.inspect(ctx, key)
+}
+func (w waiter) Break(ctx context.Context, key string) error { return w.breakKey(ctx, key) }
+
+// asked is c as the store gets it.
+func (d *driver) asked(c backend.Claim) backend.Claim {
+	c.TTL = d.ttl(c)
+	return c
+}
+
+func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
+	if c.Fenced && d.kind == polls {
+		return g, errUnsupported
+	}
+	called := time.Now()
+	if cerr := d.way.call(ctx, func(now time.Time) {
+		g.Fence, err = d.way.store.acquire(d.key(c.Key), d.asked(c), now)
+	}); cerr != nil {
+		return backend.Grant{}, cerr
+	}
+	if err == nil {
+		g.Until = d.deadline(c, called)
+	}
+	return g, err
+}
+
+// soundWait looks, and looks again when the key may be free, when the holder's
+// term ends, and in time to keep its place.
+func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if c.Fenced && d.kind == polls {
+		return backend.Grant{}, errUnsupported
+	}
+	var last error
+	well := time.Now()
+	for {
+		changed := d.way.store.watch(d.key(c.Key)) // before the look
+		called := time.Now()
+		fence, err := d.lookOnce(ctx, c)
+		switch {
+		case err == nil:
+			return backend.Grant{Fence: fence, Until: d.deadline(c, called)}, nil
+		case definite(err):
+			last, well = err, called
+		case ctx.Err() == nil && time.Since(well) >= c.Timeout:
+			d.quit(c)
+			return backend.Grant{}, err
+		case ctx.Err() == nil:
+			last = err
+		}
+		if ctx.Err() == nil {
+			d.await(ctx, changed, last)
+		}
+		if ctx.Err() != nil {
+			d.quit(c)
+			if last == nil {
+				last = ctx.Err()
+			}
+			return backend.Grant{}, last
+		}
+	}
+}
+
+// lookOnce bounds a look by c.Timeout.
+func (d *driver) lookOnce(ctx context.Context, c backend.Claim) (fence uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	cerr := d.way.call(ctx, func(now time.Time) {
+		fence, err = d.way.store.look(d.key(c.Key), d.asked(c), d.kind == orders, now)
+	})
+	if cerr != nil {
+		return 0, cerr
+	}
+	return fence, err
+}
+
+// await sleeps until there is reason to look.
+func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error) {
+	sleep := window / 3
+	if left := retryAfter(last); left > 0 {
+		sleep = min(sleep, left)
+	} else if !definite(last) {
+		sleep = 20 * time.Millisecond
+	}
+	t := time.NewTimer(sleep)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	case <-changed:
+		if !d.way.hears() {
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// soundQuit leaves nothing of a wait that has ended without the key.
+func (d *driver) soundQuit(c backend.Claim) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
+	defer cancel()
+	d.way.call(ctx, func(now time.Time) { d.way.store.quit(d.key(c.Key), c, now) })
+}
+
+func (d *driver) soundRenewOne(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
+	called := time.Now()
+	if cerr := d.way.call(ctx, func(now time.Time) {
+		err = d.way.store.renew(d.key(c.Key), d.ttl(c), func(token string) bool { return d.mine(c, token) }, now)
+	}); cerr != nil {
+		return backend.Grant{}, cerr
+	}
+	if err == nil {
+		g.Until = d.deadline(c, called)
+	}
+	return g, err
+}
+
+func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return d.renewOne(ctx, c) })
+}
+
+func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (err error) {
+	if cerr := d.way.call(ctx, func(now time.Time) {
+		err = d.way.store.release(d.key(c.Key), func(token string) bool { return d.mine(c, token) }, now)
+	}); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Status, err error) {
+	err = d.way.call(ctx, func(now time.Time) { st = d.way.store.inspect(d.key(key), now) })
+	return st, err
+}
+
+func (d *driver) soundBreak(ctx context.Context, key string) error {
+	return d.way.call(ctx, func(now time.Time) {
+		d.way.store.release(d.key(key), func(string) bool { return true }, now)
+	})
+}

@@ -1,0 +1,166 @@
+package conformance
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// child is this program, started again.
+type child struct {
+	e   *env
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	log tail
+
+	mu      sync.Mutex // guards all below
+	next    int
+	waiting map[int]chan reply
+	gone    bool
+}
+
+// spawn starts a child that has opened a driver of its own. It is killed when
+// the try ends.
+func (e *env) spawn() *child {
+	exe, err := os.Executable()
+	must(err)
+	spec, err := json.Marshal(childSpec{e.h.Name, e.store})
+	must(err)
+	args := e.childArgs
+	if args == nil {
+		args = os.Args[1:]
+	}
+	p := &child{e: e, cmd: exec.Command(exe, args...), waiting: map[int]chan reply{}}
+	p.cmd.Env = append(os.Environ(), childEnv+"="+string(spec))
+	p.cmd.Stderr = &p.log
+	p.in, err = p.cmd.StdinPipe()
+	must(err)
+	out, err := p.cmd.StdoutPipe()
+	must(err)
+	hello := p.expect(0)
+	must(p.cmd.Start())
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		p.read(out)
+	}()
+	e.onEnd(func() {
+		p.kill()
+		<-read
+		p.cmd.Wait()
+		p.in.Close()
+	})
+	err = e.try(func() error { return e.arrives("the start of this program as a child", errorOf(hello)) })
+	if err != nil {
+		must(fmt.Errorf("%w; does it come to this Check or Run with the arguments %q? It said:\n%s", err, args, &p.log))
+	}
+	return p
+}
+
+func (p *child) kill() { p.cmd.Process.Kill() }
+
+// expect returns where the reply to a request will come.
+func (p *child) expect(id int) chan reply {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := make(chan reply, 1)
+	if p.gone {
+		close(c)
+	} else {
+		p.waiting[id] = c
+	}
+	return c
+}
+
+// read hands out replies until the child is gone.
+func (p *child) read(out io.Reader) {
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		r, ok := parseReply(lines.Text())
+		if !ok {
+			fmt.Fprintln(&p.log, lines.Text())
+			continue
+		}
+		p.mu.Lock()
+		if c := p.waiting[r.ID]; c != nil {
+			c <- r
+			delete(p.waiting, r.ID)
+		}
+		p.mu.Unlock()
+	}
+	io.Copy(io.Discard, out)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gone = true
+	for _, c := range p.waiting {
+		close(c)
+	}
+}
+
+var errGone = errors.New("the child process has ended")
+
+// errorOf is the error that a reply tells.
+func errorOf(c <-chan reply) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		r, ok := <-c
+		if !ok {
+			done <- errGone
+			return
+		}
+		done <- r.error()
+	}()
+	return done
+}
+
+// begin sends a request and returns where its error will come.
+func (p *child) begin(rq request) <-chan error {
+	p.mu.Lock()
+	p.next++
+	rq.ID = p.next
+	p.mu.Unlock()
+	c := p.expect(rq.ID)
+	b, err := json.Marshal(rq)
+	must(err)
+	p.mu.Lock()
+	_, err = p.in.Write(append(b, '\n'))
+	p.mu.Unlock()
+	must(err)
+	return errorOf(c)
+}
+
+// do makes one call in the child.
+func (p *child) do(op string, c backend.Claim) error {
+	return p.e.arrives(op+" in another process", p.begin(request{Op: op, Claim: c}))
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu sync.Mutex // guards b
+	b  []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, p...)
+	if over := len(t.b) - 4096; over > 0 {
+		t.b = bytes.Clone(t.b[over:])
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.b)
+}

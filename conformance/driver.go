@@ -1,0 +1,225 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// driver is a driver under test with the steps that clauses are made of.
+type driver struct {
+	backend.Driver
+	e *env
+}
+
+// open makes a driver that is closed when the try ends.
+func (e *env) open() *driver { return e.openAt(e.store) }
+
+func (e *env) openAt(store string) *driver {
+	d := e.openOwn(store)
+	e.onEnd(func() { d.Close() })
+	return d
+}
+
+// openOwn makes a driver that the caller closes.
+func (e *env) openOwn(store string) *driver {
+	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	defer cancel()
+	d, err := e.h.Open(ctx, store)
+	if err == nil && d == nil {
+		err = errors.New("nil driver")
+	}
+	if err != nil {
+		must(fmt.Errorf("open a driver: %w", err))
+	}
+	return &driver{d, e}
+}
+
+// acquire makes one attempt, with more time than the engine gives it.
+func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
+	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	defer cancel()
+	g, err := d.Acquire(ctx, c)
+	if err == nil {
+		d.mine(c)
+	}
+	return g, err
+}
+
+// mine remembers c for the end of the try.
+func (d *driver) mine(c backend.Claim) {
+	d.e.mu.Lock()
+	defer d.e.mu.Unlock()
+	d.e.held[c.Token] = holding{d, c}
+}
+
+// take acquires a key that is free.
+func (d *driver) take(c backend.Claim) backend.Grant {
+	g, err := d.acquire(c)
+	if err != nil {
+		must(fmt.Errorf("acquire %.60q, which is free: %w", c.Key, err))
+	}
+	return g
+}
+
+func (d *driver) release(c backend.Claim) error {
+	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	defer cancel()
+	err := d.Release(ctx, c)
+	if err == nil {
+		d.e.mu.Lock()
+		delete(d.e.held, c.Token)
+		d.e.mu.Unlock()
+	}
+	return err
+}
+
+// give releases what is held.
+func (d *driver) give(c backend.Claim) {
+	if err := d.release(c); err != nil {
+		must(fmt.Errorf("release %.60q by its holder: %w", c.Key, err))
+	}
+}
+
+var errUnanswered = errors.New("renew returned without an answer")
+
+// renew prolongs one hold.
+func (d *driver) renew(c backend.Claim) (g backend.Grant, err error) {
+	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	defer cancel()
+	err = errUnanswered
+	d.Renew(ctx, []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
+	return g, err
+}
+
+// keep renews what is held.
+func (d *driver) keep(c backend.Claim) backend.Grant {
+	g, err := d.renew(c)
+	if err != nil {
+		must(fmt.Errorf("renew %.60q by its holder: %w", c.Key, err))
+	}
+	return g
+}
+
+// refused returns an error unless an attempt at key is answered with ErrHeld.
+func (d *driver) refused(key string) error {
+	c := d.e.claimOf(key, d.e.h.Long)
+	switch _, err := d.acquire(c); {
+	case err == nil:
+		d.release(c)
+		return fmt.Errorf("acquire %.60q, which is held: granted", key)
+	case !errors.Is(err, backend.ErrHeld):
+		return fmt.Errorf("acquire %.60q, which is held: %q, want ErrHeld", key, err)
+	}
+	return nil
+}
+
+// granted returns an error unless one attempt at key gets it. It gives the
+// key back.
+func (d *driver) granted(key string) error {
+	c := d.e.claimOf(key, d.e.h.Long)
+	if _, err := d.acquire(c); err != nil {
+		return fmt.Errorf("acquire %.60q, which is free: %w", key, err)
+	}
+	return d.release(c)
+}
+
+// grantedAtLast is granted for a key that becomes free some time.
+func (d *driver) grantedAtLast(key string) error {
+	c, _, err := d.seize(key, d.e.h.Long)
+	if err != nil {
+		return err
+	}
+	return d.release(c)
+}
+
+// seize tries to acquire key until it does, and returns the moment after.
+func (d *driver) seize(key string, ttl time.Duration) (c backend.Claim, at time.Time, err error) {
+	err = d.e.poll(fmt.Sprintf("acquire %.60q", key), func() (bool, error) {
+		c = d.e.claimOf(key, ttl)
+		_, err := d.acquire(c)
+		at = time.Now()
+		if errors.Is(err, backend.ErrHeld) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	return c, at, err
+}
+
+// outlast returns when a hold of a key of its own, taken now by d and not
+// renewed, has run out: by then every older one of the same term has, too, by
+// the store's own clock.
+func (d *driver) outlast(ttl time.Duration) {
+	c := d.e.claim(ttl)
+	d.take(c)
+	s, _, err := d.seize(c.Key, d.e.h.Long)
+	if err != nil {
+		must(fmt.Errorf("wait for the end of a term of %v: %w", ttl, err))
+	}
+	d.give(s)
+}
+
+// wait calls Wait of a driver that is a Waiter.
+func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	g, err := d.Driver.(backend.Waiter).Wait(ctx, c)
+	if err == nil {
+		d.mine(c)
+	}
+	return g, err
+}
+
+// wanted is a Wait under way.
+type wanted struct {
+	c     backend.Claim
+	done  chan error
+	grant backend.Grant // after done
+	ended chan struct{}
+	stop  context.CancelFunc
+}
+
+// want begins a Wait for c. Its outcome comes through done.
+func (d *driver) want(c backend.Claim) *wanted {
+	ctx, stop := context.WithCancel(d.e.ctx)
+	w := &wanted{c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
+	d.e.mu.Lock()
+	d.e.wants = append(d.e.wants, w)
+	d.e.mu.Unlock()
+	go func() {
+		defer close(w.ended)
+		g, err := d.wait(ctx, c)
+		w.grant = g
+		w.done <- err
+	}()
+	return w
+}
+
+// inspect tells about key.
+func (d *driver) inspect(key string) backend.Status {
+	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	defer cancel()
+	s, err := d.Driver.(backend.Inspector).Inspect(ctx, key)
+	if err != nil {
+		must(fmt.Errorf("inspect %.60q: %w", key, err))
+	}
+	return s
+}
+
+func (d *driver) breakKey(key string) {
+	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	defer cancel()
+	if err := d.Driver.(backend.Inspector).Break(ctx, key); err != nil {
+		must(fmt.Errorf("break %.60q: %w", key, err))
+	}
+}
+
+// until is the end of a term as far as its holder may trust it.
+func until(g backend.Grant, c backend.Claim, called time.Time) time.Time {
+	if g.Until.IsZero() {
+		return called.Add(c.TTL - backend.Drift(c.TTL))
+	}
+	return g.Until
+}

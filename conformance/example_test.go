@@ -1,0 +1,49 @@
+package conformance_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// harness is all that the suite needs to know of a driver. A store that other
+// processes can reach is started by Store, which returns its address; Open
+// gets that.
+func harness() conformance.Harness {
+	store := memlock.NewStore()
+	return conformance.Harness{
+		Open: func(_ context.Context, _ string) (backend.Driver, error) { return store.Driver(), nil },
+	}
+}
+
+// A driver's own test is one call, in a function such as
+//
+//	func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
+//
+// and its benchmarks are another.
+func ExampleRun() {
+	_ = func(t *testing.T) { conformance.Run(t, harness()) }
+	_ = func(b *testing.B) { conformance.Bench(b, harness()) }
+}
+
+// Outside of tests Check reports each clause. Here only some are picked.
+func ExampleCheck() {
+	h := harness()
+	h.Only = func(clause string) bool { return strings.HasPrefix(clause, "release-") }
+	err := conformance.Check(context.Background(), h, func(r conformance.Result) {
+		fmt.Println(r.Status, r.Name)
+	})
+	fmt.Println("error:", err)
+	// Output:
+	// pass release-foreign
+	// pass release-double
+	// pass release-stale
+	// pass release-expired
+	// pass release-for-good
+	// error: <nil>
+}

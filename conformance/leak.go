@@ -1,0 +1,59 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"strings"
+	"time"
+)
+
+// labelName is the profiler label that marks the goroutines of a clause.
+// Goroutines inherit labels from those that start them, which makes it
+// possible to tell the leaks of one clause from what the rest of the program
+// does at the same time.
+const labelName = "hasp-conformance"
+
+// stacks returns the stacks of all goroutines with a label.
+func stacks(label string) string {
+	var all bytes.Buffer
+	pprof.Lookup("goroutine").WriteTo(&all, 1)
+	mark := fmt.Sprintf("%q:%q", labelName, label)
+	var found []string
+	for g := range strings.SplitSeq(all.String(), "\n\n") {
+		if strings.Contains(g, mark) {
+			found = append(found, g)
+		}
+	}
+	return strings.Join(found, "\n\n")
+}
+
+// leaves runs f and returns the goroutines that it started and that do not
+// end. It gives them time, since a goroutine may have done everything but
+// end when those who wait for it go on.
+func (e *env) leaves(f func() error) error {
+	label := fmt.Sprintf("%s leak %d", e.id, e.serial.Add(1))
+	done := make(chan error, 1)
+	go pprof.Do(e.ctx, pprof.Labels(labelName, label), func(context.Context) {
+		done <- e.try(func() error {
+			if stacks(label) == "" { // this goroutine's own
+				return &skipError{"the profiles of this Go release do not tell labels"}
+			}
+			return f()
+		})
+	})
+	if err := <-done; err != nil {
+		return err
+	}
+	began, left := time.Now(), ""
+	for pause := time.Millisecond; ; pause *= 2 {
+		if left = stacks(label); left == "" {
+			return nil
+		}
+		if time.Since(began) > patience {
+			return fmt.Errorf("goroutines left behind:\n%s", left)
+		}
+		e.sleep(pause)
+	}
+}

@@ -1,0 +1,83 @@
+package conformance
+
+import (
+	"flag"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Run is [Check] as a test: each clause is a subtest. Clauses run at the same
+// time unless -run or -skip pick some of them.
+func Run(t *testing.T, h Harness) {
+	t.Helper()
+	if h.Name == "" {
+		h.Name = t.Name()
+	}
+	ctx := t.Context()
+	if err := serveIfChild(ctx, h); err != nil {
+		t.Skip(err)
+	}
+	s, err := newSuite(ctx, h, testArgs(t.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.stop)
+	cs := s.clauses()
+	var results []<-chan Result
+	if !picked(t.Name()) {
+		results = s.start(ctx)
+	}
+	for i, c := range cs {
+		t.Run(c.name, func(t *testing.T) {
+			var r Result
+			if results == nil {
+				r = s.run(ctx, c)
+			} else {
+				r = <-results[i]
+			}
+			tell(t, r)
+		})
+	}
+}
+
+func tell(t *testing.T, r Result) {
+	t.Helper()
+	switch r.Status {
+	case Skip:
+		t.Skip(r.Reason)
+	case Fail:
+		t.Errorf("%v\n%s: %s", r.Err, r.Name, r.Why)
+	default:
+		t.Logf("%s (%v)", r.Why, r.Elapsed.Round(time.Millisecond))
+	}
+}
+
+// picked reports whether flags may have picked some subtests of a test.
+func picked(name string) bool {
+	value := func(f string) string {
+		if f := flag.Lookup(f); f != nil {
+			return f.Value.String()
+		}
+		return ""
+	}
+	return strings.Count(value("test.run"), "/") > strings.Count(name, "/") || value("test.skip") != ""
+}
+
+// testArgs are arguments with which a test binary comes to the test of this
+// name: its own ones for that, and those of the program as they are.
+func testArgs(name string) []string {
+	parts := strings.Split(name, "/")
+	for i := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(parts[i]) + "$"
+	}
+	args := []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1", "-test.timeout=10m"}
+	for _, a := range os.Args[1:] {
+		if !strings.HasPrefix(a, "-test.") && !strings.HasPrefix(a, "--test.") {
+			args = append(args, a)
+		}
+	}
+	return args
+}

@@ -1,0 +1,216 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// inert is a driver for tests of the suite that do not use one.
+type inert struct{ backend.Driver }
+
+func (inert) Traits() backend.Traits { return backend.Traits{} }
+func (inert) Close() error           { return nil }
+
+func openInert(context.Context, string) (backend.Driver, error) { return inert{}, nil }
+
+func TestVerdicts(t *testing.T) {
+	boom := errors.New("boom")
+	for name, tt := range map[string]struct {
+		c      clause
+		cannot string
+		want   Status
+		text   string // in the reason or error
+		times  int    // tries
+	}{
+		"pass":                    {clause{check: func(*env) error { return nil }}, "", Pass, "", 1},
+		"fail":                    {clause{check: func(*env) error { return boom }}, "", Fail, "boom", 1},
+		"setup fails":             {clause{check: func(*env) error { must(boom); return nil }}, "", Fail, "boom", 1},
+		"panic":                   {clause{check: func(*env) error { panic("ouch") }}, "", Fail, "ouch", 1},
+		"not needed":              {clause{need: fenced, check: func(*env) error { return boom }}, "", Skip, "not Fenced by its Traits", 0},
+		"no hook":                 {clause{need: link, check: func(*env) error { return boom }}, "", Skip, "Harness.Link is nil", 0},
+		"hook cannot":             {clause{check: func(*env) error { hooked(fmt.Errorf("no disk: %w", errors.ErrUnsupported)); return nil }}, "", Skip, "no disk", 1},
+		"hook fails":              {clause{check: func(*env) error { hooked(boom); return nil }}, "", Fail, "boom", 1},
+		"slow for ever":           {clause{check: func(*env) error { return slow("late: %w", boom) }}, "", Fail, "boom", tries},
+		"slow in a joined error":  {clause{check: func(*env) error { return errors.Join(nil, slow("late")) }}, "", Fail, "late", tries},
+		"declared":                {clause{optional: yes, check: func(*env) error { return boom }}, "small", Skip, "small (boom)", 1},
+		"declared, but met":       {clause{optional: yes, check: func(*env) error { return nil }}, "small", Fail, "but it is met", 1},
+		"declared, met by chance": {clause{optional: chance, check: func(*env) error { return nil }}, "small", Pass, "", 1},
+		"does not return":         {clause{check: func(e *env) error { <-time.After(time.Hour); return nil }}, "", Fail, "TestVerdicts", 1},
+		"one part does not return": {clause{check: func(e *env) error {
+			return e.within("the call", func() error { <-e.ctx.Done(); return nil })
+		}}, "", Fail, "the call does not return", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.stop()
+				c := tt.c
+				c.name = "it"
+				if tt.cannot != "" {
+					s.h.Cannot = map[string]string{"it": tt.cannot}
+				}
+				var mu sync.Mutex // guards terms
+				var terms []time.Duration
+				c.check = func(e *env) error {
+					mu.Lock()
+					terms = append(terms, e.term)
+					mu.Unlock()
+					return tt.c.check(e)
+				}
+				r := s.run(t.Context(), &c)
+				mu.Lock()
+				defer mu.Unlock()
+				said := r.Reason
+				if r.Err != nil {
+					said = r.Err.Error()
+				}
+				if r.Status != tt.want || !strings.Contains(said, tt.text) || (r.Status == Pass) != (said == "") {
+					t.Errorf("got %v %q, want %v %q", r.Status, said, tt.want, tt.text)
+				}
+				if len(terms) != tt.times {
+					t.Errorf("tried %d times, want %d", len(terms), tt.times)
+				}
+				for i := 1; i < len(terms); i++ {
+					if terms[i] != 2*terms[i-1] {
+						t.Errorf("terms %v, want each twice the one before", terms)
+					}
+				}
+				time.Sleep(2 * time.Hour) // for what does not return
+			})
+		})
+	}
+}
+
+// TestSlowOnlyOnce is a machine that is slow now and then.
+func TestSlowOnlyOnce(t *testing.T) {
+	s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.stop()
+	n := 0
+	r := s.run(t.Context(), &clause{check: func(*env) error {
+		if n++; n == 1 {
+			return slow("late")
+		}
+		return nil
+	}})
+	if r.Status != Pass || n != 2 {
+		t.Errorf("got %v %v after %d tries, want pass after 2", r.Status, r.Err, n)
+	}
+}
+
+func TestHarnessIsChecked(t *testing.T) {
+	stop := func(context.Context, string) error { return nil }
+	for want, h := range map[string]Harness{
+		"Open is nil":           {},
+		"one of Stop and Start": {Open: openInert, Stop: stop},
+		`no clause "relase"`:    {Open: openInert, Cannot: map[string]string{"relase": "misspelt"}},
+		"must meet \"acquire-":  {Open: openInert, Cannot: map[string]string{"acquire-excludes": "too hard"}},
+		"start the store: no":   {Open: openInert, Store: func(context.Context) (string, func(), error) { return "", nil, errors.New("no") }},
+		"open a driver: nil":    {Open: func(context.Context, string) (backend.Driver, error) { return nil, nil }},
+	} {
+		err := Check(t.Context(), h, func(r Result) { t.Errorf("%s was tried", r.Name) })
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+// TestTable finds clauses that could not be told apart or say nothing.
+func TestTable(t *testing.T) {
+	seen := map[string]bool{}
+	alone := false
+	for _, c := range table {
+		switch {
+		case c.name == "" || strings.Trim(c.name, "abcdefghijklmnopqrstuvwxyz-") != "":
+			t.Errorf("clause %q: want lower-case words with hyphens", c.name)
+		case seen[c.name]:
+			t.Errorf("two clauses %q", c.name)
+		case !strings.HasSuffix(c.why, "."):
+			t.Errorf("clause %s: why %q is not a sentence", c.name, c.why)
+		case c.check == nil:
+			t.Errorf("clause %s has no check", c.name)
+		case alone && !c.alone:
+			t.Errorf("clause %s runs with others, after one that runs alone", c.name)
+		}
+		seen[c.name] = true
+		alone = c.alone
+	}
+}
+
+func TestLeavesFindsItsOwnGoroutines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.stop()
+		e := &env{suite: s, ctx: t.Context()}
+		end := make(chan struct{})
+		go func() { <-end }() // somebody else's
+		if err := e.leaves(func() error { go time.Sleep(time.Second); return nil }); err != nil {
+			t.Errorf("a goroutine that ends: %v", err)
+		}
+		err = e.leaves(func() error { go func() { <-end }(); return nil })
+		if err == nil || !strings.Contains(err.Error(), "TestLeavesFindsItsOwnGoroutines") {
+			t.Errorf("a goroutine that stays: %v", err)
+		}
+		close(end)
+	})
+}
+
+func TestChildIsToldApart(t *testing.T) {
+	t.Setenv(childEnv, `{"Name":"another","Store":"x"}`)
+	if !Child() {
+		t.Error("Child is false in a child")
+	}
+	opened := false
+	err := Check(t.Context(), Harness{Name: "this", Open: func(context.Context, string) (backend.Driver, error) {
+		opened = true
+		return inert{}, nil
+	}}, func(Result) {})
+	if err == nil || opened {
+		t.Errorf("a child of another harness: %v, opened a driver: %v", err, opened)
+	}
+}
+
+func TestRemoteErrorsKeepTheirKind(t *testing.T) {
+	for kind, want := range kinds {
+		var r reply
+		r.fail(fmt.Errorf("op: %w", want))
+		got := r.error()
+		for k, e := range kinds {
+			if errors.Is(got, e) != (k == kind) {
+				t.Errorf("%q as told by another process: Is %q = %v", kind, k, k != kind)
+			}
+		}
+	}
+	var r reply
+	r.fail(errors.New("outage"))
+	if err := unknown("it", r.error()); err != nil {
+		t.Error(err)
+	}
+	r = reply{}
+	r.fail(nil)
+	if r.error() != nil {
+		t.Errorf("success became %v", r.error())
+	}
+}
+
+func TestArgumentsOfAChild(t *testing.T) {
+	if got, want := testArgs("TestA/b.c")[0], `-test.run=^TestA$/^b\.c$`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

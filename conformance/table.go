@@ -1,0 +1,149 @@
+package conformance
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// clause is one sentence of the contract and what checks it.
+type clause struct {
+	name     string
+	why      string
+	need     need // nil: every driver
+	alone    bool // disturbs the store, or counts what it does
+	optional optional
+	check    func(e *env) error
+}
+
+// optional says whether a Harness may declare that a driver cannot meet a
+// clause.
+type optional int
+
+const (
+	no     optional = iota
+	yes             // and then the clause must fail
+	chance          // and the clause may pass by chance
+)
+
+// need returns why a clause makes no sense for a suite, or nothing.
+type need func(s *suite) string
+
+func waiter(s *suite) string {
+	if !s.waiter {
+		return "the driver is not a Waiter"
+	}
+	return ""
+}
+
+func inspector(s *suite) string {
+	if !s.inspector {
+		return "the driver is not an Inspector"
+	}
+	return ""
+}
+
+func ordered(s *suite) string {
+	if !s.traits.Ordered {
+		return "not Ordered by its Traits"
+	}
+	return ""
+}
+
+func unordered(s *suite) string {
+	if s.traits.Ordered {
+		return "Ordered by its Traits"
+	}
+	return waiter(s)
+}
+
+func fenced(s *suite) string {
+	if !s.traits.Fenced {
+		return "not Fenced by its Traits"
+	}
+	return ""
+}
+
+func unfenced(s *suite) string {
+	if s.traits.Fenced {
+		return "Fenced by its Traits"
+	}
+	return ""
+}
+
+func ends(s *suite) string {
+	if s.traits.Ends == backend.EndsSometime {
+		return "ends a call sometime by its Traits"
+	}
+	return ""
+}
+
+func processes(s *suite) string {
+	if s.traits.Reach == backend.Process {
+		return "reaches one process by its Traits"
+	}
+	return ""
+}
+
+// hook makes a need of a hook of the Harness.
+func hook(name string, has func(h *Harness) bool) need {
+	return func(s *suite) string {
+		if !has(&s.h) {
+			return fmt.Sprintf("Harness.%s is nil", name)
+		}
+		return ""
+	}
+}
+
+var (
+	restarts = hook("Stop", func(h *Harness) bool { return h.Stop != nil })
+	link     = hook("Link", func(h *Harness) bool { return h.Link != nil })
+	advance  = hook("Advance", func(h *Harness) bool { return h.Advance != nil })
+	commands = hook("Commands", func(h *Harness) bool { return h.Commands != nil })
+	entries  = hook("Entries", func(h *Harness) bool { return h.Entries != nil })
+)
+
+// all is the first reason of several needs.
+func all(needs ...need) need {
+	return func(s *suite) string {
+		for _, n := range needs {
+			if reason := n(s); reason != "" {
+				return reason
+			}
+		}
+		return ""
+	}
+}
+
+// table is every clause, in the order in which results are reported: those
+// that run alone are last, since the others run before them.
+var table = sorted(
+	traitClauses, acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
+	waitClauses, orderClauses, inspectClauses, closeClauses,
+	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, processClauses,
+	linkClauses, restartClauses, costClauses,
+)
+
+func sorted(groups ...[]clause) []clause {
+	cs := slices.Concat(groups...)
+	slices.SortStableFunc(cs, func(a, b clause) int {
+		switch {
+		case a.alone == b.alone:
+			return 0
+		case b.alone:
+			return -1
+		}
+		return 1
+	})
+	return cs
+}
+
+func find(name string) *clause {
+	for i := range table {
+		if table[i].name == name {
+			return &table[i]
+		}
+	}
+	return nil
+}
