@@ -1,0 +1,156 @@
+package filelock
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+func TestBootClockRuns(t *testing.T) {
+	a := readClock()
+	if runtime.GOOS == "linux" && (len(a.boot) != 36 || a.clock == "" || a.up <= 0) {
+		t.Fatalf("no boot clock: %+v", a)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for b := a; b.up <= a.up && a.clock != ""; b = readClock() {
+		if time.Now().After(deadline) || b.boot != a.boot {
+			t.Fatalf("from %+v to %+v", a, b)
+		}
+	}
+}
+
+func TestWallClockDoesNotCountWithinABoot(t *testing.T) {
+	for name, step := range map[string]time.Duration{"forward": 24 * time.Hour, "back": -24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			clock := newDial()
+			d := clock.on(t.TempDir())
+			c := claim("k")
+			acquire(t, d, c)
+			clock.set(func(i *instant) { i.wall = i.wall.Add(step) })
+			refused(t, d, claim("k"), backend.ErrHeld)
+			if got := left(t, d, "k"); got != time.Minute {
+				t.Errorf("left %v", got)
+			}
+			if err := renew(d, c)[0]; err != nil {
+				t.Error(err)
+			}
+			clock.set(func(i *instant) { i.up += time.Minute })
+			acquire(t, d, claim("k"))
+		})
+	}
+}
+
+func TestRecordOfAnotherBootLastsByTheWallClock(t *testing.T) {
+	clock := newDial()
+	d := clock.on(t.TempDir())
+	c := claim("k")
+	acquire(t, d, c)
+	reboot := func(i *instant) {
+		i.boot, i.clock = "boot-2", "boot-2"
+		i.up = 10 * time.Hour
+		i.wall = i.wall.Add(20 * time.Second)
+	}
+	clock.set(reboot)
+	refused(t, d, claim("k"), backend.ErrHeld) // although this boot's clock is past the term's end
+	if got := left(t, d, "k"); got != 40*time.Second {
+		t.Errorf("left %v", got)
+	}
+	// A holder in a container with a boot clock of its own renews, and its
+	// record is of this boot from then on.
+	if err := renew(d, c)[0]; err != nil {
+		t.Fatal(err)
+	}
+	clock.set(func(i *instant) { i.wall = i.wall.Add(time.Hour) })
+	refused(t, d, claim("k"), backend.ErrHeld)
+	clock.set(func(i *instant) { i.boot, i.clock, i.up = "boot-3", "boot-3", 0 })
+	if err := renew(d, c)[0]; !errors.Is(err, backend.ErrLost) {
+		t.Errorf("renewal after the end by the wall clock: %v", err)
+	}
+	acquire(t, d, claim("k"))
+}
+
+// Where there is no boot clock, and towards a process that has none.
+func TestWithoutBootClockTheWallClockDecides(t *testing.T) {
+	clock := newDial()
+	clock.set(func(i *instant) { i.boot, i.clock, i.up = "", "", 0 })
+	dir := t.TempDir()
+	d := clock.on(dir)
+	c := fenced(claim("k"))
+	first := acquire(t, d, c).Fence
+	refused(t, d, claim("k"), backend.ErrHeld)
+	other := newDial()
+	refused(t, other.on(dir), claim("k"), backend.ErrHeld)
+	other.pass(time.Minute)
+	clock.pass(time.Minute)
+	c = fenced(claim("k"))
+	if g := acquire(t, d, c); g.Fence <= first {
+		t.Errorf("fence %d after %d", g.Fence, first)
+	}
+}
+
+// A kernel that stopped at once may have saved a record's name and not what
+// it says.
+func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
+	whole := sample().encode()
+	for name, content := range map[string][]byte{"empty": {}, "part": whole[:40], "zeros": make([]byte, len(whole))} {
+		t.Run(name, func(t *testing.T) {
+			clock := newDial()
+			d := clock.on(t.TempDir())
+			c := claim("k")
+			acquire(t, d, c)
+			write(t, d.path("k"), content)
+			written := func(at time.Time) {
+				if err := os.Chtimes(d.path("k"), at, at); err != nil {
+					t.Fatal(err)
+				}
+			}
+			started := clock.read().started()
+
+			written(started.Add(time.Minute))
+			_, err := d.Acquire(t.Context(), claim("k"))
+			if err == nil || errors.Is(err, backend.ErrHeld) {
+				t.Fatalf("torn in this boot: %v", err)
+			}
+
+			written(started.Add(-time.Minute))
+			if s, err := d.Inspect(t.Context(), "k"); s.Held || err != nil {
+				t.Errorf("inspect says %+v, %v", s, err)
+			}
+			if err := d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("release: %v", err)
+			}
+			next := claim("k")
+			acquire(t, d, next)
+			refused(t, d, claim("k"), backend.ErrHeld)
+			release(t, d, next)
+		})
+	}
+}
+
+func TestOnlyTornRecordsAreLeftovers(t *testing.T) {
+	clock := newDial()
+	d := clock.on(t.TempDir())
+	changed := sample().encode()
+	changed[30] ^= 1
+	for name, content := range map[string][]byte{"foreign": []byte("notes\n"), "changed": changed, "another key": sample().encode()} {
+		write(t, d.path("k"), content)
+		old := clock.read().started().Add(-time.Hour)
+		if err := os.Chtimes(d.path("k"), old, old); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Acquire(t.Context(), claim("k")); err == nil || errors.Is(err, backend.ErrHeld) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func write(t *testing.T, path string, content []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

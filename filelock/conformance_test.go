@@ -1,0 +1,95 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package filelock
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+)
+
+// swappable is a directory that the suite can take away and give back. The
+// store's address is a symbolic link to it, since a link can be turned round
+// in one step.
+type swappable struct{ root, dir string }
+
+func (s *swappable) link() string { return filepath.Join(s.root, "store") }
+
+// point turns the link to target.
+func (s *swappable) point(target string) error {
+	next := filepath.Join(s.root, "next")
+	return errors.Join(os.Symlink(target, next), os.Rename(next, s.link()))
+}
+
+// fresh points to a new directory.
+func (s *swappable) fresh() (err error) {
+	if s.dir, err = os.MkdirTemp(s.root, "dir-"); err != nil {
+		return err
+	}
+	return s.point(s.dir)
+}
+
+func (s *swappable) start(context.Context) (string, func(), error) {
+	var err error
+	if s.root, err = os.MkdirTemp("", "filelock-"); err != nil {
+		return "", nil, err
+	}
+	return s.link(), func() { os.RemoveAll(s.root) }, s.fresh()
+}
+
+func (s *swappable) stop(context.Context, string) error { return s.point("nowhere/at/all") }
+
+func (s *swappable) again(_ context.Context, _ string, data bool) error {
+	if data {
+		return s.point(s.dir)
+	}
+	return s.fresh()
+}
+
+// entries lists the files that belong to holds.
+func (s *swappable) entries(context.Context, string) (names []string, err error) {
+	es, err := os.ReadDir(s.link())
+	for _, e := range es {
+		n := e.Name()
+		if !strings.HasPrefix(n, "guard-") && !strings.HasPrefix(n, "stripe-") && n != "fence" {
+			names = append(names, n)
+		}
+	}
+	return names, err
+}
+
+func harness() conformance.Harness {
+	var s swappable
+	var ahead atomic.Int64 // by how much the clock was moved
+	return conformance.Harness{
+		Store: s.start,
+		Open: func(_ context.Context, store string) (backend.Driver, error) {
+			d := New(store, nil)
+			d.clock = func() instant {
+				now, by := readClock(), time.Duration(ahead.Load())
+				now.up, now.wall = now.up+by, now.wall.Add(by)
+				return now
+			}
+			return d, nil
+		},
+		Stop:    s.stop,
+		Start:   s.again,
+		Entries: s.entries,
+		Advance: func(_ context.Context, _ string, by time.Duration) error {
+			ahead.Add(int64(by))
+			return nil
+		},
+	}
+}
+
+func TestConformance(t *testing.T) { conformance.Run(t, harness()) }
+
+func BenchmarkConformance(b *testing.B) { conformance.Bench(b, harness()) }

@@ -1,0 +1,48 @@
+package filelock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/filelock"
+)
+
+// A nightly job that cron may start twice: the second one goes home. Here the
+// two are Clients of one process; two processes that name the same directory
+// behave the same.
+func Example() {
+	dir, err := os.MkdirTemp("", "locks")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+
+	var job func(name string)
+	job = func(name string) {
+		ctx := context.Background()
+		client := hasp.New(filelock.New(dir, nil), &hasp.Options{Owner: name})
+		defer client.Close()
+
+		err := hasp.Do(ctx, client, "nightly", func(ctx context.Context, lease *hasp.Lease) error {
+			fmt.Println(name, "works")
+			if name == "first" {
+				job("second")
+			}
+			return nil
+		}, hasp.WithMaxWait(0))
+		if errors.Is(err, hasp.ErrHeld) {
+			fmt.Println(name, "goes home:", err)
+		}
+	}
+	job("first")
+	job("second")
+
+	// Output:
+	// first works
+	// second goes home: hasp: lock "nightly": held by "first"
+	// second works
+}

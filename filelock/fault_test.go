@@ -1,0 +1,254 @@
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// outage makes sure that err is one that does not claim to know who holds the
+// key, and that it names the file and fits in a line.
+func outage(t *testing.T, what string, err error, path string) {
+	t.Helper()
+	switch {
+	case err == nil:
+		t.Fatalf("%s: no error", what)
+	case errors.Is(err, backend.ErrHeld), errors.Is(err, backend.ErrLost), errors.Is(err, backend.ErrInvalid):
+		t.Fatalf("%s: a definite answer, %v", what, err)
+	case !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "\n"):
+		t.Fatalf("%s: the error should name %s in one line: %v", what, path, err)
+	}
+}
+
+// strangers are state files that are not a record of the key.
+var strangers = map[string]func(t *testing.T, path string){
+	"empty":          func(t *testing.T, path string) { write(t, path, nil) },
+	"cut":            func(t *testing.T, path string) { write(t, path, sample().encode()[:100]) },
+	"foreign":        func(t *testing.T, path string) { write(t, path, []byte("see you at noon\n")) },
+	"another key's":  func(t *testing.T, path string) { write(t, path, sample().encode()) },
+	"huge":           func(t *testing.T, path string) { write(t, path, nil); must(t, os.Truncate(path, 1<<40)) },
+	"huge text":      func(t *testing.T, path string) { write(t, path, []byte(recordHeader+strings.Repeat("x", 2*maxRecord))) },
+	"newer":          func(t *testing.T, path string) { write(t, path, []byte("hasp filelock record 2\nkeys all\n")) },
+	"directory":      func(t *testing.T, path string) { must(t, os.Mkdir(path, 0o700)) },
+	"link":           func(t *testing.T, path string) { must(t, os.Symlink("elsewhere", path)) },
+	"link to itself": func(t *testing.T, path string) { must(t, os.Symlink(filepath.Base(path), path)) },
+	"link to a record": func(t *testing.T, path string) {
+		r := sample()
+		r.key, r.clock, r.until = "k", "", time.Time{} // which has expired
+		write(t, filepath.Join(filepath.Dir(path), "elsewhere"), r.encode())
+		must(t, os.Symlink("elsewhere", path))
+	},
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
+	for name, plant := range strangers {
+		t.Run(name, func(t *testing.T) {
+			d := New(t.TempDir(), nil)
+			c := claim("k")
+			acquire(t, d, c)
+			path := d.path("k")
+			must(t, os.Remove(path))
+			plant(t, path)
+			before, err := os.Lstat(path)
+			must(t, err)
+
+			_, err = d.Acquire(t.Context(), claim("k"))
+			outage(t, "acquire", err, path)
+			_, err = d.Acquire(t.Context(), fenced(claim("k")))
+			outage(t, "fenced acquire", err, path)
+			outage(t, "renew", renew(d, c)[0], path)
+			outage(t, "release", d.Release(t.Context(), c), path)
+			s, err := d.Inspect(t.Context(), "k")
+			outage(t, "inspect", err, path)
+			if s.Held {
+				t.Errorf("inspect says %+v", s)
+			}
+			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || before.Size() != after.Size() {
+				t.Errorf("the file was touched: %v, %v", after, err)
+			}
+			if _, err := os.Stat(filepath.Join(d.dir, "elsewhere")); name == "link" && err == nil {
+				t.Error("the link was followed")
+			}
+
+			must(t, d.Break(t.Context(), "k"))
+			next := claim("k")
+			acquire(t, d, next)
+			refused(t, d, claim("k"), backend.ErrHeld)
+			release(t, d, next)
+		})
+	}
+}
+
+func TestOtherKeysDoNotMindAStranger(t *testing.T) {
+	d := New(t.TempDir(), nil)
+	write(t, d.path("k"), []byte("see you at noon\n"))
+	same := neighbour("k")
+	cs := []backend.Claim{claim("k"), claim(same)}
+	acquire(t, d, cs[1])
+	errs := renew(d, cs...)
+	outage(t, "renew", errs[0], d.path("k"))
+	must(t, errs[1])
+	release(t, d, cs[1])
+}
+
+// A writer that was killed leaves what it had written so far, and never under
+// the name of a state file.
+func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
+	whole := sample().encode()
+	for n := 0; n <= len(whole); n += 20 {
+		d := New(t.TempDir(), nil)
+		write(t, d.name("temp", stripeOf("k")), whole[:n])
+		write(t, d.name("temp", fenceGuard), whole[:n])
+		write(t, d.name("stripe", stripeOf("k")), []byte("pid 47"))
+		c := fenced(claim("k"))
+		acquire(t, d, c)
+		must(t, renew(d, c)[0])
+		release(t, d, c)
+		for _, name := range files(t, d.dir) {
+			if strings.HasPrefix(name, "temp-") || strings.HasPrefix(name, "key-") {
+				t.Errorf("left: %s", name)
+			}
+		}
+	}
+}
+
+// The link would be followed out of the directory, and its target written to.
+func TestPlantedLinksAreNotFollowed(t *testing.T) {
+	for _, kind := range []string{"guard", "stripe", "temp"} {
+		for _, exists := range []bool{true, false} {
+			d := New(t.TempDir(), nil)
+			target := filepath.Join(t.TempDir(), "precious")
+			if exists {
+				write(t, target, []byte("precious"))
+			}
+			path := d.name(kind, stripeOf("k"))
+			must(t, os.Symlink(target, path))
+			c := claim("k")
+			_, err := d.Acquire(t.Context(), c)
+			if kind == "temp" {
+				must(t, err) // removed as what a dead writer left
+			} else {
+				outage(t, kind, err, path)
+				if !errors.Is(err, errNotFile) {
+					t.Error(err)
+				}
+			}
+			b, err := os.ReadFile(target)
+			if exists && string(b) != "precious" || !exists && !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s: the link's target is now %q, %v", kind, b, err)
+			}
+		}
+	}
+}
+
+func TestGuardThatIsNoFileIsAnError(t *testing.T) {
+	for _, kind := range []string{"guard", "stripe"} {
+		d := New(t.TempDir(), nil)
+		path := d.name(kind, stripeOf("k"))
+		must(t, os.Mkdir(path, 0o700))
+		_, err := d.Acquire(t.Context(), claim("k"))
+		outage(t, kind, err, path)
+		must(t, os.Remove(path))
+		acquire(t, d, claim("k"))
+	}
+}
+
+// A cleaner may remove the guard's file while somebody waits to lock it; who
+// then locks what has no name any more must not think it has the guard.
+func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
+	d := New(t.TempDir(), nil)
+	path := d.name("guard", 3)
+	g, err := d.take(t.Context(), 3)
+	must(t, err)
+	defer g.drop()
+	if same, err := lockedIs(g.lock, path); !same || err != nil {
+		t.Fatal(same, err)
+	}
+	must(t, os.Remove(path))
+	if same, err := lockedIs(g.lock, path); same || err != nil {
+		t.Errorf("removed: %v, %v", same, err)
+	}
+	write(t, path, nil)
+	if same, err := lockedIs(g.lock, path); same || err != nil {
+		t.Errorf("replaced: %v, %v", same, err)
+	}
+}
+
+func TestDirectoryIsMadeWhenItIsMissing(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "a", "b")
+	d := New(dir, nil)
+	if s, err := d.Inspect(t.Context(), "k"); s.Held || err != nil {
+		t.Errorf("inspect says %+v, %v", s, err)
+	}
+	c := claim("k")
+	if err := d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+		t.Errorf("release: %v", err)
+	}
+	acquire(t, d, fenced(c))
+	must(t, os.RemoveAll(root)) // such as a /run that is cleaned
+	if err := renew(d, c)[0]; !errors.Is(err, backend.ErrLost) {
+		t.Errorf("renewal of what is gone: %v", err)
+	}
+	must(t, os.RemoveAll(root))
+	acquire(t, d, fenced(claim("k")))
+}
+
+func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	write(t, file, []byte("precious"))
+	for _, dir := range []string{file, filepath.Join(file, "below")} {
+		d := New(dir, nil)
+		_, err := d.Acquire(t.Context(), claim("k"))
+		outage(t, "acquire", err, file)
+		outage(t, "release", d.Release(t.Context(), claim("k")), file)
+		outage(t, "renew", renew(d, claim("k"))[0], file)
+		outage(t, "open", d.probe(context.Background()), file)
+	}
+}
+
+func TestBadOptionsAreTheErrorOfEveryCall(t *testing.T) {
+	for _, mode := range []fs.FileMode{0o600, 0o77, 0o1777, 0o10700, fs.ModeDir | 0o700} {
+		d := New(t.TempDir(), &Options{Mode: mode})
+		c := claim("k")
+		refused(t, d, c, backend.ErrInvalid)
+		for i, err := range []error{d.Release(t.Context(), c), d.Break(t.Context(), "k"), renew(d, c)[0], d.probe(t.Context())} {
+			if !errors.Is(err, backend.ErrInvalid) {
+				t.Errorf("mode %O, call %d: %v", mode, i, err)
+			}
+		}
+	}
+}
+
+// neighbour is another key of the same stripe.
+func neighbour(key string) string {
+	for i := 0; ; i++ {
+		if other := fmt.Sprint("other ", i); stripeOf(other) == stripeOf(key) {
+			return other
+		}
+	}
+}
+
+// stranger is a key of another stripe.
+func stranger(key string) string {
+	for i := 0; ; i++ {
+		if other := fmt.Sprint("other ", i); stripeOf(other) != stripeOf(key) {
+			return other
+		}
+	}
+}

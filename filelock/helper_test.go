@@ -1,0 +1,135 @@
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// dial is a clock that tests move.
+type dial struct {
+	mu  sync.Mutex
+	now instant
+}
+
+func newDial() *dial {
+	return &dial{now: instant{boot: "boot-1", clock: "boot-1", up: time.Hour, wall: time.Date(2031, 1, 2, 3, 4, 5, 0, time.UTC)}}
+}
+
+func (c *dial) read() instant {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *dial) pass(d time.Duration) { c.set(func(i *instant) { i.up += d; i.wall = i.wall.Add(d) }) }
+
+func (c *dial) set(f func(*instant)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f(&c.now)
+}
+
+// on returns a driver on dir that goes by the clock.
+func (c *dial) on(dir string) *Driver {
+	d := New(dir, nil)
+	d.clock = c.read
+	return d
+}
+
+var tokens struct {
+	sync.Mutex
+	n int
+}
+
+// claim is a new attempt at key, for a minute.
+func claim(key string) backend.Claim {
+	tokens.Lock()
+	defer tokens.Unlock()
+	tokens.n++
+	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d-%d", os.Getpid(), tokens.n), Owner: "host/1/test",
+		TTL: time.Minute, Timeout: 10 * time.Second}
+}
+
+func fenced(c backend.Claim) backend.Claim { c.Fenced = true; return c }
+
+func acquire(t *testing.T, d *Driver, c backend.Claim) backend.Grant {
+	t.Helper()
+	g, err := d.Acquire(t.Context(), c)
+	if err != nil {
+		t.Fatalf("acquire %q: %v", c.Key, err)
+	}
+	return g
+}
+
+func release(t *testing.T, d *Driver, c backend.Claim) {
+	t.Helper()
+	if err := d.Release(t.Context(), c); err != nil {
+		t.Fatalf("release %q: %v", c.Key, err)
+	}
+}
+
+// refused makes sure that c does not get its key, for the reason want.
+func refused(t *testing.T, d *Driver, c backend.Claim, want error) {
+	t.Helper()
+	if _, err := d.Acquire(t.Context(), c); !errors.Is(err, want) {
+		t.Fatalf("acquire %q: %v, want %v", c.Key, err, want)
+	}
+}
+
+func renew(d *Driver, cs ...backend.Claim) []error {
+	errs := make([]error, len(cs))
+	for i := range errs {
+		errs[i] = errors.New("not answered")
+	}
+	d.Renew(context.Background(), cs, func(i int, _ backend.Grant, err error) { errs[i] = err })
+	return errs
+}
+
+// left is what Inspect says of the term.
+func left(t *testing.T, d *Driver, key string) time.Duration {
+	t.Helper()
+	s, err := d.Inspect(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.TTL
+}
+
+func files(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range es {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// poll asks until it is given the key.
+func poll(t testing.TB, d *Driver, c backend.Claim) backend.Grant {
+	t.Helper()
+	g, err := pollFor(d, c)
+	if err != nil {
+		t.Errorf("acquire %q: %v", c.Key, err)
+	}
+	return g
+}
+
+func pollFor(d *Driver, c backend.Claim) (backend.Grant, error) {
+	for delay := 50 * time.Microsecond; ; delay = min(2*delay, 2*time.Millisecond) {
+		g, err := d.Acquire(context.Background(), c)
+		if !errors.Is(err, backend.ErrHeld) {
+			return g, err
+		}
+		<-time.After(delay)
+	}
+}

@@ -1,0 +1,88 @@
+package filelock
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// oddKeys are names that file systems, shells and our own directory might
+// stumble over; all are different.
+var oddKeys = []string{
+	"plain", "Plain", "PLAIN", "plain.", "plain ", ".", "..", "/", "//", "a/b", "a\\b", "../../etc/passwd", "%2f", "%2F", "a%2fb",
+	"\x00", "\x00\x00", "a\x00", "\r\n", "\n", "\x1b[31m", "\xff", "\xfe\xff", "é", "e\u0301", "🔒", "日本語", "~", "$HOME", "*", "?", ":", "|",
+	"con", "NUL", "nul.lock", "aux", "key-plain.lock", "guard-00", "stripe-00", "fence", "temp-00", "sha256-", "key-", ".lock",
+	"hasp:{tag}:fence:key", "{", "}", "-", "--help", " ", "\t", "PROGRA~1", "a", "A", "aa", "aA", "Aa", "AA",
+	strings.Repeat("x", 119), strings.Repeat("x", 120), strings.Repeat("x", 121), strings.Repeat("X", 40), strings.Repeat("X", 41),
+	strings.Repeat("k", 1000), strings.Repeat("k", 1000) + "/", strings.Repeat("\x00", 1500), strings.Repeat("🔒", 5000),
+}
+
+// checkName is what every file system asks of a name.
+func checkName(t *testing.T, key string) string {
+	t.Helper()
+	name := stateName(key)
+	if len(name) > 143 {
+		t.Errorf("name of %.20q… has %d bytes", key, len(name))
+	}
+	for _, c := range []byte(name) {
+		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789-_.%", rune(c)) {
+			t.Fatalf("name %q of %.20q has byte %q", name, key, c)
+		}
+	}
+	if !strings.HasPrefix(name, "key-") && !strings.HasPrefix(name, "sha256-") || !strings.HasSuffix(name, ".lock") {
+		t.Errorf("name %q of %.20q may be taken for another file", name, key)
+	}
+	return name
+}
+
+func TestNamesAreSafeAndDiffer(t *testing.T) {
+	seen := map[string]string{}
+	for _, key := range oddKeys {
+		name := checkName(t, key)
+		if other, dup := seen[name]; dup {
+			t.Errorf("%.20q and %.20q share the name %q", key, other, name)
+		}
+		seen[name] = key
+	}
+}
+
+// The format is shared with processes that run another build.
+func TestNamesStay(t *testing.T) {
+	for key, want := range map[string]string{
+		"jobs/42":                "key-jobs%2f42.lock",
+		"Case":                   "key-%43ase.lock",
+		"a\x00b.c":               "key-a%00b.c.lock",
+		strings.Repeat("k", 200): "sha256-6de3c288691037361962041f2273f381658187e426187979e0273d026ea1b946.lock",
+	} {
+		if got := stateName(key); got != want {
+			t.Errorf("stateName(%.20q) = %s, want %s", key, got, want)
+		}
+	}
+	if got := stripeOf("jobs/42"); got != 20 {
+		t.Errorf("stripeOf = %d", got)
+	}
+}
+
+func TestStripesShareTheKeys(t *testing.T) {
+	var count [stripes]int
+	const n = 64 * 200
+	for i := range n {
+		count[stripeOf("user:"+strings.Repeat("i", i%7)+string(rune('0'+i%10))+string(rune('a'+i/10%26))+string(rune('a'+i/260)))]++
+	}
+	for s, c := range count {
+		if c == 0 || c > n/stripes*3 {
+			t.Errorf("stripe %d has %d of %d keys", s, c, n)
+		}
+	}
+}
+
+func FuzzNamesDiffer(f *testing.F) {
+	f.Add([]byte("a"), []byte("A"))
+	f.Add([]byte("%41"), []byte("A"))
+	f.Add(bytes.Repeat([]byte("x"), 121), bytes.Repeat([]byte("x"), 120))
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		if na, nb := checkName(t, string(a)), checkName(t, string(b)); (na == nb) != bytes.Equal(a, b) {
+			t.Errorf("%q and %q: %q and %q", a, b, na, nb)
+		}
+	})
+}

@@ -1,0 +1,146 @@
+package filelock
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+)
+
+func TestURLNamesTheDirectory(t *testing.T) {
+	root := t.TempDir()
+	t.Chdir(root)
+	t.Setenv("HOME", filepath.Join(root, "home"))
+	t.Setenv("XDG_STATE_HOME", "")
+	abs := filepath.Join(root, "abs")
+	for _, c := range []struct{ url, state, want string }{
+		{"filelock://" + abs, "", abs},
+		{"filelock://" + abs + "/deep%20/er?ttl=1s&prefix=p:", "", filepath.Join(abs, "deep%20", "er")},
+		{"filelock://./rel", "", filepath.Join(root, "rel")},
+		{"filelock://../" + filepath.Base(root) + "/up", "", filepath.Join(root, "up")},
+		{"filelock://", "", filepath.Join(root, "home", ".local", "state", "hasp")},
+		{"filelock://", filepath.Join(root, "state"), filepath.Join(root, "state", "hasp")},
+		{"filelock://", "relative/is/ignored", filepath.Join(root, "home", ".local", "state", "hasp")},
+	} {
+		t.Setenv("XDG_STATE_HOME", c.state)
+		client, err := hasp.Open(t.Context(), c.url, nil)
+		if err != nil {
+			t.Errorf("%s: %v", c.url, err)
+			continue
+		}
+		t.Chdir(t.TempDir()) // which must not move the locks
+		lease, err := client.TryLock(t.Context(), "k", hasp.WithFence())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files(t, c.want), func(name string) bool { return strings.HasSuffix(name, ".lock") }) {
+			t.Errorf("%s: no lock in %s", c.url, c.want)
+		}
+		must(t, lease.Unlock(t.Context()))
+		must(t, client.Close())
+		t.Chdir(root)
+	}
+}
+
+func TestBadURLsAreInvalid(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	for url, want := range map[string]string{
+		"filelock://var/lock/app":         "filelock:///var/lock/app or filelock://./var/lock/app",
+		"filelock://~/locks":              "neither absolute",
+		"filelock+tcp:///var/lock/app":    "no transport",
+		"filelock:///x?mod=0700":          `unknown parameter "mod"`,
+		"filelock://./x?mode=rwx":         "octal",
+		"filelock://./x?mode=0":           "octal",
+		"filelock://./x?mode=0600":        "want 0700 to 0777",
+		"filelock://./x?mode=1777":        "want 0700 to 0777",
+		"filelock://./x?mode=99999999999": "octal",
+	} {
+		_, err := hasp.Open(t.Context(), url, nil)
+		if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+	_, err := hasp.Config{Strategy: "filelock", Nodes: []string{"/a", "/b"}}.Open(t.Context(), nil)
+	if !errors.Is(err, hasp.ErrInvalid) {
+		t.Error(err)
+	}
+	if names := files(t, dir); len(names) > 0 {
+		t.Errorf("made on the way: %v", names)
+	}
+}
+
+func TestNoHomeDirectory(t *testing.T) {
+	t.Setenv("HOME", "")
+	t.Setenv("USERPROFILE", "")
+	t.Setenv("home", "")
+	t.Setenv("XDG_STATE_HOME", "")
+	_, err := hasp.Open(t.Context(), "filelock://", nil)
+	if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "XDG_STATE_HOME") {
+		t.Error(err)
+	}
+}
+
+func TestOpenMakesTheDirectoryAndLeavesNothingInIt(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	client, err := hasp.Open(t.Context(), "filelock://"+dir+"?mode=0750", nil)
+	must(t, err)
+	must(t, client.Close())
+	if names := files(t, dir); len(names) > 0 {
+		t.Errorf("left: %v", names)
+	}
+	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o750 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+}
+
+func TestOpenSweeps(t *testing.T) {
+	dir := t.TempDir()
+	r := record{key: "k", token: "t", until: time.Now().Add(-2 * sweepAge)}
+	path := filepath.Join(dir, stateName("k"))
+	write(t, path, r.encode())
+	client, err := hasp.Open(t.Context(), "filelock://"+dir, nil)
+	must(t, err)
+	must(t, client.Close())
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old record is still there: %v", err)
+	}
+}
+
+func TestOpenSaysWhatIsWrong(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	write(t, file, nil)
+	_, err := hasp.Open(t.Context(), "filelock://"+file, nil)
+	outage(t, "open", err, file)
+}
+
+func TestClientsOfTwoDriversTakeTurns(t *testing.T) {
+	dir := t.TempDir()
+	a, b := hasp.New(New(dir, nil), nil), hasp.New(New(dir, nil), nil)
+	lease, err := a.Lock(t.Context(), "k", hasp.WithFence())
+	must(t, err)
+	if _, err := b.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrHeld) {
+		t.Errorf("second client: %v", err)
+	}
+	got := make(chan *hasp.Lease)
+	go func() {
+		l, err := b.Lock(t.Context(), "k", hasp.WithFence())
+		if err != nil {
+			t.Error(err)
+		}
+		got <- l
+	}()
+	must(t, lease.Unlock(t.Context()))
+	next := <-got
+	if next.Fence() <= lease.Fence() {
+		t.Errorf("fence %d after %d", next.Fence(), lease.Fence())
+	}
+	must(t, next.Unlock(t.Context()))
+	must(t, a.Close())
+	must(t, b.Close())
+}

@@ -1,0 +1,180 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+func init() { roles["user"] = user }
+
+// nobody is the user that a test which runs as root becomes in a child, so
+// that permissions mean something.
+const nobody = 65534
+
+// user says what acquire, inspect, release and open of a key answer to a user
+// that is not root. The key is left as it was.
+func user(dir string, args []string) error {
+	if os.Getuid() == 0 {
+		if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody)); err != nil {
+			return err
+		}
+	}
+	d := New(dir, nil)
+	c := claim(args[0])
+	_, err := d.Acquire(context.Background(), c)
+	fmt.Println(err)
+	_, ierr := d.Inspect(context.Background(), c.Key)
+	fmt.Println(ierr)
+	rerr := d.Release(context.Background(), c)
+	fmt.Println(rerr)
+	fmt.Println(d.probe(context.Background()))
+	return nil
+}
+
+// asUser returns the four answers.
+func asUser(t *testing.T, d *Driver, key string) (acquire, inspect, release, open string) {
+	t.Helper()
+	c := play(t, "user", d.dir, key)
+	acquire, inspect, release, open = c.line(t), c.line(t), c.line(t), c.line(t)
+	c.end(t)
+	return
+}
+
+// reachable makes a directory that any user can get to.
+func reachable(t *testing.T, mode fs.FileMode) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "locks")
+	for up := filepath.Dir(dir); len(up) > len(os.TempDir()); up = filepath.Dir(up) {
+		must(t, os.Chmod(up, 0o755))
+	}
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.Chmod(dir, mode))
+	t.Cleanup(func() { os.Chmod(dir, 0o700) })
+	return dir
+}
+
+// denied makes sure that an answer names the path and says what to do.
+func denied(t *testing.T, what, answer, path string) {
+	t.Helper()
+	if !strings.Contains(answer, path) || !strings.Contains(answer, "must be readable and writable") {
+		t.Errorf("%s: %s", what, answer)
+	}
+}
+
+func TestDirectoryThatCannotBeReadOrWritten(t *testing.T) {
+	for _, mode := range []fs.FileMode{0, 0o444, 0o555} {
+		t.Run(fmt.Sprintf("%O", mode), func(t *testing.T) {
+			d := New(reachable(t, mode), nil)
+			acquire, inspect, release, open := asUser(t, d, "k")
+			denied(t, "acquire", acquire, d.dir)
+			denied(t, "release", release, d.dir)
+			denied(t, "open", open, d.dir)
+			if mode&0o111 == 0 {
+				denied(t, "inspect", inspect, d.dir)
+			} else if inspect != "<nil>" {
+				t.Errorf("inspect: %s", inspect)
+			}
+		})
+	}
+}
+
+func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
+	d := New(reachable(t, 0o777), nil)
+	acquire(t, d, claim("k"))
+	must(t, os.Chmod(d.path("k"), 0))
+	before, err := os.Lstat(d.path("k"))
+	must(t, err)
+	got, inspect, release, open := asUser(t, d, "k")
+	denied(t, "acquire", got, d.path("k"))
+	denied(t, "inspect", inspect, d.path("k"))
+	denied(t, "release", release, d.path("k"))
+	if open != "<nil>" {
+		t.Errorf("open: %s", open)
+	}
+	if after, err := os.Lstat(d.path("k")); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the file was touched: %v, %v", after, err)
+	}
+}
+
+// Who may write in the directory may lock, whatever the umask and whoever
+// made the files.
+func TestUsersShareADirectory(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to be two users")
+	}
+	defer syscall.Umask(syscall.Umask(0o077))
+	d := New(reachable(t, 0o777), nil)
+	c := fenced(claim("k"))
+	acquire(t, d, c)
+	got, inspect, lost, open := asUser(t, d, "k")
+	if !strings.HasPrefix(got, "held by") || inspect != "<nil>" || lost != backend.ErrLost.Error() || open != "<nil>" {
+		t.Errorf("while held: %s, %s, %s, %s", got, inspect, lost, open)
+	}
+	release(t, d, c)
+	for range 2 {
+		if got, inspect, released, _ := asUser(t, d, "k"); got != "<nil>" || inspect != "<nil>" || released != "<nil>" {
+			t.Errorf("while free: %s, %s, %s", got, inspect, released)
+		}
+		acquire(t, d, c)
+		release(t, d, c)
+	}
+	for _, name := range files(t, d.dir) {
+		fi, err := os.Stat(filepath.Join(d.dir, name))
+		if err != nil || fi.Mode().Perm() != 0o666 {
+			t.Errorf("%s: %v, %v", name, fi.Mode(), err)
+		}
+	}
+}
+
+func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o027))
+	for mode, want := range map[fs.FileMode]struct{ dir, file fs.FileMode }{
+		0:     {fs.ModeDir | 0o700, 0o600},
+		0o770: {fs.ModeDir | fs.ModeSetgid | 0o770, 0o660},
+		0o755: {fs.ModeDir | 0o755, 0o644},
+	} {
+		root := t.TempDir()
+		dir := filepath.Join(root, "parent", "locks")
+		d := New(dir, &Options{Mode: mode})
+		c := fenced(claim("k"))
+		acquire(t, d, c)
+		must(t, renew(d, c)[0])
+		for path, want := range map[string]fs.FileMode{filepath.Dir(dir): fs.ModeDir | 0o700, dir: want.dir} {
+			if fi, err := os.Stat(path); err != nil || fi.Mode() != want {
+				t.Errorf("mode %O: %s has %v, want %v (%v)", mode, path, fi.Mode(), want, err)
+			}
+		}
+		for _, name := range files(t, dir) {
+			if fi, err := os.Stat(filepath.Join(dir, name)); err != nil || fi.Mode() != want.file {
+				t.Errorf("mode %O: %s has %v, want %v (%v)", mode, name, fi.Mode(), want.file, err)
+			}
+		}
+	}
+}
+
+// Opening a FIFO waits for its other end, which never comes; and what is read
+// from it looks like an empty file, here even one from before this boot.
+func TestFIFOIsNotWaitedFor(t *testing.T) {
+	dir, n := t.TempDir(), stripeOf("k")
+	d := New(dir, nil)
+	for _, path := range []string{d.path("k"), d.name("stripe", n), d.name("guard", n), d.ceilingPath()} {
+		os.Remove(path)
+		d := newDial().on(dir) // which has not read the ceiling
+		must(t, syscall.Mkfifo(path, 0o600))
+		_, err := d.Acquire(t.Context(), fenced(claim("k")))
+		outage(t, "acquire", err, path)
+		must(t, os.Remove(path))
+	}
+	acquire(t, d, fenced(claim("k")))
+}

@@ -1,0 +1,168 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// stopped starts a process that has the guard of key, and stops it.
+func stopped(t *testing.T, dir, key string) *child {
+	t.Helper()
+	c := play(t, "guard", dir, key)
+	c.line(t)
+	must(t, c.cmd.Process.Signal(syscall.SIGSTOP))
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(c.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("not stopped: %v, %v", status, err)
+	}
+	return c
+}
+
+func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	d := New(dir, nil)
+	held := claim("k")
+	acquire(t, d, held)
+	c := stopped(t, dir, "k")
+	names := func(what string, err error) {
+		t.Helper()
+		outage(t, what, err, d.name("guard", stripeOf("k")))
+		if want := fmt.Sprintf("process %d ", c.cmd.Process.Pid); !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v does not name %s", what, err, want)
+		}
+	}
+
+	short := func(key string) backend.Claim {
+		c := claim(key)
+		c.Timeout = 150 * time.Millisecond
+		return c
+	}
+	near, far := neighbour("k"), stranger("k")
+	_, err := d.Acquire(t.Context(), short(near))
+	names("acquire", err)
+	mine := held
+	mine.Timeout = 150 * time.Millisecond
+	names("release", d.Release(t.Context(), mine))
+	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer cancel()
+	names("break", d.Break(ctx, "k"))
+
+	// What needs no guard goes on: looking at a held key, and other stripes.
+	refused(t, d, short("k"), backend.ErrHeld)
+	if s, err := d.Inspect(t.Context(), "k"); !s.Held || err != nil {
+		t.Errorf("inspect says %+v, %v", s, err)
+	}
+	others := claim(far)
+	acquire(t, d, others)
+	release(t, d, others)
+
+	must(t, c.cmd.Process.Signal(syscall.SIGCONT))
+	c.end(t)
+	release(t, d, held)
+	acquire(t, d, claim(near))
+}
+
+func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
+	dir := t.TempDir()
+	d := New(dir, nil)
+	stuck := []backend.Claim{claim("k"), claim(neighbour("k"))}
+	cs := append([]backend.Claim{}, stuck...)
+	for i := range 40 {
+		if key := fmt.Sprint("key ", i); stripeOf(key) != stripeOf("k") {
+			cs = append(cs, claim(key))
+		}
+	}
+	for i := range cs {
+		acquire(t, d, cs[i])
+	}
+	c := stopped(t, dir, "k")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex // guards answers
+	answers := map[int]error{}
+	returned := make(chan struct{})
+	all := make(chan struct{})
+	go func() {
+		defer close(returned)
+		d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if answers[i] = err; len(answers) == len(cs)-len(stuck) {
+				close(all)
+			}
+		})
+	}()
+	<-all // while the stuck ones wait: their timeout is 10 s
+	mu.Lock()
+	for i, err := range answers {
+		if err != nil || i < len(stuck) {
+			t.Errorf("claim %d: %v", i, err)
+		}
+	}
+	mu.Unlock()
+	for len(d.turns[stripeOf("k")]) == 0 { // until it waits for the guard
+		<-time.After(time.Millisecond)
+	}
+	cancel()
+	<-returned
+	for i := range stuck {
+		outage(t, "renewal", answers[i], d.name("guard", stripeOf("k")))
+		if !errors.Is(answers[i], context.Canceled) {
+			t.Errorf("claim %d: %v", i, answers[i])
+		}
+	}
+	c.kill()
+	for _, err := range renew(d, cs...) {
+		must(t, err)
+	}
+}
+
+func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	stopped(t, dir, "k")
+	d := New(dir, nil)
+	cause := errors.New("enough")
+	for _, inLine := range []bool{false, true} { // of our own goroutines
+		ctx, cancel := context.WithCancelCause(t.Context())
+		c := claim("k")
+		c.Timeout = time.Hour
+		result := make(chan error, 2)
+		go func() { _, err := d.Acquire(ctx, c); result <- err }()
+		if inLine {
+			go func() { result <- d.Release(ctx, c) }()
+		}
+		for len(d.turns[stripeOf("k")]) == 0 { // until one has this process's turn
+			<-time.After(time.Millisecond)
+		}
+		start := time.Now()
+		cancel(cause)
+		for range cap(result) {
+			if err := <-result; !errors.Is(err, cause) {
+				t.Errorf("got %v", err)
+			}
+			if !inLine {
+				break
+			}
+		}
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("returned after %v", took)
+		}
+	}
+}
+
+func TestGuardOfAProcessThatWasKilledIsFree(t *testing.T) {
+	dir := t.TempDir()
+	stopped(t, dir, "k").kill()
+	d := New(dir, nil)
+	acquire(t, d, fenced(claim("k")))
+}
