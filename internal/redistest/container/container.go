@@ -1,0 +1,159 @@
+// Package container is a Redis for tests in a container of its own. Only
+// internal/acceptance imports it, so that nobody else resolves what it needs.
+//
+// HASP_TEST_REDIS_IMAGE names the image, redis:7-alpine if it is unset. Where
+// no registry can be reached, mkimage.sh beside this file makes one.
+package container
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+	"github.com/redis/go-redis/v9"
+	"github.com/testcontainers/testcontainers-go"
+	"github.com/testcontainers/testcontainers-go/wait"
+)
+
+// ImageEnv is the environment variable that names the image.
+const ImageEnv = "HASP_TEST_REDIS_IMAGE"
+
+const startTimeout = time.Minute
+
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// Server is a Redis in a container. It ends with the test.
+type Server struct {
+	// Addr is host:port, which stays the same over Start.
+	Addr string
+
+	image string
+	port  int
+	api   *testcontainers.DockerClient
+
+	mu sync.Mutex // guards c, and is held while the container is exchanged
+	c  *testcontainers.DockerContainer
+}
+
+// Start starts a container for t. It fails the test if there is no Docker or
+// no such image.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	// The reaper is an image of its own, which may not be at hand; Cleanup
+	// does its work unless the test binary is killed.
+	if _, set := os.LookupEnv("TESTCONTAINERS_RYUK_DISABLED"); !set {
+		os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
+	}
+	s := &Server{image: cmp.Or(os.Getenv(ImageEnv), "redis:7-alpine")}
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	var err error
+	if s.api, err = testcontainers.NewDockerClientWithOpts(ctx); err != nil {
+		t.Fatalf("container: no Docker: %v", err)
+	}
+	t.Cleanup(func() { s.api.Close() })
+	if s.port, err = freePort(); err != nil {
+		t.Fatalf("container: %v", err)
+	}
+	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+	t.Cleanup(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err := testcontainers.TerminateContainer(s.c, testcontainers.StopTimeout(0)); err != nil {
+			t.Logf("container: %v", err)
+		}
+	})
+	if err := s.run(ctx); err != nil {
+		t.Fatalf("container: image %s (%s names another): %v", s.image, ImageEnv, err)
+	}
+	return s
+}
+
+// run starts a new container, whose data survives its own end.
+func (s *Server) run(ctx context.Context) error {
+	var err error
+	s.c, err = testcontainers.Run(ctx, s.image,
+		testcontainers.WithCmd("redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", "/data",
+			"--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+		testcontainers.WithExposedPorts("6379/tcp"),
+		testcontainers.WithHostConfigModifier(func(c *container.HostConfig) {
+			c.PortBindings = network.PortMap{network.MustParsePort("6379/tcp"): {{HostIP: loopback, HostPort: strconv.Itoa(s.port)}}}
+		}),
+		testcontainers.WithWaitStrategyAndDeadline(startTimeout, wait.ForLog("Ready to accept connections")))
+	if err != nil {
+		return err
+	}
+	return s.ready(ctx)
+}
+
+// Kill ends the server as SIGKILL does.
+func (s *Server) Kill(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err := s.api.ContainerKill(ctx, s.c.GetContainerID(), client.ContainerKillOptions{Signal: "KILL"})
+	return err
+}
+
+// Start starts a killed server again, with the data it had or without any.
+func (s *Server) Start(ctx context.Context, data bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !data {
+		if err := testcontainers.TerminateContainer(s.c, testcontainers.StopTimeout(0)); err != nil {
+			return err
+		}
+		return s.run(ctx)
+	}
+	if err := s.c.Start(ctx); err != nil {
+		return err
+	}
+	return s.ready(ctx)
+}
+
+// Pause has the server hang: it keeps its connections and answers nothing.
+func (s *Server) Pause(ctx context.Context) error {
+	_, err := s.api.ContainerPause(ctx, s.c.GetContainerID(), client.ContainerPauseOptions{})
+	return err
+}
+
+// Resume ends Pause.
+func (s *Server) Resume(ctx context.Context) error {
+	_, err := s.api.ContainerUnpause(ctx, s.c.GetContainerID(), client.ContainerUnpauseOptions{})
+	return err
+}
+
+// ready waits until the server answers: Docker takes connections before it.
+func (s *Server) ready(ctx context.Context) error {
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	for {
+		err := rdb.Ping(ctx).Err()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer: %w", s.Addr, err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}

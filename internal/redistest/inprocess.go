@@ -1,0 +1,116 @@
+package redistest
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+// inProcess is a miniredis behind a proxy, which keeps the address while the
+// server behind it comes and goes.
+type inProcess struct {
+	s     *Server
+	proxy *Proxy
+	mini  *miniredis.Miniredis
+	addr  atomic.Value // of mini, as string
+	tls   *tls.Config
+}
+
+func (s *Server) startInProcess() error {
+	p := &inProcess{s: s}
+	network, address, err := p.place()
+	if err != nil {
+		return err
+	}
+	if err := p.run(miniredis.NewMiniRedis()); err != nil {
+		return err
+	}
+	p.proxy = newProxy(func() (net.Conn, error) { return net.Dial("tcp", p.addr.Load().(string)) })
+	s.t.Cleanup(func() {
+		p.proxy.Close()
+		p.mini.Close()
+	})
+	if err := p.proxy.listen(network, address); err != nil {
+		return err
+	}
+	s.Addr, s.flav = p.proxy.Addr(), p
+	return s.ready(startTimeout)
+}
+
+// place returns where to listen, and makes what that takes.
+func (p *inProcess) place() (network, address string, err error) {
+	s := p.s
+	if !s.o.TLS && !s.o.Unix {
+		return "tcp", "127.0.0.1:0", nil
+	}
+	dir, err := os.MkdirTemp("", "redistest")
+	if err != nil {
+		return "", "", err
+	}
+	s.t.Cleanup(func() { os.RemoveAll(dir) })
+	if s.o.Unix {
+		return "unix", filepath.Join(dir, "redis.sock"), nil
+	}
+	c, err := s.certify(dir)
+	if err != nil {
+		return "", "", err
+	}
+	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+	p.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	return "tcp", "127.0.0.1:0", err
+}
+
+// run starts m.
+func (p *inProcess) run(m *miniredis.Miniredis) error {
+	var err error
+	if p.tls == nil {
+		err = m.Start()
+	} else {
+		err = m.StartTLS(p.tls)
+	}
+	if err != nil {
+		return err
+	}
+	m.ClockTTL(true)
+	switch o := p.s.o; {
+	case o.User != "":
+		m.RequireUserAuth(o.User, o.Password)
+	case o.Password != "":
+		m.RequireAuth(o.Password)
+	}
+	p.mini = m
+	p.addr.Store(m.Addr())
+	return nil
+}
+
+func (p *inProcess) pause() error  { p.proxy.Stall(); return nil }
+func (p *inProcess) resume() error { p.proxy.Flow(); return nil }
+
+func (p *inProcess) kill() error {
+	p.proxy.Down()
+	p.mini.Close()
+	return nil
+}
+
+func (p *inProcess) wipe() error { p.mini.FlushAll(); return nil }
+
+func (p *inProcess) restart() error {
+	m := p.mini
+	if !p.s.o.Keep {
+		m = miniredis.NewMiniRedis()
+	}
+	if err := p.run(m); err != nil {
+		return err
+	}
+	p.proxy.Up()
+	// A real server forgets its scripts.
+	rdb := redis.NewClient(p.s.ClientOptions())
+	defer rdb.Close()
+	return rdb.ScriptFlush(context.Background()).Err()
+}

@@ -1,0 +1,249 @@
+package redistest
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Fault is what a [Proxy] does to one command.
+type Fault int
+
+const (
+	// LoseReply has the server carry the command out; instead of the reply
+	// the client sees its connection cut.
+	LoseReply Fault = iota + 1
+
+	// HangReply has the server carry the command out; the reply, and all
+	// after it on that connection, never comes.
+	HangReply
+
+	// LoseRequest cuts the connection before the server has the command.
+	LoseRequest
+
+	// HoldRequest keeps the command, and all after it on that connection,
+	// from the server until Release, even if the client has gone meanwhile.
+	HoldRequest
+)
+
+// Proxy stands between clients and a Redis, counts commands and fails where
+// it is told to. All its methods may be called at any time.
+type Proxy struct {
+	dial func() (net.Conn, error)
+	ln   net.Listener
+
+	mu       sync.Mutex // guards all below
+	conns    map[*conn]bool
+	rules    []rule
+	count    int64
+	record   bool
+	commands []string
+	flow     chan struct{} // closed while bytes flow
+	release  chan struct{} // closed by Release
+	delay    time.Duration
+	down     bool
+	closed   bool
+	wg       sync.WaitGroup
+}
+
+type rule struct {
+	match string
+	fault Fault
+}
+
+// NewProxy returns a proxy to what dial connects to; it ends with the test.
+func NewProxy(t testing.TB, dial func() (net.Conn, error)) *Proxy {
+	p := newProxy(dial)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// Listen returns a proxy as NewProxy does, which listens on a port of its own
+// on the loopback interface.
+func Listen(t testing.TB, dial func() (net.Conn, error)) (*Proxy, error) {
+	p := NewProxy(t, dial)
+	return p, p.listen("tcp", "127.0.0.1:0")
+}
+
+func newProxy(dial func() (net.Conn, error)) *Proxy {
+	p := &Proxy{dial: dial, conns: map[*conn]bool{}, flow: make(chan struct{}), release: make(chan struct{})}
+	close(p.flow)
+	return p
+}
+
+// listen has the proxy accept connections at an address.
+func (p *Proxy) listen(network, address string) error {
+	ln, err := net.Listen(network, address)
+	if err != nil {
+		return err
+	}
+	p.ln = ln
+	p.wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			p.serve(c)
+		}
+	})
+	return nil
+}
+
+// Addr is where the proxy listens.
+func (p *Proxy) Addr() string { return p.ln.Addr().String() }
+
+// Dialer connects through the proxy without a listener, for
+// redis.Options.Dialer; it works inside testing/synctest if the proxy's own
+// dial does.
+func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(context.Context, string, string) (net.Conn, error) {
+		near, far := net.Pipe()
+		p.serve(far)
+		return near, nil
+	}
+}
+
+// Fail does f to the next command whose text contains match: its arguments,
+// joined by spaces. Faults of equal match happen one after another.
+func (p *Proxy) Fail(match string, f Fault) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rules = append(p.rules, rule{match, f})
+}
+
+// Pending returns how many faults have not happened yet.
+func (p *Proxy) Pending() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.rules)
+}
+
+// Commands returns the commands that clients have sent since the last call,
+// without those that set a connection up. The first call begins the record.
+func (p *Proxy) Commands() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := p.commands
+	p.commands, p.record = nil, true
+	return all
+}
+
+// Count returns how many commands there were so far, without those that set a
+// connection up.
+func (p *Proxy) Count() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.count
+}
+
+// Stall stops all bytes, both ways; connections stay, and new ones are taken.
+func (p *Proxy) Stall() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.flow) {
+		p.flow = make(chan struct{})
+	}
+}
+
+// Flow ends Stall.
+func (p *Proxy) Flow() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !isClosed(p.flow) {
+		close(p.flow)
+	}
+}
+
+// Release lets the commands go on that HoldRequest has kept.
+func (p *Proxy) Release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.release)
+	p.release = make(chan struct{})
+}
+
+// Delay has every reply wait for d.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
+}
+
+// Cut ends all connections there are.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.close()
+	}
+}
+
+// Down cuts all connections, and new ones as soon as they are made.
+func (p *Proxy) Down() {
+	p.mu.Lock()
+	p.down = true
+	p.mu.Unlock()
+	p.Cut()
+}
+
+// Up ends Down.
+func (p *Proxy) Up() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.down = false
+}
+
+// Close ends the proxy and its goroutines.
+func (p *Proxy) Close() {
+	if p.ln != nil {
+		p.ln.Close()
+	}
+	p.mu.Lock()
+	p.down, p.closed = true, true
+	if !isClosed(p.flow) {
+		close(p.flow)
+	}
+	close(p.release)
+	p.release = make(chan struct{})
+	p.mu.Unlock()
+	p.Cut()
+	p.wg.Wait()
+}
+
+// judge returns the fault of a command, and remembers the command.
+func (p *Proxy) judge(args []string) Fault {
+	if len(args) == 0 {
+		return 0
+	}
+	text := strings.Join(args, " ")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch strings.ToLower(args[0]) {
+	case "hello", "auth", "select", "client":
+	default:
+		if p.count++; p.record {
+			p.commands = append(p.commands, text)
+		}
+	}
+	for i, r := range p.rules {
+		if strings.Contains(text, r.match) {
+			p.rules = slices.Delete(p.rules, i, i+1)
+			return r.fault
+		}
+	}
+	return 0
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,184 @@
+package redistest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// conn is one connection through a proxy.
+type conn struct {
+	p      *Proxy
+	client net.Conn
+	server net.Conn
+	over   chan struct{} // closed with the connection
+	ended  atomic.Bool
+	fault  atomic.Int32 // of the last command that went through, as Fault
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		client.Close()
+		return
+	}
+	p.wg.Go(func() {
+		server, err := p.dial()
+		if err != nil {
+			client.Close()
+			return
+		}
+		c := &conn{p: p, client: client, server: server, over: make(chan struct{})}
+		p.mu.Lock()
+		if p.down {
+			p.mu.Unlock()
+			client.Close()
+			server.Close()
+			return
+		}
+		p.conns[c] = true
+		p.wg.Go(c.requests)
+		p.wg.Go(c.replies)
+		p.mu.Unlock()
+	})
+}
+
+func (c *conn) close() {
+	if !c.ended.Swap(true) {
+		close(c.over)
+		c.client.Close()
+		c.server.Close()
+	}
+}
+
+// forget closes the connection for good.
+func (c *conn) forget() {
+	c.close()
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	delete(c.p.conns, c)
+}
+
+// requests passes commands on to the server.
+func (c *conn) requests() {
+	defer c.forget()
+	in := bufio.NewReader(c.client)
+	for {
+		raw, args, err := readCommand(in)
+		if err != nil || !c.open() {
+			return
+		}
+		switch f := c.p.judge(args); f {
+		case LoseRequest:
+			return
+		case LoseReply, HangReply:
+			c.fault.Store(int32(f))
+		case HoldRequest:
+			c.p.mu.Lock()
+			release := c.p.release
+			c.p.mu.Unlock()
+			<-release // nobody looks meanwhile whether the client is still there
+		}
+		if _, err := c.server.Write(raw); err != nil {
+			return
+		}
+	}
+}
+
+// replies passes on to the client what the server says.
+func (c *conn) replies() {
+	defer c.close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := c.server.Read(buf)
+		if err != nil {
+			return
+		}
+		switch Fault(c.fault.Load()) {
+		case LoseReply:
+			return
+		case HangReply:
+			<-c.over
+			return
+		}
+		c.p.mu.Lock()
+		delay := c.p.delay
+		c.p.mu.Unlock()
+		if delay > 0 {
+			time.Sleep(delay)
+		}
+		if !c.open() {
+			return
+		}
+		if _, err := c.client.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// open waits while the proxy is stalled, and reports whether the connection
+// is still there.
+func (c *conn) open() bool {
+	c.p.mu.Lock()
+	flow := c.p.flow
+	c.p.mu.Unlock()
+	select {
+	case <-flow:
+	case <-c.over:
+	}
+	return !c.ended.Load()
+}
+
+// readCommand reads one command of the Redis protocol, or bytes that are none,
+// such as those of TLS.
+func readCommand(in *bufio.Reader) (raw []byte, args []string, err error) {
+	first, err := in.Peek(1)
+	if err != nil {
+		return nil, nil, err
+	}
+	if first[0] != '*' {
+		raw = make([]byte, in.Buffered())
+		_, err := io.ReadFull(in, raw)
+		return raw, nil, err
+	}
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return nil, nil, err
+	}
+	raw = append(raw, line...)
+	n, err := count(line, '*')
+	if err != nil || n == 0 {
+		return nil, nil, fmt.Errorf("not a command: %q", line)
+	}
+	for range n {
+		if line, err = in.ReadString('\n'); err != nil {
+			return nil, nil, err
+		}
+		size, err := count(line, '$')
+		if err != nil {
+			return nil, nil, err
+		}
+		arg := make([]byte, size+2)
+		if _, err := io.ReadFull(in, arg); err != nil {
+			return nil, nil, err
+		}
+		raw = append(append(raw, line...), arg...)
+		args = append(args, string(arg[:size]))
+	}
+	return raw, args, nil
+}
+
+// count reads the number of a header line such as "*3".
+func count(line string, kind byte) (int, error) {
+	line = strings.TrimRight(line, "\r\n")
+	if len(line) < 2 || line[0] != kind {
+		return 0, fmt.Errorf("not a header: %q", line)
+	}
+	return strconv.Atoi(line[1:])
+}

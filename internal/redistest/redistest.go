@@ -1,0 +1,326 @@
+// Package redistest is a Redis for tests.
+//
+// HASP_TEST_REDIS says which:
+//
+//	process       a redis-server of this machine, one for each Start
+//	inprocess     miniredis, in the test's own process
+//	redis://…     one that runs already; tests write keys of their own into it
+//	container     as if unset; the tests of internal/acceptance use containers
+//
+// Unset means a process if redis-server is installed, and else miniredis. What
+// was asked for and is not there fails the test. The first Start of a test
+// binary prints which it is.
+package redistest
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// Env is the environment variable that says which Redis the tests use.
+const Env = "HASP_TEST_REDIS"
+
+// Options say what a test needs. Nil is a plain server.
+type Options struct {
+	// Own is a server that no other test uses: one to be stopped, killed or
+	// flushed. The other options imply it.
+	Own bool
+
+	// Real is a real Redis, not miniredis; the test is skipped in process.
+	Real bool
+
+	// Args are further arguments of redis-server. They imply Real.
+	Args []string
+
+	// User and Password are what a client must give. Without a User it is
+	// the password of the default user.
+	User, Password string
+
+	// TLS has the server speak TLS with a certificate for 127.0.0.1 and
+	// localhost that CAFile vouches for.
+	TLS bool
+
+	// Unix has the server listen on a socket in the file system.
+	Unix bool
+
+	// Keep has the server write down what it is told, at once, so that the
+	// data survives Kill and Restart.
+	Keep bool
+}
+
+func (o *Options) own() bool {
+	return o.Own || o.real() || o.User != "" || o.Password != "" || o.TLS || o.Unix || o.Keep
+}
+
+func (o *Options) real() bool { return o.Real || len(o.Args) > 0 }
+
+// Server is a running Redis. It ends with the test.
+type Server struct {
+	// Addr is host:port, or the path of the socket.
+	Addr string
+
+	// CAFile is the certificate authority of a TLS server, in PEM.
+	CAFile string
+
+	t    testing.TB
+	o    Options
+	db   string
+	flav flavour
+}
+
+// flavour is what the kinds of server do in their own way.
+type flavour interface {
+	pause() error   // the server hangs: connections stay, nothing is answered
+	resume() error  // and goes on
+	kill() error    // the server dies at once, as by SIGKILL
+	wipe() error    // what a killed server wrote down is gone
+	restart() error // a killed server starts again where it was
+}
+
+// Start starts a Redis for t, or names the one that HASP_TEST_REDIS gives.
+func Start(t testing.TB, o *Options) *Server {
+	t.Helper()
+	if o == nil {
+		o = &Options{}
+	}
+	s := &Server{t: t, o: *o}
+	kind, err := choose(os.Getenv(Env), o.own())
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	if o.real() && kind == "inprocess" {
+		t.Skip("needs a real Redis; this run uses miniredis")
+	}
+	switch kind {
+	case "process":
+		err = s.startProcess()
+	case "inprocess":
+		err = s.startInProcess()
+	default:
+		err = s.useURL(kind)
+	}
+	if err != nil {
+		t.Fatalf("redistest: %s: %v", Env, err)
+	}
+	announce(kind)
+	return s
+}
+
+// choose returns "process", "inprocess" or a URL.
+func choose(asked string, own bool) (string, error) {
+	_, missing := exec.LookPath("redis-server")
+	switch {
+	case asked == "process" && missing != nil:
+		return "", fmt.Errorf("%s=process, but there is no redis-server: %w", Env, missing)
+	case asked == "process", asked == "inprocess":
+		return asked, nil
+	case strings.HasPrefix(asked, "redis://") && !own:
+		return asked, nil
+	case asked == "", asked == "container", strings.HasPrefix(asked, "redis://"):
+		if missing == nil {
+			return "process", nil
+		}
+		return "inprocess", nil
+	}
+	return "", fmt.Errorf("%s=%s: want container, process, inprocess or redis://host:port", Env, asked)
+}
+
+var announced sync.Map
+
+// announce prints once for each kind what the tests use.
+func announce(kind string) {
+	if _, again := announced.LoadOrStore(kind, true); again {
+		return
+	}
+	what := kind
+	switch kind {
+	case "process":
+		out, _ := exec.Command("redis-server", "--version").Output()
+		version, _, _ := strings.Cut(string(out), " sha=")
+		what = "a redis-server process (" + version + ")"
+	case "inprocess":
+		what = "miniredis, in process"
+	default:
+		if u, err := url.Parse(kind); err == nil {
+			what = "the Redis at " + u.Host
+		}
+	}
+	note := ""
+	if os.Getenv(Env) == "container" {
+		note = "; containers are for internal/acceptance"
+	}
+	fmt.Fprintf(os.Stderr, "redistest: tests use %s%s\n", what, note)
+}
+
+func (s *Server) useURL(raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return fmt.Errorf("not a URL")
+	}
+	s.Addr, s.db = u.Host, strings.Trim(u.Path, "/")
+	if u.Port() == "" {
+		s.Addr = net.JoinHostPort(u.Hostname(), "6379")
+	}
+	s.o.User = u.User.Username()
+	s.o.Password, _ = u.User.Password()
+	s.flav = foreign{s.t}
+	return s.ready(5 * time.Second)
+}
+
+// foreign is a server that is not ours to stop.
+type foreign struct{ t testing.TB }
+
+func (f foreign) no() error      { f.t.Skip("needs a server of its own"); return nil }
+func (f foreign) pause() error   { return f.no() }
+func (f foreign) resume() error  { return f.no() }
+func (f foreign) kill() error    { return f.no() }
+func (f foreign) wipe() error    { return f.no() }
+func (f foreign) restart() error { return f.no() }
+
+// Real reports whether the server is a real Redis.
+func (s *Server) Real() bool {
+	_, mini := s.flav.(*inProcess)
+	return !mini
+}
+
+// URL is how hasp is told of the server, without its CA file.
+func (s *Server) URL() string {
+	user := ""
+	if s.o.User != "" || s.o.Password != "" {
+		user = url.UserPassword(s.o.User, s.o.Password).String() + "@"
+	}
+	switch {
+	case s.o.Unix:
+		return "unix://" + user + s.Addr
+	case s.o.TLS:
+		return "rediss://" + user + s.Addr
+	}
+	return "redis://" + user + s.Addr + "/" + cmp.Or(s.db, "0")
+}
+
+// ClientOptions are those of a go-redis client of the server; the test may
+// change them.
+func (s *Server) ClientOptions() *redis.Options {
+	o := &redis.Options{Addr: s.Addr, Username: s.o.User, Password: s.o.Password,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
+	fmt.Sscan(s.db, &o.DB)
+	if s.o.TLS {
+		pem, err := os.ReadFile(s.CAFile)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(pem)
+		o.TLSConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	return o
+}
+
+// Client returns a client of the server, which ends with the test.
+func (s *Server) Client() *redis.Client {
+	rdb := redis.NewClient(s.ClientOptions())
+	s.t.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+// Proxy returns a way to the server that can be made to fail.
+func (s *Server) Proxy() *Proxy {
+	p, err := Listen(s.t, func() (net.Conn, error) { return net.Dial(s.network(), s.Addr) })
+	if err != nil {
+		s.t.Fatalf("redistest: proxy: %v", err)
+	}
+	return p
+}
+
+// Pause has the server hang: it keeps its connections and answers nothing.
+func (s *Server) Pause() { s.t.Helper(); s.must("pause", s.flav.pause()) }
+
+// Resume ends Pause.
+func (s *Server) Resume() { s.t.Helper(); s.must("resume", s.flav.resume()) }
+
+// Kill ends the server as SIGKILL does.
+func (s *Server) Kill() { s.t.Helper(); s.must("kill", s.flav.kill()) }
+
+// Restart starts a killed server again at its address, without its data
+// unless Options.Keep.
+func (s *Server) Restart() { s.t.Helper(); s.must("restart", s.Start(true)) }
+
+// Start is Restart as a function that returns its error, and may be called on
+// any goroutine. Without data the server has lost what it kept.
+func (s *Server) Start(data bool) error {
+	if !data {
+		if err := s.flav.wipe(); err != nil {
+			return err
+		}
+	}
+	if err := s.flav.restart(); err != nil {
+		return err
+	}
+	return s.ready(startTimeout)
+}
+
+// Stop is Kill as a function that returns its error, and may be called on any
+// goroutine.
+func (s *Server) Stop() error { return s.flav.kill() }
+
+func (s *Server) must(what string, err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatalf("redistest: %s: %v", what, err)
+	}
+}
+
+const startTimeout = 10 * time.Second
+
+// ready waits until the server answers.
+func (s *Server) ready(patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for {
+		err := s.ping(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer: %w", s.Addr, err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// ping asks the server once. It looks first whether anybody listens, since
+// go-redis logs what it cannot dial.
+func (s *Server) ping(ctx context.Context) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, s.network(), s.Addr)
+	if err != nil {
+		return err
+	}
+	conn.Close()
+	o := s.ClientOptions()
+	o.DialerRetries, o.MaxRetries, o.ContextTimeoutEnabled = 1, -1, true
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	return rdb.Ping(ctx).Err()
+}
+
+func (s *Server) network() string {
+	if s.o.Unix {
+		return "unix"
+	}
+	return "tcp"
+}

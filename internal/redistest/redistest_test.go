@@ -1,0 +1,241 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func TestChoose(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // no redis-server here
+	for _, c := range []struct {
+		asked string
+		own   bool
+		want  string
+	}{
+		{"", false, "inprocess"}, {"container", false, "inprocess"}, {"inprocess", true, "inprocess"},
+		{"process", false, "!process"}, {"redis://h:1", false, "redis://h:1"}, {"redis://h:1", true, "inprocess"},
+		{"docker", false, "!want"},
+	} {
+		got, err := choose(c.asked, c.own)
+		if want, wantErr := strings.CutPrefix(c.want, "!"); wantErr {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: got %q, %v; want an error about %q", c.asked, got, err, want)
+			}
+		} else if got != c.want || err != nil {
+			t.Errorf("%q: got %q, %v; want %q", c.asked, got, err, c.want)
+		}
+	}
+}
+
+// servers starts one server of each kind there is.
+func servers(t *testing.T, o *Options, f func(t *testing.T, s *Server)) {
+	for _, kind := range []string{"process", "inprocess"} {
+		t.Run(kind, func(t *testing.T) {
+			if _, err := choose(kind, true); err != nil {
+				t.Skip(err)
+			}
+			t.Setenv(Env, kind)
+			f(t, Start(t, o))
+		})
+	}
+}
+
+func TestServersOfEveryKind(t *testing.T) {
+	for name, o := range map[string]*Options{
+		"plain":    {Own: true},
+		"password": {Password: "p@ss/word"},
+		"user":     {User: "ann", Password: "s3cret"},
+		"tls":      {TLS: true},
+		"unix":     {Unix: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			servers(t, o, func(t *testing.T, s *Server) {
+				rdb := s.Client()
+				if err := rdb.Set(t.Context(), "k", "v", 0).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if o.Password != "" {
+					bare := s.ClientOptions()
+					bare.Password = "wrong"
+					bad := redis.NewClient(bare)
+					defer bad.Close()
+					if err := bad.Ping(t.Context()).Err(); err == nil {
+						t.Error("a wrong password is taken")
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestPauseHangsTheServer(t *testing.T) {
+	servers(t, &Options{Own: true}, func(t *testing.T, s *Server) {
+		o := s.ClientOptions()
+		o.ContextTimeoutEnabled, o.MaxRetries = true, -1
+		rdb := redis.NewClient(o)
+		defer rdb.Close()
+		if err := rdb.Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s.Pause()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if err := rdb.Ping(ctx).Err(); err == nil {
+			t.Error("a paused server answers")
+		}
+		s.Resume()
+		if err := rdb.Ping(t.Context()).Err(); err != nil {
+			t.Errorf("after Resume: %v", err)
+		}
+	})
+}
+
+func TestRestartLosesDataAndScriptsUnlessKept(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		servers(t, &Options{Own: true, Keep: keep}, func(t *testing.T, s *Server) {
+			o := s.ClientOptions()
+			o.DialerRetries, o.MaxRetries = 1, -1
+			rdb := redis.NewClient(o)
+			defer rdb.Close()
+			rdb.Set(t.Context(), "k", "v", 0)
+			sha, err := rdb.ScriptLoad(t.Context(), "return 1").Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Kill()
+			if err := rdb.Ping(t.Context()).Err(); err == nil {
+				t.Error("a dead server answers")
+			}
+			s.Restart()
+			if _, err := rdb.Get(t.Context(), "k").Result(); errors.Is(err, redis.Nil) == keep {
+				t.Errorf("keep %v: get: %v", keep, err)
+			}
+			s.Kill()
+			if err := s.Start(false); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := rdb.Get(t.Context(), "k").Result(); !errors.Is(err, redis.Nil) {
+				t.Errorf("keep %v: without data: get: %v", keep, err)
+			}
+			if err := rdb.EvalSha(t.Context(), sha, nil).Err(); !redis.HasErrorPrefix(err, "NOSCRIPT") {
+				t.Errorf("a script survives: %v", err)
+			}
+		})
+	}
+}
+
+func TestProxyFaults(t *testing.T) {
+	s := Start(t, &Options{Own: true})
+	p := s.Proxy()
+	o := s.ClientOptions()
+	o.Addr, o.MaxRetries, o.ContextTimeoutEnabled = p.Addr(), -1, true
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	direct := s.Client()
+	exists := func(key string) bool { return direct.Exists(t.Context(), key).Val() == 1 }
+	set := func(key string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		return rdb.Set(ctx, key, "v", 0).Err()
+	}
+
+	for fault, carriedOut := range map[Fault]bool{LoseReply: true, HangReply: true, LoseRequest: false} {
+		key := string(rune('a' + int(fault)))
+		p.Fail("set "+key, fault)
+		if err := set(key); err == nil {
+			t.Errorf("fault %d: no error", fault)
+		}
+		if got := exists(key); got != carriedOut {
+			t.Errorf("fault %d: carried out: %v", fault, got)
+		}
+		if err := set(key); err != nil {
+			t.Errorf("after fault %d: %v", fault, err)
+		}
+	}
+
+	p.Fail("set held", HoldRequest)
+	if err := set("held"); err == nil || exists("held") {
+		t.Errorf("held: %v, exists %v", err, exists("held"))
+	}
+	p.Release()
+	for deadline := time.Now().Add(5 * time.Second); !exists("held"); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a held command is never carried out")
+		}
+	}
+
+	p.Down()
+	if err := set("x"); err == nil {
+		t.Error("no error while down")
+	}
+	p.Up()
+	p.Commands()
+	if err := set("counted"); err != nil {
+		t.Error(err)
+	}
+	if n := p.Count(); n == 0 {
+		t.Error("nothing was counted")
+	}
+	if got := p.Commands(); len(got) != 1 || got[0] != "set counted v" {
+		t.Errorf("commands: %q", got)
+	}
+	if n := p.Pending(); n != 0 {
+		t.Errorf("%d faults left", n)
+	}
+}
+
+func TestVirtualTimeEndsTerms(t *testing.T) {
+	start := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		v := Virtual(t)
+		rdb := v.Client()
+		rdb.Set(t.Context(), "k", "v", 30*time.Second)
+		time.Sleep(29 * time.Second)
+		if n := rdb.Exists(t.Context(), "k").Val(); n != 1 {
+			t.Error("gone before its term")
+		}
+		time.Sleep(2 * time.Second)
+		if n := rdb.Exists(t.Context(), "k").Val(); n != 0 {
+			t.Error("there after its term")
+		}
+		v.Proxy.Stall()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		begin := time.Now()
+		if err := rdb.Ping(ctx).Err(); err == nil {
+			t.Error("a stalled server answers")
+		}
+		if d := time.Since(begin); d != time.Hour {
+			t.Errorf("a stalled ping took %v, want an hour", d)
+		}
+	})
+	if d := time.Since(start); d > 20*time.Second {
+		t.Errorf("virtual hours took %v", d)
+	}
+}
+
+// A server that outlives its test would outlive the machine's patience.
+func TestServersEndWithTheirTest(t *testing.T) {
+	var pid int
+	t.Run("inner", func(t *testing.T) {
+		if _, err := choose("process", true); err != nil {
+			t.Skip(err)
+		}
+		t.Setenv(Env, "process")
+		pid = Start(t, nil).flav.(*process).cmd.Process.Pid
+	})
+	if pid == 0 {
+		t.Skip("no redis-server")
+	}
+	if p, err := os.FindProcess(pid); err == nil && p.Signal(syscall.Signal(0)) == nil {
+		t.Errorf("process %d is still there", pid)
+	}
+}
