@@ -1,0 +1,146 @@
+package redisstore
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+)
+
+// deadlines is a connection that remembers what was set last.
+type deadlines struct {
+	net.Conn
+	read, write time.Time
+}
+
+func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = t; return nil }
+func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = t; return nil }
+func (d *deadlines) SetDeadline(t time.Time) error      { d.read, d.write = t, t; return nil }
+
+// The orders in which a call, its end and the next call may come, each.
+func TestInterruptFindsItsConnection(t *testing.T) {
+	ended, cancel := context.WithTimeout(t.Context(), time.Hour)
+	cancel()
+	until, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	end, _ := until.Deadline()
+	use := func(c net.Conn, ctx context.Context) {
+		t, _ := ctx.Deadline()
+		c.SetWriteDeadline(t)
+		c.SetReadDeadline(t)
+	}
+	for name, f := range map[string]func(cs *calls, c net.Conn, a, b *call, over func()) time.Time{
+		"while it is used": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			use(c, a)
+			cs.interrupt(a)
+			return past
+		},
+		"before it is known": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			cs.interrupt(a)
+			use(c, a)
+			return past
+		},
+		"between write and read": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			d, _ := a.Deadline()
+			c.SetWriteDeadline(d)
+			cs.interrupt(a)
+			c.SetReadDeadline(d)
+			return past
+		},
+		"before the farewell": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			use(c, a)
+			cs.interrupt(a)
+			c.SetWriteDeadline(time.Now().Add(5 * time.Second))
+			return past
+		},
+		"in the pool, which looks after it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			use(c, a)
+			cs.interrupt(a)
+			c.SetDeadline(time.Time{})
+			use(c, b)
+			return end
+		},
+		"when the next is about to take it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			use(c, a)
+			c.SetDeadline(time.Time{})
+			cs.interrupt(a)
+			return time.Time{}
+		},
+		"when the next has taken it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			use(c, a)
+			c.SetDeadline(time.Time{})
+			cs.interrupt(a)
+			use(c, b)
+			return end
+		},
+		"when the next uses it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			use(c, a)
+			use(c, b)
+			cs.interrupt(a)
+			return end
+		},
+		"when it has returned": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+			use(c, a)
+			over()
+			cs.interrupt(a)
+			c.SetReadDeadline(end)
+			c.SetWriteDeadline(end)
+			return end
+		},
+	} {
+		var cs calls
+		d := &deadlines{}
+		a, over := cs.begin(until)
+		b, overB := cs.begin(until)
+		want := f(&cs, cs.wrap(d), a, b, over)
+		if !d.read.Equal(want) || !d.write.Equal(want) {
+			t.Errorf("%s: reads until %v, writes until %v, want %v", name, d.read, d.write, want)
+		}
+		over()
+		overB()
+		if len(cs.under) > 0 {
+			t.Errorf("%s: %d calls are not forgotten", name, len(cs.under))
+		}
+	}
+
+	var cs calls
+	d := &deadlines{}
+	a, over := cs.begin(context.Background())
+	use(cs.wrap(d), a)
+	over()
+	if !d.read.IsZero() || !d.write.IsZero() {
+		t.Errorf("without an end: reads until %v, writes until %v", d.read, d.write)
+	}
+	a, over = cs.begin(ended)
+	defer over()
+	stopped := func() bool {
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		return d.read.Equal(past)
+	}
+	for deadline := time.Now().Add(soon); !stopped(); use(cs.wrap(d), a) {
+		if time.Now().After(deadline) {
+			t.Fatal("a context that has ended interrupts nothing")
+		}
+	}
+}
+
+// BenchmarkBegin is what it costs a call to be known.
+func BenchmarkBegin(b *testing.B) {
+	var cs calls
+	c := cs.wrap(&deadlines{})
+	until, cancel := context.WithTimeout(b.Context(), time.Hour)
+	defer cancel()
+	for name, ctx := range map[string]context.Context{"cancellable": until, "background": context.Background()} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				call, end := cs.begin(ctx)
+				t, _ := call.Deadline()
+				c.SetWriteDeadline(t)
+				c.SetReadDeadline(t)
+				end()
+			}
+		})
+	}
+}

@@ -1,0 +1,103 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+)
+
+// dialer makes the connections of a Store.
+type dialer struct {
+	tls     *tls.Config // nil without TLS
+	timeout atomic.Int64
+	open    context.Context // ends with the Store
+	close   context.CancelFunc
+	calls   calls
+}
+
+func newDialer(a address, params map[string]string) (*dialer, error) {
+	d := &dialer{}
+	if a.scheme == "rediss" {
+		var err error
+		if d.tls, err = tlsConfig(a, params); err != nil {
+			return nil, err
+		}
+	}
+	d.timeout.Store(int64(dialTimeout))
+	d.open, d.close = context.WithCancel(context.Background())
+	return d, nil
+}
+
+// tlsConfig reads the files that params name.
+func tlsConfig(a address, params map[string]string) (*tls.Config, error) {
+	c := &tls.Config{ServerName: a.host, MinVersion: tls.VersionTLS12}
+	if name := params["server_name"]; name != "" {
+		c.ServerName = name
+	}
+	if file := params["ca"]; file != "" {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return nil, invalid("parameter ca: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, invalid("parameter ca: %s holds no certificate in PEM", file)
+		}
+	}
+	if params["cert"] != "" {
+		pair, err := tls.LoadX509KeyPair(params["cert"], params["key"])
+		if err != nil {
+			return nil, invalid("parameters cert and key: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+// dial connects. It does not return an error but a connection that fails with
+// it: go-redis logs dial errors to the standard error output, and after some
+// of them repeats the last one, unasked, until it finds the server back.
+func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	// go-redis dials on a goroutine of its own, apart from any caller.
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
+	defer cancel()
+	defer context.AfterFunc(d.open, cancel)()
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	if err != nil {
+		return deadConn{err}, nil
+	}
+	conn = d.calls.wrap(conn)
+	if d.tls == nil {
+		return conn, nil
+	}
+	secure := tls.Client(conn, d.tls)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return deadConn{&handshakeError{err}}, nil
+	}
+	return secure, nil
+}
+
+// handshakeError is a TLS handshake that failed. Its Unwrap is of the form
+// that go-redis, which strips one layer off an error, leaves alone.
+type handshakeError struct{ err error }
+
+func (e *handshakeError) Error() string   { return fmt.Sprintf("TLS handshake: %v", e.err) }
+func (e *handshakeError) Unwrap() []error { return []error{e.err} }
+
+// deadConn is a connection that was never made.
+type deadConn struct{ err error }
+
+func (c deadConn) Read([]byte) (int, error)         { return 0, c.err }
+func (c deadConn) Write([]byte) (int, error)        { return 0, c.err }
+func (c deadConn) Close() error                     { return nil }
+func (c deadConn) LocalAddr() net.Addr              { return nil }
+func (c deadConn) RemoteAddr() net.Addr             { return nil }
+func (c deadConn) SetDeadline(time.Time) error      { return nil }
+func (c deadConn) SetReadDeadline(time.Time) error  { return nil }
+func (c deadConn) SetWriteDeadline(time.Time) error { return nil }

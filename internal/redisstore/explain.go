@@ -1,0 +1,124 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// explain says in one line why a server could not be had, and what to do.
+// took is how long that was tried.
+func explain(err error, a address, took time.Duration) error {
+	var (
+		reply     redis.Error
+		handshake *handshakeError
+		dns       *net.DNSError
+		op        *net.OpError
+	)
+	hint := ""
+	switch {
+	case errors.As(err, &reply):
+		err, hint = firstSentence(reply), replyHint(reply.Error(), a)
+	case errors.As(err, &handshake) && timedOut(err):
+		err, hint = said{fmt.Sprintf("TLS handshake: no answer within %v", round(took)), err}, handshakeHint(handshake.err)
+	case errors.As(err, &handshake):
+		err, hint = handshake, handshakeHint(handshake.err)
+	case errors.As(err, &dns):
+		err, hint = said{"no such host", dns}, "check the host in the URL"
+	case timedOut(err):
+		err = said{fmt.Sprintf("no answer within %v", round(took)), err}
+		hint = "check host and port, and that no firewall is in between"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		err, hint = said{"connection refused", err}, "is Redis running there? check host and port"
+	case errors.Is(err, fs.ErrNotExist):
+		err, hint = said{"no such socket", err}, "is Redis running, with unixsocket set to this path?"
+	case errors.Is(err, fs.ErrPermission):
+		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		err, hint = said{"the server closed the connection", err}, "a port that speaks TLS wants rediss://"
+	case errors.As(err, &op):
+		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the server's is named already
+	default:
+		hint = "is that a Redis?"
+	}
+	if hint == "" {
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, hint)
+}
+
+// replyHint is what to do about an error that the server replied.
+func replyHint(text string, a address) string {
+	word, _, _ := strings.Cut(text, " ")
+	switch {
+	case word == "WRONGPASS", strings.Contains(text, "invalid password"), strings.Contains(text, "AUTH"):
+		return "check user and password in the URL: " + a.scheme + "://user:password@…"
+	case word == "DENIED":
+		return "give Redis a password, or have it listen on the loopback only"
+	case word == "NOPERM":
+		return "the user needs the right to run eval and evalsha"
+	case strings.Contains(text, "DB index"), strings.Contains(text, "SELECT is not allowed"):
+		return "check the number of the database in the URL"
+	case strings.Contains(text, "unknown command"):
+		return "this server runs no scripts: a sentinel, or a proxy?"
+	case word == "LOADING", word == "MASTERDOWN", word == "CLUSTERDOWN", strings.Contains(text, "max number of clients"):
+		return "try again later"
+	}
+	return ""
+}
+
+// handshakeHint is what to do about a TLS handshake that failed.
+func handshakeHint(err error) string {
+	var (
+		authority x509.UnknownAuthorityError
+		name      x509.HostnameError
+		record    tls.RecordHeaderError
+		alert     tls.AlertError
+	)
+	switch {
+	case errors.As(err, &authority):
+		return "name the file of its certificate authority: ?ca=/path/to/ca.pem"
+	case errors.As(err, &name):
+		return "name the host that the certificate is for: ?server_name=…"
+	case errors.As(err, &record), errors.Is(err, io.EOF), timedOut(err), errors.Is(err, syscall.ECONNRESET):
+		return "does this port speak TLS? one that does not wants redis://"
+	case errors.As(err, &alert):
+		return "the server may want a certificate of this client: ?cert=…&key=…"
+	}
+	return ""
+}
+
+func round(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
+
+func timedOut(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) ||
+		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, syscall.ETIMEDOUT)
+}
+
+// firstSentence shortens replies such as that of the protected mode, which is
+// a page, or of an unknown command, which repeats what it was given.
+func firstSentence(err redis.Error) error {
+	text, _, _ := strings.Cut(err.Error(), ". ")
+	text, _, _ = strings.Cut(text, ", with args")
+	return said{strings.TrimSuffix(text, "."), err}
+}
+
+// said is an error in other words.
+type said struct {
+	text string
+	err  error
+}
+
+func (s said) Error() string { return s.text }
+func (s said) Unwrap() error { return s.err }

@@ -1,0 +1,115 @@
+package redisstore
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// odd are keys that braces, or their likeness to ours, make hard.
+var odd = []string{"", "a", "123456789", "{", "}", "{}", "}{", "a{b}c", "a{}b", "{}{a}", "a}b", "a}b{c}d", "{a}b}c", "{{a}}", "{a{b}",
+	"a{b", "x}{y", "hasp:{", "hasp:{}", "hasp:{a}:fence:a", "hasp:{a}:lock:a", "hasp:{a", "\x00\r\n", "\U0001f512", "\xff{\xfe}\xfd",
+	strings.Repeat("{}", 500), strings.Repeat("}", 1000)}
+
+func TestDerivedKeysShareTheSlotOfTheLock(t *testing.T) {
+	for _, key := range append(odd, random(2000)...) {
+		lock, fence := LockKey(key), DerivedKey("fence", key)
+		if Slot(lock) != Slot(key) || Slot(fence) != Slot(key) {
+			t.Errorf("%q: slots of %q and %q differ from %d", key, lock, fence, Slot(key))
+		}
+	}
+}
+
+// The oracle is the server itself.
+func TestSlotIsThatOfRedis(t *testing.T) {
+	rdb := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}}).Client()
+	var names []string
+	for _, key := range append(odd, random(300)...) {
+		names = append(names, key, LockKey(key), DerivedKey("fence", key))
+	}
+	pipe := rdb.Pipeline()
+	want := make([]*redis.IntCmd, len(names))
+	for i, name := range names {
+		want[i] = pipe.ClusterKeySlot(t.Context(), name)
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range names {
+		if got := Slot(name); int64(got) != want[i].Val() {
+			t.Errorf("%q: slot %d, Redis says %d", name, got, want[i].Val())
+		}
+	}
+}
+
+// No key's lock or fence is another key's lock or fence.
+func TestNamesAreDistinct(t *testing.T) {
+	keys := odd
+	for _, key := range odd {
+		keys = append(keys, LockKey(key), DerivedKey("fence", key), DerivedKey("lock", key))
+	}
+	seen := map[string]string{}
+	done := map[string]bool{}
+	for _, key := range keys {
+		if done[key] {
+			continue
+		}
+		done[key] = true
+		for what, name := range map[string]string{"lock": LockKey(key), "fence": DerivedKey("fence", key)} {
+			if other, taken := seen[name]; taken {
+				t.Errorf("%q is the %s of %q and %s", name, what, key, other)
+			}
+			seen[name] = fmt.Sprintf("the %s of %q", what, key)
+		}
+	}
+}
+
+func TestAnOrdinaryKeyIsItsOwnLock(t *testing.T) {
+	for _, key := range []string{"order:7", "hasp", "hasp:7", "{a}b", "a}b"} {
+		if got := LockKey(key); got != key {
+			t.Errorf("%q: got %q", key, got)
+		}
+	}
+}
+
+// The names are a protocol: programs of all versions must agree on them.
+func TestNamesNeverChange(t *testing.T) {
+	for key, want := range map[string]string{
+		"k": "hasp:{k}:fence:k", "a{b}c": "hasp:{b}:fence:a{b}c", "a}b": "hasp:{20658}:fence:a}b", "": "hasp:{3560}:fence:",
+	} {
+		if got := DerivedKey("fence", key); got != want {
+			t.Errorf("%q: got %q, want %q", key, got, want)
+		}
+	}
+}
+
+func FuzzDerivedKey(f *testing.F) {
+	for _, key := range odd {
+		f.Add(key)
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		fence := DerivedKey("fence", key)
+		if Slot(fence) != Slot(key) || Slot(LockKey(key)) != Slot(key) || !strings.HasSuffix(fence, ":fence:"+key) {
+			t.Errorf("%q: %q", key, fence)
+		}
+	})
+}
+
+// random returns keys rich in braces.
+func random(n int) []string {
+	r := rand.New(rand.NewPCG(1, 2))
+	keys := make([]string, n)
+	for i := range keys {
+		b := make([]byte, 1+r.IntN(12))
+		for j := range b {
+			b[j] = "{}ab:\x00\xff"[r.IntN(7)]
+		}
+		keys[i] = string(b)
+	}
+	return keys
+}

@@ -1,0 +1,286 @@
+package redisstore
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func open(t *testing.T, node string, params map[string]string) (*Store, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	s, err := Open(ctx, node, params)
+	if s != nil {
+		t.Cleanup(func() { s.Close() })
+	}
+	return s, err
+}
+
+func TestOpenReachesServersOfEveryKind(t *testing.T) {
+	for name, o := range map[string]*redistest.Options{
+		"plain": nil, "password": {Password: "p@ss/w%rd?&#:"}, "user": {User: "ann", Password: "s3cret"},
+		"tls": {TLS: true}, "tls with a user": {TLS: true, User: "ann", Password: "s3cret"},
+		"socket": {Unix: true}, "socket with a password": {Unix: true, Password: "p@/w"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := redistest.Start(t, o)
+			params := map[string]string{}
+			if srv.CAFile != "" {
+				params["ca"] = srv.CAFile
+			}
+			s, err := open(t, srv.URL(), params)
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := "open:" + name
+			if _, err := s.Do(t.Context(), "set", key, "v", "px", 10000); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := srv.Client().Get(t.Context(), key).Result(); got != "v" {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestOpenUsesTheDatabase(t *testing.T) {
+	for _, unix := range []bool{false, true} {
+		srv := redistest.Start(t, &redistest.Options{Own: true, Unix: unix})
+		node, params := strings.TrimSuffix(srv.URL(), "/0")+"/3", map[string]string(nil)
+		if unix {
+			node, params = srv.URL(), map[string]string{"db": "3"}
+		}
+		s, err := open(t, node, params)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Do(t.Context(), "set", "db", "three"); err != nil {
+			t.Fatal(err)
+		}
+		o := srv.ClientOptions()
+		o.DB = 3
+		other := srv.Client()
+		if n := other.Exists(t.Context(), "db").Val(); n != 0 {
+			t.Errorf("unix %v: the key is in database 0", unix)
+		}
+	}
+}
+
+// What a person sees who mistyped something: one line, what to do, no
+// password, within the time given.
+func TestOpenSaysWhatIsWrong(t *testing.T) {
+	const secret = "hunter2"
+	plain := redistest.Start(t, &redistest.Options{Own: true})
+	locked := redistest.Start(t, &redistest.Options{Password: "other"})
+	secure := redistest.Start(t, &redistest.Options{TLS: true})
+	ca := map[string]string{"ca": secure.CAFile}
+	dir := t.TempDir()
+	for _, c := range []struct {
+		name, node string
+		params     map[string]string
+		want       []string
+	}{
+		{"wrong password", "redis://:" + secret + "@" + locked.Addr, nil, []string{locked.Addr, "WRONGPASS", "check user and password"}},
+		{"wrong user", "redis://joe:" + secret + "@" + locked.Addr, nil, []string{locked.Addr, "WRONGPASS", "check user and password"}},
+		{"no password", "redis://" + locked.Addr, nil, []string{locked.Addr, "NOAUTH", "user and password"}},
+		{"password not wanted", "redis://joe:" + secret + "@" + plain.Addr, nil, []string{plain.Addr, "check user and password"}},
+		{"nobody listens", "redis://:" + secret + "@" + deadPort(t), nil, []string{"connection refused", "is Redis running there"}},
+		{"no such socket", "unix://" + dir + "/no.sock", nil, []string{dir + "/no.sock", "no such socket", "is Redis running"}},
+		{"no such database", "redis://" + plain.Addr + "/999", nil, []string{plain.Addr, "number of the database"}},
+		{"tls to a plain port", "rediss://:" + secret + "@" + plain.Addr, ca, []string{plain.Addr, "TLS", "redis://"}},
+		{"plain to a tls port", "redis://:" + secret + "@" + secure.Addr, nil, []string{secure.Addr, "rediss://"}},
+		{"unknown authority", "rediss://:" + secret + "@" + secure.Addr, nil, []string{secure.Addr, "certificate", "?ca="}},
+		{"wrong name", "rediss://:" + secret + "@" + secure.Addr, map[string]string{"ca": secure.CAFile, "server_name": "example.org"}, []string{"example.org", "?server_name="}},
+		{"hangs", "redis://:" + secret + "@" + listener(t, hang), nil, []string{"no answer within", "check host and port"}},
+		{"hangs up", "redis://:" + secret + "@" + listener(t, func(c net.Conn) { c.Close() }), nil, []string{"closed the connection", "rediss://"}},
+		{"tls hangs", "rediss://:" + secret + "@" + listener(t, hang), nil, []string{"TLS handshake", "does this port speak TLS"}},
+		{"not a redis", "redis://:" + secret + "@" + listener(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }), nil, []string{"is that a Redis"}},
+		{"repeats what it got", "redis://:" + secret + "@" + listener(t, parrot("-ERR unknown command 'x', with args beginning with: ")), nil, []string{"unknown command"}},
+		{"repeats what it got in its own way", "redis://:" + secret + "@" + listener(t, parrot("-ERR what do you mean by ")), nil, []string{"what do you mean", "***"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if c.name == "no such database" && !plain.Real() {
+				t.Skip("miniredis has every database")
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			s, err := Open(ctx, c.node, c.params)
+			took := time.Since(began)
+			if err == nil {
+				s.Close()
+				t.Fatal("no error")
+			}
+			t.Log(err)
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not say %q", err, want)
+				}
+			}
+			for e := err; e != nil; e = errors.Unwrap(e) {
+				if strings.Contains(fmt.Sprintf("%v %+v", e, e), secret) {
+					t.Errorf("%q tells the password", e)
+				}
+			}
+			if strings.Contains(err.Error(), "\n") || len(err.Error()) > 250 {
+				t.Errorf("%q is not one short line", err)
+			}
+			if took > time.Second {
+				t.Errorf("took %v of 500ms", took)
+			}
+			if errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, backend.ErrLost) {
+				t.Errorf("%q is not an outage", err)
+			}
+		})
+	}
+}
+
+// A person who presses Ctrl-C does not wait for a server that hangs.
+func TestOpenEndsWhenCancelled(t *testing.T) {
+	asked := make(chan bool, 9)
+	addr := listener(t, func(c net.Conn) {
+		c.Read(make([]byte, 100))
+		asked <- true
+		select {}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := Open(ctx, "redis://"+addr, nil)
+		done <- err
+	}()
+	<-asked
+	cancel()
+	select {
+	case err := <-done:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("Open goes on")
+	}
+}
+
+// go-redis logs each dial that fails, and some more, unless told otherwise.
+func TestOpenLogsNothing(t *testing.T) {
+	var lines logLines
+	redis.SetLogger(&lines)
+	defer logging.Enable()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := Open(ctx, "redis://"+deadPort(t), nil); err == nil {
+		t.Error("no error")
+	}
+	if lines.n.Load() > 0 {
+		t.Errorf("%d lines logged", lines.n.Load())
+	}
+}
+
+type logLines struct{ n atomic.Int64 }
+
+func (l *logLines) Printf(context.Context, string, ...any) { l.n.Add(1) }
+
+// A server that comes back is found at once, however often it was missed:
+// go-redis by itself would repeat its last error for up to a second.
+func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	s, err := open(t, srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv.Kill()
+	for range 100 {
+		if _, err := s.Do(t.Context(), "ping"); err == nil {
+			t.Fatal("a dead server answers")
+		}
+	}
+	srv.Restart()
+	if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
+		t.Errorf("got %v, %v", v, err)
+	}
+}
+
+func TestOpenRefusesBadFiles(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "empty.pem")
+	if err := os.WriteFile(file, bytes.Repeat([]byte{'x'}, 10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, params := range []map[string]string{
+		{"ca": file}, {"ca": file + ".not"}, {"cert": file, "key": file}, {"cert": file},
+	} {
+		if _, err := open(t, "rediss://localhost:1", params); !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("%v: got %v, want ErrInvalid", params, err)
+		}
+	}
+}
+
+// listener serves each connection with f until the test ends.
+func listener(t *testing.T, f func(net.Conn)) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go f(c)
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// hang takes what it is sent and says nothing.
+func hang(c net.Conn) { io.Copy(io.Discard, c) }
+
+// parrot answers each command, as some proxies do, with an error that repeats
+// all of it.
+func parrot(prefix string) func(net.Conn) {
+	return func(c net.Conn) {
+		in := bufio.NewScanner(c)
+		for in.Scan() {
+			var n int
+			fmt.Sscanf(in.Text(), "*%d", &n)
+			var args []string
+			for range n {
+				in.Scan() // the length
+				in.Scan()
+				args = append(args, in.Text())
+			}
+			fmt.Fprintf(c, "%s%s\r\n", prefix, strings.Join(args, " "))
+		}
+	}
+}
+
+// deadPort is an address where nobody listens.
+func deadPort(t *testing.T) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
