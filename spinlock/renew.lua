@@ -1,0 +1,14 @@
+-- Prolongs a hold, and never shortens it.
+-- KEYS: the lock
+-- ARGV: the token and '#', the term in ms
+-- Returns 1, or 0 if the token does not hold the key.
+local record = redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] - 1)
+if type(record) ~= 'string' then
+	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end
+	return 0
+end
+if record ~= ARGV[1] then return 0 end
+local left = redis.call('PTTL', KEYS[1])
+-- Less than none is a key without an end, which stays one.
+if left >= 0 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 1
