@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestConform(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, store(t), "conform").want(t, 0)
+	contains(t, o.out, "pass  acquire-excludes")
+	contains(t, o.out, "pass  process-exclusion") // in processes of its own
+	contains(t, o.out, " 0 failed, ")
+	contains(t, o.out, "filelock: ")
+	if o.err != "" {
+		t.Errorf("stderr: %s", o.err)
+	}
+}
+
+// unfenced claims that it has no fence, and lies.
+func TestConformFails(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, "", "conform", "--url", "unfenced://", "--json").want(t, exitFailed)
+	contains(t, o.err, "clauses failed: ")
+	var all []clause
+	if err := json.Unmarshal([]byte(o.out), &all); err != nil {
+		t.Fatalf("%v in:\n%s", err, o.out)
+	}
+	failed := 0
+	for _, c := range all {
+		if c.Status == "fail" {
+			failed++
+			if c.Error == "" || c.Why == "" || !strings.Contains(o.err, c.Name) {
+				t.Errorf("%+v", c)
+			}
+		}
+	}
+	if failed == 0 || failed == len(all) {
+		t.Errorf("%d of %d clauses failed", failed, len(all))
+	}
+}
+
+// On a server that is reached over TCP the clauses about a bad network run too.
+func TestConformOnRedis(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, redisURL(t, redistest.Start(t, nil)), "conform").want(t, 0)
+	contains(t, o.out, "pass  link-outage")
+	contains(t, o.out, " 0 failed, ")
+}
+
+func TestHostOf(t *testing.T) {
+	t.Parallel()
+	for node, want := range map[string][3]string{
+		"redis://u:p@ss/w@h:1/2": {"redis://u:p@ss/w@", "h:1", "/2"},
+		"redis://h:1":            {"redis://", "h:1", ""},
+		"redis://[::1]:1/0":      {"redis://", "[::1]:1", "/0"},
+	} {
+		before, host, after, ok := hostOf(node)
+		if got := [3]string{before, host, after}; got != want || !ok {
+			t.Errorf("%s: %q %v, want %q", node, got, ok, want)
+		}
+	}
+	for _, node := range []string{"rediss://h:1", "redis://h", "redis://a:1,b:2", "unix:///h:1", "/var/lock", ""} {
+		if _, host, _, ok := hostOf(node); ok {
+			t.Errorf("%s: %q is no host", node, host)
+		}
+	}
+}
+
+func TestStrategies(t *testing.T) {
+	t.Parallel()
+	o := call("strategies").want(t, 0)
+	for _, want := range []string{"filelock", "memlock://", "spinlock+redis://"} {
+		contains(t, o.out, want)
+	}
+	var all []strategy
+	if err := json.Unmarshal([]byte(call("strategies", "--json").want(t, 0).out), &all); err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 3 {
+		t.Errorf("%+v", all)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
+	contains(t, call("__complete", "inspect", "--url", "").want(t, 0).out, "spinlock+redis://")
+	contains(t, call("version").want(t, 0).out, "hasp ")
+	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
+}

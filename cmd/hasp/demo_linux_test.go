@@ -1,0 +1,81 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// On a terminal the demo draws; all of it stays within the terminal, and the
+// cursor is shown again.
+func TestDemoOnATerminal(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, "", false, "demo", "--workers", "3", "--increments", "5", "--work", "3ms", "--ttl", "500ms")
+	s.report.expect("exited 0")
+	s.end()
+	text := s.String()
+	for _, want := range []string{"hasp demo", "█", "✗", "░", "\x1b[?25l", "\x1b[?25h", "15 of 15", "killed", "ok: the number is 15"} {
+		contains(t, text, want)
+	}
+	if strings.LastIndex(text, "\x1b[?25h") < strings.LastIndex(text, "\x1b[?25l") {
+		t.Error("the cursor stays hidden")
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		if n := columns(line); n > 100 && strings.Contains(line, "\x1b[K") {
+			t.Errorf("%d columns: %q", n, line)
+		}
+	}
+}
+
+// Nobody is left of a demo that is interrupted or killed: the descriptor that
+// all its processes inherit is closed by the last of them.
+func TestDemoLeavesNobody(t *testing.T) {
+	t.Parallel()
+	for sig, code := range map[syscall.Signal]int{unix.SIGINT: 130, unix.SIGTERM: 143, unix.SIGKILL: -1} {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			t.Parallel()
+			alive, w := output(t, nil)
+			cmd := self(t.Context(), t, "hasp", "", "demo", "--increments", "10000")
+			cmd.ExtraFiles = []*os.File{w}
+			tmp := t.TempDir()
+			cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
+			p := start(t, cmd)
+			w.Close()
+			p.out.expect("writes 3 of")
+			if err := p.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			p.wait().want(t, code)
+			alive.end()
+			if left, _ := os.ReadDir(tmp); len(left) > 0 && sig != unix.SIGKILL {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// hasp demo | head
+func TestDemoIntoAClosedPipe(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmp := t.TempDir()
+	cmd := self(t.Context(), t, "hasp", "", "demo", "--increments", "10000")
+	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
+	p := startWith(t, cmd, w, nil)
+	if _, err := r.Read(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	if o := p.wait().want(t, 128+int(unix.SIGPIPE)); o.err != "" {
+		t.Errorf("stderr: %s", o.err)
+	}
+	if left, _ := os.ReadDir(tmp); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}

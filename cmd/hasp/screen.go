@@ -1,0 +1,255 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+// Sizes of the moving picture, in columns and lines.
+const (
+	minWidth    = 72
+	maxWidth    = 132
+	leftWidth   = 16
+	rightWidth  = 24
+	maxNotes    = 4
+	aroundLanes = 7 + maxNotes // lines that are not lanes
+)
+
+// step is the time that half a column of the moving picture stands for.
+const step = 20 * time.Millisecond
+
+// Styles, as parameters of the terminal's SGR sequence.
+const (
+	styleBold = "1"
+	styleDim  = "2"
+	styleDead = "38;5;196"
+	styleGood = "38;5;78"
+)
+
+// lanes take these colours in turn, in the terminal and in the picture.
+var (
+	laneColours = []int{39, 214, 170, 78, 221, 75, 209, 150}
+	laneHex     = []string{"#00afff", "#ffaf00", "#d75fd7", "#5fd787", "#ffd75f", "#5fafff", "#ff875f", "#afd787"}
+)
+
+func laneStyle(i int) string { return fmt.Sprintf("38;5;%d", laneColours[i%len(laneColours)]) }
+
+// screen draws the demo over and over in the same place.
+type screen struct {
+	out    io.Writer
+	d      *demo
+	width  int
+	resize func() int // the terminal's width now
+	colour bool
+	height int // lines drawn last time
+	notes  []note
+	last   *timeline
+}
+
+type note struct {
+	at   time.Duration
+	text string
+}
+
+func newScreen(out io.Writer, d *demo, resize func() int) *screen {
+	fmt.Fprint(out, "\x1b[?25l") // hide the cursor
+	return &screen{out: out, d: d, resize: resize, colour: os.Getenv("NO_COLOR") == ""}
+}
+
+func (s *screen) wrote(*timeline, int, time.Duration, int) {}
+
+func (s *screen) note(at time.Duration, text string) {
+	s.notes = append(s.notes, note{at, text})
+	s.notes = s.notes[max(0, len(s.notes)-maxNotes):]
+}
+
+// draw shows the last few seconds.
+func (s *screen) draw(t *timeline) {
+	s.last = t
+	s.width = min(max(s.resize(), minWidth)-1, maxWidth)
+	columns := s.columns()
+	end := t.now() / step * step // so that what was drawn moves, and does not flicker
+	s.paint(t, end-time.Duration(2*columns)*step, step, t.now())
+}
+
+// close shows the whole run, and leaves it there.
+func (s *screen) close() {
+	if t := s.last; t != nil {
+		end := t.end()
+		s.paint(t, 0, max(end/time.Duration(2*s.columns()), 1), end)
+	}
+	fmt.Fprint(s.out, "\x1b[?25h")
+}
+
+func (s *screen) columns() int { return s.width - leftWidth - rightWidth }
+
+// paint draws everything. Each half of a column of a lane shows the state at
+// one moment, the same in all lanes, so that two lanes are marked in one place
+// only if two really held at once.
+func (s *screen) paint(t *timeline, from, half, now time.Duration) {
+	var lines []string
+	add := func(build func(r *row)) {
+		r := &row{max: s.width, colour: s.colour}
+		build(r)
+		lines = append(lines, r.String())
+	}
+	add(func(r *row) {
+		r.put(styleBold, "  hasp demo  ")
+		r.put(styleDim, fmt.Sprintf("%s · one number in a file · %s", count(s.d.workers, "process", "processes"), s.d.place))
+	})
+	add(func(*row) {})
+	add(func(r *row) { s.progress(r, t, now) })
+	add(func(*row) {})
+	for i := range max(len(t.lanes), s.d.workers) {
+		add(func(r *row) { s.lane(r, t, i, from, half, now) })
+	}
+	add(func(*row) {})
+	add(s.legend)
+	for _, n := range s.notes {
+		add(func(r *row) {
+			r.put(styleDim, fmt.Sprintf("%9.2fs  ", n.at.Seconds()))
+			r.put("", n.text)
+		})
+	}
+	var b strings.Builder
+	if s.height > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA", s.height)
+	}
+	for _, line := range lines {
+		b.WriteString("\r" + line + "\x1b[K\n")
+	}
+	b.WriteString("\x1b[J")
+	s.height = len(lines)
+	_, _ = io.WriteString(s.out, b.String())
+}
+
+// progress draws the number as a bar, an eighth of a column at a time.
+func (s *screen) progress(r *row, t *timeline, now time.Duration) {
+	n := 0
+	if len(t.number) > 0 {
+		n = t.number[len(t.number)-1].n
+	}
+	text := fmt.Sprintf("  %d of %d", n, s.d.expected())
+	elapsed := fmt.Sprintf("%8.2fs", now.Seconds())
+	full := (s.width - leftWidth - rightWidth) * 8
+	eighths := min(full*n/s.d.expected(), full)
+	bar := strings.Repeat("█", eighths/8)
+	if rest := eighths % 8; rest > 0 {
+		bar += string([]rune(" ▏▎▍▌▋▊▉")[rest])
+	}
+	r.put("", fmt.Sprintf("%-*s", leftWidth, "  number"))
+	r.put(styleGood, bar)
+	r.put(styleDim, strings.Repeat("·", full/8-(eighths+7)/8))
+	r.put(styleBold, fmt.Sprintf("%-14s", text))
+	r.put(styleDim, elapsed)
+}
+
+// lane draws one worker: who it is, what it did, what it does.
+func (s *screen) lane(r *row, t *timeline, i int, from, half, now time.Duration) {
+	if i >= len(t.lanes) {
+		return
+	}
+	l := &t.lanes[i]
+	r.put(laneStyle(i), fmt.Sprintf("  %-3d", i+1))
+	r.put(styleDim, fmt.Sprintf("%-*s", leftWidth-5, fmt.Sprintf("pid %d", l.pid)))
+	died := openEnd
+	if l.killed {
+		died = t.killed.at
+	}
+	for c := range s.columns() {
+		at := from + time.Duration(2*c)*half
+		if died >= at && died < at+2*half {
+			r.put(styleDead, "✗")
+		} else {
+			drawCell(r, laneStyle(i), l.at(at).state, l.at(at+half).state)
+		}
+	}
+	s.status(r, l, now)
+}
+
+// drawCell draws two moments in one column. A hold is never left out for a
+// wait beside it.
+func drawCell(r *row, style string, a, b state) {
+	switch {
+	case a == holding && b == holding:
+		r.put(style, "█")
+	case a == holding:
+		r.put(style, "▌")
+	case b == holding:
+		r.put(style, "▐")
+	case a == dead || b == dead:
+		r.put(styleDead, "░")
+	case a == waiting || b == waiting:
+		r.put(styleDim, "─")
+	default:
+		r.put("", " ")
+	}
+}
+
+// status says in words what a worker does now.
+func (s *screen) status(r *row, l *lane, now time.Duration) {
+	r.put(styleBold, fmt.Sprintf("  %3d ", l.done))
+	switch sp := l.at(now); {
+	case sp.state == dead:
+		r.put(styleDead, "dead, still locked")
+	case l.killed:
+		r.put(styleDead, "killed")
+	case l.ended:
+		r.put(styleGood, "done")
+	case sp.state == holding:
+		r.put(styleBold, "holds "+short(now-sp.from))
+	case sp.state == waiting:
+		r.put(styleDim, "waits "+short(now-sp.from))
+	}
+}
+
+func (s *screen) legend(r *row) {
+	r.put("", fmt.Sprintf("%-*s", leftWidth, ""))
+	if s.d.noLock {
+		r.put(styleBold, "█")
+		r.put(styleDim, " reads, thinks and writes, whoever else does")
+		return
+	}
+	r.put(styleBold, "█")
+	r.put(styleDim, " holds   ─ waits   ")
+	r.put(styleDead, "✗")
+	r.put(styleDim, " killed   ")
+	r.put(styleDead, "░")
+	r.put(styleDim, " still locked by the dead")
+}
+
+// row is one line of the screen, no longer than max.
+type row struct {
+	b      strings.Builder
+	n, max int
+	style  string
+	colour bool
+}
+
+// put adds text, each rune of which is one column wide.
+func (r *row) put(style, text string) {
+	if r.colour && style != r.style {
+		r.b.WriteString("\x1b[0")
+		if style != "" {
+			r.b.WriteString(";" + style)
+		}
+		r.b.WriteString("m")
+		r.style = style
+	}
+	for _, c := range text {
+		if r.n < r.max {
+			r.b.WriteRune(c)
+			r.n++
+		}
+	}
+}
+
+func (r *row) String() string {
+	if r.style != "" {
+		return r.b.String() + "\x1b[0m"
+	}
+	return r.b.String()
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	roles["shell"] = shell
+	roles["steady"] = steady
+	roles["busy"] = busy
+}
+
+// steady ends by SIGINT, and dies of SIGTERM. It starts no processes: a stop
+// that meets a shell between vfork and exec stops its child, and leaves the
+// shell itself neither running nor stopped.
+func steady([]string) int {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, unix.SIGINT)
+	fmt.Println("ready")
+	<-ch
+	fmt.Println("caught")
+	return 4
+}
+
+// busy works as hard as it can, which is seen by the length of a file. It dies
+// of SIGTERM.
+func busy(args []string) int {
+	f, err := os.OpenFile(args[0], os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return 1
+	}
+	fmt.Println("ready")
+	for err == nil {
+		_, err = f.Write([]byte{'.'})
+	}
+	return 1
+}
+
+// runRole are arguments of hasp that run a helper.
+func runRole(t *testing.T, as string, args ...string) []string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{"run", "key", "--ttl", "300ms", "--", "env", role + "=" + as, exe}, args...)
+}
+
+// shell is a shell with job control, for one job: it runs args in a process
+// group of their own, in the foreground unless the first is "&". It reports
+// on descriptor 3 what becomes of the job and who has the terminal then, and
+// takes "fg" and "bg" on descriptor 4.
+func shell(args []string) int {
+	unix.CloseOnExec(3)
+	unix.CloseOnExec(4)
+	report, orders := os.NewFile(3, "report"), bufio.NewReader(os.NewFile(4, "orders"))
+	// Caught and not ignored: a job inherits what is ignored.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP)
+	background := args[0] == "&"
+	if background {
+		args = args[1:]
+	}
+	os.Setenv(role, "hasp")
+	job, err := syscall.ForkExec(args[0], args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2},
+		Sys: &syscall.SysProcAttr{Setpgid: true, Foreground: !background, Ctty: 0, Pdeathsig: unix.SIGKILL}})
+	if err != nil {
+		fmt.Fprintln(report, err)
+		return 1
+	}
+	signal.Ignore(unix.SIGTTOU)
+	for {
+		var ws syscall.WaitStatus
+		if _, err := syscall.Wait4(job, &ws, syscall.WUNTRACED, nil); err == syscall.EINTR {
+			continue
+		}
+		who := "another group has the terminal"
+		switch pgrp, _ := unix.IoctlGetInt(0, unix.TIOCGPGRP); pgrp {
+		case job:
+			who = "the job has the terminal"
+		case unix.Getpgrp():
+			who = "the shell has the terminal"
+		}
+		if err := unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, unix.Getpgrp()); err != nil {
+			who += ", and " + err.Error()
+		}
+		switch {
+		case ws.Exited():
+			fmt.Fprintf(report, "exited %d: %s\n", ws.ExitStatus(), who)
+			return 0
+		case ws.Signaled():
+			fmt.Fprintf(report, "killed by %d: %s\n", ws.Signal(), who)
+			return 0
+		}
+		fmt.Fprintf(report, "stopped: %s\n", who)
+		order, err := orders.ReadString('\n')
+		if err != nil {
+			return 1
+		}
+		if order == "fg\n" {
+			_ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, job)
+		}
+		_ = unix.Kill(-job, unix.SIGCONT)
+		fmt.Fprint(report, "continued\n")
+	}
+}
+
+// session is a person at a terminal with a shell that runs one job.
+type session struct {
+	*person
+	piped  *stream // the job's standard output, if that is not the terminal
+	report *stream
+	orders *os.File
+}
+
+// startSession runs hasp with args, or args after "&" in the background.
+func startSession(t *testing.T, url string, piped bool, args ...string) *session {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if args[0] == "&" {
+		args = append([]string{"&", exe}, args[1:]...)
+	} else {
+		args = append([]string{exe}, args...)
+	}
+	return startJobIn(t, self(t.Context(), t, "shell", url, args...), piped)
+}
+
+func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
+	t.Helper()
+	p, slave := openPTY(t)
+	s := &session{person: p}
+	var reportW, ordersR *os.File
+	s.report, reportW = output(t, nil)
+	ordersR, ordersW, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.orders = ordersW
+	t.Cleanup(func() { ordersW.Close() })
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	if piped {
+		var w *os.File
+		s.piped, w = output(t, nil)
+		cmd.Stdout = w
+		defer w.Close()
+	}
+	cmd.ExtraFiles = []*os.File{reportW, ordersR}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	slave.Close()
+	reportW.Close()
+	ordersR.Close()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return s
+}
+
+func (s *session) order(text string) {
+	s.t.Helper()
+	if _, err := s.orders.Write([]byte(text + "\n")); err != nil {
+		s.t.Fatal(err)
+	}
+}

@@ -1,0 +1,66 @@
+//go:build unix
+
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestSignalsReachTheWholeGroup(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH} {
+		name := unix.SignalName(sig)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			short := strings.TrimPrefix(name, "SIG")
+			p := startHasp(t, store(t), "run", "key", "--", "sh", "-c",
+				`trap 'echo leader; exit 9' `+short+`
+				 sh -c 'trap "echo child; exit" `+short+`; echo ready; while :; do sleep 0.05; done'
+				 exit 1`)
+			p.out.expect("ready")
+			if err := p.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			o := p.wait().want(t, 9)
+			contains(t, o.out, "leader")
+			contains(t, o.out, "child")
+		})
+	}
+}
+
+func TestSignalThatEndsTheCommandIsInTheExitCode(t *testing.T) {
+	t.Parallel()
+	p := startHasp(t, store(t), "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600")
+	p.out.expect("ready")
+	if err := p.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if o := p.wait().want(t, 128+15); o.err != "" {
+		t.Errorf("stderr: %s", o.err)
+	}
+}
+
+// nohup(1) relies on it.
+func TestIgnoredSignalStaysIgnored(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	cmd := self(t.Context(), t, "hasp", url)
+	cmd.Args = append([]string{"sh", "-c", `trap '' HUP; exec "$0" "$@"`, cmd.Path},
+		"run", "key", "--", "sh", "-c", "echo ready; cat; echo survived")
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Path = sh
+	p := start(t, cmd)
+	p.out.expect("ready")
+	if err := p.cmd.Process.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	p.in.Close()
+	contains(t, p.wait().want(t, 0).out, "survived")
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// whereAmI prints whether it is in the foreground.
+const whereAmI = `set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo foreground || echo background; `
+
+func TestTerminalIsLentToTheCommand(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"; exit 6`)
+	s.expect("foreground")
+	s.types("some text\n")
+	s.expect("got some text")
+	s.report.expect("exited 6: the job has the terminal") // hasp took it back
+}
+
+func TestTerminalIsTakenBackFromACommandThatCannotRun(t *testing.T) {
+	t.Parallel()
+	file := t.TempDir() + "/program"
+	if err := os.WriteFile(file, []byte("#!/hasp/no/such/interpreter\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := startSession(t, store(t), false, "run", "key", "--", file)
+	s.report.expect("exited 127: the job has the terminal")
+}
+
+func TestCtrlCEndsTheCommandAndHasp(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	s := startSession(t, url, false, "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600")
+	s.expect("ready")
+	s.types("\x03")
+	s.report.expect("killed by 2: the job has the terminal")
+	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, 0) // it was unlocked first
+}
+
+func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
+	t.Parallel()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startJobIn(t, self(t.Context(), t, "shell", store(t), "/bin/sh", "-c", `"$0" "$@"; echo went on`,
+		exe, "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600"), false)
+	s.expect("ready")
+	s.types("\x03")
+	s.report.expect("killed by 2")
+	s.end()
+	if strings.Contains(s.String(), "went on") {
+		t.Error("the script went on")
+	}
+}
+
+func TestCtrlCIsTheCommandsAffair(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), false, runRole(t, "steady")...)
+	s.expect("ready")
+	s.types("\x03")
+	s.expect("caught")
+	s.report.expect("exited 4")
+}
+
+func TestCtrlZStopsAndFgGoesOn(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	s := startSession(t, url, false, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
+	s.expect("foreground")
+	s.types("\x1a")
+	s.report.expect("stopped: the job has the terminal")
+	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, exitNotAcquired) // still held
+	s.order("fg")
+	s.types("more\n")
+	s.expect("got more")
+	s.report.expect("exited 0: the job has the terminal")
+}
+
+// Ctrl-Z, a look at something else, and fg after the term: the lock is gone,
+// and the command does not go on by itself.
+func TestCtrlZPastTheTerm(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	file := t.TempDir() + "/work"
+	s := startSession(t, url, false, runRole(t, "busy", file)...)
+	s.expect("ready")
+	s.types("\x1a")
+	s.report.expect("stopped")
+	runHasp(t, url, "run", "key", "--wait", "20s", "--", "true").want(t, 0)
+	before, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.order("fg")
+	s.report.expect(fmt.Sprintf("exited %d: the job has the terminal", exitLost))
+	s.expect("hasp was stopped for longer than its term")
+	after, err := os.Stat(file)
+	if err != nil || after.Size() != before.Size() {
+		t.Errorf("the command went on without the lock: it wrote %d bytes (%v)", after.Size()-before.Size(), err)
+	}
+}
+
+// In $(…) or a pipe the command is lent the terminal when it reads from it.
+func TestTerminalIsLentOnDemand(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), true, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
+	s.piped.expect("background")
+	s.types("text\n")
+	s.piped.expect("got text")
+	s.report.expect("exited 0: the job has the terminal")
+}
+
+// Ctrl-C and Ctrl-Z reach hasp instead of the command then.
+func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), true, runRole(t, "steady")...)
+	s.piped.expect("ready")
+	s.types("\x1a")
+	s.report.expect("stopped")
+	s.order("fg")
+	s.report.expect("continued")
+	s.types("\x03")
+	s.piped.expect("caught")
+	s.report.expect("exited 4")
+}
+
+// A job in the background stops when its command reads, as every job does.
+func TestBackgroundJobStopsWhenItReads(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), false, "&", "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
+	s.expect("background")
+	s.report.expect("stopped: the shell has the terminal")
+	s.order("fg")
+	s.types("text\n")
+	s.expect("got text")
+	s.report.expect("exited 0: the job has the terminal")
+}
+
+// kill -STOP, and bg: the terminal is the shell's from then on.
+func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
+	t.Parallel()
+	fifo := t.TempDir() + "/fifo"
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c", `echo "hasp is $PPID."; read x < "$0"`, fifo)
+	s.expect(".\r\n")
+	var pid int
+	if _, err := fmt.Sscanf(s.String(), "hasp is %d.", &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s.report.expect("stopped")
+	s.order("bg")
+	s.report.expect("continued")
+	if err := os.WriteFile(fifo, []byte("go on\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	s.report.expect("exited 0: the shell has the terminal")
+}
+
+// Under ssh or in a container no shell would continue a stopped hasp.
+func TestCtrlZWithoutAShellGoesOn(t *testing.T) {
+	t.Parallel()
+	p, slave := openPTY(t)
+	cmd := self(t.Context(), t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; read x; echo got $x")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	slave.Close()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	p.expect("ready")
+	p.types("\x1a")
+	p.types("text\n")
+	p.expect("got text")
+}
+
+func TestBreakAsks(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]struct{ says, code string }{
+		"y\n": {"broke \"key\"", "exited 0"},
+		"n\n": {"was not broken", "exited 1"},
+		"\n":  {"was not broken", "exited 1"},
+	} {
+		t.Run(fmt.Sprintf("%q", answer), func(t *testing.T) {
+			t.Parallel()
+			url := store(t)
+			hold(t, url, "key")
+			s := startSession(t, url, false, "break", "key")
+			s.expect("Break it? [y/N]")
+			s.types(answer)
+			s.expect(want.says)
+			s.report.expect(want.code)
+		})
+	}
+}
+
+func TestBreakMeansTheHolderThatWasShown(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	first := hold(t, url, "key")
+	s := startSession(t, url, false, "break", "key")
+	s.expect("Break it? [y/N]")
+	first.in.Close()
+	first.wait().want(t, 0)
+	second := hold(t, url, "key")
+	s.types("y\n")
+	s.expect("has changed hands")
+	s.report.expect("exited 1")
+	second.in.Close()
+	second.wait().want(t, 0) // and not lost
+}
+
+func TestCtrlCEndsTheQuestion(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	hold(t, url, "key")
+	s := startSession(t, url, false, "break", "key")
+	s.expect("Break it? [y/N]")
+	s.types("\x03")
+	s.report.expect("exited 130")
+}
