@@ -1,0 +1,116 @@
+package acceptance
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	_ "github.com/hasplock/hasp/filelock"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/redistest/container"
+	_ "github.com/hasplock/hasp/memlock"
+	_ "github.com/hasplock/hasp/spinlock"
+)
+
+// stores are where the strategies keep their locks; each strategy that is
+// registered has one.
+var stores = map[string]func(t *testing.T, h *conformance.Harness){
+	"memlock":  inMemory,
+	"filelock": inDirectory,
+	"spinlock": inRedis(conformance.Cost{Waiting: 60}), // as in the strategy's own test
+}
+
+func TestEveryStrategyConforms(t *testing.T) {
+	if os.Getenv(redistest.Env) != "container" {
+		t.Skipf("needs containers: set %s=container", redistest.Env)
+	}
+	for _, strategy := range hasp.Strategies() {
+		t.Run(strategy, func(t *testing.T) {
+			store, ok := stores[strategy]
+			if !ok {
+				t.Fatal("registered, and no store to check it on: add one")
+			}
+			h := conformance.Harness{Open: func(ctx context.Context, store string) (backend.Driver, error) {
+				return hasp.Config{Strategy: strategy, Nodes: []string{store}}.Driver(ctx)
+			}}
+			store(t, &h)
+			conformance.Run(t, h)
+		})
+	}
+}
+
+func inMemory(t *testing.T, h *conformance.Harness) {
+	h.Store = func(context.Context) (string, func(), error) { return t.Name(), func() {}, nil }
+}
+
+func inDirectory(t *testing.T, h *conformance.Harness) {
+	h.Store = func(context.Context) (string, func(), error) {
+		dir, err := os.MkdirTemp("", "acceptance-")
+		return dir, func() { os.RemoveAll(dir) }, err
+	}
+}
+
+// inRedis starts a container, and a proxy before it that counts commands.
+func inRedis(cost conformance.Cost) func(t *testing.T, h *conformance.Harness) {
+	return func(t *testing.T, h *conformance.Harness) {
+		var srv *container.Server
+		var proxy *redistest.Proxy
+		h.Cost = cost
+		h.Store = func(context.Context) (string, func(), error) {
+			srv = container.Start(t)
+			var err error
+			proxy, err = redistest.Listen(t, func() (net.Conn, error) { return net.Dial("tcp", srv.Addr) })
+			if err != nil {
+				return "", nil, err
+			}
+			return "redis://" + proxy.Addr(), func() {}, nil
+		}
+		h.Stop = func(ctx context.Context, _ string) error { return srv.Kill(ctx) }
+		h.Start = func(ctx context.Context, _ string, data bool) error { return srv.Start(ctx, data) }
+		h.Link = func(_ context.Context, store string) (*conformance.Link, error) {
+			l, err := conformance.TCP(strings.TrimPrefix(store, "redis://"))
+			if err == nil {
+				l.Store = "redis://" + l.Store
+			}
+			return l, err
+		}
+		h.Commands = func(context.Context, string) (int64, error) { return proxy.Count(), nil }
+	}
+}
+
+// A server that hangs keeps its connections: the container's own way of it.
+func TestContainerThatIsPaused(t *testing.T) {
+	if os.Getenv(redistest.Env) != "container" {
+		t.Skipf("needs containers: set %s=container", redistest.Env)
+	}
+	srv := container.Start(t)
+	c, err := hasp.Open(t.Context(), "spinlock+redis://"+srv.Addr+"?timeout=300ms", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := c.Lock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := srv.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.TryLock(t.Context(), "other"); err == nil || errors.Is(err, hasp.ErrHeld) {
+		t.Errorf("trylock: %v", err)
+	}
+	if err := srv.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Errorf("unlock: %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}

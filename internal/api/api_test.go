@@ -1,0 +1,137 @@
+// Package api checks that the exported API is what api.txt says, so that no
+// change of it goes unnoticed.
+package api
+
+import (
+	"bytes"
+	"flag"
+	"go/ast"
+	"go/parser"
+	"go/printer"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write api.txt")
+
+const root = "../.."
+
+func TestAPI(t *testing.T) {
+	got := exported(t)
+	file := filepath.Join(root, "api.txt")
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Equal(got, want) {
+		return
+	}
+	gotLines, wantLines := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+	for _, l := range gotLines {
+		if !slices.Contains(wantLines, l) {
+			t.Errorf("new:  %s", l)
+		}
+	}
+	for _, l := range wantLines {
+		if !slices.Contains(gotLines, l) {
+			t.Errorf("gone: %s", l)
+		}
+	}
+	t.Error("the exported API differs from api.txt; if that is meant, run: make api.txt")
+}
+
+// exported returns every exported declaration of every package that others
+// can import, a line each, sorted.
+func exported(t *testing.T) []byte {
+	var lines []string
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "internal" || name == "cmd" || name == "bench" || name == "testdata") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, path, nil, 0)
+		if err != nil {
+			return err
+		}
+		ast.FileExports(f)
+		for _, decl := range f.Decls {
+			for _, l := range declared(fset, decl) {
+				lines = append(lines, f.Name.Name+": "+l)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(lines)
+	return []byte(strings.Join(slices.Compact(lines), "\n") + "\n")
+}
+
+// declared returns what decl declares, with all white space in one line.
+func declared(fset *token.FileSet, decl ast.Decl) []string {
+	var nodes []any
+	keyword := ""
+	switch d := decl.(type) {
+	case *ast.FuncDecl:
+		if d.Recv != nil && !ast.IsExported(receiver(d.Recv.List[0].Type)) {
+			return nil
+		}
+		d.Body = nil
+		nodes = append(nodes, d)
+	case *ast.GenDecl:
+		keyword = d.Tok.String() + " "
+		for _, s := range d.Specs {
+			switch s := s.(type) {
+			case *ast.ValueSpec:
+				for _, n := range s.Names {
+					one := &ast.ValueSpec{Names: []*ast.Ident{n}, Type: s.Type}
+					if d.Tok == token.CONST && len(s.Names) == 1 {
+						one.Values = s.Values
+					}
+					nodes = append(nodes, one)
+				}
+			case *ast.TypeSpec:
+				nodes = append(nodes, s)
+			}
+		}
+	}
+	var out []string
+	for _, n := range nodes {
+		var b bytes.Buffer
+		printer.Fprint(&b, fset, n)
+		out = append(out, keyword+strings.Join(strings.Fields(b.String()), " "))
+	}
+	return out
+}
+
+// receiver returns the name of a method's type.
+func receiver(x ast.Expr) string {
+	switch x := x.(type) {
+	case *ast.StarExpr:
+		return receiver(x.X)
+	case *ast.IndexExpr:
+		return receiver(x.X)
+	case *ast.Ident:
+		return x.Name
+	}
+	return ""
+}
