@@ -246,6 +246,11 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 	}
 	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, doubted: -1, limit: never, index: -1}
 	h.confirmed = min(max(start, until.add(-term)), now)
+	since := h.confirmed
+	if until.add(-term) < start {
+		since = now // a Waiter's grant of less than the whole term, which began nobody knows when
+	}
+	h.due = since.add(spread(until.sub(since) / renewalsPerT))
 	h.deadline.Store(int64(until))
 	return h, nil
 }

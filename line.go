@@ -180,7 +180,6 @@ func (c *Client) hold(ctx context.Context, r *request, ln *line, h *hold) *Lease
 		h.claim.TTL = r.ttl
 		h.limit = l.maxHold
 	}
-	h.due = h.confirmed.add(spread(instant(h.deadline.Load()).sub(h.confirmed) / 3))
 	c.schedule(h)
 	return l
 }

@@ -220,5 +220,5 @@ func (c *Client) claim(r *request, token string) backend.Claim {
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
-		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced}
+		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Renewed: !r.noRenew}
 }

@@ -250,6 +250,10 @@ type Claim struct {
 
 	// Fenced asks for a fence.
 	Fenced bool
+
+	// Renewed says that the hold will be renewed from a third of its term on,
+	// so that Wait may grant less than TTL.
+	Renewed bool
 }
 
 // Grant is what a driver answers.
@@ -262,7 +266,8 @@ type Grant struct {
 	// Until is the end of the term as far as the holder may trust it, read
 	// from this process's clock. The zero value means: the moment the call
 	// began + TTL − [Drift](TTL), which is right for every store that starts
-	// the whole term when it is asked.
+	// the whole term when it is asked. The first renewal comes after a third
+	// of what is left then.
 	Until time.Time
 }
 
