@@ -181,7 +181,7 @@ func (w *wait) talk(ctx context.Context) (*hold, error) {
 			return h, nil
 		}
 		if waits {
-			asked = w.c.clock.now() // it rode out what came before
+			asked = w.c.outageOf(err) // the wait itself may have begun long before
 		}
 		if over, why := w.over(ctx, err, asked, last); over {
 			return nil, why
@@ -315,6 +315,17 @@ func (w *wait) health(said error, asked instant) time.Duration {
 		ln.sick, ln.ailing = true, asked
 	}
 	return now.sub(max(ln.ailing, w.start))
+}
+
+// outageOf is when an outage began that a Waiter reports with err: when it
+// says so, and else a moment ago.
+func (c *Client) outageOf(err error) instant {
+	now := c.clock.now()
+	var dated interface{ Since() time.Time }
+	if !errors.As(err, &dated) {
+		return now
+	}
+	return min(c.clock.at(dated.Since(), c.clock.slept.Load()), now)
 }
 
 // why is the error of a wait that its own bounds have ended.

@@ -289,6 +289,57 @@ func (s *stuck) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error
 	return s.faulty.Driver.Acquire(ctx, c)
 }
 
+// An outage that a Waiter has ridden out is not ridden out again by the
+// engine: Options.Timeout bounds the whole of it.
+func TestOutageIsCountedOnce(t *testing.T) {
+	for name, dated := range map[string]func(since time.Time) error{
+		"as it is": func(since time.Time) error { return outage{errNet, since} },
+		"a deadline's": func(since time.Time) error {
+			return outage{context.DeadlineExceeded, since}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := &enduring{heldByAnother(t), dated}
+				c := hasp.New(d, nil)
+				defer c.Close()
+				start := time.Now()
+				_, err := c.Lock(t.Context(), "k")
+				if took := time.Since(start); took > time.Minute+hasp.DefaultTimeout+500*time.Millisecond {
+					t.Errorf("the outage began after a minute, and Lock returned after %v", took)
+				}
+				if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v, want the outage", err)
+				}
+			})
+		})
+	}
+}
+
+// enduring is a Waiter whose store goes down after a minute, and which rides
+// that out as long as it may.
+type enduring struct {
+	*faulty
+	dated func(since time.Time) error
+}
+
+func (e *enduring) Wait(_ context.Context, c backend.Claim) (backend.Grant, error) {
+	time.Sleep(time.Minute)
+	e.set(down)
+	since := time.Now()
+	time.Sleep(c.Timeout)
+	return backend.Grant{}, e.dated(since)
+}
+
+// outage is an error that says since when.
+type outage struct {
+	error
+	since time.Time
+}
+
+func (o outage) Unwrap() error    { return o.error }
+func (o outage) Since() time.Time { return o.since }
+
 // failing has the attempts of these numbers, from 1, fail.
 func failing(f *faulty, numbers ...int) {
 	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
