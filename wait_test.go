@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -253,6 +254,47 @@ func TestOrderedDriverKeepsTheOrder(t *testing.T) {
 		a.Close()
 		b.Close()
 	})
+}
+
+// A caller that finds a key held, which was held by others a moment ago, takes
+// its place in the queue at once, rather than make an attempt that is refused.
+func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		d := &attempts{Driver: store.Driver()}
+		a, b := hasp.New(store.Driver(), nil), hasp.New(d, nil)
+		for round, want := range []int64{1, 0, 0, 1} { // the last after a pause
+			l := lockNow(t, a, "k")
+			before := d.n.Load()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				lockNow(t, b, "k").Unlock(t.Context())
+			}()
+			synctest.Wait()
+			l.Unlock(t.Context())
+			<-done
+			if got := d.n.Load() - before; got != want {
+				t.Errorf("round %d: %d attempts, want %d", round, got, want)
+			}
+			if round == 2 {
+				time.Sleep(time.Second)
+			}
+		}
+		a.Close()
+		b.Close()
+	})
+}
+
+// attempts counts those made by Acquire.
+type attempts struct {
+	*memlock.Driver
+	n atomic.Int64
+}
+
+func (a *attempts) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	a.n.Add(1)
+	return a.Driver.Acquire(ctx, c)
 }
 
 func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
