@@ -15,7 +15,6 @@ import (
 func init() {
 	roles["shell"] = shell
 	roles["steady"] = steady
-	roles["busy"] = busy
 }
 
 // steady ends by SIGINT, and dies of SIGTERM. It starts no processes: a stop
@@ -28,20 +27,6 @@ func steady([]string) int {
 	<-ch
 	fmt.Println("caught")
 	return 4
-}
-
-// busy works as hard as it can, which is seen by the length of a file. It dies
-// of SIGTERM.
-func busy(args []string) int {
-	f, err := os.OpenFile(args[0], os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return 1
-	}
-	fmt.Println("ready")
-	for err == nil {
-		_, err = f.Write([]byte{'.'})
-	}
-	return 1
 }
 
 // runRole are arguments of hasp that run a helper.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -88,8 +89,18 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	file := t.TempDir() + "/work"
-	s := startSession(t, url, false, runRole(t, "busy", file)...)
-	s.expect("ready")
+	// Not a program in Go, whose runtime handles SIGTERM on one thread while
+	// others go on.
+	s := startSession(t, url, false, "run", "key", "--ttl", "300ms", "--",
+		"sh", "-c", `exec dd if=/dev/zero of="$0" bs=1`, file)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if f, err := os.Stat(file); err == nil && f.Size() > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the command has not begun")
+		}
+	}
 	s.types("\x1a")
 	s.report.expect("stopped")
 	runHasp(t, url, "run", "key", "--wait", "20s", "--", "true").want(t, 0)
