@@ -13,7 +13,7 @@ import (
 // cursor is shown again.
 func TestDemoOnATerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, "", false, "demo", "--workers", "3", "--increments", "5", "--work", "3ms", "--ttl", "500ms")
+	s := startSession(t, "", false, "demo", "--workers", "3", "--increments", "5", "--work", "3ms", "--ttl", "3s")
 	s.report.expect("exited 0")
 	s.end()
 	text := s.String()

@@ -61,7 +61,7 @@ func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
 
 func TestCtrlCIsTheCommandsAffair(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), false, runRole(t, "steady")...)
+	s := startSession(t, store(t), false, runRole(t, "10m", "steady")...)
 	s.expect("ready")
 	s.types("\x03")
 	s.expect("caught")
@@ -88,11 +88,11 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	file := t.TempDir() + "/work"
-	s := startSession(t, url, false, runRole(t, "busy", file)...)
+	s := startSession(t, url, false, runRole(t, "3s", "busy", file)...)
 	s.expect("ready")
 	s.types("\x1a")
 	s.report.expect("stopped")
-	runHasp(t, url, "run", "key", "--wait", "20s", "--", "true").want(t, 0)
+	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
 	before, err := os.Stat(file)
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestTerminalIsLentOnDemand(t *testing.T) {
 // Ctrl-C and Ctrl-Z reach hasp instead of the command then.
 func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), true, runRole(t, "steady")...)
+	s := startSession(t, store(t), true, runRole(t, "10m", "steady")...)
 	s.piped.expect("ready")
 	s.types("\x1a")
 	s.report.expect("stopped")
