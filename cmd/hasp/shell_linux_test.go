@@ -29,14 +29,14 @@ func steady([]string) int {
 	return 4
 }
 
-// runRole are arguments of hasp that run a helper.
-func runRole(t *testing.T, as string, args ...string) []string {
+// runRole are arguments of hasp that run a helper under a lock of this term.
+func runRole(t *testing.T, ttl, as string, args ...string) []string {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append([]string{"run", "key", "--ttl", "300ms", "--", "env", role + "=" + as, exe}, args...)
+	return append([]string{"run", "key", "--ttl", ttl, "--", "env", role + "=" + as, exe}, args...)
 }
 
 // shell is a shell with job control, for one job: it runs args in a process

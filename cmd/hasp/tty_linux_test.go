@@ -62,7 +62,7 @@ func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
 
 func TestCtrlCIsTheCommandsAffair(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), false, runRole(t, "steady")...)
+	s := startSession(t, store(t), false, runRole(t, "10m", "steady")...)
 	s.expect("ready")
 	s.types("\x03")
 	s.expect("caught")
@@ -91,9 +91,9 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	file := t.TempDir() + "/work"
 	// Not a program in Go, whose runtime handles SIGTERM on one thread while
 	// others go on.
-	s := startSession(t, url, false, "run", "key", "--ttl", "300ms", "--",
+	s := startSession(t, url, false, "run", "key", "--ttl", "3s", "--",
 		"sh", "-c", `exec dd if=/dev/zero of="$0" bs=1`, file)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if f, err := os.Stat(file); err == nil && f.Size() > 0 {
 			break
 		}
@@ -103,7 +103,7 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	}
 	s.types("\x1a")
 	s.report.expect("stopped")
-	runHasp(t, url, "run", "key", "--wait", "20s", "--", "true").want(t, 0)
+	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
 	before, err := os.Stat(file)
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestTerminalIsLentOnDemand(t *testing.T) {
 // Ctrl-C and Ctrl-Z reach hasp instead of the command then.
 func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), true, runRole(t, "steady")...)
+	s := startSession(t, store(t), true, runRole(t, "10m", "steady")...)
 	s.piped.expect("ready")
 	s.types("\x1a")
 	s.report.expect("stopped")

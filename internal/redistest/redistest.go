@@ -178,7 +178,7 @@ func (s *Server) useURL(raw string) error {
 	s.o.User = u.User.Username()
 	s.o.Password, _ = u.User.Password()
 	s.flav = foreign{s.t}
-	return s.ready(5 * time.Second)
+	return s.ready(startTimeout)
 }
 
 // foreign is a server that is not ours to stop.
@@ -284,7 +284,7 @@ func (s *Server) must(what string, err error) {
 	}
 }
 
-const startTimeout = 10 * time.Second
+const startTimeout = time.Minute
 
 // ready waits until the server answers.
 func (s *Server) ready(patience time.Duration) error {
