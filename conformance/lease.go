@@ -256,8 +256,8 @@ func leaseExtend(e *env) error {
 	switch err := lease.Extend(e.ctx, e.h.Long); {
 	case errors.Is(err, hasp.ErrLost):
 		return slow("Extend right after Lock: %w", err)
-	case err != nil:
-		return err
+	case err != nil: // a try lasts a tenth of the term
+		return slow("Extend: %w", err)
 	}
 	if left := lease.Expires().Sub(called); left < e.h.Long {
 		return fmt.Errorf("after Extend by %v the lease lasts %v", e.h.Long, left)

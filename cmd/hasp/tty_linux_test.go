@@ -156,11 +156,9 @@ func TestBackgroundJobStopsWhenItReads(t *testing.T) {
 // kill -STOP, and bg: the terminal is the shell's from then on.
 func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	t.Parallel()
-	fifo := t.TempDir() + "/fifo"
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c", `echo "hasp is $PPID."; read x < "$0"`, fifo)
+	file := t.TempDir() + "/go"
+	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c",
+		`trap 'echo goes on' CONT; echo "hasp is $PPID."; while ! [ -e "$0" ]; do sleep 0.05; done`, file)
 	s.expect(".\r\n")
 	var pid int
 	if _, err := fmt.Sscanf(s.String(), "hasp is %d.", &pid); err != nil {
@@ -172,7 +170,8 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	s.report.expect("stopped")
 	s.order("bg")
 	s.report.expect("continued")
-	if err := os.WriteFile(fifo, []byte("go on\n"), 0); err != nil {
+	s.expect("goes on") // told by hasp, which has looked at the terminal by now
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.report.expect("exited 0: the shell has the terminal")

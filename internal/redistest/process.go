@@ -49,10 +49,11 @@ func (s *Server) startProcess() error {
 
 // process makes a process that is not started yet, on a free port.
 func (s *Server) process(dir string) (*process, error) {
-	port, err := freePort()
+	port, release, err := freePort()
 	if err != nil {
 		return nil, err
 	}
+	s.t.Cleanup(release)
 	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	plain, tls := port, 0
 	if s.o.TLS {
@@ -146,15 +147,6 @@ func (p *process) restart() error {
 	default:
 		return errors.New("it still runs")
 	}
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // output keeps what a process prints.

@@ -212,10 +212,11 @@ func (s *Server) URL() string {
 	return "redis://" + user + s.Addr + "/" + cmp.Or(s.db, "0")
 }
 
-// ClientOptions are those of a go-redis client of the server; the test may
-// change them.
+// ClientOptions are those of a go-redis client of the server, which has more
+// patience than any machine needs; the test may change them.
 func (s *Server) ClientOptions() *redis.Options {
 	o := &redis.Options{Addr: s.Addr, Username: s.o.User, Password: s.o.Password,
+		DialTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute, PoolTimeout: time.Minute,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
 	fmt.Sscan(s.db, &o.DB)
 	if s.o.TLS {
