@@ -17,9 +17,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// peer is what an error tells to do about a server of one kind.
+type peer struct{ auth, scripts string }
+
+// lockServer is one that keeps locks.
+func lockServer(a address) peer {
+	return peer{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?"}
+}
+
+var sentinelServer = peer{"check the parameters sentinel_user and sentinel_password", "that is a Redis and no sentinel: the URL names the sentinels"}
+
 // explain says in one line why a server could not be had, and what to do.
 // took is how long that was tried.
-func explain(err error, a address, took time.Duration) error {
+func explain(err error, p peer, took time.Duration) error {
 	var (
 		reply     redis.Error
 		handshake *handshakeError
@@ -28,8 +38,9 @@ func explain(err error, a address, took time.Duration) error {
 	)
 	hint := ""
 	switch {
+	case errors.As(err, new(shortfall)), errors.As(err, new(notMaster)):
 	case errors.As(err, &reply):
-		err, hint = firstSentence(reply), replyHint(reply.Error(), a)
+		err, hint = firstSentence(reply), replyHint(reply.Error(), p)
 	case errors.As(err, &handshake) && timedOut(err):
 		err, hint = said{fmt.Sprintf("TLS handshake: no answer within %v", round(took)), err}, handshakeHint(handshake.err)
 	case errors.As(err, &handshake):
@@ -59,19 +70,23 @@ func explain(err error, a address, took time.Duration) error {
 }
 
 // replyHint is what to do about an error that the server replied.
-func replyHint(text string, a address) string {
+func replyHint(text string, p peer) string {
 	word, _, _ := strings.Cut(text, " ")
 	switch {
 	case word == "WRONGPASS", strings.Contains(text, "invalid password"), strings.Contains(text, "AUTH"):
-		return "check user and password in the URL: " + a.scheme + "://user:password@…"
+		return p.auth
 	case word == "DENIED":
 		return "give Redis a password, or have it listen on the loopback only"
 	case word == "NOPERM":
-		return "the user needs the right to run eval and evalsha"
+		return "docs/redis.md lists what the user must be allowed"
 	case strings.Contains(text, "DB index"), strings.Contains(text, "SELECT is not allowed"):
 		return "check the number of the database in the URL"
 	case strings.Contains(text, "unknown command"):
-		return "this server runs no scripts: a sentinel, or a proxy?"
+		return p.scripts
+	case strings.Contains(text, "cluster support disabled"):
+		return "that is a Redis without a cluster: redis://host:port"
+	case strings.Contains(text, "No such master"):
+		return "check the name after the sentinels: redis-sentinel://host:port,host:port/NAME"
 	case word == "LOADING", word == "MASTERDOWN", word == "CLUSTERDOWN", strings.Contains(text, "max number of clients"):
 		return "try again later"
 	}

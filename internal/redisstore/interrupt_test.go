@@ -163,7 +163,7 @@ func TestBatchesLeaveNothingBehind(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(50*time.Millisecond, cancel)
 		replies := make(chan reply, len(calls))
-		ended(t, "the pipeline", func() { s.pipeline(ctx, counting, calls, []int{0, 1}, replies) })
+		ended(t, "the pipeline", func() { s.pipeline(ctx, s.servers.(single).server, counting, calls, []int{0, 1}, replies) })
 		for range calls {
 			if r := <-replies; r.err == nil {
 				t.Errorf("call %d is answered: %v", r.i, r.v)
