@@ -46,7 +46,9 @@ func newSentinels(a address, d *dialer) *sentinels {
 	o := options(a, d, a.master)
 	o.OnConnect, o.Dialer = isMaster, t.dial
 	t.rdb = redis.NewClient(o)
-	t.look.wg.Go(t.watch)
+	for _, at := range t.asked {
+		t.look.wg.Go(func() { t.watch(at) })
+	}
 	return t
 }
 
@@ -223,14 +225,15 @@ func (notMaster) Error() string {
 	return "it is a replica and not the master (is a failover under way? try again)"
 }
 
-// watch hears of a new master from one sentinel or another.
-func (t *sentinels) watch() {
-	for i := 0; ; i++ {
-		t.hear(t.asked[i%len(t.asked)])
+// watch hears of a new master from a sentinel for as long as the Store is open.
+// All are heard: some learn of it seconds after the others.
+func (t *sentinels) watch(s *server) {
+	for {
+		t.hear(s)
 		select {
 		case <-t.d.open.Done():
 			return
-		case <-time.After(askTimeout / 2):
+		case <-time.After(askTimeout):
 		}
 	}
 }
@@ -246,7 +249,7 @@ var noRedial = func() context.Context {
 	return ctx
 }()
 
-// hear hears one sentinel until it is silent.
+// hear hears a sentinel until it is silent.
 func (t *sentinels) hear(s *server) {
 	ctx, cancel := context.WithTimeout(t.d.open, askTimeout)
 	defer cancel()

@@ -146,7 +146,7 @@ func (s *Sentinel) config(dir string, all []int, i int) string {
 	line("sentinel myid", id(all[i]))
 	line("sentinel monitor", s.Name, at(s.Servers[0]), 2)
 	line("sentinel down-after-milliseconds", s.Name, 600000)
-	line("sentinel failover-timeout", s.Name, 60000)
+	line("sentinel failover-timeout", s.Name, 10000)
 	if s.o.User != "" {
 		line("sentinel auth-user", s.Name, s.o.User)
 	}
