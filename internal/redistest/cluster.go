@@ -31,7 +31,7 @@ const (
 // StartCluster starts a cluster for t.
 func StartCluster(t testing.TB, o *Options) *Cluster {
 	t.Helper()
-	real(t, "Cluster")
+	NeedSets(t)
 	set, err := newSet(t, o)
 	c := &Cluster{Set: set}
 	if err == nil {

@@ -28,7 +28,7 @@ type Sentinel struct {
 // StartSentinel starts a Sentinel set for t.
 func StartSentinel(t testing.TB, o *Options) *Sentinel {
 	t.Helper()
-	real(t, "Sentinel")
+	NeedSets(t)
 	set, err := newSet(t, o)
 	s := &Sentinel{Set: set, Name: "mymaster"}
 	if err == nil {

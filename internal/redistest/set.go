@@ -18,15 +18,16 @@ import (
 // they ever need, since a machine may be busy.
 const patience = 90 * time.Second
 
-// real skips the test where there are no processes to make a set of.
-func real(t testing.TB, what string) {
+// NeedSets skips the test where there are no processes to make a set of
+// servers of.
+func NeedSets(t testing.TB) {
 	t.Helper()
 	kind, err := choose(os.Getenv(Env), true)
 	if err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
 	if kind != "process" {
-		t.Skipf("%s needs redis-server; this run has miniredis", what)
+		t.Skip("needs a set of redis-server processes; this run has miniredis")
 	}
 	announce(kind)
 }
