@@ -220,7 +220,7 @@ func (c *cluster) search(ctx context.Context) error {
 		case <-hedge:
 		}
 	}
-	return fmt.Errorf("no answer from %d nodes: %w", len(errs), worst(errs))
+	return worst(errs, "nodes")
 }
 
 // nodes are those to ask, in this order.
@@ -347,7 +347,7 @@ func (c *cluster) probe(ctx context.Context, ask func(*server) error) error {
 	if len(all) == 0 {
 		return nil
 	}
-	if err := worst(all); !answered || errors.As(err, new(redis.Error)) {
+	if err := worst(all, "masters"); !answered || errors.As(err, new(redis.Error)) {
 		return err
 	}
 	return nil

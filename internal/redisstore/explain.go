@@ -18,14 +18,23 @@ import (
 )
 
 // peer is what an error tells to do about a server of one kind.
-type peer struct{ auth, scripts string }
+type peer struct{ auth, scripts, closed string }
 
 // lockServer is one that keeps locks.
 func lockServer(a address) peer {
-	return peer{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?"}
+	return peer{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", closedHint(a)}
 }
 
-var sentinelServer = peer{"check the parameters sentinel_user and sentinel_password", "that is a Redis and no sentinel: the URL names the sentinels"}
+func sentinelServer(a address) peer {
+	return peer{"check the parameters sentinel_user and sentinel_password", "that is a Redis and no sentinel: the URL names the sentinels", closedHint(a)}
+}
+
+func closedHint(a address) string {
+	if a.tls {
+		return certificateHint
+	}
+	return "a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
+}
 
 // explain says in one line why a server could not be had, and what to do.
 // took is how long that was tried.
@@ -57,7 +66,9 @@ func explain(err error, p peer, took time.Duration) error {
 	case errors.Is(err, fs.ErrPermission):
 		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		err, hint = said{"the server closed the connection", err}, "a port that speaks TLS wants rediss://"
+		err, hint = said{"the server closed the connection", err}, p.closed
+	case alerted(err):
+		hint = certificateHint // which TLS 1.3 tells after its handshake
 	case errors.As(err, &op):
 		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the server's is named already
 	default:
@@ -93,13 +104,14 @@ func replyHint(text string, p peer) string {
 	return ""
 }
 
+const certificateHint = "the server may want a certificate of this client: ?cert=…&key=…"
+
 // handshakeHint is what to do about a TLS handshake that failed.
 func handshakeHint(err error) string {
 	var (
 		authority x509.UnknownAuthorityError
 		name      x509.HostnameError
 		record    tls.RecordHeaderError
-		alert     tls.AlertError
 	)
 	switch {
 	case errors.As(err, &authority):
@@ -108,10 +120,16 @@ func handshakeHint(err error) string {
 		return "name the host that the certificate is for: ?server_name=…"
 	case errors.As(err, &record), errors.Is(err, io.EOF), timedOut(err), errors.Is(err, syscall.ECONNRESET):
 		return "does this port speak TLS? one that does not wants redis://"
-	case errors.As(err, &alert):
-		return "the server may want a certificate of this client: ?cert=…&key=…"
+	case alerted(err):
+		return certificateHint
 	}
 	return ""
+}
+
+// alerted reports whether the other side of a TLS connection refused it.
+func alerted(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error"
 }
 
 func round(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }

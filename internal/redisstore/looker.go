@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -105,15 +106,18 @@ func (d *dialer) ask(ctx context.Context, rdb redis.UniversalClient, args ...any
 	return cmd.Result()
 }
 
-// worst picks the error that tells most: what a server replied before what the
-// network did.
-func worst(errs []error) error {
+// worst picks the error that tells most of those that servers of a kind gave:
+// what one replied before what the network did.
+func worst(errs []error, of string) error {
 	for _, err := range errs {
 		if errors.As(err, new(redis.Error)) {
 			return err
 		}
 	}
-	return errs[0]
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return fmt.Errorf("none of %d %s answers: %w", len(errs), of, errs[0])
 }
 
 // moved reports whether an error of a server may mean that another one has

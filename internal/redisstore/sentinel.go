@@ -155,7 +155,7 @@ func (t *sentinels) search(ctx context.Context) error {
 		}
 	}
 	if last == nil {
-		return fmt.Errorf("no answer from %d sentinels: %w", len(errs), worst(errs))
+		return worst(errs, "sentinels")
 	}
 	return t.adopt(ctx, last, len(errs) == 0)
 }
@@ -163,7 +163,7 @@ func (t *sentinels) search(ctx context.Context) error {
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) word {
 	v, err := t.d.ask(ctx, s.rdb, "sentinel", "master", t.a.master)
 	if err != nil {
-		return word{err: fmt.Errorf("sentinel %s: %w", s.addr, explain(err, sentinelServer, took))}
+		return word{err: fmt.Errorf("sentinel %s: %w", s.addr, explain(err, sentinelServer(t.a), took))}
 	}
 	fields := map[string]string{}
 	all, _ := v.([]any)
