@@ -324,6 +324,8 @@ func (c *cluster) clusterSlots(ctx context.Context) ([]redis.ClusterSlot, error)
 // probe asks all masters. One that cannot be reached is no reason not to use
 // the others; one that refuses is.
 func (c *cluster) probe(ctx context.Context, ask func(*server) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	masters := c.masters()
 	errs := make(chan error, len(masters))
 	for _, s := range masters {
@@ -337,11 +339,22 @@ func (c *cluster) probe(ctx context.Context, ask func(*server) error) error {
 	}
 	answered := false
 	var all []error
-	for range masters {
-		err := <-errs
-		answered = answered || err == nil
-		if err != nil {
-			all = append(all, err)
+	late := time.NewTimer(grace)
+	defer late.Stop()
+	for heard := 0; heard < len(masters); {
+		stop := late.C
+		if !answered {
+			stop = nil
+		}
+		select {
+		case err := <-errs:
+			heard++
+			answered = answered || err == nil
+			if err != nil {
+				all = append(all, err)
+			}
+		case <-stop:
+			cancel()
 		}
 	}
 	if len(all) == 0 {

@@ -47,7 +47,9 @@ func explain(err error, p peer, took time.Duration) error {
 	)
 	hint := ""
 	switch {
-	case errors.As(err, new(shortfall)), errors.As(err, new(notMaster)):
+	case errors.As(err, new(shortfall)):
+		hint = "the parameter replicas wants more than there are"
+	case errors.As(err, new(notMaster)):
 	case errors.As(err, &reply):
 		err, hint = firstSentence(reply), replyHint(reply.Error(), p)
 	case errors.As(err, &handshake) && timedOut(err):

@@ -32,8 +32,11 @@ type sentinels struct {
 	conns  map[*subConn]bool
 }
 
-// askTimeout bounds the question to a sentinel.
-const askTimeout = time.Second
+const (
+	grace      = time.Second     // for those that hesitate when others have answered
+	retryAfter = time.Second     // a sentinel that was silent is heard again
+	silentFor  = 3 * time.Second // a sentinel that we hear is asked whether it is there
+)
 
 func newSentinels(a address, d *dialer) *sentinels {
 	t := &sentinels{a: a, d: d, conns: map[*subConn]bool{}}
@@ -137,21 +140,32 @@ type word struct {
 
 // search asks all sentinels who the master is, and goes to it.
 func (t *sentinels) search(ctx context.Context) error {
-	patience := min(askTimeout, time.Duration(t.d.timeout.Load())/2)
-	within, cancel := context.WithTimeout(ctx, patience)
+	timeout := time.Duration(t.d.timeout.Load())
+	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	words := make(chan word, len(t.asked))
 	for _, s := range t.asked {
-		go func() { words <- t.ask(within, s, patience) }()
+		t.look.wg.Go(func() { words <- t.ask(within, s, timeout) })
 	}
 	var last *word
 	var errs []error
-	for range t.asked {
-		switch w := <-words; {
-		case w.err != nil:
-			errs = append(errs, w.err)
-		case last == nil || w.epoch > last.epoch:
-			last = &w
+	late := time.NewTimer(grace)
+	defer late.Stop()
+	for heard := 0; heard < len(t.asked); {
+		stop := late.C
+		if last == nil {
+			stop = nil
+		}
+		select {
+		case w := <-words:
+			heard++
+			if w.err != nil {
+				errs = append(errs, w.err)
+			} else if last == nil || w.epoch > last.epoch {
+				last = &w
+			}
+		case <-stop:
+			cancel() // and the others say that they were stopped
 		}
 	}
 	if last == nil {
@@ -233,7 +247,7 @@ func (t *sentinels) watch(s *server) {
 		select {
 		case <-t.d.open.Done():
 			return
-		case <-time.After(askTimeout):
+		case <-time.After(retryAfter):
 		}
 	}
 }
@@ -251,7 +265,7 @@ var noRedial = func() context.Context {
 
 // hear hears a sentinel until it is silent.
 func (t *sentinels) hear(s *server) {
-	ctx, cancel := context.WithTimeout(t.d.open, askTimeout)
+	ctx, cancel := context.WithTimeout(t.d.open, silentFor)
 	defer cancel()
 	within, end := t.d.calls.begin(ctx)
 	ps := s.rdb.Subscribe(within)
@@ -263,7 +277,7 @@ func (t *sentinels) hear(s *server) {
 	}
 	defer context.AfterFunc(t.d.open, func() { ps.Close() })()
 	for asked := false; ; {
-		msg, err := ps.ReceiveTimeout(noRedial, 3*askTimeout)
+		msg, err := ps.ReceiveTimeout(noRedial, silentFor)
 		switch m := msg.(type) {
 		case *redis.Subscription:
 			t.look.news() // perhaps there was one before
