@@ -323,14 +323,14 @@ func (c *cluster) clusterSlots(ctx context.Context) ([]redis.ClusterSlot, error)
 
 // probe asks all masters. One that cannot be reached is no reason not to use
 // the others; one that refuses is.
-func (c *cluster) probe(ctx context.Context, ask func(*server) error) error {
+func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	masters := c.masters()
 	errs := make(chan error, len(masters))
 	for _, s := range masters {
 		go func() {
-			err := ask(s)
+			err := ask(ctx, s)
 			if err == nil {
 				err = c.healthy(ctx, s)
 			}

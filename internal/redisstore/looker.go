@@ -29,7 +29,7 @@ type look struct {
 	err  error
 }
 
-// pause is the least time between two searches that troubles cause.
+// pause is the least time between two searches.
 const pause = 100 * time.Millisecond
 
 // wait returns when the next search, or the one under way, has ended.
@@ -45,13 +45,11 @@ func (l *looker) wait(ctx context.Context) error {
 	}
 }
 
-// trouble has a search made in the background, unless there was one just now.
+// trouble has a search made in the background; not too often.
 func (l *looker) trouble() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.now == nil && time.Since(l.ended) > pause {
-		l.start()
-	}
+	l.start()
 }
 
 // news has a search made that begins after this moment.
@@ -74,12 +72,19 @@ func (l *looker) start() *look {
 		return k
 	}
 	l.now = k
-	l.wg.Go(func() { l.run(k) })
+	wait := pause - time.Since(l.ended)
+	l.wg.Go(func() {
+		select {
+		case <-time.After(wait):
+		case <-l.open.Done():
+		}
+		k.err = l.search(l.open)
+		l.finish(k)
+	})
 	return k
 }
 
-func (l *looker) run(k *look) {
-	k.err = l.search(l.open)
+func (l *looker) finish(k *look) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	close(k.done)

@@ -83,11 +83,10 @@ func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 	case err != nil:
 		return s.fail(err)
 	}
-	ask := func(at *server) error { return s.probeServer(ctx, a, at) }
 	if c, ok := s.servers.(*cluster); ok {
-		return c.probe(ctx, ask)
+		return c.probe(ctx, func(ctx context.Context, at *server) error { return s.probeServer(ctx, a, at) })
 	}
-	return ask(at)
+	return s.probeServer(ctx, a, at)
 }
 
 // probeServer asks a server to run a script, and for as many replicas as are

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -89,9 +91,8 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 	}
 }
 
-// Whoever is away is passed over: a sentinel that is dead, one that hangs, a
-// node, a whole master.
-func TestOpenDoesWithoutSome(t *testing.T) {
+// Whoever is away is passed over: a sentinel that is dead, one that hangs.
+func TestSentinelsThatAreAway(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
 	set.Sentinels[0].Kill()
@@ -102,32 +103,28 @@ func TestOpenDoesWithoutSome(t *testing.T) {
 	}
 	expect(t, s, "set", "OK", "set", "k", "v")
 	set.Sentinels[1].Resume()
+}
 
-	nodes := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	away := nodes.Master("k")
-	away.Pause()
-	if s, err = open(t, nodes.URL(), nil); err != nil {
-		t.Fatal(err)
-	}
+// And a node of a cluster, a whole master; but not many.
+func TestNodesThatAreAway(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
+	away := set.Master("k")
 	key := "a"
-	for nodes.Master(key) == away {
+	for set.Master(key) == away {
 		key += "a"
+	}
+	away.Pause()
+	s, err := open(t, set.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
 	}
 	expect(t, s, "set", "OK", "set", key, "v")
 	away.Resume()
 	expect(t, s, "set", "OK", "set", "k", "v")
-}
 
-// A redirection is no answer to give to people: it is followed, or explained.
-func TestOneServerOfAClusterIsNotEnough(t *testing.T) {
-	t.Parallel()
-	nodes := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	key := "a"
-	for nodes.Master(key) == nodes.Servers[0] {
-		key += "a"
-	}
-	s, err := open(t, nodes.Servers[0].URL(), nil)
-	if err != nil {
+	// One server alone, by an URL that says so, redirects: that is explained.
+	if s, err = open(t, away.URL(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Do(t.Context(), "get", key); err == nil || !strings.Contains(err.Error(), "redis-cluster://") {
@@ -135,50 +132,67 @@ func TestOneServerOfAClusterIsNotEnough(t *testing.T) {
 	}
 }
 
-// Close ends all that a Store runs, also while it looks for servers.
+// Close ends all that a topology runs, also while it looks for servers that
+// do not answer.
 func TestCloseLeavesNothing(t *testing.T) {
-	redistest.NeedSets(t)
-	set := redistest.StartSentinel(t, nil)
-	nodes := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	leak := func() error {
-		buf := make([]byte, 1<<20)
-		for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			if strings.Contains(stack, "redisstore.(*sentinels)") || strings.Contains(stack, "redisstore.(*cluster)") || strings.Contains(stack, "redisstore.(*looker)") {
-				return errors.New(stack)
+	for _, scheme := range []string{"redis-sentinel", "redis-cluster"} {
+		for _, hung := range []bool{true, false} {
+			addr := deadPort(t)
+			if hung {
+				addr = listener(t, hang)
 			}
-		}
-		return nil
-	}
-	for _, url := range []string{set.URL(), nodes.URL()} {
-		for _, hung := range []bool{false, true} {
-			s, err := open(t, url, nil)
+			a, err := parse(scheme + "://" + addr + "/" + map[string]string{"redis-sentinel": "m"}[scheme])
 			if err != nil {
 				t.Fatal(err)
 			}
-			if hung {
-				set.Servers[0].Pause()
-				nodes.Servers[0].Pause()
-				for _, sentinel := range set.Sentinels {
-					sentinel.Pause()
-				}
-				switch t := s.servers.(type) {
-				case *sentinels:
-					t.forget(t.known())
-					t.look.news()
-				case *cluster:
-					t.look.news()
-				}
-				go s.Do(context.Background(), "get", "k")
+			d, err := newDialer(a, nil)
+			if err != nil {
+				t.Fatal(err)
 			}
-			ended(t, "Close", func() { s.Close() })
-			eventually(t, "leak", func(context.Context) error { return leak() })
-			if hung {
-				set.Servers[0].Resume()
-				nodes.Servers[0].Resume()
-				for _, sentinel := range set.Sentinels {
-					sentinel.Resume()
+			var found topology
+			var end func()
+			if a.kind == theSentinels {
+				s := newSentinels(a, d)
+				found, end = s, s.close
+			} else {
+				c := newCluster(a, d)
+				found, end = c, c.close
+			}
+			waits := make(chan error)
+			go func() {
+				_, err := found.find(t.Context(), "k")
+				waits <- err
+			}()
+			eventually(t, "a search", func(context.Context) error {
+				if hung && !running() {
+					return errors.New("none is under way")
 				}
+				return nil
+			})
+			d.close()
+			ended(t, scheme, end)
+			ended(t, scheme+": who waits", func() {
+				if err := <-waits; err == nil {
+					t.Error("a server was found")
+				}
+			})
+			eventually(t, "the end", func(context.Context) error {
+				if running() {
+					return errors.New("something goes on")
+				}
+				return nil
+			})
+			if _, err := found.find(t.Context(), "k"); !errors.Is(err, redis.ErrClosed) {
+				t.Errorf("%s: after it: got %v", scheme, err)
 			}
 		}
 	}
+}
+
+// running reports whether a topology runs anything.
+func running() bool {
+	buf := make([]byte, 1<<20)
+	stacks := string(buf[:runtime.Stack(buf, true)])
+	return strings.Contains(stacks, "redisstore.(*sentinels)") || strings.Contains(stacks, "redisstore.(*cluster)") ||
+		strings.Contains(stacks, "redisstore.(*looker)")
 }

@@ -135,9 +135,9 @@ func TestReplicasConfirm(t *testing.T) {
 	})
 }
 
-func TestReplicasConfirmOnACluster(t *testing.T) {
-	t.Parallel()
-	set := redistest.StartCluster(t, nil)
+// replicasConfirm is the same on a cluster, where slots move.
+func replicasConfirm(t *testing.T, set *redistest.Cluster) {
+	t.Helper()
 	s, err := open(t, set.URL(), map[string]string{"replicas": "1"})
 	if err != nil {
 		t.Fatal(err)
@@ -151,14 +151,14 @@ func TestReplicasConfirmOnACluster(t *testing.T) {
 			t.Errorf("runeach: %d: got %v, %v", i, v, err)
 		}
 	})
-	finish := set.Move("k")
-	if v, err := s.Hold(t.Context(), "set", "k", "v", "px", 600000, "nx"); v != "OK" || err != nil {
+	finish := set.Move("w")
+	if v, err := s.Hold(t.Context(), "set", "w", "v", "px", 600000, "nx"); v != "OK" || err != nil {
 		t.Errorf("half-way: got %v, %v", v, err)
 	}
 	finish()
-	master := set.Master("k")
+	master := set.Master("w")
 	before := waits(t, master.Client())
-	if v, err := s.Run(t.Context(), taking, Call{[]string{"{k}r"}, []any{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
+	if v, err := s.Run(t.Context(), taking, Call{[]string{"{w}r"}, []any{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
 		t.Errorf("moved: got %v, %v", v, err)
 	}
 	if n := waits(t, master.Client()) - before; n < 1 {

@@ -171,6 +171,7 @@ func TestCluster(t *testing.T) {
 	if got := s.Ends(); got != backend.EndsPromptly {
 		t.Errorf("ends %v", got)
 	}
+	replicasConfirm(t, set)
 	callsEnd(t, s, set.Master("k"))
 	one, err := open(t, strings.Split(set.URL(), ",")[0], nil) // by one node of it
 	if err != nil {
@@ -196,7 +197,7 @@ func TestCluster(t *testing.T) {
 	counted(t, s, "failed over", "{k}n", 9)
 
 	hung := set.Master("k")
-	spread(t, s, hung)
+	spread(t, s, set, hung)
 
 	confirmed(t, hung, 1)
 	hung.Kill()
@@ -214,15 +215,14 @@ func TestCluster(t *testing.T) {
 
 // spread runs a script for keys of all masters while one hangs: the keys of
 // the others are answered.
-func spread(t *testing.T, s *Store, hung *redistest.Server) {
+func spread(t *testing.T, s *Store, set *redistest.Cluster, hung *redistest.Server) {
 	t.Helper()
-	cluster := s.servers.(*cluster)
 	var calls []Call
 	want := 0
-	for i := range 30 {
+	for i := range 12 {
 		key := fmt.Sprint("spread", i)
 		calls = append(calls, Call{[]string{key}, []any{1}})
-		if at, _, _ := cluster.has(key); at.addr != hung.Addr {
+		if set.Master(key) != hung {
 			want++
 		}
 	}
