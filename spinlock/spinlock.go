@@ -7,7 +7,7 @@
 // does not step by more than backend.Drift; beyond that the fence protects.
 // Waiters of different processes get the key in no particular order. A Redis
 // that fails over to a replica may lose the newest writes, and with them a
-// lock.
+// lock; replicas=N makes that rarer. docs/redis.md says more.
 //
 // # Cost
 //
@@ -17,16 +17,20 @@
 // # URL
 //
 //	spinlock+redis://user:password@host:port/db
+//	spinlock+redis-sentinel://user:password@host:port,host:port/master/db
+//	spinlock+redis-cluster://user:password@host:port,host:port
 //	spinlock+rediss://user:password@host:port/db?ca=/path/to/ca.pem
 //	spinlock+unix:///path/to/socket?db=0
 //
-// with the parameters
+// and rediss-sentinel and rediss-cluster, with the parameters
 //
 //	fence_ttl    how long a fence counter outlives its last use (default 720h)
-//	ca           file of the certificate authorities to trust, in PEM   (rediss)
-//	cert, key    files of this client's certificate and key, in PEM     (rediss)
-//	server_name  name that the server's certificate must bear           (rediss)
+//	replicas     how many replicas must confirm a hold and its renewals
+//	ca           file of the certificate authorities to trust, in PEM   (rediss…)
+//	cert, key    files of this client's certificate and key, in PEM     (rediss…)
+//	server_name  name that the servers' certificates must bear          (rediss…)
 //	db           number of the database                                 (unix)
+//	sentinel_user, sentinel_password  who we are to the sentinels       (…-sentinel)
 //
 // # Keys
 //
@@ -127,8 +131,8 @@ var (
 	//go:embed inspect.lua
 	inspectSrc string
 
-	acquireScript = redisstore.NewScript(acquireSrc)
-	renewScript   = redisstore.NewScript(renewSrc)
+	acquireScript = redisstore.NewHold(acquireSrc)
+	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)
 )
@@ -142,7 +146,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.acquireFenced(ctx, c)
 	}
 	key := redisstore.LockKey(c.Key)
-	reply, err := d.store.Do(ctx, "set", key, c.Token+mark+c.Owner, "px", millis(c.TTL), "nx")
+	reply, err := d.store.Hold(ctx, "set", key, c.Token+mark+c.Owner, "px", millis(c.TTL), "nx")
 	switch {
 	case err != nil:
 		return backend.Grant{}, err

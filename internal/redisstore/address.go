@@ -12,36 +12,69 @@ import (
 
 // Params are the parameters that Open takes:
 //
-//	ca           file of the certificate authorities to trust, in PEM   (rediss)
-//	cert, key    files of this client's certificate and key, in PEM     (rediss)
-//	server_name  name that the server's certificate must bear           (rediss)
+//	ca           file of the certificate authorities to trust, in PEM   (rediss…)
+//	cert, key    files of this client's certificate and key, in PEM     (rediss…)
+//	server_name  name that the servers' certificates must bear          (rediss…)
 //	db           number of the database                                 (unix)
-var Params = []string{"ca", "cert", "key", "server_name", "db"}
+//	replicas     how many replicas must confirm a hold and its renewals
+//	sentinel_user, sentinel_password  who we are to the sentinels       (…-sentinel)
+var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "sentinel_user", "sentinel_password"}
 
-// address is where a server is and who we are to it.
+// address is where a Redis is and who we are to it.
 type address struct {
-	scheme         string // redis, rediss or unix
-	addr           string // host:port, or the path of a socket
-	host           string
+	scheme         string   // as it is written
+	kind           kind     // what addrs are of
+	tls            bool     // rediss
+	addrs          []string // host:port, or the path of a socket; of one server, of sentinels, or of some nodes
 	user, password string
 	db             int
+	master         string // what sentinels call it
+	replicas       int
+
+	sentinelUser, sentinelPassword string
 }
 
-const defaultPort = "6379"
+// kind is what a URL leads to.
+type kind int
+
+const (
+	aServer kind = iota
+	aSocket
+	theSentinels
+	aCluster
+)
+
+// schemes are those that a URL may have.
+var schemes = map[string]address{
+	"redis":           {kind: aServer},
+	"rediss":          {kind: aServer, tls: true},
+	"unix":            {kind: aSocket},
+	"redis-sentinel":  {kind: theSentinels},
+	"rediss-sentinel": {kind: theSentinels, tls: true},
+	"redis-cluster":   {kind: aCluster},
+	"rediss-cluster":  {kind: aCluster, tls: true},
+}
+
+const (
+	defaultPort         = "6379"
+	defaultSentinelPort = "26379"
+)
 
 // forms is what an error tells to write.
-const forms = "redis://user:password@host:port/db, rediss://… for TLS, or unix:///path/to/socket"
+const forms = "redis://user:password@host:port/db, redis-sentinel://host:port,host:port/master/db, redis-cluster://host:port,host:port, " +
+	"the same with rediss for TLS, or unix:///path/to/socket"
 
 // parse takes a node's URL apart. Its errors repeat no part of the URL that
 // may be a secret, and none of net/url's errors, which repeat all of it.
 // A password may be percent-encoded, and must be where it holds a % or a ?.
 func parse(node string) (address, error) {
 	scheme, rest, ok := strings.Cut(node, "://")
-	a := address{scheme: scheme}
-	if !ok || scheme != "redis" && scheme != "rediss" && scheme != "unix" {
-		return a, invalid("node: want %s", forms)
+	a, known := schemes[scheme]
+	if !ok || !known {
+		return address{}, invalid("node: want %s", forms)
 	}
-	if scheme == "unix" {
+	a.scheme = scheme
+	if a.kind == aSocket {
 		return a, a.parseSocket(rest)
 	}
 	user, rest := "", rest
@@ -51,11 +84,11 @@ func parse(node string) (address, error) {
 	if err := a.parseUser(user); err != nil {
 		return a, err
 	}
-	hostport, db, _ := strings.Cut(rest, "/")
-	if err := a.parseDB(db); err != nil {
+	hosts, path, _ := strings.Cut(rest, "/")
+	if err := a.parsePath(path); err != nil {
 		return a, err
 	}
-	return a, a.parseHost(hostport)
+	return a, a.parseHosts(hosts)
 }
 
 // parseSocket parses what follows "unix://".
@@ -70,7 +103,7 @@ func (a *address) parseSocket(rest string) error {
 	if !strings.HasPrefix(rest, "/") {
 		return invalid("node: want the absolute path of a socket, as in unix:///run/redis/redis.sock")
 	}
-	a.addr = rest
+	a.addrs = []string{rest}
 	return nil
 }
 
@@ -88,6 +121,25 @@ func (a *address) parseUser(info string) error {
 	return nil
 }
 
+// parsePath parses what follows the hosts.
+func (a *address) parsePath(path string) error {
+	switch a.kind {
+	case theSentinels:
+		name, db, _ := strings.Cut(path, "/")
+		var err error
+		if a.master, err = url.PathUnescape(name); err != nil || name == "" {
+			return invalid("node: want the name of the master after the hosts, as in %s://host:port,host:port/mymaster/0", a.scheme)
+		}
+		return a.parseDB(db)
+	case aCluster:
+		if path != "" && path != "0" {
+			return invalid("node: a cluster has no databases but 0: want %s://host:port,host:port", a.scheme)
+		}
+		return nil
+	}
+	return a.parseDB(path)
+}
+
 func (a *address) parseDB(db string) error {
 	if db == "" {
 		return nil
@@ -100,15 +152,30 @@ func (a *address) parseDB(db string) error {
 	return nil
 }
 
+func (a *address) parseHosts(hosts string) error {
+	if a.kind == aServer && strings.Contains(hosts, ",") {
+		return invalid("node: want one host, not a list, which is for %s-sentinel:// and %s-cluster://", a.scheme, a.scheme)
+	}
+	for hostport := range strings.SplitSeq(hosts, ",") {
+		if err := a.parseHost(hostport); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (a *address) parseHost(hostport string) error {
-	if strings.Contains(hostport, ",") {
-		return invalid("node: want one host, not a list")
+	port := defaultPort
+	if a.kind == theSentinels {
+		port = defaultSentinelPort
 	}
-	host, port, err := net.SplitHostPort(hostport)
-	if err != nil {
-		host, port, err = net.SplitHostPort(hostport + ":" + defaultPort)
+	if hostport == "" && a.kind != aServer {
+		return invalid("node: want hosts, as in %s://host:port,host:port", a.scheme)
 	}
-	if err != nil {
+	host, given, err := net.SplitHostPort(hostport)
+	if err == nil {
+		port = given
+	} else if host, _, err = net.SplitHostPort(hostport + ":" + port); err != nil {
 		return invalid("node: want host:port, an IPv6 address in brackets, as in redis://[::1]:6379")
 	}
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
@@ -117,32 +184,56 @@ func (a *address) parseHost(hostport string) error {
 	if host == "" {
 		host = "localhost"
 	}
-	a.host, a.addr = host, net.JoinHostPort(host, port)
+	a.addrs = append(a.addrs, net.JoinHostPort(host, port))
 	return nil
 }
 
 // setParams takes in what Params lists.
 func (a *address) setParams(params map[string]string) error {
 	for _, name := range []string{"ca", "cert", "key", "server_name"} {
-		if params[name] != "" && a.scheme != "rediss" {
+		if params[name] != "" && !a.tls {
 			return invalid("parameter %s is for rediss://, which is Redis over TLS", name)
 		}
 	}
 	if (params["cert"] == "") != (params["key"] == "") {
 		return invalid("parameters cert and key go together")
 	}
-	db, ok := params["db"]
-	if !ok {
-		return nil
+	if err := a.setSentinel(params); err != nil {
+		return err
 	}
-	if a.scheme != "unix" {
-		return invalid("parameter db is for unix://; write %s://host:port/%s", a.scheme, db)
+	if text, ok := params["replicas"]; ok {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 {
+			return invalid("parameter replicas: want a number, such as 1")
+		}
+		a.replicas = n
+	}
+	db, ok := params["db"]
+	switch {
+	case !ok:
+		return nil
+	case a.kind == aCluster:
+		return invalid("parameter db is for unix://; a cluster has no databases but 0")
+	case a.kind != aSocket:
+		return invalid("parameter db is for unix://; write %s://…/%s", a.scheme, db)
 	}
 	return a.parseDB(db)
 }
 
+func (a *address) setSentinel(params map[string]string) error {
+	a.sentinelUser, a.sentinelPassword = params["sentinel_user"], params["sentinel_password"]
+	switch {
+	case a.sentinelUser == "" && a.sentinelPassword == "":
+	case a.kind != theSentinels:
+		return invalid("parameters sentinel_user and sentinel_password are for redis-sentinel:// and rediss-sentinel://")
+	case a.sentinelPassword == "":
+		return invalid("parameter sentinel_user: a user without a password: want sentinel_password, too")
+	}
+	return nil
+}
+
 func (a *address) network() string {
-	if a.scheme == "unix" {
+	if a.kind == aSocket {
 		return "unix"
 	}
 	return "tcp"

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -10,22 +11,30 @@ import (
 )
 
 func TestParseTakesURLsApart(t *testing.T) {
+	server := func(addr string) address { return address{scheme: "redis", kind: aServer, addrs: []string{addr}} }
+	with := func(a address, set func(a *address)) address { set(&a); return a }
 	for node, want := range map[string]address{
-		"redis://host":                    {scheme: "redis", host: "host", addr: "host:6379"},
-		"redis://":                        {scheme: "redis", host: "localhost", addr: "localhost:6379"},
-		"redis://:7000":                   {scheme: "redis", host: "localhost", addr: "localhost:7000"},
-		"redis://host:1/":                 {scheme: "redis", host: "host", addr: "host:1"},
-		"rediss://host:1/12":              {scheme: "rediss", host: "host", addr: "host:1", db: 12},
-		"redis://[::1]":                   {scheme: "redis", host: "::1", addr: "[::1]:6379"},
-		"redis://[fe80::1%eth0]:7/1":      {scheme: "redis", host: "fe80::1%eth0", addr: "[fe80::1%eth0]:7", db: 1},
-		"redis://:pw@host":                {scheme: "redis", host: "host", addr: "host:6379", password: "pw"},
-		"redis://ann:p%40%3F%25@host":     {scheme: "redis", host: "host", addr: "host:6379", user: "ann", password: "p@?%"},
-		"redis://ann:p@/:#w@[::1]:7/0":    {scheme: "redis", host: "::1", addr: "[::1]:7", user: "ann", password: "p@/:#w"},
-		"unix:///run/redis.sock":          {scheme: "unix", addr: "/run/redis.sock"},
-		"unix:///run/a@/b.sock":           {scheme: "unix", addr: "/run/a@/b.sock"},
-		"unix://ann:p%40w@/run/a@/b.sock": {scheme: "unix", addr: "/run/a@/b.sock", user: "ann", password: "p@w"},
+		"redis://host":                    server("host:6379"),
+		"redis://":                        server("localhost:6379"),
+		"redis://:7000":                   server("localhost:7000"),
+		"redis://host:1/":                 server("host:1"),
+		"rediss://host:1/12":              with(server("host:1"), func(a *address) { a.scheme, a.tls, a.db = "rediss", true, 12 }),
+		"redis://[::1]":                   server("[::1]:6379"),
+		"redis://[fe80::1%eth0]:7/1":      with(server("[fe80::1%eth0]:7"), func(a *address) { a.db = 1 }),
+		"redis://:pw@host":                with(server("host:6379"), func(a *address) { a.password = "pw" }),
+		"redis://ann:p%40%3F%25@host":     with(server("host:6379"), func(a *address) { a.user, a.password = "ann", "p@?%" }),
+		"redis://ann:p@/:#w@[::1]:7/0":    with(server("[::1]:7"), func(a *address) { a.user, a.password = "ann", "p@/:#w" }),
+		"unix:///run/redis.sock":          {scheme: "unix", kind: aSocket, addrs: []string{"/run/redis.sock"}},
+		"unix:///run/a@/b.sock":           {scheme: "unix", kind: aSocket, addrs: []string{"/run/a@/b.sock"}},
+		"unix://ann:p%40w@/run/a@/b.sock": {scheme: "unix", kind: aSocket, addrs: []string{"/run/a@/b.sock"}, user: "ann", password: "p@w"},
+		"redis-sentinel://s1/mymaster":    {scheme: "redis-sentinel", kind: theSentinels, addrs: []string{"s1:26379"}, master: "mymaster"},
+		"rediss-sentinel://ann:p@/w@s1:1,[::1],s3/my%2Fmaster/2": {scheme: "rediss-sentinel", kind: theSentinels, tls: true,
+			addrs: []string{"s1:1", "[::1]:26379", "s3:26379"}, user: "ann", password: "p@/w", master: "my/master", db: 2},
+		"redis-cluster://a":               {scheme: "redis-cluster", kind: aCluster, addrs: []string{"a:6379"}},
+		"rediss-cluster://:pw@a:7000,b/0": {scheme: "rediss-cluster", kind: aCluster, tls: true, addrs: []string{"a:7000", "b:6379"}, password: "pw"},
 	} {
-		if got, err := parse(node); got != want || err != nil {
+		got, err := parse(node)
+		if !reflect.DeepEqual(got, want) || err != nil {
 			t.Errorf("%s: got %+v, %v; want %+v", node, got, err, want)
 		}
 	}
@@ -33,23 +42,33 @@ func TestParseTakesURLsApart(t *testing.T) {
 
 func TestParseRefusesWithoutTellingSecrets(t *testing.T) {
 	for node, want := range map[string]string{
-		"":                                  "want redis://",
-		"ann:hunter2@host:6379":             "want redis://",
-		"http://ann:hunter2@host":           "want redis://",
-		"redis://ann:hunter2%zz@host":       "percent",
-		"redis://ann@host":                  "user without a password",
-		"redis://ann:hunter2@::1":           "brackets",
-		"redis://ann:hunter2@[::1":          "brackets",
-		"redis://ann:hunter2@h:x":           "port between",
-		"redis://ann:hunter2@h:0":           "port between",
-		"redis://ann:hunter2@h:70000":       "port between",
-		"redis://ann:hunter2@a:1,b:2":       "one host",
-		"redis://ann:hunter2@h/zero":        "number of a database",
-		"redis://ann:hunter2@h/-1":          "number of a database",
-		"redis://h/ann:hunter2":             "number of a database",
-		"unix://ann:hunter2@run/redis.sock": "absolute path",
-		"unix://ann:hunter2%@/redis.sock":   "percent",
-		"unix://":                           "absolute path",
+		"":                                       "want redis://",
+		"ann:hunter2@host:6379":                  "want redis://",
+		"http://ann:hunter2@host":                "want redis://",
+		"redis://ann:hunter2%zz@host":            "percent",
+		"redis://ann@host":                       "user without a password",
+		"redis://ann:hunter2@::1":                "brackets",
+		"redis://ann:hunter2@[::1":               "brackets",
+		"redis://ann:hunter2@h:x":                "port between",
+		"redis://ann:hunter2@h:0":                "port between",
+		"redis://ann:hunter2@h:70000":            "port between",
+		"redis://ann:hunter2@a:1,b:2":            "one host",
+		"redis://ann:hunter2@h/zero":             "number of a database",
+		"redis://ann:hunter2@h/-1":               "number of a database",
+		"redis://h/ann:hunter2":                  "number of a database",
+		"unix://ann:hunter2@run/redis.sock":      "absolute path",
+		"unix://ann:hunter2%@/redis.sock":        "percent",
+		"unix://":                                "absolute path",
+		"redis-sentinel://ann:hunter2@s1":        "name of the master",
+		"redis-sentinel://ann:hunter2@s1//0":     "name of the master",
+		"redis-sentinel://ann:hunter2@s1/m%z":    "name of the master",
+		"redis-sentinel://ann:hunter2@s1/m/x":    "number of a database",
+		"redis-sentinel://ann:hunter2@s1,/m":     "host:port,host:port",
+		"redis-sentinel://ann:hunter2@/m":        "host:port,host:port",
+		"redis-sentinel://ann:hunter2@s1,s2:x/m": "port between",
+		"redis-cluster://ann:hunter2@a,b/1":      "no databases",
+		"redis-cluster://ann:hunter2@":           "host:port,host:port",
+		"redis-sentinels://ann:hunter2@s1/m":     "want redis://",
 	} {
 		_, err := parse(node)
 		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(fmt.Sprint(err), want) {
@@ -73,7 +92,16 @@ func TestParamsGoWithTheirScheme(t *testing.T) {
 		{"redis://h", map[string]string{"ca": "f"}, "rediss://"},
 		{"unix:///s", map[string]string{"server_name": "f"}, "rediss://"},
 		{"rediss://h", map[string]string{"key": "k"}, "go together"},
-		{"redis://h", map[string]string{"db": "2"}, "redis://host:port/2"},
+		{"redis://h", map[string]string{"db": "2"}, "redis://…/2"},
+		{"redis-sentinel://h/m", map[string]string{"db": "2"}, "redis-sentinel://…/2"},
+		{"redis-cluster://h", map[string]string{"db": "2"}, "no databases"},
+		{"rediss-sentinel://h/m", map[string]string{"ca": "f", "sentinel_user": "u", "sentinel_password": "p", "replicas": "2"}, ""},
+		{"rediss-cluster://h", map[string]string{"ca": "f", "replicas": "0"}, ""},
+		{"redis-cluster://h", map[string]string{"ca": "f"}, "rediss://"},
+		{"redis-cluster://h", map[string]string{"sentinel_password": "p"}, "redis-sentinel://"},
+		{"redis-sentinel://h/m", map[string]string{"sentinel_user": "u"}, "sentinel_password"},
+		{"redis://h", map[string]string{"replicas": "-1"}, "replicas"},
+		{"redis://h", map[string]string{"replicas": "some"}, "replicas"},
 		{"unix:///s", map[string]string{"db": "two"}, "number of a database"},
 	} {
 		a, err := parse(c.node)

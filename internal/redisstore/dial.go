@@ -22,9 +22,9 @@ type dialer struct {
 
 func newDialer(a address, params map[string]string) (*dialer, error) {
 	d := &dialer{}
-	if a.scheme == "rediss" {
+	if a.tls {
 		var err error
-		if d.tls, err = tlsConfig(a, params); err != nil {
+		if d.tls, err = tlsConfig(params); err != nil {
 			return nil, err
 		}
 	}
@@ -34,11 +34,8 @@ func newDialer(a address, params map[string]string) (*dialer, error) {
 }
 
 // tlsConfig reads the files that params name.
-func tlsConfig(a address, params map[string]string) (*tls.Config, error) {
-	c := &tls.Config{ServerName: a.host, MinVersion: tls.VersionTLS12}
-	if name := params["server_name"]; name != "" {
-		c.ServerName = name
-	}
+func tlsConfig(params map[string]string) (*tls.Config, error) {
+	c := &tls.Config{ServerName: params["server_name"], MinVersion: tls.VersionTLS12}
 	if file := params["ca"]; file != "" {
 		pem, err := os.ReadFile(file)
 		if err != nil {
@@ -75,7 +72,12 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	if d.tls == nil {
 		return conn, nil
 	}
-	secure := tls.Client(conn, d.tls)
+	config := d.tls
+	if config.ServerName == "" {
+		config = config.Clone()
+		config.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	secure := tls.Client(conn, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		conn.Close()
 		return deadConn{&handshakeError{err}}, nil

@@ -17,9 +17,28 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// peer is what an error tells to do about a server of one kind.
+type peer struct{ auth, scripts, closed string }
+
+// lockServer is one that keeps locks.
+func lockServer(a address) peer {
+	return peer{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", closedHint(a)}
+}
+
+func sentinelServer(a address) peer {
+	return peer{"check the parameters sentinel_user and sentinel_password", "that is a Redis and no sentinel: the URL names the sentinels", closedHint(a)}
+}
+
+func closedHint(a address) string {
+	if a.tls {
+		return certificateHint
+	}
+	return "a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
+}
+
 // explain says in one line why a server could not be had, and what to do.
 // took is how long that was tried.
-func explain(err error, a address, took time.Duration) error {
+func explain(err error, p peer, took time.Duration) error {
 	var (
 		reply     redis.Error
 		handshake *handshakeError
@@ -28,8 +47,11 @@ func explain(err error, a address, took time.Duration) error {
 	)
 	hint := ""
 	switch {
+	case errors.As(err, new(shortfall)):
+		hint = "the parameter replicas wants more than there are"
+	case errors.As(err, new(notMaster)):
 	case errors.As(err, &reply):
-		err, hint = firstSentence(reply), replyHint(reply.Error(), a)
+		err, hint = firstSentence(reply), replyHint(reply.Error(), p)
 	case errors.As(err, &handshake) && timedOut(err):
 		err, hint = said{fmt.Sprintf("TLS handshake: no answer within %v", round(took)), err}, handshakeHint(handshake.err)
 	case errors.As(err, &handshake):
@@ -46,7 +68,9 @@ func explain(err error, a address, took time.Duration) error {
 	case errors.Is(err, fs.ErrPermission):
 		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		err, hint = said{"the server closed the connection", err}, "a port that speaks TLS wants rediss://"
+		err, hint = said{"the server closed the connection", err}, p.closed
+	case alerted(err):
+		hint = certificateHint // which TLS 1.3 tells after its handshake
 	case errors.As(err, &op):
 		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the server's is named already
 	default:
@@ -59,24 +83,30 @@ func explain(err error, a address, took time.Duration) error {
 }
 
 // replyHint is what to do about an error that the server replied.
-func replyHint(text string, a address) string {
+func replyHint(text string, p peer) string {
 	word, _, _ := strings.Cut(text, " ")
 	switch {
 	case word == "WRONGPASS", strings.Contains(text, "invalid password"), strings.Contains(text, "AUTH"):
-		return "check user and password in the URL: " + a.scheme + "://user:password@…"
+		return p.auth
 	case word == "DENIED":
 		return "give Redis a password, or have it listen on the loopback only"
 	case word == "NOPERM":
-		return "the user needs the right to run eval and evalsha"
+		return "docs/redis.md lists what the user must be allowed"
 	case strings.Contains(text, "DB index"), strings.Contains(text, "SELECT is not allowed"):
 		return "check the number of the database in the URL"
 	case strings.Contains(text, "unknown command"):
-		return "this server runs no scripts: a sentinel, or a proxy?"
+		return p.scripts
+	case strings.Contains(text, "cluster support disabled"):
+		return "that is a Redis without a cluster: redis://host:port"
+	case strings.Contains(text, "No such master"):
+		return "check the name after the sentinels: redis-sentinel://host:port,host:port/NAME"
 	case word == "LOADING", word == "MASTERDOWN", word == "CLUSTERDOWN", strings.Contains(text, "max number of clients"):
 		return "try again later"
 	}
 	return ""
 }
+
+const certificateHint = "the server may want a certificate of this client: ?cert=…&key=…"
 
 // handshakeHint is what to do about a TLS handshake that failed.
 func handshakeHint(err error) string {
@@ -84,7 +114,6 @@ func handshakeHint(err error) string {
 		authority x509.UnknownAuthorityError
 		name      x509.HostnameError
 		record    tls.RecordHeaderError
-		alert     tls.AlertError
 	)
 	switch {
 	case errors.As(err, &authority):
@@ -93,10 +122,16 @@ func handshakeHint(err error) string {
 		return "name the host that the certificate is for: ?server_name=…"
 	case errors.As(err, &record), errors.Is(err, io.EOF), timedOut(err), errors.Is(err, syscall.ECONNRESET):
 		return "does this port speak TLS? one that does not wants redis://"
-	case errors.As(err, &alert):
-		return "the server may want a certificate of this client: ?cert=…&key=…"
+	case alerted(err):
+		return certificateHint
 	}
 	return ""
+}
+
+// alerted reports whether the other side of a TLS connection refused it.
+func alerted(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error"
 }
 
 func round(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }

@@ -78,36 +78,37 @@ var endings = []struct {
 
 // A server that hangs holds nobody: not who reads its answer, and not who
 // makes a connection, with its handshakes, or waits for one.
-func TestCallsEndWithTheirContext(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		for _, e := range endings {
-			if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
-				t.Fatal(err) // and there is a connection now
-			}
-			srv.Pause()
-			for i, what := range []string{"a read", "a new connection", "a script"} {
-				ended(t, e.name+": "+what, func() {
-					ctx, cancel := e.start(t.Context())
-					defer cancel()
-					var err error
-					if i == 2 {
-						_, err = s.Run(ctx, counting, Call{[]string{"n"}, []any{1}})
-					} else {
-						_, err = s.Do(ctx, "get", "k")
-					}
-					if !isOneOf(err, e.errors) || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
-						t.Errorf("%s: %s: got %v", e.name, what, err)
-					}
-				})
-			}
-			srv.Resume()
-			ended(t, e.name+": after it", func() {
-				if v, err := s.Do(t.Context(), "get", "k"); v != "v" || err != nil {
-					t.Errorf("%s: after it: got %v, %v", e.name, v, err)
+func TestCallsEndWithTheirContext(t *testing.T) { stores(t, callsEnd) }
+
+// callsEnd hangs srv, where the keys of k's slot are.
+func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
+	for _, e := range endings {
+		if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
+			t.Fatal(err) // and there is a connection now
+		}
+		srv.Pause()
+		for i, what := range []string{"a read", "a new connection", "a script"} {
+			ended(t, e.name+": "+what, func() {
+				ctx, cancel := e.start(t.Context())
+				defer cancel()
+				var err error
+				if i == 2 {
+					_, err = s.Run(ctx, counting, Call{[]string{"{k}n"}, []any{1}})
+				} else {
+					_, err = s.Do(ctx, "get", "k")
+				}
+				if !isOneOf(err, e.errors) || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
+					t.Errorf("%s: %s: got %v", e.name, what, err)
 				}
 			})
 		}
-	})
+		srv.Resume()
+		ended(t, e.name+": after it", func() {
+			if v, err := s.Do(t.Context(), "get", "k"); v != "v" || err != nil {
+				t.Errorf("%s: after it: got %v, %v", e.name, v, err)
+			}
+		})
+	}
 }
 
 func isOneOf(err error, all []error) bool {
@@ -163,7 +164,7 @@ func TestBatchesLeaveNothingBehind(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(50*time.Millisecond, cancel)
 		replies := make(chan reply, len(calls))
-		ended(t, "the pipeline", func() { s.pipeline(ctx, counting, calls, []int{0, 1}, replies) })
+		ended(t, "the pipeline", func() { s.pipeline(ctx, s.servers.(single).server, counting, calls, []int{0, 1}, replies) })
 		for range calls {
 			if r := <-replies; r.err == nil {
 				t.Errorf("call %d is answered: %v", r.i, r.v)

@@ -8,15 +8,17 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// Open connects to the server that a URL names, in one of the forms
+// Open connects to the Redis that a URL names, in one of the forms
 //
 //	redis://user:password@host:port/db
-//	rediss://user:password@host:port/db
+//	redis-sentinel://user:password@host:port,host:port/master/db
+//	redis-cluster://user:password@host:port,host:port
 //	unix://user:password@/path/to/socket
 //
-// with Params, asks it once, and returns it. What is wrong with the URL or the
-// parameters is backend.ErrInvalid; any other error says what the server or
-// the network did, and what may be done about it. No error holds a password.
+// or with rediss for TLS, and with Params, asks it once, and returns it. What
+// is wrong with the URL or the parameters is backend.ErrInvalid; any other
+// error says what the servers or the network did, and what may be done about
+// it. No error holds a password.
 //
 // Calls of the Store are bounded by their contexts.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
@@ -31,11 +33,29 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 	if err != nil {
 		return nil, err
 	}
-	rdb := redis.NewClient(options(a, d))
-	s := &Store{rdb: rdb, node: "redis " + a.addr, secret: a.password, calls: &d.calls, close: func() error {
+	s := &Store{replicas: a.replicas, calls: &d.calls}
+	for _, secret := range []string{a.password, a.sentinelPassword} {
+		if secret != "" {
+			s.secrets = append(s.secrets, secret)
+		}
+	}
+	var close func()
+	switch a.kind {
+	case theSentinels:
+		t := newSentinels(a, d)
+		s.rdb, s.servers, s.name, close = t.rdb, t, "redis "+a.master, t.close
+	case aCluster:
+		t := newCluster(a, d)
+		s.rdb, s.servers, s.name, close = t.rdb, t, "redis cluster", t.close
+	default:
+		srv := newServer(options(a, d, a.addrs[0]))
+		s.rdb, s.servers, s.name, close = srv.rdb, single{srv}, srv.name, func() {}
+	}
+	s.close = func() error {
 		d.close()
-		return rdb.Close()
-	}}
+		close()
+		return s.rdb.Close()
+	}
 	if err := s.probe(ctx, a, d); err != nil {
 		s.Close()
 		return nil, err
@@ -43,31 +63,51 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 	return s, nil
 }
 
-// probe asks the server for what every strategy needs, a script.
+// newServer returns a server that is connected to when it is first asked.
+func newServer(o *redis.Options) *server {
+	return &server{rdb: redis.NewClient(o), addr: o.Addr, name: "redis " + o.Addr}
+}
+
+// probe asks for what every strategy needs.
 func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
-	began := time.Now()
 	if end, ok := ctx.Deadline(); ok {
 		// Part of the time is kept, so that what the dialer has to say comes
 		// before the end of ctx, which says nothing.
 		d.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer d.timeout.Store(int64(dialTimeout))
 	}
-	// go-redis does not break off a read when ctx is cancelled.
-	defer context.AfterFunc(ctx, func() {
-		if context.Cause(ctx) != context.DeadlineExceeded {
-			s.Close()
-		}
-	})()
-	cmd := newOnce(ctx, []any{"eval", "return 1", 0})
-	_ = s.rdb.Process(ctx, cmd)
+	at, err := s.servers.find(ctx, "")
+	switch {
+	case ctx.Err() == context.Canceled:
+		return s.fail(context.Cause(ctx))
+	case err != nil:
+		return s.fail(err)
+	}
+	if c, ok := s.servers.(*cluster); ok {
+		return c.probe(ctx, func(ctx context.Context, at *server) error { return s.probeServer(ctx, a, at) })
+	}
+	return s.probeServer(ctx, a, at)
+}
+
+// probeServer asks a server to run a script, and for as many replicas as are
+// wanted.
+func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
+	began := time.Now()
+	within, end := s.begin(ctx)
+	defer end()
+	cmd := newOnce(within, []any{"eval", "return 1", 0})
+	short := s.send(within, at, false, true, cmd)
 	err := cmd.Err()
+	if err == nil {
+		err = short
+	}
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() == context.Canceled:
-		return s.fail(context.Cause(ctx))
+		return s.failAt(at, context.Cause(ctx))
 	}
-	return s.fail(explain(err, a, time.Since(began)))
+	return s.failAt(at, explain(err, lockServer(a), time.Since(began)))
 }
 
 // dialTimeout bounds the making of a connection. Whoever waits for it waits
@@ -76,10 +116,10 @@ const dialTimeout = 5 * time.Second
 
 // options has go-redis do nothing by itself: no retries, no handshake beyond
 // what is needed, no time-outs but those of the contexts.
-func options(a address, d *dialer) *redis.Options {
+func options(a address, d *dialer, addr string) *redis.Options {
 	return &redis.Options{
 		Network:               a.network(),
-		Addr:                  a.addr,
+		Addr:                  addr,
 		Username:              a.user,
 		Password:              a.password,
 		DB:                    a.db,

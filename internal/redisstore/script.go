@@ -10,12 +10,26 @@ import (
 
 // Script is a Lua script that is run by its hash, and sent whole to a server
 // that does not know it yet.
-type Script struct{ src, sha string }
+type Script struct {
+	src, sha string
+	kept     bool
+}
 
 // NewScript returns a script of that source.
 func NewScript(src string) *Script {
 	sum := sha1.Sum([]byte(src))
-	return &Script{src, hex.EncodeToString(sum[:])}
+	return &Script{src: src, sha: hex.EncodeToString(sum[:])}
+}
+
+// NewHold returns a script that takes or prolongs a hold. Where the Store is to
+// wait for replicas, a run of it that they have not confirmed in time is an
+// error of unknown outcome. A reply of nil, of 0 or less, or of an array that
+// begins with that, says that nothing was taken, and needs nobody's
+// confirmation.
+func NewHold(src string) *Script {
+	sc := NewScript(src)
+	sc.kept = true
+	return sc
 }
 
 // Call is what one run of a script is given. All keys are of one cluster
@@ -46,9 +60,9 @@ func unknown(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
 
 // Run runs sc once and returns its reply as Do does.
 func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
-	v, err := s.Do(ctx, sc.args(c, false)...)
+	v, err := s.do(ctx, c.Keys[0], sc.args(c, false), sc.kept)
 	if unknown(err) {
-		return s.Do(ctx, sc.args(c, true)...)
+		return s.do(ctx, c.Keys[0], sc.args(c, true), sc.kept)
 	}
 	return v, err
 }
@@ -90,45 +104,57 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 // runEach starts a pipeline for each server: on a cluster one that hangs must
 // not hold up the renewals of the others.
 func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, replies chan<- reply) {
-	cluster, ok := s.rdb.(*redis.ClusterClient)
-	if !ok {
-		all := make([]int, len(calls))
-		for i := range all {
-			all[i] = i
-		}
-		s.pipeline(ctx, sc, calls, all, replies)
-		return
-	}
-	groups := map[*redis.Client][]int{}
+	groups := map[any][]int{}
+	at := make([]*server, len(calls))
 	for i, c := range calls {
-		// An error is told by the pipeline, which asks the same again.
-		node, _ := cluster.MasterForKey(ctx, c.Keys[0])
-		groups[node] = append(groups[node], i)
+		srv, err := s.servers.find(ctx, c.Keys[0])
+		if err != nil {
+			replies <- reply{i, nil, s.fail(err)}
+			continue
+		}
+		at[i] = srv
+		part := s.part(ctx, srv, c.Keys[0])
+		groups[part] = append(groups[part], i)
 	}
 	for _, which := range groups {
-		go s.pipeline(ctx, sc, calls, which, replies)
+		go s.pipeline(ctx, at[which[0]], sc, calls, which, replies)
 	}
 }
 
+// part tells the parts of a server from one another that may hang by
+// themselves. Only a cluster whose client was handed in has any.
+func (s *Store) part(ctx context.Context, at *server, key string) any {
+	cluster, ok := at.rdb.(*redis.ClusterClient)
+	if !ok {
+		return at
+	}
+	// An error is told by the pipeline, which asks the same again.
+	client, _ := cluster.MasterForKey(ctx, key)
+	return client
+}
+
 // pipeline runs the calls that which lists, by hash, and once more in whole
-// those that the server did not know.
-func (s *Store) pipeline(ctx context.Context, sc *Script, calls []Call, which []int, replies chan<- reply) {
-	ctx, end := s.begin(ctx)
+// those that the server did not know. Those that it has no more are run one by
+// one where they are.
+func (s *Store) pipeline(ctx context.Context, at *server, sc *Script, calls []Call, which []int, replies chan<- reply) {
+	within, end := s.begin(ctx)
 	defer end()
 	for _, whole := range []bool{false, true} {
-		pipe := s.rdb.Pipeline()
 		cmds := make([]*once, len(which))
 		for j, i := range which {
-			cmds[j] = newOnce(ctx, sc.args(calls[i], whole))
-			_ = pipe.Process(ctx, cmds[j])
+			cmds[j] = newOnce(within, sc.args(calls[i], whole))
 		}
-		_, execErr := pipe.Exec(ctx)
+		short := s.send(within, at, false, sc.kept, cmds...)
 		again := which[:0]
 		for j, i := range which {
-			v, err := s.result(cmds[j])
-			if err == nil && v == nil && execErr != nil {
-				err = s.fail(execErr) // a hook of the client stopped the batch
+			if to, _ := s.servers.follow(at, calls[i].Keys[0], cmds[j].Err()); to != nil {
+				go func() {
+					v, err := s.Run(ctx, sc, calls[i])
+					replies <- reply{i, v, err}
+				}()
+				continue
 			}
+			v, err := s.result(at, cmds[j], short)
 			if !whole && unknown(err) {
 				again = append(again, i)
 				continue

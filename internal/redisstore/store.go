@@ -18,16 +18,47 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Store is one Redis: a server, or a cluster through a client that was handed
-// in. It may be used by many goroutines at once.
+// Store is one Redis: a server, the master that sentinels name, or a cluster.
+// It may be used by many goroutines at once.
 type Store struct {
-	rdb    redis.UniversalClient
-	node   string       // names the server in errors: "redis host:port"
-	secret string       // never appears in an error
-	calls  *calls       // nil for a client that was handed in
-	close  func() error // nil for a client that was handed in
-	once   sync.Once
+	rdb      redis.UniversalClient // of all of it, whatever its topology
+	name     string                // in errors that are no server's
+	servers  topology              // who is sent what
+	replicas int                   // that must confirm
+	secrets  []string              // never appear in an error
+	calls    *calls                // nil for a client that was handed in
+	close    func() error          // nil for a client that was handed in
+	once     sync.Once
+	subs     subscriber
 }
+
+// topology knows who is to be sent what.
+type topology interface {
+	// find returns the server that has the slot of a key.
+	find(ctx context.Context, key string) (*server, error)
+
+	// follow returns the server that has a key instead of at, if err is how
+	// at said so, and whether it is to be told that we were sent.
+	follow(at *server, key string, err error) (to *server, asking bool)
+
+	// failed is told of an error of a server: who has what may have changed.
+	failed(at *server, err error)
+}
+
+// server is one that is sent commands. That of a cluster whose client was
+// handed in is all of it.
+type server struct {
+	rdb  redis.UniversalClient
+	addr string
+	name string // in errors: "redis host:port"
+}
+
+// single is a topology of one.
+type single struct{ *server }
+
+func (s single) find(context.Context, string) (*server, error)           { return s.server, nil }
+func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
+func (s single) failed(*server, error)                                   {}
 
 // New returns a Store over a client that stays its caller's: its settings are
 // left as they are, and Close does not close it. It panics if rdb is nil.
@@ -35,15 +66,17 @@ func New(rdb redis.UniversalClient) *Store {
 	if rdb == nil {
 		panic("redisstore: New: client is nil")
 	}
-	s := &Store{rdb: rdb, node: "redis"}
+	s := &Store{rdb: rdb, name: "redis"}
 	if c, ok := rdb.(*redis.Client); ok && c.Options().Addr != "FailoverClient" {
-		s.node += " " + c.Options().Addr
+		s.name += " " + c.Options().Addr
 	}
+	s.servers = single{&server{rdb: rdb, name: s.name}}
 	return s
 }
 
-// Close closes what Open opened.
+// Close ends all listening, and closes what Open opened.
 func (s *Store) Close() error {
+	s.subs.close()
 	var err error
 	if s.close != nil {
 		s.once.Do(func() { err = s.close() })
@@ -52,39 +85,118 @@ func (s *Store) Close() error {
 }
 
 // Do sends one command, once, and returns its reply: nil, an int64, a string
-// or a []any. Its first argument is the command's name. Errors name the
-// server.
+// or a []any. Its first argument is the command's name, its second the key, if
+// there is one. Errors name the server.
 func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
+	return s.do(ctx, keyOf(args), args, false)
+}
+
+func keyOf(args []any) string {
+	if len(args) < 2 {
+		return ""
+	}
+	key, _ := args[1].(string)
+	return key
+}
+
+// maxHops is how often a command follows the slot that it is for.
+const maxHops = 8
+
+// do sends a command, once, to the server that has key. A server that says
+// that another one has it has done nothing.
+func (s *Store) do(ctx context.Context, key string, args []any, kept bool) (any, error) {
 	within, end := s.begin(ctx)
 	defer end()
-	cmd := newOnce(within, args)
-	_ = s.rdb.Process(within, cmd) // the same error as the command's, if it got that far
-	if cancelled(ctx, cmd.Err()) {
-		return nil, s.fail(ctx.Err())
+	at, err := s.servers.find(within, key)
+	if err != nil {
+		return nil, s.fail(err)
 	}
-	return s.result(cmd)
+	asking := false
+	for hops := 0; ; hops++ {
+		cmd := newOnce(within, args)
+		short := s.send(within, at, asking, kept, cmd)
+		if cancelled(ctx, cmd.Err()) {
+			return nil, s.failAt(at, ctx.Err())
+		}
+		to, ask := s.servers.follow(at, key, cmd.Err())
+		if to == nil || hops == maxHops {
+			return s.result(at, cmd, short)
+		}
+		at, asking = to, ask
+	}
 }
 
-// result is the reply of a command that has ended.
-func (s *Store) result(cmd *once) (any, error) {
+// send sends commands to a server, in one piece, and waits for its replicas if
+// what the commands do is to be kept by them. The outcomes are in the commands,
+// and in the error what the replicas failed to do.
+func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ...*once) error {
+	kept = kept && s.replicas > 0
+	if len(cmds) == 1 && !asking && !kept {
+		_ = at.rdb.Process(ctx, cmds[0]) // the same error as the command's, if it got that far
+		return nil
+	}
+	pipe := at.rdb.Pipeline()
+	for _, cmd := range cmds {
+		if asking {
+			_ = pipe.Process(ctx, newOnce(ctx, []any{"asking"}))
+		}
+		_ = pipe.Process(ctx, cmd)
+	}
+	var wait *once
+	if kept {
+		wait = newOnce(ctx, []any{"wait", s.replicas, patience(ctx)})
+		_ = pipe.Process(ctx, wait)
+	}
+	_, err := pipe.Exec(ctx)
+	for _, cmd := range cmds {
+		if err != nil && cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err) // a hook of the client stopped the batch
+		}
+	}
+	if wait == nil {
+		return nil
+	}
+	return s.confirmed(wait)
+}
+
+// result is the reply of a command that has ended, whose writes the replicas
+// may have failed to confirm.
+func (s *Store) result(at *server, cmd *once, short error) (any, error) {
 	v, err := cmd.Result()
-	switch {
-	case err == nil:
-		return v, nil
-	case errors.Is(err, redis.Nil):
-		return nil, nil
+	if errors.Is(err, redis.Nil) {
+		v, err = nil, nil
 	}
-	return nil, s.fail(err)
+	if err == nil && short != nil && !tookNothing(v) {
+		err = short
+	}
+	if err != nil {
+		s.servers.failed(at, err)
+		if _, ok := redis.IsMovedError(err); ok && s.servers == (single{at}) {
+			err = fmt.Errorf("%w (this is one server of a cluster: redis-cluster://host:port)", err)
+		}
+		return nil, s.failAt(at, err)
+	}
+	return v, nil
 }
 
-// fail has err name the server, and not the password: some servers repeat
-// what they were sent and did not understand. Then the cause is not kept
-// either, since whoever unwraps it may print it.
-func (s *Store) fail(err error) error {
-	if s.secret != "" && tells(err, s.secret) {
-		err = errors.New(strings.ReplaceAll(err.Error(), s.secret, "***"))
+// fail has err name the store, and no password: some servers repeat what they
+// were sent and did not understand. Then the cause is not kept either, since
+// whoever unwraps it may print it.
+func (s *Store) fail(err error) error { return s.named(s.name, err) }
+
+// failAt is fail for an error of one server.
+func (s *Store) failAt(at *server, err error) error { return s.named(at.name, err) }
+
+func (s *Store) named(name string, err error) error {
+	for _, secret := range s.secrets {
+		if tells(err, secret) {
+			err = errors.New(strings.ReplaceAll(err.Error(), secret, "***"))
+		}
 	}
-	return fmt.Errorf("%s: %w", s.node, err)
+	if name == "" {
+		return err // which names somebody itself
+	}
+	return fmt.Errorf("%s: %w", name, err)
 }
 
 // tells reports whether err, or an error that it wraps, says secret.

@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -14,14 +15,15 @@ import (
 	"time"
 )
 
-// certificate is where a server's certificate lies.
-type certificate struct{ ca, cert, key string }
+// Certificate names files in PEM: a certificate authority's certificate, and
+// the certificate and key that it vouches for. They serve servers and clients
+// alike.
+type Certificate struct{ CAFile, CertFile, KeyFile string }
 
-// certify makes a certificate authority and a certificate of the server in
-// dir, good for an hour.
-func (s *Server) certify(dir string) (certificate, error) {
-	c := certificate{filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")}
-	s.CAFile = c.ca
+// certify makes a certificate authority and a certificate in dir, good for an
+// hour.
+func certify(dir string) (Certificate, error) {
+	c := Certificate{filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")}
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return c, err
@@ -43,7 +45,7 @@ func (s *Server) certify(dir string) (certificate, error) {
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "redistest"},
 		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
 	if err != nil {
@@ -56,10 +58,29 @@ func (s *Server) certify(dir string) (certificate, error) {
 	for _, f := range []struct {
 		name, kind string
 		der        []byte
-	}{{c.ca, "CERTIFICATE", caDER}, {c.cert, "CERTIFICATE", der}, {c.key, "PRIVATE KEY", keyDER}} {
+	}{{c.CAFile, "CERTIFICATE", caDER}, {c.CertFile, "CERTIFICATE", der}, {c.KeyFile, "PRIVATE KEY", keyDER}} {
 		if err := os.WriteFile(f.name, pem.EncodeToMemory(&pem.Block{Type: f.kind, Bytes: f.der}), 0o600); err != nil {
 			return c, err
 		}
 	}
 	return c, nil
+}
+
+// config is how a client uses the certificate.
+func (c Certificate) config(mutual bool) (*tls.Config, error) {
+	pem, err := os.ReadFile(c.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(pem)
+	config := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	if mutual {
+		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, err
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
 }

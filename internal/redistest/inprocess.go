@@ -57,12 +57,12 @@ func (p *inProcess) place() (network, address string, err error) {
 	if s.o.Unix {
 		return "unix", filepath.Join(dir, "redis.sock"), nil
 	}
-	c, err := s.certify(dir)
-	if err != nil {
+	if s.Certificate, err = certify(dir); err != nil {
 		return "", "", err
 	}
-	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
-	p.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	if p.tls, err = s.config(true); err == nil && s.o.Mutual {
+		p.tls.ClientCAs, p.tls.ClientAuth = p.tls.RootCAs, tls.RequireAndVerifyClientCert
+	}
 	return "tcp", "127.0.0.1:0", err
 }
 

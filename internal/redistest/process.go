@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 )
 
@@ -25,48 +26,77 @@ type process struct {
 }
 
 func (s *Server) startProcess() error {
-	dir, err := os.MkdirTemp("", "redistest")
+	dir, err := tempDir(s.t)
 	if err != nil {
 		return err
 	}
-	s.t.Cleanup(func() { os.RemoveAll(dir) })
-	for try := 0; ; try++ {
-		p, err := s.process(dir)
+	if s.o.tls() {
+		if s.Certificate, err = certify(dir); err != nil {
+			return err
+		}
+	}
+	return again(func() error {
+		port, release, err := freePort()
 		if err != nil {
 			return err
 		}
-		s.flav = p
-		s.t.Cleanup(func() { p.kill() })
-		if err = s.up(p); err == nil {
-			return nil
-		}
-		// Somebody else took the port between the look and the start.
-		if try == 3 || !strings.Contains(p.out.String(), "Address already in use") {
+		s.t.Cleanup(release)
+		return s.startAt(dir, port)
+	})
+}
+
+// errTaken is a port that somebody else took between the look and the start.
+var errTaken = errors.New("address already in use")
+
+// again repeats a start whose port was taken.
+func again(start func() error) error {
+	for try := 0; ; try++ {
+		if err := start(); try == 5 || !errors.Is(err, errTaken) {
 			return err
 		}
 	}
 }
 
-// process makes a process that is not started yet, on a free port.
-func (s *Server) process(dir string) (*process, error) {
-	port, release, err := freePort()
-	if err != nil {
-		return nil, err
+func tempDir(t testing.TB) (string, error) {
+	dir, err := os.MkdirTemp("", "redistest")
+	if err == nil {
+		t.Cleanup(func() { os.RemoveAll(dir) })
 	}
-	s.t.Cleanup(release)
+	return dir, err
+}
+
+// startAt starts redis-server on a port.
+func (s *Server) startAt(dir string, port int, more ...string) error {
+	return s.run(&process{dir: dir, args: append(s.args(dir, port), more...)})
+}
+
+// run starts p and waits until it answers.
+func (s *Server) run(p *process) error {
+	s.flav = p
+	s.t.Cleanup(func() { p.kill() })
+	err := s.up(p)
+	if err != nil && strings.Contains(p.out.String(), "Address already in use") {
+		p.kill()
+		return errTaken
+	}
+	return err
+}
+
+// args are the arguments of redis-server.
+func (s *Server) args(dir string, port int) []string {
 	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	plain, tls := port, 0
-	if s.o.TLS {
+	if s.o.tls() {
 		plain, tls = 0, port
 	}
 	args := []string{"--port", strconv.Itoa(plain), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--daemonize", "no"}
-	if s.o.TLS {
-		cert, err := s.certify(dir)
-		if err != nil {
-			return nil, err
+	if s.o.tls() {
+		ask := "no"
+		if s.o.Mutual {
+			ask = "yes"
 		}
-		args = append(args, "--tls-port", strconv.Itoa(tls), "--tls-cert-file", cert.cert, "--tls-key-file", cert.key,
-			"--tls-ca-cert-file", cert.ca, "--tls-auth-clients", "no")
+		args = append(args, "--tls-port", strconv.Itoa(tls), "--tls-cert-file", s.CertFile, "--tls-key-file", s.KeyFile,
+			"--tls-ca-cert-file", s.CAFile, "--tls-auth-clients", ask)
 	}
 	if s.o.Unix {
 		s.Addr = filepath.Join(dir, "redis.sock")
@@ -81,7 +111,7 @@ func (s *Server) process(dir string) (*process, error) {
 	if s.o.Keep {
 		args = append(args, "--appendonly", "yes", "--appendfsync", "always")
 	}
-	return &process{dir: dir, args: append(args, s.o.Args...)}, nil
+	return append(args, s.o.Args...)
 }
 
 // up starts p and waits until it answers.

@@ -15,8 +15,6 @@ package redistest
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"net/url"
@@ -24,6 +22,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,17 +53,30 @@ type Options struct {
 	// localhost that CAFile vouches for.
 	TLS bool
 
+	// Mutual is TLS where the server wants a certificate of its clients, too;
+	// CertFile and KeyFile will do.
+	Mutual bool
+
 	// Unix has the server listen on a socket in the file system.
 	Unix bool
 
 	// Keep has the server write down what it is told, at once, so that the
 	// data survives Kill and Restart.
 	Keep bool
+
+	// SentinelUser and SentinelPassword are what the sentinels of
+	// StartSentinel want to hear.
+	SentinelUser, SentinelPassword string
+
+	// Bare is a cluster without replicas, for StartCluster.
+	Bare bool
 }
 
 func (o *Options) own() bool {
-	return o.Own || o.real() || o.User != "" || o.Password != "" || o.TLS || o.Unix || o.Keep
+	return o.Own || o.real() || o.User != "" || o.Password != "" || o.tls() || o.Unix || o.Keep
 }
+
+func (o *Options) tls() bool { return o.TLS || o.Mutual }
 
 func (o *Options) real() bool { return o.Real || len(o.Args) > 0 }
 
@@ -73,13 +85,14 @@ type Server struct {
 	// Addr is host:port, or the path of the socket.
 	Addr string
 
-	// CAFile is the certificate authority of a TLS server, in PEM.
-	CAFile string
+	// Certificate is that of a TLS server.
+	Certificate
 
 	t    testing.TB
 	o    Options
 	db   string
 	flav flavour
+	away atomic.Bool // paused or killed
 }
 
 // flavour is what the kinds of server do in their own way.
@@ -197,19 +210,37 @@ func (s *Server) Real() bool {
 	return !mini
 }
 
-// URL is how hasp is told of the server, without its CA file.
+// URL is how hasp is told of the server, with Params.
 func (s *Server) URL() string {
-	user := ""
-	if s.o.User != "" || s.o.Password != "" {
-		user = url.UserPassword(s.o.User, s.o.Password).String() + "@"
-	}
+	user := userinfo(s.o.User, s.o.Password)
 	switch {
 	case s.o.Unix:
 		return "unix://" + user + s.Addr
-	case s.o.TLS:
+	case s.o.tls():
 		return "rediss://" + user + s.Addr
 	}
 	return "redis://" + user + s.Addr + "/" + cmp.Or(s.db, "0")
+}
+
+func userinfo(user, password string) string {
+	if user == "" && password == "" {
+		return ""
+	}
+	return url.UserPassword(user, password).String() + "@"
+}
+
+// Params are the parameters that go with URL.
+func (s *Server) Params() map[string]string { return s.params(&s.o) }
+
+func (c Certificate) params(o *Options) map[string]string {
+	p := map[string]string{}
+	if o.tls() {
+		p["ca"] = c.CAFile
+	}
+	if o.Mutual {
+		p["cert"], p["key"] = c.CertFile, c.KeyFile
+	}
+	return p
 }
 
 // ClientOptions are those of a go-redis client of the server, which has more
@@ -219,14 +250,12 @@ func (s *Server) ClientOptions() *redis.Options {
 		DialTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute, PoolTimeout: time.Minute,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
 	fmt.Sscan(s.db, &o.DB)
-	if s.o.TLS {
-		pem, err := os.ReadFile(s.CAFile)
+	if s.o.tls() {
+		config, err := s.config(s.o.Mutual)
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		pool := x509.NewCertPool()
-		pool.AppendCertsFromPEM(pem)
-		o.TLSConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+		o.TLSConfig = config
 	}
 	return o
 }
@@ -248,13 +277,21 @@ func (s *Server) Proxy() *Proxy {
 }
 
 // Pause has the server hang: it keeps its connections and answers nothing.
-func (s *Server) Pause() { s.t.Helper(); s.must("pause", s.flav.pause()) }
+func (s *Server) Pause() {
+	s.t.Helper()
+	s.away.Store(true)
+	s.must("pause", s.flav.pause())
+}
 
 // Resume ends Pause.
-func (s *Server) Resume() { s.t.Helper(); s.must("resume", s.flav.resume()) }
+func (s *Server) Resume() {
+	s.t.Helper()
+	s.must("resume", s.flav.resume())
+	s.away.Store(false)
+}
 
 // Kill ends the server as SIGKILL does.
-func (s *Server) Kill() { s.t.Helper(); s.must("kill", s.flav.kill()) }
+func (s *Server) Kill() { s.t.Helper(); s.must("kill", s.Stop()) }
 
 // Restart starts a killed server again at its address, without its data
 // unless Options.Keep.
@@ -271,12 +308,17 @@ func (s *Server) Start(data bool) error {
 	if err := s.flav.restart(); err != nil {
 		return err
 	}
-	return s.ready(startTimeout)
+	err := s.ready(startTimeout)
+	s.away.Store(err != nil)
+	return err
 }
 
 // Stop is Kill as a function that returns its error, and may be called on any
 // goroutine.
-func (s *Server) Stop() error { return s.flav.kill() }
+func (s *Server) Stop() error {
+	s.away.Store(true)
+	return s.flav.kill()
+}
 
 func (s *Server) must(what string, err error) {
 	s.t.Helper()
@@ -312,11 +354,16 @@ func (s *Server) ping(ctx context.Context) error {
 		return err
 	}
 	conn.Close()
-	o := s.ClientOptions()
-	o.DialerRetries, o.MaxRetries, o.ContextTimeoutEnabled = 1, -1, true
-	rdb := redis.NewClient(o)
+	rdb := s.patient()
 	defer rdb.Close()
 	return rdb.Ping(ctx).Err()
+}
+
+// patient returns a client that asks once and waits as long as its context.
+func (s *Server) patient() *redis.Client {
+	o := s.ClientOptions()
+	o.DialerRetries, o.MaxRetries, o.ContextTimeoutEnabled, o.ReadTimeout = 1, -1, true, -1
+	return redis.NewClient(o)
 }
 
 func (s *Server) network() string {

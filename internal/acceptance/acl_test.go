@@ -1,0 +1,264 @@
+package acceptance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// rules are rows of the tables in docs/redis.md: what a strategy needs on a
+// topology, and what a topology takes besides.
+func rules(t *testing.T) (strategies map[string]map[string][]string, besides map[string][]string) {
+	text, err := os.ReadFile("../../docs/redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	strategies, besides = map[string]map[string][]string{}, map[string][]string{}
+	_, tables, ok := strings.Cut(string(text), "\n## What the user must be allowed\n")
+	if !ok {
+		t.Fatal("docs/redis.md: no such heading")
+	}
+	for line := range strings.Lines(tables) {
+		line = strings.ReplaceAll(strings.TrimSpace(line), `\|`, "\x00")
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		for i, c := range cells {
+			cells[i] = strings.ReplaceAll(strings.Trim(c, " `"), "\x00", "|")
+		}
+		switch {
+		case !strings.Contains(line, "`"):
+		case len(cells) == 2:
+			besides[cells[0]] = strings.Fields(cells[1])
+		case len(cells) == 3:
+			for on := range strings.SplitSeq(cells[1], ", ") {
+				if strategies[cells[0]] == nil {
+					strategies[cells[0]] = map[string][]string{}
+				}
+				strategies[cells[0]][on] = strings.Fields(cells[2])
+			}
+		}
+	}
+	return strategies, besides
+}
+
+// place is a Redis with users whose rights are few.
+type place struct {
+	servers []*redistest.Server // that know the users
+	url     string              // with USER for user and password
+	params  string
+	use     func(ctx context.Context, url, name string, wait time.Duration) error
+}
+
+// user makes a user with exactly these rules.
+func (p *place) user(t *testing.T, rules []string) (name string) {
+	name = fmt.Sprint("user", names.Add(1))
+	for _, srv := range p.servers {
+		args := []any{"acl", "setuser", name, "reset", "on", ">secret"}
+		for _, r := range rules {
+			args = append(args, r)
+		}
+		if err := srv.Client().Do(t.Context(), args...).Err(); err != nil {
+			t.Fatalf("%q: %v", rules, err)
+		}
+	}
+	return name
+}
+
+// refused lists what the servers have refused to a user.
+func (p *place) refused(t *testing.T, name string) (all []string) {
+	for _, srv := range p.servers {
+		entries, err := srv.Client().ACLLog(t.Context(), 10000).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if e.Username == name {
+				all = append(all, e.Reason+" "+e.Object)
+			}
+		}
+	}
+	return all
+}
+
+// needs has a strategy used by a user with exactly these rules, and by one
+// each who lacks one of those in drop. What is missing must be missed.
+func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
+	use := func(ctx context.Context, name string, wait time.Duration) error {
+		u := strategy + "+" + p.url + "?prefix=app:" + p.params
+		return p.use(ctx, strings.NewReplacer("USER", name+":secret", "NAME", name).Replace(u), name, wait)
+	}
+	t.Run("all", func(t *testing.T) {
+		t.Parallel()
+		name := p.user(t, rules)
+		if err := use(t.Context(), name, 200*time.Millisecond); err != nil {
+			t.Error(err)
+		}
+		if all := p.refused(t, name); len(all) > 0 {
+			t.Errorf("refused: %q", all)
+		}
+	})
+	for _, rule := range drop {
+		t.Run("without "+rule, func(t *testing.T) {
+			t.Parallel()
+			// What takes longer than we wait shows when we wait longer.
+			for wait := 50 * time.Millisecond; ; wait *= 4 {
+				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule }))
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+2*wait)
+				err := use(ctx, name, wait)
+				cancel()
+				if all := p.refused(t, name); len(all) > 0 {
+					t.Logf("refused: %q: %v", all, err)
+					return
+				}
+				if wait > 10*time.Second {
+					t.Fatalf("not missed: %v", err)
+				}
+			}
+		})
+	}
+}
+
+var names atomic.Int64
+
+// work does everything that a strategy can do, as far as it gets.
+func work(ctx context.Context, url, name string, wait time.Duration) error {
+	one, err := hasp.Open(ctx, url, nil)
+	if err != nil {
+		return err
+	}
+	defer one.Close()
+	two, err := hasp.Open(ctx, url, nil)
+	if err != nil {
+		return err
+	}
+	defer two.Close()
+	var errs []error
+	try := func(what string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	with := func(key string, f func(key string, lease *hasp.Lease), opts ...hasp.Option) {
+		key = name + key
+		lease, err := one.TryLock(ctx, key, append(opts, hasp.WithoutRenewal())...)
+		try("lock", err)
+		if err == nil {
+			f(key, lease)
+		}
+	}
+	with("renewed", func(key string, lease *hasp.Lease) {
+		try("extend", lease.Extend(ctx, time.Hour))
+		_, err := two.Inspect(ctx, key)
+		try("inspect", err)
+		try("unlock", lease.Unlock(ctx))
+	})
+	with("wanted", func(key string, lease *hasp.Lease) {
+		if _, err := two.Lock(ctx, key, hasp.WithMaxWait(wait)); err == nil {
+			try("wait", errors.New("two hold it"))
+		}
+		waited := make(chan error)
+		go func() {
+			lease, err := two.Lock(ctx, key)
+			if err == nil {
+				err = lease.Unlock(ctx)
+			}
+			waited <- err
+		}()
+		time.Sleep(wait)
+		try("unlock", lease.Unlock(ctx))
+		try("wait", <-waited)
+	})
+	with("broken", func(key string, lease *hasp.Lease) {
+		try("break", two.Break(ctx, key))
+		if err := lease.Unlock(ctx); !errors.Is(err, hasp.ErrLost) {
+			try("unlock", fmt.Errorf("of a broken key: %w", err))
+		}
+	})
+	with("fenced", func(key string, lease *hasp.Lease) {
+		try("unlock", lease.Unlock(ctx))
+	}, hasp.WithFence())
+	if lease, err := one.TryLock(ctx, moving+name); err == nil { // or is asked to try again
+		try("unlock", lease.Unlock(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// moving begins keys of a slot that a cluster is moving.
+const moving = "{moving}"
+
+// look opens a strategy and listens to the sentinels for a while.
+func look(ctx context.Context, url, _ string, wait time.Duration) error {
+	c, err := hasp.Open(ctx, url, nil)
+	if err != nil {
+		return err
+	}
+	time.Sleep(wait)
+	return c.Close()
+}
+
+func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
+	redistest.NeedSets(t)
+	strategies, besides := rules(t)
+	log := &redistest.Options{Args: []string{"--acllog-max-len", "10000"}}
+	places := map[string]func(t *testing.T) *place{
+		"server": func(t *testing.T) *place {
+			srv := redistest.Start(t, log)
+			return &place{[]*redistest.Server{srv}, "redis://USER@" + srv.Addr + "/0", "", work}
+		},
+		"sentinel": func(t *testing.T) *place {
+			set := redistest.StartSentinel(t, log)
+			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1), "&replicas=1", work}
+		},
+		"cluster": func(t *testing.T) *place {
+			set := redistest.StartCluster(t, log)
+			set.Move(moving)
+			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1), "&replicas=1", work}
+		},
+	}
+	for on, start := range places {
+		t.Run(on, func(t *testing.T) {
+			t.Parallel()
+			p := start(t)
+			for _, strategy := range onRedis() {
+				t.Run(strategy, func(t *testing.T) {
+					t.Parallel()
+					own := strategies[strategy][on]
+					if own == nil {
+						t.Fatalf("docs/redis.md has no rules for %s on %s", strategy, on)
+					}
+					more := besides[on]
+					if on != "server" {
+						more = append(slices.Clone(more), besides["replicas"]...)
+					}
+					all, drop := append(slices.Clone(own), more...), more
+					if !slices.Equal(own, strategies[strategy]["sentinel"]) || on == "server" {
+						drop = all
+					}
+					p.needs(t, strategy, all, drop)
+				})
+			}
+		})
+	}
+	t.Run("database", func(t *testing.T) {
+		t.Parallel()
+		p := places["server"](t)
+		p.url = strings.TrimSuffix(p.url, "0") + "1"
+		more := besides["a database other than 0"]
+		p.needs(t, "spinlock", append(slices.Clone(strategies["spinlock"]["server"]), more...), more)
+	})
+	t.Run("sentinels", func(t *testing.T) {
+		t.Parallel()
+		set := redistest.StartSentinel(t, nil)
+		p := &place{set.Sentinels, set.URL(), "&sentinel_user=NAME&sentinel_password=secret", look}
+		more := besides["the sentinels, for `sentinel_user"]
+		p.needs(t, "spinlock", more, more)
+	})
+}

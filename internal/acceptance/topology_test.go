@@ -1,0 +1,48 @@
+package acceptance
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// onRedis lists the strategies that keep a lock in one Redis, of any topology.
+func onRedis() []string {
+	return slices.DeleteFunc(hasp.Strategies(), func(strategy string) bool {
+		return slices.Contains([]string{"memlock", "filelock", "redlock"}, strategy)
+	})
+}
+
+// topologies are sets of servers, by the URL that leads to one.
+var topologies = map[string]func(t *testing.T) string{
+	"sentinel": func(t *testing.T) string { return redistest.StartSentinel(t, nil).URL() },
+	"cluster":  func(t *testing.T) string { return redistest.StartCluster(t, nil).URL() },
+}
+
+func TestEveryStrategyConformsOnEveryTopology(t *testing.T) {
+	redistest.NeedSets(t)
+	for name, start := range topologies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// All use one set, which child processes must not start again.
+			url := sync.OnceValue(func() string { return start(t) })
+			for _, strategy := range onRedis() {
+				t.Run(strategy, func(t *testing.T) {
+					t.Parallel()
+					conformance.Run(t, conformance.Harness{
+						Store: func(context.Context) (string, func(), error) { return url(), func() {}, nil },
+						Open: func(ctx context.Context, store string) (backend.Driver, error) {
+							return hasp.Config{Strategy: strategy, Nodes: []string{store}}.Driver(ctx)
+						},
+					})
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,194 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// taking takes a hold, or refuses it.
+var taking = NewHold(`
+if redis.call('EXISTS', KEYS[1]) == 1 then return {0, 'held'} end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', 600000)
+return {1, 'taken'}`)
+
+// waits is how often a server was asked to wait for its replicas.
+func waits(t *testing.T, rdb *redis.Client) (n int) {
+	t.Helper()
+	for line := range strings.Lines(rdb.Info(t.Context(), "commandstats").Val()) {
+		fmt.Sscanf(line, "cmdstat_wait:calls=%d,", &n)
+	}
+	return n
+}
+
+func TestReplicasConfirm(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartSentinel(t, nil)
+	s, err := open(t, set.URL(), map[string]string{"replicas": "2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := s.Replicas(); n != 2 {
+		t.Errorf("%d replicas", n)
+	}
+	master, replica := set.Master().Client(), set.Servers[2]
+	calls := make([]Call, 20)
+	for i := range calls {
+		calls[i] = Call{[]string{fmt.Sprint("each", i)}, []any{"v"}}
+	}
+	hold := func(ctx context.Context) (any, error) { return s.Hold(ctx, "set", "k", "v", "px", 600000, "nx") }
+	run := func(ctx context.Context) (any, error) { return s.Run(ctx, taking, Call{[]string{"r"}, []any{"v"}}) }
+
+	// Twice, for the script is not known at first.
+	for range 2 {
+		master.Del(t.Context(), "k", "r")
+		if v, err := hold(t.Context()); v != "OK" || err != nil {
+			t.Errorf("hold: got %v, %v", v, err)
+		}
+		if v, err := run(t.Context()); fmt.Sprint(v) != "[1 taken]" || err != nil {
+			t.Errorf("run: got %v, %v", v, err)
+		}
+		if got, err := replica.Client().Get(t.Context(), "r").Result(); got != "v" {
+			t.Errorf("a replica has %q, %v", got, err)
+		}
+		before := waits(t, master)
+		for i := range calls {
+			master.Del(t.Context(), calls[i].Keys[0])
+		}
+		s.RunEach(t.Context(), taking, calls, func(i int, v any, err error) {
+			if fmt.Sprint(v) != "[1 taken]" || err != nil {
+				t.Errorf("runeach: %d: got %v, %v", i, v, err)
+			}
+		})
+		if n := waits(t, master) - before; n != 1 && n != 2 {
+			t.Errorf("asked %d times to wait", n)
+		}
+	}
+	// What takes nothing waits for nobody.
+	before := waits(t, master)
+	expect(t, s, "do", "v", "get", "k")
+	if _, err := s.Run(t.Context(), counting, Call{[]string{"n"}, []any{1}}); err != nil {
+		t.Error(err)
+	}
+	if n := waits(t, master) - before; n != 0 {
+		t.Errorf("asked %d times to wait", n)
+	}
+
+	replica.Pause()
+	defer replica.Resume()
+	brief := func(f func(ctx context.Context)) {
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		f(ctx)
+	}
+	unknown := func(what string, err error) {
+		t.Helper()
+		if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("%s: got %v, want an outage", what, err)
+		}
+		t.Log(err)
+	}
+	brief(func(ctx context.Context) {
+		_, err := s.Hold(ctx, "set", "k2", "v", "px", 600000, "nx")
+		unknown("hold", err)
+	})
+	if n := master.Exists(t.Context(), "k2").Val(); n != 1 {
+		t.Error("the master has not even been asked")
+	}
+	brief(func(ctx context.Context) {
+		_, err := s.Run(ctx, taking, Call{[]string{"r2"}, []any{"v"}})
+		unknown("run", err)
+	})
+	brief(func(ctx context.Context) {
+		master.Del(t.Context(), "each0")
+		told := 0
+		s.RunEach(ctx, taking, calls, func(i int, v any, err error) {
+			told++
+			if i == 0 {
+				unknown("runeach", err)
+			} else if fmt.Sprint(v) != "[0 held]" || err != nil {
+				t.Errorf("runeach: %d: got %v, %v", i, v, err)
+			}
+		})
+		if told != 0 && told != len(calls) {
+			t.Errorf("%d of %d told", told, len(calls))
+		}
+	})
+	// That a key is held is known without them, once the server has given up
+	// on what the connection wrote before.
+	eventually(t, "held", func(ctx context.Context) error {
+		if v, err := hold(ctx); v != nil || err != nil {
+			return fmt.Errorf("hold: got %v, %v", v, err)
+		}
+		if v, err := run(ctx); fmt.Sprint(v) != "[0 held]" || err != nil {
+			return fmt.Errorf("run: got %v, %v", v, err)
+		}
+		return nil
+	})
+}
+
+// replicasConfirm is the same on a cluster, where slots move.
+func replicasConfirm(t *testing.T, set *redistest.Cluster) {
+	t.Helper()
+	s, err := open(t, set.URL(), map[string]string{"replicas": "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls []Call
+	for i := range 30 {
+		calls = append(calls, Call{[]string{fmt.Sprint("each", i)}, []any{"v"}})
+	}
+	s.RunEach(t.Context(), taking, calls, func(i int, v any, err error) {
+		if fmt.Sprint(v) != "[1 taken]" || err != nil {
+			t.Errorf("runeach: %d: got %v, %v", i, v, err)
+		}
+	})
+	finish := set.Move("w")
+	if v, err := s.Hold(t.Context(), "set", "w", "v", "px", 600000, "nx"); v != "OK" || err != nil {
+		t.Errorf("half-way: got %v, %v", v, err)
+	}
+	finish()
+	master := set.Master("w")
+	before := waits(t, master.Client())
+	if v, err := s.Run(t.Context(), taking, Call{[]string{"{w}r"}, []any{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
+		t.Errorf("moved: got %v, %v", v, err)
+	}
+	if n := waits(t, master.Client()) - before; n < 1 {
+		t.Error("the new master was not asked to wait")
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for _, c := range []struct {
+		reply any
+		want  bool
+	}{
+		{nil, true}, {int64(0), true}, {int64(-1), true}, {[]any{int64(0), "x"}, true}, {[]any{int64(-1)}, true}, {[]any{nil, "x"}, true},
+		{int64(1), false}, {"OK", false}, {"0", false}, {[]any{int64(1), "x"}, false}, {[]any{"0"}, false}, {[]any{}, false},
+	} {
+		if got := tookNothing(c.reply); got != c.want {
+			t.Errorf("%#v: got %v", c.reply, got)
+		}
+	}
+}
+
+func TestPatienceEndsBeforeTheCall(t *testing.T) {
+	for left, most := range map[time.Duration]int64{time.Hour: 2400, time.Second: 800, time.Millisecond: 1, -time.Second: 1} {
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		if got := patience(ctx); got < 1 || got > most {
+			t.Errorf("%v: got %dms", left, got)
+		}
+		cancel()
+	}
+	if got := patience(t.Context()); got != 2400 {
+		t.Errorf("without an end: %dms", got)
+	}
+}

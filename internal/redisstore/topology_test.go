@@ -1,0 +1,303 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// eventually repeats f until it returns nil: servers that fail over take a
+// while.
+func eventually(t *testing.T, what string, f func(ctx context.Context) error) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err := f(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// expect is that a command gets a reply, once things have settled.
+func expect(t *testing.T, s *Store, what string, want any, args ...any) {
+	t.Helper()
+	eventually(t, what, func(ctx context.Context) error {
+		v, err := s.Do(ctx, args...)
+		if err == nil && v != want {
+			err = fmt.Errorf("got %v, want %v", v, want)
+		}
+		return err
+	})
+}
+
+// counted has a script counted that must run once, wherever it goes.
+func counted(t *testing.T, s *Store, what, key string, want int64) {
+	t.Helper()
+	if v, err := s.Run(t.Context(), counting, Call{[]string{key}, []any{1}}); v != want || err != nil {
+		t.Errorf("%s: run: got %v, %v; want %d", what, v, err, want)
+	}
+	s.RunEach(t.Context(), counting, []Call{{[]string{key}, []any{1}}}, func(_ int, v any, err error) {
+		if v != want+1 || err != nil {
+			t.Errorf("%s: runeach: got %v, %v; want %d", what, v, err, want+1)
+		}
+	})
+}
+
+// confirmed waits until the replicas have what was written.
+func confirmed(t *testing.T, srv *redistest.Server, replicas int64) {
+	t.Helper()
+	rdb := srv.Client()
+	eventually(t, "replicas", func(ctx context.Context) error {
+		if err := rdb.Incr(ctx, "written").Err(); err != nil && !redis.HasErrorPrefix(err, "MOVED") {
+			return err
+		}
+		n, err := rdb.Wait(ctx, int(replicas), time.Second).Result()
+		if err == nil && n < replicas {
+			err = fmt.Errorf("%d", n)
+		}
+		return err
+	})
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartSentinel(t, nil)
+	s, err := open(t, set.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	topology := s.servers.(*sentinels)
+	subscription := s.rdb.Subscribe(t.Context(), "news")
+	defer subscription.Close()
+	subscription.Channel() // has somebody read, and connect again
+	subscribed := func(at *redistest.Server) {
+		t.Helper()
+		rdb := at.Client()
+		eventually(t, "subscription", func(ctx context.Context) error {
+			if n := rdb.PubSubNumSub(ctx, "news").Val()["news"]; n != 1 {
+				return fmt.Errorf("%d subscribers at %s", n, at.Addr)
+			}
+			return nil
+		})
+	}
+	subscribed(set.Master())
+	if got := s.Ends(); got != backend.EndsPromptly {
+		t.Errorf("ends %v", got)
+	}
+	first := set.Master()
+	callsEnd(t, s, first)
+
+	set.Failover()
+	// Nobody asks for anything, nothing fails: the sentinels tell.
+	eventually(t, "switch", func(context.Context) error {
+		if at := topology.known(); at == nil || at.addr == first.Addr {
+			return fmt.Errorf("still %v", at)
+		}
+		return nil
+	})
+	expect(t, s, "after the switch", "OK", "set", "k", "v")
+	second := set.Master()
+	subscribed(second)
+
+	confirmed(t, second, 1)
+	second.Kill()
+	set.Failover()
+	expect(t, s, "after a kill", "v", "get", "k")
+
+	third := set.Master()
+	third.Pause()
+	set.Failover()
+	expect(t, s, "after a pause", int64(1), "exists", "k")
+	third.Resume()
+}
+
+// A master that becomes a replica says so, and is left, whoever tells first.
+func TestSentinelLeavesAReplica(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartSentinel(t, nil)
+	s, err := open(t, set.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	topology := s.servers.(*sentinels)
+	at := topology.known()
+	replica := set.Servers[1]
+	wrong := options(topology.a, topology.d, replica.Addr)
+	fake := newServer(wrong) // as if it had been the master until now
+	topology.mu.Lock()
+	topology.master = fake
+	topology.mu.Unlock()
+	if _, err := s.Do(t.Context(), "set", "k", "v"); !redis.HasErrorPrefix(err, "READONLY") || !strings.Contains(err.Error(), replica.Addr) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
+		t.Error(err)
+	}
+	if now := topology.known(); now == nil || now.addr != at.addr {
+		t.Errorf("went to %v", now)
+	}
+	at.rdb.Close()
+	// And it is not even connected to, if it says so at once.
+	wrong.OnConnect = isMaster
+	fake = newServer(wrong)
+	defer fake.rdb.Close()
+	if err := fake.rdb.Process(t.Context(), newOnce(t.Context(), []any{"get", "k"})); !errors.As(err, new(notMaster)) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartCluster(t, nil)
+	s, err := open(t, set.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Ends(); got != backend.EndsPromptly {
+		t.Errorf("ends %v", got)
+	}
+	replicasConfirm(t, set)
+	callsEnd(t, s, set.Master("k"))
+	one, err := open(t, strings.Split(set.URL(), ",")[0], nil) // by one node of it
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, one, "by one node", "v", "get", "k")
+	n, err := s.Do(t.Context(), "get", "{k}n") // which callsEnd has counted, or not
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n != nil {
+		expect(t, s, "reset", int64(1), "del", "{k}n")
+	}
+
+	counted(t, s, "at home", "{k}n", 1)
+	finish := set.Move("k")
+	counted(t, s, "half-way", "{k}n", 3)
+	counted(t, s, "half-way, a new key", "{k}m", 1)
+	finish()
+	counted(t, s, "moved", "{k}n", 5)
+	counted(t, one, "moved", "{k}n", 7)
+	set.Failover("k")
+	counted(t, s, "failed over", "{k}n", 9)
+
+	hung := set.Master("k")
+	spread(t, s, set, hung)
+
+	confirmed(t, hung, 1)
+	hung.Kill()
+	set.Failover("k")
+	expect(t, s, "after a kill", "v", "get", "k")
+	expect(t, one, "after a kill", "v", "get", "k")
+	back := set.Master("k")
+	hung.Restart()
+	confirmed(t, back, 1)
+	back.Pause()
+	set.Failover("k")
+	expect(t, s, "after a pause", int64(1), "exists", "{k}n")
+	back.Resume()
+}
+
+// spread runs a script for keys of all masters while one hangs: the keys of
+// the others are answered.
+func spread(t *testing.T, s *Store, set *redistest.Cluster, hung *redistest.Server) {
+	t.Helper()
+	var calls []Call
+	want := 0
+	for i := range 12 {
+		key := fmt.Sprint("spread", i)
+		calls = append(calls, Call{[]string{key}, []any{1}})
+		if set.Master(key) != hung {
+			want++
+		}
+	}
+	s.RunEach(t.Context(), counting, calls, func(int, any, error) {})
+	hung.Pause()
+	defer hung.Resume()
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		got := 0
+		ended(t, "a batch", func() {
+			s.RunEach(ctx, counting, calls, func(i int, v any, err error) {
+				if ctx.Err() != nil {
+					return // those of the other, which it ended
+				}
+				if err != nil {
+					t.Errorf("%s: got %v, %v", calls[i].Keys[0], v, err)
+				}
+				if got++; got == want {
+					cancel()
+				}
+			})
+		})
+		cancel()
+		if got != want || want == 0 || want == len(calls) {
+			t.Fatalf("%d of %d answered", got, want)
+		}
+	}
+}
+
+// Everything at once: certificates of both sides, users, passwords that are
+// hard to write.
+func TestSecureTopologies(t *testing.T) {
+	o := &redistest.Options{Mutual: true, User: "ann", Password: "p@ss/w%rd?&#:,", SentinelUser: "sen", SentinelPassword: "o/th@r"}
+	for name, start := range map[string]func(t *testing.T) (url string, params map[string]string){
+		"sentinel": func(t *testing.T) (string, map[string]string) {
+			set := redistest.StartSentinel(t, o)
+			return set.URL(), set.Params()
+		},
+		"cluster": func(t *testing.T) (string, map[string]string) {
+			o := *o
+			o.SentinelUser, o.SentinelPassword = "", ""
+			set := redistest.StartCluster(t, &o)
+			return set.URL(), set.Params()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, params := start(t)
+			params["replicas"] = "1"
+			s, err := open(t, url, params)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 5 {
+				expect(t, s, "set", "OK", "set", fmt.Sprint("k", i), "v")
+			}
+			for _, lacking := range []string{"cert", "ca", "sentinel_password", "sentinel_user"} {
+				less := map[string]string{}
+				for k, v := range params {
+					if k != lacking && (lacking != "cert" || k != "key") {
+						less[k] = v
+					}
+				}
+				if len(less) == len(params) {
+					continue
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				s, err := Open(ctx, url, less)
+				cancel()
+				if err == nil {
+					s.Close()
+					t.Errorf("without %s: no error", lacking)
+				}
+				t.Log(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,205 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// patience is how long a set of servers may take to agree: much longer than
+// they ever need, since a machine may be busy.
+const patience = 90 * time.Second
+
+// NeedSets skips the test where there are no processes to make a set of
+// servers of.
+func NeedSets(t testing.TB) {
+	t.Helper()
+	kind, err := choose(os.Getenv(Env), true)
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	if kind != "process" {
+		t.Skip("needs a set of redis-server processes; this run has miniredis")
+	}
+	announce(kind)
+}
+
+// Set is a number of servers that form one Redis.
+type Set struct {
+	// Certificate is that of all servers, for TLS.
+	Certificate
+
+	t   testing.TB
+	o   Options
+	dir string
+}
+
+func newSet(t testing.TB, o *Options) (Set, error) {
+	s := Set{t: t}
+	if o != nil {
+		s.o = *o
+	}
+	var err error
+	if s.dir, err = tempDir(t); err == nil && s.o.tls() {
+		s.Certificate, err = certify(s.dir)
+	}
+	return s, err
+}
+
+// Params are the parameters that go with URL.
+func (s *Set) Params() map[string]string {
+	p := s.params(&s.o)
+	if s.o.SentinelPassword != "" {
+		p["sentinel_password"] = s.o.SentinelPassword
+	}
+	if s.o.SentinelUser != "" {
+		p["sentinel_user"] = s.o.SentinelUser
+	}
+	return p
+}
+
+// server makes a server that is not started, with a directory of its own.
+func (s *Set) server(name string) (*Server, string, error) {
+	dir, err := os.MkdirTemp(s.dir, name)
+	return &Server{t: s.t, o: s.o, Certificate: s.Certificate}, dir, err
+}
+
+// chain is how the servers of a set reach each other.
+func (s *Set) chain() []string {
+	args := []string{"--repl-diskless-sync-delay", "0"}
+	if s.o.tls() {
+		args = append(args, "--tls-replication", "yes", "--tls-cluster", "yes")
+	}
+	if s.o.User != "" {
+		args = append(args, "--masteruser", s.o.User)
+	}
+	if s.o.Password != "" {
+		args = append(args, "--masterauth", s.o.Password)
+	}
+	return args
+}
+
+// url is the URL of hosts with a suffix.
+func (s *Set) url(kind string, servers []*Server, suffix string) string {
+	scheme := "redis-"
+	if s.o.tls() {
+		scheme = "rediss-"
+	}
+	addrs := make([]string, len(servers))
+	for i, srv := range servers {
+		addrs[i] = srv.Addr
+	}
+	return scheme + kind + "://" + userinfo(s.o.User, s.o.Password) + strings.Join(addrs, ",") + suffix
+}
+
+// until waits for what ask wants to see; ask says what is missing.
+func until(what string, ask func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for {
+		within, done := context.WithTimeout(ctx, 5*time.Second)
+		err := ask(within)
+		done()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", what, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// command sends one command to a server on a connection of its own.
+func (s *Server) command(ctx context.Context, args ...any) (any, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, s.network(), s.Addr)
+	if err != nil {
+		return nil, err // go-redis logs what it cannot dial
+	}
+	conn.Close()
+	rdb := s.patient()
+	defer rdb.Close()
+	return rdb.Do(ctx, args...).Result()
+}
+
+// text is command for replies of text.
+func (s *Server) text(ctx context.Context, args ...any) (string, error) {
+	v, err := s.command(ctx, args...)
+	text, ok := v.(string)
+	if err == nil && !ok {
+		err = fmt.Errorf("%v: unexpected reply %v", args, v)
+	}
+	return text, err
+}
+
+// role returns "master" or "slave", and of a slave whether it is in step.
+func (s *Server) role(ctx context.Context) (role string, inStep bool, err error) {
+	v, err := s.command(ctx, "role")
+	if err != nil {
+		return "", false, err
+	}
+	parts, _ := v.([]any)
+	if len(parts) < 3 {
+		return "", false, errors.New("short reply to role")
+	}
+	return fmt.Sprint(parts[0]), len(parts) > 3 && parts[3] == "connected", nil
+}
+
+// port returns one that is free, and free 10,000 higher too, both below those
+// that connections are given by most systems.
+func port() (int, error) {
+	for range 100 {
+		p := 10500 + rand.IntN(11000)
+		if free(p) && free(p+10000) {
+			return p, nil
+		}
+	}
+	return 0, errors.New("no free port")
+}
+
+func free(port int) bool {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err == nil {
+		l.Close()
+	}
+	return err == nil
+}
+
+// ports returns n of them, all different.
+func ports(n int) ([]int, error) {
+	var all []int
+	for len(all) < n {
+		p, err := port()
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(all, p) {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// each calls f for all of n at once and returns the first error.
+func each(n int, f func(i int) error) error {
+	errs := make(chan error, n)
+	for i := range n {
+		go func() { errs <- f(i) }()
+	}
+	var first error
+	for range n {
+		if err := <-errs; err != nil && (first == nil || errors.Is(first, errTaken)) {
+			first = err
+		}
+	}
+	return first
+}
