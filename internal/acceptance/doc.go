@@ -4,7 +4,8 @@
 //
 //	HASP_TEST_REDIS=container go test ./internal/acceptance
 //
-// Without that variable it is skipped; with it, a machine without Docker
-// fails. Nobody imports this package, so no user of hasp resolves what it
+// Without that variable these tests are skipped; with it, a machine without
+// Docker fails. The same on Sentinel and on a cluster, over failovers and under
+// the least rights, takes redis-server processes. Nobody imports this package, so no user of hasp resolves what it
 // needs.
 package acceptance

@@ -15,12 +15,13 @@ import (
 type looker struct {
 	search func(ctx context.Context) error
 	open   context.Context // ends with the Store
-	wg     sync.WaitGroup  // of all that the topology runs; nothing is added once open has ended and mu was held
+	wg     sync.WaitGroup  // of all that the topology runs
 
 	mu    sync.Mutex // guards the rest
 	now   *look      // the search under way
 	again bool       // another one is to follow
 	ended time.Time  // of the last one
+	over  bool       // nothing is to be started any more
 }
 
 // look is one search.
@@ -66,7 +67,7 @@ func (l *looker) start() *look {
 		return l.now
 	}
 	k := &look{done: make(chan struct{})}
-	if l.open.Err() != nil {
+	if l.over || l.open.Err() != nil {
 		k.err = redis.ErrClosed
 		close(k.done)
 		return k
@@ -97,7 +98,8 @@ func (l *looker) finish(k *look) {
 
 // close returns when nothing runs any more. open has ended.
 func (l *looker) close() {
-	l.mu.Lock() // who has not started by now will not
+	l.mu.Lock()
+	l.over = true
 	l.mu.Unlock()
 	l.wg.Wait()
 }

@@ -174,21 +174,29 @@ func (t *sentinels) search(ctx context.Context) error {
 	return t.adopt(ctx, last, len(errs) == 0)
 }
 
+// ask asks one sentinel. How new its word is comes first, so that the address
+// is not older. It comes by a command of its own, since in a failover that is
+// not over the sentinel that does it lists the old one.
 func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) word {
-	v, err := t.d.ask(ctx, s.rdb, "sentinel", "master", t.a.master)
-	if err != nil {
-		return word{err: fmt.Errorf("sentinel %s: %w", s.addr, explain(err, sentinelServer(t.a), took))}
+	var replies [2][]any
+	for i, what := range []string{"master", "get-master-addr-by-name"} {
+		v, err := t.d.ask(ctx, s.rdb, "sentinel", what, t.a.master)
+		if err != nil && !errors.Is(err, redis.Nil) {
+			return word{err: fmt.Errorf("sentinel %s: %w", s.addr, explain(err, sentinelServer(t.a), took))}
+		}
+		replies[i], _ = v.([]any)
 	}
-	fields := map[string]string{}
-	all, _ := v.([]any)
-	for i := 0; i+1 < len(all); i += 2 {
-		fields[fmt.Sprint(all[i])] = fmt.Sprint(all[i+1])
+	w := word{epoch: -1}
+	for i := 0; i+1 < len(replies[0]); i += 2 {
+		if replies[0][i] == "config-epoch" {
+			w.epoch, _ = strconv.ParseInt(fmt.Sprint(replies[0][i+1]), 10, 64)
+		}
 	}
-	epoch, err := strconv.ParseInt(fields["config-epoch"], 10, 64)
-	if err != nil || fields["ip"] == "" {
-		return word{err: fmt.Errorf("sentinel %s: unexpected reply %.100v", s.addr, v)}
+	if at := replies[1]; w.epoch >= 0 && len(at) == 2 {
+		w.addr = net.JoinHostPort(fmt.Sprint(at[0]), fmt.Sprint(at[1]))
+		return w
 	}
-	return word{addr: net.JoinHostPort(fields["ip"], fields["port"]), epoch: epoch}
+	return word{err: fmt.Errorf("sentinel %s: unexpected reply %.100v", s.addr, replies)}
 }
 
 // adopt goes to the server that the latest word names, if it says that it is

@@ -56,18 +56,21 @@ func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
 			t.Error(err)
 		}
 		synctest.Wait()
-		if left := goroutines("redisstore.(*"); left != "" {
+		if left := goroutines(); left != "" {
 			t.Errorf("after Close:\n%s", left)
 		}
 		rdb.Close()
 	})
 }
 
-// goroutines returns the stacks that mention what, but for the caller's.
-func goroutines(what string) string {
-	buf := make([]byte, 1<<20)
+// goroutines returns the stacks of those of this package, in virtual time, but
+// for the caller's.
+func goroutines() string {
+	buf := make([]byte, 4<<20)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
-	all = slices.DeleteFunc(all[1:], func(s string) bool { return !strings.Contains(s, what) })
+	all = slices.DeleteFunc(all[1:], func(s string) bool {
+		return !strings.Contains(s, "synctest bubble") || !strings.Contains(s, "redisstore.(*")
+	})
 	return strings.Join(all, "\n\n")
 }
 
@@ -77,6 +80,7 @@ type ear struct {
 	mu     sync.Mutex
 	all    []string
 	agains int
+	also   func() // is called after each
 }
 
 func (e *ear) heard(payload string, again bool) {
@@ -87,6 +91,9 @@ func (e *ear) heard(payload string, again bool) {
 		e.agains++
 	}
 	e.all = append(e.all, payload)
+	if e.also != nil {
+		e.also()
+	}
 }
 
 // take returns what was heard since the last call.
@@ -175,6 +182,14 @@ func TestListenHearsWhatIsPublishedAfterIt(t *testing.T) {
 			a.Close()
 			s.publish("a", "four")
 			s.hears(a, "")
+			c := s.listen("c")
+			last, err := s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("heard though closed") })
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.also = last.Close
+			s.publish("c", "x")
+			s.hears(c, "x")
 			if n := s.dials.Load(); n != 1 {
 				t.Errorf("%d connections", n)
 			}
@@ -243,7 +258,7 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 		}
 		time.Sleep(2 * idleAfter)
 		synctest.Wait()
-		if left := goroutines("redisstore.(*"); left != "" {
+		if left := goroutines(); left != "" {
 			t.Errorf("after a while:\n%s", left)
 		}
 		back := s.listen("other")
@@ -329,6 +344,13 @@ func TestReconnect(t *testing.T) {
 			s.hears(b, "again")
 			s.publish("b", "x")
 			s.hears(b, "x")
+		}
+		for range 20 { // that each lived for long count for nothing
+			time.Sleep(time.Minute)
+			s.srv.Proxy.Cut()
+			time.Sleep(20 * time.Millisecond)
+			s.hears(a, "again")
+			s.hears(b, "again")
 		}
 		s.srv.Proxy.Down()
 		s.dials.Store(0)

@@ -139,7 +139,13 @@ func (b *subscriber) cluster() bool {
 }
 
 // reload has the cluster asked again, soon, who has which slot.
-func (b *subscriber) reload() { b.store.rdb.(*redis.ClusterClient).ReloadState(b.life) }
+func (b *subscriber) reload() {
+	if c, ok := b.store.servers.(*cluster); ok {
+		c.look.trouble() // and the client hears of what that finds
+		return
+	}
+	b.store.rdb.(*redis.ClusterClient).ReloadState(b.life)
+}
 
 // move looks for the node of chs, which are not at n any more. mu is held.
 func (b *subscriber) move(n *node, chs []*channel) {

@@ -102,6 +102,16 @@ func TestSentinel(t *testing.T) {
 	first := set.Master()
 	callsEnd(t, s, first)
 
+	// A sentinel that missed something does not count, and a server that is
+	// no master is none, whoever says so.
+	old := &word{addr: set.Servers[1].Addr, epoch: topology.epoch - 1}
+	if err := topology.adopt(t.Context(), old, false); err != nil || topology.known().addr != first.Addr {
+		t.Errorf("an old word: got %v, %v", topology.known().addr, err)
+	}
+	if err := topology.adopt(t.Context(), old, true); !errors.As(err, new(notMaster)) || topology.known().addr != first.Addr {
+		t.Errorf("a wrong word: got %v, %v", topology.known().addr, err)
+	}
+
 	set.Failover()
 	// Nobody asks for anything, nothing fails: the sentinels tell.
 	eventually(t, "switch", func(context.Context) error {
