@@ -372,10 +372,24 @@ func (w *wait) why(ctx context.Context) error {
 	if w.c.closing.Err() != nil {
 		return ErrClosed
 	}
+	if w.said == nil {
+		w.said = w.here()
+	}
 	if err := ended(ctx, w.said); err != nil {
 		return err
 	}
 	return noAnswer(w.c.clock.now().sub(w.start))
+}
+
+// here is ErrHeld if this Client itself holds the key, which it knows without
+// an answer of the store.
+func (w *wait) here() error {
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	if w.line.hold == nil {
+		return nil
+	}
+	return w.c.why(w.line)
 }
 
 // ended is err as the error of a wait, with the end of ctx if it has ended.

@@ -532,13 +532,27 @@ func TestHungStoreIsRiddenOutOnceByAll(t *testing.T) {
 // A Waiter that is cut short before the store's first word.
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(mute{memlock.New()}, nil)
-		l := lockNow(t, c, "k")
+		store := memlock.NewStore()
+		a, c := hasp.New(store.Driver(), nil), hasp.New(mute{store.Driver()}, nil)
+		l := lockNow(t, a, "k")
+		first := make(chan error, 1)
+		go func() {
+			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
+			first <- err
+		}()
+		synctest.Wait()
 		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(10*time.Millisecond))
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want no answer", err)
 		}
+		want(t, "Lock", <-first, hasp.ErrHeld) // the attempt before it waited
 		l.Unlock(t.Context())
+
+		own := lockNow(t, c, "own")
+		_, err = c.Lock(t.Context(), "own", hasp.WithMaxWait(10*time.Millisecond))
+		want(t, "Lock of what this Client holds", err, hasp.ErrHeld)
+		own.Unlock(t.Context())
+		a.Close()
 		c.Close()
 	})
 }
