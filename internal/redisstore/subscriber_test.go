@@ -120,20 +120,32 @@ func (e *ear) silent() bool {
 
 func (s *listening) listen(name string) *ear {
 	s.t.Helper()
-	return listenTo(s.t, s.Store, name)
-}
-
-func listenTo(t *testing.T, s *Store, name string) *ear {
-	t.Helper()
 	e := &ear{}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	l, err := s.Listen(ctx, name, name, e.heard)
+	l, err := s.Listen(s.t.Context(), name, name, e.heard)
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	e.Listener = l
 	return e
+}
+
+// listenTo listens in real time, in which a connection may take several
+// attempts on a busy machine.
+func listenTo(t *testing.T, s *Store, name string) *ear {
+	t.Helper()
+	e := &ear{}
+	for end := time.Now().Add(time.Minute); ; {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		l, err := s.Listen(ctx, name, name, e.heard)
+		cancel()
+		if err == nil {
+			e.Listener = l
+			return e
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
 }
 
 func (s *listening) publish(name, payload string) {
