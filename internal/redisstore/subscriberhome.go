@@ -99,7 +99,7 @@ const (
 // learn finds out, once, whether this is a cluster whose channels live in
 // slots. All who publish and listen must come to the same answer, so it is
 // the server's: a client made for clusters may be used without one. The
-// commands are ones that need no right and do nothing.
+// commands do nothing.
 func (b *subscriber) learn(ctx context.Context, slotKey string) error {
 	if b.kind.Load() != unlearned {
 		return nil
@@ -114,7 +114,7 @@ func (b *subscriber) learn(ctx context.Context, slotKey string) error {
 		no   string
 	}{
 		{[]any{"spublish"}, "unknown command"},
-		{[]any{"cluster", "keyslot", "k"}, "cluster support disabled"},
+		{[]any{"cluster", "info"}, "cluster support disabled"},
 	} {
 		within, end := b.store.begin(ctx)
 		cmd := newOnce(within, q.args)
