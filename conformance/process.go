@@ -225,7 +225,9 @@ func processStoppedHolder(e *env) error {
 	hooked(pause(p.cmd.Process))
 	next, _, err := b.seize(held.Key, e.h.Long)
 	if err != nil {
-		return fmt.Errorf("a key whose holder was stopped: %w", err)
+		// It may have been stopped in the middle of a renewal, where the next
+		// try, whose term is longer, does not meet it.
+		return slow("a key whose holder was stopped: %w", err)
 	}
 	hooked(resume(p.cmd.Process))
 	if err := is("Err of a lease whose process was stopped past its term", p.do("err", held), hasp.ErrLost); err != nil {
