@@ -102,7 +102,19 @@ func TestSentinelsThatAreAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, s, "set", "OK", "set", "k", "v")
-	set.Sentinels[1].Resume()
+
+	// If nobody answers, all are waited for.
+	set.Sentinels[2].Pause()
+	time.AfterFunc(grace*3/2, func() {
+		set.Sentinels[1].Resume()
+		set.Sentinels[2].Resume()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if s, err = Open(ctx, set.URL(), nil); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
 }
 
 // And a node of a cluster, a whole master; but not many.
