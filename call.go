@@ -170,6 +170,25 @@ func plain(err error, d time.Duration) error {
 	return err
 }
 
+// plainDated is plain of a Waiter's error, which may say since when the
+// outage has lasted.
+func plainDated(err error, d time.Duration) error {
+	flat := plain(err, d)
+	var dated interface{ Since() time.Time }
+	if errors.As(flat, &dated) || !errors.As(err, &dated) {
+		return flat
+	}
+	return datedError{flat, dated.Since()}
+}
+
+type datedError struct {
+	error
+	since time.Time
+}
+
+func (e datedError) Unwrap() error    { return e.error }
+func (e datedError) Since() time.Time { return e.since }
+
 // definite reports whether err says what the store did, which is nothing.
 func definite(err error) bool {
 	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported)
@@ -205,7 +224,7 @@ func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 	g, err := run(c, ctx, nil, nil, c.tidy(cl, c.waiter.Wait), c.late(cl), func() {})
 	if err != nil {
 		if ctx.Err() == nil {
-			err = plain(err, cl.Timeout)
+			err = plainDated(err, cl.Timeout)
 		}
 		return nil, err
 	}

@@ -32,6 +32,7 @@ type Client struct {
 	mu      sync.Mutex // guards all below, and what line, hold and Lease say it guards; not held across I/O
 	lines   map[string]*line
 	spare   []*line       // for reuse
+	sought  sought        // keys that somebody else held a moment ago
 	holds   holdHeap      // holds that are trusted, by the time of what they need next
 	open    int           // holds that are trusted or being released, or ended by Close and not unlocked
 	callers int           // in all lines; those of holds included, one each

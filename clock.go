@@ -36,7 +36,13 @@ type clock struct {
 }
 
 func newClock(suspended func() time.Duration) *clock {
-	return &clock{base: time.Now(), suspended: suspended, awake: suspended()}
+	k := &clock{base: time.Now(), suspended: suspended, awake: suspended()}
+	// A reading may be too small, by a pause within it. What every later one
+	// is compared with must not be, or that pause would be taken for a suspend.
+	for range 3 {
+		k.awake = max(k.awake, suspended())
+	}
+	return k
 }
 
 // now is one reading of the monotonic clock.

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -204,22 +205,30 @@ func (p plainDriver) Release(ctx context.Context, c backend.Claim) error { retur
 func (p plainDriver) Close() error                                       { return p.d.Close() }
 
 func TestEventsOfACall(t *testing.T) {
-	var got []hasp.Event
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: func(e hasp.Event) { got = append(got, e) }})
-	defer c.Close()
-	l := lockNow(t, c, "k", hasp.WithFence())
-	c.TryLock(t.Context(), "k")
-	l.Unlock(t.Context())
-	if len(got) != 3 {
-		t.Fatalf("got %v", got)
-	}
-	if e := got[0]; e.Kind != hasp.EventAcquired || e.Tries != 1 || e.Fence == 0 || e.Wait <= 0 {
-		t.Errorf("got %+v", e)
-	}
-	if e := got[1]; e.Kind != hasp.EventRefused || e.Tries != 0 || !errors.Is(e.Err, hasp.ErrHeld) {
-		t.Errorf("got %+v", e)
-	}
-	if e := got[2]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold <= 0 || e.Fence != got[0].Fence || e.Kind.String() != "released" {
-		t.Errorf("got %+v", e)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var got []hasp.Event
+		f := newFaulty()
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.Sleep(time.Millisecond)
+			return send()
+		}
+		c := hasp.New(f, &hasp.Options{Observe: func(e hasp.Event) { got = append(got, e) }})
+		defer c.Close()
+		l := lockNow(t, c, "k", hasp.WithFence())
+		c.TryLock(t.Context(), "k")
+		time.Sleep(time.Second)
+		l.Unlock(t.Context())
+		if len(got) != 3 {
+			t.Fatalf("got %v", got)
+		}
+		if e := got[0]; e.Kind != hasp.EventAcquired || e.Tries != 1 || e.Fence == 0 || e.Wait != time.Millisecond {
+			t.Errorf("got %+v", e)
+		}
+		if e := got[1]; e.Kind != hasp.EventRefused || e.Tries != 0 || !errors.Is(e.Err, hasp.ErrHeld) {
+			t.Errorf("got %+v", e)
+		}
+		if e := got[2]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[0].Fence || e.Kind.String() != "released" {
+			t.Errorf("got %+v", e)
+		}
+	})
 }

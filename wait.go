@@ -181,7 +181,7 @@ func (w *wait) talk(ctx context.Context) (*hold, error) {
 			return h, nil
 		}
 		if waits {
-			asked = w.c.clock.now() // it rode out what came before
+			asked = w.c.outageOf(err) // the wait itself may have begun long before
 		}
 		if over, why := w.over(ctx, err, asked, last); over {
 			return nil, why
@@ -197,7 +197,7 @@ func (w *wait) talk(ctx context.Context) (*hold, error) {
 
 // waits reports whether the driver is to wait rather than to make one attempt:
 // it can, and an attempt was in vain or would be, since others of this Client
-// want the key too.
+// want the key too, or others of other Clients did a moment ago.
 func (w *wait) waits() bool {
 	if w.c.waiter == nil || w.once {
 		return false
@@ -207,7 +207,7 @@ func (w *wait) waits() bool {
 	}
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
-	return w.line.callers > 1
+	return w.line.callers > 1 || w.c.sought.lately(w.line.key, w.c.clock.now())
 }
 
 // ask makes one call to the store: an attempt, or a Waiter's wait.
@@ -261,6 +261,7 @@ func (w *wait) over(ctx context.Context, err error, asked instant, last bool) (b
 	case errors.Is(err, ErrHeld):
 		w.said, w.refused = err, true
 		w.health(err, asked)
+		w.seek()
 	case definite(err), errors.Is(err, ErrClosed):
 		return true, err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -317,15 +318,78 @@ func (w *wait) health(said error, asked instant) time.Duration {
 	return now.sub(max(ln.ailing, w.start))
 }
 
+// outageOf is when an outage began that a Waiter reports with err: when it
+// says so, and else a moment ago.
+func (c *Client) outageOf(err error) instant {
+	now := c.clock.now()
+	var dated interface{ Since() time.Time }
+	if !errors.As(err, &dated) {
+		return now
+	}
+	return min(c.clock.at(dated.Since(), c.clock.slept.Load()), now)
+}
+
+// seek notes that others have the key that this caller wants.
+func (w *wait) seek() {
+	if !w.c.traits.Ordered {
+		return
+	}
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	w.c.sought.note(w.line.key, w.c.clock.now())
+}
+
+// sought is the keys that an ordered driver has refused lately, and when it
+// did so first: a caller that took one attempt to find them held once more
+// would come later to its place in the queue, and pay a round trip for that.
+type sought map[string]instant
+
+const (
+	soughtFor = time.Second
+	maxSought = 256 // keys; what is forgotten costs a round trip
+)
+
+func (s *sought) note(key string, now instant) {
+	if *s == nil || len(*s) >= maxSought {
+		*s = sought{}
+	}
+	if !s.lately(key, now) {
+		(*s)[key] = now
+	}
+}
+
+func (s *sought) lately(key string, now instant) bool {
+	at, ok := (*s)[key]
+	if ok && now.sub(at) >= soughtFor {
+		delete(*s, key)
+		ok = false
+	}
+	return ok
+}
+
 // why is the error of a wait that its own bounds have ended.
 func (w *wait) why(ctx context.Context) error {
 	if w.c.closing.Err() != nil {
 		return ErrClosed
 	}
+	if w.said == nil {
+		w.said = w.here()
+	}
 	if err := ended(ctx, w.said); err != nil {
 		return err
 	}
 	return noAnswer(w.c.clock.now().sub(w.start))
+}
+
+// here is ErrHeld if this Client itself holds the key, which it knows without
+// an answer of the store.
+func (w *wait) here() error {
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	if w.line.hold == nil {
+		return nil
+	}
+	return w.c.why(w.line)
 }
 
 // ended is err as the error of a wait, with the end of ctx if it has ended.

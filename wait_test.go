@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -255,6 +256,47 @@ func TestOrderedDriverKeepsTheOrder(t *testing.T) {
 	})
 }
 
+// A caller that finds a key held, which was held by others a moment ago, takes
+// its place in the queue at once, rather than make an attempt that is refused.
+func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		d := &attempts{Driver: store.Driver()}
+		a, b := hasp.New(store.Driver(), nil), hasp.New(d, nil)
+		for round, want := range []int64{1, 0, 0, 1} { // the last after a pause
+			l := lockNow(t, a, "k")
+			before := d.n.Load()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				lockNow(t, b, "k").Unlock(t.Context())
+			}()
+			synctest.Wait()
+			l.Unlock(t.Context())
+			<-done
+			if got := d.n.Load() - before; got != want {
+				t.Errorf("round %d: %d attempts, want %d", round, got, want)
+			}
+			if round == 2 {
+				time.Sleep(time.Second)
+			}
+		}
+		a.Close()
+		b.Close()
+	})
+}
+
+// attempts counts those made by Acquire.
+type attempts struct {
+	*memlock.Driver
+	n atomic.Int64
+}
+
+func (a *attempts) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	a.n.Add(1)
+	return a.Driver.Acquire(ctx, c)
+}
+
 func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stuck{faulty: heldByAnother(t), release: make(chan struct{})}
@@ -288,6 +330,57 @@ func (s *stuck) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error
 	<-s.release
 	return s.faulty.Driver.Acquire(ctx, c)
 }
+
+// An outage that a Waiter has ridden out is not ridden out again by the
+// engine: Options.Timeout bounds the whole of it.
+func TestOutageIsCountedOnce(t *testing.T) {
+	for name, dated := range map[string]func(since time.Time) error{
+		"as it is": func(since time.Time) error { return outage{errNet, since} },
+		"a deadline's": func(since time.Time) error {
+			return outage{context.DeadlineExceeded, since}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := &enduring{heldByAnother(t), dated}
+				c := hasp.New(d, nil)
+				defer c.Close()
+				start := time.Now()
+				_, err := c.Lock(t.Context(), "k")
+				if took := time.Since(start); took > time.Minute+hasp.DefaultTimeout+500*time.Millisecond {
+					t.Errorf("the outage began after a minute, and Lock returned after %v", took)
+				}
+				if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v, want the outage", err)
+				}
+			})
+		})
+	}
+}
+
+// enduring is a Waiter whose store goes down after a minute, and which rides
+// that out as long as it may.
+type enduring struct {
+	*faulty
+	dated func(since time.Time) error
+}
+
+func (e *enduring) Wait(_ context.Context, c backend.Claim) (backend.Grant, error) {
+	time.Sleep(time.Minute)
+	e.set(down)
+	since := time.Now()
+	time.Sleep(c.Timeout)
+	return backend.Grant{}, e.dated(since)
+}
+
+// outage is an error that says since when.
+type outage struct {
+	error
+	since time.Time
+}
+
+func (o outage) Unwrap() error    { return o.error }
+func (o outage) Since() time.Time { return o.since }
 
 // failing has the attempts of these numbers, from 1, fail.
 func failing(f *faulty, numbers ...int) {
@@ -439,13 +532,27 @@ func TestHungStoreIsRiddenOutOnceByAll(t *testing.T) {
 // A Waiter that is cut short before the store's first word.
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(mute{memlock.New()}, nil)
-		l := lockNow(t, c, "k")
+		store := memlock.NewStore()
+		a, c := hasp.New(store.Driver(), nil), hasp.New(mute{store.Driver()}, nil)
+		l := lockNow(t, a, "k")
+		first := make(chan error, 1)
+		go func() {
+			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
+			first <- err
+		}()
+		synctest.Wait()
 		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(10*time.Millisecond))
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want no answer", err)
 		}
+		want(t, "Lock", <-first, hasp.ErrHeld) // the attempt before it waited
 		l.Unlock(t.Context())
+
+		own := lockNow(t, c, "own")
+		_, err = c.Lock(t.Context(), "own", hasp.WithMaxWait(10*time.Millisecond))
+		want(t, "Lock of what this Client holds", err, hasp.ErrHeld)
+		own.Unlock(t.Context())
+		a.Close()
 		c.Close()
 	})
 }

@@ -140,7 +140,10 @@ type Waiter interface {
 	// and the engine calls again with a new token.
 	//
 	// When ctx ends the wait the error is ErrHeld if the store's last answer
-	// was that, and else the outage.
+	// was that, and else the outage. An error of unknown outcome may have a
+	// method Since() time.Time that tells since when the store has not
+	// answered; the engine, which bounds the whole outage by Options.Timeout,
+	// else takes it to have begun a moment ago.
 	Wait(ctx context.Context, c Claim) (Grant, error)
 }
 

@@ -101,6 +101,16 @@ type Harness struct {
 	// like: everything that must be gone when nobody holds or wants a key. A
 	// fence counter and a guard file may stay and are not listed.
 	Entries func(ctx context.Context, store string) ([]string, error)
+
+	// Others are strategies that keep their locks on the same store under the
+	// same keys, so that processes on different ones exclude each other.
+	Others []Other
+}
+
+// Other opens drivers of another strategy than that under test.
+type Other struct {
+	Name string
+	Open func(ctx context.Context, store string) (backend.Driver, error)
 }
 
 // Cost is how many calls to the store an operation may take, without
@@ -189,6 +199,11 @@ func (h *Harness) check() error {
 	}
 	if (h.Stop == nil) != (h.Start == nil) {
 		return errors.New("conformance: Harness has one of Stop and Start")
+	}
+	for _, o := range h.Others {
+		if o.Name == "" || o.Open == nil {
+			return errors.New("conformance: Harness.Others: one without Name or Open")
+		}
 	}
 	for name := range h.Cannot {
 		c := find(name)

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
@@ -39,10 +38,9 @@ func TestRemote(t *testing.T) {
 	t.Parallel()
 	s := &server{}
 	conformance.Run(t, conformance.Harness{
-		Timeout: 2 * time.Second,
 		Store: func(context.Context) (string, func(), error) {
 			err := s.start(false)
-			return s.addr, s.stop, err
+			return s.addr, s.close, err
 		},
 		Open: func(_ context.Context, store string) (backend.Driver, error) { return &remote{addr: store}, nil },
 		Stop: func(context.Context, string) error { s.stop(); return nil },
@@ -81,7 +79,7 @@ func TestReachClaimedTooSmall(t *testing.T) {
 		Name: t.Name(),
 		Store: func(context.Context) (string, func(), error) {
 			err := s.start(false)
-			return s.addr, s.stop, err
+			return s.addr, s.close, err
 		},
 		Open: func(_ context.Context, store string) (backend.Driver, error) {
 			return &modest{remote{addr: store}}, nil

@@ -194,11 +194,14 @@ func leftovers(e *env) error {
 	if err == nil {
 		err = e.leaveBehind(c, b)
 	}
+	// What is on its way lands before it is released for the last time, a
+	// timeout later; a Client that is closed does not wait so long.
+	e.sleep(e.h.Timeout)
 	err = errors.Join(err, c.Close(), b.Close())
 	if err != nil {
 		return err
 	}
-	e.sleep(2 * e.h.Timeout)
+	e.sleep(e.h.Timeout)
 	var left []string
 	for _, entry := range list() {
 		if !slices.Contains(before, entry) {

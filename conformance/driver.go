@@ -25,10 +25,12 @@ func (e *env) openAt(store string) *driver {
 }
 
 // openOwn makes a driver that the caller closes.
-func (e *env) openOwn(store string) *driver {
+func (e *env) openOwn(store string) *driver { return e.openBy(e.h.Open, store) }
+
+func (e *env) openBy(open func(context.Context, string) (backend.Driver, error), store string) *driver {
 	ctx, cancel := context.WithTimeout(e.ctx, patience)
 	defer cancel()
-	d, err := e.h.Open(ctx, store)
+	d, err := open(ctx, store)
 	if err == nil && d == nil {
 		err = errors.New("nil driver")
 	}

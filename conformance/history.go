@@ -21,22 +21,22 @@ var historyClauses = []clause{
 	{
 		name:  "history-driver",
 		why:   "Whatever drivers answer at the same time, there is an order of the calls in which one lock would: two are never granted, and a token holds until its release.",
-		check: func(e *env) error { return e.driverHistory().check(false) },
+		check: func(e *env) error { return e.ownDrivers().check(false) },
 	},
 	{
 		name:  "history-locker",
 		why:   "The same for Lock, TryLock and Unlock of several Clients, with fences that grow in that order.",
-		check: func(e *env) error { return e.lockerHistory().check(false) },
+		check: func(e *env) error { return e.ownLockers().check(false) },
 	},
 	{
 		name:     "history-refusals",
 		why:      "ErrHeld is true: there is such an order, too, in which the key was held at each refusal.",
 		optional: chance,
 		check: func(e *env) error {
-			if err := e.driverHistory().check(true); err != nil {
+			if err := e.ownDrivers().check(true); err != nil {
 				return err
 			}
-			return e.lockerHistory().check(true)
+			return e.ownLockers().check(true)
 		},
 	},
 }
@@ -105,11 +105,13 @@ func model(strict bool) porcupine.Model {
 // history is what was recorded. Its clock is a counter that every call reads
 // before it begins and after it ended, so that no two events coincide.
 type history struct {
-	e     *env
-	clock atomic.Int64
-	holds atomic.Int64
-	mu    sync.Mutex // guards ops
-	ops   []porcupine.Operation
+	e      *env
+	fenced bool          // every second hold has a fence
+	keep   time.Duration // how long a lease is kept at most
+	clock  atomic.Int64
+	holds  atomic.Int64
+	mu     sync.Mutex // guards ops
+	ops    []porcupine.Operation
 }
 
 // record makes one call, which says what came of it.
@@ -152,10 +154,17 @@ func (h *history) check(strict bool) error {
 	return fmt.Errorf("no order of these calls explains their answers:%s", b.String())
 }
 
-// driverHistory has several goroutines use several drivers on two keys.
-func (e *env) driverHistory() *history {
-	h := &history{e: e}
-	drivers := []*driver{e.open(), e.open(), e.open()}
+func (e *env) ownDrivers() *history {
+	return e.driverHistory([]*driver{e.open(), e.open(), e.open()}, e.traits.Fenced)
+}
+
+func (e *env) ownLockers() *history {
+	return e.lockerHistory([]*hasp.Client{e.newClient(), e.newClient(), e.newClient()}, e.traits.Fenced, 0)
+}
+
+// driverHistory has several goroutines use drivers on two keys.
+func (e *env) driverHistory(drivers []*driver, fenced bool) *history {
+	h := &history{e: e, fenced: fenced}
 	keys := []string{e.key(), e.key()}
 	must(e.each(6, func(i int) error {
 		w := &worker{h: h, d: drivers[i%len(drivers)], client: i % len(drivers), keys: keys}
@@ -180,7 +189,7 @@ type worker struct {
 func (w *worker) round() error {
 	k := rand.N(len(w.keys))
 	c := w.h.e.claimOf(w.keys[k], w.h.e.h.Long)
-	c.Fenced = w.h.e.traits.Fenced && rand.N(2) == 0
+	c.Fenced = w.h.fenced && rand.N(2) == 0
 	s := step{op: "acquire", key: k, client: w.client, hold: int(w.h.holds.Add(1))}
 	_, err := w.h.record(s, func(s *step) error {
 		g, err := w.d.acquire(c)
@@ -210,10 +219,9 @@ func (w *worker) round() error {
 	return nil
 }
 
-// lockerHistory has several goroutines use several Clients on two keys.
-func (e *env) lockerHistory() *history {
-	h := &history{e: e}
-	clients := []*hasp.Client{e.newClient(), e.newClient(), e.newClient()}
+// lockerHistory has several goroutines use Clients on two keys.
+func (e *env) lockerHistory(clients []*hasp.Client, fenced bool, keep time.Duration) *history {
+	h := &history{e: e, fenced: fenced, keep: keep}
 	keys := []string{e.key(), e.key()}
 	began := time.Now()
 	must(e.each(9, func(i int) error {
@@ -231,7 +239,7 @@ func (e *env) lockerHistory() *history {
 func (h *history) lockOnce(c *hasp.Client, client int, keys []string) error {
 	k := rand.N(len(keys))
 	var opts []hasp.Option
-	if h.e.traits.Fenced && rand.N(2) == 0 {
+	if h.fenced && rand.N(2) == 0 {
 		opts = append(opts, hasp.WithFence())
 	}
 	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1))}
@@ -250,6 +258,9 @@ func (h *history) lockOnce(c *hasp.Client, client int, keys []string) error {
 	})
 	if err != nil || !got.yes {
 		return err
+	}
+	if h.keep > 0 {
+		h.e.sleep(rand.N(h.keep))
 	}
 	s.op = "release"
 	_, err = h.record(s, func(s *step) error { return answered(s, lease.Unlock(h.e.ctx), hasp.ErrLost) })

@@ -83,7 +83,16 @@ func leaseRenewed(e *env, outage bool) error {
 	if err := context.Cause(lease.Context()); err != nil {
 		return slow("the context of a lease that is renewed: %w", err)
 	}
-	return lease.Unlock(e.ctx)
+	return unlockShort(e, lease)
+}
+
+// unlockShort unlocks a lease that is short, or whose Client has a short
+// timeout, so that a slow machine may be late.
+func unlockShort(e *env, lease *hasp.Lease) error {
+	if err := lease.Unlock(e.ctx); err != nil {
+		return slow("Unlock: %w", err)
+	}
+	return nil
 }
 
 // leaseRenewalStops looks for renewals of tokens that are done with, and for
@@ -247,8 +256,8 @@ func leaseExtend(e *env) error {
 	switch err := lease.Extend(e.ctx, e.h.Long); {
 	case errors.Is(err, hasp.ErrLost):
 		return slow("Extend right after Lock: %w", err)
-	case err != nil:
-		return err
+	case err != nil: // a try lasts a tenth of the term
+		return slow("Extend: %w", err)
 	}
 	if left := lease.Expires().Sub(called); left < e.h.Long {
 		return fmt.Errorf("after Extend by %v the lease lasts %v", e.h.Long, left)

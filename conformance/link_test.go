@@ -66,7 +66,7 @@ func TestTCPLink(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
-	const soon, long = 50 * time.Millisecond, 20 * time.Second
+	const soon, long = 100 * time.Millisecond, 20 * time.Second
 	c := dial()
 	if err := ask(c, "up", long); err != nil {
 		t.Errorf("up: %v", err)

@@ -140,9 +140,9 @@ func lockOutage(e *env) error {
 	out.Store(false)
 	lease, err := c.Lock(e.ctx, key)
 	if err != nil {
-		return fmt.Errorf("a Lock after an outage: %w", err)
+		return slow("a Lock after an outage: %w", err)
 	}
-	return lease.Unlock(e.ctx)
+	return unlockShort(e, lease)
 }
 
 func lockLostReply(e *env) error {

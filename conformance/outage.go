@@ -283,7 +283,7 @@ func linkHungStore(e *env) error {
 	if err != nil {
 		return err
 	}
-	return again.Unlock(e.ctx)
+	return unlockShort(e, again)
 }
 
 // linkEnds takes the best of several times, as the machine may be slow.

@@ -30,13 +30,15 @@ type message struct {
 
 var errorKinds = map[string]error{"held": backend.ErrHeld, "lost": backend.ErrLost, "invalid": backend.ErrInvalid}
 
-// server lends a memlock store to other processes, over TCP.
+// server lends a memlock store to other processes, over TCP. While it is
+// stopped it ends connections as soon as they are made, and keeps its port.
 type server struct {
-	addr string
+	addr     string
+	listener net.Listener
 
 	mu       sync.Mutex // guards all below
 	store    *memlock.Store
-	listener net.Listener
+	runs     bool
 	conns    map[net.Conn]bool
 	commands int64
 	keys     map[string]bool
@@ -49,34 +51,40 @@ func (s *server) start(data bool) error {
 	if !data || s.store == nil {
 		s.store, s.keys = memlock.NewStore(), map[string]bool{}
 	}
-	addr := s.addr
-	if addr == "" {
-		addr = "127.0.0.1:0"
+	s.runs, s.conns = true, map[net.Conn]bool{}
+	if s.listener != nil {
+		return nil
 	}
-	l, err := net.Listen("tcp", addr)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	s.addr, s.listener, s.conns = l.Addr().String(), l, map[net.Conn]bool{}
-	s.wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s.mu.Lock()
-			s.conns[c] = true
-			store := s.store
-			s.mu.Unlock()
-			s.wg.Go(func() { s.serve(c, store.Driver()) })
-		}
-	})
+	s.addr, s.listener = l.Addr().String(), l
+	go s.accept()
 	return nil
+}
+
+func (s *server) accept() {
+	for {
+		c, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		if s.runs {
+			s.conns[c] = true
+			d := s.store.Driver()
+			s.wg.Go(func() { s.serve(c, d) })
+		} else {
+			c.Close()
+		}
+		s.mu.Unlock()
+	}
 }
 
 func (s *server) stop() {
 	s.mu.Lock()
-	s.listener.Close()
+	s.runs = false
 	for c := range s.conns {
 		c.Close()
 	}
@@ -84,11 +92,16 @@ func (s *server) stop() {
 	s.wg.Wait()
 }
 
+func (s *server) close() {
+	s.listener.Close()
+	s.stop()
+}
+
 // Clients say that they live, and what is given to a waiter lasts only so long
 // unless it says that it has heard.
 const (
 	heartbeat = 200 * time.Millisecond
-	deadAfter = 5 * heartbeat
+	deadAfter = 20 * heartbeat
 )
 
 // serve answers one client, in order but for what it waits for. That ends with
@@ -203,7 +216,7 @@ func (r *remote) send(m message) (<-chan message, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.conn == nil {
-		c, err := net.DialTimeout("tcp", r.addr, time.Second)
+		c, err := net.DialTimeout("tcp", r.addr, 10*time.Second)
 		if err != nil {
 			return nil, err
 		}
@@ -218,7 +231,7 @@ func (r *remote) send(m message) (<-chan message, error) {
 	r.calls[m.ID] = reply
 	b, err := json.Marshal(m)
 	if err == nil {
-		r.conn.SetWriteDeadline(time.Now().Add(time.Second))
+		r.conn.SetWriteDeadline(time.Now().Add(10 * time.Second))
 		_, err = r.conn.Write(append(b, '\n'))
 	}
 	return reply, err

@@ -167,9 +167,12 @@ func restartWithoutData(e *env) error {
 		return slow("a lease locked after the store has lost its data: %v, %d renewals", err, t.renewals())
 	}
 	if err := b.refused(key); err != nil {
+		if lease.Err() != nil {
+			return slow("no renewal for a term of %v", e.term)
+		}
 		return err
 	}
-	return lease.Unlock(e.ctx)
+	return unlockShort(e, lease)
 }
 
 func restartWaiter(e *env) error {

@@ -116,6 +116,7 @@ func TestHarnessIsChecked(t *testing.T) {
 	for want, h := range map[string]Harness{
 		"Open is nil":           {},
 		"one of Stop and Start": {Open: openInert, Stop: stop},
+		"without Name or Open":  {Open: openInert, Others: []Other{{Name: "other"}}},
 		`no clause "relase"`:    {Open: openInert, Cannot: map[string]string{"relase": "misspelt"}},
 		"must meet \"acquire-":  {Open: openInert, Cannot: map[string]string{"acquire-excludes": "too hard"}},
 		"start the store: no":   {Open: openInert, Store: func(context.Context) (string, func(), error) { return "", nil, errors.New("no") }},

@@ -102,6 +102,7 @@ var (
 	advance  = hook("Advance", func(h *Harness) bool { return h.Advance != nil })
 	commands = hook("Commands", func(h *Harness) bool { return h.Commands != nil })
 	entries  = hook("Entries", func(h *Harness) bool { return h.Entries != nil })
+	others   = hook("Others", func(h *Harness) bool { return len(h.Others) > 0 })
 )
 
 // all is the first reason of several needs.
@@ -121,7 +122,7 @@ func all(needs ...need) need {
 var table = sorted(
 	traitClauses, acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	waitClauses, orderClauses, inspectClauses, closeClauses,
-	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, processClauses,
+	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses,
 )
 

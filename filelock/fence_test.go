@@ -162,9 +162,7 @@ func TestFencesSeldomWaitForTheDisk(t *testing.T) {
 	g, err := clock.on(dir).take(t.Context(), fenceGuard)
 	must(t, err)
 	defer g.drop()
-	c := fenced(claim("k"))
-	c.Timeout = 200 * time.Millisecond
-	acquire(t, d, c)
+	acquire(t, d, fenced(claim("k")))
 }
 
 func TestDamagedCeilingGivesNoFence(t *testing.T) {

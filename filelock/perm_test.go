@@ -16,19 +16,27 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-func init() { roles["user"] = user }
+func init() {
+	roles["user"] = user
+	roles["nobody"] = func(string, []string) error { fmt.Println(beNobody()); return nil }
+}
 
 // nobody is the user that a test which runs as root becomes in a child, so
 // that permissions mean something.
 const nobody = 65534
 
+func beNobody() error {
+	if os.Getuid() != 0 {
+		return nil
+	}
+	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody))
+}
+
 // user says what acquire, inspect, release and open of a key answer to a user
 // that is not root. The key is left as it was.
 func user(dir string, args []string) error {
-	if os.Getuid() == 0 {
-		if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody)); err != nil {
-			return err
-		}
+	if err := beNobody(); err != nil {
+		return err
 	}
 	d := New(dir, nil)
 	c := claim(args[0])
@@ -51,9 +59,27 @@ func asUser(t *testing.T, d *Driver, key string) (acquire, inspect, release, ope
 	return
 }
 
-// reachable makes a directory that any user can get to.
+// reachable makes a directory that any user can get to. It skips the test
+// where root can become nobody else, or nobody else gets to temporary files.
 func reachable(t *testing.T, mode fs.FileMode) string {
 	t.Helper()
+	if os.Getuid() == 0 {
+		c := play(t, "nobody", t.TempDir())
+		if answer := c.line(t); answer != "<nil>" {
+			t.Skipf("needs to become another user: %s", answer)
+		}
+		c.end(t)
+		for up := filepath.Clean(os.TempDir()); ; up = filepath.Dir(up) {
+			fi, err := os.Stat(up)
+			must(t, err)
+			if fi.Mode().Perm()&1 == 0 {
+				t.Skipf("needs temporary files that every user can get to, and %s has mode %v", up, fi.Mode())
+			}
+			if up == filepath.Dir(up) {
+				break
+			}
+		}
+	}
 	dir := filepath.Join(t.TempDir(), "locks")
 	for up := filepath.Dir(dir); len(up) > len(os.TempDir()); up = filepath.Dir(up) {
 		must(t, os.Chmod(up, 0o755))

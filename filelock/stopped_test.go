@@ -58,7 +58,7 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	names("break", d.Break(ctx, "k"))
 
 	// What needs no guard goes on: looking at a held key, and other stripes.
-	refused(t, d, short("k"), backend.ErrHeld)
+	refused(t, d, claim("k"), backend.ErrHeld)
 	if s, err := d.Inspect(t.Context(), "k"); !s.Held || err != nil {
 		t.Errorf("inspect says %+v, %v", s, err)
 	}

@@ -3,6 +3,7 @@ package spinlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -201,7 +202,7 @@ func TestLateReleaseDoesNotFreeTheSuccessor(t *testing.T) {
 
 func TestRedisThatLosesItsDataTellsTheLoss(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
-	c, err := hasp.Open(t.Context(), "spinlock+"+srv.URL()+"?ttl=2s", nil)
+	c, err := hasp.Open(t.Context(), "spinlock+"+srv.URL()+"?ttl=6s", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +212,7 @@ func TestRedisThatLosesItsDataTellsTheLoss(t *testing.T) {
 	srv.Restart()
 	select {
 	case <-lease.Context().Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("the loss is not told")
 	}
 	if err := lease.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
@@ -219,7 +220,7 @@ func TestRedisThatLosesItsDataTellsTheLoss(t *testing.T) {
 	}
 	next := lock(t, c)
 	before := next.Expires()
-	for deadline := time.Now().Add(10 * time.Second); !next.Expires().After(before); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !next.Expires().After(before); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the next lease is not renewed")
 		}
@@ -233,37 +234,68 @@ func TestRedisThatLosesItsDataTellsTheLoss(t *testing.T) {
 // context: hasp's calls end when they must all the same.
 func TestRedisThatHangsHoldsNobodyUp(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
-	rdb := redis.NewClient(srv.ClientOptions()) // without ContextTimeoutEnabled
-	const timeout = 300 * time.Millisecond
+	o := srv.ClientOptions() // without ContextTimeoutEnabled
+	o.ReadTimeout = time.Hour
+	rdb := redis.NewClient(o)
+	// Time enough for the one to hear of the loss of its call, and for the
+	// other to show that it did not wait for that.
+	const timeout, soon = 300 * time.Millisecond, 20 * time.Second
 	c := hasp.New(spinlock.New(rdb, nil), &hasp.Options{Timeout: timeout})
-	lease := lock(t, c)
+	patient := hasp.New(spinlock.New(rdb, nil), &hasp.Options{Timeout: 10 * time.Minute})
+	var leases []*hasp.Lease
+	for _, c := range []*hasp.Client{c, patient} {
+		l, err := c.Lock(t.Context(), fmt.Sprint("held", len(leases)), hasp.WithTTL(time.Hour))
+		for i := 0; err != nil && i < 10; i++ { // Timeout is short
+			l, err = c.Lock(t.Context(), fmt.Sprint("held", len(leases)), hasp.WithTTL(time.Hour))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		leases = append(leases, l)
+	}
 	srv.Pause()
-	calls := map[string]func(ctx context.Context) error{
-		"lock":    func(ctx context.Context) error { _, err := c.Lock(ctx, "other"); return err },
-		"trylock": func(ctx context.Context) error { _, err := c.TryLock(ctx, "another"); return err },
-		"inspect": func(ctx context.Context) error { _, err := c.Inspect(ctx, "k"); return err },
-		"break":   func(ctx context.Context) error { return c.Break(ctx, "x") },
-		"extend":  func(ctx context.Context) error { return lease.Extend(ctx, time.Minute) },
+	type call func(ctx context.Context, c *hasp.Client, lease *hasp.Lease) error
+	calls := map[string]call{
+		"lock": func(ctx context.Context, c *hasp.Client, _ *hasp.Lease) error {
+			_, err := c.Lock(ctx, "other")
+			return err
+		},
+		"trylock": func(ctx context.Context, c *hasp.Client, _ *hasp.Lease) error {
+			_, err := c.TryLock(ctx, "another")
+			return err
+		},
+		"inspect": func(ctx context.Context, c *hasp.Client, _ *hasp.Lease) error {
+			_, err := c.Inspect(ctx, "k")
+			return err
+		},
+		"break": func(ctx context.Context, c *hasp.Client, _ *hasp.Lease) error { return c.Break(ctx, "x") },
+		"extend": func(ctx context.Context, _ *hasp.Client, lease *hasp.Lease) error {
+			return lease.Extend(ctx, 2*time.Hour)
+		},
 	}
 	for name, f := range calls {
 		began := time.Now()
-		err := f(t.Context())
-		if d := time.Since(began); err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, hasp.ErrLost) || d > 4*timeout+time.Second {
+		err := f(t.Context(), c, leases[0])
+		if d := time.Since(began); err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, hasp.ErrLost) || d > soon {
 			t.Errorf("%s: %v after %v", name, err, d)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Millisecond, cancel)
 		began = time.Now()
-		err = f(ctx)
-		if d := time.Since(began); !errors.Is(err, context.Canceled) || d > timeout {
+		err = f(ctx, patient, leases[1])
+		if d := time.Since(began); !errors.Is(err, context.Canceled) || d > soon {
 			t.Errorf("%s, cancelled: %v after %v", name, err, d)
 		}
 	}
 	began := time.Now()
-	if err := lease.Unlock(t.Context()); err == nil || errors.Is(err, hasp.ErrLost) || time.Since(began) > 4*timeout+time.Second {
+	if err := leases[0].Unlock(t.Context()); err == nil || errors.Is(err, hasp.ErrLost) || time.Since(began) > soon {
 		t.Errorf("unlock: %v after %v", err, time.Since(began))
 	}
 	srv.Resume()
+	if err := leases[1].Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
 	c.Close()
+	patient.Close()
 	rdb.Close()
 }

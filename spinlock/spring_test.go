@@ -46,7 +46,7 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 	for _, c := range []backend.Claim{claim(key), fenced(key)} {
 		var held *backend.HeldError
 		_, err := r.d.Acquire(t.Context(), c)
-		if !errors.As(err, &held) || held.RetryAfter < 50*time.Second || held.RetryAfter > time.Minute {
+		if !errors.As(err, &held) || held.RetryAfter < 30*time.Second || held.RetryAfter > time.Minute {
 			t.Errorf("held by spring: got %v", err)
 		}
 		if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/redisstore"
 )
 
 // clause is a conformance.Result for programs.
@@ -107,7 +110,24 @@ func harness(c hasp.Config) conformance.Harness {
 			h.Link = func(context.Context, string) (*conformance.Link, error) { return conformance.TCP(host) }
 		}
 	}
+	if slices.Contains(onRedis, c.Strategy) {
+		for _, other := range onRedis {
+			if other != c.Strategy {
+				h.Others = append(h.Others, conformance.Other{Name: other, Open: sameStore(c, other)})
+			}
+		}
+	}
 	return h
+}
+
+// onRedis are the strategies that exclude each other on one Redis.
+var onRedis = []string{"spinlock", "pubsublock", "fairlock"}
+
+// sameStore opens drivers of another strategy on the store of c.
+func sameStore(c hasp.Config, strategy string) func(context.Context, string) (backend.Driver, error) {
+	c.Strategy, c.Params = strategy, maps.Clone(c.Params)
+	maps.DeleteFunc(c.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
+	return func(ctx context.Context, _ string) (backend.Driver, error) { return c.Driver(ctx) }
 }
 
 // hostOf takes host:port out of redis://user:password@host:port/db.

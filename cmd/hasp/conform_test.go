@@ -2,9 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -43,12 +45,44 @@ func TestConformFails(t *testing.T) {
 	}
 }
 
-// On a server that is reached over TCP the clauses about a bad network run too.
+// On a server that is reached over TCP the clauses about a bad network run too,
+// and those about the other strategies that lock keys there.
 func TestConformOnRedis(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, redisURL(t, redistest.Start(t, nil)), "conform").want(t, 0)
+	o := runHasp(t, "fairlock+"+redistest.Start(t, nil).URL()+"?window=4s&ttl=10s", "conform").want(t, 0)
 	contains(t, o.out, "pass  link-outage")
+	contains(t, o.out, "pass  order-of-arrival")
+	contains(t, o.out, "pass  others-exclude")
 	contains(t, o.out, " 0 failed, ")
+}
+
+// A strategy is checked with all others of its store, and their parameters are
+// not mixed up.
+func TestConformKnowsTheOthers(t *testing.T) {
+	t.Parallel()
+	url := redistest.Start(t, nil).URL()
+	for _, c := range []hasp.Config{
+		{Strategy: "spinlock", Nodes: []string{url}, Params: hasp.Params{"fence_ttl": "1h", "ttl": "10s"}},
+		{Strategy: "pubsublock", Nodes: []string{url}, Params: hasp.Params{"channel": "c"}},
+		{Strategy: "fairlock", Nodes: []string{url}, Params: hasp.Params{"window": "3s"}},
+	} {
+		names := []string{c.Strategy}
+		for _, other := range harness(c).Others {
+			names = append(names, other.Name)
+			d, err := other.Open(t.Context(), "")
+			if err != nil {
+				t.Fatalf("%s beside %+v: %v", other.Name, c, err)
+			}
+			d.Close()
+		}
+		slices.Sort(names)
+		if want := []string{"fairlock", "pubsublock", "spinlock"}; !slices.Equal(names, want) {
+			t.Errorf("%s is checked with %q, want %q", c.Strategy, names, want)
+		}
+	}
+	if h := harness(hasp.Config{Strategy: "filelock"}); h.Others != nil {
+		t.Errorf("filelock is checked with %+v", h.Others)
+	}
 }
 
 func TestHostOf(t *testing.T) {
@@ -73,7 +107,7 @@ func TestHostOf(t *testing.T) {
 func TestStrategies(t *testing.T) {
 	t.Parallel()
 	o := call("strategies").want(t, 0)
-	for _, want := range []string{"filelock", "memlock://", "spinlock+redis://"} {
+	for _, want := range []string{"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://"} {
 		contains(t, o.out, want)
 	}
 	var all []strategy
@@ -85,10 +119,35 @@ func TestStrategies(t *testing.T) {
 	}
 }
 
+func TestStrategiesAreAsDescribed(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t, nil).URL()
+	nodes := map[string]string{"memlock": "", "filelock": t.TempDir()}
+	for _, s := range described {
+		node, ok := nodes[s.Name]
+		if !ok {
+			node = redis
+		}
+		d, err := hasp.Config{Strategy: s.Name, Nodes: []string{node}}.Driver(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		if got := d.Traits(); got.Reach.String() != s.Reach || got.Fenced != s.Fence || got.Ordered != (s.Order != "none") {
+			t.Errorf("%+v has the traits %+v", s, got)
+		}
+		if c, err := hasp.ParseURL(s.URL); err != nil || c.Strategy != s.Name {
+			t.Errorf("%s: %+v, %v", s.URL, c, err)
+		}
+	}
+}
+
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
-	contains(t, call("__complete", "inspect", "--url", "").want(t, 0).out, "spinlock+redis://")
+	for _, want := range []string{"spinlock+redis://", "pubsublock+redis://", "fairlock+redis://"} {
+		contains(t, call("__complete", "inspect", "--url", "").want(t, 0).out, want)
+	}
 	contains(t, call("version").want(t, 0).out, "hasp ")
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -33,10 +34,11 @@ type demo struct {
 	svg        string
 	json       bool
 
-	store hasp.Config
-	place string // the store, for people
-	key   string
-	file  string
+	store   hasp.Config
+	place   string // the store, for people
+	ordered bool   // the store keeps a queue, and can tell of it
+	key     string
+	file    string
 }
 
 func (a *app) demoCommand() *cobra.Command {
@@ -49,6 +51,7 @@ it, thinks, and writes it back. One lock keeps them from writing over each
 other. On the way one of them is killed with SIGKILL while it holds the lock:
 the others wait until its term has run out, then one takes over, and a new
 process does what the dead one left undone. At the end the number must be right.
+Of a strategy that serves waiters in order, it shows who is next.
 
 Without --url, --config or HASP_URL the lock is a file in a temporary directory.
 With --no-lock the workers do the same without a lock, and the number goes wrong.
@@ -156,6 +159,9 @@ func (a *app) prepare(cmd *cobra.Command, d *demo, dir string) error {
 			return err
 		}
 		d.place = d.store.Strategy
+		// By their owners the workers are told apart in the queue.
+		d.store.Params = maps.Clone(d.store.Params)
+		delete(d.store.Params, "owner")
 	default:
 		d.store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
 		d.place = "filelock, no server"
@@ -178,6 +184,13 @@ func (a *app) tryStore(ctx context.Context, d *demo) error {
 		return err
 	}
 	defer client.Close()
+	driver, err := d.store.Driver(ctx)
+	if err != nil {
+		return err
+	}
+	defer driver.Close()
+	_, tells := driver.(backend.Inspector)
+	d.ordered = tells && driver.Traits().Ordered
 	lease, err := client.TryLock(ctx, d.key, hasp.WithTTL(d.ttl))
 	if err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 // cursor is shown again.
 func TestDemoOnATerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, "", false, "demo", "--workers", "3", "--increments", "5", "--work", "3ms", "--ttl", "500ms")
+	s := startSession(t, "", false, "demo", "--workers", "3", "--increments", "5", "--work", "3ms", "--ttl", "3s")
 	s.report.expect("exited 0")
 	s.end()
 	text := s.String()
@@ -27,6 +27,36 @@ func TestDemoOnATerminal(t *testing.T) {
 		if n := columns(line); n > 100 && strings.Contains(line, "\x1b[K") {
 			t.Errorf("%d columns: %q", n, line)
 		}
+	}
+}
+
+// The worker that is next is named, above the lanes and in its own.
+func TestDemoShowsTheLineOnATerminal(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, queueURL(t), false, "demo", "--workers", "4", "--increments", "10", "--work", "20ms", "--ttl", "600ms")
+	s.report.expect("exited 0")
+	s.end()
+	text := s.String()
+	for _, want := range []string{"  in line", "next ", ", then ", ", next", "ok: the number is 40"} {
+		contains(t, text, want)
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		if n := columns(line); n > 100 && strings.Contains(line, "\x1b[K") {
+			t.Errorf("%d columns: %q", n, line)
+		}
+	}
+}
+
+// Owners come from a store that anybody may write to.
+func TestInspectOnATerminalShowsNothingRaw(t *testing.T) {
+	t.Parallel()
+	url := queueURL(t)
+	line(t, url, escape, "third")
+	s := startSession(t, url, false, "inspect", "key")
+	s.report.expect("exited 0")
+	s.end()
+	if text := s.String(); strings.ContainsAny(text, "\x1b\u202e") || !strings.Contains(text, "waiter 1   "+quote(escape)) {
+		t.Errorf("shown: %q", text)
 	}
 }
 

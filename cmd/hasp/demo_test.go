@@ -22,7 +22,7 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	svg := filepath.Join(t.TempDir(), "demo.svg")
 	tmp := t.TempDir()
-	cmd := self(t.Context(), t, "hasp", "", "demo", "--workers", "3", "--increments", "6", "--work", "3ms", "--ttl", "600ms", "--svg", svg)
+	cmd := self(t.Context(), t, "hasp", "", "demo", "--workers", "3", "--increments", "6", "--work", "3ms", "--ttl", "3s", "--svg", svg)
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
 	o := start(t, cmd).wait().want(t, 0)
 	if got := strings.Count(o.out, " writes "); got != 18 {
@@ -83,7 +83,7 @@ func demoSummary(t *testing.T, o outcome) summary {
 
 func TestDemoForPrograms(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, "", "demo", "--workers", "4", "--increments", "3", "--work", "1ms", "--ttl", "400ms", "--json").want(t, 0)
+	o := runHasp(t, "", "demo", "--workers", "4", "--increments", "3", "--work", "1ms", "--ttl", "3s", "--json").want(t, 0)
 	s := demoSummary(t, o)
 	if !s.OK || s.Number != 12 || s.Expected != 12 || s.HeldAtOnce != 1 {
 		t.Errorf("summary: %+v", s)
@@ -96,7 +96,7 @@ func TestDemoForPrograms(t *testing.T) {
 // The smallest demo is one worker, and the one that takes over from it.
 func TestDemoOfOneWorker(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, "", "demo", "--workers", "1", "--increments", "1", "--ttl", "300ms", "--json").want(t, 0)
+	o := runHasp(t, "", "demo", "--workers", "1", "--increments", "1", "--ttl", "3s", "--json").want(t, 0)
 	if s := demoSummary(t, o); !s.OK || s.Number != 1 || s.Killed != 1 || s.Heir != 2 {
 		t.Errorf("summary: %+v", s)
 	}
@@ -113,7 +113,7 @@ func TestDemoWithoutLockGoesWrong(t *testing.T) {
 func TestDemoOnRedis(t *testing.T) {
 	t.Parallel()
 	url := redisURL(t, redistest.Start(t, nil))
-	o := runHasp(t, url, "demo", "--workers", "3", "--increments", "4", "--work", "2ms", "--ttl", "500ms", "--json").want(t, 0)
+	o := runHasp(t, url, "demo", "--workers", "3", "--increments", "4", "--work", "2ms", "--ttl", "3s", "--json").want(t, 0)
 	if s := demoSummary(t, o); !s.OK || s.Store != "spinlock" || s.Heir == 0 {
 		t.Errorf("summary: %+v", s)
 	}
@@ -123,7 +123,7 @@ func TestDemoOnRedis(t *testing.T) {
 func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
-	p := startHasp(t, redisURL(t, s)+"&timeout=300ms", "demo", "--workers", "2", "--increments", "100000", "--work", "1ms")
+	p := startHasp(t, redisURL(t, s), "demo", "--workers", "2", "--increments", "100000", "--work", "1ms")
 	p.out.expect("writes 5 of")
 	s.Kill()
 	o := p.wait().want(t, exitStore)

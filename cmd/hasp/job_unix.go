@@ -168,6 +168,21 @@ func (j *job) passOn(sig syscall.Signal) {
 	j.signal(sig)
 }
 
+// continued looks whether hasp was continued at the moment when the command
+// ended, and has not heard of it yet.
+func (j *job) continued() {
+	for {
+		select {
+		case sig := <-j.signals:
+			if sig == unix.SIGCONT {
+				j.tty.recheck(j.pid)
+			}
+		default:
+			return
+		}
+	}
+}
+
 // signal sends sig to the whole group. The group's id is not given to another
 // while anybody is left in it; between the end of the last and the moment
 // hasp hears of it, only a wrap-around of all process ids could do that.
@@ -187,6 +202,7 @@ func (j *job) ended(ws syscall.WaitStatus) ending {
 		e.code = exitSignal + int(ws.Signal())
 		e.typed = j.tty.lentTo(j.pid) && ws.Signal() == unix.SIGINT
 	}
+	j.continued()
 	if j.tty.takeBack() {
 		// Others of hasp's own group, such as a pager at the end of a pipe,
 		// may have been stopped for want of the terminal.

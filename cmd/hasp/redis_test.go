@@ -14,7 +14,7 @@ import (
 func TestRunOnRedis(t *testing.T) {
 	t.Parallel()
 	url := redisURL(t, redistest.Start(t, nil))
-	holder := hold(t, url, "key", "--ttl", "1s", "--fence")
+	holder := hold(t, url, "key", "--fence")
 	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, exitNotAcquired)
 	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "/hasp run sh")
 	holder.in.Close()
@@ -35,10 +35,11 @@ func TestPasswordFromAFile(t *testing.T) {
 	}
 }
 
-// What a server may do to its clients: one line within the timeout.
+// What a server may do to its clients: one line within the timeout, which is
+// long for a server that answers.
 func TestBadServer(t *testing.T) {
 	t.Parallel()
-	const timeout = "timeout=500ms"
+	const timeout, brief = "timeout=50s", "timeout=1s"
 	t.Run("wrong password", func(t *testing.T) {
 		t.Parallel()
 		s := redistest.Start(t, &redistest.Options{Password: "another"})
@@ -52,7 +53,7 @@ func TestBadServer(t *testing.T) {
 	t.Run("TLS to a plain port", func(t *testing.T) {
 		t.Parallel()
 		s := redistest.Start(t, &redistest.Options{Own: true})
-		refusedBy(t, "spinlock+rediss://:"+secret+"@"+s.Addr+"?"+timeout, "TLS")
+		refusedBy(t, "spinlock+rediss://:"+secret+"@"+s.Addr+"?"+brief, "TLS") // which takes it for half a command
 	})
 	t.Run("plain to a TLS port", func(t *testing.T) {
 		t.Parallel()
@@ -64,7 +65,7 @@ func TestBadServer(t *testing.T) {
 		s := redistest.Start(t, &redistest.Options{Own: true})
 		s.Pause()
 		defer s.Resume()
-		refusedBy(t, "spinlock+redis://:"+secret+"@"+s.Addr+"?"+timeout, "no answer")
+		refusedBy(t, "spinlock+redis://:"+secret+"@"+s.Addr+"?"+brief, "no answer")
 	})
 }
 
@@ -94,7 +95,7 @@ func TestLossIsToldWhenRedisLosesItsData(t *testing.T) {
 func TestLossIsToldWhenRedisIsGone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
-	p := startHasp(t, redisURL(t, s), "run", "key", "--ttl", "1s", "--", "sh", "-c", "echo ready; exec sleep 600")
+	p := startHasp(t, redisURL(t, s), "run", "key", "--ttl", "3s", "--", "sh", "-c", "echo ready; exec sleep 600")
 	p.out.expect("ready")
 	s.Kill()
 	contains(t, p.wait().want(t, exitLost).err, "no renewal was answered before its term ended")
@@ -104,7 +105,7 @@ func TestLossIsToldWhenRedisIsGone(t *testing.T) {
 func TestServerIsGoneAtTheEnd(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
-	p := startHasp(t, redisURL(t, s)+"&timeout=300ms", "run", "key", "--ttl", "10m", "--", "sh", "-c", "echo ready; cat; exit 5")
+	p := startHasp(t, redisURL(t, s), "run", "key", "--ttl", "10m", "--", "sh", "-c", "echo ready; cat; exit 5")
 	p.out.expect("ready")
 	s.Kill()
 	p.in.Close()

@@ -10,9 +10,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/hasplock/hasp"
 )
 
 // lastSight is how long a holder hangs before it is killed, so that a person
@@ -23,7 +26,7 @@ const lastSight = 400 * time.Millisecond
 const frames = 40 * time.Millisecond
 
 // referee runs the workers of a demo, kills one, and keeps the timeline. All
-// of it belongs to the goroutine of referee, but for events and ends.
+// of it belongs to the goroutine of referee, but for the channels.
 type referee struct {
 	*demo
 	timeline
@@ -31,7 +34,8 @@ type referee struct {
 	procs  []*process
 	events chan event
 	ends   chan end
-	live   sync.WaitGroup // goroutines that read from workers
+	queues chan queue
+	live   sync.WaitGroup // goroutines that read from workers and from the store
 }
 
 // process is one worker, and its lane.
@@ -44,6 +48,12 @@ type process struct {
 	ready  bool
 }
 
+// queue is what a look into the store told.
+type queue struct {
+	at     time.Time // when it began
+	owners []string
+}
+
 // end is that of a worker process.
 type end struct {
 	lane int
@@ -54,7 +64,7 @@ type end struct {
 // goroutine is left.
 func (r *referee) referee(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	r.events, r.ends = make(chan event), make(chan end)
+	r.events, r.ends, r.queues = make(chan event), make(chan end), make(chan queue)
 	defer func() {
 		cancel()
 		for _, p := range r.procs {
@@ -72,7 +82,50 @@ func (r *referee) referee(ctx context.Context) error {
 			return err
 		}
 	}
+	if r.ordered {
+		client, err := r.store.Open(ctx, &hasp.Options{Owner: owner("hasp demo")})
+		if err != nil {
+			return err
+		}
+		r.live.Go(func() {
+			defer client.Close()
+			r.look(ctx, client)
+		})
+	}
 	return r.watch(ctx)
+}
+
+// look passes on who waits, until ctx ends. A store that does not tell is the
+// workers' to complain of.
+func (r *referee) look(ctx context.Context, client *hasp.Client) {
+	tick := time.NewTicker(frames)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		began := time.Now()
+		if status, err := client.Inspect(ctx, r.key); err == nil {
+			select {
+			case r.queues <- queue{began, status.Waiters}:
+			case <-ctx.Done():
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// line takes a queue into the timeline.
+func (r *referee) line(q queue) {
+	r.queue, r.looked = r.queue[:0], q.at.Sub(r.began)
+	for _, o := range q.owners {
+		i := slices.IndexFunc(r.procs, func(p *process) bool {
+			return strings.HasSuffix(o, fmt.Sprintf("/%d/%s", p.cmd.Process.Pid, doing(p.lane+1)))
+		})
+		if i >= 0 {
+			r.queue = append(r.queue, i)
+		}
+	}
 }
 
 // victim is the lane of the worker that will be killed.
@@ -148,6 +201,8 @@ func (r *referee) watch(ctx context.Context) error {
 			if err := r.ended(x); err != nil {
 				return err
 			}
+		case q := <-r.queues:
+			r.line(q)
 		case <-kill:
 			if err := r.kill(ctx); err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -15,7 +16,7 @@ const (
 	leftWidth   = 16
 	rightWidth  = 24
 	maxNotes    = 4
-	aroundLanes = 7 + maxNotes // lines that are not lanes
+	aroundLanes = 8 + maxNotes // lines that are not lanes
 )
 
 // step is the time that half a column of the moving picture stands for.
@@ -102,6 +103,9 @@ func (s *screen) paint(t *timeline, from, half, now time.Duration) {
 	})
 	add(func(*row) {})
 	add(func(r *row) { s.progress(r, t, now) })
+	if s.d.ordered {
+		add(func(r *row) { s.queue(r, t.inLine(now)) })
+	}
 	add(func(*row) {})
 	for i := range max(len(t.lanes), s.d.workers) {
 		add(func(r *row) { s.lane(r, t, i, from, half, now) })
@@ -147,6 +151,22 @@ func (s *screen) progress(r *row, t *timeline, now time.Duration) {
 	r.put(styleDim, elapsed)
 }
 
+// queue names who waits, in the order in which they will be served.
+func (s *screen) queue(r *row, who []int) {
+	r.put("", fmt.Sprintf("%-*s", leftWidth, "  in line"))
+	for n, i := range who {
+		switch n {
+		case 0:
+			r.put(styleDim, "next ")
+		case 1:
+			r.put(styleDim, ", then ")
+		default:
+			r.put(styleDim, ", ")
+		}
+		r.put(laneStyle(i), strconv.Itoa(i+1))
+	}
+}
+
 // lane draws one worker: who it is, what it did, what it does.
 func (s *screen) lane(r *row, t *timeline, i int, from, half, now time.Duration) {
 	if i >= len(t.lanes) {
@@ -167,7 +187,7 @@ func (s *screen) lane(r *row, t *timeline, i int, from, half, now time.Duration)
 			drawCell(r, laneStyle(i), l.at(at).state, l.at(at+half).state)
 		}
 	}
-	s.status(r, l, now)
+	s.status(r, t, i, now)
 }
 
 // drawCell draws two moments in one column. A hold is never left out for a
@@ -190,7 +210,8 @@ func drawCell(r *row, style string, a, b state) {
 }
 
 // status says in words what a worker does now.
-func (s *screen) status(r *row, l *lane, now time.Duration) {
+func (s *screen) status(r *row, t *timeline, i int, now time.Duration) {
+	l := &t.lanes[i]
 	r.put(styleBold, fmt.Sprintf("  %3d ", l.done))
 	switch sp := l.at(now); {
 	case sp.state == dead:
@@ -203,6 +224,9 @@ func (s *screen) status(r *row, l *lane, now time.Duration) {
 		r.put(styleBold, "holds "+short(now-sp.from))
 	case sp.state == waiting:
 		r.put(styleDim, "waits "+short(now-sp.from))
+		if s.d.ordered && t.inLine(now)[0] == i {
+			r.put(laneStyle(i), ", next")
+		}
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 func init() {
 	roles["shell"] = shell
 	roles["steady"] = steady
-	roles["busy"] = busy
 }
 
 // steady ends by SIGINT, and dies of SIGTERM. It starts no processes: a stop
@@ -30,28 +29,14 @@ func steady([]string) int {
 	return 4
 }
 
-// busy works as hard as it can, which is seen by the length of a file. It dies
-// of SIGTERM.
-func busy(args []string) int {
-	f, err := os.OpenFile(args[0], os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return 1
-	}
-	fmt.Println("ready")
-	for err == nil {
-		_, err = f.Write([]byte{'.'})
-	}
-	return 1
-}
-
-// runRole are arguments of hasp that run a helper.
-func runRole(t *testing.T, as string, args ...string) []string {
+// runRole are arguments of hasp that run a helper under a lock of this term.
+func runRole(t *testing.T, ttl, as string, args ...string) []string {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append([]string{"run", "key", "--ttl", "300ms", "--", "env", role + "=" + as, exe}, args...)
+	return append([]string{"run", "key", "--ttl", ttl, "--", "env", role + "=" + as, exe}, args...)
 }
 
 // shell is a shell with job control, for one job: it runs args in a process

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,12 +38,12 @@ func TestSignalEndsTheWait(t *testing.T) {
 // A server that takes the connection and says nothing.
 func TestSignalEndsTheOpening(t *testing.T) {
 	t.Parallel()
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
 	for _, args := range [][]string{{"run", "key", "--", "true"}, {"inspect", "key"}, {"demo"}} {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
 		p := startHasp(t, "spinlock+redis://"+silent.Addr().String()+"?timeout=10m", args...)
 		conn, err := silent.Accept()
 		if err != nil {
@@ -60,13 +61,13 @@ func TestSignalEndsTheOpening(t *testing.T) {
 func TestCommandDiesWithHasp(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", "500ms", "--", "sh", "-c", "echo ready; exec sleep 600")
+	p := startHasp(t, url, "run", "key", "--ttl", "2s", "--", "sh", "-c", "echo ready; exec sleep 600")
 	p.out.expect("ready")
 	if err := p.cmd.Process.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	p.wait() // which waits for the end of the output
-	runHasp(t, url, "run", "key", "--wait", "10s", "--", "true").want(t, 0)
+	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
 }
 
 // A hasp that was stopped past its term, while another took the key, ends its
@@ -74,13 +75,13 @@ func TestCommandDiesWithHasp(t *testing.T) {
 func TestStoppedPastItsTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", "300ms", "--", "sh", "-c",
+	p := startHasp(t, url, "run", "key", "--ttl", "3s", "--grace", "10m", "--", "sh", "-c",
 		`trap 'echo ended; exit' TERM; echo ready; while :; do sleep 0.05; done`)
 	p.out.expect("ready")
 	if err := p.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	runHasp(t, url, "run", "key", "--wait", "20s", "--", "true").want(t, 0)
+	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
 	if err := p.cmd.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -92,20 +93,25 @@ func TestStoppedPastItsTerm(t *testing.T) {
 // A stopped command still holds the lock, and is ended when that is lost.
 func TestStoppedCommandKeepsTheLock(t *testing.T) {
 	t.Parallel()
-	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", "300ms", "--grace", "1m", "--", "sh", "-c", `echo "ready $$."; read x`)
-	p.out.expect(".\n")
-	var pid int
-	if _, err := fmt.Sscanf(p.out.String(), "ready %d.", &pid); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	runHasp(t, url, "run", "key", "--wait", "1s", "--", "true").want(t, exitNotAcquired) // more than three terms
-	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err != nil || !strings.Contains(string(b), ") T ") {
-		t.Errorf("the command was continued: %s (%v)", b, err)
-	}
-	lose(t, url, "key")
-	p.wait().want(t, exitLost)
+	withTerm(t, func(ttl time.Duration) bool {
+		url := store(t)
+		p := startHasp(t, url, "run", "key", "--ttl", ttl.String(), "--grace", "10m", "--", "sh", "-c", `echo "ready $$."; read x`)
+		p.out.expect(".\n")
+		var pid int
+		if _, err := fmt.Sscanf(p.out.String(), "ready %d.", &pid); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if runHasp(t, url, "run", "key", "--wait", (3*ttl).String(), "--", "true").code != exitNotAcquired {
+			return false
+		}
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); p.err.String() == "" && (err != nil || !strings.Contains(string(b), ") T ")) {
+			t.Errorf("the command was continued: %s (%v)", b, err)
+		}
+		runHasp(t, url, "break", "key", "--force")
+		p.wait().want(t, exitLost)
+		return true
+	})
 }

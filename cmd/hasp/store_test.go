@@ -109,7 +109,7 @@ func TestBadInput(t *testing.T) {
 
 		"empty url":           {[]string{"inspect", "key", "--url", ""}, exitUsage, "--url is empty"},
 		"no url":              {[]string{"inspect", "key", "--url", "localhost:6379"}, exitUsage, "want STRATEGY://"},
-		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok" (want one of filelock, `},
+		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok" (want one of fairlock, `},
 		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "no strategy given"},
 		"unknown parameter":   {[]string{"inspect", "key", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
 		"bad parameter":       {[]string{"inspect", "key", "--url", "memlock://?ttl=long"}, exitUsage, "want a positive duration"},

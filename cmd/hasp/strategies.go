@@ -8,8 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hasplock/hasp"
+	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
 	_ "github.com/hasplock/hasp/memlock"
+	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
@@ -28,6 +30,8 @@ var described = []strategy{
 	{"memlock", "process", "in order of arrival", true, "memlock://", "one process: tests, examples"},
 	{"filelock", "host", "none", true, "filelock:///var/lock/app", "the processes of one host, without a server"},
 	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; asks again and again"},
+	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; woken by a release, as Redisson's locks are"},
+	{"fairlock", "network", "in order of arrival", true, "fairlock+redis://localhost:6379/0", "one Redis; served in order, handed from one to the next"},
 }
 
 // known returns the registered strategies, with what can be told of them.

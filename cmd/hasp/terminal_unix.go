@@ -58,12 +58,16 @@ func (t *terminal) lend(pgrp int) {
 }
 
 // takeBack makes hasp's group the foreground group if the terminal was lent,
-// and reports whether it did.
+// and reports whether it did. What the shell has taken is no loan any more,
+// even if the SIGCONT by which hasp hears of that is still on its way.
 func (t *terminal) takeBack() bool {
 	if t == nil || !t.lent {
 		return false
 	}
 	t.lent = false
+	if shell, err := unix.Getsid(0); err == nil && shell != unix.Getpgrp() && t.foreground() == shell {
+		return false
+	}
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp()) == nil
 }
 

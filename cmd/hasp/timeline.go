@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -40,6 +41,8 @@ type timeline struct {
 	lanes  []lane
 	number []point // as the workers wrote it
 	killed *death
+	queue  []int         // lanes that waited, in order, at the last look into the store
+	looked time.Duration // when that began
 }
 
 // point is a number written at a time.
@@ -104,6 +107,24 @@ func (t *timeline) in(s state, at time.Duration) []int {
 		}
 	}
 	return is
+}
+
+// inLine returns the lanes that wait at a time, in the order in which the
+// store will serve them: that of the queue, and then those who came since.
+func (t *timeline) inLine(at time.Duration) []int {
+	who := t.in(waiting, at)
+	since := func(i int) time.Duration { return t.lanes[i].at(at).from }
+	place := func(i int) int {
+		p := slices.Index(t.queue, i)
+		if p < 0 || since(i) > t.looked { // the place was that of an earlier wait
+			return len(t.queue)
+		}
+		return p
+	}
+	slices.SortFunc(who, func(a, b int) int {
+		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(since(a), since(b)))
+	})
+	return who
 }
 
 // done is how many increments were made, by the workers' own account.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -61,7 +62,7 @@ func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
 
 func TestCtrlCIsTheCommandsAffair(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), false, runRole(t, "steady")...)
+	s := startSession(t, store(t), false, runRole(t, "10m", "steady")...)
 	s.expect("ready")
 	s.types("\x03")
 	s.expect("caught")
@@ -88,11 +89,21 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	file := t.TempDir() + "/work"
-	s := startSession(t, url, false, runRole(t, "busy", file)...)
-	s.expect("ready")
+	// Not a program in Go, whose runtime handles SIGTERM on one thread while
+	// others go on.
+	s := startSession(t, url, false, "run", "key", "--ttl", "3s", "--",
+		"sh", "-c", `exec dd if=/dev/zero of="$0" bs=1`, file)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if f, err := os.Stat(file); err == nil && f.Size() > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the command has not begun")
+		}
+	}
 	s.types("\x1a")
 	s.report.expect("stopped")
-	runHasp(t, url, "run", "key", "--wait", "20s", "--", "true").want(t, 0)
+	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
 	before, err := os.Stat(file)
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +130,7 @@ func TestTerminalIsLentOnDemand(t *testing.T) {
 // Ctrl-C and Ctrl-Z reach hasp instead of the command then.
 func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), true, runRole(t, "steady")...)
+	s := startSession(t, store(t), true, runRole(t, "10m", "steady")...)
 	s.piped.expect("ready")
 	s.types("\x1a")
 	s.report.expect("stopped")
@@ -145,11 +156,9 @@ func TestBackgroundJobStopsWhenItReads(t *testing.T) {
 // kill -STOP, and bg: the terminal is the shell's from then on.
 func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	t.Parallel()
-	fifo := t.TempDir() + "/fifo"
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c", `echo "hasp is $PPID."; read x < "$0"`, fifo)
+	file := t.TempDir() + "/go"
+	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c",
+		`trap 'echo goes on' CONT; echo "hasp is $PPID."; while ! [ -e "$0" ]; do sleep 0.05; done`, file)
 	s.expect(".\r\n")
 	var pid int
 	if _, err := fmt.Sscanf(s.String(), "hasp is %d.", &pid); err != nil {
@@ -161,7 +170,8 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	s.report.expect("stopped")
 	s.order("bg")
 	s.report.expect("continued")
-	if err := os.WriteFile(fifo, []byte("go on\n"), 0); err != nil {
+	s.expect("goes on") // told by hasp, which has looked at the terminal by now
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.report.expect("exited 0: the shell has the terminal")

@@ -71,8 +71,10 @@ func (v *lines) wrote(t *timeline, i int, at time.Duration, n int) {
 			text += " after waiting " + short(w.to-w.from)
 		}
 	}
-	if who := t.in(waiting, at); len(who) > 0 {
-		text += "; waiting: " + workers(who)
+	if who := t.inLine(at); len(who) > 0 && v.d.ordered {
+		text += "; in line: " + workers(who)
+	} else if len(who) > 0 {
+		text += "; waiting: " + workers(t.in(waiting, at))
 	}
 	if who := t.in(holding, at); len(who) > 1 {
 		text += "; writing at the same time: " + workers(who)

@@ -94,7 +94,7 @@ func (w *worker) run(ctx context.Context, in io.Reader) error {
 	// Ctrl-C reaches the whole group; the referee ends its workers itself.
 	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
 	if !w.NoLock {
-		o := &hasp.Options{Owner: owner("hasp demo worker " + strconv.Itoa(w.Worker))}
+		o := &hasp.Options{Owner: owner(doing(w.Worker))}
 		if w.client, err = w.Store.Open(ctx, o); err != nil {
 			return err
 		}
@@ -116,6 +116,9 @@ func (w *worker) run(ctx context.Context, in io.Reader) error {
 	}
 	return nil
 }
+
+// doing is what the owner of a worker's locks says after host and pid.
+func doing(worker int) string { return "hasp demo worker " + strconv.Itoa(worker) }
 
 // turn is one increment.
 func (w *worker) turn(ctx context.Context, stall bool) error {

@@ -85,6 +85,7 @@ func (f Fault) Harness() conformance.Harness {
 			return s.commands, nil
 		},
 		Entries: func(context.Context, string) ([]string, error) { return s.entries(), nil },
+		Others:  []conformance.Other{{Name: "other", Open: func(context.Context, string) (backend.Driver, error) { return other(s, f.kind), nil }}},
 	}
 }
 
@@ -106,7 +107,7 @@ func retryAfter(err error) time.Duration {
 func Faults() []Fault {
 	var all []Fault
 	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults,
-		waitFaults, orderFaults, inspectFaults, closeFaults, outageFaults, costFaults} {
+		waitFaults, orderFaults, inspectFaults, closeFaults, otherFaults, outageFaults, costFaults} {
 		all = append(all, group...)
 	}
 	return all

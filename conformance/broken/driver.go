@@ -20,6 +20,7 @@ const (
 type driver struct {
 	way  *way
 	kind kind
+	typ  string // of its records: their tokens begin with it
 
 	// Parts that faults replace. The first four are how a sound driver names
 	// keys, knows its tokens, asks for terms and counts deadlines.
@@ -42,7 +43,7 @@ type driver struct {
 func newDriver(w *way, k kind) *driver {
 	d := &driver{way: w, kind: k}
 	d.key = func(key string) string { return key }
-	d.mine = func(c backend.Claim, token string) bool { return token == c.Token }
+	d.mine = func(c backend.Claim, token string) bool { return token == d.typ+c.Token }
 	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
 	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
 	d.traits = func() backend.Traits {
@@ -94,7 +95,7 @@ func (w waiter) Break(ctx context.Context, key string) error { return w.breakKey
 
 // asked is c as the store gets it.
 func (d *driver) asked(c backend.Claim) backend.Claim {
-	c.TTL = d.ttl(c)
+	c.Token, c.TTL = d.typ+c.Token, d.ttl(c)
 	return c
 }
 
@@ -190,7 +191,7 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 func (d *driver) soundQuit(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
-	d.way.call(ctx, func(now time.Time) { d.way.store.quit(d.key(c.Key), c, now) })
+	d.way.call(ctx, func(now time.Time) { d.way.store.quit(d.key(c.Key), d.asked(c), now) })
 }
 
 func (d *driver) soundRenewOne(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {

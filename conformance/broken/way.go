@@ -38,8 +38,9 @@ func (w *way) now() (conformance.LinkState, <-chan struct{}) {
 }
 
 var (
-	errRefused = errors.New("broken: connection refused")
-	errNoReply = errors.New("broken: connection lost before the reply")
+	errRefused   = errors.New("broken: connection refused")
+	errNoReply   = errors.New("broken: connection lost before the reply")
+	errWrongType = errors.New("broken: a record of another type")
 )
 
 // call has the store run f, if the way carries it there, and returns when the

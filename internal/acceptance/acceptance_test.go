@@ -11,10 +11,12 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/redistest/container"
 	_ "github.com/hasplock/hasp/memlock"
+	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
@@ -23,7 +25,10 @@ import (
 var stores = map[string]func(t *testing.T, h *conformance.Harness){
 	"memlock":  inMemory,
 	"filelock": inDirectory,
-	"spinlock": inRedis(conformance.Cost{Waiting: 60}), // as in the strategy's own test
+	// The costs are those of the strategies' own tests.
+	"spinlock":   inRedis(conformance.Cost{Waiting: 60}),
+	"pubsublock": inRedis(conformance.Cost{Waiting: 4}),
+	"fairlock":   inRedis(conformance.Cost{Waiting: 3}),
 }
 
 func TestEveryStrategyConforms(t *testing.T) {

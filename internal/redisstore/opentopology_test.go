@@ -39,7 +39,7 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 		params     map[string]string
 		want       []string
 	}{
-		{"no sentinel", "redis-sentinel://" + ann + deadPort(t) + "," + deadPort(t) + "/m", nil, []string{"redis m: none of 2 sentinels answers: sentinel 127.0.0.1:", "connection refused"}},
+		{"no sentinel", "redis-sentinel://" + ann + deadPort + ",127.0.0.1:2" + "/m", nil, []string{"redis m: none of 2 sentinels answers: sentinel 127.0.0.1:", "connection refused"}},
 		{"hung sentinel", "redis-sentinel://" + ann + listener(t, hang) + "/m", nil, []string{"redis m: sentinel 127.0.0.1:", "no answer within"}},
 		{"unknown name", "redis-sentinel://" + ann + sentinels + "/theirmaster", right, []string{"theirmaster", "No such master", "check the name"}},
 		{"no password for the sentinels", "redis-sentinel://" + ann + sentinels + "/mymaster", nil, []string{"sentinel 127.0.0.1:", "NOAUTH", "sentinel_password"}},
@@ -49,7 +49,7 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 		{"neither", "redis-sentinel://" + ann + broken + "/mymaster", nil, []string{"sentinel " + broken, "is that a Redis"}},
 		{"tells what it heard", "redis-sentinel://" + ann + parrots + "/mymaster", map[string]string{"sentinel_password": secret}, []string{"what do you mean", "***"}},
 		{"too few replicas of the master", strings.Replace(set.URL(), "/0", "", 1), map[string]string{"sentinel_user": "sen", "sentinel_password": "right", "replicas": "3"}, []string{"redis " + set.Servers[0].Addr, "2 of 3 replicas"}},
-		{"no node", "redis-cluster://" + ann + deadPort(t) + "," + deadPort(t), nil, []string{"redis cluster: none of 2 nodes answers: 127.0.0.1:", "connection refused"}},
+		{"no node", "redis-cluster://" + ann + deadPort + ",127.0.0.1:2", nil, []string{"redis cluster: none of 2 nodes answers: 127.0.0.1:", "connection refused"}},
 		{"hung node", "redis-cluster://" + ann + listener(t, hang), nil, []string{"redis cluster: 127.0.0.1:", "no answer within"}},
 		{"no cluster", "redis-cluster://" + plain.Addr, nil, []string{plain.Addr, "cluster support disabled", "redis://host:port"}},
 		{"no slots", "redis-cluster://" + empty.Addr, nil, []string{empty.Addr, "cluster is down"}},
@@ -176,7 +176,7 @@ func TestNodesThatAreAway(t *testing.T) {
 func TestCloseLeavesNothing(t *testing.T) {
 	for _, scheme := range []string{"redis-sentinel", "redis-cluster"} {
 		for _, hung := range []bool{true, false} {
-			addr := deadPort(t)
+			addr := deadPort
 			if hung {
 				addr = listener(t, hang)
 			}

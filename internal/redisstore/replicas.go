@@ -16,8 +16,8 @@ func (s *Store) Hold(ctx context.Context, args ...any) (any, error) {
 // command has it confirmed by a renewal of its own.
 func (s *Store) Replicas() int { return s.replicas }
 
-// refused reports whether a reply says that nothing was taken.
-func refused(reply any) bool {
+// tookNothing reports whether a reply says that nothing was taken.
+func tookNothing(reply any) bool {
 	if all, ok := reply.([]any); ok && len(all) > 0 {
 		reply = all[0]
 	}

@@ -170,7 +170,7 @@ func TestRefused(t *testing.T) {
 		{nil, true}, {int64(0), true}, {int64(-1), true}, {[]any{int64(0), "x"}, true}, {[]any{int64(-1)}, true}, {[]any{nil, "x"}, true},
 		{int64(1), false}, {"OK", false}, {"0", false}, {[]any{int64(1), "x"}, false}, {[]any{"0"}, false}, {[]any{}, false},
 	} {
-		if got := refused(c.reply); got != c.want {
+		if got := tookNothing(c.reply); got != c.want {
 			t.Errorf("%#v: got %v", c.reply, got)
 		}
 	}

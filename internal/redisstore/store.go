@@ -29,6 +29,7 @@ type Store struct {
 	calls    *calls                // nil for a client that was handed in
 	close    func() error          // nil for a client that was handed in
 	once     sync.Once
+	subs     subscriber
 }
 
 // topology knows who is to be sent what.
@@ -73,8 +74,9 @@ func New(rdb redis.UniversalClient) *Store {
 	return s
 }
 
-// Close closes what Open opened.
+// Close ends all listening, and closes what Open opened.
 func (s *Store) Close() error {
+	s.subs.close()
 	var err error
 	if s.close != nil {
 		s.once.Do(func() { err = s.close() })
@@ -164,7 +166,7 @@ func (s *Store) result(at *server, cmd *once, short error) (any, error) {
 	if errors.Is(err, redis.Nil) {
 		v, err = nil, nil
 	}
-	if err == nil && short != nil && !refused(v) {
+	if err == nil && short != nil && !tookNothing(v) {
 		err = short
 	}
 	if err != nil {

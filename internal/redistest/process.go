@@ -36,10 +36,11 @@ func (s *Server) startProcess() error {
 		}
 	}
 	return again(func() error {
-		port, err := freePort()
+		port, release, err := freePort()
 		if err != nil {
 			return err
 		}
+		s.t.Cleanup(release)
 		return s.startAt(dir, port)
 	})
 }
@@ -176,15 +177,6 @@ func (p *process) restart() error {
 	default:
 		return errors.New("it still runs")
 	}
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // output keeps what a process prints.

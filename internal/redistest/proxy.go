@@ -101,7 +101,10 @@ func (p *Proxy) Addr() string { return p.ln.Addr().String() }
 // redis.Options.Dialer; it works inside testing/synctest if the proxy's own
 // dial does.
 func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Conn, error) {
-	return func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		near, far := net.Pipe()
 		p.serve(far)
 		return near, nil

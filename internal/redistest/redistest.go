@@ -191,7 +191,7 @@ func (s *Server) useURL(raw string) error {
 	s.o.User = u.User.Username()
 	s.o.Password, _ = u.User.Password()
 	s.flav = foreign{s.t}
-	return s.ready(5 * time.Second)
+	return s.ready(startTimeout)
 }
 
 // foreign is a server that is not ours to stop.
@@ -243,10 +243,11 @@ func (c Certificate) params(o *Options) map[string]string {
 	return p
 }
 
-// ClientOptions are those of a go-redis client of the server; the test may
-// change them.
+// ClientOptions are those of a go-redis client of the server, which has more
+// patience than any machine needs; the test may change them.
 func (s *Server) ClientOptions() *redis.Options {
 	o := &redis.Options{Addr: s.Addr, Username: s.o.User, Password: s.o.Password,
+		DialTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute, PoolTimeout: time.Minute,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
 	fmt.Sscan(s.db, &o.DB)
 	if s.o.tls() {
@@ -326,7 +327,7 @@ func (s *Server) must(what string, err error) {
 	}
 }
 
-const startTimeout = 10 * time.Second
+const startTimeout = time.Minute
 
 // ready waits until the server answers.
 func (s *Server) ready(patience time.Duration) error {

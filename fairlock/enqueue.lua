@@ -1,0 +1,20 @@
+-- Gives a token a place in the queue, unless it has one or holds the key. A free key is passed on.
+-- ARGV[2..]: token, owner, term of a hand-over in ms, whether fenced (0 or 1), PUBLISH, SPUBLISH
+-- or - for none, channel, round, the whole term in ms, the window in ms
+-- Returns what state says. A hold that the token has is raised to the whole term, and written in
+-- any case, so that replicas can confirm it.
+local token, owner, term, fenced, how, channel, round, whole, window = unpack(ARGV, 2)
+local has, whose, fence = holder()
+if has == token then
+	local left = redis.call('PTTL', lock)
+	if left >= 0 and left <= tonumber(whole) then redis.call('PEXPIRE', lock, whole) end
+	return state(token, '', nil, has, whose, fence)
+end
+local n = 0
+if redis.call('HSETNX', entries, token, table.concat({how, channel, round, term, fenced, owner}, ' ')) == 1 then
+	n = redis.call('RPUSH', queue, token)
+end
+local till = redis.call('ZSCORE', alive, channel)
+if n == 1 or not till or tonumber(till) - now() < window * 2 / 3 then touch(channel, window) end
+if has then return state(token, '1', nil, has, whose, fence) end
+return state(token, '1', pass(channel, 0, ''))

@@ -1,0 +1,48 @@
+package fairlock_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/fairlock"
+)
+
+// A job that must not run twice at a time, and must stop when the lock is
+// lost: hasp over a go-redis client that the program has already.
+func Example() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	defer rdb.Close()
+	locks := hasp.New(fairlock.New(rdb, nil), &hasp.Options{Prefix: "jobs:", TTL: 10 * time.Second})
+	defer locks.Close()
+
+	err := hasp.Do(context.Background(), locks, "nightly-report", func(ctx context.Context, lease *hasp.Lease) error {
+		fmt.Println("writing with fence", lease.Fence())
+		return report(ctx) // ends with ctx, which ends with the lease
+	}, hasp.WithFence(), hasp.WithMaxWait(time.Minute))
+	if err != nil {
+		log.Print(err)
+	}
+}
+
+// The same by URL: another strategy is another string.
+func Example_url() {
+	locks, err := hasp.Open(context.Background(), "fairlock+redis://localhost:6379/0?ttl=10s&prefix=jobs:", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	lease, err := locks.Lock(context.Background(), "nightly-report")
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer lease.Unlock(context.Background())
+	_ = report(lease.Context())
+}
+
+func report(context.Context) error { return nil }

@@ -1,0 +1,49 @@
+package fairlock
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Inspect tells who holds key, since when, and who waits for it in order. A
+// holder that is not of this strategy has no Owner and no Since.
+func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	c := d.call(key)
+	c.Args = nil
+	reply, err := d.store.Run(ctx, inspectScript, c)
+	if err != nil {
+		return backend.Status{}, err
+	}
+	r := array(reply)
+	if len(r) < 4 {
+		return backend.Status{}, d.store.Unexpected(reply)
+	}
+	var s backend.Status
+	if pttl := r.int(0); pttl != -2 {
+		s.Held, s.Owner, s.TTL = true, r.text(1), time.Duration(pttl)*time.Millisecond
+		if ms, err := strconv.ParseInt(r.text(2), 10, 64); err == nil {
+			s.Since = time.UnixMilli(ms)
+		}
+	}
+	s.Fence, _ = strconv.ParseUint(r.text(3), 10, 64)
+	for i := range r[4:] {
+		s.Waiters = append(s.Waiters, r.text(4+i))
+	}
+	return s, nil
+}
+
+// Break removes whatever is stored under key, and hands the key to the next
+// waiter.
+func (d *Driver) Break(ctx context.Context, key string) error {
+	reply, err := d.store.Run(ctx, breakScript, d.call(key))
+	if err != nil {
+		return err
+	}
+	if r := array(reply); len(r) > 0 {
+		d.goOn(key, r[1:])
+	}
+	return nil
+}

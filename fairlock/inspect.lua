@@ -1,0 +1,17 @@
+-- Tells who holds a key and who waits for it.
+-- KEYS: the lock, its fence counter, the queue, its entries, alive-until
+-- Returns {PTTL, start of the owner, since in ms, fence, owners of the waiters in order}, with ''
+-- for what there is not; a PTTL of -2 means that nobody holds the key, and -1 that it has no end.
+local fence = redis.pcall('GETRANGE', KEYS[2], 0, 16)
+local hold = redis.pcall('HMGET', KEYS[1], 'owner', 'since', 'token')
+if hold.err or not hold[3] then hold = {} end
+local told = {redis.call('PTTL', KEYS[1]), hold[1] or '', hold[2] or '', type(fence) == 'string' and fence or ''}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+for _, token in ipairs(redis.call('LRANGE', KEYS[3], 0, -1)) do
+	local entry = redis.call('HGET', KEYS[4], token) or ''
+	local channel, owner = string.match(entry, '^%S+ (%S+) %S+ %S+ %S+ (.*)$')
+	local till = channel and redis.call('ZSCORE', KEYS[5], channel)
+	if till and tonumber(till) > now then told[#told + 1] = owner end
+end
+return told

@@ -1,0 +1,42 @@
+package fairlock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// open is the Opener of this strategy.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	if err := c.Check(append(slices.Clone(redisstore.Params), "window", "fence_ttl")...); err != nil {
+		return nil, err
+	}
+	if len(c.Nodes) != 1 {
+		return nil, fmt.Errorf("%w: %d nodes: want one, as in fairlock+redis://localhost:6379", backend.ErrInvalid, len(c.Nodes))
+	}
+	var o Options
+	if text, ok := c.Params["window"]; ok {
+		window, err := time.ParseDuration(text)
+		if err != nil || window < minWindow {
+			return nil, fmt.Errorf("%w: parameter window=%q: want a duration of at least %v, such as 5s", backend.ErrInvalid, text, minWindow)
+		}
+		o.Window = window
+	}
+	if text, ok := c.Params["fence_ttl"]; ok {
+		ttl, err := time.ParseDuration(text)
+		if err != nil || ttl < time.Millisecond {
+			return nil, fmt.Errorf("%w: parameter fence_ttl=%q: want a positive duration such as 720h", backend.ErrInvalid, text)
+		}
+		o.FenceTTL = ttl
+	}
+	s, err := redisstore.Open(ctx, c.Nodes[0], c.Params)
+	if err != nil {
+		return nil, err
+	}
+	return newDriver(s, &o)
+}

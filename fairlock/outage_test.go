@@ -1,0 +1,251 @@
+package fairlock_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// Tests of a Redis that is out of reach for a while, in virtual time.
+
+// A place in the queue is asked for again with the same token, and is had once.
+func TestReplyToWaitIsLost(t *testing.T) {
+	for _, fault := range []redistest.Fault{redistest.LoseReply, redistest.LoseRequest} {
+		inWorld(t, func(w *world) {
+			holder, ps := w.procs(3)
+			ps[1].wait().stop() // the scripts are known from here on
+			w.settle()
+			c := claim("k")
+			ps[1].proxy.Fail(c.Token, fault)
+			x := ps[1].wait(func(was *backend.Claim) { was.Token, was.Owner = c.Token, c.Owner })
+			next := ps[2].wait()
+			if n := ps[1].proxy.Pending(); n != 0 {
+				w.Errorf("fault %d did not happen", fault)
+			}
+			time.Sleep(time.Second)
+			order := []*wait{x, next}
+			if fault == redistest.LoseRequest {
+				order = []*wait{next, x} // the first place was lost with it
+			}
+			if got, want := w.owners(), []string{order[0].c.Owner, order[1].c.Owner}; !slices.Equal(got, want) {
+				w.Errorf("fault %d: %q wait, want %q", fault, got, want)
+			}
+			ps[0].release(holder)
+			for _, x := range order {
+				x.gotWithin(time.Now(), 0)
+				x.release()
+			}
+			time.Sleep(2 * x.c.Timeout)
+			w.empty("both were served")
+		})
+	}
+}
+
+// The reply that grants a free key is lost: the repeat finds the hold.
+func TestReplyToWaitForAFreeKeyIsLost(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.proc()
+		p.wait().release()
+		c := claim("k")
+		p.proxy.Fail(c.Token, redistest.LoseReply)
+		x := p.wait(func(was *backend.Claim) { was.Token, was.Fenced = c.Token, true })
+		x.gotWithin(x.asked, time.Second)
+		if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence {
+			w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
+		}
+		if err := p.renew(x.c); err != nil {
+			w.Error(err)
+		}
+		x.release()
+		time.Sleep(x.c.Timeout + time.Second)
+		w.empty("released")
+	})
+}
+
+// A command that lands when everything is over leaves nothing, whoever sent it
+// has been cut off for how long.
+func TestLateCommand(t *testing.T) {
+	for _, given := range []bool{false, true} {
+		for _, after := range []time.Duration{0, 2 * time.Second, 20 * time.Second} {
+			t.Run(fmt.Sprint("given up: ", given, ", after ", after), func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					holder, ps := w.procs(3)
+					ps[1].wait().stop()
+					w.settle()
+					c := claim("k")
+					ps[1].lose = c.Token
+					x := ps[1].wait(func(was *backend.Claim) { was.Token = c.Token })
+					time.Sleep(100 * time.Millisecond) // it asks again
+					if len(ps[1].late) == 0 {
+						w.Fatal("nothing is late")
+					}
+					x.waits()
+					var rest *wait // of the same client, which so listens on
+					if given {
+						x.stop()
+						<-x.done
+						rest = ps[1].wait()
+						ps[0].release(holder)
+					} else {
+						ps[0].release(holder)
+						x.got()
+						x.release()
+						rest = ps[1].wait()
+					}
+					rest.got()
+					time.Sleep(after)
+					if err := ps[1].renew(rest.c); after < window && err != nil {
+						w.Error(err)
+					}
+					ps[1].land()
+					w.settle()
+					if err := rest.p.Release(w.Context(), rest.c); after < window && err != nil {
+						w.Error(err)
+					}
+					time.Sleep(x.c.Timeout + 100*time.Millisecond)
+					w.settle()
+					if after < 10*time.Second {
+						w.empty("what was late has landed")
+					}
+					time.Sleep(window)
+					w.empty("a window after what was late has landed")
+				})
+			})
+		}
+	}
+}
+
+func TestWaitRidesOutAnOutage(t *testing.T) {
+	for name, fault := range map[string]func(p *redistest.Proxy) (mend func()){
+		"down":    func(p *redistest.Proxy) func() { p.Down(); return p.Up },
+		"stalled": func(p *redistest.Proxy) func() { p.Stall(); return p.Flow },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				holder, ps := w.procs(3)
+				x, next := ps[1].wait(), ps[2].wait()
+				for range 4 {
+					mend := fault(ps[1].proxy)
+					time.Sleep(2500 * time.Millisecond)
+					mend()
+					time.Sleep(2500 * time.Millisecond)
+				}
+				x.waits()
+				ps[0].release(holder)
+				x.gotWithin(time.Now(), 0)
+				x.release()
+				next.got()
+			})
+		})
+	}
+}
+
+func TestWaitSaysThatTheStoreIsOut(t *testing.T) {
+	inWorld(t, func(w *world) {
+		holder, ps := w.procs(3)
+		x := ps[1].wait()
+		down := time.Now()
+		ps[1].proxy.Down()
+		<-x.done
+		if errors.Is(x.err, backend.ErrHeld) || x.err == nil {
+			w.Errorf("got %v", x.err)
+		}
+		var dated interface{ Since() time.Time }
+		if !errors.As(x.err, &dated) || dated.Since().Before(down) || dated.Since().Sub(down) > window/3 {
+			w.Errorf("%v says since %v, it was %v", x.err, dated, down)
+		}
+		if took := time.Since(down); took < x.c.Timeout || took > window/3+2*x.c.Timeout {
+			w.Errorf("told after %v", took)
+		}
+		// And so does one that cannot even begin.
+		began := time.Now()
+		y := ps[1].wait()
+		<-y.done
+		if took := time.Since(began); errors.Is(y.err, backend.ErrHeld) || y.err == nil || took < y.c.Timeout || took > 2*y.c.Timeout {
+			w.Errorf("got %v after %v", y.err, took)
+		}
+		ps[1].proxy.Up()
+		time.Sleep(window)
+		ps[0].release(holder)
+		w.empty("the outage is over")
+	})
+}
+
+// Who gives up while the store hangs does not wait for it, and what was said
+// last counts; the place is gone as soon as the store can be told.
+func TestGivingUpWhileTheStoreHangs(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(3)
+		x, other := ps[1].wait(), ps[1].wait()
+		ps[1].proxy.Stall()
+		x.stop()
+		began := time.Now()
+		<-x.done
+		if took := time.Since(began); !errors.Is(x.err, backend.ErrHeld) || took > 50*time.Millisecond {
+			w.Errorf("%v after %v", x.err, took)
+		}
+		time.Sleep(time.Second)
+		ps[1].proxy.Flow()
+		time.Sleep(time.Second)
+		if got := w.owners(); !slices.Equal(got, []string{other.c.Owner}) {
+			w.Errorf("%q wait", got)
+		}
+	})
+}
+
+// The Redis comes back without its data: all wait again, and one gets the key.
+func TestWaitersSurviveTheLossOfTheData(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(4)
+		var xs []*wait
+		for i := range 9 {
+			xs = append(xs, ps[1+i%3].wait())
+		}
+		w.v.Mini.FlushAll()
+		for served := 0; served < len(xs); served++ {
+			var x *wait
+			for began := time.Now(); x == nil; time.Sleep(10 * time.Millisecond) {
+				if time.Since(began) > window {
+					w.Fatalf("%d were served, and nobody has the key", served)
+				}
+				for _, one := range xs {
+					select {
+					case <-one.done:
+						if w.rdb.HGet(w.Context(), "k", "token").Val() == one.c.Token {
+							x = one
+						}
+					default:
+					}
+				}
+			}
+			x.release()
+		}
+		w.empty("all were served")
+	})
+}
+
+// Close ends what waits, and takes it out of the queue.
+func TestCloseEndsWaiting(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(3)
+		x, other := ps[1].wait(), ps[2].wait()
+		if err := ps[1].Close(); err != nil {
+			w.Error(err)
+		}
+		<-x.done
+		if x.err == nil || time.Since(x.at) > 0 {
+			w.Errorf("got %v", x.err)
+		}
+		if got := w.owners(); !slices.Equal(got, []string{other.c.Owner}) {
+			w.Errorf("%q wait", got)
+		}
+		if _, err := ps[1].Wait(w.Context(), claim("k")); err == nil || errors.Is(err, backend.ErrHeld) {
+			w.Errorf("wait after close: %v", err)
+		}
+	})
+}

@@ -1,0 +1,14 @@
+-- Prolongs a hold, and never shortens it.
+-- KEYS: the lock
+-- ARGV: the token, the term in ms
+-- Returns 1, or 0 if the token does not hold the key.
+local token = redis.pcall('HGET', KEYS[1], 'token')
+if type(token) == 'table' then
+	if not string.find(token.err, 'WRONGTYPE', 1, true) then return token end
+	return 0
+end
+if token ~= ARGV[1] then return 0 end
+local left = redis.call('PTTL', KEYS[1])
+-- Less than none is a key without an end, which stays one.
+if left >= 0 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 1

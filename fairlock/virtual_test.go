@@ -1,0 +1,781 @@
+package fairlock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// Tests of waiting in virtual time: the real go-redis talks to miniredis
+// within a bubble, so durations are exact whatever the machine does.
+
+// world is a Redis in a bubble.
+type world struct {
+	*testing.T
+	v   *redistest.VirtualServer
+	rdb *redis.Client
+}
+
+const window = 6 * time.Second // of all drivers in a world
+
+func inWorld(t *testing.T, f func(w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		v := redistest.Virtual(t)
+		f(&world{t, v, v.Direct()})
+	})
+}
+
+// proc is a driver with a way of its own to the Redis: another process, as far
+// as anybody can tell.
+type proc struct {
+	*fairlock.Driver
+	w     *world
+	proxy *redistest.Proxy
+
+	mu    sync.Mutex // guards all below
+	conns []*conn
+	lose  string // the next command that contains this is on the way for long: its sender is cut off
+	late  []byte // that command
+}
+
+// conn can be made to lose what the server says on it.
+type conn struct {
+	net.Conn
+	p             *proc
+	listens, deaf atomic.Bool
+}
+
+func (c *conn) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("\r\nsubscribe\r\n")) {
+		c.listens.Store(true)
+	}
+	if c.p.keep(b) {
+		c.Close()
+		return 0, io.ErrClosedPipe
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *conn) Read(b []byte) (int, error) {
+	for {
+		if n, err := c.Conn.Read(b); err != nil || !c.deaf.Load() {
+			return n, err
+		}
+	}
+}
+
+// keep takes a command that is to be late.
+func (p *proc) keep(b []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lose == "" || !bytes.Contains(b, []byte(p.lose)) {
+		return false
+	}
+	p.lose, p.late = "", bytes.Clone(b)
+	return true
+}
+
+// land has the command arrive that was late.
+func (p *proc) land() {
+	c, err := p.w.v.Mini.Dial()
+	if err != nil {
+		p.w.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write(p.late); err != nil {
+		p.w.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1<<10)); err != nil {
+		p.w.Fatal(err)
+	}
+}
+
+// deafen has the present connection of the messages be half-open.
+func (p *proc) deafen() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.deaf.Store(c.listens.Load())
+	}
+}
+
+func (p *proc) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := p.proxy.Dialer()(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns = append(p.conns, &conn{Conn: c, p: p})
+	return p.conns[len(p.conns)-1], nil
+}
+
+func (w *world) proc() *proc {
+	p := &proc{w: w, proxy: redistest.NewProxy(w, w.v.Mini.Dial)}
+	rdb := redis.NewClient(&redis.Options{
+		Addr: "virtual:6379", Dialer: p.dial, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
+		DialerRetries: 1, MaxRetries: -1, DisableIdentity: true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+	w.Cleanup(func() { rdb.Close() })
+	p.Driver = fairlock.New(rdb, &fairlock.Options{Window: window})
+	w.Cleanup(func() { p.Close() })
+	return p
+}
+
+// procs are several, the first of which holds the key "k" without an end.
+func (w *world) procs(n int) (backend.Claim, []*proc) {
+	w.Helper()
+	var ps []*proc
+	for range n {
+		ps = append(ps, w.proc())
+	}
+	c := claim("k")
+	c.TTL = time.Hour
+	if _, err := ps[0].Acquire(w.Context(), c); err != nil {
+		w.Fatal(err)
+	}
+	return c, ps
+}
+
+// wait is a Wait under way.
+type wait struct {
+	c     backend.Claim
+	p     *proc
+	stop  context.CancelFunc
+	done  chan struct{}
+	grant backend.Grant
+	err   error
+	asked time.Time
+	at    time.Time // when it had ended
+}
+
+// wait begins a Wait and returns when it is in the queue, as far as it gets
+// there.
+func (p *proc) wait(change ...func(c *backend.Claim)) *wait {
+	c := claim("k")
+	c.Renewed = true
+	for _, f := range change {
+		f(&c)
+	}
+	ctx, stop := context.WithCancel(p.w.Context())
+	x := &wait{c: c, p: p, stop: stop, done: make(chan struct{}), asked: time.Now()}
+	go func() {
+		defer close(x.done)
+		x.grant, x.err = p.Wait(ctx, c)
+		x.at = time.Now()
+	}()
+	p.w.settle()
+	p.w.Cleanup(stop)
+	return x
+}
+
+// settle waits until nothing moves any more, and lets what waits for a network
+// go on for a moment.
+func (w *world) settle() {
+	synctest.Wait()
+	time.Sleep(time.Millisecond)
+	synctest.Wait()
+}
+
+// got waits until x has the key.
+func (x *wait) got() {
+	x.p.w.Helper()
+	<-x.done
+	if x.err != nil {
+		x.p.w.Fatalf("wait: %v", x.err)
+	}
+}
+
+// gotWithin fails unless x had the key at most d after began.
+func (x *wait) gotWithin(began time.Time, d time.Duration) {
+	x.p.w.Helper()
+	x.got()
+	if took := x.at.Sub(began); took > d {
+		x.p.w.Errorf("took %v, want at most %v", took, d)
+	}
+}
+
+func (x *wait) waits() {
+	x.p.w.Helper()
+	synctest.Wait()
+	select {
+	case <-x.done:
+		x.p.w.Fatalf("it does not wait any more: %+v, %v", x.grant, x.err)
+	default:
+	}
+}
+
+func (x *wait) release() {
+	x.p.w.Helper()
+	if err := x.p.Release(x.p.w.Context(), x.c); err != nil {
+		x.p.w.Errorf("release: %v", err)
+	}
+}
+
+func (p *proc) release(c backend.Claim) {
+	p.w.Helper()
+	if err := p.Release(p.w.Context(), c); err != nil {
+		p.w.Errorf("release: %v", err)
+	}
+}
+
+func (p *proc) renew(c backend.Claim) error {
+	err := errors.New("not answered")
+	p.Renew(p.w.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	return err
+}
+
+// owners are those who wait for "k".
+func (w *world) owners() []string {
+	w.Helper()
+	d := fairlock.New(w.rdb, nil)
+	defer d.Close()
+	s, err := d.Inspect(w.Context(), "k")
+	if err != nil {
+		w.Fatal(err)
+	}
+	return s.Waiters
+}
+
+// empty fails unless nothing but fence counters is left.
+func (w *world) empty(what string) {
+	w.Helper()
+	var left []string
+	for _, key := range w.v.Mini.Keys() {
+		if !strings.Contains(key, "}:fence:") {
+			left = append(left, key)
+		}
+	}
+	if len(left) > 0 {
+		w.Errorf("%s: left %q", what, left)
+	}
+}
+
+func fence(c *backend.Claim) { c.Fenced = true }
+
+func TestReleaseServesAtOnceAndInOrder(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(4)
+		var xs []*wait
+		var owners []string
+		for i := range 12 {
+			x := ps[1+i%3].wait()
+			xs, owners = append(xs, x), append(owners, x.c.Owner)
+		}
+		if got := w.owners(); !slices.Equal(got, owners) {
+			w.Errorf("waiters %q, want %q", got, owners)
+		}
+		ps[0].release(c)
+		began := time.Now()
+		for i, x := range xs {
+			x.gotWithin(began, 0)
+			if i+1 < len(xs) {
+				xs[i+1].waits()
+			}
+			x.release()
+		}
+		w.empty("all were served")
+	})
+}
+
+// A client that has several waiters for a key says that it is alive once, and
+// a holder that does not release is looked at no more often than that.
+func TestWaitingCostsNothingButTheRefresh(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(3)
+		for range 8 {
+			ps[1].wait()
+		}
+		ps[2].wait()
+		for _, p := range ps[1:] {
+			p.proxy.Commands()
+		}
+		const windows = 10
+		time.Sleep(windows * window)
+		for i, p := range ps[1:] {
+			scripts := 0
+			for _, cmd := range p.proxy.Commands() {
+				if strings.HasPrefix(cmd, "eval") {
+					scripts++
+				}
+			}
+			if scripts < 3*windows-1 || scripts > 3*windows+1 {
+				w.Errorf("client %d: %d scripts in %d windows", i+1, scripts, windows)
+			}
+		}
+		if got := w.owners(); len(got) != 9 {
+			w.Errorf("%d are still in the queue", len(got))
+		}
+	})
+}
+
+// More waiters of one client than one script asks about.
+func TestManyWaitersOfOneClient(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(2)
+		const many = 501
+		ctx, stop := context.WithCancel(w.Context())
+		var all sync.WaitGroup
+		for range many {
+			c := claim("k")
+			all.Go(func() {
+				if _, err := ps[1].Wait(ctx, c); !errors.Is(err, backend.ErrHeld) {
+					w.Error(err)
+				}
+			})
+		}
+		time.Sleep(window)
+		ps[1].proxy.Commands()
+		time.Sleep(window)
+		scripts := 0
+		for _, cmd := range ps[1].proxy.Commands() {
+			if strings.HasPrefix(cmd, "eval") {
+				scripts++
+			}
+		}
+		if n := len(w.owners()); scripts < 4 || scripts > 8 || n != many {
+			w.Errorf("%d scripts in a window, want two for each of three refreshes; %d wait", scripts, n)
+		}
+		stop()
+		all.Wait()
+	})
+}
+
+func TestLivingWaitersKeepTheirPlaceHoweverLongItTakes(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		first, second := ps[1].wait(), ps[2].wait()
+		time.Sleep(30 * window)
+		third := ps[1].wait()
+		time.Sleep(30 * window)
+		ps[0].release(c)
+		for _, x := range []*wait{first, second, third} {
+			x.gotWithin(time.Now(), 0)
+			x.release()
+		}
+	})
+}
+
+func TestDeadHoldersSuccessorComesWithTheEndOfTheTerm(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, q := w.proc(), w.proc()
+		c := claim("k")
+		c.TTL = 20 * time.Second
+		began := time.Now()
+		if _, err := p.Acquire(w.Context(), c); err != nil {
+			w.Fatal(err)
+		}
+		x := q.wait()
+		x.gotWithin(began, c.TTL+10*time.Millisecond)
+		if took := x.at.Sub(began); took < c.TTL {
+			w.Errorf("already after %v", took)
+		}
+		// That one dies, too: its term is that of a hand-over, for nobody has renewed it.
+		next := p.wait()
+		next.gotWithin(x.at, window+10*time.Millisecond)
+	})
+}
+
+// dead are processes that are gone: their connections are closed.
+func TestDeadWaitersAreSkipped(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(13)
+		for _, p := range ps[1:11] {
+			p.wait()
+		}
+		living, last := ps[11].wait(), ps[12].wait()
+		for _, p := range ps[1:11] {
+			p.proxy.Down()
+		}
+		w.settle()
+		ps[0].release(c)
+		living.gotWithin(time.Now(), 0)
+		if got := w.owners(); len(got) != 11 {
+			w.Errorf("%d wait, want the dead, which keep their places, and one", len(got))
+		}
+		living.release()
+		last.gotWithin(time.Now(), 0)
+		last.release()
+		time.Sleep(window + time.Millisecond)
+		w.empty("the dead have had their window")
+	})
+}
+
+// A waiter that comes back before its window has passed is still the first.
+func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		first, second, third := ps[1].wait(), ps[2].wait(), ps[2].wait()
+		ps[1].proxy.Down()
+		w.settle()
+		ps[0].release(c)
+		second.gotWithin(time.Now(), 0)
+		ps[1].proxy.Up()
+		time.Sleep(window / 3) // it connects again
+		second.release()
+		first.gotWithin(time.Now(), 0)
+		first.release()
+		third.gotWithin(time.Now(), 0)
+	})
+}
+
+// A process that is stopped has connections that take everything: it looks
+// alive, once.
+func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(7)
+		var stopped []*wait
+		for _, p := range ps[1:6] {
+			stopped = append(stopped, p.wait())
+		}
+		living := ps[6].wait()
+		for _, p := range ps[1:6] {
+			p.proxy.Stall()
+		}
+		ps[0].release(c)
+		began := time.Now()
+		time.Sleep(window / 2)
+		living.waits()
+		living.gotWithin(began, window+10*time.Millisecond)
+		// For the others it was an outage, longer than they ride out.
+		for i, x := range stopped {
+			<-x.done
+			if x.err == nil || errors.Is(x.err, backend.ErrHeld) {
+				w.Errorf("cut off %d: %v", i, x.err)
+			}
+			ps[1+i].proxy.Flow()
+		}
+		living.release()
+		time.Sleep(window)
+		w.empty("all have ended")
+	})
+}
+
+// The same with a term below the window: each of those stopped costs no more
+// than its term, and all of them a window.
+func TestStoppedWaitersWithShortTerms(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(7)
+		for _, p := range ps[1:6] {
+			p.wait(func(c *backend.Claim) { c.TTL = time.Second })
+		}
+		living := ps[6].wait()
+		for _, p := range ps[1:6] {
+			p.proxy.Stall()
+		}
+		ps[0].release(c)
+		living.gotWithin(time.Now(), window+10*time.Millisecond)
+	})
+}
+
+func TestWaiterThatGivesUpWhileItIsHandedTheKeyPassesItOn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		for _, at := range []time.Duration{0, 5 * time.Millisecond, 10 * time.Millisecond} {
+			c, ps := w.procs(3)
+			x, next := ps[1].wait(fence), ps[2].wait(fence)
+			ps[1].proxy.Delay(10 * time.Millisecond) // so the message is still on the way
+			ps[0].release(c)
+			began := time.Now()
+			time.AfterFunc(at, x.stop)
+			<-x.done
+			if x.err == nil { // it got it in the same moment
+				x.release()
+			} else if !errors.Is(x.err, backend.ErrHeld) {
+				w.Errorf("stopped after %v: %v", at, x.err)
+			}
+			next.gotWithin(began, 30*time.Millisecond)
+			next.release()
+			w.settle()
+			time.Sleep(20 * time.Millisecond)
+			w.empty("a waiter gave up")
+		}
+	})
+}
+
+// The message is lost with its connection: the waiter finds the grant when it
+// listens again.
+func TestMessageLostWithItsConnection(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		x, next := ps[1].wait(), ps[2].wait()
+		ps[1].proxy.Stall()
+		ps[0].release(c)
+		began := time.Now()
+		w.settle()
+		ps[1].proxy.Cut()
+		ps[1].proxy.Flow()
+		x.gotWithin(began, time.Second)
+		next.waits()
+		x.release()
+		next.gotWithin(time.Now(), 0)
+	})
+}
+
+// The connection of the messages is half-open, and all others are well: the
+// refresh finds the grant.
+func TestMessageLostInAHalfOpenConnection(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(2)
+		x := ps[1].wait()
+		ps[1].deafen()
+		ps[0].release(c)
+		x.gotWithin(time.Now(), window/3+10*time.Millisecond)
+		// It is not left at that: the next message arrives.
+		x.release()
+		time.Sleep(window / 2)
+		c.Token += "-again"
+		if _, err := ps[0].Acquire(w.Context(), c); err != nil {
+			w.Fatal(err)
+		}
+		x = ps[1].wait()
+		ps[0].release(c)
+		x.gotWithin(time.Now(), 0)
+	})
+}
+
+func TestTryLockDoesNotBargePastAQueue(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		ps[1].wait()
+		ps[1].proxy.Down()
+		w.settle()
+		ps[0].release(c) // the key is free; the waiter may come back
+		for _, p := range []*proc{ps[0], ps[2]} {
+			if _, err := p.Acquire(w.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
+				w.Errorf("acquire past a queue: %v", err)
+			}
+		}
+		// Who is ready to wait gets it: the one before cannot hear.
+		x := ps[2].wait()
+		x.gotWithin(x.asked, 0)
+		x.release()
+		ps[1].proxy.Up()
+		time.Sleep(2 * window)
+		if got := w.owners(); len(got) != 0 {
+			w.Errorf("%q still wait", got)
+		}
+	})
+}
+
+// And a queue of the dead is none, once their window has passed.
+func TestTryLockAfterTheLastWaiterDied(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		ps[1].wait()
+		ps[1].proxy.Down()
+		w.settle()
+		ps[0].release(c)
+		time.Sleep(window + time.Millisecond)
+		if _, err := ps[2].Acquire(w.Context(), claim("k")); err != nil {
+			w.Errorf("acquire: %v", err)
+		}
+	})
+}
+
+func TestNothingRemainsOfWaitersThatDied(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(4)
+		for i := range 6 {
+			ps[1+i%3].wait(fence)
+		}
+		time.Sleep(window)
+		for _, p := range ps[1:] {
+			p.proxy.Down()
+		}
+		time.Sleep(window + time.Millisecond)
+		ps[0].release(c)
+		w.empty("all waiters died")
+	})
+}
+
+// A holder of another strategy tells nobody when it gives the key back.
+func TestStrangersReleaseIsNoticed(t *testing.T) {
+	for kind, put := range map[string]func(w *world){
+		"string": func(w *world) { w.rdb.Set(w.Context(), "k", "token#owner", time.Hour) },
+		"hash": func(w *world) {
+			w.rdb.HSet(w.Context(), "k", "token#owner", 1)
+			w.rdb.PExpire(w.Context(), "k", time.Hour)
+		},
+		"no end": func(w *world) { w.rdb.Set(w.Context(), "k", "x", 0) },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				put(w)
+				p := w.proc()
+				x, next := p.wait(), p.wait()
+				time.Sleep(2*window + 300*time.Millisecond)
+				x.waits()
+				w.rdb.Del(w.Context(), "k")
+				x.gotWithin(time.Now(), time.Second+10*time.Millisecond)
+				next.waits()
+				x.release()
+				next.got()
+			})
+		})
+	}
+}
+
+func TestBreakPassesOnToTheNext(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		x, next := ps[1].wait(), ps[2].wait()
+		if err := ps[2].Break(w.Context(), "k"); err != nil {
+			w.Error(err)
+		}
+		x.gotWithin(time.Now(), 0)
+		if err := ps[0].renew(c); !errors.Is(err, backend.ErrLost) {
+			w.Errorf("renewal by the one that was broken: %v", err)
+		}
+		if err := ps[0].Break(w.Context(), "k"); err != nil {
+			w.Error(err)
+		}
+		next.gotWithin(time.Now(), 0)
+		if err := ps[1].Release(w.Context(), x.c); !errors.Is(err, backend.ErrLost) {
+			w.Errorf("release by the second that was broken: %v", err)
+		}
+	})
+}
+
+// A term that is handed over is bounded by the window, and counts from when
+// the waiter was last known to wait; a renewal raises it.
+func TestTermOfAGrant(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		ttl      time.Duration
+		renewed  bool
+		waited   time.Duration
+		confirms int           // scripts besides the one that enqueued and the refresh
+		least    time.Duration // that is left of the term as far as the holder knows
+	}{
+		{"long", time.Minute, true, 0, 0, window * 9 / 10},
+		{"long, after the refresh", time.Minute, true, window/3 + time.Second, 0, window*9/10 - time.Second},
+		{"long, not renewed", time.Minute, false, 0, 1, 59 * time.Second},
+		{"short", 3 * time.Second, true, time.Second, 0, 1900 * time.Millisecond},
+		{"short, not renewed", 3 * time.Second, false, time.Second, 0, 1900 * time.Millisecond},
+		{"short, half of it gone", 3 * time.Second, true, 1600 * time.Millisecond, 1, 2900 * time.Millisecond},
+		{"short, all of it gone", time.Second, false, 1500 * time.Millisecond, 1, 900 * time.Millisecond},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				holder, ps := w.procs(2)
+				x := ps[1].wait(func(cl *backend.Claim) { cl.TTL, cl.Renewed = c.ttl, c.renewed })
+				time.Sleep(c.waited)
+				synctest.Wait()
+				ps[1].proxy.Commands()
+				released := time.Now()
+				ps[0].release(holder)
+				x.gotWithin(released, 0)
+				if n := len(ps[1].proxy.Commands()); n != c.confirms {
+					w.Errorf("%d commands, want %d", n, c.confirms)
+				}
+				if left := time.Until(x.grant.Until); left < c.least {
+					w.Errorf("%v left, want %v", left, c.least)
+				}
+				// Never longer than the record is there.
+				if pttl := w.rdb.PTTL(w.Context(), "k").Val(); time.Until(x.grant.Until) > pttl || pttl > max(window, c.ttl) {
+					w.Errorf("trusted for %v, of %v", time.Until(x.grant.Until), pttl)
+				}
+				if err := ps[1].renew(x.c); err != nil {
+					w.Error(err)
+				}
+				if pttl := w.rdb.PTTL(w.Context(), "k").Val(); pttl != c.ttl {
+					w.Errorf("renewed to %v, want %v", pttl, c.ttl)
+				}
+			})
+		})
+	}
+}
+
+// A grant that ran out before it could be confirmed is not delivered.
+func TestGrantThatRanOutIsNotDelivered(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		short := func(c *backend.Claim) { c.TTL = 200 * time.Millisecond }
+		x := ps[1].wait(short)
+		other := ps[2].wait()
+		time.Sleep(150 * time.Millisecond)
+		ps[1].proxy.Delay(300 * time.Millisecond) // the message comes late
+		ps[0].release(c)
+		other.gotWithin(time.Now(), window/3)
+		time.Sleep(time.Second)
+		x.waits() // behind the other
+		ps[1].proxy.Delay(0)
+		other.release()
+		x.gotWithin(time.Now(), time.Second)
+		if err := ps[1].renew(x.c); err != nil {
+			w.Errorf("delivered, but: %v", err)
+		}
+	})
+}
+
+// What drivers send does not depend on their clocks, and nothing they are told
+// is compared with them. Here the server's clock is 30 s ahead, or behind.
+func TestClocksApart(t *testing.T) {
+	for _, apart := range []time.Duration{30 * time.Second, -30 * time.Second} {
+		inWorld(t, func(w *world) {
+			stop := make(chan struct{})
+			ticked := make(chan struct{})
+			w.v.Mini.SetTime(time.Now().Add(apart))
+			go func() {
+				defer close(ticked)
+				tick := time.NewTicker(5 * time.Millisecond)
+				defer tick.Stop()
+				for {
+					select {
+					case now := <-tick.C:
+						w.v.Mini.SetTime(now.Add(apart))
+					case <-stop:
+						return
+					}
+				}
+			}()
+			defer func() { close(stop); <-ticked }()
+			c, ps := w.procs(4)
+			for _, p := range ps {
+				p.proxy.Commands()
+			}
+			first, dead, last := ps[1].wait(fence), ps[2].wait(fence), ps[3].wait(fence)
+			time.Sleep(2 * window)
+			ps[2].proxy.Stall()
+			ps[0].release(c)
+			first.gotWithin(time.Now(), 0)
+			if left := time.Until(first.grant.Until); left > window || left < window/2 {
+				w.Errorf("%v left", left)
+			}
+			first.release()
+			last.gotWithin(time.Now(), window+20*time.Millisecond)
+			dead.stop()
+			for _, p := range ps {
+				for _, cmd := range p.proxy.Commands() {
+					for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
+						prefix := fmt.Sprint(time.Now().UnixNano() / int64(unit))[:5]
+						for _, arg := range strings.Fields(cmd) {
+							if strings.HasPrefix(arg, prefix) && strings.Trim(arg, "0123456789") == "" && len(arg) >= 9 {
+								w.Errorf("a client sends its time: %q", cmd)
+							}
+						}
+					}
+				}
+			}
+			ps[2].proxy.Flow()
+		})
+	}
+}

@@ -1,0 +1,261 @@
+package fairlock
+
+import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// waiter is one Wait under way.
+type waiter struct {
+	d    *Driver
+	c    backend.Claim
+	term time.Duration // of a key that is handed over
+	wake chan struct{} // something of what Driver.mu guards has changed
+
+	// Only the goroutine of Wait uses these.
+	sent  bool      // something was asked of the store
+	doubt bool      // of something that was asked the outcome is unknown
+	since time.Time // of an outage
+	err   error     // of that outage
+
+	// Driver.mu guards these.
+	line   *line
+	round  int       // entries and grants of an earlier one do not count
+	asked  time.Time // no hold of this round began before
+	queued bool      // the store has said so in this round
+	told   *told
+	gone   error              // why there is no going on
+	held   *backend.HeldError // the store's last answer, if it was that
+	heldAt time.Time
+}
+
+// told is a grant as it was told: by a message, or in a reply.
+type told struct {
+	fence uint64
+	until time.Time // zero: of the term of a key that is handed over
+	kept  bool      // replicas have it, as many as were asked for
+}
+
+// Wait takes a place in the queue and returns when the key is handed over.
+func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if err := ctx.Err(); err != nil {
+		return backend.Grant{}, err
+	}
+	if !d.begin() {
+		return backend.Grant{}, errClosed
+	}
+	defer d.wg.Done()
+	w := &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
+	g, err := w.wait(ctx)
+	d.part(w)
+	switch {
+	case err != nil && w.sent:
+		d.leave(w)
+	case w.doubt:
+		d.doubtful(c, false)
+	}
+	return g, err
+}
+
+// wait goes from one step to the next until w has the key or cannot go on.
+func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
+	for try := 0; ; {
+		if g, ok, err := w.outcome(); ok || err != nil {
+			return g, err
+		}
+		if ctx.Err() != nil || w.d.open.Err() != nil {
+			return backend.Grant{}, w.why(ctx)
+		}
+		if w.stands() {
+			w.sleep(ctx, nil)
+			continue
+		}
+		began := time.Now()
+		err := w.ask(ctx)
+		if err == nil {
+			w.since, w.err, try = time.Time{}, nil, 0
+			continue
+		}
+		if ctx.Err() != nil {
+			continue // which is why
+		}
+		if w.err = err; w.since.IsZero() {
+			w.since = began
+		}
+		if time.Since(w.since) >= w.c.Timeout {
+			return backend.Grant{}, redisstore.Outage(w.err, w.since)
+		}
+		w.sleep(ctx, time.After(pause(try)))
+		try++
+	}
+}
+
+// pause is how long to wait before an unanswered call is repeated.
+func pause(try int) time.Duration {
+	d := 20 * time.Millisecond << min(try, 4)
+	return d/2 + rand.N(d/2)
+}
+
+// sleep waits for something to happen.
+func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
+	select {
+	case <-w.wake:
+	case <-timeout:
+	case <-ctx.Done():
+	case <-w.d.open.Done():
+	}
+}
+
+func (w *waiter) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// why is the error of a wait that has ended without the key.
+func (w *waiter) why(ctx context.Context) error {
+	w.d.mu.Lock()
+	defer w.d.mu.Unlock()
+	switch {
+	case w.err != nil:
+		return redisstore.Outage(w.err, w.since)
+	case w.held != nil:
+		e := *w.held
+		if e.RetryAfter > 0 {
+			e.RetryAfter = max(e.RetryAfter-time.Since(w.heldAt), 0)
+		}
+		return &e
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return errClosed
+}
+
+func (w *waiter) stands() bool {
+	w.d.mu.Lock()
+	defer w.d.mu.Unlock()
+	return w.queued
+}
+
+// outcome reports what there is to return. A grant that may not last is
+// confirmed first: the next ask does that.
+func (w *waiter) outcome() (backend.Grant, bool, error) {
+	w.d.mu.Lock()
+	defer w.d.mu.Unlock()
+	if w.told == nil {
+		return backend.Grant{}, false, w.gone
+	}
+	if g, ok := w.grant(); ok {
+		return g, true, nil
+	}
+	w.again()
+	return backend.Grant{}, false, nil
+}
+
+// again begins a new round. The caller holds mu.
+func (w *waiter) again() {
+	w.round++
+	w.asked, w.queued, w.told = time.Time{}, false, nil
+}
+
+// grant is what w was told, if it is worth having: more than half of its term
+// is left, it is all of the term, or will be by the first renewal, and the
+// replicas have it. The caller holds mu.
+func (w *waiter) grant() (backend.Grant, bool) {
+	g := backend.Grant{Until: w.told.until}
+	if w.c.Fenced {
+		g.Fence = w.told.fence
+	}
+	if !g.Until.IsZero() {
+		return g, true
+	}
+	if !w.told.kept && w.d.store.Replicas() > 0 {
+		return g, false
+	}
+	g.Until = w.asked.Add(w.term - backend.Drift(w.term))
+	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
+}
+
+// ask has the store give w a place in the queue, or confirm one, or prolong
+// the hold that it has. A channel is listened to before.
+func (w *waiter) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
+	defer cancel()
+	if w.line == nil {
+		if err := w.d.join(ctx, w); err != nil {
+			return err
+		}
+	}
+	d, l := w.d, w.line
+	d.mu.Lock()
+	sent := time.Now()
+	if w.asked.IsZero() {
+		w.asked = sent
+	}
+	missed := l.ear.missed
+	d.mu.Unlock()
+	w.sent = true
+	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, millis(w.term), flag(w.c.Fenced),
+		l.ear.how, l.ear.channel, w.round, millis(w.c.TTL), millis(d.window)))
+	if err != nil {
+		w.doubt = true
+		return err
+	}
+	s, ok := decode(reply)
+	if !ok {
+		return d.store.Unexpected(reply)
+	}
+	d.tell(w.c.Key, s.told, sent)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case w.told != nil:
+		w.told.kept = s.token == w.c.Token
+	case w.gone != nil:
+	case s.token == w.c.Token: // the whole term was asked for
+		w.told = &told{s.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
+	default:
+		w.stand(s, sent)
+		l.lookBy(l.next(s, sent))
+		if l.ear.missed != missed {
+			l.lookBy(sent)
+		}
+	}
+	return nil
+}
+
+// stand notes that w is in the queue, as a call said that was sent then. The
+// caller holds mu.
+func (w *waiter) stand(s state, sent time.Time) {
+	w.queued = true
+	if sent.After(w.asked) {
+		w.asked = sent
+	}
+	w.held, w.heldAt = held(s.pttl, s.owner), sent
+}
+
+// state is what state.lua returns.
+type state struct {
+	pttl     int64
+	stranger bool
+	token    string
+	fence    uint64
+	owner    string
+	found    string
+	told     parts
+}
+
+func decode(reply any) (state, bool) {
+	r := array(reply)
+	if len(r) < 7 {
+		return state{}, false
+	}
+	fence, _ := strconv.ParseUint(r.text(4), 10, 64)
+	return state{r.int(1), r.int(2) == 1, r.text(3), fence, r.text(5), r.text(6), r[7:]}, true
+}

@@ -1,0 +1,252 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Listener hears the messages of one channel.
+type Listener struct {
+	heard func(payload string, again bool)
+	sub   *subscriber
+	ch    *channel
+
+	settled chan struct{} // closed when err and up are decided
+	err     error         // why there is no subscription; sub.mu
+	up      bool          // the subscription was confirmed once; sub.mu
+	closed  atomic.Bool
+}
+
+// Listen has heard called for every message on channel, which lies in the
+// cluster slot of slotKey, until the Listener is closed. It returns when the
+// server has confirmed the subscription, so that whatever is published
+// afterwards is heard, and with an error when ctx has ended, the server cannot
+// be reached or refuses the channel, as it does with NOPERM.
+//
+// heard(payload, false) is a message. heard("", true) says that messages may
+// have been missed: the connection was lost, and the subscription has just
+// been confirmed again. heard runs on the goroutine that reads the
+// connection, and must not block; it may run before Listen has returned and,
+// once more, while Close does.
+//
+// All channels of a Store share one connection to each server.
+func (s *Store) Listen(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
+	b := s.subscriber()
+	l := &Listener{heard: heard, sub: b, settled: make(chan struct{})}
+	if err := b.join(ctx, l, channel, slotKey); err != nil {
+		return nil, s.fail(fmt.Errorf("channel %q: %w", channel, err))
+	}
+	select {
+	case <-l.settled:
+	case <-ctx.Done():
+		l.Close()
+		return nil, s.fail(fmt.Errorf("channel %q: %w", channel, ctx.Err()))
+	}
+	if l.err != nil {
+		return nil, s.fail(fmt.Errorf("channel %q: %w", channel, l.err))
+	}
+	return l, nil
+}
+
+// Close ends the Listener. The subscription outlasts the last Listener by a
+// moment, so that whoever comes back to the channel finds it confirmed.
+func (l *Listener) Close() {
+	if l.closed.Swap(true) {
+		return
+	}
+	l.sub.mu.Lock()
+	defer l.sub.mu.Unlock()
+	l.ch.remove(l)
+}
+
+// Relisten says that messages do not arrive, as far as the Listener can tell:
+// the connection is dropped for a new one, and all who listen on it hear
+// again. It does nothing if the connection is younger than that.
+func (l *Listener) Relisten() {
+	l.sub.mu.Lock()
+	defer l.sub.mu.Unlock()
+	if n := l.ch.node; n != nil && n.link != nil {
+		n.link.drop()
+	}
+}
+
+// subscriber keeps the subscriptions of a Store, on one connection to each
+// node.
+type subscriber struct {
+	store *Store
+	once  sync.Once
+	life  context.Context // ends with the Store
+	end   context.CancelFunc
+	wg    sync.WaitGroup
+	kind  atomic.Int32 // what learn has found out
+
+	// mu guards all below, and what is in channels, nodes and links. It is
+	// not held while heard runs.
+	mu       sync.Mutex
+	channels map[string]*channel
+	nodes    map[redis.UniversalClient]*node
+	learning chan struct{} // closed when learn, called by Sharded, has returned
+	lost     time.Time     // when a connection was lost, or a slot, the last time
+	closed   bool
+}
+
+// channel is a channel that somebody listens to, or did a moment ago.
+type channel struct {
+	name, slotKey string
+	listeners     []*Listener // never changed in place: the reader goes through it without the lock
+	state         state
+	node          *node     // nil while it is looked for
+	idle          time.Time // since when there are no listeners
+	alone         bool      // is subscribed to by a command of its own, to see which one is refused
+	moves         int       // how often it was looked for since it was last confirmed
+}
+
+type state int
+
+const (
+	isPending   state = iota // SUBSCRIBE is to be sent
+	isSent                   // and was
+	isConfirmed              // and was confirmed
+	isRefused                // or not
+)
+
+func (s *Store) subscriber() *subscriber {
+	b := &s.subs
+	b.once.Do(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.store = s
+		b.channels, b.nodes = map[string]*channel{}, map[redis.UniversalClient]*node{}
+		b.life, b.end = context.WithCancel(context.Background())
+		if b.closed {
+			b.end()
+		}
+	})
+	return b
+}
+
+// close ends all listening. What it leaves is what a client that was handed
+// in does not interrupt.
+func (b *subscriber) close() {
+	b.mu.Lock()
+	b.closed = true
+	if b.end != nil {
+		b.end()
+	}
+	for _, ch := range b.channels {
+		ch.fail(redis.ErrClosed)
+	}
+	b.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		b.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(writeTimeout):
+	}
+}
+
+// join adds l to the channel of that name.
+func (b *subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.channels[name] == nil && !b.closed {
+		b.mu.Unlock()
+		client, err := b.home(ctx, slotKey)
+		b.mu.Lock()
+		if err != nil {
+			return err
+		}
+		if b.channels[name] == nil && !b.closed {
+			ch := &channel{name: name, slotKey: slotKey}
+			b.channels[name] = ch
+			b.place(ch, client)
+		}
+	}
+	if b.closed {
+		return redis.ErrClosed
+	}
+	ch := b.channels[name]
+	l.ch = ch
+	ch.listeners = append(slices.Clip(ch.listeners), l)
+	switch ch.state {
+	case isConfirmed:
+		l.settle(nil)
+	case isRefused:
+		ch.node.add(ch)
+	}
+	return nil
+}
+
+// place has the node of client subscribe to ch.
+func (b *subscriber) place(ch *channel, client redis.UniversalClient) {
+	n := b.nodes[client]
+	if n == nil {
+		n = &node{b: b, client: client, wake: make(chan struct{}, 1)}
+		b.nodes[client] = n
+		b.wg.Go(n.run)
+	}
+	ch.node = n
+	n.add(ch)
+}
+
+// settle tells Listen how it ended.
+func (l *Listener) settle(err error) {
+	l.err, l.up = err, err == nil
+	close(l.settled)
+}
+
+// waits reports whether Listen has not returned yet.
+func (l *Listener) waits() bool { return !l.up && l.err == nil }
+
+func (ch *channel) remove(l *Listener) {
+	i := slices.Index(ch.listeners, l)
+	if i < 0 {
+		return
+	}
+	ch.listeners = slices.Concat(ch.listeners[:i], ch.listeners[i+1:])
+	if len(ch.listeners) == 0 {
+		ch.idle = time.Now()
+	}
+}
+
+// fail ends the Listens that wait for ch.
+func (ch *channel) fail(err error) {
+	for _, l := range ch.listeners {
+		if l.waits() {
+			l.settle(err)
+			ch.remove(l)
+		}
+	}
+}
+
+// confirm ends the Listens that wait for ch, and returns who has to look
+// again.
+func (ch *channel) confirm() (again []*Listener) {
+	ch.state, ch.alone, ch.moves = isConfirmed, false, 0
+	for _, l := range ch.listeners {
+		if l.waits() {
+			l.settle(nil)
+		} else {
+			again = append(again, l)
+		}
+	}
+	return again
+}
+
+// tell has listeners hear something.
+func tell(listeners []*Listener, payload string, again bool) {
+	for _, l := range listeners {
+		if !l.closed.Load() {
+			l.heard(payload, again)
+		}
+	}
+}

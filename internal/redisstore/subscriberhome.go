@@ -1,0 +1,244 @@
+package redisstore
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Channel is the name of a channel of hasp's own on which scripts that run on
+// key can publish. On a cluster there is one for each slot.
+func (s *Store) Channel(name, key string) string {
+	switch s.rdb.(type) {
+	case *redis.ClusterClient:
+		return ours + numbers()[Slot(LockKey(key))] + "}:" + name
+	case *redis.Ring:
+		return ours + tagOf(LockKey(key)) + "}:" + name
+	}
+	return "hasp:" + name
+}
+
+// home is the client of the server where the keys of slotKey's slot are, and
+// where scripts publish.
+func (b *subscriber) home(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
+	switch rdb := b.store.rdb.(type) {
+	case *redis.ClusterClient:
+		if err := b.learn(ctx, slotKey); err != nil {
+			return nil, err
+		}
+		return master(ctx, rdb, slotKey)
+	case *redis.Ring:
+		return shard(rdb, slotKey)
+	}
+	return b.store.rdb, nil
+}
+
+func master(ctx context.Context, rdb *redis.ClusterClient, key string) (redis.UniversalClient, error) {
+	client, err := rdb.MasterForKey(ctx, key)
+	if err != nil {
+		return nil, err // and not a nil *redis.Client, which is no nil interface
+	}
+	return client, nil
+}
+
+func shard(rdb *redis.Ring, key string) (redis.UniversalClient, error) {
+	client, err := rdb.GetShardClientForKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return client, nil
+}
+
+// learnWithin bounds the time that Sharded takes. A wrong answer costs a message.
+const learnWithin = 500 * time.Millisecond
+
+// Sharded reports whether messages are to be published with SPUBLISH rather
+// than PUBLISH: on a cluster of Redis 7 or later. The cluster is asked once.
+func (s *Store) Sharded() bool {
+	b := s.subscriber()
+	if b.cluster() && b.kind.Load() == unlearned {
+		select {
+		case <-b.learns():
+		case <-time.After(learnWithin):
+		}
+	}
+	return b.kind.Load() == kindSharded
+}
+
+// learns returns what is closed when learn has returned, if that is under way.
+func (b *subscriber) learns() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.learning != nil || b.closed {
+		return b.learning
+	}
+	done := make(chan struct{})
+	b.learning = done
+	b.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(b.life, connectTimeout)
+		defer cancel()
+		_ = b.learn(ctx, "") // or the next one to ask finds out
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.learning = nil
+		close(done)
+	})
+	return done
+}
+
+// What learn finds out.
+const (
+	unlearned int32 = iota
+	kindPlain
+	kindSharded
+)
+
+// learn finds out, once, whether this is a cluster whose channels live in
+// slots. All who publish and listen must come to the same answer, so it is
+// the server's: a client made for clusters may be used without one. The
+// commands do nothing.
+func (b *subscriber) learn(ctx context.Context, slotKey string) error {
+	if b.kind.Load() != unlearned {
+		return nil
+	}
+	client, err := master(ctx, b.store.rdb.(*redis.ClusterClient), slotKey)
+	if err != nil {
+		return err
+	}
+	kind := kindSharded
+	for _, q := range []struct {
+		args []any
+		no   string
+	}{
+		{[]any{"spublish"}, "unknown command"},
+		{[]any{"cluster", "info"}, "cluster support disabled"},
+	} {
+		within, end := b.store.begin(ctx)
+		cmd := newOnce(within, q.args)
+		_ = client.Process(within, cmd)
+		end()
+		err := cmd.Err()
+		if err != nil && !isReply(err) {
+			return err
+		}
+		if err != nil && strings.Contains(err.Error(), q.no) {
+			kind = kindPlain
+		}
+	}
+	b.kind.Store(kind)
+	return nil
+}
+
+// cluster reports whether channels have a slot, which moves.
+func (b *subscriber) cluster() bool {
+	_, ok := b.store.rdb.(*redis.ClusterClient)
+	return ok
+}
+
+// reload has the cluster asked again, soon, who has which slot.
+func (b *subscriber) reload() {
+	if c, ok := b.store.servers.(*cluster); ok {
+		c.look.trouble() // and the client hears of what that finds
+		return
+	}
+	b.store.rdb.(*redis.ClusterClient).ReloadState(b.life)
+}
+
+// move looks for the node of chs, which are not at n any more. mu is held.
+func (b *subscriber) move(n *node, chs []*channel) {
+	chs = slices.DeleteFunc(slices.Clone(chs), func(ch *channel) bool { return ch.node != n })
+	if b.closed || len(chs) == 0 {
+		return
+	}
+	for _, ch := range chs {
+		ch.state, ch.node = isPending, nil
+		ch.moves++
+	}
+	b.lost = time.Now()
+	wait := backoff(chs[0].moves)
+	b.wg.Go(func() { b.look(chs, wait) })
+}
+
+// look places chs as soon as the cluster says where they are.
+func (b *subscriber) look(chs []*channel, wait time.Duration) {
+	for try := 0; len(chs) > 0; try++ {
+		b.reload()
+		select {
+		case <-time.After(wait + backoff(try)):
+		case <-b.life.Done():
+			return
+		}
+		var left []*channel
+		for _, ch := range chs {
+			if !b.settleDown(ch) {
+				left = append(left, ch)
+			}
+		}
+		chs = left
+	}
+}
+
+// settleDown looks for the node of ch once, and reports whether that is done
+// with.
+func (b *subscriber) settleDown(ch *channel) bool {
+	ctx, cancel := context.WithTimeout(b.life, connectTimeout)
+	defer cancel()
+	client, err := b.home(ctx, ch.slotKey)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || ch.node != nil || b.channels[ch.name] != ch {
+		return true
+	}
+	if err != nil {
+		ch.fail(err)
+	}
+	switch {
+	case len(ch.listeners) == 0:
+		delete(b.channels, ch.name)
+		return true
+	case err != nil:
+		return false
+	}
+	b.place(ch, client)
+	return true
+}
+
+// doubtFor is how long the word of the cluster is not trusted after a slot or
+// a node was lost: its nodes hear of it one after another.
+const doubtFor = 5 * time.Second
+
+// rehome places the channels of n that the cluster says are elsewhere, and
+// returns them. A node that has become a replica may have accepted them, and
+// hears what is published, but those who publish count it out.
+func (b *subscriber) rehome(n *node) (gone []*channel) {
+	if !b.cluster() {
+		return nil
+	}
+	b.mu.Lock()
+	chs, doubt := n.channels(), time.Since(b.lost) < doubtFor
+	b.mu.Unlock()
+	if doubt {
+		b.reload()
+	}
+	ctx, cancel := context.WithTimeout(b.life, connectTimeout)
+	defer cancel()
+	for _, ch := range chs {
+		client, err := b.home(ctx, ch.slotKey)
+		if err != nil {
+			break // they stay
+		}
+		if client == n.client {
+			continue
+		}
+		b.mu.Lock()
+		if b.channels[ch.name] == ch && ch.node == n && !b.closed {
+			gone = append(gone, ch)
+			b.place(ch, client)
+		}
+		b.mu.Unlock()
+	}
+	return gone
+}

@@ -1,0 +1,432 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// comes fails unless ok comes true. A busy machine takes its time.
+func comes(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within 30s", what)
+		}
+	}
+}
+
+// undisturbed fails if f says that something is wrong, unless the machine
+// stood still meanwhile, which ends connections: then it tries again.
+func undisturbed(t *testing.T, rdb *redis.Client, f func() (wrong string)) {
+	t.Helper()
+	for range 20 {
+		over := make(chan struct{})
+		gap := make(chan time.Duration)
+		go func() {
+			longest := time.Duration(0)
+			for last := time.Now(); ; {
+				select {
+				case <-over:
+					gap <- max(longest, time.Since(last))
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				rdb.Ping(context.Background())
+				now := time.Now()
+				longest, last = max(longest, now.Sub(last)), now
+			}
+		}()
+		wrong := f()
+		close(over)
+		if d := <-gap; wrong != "" && d < writeTimeout/2 {
+			t.Fatal(wrong)
+		}
+		if wrong == "" {
+			return
+		}
+	}
+	t.Fatal("this machine stands still too often")
+}
+
+// hearsAgain waits until e hears that messages may have been missed.
+func (e *ear) hearsAgain(t *testing.T) {
+	t.Helper()
+	comes(t, "again", func() bool { return strings.Contains(e.take(), "again") })
+}
+
+// hearsSoon publishes until e hears it.
+func hearsSoon(t *testing.T, rdb redis.UniversalClient, e *ear, name string) {
+	t.Helper()
+	comes(t, "a message on "+name, func() bool {
+		if err := rdb.Publish(t.Context(), name, "x").Err(); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(e.take(), "x")
+	})
+}
+
+// Every kind of client that may be handed in, and every URL.
+func TestListenByAnyClient(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	with := func(set func(o *redis.Options)) func(t *testing.T) *Store {
+		return func(t *testing.T) *Store {
+			o := srv.ClientOptions()
+			set(o)
+			rdb := redis.NewClient(o)
+			t.Cleanup(func() { rdb.Close() })
+			return New(rdb)
+		}
+	}
+	for name, make := range map[string]func(t *testing.T) *Store{
+		"default": with(func(*redis.Options) {}),
+		"RESP2":   with(func(o *redis.Options) { o.Protocol = 2 }),
+		"none":    with(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = -2, -2 }),
+		"autopipeline": func(t *testing.T) *Store {
+			rdb, err := srv.Client().AutoPipeline()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return New(rdb)
+		},
+		"hooks": func(t *testing.T) *Store {
+			rdb := srv.Client()
+			rdb.AddHook(hook{})
+			return New(rdb)
+		},
+		"ring": func(t *testing.T) *Store {
+			rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": srv.Addr}})
+			t.Cleanup(func() { rdb.Close() })
+			return New(rdb)
+		},
+		"cluster without one": func(t *testing.T) *Store {
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+				return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
+			}})
+			t.Cleanup(func() { rdb.Close() })
+			return New(rdb)
+		},
+		"URL": func(t *testing.T) *Store {
+			s, err := open(t, srv.URL(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := make(t)
+			if s.Sharded() {
+				t.Error("sharded")
+			}
+			rdb := srv.Client()
+			undisturbed(t, rdb, func() string {
+				a, b := listenTo(t, s, name+"a"), listenTo(t, s, name+"b")
+				defer a.Close()
+				defer b.Close()
+				for _, ch := range []string{"a", "b"} {
+					if n := rdb.Publish(t.Context(), name+ch, ch).Val(); n != 1 {
+						return fmt.Sprintf("%s: %d hear it", ch, n)
+					}
+				}
+				for _, e := range []*ear{a, b} {
+					comes(t, "something", func() bool { return !e.silent() })
+				}
+				if got := a.take() + b.take(); got != "ab" {
+					return fmt.Sprintf("heard %q", got)
+				}
+				return ""
+			})
+			s.Close()
+			comes(t, "the end of the connection", func() bool { return len(rdb.PubSubChannels(t.Context(), name+"*").Val()) == 0 })
+		})
+	}
+}
+
+func TestListenByURL(t *testing.T) {
+	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
+		e := listenTo(t, s, "ch")
+		hearsSoon(t, srv.Client(), e, "ch")
+		for _, end := range endings {
+			srv.Pause()
+			ended(t, end.name, func() {
+				ctx, cancel := end.start(t.Context())
+				defer cancel()
+				if _, err := s.Listen(ctx, end.name, end.name, e.heard); !isOneOf(err, end.errors) {
+					t.Errorf("%s: got %v", end.name, err)
+				}
+			})
+			srv.Resume()
+		}
+		hearsSoon(t, srv.Client(), e, "ch")
+		srv.Pause()
+		defer srv.Resume()
+		ended(t, "Close", func() { s.Close() })
+		ended(t, "all goroutines", s.subs.wg.Wait)
+	})
+}
+
+// The first Listen makes the connection, and ends though the server hangs.
+func TestFirstListenEndsWithItsContext(t *testing.T) {
+	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
+		srv.Pause()
+		defer srv.Resume()
+		for _, end := range endings {
+			ended(t, end.name, func() {
+				ctx, cancel := end.start(t.Context())
+				defer cancel()
+				if _, err := s.Listen(ctx, "ch", "ch", nil); !isOneOf(err, end.errors) {
+					t.Errorf("%s: got %v", end.name, err)
+				}
+			})
+		}
+		ended(t, "Close", func() { s.Close() })
+		ended(t, "all goroutines", s.subs.wg.Wait)
+	})
+}
+
+// A thousand keys at once, on one connection, none of which is refused, lost
+// or forgotten, though the connection is killed meanwhile.
+func TestThousandChannels(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Real: true})
+	s, err := open(t, srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rdb := srv.Client()
+	ears := make([]*ear, 1000)
+	var wg sync.WaitGroup
+	for i := range ears {
+		wg.Go(func() { ears[i] = listenTo(t, s, fmt.Sprint("ch", i)) })
+	}
+	wg.Wait()
+	clients := func() int {
+		return strings.Count(rdb.Do(t.Context(), "client", "list", "type", "pubsub").String(), "id=")
+	}
+	comes(t, "one connection", func() bool { return clients() == 1 })
+	hear := func() {
+		t.Helper()
+		missing := map[string]*ear{}
+		for i, e := range ears {
+			missing[fmt.Sprint("ch", i)] = e
+		}
+		comes(t, "all messages", func() bool {
+			pipe := rdb.Pipeline()
+			for name := range missing {
+				pipe.Publish(t.Context(), name, "x")
+			}
+			if _, err := pipe.Exec(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+			for name, e := range missing {
+				if strings.Contains(e.take(), "x") {
+					delete(missing, name)
+				}
+			}
+			return len(missing) == 0
+		})
+	}
+	hear()
+	if err := rdb.Do(t.Context(), "client", "kill", "type", "pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range ears {
+		comes(t, "again", func() bool { return e.count() > 0 })
+	}
+	hear()
+	s.Close()
+	comes(t, "no connection", func() bool { return clients() == 0 })
+}
+
+func TestListenersOutliveTheServer(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	s, err := open(t, srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := listenTo(t, s, "a"), listenTo(t, s, "b")
+	srv.Kill()
+	ended(t, "a Listen without a server", func() {
+		if _, err := s.Listen(t.Context(), "c", "c", nil); err == nil || !strings.Contains(err.Error(), srv.Addr) {
+			t.Errorf("got %v", err)
+		}
+	})
+	srv.Restart()
+	a.hearsAgain(t)
+	b.hearsAgain(t)
+	hearsSoon(t, srv.Client(), a, "a")
+}
+
+// A channel that the server refuses is refused to who asked for it, at once
+// and by its name. The others do not suffer, and it may be allowed later.
+func TestRefusedChannel(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	rdb := srv.Client()
+	allow := func(channels ...any) {
+		t.Helper()
+		args := append([]any{"acl", "setuser", "app", "on", ">secret", "~*", "+@all", "resetchannels"}, channels...)
+		if err := rdb.Do(t.Context(), args...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, protocol := range []int{2, 3} {
+		allow("&good*")
+		o := srv.ClientOptions()
+		o.Username, o.Password, o.Protocol = "app", "secret", protocol
+		app := redis.NewClient(o)
+		defer app.Close()
+		s := New(app)
+		ears := make([]*ear, 20)
+		undisturbed(t, rdb, func() string {
+			var wg sync.WaitGroup
+			for i := range ears {
+				wg.Go(func() { ears[i] = listenTo(t, s, fmt.Sprint("good", i)) })
+				wg.Go(func() {
+					name := fmt.Sprint("bad", i)
+					_, err := s.Listen(t.Context(), name, name, nil)
+					for range 10 { // where it is the connection that could not be made
+						if err == nil || redis.HasErrorPrefix(err, "NOPERM") {
+							break
+						}
+						_, err = s.Listen(t.Context(), name, name, nil)
+					}
+					if !redis.HasErrorPrefix(err, "NOPERM") || !strings.Contains(err.Error(), name) {
+						t.Errorf("got %v", err)
+					}
+				})
+			}
+			wg.Wait()
+			for i, e := range ears {
+				hearsSoon(t, rdb, e, fmt.Sprint("good", i))
+				if e.count() > 0 {
+					return "the connection was lost"
+				}
+			}
+			return ""
+		})
+		allow("&good1", "&bad1") // which ends the connections of those who have more
+		ears[1].hearsAgain(t)
+		hearsSoon(t, rdb, ears[1], "good1")
+		hearsSoon(t, rdb, listenTo(t, s, "bad1"), "bad1")
+		allow("&*")
+		ears[2].hearsAgain(t)
+		hearsSoon(t, rdb, ears[2], "good2")
+		s.Close()
+	}
+}
+
+// Listeners come and go by the dozen while connections are killed. Whoever
+// listens in the end hears, and nothing else is left.
+func TestListenersComeAndGo(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	s, err := open(t, srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := srv.Client()
+	var wg sync.WaitGroup
+	kept := make([]*ear, 8)
+	for i := range kept {
+		wg.Go(func() {
+			for n := range 60 {
+				name := fmt.Sprint("ch", rand.N(4))
+				e := listenTo(t, s, name)
+				if n%20 == 19 {
+					e.Relisten()
+				}
+				p.Publish(t.Context(), name, "x")
+				e.Close()
+			}
+			kept[i] = listenTo(t, s, fmt.Sprint("ch", i%4))
+		})
+		wg.Go(func() {
+			for range 5 {
+				time.Sleep(rand.N(30 * time.Millisecond))
+				if srv.Real() {
+					p.Do(t.Context(), "client", "kill", "type", "pubsub")
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i, e := range kept {
+		hearsSoon(t, p, e, fmt.Sprint("ch", i%4))
+		e.Close()
+	}
+	comes(t, "no subscription", func() bool { return len(p.PubSubChannels(t.Context(), "*").Val()) == 0 })
+}
+
+// A half-open connection over TCP.
+func TestSilentConnectionIsReplaced(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	p := srv.Proxy()
+	o := srv.ClientOptions()
+	o.Addr = p.Addr()
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	s := New(rdb)
+	defer s.Close()
+	e := listenTo(t, s, "ch")
+	p.Fail("ping", redistest.HangReply)
+	e.hearsAgain(t)
+	hearsSoon(t, srv.Client(), e, "ch")
+}
+
+// BenchmarkHeard is the time from a PUBLISH to the hearing of it, beside that
+// of a bare PubSub.
+func BenchmarkHeard(b *testing.B) {
+	srv := redistest.Start(b, nil)
+	rdb := srv.Client()
+	run := func(b *testing.B, heard <-chan struct{}) {
+		for b.Loop() {
+			if err := rdb.Publish(b.Context(), b.Name(), "x").Err(); err != nil {
+				b.Fatal(err)
+			}
+			<-heard
+		}
+	}
+	b.Run("bare", func(b *testing.B) {
+		ps := rdb.Subscribe(b.Context(), b.Name())
+		defer ps.Close()
+		if _, err := ps.Receive(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		heard := make(chan struct{}, 1)
+		go func() {
+			for {
+				if _, err := ps.Receive(context.Background()); err != nil {
+					return
+				}
+				heard <- struct{}{}
+			}
+		}()
+		run(b, heard)
+	})
+	b.Run("listen", func(b *testing.B) {
+		s, err := Open(b.Context(), srv.URL(), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer s.Close()
+		heard := make(chan struct{}, 1)
+		if _, err := s.Listen(b.Context(), b.Name(), "k", func(string, bool) { heard <- struct{}{} }); err != nil {
+			b.Fatal(err)
+		}
+		run(b, heard)
+	})
+}

@@ -1,0 +1,52 @@
+package pubsublock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/pubsublock"
+)
+
+// A program that shares the lock of a Java service, which has it as
+// redisson.getLock("app:orders"), over a go-redis client that the program has
+// already: whoever waits is woken when the other unlocks.
+func Example() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	locks := hasp.New(pubsublock.New(rdb, nil), &hasp.Options{Prefix: "app:"})
+	defer locks.Close()
+
+	err := hasp.Do(context.Background(), locks, "orders", func(ctx context.Context, lease *hasp.Lease) error {
+		return book(ctx) // ends with ctx, which ends with the lease
+	}, hasp.WithMaxWait(time.Minute))
+	switch {
+	case errors.Is(err, hasp.ErrHeld):
+		fmt.Println("busy for a minute:", err)
+	case err != nil:
+		log.Print(err)
+	}
+}
+
+// The same by URL: another strategy is another string.
+func Example_url() {
+	locks, err := hasp.Open(context.Background(), "pubsublock+redis://localhost:6379/0?prefix=app:", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	lease, err := locks.Lock(context.Background(), "orders")
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer lease.Unlock(context.Background())
+	_ = book(lease.Context())
+}
+
+func book(context.Context) error { return nil }

@@ -1,0 +1,484 @@
+package pubsublock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/pubsublock"
+)
+
+// Tests of leases, through package hasp. Where time matters it is virtual.
+
+// virtual runs f in a bubble, with two Clients of one Redis: each of another
+// process, as far as anybody can tell. The first goes through the proxy.
+func virtual(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client)) {
+	synctest.Test(t, func(t *testing.T) {
+		v := redistest.Virtual(t)
+		a := hasp.New(pubsublock.New(v.Client(), nil), nil)
+		defer a.Close()
+		b := hasp.New(pubsublock.New(v.Direct(), nil), nil)
+		defer b.Close()
+		f(t, v, a, b)
+	})
+}
+
+func lock(t *testing.T, c *hasp.Client, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	lease, err := c.Lock(t.Context(), "k", opts...)
+	if err != nil {
+		t.Fatalf("lock: %v", err)
+	}
+	return lease
+}
+
+func unlock(t *testing.T, lease *hasp.Lease) {
+	t.Helper()
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Errorf("unlock: %v", err)
+	}
+}
+
+func TestUnlockWakesAnotherProcessAtOnce(t *testing.T) {
+	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
+		for _, opts := range [][]hasp.Option{nil, {hasp.WithFence()}, {hasp.WithoutRenewal()}} {
+			first := lock(t, b)
+			got := make(chan time.Time)
+			go func() {
+				lease := lock(t, a, opts...)
+				got <- time.Now()
+				unlock(t, lease)
+			}()
+			time.Sleep(3 * hasp.DefaultTTL) // waits through many renewals
+			unlock(t, first)
+			released := time.Now()
+			if d := (<-got).Sub(released); d != 0 {
+				t.Errorf("locked %v after the unlock", d)
+			}
+		}
+	})
+}
+
+func TestWaiterTakesOverFromADeadHolder(t *testing.T) {
+	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
+		began := time.Now()
+		lease := lock(t, a)
+		var told time.Time
+		defer context.AfterFunc(lease.Context(), func() { told = time.Now() })()
+		v.Proxy.Down()
+		next := lock(t, b)
+		taken := time.Now()
+		if d := taken.Sub(began); d < hasp.DefaultTTL || d > hasp.DefaultTTL+100*time.Millisecond {
+			t.Errorf("taken over after %v, want just after %v", d, hasp.DefaultTTL)
+		}
+		synctest.Wait()
+		if !errors.Is(lease.Err(), hasp.ErrLost) || told.IsZero() || !told.Before(taken) {
+			t.Errorf("the dead one: %v, told at %v; taken at %v", lease.Err(), told, taken)
+		}
+		unlock(t, next)
+		v.Proxy.Up()
+	})
+}
+
+// A term of a hold that came of a long wait counts from its own beginning.
+func TestHoldThatCameOfWaitingIsRenewed(t *testing.T) {
+	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
+		first := lock(t, b)
+		time.AfterFunc(5*hasp.DefaultTTL, func() { unlock(t, first) })
+		lease := lock(t, a)
+		if left := time.Until(lease.Expires()); left < 29*time.Second || left > hasp.DefaultTTL {
+			t.Errorf("%v left", left)
+		}
+		time.Sleep(10 * hasp.DefaultTTL)
+		if _, err := b.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrHeld) || lease.Err() != nil {
+			t.Errorf("trylock: %v; lease: %v", err, lease.Err())
+		}
+		unlock(t, lease)
+	})
+}
+
+// Lock rides out an outage for the Timeout, all told, also one that begins
+// while it waits, and one shorter than that without a word.
+func TestLockRidesOutAnOutage(t *testing.T) {
+	for name, fault := range map[string]func(p *redistest.Proxy) (mend func()){
+		"down":    func(p *redistest.Proxy) func() { p.Down(); return p.Up },
+		"stalled": func(p *redistest.Proxy) func() { p.Stall(); return p.Flow },
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
+				first := lock(t, b)
+				done := make(chan error)
+				wait := func() {
+					go func() {
+						lease, err := a.Lock(t.Context(), "k")
+						if err == nil {
+							err = lease.Unlock(t.Context())
+						}
+						done <- err
+					}()
+					time.Sleep(10 * time.Second)
+				}
+				wait()
+				mend := fault(v.Proxy)
+				began := time.Now()
+				err := <-done
+				if d := time.Since(began); err == nil || errors.Is(err, hasp.ErrHeld) || d < hasp.DefaultTimeout || d > hasp.DefaultTimeout+1200*time.Millisecond {
+					t.Errorf("%v after %v, want an outage after %v", err, d, hasp.DefaultTimeout)
+				}
+				mend()
+				time.Sleep(10 * time.Second)
+
+				wait()
+				mend = fault(v.Proxy)
+				time.Sleep(hasp.DefaultTimeout / 2)
+				mend()
+				time.Sleep(10 * time.Second)
+				unlock(t, first)
+				if err := <-done; err != nil {
+					t.Errorf("over a short outage: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestLostRepliesLeaveNothingBehind(t *testing.T) {
+	for _, fault := range []redistest.Fault{redistest.LoseReply, redistest.HangReply, redistest.LoseRequest, redistest.HoldRequest} {
+		virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
+			unlock(t, lock(t, a)) // the scripts are known from here on
+			free := func(what string) {
+				t.Helper()
+				if fault == redistest.HoldRequest {
+					time.Sleep(hasp.DefaultTimeout / 2)
+					v.Proxy.Release() // the command comes late
+				}
+				time.Sleep(2*hasp.DefaultTimeout + time.Second)
+				if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
+					t.Errorf("fault %d: %s: left %q, %d faults to come", fault, what, keys, v.Proxy.Pending())
+				}
+			}
+			v.Proxy.Fail("evalsha", fault)
+			if _, err := a.TryLock(t.Context(), "k"); err == nil || errors.Is(err, hasp.ErrHeld) {
+				t.Errorf("fault %d: trylock: %v", fault, err)
+			}
+			free("acquire")
+
+			// The attempt that a message calls for.
+			first := lock(t, b)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			got := make(chan *hasp.Lease)
+			go func() {
+				lease, err := a.Lock(ctx, "k")
+				if err != nil && (fault != redistest.HangReply || errors.Is(err, hasp.ErrHeld)) { // which is silence for as long as Lock rides out
+					t.Errorf("fault %d: lock: %v", fault, err)
+				}
+				got <- lease
+			}()
+			time.Sleep(2500 * time.Millisecond)
+			v.Proxy.Fail("evalsha", fault)
+			unlock(t, first)
+			if fault == redistest.HoldRequest {
+				time.Sleep(time.Second)
+				v.Proxy.Release()
+			}
+			if lease := <-got; lease != nil {
+				unlock(t, lease)
+			}
+			cancel()
+			free("wait")
+
+			lease := lock(t, a)
+			v.Proxy.Fail("evalsha", fault)
+			if err := lease.Unlock(t.Context()); err == nil || errors.Is(err, hasp.ErrLost) {
+				t.Errorf("fault %d: unlock: %v", fault, err)
+			}
+			free("release")
+		})
+	}
+}
+
+// However many wait in a process, a hold of the key costs each process three
+// commands at most: a look for each release, and its own release.
+func TestCommandsPerContendedAcquisition(t *testing.T) {
+	for _, shape := range []struct{ processes, callers, rounds int }{{2, 1, 15}, {4, 1, 8}, {4, 8, 5}, {8, 1, 4}} {
+		t.Run(fmt.Sprint(shape.processes, " processes of ", shape.callers), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := redistest.Virtual(t)
+				var holds atomic.Int64
+				var wg sync.WaitGroup
+				var clients []*hasp.Client
+				for range shape.processes {
+					c := hasp.New(pubsublock.New(v.Client(), nil), nil)
+					defer c.Close()
+					clients = append(clients, c)
+					unlock(t, lock(t, c)) // scripts and connections are there from now on
+				}
+				before := v.Proxy.Count()
+				for _, c := range clients {
+					for range shape.callers {
+						wg.Go(func() {
+							for range shape.rounds {
+								lease := lock(t, c)
+								holds.Add(1)
+								time.Sleep(10 * time.Millisecond)
+								unlock(t, lease)
+							}
+						})
+					}
+				}
+				wg.Wait()
+				used := v.Proxy.Count() - before
+				each := float64(used) / float64(holds.Load()*int64(shape.processes))
+				t.Logf("%d commands for %d holds: %.2f a hold and process", used, holds.Load(), each)
+				if each > 3 {
+					t.Error("more than 3")
+				}
+			})
+		})
+	}
+}
+
+// What lives in real time: a real Redis where there is one.
+
+// waitOn has a caller wait for the key, returns when it does, and the outcome
+// later.
+func waitOn(t *testing.T, r rig, c *hasp.Client) <-chan error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		lease, err := c.Lock(t.Context(), "k")
+		if err == nil {
+			err = lease.Unlock(t.Context())
+		}
+		done <- err
+	}()
+	eventually(t, "nobody listens", func() bool { return r.listeners(t) > 0 })
+	return done
+}
+
+func (r rig) listeners(t *testing.T) int64 {
+	t.Helper()
+	n, err := r.rdb.PubSubNumSub(t.Context(), "redisson_lock__channel:{k}").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n["redisson_lock__channel:{k}"]
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(what)
+		}
+	}
+}
+
+func arrives(t *testing.T, what string, done <-chan error) {
+	t.Helper()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s: still waiting", what)
+	}
+}
+
+func byURL(t *testing.T, srv *redistest.Server) *hasp.Client {
+	t.Helper()
+	c, err := hasp.Open(t.Context(), "pubsublock+"+srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// Nobody who waited leaves a subscription, nor a key.
+func TestNoSubscriptionIsLeft(t *testing.T) {
+	t.Parallel()
+	r := setup(t, nil)
+	a, b := byURL(t, r.srv), byURL(t, r.srv)
+	first := lock(t, a)
+	done := waitOn(t, r, b)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := hasp.New(pubsublock.New(r.rdb, nil), nil).Lock(ctx, "k")
+		if errors.Is(err, context.Canceled) && errors.Is(err, hasp.ErrHeld) {
+			err = nil
+		}
+		gone <- err
+	}()
+	eventually(t, "the second does not listen", func() bool { return r.listeners(t) == 2 })
+	cancel()
+	arrives(t, "cancelled", gone)
+	unlock(t, first)
+	arrives(t, "lock", done)
+	eventually(t, "subscriptions are left", func() bool { return r.listeners(t) == 0 })
+	if n := r.rdb.DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys are left", n)
+	}
+}
+
+// Connections that the server ends are made anew, and nobody is forgotten.
+func TestKilledConnections(t *testing.T) {
+	t.Parallel()
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	a, b := byURL(t, r.srv), byURL(t, r.srv)
+	for _, which := range []string{"pubsub", "normal"} {
+		first := lock(t, a)
+		done := waitOn(t, r, b)
+		if err := r.rdb.Do(t.Context(), "client", "kill", "type", which).Err(); err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, first)
+		arrives(t, which, done)
+	}
+}
+
+// A waiter hears of a server that was away, with its data or without.
+func TestWaiterOutlivesARestart(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []bool{true, false} {
+		r := setup(t, &redistest.Options{Own: true, Keep: keep})
+		holder := claim("k")
+		holder.TTL = time.Hour
+		r.acquire(t, holder)
+		done := waitOn(t, r, byURL(t, r.srv))
+		r.srv.Kill()
+		r.srv.Restart()
+		if keep {
+			eventually(t, "nobody listens again", func() bool { return r.listeners(t) > 0 })
+			r.release(t, holder)
+		}
+		arrives(t, fmt.Sprint("data kept: ", keep), done)
+	}
+}
+
+// A connection that is half open brings no message, and no end.
+func TestHalfOpenSubscription(t *testing.T) {
+	t.Parallel()
+	r := setup(t, nil)
+	p := r.srv.Proxy()
+	o := r.srv.ClientOptions()
+	o.Addr, o.ContextTimeoutEnabled = p.Addr(), true
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	c := hasp.New(pubsublock.New(rdb, nil), nil)
+	defer c.Close()
+	holder := claim("k")
+	holder.TTL = time.Hour
+	r.acquire(t, holder)
+	done := waitOn(t, r, c)
+	p.Fail("ping", redistest.HangReply)
+	eventually(t, "no PONG is demanded", func() bool { return p.Pending() == 0 })
+	r.release(t, holder)
+	arrives(t, "lock", done)
+}
+
+// A user who lacks the channels can lock, wait and unlock.
+func TestUserWithoutChannels(t *testing.T) {
+	t.Parallel()
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	if err := r.rdb.Do(t.Context(), "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	o := r.srv.ClientOptions()
+	o.Username, o.Password, o.ContextTimeoutEnabled = "ann", "pw", true
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	ann := hasp.New(pubsublock.New(rdb, nil), nil)
+	defer ann.Close()
+	other := byURL(t, r.srv)
+
+	lease := lock(t, ann)
+	done := waitOn(t, r, other)
+	unlock(t, lease) // tells nobody
+	arrives(t, "behind ann", done)
+	for _, free := range []func(c *hasp.Client, lease *hasp.Lease) error{
+		func(_ *hasp.Client, lease *hasp.Lease) error { return lease.Unlock(t.Context()) },
+		func(c *hasp.Client, _ *hasp.Lease) error { return c.Break(t.Context(), "k") },
+	} {
+		lease = lock(t, other)
+		done := make(chan error, 1)
+		go func() {
+			lease, err := ann.Lock(t.Context(), "k")
+			if err == nil {
+				err = ann.Break(t.Context(), "k")
+				lease.Unlock(t.Context())
+			}
+			done <- err
+		}()
+		time.Sleep(20 * time.Millisecond)
+		if err := free(other, lease); err != nil {
+			t.Error(err)
+		}
+		arrives(t, "ann", done)
+	}
+}
+
+// rights are the least that a user needs for the keys and channels of this
+// strategy.
+var rights = map[string][]any{
+	"lock":  {"+eval", "+evalsha", "+pttl", "+hset", "+pexpire", "+del", "+hdel", "+hlen", "+hkeys", "~k"},
+	"wake":  {"+publish", "+subscribe", "+unsubscribe", "+ping", "&redisson_lock__channel:*"},
+	"fence": {"+getrange", "+set", "+time", "~hasp:{*}:fence:*"},
+	"break": {"+unlink"},
+}
+
+func TestLeastRights(t *testing.T) {
+	t.Parallel()
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	args := []any{"acl", "setuser", "ann", "reset", "on", ">pw"}
+	for _, some := range rights {
+		args = append(args, some...)
+	}
+	if err := r.rdb.Do(t.Context(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	a, err := hasp.Open(t.Context(), "pubsublock+redis://ann:pw@"+r.srv.Addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	b := byURL(t, r.srv)
+	for _, pair := range [][2]*hasp.Client{{a, b}, {b, a}} {
+		lease := lock(t, pair[0], hasp.WithFence())
+		done := waitOn(t, r, pair[1])
+		if err := lease.Extend(t.Context(), time.Hour); err != nil {
+			t.Error(err)
+		}
+		if s, err := a.Inspect(t.Context(), "k"); err != nil || !s.Held || s.Fence != lease.Fence() {
+			t.Errorf("inspect: %+v, %v", s, err)
+		}
+		unlock(t, lease)
+		arrives(t, "lock", done)
+	}
+	lost := lock(t, b)
+	if err := a.Break(t.Context(), "k"); err != nil {
+		t.Error(err)
+	}
+	if err := lost.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
+		t.Errorf("unlock after the break: %v", err)
+	}
+	unlock(t, lock(t, a, hasp.WithFence()))
+	var denied []string
+	for _, entry := range r.rdb.Do(t.Context(), "acl", "log").Val().([]any) {
+		denied = append(denied, fmt.Sprint(entry))
+	}
+	if len(denied) > 0 {
+		t.Errorf("refused: %q", denied)
+	}
+}

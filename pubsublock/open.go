@@ -1,0 +1,38 @@
+package pubsublock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// open is the Opener of this strategy.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "fence_ttl")...); err != nil {
+		return nil, err
+	}
+	if len(c.Nodes) != 1 {
+		return nil, fmt.Errorf("%w: %d nodes: want one, as in pubsublock+redis://localhost:6379", backend.ErrInvalid, len(c.Nodes))
+	}
+	o := Options{Channel: c.Params["channel"]}
+	if text, ok := c.Params["fence_ttl"]; ok {
+		ttl, err := time.ParseDuration(text)
+		if err != nil || ttl < time.Millisecond {
+			return nil, fmt.Errorf("%w: parameter fence_ttl=%q: want a positive duration such as 720h", backend.ErrInvalid, text)
+		}
+		o.FenceTTL = ttl
+	}
+	if _, err := newDriver(nil, &o); err != nil {
+		return nil, err // before anything is connected to
+	}
+	s, err := redisstore.Open(ctx, c.Nodes[0], c.Params)
+	if err != nil {
+		return nil, err
+	}
+	return newDriver(s, &o)
+}

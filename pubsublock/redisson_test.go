@@ -1,0 +1,169 @@
+package pubsublock_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// redisson does with plain commands what Redisson's RLock does within its
+// scripts, as one thread of one instance of it.
+type redisson struct {
+	rig
+	key, channel string
+	field        string // id:thread
+}
+
+// lock returns what is left of another's term, or zero if it has the lock.
+func (j redisson) lock(t *testing.T, ttl time.Duration) time.Duration {
+	t.Helper()
+	ctx := t.Context()
+	if j.rdb.Exists(ctx, j.key).Val() != 0 && !j.rdb.HExists(ctx, j.key, j.field).Val() {
+		return j.left(t, j.key)
+	}
+	if err := j.rdb.HIncrBy(ctx, j.key, j.field, 1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	j.rdb.PExpire(ctx, j.key, ttl)
+	return 0
+}
+
+// renew is what its watchdog does.
+func (j redisson) renew(t *testing.T, ttl time.Duration) bool {
+	return j.rdb.HExists(t.Context(), j.key, j.field).Val() && j.rdb.PExpire(t.Context(), j.key, ttl).Val()
+}
+
+// unlock reports whether the lock was its own.
+func (j redisson) unlock(t *testing.T) bool {
+	ctx := t.Context()
+	if !j.rdb.HExists(ctx, j.key, j.field).Val() {
+		return false
+	}
+	if j.rdb.HIncrBy(ctx, j.key, j.field, -1).Val() > 0 {
+		return j.rdb.PExpire(ctx, j.key, time.Minute).Val()
+	}
+	return j.rdb.Del(ctx, j.key).Val() == 1 && j.rdb.Publish(ctx, j.channel, "0").Err() == nil
+}
+
+// threads are keys and the channels that Redisson has for them.
+func threads(r rig) []redisson {
+	const field = "8c0b3f0e-5d0c-4f6e-9a0e-0f3f0c8d9b1a:57"
+	return []redisson{
+		{r, "orders", "redisson_lock__channel:{orders}", field},
+		{r, "app:{orders}:1", "redisson_lock__channel:app:{orders}:1", field},
+		{r, "a}b", "redisson_lock__channel:{a}b}", field},
+		{r, "a{b", "redisson_lock__channel:a{b", field},
+	}
+}
+
+func TestRedissonAndHaspExcludeEachOther(t *testing.T) {
+	r := setup(t, nil)
+	for _, java := range threads(r) {
+		for range 2 {
+			if java.lock(t, time.Minute) != 0 {
+				t.Fatal("redisson cannot take a free key, and again")
+			}
+		}
+		for _, c := range []backend.Claim{claim(java.key), fenced(java.key)} {
+			var held *backend.HeldError
+			_, err := r.d.Acquire(t.Context(), c)
+			if !errors.As(err, &held) || held.RetryAfter < 50*time.Second || held.RetryAfter > time.Minute || held.Owner != "" {
+				t.Errorf("held by redisson: got %v", err)
+			}
+			if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("renew of redisson's hold: %v", err)
+			}
+			if err := r.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("release of redisson's hold: %v", err)
+			}
+		}
+		// What names a thread is no token, not even for whoever knows it.
+		if err := r.d.Release(t.Context(), backend.Claim{Key: java.key, Token: java.field}); !errors.Is(err, backend.ErrLost) {
+			t.Errorf("release with redisson's id: %v", err)
+		}
+		if !java.renew(t, time.Minute) || !java.unlock(t) {
+			t.Error("redisson has lost its hold")
+		}
+		if _, err := r.d.Acquire(t.Context(), claim(java.key)); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("locked twice and unlocked once: got %v", err)
+		}
+		if !java.unlock(t) {
+			t.Error("redisson has lost its hold")
+		}
+
+		for _, c := range []backend.Claim{claim(java.key), fenced(java.key)} {
+			r.acquire(t, c)
+			if left := java.lock(t, time.Minute); left <= 9*time.Second || left > 10*time.Second {
+				t.Errorf("redisson asks for what hasp holds, and hears %v", left)
+			}
+			if java.renew(t, time.Minute) || java.unlock(t) {
+				t.Error("redisson renews or frees what hasp holds")
+			}
+			if err := r.renew(t, c); err != nil {
+				t.Error(err)
+			}
+			r.release(t, c)
+			if java.lock(t, time.Minute) != 0 || !java.unlock(t) {
+				t.Error("redisson cannot take what hasp freed")
+			}
+		}
+	}
+}
+
+func TestRedissonAndHaspWakeEachOther(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		for _, java := range threads(b) {
+			java.lock(t, time.Minute)
+			java.lock(t, time.Minute)
+			w := a.wait(t, t.Context(), claim(java.key))
+			time.Sleep(3500 * time.Millisecond)
+			java.unlock(t)
+			w.waits(t)
+			time.Sleep(3500 * time.Millisecond)
+			java.unlock(t)
+			w.granted(t, time.Now(), 0, 0)
+
+			sub := java.rdb.Subscribe(t.Context(), java.channel)
+			if _, err := sub.Receive(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			heard := make(chan *redis.Message, 10)
+			go func() {
+				for {
+					m, err := sub.ReceiveMessage(t.Context())
+					if err != nil {
+						return
+					}
+					heard <- m
+				}
+			}()
+			a.release(t, w.c)
+			synctest.Wait()
+			if len(heard) != 1 || (<-heard).Payload != "0" {
+				t.Errorf("redisson has heard of a release of hasp's %d times", len(heard))
+			}
+			a.acquire(t, w.c)
+			if err := a.d.Break(t.Context(), java.key); err != nil {
+				t.Error(err)
+			}
+			// Nobody is told of what was nothing.
+			if err := a.d.Release(t.Context(), w.c); !errors.Is(err, backend.ErrLost) {
+				t.Error(err)
+			}
+			if err := a.d.Break(t.Context(), java.key); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+			if len(heard) != 1 || (<-heard).Payload != "0" {
+				t.Errorf("redisson has heard of a break %d times", len(heard))
+			}
+			sub.Close()
+		}
+	})
+}

@@ -1,0 +1,421 @@
+package pubsublock_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/pubsublock"
+)
+
+// Tests of Wait itself, in virtual time: what is said of durations is exact.
+
+// bubble runs f with two drivers on one Redis, of which the first goes through
+// the proxy.
+func bubble(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b rig)) {
+	synctest.Test(t, func(t *testing.T) {
+		v := redistest.Virtual(t)
+		a := rig{rdb: v.Client()}
+		b := rig{rdb: v.Direct()}
+		a.d, b.d = pubsublock.New(a.rdb, nil), pubsublock.New(b.rdb, nil)
+		defer a.d.Close()
+		defer b.d.Close()
+		f(t, v, a, b)
+	})
+}
+
+// waiter is a Wait under way.
+type waiter struct {
+	c     backend.Claim
+	stop  context.CancelFunc
+	done  chan struct{}
+	grant backend.Grant // these after done
+	err   error
+	at    time.Time
+}
+
+// wait begins a Wait, and returns when it has nothing to do but to wait.
+func (r rig) wait(t *testing.T, ctx context.Context, c backend.Claim) *waiter {
+	ctx, stop := context.WithCancel(ctx)
+	w := &waiter{c: c, stop: stop, done: make(chan struct{})}
+	t.Cleanup(stop)
+	go func() {
+		w.grant, w.err = r.d.Wait(ctx, c)
+		w.at = time.Now()
+		close(w.done)
+	}()
+	synctest.Wait()
+	return w
+}
+
+// granted fails the test unless the wait was granted between from and to after
+// the moment since.
+func (w *waiter) granted(t *testing.T, since time.Time, from, to time.Duration) {
+	t.Helper()
+	<-w.done
+	if w.err != nil {
+		t.Fatalf("wait: %v", w.err)
+	}
+	if d := w.at.Sub(since); d < from || d > to {
+		t.Errorf("granted after %v, want %v to %v", d, from, to)
+	}
+	if want := w.at.Add(w.c.TTL - backend.Drift(w.c.TTL)); !w.grant.Until.Equal(want) {
+		t.Errorf("until %v, want %v", w.grant.Until, want)
+	}
+}
+
+func (w *waiter) waits(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case <-w.done:
+		t.Fatalf("the wait has ended: %v", w.err)
+	default:
+	}
+}
+
+func (r rig) release(t *testing.T, c backend.Claim) {
+	t.Helper()
+	if err := r.d.Release(t.Context(), c); err != nil {
+		t.Fatalf("release %q: %v", c.Key, err)
+	}
+}
+
+func TestReleaseWakesAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		for _, kind := range []func(string) backend.Claim{claim, fenced} {
+			first, second := kind("k"), kind("k")
+			before := b.acquire(t, first)
+			w := a.wait(t, t.Context(), second)
+			time.Sleep(2300 * time.Millisecond)
+			w.waits(t)
+			b.release(t, first)
+			w.granted(t, time.Now(), 0, 0)
+			if first.Fenced && w.grant.Fence <= before.Fence {
+				t.Errorf("fence %d after %d", w.grant.Fence, before.Fence)
+			}
+			a.release(t, second)
+		}
+	})
+}
+
+func TestBreakWakesAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		b.rdb.Set(t.Context(), "k", "somebody's", 0)
+		w := a.wait(t, t.Context(), claim("k"))
+		time.Sleep(2300 * time.Millisecond)
+		w.waits(t)
+		if err := b.d.Break(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		w.granted(t, time.Now(), 0, 0)
+	})
+}
+
+// Others free a key without a word, and the dead cannot.
+func TestReleaseThatIsNotToldIsNoticedWithinASecond(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		for range 20 {
+			b.rdb.Set(t.Context(), "k", "somebody's", 0)
+			w := a.wait(t, t.Context(), claim("k"))
+			time.Sleep(3 * time.Second)
+			w.waits(t)
+			b.rdb.Del(t.Context(), "k")
+			w.granted(t, time.Now(), 0, time.Second)
+			a.release(t, w.c)
+		}
+	})
+}
+
+func TestEndOfTheHoldersTermIsNoticed(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		for _, term := range []time.Duration{100 * time.Millisecond, 999 * time.Millisecond, time.Second, 7777 * time.Millisecond} {
+			dead := claim("k")
+			dead.TTL = term
+			b.acquire(t, dead)
+			began := time.Now()
+			a.wait(t, t.Context(), claim("k")).granted(t, began, term, term+100*time.Millisecond)
+			b.rdb.Del(t.Context(), "k")
+		}
+	})
+}
+
+// A waiter costs the server a look, and a proof that it is there, a second.
+func TestWaitingCostsLittle(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		b.rdb.Set(t.Context(), "k", "somebody's", 0)
+		v.Proxy.Commands()
+		var all []*waiter
+		for range 3 {
+			all = append(all, a.wait(t, t.Context(), claim("k")))
+		}
+		time.Sleep(time.Minute)
+		n := map[string]int{}
+		for _, c := range v.Proxy.Commands() {
+			word, _, _ := strings.Cut(c, " ")
+			n[word]++
+		}
+		if n["subscribe"] != 1 || n["eval"] > len(all) || n["evalsha"] > len(all)*70 || n["ping"] > 62 || len(n) > 4 {
+			t.Errorf("in a minute, %d waiters sent %v", len(all), n)
+		}
+		for _, w := range all {
+			w.waits(t)
+			w.stop()
+		}
+	})
+}
+
+// Before its end a wait looks once more.
+func TestLastLookBeforeTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		for end := 50 * time.Millisecond; end < 3*time.Second; end += 171 * time.Millisecond {
+			b.rdb.Set(t.Context(), "k", "somebody's", 0)
+			ctx, cancel := context.WithTimeout(t.Context(), end)
+			w := a.wait(t, ctx, claim("k"))
+			time.Sleep(end - 5*time.Millisecond)
+			w.waits(t)
+			b.rdb.Del(t.Context(), "k")
+			w.granted(t, time.Now(), 0, 5*time.Millisecond)
+			a.release(t, w.c)
+			cancel()
+		}
+	})
+}
+
+func TestCancelledWaitSaysHeldAndLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		first := claim("k")
+		b.acquire(t, first)
+		w, deadline := a.wait(t, t.Context(), claim("k")), time.Now().Add(1500*time.Millisecond)
+		ctx, cancel := context.WithDeadline(t.Context(), deadline)
+		defer cancel()
+		late := a.wait(t, ctx, claim("k"))
+		time.Sleep(time.Second)
+		stopped := time.Now()
+		w.stop()
+		<-w.done
+		<-late.done
+		if !w.at.Equal(stopped) || !late.at.Equal(deadline) {
+			t.Errorf("ended %v after the cancel and %v after the deadline", w.at.Sub(stopped), late.at.Sub(deadline))
+		}
+		for _, w := range []*waiter{w, late} {
+			var held *backend.HeldError
+			if !errors.As(w.err, &held) || held.Owner != first.Owner || held.RetryAfter <= 8*time.Second || w.grant != (backend.Grant{}) {
+				t.Errorf("got %v, %+v", w.err, w.grant)
+			}
+		}
+		time.Sleep(5 * time.Second) // a channel is kept for a moment
+		if all := v.Mini.PubSubChannels(""); len(all) != 0 {
+			t.Errorf("subscribed to %q", all)
+		}
+		b.release(t, first)
+		if keys := v.Mini.Keys(); len(keys) != 0 {
+			t.Errorf("left %q", keys)
+		}
+	})
+}
+
+// What a waiter that gave up may still get is taken back, whenever it lands.
+func TestAttemptThatLandsLateIsTakenBack(t *testing.T) {
+	for name, land := range map[string]struct {
+		fault redistest.Fault
+		after time.Duration // 0: the call is still under way
+	}{
+		"while the call is under way": {redistest.HoldRequest, time.Second},
+		"after the call's end":        {redistest.HoldRequest, 4 * time.Second},
+		"at once, unanswered":         {redistest.HangReply, 0},
+		"at once, cut off":            {redistest.LoseReply, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+				a.release(t, mustAcquire(t, a, claim("k"))) // the scripts are known from here on
+				c := claim("k")
+				v.Proxy.Fail(c.Token, land.fault)
+				w := a.wait(t, t.Context(), c)
+				stopped := time.Now()
+				w.stop()
+				<-w.done
+				if w.err == nil || errors.Is(w.err, backend.ErrHeld) || w.at.After(stopped) {
+					t.Errorf("got %v, %v after the cancel", w.err, w.at.Sub(stopped))
+				}
+				time.Sleep(land.after)
+				v.Proxy.Release()
+				synctest.Wait()
+				time.Sleep(3*time.Second + time.Second) // the second release comes a Timeout after the first
+				if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
+					t.Errorf("left %q, %d faults to come", keys, v.Proxy.Pending())
+				}
+			})
+		})
+	}
+}
+
+func mustAcquire(t *testing.T, r rig, c backend.Claim) backend.Claim {
+	t.Helper()
+	r.acquire(t, c)
+	return c
+}
+
+// An unknown outcome ends a Wait, since only the engine may ask with another
+// token; the error says since when.
+func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
+	for name, c := range map[string]struct {
+		out  func(p *redistest.Proxy)
+		took time.Duration
+	}{
+		"down":    {(*redistest.Proxy).Down, 0},
+		"stalled": {(*redistest.Proxy).Stall, 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+				b.rdb.Set(t.Context(), "k", "somebody's", 0)
+				for _, before := range []bool{true, false} {
+					if before {
+						c.out(v.Proxy)
+					}
+					w := a.wait(t, t.Context(), claim("k"))
+					began := time.Now()
+					if !before {
+						c.out(v.Proxy)
+					}
+					<-w.done
+					outage(t, a, "wait", w.err)
+					var since interface{ Since() time.Time }
+					if !errors.As(w.err, &since) {
+						t.Fatalf("%v does not say since when", w.err)
+					}
+					quiet := w.at.Sub(since.Since())
+					if took := since.Since().Sub(began); took < 0 || took > time.Second || before && took > 0 {
+						t.Errorf("before %v: an outage noticed %v after it began", before, took)
+					}
+					if quiet < c.took || quiet > c.took+100*time.Millisecond {
+						t.Errorf("before %v: ridden out for %v, want %v", before, quiet, c.took)
+					}
+					v.Proxy.Up()
+					v.Proxy.Flow()
+					time.Sleep(10 * time.Second)
+				}
+			})
+		})
+	}
+}
+
+// That nobody can listen is no outage.
+func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		b.acquire(t, claim("k"))
+		for range 40 {
+			v.Proxy.Fail("subscribe", redistest.LoseRequest)
+		}
+		w := a.wait(t, t.Context(), claim("k"))
+		time.Sleep(1900 * time.Millisecond) // of which one second is a try to listen
+		w.waits(t)
+		v.Proxy.Stall()
+		stalled := time.Now()
+		<-w.done
+		outage(t, a, "wait", w.err)
+		var since interface{ Since() time.Time }
+		if !errors.As(w.err, &since) || since.Since().Before(stalled) {
+			t.Errorf("%v, since %v before the outage", w.err, stalled.Sub(since.Since()))
+		}
+		v.Proxy.Flow()
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// Who cannot listen asks again and again, and listens when that can be had.
+func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		first := claim("k")
+		first.TTL = time.Hour
+		b.acquire(t, first)
+		for range 40 { // seconds of tries
+			v.Proxy.Fail("subscribe", redistest.LoseRequest)
+		}
+		w := a.wait(t, t.Context(), claim("k"))
+		time.Sleep(1100 * time.Millisecond) // a third of the Timeout is given to it
+		w.waits(t)
+		if v.Proxy.Pending() == 0 {
+			t.Fatal("subscribed already")
+		}
+		b.release(t, first)
+		w.granted(t, time.Now(), 0, 110*time.Millisecond)
+		a.release(t, w.c)
+
+		b.acquire(t, first)
+		w = a.wait(t, t.Context(), claim("k"))
+		time.Sleep(time.Minute)
+		w.waits(t)
+		b.release(t, first)
+		w.granted(t, time.Now(), 0, 0)
+	})
+}
+
+// A message that is lost with its connection is made up for by a look when
+// the next one is there.
+func TestMessageLostWithItsConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		first := claim("k")
+		b.acquire(t, first)
+		w := a.wait(t, t.Context(), claim("k"))
+		v.Proxy.Fail("ping", redistest.LoseRequest)
+		for v.Proxy.Pending() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		b.release(t, first)
+		w.granted(t, time.Now(), 0, 100*time.Millisecond)
+	})
+}
+
+// Of many who wait, each gets the key at the very moment of a release.
+func TestEveryWaiterIsServed(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		first := claim("k")
+		b.acquire(t, first)
+		var all []*waiter
+		for i := range 12 {
+			all = append(all, []rig{a, b}[i%2].wait(t, t.Context(), claim("k")))
+		}
+		time.Sleep(1234 * time.Millisecond)
+		released := time.Now()
+		b.release(t, first)
+		for len(all) > 0 {
+			synctest.Wait()
+			i := slices.IndexFunc(all, func(w *waiter) bool {
+				select {
+				case <-w.done:
+					return true
+				default:
+					return false
+				}
+			})
+			if i < 0 {
+				t.Fatalf("nobody of %d has it", len(all))
+			}
+			all[i].granted(t, released, 0, 0)
+			a.release(t, all[i].c)
+			all = slices.Delete(all, i, i+1)
+		}
+	})
+}
+
+func TestWaitOnAClosedDriver(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		b.acquire(t, claim("k"))
+		a.d.Close()
+		w := a.wait(t, t.Context(), claim("k"))
+		<-w.done
+		if w.err == nil || errors.Is(w.err, backend.ErrHeld) {
+			t.Errorf("got %v", w.err)
+		}
+		if err := a.d.Close(); err != nil {
+			t.Errorf("close again: %v", err)
+		}
+	})
+}
