@@ -97,12 +97,46 @@ func TestSentinelsThatAreAway(t *testing.T) {
 	set := redistest.StartSentinel(t, nil)
 	set.Sentinels[0].Kill()
 	set.Sentinels[1].Pause()
-	s, err := open(t, set.URL(), nil)
+	s := openWithout(t, set.URL())
+	expect(t, s, "set", "OK", "set", "k", "v")
+
+	// If nobody answers, all are waited for.
+	set.Sentinels[2].Pause()
+	time.AfterFunc(grace*3/2, func() {
+		set.Sentinels[1].Resume()
+		set.Sentinels[2].Resume()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := Open(ctx, set.URL(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, s, "set", "OK", "set", "k", "v")
-	set.Sentinels[1].Resume()
+	s.Close()
+}
+
+// openWithout opens a set of which somebody hangs, with all the time in the
+// world.
+func openWithout(t *testing.T, url string) (s *Store) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		s, err = Open(ctx, url, nil)
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("Open waits for those who hang")
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
 }
 
 // And a node of a cluster, a whole master; but not many.
@@ -115,19 +149,24 @@ func TestNodesThatAreAway(t *testing.T) {
 		key += "a"
 	}
 	away.Pause()
-	s, err := open(t, set.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := openWithout(t, set.URL())
 	expect(t, s, "set", "OK", "set", key, "v")
+	for range 8 { // of which some begin with the one that hangs
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := s.servers.(*cluster).look.wait(ctx); err != nil {
+			t.Error(err)
+		}
+		cancel()
+	}
 	away.Resume()
 	expect(t, s, "set", "OK", "set", "k", "v")
 
 	// One server alone, by an URL that says so, redirects: that is explained.
-	if s, err = open(t, away.URL(), nil); err != nil {
+	one, err := open(t, away.URL(), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Do(t.Context(), "get", key); err == nil || !strings.Contains(err.Error(), "redis-cluster://") {
+	if _, err := one.Do(t.Context(), "get", key); err == nil || !strings.Contains(err.Error(), "redis-cluster://") {
 		t.Errorf("got %v", err)
 	}
 }

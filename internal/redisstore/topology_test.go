@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +102,21 @@ func TestSentinel(t *testing.T) {
 	}
 	first := set.Master()
 	callsEnd(t, s, first)
+
+	// Who fails is asked about, though he may be right.
+	searched := func() time.Time {
+		topology.look.mu.Lock()
+		defer topology.look.mu.Unlock()
+		return topology.look.ended
+	}
+	before := searched()
+	topology.failed(topology.known(), io.EOF)
+	eventually(t, "search", func(context.Context) error {
+		if !searched().After(before) {
+			return errors.New("none was made")
+		}
+		return nil
+	})
 
 	// A sentinel that missed something does not count, and a server that is
 	// no master is none, whoever says so.
@@ -230,11 +246,13 @@ func spread(t *testing.T, s *Store, set *redistest.Cluster, hung *redistest.Serv
 	var calls []Call
 	want := 0
 	for i := range 12 {
-		key := fmt.Sprint("spread", i)
-		calls = append(calls, Call{[]string{key}, []any{1}})
-		if set.Master(key) != hung {
-			want++
+		call := Call{[]string{fmt.Sprint("spread", i)}, []any{1}}
+		if set.Master(call.Keys[0]) == hung {
+			calls = append([]Call{call}, calls...) // first, to hold up as many as it can
+			continue
 		}
+		calls = append(calls, call)
+		want++
 	}
 	s.RunEach(t.Context(), counting, calls, func(int, any, error) {})
 	hung.Pause()

@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Sentinel is a master with two replicas, watched by three sentinels. They
@@ -228,33 +228,36 @@ func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 func (s *Sentinel) Failover() {
 	s.t.Helper()
 	old := s.Master()
-	s.must("failover", until("start of a failover", func(ctx context.Context) error {
-		var first error
-		for _, sentinel := range s.Sentinels {
-			if sentinel.away.Load() {
-				continue
-			}
-			_, err := sentinel.command(ctx, "sentinel", "failover", s.Name)
-			if err == nil {
-				return nil
-			}
-			first = errors.Join(first, err)
-		}
-		return first
-	}))
+	asked := time.Time{}
 	s.must("failover", until("failover", func(ctx context.Context) error {
 		master, err := s.master(ctx)
 		if err != nil {
 			return err
 		}
 		if master == old {
-			return errors.New("not yet")
+			// Again and again: one that finds no replica fit gives up.
+			if time.Since(asked) > time.Second {
+				asked = time.Now()
+				_, err = s.leader().command(ctx, "sentinel", "failover", s.Name)
+			}
+			return fmt.Errorf("%s is still the master: %w", old.Addr, err)
 		}
 		if role, _, err := master.role(ctx); err != nil || role != "master" {
 			return fmt.Errorf("%s is %s, %v", master.Addr, role, err)
 		}
 		return nil
 	}))
+}
+
+// leader is the sentinel that does all failovers, so that it knows when one is
+// under way.
+func (s *Sentinel) leader() *Server {
+	for _, sentinel := range s.Sentinels {
+		if !sentinel.away.Load() {
+			return sentinel
+		}
+	}
+	return s.Sentinels[0]
 }
 
 func (s *Set) must(what string, err error) {
