@@ -224,7 +224,7 @@ var (
 	lookScript    = redisstore.NewScript(recordSrc + passSrc + stateSrc + lookSrc)
 	releaseScript = redisstore.NewScript(recordSrc + passSrc + releaseSrc)
 	breakScript   = redisstore.NewScript(recordSrc + passSrc + breakSrc)
-	renewScript   = redisstore.NewScript(renewSrc)
+	renewScript   = redisstore.NewHold(renewSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)
 )
 
