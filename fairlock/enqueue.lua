@@ -1,4 +1,5 @@
--- Gives a token a place in the queue, unless it has one or holds the key. A free key is passed on.
+-- Gives a token the key, if nobody holds it or waits for it, or else a place in the queue, unless
+-- it has one or holds the key. A free key is passed on.
 -- ARGV[2..]: token, owner, term of a hand-over in ms, whether fenced (0 or 1), PUBLISH, SPUBLISH
 -- or - for none, channel, round, the whole term in ms, the window in ms
 -- Returns what state says. A hold that the token has is raised to the whole term, and written in
@@ -9,6 +10,10 @@ if has == token then
 	local left = redis.call('PTTL', lock)
 	if left >= 0 and left <= tonumber(whole) then redis.call('PEXPIRE', lock, whole) end
 	return state(token, '', nil, has, whose, fence)
+end
+if not has and redis.call('EXISTS', queue) == 0 then
+	fence = take(token, owner, term, fenced)
+	return state(token, '', {fence and 1 or -1, token, round, fence or '0'})
 end
 local n = 0
 if redis.call('HSETNX', entries, token, table.concat({how, channel, round, term, fenced, owner}, ' ')) == 1 then

@@ -120,6 +120,35 @@ func TestLateCommand(t *testing.T) {
 	}
 }
 
+// A grant that nobody waits for any more is passed on as soon as it is heard
+// of, however long ago its waiter gave up.
+func TestGrantThatNobodyWaitsForIsPassedOn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		holder, ps := w.procs(2)
+		ps[1].wait().stop()
+		w.settle()
+		c := claim("k")
+		ps[1].lose = c.Token
+		x := ps[1].wait(func(was *backend.Claim) { was.Token = c.Token })
+		time.Sleep(100 * time.Millisecond)
+		x.stop()
+		before := ps[1].wait()
+		time.Sleep(20 * time.Second) // nobody expects it any more
+		ps[1].land()
+		after := ps[1].wait()
+		if got := w.owners(); len(got) != 3 {
+			w.Fatalf("%q wait", got)
+		}
+		ps[0].release(holder)
+		before.gotWithin(time.Now(), 0)
+		before.release()
+		after.gotWithin(time.Now(), 0)
+		after.release()
+		time.Sleep(time.Second)
+		w.empty("all were served")
+	})
+}
+
 func TestWaitRidesOutAnOutage(t *testing.T) {
 	for name, fault := range map[string]func(p *redistest.Proxy) (mend func()){
 		"down":    func(p *redistest.Proxy) func() { p.Down(); return p.Up },

@@ -106,7 +106,6 @@ func (r rig) dead(t *testing.T, n int, how string, till time.Duration) {
 
 // A queue is looked at in pieces, and what is left of it by the next look.
 func TestLongQueueOfTheDead(t *testing.T) {
-	t.Parallel()
 	for _, n := range []int{31, 32, 33, 64, 200} {
 		r := setup(t, nil)
 		c := claim("k")

@@ -60,6 +60,7 @@ type conn struct {
 	net.Conn
 	p             *proc
 	listens, deaf atomic.Bool
+	slow          atomic.Pointer[chan struct{}] // what is said is not heard before that is closed
 }
 
 func (c *conn) Write(b []byte) (int, error) {
@@ -75,7 +76,11 @@ func (c *conn) Write(b []byte) (int, error) {
 
 func (c *conn) Read(b []byte) (int, error) {
 	for {
-		if n, err := c.Conn.Read(b); err != nil || !c.deaf.Load() {
+		n, err := c.Conn.Read(b)
+		if slow := c.slow.Load(); slow != nil {
+			<-*slow
+		}
+		if err != nil || !c.deaf.Load() {
 			return n, err
 		}
 	}
@@ -114,6 +119,20 @@ func (p *proc) deafen() {
 	for _, c := range p.conns {
 		c.deaf.Store(c.listens.Load())
 	}
+}
+
+// slow has what is said on the connection of the messages come late: when the
+// function that it returns is called.
+func (p *proc) slow() (late func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	flow := make(chan struct{})
+	for _, c := range p.conns {
+		if c.listens.Load() {
+			c.slow.Store(&flow)
+		}
+	}
+	return func() { close(flow) }
 }
 
 func (p *proc) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -718,6 +737,33 @@ func TestGrantThatRanOutIsNotDelivered(t *testing.T) {
 		time.Sleep(time.Second)
 		x.waits() // behind the other
 		ps[1].proxy.Delay(0)
+		other.release()
+		x.gotWithin(time.Now(), time.Second)
+		if err := ps[1].renew(x.c); err != nil {
+			w.Errorf("delivered, but: %v", err)
+		}
+	})
+}
+
+// A message that comes when its grant has run out, and its waiter stands in the
+// queue again, is not taken for the next grant.
+func TestMessageThatComesTooLate(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		x := ps[1].wait(func(c *backend.Claim) { c.TTL = 200 * time.Millisecond })
+		other := ps[2].wait()
+		time.Sleep(window/3 + 50*time.Millisecond) // the next look comes when the grant has run out
+		late := sync.OnceFunc(ps[1].slow())
+		defer late()
+		ps[0].release(c)
+		other.gotWithin(time.Now(), window/3)
+		w.settle()
+		if got := w.owners(); !slices.Equal(got, []string{x.c.Owner}) {
+			w.Fatalf("%q wait", got)
+		}
+		late()
+		w.settle()
+		x.waits()
 		other.release()
 		x.gotWithin(time.Now(), time.Second)
 		if err := ps[1].renew(x.c); err != nil {
