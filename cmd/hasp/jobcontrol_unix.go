@@ -47,8 +47,9 @@ func (j *job) stopped(sig syscall.Signal) {
 //
 // Others of the group get SIGTSTP and may prepare. hasp itself takes SIGSTOP:
 // Go keeps its handler of SIGTSTP once it was asked for, and the default
-// action of the signal cannot be had back. Reset keeps hasp's own SIGTSTP
-// from being passed on to the command later.
+// action of the signal cannot be had back. Ignored, hasp's own SIGTSTP is
+// dropped by the kernel; with no more than nobody to tell it to, the handler
+// could come to run after the stop, and stop the command once more.
 func (j *job) suspend() {
 	if sid, err := unix.Getsid(0); err != nil || sid == unix.Getpgrp() {
 		return
@@ -59,7 +60,8 @@ func (j *job) suspend() {
 		}
 	}
 	j.settle()
-	signal.Reset(unix.SIGTSTP)
+	heard := notIgnored(passedOn)
+	signal.Ignore(unix.SIGTSTP)
 	_ = syscall.Kill(0, unix.SIGTSTP)
 	_ = syscall.Kill(syscall.Getpid(), unix.SIGSTOP)
 	for sig := range j.signals {
@@ -68,7 +70,7 @@ func (j *job) suspend() {
 		}
 		j.signal(sig.(syscall.Signal))
 	}
-	signal.Notify(j.signals, notIgnored(passedOn)...)
+	signal.Notify(j.signals, heard...)
 }
 
 // settle has the lease confirmed, so that no renewal is under way and none is
