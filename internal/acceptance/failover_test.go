@@ -26,10 +26,10 @@ func pairs(t *testing.T, url, params string, opts ...hasp.Option) (all []*pair) 
 	for _, strategy := range onRedis() {
 		p := &pair{strategy: strategy, key: "{k}" + strategy + params}
 		for _, c := range []**hasp.Client{&p.holder, &p.other} {
-			var err error
-			if *c, err = hasp.Open(t.Context(), strategy+"+"+url+"?"+params, nil); err != nil {
-				t.Fatal(err)
-			}
+			eventually(t, strategy+": open", func() (err error) {
+				*c, err = hasp.Open(t.Context(), strategy+"+"+url+"?"+params, nil)
+				return err
+			})
 			t.Cleanup(func() { (*c).Close() })
 		}
 		eventually(t, strategy+": lock", func() (err error) {

@@ -108,6 +108,9 @@ func (c *Cluster) complete(ctx context.Context) error {
 			if role, inStep, err := srv.role(ctx); err != nil || role != "slave" || !inStep {
 				return fmt.Errorf("replica %s: %s, in step: %v, %v", srv.Addr, role, inStep, err)
 			}
+			if err := c.Servers[i-masters].followed(ctx, 1); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

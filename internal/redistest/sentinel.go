@@ -171,6 +171,9 @@ func (s *Sentinel) complete(ctx context.Context) error {
 			return fmt.Errorf("replica %s: %s, in step: %v, %v", replica.Addr, role, inStep, err)
 		}
 	}
+	if err := s.Servers[0].followed(ctx, 2); err != nil {
+		return err
+	}
 	for _, sentinel := range s.Sentinels {
 		if _, err := sentinel.command(ctx, "sentinel", "ckquorum", s.Name); err != nil {
 			return err

@@ -154,6 +154,15 @@ func (s *Server) role(ctx context.Context) (role string, inStep bool, err error)
 	return fmt.Sprint(parts[0]), len(parts) > 3 && parts[3] == "connected", nil
 }
 
+// followed tells what is missing until a master hears from its replicas.
+func (s *Server) followed(ctx context.Context, replicas int64) error {
+	v, err := s.command(ctx, "wait", replicas, 1000)
+	if n, _ := v.(int64); err == nil && n < replicas {
+		err = fmt.Errorf("%s has %d replicas", s.Addr, n)
+	}
+	return err
+}
+
 // port returns one that is free, and free 10,000 higher too, both below those
 // that connections are given by most systems.
 func port() (int, error) {
