@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -79,9 +80,14 @@ func shell(args []string) int {
 		switch {
 		case ws.Exited():
 			fmt.Fprintf(report, "exited %d: %s\n", ws.ExitStatus(), who)
-			return 0
 		case ws.Signaled():
 			fmt.Fprintf(report, "killed by %d: %s\n", ws.Signal(), who)
+		}
+		if !ws.Stopped() {
+			// The terminal is hung up when its first process ends, and what
+			// nobody has read from it yet may be lost.
+			fmt.Fprintln(os.Stderr, farewell)
+			_, _ = orders.WriteTo(io.Discard)
 			return 0
 		}
 		fmt.Fprintf(report, "stopped: %s\n", who)
@@ -96,6 +102,9 @@ func shell(args []string) int {
 		fmt.Fprint(report, "continued\n")
 	}
 }
+
+// farewell is the last that a shell shows.
+const farewell = "the shell has no jobs left"
 
 // session is a person at a terminal with a shell that runs one job.
 type session struct {
@@ -152,6 +161,12 @@ func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 		_ = cmd.Wait()
 	})
 	return s
+}
+
+// end waits until all that the job has shown is there.
+func (s *session) end() {
+	s.t.Helper()
+	s.expect(farewell)
 }
 
 func (s *session) order(text string) {

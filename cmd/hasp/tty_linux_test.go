@@ -181,7 +181,7 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 func TestCtrlZWithoutAShellGoesOn(t *testing.T) {
 	t.Parallel()
 	p, slave := openPTY(t)
-	cmd := self(t.Context(), t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; read x; echo got $x")
+	cmd := self(t.Context(), t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; read x; echo got $x; read y")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
 	if err := cmd.Start(); err != nil {
