@@ -238,13 +238,13 @@ func (d *Driver) call(key string, args ...any) redisstore.Call {
 			redisstore.DerivedKey("entries", key),
 			redisstore.DerivedKey("alive", key),
 		},
-		Args: append([]any{millis(d.fenceTTL)}, args...),
+		Args: append([]any{redisstore.Millis(d.fenceTTL)}, args...),
 	}
 }
 
 // Acquire takes c.Key if nothing is stored under it and nobody waits for it.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, millis(c.TTL), flag(c.Fenced)))
+	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flag(c.Fenced)))
 	if err != nil {
 		return backend.Grant{}, err
 	}
@@ -266,7 +266,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	calls := make([]redisstore.Call, len(cs))
 	for i, c := range cs {
-		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(c.Key)}, Args: []any{c.Token, millis(c.TTL)}}
+		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(c.Key)}, Args: []any{c.Token, redisstore.Millis(c.TTL)}}
 	}
 	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
 		switch {
@@ -350,11 +350,6 @@ func noFence(key string) error {
 }
 
 var errClosed = errors.New("fairlock: driver is closed")
-
-// millis is a term in the unit of Redis, rounded up.
-func millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
-}
 
 func flag(b bool) int {
 	if b {

@@ -184,7 +184,7 @@ func (l *line) questions() (qs []question, timeout time.Duration) {
 // ask makes one look.
 func (l *line) ask(qs []question, timeout time.Duration) (state, error) {
 	d := l.d
-	args := []any{l.ear.channel, millis(d.window), 0, ""}
+	args := []any{l.ear.channel, redisstore.Millis(d.window), 0, ""}
 	for _, q := range qs {
 		args = append(args, q.w.c.Token)
 	}
@@ -276,7 +276,7 @@ func (d *Driver) goOn(key string, r parts) {
 		for r.int(0) == 2 && d.open.Err() == nil {
 			ctx, cancel := context.WithTimeout(d.calls, onTimeout)
 			sent := time.Now()
-			reply, err := d.store.Run(ctx, lookScript, d.call(key, d.listensFor(key), millis(d.window), r.int(1), r.text(2)))
+			reply, err := d.store.Run(ctx, lookScript, d.call(key, d.listensFor(key), redisstore.Millis(d.window), r.int(1), r.text(2)))
 			cancel()
 			s, ok := decode(reply)
 			if err != nil || !ok {

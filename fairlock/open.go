@@ -27,12 +27,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		}
 		o.Window = window
 	}
-	if text, ok := c.Params["fence_ttl"]; ok {
-		ttl, err := time.ParseDuration(text)
-		if err != nil || ttl < time.Millisecond {
-			return nil, fmt.Errorf("%w: parameter fence_ttl=%q: want a positive duration such as 720h", backend.ErrInvalid, text)
-		}
-		o.FenceTTL = ttl
+	var err error
+	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
+		return nil, err
 	}
 	s, err := redisstore.Open(ctx, c.Nodes[0], c.Params)
 	if err != nil {

@@ -201,8 +201,8 @@ func (w *waiter) ask(ctx context.Context) error {
 	missed := l.ear.missed
 	d.mu.Unlock()
 	w.sent = true
-	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, millis(w.term), flag(w.c.Fenced),
-		l.ear.how, l.ear.channel, w.round, millis(w.c.TTL), millis(d.window)))
+	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, redisstore.Millis(w.term), flag(w.c.Fenced),
+		l.ear.how, l.ear.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
 	if err != nil {
 		w.doubt = true
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -20,12 +19,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, fmt.Errorf("%w: %d nodes: want one, as in pubsublock+redis://localhost:6379", backend.ErrInvalid, len(c.Nodes))
 	}
 	o := Options{Channel: c.Params["channel"]}
-	if text, ok := c.Params["fence_ttl"]; ok {
-		ttl, err := time.ParseDuration(text)
-		if err != nil || ttl < time.Millisecond {
-			return nil, fmt.Errorf("%w: parameter fence_ttl=%q: want a positive duration such as 720h", backend.ErrInvalid, text)
-		}
-		o.FenceTTL = ttl
+	var err error
+	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
+		return nil, err
 	}
 	if _, err := newDriver(nil, &o); err != nil {
 		return nil, err // before anything is connected to

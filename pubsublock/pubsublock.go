@@ -179,18 +179,18 @@ var (
 	breakScript   = redisstore.NewScript(breakSrc)
 )
 
-// mark ends the token in a record's field. No token contains it.
-const mark = "#"
+// mark ends the token in a record.
+const mark = redisstore.Mark
 
 // Acquire takes c.Key if nothing is stored under it.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
-		Args: []any{c.Token + mark + c.Owner, millis(c.TTL)},
+		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL)},
 	}
 	if c.Fenced {
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
-		call.Args = append(call.Args, millis(d.fenceTTL))
+		call.Args = append(call.Args, redisstore.Millis(d.fenceTTL))
 	}
 	reply, err := d.store.Run(ctx, acquireScript, call)
 	if err != nil {
@@ -206,8 +206,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return backend.Grant{Fence: n}, nil
 		}
 	case len(parts) == 3 && parts[0] == int64(0):
-		if found, ok := decode(append(parts[1:], "")); ok {
-			return backend.Grant{}, found.held()
+		if found, ok := redisstore.Decode(append(parts[1:], "")); ok {
+			return backend.Grant{}, found.Held()
 		}
 	case len(parts) == 1 && parts[0] == int64(-1):
 		return backend.Grant{}, fmt.Errorf("%w: what is stored under %q is no fence; whoever put it there must remove it", backend.ErrInvalid, call.Keys[1])
@@ -221,33 +221,20 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	for i, c := range cs {
 		calls[i] = redisstore.Call{
 			Keys: []string{redisstore.LockKey(c.Key)},
-			Args: []any{c.Token + mark, millis(c.TTL)},
+			Args: []any{c.Token + mark, redisstore.Millis(c.TTL)},
 		}
 	}
 	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
-		done(i, backend.Grant{}, d.owned(reply, err))
+		done(i, backend.Grant{}, d.store.Owned(reply, err))
 	})
 }
 
 // Release removes the record of c.Token and wakes those who wait for the key.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	return d.owned(d.store.Run(ctx, releaseScript, redisstore.Call{
+	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: []any{c.Token + mark, c.Owner, d.channelOf(c.Key), d.publish()},
 	}))
-}
-
-// owned is the outcome of a script that says whether its token held the key.
-func (d *Driver) owned(reply any, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case reply == int64(1):
-		return nil
-	case reply == int64(0):
-		return backend.ErrLost
-	}
-	return d.store.Unexpected(reply)
 }
 
 // channelOf returns the channel on which a release of key is told.
@@ -275,26 +262,6 @@ func (d *Driver) publish() string {
 		return "spublish"
 	}
 	return "publish"
-}
-
-// millis is a term in the unit of Redis, rounded up.
-func millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
-}
-
-// owner returns the owner in the field of a record of hasp's, and nothing of
-// any other field, which may be anybody's.
-func owner(field string) string {
-	token, owner, ok := strings.Cut(field, mark)
-	for _, r := range token {
-		if !strings.ContainsRune("-_", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
-			return ""
-		}
-	}
-	if !ok || token == "" {
-		return ""
-	}
-	return owner
 }
 
 func init() { hasp.Register("pubsublock", open) }

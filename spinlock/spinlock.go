@@ -52,7 +52,6 @@ import (
 	_ "embed"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -137,8 +136,8 @@ var (
 	inspectScript = redisstore.NewScript(inspectSrc)
 )
 
-// mark ends the token in a record. No token contains it.
-const mark = "#"
+// mark ends the token in a record.
+const mark = redisstore.Mark
 
 // Acquire takes c.Key if nothing is stored under it.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -146,7 +145,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.acquireFenced(ctx, c)
 	}
 	key := redisstore.LockKey(c.Key)
-	reply, err := d.store.Hold(ctx, "set", key, c.Token+mark+c.Owner, "px", millis(c.TTL), "nx")
+	reply, err := d.store.Hold(ctx, "set", key, c.Token+mark+c.Owner, "px", redisstore.Millis(c.TTL), "nx")
 	switch {
 	case err != nil:
 		return backend.Grant{}, err
@@ -162,8 +161,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 // fails takes nothing from it.
 func (d *Driver) held(ctx context.Context, key string) error {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: []string{key}})
-	if found, ok := decode(reply); err == nil && ok {
-		return found.held()
+	if found, ok := redisstore.Decode(reply); err == nil && ok {
+		return found.Held()
 	}
 	return &backend.HeldError{}
 }
@@ -172,7 +171,7 @@ func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Gr
 	fence := redisstore.DerivedKey("fence", c.Key)
 	reply, err := d.store.Run(ctx, acquireScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key), fence},
-		Args: []any{c.Token + mark + c.Owner, millis(c.TTL), millis(d.fenceTTL)},
+		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL), redisstore.Millis(d.fenceTTL)},
 	})
 	if err != nil {
 		return backend.Grant{}, err
@@ -184,8 +183,8 @@ func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Gr
 			return backend.Grant{Fence: n}, nil
 		}
 	case len(parts) == 3 && parts[0] == int64(0):
-		if found, ok := decode(append(parts[1:], "")); ok {
-			return backend.Grant{}, found.held()
+		if found, ok := redisstore.Decode(append(parts[1:], "")); ok {
+			return backend.Grant{}, found.Held()
 		}
 	case len(parts) == 1 && parts[0] == int64(-1):
 		return backend.Grant{}, fmt.Errorf("%w: what is stored under %q is no fence; whoever put it there must remove it", backend.ErrInvalid, fence)
@@ -199,53 +198,20 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	for i, c := range cs {
 		calls[i] = redisstore.Call{
 			Keys: []string{redisstore.LockKey(c.Key)},
-			Args: []any{c.Token + mark, millis(c.TTL)},
+			Args: []any{c.Token + mark, redisstore.Millis(c.TTL)},
 		}
 	}
 	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
-		done(i, backend.Grant{}, d.owned(reply, err))
+		done(i, backend.Grant{}, d.store.Owned(reply, err))
 	})
 }
 
 // Release removes the record of c.Token.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	return d.owned(d.store.Run(ctx, releaseScript, redisstore.Call{
+	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: []any{c.Token + mark},
 	}))
-}
-
-// owned is the outcome of a script that says whether its token held the key.
-func (d *Driver) owned(reply any, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case reply == int64(1):
-		return nil
-	case reply == int64(0):
-		return backend.ErrLost
-	}
-	return d.store.Unexpected(reply)
-}
-
-// millis is a term in the unit of Redis, rounded up.
-func millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
-}
-
-// owner returns the owner in a record of hasp's, and nothing of any other
-// value, which may be anybody's.
-func owner(record string) string {
-	token, owner, ok := strings.Cut(record, mark)
-	for _, r := range token {
-		if !strings.ContainsRune("-_", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
-			return ""
-		}
-	}
-	if !ok || token == "" {
-		return ""
-	}
-	return owner
 }
 
 func init() { hasp.Register("spinlock", open) }
