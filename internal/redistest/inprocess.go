@@ -20,6 +20,7 @@ type inProcess struct {
 	mini  *miniredis.Miniredis
 	addr  atomic.Value // of mini, as string
 	tls   *tls.Config
+	id    identity
 }
 
 func (s *Server) startInProcess() error {
@@ -78,6 +79,8 @@ func (p *inProcess) run(m *miniredis.Miniredis) error {
 		return err
 	}
 	m.ClockTTL(true)
+	p.id.renew()
+	m.Server().SetPreHook(p.id.answer)
 	switch o := p.s.o; {
 	case o.User != "":
 		m.RequireUserAuth(o.User, o.Password)

@@ -108,7 +108,7 @@ func (s *Sentinel) startSentinels() error {
 func (s *Server) hurry() {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	s.command(ctx, "sentinel", "debug", "info-period", 200, "publish-period", 200, "tilt-trigger", 1000000000)
+	s.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
 }
 
 // id is the name of a sentinel or of a node of a cluster.

@@ -2,8 +2,10 @@ package redistest
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -15,20 +17,66 @@ import (
 type VirtualServer struct {
 	Mini  *miniredis.Miniredis
 	Proxy *Proxy
-	t     testing.TB
+
+	t    testing.TB
+	addr string
+	id   identity
 }
 
 // Virtual starts a VirtualServer, which is to be called, and ends, within the
 // bubble. No socket is involved.
-func Virtual(t testing.TB) *VirtualServer {
-	v := &VirtualServer{Mini: miniredis.NewMiniRedis(), t: t}
+func Virtual(t testing.TB) *VirtualServer { return virtual(t, "virtual:6379") }
+
+// VirtualNodes starts n of them, whose addresses differ.
+func VirtualNodes(t testing.TB, n int) VirtualServers {
+	all := make(VirtualServers, n)
+	for i := range all {
+		all[i] = virtual(t, fmt.Sprintf("node%d:6379", i+1))
+	}
+	return all
+}
+
+func virtual(t testing.TB, addr string) *VirtualServer {
+	v := &VirtualServer{Mini: miniredis.NewMiniRedis(), t: t, addr: addr}
 	v.Mini.ClockTTL(true)
+	conn, err := v.Mini.Dial() // which starts it
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
+	conn.Close()
+	v.id.renew()
+	v.Mini.Server().SetPreHook(v.id.answer)
 	v.Proxy = newProxy(v.Mini.Dial)
 	t.Cleanup(func() {
 		v.Proxy.Close()
 		v.Mini.Close()
 	})
 	return v
+}
+
+// Kill ends the server for all who come through its Proxy.
+func (v *VirtualServer) Kill() { v.Proxy.Down() }
+
+// Start starts a killed server again, with the data it had or without any.
+func (v *VirtualServer) Start(data bool) {
+	if !data {
+		v.Mini.FlushAll()
+	}
+	if err := v.Direct().ScriptFlush(context.Background()).Err(); err != nil {
+		v.t.Errorf("redistest: %v", err)
+	}
+	v.id.renew()
+	v.Proxy.Up()
+}
+
+// Restart is Kill and Start.
+func (v *VirtualServer) Restart(data bool) { v.Kill(); v.Start(data) }
+
+// Skew sets the clock that TIME tells ahead by d; terms are as they were.
+func (v *VirtualServer) Skew(d time.Duration) {
+	v.id.mu.Lock()
+	defer v.id.mu.Unlock()
+	v.id.skew = d
 }
 
 // Client returns a go-redis client of the server, through its Proxy. Its calls
@@ -42,18 +90,33 @@ func (v *VirtualServer) Direct() *redis.Client {
 
 func (v *VirtualServer) client(dial func(context.Context, string, string) (net.Conn, error)) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
-		Addr:                  "virtual:6379",
+		Addr:                  v.addr,
 		Dialer:                dial,
 		ContextTimeoutEnabled: true,
 		ReadTimeout:           -1,
 		WriteTimeout:          -1,
-		DialerRetries:         1,
-		MaxRetries:            -1,
-		DisableIdentity:       true,
+		// Whoever waits for a connection takes a timer that go-redis keeps for
+		// the whole process, and a bubble's timer is fatal to another bubble.
+		PoolSize:        10_000,
+		DialerRetries:   1,
+		MaxRetries:      -1,
+		DisableIdentity: true,
 		MaintNotificationsConfig: &maintnotifications.Config{
 			Mode: maintnotifications.ModeDisabled,
 		},
 	})
 	v.t.Cleanup(func() { rdb.Close() })
 	return rdb
+}
+
+// VirtualServers are independent of each other.
+type VirtualServers []*VirtualServer
+
+// Clients returns a client of each, as Client does.
+func (vs VirtualServers) Clients() []redis.UniversalClient {
+	all := make([]redis.UniversalClient, len(vs))
+	for i, v := range vs {
+		all[i] = v.Client()
+	}
+	return all
 }

@@ -1,0 +1,114 @@
+package redistest
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Nodes are servers that know nothing of each other, each with a way to it
+// that can be made to fail.
+type Nodes struct {
+	Servers []*Server
+	Proxies []*Proxy
+}
+
+// StartNodes starts n servers for t, no two of them the same.
+func StartNodes(t testing.TB, n int, o *Options) *Nodes {
+	t.Helper()
+	own := Options{Own: true}
+	if o != nil {
+		own = *o
+		own.Own = true
+	}
+	ns := &Nodes{}
+	for range n {
+		s := Start(t, &own)
+		ns.Servers = append(ns.Servers, s)
+		ns.Proxies = append(ns.Proxies, s.Proxy())
+	}
+	return ns
+}
+
+// URL is how hasp is told of all nodes, through their proxies.
+func (ns *Nodes) URL() string {
+	return ns.join(func(i int) string { return ns.Proxies[i].Addr() })
+}
+
+// Direct is URL past the proxies.
+func (ns *Nodes) Direct() string {
+	return ns.join(func(i int) string { return ns.Servers[i].Addr })
+}
+
+func (ns *Nodes) join(addr func(i int) string) string {
+	all := make([]string, len(ns.Servers))
+	for i := range all {
+		all[i] = addr(i)
+	}
+	o := ns.Servers[0].o
+	return "redis://" + userinfo(o.User, o.Password) + strings.Join(all, ",") + "/0"
+}
+
+// Clients returns a client of each node, through its proxy, whose calls end by
+// the deadlines of their contexts.
+func (ns *Nodes) Clients() []redis.UniversalClient {
+	all := make([]redis.UniversalClient, len(ns.Servers))
+	for i, s := range ns.Servers {
+		o := s.ClientOptions()
+		o.Addr = ns.Proxies[i].Addr()
+		o.ContextTimeoutEnabled = true
+		rdb := redis.NewClient(o)
+		s.t.Cleanup(func() { rdb.Close() })
+		all[i] = rdb
+	}
+	return all
+}
+
+// Stop kills all nodes, and may be called on any goroutine.
+func (ns *Nodes) Stop() error {
+	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Stop() })
+}
+
+// Start starts all killed nodes again, with the data they had or without any,
+// and may be called on any goroutine.
+func (ns *Nodes) Start(data bool) error {
+	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Start(data) })
+}
+
+// Count returns how many commands have gone through all proxies so far.
+func (ns *Nodes) Count() (total int64) {
+	for _, p := range ns.Proxies {
+		total += p.Count()
+	}
+	return total
+}
+
+// Settled returns a count when it has not grown for a while: who is content
+// with a majority leaves commands behind that are still on their way.
+func Settled(count func() int64) int64 {
+	n := count()
+	for range 50 {
+		time.Sleep(100 * time.Millisecond)
+		last := n
+		if n = count(); n == last {
+			break
+		}
+	}
+	return n
+}
+
+// Keys lists the keys of each node.
+func (ns *Nodes) Keys(ctx context.Context) ([][]string, error) {
+	all := make([][]string, len(ns.Servers))
+	err := each(len(all), func(i int) error {
+		rdb := ns.Servers[i].patient()
+		defer rdb.Close()
+		var err error
+		all[i], err = rdb.Keys(ctx, "*").Result()
+		return err
+	})
+	return all, err
+}
