@@ -91,6 +91,46 @@ func parse(node string) (address, error) {
 	return a, a.parseHosts(hosts)
 }
 
+// Nodes takes apart a URL that lists several servers of their own, as in
+// redis://user:password@host:port,host:port/db, into one URL for each.
+func Nodes(list string) ([]string, error) {
+	scheme, rest, ok := strings.Cut(list, "://")
+	a, known := schemes[scheme]
+	switch {
+	case !ok || !known:
+		return nil, invalid("node: want redis://user:password@host:port/db, rediss://…, or unix:///path/to/socket")
+	case a.kind == aSocket:
+		return []string{list}, nil
+	case a.kind != aServer:
+		return nil, invalid("node: want servers of their own, redis://host:port,host:port,host:port, and not %s://", scheme)
+	}
+	user, hosts := "", rest
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		user, hosts = rest[:at+1], rest[at+1:]
+	}
+	hosts, path, found := strings.Cut(hosts, "/")
+	if found {
+		path = "/" + path
+	}
+	var nodes []string
+	for host := range strings.SplitSeq(hosts, ",") {
+		if host == "" && hosts != "" {
+			return nil, invalid("node: a host is missing: want %s://host:port,host:port,host:port", scheme)
+		}
+		nodes = append(nodes, scheme+"://"+user+host+path)
+	}
+	return nodes, nil
+}
+
+// Address returns where a node's URL leads: host:port, or the path of a socket.
+func Address(node string) (string, error) {
+	a, err := parse(node)
+	if err != nil {
+		return "", err
+	}
+	return a.addrs[0], nil
+}
+
 // parseSocket parses what follows "unix://".
 func (a *address) parseSocket(rest string) error {
 	user, path, ok := strings.Cut(rest, "@/")

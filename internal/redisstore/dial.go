@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -15,9 +16,11 @@ import (
 type dialer struct {
 	tls     *tls.Config // nil without TLS
 	timeout atomic.Int64
+	pool    int             // connections to a server; zero: as many as go-redis finds right
 	open    context.Context // ends with the Store
 	close   context.CancelFunc
 	calls   calls
+	dials   atomic.Uint64 // begun and ended
 }
 
 func newDialer(a address, params map[string]string) (*dialer, error) {
@@ -60,13 +63,15 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 // it: go-redis logs dial errors to the standard error output, and after some
 // of them repeats the last one, unasked, until it finds the server back.
 func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.dials.Add(1)
+	defer d.dials.Add(1)
 	// go-redis dials on a goroutine of its own, apart from any caller.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 	defer cancel()
 	defer context.AfterFunc(d.open, cancel)()
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 	if err != nil {
-		return deadConn{err}, nil
+		return deadConn{&DialError{err}}, nil
 	}
 	conn = d.calls.wrap(conn)
 	if d.tls == nil {
@@ -84,6 +89,23 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	}
 	return secure, nil
 }
+
+// DialError is a connection that could not be made: nothing was sent. Its Unwrap
+// is of the form that go-redis, which strips one layer off an error, leaves
+// alone.
+type DialError struct{ err error }
+
+// Error is without the address, which the store's errors have.
+func (e *DialError) Error() string {
+	var op *net.OpError
+	if errors.As(e.err, &op) {
+		return op.Err.Error()
+	}
+	return e.err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *DialError) Unwrap() []error { return []error{e.err} }
 
 // handshakeError is a TLS handshake that failed. Its Unwrap is of the form
 // that go-redis, which strips one layer off an error, leaves alone.

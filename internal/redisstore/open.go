@@ -22,18 +22,34 @@ import (
 //
 // Calls of the Store are bounded by their contexts.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
+	s, probe, err := Prepare(node, params, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := probe(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Prepare is Open without the question, which probe asks: for servers that may
+// be away now and there later. It makes that many connections to each at most,
+// or as many as go-redis finds right.
+func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
 	if err == nil {
 		err = a.setParams(params)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	d, err := newDialer(a, params)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	s := &Store{replicas: a.replicas, calls: &d.calls}
+	d.pool = connections
+	s = &Store{replicas: a.replicas, calls: &d.calls, dials: &d.dials}
 	for _, secret := range []string{a.password, a.sentinelPassword} {
 		if secret != "" {
 			s.secrets = append(s.secrets, secret)
@@ -56,11 +72,7 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 		close()
 		return s.rdb.Close()
 	}
-	if err := s.probe(ctx, a, d); err != nil {
-		s.Close()
-		return nil, err
-	}
-	return s, nil
+	return s, func(ctx context.Context) error { return s.probe(ctx, a, d) }, nil
 }
 
 // newServer returns a server that is connected to when it is first asked.
@@ -123,6 +135,7 @@ func options(a address, d *dialer, addr string) *redis.Options {
 		Username:              a.user,
 		Password:              a.password,
 		DB:                    a.db,
+		PoolSize:              d.pool,
 		Dialer:                d.dial,
 		DialTimeout:           time.Minute, // the dialer has its own
 		DialerRetries:         1,

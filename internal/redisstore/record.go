@@ -50,6 +50,12 @@ func Decode(reply any) (Found, bool) {
 	return Found{pttl, record, fence}, ok1 && ok2 && ok3
 }
 
+// Record returns the start of the record, and nothing of a key that is free.
+func (f Found) Record() string { return f.record }
+
+// Free reports whether there was nothing under the key.
+func (f Found) Free() bool { return f.pttl == -2 }
+
 // Held is the error of a key that is held as f says.
 func (f Found) Held() error {
 	e := &backend.HeldError{Owner: Owner(f.record)}

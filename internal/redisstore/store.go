@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -27,6 +28,7 @@ type Store struct {
 	replicas int                   // that must confirm
 	secrets  []string              // never appear in an error
 	calls    *calls                // nil for a client that was handed in
+	dials    *atomic.Uint64        // nil for a client whose connections nobody counts
 	close    func() error          // nil for a client that was handed in
 	once     sync.Once
 	subs     subscriber
@@ -73,6 +75,9 @@ func New(rdb redis.UniversalClient) *Store {
 	s.servers = single{&server{rdb: rdb, name: s.name}}
 	return s
 }
+
+// Name is what the errors of the Store begin with.
+func (s *Store) Name() string { return s.name }
 
 // Close ends all listening, and closes what Open opened.
 func (s *Store) Close() error {

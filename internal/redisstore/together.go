@@ -1,0 +1,39 @@
+package redisstore
+
+import "context"
+
+// Reply is what one command of several came to, as Do returns it.
+type Reply struct {
+	Value any
+	Err   error
+}
+
+// Together sends commands, each once, over one connection to a store that is
+// one server, which carries them out in their order; others' may come in
+// between.
+func (s *Store) Together(ctx context.Context, commands ...[]any) []Reply {
+	replies := make([]Reply, len(commands))
+	within, end := s.begin(ctx)
+	defer end()
+	at, err := s.servers.find(within, "")
+	if err != nil {
+		err = s.fail(err)
+		for i := range replies {
+			replies[i].Err = err
+		}
+		return replies
+	}
+	cmds := make([]*once, len(commands))
+	for i, args := range commands {
+		cmds[i] = newOnce(within, args)
+	}
+	_ = s.send(within, at, false, false, cmds...)
+	for i, cmd := range cmds {
+		if cancelled(ctx, cmd.Err()) {
+			replies[i].Err = s.failAt(at, ctx.Err())
+			continue
+		}
+		replies[i].Value, replies[i].Err = s.result(at, cmd, nil)
+	}
+	return replies
+}
