@@ -253,7 +253,7 @@ func Strategies() []string {
 }
 
 // own are the strategies that come with this module, by import path below it.
-var own = []string{"fairlock", "filelock", "memlock", "pubsublock", "spinlock"}
+var own = []string{"fairlock", "filelock", "memlock", "pubsublock", "redlock", "spinlock"}
 
 func lookup(strategy string) (Opener, error) {
 	registry.Lock()

@@ -58,12 +58,19 @@ func (d *driver) mine(c backend.Claim) {
 	d.e.held[c.Token] = holding{d, c}
 }
 
-// take acquires a key that is free.
+// take acquires a key that is free. A driver may refuse what came when its
+// term had ended.
 func (d *driver) take(c backend.Claim) backend.Grant {
+	began := time.Now()
 	g, err := d.acquire(c)
-	if err != nil {
-		must(fmt.Errorf("acquire %.60q, which is free: %w", c.Key, err))
+	if err == nil {
+		return g
 	}
+	err = fmt.Errorf("acquire %.60q, which is free: %w", c.Key, err)
+	if time.Since(began) >= c.TTL-backend.Drift(c.TTL) {
+		err = slow("%w", err)
+	}
+	must(err)
 	return g
 }
 

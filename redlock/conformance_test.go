@@ -1,0 +1,91 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel() // most of it is waiting
+	conformance.Run(t, harness(t, 3))
+}
+
+// harness is the suite's way to nodes of its own, which write everything down
+// at once. Drivers reach them through proxies, which count their commands.
+func harness(t *testing.T, n int) conformance.Harness {
+	var nodes *redistest.Nodes
+	return conformance.Harness{
+		Store: func(context.Context) (string, func(), error) {
+			nodes = redistest.StartNodes(t, n, &redistest.Options{Keep: true})
+			return nodes.URL(), func() {}, nil
+		},
+		Open: func(ctx context.Context, store string) (backend.Driver, error) {
+			return hasp.Config{Strategy: "redlock", Nodes: []string{store}, Params: hasp.Params{"durable": "true"}}.Driver(ctx)
+		},
+		Stop:     func(context.Context, string) error { return nodes.Stop() },
+		Start:    func(_ context.Context, _ string, data bool) error { return nodes.Start(data) },
+		Link:     link,
+		Cost:     costs(n),
+		Commands: func(context.Context, string) (int64, error) { return redistest.Settled(nodes.Count), nil },
+		Entries: func(ctx context.Context, _ string) ([]string, error) {
+			keys, err := nodes.Keys(ctx)
+			var entries []string
+			for i, node := range keys {
+				for _, key := range node {
+					if !strings.HasPrefix(key, "hasp:{") || !strings.Contains(key, "}:fence:") && key != "hasp:{redlock}:mark" {
+						entries = append(entries, fmt.Sprintf("%s on node %d", key, i))
+					}
+				}
+			}
+			return entries, err
+		},
+		Cannot: map[string]string{
+			"history-refusals": "rivals that ask at the same moment may split the vote, and are refused though nobody holds the key",
+		},
+	}
+}
+
+// costs are those of n nodes. To acquire it takes SET and the node's mark on
+// each, and a little more for each new connection; a script each to renew, and
+// another one to repair a minority; a script each to release. Who waits listens
+// to each, and looks: at first often, later once a second, which costs what one
+// node takes to be asked, and a script on each.
+func costs(n int) conformance.Cost {
+	nodes := float64(n)
+	return conformance.Cost{Acquire: 2.5 * nodes, Renew: 1.5 * nodes, Release: nodes, Waiting: 12 * nodes}
+}
+
+// link disturbs the ways to all nodes at once.
+func link(_ context.Context, store string) (*conformance.Link, error) {
+	var ways []*conformance.Link
+	all := &conformance.Link{
+		Set: func(s conformance.LinkState) {
+			for _, l := range ways {
+				l.Set(s)
+			}
+		},
+		Close: func() {
+			for _, l := range ways {
+				l.Close()
+			}
+		},
+	}
+	var addrs []string
+	for addr := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(store, "redis://"), "/0"), ",") {
+		l, err := conformance.TCP(addr)
+		if err != nil {
+			all.Close()
+			return nil, err
+		}
+		ways, addrs = append(ways, l), append(addrs, l.Store)
+	}
+	all.Store = "redis://" + strings.Join(addrs, ",")
+	return all, nil
+}

@@ -1,0 +1,333 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// crowd is clients, each with a driver of its own, that contend for one key.
+type crowd struct {
+	t       *testing.T
+	vs      redistest.VirtualServers
+	drivers []*Driver
+	number  atomic.Int64 // of tokens
+
+	mu     sync.Mutex // guards all below
+	holder string
+	grants []time.Time
+	served []int         // by client
+	waited time.Duration // the longest
+}
+
+// trip is what it takes a node's answer to arrive.
+const trip = 200 * time.Microsecond
+
+func newCrowd(t *testing.T, nodes, clients int) *crowd {
+	c := &crowd{t: t, vs: redistest.VirtualNodes(t, nodes), served: make([]int, clients)}
+	for range clients {
+		d := New(c.vs.Clients(), nil)
+		t.Cleanup(func() { d.Close() })
+		c.drivers = append(c.drivers, d)
+		take(t, d, claim(fmt.Sprint("its-own", len(c.drivers))))
+	}
+	for _, v := range c.vs {
+		v.Proxy.Delay(trip)
+	}
+	return c
+}
+
+// claim is one for the key, with a new token.
+func (c *crowd) claim() backend.Claim {
+	return backend.Claim{Key: "k", Token: fmt.Sprint("token", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
+}
+
+// wait has a client wait for the key, hold it and give it back.
+func (c *crowd) wait(ctx context.Context, i int, hold time.Duration) error {
+	began, claim := time.Now(), c.claim()
+	if _, err := c.drivers[i].Wait(ctx, claim); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if c.holder != "" {
+		c.t.Errorf("%s holds the key, and so does %s", c.holder, claim.Token)
+	}
+	c.holder = claim.Token
+	c.grants = append(c.grants, time.Now())
+	c.waited = max(c.waited, time.Since(began))
+	c.served[i]++
+	c.mu.Unlock()
+	time.Sleep(hold)
+	c.mu.Lock()
+	c.holder = ""
+	c.mu.Unlock()
+	return c.drivers[i].Release(ctx, claim)
+}
+
+// contend has all clients contend until each has been served so often.
+func (c *crowd) contend(times int, hold time.Duration) {
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+	defer cancel()
+	commands := c.commands()
+	c.grants = []time.Time{time.Now()}
+	enough := make(chan struct{})
+	var left atomic.Int64
+	left.Store(int64(len(c.drivers)))
+	var wg sync.WaitGroup
+	for i := range c.drivers {
+		wg.Go(func() {
+			for round := 1; ; round++ {
+				if err := c.wait(ctx, i, hold); err != nil {
+					c.t.Errorf("client %d: %v", i, err)
+					return
+				}
+				if round == times && left.Add(-1) == 0 {
+					close(enough)
+				}
+				select {
+				case <-enough:
+					return
+				case <-ctx.Done():
+					return
+				default:
+				}
+			}
+		})
+	}
+	wg.Wait()
+	n, splits := len(c.grants)-1, int64(0)
+	for _, d := range c.drivers {
+		splits += d.splits.Load()
+	}
+	c.t.Logf("%d acquisitions in %v, longest gap %v, longest wait %v, %d split votes, %.1f commands an acquisition, shares %d to %d",
+		n, c.grants[n].Sub(c.grants[0]), c.gap(), c.waited, splits, float64(c.commands()-commands)/float64(n), slices.Min(c.served), slices.Max(c.served))
+}
+
+func (c *crowd) commands() (total int64) {
+	for _, v := range c.vs {
+		total += v.Proxy.Count()
+	}
+	return total
+}
+
+// gap is the longest time without a grant.
+func (c *crowd) gap() (longest time.Duration) {
+	for i, at := range c.grants[1:] {
+		longest = max(longest, at.Sub(c.grants[i]))
+	}
+	return longest
+}
+
+// check fails if the key was free for too long while somebody wanted it, or
+// somebody had to wait for too long.
+func (c *crowd) check(gap, wait time.Duration) {
+	c.t.Helper()
+	if got := c.gap(); got > gap {
+		c.t.Errorf("no grant for %v", got)
+	}
+	if c.waited > wait {
+		c.t.Errorf("somebody waited for %v", c.waited)
+	}
+}
+
+func TestNoSecondPassesWithoutAGrantAndAllAreServed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 5, 64)
+		c.contend(1, 0)
+		c.check(time.Second, 10*time.Second)
+	})
+}
+
+// Who releases a key and wants it again at once is never slower to ask than
+// those who have yet to hear of the release.
+func TestNobodyIsShutOutByOneWhoComesBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 5, 8)
+		c.contend(3, 20*time.Millisecond)
+		c.check(time.Second, 10*time.Second)
+	})
+}
+
+// The node that contended attempts ask first is away, in each of the ways that
+// there are.
+func TestWaitersDoWithoutTheLead(t *testing.T) {
+	for name, spoil := range map[string]func(lead *redistest.VirtualServer){
+		"dead":          func(lead *redistest.VirtualServer) { lead.Proxy.Down() },
+		"hangs":         func(lead *redistest.VirtualServer) { lead.Proxy.Stall() },
+		"slow":          func(lead *redistest.VirtualServer) { lead.Proxy.Delay(200 * time.Millisecond) },
+		"has an orphan": func(lead *redistest.VirtualServer) { lead.Mini.Set("k", "somebody's") },
+		"has errors":    spoilMark,
+		"does not vote": func(lead *redistest.VirtualServer) { lead.Restart(false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := newCrowd(t, 5, 8)
+				c.contend(1, 0)
+				spoil(c.vs[0])
+				c.served, c.waited = make([]int, 8), 0
+				c.contend(1, 0)
+				c.check(time.Second, 10*time.Second)
+				c.vs[0].Proxy.Flow()
+			})
+		})
+	}
+}
+
+// waits has one client wait while after happens, and returns how long after
+// that it had the key.
+func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 5, 2)
+		before(c)
+		had := make(chan time.Time, 1)
+		go func() {
+			if err := c.wait(t.Context(), 0, 0); err != nil {
+				t.Error(err)
+			}
+			had <- c.grants[0]
+		}()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if len(had) > 0 {
+			t.Error("a key that is held was had")
+		}
+		after(c)
+		began := time.Now()
+		late = (<-had).Sub(began)
+	})
+	return late
+}
+
+// holdBy puts a record on the nodes, each by one of several holders.
+func holdBy(holders ...string) func(c *crowd) {
+	return func(c *crowd) {
+		for i, v := range c.vs {
+			if h := holders[i%len(holders)]; h != "" {
+				v.Mini.Set("k", h)
+				v.Mini.SetTTL("k", time.Hour)
+			}
+		}
+	}
+}
+
+func vanish(c *crowd) {
+	for _, v := range c.vs {
+		v.Mini.Del("k")
+	}
+}
+
+func TestWaitersFindOutWhatNobodyTellsThem(t *testing.T) {
+	for name, before := range map[string]func(c *crowd){
+		"the record of another strategy":       holdBy("somebody's"),
+		"a hold whose messages are lost":       holdBy("token#owner"),
+		"a vote split by those who went away":  holdBy("a#x", "b#x", "a#x", "b#x", "c#x"),
+		"a hold of no more than a quorum":      holdBy("token#owner", "token#owner", "token#owner", "", ""),
+		"a vote split with nodes left to take": holdBy("a#x", "b#x", "a#x", "", ""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for range 4 { // sleeps are random
+				if late := waits(t, before, vanish); late > maxSleep+20*time.Millisecond {
+					t.Errorf("had after %v", late)
+				}
+			}
+		})
+	}
+}
+
+func TestWaitersAreWokenByARelease(t *testing.T) {
+	for name, spoil := range map[string]func(c *crowd){
+		"all well":        func(*crowd) {},
+		"one node dead":   func(c *crowd) { c.vs[0].Proxy.Down() },
+		"another is dead": func(c *crowd) { c.vs[4].Proxy.Down() },
+		"two are dead":    func(c *crowd) { c.vs[0].Proxy.Down(); c.vs[3].Proxy.Down() },
+		"one hangs":       func(c *crowd) { c.vs[0].Proxy.Stall() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var claim backend.Claim
+			late := waits(t, func(c *crowd) {
+				claim = c.claim()
+				take(c.t, c.drivers[1], claim)
+				time.Sleep(time.Second) // for the votes beyond the quorum
+				spoil(c)
+			}, func(c *crowd) {
+				if err := c.drivers[1].Release(c.t.Context(), claim); err != nil {
+					t.Errorf("release: %v", err)
+				}
+				for _, v := range c.vs {
+					v.Proxy.Flow()
+				}
+			})
+			if late > 25*time.Millisecond {
+				t.Errorf("had %v after the release", late)
+			}
+		})
+	}
+}
+
+func TestTheHeirOfADeadHolderComesWithTheEndOfTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 5, 8)
+		dead := c.claim()
+		dead.TTL = 7 * time.Second
+		began := time.Now()
+		take(t, c.drivers[0], dead)
+		var wg sync.WaitGroup
+		for i := range c.drivers[1:] {
+			wg.Go(func() {
+				if err := c.wait(t.Context(), i+1, 0); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if first := c.grants[0].Sub(began); first < dead.TTL || first > dead.TTL+500*time.Millisecond {
+			t.Errorf("had after %v, want the term of %v and a little", first, dead.TTL)
+		}
+	})
+}
+
+func TestAWaitThatEndsTellsWhoHoldsTheKeyAndLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 5, 9)
+		holder := c.claim()
+		holder.Owner = "somebody"
+		take(t, c.drivers[0], holder)
+		var wg sync.WaitGroup
+		for i, d := range c.drivers[1:] {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*300*time.Millisecond)
+				defer cancel()
+				_, err := d.Wait(ctx, c.claim())
+				if held, ok := err.(*backend.HeldError); !ok || held.Owner != "somebody" || held.RetryAfter <= 0 {
+					t.Errorf("waiter %d: got %#v", i, err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := c.drivers[0].Release(t.Context(), holder); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Second)
+		for i, v := range c.vs {
+			for _, key := range v.Mini.Keys() {
+				if !strings.HasPrefix(key, "hasp:{") && !strings.HasPrefix(key, "its-own") {
+					t.Errorf("node %d keeps %s", i, key)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,72 @@
+package redlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/redlock"
+)
+
+// A ledger that must not be closed twice, whichever of three Redis masters is
+// down: the lock is had from any two of them. The fence goes with each write,
+// so that whoever was stopped past the end of its lease writes nothing any more.
+func Example() {
+	var masters []redis.UniversalClient
+	for _, addr := range []string{"redis-a:6379", "redis-b:6379", "redis-c:6379"} {
+		rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+		defer rdb.Close()
+		masters = append(masters, rdb)
+	}
+	locks := hasp.New(redlock.New(masters, nil), &hasp.Options{Prefix: "app:"})
+	defer locks.Close()
+
+	err := hasp.Do(context.Background(), locks, "ledger", func(ctx context.Context, lease *hasp.Lease) error {
+		return closeBooks(ctx, lease.Fence()) // ends with ctx, which ends with the lease
+	}, hasp.WithFence(), hasp.WithMaxWait(time.Minute))
+	switch {
+	case errors.Is(err, hasp.ErrHeld):
+		fmt.Println("busy for a minute:", err)
+	case errors.Is(err, hasp.ErrLost):
+		fmt.Println("somebody else may have begun meanwhile:", err)
+	case err != nil:
+		log.Print(err) // such as two masters that are down, by name
+	}
+}
+
+// The same by URL: another strategy is another string.
+func Example_url() {
+	locks, err := hasp.Open(context.Background(), "redlock+redis://redis-a:6379,redis-b:6379,redis-c:6379/0?prefix=app:&max_ttl=1m", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	lease, err := locks.Lock(context.Background(), "ledger", hasp.WithFence())
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer lease.Unlock(context.Background())
+	_ = closeBooks(lease.Context(), lease.Fence())
+}
+
+// The same by a Config, as it comes out of a file, for masters that have
+// passwords of their own.
+func Example_config() {
+	locks, err := hasp.Config{
+		Strategy: "redlock",
+		Nodes:    []string{"redis://:one@redis-a:6379", "redis://:two@redis-b:6379", "rediss://:three@redis-c:6380"},
+		Params:   hasp.Params{"prefix": "app:", "ca": "/etc/ssl/redis.pem"},
+	}.Open(context.Background(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+}
+
+func closeBooks(ctx context.Context, fence uint64) error { return nil }

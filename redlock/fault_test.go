@@ -1,0 +1,601 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// trial is a set of nodes in virtual time, and a driver that comes to them
+// through their proxies.
+type trial struct {
+	vs redistest.VirtualServers
+	d  *Driver
+}
+
+// try runs f with n nodes, all of which vote.
+func try(t *testing.T, n int, o *Options, f func(t *testing.T, tr trial)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		tr := trial{vs: redistest.VirtualNodes(t, n)}
+		tr.d = New(tr.vs.Clients(), o)
+		defer tr.d.Close()
+		for range 2 { // the connections that the first one makes have the second one ask again
+			c := aFenced("warm")
+			tr.acquire(t, tr.d, c)
+			synctest.Wait()
+			if err := tr.d.Release(t.Context(), c); err != nil {
+				t.Fatalf("release: %v", err)
+			}
+			synctest.Wait()
+		}
+		f(t, tr)
+	})
+}
+
+// direct returns another driver, which comes past the proxies.
+func (tr trial) direct(t *testing.T, o *Options) *Driver {
+	var all redistest.VirtualServers = tr.vs
+	clients := all.Clients()
+	for i, v := range all {
+		clients[i] = v.Direct()
+	}
+	d := New(clients, o)
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+var tokens atomic.Int64
+
+// aClaim is for a term of 10 s, with a time-out of 1 s.
+func aClaim(key string) backend.Claim {
+	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", tokens.Add(1)), Owner: "host/1/test", TTL: 10 * time.Second, Timeout: time.Second}
+}
+
+func aFenced(key string) backend.Claim {
+	c := aClaim(key)
+	c.Fenced = true
+	return c
+}
+
+// acquire takes c.Key, or ends the test.
+func (tr trial) acquire(t *testing.T, d *Driver, c backend.Claim) {
+	t.Helper()
+	if _, err := d.Acquire(t.Context(), c); err != nil {
+		t.Fatalf("acquire: %v", err)
+	}
+}
+
+// renew renews one hold; an answer that does not come in time is an error.
+func renewOne(d *Driver, c backend.Claim, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	err := errors.New("not answered")
+	d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	return err
+}
+
+// holds tells on which nodes key is held for c.
+func (tr trial) holds(c backend.Claim) string {
+	var on []byte
+	for _, v := range tr.vs {
+		record, err := v.Mini.Get(c.Key)
+		switch {
+		case err != nil:
+			on = append(on, '-')
+		case strings.HasPrefix(record, c.Token+"#"), strings.HasPrefix(record, c.Token+"~"):
+			on = append(on, 'x')
+		default:
+			on = append(on, '?')
+		}
+	}
+	return string(on)
+}
+
+// want fails the test unless c is held on the nodes that on has an x for.
+func (tr trial) want(t *testing.T, what string, c backend.Claim, on string) {
+	t.Helper()
+	synctest.Wait()
+	if got := tr.holds(c); got != on {
+		t.Errorf("%s: held on %s, want %s", what, got, on)
+	}
+}
+
+// each does f to the nodes that which lists, from 0 on.
+func (tr trial) each(which string, f func(v *redistest.VirtualServer)) {
+	for _, c := range which {
+		f(tr.vs[c-'0'])
+	}
+}
+
+// took fails the test unless so much virtual time has passed since began.
+func took(t *testing.T, what string, began time.Time, want time.Duration) {
+	t.Helper()
+	if got := time.Since(began); got != want {
+		t.Errorf("%s took %v, want %v", what, got, want)
+	}
+}
+
+// isOutage fails the test unless err is an outage with one line for each of
+// the nodes that which lists, and no other.
+func isOutage(t *testing.T, what string, err error, which string) {
+	t.Helper()
+	if err == nil || definite(err) {
+		t.Errorf("%s: got %v, want an outage", what, err)
+		return
+	}
+	var all *multierror.Error
+	if !errors.As(err, &all) {
+		t.Errorf("%s: got %T: %v, want a *multierror.Error", what, err, err)
+		return
+	}
+	if len(all.Errors) != len(which) {
+		t.Errorf("%s: got %d lines, want one for each of %s: %v", what, len(all.Errors), which, err)
+	}
+	for _, c := range which {
+		if name := fmt.Sprintf("node%c:", c+1); !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %q does not name %s", what, err, name)
+		}
+	}
+}
+
+// running returns the goroutines of this package that have not ended, but for
+// the caller's own; in a bubble those of the bubble.
+func running() []string {
+	buf := make([]byte, 8<<20)
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	bubble := ""
+	if _, b, ok := strings.Cut(strings.SplitN(all[0], "\n", 2)[0], "synctest bubble "); ok {
+		bubble = "synctest bubble " + b
+	}
+	var left []string
+	for _, g := range all[1:] {
+		head, _, _ := strings.Cut(g, "\n")
+		if strings.Contains(head, bubble) && (strings.Contains(g, "hasp/redlock.(*") || strings.Contains(g, "go-redsync")) && !strings.Contains(g, "testing.tRunner") {
+			left = append(left, g)
+		}
+	}
+	return left
+}
+
+// What the missing nodes would say is not waited for where it cannot change
+// the verdict.
+func TestDecidedByTheFastest(t *testing.T) {
+	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
+		for n, hung := range map[int]string{3: "2", 5: "13"} {
+			try(t, n, nil, func(t *testing.T, tr trial) {
+				other := tr.direct(t, nil)
+				late := New(tr.vs.Clients(), nil) // knows nothing of the nodes yet
+				defer late.Close()
+				tr.each(hung, func(v *redistest.VirtualServer) { v.Proxy.Stall() })
+				began := time.Now()
+
+				c := kind("k")
+				tr.acquire(t, tr.d, c)
+				took(t, "a grant", began, 0)
+				if err := renewOne(tr.d, c, time.Second); err != nil {
+					t.Errorf("renew: %v", err)
+				}
+				took(t, "a renewal", began, 0)
+				if _, err := late.Acquire(t.Context(), kind("k")); !errors.Is(err, backend.ErrHeld) {
+					t.Errorf("acquire what is held: %v", err)
+				}
+				took(t, "a refusal", began, 0)
+				if err := tr.d.Release(t.Context(), c); err != nil {
+					t.Errorf("release: %v", err)
+				}
+				took(t, "a release", began, 0)
+				if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+					t.Errorf("release again: %v", err)
+				}
+				took(t, "a release in vain", began, 0)
+
+				c = kind("j")
+				tr.acquire(t, other, c)
+				if err := renewOne(tr.d, kind("j"), time.Second); !errors.Is(err, backend.ErrLost) {
+					t.Errorf("renew what another holds: %v", err)
+				}
+				took(t, "a loss", began, 0)
+			})
+		}
+	}
+}
+
+// A quorum has become impossible, whatever the nodes say that hang.
+func TestImpossibleAtOnce(t *testing.T) {
+	for n, which := range map[int][2]string{3: {"01", "2"}, 5: {"024", "3"}} {
+		try(t, n, nil, func(t *testing.T, tr trial) {
+			down, hung := which[0], which[1]
+			held := aClaim("held")
+			tr.acquire(t, tr.d, held)
+			synctest.Wait()
+			tr.each(down, func(v *redistest.VirtualServer) { v.Proxy.Down() })
+			tr.each(hung, func(v *redistest.VirtualServer) { v.Proxy.Stall() })
+			began := time.Now()
+			_, err := tr.d.Acquire(t.Context(), aClaim("k"))
+			isOutage(t, "acquire", err, down)
+			isOutage(t, "renew", renewOne(tr.d, held, time.Second), down)
+			isOutage(t, "release", tr.d.Release(t.Context(), held), down)
+			took(t, "all of it", began, 0)
+		})
+	}
+}
+
+// The slowest of the quorum decides how long it takes, and one slower than
+// that does not.
+func TestAsSlowAsTheSlowestOfTheQuorum(t *testing.T) {
+	try(t, 5, nil, func(t *testing.T, tr trial) {
+		for i, v := range tr.vs {
+			stall(v.Proxy, time.Duration(i+1)*10*time.Millisecond)
+		}
+		began := time.Now()
+		c := aClaim("k")
+		tr.acquire(t, tr.d, c)
+		took(t, "acquire", began, 30*time.Millisecond)
+		if err := tr.d.Release(t.Context(), c); err != nil {
+			t.Errorf("release: %v", err)
+		}
+		took(t, "acquire and release", began, 30*time.Millisecond)
+		time.Sleep(time.Second)
+		tr.want(t, "afterwards", c, "-----")
+	})
+}
+
+// stall has the proxy pass nothing for a while.
+func stall(p *redistest.Proxy, d time.Duration) {
+	p.Stall()
+	time.AfterFunc(d, p.Flow)
+}
+
+// elsewhere puts a record of nobody's under the key.
+func elsewhere(t *testing.T, v *redistest.VirtualServer, key string) {
+	t.Helper()
+	if err := v.Mini.Set(key, "another"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A grant that comes when the attempt has come to nothing is taken back where
+// it has landed.
+func TestLateGrantIsTakenBack(t *testing.T) {
+	for name, disturb := range map[string]func(p *redistest.Proxy, token string){
+		"slow":           func(p *redistest.Proxy, _ string) { p.Delay(500 * time.Millisecond) },
+		"reply lost":     func(p *redistest.Proxy, token string) { p.Fail(token, redistest.LoseReply) },
+		"reply hangs":    func(p *redistest.Proxy, token string) { p.Fail(token, redistest.HangReply) },
+		"request lost":   func(p *redistest.Proxy, token string) { p.Fail(token, redistest.LoseRequest) },
+		"held for 0.5 s": func(p *redistest.Proxy, token string) { hold(p, token, 500*time.Millisecond) },
+		"held for 1.5 s": func(p *redistest.Proxy, token string) { hold(p, token, 1500*time.Millisecond) },
+	} {
+		for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
+			t.Run(name, func(t *testing.T) {
+				try(t, 3, nil, func(t *testing.T, tr trial) {
+					w := kind("w")
+					tr.acquire(t, tr.d, w) // all nodes know the scripts
+					if err := tr.d.Release(t.Context(), w); err != nil {
+						t.Errorf("release: %v", err)
+					}
+					synctest.Wait()
+
+					elsewhere(t, tr.vs[0], "k")
+					elsewhere(t, tr.vs[1], "k")
+					c := kind("k")
+					disturb(tr.vs[2].Proxy, c.Token)
+					began := time.Now()
+					if _, err := tr.d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
+						t.Errorf("got %v, want ErrHeld", err)
+					}
+					took(t, "the refusal", began, 0)
+					synctest.Wait()
+					if name != "slow" && tr.vs[2].Proxy.Pending() > 0 {
+						t.Error("the fault has not happened")
+					}
+					time.Sleep(5 * time.Second)
+					tr.want(t, "half a term later", c, "??-")
+				})
+			})
+		}
+	}
+}
+
+// hold has the proxy hold the next command that says so, for a while.
+func hold(p *redistest.Proxy, match string, d time.Duration) {
+	p.Fail(match, redistest.HoldRequest)
+	time.AfterFunc(d, p.Release)
+}
+
+// A caller that goes away leaves nothing.
+func TestCancelledAttemptLeavesNothing(t *testing.T) {
+	try(t, 5, nil, func(t *testing.T, tr trial) {
+		for i, v := range tr.vs {
+			v.Proxy.Delay(time.Duration(i) * 200 * time.Millisecond)
+		}
+		for after := range 10 {
+			c := aClaim("k")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(after)*45*time.Millisecond)
+			began := time.Now()
+			if _, err := tr.d.Acquire(ctx, c); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v, want the end of the context", err)
+			}
+			took(t, "the attempt", began, time.Duration(after)*45*time.Millisecond)
+			cancel()
+			time.Sleep(3 * time.Second)
+			tr.want(t, "afterwards", c, "-----")
+		}
+	})
+}
+
+// A release goes to a node when what was under way there has ended: else the
+// grant would land after it, and stay.
+func TestReleaseNeverOvertakesItsAcquire(t *testing.T) {
+	for _, for_ := range []time.Duration{300 * time.Millisecond, 1500 * time.Millisecond} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			p := tr.vs[2].Proxy
+			c := aClaim("k")
+			hold(p, c.Token, for_)
+			p.Commands()
+			began := time.Now()
+			tr.acquire(t, tr.d, c)
+			if err := tr.d.Release(t.Context(), c); err != nil {
+				t.Errorf("release: %v", err)
+			}
+			took(t, "acquire and release", began, 0)
+			tr.want(t, "at once", c, "---")
+			if p.Pending() > 0 {
+				t.Fatal("nothing is held")
+			}
+			time.Sleep(200 * time.Millisecond)
+			for _, cmd := range p.Commands() {
+				if strings.HasPrefix(cmd, "eval") {
+					t.Errorf("%q overtakes what is held", cmd)
+				}
+			}
+			time.Sleep(for_)
+			time.Sleep(2 * time.Second)
+			tr.want(t, "afterwards", c, "---")
+		})
+	}
+}
+
+// Of a term of 1 s a hundredth and 2 ms are not trusted. A quorum that comes
+// later than the rest is none, and is given back.
+func TestGrantWithNothingLeftIsNone(t *testing.T) {
+	for after, ok := range map[time.Duration]bool{987 * time.Millisecond: true, 988 * time.Millisecond: false, 995 * time.Millisecond: false} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			stall(tr.vs[0].Proxy, after)
+			stall(tr.vs[2].Proxy, after)
+			c := aClaim("k")
+			c.TTL, c.Timeout = time.Second, 3*time.Second
+			began := time.Now()
+			_, err := tr.d.Acquire(t.Context(), c)
+			took(t, "acquire", began, after)
+			if ok {
+				if err != nil {
+					t.Errorf("after %v: %v", after, err)
+				}
+				return
+			}
+			if err == nil || definite(err) {
+				t.Errorf("after %v: got %v, want an error of unknown outcome", after, err)
+			}
+			tr.want(t, "at once", c, "---")
+		})
+	}
+}
+
+// A fence takes another round trip, after which the term may be over.
+func TestFencedGrantWithNothingLeftIsNone(t *testing.T) {
+	for after, ok := range map[time.Duration]bool{987 * time.Millisecond: true, 988 * time.Millisecond: false} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			c := aFenced("k")
+			c.TTL, c.Timeout = time.Second, 3*time.Second
+			for _, v := range tr.vs {
+				v.Proxy.Fail("1 hasp:{k}:fence:k", redistest.HoldRequest)
+				time.AfterFunc(after, v.Proxy.Release)
+			}
+			began := time.Now()
+			_, err := tr.d.Acquire(t.Context(), c)
+			took(t, "acquire", began, after)
+			if ok != (err == nil) || definite(err) {
+				t.Errorf("a fence after %v: %v", after, err)
+			}
+			if !ok {
+				tr.want(t, "at once", c, "---")
+			}
+		})
+	}
+}
+
+var losses = map[string]redistest.Fault{"reply lost": redistest.LoseReply, "reply hangs": redistest.HangReply, "request lost": redistest.LoseRequest}
+
+// A reply that is lost on one node costs nothing; on a quorum the outcome is
+// unknown, and is told as that.
+func TestLostReplies(t *testing.T) {
+	for name, fault := range losses {
+		for _, which := range []string{"1", "02"} {
+			t.Run(name+" on "+which, func(t *testing.T) {
+				try(t, 3, nil, func(t *testing.T, tr trial) {
+					lose := func(c backend.Claim) {
+						tr.each(which, func(v *redistest.VirtualServer) { v.Proxy.Fail(c.Token, fault) })
+					}
+					quorum := len(which) > 1
+					check := func(what string, err error) {
+						t.Helper()
+						if quorum {
+							isOutage(t, what, err, which)
+						} else if err != nil {
+							t.Errorf("%s: %v", what, err)
+						}
+						synctest.Wait()
+						for _, v := range tr.vs {
+							if v.Proxy.Pending() > 0 {
+								t.Fatalf("%s: the fault has not happened", what)
+							}
+						}
+					}
+
+					c := aClaim("k")
+					lose(c)
+					_, err := tr.d.Acquire(t.Context(), c)
+					check("acquire", err)
+					if !quorum {
+						if err := tr.d.Release(t.Context(), c); err != nil {
+							t.Errorf("release: %v", err)
+						}
+					}
+					time.Sleep(4 * time.Second)
+					tr.want(t, "after acquire", c, "---")
+
+					c = aClaim("k")
+					tr.acquire(t, tr.d, c)
+					if err := renewOne(tr.d, c, time.Second); err != nil { // the scripts are known from here on
+						t.Errorf("renew: %v", err)
+					}
+					synctest.Wait()
+					time.Sleep(5 * time.Second)
+					lose(c)
+					check("renew", renewOne(tr.d, c, 2*time.Second))
+					if err := renewOne(tr.d, c, 2*time.Second); err != nil {
+						t.Errorf("renew again: %v", err)
+					}
+					synctest.Wait()
+					for i, v := range tr.vs {
+						if left := v.Mini.TTL("k"); left < 8*time.Second {
+							t.Errorf("node %d has it for %v", i, left)
+						}
+					}
+
+					lose(c)
+					check("release", tr.d.Release(t.Context(), c))
+					time.Sleep(4 * time.Second)
+					tr.want(t, "after release", c, "---")
+					if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+						t.Errorf("release again: got %v, want ErrLost", err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Whoever unlocks hears what is true: freed, lost, or not known.
+func TestUnlockSaysWhatIsTrue(t *testing.T) {
+	for name, fault := range losses {
+		t.Run(name, func(t *testing.T) {
+			try(t, 5, nil, func(t *testing.T, tr trial) {
+				c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second})
+				defer c.Close()
+				lock := func() *hasp.Lease {
+					lease, err := c.Lock(t.Context(), "k")
+					if err != nil {
+						t.Fatalf("lock: %v", err)
+					}
+					synctest.Wait()
+					return lease
+				}
+				lose := func(which string) {
+					tr.each(which, func(v *redistest.VirtualServer) { v.Proxy.Fail("}:channel:k", fault) })
+				}
+
+				lease := lock()
+				lose("03")
+				if err := lease.Unlock(t.Context()); err != nil {
+					t.Errorf("with two of five lost: %v", err)
+				}
+				time.Sleep(5 * time.Second)
+				tr.want(t, "unlocked", backend.Claim{Key: "k"}, "-----")
+
+				lease = lock()
+				lose("034")
+				err := lease.Unlock(t.Context())
+				if err == nil || definite(err) || errors.Is(err, hasp.ErrReleased) {
+					t.Errorf("with three of five lost: got %v, want an outage", err)
+				}
+				time.Sleep(5 * time.Second)
+				tr.want(t, "goes on in the background", backend.Claim{Key: "k"}, "-----")
+				if err := lease.Unlock(t.Context()); err != nil && !errors.Is(err, hasp.ErrReleased) {
+					t.Errorf("again: %v", err)
+				}
+
+				lease = lock()
+				tr.each("034", func(v *redistest.VirtualServer) { v.Mini.Del("k") })
+				if err := lease.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
+					t.Errorf("with the key gone on three of five: got %v, want ErrLost", err)
+				}
+				tr.want(t, "lost", backend.Claim{Key: "k"}, "-----")
+
+				lease = lock()
+				tr.each("03", func(v *redistest.VirtualServer) { v.Mini.Del("k") })
+				if err := lease.Unlock(t.Context()); err != nil {
+					t.Errorf("with the key gone on two of five: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// Close may come at any moment of anything.
+func TestCloseLeavesNothingRunning(t *testing.T) {
+	for after := range 25 {
+		synctest.Test(t, func(t *testing.T) {
+			vs := redistest.VirtualNodes(t, 5)
+			d := New(vs.Clients(), nil)
+			tr := trial{vs, d}
+			kept := aClaim("kept")
+			if after > 5 { // else it meets the first vote
+				tr.acquire(t, d, kept)
+			}
+			vs[0].Proxy.Stall()
+			vs[1].Proxy.Down()
+			vs[2].Proxy.Delay(70 * time.Millisecond)
+			vs[3].Proxy.Delay(150 * time.Millisecond)
+			vs[4].Proxy.Fail("k", redistest.HoldRequest)
+			time.AfterFunc(300*time.Millisecond, vs[4].Proxy.Release)
+			for i := range 3 {
+				go func() {
+					c := aClaim("k")
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*200+100)*time.Millisecond)
+					defer cancel()
+					if _, err := d.Acquire(ctx, c); err == nil {
+						_ = renewOne(d, c, time.Second)
+						_ = d.Release(ctx, c)
+					}
+				}()
+				go func() {
+					if c := aFenced("w"); i > 0 {
+						if _, err := d.Acquire(t.Context(), c); err == nil {
+							_ = d.Release(t.Context(), c)
+						}
+					}
+				}()
+			}
+			go func() { _ = renewOne(d, kept, time.Second) }()
+			time.Sleep(time.Duration(after) * 20 * time.Millisecond)
+			began := time.Now()
+			d.Close()
+			if took := time.Since(began); took > 2*patience {
+				t.Errorf("Close took %v", took)
+			}
+			// The calls of clients that are their caller's end by the time-out.
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if left := running(); len(left) > 0 {
+				t.Errorf("closed after %d ms: %d goroutines are left:\n%s", after*20, len(left), strings.Join(left, "\n\n"))
+			}
+			if _, err := d.Acquire(t.Context(), aClaim("k")); err == nil {
+				t.Error("a closed driver grants")
+			}
+		})
+	}
+}

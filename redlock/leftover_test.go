@@ -1,0 +1,254 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// keepsTerms is a term that no test outlasts: what is gone was given back, and
+// has not run out.
+const keepsTerms = 90 * time.Second
+
+// rounds are locks, attempts, waits that are cut short, and unlocks of several
+// clients at once.
+type rounds struct {
+	clients []*hasp.Client
+	each    int                  // of each client
+	pause   func() time.Duration // between the steps of a round
+	keys    int
+	waits   bool // a Lock waits; else it is cut short as an attempt
+
+	granted, refused, cut, outages atomic.Int64
+}
+
+// run returns when all rounds are over.
+func (r *rounds) run(t *testing.T) {
+	var wg sync.WaitGroup
+	for _, c := range r.clients {
+		wg.Go(func() {
+			for range r.each {
+				r.round(t.Context(), c)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (r *rounds) round(ctx context.Context, c *hasp.Client) {
+	key := fmt.Sprint("k", rand.IntN(r.keys))
+	var opts []hasp.Option
+	if rand.IntN(4) == 0 {
+		opts = append(opts, hasp.WithFence())
+	}
+	var lease *hasp.Lease
+	var err error
+	lock := c.TryLock
+	if r.waits {
+		lock = c.Lock
+	}
+	switch rand.IntN(4) {
+	case 0:
+		lease, err = c.TryLock(ctx, key, opts...)
+	case 1, 2:
+		within, cancel := context.WithTimeout(ctx, r.pause())
+		defer cancel()
+		lease, err = lock(within, key, opts...)
+	case 3:
+		within, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer time.AfterFunc(r.pause(), cancel).Stop()
+		lease, err = lock(within, key, opts...)
+	}
+	switch {
+	case err == nil:
+		r.granted.Add(1)
+		time.Sleep(r.pause())
+		if rand.IntN(4) == 0 {
+			_ = lease.Extend(ctx, keepsTerms)
+		}
+		_ = lease.Unlock(ctx)
+	case errors.Is(err, hasp.ErrHeld):
+		r.refused.Add(1)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		r.cut.Add(1)
+	default:
+		r.outages.Add(1)
+	}
+}
+
+// disturb does something to a node until stop is closed, and one node after
+// another, so that a majority is well most of the time. No command is held for
+// longer than a second time-out after its client has given it up.
+func disturb(proxies []*redistest.Proxy, pause func() time.Duration, stop <-chan struct{}) {
+	for {
+		for _, p := range proxies {
+			p.Release() // what came to be held since
+		}
+		p := proxies[rand.IntN(len(proxies))]
+		heal := func() {}
+		switch rand.IntN(7) {
+		case 0:
+			p.Delay(pause() / 8) // of each reply
+		case 1:
+			p.Stall()
+			heal = p.Flow
+		case 2:
+			p.Down()
+			heal = p.Up
+		case 3:
+			p.Cut()
+		case 4:
+			p.Fail("k", redistest.LoseReply)
+		case 5:
+			p.Fail("k", redistest.HangReply)
+		case 6:
+			p.Fail("k", redistest.HoldRequest)
+			heal = p.Release
+		}
+		timer := time.NewTimer(pause())
+		select {
+		case <-timer.C:
+			heal()
+		case <-stop:
+			timer.Stop()
+			heal()
+			return
+		}
+	}
+}
+
+// leftOn lists the keys that are nobody's any more.
+func leftOn(i int, keys []string) (left []string) {
+	for _, key := range keys {
+		if key != markKey && !strings.Contains(key, "}:fence:") {
+			left = append(left, fmt.Sprintf("%s on node %d", key, i))
+		}
+	}
+	return left
+}
+
+// Whatever was begun, whatever came in between: at the end no node has
+// anything of it, long before the terms are over, and nothing runs.
+//
+// Nobody listens here: miniredis holds a mutex while it writes a message, and
+// time in a bubble stands still for whoever waits for that.
+func TestNothingIsLeft(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				vs := redistest.VirtualNodes(t, n)
+				// A step lasts from nothing to 1 s, and rarely so long that renewals come.
+				pause := func() time.Duration {
+					if rand.IntN(200) == 0 {
+						return rand.N(50 * time.Second)
+					}
+					return rand.N(300*time.Millisecond) >> rand.IntN(8)
+				}
+				r := &rounds{each: 250, pause: pause, keys: 3}
+				var proxies []*redistest.Proxy
+				for _, v := range vs {
+					proxies = append(proxies, v.Proxy)
+				}
+				for range 4 {
+					c := hasp.New(New(vs.Clients(), nil), &hasp.Options{TTL: keepsTerms, Timeout: time.Second})
+					defer c.Close()
+					r.clients = append(r.clients, c)
+					lease, err := c.Lock(t.Context(), "warm") // the set is new
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := lease.Unlock(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				stop, done := make(chan struct{}), make(chan struct{})
+				go func() {
+					defer close(done)
+					disturb(proxies, func() time.Duration { return rand.N(900 * time.Millisecond) }, stop)
+				}()
+				r.run(t)
+				close(stop)
+				<-done
+				for _, p := range proxies {
+					p.Delay(0)
+				}
+				t.Logf("%d granted, %d refused, %d cut short, %d outages", r.granted.Load(), r.refused.Load(), r.cut.Load(), r.outages.Load())
+				if r.granted.Load() < 50 || r.refused.Load()+r.cut.Load() < 50 || r.outages.Load() > 500 {
+					t.Error("that is no mixture")
+				}
+
+				time.Sleep(20 * time.Second)
+				for i, v := range vs {
+					if left := leftOn(i, v.Mini.Keys()); len(left) > 0 {
+						t.Errorf("left: %q", left)
+					}
+				}
+				for _, c := range r.clients {
+					c.Close()
+				}
+				synctest.Wait()
+				if left := running(); len(left) > 0 {
+					t.Errorf("%d goroutines are left after Close:\n%s", len(left), strings.Join(left, "\n\n"))
+				}
+			})
+		})
+	}
+}
+
+// The same with real servers and sockets.
+func TestNothingIsLeftOnRealServers(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.StartNodes(t, 3, nil)
+	pause := func() time.Duration { return rand.N(100*time.Millisecond) >> rand.IntN(8) }
+	r := &rounds{each: 40, pause: pause, keys: 2, waits: true}
+	for range 3 {
+		c, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=90s&timeout=1s", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		r.clients = append(r.clients, c)
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		disturb(nodes.Proxies, pause, stop)
+	}()
+	r.run(t)
+	close(stop)
+	<-done
+	for _, p := range nodes.Proxies {
+		p.Delay(0)
+	}
+	t.Logf("%d granted, %d refused, %d cut short, %d outages", r.granted.Load(), r.refused.Load(), r.cut.Load(), r.outages.Load())
+	end := time.Now().Add(40 * time.Second)
+	for {
+		keys, err := nodes.Keys(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var left []string
+		for i, on := range keys {
+			left = append(left, leftOn(i, on)...)
+		}
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left: %q", left)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}

@@ -1,0 +1,327 @@
+package redlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/redlock"
+)
+
+func TestOpenByURL(t *testing.T) {
+	for name, o := range map[string]*redistest.Options{
+		"plain": nil, "password": {Password: "p@ss/w%rd?&,"}, "user": {User: "ann", Password: "p@ss/w%rd?&,"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nodes := redistest.StartNodes(t, 3, o)
+			c, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=20s&prefix=app:&fence_ttl=2h&max_ttl=1m", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			lease, err := c.Lock(t.Context(), "k", hasp.WithFence())
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "all nodes have the key for 20 s and a fence for 2 h", func() error {
+				for i, srv := range nodes.Servers {
+					rdb := srv.Client()
+					term, fence := rdb.PTTL(t.Context(), "app:k").Val(), rdb.PTTL(t.Context(), "hasp:{app:k}:fence:app:k").Val()
+					if term <= 0 || term > 20*time.Second || fence <= time.Hour || fence > 2*time.Hour {
+						return fmt.Errorf("node %d has the key for %v and the fence for %v", i, term, fence)
+					}
+				}
+				return nil
+			})
+			if err := lease.Unlock(t.Context()); err != nil || lease.Fence() == 0 {
+				t.Errorf("unlock: %v, fence %d", err, lease.Fence())
+			}
+			if _, err := c.Lock(t.Context(), "k", hasp.WithTTL(61*time.Second)); !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "max_ttl") {
+				t.Errorf("a term longer than max_ttl: %v", err)
+			}
+		})
+	}
+}
+
+// Each node has a password of its own, and one of them speaks TLS.
+func TestOpenByConfig(t *testing.T) {
+	var nodes []string
+	params := hasp.Params{"ttl": "5s"}
+	for i, password := range []string{"one", "tw@o,", ""} {
+		srv := redistest.Start(t, &redistest.Options{Own: true, Password: password, TLS: i == 1})
+		nodes = append(nodes, srv.URL())
+		for name, value := range srv.Params() {
+			params[name] = value
+		}
+	}
+	c, err := hasp.Config{Strategy: "redlock", Nodes: nodes, Params: params}.Open(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := c.Lock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenTellsWhatIsWrong(t *testing.T) {
+	const secret = "hunter2"
+	for _, c := range []struct {
+		url  string
+		want []string
+	}{
+		{"redlock://a,b,c", []string{"redis://"}},
+		{"redlock://", []string{"no nodes"}},
+		{"redlock+http://joe:hunter2@a,b,c", []string{"redis://"}},
+		{"redlock+redis-sentinel://joe:hunter2@a,b,c/mymaster", []string{"redis://"}},
+		{"redlock+redis-cluster://joe:hunter2@a,b,c", []string{"redis://"}},
+		{"redlock+redis://joe:hunter2@a", []string{"1 node", "allow_unsafe_nodes"}},
+		{"redlock+redis://joe:hunter2@a,b", []string{"2 nodes", "allow_unsafe_nodes"}},
+		{"redlock+redis://joe:hunter2@a,b,c,d", []string{"4 nodes", "allow_unsafe_nodes"}},
+		{"redlock+redis://joe:hunter2@a:1,b:1,a:1", []string{"a:1", "twice", "allow_unsafe_nodes"}},
+		{"redlock+redis://joe:hunter2@a,b,a:6379", []string{"a:6379", "twice"}},
+		{"redlock+redis://joe:hunter2@a,b,c:port", []string{"port"}},
+		{"redlock+redis://joe:hunter2@a,b,c/db", []string{"database"}},
+		{"redlock+redis://joe:hunter2@a,b,c?max_tll=1h", []string{"max_tll", "max_ttl"}},
+		{"redlock+redis://joe:hunter2@a,b,c?max_ttl=soon", []string{"max_ttl", "2m"}},
+		{"redlock+redis://joe:hunter2@a,b,c?max_ttl=99ms", []string{"max_ttl", "100ms"}},
+		{"redlock+redis://joe:hunter2@a,b,c?max_ttl=-1m", []string{"max_ttl"}},
+		{"redlock+redis://joe:hunter2@a,b,c?fence_ttl=soon", []string{"fence_ttl", "720h"}},
+		{"redlock+redis://joe:hunter2@a,b,c?durable=perhaps", []string{"durable", "true"}},
+		{"redlock+redis://joe:hunter2@a,b,c?allow_unsafe_nodes=yes!", []string{"allow_unsafe_nodes", "true"}},
+		{"redlock+redis://joe:hunter2@a,b,c?ca=/x", []string{"rediss://"}},
+		{"redlock+redis://joe:hunter2@a,b,c?replicas=1", []string{"replicas"}},
+	} {
+		_, err := hasp.Open(t.Context(), c.url, nil)
+		if err == nil {
+			t.Errorf("%s: no error", c.url)
+			continue
+		}
+		t.Log(err)
+		if !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("%v: not ErrInvalid", err)
+		}
+		for _, want := range append(c.want, "hasp: open redlock: ") {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q does not say %q", err, want)
+			}
+		}
+		if strings.Contains(err.Error(), secret) {
+			t.Errorf("%q tells the password", err)
+		}
+	}
+}
+
+func TestConfigTellsWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		nodes  []string
+		params hasp.Params
+		want   []string
+	}{
+		{nil, nil, []string{"no nodes"}},
+		{[]string{"redis://:hunter2@a", "redis://:hunter2@b"}, nil, []string{"2 nodes"}},
+		{[]string{"redis://:hunter2@a,b", "redis://:hunter2@c,d"}, nil, []string{"4 nodes"}},
+		{[]string{"redis://:hunter2@a", "redis://:hunter3@b", "redis://:hunter2@a:6379"}, nil, []string{"twice"}},
+		{[]string{"redis://:hunter2@a", "redis://:hunter2@b", "redis-cluster://:hunter2@c"}, nil, []string{"redis://"}},
+		{[]string{"redis://:hunter2@a", "redis://:hunter2@b", "redlock+redis://:hunter2@c"}, nil, []string{"redis://"}},
+		{[]string{"redis://:hunter2@a", "redis://:hunter2@b", ""}, nil, []string{"redis://"}},
+		{[]string{"redis://a", "redis://b", "redis://c"}, hasp.Params{"ca": "/x"}, []string{"rediss://"}},
+	} {
+		_, err := hasp.Config{Strategy: "redlock", Nodes: c.nodes, Params: c.params}.Open(t.Context(), nil)
+		if err == nil {
+			t.Errorf("%q: no error", c.nodes)
+			continue
+		}
+		t.Log(err)
+		if !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("%v: not ErrInvalid", err)
+		}
+		for _, want := range append(c.want, "hasp: open redlock: ") {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q does not say %q", err, want)
+			}
+		}
+		if strings.Contains(err.Error(), "hunter") {
+			t.Errorf("%q tells the password", err)
+		}
+	}
+}
+
+func TestNewPanicsOnMisuse(t *testing.T) {
+	clients := func(addrs ...string) []redis.UniversalClient {
+		var all []redis.UniversalClient
+		for _, addr := range addrs {
+			rdb := redis.NewClient(&redis.Options{Addr: addr})
+			t.Cleanup(func() { rdb.Close() })
+			all = append(all, rdb)
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		clients []redis.UniversalClient
+		o       *redlock.Options
+		want    string
+	}{
+		"none":            {nil, nil, "no nodes"},
+		"two":             {clients("a:1", "b:1"), nil, "2 nodes"},
+		"four":            {clients("a:1", "b:1", "c:1", "d:1"), nil, "4 nodes"},
+		"nil":             {append(clients("a:1", "b:1"), nil), nil, "nil"},
+		"the same":        {clients("a:1", "b:1", "a:1"), nil, "twice"},
+		"a short MaxTTL":  {clients("a:1", "b:1", "c:1"), &redlock.Options{MaxTTL: 99 * time.Millisecond}, "max_ttl"},
+		"a past MaxTTL":   {clients("a:1", "b:1", "c:1"), &redlock.Options{MaxTTL: -time.Minute}, "max_ttl"},
+		"a past FenceTTL": {clients("a:1", "b:1", "c:1"), &redlock.Options{FenceTTL: -time.Minute}, "fence_ttl"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				p := recover()
+				if p == nil || !strings.Contains(fmt.Sprint(p), c.want) || !strings.HasPrefix(fmt.Sprint(p), "redlock: ") {
+					t.Errorf("got %v, want a panic about %q", p, c.want)
+				}
+			}()
+			redlock.New(c.clients, c.o)
+		})
+	}
+	for name, all := range map[string][]redis.UniversalClient{"one": clients("a:1"), "four": clients("a:1", "b:1", "c:1", "d:1"), "the same": clients("a:1", "b:1", "a:1")} {
+		if err := redlock.New(all, &redlock.Options{AllowUnsafeNodes: true}).Close(); err != nil {
+			t.Errorf("%s, allowed: %v", name, err)
+		}
+	}
+}
+
+// Two names of one server would have one vote count twice.
+func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
+	nodes := redistest.StartNodes(t, 2, nil)
+	addr := nodes.Servers[0].Addr
+	for name, u := range map[string]string{
+		"by localhost":  strings.Join([]string{addr, nodes.Servers[1].Addr, strings.Replace(addr, "127.0.0.1", "localhost", 1)}, ","),
+		"by its proxy":  strings.Join([]string{addr, nodes.Servers[1].Addr, nodes.Proxies[0].Addr()}, ","),
+		"by a database": "", // two databases of one server are one node
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := hasp.Config{Strategy: "redlock", Nodes: []string{"redis://" + u}}
+			if u == "" {
+				c.Nodes = []string{"redis://" + addr + "/0", "redis://" + nodes.Servers[1].Addr, "redis://" + addr + "/1"}
+			}
+			_, err := c.Open(t.Context(), nil)
+			if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(fmt.Sprint(err), "allow_unsafe_nodes") || !strings.Contains(fmt.Sprint(err), addr) {
+				t.Errorf("got %v", err)
+			}
+			t.Log(err)
+		})
+	}
+	client, err := hasp.Open(t.Context(), "redlock+redis://"+addr+"?allow_unsafe_nodes=true", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	lease, err := client.TryLock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A node that is down when a program starts is used once it is there: then
+// another one may go.
+func TestNodesThatWereDownAtFirst(t *testing.T) {
+	nodes := redistest.StartNodes(t, 3, nil)
+	u := "redlock+" + nodes.URL() + "?ttl=1s&max_ttl=1s&timeout=5s"
+	nodes.Servers[2].Kill()
+	c, err := hasp.Open(t.Context(), u, nil)
+	if err != nil {
+		t.Fatalf("with a node that is down: %v", err)
+	}
+	defer c.Close()
+	locks := func() error {
+		lease, err := c.TryLock(t.Context(), "k")
+		if err == nil {
+			err = lease.Unlock(t.Context())
+		}
+		return err
+	}
+	eventually(t, "two of three", locks)
+	nodes.Servers[2].Restart()
+	eventually(t, "the third has a vote", func() error {
+		if err := locks(); err != nil {
+			return err
+		}
+		if nodes.Servers[2].Client().Exists(t.Context(), "hasp:{redlock}:mark").Val() == 0 {
+			return errors.New("no mark")
+		}
+		return nil
+	})
+	nodes.Servers[0].Kill()
+	eventually(t, "the other two of three", locks)
+}
+
+func TestOpenAsksAQuorum(t *testing.T) {
+	const secret = "hunter2"
+	nodes := redistest.StartNodes(t, 3, &redistest.Options{Password: secret})
+	for _, srv := range nodes.Servers[1:] {
+		srv.Kill()
+	}
+	_, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?timeout=3s", nil)
+	tells(t, "one of three is up", err, nodes.Proxies[1].Addr(), nodes.Proxies[2].Addr())
+
+	// A wrong password is as good as a node that is down.
+	all := redistest.StartNodes(t, 3, &redistest.Options{Password: "right"})
+	u := strings.Replace(all.URL(), "right", secret, 1)
+	_, err = hasp.Open(t.Context(), "redlock+"+u, nil)
+	tells(t, "a wrong password", err, all.Proxies[0].Addr(), all.Proxies[1].Addr(), "WRONGPASS", "check user and password")
+
+	_, err = hasp.Open(t.Context(), "redlock+redis://:hunter2@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?timeout=3s", nil)
+	tells(t, "nobody listens", err, "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "connection refused")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := hasp.Open(ctx, "redlock+"+nodes.URL(), nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// tells fails unless err is an outage that says all of want and no password.
+func tells(t *testing.T, what string, err error, want ...string) {
+	t.Helper()
+	t.Log(err)
+	if err == nil || errors.Is(err, hasp.ErrInvalid) || errors.Is(err, hasp.ErrHeld) {
+		t.Fatalf("%s: got %v, want an outage", what, err)
+	}
+	for _, w := range append(want, "hasp: open redlock: ") {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%s: %q does not say %q", what, err, w)
+		}
+	}
+	if strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("%s: %q tells the password", what, err)
+	}
+}
+
+// eventually repeats f until it returns nil.
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}

@@ -1,0 +1,403 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// held runs f with n nodes, on all of which c is held, and which know the
+// scripts that renew and repair.
+func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) {
+	t.Helper()
+	try(t, n, nil, func(t *testing.T, tr trial) {
+		w := aClaim("w")
+		tr.acquire(t, tr.d, w)
+		synctest.Wait()
+		tr.vs[0].Mini.Del("w")
+		if err := renewOne(tr.d, w, time.Second); err != nil {
+			t.Fatalf("renew: %v", err)
+		}
+		for _, v := range tr.vs {
+			if err := v.Direct().ScriptLoad(t.Context(), repairSrc).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if err := tr.d.Release(t.Context(), w); err != nil {
+			t.Fatalf("release: %v", err)
+		}
+		c := aClaim("k")
+		tr.acquire(t, tr.d, c)
+		synctest.Wait()
+		f(t, tr, c)
+	})
+}
+
+// lose takes the key from the nodes that which lists.
+func (tr trial) lose(which, key string) {
+	tr.each(which, func(v *redistest.VirtualServer) { v.Mini.Del(key) })
+}
+
+// renews fails the test unless c is renewed at once.
+func (tr trial) renews(t *testing.T, what string, c backend.Claim) {
+	t.Helper()
+	began := time.Now()
+	if err := renewOne(tr.d, c, 3*time.Second); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+	took(t, what, began, 0)
+}
+
+// lost fails the test unless the loss of c is heard at once.
+func (tr trial) lost(t *testing.T, what string, c backend.Claim) {
+	t.Helper()
+	began := time.Now()
+	if err := renewOne(tr.d, c, 3*time.Second); !errors.Is(err, backend.ErrLost) {
+		t.Errorf("%s: got %v, want ErrLost", what, err)
+	}
+	took(t, what, began, 0)
+}
+
+func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
+	held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.lose("03", "k")
+		time.Sleep(3 * time.Second)
+		tr.renews(t, "with three of five", c)
+		tr.want(t, "what was lost is given back", c, "xxxxx")
+		for i, v := range tr.vs {
+			if left := v.Mini.TTL("k"); left < 9800*time.Millisecond || left > 10*time.Second {
+				t.Errorf("node %d has it for %v", i, left)
+			}
+		}
+
+		// The three that had it first are one now.
+		tr.lose("12", "k")
+		tr.renews(t, "what was given back counts", c)
+		tr.want(t, "again", c, "xxxxx")
+
+		tr.lose("124", "k")
+		tr.lost(t, "with two of five", c)
+		time.Sleep(time.Second)
+		tr.want(t, "nothing is given to nodes that do not have a lost one", c, "x--x-")
+	})
+}
+
+// A node counts by what it said when it was asked, not by what it was given
+// because of that.
+func TestWhatIsGivenBackCountsFromTheNextRenewalOn(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.lose("01", "k")
+		tr.lost(t, "with one of three", c)
+		tr.want(t, "afterwards", c, "--x")
+		tr.lost(t, "again", c)
+	})
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.lose("0", "k")
+		elsewhere(t, tr.vs[0], "k")
+		tr.renews(t, "another has one", c)
+		tr.want(t, "what another has is left to it", c, "?xx")
+		elsewhere(t, tr.vs[1], "k")
+		tr.lost(t, "another has two", c)
+	})
+}
+
+// A renewal goes by the number of nodes that refuse, also while the rest hang.
+func TestRefusedByAQuorumIsLostAtOnce(t *testing.T) {
+	held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.each("13", func(v *redistest.VirtualServer) { v.Proxy.Stall() })
+		tr.lose("024", "k")
+		tr.lost(t, "refused by three of five", c)
+	})
+}
+
+// The term that a node gives is the lease's, by the node's own clock, however
+// late the command gets there.
+func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
+	for _, skew := range []time.Duration{0, time.Hour, -time.Hour} {
+		for late, want := range map[time.Duration]string{time.Millisecond: "xxx", 9 * time.Second: "xxx", 9890 * time.Millisecond: "xxx", 9900 * time.Millisecond: "-xx", 9990 * time.Millisecond: "-xx"} {
+			held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+				v := tr.vs[0]
+				v.Skew(skew)
+				tr.lose("0", "k")
+				began := time.Now()
+				hold(v.Proxy, c.Token+"#"+c.Owner, late)
+				tr.renews(t, "with two of three", c)
+				synctest.Wait()
+				if v.Proxy.Pending() > 0 {
+					t.Fatal("nothing was given back")
+				}
+				time.Sleep(late)
+				tr.want(t, "late "+late.String(), c, want)
+				if left, end := v.Mini.TTL("k"), 9898*time.Millisecond-time.Since(began); v.Mini.Exists("k") && (left > end || left < end-2*time.Millisecond) {
+					t.Errorf("late %v: given for %v, want %v, what is left of the lease", late, left, end)
+				}
+			})
+		}
+	}
+}
+
+// Nothing puts a key on a node once it is unlocked: neither a renewal that is
+// answered late, nor a repair on its way.
+func TestNothingIsGivenBackAfterUnlock(t *testing.T) {
+	t.Run("late answer", func(t *testing.T) {
+		held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+			tr.lose("0", "k")
+			tr.vs[0].Proxy.Delay(500 * time.Millisecond)
+			tr.vs[0].Proxy.Commands()
+			tr.renews(t, "with two of three", c)
+			if err := tr.d.Release(t.Context(), c); err != nil {
+				t.Errorf("release: %v", err)
+			}
+			time.Sleep(5 * time.Second)
+			tr.want(t, "afterwards", c, "---")
+			for _, cmd := range tr.vs[0].Proxy.Commands() {
+				if strings.Contains(cmd, c.Token+"#"+c.Owner) {
+					t.Errorf("%q after Unlock", cmd)
+				}
+			}
+		})
+	})
+	for _, late := range []time.Duration{300 * time.Millisecond, 1500 * time.Millisecond} {
+		t.Run("on its way for "+late.String(), func(t *testing.T) {
+			held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+				tr.lose("0", "k")
+				hold(tr.vs[0].Proxy, c.Token+"#"+c.Owner, late)
+				tr.renews(t, "with two of three", c)
+				synctest.Wait()
+				if tr.vs[0].Proxy.Pending() > 0 {
+					t.Fatal("nothing was given back")
+				}
+				began := time.Now()
+				if err := tr.d.Release(t.Context(), c); err != nil {
+					t.Errorf("release: %v", err)
+				}
+				took(t, "release", began, 0)
+				time.Sleep(4 * time.Second)
+				tr.want(t, "afterwards", c, "---")
+			})
+		})
+	}
+}
+
+// A renewal whose caller has not waited for it gives nothing back: the lease
+// may have ended meanwhile.
+func TestRenewalThatNobodyAwaitsGivesNothingBack(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		time.Sleep(9 * time.Second)
+		tr.lose("0", "k")
+		for _, v := range tr.vs[1:] {
+			v.Proxy.Delay(950 * time.Millisecond)
+		}
+		if err := renewOne(tr.d, c, 890*time.Millisecond); err == nil || definite(err) {
+			t.Errorf("renew: got %v, want no answer", err)
+		}
+		time.Sleep(2 * time.Second)
+		tr.want(t, "after the lease's end", c, "-xx")
+	})
+}
+
+// A holds on three of five, one of which restarts empty. Plain redsync, which
+// knows of no marks, takes that and the other two, and unlocks. A must hear
+// that it was not alone.
+func TestLossIsHeardThoughTheKeyIsFreeAgain(t *testing.T) {
+	try(t, 5, nil, func(t *testing.T, tr trial) {
+		a := hasp.New(tr.d, nil)
+		defer a.Close()
+		tr.each("34", func(v *redistest.VirtualServer) { v.Proxy.Down() })
+		lease, err := a.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		tr.vs[2].Restart(false)
+		tr.each("34", func(v *redistest.VirtualServer) { v.Proxy.Up() })
+		pools := make([]redsyncredis.Pool, len(tr.vs))
+		for i, v := range tr.vs {
+			pools[i] = goredis.NewPool(v.Direct())
+		}
+		b := redsync.New(pools...).NewMutex("k", redsync.WithExpiry(5*time.Second), redsync.WithTries(1))
+		if err := b.Lock(); err != nil {
+			t.Fatalf("redsync: %v", err)
+		}
+		if ok, err := b.Unlock(); !ok {
+			t.Errorf("redsync: unlock: %v", err)
+		}
+		tr.want(t, "freed", backend.Claim{Key: "k", Token: "?"}, "??---")
+		if err := lease.Err(); err != nil {
+			t.Fatalf("before the renewal: %v", err)
+		}
+		<-lease.Context().Done()
+		if cause := context.Cause(lease.Context()); !errors.Is(cause, hasp.ErrLost) {
+			t.Errorf("the lease ends with %v, want ErrLost", cause)
+		}
+		if after := time.Since(began); after > 15*time.Second {
+			t.Errorf("heard after %v, want the first renewal of a term of 30 s", after)
+		}
+		if err := lease.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
+			t.Errorf("unlock: %v", err)
+		}
+	})
+}
+
+// Unreachable nodes end a lease at its deadline, and not before.
+func TestMajorityUnreachableIsLostAtTheDeadline(t *testing.T) {
+	for _, cut := range []func(*redistest.Proxy){(*redistest.Proxy).Stall, (*redistest.Proxy).Down} {
+		try(t, 5, nil, func(t *testing.T, tr trial) {
+			c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second, TTL: 10 * time.Second})
+			defer c.Close()
+			lease, err := c.Lock(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Second) // several renewals
+			synctest.Wait()
+			tr.each("024", func(v *redistest.VirtualServer) { cut(v.Proxy) })
+			end := lease.Expires()
+			time.Sleep(time.Until(end) - time.Millisecond)
+			if err := lease.Err(); err != nil {
+				t.Errorf("1 ms before the deadline: %v", err)
+			}
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+			if cause := context.Cause(lease.Context()); !errors.Is(lease.Err(), hasp.ErrLost) || !errors.Is(cause, hasp.ErrLost) {
+				t.Errorf("at the deadline: %v, %v", lease.Err(), cause)
+			}
+			tr.each("024", func(v *redistest.VirtualServer) { v.Proxy.Flow(); v.Proxy.Up() })
+			_ = lease.Unlock(t.Context())
+		})
+	}
+}
+
+// While a majority answers, no renewal takes longer for the rest.
+func TestMinorityUnreachableCostsNothing(t *testing.T) {
+	for _, cut := range []func(*redistest.Proxy){(*redistest.Proxy).Stall, (*redistest.Proxy).Down} {
+		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
+			tr.each("13", func(v *redistest.VirtualServer) { cut(v.Proxy) })
+			for range 10 {
+				time.Sleep(5 * time.Second)
+				tr.renews(t, "with three of five", c)
+			}
+			tr.want(t, "meanwhile", c, "x-x-x")
+			tr.each("13", func(v *redistest.VirtualServer) { v.Proxy.Flow(); v.Proxy.Up() })
+			time.Sleep(2 * time.Second) // what was sent meanwhile has been given up
+			tr.renews(t, "when they are back", c)
+			tr.want(t, "given back", c, "xxxxx")
+			tr.lose("02", "k")
+			tr.renews(t, "which count", c)
+		})
+	}
+}
+
+// One hold that is lost, and one of a node that hangs, are none of the others'
+// business.
+func TestRenewalsInBulkAreTold(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		all := []backend.Claim{c, aClaim("gone"), aClaim("half"), aClaim("long")}
+		tr.acquire(t, tr.d, all[2])
+		synctest.Wait()
+		tr.lose("0", "half")
+		all[3].TTL = 3 * time.Minute
+		tr.vs[2].Proxy.Stall()
+		defer tr.vs[2].Proxy.Flow()
+		got := make([]error, len(all))
+		told := make([]int, len(all))
+		began := time.Now()
+		tr.d.Renew(t.Context(), all, func(i int, _ backend.Grant, err error) { got[i] = err; told[i]++ })
+		took(t, "the batch", began, time.Second) // one of two that answer does not have one of them
+		for i, n := range told {
+			if n != 1 {
+				t.Errorf("claim %d was told %d times", i, n)
+			}
+		}
+		if got[0] != nil || !errors.Is(got[1], backend.ErrLost) || !errors.Is(got[3], backend.ErrInvalid) {
+			t.Errorf("got %v", got)
+		}
+		isOutage(t, "one has it, one does not, one hangs", got[2], "2")
+	})
+}
+
+// A node that was down when the driver began, or that has hung or died since,
+// takes part again by itself.
+func TestNodeIsUsedAgainByItself(t *testing.T) {
+	for name, cut := range map[string]func(*redistest.Proxy){"hung": (*redistest.Proxy).Stall, "down": (*redistest.Proxy).Down} {
+		t.Run(name, func(t *testing.T) {
+			try(t, 3, nil, func(t *testing.T, tr trial) {
+				cut(tr.vs[1].Proxy)
+				late := New(tr.vs.Clients(), nil)
+				defer late.Close()
+				for _, d := range []*Driver{tr.d, late} {
+					for range 5 { // until it is suspect, and longer
+						c := aClaim("k")
+						began := time.Now()
+						tr.acquire(t, d, c)
+						if err := d.Release(t.Context(), c); err != nil {
+							t.Errorf("release: %v", err)
+						}
+						took(t, "without the node", began, 0)
+						time.Sleep(time.Second)
+					}
+				}
+				tr.vs[1].Proxy.Flow()
+				tr.vs[1].Proxy.Up()
+				for _, d := range []*Driver{tr.d, late} {
+					// The first call after the last vain one finds it well.
+					time.Sleep(2 * time.Second)
+					first := aClaim("first")
+					tr.acquire(t, d, first)
+					synctest.Wait()
+					if err := d.Release(t.Context(), first); err != nil {
+						t.Errorf("release: %v", err)
+					}
+					time.Sleep(probeEvery)
+					c := aClaim("k")
+					tr.acquire(t, d, c)
+					tr.want(t, "the node is back", c, "xxx")
+					cut(tr.vs[0].Proxy)
+					began := time.Now()
+					trial{tr.vs, d}.renews(t, "renew", c)
+					if err := d.Release(t.Context(), c); err != nil {
+						t.Errorf("it does not count: %v", err)
+					}
+					took(t, "with the node", began, 0)
+					tr.vs[0].Proxy.Flow()
+					tr.vs[0].Proxy.Up()
+					time.Sleep(2 * time.Second)
+					tr.want(t, "unlocked", c, "---")
+				}
+			})
+		})
+	}
+}
+
+// A node that hangs is asked one thing at a time.
+func TestNobodyGathersBeforeANodeThatHangs(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.vs[1].Proxy.Stall()
+		tr.acquire(t, tr.d, aClaim("first"))
+		time.Sleep(time.Second) // it is suspect now
+		synctest.Wait()
+		before := len(running())
+		for i := range 100 {
+			tr.acquire(t, tr.d, aClaim(fmt.Sprint("k", i)))
+			time.Sleep(5 * time.Millisecond)
+		}
+		synctest.Wait()
+		if n := len(running()) - before; n > 10 {
+			t.Errorf("%d goroutines wait for a node that hangs", n)
+		}
+		tr.vs[1].Proxy.Flow()
+	})
+}

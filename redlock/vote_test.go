@@ -1,0 +1,486 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// last is the verdict on votes that are all there. Unlike a rule it knows of
+// no missing ones.
+func last(taking bool, n int, count [5]int) verdict {
+	quorum := n/2 + 1
+	switch {
+	case count[yes] >= quorum:
+		return won
+	case taking && count[failed]+count[unsure] > n-quorum:
+		return broken
+	case taking || count[no] > n-quorum:
+		return refused
+	}
+	return broken
+}
+
+// sure is the verdict that whatever the missing votes are leads to, or open.
+func sure(taking bool, n int, count [5]int) verdict {
+	if count[pending] == 0 {
+		return last(taking, n, count)
+	}
+	so := verdict(-1)
+	for v := yes; v <= unsure; v++ {
+		next := count
+		next[pending]--
+		next[v]++
+		switch s := sure(taking, n, next); {
+		case so == -1:
+			so = s
+		case so != s:
+			return open
+		}
+	}
+	return so
+}
+
+// permutations calls f with every order of 0 to n-1.
+func permutations(n int, f func(order []int)) {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	var from func(k int)
+	from = func(k int) {
+		if k == n {
+			f(order)
+			return
+		}
+		for i := k; i < n; i++ {
+			order[k], order[i] = order[i], order[k]
+			from(k + 1)
+			order[k], order[i] = order[i], order[k]
+		}
+	}
+	from(0)
+}
+
+// combinations calls f with every choice of one of several for each of n.
+func combinations(n, several int, f func(choice []int)) {
+	choice := make([]int, n)
+	for {
+		f(choice)
+		i := 0
+		for ; i < n; i++ {
+			if choice[i]++; choice[i] < several {
+				break
+			}
+			choice[i] = 0
+		}
+		if i == n {
+			return
+		}
+	}
+}
+
+func TestABallotIsDecidedByTheVoteThatDecidesItAndStaysSo(t *testing.T) {
+	t.Parallel()
+	for n := range 6 {
+		if n == 0 {
+			continue
+		}
+		for _, taken := range []bool{true, false} {
+			r := having
+			if taken {
+				r = taking
+			}
+			known := map[[5]int]verdict{}
+			want := func(count [5]int) verdict {
+				v, ok := known[count]
+				if !ok {
+					v = sure(taken, n, count)
+					known[count] = v
+				}
+				return v
+			}
+			combinations(n, 4, func(choice []int) {
+				permutations(n, func(order []int) {
+					b := newBallot(make([]*node, n), r)
+					count := [5]int{pending: n}
+					for _, i := range order {
+						v := yes + vote(choice[i])
+						before := b.result()
+						got, now := b.cast(i, v, nil)
+						count[pending]--
+						count[v]++
+						over := false
+						select {
+						case <-b.done:
+							over = true
+						default:
+						}
+						if w := want(count); got != w || now != (before == open && w != open) || over != (w != open) || before != open && got != before {
+							t.Fatalf("%d nodes, taking %v, votes %v in order %v: verdict %d after vote of %d, decided now %v, done %v; want %d",
+								n, taken, choice, order, got, i, now, over, w)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestABallotThatNobodyWaitsForIsDecidedNoMore(t *testing.T) {
+	nodes := []*node{{name: "a"}, {name: "b"}, {name: "c"}}
+	b := newBallot(nodes, having)
+	b.cast(0, failed, errors.New("a: is away"))
+	b.end(left)
+	b.end(refused)
+	for i := range nodes {
+		if so, now := b.cast(i, no, nil); so != left || now {
+			t.Errorf("a vote that came late: %v, %v", so, now)
+		}
+	}
+}
+
+// What a node may be like when the key is asked for.
+const (
+	free   = iota
+	taken  // by somebody's record
+	cut    // cuts all connections
+	mute   // loses its reply
+	barred // answers with an error
+	kinds
+)
+
+const secret = "hunter2"
+
+// guarded are nodes in virtual time that want a password, and a driver for
+// them, which has used them.
+func guarded(t *testing.T, n int) (guardedNodes, *Driver) {
+	vs := redistest.VirtualNodes(t, n)
+	clients := make([]redis.UniversalClient, n)
+	for i, v := range vs {
+		v.Mini.RequireAuth(secret)
+		o := *v.Client().Options()
+		o.Password, o.MaxRetries, o.ReadTimeout, o.WriteTimeout = secret, -1, -1, -1
+		rdb := redis.NewClient(&o)
+		t.Cleanup(func() { rdb.Close() })
+		clients[i] = rdb
+	}
+	d := New(clients, nil)
+	t.Cleanup(func() { d.Close() })
+	take(t, d, claim("first"))
+	marks := make([]string, n)
+	synctest.Wait()
+	for i, v := range vs {
+		marks[i], _ = v.Mini.Get(markKey)
+	}
+	return guardedNodes{vs, marks}, d
+}
+
+// guardedNodes are those, and the marks that they bear.
+type guardedNodes struct {
+	redistest.VirtualServers
+	marks []string
+}
+
+// spoilMark has a node answer with an error to who asks for its mark.
+func spoilMark(v *redistest.VirtualServer) {
+	v.Mini.Del(markKey)
+	_, _ = v.Mini.Lpush(markKey, "no mark")
+}
+
+// ready returns when all nodes vote again, and no connection is left that has
+// been cut without the client's having heard of it.
+func (g guardedNodes) ready(t *testing.T, d *Driver) {
+	t.Helper()
+	for try := range 20 {
+		c := claim(fmt.Sprint("ready", try))
+		_, err := d.Acquire(t.Context(), c)
+		synctest.Wait()
+		all := err == nil
+		for _, v := range g.VirtualServers {
+			all = all && v.Mini.Exists(c.Key)
+		}
+		_ = d.Release(t.Context(), c)
+		settle()
+		if all {
+			return
+		}
+	}
+	t.Fatal("some nodes stay away")
+}
+
+// claim is one for key, with a token of its own.
+func claim(key string) backend.Claim {
+	return backend.Claim{Key: key, Token: "token-" + key, Owner: "me", TTL: time.Minute, Timeout: time.Second}
+}
+
+func take(t *testing.T, d *Driver, c backend.Claim) backend.Grant {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), c.Timeout)
+	defer cancel()
+	g, err := d.Acquire(ctx, c)
+	if err != nil {
+		t.Fatalf("%s: %v", c.Key, err)
+	}
+	return g
+}
+
+// settle lets whatever is under way come to its end, but not the terms of holds.
+func settle() { time.Sleep(5 * time.Second); synctest.Wait() }
+
+// outageOf fails unless err is an outage with a line for each of so many nodes
+// that there is no quorum, all of them bad, which names it, and unless err
+// matches nothing else.
+func outageOf(t *testing.T, what string, err error, d *Driver, bad []bool, least int) {
+	t.Helper()
+	var m *multierror.Error
+	if !errors.As(err, &m) {
+		t.Errorf("%s: got %v, want an outage", what, err)
+		return
+	}
+	for _, not := range []error{backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, not) {
+			t.Errorf("%s: an outage that is %q, too: %v", what, not, err)
+		}
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if strings.Contains(err.Error(), secret) || len(lines) != len(m.Errors)+1 || len(m.Errors) < least {
+		t.Errorf("%s: %q", what, err)
+	}
+	for i, n := range d.nodes {
+		count := 0
+		for _, e := range m.Errors {
+			count += strings.Count(e.Error(), n.name)
+		}
+		if count > 1 || count == 1 && !bad[i] {
+			t.Errorf("%s: node %d is named %d times:\n%v", what, i, count, err)
+		}
+	}
+}
+
+// prepare has each node be as choice says, with respect to key.
+func (g guardedNodes) prepare(key string, choice []int) (bad []bool) {
+	bad = make([]bool, len(choice))
+	for i, v := range g.VirtualServers {
+		switch choice[i] {
+		case taken:
+			v.Mini.Set(key, "somebody's")
+		case cut:
+			v.Proxy.Down()
+		case mute:
+			v.Proxy.Fail("set "+key+" ", redistest.LoseReply)
+		case barred:
+			spoilMark(v)
+		}
+		bad[i] = choice[i] >= cut
+	}
+	return bad
+}
+
+// restore undoes prepare. What an attempt left behind is given back meanwhile.
+func (g guardedNodes) restore(t *testing.T, d *Driver, key string, choice []int) {
+	for i, v := range g.VirtualServers {
+		switch choice[i] {
+		case cut:
+			v.Proxy.Up()
+		case barred:
+			v.Mini.Del(markKey)
+			v.Mini.Set(markKey, g.marks[i])
+		case taken:
+			v.Mini.Del(key)
+		}
+	}
+	if slices.Max(choice) >= cut {
+		g.ready(t, d)
+	}
+}
+
+func tally(choice []int, n int) (all [kinds]int, bad int) {
+	for _, c := range choice[:n] {
+		all[c]++
+		if c >= cut {
+			bad++
+		}
+	}
+	return all, bad
+}
+
+func TestWhatTheNodesSayIsToldAsItIs(t *testing.T) {
+	for n, several := range map[int]int{3: kinds, 5: mute} {
+		t.Run(fmt.Sprintf("%d nodes", n), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				g, d := guarded(t, n)
+				quorum := n/2 + 1
+				combinations(n, several, func(choice []int) {
+					key := fmt.Sprintf("k%v", choice)
+					key = strings.ReplaceAll(key, " ", "")
+					what := fmt.Sprintf("nodes %v", choice)
+					bad := g.prepare(key, choice)
+					all, out := tally(choice, n)
+					began := time.Now()
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					defer cancel()
+					_, err := d.Acquire(ctx, claim(key))
+					if took := time.Since(began); took > 0 {
+						t.Errorf("%s: took %v, though whatever the nodes say is there at once", what, took)
+					}
+					switch {
+					case all[free] >= quorum:
+						if err != nil {
+							t.Errorf("%s: %v", what, err)
+						}
+					case out > n-quorum:
+						outageOf(t, what, err, d, bad, n-quorum+1)
+					case err == nil && all[free]+all[mute] >= quorum: // which loses one reply, and is asked again
+					default:
+						var held *backend.HeldError
+						var m *multierror.Error
+						if !errors.As(err, &held) || errors.As(err, &m) {
+							t.Errorf("%s: got %v, want ErrHeld", what, err)
+						}
+					}
+					g.restore(t, d, key, choice)
+					if err == nil {
+						if err := d.Release(t.Context(), claim(key)); err != nil {
+							t.Errorf("%s: release: %v", what, err)
+						}
+					}
+					settle()
+					for i, v := range g.VirtualServers {
+						if v.Mini.Exists(key) {
+							t.Errorf("%s: node %d keeps the key", what, i)
+						}
+					}
+				})
+			})
+		})
+	}
+}
+
+func TestAHoldIsLostOnlyIfNoQuorumCanHaveIt(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		for _, op := range []string{"renew", "release"} {
+			t.Run(fmt.Sprintf("%s on %d nodes", op, n), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) { losing(t, n, op == "renew") })
+			})
+		}
+	}
+}
+
+// losing has a hold on all nodes, takes it from some, cuts others off, and
+// renews or releases it.
+func losing(t *testing.T, n int, renew bool) {
+	g, d := guarded(t, n)
+	quorum := n/2 + 1
+	combinations(n, mute, func(choice []int) {
+		key := strings.ReplaceAll(fmt.Sprintf("k%v", choice), " ", "")
+		what := fmt.Sprintf("nodes %v", choice)
+		c := claim(key)
+		take(t, d, c)
+		synctest.Wait() // all have it
+		bad := g.prepare(key, choice)
+		all, out := tally(choice, n)
+		var err error
+		if renew {
+			calls := 0
+			d.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { calls++; err = e })
+			if calls != 1 {
+				t.Errorf("%s: done was called %d times", what, calls)
+			}
+		} else {
+			err = d.Release(t.Context(), c)
+		}
+		switch {
+		case all[free] >= quorum:
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		case all[taken] > n-quorum:
+			if !errors.Is(err, backend.ErrLost) {
+				t.Errorf("%s: got %v, want ErrLost", what, err)
+			}
+		case out == 0:
+			t.Errorf("%s: no rule for that", what)
+		default:
+			outageOf(t, what, err, d, bad, 1)
+		}
+		synctest.Wait()
+		for i, v := range g.VirtualServers {
+			got, _ := v.Mini.Get(key)
+			mine := strings.HasPrefix(got, c.Token)
+			switch {
+			case choice[i] == taken && mine:
+				t.Errorf("%s: node %d has given away another's record", what, i)
+			case choice[i] == free && mine != renew:
+				t.Errorf("%s: node %d has %q", what, i, got)
+			}
+		}
+		g.restore(t, d, key, choice)
+		if renew {
+			_ = d.Release(t.Context(), c) // as it has turned out
+		}
+		settle()
+		for i, v := range g.VirtualServers {
+			if v.Mini.Exists(key) {
+				t.Errorf("%s: node %d keeps the key", what, i)
+			}
+		}
+	})
+}
+
+// A node that is only late is none of those that do not vote.
+func TestAnOutageNamesNobodyWhoIsJustLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, d := guarded(t, 3)
+		g.VirtualServers[0].Proxy.Down()
+		g.VirtualServers[1].Proxy.Down()
+		g.VirtualServers[2].Proxy.Delay(100 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err := d.Acquire(ctx, claim("k"))
+		outageOf(t, "two of three", err, d, []bool{true, true, false}, 2)
+		if took := time.Since(began); took > 0 {
+			t.Errorf("took %v, though two of three had failed at once", took)
+		}
+		settle()
+	})
+}
+
+// An outage of nodes that hang lasts no longer than Timeout.
+func TestNodesThatHangAreAnOutageWithinTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, d := guarded(t, 5)
+		for _, v := range g.VirtualServers[:3] {
+			v.Proxy.Stall()
+		}
+		for i := range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			began := time.Now()
+			_, err := d.Acquire(ctx, claim(fmt.Sprint("k", i)))
+			cancel()
+			outageOf(t, "three of five hang", err, d, []bool{true, true, true, false, false}, 3)
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("attempt %d took %v, longer than Timeout", i, took)
+			}
+		}
+		for _, v := range g.VirtualServers {
+			v.Proxy.Flow()
+		}
+		settle()
+		take(t, d, claim("after"))
+	})
+}
