@@ -107,7 +107,7 @@ func TestHostOf(t *testing.T) {
 func TestStrategies(t *testing.T) {
 	t.Parallel()
 	o := call("strategies").want(t, 0)
-	for _, want := range []string{"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://"} {
+	for _, want := range []string{"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://"} {
 		contains(t, o.out, want)
 	}
 	var all []strategy
@@ -122,7 +122,7 @@ func TestStrategies(t *testing.T) {
 func TestStrategiesAreAsDescribed(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, nil).URL()
-	nodes := map[string]string{"memlock": "", "filelock": t.TempDir()}
+	nodes := map[string]string{"memlock": "", "filelock": t.TempDir(), "redlock": redistest.StartNodes(t, 3, nil).URL()}
 	for _, s := range described {
 		node, ok := nodes[s.Name]
 		if !ok {

@@ -12,6 +12,7 @@ import (
 	_ "github.com/hasplock/hasp/filelock"
 	_ "github.com/hasplock/hasp/memlock"
 	_ "github.com/hasplock/hasp/pubsublock"
+	_ "github.com/hasplock/hasp/redlock"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
@@ -32,6 +33,7 @@ var described = []strategy{
 	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; asks again and again"},
 	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; woken by a release, as Redisson's locks are"},
 	{"fairlock", "network", "in order of arrival", true, "fairlock+redis://localhost:6379/0", "one Redis; served in order, handed from one to the next"},
+	{"redlock", "network", "none", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, any minority of which may fail"},
 }
 
 // known returns the registered strategies, with what can be told of them.

@@ -17,6 +17,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest/container"
 	_ "github.com/hasplock/hasp/memlock"
 	_ "github.com/hasplock/hasp/pubsublock"
+	_ "github.com/hasplock/hasp/redlock"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
@@ -29,6 +30,7 @@ var stores = map[string]func(t *testing.T, h *conformance.Harness){
 	"spinlock":   inRedis(conformance.Cost{Waiting: 60}),
 	"pubsublock": inRedis(conformance.Cost{Waiting: 4}),
 	"fairlock":   inRedis(conformance.Cost{Waiting: 3}),
+	"redlock":    onThree,
 }
 
 func TestEveryStrategyConforms(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 // their locks under the same keys of one Redis, so that a fleet can go from one
 // to another while both run; the others have stores of their own.
 var (
-	apart   = []string{"memlock", "filelock"}
+	apart   = []string{"memlock", "filelock", "redlock"}
 	sharing = []sharer{
 		{"spinlock", 100 * time.Millisecond, func(rdb redis.UniversalClient) backend.Driver { return spinlock.New(rdb, nil) }},
 		{"pubsublock", time.Second, func(rdb redis.UniversalClient) backend.Driver { return pubsublock.New(rdb, nil) }},

@@ -1,0 +1,227 @@
+package acceptance
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/redistest/container"
+)
+
+// masters are containers that know nothing of each other.
+type masters struct {
+	servers []*container.Server
+	addrs   []string // by which drivers reach them
+}
+
+func startMasters(t *testing.T, n int) *masters {
+	m := &masters{}
+	for range n {
+		srv := container.Start(t)
+		m.servers, m.addrs = append(m.servers, srv), append(m.addrs, srv.Addr)
+	}
+	return m
+}
+
+// proxy has drivers reach server i through a proxy.
+func (m *masters) proxy(t *testing.T, i int) (*redistest.Proxy, error) {
+	p, err := redistest.Listen(t, func() (net.Conn, error) { return net.Dial("tcp", m.servers[i].Addr) })
+	if err == nil {
+		m.addrs[i] = p.Addr()
+	}
+	return p, err
+}
+
+func (m *masters) url() string { return "redis://" + strings.Join(m.addrs, ",") }
+
+// each calls f for all servers at once and returns the first error.
+func (m *masters) each(f func(srv *container.Server) error) error {
+	errs := make(chan error, len(m.servers))
+	for _, srv := range m.servers {
+		go func() { errs <- f(srv) }()
+	}
+	var first error
+	for range m.servers {
+		if err := <-errs; first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// splits is what redlock cannot help.
+var splits = map[string]string{
+	"history-refusals": "rivals that ask at the same moment may split the vote, and are refused though nobody holds the key",
+}
+
+// overRedlock opens redlock with parameters of its own.
+func overRedlock(p hasp.Params) func(ctx context.Context, store string) (backend.Driver, error) {
+	return func(ctx context.Context, store string) (backend.Driver, error) {
+		return hasp.Config{Strategy: "redlock", Nodes: []string{store}, Params: p}.Driver(ctx)
+	}
+}
+
+// onThree starts three containers, which write every command down at once and
+// which the suite may stop, start and cut off, all together.
+func onThree(t *testing.T, h *conformance.Harness) {
+	var m *masters
+	var proxies []*redistest.Proxy
+	h.Store = func(context.Context) (string, func(), error) {
+		m = startMasters(t, 3)
+		for i := range m.servers {
+			p, err := m.proxy(t, i)
+			if err != nil {
+				return "", nil, err
+			}
+			proxies = append(proxies, p)
+		}
+		return m.url(), func() {}, nil
+	}
+	h.Open = overRedlock(hasp.Params{"durable": "true"})
+	h.Stop = func(ctx context.Context, _ string) error {
+		return m.each(func(srv *container.Server) error { return srv.Kill(ctx) })
+	}
+	h.Start = func(ctx context.Context, _ string, data bool) error {
+		return m.each(func(srv *container.Server) error { return srv.Start(ctx, data) })
+	}
+	h.Link = wayToAll
+	h.Cost = conformance.Cost{Acquire: 7.5, Renew: 4.5, Release: 3, Waiting: 36} // as in redlock's own test
+	h.Commands = func(context.Context, string) (int64, error) {
+		return redistest.Settled(func() (total int64) {
+			for _, p := range proxies {
+				total += p.Count()
+			}
+			return total
+		}), nil
+	}
+	h.Cannot = splits
+}
+
+// onFive starts five containers, which are not stopped as a whole: so they
+// need not write to disk. Without a minority one of them is down and one slow.
+func onFive(minority bool) func(t *testing.T, h *conformance.Harness) {
+	return func(t *testing.T, h *conformance.Harness) {
+		h.Store = func(ctx context.Context) (string, func(), error) {
+			m := startMasters(t, 5)
+			err := m.each(func(srv *container.Server) error {
+				return command(srv, func(rdb *redis.Client) error { return rdb.ConfigSet(ctx, "appendonly", "no").Err() })
+			})
+			if err == nil && !minority {
+				err = m.leaveThree(ctx, t)
+			}
+			if err != nil {
+				return "", nil, err
+			}
+			return m.url(), func() {}, nil
+		}
+		h.Open = overRedlock(nil)
+		h.Link = wayToAll
+		h.Cannot = splits
+		if !minority {
+			h.Only = func(clause string) bool {
+				return !slices.ContainsFunc(sameForAll, func(prefix string) bool { return strings.HasPrefix(clause, prefix) })
+			}
+		}
+	}
+}
+
+// leaveThree leaves no more than a majority of five. First it has a vote of all
+// of them, by which a new set comes to life: of one that was never whole nobody
+// knows what the nodes that are away have seen.
+func (m *masters) leaveThree(ctx context.Context, t *testing.T) error {
+	d, err := overRedlock(nil)(ctx, m.url())
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for i := 0; ; i++ {
+		c := backend.Claim{Key: "mark", Token: fmt.Sprint("mark", i), TTL: time.Second, Timeout: 3 * time.Second}
+		if _, err := d.Acquire(ctx, c); err == nil {
+			_ = d.Release(ctx, c)
+		}
+		unmarked := m.each(func(srv *container.Server) error {
+			return command(srv, func(rdb *redis.Client) error { return rdb.Get(ctx, "hasp:{redlock}:mark").Err() })
+		})
+		if unmarked == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("a new set: %w", unmarked)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	slow, err := m.proxy(t, 4)
+	if err != nil {
+		return err
+	}
+	slow.Delay(200 * time.Millisecond)
+	return m.servers[3].Kill(ctx)
+}
+
+// command calls f with a client of srv.
+func command(srv *container.Server, f func(rdb *redis.Client) error) error {
+	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	return f(rdb)
+}
+
+// wayToAll disturbs the ways to all nodes at once.
+func wayToAll(_ context.Context, store string) (*conformance.Link, error) {
+	var ways []*conformance.Link
+	all := &conformance.Link{
+		Set: func(s conformance.LinkState) {
+			for _, l := range ways {
+				l.Set(s)
+			}
+		},
+		Close: func() {
+			for _, l := range ways {
+				l.Close()
+			}
+		},
+	}
+	var addrs []string
+	for addr := range strings.SplitSeq(strings.TrimPrefix(store, "redis://"), ",") {
+		l, err := conformance.TCP(addr)
+		if err != nil {
+			all.Close()
+			return nil, err
+		}
+		ways, addrs = append(ways, l), append(addrs, l.Store)
+	}
+	all.Store = "redis://" + strings.Join(addrs, ",")
+	return all, nil
+}
+
+// TestRedlockConformsOnFive is TestEveryStrategyConforms on five nodes; and what
+// a minority could disturb, with one node that is down and one that takes
+// 200 ms.
+func TestRedlockConformsOnFive(t *testing.T) {
+	if os.Getenv(redistest.Env) != "container" {
+		t.Skipf("needs containers: set %s=container", redistest.Env)
+	}
+	t.Parallel()
+	for name, minority := range map[string]bool{"all well": true, "one down and one slow": false} {
+		t.Run(name, func(t *testing.T) {
+			var h conformance.Harness
+			onFive(minority)(t, &h)
+			conformance.Run(t, h)
+		})
+	}
+}
+
+// sameForAll begin the names of clauses about what no node has a part in, or
+// each has the same part in.
+var sameForAll = []string{"keys-", "token-", "owners-", "traits-", "reentry", "reach", "process-"}
