@@ -1,0 +1,82 @@
+// Command bench shows hasp beside the libraries of locks that are in use, on
+// one Redis and in one run:
+//
+//	go run . [--quick] [--redis URL] [--out DIR] [--only NAME,NAME]
+//
+// It writes results.md, results.json and pictures. Contestants take turns
+// round by round, so that noise hits all alike.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+
+	"github.com/redis/go-redis/v9/logging"
+)
+
+func main() {
+	logging.Disable() // go-redis', which tells of every node that is down
+	switch os.Getenv(role) {
+	case "worker":
+		work(os.Stdin, os.Stdout)
+	case "etcd":
+		if err := serveEtcd(); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: etcd:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	o := options{}
+	flag.BoolVar(&o.quick, "quick", false, "have everything happen once, within a minute")
+	flag.StringVar(&o.redis, "redis", "", "`URL` of a Redis, whose figures all others would disturb; without it one is started")
+	flag.StringVar(&o.out, "out", "results", "`directory` to write to")
+	only := flag.String("only", "", "`names` of scenarios ("+strings.Join(scenarios, ", ")+") and parts of names of contestants, by commas")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "bench: what is", flag.Arg(0)+"?")
+		os.Exit(2)
+	}
+	o.only = strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := measure(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	quick      bool
+	redis, out string
+	only       []string
+}
+
+// measure does it all and writes it down.
+func measure(ctx context.Context, o options) error {
+	p := full()
+	if o.quick {
+		p = quick()
+	}
+	names, others := split(o.only)
+	all := chosen(contestants(), others)
+	if len(all) == 0 {
+		return errors.New("--only: no contestant has such a name")
+	}
+	b, err := newBench(ctx, p, all, o)
+	if b != nil {
+		defer b.close()
+	}
+	if err != nil {
+		return err
+	}
+	if err := b.run(ctx, names); err != nil {
+		return err
+	}
+	return b.write(o.out)
+}

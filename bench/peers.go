@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	pools "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+)
+
+// bsm/redislock
+
+type redislockCaller struct {
+	rdb   *redis.Client
+	c     *redislock.Client
+	term  time.Duration
+	retry func() redislock.RetryStrategy
+}
+
+type redislockLock redislock.Lock
+
+// The ways to wait. redislock has none that it takes by default.
+func seldom() redislock.RetryStrategy { return redislock.LinearBackoff(100 * time.Millisecond) }
+func often() redislock.RetryStrategy  { return new(eager) }
+
+// eager is one caller's hasp spinlock's backoff: exponential with full jitter.
+type eager struct{ attempt int }
+
+func (e *eager) NextBackoff() time.Duration {
+	most := min(100*time.Microsecond<<min(e.attempt, 10), 100*time.Millisecond)
+	e.attempt++
+	return 1 + rand.N(most)
+}
+
+func openRedislock(retry func() redislock.RetryStrategy) func(context.Context, stores, time.Duration) (locker, error) {
+	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
+		rdb, err := connect(s.One)
+		if err != nil {
+			return nil, err
+		}
+		return &redislockCaller{rdb, redislock.New(rdb), term, retry}, nil
+	}
+}
+
+func (r *redislockCaller) lock(ctx context.Context, key string) (held, error) {
+	l, err := r.c.Obtain(ctx, key, r.term, &redislock.Options{RetryStrategy: r.retry()})
+	if err != nil {
+		return nil, err
+	}
+	return (*redislockLock)(l), nil
+}
+
+func (l *redislockLock) Unlock(ctx context.Context) error {
+	return (*redislock.Lock)(l).Release(ctx)
+}
+
+func (r *redislockCaller) close() { r.rdb.Close() }
+
+// redsync
+
+type redsyncCaller struct {
+	rdbs    []*redis.Client
+	r       *redsync.Redsync
+	options []redsync.Option
+}
+
+type redsyncLock redsync.Mutex
+
+func openRedsync(nodes int, failFast bool) func(context.Context, stores, time.Duration) (locker, error) {
+	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
+		urls := s.Five
+		if nodes == 1 {
+			urls = []string{s.One}
+		}
+		c := &redsyncCaller{options: []redsync.Option{
+			redsync.WithExpiry(term), redsync.WithTries(math.MaxInt), redsync.WithFailFast(failFast),
+		}}
+		var all []pools.Pool
+		for _, url := range urls {
+			rdb, err := connect(url)
+			if err != nil {
+				c.close()
+				return nil, err
+			}
+			c.rdbs = append(c.rdbs, rdb)
+			all = append(all, goredis.NewPool(rdb))
+		}
+		c.r = redsync.New(all...)
+		return c, nil
+	}
+}
+
+func (c *redsyncCaller) lock(ctx context.Context, key string) (held, error) {
+	m := c.r.NewMutex(key, c.options...)
+	if err := m.LockContext(ctx); err != nil {
+		return nil, err
+	}
+	return (*redsyncLock)(m), nil
+}
+
+var errNotUnlocked = errors.New("unlock: not ours")
+
+func (l *redsyncLock) Unlock(ctx context.Context) error {
+	ok, err := (*redsync.Mutex)(l).UnlockContext(ctx)
+	switch {
+	case ok:
+		return nil // whatever a minority says
+	case err == nil:
+		return errNotUnlocked
+	}
+	return err
+}
+
+func (c *redsyncCaller) close() {
+	for _, rdb := range c.rdbs {
+		rdb.Close()
+	}
+}
+
+// rueidislock
+
+type rueidisCaller struct{ l rueidislock.Locker }
+
+type rueidisLock context.CancelFunc
+
+func openRueidislock(tuned bool) func(context.Context, stores, time.Duration) (locker, error) {
+	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
+		client, err := rueidis.ParseURL(s.One)
+		if err != nil {
+			return nil, err
+		}
+		client.ConnWriteTimeout = time.Minute
+		o := rueidislock.LockerOption{ClientOption: client, KeyValidity: term}
+		if tuned {
+			o.NoLoopTracking, o.KeyMajority, o.TryNextAfter, o.ExtendInterval = true, 1, 10*time.Second, term/3
+		}
+		l, err := rueidislock.NewLocker(o)
+		if err != nil {
+			return nil, err
+		}
+		return rueidisCaller{l}, nil
+	}
+}
+
+func (r rueidisCaller) lock(ctx context.Context, key string) (held, error) {
+	_, cancel, err := r.l.WithContext(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return rueidisLock(cancel), nil
+}
+
+func (l rueidisLock) Unlock(context.Context) error {
+	l() // returns when it is done, and says nothing
+	return nil
+}
+
+func (r rueidisCaller) close() { r.l.Close() }

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ringName is the bare hand-over: a message that goes round by a script that
+// publishes it to its receiver. No lock that is kept in Redis hands over
+// faster.
+const ringName = "bare-publish"
+
+// link is one member of the ring: where it listens, and where the next does.
+type link struct{ Own, Next string }
+
+type ring struct {
+	hold    time.Duration
+	members []*member
+}
+
+type member struct {
+	link
+	rdb *redis.Client
+	sub *redis.PubSub
+}
+
+var publish = redis.NewScript(`return redis.call('PUBLISH', ARGV[1], 'next')`)
+
+func newRing(ctx context.Context, o order) (r *ring, err error) {
+	r = &ring{hold: o.Hold}
+	for _, l := range o.Ring {
+		m := &member{link: l}
+		if m.rdb, err = connect(o.Stores.One); err != nil {
+			return nil, err
+		}
+		m.sub = m.rdb.Subscribe(ctx, l.Own)
+		if _, err := m.sub.Receive(ctx); err != nil { // the confirmation
+			return nil, err
+		}
+		if err := publish.Load(ctx, m.rdb).Err(); err != nil {
+			return nil, err
+		}
+		r.members = append(r.members, m)
+	}
+	return r, nil
+}
+
+// run passes the message on until ctx ends.
+func (r *ring) run(ctx context.Context) (all report) {
+	all.Turns = make([]turns, len(r.members))
+	errs := make([]error, len(r.members))
+	var wg sync.WaitGroup
+	for i, m := range r.members {
+		wg.Go(func() { errs[i] = m.pass(ctx, r.hold, &all.Turns[i]) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		all.Err = err.Error()
+	}
+	return all
+}
+
+func (m *member) pass(ctx context.Context, hold time.Duration, t *turns) error {
+	defer m.rdb.Close()
+	defer context.AfterFunc(ctx, func() { m.sub.Close() })()
+	for {
+		asked := now()
+		_, err := m.sub.ReceiveMessage(context.WithoutCancel(ctx))
+		got := now()
+		if err == nil {
+			if hold > 0 {
+				time.Sleep(hold)
+			}
+			t.Asked, t.Got, t.Freed = append(t.Asked, asked), append(t.Got, got), append(t.Freed, now())
+			err = publish.EvalSha(context.WithoutCancel(ctx), m.rdb, nil, m.Next).Err()
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !excused(err, 0, term):
+			return err
+		}
+	}
+}
