@@ -25,15 +25,21 @@ func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 
 // clock adds to Go's monotonic clock, which is virtual inside a synctest
 // bubble, the time the machine has slept. The latter needs system calls; it
-// is read around each call to a store that other machines share, and once a
-// second while leases are held, and every look in between uses what was read
-// last.
+// is read around calls to a store that other machines share, once a
+// millisecond at most, and once a second while leases are held, and every look
+// in between uses what was read last.
 type clock struct {
 	base      time.Time
 	suspended func() time.Duration // total so far; only its growth counts
 	awake     time.Duration        // suspended() when the clock was made
 	slept     atomic.Int64         // largest suspended() − awake seen
+	again     atomic.Int64         // since base, by Go's clock: when a look reads it again
 }
+
+// goodFor is how long a look is, of time that the machine is awake. A suspend
+// soon after one is like a suspend after a call has returned, of which the
+// next look tells.
+const goodFor = time.Millisecond
 
 func newClock(suspended func() time.Duration) *clock {
 	k := &clock{base: time.Now(), suspended: suspended, awake: suspended()}
@@ -56,6 +62,11 @@ const minSuspend = int64(time.Millisecond)
 
 // look notices a suspend, and is now.
 func (k *clock) look() instant {
+	awake := int64(time.Since(k.base))
+	if awake < k.again.Load() {
+		return instant(awake + k.slept.Load())
+	}
+	k.again.Store(awake + int64(goodFor))
 	seen := int64(k.suspended() - k.awake)
 	for {
 		old := k.slept.Load()
