@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
 // grace is how long a driver whose context has ended is waited for, so that
@@ -65,10 +66,10 @@ var errLeft = errors.New("left")
 // is told its outcome; a call with late is also left when Close begins.
 func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
-	switch ends := c.traits.Ends; {
+	switch {
 	case c.traits.Reach == backend.Process:
 		return f(context.WithoutCancel(ctx))
-	case ends == backend.EndsPromptly, ends == backend.EndsByDeadline && ctx.Done() == nil:
+	case c.endsWith(ctx):
 		return direct(ctx, bound, f)
 	}
 	apart, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound) // cancelled when the call ends, not when its caller leaves
@@ -89,20 +90,27 @@ func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
+// endsWith reports whether the driver ends a call with ctx, so that nobody
+// needs to leave it behind.
+func (c *Client) endsWith(ctx context.Context) bool {
+	ends := c.traits.Ends
+	return ends == backend.EndsPromptly || ends == backend.EndsByDeadline && ctx.Done() == nil
+}
+
 // direct makes a call on the caller's goroutine, for a driver that ends it
 // when it is told to.
-func direct[T any](ctx context.Context, bound time.Duration, f func(context.Context) (T, error)) (T, error) {
-	within, cancel := context.WithTimeout(ctx, bound)
-	defer cancel()
+func direct[T any](ctx context.Context, d time.Duration, f func(context.Context) (T, error)) (T, error) {
+	within := lazyctx.WithTimeout(ctx, d)
+	defer within.End()
 	v, err := f(within)
 	switch {
 	case err == nil || definite(err):
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
-		err = fmt.Errorf("%v: %w", err, noAnswer(bound))
+		err = fmt.Errorf("%v: %w", err, noAnswer(d))
 	default:
-		err = plain(err, bound)
+		err = plain(err, d)
 	}
 	return v, err
 }
@@ -203,9 +211,16 @@ func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	}
 	var g backend.Grant
 	var err error
-	if c.traits.Reach == backend.Process {
+	switch {
+	case c.traits.Reach == backend.Process:
 		g, err = c.driver.Acquire(context.WithoutCancel(ctx), cl)
-	} else {
+	case c.endsWith(ctx):
+		g, err = direct(ctx, bound, func(within context.Context) (backend.Grant, error) {
+			g, err := c.driver.Acquire(within, cl)
+			c.tidied(cl, err)
+			return g, err
+		})
+	default:
 		g, err = call(c, ctx, bound, c.tidy(cl, c.driver.Acquire), c.late(cl))
 	}
 	now, _ := c.look()
@@ -236,10 +251,14 @@ func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 func (c *Client) tidy(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)
-		if err != nil && !definite(err) {
-			c.reap(cl, reapTwice)
-		}
+		c.tidied(cl, err)
 		return g, err
+	}
+}
+
+func (c *Client) tidied(cl backend.Claim, err error) {
+	if err != nil && !definite(err) {
+		c.reap(cl, reapTwice)
 	}
 }
 

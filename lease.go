@@ -194,9 +194,17 @@ func (c *Client) releaseOnce(ctx context.Context, cl backend.Claim) error {
 }
 
 func (c *Client) releaseApart(ctx context.Context, cl backend.Claim) error {
-	_, err := call(c, context.WithoutCancel(ctx), c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, c.driver.Release(ctx, cl)
-	}, nil)
+	ctx = context.WithoutCancel(ctx)
+	var err error
+	if c.endsWith(ctx) {
+		_, err = direct(ctx, c.opts.Timeout, func(within context.Context) (struct{}, error) {
+			return struct{}{}, c.driver.Release(within, cl)
+		})
+	} else {
+		_, err = call(c, ctx, c.opts.Timeout, func(apart context.Context) (struct{}, error) {
+			return struct{}{}, c.driver.Release(apart, cl)
+		}, nil)
+	}
 	return err
 }
 
