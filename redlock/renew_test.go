@@ -409,6 +409,11 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 			t.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
 		}
 
+		_ = tr.d.nodes[1].admit() // for which it may be time
+		if err := fmt.Sprint(tr.d.nodes[1].admit()); !strings.Contains(err, "node2:") || !strings.Contains(err, syscall.ECONNREFUSED.Error()) {
+			t.Errorf("why it is not asked: %s", err)
+		}
+
 		// A third one is one too many: then all are asked each time.
 		tr.each("4", (*redistest.VirtualServer).Kill)
 		var err error
@@ -421,11 +426,44 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 		}
 		synctest.Wait()
 		tr.each("3", func(v *redistest.VirtualServer) { v.Start(true) })
-		use("one is back", "x-xx-")
+		tr.atOnce(t, "one is back")
 
 		tr.each("14", func(v *redistest.VirtualServer) { v.Start(true) })
 		time.Sleep(probeEvery)
 		use("all are", "xxxxx")
+	})
+}
+
+// atOnce fails the test unless a key is had before any time has passed, and but
+// for connections that were refused before.
+func (tr trial) atOnce(t *testing.T, what string) {
+	t.Helper()
+	began := time.Now()
+	var err error
+	for i := range 10 {
+		if _, err = tr.d.Acquire(t.Context(), aClaim(fmt.Sprint(what, i))); err == nil {
+			took(t, what, began, 0)
+			return
+		}
+		synctest.Wait()
+	}
+	t.Errorf("%s: %v", what, err)
+}
+
+// A node that was restarted empty does not vote, and is none of those that suffice.
+func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
+	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
+		tr.vs[2].Kill()
+		for i := range 5 {
+			tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
+			synctest.Wait()
+		}
+		tr.vs[1].Mini.FlushAll()
+		_, err := tr.d.Acquire(t.Context(), aClaim("one of three"))
+		isOutage(t, "one of three", err, "12")
+		synctest.Wait()
+		tr.vs[2].Start(true)
+		tr.atOnce(t, "it is back")
 	})
 }
 
