@@ -28,12 +28,22 @@ func reserve(port int) (got int, release func(), err error) {
 			syscall.Close(fd)
 		}
 	}()
+	reuse := func() error {
+		return os.NewSyscallError("setsockopt", syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1))
+	}
+	if port == 0 {
+		// Then any port is one of the lower half, above which the bus of a
+		// cluster's node has room.
+		if err := reuse(); err != nil {
+			return 0, nil, err
+		}
+	}
 	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		return 0, nil, os.NewSyscallError("bind", err)
 	}
-	// Only now: who reserves the port shares it with nobody, but the server does.
-	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
-		return 0, nil, os.NewSyscallError("setsockopt", err)
+	// Not before: who asks for this port shares it with nobody but the server.
+	if err := reuse(); err != nil {
+		return 0, nil, err
 	}
 	name, err := syscall.Getsockname(fd)
 	if err != nil {
