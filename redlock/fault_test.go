@@ -323,12 +323,12 @@ func TestCancelledAttemptLeavesNothing(t *testing.T) {
 		}
 		for after := range 10 {
 			c := aClaim("k")
-			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(after)*45*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(after)*43*time.Millisecond)
 			began := time.Now()
 			if _, err := tr.d.Acquire(ctx, c); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v, want the end of the context", err)
 			}
-			took(t, "the attempt", began, time.Duration(after)*45*time.Millisecond)
+			took(t, "the attempt", began, time.Duration(after)*43*time.Millisecond)
 			cancel()
 			time.Sleep(3 * time.Second)
 			tr.want(t, "afterwards", c, "-----")

@@ -140,11 +140,8 @@ func leftOn(i int, keys []string) (left []string) {
 
 // Whatever was begun, whatever came in between: at the end no node has
 // anything of it, long before the terms are over, and nothing runs.
-//
-// Nobody listens here: miniredis holds a mutex while it writes a message, and
-// time in a bubble stands still for whoever waits for that.
 func TestNothingIsLeft(t *testing.T) {
-	for _, n := range []int{3, 5} {
+	for n, waits := range map[int]bool{3: true, 5: false} {
 		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -156,7 +153,7 @@ func TestNothingIsLeft(t *testing.T) {
 					}
 					return rand.N(300*time.Millisecond) >> rand.IntN(8)
 				}
-				r := &rounds{each: 250, pause: pause, keys: 3}
+				r := &rounds{each: 250, pause: pause, keys: 3, waits: waits}
 				var proxies []*redistest.Proxy
 				for _, v := range vs {
 					proxies = append(proxies, v.Proxy)
@@ -214,9 +211,14 @@ func TestNothingIsLeftOnRealServers(t *testing.T) {
 	pause := func() time.Duration { return rand.N(100*time.Millisecond) >> rand.IntN(8) }
 	r := &rounds{each: 40, pause: pause, keys: 2, waits: true}
 	for range 3 {
-		c, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=90s&timeout=1s", nil)
-		if err != nil {
-			t.Fatal(err)
+		open := func() (*hasp.Client, error) {
+			return hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=90s&timeout=1s", nil)
+		}
+		c, err := open()
+		for end := time.Now().Add(40 * time.Second); err != nil; c, err = open() {
+			if time.Now().After(end) { // a second is short for a busy machine
+				t.Fatal(err)
+			}
 		}
 		defer c.Close()
 		r.clients = append(r.clients, c)

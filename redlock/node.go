@@ -24,34 +24,53 @@ type node struct {
 
 	mu      sync.Mutex // guards all below
 	suspect time.Time  // since when it has not answered; zero if it has
+	refusal error      // why no connection to a suspect is made; nil if it hangs
 	asked   time.Time  // when a suspect was asked the last time
 }
 
 // A node that has not answered for a whole Timeout is asked one thing at a
-// time, so that callers do not gather before it.
-const (
-	probeEvery = 200 * time.Millisecond
-)
+// time, so that callers do not gather before it. So is one that refuses
+// connections, which takes longer to hear than an answer does, while the
+// others suffice.
+const probeEvery = 200 * time.Millisecond
 
 // admit is nil if the node may be asked for a vote.
 func (n *node) admit() error {
+	if n.trusted() {
+		return nil
+	}
+	needed := n.needed()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.suspect.IsZero() {
-		return nil
-	}
 	now := time.Now()
-	if now.Sub(n.asked) >= probeEvery {
+	switch {
+	case n.suspect.IsZero():
+		return nil
+	case now.Sub(n.asked) >= probeEvery, n.refusal != nil && needed:
 		n.asked = now
 		return nil
+	case n.refusal != nil:
+		return n.refusal
 	}
 	return fmt.Errorf("%s: no answer for %v: %w", n.name, now.Sub(n.suspect).Round(time.Millisecond), os.ErrDeadlineExceeded)
+}
+
+// needed reports whether the others may be no quorum.
+func (n *node) needed() bool {
+	well := 0
+	for _, other := range n.d.nodes {
+		if other != n && other.trusted() && other.marks.voting() {
+			well++
+		}
+	}
+	return well < n.d.quorum()
 }
 
 // heard notes how a call came out that was sent at began under ctx.
 func (n *node) heard(ctx context.Context, began time.Time, err error) {
 	silent := err != nil && (ctx.Err() != nil || isTimeout(err))
-	if !silent && n.trusted() {
+	refused := err != nil && !silent && unsent(err)
+	if !silent && !refused && n.trusted() {
 		if err == nil {
 			n.measured(time.Since(began))
 		}
@@ -60,10 +79,15 @@ func (n *node) heard(ctx context.Context, began time.Time, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
-	case !silent:
-		n.suspect = time.Time{}
+	case !silent && !refused:
+		n.suspect, n.refusal = time.Time{}, nil
+		return
 	case n.suspect.IsZero():
 		n.suspect, n.asked = began, time.Now()
+	}
+	n.refusal = nil
+	if refused {
+		n.refusal = n.plain(err, 0)
 	}
 }
 

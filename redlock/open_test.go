@@ -22,7 +22,7 @@ func TestOpenByURL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			nodes := redistest.StartNodes(t, 3, o)
-			c, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=20s&prefix=app:&fence_ttl=2h&max_ttl=1m", nil)
+			c, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=20s&prefix=app:&fence_ttl=2h&max_ttl=1m&timeout=20s", nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +54,7 @@ func TestOpenByURL(t *testing.T) {
 // Each node has a password of its own, and one of them speaks TLS.
 func TestOpenByConfig(t *testing.T) {
 	var nodes []string
-	params := hasp.Params{"ttl": "5s"}
+	params := hasp.Params{"ttl": "30s", "timeout": "20s"}
 	for i, password := range []string{"one", "tw@o,", ""} {
 		srv := redistest.Start(t, &redistest.Options{Own: true, Password: password, TLS: i == 1})
 		nodes = append(nodes, srv.URL())
@@ -212,7 +212,7 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 		"by a database": "", // two databases of one server are one node
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := hasp.Config{Strategy: "redlock", Nodes: []string{"redis://" + u}}
+			c := hasp.Config{Strategy: "redlock", Nodes: []string{"redis://" + u}, Params: hasp.Params{"timeout": "20s"}}
 			if u == "" {
 				c.Nodes = []string{"redis://" + addr + "/0", "redis://" + nodes.Servers[1].Addr, "redis://" + addr + "/1"}
 			}
@@ -223,7 +223,7 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 			t.Log(err)
 		})
 	}
-	client, err := hasp.Open(t.Context(), "redlock+redis://"+addr+"?allow_unsafe_nodes=true", nil)
+	client, err := hasp.Open(t.Context(), "redlock+redis://"+addr+"?allow_unsafe_nodes=true&timeout=20s", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 // another one may go.
 func TestNodesThatWereDownAtFirst(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, nil)
-	u := "redlock+" + nodes.URL() + "?ttl=1s&max_ttl=1s&timeout=5s"
+	u := "redlock+" + nodes.URL() + "?ttl=1s&max_ttl=1s&timeout=20s"
 	nodes.Servers[2].Kill()
 	c, err := hasp.Open(t.Context(), u, nil)
 	if err != nil {
@@ -276,16 +276,16 @@ func TestOpenAsksAQuorum(t *testing.T) {
 	for _, srv := range nodes.Servers[1:] {
 		srv.Kill()
 	}
-	_, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?timeout=3s", nil)
+	_, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?timeout=20s", nil)
 	tells(t, "one of three is up", err, nodes.Proxies[1].Addr(), nodes.Proxies[2].Addr())
 
 	// A wrong password is as good as a node that is down.
 	all := redistest.StartNodes(t, 3, &redistest.Options{Password: "right"})
 	u := strings.Replace(all.URL(), "right", secret, 1)
-	_, err = hasp.Open(t.Context(), "redlock+"+u, nil)
+	_, err = hasp.Open(t.Context(), "redlock+"+u+"?timeout=20s", nil)
 	tells(t, "a wrong password", err, all.Proxies[0].Addr(), all.Proxies[1].Addr(), "WRONGPASS", "check user and password")
 
-	_, err = hasp.Open(t.Context(), "redlock+redis://:hunter2@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?timeout=3s", nil)
+	_, err = hasp.Open(t.Context(), "redlock+redis://:hunter2@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?timeout=20s", nil)
 	tells(t, "nobody listens", err, "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "connection refused")
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -53,7 +53,7 @@ func held(t *testing.T, what string, c *hasp.Client, rs *redsync.Redsync, key st
 
 func TestRedsyncAndHaspExcludeEachOther(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, nil)
-	c := hasp.New(redlock.New(nodes.Clients(), nil), nil)
+	c := hasp.New(redlock.New(nodes.Clients(), nil), &hasp.Options{Timeout: 20 * time.Second})
 	defer c.Close()
 	rs := plain(nodes.Clients())
 	for _, key := range []string{"orders", "app:{orders}:1", "a}b", "a{b"} {

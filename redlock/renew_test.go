@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -380,6 +381,116 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While the others suffice, a node that refuses connections is asked for one
+// now and then, and the rest of the time costs nothing.
+func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
+	try(t, 5, &Options{Durable: true}, func(t *testing.T, tr trial) {
+		use := func(what, on string) {
+			t.Helper()
+			c := aClaim("k")
+			tr.acquire(t, tr.d, c)
+			tr.want(t, what, c, on)
+			if err := tr.d.Release(t.Context(), c); err != nil {
+				t.Errorf("release: %v", err)
+			}
+		}
+		tr.each("13", (*redistest.VirtualServer).Kill)
+		use("its connections are found dead", "x-x-x")
+		use("it refuses new ones", "x-x-x")
+		before := tr.vs[1].Dials.Load()
+		for range 1000 {
+			use("without two of five", "x-x-x")
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 { // go-redis may make two for a call
+			t.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
+		}
+
+		_ = tr.d.nodes[1].admit() // for which it may be time
+		if err := fmt.Sprint(tr.d.nodes[1].admit()); !strings.Contains(err, "node2:") || !strings.Contains(err, syscall.ECONNREFUSED.Error()) {
+			t.Errorf("why it is not asked: %s", err)
+		}
+
+		// A third one is one too many: then all are asked each time.
+		tr.each("4", (*redistest.VirtualServer).Kill)
+		var err error
+		for range 10 { // until it is known that the third one refuses, too
+			_, err = tr.d.Acquire(t.Context(), aClaim("k"))
+			isOutage(t, "without three of five", err, "134")
+		}
+		if n := strings.Count(fmt.Sprint(err), syscall.ECONNREFUSED.Error()); n != 3 {
+			t.Errorf("%d of three are said to refuse: %v", n, err)
+		}
+		synctest.Wait()
+		tr.each("3", func(v *redistest.VirtualServer) { v.Start(true) })
+		tr.atOnce(t, "one is back")
+
+		tr.each("14", func(v *redistest.VirtualServer) { v.Start(true) })
+		time.Sleep(probeEvery)
+		use("all are", "xxxxx")
+	})
+}
+
+// atOnce fails the test unless a key is had before any time has passed, and but
+// for connections that were refused before.
+func (tr trial) atOnce(t *testing.T, what string) {
+	t.Helper()
+	began := time.Now()
+	var err error
+	for i := range 10 {
+		if _, err = tr.d.Acquire(t.Context(), aClaim(fmt.Sprint(what, i))); err == nil {
+			took(t, what, began, 0)
+			return
+		}
+		synctest.Wait()
+	}
+	t.Errorf("%s: %v", what, err)
+}
+
+// A node that was restarted empty does not vote, and is none of those that suffice.
+func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
+	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
+		tr.vs[2].Kill()
+		for i := range 5 {
+			tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
+			synctest.Wait()
+		}
+		tr.vs[1].Mini.FlushAll()
+		_, err := tr.d.Acquire(t.Context(), aClaim("one of three"))
+		isOutage(t, "one of three", err, "12")
+		synctest.Wait()
+		tr.vs[2].Start(true)
+		tr.atOnce(t, "it is back")
+	})
+}
+
+// What a node has that refuses connections is given back when it is there again.
+func TestWhatANodeHasThatRefusesIsGivenBackLater(t *testing.T) {
+	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
+		c := aClaim("k")
+		c.TTL = time.Minute
+		tr.acquire(t, tr.d, c)
+		tr.want(t, "all well", c, "xxx")
+		tr.vs[1].Kill()
+		for range 3 { // which finds its connections dead, and that it refuses
+			w := aClaim("w")
+			tr.acquire(t, tr.d, w)
+			if err := tr.d.Release(t.Context(), w); err != nil {
+				t.Errorf("release: %v", err)
+			}
+		}
+		if err := tr.d.Release(t.Context(), c); err != nil {
+			t.Errorf("release: %v", err)
+		}
+		tr.want(t, "without it", c, "-x-")
+		time.Sleep(10 * time.Second)
+		tr.vs[1].Start(true)
+		time.Sleep(5 * time.Second)
+		tr.want(t, "when it is back", c, "---")
+	})
 }
 
 // A node that hangs is asked one thing at a time.

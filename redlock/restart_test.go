@@ -348,7 +348,7 @@ func TestKilledNodeWaits(t *testing.T) {
 			const term = 6 * time.Second
 			nodes := redistest.StartNodes(t, 3, &redistest.Options{Keep: true})
 			open := func() *hasp.Client {
-				return hasp.New(New(nodes.Clients(), &Options{MaxTTL: term}), &hasp.Options{TTL: term})
+				return hasp.New(New(nodes.Clients(), &Options{MaxTTL: term}), &hasp.Options{TTL: term, Timeout: 20 * time.Second})
 			}
 			a, b := open(), open()
 			defer a.Close()

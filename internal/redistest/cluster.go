@@ -56,7 +56,7 @@ func (c *Cluster) start() error {
 	if c.o.Bare {
 		n = masters
 	}
-	all, err := ports(n)
+	all, err := c.ports(n)
 	if err != nil {
 		return err
 	}

@@ -158,3 +158,46 @@ func TestVirtualServersRestart(t *testing.T) {
 		})
 	}
 }
+
+// Miniredis holds its locks while it writes: who waits for one of them has the
+// time of the bubble stand still, and must not do so for a client that is slow.
+func TestAVirtualServerWaitsForNoClient(t *testing.T) {
+	for name, slow := range map[string]func(*Proxy){
+		"late":          func(p *Proxy) { p.Delay(time.Minute) },
+		"hangs":         (*Proxy).Stall,
+		"hears no more": func(p *Proxy) { p.Fail("ping", HangReply) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			v := Virtual(t)
+			sub := v.Client().Subscribe(t.Context(), "news")
+			defer sub.Close()
+			if _, err := sub.Receive(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			slow(v.Proxy)
+			go sub.Ping(t.Context())
+			synctest.Wait()
+			began := time.Now()
+			rdb := v.Direct()
+			for range 10 {
+				if n, err := rdb.Publish(t.Context(), "news", "x").Result(); n != 1 || err != nil {
+					t.Errorf("%s: %d, %v", name, n, err)
+				}
+			}
+			if took := time.Since(began); took > 0 {
+				t.Errorf("%s: to publish took %v", name, took)
+			}
+			if name != "late" {
+				return
+			}
+			for range 11 { // and what the ping brings
+				if _, err := sub.Receive(t.Context()); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if took := time.Since(began); took != time.Minute {
+				t.Errorf("%s: heard after %v", name, took)
+			}
+		})
+	}
+}

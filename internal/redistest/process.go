@@ -36,7 +36,7 @@ func (s *Server) startProcess() error {
 		}
 	}
 	return again(func() error {
-		port, release, err := freePort()
+		port, release, err := reserve(0)
 		if err != nil {
 			return err
 		}

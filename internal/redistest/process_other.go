@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 )
 
 func endWithParent(*exec.Cmd) {}
@@ -14,9 +15,9 @@ func endWithParent(*exec.Cmd) {}
 func stop(*os.Process) error { return errors.ErrUnsupported }
 func cont(*os.Process) error { return errors.ErrUnsupported }
 
-// freePort returns a port that nobody had a moment ago.
-func freePort() (port int, release func(), err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// reserve returns a port that nobody had a moment ago, any if it is 0.
+func reserve(port int) (got int, release func(), err error) {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return 0, nil, err
 	}

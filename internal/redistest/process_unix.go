@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"syscall"
 )
 
@@ -16,9 +17,9 @@ func endWithParent(*exec.Cmd) {}
 func stop(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
 func cont(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
-// freePort returns a port that nobody had a moment ago.
-func freePort() (port int, release func(), err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// reserve returns a port that nobody had a moment ago, any if it is 0.
+func reserve(port int) (got int, release func(), err error) {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return 0, nil, err
 	}

@@ -2,11 +2,13 @@ package redistest
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -19,6 +21,16 @@ type conn struct {
 	over   chan struct{} // closed with the connection
 	ended  atomic.Bool
 	fault  atomic.Int32 // of the last command that went through, as Fault
+
+	more chan struct{} // has room for one; something was added to said
+	mu   sync.Mutex    // guards said
+	said []reply
+}
+
+// reply is what the server has said at once.
+type reply struct {
+	bytes []byte    // nil: nothing more
+	due   time.Time // when the client hears it
 }
 
 func (p *Proxy) serve(client net.Conn) {
@@ -34,7 +46,7 @@ func (p *Proxy) serve(client net.Conn) {
 			client.Close()
 			return
 		}
-		c := &conn{p: p, client: client, server: server, over: make(chan struct{})}
+		c := &conn{p: p, client: client, server: server, over: make(chan struct{}), more: make(chan struct{}, 1)}
 		p.mu.Lock()
 		if p.down {
 			p.mu.Unlock()
@@ -45,6 +57,7 @@ func (p *Proxy) serve(client net.Conn) {
 		p.conns[c] = true
 		p.wg.Go(c.requests)
 		p.wg.Go(c.replies)
+		p.wg.Go(c.deliver)
 		p.mu.Unlock()
 	})
 }
@@ -91,33 +104,68 @@ func (c *conn) requests() {
 	}
 }
 
-// replies passes on to the client what the server says.
+// replies takes what the server says at once, whatever the client is to hear of
+// it: miniredis holds locks while it writes.
 func (c *conn) replies() {
-	defer c.close()
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := c.server.Read(buf)
-		if err != nil {
+		switch f := Fault(c.fault.Load()); {
+		case f == HangReply && err != nil:
+			<-c.over // what the server does is no news to the client
+			return
+		case f == HangReply:
+		case err != nil:
+			c.say(nil)
+			return
+		case f == LoseReply:
+			c.say(nil)
+		default:
+			c.say(bytes.Clone(buf[:n]))
+		}
+	}
+}
+
+// say has the client hear b when it is due, or that this was all.
+func (c *conn) say(b []byte) {
+	c.p.mu.Lock()
+	delay := c.p.delay
+	c.p.mu.Unlock()
+	c.mu.Lock()
+	c.said = append(c.said, reply{b, time.Now().Add(delay)})
+	c.mu.Unlock()
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
+}
+
+// deliver passes on to the client what the server has said.
+func (c *conn) deliver() {
+	defer c.close()
+	for {
+		select {
+		case <-c.more:
+		case <-c.over:
 			return
 		}
-		switch Fault(c.fault.Load()) {
-		case LoseReply:
-			return
-		case HangReply:
-			<-c.over
-			return
-		}
-		c.p.mu.Lock()
-		delay := c.p.delay
-		c.p.mu.Unlock()
-		if delay > 0 {
-			time.Sleep(delay)
-		}
-		if !c.open() {
-			return
-		}
-		if _, err := c.client.Write(buf[:n]); err != nil {
-			return
+		c.mu.Lock()
+		said := c.said
+		c.said = nil
+		c.mu.Unlock()
+		for _, r := range said {
+			if r.bytes == nil {
+				return
+			}
+			if left := time.Until(r.due); left > 0 {
+				time.Sleep(left)
+			}
+			if !c.open() {
+				return
+			}
+			if _, err := c.client.Write(r.bytes); err != nil {
+				return
+			}
 		}
 	}
 }

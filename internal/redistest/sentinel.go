@@ -59,7 +59,7 @@ func (s *Sentinel) startServers() error {
 		}
 		s.Servers = append(s.Servers, srv)
 		err = again(func() error {
-			p, err := port()
+			p, err := s.port()
 			if err != nil {
 				return err
 			}
@@ -79,7 +79,7 @@ func (s *Sentinel) startSentinels() error {
 		old.Stop()
 	}
 	s.Sentinels = nil
-	all, err := ports(3)
+	all, err := s.ports(3)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -163,31 +162,32 @@ func (s *Server) followed(ctx context.Context, replicas int64) error {
 	return err
 }
 
-// port returns one that is free, and free 10,000 higher too, both below those
-// that connections are given by most systems.
-func port() (int, error) {
+// port returns one that is the test's own, as the one 10,000 higher is, both
+// below those that connections are given by most systems.
+func (s *Set) port() (int, error) {
 	for range 100 {
 		p := 10500 + rand.IntN(11000)
-		if free(p) && free(p+10000) {
-			return p, nil
+		_, release, err := reserve(p)
+		if err != nil {
+			continue
 		}
+		_, releaseBus, err := reserve(p + 10000)
+		if err != nil {
+			release()
+			continue
+		}
+		s.t.Cleanup(release)
+		s.t.Cleanup(releaseBus)
+		return p, nil
 	}
 	return 0, errors.New("no free port")
 }
 
-func free(port int) bool {
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-	if err == nil {
-		l.Close()
-	}
-	return err == nil
-}
-
 // ports returns n of them, all different.
-func ports(n int) ([]int, error) {
+func (s *Set) ports(n int) ([]int, error) {
 	var all []int
 	for len(all) < n {
-		p, err := port()
+		p, err := s.port()
 		if err != nil {
 			return nil, err
 		}

@@ -2,8 +2,11 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,10 +20,12 @@ import (
 type VirtualServer struct {
 	Mini  *miniredis.Miniredis
 	Proxy *Proxy
+	Dials atomic.Int64 // through Proxy
 
 	t    testing.TB
 	addr string
 	id   identity
+	dead atomic.Bool
 }
 
 // Virtual starts a VirtualServer, which is to be called, and ends, within the
@@ -54,8 +59,12 @@ func virtual(t testing.TB, addr string) *VirtualServer {
 	return v
 }
 
-// Kill ends the server for all who come through its Proxy.
-func (v *VirtualServer) Kill() { v.Proxy.Down() }
+// Kill ends the server for all who come through its Proxy; new connections are
+// refused.
+func (v *VirtualServer) Kill() {
+	v.dead.Store(true)
+	v.Proxy.Down()
+}
 
 // Start starts a killed server again, with the data it had or without any.
 func (v *VirtualServer) Start(data bool) {
@@ -67,6 +76,7 @@ func (v *VirtualServer) Start(data bool) {
 	}
 	v.id.renew()
 	v.Proxy.Up()
+	v.dead.Store(false)
 }
 
 // Restart is Kill and Start.
@@ -81,7 +91,31 @@ func (v *VirtualServer) Skew(d time.Duration) {
 
 // Client returns a go-redis client of the server, through its Proxy. Its calls
 // are bounded by their contexts alone, and sent once.
-func (v *VirtualServer) Client() *redis.Client { return v.client(v.Proxy.Dialer()) }
+func (v *VirtualServer) Client() *redis.Client {
+	dial := v.Proxy.Dialer()
+	return v.client(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		v.Dials.Add(1)
+		if v.dead.Load() {
+			return refused{}, nil
+		}
+		return dial(ctx, network, addr)
+	})
+}
+
+// refused is a connection that could not be made. As an error of the dialer
+// go-redis would log it.
+type refused struct{ net.Conn }
+
+// errRefused is joined, since go-redis strips one layer off what it can unwrap.
+var errRefused = errors.Join(&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED})
+
+func (refused) Read([]byte) (int, error)         { return 0, errRefused }
+func (refused) Write([]byte) (int, error)        { return 0, errRefused }
+func (refused) Close() error                     { return nil }
+func (refused) RemoteAddr() net.Addr             { return nil }
+func (refused) SetDeadline(time.Time) error      { return nil }
+func (refused) SetReadDeadline(time.Time) error  { return nil }
+func (refused) SetWriteDeadline(time.Time) error { return nil }
 
 // Direct is Client past the Proxy.
 func (v *VirtualServer) Direct() *redis.Client {
