@@ -1,0 +1,304 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// wire is a connection that those who want something of one server at the same
+// time share: their commands travel together, and so do the replies. It is one
+// that go-redis has made, taken from its pool, and goes back there as soon as
+// nobody uses it. Who is alone uses the pool, and has nobody to wait for but
+// the server.
+//
+// Who leaves takes nobody along: a command that was not written yet is not
+// sent, and the reply to one that was is read and dropped. Nobody waits in a
+// read or a write: a writer runs while there is something to write, a reader
+// for as long as there is a wire.
+type wire struct {
+	conn net.Conn      // to read from and write to
+	base net.Conn      // what to close; conn itself, or what is below its TLS
+	back func(ok bool) // parts with the connection, which may be as good as before
+	kept bool          // until somebody closes it; for tests
+
+	mu      sync.Mutex // guards the rest, but not what is the reader's
+	queue   []*errand  // not written yet
+	sent    []*errand  // written, or about to be, in this order
+	writing bool
+	over    error // why nobody may use it any more
+	writers sync.WaitGroup
+	errands sync.Pool // of *errand; not of all wires, since channels stay in their bubble of testing/synctest
+
+	out   []byte    // the writer's
+	batch []*errand // the writer's
+
+	due   []*errand // from sent: those to be answered next; the reader's
+	told  int       // of due; the reader's
+	heard bool      // since the last tick; the reader's
+	quiet int       // ticks; the reader's
+}
+
+// errand is one command on a wire, and where its caller and its reply meet:
+// the one that comes second knows what to do.
+type errand struct {
+	args  []any
+	until time.Time // its caller waits no longer; zero if there is no end
+	met   atomic.Bool
+	done  chan struct{} // one word to a caller that is still there
+	reply any
+	err   error
+}
+
+// errand returns a blank one.
+func (w *wire) errand() *errand {
+	if e, ok := w.errands.Get().(*errand); ok {
+		return e
+	}
+	return &errand{done: make(chan struct{}, 1)}
+}
+
+// forget is called by the last who has to do with an errand.
+func (w *wire) forget(e *errand) {
+	*e = errand{done: e.done}
+	w.errands.Put(e)
+}
+
+// answer ends an errand.
+func (w *wire) answer(e *errand, reply any, err error) {
+	e.reply, e.err = reply, err
+	if e.met.Swap(true) {
+		w.forget(e)
+		return
+	}
+	e.done <- struct{}{}
+}
+
+// maxKept is how much room for commands an idle wire keeps.
+const maxKept = 256 << 10
+
+var (
+	errUnsent  = errors.New("not sent")
+	errIdle    = errors.New("idle")
+	errNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
+)
+
+// do sends a command and returns its reply. If it was not sent, and will not
+// be, that is errUnsent.
+func (w *wire) do(ctx context.Context, args []any) (any, error) {
+	e := w.errand()
+	e.args = args
+	e.until, _ = ctx.Deadline()
+	if !w.put(e) {
+		w.forget(e)
+		return nil, errUnsent
+	}
+	select {
+	case <-e.done:
+	case <-ctx.Done():
+		if !e.met.Swap(true) {
+			return nil, errNoReply
+		}
+		<-e.done // the reply came first
+	}
+	reply, err := e.reply, e.err
+	w.forget(e)
+	return reply, err
+}
+
+// put queues an errand, if the wire is still there.
+func (w *wire) put(e *errand) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over != nil {
+		return false
+	}
+	w.queue = append(w.queue, e)
+	if !w.writing {
+		w.writing = true
+		w.writers.Add(1)
+		go w.write()
+	}
+	return true
+}
+
+// write writes what is queued until nothing is. It first lets all run that can,
+// since whoever has just been answered is about to ask for more: without that,
+// each command would travel alone.
+func (w *wire) write() {
+	defer w.writers.Done()
+	for {
+		runtime.Gosched()
+		if !w.next() {
+			return
+		}
+		w.encode()
+		if len(w.out) == 0 {
+			continue
+		}
+		_ = w.conn.SetWriteDeadline(time.Now().Add(silence))
+		if _, err := w.conn.Write(w.out); err != nil {
+			w.fail(err)
+		}
+	}
+}
+
+// next takes what is queued. If that is nothing, or the wire has failed, the
+// writer ends.
+func (w *wire) next() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over != nil || len(w.queue) == 0 {
+		w.writing = false
+		return false
+	}
+	w.batch, w.queue = w.queue, w.batch[:0]
+	return true
+}
+
+// encode makes one piece of the commands of those who are still there, and has
+// the reader wait for their replies.
+func (w *wire) encode() {
+	w.out = w.out[:0]
+	if cap(w.out) > maxKept {
+		w.out = nil
+	}
+	sent := w.batch[:0]
+	for _, e := range w.batch {
+		if e.met.Load() {
+			w.forget(e)
+			continue
+		}
+		out, ok := appendCommand(w.out, e.args)
+		if !ok {
+			w.answer(e, nil, errUnsent)
+			continue
+		}
+		w.out, sent = out, append(sent, e)
+	}
+	w.mu.Lock()
+	w.sent = append(w.sent, sent...)
+	w.mu.Unlock()
+	clear(w.batch)
+}
+
+// fail ends the wire: its reader finds out.
+func (w *wire) fail(err error) {
+	w.mu.Lock()
+	if w.over == nil {
+		w.over = err
+	}
+	w.mu.Unlock()
+	w.base.Close()
+}
+
+// hesitation is how long callers wait for a wire that is being made. Many at
+// once would have to queue for the connections of the pool.
+const hesitation = 20 * time.Millisecond
+
+// share sends the command of a caller that is not alone: over the wire, or, if
+// there is none, in a way that makes one. It says errUnsent to whoever is
+// better off with the pool.
+func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) {
+	if w := at.wire.Load(); w != nil {
+		return w.do(ctx, args)
+	}
+	made := make(chan struct{})
+	if at.making.CompareAndSwap(nil, &made) {
+		defer close(made)
+		defer at.making.Store(nil)
+		if at.wire.Load() == nil {
+			return s.pioneer(ctx, at, args)
+		}
+	} else if others := at.making.Load(); others != nil {
+		select {
+		case <-*others:
+		case <-ctx.Done():
+		case <-time.After(hesitation):
+		}
+	}
+	if w := at.wire.Load(); w != nil {
+		return w.do(ctx, args)
+	}
+	return nil, errUnsent
+}
+
+// pioneer sends a command over a connection which, if that went well, becomes
+// the wire.
+func (s *Store) pioneer(ctx context.Context, at *server, args []any) (any, error) {
+	owner := at.rdb.(*redis.Client).Conn()
+	c, end := s.calls.begin(ctx)
+	cmd := newOnce(c, args)
+	_ = owner.Process(c, cmd)
+	end()
+	v, err := cmd.Result()
+	if !answered(err) || !s.lay(at, owner, c) {
+		owner.Close() // which gives the connection back, or up
+	}
+	return v, err
+}
+
+// answered reports whether err, or none, is what a server said, after which the
+// connection is as good as before.
+func answered(err error) bool { return err == nil || errors.As(err, new(redis.Error)) }
+
+// lay makes a wire of the connection that c has used.
+func (s *Store) lay(at *server, owner *redis.Conn, c *call) bool {
+	conn := s.calls.used(c)
+	if conn == nil {
+		return false
+	}
+	w := &wire{conn: conn.Conn, base: conn.Conn, kept: s.always}
+	if conn.secure != nil {
+		w.conn = conn.secure
+	}
+	w.back = func(ok bool) {
+		if !ok {
+			_ = owner.Ping(context.Background()) // which fails, by which the pool learns that it is closed
+		}
+		owner.Close()
+	}
+	at.wire.Store(w)
+	began := s.wires.start(func() {
+		w.read()
+		at.wire.Store(nil)
+		w.end()
+	})
+	if !began {
+		at.wire.Store(nil)
+		w.fail(redis.ErrClosed)
+	}
+	return began
+}
+
+// wires counts those of a Store.
+type wires struct {
+	mu   sync.Mutex // guards over
+	over bool
+	wg   sync.WaitGroup
+}
+
+func (ws *wires) start(f func()) bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if !ws.over {
+		ws.wg.Go(f)
+	}
+	return !ws.over
+}
+
+// close returns when all wires have ended, whose connections have been closed.
+func (ws *wires) close() {
+	ws.mu.Lock()
+	ws.over = true
+	ws.mu.Unlock()
+	ws.wg.Wait()
+}
