@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,15 +13,13 @@ import (
 // as far as a wire needs it: commands out, replies in.
 
 // appendCommand appends a command, or reports that one of its arguments is of
-// a kind that strategies do not use.
+// a kind that strategies do not use. All others cannot change meanwhile.
 func appendCommand(out []byte, args []any) ([]byte, bool) {
 	out = appendHead(out, '*', len(args))
 	var digits [20]byte
 	for _, arg := range args {
 		switch v := arg.(type) {
 		case string:
-			out = append(appendHead(out, '$', len(v)), v...)
-		case []byte:
 			out = append(appendHead(out, '$', len(v)), v...)
 		case int:
 			n := strconv.AppendInt(digits[:0], int64(v), 10)
@@ -50,14 +49,18 @@ func (replyError) RedisError() {}
 
 const (
 	maxBulk  = 512 << 20 // bytes in a string, as in Redis
+	maxLine  = 1 << 20   // bytes in a line
 	maxDepth = 32        // of arrays in arrays
 )
 
 var errProtocol = errors.New("that is not the protocol of Redis")
 
+// push is what a server says of its own accord.
+type push struct{ what any }
+
 // readReply reads one reply: nil, an int64, a string, a []any, a replyError,
-// and of RESP3 a bool or a float64. A map is read as an array of its keys and
-// values.
+// and of RESP3 a bool, a float64 or a push, after which the reply follows. A
+// map is read as an array of its keys and values.
 func readReply(in *bufio.Reader) (any, error) { return readValue(in, maxDepth) }
 
 func readValue(in *bufio.Reader, depth int) (any, error) {
@@ -86,7 +89,12 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 		return f, bad(err)
 	}
 	n, err := strconv.Atoi(string(text))
-	if err != nil || n < -1 || n > maxBulk || depth == 0 {
+	switch {
+	case err != nil, n < -1, n > maxBulk, depth == 0:
+		return nil, errProtocol
+	case n < 0 && (kind == '$' || kind == '*'):
+		return nil, nil
+	case n < 0:
 		return nil, errProtocol
 	}
 	switch kind {
@@ -96,14 +104,14 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 		return readArray(in, n, depth)
 	case '%':
 		return readArray(in, 2*n, depth)
-	case '>', '|': // nobody here asked for it; the reply follows
-		if kind == '|' {
-			n *= 2
-		}
-		if _, err := readArray(in, n, depth); err != nil {
+	case '>':
+		all, err := readArray(in, n, depth)
+		return push{all}, err
+	case '|': // about the value that follows
+		if _, err := readArray(in, 2*n, depth); err != nil {
 			return nil, err
 		}
-		return readValue(in, depth)
+		return readValue(in, depth-1)
 	}
 	return nil, errProtocol
 }
@@ -112,8 +120,11 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 func readLine(in *bufio.Reader) ([]byte, error) {
 	line, err := in.ReadSlice('\n')
 	if err == bufio.ErrBufferFull {
-		long := append([]byte(nil), line...)
-		line, err = in.ReadBytes('\n')
+		var long []byte
+		for err == bufio.ErrBufferFull && len(long) < maxLine {
+			long = append(long, line...)
+			line, err = in.ReadSlice('\n')
+		}
 		line = append(long, line...)
 	}
 	if err != nil {
@@ -127,15 +138,13 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 
 // readBulk reads a string of n bytes.
 func readBulk(in *bufio.Reader, kind byte, n int) (any, error) {
-	if n < 0 {
-		return nil, nil
-	}
 	buf, err := in.Peek(n + 2)
 	if err == nil {
 		defer in.Discard(n + 2)
 	} else if err == bufio.ErrBufferFull {
-		buf = make([]byte, n+2)
-		_, err = io.ReadFull(in, buf)
+		var all bytes.Buffer // grows with what comes, whatever was announced
+		_, err = io.CopyN(&all, in, int64(n+2))
+		buf = all.Bytes()
 	}
 	switch {
 	case err != nil:
@@ -152,9 +161,6 @@ func readBulk(in *bufio.Reader, kind byte, n int) (any, error) {
 
 // readArray reads n values.
 func readArray(in *bufio.Reader, n, depth int) (any, error) {
-	if n < 0 {
-		return nil, nil
-	}
 	all := make([]any, 0, min(n, 64))
 	for range n {
 		v, err := readValue(in, depth-1)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -34,7 +35,7 @@ func TestReadReply(t *testing.T) {
 		"(123456789012345678901234567890\r\n":    "123456789012345678901234567890",
 		"=7\r\ntxt:abc\r\n":                      "abc",
 		"!6\r\nERR no\r\n":                       replyError("ERR no"),
-		">2\r\n+news\r\n:1\r\n:2\r\n":            int64(2),
+		">2\r\n+news\r\n:1\r\n":                  push{[]any{"news", int64(1)}},
 		"|1\r\n+ttl\r\n:1\r\n*1\r\n+a\r\n":       []any{"a"},
 		"*2\r\n|1\r\n+ttl\r\n:1\r\n+a\r\n+b\r\n": []any{"a", "b"},
 	} {
@@ -56,10 +57,27 @@ func TestReadReply(t *testing.T) {
 func TestReadReplyRefusesWhatIsNone(t *testing.T) {
 	for _, text := range []string{
 		"", "\r\n", "+OK\n", "+OK", "?1\r\n", ":\r\n", ":x\r\n", "$x\r\n", "$-2\r\n", "$3\r\nabcde\r\n", "$3\r\nab", "*1\r\n", ",x\r\n",
-		"$536870913\r\n", strings.Repeat("*1\r\n", 100) + ":1\r\n",
+		"$536870913\r\n", ">-1\r\n", "|-1\r\n", "%-1\r\n", "~-1\r\n", strings.Repeat("|0\r\n", 100) + ":1\r\n", strings.Repeat("*1\r\n", 100) + ":1\r\n",
 	} {
 		if v, err := readReply(bufio.NewReader(strings.NewReader(text))); err == nil {
 			t.Errorf("%.40q: got %v", text, v)
+		}
+	}
+}
+
+// What a server announces is not believed before it comes.
+func TestReadReplyTakesNoMoreMemoryThanComes(t *testing.T) {
+	const much = 16 << 20
+	for _, text := range []string{"$536870000\r\nabc", "*536870000\r\n:1\r\n", "+" + strings.Repeat("x", 2*maxLine)} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		v, err := readReply(bufio.NewReader(strings.NewReader(text)))
+		runtime.ReadMemStats(&after)
+		if err == nil {
+			t.Errorf("%.40q: got %.40v", text, v)
+		}
+		if took := after.TotalAlloc - before.TotalAlloc; took > much {
+			t.Errorf("%.40q: %d bytes", text, took)
 		}
 	}
 }
@@ -77,12 +95,12 @@ func FuzzReadReply(f *testing.F) {
 }
 
 func TestAppendCommand(t *testing.T) {
-	got, ok := appendCommand(nil, []any{"set", "k", []byte("v\r\n"), -12, int64(math.MinInt64), ""})
+	got, ok := appendCommand(nil, []any{"set", "k", "v\r\n", -12, int64(math.MinInt64), ""})
 	want := "*6\r\n$3\r\nset\r\n$1\r\nk\r\n$3\r\nv\r\n\r\n$3\r\n-12\r\n$20\r\n-9223372036854775808\r\n$0\r\n\r\n"
 	if !ok || string(got) != want {
 		t.Errorf("got %q, %v", got, ok)
 	}
-	for _, arg := range []any{nil, 1.5, true, uint(1), struct{}{}} {
+	for _, arg := range []any{nil, 1.5, true, []byte("v"), uint(1), struct{}{}} {
 		if got, ok := appendCommand([]byte("*"), []any{"set", arg}); ok {
 			t.Errorf("%v: got %q", arg, got)
 		}

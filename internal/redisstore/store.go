@@ -57,9 +57,9 @@ type server struct {
 	addr string
 	name string // in errors: "redis host:port"
 
-	callers atomic.Int32                  // who wait for a reply
-	wire    atomic.Pointer[wire]          // nil if there is none
-	making  atomic.Pointer[chan struct{}] // closed when one is made, or not; nil if nobody makes one
+	callers atomic.Int32                    // who wait for a reply
+	wire    atomic.Pointer[wire]            // nil if there is none
+	making  atomic.Pointer[context.Context] // ends when one is made, or not; nil if nobody makes one
 }
 
 // single is a topology of one.
@@ -101,7 +101,8 @@ func (s *Store) Close() error {
 
 // Do sends one command, once, and returns its reply: nil, an int64, a string
 // or a []any. Its first argument is the command's name, its second the key, if
-// there is one. Errors name the server.
+// there is one. Errors name the server. If ctx ends, args may still be read
+// for a while.
 func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
 	return s.do(ctx, keyOf(args), args, false)
 }

@@ -24,6 +24,9 @@ import (
 // sent, and the reply to one that was is read and dropped. Nobody waits in a
 // read or a write: a writer runs while there is something to write, a reader
 // for as long as there is a wire.
+//
+// A wire that is over takes no more commands, which then go to the pool, and
+// ends when nobody waits for a reply any more.
 type wire struct {
 	conn net.Conn      // to read from and write to
 	base net.Conn      // what to close; conn itself, or what is below its TLS
@@ -34,17 +37,18 @@ type wire struct {
 	queue   []*errand  // not written yet
 	sent    []*errand  // written, or about to be, in this order
 	writing bool
-	over    error // why nobody may use it any more
+	over    error // why it takes no more commands
 	writers sync.WaitGroup
 	errands sync.Pool // of *errand; not of all wires, since channels stay in their bubble of testing/synctest
 
 	out   []byte    // the writer's
 	batch []*errand // the writer's
 
-	due   []*errand // from sent: those to be answered next; the reader's
-	told  int       // of due; the reader's
-	heard bool      // since the last tick; the reader's
-	quiet int       // ticks; the reader's
+	due    []*errand // from sent: those to be answered next; the reader's
+	told   int       // of due; the reader's
+	midway bool      // in a reply; the reader's
+	heard  bool      // since the last tick; the reader's
+	quiet  int       // ticks; the reader's
 }
 
 // errand is one command on a wire, and where its caller and its reply meet:
@@ -88,6 +92,7 @@ const maxKept = 256 << 10
 var (
 	errUnsent  = errors.New("not sent")
 	errIdle    = errors.New("idle")
+	errAstray  = errors.New("leads to the wrong server")
 	errNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 )
 
@@ -151,17 +156,20 @@ func (w *wire) write() {
 	}
 }
 
-// next takes what is queued. If that is nothing, or the wire has failed, the
+// next takes what is queued. If that is nothing, or the wire is over, the
 // writer ends.
 func (w *wire) next() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over != nil || len(w.queue) == 0 {
-		w.writing = false
-		return false
-	}
 	w.batch, w.queue = w.queue, w.batch[:0]
-	return true
+	if w.over != nil {
+		for _, e := range w.batch {
+			w.answer(e, nil, errUnsent)
+		}
+		w.batch = nil
+	}
+	w.writing = len(w.batch) > 0
+	return w.writing
 }
 
 // encode makes one piece of the commands of those who are still there, and has
@@ -190,45 +198,63 @@ func (w *wire) encode() {
 	clear(w.batch)
 }
 
+// give declares a wire over, unless it is.
+func (w *wire) give(up error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over == nil {
+		w.over = up
+	}
+}
+
 // fail ends the wire: its reader finds out.
 func (w *wire) fail(err error) {
-	w.mu.Lock()
-	if w.over == nil {
-		w.over = err
-	}
-	w.mu.Unlock()
+	w.give(err)
 	w.base.Close()
 }
 
-// hesitation is how long callers wait for a wire that is being made. Many at
-// once would have to queue for the connections of the pool.
+// hesitation is how long after it was begun callers wait for a wire that is
+// being made. Many at once would have to queue for the connections of the pool.
 const hesitation = 20 * time.Millisecond
 
 // share sends the command of a caller that is not alone: over the wire, or, if
 // there is none, in a way that makes one. It says errUnsent to whoever is
 // better off with the pool.
 func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) {
-	if w := at.wire.Load(); w != nil {
-		return w.do(ctx, args)
-	}
-	made := make(chan struct{})
-	if at.making.CompareAndSwap(nil, &made) {
-		defer close(made)
-		defer at.making.Store(nil)
-		if at.wire.Load() == nil {
-			return s.pioneer(ctx, at, args)
+	w := at.wire.Load()
+	if w == nil {
+		made, cancel := context.WithTimeout(context.Background(), hesitation)
+		defer cancel()
+		if at.making.CompareAndSwap(nil, &made) {
+			defer at.making.Store(nil)
+			if at.wire.Load() == nil {
+				return s.pioneer(ctx, at, args)
+			}
+		} else if others := at.making.Load(); others != nil {
+			select {
+			case <-(*others).Done():
+			case <-ctx.Done():
+			}
 		}
-	} else if others := at.making.Load(); others != nil {
-		select {
-		case <-*others:
-		case <-ctx.Done():
-		case <-time.After(hesitation):
+		if w = at.wire.Load(); w == nil {
+			return nil, errUnsent
 		}
 	}
-	if w := at.wire.Load(); w != nil {
-		return w.do(ctx, args)
+	reply, err := w.do(ctx, args)
+	if astray(err, at.addr) {
+		w.give(errAstray)
 	}
-	return nil, errUnsent
+	return reply, err
+}
+
+// astray reports whether a server says that it is not the one that its address
+// is for any more: then only a new connection can lead to that.
+func astray(err error, addr string) bool {
+	if err == nil {
+		return false
+	}
+	to, moved := redis.IsMovedError(err)
+	return moved && to == addr || redis.HasErrorPrefix(err, "READONLY")
 }
 
 // pioneer sends a command over a connection which, if that went well, becomes
@@ -240,15 +266,11 @@ func (s *Store) pioneer(ctx context.Context, at *server, args []any) (any, error
 	_ = owner.Process(c, cmd)
 	end()
 	v, err := cmd.Result()
-	if !answered(err) || !s.lay(at, owner, c) {
+	if err != nil && err != redis.Nil || !s.lay(at, owner, c) {
 		owner.Close() // which gives the connection back, or up
 	}
 	return v, err
 }
-
-// answered reports whether err, or none, is what a server said, after which the
-// connection is as good as before.
-func answered(err error) bool { return err == nil || errors.As(err, new(redis.Error)) }
 
 // lay makes a wire of the connection that c has used.
 func (s *Store) lay(at *server, owner *redis.Conn, c *call) bool {
@@ -266,17 +288,17 @@ func (s *Store) lay(at *server, owner *redis.Conn, c *call) bool {
 		}
 		owner.Close()
 	}
+	if !s.wires.add() {
+		return false
+	}
 	at.wire.Store(w)
-	began := s.wires.start(func() {
+	go func() {
+		defer s.wires.wg.Done()
 		w.read()
 		at.wire.Store(nil)
 		w.end()
-	})
-	if !began {
-		at.wire.Store(nil)
-		w.fail(redis.ErrClosed)
-	}
-	return began
+	}()
+	return true
 }
 
 // wires counts those of a Store.
@@ -286,11 +308,12 @@ type wires struct {
 	wg   sync.WaitGroup
 }
 
-func (ws *wires) start(f func()) bool {
+// add counts one more, unless the Store is closed.
+func (ws *wires) add() bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if !ws.over {
-		ws.wg.Go(f)
+		ws.wg.Add(1)
 	}
 	return !ws.over
 }

@@ -358,6 +358,70 @@ func TestIdleWireGoesBackToThePool(t *testing.T) {
 	})
 }
 
+// A server that has become a replica may have a successor at its address, to
+// which a new connection leads.
+func TestWireToAReplicaIsLeft(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	s, err := open(t, srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := s.servers.(single).server
+	at.callers.Add(1)
+	set := func() error { _, err := s.Do(t.Context(), "set", "k", "v"); return err }
+	if err := set(); err != nil {
+		t.Fatal(err)
+	}
+	w := at.wire.Load()
+	direct := srv.Client()
+	if err := direct.SlaveOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // over the wire, and twice otherwise
+		if err := set(); !redis.HasErrorPrefix(err, "READONLY") {
+			t.Errorf("got %v", err)
+		}
+	}
+	if v, err := w.do(t.Context(), []any{"ping"}); err != errUnsent {
+		t.Errorf("over the wire: got %v, %v", v, err)
+	}
+	until(t, "the wire's end", func() bool { return at.wire.Load() == nil })
+	ended(t, "a goroutine", s.wires.wg.Wait)
+	if all, _ := connections(s); all != 0 {
+		t.Errorf("%d connections are left", all)
+	}
+	if err := set(); !redis.HasErrorPrefix(err, "READONLY") || at.wire.Load() != nil {
+		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
+	}
+	if err := direct.SlaveOf(t.Context(), "no", "one").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := set(); err != nil || at.wire.Load() == nil {
+		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
+	}
+}
+
+// Who comes while the Store is closed makes no wire, and hangs on none.
+func TestNobodyMakesAWireAfterClose(t *testing.T) {
+	s, err := open(t, redistest.Start(t, nil).URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.always = true
+	s.wires.close()
+	for range 3 {
+		if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
+			t.Errorf("got %v, %v", v, err)
+		}
+		if all, idle := connections(s); all != 1 || idle != 1 {
+			t.Errorf("%d connections, %d idle", all, idle)
+		}
+	}
+	if s.servers.(single).wire.Load() != nil {
+		t.Error("there is a wire")
+	}
+}
+
 // The connection of a dead wire is nobody's next one.
 func TestDeadWireIsReplaced(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {

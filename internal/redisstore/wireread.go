@@ -9,9 +9,11 @@ import (
 
 // A wire is looked after in ticks. One on which nothing is under way for a
 // whole tick goes back to the pool. One that says nothing although it is asked
-// is dead: after impatience, if whoever has waited longest was not willing to
-// wait longer, or after silence in any case. Ticks are counted, not time, so
-// that a process that was stopped listens before it judges.
+// is over: after impatience, if whoever has waited longest was not willing to
+// wait longer, or after silence in any case. Those who wait have until their
+// deadlines, as they would have on connections of their own, or, without one,
+// until silence. Ticks are counted, not time, so that a process that was
+// stopped listens before it judges.
 const (
 	tick       = 250 * time.Millisecond
 	impatience = time.Second
@@ -23,16 +25,21 @@ func (w *wire) read() {
 	w.listen() // there is still the deadline of the call before
 	in := bufio.NewReaderSize(hearer{w}, 32<<10)
 	for {
-		reply, err := readReply(in)
+		w.midway = false
+		_, err := in.Peek(1)
+		w.midway = true
+		var reply any
+		if err == nil {
+			reply, err = readReply(in)
+		}
+		if _, ok := reply.(push); ok && err == nil {
+			continue // nobody here asked for it
+		}
 		if err == nil && !w.expect() {
 			err = errors.New("a reply that nobody asked for")
 		}
 		if err != nil {
-			w.mu.Lock()
-			if w.over == nil {
-				w.over = err
-			}
-			w.mu.Unlock()
+			w.give(err)
 			return
 		}
 		e := w.due[w.told]
@@ -93,28 +100,29 @@ func (w *wire) tick() error {
 	if w.heard {
 		w.heard, w.quiet = false, 0
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var oldest *errand
-	switch {
-	case w.told < len(w.due):
-		oldest = w.due[w.told]
-	case len(w.sent) > 0:
-		oldest = w.sent[0]
-	case w.writing:
-		return nil
-	case w.quiet > 0:
-		w.over = errIdle
-		return errIdle
-	default:
-		return nil
-	}
 	// What was sent just before the first tick has been waited for since then.
 	quiet := time.Duration(w.quiet-1) * tick
-	if quiet >= silence || quiet >= impatience && !oldest.until.IsZero() && time.Now().After(oldest.until) {
-		return errNoReply
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	wait := append(w.due[w.told:len(w.due):len(w.due)], w.sent...)
+	late := len(wait) > 0 && !wait[0].until.IsZero() && now.After(wait[0].until)
+	switch {
+	case w.over != nil:
+	case len(wait) == 0 && !w.midway && !w.writing && w.quiet > 0:
+		w.over = errIdle
+	case quiet >= silence, quiet >= impatience && late:
+		w.over = errNoReply
 	}
-	return nil
+	if w.writing && quiet < silence {
+		return nil
+	}
+	for _, e := range wait {
+		if !e.met.Load() && (now.Before(e.until) || e.until.IsZero() && quiet < silence) {
+			return nil
+		}
+	}
+	return w.over
 }
 
 // end parts with the connection of a wire that is over, and tells all who
@@ -128,8 +136,5 @@ func (w *wire) end() {
 	w.writers.Wait()
 	for _, e := range append(w.due[w.told:], w.sent...) {
 		w.answer(e, nil, w.over)
-	}
-	for _, e := range w.queue {
-		w.answer(e, nil, errUnsent)
 	}
 }

@@ -63,9 +63,9 @@ func TestSilentWireIsDead(t *testing.T) {
 	})
 }
 
-// Where even the one who has waited longest has given up, the wire is given up
-// sooner.
-func TestSilentWireIsDeadSoonerForTheImpatient(t *testing.T) {
+// Where even the one who has waited longest has given up, nobody else is sent
+// there. Those who wait already are as patient as they are.
+func TestSilentWireIsOverSoonerForTheImpatient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, back := piped(t, false)
 		go io.Copy(io.Discard, server)
@@ -78,11 +78,79 @@ func TestSilentWireIsDeadSoonerForTheImpatient(t *testing.T) {
 		if err := <-first; err == nil {
 			t.Error("no error")
 		}
+		time.Sleep(impatience - 100*time.Millisecond)
+		early, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := <-asked(w, early); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("before it is over: got %v", err)
+		}
+		time.Sleep(2 * tick)
+		if err := <-asked(w, t.Context()); err != errUnsent {
+			t.Errorf("after it: got %v", err)
+		}
 		if err := <-patient; !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
 		<-back
-		between(t, "the end", began, impatience, impatience+2*tick)
+		between(t, "the end", began, silence, silence+2*tick)
+	})
+}
+
+// Who has more time than the wire is answered by a server that was away for a
+// while, as on a connection of his own.
+func TestSilentWireWaitsForThePatient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, server, back := piped(t, false)
+		go io.Copy(io.Discard, server)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		first, second := asked(w, ctx), asked(w, ctx)
+		time.Sleep(2 * silence)
+		if err := <-asked(w, ctx); err != errUnsent {
+			t.Errorf("who comes late: got %v", err)
+		}
+		fmt.Fprint(server, "$1\r\nv\r\n$1\r\nv\r\n")
+		if err := errors.Join(<-first, <-second); err != nil {
+			t.Errorf("got %v", err)
+		}
+		if <-back {
+			t.Error("the connection counts as good")
+		}
+	})
+}
+
+// A connection on which something has begun that nobody asked for is no good.
+func TestWireThatIsIdleInTheMiddleOfSomethingIsDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, server, back := piped(t, false)
+		go io.Copy(io.Discard, server)
+		answered := asked(w, t.Context())
+		synctest.Wait()
+		fmt.Fprint(server, ">2\r\n+news\r\n:1\r\n+OK\r\n>2\r\n+more\r\n")
+		if err := <-answered; err != nil {
+			t.Errorf("got %v", err)
+		}
+		if <-back {
+			t.Error("the connection counts as good")
+		}
+	})
+}
+
+// Who makes a wire, and hears nothing, is waited for once.
+func TestNobodyHesitatesTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s Store
+		var at server
+		made, cancel := context.WithTimeout(t.Context(), hesitation)
+		defer cancel()
+		at.making.Store(&made)
+		for _, took := range []time.Duration{hesitation, 0, 0} {
+			began := time.Now()
+			if v, err := s.share(t.Context(), &at, []any{"ping"}); err != errUnsent {
+				t.Errorf("got %v, %v", v, err)
+			}
+			between(t, "sent otherwise", began, took, took)
+		}
 	})
 }
 
