@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
 // wire is a connection that those who want something of one server at the same
@@ -37,18 +39,20 @@ type wire struct {
 	queue   []*errand  // not written yet
 	sent    []*errand  // written, or about to be, in this order
 	writing bool
-	over    error // why it takes no more commands
+	over    error     // why it takes no more commands
+	wake    time.Time // the reader, if nothing comes
 	writers sync.WaitGroup
 	errands sync.Pool // of *errand; not of all wires, since channels stay in their bubble of testing/synctest
 
 	out   []byte    // the writer's
 	batch []*errand // the writer's
 
-	due    []*errand // from sent: those to be answered next; the reader's
-	told   int       // of due; the reader's
-	midway bool      // in a reply; the reader's
-	heard  bool      // since the last tick; the reader's
-	quiet  int       // ticks; the reader's
+	due     []*errand // from sent: those to be answered next; the reader's
+	told    int       // of due; the reader's
+	midway  bool      // in a reply; the reader's
+	heard   bool      // since the last tick; the reader's
+	quiet   int       // ticks; the reader's
+	tickEnd time.Time // the reader's
 }
 
 // errand is one command on a wire, and where its caller and its reply meet:
@@ -57,7 +61,11 @@ type errand struct {
 	args  []any
 	until time.Time // its caller waits no longer; zero if there is no end
 	met   atomic.Bool
-	done  chan struct{} // one word to a caller that is still there
+	done  chan outcome // one, to a caller that is still there
+}
+
+// outcome is what a command has come to.
+type outcome struct {
 	reply any
 	err   error
 }
@@ -67,7 +75,7 @@ func (w *wire) errand() *errand {
 	if e, ok := w.errands.Get().(*errand); ok {
 		return e
 	}
-	return &errand{done: make(chan struct{}, 1)}
+	return &errand{done: make(chan outcome, 1)}
 }
 
 // forget is called by the last who has to do with an errand.
@@ -78,12 +86,11 @@ func (w *wire) forget(e *errand) {
 
 // answer ends an errand.
 func (w *wire) answer(e *errand, reply any, err error) {
-	e.reply, e.err = reply, err
 	if e.met.Swap(true) {
 		w.forget(e)
 		return
 	}
-	e.done <- struct{}{}
+	e.done <- outcome{reply, err}
 }
 
 // maxKept is how much room for commands an idle wire keeps.
@@ -106,30 +113,38 @@ func (w *wire) do(ctx context.Context, args []any) (any, error) {
 		w.forget(e)
 		return nil, errUnsent
 	}
+	ctx, _ = lazyctx.Split(ctx) // the reader knows the time
+	var o outcome
 	select {
-	case <-e.done:
+	case o = <-e.done:
 	case <-ctx.Done():
 		if !e.met.Swap(true) {
 			return nil, errNoReply
 		}
-		<-e.done // the reply came first
+		o = <-e.done // the reply came first
 	}
-	reply, err := e.reply, e.err
 	w.forget(e)
-	return reply, err
+	return o.reply, o.err
 }
 
 // put queues an errand, if the wire is still there.
 func (w *wire) put(e *errand) bool {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.over != nil {
+		w.mu.Unlock()
 		return false
 	}
 	w.queue = append(w.queue, e)
-	if !w.writing {
+	if !e.until.IsZero() && e.until.Before(w.wake) {
+		w.listen(e.until)
+	}
+	begin := !w.writing
+	if begin {
 		w.writing = true
 		w.writers.Add(1)
+	}
+	w.mu.Unlock()
+	if begin {
 		go w.write()
 	}
 	return true

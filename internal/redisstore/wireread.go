@@ -22,7 +22,7 @@ const (
 
 // read hands the replies out until the wire ends.
 func (w *wire) read() {
-	w.listen() // there is still the deadline of the call before
+	_ = w.look() // there is still the deadline of the call before
 	in := bufio.NewReaderSize(hearer{w}, 32<<10)
 	for {
 		w.midway = false
@@ -78,33 +78,62 @@ func (r hearer) Read(p []byte) (int, error) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return 0, err
 		}
-		if err := r.w.tick(); err != nil {
+		if err := r.w.look(); err != nil {
 			return 0, err
 		}
-		r.w.listen()
 	}
 }
 
-// listen begins a tick.
-func (w *wire) listen() {
-	end := time.Now().Add(tick)
-	if w.kept {
-		end = time.Time{}
-	}
-	_ = w.conn.SetReadDeadline(end) // fails on a closed connection only
+// listen has the reader wake at a time, at the latest. mu is held.
+func (w *wire) listen(until time.Time) {
+	w.wake = until
+	_ = w.conn.SetReadDeadline(until) // fails on a closed connection only
 }
 
-// tick returns why a wire that has said nothing for a moment ends, if it does.
-func (w *wire) tick() error {
-	w.quiet++
-	if w.heard {
-		w.heard, w.quiet = false, 0
-	}
-	// What was sent just before the first tick has been waited for since then.
-	quiet := time.Duration(w.quiet-1) * tick
+// look sends those away whose time is up, and has the reader listen on until
+// the next one's is or a tick ends. It returns why the wire ends, if it does.
+func (w *wire) look() error {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !now.Before(w.tickEnd) {
+		if err := w.tick(now); err != nil {
+			return err
+		}
+		w.tickEnd = now.Add(tick)
+	}
+	next := w.tickEnd
+	for _, some := range [][]*errand{w.due[w.told:], w.sent, w.queue} {
+		for i, e := range some {
+			switch {
+			case e.until.IsZero() || e.met.Load():
+			case !now.Before(e.until):
+				gone := w.errand() // in its place: the reply may still come
+				gone.until = e.until
+				gone.met.Store(true)
+				some[i] = gone
+				w.answer(e, nil, errNoReply)
+			case e.until.Before(next):
+				next = e.until
+			}
+		}
+	}
+	w.listen(next)
+	return nil
+}
+
+// tick returns why a wire that has said nothing for a moment ends, if it does.
+// mu is held.
+func (w *wire) tick(now time.Time) error {
+	w.quiet++
+	if w.heard || w.tickEnd.IsZero() {
+		w.heard, w.quiet = false, 0
+	}
+	if w.kept {
+		return nil
+	}
+	// What was sent just before the first tick has been waited for since then.
+	quiet := time.Duration(w.quiet-1) * tick
 	wait := append(w.due[w.told:len(w.due):len(w.due)], w.sent...)
 	late := len(wait) > 0 && !wait[0].until.IsZero() && now.After(wait[0].until)
 	switch {

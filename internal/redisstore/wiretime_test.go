@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/lazyctx"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -93,6 +95,56 @@ func TestSilentWireIsOverSoonerForTheImpatient(t *testing.T) {
 		}
 		<-back
 		between(t, "the end", began, silence, silence+2*tick)
+	})
+}
+
+// Whose context has a deadline, and no timer, leaves by then all the same,
+// whether his command is under way or waits for its turn, and so do all others.
+func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, server, back := piped(t, false)
+		began := time.Now()
+		var wg sync.WaitGroup
+		ask := func(after time.Duration, ctx *lazyctx.Context, name, want string) {
+			end, _ := ctx.Deadline()
+			wg.Go(func() {
+				defer ctx.End()
+				v, err := w.do(ctx, []any{name})
+				if want == "" && !errors.Is(err, os.ErrDeadlineExceeded) || want != "" && v != want {
+					t.Errorf("%s: got %v, %v", name, v, err)
+				}
+				if want == "" {
+					between(t, name, end, 0, 0)
+				}
+			})
+			time.Sleep(after)
+		}
+		within := func(d time.Duration) *lazyctx.Context { return lazyctx.WithTimeout(t.Context(), d) }
+		ask(time.Millisecond, within(700*time.Millisecond), "under way", "") // and as long as it is written, the others wait
+		ask(0, within(5*time.Second), "stays", "yes")
+		ask(0, within(300*time.Millisecond), "waits long", "")
+		ask(0, within(50*time.Millisecond), "waits", "")
+		ask(0, within(50*time.Millisecond), "waits, too", "")
+		ask(0, within(0), "too late", "")
+		time.Sleep(60 * time.Millisecond)
+		ask(0, within(20*time.Millisecond), "comes later", "")
+		time.Sleep(time.Second)
+		go func() {
+			in := bufio.NewReader(server)
+			for _, reply := range []string{"+no\r\n", "+yes\r\n"} {
+				for range 3 {
+					if _, err := in.ReadString('\n'); err != nil {
+						t.Error(err)
+					}
+				}
+				fmt.Fprint(server, reply)
+			}
+		}()
+		wg.Wait()
+		between(t, "the last", began, time.Second, 2*time.Second)
+		if !<-back {
+			t.Error("the connection counts as bad")
+		}
 	})
 }
 

@@ -1,0 +1,115 @@
+package lazyctx
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+type key struct{}
+
+// Each end, seen by somebody who asks Err only, by Done, and from a context
+// derived from it, whether these were asked for before the end or after it.
+func TestEnds(t *testing.T) {
+	cause := errors.New("cause")
+	for name, test := range map[string]struct {
+		end  func(c *Context, cancel context.CancelCauseFunc)
+		want error
+	}{
+		"by deadline":   {func(*Context, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+		"by its parent": {func(_ *Context, cancel context.CancelCauseFunc) { cancel(cause) }, context.Canceled},
+		"by End":        {func(c *Context, _ context.CancelCauseFunc) { c.End() }, context.Canceled},
+		"twice":         {func(c *Context, _ context.CancelCauseFunc) { time.Sleep(time.Second); synctest.Wait(); c.End() }, context.DeadlineExceeded},
+	} {
+		for _, early := range []bool{true, false} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "v"))
+					defer cancel(nil)
+					c := WithTimeout(parent, time.Second)
+					defer c.End()
+					var child context.Context
+					derive := func() {
+						var stop context.CancelFunc
+						child, stop = context.WithCancel(c)
+						t.Cleanup(stop)
+					}
+					if early {
+						derive()
+						select {
+						case <-c.Done():
+							t.Error("Done")
+						default:
+						}
+					}
+					if err := c.Err(); err != nil {
+						t.Errorf("before the end: %v", err)
+					}
+					test.end(c, cancel)
+					synctest.Wait() // for timers
+					if err := c.Err(); err != test.want {
+						t.Errorf("Err: %v, want %v", err, test.want)
+					}
+					<-c.Done()
+					if !early {
+						derive()
+					}
+					<-child.Done()
+					if err := child.Err(); err != test.want {
+						t.Errorf("of a child: %v, want %v", err, test.want)
+					}
+					if err := c.Err(); err != test.want {
+						t.Errorf("Err again: %v, want %v", err, test.want)
+					}
+					if name == "by its parent" && context.Cause(c) != cause {
+						t.Errorf("cause: %v", context.Cause(c))
+					}
+					if v := c.Value(key{}); v != "v" {
+						t.Errorf("value: %v", v)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestDeadlineIsTheEarlier(t *testing.T) {
+	now := time.Now()
+	parent, cancel := context.WithDeadline(t.Context(), now.Add(time.Hour))
+	defer cancel()
+	for d, want := range map[time.Duration]time.Time{2 * time.Hour: now.Add(time.Hour), time.Minute: now.Add(time.Minute)} {
+		c := WithTimeout(parent, d)
+		if got, ok := c.Deadline(); !ok || got.Sub(want).Abs() > 10*time.Second {
+			t.Errorf("%v: got %v, %v; want %v", d, got, ok, want)
+		}
+		c.End()
+	}
+}
+
+func TestSplit(t *testing.T) {
+	c := WithTimeout(t.Context(), time.Hour)
+	defer c.End()
+	if ctx, until := Split(c); ctx != t.Context() || until != c.deadline {
+		t.Errorf("got %v, %v", ctx, until)
+	}
+	child := context.WithValue(c, key{}, 1)
+	if ctx, until := Split(child); ctx != child || !until.IsZero() {
+		t.Errorf("a child: got %v, %v", ctx, until)
+	}
+}
+
+// Without Done there is one allocation, and no timer.
+func TestIsCheap(t *testing.T) {
+	parent := t.Context()
+	if n := testing.AllocsPerRun(100, func() {
+		c := WithTimeout(parent, time.Hour)
+		if c.Err() != nil {
+			t.Error(c.Err())
+		}
+		c.End()
+	}); n > 1 {
+		t.Errorf("%v allocations", n)
+	}
+}
