@@ -167,7 +167,7 @@ func (s *Store) begin(ctx context.Context) (context.Context, func()) {
 // cancelled reports whether err is how a call ended that was interrupted since
 // its caller went away.
 func cancelled(ctx context.Context, err error) bool {
-	return ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
+	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // Ends says when a call returns at the latest if the server does not answer.

@@ -12,16 +12,18 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
 // BenchmarkWire measures taking and giving back free keys by many goroutines,
-// each with keys of its own, in three ways that take turns within one run:
+// each with keys of its own, in ways that take turns within one run:
 //
 //	bare   the two commands on a go-redis client
 //	auto   the same on its AutoPipeline
-//	hasp   Lock and Unlock of a spinlock by URL
+//	driver Acquire and Release of a spinlock by URL
+//	hasp   Lock and Unlock of one
 //
 // It reports the median time of a pair over the rounds, the ratios to bare, as
 // how many times as many pairs there were, and allocations a pair.
@@ -33,6 +35,11 @@ func BenchmarkWire(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer auto.Close()
+	d, err := hasp.Config{Strategy: "spinlock", Nodes: []string{srv.URL()}}.Driver(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
 	c, err := hasp.Open(b.Context(), "spinlock+"+srv.URL(), nil)
 	if err != nil {
 		b.Fatal(err)
@@ -44,6 +51,13 @@ func BenchmarkWire(b *testing.B) {
 	}{
 		{"bare", barePair(rdb)},
 		{"auto", barePair(auto)},
+		{"driver", func(ctx context.Context, key string) error {
+			cl := backend.Claim{Key: key, Token: benchToken, TTL: 30 * time.Second, Timeout: 3 * time.Second}
+			if _, err := d.Acquire(ctx, cl); err != nil {
+				return err
+			}
+			return d.Release(ctx, cl)
+		}},
 		{"hasp", func(ctx context.Context, key string) error {
 			lease, err := c.Lock(ctx, key)
 			if err != nil {
@@ -113,15 +127,16 @@ func median(all []float64) float64 {
 	return all[len(all)/2]
 }
 
+const benchToken = "0123456789abcdefghijkl"
+
 // barePair is what anybody would write: SET NX PX, and a script that compares
 // and deletes.
 func barePair(rdb redis.UniversalClient) func(context.Context, string) error {
 	release := redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 	return func(ctx context.Context, key string) error {
-		const token = "0123456789abcdefghijkl"
-		if err := rdb.SetArgs(ctx, key, token, redis.SetArgs{Mode: "NX", TTL: 30 * time.Second}).Err(); err != nil {
+		if err := rdb.SetArgs(ctx, key, benchToken, redis.SetArgs{Mode: "NX", TTL: 30 * time.Second}).Err(); err != nil {
 			return err
 		}
-		return release.Run(ctx, rdb, []string{key}, token).Err()
+		return release.Run(ctx, rdb, []string{key}, benchToken).Err()
 	}
 }
