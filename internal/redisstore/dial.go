@@ -69,11 +69,11 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 	defer cancel()
 	defer context.AfterFunc(d.open, cancel)()
-	conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	plain, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 	if err != nil {
 		return deadConn{&DialError{err}}, nil
 	}
-	conn = d.calls.wrap(conn)
+	conn := d.calls.wrap(plain)
 	if d.tls == nil {
 		return conn, nil
 	}
@@ -87,6 +87,7 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 		conn.Close()
 		return deadConn{&handshakeError{err}}, nil
 	}
+	conn.secure = secure
 	return secure, nil
 }
 

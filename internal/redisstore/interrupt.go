@@ -104,13 +104,22 @@ func (cs *calls) forget(c *call) {
 // conn is a connection that knows which call uses it.
 type conn struct {
 	net.Conn
-	calls *calls
-	user  *call // calls.mu
+	calls  *calls
+	secure net.Conn // the TLS above it, if there is any
+	user   *call    // calls.mu
 }
 
 // wrap returns a connection whose reads and writes end with the calls that
 // they are for.
-func (cs *calls) wrap(c net.Conn) net.Conn { return &conn{Conn: c, calls: cs} }
+func (cs *calls) wrap(c net.Conn) *conn { return &conn{Conn: c, calls: cs} }
+
+// used returns the connection that a call which has returned used last: nil if
+// it had none.
+func (cs *calls) used(c *call) *conn {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return c.conn
+}
 
 func (c *conn) SetReadDeadline(t time.Time) error  { return c.set(t, c.Conn.SetReadDeadline) }
 func (c *conn) SetWriteDeadline(t time.Time) error { return c.set(t, c.Conn.SetWriteDeadline) }
@@ -158,7 +167,7 @@ func (s *Store) begin(ctx context.Context) (context.Context, func()) {
 // cancelled reports whether err is how a call ended that was interrupted since
 // its caller went away.
 func cancelled(ctx context.Context, err error) bool {
-	return ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
+	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // Ends says when a call returns at the latest if the server does not answer.

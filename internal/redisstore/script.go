@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Script is a Lua script that is run by its hash, and sent whole to a server
-// that does not know it yet.
+// Script is a Lua script that is run by its hash, and sent whole by a Store
+// that runs it for the first time, or to a server that does not know it.
 type Script struct {
 	src, sha string
 	kept     bool
@@ -56,12 +56,17 @@ func (s *Script) args(c Call, whole bool) []any {
 
 // unknown reports whether a server refused to run a script that it does not
 // know: the run has not happened, so the script may be sent again.
-func unknown(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
+func unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
 
 // Run runs sc once and returns its reply as Do does.
 func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
-	v, err := s.do(ctx, c.Keys[0], sc.args(c, false), sc.kept)
-	if unknown(err) {
+	// Many may be the first: by hash, each of them might have to ask twice.
+	_, ran := s.ran.Load(sc)
+	v, err := s.do(ctx, c.Keys[0], sc.args(c, !ran), sc.kept)
+	switch {
+	case !ran && err == nil:
+		s.ran.Store(sc, nil)
+	case ran && unknown(err):
 		return s.do(ctx, c.Keys[0], sc.args(c, true), sc.kept)
 	}
 	return v, err
@@ -162,6 +167,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, sc *Script, calls []Ca
 			replies <- reply{i, v, err}
 		}
 		if which = again; len(which) == 0 {
+			s.ran.Store(sc, nil)
 			return
 		}
 	}

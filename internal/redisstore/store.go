@@ -31,6 +31,9 @@ type Store struct {
 	dials    *atomic.Uint64        // nil for a client whose connections nobody counts
 	close    func() error          // nil for a client that was handed in
 	once     sync.Once
+	ran      sync.Map // scripts that some server knows: *Script → nil
+	wires    wires
+	always   bool // who is alone uses a wire, too, which is kept; for tests
 	subs     subscriber
 }
 
@@ -53,6 +56,10 @@ type server struct {
 	rdb  redis.UniversalClient
 	addr string
 	name string // in errors: "redis host:port"
+
+	callers atomic.Int32                    // who wait for a reply
+	wire    atomic.Pointer[wire]            // nil if there is none
+	making  atomic.Pointer[context.Context] // ends when one is made, or not; nil if nobody makes one
 }
 
 // single is a topology of one.
@@ -84,14 +91,18 @@ func (s *Store) Close() error {
 	s.subs.close()
 	var err error
 	if s.close != nil {
-		s.once.Do(func() { err = s.close() })
+		s.once.Do(func() {
+			err = s.close()
+			s.wires.close()
+		})
 	}
 	return err
 }
 
 // Do sends one command, once, and returns its reply: nil, an int64, a string
 // or a []any. Its first argument is the command's name, its second the key, if
-// there is one. Errors name the server.
+// there is one. Errors name the server. If ctx ends, args may still be read
+// for a while.
 func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
 	return s.do(ctx, keyOf(args), args, false)
 }
@@ -110,25 +121,40 @@ const maxHops = 8
 // do sends a command, once, to the server that has key. A server that says
 // that another one has it has done nothing.
 func (s *Store) do(ctx context.Context, key string, args []any, kept bool) (any, error) {
-	within, end := s.begin(ctx)
-	defer end()
-	at, err := s.servers.find(within, key)
+	at, err := s.servers.find(ctx, key)
 	if err != nil {
 		return nil, s.fail(err)
 	}
 	asking := false
 	for hops := 0; ; hops++ {
-		cmd := newOnce(within, args)
-		short := s.send(within, at, asking, kept, cmd)
-		if cancelled(ctx, cmd.Err()) {
+		v, short, err := s.sendOne(ctx, at, asking, kept, args)
+		if cancelled(ctx, err) {
 			return nil, s.failAt(at, ctx.Err())
 		}
-		to, ask := s.servers.follow(at, key, cmd.Err())
+		to, ask := s.servers.follow(at, key, err)
 		if to == nil || hops == maxHops {
-			return s.result(at, cmd, short)
+			return s.outcome(at, v, err, short)
 		}
 		at, asking = to, ask
 	}
+}
+
+// sendOne sends a command together with those of others, if there are any, and
+// returns its outcome, and what replicas failed to do.
+func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
+	others := at.callers.Add(1) > 1
+	defer at.callers.Add(-1)
+	if (others || s.always) && s.calls != nil && !asking && !(kept && s.replicas > 0) {
+		if v, err := s.share(ctx, at, args); err != errUnsent {
+			return v, nil, err
+		}
+	}
+	within, end := s.begin(ctx)
+	defer end()
+	cmd := newOnce(within, args)
+	short = s.send(within, at, asking, kept, cmd)
+	v, err = cmd.Result()
+	return v, short, err
 }
 
 // send sends commands to a server, in one piece, and waits for its replicas if
@@ -164,10 +190,15 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 	return s.confirmed(wait)
 }
 
-// result is the reply of a command that has ended, whose writes the replicas
-// may have failed to confirm.
+// result is the outcome of a command that has ended.
 func (s *Store) result(at *server, cmd *once, short error) (any, error) {
 	v, err := cmd.Result()
+	return s.outcome(at, v, err, short)
+}
+
+// outcome is the reply to a command, or its error, or what the replicas failed
+// to confirm of what it wrote.
+func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 	if errors.Is(err, redis.Nil) {
 		v, err = nil, nil
 	}

@@ -140,6 +140,7 @@ func TestSentinel(t *testing.T) {
 	second := set.Master()
 	subscribed(second)
 
+	s.always = true // from here on over wires
 	confirmed(t, second, 1)
 	second.Kill()
 	set.Failover()
@@ -203,6 +204,7 @@ func TestCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	one.always = true // over wires, which are told of every move
 	expect(t, one, "by one node", "v", "get", "k")
 	n, err := s.Do(t.Context(), "get", "{k}n") // which callsEnd has counted, or not
 	if err != nil {
@@ -216,11 +218,13 @@ func TestCluster(t *testing.T) {
 	finish := set.Move("k")
 	counted(t, s, "half-way", "{k}n", 3)
 	counted(t, s, "half-way, a new key", "{k}m", 1)
+	counted(t, one, "half-way, over a wire", "{k}n", 5)
+	counted(t, one, "half-way, over a wire, a new key", "{k}o", 1)
 	finish()
-	counted(t, s, "moved", "{k}n", 5)
-	counted(t, one, "moved", "{k}n", 7)
+	counted(t, s, "moved", "{k}n", 7)
+	counted(t, one, "moved", "{k}n", 9)
 	set.Failover("k")
-	counted(t, s, "failed over", "{k}n", 9)
+	counted(t, s, "failed over", "{k}n", 11)
 
 	hung := set.Master("k")
 	spread(t, s, set, hung)

@@ -82,8 +82,15 @@ func (c *conn) forget() {
 func (c *conn) requests() {
 	defer c.forget()
 	in := bufio.NewReader(c.client)
+	// What does not begin with a command, as TLS, has none further on either,
+	// whatever its bytes look like.
+	first, err := in.Peek(1)
+	read := readCommand
+	if err == nil && first[0] != '*' {
+		read = readBytes
+	}
 	for {
-		raw, args, err := readCommand(in)
+		raw, args, err := read(in)
 		if err != nil || !c.open() {
 			return
 		}
@@ -183,18 +190,18 @@ func (c *conn) open() bool {
 	return !c.ended.Load()
 }
 
-// readCommand reads one command of the Redis protocol, or bytes that are none,
-// such as those of TLS.
-func readCommand(in *bufio.Reader) (raw []byte, args []string, err error) {
-	first, err := in.Peek(1)
-	if err != nil {
+// readBytes reads what there is.
+func readBytes(in *bufio.Reader) (raw []byte, args []string, err error) {
+	if _, err := in.Peek(1); err != nil {
 		return nil, nil, err
 	}
-	if first[0] != '*' {
-		raw = make([]byte, in.Buffered())
-		_, err := io.ReadFull(in, raw)
-		return raw, nil, err
-	}
+	raw = make([]byte, in.Buffered())
+	_, err = io.ReadFull(in, raw)
+	return raw, nil, err
+}
+
+// readCommand reads one command of the Redis protocol.
+func readCommand(in *bufio.Reader) (raw []byte, args []string, err error) {
 	line, err := in.ReadString('\n')
 	if err != nil {
 		return nil, nil, err

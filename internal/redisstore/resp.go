@@ -1,0 +1,181 @@
+package redisstore
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+)
+
+// The protocol of Redis (https://redis.io/docs/latest/develop/reference/protocol-spec/),
+// as far as a wire needs it: commands out, replies in.
+
+// appendCommand appends a command, or reports that one of its arguments is of
+// a kind that strategies do not use. All others cannot change meanwhile.
+func appendCommand(out []byte, args []any) ([]byte, bool) {
+	out = appendHead(out, '*', len(args))
+	var digits [20]byte
+	for _, arg := range args {
+		switch v := arg.(type) {
+		case string:
+			out = append(appendHead(out, '$', len(v)), v...)
+		case int:
+			n := strconv.AppendInt(digits[:0], int64(v), 10)
+			out = append(appendHead(out, '$', len(n)), n...)
+		case int64:
+			n := strconv.AppendInt(digits[:0], v, 10)
+			out = append(appendHead(out, '$', len(n)), n...)
+		default:
+			return nil, false
+		}
+		out = append(out, '\r', '\n')
+	}
+	return out, true
+}
+
+func appendHead(out []byte, kind byte, n int) []byte {
+	return append(strconv.AppendInt(append(out, kind), int64(n), 10), '\r', '\n')
+}
+
+// replyError is what a server refused a command with.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+
+// RedisError says, in go-redis' way, that the server is well.
+func (replyError) RedisError() {}
+
+const (
+	maxBulk  = 512 << 20 // bytes in a string, as in Redis
+	maxLine  = 1 << 20   // bytes in a line
+	maxDepth = 32        // of arrays in arrays
+)
+
+var errProtocol = errors.New("that is not the protocol of Redis")
+
+// push is what a server says of its own accord.
+type push struct{ what any }
+
+// readReply reads one reply: nil, an int64, a string, a []any, a replyError,
+// and of RESP3 a bool, a float64 or a push, after which the reply follows. A
+// map is read as an array of its keys and values.
+func readReply(in *bufio.Reader) (any, error) { return readValue(in, maxDepth) }
+
+func readValue(in *bufio.Reader, depth int) (any, error) {
+	line, err := readLine(in)
+	if err != nil {
+		return nil, err
+	}
+	kind, text := line[0], line[1:]
+	switch kind {
+	case '+', '(':
+		if string(text) == "OK" {
+			return "OK", nil
+		}
+		return string(text), nil
+	case '-':
+		return replyError(text), nil
+	case ':':
+		n, err := strconv.ParseInt(string(text), 10, 64)
+		return n, bad(err)
+	case '_':
+		return nil, nil
+	case '#':
+		return string(text) == "t", nil
+	case ',':
+		f, err := strconv.ParseFloat(string(text), 64)
+		return f, bad(err)
+	}
+	n, err := strconv.Atoi(string(text))
+	switch {
+	case err != nil, n < -1, n > maxBulk, depth == 0:
+		return nil, errProtocol
+	case n < 0 && (kind == '$' || kind == '*'):
+		return nil, nil
+	case n < 0:
+		return nil, errProtocol
+	}
+	switch kind {
+	case '$', '=', '!':
+		return readBulk(in, kind, n)
+	case '*', '~':
+		return readArray(in, n, depth)
+	case '%':
+		return readArray(in, 2*n, depth)
+	case '>':
+		all, err := readArray(in, n, depth)
+		return push{all}, err
+	case '|': // about the value that follows
+		if _, err := readArray(in, 2*n, depth); err != nil {
+			return nil, err
+		}
+		return readValue(in, depth-1)
+	}
+	return nil, errProtocol
+}
+
+// readLine returns a line without its end, until the next read.
+func readLine(in *bufio.Reader) ([]byte, error) {
+	line, err := in.ReadSlice('\n')
+	if err == bufio.ErrBufferFull {
+		var long []byte
+		for err == bufio.ErrBufferFull && len(long) < maxLine {
+			long = append(long, line...)
+			line, err = in.ReadSlice('\n')
+		}
+		line = append(long, line...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(line) < 3 || line[len(line)-2] != '\r' {
+		return nil, errProtocol
+	}
+	return line[:len(line)-2], nil
+}
+
+// readBulk reads a string of n bytes.
+func readBulk(in *bufio.Reader, kind byte, n int) (any, error) {
+	buf, err := in.Peek(n + 2)
+	if err == nil {
+		defer in.Discard(n + 2)
+	} else if err == bufio.ErrBufferFull {
+		var all bytes.Buffer // grows with what comes, whatever was announced
+		_, err = io.CopyN(&all, in, int64(n+2))
+		buf = all.Bytes()
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case buf[n] != '\r' || buf[n+1] != '\n':
+		return nil, errProtocol
+	case kind == '=' && n >= 4:
+		return string(buf[4:n]), nil // after "txt:"
+	case kind == '!':
+		return replyError(buf[:n]), nil
+	}
+	return string(buf[:n]), nil
+}
+
+// readArray reads n values.
+func readArray(in *bufio.Reader, n, depth int) (any, error) {
+	all := make([]any, 0, min(n, 64))
+	for range n {
+		v, err := readValue(in, depth-1)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, v)
+	}
+	return all, nil
+}
+
+// bad is err as an error of the protocol.
+func bad(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %v", errProtocol, err)
+}

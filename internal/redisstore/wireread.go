@@ -1,0 +1,169 @@
+package redisstore
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"time"
+)
+
+// A wire is looked after in ticks. One on which nothing is under way for a
+// whole tick goes back to the pool. One that says nothing although it is asked
+// is over: after impatience, if whoever has waited longest was not willing to
+// wait longer, or after silence in any case. Those who wait have until their
+// deadlines, as they would have on connections of their own, or, without one,
+// until silence. Ticks are counted, not time, so that a process that was
+// stopped listens before it judges.
+const (
+	tick       = 250 * time.Millisecond
+	impatience = time.Second
+	silence    = 3 * time.Second
+)
+
+// read hands the replies out until the wire ends.
+func (w *wire) read() {
+	_ = w.look() // there is still the deadline of the call before
+	in := bufio.NewReaderSize(hearer{w}, 32<<10)
+	for {
+		w.midway = false
+		_, err := in.Peek(1)
+		w.midway = true
+		var reply any
+		if err == nil {
+			reply, err = readReply(in)
+		}
+		if _, ok := reply.(push); ok && err == nil {
+			continue // nobody here asked for it
+		}
+		if err == nil && !w.expect() {
+			err = errors.New("a reply that nobody asked for")
+		}
+		if err != nil {
+			w.give(err)
+			return
+		}
+		e := w.due[w.told]
+		w.due[w.told] = nil
+		w.told++
+		if refused, ok := reply.(replyError); ok {
+			w.answer(e, nil, refused)
+		} else {
+			w.answer(e, reply, nil)
+		}
+	}
+}
+
+// expect reports whether somebody is to be answered.
+func (w *wire) expect() bool {
+	if w.told < len(w.due) {
+		return true
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.due, w.sent, w.told = w.sent, w.due[:0], 0
+	return len(w.due) > 0
+}
+
+// hearer reads from a wire. A reply may come in pieces, between which it listens
+// on.
+type hearer struct{ w *wire }
+
+func (r hearer) Read(p []byte) (int, error) {
+	for {
+		n, err := r.w.conn.Read(p)
+		if n > 0 {
+			r.w.heard = true
+			return n, nil
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return 0, err
+		}
+		if err := r.w.look(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// listen has the reader wake at a time, at the latest. mu is held.
+func (w *wire) listen(until time.Time) {
+	w.wake = until
+	_ = w.conn.SetReadDeadline(until) // fails on a closed connection only
+}
+
+// look sends those away whose time is up, and has the reader listen on until
+// the next one's is or a tick ends. It returns why the wire ends, if it does.
+func (w *wire) look() error {
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !now.Before(w.tickEnd) {
+		if err := w.tick(now); err != nil {
+			return err
+		}
+		w.tickEnd = now.Add(tick)
+	}
+	next := w.tickEnd
+	for _, some := range [][]*errand{w.due[w.told:], w.sent, w.queue} {
+		for i, e := range some {
+			switch {
+			case e.until.IsZero() || e.met.Load():
+			case !now.Before(e.until):
+				gone := w.errand() // in its place: the reply may still come
+				gone.until = e.until
+				gone.met.Store(true)
+				some[i] = gone
+				w.answer(e, nil, errNoReply)
+			case e.until.Before(next):
+				next = e.until
+			}
+		}
+	}
+	w.listen(next)
+	return nil
+}
+
+// tick returns why a wire that has said nothing for a moment ends, if it does.
+// mu is held.
+func (w *wire) tick(now time.Time) error {
+	w.quiet++
+	if w.heard || w.tickEnd.IsZero() {
+		w.heard, w.quiet = false, 0
+	}
+	if w.kept {
+		return nil
+	}
+	// What was sent just before the first tick has been waited for since then.
+	quiet := time.Duration(w.quiet-1) * tick
+	wait := append(w.due[w.told:len(w.due):len(w.due)], w.sent...)
+	late := len(wait) > 0 && !wait[0].until.IsZero() && now.After(wait[0].until)
+	switch {
+	case w.over != nil:
+	case len(wait) == 0 && !w.midway && !w.writing && w.quiet > 0:
+		w.over = errIdle
+	case quiet >= silence, quiet >= impatience && late:
+		w.over = errNoReply
+	}
+	if w.writing && quiet < silence {
+		return nil
+	}
+	for _, e := range wait {
+		if !e.met.Load() && (now.Before(e.until) || e.until.IsZero() && quiet < silence) {
+			return nil
+		}
+	}
+	return w.over
+}
+
+// end parts with the connection of a wire that is over, and tells all who
+// still wait.
+func (w *wire) end() {
+	idle := w.over == errIdle
+	if !idle {
+		w.base.Close()
+	}
+	w.back(idle)
+	w.writers.Wait()
+	for _, e := range append(w.due[w.told:], w.sent...) {
+		w.answer(e, nil, w.over)
+	}
+}
