@@ -63,23 +63,23 @@ func (cr *crowd) want(served string) {
 
 // clients are Clients of processes with so many turns each, and what has "k"
 // freed that somebody else holds.
-func (w *world) clients(turns ...int) (free func(), cs []*hasp.Client) {
-	c, ps := w.procs(1)
+func (w *world) clients(turns ...int) (free func(), cs []*hasp.Client, ps []*proc) {
+	c, holder := w.procs(1)
 	for i, n := range turns {
 		ps = append(ps, w.proc(func(o *fairlock.Options) { o.Turns = n }))
-		cs = append(cs, hasp.New(ps[i+1].Driver, &hasp.Options{TTL: time.Minute, Owner: fmt.Sprint(i)}))
+		cs = append(cs, hasp.New(ps[i].Driver, &hasp.Options{TTL: time.Minute, Owner: fmt.Sprint(i)}))
 		w.Cleanup(func() { cs[i].Close() })
 	}
-	return func() { ps[0].release(c) }, cs
+	return func() { holder[0].release(c) }, cs, ps
 }
 
 // So many callers of a process have the key on one place, and then it has a
-// new one, after all that were taken before.
+// new one, after all that were taken before. A place costs two scripts.
 func TestTurnsInARow(t *testing.T) {
 	inWorld(t, func(w *world) {
-		free, cs := w.clients(4, 4, 0)
+		free, cs, ps := w.clients(4, 4, 0)
 		cr := &crowd{w: w}
-		for i := range 10 {
+		for i := range 9 {
 			cr.comes(fmt.Sprint("a", i), cs[0])
 			cr.comes(fmt.Sprint("b", i), cs[1])
 			if i < 2 {
@@ -94,8 +94,19 @@ func TestTurnsInARow(t *testing.T) {
 				t.Errorf("TryLock: %v", err)
 			}
 		}
+		time.Sleep(window / 2) // so that nobody knows any more that the key was sought
+		ps[0].proxy.Commands()
 		free()
-		cr.want("a0 a1 a2 a3 b0 b1 b2 b3 c0 c1 a4 a5 a6 a7 b4 b5 b6 b7 a8 a9 b8 b9")
+		cr.want("a0 a1 a2 a3 b0 b1 b2 b3 c0 c1 a4 a5 a6 a7 b4 b5 b6 b7 a8 b8")
+		scripts := 0
+		for _, cmd := range ps[0].proxy.Commands() {
+			if strings.HasPrefix(cmd, "eval") {
+				scripts++
+			}
+		}
+		if want := 5; scripts != want { // the first place had been taken
+			t.Errorf("%d scripts, want %d", scripts, want)
+		}
 		w.empty("all were served")
 	})
 }
@@ -104,7 +115,7 @@ func TestTurnsInARow(t *testing.T) {
 func TestOneTurnIsTheOrderOfArrival(t *testing.T) {
 	for _, turns := range []int{0, 1} {
 		inWorld(t, func(w *world) {
-			free, cs := w.clients(turns, turns)
+			free, cs, _ := w.clients(turns, turns)
 			cr := &crowd{w: w}
 			var want []string
 			for i := range 12 {
@@ -120,7 +131,7 @@ func TestOneTurnIsTheOrderOfArrival(t *testing.T) {
 // A fence is a place's, so who asks for one has the key for one turn only.
 func TestFencesRiseOverTurns(t *testing.T) {
 	inWorld(t, func(w *world) {
-		free, cs := w.clients(8, 8)
+		free, cs, _ := w.clients(8, 8)
 		cr := &crowd{w: w}
 		for i := range 5 {
 			cr.comes(fmt.Sprint("a", i), cs[0], hasp.WithFence())
@@ -145,7 +156,7 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 	for _, how := range []string{"max wait", "context"} {
 		t.Run(how, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				free, cs := w.clients(4, 4)
+				free, cs, ps := w.clients(4, 4)
 				cr := &crowd{w: w}
 				ctx, cancel := context.WithCancel(w.Context())
 				var quitter sync.WaitGroup
@@ -161,16 +172,22 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 				w.settle()
 				cr.comes("b0", cs[1])
 				cr.comes("a1", cs[0], hasp.WithMaxWait(time.Minute))
-				cr.comes("a2", cs[0])
+				ps[0].proxy.Commands()
 				if how == "context" {
 					cancel()
 				}
 				quitter.Wait()
 				cancel()
 				w.settle()
+				for _, cmd := range ps[0].proxy.Commands() {
+					if strings.HasPrefix(cmd, "eval") {
+						t.Errorf("it cost %q", cmd)
+					}
+				}
 				if got := w.owners(); !slices.Equal(got, []string{"0", "1"}) {
 					t.Errorf("places of %q", got)
 				}
+				cr.comes("a2", cs[0])
 				time.Sleep(3 * window) // the place is kept alive
 				free()
 				cr.want("a1 a2 b0")
@@ -184,7 +201,7 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 // one, and the old one is given up.
 func TestPlaceIsNotLeftToAnotherKindOfCaller(t *testing.T) {
 	inWorld(t, func(w *world) {
-		free, cs := w.clients(4, 4)
+		free, cs, _ := w.clients(4, 4)
 		cr := &crowd{w: w}
 		cr.comes("a0", cs[0], hasp.WithMaxWait(time.Second))
 		cr.comes("b0", cs[1])
@@ -202,7 +219,7 @@ func TestPlaceIsNotLeftToAnotherKindOfCaller(t *testing.T) {
 
 func TestNothingRemainsOfPlacesThatNobodyWants(t *testing.T) {
 	inWorld(t, func(w *world) {
-		free, cs := w.clients(4)
+		free, cs, _ := w.clients(4)
 		cr := &crowd{w: w}
 		for i := range 3 {
 			cr.comes(fmt.Sprint(i), cs[0], hasp.WithMaxWait(time.Duration(i+1)*time.Second))
@@ -262,7 +279,7 @@ func TestPlaceThatStays(t *testing.T) {
 // through one that was not ridden out.
 func TestTurnsInAnOutage(t *testing.T) {
 	inWorld(t, func(w *world) {
-		free, cs := w.clients(4)
+		free, cs, _ := w.clients(4)
 		cr := &crowd{w: w}
 		cr.comes("a0", cs[0])
 		cr.comes("a1", cs[0])
@@ -276,12 +293,50 @@ func TestTurnsInAnOutage(t *testing.T) {
 	})
 }
 
+// A process that dies in a row costs what is left of the term, as every
+// holder that dies, and no two have the key at once.
+func TestProcessThatDiesInARow(t *testing.T) {
+	inWorld(t, func(w *world) {
+		free, cs, ps := w.clients(4, 4)
+		var last time.Time // when the first process had the key
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				lease, err := cs[0].Lock(w.Context(), "k")
+				if err != nil {
+					return // it takes no place any more
+				}
+				time.Sleep(taking)
+				ps[0].proxy.Down()
+				last = time.Now()
+				if lease.Unlock(w.Context()); lease.Err() == nil {
+					t.Error("held after Unlock")
+				}
+			})
+			w.settle()
+		}
+		cr := &crowd{w: w}
+		cr.comes("b0", cs[1])
+		cr.comes("b1", cs[1])
+		free()
+		began := time.Now()
+		cr.want("b0 b1")
+		if took := time.Since(began); took > window+10*taking {
+			t.Errorf("served after %v", took)
+		}
+		wg.Wait()
+		if took := last.Sub(began); took != 4*taking {
+			t.Errorf("the row of the dead lasted %v", took)
+		}
+	})
+}
+
 // However short the holds, the processes have the key for as many turns as
 // the others, and so do their callers.
 func TestSharesOfTurns(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const callers, rounds = 64, 8
-		free, cs := w.clients(8, 8, 8, 8)
+		free, cs, _ := w.clients(8, 8, 8, 8)
 		shares := make([]int, callers)
 		var mu sync.Mutex // guards total, shares
 		total := 0

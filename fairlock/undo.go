@@ -134,11 +134,6 @@ const closing = time.Second
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	var stayed []*waiter
-	for token, w := range d.stayed {
-		delete(d.stayed, token)
-		stayed = append(stayed, w)
-	}
 	for _, l := range d.lines {
 		l.stop()
 	}
@@ -147,9 +142,6 @@ func (d *Driver) Close() error {
 		delete(d.expected, token)
 	}
 	d.mu.Unlock()
-	for _, w := range stayed {
-		d.part(w) // the place ends with its window
-	}
 	d.end()
 	done := make(chan struct{})
 	go func() {
