@@ -262,10 +262,10 @@ func (c *Client) tidied(cl backend.Claim, err error) {
 	}
 }
 
-// late releases a grant that came after its caller had left.
+// late releases a grant that came after its caller had left, or a place.
 func (c *Client) late(cl backend.Claim) func(backend.Grant, error) {
 	return func(_ backend.Grant, err error) {
-		if err == nil {
+		if err == nil || cl.Stays && errors.Is(err, ErrHeld) {
 			c.reap(cl, reapOnce)
 		}
 	}
@@ -287,6 +287,9 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 	since := h.confirmed
 	if until.add(-term) < start {
 		since = now // a Waiter's grant of less than the whole term, which began nobody knows when
+		if c.traits.Ordered {
+			h.confirmed = now // its coming is the store's word, whenever the wait began
+		}
 	}
 	h.due = since.add(spread(until.sub(since) / renewalsPerT))
 	h.deadline.Store(int64(until))

@@ -21,6 +21,8 @@ type Client struct {
 	driver backend.Driver
 	waiter backend.Waiter // driver, if it is one
 	traits backend.Traits
+	lined  bool // callers stand in line here; those of a driver that keeps the order itself stand in its queue
+	turns  int  // holds of one key in a row, before others get their turn
 	opts   Options
 	clock  *clock
 	roundT atomic.Int64 // moving average of one call to the store, in ns
@@ -70,6 +72,10 @@ func newClient(d backend.Driver, opts Options) *Client {
 		changed: make(chan struct{}),
 	}
 	c.waiter, _ = d.(backend.Waiter)
+	c.lined, c.turns = !c.traits.Ordered, maxTurns
+	if c.traits.Ordered {
+		c.lined, c.turns = c.traits.Turns > 1, c.traits.Turns
+	}
 	c.closing, c.close = context.WithCancelCause(context.Background())
 	c.renewer.wake = make(chan struct{}, 1)
 	c.reaper.wake = make(chan struct{}, 1)

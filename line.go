@@ -19,14 +19,15 @@ const (
 //
 // At most one caller is at the head: it talks to the store, or holds the key,
 // or gives it back. A driver that keeps the order itself has all callers talk
-// to the store, and its lines only count.
+// to the store, and its lines only count, unless several may share a place in
+// its queue: then that place is the head's.
 type line struct {
 	key     string
 	callers int    // in this line, the head and the holder included
 	talking bool   // somebody is at the head
 	hold    *hold  // the head's, while it is trusted
 	waiting []turn // in order of arrival
-	turns   int    // holds in a row of this Client while others of it waited
+	turns   int    // holds in a row of this Client while others of it waited; in an ordered driver, on one place
 	said    error  // the store's last word on the key: ErrHeld, or an outage
 	ailing  instant
 	sick    bool // since ailing no attempt was answered
@@ -46,7 +47,8 @@ type turn struct {
 type ticket struct {
 	lease *Lease
 	err   error
-	after time.Duration // how long to leave the key to others first
+	after time.Duration  // how long to leave the key to others first
+	place *backend.Claim // the place in the driver's queue of the head before, if that has given up
 }
 
 // maxSpare is how many lines are kept for reuse.
@@ -84,21 +86,38 @@ func (c *Client) leave(ln *line) {
 	}
 }
 
-// yield lets the next in line go to the head. The caller holds mu.
-func (c *Client) yield(ln *line) {
+// yield lets the next in line go to the head, with the place in the driver's
+// queue that the last one has left, if it is what the next one wants. The
+// caller holds mu.
+func (c *Client) yield(ln *line, place *backend.Claim) {
 	ln.talking, ln.hold = false, nil
+	if place != nil && !c.inherits(ln, place) {
+		c.reapLocked(*place, reapOnce)
+		place = nil
+	}
 	if len(ln.waiting) == 0 {
 		ln.turns = 0
 		return
 	}
 	next := ln.pop()
 	ln.talking = true
-	var t ticket
-	if ln.turns >= maxTurns {
+	t := ticket{place: place}
+	if !c.traits.Ordered && ln.turns >= c.turns {
 		ln.turns = 0
 		t.after = max(2*c.roundTrip(), minSleep)
 	}
 	next.ready <- t
+}
+
+// inherits reports whether the next in line wants just what a place in the
+// driver's queue was taken for. The caller holds mu.
+func (c *Client) inherits(ln *line, place *backend.Claim) bool {
+	if len(ln.waiting) == 0 || c.closing.Err() != nil {
+		return false
+	}
+	want := c.claim(ln.waiting[0].r, place.Token)
+	want.Stays = true
+	return want == *place
 }
 
 func (ln *line) pop() turn {
@@ -125,7 +144,7 @@ func (ln *line) drop(t turn) bool {
 // token, and confirmed it a moment ago. The caller holds mu.
 func (c *Client) handOver(h *hold) bool {
 	ln := h.line
-	if ln.hold != h || len(ln.waiting) == 0 || ln.turns >= maxTurns || h.extended || !h.renew ||
+	if ln.hold != h || len(ln.waiting) == 0 || ln.turns >= c.turns || h.extended || !h.renew ||
 		h.claim.Fenced || h.limit != never || c.closing.Err() != nil {
 		return false
 	}
@@ -144,14 +163,14 @@ func (c *Client) handOver(h *hold) bool {
 
 // pass lets the next go after the head has given up, and lets those give up
 // too who have ridden out the same outage as long. The caller holds mu.
-func (c *Client) pass(ln *line) {
+func (c *Client) pass(ln *line, place *backend.Claim) {
 	if ln.sick {
 		now := c.clock.now()
 		for len(ln.waiting) > 0 && now.sub(max(ln.ailing, ln.waiting[0].since)) >= c.opts.Timeout {
 			ln.pop().ready <- ticket{err: ln.said}
 		}
 	}
-	c.yield(ln)
+	c.yield(ln, place)
 }
 
 // why is why a caller in line does not have the key: this Client holds it, or
@@ -171,7 +190,10 @@ func (c *Client) why(ln *line) error {
 func (c *Client) hold(ctx context.Context, r *request, ln *line, h *hold) *Lease {
 	h.line, h.renew, h.unrenewed = ln, !r.noRenew, r.noRenew
 	ln.hold, ln.said, ln.sick = h, nil, false
-	if len(ln.waiting) > 0 {
+	switch {
+	case c.traits.Ordered:
+		ln.turns = 1
+	case len(ln.waiting) > 0:
 		ln.turns++
 	}
 	c.open++
@@ -192,8 +214,8 @@ func (c *Client) forget(h *hold) {
 	}
 	h.forgotten = true
 	c.open--
-	if !c.traits.Ordered {
-		c.yield(h.line)
+	if c.lined {
+		c.yield(h.line, nil)
 	} else if h.line.hold == h {
 		h.line.hold = nil
 	}

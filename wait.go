@@ -18,8 +18,9 @@ type wait struct {
 	once    bool    // one attempt and no more
 	end     instant // of WithMaxWait
 	tries   int
-	said    error // why the caller does not have the key, as far as is known
-	refused bool  // the last answer of the store to this caller was ErrHeld
+	said    error          // why the caller does not have the key, as far as is known
+	refused bool           // the last answer of the store to this caller was ErrHeld
+	place   *backend.Claim // in the driver's queue, which is kept though the driver does not wait
 }
 
 // waits are for reuse: nobody refers to a wait that is over.
@@ -72,7 +73,7 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 	ln := c.enter(r.key)
 	w.line = ln
 	switch {
-	case c.traits.Ordered && (!w.once || ln.callers == 1), !c.traits.Ordered && !ln.talking:
+	case !c.lined && (!w.once || ln.callers == 1), c.lined && !ln.talking:
 		ln.talking = true
 		c.mu.Unlock()
 	case w.once:
@@ -94,8 +95,8 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 		err = ErrClosed
 	}
 	if err != nil {
-		if !c.traits.Ordered {
-			c.pass(ln)
+		if c.lined {
+			c.pass(ln, w.place)
 		}
 		c.leave(ln)
 		return nil, err
@@ -134,7 +135,7 @@ func (w *wait) stand(ctx context.Context) (*Lease, error) {
 		handed = tk.lease
 	} else {
 		if tk.err == nil {
-			c.yield(ln)
+			c.yield(ln, tk.place)
 		}
 		c.leave(ln)
 	}
@@ -157,6 +158,8 @@ func (w *wait) turnCame(ctx context.Context, tk ticket) (*Lease, error) {
 	}
 	if tk.lease == nil {
 		w.said = &backend.HeldError{} // until now, by this Client
+		w.refused = w.c.traits.Ordered
+		w.place = tk.place
 		if d := min(tk.after, w.left(ctx)-w.margin()); d > 0 {
 			w.sleep(ctx, d)
 		}
@@ -214,11 +217,10 @@ func (w *wait) waits() bool {
 func (w *wait) ask(ctx context.Context, asked instant, waits bool) (*hold, error) {
 	c := w.c
 	w.tries++
-	cl := c.claim(&w.r, newToken())
 	if waits {
-		return w.await(ctx, cl)
+		return w.await(ctx)
 	}
-	return c.acquire(ctx, cl, w.bound(), asked)
+	return c.acquire(ctx, c.claim(&w.r, newToken()), w.bound(), asked)
 }
 
 // bound is how long a call may take: Timeout, less what an outage has used of
@@ -240,8 +242,9 @@ func (w *wait) bound() time.Duration {
 	return max(d, least)
 }
 
-// await has the driver wait, for as long as this caller may.
-func (w *wait) await(ctx context.Context, cl backend.Claim) (*hold, error) {
+// await has the driver wait, for as long as this caller may, in the place that
+// it has or in a new one.
+func (w *wait) await(ctx context.Context) (*hold, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.c.closing, cancel)()
@@ -250,7 +253,20 @@ func (w *wait) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 		ctx, stop = context.WithDeadline(ctx, w.c.clock.time(w.end))
 		defer stop()
 	}
-	return w.c.await(ctx, cl)
+	cl := w.c.claim(&w.r, "")
+	cl.Stays = w.c.traits.Ordered && w.c.lined
+	if w.place != nil {
+		cl.Token = w.place.Token
+	} else {
+		cl.Token = newToken()
+	}
+	h, err := w.c.await(ctx, cl)
+	w.place = nil
+	if cl.Stays && errors.Is(err, ErrHeld) {
+		place := cl // not cl itself, which would be allocated for every wait
+		w.place = &place
+	}
+	return h, err
 }
 
 // over decides after a failed call whether the wait is over, and with what.

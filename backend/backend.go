@@ -130,7 +130,8 @@ type Waiter interface {
 
 	// Wait returns when c.Token holds c.Key, or when ctx has ended; whatever
 	// error it returns, nothing of c is left in the store, neither a hold nor
-	// a place in a queue, once the calls under way have ended.
+	// a place in a queue, once the calls under way have ended; but for what
+	// Claim.Stays says.
 	//
 	// Wait arms its signal before the attempt that follows, so that no
 	// release falls between the two. It bounds each call to the store by
@@ -166,8 +167,15 @@ type Inspector interface {
 type Traits struct {
 	// Ordered drivers are Waiters that serve waiters of all processes in
 	// order of arrival, and refuse an Acquire while anybody waits. The
-	// engine lets every caller wait in the driver itself.
+	// engine lets every caller wait in the driver itself, unless Turns says
+	// otherwise.
 	Ordered bool
+
+	// Turns is how many callers of one Client may have a key in a row on one
+	// place in an Ordered driver's queue. Above 1 the engine lets one of them
+	// wait in the driver, and sets Claim.Stays; the others stand in line
+	// behind it. 0 and 1 mean that every caller has a place of its own.
+	Turns int
 
 	// Fenced drivers grant a fence when a claim asks for one. Others answer
 	// errors.ErrUnsupported.
@@ -257,6 +265,12 @@ type Claim struct {
 	// Renewed says that the hold will be renewed from a third of its term on,
 	// so that Wait may grant less than TTL.
 	Renewed bool
+
+	// Stays says that a Wait that ends with ErrHeld leaves its place in the
+	// queue. The engine then calls Wait with the same claim, for another
+	// caller, or Release, which takes the place out of the queue. It is set
+	// only if Traits.Turns is above 1.
+	Stays bool
 }
 
 // Grant is what a driver answers.

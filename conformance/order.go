@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -29,6 +30,12 @@ var orderClauses = []clause{
 		why:   "Ordered drivers refuse an Acquire while anybody waits.",
 		need:  ordered,
 		check: orderNoBarging,
+	},
+	{
+		name:  "place-stays",
+		why:   "A place that stays by its claim outlives its Wait: the next Wait has it, and Release gives it up.",
+		need:  all(turns, inspector),
+		check: placeStays,
 	},
 	{
 		name:  "order-not-claimed",
@@ -146,6 +153,53 @@ func orderNoBarging(e *env) error {
 	}
 	b.keep(ws[last].c)
 	return b.release(ws[last].c)
+}
+
+// placeStays has the first of two waiters stop and wait once more, and then
+// one behind them stop and give its place up.
+func placeStays(e *env) error {
+	a, b := e.open(), e.open()
+	c := e.claim(e.h.Long)
+	a.take(c)
+	first, last := e.claimOf(c.Key, e.h.Long), e.claimOf(c.Key, e.h.Long)
+	first.Stays, last.Stays = true, true
+	w := b.want(first)
+	e.queued(a, c.Key, 1)
+	second := a.want(e.claimOf(c.Key, e.h.Long))
+	e.queued(a, c.Key, 2)
+	x := b.want(last)
+	e.queued(a, c.Key, 3)
+	e.sleep(e.term / 4)
+	for _, stopped := range []*wanted{w, x} {
+		stopped.stop()
+		switch err := e.arrives("a cancelled Wait", stopped.done); {
+		case errors.Is(err, context.Canceled) && !errors.Is(err, backend.ErrHeld):
+			return slow("a cancelled Wait had no answer of the store in %v, or did not tell: %w", e.term/4, err)
+		case !errors.Is(err, backend.ErrHeld):
+			return is("a cancelled Wait for a held key", err, backend.ErrHeld)
+		}
+	}
+	e.sleep(e.term / 4)
+	if n := len(a.inspect(c.Key).Waiters); n != 3 {
+		return fmt.Errorf("%d waiters when two have stopped whose places stay, want 3", n)
+	}
+	if err := is("release of a place", b.release(last), backend.ErrLost); err != nil {
+		return err
+	}
+	err := e.poll("the end of a place that was given up", func() (bool, error) { return len(a.inspect(c.Key).Waiters) == 2, nil })
+	if err != nil {
+		return err
+	}
+	a.give(c)
+	w = b.want(first)
+	if err := e.arrives("the second Wait of a place that stays", w.done); err != nil {
+		return err
+	}
+	b.give(first)
+	if err := e.arrives("the waiter behind a place that stayed", second.done); err != nil {
+		return err
+	}
+	return a.release(second.c)
 }
 
 // orderNotClaimed gives a driver many chances to break the order. One that

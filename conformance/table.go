@@ -51,6 +51,13 @@ func ordered(s *suite) string {
 	return ""
 }
 
+func turns(s *suite) string {
+	if s.traits.Turns <= 1 {
+		return "one turn on a place by its Traits"
+	}
+	return ""
+}
+
 func unordered(s *suite) string {
 	if s.traits.Ordered {
 		return "Ordered by its Traits"

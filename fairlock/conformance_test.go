@@ -14,12 +14,17 @@ import (
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, harness(t))
+	conformance.Run(t, harness(t, nil))
 }
 
-// harness is the suite's way to a Redis of its own. Drivers reach it through
-// a proxy, which counts their commands.
-func harness(t *testing.T) conformance.Harness {
+func TestConformanceWithTurns(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, harness(t, hasp.Params{"turns": "8"}))
+}
+
+// harness is the suite's way to a Redis of its own, for drivers with such
+// parameters. They reach it through a proxy, which counts their commands.
+func harness(t *testing.T, params hasp.Params) conformance.Harness {
 	var (
 		srv   *redistest.Server
 		proxy *redistest.Proxy
@@ -31,7 +36,7 @@ func harness(t *testing.T) conformance.Harness {
 			return "redis://" + proxy.Addr(), func() {}, nil
 		},
 		Open: func(ctx context.Context, store string) (backend.Driver, error) {
-			return open(ctx, hasp.Config{Strategy: "fairlock", Nodes: []string{store}})
+			return open(ctx, hasp.Config{Strategy: "fairlock", Nodes: []string{store}, Params: params})
 		},
 		Stop:  func(context.Context, string) error { return srv.Stop() },
 		Start: func(_ context.Context, _ string, data bool) error { return srv.Start(data) },

@@ -21,6 +21,29 @@
 // Nothing depends on the clock of a client: places and terms go by the
 // server's.
 //
+// # Turns
+//
+// With turns=N the callers of one Client for one key stand in line in the
+// Client, and the first of them has a place in the queue. When it is served, up
+// to N of them have the key one after another, without a call to the Redis
+// between them. Then the Client takes a new place, at the end. This is lock
+// cohorting by Dice, Marathe and Shavit
+// (https://doi.org/10.1145/2145816.2145848), over processes.
+//
+// What it costs is fairness. The order of arrival holds between places and
+// within a Client, and no longer between callers of several Clients; shares are
+// equal between Clients, not between callers. Each place before that of a
+// caller's Client, of which every other Client has one at most, is good for N
+// holds, also of callers who came later. So of P Clients the others have the
+// key (P−1)·N times at most before a Client's place is served; a caller with k
+// before it in its own Client needs ⌈(k+1)/N⌉ places if their rows are full.
+//
+// Whoever asks for a fence, another term, no renewal or a max hold has the key
+// for one turn on a place, and a row ends 50 ms after the store was last heard
+// of the hold. A caller that gives up leaves its place to the next of its
+// Client. All else is as without turns, and Clients may differ in N: each
+// bounds its own rows.
+//
 // # Cost
 //
 // One round trip to take a free key and one to give it back. A contended
@@ -49,6 +72,7 @@
 //
 //	window       how long a place is kept without a sign of life (default 5s)
 //	fence_ttl    how long a fence counter outlives its last use (default 720h)
+//	turns        how many callers of one Client may have a key in a row (default 1)
 //	replicas     how many replicas must confirm a hold and its renewals
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
@@ -118,6 +142,13 @@ type Options struct {
 	// fenced hold began. Later fences still grow while the server's clock
 	// does. Default 30 days, at least a millisecond.
 	FenceTTL time.Duration
+
+	// Turns is how many callers of one Client may have a key in a row, without
+	// a call to the Redis between them, on one place in the queue. Above 1 a
+	// Client has one place at a time for each key, whose callers stand in line
+	// for it in the Client; the package comment says what that costs in
+	// fairness. Default 1: every caller has a place of its own.
+	Turns int
 }
 
 // Driver is a [backend.Waiter] that keeps its locks in one Redis and serves
@@ -126,6 +157,7 @@ type Driver struct {
 	store    *redisstore.Store
 	window   time.Duration
 	fenceTTL time.Duration
+	turns    int
 	id       string // of this client, in the names of its channels
 
 	wg    sync.WaitGroup  // what Close waits for
@@ -139,6 +171,7 @@ type Driver struct {
 	lines    map[string]*line       // by key
 	waiters  map[string]*waiter     // by token
 	ears     map[string]*ear        // by channel
+	stayed   map[string]*waiter     // by token: those whose place nobody waits in just now
 	doubts   map[string]doubt       // by token
 	expected map[string]*time.Timer // by token: grants whose message has not come
 	looks    chan struct{}          // room for looks under way
@@ -168,8 +201,8 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{
 		store: s, window: DefaultWindow, fenceTTL: DefaultFenceTTL, id: rand.Text(),
-		lines: map[string]*line{}, waiters: map[string]*waiter{}, ears: map[string]*ear{}, doubts: map[string]doubt{},
-		expected: map[string]*time.Timer{}, looks: make(chan struct{}, maxLooks),
+		lines: map[string]*line{}, waiters: map[string]*waiter{}, ears: map[string]*ear{}, stayed: map[string]*waiter{},
+		doubts: map[string]doubt{}, expected: map[string]*time.Timer{}, looks: make(chan struct{}, maxLooks),
 	}
 	if o != nil && o.Window != 0 {
 		d.window = o.Window
@@ -177,23 +210,30 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	if o != nil && o.FenceTTL != 0 {
 		d.fenceTTL = o.FenceTTL
 	}
+	if o != nil {
+		d.turns = o.Turns
+	}
 	if d.window < minWindow {
 		return nil, fmt.Errorf("%w: window %v is below %v", backend.ErrInvalid, d.window, minWindow)
 	}
 	if d.fenceTTL < time.Millisecond {
 		return nil, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, d.fenceTTL)
 	}
+	if d.turns < 0 {
+		return nil, fmt.Errorf("%w: turns %d is below 1", backend.ErrInvalid, d.turns)
+	}
 	d.open, d.end = context.WithCancel(context.Background())
 	d.calls, d.cut = context.WithCancel(context.Background())
 	return d, nil
 }
 
-// Traits says that the driver keeps the order of arrival, excludes all who use
-// the same Redis, and gives fences. The calls of a driver that was opened by
+// Traits says that the driver keeps the order of arrival, for so many callers
+// on one place as Options say, excludes all who use the same Redis, and gives
+// fences. The calls of a driver that was opened by
 // URL end promptly, those over a *redis.Client with ContextTimeoutEnabled by
 // their deadlines.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Ordered: true, Turns: d.turns, Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // The scripts; each says in its head what it takes and returns.
@@ -282,6 +322,9 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 // Release hands c.Key, if c.Token holds it, to the next waiter.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	if c.Stays && d.giveUp(c) {
+		return backend.ErrLost
+	}
 	err := d.release(ctx, c)
 	if d.doubted(c) {
 		d.mu.Lock()

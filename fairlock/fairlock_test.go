@@ -310,6 +310,9 @@ func TestNewPanicsOnMisuse(t *testing.T) {
 		"fence ttl": func() {
 			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{FenceTTL: -time.Second})
 		},
+		"turns": func() {
+			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{Turns: -1})
+		},
 		"window": func() {
 			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{Window: 299 * time.Millisecond})
 		},

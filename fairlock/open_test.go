@@ -18,7 +18,7 @@ func TestOpenByURL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			srv := redistest.Start(t, o)
-			u := "fairlock+" + srv.URL() + "?ttl=2m&prefix=app:&fence_ttl=2h&window=1m"
+			u := "fairlock+" + srv.URL() + "?ttl=2m&prefix=app:&fence_ttl=2h&window=1m&turns=4"
 			if srv.CAFile != "" {
 				u += "&ca=" + srv.CAFile
 			}
@@ -74,6 +74,8 @@ func TestOpenTellsWhatIsWrong(t *testing.T) {
 		{"fairlock+redis://joe:hunter2@h?fence_ttl=1us", true, []string{"fence_ttl"}},
 		{"fairlock+redis://joe:hunter2@h?window=soon", true, []string{"window", "300ms", "5s"}},
 		{"fairlock+redis://joe:hunter2@h?window=299ms", true, []string{"window"}},
+		{"fairlock+redis://joe:hunter2@h?turns=0", true, []string{"turns", "32"}},
+		{"fairlock+redis://joe:hunter2@h?turns=many", true, []string{"turns"}},
 		{"fairlock+redis://joe:hunter2@h?ca=/x", true, []string{"rediss://"}},
 		{"fairlock+redis://joe:hunter2@" + srv.Addr + "?timeout=20s", false, []string{srv.Addr, "WRONGPASS", "check user and password"}},
 		{"fairlock+rediss://joe:hunter2@" + srv.Addr + "?timeout=1s", false, []string{srv.Addr, "TLS"}},

@@ -146,7 +146,7 @@ func (p *proc) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return p.conns[len(p.conns)-1], nil
 }
 
-func (w *world) proc() *proc {
+func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
 	p := &proc{w: w, proxy: redistest.NewProxy(w, w.v.Mini.Dial)}
 	rdb := redis.NewClient(&redis.Options{
 		Addr: "virtual:6379", Dialer: p.dial, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
@@ -154,7 +154,11 @@ func (w *world) proc() *proc {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	w.Cleanup(func() { rdb.Close() })
-	p.Driver = fairlock.New(rdb, &fairlock.Options{Window: window})
+	o := &fairlock.Options{Window: window}
+	for _, f := range change {
+		f(o)
+	}
+	p.Driver = fairlock.New(rdb, o)
 	w.Cleanup(func() { p.Close() })
 	return p
 }

@@ -2,6 +2,7 @@ package fairlock
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -50,8 +51,14 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		return backend.Grant{}, errClosed
 	}
 	defer d.wg.Done()
-	w := &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
+	w := d.stayedOn(c)
+	if w == nil {
+		w = &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
+	}
 	g, err := w.wait(ctx)
+	if ctx.Err() != nil && errors.Is(err, backend.ErrHeld) && d.staysOn(w) {
+		return g, err
+	}
 	d.part(w)
 	switch {
 	case err != nil && w.sent:

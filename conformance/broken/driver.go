@@ -2,6 +2,7 @@ package broken
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -142,7 +143,9 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 			d.await(ctx, changed, last)
 		}
 		if ctx.Err() != nil {
-			d.quit(c)
+			if !c.Stays || !errors.Is(last, backend.ErrHeld) {
+				d.quit(c)
+			}
 			if last == nil {
 				last = ctx.Err()
 			}

@@ -284,6 +284,18 @@ var orderFaults = []Fault{
 		},
 	},
 	{
+		Name: "places that stay are given up", Clause: "place-stays", kind: orders,
+		spoil: func(d *driver) {
+			d.traits = func() backend.Traits {
+				return backend.Traits{Ordered: true, Turns: 4, Fenced: true, Reach: backend.Network}
+			}
+			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+				c.Stays = false
+				return d.soundWait(ctx, c)
+			}
+		},
+	},
+	{
 		Name: "who gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
