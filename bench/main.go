@@ -68,11 +68,15 @@ func measure(ctx context.Context, o options) error {
 	if len(all) == 0 {
 		return errors.New("--only: no contestant has such a name")
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.limit, errTime)
+	defer cancel()
 	b, err := newBench(ctx, p, all, o)
-	if b != nil {
-		defer b.close()
-	}
-	if err != nil {
+	defer b.close()
+	switch {
+	case err != nil && context.Cause(ctx) == errTime:
+		fmt.Fprintln(os.Stderr, "bench: nothing is measured, since the servers took too long to begin:", err)
+		return nil
+	case err != nil:
 		return err
 	}
 	if err := b.run(ctx, names); err != nil {
