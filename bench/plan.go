@@ -92,7 +92,7 @@ func full() plan {
 			for _, n := range []int{2, 8, 64, 512} {
 				c := contest{n, processes, hold, 100 * time.Millisecond}
 				if n >= 64 && processes == 4 && hold == 0 {
-					c.length = 500 * time.Millisecond // shares need time to show
+					c.length = 450 * time.Millisecond // shares need time to show
 				}
 				p.contests = append(p.contests, c)
 			}
@@ -100,14 +100,14 @@ func full() plan {
 	}
 	const alone = 500 * time.Millisecond
 	p.crowds = []crowd{
-		{leases: 0, term: 3 * time.Second, alone: alone, length: time.Second},
+		{leases: 0, term: 3 * time.Second, alone: alone, length: alone},
 		{leases: 1000, term: 3 * time.Second, alone: alone, length: 1100 * time.Millisecond},
 		{leases: 1000, term: 3 * time.Second, alone: alone, length: 3500 * time.Millisecond, unreachable: true},
 		{leases: 10_000, term: 3 * time.Second, alone: alone, length: 1200 * time.Millisecond},
 		{leases: 10_000, term: 30 * time.Second, alone: alone, length: 10 * time.Second, five: true},
 		{leases: 100_000, term: 30 * time.Second, alone: alone, length: 10 * time.Second},
 	}
-	p.degraded = degraded{200 * time.Millisecond, 25 * time.Millisecond, 2 * time.Second}
+	p.degraded = degraded{200 * time.Millisecond, 25 * time.Millisecond, 1500 * time.Millisecond}
 	return p
 }
 

@@ -35,6 +35,9 @@ func (p plan) pictures() []picture {
 		}
 	}
 	for _, c := range p.crowds {
+		if c.five || c.unreachable {
+			continue
+		}
 		held = append(held, point{section{leases, c.String()}, float64(max(c.leases, 100))})
 	}
 	const four = ", over 4 processes"
@@ -50,7 +53,7 @@ func (p plan) pictures() []picture {
 		{"growth-longest", "One key" + four + ": the longest wait", "waiters", "ms", "longest_wait_ms", instant},
 		{"growth-leases-pair", "A lone pair beside held leases, p50", "leases (none at 100)", "µs", "p50_us", held},
 		{"growth-leases-p99", "A lone pair beside held leases, p99", "leases (none at 100)", "µs", "p99_us", held},
-		{"leases-cpu", "Keeping leases", "leases (none at 100)", "% of a core, client", "client_core_percent", held},
+		{"leases-cpu", "Keeping leases", "leases (none at 100)", "% of a core, client", "client_keeping_percent", held},
 	}
 }
 

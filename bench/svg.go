@@ -87,9 +87,9 @@ type box struct{ x, y, wide, high float64 }
 // Around what a chart shows.
 const (
 	forTicks  = 62
-	forTitle  = 46
+	forTitle  = 60
 	forLabels = 46
-	forLegend = 165
+	forLegend = 185
 )
 
 // chart draws lines on two logarithmic axes, with a legend.
@@ -110,7 +110,7 @@ func (s *svg) chart(b box, title, xName, yName string, lines []series) {
 	placeY := func(y float64) float64 { return in.y + in.high*(1-math.Log(y/low)/math.Log(high/low)) }
 
 	s.text(b.x+16, b.y+24, "title", "start", title)
-	s.text(in.x-8, in.y-8, "quiet", "end", yName)
+	s.text(b.x+16, b.y+42, "quiet", "start", yName)
 	s.text(in.x+in.wide/2, in.y+in.high+36, "quiet", "middle", xName)
 	for _, x := range xs {
 		s.grid(placeX(x), in.y, placeX(x), in.y+in.high)
@@ -180,7 +180,7 @@ func (s *svg) bars(b box, title, subtitle string, all []stack) {
 	s.text(b.x+16, b.y+42, "quiet", "start", subtitle)
 	wide := b.wide - forNames - forNumbers
 	for i, k := range all {
-		y := b.y + forTitle + 14 + step*float64(i)
+		y := b.y + forTitle + step*float64(i)
 		s.text(b.x+forNames-8, y+14, "", "end", k.name)
 		s.bar(b.x+forNames, y, max(wide*k.whole/most, 1), step-8, k.color, 0.35)
 		s.bar(b.x+forNames, y, wide*k.part/most, step-8, k.color, 1)
