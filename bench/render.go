@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -204,21 +205,36 @@ func (r *results) behind(p plan) (all []string) {
 	}
 	for len(duels) > 0 {
 		first := duels[0]
-		var at []string
+		var settings, names []string
+		least, most := math.Inf(1), 0.0
 		duels = slices.DeleteFunc(duels, func(d duel) bool {
 			if d.scenario != first.scenario || d.metric != first.metric || d.five != first.five {
 				return false
 			}
-			at = append(at, fmt.Sprintf("%s (%s by %s)", d.setting, d.best, times(1/d.ratio())))
+			settings = append(settings, d.setting)
+			if !slices.Contains(names, d.best) {
+				names = append(names, d.best)
+			}
+			least, most = min(least, 1/d.ratio()), max(most, 1/d.ratio())
 			return true
 		})
-		title := first.title
-		if first.five && first.scenario != masters {
-			title += " on five nodes"
+		by := times(most)
+		if times(least) != by {
+			by = times(least) + " to " + by
 		}
-		all = append(all, title+" with "+strings.Join(at, ", "))
+		all = append(all, fmt.Sprintf("%s, %s (%s, %s)", first.title, several(settings), strings.Join(names, " or "), by))
 	}
 	return all
+}
+
+// several are settings with the unit of the last one.
+func several(settings []string) string {
+	last := settings[len(settings)-1]
+	_, unit, _ := strings.Cut(last, " ")
+	for i := range settings[:len(settings)-1] {
+		settings[i] = strings.TrimSuffix(settings[i], " "+unit)
+	}
+	return strings.Join(settings, ", ")
 }
 
 // behindList and behindLine are two ways to say that.
@@ -229,9 +245,9 @@ func (r *results) behindList(p plan) string {
 func (r *results) behindLine(p plan) string {
 	all := r.behind(p)
 	if all == nil {
-		return "A peer is ahead in none of the headline figures of this run.\n"
+		return "No peer is ahead in any of the headline figures of this run.\n"
 	}
-	return "A peer is ahead in " + strings.Join(all, "; ") + ".\n"
+	return "The best peer is ahead of the best of hasp in " + strings.Join(all, "; ") + ".\n"
 }
 
 func (r *results) free(p plan, nodes int) string {
