@@ -13,22 +13,25 @@ import (
 
 // bench is a run of this program.
 type bench struct {
-	plan     plan
-	all      []contestant
-	servers  servers
-	at       stores
-	meter    *meter
-	crew     crew
-	open     map[string]locker
-	results  *results
-	deadline time.Time
-	began    time.Time
+	plan    plan
+	all     []contestant
+	servers servers
+	at      stores
+	meter   *meter
+	crew    crew
+	open    map[string]locker // until the process ends
+	results *results
+	began   time.Time
 }
+
+var (
+	errTime  = errors.New("there is no time left") // ends what is still under way when a run has to
+	errWrong = errors.New("wrong")                 // what no slowness excuses
+)
 
 // newBench starts servers and workers, which close ends, also after an error.
 func newBench(ctx context.Context, p plan, all []contestant, o options) (b *bench, err error) {
 	b = &bench{plan: p, all: all, open: map[string]locker{}, began: time.Now()}
-	b.deadline = b.began.Add(p.budget)
 	if b.at, err = b.servers.start(ctx, o.redis, all); err != nil {
 		return b, err
 	}
@@ -52,9 +55,6 @@ func newBench(ctx context.Context, p plan, all []contestant, o options) (b *benc
 
 func (b *bench) close() {
 	b.crew.dismiss()
-	for _, l := range b.open {
-		l.close()
-	}
 	if b.meter != nil {
 		b.meter.close()
 	}
@@ -92,7 +92,9 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 		for _, d := range b.plan.distinct {
 			for range d.times {
 				for _, c := range order {
-					add(d, c, func(ctx context.Context) (figures, error) { return b.uncontended(ctx, c, d) })
+					if !c.alike {
+						add(d, c, func(ctx context.Context) (figures, error) { return b.uncontended(ctx, c, d) })
+					}
 				}
 			}
 		}
@@ -109,7 +111,7 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 		for _, s := range b.plan.crowds {
 			for _, c := range order {
 				switch {
-				case !c.renews || round >= s.rounds:
+				case !s.asks(c):
 				case s.leases > c.most:
 					b.results.notes[cell{leases, s.String(), c.name}] = fmt.Sprintf("not asked for more than %d", c.most)
 				default:
@@ -127,11 +129,16 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 	return all
 }
 
-// run has all rounds, or as many as there is time for.
+// run has all rounds, or as many as there is time for. Of a single round
+// every scenario has its share, so that on a slow machine each has something.
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
-		for _, scenario := range names {
-			if err := b.round(ctx, round, scenario); err != nil {
+		for i, scenario := range names {
+			budget := b.plan.budget
+			if b.plan.rounds == 1 {
+				budget = budget * time.Duration(i+1) / time.Duration(len(names))
+			}
+			if err := b.round(ctx, round, scenario, b.began.Add(budget)); err != nil {
 				return err
 			}
 		}
@@ -139,14 +146,12 @@ func (b *bench) run(ctx context.Context, names []string) error {
 	return nil
 }
 
-func (b *bench) round(ctx context.Context, round int, scenario string) error {
+// round has the turns of a scenario that begin in time.
+func (b *bench) round(ctx context.Context, round int, scenario string, until time.Time) error {
 	last := ""
 	for _, t := range b.turns(round, scenario) {
-		if err := ctx.Err(); err != nil {
-			return context.Cause(ctx)
-		}
-		if time.Now().After(b.deadline) {
-			b.results.skipped = append(b.results.skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, scenario, t.setting, t.name))
+		if time.Now().After(until) || context.Cause(ctx) == errTime {
+			b.skip(round, t)
 			return nil
 		}
 		if t.setting != last {
@@ -154,19 +159,54 @@ func (b *bench) round(ctx context.Context, round int, scenario string) error {
 			b.progress(round, t)
 		}
 		k := cell{scenario, t.setting, t.name}
-		f, err := t.do(ctx)
+		f, err := t.within(ctx)
 		switch {
+		case err == nil:
+			b.results.add(k, f)
+		case errors.Is(err, errWrong):
+			return fmt.Errorf("%s, %s: %s: %w", scenario, t.setting, t.name, err)
+		case context.Cause(ctx) == errTime:
+			b.skip(round, t)
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
 		case errors.Is(err, errMany):
 			b.results.notes[k] = "none: " + err.Error()
-		case err != nil && (t.faulty || excused(err, 0, term)):
+		case t.group == theirs || excused(err, 0, term):
 			fmt.Fprintf(os.Stderr, "%s, %s: %s has no figures of this round: %v\n", scenario, t.setting, t.name, err)
-		case err != nil:
-			return fmt.Errorf("%s, %s: %s: %w", scenario, t.setting, t.name, err)
 		default:
-			b.results.add(k, f)
+			return fmt.Errorf("%s, %s: %s: %w", scenario, t.setting, t.name, err)
 		}
 	}
 	return nil
+}
+
+// within leaves behind what does not return soon after ctx has ended.
+func (t turn) within(ctx context.Context) (f figures, err error) {
+	type outcome struct {
+		f   figures
+		err error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		f, err := t.do(ctx)
+		done <- outcome{f, err}
+	}()
+	late := make(chan struct{})
+	defer context.AfterFunc(ctx, func() {
+		time.Sleep(grace)
+		close(late)
+	})()
+	select {
+	case o := <-done:
+		return o.f, o.err
+	case <-late:
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (b *bench) skip(round int, t turn) {
+	b.results.Skipped = append(b.results.Skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, t.scenario, t.setting, t.name))
 }
 
 func (b *bench) progress(round int, t turn) {

@@ -61,9 +61,9 @@ func (b *bench) judge(c contestant, f figures, reports []report) (figures, error
 	switch {
 	case c.group == theirs:
 	case f["overlaps"] > 0:
-		return nil, fmt.Errorf("%v times two callers had the key at once", f["overlaps"])
+		return nil, fmt.Errorf("%w: %v times two callers had the key at once", errWrong, f["overlaps"])
 	case first != "":
-		return nil, errors.New(first)
+		return nil, fmt.Errorf("%w: %s", errWrong, first)
 	}
 	return f, nil
 }

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"math"
+	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -42,8 +46,8 @@ func TestTwoAtOnceAreSeen(t *testing.T) {
 		t.Errorf("got %v", f["overlaps"])
 	}
 	b := &bench{}
-	if _, err := b.judge(contestant{group: ours}, f, reports); err == nil {
-		t.Error("hasp may do that")
+	if _, err := b.judge(contestant{group: ours}, f, reports); !errors.Is(err, errWrong) {
+		t.Errorf("hasp may do that: %v", err)
 	}
 	if _, err := b.judge(contestant{group: theirs}, f, reports); err != nil {
 		t.Errorf("a peer ends the run: %v", err)
@@ -97,5 +101,94 @@ func TestSummaryNamesWhereHaspIsBehind(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "| p99 µs | h | 10 | p | 20 | 2× |") {
 		t.Errorf("got %s", out.String())
+	}
+}
+
+func TestWhatPeersAndSlownessDoEndsNoRun(t *testing.T) {
+	broken := errors.New("broken")
+	for _, x := range []struct {
+		group string
+		err   error
+		fails bool
+	}{
+		{ours, broken, true},
+		{limit, broken, true},
+		{theirs, broken, false},
+		{ours, context.DeadlineExceeded, false},
+	} {
+		c := contestant{name: "c", group: x.group, open: func(context.Context, stores, time.Duration) (locker, error) { return nil, x.err }}
+		b := &bench{plan: plan{rounds: 1, distinct: []distinct{{goroutines: 1, times: 1}}}, all: []contestant{c}, results: newResults(nil, "", ""), began: time.Now()}
+		err := b.round(t.Context(), 0, uncontended, time.Now().Add(time.Hour))
+		if (err != nil) != x.fails {
+			t.Errorf("%s, %v: got %v", x.group, x.err, err)
+		}
+	}
+}
+
+func TestAtTheLimitTurnsAreLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errTime)
+		defer cancel()
+		forever := make(chan struct{})
+		defer close(forever)
+		began := time.Now()
+		_, err := turn{do: func(context.Context) (figures, error) { <-forever; return nil, nil }}.within(ctx)
+		if err != errTime || time.Since(began) != time.Minute+grace {
+			t.Errorf("got %v after %v", err, time.Since(began))
+		}
+	})
+}
+
+func TestResultsCanBeReadAgain(t *testing.T) {
+	p := quick()
+	k := cell{uncontended, p.distinct[0].String(), "hasp-spinlock"}
+	r := newResults(contestants(), "7", "go run .")
+	r.notes[cell{leases, p.crowds[0].String(), "etcd"}] = "none"
+	r.Skipped = []string{"much"}
+	for _, v := range []float64{3, 1, math.Inf(1)} {
+		r.add(k, figures{"pairs_per_s": v})
+	}
+	path := filepath.Join(t.TempDir(), "results.json")
+	if err := r.writeJSON(path, p); err != nil {
+		t.Fatal(err)
+	}
+	again, p, err := readJSON(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was, is strings.Builder
+	r.writeMarkdown(&was, quick())
+	again.writeMarkdown(&is, p)
+	if is.String() != was.String() {
+		t.Errorf("got %s, want %s", is.String(), was.String())
+	}
+}
+
+func TestPagesAreFilledBetweenMarks(t *testing.T) {
+	r := newResults(contestants(), "7", "go run .")
+	page := "a\n<!-- bench: run -->\nold\n<!-- /bench -->\nb\n"
+	got, err := r.fill([]byte(page), quick())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.fill(got, quick())
+	if err != nil || string(again) != string(got) {
+		t.Errorf("got %q, %v, want %q", again, err, got)
+	}
+	if s := string(got); strings.Contains(s, "old") || !strings.HasPrefix(s, "a\n") || !strings.HasSuffix(s, "\nb\n") || !strings.Contains(s, "Redis 7") {
+		t.Errorf("got %q", s)
+	}
+	if _, err := r.fill([]byte(strings.ReplaceAll(page, "run", "other")), quick()); err == nil {
+		t.Error("a part that nobody knows")
+	}
+}
+
+func TestTicksAreAroundTheRange(t *testing.T) {
+	for _, x := range [][2]float64{{3, 70}, {1, 1}, {0.02, 5e5}, {10, 1000}, {99, 101}} {
+		all := ticks(x[0], x[1])
+		n := len(all)
+		if n < 2 || n > 12 || all[0] > x[0] || all[n-1] < x[1] || all[1] <= x[0] && all[0] != all[1] {
+			t.Errorf("%v: got %v", x, all)
+		}
 	}
 }

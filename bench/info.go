@@ -52,6 +52,19 @@ func (m *meter) close() {
 	}
 }
 
+// first is a meter of so many of the five.
+func (m *meter) first(nodes int) *meter {
+	return &meter{one: m.one, five: m.five[:nodes], etcd: m.etcd}
+}
+
+// nodes is how many are asked about a contestant.
+func (m *meter) nodes(c contestant) int {
+	if c.nodes == 5 {
+		return len(m.five)
+	}
+	return 1
+}
+
 // read is the sum over the nodes of a contestant.
 func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	nodes := m.five

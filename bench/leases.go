@@ -22,36 +22,43 @@ const (
 
 // probing is how often a lone caller locks and unlocks a key beside all the
 // leases.
-const probing = 20 * time.Millisecond
+const probing = 10 * time.Millisecond
 
 var errMany = errors.New("it does not take so many leases in " + acquiring.String())
 
 // leases has many held at once, and looks at what keeping them costs, and at
-// what it costs others.
+// what it costs others. The lone caller is measured alone before.
 func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, err error) {
-	l, err := c.open(ctx, b.at, s.term)
+	at, m := b.at, b.meter
+	cut := func() {}
+	if s.unreachable {
+		var end func()
+		var links []*proxy
+		if at, links, end, err = b.behindProxies(); err != nil {
+			return nil, err
+		}
+		defer end()
+		last := len(links) - 1
+		m, cut = m.first(last), links[last].hang
+	}
+	l, err := c.open(ctx, at, s.term)
 	if err != nil {
 		return nil, err
 	}
 	defer l.close()
 	name := "bench:" + rand.Text()[:8]
-	if _, err := pairs(ctx, l, s.term, distinctKeys(holders), 50*time.Millisecond); err != nil { // connections
+	if _, err := pairs(ctx, l, s.term, distinctKeys(holders), 50*time.Millisecond); err != nil { // connections, scripts
 		return nil, err
 	}
 	probe := &prober{l, name, s.term}
-	scripts, err := b.warm(ctx, c, probe)
-	if err != nil {
-		return nil, err
-	}
 	memory, goroutines := heap(), runtime.NumGoroutine()
-	empty, err := b.meter.read(ctx, c)
+	alone, err := probe.beside(ctx, m, c, s.alone)
 	if err != nil {
 		return nil, err
 	}
 	all, err := acquire(ctx, l, name, s)
 	defer func() {
-		lost := release(ctx, all)
-		if f != nil {
+		if lost := release(ctx, all); f != nil {
 			f["lost"] = float64(lost)
 		}
 	}()
@@ -59,7 +66,8 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		return nil, err
 	}
 	memory, goroutines = heap()-memory, runtime.NumGoroutine()-goroutines
-	k, err := b.keep(ctx, c, probe, s.length)
+	cut()
+	k, err := probe.beside(ctx, m, c, s.length)
 	if err != nil {
 		return nil, err
 	}
@@ -67,59 +75,23 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 	if s.leases == 0 {
 		n = math.NaN() // what is nothing for each
 	}
-	renewals := (k.server.scripts - scripts*float64(len(k.times))) / float64(max(c.nodes, 1))
+	each := alone.server.scripts / float64(len(alone.pairs)) // a lone pair's
+	renewals := (k.server.scripts - each*float64(len(k.pairs))) / float64(m.nodes(c))
 	return figures{
 		"term_s":                 s.term.Seconds(),
 		"renewals_per_s":         max(renewals, 0) / k.seconds,
 		"goroutines":             float64(goroutines),
 		"client_core_percent":    k.cpu / k.seconds * 100,
 		"server_core_percent":    k.server.cpu / k.seconds * 100,
+		"client_keeping_percent": (k.cpu/k.seconds - alone.cpu/alone.seconds) * 100,
+		"server_keeping_percent": (k.server.cpu/k.seconds - alone.server.cpu/alone.seconds) * 100,
 		"client_bytes_per_lease": memory / n,
-		"server_bytes_per_lease": k.before.since(empty).memory / n,
-		"p50_us":                 percentile(k.times, 50),
-		"p99_us":                 percentile(k.times, 99),
+		"server_bytes_per_lease": k.before.since(alone.before).memory / n,
+		"p50_us":                 percentile(k.pairs, 50),
+		"p99_us":                 percentile(k.pairs, 99),
+		"lock_p99_us":            percentile(k.locks, 99),
+		"alone_lock_p99_us":      percentile(alone.locks, 99),
 	}, nil
-}
-
-// kept is what keeping leases has cost for a while.
-type kept struct {
-	times          []time.Duration // of the lone caller
-	seconds, cpu   float64
-	before, server spent
-}
-
-func (b *bench) keep(ctx context.Context, c contestant, p *prober, length time.Duration) (k kept, err error) {
-	if k.before, err = b.meter.read(ctx, c); err != nil {
-		return k, err
-	}
-	cpu, began := cpuTime(), time.Now()
-	if k.times, err = p.run(ctx, length); err != nil {
-		return k, err
-	}
-	k.seconds, k.cpu = time.Since(began).Seconds(), (cpuTime() - cpu).Seconds()
-	after, err := b.meter.read(ctx, c)
-	k.server = after.since(k.before)
-	return k, err
-}
-
-// warm makes some pairs, and returns how many scripts one takes.
-func (b *bench) warm(ctx context.Context, c contestant, p *prober) (scripts float64, err error) {
-	const n = 20
-	var before, after spent
-	for range 2 { // the first time scripts travel
-		if before, err = b.meter.read(ctx, c); err != nil {
-			return 0, err
-		}
-		for range n {
-			if _, err := p.pair(ctx); err != nil {
-				return 0, err
-			}
-		}
-		if after, err = b.meter.read(ctx, c); err != nil {
-			return 0, err
-		}
-	}
-	return after.since(before).scripts / n, nil
 }
 
 // prober is the lone caller.
@@ -129,32 +101,47 @@ type prober struct {
 	term time.Duration
 }
 
-func (p *prober) pair(ctx context.Context) (time.Duration, error) {
+// spell is what the lone caller saw, and what all cost meanwhile.
+type spell struct {
+	locks, pairs   []time.Duration // sorted
+	seconds, cpu   float64
+	before, server spent
+}
+
+// beside makes pairs for a while. One that is stuck is the last.
+func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time.Duration) (s spell, err error) {
+	if s.before, err = m.read(ctx, c); err != nil {
+		return s, err
+	}
+	bound, cancel := context.WithTimeout(ctx, length+grace)
+	defer cancel()
+	cpu, began := cpuTime(), time.Now()
+	for end := began.Add(length); s.pairs == nil || time.Now().Before(end); time.Sleep(probing) {
+		if err := p.pair(bound, &s); err != nil {
+			return s, err
+		}
+	}
+	s.seconds, s.cpu = time.Since(began).Seconds(), (cpuTime() - cpu).Seconds()
+	slices.Sort(s.locks)
+	slices.Sort(s.pairs)
+	after, err := m.read(ctx, c)
+	s.server = after.since(s.before)
+	return s, err
+}
+
+func (p *prober) pair(ctx context.Context, s *spell) error {
 	began := time.Now()
 	h, err := p.l.lock(ctx, p.key)
+	s.locks = append(s.locks, time.Since(began))
 	if err == nil {
 		err = h.Unlock(context.WithoutCancel(ctx))
 	}
 	took := time.Since(began)
+	s.pairs = append(s.pairs, took)
 	if err != nil && (ctx.Err() != nil || excused(err, took, p.term)) {
 		err = nil
 	}
-	return took, err
-}
-
-// run makes pairs for a while. One that is stuck is the last.
-func (p *prober) run(ctx context.Context, length time.Duration) (times []time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, length+grace)
-	defer cancel()
-	for end := time.Now().Add(length); time.Now().Before(end); time.Sleep(probing) {
-		took, err := p.pair(ctx)
-		if err != nil {
-			return nil, err
-		}
-		times = append(times, took)
-	}
-	slices.Sort(times)
-	return times, nil
+	return err
 }
 
 // acquire takes as many leases as it should, less those that a slow machine

@@ -2,9 +2,11 @@
 // one Redis and in one run:
 //
 //	go run . [--quick] [--redis URL] [--out DIR] [--only NAME,NAME]
+//	go run . --render results/results.json
 //
 // It writes results.md, results.json and pictures. Contestants take turns
-// round by round, so that noise hits all alike.
+// round by round, so that noise hits all alike. The second form puts the
+// figures of a run into the documentation.
 package main
 
 import (
@@ -36,10 +38,18 @@ func main() {
 	flag.StringVar(&o.redis, "redis", "", "`URL` of a Redis, whose figures all others would disturb; without it one is started")
 	flag.StringVar(&o.out, "out", "results", "`directory` to write to")
 	only := flag.String("only", "", "`names` of scenarios ("+strings.Join(scenarios, ", ")+") and parts of names of contestants, by commas")
+	from := flag.String("render", "", "put the figures of this results.json into README.md and docs, and measure nothing")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "bench: what is", flag.Arg(0)+"?")
 		os.Exit(2)
+	}
+	if *from != "" {
+		if err := render(*from, ".."); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
 	}
 	o.only = strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -68,11 +78,15 @@ func measure(ctx context.Context, o options) error {
 	if len(all) == 0 {
 		return errors.New("--only: no contestant has such a name")
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.limit, errTime)
+	defer cancel()
 	b, err := newBench(ctx, p, all, o)
-	if b != nil {
-		defer b.close()
-	}
-	if err != nil {
+	defer b.close()
+	switch {
+	case err != nil && context.Cause(ctx) == errTime:
+		fmt.Fprintln(os.Stderr, "bench: nothing is measured, since the servers took too long to begin:", err)
+		return nil
+	case err != nil:
 		return err
 	}
 	if err := b.run(ctx, names); err != nil {

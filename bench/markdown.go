@@ -13,8 +13,8 @@ func (r *results) writeMarkdown(out io.Writer, p plan) {
 	fmt.Fprintf(out, "# hasp beside its peers\n\n%s; Redis %s; medians of %s, with least and most; begun %s by `%s`.\n",
 		r.Machine, r.Redis, count(p.rounds, "round", "rounds"), r.Began.UTC().Format("2006-01-02 15:04 MST"), r.Command)
 	fmt.Fprintln(out, "Compare figures of one run with one another, and not with those of another machine or moment.")
-	if len(r.skipped) > 0 {
-		fmt.Fprintf(out, "\nLeft out for want of time: %s.\n", strings.Join(r.skipped, "; "))
+	if len(r.Skipped) > 0 {
+		fmt.Fprintf(out, "\nLeft out for want of time: %s.\n", strings.Join(r.Skipped, "; "))
 	}
 	r.writeSummary(out, p)
 	title := ""
@@ -29,21 +29,22 @@ func (r *results) writeMarkdown(out io.Writer, p plan) {
 		}
 		r.writeTable(out, s, rows)
 	}
+	r.writeGrowth(out, p)
 	r.writeContestants(out)
 }
 
 func (r *results) writeTable(out io.Writer, s section, rows []string) {
 	columns := metrics[s.scenario]
 	head := []string{"contestant"}
-	for i, m := range columns {
+	for _, m := range columns {
 		head = append(head, m.title)
-		if i == 0 && s.scenario == uncontended {
+		if m.ofBare {
 			head = append(head, "of bare")
 		}
 	}
 	fmt.Fprintf(out, "\n### %s: %s\n\n", s.scenario, s.setting)
 	writeRow(out, head)
-	writeRow(out, append([]string{"---"}, strings.Split(strings.Repeat("--: ", len(head)-1), " ")[:len(head)-1]...))
+	writeRule(out, len(head))
 	for _, name := range rows {
 		k := cell{s.scenario, s.setting, name}
 		if note := r.notes[k]; note != "" && r.values[k] == nil {
@@ -51,30 +52,41 @@ func (r *results) writeTable(out io.Writer, s section, rows []string) {
 			continue
 		}
 		line := []string{name}
-		for i, m := range columns {
+		for _, m := range columns {
 			f, ok := r.figure(k, m.name)
 			line = append(line, f.text(ok, m.spread))
-			if i == 0 && s.scenario == uncontended {
-				line = append(line, r.ofBare(k, m.name))
+			if m.ofBare {
+				line = append(line, times(r.ofBare(k, m.name)))
 			}
 		}
 		writeRow(out, line)
 	}
 }
 
-// ofBare compares a contestant with the bare commands on as many nodes.
-func (r *results) ofBare(k cell, metric string) string {
+// ofBare is the ratio to what is bare, and NaN if that was not measured.
+func (r *results) ofBare(k cell, metric string) float64 {
 	base := k
-	base.contestant = "bare"
-	if r.contestant(k.contestant).nodes == 5 {
+	switch {
+	case k.scenario == contended:
+		base.contestant = ringName
+	case r.contestant(k.contestant).nodes == 5:
 		base.contestant = "bare-quorum"
+	default:
+		base.contestant = "bare"
 	}
 	f, ok1 := r.figure(k, metric)
 	b, ok2 := r.figure(base, metric)
-	if !ok1 || !ok2 {
+	if !ok1 || !ok2 || b.Median == 0 {
+		return math.NaN()
+	}
+	return f.Median / b.Median
+}
+
+func times(ratio float64) string {
+	if math.IsNaN(ratio) {
 		return "–"
 	}
-	return number(f.Median/b.Median) + "×"
+	return number(ratio) + "×"
 }
 
 func (r *results) contestant(name string) contestant {
@@ -119,6 +131,11 @@ func thousands(digits string) string {
 
 func writeRow(out io.Writer, cells []string) {
 	fmt.Fprintln(out, "| "+strings.Join(cells, " | ")+" |")
+}
+
+// writeRule is what follows the head of a table whose first column is names.
+func writeRule(out io.Writer, columns int) {
+	fmt.Fprintln(out, "| --- "+strings.Repeat("| --: ", columns-1)+"|")
 }
 
 func (r *results) writeContestants(out io.Writer) {

@@ -15,17 +15,11 @@ const settling = 1500 * time.Millisecond
 // masters has one caller lock and unlock on five masters of which one is slow
 // and one is down.
 func (b *bench) masters(ctx context.Context, c contestant, d degraded) (figures, error) {
-	at := stores{}
-	var links []*proxy
-	for _, url := range b.at.Five {
-		p, err := newProxy(strings.TrimPrefix(url, "redis://"))
-		if err != nil {
-			return nil, err
-		}
-		defer p.close()
-		links = append(links, p)
-		at.Five = append(at.Five, "redis://"+p.addr())
+	at, links, end, err := b.behindProxies()
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	l, err := c.open(ctx, at, term)
 	if err != nil {
 		return nil, err
@@ -56,6 +50,25 @@ func (b *bench) masters(ctx context.Context, c contestant, d degraded) (figures,
 		"pairs":               float64(len(locks)),
 		"orphans_per_100":     float64(orphans) / float64(len(locks)) * 100,
 	}, nil
+}
+
+// behindProxies are the five masters through one proxy each.
+func (b *bench) behindProxies() (at stores, links []*proxy, end func(), err error) {
+	end = func() {
+		for _, p := range links {
+			p.close()
+		}
+	}
+	for _, url := range b.at.Five {
+		p, err := newProxy(strings.TrimPrefix(url, "redis://"))
+		if err != nil {
+			end()
+			return at, nil, nil, err
+		}
+		links = append(links, p)
+		at.Five = append(at.Five, "redis://"+p.addr())
+	}
+	return at, links, end, nil
 }
 
 // apart makes pairs on keys of their own, and returns how long each half

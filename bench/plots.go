@@ -1,16 +1,9 @@
 package main
 
 import (
-	"image/color"
 	"math"
 	"os"
 	"path/filepath"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 // picture is a metric over the size of a setting.
@@ -42,6 +35,9 @@ func (p plan) pictures() []picture {
 		}
 	}
 	for _, c := range p.crowds {
+		if c.five || c.unreachable {
+			continue
+		}
 		held = append(held, point{section{leases, c.String()}, float64(max(c.leases, 100))})
 	}
 	const four = ", over 4 processes"
@@ -57,103 +53,66 @@ func (p plan) pictures() []picture {
 		{"growth-longest", "One key" + four + ": the longest wait", "waiters", "ms", "longest_wait_ms", instant},
 		{"growth-leases-pair", "A lone pair beside held leases, p50", "leases (none at 100)", "µs", "p50_us", held},
 		{"growth-leases-p99", "A lone pair beside held leases, p99", "leases (none at 100)", "µs", "p99_us", held},
-		{"leases-cpu", "Keeping leases", "leases (none at 100)", "% of a core, client", "client_core_percent", held},
+		{"leases-cpu", "Keeping leases", "leases (none at 100)", "% of a core, client", "client_keeping_percent", held},
 	}
 }
 
 // draw writes those pictures that have a line to show.
 func (r *results) draw(dir string, p plan) error {
 	for _, pic := range p.pictures() {
-		if err := r.drawOne(filepath.Join(dir, pic.file+".svg"), pic); err != nil {
+		lines := r.lines(pic, append(r.names(), ringName))
+		if len(lines) == 0 {
+			continue
+		}
+		const wide, high = 900, 520
+		s := newSVG(wide, high)
+		s.chart(box{0, 0, wide, high}, pic.title, pic.x, pic.y, lines)
+		if err := os.WriteFile(filepath.Join(dir, pic.file+".svg"), s.end(), 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-const (
-	wide, high = 24 * vg.Centimeter, 14 * vg.Centimeter
-	forLegend  = 5 * vg.Centimeter
-)
-
-func (r *results) drawOne(path string, pic picture) error {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = pic.title, pic.x, pic.y
-	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogTicks{Prec: -1}, plot.LogTicks{Prec: -1}
-	p.X.AutoRescale, p.Y.AutoRescale = true, true
-	p.Add(plotter.NewGrid())
-	legend := plot.NewLegend()
-	legend.Top = true
-	legend.Padding = vg.Points(2)
-	lines := 0
-	place := map[string]int{}
-	for _, name := range append(r.names(), ringName) {
-		group := r.contestant(name).group
-		i := place[group]
-		place[group]++
-		points := r.line(pic, name)
-		if len(points) < 2 {
-			continue
+// lines are those of contestants that have more than a point.
+func (r *results) lines(pic picture, names []string) (all []series) {
+	for _, name := range names {
+		l := series{name: name, group: r.contestant(name).group, color: r.color(name), at: r.line(pic, name)}
+		if len(l.at) > 1 {
+			all = append(all, l)
 		}
-		line, dots, err := plotter.NewLinePoints(points)
-		if err != nil {
-			return err
-		}
-		style(line, dots, group, i)
-		p.Add(line, dots)
-		legend.Add(name, line, dots)
-		lines++
 	}
-	if lines == 0 {
-		return nil
-	}
-	canvas := vgsvg.New(wide, high)
-	whole := draw.Crop(draw.New(canvas), 0, -vg.Millimeter*2, 0, -vg.Millimeter*2)
-	p.Draw(draw.Crop(whole, 0, -forLegend, 0, 0))
-	legend.Draw(draw.Crop(whole, wide-forLegend, 0, 0, -vg.Centimeter))
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	_, err = canvas.WriteTo(f)
-	return err
+	return all
 }
 
 // line leaves out what a logarithmic axis has no place for.
-func (r *results) line(pic picture, name string) (points plotter.XYs) {
+func (r *results) line(pic picture, name string) (points []xy) {
 	for _, at := range pic.points {
 		f, ok := r.figure(cell{at.scenario, at.setting, name}, pic.metric)
 		if ok && f.Median > 0 && !math.IsInf(f.Median, 0) {
-			points = append(points, plotter.XY{X: at.x, Y: f.Median})
+			points = append(points, xy{at.x, f.Median})
 		}
 	}
 	return points
 }
 
-// Colours that people tell apart who see fewer of them, for hasp; others for
-// the peers, and greys for what is bare.
-var palettes = map[string][]color.RGBA{
-	ours: {{0x00, 0x72, 0xb2, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0xcc, 0x79, 0xa7, 0xff}},
-	theirs: {
-		{0xe6, 0x9f, 0x00, 0xff}, {0x8c, 0x56, 0x4b, 0xff}, {0x94, 0x67, 0xbd, 0xff}, {0x17, 0xbe, 0xcf, 0xff}, {0xbc, 0xbd, 0x22, 0xff},
-		{0xe3, 0x77, 0xc2, 0xff}, {0xa0, 0x20, 0x20, 0xff}, {0x30, 0x80, 0x30, 0xff}, {0x60, 0x60, 0xff, 0xff},
-	},
-	limit: {{0x20, 0x20, 0x20, 0xff}, {0x70, 0x70, 0x70, 0xff}, {0xa8, 0xa8, 0xa8, 0xff}},
+// Colours that people tell apart who see fewer of them, on light and on dark,
+// for hasp; others for the peers, and greys for what is bare.
+var palettes = map[string][]string{
+	ours:   {"#2f81f7", "#e8590c", "#2da44e", "#d6409f"},
+	theirs: {"#bf8700", "#a1662f", "#8250df", "#1b9aaa", "#9aa51b", "#c586c0", "#b03a3a", "#4f8a5b", "#7b7bff"},
+	limit:  {"#818b98", "#a0a8b3", "#6a737d"},
 }
 
-var shapes = []draw.GlyphDrawer{draw.CircleGlyph{}, draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{}, draw.RingGlyph{}}
-
-// style has hasp thick and peers dashed; i is the place in the group.
-func style(line *plotter.Line, dots *plotter.Scatter, group string, i int) {
-	palette := palettes[group]
-	line.Color, line.Width = palette[i%len(palette)], vg.Points(1.2)
-	switch group {
-	case ours:
-		line.Width = vg.Points(2.5)
-	case theirs:
-		line.Dashes = []vg.Length{vg.Points(5), vg.Points(3)}
+func (r *results) color(name string) string {
+	group, i := r.contestant(name).group, 0
+	for _, c := range r.contestants {
+		if c.name == name {
+			break
+		}
+		if c.group == group {
+			i++
+		}
 	}
-	dots.Color, dots.Shape, dots.Radius = line.Color, shapes[i%len(shapes)], vg.Points(3)
+	return palettes[group][i%len(palettes[group])]
 }

@@ -9,11 +9,12 @@ import (
 	"time"
 )
 
-// proxy is a way to a server that can be made slow, or go down.
+// proxy is a way to a server that can be made slow, hang, or go down.
 type proxy struct {
 	l     net.Listener
 	to    string
 	delay atomic.Int64 // of what the server answers
+	hung  atomic.Bool  // nothing arrives
 
 	mu    sync.Mutex // guards conns and down
 	conns []net.Conn
@@ -33,6 +34,7 @@ func newProxy(to string) (*proxy, error) {
 
 func (p *proxy) addr() string         { return p.l.Addr().String() }
 func (p *proxy) slow(d time.Duration) { p.delay.Store(int64(d)) }
+func (p *proxy) hang()                { p.hung.Store(true) }
 
 // close drops all connections, and refuses new ones.
 func (p *proxy) close() {
@@ -72,12 +74,25 @@ func (p *proxy) accept() {
 			}
 			defer out.Close()
 			p.wg.Go(func() {
-				_, _ = io.Copy(out, in)
+				_, _ = io.Copy(unlessHung{p, out}, in)
 				out.Close()
 			})
 			p.answer(in, out)
 		})
 	}
+}
+
+// unlessHung drops what is on its way to a server that hangs.
+type unlessHung struct {
+	p   *proxy
+	out io.Writer
+}
+
+func (u unlessHung) Write(text []byte) (int, error) {
+	if u.p.hung.Load() {
+		return len(text), nil
+	}
+	return u.out.Write(text)
 }
 
 // answer hands on what the server says, so much later, without holding up

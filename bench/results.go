@@ -23,7 +23,7 @@ type results struct {
 	contestants []contestant
 	values      map[cell]map[string][]float64
 	notes       map[cell]string // in place of figures
-	skipped     []string        // for want of time
+	Skipped     []string        // for want of time
 }
 
 func newResults(all []contestant, redis, command string) *results {
@@ -86,20 +86,34 @@ func percentile(sorted []time.Duration, p int) float64 {
 	return float64(sorted[(len(sorted)*p+99)/100-1].Nanoseconds()) / 1e3
 }
 
-// record is a cell as it is written. What is infinite is null.
-type record struct {
-	Scenario   string                  `json:"scenario"`
-	Setting    string                  `json:"setting"`
-	Contestant string                  `json:"contestant"`
-	Note       string                  `json:"note,omitempty"`
-	Figures    map[string]finiteFigure `json:"figures,omitempty"`
+// file is what results.json holds.
+type file struct {
+	Began    time.Time         `json:"began"`
+	Machine  string            `json:"machine"`
+	Redis    string            `json:"redis"`
+	Command  string            `json:"command"`
+	Quick    bool              `json:"quick"`
+	Versions map[string]string `json:"versions"`
+	Skipped  []string          `json:"skipped,omitempty"`
+	Results  []record          `json:"results"`
 }
 
-type finiteFigure struct {
-	Median  *float64 `json:"median"`
-	Min     *float64 `json:"min"`
-	Max     *float64 `json:"max"`
-	Samples int      `json:"samples"`
+// record is a cell as it is written.
+type record struct {
+	Scenario   string             `json:"scenario"`
+	Setting    string             `json:"setting"`
+	Contestant string             `json:"contestant"`
+	Note       string             `json:"note,omitempty"`
+	Figures    map[string]written `json:"figures,omitempty"`
+}
+
+// written is a figure as it is written, with its rounds. What is infinite is
+// null.
+type written struct {
+	Median *float64   `json:"median"`
+	Min    *float64   `json:"min"`
+	Max    *float64   `json:"max"`
+	Rounds []*float64 `json:"rounds"`
 }
 
 func finite(f float64) *float64 {
@@ -111,25 +125,60 @@ func finite(f float64) *float64 {
 
 // writeJSON writes all there is, in the order of the tables.
 func (r *results) writeJSON(path string, p plan) error {
-	var all []record
+	all := file{r.Began, r.Machine, r.Redis, r.Command, p.rounds == 1, r.used(), r.Skipped, nil}
 	for _, s := range p.sections() {
 		for _, c := range r.rows(s) {
 			k := cell{s.scenario, s.setting, c}
-			x := record{Scenario: k.scenario, Setting: k.setting, Contestant: c, Note: r.notes[k], Figures: map[string]finiteFigure{}}
-			for name := range r.values[k] {
+			x := record{Scenario: k.scenario, Setting: k.setting, Contestant: c, Note: r.notes[k], Figures: map[string]written{}}
+			for name, rounds := range r.values[k] {
 				f, _ := r.figure(k, name)
-				x.Figures[name] = finiteFigure{finite(f.Median), finite(f.Min), finite(f.Max), f.Samples}
+				w := written{finite(f.Median), finite(f.Min), finite(f.Max), nil}
+				for _, v := range rounds {
+					w.Rounds = append(w.Rounds, finite(v))
+				}
+				x.Figures[name] = w
 			}
-			all = append(all, x)
+			all.Results = append(all.Results, x)
 		}
 	}
-	text, err := json.MarshalIndent(map[string]any{
-		"began": r.Began, "machine": r.Machine, "redis": r.Redis, "command": r.Command, "versions": r.used(), "results": all,
-	}, "", "\t")
+	text, err := json.MarshalIndent(all, "", "\t")
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
+
+// readJSON reads what writeJSON wrote.
+func readJSON(path string) (*results, plan, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, plan{}, err
+	}
+	var f file
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, plan{}, err
+	}
+	p := full()
+	if f.Quick {
+		p = quick()
+	}
+	r := newResults(contestants(), f.Redis, f.Command)
+	r.Began, r.Machine, r.Versions, r.Skipped = f.Began, f.Machine, f.Versions, f.Skipped
+	for _, x := range f.Results {
+		k := cell{x.Scenario, x.Setting, x.Contestant}
+		if x.Note != "" {
+			r.notes[k] = x.Note
+		}
+		for name, w := range x.Figures {
+			for _, v := range w.Rounds {
+				if v == nil {
+					v = new(math.Inf(1))
+				}
+				r.add(k, figures{name: *v})
+			}
+		}
+	}
+	return r, p, nil
 }
 
 // used are the versions of the contestants.

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -43,7 +44,7 @@ func (s *servers) start(ctx context.Context, url string, all []contestant) (at s
 		}
 	}
 	if needs[0] {
-		if s.etcd, err = startEtcd(filepath.Join(s.dir, "etcd")); err != nil {
+		if s.etcd, err = startEtcd(ctx, filepath.Join(s.dir, "etcd")); err != nil {
 			return at, err
 		}
 		s.ends = append(s.ends, s.etcd.stop)
@@ -57,6 +58,19 @@ func (s *servers) redis(ctx context.Context) (url string, err error) {
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		return "", err
 	}
+	for range attempts {
+		if url, err = s.redisOnce(ctx); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return url, err
+}
+
+// attempts are made to start a server, whose port another program may take
+// first.
+const attempts = 5
+
+func (s *servers) redisOnce(ctx context.Context) (url string, err error) {
 	port, err := freePort()
 	if err != nil {
 		return "", err
@@ -66,18 +80,31 @@ func (s *servers) redis(ctx context.Context) (url string, err error) {
 	if err := cmd.Start(); err != nil {
 		return "", err
 	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+	}()
 	s.ends = append(s.ends, func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		<-ended
 	})
-	addr := fmt.Sprint("127.0.0.1:", port)
-	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		conn, err := net.Dial("tcp", addr)
-		if err == nil {
-			conn.Close()
-			return "redis://" + addr, nil
+	url = fmt.Sprint("redis://127.0.0.1:", port)
+	rdb, err := connect(url)
+	if err != nil {
+		return "", err
+	}
+	defer rdb.Close()
+	for {
+		info, err := rdb.Info(ctx, "server").Result()
+		if strings.Contains(info, fmt.Sprintf("process_id:%d\r", cmd.Process.Pid)) {
+			return url, nil
 		}
-		if ctx.Err() != nil || time.Since(began) > patience {
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ended:
+			return "", errors.New("redis-server ends at once")
+		case <-ctx.Done():
 			return "", errors.Join(errors.New("redis-server does not answer"), err)
 		}
 	}

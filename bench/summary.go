@@ -38,6 +38,7 @@ func (r *results) duels(p plan) (all []duel) {
 				d := duel{section: s, metric: m, five: five}
 				d.ours, d.mine = r.best(s, m, five, ours)
 				d.best, d.his = r.best(s, m, five, theirs)
+				d.mine, d.his = max(d.mine, 0), max(d.his, 0) // a difference may be less, by noise
 				if m.rival && d.ours != "" && d.best != "" {
 					all = append(all, d)
 				}
