@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -183,12 +184,24 @@ func TestPagesAreFilledBetweenMarks(t *testing.T) {
 	}
 }
 
-func TestTicksAreAroundTheRange(t *testing.T) {
-	for _, x := range [][2]float64{{3, 70}, {1, 1}, {0.02, 5e5}, {10, 1000}, {99, 101}} {
-		all := ticks(x[0], x[1])
-		n := len(all)
-		if n < 2 || n > 12 || all[0] > x[0] || all[n-1] < x[1] || all[1] <= x[0] && all[0] != all[1] {
-			t.Errorf("%v: got %v", x, all)
+func TestThePictureHasWhatItIsAbout(t *testing.T) {
+	p := full()
+	r := newResults(contestants(), "7", "go run .")
+	for i, d := range p.distinct {
+		r.add(cell{uncontended, d.String(), "redsync"}, figures{"pairs_per_s": float64(10 * (i + 1))})
+	}
+	r.add(cell{contended, queue(64).setting, "hasp-fairlock"}, figures{"acquisitions_per_s": 5000, "holders_per_s": 4000})
+	path := filepath.Join(t.TempDir(), "fast.svg")
+	if err := r.headline(p, path); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<svg", ">redsync<", ">hasp-fairlock<", ">1,024<", "</svg>"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the picture has no %s", want)
 		}
 	}
 }

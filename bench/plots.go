@@ -1,9 +1,11 @@
 package main
 
 import (
+	"image/color"
 	"math"
-	"os"
 	"path/filepath"
+
+	"gonum.org/v1/plot/plotter"
 )
 
 // picture is a metric over the size of a setting.
@@ -66,8 +68,10 @@ func (r *results) draw(dir string, p plan) error {
 		}
 		const wide, high = 900, 520
 		s := newSVG(wide, high)
-		s.chart(box{0, 0, wide, high}, pic.title, pic.x, pic.y, lines)
-		if err := os.WriteFile(filepath.Join(dir, pic.file+".svg"), s.end(), 0o644); err != nil {
+		if err := s.chart(0, wide, pic.title, pic.x, pic.y, lines); err != nil {
+			return err
+		}
+		if err := s.write(filepath.Join(dir, pic.file+".svg")); err != nil {
 			return err
 		}
 	}
@@ -77,7 +81,7 @@ func (r *results) draw(dir string, p plan) error {
 // lines are those of contestants that have more than a point.
 func (r *results) lines(pic picture, names []string) (all []series) {
 	for _, name := range names {
-		l := series{name: name, group: r.contestant(name).group, color: r.color(name), at: r.line(pic, name)}
+		l := series{name: name, group: r.contestant(name).group, place: r.place(name), at: r.line(pic, name)}
 		if len(l.at) > 1 {
 			all = append(all, l)
 		}
@@ -86,26 +90,35 @@ func (r *results) lines(pic picture, names []string) (all []series) {
 }
 
 // line leaves out what a logarithmic axis has no place for.
-func (r *results) line(pic picture, name string) (points []xy) {
+func (r *results) line(pic picture, name string) (points plotter.XYs) {
 	for _, at := range pic.points {
 		f, ok := r.figure(cell{at.scenario, at.setting, name}, pic.metric)
 		if ok && f.Median > 0 && !math.IsInf(f.Median, 0) {
-			points = append(points, xy{at.x, f.Median})
+			points = append(points, plotter.XY{X: at.x, Y: f.Median})
 		}
 	}
 	return points
 }
 
-// Colours that people tell apart who see fewer of them, on light and on dark,
-// for hasp; others for the peers, and greys for what is bare.
-var palettes = map[string][]string{
-	ours:   {"#2f81f7", "#e8590c", "#2da44e", "#d6409f"},
-	theirs: {"#bf8700", "#a1662f", "#8250df", "#1b9aaa", "#9aa51b", "#c586c0", "#b03a3a", "#4f8a5b", "#7b7bff"},
-	limit:  {"#818b98", "#a0a8b3", "#6a737d"},
+// Colours that people tell apart who see fewer of them, for hasp; others for
+// the peers, and greys for what is bare.
+var palettes = map[string][]color.RGBA{
+	ours: {{0x00, 0x72, 0xb2, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0xcc, 0x79, 0xa7, 0xff}},
+	theirs: {
+		{0xe6, 0x9f, 0x00, 0xff}, {0x8c, 0x56, 0x4b, 0xff}, {0x94, 0x67, 0xbd, 0xff}, {0x17, 0xbe, 0xcf, 0xff}, {0xbc, 0xbd, 0x22, 0xff},
+		{0xe3, 0x77, 0xc2, 0xff}, {0xa0, 0x20, 0x20, 0xff}, {0x30, 0x80, 0x30, 0xff}, {0x60, 0x60, 0xff, 0xff},
+	},
+	limit: {{0x20, 0x20, 0x20, 0xff}, {0x70, 0x70, 0x70, 0xff}, {0xa8, 0xa8, 0xa8, 0xff}},
 }
 
-func (r *results) color(name string) string {
-	group, i := r.contestant(name).group, 0
+func shade(group string, place int) color.RGBA {
+	palette := palettes[group]
+	return palette[place%len(palette)]
+}
+
+// place is where a contestant stands in its group.
+func (r *results) place(name string) (i int) {
+	group := r.contestant(name).group
 	for _, c := range r.contestants {
 		if c.name == name {
 			break
@@ -114,5 +127,5 @@ func (r *results) color(name string) string {
 			i++
 		}
 	}
-	return palettes[group][i%len(palettes[group])]
+	return i
 }

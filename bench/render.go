@@ -19,7 +19,7 @@ func render(path, root string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "docs", "fast.svg"), r.headline(p), 0o644); err != nil {
+	if err := r.headline(p, filepath.Join(root, "docs", "fast.svg")); err != nil {
 		return err
 	}
 	for _, page := range []string{"README.md", "docs/performance.md"} {
@@ -308,12 +308,14 @@ func (r *results) degraded(p plan) string {
 }
 
 // headline is the picture of the front page.
-func (r *results) headline(p plan) []byte {
-	const wide, high, left = 1000, 340, 590
+func (r *results) headline(p plan, path string) error {
+	const wide, high, left = 1000, 360, 560
 	s := newSVG(wide, high)
 	lines := r.lines(p.pictures()[0], append([]string{"bare"}, shown[:6]...))
 	if len(lines) > 0 {
-		s.chart(box{0, 0, left, high}, "Lock and Unlock, a key of one's own", "goroutines", "pairs/s", lines)
+		if err := s.chart(0, left, "Lock and Unlock, a key of one's own", "goroutines", "pairs/s", lines); err != nil {
+			return err
+		}
 	}
 	var all []stack
 	for _, name := range append(slices.Clone(shown), ringName) {
@@ -321,9 +323,11 @@ func (r *results) headline(p plan) []byte {
 		whole, ok := r.figure(k, "acquisitions_per_s")
 		changes, _ := r.figure(k, "holders_per_s")
 		if ok {
-			all = append(all, stack{name, r.color(name), whole.Median, changes.Median})
+			all = append(all, stack{name, shade(r.contestant(name).group, r.place(name)), whole.Median, changes.Median})
 		}
 	}
-	s.bars(box{left, 0, wide - left - 12, high}, "One key, 64 waiters, 4 processes", "acquisitions/s; in full colour: by another caller than before", all)
-	return s.end()
+	if err := s.bars(left, wide, "One key, 64 waiters, 4 processes", "acquisitions/s; in full colour: by another caller than before", all); err != nil {
+		return err
+	}
+	return s.write(path)
 }
