@@ -313,6 +313,30 @@ func TestRestartBetweenMarkAndVote(t *testing.T) {
 	}
 }
 
+// A node votes without its mark, loses the vote, and bears its mark again when
+// it is asked for that.
+func TestAVoteThatIsLostBeforeItCountsIsNone(t *testing.T) {
+	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			for _, v := range tr.vs {
+				mark, err := v.Mini.Get(markKey)
+				if err != nil {
+					t.Fatal(err)
+				}
+				v.Mini.Del(markKey)
+				v.Proxy.Delay(100 * time.Millisecond)
+				time.AfterFunc(50*time.Millisecond, func() {
+					v.Mini.Del("k")
+					v.Mini.Set(markKey, mark)
+				})
+			}
+			if _, err := tr.d.Acquire(t.Context(), kind("k")); err == nil || definite(err) || !strings.Contains(err.Error(), "loses its data") {
+				t.Errorf("no node has the key: %v", err)
+			}
+		})
+	}
+}
+
 // A node that does not vote keeps what it was given all the same, and gives it
 // back.
 func TestNodeThatDoesNotVoteIsLeftClean(t *testing.T) {
