@@ -326,7 +326,10 @@ func (r *results) headline(p plan, path string) error {
 			all = append(all, stack{name, shade(r.contestant(name).group, r.place(name)), whole.Median, changes.Median})
 		}
 	}
-	if err := s.bars(left, wide, "One key, 64 waiters, 4 processes", "acquisitions/s; in full colour: by another caller than before", all); err != nil {
+	if len(all) == 0 {
+		return s.write(path)
+	}
+	if err := s.bars(left, wide, "One key, 64 waiters, 4 processes", "acquisitions/s (full colour: by another caller)", all); err != nil {
 		return err
 	}
 	return s.write(path)

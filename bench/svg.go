@@ -1,13 +1,14 @@
 package main
 
 import (
-	"errors"
+	"bytes"
 	"fmt"
 	"image/color"
 	"os"
 	"slices"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
@@ -29,13 +30,14 @@ func newSVG(wide, high vg.Length) *svg {
 	return s
 }
 
+// write names fonts to fall back on, which the library does not.
 func (s *svg) write(path string) error {
-	f, err := os.Create(path)
-	if err != nil {
+	var out bytes.Buffer
+	if _, err := s.canvas.WriteTo(&out); err != nil {
 		return err
 	}
-	_, err = s.canvas.WriteTo(f)
-	return errors.Join(err, f.Close())
+	text := bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans"), []byte("font-family:Liberation Sans,Arial,sans-serif"))
+	return os.WriteFile(path, text, 0o644)
 }
 
 // part is what lies between two distances from the left, with a margin.
@@ -54,14 +56,15 @@ type series struct {
 
 // chart draws lines on two logarithmic axes, with a legend beside them.
 func (s *svg) chart(left, right vg.Length, title, x, y string, lines []series) error {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
+	p := blank(title, x)
+	p.Y.Label.Text = y
 	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = settings(lines), plot.LogTicks{Prec: -1}
+	p.X.Tick.Marker, p.Y.Tick.Marker = settings(lines), shortTicks{plot.LogTicks{Prec: -1}}
 	p.Y.AutoRescale = true
 	p.Add(plotter.NewGrid())
-	legend := plot.NewLegend()
-	legend.Top, legend.Padding = true, vg.Points(2)
+	legend := p.Legend
+	p.Legend = plot.NewLegend() // not in the plot
+	legend.Top, legend.Left, legend.Padding = true, true, vg.Points(2)
 	for _, l := range lines {
 		line, dots, err := plotter.NewLinePoints(l.at)
 		if err != nil {
@@ -76,6 +79,19 @@ func (s *svg) chart(left, right vg.Length, title, x, y string, lines []series) e
 	p.Draw(draw.Crop(at, 0, -forLegend, 0, 0))
 	legend.Draw(draw.Crop(at, right-left-forLegend, 0, 0, -vg.Centimeter))
 	return nil
+}
+
+// blank is a plot in a font of which every system has one that is as wide.
+func blank(title, x string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text = title, x
+	p.Title.Padding = 6
+	for _, f := range []*font.Font{&p.Title.TextStyle.Font, &p.X.Label.TextStyle.Font, &p.Y.Label.TextStyle.Font,
+		&p.X.Tick.Label.Font, &p.Y.Tick.Label.Font, &p.Legend.TextStyle.Font} {
+		f.Variant, f.Size = "Sans", 10
+	}
+	p.Title.TextStyle.Font.Size = 12
+	return p
 }
 
 // settings are the ticks of what was measured.
@@ -116,10 +132,9 @@ type stack struct {
 
 // bars draws them beside their names, the first on top.
 func (s *svg) bars(left, right vg.Length, title, x string, all []stack) error {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text = title, x
+	p := blank(title, x)
 	p.X.Min = 0
-	p.X.Tick.Marker = shortTicks{}
+	p.X.Tick.Marker = shortTicks{plot.DefaultTicks{}}
 	all = slices.Clone(all)
 	slices.Reverse(all)
 	var names []string
@@ -146,11 +161,11 @@ func (s *svg) bars(left, right vg.Length, title, x string, all []stack) error {
 	return nil
 }
 
-// shortTicks are the default ones, in thousands.
-type shortTicks struct{}
+// shortTicks say thousands.
+type shortTicks struct{ plot.Ticker }
 
-func (shortTicks) Ticks(low, high float64) []plot.Tick {
-	ticks := plot.DefaultTicks{}.Ticks(low, high)
+func (t shortTicks) Ticks(low, high float64) []plot.Tick {
+	ticks := t.Ticker.Ticks(low, high)
 	for i, t := range ticks {
 		if t.Label != "" && t.Value >= 1000 {
 			ticks[i].Label = fmt.Sprintf("%gk", t.Value/1000)
