@@ -361,7 +361,7 @@ func TestIdleWireGoesBackToThePool(t *testing.T) {
 // A server that has become a replica may have a successor at its address, to
 // which a new connection leads.
 func TestWireToAReplicaIsLeft(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
 	s, err := open(t, srv.URL(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -374,7 +374,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	}
 	w := at.wire.Load()
 	direct := srv.Client()
-	if err := direct.SlaveOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
+	if err := direct.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 { // over the wire, and twice otherwise
@@ -393,7 +393,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	if err := set(); !redis.HasErrorPrefix(err, "READONLY") || at.wire.Load() != nil {
 		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
 	}
-	if err := direct.SlaveOf(t.Context(), "no", "one").Err(); err != nil {
+	if err := direct.ReplicaOf(t.Context(), "no", "one").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := set(); err != nil || at.wire.Load() == nil {
