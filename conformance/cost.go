@@ -150,6 +150,10 @@ func commandsWaiting(e *env) error {
 	c := e.newClient()
 	held := e.claim(e.h.Long)
 	d.take(held)
+	// Connections are made, scripts are loaded.
+	if _, err := c.Lock(e.ctx, held.Key, hasp.WithMaxWait(e.term)); err == nil {
+		return fmt.Errorf("lock %.60q, which is held: granted", held.Key)
+	}
 	// An ordered driver has a call for each waiter, once.
 	const n = 8
 	ctx, cancel := context.WithTimeout(e.ctx, 2*time.Second)

@@ -17,8 +17,8 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, harness(t, nil))
 }
 
+// Not in parallel, since many clauses count on a machine that is not too busy.
 func TestConformanceWithTurns(t *testing.T) {
-	t.Parallel()
 	conformance.Run(t, harness(t, hasp.Params{"turns": "8"}))
 }
 
