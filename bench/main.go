@@ -38,7 +38,7 @@ func main() {
 	flag.StringVar(&o.redis, "redis", "", "`URL` of a Redis, whose figures all others would disturb; without it one is started")
 	flag.StringVar(&o.out, "out", "results", "`directory` to write to")
 	only := flag.String("only", "", "`names` of scenarios ("+strings.Join(scenarios, ", ")+") and parts of names of contestants, by commas")
-	from := flag.String("render", "", "put the figures of this results.json into README.md and docs, and measure nothing")
+	from := flag.String("render", "", "put the figures of `FILE`, a results.json, into README.md and docs, and measure nothing")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "bench: what is", flag.Arg(0)+"?")

@@ -83,7 +83,7 @@ func count(n int, one, more string) string {
 
 // full is the plan without flags.
 func full() plan {
-	p := plan{rounds: 3, budget: 9*time.Minute + 20*time.Second, limit: 9*time.Minute + 45*time.Second}
+	p := plan{rounds: 3, budget: 9*time.Minute + 30*time.Second, limit: 9*time.Minute + 48*time.Second}
 	for _, n := range []int{1, 16, 64, 256, 1024} {
 		p.distinct = append(p.distinct, distinct{n, 70 * time.Millisecond, 2})
 	}
@@ -92,16 +92,18 @@ func full() plan {
 			for _, n := range []int{2, 8, 64, 512} {
 				c := contest{n, processes, hold, 100 * time.Millisecond}
 				if n >= 64 && processes == 4 && hold == 0 {
-					c.length = 450 * time.Millisecond // shares need time to show
+					c.length = 400 * time.Millisecond // shares need time to show
 				}
 				p.contests = append(p.contests, c)
 			}
 		}
 	}
-	const alone = 500 * time.Millisecond
+	const alone = 400 * time.Millisecond
+	// Each is measured for longer than its renewals take to come round, a third
+	// or, by rueidislock's default, a half of the term.
 	p.crowds = []crowd{
 		{leases: 0, term: 3 * time.Second, alone: alone, length: alone},
-		{leases: 1000, term: 3 * time.Second, alone: alone, length: 1100 * time.Millisecond},
+		{leases: 1000, term: 3 * time.Second, alone: alone, length: 1600 * time.Millisecond},
 		{leases: 1000, term: 3 * time.Second, alone: alone, length: 3500 * time.Millisecond, unreachable: true},
 		{leases: 10_000, term: 3 * time.Second, alone: alone, length: 1200 * time.Millisecond},
 		{leases: 10_000, term: 30 * time.Second, alone: alone, length: 10 * time.Second, five: true},

@@ -43,18 +43,16 @@ var part = regexp.MustCompile(`(?s)<!-- bench: ([a-z0-9-]+) -->\n.*?<!-- /bench 
 
 // parts are what a page may ask for.
 var parts = map[string]func(*results, plan) string{
-	"run":         (*results).run,
-	"ratios":      (*results).ratios,
-	"behind":      (*results).behindLine,
-	"behind-list": (*results).behindList,
-	"free":        func(r *results, p plan) string { return r.free(p, 1) },
-	"free-five":   func(r *results, p plan) string { return r.free(p, 5) },
-	"contended64": func(r *results, p plan) string { return r.crowded(64) },
-	"contended512": func(r *results, p plan) string {
-		return r.crowded(512)
-	},
-	"leases":  (*results).kept,
-	"masters": (*results).degraded,
+	"run":          (*results).run,
+	"ratios":       func(r *results, _ plan) string { return r.ratios() },
+	"behind":       (*results).behindLine,
+	"behind-list":  (*results).behindList,
+	"free":         func(r *results, _ plan) string { return r.free(1) },
+	"free-five":    func(r *results, _ plan) string { return r.free(5) },
+	"contended64":  func(r *results, _ plan) string { return r.crowded(64) },
+	"contended512": func(r *results, _ plan) string { return r.crowded(512) },
+	"leases":       (*results).kept,
+	"masters":      (*results).degraded,
 }
 
 func (r *results) fill(page []byte, p plan) (filled []byte, err error) {
@@ -163,7 +161,7 @@ func (r *results) everybody(s section, nodes int) (rows []row) {
 var shown = []string{"hasp-spinlock", "hasp-pubsublock", "hasp-fairlock", "redislock", "redsync", "rueidislock", "etcd"}
 
 // ratios is the table of the front page.
-func (r *results) ratios(plan) string {
+func (r *results) ratios() string {
 	var rows []row
 	for _, name := range append(slices.Clone(shown), "hasp-redlock", "redsync-5") {
 		label := name
@@ -250,7 +248,7 @@ func (r *results) behindLine(p plan) string {
 	return "The best peer is ahead of the best of hasp in " + strings.Join(all, "; ") + ".\n"
 }
 
-func (r *results) free(p plan, nodes int) string {
+func (r *results) free(nodes int) string {
 	micros := func(title, metric string) column {
 		return column{title, func(k cell) string {
 			f, ok := r.figure(k, metric)
