@@ -17,11 +17,11 @@ type Context struct {
 	mu     sync.Mutex // guards all below
 	native context.Context
 	cancel context.CancelFunc
-	ended  bool
+	over   error // what was told before there was one
 }
 
-// WithTimeout returns a Context that ends d from now at the latest. Whoever has made
-// it calls End.
+// WithTimeout returns a Context that ends d from now at the latest. Whoever has
+// made it calls End.
 func WithTimeout(parent context.Context, d time.Duration) *Context {
 	deadline := time.Now().Add(d)
 	if of, ok := parent.Deadline(); ok && of.Before(deadline) {
@@ -40,12 +40,12 @@ func Split(ctx context.Context) (context.Context, time.Time) {
 	return ctx, time.Time{}
 }
 
-// End ends the context with context.Canceled, if it has not ended.
+// End ends the context with context.Canceled, unless its end was seen before.
 func (c *Context) End() {
 	c.mu.Lock()
 	cancel := c.cancel
-	if cancel == nil {
-		c.ended = c.ended || c.err() == nil
+	if cancel == nil && c.over == nil {
+		c.over = context.Canceled
 	}
 	c.mu.Unlock()
 	if cancel != nil {
@@ -59,7 +59,7 @@ func (c *Context) made() context.Context {
 	defer c.mu.Unlock()
 	if c.native == nil {
 		c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
-		if c.ended {
+		if c.over != nil {
 			c.cancel()
 		}
 	}
@@ -76,24 +76,16 @@ func (c *Context) Deadline() (time.Time, bool) { return c.deadline, true }
 func (c *Context) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.err()
-}
-
-// err is Err for who holds mu.
-func (c *Context) err() error {
 	switch {
+	case c.over != nil:
+		return c.over
 	case c.native != nil:
 		return c.native.Err()
-	case c.ended:
-		return context.Canceled
 	}
-	if err := c.parent.Err(); err != nil {
-		return err
+	if c.over = c.parent.Err(); c.over == nil && !time.Now().Before(c.deadline) {
+		c.over = context.DeadlineExceeded
 	}
-	if !time.Now().Before(c.deadline) {
-		return context.DeadlineExceeded
-	}
-	return nil
+	return c.over
 }
 
 // Value is the parent's. Where there is a native context, contexts derived

@@ -21,7 +21,12 @@ func TestEnds(t *testing.T) {
 		"by deadline":   {func(*Context, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
 		"by its parent": {func(_ *Context, cancel context.CancelCauseFunc) { cancel(cause) }, context.Canceled},
 		"by End":        {func(c *Context, _ context.CancelCauseFunc) { c.End() }, context.Canceled},
-		"twice":         {func(c *Context, _ context.CancelCauseFunc) { time.Sleep(time.Second); synctest.Wait(); c.End() }, context.DeadlineExceeded},
+		"seen twice": {func(c *Context, _ context.CancelCauseFunc) {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			_ = c.Err()
+			c.End()
+		}, context.DeadlineExceeded},
 	} {
 		for _, early := range []bool{true, false} {
 			t.Run(name, func(t *testing.T) {
