@@ -53,6 +53,7 @@ type contestant struct {
 	waits  bool   // for a key that is held
 	renews bool   // by itself
 	alike  bool   // to the one before, without contention
+	asked  bool   // takes part only where --only names it
 	most   int    // leases that it is asked to hold at a time
 	open   func(ctx context.Context, s stores, term time.Duration) (locker, error)
 }
@@ -77,9 +78,10 @@ func contestants() []contestant {
 		{name: "bare", group: limit, module: goRedis, set: "SET NX PX, and a script that compares and deletes", nodes: 1, open: openBare},
 		{name: "bare-batched", group: limit, module: goRedis, set: "the same two through AutoPipeline", nodes: 1, open: openBatched},
 		{name: "bare-quorum", group: limit, module: goRedis, set: "the same two on five nodes at once, done at three, laggards cleaned up", nodes: 5, open: openQuorum},
-		{name: "hasp-spinlock", group: ours, module: haspModule, set: "by URL", nodes: 1, waits: true, renews: true, most: all, open: openHasp("spinlock")},
-		{name: "hasp-pubsublock", group: ours, module: haspModule, set: "by URL", nodes: 1, waits: true, renews: true, most: few, open: openHasp("pubsublock")},
-		{name: "hasp-fairlock", group: ours, module: haspModule, set: "by URL", nodes: 1, waits: true, renews: true, most: all, open: openHasp("fairlock")},
+		{name: "hasp-spinlock", group: ours, module: haspModule, set: "by URL", nodes: 1, waits: true, renews: true, most: all, open: openHasp("spinlock", "")},
+		{name: "hasp-pubsublock", group: ours, module: haspModule, set: "by URL", nodes: 1, waits: true, renews: true, most: few, open: openHasp("pubsublock", "")},
+		{name: "hasp-fairlock", group: ours, module: haspModule, set: "by URL", nodes: 1, waits: true, renews: true, most: all, open: openHasp("fairlock", "")},
+		{name: "hasp-fairlock-turns", group: ours, module: haspModule, set: "by URL, turns=32", nodes: 1, waits: true, alike: true, asked: true, open: openHasp("fairlock", "?turns=32")},
 		{name: "hasp-redlock", group: ours, module: haspModule, set: "by URL", nodes: 5, waits: true, renews: true, most: few, open: openRedlock},
 		{name: "redislock", group: theirs, module: redislockAt, set: "LinearBackoff(100 ms), as in its README", nodes: 1, waits: true, open: openRedislock(seldom)},
 		{name: "redislock-eager", group: theirs, module: redislockAt, set: "attempts by hasp spinlock's backoff, 100 µs to 100 ms", nodes: 1, waits: true, alike: true, open: openRedislock(often)},
@@ -108,12 +110,15 @@ func excused(err error, took, term time.Duration) bool {
 		errors.Is(err, rpctypes.ErrTimeout) || strings.Contains(err.Error(), "timeout")
 }
 
-// chosen returns those whose names contain one of the words, or all.
+// chosen returns those whose names contain one of the words, or all but those
+// that want to be named.
 func chosen(all []contestant, words []string) []contestant {
-	if len(words) == 0 {
-		return all
-	}
-	return slices.DeleteFunc(all, func(c contestant) bool { return !matches(c.name, words) })
+	return slices.DeleteFunc(all, func(c contestant) bool {
+		if len(words) == 0 {
+			return c.asked
+		}
+		return !matches(c.name, words)
+	})
 }
 
 func matches(name string, words []string) bool {

@@ -15,9 +15,9 @@ import (
 // haspLocker is a Client, opened by URL as users do.
 type haspLocker struct{ c *hasp.Client }
 
-func openHasp(strategy string) func(context.Context, stores, time.Duration) (locker, error) {
+func openHasp(strategy, params string) func(context.Context, stores, time.Duration) (locker, error) {
 	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
-		return openURL(ctx, strategy+"+"+s.One, term)
+		return openURL(ctx, strategy+"+"+s.One+params, term)
 	}
 }
 
