@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// store is where the locks are kept, with the ways of the clients to it.
+type store struct {
+	strategy string
+	what     string   // for people
+	urls     []string // by seat
+	servers  []*redistest.Server
+	admin    []*redis.Client      // of the servers, not through a proxy
+	links    [][]*redistest.Proxy // by seat, then by server
+	texts    map[string][]string  // what the commands of an operation begin with
+	names    []string             // of the keys
+	ordered  *hasp.Client         // of a strategy with a queue, for a look at it
+	dir      string               // of files
+}
+
+// Operations that single commands belong to.
+const (
+	acquire = "acquire"
+	renew   = "renew"
+	release = "release"
+)
+
+// nodes is how many servers a strategy has that needs several.
+const nodes = 3
+
+// maxTerm is redlock's max_ttl.
+const maxTerm = 2 * time.Second
+
+// openStore starts what a strategy needs for seats clients.
+func openStore(l *lab, strategy string, seats int, keys []string) (*store, error) {
+	s := &store{strategy: strategy, names: keys}
+	if strategy == "filelock" {
+		dir, err := os.MkdirTemp("", "torture-")
+		if err != nil {
+			return nil, err
+		}
+		l.Cleanup(func() { os.RemoveAll(dir) })
+		s.what, s.dir = "files", dir
+		for range seats {
+			s.urls = append(s.urls, "filelock://"+dir)
+		}
+		return s, nil
+	}
+	n := 1
+	if strategy == "redlock" {
+		n = nodes
+	}
+	for range n {
+		// What the server has written is the kernel's, and outlives the server.
+		srv := redistest.Start(l, &redistest.Options{Own: true, Real: true, Keep: true, Args: []string{"--appendfsync", "no"}})
+		s.servers = append(s.servers, srv)
+		s.admin = append(s.admin, srv.Client())
+	}
+	s.what = "one Redis"
+	if n > 1 {
+		s.what = fmt.Sprint(n, " Redis servers")
+	}
+	for range seats {
+		url, links := s.way()
+		s.urls, s.links = append(s.urls, url), append(s.links, links)
+	}
+	if err := s.learn(keys[0]); err != nil {
+		return nil, err
+	}
+	if strategy == "fairlock" {
+		c, err := hasp.Open(context.Background(), strategy+"+"+s.servers[0].URL(), nil)
+		if err != nil {
+			return nil, err
+		}
+		l.Cleanup(func() { c.Close() })
+		s.ordered = c
+	}
+	return s, nil
+}
+
+// way returns a new way to the servers.
+func (s *store) way() (url string, links []*redistest.Proxy) {
+	var addrs []string
+	for _, srv := range s.servers {
+		p := srv.Proxy()
+		links = append(links, p)
+		addrs = append(addrs, p.Addr())
+	}
+	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
+	if s.strategy == "redlock" {
+		url += "?max_ttl=" + maxTerm.String()
+	}
+	return url, links
+}
+
+// learn finds out by what text the commands of each operation are known.
+func (s *store) learn(key string) error {
+	ctx := context.Background()
+	url, links := s.way()
+	holder, err := hasp.Open(ctx, url, nil)
+	if err != nil {
+		return err
+	}
+	defer holder.Close()
+	waiter, err := hasp.Open(ctx, url, nil)
+	if err != nil {
+		return err
+	}
+	defer waiter.Close()
+	for _, p := range links {
+		defer p.Close()
+		p.Commands()
+	}
+	s.texts = map[string][]string{}
+	note := func(op string) {
+		for _, p := range links {
+			for _, c := range p.Commands() {
+				if text := opening(c, key); text != "" && !slices.Contains(s.texts[op], text) {
+					s.texts[op] = append(s.texts[op], text)
+				}
+			}
+		}
+	}
+	for _, o := range []hasp.Option{nil, hasp.WithFence()} {
+		lease, err := holder.Lock(ctx, key, o)
+		if err != nil {
+			return err
+		}
+		note(acquire)
+		if lease, err := waiter.Lock(ctx, key, hasp.WithMaxWait(50*time.Millisecond), o); err == nil {
+			lease.Unlock(ctx)
+		}
+		note(acquire)
+		if err := lease.Extend(ctx, time.Minute); err != nil {
+			return err
+		}
+		note(renew)
+		if err := lease.Unlock(ctx); err != nil {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond) // a quorum does not wait for the last
+		note(release)
+	}
+	s.texts[acquire] = slices.DeleteFunc(s.texts[acquire], func(t string) bool {
+		return slices.Contains(s.texts[renew], t) || slices.Contains(s.texts[release], t)
+	})
+	return nil
+}
+
+// opening is what the text of a command that concerns key is known by.
+func opening(command, key string) string {
+	words := strings.SplitN(command, " ", 3)
+	switch {
+	case len(words) < 3 || !strings.Contains(command, key):
+		return ""
+	case words[0] == "evalsha":
+		return "evalsha " + words[1]
+	case words[0] == "set" && words[1] == key:
+		return "set " + key
+	}
+	return ""
+}
+
+// head is the owner of the first in a key's queue.
+func (s *store) head(key string) string {
+	status, err := s.ordered.Inspect(context.Background(), key)
+	if err != nil || len(status.Waiters) == 0 {
+		return ""
+	}
+	return status.Waiters[0]
+}
+
+// left lists what clients have left on the servers: keys that are no fence
+// counters or marks, and channels that somebody listens to.
+func (s *store) left(ctx context.Context) (all []string, err error) {
+	if s.dir != "" {
+		// What a dead holder has left stays until somebody takes the key.
+		if err := s.take(ctx); err != nil {
+			return nil, err
+		}
+		files, err := os.ReadDir(s.dir)
+		for _, f := range files {
+			if n := f.Name(); strings.HasPrefix(n, "key-") && strings.HasSuffix(n, ".lock") {
+				all = append(all, "file "+n)
+			}
+		}
+		return all, err
+	}
+	if s.ordered != nil {
+		s.ordered.Close() // which listens to nothing, but may
+	}
+	for i, rdb := range s.admin {
+		keys, err := rdb.Keys(ctx, "*").Result()
+		if err != nil {
+			return nil, err
+		}
+		channels, err := rdb.PubSubChannels(ctx, "*").Result()
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range keys {
+			if !strings.Contains(k, "}:fence:") && k != "hasp:{redlock}:mark" {
+				all = append(all, fmt.Sprintf("key %s on server %d", k, i))
+			}
+		}
+		for _, c := range channels {
+			all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
+		}
+	}
+	return all, nil
+}
+
+// take takes all keys once and gives them back.
+func (s *store) take(ctx context.Context) error {
+	c, err := hasp.Open(ctx, s.urls[0], nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	all, err := hasp.LockAll(ctx, c, s.names)
+	if err != nil {
+		return err
+	}
+	return all.Unlock(ctx)
+}
