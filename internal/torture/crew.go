@@ -29,6 +29,7 @@ type proc struct {
 	seat, gen int
 	cmd       *exec.Cmd
 	rec       *record
+	fresh     bool          // it has not said that it is at work
 	done      chan struct{} // closed when it has ended and all is recorded
 
 	mu    sync.Mutex // guards tell
@@ -42,7 +43,7 @@ func (s *seat) fill(o order) error {
 	if err != nil {
 		return err
 	}
-	p := &proc{seat: s.n, gen: s.gen, rec: s.rec, cmd: exec.Command(self), done: make(chan struct{}), heard: make(chan report, 8)}
+	p := &proc{seat: s.n, gen: s.gen, rec: s.rec, cmd: exec.Command(self), fresh: true, done: make(chan struct{}), heard: make(chan report, 8)}
 	p.cmd.Env = append(os.Environ(), role+"=1")
 	p.cmd.Stderr = os.Stderr
 	in, err1 := p.cmd.StdinPipe()

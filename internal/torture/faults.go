@@ -104,7 +104,7 @@ func killed(who victim) func(*nemesis) (injection, bool) {
 		}
 		s := n.seats[t.proc.seat]
 		s.proc.kill()
-		return injection{from: true, key: t.key, seat: -1, heal: func() error { return n.seated(s) }}, true
+		return injection{from: true, key: t.key, seat: -1, heal: func() error { return n.fill(s) }}, true
 	}
 }
 

@@ -188,6 +188,9 @@ func (n *nemesis) of(f fault) *tally {
 
 // recover waits until all is as it was before.
 func (n *nemesis) recover(f fault, in inflicted) error {
+	if err := n.seated(); err != nil {
+		return err
+	}
 	since := in.healed
 	if in.from {
 		since = in.at
@@ -209,9 +212,9 @@ func (n *nemesis) recover(f fault, in inflicted) error {
 		if time.Since(began) > n.patience {
 			who := "nobody"
 			if in.seat >= 0 {
-				who = fmt.Sprintf("client %d", in.seat)
+				who = fmt.Sprintf("no caller of client %d", in.seat)
 			}
-			n.fail("stood still", in.at, fmt.Sprintf("%s was granted a key for %v after %q", who, n.patience, f.name))
+			n.fail("stood still", in.at, fmt.Sprintf("%s was granted a key for %v", who, n.patience))
 			return errStill
 		}
 	}

@@ -95,9 +95,12 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (kept bool, err
 	for i := range seats {
 		s := &seat{n: i, rec: r.rec, url: r.store.urls[i]}
 		r.seats = append(r.seats, s)
-		if err := r.seated(s); err != nil {
+		if err := r.fill(s); err != nil {
 			return false, err
 		}
+	}
+	if err := r.seated(); err != nil {
+		return false, err
 	}
 	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}, tally: map[string]*tally{}}
 	began := hostclock.Now()
@@ -113,8 +116,8 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (kept bool, err
 	return len(r.wrong) == 0, nil
 }
 
-// seated has a process take a seat, and waits until it is at work.
-func (r *run) seated(s *seat) error {
+// fill has a process take a seat.
+func (r *run) fill(s *seat) error {
 	o := order{Keys: r.names, Callers: callers, Term: r.term, Timeout: r.term / 2, Seed: r.seed, Plant: r.plant}
 	if !r.losing {
 		o.Bare = 0.3
@@ -122,11 +125,20 @@ func (r *run) seated(s *seat) error {
 	if len(r.store.servers) > 0 {
 		o.Direct = r.store.servers[0].Addr
 	}
-	if err := s.fill(o); err != nil {
-		return err
+	return s.fill(o)
+}
+
+// seated waits until all processes are at work.
+func (r *run) seated() error {
+	for _, s := range r.seats {
+		if s.proc.fresh {
+			if _, err := s.proc.hear(began); err != nil {
+				return err
+			}
+			s.proc.fresh = false
+		}
 	}
-	_, err := s.proc.hear(began)
-	return err
+	return nil
 }
 
 // drain lets all callers end, and the clients close, and looks what is left.

@@ -107,12 +107,13 @@ func (s *store) way() (url string, links []*redistest.Proxy) {
 func (s *store) learn(key string) error {
 	ctx := context.Background()
 	url, links := s.way()
-	holder, err := hasp.Open(ctx, url, nil)
+	o := &hasp.Options{TTL: time.Second}
+	holder, err := hasp.Open(ctx, url, o)
 	if err != nil {
 		return err
 	}
 	defer holder.Close()
-	waiter, err := hasp.Open(ctx, url, nil)
+	waiter, err := hasp.Open(ctx, url, o)
 	if err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func (s *store) learn(key string) error {
 			lease.Unlock(ctx)
 		}
 		note(acquire)
-		if err := lease.Extend(ctx, time.Minute); err != nil {
+		if err := lease.Extend(ctx, time.Second); err != nil {
 			return err
 		}
 		note(renew)
