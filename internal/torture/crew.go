@@ -13,7 +13,7 @@ import (
 )
 
 // patience is for what must happen at last, however slow the machine.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // seat is a place for a client process. When one is killed another takes it.
 type seat struct {

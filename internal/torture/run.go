@@ -57,25 +57,25 @@ func (r *run) fail(promise string, at int64, what string) {
 	r.wrong = append(r.wrong, violation{promise, at, what})
 }
 
-// do makes a run and prints its verdict. It returns whether all promises were
-// kept; an error is one of the harness.
-func do(ctx context.Context, o options, out io.Writer) (kept bool, err error) {
+// do makes a run and prints its verdict. It returns what promises were broken;
+// an error is one of the harness.
+func do(ctx context.Context, o options, out io.Writer) (wrong []violation, err error) {
 	l := &lab{}
 	defer l.leave()
 	err = l.within(func() error {
-		kept, err = o.run(ctx, l, out)
+		wrong, err = o.run(ctx, l, out)
 		return err
 	})
-	return kept, err
+	return wrong, err
 }
 
-func (o options) run(ctx context.Context, l *lab, out io.Writer) (kept bool, err error) {
+func (o options) run(ctx context.Context, l *lab, out io.Writer) (wrong []violation, err error) {
 	r := &run{options: o, rec: newRecord(keys, o.log)}
 	for k := range keys {
 		r.names = append(r.names, fmt.Sprint("torture:", k))
 	}
 	if r.store, err = openStore(l, o.strategy, seats, r.names); err != nil {
-		return false, err
+		return nil, err
 	}
 	for _, f := range faultsFor(r.store, o.losing) {
 		if o.only == nil || o.only.MatchString(f.name) {
@@ -83,7 +83,7 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (kept bool, err
 		}
 	}
 	if len(r.faults) == 0 {
-		return true, nil
+		return nil, nil
 	}
 	l.Cleanup(func() {
 		for _, s := range r.seats {
@@ -96,11 +96,11 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (kept bool, err
 		s := &seat{n: i, rec: r.rec, url: r.store.urls[i]}
 		r.seats = append(r.seats, s)
 		if err := r.fill(s); err != nil {
-			return false, err
+			return nil, err
 		}
 	}
 	if err := r.seated(); err != nil {
-		return false, err
+		return nil, err
 	}
 	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}, tally: map[string]*tally{}}
 	began := hostclock.Now()
@@ -109,11 +109,11 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (kept bool, err
 		err = r.drain()
 	}
 	if err != nil && !errors.Is(err, errStill) {
-		return false, err
+		return nil, err
 	}
 	lasted := time.Duration(hostclock.Now() - began)
 	n.verdict(out, lasted, n.check())
-	return len(r.wrong) == 0, nil
+	return r.wrong, nil
 }
 
 // fill has a process take a seat.

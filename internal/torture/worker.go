@@ -222,8 +222,9 @@ func (w *client) turn(r *rand.Rand) (had bool) {
 		<-heard
 	}
 	end := hostclock.Now()
-	gone, exp := errors.Is(lease.Err(), hasp.ErrLost), expires(lease)
-	w.tell(report{What: ended, ID: id, T: end, End: min(end, exp, lost.Load()), Expires: exp, Lost: gone})
+	gone := errors.Is(lease.Err(), hasp.ErrLost)
+	told, exp := hostclock.Now(), expires(lease)
+	w.tell(report{What: ended, ID: id, T: told, End: min(end, exp, lost.Load()), Expires: exp, Lost: gone})
 	for try := 0; ; try++ {
 		err := lease.Unlock(context.Background())
 		t := hostclock.Now()
@@ -241,10 +242,17 @@ func (w *client) turn(r *rand.Rand) (had bool) {
 	}
 }
 
-// expires is until when a lease is trusted, by hostclock, or a moment less.
+// expires is until when a lease is trusted, by hostclock, or up to a
+// millisecond less. A process that is stopped between two looks at clocks looks
+// again.
 func expires(l *hasp.Lease) int64 {
-	t := hostclock.Now()
-	return t + int64(time.Until(l.Expires()))
+	for {
+		t := hostclock.Now()
+		left := time.Until(l.Expires())
+		if hostclock.Now()-t < int64(time.Millisecond) {
+			return t + int64(left)
+		}
+	}
 }
 
 // use has the resource used, whatever it says.
@@ -279,7 +287,7 @@ func (w *client) close(goroutines, files int) {
 		r.Err = err.Error()
 	}
 	own := goroutines + 1 // this one
-	for began := time.Now(); time.Since(began) < 30*time.Second; time.Sleep(20 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(20 * time.Millisecond) {
 		r.Goroutines, r.Files = [2]int{own, runtime.NumGoroutine()}, [2]int{files, openFiles()}
 		if r.Goroutines[1] <= own && r.Files[1] <= files {
 			break
