@@ -19,6 +19,15 @@ func faultsFor(s *store, losing bool) []fault {
 		all = append(all, fault{name: name, class: class, loses: losing, least: least, most: most, inject: inject})
 	}
 	n := len(s.servers)
+	if losing && s.sentinel != nil {
+		add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
+		add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
+		return all
+	}
+	if losing && s.cluster != nil {
+		add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
+		return all
+	}
 	if losing {
 		if n == 0 {
 			return nil
@@ -42,6 +51,14 @@ func faultsFor(s *store, losing bool) []fault {
 	}
 	if s.dir != "" {
 		add(link, 0.5, 2, "a process cannot write, as on a full disk", full)
+		return all
+	}
+
+	if s.cluster != nil {
+		add(server, 0.5, 1, "the key's master hands over to its replica", takenOver(false))
+		add(server, 0.5, 2, "the key's slot moves to another master", resharded)
+	}
+	if s.links == nil {
 		return all
 	}
 
@@ -78,6 +95,7 @@ func faultsFor(s *store, losing bool) []fault {
 	} else {
 		add(server, 0.2, 2, of(n, n/2, "restarted without data"), restarted(n/2, false))
 		add(server, 0.5, 0.5, of(n, n/2, "emptied by FLUSHALL"), flushed(n/2))
+		all[len(all)-2].thins, all[len(all)-1].thins = true, true
 	}
 	return all
 }
@@ -299,6 +317,66 @@ func configured(pairs ...string) func(*nemesis) (injection, bool) {
 		}
 	}
 	return everywhere(1, set(pairs...), set("maxmemory", "0", "maxmemory-policy", "noeviction"))
+}
+
+// failedOver has sentinels make a replica the master.
+func failedOver(dead bool) func(*nemesis) (injection, bool) {
+	return func(n *nemesis) (injection, bool) {
+		old := n.store.sentinel.Master()
+		if dead {
+			old.Kill()
+		}
+		n.store.sentinel.Failover()
+		return injection{key: -1, seat: -1, heal: func() error {
+			if dead {
+				if err := old.Start(true); err != nil {
+					return err
+				}
+			}
+			return n.demoted(old)
+		}}, true
+	}
+}
+
+// takenOver has the replica of a key's master take its place.
+func takenOver(dead bool) func(*nemesis) (injection, bool) {
+	return func(n *nemesis) (injection, bool) {
+		key := n.rand.IntN(len(n.names))
+		old := n.store.cluster.Master(n.names[key])
+		if dead {
+			old.Kill()
+		}
+		n.store.cluster.Failover(n.names[key])
+		return injection{key: key, seat: -1, heal: func() error {
+			if dead {
+				if err := old.Start(true); err != nil {
+					return err
+				}
+			}
+			return n.demoted(old)
+		}}, true
+	}
+}
+
+// demoted waits until a server that was a master knows that it is none.
+func (n *nemesis) demoted(old *redistest.Server) error {
+	rdb := n.store.admin[slices.Index(n.store.servers, old)]
+	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		role, err := rdb.Do(context.Background(), "role").Slice()
+		if err == nil && len(role) > 0 && role[0] == "slave" {
+			return nil
+		}
+		if time.Since(began) > patience {
+			return fmt.Errorf("%s is still a master: %v", old.Addr, err)
+		}
+	}
+}
+
+// resharded has the slot of a key move, and stand half-way for a while.
+func resharded(n *nemesis) (injection, bool) {
+	key := n.rand.IntN(len(n.names))
+	finish := n.store.cluster.Move(n.names[key])
+	return injection{key: key, seat: -1, heal: func() error { finish(); return nil }}, true
 }
 
 // full keeps a process from writing to files.

@@ -1,7 +1,7 @@
 // Command torture breaks what locks depend on, and looks whether the promises
 // of hasp hold:
 //
-//	go run ./internal/torture [-strategy A,B] [-seed N] [-time 60s] [-faults REGEXP] [-plant BUG]
+//	go run ./internal/torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG]
 //
 // Client processes lock, use a resource that refuses an old fence, and unlock,
 // while processes are killed and stopped, connections cut and stalled, replies
@@ -52,6 +52,7 @@ func main() {
 	strategies := flag.String("strategy", "spinlock,pubsublock,fairlock,redlock,filelock", "what is tortured, one after another")
 	seed := flag.Uint64("seed", 0, "what decides about faults; 0 draws one")
 	length := flag.Duration("time", time.Minute, "for each strategy; a third of it for faults that take locks away")
+	place := flag.String("on", onServer, "where strategies on one Redis keep their locks: redis, sentinel or cluster")
 	only := flag.String("faults", "", "regular expression of the `names` of faults")
 	bug := flag.String("plant", "", "plant a bug: release, renewal or wake-up")
 	history := flag.String("history", "", "`file` for all that clients tell, as lines of JSON")
@@ -59,7 +60,7 @@ func main() {
 	logging.Disable() // go-redis', of servers that are down
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	o := options{seed: *seed, time: *length, plant: *bug, term: term, patience: time.Minute}
+	o := options{place: *place, seed: *seed, time: *length, plant: *bug, term: term, patience: time.Minute}
 	if o.seed == 0 {
 		o.seed = rand.Uint64N(1_000_000) + 1
 	}

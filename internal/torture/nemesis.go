@@ -15,6 +15,7 @@ type fault struct {
 	name        string
 	class       string  // two at once are of different classes
 	loses       bool    // locks: exclusion is not promised
+	thins       bool    // takes the locks away from a minority: twice in a hold may be a majority
 	least, most float64 // how long it lasts, in terms
 	inject      func(n *nemesis) (injection, bool)
 }
@@ -38,12 +39,13 @@ const (
 // from the seed.
 type nemesis struct {
 	*run
-	rand   *rand.Rand
-	busy   map[int]bool // seats that a fault is at work on
-	tally  map[string]*tally
-	losses [][2]int64 // from when to when locks were lost
-	count  int
-	lasts  time.Duration // how long the fault that is injected is to last
+	rand    *rand.Rand
+	busy    map[int]bool // seats that a fault is at work on
+	tally   map[string]*tally
+	losses  [][2]int64 // from when to when locks were lost
+	thinned [][2]int64 // and on a minority
+	count   int
+	lasts   time.Duration // how long the fault that is injected is to last
 
 	at           int64 // of the injection under way
 	held, waited bool  // somebody held a key then, or waited
@@ -174,6 +176,9 @@ func (n *nemesis) heal(in *inflicted) error {
 func (n *nemesis) forget(f fault, in inflicted) {
 	if f.loses {
 		n.losses = append(n.losses, [2]int64{in.at, in.healed})
+	}
+	if f.thins {
+		n.thinned = append(n.thinned, [2]int64{in.at, in.healed})
 	}
 }
 

@@ -15,7 +15,8 @@ import (
 // options are what is done in a run.
 type options struct {
 	strategy string
-	losing   bool // with faults that take locks away
+	place    string // of a strategy on one Redis
+	losing   bool   // with faults that take locks away
 	only     *regexp.Regexp
 	seed     uint64
 	time     time.Duration
@@ -74,7 +75,7 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (wrong []violat
 	for k := range keys {
 		r.names = append(r.names, fmt.Sprint("torture:", k))
 	}
-	if r.store, err = openStore(l, o.strategy, seats, r.names); err != nil {
+	if r.store, err = openStore(l, o.strategy, o.place, seats, r.names); err != nil {
 		return nil, err
 	}
 	for _, f := range faultsFor(r.store, o.losing) {

@@ -24,6 +24,8 @@ type store struct {
 	links    [][]*redistest.Proxy // by seat, then by server
 	texts    map[string][]string  // what the commands of an operation begin with
 	names    []string             // of the keys
+	sentinel *redistest.Sentinel  // or nil
+	cluster  *redistest.Cluster   // or nil
 	ordered  *hasp.Client         // of a strategy with a queue, for a look at it
 	dir      string               // of files
 }
@@ -41,9 +43,19 @@ const nodes = 3
 // maxTerm is redlock's max_ttl.
 const maxTerm = 2 * time.Second
 
+// Places where strategies on one Redis keep their locks.
+const (
+	onServer   = "redis"
+	onSentinel = "sentinel"
+	onCluster  = "cluster"
+)
+
 // openStore starts what a strategy needs for seats clients.
-func openStore(l *lab, strategy string, seats int, keys []string) (*store, error) {
+func openStore(l *lab, strategy, place string, seats int, keys []string) (*store, error) {
 	s := &store{strategy: strategy, names: keys}
+	if place != onServer {
+		return s, s.openSet(l, place, seats)
+	}
 	if strategy == "filelock" {
 		dir, err := os.MkdirTemp("", "torture-")
 		if err != nil {
@@ -77,15 +89,51 @@ func openStore(l *lab, strategy string, seats int, keys []string) (*store, error
 	if err := s.learn(keys[0]); err != nil {
 		return nil, err
 	}
-	if strategy == "fairlock" {
-		c, err := hasp.Open(context.Background(), strategy+"+"+s.servers[0].URL(), nil)
-		if err != nil {
-			return nil, err
-		}
-		l.Cleanup(func() { c.Close() })
-		s.ordered = c
+	return s, s.openQueue(l, strategy+"+"+s.servers[0].URL())
+}
+
+// openSet starts servers that form one Redis. Clients have no proxies before
+// them.
+func (s *store) openSet(l *lab, place string, seats int) error {
+	if s.strategy == "redlock" || s.strategy == "filelock" {
+		return fmt.Errorf("%s is not on one Redis", s.strategy)
 	}
-	return s, nil
+	o := &redistest.Options{Keep: true, Args: []string{"--appendfsync", "no"}}
+	var url string
+	switch place {
+	case onSentinel:
+		s.what = "a master with Sentinel"
+		s.sentinel = redistest.StartSentinel(l, o)
+		s.servers, url = s.sentinel.Servers, s.sentinel.URL()
+	case onCluster:
+		s.what = "a cluster"
+		s.cluster = redistest.StartCluster(l, o)
+		s.servers, url = s.cluster.Servers, s.cluster.URL()
+	default:
+		return fmt.Errorf("no store is called %q", place)
+	}
+	url = s.strategy + "+" + url
+	for _, srv := range s.servers {
+		s.admin = append(s.admin, srv.Client())
+	}
+	for range seats {
+		s.urls = append(s.urls, url)
+	}
+	return s.openQueue(l, url)
+}
+
+// openQueue opens a client for a look at the queue, where there is one.
+func (s *store) openQueue(l *lab, url string) error {
+	if s.strategy != "fairlock" {
+		return nil
+	}
+	c, err := hasp.Open(context.Background(), url, nil)
+	if err != nil {
+		return err
+	}
+	l.Cleanup(func() { c.Close() })
+	s.ordered = c
+	return nil
 }
 
 // way returns a new way to the servers.
@@ -215,6 +263,9 @@ func (s *store) left(ctx context.Context) (all []string, err error) {
 			}
 		}
 		for _, c := range channels {
+			if strings.HasPrefix(c, "__sentinel__") {
+				continue
+			}
 			all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
 		}
 	}

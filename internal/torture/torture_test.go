@@ -27,14 +27,14 @@ func TestPromises(t *testing.T) {
 	redistest.NeedSets(t)
 	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock", "redlock", "filelock"} {
 		for _, losing := range []bool{false, true} {
-			name, length := strategy, 3*time.Second
+			name, length := strategy, 2*time.Second
 			if losing {
-				name, length = name+" losing data", time.Second
+				name, length = name+" losing data", time.Second/2
 			}
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				var b strings.Builder
-				wrong, err := do(t.Context(), options{strategy: strategy, losing: losing, seed: 1, time: length,
+				wrong, err := do(t.Context(), options{strategy: strategy, place: onServer, losing: losing, seed: 1, time: length,
 					term: term, patience: patience}, &b)
 				if err != nil {
 					t.Fatal(err)
@@ -61,7 +61,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	} {
 		t.Run(bug, func(t *testing.T) {
 			t.Parallel()
-			o := options{strategy: "spinlock", plant: bug, only: regexp.MustCompile(c.faults), time: 2 * time.Second,
+			o := options{strategy: "spinlock", place: onServer, plant: bug, only: regexp.MustCompile(c.faults), time: 2 * time.Second,
 				term: term, patience: c.patience}
 			var b strings.Builder
 			for o.seed = 1; o.seed <= 20; o.seed++ {

@@ -63,6 +63,9 @@ func (n *nemesis) verdict(out io.Writer, lasted time.Duration, f found) {
 // command is what repeats the run.
 func (n *nemesis) command() string {
 	s := fmt.Sprintf("go run ./internal/torture -strategy %s -seed %d -time %v", n.strategy, n.seed, n.time)
+	if n.place != onServer {
+		s += " -on " + n.place
+	}
 	if n.plant != "" {
 		s += " -plant " + n.plant
 	}
