@@ -55,24 +55,16 @@ func one(b bool) int {
 	return 0
 }
 
-// thinnedWithin counts how often a minority lost its locks between two moments.
-func (n *nemesis) thinnedWithin(from, to int64) (times int) {
-	for _, l := range n.thinned {
-		times += one(l[0] <= to && from <= l[1])
-	}
-	return times
-}
-
-// lossWithin reports whether locks may have been lost between two moments.
-func (n *nemesis) lossWithin(from, to int64) bool {
-	return slices.ContainsFunc(n.losses, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
+// within reports whether any of some spans of time touches from … to.
+func within(spans [][2]int64, from, to int64) bool {
+	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
 }
 
 // checkLoss looks whether a caller was told that the lease was lost before its
 // term was over, and whether the resource refused somebody who held the key.
 func (n *nemesis) checkLoss(t *turn) {
-	lost := n.lossWithin(t.asked, max(t.end, t.lost))
-	if t.lost != 0 && t.lost < t.expires && !lost && n.thinnedWithin(t.asked, t.lost) < 2 {
+	lost := within(n.losses, t.asked, max(t.end, t.lost))
+	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {
 		n.fail("kept until its end", t.lost, fmt.Sprintf("%s was told that its lease of key %d is lost %v before its end",
 			t.proc, t.key, time.Duration(t.expires-t.lost)))
 	}
@@ -90,7 +82,7 @@ func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
 			continue
 		}
 		if last != nil && t.got < last.end {
-			if n.lossWithin(last.asked, t.got) {
+			if within(n.losses, last.asked, t.got) {
 				overlaps++
 			} else {
 				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s had it, and %s until %v later",

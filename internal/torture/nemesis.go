@@ -15,7 +15,7 @@ type fault struct {
 	name        string
 	class       string  // two at once are of different classes
 	loses       bool    // locks: exclusion is not promised
-	thins       bool    // takes the locks away from a minority: twice in a hold may be a majority
+	thins       bool    // a minority of its locks, which may be one too many for a lease that only a quorum had
 	least, most float64 // how long it lasts, in terms
 	inject      func(n *nemesis) (injection, bool)
 }
@@ -43,7 +43,7 @@ type nemesis struct {
 	busy    map[int]bool // seats that a fault is at work on
 	tally   map[string]*tally
 	losses  [][2]int64 // from when to when locks were lost
-	thinned [][2]int64 // and on a minority
+	thinned [][2]int64 // and on a minority: a lease may end early, and still nobody else has the key
 	count   int
 	lasts   time.Duration // how long the fault that is injected is to last
 

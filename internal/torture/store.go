@@ -114,7 +114,18 @@ func (s *store) openSet(l *lab, place string, seats int) error {
 	}
 	url = s.strategy + "+" + url
 	for _, srv := range s.servers {
-		s.admin = append(s.admin, srv.Client())
+		rdb := srv.Client()
+		s.admin = append(s.admin, rdb)
+		if s.cluster == nil {
+			continue
+		}
+		// Masters vote for another replica of one of them in two timeouts only.
+		// Nobody is to fail over of its own accord.
+		for pair := range slices.Chunk([]string{"cluster-replica-no-failover", "yes", "cluster-node-timeout", "3000"}, 2) {
+			if err := rdb.ConfigSet(context.Background(), pair[0], pair[1]).Err(); err != nil {
+				return err
+			}
+		}
 	}
 	for range seats {
 		s.urls = append(s.urls, url)
