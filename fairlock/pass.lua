@@ -12,8 +12,10 @@ local function offer(token, own)
 	local till = channel and redis.call('ZSCORE', alive, channel)
 	if not till or tonumber(till) <= now() then return forget(token) end
 	local mine = channel == own
-	-- PUBLISH counts those, too, who listen by a pattern.
-	if how == 'PUBLISH' and not mine and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0 then return false end
+	-- PUBLISH counts those, too, who listen by a pattern. SPUBLISH does not count those who listen to a
+	-- replica, and tells them.
+	local count = how == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB'
+	if how ~= '-' and not mine and redis.pcall('PUBSUB', count, channel)[2] == 0 then return false end
 	local fence = take(token, owner, term, fenced)
 	local heard = mine or how == '-' or redis.pcall(how, channel, table.concat({token, round, fence or '-'}, ' ')) ~= 0
 	if fence and not heard then redis.call('DEL', lock) return false end
