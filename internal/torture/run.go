@@ -41,7 +41,6 @@ type run struct {
 	seats  []*seat
 	faults []fault
 	wrong  []violation
-	left   []string
 }
 
 // violation is a promise that was broken.
