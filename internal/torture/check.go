@@ -15,6 +15,7 @@ type found struct {
 	void          int // leases that were over before their callers saw them
 	killed, told  int // holds whose process died; callers told that they lost a lease
 	overlaps      int // after locks were lost: two held at once, told apart by the fence
+	untold        int // of these, holders who were not told that they lost the lease
 	refused       int // uses of the resource with an old fence
 	undecided     bool
 }
@@ -40,7 +41,7 @@ func (n *nemesis) check() (f found) {
 	}
 	for _, all := range byKey {
 		slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.got, b.got) })
-		f.overlaps += n.checkOrder(all)
+		f.overlaps += n.checkOrder(all, &f)
 		if !n.losing && len(all) > 0 && !linear(all, &f) {
 			n.fail("order", all[0].got, fmt.Sprintf("key %d: no order of the grants explains the fences", all[0].key))
 		}
@@ -75,7 +76,7 @@ func (n *nemesis) checkLoss(t *turn) {
 
 // checkOrder looks at the holds of a key by when they began: no two at once,
 // and growing fences. Where locks were lost it counts those at once.
-func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
+func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
 	var last, fenced *turn // with the latest end; with the largest fence
 	for _, t := range all {
 		if t.void() {
@@ -84,6 +85,7 @@ func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
 		if last != nil && t.got < last.end {
 			if within(n.losses, last.asked, t.got) {
 				overlaps++
+				f.untold += one(last.lost == 0 && !last.killed)
 			} else {
 				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s had it, and %s until %v later",
 					t.key, t.proc, last.proc, time.Duration(min(last.end, t.end)-t.got)))

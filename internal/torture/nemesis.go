@@ -61,8 +61,11 @@ type tally struct {
 
 // torture injects faults until the time is over.
 func (n *nemesis) torture(ctx context.Context, until time.Time) error {
-	for {
-		for _, i := range n.rand.Perm(len(n.faults)) {
+	for plan, strikes := n.rand, uint64(0); ; {
+		for _, i := range plan.Perm(len(n.faults)) {
+			// A victim that is not found leaves the rest of the plan as it is.
+			strikes++
+			n.rand = rand.New(rand.NewPCG(n.seed, strikes))
 			if ctx.Err() != nil || !time.Now().Before(until) {
 				return nil
 			}

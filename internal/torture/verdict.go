@@ -41,7 +41,7 @@ func (n *nemesis) verdict(out io.Writer, lasted time.Duration, f found) {
 	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d over before their callers saw them; %d holders killed, %d told that they lost the lease; %d uses of the resource refused for an old fence.\n",
 		f.holds, f.fenced, f.void, f.killed, f.told, f.refused)
 	if n.losing {
-		fmt.Fprintf(out, "%d times two held a key at once, after locks were taken away.\n", f.overlaps)
+		fmt.Fprintf(out, "%d times two held a key at once, after locks were taken away; %d times the first was not told.\n", f.overlaps, f.untold)
 	}
 	if f.undecided {
 		fmt.Fprintln(out, "porcupine did not come to an end.")
