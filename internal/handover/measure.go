@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 const (
@@ -96,11 +97,11 @@ func (m *measurement) watch(ctx context.Context, way string, waiters int, part f
 	if err != nil {
 		return r, err
 	}
-	r.from = now()
+	r.from = hostclock.Now()
 	if err := part(); err != nil {
 		return r, err
 	}
-	r.to = now()
+	r.to = hostclock.Now()
 	after, err := count(ctx, m.rdb)
 	if err != nil {
 		return r, err
@@ -191,7 +192,7 @@ func (m *measurement) killed(ctx context.Context, strategy string) (time.Duratio
 	for _, v := range victims {
 		v.dismiss()
 	}
-	freed := now()
+	freed := hostclock.Now()
 	if err := first.free(ctx); err != nil {
 		return 0, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // role is the environment variable that makes this program a worker.
@@ -135,14 +136,14 @@ func (w *worker) turns(stopped context.Context, client *hasp.Client, o order, wa
 	ctx := context.WithoutCancel(stopped)
 	time.Sleep(rand.N(mixed)) // a queue is to have callers of all processes mixed
 	for stopped.Err() == nil {
-		h := hold{Waiter: waiter, Asked: now()}
+		h := hold{Waiter: waiter, Asked: hostclock.Now()}
 		lease, err := client.Lock(ctx, o.Key)
 		if err != nil {
 			return holds, err
 		}
-		h.Got = now()
+		h.Got = hostclock.Now()
 		pause(stopped, o.Hold)
-		h.Freed = now()
+		h.Freed = hostclock.Now()
 		if err := lease.Unlock(ctx); err != nil {
 			return holds, err
 		}
@@ -185,10 +186,10 @@ func (w *worker) bare(ctx context.Context, o order) (holds []hold, err error) {
 	w.tell(report{What: "ready"})
 	for ctx.Err() == nil {
 		_, err := sub.ReceiveMessage(on)
-		h := hold{Got: now()}
+		h := hold{Got: hostclock.Now()}
 		if err == nil {
 			pause(ctx, o.Hold)
-			h.Freed = now()
+			h.Freed = hostclock.Now()
 			err = publish.EvalSha(on, rdb, nil, o.Next).Err()
 		}
 		switch {

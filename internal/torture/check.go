@@ -1,0 +1,163 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// found are figures of a history that break no promise.
+type found struct {
+	holds, fenced int
+	void          int // leases that were over before their callers saw them
+	killed, told  int // holds whose process died; callers told that they lost a lease
+	overlaps      int // after locks were lost: two held at once, told apart by the fence
+	untold        int // of these, holders who were not told that they lost the lease
+	refused       int // uses of the resource with an old fence
+	undecided     bool
+}
+
+// check looks for broken promises in what happened.
+func (n *nemesis) check() (f found) {
+	n.rec.mu.Lock()
+	defer n.rec.mu.Unlock()
+	for _, t := range n.rec.turns {
+		if t.end == 0 { // of a run that stood still
+			t.end = t.expires
+		}
+	}
+	f.holds, f.refused = len(n.rec.turns), n.rec.refused
+	byKey := make([][]*turn, len(n.names))
+	for _, t := range n.rec.turns {
+		byKey[t.key] = append(byKey[t.key], t)
+		f.fenced += one(t.fenced)
+		f.killed += one(t.killed)
+		f.told += one(t.lost != 0)
+		f.void += one(t.void())
+		n.checkLoss(t)
+	}
+	for _, all := range byKey {
+		slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.got, b.got) })
+		f.overlaps += n.checkOrder(all, &f)
+		if !n.losing && len(all) > 0 && !linear(all, &f) {
+			n.fail("order", all[0].got, fmt.Sprintf("key %d: no order of the grants explains the fences", all[0].key))
+		}
+	}
+	return f
+}
+
+func one(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// within reports whether any of some spans of time touches from … to.
+func within(spans [][2]int64, from, to int64) bool {
+	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
+}
+
+// checkLoss looks whether a caller was told that the lease was lost before its
+// term was over, and whether the resource refused somebody who held the key.
+func (n *nemesis) checkLoss(t *turn) {
+	lost := within(n.losses, t.asked, max(t.end, t.lost))
+	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {
+		n.fail("kept until its end", t.lost, fmt.Sprintf("%s was told that its lease of key %d is lost %v before its end",
+			t.proc, t.key, time.Duration(t.expires-t.lost)))
+	}
+	if t.mistaken != 0 && t.mistaken < t.end && !lost {
+		n.fail("fence", t.mistaken, fmt.Sprintf("%s held key %d, and the resource had seen a larger fence than its %d", t.proc, t.key, t.fence))
+	}
+}
+
+// checkOrder looks at the holds of a key by when they began: no two at once,
+// and growing fences. Where locks were lost it counts those at once.
+func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
+	var last, fenced *turn // with the latest end; with the largest fence
+	for _, t := range all {
+		if t.void() {
+			continue
+		}
+		if last != nil && t.got < last.end {
+			if within(n.losses, last.asked, t.got) {
+				overlaps++
+				f.untold += one(last.lost == 0 && !last.killed)
+			} else {
+				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s had it, and %s until %v later",
+					t.key, t.proc, last.proc, time.Duration(min(last.end, t.end)-t.got)))
+			}
+		}
+		if last == nil || t.end > last.end {
+			last = t
+		}
+		if !t.fenced {
+			continue
+		}
+		// Two at once, of which one asked before the other had it, may have
+		// been granted in either order.
+		if fenced != nil && t.fence <= fenced.fence && (t.got >= fenced.end || t.asked > fenced.got) {
+			n.fail("fence", t.got, fmt.Sprintf("key %d: fence %d of %s after %d of %s", t.key, t.fence, t.proc, fenced.fence, fenced.proc))
+		}
+		if fenced == nil || t.fence > fenced.fence {
+			fenced = t
+		}
+	}
+	return overlaps
+}
+
+// step is a grant or the end of a hold, for porcupine.
+type step struct {
+	turn *turn
+	ends bool
+}
+
+// lock is the state of one: who holds it, and the largest fence so far.
+type lock struct {
+	holder *turn
+	fence  uint64
+}
+
+func (l lock) after(s step) (bool, lock) {
+	switch t := s.turn; {
+	case s.ends:
+		return l.holder == t, lock{nil, l.fence}
+	case l.holder != nil, t.fenced && t.fence <= l.fence:
+		return false, l
+	default:
+		return true, lock{t, max(l.fence, t.fence)}
+	}
+}
+
+// linear asks porcupine whether there is an order of the grants, each at some
+// moment before Lock returned, in which one holds after another with growing
+// fences. That goes for leases, too, that were over when Lock returned.
+func linear(all []*turn, f *found) bool {
+	var ops []porcupine.Operation
+	for i, t := range all {
+		end := t.end
+		if t.void() {
+			end = t.asked // nobody relied on it
+		}
+		ops = append(ops,
+			porcupine.Operation{ClientId: 2 * i, Input: step{t, false}, Call: t.asked, Return: t.got},
+			porcupine.Operation{ClientId: 2*i + 1, Input: step{t, true}, Call: end, Return: max(end, t.got) + 1})
+	}
+	model := porcupine.Model{
+		Init: func() any { return lock{} },
+		Step: func(state, input, _ any) (bool, any) {
+			ok, next := state.(lock).after(input.(step))
+			return ok, next
+		},
+	}
+	switch porcupine.CheckOperationsTimeout(model, ops, 30*time.Second) {
+	case porcupine.Illegal:
+		return false
+	case porcupine.Unknown:
+		f.undecided = true
+	}
+	return true
+}

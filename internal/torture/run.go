@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"regexp"
+	"time"
+
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// options are what is done in a run.
+type options struct {
+	strategy string
+	place    string // of a strategy on one Redis
+	losing   bool   // with faults that take locks away
+	only     *regexp.Regexp
+	seed     uint64
+	time     time.Duration
+	plant    string
+	term     time.Duration
+	patience time.Duration // with what must happen at last
+	log      io.Writer     // of all that clients tell, or nil
+}
+
+const (
+	seats   = 4 // client processes
+	callers = 3 // in each
+	keys    = 2
+)
+
+// run is one store with its clients under faults.
+type run struct {
+	options
+	store  *store
+	rec    *record
+	names  []string // of the keys
+	seats  []*seat
+	faults []fault
+	wrong  []violation
+}
+
+// violation is a promise that was broken.
+type violation struct {
+	promise string
+	at      int64
+	what    string
+}
+
+var errStill = errors.New("the run stood still")
+
+// fail notes a violation.
+func (r *run) fail(promise string, at int64, what string) {
+	r.wrong = append(r.wrong, violation{promise, at, what})
+}
+
+// do makes a run and prints its verdict. It returns what promises were broken;
+// an error is one of the harness.
+func do(ctx context.Context, o options, out io.Writer) (wrong []violation, err error) {
+	l := &lab{}
+	defer l.leave()
+	err = l.within(func() error {
+		wrong, err = o.run(ctx, l, out)
+		return err
+	})
+	return wrong, err
+}
+
+func (o options) run(ctx context.Context, l *lab, out io.Writer) (wrong []violation, err error) {
+	r := &run{options: o, rec: newRecord(keys, o.log)}
+	for k := range keys {
+		r.names = append(r.names, fmt.Sprint("torture:", k))
+	}
+	if r.store, err = openStore(l, o.strategy, o.place, seats, r.names); err != nil {
+		return nil, err
+	}
+	for _, f := range faultsFor(r.store, o.losing) {
+		if o.only == nil || o.only.MatchString(f.name) {
+			r.faults = append(r.faults, f)
+		}
+	}
+	if len(r.faults) == 0 {
+		return nil, nil
+	}
+	l.Cleanup(func() {
+		for _, s := range r.seats {
+			if s.proc != nil {
+				s.proc.kill()
+			}
+		}
+	})
+	for i := range seats {
+		s := &seat{n: i, rec: r.rec, url: r.store.urls[i]}
+		r.seats = append(r.seats, s)
+		if err := r.fill(s); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.seated(); err != nil {
+		return nil, err
+	}
+	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}, tally: map[string]*tally{}}
+	began := hostclock.Now()
+	err = n.torture(ctx, time.Now().Add(o.time))
+	if err == nil {
+		err = r.drain()
+	}
+	if err != nil && !errors.Is(err, errStill) {
+		return nil, err
+	}
+	lasted := time.Duration(hostclock.Now() - began)
+	n.verdict(out, lasted, n.check())
+	return r.wrong, nil
+}
+
+// fill has a process take a seat.
+func (r *run) fill(s *seat) error {
+	o := order{Keys: r.names, Callers: callers, Term: r.term, Timeout: r.term / 2, Seed: r.seed, Plant: r.plant}
+	if !r.losing {
+		o.Bare = 0.3
+	}
+	if len(r.store.servers) > 0 {
+		o.Direct = r.store.servers[0].Addr
+	}
+	return s.fill(o)
+}
+
+// seated waits until all processes are at work.
+func (r *run) seated() error {
+	for _, s := range r.seats {
+		if s.proc.fresh {
+			if _, err := s.proc.hear(began); err != nil {
+				return err
+			}
+			s.proc.fresh = false
+		}
+	}
+	return nil
+}
+
+// drain lets all callers end, and the clients close, and looks what is left.
+func (r *run) drain() error {
+	for _, s := range r.seats {
+		s.proc.send(order{Op: "drain"})
+	}
+	for end := time.Now().Add(r.patience); ; time.Sleep(5 * time.Millisecond) {
+		holders, waiters := r.rec.seen()
+		if len(holders)+len(waiters) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			for _, w := range waiters {
+				r.fail("stood still", w.asked, fmt.Sprintf("%s waits for key %d since %v; holders: %d", w.proc, w.key, time.Duration(hostclock.Now()-w.asked), len(holders)))
+			}
+			return errStill
+		}
+	}
+	for _, s := range r.seats {
+		if _, err := s.proc.hear(idle); err != nil {
+			return err
+		}
+	}
+	for _, s := range r.seats {
+		s.proc.send(order{Op: "close"})
+	}
+	for _, s := range r.seats {
+		c, err := s.proc.hear(closed)
+		if err != nil {
+			return err
+		}
+		if c.Err != "" {
+			r.fail("leftovers", c.T, fmt.Sprintf("%s: close: %s", s.proc, c.Err))
+		}
+		if c.Goroutines[1] > c.Goroutines[0] {
+			r.fail("leftovers", c.T, fmt.Sprintf("%s: %d goroutines before, %d after", s.proc, c.Goroutines[0], c.Goroutines[1]))
+		}
+		if c.Files[1] > c.Files[0] {
+			r.fail("leftovers", c.T, fmt.Sprintf("%s: %d descriptors before, %d after", s.proc, c.Files[0], c.Files[1]))
+		}
+	}
+	return r.swept()
+}
+
+// swept waits until nothing is left in the store: what the dead have left runs
+// out by itself.
+func (r *run) swept() error {
+	for end := time.Now().Add(max(r.patience, patience)); ; time.Sleep(20 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		left, err := r.store.left(ctx)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			for _, what := range left {
+				r.fail("leftovers", hostclock.Now(), what)
+			}
+			return nil
+		}
+	}
+}

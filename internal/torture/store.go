@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// store is where the locks are kept, with the ways of the clients to it.
+type store struct {
+	strategy string
+	what     string   // for people
+	urls     []string // by seat
+	servers  []*redistest.Server
+	admin    []*redis.Client      // of the servers, not through a proxy
+	links    [][]*redistest.Proxy // by seat, then by server
+	texts    map[string][]string  // what the commands of an operation begin with
+	names    []string             // of the keys
+	sentinel *redistest.Sentinel  // or nil
+	cluster  *redistest.Cluster   // or nil
+	ordered  *hasp.Client         // of a strategy with a queue, for a look at it
+	dir      string               // of files
+}
+
+// Operations that single commands belong to.
+const (
+	acquire = "acquire"
+	renew   = "renew"
+	release = "release"
+)
+
+// nodes is how many servers a strategy has that needs several.
+const nodes = 3
+
+// maxTerm is redlock's max_ttl.
+const maxTerm = 2 * time.Second
+
+// Places where strategies on one Redis keep their locks.
+const (
+	onServer   = "redis"
+	onSentinel = "sentinel"
+	onCluster  = "cluster"
+)
+
+// openStore starts what a strategy needs for seats clients.
+func openStore(l *lab, strategy, place string, seats int, keys []string) (*store, error) {
+	s := &store{strategy: strategy, names: keys}
+	if place != onServer {
+		return s, s.openSet(l, place, seats)
+	}
+	if strategy == "filelock" {
+		dir, err := os.MkdirTemp("", "torture-")
+		if err != nil {
+			return nil, err
+		}
+		l.Cleanup(func() { os.RemoveAll(dir) })
+		s.what, s.dir = "files", dir
+		for range seats {
+			s.urls = append(s.urls, "filelock://"+dir)
+		}
+		return s, nil
+	}
+	n := 1
+	if strategy == "redlock" {
+		n = nodes
+	}
+	for range n {
+		// What the server has written is the kernel's, and outlives the server.
+		srv := redistest.Start(l, &redistest.Options{Own: true, Real: true, Keep: true, Args: []string{"--appendfsync", "no"}})
+		s.servers = append(s.servers, srv)
+		s.admin = append(s.admin, srv.Client())
+	}
+	s.what = "one Redis"
+	if n > 1 {
+		s.what = fmt.Sprint(n, " Redis servers")
+	}
+	for range seats {
+		url, links := s.way()
+		s.urls, s.links = append(s.urls, url), append(s.links, links)
+	}
+	if err := s.learn(keys[0]); err != nil {
+		return nil, err
+	}
+	return s, s.openQueue(l, strategy+"+"+s.servers[0].URL())
+}
+
+// openSet starts servers that form one Redis. Clients have no proxies before
+// them.
+func (s *store) openSet(l *lab, place string, seats int) error {
+	if s.strategy == "redlock" || s.strategy == "filelock" {
+		return fmt.Errorf("%s is not on one Redis", s.strategy)
+	}
+	o := &redistest.Options{Keep: true, Args: []string{"--appendfsync", "no"}}
+	var url string
+	switch place {
+	case onSentinel:
+		s.what = "a master with Sentinel"
+		s.sentinel = redistest.StartSentinel(l, o)
+		s.servers, url = s.sentinel.Servers, s.sentinel.URL()
+	case onCluster:
+		s.what = "a cluster"
+		s.cluster = redistest.StartCluster(l, o)
+		s.servers, url = s.cluster.Servers, s.cluster.URL()
+	default:
+		return fmt.Errorf("no store is called %q", place)
+	}
+	url = s.strategy + "+" + url
+	for _, srv := range s.servers {
+		rdb := srv.Client()
+		s.admin = append(s.admin, rdb)
+		if s.cluster == nil {
+			continue
+		}
+		// Masters vote for another replica of one of them in two timeouts only.
+		// Nobody is to fail over of its own accord.
+		for pair := range slices.Chunk([]string{"cluster-replica-no-failover", "yes", "cluster-node-timeout", "3000"}, 2) {
+			if err := rdb.ConfigSet(context.Background(), pair[0], pair[1]).Err(); err != nil {
+				return err
+			}
+		}
+	}
+	for range seats {
+		s.urls = append(s.urls, url)
+	}
+	return s.openQueue(l, url)
+}
+
+// openQueue opens a client for a look at the queue, where there is one.
+func (s *store) openQueue(l *lab, url string) error {
+	if s.strategy != "fairlock" {
+		return nil
+	}
+	c, err := hasp.Open(context.Background(), url, nil)
+	if err != nil {
+		return err
+	}
+	l.Cleanup(func() { c.Close() })
+	s.ordered = c
+	return nil
+}
+
+// way returns a new way to the servers.
+func (s *store) way() (url string, links []*redistest.Proxy) {
+	var addrs []string
+	for _, srv := range s.servers {
+		p := srv.Proxy()
+		links = append(links, p)
+		addrs = append(addrs, p.Addr())
+	}
+	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
+	if s.strategy == "redlock" {
+		url += "?max_ttl=" + maxTerm.String()
+	}
+	return url, links
+}
+
+// learn finds out by what text the commands of each operation are known.
+func (s *store) learn(key string) error {
+	ctx := context.Background()
+	url, links := s.way()
+	o := &hasp.Options{TTL: time.Second}
+	holder, err := hasp.Open(ctx, url, o)
+	if err != nil {
+		return err
+	}
+	defer holder.Close()
+	waiter, err := hasp.Open(ctx, url, o)
+	if err != nil {
+		return err
+	}
+	defer waiter.Close()
+	for _, p := range links {
+		defer p.Close()
+		p.Commands()
+	}
+	s.texts = map[string][]string{}
+	note := func(op string) {
+		for _, p := range links {
+			for _, c := range p.Commands() {
+				if text := opening(c, key); text != "" && !slices.Contains(s.texts[op], text) {
+					s.texts[op] = append(s.texts[op], text)
+				}
+			}
+		}
+	}
+	for _, o := range []hasp.Option{nil, hasp.WithFence()} {
+		lease, err := holder.Lock(ctx, key, o)
+		if err != nil {
+			return err
+		}
+		note(acquire)
+		if lease, err := waiter.Lock(ctx, key, hasp.WithMaxWait(50*time.Millisecond), o); err == nil {
+			lease.Unlock(ctx)
+		}
+		note(acquire)
+		if err := lease.Extend(ctx, time.Second); err != nil {
+			return err
+		}
+		note(renew)
+		if err := lease.Unlock(ctx); err != nil {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond) // a quorum does not wait for the last
+		note(release)
+	}
+	s.texts[acquire] = slices.DeleteFunc(s.texts[acquire], func(t string) bool {
+		return slices.Contains(s.texts[renew], t) || slices.Contains(s.texts[release], t)
+	})
+	return nil
+}
+
+// opening is what the text of a command that concerns key is known by.
+func opening(command, key string) string {
+	words := strings.SplitN(command, " ", 3)
+	switch {
+	case len(words) < 3 || !strings.Contains(command, key):
+		return ""
+	case words[0] == "evalsha":
+		return "evalsha " + words[1]
+	case words[0] == "set" && words[1] == key:
+		return "set " + key
+	}
+	return ""
+}
+
+// head is the owner of the first in a key's queue.
+func (s *store) head(key string) string {
+	status, err := s.ordered.Inspect(context.Background(), key)
+	if err != nil || len(status.Waiters) == 0 {
+		return ""
+	}
+	return status.Waiters[0]
+}
+
+// left lists what clients have left on the servers: keys that are no fence
+// counters or marks, and channels that somebody listens to.
+func (s *store) left(ctx context.Context) (all []string, err error) {
+	if s.dir != "" {
+		// What a dead holder has left stays until somebody takes the key.
+		if err := s.take(ctx); err != nil {
+			return nil, err
+		}
+		files, err := os.ReadDir(s.dir)
+		for _, f := range files {
+			if n := f.Name(); strings.HasPrefix(n, "key-") && strings.HasSuffix(n, ".lock") {
+				all = append(all, "file "+n)
+			}
+		}
+		return all, err
+	}
+	if s.ordered != nil {
+		s.ordered.Close() // which listens to nothing, but may
+	}
+	for i, rdb := range s.admin {
+		keys, err := rdb.Keys(ctx, "*").Result()
+		if err != nil {
+			return nil, err
+		}
+		channels, err := rdb.PubSubChannels(ctx, "*").Result()
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range keys {
+			if !strings.Contains(k, "}:fence:") && k != "hasp:{redlock}:mark" {
+				all = append(all, fmt.Sprintf("key %s on server %d", k, i))
+			}
+		}
+		for _, c := range channels {
+			if strings.HasPrefix(c, "__sentinel__") {
+				continue
+			}
+			all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
+		}
+	}
+	return all, nil
+}
+
+// take takes all keys once and gives them back.
+func (s *store) take(ctx context.Context) error {
+	c, err := hasp.Open(ctx, s.urls[0], nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	all, err := hasp.LockAll(ctx, c, s.names)
+	if err != nil {
+		return err
+	}
+	return all.Unlock(ctx)
+}

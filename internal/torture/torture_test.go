@@ -1,0 +1,168 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(role) != "" {
+		work(os.Stdin, os.Stdout)
+	}
+	logging.Disable()
+	os.Exit(m.Run())
+}
+
+// Every strategy keeps its promises for some seconds of faults. What is found
+// here is no fault of a slow machine, which only sees fewer of them.
+func TestPromises(t *testing.T) {
+	redistest.NeedSets(t)
+	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock", "redlock", "filelock"} {
+		for _, losing := range []bool{false, true} {
+			name, length := strategy, 2*time.Second
+			if losing {
+				name, length = name+" losing data", time.Second/2
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				var b strings.Builder
+				wrong, err := do(t.Context(), options{strategy: strategy, place: onServer, losing: losing, seed: 1, time: length,
+					term: term, patience: patience}, &b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(wrong) > 0 {
+					t.Errorf("%d promises broken:\n%s", len(wrong), b.String())
+				}
+			})
+		}
+	}
+}
+
+// A harness that finds no bug in a driver that has one is no harness.
+func TestPlantedBugsAreFound(t *testing.T) {
+	redistest.NeedSets(t)
+	for bug, c := range map[string]struct {
+		faults   string
+		patience time.Duration
+		promises []string
+	}{
+		"release": {"holder stopped", patience, []string{"one at a time", "kept until its end"}},
+		"renewal": {"SCRIPT FLUSH", patience, []string{"one at a time", "kept until its end"}},
+		"wake-up": {"SCRIPT FLUSH", 3 * time.Second, []string{"stood still"}},
+	} {
+		t.Run(bug, func(t *testing.T) {
+			t.Parallel()
+			o := options{strategy: "spinlock", place: onServer, plant: bug, only: regexp.MustCompile(c.faults), time: 2 * time.Second,
+				term: term, patience: c.patience}
+			var b strings.Builder
+			for o.seed = 1; o.seed <= 20; o.seed++ {
+				b.Reset()
+				wrong, err := do(t.Context(), o, &b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if slices.ContainsFunc(wrong, func(v violation) bool { return slices.Contains(c.promises, v.promise) }) {
+					return
+				}
+			}
+			t.Errorf("%s: not found in 20 runs, the last of which was\n%s", plants[bug], b.String())
+		})
+	}
+}
+
+// history has turns of one key: who asked, had it and let go when, and by
+// which fence.
+func history(all ...turn) *nemesis {
+	r := newRecord(1, nil)
+	for _, t := range all {
+		t.proc, t.fenced = &proc{}, t.fence != 0
+		t.expires = max(t.expires, t.end)
+		r.turns = append(r.turns, &t)
+	}
+	return &nemesis{run: &run{rec: r, names: []string{"k"}}, tally: map[string]*tally{}}
+}
+
+func TestCheckFindsWhatIsWrong(t *testing.T) {
+	sound := []turn{
+		{asked: 1, got: 2, end: 10, fence: 1},
+		{asked: 1, got: 11, end: 20},
+		{asked: 3, got: 50, end: 40, fence: 2}, // over before it was seen
+		{asked: 9, got: 41, end: 60, fence: 3, lost: 61},
+		{asked: 50, got: 61, end: 70, fence: 4, killed: true},
+	}
+	more := func(t ...turn) []turn { return append(slices.Clone(sound), t...) }
+	for name, c := range map[string]struct {
+		turns    []turn
+		promises []string
+	}{
+		"nothing":           {sound, nil},
+		"two at once":       {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time", "order"}},
+		"fence goes back":   {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence", "order"}},
+		"fence stays":       {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence", "order"}},
+		"void out of order": {more(turn{asked: 71, got: 90, end: 80, fence: 1}), []string{"order"}},
+		"lost early":        {more(turn{asked: 71, got: 72, end: 80, lost: 81, expires: 90}), []string{"kept until its end"}},
+		"refused":           {more(turn{asked: 71, got: 72, end: 80, fence: 5, mistaken: 79}), []string{"fence"}},
+	} {
+		n := history(c.turns...)
+		f := n.check()
+		var got []string
+		for _, v := range n.wrong {
+			got = append(got, v.promise)
+		}
+		if !slices.Equal(got, c.promises) {
+			t.Errorf("%s: found %q, want %q", name, got, c.promises)
+		}
+		if f.holds != len(c.turns) || f.void == 0 {
+			t.Errorf("%s: figures %+v", name, f)
+		}
+	}
+}
+
+// Where locks were taken away two may hold a key, and only the fence counts.
+func TestCheckAfterALoss(t *testing.T) {
+	turns := []turn{
+		{asked: 1, got: 2, end: 30, fence: 7, lost: 31, expires: 90},
+		{asked: 20, got: 25, end: 40, fence: 8},
+	}
+	n := history(turns...)
+	n.losing, n.losses = true, [][2]int64{{18, 19}}
+	if f := n.check(); len(n.wrong) > 0 || f.overlaps != 1 {
+		t.Errorf("found %v, %+v", n.wrong, f)
+	}
+	turns[1].fence = 6
+	n = history(turns...)
+	n.losing, n.losses = true, [][2]int64{{18, 19}}
+	if n.check(); len(n.wrong) != 1 || n.wrong[0].promise != "fence" {
+		t.Errorf("a fence that goes back: found %v", n.wrong)
+	}
+}
+
+func TestResourceRefusesAnOldFence(t *testing.T) {
+	r := newRecord(1, nil)
+	p := &proc{}
+	for id, fence := range []uint64{5, 6, 0} {
+		r.take(p, report{What: asks, ID: int64(id), T: 1, Fenced: fence > 0})
+		r.take(p, report{What: got, ID: int64(id), T: 2, Fence: fence})
+	}
+	for i, c := range []struct {
+		id      int64
+		fence   uint64
+		refused bool
+	}{{0, 5, false}, {1, 6, false}, {0, 5, true}, {1, 6, false}, {2, 0, false}} {
+		if got := r.take(p, report{What: touch, ID: c.id, Fence: c.fence}); got != c.refused {
+			t.Errorf("use %d: refused: %v", i, got)
+		}
+	}
+	if r.refused != 1 {
+		t.Errorf("%d refused, want 1", r.refused)
+	}
+}
