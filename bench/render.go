@@ -45,7 +45,6 @@ var part = regexp.MustCompile(`(?s)<!-- bench: ([a-z0-9-]+) -->\n.*?<!-- /bench 
 var parts = map[string]func(*results, plan) string{
 	"run":          (*results).run,
 	"ratios":       func(r *results, _ plan) string { return r.ratios() },
-	"behind":       (*results).behindLine,
 	"behind-list":  (*results).behindList,
 	"free":         func(r *results, _ plan) string { return r.free(1) },
 	"free-five":    func(r *results, _ plan) string { return r.free(5) },
@@ -235,17 +234,8 @@ func several(settings []string) string {
 	return strings.Join(settings, ", ")
 }
 
-// behindList and behindLine are two ways to say that.
 func (r *results) behindList(p plan) string {
 	return "- " + strings.Join(append(r.behind(p), "nothing else of these"), "\n- ") + "\n"
-}
-
-func (r *results) behindLine(p plan) string {
-	all := r.behind(p)
-	if all == nil {
-		return "No peer is ahead in any of the headline figures of this run.\n"
-	}
-	return "The best peer is ahead of the best of hasp in " + strings.Join(all, "; ") + ".\n"
 }
 
 func (r *results) free(nodes int) string {

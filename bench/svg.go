@@ -161,13 +161,17 @@ func (s *svg) bars(left, right vg.Length, title, x string, all []stack) error {
 	return nil
 }
 
-// shortTicks say thousands.
+// shortTicks say thousands and millions.
 type shortTicks struct{ plot.Ticker }
 
 func (t shortTicks) Ticks(low, high float64) []plot.Tick {
 	ticks := t.Ticker.Ticks(low, high)
 	for i, t := range ticks {
-		if t.Label != "" && t.Value >= 1000 {
+		switch {
+		case t.Label == "":
+		case t.Value >= 1e6:
+			ticks[i].Label = fmt.Sprintf("%gM", t.Value/1e6)
+		case t.Value >= 1000:
 			ticks[i].Label = fmt.Sprintf("%gk", t.Value/1000)
 		}
 	}
