@@ -40,13 +40,18 @@ func (e *env) openBy(open func(context.Context, string) (backend.Driver, error),
 	return &driver{d, e}
 }
 
-// acquire makes one attempt, with more time than the engine gives it.
+// acquire makes one attempt, with more time than the engine gives it. A driver
+// may refuse what came when its term had ended.
 func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
+	began := time.Now()
 	g, err := d.Acquire(ctx, c)
-	if err == nil {
+	switch {
+	case err == nil:
 		d.mine(c)
+	case !errors.Is(err, backend.ErrHeld) && time.Since(began) >= c.TTL-backend.Drift(c.TTL):
+		err = slow("%w", err)
 	}
 	return g, err
 }
@@ -58,19 +63,12 @@ func (d *driver) mine(c backend.Claim) {
 	d.e.held[c.Token] = holding{d, c}
 }
 
-// take acquires a key that is free. A driver may refuse what came when its
-// term had ended.
+// take acquires a key that is free.
 func (d *driver) take(c backend.Claim) backend.Grant {
-	began := time.Now()
 	g, err := d.acquire(c)
-	if err == nil {
-		return g
+	if err != nil {
+		must(fmt.Errorf("acquire %.60q, which is free: %w", c.Key, err))
 	}
-	err = fmt.Errorf("acquire %.60q, which is free: %w", c.Key, err)
-	if time.Since(began) >= c.TTL-backend.Drift(c.TTL) {
-		err = slow("%w", err)
-	}
-	must(err)
 	return g
 }
 
