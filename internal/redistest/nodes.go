@@ -73,9 +73,17 @@ func (ns *Nodes) Stop() error {
 }
 
 // Start starts all killed nodes again, with the data they had or without any,
-// and may be called on any goroutine.
+// and may be called on any goroutine. Through their proxies, which are all up
+// then, they are back at the same moment.
 func (ns *Nodes) Start(data bool) error {
-	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Start(data) })
+	for _, p := range ns.Proxies {
+		p.Down()
+	}
+	err := each(len(ns.Servers), func(i int) error { return ns.Servers[i].Start(data) })
+	for _, p := range ns.Proxies {
+		p.Up()
+	}
+	return err
 }
 
 // Count returns how many commands have gone through all proxies so far.
