@@ -13,6 +13,7 @@ import (
 type Context struct {
 	parent   context.Context
 	deadline time.Time
+	parents  bool // the deadline, of which the parent tells
 
 	mu     sync.Mutex // guards all below
 	native context.Context
@@ -23,21 +24,25 @@ type Context struct {
 // WithTimeout returns a Context that ends d from now at the latest. Whoever has
 // made it calls End.
 func WithTimeout(parent context.Context, d time.Duration) *Context {
-	deadline := time.Now().Add(d)
-	if of, ok := parent.Deadline(); ok && of.Before(deadline) {
-		deadline = of
+	c := &Context{parent: parent, deadline: time.Now().Add(d)}
+	if of, ok := parent.Deadline(); ok && of.Before(c.deadline) {
+		c.deadline, c.parents = of, true
 	}
-	return &Context{parent: parent, deadline: deadline}
+	return c
 }
 
 // Split returns what tells of the end of ctx but for its deadline, and that:
 // who waits until the deadline by other means has no need of a timer. The time
 // is zero if what is returned tells of all.
 func Split(ctx context.Context) (context.Context, time.Time) {
-	if c, ok := ctx.(*Context); ok {
-		return c.parent, c.deadline
+	c, ok := ctx.(*Context)
+	switch {
+	case !ok:
+		return ctx, time.Time{}
+	case c.parents:
+		return c.parent, time.Time{}
 	}
-	return ctx, time.Time{}
+	return c.parent, c.deadline
 }
 
 // End ends the context with context.Canceled, unless its end was seen before.
@@ -58,7 +63,11 @@ func (c *Context) made() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.native == nil {
-		c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
+		if c.parents {
+			c.native, c.cancel = context.WithCancel(c.parent)
+		} else {
+			c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
+		}
 		if c.over != nil {
 			c.cancel()
 		}
@@ -82,7 +91,7 @@ func (c *Context) Err() error {
 	case c.native != nil:
 		return c.native.Err()
 	}
-	if c.over = c.parent.Err(); c.over == nil && !time.Now().Before(c.deadline) {
+	if c.over = c.parent.Err(); c.over == nil && !c.parents && !time.Now().Before(c.deadline) {
 		c.over = context.DeadlineExceeded
 	}
 	return c.over

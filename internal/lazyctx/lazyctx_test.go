@@ -118,3 +118,22 @@ func TestIsCheap(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// Nobody hears of the parent's deadline before the parent has ended.
+func TestParentEndsFirst(t *testing.T) {
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			parent, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			c := WithTimeout(parent, time.Minute)
+			defer c.End()
+			if ctx, until := Split(c); ctx != parent || !until.IsZero() {
+				t.Errorf("Split: got %v, %v", ctx, until)
+			}
+			<-c.Done()
+			if parent.Err() == nil {
+				t.Error("the parent goes on")
+			}
+		})
+	}
+}
