@@ -1,7 +1,6 @@
 package main
 
 import (
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -99,38 +98,5 @@ func TestHandovers(t *testing.T) {
 	}
 	if n := r.counted(); n != 4 {
 		t.Errorf("%d holds counted, want 4", n)
-	}
-}
-
-func TestPercentile(t *testing.T) {
-	us := time.Microsecond
-	all := []time.Duration{1 * us, 2 * us, 3 * us, 4 * us}
-	for p, want := range map[int]float64{50: 2, 75: 3, 99: 4, 100: 4} {
-		if got := percentile(all, p); got != want {
-			t.Errorf("p%d: %v, want %v", p, got, want)
-		}
-	}
-	if got := percentile(nil, 50); !math.IsNaN(got) {
-		t.Errorf("of none: %v", got)
-	}
-}
-
-func TestGoals(t *testing.T) {
-	var g goals
-	g.atMost(1.5, 1.2, "2 waiters", "ratio")
-	g.atMost(1.5, 1.4, "64 waiters", "ratio")
-	g.atMost(1.5, 1.3, "512 waiters", "ratio")
-	g.atMost(3, 3.5, "2 waiters", "scripts")
-	g.atMost(2.5, math.NaN(), "2 waiters", "nothing")
-	var b strings.Builder
-	g.print(&b)
-	for _, want := range []string{
-		"| ratio | 1.50 | 1.40 | 64 waiters | yes |",
-		"| scripts | 3 | 3.50 | 2 waiters | **no** |",
-		"| nothing | 2.50 | – | 2 waiters | **no** |",
-	} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("%q is not in:\n%s", want, b.String())
-		}
 	}
 }

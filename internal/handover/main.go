@@ -23,6 +23,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	_ "github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/results"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/spinlock"
 )
@@ -99,13 +100,13 @@ func measure(ctx context.Context, o options, out io.Writer) (err error) {
 	}
 	defer m.close()
 	fmt.Fprintf(out, "%s, %d CPUs; %d processes, a key is kept for %v, rounds of %v.\n", runtime.Version(), runtime.NumCPU(), processes, o.hold, o.length)
-	var g goals
-	for _, part := range []func(context.Context, io.Writer, *goals) error{m.latencies, m.races, m.deadBefore} {
+	var g results.Goals
+	for _, part := range []func(context.Context, io.Writer, *results.Goals) error{m.latencies, m.races, m.deadBefore} {
 		if err := part(ctx, out, &g); err != nil {
 			return err
 		}
 	}
-	g.print(out)
+	g.Print(out)
 	return nil
 }
 
@@ -151,8 +152,8 @@ func (s *seen) add(r round) {
 }
 
 // latencies measures hand-over by strategy and number of waiters.
-func (m *measurement) latencies(ctx context.Context, out io.Writer, g *goals) error {
-	t := newTable(out, "From a release to the next holder", "strategy", "waiters", "between processes: n", "p50 µs", "of bare", "p99 µs", "of bare",
+func (m *measurement) latencies(ctx context.Context, out io.Writer, g *results.Goals) error {
+	t := results.NewTable(out, "From a release to the next holder", "strategy", "waiters", "between processes: n", "p50 µs", "of bare", "p99 µs", "of bare",
 		"all: n", "p50 µs", "scripts per acquisition", "other commands, with those in scripts")
 	ways := append([]string{bare}, m.strategies...)
 	for _, waiters := range m.waiters {
@@ -171,19 +172,19 @@ func (m *measurement) latencies(ctx context.Context, out io.Writer, g *goals) er
 		}
 		for _, way := range ways {
 			s, b := all[way], all[bare]
-			p50, p99 := percentile(s.across, 50), percentile(s.across, 99)
-			ratio := p50 / percentile(b.across, 50)
+			p50, p99 := results.Percentile(s.across, 50), results.Percentile(s.across, 99)
+			ratio := p50 / results.Percentile(b.across, 50)
 			scripts := float64(s.took.scripts) / float64(s.holds)
-			t.row(way, waiters, len(s.across), p50, ratio, p99, p99/percentile(b.across, 99),
-				len(s.all), percentile(s.all, 50), scripts, float64(s.took.others)/float64(s.holds))
+			t.Row(way, waiters, len(s.across), p50, ratio, p99, p99/results.Percentile(b.across, 99),
+				len(s.all), results.Percentile(s.all, 50), scripts, float64(s.took.others)/float64(s.holds))
 			at := fmt.Sprint(waiters, " waiters")
 			switch way {
 			case "pubsublock":
-				g.atMost(2.5, ratio, at, "pubsublock: median hand-over between processes, of bare")
-				g.atMost(3, scripts/float64(min(waiters, processes)), at, "pubsublock: scripts per acquisition and process")
+				g.AtMost(2.5, ratio, at, "pubsublock: median hand-over between processes, of bare")
+				g.AtMost(3, scripts/float64(min(waiters, processes)), at, "pubsublock: scripts per acquisition and process")
 			case "fairlock":
-				g.atMost(1.5, ratio, at, "fairlock: median hand-over between processes, of bare")
-				g.atMost(2.05, scripts, at, "fairlock: scripts per acquisition, 2 and the refresh")
+				g.AtMost(1.5, ratio, at, "fairlock: median hand-over between processes, of bare")
+				g.AtMost(2.05, scripts, at, "fairlock: scripts per acquisition, 2 and the refresh")
 			}
 		}
 	}
@@ -191,8 +192,8 @@ func (m *measurement) latencies(ctx context.Context, out io.Writer, g *goals) er
 }
 
 // races counts shares.
-func (m *measurement) races(ctx context.Context, out io.Writer, g *goals) error {
-	t := newTable(out, fmt.Sprintf("Shares of %d waiters over %d acquisitions of a key that nobody keeps", m.racers, m.holds),
+func (m *measurement) races(ctx context.Context, out io.Writer, g *results.Goals) error {
+	t := results.NewTable(out, fmt.Sprintf("Shares of %d waiters over %d acquisitions of a key that nobody keeps", m.racers, m.holds),
 		"strategy", "least", "most", "acquisitions/s", "from process to process/s", "scripts per acquisition")
 	for _, s := range m.strategies {
 		r, err := m.race(ctx, s, m.racers, m.holds)
@@ -214,9 +215,9 @@ func (m *measurement) races(ctx context.Context, out io.Writer, g *goals) error 
 			}
 		}
 		seconds := time.Duration(holds[len(holds)-1].Got - holds[0].Got).Seconds()
-		t.row(s, least, most, int(float64(len(holds))/seconds), int(float64(changes)/seconds), float64(r.took.scripts)/float64(r.counted()))
+		t.Row(s, least, most, int(float64(len(holds))/seconds), int(float64(changes)/seconds), float64(r.took.scripts)/float64(r.counted()))
 		if fair := m.holds / m.racers; s == "fairlock" {
-			g.atMost(0, float64(max(fair-least, most-fair)), fmt.Sprint(least, " to ", most), fmt.Sprintf("fairlock: shares differ from %d by", fair))
+			g.AtMost(0, float64(max(fair-least, most-fair)), fmt.Sprint(least, " to ", most), fmt.Sprintf("fairlock: shares differ from %d by", fair))
 		}
 	}
 	return nil
@@ -224,8 +225,8 @@ func (m *measurement) races(ctx context.Context, out io.Writer, g *goals) error 
 
 // deadBefore has waiters killed that stand before a living one. Without a queue
 // nobody stands before anybody.
-func (m *measurement) deadBefore(ctx context.Context, out io.Writer, g *goals) error {
-	t := newTable(out, fmt.Sprintf("From a release to the waiter behind %d whose processes were killed", m.dead), "strategy", "tries", "median ms", "longest ms")
+func (m *measurement) deadBefore(ctx context.Context, out io.Writer, g *results.Goals) error {
+	t := results.NewTable(out, fmt.Sprintf("From a release to the waiter behind %d whose processes were killed", m.dead), "strategy", "tries", "median ms", "longest ms")
 	for _, s := range m.strategies {
 		if !m.ordered[s] {
 			continue
@@ -239,9 +240,9 @@ func (m *measurement) deadBefore(ctx context.Context, out io.Writer, g *goals) e
 			all = append(all, d)
 		}
 		slices.Sort(all)
-		longest := percentile(all, 100) / 1000
-		t.row(s, len(all), percentile(all, 50)/1000, longest)
-		g.atMost(50, longest, fmt.Sprint("the longest of ", m.deaths), s+": ms behind killed waiters")
+		longest := results.Percentile(all, 100) / 1000
+		t.Row(s, len(all), results.Percentile(all, 50)/1000, longest)
+		g.AtMost(50, longest, fmt.Sprint("the longest of ", m.deaths), s+": ms behind killed waiters")
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/hasplock/hasp/internal/results"
 	"io"
 	"slices"
 	"sync"
@@ -11,8 +12,8 @@ import (
 )
 
 // contention has clients take turns at a key that nobody keeps.
-func (m *measurement) contention(ctx context.Context, out io.Writer, g *goals) error {
-	t := newTable(out, fmt.Sprintf("%d clients want one key for %v, all well", m.clients, m.race), "", "acquisitions/s",
+func (m *measurement) contention(ctx context.Context, out io.Writer, g *results.Goals) error {
+	t := results.NewTable(out, fmt.Sprintf("%d clients want one key for %v, all well", m.clients, m.race), "", "acquisitions/s",
 		"longest without one, ms", "longest wait, ms", "of a client: least", "most", "failed",
 		"attempts per acquisition", "split votes per acquisition", "commands per acquisition")
 	for _, c := range contestants {
@@ -28,12 +29,12 @@ func (m *measurement) contention(ctx context.Context, out io.Writer, g *goals) e
 			n += float64(share)
 		}
 		gap, wait := float64(r.gap.Milliseconds()), float64(r.wait.Milliseconds())
-		t.row(c.name, int(n/m.race.Seconds()), gap, wait, slices.Min(r.shares), slices.Max(r.shares), r.failed,
+		t.Row(c.name, int(n/m.race.Seconds()), gap, wait, slices.Min(r.shares), slices.Max(r.shares), r.failed,
 			float64(r.tries.all)/n, float64(r.tries.split)/n, float64(r.took.total())/n)
 		if c.ours {
-			g.atMost(1000, gap, "contention", c.name+": ms in which nobody is given the key")
-			g.atMost(10_000, wait, "contention", c.name+": ms that a client waits")
-			g.atMost(0, float64(r.failed), "contention", c.name+": Locks and Unlocks that failed")
+			g.AtMost(1000, gap, "contention", c.name+": ms in which nobody is given the key")
+			g.AtMost(10_000, wait, "contention", c.name+": ms that a client waits")
+			g.AtMost(0, float64(r.failed), "contention", c.name+": Locks and Unlocks that failed")
 		}
 	}
 	return nil

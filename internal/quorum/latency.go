@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"github.com/hasplock/hasp/internal/results"
 	"io"
 	"math/rand/v2"
 	"slices"
@@ -50,7 +51,7 @@ func (m *measurement) enter(ctx context.Context) (all []*entrant, leave func(), 
 }
 
 // latencies measures Lock and Unlock of a lone caller under each condition.
-func (m *measurement) latencies(ctx context.Context, out io.Writer, g *goals) error {
+func (m *measurement) latencies(ctx context.Context, out io.Writer, g *results.Goals) error {
 	all, leave, err := m.enter(ctx)
 	if err != nil {
 		return err
@@ -60,17 +61,17 @@ func (m *measurement) latencies(ctx context.Context, out io.Writer, g *goals) er
 		if err := m.compete(ctx, c, all); err != nil {
 			return err
 		}
-		t := newTable(out, strings.ToUpper(c.name[:1])+c.name[1:], "", "pairs",
+		t := results.NewTable(out, strings.ToUpper(c.name[:1])+c.name[1:], "", "pairs",
 			"Lock: p50 µs", "of by hand", "p99 µs", "of by hand", "Unlock: p50 µs", "of by hand", "p99 µs", "of by hand", "failed", "orphan keys")
 		for _, e := range all {
 			lock50, lock := compare(e.locks, all[0].locks)
 			unlock50, unlock := compare(e.unlocks, all[0].unlocks)
-			t.row(slices.Concat([]any{e.name, len(e.locks)}, lock, unlock, []any{e.failed, e.orphans})...)
+			t.Row(slices.Concat([]any{e.name, len(e.locks)}, lock, unlock, []any{e.failed, e.orphans})...)
 			if e.ours {
-				g.atMost(1.5, lock50, c.name, e.name+": median Lock, of by hand")
-				g.atMost(1.5, unlock50, c.name, e.name+": median Unlock, of by hand")
-				g.atMost(0, float64(e.failed), c.name, e.name+": Locks and Unlocks that failed")
-				g.atMost(0, float64(e.orphans), c.name, e.name+": orphan keys")
+				g.AtMost(1.5, lock50, c.name, e.name+": median Lock, of by hand")
+				g.AtMost(1.5, unlock50, c.name, e.name+": median Unlock, of by hand")
+				g.AtMost(0, float64(e.failed), c.name, e.name+": Locks and Unlocks that failed")
+				g.AtMost(0, float64(e.orphans), c.name, e.name+": orphan keys")
 			}
 		}
 	}
@@ -80,7 +81,7 @@ func (m *measurement) latencies(ctx context.Context, out io.Writer, g *goals) er
 // compare returns the ratio of the medians, and cells.
 func compare(got, base []time.Duration) (ratio float64, cells []any) {
 	for _, p := range []int{50, 99} {
-		a, b := percentile(got, p), percentile(base, p)
+		a, b := results.Percentile(got, p), results.Percentile(base, p)
 		cells = append(cells, a, a/b)
 	}
 	return cells[1].(float64), cells
@@ -140,13 +141,13 @@ func (m *measurement) turns(ctx context.Context, c condition, e *entrant) error 
 }
 
 // commands counts what servers are told for a Lock and for an Unlock.
-func (m *measurement) commands(ctx context.Context, out io.Writer, _ *goals) error {
+func (m *measurement) commands(ctx context.Context, out io.Writer, _ *results.Goals) error {
 	all, leave, err := m.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	t := newTable(out, "Commands, with those in scripts, all well", "", "Lock: per server", "in total", "Unlock: per server", "in total", "which, on a server")
+	t := results.NewTable(out, "Commands, with those in scripts, all well", "", "Lock: per server", "in total", "Unlock: per server", "in total", "which, on a server")
 	for _, e := range all {
 		var took [2]calls
 		_, err := m.counting(ctx, e) // connections are made, scripts loaded
@@ -161,7 +162,7 @@ func (m *measurement) commands(ctx context.Context, out io.Writer, _ *goals) err
 		for _, c := range took {
 			row = append(row, float64(c.total())/each/nodes, float64(c.total())/each)
 		}
-		t.row(append(row, took[0].per(each*nodes)+"; "+took[1].per(each*nodes))...)
+		t.Row(append(row, took[0].per(each*nodes)+"; "+took[1].per(each*nodes))...)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/hasplock/hasp/internal/results"
 	"github.com/redis/go-redis/v9/logging"
 )
 
@@ -83,12 +84,12 @@ func measure(ctx context.Context, o options, out io.Writer) error {
 	defer set.stop()
 	m := &measurement{o, set}
 	fmt.Fprintf(out, "%s, %d CPUs; %d servers, a slow one answers %v late.\n", runtime.Version(), runtime.NumCPU(), nodes, o.delay)
-	var g goals
-	for _, part := range []func(context.Context, io.Writer, *goals) error{m.latencies, m.commands, m.contention} {
+	var g results.Goals
+	for _, part := range []func(context.Context, io.Writer, *results.Goals) error{m.latencies, m.commands, m.contention} {
 		if err := part(ctx, out, &g); err != nil {
 			return err
 		}
 	}
-	g.print(out)
+	g.Print(out)
 	return nil
 }

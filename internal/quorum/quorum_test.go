@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"math"
 	"net"
 	"os"
 	"strings"
@@ -175,41 +174,6 @@ func TestOnlyOneMayHaveTheKey(t *testing.T) {
 	r.answered(t.Context(), 0, time.Now(), nil)
 	if r.err == nil {
 		t.Error("two had the key at once, and that is no error")
-	}
-}
-
-func TestPercentile(t *testing.T) {
-	t.Parallel()
-	us := time.Microsecond
-	all := []time.Duration{1 * us, 2 * us, 3 * us, 4 * us}
-	for p, want := range map[int]float64{50: 2, 75: 3, 99: 4, 100: 4} {
-		if got := percentile(all, p); got != want {
-			t.Errorf("p%d: %v, want %v", p, got, want)
-		}
-	}
-	if got := percentile(nil, 50); !math.IsNaN(got) {
-		t.Errorf("of none: %v", got)
-	}
-}
-
-func TestGoals(t *testing.T) {
-	t.Parallel()
-	var g goals
-	g.atMost(1.5, 1.2, "all well", "ratio")
-	g.atMost(1.5, 1.4, "one down", "ratio")
-	g.atMost(1.5, 1.3, "one slow", "ratio")
-	g.atMost(0, 2, "one down", "orphan keys")
-	g.atMost(1.5, math.NaN(), "one down", "nothing")
-	var b strings.Builder
-	g.print(&b)
-	for _, want := range []string{
-		"| ratio | 1.50 | 1.40 | one down | yes |",
-		"| orphan keys | 0 | 2 | one down | **no** |",
-		"| nothing | 1.50 | – | one down | **no** |",
-	} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("%q is not in:\n%s", want, b.String())
-		}
 	}
 }
 

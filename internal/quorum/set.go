@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hasplock/hasp/internal/results"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -250,7 +251,7 @@ func (c calls) total() (n int64) {
 func (c calls) per(n float64) string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(c)) {
-		all = append(all, fmt.Sprint(decimal(float64(c[name])/n), " ", strings.ReplaceAll(name, "|", " ")))
+		all = append(all, fmt.Sprint(results.Decimal(float64(c[name])/n), " ", strings.ReplaceAll(name, "|", " ")))
 	}
 	return strings.Join(all, ", ")
 }
