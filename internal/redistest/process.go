@@ -23,6 +23,9 @@ type process struct {
 	cmd  *exec.Cmd
 	out  *output
 	done chan struct{} // closed when the process has ended
+
+	env   []string // more than this process's
+	clock string   // the file of Options.Clock
 }
 
 func (s *Server) startProcess() error {
@@ -74,6 +77,11 @@ func (s *Server) startAt(dir string, port int, more ...string) error {
 func (s *Server) run(p *process) error {
 	s.flav = p
 	s.t.Cleanup(func() { p.kill() })
+	if s.o.Clock {
+		if err := p.wind(); err != nil {
+			return err
+		}
+	}
 	err := s.up(p)
 	if err != nil && strings.Contains(p.out.String(), "Address already in use") {
 		p.kill()
@@ -123,6 +131,9 @@ func (s *Server) up(p *process) error {
 	go func() { answers <- s.ready(startTimeout) }()
 	select {
 	case err := <-answers:
+		if err == nil && p.clock != "" {
+			err = p.wound()
+		}
 		return err
 	case <-p.done:
 		return fmt.Errorf("redis-server ended:\n%s", p.out)
@@ -136,6 +147,7 @@ func (p *process) start() error {
 	p.done = make(chan struct{})
 	p.cmd = exec.Command("redis-server", p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
+	p.cmd.Env = append(os.Environ(), p.env...)
 	endWithParent(p.cmd)
 	started := make(chan error, 1)
 	go func() {

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -25,6 +26,9 @@ const (
 	// LoseRequest cuts the connection before the server has the command.
 	LoseRequest
 
+	// answer is what Answer does.
+	answer
+
 	// HoldRequest keeps the command, and all after it on that connection,
 	// from the server until Release, even if the client has gone meanwhile.
 	HoldRequest
@@ -42,9 +46,10 @@ type Proxy struct {
 	count    int64
 	record   bool
 	commands []string
-	flow     chan struct{} // closed while bytes flow
+	in, out  chan struct{} // closed while requests and replies flow
 	release  chan struct{} // closed by Release
 	delay    time.Duration
+	trickle  time.Duration
 	down     bool
 	closed   bool
 	wg       sync.WaitGroup
@@ -53,6 +58,7 @@ type Proxy struct {
 type rule struct {
 	match string
 	fault Fault
+	promise
 }
 
 // NewProxy returns a proxy to what dial connects to; it ends with the test.
@@ -70,8 +76,9 @@ func Listen(t testing.TB, dial func() (net.Conn, error)) (*Proxy, error) {
 }
 
 func newProxy(dial func() (net.Conn, error)) *Proxy {
-	p := &Proxy{dial: dial, conns: map[*conn]bool{}, flow: make(chan struct{}), release: make(chan struct{})}
-	close(p.flow)
+	p := &Proxy{dial: dial, conns: map[*conn]bool{}, in: make(chan struct{}), out: make(chan struct{}), release: make(chan struct{})}
+	close(p.in)
+	close(p.out)
 	return p
 }
 
@@ -116,7 +123,30 @@ func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Co
 func (p *Proxy) Fail(match string, f Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rules = append(p.rules, rule{match, f})
+	p.rules = append(p.rules, rule{match: match, fault: f})
+}
+
+// Answer has all commands whose text contains match answered with reply, which
+// may be any bytes, until Forgive. The server does not see them.
+func (p *Proxy) Answer(match, reply string) { p.answer(match, promise{reply: reply}) }
+
+// LastWords is Answer, after which the connection is cut.
+func (p *Proxy) LastWords(match, reply string) { p.answer(match, promise{reply: reply, last: true}) }
+
+func (p *Proxy) answer(match string, what promise) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rules = append(p.rules, rule{match, answer, what})
+}
+
+// Say has the server say something of its own accord, on all connections.
+func (p *Proxy) Say(text string) {
+	p.mu.Lock()
+	all := slices.Collect(maps.Keys(p.conns))
+	p.mu.Unlock()
+	for _, c := range all {
+		c.say([]byte(text))
+	}
 }
 
 // Pending returns how many faults have not happened yet.
@@ -153,19 +183,40 @@ func (p *Proxy) Count() int64 {
 
 // Stall stops all bytes, both ways; connections stay, and new ones are taken.
 func (p *Proxy) Stall() {
+	p.StallRequests()
+	p.StallReplies()
+}
+
+// StallRequests stops what clients say.
+func (p *Proxy) StallRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if isClosed(p.flow) {
-		p.flow = make(chan struct{})
+	if isClosed(p.in) {
+		p.in = make(chan struct{})
 	}
 }
 
-// Flow ends Stall.
+// StallReplies stops what the server says.
+func (p *Proxy) StallReplies() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.out) {
+		p.out = make(chan struct{})
+	}
+}
+
+// Flow ends Stall, StallRequests and StallReplies.
 func (p *Proxy) Flow() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !isClosed(p.flow) {
-		close(p.flow)
+	p.open()
+}
+
+func (p *Proxy) open() {
+	for _, c := range []chan struct{}{p.in, p.out} {
+		if !isClosed(c) {
+			close(c)
+		}
 	}
 }
 
@@ -182,6 +233,14 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
+}
+
+// Trickle has what either side says at once arrive in pieces, the last of them
+// after d.
+func (p *Proxy) Trickle(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trickle = d
 }
 
 // Cut ends all connections there are.
@@ -215,9 +274,7 @@ func (p *Proxy) Close() {
 	}
 	p.mu.Lock()
 	p.down, p.closed = true, true
-	if !isClosed(p.flow) {
-		close(p.flow)
-	}
+	p.open()
 	close(p.release)
 	p.release = make(chan struct{})
 	p.mu.Unlock()
@@ -225,10 +282,10 @@ func (p *Proxy) Close() {
 	p.wg.Wait()
 }
 
-// judge returns the fault of a command, and remembers the command.
-func (p *Proxy) judge(args []string) Fault {
+// judge returns the rule for a command, and remembers the command.
+func (p *Proxy) judge(args []string) rule {
 	if len(args) == 0 {
-		return 0
+		return rule{}
 	}
 	text := strings.Join(args, " ")
 	p.mu.Lock()
@@ -242,11 +299,13 @@ func (p *Proxy) judge(args []string) Fault {
 	}
 	for i, r := range p.rules {
 		if strings.Contains(text, r.match) {
-			p.rules = slices.Delete(p.rules, i, i+1)
-			return r.fault
+			if r.fault != answer {
+				p.rules = slices.Delete(p.rules, i, i+1)
+			}
+			return r
 		}
 	}
-	return 0
+	return rule{}
 }
 
 func isClosed(c chan struct{}) bool {

@@ -3,6 +3,7 @@ package redistest
 import (
 	"bufio"
 	"bytes"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"net"
@@ -22,9 +23,20 @@ type conn struct {
 	ended  atomic.Bool
 	fault  atomic.Int32 // of the last command that went through, as Fault
 
-	more chan struct{} // has room for one; something was added to said
-	mu   sync.Mutex    // guards said
-	said []reply
+	part []byte // of a place, at the end of what the server has said; replies'
+
+	more     chan struct{} // has room for one; something was added to said
+	mu       sync.Mutex    // guards all below
+	said     []reply
+	promised []promise // in the order of their places
+}
+
+// promise is an answer that the server does not know, and what it says where
+// that belongs.
+type promise struct {
+	reply string
+	last  bool // nothing comes after it
+	place string
 }
 
 // reply is what the server has said at once.
@@ -91,21 +103,24 @@ func (c *conn) requests() {
 	}
 	for {
 		raw, args, err := read(in)
-		if err != nil || !c.open() {
+		if err != nil || !c.open(&c.p.in) {
 			return
 		}
-		switch f := c.p.judge(args); f {
+		switch r := c.p.judge(args); r.fault {
 		case LoseRequest:
 			return
 		case LoseReply, HangReply:
-			c.fault.Store(int32(f))
+			c.fault.Store(int32(r.fault))
+		case answer:
+			// The server says the place of it in the order of replies.
+			raw = fmt.Appendf(nil, "*2\r\n$4\r\necho\r\n%s", c.promise(r.promise))
 		case HoldRequest:
 			c.p.mu.Lock()
 			release := c.p.release
 			c.p.mu.Unlock()
 			<-release // nobody looks meanwhile whether the client is still there
 		}
-		if _, err := c.server.Write(raw); err != nil {
+		if c.pass(c.server, raw) != nil {
 			return
 		}
 	}
@@ -128,9 +143,54 @@ func (c *conn) replies() {
 		case f == LoseReply:
 			c.say(nil)
 		default:
-			c.say(bytes.Clone(buf[:n]))
+			b, last := c.kept(buf[:n])
+			if len(b) > 0 {
+				c.say(b)
+			}
+			if last {
+				c.say(nil)
+			}
 		}
 	}
+}
+
+// promise returns what the server says in place of a reply.
+func (c *conn) promise(p promise) string {
+	p.place = fmt.Sprintf("$26\r\n%s\r\n", rand.Text())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.promised = append(c.promised, p)
+	return p.place
+}
+
+// kept is what the server has said with the promises kept, and whether that is
+// all.
+func (c *conn) kept(said []byte) (all []byte, last bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	said = append(c.part, said...)
+	c.part = nil
+	for len(c.promised) > 0 {
+		p := c.promised[0]
+		before, after, ok := bytes.Cut(said, []byte(p.place))
+		if !ok {
+			// The place itself may come in pieces.
+			for n := min(len(p.place)-1, len(said)); n > 0; n-- {
+				if bytes.HasSuffix(said, []byte(p.place[:n])) {
+					c.part = bytes.Clone(said[len(said)-n:])
+					said = said[:len(said)-n]
+					break
+				}
+			}
+			break
+		}
+		all = append(append(all, before...), p.reply...)
+		if p.last {
+			return all, true
+		}
+		said, c.promised = after, c.promised[1:]
+	}
+	return append(all, said...), false
 }
 
 // say has the client hear b when it is due, or that this was all.
@@ -167,27 +227,45 @@ func (c *conn) deliver() {
 			if left := time.Until(r.due); left > 0 {
 				time.Sleep(left)
 			}
-			if !c.open() {
-				return
-			}
-			if _, err := c.client.Write(r.bytes); err != nil {
+			if !c.open(&c.p.out) || c.pass(c.client, r.bytes) != nil {
 				return
 			}
 		}
 	}
 }
 
-// open waits while the proxy is stalled, and reports whether the connection
-// is still there.
-func (c *conn) open() bool {
+// open waits while a direction of the proxy is stalled, and reports whether
+// the connection is still there.
+func (c *conn) open(way *chan struct{}) bool {
 	c.p.mu.Lock()
-	flow := c.p.flow
+	flow := *way
 	c.p.mu.Unlock()
 	select {
 	case <-flow:
 	case <-c.over:
 	}
 	return !c.ended.Load()
+}
+
+// pass writes b, at once or as it trickles.
+func (c *conn) pass(to net.Conn, b []byte) error {
+	pieces := min(8, len(b))
+	for left := pieces; ; left-- {
+		c.p.mu.Lock()
+		pause := c.p.trickle / time.Duration(pieces)
+		c.p.mu.Unlock()
+		n := len(b)
+		if pause > 0 {
+			time.Sleep(pause)
+			n = (n + left - 1) / left
+		}
+		if _, err := to.Write(b[:n]); err != nil {
+			return err
+		}
+		if b = b[n:]; len(b) == 0 {
+			return nil
+		}
+	}
 }
 
 // readBytes reads what there is.

@@ -64,6 +64,10 @@ type Options struct {
 	// data survives Kill and Restart.
 	Keep bool
 
+	// Clock is a real Redis with a wall clock that Skew sets; the test is
+	// skipped where there is none. See [ClocksCanJump].
+	Clock bool
+
 	// SentinelUser and SentinelPassword are what the sentinels of
 	// StartSentinel want to hear.
 	SentinelUser, SentinelPassword string
@@ -78,7 +82,7 @@ func (o *Options) own() bool {
 
 func (o *Options) tls() bool { return o.TLS || o.Mutual }
 
-func (o *Options) real() bool { return o.Real || len(o.Args) > 0 }
+func (o *Options) real() bool { return o.Real || o.Clock || len(o.Args) > 0 }
 
 // Server is a running Redis. It ends with the test.
 type Server struct {
@@ -118,6 +122,7 @@ func Start(t testing.TB, o *Options) *Server {
 	if o.real() && kind == "inprocess" {
 		t.Skip("needs a real Redis; this run uses miniredis")
 	}
+	o.needClock(t)
 	switch kind {
 	case "process":
 		err = s.startProcess()
@@ -274,6 +279,27 @@ func (s *Server) Proxy() *Proxy {
 		s.t.Fatalf("redistest: proxy: %v", err)
 	}
 	return p
+}
+
+// Serve is the address of a server that is no Redis, until the test ends. Each
+// of its connections is f's, to close, too.
+func Serve(t testing.TB, f func(net.Conn)) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go f(c)
+		}
+	}()
+	return ln.Addr().String()
 }
 
 // Pause has the server hang: it keeps its connections and answers nothing.

@@ -238,6 +238,45 @@ func TestVirtualTimeEndsTerms(t *testing.T) {
 	}
 }
 
+func TestOneDirectionStallsAndBytesTrickle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := Virtual(t)
+		rdb, direct := v.Client(), v.Direct()
+		set := func(key string) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			return rdb.Set(ctx, key, "v", 0).Err()
+		}
+		for name, c := range map[string]struct {
+			stall   func()
+			arrives int64
+		}{"requests": {v.Proxy.StallRequests, 0}, "replies": {v.Proxy.StallReplies, 1}} {
+			if err := set("warm"); err != nil {
+				t.Fatal(err)
+			}
+			c.stall()
+			if err := set(name); err == nil {
+				t.Errorf("%s stalled: no error", name)
+			}
+			if n := direct.Exists(t.Context(), name).Val(); n != c.arrives {
+				t.Errorf("%s stalled: the server has %d of 1 key", name, n)
+			}
+			v.Proxy.Flow()
+		}
+		if err := set("warm"); err != nil {
+			t.Fatal(err)
+		}
+		v.Proxy.Trickle(time.Minute)
+		begin := time.Now()
+		if err := set("slow"); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(begin); d < 2*time.Minute {
+			t.Errorf("a request and its reply took %v, want a minute each", d)
+		}
+	})
+}
+
 // A server that outlives its test would outlive the machine's patience.
 func TestServersEndWithTheirTest(t *testing.T) {
 	var pid int

@@ -46,6 +46,7 @@ func newSet(t testing.TB, o *Options) (Set, error) {
 	if o != nil {
 		s.o = *o
 	}
+	s.o.needClock(t)
 	var err error
 	if s.dir, err = tempDir(t); err == nil && s.o.tls() {
 		s.Certificate, err = certify(s.dir)
