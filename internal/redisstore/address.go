@@ -272,6 +272,16 @@ func (a *address) setSentinel(params map[string]string) error {
 	return nil
 }
 
+// secrets are what no error may tell.
+func (a *address) secrets() (all []string) {
+	for _, secret := range []string{a.password, a.sentinelPassword} {
+		if secret != "" {
+			all = append(all, secret)
+		}
+	}
+	return all
+}
+
 func (a *address) network() string {
 	if a.kind == aSocket {
 		return "unix"

@@ -248,6 +248,7 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 		return nil, fmt.Errorf("%s: %w", s.addr, explain(err, lockServer(c.a), took))
 	}
 	var spans []span
+	total := int64(0)
 	ranges, _ := v.([]any)
 	for _, r := range ranges {
 		parts, _ := r.([]any)
@@ -256,10 +257,14 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 		}
 		first, _ := parts[0].(int64)
 		last, ok := parts[1].(int64)
-		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && last < slots {
+		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && first <= last && last < slots {
 			host, _ := who[0].(string) // nil where the node does not know it
 			port, _ := who[1].(int64)
 			spans = append(spans, span{first, last, hostport(host, strconv.FormatInt(port, 10), s.addr)})
+			total += last - first + 1
+		}
+		if total > slots {
+			return nil, fmt.Errorf("%s: %w", s.addr, unexpected(v, c.a.secrets()))
 		}
 	}
 	if len(spans) == 0 {

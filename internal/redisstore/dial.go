@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -73,10 +74,10 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	if err != nil {
 		return deadConn{&DialError{err}}, nil
 	}
-	conn := d.calls.wrap(plain)
 	if d.tls == nil {
-		return conn, nil
+		return d.calls.wrap(&guard{Conn: plain}), nil
 	}
+	conn := d.calls.wrap(plain)
 	config := d.tls
 	if config.ServerName == "" {
 		config = config.Clone()
@@ -87,8 +88,8 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 		conn.Close()
 		return deadConn{&handshakeError{err}}, nil
 	}
-	conn.secure = secure
-	return secure, nil
+	conn.secure = &guard{Conn: secure}
+	return conn.secure, nil
 }
 
 // DialError is a connection that could not be made: nothing was sent. Its Unwrap
@@ -126,3 +127,7 @@ func (c deadConn) RemoteAddr() net.Addr             { return nil }
 func (c deadConn) SetDeadline(time.Time) error      { return nil }
 func (c deadConn) SetReadDeadline(time.Time) error  { return nil }
 func (c deadConn) SetWriteDeadline(time.Time) error { return nil }
+
+// SyscallConn has the pool drop it, to which it comes if its caller did not
+// wait so long: the next caller is not to hear of it.
+func (c deadConn) SyscallConn() (syscall.RawConn, error) { return nil, c.err }

@@ -150,7 +150,11 @@ func (c *conn) SetDeadline(t time.Time) error {
 
 // SyscallConn lets the pool see whether the server has closed a connection.
 func (c *conn) SyscallConn() (syscall.RawConn, error) {
-	if raw, ok := c.Conn.(syscall.Conn); ok {
+	below := c.Conn
+	if g, ok := below.(*guard); ok {
+		below = g.Conn
+	}
+	if raw, ok := below.(syscall.Conn); ok {
 		return raw.SyscallConn()
 	}
 	return nil, errors.ErrUnsupported

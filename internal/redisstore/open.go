@@ -49,12 +49,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		return nil, nil, err
 	}
 	d.pool = connections
-	s = &Store{replicas: a.replicas, calls: &d.calls, dials: &d.dials}
-	for _, secret := range []string{a.password, a.sentinelPassword} {
-		if secret != "" {
-			s.secrets = append(s.secrets, secret)
-		}
-	}
+	s = &Store{replicas: a.replicas, calls: &d.calls, dials: &d.dials, secrets: a.secrets()}
 	var close func()
 	switch a.kind {
 	case theSentinels:

@@ -111,12 +111,12 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		{"plain to a tls port", "redis://:" + secret + "@" + secure.Addr, nil, []string{secure.Addr, "rediss://"}},
 		{"unknown authority", "rediss://:" + secret + "@" + secure.Addr, nil, []string{secure.Addr, "certificate", "?ca="}},
 		{"wrong name", "rediss://:" + secret + "@" + secure.Addr, map[string]string{"ca": secure.CAFile, "server_name": "example.org"}, []string{"example.org", "?server_name="}},
-		{"hangs", "redis://:" + secret + "@" + listener(t, hang), nil, []string{"no answer within", "check host and port"}},
-		{"hangs up", "redis://:" + secret + "@" + listener(t, func(c net.Conn) { c.Close() }), nil, []string{"closed the connection", "rediss://"}},
-		{"tls hangs", "rediss://:" + secret + "@" + listener(t, hang), nil, []string{"TLS handshake", "does this port speak TLS"}},
-		{"not a redis", "redis://:" + secret + "@" + listener(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }), nil, []string{"is that a Redis"}},
-		{"repeats what it got", "redis://:" + secret + "@" + listener(t, parrot("-ERR unknown command 'x', with args beginning with: ")), nil, []string{"unknown command"}},
-		{"repeats what it got in its own way", "redis://:" + secret + "@" + listener(t, parrot("-ERR what do you mean by ")), nil, []string{"what do you mean", "***"}},
+		{"hangs", "redis://:" + secret + "@" + redistest.Serve(t, hang), nil, []string{"no answer within", "check host and port"}},
+		{"hangs up", "redis://:" + secret + "@" + redistest.Serve(t, func(c net.Conn) { c.Close() }), nil, []string{"closed the connection", "rediss://"}},
+		{"tls hangs", "rediss://:" + secret + "@" + redistest.Serve(t, hang), nil, []string{"TLS handshake", "does this port speak TLS"}},
+		{"not a redis", "redis://:" + secret + "@" + redistest.Serve(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }), nil, []string{"is that a Redis"}},
+		{"repeats what it got", "redis://:" + secret + "@" + redistest.Serve(t, parrot("-ERR unknown command 'x', with args beginning with: ")), nil, []string{"unknown command"}},
+		{"repeats what it got in its own way", "redis://:" + secret + "@" + redistest.Serve(t, parrot("-ERR what do you mean by ")), nil, []string{"what do you mean", "***"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -163,7 +163,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 // A person who presses Ctrl-C does not wait for a server that hangs.
 func TestOpenEndsWhenCancelled(t *testing.T) {
 	asked := make(chan bool, 9)
-	addr := listener(t, func(c net.Conn) {
+	addr := redistest.Serve(t, func(c net.Conn) {
 		c.Read(make([]byte, 100))
 		asked <- true
 		select {}
@@ -244,25 +244,6 @@ func TestOpenRefusesBadFiles(t *testing.T) {
 			t.Errorf("%v: got %v, want ErrInvalid", params, err)
 		}
 	}
-}
-
-// listener serves each connection with f until the test ends.
-func listener(t *testing.T, f func(net.Conn)) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go f(c)
-		}
-	}()
-	return ln.Addr().String()
 }
 
 // hang takes what it is sent and says nothing.

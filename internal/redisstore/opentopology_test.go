@@ -32,15 +32,15 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 	if err := partly.Client().ClusterAddSlots(t.Context(), 7).Err(); err != nil {
 		t.Fatal(err)
 	}
-	broken := listener(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") })
-	parrots := listener(t, parrot("-ERR what do you mean by "))
+	broken := redistest.Serve(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") })
+	parrots := redistest.Serve(t, parrot("-ERR what do you mean by "))
 	for _, c := range []struct {
 		name, node string
 		params     map[string]string
 		want       []string
 	}{
 		{"no sentinel", "redis-sentinel://" + ann + deadPort + ",127.0.0.1:2" + "/m", nil, []string{"redis m: none of 2 sentinels answers: sentinel 127.0.0.1:", "connection refused"}},
-		{"hung sentinel", "redis-sentinel://" + ann + listener(t, hang) + "/m", nil, []string{"redis m: sentinel 127.0.0.1:", "no answer within"}},
+		{"hung sentinel", "redis-sentinel://" + ann + redistest.Serve(t, hang) + "/m", nil, []string{"redis m: sentinel 127.0.0.1:", "no answer within"}},
 		{"unknown name", "redis-sentinel://" + ann + sentinels + "/theirmaster", right, []string{"theirmaster", "No such master", "check the name"}},
 		{"no password for the sentinels", "redis-sentinel://" + ann + sentinels + "/mymaster", nil, []string{"sentinel 127.0.0.1:", "NOAUTH", "sentinel_password"}},
 		{"wrong password for the sentinels", "redis-sentinel://" + ann + sentinels + "/mymaster", map[string]string{"sentinel_password": secret}, []string{"sentinel 127.0.0.1:", "WRONGPASS", "sentinel_password"}},
@@ -50,7 +50,7 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 		{"tells what it heard", "redis-sentinel://" + ann + parrots + "/mymaster", map[string]string{"sentinel_password": secret}, []string{"what do you mean", "***"}},
 		{"too few replicas of the master", strings.Replace(set.URL(), "/0", "", 1), map[string]string{"sentinel_user": "sen", "sentinel_password": "right", "replicas": "3"}, []string{"redis " + set.Servers[0].Addr, "2 of 3 replicas"}},
 		{"no node", "redis-cluster://" + ann + deadPort + ",127.0.0.1:2", nil, []string{"redis cluster: none of 2 nodes answers: 127.0.0.1:", "connection refused"}},
-		{"hung node", "redis-cluster://" + ann + listener(t, hang), nil, []string{"redis cluster: 127.0.0.1:", "no answer within"}},
+		{"hung node", "redis-cluster://" + ann + redistest.Serve(t, hang), nil, []string{"redis cluster: 127.0.0.1:", "no answer within"}},
 		{"no cluster", "redis-cluster://" + plain.Addr, nil, []string{plain.Addr, "cluster support disabled", "redis://host:port"}},
 		{"no slots", "redis-cluster://" + empty.Addr, nil, []string{empty.Addr, "cluster is down"}},
 		{"few slots", "redis-cluster://" + partly.Addr, nil, []string{partly.Addr, "CLUSTERDOWN", "try again later"}},
@@ -178,7 +178,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		for _, hung := range []bool{true, false} {
 			addr := deadPort
 			if hung {
-				addr = listener(t, hang)
+				addr = redistest.Serve(t, hang)
 			}
 			a, err := parse(scheme + "://" + addr + "/" + map[string]string{"redis-sentinel": "m"}[scheme])
 			if err != nil {

@@ -32,6 +32,13 @@ func Millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
+// Term is a time to live as Redis has it, in ms. One that is longer than a
+// hundred years is cut, since it may be longer than a Duration can be.
+func Term(pttl int64) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour / time.Millisecond
+	return min(time.Duration(pttl), most) * time.Millisecond
+}
+
 // Found is what a script tells of a key: {PTTL, start of the record, fence}.
 type Found struct {
 	pttl          int64
@@ -47,7 +54,7 @@ func Decode(reply any) (Found, bool) {
 	pttl, ok1 := parts[0].(int64)
 	record, ok2 := parts[1].(string)
 	fence, ok3 := parts[2].(string)
-	return Found{pttl, record, fence}, ok1 && ok2 && ok3
+	return Found{pttl, record, fence}, ok1 && ok2 && ok3 && pttl >= -2
 }
 
 // Record returns the start of the record, and nothing of a key that is free.
@@ -60,7 +67,7 @@ func (f Found) Free() bool { return f.pttl == -2 }
 func (f Found) Held() error {
 	e := &backend.HeldError{Owner: Owner(f.record)}
 	if f.pttl >= 0 {
-		e.RetryAfter = time.Duration(max(f.pttl, 1)) * time.Millisecond
+		e.RetryAfter = Term(max(f.pttl, 1))
 	}
 	return e
 }
@@ -69,7 +76,7 @@ func (f Found) Held() error {
 func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {
-		s.Held, s.Owner, s.TTL = true, Owner(f.record), time.Duration(f.pttl)*time.Millisecond
+		s.Held, s.Owner, s.TTL = true, Owner(f.record), Term(f.pttl)
 	}
 	if n, err := strconv.ParseUint(f.fence, 10, 64); err == nil {
 		s.Fence = n

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -47,14 +46,6 @@ func (e replyError) Error() string { return string(e) }
 // RedisError says, in go-redis' way, that the server is well.
 func (replyError) RedisError() {}
 
-const (
-	maxBulk  = 512 << 20 // bytes in a string, as in Redis
-	maxLine  = 1 << 20   // bytes in a line
-	maxDepth = 32        // of arrays in arrays
-)
-
-var errProtocol = errors.New("that is not the protocol of Redis")
-
 // push is what a server says of its own accord.
 type push struct{ what any }
 
@@ -90,7 +81,7 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 	}
 	n, err := strconv.Atoi(string(text))
 	switch {
-	case err != nil, n < -1, n > maxBulk, depth == 0:
+	case err != nil, n < -1, n > maxReply, depth == 0:
 		return nil, errProtocol
 	case n < 0 && (kind == '$' || kind == '*'):
 		return nil, nil

@@ -188,15 +188,19 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) word
 	}
 	w := word{epoch: -1}
 	for i := 0; i+1 < len(replies[0]); i += 2 {
-		if replies[0][i] == "config-epoch" {
-			w.epoch, _ = strconv.ParseInt(fmt.Sprint(replies[0][i+1]), 10, 64)
+		if text, ok := replies[0][i+1].(string); ok && replies[0][i] == "config-epoch" {
+			w.epoch, _ = strconv.ParseInt(text, 10, 64)
 		}
 	}
 	if at := replies[1]; w.epoch >= 0 && len(at) == 2 {
-		w.addr = net.JoinHostPort(fmt.Sprint(at[0]), fmt.Sprint(at[1]))
-		return w
+		host, ok1 := at[0].(string)
+		port, ok2 := at[1].(string)
+		if ok1 && ok2 {
+			w.addr = net.JoinHostPort(host, port)
+			return w
+		}
 	}
-	return word{err: fmt.Errorf("sentinel %s: unexpected reply %.100v", s.addr, replies)}
+	return word{err: fmt.Errorf("sentinel %s: %w", s.addr, unexpected(replies, t.a.secrets()))}
 }
 
 // adopt goes to the server that the latest word names, if it says that it is
@@ -285,7 +289,7 @@ func (t *sentinels) hear(s *server) {
 	}
 	defer context.AfterFunc(t.d.open, func() { ps.Close() })()
 	for asked := false; ; {
-		msg, err := ps.ReceiveTimeout(noRedial, silentFor)
+		msg, err := receive(ps, noRedial, silentFor)
 		switch m := msg.(type) {
 		case *redis.Subscription:
 			t.look.news() // perhaps there was one before

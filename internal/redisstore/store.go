@@ -163,7 +163,7 @@ func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args
 func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ...*once) error {
 	kept = kept && s.replicas > 0
 	if len(cmds) == 1 && !asking && !kept {
-		_ = at.rdb.Process(ctx, cmds[0]) // the same error as the command's, if it got that far
+		process(ctx, at.rdb, cmds[0])
 		return nil
 	}
 	pipe := at.rdb.Pipeline()
@@ -178,7 +178,10 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 		wait = newOnce(ctx, []any{"wait", s.replicas, patience(ctx)})
 		_ = pipe.Process(ctx, wait)
 	}
-	_, err := pipe.Exec(ctx)
+	err := survive(func() error {
+		_, err := pipe.Exec(ctx)
+		return err
+	})
 	for _, cmd := range cmds {
 		if err != nil && cmd.Err() == nil && cmd.Val() == nil {
 			cmd.SetErr(err) // a hook of the client stopped the batch
@@ -188,6 +191,14 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 		return nil
 	}
 	return s.confirmed(wait)
+}
+
+// process sends one command. Its error is the command's.
+func process(ctx context.Context, rdb redis.UniversalClient, cmd *once) {
+	err := survive(func() error { return rdb.Process(ctx, cmd) })
+	if err != nil && cmd.Err() == nil {
+		cmd.SetErr(err)
+	}
 }
 
 // result is the outcome of a command that has ended.
@@ -254,7 +265,20 @@ func tells(err error, secret string) bool {
 
 // Unexpected is the error of a reply that no version of Redis gives.
 func (s *Store) Unexpected(reply any) error {
-	return s.fail(fmt.Errorf("unexpected reply %.100v", reply))
+	return s.fail(unexpected(reply, s.secrets))
+}
+
+// unexpected is such an error: of a reply that may be long, the beginning, and
+// of a secret, which may be in there, no part.
+func unexpected(reply any, secrets []string) error {
+	text := fmt.Sprintf("%v", reply)
+	for _, secret := range secrets {
+		text = strings.ReplaceAll(text, secret, "***")
+	}
+	if len(text) > 100 {
+		text = text[:100] + "…"
+	}
+	return fmt.Errorf("unexpected reply %s", strings.ToValidUTF8(text, "\uFFFD"))
 }
 
 // once is a command that go-redis does not repeat, whatever the settings of

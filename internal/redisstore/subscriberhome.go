@@ -118,7 +118,7 @@ func (b *subscriber) learn(ctx context.Context, slotKey string) error {
 	} {
 		within, end := b.store.begin(ctx)
 		cmd := newOnce(within, q.args)
-		_ = client.Process(within, cmd)
+		process(within, client, cmd)
 		end()
 		err := cmd.Err()
 		if err != nil && !isReply(err) {

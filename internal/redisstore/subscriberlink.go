@@ -75,7 +75,7 @@ var errOutOfStep = errors.New("unexpected reply on the connection of the subscri
 // read hears what arrives until the connection fails.
 func (c *link) read() error {
 	for {
-		msg, err := c.ps.ReceiveTimeout(spentIn(deadAfter), 0)
+		msg, err := receive(c.ps, spentIn(deadAfter), 0)
 		inStep := true
 		switch m := msg.(type) {
 		case *redis.Message:

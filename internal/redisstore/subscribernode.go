@@ -91,7 +91,7 @@ func (n *node) session() (*link, error) {
 	defer ps.Close()
 	ctx, cancel := context.WithTimeout(n.b.life, connectTimeout)
 	within, end := n.b.store.begin(ctx)
-	err := ps.Ping(within) // which makes the connection
+	err := survive(func() error { return ps.Ping(within) }) // which makes the connection
 	end()
 	cancel()
 	if err != nil {

@@ -529,3 +529,30 @@ func TestNonsenseEndsAWire(t *testing.T) {
 		}
 	}
 }
+
+// A status that is no reply to what was asked ends the wire: what comes next,
+// nobody knows for whom, grants nothing.
+func TestAfterAWrongStatusNobodyIsAnswered(t *testing.T) {
+	for _, first := range []string{"evalsha", "eval", "set"} {
+		w, server, _ := piped(t, true)
+		var wg sync.WaitGroup
+		ask := func(name string) {
+			wg.Go(func() {
+				if v, err := w.do(t.Context(), []any{name}); err == nil {
+					t.Errorf("%s after %s: got %v", name, first, v)
+				}
+			})
+		}
+		ask(first) // and as long as it is written, the other waits
+		until(t, "the first is sent", func() bool { _, sent := w.unanswered(); return sent == 1 })
+		ask("set")
+		until(t, "the second is queued", func() bool { queued, _ := w.unanswered(); return queued == 1 })
+		for range 2 {
+			if _, err := server.Read(make([]byte, 100)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fmt.Fprint(server, "+FINE\r\n+OK\r\n")
+		ended(t, "a call", wg.Wait)
+	}
+}

@@ -26,10 +26,12 @@ func (w *wire) read() {
 	in := bufio.NewReaderSize(hearer{w}, 32<<10)
 	for {
 		w.midway = false
-		_, err := in.Peek(1)
+		begin, err := in.Peek(1)
 		w.midway = true
 		var reply any
+		status := false
 		if err == nil {
+			status = begin[0] == '+'
 			reply, err = readReply(in)
 		}
 		if _, ok := reply.(push); ok && err == nil {
@@ -37,6 +39,9 @@ func (w *wire) read() {
 		}
 		if err == nil && !w.expect() {
 			err = errors.New("a reply that nobody asked for")
+		}
+		if err == nil && status && !mayBe(reply, w.due[w.told].args) {
+			err = unexpected(reply, nil)
 		}
 		if err != nil {
 			w.give(err)
@@ -51,6 +56,19 @@ func (w *wire) read() {
 			w.answer(e, reply, nil)
 		}
 	}
+}
+
+// mayBe reports whether a status may be the reply to a command. After one that
+// is not, nobody knows whose the next is: it could be the OK that somebody else
+// waits for. No script of hasp returns any.
+func mayBe(status any, args []any) bool {
+	switch args[0] {
+	case "set":
+		return status == "OK"
+	case "eval", "evalsha":
+		return false
+	}
+	return true
 }
 
 // expect reports whether somebody is to be answered.
@@ -109,7 +127,7 @@ func (w *wire) look() error {
 			case e.until.IsZero() || e.met.Load():
 			case !now.Before(e.until):
 				gone := w.errand() // in its place: the reply may still come
-				gone.until = e.until
+				gone.args, gone.until = e.args, e.until
 				gone.met.Store(true)
 				some[i] = gone
 				w.answer(e, nil, errNoReply)
