@@ -86,6 +86,9 @@ func ParseURL(rawURL string) (Config, error) {
 		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 	strategy, transport, _ := strings.Cut(scheme, "+")
+	if strings.ContainsAny(strategy, "@:/") { // what stands there may be anything, such as a password
+		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
+	}
 	c := Config{Strategy: strategy}
 	place, query, _ := strings.Cut(rest, "?")
 	switch {
@@ -101,9 +104,16 @@ func ParseURL(rawURL string) (Config, error) {
 		// A url.Error repeats its input, which may hold a password.
 		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark", ErrInvalid)
 	}
+	if !strings.Contains(place, "@") && strings.Contains(query, "@") {
+		for name, vs := range values {
+			if strings.ContainsAny(name, "@:/") || len(vs) > 1 {
+				return Config{}, fmt.Errorf("%w: url: what follows the question mark are no parameters, or one is given twice (%s)", ErrInvalid, questionHint)
+			}
+		}
+	}
 	for name, vs := range values {
 		if strings.ContainsAny(name, "@:/") {
-			return Config{}, fmt.Errorf("%w: url: what follows the question mark are no parameters (in a password, write it as %%3F)", ErrInvalid)
+			return Config{}, fmt.Errorf("%w: url: what follows the question mark are no parameters (%s)", ErrInvalid, questionHint)
 		}
 		if len(vs) > 1 {
 			return Config{}, fmt.Errorf("%w: url: parameter %q given %d times", ErrInvalid, name, len(vs))
@@ -116,6 +126,15 @@ func ParseURL(rawURL string) (Config, error) {
 	return c, nil
 }
 
+const questionHint = "in a password, write it as %3F"
+
+// torn reports whether the parameters may be the rest of a password, from a
+// question mark in it on: then they are not to be shown.
+func (c Config) torn() bool {
+	at := func(s string) bool { return strings.Contains(s, "@") }
+	return !slices.ContainsFunc(c.Nodes, at) && slices.ContainsFunc(slices.Collect(maps.Values(c.Params)), at)
+}
+
 // Check returns ErrInvalid if c has a parameter that is not among known, and
 // names it. Openers call it, so that a misspelt parameter is never ignored.
 func (c Config) Check(known ...string) error {
@@ -123,6 +142,9 @@ func (c Config) Check(known ...string) error {
 		if !slices.Contains(known, name) {
 			all := slices.Concat(engineParams, known)
 			slices.Sort(all)
+			if c.torn() {
+				return fmt.Errorf("%w: an unknown parameter after the question mark (%s; %s knows %s)", ErrInvalid, questionHint, c.Strategy, strings.Join(all, ", "))
+			}
 			return fmt.Errorf("%w: unknown parameter %q (%s knows %s)", ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
 		}
 	}
@@ -269,6 +291,9 @@ func lookup(strategy string) (Opener, error) {
 	hint := "is the import of its package missing?"
 	if slices.Contains(own, strategy) {
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
+	}
+	if strings.ContainsAny(strategy, "@:/") { // a URL, perhaps, and then with a password
+		return nil, fmt.Errorf("%w: the name of the strategy is none (registered: %s); a URL goes into nodes", ErrInvalid, registered)
 	}
 	return nil, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)
 }

@@ -11,7 +11,9 @@ if has == token then
 	if left >= 0 and left <= tonumber(whole) then redis.call('PEXPIRE', lock, whole) end
 	return state(token, '', nil, has, whose, fence)
 end
-if not has and redis.call('EXISTS', queue) == 0 then
+-- What is of another type is found before anything is written.
+local length, till = redis.call('LLEN', queue), redis.call('ZSCORE', alive, channel)
+if not has and length == 0 then
 	fence = take(token, owner, term, fenced)
 	return state(token, '', {fence and 1 or -1, token, round, fence or '0'})
 end
@@ -19,7 +21,6 @@ local n = 0
 if redis.call('HSETNX', entries, token, table.concat({how, channel, round, term, fenced, owner}, ' ')) == 1 then
 	n = redis.call('RPUSH', queue, token)
 end
-local till = redis.call('ZSCORE', alive, channel)
 if n == 1 or not till or tonumber(till) - now() < window * 2 / 3 then touch(channel, window) end
 if has then return state(token, '1', nil, has, whose, fence) end
 return state(token, '1', pass(channel, 0, ''))

@@ -109,6 +109,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -286,17 +287,17 @@ func (d *Driver) call(key string, args ...any) redisstore.Call {
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flag(c.Fenced)))
 	if err != nil {
-		return backend.Grant{}, err
+		return backend.Grant{}, foreign(c.Key, err)
 	}
 	switch r := array(reply); {
 	case r.int(0) == 1 && len(r) == 2:
-		if n, err := strconv.ParseUint(r.text(1), 10, 64); err == nil {
+		if n, err := strconv.ParseUint(r.text(1), 10, 64); err == nil && (n > 0) == c.Fenced {
 			return backend.Grant{Fence: n}, nil
 		}
-	case r.int(0) == 0 && len(r) >= 3:
+	case r.int(0) == 0 && r.int(1) >= -2 && r.isText(2):
 		d.goOn(c.Key, r[3:])
 		return backend.Grant{}, held(r.int(1), r.text(2))
-	case r.int(0) == -1:
+	case r.int(0) == -1 && len(r) == 1:
 		return backend.Grant{}, noFence(c.Key)
 	}
 	return backend.Grant{}, d.store.Unexpected(reply)
@@ -341,10 +342,10 @@ func (d *Driver) release(ctx context.Context, c backend.Claim) error {
 		return err
 	}
 	switch r := array(reply); {
-	case len(r) > 0 && r.int(0) == 1:
+	case r.int(0) == 1 && (len(r) == 1 || len(r) == 4 && r.int(1) == 2):
 		d.goOn(c.Key, r[1:])
 		return nil
-	case len(r) > 0 && r.int(0) == 0:
+	case r.int(0) == 0 && len(r) == 1:
 		return backend.ErrLost
 	}
 	return d.store.Unexpected(reply)
@@ -378,11 +379,19 @@ func (r parts) text(i int) string {
 	return ""
 }
 
+func (r parts) isText(i int) bool {
+	if i >= len(r) {
+		return false
+	}
+	_, ok := r[i].(string)
+	return ok
+}
+
 // held is the error of a key that is held, or waited for, with pttl ms left.
 func held(pttl int64, owner string) *backend.HeldError {
 	e := &backend.HeldError{Owner: owner}
 	if pttl >= 0 {
-		e.RetryAfter = time.Duration(max(pttl, 1)) * time.Millisecond
+		e.RetryAfter = redisstore.Term(max(pttl, 1))
 	}
 	return e
 }
@@ -390,6 +399,22 @@ func held(pttl int64, owner string) *backend.HeldError {
 // noFence is the error of a fence that is not to be had.
 func noFence(key string) error {
 	return fmt.Errorf("%w: what is stored under %q is no fence; whoever put it there must remove it", backend.ErrInvalid, redisstore.DerivedKey("fence", key))
+}
+
+// foreign is err, or if it says that a script found what is no queue, an error
+// that tells where: nothing was written then.
+func foreign(key string, err error) error {
+	if !answered(err) || !strings.Contains(err.Error(), "WRONGTYPE") {
+		return err
+	}
+	return fmt.Errorf("%w: what is stored under one of %q, %q and %q is no queue; whoever put it there must remove it (%v)", backend.ErrInvalid,
+		redisstore.DerivedKey("queue", key), redisstore.DerivedKey("entries", key), redisstore.DerivedKey("alive", key), err)
+}
+
+// answered reports whether a server has answered, with an error.
+func answered(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
 }
 
 var errClosed = errors.New("fairlock: driver is closed")

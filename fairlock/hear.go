@@ -122,8 +122,8 @@ func (d *Driver) heard(payload string) {
 	}
 	if f[2] == "-" {
 		w.gone = noFence(w.c.Key)
-	} else {
-		w.told = newTold(f[2])
+	} else if w.told = w.toldOf(f[2]); w.told == nil {
+		return // nobody of hasp's; the next look tells
 	}
 	w.poke()
 }
@@ -144,8 +144,12 @@ func (d *Driver) concerned(token, round string) *waiter {
 	return w
 }
 
-func newTold(fence string) *told {
-	n, _ := strconv.ParseUint(fence, 10, 64)
+// toldOf is a grant with that fence, or nil if it is none that w can have.
+func (w *waiter) toldOf(fence string) *told {
+	n, err := strconv.ParseUint(fence, 10, 64)
+	if err != nil || w.c.Fenced && n == 0 {
+		return nil
+	}
 	return &told{fence: n}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
 )
 
 // Inspect tells who holds key, since when, and who waits for it in order. A
@@ -18,12 +19,12 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		return backend.Status{}, err
 	}
 	r := array(reply)
-	if len(r) < 4 {
+	if len(r) < 4 || r.int(0) < -2 || !r.isText(3) {
 		return backend.Status{}, d.store.Unexpected(reply)
 	}
 	var s backend.Status
 	if pttl := r.int(0); pttl != -2 {
-		s.Held, s.Owner, s.TTL = true, r.text(1), time.Duration(pttl)*time.Millisecond
+		s.Held, s.Owner, s.TTL = true, r.text(1), redisstore.Term(pttl)
 		if ms, err := strconv.ParseInt(r.text(2), 10, 64); err == nil {
 			s.Since = time.UnixMilli(ms)
 		}

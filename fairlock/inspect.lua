@@ -8,10 +8,13 @@ if hold.err or not hold[3] then hold = {} end
 local told = {redis.call('PTTL', KEYS[1]), hold[1] or '', hold[2] or '', type(fence) == 'string' and fence or ''}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
-for _, token in ipairs(redis.call('LRANGE', KEYS[3], 0, -1)) do
-	local entry = redis.call('HGET', KEYS[4], token) or ''
-	local channel, owner = string.match(entry, '^%S+ (%S+) %S+ %S+ %S+ (.*)$')
-	local till = channel and redis.call('ZSCORE', KEYS[5], channel)
-	if till and tonumber(till) > now then told[#told + 1] = owner end
+-- What is of another type is nobody's place.
+local queue = redis.pcall('LRANGE', KEYS[3], 0, -1)
+if queue.err and not string.find(queue.err, 'WRONGTYPE', 1, true) then return queue end
+for _, token in ipairs(queue) do
+	local entry = redis.pcall('HGET', KEYS[4], token)
+	local channel, owner = string.match(type(entry) == 'string' and entry or '', '^%S+ (%S+) %S+ %S+ %S+ (.*)$')
+	local till = channel and redis.pcall('ZSCORE', KEYS[5], channel)
+	if type(till) == 'string' and tonumber(till) > now then told[#told + 1] = owner end
 end
 return told

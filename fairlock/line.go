@@ -104,7 +104,7 @@ func (l *line) next(s state, sent time.Time) time.Time {
 	at := sent.Add(after)
 	if s.pttl >= 0 {
 		// The reply may be as old as the call.
-		if end := time.Now().Add(time.Duration(s.pttl+1) * time.Millisecond); end.Before(at) {
+		if end := time.Now().Add(redisstore.Term(s.pttl) + time.Millisecond); end.Before(at) {
 			return end
 		}
 	}
@@ -215,7 +215,7 @@ func (l *line) answer(q question, s state, found bool, sent time.Time) {
 	switch {
 	case w.round != q.round || !w.queued || w.told != nil || l.waiters[w.c.Token] != w:
 		return // it knows better by now
-	case s.token == w.c.Token:
+	case s.token == w.c.Token && (s.fence > 0 || !w.c.Fenced):
 		w.told = &told{fence: s.fence}
 		l.d.expect(l.ear, w.c.Token)
 	case found:
@@ -255,13 +255,17 @@ func (d *Driver) tell(key string, r parts, sent time.Time) {
 	if w == nil || r.int(0) == 2 {
 		return
 	}
-	if r.int(0) == 1 {
+	t := w.toldOf(r.text(3))
+	switch {
+	case r.int(0) == -1:
+		w.gone = noFence(key)
+	case r.int(0) != 1 || t == nil:
+		w.gone = d.store.Unexpected(r)
+	default:
 		if sent.After(w.asked) {
 			w.asked = sent
 		}
-		w.told = newTold(r.text(3))
-	} else {
-		w.gone = noFence(key)
+		w.told = t
 	}
 	w.poke()
 }

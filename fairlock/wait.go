@@ -210,6 +210,12 @@ func (w *waiter) ask(ctx context.Context) error {
 	w.sent = true
 	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, redisstore.Millis(w.term), flag(w.c.Fenced),
 		l.ear.how, l.ear.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
+	if err = foreign(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		w.gone = err
+		return nil
+	}
 	if err != nil {
 		w.doubt = true
 		return err
@@ -225,6 +231,8 @@ func (w *waiter) ask(ctx context.Context) error {
 	case w.told != nil:
 		w.told.kept = s.token == w.c.Token
 	case w.gone != nil:
+	case s.token == w.c.Token && w.c.Fenced && s.fence == 0:
+		return d.store.Unexpected(reply)
 	case s.token == w.c.Token: // the whole term was asked for
 		w.told = &told{s.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
 	default:
@@ -260,9 +268,9 @@ type state struct {
 
 func decode(reply any) (state, bool) {
 	r := array(reply)
-	if len(r) < 7 {
+	if len(r) < 7 || r.int(1) < -2 || !r.isText(3) || !r.isText(4) || !r.isText(5) || !r.isText(6) {
 		return state{}, false
 	}
-	fence, _ := strconv.ParseUint(r.text(4), 10, 64)
+	fence, _ := strconv.ParseUint(r.text(4), 10, 64) // of a stranger's record it may be anything
 	return state{r.int(1), r.int(2) == 1, r.text(3), fence, r.text(5), r.text(6), r[7:]}, true
 }

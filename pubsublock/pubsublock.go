@@ -198,11 +198,11 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 2 && parts[0] == int64(1):
-		fence, _ := parts[1].(string)
-		if !c.Fenced && fence == "" {
+		fence, ok := parts[1].(string)
+		if ok && fence == "" && !c.Fenced {
 			return backend.Grant{}, nil
 		}
-		if n, err := strconv.ParseUint(fence, 10, 64); err == nil {
+		if n, err := strconv.ParseUint(fence, 10, 64); err == nil && n > 0 && c.Fenced {
 			return backend.Grant{Fence: n}, nil
 		}
 	case len(parts) == 3 && parts[0] == int64(0):

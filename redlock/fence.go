@@ -15,6 +15,10 @@ import (
 // Any two majorities have a node in common: what the next holder's nodes
 // propose is larger.
 
+// maxFence is the largest that a node may propose: a number of Lua has no
+// successor beyond. A larger one would be the last, on all nodes.
+const maxFence = 1 << 53
+
 // sendFenced takes the key and has the node propose a fence.
 func (n *node) sendFenced(ctx context.Context, a *attempt) (v vote, fence uint64, mark string, err error) {
 	counter := redisstore.DerivedKey("fence", a.c.Key)
@@ -28,8 +32,9 @@ func (n *node) sendFenced(ctx context.Context, a *attempt) (v vote, fence uint64
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 3 && parts[0] == int64(1):
 		text, _ := parts[1].(string)
-		mark, _ := parts[2].(string)
-		if fence, err = strconv.ParseUint(text, 10, 64); err == nil {
+		mark, ok := parts[2].(string)
+		fence, err = strconv.ParseUint(text, 10, 64)
+		if ok && err == nil && 0 < fence && fence <= maxFence {
 			return yes, fence, mark, nil
 		}
 	case len(parts) == 1 && parts[0] == int64(0):

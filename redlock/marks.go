@@ -212,7 +212,7 @@ func (n *node) register(ctx context.Context, s *standing, atOnce bool) error {
 	text, _ := parts[1].(string)
 	fields := strings.Fields(mark)
 	now, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || len(fields) != 3 {
+	if err != nil || now <= 0 || len(fields) != 3 {
 		return n.store.Unexpected(reply)
 	}
 	from, err := strconv.ParseInt(fields[1], 10, 64)
@@ -221,7 +221,7 @@ func (n *node) register(ctx context.Context, s *standing, atOnce bool) error {
 	}
 	s.mark, s.from = mark, time.Time{}
 	if from > now {
-		s.from = answered.Add(time.Duration(from-now+1) * time.Millisecond)
+		s.from = answered.Add(redisstore.Term(from - now + 1))
 	}
 	return nil
 }

@@ -168,7 +168,7 @@ func (n *node) release(ctx context.Context, c backend.Claim, begins, channel str
 	})
 	n.heard(ctx, began, err)
 	if crowd, ok := reply.(int64); ok && crowd > 1 {
-		n.d.released(c.Key, int(crowd-1))
+		n.d.released(c.Key, int(min(crowd-1, maxCrowd)))
 		reply = int64(1)
 	}
 	return n.store.Owned(reply, err)

@@ -9,6 +9,7 @@ import (
 const (
 	wantedFor = time.Second
 	maxWanted = 256 // keys; what is forgotten may cost a split vote
+	maxCrowd  = 1000
 	shunFor   = 10 * time.Second
 
 	minSlot = 200 * time.Microsecond // of one who looks among a crowd

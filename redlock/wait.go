@@ -228,7 +228,8 @@ func (w *waiting) hear(i int, message string, again bool) {
 		return
 	}
 	token, crowd, _ := strings.Cut(message, " ")
-	w.crowd, _ = strconv.Atoi(crowd)
+	n, _ := strconv.Atoi(crowd)
+	w.crowd = min(n, maxCrowd) // whoever may publish may say anything
 	if token != w.token {
 		w.token, w.woken = token, false
 		clear(w.heard)

@@ -179,7 +179,7 @@ func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Gr
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 2 && parts[0] == int64(1):
 		text, _ := parts[1].(string)
-		if n, err := strconv.ParseUint(text, 10, 64); err == nil {
+		if n, err := strconv.ParseUint(text, 10, 64); err == nil && n > 0 {
 			return backend.Grant{Fence: n}, nil
 		}
 	case len(parts) == 3 && parts[0] == int64(0):

@@ -45,31 +45,18 @@ func TestQuick(t *testing.T) {
 
 // echo is a server that says what it hears.
 func echo(t *testing.T) *proxy {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	go func() {
+	addr := redistest.Serve(t, func(c net.Conn) {
+		defer c.Close()
+		b := make([]byte, 16)
 		for {
-			c, err := ln.Accept()
+			n, err := c.Read(b)
 			if err != nil {
 				return
 			}
-			go func() {
-				defer c.Close()
-				b := make([]byte, 16)
-				for {
-					n, err := c.Read(b)
-					if err != nil {
-						return
-					}
-					_, _ = c.Write(b[:n])
-				}
-			}()
+			_, _ = c.Write(b[:n])
 		}
-	}()
-	p, err := newProxy(func() (net.Conn, error) { return net.Dial("tcp", ln.Addr().String()) })
+	})
+	p, err := newProxy(func() (net.Conn, error) { return net.Dial("tcp", addr) })
 	if err != nil {
 		t.Fatal(err)
 	}
