@@ -1,0 +1,186 @@
+package acceptance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"reflect"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// secret is a password that nothing may show. No fuzzer makes it up.
+const secret = "S3cretOfThe5tore"
+
+// opened opens c without leave to connect, and returns the error of that.
+func opened(t *testing.T, c hasp.Config) error {
+	t.Helper()
+	if c.Strategy == "filelock" {
+		return nil // which makes directories
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	client, err := c.Open(ctx, nil)
+	if err == nil {
+		client.Close()
+	}
+	return err
+}
+
+// shows fails the test if any way to print what shows the secret.
+func shows(t *testing.T, what any) {
+	t.Helper()
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
+		if s := fmt.Sprintf(verb, what); strings.Contains(s, secret) {
+			t.Errorf("%s shows the password: %s", verb, s)
+		}
+	}
+}
+
+// FuzzParseURL: any text is a Config or ErrInvalid, and what is a Config is
+// the same one once it is written as a URL. A password is shown by nothing,
+// wherever a URL is cut in two: by a ? in it, in a parameter, in a list.
+func FuzzParseURL(f *testing.F) {
+	for _, s := range []string{
+		"", "memlock://", "spinlock+redis://user:%s@host:6379/0?ttl=10s", "fairlock+redis-sentinel://:%s@a,b:1/m/0?sentinel_password=%s&turns=x",
+		"pubsublock+unix://u:%s@/path?db=x", "redlock+rediss://u:%s@a,b,c?ca=/none", "redlock+redis://u:%s@a,b", "spinlock+redis-cluster://:%s@a:x",
+		"spinlock+redis://u:a?%s@h", "spinlock+redis://u:a?%s=@h", "spinlock+redis://u:a?b&%s&c=@h:1/0", "spinlock+redis://u:a?b&%s&%s&c=@h", "u:%s@h://x",
+		"spinlock+redis://u:%%%s@h", "spinlock+redis://u:%s@[::1", "spinlock+redis://%s@h", "memlock+redis://u:%s@h", "x+u:%s@h://x",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, form string) {
+		if strings.Contains(form, secret) {
+			return
+		}
+		raw := strings.ReplaceAll(form, "%s", secret)
+		c, err := hasp.ParseURL(raw)
+		if err == nil {
+			shows(t, c)
+			roundTrips(t, c)
+			if !publicPart(c) {
+				err = opened(t, c)
+			}
+		} else if !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("%q: %v", raw, err)
+		}
+		if err != nil {
+			shows(t, err)
+		}
+	})
+}
+
+// publicPart reports whether the secret is where nobody has a secret: in the
+// name of a strategy, of a file or of a host, or in a parameter.
+func publicPart(c hasp.Config) bool {
+	for name, v := range c.Params {
+		if strings.Contains(name, secret) && !torn(c) || strings.Contains(v, secret) && !strings.Contains(name, "password") {
+			return true
+		}
+	}
+	if strings.Contains(c.Strategy, secret) {
+		return true
+	}
+	for _, node := range c.Nodes {
+		_, rest, _ := strings.Cut(node, "://")
+		at := strings.LastIndexByte(rest, '@')
+		colon := strings.IndexByte(rest, ':')
+		if strings.Contains(rest[at+1:], secret) || at >= 0 && (colon < 0 || strings.Contains(rest[:colon], secret)) {
+			return true
+		}
+	}
+	return false
+}
+
+// torn reports whether the password of a URL may go on in the parameters.
+func torn(c hasp.Config) bool {
+	for _, v := range c.Params {
+		if strings.Contains(v, "@") {
+			return !strings.Contains(strings.Join(c.Nodes, ""), "@")
+		}
+	}
+	return false
+}
+
+// roundTrips checks that c is the same after it was written as a URL, YAML and
+// JSON, where that has a form for it.
+func roundTrips(t *testing.T, c hasp.Config) {
+	t.Helper()
+	place := ""
+	if len(c.Nodes) == 1 {
+		place = c.Nodes[0]
+	}
+	scheme, rest, transport := strings.Cut(place, "://")
+	values := url.Values{}
+	for name, v := range c.Params {
+		values.Set(name, v)
+	}
+	raw := c.Strategy + "://" + place
+	if transport && scheme != "" && !strings.Contains(scheme, "?") {
+		raw = c.Strategy + "+" + scheme + "://" + rest
+	}
+	if len(c.Params) > 0 {
+		raw += "?" + values.Encode()
+	}
+	if got, err := hasp.ParseURL(raw); err != nil || !reflect.DeepEqual(got, c) {
+		t.Errorf("%q: got %q %q %q, want %q %q %q, %v", raw, got.Strategy, got.Nodes, got.Params, c.Strategy, c.Nodes, c.Params, err)
+	}
+	if !utf8.ValidString(raw) || !utf8.ValidString(fmt.Sprint(c.Params)) {
+		return // which JSON and YAML have no form for
+	}
+	var back hasp.Config
+	if b, err := json.Marshal(c); err != nil || json.Unmarshal(b, &back) != nil || !reflect.DeepEqual(back, c) {
+		t.Errorf("JSON: got %q %q %q, %v", back.Strategy, back.Nodes, back.Params, err)
+	}
+	back = hasp.Config{}
+	if b, err := yaml.Marshal(c); err != nil || yaml.Unmarshal(b, &back) != nil || !reflect.DeepEqual(back, c) {
+		t.Errorf("YAML: got %q %q %q, %v", back.Strategy, back.Nodes, back.Params, err)
+	}
+}
+
+// FuzzConfig: any strategy, nodes and parameters are an error or a Client, and
+// what is wrong with them is ErrInvalid, which tells no password.
+func FuzzConfig(f *testing.F) {
+	f.Add("spinlock", "redis://u:%s@h:x/0", "fence_ttl", "x")
+	f.Add("redlock", "redis://u:%s@a,b,c/x", "max_ttl", "1")
+	f.Add("pubsublock", "rediss://:%s@h", "ca", "/none")
+	f.Add("fairlock", "redis-sentinel://u:p@h/m", "sentinel_password", "%s")
+	f.Add("fairlock", "redis-cluster://u:%s@h", "db", "1")
+	f.Add("memlock", "redis://u:%s@h", "ttl", "1")
+	f.Add("spinlock", "unix://u:%s@x", "replicas", "-1")
+	f.Fuzz(func(t *testing.T, strategy, node, name, value string) {
+		if strings.Contains(strategy+node+name+value, secret) {
+			return
+		}
+		c := hasp.Config{Strategy: strategy, Nodes: []string{strings.ReplaceAll(node, "%s", secret)}, Params: hasp.Params{name: value}}
+		if strings.Contains(name, "password") {
+			c.Params[name] = strings.ReplaceAll(value, "%s", secret)
+		}
+		shows(t, c)
+		var back hasp.Config
+		text := fmt.Sprintf(`{"strategy":%q,"params":{%q:%q}}`, strategy, name, value)
+		_ = json.Unmarshal([]byte(text), &back) // either way
+		_ = yaml.Unmarshal([]byte(text), &back)
+		if publicPart(c) {
+			return
+		}
+		switch err := opened(t, c); {
+		case err == nil:
+		case !errors.Is(err, hasp.ErrInvalid) && !errors.Is(err, context.Canceled):
+			t.Errorf("%q %q %q=%q: neither invalid nor cancelled: %v", strategy, node, name, value, err)
+		default:
+			shows(t, err)
+			if errors.Is(err, backend.ErrHeld) {
+				t.Errorf("held: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,381 @@
+package acceptance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/redlock"
+)
+
+// garbage is what a server must never reply to anything that hasp asks for a
+// key, and what of it one of the scripts or commands may reply after all.
+var garbage = map[string]struct {
+	reply  string
+	held   bool // is how SET says that a key is held
+	crowd  bool // is how redlock's release says who heard
+	record bool // is how a key is told of
+	hangs  bool // more is to come, and does not
+	huge   bool // go-redis makes room for all that is announced
+}{
+	"nil":                      {reply: "$-1\r\n", held: true},
+	"nil array":                {reply: "*-1\r\n", held: true},
+	"nil of RESP3":             {reply: "_\r\n", held: true},
+	"status":                   {reply: "+FINE\r\n"},
+	"status with escapes":      {reply: "+\x1b[2J\u202e\x07\r\n"},
+	"negative number":          {reply: ":-7\r\n"},
+	"huge number":              {reply: ":9223372036854775807\r\n", crowd: true},
+	"number out of range":      {reply: ":9223372036854775808\r\n"},
+	"no number":                {reply: ":one\r\n"},
+	"double":                   {reply: ",1.5\r\n"},
+	"not a number":             {reply: ",nan\r\n"},
+	"truth":                    {reply: "#t\r\n"},
+	"big number":               {reply: "(123456789012345678901234567890\r\n"},
+	"verbatim":                 {reply: "=6\r\ntxt:NO\r\n"},
+	"empty string":             {reply: "$0\r\n\r\n"},
+	"empty array":              {reply: "*0\r\n"},
+	"array of nothing":         {reply: "*3\r\n$-1\r\n*0\r\n_\r\n"},
+	"array of arrays":          {reply: "*2\r\n*1\r\n:1\r\n*1\r\n*1\r\n:1\r\n"},
+	"array of an error":        {reply: "*2\r\n-ERR no\r\n:1\r\n"},
+	"map":                      {reply: "%2\r\n:1\r\n$1\r\n5\r\n:2\r\n:3\r\n"},
+	"map of an array":          {reply: "%1\r\n*1\r\n:1\r\n$1\r\n5\r\n"},
+	"set":                      {reply: "~3\r\n:1\r\n:2\r\n:3\r\n"},
+	"a fence that is a number": {reply: "*2\r\n:1\r\n:5\r\n"},
+	"a fence that is none":     {reply: "*2\r\n:1\r\n$3\r\nabc\r\n"},
+	"a negative fence":         {reply: "*2\r\n:1\r\n$2\r\n-5\r\n"},
+	"a fence beyond all":       {reply: "*3\r\n:1\r\n$20\r\n99999999999999999999\r\n$0\r\n\r\n", record: true},
+	"no fence and no term":     {reply: "*3\r\n:0\r\n$1\r\nx\r\n$1\r\ny\r\n", record: true},
+	"a term below none":        {reply: "*3\r\n:0\r\n:-9223372036854775808\r\n$0\r\n\r\n"},
+	"a state of wrong types":   {reply: "*7\r\n:1\r\n$1\r\n1\r\n:0\r\n:5\r\n:5\r\n:5\r\n:1\r\n"},
+	"ten of all":               {reply: "*10\r\n" + strings.Repeat(":1\r\n", 10)},
+	"an attribute":             {reply: "|1\r\n+a\r\n:1\r\n+FINE\r\n"},
+
+	"error":              {reply: "-ERR no\r\n"},
+	"error with escapes": {reply: "-ERR \x1b]0;x\x07 \u202e\r\n"},
+	"error without text": {reply: "-\r\n"},
+	"blob error":         {reply: "!5\r\nERR x\r\n"},
+	"unknown script":     {reply: "-NOSCRIPT no\r\n"},
+	"moved nowhere":      {reply: "-MOVED 1 nowhere\r\n"},
+	"moved":              {reply: "-MOVED\r\n"},
+	"ask":                {reply: "-ASK 1 :\r\n"},
+	"read only":          {reply: "-READONLY \r\n"},
+	"long error":         {reply: "-ERR " + strings.Repeat("x", 1<<20) + "\r\n"},
+
+	"a page":                  {reply: "HTTP/1.1 400 Bad Request\r\n\r\n"},
+	"bytes":                   {reply: "\x00\xff\r\n"},
+	"empty line":              {reply: "\r\n"},
+	"line feed":               {reply: "+OK\n"},
+	"length below none":       {reply: "$-7\r\n"},
+	"array below none":        {reply: "*-7\r\n"},
+	"length that is none":     {reply: "$x\r\n"},
+	"string without its end":  {reply: "$1\r\nabcdef\r\n"},
+	"deep":                    {reply: strings.Repeat("*1\r\n", 100_000), hangs: true},
+	"deep attributes":         {reply: strings.Repeat("|1\r\n:1\r\n", 100_000), hangs: true},
+	"length beyond an int":    {reply: "$9223372036854775806\r\n"},
+	"array beyond an int":     {reply: "*9223372036854775807\r\n"},
+	"length of gigabytes":     {reply: "$2147483647\r\nabc", huge: true},
+	"array of gigabytes":      {reply: "*2147483647\r\n:1\r\n", huge: true},
+	"map of gigabytes":        {reply: "%1000000000\r\n:1\r\n", huge: true},
+	"trickle":                 {reply: "$629145600\r\n" + strings.Repeat("x", 100), huge: true},
+	"line without an end":     {reply: "+" + strings.Repeat("x", 2<<20), huge: true},
+	"reply that breaks off":   {reply: "*2\r\n:1\r\n$5\r\nab", hangs: true},
+	"two replies":             {reply: "+FINE\r\n+OK\r\n"},
+	"a push first":            {reply: ">2\r\n+invalidate\r\n*0\r\n+FINE\r\n"},
+	"a push that is a lie":    {reply: ">3\r\n+message\r\n+x\r\n+y\r\n+FINE\r\n"},
+	"a push of wrong types":   {reply: ">1\r\n*0\r\n+FINE\r\n"},
+	"a push without anything": {reply: ">0\r\n+FINE\r\n"},
+}
+
+// hostile is a driver whose server answers what a test wants.
+type hostile struct {
+	d     backend.Driver
+	p     *redistest.Proxy
+	known string // a key that a witness holds
+}
+
+// hostiles opens each strategy in both ways.
+func hostiles(t testing.TB) map[string]*hostile {
+	t.Helper()
+	all := map[string]*hostile{}
+	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock", "redlock"} {
+		for _, way := range []string{"URL", "client"} {
+			h := &hostile{known: "known-" + strategy + way}
+			srv := redistest.Start(t, &redistest.Options{Own: true})
+			h.p = srv.Proxy()
+			if way == "URL" {
+				h.d = byURL(t, strategy, h.p.Addr())
+			} else {
+				o := srv.ClientOptions()
+				o.Addr, o.ContextTimeoutEnabled = h.p.Addr(), true
+				rdb := redis.NewClient(o)
+				t.Cleanup(func() { rdb.Close() })
+				h.d = overClient(strategy, rdb)
+			}
+			t.Cleanup(func() { h.d.Close() })
+			witness := h.claim(h.known, false)
+			witness.TTL = time.Hour
+			if _, err := h.d.Acquire(t.Context(), witness); err != nil {
+				t.Fatalf("%s, %s: %v", strategy, way, err)
+			}
+			all[strategy+" by "+way] = h
+		}
+	}
+	return all
+}
+
+func byURL(t testing.TB, strategy, addr string) backend.Driver {
+	t.Helper()
+	c := hasp.Config{Strategy: strategy, Nodes: []string{"redis://" + addr}}
+	if strategy == "redlock" {
+		c.Params = hasp.Params{"allow_unsafe_nodes": "true", "max_ttl": "1h"}
+	}
+	d, err := c.Driver(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func overClient(strategy string, rdb redis.UniversalClient) backend.Driver {
+	for _, s := range sharing {
+		if s.name == strategy {
+			return s.over(rdb)
+		}
+	}
+	return redlock.New([]redis.UniversalClient{rdb}, &redlock.Options{AllowUnsafeNodes: true, MaxTTL: time.Hour})
+}
+
+var tokens struct {
+	sync.Mutex
+	n int
+}
+
+func (h *hostile) claim(key string, fenced bool) backend.Claim {
+	tokens.Lock()
+	defer tokens.Unlock()
+	tokens.n++
+	return backend.Claim{Key: key, Token: fmt.Sprintf("token%d", tokens.n), Owner: "owner", TTL: time.Minute, Timeout: 3 * time.Second, Fenced: fenced}
+}
+
+// calls are all that a driver is asked. What they return is never a success
+// here.
+var calls = map[string]func(ctx context.Context, h *hostile, key string) error{
+	"acquire": func(ctx context.Context, h *hostile, key string) error {
+		_, err := h.d.Acquire(ctx, h.claim(key, false))
+		return err
+	},
+	"acquire fenced": func(ctx context.Context, h *hostile, key string) error {
+		_, err := h.d.Acquire(ctx, h.claim(key, true))
+		return err
+	},
+	"wait": func(ctx context.Context, h *hostile, key string) error {
+		w, ok := h.d.(backend.Waiter)
+		if !ok {
+			return errors.ErrUnsupported
+		}
+		_, err := w.Wait(ctx, h.claim(key, true))
+		return err
+	},
+	"renew": func(ctx context.Context, h *hostile, key string) error {
+		err := errors.New("not answered")
+		h.d.Renew(ctx, []backend.Claim{h.claim(key, false)}, func(_ int, _ backend.Grant, e error) { err = e })
+		return err
+	},
+	"release": func(ctx context.Context, h *hostile, key string) error {
+		return h.d.Release(ctx, h.claim(key, false))
+	},
+	"inspect": func(ctx context.Context, h *hostile, key string) error {
+		_, err := h.d.(backend.Inspector).Inspect(ctx, key)
+		return err
+	},
+}
+
+// Whatever a server replies, it is an outage: nobody is granted or refused
+// anything, every call ends, and what was left on a connection is never taken
+// for the reply to another call.
+func TestGarbageIsAnOutage(t *testing.T) {
+	all := hostiles(t)
+	t.Run("strategies", func(t *testing.T) {
+		for name, h := range all {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				h.isToldGarbage(t, name)
+			})
+		}
+	})
+	nobodyIsLeft(t)
+}
+
+func (h *hostile) isToldGarbage(t *testing.T, name string) {
+	for what, g := range garbage {
+		if g.huge && strings.Contains(name, "client") {
+			continue // which hasp does not read for
+		}
+		key := "k-" + strings.ReplaceAll(what, " ", "-")
+		for _, got := range h.ask(t, key, g.reply, g.hangs, strings.Contains(name, "URL")) {
+			op, err := got.op, got.err
+			switch {
+			case err == nil && g.record && op == "inspect":
+			case err == nil && g.crowd && op == "release" && strings.Contains(name, "redlock"):
+			case errors.Is(err, backend.ErrHeld) && g.held && (strings.Contains(name, "spin") || strings.Contains(name, "redlock")):
+			case op == "wait" && errors.Is(err, errors.ErrUnsupported):
+			case err == nil, errors.Is(err, backend.ErrHeld), errors.Is(err, backend.ErrLost), errors.Is(err, backend.ErrInvalid), errors.Is(err, errors.ErrUnsupported):
+				t.Errorf("%s, %s: got %.200v, want an outage", what, op, err)
+			}
+		}
+		h.recovers(t, what)
+	}
+	if err := h.d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// answer is what a call has come to.
+type answer struct {
+	op  string
+	err error
+}
+
+// ask makes all calls, together and before that alone, with that for a reply.
+func (h *hostile) ask(t *testing.T, key, reply string, hangs, alone bool) (got []answer) {
+	t.Helper()
+	patience := 5 * time.Second
+	if hangs {
+		patience = 300 * time.Millisecond // it is an outage whenever that ends
+	}
+	h.p.Answer(key, reply)
+	defer h.p.Forgive()
+	var mu sync.Mutex // guards got
+	call := func(op string) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if op == "wait" {
+			ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+		}
+		began := time.Now()
+		err := calls[op](ctx, h, key)
+		if took := time.Since(began); took > patience+20*time.Second {
+			t.Errorf("%s, %s took %v", key, op, took)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, answer{op, err})
+	}
+	if alone && !hangs {
+		for op := range calls {
+			call(op)
+		}
+	}
+	var together sync.WaitGroup
+	for op := range calls {
+		together.Go(func() { call(op) })
+	}
+	together.Wait()
+	return got
+}
+
+// recovers fails the test unless the driver works again now that the server is
+// sane.
+func (h *hostile) recovers(t *testing.T, after string) {
+	t.Helper()
+	var err error
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		var s backend.Status
+		if s, err = h.d.(backend.Inspector).Inspect(t.Context(), h.known); err != nil {
+			continue // a connection that has gone, or a node that is not trusted yet
+		}
+		if !s.Held || s.Owner != "owner" {
+			t.Fatalf("after %s: the reply to another call: %+v", after, s)
+		}
+		c := h.claim("well", true)
+		var g backend.Grant
+		if g, err = h.d.Acquire(t.Context(), c); err != nil {
+			continue
+		}
+		if g.Fence == 0 {
+			t.Errorf("after %s: no fence", after)
+		}
+		if err = h.d.Release(t.Context(), c); err == nil {
+			return
+		}
+	}
+	t.Fatalf("after %s: %v", after, err)
+}
+
+var ours = regexp.MustCompile(`hasplock/hasp/(spinlock|pubsublock|fairlock|redlock|internal/redisstore)\.`)
+
+// nobodyIsLeft fails the test unless all goroutines of drivers end.
+func nobodyIsLeft(t *testing.T) {
+	t.Helper()
+	var left []string
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		buf := make([]byte, 1<<20)
+		buf = buf[:runtime.Stack(buf, true)]
+		left = nil
+		for _, g := range strings.Split(string(buf), "\n\n") {
+			if ours.MatchString(g) && !strings.Contains(g, "hasp/internal/acceptance") {
+				left = append(left, g)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+	}
+	t.Errorf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
+}
+
+// FuzzReplies: any bytes for a reply, and the end of the connection. Only what
+// says so clearly is a grant.
+func FuzzReplies(f *testing.F) {
+	for _, g := range garbage {
+		if !g.huge && len(g.reply) < 1000 {
+			f.Add(byte(0), g.reply)
+			f.Add(byte(5), g.reply)
+		}
+	}
+	all := hostiles(f)
+	var names []string
+	for name := range all {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	f.Fuzz(func(t *testing.T, which byte, reply string) {
+		name := names[int(which)%len(names)]
+		if strings.Contains(name, "client") && announces.MatchString(reply) {
+			return // go-redis makes room for it
+		}
+		h := all[name]
+		h.p.LastWords("k-fuzz", reply)
+		defer h.p.Forgive()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		for op, call := range calls {
+			if op == "wait" {
+				continue // which rides an outage out
+			}
+			err := call(ctx, h, "k-fuzz")
+			if strings.HasPrefix(op, "acquire") && err == nil && !strings.Contains(reply, "OK\r\n") && !strings.Contains(reply, ":1\r\n") {
+				t.Errorf("%s, %s: %q is a grant", name, op, reply)
+			}
+			if ctx.Err() != nil {
+				t.Errorf("%s, %s: %q has no end", name, op, reply)
+			}
+		}
+	})
+}
+
+// announces matches what is longer than a hundred thousand.
+var announces = regexp.MustCompile(`[$*%~>|=!]\d{6}`)
