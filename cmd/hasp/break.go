@@ -37,10 +37,10 @@ On a terminal it asks before it does so; elsewhere it wants --force.`,
 // breakKey breaks key if somebody holds it, and asks before it does so.
 func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
 	before, err := client.Inspect(ctx, key)
-	if err != nil {
+	if err != nil && !force { // what cannot be read can be broken all the same
 		return err
 	}
-	if !before.Held {
+	if err == nil && !before.Held {
 		fmt.Fprintf(a.out, "nobody holds %s\n", quote(key))
 		return nil
 	}

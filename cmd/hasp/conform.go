@@ -69,6 +69,9 @@ func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 	counts := map[conformance.Status]int{}
 	err := conformance.Check(ctx, harness(c), func(r conformance.Result) {
 		counts[r.Status]++
+		if r.Err != nil {
+			r.Err = errors.New(a.store.redact(r.Err.Error()))
+		}
 		if asJSON {
 			out = append(out, asClause(r))
 		} else {

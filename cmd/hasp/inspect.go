@@ -81,9 +81,12 @@ func printStatus(out io.Writer, key string, s backend.Status) error {
 
 // printJSON prints v for programs.
 func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.out)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = a.out.Write(append(plainJSON(text), '\n'))
+	return err
 }
 
 // isTerminal reports whether f is a terminal.

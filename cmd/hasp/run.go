@@ -41,7 +41,9 @@ same, the command is told to end by SIGTERM, and by SIGKILL after --grace.
 
 The command finds the key in HASP_KEY and, with --fence, a number in HASP_FENCE
 that is larger with every holder: hand it to what the lock protects, so that it
-can refuse a holder that is late.
+can refuse a holder that is late. The rest of the environment is passed on as it
+is, HASP_URL and a password in it included, so that COMMAND can use hasp, too;
+a --config that COMMAND may not read keeps them from it.
 
 The command runs in a process group of its own. INT, TERM, HUP, QUIT, USR1,
 USR2, WINCH, TSTP and CONT are passed on to that group. On a terminal it is the

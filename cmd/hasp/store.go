@@ -100,6 +100,8 @@ func registered(c hasp.Config) error {
 		return nil
 	case c.Strategy == "":
 		return usagef("no strategy given (want one of %s)", strings.Join(all, ", "))
+	case strings.ContainsAny(c.Strategy, "@:/"): // a URL, perhaps, and then with a password
+		return usagef("the name of the strategy is none (want one of %s); a URL goes into nodes", strings.Join(all, ", "))
 	}
 	return usagef("unknown strategy %s (want one of %s)", quote(c.Strategy), strings.Join(all, ", "))
 }
@@ -138,9 +140,26 @@ func (a *app) withClient(cmd *cobra.Command, doing string, f func(context.Contex
 	return causeOf(ctx, f(ctx, client))
 }
 
+// maxConfig is more than any configuration has.
+const maxConfig = 1 << 20
+
+// readSome reads a file, which may be one without an end.
+func readSome(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err == nil && len(b) > maxConfig {
+		err = errors.New("more than a configuration can be")
+	}
+	return b, err
+}
+
 // readConfig reads a YAML file, whose every field must be known.
 func readConfig(file string) (hasp.Config, error) {
-	b, err := os.ReadFile(file)
+	b, err := readSome(file)
 	if err != nil {
 		var path *os.PathError
 		if errors.As(err, &path) {
@@ -164,25 +183,38 @@ func readConfig(file string) (hasp.Config, error) {
 }
 
 // yaml quotes the beginning of a value it cannot take, which may be that of
-// a password, and names fields in terms of Go.
+// a password, and all of one that begins with an asterisk or an exclamation
+// mark, and names fields in terms of Go.
 var (
-	yamlValue   = regexp.MustCompile("(cannot unmarshal !!\\w+) `[^`]*`")
-	yamlUnknown = regexp.MustCompile(`field (\S+) not found in type \S+`)
+	yamlValue   = regexp.MustCompile("(?s)(cannot (?:unmarshal|decode)) (!.*?) `.*` (into|as)")
+	yamlTags    = regexp.MustCompile(`^!!(map|seq|str|int|float|bool|null|timestamp|binary|merge)$`)
+	yamlAlias   = regexp.MustCompile(`unknown anchor '.*' referenced`)
+	yamlUnknown = regexp.MustCompile(`field (.+) not found in type \S+`)
 	yamlType    = strings.NewReplacer("!!map", "a mapping", "!!seq", "a list", "!!str", "a string", "!!int", "a number",
 		"!!bool", "a boolean", "!!null", "nothing", "hasp.Config", "the configuration", "hasp.Params", "params: NAME: VALUE",
-		"[]string", "a list of strings", "cannot unmarshal", "cannot take")
+		"[]string", "a list of strings", "cannot unmarshal", "cannot take", "cannot decode", "cannot take")
 )
 
 func yamlError(err error) string {
 	if errors.Is(err, io.EOF) {
 		return "the file is empty; want strategy, nodes and params"
 	}
-	text := err.Error()
+	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
 	var te *yaml.TypeError
 	if errors.As(err, &te) {
-		text = strings.Join(te.Errors, "; ")
+		texts = te.Errors
 	}
-	text = yamlValue.ReplaceAllString(strings.TrimPrefix(text, "yaml: "), "$1")
+	for i, text := range texts {
+		texts[i] = yamlValue.ReplaceAllStringFunc(text, func(all string) string {
+			part := yamlValue.FindStringSubmatch(all)
+			if !yamlTags.MatchString(part[2]) {
+				part[2] = "what begins with !"
+			}
+			return strings.Join(part[1:], " ")
+		})
+	}
+	text := strings.Join(texts, "; ")
+	text = yamlAlias.ReplaceAllString(text, "a value that begins with * must be quoted")
 	text = yamlUnknown.ReplaceAllString(text, `unknown field "$1" (want strategy, nodes, params)`)
 	return yamlType.Replace(text)
 }

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // Keys, owners and waiters come from a store that others write to. Printed as
@@ -25,6 +28,24 @@ func plain(s string) string {
 		}
 	}
 	return b.String()
+}
+
+// plainJSON returns JSON with all escaped in it that is not printable, such as
+// the control characters that are no ASCII: it may be shown on a terminal, too.
+func plainJSON(text []byte) []byte {
+	var out []byte
+	for _, r := range string(text) {
+		switch {
+		case strconv.IsPrint(r) || r == '\n':
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	return out
 }
 
 // short returns d in the form people read: 24ms, 1.52s, 3m10s.
