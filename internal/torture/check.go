@@ -11,13 +11,13 @@ import (
 
 // found are figures of a history that break no promise.
 type found struct {
-	holds, fenced int
-	void          int // leases that were over before their callers saw them
-	killed, told  int // holds whose process died; callers told that they lost a lease
-	overlaps      int // after locks were lost: two held at once, told apart by the fence
-	untold        int // of these, holders who were not told that they lost the lease
-	refused       int // uses of the resource with an old fence
-	undecided     bool
+	Holds, Fenced int
+	Void          int // leases that were over before their callers saw them
+	Killed, Told  int // holds whose process died; callers told that they lost a lease
+	Overlaps      int // after locks were lost: two held at once, told apart by the fence
+	Untold        int // of these, holders who were not told that they lost the lease
+	Refused       int // uses of the resource with an old fence
+	Undecided     bool
 }
 
 // check looks for broken promises in what happened.
@@ -29,19 +29,20 @@ func (n *nemesis) check() (f found) {
 			t.end = t.expires
 		}
 	}
-	f.holds, f.refused = len(n.rec.turns), n.rec.refused
+	f.Holds, f.Refused = len(n.rec.turns), n.rec.refused
 	byKey := make([][]*turn, len(n.names))
 	for _, t := range n.rec.turns {
 		byKey[t.key] = append(byKey[t.key], t)
-		f.fenced += one(t.fenced)
-		f.killed += one(t.killed)
-		f.told += one(t.lost != 0)
-		f.void += one(t.void())
+		f.Fenced += one(t.fenced)
+		f.Killed += one(t.killed)
+		f.Told += one(t.lost != 0)
+		f.Void += one(t.void())
 		n.checkLoss(t)
 	}
+	n.checkGrowth()
 	for _, all := range byKey {
 		slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.got, b.got) })
-		f.overlaps += n.checkOrder(all, &f)
+		f.Overlaps += n.checkOrder(all, &f)
 		if !n.losing && len(all) > 0 && !linear(all, &f) {
 			n.fail("order", all[0].got, fmt.Sprintf("key %d: no order of the grants explains the fences", all[0].key))
 		}
@@ -85,7 +86,7 @@ func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
 		if last != nil && t.got < last.end {
 			if within(n.losses, last.asked, t.got) {
 				overlaps++
-				f.untold += one(last.lost == 0 && !last.killed)
+				f.Untold += one(last.lost == 0 && !last.killed && t.lost == 0 && !t.killed)
 			} else {
 				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s had it, and %s until %v later",
 					t.key, t.proc, last.proc, time.Duration(min(last.end, t.end)-t.got)))
@@ -98,8 +99,10 @@ func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
 			continue
 		}
 		// Two at once, of which one asked before the other had it, may have
-		// been granted in either order.
-		if fenced != nil && t.fence <= fenced.fence && (t.got >= fenced.end || t.asked > fenced.got) {
+		// been granted in either order. So may a grant that its caller heard of
+		// only when the store had forgotten it and granted another.
+		if fenced != nil && t.fence <= fenced.fence &&
+			(t.asked > fenced.got || t.got >= fenced.end && !within(n.losses, t.asked, t.got)) {
 			n.fail("fence", t.got, fmt.Sprintf("key %d: fence %d of %s after %d of %s", t.key, t.fence, t.proc, fenced.fence, fenced.proc))
 		}
 		if fenced == nil || t.fence > fenced.fence {
@@ -157,7 +160,7 @@ func linear(all []*turn, f *found) bool {
 	case porcupine.Illegal:
 		return false
 	case porcupine.Unknown:
-		f.undecided = true
+		f.Undecided = true
 	}
 	return true
 }

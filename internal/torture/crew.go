@@ -17,11 +17,12 @@ const patience = 3 * time.Minute
 
 // seat is a place for a client process. When one is killed another takes it.
 type seat struct {
-	n    int
-	rec  *record
-	url  string
-	gen  int
-	proc *proc
+	n       int
+	rec     *record
+	url     string
+	program string // or empty, for this one
+	gen     int
+	proc    *proc
 }
 
 // proc is a client process.
@@ -39,11 +40,15 @@ type proc struct {
 
 // fill starts a process.
 func (s *seat) fill(o order) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
+	program := s.program
+	if program == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		program = self
 	}
-	p := &proc{seat: s.n, gen: s.gen, rec: s.rec, cmd: exec.Command(self), fresh: true, done: make(chan struct{}), heard: make(chan report, 8)}
+	p := &proc{seat: s.n, gen: s.gen, rec: s.rec, cmd: exec.Command(program), fresh: true, done: make(chan struct{}), heard: make(chan report, 8)}
 	p.cmd.Env = append(os.Environ(), role+"=1")
 	p.cmd.Stderr = os.Stderr
 	in, err1 := p.cmd.StdinPipe()

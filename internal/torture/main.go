@@ -5,13 +5,14 @@
 //
 // Client processes lock, use a resource that refuses an old fence, and unlock,
 // while processes are killed and stopped, connections cut and stalled, replies
-// lost, requests delivered late, servers stopped, restarted and filled up. What
-// happened is then checked: no two hold a key at once within the validity of
+// lost, requests delivered late, servers stopped, restarted and filled up, clocks
+// set. What happened is then checked: no two hold a key at once within the validity of
 // their leases, which goes from Lock's return to the call of Unlock or the end
 // of the lease, whichever is first; nobody loses a lease before its end; fences
-// grow; somebody gets every key after every fault, and at last everybody; and
+// grow; somebody gets every key after every fault, and at last everybody;
 // nothing is left, neither keys nor places in queues nor subscriptions on the
-// servers, nor goroutines nor descriptors in the clients.
+// servers, nor goroutines nor descriptors in the clients; and no client takes
+// more and more of the machine.
 //
 // Then it does the same with faults that take locks away, such as FLUSHALL,
 // where only the fence protects.
@@ -28,9 +29,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
-	"regexp"
-	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9/logging"
@@ -45,26 +46,60 @@ import (
 // term is that of all leases, short so that much happens in little time.
 const term = 300 * time.Millisecond
 
+// strategies are all, first those on one Redis.
+var strategies = []string{"spinlock", "pubsublock", fairlock, redlock, filelock}
+
 func main() {
 	if os.Getenv(role) != "" {
 		work(os.Stdin, os.Stdout)
 	}
-	strategies := flag.String("strategy", "spinlock,pubsublock,fairlock,redlock,filelock", "what is tortured, one after another")
-	seed := flag.Uint64("seed", 0, "what decides about faults; 0 draws one")
-	length := flag.Duration("time", time.Minute, "for each strategy; a third of it for faults that take locks away")
-	place := flag.String("on", onServer, "where strategies on one Redis keep their locks: redis, sentinel or cluster")
+	var p plan
+	o := options{term: term, patience: patience}
+	names := flag.String("strategy", "", "what is tortured, by commas; if empty, every one that can be in the store")
+	flag.IntVar(&p.parallel, "parallel", 1, "how many runs there are at once")
+	flag.Uint64Var(&o.seed, "seed", 0, "what decides about faults; 0 draws one")
+	flag.DurationVar(&o.time, "time", time.Minute, "for each strategy; a third of it more for faults that take locks away")
+	flag.StringVar(&o.place, "on", onServer, "where strategies on one Redis keep their locks: redis, sentinel or cluster")
+	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has")
+	flag.BoolVar(&p.clocks, "clocks", true, "have wall clocks of clients jump, for which they are built once more")
 	only := flag.String("faults", "", "regular expression of the `names` of faults")
-	bug := flag.String("plant", "", "plant a bug: release, renewal or wake-up")
-	history := flag.String("history", "", "`file` for all that clients tell, as lines of JSON")
+	flag.StringVar(&o.plant, "plant", "", "plant a bug: release, renewal or wake-up")
+	flag.StringVar(&p.history, "history", "", "`file` for all that clients tell, as lines of JSON")
+	flag.StringVar(&p.results, "results", "", "`file` that results are added to, as lines of JSON")
+	flag.StringVar(&p.uses, "uses", "", "`file` for memory, goroutines and descriptors of the clients, as CSV")
+	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" by the files of results that are named")
 	flag.Parse()
 	logging.Disable() // go-redis', of servers that are down
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	o := options{place: *place, seed: *seed, time: *length, plant: *bug, term: term, patience: time.Minute}
 	if o.seed == 0 {
 		o.seed = rand.Uint64N(1_000_000) + 1
 	}
-	kept, err := torture(ctx, o, *strategies, *only, *history)
+	p.strategies = strings.FieldsFunc(*names, func(r rune) bool { return r == ',' })
+	if len(p.strategies) == 0 {
+		p.strategies = strategies
+		if o.place != onServer {
+			p.strategies = strategies[:3]
+		}
+	}
+	kept, err := true, error(nil)
+	for _, name := range p.strategies {
+		if !slices.Contains(strategies, name) {
+			err = fmt.Errorf("no strategy that is tortured is called %q: there are %s", name, strings.Join(strategies, ", "))
+		}
+	}
+	if flag.NArg() > 0 && !*tables {
+		err = fmt.Errorf("what is %q?", flag.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "torture:", err)
+		os.Exit(2)
+	}
+	if *tables {
+		err = document(flag.Args())
+	} else {
+		kept, err = p.carryOut(ctx, o, *only)
+	}
 	switch {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "torture:", err)
@@ -72,40 +107,4 @@ func main() {
 	case !kept:
 		os.Exit(1)
 	}
-}
-
-// torture does all runs.
-func torture(ctx context.Context, o options, strategies, only, history string) (kept bool, err error) {
-	if only != "" {
-		if o.only, err = regexp.Compile(only); err != nil {
-			return false, err
-		}
-	}
-	if history != "" {
-		f, err := os.Create(history)
-		if err != nil {
-			return false, err
-		}
-		defer f.Close()
-		o.log = f
-	}
-	fmt.Printf("%s, %d CPUs\n", runtime.Version(), runtime.NumCPU())
-	kept = true
-	for _, o.strategy = range strings.Split(strategies, ",") {
-		for _, o.losing = range []bool{false, true} {
-			if ctx.Err() != nil {
-				return kept, ctx.Err()
-			}
-			part := o
-			if o.losing {
-				part.time /= 3
-			}
-			wrong, err := do(ctx, part, os.Stdout)
-			if err != nil {
-				return false, fmt.Errorf("%s, seed %d: %w", o.strategy, o.seed, err)
-			}
-			kept = kept && len(wrong) == 0
-		}
-	}
-	return kept, nil
 }

@@ -53,10 +53,11 @@ type nemesis struct {
 
 // tally is what came of one kind of fault.
 type tally struct {
-	injected, held, waited, missed int
-	before, during, after          int // grants
-	recovery                       []time.Duration
-	at                             []int64
+	injected, missed      int
+	held, waited, touched int // while somebody held, waited, did either
+	before, during, after int // grants
+	recovery              []time.Duration
+	at                    []int64
 }
 
 // torture injects faults until the time is over.
@@ -71,7 +72,7 @@ func (n *nemesis) torture(ctx context.Context, until time.Time) error {
 			}
 			f := n.faults[i]
 			if n.rand.IntN(6) > 0 {
-				if err := n.strike(f, nil); err != nil {
+				if err := n.strike(ctx, f, nil); err != nil {
 					return err
 				}
 				continue
@@ -80,7 +81,7 @@ func (n *nemesis) torture(ctx context.Context, until time.Time) error {
 			if with.class == f.class {
 				with = fault{}
 			}
-			if err := n.strike(f, &with); err != nil {
+			if err := n.strike(ctx, f, &with); err != nil {
 				return err
 			}
 		}
@@ -89,7 +90,7 @@ func (n *nemesis) torture(ctx context.Context, until time.Time) error {
 
 // strike injects a fault, and perhaps another while it lasts, heals them and
 // waits until keys are granted again.
-func (n *nemesis) strike(f fault, with *fault) error {
+func (n *nemesis) strike(ctx context.Context, f fault, with *fault) error {
 	n.lasts = n.span(f.least, f.most)
 	lasts := n.lasts
 	quiet := hostclock.Now()
@@ -121,11 +122,11 @@ func (n *nemesis) strike(f fault, with *fault) error {
 	n.forget(f, in)
 	if second.heal != nil {
 		n.forget(*with, second)
-		if err := n.recover(*with, second); err != nil {
+		if err := n.recover(ctx, *with, second); err != nil {
 			return err
 		}
 	}
-	return n.recover(f, in)
+	return n.recover(ctx, f, in)
 }
 
 func (n *nemesis) span(least, most float64) time.Duration {
@@ -157,6 +158,7 @@ func (n *nemesis) inflict(f fault) (inflicted, bool, error) {
 	t.at = append(t.at, in.at)
 	t.held += one(n.held)
 	t.waited += one(n.waited)
+	t.touched += one(n.held || n.waited)
 	return in, true, nil
 }
 
@@ -195,7 +197,7 @@ func (n *nemesis) of(f fault) *tally {
 }
 
 // recover waits until all is as it was before.
-func (n *nemesis) recover(f fault, in inflicted) error {
+func (n *nemesis) recover(ctx context.Context, f fault, in inflicted) error {
 	if err := n.seated(); err != nil {
 		return err
 	}
@@ -217,6 +219,9 @@ func (n *nemesis) recover(f fault, in inflicted) error {
 			last = max(last, at)
 			return at != 0
 		})
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if time.Since(began) > n.patience {
 			who := "nobody"
 			if in.seat >= 0 {

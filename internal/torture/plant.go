@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -12,22 +16,24 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// plants are the bugs that can be planted, to see that they are found. They
-// are for strategies on one Redis.
+// plants are the bugs that can be planted in every strategy, to see that they
+// are found.
 var plants = map[string]string{
 	"release": "a release frees the key, whoever holds it",
 	"renewal": "a renewal is still sent after the release",
 	"wake-up": "a waiter misses the release that falls between its look and its listening",
 }
 
-// plant spoils a driver.
-func plant(name, addr string, d backend.Driver) (backend.Driver, error) {
+// plant spoils a driver whose locks are on the servers at addrs, or in dir.
+func plant(name string, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
 	if name == "" {
 		return d, nil
 	}
-	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}})
-	s := spoilt{d, rdb}
+	s := spoilt{d, ground{dir: dir}}
+	for _, addr := range addrs {
+		s.ground.rdbs = append(s.ground.rdbs, redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true,
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}))
+	}
 	switch name {
 	case "release":
 		d = anyRelease{s}
@@ -38,13 +44,64 @@ func plant(name, addr string, d backend.Driver) (backend.Driver, error) {
 	default:
 		return nil, fmt.Errorf("no bug is called %q", name)
 	}
-	return spoiltWaiter(d, s), nil
+	if w, ok := s.Driver.(backend.Waiter); ok {
+		return waits{d, w}, nil
+	}
+	return d, nil
 }
 
-// spoilt is a driver with a connection of its own.
+// ground is where the locks are, past the driver.
+type ground struct {
+	rdbs []*redis.Client
+	dir  string
+}
+
+func (g ground) file(key string) string { return filepath.Join(g.dir, "key-"+key+".lock") }
+
+// free has nobody hold the key any more.
+func (g ground) free(ctx context.Context, key string) (held bool, err error) {
+	if g.dir != "" {
+		err := os.Remove(g.file(key))
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+	for _, rdb := range g.rdbs {
+		n, e := rdb.Del(ctx, key).Result()
+		held = held || n > 0
+		err = errors.Join(err, e)
+	}
+	return held, err
+}
+
+// copy returns what has the key held as it is now.
+func (g ground) copy(ctx context.Context, key string, ttl time.Duration) (restore func()) {
+	if g.dir != "" {
+		record, err := os.ReadFile(g.file(key))
+		return func() {
+			if err == nil {
+				_ = os.WriteFile(g.file(key), record, 0o600)
+			}
+		}
+	}
+	values := make([]string, len(g.rdbs))
+	for i, rdb := range g.rdbs {
+		values[i] = rdb.Dump(ctx, key).Val()
+	}
+	return func() {
+		for i, rdb := range g.rdbs {
+			if values[i] != "" {
+				rdb.RestoreReplace(context.WithoutCancel(ctx), key, ttl, values[i])
+			}
+		}
+	}
+}
+
+// spoilt is a driver beside which something else changes the store.
 type spoilt struct {
 	backend.Driver
-	rdb *redis.Client
+	ground ground
 }
 
 func (s spoilt) Traits() backend.Traits {
@@ -54,45 +111,42 @@ func (s spoilt) Traits() backend.Traits {
 }
 
 func (s spoilt) Close() error {
-	s.rdb.Close()
+	for _, rdb := range s.ground.rdbs {
+		rdb.Close()
+	}
 	return s.Driver.Close()
 }
 
-// spoiltWaiter is a Waiter if the sound driver was one.
-func spoiltWaiter(d backend.Driver, s spoilt) backend.Driver {
-	if w, ok := s.Driver.(backend.Waiter); ok {
-		return struct {
-			backend.Driver
-			waits
-		}{d, waits{w}}
-	}
-	return d
+// waits is a spoilt driver that waits as the sound one does.
+type waits struct {
+	backend.Driver
+	sound backend.Waiter
 }
 
-type waits struct{ w backend.Waiter }
-
 func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return w.w.Wait(ctx, c)
+	return w.sound.Wait(ctx, c)
 }
 
 type anyRelease struct{ spoilt }
 
 func (a anyRelease) Release(ctx context.Context, c backend.Claim) error {
-	n, err := a.rdb.Del(ctx, c.Key).Result()
-	if err == nil && n == 0 {
-		return backend.ErrLost
+	err := a.Driver.Release(ctx, c)
+	if !errors.Is(err, backend.ErrLost) {
+		return err
 	}
-	return err
+	if held, err := a.ground.free(ctx, c.Key); err != nil || held {
+		return err
+	}
+	return backend.ErrLost
 }
 
 type lateRenewal struct{ spoilt }
 
 func (l lateRenewal) Release(ctx context.Context, c backend.Claim) error {
+	restore := l.ground.copy(ctx, c.Key, c.TTL)
 	err := l.Driver.Release(ctx, c)
 	if err == nil && rand.IntN(4) == 0 {
-		time.AfterFunc(c.TTL/50, func() {
-			l.rdb.Set(context.WithoutCancel(ctx), c.Key, c.Token+"#"+c.Owner, c.TTL)
-		})
+		time.AfterFunc(c.TTL/50, restore)
 	}
 	return err
 }

@@ -61,7 +61,8 @@ type record struct {
 	highest []uint64
 	grants  []grant        // as they were told
 	errs    map[string]int // of Lock, by kind
-	refused int            // uses of the resource with an old fence
+	uses    []sample
+	refused int // uses of the resource with an old fence
 }
 
 func newRecord(keys int, log io.Writer) *record {
@@ -82,6 +83,10 @@ func (r *record) take(p *proc, e report) (refused bool) {
 			Client string
 			report
 		}{p.String(), e})
+	}
+	if e.What == used {
+		r.uses = append(r.uses, sample{p.seat, p.gen, e.T, *e.Use})
+		return false
 	}
 	id := turnID{p, e.ID}
 	if e.What == asks {

@@ -16,14 +16,19 @@ import (
 type options struct {
 	strategy string
 	place    string // of a strategy on one Redis
+	nodes    int    // of redlock
 	losing   bool   // with faults that take locks away
 	only     *regexp.Regexp
 	seed     uint64
 	time     time.Duration
+	whole    time.Duration // that was asked for, of which time is a part
 	plant    string
+	program  string // of clients whose wall clocks can jump; if empty, this one
 	term     time.Duration
 	patience time.Duration // with what must happen at last
 	log      io.Writer     // of all that clients tell, or nil
+	results  io.Writer     // for result as JSON, or nil
+	uses     io.Writer     // for what clients take of the machine as CSV, or nil
 }
 
 const (
@@ -43,41 +48,37 @@ type run struct {
 	wrong  []violation
 }
 
-// violation is a promise that was broken.
-type violation struct {
-	promise string
-	at      int64
-	what    string
-}
-
 var errStill = errors.New("the run stood still")
 
 // fail notes a violation.
 func (r *run) fail(promise string, at int64, what string) {
-	r.wrong = append(r.wrong, violation{promise, at, what})
+	r.wrong = append(r.wrong, violation{Promise: promise, At: at, What: what})
 }
 
-// do makes a run and prints its verdict. It returns what promises were broken;
-// an error is one of the harness.
-func do(ctx context.Context, o options, out io.Writer) (wrong []violation, err error) {
+// do makes a run and prints its verdict. Its result is nil if there is nothing
+// to do; an error is one of the harness.
+func do(ctx context.Context, o options, out io.Writer) (res *result, err error) {
 	l := &lab{}
 	defer l.leave()
 	err = l.within(func() error {
-		wrong, err = o.run(ctx, l, out)
+		res, err = o.run(ctx, l)
 		return err
 	})
-	return wrong, err
+	if res != nil {
+		res.verdict(out)
+	}
+	return res, err
 }
 
-func (o options) run(ctx context.Context, l *lab, out io.Writer) (wrong []violation, err error) {
+func (o options) run(ctx context.Context, l *lab) (res *result, err error) {
 	r := &run{options: o, rec: newRecord(keys, o.log)}
 	for k := range keys {
-		r.names = append(r.names, fmt.Sprint("torture:", k))
+		r.names = append(r.names, fmt.Sprint("torture-", k))
 	}
-	if r.store, err = openStore(l, o.strategy, o.place, seats, r.names); err != nil {
+	if r.store, err = o.openStore(l, r.names); err != nil {
 		return nil, err
 	}
-	for _, f := range faultsFor(r.store, o.losing) {
+	for _, f := range r.store.faults(o.losing) {
 		if o.only == nil || o.only.MatchString(f.name) {
 			r.faults = append(r.faults, f)
 		}
@@ -93,7 +94,7 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (wrong []violat
 		}
 	})
 	for i := range seats {
-		s := &seat{n: i, rec: r.rec, url: r.store.urls[i]}
+		s := &seat{n: i, rec: r.rec, url: r.store.urls[i], program: o.program}
 		r.seats = append(r.seats, s)
 		if err := r.fill(s); err != nil {
 			return nil, err
@@ -112,18 +113,23 @@ func (o options) run(ctx context.Context, l *lab, out io.Writer) (wrong []violat
 		return nil, err
 	}
 	lasted := time.Duration(hostclock.Now() - began)
-	n.verdict(out, lasted, n.check())
-	return r.wrong, nil
+	found := n.check()
+	if o.uses != nil {
+		if err := r.writeUses(o.uses, began); err != nil {
+			return nil, err
+		}
+	}
+	return n.result(lasted, found), nil
 }
 
 // fill has a process take a seat.
 func (r *run) fill(s *seat) error {
-	o := order{Keys: r.names, Callers: callers, Term: r.term, Timeout: r.term / 2, Seed: r.seed, Plant: r.plant}
+	o := order{Keys: r.names, Callers: callers, Term: r.term, Timeout: r.term / 2, Seed: r.seed, Plant: r.plant, Dir: r.store.dir, Ahead: offset(s.n)}
 	if !r.losing {
 		o.Bare = 0.3
 	}
-	if len(r.store.servers) > 0 {
-		o.Direct = r.store.servers[0].Addr
+	for _, srv := range r.store.servers {
+		o.Direct = append(o.Direct, srv.Addr)
 	}
 	return s.fill(o)
 }
@@ -187,7 +193,7 @@ func (r *run) drain() error {
 // swept waits until nothing is left in the store: what the dead have left runs
 // out by itself.
 func (r *run) swept() error {
-	for end := time.Now().Add(max(r.patience, patience)); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		left, err := r.store.left(ctx)
 		cancel()

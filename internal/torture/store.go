@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -28,6 +29,9 @@ type store struct {
 	cluster  *redistest.Cluster   // or nil
 	ordered  *hasp.Client         // of a strategy with a queue, for a look at it
 	dir      string               // of files
+	small    bool                 // it is on a disk of its own
+	jumps    bool                 // the wall clocks of clients can
+	skews    bool                 // the clocks of servers can
 }
 
 // Operations that single commands belong to.
@@ -37,8 +41,10 @@ const (
 	release = "release"
 )
 
-// nodes is how many servers a strategy has that needs several.
-const nodes = 3
+// leastNodes is how many servers redlock has if nothing else is said.
+const leastNodes = 3
+
+const fairlock, redlock, filelock = "fairlock", "redlock", "filelock"
 
 // maxTerm is redlock's max_ttl.
 const maxTerm = 2 * time.Second
@@ -51,30 +57,34 @@ const (
 )
 
 // openStore starts what a strategy needs for seats clients.
-func openStore(l *lab, strategy, place string, seats int, keys []string) (*store, error) {
-	s := &store{strategy: strategy, names: keys}
-	if place != onServer {
-		return s, s.openSet(l, place, seats)
+func (o *options) openStore(l *lab, keys []string) (*store, error) {
+	s := &store{strategy: o.strategy, names: keys, jumps: o.program != "", skews: o.place == onServer && redistest.ClocksCanJump()}
+	if o.place != onServer {
+		return s, s.openSet(l, o.place, seats)
 	}
-	if strategy == "filelock" {
+	if o.strategy == filelock {
 		dir, err := os.MkdirTemp("", "torture-")
 		if err != nil {
 			return nil, err
 		}
 		l.Cleanup(func() { os.RemoveAll(dir) })
-		s.what, s.dir = "files", dir
+		if unmount, err := mountSmall(dir); err == nil {
+			l.Cleanup(func() { _ = unmount() })
+			s.small = true
+		}
+		s.what, s.dir = "files", filepath.Join(dir, "locks")
 		for range seats {
-			s.urls = append(s.urls, "filelock://"+dir)
+			s.urls = append(s.urls, "filelock://"+s.dir)
 		}
 		return s, nil
 	}
 	n := 1
-	if strategy == "redlock" {
-		n = nodes
+	if o.strategy == redlock {
+		n = o.nodes
 	}
 	for range n {
 		// What the server has written is the kernel's, and outlives the server.
-		srv := redistest.Start(l, &redistest.Options{Own: true, Real: true, Keep: true, Args: []string{"--appendfsync", "no"}})
+		srv := redistest.Start(l, &redistest.Options{Own: true, Real: true, Keep: true, Clock: s.skews, Args: []string{"--appendfsync", "no"}})
 		s.servers = append(s.servers, srv)
 		s.admin = append(s.admin, srv.Client())
 	}
@@ -89,13 +99,13 @@ func openStore(l *lab, strategy, place string, seats int, keys []string) (*store
 	if err := s.learn(keys[0]); err != nil {
 		return nil, err
 	}
-	return s, s.openQueue(l, strategy+"+"+s.servers[0].URL())
+	return s, s.openQueue(l, o.strategy+"+"+s.servers[0].URL())
 }
 
 // openSet starts servers that form one Redis. Clients have no proxies before
 // them.
 func (s *store) openSet(l *lab, place string, seats int) error {
-	if s.strategy == "redlock" || s.strategy == "filelock" {
+	if s.strategy == redlock || s.strategy == filelock {
 		return fmt.Errorf("%s is not on one Redis", s.strategy)
 	}
 	o := &redistest.Options{Keep: true, Args: []string{"--appendfsync", "no"}}
@@ -135,7 +145,7 @@ func (s *store) openSet(l *lab, place string, seats int) error {
 
 // openQueue opens a client for a look at the queue, where there is one.
 func (s *store) openQueue(l *lab, url string) error {
-	if s.strategy != "fairlock" {
+	if s.strategy != fairlock {
 		return nil
 	}
 	c, err := hasp.Open(context.Background(), url, nil)
@@ -156,7 +166,7 @@ func (s *store) way() (url string, links []*redistest.Proxy) {
 		addrs = append(addrs, p.Addr())
 	}
 	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
-	if s.strategy == "redlock" {
+	if s.strategy == redlock {
 		url += "?max_ttl=" + maxTerm.String()
 	}
 	return url, links

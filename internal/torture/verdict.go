@@ -11,90 +11,51 @@ import (
 )
 
 // verdict prints what came of a run, for people.
-func (n *nemesis) verdict(out io.Writer, lasted time.Duration, f found) {
+func (r *result) verdict(out io.Writer) {
 	what := ""
-	if n.losing {
+	if r.Losing {
 		what = ", with faults that take locks away"
 	}
-	fmt.Fprintf(out, "\n## %s on %s%s: ", n.strategy, n.store.what, what)
-	if len(n.wrong) == 0 {
+	fmt.Fprintf(out, "\n## %s on %s%s: ", r.Strategy, r.What, what)
+	switch {
+	case len(r.Violations) == 0 && r.Found.Overlaps > 0:
+		fmt.Fprintln(out, "kept by the fence only")
+	case len(r.Violations) == 0:
 		fmt.Fprintln(out, "kept")
-	} else {
-		fmt.Fprintf(out, "%d VIOLATIONS\n", len(n.wrong))
+	default:
+		fmt.Fprintf(out, "%d VIOLATIONS\n", len(r.Violations))
 	}
 	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys, term %v; %d faults in %v. Seed %d: %s\n\n",
-		seats, callers, keys, n.term, n.count, lasted.Round(time.Second), n.seed, n.command())
+		seats, callers, keys, term, r.Injected, r.Lasted.Round(time.Second), r.Seed, r.Command)
 
 	rows := [][]string{{"fault", "injected", "while held", "waited for", "grants before", "during", "after", "recovery p50", "longest", "violations"}}
-	blame := n.blame()
-	for _, f := range n.faults {
-		t := n.tally[f.name]
-		if t == nil {
-			continue
-		}
-		slices.Sort(t.recovery)
-		rows = append(rows, append([]string{f.name}, texts(t.injected, t.held, t.waited, t.before, t.during, t.after,
-			percentile(t.recovery, 50), percentile(t.recovery, 100), blame[f.name])...))
+	for _, k := range r.Kinds {
+		rows = append(rows, append([]string{k.Name}, texts(k.Injected, k.Held, k.Waited, k.Before, k.During, k.After,
+			percentile(k.Recovery, 50), percentile(k.Recovery, 100), k.Violations)...))
 	}
 	table(out, rows)
 
+	f := r.Found
 	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d over before their callers saw them; %d holders killed, %d told that they lost the lease; %d uses of the resource refused for an old fence.\n",
-		f.holds, f.fenced, f.void, f.killed, f.told, f.refused)
-	if n.losing {
-		fmt.Fprintf(out, "%d times two held a key at once, after locks were taken away; %d times the first was not told.\n", f.overlaps, f.untold)
+		f.Holds, f.Fenced, f.Void, f.Killed, f.Told, f.Refused)
+	if r.Losing {
+		fmt.Fprintf(out, "%d times two held a key at once, after locks were taken away; %d of them without either of the two being told.\n", f.Overlaps, f.Untold)
 	}
-	if f.undecided {
+	if f.Undecided {
 		fmt.Fprintln(out, "porcupine did not come to an end.")
 	}
 	var errs []string
-	for _, kind := range slices.Sorted(maps.Keys(n.rec.errs)) {
-		errs = append(errs, fmt.Sprint(n.rec.errs[kind], " ", kind))
+	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
+		errs = append(errs, fmt.Sprint(r.Errors[kind], " ", kind))
 	}
 	fmt.Fprintf(out, "Errors: %s.\n", cmp.Or(strings.Join(errs, ", "), "none"))
-	for i, v := range n.wrong {
+	for i, v := range r.Violations {
 		if i == 20 {
-			fmt.Fprintf(out, "- and %d more\n", len(n.wrong)-i)
+			fmt.Fprintf(out, "- and %d more\n", len(r.Violations)-i)
 			break
 		}
-		fmt.Fprintf(out, "- **%s**: %s, after %q\n", v.promise, v.what, cmp.Or(n.before(v.at), "nothing"))
+		fmt.Fprintf(out, "- **%s**: %s, after %q\n", v.Promise, v.What, v.After)
 	}
-}
-
-// command is what repeats the run.
-func (n *nemesis) command() string {
-	s := fmt.Sprintf("go run ./internal/torture -strategy %s -seed %d -time %v", n.strategy, n.seed, n.time)
-	if n.place != onServer {
-		s += " -on " + n.place
-	}
-	if n.plant != "" {
-		s += " -plant " + n.plant
-	}
-	if n.only != nil {
-		s += fmt.Sprintf(" -faults %q", n.only)
-	}
-	return s
-}
-
-// before is the fault that was injected last before a moment.
-func (n *nemesis) before(at int64) (name string) {
-	var last int64
-	for k, t := range n.tally {
-		for _, when := range t.at {
-			if when <= at && when > last {
-				last, name = when, k
-			}
-		}
-	}
-	return name
-}
-
-// blame counts violations by the last fault before them.
-func (n *nemesis) blame() map[string]int {
-	by := map[string]int{}
-	for _, v := range n.wrong {
-		by[n.before(v.at)]++
-	}
-	return by
 }
 
 func texts(all ...any) []string {
@@ -110,8 +71,11 @@ func percentile(sorted []time.Duration, p int) string {
 	if len(sorted) == 0 {
 		return "–"
 	}
-	d := sorted[max((len(sorted)*p+99)/100, 1)-1]
-	return fmt.Sprintf("%.1f ms", float64(d)/1e6)
+	return fmt.Sprintf("%.1f ms", float64(rank(sorted, p))/1e6)
+}
+
+func rank(sorted []time.Duration, p int) time.Duration {
+	return sorted[max((len(sorted)*p+99)/100, 1)-1]
 }
 
 // table prints rows as Markdown that is aligned.

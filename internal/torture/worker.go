@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"runtime/metrics"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/walljump"
 )
 
 // role is the environment variable that makes this program a client.
@@ -26,12 +28,13 @@ const role = "HASP_TORTURE_CLIENT"
 
 // order is what a client is told, a line each on standard input.
 type order struct {
-	Op string // "start", "touched", "drain" or "close"
+	Op string // "start", "touched", "clock", "fragile", "drain" or "close"
 
 	// For start.
 	URL     string        `json:",omitempty"`
 	Plant   string        `json:",omitempty"`
-	Direct  string        `json:",omitempty"` // address of the server, for planted bugs
+	Direct  []string      `json:",omitempty"` // addresses of the servers, for planted bugs
+	Dir     string        `json:",omitempty"` // of the files, for planted bugs
 	Owner   string        `json:",omitempty"`
 	Seed    uint64        `json:",omitempty"`
 	Keys    []string      `json:",omitempty"`
@@ -39,6 +42,9 @@ type order struct {
 	Term    time.Duration `json:",omitempty"`
 	Timeout time.Duration `json:",omitempty"`
 	Bare    float64       `json:",omitempty"` // share of locks without a fence
+
+	// For start and clock.
+	Ahead time.Duration `json:",omitempty"` // of the wall clock
 
 	// For touched.
 	ID      int64 `json:",omitempty"`
@@ -62,6 +68,14 @@ type report struct {
 	Err     string `json:",omitempty"` // failed, freed
 
 	Goroutines, Files [2]int // closed: before and after
+	Use               *use   `json:",omitempty"` // used
+}
+
+// use is what a process takes of the machine.
+type use struct {
+	Heap       uint64 // bytes of what lives
+	Goroutines int
+	Files      int // descriptors
 }
 
 // What a report tells of.
@@ -73,6 +87,7 @@ const (
 	touch  = "touch"  // the resource is to be used; wants an answer
 	ended  = "ended"  // the lease was lost, or Unlock is about to be called
 	freed  = "freed"  // Unlock has returned
+	used   = "used"   // what the process takes of the machine
 	idle   = "idle"   // all callers have ended
 	closed = "closed" // the client is closed
 	broke  = "broke"  // the client itself failed
@@ -105,7 +120,9 @@ func work(in io.Reader, out io.Writer) {
 		}
 		switch o.Op {
 		case "start":
+			walljump.Set(o.Ahead)
 			warm()
+			go w.watch()
 			before, files = runtime.NumGoroutine(), openFiles()
 			w.order = o
 			if err := w.open(); err != nil {
@@ -120,6 +137,12 @@ func work(in io.Reader, out io.Writer) {
 			delete(w.answers, o.ID)
 			w.mu.Unlock()
 			answer <- o
+		case "clock":
+			walljump.Set(o.Ahead)
+		case "fragile":
+			if err := dieOfLimits(); err != nil {
+				w.tell(report{What: broke, Err: err.Error()})
+			}
 		case "drain":
 			w.drained.Store(true)
 		case "close":
@@ -139,7 +162,7 @@ func (w *client) open() error {
 	for {
 		d, err := config.Driver(ctx)
 		if err == nil {
-			d, err = plant(w.Plant, w.Direct, d)
+			d, err = plant(w.Plant, w.Direct, w.Dir, d)
 		}
 		if err == nil {
 			w.c = hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Timeout, Owner: w.Owner})
@@ -160,6 +183,16 @@ func (w *client) tell(r report) {
 	_ = w.out.Encode(r) // if nobody reads, the input ends, too
 }
 
+// watch tells once a second what the process takes of the machine.
+func (w *client) watch() {
+	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	for range time.Tick(time.Second) {
+		runtime.GC()
+		metrics.Read(live)
+		w.tell(report{What: used, T: hostclock.Now(), Use: &use{live[0].Value.Uint64(), runtime.NumGoroutine(), openFiles()}})
+	}
+}
+
 func (w *client) run() {
 	var wg sync.WaitGroup
 	for i := range w.Callers {
@@ -169,11 +202,11 @@ func (w *client) run() {
 	w.tell(report{What: idle})
 }
 
-// call is one caller.
+// call is one caller, who after an error lets others go first.
 func (w *client) call(r *rand.Rand) {
 	for !w.drained.Load() {
 		if !w.turn(r) {
-			time.Sleep(time.Duration(5+r.IntN(20)) * time.Millisecond)
+			time.Sleep(w.Term/20 + rand.N(w.Term/3))
 		}
 		time.Sleep(time.Duration(r.IntN(3000)) * time.Microsecond)
 	}
@@ -200,7 +233,7 @@ func (w *client) turn(r *rand.Rand) (had bool) {
 	lease, err := w.c.Lock(context.Background(), w.Keys[key], opts...)
 	t := hostclock.Now()
 	if err != nil {
-		w.tell(report{What: failed, ID: id, T: t, Err: kind(err)})
+		w.tell(report{What: failed, ID: id, T: t, Err: kindOf(err)})
 		return false
 	}
 	w.tell(report{What: got, ID: id, T: t, Fence: lease.Fence(), Plan: t + int64(length), Expires: expires(lease)})
@@ -213,7 +246,7 @@ func (w *client) turn(r *rand.Rand) (had bool) {
 	})
 	for hostclock.Now() < t+int64(length) && lease.Err() == nil {
 		w.use(id, lease)
-		time.Sleep(time.Duration(1+r.IntN(4)) * time.Millisecond)
+		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
 	}
 	if blind {
 		w.use(id, lease) // without a look whether it still holds
@@ -235,7 +268,7 @@ func (w *client) turn(r *rand.Rand) (had bool) {
 		}
 		done := report{What: freed, ID: id, T: t, Expires: expires(lease), Lost: errors.Is(err, hasp.ErrLost)}
 		if err != nil {
-			done.Err = kind(err)
+			done.Err = kindOf(err)
 		}
 		w.tell(done)
 		return true
@@ -265,8 +298,8 @@ func (w *client) use(id int64, lease *hasp.Lease) {
 	<-answer
 }
 
-// kind is what a program would tell errors by.
-func kind(err error) string {
+// kindOf is what a program would tell errors by.
+func kindOf(err error) string {
 	switch {
 	case errors.Is(err, hasp.ErrHeld):
 		return "held"

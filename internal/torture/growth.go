@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// spared is the seat whose process is never killed, so that it could grow.
+const spared = 0
+
+// sample is what a process takes of the machine at a moment.
+type sample struct {
+	seat, gen int
+	at        int64
+	use
+}
+
+// enough is how many samples, one a second, say whether something grows.
+const enough = 40
+
+// figures are what must not grow, with what is no growth: go-redis has 64 KiB
+// for each connection, and for as many that are closed.
+var figures = []struct {
+	name  string
+	slack float64
+	of    func(use) float64
+}{
+	{"bytes on the heap", 4 << 20, func(u use) float64 { return float64(u.Heap) }},
+	{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
+	{"descriptors", 10, func(u use) float64 { return float64(u.Files) }},
+}
+
+// checkGrowth looks whether the process that lived all the time took more and
+// more: in the last quarter of the run a quarter more than in the second.
+func (r *run) checkGrowth() {
+	var all []use
+	for _, s := range r.rec.uses {
+		if s.seat == spared {
+			all = append(all, s.use)
+		}
+	}
+	if len(all) < enough {
+		return
+	}
+	quarter := len(all) / 4
+	for _, f := range figures {
+		median := func(part []use) float64 {
+			var of []float64
+			for _, u := range part {
+				of = append(of, f.of(u))
+			}
+			slices.Sort(of)
+			return of[len(of)/2]
+		}
+		before, after := median(all[quarter:2*quarter]), median(all[3*quarter:])
+		if after > 1.25*before+f.slack {
+			r.fail("steady", hostclock.Now(), fmt.Sprintf("client %d.0: %.0f %s, and later %.0f", spared, before, f.name, after))
+		}
+	}
+}
+
+// writeUses writes the samples as CSV.
+func (r *run) writeUses(w io.Writer, since int64) error {
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	for _, s := range r.rec.uses {
+		_, err := fmt.Fprintf(w, "%s,%v,%d,%d,%.0f,%d,%d,%d\n", r.strategy, r.losing, s.seat, s.gen,
+			time.Duration(s.at-since).Seconds(), s.Heap, s.Goroutines, s.Files)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// usesHeader names the columns of writeUses.
+const usesHeader = "strategy,losing,client,generation,seconds,heap,goroutines,descriptors\n"

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+type victim func(*nemesis) (turn, bool)
+
+// mortal looks for a victim that may die.
+func (n *nemesis) mortal(who victim) (turn, bool) {
+	n.busy[spared] = true
+	t, ok := who(n)
+	if !ok {
+		delete(n.busy, spared)
+	}
+	return t, ok
+}
+
+// killed has a process die, and another take its seat.
+func killed(who victim) func(*nemesis) (injection, bool) {
+	return func(n *nemesis) (injection, bool) {
+		t, ok := n.mortal(who)
+		if !ok {
+			return injection{}, false
+		}
+		s := n.seats[t.proc.seat]
+		s.proc.kill()
+		return injection{from: true, key: t.key, seat: -1, heal: func() error { return n.fill(s) }}, true
+	}
+}
+
+// stopped has a process stand still.
+func stopped(who victim) func(*nemesis) (injection, bool) {
+	return func(n *nemesis) (injection, bool) {
+		t, ok := who(n)
+		if !ok {
+			return injection{}, false
+		}
+		p := t.proc.cmd.Process
+		if stop(p) != nil {
+			return injection{}, false
+		}
+		return injection{from: true, key: t.key, seat: -1, heal: func() error { return cont(p) }}, true
+	}
+}
+
+// jumped has the wall clock of a process jump, and back.
+func jumped(who victim) func(*nemesis) (injection, bool) {
+	return func(n *nemesis) (injection, bool) {
+		d := time.Minute
+		if n.rand.IntN(2) == 0 {
+			d = -d
+		}
+		t, ok := who(n)
+		if !ok {
+			return injection{}, false
+		}
+		ahead := offset(t.proc.seat)
+		t.proc.send(order{Op: "clock", Ahead: ahead + d})
+		return injection{from: true, key: -1, seat: t.proc.seat, heal: func() error {
+			t.proc.send(order{Op: "clock", Ahead: ahead})
+			return nil
+		}}, true
+	}
+}
+
+// offset is how much the wall clock of a seat's process is ahead, where that
+// can be: by a minute, not at all, or behind by one.
+func offset(seat int) time.Duration { return time.Duration(1-seat%3) * time.Minute }
+
+// some draws k servers.
+func (n *nemesis) some(k int) []int { return n.rand.Perm(len(n.store.servers))[:k] }
+
+// linked does something to the way of a client to the servers, or to a minority
+// of them.
+func linked(who victim, fail, heal func(*redistest.Proxy)) func(*nemesis) (injection, bool) {
+	return func(n *nemesis) (injection, bool) {
+		k := len(n.store.servers)
+		if k > 1 && n.rand.IntN(2) == 0 {
+			k /= 2
+		}
+		servers := n.some(k)
+		t, ok := who(n)
+		if !ok {
+			return injection{}, false
+		}
+		all := n.store.links[t.proc.seat]
+		for _, i := range servers {
+			fail(all[i])
+		}
+		return injection{key: -1, seat: t.proc.seat, heal: func() error {
+			if heal != nil {
+				for _, i := range servers {
+					heal(all[i])
+				}
+			}
+			return nil
+		}}, true
+	}
+}
+
+// spoiled has the next command of an operation fail, on one server, whoever's
+// it is.
+func spoiled(op string, f redistest.Fault) func(*nemesis) (injection, bool) {
+	return func(n *nemesis) (injection, bool) {
+		at := n.rand.IntN(len(n.store.servers))
+		texts := n.store.texts[op]
+		for began := time.Now(); time.Since(began) < search; {
+			seat, happened := n.trap(texts, at, f)
+			if !happened {
+				continue
+			}
+			n.busy[seat] = true
+			n.mark()
+			p := n.store.links[seat][at]
+			return injection{key: -1, seat: seat, heal: func() error {
+				switch f {
+				case redistest.HoldRequest:
+					p.Release()
+				case redistest.HangReply:
+					p.Cut()
+				}
+				return nil
+			}}, true
+		}
+		return injection{}, false
+	}
+}
+
+// trap waits a while for a command to fail on the way of any client to a
+// server, and returns whose it was.
+func (n *nemesis) trap(texts []string, at int, f redistest.Fault) (seat int, happened bool) {
+	defer func() {
+		for _, way := range n.store.links {
+			way[at].Forgive()
+		}
+	}()
+	for i, way := range n.store.links {
+		if !n.busy[i] {
+			for _, text := range texts {
+				way[at].Fail(text, f)
+			}
+		}
+	}
+	for range 200 {
+		for i, way := range n.store.links {
+			if !n.busy[i] && way[at].Pending() < len(texts) {
+				return i, true
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return 0, false
+}
