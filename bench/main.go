@@ -3,10 +3,12 @@
 //
 //	go run . [--quick] [--redis URL] [--out DIR] [--only NAME,NAME]
 //	go run . --render results/results.json
+//	go run . --soak results/soak.csv
 //
 // It writes results.md, results.json and pictures. Contestants take turns
 // round by round, so that noise hits all alike. The second form puts the
-// figures of a run into the documentation.
+// figures of a run into the documentation. The third draws what a run of
+// torture took of the machine.
 package main
 
 import (
@@ -39,22 +41,25 @@ func main() {
 	flag.StringVar(&o.out, "out", "results", "`directory` to write to")
 	only := flag.String("only", "", "`names` of scenarios ("+strings.Join(scenarios, ", ")+") and parts of names of contestants, by commas")
 	from := flag.String("render", "", "put the figures of `FILE`, a results.json, into README.md and docs, and measure nothing")
+	soak := flag.String("soak", "", "draw what processes took of the machine by `FILE`, which make soak writes, and measure nothing")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "bench: what is", flag.Arg(0)+"?")
 		os.Exit(2)
 	}
-	if *from != "" {
-		if err := render(*from, ".."); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
-		}
-		return
-	}
 	o.only = strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := measure(ctx, o); err != nil {
+	var err error
+	switch {
+	case *from != "":
+		err = render(*from, "..")
+	case *soak != "":
+		err = plotSoak(*soak)
+	default:
+		err = measure(ctx, o)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
