@@ -3,9 +3,9 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, the best there is.
 
-.PHONY: check fmt vet staticcheck tidy test bench compare api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture soak fuzz api.txt
 
-check: fmt vet staticcheck tidy test bench compare
+check: fmt vet staticcheck tidy test bench torture compare
 
 fmt:
 	@out=$$(gofmt -s -l .); [ -z "$$out" ] || { echo "gofmt -s -w these:"; echo "$$out"; exit 1; }
@@ -20,7 +20,7 @@ tidy:
 	go mod tidy -diff
 
 test:
-	go test -race -shuffle=on ./...
+	go test -race -shuffle=on -timeout 20m ./...
 
 # Each benchmark once, so that none rots. Figures: "go test -bench . PACKAGE".
 bench:
@@ -32,6 +32,32 @@ compare:
 	cd bench && go mod tidy -diff && go vet ./... && $$(go -C .. tool -n staticcheck) ./... && go test ./...
 	@command -v redis-server >/dev/null || echo "no redis-server: hasp beside other libraries is left out"
 	! command -v redis-server >/dev/null || (cd bench && go run . --quick --out results/quick)
+
+# Every strategy under faults, for half a minute, with a seed that stays and
+# with a fresh one, which is printed.
+torture:
+	@command -v redis-server >/dev/null || echo "no redis-server: only files are tortured"
+	@all=$$(command -v redis-server >/dev/null || echo "-strategy filelock"); set -x; \
+	go run ./internal/torture -clocks=false -parallel 3 -time 15s -seed 1 $$all && \
+	go run ./internal/torture -clocks=false -parallel 3 -time 15s $$all
+
+# The same for SOAK, with a picture of what it took of the machine.
+SOAK ?= 10m
+soak:
+	go run ./internal/torture -parallel 5 -time $(SOAK) -results soak.jsonl -uses soak.csv
+	cd bench && go run . --soak ../soak.csv
+
+# Each fuzz test for FUZZTIME, one after another; "go test" runs their seeds
+# only. What one finds is left in testdata/fuzz of its package.
+FUZZTIME ?= 30s
+
+fuzz:
+	@for dir in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n 1 dirname | sort -u); do \
+		for name in $$(go test -list '^Fuzz' ./$$dir | grep '^Fuzz'); do \
+			echo "$$dir $$name"; \
+			go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) ./$$dir || exit 1; \
+		done; \
+	done
 
 # The exported API, checked by internal/api. Run this when it changes.
 api.txt:
