@@ -1,0 +1,82 @@
+package acceptance
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// What a Client observes ends in logs: no password is in it, even if the
+// server says one.
+func TestEventsHoldNoPassword(t *testing.T) {
+	const password = "hunter2"
+	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock", "redlock"} {
+		t.Run(strategy, func(t *testing.T) {
+			t.Parallel()
+			srv := redistest.Start(t, &redistest.Options{Own: true, Password: password})
+			p := srv.Proxy()
+			c := hasp.Config{Strategy: strategy, Nodes: []string{"redis://:" + password + "@" + p.Addr()}}
+			if strategy == "redlock" {
+				c.Params = hasp.Params{"allow_unsafe_nodes": "true"}
+			}
+			seen := observed{failed: map[hasp.EventKind]bool{}}
+			client, err := c.Open(t.Context(), &hasp.Options{TTL: time.Second, Timeout: 500 * time.Millisecond, Observe: seen.observe})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			long, err := client.Lock(t.Context(), "key-long", hasp.WithTTL(time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			short, err := client.Lock(t.Context(), "key-short")
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Answer("key-", "-ERR not with "+password+"\r\n")
+			_, refusal := client.Lock(t.Context(), "key-other")
+			<-short.Context().Done()
+			for _, err := range []error{refusal, short.Unlock(t.Context()), long.Unlock(t.Context())} {
+				if err == nil || strings.Contains(err.Error(), password) {
+					t.Errorf("got %v", err)
+				}
+			}
+			p.Forgive()
+			seen.mu.Lock()
+			defer seen.mu.Unlock()
+			for _, kind := range []hasp.EventKind{hasp.EventRefused, hasp.EventReleased, hasp.EventLost, hasp.EventRenewFailed} {
+				if !seen.failed[kind] {
+					t.Errorf("no event says %v and why", kind)
+				}
+			}
+			for _, text := range seen.texts {
+				if strings.Contains(text, password) {
+					t.Error(text)
+				}
+			}
+		})
+	}
+}
+
+// observed is what a Client told.
+type observed struct {
+	mu     sync.Mutex // guards the rest
+	texts  []string
+	failed map[hasp.EventKind]bool
+}
+
+func (o *observed) observe(e hasp.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.failed[e.Kind] = o.failed[e.Kind] || e.Err != nil
+	o.texts = append(o.texts, fmt.Sprintf("%+v", e))
+	for err := e.Err; err != nil; err = errors.Unwrap(err) {
+		o.texts = append(o.texts, fmt.Sprintf("%v: %v %+v %#v", e.Kind, err, err, err))
+	}
+}
