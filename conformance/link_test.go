@@ -40,7 +40,7 @@ func echo(t *testing.T) (addr string, got *atomic.Int32) {
 
 // ask sends a line and waits for it to come back.
 func ask(c net.Conn, line string, wait time.Duration) error {
-	c.SetDeadline(time.Now().Add(wait))
+	c.SetReadDeadline(time.Now().Add(wait))
 	if _, err := io.WriteString(c, line+"\n"); err != nil {
 		return err
 	}

@@ -115,6 +115,18 @@ func lockHeld(e *env) error {
 	return lease.Unlock(e.ctx)
 }
 
+// outage returns an error unless err says that the store failed, and why. An
+// attempt that came to no end in time does not know why.
+func outage(what string, err error) error {
+	switch {
+	case errors.Is(err, errCut) && !errors.Is(err, hasp.ErrHeld):
+		return nil
+	case err == nil || errors.Is(err, hasp.ErrHeld):
+		return fmt.Errorf("%s: got %v", what, err)
+	}
+	return slow("%s: %w", what, err)
+}
+
 func lockOutage(e *env) error {
 	c, t := e.tapped(hasp.Options{Timeout: 2 * e.term})
 	var out atomic.Bool
@@ -127,15 +139,15 @@ func lockOutage(e *env) error {
 	}
 	key := e.key()
 	_, err := c.TryLock(e.ctx, key)
-	if errors.Is(err, hasp.ErrHeld) || !errors.Is(err, errCut) {
-		return fmt.Errorf("TryLock during an outage: %w", err)
+	if err := outage("TryLock during an outage", err); err != nil {
+		return err
 	}
 	err = e.within("Lock during an outage", func() error {
 		_, err := c.Lock(e.ctx, key)
 		return err
 	})
-	if errors.Is(err, hasp.ErrHeld) || !errors.Is(err, errCut) {
-		return fmt.Errorf("a Lock during an outage: %w", err)
+	if err := outage("a Lock during an outage", err); err != nil {
+		return err
 	}
 	out.Store(false)
 	lease, err := c.Lock(e.ctx, key)

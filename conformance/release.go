@@ -96,7 +96,9 @@ func releaseForGood(e *env) error {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
 	a.take(c)
-	a.give(c)
+	if err := a.release(c); err != nil {
+		return slow("release by its holder: %w", err)
+	}
 	next := e.claimOf(c.Key, e.h.Long)
 	b.take(next)
 	// The first holder's term must not end the second's.

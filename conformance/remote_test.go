@@ -101,7 +101,7 @@ func (s *server) close() {
 // unless it says that it has heard.
 const (
 	heartbeat = 200 * time.Millisecond
-	deadAfter = 20 * heartbeat
+	deadAfter = 50 * heartbeat
 )
 
 // serve answers one client, in order but for what it waits for. That ends with

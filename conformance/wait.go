@@ -143,7 +143,7 @@ func waitDeadSuccessor(e *env) error {
 	e.sleep(e.term / 8)
 	a.give(c)
 	if err := e.arrives("Wait", w.done); err != nil {
-		return err
+		return slow("%w", err) // it may have run out before it was confirmed
 	}
 	w = a.want(e.claimOf(c.Key, e.h.Long))
 	if err := e.arrives("Wait for a key whose holder got it by waiting and died", w.done); err != nil {
@@ -163,11 +163,11 @@ func waitDeadline(e *env) error {
 	released := time.Now()
 	a.give(c)
 	if err := e.arrives("Wait", w.done); err != nil {
-		return err
+		return slow("%w", err)
 	}
 	s := succession{until: until(w.grant, w.c, called)}
 	if !s.until.After(released) {
-		return fmt.Errorf("the deadline of a grant is %v before the release that made way for it", released.Sub(s.until))
+		return slow("the deadline of a grant is %v before the release that made way for it", released.Sub(s.until))
 	}
 	var err error
 	if _, s.seized, err = a.seize(c.Key, e.h.Long); err != nil {

@@ -37,6 +37,7 @@ func TestContendedAcquisitionIsTwoScripts(t *testing.T) {
 							}
 							total.Add(1)
 							shares[i]++
+							time.Sleep(time.Millisecond) // by then all others stand in line
 							if err := lease.Unlock(w.Context()); err != nil {
 								w.Error(err)
 							}

@@ -221,12 +221,12 @@ func TestOnlyTheFirstOfThoseStoppedIsHandedTheKey(t *testing.T) {
 		stopped = append(stopped, start(t, fmt.Sprint("stopped", i), r.url(window), 1))
 		r.queued(t, "k", i+1)
 	}
-	for _, s := range stopped {
-		s.signal(t, syscall.SIGSTOP)
-	}
 	d := fairlock.New(r.srv.Client(), &fairlock.Options{Window: window})
 	t.Cleanup(func() { d.Close() })
 	x := r.wait(t, d, claim("k"), 4)
+	for _, s := range stopped {
+		s.signal(t, syscall.SIGSTOP)
+	}
 	if err := r.d.Release(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func TestOnlyTheFirstOfThoseStoppedIsHandedTheKey(t *testing.T) {
 func TestHolderThatIsKilledIsFollowedByTheFirstWaiter(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
-	holder := start(t, "holder", r.url(time.Second)+"&ttl=2s", 1)
+	holder := start(t, "holder", r.url(time.Second)+"&ttl=6s", 1)
 	if got := holder.line(t); got != "0 got it" {
 		t.Fatal(got)
 	}

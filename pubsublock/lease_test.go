@@ -290,7 +290,7 @@ func arrives(t *testing.T, what string, done <-chan error) {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("%s: still waiting", what)
 	}
 }
@@ -356,7 +356,12 @@ func TestWaiterOutlivesARestart(t *testing.T) {
 		holder := claim("k")
 		holder.TTL = time.Hour
 		r.acquire(t, holder)
-		done := waitOn(t, r, byURL(t, r.srv))
+		waiter, err := hasp.Open(t.Context(), "pubsublock+"+r.srv.URL()+"?timeout=20s", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer waiter.Close()
+		done := waitOn(t, r, waiter)
 		r.srv.Kill()
 		r.srv.Restart()
 		if keep {
@@ -395,8 +400,9 @@ func TestUserWithoutChannels(t *testing.T) {
 	if err := r.rdb.Do(t.Context(), "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all").Err(); err != nil {
 		t.Fatal(err)
 	}
+	p := r.srv.Proxy()
 	o := r.srv.ClientOptions()
-	o.Username, o.Password, o.ContextTimeoutEnabled = "ann", "pw", true
+	o.Addr, o.Username, o.Password, o.ContextTimeoutEnabled = p.Addr(), "ann", "pw", true
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
 	ann := hasp.New(pubsublock.New(rdb, nil), nil)
@@ -412,7 +418,7 @@ func TestUserWithoutChannels(t *testing.T) {
 		func(c *hasp.Client, _ *hasp.Lease) error { return c.Break(t.Context(), "k") },
 	} {
 		lease = lock(t, other)
-		done := make(chan error, 1)
+		done, asked := make(chan error, 1), p.Count()
 		go func() {
 			lease, err := ann.Lock(t.Context(), "k")
 			if err == nil {
@@ -421,7 +427,7 @@ func TestUserWithoutChannels(t *testing.T) {
 			}
 			done <- err
 		}()
-		time.Sleep(20 * time.Millisecond)
+		eventually(t, "ann does not ask", func() bool { return p.Count() > asked+1 })
 		if err := free(other, lease); err != nil {
 			t.Error(err)
 		}

@@ -18,7 +18,7 @@ func TestOpenByURL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			srv := redistest.Start(t, o)
-			u := "pubsublock+" + srv.URL() + "?ttl=20s&prefix=app:&fence_ttl=2h&channel=free"
+			u := "pubsublock+" + srv.URL() + "?ttl=2m&prefix=app:&fence_ttl=2h&channel=free"
 			if srv.CAFile != "" {
 				u += "&ca=" + srv.CAFile
 			}
@@ -32,10 +32,10 @@ func TestOpenByURL(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := rig{rdb: srv.Client()}
-			if left := r.left(t, "app:k"); left <= 19*time.Second || left > 20*time.Second {
+			if left := r.left(t, "app:k"); left <= time.Minute || left > 2*time.Minute {
 				t.Errorf("app:k has %v left", left)
 			}
-			if left := r.left(t, "hasp:{app:k}:fence:app:k"); left <= 119*time.Minute || left > 2*time.Hour {
+			if left := r.left(t, "hasp:{app:k}:fence:app:k"); left <= 110*time.Minute || left > 2*time.Hour {
 				t.Errorf("the counter has %v left", left)
 			}
 			sub := r.rdb.Subscribe(t.Context(), "free:{app:k}")
@@ -84,9 +84,9 @@ func TestOpenTellsWhatIsWrong(t *testing.T) {
 		{"pubsublock+redis://joe:hunter2@h?fence_ttl=1us", true, []string{"fence_ttl"}},
 		{"pubsublock+redis://joe:hunter2@h?channel={x}", true, []string{"channel", "brace"}},
 		{"pubsublock+redis://joe:hunter2@h?ca=/x", true, []string{"rediss://"}},
-		{"pubsublock+redis://joe:hunter2@" + srv.Addr, false, []string{srv.Addr, "WRONGPASS", "check user and password"}},
-		{"pubsublock+rediss://joe:hunter2@" + srv.Addr + "?timeout=300ms", false, []string{srv.Addr, "TLS"}},
-		{"pubsublock+redis://joe:hunter2@127.0.0.1:1?timeout=300ms", false, []string{"127.0.0.1:1", "connection refused"}},
+		{"pubsublock+redis://joe:hunter2@" + srv.Addr + "?timeout=20s", false, []string{srv.Addr, "WRONGPASS", "check user and password"}},
+		{"pubsublock+rediss://joe:hunter2@" + srv.Addr + "?timeout=1s", false, []string{srv.Addr, "TLS"}},
+		{"pubsublock+redis://joe:hunter2@127.0.0.1:1?timeout=20s", false, []string{"127.0.0.1:1", "connection refused"}},
 	} {
 		began := time.Now()
 		_, err := hasp.Open(t.Context(), c.url, nil)
@@ -106,7 +106,7 @@ func TestOpenTellsWhatIsWrong(t *testing.T) {
 		if strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q tells the password, or is not one line", err)
 		}
-		if d := time.Since(began); d > 4*time.Second {
+		if d := time.Since(began); d > 15*time.Second {
 			t.Errorf("%s: took %v", err, d)
 		}
 	}

@@ -20,7 +20,7 @@ func throughProxy(t *testing.T) (rig, *redistest.Proxy) {
 	r := setup(t, nil)
 	p := r.srv.Proxy()
 	o := r.srv.ClientOptions()
-	o.Addr, o.MinRetryBackoff, o.ReadTimeout = p.Addr(), -1, 2*time.Second
+	o.Addr, o.MinRetryBackoff, o.ReadTimeout = p.Addr(), -1, 5*time.Second
 	rdb := redis.NewClient(o)
 	t.Cleanup(func() { rdb.Close() })
 	r.d = spinlock.New(rdb, nil)

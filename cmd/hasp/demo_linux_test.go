@@ -33,7 +33,7 @@ func TestDemoOnATerminal(t *testing.T) {
 // The worker that is next is named, above the lanes and in its own.
 func TestDemoShowsTheLineOnATerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, queueURL(t), false, "demo", "--workers", "4", "--increments", "10", "--work", "20ms", "--ttl", "600ms")
+	s := startSession(t, queueURL(t), false, "demo", "--workers", "4", "--increments", "10", "--work", "20ms", "--ttl", "3s")
 	s.report.expect("exited 0")
 	s.end()
 	text := s.String()

@@ -114,7 +114,7 @@ func queueURL(t *testing.T) string {
 // The label that is asked for in the URL would be that of all workers.
 func TestDemoShowsTheLine(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, queueURL(t)+"&owner=me", "demo", "--workers", "4", "--increments", "10", "--work", "4ms", "--ttl", "600ms").want(t, 0)
+	o := runHasp(t, queueURL(t)+"&owner=me", "demo", "--workers", "4", "--increments", "10", "--work", "4ms", "--ttl", "3s").want(t, 0)
 	contains(t, o.out, "; in line: ")
 	contains(t, o.out, "ok: the number is 40")
 	if strings.Contains(o.out, "; waiting: ") {

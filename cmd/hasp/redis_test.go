@@ -39,7 +39,7 @@ func TestPasswordFromAFile(t *testing.T) {
 // long for a server that answers.
 func TestBadServer(t *testing.T) {
 	t.Parallel()
-	const timeout, brief = "timeout=50s", "timeout=1s"
+	const timeout, brief = "timeout=50s", "timeout=5s"
 	t.Run("wrong password", func(t *testing.T) {
 		t.Parallel()
 		s := redistest.Start(t, &redistest.Options{Password: "another"})
@@ -84,7 +84,7 @@ func TestLossIsToldWhenRedisLosesItsData(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
 	url := redisURL(t, s)
-	p := startHasp(t, url, "run", "key", "--ttl", "1s", "--", "sh", "-c", "echo ready; exec sleep 600")
+	p := startHasp(t, url, "run", "key", "--ttl", soonLost, "--", "sh", "-c", "echo ready; exec sleep 600")
 	p.out.expect("ready")
 	s.Kill()
 	s.Restart()
@@ -95,7 +95,7 @@ func TestLossIsToldWhenRedisLosesItsData(t *testing.T) {
 func TestLossIsToldWhenRedisIsGone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
-	p := startHasp(t, redisURL(t, s), "run", "key", "--ttl", "3s", "--", "sh", "-c", "echo ready; exec sleep 600")
+	p := startHasp(t, redisURL(t, s), "run", "key", "--ttl", "9s", "--", "sh", "-c", "echo ready; exec sleep 600")
 	p.out.expect("ready")
 	s.Kill()
 	contains(t, p.wait().want(t, exitLost).err, "no renewal was answered before its term ended")

@@ -103,7 +103,7 @@ func TestRunDoesNotWaitLongerThanItIsTold(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	holder := hold(t, url, "key")
-	for _, flags := range [][]string{{"--no-wait"}, {"--wait", "0"}, {"--wait", "150ms"}} {
+	for _, flags := range [][]string{{"--no-wait"}, {"--wait", "0"}, {"--wait", "2s"}} {
 		args := append([]string{"run", "key"}, flags...)
 		o := runHasp(t, url, append(args, "--", "echo", "ran")...).want(t, exitNotAcquired)
 		if o.out != "" {
@@ -125,7 +125,7 @@ func TestRunWaitsForTheHolderBefore(t *testing.T) {
 	first.out.expect("ready")
 	second := startHasp(t, url, "run", "key", "--wait", "1m", "--", "sh", "-c", write("second"))
 	third := startHasp(t, url, "run", "key", "--", "sh", "-c", write("third"))
-	runHasp(t, url, "run", "key", "--wait", "100ms", "--", "true").want(t, exitNotAcquired)
+	runHasp(t, url, "run", "key", "--wait", "1s", "--", "true").want(t, exitNotAcquired)
 	first.in.Close()
 	for _, p := range []*running{first, second, third} {
 		p.wait().want(t, 0)
@@ -155,7 +155,7 @@ func TestRunHoldsPastItsTerm(t *testing.T) {
 // long term.
 func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
 	t.Helper()
-	for _, ttl := range []time.Duration{time.Second, 8 * time.Second} {
+	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second} {
 		if holds(ttl) {
 			return
 		}

@@ -61,7 +61,7 @@ func TestSignalEndsTheOpening(t *testing.T) {
 func TestCommandDiesWithHasp(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", "2s", "--", "sh", "-c", "echo ready; exec sleep 600")
+	p := startHasp(t, url, "run", "key", "--ttl", soonLost, "--", "sh", "-c", "echo ready; exec sleep 600")
 	p.out.expect("ready")
 	if err := p.cmd.Process.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestCommandDiesWithHasp(t *testing.T) {
 func TestStoppedPastItsTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", "3s", "--grace", "10m", "--", "sh", "-c",
+	p := startHasp(t, url, "run", "key", "--ttl", "9s", "--grace", "10m", "--", "sh", "-c",
 		`trap 'echo ended; exit' TERM; echo ready; while :; do sleep 0.05; done`)
 	p.out.expect("ready")
 	if err := p.cmd.Process.Signal(unix.SIGSTOP); err != nil {

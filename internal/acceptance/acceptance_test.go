@@ -97,7 +97,7 @@ func TestContainerThatIsPaused(t *testing.T) {
 		t.Skipf("needs containers: set %s=container", redistest.Env)
 	}
 	srv := container.Start(t)
-	c, err := hasp.Open(t.Context(), "spinlock+redis://"+srv.Addr+"?timeout=300ms", nil)
+	c, err := hasp.Open(t.Context(), "spinlock+redis://"+srv.Addr+"?timeout=5s", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,14 +91,14 @@ func (p *place) refused(t *testing.T, name string) (all []string) {
 // needs has a strategy used by a user with exactly these rules, and by one
 // each who lacks one of those in drop. What is missing must be missed.
 func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
-	use := func(ctx context.Context, name string, wait time.Duration) error {
-		u := strategy + "+" + p.url + "?prefix=app:" + p.params
+	use := func(ctx context.Context, name, more string, wait time.Duration) error {
+		u := strategy + "+" + p.url + "?prefix=app:" + p.params + more
 		return p.use(ctx, strings.NewReplacer("USER", name+":secret", "NAME", name).Replace(u), name, wait)
 	}
 	t.Run("all", func(t *testing.T) {
 		t.Parallel()
 		name := p.user(t, rules)
-		if err := use(t.Context(), name, 200*time.Millisecond); err != nil {
+		if err := use(t.Context(), name, "&timeout=20s", 200*time.Millisecond); err != nil {
 			t.Error(err)
 		}
 		if all := p.refused(t, name); len(all) > 0 {
@@ -112,7 +112,7 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 			for wait := 50 * time.Millisecond; ; wait *= 4 {
 				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule }))
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+2*wait)
-				err := use(ctx, name, wait)
+				err := use(ctx, name, "", wait)
 				cancel()
 				if all := p.refused(t, name); len(all) > 0 {
 					t.Logf("refused: %q: %v", all, err)

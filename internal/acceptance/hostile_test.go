@@ -2,6 +2,7 @@ package acceptance
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"regexp"
@@ -293,14 +294,14 @@ func (h *hostile) recovers(t *testing.T, after string) {
 	t.Helper()
 	var err error
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		var s backend.Status
+		var s backend.Status // each time of another key, since nobody knows what came of a try that failed
 		if s, err = h.d.(backend.Inspector).Inspect(t.Context(), h.known); err != nil {
 			continue // a connection that has gone, or a node that is not trusted yet
 		}
 		if !s.Held || s.Owner != "owner" {
 			t.Fatalf("after %s: the reply to another call: %+v", after, s)
 		}
-		c := h.claim("well", true)
+		c := h.claim(rand.Text(), true)
 		var g backend.Grant
 		if g, err = h.d.Acquire(t.Context(), c); err != nil {
 			continue

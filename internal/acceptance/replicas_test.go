@@ -14,7 +14,7 @@ import (
 func TestNothingIsHeldThatTooFewReplicasHave(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
-	all := pairs(t, set.URL(), "timeout=1s&replicas=2", hasp.WithTTL(10*time.Minute))
+	all := pairs(t, set.URL(), "timeout=3s&replicas=2", hasp.WithTTL(10*time.Minute))
 	outage := func(p *pair, what string, err error) {
 		t.Helper()
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, hasp.ErrLost) {

@@ -26,7 +26,7 @@ func TestEventsHoldNoPassword(t *testing.T) {
 				c.Params = hasp.Params{"allow_unsafe_nodes": "true"}
 			}
 			seen := observed{failed: map[hasp.EventKind]bool{}}
-			client, err := c.Open(t.Context(), &hasp.Options{TTL: time.Second, Timeout: 500 * time.Millisecond, Observe: seen.observe})
+			client, err := c.Open(t.Context(), &hasp.Options{TTL: 6 * time.Second, Timeout: 5 * time.Second, Observe: seen.observe})
 			if err != nil {
 				t.Fatal(err)
 			}

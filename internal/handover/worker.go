@@ -135,7 +135,7 @@ const mixed = 20 * time.Millisecond
 func (w *worker) turns(stopped context.Context, client *hasp.Client, o order, waiter int) (holds []hold, err error) {
 	ctx := context.WithoutCancel(stopped)
 	time.Sleep(rand.N(mixed)) // a queue is to have callers of all processes mixed
-	for stopped.Err() == nil {
+	for first := true; first || stopped.Err() == nil; first = false {
 		h := hold{Waiter: waiter, Asked: hostclock.Now()}
 		lease, err := client.Lock(ctx, o.Key)
 		if err != nil {

@@ -125,7 +125,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 			}
 			within := 10 * soon
 			if silent[c.name] {
-				within = 2 * time.Second
+				within = 5 * time.Second
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), within)
 			defer cancel()

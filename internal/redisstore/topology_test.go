@@ -165,13 +165,16 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 	at := topology.known()
 	replica := set.Servers[1]
 	wrong := options(topology.a, topology.d, replica.Addr)
-	fake := newServer(wrong) // as if it had been the master until now
-	topology.mu.Lock()
-	topology.master = fake
-	topology.mu.Unlock()
-	if _, err := s.Do(t.Context(), "set", "k", "v"); !redis.HasErrorPrefix(err, "READONLY") || !strings.Contains(err.Error(), replica.Addr) {
-		t.Errorf("got %v", err)
-	}
+	eventually(t, "a replica", func(context.Context) error {
+		topology.mu.Lock()
+		topology.master = newServer(wrong) // as if it had been the master until now, and until the next sentinel says who is
+		topology.mu.Unlock()
+		_, err := s.Do(t.Context(), "set", "k", "v")
+		if !redis.HasErrorPrefix(err, "READONLY") || !strings.Contains(err.Error(), replica.Addr) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
 	if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
 		t.Error(err)
 	}
@@ -181,7 +184,7 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 	at.rdb.Close()
 	// And it is not even connected to, if it says so at once.
 	wrong.OnConnect = isMaster
-	fake = newServer(wrong)
+	fake := newServer(wrong)
 	defer fake.rdb.Close()
 	if err := fake.rdb.Process(t.Context(), newOnce(t.Context(), []any{"get", "k"})); !errors.As(err, new(notMaster)) {
 		t.Errorf("got %v", err)

@@ -369,10 +369,14 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	at := s.servers.(single).server
 	at.callers.Add(1)
 	set := func() error { _, err := s.Do(t.Context(), "set", "k", "v"); return err }
-	if err := set(); err != nil {
-		t.Fatal(err)
-	}
-	w := at.wire.Load()
+	var w *wire
+	until(t, "a wire", func() bool {
+		if err := set(); err != nil {
+			t.Fatal(err)
+		}
+		w = at.wire.Load()
+		return w != nil
+	})
 	direct := srv.Client()
 	if err := direct.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
 		t.Fatal(err)

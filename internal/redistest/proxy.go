@@ -59,6 +59,7 @@ type rule struct {
 	match string
 	fault Fault
 	promise
+	release chan struct{} // closed by the Release that ends a HoldRequest
 }
 
 // NewProxy returns a proxy to what dial connects to; it ends with the test.
@@ -136,7 +137,7 @@ func (p *Proxy) LastWords(match, reply string) { p.answer(match, promise{reply: 
 func (p *Proxy) answer(match string, what promise) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rules = append(p.rules, rule{match, answer, what})
+	p.rules = append(p.rules, rule{match: match, fault: answer, promise: what})
 }
 
 // Say has the server say something of its own accord, on all connections.
@@ -302,6 +303,7 @@ func (p *Proxy) judge(args []string) rule {
 			if r.fault != answer {
 				p.rules = slices.Delete(p.rules, i, i+1)
 			}
+			r.release = p.release
 			return r
 		}
 	}

@@ -115,10 +115,7 @@ func (c *conn) requests() {
 			// The server says the place of it in the order of replies.
 			raw = fmt.Appendf(nil, "*2\r\n$4\r\necho\r\n%s", c.promise(r.promise))
 		case HoldRequest:
-			c.p.mu.Lock()
-			release := c.p.release
-			c.p.mu.Unlock()
-			<-release // nobody looks meanwhile whether the client is still there
+			<-r.release // nobody looks meanwhile whether the client is still there
 		}
 		if c.pass(c.server, raw) != nil {
 			return

@@ -146,7 +146,7 @@ func TestProxyFaults(t *testing.T) {
 		defer cancel()
 		return rdb.Set(ctx, key, "v", 0).Err()
 	}
-	const hung, long = 500 * time.Millisecond, time.Minute
+	const hung, long = 5 * time.Second, time.Minute
 	set := func(key string) error { return setWithin(key, long) }
 	arrives := func(key string) bool {
 		for deadline := time.Now().Add(20 * time.Second); !exists(key); time.Sleep(time.Millisecond) {
@@ -157,6 +157,9 @@ func TestProxyFaults(t *testing.T) {
 		return true
 	}
 
+	if err := set("warm"); err != nil { // the connection is there
+		t.Fatal(err)
+	}
 	for fault, carriedOut := range map[Fault]bool{LoseReply: true, HangReply: true, LoseRequest: false} {
 		key := string(rune('a' + int(fault)))
 		p.Fail("set "+key, fault)
@@ -182,7 +185,6 @@ func TestProxyFaults(t *testing.T) {
 	for deadline := time.Now().Add(20 * time.Second); p.Pending() > 0 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond) // until it is held
 	}
-	time.Sleep(10 * time.Millisecond)
 	p.Release()
 	if !arrives("held") {
 		t.Fatal("a held command is never carried out")

@@ -38,7 +38,7 @@ func torn(n *nemesis) (injection, bool) {
 	select {
 	case <-t.proc.done:
 		died = true
-	case <-time.After(search):
+	case <-time.After(n.patience):
 	}
 	t.proc.kill()
 	n.mark()

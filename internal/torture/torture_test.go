@@ -28,7 +28,7 @@ func TestPromises(t *testing.T) {
 	redistest.NeedSets(t)
 	for _, strategy := range strategies {
 		for _, losing := range []bool{false, true} {
-			name, length := strategy, 2*time.Second
+			name, length := strategy, 3*time.Second
 			if losing {
 				name, length = name+" losing data", time.Second/2
 			}
@@ -36,7 +36,7 @@ func TestPromises(t *testing.T) {
 				t.Parallel()
 				var b strings.Builder
 				res, err := do(t.Context(), options{strategy: strategy, place: onServer, nodes: leastNodes, losing: losing, seed: 1, time: length,
-					term: term, patience: patience}, &b)
+					term: 2 * term, patience: patience}, &b)
 				if err != nil {
 					t.Fatal(err)
 				}
