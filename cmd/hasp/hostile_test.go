@@ -184,7 +184,7 @@ func TestAURLInPlaceOfAStrategyIsNotShown(t *testing.T) {
 func TestBreakFreesADamagedRecord(t *testing.T) {
 	dir := t.TempDir()
 	at := "filelock://" + filepath.ToSlash(dir)
-	if o := call("run", "--url", at, "a", "--", os.Args[0], "-test.run", "^$"); o.code != 0 {
+	if o := call("run", "--url", at, "a", "--", os.Args[0], "-test.list", "^$"); o.code != 0 {
 		t.Fatalf("run: %+v", o)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "key-a.lock"), []byte("hasp filelock record 1\nrubbish"), 0o600); err != nil {

@@ -39,6 +39,7 @@ func TestEveryStrategyConforms(t *testing.T) {
 	}
 	for _, strategy := range hasp.Strategies() {
 		t.Run(strategy, func(t *testing.T) {
+			t.Parallel()
 			store, ok := stores[strategy]
 			if !ok {
 				t.Fatal("registered, and no store to check it on: add one")
