@@ -52,6 +52,7 @@ func newCluster(a address, d *dialer) *cluster {
 		DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries, MaxRetries: o.MaxRetries,
 		ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
 		DisableIdentity: true, MaintNotificationsConfig: o.MaintNotificationsConfig,
+		PipelinePoolSize: o.PipelinePoolSize,
 	})
 	return c
 }

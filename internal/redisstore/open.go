@@ -122,7 +122,8 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 const dialTimeout = 5 * time.Second
 
 // options has go-redis do nothing by itself: no retries, no handshake beyond
-// what is needed, no time-outs but those of the contexts.
+// what is needed, no time-outs but those of the contexts. Pipelines have no
+// connections of their own, of 256 KiB each: what hasp sends together is small.
 func options(a address, d *dialer, addr string) *redis.Options {
 	return &redis.Options{
 		Network:               a.network(),
@@ -131,6 +132,7 @@ func options(a address, d *dialer, addr string) *redis.Options {
 		Password:              a.password,
 		DB:                    a.db,
 		PoolSize:              d.pool,
+		PipelinePoolSize:      -1,
 		Dialer:                d.dial,
 		DialTimeout:           time.Minute, // the dialer has its own
 		DialerRetries:         1,

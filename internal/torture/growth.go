@@ -23,7 +23,8 @@ type sample struct {
 const enough = 40
 
 // figures are what must not grow, with what is no growth: go-redis has 64 KiB
-// for each connection, and for as many that are closed.
+// for each connection, of which a server that stood still leaves many in the
+// pool.
 var figures = []struct {
 	name  string
 	slack float64

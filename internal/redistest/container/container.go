@@ -16,6 +16,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -151,12 +152,18 @@ func (s *Server) ready(ctx context.Context) error {
 	}
 }
 
+// Ports of containers, none of which is given twice.
+var (
+	firstPort = rand.Uint32N(6000)
+	drawn     atomic.Uint32
+)
+
 // freePort returns one below those that most systems give to connections, and
 // which tests without containers take, since it must be free whenever the
 // container starts.
 func freePort() (int, error) {
 	for range 100 {
-		p := 4000 + rand.IntN(6000)
+		p := 4000 + int(firstPort+drawn.Add(1))%6000
 		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p))); err == nil {
 			return p, l.Close()
 		}
