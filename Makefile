@@ -3,7 +3,7 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, the best there is.
 
-.PHONY: check fmt vet staticcheck tidy test bench compare torture soak fuzz api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture simulate soak fuzz mutate api.txt
 
 check: fmt vet staticcheck tidy test bench torture compare
 
@@ -41,6 +41,11 @@ torture:
 	go run ./internal/torture -clocks=false -parallel 3 -time 15s -seed 1 $$all && \
 	go run ./internal/torture -clocks=false -parallel 3 -time 15s $$all
 
+# Seeds of the simulation in virtual time; "go test" runs a few.
+SEEDS ?= 20000
+simulate:
+	go run ./internal/simulate -seeds $(SEEDS)
+
 # The same for SOAK, with a picture of what it took of the machine.
 SOAK ?= 10m
 soak:
@@ -58,6 +63,13 @@ fuzz:
 			go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) ./$$dir || exit 1; \
 		done; \
 	done
+
+# Bugs planted one at a time, for the tests to find: by hand and weekly, since
+# it takes an hour or two. Each week has a seed of its own.
+SEED ?= $(shell date +%G%V)
+
+mutate:
+	go run ./internal/mutate -seed $(SEED)
 
 # The exported API, checked by internal/api. Run this when it changes.
 api.txt:

@@ -12,11 +12,11 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// grace is how long a driver whose context has ended is waited for, so that
-// its own account of what happened is heard rather than a general one.
+// grace is how long a call may take to return after its context has ended. The
+// driver's own error says more than a general one.
 const grace = 10 * time.Millisecond
 
-// spawn runs f on a goroutine that Close waits for, or says that Close has
+// spawn runs f on a goroutine that Close waits for. It returns false if Close has
 // ended.
 func (c *Client) spawn(f func()) bool {
 	c.mu.Lock()
@@ -36,7 +36,7 @@ func (c *Client) spawnLocked(f func()) bool {
 	return true
 }
 
-// returned is the end of what c.calls counts.
+// returned notes that a goroutine of spawn has ended.
 func (c *Client) returned() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,34 +45,36 @@ func (c *Client) returned() {
 	}
 }
 
-// outcome is where a call and its caller meet: one of them comes second, and
-// that one knows what to do with the answer.
+// outcome is the answer of a call whose caller may leave before the call ends. Both
+// swap met: the second of them handles the answer.
 type outcome[T any] struct {
 	met  atomic.Bool
-	done chan struct{}
+	done chan struct{} // closed when v and err are set
 	v    T
 	err  error
 }
 
-// errLate is an outage: what the store granted is of no use.
+// errLate is an outage: the grant came too late to be of use.
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
-// errLeft is run's answer to a caller that left before the call ended.
+// errLeft is run's error if leave was closed before the call ended.
 var errLeft = errors.New("left")
 
-// call makes one call to the store, with the values of ctx but not its end,
-// and returns when it is answered, when bound has passed, or when ctx ends,
-// whichever is first. If the caller has left by the time the call ends, late
-// is told its outcome; a call with late is also left when Close begins.
+// call makes one call to the store, with the values of ctx but without its
+// cancellation. It returns when the call is answered, when bound has passed, or
+// when ctx ends, whichever is first. If the call ends after that, late receives its
+// outcome. With late, call also returns when Close begins.
 func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	switch {
 	case c.traits.Reach == backend.Process:
 		return f(context.WithoutCancel(ctx))
 	case c.endsWith(ctx):
-		return direct(ctx, bound, f)
+		return direct(ctx, nil, bound, f)
 	}
-	apart, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound) // cancelled when the call ends, not when its caller leaves
+
+	// apart is cancelled when the call ends, not when its caller leaves.
+	apart, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
 	var quit <-chan struct{}
 	if late != nil {
 		quit = c.closing.Done()
@@ -81,6 +83,7 @@ func call[T any](c *Client, ctx context.Context, bound time.Duration,
 		v, err := f(apart)
 		return v, plain(err, bound)
 	}, late, cancel)
+
 	switch err {
 	case errLeft:
 		err = ctx.Err()
@@ -90,17 +93,17 @@ func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	return v, err
 }
 
-// endsWith reports whether the driver ends a call with ctx, so that nobody
-// needs to leave it behind.
+// endsWith reports whether the driver's calls return when ctx ends. Then call runs
+// them on the caller's goroutine.
 func (c *Client) endsWith(ctx context.Context) bool {
 	ends := c.traits.Ends
 	return ends == backend.EndsPromptly || ends == backend.EndsByDeadline && ctx.Done() == nil
 }
 
-// direct makes a call on the caller's goroutine, for a driver that ends it
-// when it is told to.
-func direct[T any](ctx context.Context, d time.Duration, f func(context.Context) (T, error)) (T, error) {
-	within := lazyctx.WithTimeout(ctx, d)
+// direct makes a call on the caller's goroutine, for a driver whose calls end with
+// their context. The call ends with ctx, after d, or with quit if quit is not nil.
+func direct[T any](ctx, quit context.Context, d time.Duration, f func(context.Context) (T, error)) (T, error) {
+	within := lazyctx.WithTimeout(ctx, quit, d)
 	defer within.End()
 	v, err := f(within)
 	switch {
@@ -115,10 +118,11 @@ func direct[T any](ctx context.Context, d time.Duration, f func(context.Context)
 	return v, err
 }
 
-// run has f called with apart, and returns when f has, when leave or quit is
-// closed, or a moment after apart has ended. When f has returned and its answer
-// can be seen, after is called. A driver that needs no leaving behind is called
-// directly.
+// run calls f with apart. It returns when f has returned, when leave or quit is
+// closed, or a moment after apart has ended. In the last two cases it leaves f
+// behind, and late receives f's outcome. After f has returned, run calls after. If
+// the driver's calls end promptly, run calls f on the caller's goroutine, and never
+// leaves it behind.
 func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 	f func(context.Context) (T, error), late func(T, error), after func()) (T, error) {
 	if c.traits.Reach == backend.Process || c.traits.Ends == backend.EndsPromptly {
@@ -137,6 +141,7 @@ func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 		var none T
 		return none, ErrClosed
 	}
+
 	var err error
 	select {
 	case <-o.done:
@@ -155,6 +160,7 @@ func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 		case <-timer.C:
 		}
 	}
+	// f may have returned at the same moment. If it came first, take its answer.
 	if o.met.Swap(true) {
 		<-o.done
 		return o.v, o.err
@@ -163,23 +169,23 @@ func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 	return none, err
 }
 
-// noAnswer is an outage. It does not match context.DeadlineExceeded, which
-// would read as if the caller's time were up.
+// noAnswer returns an outage. It does not match context.DeadlineExceeded, because
+// the caller's own deadline has not passed.
 func noAnswer(d time.Duration) error {
 	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
 }
 
-// plain is err if it does not match a context's error. Many timeouts of the
-// network do, and would read as if the caller's time were up.
+// plain returns err so that it does not match a context's error. Many timeouts of
+// the network match one, although the caller's own context has not ended.
 func plain(err error, d time.Duration) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if isContextError(err) {
 		return fmt.Errorf("%v: %w", err, noAnswer(d))
 	}
 	return err
 }
 
-// plainDated is plain of a Waiter's error, which may say since when the
-// outage has lasted.
+// plainDated is plain for a Waiter's error. It keeps the time at which the outage
+// began, if err has one.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
 	var dated interface{ Since() time.Time }
@@ -194,28 +200,36 @@ type datedError struct {
 	since time.Time
 }
 
-func (e datedError) Unwrap() error    { return e.error }
+func (e datedError) Unwrap() error { return e.error }
+
 func (e datedError) Since() time.Time { return e.since }
 
-// definite reports whether err says what the store did, which is nothing.
+// isContextError reports whether err is, or wraps, the error of a context that
+// has ended.
+func isContextError(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// definite reports whether err proves that the store changed nothing.
 func definite(err error) bool {
 	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported)
 }
 
-// acquire makes one attempt, which began at start or later. What it may leave
-// behind is released in the background.
+// acquire makes one attempt, which begins at start or later. If its outcome is
+// unknown, the token is released in the background.
 func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Duration, start instant) (*hold, error) {
 	slept := c.clock.slept.Load()
 	if c.traits.Reach != backend.Process {
 		start, slept = c.look()
 	}
+
 	var g backend.Grant
 	var err error
 	switch {
 	case c.traits.Reach == backend.Process:
 		g, err = c.driver.Acquire(context.WithoutCancel(ctx), cl)
 	case c.endsWith(ctx):
-		g, err = direct(ctx, bound, func(within context.Context) (backend.Grant, error) {
+		g, err = direct(ctx, c.closing, bound, func(within context.Context) (backend.Grant, error) {
 			g, err := c.driver.Acquire(within, cl)
 			c.tidied(cl, err)
 			return g, err
@@ -223,6 +237,7 @@ func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	default:
 		g, err = call(c, ctx, bound, c.tidy(cl, c.driver.Acquire), c.late(cl))
 	}
+
 	now, _ := c.look()
 	if err == nil || definite(err) {
 		c.measured(now.sub(start))
@@ -233,7 +248,8 @@ func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	return c.newHold(cl, g, start, now, slept)
 }
 
-// await has the driver wait until it holds the key for cl or ctx ends.
+// await calls the driver's Wait for cl. If its outcome is unknown, the token is
+// released in the background.
 func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 	start, slept := c.look()
 	g, err := run(c, ctx, nil, nil, c.tidy(cl, c.waiter.Wait), c.late(cl), func() {})
@@ -247,7 +263,7 @@ func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 	return c.newHold(cl, g, start, now, slept)
 }
 
-// tidy is f with what an unknown outcome may have left released.
+// tidy returns f, followed by tidied.
 func (c *Client) tidy(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)
@@ -256,13 +272,15 @@ func (c *Client) tidy(cl backend.Claim, f func(context.Context, backend.Claim) (
 	}
 }
 
+// tidied has the token of cl released if err leaves the outcome unknown.
 func (c *Client) tidied(cl backend.Claim, err error) {
-	if err != nil && !definite(err) {
+	if err != nil && (!definite(err) || isContextError(err)) {
 		c.reap(cl, reapTwice)
 	}
 }
 
-// late releases a grant that came after its caller had left, or a place.
+// late returns a function that releases the token of cl if a grant, or a place in
+// the driver's queue, came after its caller had left.
 func (c *Client) late(cl backend.Claim) func(backend.Grant, error) {
 	return func(_ backend.Grant, err error) {
 		if err == nil || cl.Stays && errors.Is(err, ErrHeld) {
@@ -271,33 +289,8 @@ func (c *Client) late(cl backend.Claim) func(backend.Grant, error) {
 	}
 }
 
-// newHold makes a hold of a grant, unless its term has ended on the way.
-func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
-	term := cl.TTL - backend.Drift(cl.TTL)
-	until := start.add(term)
-	if !g.Until.IsZero() {
-		until = c.clock.at(g.Until, slept)
-	}
-	if now >= until {
-		c.reap(cl, reapOnce)
-		return nil, errLate
-	}
-	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, doubted: -1, limit: never, index: -1}
-	h.confirmed = min(max(start, until.add(-term)), now)
-	since := h.confirmed
-	if until.add(-term) < start {
-		since = now // a Waiter's grant of less than the whole term, which began nobody knows when
-		if c.traits.Ordered {
-			h.confirmed = now // its coming is the store's word, whenever the wait began
-		}
-	}
-	h.due = since.add(spread(until.sub(since) / renewalsPerT))
-	h.deadline.Store(int64(until))
-	return h, nil
-}
-
-// look reads the clock, and notices a suspend if the store's time went on
-// during it. It also returns what the clock has slept.
+// look reads the clock, and how long the machine has slept. It notices a suspend
+// since the last look, unless the store is in this process and was suspended, too.
 func (c *Client) look() (instant, int64) {
 	now := c.clock.now()
 	if c.traits.Reach != backend.Process {

@@ -15,14 +15,15 @@ import (
 var errUnsupported = errors.ErrUnsupported
 
 // Client is a [Locker] over one driver. It may be used by many goroutines at
-// once. Within a Client callers that wait for one key stand in line, and
-// leases are renewed together, so a program needs one Client per store.
+// once. Callers of one Client that wait for one key do so in order of arrival, and
+// the leases of a Client are renewed together. So a program needs one Client per
+// store.
 type Client struct {
 	driver backend.Driver
 	waiter backend.Waiter // driver, if it is one
 	traits backend.Traits
-	lined  bool // callers stand in line here; those of a driver that keeps the order itself stand in its queue
-	turns  int  // holds of one key in a row, before others get their turn
+	lined  bool // callers wait in a line of this Client; otherwise the driver queues them
+	turns  int  // holds of one key in a row, before other Clients get a turn
 	opts   Options
 	clock  *clock
 	roundT atomic.Int64 // moving average of one call to the store, in ns
@@ -31,19 +32,21 @@ type Client struct {
 	close   context.CancelCauseFunc
 	closed  chan struct{} // closed when Close has ended
 
-	mu      sync.Mutex // guards all below, and what line, hold and Lease say it guards; not held across I/O
-	lines   map[string]*line
-	spare   []*line       // for reuse
-	sought  sought        // keys that somebody else held a moment ago
-	holds   holdHeap      // holds that are trusted, by the time of what they need next
-	open    int           // holds that are trusted or being released, or ended by Close and not unlocked
-	callers int           // in all lines; those of holds included, one each
-	calls   int           // goroutines that talk to the store or drive leases
-	gone    bool          // Close has ended: no goroutine may start
-	changed chan struct{} // what Close waits on: closed and replaced when one of these has fallen
+	mu        sync.Mutex // guards all below, and the fields of line, hold and Lease that say so; not held across I/O
+	lines     map[string]*line
+	most      int           // the largest len(lines) since the map was made
+	spare     []*line       // for reuse
+	contended contended     // keys that another Client held a moment ago
+	holds     holdHeap      // holds that are trusted, by when the renewer must serve them
+	open      int           // holds that are trusted or being released, or ended by Close and not unlocked
+	callers   int           // in all lines
+	calls     int           // goroutines of this Client
+	gone      bool          // Close has ended: no goroutine may start
+	changed   chan struct{} // closed and replaced when open, callers or calls has fallen; Close waits for it
 
-	renewer renewer
-	reaper  reaper
+	renewer  renewer
+	reaper   reaper
+	observer observer
 }
 
 var _ Locker = (*Client)(nil)
@@ -88,12 +91,14 @@ func newClient(d backend.Driver, opts Options) *Client {
 // [*Error] around each.
 //
 // The context bounds the wait and the hold: when it ends, the context of the
-// lease ends too. The key stays locked until Unlock, and renewed for one more
-// term at most.
+// lease ends as well. The key stays locked until Unlock, and is renewed for one
+// more term at most.
 //
 // A context derived from that of a lease re-enters: if that lease holds the
 // same key on the same Client, Lock returns at once with a lease on the same
-// hold.
+// hold. Unlock the inner lease first, as defer does. Unlocking the outer lease
+// first ends the inner lease's context, and the inner lease is then renewed
+// for one more term at most.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }
@@ -105,8 +110,8 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 	return c.lock(ctx, "trylock", key, opts)
 }
 
-// Inspect tells who holds key, since when and how long, its fence, and who
-// waits: what the store knows. A driver that cannot tell is
+// Inspect returns what the store knows of key: its holder, since when and for how
+// long, the fence, and the waiters. If the driver cannot inspect, the error is
 // errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	in, err := c.inspector(key)
@@ -122,8 +127,8 @@ func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error
 	return s, nil
 }
 
-// Break frees key, whoever holds it. It is the one call that may admit two
-// holders at once: the one that was broken hears of it at its next renewal.
+// Break frees key, whichever caller holds it. It is the one call that may admit two
+// holders at once: the old holder learns of it at its next renewal.
 func (c *Client) Break(ctx context.Context, key string) error {
 	in, err := c.inspector(key)
 	if err != nil {
@@ -132,7 +137,7 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, c.opts.Prefix+key)
 	}, nil)
-	c.doubt(key)
+	c.confirmSoon(key)
 	if err != nil {
 		return &Error{"break", key, err}
 	}
@@ -153,26 +158,12 @@ func (c *Client) inspector(key string) (backend.Inspector, error) {
 	return in, nil
 }
 
-// doubt has a hold of key in this Client confirmed before it is handed over
-// or trusted for long.
-func (c *Client) doubt(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln := c.lines[key]
-	if ln == nil || ln.hold == nil || ln.hold.index < 0 {
-		return
-	}
-	h := ln.hold
-	h.doubted = c.clock.now()
-	h.due = h.doubted + 1
-	c.schedule(h)
-}
-
 // Close ends every wait with ErrClosed and every lease's context with cause
 // ErrClosed, stops renewing, and waits up to Options.Timeout for the holders
-// to Unlock. It never frees a key under a running holder: what is left runs
-// out by itself. Then it closes the driver and leaves no goroutine, unless a
-// driver's call does not end. A second Close waits for the first.
+// to Unlock and for calls in flight. It never frees a key while its holder
+// still runs: the remaining holds expire. Then Close closes the driver, and
+// leaves no goroutine behind unless a call of the driver does not end. A second
+// Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -186,27 +177,36 @@ func (c *Client) Close() error {
 		ended = append(ended, c.closeHold(c.holds[0])...)
 	}
 	c.mu.Unlock()
-	c.tell(ended, ErrClosed)
+	c.endContexts(ended, ErrClosed)
 
-	c.settle(func() bool { return c.open == 0 })
+	// Holders unlock while the Client cleans up after calls of unknown outcome,
+	// so one Timeout is enough for both.
+	end := time.Now().Add(c.opts.Timeout)
+	c.settle(end, func() bool { return c.open == 0 })
 	c.renewer.poke()
 	c.reaper.poke()
-	c.settle(func() bool {
-		c.gone = c.calls == 0 && c.callers == c.open // nobody is on the way to a hold, and none begins
+	c.settle(end, func() bool {
+		c.gone = c.calls == 0 && c.callers == c.open // no caller can still get a hold, and no call begins
 		return c.gone
 	})
 	c.mu.Lock()
 	c.gone = true
 	c.mu.Unlock()
+
 	err := c.driver.Close()
-	c.settle(func() bool { return c.calls == 0 })
+	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)
 	return err
 }
 
-// settle waits up to Timeout until cond holds; cond reads what mu guards.
-func (c *Client) settle(cond func() bool) {
-	timer := time.NewTimer(c.opts.Timeout)
+// lastPatience is how long Close waits for calls to end after it has closed
+// their driver.
+const lastPatience = time.Second
+
+// settle waits until cond returns true, but not past end. It calls cond with mu
+// held.
+func (c *Client) settle(end time.Time, cond func() bool) {
+	timer := time.NewTimer(time.Until(end))
 	defer timer.Stop()
 	for {
 		c.mu.Lock()
@@ -228,21 +228,6 @@ func (c *Client) notify() {
 	if c.closing.Err() != nil {
 		close(c.changed)
 		c.changed = make(chan struct{})
-	}
-}
-
-// observe tells the observer, if there is one.
-func (c *Client) observe(e Event) {
-	if c.opts.Observe != nil {
-		e.Owner = c.opts.Owner
-		c.opts.Observe(e)
-	}
-}
-
-// ended tells the observer how a lease has ended.
-func (c *Client) ended(l *Lease, kind EventKind, err error) {
-	if c.opts.Observe != nil {
-		c.observe(Event{Kind: kind, Key: l.key, Fence: l.hold.fence, Hold: c.clock.now().sub(l.since), Err: err})
 	}
 }
 

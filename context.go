@@ -5,48 +5,24 @@ import (
 	"time"
 )
 
-// leaseContext ends no later than its lease, for whoever looks.
+// leaseContext is the context of a lease: a child of Lock's context that also
+// ends with the lease, at its deadline at the latest.
 type leaseContext struct {
-	context.Context // native, so that children attach to it
+	context.Context // native, so that children attach to it without a goroutine
 	lease           *Lease
 	cancel          context.CancelCauseFunc
+
+	// The deadline of Lock's context, read once. Otherwise the context of a
+	// nested lease would climb the whole chain of contexts at each call.
+	deadline time.Time
+	bounded  bool
 }
 
 func newLeaseContext(l *Lease) *leaseContext {
 	x := &leaseContext{lease: l}
-	if l.outer() == nil {
-		x.Context, x.cancel = context.WithCancelCause(l.parent)
-		return x
-	}
-	// Lock's context ends when the outer lease is unlocked, and this one must
-	// not: it is followed by hand.
-	x.Context, x.cancel = context.WithCancelCause(context.WithoutCancel(l.parent))
-	x.follow(l.parent, l.outer())
+	x.Context, x.cancel = context.WithCancelCause(l.parent)
+	x.deadline, x.bounded = l.parent.Deadline()
 	return x
-}
-
-// follow ends x with ctx, unless ctx ended only because outer was unlocked;
-// then it follows what outer followed.
-func (x *leaseContext) follow(ctx context.Context, outer *Lease) {
-	stop := context.AfterFunc(ctx, func() {
-		next, outer := beyondUnlocked(ctx, outer)
-		if next.Err() != nil {
-			x.cancel(context.Cause(next))
-		} else {
-			x.follow(next, outer)
-		}
-	})
-	context.AfterFunc(x.Context, func() { stop() })
-}
-
-// beyondUnlocked goes from ctx, which is derived from the context of outer,
-// outwards past the contexts that have ended only because a lease of the same
-// hold was unlocked.
-func beyondUnlocked(ctx context.Context, outer *Lease) (context.Context, *Lease) {
-	for outer != nil && ctx.Err() != nil && context.Cause(ctx) == ErrReleased && outer.state.Load() == released {
-		ctx, outer = outer.parent, outer.outer()
-	}
-	return ctx, outer
 }
 
 // Err is nil until the context ends. It looks at the clock first.
@@ -61,22 +37,20 @@ func (x *leaseContext) Done() <-chan struct{} {
 	return x.Context.Done()
 }
 
+// check ends the context if the lease has ended. The lease's timer may fire
+// late.
 func (x *leaseContext) check() {
+	if x.Context.Err() != nil {
+		return
+	}
 	if err := x.lease.Err(); err != nil {
 		x.cancel(err)
-	} else if outer := x.lease.outer(); outer != nil && x.lease.parent.Err() != nil {
-		if ctx, _ := beyondUnlocked(x.lease.parent, outer); ctx.Err() != nil {
-			x.cancel(context.Cause(ctx))
-		}
 	}
 }
 
-// Deadline is that of Lock's context; the lease's own moves with each renewal
-// and is Lease.Expires.
-func (x *leaseContext) Deadline() (time.Time, bool) {
-	ctx, _ := beyondUnlocked(x.lease.parent, x.lease.outer())
-	return ctx.Deadline()
-}
+// Deadline returns the deadline of Lock's context. The deadline of the lease
+// itself moves with each renewal; Lease.Expires returns it.
+func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
 
 // leaseKey is the key of the innermost lease in a context.
 var leaseKey = new(int)

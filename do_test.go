@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -29,6 +31,9 @@ func TestDo(t *testing.T) {
 			return hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { return nil })
 		}); err != nil {
 			t.Error(err)
+		}
+		if err := do(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }); err != nil {
+			t.Errorf("fn unlocked the lease itself: %v", err)
 		}
 		if err := do(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
 			t.Errorf("got %v, want fn's own error", err)
@@ -117,6 +122,41 @@ func TestLockAll(t *testing.T) {
 	})
 }
 
+// One timeout for each lease would be minutes.
+func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.ends = backend.EndsPromptly
+		c := hasp.New(f, nil)
+		defer c.Close()
+		keys := make([]string, 50)
+		for i := range keys {
+			keys[i] = fmt.Sprint(i)
+		}
+		ls, err := hasp.LockAll(t.Context(), c, keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hung := make(chan struct{})
+		f.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { <-hung; return errNet } })
+		start := time.Now()
+		if ls.Unlock(t.Context()) == nil {
+			t.Error("no error")
+		}
+		if took := time.Since(start); took > 2*hasp.DefaultTimeout+50*time.Millisecond {
+			t.Errorf("took %v", took)
+		}
+		close(hung)
+		f.set(up)
+		time.Sleep(2 * hasp.DefaultTimeout)
+		for _, key := range keys {
+			if !free(t, f, key) {
+				t.Errorf("%q is still held", key)
+			}
+		}
+	})
+}
+
 func TestLockAllMaxWaitBoundsTheWhole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
@@ -155,4 +195,14 @@ func TestLockAllOfOverlappingSetsDoesNotDeadlock(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+func TestZeroLeasesHoldNothing(t *testing.T) {
+	var ls hasp.Leases
+	if err := ls.Context().Err(); err != nil {
+		t.Errorf("the context has ended: %v", err)
+	}
+	if n, err := len(ls.All()), errors.Join(ls.Err(), ls.Unlock(t.Context())); n != 0 || err != nil {
+		t.Errorf("%d leases, %v", n, err)
+	}
 }

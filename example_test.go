@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/memlock"
@@ -31,6 +34,155 @@ func Example() {
 	// <nil>
 }
 
+// A Client over a driver that the program makes, instead of a URL. In a test,
+// two Clients over one memlock.Store stand for two processes. Over a Redis
+// client that the program has already, it is
+//
+//	hasp.New(spinlock.New(rdb, nil), &hasp.Options{Prefix: "app:"})
+func ExampleNew() {
+	ctx := context.Background()
+	store := memlock.NewStore()
+	one := hasp.New(store.Driver(), &hasp.Options{Owner: "process 1"})
+	defer one.Close()
+	two := hasp.New(store.Driver(), &hasp.Options{Owner: "process 2"})
+	defer two.Close()
+
+	lease, err := one.Lock(ctx, "nightly")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = two.TryLock(ctx, "nightly")
+	fmt.Println(err)
+
+	if err := lease.Unlock(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, err = two.TryLock(ctx, "nightly")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("process 2 has", lease.Key(), lease.Unlock(ctx))
+	// Output:
+	// hasp: trylock "nightly": held by "process 1"
+	// process 2 has nightly <nil>
+}
+
+// The place of the locks stands in the program's own configuration file.
+func ExampleConfig() {
+	file := []byte(`
+listen: ":8080"
+locks:
+  strategy: memlock
+  params: {ttl: 10s, timeout: 2s, prefix: "billing:"}
+`)
+	var settings struct {
+		Listen string
+		Locks  hasp.Config
+	}
+	if err := yaml.Unmarshal(file, &settings); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	ctx := context.Background()
+	c, err := settings.Locks.Open(ctx, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+	err = hasp.Do(ctx, c, "invoices", func(ctx context.Context, lease *hasp.Lease) error {
+		fmt.Println("locked", lease.Key())
+		return nil
+	})
+	fmt.Println(err)
+
+	// A misspelt parameter is refused.
+	settings.Locks.Params["tll"] = "10s"
+	_, err = settings.Locks.Open(ctx, nil)
+	fmt.Println(errors.Is(err, hasp.ErrInvalid))
+	// Output:
+	// locked invoices
+	// <nil>
+	// true
+}
+
+// Counters for metrics. Observe may run on several goroutines at a time.
+func ExampleOptions_observe() {
+	var mu sync.Mutex
+	count := map[hasp.EventKind]int{}
+	var waited, held time.Duration
+	observe := func(e hasp.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		count[e.Kind]++
+		waited += e.Wait
+		held += e.Hold
+	}
+
+	ctx := context.Background()
+	c := hasp.New(memlock.New(), &hasp.Options{Observe: observe})
+	for range 3 {
+		err := hasp.Do(ctx, c, "report", func(ctx context.Context, _ *hasp.Lease) error {
+			time.Sleep(20 * time.Millisecond)
+			_, err := c.TryLock(context.Background(), "report") // without ctx, so it does not re-enter
+			if errors.Is(err, hasp.ErrHeld) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+	c.Close() // waits for Observe
+
+	for _, kind := range []hasp.EventKind{hasp.EventAcquired, hasp.EventRefused, hasp.EventReleased, hasp.EventLost} {
+		fmt.Println(kind, count[kind])
+	}
+	fmt.Println("held for longer than waited for:", held > waited)
+	// Output:
+	// acquired 3
+	// refused 3
+	// released 3
+	// lost 0
+	// held for longer than waited for: true
+}
+
+// A job in steps that asks for the time of each step before it begins. If the
+// job hangs in a step, the lock ends with the time of that step, because
+// nothing renews it. Extend never shortens a term.
+func ExampleLease_Extend() {
+	ctx := context.Background()
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+	lease, err := c.Lock(ctx, "migration", hasp.WithoutRenewal(), hasp.WithTTL(time.Minute))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lease.Unlock(ctx)
+
+	steps := []struct {
+		name string
+		time time.Duration
+	}{{"copy", 10 * time.Minute}, {"index", time.Hour}}
+	for _, step := range steps {
+		if err := lease.Extend(ctx, step.time); err != nil {
+			fmt.Println(err) // ErrLost: another caller may have begun
+			return
+		}
+		enough := time.Until(lease.Expires()) > step.time-time.Minute
+		fmt.Println(step.name, enough)
+	}
+	// Output:
+	// copy true
+	// index true
+}
+
 // A fence protects what the lock alone cannot: a write that was on its way
 // when its writer lost the lock.
 func ExampleWithFence() {
@@ -53,6 +205,7 @@ func ExampleWithFence() {
 	fmt.Println(write(second.Fence()))
 	fmt.Println(write(first.Fence()))
 	second.Unlock(ctx)
+	first.Unlock(ctx) // its error is ErrLost
 	// Output:
 	// <nil>
 	// stale writer
@@ -78,12 +231,36 @@ func ExampleClient_TryLock() {
 	// true
 }
 
-// Several keys at once, without a deadlock whatever order they are named in.
+// Transfers between accounts in both directions. LockAll sorts the keys, so two
+// transfers that name them in another order do not block each other for ever.
 func ExampleLockAll() {
 	ctx := context.Background()
 	c := hasp.New(memlock.New(), nil)
 	defer c.Close()
-	both, err := hasp.LockAll(ctx, c, []string{"account/7", "account/3"}, hasp.WithMaxWait(time.Second))
+
+	balance := map[string]int{"account/3": 100, "account/7": 100}
+	transfer := func(from, to string, amount int) {
+		both, err := hasp.LockAll(ctx, c, []string{from, to}, hasp.WithMaxWait(time.Minute))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		balance[from] -= amount
+		balance[to] += amount
+		if err := both.Unlock(ctx); err != nil {
+			fmt.Println(err)
+		}
+	}
+	var transfers sync.WaitGroup
+	for range 10 {
+		transfers.Go(func() { transfer("account/7", "account/3", 1) })
+		transfers.Go(func() { transfer("account/3", "account/7", 2) })
+	}
+	transfers.Wait()
+	fmt.Println(balance)
+
+	// All returns the leases in the order of their keys.
+	both, err := hasp.LockAll(ctx, c, []string{"account/7", "account/3"})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -93,6 +270,7 @@ func ExampleLockAll() {
 	}
 	fmt.Println(both.Unlock(ctx))
 	// Output:
+	// map[account/3:90 account/7:110]
 	// account/3
 	// account/7
 	// <nil>

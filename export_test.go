@@ -12,6 +12,21 @@ func Leftovers(c *Client) (lines, holds, reaps int) {
 	return len(c.lines), len(c.holds), len(c.reaper.queue)
 }
 
+// Waiters returns how many callers wait in c's line for key.
+func Waiters(c *Client, key string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ln := c.lines[key]
+	if ln == nil {
+		return 0
+	}
+	n := 0
+	for t := ln.waiting.first; t != nil; t = t.next {
+		n++
+	}
+	return n
+}
+
 // Suspendable returns a function that makes c's clock see that the machine has
 // slept for d more. It is called before the first Lock.
 func Suspendable(c *Client) func(d time.Duration) {

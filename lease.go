@@ -11,26 +11,37 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Lease is one caller's hold on a key. It ends by Unlock, or it is lost. It
-// may be used by several goroutines, and unlocked by another than the one
-// that locked it.
+// Lease is one caller's hold of a key. It ends by Unlock, or it is lost. Several
+// goroutines may use it, and any of them may unlock it.
 type Lease struct {
 	c       *Client
 	hold    *hold
 	key     string
-	parent  context.Context // Lock's
-	around  *Lease          // the innermost lease whose context Lock was called with
-	since   instant
-	maxHold instant // deadline of WithMaxHold, or never
-	state   atomic.Int32
-	ctx     atomic.Pointer[leaseContext] // made when first asked for
+	parent  context.Context              // Lock's
+	around  *Lease                       // the innermost lease whose context Lock was called with
+	depth   int                          // how many leases are around it
+	jump    *Lease                       // one of these, or itself if there is none: see nest
+	since   instant                      // when the caller got it
+	maxHold instant                      // deadline of WithMaxHold, or never
+	state   atomic.Int32                 // held, lost, closed or released
+	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
-	unlocking bool // Unlock's outcome is unknown; guarded by c.mu
-	settled   bool // it has since turned out well, which nobody was told; guarded by c.mu
+	// ended is the Done channel of Lock's context. The first renewal reads it and
+	// sets asked.
+	asked bool
+	ended <-chan struct{}
+
+	observed bool   // EventAcquired has been reported; guarded by c.mu
+	unseen   *Event // the lease's end, if it came before EventAcquired; guarded by c.mu
+
+	asking    bool          // an Unlock is in flight; guarded by c.mu
+	answered  chan struct{} // closed when asking ends, if another Unlock waits for that; guarded by c.mu
+	unlocking bool          // Unlock's outcome is unknown; guarded by c.mu
+	settled   bool          // a repeat has released it since, and the next Unlock returns nil; guarded by c.mu
 }
 
-// States of a Lease. They only grow, but for closed, which may still become
-// released.
+// States of a Lease. A held lease changes its state once. Only a closed one may
+// still become released.
 const (
 	held int32 = iota
 	lost
@@ -41,23 +52,23 @@ const (
 // Key returns the key as it was given to Lock.
 func (l *Lease) Key() string { return l.key }
 
-// Fence returns a number that is larger with every new hold of the key. Hand
-// it to the resource that the lock protects, which refuses a smaller one than
-// it has seen. It is 0 unless asked for with WithFence.
+// Fence returns a number that grows with every new hold of the key. Send it with
+// each write to the resource that the lock protects, and have the resource refuse a
+// fence smaller than the largest it has seen. It is 0 without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
 
-// Expires returns until when the lease is trusted if no further renewal
-// succeeds: the moment its context ends at the latest.
+// Expires returns when the lease ends if no further renewal succeeds. Its context
+// ends then at the latest.
 func (l *Lease) Expires() time.Time { return l.c.clock.time(l.end()) }
 
 func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
 
-// Err tells about the hold only: nil while it is trusted, ErrLost, ErrReleased
-// after Unlock, ErrClosed after the Client's Close. It asks the clock, so a
-// process that was stopped past its term hears of the loss at its first look.
+// Err returns nil while the lease is held, ErrLost after its loss, ErrReleased after
+// Unlock, and ErrClosed after the Client's Close. It reads the clock. So a process
+// that was stopped until after the end of its term gets ErrLost from its first call.
 func (l *Lease) Err() error {
 	if l.state.Load() == held {
-		if l.c.clock.now() < l.end() {
+		if now, _ := l.c.look(); now < l.end() {
 			return nil
 		}
 		l.c.expire(l.hold)
@@ -65,7 +76,33 @@ func (l *Lease) Err() error {
 	return l.cause()
 }
 
-// cause is why the lease has ended, or nil, without a look at the clock.
+// nest places l inside l.around. The leases around one may be thousands, by
+// LockAll. So each has a second pointer outwards, some of which skip many
+// leases: a skip list, of which the first pointers alone would be a list.
+// See https://doi.org/10.1016/0020-0190(83)90106-0 (Myers).
+func (l *Lease) nest() {
+	l.jump = l
+	if a := l.around; a != nil {
+		l.depth, l.jump = a.depth+1, a
+		if j := a.jump; a.depth-j.depth == j.depth-j.jump.depth {
+			l.jump = j.jump
+		}
+	}
+}
+
+// isAround reports whether inner is l or nested in it.
+func (l *Lease) isAround(inner *Lease) bool {
+	for inner.depth > l.depth {
+		if inner.jump.depth >= l.depth {
+			inner = inner.jump
+		} else {
+			inner = inner.around
+		}
+	}
+	return inner == l
+}
+
+// cause returns why the lease has ended, or nil. It does not read the clock.
 func (l *Lease) cause() error {
 	switch l.state.Load() {
 	case lost:
@@ -78,49 +115,61 @@ func (l *Lease) cause() error {
 	return nil
 }
 
-// Unlock gives the key back, or this lease of it if others remain by re-entry,
-// in at most one call to the store. It is not bound by the end of ctx, only
-// by Options.Timeout.
+// Unlock ends the lease. If it is the last lease of its hold, Unlock releases the
+// key, in at most one call to the store. The end of ctx does not interrupt that
+// call; Options.Timeout bounds it.
 //
-// ErrLost says that the lease was lost before: others may have had the key
-// meanwhile. ErrReleased says that Unlock had succeeded already. Any other
-// error of the store means that the outcome is unknown: the lease has ended
-// here and is not renewed, the release goes on in the background, and Unlock
-// may be called again to learn of it.
+// ErrLost means that the lease was lost before: another caller may have held the
+// key since. ErrReleased means that Unlock has succeeded before. After any other
+// error of the store the outcome is unknown: the lease has ended and is no longer
+// renewed, and the Client repeats the release in the background. Call Unlock again
+// to learn the outcome.
 func (l *Lease) Unlock(ctx context.Context) error {
-	if err := l.unlock(ctx); err != nil {
+	ends, err := l.unlock(ctx)
+	switch {
+	case ends && errors.Is(err, ErrLost):
+		l.c.observeEnd(l, EventLost, err)
+	case ends:
+		l.c.observeEnd(l, EventReleased, err)
+	}
+	if err != nil {
 		return &Error{"unlock", l.key, err}
 	}
 	return nil
 }
 
-func (l *Lease) unlock(ctx context.Context) error {
+// unlock returns its error, and reports in ends whether it has ended a lease
+// whose end no event has reported yet.
+func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	c, h := l.c, l.hold
-	l.Err() // an end that only the clock knows of
+	l.Err() // ends the lease if its deadline has passed
 	c.mu.Lock()
-	switch state := l.state.Load(); {
+	l.awaitAnswerLocked()
+	state := l.state.Load()
+	switch {
 	case state == lost:
 		lapsed := h.lapsed
 		h.lapsed = false
-		c.mu.Unlock()
 		if lapsed {
-			c.reap(h.claim, reapOnce)
+			c.reapHold(h)
 		}
-		return ErrLost
-	case l.unlocking:
 		c.mu.Unlock()
-		return l.unlockAgain(ctx)
+		return false, ErrLost
 	case l.settled:
 		l.settled = false
 		c.mu.Unlock()
-		return nil
-	case state == released:
+		return false, nil
+	case state == released && !l.unlocking:
 		c.mu.Unlock()
-		return ErrReleased
-	case c.gone || isClosed(c.closed):
+		return false, ErrReleased
+	case c.gone:
 		c.mu.Unlock()
-		return ErrClosed
+		return false, ErrClosed
+	case l.unlocking:
+		c.mu.Unlock()
+		return false, l.unlockAgain(ctx)
 	}
+
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
@@ -128,23 +177,42 @@ func (l *Lease) unlock(ctx context.Context) error {
 	passed := last && c.handOver(h)
 	if last && !passed {
 		c.unschedule(h)
+		l.asking = true
 	}
 	c.mu.Unlock()
 	l.cancel(ErrReleased)
 
-	var err error
 	if last && !passed {
 		err = l.release(ctx)
 	}
-	kind := EventReleased
-	if errors.Is(err, ErrLost) {
-		kind = EventLost
-	}
-	c.ended(l, kind, err)
-	return err
+	return state == held, err // if Close ended the lease, an event has reported that
 }
 
-func isClosed(ch chan struct{}) bool {
+// awaitAnswerLocked blocks while another Unlock of l is in flight. The caller
+// holds c.mu; awaitAnswerLocked releases it while it waits.
+func (l *Lease) awaitAnswerLocked() {
+	for l.asking {
+		if l.answered == nil {
+			l.answered = make(chan struct{})
+		}
+		answered := l.answered
+		l.c.mu.Unlock()
+		<-answered // within Timeout, which bounds the release
+		l.c.mu.Lock()
+	}
+}
+
+// answeredLocked wakes the calls that wait for l's Unlock. The caller holds
+// c.mu.
+func (l *Lease) answeredLocked() {
+	l.asking = false
+	if l.answered != nil {
+		close(l.answered)
+		l.answered = nil
+	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
 	select {
 	case <-ch:
 		return true
@@ -153,24 +221,25 @@ func isClosed(ch chan struct{}) bool {
 	}
 }
 
-// release tells the store, and lets the next in line go when it has answered.
+// release releases the key in the store, and then lets the next caller in line go.
 func (l *Lease) release(ctx context.Context) error {
 	c, h := l.c, l.hold
 	if c.traits.Reach != backend.Process {
-		// The line does not wait for an answer longer than the term lasts: the
-		// next one asks the store anyway.
+		// The line waits for the answer until the term ends, and no longer: the next
+		// caller asks the store anyway.
 		if left := instant(h.deadline.Load()).sub(c.clock.now()); left < c.opts.Timeout {
 			timer := time.AfterFunc(left, func() {
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				c.forget(h)
+				c.leaveHead(h)
 			})
 			defer timer.Stop()
 		}
 	}
 	err := c.releaseOnce(ctx, h.claim)
 	c.mu.Lock()
-	c.forget(h)
+	c.leaveHead(h)
+	l.answeredLocked()
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrLost):
@@ -197,7 +266,7 @@ func (c *Client) releaseApart(ctx context.Context, cl backend.Claim) error {
 	ctx = context.WithoutCancel(ctx)
 	var err error
 	if c.endsWith(ctx) {
-		_, err = direct(ctx, c.opts.Timeout, func(within context.Context) (struct{}, error) {
+		_, err = direct(ctx, nil, c.opts.Timeout, func(within context.Context) (struct{}, error) {
 			return struct{}{}, c.driver.Release(within, cl)
 		})
 	} else {
@@ -212,6 +281,9 @@ func (c *Client) releaseApart(ctx context.Context, cl backend.Claim) error {
 func (l *Lease) unlockAgain(ctx context.Context) error {
 	err := l.c.releaseOnce(ctx, l.hold.claim)
 	if !l.settle(err) {
+		if isClosed(l.c.closed) {
+			return ErrClosed // the driver was closed under the call
+		}
 		return err
 	}
 	l.c.mu.Lock()
@@ -220,9 +292,9 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	return l.resultOfRepeat()
 }
 
-// settle takes the answer to a repeated release and reports whether the
-// outcome is known now. "Not mine" to a repeat of ours means, before the
-// deadline, that an earlier one was carried out.
+// settle notes the answer to a repeated release, and reports whether the outcome is
+// known now. If the store no longer has the hold before its deadline, an earlier
+// release has reached the store.
 func (l *Lease) settle(err error) bool {
 	if err != nil && !errors.Is(err, ErrLost) {
 		return false
@@ -249,11 +321,11 @@ func (l *Lease) resultOfRepeat() error {
 	return nil
 }
 
-// Extend makes the lease last at least ttl from now, in one call to the store.
-// It never shortens it. Renewal goes on asking for the lease's own term. Less
-// than 100 ms, or more than WithMaxHold allows, is ErrInvalid; ErrLost and
-// ErrReleased are what they say; of any other error the outcome is unknown,
-// and the lease lasts as long as it did at least.
+// Extend makes the lease last for at least ttl from now, in one call to the store.
+// It never shortens the lease. Renewals still ask for the lease's own term. A ttl
+// below 100 ms, or one that WithMaxHold or the store does not allow, is ErrInvalid.
+// If the lease has ended, the error is ErrLost or ErrReleased. After any other error
+// the outcome is unknown, and the lease lasts at least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	if err := l.extend(ctx, ttl); err != nil {
 		return &Error{"extend", l.key, err}
@@ -297,7 +369,11 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	cl := h.claim
 	cl.TTL = termFor(ttl)
+	if err := c.checkLongest(cl.TTL); err != nil {
+		return err // before the store is asked, because a refusal there is a renewal that failed
+	}
 	h.busy, h.extended = busy, true
+	h.kept = max(h.kept, now.add(cl.TTL))
 	c.schedule(h)
 	c.mu.Unlock()
 	_, err := call(c, ctx, bound, func(ctx context.Context) (struct{}, error) {
@@ -313,13 +389,18 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// Context returns the context of the hold. It ends with cause ErrLost when
-// the lease is lost, at its deadline at the latest, whether or not the store
-// can be reached; with cause ErrReleased on Unlock, ErrClosed on the Client's
-// Close, and with Lock's context and its cause.
+// Context returns the context of the lease, a child of Lock's context. When the
+// lease is lost, the context ends with cause ErrLost: at the lease's deadline at
+// the latest, whether or not the store can be reached. Unlock ends it with cause
+// ErrReleased, and the Client's Close with cause ErrClosed. When Lock's context
+// ends, this context ends with the same cause.
 //
-// Its Err asks the clock, as [Lease.Err] does. Contexts derived from it hear
-// by timer.
+// If Lock's context was the context of another lease, the end of the other
+// lease also ends this context, with the other's cause. To distinguish an abort
+// from an Unlock, call [Lease.Err]; the cause does not show it.
+//
+// Its Err reads the clock, as [Lease.Err] does. Contexts derived from it end by
+// a timer.
 func (l *Lease) Context() context.Context {
 	if x := l.ctx.Load(); x != nil {
 		return x
@@ -336,8 +417,8 @@ func (l *Lease) Context() context.Context {
 	return x
 }
 
-// cancel ends the lease's context, if anybody has asked for it. It is not
-// called under c.mu, since it runs code of contexts that are not ours.
+// cancel ends the lease's context, if there is one. The caller does not hold c.mu,
+// because the end of a context runs code of its users.
 func (l *Lease) cancel(cause error) {
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(cause)

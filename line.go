@@ -2,6 +2,8 @@ package hasp
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -10,51 +12,109 @@ import (
 // Bounds of a hand-over within the line.
 const (
 	freshEnough = 50 * time.Millisecond // since the store last confirmed the hold
-	maxTurns    = 32                    // holds of one key in a row, before others get their turn
+	maxTurns    = 32                    // holds of one key in a row, before other Clients get a turn
 )
 
-// line is the callers of one Client that want or have one key. All of it is
-// guarded by Client.mu. It exists while anybody is in it, so that a key that
-// was used once leaves nothing behind.
+// line is the callers of one Client that want or hold one key. It exists while
+// there are any, so a key that was used once leaves nothing behind. All of it is
+// guarded by Client.mu.
 //
-// At most one caller is at the head: it talks to the store, or holds the key,
-// or gives it back. A driver that keeps the order itself has all callers talk
-// to the store, and its lines only count, unless several may share a place in
-// its queue: then that place is the head's.
+// At most one caller is at the head: it asks the store for the key, holds it, or
+// releases it. The others wait in order of arrival. An Ordered driver queues the
+// callers itself: all of them ask the store, and the line only counts them. If
+// such a driver has turns, the callers share the head's place in its queue.
 type line struct {
 	key     string
-	callers int    // in this line, the head and the holder included
-	talking bool   // somebody is at the head
-	hold    *hold  // the head's, while it is trusted
-	waiting []turn // in order of arrival
-	turns   int    // holds in a row of this Client while others of it waited; in an ordered driver, on one place
-	said    error  // the store's last word on the key: ErrHeld, or an outage
-	ailing  instant
-	sick    bool // since ailing no attempt was answered
+	callers int   // including the head
+	waiting queue // the callers behind the head
+	hasHead bool
+	hold    *hold // the head's, while it is trusted
+	turns   int   // holds in a row while other callers of this Client waited; with an Ordered driver, on one place
+
+	lastAnswer  error // the store's last answer to a head: ErrHeld, or an outage; nil if there is none
+	outage      bool  // no attempt since outageSince was answered
+	outageSince instant
+	asking      bool // the head's attempt, which began at asked, is in flight
+	asked       instant
+	silent      bool // every attempt since silence ended with its caller's context, unanswered
+	silence     instant
 }
 
-// turn is one caller's place in the line. What ends the wait comes through
-// ready, at most once: the head, or a lease.
+// turn is one caller's place in the line.
 type turn struct {
 	r     *request
-	ctx   context.Context
-	since instant
-	ready chan ticket
+	ctx   context.Context // Lock's
+	since instant         // when the caller came
+	ready chan ticket     // receives at most one ticket; has room for it
+
+	queued     bool // in the queue
+	prev, next *turn
 }
 
-// ticket lets a caller out of the line: with the lease it was handed, with an
-// error, or with neither to the head.
+// queue is turns in order of arrival. It is a linked list, because any of tens of
+// thousands of callers may leave at any moment.
+type queue struct{ first, last *turn }
+
+func (q *queue) empty() bool { return q.first == nil }
+
+func (q *queue) push(t *turn) {
+	t.queued, t.prev = true, q.last
+	if q.last == nil {
+		q.first = t
+	} else {
+		q.last.next = t
+	}
+	q.last = t
+}
+
+func (q *queue) pop() *turn {
+	t := q.first
+	q.remove(t)
+	return t
+}
+
+// remove takes t out of the queue. It returns false if t is not in it.
+func (q *queue) remove(t *turn) bool {
+	if !t.queued {
+		return false
+	}
+	if t.prev == nil {
+		q.first = t.next
+	} else {
+		t.prev.next = t.next
+	}
+	if t.next == nil {
+		q.last = t.prev
+	} else {
+		t.next.prev = t.prev
+	}
+	t.queued, t.prev, t.next = false, nil, nil
+	return true
+}
+
+// ticket ends a caller's time in the line. The caller gets a lease that was handed
+// over, or an error, or, with neither, the head.
 type ticket struct {
 	lease *Lease
 	err   error
-	after time.Duration  // how long to leave the key to others first
-	place *backend.Claim // the place in the driver's queue of the head before, if that has given up
+
+	// For a caller that gets the head.
+	lastAnswer error          // of the line; errHeldHere if the head before held the key
+	after      time.Duration  // how long to leave the key to other Clients first
+	place      *backend.Claim // in the driver's queue: the place of the head before, if that has given up
 }
+
+// errHeldHere is the answer that a caller of this Client held the key until a
+// moment ago.
+var errHeldHere error = &backend.HeldError{}
+
+// minShrink is the size above which the Client shrinks its map of lines.
+const minShrink = 4096
 
 // maxSpare is how many lines are kept for reuse.
 const maxSpare = 64
 
-// enter puts a caller into the line of key. The caller holds mu.
+// enter counts a caller in the line of key. The caller holds mu.
 func (c *Client) enter(key string) *line {
 	ln := c.lines[key]
 	if ln == nil {
@@ -65,13 +125,14 @@ func (c *Client) enter(key string) *line {
 		}
 		ln.key = key
 		c.lines[key] = ln
+		c.most = max(c.most, len(c.lines))
 	}
 	ln.callers++
 	c.callers++
 	return ln
 }
 
-// leave takes a caller out. The last one leaves a line that nobody refers to.
+// leave takes a caller out of the count. After the last one, the line is reused.
 // The caller holds mu.
 func (c *Client) leave(ln *line) {
 	c.callers--
@@ -79,145 +140,85 @@ func (c *Client) leave(ln *line) {
 	if ln.callers--; ln.callers > 0 {
 		return
 	}
+
 	delete(c.lines, ln.key)
+	if c.most > minShrink && len(c.lines) < c.most/16 {
+		// A map keeps the memory of its largest size, and maps.Clone copies that
+		// memory as well. So the lines move to a new map.
+		few := make(map[string]*line, len(c.lines))
+		maps.Copy(few, c.lines)
+		c.lines, c.most = few, len(few)
+	}
 	if len(c.spare) < maxSpare {
 		*ln = line{}
 		c.spare = append(c.spare, ln)
 	}
 }
 
-// yield lets the next in line go to the head, with the place in the driver's
-// queue that the last one has left, if it is what the next one wants. The
-// caller holds mu.
-func (c *Client) yield(ln *line, place *backend.Claim) {
-	ln.talking, ln.hold = false, nil
+// promoteNext takes the head from the caller that has it, and gives it to the next
+// caller in line. Place is the place in the driver's queue that the old head
+// leaves, or nil. The next caller gets it, if it wants just what the place was
+// taken for. Otherwise the place is released. The caller holds mu.
+func (c *Client) promoteNext(ln *line, place *backend.Claim) {
+	if ln.hold != nil {
+		ln.lastAnswer = errHeldHere
+	}
+	ln.hasHead, ln.hold, ln.asking = false, nil, false
 	if place != nil && !c.inherits(ln, place) {
 		c.reapLocked(*place, reapOnce)
 		place = nil
 	}
-	if len(ln.waiting) == 0 {
+
+	if ln.waiting.empty() {
 		ln.turns = 0
 		return
 	}
-	next := ln.pop()
-	ln.talking = true
-	t := ticket{place: place}
+	next := ln.waiting.pop()
+	ln.hasHead = true
+	t := ticket{lastAnswer: ln.lastAnswer, place: place}
 	if !c.traits.Ordered && ln.turns >= c.turns {
+		// Other Clients poll. Without a gap they would never find the key free.
 		ln.turns = 0
 		t.after = max(2*c.roundTrip(), minSleep)
 	}
 	next.ready <- t
 }
 
-// inherits reports whether the next in line wants just what a place in the
+// inherits reports whether the next caller in line wants just what a place in the
 // driver's queue was taken for. The caller holds mu.
 func (c *Client) inherits(ln *line, place *backend.Claim) bool {
-	if len(ln.waiting) == 0 || c.closing.Err() != nil {
+	if ln.waiting.empty() || c.closing.Err() != nil {
 		return false
 	}
-	want := c.claim(ln.waiting[0].r, place.Token)
+	want := c.claim(ln.waiting.first.r, place.Token)
 	want.Stays = true
 	return want == *place
 }
 
-func (ln *line) pop() turn {
-	next := ln.waiting[0]
-	ln.waiting[0] = turn{}
-	ln.waiting = ln.waiting[1:]
-	return next
-}
-
-// drop takes a turn out of the line, or reports that it had its ticket
-// already.
-func (ln *line) drop(t turn) bool {
-	for i := range ln.waiting {
-		if ln.waiting[i].ready == t.ready {
-			ln.waiting = append(ln.waiting[:i], ln.waiting[i+1:]...)
-			return true
-		}
-	}
-	return false
-}
-
-// handOver gives the hold of the last lease on it to the next in line, if that
-// one can have it as it is. The store is not told: it knows the Client's
-// token, and confirmed it a moment ago. The caller holds mu.
-func (c *Client) handOver(h *hold) bool {
-	ln := h.line
-	if ln.hold != h || len(ln.waiting) == 0 || ln.turns >= c.turns || h.extended || !h.renew ||
-		h.claim.Fenced || h.limit != never || c.closing.Err() != nil {
-		return false
-	}
-	now := c.clock.now()
-	next := ln.waiting[0].r
-	if h.confirmed <= h.doubted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
-		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {
-		return false
-	}
-	t := ln.pop()
-	ln.turns++
-	c.leave(ln) // the one that unlocks; the next is counted already
-	t.ready <- ticket{lease: c.lease(t.ctx, t.r, h, now)}
-	return true
-}
-
-// pass lets the next go after the head has given up, and lets those give up
-// too who have ridden out the same outage as long. The caller holds mu.
-func (c *Client) pass(ln *line, place *backend.Claim) {
-	if ln.sick {
+// giveUpHead is called when the head has given up. During an outage it also ends
+// the wait of each caller behind the head that has waited for a whole Timeout of
+// the outage. Then it promotes the next caller. The caller holds mu.
+func (c *Client) giveUpHead(ln *line, place *backend.Claim) {
+	if ln.outage {
 		now := c.clock.now()
-		for len(ln.waiting) > 0 && now.sub(max(ln.ailing, ln.waiting[0].since)) >= c.opts.Timeout {
-			ln.pop().ready <- ticket{err: ln.said}
+		for !ln.waiting.empty() && now.sub(max(ln.outageSince, ln.waiting.first.since)) >= c.opts.Timeout {
+			ln.waiting.pop().ready <- ticket{err: ln.lastAnswer}
 		}
 	}
-	c.yield(ln, place)
+	c.promoteNext(ln, place)
 }
 
-// why is why a caller in line does not have the key: this Client holds it, or
-// what the store said last to the head. The caller holds mu.
+// why returns why a caller in line does not have the key. That is a HeldError if
+// this Client holds the key, and otherwise the store's last answer to the head. It
+// is nil if the store has not answered yet: then the key may be free, or the store
+// may hang. The caller holds mu.
 func (c *Client) why(ln *line) error {
-	switch {
-	case ln.hold != nil:
-		left := instant(ln.hold.deadline.Load()).sub(c.clock.now())
-		return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
-	case ln.said != nil:
-		return ln.said
+	if ln.hold == nil {
+		if ln.asking && errors.Is(ln.lastAnswer, ErrHeld) && c.clock.now().sub(ln.asked) >= c.opts.Timeout/3 {
+			return nil // the store may hang: its earlier answer is too old to report
+		}
+		return ln.lastAnswer
 	}
-	return &backend.HeldError{}
-}
-
-// hold makes h known and returns its first lease. The caller holds mu.
-func (c *Client) hold(ctx context.Context, r *request, ln *line, h *hold) *Lease {
-	h.line, h.renew, h.unrenewed = ln, !r.noRenew, r.noRenew
-	ln.hold, ln.said, ln.sick = h, nil, false
-	switch {
-	case c.traits.Ordered:
-		ln.turns = 1
-	case len(ln.waiting) > 0:
-		ln.turns++
-	}
-	c.open++
-	l := c.lease(ctx, r, h, h.granted)
-	if r.maxHold > 0 {
-		h.claim.TTL = r.ttl
-		h.limit = l.maxHold
-	}
-	c.schedule(h)
-	return l
-}
-
-// forget ends a hold's place at the head, if it has not ended. The caller
-// holds mu.
-func (c *Client) forget(h *hold) {
-	if h.forgotten {
-		return
-	}
-	h.forgotten = true
-	c.open--
-	if c.lined {
-		c.yield(h.line, nil)
-	} else if h.line.hold == h {
-		h.line.hold = nil
-	}
-	c.leave(h.line)
+	left := instant(ln.hold.deadline.Load()).sub(c.clock.now())
+	return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
 }

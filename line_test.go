@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -152,6 +153,45 @@ func TestHandedOverHoldIsRenewed(t *testing.T) {
 	})
 }
 
+// Of several leases on one hold, the last that is unlocked hands it over,
+// whichever that is.
+func TestLastOfNestedLeasesHandsOver(t *testing.T) {
+	for _, outerFirst := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			c := hasp.New(f, nil)
+			defer c.Close()
+			first := lockNow(t, c, "k")
+			last, err := c.Lock(first.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !outerFirst {
+				first, last = last, first
+			}
+			next := make(chan *hasp.Lease, 1)
+			go func() { next <- lockNow(t, c, "k") }()
+			synctest.Wait()
+			if err := first.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+			if len(next) > 0 {
+				t.Fatalf("outer first %v: handed over while a lease is left", outerFirst)
+			}
+			if err := last.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if err := (<-next).Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if acquires, _, _ := f.calls(); acquires != 1 {
+				t.Errorf("outer first %v: %d attempts, want one hold for all", outerFirst, acquires)
+			}
+		})
+	}
+}
+
 // After 32 turns the key is left to other processes for a moment.
 func TestOtherClientsGetTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -258,22 +298,35 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 	})
 }
 
+// A lease ends because nothing renews it, or because the store refuses to.
 func TestALostLeaseDoesNotBlockTheLine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
-		l := lockNow(t, c, "k", hasp.WithoutRenewal())
-		start := time.Now()
-		next := lockNow(t, c, "k")
-		if waited := time.Since(start); waited > hasp.DefaultTTL+200*time.Millisecond {
-			t.Errorf("waited %v for a lease of %v", waited, hasp.DefaultTTL)
-		}
-		want(t, "the lost one", l.Unlock(t.Context()), hasp.ErrLost)
-		if err := next.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
+	for _, tc := range []struct {
+		opts   []hasp.Option
+		broken bool
+		within time.Duration
+	}{
+		{[]hasp.Option{hasp.WithoutRenewal()}, false, hasp.DefaultTTL + 200*time.Millisecond},
+		{nil, true, hasp.DefaultTTL / 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			c := hasp.New(f, nil)
+			defer c.Close()
+			l := lockNow(t, c, "k", tc.opts...)
+			if tc.broken {
+				f.Break(t.Context(), "k")
+			}
+			start := time.Now()
+			next := lockNow(t, c, "k")
+			if waited := time.Since(start); waited > tc.within {
+				t.Errorf("broken %v: waited %v for a lease of %v", tc.broken, waited, hasp.DefaultTTL)
+			}
+			want(t, "the lost one", l.Unlock(t.Context()), hasp.ErrLost)
+			if err := next.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 func TestGivingUpInLine(t *testing.T) {
@@ -339,6 +392,33 @@ func TestCancelAgainstHandOver(t *testing.T) {
 	wg.Wait()
 	l := lockNow(t, c, "k") // nothing was left behind
 	l.Unlock(t.Context())
+}
+
+// Keys that were held at once leave no memory behind.
+func TestManyKeysHeldAtOnceLeaveNothing(t *testing.T) {
+	heap := func() int {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc >> 20)
+	}
+	c := hasp.New(memlock.New(), &hasp.Options{TTL: time.Hour}) // longer than the slowest machine takes
+	defer c.Close()
+	leases := make([]*hasp.Lease, 300_000)
+	before := heap()
+	for i := range leases {
+		leases[i] = lockNow(t, c, fmt.Sprint(i))
+	}
+	for i, l := range leases {
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		leases[i] = nil
+	}
+	if left := heap() - before; left > 1 { // the emptied heap of holds takes 3 if it does not shrink
+		t.Errorf("%d MiB stay", left)
+	}
+	runtime.KeepAlive(leases)
 }
 
 // Distinct keys used once leave nothing in the Client.
@@ -438,4 +518,90 @@ func TestLineGoesOnAtTheEndOfTheTermOfAnUnansweredRelease(t *testing.T) {
 		}
 		c.Close()
 	})
+}
+
+// The machine was suspended for longer than the term, between Lock and Unlock:
+// Unlock says so, and the next in line asks the store.
+func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		suspend := hasp.Suspendable(c)
+		l := lockNow(t, c, "k")
+		next := make(chan error, 1)
+		go func() {
+			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(5*time.Second))
+			next <- err
+		}()
+		time.Sleep(20 * time.Millisecond)
+		suspend(time.Hour)
+		f.Driver.Break(t.Context(), "k") // its term ended an hour ago, and another host has it now
+		other := hasp.New(&faulty{Driver: f.Driver}, nil)
+		defer other.Close()
+		o := lockNow(t, other, "k")
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+		want(t, "the next in line", <-next, hasp.ErrHeld)
+		o.Unlock(t.Context())
+	})
+}
+
+// One event reports for each caller that it was refused or acquired the key, and
+// one event for each acquired lease that it ended.
+func TestEventsAddUp(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		run  func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func())
+	}{
+		{"cancelled, then handed over", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
+			cancel()
+			l.Unlock(t.Context())
+		}},
+		{"handed over, then cancelled", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
+			l.Unlock(t.Context())
+			cancel()
+		}},
+		{"closed, then unlocked", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
+			go c.Close()
+			synctest.Wait()
+			l.Unlock(t.Context())
+		}},
+		{"lost, then unlocked", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
+			f.set(down)
+			time.Sleep(time.Second)
+			l.Unlock(t.Context())
+			f.set(up)
+		}},
+	} {
+		for range 50 { // the scheduler decides who is first
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				counts := map[hasp.EventKind]int{}
+				f := newFaulty()
+				c := hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: func(e hasp.Event) {
+					mu.Lock()
+					defer mu.Unlock()
+					counts[e.Kind]++
+				}})
+				l := lockNow(t, c, "k")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					if l, err := c.Lock(ctx, "k"); err == nil {
+						l.Unlock(ctx)
+					}
+				}()
+				synctest.Wait()
+				tc.run(t, f, c, l, cancel)
+				<-done
+				c.Close()
+				begun, ended := counts[hasp.EventAcquired], counts[hasp.EventReleased]+counts[hasp.EventLost]
+				if begun+counts[hasp.EventRefused] != 2 || begun != ended {
+					t.Fatalf("%s: %v", tc.name, counts)
+				}
+			})
+		}
+	}
 }

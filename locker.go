@@ -1,7 +1,7 @@
-// Package hasp gives programs named locks that processes share, behind one
-// [Locker] interface. How a lock is kept and waited for is a strategy, picked
-// by configuration: in one process (memlock), on one host (filelock), on
-// Redis (spinlock and others). Changing it changes one string.
+// Package hasp provides named locks that processes share, behind one [Locker]
+// interface. A strategy decides how locks are stored and waited for: in one process
+// (memlock), on one host (filelock), on Redis (spinlock and others). It is picked
+// by configuration, so a change of strategy is a change of one string.
 //
 //	c, err := hasp.Open(ctx, "spinlock+redis://localhost:6379", nil)
 //	…
@@ -10,15 +10,15 @@
 //		return bill(ctx) // ctx ends if the lock is lost
 //	})
 //
-// A lock in a distributed system is a lease: it has a term, it is renewed
-// while its holder lives, and it can be lost, since a process may be stopped
-// or cut off for longer than its term. Package hasp tells of a loss before
-// anybody else can have the key ([Lease.Context], [Lease.Err]), by a clock
-// and not by a message. What even that cannot prevent, a write already on its
-// way when the term ends, is stopped by a fence ([WithFence]) at the resource.
+// A lock in a distributed system is a lease. It has a term, and it is renewed while
+// its holder lives. It can be lost, because a process may be stopped or cut off for
+// longer than its term. Package hasp ends the lease before another caller can get
+// the key ([Lease.Context], [Lease.Err]). It does so by its own clock, and needs no
+// message. A write that is in flight when the term ends can still arrive late. The
+// resource refuses it if the write carries a fence ([WithFence]).
 //
-// Stores are kept behind package backend. Authors of a driver find its
-// contract there and its test in package conformance.
+// Authors of a driver find the contract in package backend, and its test suite in
+// package conformance.
 package hasp
 
 import (
@@ -26,11 +26,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 )
 
-// Locker takes named locks. [*Client] is one; a wrapper that adds traces or
-// metrics is another.
+// Locker takes named locks. [*Client] implements it, and so may a wrapper that adds
+// traces or metrics.
 type Locker interface {
 	// Lock waits until it holds key, or until ctx ends, WithMaxWait has
 	// passed, or the store could not be reached for Options.Timeout.
@@ -43,28 +44,36 @@ type Locker interface {
 // Do runs fn while it holds key. The context that fn gets is the lease's: it
 // ends when the lock is lost, and locking the same key with it re-enters.
 //
-// Do returns what fn returned, joined with the error of Unlock: ErrLost says
-// that the lock was lost under fn, also if fn returned nil. If fn panics, the
-// key is unlocked and the panic goes on.
+// Do returns the error of fn, joined with the error of Unlock. ErrLost means that
+// the lock was lost while fn ran, even if fn returned nil. It is not an error if fn
+// unlocked the lease itself. If fn panics, Do unlocks the key and the panic
+// continues.
 func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) (err error) {
 	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if uerr := lease.Unlock(ctx); err == nil {
+		uerr := lease.Unlock(ctx)
+		switch {
+		case uerr == nil || errors.Is(uerr, ErrReleased): // fn unlocked it itself
+		case err == nil:
 			err = uerr
-		} else if uerr != nil {
+		default:
 			err = errors.Join(err, uerr)
 		}
 	}()
 	return fn(lease.Context(), lease)
 }
 
-// LockAll locks all of keys or none. It takes them one after another in
-// sorted order, whatever order they are given in, and a key given twice once,
-// so that two calls with overlapping keys cannot block each other for ever.
-// WithMaxWait bounds the whole; the other options hold for each key.
+// LockAll locks all of keys or none. It locks them one after another in sorted
+// order, and a key that is given twice only once. So two calls with overlapping
+// keys cannot deadlock. WithMaxWait bounds the time that LockAll waits for held
+// keys, in total; free keys are still locked after that time. The other options
+// apply to each key.
+//
+// While LockAll waits for a key, the leases that it already has are renewed. Choose
+// a TTL much longer than all the calls to the store take together.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	var r request
@@ -93,14 +102,20 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 	return all, nil
 }
 
-// Leases are what LockAll holds, one at least.
+// Leases are the leases that LockAll returned, at least one. The zero value has
+// none.
 type Leases struct{ leases []*Lease }
 
 // All returns the leases in the order of their keys.
 func (ls *Leases) All() []*Lease { return slices.Clone(ls.leases) }
 
 // Context ends when any of the leases ends.
-func (ls *Leases) Context() context.Context { return ls.leases[len(ls.leases)-1].Context() }
+func (ls *Leases) Context() context.Context {
+	if len(ls.leases) == 0 {
+		return context.Background()
+	}
+	return ls.leases[len(ls.leases)-1].Context()
+}
 
 // Err returns the first error of [Lease.Err] among the leases.
 func (ls *Leases) Err() error {
@@ -112,11 +127,22 @@ func (ls *Leases) Err() error {
 	return nil
 }
 
-// Unlock unlocks all leases, the last first, and joins their errors.
+// Unlock unlocks all leases, the last first, and joins their errors. If the
+// outcome of one is unknown, it unlocks those that remain at once, each on a
+// goroutine of its own: during an outage Unlock takes two timeouts, however
+// many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
-	var errs []error
-	for _, l := range slices.Backward(ls.leases) {
-		errs = append(errs, l.Unlock(ctx))
+	errs := make([]error, len(ls.leases))
+	outage := false
+	var wg sync.WaitGroup
+	for i, l := range slices.Backward(ls.leases) {
+		if outage {
+			wg.Go(func() { errs[i] = l.Unlock(ctx) })
+			continue
+		}
+		errs[i] = l.Unlock(ctx)
+		outage = errs[i] != nil && !errors.Is(errs[i], ErrLost) && !errors.Is(errs[i], ErrReleased)
 	}
+	wg.Wait()
 	return errors.Join(errs...)
 }

@@ -20,32 +20,38 @@ const (
 // Options are the settings of a [Client]. Nil and the zero value mean the
 // defaults.
 type Options struct {
-	// TTL is the term of a lease that WithTTL does not set: how long the key
-	// stays locked after its holder died. Default 30 s, at least 100 ms.
+	// TTL is the term of a lease without WithTTL: how long the key stays locked
+	// after its holder has died. The default is 30 s, the minimum is 100 ms.
 	TTL time.Duration
 
-	// Timeout bounds one call to the store, is how long Lock rides out an
-	// outage, and how long Close waits for holders. Default 3 s.
+	// Timeout bounds one call to the store. It is also how long Lock retries
+	// during an outage, and how long Close waits for holders to unlock. The
+	// default is 3 s.
 	Timeout time.Duration
 
 	// Prefix is prepended to every key on its way to the store.
 	Prefix string
 
-	// Owner is a label for people who look into the store. Default
+	// Owner is a label for people who inspect the store. The default is
 	// host/pid/program.
 	Owner string
 
-	// Backoff returns how long to sleep before attempt, counted from 1, to
-	// take a key that is held. The engine shortens each sleep by a random
-	// part of up to a half, and to what is left of the wait and of the
-	// holder's term. Default: from 100 µs, doubled each time, to 100 ms at
-	// most, of which a random part is slept. Drivers that wait by themselves
-	// do not use it, except during an outage.
+	// Backoff returns how long to sleep after an attempt in which the key was
+	// held. Attempts count from 1. The engine shortens each sleep by a random part
+	// of up to a half, so that callers do not stay in step. A sleep ends earlier if the holder's term ends,
+	// or in time for a last attempt before the wait ends. The default is a random
+	// part of a bound that doubles from 100 µs to 100 ms. Drivers that wait by
+	// themselves do not use it, except during an outage.
 	Backoff func(attempt int) time.Duration
 
-	// Observe is told of every event, on the goroutine where it happens,
-	// which may be the one that keeps all leases alive: it must not block
-	// and must not call the Client.
+	// Observe is called with every event. Events of Lock, TryLock and Unlock come on
+	// the caller's goroutine, or on one that Leases.Unlock starts. EventAcquired comes
+	// while the key is held: a slow Observe makes other callers wait, and may outlast
+	// a term that is not renewed. EventLost and EventRenewFailed come one at a time,
+	// on a goroutine of the Client. No renewal and no end of a context waits for them,
+	// and Close waits for them up to Timeout. If thousands of events wait for Observe,
+	// EventRenewFailed is dropped. Observe must not call the Client. A panic in Observe
+	// is not recovered.
 	Observe func(Event)
 }
 

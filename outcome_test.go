@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -62,22 +63,24 @@ func TestReplyLostOnAcquire(t *testing.T) {
 func TestReplyLostOnTryLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
-		onlyOnce(f, lostReply)
 		c := hasp.New(f, nil)
 		defer c.Close()
-		_, err := c.TryLock(t.Context(), "k")
-		want(t, "TryLock", err, errNet)
-		if errors.Is(err, hasp.ErrHeld) {
-			t.Error("an outage was told as held")
-		}
-		synctest.Wait()
-		if !free(t, f, "k") {
-			t.Error("what the lost attempt took was not released")
-		}
-		time.Sleep(hasp.DefaultTimeout + time.Millisecond)
-		synctest.Wait()
-		if _, _, releases := f.calls(); releases != 2 {
-			t.Errorf("%d releases, want one at once and one after Timeout", releases)
+		for times := 1; times <= 2; times++ { // the goroutine that cleans up ends in between
+			onlyOnce(f, lostReply)
+			_, err := c.TryLock(t.Context(), "k")
+			want(t, "TryLock", err, errNet)
+			if errors.Is(err, hasp.ErrHeld) {
+				t.Error("an outage was told as held")
+			}
+			synctest.Wait()
+			if !free(t, f, "k") {
+				t.Error("what the lost attempt took was not released")
+			}
+			time.Sleep(hasp.DefaultTimeout + time.Millisecond)
+			synctest.Wait()
+			if _, _, releases := f.calls(); releases != 2*times {
+				t.Errorf("%d releases, want one at once and one after Timeout, %d times", releases, times)
+			}
 		}
 	})
 }
@@ -334,4 +337,137 @@ func (p prolific) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, 
 		_ = cancel // they end with ctx
 	}
 	return p.faulty.Acquire(ctx, c)
+}
+
+// A second Unlock waits for the first, and reports its outcome.
+func TestTwoUnlocksAtOnce(t *testing.T) {
+	for _, answered := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			f.release = func(_ backend.Claim, send func() error) error {
+				time.Sleep(time.Second)
+				if !answered {
+					return errNet
+				}
+				return send()
+			}
+			c := hasp.New(f, nil)
+			defer c.Close()
+			l := lockNow(t, c, "k")
+			first := make(chan error, 1)
+			go func() { first <- l.Unlock(t.Context()) }()
+			synctest.Wait()
+			second := l.Unlock(t.Context())
+			if answered {
+				want(t, "second", second, hasp.ErrReleased)
+				want(t, "first", <-first, nil)
+			} else {
+				want(t, "second", second, errNet)
+				want(t, "first", <-first, errNet)
+			}
+		})
+	}
+}
+
+// Every call of a Client after Close returns ErrClosed, including an Unlock whose
+// outcome was unknown before.
+func TestUnlockOfUnknownOutcomeAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.release = func(backend.Claim, func() error) error { return errNet }
+		c := hasp.New(f, nil)
+		l := lockNow(t, c, "k")
+		want(t, "Unlock", l.Unlock(t.Context()), errNet)
+		c.Close()
+		want(t, "after Close", l.Unlock(t.Context()), hasp.ErrClosed)
+	})
+}
+
+// A part of the store that hangs does not keep the rest from being cleaned up.
+func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.ends = backend.EndsPromptly
+		f.acquire = lostReply
+		f.release = func(c backend.Claim, send func() error) error {
+			if c.Key != "well" {
+				time.Sleep(time.Hour)
+			}
+			return send()
+		}
+		c := hasp.New(f, nil)
+		for i := range 300 {
+			if _, err := c.TryLock(t.Context(), fmt.Sprint("hung", i)); err == nil {
+				t.Fatal("want no answer")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if _, err := c.TryLock(t.Context(), "well"); err == nil {
+			t.Fatal("want no answer")
+		}
+		time.Sleep(hasp.DefaultTimeout)
+		if !free(t, f, "well") {
+			t.Error("the key is still held after a Timeout")
+		}
+		c.Close()
+		time.Sleep(2 * time.Hour)
+	})
+}
+
+// Repeated releases for that part do not keep the rest from clean-up either.
+func TestCleanUpPassesTheRepeatsForAHungPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.ends = backend.EndsPromptly
+		f.acquire = lostReply
+		f.release = func(c backend.Claim, send func() error) error {
+			if c.Key != "well" {
+				time.Sleep(hasp.DefaultTimeout)
+				return errNet
+			}
+			return send()
+		}
+		c := hasp.New(f, nil)
+		for i := range 3000 {
+			if _, err := c.TryLock(t.Context(), fmt.Sprint("hung", i)); err == nil {
+				t.Fatal("want no answer")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if _, err := c.TryLock(t.Context(), "well"); err == nil {
+			t.Fatal("want no answer")
+		}
+		time.Sleep(100 * time.Millisecond)
+		if !free(t, f, "well") {
+			t.Error("the key is still held")
+		}
+		c.Close()
+		time.Sleep(time.Minute) // for calls that hang
+	})
+}
+
+// The store may keep the key for as long as an Extend asked that was not
+// answered. A release that was not answered either is repeated for as long.
+func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		f.set(func(f *faulty) {
+			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				send()
+				return backend.Grant{}, errNet
+			}
+		})
+		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
+		f.set(down)
+		want(t, "Unlock", l.Unlock(t.Context()), errNet)
+		time.Sleep(40 * time.Second)
+		f.set(up)
+		time.Sleep(10 * time.Second)
+		if !free(t, f, "k") {
+			t.Error("the key is held 10 s after the outage")
+		}
+	})
 }

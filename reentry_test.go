@@ -3,11 +3,15 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/memlock"
 )
 
 func TestReentryCostsNoRoundTripAndTheLastUnlockFrees(t *testing.T) {
@@ -95,27 +99,17 @@ func TestInnerContext(t *testing.T) {
 		end  func(c *hasp.Client, f *faulty, cancel, cancelBetween context.CancelCauseFunc, outer, inner *hasp.Lease)
 		want error
 	}{
-		{"goes on when the outer lease is unlocked", func(_ *hasp.Client, _ *faulty, _, _ context.CancelCauseFunc, outer, _ *hasp.Lease) {
+		{"ends when the outer lease is unlocked", func(_ *hasp.Client, _ *faulty, _, _ context.CancelCauseFunc, outer, _ *hasp.Lease) {
 			outer.Unlock(context.Background())
-		}, nil},
+		}, hasp.ErrReleased},
 		{"ends with a context between the two", func(_ *hasp.Client, _ *faulty, _, between context.CancelCauseFunc, _, _ *hasp.Lease) {
 			between(cause)
 		}, cause},
 		{"ends with the context of the outer Lock", func(_ *hasp.Client, _ *faulty, cancel, _ context.CancelCauseFunc, _, _ *hasp.Lease) {
 			cancel(cause)
 		}, cause},
-		{"ends with it also after the outer Unlock", func(_ *hasp.Client, _ *faulty, cancel, _ context.CancelCauseFunc, outer, _ *hasp.Lease) {
-			outer.Unlock(context.Background())
-			synctest.Wait()
-			cancel(cause)
-		}, cause},
 		{"ends with the hold", func(c *hasp.Client, f *faulty, _, _ context.CancelCauseFunc, _, _ *hasp.Lease) {
 			f.Break(context.Background(), "k")
-			time.Sleep(hasp.DefaultTTL)
-		}, hasp.ErrLost},
-		{"ends with the hold after the outer Unlock", func(c *hasp.Client, f *faulty, _, _ context.CancelCauseFunc, outer, _ *hasp.Lease) {
-			outer.Unlock(context.Background())
-			f.set(down)
 			time.Sleep(hasp.DefaultTTL)
 		}, hasp.ErrLost},
 		{"ends with its own Unlock", func(_ *hasp.Client, _ *faulty, _, _ context.CancelCauseFunc, _, inner *hasp.Lease) {
@@ -161,31 +155,130 @@ func TestInnerContext(t *testing.T) {
 	}
 }
 
-func TestReentryThreeDeepFollowsOutwards(t *testing.T) {
+// Deep re-entry and LockAll cost each lease a constant, and so does the end of
+// the context that all of it derives from. Unrelated leases of the Client are
+// renewed meanwhile.
+func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := hasp.New(newFaulty(), nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		a, _ := c.Lock(ctx, "k")
-		b, _ := c.Lock(a.Context(), "k")
-		d, _ := c.Lock(b.Context(), "k")
-		deepest := d.Context()
-		for _, l := range []*hasp.Lease{a, b} {
-			if err := l.Unlock(ctx); err != nil {
+		defer c.Close()
+		other := lockNow(t, c, "other")
+		base, cancel := context.WithCancel(t.Context())
+		ctx := base
+		var leases []*hasp.Lease
+		for range 200 {
+			l, err := c.Lock(ctx, "k")
+			if err != nil {
 				t.Fatal(err)
 			}
-			synctest.Wait()
-			if deepest.Err() != nil {
-				t.Fatal("an outer Unlock ended the innermost context")
-			}
+			leases = append(leases, l)
+			ctx = l.Context()
 		}
 		cancel()
-		synctest.Wait()
-		want(t, "after the end of the first Lock's context", deepest.Err(), context.Canceled)
-		if err := d.Unlock(ctx); err != nil {
+		want(t, "the innermost context", ctx.Err(), context.Canceled) // took 2^200 steps
+		time.Sleep(10 * hasp.DefaultTTL)
+		if err := other.Err(); err != nil {
+			t.Errorf("an unrelated lease: %v", err)
+		}
+		for _, l := range leases {
+			want(t, "a cancelled lease", l.Err(), hasp.ErrLost)
+		}
+		if err := other.Unlock(t.Context()); err != nil {
 			t.Error(err)
 		}
-		c.Close()
+	})
+}
+
+func TestLockAllOfManyKeys(t *testing.T) {
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+	keys := make([]string, 10_000)
+	for i := range keys {
+		keys[i] = fmt.Sprint(i)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	outer, err := hasp.LockAll(ctx, c, keys) // took 20 minutes
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := hasp.LockAll(outer.Context(), c, keys) // took 7 s
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, ok := inner.Context().Deadline()
+	if all, _ := ctx.Deadline(); !ok || !got.Equal(all) {
+		t.Errorf("deadline %v, %v", got, ok)
+	}
+	for _, ls := range []*hasp.Leases{inner, outer} {
+		if err := ls.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A caller's context whose methods are slow or block delays no renewal of other
+// leases.
+func TestSlowContextDelaysNoRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(newFaulty(), nil)
+		defer c.Close()
+		slow := &slowContext{Context: t.Context()}
+		l, err := c.Lock(slow, "slow")
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := lockNow(t, c, "other")
+		slow.slow.Store(true)
+		time.Sleep(10 * hasp.DefaultTTL)
+		for _, l := range []*hasp.Lease{l, other} {
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Errorf("%s: %v", l.Key(), err)
+			}
+		}
+	})
+}
+
+type slowContext struct {
+	context.Context
+	slow atomic.Bool
+}
+
+func (s *slowContext) Err() error {
+	if s.slow.Load() {
+		time.Sleep(time.Hour)
+	}
+	return s.Context.Err()
+}
+
+// Between two nested leases of one key may be a lease of another key. When that
+// lease ends, the context of the innermost lease ends as well.
+func TestInnerContextEndsWithTheLeasesAroundIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(newFaulty(), nil)
+		defer c.Close()
+		outer := lockNow(t, c, "k")
+		between, err := c.Lock(outer.Context(), "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		inner, err := c.Lock(between.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := inner.Context()
+		if err := between.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "cause", context.Cause(ctx), hasp.ErrReleased)
+		if inner.Err() != nil || outer.Context().Err() != nil {
+			t.Errorf("inner %v, the outer context %v", inner.Err(), outer.Context().Err())
+		}
+		for _, l := range []*hasp.Lease{inner, outer} {
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
 	})
 }
 
@@ -248,21 +341,126 @@ func TestNoReentryByGoroutine(t *testing.T) {
 	})
 }
 
-func TestInnerLeaseIsRenewedAfterTheOuterUnlock(t *testing.T) {
+// The inner lease's Lock was called with a context that the outer Unlock ends.
+func TestInnerLeaseLastsOneMoreTermAfterTheOuterUnlock(t *testing.T) {
+	for _, cancelled := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			c := hasp.New(f, nil)
+			defer c.Close()
+			outer := lockNow(t, c, "k")
+			ctx, cancel := context.WithCancel(outer.Context())
+			defer cancel()
+			inner, err := c.Lock(ctx, "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := outer.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if cancelled {
+				cancel()
+			}
+			time.Sleep(hasp.DefaultTTL)
+			if err := inner.Err(); err != nil {
+				t.Fatalf("within the term: %v", err)
+			}
+			time.Sleep(2 * hasp.DefaultTTL)
+			want(t, "after it", inner.Err(), hasp.ErrLost)
+			if !free(t, f, "k") {
+				t.Error("the key is still held")
+			}
+			want(t, "Unlock", inner.Unlock(t.Context()), hasp.ErrLost)
+		})
+	}
+}
+
+// askedContext calls f when it is asked for its channel.
+type askedContext struct {
+	context.Context
+	f func()
+}
+
+func (a askedContext) Done() <-chan struct{} {
+	a.f()
+	return a.Context.Done()
+}
+
+// A caller joins the hold while the renewal that would be the last asks the
+// contexts of the leases before: the hold is wanted.
+func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
+		c := hasp.New(newFaulty(), &hasp.Options{TTL: 300 * time.Millisecond})
 		defer c.Close()
-		outer := lockNow(t, c, "k")
-		inner, err := c.Lock(outer.Context(), "k")
+		ctx, cancel := context.WithCancel(t.Context())
+		outer, err := c.Lock(ctx, "k")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := outer.Unlock(t.Context()); err != nil {
+		live := context.WithoutCancel(outer.Context())
+		cancel()
+		time.Sleep(320 * time.Millisecond) // the next renewal is the last
+
+		second, cancelSecond := context.WithCancel(live)
+		joined := make(chan *hasp.Lease, 1)
+		asked := func() {
+			if l, err := c.Lock(live, "k"); err == nil {
+				joined <- l
+			}
+		}
+		if _, err := c.Lock(askedContext{second, asked}, "k"); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * hasp.DefaultTTL)
-		if err := inner.Unlock(t.Context()); err != nil {
-			t.Error(err)
+		cancelSecond()
+		time.Sleep(3 * time.Second)
+		inner := <-joined
+		if err := inner.Err(); err != nil {
+			t.Errorf("a lease whose context goes on: %v", err)
+		}
+	})
+}
+
+// A tree of leases, each of which is found from just those inside it.
+func TestReentryInATreeOfLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(memlock.New(), nil)
+		defer c.Close()
+		type node struct {
+			lease  *hasp.Lease
+			parent int
+		}
+		r := rand.New(rand.NewPCG(1, 2))
+		tree := []node{{lockNow(t, c, "0"), -1}}
+		for i := 1; i < 200; i++ {
+			parent := max(len(tree)-1-r.IntN(20), 0)
+			if r.IntN(2) == 0 {
+				parent = len(tree) - 1 // mostly deep
+			}
+			l, err := c.Lock(tree[parent].lease.Context(), fmt.Sprint(i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			tree = append(tree, node{l, parent})
+		}
+		for i := range tree {
+			inside := map[int]bool{}
+			for at := i; at >= 0; at = tree[at].parent {
+				inside[at] = true
+			}
+			for key := range tree {
+				l, err := c.TryLock(tree[i].lease.Context(), fmt.Sprint(key))
+				if (err == nil) != inside[key] {
+					t.Fatalf("lease %d inside %d: %v; %v", i, key, inside[key], err)
+				}
+				if err == nil {
+					l.Unlock(t.Context())
+				}
+			}
+		}
+		for i := range tree {
+			if err := tree[len(tree)-1-i].lease.Unlock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 }

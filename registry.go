@@ -86,7 +86,7 @@ func ParseURL(rawURL string) (Config, error) {
 		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 	strategy, transport, _ := strings.Cut(scheme, "+")
-	if strings.ContainsAny(strategy, "@:/") { // what stands there may be anything, such as a password
+	if strategy == "" || strings.ContainsAny(strategy, "@:/") || strings.Contains(scheme, "?") { // it may be anything, such as a password
 		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 	c := Config{Strategy: strategy}
@@ -104,19 +104,13 @@ func ParseURL(rawURL string) (Config, error) {
 		// A url.Error repeats its input, which may hold a password.
 		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark", ErrInvalid)
 	}
-	if !strings.Contains(place, "@") && strings.Contains(query, "@") {
-		for name, vs := range values {
-			if strings.ContainsAny(name, "@:/") || len(vs) > 1 {
-				return Config{}, fmt.Errorf("%w: url: what follows the question mark are no parameters, or one is given twice (%s)", ErrInvalid, questionHint)
-			}
-		}
-	}
 	for name, vs := range values {
+		// The errors do not show the name, because it may be the rest of a password.
 		if strings.ContainsAny(name, "@:/") {
 			return Config{}, fmt.Errorf("%w: url: what follows the question mark are no parameters (%s)", ErrInvalid, questionHint)
 		}
 		if len(vs) > 1 {
-			return Config{}, fmt.Errorf("%w: url: parameter %q given %d times", ErrInvalid, name, len(vs))
+			return Config{}, fmt.Errorf("%w: url: after the question mark, a parameter is given %d times (%s)", ErrInvalid, len(vs), questionHint)
 		}
 		if c.Params == nil {
 			c.Params = Params{}
@@ -191,11 +185,15 @@ func (c *Config) options(o *Options) (Options, error) {
 // Open opens the driver that c names and returns a Client over it. What c
 // says wins over o. The store is asked once, within Options.Timeout; a store
 // that cannot be reached is an error. What is wrong with c itself is
-// ErrInvalid.
+// ErrInvalid, and so is a TTL above the longest term that the store grants.
 func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	d, opts, err := c.open(ctx, o)
 	if err != nil {
 		return nil, err
+	}
+	if longest := d.Traits().MaxTTL; longest > 0 && opts.TTL > longest {
+		d.Close()
+		return nil, fmt.Errorf("hasp: open %s: %w: ttl %v is above %v, the longest term that this store grants", c.Strategy, ErrInvalid, opts.TTL, longest)
 	}
 	return newClient(d, opts), nil
 }
@@ -289,7 +287,10 @@ func lookup(strategy string) (Opener, error) {
 		registered = "none"
 	}
 	hint := "is the import of its package missing?"
-	if slices.Contains(own, strategy) {
+	switch {
+	case strategy == "unix", strings.HasPrefix(strategy, "redis"):
+		hint = fmt.Sprintf("%s is a transport, which follows the strategy, as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)", strategy)
+	case slices.Contains(own, strategy):
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
 	}
 	if strings.ContainsAny(strategy, "@:/") { // a URL, perhaps, and then with a password

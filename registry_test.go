@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,6 +35,17 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
+// short is a strategy that grants no term above 5 s.
+type short struct{ *memlock.Driver }
+
+func (short) Traits() backend.Traits { return backend.Traits{MaxTTL: 5 * time.Second} }
+
+func init() {
+	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) {
+		return short{memlock.New()}, nil
+	})
+}
+
 func TestOpenRefusesWhatIsWrong(t *testing.T) {
 	const secret = "hunter2"
 	for url, says := range map[string]string{
@@ -41,6 +53,15 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"localhost:6379":                        "STRATEGY://",
 		"memlock":                               "STRATEGY://",
 		"memlock+://":                           "no transport",
+		"://":                                   "want the name of a strategy first",
+		"+redis://h":                            "want the name of a strategy first",
+		"+?://":                                 "want the name of a strategy first",
+		"memlock+?://":                          "want the name of a strategy first",
+		"memlock?x=://":                         "want the name of a strategy first",
+		"redis://u:hunter2@a":                   "redis is a transport, which follows the strategy, as in spinlock+redis://… (fairlock, pubsublock, redlock and spinlock take one)",
+		"unix:///run/redis.sock":                "as in spinlock+unix://…",
+		"short://?ttl=5s1ms":                    "ttl 5.001s is above 5s, the longest term that this store grants",
+		"short://":                              "ttl 30s is above 5s",
 		"memlok://":                             `unknown strategy "memlok" (registered: memlock`,
 		"spinlock+redis://u:hunter2@a":          `add: import _ "github.com/hasplock/hasp/spinlock"`,
 		"memlock+redis://u:hunter2@a":           "memlock is reached over nothing",
@@ -49,7 +70,7 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"spinlock+redis://u:x?hunter2=@h":       `add: import _`,
 		"u:hunter2@h://x":                       "want the name of a strategy first",
 		"memlock://u:x?hunter2=@h":              "an unknown parameter after the question mark (in a password, write it as %3F",
-		"memlock://u:x?hunter2&hunter2&x=@h":    "or one is given twice",
+		"memlock://u:x?hunter2&hunter2&x=@h":    "a parameter is given 2 times (in a password, write it as %3F",
 		"memlock://?ttl=5":                      "want a positive duration such as 30s",
 		"memlock://?ttl=5s&ttl=6s":              "given 2 times",
 		"memlock://?ttl=50ms":                   "ttl 50ms is below 100ms",
@@ -146,7 +167,7 @@ func TestRegisterPanics(t *testing.T) {
 			register()
 		}()
 	}
-	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"memlock"}) {
+	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"memlock", "short"}) {
 		t.Errorf("registered: %v", got)
 	}
 }
@@ -233,6 +254,39 @@ func TestEventsOfACall(t *testing.T) {
 		}
 		if e := got[2]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[0].Fence || e.Kind.String() != "released" {
 			t.Errorf("got %+v", e)
+		}
+	})
+}
+
+func TestEventOfARenewalThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // guards failed
+		var failed []hasp.Event
+		f := newFaulty()
+		c := hasp.New(f, &hasp.Options{Observe: func(e hasp.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Kind == hasp.EventRenewFailed {
+				failed = append(failed, e)
+			}
+		}})
+		defer c.Close()
+		l := lockNow(t, c, "k", hasp.WithFence())
+		f.set(down)
+		time.Sleep(hasp.DefaultTTL / 2)
+		f.set(up)
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+
+		mu.Lock()
+		defer mu.Unlock()
+		if len(failed) == 0 {
+			t.Fatal("no event")
+		}
+		if e := failed[0]; e.Key != "k" || e.Fence == 0 || e.Fence != l.Fence() || !errors.Is(e.Err, errNet) {
+			t.Errorf("got %+v, want the key, its fence and the error", e)
 		}
 	})
 }

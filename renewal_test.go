@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -392,6 +393,35 @@ func TestASickClaimDelaysOnlyItself(t *testing.T) {
 	})
 }
 
+// While the calls for long terms hang, one after another, short terms are renewed.
+func TestAHungPartDelaysNoShorterTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			if c.TTL > time.Second {
+				<-ctx.Done()
+				return backend.Grant{}, ctx.Err()
+			}
+			return send()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		long := make([]*hasp.Lease, 100)
+		for i := range long {
+			long[i] = lockNow(t, c, fmt.Sprint("long", i))
+			time.Sleep(50 * time.Millisecond)
+		}
+		short := lockNow(t, c, "short", hasp.WithTTL(time.Second))
+		time.Sleep(hasp.DefaultTTL)
+		if err := short.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, l := range long {
+			want(t, "long", l.Unlock(t.Context()), hasp.ErrLost)
+		}
+	})
+}
+
 func TestDriverThatAnswersTwiceAndLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &chatty{faulty: newFaulty()}
@@ -415,5 +445,154 @@ func (d *chatty) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	for i := range cs {
 		done(i, backend.Grant{}, backend.ErrLost)
 		time.AfterFunc(time.Second, func() { done(i, backend.Grant{}, backend.ErrLost) })
+	}
+}
+
+// bulk renews a whole batch in one round trip.
+type bulk struct {
+	*memlock.Driver
+	calls, claims atomic.Int64
+}
+
+func (b *bulk) Traits() backend.Traits {
+	return backend.Traits{Reach: backend.Network, Ends: backend.EndsPromptly}
+}
+
+// Wait hides that memlock is a Waiter.
+func (b *bulk) Wait() {}
+
+func (b *bulk) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	b.calls.Add(1)
+	b.claims.Add(int64(len(cs)))
+	time.Sleep(10 * time.Millisecond)
+	b.Driver.Renew(ctx, cs, done)
+}
+
+// Leases of many different terms travel together as leases of one term do.
+func TestManyTermsAreRenewedInBulk(t *testing.T) {
+	n := 20_000
+	if raceEnabled {
+		n = 3_000
+	}
+	for name, term := range map[string]func(i int) time.Duration{
+		"one":  func(int) time.Duration { return 10 * time.Second },
+		"two":  func(i int) time.Duration { return 10*time.Second - time.Duration(i%2)*time.Second },
+		"many": func(i int) time.Duration { return 10*time.Second + time.Duration(i)*time.Microsecond },
+		"far":  func(i int) time.Duration { return 500 * time.Millisecond << (i % 8) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := &bulk{Driver: memlock.New()}
+				c := hasp.New(d, nil)
+				defer c.Close()
+				leases := make([]*hasp.Lease, n)
+				for i := range leases {
+					leases[i] = lockNow(t, c, fmt.Sprint(i), hasp.WithTTL(term(i)))
+				}
+				time.Sleep(30 * time.Second)
+				lost := 0
+				for _, l := range leases {
+					if l.Err() != nil {
+						lost++
+					}
+					l.Unlock(t.Context())
+				}
+				calls, claims := d.calls.Load(), d.claims.Load()
+				if lost > 0 || calls*4 > claims {
+					t.Errorf("%d of %d leases lost; %d calls for %d renewals", lost, n, calls, claims)
+				}
+			})
+		})
+	}
+}
+
+// A quorum may refuse to renew what a minority still has.
+func TestTokenOfALostLeaseIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+			return backend.Grant{}, backend.ErrLost
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		<-l.Context().Done()
+		synctest.Wait()
+		if !free(t, f, "k") {
+			t.Error("the store still has it")
+		}
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+	})
+}
+
+// A renewal that failed at once is not repeated at once, however short the term
+// is.
+func TestFailedRenewalsAreSpaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k", hasp.WithTTL(hasp.MinTTL))
+		f.set(func(f *faulty) {
+			f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+				if len(f.renewed) > 1000 {
+					panic("renewed without a pause")
+				}
+				return backend.Grant{}, errNet
+			}
+		})
+		<-l.Context().Done()
+		if _, n, _ := f.calls(); n < 10 || n > 60 {
+			t.Errorf("%d renewals in two thirds of %v", n, hasp.MinTTL)
+		}
+	})
+}
+
+func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var failed atomic.Int64
+		c := hasp.New(short{memlock.New()}, &hasp.Options{TTL: 5 * time.Second, Observe: func(e hasp.Event) {
+			if e.Kind == hasp.EventRenewFailed {
+				failed.Add(1)
+			}
+		}})
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		want(t, "Extend", l.Extend(t.Context(), 6*time.Second), hasp.ErrInvalid)
+		synctest.Wait()
+		if n := failed.Load(); n > 0 {
+			t.Errorf("%d renewals failed", n)
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A Renew that outlasts its context is left behind, and the hold is tried again.
+func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
+	for _, extend := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			var tries atomic.Int64
+			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				if tries.Add(1) == 1 {
+					time.Sleep(time.Minute)
+					return backend.Grant{}, errNet
+				}
+				return send()
+			}
+			c := hasp.New(f, nil)
+			defer time.Sleep(time.Minute)
+			defer c.Close()
+			l := lockNow(t, c, "k", hasp.WithTTL(5*time.Second))
+			if extend && l.Extend(t.Context(), time.Second) == nil {
+				t.Error("Extend: no error")
+			}
+			time.Sleep(20 * time.Second)
+			if err := l.Unlock(t.Context()); err != nil {
+				t.Errorf("extended %v: %v", extend, err)
+			}
+		})
 	}
 }

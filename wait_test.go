@@ -433,6 +433,32 @@ func TestHeadCancelledDuringAnOutage(t *testing.T) {
 	})
 }
 
+// If the store is healthy, callers in line go on waiting when their head gives
+// up, although they have waited for longer than Timeout.
+func TestHeadThatGivesUpEndsNoOtherWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(heldByAnother(t), nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		head := lockLater(t, c, ctx)
+		next := lockLater(t, c, t.Context())
+		want(t, "the head", <-head, hasp.ErrHeld)
+		synctest.Wait()
+		select {
+		case err := <-next:
+			t.Fatalf("the next in line: %v, want it to wait", err)
+		default:
+		}
+		if err := c.Break(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-next; err != nil {
+			t.Errorf("the next in line: %v", err)
+		}
+		c.Close()
+	})
+}
+
 // Two short faults with a good answer between them are not one long outage.
 func TestFaultsFarApartAreNotAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -541,7 +567,7 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 			first <- err
 		}()
 		synctest.Wait()
-		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(10*time.Millisecond))
+		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(100*time.Millisecond))
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want no answer", err)
 		}
@@ -563,4 +589,298 @@ type mute struct{ *memlock.Driver }
 func (m mute) Wait(ctx context.Context, _ backend.Claim) (backend.Grant, error) {
 	<-ctx.Done()
 	return backend.Grant{}, ctx.Err()
+}
+
+// A store that hangs does not mean that the key is held. Neither the callers in
+// line nor a head whose context ends may report it as held.
+func TestHungStoreIsNotHeldForThoseInLine(t *testing.T) {
+	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
+		for _, before := range []string{"nothing", "held", "held here"} {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFaulty()
+				f.ends = ends
+				c := hasp.New(f, nil)
+				switch before { // the store has answered before it hangs
+				case "held":
+					f.Driver.Acquire(t.Context(), backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour})
+					c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
+				case "held here":
+					l := lockNow(t, c, "k")
+					go func() {
+						time.Sleep(time.Minute)
+						l.Unlock(t.Context())
+					}()
+				}
+				f.set(func(f *faulty) {
+					f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+						time.Sleep(time.Hour)
+						return backend.Grant{}, errNet
+					}
+				})
+
+				var wg sync.WaitGroup
+				var held, bounded atomic.Int32
+				for i := range 2400 { // one every 50 ms, for two minutes
+					wg.Go(func() {
+						began := time.Now()
+						ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+						defer cancel()
+						var err error
+						if i%2 == 0 {
+							_, err = c.Lock(ctx, "k")
+						} else {
+							_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
+							bounded.Add(1)
+						}
+						if late := time.Since(began); late > 1050*time.Millisecond {
+							t.Errorf("%v: returned after %v", err, late)
+						}
+						if errors.Is(err, hasp.ErrHeld) {
+							held.Add(1)
+						}
+						if i%2 == 1 && (err == nil || errors.Is(err, context.DeadlineExceeded)) {
+							t.Errorf("max wait: %v", err)
+						}
+					})
+					time.Sleep(50 * time.Millisecond)
+				}
+				wg.Wait()
+				most := int32(20) // those who began before the head was not answered
+				if before == "held here" {
+					most += 1200 // and all of the first minute
+				}
+				if n := held.Load(); n > most {
+					t.Errorf("ends %v, %s before: %d of 2400 were told that the key is held, want at most %d", ends, before, n, most)
+				}
+				time.Sleep(2 * time.Hour) // for calls that hang
+				c.Close()
+			})
+		}
+	}
+}
+
+// slowWaiter is an ordered Waiter a round trip away.
+type slowWaiter struct {
+	*memlock.Driver
+	trip time.Duration
+}
+
+func (s slowWaiter) Traits() backend.Traits {
+	tr := s.Driver.Traits()
+	tr.Reach, tr.Ends = backend.Network, backend.EndsPromptly
+	return tr
+}
+
+// away sleeps for a round trip, unless ctx ends first.
+func (s slowWaiter) away(ctx context.Context) error {
+	select {
+	case <-time.After(s.trip):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s slowWaiter) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if err := s.away(ctx); err != nil {
+		return backend.Grant{}, err
+	}
+	return s.Driver.Acquire(ctx, c)
+}
+
+func (s slowWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if err := s.away(ctx); err != nil {
+		return backend.Grant{}, err
+	}
+	return s.Driver.Wait(ctx, c)
+}
+
+// A caller of an ordered driver waits at once on a contended key. A wait that
+// is shorter than a round trip still gets an answer.
+func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		other := hasp.New(store.Driver(), nil)
+		defer other.Close()
+		l := lockNow(t, other, "k")
+		c := hasp.New(slowWaiter{store.Driver(), 20 * time.Millisecond}, nil)
+		defer c.Close()
+		first := lockLater(t, c, t.Context())
+		time.Sleep(time.Second)
+		for d := time.Millisecond; d <= 100*time.Millisecond; d += time.Millisecond {
+			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(d))
+			want(t, d.String(), err, hasp.ErrHeld)
+		}
+		l.Unlock(t.Context())
+		<-first
+	})
+}
+
+// leaver is an ordered Waiter. When its caller's context ends, it returns at once
+// and leaves the clean-up of its queue entry to the engine.
+type leaver struct {
+	*memlock.Driver
+	mu       sync.Mutex
+	waited   []string
+	released []string
+}
+
+func (d *leaver) Traits() backend.Traits {
+	return backend.Traits{Ordered: true, Turns: 4, Reach: backend.Network, Ends: backend.EndsPromptly}
+}
+
+func (d *leaver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	d.mu.Lock()
+	d.waited = append(d.waited, c.Token)
+	d.mu.Unlock()
+	<-ctx.Done()
+	return backend.Grant{}, errors.Join(&backend.HeldError{Owner: "stranger"}, ctx.Err())
+}
+
+func (d *leaver) Release(ctx context.Context, c backend.Claim) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.released = append(d.released, c.Token)
+	return backend.ErrLost
+}
+
+// An error that matches the end of Wait's context is of unknown outcome: the
+// engine releases the claim, and gives its place to no other caller.
+func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		stranger := hasp.New(store.Driver(), nil)
+		defer stranger.Close()
+		lockNow(t, stranger, "k")
+		d := &leaver{Driver: store.Driver()}
+		c := hasp.New(d, nil)
+		defer c.Close()
+		var callers sync.WaitGroup
+		for i := range 2 {
+			callers.Go(func() {
+				_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Duration(i+1)*time.Second))
+				var held *backend.HeldError
+				if !errors.As(err, &held) || held.Owner != "stranger" || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("caller %d: got %v, want ErrHeld and no more", i, err)
+				}
+			})
+			synctest.Wait()
+		}
+		callers.Wait()
+		time.Sleep(2 * hasp.DefaultTimeout)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if len(d.waited) != 2 || d.waited[0] == d.waited[1] {
+			t.Errorf("waited with %q, want two tokens", d.waited)
+		}
+		for _, token := range d.waited {
+			n := 0
+			for _, r := range d.released {
+				if r == token {
+					n++
+				}
+			}
+			if n != 2 {
+				t.Errorf("%s was released %d times, want at once and after Timeout", token, n)
+			}
+		}
+	})
+}
+
+// The head's attempt has been unanswered for most of a Timeout. A caller behind
+// it must not take the answer before that for the store's word.
+func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
+	for _, alone := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			f := heldByAnother(t)
+			c := hasp.New(f, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			if !alone {
+				go c.Lock(ctx, "k")
+			}
+			time.Sleep(time.Second)
+			f.set(func(f *faulty) {
+				f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+					time.Sleep(hasp.DefaultTimeout)
+					return backend.Grant{}, errNet
+				}
+			})
+			time.Sleep(200 * time.Millisecond)
+			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(2500*time.Millisecond))
+			if err == nil || errors.Is(err, hasp.ErrHeld) {
+				t.Errorf("alone %v: after 2.5 s of silence: %v", alone, err)
+			}
+			cancel()
+			time.Sleep(10 * time.Second)
+			c.Close()
+		})
+	}
+}
+
+// blinks is an ordered driver over a network whose Wait may be cut short.
+type blinks struct {
+	*memlock.Driver
+	turns int
+	cuts  []time.Duration // when the next Waits fail; then they do not
+}
+
+func (b *blinks) Traits() backend.Traits {
+	return backend.Traits{Ordered: true, Turns: b.turns, Reach: backend.Network, Ends: backend.EndsPromptly}
+}
+
+// Wait is called by one caller at a time.
+func (b *blinks) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if len(b.cuts) == 0 {
+		return b.Driver.Wait(ctx, c)
+	}
+	cut := b.cuts[0]
+	b.cuts = b.cuts[1:]
+	time.Sleep(cut)
+	return backend.Grant{}, errNet
+}
+
+// A Wait that goes on says nothing of the outage that ended the one before it.
+func TestOutageThatIsOverIsForgotten(t *testing.T) {
+	for _, turns := range []int{1, 4} {
+		synctest.Test(t, func(t *testing.T) {
+			store := memlock.NewStore()
+			other := hasp.New(store.Driver(), nil)
+			defer other.Close()
+			c := hasp.New(&blinks{Driver: store.Driver(), turns: turns, cuts: []time.Duration{0, time.Minute}}, nil)
+			defer c.Close()
+			l := lockNow(t, other, "k")
+			_, err := c.TryLock(t.Context(), "k")
+			want(t, "TryLock", err, hasp.ErrHeld)
+			waits := lockLater(t, c, t.Context())
+			time.Sleep(30 * time.Second)
+			_, err = c.TryLock(t.Context(), "k")
+			want(t, "TryLock after an outage", err, hasp.ErrHeld)
+			time.Sleep(time.Minute)
+			l.Unlock(t.Context())
+			if err := <-waits; err != nil {
+				t.Errorf("two faults a minute apart: %v", err)
+			}
+		})
+	}
+}
+
+// Callers in line behind a Wait have no answer but the one that came before it.
+func TestHeldForThoseInLineBehindAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		other := hasp.New(store.Driver(), nil)
+		defer other.Close()
+		c := hasp.New(&blinks{Driver: store.Driver(), turns: 4}, nil)
+		defer c.Close()
+		l := lockNow(t, other, "k")
+		_, err := c.TryLock(t.Context(), "k") // now the key is sought
+		want(t, "TryLock", err, hasp.ErrHeld)
+		head := lockLater(t, c, t.Context())
+		_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
+		want(t, "in line", err, hasp.ErrHeld)
+		l.Unlock(t.Context())
+		if err := <-head; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -1,30 +1,66 @@
-// Package backend is what a store must do to keep locks for package hasp.
+// Package backend defines what a store must do to keep locks for package hasp.
 //
-// Users of locks do not import it; authors of drivers do. A [Driver] makes
-// one attempt at a time: it takes a key for a token, prolongs the term, gives
-// the key back. It never sleeps, never retries and never logs. Everything a
-// caller of hasp sees beyond that (waiting in line, backing off, renewing,
-// deadlines, re-entry, clean-up after a lost reply) is the engine's work in
-// package hasp, once, for all drivers.
+// Users of locks do not import it; authors of drivers do. A [Driver] makes one
+// attempt at a time: it takes a key for a token, prolongs the term, and gives
+// the key back. It never sleeps, never retries and never logs. Queueing within
+// a process, backing off, renewing in time, deadlines, re-entry and clean-up
+// after a lost reply are the engine's work in package hasp, once for all
+// drivers. Package hasp keeps its promises over every driver that keeps this
+// contract.
 //
-// A driver alone is a spin lock. One that can wait better than by asking
-// again is also a [Waiter]; one that can tell who holds a key is an
+// A driver alone is a spin lock. A driver that can wait better than by asking
+// again is also a [Waiter]. A driver that can report who holds a key is an
 // [Inspector]. That is the whole difference between strategies.
+//
+// # Holds
+//
+// A hold is the grant of one key to one token. At most one token holds a key
+// at a time, however many callers ask for it. A hold lasts for the term that
+// its own claim or its last renewal asked for, by the store's clock. It ends
+// with its term, by Release, or by Break, and by nothing else. Then others get
+// the key. After a term has run out, a store may refuse the key to every caller
+// for some seconds.
+//
+// The token is the only proof of a hold. Release and Renew work with it from
+// any driver on the same store, also when the driver that acquired the key is
+// closed. The store compares the token and makes the change in one step: a
+// command that arrives late changes nothing for the successor.
+//
+// What a hold or a waiter leaves in the store disappears by itself, even if no
+// caller wants the key again. Only a fence counter may stay. A store that
+// removes such leftovers only from time to time bounds how much it keeps.
 //
 // # Errors
 //
 // [ErrHeld], [ErrLost], [ErrInvalid] and [errors.ErrUnsupported] are definite:
-// the store was asked and nothing was done. Every other error means that the
-// outcome is unknown: the command may have been carried out. A driver returns
-// such an error as it is, without a wrapper of its own; the engine wraps once.
+// the store was asked and nothing was changed. Every other error means that the
+// outcome is unknown: the command may have been carried out. An outage is never
+// reported as a definite error. A driver returns its errors without a wrapper
+// of its own; the engine wraps once.
 //
-// # Who owns what
+// # Outages
+//
+// A driver works again after an outage without being opened anew, and after
+// the store has ended its connections. A store may drop at any time what it
+// keeps only for speed, such as scripts. Holds survive a restart of a store
+// that keeps its data. A store that has lost its data returns ErrLost to the
+// holder and grants the key to the next caller.
+//
+// # Cost
+//
+// The documentation of a driver states how many commands a call takes. Callers
+// that wait do not keep the store busy.
+//
+// # Ownership
 //
 // A driver belongs to one Client, whose Close closes it. A driver closes only
-// what it opened itself.
+// what it opened itself. Drivers on one store do not disturb each other.
+// Strategies that keep their locks under the same keys exclude each other, and
+// their fences grow together.
 //
-// The suite in package conformance checks a driver against every clause of
-// this page; a driver's own test is one call to it.
+// The suite in package conformance checks a driver against this contract, and
+// each of its clauses quotes a sentence from it. A driver's own test is one
+// call.
 package backend
 
 import (
@@ -32,7 +68,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -41,9 +76,9 @@ import (
 const MinTTL = 100 * time.Millisecond
 
 var (
-	// ErrHeld says that somebody else holds the key, or stands before the
-	// caller in an ordered driver's queue. A driver returns it as a
-	// [*HeldError] where it knows more.
+	// ErrHeld says that another token holds the key, or is before the caller
+	// in an ordered driver's queue. A driver that knows more returns a
+	// [*HeldError] instead.
 	ErrHeld = errors.New("held by another")
 
 	// ErrLost says that the token does not hold the key: the term ran out,
@@ -55,8 +90,8 @@ var (
 	ErrInvalid = errors.New("invalid")
 )
 
-// HeldError is ErrHeld with what the store told about the holder. Users of
-// other libraries know RetryAfter as the TTL their TryLock returns.
+// HeldError is ErrHeld with what the store knows of the holder. RetryAfter is the
+// TTL that the TryLock of some other libraries returns.
 type HeldError struct {
 	// RetryAfter is how long the present term still runs, by the store's
 	// clock; zero if the driver does not know. The key may be free sooner,
@@ -81,57 +116,74 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // Driver keeps claims in one store with one strategy.
 //
-// Its methods may be called from many goroutines at once. Every call is sent
-// to the store at most once: a driver switches off the retries of the client
-// below it, because a repeat whose first try was carried out would hear "held"
-// from its own token.
+// Its methods may be called from many goroutines at once. Every call is sent to
+// the store at most once. So a driver switches off the retries of the client
+// below it. If the store had carried out the first call, it would refuse the
+// repeat because of the call's own token.
 type Driver interface {
 	// Traits returns what the driver can do. The answer never changes.
 	Traits() Traits
 
-	// Acquire makes one attempt to take c.Key for c.Token. It grants the key
-	// or says ErrHeld. It never takes a key that is held, not even by a token
-	// of the same client.
+	// Acquire makes one attempt to take c.Key for c.Token, and does not wait
+	// for the key. It grants a key that is free and returns ErrHeld for a key
+	// that is held. It never takes a key that is held, not even by a token of
+	// the same client.
 	//
 	// Acquire returns when its command has ended or its connection is dead,
 	// or as Traits.Ends says. The engine calls it with a context that ends
-	// after c.Timeout and, unless the driver EndsPromptly, not when the caller
-	// goes away, and releases whatever lands later. A driver that returns
-	// before all its commands have ended, as a quorum does, cleans up after
-	// itself.
+	// after c.Timeout. Unless the driver EndsPromptly, that context does not
+	// end when the caller gives up. An error that ctx has caused is of unknown
+	// outcome; the engine releases c.Token, at once and again after c.Timeout.
+	//
+	// A driver that returns before all its commands have ended, as a quorum
+	// does, cleans up after itself, also when it is closed at once.
 	Acquire(ctx context.Context, c Claim) (Grant, error)
 
-	// Renew prolongs the holds of cs so that each has at least its TTL left,
-	// and tells done the outcome of each: a grant, ErrLost if c.Token does
-	// not hold c.Key, or an error of unknown outcome. It never shortens a
+	// Renew prolongs the holds of cs so that each has at least its TTL left.
+	// It calls done with the outcome of each claim: a grant, ErrLost if c.Token
+	// does not hold c.Key, or an error of unknown outcome. It never shortens a
 	// term and never takes a key again that its token had lost.
 	//
 	// Renew blocks until every claim is answered or ctx has ended. It calls
 	// done at most once per index, from any goroutine, and never after it has
-	// returned. What is left unanswered is of unknown outcome. The claims may
-	// be of any keys; no two in one call are of the same hold.
+	// returned. If Renew does not call done for a claim, that claim's outcome is
+	// unknown. The claims of one call may have any keys; no two are of the same
+	// hold.
 	//
 	// [RenewEach] makes a Renew out of a function for one claim.
 	Renew(ctx context.Context, cs []Claim, done func(i int, g Grant, err error))
 
-	// Release gives c.Key back if c.Token holds it, and else answers ErrLost
-	// and changes nothing.
+	// Release gives c.Key back if c.Token holds it. Otherwise it returns
+	// ErrLost and changes nothing.
 	Release(ctx context.Context, c Claim) error
 
-	// Close ends what the driver has opened. The engine calls it once, last.
+	// Close ends what the driver has opened, and leaves no goroutine behind.
+	// It frees no key. The engine calls it once, last.
 	Close() error
 }
 
-// Waiter is a [Driver] that knows better than to ask again and again.
+// Waiter is a [Driver] that can wait for a key better than by asking again.
 //
-// A wrapper of a driver that is a Waiter must be one too.
+// A wrapper of a driver that is a Waiter must be a Waiter too.
 type Waiter interface {
 	Driver
 
-	// Wait returns when c.Token holds c.Key, or when ctx has ended; whatever
-	// error it returns, nothing of c is left in the store, neither a hold nor
-	// a place in a queue, once the calls under way have ended; but for what
-	// Claim.Stays says.
+	// Wait blocks until c.Token holds c.Key or ctx is done. It gets a key
+	// that is released, that is broken, or whose term runs out, whichever
+	// driver, strategy or process had it. A waiter that died or that is cut off
+	// does not keep the others from the key. Waits do not depend on each
+	// other: neither a wait for one key nor its end affects another wait.
+	//
+	// If it returns ErrHeld or another definite error, nothing of c is left in
+	// the store, neither a hold nor a place in a queue, except as Claim.Stays
+	// says. Any other error is of unknown outcome, as from Acquire: a command
+	// may still be under way, and the claim may be in the store. The engine
+	// then releases c.Token, at once and again after c.Timeout. Release
+	// removes a place in a queue as well as a hold.
+	//
+	// An error that matches ctx's own error is of unknown outcome even if it
+	// also matches ErrHeld. So a Wait that ctx ends while c is in a queue
+	// joins the store's last answer and ctx.Err(), and returns at once.
 	//
 	// Wait arms its signal before the attempt that follows, so that no
 	// release falls between the two. It bounds each call to the store by
@@ -140,46 +192,52 @@ type Waiter interface {
 	// release of that token was sent; otherwise an unknown outcome ends it,
 	// and the engine calls again with a new token.
 	//
-	// When ctx ends the wait the error is ErrHeld if the store's last answer
-	// was that, and else the outage. An error of unknown outcome may have a
-	// method Since() time.Time that tells since when the store has not
-	// answered; the engine, which bounds the whole outage by Options.Timeout,
-	// else takes it to have begun a moment ago.
+	// If ctx ends the wait, the error matches ErrHeld if the store's last
+	// answer was ErrHeld. Otherwise Wait returns the outage, if there was one.
+	// An error of unknown outcome may have a method Since() time.Time that
+	// returns when the store stopped answering. The engine bounds the whole
+	// outage by Options.Timeout. Without Since, it assumes that the outage has
+	// just begun.
 	Wait(ctx context.Context, c Claim) (Grant, error)
 }
 
-// Inspector is a [Driver] that can tell about a key and force it free.
+// Inspector is a [Driver] that can report on a key and force it free.
 type Inspector interface {
 	Driver
 
-	// Inspect returns what the store knows of key. A key nobody holds is a
-	// zero Status with whoever still waits for it, not an error.
+	// Inspect returns what the store knows of key: whether it is held, its
+	// holder, the rest of the term, the fence, and the waiters. For a free key
+	// the error is nil, and every field of the Status but Waiters is zero.
 	Inspect(ctx context.Context, key string) (Status, error)
 
-	// Break removes the hold of key, whoever has it. Breaking a key that
-	// nobody holds is not an error. An ordered driver passes the key on to
-	// the next waiter.
+	// Break removes the hold of key, whichever token has it. Breaking a key that
+	// is free is not an error. An ordered driver passes the key on to the next
+	// waiter.
 	Break(ctx context.Context, key string) error
 }
 
-// Traits is what a driver can do: the engine, the conformance suite and the
-// documentation go by it. Claiming less or more than is true fails the suite.
+// Traits is what a driver can do. The engine, the conformance suite and the
+// documentation rely on it. Claiming less or more than is true fails the suite.
 type Traits struct {
-	// Ordered drivers are Waiters that serve waiters of all processes in
-	// order of arrival, and refuse an Acquire while anybody waits. The
-	// engine lets every caller wait in the driver itself, unless Turns says
-	// otherwise.
+	// Ordered drivers are Waiters that serve the waiters of all processes in
+	// order of arrival. They refuse an Acquire while any caller waits. A waiter
+	// that gives up leaves the order of the others as it was. The engine lets
+	// every caller wait in the driver itself, unless Turns says otherwise.
 	Ordered bool
 
 	// Turns is how many callers of one Client may have a key in a row on one
 	// place in an Ordered driver's queue. Above 1 the engine lets one of them
-	// wait in the driver, and sets Claim.Stays; the others stand in line
-	// behind it. 0 and 1 mean that every caller has a place of its own.
+	// wait in the driver, and sets Claim.Stays; the others wait within the
+	// Client. 0 and 1 mean that every caller has a place of its own.
 	Turns int
 
-	// Fenced drivers grant a fence when a claim asks for one. Others answer
-	// errors.ErrUnsupported.
+	// Fenced drivers grant a fence when a claim asks for one. Others return
+	// errors.ErrUnsupported and grant nothing.
 	Fenced bool
+
+	// MaxTTL is the longest term that the driver grants; a longer one is
+	// ErrInvalid. Zero means that there is no limit.
+	MaxTTL time.Duration
 
 	// Reach is how far the exclusion goes.
 	Reach Reach
@@ -190,7 +248,7 @@ type Traits struct {
 	Ends Ends
 }
 
-// Ends tells what ends a call whose store does not answer.
+// Ends says what ends a call whose store does not answer.
 type Ends int
 
 const (
@@ -210,7 +268,7 @@ const (
 	EndsPromptly
 )
 
-// Reach tells which callers a driver excludes from one another.
+// Reach says which callers a driver excludes from one another.
 type Reach int
 
 const (
@@ -240,16 +298,20 @@ func (r Reach) String() string {
 }
 
 // Claim is what a driver is asked for. Drivers read the fields they need;
-// Renew and Release go by Key and Token.
+// Renew and Release find a hold by Key and Token.
 type Claim struct {
-	// Key is the name that is locked: any bytes, never empty.
+	// Key is the name that is locked: any bytes, never empty. Keys of up to
+	// 1,000 bytes are different locks if any byte differs. A key may look like
+	// a name that the store derives from another key; that does the other lock
+	// no harm.
 	Key string
 
-	// Token is the proof of one attempt and the hold that comes of it: random,
-	// unique, of URL-safe ASCII characters, never used for a second attempt.
+	// Token is the proof of one attempt and of the hold that comes of it:
+	// random, unique, of URL-safe ASCII characters, never used for a second
+	// attempt. The store compares all of it, and nothing else.
 	Token string
 
-	// Owner is a label for people, and never a proof: any bytes.
+	// Owner is a label for people, and never a proof: any bytes, or none.
 	Owner string
 
 	// TTL is the term that is asked for, at least MinTTL. A store that counts
@@ -273,18 +335,20 @@ type Claim struct {
 	Stays bool
 }
 
-// Grant is what a driver answers.
+// Grant is what a driver returns for a hold that is taken or renewed.
 type Grant struct {
-	// Fence is a number that is larger with every new hold of the key, of
-	// whatever client and after whatever release or expiry; zero unless the
-	// claim asked for it. A renewal need not repeat it.
+	// Fence is a number that grows with every new hold of the key, across
+	// clients, releases and expiries; it is zero unless the claim asked for it.
+	// Fences still grow after a restart of the store, even if it has lost its
+	// data. A renewal need not repeat the fence.
 	Fence uint64
 
 	// Until is the end of the term as far as the holder may trust it, read
-	// from this process's clock. The zero value means: the moment the call
-	// began + TTL − [Drift](TTL), which is right for every store that starts
-	// the whole term when it is asked. The first renewal comes after a third
-	// of what is left then.
+	// from this process's clock. Until has passed before another token is
+	// granted the key. The zero value means: the moment the call began + TTL −
+	// [Drift](TTL), which is right for every store that starts the whole term
+	// when it is asked. The first renewal comes after a third of the time that
+	// is left at the grant.
 	Until time.Time
 }
 
@@ -298,7 +362,7 @@ type Status struct {
 	Waiters []string      `json:"waiters,omitempty"` // in order, where there is one
 }
 
-// Drift is what is taken off a term because clocks do not run at one speed:
+// Drift is subtracted from a term because clocks run at different speeds:
 // a hundredth of it and 2 ms, as the Redlock algorithm has it
 // (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
 func Drift(ttl time.Duration) time.Duration {
@@ -309,9 +373,10 @@ func Drift(ttl time.Duration) time.Duration {
 const eachAtOnce = 16
 
 // RenewEach turns a renewal of one claim into the form of [Driver.Renew]. It
-// calls renew from up to 16 goroutines, so that one claim whose store does not
-// answer holds up few others, begins none once ctx has ended, and returns when
-// all have.
+// calls renew for up to 16 claims at a time, and for more if these are slow: in
+// half of the time that ctx leaves, every claim has its turn, so that claims
+// whose store does not answer hold up no others. RenewEach begins no call once
+// ctx has ended, and returns when all have returned.
 func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err error),
 	renew func(ctx context.Context, c Claim) (Grant, error)) {
 	if len(cs) == 1 {
@@ -319,15 +384,32 @@ func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err er
 		done(0, g, err)
 		return
 	}
-	var next atomic.Int64
+
+	// At each tick one claim goes on without a slot.
+	var ticks <-chan time.Time
+	if end, ok := ctx.Deadline(); ok {
+		t := time.NewTicker(max(time.Until(end)/time.Duration(2*len(cs)+1), 1))
+		defer t.Stop()
+		ticks = t.C
+	}
+	slots := make(chan struct{}, eachAtOnce)
 	var wg sync.WaitGroup
-	for range min(len(cs), eachAtOnce) {
+	defer wg.Wait()
+	for i, c := range cs {
+		free := func() {}
+		select {
+		case slots <- struct{}{}:
+			free = func() { <-slots }
+		case <-ticks:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(cs) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
-				g, err := renew(ctx, cs[i])
-				done(i, g, err)
-			}
+			defer free()
+			g, err := renew(ctx, c)
+			done(i, g, err)
 		})
 	}
-	wg.Wait()
 }

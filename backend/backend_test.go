@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -79,4 +81,30 @@ func TestRenewEachBeginsNothingOnceItsContextHasEnded(t *testing.T) {
 	if begun > 16 {
 		t.Errorf("%d renewals begun", begun)
 	}
+}
+
+// Claims whose store does not answer, more of them than are renewed at a time.
+func TestRenewEachPassesClaimsThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		cs := make([]backend.Claim, 256)
+		for i := range 100 {
+			cs[i].Key = "hangs"
+		}
+		var renewed atomic.Int64
+		backend.RenewEach(ctx, cs, func(_ int, _ backend.Grant, err error) {
+			if err == nil {
+				renewed.Add(1)
+			}
+		}, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+			if c.Key == "hangs" {
+				<-ctx.Done()
+			}
+			return backend.Grant{}, ctx.Err()
+		})
+		if n := renewed.Load(); n != 156 {
+			t.Errorf("%d renewed, want 156", n)
+		}
+	})
 }

@@ -1,6 +1,10 @@
 package main
 
-import "time"
+import (
+	"time"
+
+	"github.com/hasplock/hasp/internal/hostclock"
+)
 
 // started is one moment, by Go's clock and by one that all processes of the
 // host share. Go's is the cheaper one to read.
@@ -11,7 +15,7 @@ func synchronize() (at time.Time, ns int64) {
 	least := time.Hour
 	for range 1000 {
 		before := time.Now()
-		n := hostClock()
+		n := hostclock.Now()
 		if d := time.Since(before); d < least {
 			least, at, ns = d, before.Add(d/2), n
 		}

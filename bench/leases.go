@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 // holders take and give back many leases at once; acquiring bounds how long
@@ -33,13 +35,13 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 	cut := func() {}
 	if s.unreachable {
 		var end func()
-		var links []*proxy
+		var links []*faultproxy.Proxy
 		if at, links, end, err = b.behindProxies(); err != nil {
 			return nil, err
 		}
 		defer end()
 		last := len(links) - 1
-		m, cut = m.first(last), links[last].hang
+		m, cut = m.first(last), links[last].Stall
 	}
 	l, err := c.open(ctx, at, s.term)
 	if err != nil {

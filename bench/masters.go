@@ -4,9 +4,12 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 // settling is how long keys that are left behind may take to be cleaned up.
@@ -31,8 +34,8 @@ func (b *bench) masters(ctx context.Context, c contestant, d degraded) (figures,
 		return nil, err
 	}
 	time.Sleep(100 * time.Millisecond) // for what that has still under way
-	links[3].slow(d.delay)
-	links[4].close()
+	links[3].Delay(d.delay)
+	links[4].Close()
 	locks, unlocks, err := apart(ctx, l, name+":d", d.pause, d.length)
 	if err != nil {
 		return nil, err
@@ -53,20 +56,21 @@ func (b *bench) masters(ctx context.Context, c contestant, d degraded) (figures,
 }
 
 // behindProxies are the five masters through one proxy each.
-func (b *bench) behindProxies() (at stores, links []*proxy, end func(), err error) {
+func (b *bench) behindProxies() (at stores, links []*faultproxy.Proxy, end func(), err error) {
 	end = func() {
 		for _, p := range links {
-			p.close()
+			p.Close()
 		}
 	}
 	for _, url := range b.at.Five {
-		p, err := newProxy(strings.TrimPrefix(url, "redis://"))
+		host := strings.TrimPrefix(url, "redis://")
+		p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", host) })
 		if err != nil {
 			end()
 			return at, nil, nil, err
 		}
 		links = append(links, p)
-		at.Five = append(at.Five, "redis://"+p.addr())
+		at.Five = append(at.Five, "redis://"+p.Addr())
 	}
 	return at, links, end, nil
 }

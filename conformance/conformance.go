@@ -9,7 +9,7 @@
 //	}
 //
 // [Check] is the same outside of tests. Each clause checks one sentence of the
-// contract, which its result quotes. Half of them call the driver itself, the
+// contract in package backend, which its result quotes. Half of them call the driver itself, the
 // other half use it through package hasp, since that is how it will be used.
 //
 // # What is skipped
@@ -18,6 +18,9 @@
 // Harness which is nil, or that the Harness declares out of reach
 // ([Harness.Cannot]) is a skip that names its reason. Claiming less than is
 // true fails as claiming more does.
+//
+// The first clause takes a free key and releases it. If it fails, the others are
+// skipped, because they would fail for the same reason.
 //
 // # Time
 //
@@ -89,6 +92,11 @@ type Harness struct {
 	// makes one for stores that are reached over TCP.
 	Link func(ctx context.Context, store string) (*Link, error)
 
+	// Flush makes the store drop what it keeps only for speed, such as scripts
+	// that drivers have loaded. Kick makes it end the connections of all
+	// drivers. Holds and places in queues survive both.
+	Flush, Kick func(ctx context.Context, store string) error
+
 	// Advance moves the store's clock forward by d, all its terms included.
 	Advance func(ctx context.Context, store string, d time.Duration) error
 
@@ -101,6 +109,11 @@ type Harness struct {
 	// like: everything that must be gone when nobody holds or wants a key. A
 	// fence counter and a guard file may stay and are not listed.
 	Entries func(ctx context.Context, store string) ([]string, error)
+
+	// Sweep does at once what the driver or its store does from time to time:
+	// it removes what expired holds have left of keys that no caller wants
+	// again. It is nil if such leftovers disappear within 20 seconds without it.
+	Sweep func(ctx context.Context, store string) error
 
 	// Others are strategies that keep their locks on the same store under the
 	// same keys, so that processes on different ones exclude each other.
@@ -147,12 +160,13 @@ func (s Status) String() string {
 
 // Result is the outcome of one clause.
 type Result struct {
-	Name    string        // of the clause, such as "release-foreign"
-	Why     string        // the sentence of the contract that it checks
-	Status  Status        // Pass, Fail or Skip
-	Reason  string        // of a Skip
-	Err     error         // of a Fail: what was seen
-	Elapsed time.Duration // zero if the clause was not tried
+	Name     string        // of the clause, such as "release-foreign"
+	Why      string        // what it checks
+	Contract string        // the sentence of package backend that demands it
+	Status   Status        // Pass, Fail or Skip
+	Reason   string        // of a Skip
+	Err      error         // of a Fail: what the clause observed
+	Elapsed  time.Duration // zero if the clause was not tried
 }
 
 // Check checks the driver of h against all clauses and reports each result,

@@ -11,11 +11,6 @@ import (
 	"github.com/hasplock/hasp/conformance"
 )
 
-func TestMemlock(t *testing.T) {
-	t.Parallel()
-	conformance.Run(t, harness())
-}
-
 // TestMemlockInVirtualTime takes no time to speak of.
 func TestMemlockInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -32,7 +27,7 @@ func TestMemlockInVirtualTime(t *testing.T) {
 	})
 }
 
-// TestRemote runs the suite with every hook and with several processes, on a
+// TestRemote runs the suite with nearly every hook and with several processes, on a
 // store behind a socket.
 func TestRemote(t *testing.T) {
 	t.Parallel()
@@ -47,6 +42,7 @@ func TestRemote(t *testing.T) {
 		Start: func(_ context.Context, _ string, data bool) error {
 			return s.start(data)
 		},
+		Kick: func(context.Context, string) error { s.kick(); return nil },
 		Link: func(_ context.Context, store string) (*conformance.Link, error) { return conformance.TCP(store) },
 		Commands: func(context.Context, string) (int64, error) {
 			s.mu.Lock()

@@ -204,6 +204,19 @@ func (d *driver) want(c backend.Claim) *wanted {
 	return w
 }
 
+// abandon does what the engine does after a Wait that returned err. If the
+// outcome is unknown, it releases c at once, and again after c.Timeout.
+func (d *driver) abandon(c backend.Claim, err error) {
+	cancelled := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if err == nil || !cancelled && unknown("wait", err) != nil {
+		return
+	}
+
+	_ = d.release(c)
+	again := time.AfterFunc(c.Timeout, func() { _ = d.release(c) })
+	d.e.onEnd(func() { again.Stop() })
+}
+
 // inspect tells about key.
 func (d *driver) inspect(key string) backend.Status {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)

@@ -17,6 +17,16 @@ type Link struct {
 	// already, too.
 	Set func(LinkState)
 
+	// SetAfter carries the next replies, as many as it is given, and then puts
+	// the link into state s. In state Deaf the following reply is the first one
+	// that is lost; in state Hung it is the first one that is held back. Until
+	// then requests are carried. A later Set or SetAfter cancels a change that
+	// has not happened yet.
+	//
+	// A call may take several round trips. SetAfter disturbs each in turn. If
+	// it is nil, the clauses that need it are skipped.
+	SetAfter func(replies int, s LinkState)
+
 	// Close ends the link.
 	Close func()
 }
@@ -36,6 +46,7 @@ const (
 	Deaf
 
 	// Hung carries nothing and refuses nothing, as a cable that was pulled.
+	// What was sent meanwhile arrives when the link is Up again.
 	Hung
 
 	// Down ends connections and refuses new ones.
@@ -64,7 +75,7 @@ func TCP(target string) (*Link, error) {
 	}
 	p := &proxy{target: target, listener: l, pipes: map[*pipe]bool{}, changed: make(chan struct{})}
 	p.wg.Go(p.accept)
-	return &Link{Store: l.Addr().String(), Set: p.set, Close: p.close}, nil
+	return &Link{Store: l.Addr().String(), Set: p.set, SetAfter: p.setAfter, Close: p.close}, nil
 }
 
 // proxy carries connections to target.
@@ -77,6 +88,8 @@ type proxy struct {
 	state   LinkState
 	pipes   map[*pipe]bool
 	changed chan struct{} // closed and replaced when state changes
+	then    LinkState     // the state after the next left replies, if not Up
+	left    int
 	closed  bool
 }
 
@@ -91,6 +104,32 @@ type pipe struct {
 func (p *proxy) set(s LinkState) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.then = Up
+	p.setLocked(s)
+}
+
+// setAfter is [Link.SetAfter].
+func (p *proxy) setAfter(replies int, s LinkState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.setLocked(Up)
+	p.then, p.left = s, replies
+}
+
+// replyLocked counts a reply for setAfter. It changes the state before the first
+// reply that must not be carried.
+func (p *proxy) replyLocked() {
+	if p.then == Up {
+		return
+	}
+	if p.left--; p.left < 0 {
+		s := p.then
+		p.then = Up
+		p.setLocked(s)
+	}
+}
+
+func (p *proxy) setLocked(s LinkState) {
 	p.state = s
 	close(p.changed)
 	p.changed = make(chan struct{})
@@ -180,8 +219,12 @@ func (p *proxy) carry(c *pipe, from io.Reader, to io.Writer, replies bool) {
 // pass hands on what was read, when it may, or reports that the connection is
 // over.
 func (p *proxy) pass(c *pipe, to io.Writer, b []byte, replies bool) bool {
-	for {
+	for counted := false; ; {
 		p.mu.Lock()
+		if replies && !counted {
+			counted = true
+			p.replyLocked()
+		}
 		state, changed := p.state, p.changed
 		if state == Deaf && replies {
 			c.deafened = true

@@ -92,6 +92,15 @@ func (s *server) stop() {
 	s.wg.Wait()
 }
 
+// kick ends all connections.
+func (s *server) kick() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		c.Close()
+	}
+}
+
 func (s *server) close() {
 	s.listener.Close()
 	s.stop()
@@ -101,7 +110,7 @@ func (s *server) close() {
 // unless it says that it has heard.
 const (
 	heartbeat = 200 * time.Millisecond
-	deadAfter = 50 * heartbeat
+	deadAfter = 20 * heartbeat
 )
 
 // serve answers one client, in order but for what it waits for. That ends with

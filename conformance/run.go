@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -30,17 +31,45 @@ func Run(t *testing.T, h Harness) {
 	if !picked(t.Name()) {
 		results = s.start(ctx)
 	}
+
+	counts, hopeless := map[Status]int{}, false
 	for i, c := range cs {
 		t.Run(c.name, func(t *testing.T) {
 			var r Result
-			if results == nil {
-				r = s.run(ctx, c)
-			} else {
+			switch {
+			case results != nil:
 				r = <-results[i]
+			case hopeless:
+				r = c.skipped(whyHopeless)
+			default:
+				r = s.run(ctx, c)
 			}
+			hopeless = hopeless || r.hopeless()
+			counts[r.Status]++
 			tell(t, r)
 		})
 	}
+	fmt.Println(summary(h, counts))
+}
+
+// summary returns one line about how much a run has checked. It is printed even
+// without -v, because a suite passes although its clauses are skipped.
+func summary(h Harness, counts map[Status]int) string {
+	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name, counts[Pass], counts[Fail], counts[Skip])
+	if missing := h.missing(); len(missing) > 0 {
+		line += "; hooks that are nil: " + strings.Join(missing, ", ")
+	}
+	return line
+}
+
+// missing names the hooks that are nil.
+func (h *Harness) missing() (names []string) {
+	for _, hook := range hooks {
+		if !hook.has(h) {
+			names = append(names, hook.name)
+		}
+	}
+	return names
 }
 
 func tell(t *testing.T, r Result) {
@@ -49,7 +78,7 @@ func tell(t *testing.T, r Result) {
 	case Skip:
 		t.Skip(r.Reason)
 	case Fail:
-		t.Errorf("%v\n%s: %s", r.Err, r.Name, r.Why)
+		t.Errorf("%v\n%s: %s\nPackage backend: %q", r.Err, r.Name, r.Why, r.Contract)
 	default:
 		t.Logf("%s (%v)", r.Why, r.Elapsed.Round(time.Millisecond))
 	}

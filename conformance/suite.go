@@ -95,10 +95,17 @@ func (s *suite) start(ctx context.Context) []<-chan Result {
 	go func() {
 		var wg sync.WaitGroup
 		room := make(chan struct{}, concurrent)
+		hopeless := false
 		for i, c := range cs {
-			if c.alone {
+			if hopeless {
+				into[i] <- c.skipped(whyHopeless)
+				continue
+			}
+			if c.alone || c.name == firstClause {
 				wg.Wait()
-				into[i] <- s.run(ctx, c)
+				r := s.run(ctx, c)
+				hopeless = r.hopeless()
+				into[i] <- r
 				continue
 			}
 			room <- struct{}{}
@@ -112,15 +119,25 @@ func (s *suite) start(ctx context.Context) []<-chan Result {
 	return results
 }
 
+// whyHopeless is the reason of the skips after the first clause has failed.
+const whyHopeless = `not tried, since "` + firstClause + `" has failed`
+
+// hopeless reports whether the first clause has failed, so that the others would
+// fail as well.
+func (r Result) hopeless() bool { return r.Name == firstClause && r.Status == Fail }
+
+func (c *clause) skipped(reason string) Result {
+	return Result{Name: c.name, Why: c.why, Contract: c.says, Status: Skip, Reason: reason}
+}
+
 // run tries one clause.
 func (s *suite) run(ctx context.Context, c *clause) Result {
-	r := Result{Name: c.name, Why: c.why}
 	if c.need != nil {
 		if reason := c.need(s); reason != "" {
-			r.Status, r.Reason = Skip, reason
-			return r
+			return c.skipped(reason)
 		}
 	}
+	r := Result{Name: c.name, Why: c.why, Contract: c.says}
 	began := time.Now()
 	err := s.repeat(ctx, c)
 	r.Elapsed = time.Since(began)

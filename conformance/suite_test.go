@@ -141,6 +141,8 @@ func TestTable(t *testing.T) {
 			t.Errorf("two clauses %q", c.name)
 		case !strings.HasSuffix(c.why, "."):
 			t.Errorf("clause %s: why %q is not a sentence", c.name, c.why)
+		case c.says == "":
+			t.Errorf("clause %s quotes no sentence of the contract", c.name)
 		case c.check == nil:
 			t.Errorf("clause %s has no check", c.name)
 		case alone && !c.alone:
@@ -213,5 +215,40 @@ func TestRemoteErrorsKeepTheirKind(t *testing.T) {
 func TestArgumentsOfAChild(t *testing.T) {
 	if got, want := testArgs("TestA/b.c")[0], `-test.run=^TestA$/^b\.c$`; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A driver that cannot even take a free key fails one clause, not a hundred.
+func TestNothingIsTriedAfterTheFirstClause(t *testing.T) {
+	refuses := func(context.Context, string) (backend.Driver, error) { return refusing{}, nil }
+	tried := 0
+	err := Check(t.Context(), Harness{Open: refuses}, func(r Result) {
+		switch {
+		case r.Name == firstClause:
+			if r.Status != Fail || tried > 0 {
+				t.Errorf("the first clause: %v, want a failure before all others", r.Status)
+			}
+		case r.Status != Skip || r.Reason != whyHopeless:
+			t.Errorf("%s: %v %q, want it skipped", r.Name, r.Status, r.Reason)
+		}
+		tried++
+	})
+	if err == nil || !strings.HasSuffix(err.Error(), "failed: "+firstClause) || tried != len(table) {
+		t.Errorf("got %v after %d results, want the failure of one clause", err, tried)
+	}
+}
+
+// refusing is a driver that grants nothing.
+type refusing struct{ inert }
+
+func (refusing) Acquire(context.Context, backend.Claim) (backend.Grant, error) {
+	return backend.Grant{}, errors.New("refused")
+}
+
+func TestSummaryNamesTheHooksThatAreNil(t *testing.T) {
+	h := Harness{Name: "It", Stop: func(context.Context, string) error { return nil }, Others: []Other{{}}}
+	const want = "conformance: It: 3 clauses passed, 0 failed, 7 skipped; hooks that are nil: Store, Link, Flush, Kick, Advance, Commands, Entries, Sweep"
+	if got := summary(h, map[Status]int{Pass: 3, Skip: 7}); got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

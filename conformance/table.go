@@ -11,8 +11,9 @@ import (
 type clause struct {
 	name     string
 	why      string
-	need     need // nil: every driver
-	alone    bool // disturbs the store, or counts what it does
+	says     string // the sentence of package backend that it checks
+	need     need   // nil: every driver
+	alone    bool   // disturbs the store, or counts what it does
 	optional optional
 	check    func(e *env) error
 }
@@ -86,6 +87,13 @@ func ends(s *suite) string {
 	return ""
 }
 
+func limited(s *suite) string {
+	if s.traits.MaxTTL <= 0 {
+		return "grants any term by its Traits"
+	}
+	return ""
+}
+
 func processes(s *suite) string {
 	if s.traits.Reach == backend.Process {
 		return "reaches one process by its Traits"
@@ -93,10 +101,31 @@ func processes(s *suite) string {
 	return ""
 }
 
-// hook makes a need of a hook of the Harness.
-func hook(name string, has func(h *Harness) bool) need {
+// hook is an optional part of a Harness.
+type hook struct {
+	name string
+	has  func(h *Harness) bool
+}
+
+// hooks are all hooks, in the order of the fields. The entry of Stop covers Start.
+var hooks = []hook{
+	{"Store", func(h *Harness) bool { return h.Store != nil }},
+	{"Stop", func(h *Harness) bool { return h.Stop != nil }},
+	{"Link", func(h *Harness) bool { return h.Link != nil }},
+	{"Flush", func(h *Harness) bool { return h.Flush != nil }},
+	{"Kick", func(h *Harness) bool { return h.Kick != nil }},
+	{"Advance", func(h *Harness) bool { return h.Advance != nil }},
+	{"Commands", func(h *Harness) bool { return h.Commands != nil }},
+	{"Entries", func(h *Harness) bool { return h.Entries != nil }},
+	{"Sweep", func(h *Harness) bool { return h.Sweep != nil }},
+	{"Others", func(h *Harness) bool { return len(h.Others) > 0 }},
+}
+
+// needs returns the need for a hook.
+func needs(name string) need {
+	i := slices.IndexFunc(hooks, func(h hook) bool { return h.name == name })
 	return func(s *suite) string {
-		if !has(&s.h) {
+		if !hooks[i].has(&s.h) {
 			return fmt.Sprintf("Harness.%s is nil", name)
 		}
 		return ""
@@ -104,12 +133,14 @@ func hook(name string, has func(h *Harness) bool) need {
 }
 
 var (
-	restarts = hook("Stop", func(h *Harness) bool { return h.Stop != nil })
-	link     = hook("Link", func(h *Harness) bool { return h.Link != nil })
-	advance  = hook("Advance", func(h *Harness) bool { return h.Advance != nil })
-	commands = hook("Commands", func(h *Harness) bool { return h.Commands != nil })
-	entries  = hook("Entries", func(h *Harness) bool { return h.Entries != nil })
-	others   = hook("Others", func(h *Harness) bool { return len(h.Others) > 0 })
+	restarts = needs("Stop")
+	link     = needs("Link")
+	flush    = needs("Flush")
+	kick     = needs("Kick")
+	advance  = needs("Advance")
+	commands = needs("Commands")
+	entries  = needs("Entries")
+	others   = needs("Others")
 )
 
 // all is the first reason of several needs.
@@ -127,10 +158,10 @@ func all(needs ...need) need {
 // table is every clause, in the order in which results are reported: those
 // that run alone are last, since the others run before them.
 var table = sorted(
-	traitClauses, acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
+	firstClauses, traitClauses, acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	waitClauses, orderClauses, inspectClauses, closeClauses,
 	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
-	linkClauses, restartClauses, costClauses,
+	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
 
 func sorted(groups ...[]clause) []clause {

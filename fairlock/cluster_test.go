@@ -1,6 +1,8 @@
 package fairlock_test
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -8,8 +10,76 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
 )
+
+// Waiters for keys of a node that hangs do not delay waiters for keys of another
+// node.
+func TestNodeThatHangsCostsNoPlaceElsewhere(t *testing.T) {
+	cluster := redistest.StartCluster(t, &redistest.Options{Bare: true})
+	ctx := t.Context()
+	const window = time.Second
+	open := func() backend.Waiter {
+		d, err := hasp.Config{Strategy: "fairlock", Nodes: []string{cluster.URL()}, Params: hasp.Params{"window": window.String()}}.Driver(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		return d.(backend.Waiter)
+	}
+	here, there := cluster.Servers[0], cluster.Servers[1]
+	var keys []string // many here, and one there
+	for i := 0; len(keys) < 201; i++ {
+		switch key := fmt.Sprint("key", i); cluster.Master(key) {
+		case here:
+			if len(keys) < 200 {
+				keys = append(keys, key)
+			}
+		case there:
+			if len(keys) == 200 {
+				keys = append(keys, key)
+			}
+		}
+	}
+
+	holder, first, second := open(), open(), open()
+	var held backend.Claim
+	got := make(chan string, 2)
+	wait := func(d backend.Waiter, who, key string) {
+		c := claim(key)
+		c.Owner, c.Renewed = who, true
+		go func() {
+			if _, err := d.Wait(ctx, c); err == nil {
+				got <- who
+				d.Release(context.WithoutCancel(ctx), c)
+			}
+		}()
+		atLast(t, who+" waits for "+key, func() bool {
+			s, err := d.(backend.Inspector).Inspect(ctx, key)
+			return err == nil && slices.Contains(s.Waiters, who)
+		})
+	}
+	for _, key := range keys {
+		held = claim(key)
+		if _, err := holder.Acquire(ctx, held); err != nil {
+			t.Fatal(err)
+		}
+		wait(first, "first", key)
+	}
+	wait(second, "second", held.Key)
+
+	here.Pause()
+	time.Sleep(3 * window) // of the time in which a place is lost
+	if err := holder.Release(ctx, held); err != nil {
+		t.Fatal(err)
+	}
+	if who := <-got; who != "first" {
+		t.Error("passed over by the ", who)
+	}
+	<-got
+	here.Resume()
+}
 
 // Who listens to a master that has become a replica hears what is published on
 // the new one, which does not count it. Nobody is told of a grant that the

@@ -53,12 +53,14 @@
 // above the window, or when half of a term below the window has passed since
 // the last refresh, or where replicas are to have it. The refresh is one script for each Client and key
 // that its callers wait for, every third of the window; it also looks whether
-// the key is free. Once a second it looks where another strategy holds the
-// key, whose release tells nobody. Renewals travel in batches.
+// the key is free. If another strategy holds the key, the refresh runs once a
+// second, because that strategy's release sends no message. Renewals travel in
+// batches.
 //
 // A Client listens to one channel, on a cluster to one for each slot, over one
-// connection to each server. A user without the right to the channels is
-// served in order all the same, and looks four times a second.
+// connection to each server. If it cannot listen, because its user may not or
+// the server takes no more connections, it is still served in order, and checks
+// the key four times a second.
 //
 // # URL
 //
@@ -160,6 +162,7 @@ type Driver struct {
 	fenceTTL time.Duration
 	turns    int
 	id       string // of this client, in the names of its channels
+	began    time.Time
 
 	wg    sync.WaitGroup  // what Close waits for
 	open  context.Context // ends when Close begins: nothing is repeated any more
@@ -167,15 +170,14 @@ type Driver struct {
 	calls context.Context // ends when Close has waited for the calls under way
 	cut   context.CancelFunc
 
-	mu       sync.Mutex // guards all below, and what line, ear and waiter say it guards; not held across I/O
-	closed   bool
-	lines    map[string]*line       // by key
-	waiters  map[string]*waiter     // by token
-	ears     map[string]*ear        // by channel
-	stayed   map[string]*waiter     // by token: those whose place nobody waits in just now
-	doubts   map[string]doubt       // by token
-	expected map[string]*time.Timer // by token: grants whose message has not come
-	looks    chan struct{}          // room for looks under way
+	mu      sync.Mutex // guards all below, and the fields of line, ear and waiter that say so; not held across I/O
+	closed  bool
+	lines   map[string]*line   // by key
+	waiters map[string]*waiter // by token
+	ears    map[string]*ear    // by channel
+	stayed  map[string]*waiter // by token: waiters whose place is kept while no Wait runs
+	doubts  map[string]bool    // by token: a Wait got the key, but not all replies; true when it was released
+	ready   []*line            // due for a look
 }
 
 var (
@@ -203,7 +205,7 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{
 		store: s, window: DefaultWindow, fenceTTL: DefaultFenceTTL, id: rand.Text(),
 		lines: map[string]*line{}, waiters: map[string]*waiter{}, ears: map[string]*ear{}, stayed: map[string]*waiter{},
-		doubts: map[string]doubt{}, expected: map[string]*time.Timer{}, looks: make(chan struct{}, maxLooks),
+		doubts: map[string]bool{}, began: time.Now(),
 	}
 	if o != nil && o.Window != 0 {
 		d.window = o.Window
@@ -321,18 +323,21 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	})
 }
 
-// Release hands c.Key, if c.Token holds it, to the next waiter.
+// Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a
+// place in the queue, Release gives that up.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	if c.Stays && d.giveUp(c) {
-		return backend.ErrLost
+	if w := d.stayedOn(c); w != nil {
+		d.part(w)
+		if w.doubt {
+			d.doubtful(c)
+		}
 	}
-	err := d.release(ctx, c)
-	if d.doubted(c) {
-		d.mu.Lock()
-		d.undoLocked(c, 1, c.Timeout)
-		d.mu.Unlock()
+	d.mu.Lock()
+	if _, ok := d.doubts[c.Token]; ok {
+		d.doubts[c.Token] = true
 	}
-	return err
+	d.mu.Unlock()
+	return d.release(ctx, c)
 }
 
 // release runs the script, which also takes c.Token out of the queue.
@@ -398,7 +403,7 @@ func held(pttl int64, owner string) *backend.HeldError {
 
 // noFence is the error of a fence that is not to be had.
 func noFence(key string) error {
-	return fmt.Errorf("%w: what is stored under %q is no fence; whoever put it there must remove it", backend.ErrInvalid, redisstore.DerivedKey("fence", key))
+	return redisstore.NoFence(redisstore.DerivedKey("fence", key))
 }
 
 // foreign is err, or if it says that a script found what is no queue, an error

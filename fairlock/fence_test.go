@@ -108,6 +108,18 @@ func TestFenceCounterOfAnotherKindIsRefused(t *testing.T) {
 	}
 }
 
+// A counter that was lost begins with the server's time in microseconds, which
+// is above all fences that were given before.
+func TestFenceOfANewCounterIsTheServersTime(t *testing.T) {
+	r := setup(t, nil)
+	from := r.rdb.Time(t.Context()).Val()
+	g := r.acquire(t, fenced("k"))
+	to := r.rdb.Time(t.Context()).Val()
+	if g.Fence < uint64(from.UnixMicro()) || g.Fence > uint64(to.UnixMicro()) {
+		t.Errorf("fence %d, want one from %d to %d", g.Fence, from.UnixMicro(), to.UnixMicro())
+	}
+}
+
 // Keys of any bytes are locks of their own, with fences of their own, also
 // those that look like what hasp keeps beside a lock.
 func TestOddKeysDoNotMeet(t *testing.T) {

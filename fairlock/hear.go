@@ -6,60 +6,63 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// silent is how a client hears that the server refuses a channel: not at all.
-// It looks instead.
+// silent marks an entry whose client cannot receive a message about a grant. The
+// client has no subscription, because its user may not subscribe or the server
+// takes no more connections. It keeps its place and checks the key instead.
 const silent = "-"
 
-// unheardFor is how long after a look a message may still come that was sent
-// before it.
-const unheardFor = time.Second
+// listenWithin bounds how long a waiter without a place waits for a
+// subscription.
+const listenWithin = time.Second
 
 // ear is a channel of this client that is listened to for all keys whose
 // scripts can publish on it.
 type ear struct {
 	channel  string
-	how      string               // the command that publishes on it, or silent
-	listener *redisstore.Listener // nil if silent
+	listener *redisstore.Listener
 
 	// Driver.mu guards these.
 	users  int // waiters
 	missed int // how often messages may have been missed
 }
 
-// listen returns when the channel for key is listened to, for one more waiter.
-func (d *Driver) listen(ctx context.Context, key string) (*ear, error) {
-	name := d.store.Channel("grant:"+d.id, key)
-	if e := d.useEar(name, nil); e != nil {
-		return e, nil
+// how returns the command that publishes on e, or silent.
+func (e *ear) how() string {
+	if how := e.listener.Command(); how != "" {
+		return how
 	}
-	e := &ear{channel: name, how: "PUBLISH"}
-	l, err := d.store.Listen(ctx, name, redisstore.LockKey(key), func(payload string, again bool) {
+	return silent
+}
+
+// listen returns the ear of the channel for c.Key, for one more waiter. It blocks
+// until the subscription is confirmed, or until that takes too long.
+func (d *Driver) listen(ctx context.Context, c backend.Claim) *ear {
+	name := d.store.Channel("grant:"+d.id, c.Key)
+	if e := d.useEar(name, nil); e != nil {
+		return e
+	}
+
+	// Leave most of the time for the call that takes a place in the queue.
+	ctx, cancel := context.WithTimeout(ctx, min(c.Timeout/3, listenWithin))
+	defer cancel()
+	e := &ear{channel: name}
+	e.listener, _ = d.store.Subscribe(ctx, name, redisstore.LockKey(c.Key), func(payload string, again bool) {
 		if again {
 			d.missed(e)
 		} else {
 			d.heard(payload)
 		}
 	})
-	switch {
-	case err == nil && d.store.Sharded():
-		e.listener, e.how = l, "SPUBLISH"
-	case err == nil:
-		e.listener = l
-	case redis.HasErrorPrefix(err, "NOPERM"):
-		e.how = silent
-	default:
-		return nil, err
-	}
+
 	used := d.useEar(name, e)
-	if used != e && l != nil {
-		l.Close()
+	if used != e {
+		e.listener.Close()
 	}
-	return used, nil
+	return used
 }
 
 // useEar returns the ear of that name, for one more waiter, which is e if there
@@ -86,7 +89,7 @@ func (d *Driver) unlisten(e *ear) {
 		delete(d.ears, e.channel)
 	}
 	d.mu.Unlock()
-	if last && e.listener != nil {
+	if last {
 		e.listener.Close()
 	}
 }
@@ -112,10 +115,6 @@ func (d *Driver) heard(payload string) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t := d.expected[f[0]]; t != nil {
-		t.Stop()
-		delete(d.expected, f[0])
-	}
 	w := d.concerned(f[0], f[1])
 	if w == nil {
 		return
@@ -129,16 +128,10 @@ func (d *Driver) heard(payload string) {
 }
 
 // concerned returns the waiter of a grant, unless it has got that one already.
-// A grant to a token that was given up is passed on. The caller holds mu.
+// The caller holds mu.
 func (d *Driver) concerned(token, round string) *waiter {
 	w := d.waiters[token]
-	if w == nil {
-		if c, ok := d.doubts[token]; ok && c.over {
-			d.undoLocked(c.c, 1, 0)
-		}
-		return nil
-	}
-	if strconv.Itoa(w.round) != round || w.told != nil {
+	if w == nil || strconv.Itoa(w.round) != round || w.told != nil {
 		return nil
 	}
 	return w
@@ -151,21 +144,4 @@ func (w *waiter) toldOf(fence string) *told {
 		return nil
 	}
 	return &told{fence: n}
-}
-
-// expect has e listen anew if no message comes for a token that the store says
-// was granted. The caller holds mu.
-func (d *Driver) expect(e *ear, token string) {
-	if e.listener == nil || d.closed {
-		return
-	}
-	d.expected[token] = time.AfterFunc(unheardFor, func() {
-		d.mu.Lock()
-		unheard := d.expected[token] != nil && !d.closed
-		delete(d.expected, token)
-		d.mu.Unlock()
-		if unheard {
-			e.listener.Relisten()
-		}
-	})
 }

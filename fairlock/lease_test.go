@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -98,9 +99,9 @@ func TestLossIsToldBeforeAnotherHolds(t *testing.T) {
 }
 
 func TestRenewalRidesOutAnOutage(t *testing.T) {
-	for name, fault := range map[string]func(p *redistest.Proxy) (mend func()){
-		"down":    func(p *redistest.Proxy) func() { p.Down(); return p.Up },
-		"stalled": func(p *redistest.Proxy) func() { p.Stall(); return p.Flow },
+	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
+		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
+		"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
@@ -125,12 +126,12 @@ func TestRenewalRidesOutAnOutage(t *testing.T) {
 }
 
 func TestLostRepliesLeaveNothingBehind(t *testing.T) {
-	for _, fault := range []redistest.Fault{redistest.LoseReply, redistest.HangReply, redistest.LoseRequest, redistest.HoldRequest} {
+	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply, faultproxy.LoseRequest, faultproxy.HoldRequest} {
 		virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
 			lock(t, a).Unlock(t.Context())
 			free := func(what string) {
 				t.Helper()
-				if fault == redistest.HoldRequest {
+				if fault == faultproxy.HoldRequest {
 					time.Sleep(hasp.DefaultTimeout / 2)
 					v.Proxy.Release() // the command comes late
 				}
@@ -151,7 +152,7 @@ func TestLostRepliesLeaveNothingBehind(t *testing.T) {
 			if err := lease.Err(); err != nil {
 				t.Errorf("fault %d: renew: %v", fault, err)
 			}
-			if fault == redistest.HoldRequest {
+			if fault == faultproxy.HoldRequest {
 				v.Proxy.Release() // a renewal that comes late shortens nothing
 			}
 			if err := lease.Unlock(t.Context()); err != nil {
@@ -163,7 +164,7 @@ func TestLostRepliesLeaveNothingBehind(t *testing.T) {
 			if err := lease.Unlock(t.Context()); err == nil || errors.Is(err, hasp.ErrLost) {
 				t.Errorf("fault %d: unlock: %v", fault, err)
 			}
-			if fault == redistest.HoldRequest {
+			if fault == faultproxy.HoldRequest {
 				v.Proxy.Release()
 			}
 			if err := lease.Unlock(t.Context()); err != nil && !errors.Is(err, hasp.ErrReleased) {
@@ -182,7 +183,7 @@ func TestLateReleaseDoesNotFreeTheSuccessor(t *testing.T) {
 	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
 		lock(t, a).Unlock(t.Context())
 		lease := lock(t, a)
-		v.Proxy.Fail("evalsha", redistest.HoldRequest)
+		v.Proxy.Fail("evalsha", faultproxy.HoldRequest)
 		if err := lease.Unlock(t.Context()); err == nil {
 			t.Fatal("unlock: no error")
 		}
@@ -201,6 +202,7 @@ func TestLateReleaseDoesNotFreeTheSuccessor(t *testing.T) {
 // What lives in real time: a real Redis where there is one.
 
 func TestRedisThatLosesItsDataTellsTheLoss(t *testing.T) {
+	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	c, err := hasp.Open(t.Context(), "fairlock+"+srv.URL()+"?ttl=6s", nil)
 	if err != nil {
@@ -233,6 +235,7 @@ func TestRedisThatLosesItsDataTellsTheLoss(t *testing.T) {
 // A client that was handed in may wait for its own five seconds, whatever the
 // context: hasp's calls end when they must all the same.
 func TestRedisThatHangsHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	o := srv.ClientOptions() // without ContextTimeoutEnabled
 	o.ReadTimeout = time.Hour

@@ -30,7 +30,7 @@ func TestLookGoesOnWhereTheLastOneStopped(t *testing.T) {
 		want   string
 	}{{0, "", "t0"}, {1, "t0", "t1"}, {2, "t1", "t2"}, {2, "t0", "t0"}, {1, "", "t0"}, {3, "t2", ""}, {4, "t3", "t0"}} {
 		rdb.FlushAll(ctx)
-		call := d.call("k", "", redisstore.Millis(d.window), c.place, c.before)
+		call := d.call("k", silent, "", redisstore.Millis(d.window), c.place, c.before)
 		for i := range 3 {
 			token, channel := fmt.Sprint("t", i), fmt.Sprint("c", i)
 			rdb.RPush(ctx, call.Keys[2], token)

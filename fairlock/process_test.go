@@ -30,7 +30,7 @@ const roleEnv = "HASP_FAIRLOCK_TEST_ROLE"
 func TestMain(m *testing.M) {
 	role := os.Getenv(roleEnv)
 	if role == "" {
-		os.Exit(m.Run())
+		os.Exit(redistest.Main(m))
 	}
 	os.Unsetenv(roleEnv)
 	f := strings.Split(role, "\x1f")
@@ -108,6 +108,23 @@ func (c *child) signal(t *testing.T, s os.Signal) {
 	t.Helper()
 	if err := c.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// stop stops the child, and returns when all its threads have stopped: until
+// then it may still receive the key.
+func (c *child) stop(t *testing.T) {
+	t.Helper()
+	c.signal(t, syscall.SIGSTOP)
+	var status syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(c.cmd.Process.Pid, &status, syscall.WUNTRACED, nil)
+		if err == nil && status.Stopped() {
+			return
+		}
+		if err != syscall.EINTR {
+			t.Fatalf("wait for the stop: %v, %v", err, status)
+		}
 	}
 }
 
@@ -225,7 +242,7 @@ func TestOnlyTheFirstOfThoseStoppedIsHandedTheKey(t *testing.T) {
 	t.Cleanup(func() { d.Close() })
 	x := r.wait(t, d, claim("k"), 4)
 	for _, s := range stopped {
-		s.signal(t, syscall.SIGSTOP)
+		s.stop(t)
 	}
 	if err := r.d.Release(t.Context(), c); err != nil {
 		t.Fatal(err)

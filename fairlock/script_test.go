@@ -169,12 +169,13 @@ func TestEntriesWhoseTimeHasPassedAreRemoved(t *testing.T) {
 }
 
 // A client that may not subscribe has entries without a way to be told: it is
-// handed the key all the same, and looks. If it is dead it costs a term.
+// still handed the key, and finds out at its next look. If it is dead, the key
+// stays blocked for a term, or for the rest of its window if that is longer.
 func TestEntryThatLooks(t *testing.T) {
 	r := setup(t, nil)
 	c := claim("k")
 	r.acquire(t, c)
-	r.dead(t, 1, "-", time.Hour)
+	r.dead(t, 1, "-", 30*time.Second)
 	if err := r.d.Release(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
@@ -326,6 +327,28 @@ func TestReleaseWithoutMemory(t *testing.T) {
 	x.release(t)
 	if n := r.rdb.DBSize(t.Context()).Val(); n != 1 {
 		t.Errorf("%d keys are left, want the counter", n)
+	}
+}
+
+// A user who may not publish still hands the key over. The waiter holds the key
+// until its next look, however short its term.
+func TestReleaseByAUserWhoMayNotPublish(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	c, short := claim("k"), claim("k")
+	short.TTL = backend.MinTTL
+	r.acquire(t, c)
+	r.wait(t, r.another(t), short, 1) // which looks three times a minute
+	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-publish").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.d.Release(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.rdb.HGet(t.Context(), "k", "token").Val(); got != short.Token {
+		t.Errorf("%q has the key", got)
+	}
+	if left := r.left(t, "k"); left < 20*time.Second {
+		t.Errorf("for %v", left)
 	}
 }
 

@@ -28,19 +28,3 @@ func (d *Driver) stayedOn(c backend.Claim) *waiter {
 	delete(d.stayed, c.Token)
 	return w
 }
-
-// giveUp takes a place that was kept out of the queue, and reports whether
-// there was one.
-func (d *Driver) giveUp(c backend.Claim) bool {
-	if !d.begin() {
-		return false
-	}
-	defer d.wg.Done()
-	w := d.stayedOn(c)
-	if w == nil {
-		return false
-	}
-	d.part(w)
-	d.leave(w)
-	return true
-}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -47,7 +48,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 type proc struct {
 	*fairlock.Driver
 	w     *world
-	proxy *redistest.Proxy
+	proxy *faultproxy.Proxy
 
 	mu    sync.Mutex // guards all below
 	conns []*conn
@@ -121,6 +122,18 @@ func (p *proc) deafen() {
 	}
 }
 
+// move sends the commands to the server that the address now leads to. The
+// connection of the messages stays on the old server.
+func (p *proc) move() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		if !c.listens.Load() {
+			c.Close()
+		}
+	}
+}
+
 // slow has what is said on the connection of the messages come late: when the
 // function that it returns is called.
 func (p *proc) slow() (late func()) {
@@ -147,7 +160,8 @@ func (p *proc) dial(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
 func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
-	p := &proc{w: w, proxy: redistest.NewProxy(w, w.v.Mini.Dial)}
+	p := &proc{w: w, proxy: faultproxy.New(func() (net.Conn, error) { return w.v.Mini.Dial() })}
+	w.Cleanup(p.proxy.Close)
 	rdb := redis.NewClient(&redis.Options{
 		Addr: "virtual:6379", Dialer: p.dial, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
 		DialerRetries: 1, MaxRetries: -1, DisableIdentity: true,
@@ -201,13 +215,40 @@ func (p *proc) wait(change ...func(c *backend.Claim)) *wait {
 	ctx, stop := context.WithCancel(p.w.Context())
 	x := &wait{c: c, p: p, stop: stop, done: make(chan struct{}), asked: time.Now()}
 	go func() {
-		defer close(x.done)
 		x.grant, x.err = p.Wait(ctx, c)
 		x.at = time.Now()
+		close(x.done)
+		p.cleanUp(ctx, x)
 	}()
 	p.w.settle()
 	p.w.Cleanup(stop)
 	return x
+}
+
+// cleanUp does what the engine does after a Wait of unknown outcome: it releases
+// the token, at once and again after Timeout.
+func (p *proc) cleanUp(ctx context.Context, x *wait) {
+	if x.err == nil || errors.Is(x.err, backend.ErrHeld) && !errors.Is(x.err, context.Canceled) {
+		return
+	}
+	if errors.Is(x.err, backend.ErrHeld) && ctx.Err() == nil {
+		p.w.Errorf("held, though nobody ended the wait: %v", x.err)
+	}
+	for times := 2; times > 0; {
+		within, cancel := context.WithTimeout(p.w.Context(), x.c.Timeout)
+		err := p.Release(within, x.c)
+		cancel()
+		pause := 50 * time.Millisecond
+		if err == nil || errors.Is(err, backend.ErrLost) {
+			times--
+			pause = x.c.Timeout
+		}
+		select {
+		case <-time.After(pause):
+		case <-p.w.Context().Done():
+			return
+		}
+	}
 }
 
 // settle waits until nothing moves any more, and lets what waits for a network
@@ -571,6 +612,68 @@ func TestMessageLostInAHalfOpenConnection(t *testing.T) {
 		x = ps[1].wait()
 		ps[0].release(c)
 		x.gotWithin(time.Now(), 0)
+	})
+}
+
+// The address leads to a new server. Only the connection of the messages still
+// leads to the old server.
+func TestSubscriptionFollowsTheAddress(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(2)
+		old := ps[1].wait()
+		time.Sleep(time.Second)
+
+		w.v = redistest.Virtual(w.T)
+		ps[1].move()
+		c, others := w.procs(2)
+		time.Sleep(window / 2) // the old waiter finds that it has no place any more, and takes one
+		fresh, more := others[1].wait(), ps[1].wait()
+		time.Sleep(window / 2)
+
+		others[0].release(c)
+		for _, x := range []*wait{old, fresh, more} {
+			x.gotWithin(time.Now(), 0)
+			x.release()
+		}
+	})
+}
+
+// If a server takes no more connections, waiters keep their places and check the
+// key. They receive messages as soon as they can subscribe.
+func TestServerWithoutRoomForASubscription(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		ps[1].proxy.Answer("subscribe ", "-ERR max number of clients reached\r\n")
+		x, next, last := ps[1].wait(), ps[2].wait(), ps[1].wait()
+		ps[0].release(c)
+		x.gotWithin(time.Now(), 300*time.Millisecond)
+		next.waits()
+
+		ps[1].proxy.Forgive()
+		time.Sleep(3 * time.Second)
+		x.release()
+		next.gotWithin(time.Now(), 0)
+		next.release()
+		last.gotWithin(time.Now(), 0)
+		last.release()
+		time.Sleep(time.Second)
+		w.empty("all were served")
+	})
+}
+
+// A waiter without a subscription holds the key until its next look, even if its
+// term would have ended by then.
+func TestShortTermWithoutASubscription(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		ps[1].proxy.Answer("subscribe ", "-NOPERM this user has no permissions\r\n")
+		x := ps[1].wait(func(c *backend.Claim) { c.TTL = backend.MinTTL })
+		next := ps[2].wait()
+		ps[0].release(c)
+		x.gotWithin(time.Now(), 300*time.Millisecond)
+		next.waits()
+		x.release()
+		next.gotWithin(time.Now(), 0)
 	})
 }
 

@@ -19,8 +19,7 @@ type waiter struct {
 	wake chan struct{} // something of what Driver.mu guards has changed
 
 	// Only the goroutine of Wait uses these.
-	sent  bool      // something was asked of the store
-	doubt bool      // of something that was asked the outcome is unknown
+	doubt bool      // a call was not answered, and may still arrive
 	since time.Time // of an outage
 	err   error     // of that outage
 
@@ -29,6 +28,7 @@ type waiter struct {
 	round  int       // entries and grants of an earlier one do not count
 	asked  time.Time // no hold of this round began before
 	queued bool      // the store has said so in this round
+	how    string    // the command by which the store announces a grant
 	told   *told
 	gone   error              // why there is no going on
 	held   *backend.HeldError // the store's last answer, if it was that
@@ -61,12 +61,38 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 	d.part(w)
 	switch {
-	case err != nil && w.sent:
-		d.leave(w)
-	case w.doubt:
-		d.doubtful(c, false)
+	case err == nil && w.doubt:
+		d.doubtful(c)
+	case errors.Is(err, backend.ErrHeld):
+		// The place in the queue is still there. The engine releases it.
+		err = errors.Join(err, ctx.Err())
+	case errors.Is(err, backend.ErrInvalid) && w.doubt:
+		err = errors.New(err.Error()) // as an error of unknown outcome
 	}
 	return g, err
+}
+
+// doubtful repeats the release of c.Token after c.Timeout, if it is released
+// before then. An enqueue that was not answered arrives within c.Timeout, if at
+// all. While c.Token holds the key, the enqueue changes nothing; after the
+// release it would take a new place.
+func (d *Driver) doubtful(c backend.Claim) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.doubts[c.Token] = false
+	time.AfterFunc(c.Timeout, func() {
+		d.mu.Lock()
+		again := d.doubts[c.Token] && d.beginLocked()
+		delete(d.doubts, c.Token)
+		d.mu.Unlock()
+		if !again {
+			return
+		}
+		defer d.wg.Done()
+		ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
+		defer cancel()
+		_ = d.release(ctx, c) // if this fails, the entry expires
+	})
 }
 
 // wait goes from one step to the next until w has the key or cannot go on.
@@ -132,16 +158,20 @@ func (w *waiter) why(ctx context.Context) error {
 	switch {
 	case w.err != nil:
 		return redisstore.Outage(w.err, w.since)
+	case ctx.Err() == nil:
+		return errClosed
 	case w.held != nil:
+		// What the store said before it fell silent is not its last word.
+		if err := w.line.silence(w.heldAt, w.c.Timeout); err != nil {
+			return err
+		}
 		e := *w.held
 		if e.RetryAfter > 0 {
 			e.RetryAfter = max(e.RetryAfter-time.Since(w.heldAt), 0)
 		}
 		return &e
-	case ctx.Err() != nil:
-		return ctx.Err()
 	}
-	return errClosed
+	return ctx.Err()
 }
 
 func (w *waiter) stands() bool {
@@ -195,9 +225,7 @@ func (w *waiter) ask(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
 	if w.line == nil {
-		if err := w.d.join(ctx, w); err != nil {
-			return err
-		}
+		w.d.join(ctx, w)
 	}
 	d, l := w.d, w.line
 	d.mu.Lock()
@@ -205,11 +233,11 @@ func (w *waiter) ask(ctx context.Context) error {
 	if w.asked.IsZero() {
 		w.asked = sent
 	}
+	w.how = l.ear.how()
 	missed := l.ear.missed
 	d.mu.Unlock()
-	w.sent = true
 	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, redisstore.Millis(w.term), flag(w.c.Fenced),
-		l.ear.how, l.ear.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
+		w.how, l.ear.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
 	if err = foreign(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -227,6 +255,9 @@ func (w *waiter) ask(ctx context.Context) error {
 	d.tell(w.c.Key, s.told, sent)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if s.deaf {
+		l.ear.listener.Relisten()
+	}
 	switch {
 	case w.told != nil:
 		w.told.kept = s.token == w.c.Token
@@ -259,6 +290,7 @@ func (w *waiter) stand(s state, sent time.Time) {
 type state struct {
 	pttl     int64
 	stranger bool
+	deaf     bool // the server knows of no subscriber of the channel
 	token    string
 	fence    uint64
 	owner    string
@@ -268,9 +300,9 @@ type state struct {
 
 func decode(reply any) (state, bool) {
 	r := array(reply)
-	if len(r) < 7 || r.int(1) < -2 || !r.isText(3) || !r.isText(4) || !r.isText(5) || !r.isText(6) {
+	if len(r) < 8 || r.int(1) < -2 || !r.isText(4) || !r.isText(5) || !r.isText(6) || !r.isText(7) {
 		return state{}, false
 	}
-	fence, _ := strconv.ParseUint(r.text(4), 10, 64) // of a stranger's record it may be anything
-	return state{r.int(1), r.int(2) == 1, r.text(3), fence, r.text(5), r.text(6), r[7:]}, true
+	fence, _ := strconv.ParseUint(r.text(5), 10, 64) // in a stranger's record it may be anything
+	return state{r.int(1), r.int(2) == 1, r.int(3) == 1, r.text(4), fence, r.text(6), r.text(7), r[8:]}, true
 }

@@ -83,6 +83,16 @@ func harness() conformance.Harness {
 		Stop:    s.stop,
 		Start:   s.again,
 		Entries: s.entries,
+		Sweep: func(ctx context.Context, store string) error {
+			d := New(store, nil)
+			d.clock = func() instant { // as when the directory is opened the next day
+				now, by := readClock(), time.Duration(ahead.Load())+24*time.Hour
+				now.up, now.wall = now.up+by, now.wall.Add(by)
+				return now
+			}
+			d.sweep(ctx)
+			return d.Close()
+		},
 		Advance: func(_ context.Context, _ string, by time.Duration) error {
 			ahead.Add(int64(by))
 			return nil

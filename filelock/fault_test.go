@@ -209,6 +209,57 @@ func TestDirectoryIsMadeWhenItIsMissing(t *testing.T) {
 	acquire(t, d, fenced(claim("k")))
 }
 
+func TestManyMakeTheDirectoryAtOnce(t *testing.T) {
+	for _, mode := range []fs.FileMode{0o700, 0o770} {
+		for range 20 {
+			root := t.TempDir()
+			dir := filepath.Join(root, "locks")
+			errs := make(chan error, 8)
+			for range cap(errs) {
+				go func() {
+					_, err := New(dir, &Options{Mode: mode}).Acquire(t.Context(), claim("k"))
+					errs <- err
+				}()
+			}
+			granted := 0
+			for range cap(errs) {
+				if err := <-errs; err == nil {
+					granted++
+				} else if !errors.Is(err, backend.ErrHeld) {
+					t.Error(err)
+				}
+			}
+			if granted != 1 {
+				t.Errorf("granted to %d", granted)
+			}
+			if names := files(t, root); len(names) != 1 {
+				t.Errorf("beside the directory: %q", names)
+			}
+			for _, name := range files(t, dir) {
+				if strings.HasPrefix(name, "temp-") {
+					t.Errorf("in the directory: %s", name)
+				}
+			}
+		}
+	}
+}
+
+func TestFilesOfProcessesThatDiedWhileTheyMadeThemAreRemoved(t *testing.T) {
+	clock := newDial()
+	d := clock.on(t.TempDir())
+	for _, prefix := range []string{probePrefix, newPrefix} {
+		path := filepath.Join(d.dir, prefix+"1")
+		write(t, path, nil)
+		for _, age := range []time.Duration{sweepAge, sweepAge + 1} {
+			must(t, os.Chtimes(path, time.Time{}, clock.read().wall.Add(-age)))
+			d.sweep(t.Context())
+			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != (age > sweepAge) {
+				t.Errorf("%s... after %v: %v", prefix, age, err)
+			}
+		}
+	}
+}
+
 func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, []byte("precious"))

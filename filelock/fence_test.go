@@ -61,7 +61,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 		{"a container with a boot clock of its own", func() { clock.set(func(i *instant) { i.clock = "boot-3/time:[7]" }) }},
 		{"a clock before 1970", func() { clock.set(func(i *instant) { i.wall = time.Unix(-1000, 0) }) }},
 		{"a damaged stripe", func() { damage(t, d, "k", []byte("fence 00000000000000000007 boot")) }},
-		{"a stripe half written", func() { damage(t, d, "k", []byte("fence 0000")) }},
+		{"a stripe half written", func() { damage(t, d, "k", []byte("fence 9999")) }},
 		{"a stripe of zeros", func() { damage(t, d, "k", make([]byte, 40)) }},
 		{"a ceiling that is gone", func() { remove(t, d.ceilingPath()) }},
 		{"a process that cannot read the boot id", func() { clock.set(func(i *instant) { i.boot = "" }) }},
@@ -192,6 +192,22 @@ func TestDamagedCeilingGivesNoFence(t *testing.T) {
 			fence(t, d, "k", 0)
 		})
 	}
+}
+
+// If a stripe is damaged, its last fence is unknown, and only the ceiling on the
+// disk says what was given.
+func TestDamagedStripeUnderADamagedCeilingGivesNoFence(t *testing.T) {
+	clock := newDial()
+	d := clock.on(t.TempDir())
+	last := fence(t, d, "k", 0)
+	clock.set(func(i *instant) { i.wall = time.Unix(1, 0) })
+	damage(t, d, "k", []byte("fence 00000000000000000007 boot"))
+	write(t, d.ceilingPath(), []byte("seven\n"))
+	if g, err := d.Acquire(t.Context(), fenced(claim("k"))); err == nil || !strings.Contains(err.Error(), d.ceilingPath()) {
+		t.Errorf("fence %d after %d, %v; want an error that names the ceiling", g.Fence, last, err)
+	}
+	remove(t, d.ceilingPath())
+	fence(t, d, "k", last)
 }
 
 func TestFencesOfProcessesThatRaiseTheCeilingAtOnce(t *testing.T) {

@@ -62,11 +62,14 @@
 //	stripe-00 … stripe-3f  pid of the guard's last holder, last fence
 //	fence                  a number above every fence; with guard-fence and
 //	                       stripe-fence
-//	temp-*                 a record that is being written
+//	temp-*                 a file that is being written
 //
-// A key that was given back has no file; a million keys used once leave 131
-// small ones. The record of a holder that died stays until the key is taken
-// again, or until the directory is opened by URL an hour later or more.
+// A key that was released or broken has no file; a million keys used once leave
+// 131 small files. The record of a holder that died stays until the key is taken
+// again, or until the directory is opened by URL at least an hour later. The same
+// holds for temporary files of processes that died. Each opening checks up to
+// 1,000 files. A process that died while it made the directory leaves
+// .filelock-new-* beside it.
 package filelock
 
 import (

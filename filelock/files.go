@@ -1,6 +1,7 @@
 package filelock
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+)
+
+// Names of files and directories that are not ready for use.
+const (
+	probePrefix = "temp-open-"     // in the directory, while it is opened by URL
+	newPrefix   = "temp-new-"      // in the directory: a file before it gets its name
+	dirPrefix   = ".filelock-new-" // beside the directory: the directory before it gets its name
 )
 
 // openFile opens a regular file, and nothing else that bears its name.
@@ -82,10 +90,11 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	return b, fi, nil
 }
 
-// create makes a new file that everybody may use who may use the directory:
-// its mode is the directory's, whatever the umask of this process.
-func (d *Driver) create(path string) (*os.File, error) {
-	dir, err := os.Stat(d.dir)
+// create makes a new file with the directory's mode, whatever the umask of this
+// process is. The file gets its mode after its name. A process killed in between
+// leaves a file that other users cannot open, so path must be a temporary name.
+func create(path string) (*os.File, error) {
+	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
 		return nil, err
 	}
@@ -107,10 +116,10 @@ func (d *Driver) create(path string) (*os.File, error) {
 //
 // With flush the content is on the disk before the file bears its name.
 func (d *Driver) replace(path, temp string, content []byte, flush bool) error {
-	f, err := d.create(temp)
+	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
 		if err = os.Remove(temp); err == nil {
-			f, err = d.create(temp)
+			f, err = create(temp)
 		}
 	}
 	if err != nil {
@@ -132,29 +141,103 @@ func (d *Driver) replace(path, temp string, content []byte, flush bool) error {
 	return err
 }
 
+// touch makes an empty file at path, and the directory if it does not exist. It
+// does not change a file that exists.
+func (d *Driver) touch(path string) error {
+	err := makeFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = d.makeDir(); err == nil {
+			err = makeFile(path)
+		}
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// makeFile makes an empty file at path, which must not exist.
+func makeFile(path string) error {
+	temp := filepath.Join(filepath.Dir(path), newPrefix+rand.Text())
+	f, err := create(temp)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temp)
+	if err := f.Close(); err != nil {
+		return err
+	}
+
+	// A rename would replace a file that another process has made and locked
+	// meanwhile. A link fails instead.
+	err = os.Link(temp, path)
+	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+
+	// File systems without hard links (FAT) have no owners either.
+	if f, err = create(path); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // makeDir creates the directory if it is not there.
 func (d *Driver) makeDir() error {
 	if err := os.MkdirAll(filepath.Dir(d.dir), 0o700); err != nil {
 		return err
 	}
-	err := os.Mkdir(d.dir, d.mode)
-	if errors.Is(err, fs.ErrExist) {
-		fi, err := os.Stat(d.dir)
-		if err == nil && !fi.IsDir() {
-			err = &fs.PathError{Op: "open", Path: d.dir, Err: syscall.ENOTDIR}
+	fi, err := os.Stat(d.dir)
+	if err == nil && !fi.IsDir() {
+		err = &fs.PathError{Op: "open", Path: d.dir, Err: syscall.ENOTDIR}
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if fi, e := os.Lstat(d.dir); e == nil && fi.Mode()&fs.ModeSymlink != 0 {
+		return err // the link leads nowhere
+	}
+	return d.newDir()
+}
+
+// newDir creates the directory, unless another process is faster.
+func (d *Driver) newDir() error {
+	// The umask takes bits away, so the mode is set afterwards. A process that
+	// is killed in between must not leave a directory that other users cannot
+	// enter: the directory gets its mode first and its name last.
+	temp, err := os.MkdirTemp(filepath.Dir(d.dir), dirPrefix)
+	if err != nil {
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			path.Path = d.dir // the name that the user knows
 		}
 		return err
 	}
-	if err != nil || d.mode&0o077 == 0 {
-		return err
-	}
-	// The umask took bits away. What one member of the group creates belongs
-	// to the directory's group, or the others could not use it.
+
 	mode := d.mode
 	if mode&0o020 != 0 {
+		// What one member of the group creates belongs to the directory's
+		// group, or the others could not use it.
 		mode |= fs.ModeSetgid
 	}
-	return os.Chmod(d.dir, mode)
+	err = os.Chmod(temp, mode)
+	if err == nil {
+		// A directory may be renamed over an empty one, which another process
+		// made meanwhile and is about to use. So none is ever empty.
+		err = makeFile(filepath.Join(temp, filepath.Base(d.name("guard", fenceGuard))))
+	}
+	if err == nil {
+		err = os.Rename(temp, d.dir)
+	}
+	if err == nil {
+		return nil
+	}
+
+	os.RemoveAll(temp)
+	if fi, e := os.Stat(d.dir); e == nil && fi.IsDir() {
+		return nil // another process was faster
+	}
+	return err
 }
 
 // explain says what to do about an error of the file system.

@@ -152,23 +152,6 @@ func lockedIs(l *flock.Flock, path string) (bool, error) {
 	return err == nil && os.SameFile(locked, there), err
 }
 
-// touch makes an empty file, and the directory if that is missing.
-func (d *Driver) touch(path string) error {
-	f, err := d.create(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = d.makeDir(); err == nil {
-			f, err = d.create(path)
-		}
-	}
-	if err == nil {
-		return f.Close()
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
-}
-
 // pidLine is the first line of the stripe's file, of one length.
 const pidLine = "pid %-10d\n"
 

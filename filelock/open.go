@@ -91,7 +91,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err := d.makeDir(); err != nil {
 		return explain(err)
 	}
-	f, err := os.CreateTemp(d.dir, "temp-open-")
+	f, err := os.CreateTemp(d.dir, probePrefix)
 	if err != nil {
 		return explain(err)
 	}

@@ -14,8 +14,9 @@ const (
 )
 
 // sweep removes records whose terms ended long ago: those of holders that
-// died with keys nobody asked for again. What cannot be swept is left for
-// another time, and for the call that needs it to complain about.
+// died with keys that no caller asked for again. It also removes the temporary
+// files of processes that died while they made a file. If sweep cannot remove a
+// file, it leaves the file; a call that needs the file reports the error.
 func (d *Driver) sweep(ctx context.Context) {
 	dir, err := os.Open(d.dir)
 	if err != nil {
@@ -24,10 +25,21 @@ func (d *Driver) sweep(ctx context.Context) {
 	defer dir.Close()
 	es, _ := dir.ReadDir(sweepFiles)
 	for _, e := range es {
-		if !strings.HasSuffix(e.Name(), ".lock") || ctx.Err() != nil {
+		if ctx.Err() != nil {
+			return
+		}
+		path := filepath.Join(d.dir, e.Name())
+		if strings.HasPrefix(e.Name(), probePrefix) || strings.HasPrefix(e.Name(), newPrefix) {
+			// A process that still needs the file makes another.
+			if fi, err := e.Info(); err == nil && d.clock().wall.Sub(fi.ModTime()) > sweepAge {
+				os.Remove(path)
+			}
 			continue
 		}
-		b, _, err := readFile(filepath.Join(d.dir, e.Name()))
+		if !strings.HasSuffix(e.Name(), ".lock") {
+			continue
+		}
+		b, _, err := readFile(path)
 		if err != nil {
 			continue
 		}

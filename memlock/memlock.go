@@ -7,16 +7,20 @@
 // nothing to other processes, and forgets everything at the end of this one.
 //
 // A call costs no round trip. A key that nobody holds or waits for takes no
-// memory.
+// memory, with one exception. A hold that expired and was never released stays
+// until a caller next wants its key. It is also removed when the store has
+// 1,024 keys and twice as many as when it last removed such holds.
 //
 // URL: memlock:// or memlock://NAME is a store that all Clients of the process
 // with that name share; [New] makes a private one. There are no parameters.
 package memlock
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -67,12 +71,12 @@ type Store struct {
 	mu    sync.Mutex // guards all below
 	keys  map[string]*entry
 	fence uint64 // one counter for all keys, so that none is kept for a key that is free
-	sweep int    // number of keys at which expired ones are looked for
+	limit int    // when len(keys) reaches it, expired holds are removed
 }
 
 // NewStore returns an empty store.
 func NewStore() *Store {
-	return &Store{keys: map[string]*entry{}, sweep: minSweep}
+	return &Store{keys: map[string]*entry{}, limit: minLimit}
 }
 
 // Driver returns a driver on s, as each Client needs one of its own.
@@ -98,16 +102,18 @@ var errClosed = errors.New("memlock: driver is closed")
 
 // entry is a key that is held or waited for.
 type entry struct {
+	key   string
 	claim backend.Claim // of the holder; Token is empty if there is none
 	fence uint64
 	since time.Time
 	until time.Time
-	queue []*waiter
+	queue list.List // of *waiter, in order of arrival
 }
 
 // waiter is a place in the queue.
 type waiter struct {
 	claim backend.Claim
+	place *list.Element  // in the entry's queue, until grant is set
 	grant *backend.Grant // set under the store's mu when the key is handed over
 	wake  chan struct{}  // granted, or first in the queue now
 }
@@ -127,7 +133,7 @@ func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 	defer s.mu.Unlock()
 	now := time.Now()
 	e := s.entry(c.Key, now)
-	if e.held(now) || len(e.queue) > 0 {
+	if e.held(now) || e.queue.Len() > 0 {
 		return backend.Grant{}, e.refusal(now)
 	}
 	return s.give(e, c, now), nil
@@ -142,19 +148,25 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	w := &waiter{claim: c, wake: make(chan struct{}, 1)}
 	s.mu.Lock()
 	e := s.entry(c.Key, time.Now())
-	e.queue = append(e.queue, w)
+	w.place = e.queue.PushBack(w)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		now := time.Now()
-		s.advance(e, now)
+		// A waiter that was granted the key has left the queue and must not touch
+		// e. Before it woke, the hold may have been broken or have expired, and the
+		// key may have another entry. While w is queued, e stays in the map.
+		if w.grant == nil {
+			s.advance(e, now)
+		}
 		if w.grant != nil {
 			s.mu.Unlock()
 			return *w.grant, nil
 		}
+
 		if err := errors.Join(ctx.Err(), d.ended()); err != nil {
 			refusal := e.refusal(now)
-			s.quit(e, w, now)
+			s.quit(e, w)
 			s.mu.Unlock()
 			if ctx.Err() == nil {
 				return backend.Grant{}, err
@@ -162,7 +174,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 			return backend.Grant{}, refusal
 		}
 		var expiry <-chan time.Time
-		if e.queue[0] == w {
+		if e.first() == w {
 			timer.Reset(e.until.Sub(now))
 			expiry = timer.C
 		}
@@ -206,7 +218,7 @@ func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
 	return backend.Grant{Fence: e.fence, Until: trusted(now, c.TTL)}, nil
 }
 
-// Release hands the key to the first in the queue.
+// Release hands the key to the first waiter.
 func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	s := d.store
 	if err := d.ended(); err != nil {
@@ -219,8 +231,7 @@ func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	if e == nil || e.claim.Token != c.Token || !e.held(now) {
 		return backend.ErrLost
 	}
-	e.claim.Token = ""
-	s.advance(e, now)
+	s.free(e, now)
 	return nil
 }
 
@@ -241,8 +252,8 @@ func (d *Driver) Inspect(_ context.Context, key string) (backend.Status, error) 
 	if e.held(now) {
 		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.until.Sub(now), Fence: e.fence}
 	}
-	for _, w := range e.queue {
-		st.Waiters = append(st.Waiters, w.claim.Owner)
+	for p := e.queue.Front(); p != nil; p = p.Next() {
+		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
 	}
 	return st, nil
 }
@@ -256,8 +267,7 @@ func (d *Driver) Break(_ context.Context, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.keys[key]; e != nil {
-		e.claim.Token = ""
-		s.advance(e, time.Now())
+		s.free(e, time.Now())
 	}
 	return nil
 }
@@ -302,9 +312,19 @@ func (e *entry) refusal(now time.Time) *backend.HeldError {
 	return he
 }
 
-// minSweep is how many keys there are at least when expired ones are looked
-// for. They are those that a holder has lost and never unlocked.
-const minSweep = 1024
+// idle reports whether the key of e has neither a holder nor a waiter.
+func (e *entry) idle(now time.Time) bool { return !e.held(now) && e.queue.Len() == 0 }
+
+// first returns the first waiter in the queue, or nil.
+func (e *entry) first() *waiter {
+	if p := e.queue.Front(); p != nil {
+		return p.Value.(*waiter)
+	}
+	return nil
+}
+
+// minLimit is the least limit of a store.
+const minLimit = 1024
 
 // entry returns the entry of key, new if need be.
 func (s *Store) entry(key string, now time.Time) *entry {
@@ -312,22 +332,37 @@ func (s *Store) entry(key string, now time.Time) *entry {
 	if e != nil {
 		return e
 	}
-	if len(s.keys) >= s.sweep {
-		for k, e := range s.keys {
-			s.drop(k, e, now)
-		}
-		s.sweep = max(minSweep, 2*len(s.keys))
+	if len(s.keys) >= s.limit {
+		s.sweep(now)
 	}
-	e = &entry{}
+	e = &entry{key: key}
 	s.keys[key] = e
 	return e
 }
 
-// drop forgets key if nobody holds it or waits for it.
-func (s *Store) drop(key string, e *entry, now time.Time) {
-	if !e.held(now) && len(e.queue) == 0 {
-		delete(s.keys, key)
+// sweep removes the entries of holds that expired and were never released.
+func (s *Store) sweep(now time.Time) {
+	maps.DeleteFunc(s.keys, func(_ string, e *entry) bool { return e.idle(now) })
+	s.fit()
+}
+
+// remove removes e, which is idle.
+func (s *Store) remove(e *entry) {
+	delete(s.keys, e.key)
+	if s.limit > minLimit && len(s.keys) <= s.limit/8 {
+		s.fit()
 	}
+}
+
+// fit sets the limit for the present number of keys. If there were many more,
+// it moves them into a smaller map, since a map never shrinks by itself.
+func (s *Store) fit() {
+	if len(s.keys) <= s.limit/8 {
+		keys := make(map[string]*entry, len(s.keys))
+		maps.Copy(keys, s.keys)
+		s.keys = keys
+	}
+	s.limit = max(minLimit, 2*len(s.keys))
 }
 
 // give makes c the holder.
@@ -340,42 +375,43 @@ func (s *Store) give(e *entry, c backend.Claim, now time.Time) backend.Grant {
 	return backend.Grant{Fence: e.fence, Until: trusted(now, c.TTL)}
 }
 
-// advance hands the key to the first in the queue if nobody holds it, has a
-// new first one watch the holder's term, and forgets a key that is free.
+// free ends the hold of e, if there is one, and hands the key on.
+func (s *Store) free(e *entry, now time.Time) {
+	e.claim.Token = ""
+	s.advance(e, now)
+}
+
+// advance hands the key to the first waiter if the key is free. It makes a new
+// first waiter watch the holder's term, and removes the entry of a key that
+// stays free.
 func (s *Store) advance(e *entry, now time.Time) {
 	if e.held(now) {
 		return
 	}
-	if len(e.queue) == 0 {
-		if e.claim.Key != "" {
-			s.drop(e.claim.Key, e, now)
-		}
+
+	w := e.first()
+	if w == nil {
+		s.remove(e)
 		return
 	}
-	w := e.queue[0]
-	e.queue[0] = nil
-	e.queue = e.queue[1:]
+
+	e.queue.Remove(w.place)
 	g := s.give(e, w.claim, now)
 	w.grant = &g
 	w.signal()
-	if len(e.queue) > 0 {
-		e.queue[0].signal()
+	if next := e.first(); next != nil {
+		next.signal()
 	}
 }
 
-// quit gives up a place in the queue.
-func (s *Store) quit(e *entry, w *waiter, now time.Time) {
-	first := e.queue[0] == w
-	for i := range e.queue {
-		if e.queue[i] == w {
-			e.queue = append(e.queue[:i], e.queue[i+1:]...)
-			break
-		}
+// quit gives up w's place in the queue of e, whose key is held.
+func (s *Store) quit(e *entry, w *waiter) {
+	first := e.first() == w
+	e.queue.Remove(w.place)
+	// The first waiter is the one that watches the holder's term.
+	if next := e.first(); first && next != nil {
+		next.signal()
 	}
-	if first && len(e.queue) > 0 {
-		e.queue[0].signal()
-	}
-	s.drop(w.claim.Key, e, now)
 }
 
 func (w *waiter) signal() {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,6 +47,33 @@ func TestKeysThatAreFreeTakeNoMemory(t *testing.T) {
 	})
 }
 
+func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	d := New()
+	before := heap()
+	const n = 100_000
+	for i := range n {
+		if _, err := d.Acquire(t.Context(), claim(fmt.Sprint(i), "t")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := heap() - before
+	for i := range n {
+		if err := d.Release(t.Context(), claim(fmt.Sprint(i), "t")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := heap() - before; left > held/20 {
+		t.Errorf("%d bytes of %d are left", left, held)
+	}
+	runtime.KeepAlive(d)
+}
+
 func TestExpiryPassesTheKeyOnInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New()
@@ -69,6 +98,32 @@ func TestExpiryPassesTheKeyOnInOrder(t *testing.T) {
 			if waited, want := time.Since(start), time.Duration(i+1)*10*time.Second; waited != want {
 				t.Errorf("%s was served after %v, want %v", want, waited, want)
 			}
+		}
+	})
+}
+
+func TestARenewalNeverShortensTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := New()
+		c := claim("k", "holder")
+		if _, err := d.Acquire(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		short := c
+		short.TTL = backend.MinTTL
+		d.Renew(t.Context(), []backend.Claim{short}, func(_ int, _ backend.Grant, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		})
+
+		time.Sleep(c.TTL - 1)
+		if _, err := d.Acquire(t.Context(), claim("k", "other")); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("before the end of the first term: %v, want ErrHeld", err)
+		}
+		time.Sleep(time.Nanosecond)
+		if _, err := d.Acquire(t.Context(), claim("k", "other")); err != nil {
+			t.Errorf("at the end of the first term: %v", err)
 		}
 	})
 }
@@ -100,6 +155,42 @@ func TestTheFirstInTheQueueGivesUp(t *testing.T) {
 	})
 }
 
+// A waiter that was granted the key may wake after the hold was broken and the
+// key granted to another.
+func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		d := s.Driver()
+		if _, err := d.Acquire(t.Context(), claim("k", "holder")); err != nil {
+			t.Fatal(err)
+		}
+		woken := make(chan error)
+		go func() {
+			_, err := d.Wait(t.Context(), claim("k", "late"))
+			woken <- err
+		}()
+		synctest.Wait()
+
+		// The waiter cannot run in between, since it needs the mutex.
+		s.mu.Lock()
+		now := time.Now()
+		s.free(s.keys["k"], now) // the holder's Release, which grants the key to the waiter
+		s.free(s.keys["k"], now) // Break
+		s.give(s.entry("k", now), claim("k", "next"), now)
+		s.mu.Unlock()
+
+		if err := <-woken; err != nil {
+			t.Error(err)
+		}
+		if _, err := d.Acquire(t.Context(), claim("k", "third")); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("while the next one holds the key: %v, want ErrHeld", err)
+		}
+		if err := d.Release(t.Context(), claim("k", "next")); err != nil {
+			t.Errorf("release of the next hold: %v", err)
+		}
+	})
+}
+
 func TestNamedStoresAreShared(t *testing.T) {
 	open := func(url string) *hasp.Client {
 		c, err := hasp.Open(t.Context(), url, nil)
@@ -124,6 +215,38 @@ func TestNamedStoresAreShared(t *testing.T) {
 	} else {
 		l2.Unlock(t.Context())
 	}
+}
+
+func TestOneOfTheQueueGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := New()
+		if _, err := d.Acquire(t.Context(), claim("k", "dead")); err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan string)
+		cancels := map[string]context.CancelFunc{}
+		for _, token := range []string{"a", "b", "c", "d", "e"} {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancels[token] = cancel
+			go func() {
+				if _, err := d.Wait(ctx, claim("k", token)); err == nil {
+					served <- token
+				} else if !errors.Is(err, backend.ErrHeld) {
+					t.Errorf("%s: %v", token, err)
+				}
+			}()
+			synctest.Wait()
+		}
+		for _, token := range []string{"c", "a", "e"} {
+			cancels[token]()
+			synctest.Wait()
+		}
+		for _, want := range []string{"b", "d"} {
+			if got := <-served; got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		}
+	})
 }
 
 func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
@@ -153,4 +276,36 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 			t.Errorf("Acquire after Close: %v", err)
 		}
 	})
+}
+
+func TestOpenTellsWhatIsWrong(t *testing.T) {
+	for want, c := range map[string]hasp.Config{
+		"memlock is reached over nothing": {Nodes: []string{"redis://localhost"}},
+		"one node":                        {Nodes: []string{"x", "y"}},
+		"colour":                          {Params: hasp.Params{"colour": "red"}},
+	} {
+		c.Strategy = "memlock"
+		d, err := c.Driver(t.Context())
+		if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want ErrInvalid with %q", err, want)
+		}
+		if err == nil {
+			d.Close()
+		}
+	}
+}
+
+// A claim that no caller of hasp makes is refused.
+func TestClaimsWithoutAKeyATokenOrATerm(t *testing.T) {
+	d := New()
+	defer d.Close()
+	for what, c := range map[string]backend.Claim{
+		"no key":   {Token: "t", TTL: time.Minute},
+		"no token": {Key: "k", TTL: time.Minute},
+		"no term":  {Key: "k", Token: "t"},
+	} {
+		if _, err := d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", what, err)
+		}
+	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Inspect tells who holds key. The record has no room for Since, and nothing
-// says who waits; a holder that is not of hasp has no Owner.
+// Inspect returns the holder of key. Since and the waiters are not recorded. A
+// holder that does not use hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)},
@@ -23,11 +23,11 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return f.Status(), nil
 }
 
-// Break removes whatever is stored under key, and wakes those who wait for it.
+// Break removes whatever is stored under key, and wakes the waiters.
 func (d *Driver) Break(ctx context.Context, key string) error {
 	_, err := d.store.Run(ctx, breakScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(key)},
-		Args: []any{d.channelOf(key), d.publish()},
+		Args: d.channels(ctx, key),
 	})
 	return err
 }

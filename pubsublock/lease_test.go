@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/pubsublock"
 )
@@ -109,9 +110,9 @@ func TestHoldThatCameOfWaitingIsRenewed(t *testing.T) {
 // Lock rides out an outage for the Timeout, all told, also one that begins
 // while it waits, and one shorter than that without a word.
 func TestLockRidesOutAnOutage(t *testing.T) {
-	for name, fault := range map[string]func(p *redistest.Proxy) (mend func()){
-		"down":    func(p *redistest.Proxy) func() { p.Down(); return p.Up },
-		"stalled": func(p *redistest.Proxy) func() { p.Stall(); return p.Flow },
+	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
+		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
+		"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
@@ -152,12 +153,12 @@ func TestLockRidesOutAnOutage(t *testing.T) {
 }
 
 func TestLostRepliesLeaveNothingBehind(t *testing.T) {
-	for _, fault := range []redistest.Fault{redistest.LoseReply, redistest.HangReply, redistest.LoseRequest, redistest.HoldRequest} {
+	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply, faultproxy.LoseRequest, faultproxy.HoldRequest} {
 		virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
 			unlock(t, lock(t, a)) // the scripts are known from here on
 			free := func(what string) {
 				t.Helper()
-				if fault == redistest.HoldRequest {
+				if fault == faultproxy.HoldRequest {
 					time.Sleep(hasp.DefaultTimeout / 2)
 					v.Proxy.Release() // the command comes late
 				}
@@ -178,7 +179,7 @@ func TestLostRepliesLeaveNothingBehind(t *testing.T) {
 			got := make(chan *hasp.Lease)
 			go func() {
 				lease, err := a.Lock(ctx, "k")
-				if err != nil && (fault != redistest.HangReply || errors.Is(err, hasp.ErrHeld)) { // which is silence for as long as Lock rides out
+				if err != nil && (fault != faultproxy.HangReply || errors.Is(err, hasp.ErrHeld)) { // which is silence for as long as Lock rides out
 					t.Errorf("fault %d: lock: %v", fault, err)
 				}
 				got <- lease
@@ -186,7 +187,7 @@ func TestLostRepliesLeaveNothingBehind(t *testing.T) {
 			time.Sleep(2500 * time.Millisecond)
 			v.Proxy.Fail("evalsha", fault)
 			unlock(t, first)
-			if fault == redistest.HoldRequest {
+			if fault == faultproxy.HoldRequest {
 				time.Sleep(time.Second)
 				v.Proxy.Release()
 			}
@@ -387,7 +388,7 @@ func TestHalfOpenSubscription(t *testing.T) {
 	holder.TTL = time.Hour
 	r.acquire(t, holder)
 	done := waitOn(t, r, c)
-	p.Fail("ping", redistest.HangReply)
+	p.Fail("ping", faultproxy.HangReply)
 	eventually(t, "no PONG is demanded", func() bool { return p.Pending() == 0 })
 	r.release(t, holder)
 	arrives(t, "lock", done)

@@ -12,13 +12,19 @@ import (
 
 // open is the Opener of this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "fence_ttl")...); err != nil {
+	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "publish", "fence_ttl")...); err != nil {
 		return nil, err
 	}
 	if len(c.Nodes) != 1 {
 		return nil, fmt.Errorf("%w: %d nodes: want one, as in pubsublock+redis://localhost:6379", backend.ErrInvalid, len(c.Nodes))
 	}
 	o := Options{Channel: c.Params["channel"]}
+	switch publish, given := c.Params["publish"]; {
+	case publish == "both":
+		o.PublishBoth = true
+	case given:
+		return nil, fmt.Errorf("%w: parameter publish=%q: want both, or leave it out", backend.ErrInvalid, publish)
+	}
 	var err error
 	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
 		return nil, err

@@ -1,27 +1,28 @@
-// Package pubsublock is the strategy that is woken: a lock on one Redis whose
-// release is published to those who wait for it, as Redisson's RLock does it.
-// Programs in Go and services in Java can share such a lock.
+// Package pubsublock implements locks on one Redis whose releases are published
+// to the waiters, as Redisson's RLock does. Programs in Go and services in Java
+// can share such a lock.
 //
 // # Guarantees
 //
-// One holder at a time for as long as the Redis keeps its data and its clock
-// does not step by more than backend.Drift; beyond that the fence protects.
-// Waiters of different processes get the key in no particular order. A Redis
-// that fails over to a replica may lose the newest writes, and with them a
-// lock; replicas=N makes that rarer. docs/redis.md says more.
+// A key has one holder at a time, as long as the Redis keeps its data and its
+// clock does not step by more than backend.Drift. Beyond that, the fence protects
+// the resource. Waiters of different processes get the key in no particular
+// order. A Redis that fails over to a replica may lose its newest writes, and a
+// lock with them; replicas=N makes that rarer. See docs/redis.md.
 //
-// Who waits is woken by the release, and looks by itself once a second and
-// when the holder's term ends. So a message that is lost, a connection that is
-// half open, or a release by a strategy that publishes nothing costs a waiter
-// a second at most.
+// A release wakes the waiters. They also try once a second, and when the
+// holder's term ends. So they notice within a second that a message was lost,
+// that a connection is half open, or that a strategy released the key without a
+// message. If other programs poll more often and publish nothing, the key may be
+// taken again by then.
 //
 // # Cost
 //
-// One round trip to take a free key, to hear that it is held, and to give it
-// back. All waiting of a Client is over one more connection to each server; to
-// subscribe to a key's channel is another command, once for as long as the key
-// is in demand. A release has each process that waits look once. Renewals
-// travel in batches.
+// It takes one round trip to lock a free key, one to find that a key is held, and
+// one to unlock. A Client uses one more connection to each server for all its
+// subscriptions. It subscribes to the channel of a key once, and stays subscribed
+// while callers wait for the key. After a release each process that waits makes
+// one attempt. Renewals travel in batches.
 //
 // # URL
 //
@@ -33,32 +34,34 @@
 //
 // and rediss-sentinel and rediss-cluster, with the parameters
 //
-//	channel      how the channels' names begin (default redisson_lock__channel)
-//	fence_ttl    how long a fence counter outlives its last use (default 720h)
+//	channel      the prefix of the channels' names (default redisson_lock__channel)
+//	publish      both: on a cluster of Redis 7, also publish releases on an
+//	             unsharded channel
+//	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
 //	server_name  name that the server's certificate must bear           (rediss…)
 //	db           number of the database                                 (unix)
-//	sentinel_user, sentinel_password  who we are to the sentinels       (…-sentinel)
+//	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
 //
 // # Keys and channels
 //
-// The lock is a hash under the key itself, with the term as its time to live
-// and one field, token#owner, whose value is 1: the record of an RLock, whose
-// field is id:thread and whose value counts re-entries. Whatever else is under
-// the key means that it is held, too.
+// A lock is a hash under the key itself, and its time to live is the term. It has
+// one field, token#owner, with the value 1. An RLock is stored in the same way:
+// its field is id:thread, and its value counts re-entries. A key with any other
+// value counts as held.
 //
 // A release publishes 0 to redisson_lock__channel:{key}, or without the braces
-// if the key has an opening brace of its own. On a cluster of Redis 7 or later
-// the channel is sharded, as Redisson's is; a key with braces such that this
-// name would be in another slot than the key has the channel
-// hasp:{tag}:channel:key there. A user who may not publish frees the key all
-// the same, and one who may not subscribe waits by asking, up to 100 ms apart.
+// if the key has an opening brace itself. On a cluster of Redis 7 or later the
+// channel is sharded, as Redisson's is. If braces in the key would put that
+// channel into another slot than the key, the channel is hasp:{tag}:channel:key.
+// If the Redis user may not publish, the key is freed without a message. If it
+// may not subscribe, waiters poll every 100 ms at most.
 //
-// A fence counter is a string under hasp:{tag}:fence:key, where the tag puts
-// it into the cluster slot of the key. A key of the user's that begins with
-// "hasp:{" is kept under hasp:{tag}:lock:key instead.
+// A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
+// the cluster slot of the key. A user's key that begins with "hasp:{" is stored
+// under hasp:{tag}:lock:key instead.
 //
 // Redis 5 or later.
 package pubsublock
@@ -87,23 +90,31 @@ const (
 // Options are the settings of a [Driver]. Nil and the zero value mean the
 // defaults.
 type Options struct {
-	// Channel is how the name of every channel begins; a colon and the key
-	// follow. All who share a lock must agree on it. It has no opening brace.
-	// Default DefaultChannel, which is Redisson's.
+	// Channel is the prefix of every channel's name; a colon and the key follow.
+	// All clients that share a lock must use the same one. It may not contain an
+	// opening brace. The default is DefaultChannel, which is Redisson's.
 	Channel string
 
+	// PublishBoth publishes each release on a sharded and on an unsharded
+	// channel. It matters on a cluster of Redis 7 or later, where hasp otherwise
+	// publishes on the sharded channel only. Redisson before 3.22, and later
+	// versions without sharded subscriptions, listen on the unsharded channel
+	// there. An unsharded message goes to every node of the cluster. The
+	// parameter is publish=both.
+	PublishBoth bool
+
 	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. Later fences still grow while the server's clock
-	// does. Default 30 days, at least a millisecond.
+	// fenced hold began. Fences after that still grow as long as the server's
+	// clock advances. The default is 30 days, the minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
-// Driver is a [backend.Driver] that keeps its locks in one Redis.
+// Driver is a [backend.Driver] that stores its locks in one Redis.
 type Driver struct {
 	store    *redisstore.Store
-	channel  string
+	channel  string // the prefix of the channels' names
+	both     bool   // Options.PublishBoth
 	fenceTTL time.Duration
-	calls    *calls
 }
 
 var (
@@ -111,11 +122,11 @@ var (
 	_ backend.Inspector = (*Driver)(nil)
 )
 
-// New returns a Driver over rdb: a server, a cluster, or the master that
-// sentinels name, but not a redis.Ring, which moves keys to other servers
-// while one is down. The client stays the caller's: its settings are left as
-// they are, except that no command of hasp is retried, and Close does not
-// close it. New panics if rdb is nil or the options are out of range.
+// New returns a Driver over rdb: a client of one server, of a cluster, or of the
+// master that sentinels name. A redis.Ring does not fit: it moves keys to other
+// servers while one is down. The client remains the caller's. The Driver leaves
+// its settings as they are, but has go-redis retry no command, and Close does not
+// close the client. New panics if rdb is nil or the options are out of range.
 func New(rdb redis.UniversalClient, o *Options) *Driver {
 	if rdb == nil {
 		panic("pubsublock: New: client is nil")
@@ -128,10 +139,11 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
-	d := &Driver{store: s, channel: DefaultChannel, fenceTTL: DefaultFenceTTL, calls: newCalls()}
+	d := &Driver{store: s, channel: DefaultChannel, fenceTTL: DefaultFenceTTL}
 	if o != nil && o.Channel != "" {
 		d.channel = o.Channel
 	}
+	d.both = o != nil && o.PublishBoth
 	if o != nil && o.FenceTTL != 0 {
 		d.fenceTTL = o.FenceTTL
 	}
@@ -144,22 +156,18 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// Traits says that the driver excludes all who use the same Redis, and gives
-// fences. The calls of a driver that was opened by URL end promptly, those over
-// a *redis.Client with ContextTimeoutEnabled by their deadlines.
+// Traits reports that the driver excludes all clients of the same Redis and draws
+// fences. Calls of a driver that was opened by URL end promptly. Calls over a
+// *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
-// Close ends what waits that were given up may still have to undo, and closes
-// the connections of a Driver that was opened by URL, and of any the one that
-// waiters listen on.
-func (d *Driver) Close() error {
-	d.calls.close()
-	return d.store.Close()
-}
+// Close closes the connections of the subscriptions. If the Driver was opened by
+// URL, it closes all other connections too.
+func (d *Driver) Close() error { return d.store.Close() }
 
-// The scripts; each says in its head what it takes and returns.
+// The scripts. The header of each describes its arguments and replies.
 var (
 	//go:embed acquire.lua
 	acquireSrc string
@@ -196,6 +204,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err != nil {
 		return backend.Grant{}, err
 	}
+
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 2 && parts[0] == int64(1):
 		fence, ok := parts[1].(string)
@@ -210,7 +219,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return backend.Grant{}, found.Held()
 		}
 	case len(parts) == 1 && parts[0] == int64(-1):
-		return backend.Grant{}, fmt.Errorf("%w: what is stored under %q is no fence; whoever put it there must remove it", backend.ErrInvalid, call.Keys[1])
+		return backend.Grant{}, redisstore.NoFence(call.Keys[1])
 	}
 	return backend.Grant{}, d.store.Unexpected(reply)
 }
@@ -224,26 +233,42 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 			Args: []any{c.Token + mark, redisstore.Millis(c.TTL)},
 		}
 	}
+
 	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
 		done(i, backend.Grant{}, d.store.Owned(reply, err))
 	})
 }
 
-// Release removes the record of c.Token and wakes those who wait for the key.
+// Release removes the record of c.Token and wakes the waiters.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
-		Args: []any{c.Token + mark, c.Owner, d.channelOf(c.Key), d.publish()},
+		Args: append([]any{c.Token + mark, c.Owner}, d.channels(ctx, c.Key)...),
 	}))
 }
 
-// channelOf returns the channel on which a release of key is told.
-func (d *Driver) channelOf(key string) string {
-	return channel(d.channel, key, d.store.Sharded())
+// channels returns the arguments by which a script publishes a release of key:
+// the channel and the command, and a second channel if the release is also
+// published unsharded.
+func (d *Driver) channels(ctx context.Context, key string) []any {
+	name, publish := d.channelOf(ctx, key)
+	if d.both && publish == "spublish" {
+		return []any{name, publish, channel(d.channel, key, false)}
+	}
+	return []any{name, publish}
 }
 
-// channel returns Redisson's name of a channel, but one in the slot of the
-// lock where a server publishes only to channels of its own slots.
+// channelOf returns the channel on which a release of key is published, and the
+// command that publishes it.
+func (d *Driver) channelOf(ctx context.Context, key string) (name, publish string) {
+	if d.store.Sharded(ctx, redisstore.LockKey(key)) {
+		return channel(d.channel, key, true), "spublish"
+	}
+	return channel(d.channel, key, false), "publish"
+}
+
+// channel returns Redisson's name of the channel of key. A sharded channel must be
+// in the slot of the lock. If Redisson's name is not, channel returns another.
 func channel(prefix, key string, sharded bool) string {
 	lock := redisstore.LockKey(key)
 	name := prefix + ":{" + lock + "}"
@@ -254,14 +279,6 @@ func channel(prefix, key string, sharded bool) string {
 		return redisstore.DerivedKey("channel", key)
 	}
 	return name
-}
-
-// publish is the command that publishes.
-func (d *Driver) publish() string {
-	if d.store.Sharded() {
-		return "spublish"
-	}
-	return "publish"
 }
 
 func init() { hasp.Register("pubsublock", open) }

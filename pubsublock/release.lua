@@ -1,6 +1,7 @@
--- Gives a key back, if the token holds it, and wakes those who wait for it.
+-- Releases a key, if the token holds it, and wakes the waiters.
 -- KEYS: the lock
--- ARGV: the token and '#', the owner, the channel, the command that publishes
+-- ARGV: the token and '#', the owner, the channel, the command that publishes,
+-- and a second channel if the release is also published unsharded
 -- Returns 1, or 0 if the token does not hold the key.
 local gone = redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
 if type(gone) ~= 'number' then
@@ -8,11 +9,12 @@ if type(gone) ~= 'number' then
 	return 0
 end
 if gone == 0 then
-	-- The token is the proof, by whatever owner it was used.
+	-- The token alone decides. The record may name another owner.
 	if redis.call('HLEN', KEYS[1]) ~= 1 or string.sub(redis.call('HKEYS', KEYS[1])[1], 1, #ARGV[1]) ~= ARGV[1] then return 0 end
 	redis.call('DEL', KEYS[1])
 end
--- The key is free whether or not this user may publish; those who are not
--- woken look for themselves.
+-- The key is free even if this user may not publish. Waiters that get no message
+-- retry within a second.
 redis.pcall(ARGV[4], ARGV[3], '0')
+if ARGV[5] then redis.pcall('PUBLISH', ARGV[5], '0') end
 return 1

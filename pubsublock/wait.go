@@ -3,72 +3,90 @@ package pubsublock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Bounds of the sleep between two looks at a key.
+// Bounds of the sleep between two attempts.
 const (
 	minSleep = time.Millisecond
-	maxSleep = time.Second            // though nothing is heard
-	maxPoll  = 100 * time.Millisecond // where nothing can be heard
+	maxSleep = time.Second            // with a subscription, if no message comes
+	maxPoll  = 100 * time.Millisecond // without a subscription
 )
+
+// grace is how long an attempt may take after its deadline to return its own
+// error.
+const grace = 10 * time.Millisecond
 
 // waiting is one Wait.
 type waiting struct {
 	d    *Driver
 	c    backend.Claim
-	wake chan struct{} // has room for one
+	wake chan struct{} // receives when a release may have been published; has room for one
 
-	ear    *redisstore.Listener // nil while there is none
-	retry  time.Time            // not to try to listen before
-	polls  int                  // in a row, without an ear
-	held   *backend.HeldError   // the store's last answer
-	silent time.Time            // since when it has not answered; zero if it has
-	outage error                // how that was told
-	trip   time.Duration        // that the last answer took
+	subscription *redisstore.Listener // nil while there is none
+	retry        time.Time            // when to try to subscribe again
+	polls        int                  // attempts in a row without a subscription
+	held         *backend.HeldError   // the store's last answer
+	silent       time.Time            // when the first call began that the store has not answered; zero if it has answered since
+	outage       error                // the error of that call
+	trip         time.Duration        // how long the last answer took
 }
 
-// Wait looks whenever a release is heard, when the holder's term ends, and once
-// a second. An attempt of unknown outcome ends it, since it is taken back.
+// Wait makes an attempt when a release is published, when the holder's term
+// ends, and once a second. An attempt of unknown outcome ends the wait, since
+// the engine then releases the token.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1)}
 	defer w.close()
 	for ctx.Err() == nil {
-		w.listen(ctx) // before the look, so that no release falls between the two
-		g, err := w.look(ctx)
-		switch {
-		case errors.As(err, &w.held):
-			w.sleep(ctx)
-		case err != errLeft:
+		// listen comes before the attempt, so that no release falls between them.
+		if err := w.listen(ctx); err != nil {
+			return backend.Grant{}, err
+		}
+
+		g, err := w.try(ctx)
+		if !errors.As(err, &w.held) || errors.Is(err, ctx.Err()) {
 			return g, err
 		}
+		w.sleep(ctx)
 	}
 	return backend.Grant{}, w.why(ctx)
 }
 
-// listen arms the signal, if it is not. Where it cannot be had the wait goes on
-// without, and tries again from time to time.
-func (w *waiting) listen(ctx context.Context) {
-	if w.ear != nil || time.Now().Before(w.retry) {
-		return
+// listen subscribes to the channel of the releases, unless it has already done so.
+// If that fails, the wait continues without a subscription and retries from time
+// to time. listen returns an error only if the driver is closed.
+func (w *waiting) listen(ctx context.Context) error {
+	if w.subscription != nil || time.Now().Before(w.retry) {
+		return nil
 	}
+
 	began := time.Now()
-	within, cancel := context.WithTimeout(ctx, min(w.c.Timeout/3, maxSleep)) // the look is to have most of it
+	within, cancel := context.WithTimeout(ctx, min(w.c.Timeout/3, maxSleep)) // leaves most of the time for the attempt
 	defer cancel()
-	ear, err := w.d.store.Listen(within, w.d.channelOf(w.c.Key), redisstore.LockKey(w.c.Key), w.heard)
+	channel, _ := w.d.channelOf(within, w.c.Key)
+	l, err := w.d.store.Listen(within, channel, redisstore.LockKey(w.c.Key), w.published)
+	if errors.Is(err, redis.ErrClosed) {
+		return err
+	}
 	if err != nil {
 		w.retry, w.silent, w.outage = time.Now().Add(maxSleep), began, err
-		return
+		return nil
 	}
-	w.ear, w.polls = ear, 0
+	w.subscription, w.polls = l, 0
+	return nil
 }
 
-// heard is called for each message, and when some may have been missed.
-func (w *waiting) heard(string, bool) {
+// published is called for each message, and when messages may have been missed.
+func (w *waiting) published(string, bool) {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -76,25 +94,32 @@ func (w *waiting) heard(string, bool) {
 }
 
 func (w *waiting) close() {
-	if w.ear != nil {
-		w.ear.Close()
+	if w.subscription != nil {
+		w.subscription.Close()
 	}
 }
 
-// look makes one attempt.
-func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
+// try makes one attempt. If ctx ends it, its error matches ctx's, because the
+// attempt may still take the key.
+func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	bound := w.c.Timeout
 	if !w.silent.IsZero() {
 		bound = max(bound-began.Sub(w.silent), bound/3)
 	}
-	g, err := w.d.attempt(ctx, w.c, bound)
+	within, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	g, err := w.attempt(within)
+
 	switch {
 	case err == nil:
 		g.Until = began.Add(w.c.TTL - backend.Drift(w.c.TTL))
-	case err == errLeft:
 	case definite(err):
 		w.silent, w.trip = time.Time{}, time.Since(began)
+	case ctx.Err() != nil && w.held != nil:
+		err = errors.Join(w.held, ctx.Err())
+	case ctx.Err() != nil:
+		err = w.why(ctx)
 	case w.silent.IsZero():
 		err = redisstore.Outage(err, began)
 	default:
@@ -103,7 +128,54 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	return g, err
 }
 
-// sleep returns when it is time for another look, or when ctx has ended.
+// attempt is Acquire, bounded by ctx. If the caller passed the client, a call may
+// not return when ctx ends. Then attempt leaves the call behind.
+func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
+	d, c := w.d, w.c
+	if d.store.Ends() == backend.EndsPromptly {
+		return d.Acquire(ctx, c)
+	}
+
+	type outcome struct {
+		g   backend.Grant
+		err error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		g, err := d.Acquire(ctx, c)
+		done <- outcome{g, err}
+	}()
+	select {
+	case o := <-done:
+		return o.g, o.err
+	case <-ctx.Done():
+	}
+
+	// The client's own error says more than ours. It comes at once if the client
+	// observes deadlines.
+	if ctx.Err() == context.DeadlineExceeded {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case o := <-done:
+			return o.g, o.err
+		case <-timer.C:
+		}
+	}
+
+	// The engine releases the token when it gets this error, and again after a
+	// Timeout. A grant that arrives even later would outlive both releases.
+	go func() {
+		if o := <-done; o.err == nil {
+			within, cancel := context.WithTimeout(context.Background(), c.Timeout)
+			defer cancel()
+			_ = d.Release(within, c)
+		}
+	}()
+	return backend.Grant{}, fmt.Errorf("%s: no answer: %w", d.store.Name(), os.ErrDeadlineExceeded)
+}
+
+// sleep returns when it is time for another attempt, or when ctx has ended.
 func (w *waiting) sleep(ctx context.Context) {
 	timer := time.NewTimer(w.pause(ctx))
 	defer timer.Stop()
@@ -114,17 +186,18 @@ func (w *waiting) sleep(ctx context.Context) {
 	}
 }
 
-// pause is how long to sleep if nothing is heard.
+// pause is how long to sleep if no message comes.
 func (w *waiting) pause(ctx context.Context) time.Duration {
 	d := maxSleep - rand.N(maxSleep/8)
-	if w.ear == nil {
+	if w.subscription == nil {
 		d = minSleep + rand.N(min(minSleep<<min(w.polls, 10), maxPoll))
 		w.polls++
 	}
 	if left := w.held.RetryAfter; left > 0 {
 		d = min(d, left+minSleep+rand.N(left/16+minSleep)) // Redis frees a key after its last millisecond
 	}
-	// A last look, so that a release which was not told is not missed.
+
+	// Try once more just before the deadline, in case a message was lost.
 	if end, ok := ctx.Deadline(); ok {
 		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep {
 			d = min(d, left)
@@ -133,7 +206,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	return d
 }
 
-// why is the error of a wait that ctx has ended.
+// why returns the error of a wait that ctx has ended.
 func (w *waiting) why(ctx context.Context) error {
 	switch {
 	case w.held != nil:
@@ -142,4 +215,9 @@ func (w *waiting) why(ctx context.Context) error {
 		return redisstore.Outage(w.outage, w.silent)
 	}
 	return ctx.Err()
+}
+
+// definite reports whether err proves that the store changed nothing.
+func definite(err error) bool {
+	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
 }

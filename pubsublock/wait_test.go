@@ -9,7 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/pubsublock"
 )
@@ -221,16 +224,17 @@ func TestCancelledWaitSaysHeldAndLeavesNothing(t *testing.T) {
 	})
 }
 
-// What a waiter that gave up may still get is taken back, whenever it lands.
-func TestAttemptThatLandsLateIsTakenBack(t *testing.T) {
+// When a waiter gives up, the engine releases its token at once and again a
+// Timeout later. That must be enough, whenever the waiter's last attempt lands.
+func TestAttemptThatLandsLateIsReleased(t *testing.T) {
 	for name, land := range map[string]struct {
-		fault redistest.Fault
+		fault faultproxy.Fault
 		after time.Duration // 0: the call is still under way
 	}{
-		"while the call is under way": {redistest.HoldRequest, time.Second},
-		"after the call's end":        {redistest.HoldRequest, 4 * time.Second},
-		"at once, unanswered":         {redistest.HangReply, 0},
-		"at once, cut off":            {redistest.LoseReply, 0},
+		"while the call is under way": {faultproxy.HoldRequest, time.Second},
+		"after the call's end":        {faultproxy.HoldRequest, 2 * time.Second},
+		"at once, unanswered":         {faultproxy.HangReply, 0},
+		"at once, cut off":            {faultproxy.LoseReply, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
@@ -244,16 +248,69 @@ func TestAttemptThatLandsLateIsTakenBack(t *testing.T) {
 				if w.err == nil || errors.Is(w.err, backend.ErrHeld) || w.at.After(stopped) {
 					t.Errorf("got %v, %v after the cancel", w.err, w.at.Sub(stopped))
 				}
+
+				_ = b.d.Release(t.Context(), c)
 				time.Sleep(land.after)
 				v.Proxy.Release()
-				synctest.Wait()
-				time.Sleep(3*time.Second + time.Second) // the second release comes a Timeout after the first
+				time.Sleep(c.Timeout - land.after)
+				_ = b.d.Release(t.Context(), c)
+				time.Sleep(c.Timeout)
 				if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
 					t.Errorf("left %q, %d faults to come", keys, v.Proxy.Pending())
 				}
 			})
 		})
 	}
+}
+
+// A client that ignores deadlines may send long after the engine's releases.
+func TestAttemptThatOutlastsTheReleasesIsReleased(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		o := *a.rdb.Options()
+		o.ReadTimeout, o.WriteTimeout, o.ContextTimeoutEnabled = time.Minute, time.Minute, false
+		a.rdb = redis.NewClient(&o)
+		defer a.rdb.Close()
+		a.d = pubsublock.New(a.rdb, nil)
+		defer a.d.Close()
+		a.release(t, mustAcquire(t, a, claim("k"))) // the scripts are known from here on
+		c := claim("k")
+		v.Proxy.Fail(c.Token, faultproxy.HoldRequest)
+		began := time.Now()
+		w := a.wait(t, t.Context(), c)
+		<-w.done
+		outage(t, a, "wait", w.err)
+		if took := w.at.Sub(began); took < c.Timeout || took > c.Timeout+100*time.Millisecond {
+			t.Errorf("the attempt was bounded by %v, want %v", took, c.Timeout)
+		}
+
+		time.Sleep(10 * time.Second)
+		v.Proxy.Release()
+		synctest.Wait()
+		if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
+			t.Errorf("left %q, %d faults to come", keys, v.Proxy.Pending())
+		}
+	})
+}
+
+// If a cancellation meets an attempt in flight, the outcome is unknown, although
+// the last answer was that the key is held.
+func TestCancelDuringAnAttemptIsOfUnknownOutcome(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		first := claim("k")
+		b.acquire(t, first)
+		c := claim("k")
+		w := a.wait(t, t.Context(), c)
+		v.Proxy.Fail(c.Token, faultproxy.HoldRequest)
+		for v.Proxy.Pending() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		w.stop()
+		<-w.done
+		var held *backend.HeldError
+		if !errors.As(w.err, &held) || held.Owner != first.Owner || !errors.Is(w.err, context.Canceled) {
+			t.Errorf("got %v", w.err)
+		}
+	})
 }
 
 func mustAcquire(t *testing.T, r rig, c backend.Claim) backend.Claim {
@@ -266,11 +323,11 @@ func mustAcquire(t *testing.T, r rig, c backend.Claim) backend.Claim {
 // token; the error says since when.
 func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
 	for name, c := range map[string]struct {
-		out  func(p *redistest.Proxy)
+		out  func(p *faultproxy.Proxy)
 		took time.Duration
 	}{
-		"down":    {(*redistest.Proxy).Down, 0},
-		"stalled": {(*redistest.Proxy).Stall, 3 * time.Second},
+		"down":    {(*faultproxy.Proxy).Down, 0},
+		"stalled": {(*faultproxy.Proxy).Stall, 3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
@@ -311,7 +368,7 @@ func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		b.acquire(t, claim("k"))
 		for range 40 {
-			v.Proxy.Fail("subscribe", redistest.LoseRequest)
+			v.Proxy.Fail("subscribe", faultproxy.LoseRequest)
 		}
 		w := a.wait(t, t.Context(), claim("k"))
 		time.Sleep(1900 * time.Millisecond) // of which one second is a try to listen
@@ -336,7 +393,7 @@ func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
 		first.TTL = time.Hour
 		b.acquire(t, first)
 		for range 40 { // seconds of tries
-			v.Proxy.Fail("subscribe", redistest.LoseRequest)
+			v.Proxy.Fail("subscribe", faultproxy.LoseRequest)
 		}
 		w := a.wait(t, t.Context(), claim("k"))
 		time.Sleep(1100 * time.Millisecond) // a third of the Timeout is given to it
@@ -364,7 +421,7 @@ func TestMessageLostWithItsConnection(t *testing.T) {
 		first := claim("k")
 		b.acquire(t, first)
 		w := a.wait(t, t.Context(), claim("k"))
-		v.Proxy.Fail("ping", redistest.LoseRequest)
+		v.Proxy.Fail("ping", faultproxy.LoseRequest)
 		for v.Proxy.Pending() > 0 {
 			time.Sleep(time.Millisecond)
 		}

@@ -2,9 +2,9 @@
 -- microseconds, or one more than the last fence if that is larger.
 -- KEYS: the lock, its fence counter, the node's mark
 -- ARGV: the record, the term in ms
--- Returns {1, fence, mark}; {0} if the key is held; or {-1} if the counter
--- holds what no version of this script wrote.
-if redis.call('EXISTS', KEYS[1]) == 1 then return {0} end
+-- Returns {1, fence, mark, INFO server}; {0, mark} if the key is held; or {-1}
+-- if the counter holds a value that no version of this script wrote.
+if redis.call('EXISTS', KEYS[1]) == 1 then return {0, redis.call('GET', KEYS[3]) or ''} end
 local last = redis.pcall('GETRANGE', KEYS[2], 0, 16)
 if type(last) ~= 'string' then
 	if not string.find(last.err, 'WRONGTYPE', 1, true) then return last end
@@ -19,4 +19,4 @@ if last ~= '' then
 end
 local mark = redis.call('GET', KEYS[3])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {1, string.format('%.0f', fence), mark or ''}
+return {1, string.format('%.0f', fence), mark or '', redis.call('INFO', 'server')}

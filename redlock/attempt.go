@@ -45,9 +45,8 @@ type attempt struct {
 	there    []bool          // may have the record
 	doubt    []bool          // a command on its way may still put it there
 	fences   []uint64        // proposed
+	fence    uint64          // of the hold, written to a quorum; 0 if it has none
 	busy     []chan struct{} // closed when the command under way that may put it there has ended
-	underWay int             // votes
-	undos    int             // under way, of what has come to nothing
 	over     bool            // it has come to nothing: whatever the nodes have is to be given back
 	released bool            // nothing is to be given to a node any more
 	until    time.Time       // the longest that the record may last on any node
@@ -58,7 +57,7 @@ type attempt struct {
 func (d *Driver) newAttempt(c backend.Claim, number, lead int) *attempt {
 	n := len(d.nodes)
 	a := &attempt{d: d, c: c, lock: redisstore.LockKey(c.Key), begins: c.Token + mark, began: time.Now(), lead: lead,
-		ballot: newBallot(d.nodes, taking), spoken: make(chan struct{}), underWay: n,
+		ballot: newBallot(d.nodes, taking), spoken: make(chan struct{}),
 		there: make([]bool, n), doubt: make([]bool, n), fences: make([]uint64, n), busy: make([]chan struct{}, n)}
 	if number > 0 {
 		a.begins = c.Token + "~" + strconv.Itoa(number) + mark
@@ -81,12 +80,12 @@ func (d *Driver) attempt(ctx context.Context, c backend.Claim, number, lead int)
 	if !d.note(a) {
 		return backend.Grant{}, errClosed
 	}
+	defer d.work.Done()
 	counted := make(chan error, 1)
 	if lead == nobody || a.leads(ctx) {
-		go func() {
-			defer d.work.Done()
+		d.work.Go(func() {
 			counted <- mutex(c, a.record, a.pools()).TryLockContext(context.Background())
-		}()
+		})
 		select {
 		case <-a.ballot.done:
 		case <-ctx.Done():
@@ -135,19 +134,24 @@ func (a *attempt) won(ctx context.Context, counted error) (backend.Grant, error)
 func (a *attempt) pools() []redis.Pool {
 	pools := make([]redis.Pool, len(a.d.nodes))
 	for i := range pools {
-		take := func(string, time.Duration) (bool, error) { return a.vote(i) }
-		if i == a.lead {
-			take = func(string, time.Duration) (bool, error) { return a.word() }
+		take := func(string, time.Duration) (bool, error) { return a.word() }
+		if i != a.lead {
+			a.d.work.Add(1)
+			take = func(string, time.Duration) (bool, error) {
+				defer a.d.work.Done()
+				return a.vote(i)
+			}
 		}
 		pools[i] = &pool{take: take, give: func() (bool, error) { return false, errUnasked }}
 	}
 	return pools
 }
 
-// leads has the lead vote before the others, and reports whether these are to
-// be asked, too: it has said yes, or nothing for too long.
+// leads asks the lead for its vote before the other nodes. It reports whether
+// redsync must ask the others: the lead has voted yes, or has not answered in
+// time. If the lead is the only node, redsync still counts its vote.
 func (a *attempt) leads(ctx context.Context) bool {
-	go a.vote(a.lead)
+	a.d.work.Go(func() { _, _ = a.vote(a.lead) })
 	n := a.d.nodes[a.lead]
 	patience := max(leadPatience, 8*time.Duration(n.trip.Load()))
 	timer := time.NewTimer(patience)
@@ -156,21 +160,23 @@ func (a *attempt) leads(ctx context.Context) bool {
 	case <-a.spoken:
 	case <-a.ballot.done:
 	case <-timer.C:
+		n.trip.Store(0) // it does not lead until it answers
+		if n.needed() {
+			break // without it there is no quorum
+		}
 		// Rivals who split the other votes are not to wait for this one.
 		a.ballot.cast(a.lead, unsure, fmt.Errorf("%s: no answer within %v: %w", n.name, patience, os.ErrDeadlineExceeded))
 	case <-ctx.Done():
 		a.ballot.end(left)
 	}
-	if a.ballot.result() == open {
+	if v := a.ballot.result(); v == open || v == won {
 		return true
 	}
 	for i := range a.d.nodes {
 		if i != a.lead {
 			a.voted(i, failed, 0)
-			a.d.work.Done()
 		}
 	}
-	a.d.work.Done() // redsync's
 	return false
 }
 
@@ -188,8 +194,13 @@ func (a *attempt) word() (bool, error) {
 
 // vote asks node i. It is called once.
 func (a *attempt) vote(i int) (bool, error) {
-	defer a.d.work.Done()
-	v, err := a.d.nodes[i].take(a)
+	n := a.d.nodes[i]
+	if err := n.doubted(); err != nil && !n.needed() {
+		// It may not answer for a whole Timeout, in which the votes of this attempt
+		// would be in the way of others.
+		a.ballot.cast(i, unsure, err)
+	}
+	v, err := n.take(a)
 	if i == a.lead && v == no {
 		a.ballot.end(refused)
 	}
@@ -203,6 +214,13 @@ func (a *attempt) vote(i int) (bool, error) {
 	return v == yes, err
 }
 
+// wanted reports whether the attempt is in flight or holds the key.
+func (a *attempt) wanted() bool {
+	a.d.mu.Lock()
+	defer a.d.mu.Unlock()
+	return !a.over && !a.released
+}
+
 // voted notes what came of the command on node i, and has it given back if the
 // attempt is over.
 func (a *attempt) voted(i int, v vote, fence uint64) {
@@ -211,38 +229,31 @@ func (a *attempt) voted(i int, v vote, fence uint64) {
 	defer d.mu.Unlock()
 	a.there[i], a.doubt[i], a.fences[i] = v == yes || v == unsure, v == unsure, fence
 	close(a.busy[i])
-	a.underWay--
 	if a.over {
 		a.undoLocked(i)
-		a.settleLocked()
 	}
 }
 
-// giveBack ends an attempt that has come to nothing.
+// giveBack ends an attempt that did not get the key, and releases its records. If
+// the outcome is unknown, the engine will release the token twice. The driver
+// remembers the token meanwhile and answers those releases itself. Otherwise an
+// outage would fill the nodes with releases.
 func (a *attempt) giveBack() {
-	d := a.d
+	d, token := a.d, a.c.Token
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a.over = true
-	d.unsettled[a.c.Token]++
 	for i := range d.nodes {
 		a.undoLocked(i)
 	}
-	a.settleLocked()
-}
-
-// settleLocked has the driver forget an attempt that has come to nothing, when
-// no node can have anything of it any more.
-func (a *attempt) settleLocked() {
-	d, token := a.d, a.c.Token
-	if a.underWay > 0 || a.undos > 0 {
+	if d.attempts[token] != a {
 		return
 	}
-	if d.attempts[token] == a {
-		delete(d.attempts, token)
-	}
-	if d.unsettled[token]--; d.unsettled[token] == 0 {
-		delete(d.unsettled, token)
+	delete(d.attempts, token)
+	// After a split vote nodes that said yes may have the record for a moment yet.
+	// Asked about the token, they could not agree.
+	if a.ballot.result() != refused || a.ballot.has(yes) {
+		d.attempts[token] = &attempt{over: true, until: time.Now().Add(3 * a.c.Timeout)}
 	}
 }
 
@@ -257,15 +268,9 @@ func (a *attempt) undoLocked(i int) {
 	}
 	a.there[i], a.doubt[i] = false, false
 	d, n, c, begins, until := a.d, a.d.nodes[i], a.c, a.begins, a.until
-	if d.spawnLocked(func() {
-		n.undo(c, begins, "", times, 0, until)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		a.undos--
-		a.settleLocked()
-	}) {
-		a.undos++
-	}
+	// The caller itself counts as work. So Close waits for this goroutine even if
+	// Close has already begun.
+	d.work.Go(func() { n.undo(c, begins, "", times, 0, until) })
 }
 
 // undo releases what an attempt may have left on the node, until that was
@@ -274,10 +279,13 @@ func (a *attempt) undoLocked(i int) {
 func (n *node) undo(c backend.Claim, begins, channel string, times int, pause time.Duration, until time.Time) {
 	retry := firstRetry
 	for {
-		if !n.d.sleep(pause) {
-			return
+		// Close does not wait for the pause, but it waits for one more try. It tries
+		// even a node that has just not answered: perhaps one connection was dead.
+		last := pause > 0 && !n.d.sleep(pause)
+		var err error
+		if !last {
+			err = n.admit()
 		}
-		err := n.admit()
 		if err == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 			err = n.release(ctx, c, begins, channel)
@@ -289,8 +297,8 @@ func (n *node) undo(c backend.Claim, begins, channel string, times int, pause ti
 		} else if times--; times == 0 {
 			return
 		}
-		if time.Now().After(until) {
-			return // the node has forgotten it
+		if last || time.Now().After(until) {
+			return // the record expires on the node
 		}
 	}
 }

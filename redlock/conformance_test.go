@@ -31,6 +31,8 @@ func harness(t *testing.T, n int) conformance.Harness {
 		},
 		Stop:     func(context.Context, string) error { return nodes.Stop() },
 		Start:    func(_ context.Context, _ string, data bool) error { return nodes.Start(data) },
+		Flush:    func(ctx context.Context, _ string) error { return nodes.Forget(ctx) },
+		Kick:     func(ctx context.Context, _ string) error { return nodes.Kick(ctx) },
 		Link:     link,
 		Cost:     costs(n),
 		Commands: func(context.Context, string) (int64, error) { return redistest.Settled(nodes.Count), nil },
@@ -52,14 +54,14 @@ func harness(t *testing.T, n int) conformance.Harness {
 	}
 }
 
-// costs are those of n nodes. To acquire it takes SET and the node's mark on
-// each, and a little more for each new connection; a script each to renew, and
-// another one to repair a minority; a script each to release. Who waits listens
+// costs are those of n nodes. To acquire it takes SET, the node's mark and the
+// run of its server on each; a script each to renew, and another one to repair a
+// minority; a script each to release. Who waits listens
 // to each, and looks: at first often, later once a second, which costs what one
 // node takes to be asked, and a script on each.
 func costs(n int) conformance.Cost {
 	nodes := float64(n)
-	return conformance.Cost{Acquire: 2.5 * nodes, Renew: 1.5 * nodes, Release: nodes, Waiting: 12 * nodes}
+	return conformance.Cost{Acquire: 3.5 * nodes, Renew: 1.5 * nodes, Release: nodes, Waiting: 12 * nodes}
 }
 
 // link disturbs the ways to all nodes at once.
@@ -69,6 +71,11 @@ func link(_ context.Context, store string) (*conformance.Link, error) {
 		Set: func(s conformance.LinkState) {
 			for _, l := range ways {
 				l.Set(s)
+			}
+		},
+		SetAfter: func(replies int, s conformance.LinkState) {
+			for _, l := range ways {
+				l.SetAfter(replies, s)
 			}
 		},
 		Close: func() {

@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -329,5 +331,82 @@ func TestAWaitThatEndsTellsWhoHoldsTheKeyAndLeavesNothing(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// Waiters get the key of a set with fewer nodes than a safe set needs.
+func TestWaitOnFewNodes(t *testing.T) {
+	for n := 1; n <= 2; n++ {
+		try(t, n, &Options{AllowUnsafeNodes: true}, func(t *testing.T, tr trial) {
+			held, c := aClaim("k"), aClaim("k")
+			tr.acquire(t, tr.d, held)
+			other := tr.direct(t, &Options{AllowUnsafeNodes: true})
+			done := make(chan error, 1)
+			go func() {
+				_, err := other.Wait(t.Context(), c)
+				done <- err
+			}()
+			time.Sleep(time.Second)
+			if err := tr.d.Release(t.Context(), held); err != nil {
+				t.Errorf("release: %v", err)
+			}
+			time.Sleep(time.Second)
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Errorf("wait on %d nodes: %v", n, err)
+				}
+			default:
+				t.Fatalf("wait on %d nodes does not return", n)
+			}
+		})
+	}
+}
+
+// An attempt does not sleep, however many waiters a message names.
+func TestAcquireDoesNotSleep(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		for _, v := range tr.vs {
+			for range 20 {
+				sub := v.Direct().Subscribe(t.Context(), redisstore.DerivedKey("channel", "k"))
+				t.Cleanup(func() { sub.Close() })
+				if _, err := sub.Receive(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				go func() {
+					for _, err := sub.Receive(t.Context()); err == nil; _, err = sub.Receive(t.Context()) {
+					}
+				}()
+			}
+		}
+		began := time.Now()
+		for range 20 {
+			c := aClaim("k")
+			tr.acquire(t, tr.d, c)
+			if _, err := tr.d.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
+				t.Errorf("got %v, want ErrHeld", err)
+			}
+			if err := tr.d.Release(t.Context(), c); err != nil {
+				t.Errorf("release: %v", err)
+			}
+		}
+		took(t, "20 attempts that succeed and 20 that do not", began, 0)
+	})
+}
+
+// If a majority is away and the lead has a record, Acquire reports an outage and
+// not a refusal.
+func TestAcquireWithoutAMajorityIsAnOutage(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		for _, v := range tr.vs {
+			elsewhere(t, v, "k")
+		}
+		if _, err := tr.d.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("got %v, want ErrHeld", err)
+		}
+		synctest.Wait()
+		tr.each("12", func(v *redistest.VirtualServer) { v.Proxy.Down() })
+		_, err := tr.d.Acquire(t.Context(), aClaim("k")) // which asks the lead first, after that refusal
+		isOutage(t, "acquire", err, "12")
 	})
 }

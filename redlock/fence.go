@@ -6,65 +6,80 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A fence is the largest of those that the nodes propose which have voted for
-// the holder, and has been written to a quorum before the holder hears of it.
-// Any two majorities have a node in common: what the next holder's nodes
-// propose is larger.
+// A fence is the largest of the proposals of the nodes that voted for the
+// holder. Before the holder is granted the key, a quorum of nodes stores the
+// fence, and each of them has the holder's record. Any two majorities share a
+// node. The next holder's record reaches that node after this record has ended.
+// So the next holder's fence is larger.
+//
+// A node without the record does not count. It may already have voted for the
+// next holder, whose vote on another node is in flight. Then it has made its
+// proposal before this fence was written.
+//
+// A renewal also writes the fence to every node. So nodes that lose their data
+// one after another, during a long hold, do not forget the fence.
 
 // maxFence is the largest that a node may propose: a number of Lua has no
 // successor beyond. A larger one would be the last, on all nodes.
 const maxFence = 1 << 53
 
 // sendFenced takes the key and has the node propose a fence.
-func (n *node) sendFenced(ctx context.Context, a *attempt) (v vote, fence uint64, mark string, err error) {
+func (n *node) sendFenced(ctx context.Context, a *attempt) (v vote, fence uint64, b bearing, err error) {
 	counter := redisstore.DerivedKey("fence", a.c.Key)
 	reply, err := n.store.Run(ctx, acquireScript, redisstore.Call{
 		Keys: []string{a.lock, counter, markKey},
 		Args: []any{a.record, redisstore.Millis(a.c.TTL)},
 	})
 	if err != nil {
-		return outcome(err), 0, "", err
+		return outcome(err), 0, bearing{}, err
 	}
 	switch parts, _ := reply.([]any); {
-	case len(parts) == 3 && parts[0] == int64(1):
+	case len(parts) == 4 && parts[0] == int64(1):
 		text, _ := parts[1].(string)
 		mark, ok := parts[2].(string)
 		fence, err = strconv.ParseUint(text, 10, 64)
 		if ok && err == nil && 0 < fence && fence <= maxFence {
-			return yes, fence, mark, nil
+			return yes, fence, bearing{run: runOf(parts[3]), mark: mark}, nil
 		}
-	case len(parts) == 1 && parts[0] == int64(0):
-		return no, 0, "", nil
+	case len(parts) == 2 && parts[0] == int64(0):
+		if mark, ok := parts[1].(string); ok {
+			return no, 0, bearing{mark: mark}, nil
+		}
 	case len(parts) == 1 && parts[0] == int64(-1):
-		return failed, 0, "", n.noFence(counter)
+		return failed, 0, bearing{}, n.noFence(counter)
 	}
-	return unsure, 0, "", n.store.Unexpected(reply)
+	return unsure, 0, bearing{}, n.store.Unexpected(reply)
 }
 
 func (n *node) noFence(counter string) error {
-	return fmt.Errorf("%s: what is stored under %q is no fence; whoever put it there must remove it", n.name, counter)
+	return fmt.Errorf("%s: the value of %q is no fence counter; remove it, so that hasp can begin a new one", n.name, counter)
 }
 
-// raise writes the fence of a to a quorum of the nodes, and returns it.
+// raise writes the fence of a to a quorum of the nodes that have the record of
+// a, and returns it. Renewals keep it written on all nodes.
 func (a *attempt) raise(ctx context.Context) (uint64, error) {
 	d := a.d
 	d.mu.Lock()
 	fence := slices.Max(a.fences)
+	a.fence = fence
 	d.mu.Unlock()
+
 	b := newBallot(d.nodes, having)
-	counter := redisstore.DerivedKey("fence", a.c.Key)
 	for _, n := range d.nodes {
 		if !d.spawn(func() {
-			v, err := n.raise(a.c, counter, fence, d)
+			// Wait for a vote in flight: the fence counts on the node only if its record
+			// is there.
+			<-d.busy(a, n.i)
+			v, err := n.raise(a, fence)
 			b.cast(n.i, v, err)
 		}) {
 			return 0, errClosed
 		}
 	}
+
 	select {
 	case <-b.done:
 	case <-ctx.Done():
@@ -74,22 +89,26 @@ func (a *attempt) raise(ctx context.Context) (uint64, error) {
 	return fence, b.err()
 }
 
-// raise writes a fence to the node.
-func (n *node) raise(c backend.Claim, counter string, fence uint64, d *Driver) (vote, error) {
+// raise writes a fence to the node. It returns yes only if the node has the record
+// of a.
+func (n *node) raise(a *attempt, fence uint64) (vote, error) {
 	if err := n.admit(); err != nil {
 		return failed, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), a.c.Timeout)
 	defer cancel()
+	counter := redisstore.DerivedKey("fence", a.c.Key)
 	reply, err := n.store.Run(ctx, raiseScript, redisstore.Call{
-		Keys: []string{counter},
-		Args: []any{strconv.FormatUint(fence, 10), redisstore.Millis(d.fenceTTL)},
+		Keys: []string{counter, a.lock},
+		Args: []any{a.begins, strconv.FormatUint(fence, 10), redisstore.Millis(n.d.fenceTTL)},
 	})
 	switch {
 	case err != nil:
-		return failed, n.plain(err, c.Timeout)
+		return failed, n.plain(err, a.c.Timeout)
 	case reply == int64(1):
 		return yes, nil
+	case reply == int64(0):
+		return failed, fmt.Errorf("%s: does not have the lock, so the fence there does not count", n.name)
 	case reply == int64(-1):
 		return failed, n.noFence(counter)
 	}

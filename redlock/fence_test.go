@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -173,28 +175,172 @@ func TestAFenceIsRaisedWhereTheNextHolderHearsOfIt(t *testing.T) {
 }
 
 func TestAFenceThatIsNoneIsToldAndLeftAlone(t *testing.T) {
+	const counter = "hasp:{k}:fence:k"
+	for name, spoil := range map[string]func(v *redistest.VirtualServer){
+		"a text": func(v *redistest.VirtualServer) { v.Mini.Set(counter, "somebody's") },
+		"a list": func(v *redistest.VirtualServer) { v.Mini.Del(counter); v.Mini.Lpush(counter, "somebody's") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFencing(t, 0, 3, 1, fenceTTL)
+				d := f.drivers[0]
+				f.hold(d)
+				time.Sleep(2 * time.Second) // the release has reached all
+				for _, v := range f.vs[:2] {
+					spoil(v)
+				}
+				before := f.vs[0].Mini.Dump()
+
+				c := backend.Claim{Key: "k", Token: "t", TTL: time.Second, Timeout: time.Second, Fenced: true}
+				_, err := d.Acquire(t.Context(), c)
+				if err == nil || errors.Is(err, backend.ErrHeld) || strings.Count(err.Error(), counter+`" is no fence counter; remove it`) != 2 {
+					t.Errorf("got %v, want an outage that names both counters", err)
+				}
+				if after := f.vs[0].Mini.Dump(); after != before {
+					t.Errorf("node 0 has\n%s\nand had\n%s", after, before)
+				}
+
+				f.vs[0].Mini.Del(counter)
+				time.Sleep(2 * time.Second)
+				if !f.hold(d) {
+					t.Error("one node whose fence is none is in the way")
+				}
+			})
+		})
+	}
+}
+
+// Beyond 2^53 a number of Lua has no successor, so the counters end there.
+func TestNoFenceFollowsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFencing(t, 0, 3, 1, fenceTTL)
 		d := f.drivers[0]
 		f.hold(d)
-		const counter = "hasp:{k}:fence:k"
-		for _, v := range f.vs[:2] {
-			v.Mini.Set(counter, "somebody's")
+		time.Sleep(2 * time.Second) // the release has reached all
+		for _, v := range f.vs {
+			v.Mini.Set("hasp:{k}:fence:k", "9007199254740990")
 		}
-		c := backend.Claim{Key: "k", Token: "t", TTL: time.Second, Timeout: time.Second, Fenced: true}
-		_, err := d.Acquire(t.Context(), c)
+
+		if !f.hold(d) || f.last != 9007199254740991 {
+			t.Errorf("the last fence is %d", f.last)
+		}
+		time.Sleep(2 * time.Second)
+		g, err := d.Acquire(t.Context(), aFenced("k"))
 		if err == nil || errors.Is(err, backend.ErrHeld) {
-			t.Errorf("got %v, want an outage", err)
+			t.Errorf("after the last fence: %d, %v, want an outage", g.Fence, err)
 		}
-		for _, v := range f.vs[:2] {
-			if got, _ := v.Mini.Get(counter); got != "somebody's" {
-				t.Errorf("it is %q now", got)
+	})
+}
+
+// Node 1 has voted for A, whose other votes are under way. B has nodes 2 and 3,
+// and writes its fence to nodes 1 and 3, but not to 2. Were B granted the key,
+// A could follow it with votes of nodes 1 and 2, and with the same fence.
+func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFencing(t, 0, 3, 1, DefaultMaxTTL)
+		f.hold(f.drivers[0])
+		synctest.Wait()
+		const counter = "hasp:{k}:fence:k"
+		for _, v := range f.vs {
+			v.Mini.Set(counter, "4000000000000000") // no clock decides
+		}
+		a, b := f.another(), f.another()
+		ca, cb := aFenced("k"), aFenced("k")
+		ca.Timeout = 5 * time.Second
+		for _, v := range f.vs[1:] {
+			v.Proxy.Fail("mark "+ca.Token, faultproxy.HoldRequest)
+		}
+		var ga backend.Grant
+		var erra error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			ga, erra = a.Acquire(t.Context(), ca)
+		}()
+		synctest.Wait()
+		f.vs[1].Proxy.Fail(counter+" k "+cb.Token, faultproxy.LoseRequest)
+		gb, err := b.Acquire(t.Context(), cb)
+		if err == nil {
+			t.Errorf("B is granted fence %d, of whose nodes only one knows it", gb.Fence)
+		}
+		if f.vs[1].Proxy.Pending() > 0 {
+			t.Error("B has not tried to raise its fence on node 2")
+		}
+		_ = b.Release(t.Context(), cb)
+		time.Sleep(time.Second)
+		f.vs[1].Proxy.Release()
+		<-done
+		if erra != nil {
+			t.Errorf("A: %v", erra)
+		}
+		if err == nil && ga.Fence <= gb.Fence {
+			t.Errorf("A has fence %d after B had %d", ga.Fence, gb.Fence)
+		}
+	})
+}
+
+// All nodes are restarted empty, one after another, under one hold that is
+// renewed. The clock of one of them was ahead when the fence was drawn, so
+// only the counters say what the next fence must exceed.
+func TestRenewalsKeepTheFenceThroughARollingRestart(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.vs[0].Skew(24 * time.Hour)
+		c := aFenced("k")
+		c.TTL = DefaultMaxTTL
+		g, err := tr.d.Acquire(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		tr.vs[0].Skew(0)
+		for _, v := range tr.vs {
+			v.Restart(false)
+			for range 4 {
+				time.Sleep(40 * time.Second)
+				_ = renewOne(tr.d, c, 3*time.Second) // over connections that may be dead
+				if err := renewOne(tr.d, c, 3*time.Second); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
-		f.vs[0].Mini.Del(counter)
-		time.Sleep(2 * time.Second)
-		if !f.hold(d) {
-			t.Error("one node whose fence is none is in the way")
+		if err := tr.d.Release(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * absence)
+		next, err := tr.d.Acquire(t.Context(), aFenced("k"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if next.Fence <= g.Fence {
+			t.Errorf("fence %d after %d", next.Fence, g.Fence)
+		}
+	})
+}
+
+// A late renewal must neither lower a fence counter nor change a value that is not
+// a counter.
+func TestARenewalNeverLowersAFence(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		c := aFenced("k")
+		tr.acquire(t, tr.d, c)
+		synctest.Wait()
+		const counter = "hasp:{k}:fence:k"
+		tr.vs[0].Mini.Set(counter, "4000000000000000")
+		tr.vs[1].Mini.Set(counter, "somebody's")
+		tr.vs[2].Mini.Del(counter)
+		_, _ = tr.vs[2].Mini.Lpush(counter, "somebody's")
+		if err := renewOne(tr.d, c, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if got, _ := tr.vs[0].Mini.Get(counter); got != "4000000000000000" {
+			t.Errorf("a larger fence: it is %q now", got)
+		}
+		if got, _ := tr.vs[1].Mini.Get(counter); got != "somebody's" || tr.vs[1].Mini.TTL(counter) != 0 {
+			t.Errorf("no number: it is %q now, for %v", got, tr.vs[1].Mini.TTL(counter))
+		}
+		if got, _ := tr.vs[2].Mini.List(counter); len(got) != 1 || tr.vs[2].Mini.TTL(counter) != 0 {
+			t.Errorf("no string: it is %q now, for %v", got, tr.vs[2].Mini.TTL(counter))
 		}
 	})
 }

@@ -111,6 +111,20 @@ func (d *Driver) quorum() int { return len(d.nodes)/2 + 1 }
 // voted reports whether a quorum has told anything.
 func (s state) voted(d *Driver) bool { return len(s.taken)+s.free >= d.quorum() }
 
+// unanswered returns nil if a quorum has answered, and otherwise the outage. If ctx
+// ended before any error, it returns ctx's error.
+func (d *Driver) unanswered(ctx context.Context, s state) error {
+	if s.voted(d) {
+		return nil
+	}
+	if err := ctx.Err(); err != nil && len(s.errs) == 0 {
+		return err
+	}
+	errs := make([]error, len(d.nodes))
+	copy(errs, s.errs)
+	return outage(errs)
+}
+
 // of is what node i has told, if it has.
 func (s state) of(i int) (found, bool) {
 	for _, f := range s.all {
@@ -190,13 +204,8 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		return s.holder != nil || s.free >= d.quorum()
 	})
 	s := d.sum(all)
-	if !s.voted(d) {
-		if err := ctx.Err(); err != nil && len(s.errs) == 0 {
-			return backend.Status{}, err
-		}
-		errs := make([]error, len(d.nodes))
-		copy(errs, s.errs)
-		return backend.Status{}, outage(errs)
+	if err := d.unanswered(ctx, s); err != nil {
+		return backend.Status{}, err
 	}
 	var status backend.Status
 	if s.holder != nil {

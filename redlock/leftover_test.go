@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -90,7 +91,7 @@ func (r *rounds) round(ctx context.Context, c *hasp.Client) {
 // disturb does something to a node until stop is closed, and one node after
 // another, so that a majority is well most of the time. No command is held for
 // longer than a second time-out after its client has given it up.
-func disturb(proxies []*redistest.Proxy, pause func() time.Duration, stop <-chan struct{}) {
+func disturb(proxies []*faultproxy.Proxy, pause func() time.Duration, stop <-chan struct{}) {
 	for {
 		for _, p := range proxies {
 			p.Release() // what came to be held since
@@ -109,11 +110,11 @@ func disturb(proxies []*redistest.Proxy, pause func() time.Duration, stop <-chan
 		case 3:
 			p.Cut()
 		case 4:
-			p.Fail("k", redistest.LoseReply)
+			p.Fail("k", faultproxy.LoseReply)
 		case 5:
-			p.Fail("k", redistest.HangReply)
+			p.Fail("k", faultproxy.HangReply)
 		case 6:
-			p.Fail("k", redistest.HoldRequest)
+			p.Fail("k", faultproxy.HoldRequest)
 			heal = p.Release
 		}
 		timer := time.NewTimer(pause())
@@ -138,6 +139,83 @@ func leftOn(i int, keys []string) (left []string) {
 	return left
 }
 
+// A program that ends right after its Unlock leaves no record, because Close waits
+// for the votes of slow nodes and for their release.
+func TestCloseLeavesNothing(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, c *hasp.Client){
+		"unlocked": func(t *testing.T, c *hasp.Client) {
+			lease, err := c.Lock(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := lease.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"refused": func(t *testing.T, c *hasp.Client) {
+			if _, err := c.TryLock(t.Context(), "held"); !errors.Is(err, hasp.ErrHeld) {
+				t.Errorf("got %v, want ErrHeld", err)
+			}
+		},
+		"cancelled": func(t *testing.T, c *hasp.Client) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond)
+			defer cancel()
+			if _, err := c.Lock(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v, want the end of the context", err)
+			}
+		},
+	} {
+		for _, n := range []int{3, 5} {
+			for _, slow := range []time.Duration{5 * time.Millisecond, 200 * time.Millisecond} {
+				for _, fresh := range []bool{true, false} {
+					t.Run(fmt.Sprintf("%s, %d nodes, %v, fresh %v", name, n, slow, fresh), func(t *testing.T) {
+						t.Parallel()
+						try(t, n, nil, func(t *testing.T, tr trial) {
+							for _, v := range tr.vs[:n/2+1] {
+								elsewhere(t, v, "held")
+							}
+							d := tr.d
+							if fresh {
+								d = New(tr.vs.Clients(), nil)
+							}
+							for i, v := range tr.vs {
+								v.Proxy.Delay(time.Duration(i) * slow)
+							}
+							c := hasp.New(d, nil)
+							end(t, c)
+							c.Close()
+							for i, v := range tr.vs {
+								if left := leftOn(i, v.Mini.Keys()); len(left) > 0 && left[0] != fmt.Sprintf("held on node %d", i) {
+									t.Errorf("after Close: %q", left)
+								}
+							}
+						})
+					})
+				}
+			}
+		}
+	}
+}
+
+// A vote whose reply hangs has its record released when Close waits for it.
+func TestCloseReleasesAVoteThatWasNotAnswered(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.vs[2].Proxy.Fail("k", faultproxy.HangReply)
+		c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second})
+		lease, err := c.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+		if left := leftOn(2, tr.vs[2].Mini.Keys()); len(left) > 0 {
+			t.Errorf("after Close: %q", left)
+		}
+	})
+}
+
 // Whatever was begun, whatever came in between: at the end no node has
 // anything of it, long before the terms are over, and nothing runs.
 func TestNothingIsLeft(t *testing.T) {
@@ -154,7 +232,7 @@ func TestNothingIsLeft(t *testing.T) {
 					return rand.N(300*time.Millisecond) >> rand.IntN(8)
 				}
 				r := &rounds{each: 250, pause: pause, keys: 3, waits: waits}
-				var proxies []*redistest.Proxy
+				var proxies []*faultproxy.Proxy
 				for _, v := range vs {
 					proxies = append(proxies, v.Proxy)
 				}

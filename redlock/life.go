@@ -7,10 +7,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// patience is how long Close waits for calls under way.
-const patience = time.Second
+// patience is how long Close waits for calls in flight, and for the releases of
+// the records that they leave on a node.
+const patience = 3 * time.Second
 
-// spawn runs f on a goroutine that Close waits for, unless it has begun.
+// spawn runs f on a goroutine that Close waits for, unless Close has begun.
 func (d *Driver) spawn(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -31,8 +32,10 @@ type chased struct {
 	node  int
 }
 
-// chase has f release c on the node in the background, unless that is under
-// way already, as it may be where a release is repeated.
+// chase runs f, which releases c on the node, in the background. If such a release
+// of c is already in flight on the node, as after a repeated Release, chase does
+// nothing. The caller itself counts as work, so Close waits for f even if Close
+// has already begun.
 func (d *Driver) chase(n *node, c backend.Claim, f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -40,7 +43,8 @@ func (d *Driver) chase(n *node, c backend.Claim, f func()) {
 	if d.chased[x] {
 		return
 	}
-	d.chased[x] = d.spawnLocked(func() {
+	d.chased[x] = true
+	d.work.Go(func() {
 		f()
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -48,31 +52,27 @@ func (d *Driver) chase(n *node, c backend.Claim, f func()) {
 	})
 }
 
-// sleep reports whether it was not the end of the driver that woke it.
+// sleep returns after pause, or sooner when Close begins. It returns false if Close
+// has begun.
 func (d *Driver) sleep(pause time.Duration) bool {
-	if pause <= 0 {
-		return true
-	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return true
-	case <-d.closing:
-		return false
+	case <-d.life.Done():
 	}
+	return d.life.Err() == nil
 }
 
-// Close ends what callers that have left may still have to undo, and closes
-// the connections of a Driver that was opened by URL, and of any those that
-// waiters listen on.
+// Close waits for at most 3 s for the commands in flight, and for the release of
+// the records that they leave on a node. Every record that stays blocks its key
+// for a term. Then Close closes the connections that waiters listen on, and all
+// connections of a Driver that was opened by URL.
 func (d *Driver) Close() error {
 	d.mu.Lock()
-	if !d.ended {
-		d.ended = true
-		close(d.closing)
-	}
+	d.ended = true
 	d.mu.Unlock()
+	d.end()
 	done := make(chan struct{})
 	go func() {
 		d.work.Wait()
@@ -91,20 +91,21 @@ func (d *Driver) Close() error {
 	return errors.Join(errs...)
 }
 
-// note has the driver know an attempt, and the calls that it consists of, as
-// long as anything of it is under way or held.
+// note registers an attempt with the driver, for as long as its commands are in
+// flight or its hold lasts. It counts the attempt as work. It returns false if
+// Close has begun.
 func (d *Driver) note(a *attempt) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.ended {
 		return false
 	}
-	d.work.Add(len(d.nodes) + 1)
+	d.work.Add(1)
 	d.attempts[a.c.Token] = a
 	if len(d.attempts) >= d.sweepAt {
 		now := time.Now()
 		for token, old := range d.attempts {
-			if old.underWay == 0 && now.After(old.until) {
+			if now.After(old.until) {
 				delete(d.attempts, token) // nobody has released it
 			}
 		}
@@ -113,8 +114,9 @@ func (d *Driver) note(a *attempt) bool {
 	return true
 }
 
-// releasing has nothing more begun for the hold of c, and returns it, or
-// nothing if the driver does not know of it. It counts the calls of a Release.
+// releasing prevents further commands for the hold of c. It returns the attempt
+// that took the hold, or nil if the driver does not know of it. It counts the
+// Release as work.
 func (d *Driver) releasing(c backend.Claim) (*attempt, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -125,7 +127,7 @@ func (d *Driver) releasing(c backend.Claim) (*attempt, error) {
 	if lost {
 		return nil, backend.ErrLost
 	}
-	d.work.Add(len(d.nodes) + 1)
+	d.work.Add(1)
 	if a != nil {
 		a.released = true
 		delete(d.attempts, c.Token)
@@ -143,14 +145,18 @@ func (d *Driver) holding(c backend.Claim) (a *attempt, lost bool) {
 }
 
 func (d *Driver) holdingLocked(c backend.Claim) (a *attempt, lost bool) {
-	if a = d.attempts[c.Token]; a != nil && !a.over {
-		return a, false
+	if a = d.attempts[c.Token]; a != nil && a.over {
+		return nil, true
 	}
-	return nil, d.unsettled[c.Token] > 0
+	return a, false
 }
 
-// renewed notes that a hold lasts longer.
-func (d *Driver) renewed(r *renewal) {
+// lasts notes that the records of a hold may last longer. A refused renewal also
+// prolongs the records on the nodes that still have one.
+func (d *Driver) lasts(r *renewal) {
+	if r.a == nil {
+		return
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if until := r.began.Add(r.c.TTL + r.c.Timeout); until.After(r.a.until) {
@@ -166,12 +172,13 @@ func (d *Driver) busy(a *attempt, i int) <-chan struct{} {
 	return a.busy[i]
 }
 
-// leaving reports whether node i may have the record of a, which is about to
-// be released, and whether a command on its way may still put it there.
-func (d *Driver) leaving(a *attempt, i int) (there, doubt bool) {
+// leaving is called before the record of a is released on node i. It reports
+// whether the node may have the record, whether a command in flight may still
+// write it there, and until when it may last.
+func (d *Driver) leaving(a *attempt, i int) (there, doubt bool, until time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	there, doubt = a.there[i], a.doubt[i]
 	a.there[i], a.doubt[i] = false, false
-	return there, doubt
+	return there, doubt, a.until
 }

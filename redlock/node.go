@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -49,10 +50,22 @@ func (n *node) admit() error {
 	case now.Sub(n.asked) >= probeEvery, n.refusal != nil && needed:
 		n.asked = now
 		return nil
-	case n.refusal != nil:
+	}
+	return n.doubtedLocked()
+}
+
+// doubted returns why the node is suspect, or nil if it is not.
+func (n *node) doubted() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.doubtedLocked()
+}
+
+func (n *node) doubtedLocked() error {
+	if n.suspect.IsZero() || n.refusal != nil {
 		return n.refusal
 	}
-	return fmt.Errorf("%s: no answer for %v: %w", n.name, now.Sub(n.suspect).Round(time.Millisecond), os.ErrDeadlineExceeded)
+	return fmt.Errorf("%s: no answer for %v: %w", n.name, time.Since(n.suspect).Round(time.Millisecond), os.ErrDeadlineExceeded)
 }
 
 // needed reports whether the others may be no quorum.
@@ -70,6 +83,9 @@ func (n *node) needed() bool {
 func (n *node) heard(ctx context.Context, began time.Time, err error) {
 	silent := err != nil && (ctx.Err() != nil || isTimeout(err))
 	refused := err != nil && !silent && unsent(err)
+	if silent || refused || broke(err) {
+		n.trip.Store(0) // it does not lead until it answers
+	}
 	if !silent && !refused && n.trusted() {
 		if err == nil {
 			n.measured(time.Since(began))
@@ -113,50 +129,70 @@ func (n *node) take(a *attempt) (vote, error) {
 	defer cancel()
 	err := n.admit()
 	if err == nil {
-		err = n.marks.known(ctx, n)
+		err = n.learn(ctx)
+	}
+	if err == nil && !a.wanted() {
+		err = errUnasked // a vote would only have to be released
 	}
 	if err != nil {
 		a.voted(n.i, failed, 0)
 		return failed, err
 	}
 	began := time.Now()
-	v, fence, mark, err := n.send(ctx, a)
+	v, fence, b, err := n.send(ctx, a)
 	n.heard(ctx, began, err)
 	a.voted(n.i, v, fence)
 	switch {
 	case err != nil:
 		return v, n.plain(err, time.Since(began))
 	case v == yes:
-		if err := n.votes(ctx, a, mark); err != nil {
+		if err := n.votes(ctx, a, b); err != nil {
 			return unsure, err // the record is there all the same
 		}
+	case v == no:
+		n.saw(b, a.c.Timeout)
 	}
 	return v, nil
 }
 
-// send sends the one command or script that takes the key.
-func (n *node) send(ctx context.Context, a *attempt) (v vote, fence uint64, mark string, err error) {
+// learn asks for the node's standing, unless it is already known. It leaves no
+// record behind, so Close cancels it.
+func (n *node) learn(ctx context.Context) error {
+	if n.marks.at.Load() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.d.life, cancel)()
+	return n.marks.known(ctx, n)
+}
+
+// send sends the commands or the script that take the key.
+func (n *node) send(ctx context.Context, a *attempt) (v vote, fence uint64, b bearing, err error) {
 	if a.c.Fenced {
 		return n.sendFenced(ctx, a)
 	}
-	// The mark after the lock: a node that loses its data in between has lost
-	// its mark, too.
+	// Read the mark after taking the lock: a node that loses its data in between
+	// also loses its mark. Read the run over the same connection, because another
+	// connection may lead to another server.
 	replies := n.store.Together(ctx,
 		[]any{"set", a.lock, a.record, "px", redisstore.Millis(a.c.TTL), "nx"},
-		[]any{"get", markKey})
-	set, get := replies[0], replies[1]
+		[]any{"get", markKey},
+		[]any{"info", "server"})
+	set, get, info := replies[0], replies[1], replies[2]
+	b.mark, _ = get.Value.(string)
+	b.run = runOf(info.Value)
 	switch {
 	case set.Err != nil:
-		return outcome(set.Err), 0, "", set.Err
+		return outcome(set.Err), 0, b, set.Err
 	case set.Value == nil:
-		return no, 0, "", nil
+		return no, 0, b, nil
 	case set.Value != "OK":
-		return unsure, 0, "", n.store.Unexpected(set.Value)
-	case get.Err != nil:
-		return unsure, 0, "", get.Err
+		return unsure, 0, b, n.store.Unexpected(set.Value)
+	case get.Err != nil || info.Err != nil:
+		return unsure, 0, b, cmp.Or(get.Err, info.Err)
 	}
-	mark, _ = get.Value.(string)
-	return yes, 0, mark, nil
+	return yes, 0, b, nil
 }
 
 // release gives the key back, if the record begins so.

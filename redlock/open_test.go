@@ -44,6 +44,9 @@ func TestOpenByURL(t *testing.T) {
 			if err := lease.Unlock(t.Context()); err != nil || lease.Fence() == 0 {
 				t.Errorf("unlock: %v, fence %d", err, lease.Fence())
 			}
+			if _, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?ttl=61s&max_ttl=1m&timeout=20s", nil); !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "above 1m0s") {
+				t.Errorf("opened with a ttl longer than max_ttl: %v", err)
+			}
 			if _, err := c.Lock(t.Context(), "k", hasp.WithTTL(61*time.Second)); !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "max_ttl") {
 				t.Errorf("a term longer than max_ttl: %v", err)
 			}
@@ -202,6 +205,19 @@ func TestNewPanicsOnMisuse(t *testing.T) {
 	}
 }
 
+// go-redis reports the same address for all clients that ask sentinels.
+func TestNewTakesNodesThatSentinelsName(t *testing.T) {
+	var all []redis.UniversalClient
+	for _, sentinel := range []string{"a:1", "b:1", "c:1"} {
+		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "mymaster", SentinelAddrs: []string{sentinel}})
+		defer rdb.Close()
+		all = append(all, rdb)
+	}
+	if err := redlock.New(all, nil).Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Two names of one server would have one vote count twice.
 func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 	nodes := redistest.StartNodes(t, 2, nil)
@@ -240,6 +256,7 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 // A node that is down when a program starts is used once it is there: then
 // another one may go.
 func TestNodesThatWereDownAtFirst(t *testing.T) {
+	t.Parallel()
 	nodes := redistest.StartNodes(t, 3, nil)
 	u := "redlock+" + nodes.URL() + "?ttl=1s&max_ttl=1s&timeout=20s"
 	nodes.Servers[2].Kill()

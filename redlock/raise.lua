@@ -1,16 +1,19 @@
 -- Raises a fence counter, and never lowers it.
--- KEYS: the fence counter
--- ARGV: the fence, the counter's own term in ms
--- Returns 1, or -1 if the counter holds what no version of this script wrote.
+-- KEYS: the fence counter, the lock
+-- ARGV: how the record of the attempt begins, the fence, the counter's own
+-- term in ms
+-- Returns 1 if the attempt has its record on this node, and 0 if it does not;
+-- or -1 if the counter holds a value that no version of this script wrote.
 local last = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 if type(last) ~= 'string' then
 	if not string.find(last.err, 'WRONGTYPE', 1, true) then return last end
 	return -1
 end
 if last ~= '' and not string.match(last, '^%d+$') then return -1 end
-if last == '' or tonumber(last) < tonumber(ARGV[1]) then
-	redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+if last == '' or tonumber(last) < tonumber(ARGV[2]) then
+	redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 else
-	redis.call('PEXPIRE', KEYS[1], ARGV[2])
+	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
-return 1
+if redis.pcall('GETRANGE', KEYS[2], 0, #ARGV[1] - 1) == ARGV[1] then return 1 end
+return 0

@@ -15,12 +15,14 @@
 // hold is given it again once a renewal was confirmed by a quorum that still
 // had it, and as long as the lease lasts.
 //
-// A node that was restarted, or that has lost its data, has forgotten whom it
-// voted for. It does not vote for MaxTTL, the longest term that anybody may
-// ask for; then, as after any other absence, it takes part again by itself. A
-// set of nodes all of which answer and none of which has ever been used votes
-// at once; so does one that has been emptied as a whole, which frees all its
-// locks. docs/redis.md says more.
+// A node that was restarted, or that has lost its data, has forgotten its votes.
+// It does not vote until MaxTTL has passed, the longest term that any caller may
+// ask for. Then, as after any other absence, it takes part again by itself. The
+// same holds for a replica that has taken over the address of a node. If a
+// majority of the nodes answers, and no node that answers has ever been used,
+// the set is new and votes at once. A set also votes at once, and frees its
+// locks, if a majority has lost its data at the same time. docs/redis.md says
+// more.
 //
 // Fences grow from holder to holder, whatever majorities these have, while the
 // counters of most nodes survive or their clocks differ by less than the time
@@ -30,9 +32,9 @@
 // # Cost
 //
 // One round trip to the nodes, all at once, to take a free key and to give it
-// back: two commands a node to lock and a script a node to unlock. Another
-// round trip for a fence, and for hearing by whom a key is held. All waiting
-// of a Client is over one more connection to each node. Renewals travel in
+// back: three commands a node to lock and a script a node to unlock. A fence
+// costs another round trip, and so does finding out who holds a key. All waiters
+// of a Client share one more connection to each node. Renewals travel in
 // batches.
 //
 // # URL
@@ -74,6 +76,7 @@ package redlock
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -104,8 +107,8 @@ type Options struct {
 	MaxTTL time.Duration
 
 	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. Later fences still grow while the servers' clocks
-	// do. Default DefaultFenceTTL, at least a millisecond.
+	// fenced hold began or was renewed. Later fences still grow as long as the
+	// servers' clocks advance. Default DefaultFenceTTL, at least a millisecond.
 	FenceTTL time.Duration
 
 	// Durable says that the nodes have what they were told on disk before they
@@ -126,10 +129,13 @@ type Driver struct {
 	fenceTTL time.Duration
 	durable  bool
 	unsafe   bool
-	founding chan struct{} // has room for the one who marks a new set
+	founding chan struct{} // has room for one caller that marks a new set
+	longest  atomic.Int64  // the longest term that any caller may ask for, in ms, by the marks that were read
 	splits   atomic.Int64  // votes that rivals have split
-	closing  chan struct{} // closed with ended
 	work     sync.WaitGroup
+
+	life context.Context // ends when Close begins
+	end  context.CancelFunc
 
 	mu       sync.Mutex          // guards all below, and what attempts say of it
 	ended    bool                // nothing starts any more
@@ -137,10 +143,6 @@ type Driver struct {
 	sweepAt  int                 // how many of them are worth looking for those that have run out
 	chased   map[chased]bool     // releases that go on when Release has returned
 	wants    map[string]*rivalry // of some keys
-
-	// unsettled counts, by token, attempts that came to nothing and of which
-	// nodes may still have something.
-	unsettled map[string]int
 }
 
 var (
@@ -150,8 +152,7 @@ var (
 
 // New returns a Driver over the masters that clients lead to, one each. The
 // clients stay their caller's: their settings are left as they are, except that
-// no command of hasp is retried and that a hook counts connections, and Close
-// does not close them. New panics if a client is nil, a redis.ClusterClient or
+// no command of hasp is retried, and Close does not close them. New panics if a client is nil, a redis.ClusterClient or
 // a redis.Ring, if the nodes are fewer than three, an even number or one twice
 // and Options do not admit that, or if Options are out of range.
 func New(clients []goredis.UniversalClient, o *Options) *Driver {
@@ -164,10 +165,13 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 		case *goredis.ClusterClient, *goredis.Ring:
 			panic("redlock: New: a node is one server, not a cluster or a ring")
 		case *goredis.Client:
-			names[i] = rdb.Options().Addr
+			// Sentinels name the address later. Until then go-redis reports the same
+			// placeholder for all such clients.
+			if addr := rdb.Options().Addr; addr != "FailoverClient" {
+				names[i] = addr
+			}
 		}
 		stores[i] = redisstore.New(rdb)
-		stores[i].CountDials()
 	}
 	d, err := newDriver(stores, names, o)
 	if err != nil {
@@ -179,7 +183,8 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 // newDriver returns a Driver over stores. Names are the addresses of the
 // nodes, as far as they are known.
 func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver, error) {
-	d := &Driver{maxTTL: DefaultMaxTTL, fenceTTL: DefaultFenceTTL, founding: make(chan struct{}, 1), closing: make(chan struct{}), attempts: map[string]*attempt{}, unsettled: map[string]int{}, chased: map[chased]bool{}, wants: map[string]*rivalry{}}
+	d := &Driver{maxTTL: DefaultMaxTTL, fenceTTL: DefaultFenceTTL, founding: make(chan struct{}, 1), attempts: map[string]*attempt{}, chased: map[chased]bool{}, wants: map[string]*rivalry{}}
+	d.life, d.end = context.WithCancel(context.Background())
 	if o == nil {
 		o = &Options{}
 	}
@@ -236,7 +241,7 @@ func checkNodes(names []string, unsafe bool) error {
 // Traits says that the driver excludes all who use the same nodes, gives
 // fences, and returns when its callers want it to.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // The scripts; each says in its head what it takes and returns.
@@ -271,32 +276,40 @@ var (
 // mark ends the token in a record.
 const mark = redisstore.Mark
 
-// Acquire takes c.Key if a quorum of the nodes has nothing stored under it. All
-// are asked at once, unless rivals wanted the key a moment ago.
+// Acquire takes c.Key if a quorum of the nodes has nothing stored under it. It asks
+// all nodes at once, unless rivals wanted the key a moment ago. It never sleeps.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	lead := nobody
-	if d.rivalled(c.Key) {
-		d.giveWay(ctx, c.Key)
-		lead = d.leader(c.Key)
-	}
-	for number := 0; ; number++ {
-		g, err := d.attempt(ctx, c, number, lead)
-		if _, refused := err.(*backend.HeldError); !refused {
-			return g, err
-		}
-		d.refused(c.Key)
-		s := d.survey(ctx, c, nobody)
-		if s.holder != nil || !s.unheld(d) || number == maxAgain || ctx.Err() != nil {
+	if d.yields(c.Key) > 0 {
+		// This driver has just released the key, and others wait for it. The survey
+		// gives them a round trip to take it first.
+		if s := d.survey(ctx, c, nobody); s.voted(d) && !s.unheld(d) {
 			return backend.Grant{}, d.heldBy(s)
 		}
-		lead = nobody
 	}
-}
+	lead := nobody
+	if d.rivalled(c.Key) {
+		lead = d.leader(c.Key)
+	}
+	g, err := d.attempt(ctx, c, 0, lead)
+	if _, refused := err.(*backend.HeldError); !refused {
+		return g, err
+	}
+	d.refused(c.Key)
 
-// maxAgain is how often the nodes are asked again that have refused a key
-// although nobody can have a quorum of them: what was in the way was on its way
-// out, as after a release or of a rival who was refused, too.
-const maxAgain = 4
+	s := d.survey(ctx, c, nobody)
+	switch err := d.unanswered(ctx, s); {
+	case err != nil && lead != nobody:
+		return backend.Grant{}, err // only the lead has refused, not a quorum
+	case s.holder == nil && s.unheld(d):
+		// The records that refused this attempt are about to be released, such as
+		// the votes of a rival that was also refused. If several rivals ask again at
+		// once, one of them nearly always wins.
+		if g, err := d.attempt(ctx, c, 1, nobody); !errors.Is(err, backend.ErrHeld) {
+			return g, err
+		}
+	}
+	return backend.Grant{}, d.heldBy(s)
+}
 
 // Release removes the record of c.Token from all nodes, and tells those who
 // wait for the key. It returns as soon as a quorum has said how it was.
@@ -305,9 +318,11 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	if err != nil {
 		return err
 	}
+	defer d.work.Done()
 	b := newBallot(d.nodes, having)
 	pools := make([]redis.Pool, len(d.nodes))
 	for i, n := range d.nodes {
+		d.work.Add(1)
 		pools[i] = &pool{give: func() (bool, error) {
 			defer d.work.Done()
 			v, err := n.giveBack(c, a)
@@ -315,10 +330,9 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 			return v == yes, err
 		}}
 	}
-	go func() {
-		defer d.work.Done()
+	d.work.Go(func() {
 		_, _ = mutex(c, c.Token, pools).UnlockContext(context.Background()) // b knows more
-	}()
+	})
 	select {
 	case <-b.done:
 	case <-ctx.Done():
@@ -332,13 +346,11 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 func (n *node) giveBack(c backend.Claim, a *attempt) (vote, error) {
 	times, until := 1, time.Now().Add(c.TTL+c.Timeout)
 	if a != nil {
-		select {
-		case <-n.d.busy(a, n.i):
-		case <-n.d.closing:
-			return failed, errClosed
-		}
-		there, doubt := n.d.leaving(a, n.i)
-		if !there {
+		// A command in flight may still write the record. It ends within its Timeout.
+		// Close waits for it; otherwise the record would stay for a term.
+		<-n.d.busy(a, n.i)
+		var there, doubt bool
+		if there, doubt, until = n.d.leaving(a, n.i); !there {
 			return no, nil
 		}
 		if doubt {

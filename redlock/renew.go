@@ -45,7 +45,9 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 			done(i, backend.Grant{}, backend.ErrLost)
 			continue
 		}
-		renewals = append(renewals, &renewal{c: c, a: a, ballot: newBallot(d.nodes, having), began: time.Now(), clocks: make([]clock, len(d.nodes))})
+		r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, having), began: time.Now(), clocks: make([]clock, len(d.nodes))}
+		d.lasts(r)
+		renewals = append(renewals, r)
 		which = append(which, i)
 	}
 	if len(renewals) == 0 {
@@ -75,11 +77,14 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 	d := n.d
 	calls := make([]redisstore.Call, len(renewals))
 	for j, r := range renewals {
-		begins := r.c.Token
+		begins, fence := r.c.Token, ""
 		if r.a != nil {
-			begins = r.a.begins
+			begins, fence = r.a.begins, d.fenceOf(r.a)
 		}
-		calls[j] = redisstore.Call{Keys: []string{redisstore.LockKey(r.c.Key)}, Args: []any{begins, redisstore.Millis(r.c.TTL)}}
+		calls[j] = redisstore.Call{
+			Keys: []string{redisstore.LockKey(r.c.Key), markKey, redisstore.DerivedKey("fence", r.c.Key)},
+			Args: []any{begins, redisstore.Millis(r.c.TTL), fence, redisstore.Millis(d.fenceTTL)},
+		}
 	}
 	timeout := renewals[0].c.Timeout
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -93,7 +98,6 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 			decided <- j // which has room for all
 		}
 		if verdict == won && r.a != nil {
-			d.renewed(r)
 			r.repair(d)
 		}
 	}
@@ -102,23 +106,56 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 			cast(j, failed, n.plain(err, timeout))
 			return
 		}
-		switch parts, _ := reply.([]any); {
-		case len(parts) == 1 && parts[0] == int64(1):
-			cast(j, yes, nil)
-		case len(parts) == 2 && parts[0] == int64(0):
-			text, _ := parts[1].(string)
-			millis, _ := strconv.ParseInt(text, 10, 64)
-			renewals[j].lost(n.i, clock{millis, time.Now()})
-			cast(j, no, nil)
-		default:
+		holds, marked, now, ok := decodeRenewal(reply)
+		if !ok {
 			cast(j, failed, n.store.Unexpected(reply))
+			return
 		}
+		if !marked {
+			n.remark(timeout)
+		}
+		if holds {
+			cast(j, yes, nil)
+			return
+		}
+		renewals[j].lost(n.i, clock{now, time.Now()})
+		cast(j, no, nil)
 	})
 	for j := range renewals {
 		if !told[j] {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 		}
 	}
+}
+
+// decodeRenewal decodes the reply of renew.lua: whether the node has the hold,
+// whether it bears a mark, and, if it does not have the hold, its time in ms. It
+// returns false in ok if the script cannot give such a reply.
+func decodeRenewal(reply any) (holds, marked bool, now int64, ok bool) {
+	parts, _ := reply.([]any)
+	if len(parts) < 2 || parts[1] != int64(0) && parts[1] != int64(1) {
+		return false, false, 0, false
+	}
+	marked = parts[1] == int64(1)
+	switch {
+	case len(parts) == 2 && parts[0] == int64(1):
+		return true, marked, 0, true
+	case len(parts) == 3 && parts[0] == int64(0):
+		text, _ := parts[2].(string)
+		now, err := strconv.ParseInt(text, 10, 64)
+		return false, marked, now, err == nil && now > 0
+	}
+	return false, false, 0, false
+}
+
+// fenceOf returns the fence of the hold that a took, or "" if the hold has none.
+func (d *Driver) fenceOf(a *attempt) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if a.fence == 0 {
+		return ""
+	}
+	return strconv.FormatUint(a.fence, 10)
 }
 
 // lost notes that node i does not have the hold.

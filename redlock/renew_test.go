@@ -16,6 +16,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -255,7 +256,7 @@ func TestLossIsHeardThoughTheKeyIsFreeAgain(t *testing.T) {
 
 // Unreachable nodes end a lease at its deadline, and not before.
 func TestMajorityUnreachableIsLostAtTheDeadline(t *testing.T) {
-	for _, cut := range []func(*redistest.Proxy){(*redistest.Proxy).Stall, (*redistest.Proxy).Down} {
+	for _, cut := range []func(*faultproxy.Proxy){(*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Down} {
 		try(t, 5, nil, func(t *testing.T, tr trial) {
 			c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second, TTL: 10 * time.Second})
 			defer c.Close()
@@ -284,7 +285,7 @@ func TestMajorityUnreachableIsLostAtTheDeadline(t *testing.T) {
 
 // While a majority answers, no renewal takes longer for the rest.
 func TestMinorityUnreachableCostsNothing(t *testing.T) {
-	for _, cut := range []func(*redistest.Proxy){(*redistest.Proxy).Stall, (*redistest.Proxy).Down} {
+	for _, cut := range []func(*faultproxy.Proxy){(*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Down} {
 		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
 			tr.each("13", func(v *redistest.VirtualServer) { cut(v.Proxy) })
 			for range 10 {
@@ -333,7 +334,7 @@ func TestRenewalsInBulkAreTold(t *testing.T) {
 // A node that was down when the driver began, or that has hung or died since,
 // takes part again by itself.
 func TestNodeIsUsedAgainByItself(t *testing.T) {
-	for name, cut := range map[string]func(*redistest.Proxy){"hung": (*redistest.Proxy).Stall, "down": (*redistest.Proxy).Down} {
+	for name, cut := range map[string]func(*faultproxy.Proxy){"hung": (*faultproxy.Proxy).Stall, "down": (*faultproxy.Proxy).Down} {
 		t.Run(name, func(t *testing.T) {
 			try(t, 3, nil, func(t *testing.T, tr trial) {
 				cut(tr.vs[1].Proxy)
@@ -434,6 +435,67 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 	})
 }
 
+// A node whose connections end, as those to a proxy without a server do, is not
+// asked before the others.
+func TestANodeThatEndsConnectionsDoesNotLead(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		if tr.d.leader("k") != 0 {
+			t.Fatal("the first node does not lead")
+		}
+		tr.vs[0].Proxy.Down()
+		tr.acquire(t, tr.d, aClaim("j"))
+		synctest.Wait()
+		if tr.d.leader("k") == 0 {
+			t.Error("it leads")
+		}
+		tr.vs[0].Proxy.Up()
+		time.Sleep(3 * time.Second)
+		for i := range 5 { // first over connections that are dead
+			tr.acquire(t, tr.d, aClaim(fmt.Sprint("k", i)))
+			synctest.Wait()
+		}
+		if tr.d.leader("k") != 0 {
+			t.Error("it does not lead when it is back")
+		}
+	})
+}
+
+// A node that hangs and is asked whether it is back does not delay what the other
+// nodes decide.
+func TestANodeThatHangsDecidesNothingWhenItIsAskedAgain(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.vs[0].Proxy.Stall()
+		tr.acquire(t, tr.d, aClaim("first"))
+		time.Sleep(time.Second) // it is suspect now
+		synctest.Wait()
+		elsewhere(t, tr.vs[1], "k") // one yes and one no
+		time.Sleep(probeEvery)
+		c := aClaim("k")
+		began := time.Now()
+		_, err := tr.d.attempt(t.Context(), c, 0, nobody)
+		if !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("got %v, want ErrHeld", err)
+		}
+		took(t, "the attempt", began, 0)
+		tr.vs[0].Proxy.Flow()
+	})
+}
+
+// If there is no quorum without the lead, its vote is waited for, however slow it is.
+func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
+	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
+		tr.vs[2].Kill()
+		for i := range 5 {
+			tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
+			synctest.Wait()
+		}
+		tr.vs[0].Proxy.Delay(5 * leadPatience)
+		if _, err := tr.d.attempt(t.Context(), aClaim("k"), 0, 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // atOnce fails the test unless a key is had before any time has passed, and but
 // for connections that were refused before.
 func (tr trial) atOnce(t *testing.T, what string) {
@@ -510,5 +572,60 @@ func TestNobodyGathersBeforeANodeThatHangs(t *testing.T) {
 			t.Errorf("%d goroutines wait for a node that hangs", n)
 		}
 		tr.vs[1].Proxy.Flow()
+	})
+}
+
+// A hold that a renewal has found lost does not block the key. Its release removes
+// the records of a minority, at once or when their node is back, however long the
+// last renewal prolonged them.
+func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
+	for _, renewed := range []bool{false, true} {
+		try(t, 5, nil, func(t *testing.T, tr trial) {
+			c := aClaim("k")
+			tr.acquire(t, tr.d, c)
+			synctest.Wait()
+			longer := c
+			longer.TTL = time.Minute
+			if renewed {
+				if err := renewOne(tr.d, longer, time.Second); err != nil {
+					t.Errorf("renew: %v", err)
+				}
+				synctest.Wait()
+			}
+			tr.each("234", func(v *redistest.VirtualServer) { v.Mini.Del("k") })
+			if err := renewOne(tr.d, longer, time.Second); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("renew: got %v, want ErrLost", err)
+			}
+			tr.want(t, "after the loss", c, "xx---")
+			tr.vs[1].Proxy.Down()
+			if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("release: got %v, want ErrLost", err)
+			}
+			tr.want(t, "released", c, "-x---")
+			time.Sleep(30 * time.Second)
+			tr.vs[1].Proxy.Up()
+			time.Sleep(5 * time.Second)
+			tr.want(t, "when the node is back", c, "-----")
+		})
+	}
+}
+
+// A re-entry with a term above max_ttl is refused, as a Lock is: renewals that
+// ask for it would be, and the outer lease would be lost with the inner one.
+func TestReentryAboveMaxTTLIsRefused(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		c := hasp.New(New(tr.vs.Clients(), nil), nil)
+		defer c.Close()
+		outer, err := c.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Lock(outer.Context(), "k", hasp.WithTTL(2*DefaultMaxTTL)); !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("got %v, want ErrInvalid", err)
+		}
+		time.Sleep(time.Minute)
+		if err := outer.Unlock(t.Context()); err != nil {
+			t.Errorf("the outer lease: %v", err)
+		}
 	})
 }

@@ -1,16 +1,22 @@
 package redlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -157,20 +163,27 @@ func TestNoTermIsLongerThanWhatNodesWaitFor(t *testing.T) {
 	})
 }
 
-// Whoever asks for longer terms has a node wait for longer, for all.
+// If one driver uses longer terms, a node waits longer before it votes for any
+// driver. That holds whether the node has kept its mark or only other nodes have.
 func TestTheLongestMaxTTLCounts(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		long := New(tr.vs.Clients(), &Options{MaxTTL: 10 * time.Minute})
-		defer long.Close()
-		w := aClaim("w")
-		tr.acquire(t, long, w)
-		synctest.Wait()
-		_ = long.Release(t.Context(), w)
-		synctest.Wait()
-		tr.vs[1].Restart(true)
-		tr.vs[0].Proxy.Down()
-		tr.abstains(t, "what it has kept", tr.d, aClaim, "1", 10*time.Minute+6*time.Second+2*time.Millisecond)
-	})
+	for _, data := range []bool{true, false} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			long := New(tr.vs.Clients(), &Options{MaxTTL: 10 * time.Minute})
+			defer long.Close()
+			w := aClaim("w")
+			tr.acquire(t, long, w)
+			synctest.Wait()
+			_ = long.Release(t.Context(), w)
+			synctest.Wait()
+			tr.vs[1].Restart(data)
+			w = aClaim("w")
+			tr.acquire(t, tr.d, w) // which marks node 2
+			synctest.Wait()
+			_ = tr.d.Release(t.Context(), w)
+			tr.vs[0].Proxy.Down()
+			tr.abstains(t, fmt.Sprint("it has kept its mark: ", data), tr.d, aClaim, "1", 10*time.Minute+6*time.Second+2*time.Millisecond)
+		})
+	}
 }
 
 // A set that nobody has used is ready at once, also for many who come to it at
@@ -213,40 +226,91 @@ func TestNewSetVotesAtOnce(t *testing.T) {
 	}
 }
 
-// Where a node is silent, it may be the one that knows: then a set without
-// marks is not known to be new.
-func TestSetWithASilentNodeWaits(t *testing.T) {
-	for name, cut := range map[string]func(*redistest.Proxy){"hangs": (*redistest.Proxy).Stall, "is down": (*redistest.Proxy).Down} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				vs := redistest.VirtualNodes(t, 3)
-				d := New(vs.Clients(), nil)
-				defer d.Close()
-				cut(vs[2].Proxy)
-				c := aClaim("k")
-				c.Timeout = 3 * time.Second
-				_, err := d.Acquire(t.Context(), c)
-				if err == nil || definite(err) {
-					t.Fatalf("got %v, want an outage", err)
-				}
-				synctest.Wait()
-				began := time.Now()
-				time.Sleep(absence / 2)
-				_, err = d.Acquire(t.Context(), c)
-				synctest.Wait()
-				if err == nil || strings.Count(err.Error(), "does not vote for another ") < 1 {
-					t.Errorf("half a term later: %v", err)
-				}
-				vs[2].Proxy.Flow()
-				vs[2].Proxy.Up()
-				time.Sleep(absence - time.Since(began) + 5*time.Second)
-				vs[2].Proxy.Down()
-				c = aClaim("k")
-				if _, err := d.Acquire(t.Context(), c); err != nil {
-					t.Errorf("a term later: %v", err)
-				}
+// away is how a node may be away.
+var away = map[string]func(*faultproxy.Proxy){"hangs": (*faultproxy.Proxy).Stall, "is down": (*faultproxy.Proxy).Down}
+
+// A set without marks is new even if a minority of it is away. It is not known
+// which data the minority has when it comes back, so the minority waits.
+func TestNewSetWithoutAMinorityVotesAtOnce(t *testing.T) {
+	for name, cut := range away {
+		for _, n := range []int{3, 5} {
+			t.Run(fmt.Sprint(n, " nodes, a minority ", name), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					vs := redistest.VirtualNodes(t, n)
+					d := New(vs.Clients(), nil)
+					defer d.Close()
+					tr := trial{vs, d}
+					for _, v := range vs[n/2+1:] {
+						cut(v.Proxy)
+					}
+					c := aClaim("k")
+					c.Timeout = 3 * time.Second
+					tr.acquire(t, d, c)
+					synctest.Wait()
+					_ = d.Release(t.Context(), c)
+					for _, v := range vs[n/2+1:] {
+						v.Proxy.Flow()
+						v.Proxy.Up()
+					}
+					time.Sleep(5 * time.Second)
+					other := New(vs.Clients(), nil)
+					defer other.Close()
+					for _, v := range vs[:n/2] {
+						v.Proxy.Down()
+					}
+					tr.abstains(t, "the minority", other, aClaim, map[int]string{3: "2", 5: "34"}[n], absence)
+				})
 			})
-		})
+		}
+	}
+}
+
+// If a majority is away, or a node that answers has a mark, the set does not count
+// as new.
+func TestSetOfWhichAMajorityIsAwayWaits(t *testing.T) {
+	for name, cut := range away {
+		for _, marked := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", one bears a mark ", marked), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					vs := redistest.VirtualNodes(t, 5)
+					d := New(vs.Clients(), nil)
+					defer d.Close()
+					if marked {
+						cut(vs[4].Proxy)
+						vs[3].Mini.Set(markKey, "anotherRun 0 122002")
+					} else {
+						cut(vs[2].Proxy)
+						cut(vs[3].Proxy)
+						cut(vs[4].Proxy)
+					}
+					c := aClaim("k")
+					c.Timeout = 3 * time.Second
+					_, err := d.Acquire(t.Context(), c)
+					if err == nil || definite(err) {
+						t.Fatalf("got %v, want an outage", err)
+					}
+					time.Sleep(time.Second) // the nodes have been asked a second time
+					for _, v := range vs {
+						v.Proxy.Flow()
+						v.Proxy.Up()
+					}
+					time.Sleep(absence / 2)
+					_, err = d.Acquire(t.Context(), c)
+					synctest.Wait()
+					if err == nil || strings.Count(err.Error(), "does not vote for another ") < 1 {
+						t.Errorf("half a term later: %v", err)
+					}
+					time.Sleep(absence + 5*time.Second)
+					for range 5 { // first over connections that are dead
+						if _, err = d.Acquire(t.Context(), aClaim("j")); err == nil {
+							return
+						}
+						time.Sleep(2 * time.Second)
+					}
+					t.Errorf("a term later: %v", err)
+				})
+			})
+		}
 	}
 }
 
@@ -366,6 +430,7 @@ func TestNodeThatDoesNotVoteIsLeftClean(t *testing.T) {
 
 // The same with servers that are really killed.
 func TestKilledNodeWaits(t *testing.T) {
+	t.Parallel()
 	for name, data := range map[string]bool{"empty": false, "with its data": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -433,5 +498,208 @@ func TestKilledNodeWaits(t *testing.T) {
 				t.Errorf("%q does not name %s", told, name)
 			}
 		})
+	}
+}
+
+// A leader may renew for longer than any term that a mark could have, while no
+// node is asked for a vote. The marks must still be there when it ends.
+func TestAMarkOutlivesAnyTimeWithoutVotes(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		for _, v := range tr.vs {
+			v.Mini.SetTTL(markKey, 30*24*time.Hour) // by an earlier version
+		}
+		b := New(tr.vs.Clients(), nil)
+		defer b.Close()
+		tr.acquire(t, b, aClaim("w"))
+		synctest.Wait()
+		time.Sleep(400 * 24 * time.Hour)
+		for i, v := range tr.vs {
+			if !v.Mini.Exists(markKey) {
+				t.Errorf("node %d has no mark after 400 days", i+1)
+			}
+		}
+	})
+}
+
+// A's votes are on nodes 1 and 2. A replica of node 1 took over its address. It
+// has a copy of the mark, and not yet A's lock. B has connections to both
+// servers, and uses them in turn.
+func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
+	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			replica := redistest.Virtual(t)
+			var moved atomic.Bool
+			o := *tr.vs[0].Client().Options()
+			o.PoolFIFO = true
+			o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+				if moved.Load() {
+					return replica.Mini.Dial()
+				}
+				return tr.vs[0].Mini.Dial()
+			}
+			clients := tr.vs.Clients()
+			clients[0] = redis.NewClient(&o)
+			defer clients[0].Close()
+			b := New(clients, nil)
+			defer b.Close()
+			w := aClaim("w")
+			tr.acquire(t, b, w)
+			synctest.Wait()
+			_ = b.Release(t.Context(), w)
+			synctest.Wait()
+
+			tr.vs[2].Proxy.Down()
+			c := kind("k")
+			c.TTL = DefaultMaxTTL
+			tr.acquire(t, tr.d, c)
+			tr.want(t, "A", c, "xx-")
+			tr.vs[2].Proxy.Up()
+
+			tr.vs[1].Proxy.Down()
+			mark, _ := tr.vs[0].Mini.Get(markKey)
+			moved.Store(true)
+			var wg sync.WaitGroup
+			for i := range 2 { // at once, so that one of them makes a connection
+				wg.Go(func() { _, _ = b.Acquire(t.Context(), kind(fmt.Sprint("x", i))) })
+			}
+			wg.Wait()
+			run, _, _ := strings.Cut(mark, " ")
+			for range 8 {
+				// B asks the old server for its standing, and the replica votes next.
+				for range 8 {
+					tr.vs[0].Mini.Set(markKey, mark)
+					replica.Mini.Set(markKey, mark)
+					if s, err := b.nodes[0].verify(t.Context(), time.Now()); err == nil && s.run == run {
+						break
+					}
+					clients[0].Get(t.Context(), "another key") // the next connection is the other one
+				}
+				replica.Mini.Set(markKey, mark)
+				if _, err := b.Acquire(t.Context(), kind("k")); err == nil {
+					t.Fatal("B has what A holds")
+				}
+				time.Sleep(time.Second)
+			}
+		})
+	}
+}
+
+// A node boots with its clock ahead, and the clock is put right. Then the node
+// votes when one max_ttl has passed, for everybody.
+func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
+	boot := func(t *testing.T, tr trial) {
+		tr.vs[1].Skew(365 * 24 * time.Hour)
+		tr.vs[1].Restart(true)
+		for range 6 {
+			c := aClaim("w")
+			tr.acquire(t, tr.d, c)
+			synctest.Wait()
+			_ = tr.d.Release(t.Context(), c)
+			time.Sleep(time.Second)
+		}
+		tr.vs[1].Skew(0)
+		tr.vs[0].Proxy.Down()
+	}
+	t.Run("somebody has waited", func(t *testing.T) {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			boot(t, tr)
+			time.Sleep(absence)
+			b := New(tr.vs.Clients(), nil)
+			defer b.Close()
+			tr.acquire(t, b, aClaim("k"))
+		})
+	})
+	t.Run("all have gone", func(t *testing.T) {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			boot(t, tr)
+			tr.d.Close()
+			time.Sleep(time.Hour)
+			b := New(tr.vs.Clients(), nil)
+			defer b.Close()
+			end := tr.abstains(t, "the first to ask", b, aClaim, "1", absence)
+			time.Sleep(time.Until(end))
+			tr.acquire(t, b, aClaim("k"))
+		})
+	})
+}
+
+// All nodes are restarted empty, one after another, under one hold that is
+// renewed, and nobody else asks for a vote. Then the leader's link to node 3
+// hangs until its record there has ended, node 2 is restarted, and node 1 cannot
+// be reached. Nodes 2 and 3 must know that the set is not new.
+func TestRenewalsKeepMarks(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		c := aClaim("k")
+		c.TTL = DefaultMaxTTL
+		renewals := func() {
+			for range 4 {
+				time.Sleep(40 * time.Second)
+				_ = renewOne(tr.d, c, 3*time.Second) // over connections that may be dead
+				if err := renewOne(tr.d, c, 3*time.Second); err != nil {
+					t.Fatal(err)
+				}
+			}
+			synctest.Wait()
+		}
+		tr.acquire(t, tr.d, c)
+		for _, v := range tr.vs {
+			v.Restart(false)
+			renewals()
+		}
+		tr.want(t, "restarted", c, "xxx")
+		tr.vs[2].Proxy.Stall()
+		renewals()
+		tr.want(t, "the link to node 3 hangs", c, "xx-")
+		tr.vs[1].Restart(false)
+		clients := tr.vs.Clients()
+		clients[1], clients[2] = tr.vs[1].Direct(), tr.vs[2].Direct()
+		tr.vs[0].Proxy.Down()
+		b := New(clients, nil)
+		defer b.Close()
+		if _, err := b.Acquire(t.Context(), aClaim("k")); err == nil {
+			t.Error("a second holder")
+		}
+	})
+}
+
+// A replica that takes over may lack the newest writes, even if servers write
+// everything to disk before they answer. A restarted server does not lack them.
+func TestADurableReplicaThatTakesOverWaits(t *testing.T) {
+	o := &redistest.Options{Own: true, Real: true, Keep: true}
+	nodes := redistest.StartNodes(t, 3, o)
+	replica := redistest.Start(t, o)
+	open := func(first *redistest.Server) *Driver {
+		clients := nodes.Clients()
+		clients[0] = first.Client()
+		d := New(clients, &Options{Durable: true})
+		t.Cleanup(func() { d.Close() })
+		return d
+	}
+	c := aClaim("w")
+	c.Timeout = 20 * time.Second
+	if _, err := open(nodes.Servers[0]).Acquire(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	rdb := replica.Client()
+	host, port, _ := net.SplitHostPort(nodes.Servers[0].Addr)
+	if err := rdb.Do(t.Context(), "replicaof", host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for rdb.Exists(t.Context(), markKey).Val() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := rdb.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
+		t.Fatal(err)
+	}
+	nodes.Proxies[2].Down()
+	c = aClaim("k")
+	c.Timeout = 3 * time.Second
+	if _, err := open(replica).Acquire(t.Context(), c); err == nil || !strings.Contains(err.Error(), replica.Addr+": was restarted") {
+		t.Errorf("the replica: got %v, want that it does not vote", err)
+	}
+	replica.Kill()
+	replica.Restart()
+	if _, err := open(replica).Acquire(t.Context(), c); err == nil {
+		t.Error("it votes because it was restarted")
 	}
 }

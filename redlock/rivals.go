@@ -9,11 +9,12 @@ import (
 const (
 	wantedFor = time.Second
 	maxWanted = 256 // keys; what is forgotten may cost a split vote
-	maxCrowd  = 1000
 	shunFor   = 10 * time.Second
 
-	minSlot = 200 * time.Microsecond // of one who looks among a crowd
-	maxSlot = 5 * time.Millisecond
+	minSlot    = 200 * time.Microsecond // for one of many waiters
+	maxSlot    = 5 * time.Millisecond
+	maxScatter = 50 * time.Millisecond // however many waiters a message names
+	maxCrowd   = 1000
 )
 
 // rivalry is what this driver has seen of others who want a key.
@@ -21,8 +22,7 @@ type rivalry struct {
 	at      time.Time // of the last refusal
 	shunned int       // the node that is not to lead
 	until   time.Time // for how long
-	free    time.Time // when this driver released the key
-	crowd   int       // how many heard of that
+	yields  time.Time // until when this driver leaves the key that it has released to others
 }
 
 // rivals returns the rivalry for a key. The caller holds mu.
@@ -75,14 +75,26 @@ func (d *Driver) rivalled(key string) bool {
 	return r != nil
 }
 
-// released notes that this driver has released a key, and how many have heard
-// of it.
+// released notes that this driver has released a key for which crowd others wait.
+// The releaser learns of the release no later than they do. If it asked again at
+// once, it would get the key each time.
 func (d *Driver) released(key string, crowd int) {
+	window := min(time.Duration(crowd)*d.slot(key), maxScatter)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.rivals(key)
 	r.at = time.Now()
-	r.free, r.crowd = r.at, crowd
+	r.yields = r.at.Add(rand.N(window))
+}
+
+// yields returns how long this driver still leaves the key to others.
+func (d *Driver) yields(key string) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r := d.wants[key]; r != nil {
+		return time.Until(r.yields)
+	}
+	return 0
 }
 
 // slot is the time that one who looks among a crowd should have for himself.
@@ -92,26 +104,6 @@ func (d *Driver) slot(key string) time.Duration {
 		return minSlot
 	}
 	return min(max(2*time.Duration(d.nodes[lead].trip.Load()), minSlot), maxSlot)
-}
-
-// giveWay has a caller who comes back to a key that this driver has just
-// released come no sooner than those who have heard of it: nobody else could
-// ever be as quick as that.
-func (d *Driver) giveWay(ctx context.Context, key string) {
-	d.mu.Lock()
-	var free time.Time
-	crowd := 0
-	if r := d.wants[key]; r != nil {
-		free, crowd = r.free, r.crowd
-	}
-	d.mu.Unlock()
-	if crowd == 0 {
-		return
-	}
-	window := time.Duration(crowd) * d.slot(key)
-	if left := rand.N(window) - time.Since(free); left > 0 {
-		doze(ctx, left)
-	}
 }
 
 // doze sleeps, but not past the end of ctx.

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -279,7 +280,7 @@ func (g guardedNodes) prepare(key string, choice []int) (bad []bool) {
 		case cut:
 			v.Proxy.Down()
 		case mute:
-			v.Proxy.Fail("set "+key+" ", redistest.LoseReply)
+			v.Proxy.Fail("set "+key+" ", faultproxy.LoseReply)
 		case barred:
 			spoilMark(v)
 		}

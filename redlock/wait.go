@@ -64,7 +64,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	defer w.close()
 	defer cancel()
 	w.listen(ctx)
-	d.giveWay(ctx, c.Key)
+	doze(ctx, d.yields(c.Key))
 	w.surveyed = time.Now() // the engine has tried, and knows
 	heard := true           // that the key is held, or that it was released, just now
 	for ctx.Err() == nil {
@@ -111,9 +111,7 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 		case s.voted(w.d):
 			w.d.refused(w.c.Key)
 		case ctx.Err() == nil:
-			errs := make([]error, len(w.d.nodes))
-			copy(errs, s.errs)
-			err = outage(errs)
+			err = w.d.unanswered(ctx, s)
 		}
 	}
 	w.trip = time.Since(began)
@@ -229,7 +227,7 @@ func (w *waiting) hear(i int, message string, again bool) {
 	}
 	token, crowd, _ := strings.Cut(message, " ")
 	n, _ := strconv.Atoi(crowd)
-	w.crowd = min(n, maxCrowd) // whoever may publish may say anything
+	w.crowd = min(n, maxCrowd)
 	if token != w.token {
 		w.token, w.woken = token, false
 		clear(w.heard)
@@ -285,8 +283,10 @@ func (w *waiting) sleep(ctx context.Context) bool {
 	return false
 }
 
-// scatter has those who were woken together look one after another, if they
-// are many. Who has been too late often looks sooner.
+// scatter spreads the attempts of many waiters that were woken together, by a
+// random sleep. A waiter that was often too late sleeps less. The number of
+// waiters comes from the message, which any client may send, so maxScatter bounds
+// the sleep.
 func (w *waiting) scatter(ctx context.Context) {
 	w.mu.Lock()
 	crowd := w.crowd
@@ -298,7 +298,7 @@ func (w *waiting) scatter(ctx context.Context) {
 	window := time.Duration(crowd-1) * slot
 	window = max(window>>min(w.late/6, 4), min(window, 8*slot))
 	w.late++
-	doze(ctx, rand.N(window))
+	doze(ctx, rand.N(min(window, maxScatter)))
 	select {
 	case <-w.wake: // which the look that follows serves, too
 	default:

@@ -9,10 +9,12 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	conformance.Run(t, harness(t))
 }
 
@@ -21,7 +23,7 @@ func TestConformance(t *testing.T) {
 func harness(t *testing.T) conformance.Harness {
 	var (
 		srv   *redistest.Server
-		proxy *redistest.Proxy
+		proxy *faultproxy.Proxy
 	)
 	return conformance.Harness{
 		Store: func(context.Context) (string, func(), error) {
@@ -34,6 +36,8 @@ func harness(t *testing.T) conformance.Harness {
 		},
 		Stop:  func(context.Context, string) error { return srv.Stop() },
 		Start: func(_ context.Context, _ string, data bool) error { return srv.Start(data) },
+		Flush: func(ctx context.Context, _ string) error { return srv.Forget(ctx) },
+		Kick:  func(ctx context.Context, _ string) error { return srv.Kick(ctx, proxy) },
 		Link: func(_ context.Context, store string) (*conformance.Link, error) {
 			u, err := url.Parse(store)
 			if err != nil {

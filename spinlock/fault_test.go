@@ -10,13 +10,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/spinlock"
 )
 
 // throughProxy is a driver whose connections can be made to fail, over a
 // client as eager to retry as go-redis by itself.
-func throughProxy(t *testing.T) (rig, *redistest.Proxy) {
+func throughProxy(t *testing.T) (rig, *faultproxy.Proxy) {
 	r := setup(t, nil)
 	p := r.srv.Proxy()
 	o := r.srv.ClientOptions()
@@ -44,13 +45,14 @@ func outage(t *testing.T, r rig, what string, err error) {
 // A reply that is lost is an outcome that nobody knows. It must be told as
 // that, and the server must not have been asked twice.
 func TestReplyLost(t *testing.T) {
+	t.Parallel()
 	for name, kind := range map[string]func(string) backend.Claim{"unfenced": claim, "fenced": fenced} {
-		t.Run(name+" cut", func(t *testing.T) { replyLost(t, redistest.LoseReply, kind) })
-		t.Run(name+" hung", func(t *testing.T) { replyLost(t, redistest.HangReply, kind) })
+		t.Run(name+" cut", func(t *testing.T) { replyLost(t, faultproxy.LoseReply, kind) })
+		t.Run(name+" hung", func(t *testing.T) { replyLost(t, faultproxy.HangReply, kind) })
 	}
 }
 
-func replyLost(t *testing.T, fault redistest.Fault, kind func(string) backend.Claim) {
+func replyLost(t *testing.T, fault faultproxy.Fault, kind func(string) backend.Claim) {
 	t.Parallel()
 	r, p := throughProxy(t)
 	c := kind("k")
@@ -100,11 +102,11 @@ func atLast(t *testing.T, what string, f func() bool) {
 func TestRequestLost(t *testing.T) {
 	r, p := throughProxy(t)
 	c := claim("k")
-	p.Fail(c.Token, redistest.LoseRequest)
+	p.Fail(c.Token, faultproxy.LoseRequest)
 	_, err := r.d.Acquire(t.Context(), c)
 	outage(t, r, "acquire", err)
 	r.acquire(t, c)
-	p.Fail(c.Token, redistest.LoseRequest)
+	p.Fail(c.Token, faultproxy.LoseRequest)
 	outage(t, r, "release", r.d.Release(t.Context(), c))
 	if err := r.d.Release(t.Context(), c); err != nil {
 		t.Errorf("release again: %v", err)
@@ -118,7 +120,7 @@ func TestHeldIsHeldThoughTheHolderIsNotTold(t *testing.T) {
 	if _, err := r.d.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
 		t.Fatal(err)
 	}
-	p.Fail("evalsha", redistest.LoseReply)
+	p.Fail("evalsha", faultproxy.LoseReply)
 	if _, err := r.d.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("got %v", err)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Inspect tells who holds key. The record has no room for Since; a holder
-// that is not of hasp has no Owner.
+// Inspect returns the holder of key. Since is not recorded. A holder that does not
+// use hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)},
@@ -25,6 +25,11 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 
 // Break removes whatever is stored under key.
 func (d *Driver) Break(ctx context.Context, key string) error {
-	_, err := d.store.Do(ctx, "unlink", redisstore.LockKey(key))
+	key = redisstore.LockKey(key)
+	if d.registry == "" {
+		_, err := d.store.Do(ctx, "unlink", key)
+		return err
+	}
+	_, err := d.store.Run(ctx, breakScript, redisstore.Call{Keys: []string{key}, Args: []any{d.channel(key)}})
 	return err
 }

@@ -1,6 +1,6 @@
--- Gives a key back, if the token holds it.
+-- Releases a key, if the token holds it.
 -- KEYS: the lock
--- ARGV: the token and '#'
+-- ARGV: the token and '#', and a channel if Spring's registry listens there
 -- Returns 1, or 0 if the token does not hold the key.
 local record = redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] - 1)
 if type(record) ~= 'string' then
@@ -8,5 +8,8 @@ if type(record) ~= 'string' then
 	return 0
 end
 if record ~= ARGV[1] then return 0 end
--- A record is too small for UNLINK to do otherwise than DEL.
-return redis.call('DEL', KEYS[1])
+-- For a record this small UNLINK does what DEL does.
+local freed = redis.call('DEL', KEYS[1])
+-- The key is free even if this user may not publish.
+if ARGV[2] then redis.pcall('PUBLISH', ARGV[2], KEYS[1]) end
+return freed

@@ -1,18 +1,18 @@
-// Package spinlock is the strategy that asks again: a lock on one Redis that
-// is waited for by polling with a backoff.
+// Package spinlock implements locks on one Redis. Waiters poll with a backoff.
 //
 // # Guarantees
 //
-// One holder at a time for as long as the Redis keeps its data and its clock
-// does not step by more than backend.Drift; beyond that the fence protects.
-// Waiters of different processes get the key in no particular order. A Redis
-// that fails over to a replica may lose the newest writes, and with them a
-// lock; replicas=N makes that rarer. docs/redis.md says more.
+// A key has one holder at a time, as long as the Redis keeps its data and its
+// clock does not step by more than backend.Drift. Beyond that, the fence protects
+// the resource. Waiters of different processes get the key in no particular
+// order. A Redis that fails over to a replica may lose its newest writes, and a
+// lock with them; replicas=N makes that rarer. See docs/redis.md.
 //
 // # Cost
 //
-// One round trip to take a free key and one to give it back; two to hear that
-// a key is held, by whom and for how long. Renewals travel in batches.
+// It takes one round trip to lock a free key and one to unlock it. If the key is
+// held, a second round trip asks for the holder and the rest of its term.
+// Renewals travel in batches.
 //
 // # URL
 //
@@ -24,25 +24,32 @@
 //
 // and rediss-sentinel and rediss-cluster, with the parameters
 //
-//	fence_ttl    how long a fence counter outlives its last use (default 720h)
+//	registry     the registryKey of a RedisLockRegistry of Spring, whose threads
+//	             releases then wake
+//	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
 //	server_name  name that the servers' certificates must bear          (rediss…)
 //	db           number of the database                                 (unix)
-//	sentinel_user, sentinel_password  who we are to the sentinels       (…-sentinel)
+//	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
 //
 // # Keys
 //
-// The lock is a string under the key itself, token#owner, with the term as
-// its time to live, as Spring's RedisLockRegistry keeps its own: with the
-// prefix "registry:" both exclude each other from the keys of
-// new RedisLockRegistry(connectionFactory, "registry"). Whatever else is
-// under the key means that it is held, too.
+// A lock is a string under the key itself. Its value is token#owner, and its time
+// to live is the term. Spring's RedisLockRegistry stores its locks in the same
+// way. With the prefix "registry:", hasp and
+// new RedisLockRegistry(connectionFactory, "registry") exclude each other. A key
+// with any other value counts as held.
 //
-// A fence counter is a string under hasp:{tag}:fence:key, where the tag puts
-// it into the cluster slot of the key. A key of the user's that begins with
-// "hasp:{" is kept under hasp:{tag}:lock:key instead.
+// With registry=registry, a release or a Break also publishes the key to
+// registry-channel:KEY, where registries of the type PUB_SUB_LOCK listen. Without
+// the parameter, their threads block until their own timeout. If the Redis user
+// may not publish, the key is freed without a message.
+//
+// A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
+// the cluster slot of the key. A user's key that begins with "hasp:{" is stored
+// under hasp:{tag}:lock:key instead.
 //
 // Redis 5 or later.
 package spinlock
@@ -61,32 +68,37 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// DefaultFenceTTL is how long a fence counter outlives its last use if
-// Options do not say otherwise.
+// DefaultFenceTTL is the default of Options.FenceTTL.
 const DefaultFenceTTL = 30 * 24 * time.Hour
 
 // Options are the settings of a [Driver]. Nil and the zero value mean the
 // defaults.
 type Options struct {
+	// Registry is the registryKey of the RedisLockRegistry of Spring that shares
+	// the keys, if its type is PUB_SUB_LOCK. Releases are then published as that
+	// registry publishes its own. By default nothing is published.
+	Registry string
+
 	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. Later fences still grow while the server's clock
-	// does. Default 30 days, at least a millisecond.
+	// fenced hold began. Fences after that still grow as long as the server's
+	// clock advances. The default is 30 days, the minimum is a millisecond.
 	FenceTTL time.Duration
 }
 
-// Driver is a [backend.Driver] that keeps its locks in one Redis.
+// Driver is a [backend.Driver] that stores its locks in one Redis.
 type Driver struct {
 	store    *redisstore.Store
+	registry string // whose channel releases are published to, or ""
 	fenceTTL time.Duration
 }
 
 var _ backend.Inspector = (*Driver)(nil)
 
-// New returns a Driver over rdb: a server, a cluster, or the master that
-// sentinels name, but not a redis.Ring, which moves keys to other servers
-// while one is down. The client stays the caller's: its settings are left as
-// they are, except that no command of hasp is retried, and Close does not
-// close it. New panics if rdb is nil or the options are out of range.
+// New returns a Driver over rdb: a client of one server, of a cluster, or of the
+// master that sentinels name. A redis.Ring does not fit: it moves keys to other
+// servers while one is down. The client remains the caller's. The Driver leaves
+// its settings as they are, but has go-redis retry no command, and Close does not
+// close the client. New panics if rdb is nil or the options are out of range.
 func New(rdb redis.UniversalClient, o *Options) *Driver {
 	if rdb == nil {
 		panic("spinlock: New: client is nil")
@@ -100,6 +112,9 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{store: s, fenceTTL: DefaultFenceTTL}
+	if o != nil {
+		d.registry = o.Registry
+	}
 	if o != nil && o.FenceTTL != 0 {
 		d.fenceTTL = o.FenceTTL
 	}
@@ -109,9 +124,9 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// Traits says that the driver excludes all who use the same Redis, and gives
-// fences. The calls of a driver that was opened by URL end promptly, those over
-// a *redis.Client with ContextTimeoutEnabled by their deadlines.
+// Traits reports that the driver excludes all clients of the same Redis and draws
+// fences. Calls of a driver that was opened by URL end promptly. Calls over a
+// *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
@@ -119,7 +134,7 @@ func (d *Driver) Traits() backend.Traits {
 // Close closes the connections of a Driver that was opened by URL.
 func (d *Driver) Close() error { return d.store.Close() }
 
-// The scripts; each says in its head what it takes and returns.
+// The scripts. The header of each describes its arguments and replies.
 var (
 	//go:embed acquire.lua
 	acquireSrc string
@@ -129,11 +144,14 @@ var (
 	releaseSrc string
 	//go:embed inspect.lua
 	inspectSrc string
+	//go:embed break.lua
+	breakSrc string
 
 	acquireScript = redisstore.NewHold(acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)
+	breakScript   = redisstore.NewScript(breakSrc)
 )
 
 // mark ends the token in a record.
@@ -146,6 +164,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	key := redisstore.LockKey(c.Key)
 	reply, err := d.store.Hold(ctx, "set", key, c.Token+mark+c.Owner, "px", redisstore.Millis(c.TTL), "nx")
+
 	switch {
 	case err != nil:
 		return backend.Grant{}, err
@@ -157,8 +176,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return backend.Grant{}, d.store.Unexpected(reply)
 }
 
-// held asks who holds key. That it is held is known already: an answer that
-// fails takes nothing from it.
+// held returns a HeldError that names the holder of key. The key is known to be
+// held: if the holder cannot be read, held returns an empty HeldError.
 func (d *Driver) held(ctx context.Context, key string) error {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: []string{key}})
 	if found, ok := redisstore.Decode(reply); err == nil && ok {
@@ -176,6 +195,7 @@ func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Gr
 	if err != nil {
 		return backend.Grant{}, err
 	}
+
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 2 && parts[0] == int64(1):
 		text, _ := parts[1].(string)
@@ -187,7 +207,7 @@ func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Gr
 			return backend.Grant{}, found.Held()
 		}
 	case len(parts) == 1 && parts[0] == int64(-1):
-		return backend.Grant{}, fmt.Errorf("%w: what is stored under %q is no fence; whoever put it there must remove it", backend.ErrInvalid, fence)
+		return backend.Grant{}, redisstore.NoFence(fence)
 	}
 	return backend.Grant{}, d.store.Unexpected(reply)
 }
@@ -201,6 +221,7 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 			Args: []any{c.Token + mark, redisstore.Millis(c.TTL)},
 		}
 	}
+
 	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
 		done(i, backend.Grant{}, d.store.Owned(reply, err))
 	})
@@ -208,10 +229,16 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 // Release removes the record of c.Token.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key)},
-		Args: []any{c.Token + mark},
-	}))
+	key := redisstore.LockKey(c.Key)
+	args := []any{c.Token + mark}
+	if d.registry != "" {
+		args = append(args, d.channel(key))
+	}
+	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{Keys: []string{key}, Args: args}))
 }
+
+// channel returns the channel on which Spring's registry listens for a release of
+// key.
+func (d *Driver) channel(key string) string { return d.registry + "-channel:" + key }
 
 func init() { hasp.Register("spinlock", open) }

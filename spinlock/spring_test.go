@@ -1,11 +1,17 @@
 package spinlock_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/spinlock"
 )
 
 // spring does with plain commands what Spring Integration's RedisLockRegistry
@@ -81,5 +87,78 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 		if !java.obtain(t, key, time.Minute) || !java.unlock(t, key) {
 			t.Error("spring cannot take what hasp freed")
 		}
+	}
+}
+
+// A registry of the type PUB_SUB_LOCK subscribes to a pattern. A message names a
+// key, and the registry wakes the threads that wait for that key.
+func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	const key = "registry:orders"
+	sub := r.rdb.PSubscribe(t.Context(), "registry-channel:*")
+	defer sub.Close()
+	if _, err := sub.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.srv.URL()}, Params: hasp.Params{"registry": "registry"}}.Driver(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer byURL.Close()
+	heard := func(want bool, what string) {
+		t.Helper()
+		// What is published on one connection is read in order.
+		r.rdb.Publish(t.Context(), "registry-channel:end", "end")
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		var all []*redis.Message
+		for {
+			m, err := sub.ReceiveMessage(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Payload == "end" {
+				break
+			}
+			all = append(all, m)
+		}
+		if want != (len(all) == 1) || want && (all[0].Channel != "registry-channel:"+key || all[0].Payload != key) {
+			t.Errorf("%s: spring was sent %v", what, all)
+		}
+	}
+	handedIn := spinlock.New(r.rdb, &spinlock.Options{Registry: "registry"})
+	for name, d := range map[string]backend.Driver{"by URL": byURL, "handed in": handedIn, "not asked": r.d} {
+		asked := name != "not asked"
+		c := claim(key)
+		if _, err := d.Acquire(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		heard(false, name+": acquire")
+		if err := d.Release(t.Context(), claim(key)); !errors.Is(err, backend.ErrLost) {
+			t.Error(err)
+		}
+		heard(false, name+": release of another's hold")
+		if err := d.Release(t.Context(), c); err != nil {
+			t.Error(err)
+		}
+		heard(asked, name+": release")
+		r.acquire(t, claim(key))
+		for i := range 2 {
+			if err := d.(backend.Inspector).Break(t.Context(), key); err != nil {
+				t.Error(err)
+			}
+			heard(asked && i == 0, name+": break")
+		}
+	}
+
+	// Without the right to publish the key is freed all the same.
+	r.rdb.Do(t.Context(), "acl", "setuser", "default", "-publish")
+	c := claim(key)
+	r.acquire(t, c)
+	if err := handedIn.Release(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	if n := r.rdb.Exists(t.Context(), key).Val(); n != 0 {
+		t.Error("the key is not free")
 	}
 }

@@ -100,6 +100,9 @@ func (d *demo) expected() int { return d.workers * d.increments }
 
 // demo runs the demo: prepare, watch, verify.
 func (a *app) demo(cmd *cobra.Command, d *demo) error {
+	if err := d.tryPicture(); err != nil {
+		return codeError{exitFailed, fmt.Errorf("--svg: %w", err)}
+	}
 	dir, err := os.MkdirTemp("", "hasp-demo-")
 	if err != nil {
 		return codeError{exitFailed, err}
@@ -196,6 +199,18 @@ func (a *app) tryStore(ctx context.Context, d *demo) error {
 		return err
 	}
 	return lease.Unlock(ctx)
+}
+
+// tryPicture finds out whether the picture can be written, before anything runs.
+func (d *demo) tryPicture() error {
+	if d.svg == "" {
+		return nil
+	}
+	f, err := os.OpenFile(d.svg, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // writeSVG writes the picture, or says why not.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -50,6 +51,22 @@ func TestDemo(t *testing.T) {
 	}
 	if n := elements(t, b); n["rect"] < 18 || n["path"] != 1 {
 		t.Errorf("picture: %v", n)
+	}
+}
+
+func TestDemoEndsWithALineToPaste(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, "", "demo", "--workers", "2", "--increments", "3", "--work", "1ms", "--ttl", "1s").want(t, 0)
+	m := regexp.MustCompile(`A command under a lock: +(.*)`).FindStringSubmatch(o.out)
+	if m == nil {
+		t.Fatalf("no command in:\n%s", o.out)
+	}
+
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "unset HASP_URL; "+m[1])
+	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+t.TempDir())
+	got, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(got), "only one at a time") {
+		t.Errorf("%s: %v\n%s", m[1], err, got)
 	}
 }
 

@@ -20,6 +20,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp/cmd/hasp/internal/job"
 )
 
 func main() {
@@ -53,12 +55,15 @@ func (a *app) root() *cobra.Command {
 		Long: `hasp runs programs under named locks that processes share: of one host by
 default, of many hosts when --url names a Redis.
 
-Where the locks are kept, the first of these that is set:
+Where the locks are kept is said by one of these:
 
   --url URL        such as spinlock+redis://localhost:6379/0?ttl=10s
-  --config FILE    YAML with the fields strategy, nodes and params
+  --config FILE    YAML with the fields strategy, nodes and params; not with --url
+
+Without either of them:
+
   HASP_URL         in the environment: the right place for a password, and so is a file
-  filelock://      files in this user's state directory, no server needed`,
+  filelock://      if that is not set: files in this user's state directory, no server needed`,
 		Args:                       noArgs,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:              true,
@@ -114,7 +119,7 @@ func oneKey(cmd *cobra.Command, args []string) error {
 func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	ch := make(chan os.Signal, 1)
-	signal.Notify(ch, notIgnored([]os.Signal{os.Interrupt, syscall.SIGTERM})...)
+	signal.Notify(ch, job.NotIgnored([]os.Signal{os.Interrupt, syscall.SIGTERM})...)
 	go func() {
 		select {
 		case sig := <-ch:
@@ -135,16 +140,4 @@ func causeOf(ctx context.Context, err error) error {
 		return sig
 	}
 	return err
-}
-
-// notIgnored leaves out what this process was started to ignore: nohup and
-// non-interactive shells rely on it.
-func notIgnored(sigs []os.Signal) []os.Signal {
-	var keep []os.Signal
-	for _, sig := range sigs {
-		if !signal.Ignored(sig) {
-			keep = append(keep, sig)
-		}
-	}
-	return keep
 }

@@ -8,11 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // patience is how long a test waits for what must happen at last.
@@ -38,7 +41,7 @@ func TestMain(m *testing.M) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 	}
-	os.Exit(m.Run())
+	os.Exit(redistest.Main(m))
 }
 
 // store is the URL of an empty store of this test.
@@ -56,10 +59,18 @@ func self(ctx context.Context, t *testing.T, as, url string, args ...string) *ex
 	}
 	cmd := exec.CommandContext(ctx, exe, args...)
 	// A program under the race detector sleeps for a second before it exits.
-	cmd.Env = append(os.Environ(), role+"="+as, "HASP_URL="+url, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(withoutURL(), role+"="+as, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	if url != "" {
+		cmd.Env = append(cmd.Env, "HASP_URL="+url)
+	}
 	cmd.WaitDelay = patience
 	apart(cmd)
 	return cmd
+}
+
+// withoutURL is the environment without HASP_URL.
+func withoutURL() []string {
+	return slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "HASP_URL=") })
 }
 
 // outcome is how a program ended.

@@ -2,6 +2,10 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -21,7 +25,7 @@ func (a *app) report(d *demo, s summary) {
 		say("%s: the number is %d, and %s were made.", bad, s.Number, count(s.Expected, "increment", "increments"))
 		say("Up to %d workers had read the same number before one of them wrote: %s overwritten.", s.HeldAtOnce,
 			count(s.Expected-s.Number, "increment was", "increments were"))
-		say("That is what a lock is for: hasp demo")
+		say("That is what a lock is for: %s demo", command(executable()))
 		return
 	case s.OK:
 		say("%s: the number is %d after %d increments by %s, in %.1fs.", good, s.Number, s.Expected,
@@ -38,9 +42,31 @@ func (a *app) report(d *demo, s summary) {
 		say("The timeline is in %s", plain(d.svg))
 	}
 	if d.store.Strategy == "filelock" && s.OK {
+		hasp := command(executable())
 		fmt.Fprintln(a.out)
-		say("Next:  hasp demo --no-lock")
-		say("       hasp demo --url spinlock+redis://localhost:6379")
-		say("       hasp run backup -- ./backup.sh")
+		say("Without the lock:         %s demo --no-lock", hasp)
+		say("A command under a lock:   %s run backup -- sh -c 'echo only one at a time; sleep 1'", hasp)
+		say("With a Redis:             %s demo --url spinlock+redis://localhost:6379", hasp)
 	}
+}
+
+func executable() string {
+	exe, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return exe
+}
+
+// command returns what the user can paste to start the program exe again. What
+// "go run" started is in the build cache or already removed.
+func command(exe string) string {
+	found, err := exec.LookPath("hasp")
+	switch {
+	case strings.Contains(exe, "go-build"):
+		return "go run github.com/hasplock/hasp/cmd/hasp"
+	case exe == "" || err == nil && filepath.Clean(found) == exe:
+		return "hasp"
+	}
+	return exe
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/cmd/hasp/internal/job"
 )
 
 // noticeAfter is how long run waits before it tells a person what for.
@@ -113,7 +114,7 @@ func (a *app) run(cmd *cobra.Command, key string, argv []string, f *runFlags) er
 		return err
 	}
 	signals := make(chan os.Signal, 32)
-	signal.Notify(signals, notIgnored(endingSignals)...)
+	signal.Notify(signals, job.NotIgnored(job.Ending)...)
 	defer signal.Stop(signals)
 
 	var trouble renewals
@@ -133,28 +134,28 @@ func (a *app) run(cmd *cobra.Command, key string, argv []string, f *runFlags) er
 	if err := lease.Err(); err != nil { // hasp was stopped just now
 		return fmt.Errorf("%s: %w before the command was run", quote(key), err)
 	}
-	signal.Notify(signals, notIgnored(passedOn)...) // what comes before the command is there is for it, too
-	j, err := startJob(path, argv, environment(os.Environ(), lease))
+	signal.Notify(signals, job.NotIgnored(job.PassedOn)...) // from now on they are meant for the command
+	j, err := job.Start(path, argv, environment(os.Environ(), lease))
 	if err != nil {
 		return errors.Join(cannotRun(argv[0], err), lease.Unlock(ctx))
 	}
-	end := j.attend(watch{lease, signals, f.grace, func() {
+	result := j.Attend(job.Watch{Lease: lease, Signals: signals, Grace: f.grace, OnLoss: func() {
 		a.complain(fmt.Sprintf("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s", quote(key), trouble.why(lease), short(f.grace)))
 	}})
 	err = lease.Unlock(ctx)
 	client.Close()
-	a.finish(key, end, err)
+	a.finish(key, result, err)
 	if a.code != exitLost {
-		j.dieAlike(end)
+		j.DieAlike(result)
 	}
 	return nil
 }
 
 // finish sets the exit code by how the command and the unlock went.
-func (a *app) finish(key string, end ending, unlock error) {
-	a.code = end.code
+func (a *app) finish(key string, result job.Result, unlock error) {
+	a.code = result.Code
 	switch {
-	case end.lost:
+	case result.Lost:
 		a.code = exitLost
 	case errors.Is(unlock, hasp.ErrLost):
 		a.complain(fmt.Sprintf("lost %s before the command ended: others may have held it meanwhile", quote(key)))

@@ -53,7 +53,8 @@ func must(err error) {
 
 // given reports whether the user named a store, in whatever way.
 func (s *storeFlags) given() bool {
-	return s.url != "" || s.file != "" || os.Getenv("HASP_URL") != ""
+	_, set := os.LookupEnv("HASP_URL")
+	return s.url != "" || s.file != "" || set
 }
 
 // config returns where the locks are kept. It warns about a password that
@@ -75,10 +76,16 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 		s.learn(c)
 		return c, err
 	case raw == "":
-		raw = os.Getenv("HASP_URL")
-	}
-	if raw == "" {
-		raw = defaultURL
+		var set bool
+		raw, set = os.LookupEnv("HASP_URL")
+		switch {
+		case !set:
+			raw = defaultURL
+		case raw == "":
+			// A variable that was lost on its way, perhaps. Files of this host would
+			// exclude no other host.
+			return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
+		}
 	}
 	c, err := hasp.ParseURL(raw)
 	s.learn(c)
@@ -102,6 +109,15 @@ func registered(c hasp.Config) error {
 		return usagef("no strategy given (want one of %s)", strings.Join(all, ", "))
 	case strings.ContainsAny(c.Strategy, "@:/"): // a URL, perhaps, and then with a password
 		return usagef("the name of the strategy is none (want one of %s); a URL goes into nodes", strings.Join(all, ", "))
+	}
+	if c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis") {
+		var urls []string
+		for _, s := range known() {
+			if strings.Contains(s.URL, "+") {
+				urls = append(urls, s.Name+"+"+c.Strategy+"://…")
+			}
+		}
+		return usagef("%s is a transport, which follows the strategy: want %s", quote(c.Strategy), strings.Join(urls, ", "))
 	}
 	return usagef("unknown strategy %s (want one of %s)", quote(c.Strategy), strings.Join(all, ", "))
 }

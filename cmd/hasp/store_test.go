@@ -110,7 +110,8 @@ func TestBadInput(t *testing.T) {
 		"empty url":           {[]string{"inspect", "key", "--url", ""}, exitUsage, "--url is empty"},
 		"no url":              {[]string{"inspect", "key", "--url", "localhost:6379"}, exitUsage, "want STRATEGY://"},
 		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok" (want one of fairlock, `},
-		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "no strategy given"},
+		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "want the name of a strategy first"},
+		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport, which follows the strategy: want fairlock+redis://…, pubsublock+redis://…, redlock+redis://…, spinlock+redis://…`},
 		"unknown parameter":   {[]string{"inspect", "key", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
 		"bad parameter":       {[]string{"inspect", "key", "--url", "memlock://?ttl=long"}, exitUsage, "want a positive duration"},
 		"bad escape":          {[]string{"inspect", "key", "--url", redis + "/?ttl=%zz"}, exitUsage, "malformed parameters"},
@@ -140,7 +141,7 @@ func TestBadInput(t *testing.T) {
 		"demo, ttl":          {[]string{"demo", "--ttl", "5ms"}, exitUsage, "want 100ms or more"},
 		"demo, one process":  {[]string{"demo", "--url", "memlock://"}, exitUsage, "excludes the callers of one process"},
 		"demo, no store":     {[]string{"demo", "--url", redis + ":1"}, exitStore, "connection refused"},
-		"demo, picture":      {[]string{"demo", "--no-lock", "--json", "--workers", "1", "--increments", "1", "--svg", unwritable(t, "file")}, exitFailed, "--svg"},
+		"demo, picture":      {[]string{"demo", "--url", redis + ":1", "--svg", unwritable(t, "file")}, exitFailed, "--svg"},
 		"worker of nobody":   {[]string{"demo-worker"}, exitUsage, "started by hasp demo"},
 		"conform, no store":  {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"conform, parameter": {[]string{"conform", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
@@ -149,9 +150,6 @@ func TestBadInput(t *testing.T) {
 			`cannot inspect: unsupported operation`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if strings.HasPrefix(name, "demo, picture") {
-				t.Setenv(role, "hasp") // for the worker
-			}
 			call(c.args...).refused(t, c.code, c.says)
 		})
 	}
@@ -165,6 +163,8 @@ func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
 			t.Errorf("%s: %s", harmless, o.err)
 		}
 	}
+	t.Setenv("HASP_URL", "")
+	call("inspect", "key").refused(t, exitUsage, "HASP_URL is empty: give it a URL, or unset it for filelock://")
 	t.Setenv("HASP_URL", url)
 	if o := call("inspect", "key"); strings.Contains(o.err, "warning") {
 		t.Errorf("HASP_URL: %s", o.err)

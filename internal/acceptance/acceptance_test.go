@@ -13,6 +13,7 @@ import (
 	"github.com/hasplock/hasp/conformance"
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/redistest/container"
 	_ "github.com/hasplock/hasp/memlock"
@@ -68,16 +69,16 @@ func inDirectory(t *testing.T, h *conformance.Harness) {
 func inRedis(cost conformance.Cost) func(t *testing.T, h *conformance.Harness) {
 	return func(t *testing.T, h *conformance.Harness) {
 		var srv *container.Server
-		var proxy *redistest.Proxy
+		var proxy *faultproxy.Proxy
 		h.Cost = cost
 		h.Store = func(context.Context) (string, func(), error) {
 			srv = container.Start(t)
 			var err error
-			proxy, err = redistest.Listen(t, func() (net.Conn, error) { return net.Dial("tcp", srv.Addr) })
+			proxy, err = faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", srv.Addr) })
 			if err != nil {
 				return "", nil, err
 			}
-			return "redis://" + proxy.Addr(), func() {}, nil
+			return "redis://" + proxy.Addr(), proxy.Close, nil
 		}
 		h.Stop = func(ctx context.Context, _ string) error { return srv.Kill(ctx) }
 		h.Start = func(ctx context.Context, _ string, data bool) error { return srv.Start(ctx, data) }

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -54,6 +56,7 @@ func FuzzParseURL(f *testing.F) {
 		"pubsublock+unix://u:%s@/path?db=x", "redlock+rediss://u:%s@a,b,c?ca=/none", "redlock+redis://u:%s@a,b", "spinlock+redis-cluster://:%s@a:x",
 		"spinlock+redis://u:a?%s@h", "spinlock+redis://u:a?%s=@h", "spinlock+redis://u:a?b&%s&c=@h:1/0", "spinlock+redis://u:a?b&%s&%s&c=@h", "u:%s@h://x",
 		"spinlock+redis://u:%%%s@h", "spinlock+redis://u:%s@[::1", "spinlock+redis://%s@h", "memlock+redis://u:%s@h", "x+u:%s@h://x",
+		"+?://", "x+?://", "x?y=://z",
 	} {
 		f.Add(s)
 	}
@@ -127,7 +130,7 @@ func roundTrips(t *testing.T, c hasp.Config) {
 		values.Set(name, v)
 	}
 	raw := c.Strategy + "://" + place
-	if transport && scheme != "" && !strings.Contains(scheme, "?") {
+	if transport && scheme != "" {
 		raw = c.Strategy + "+" + scheme + "://" + rest
 	}
 	if len(c.Params) > 0 {
@@ -142,6 +145,10 @@ func roundTrips(t *testing.T, c hasp.Config) {
 	var back hasp.Config
 	if b, err := json.Marshal(c); err != nil || json.Unmarshal(b, &back) != nil || !reflect.DeepEqual(back, c) {
 		t.Errorf("JSON: got %q %q %q, %v", back.Strategy, back.Nodes, back.Params, err)
+	}
+	texts := slices.Concat(c.Nodes, slices.Collect(maps.Keys(c.Params)), slices.Collect(maps.Values(c.Params)), []string{c.Strategy})
+	if slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(s, "\n") }) {
+		return // package yaml cannot read all that it writes for texts with line feeds
 	}
 	back = hasp.Config{}
 	if b, err := yaml.Marshal(c); err != nil || yaml.Unmarshal(b, &back) != nil || !reflect.DeepEqual(back, c) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/redlock"
 )
@@ -102,7 +103,7 @@ var garbage = map[string]struct {
 // hostile is a driver whose server answers what a test wants.
 type hostile struct {
 	d     backend.Driver
-	p     *redistest.Proxy
+	p     *faultproxy.Proxy
 	known string // a key that a witness holds
 }
 

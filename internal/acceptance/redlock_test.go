@@ -15,6 +15,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/redistest/container"
 )
@@ -35,9 +36,10 @@ func startMasters(t *testing.T, n int) *masters {
 }
 
 // proxy has drivers reach server i through a proxy.
-func (m *masters) proxy(t *testing.T, i int) (*redistest.Proxy, error) {
-	p, err := redistest.Listen(t, func() (net.Conn, error) { return net.Dial("tcp", m.servers[i].Addr) })
+func (m *masters) proxy(t *testing.T, i int) (*faultproxy.Proxy, error) {
+	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", m.servers[i].Addr) })
 	if err == nil {
+		t.Cleanup(p.Close)
 		m.addrs[i] = p.Addr()
 	}
 	return p, err
@@ -76,7 +78,7 @@ func overRedlock(p hasp.Params) func(ctx context.Context, store string) (backend
 // which the suite may stop, start and cut off, all together.
 func onThree(t *testing.T, h *conformance.Harness) {
 	var m *masters
-	var proxies []*redistest.Proxy
+	var proxies []*faultproxy.Proxy
 	h.Store = func(context.Context) (string, func(), error) {
 		m = startMasters(t, 3)
 		for i := range m.servers {
@@ -96,7 +98,7 @@ func onThree(t *testing.T, h *conformance.Harness) {
 		return m.each(func(srv *container.Server) error { return srv.Start(ctx, data) })
 	}
 	h.Link = wayToAll
-	h.Cost = conformance.Cost{Acquire: 7.5, Renew: 4.5, Release: 3, Waiting: 36} // as in redlock's own test
+	h.Cost = conformance.Cost{Acquire: 10.5, Renew: 4.5, Release: 3, Waiting: 36} // as in redlock's own test
 	h.Commands = func(context.Context, string) (int64, error) {
 		return redistest.Settled(func() (total int64) {
 			for _, p := range proxies {
@@ -184,6 +186,11 @@ func wayToAll(_ context.Context, store string) (*conformance.Link, error) {
 		Set: func(s conformance.LinkState) {
 			for _, l := range ways {
 				l.Set(s)
+			}
+		},
+		SetAfter: func(replies int, s conformance.LinkState) {
+			for _, l := range ways {
+				l.SetAfter(replies, s)
 			}
 		},
 		Close: func() {

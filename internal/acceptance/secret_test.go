@@ -15,6 +15,7 @@ import (
 // What a Client observes ends in logs: no password is in it, even if the
 // server says one.
 func TestEventsHoldNoPassword(t *testing.T) {
+	t.Parallel()
 	const password = "hunter2"
 	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock", "redlock"} {
 		t.Run(strategy, func(t *testing.T) {

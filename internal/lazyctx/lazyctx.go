@@ -8,51 +8,60 @@ import (
 	"time"
 )
 
-// Context ends with its parent, at its deadline, or by End, whichever is
-// first. It is like one of context.WithDeadline.
+// Context ends with its parent, with quit, at its deadline, or by End,
+// whichever is first. It is like one of context.WithDeadline.
 type Context struct {
 	parent   context.Context
+	quit     context.Context // nil if there is none
 	deadline time.Time
 	parents  bool // the deadline, of which the parent tells
 
 	mu     sync.Mutex // guards all below
 	native context.Context
 	cancel context.CancelFunc
-	over   error // what was told before there was one
+	unquit func() bool // ends the wait for quit
+	over   error       // what was told before there was one
 }
 
-// WithTimeout returns a Context that ends d from now at the latest. Whoever has
-// made it calls End.
-func WithTimeout(parent context.Context, d time.Duration) *Context {
-	c := &Context{parent: parent, deadline: time.Now().Add(d)}
+// WithTimeout returns a Context that ends d from now at the latest, and with
+// context.Canceled when quit ends, if quit is not nil. Its maker calls End.
+func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
+	c := &Context{parent: parent, quit: quit, deadline: time.Now().Add(d)}
 	if of, ok := parent.Deadline(); ok && of.Before(c.deadline) {
 		c.deadline, c.parents = of, true
 	}
 	return c
 }
 
-// Split returns what tells of the end of ctx but for its deadline, and that:
-// who waits until the deadline by other means has no need of a timer. The time
-// is zero if what is returned tells of all.
-func Split(ctx context.Context) (context.Context, time.Time) {
+// Split separates the cancellation of ctx from its deadline, for callers that
+// enforce the deadline themselves and want no timer. One of the two channels is
+// closed when ctx is cancelled; either may be nil. The time is zero if the
+// channels also report the deadline.
+func Split(ctx context.Context) (done, quit <-chan struct{}, deadline time.Time) {
 	c, ok := ctx.(*Context)
-	switch {
-	case !ok:
-		return ctx, time.Time{}
-	case c.parents:
-		return c.parent, time.Time{}
+	if !ok {
+		return ctx.Done(), nil, time.Time{}
 	}
-	return c.parent, c.deadline
+	if c.quit != nil {
+		quit = c.quit.Done()
+	}
+	if c.parents {
+		return c.parent.Done(), quit, time.Time{}
+	}
+	return c.parent.Done(), quit, c.deadline
 }
 
 // End ends the context with context.Canceled, unless its end was seen before.
 func (c *Context) End() {
 	c.mu.Lock()
-	cancel := c.cancel
+	cancel, unquit := c.cancel, c.unquit
 	if cancel == nil && c.over == nil {
 		c.over = context.Canceled
 	}
 	c.mu.Unlock()
+	if unquit != nil {
+		unquit()
+	}
 	if cancel != nil {
 		cancel() // not under mu: it may call Value
 	}
@@ -70,6 +79,8 @@ func (c *Context) made() context.Context {
 		}
 		if c.over != nil {
 			c.cancel()
+		} else if c.quit != nil {
+			c.unquit = context.AfterFunc(c.quit, c.cancel)
 		}
 	}
 	return c.native
@@ -91,7 +102,11 @@ func (c *Context) Err() error {
 	case c.native != nil:
 		return c.native.Err()
 	}
-	if c.over = c.parent.Err(); c.over == nil && !c.parents && !time.Now().Before(c.deadline) {
+	switch c.over = c.parent.Err(); {
+	case c.over != nil:
+	case c.quit != nil && c.quit.Err() != nil:
+		c.over = context.Canceled
+	case !c.parents && !time.Now().Before(c.deadline):
 		c.over = context.DeadlineExceeded
 	}
 	return c.over

@@ -14,12 +14,14 @@ type key struct{}
 // derived from it, whether these were asked for before the end or after it.
 func TestEnds(t *testing.T) {
 	cause := errors.New("cause")
+	var quit context.CancelFunc
 	for name, test := range map[string]struct {
 		end  func(c *Context, cancel context.CancelCauseFunc)
 		want error
 	}{
 		"by deadline":   {func(*Context, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
 		"by its parent": {func(_ *Context, cancel context.CancelCauseFunc) { cancel(cause) }, context.Canceled},
+		"by quit":       {func(*Context, context.CancelCauseFunc) { quit() }, context.Canceled},
 		"by End":        {func(c *Context, _ context.CancelCauseFunc) { c.End() }, context.Canceled},
 		"seen twice": {func(c *Context, _ context.CancelCauseFunc) {
 			time.Sleep(time.Second)
@@ -33,7 +35,10 @@ func TestEnds(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "v"))
 					defer cancel(nil)
-					c := WithTimeout(parent, time.Second)
+					quits, cancelQuits := context.WithCancel(context.Background())
+					defer cancelQuits()
+					quit = cancelQuits
+					c := WithTimeout(parent, quits, time.Second)
 					defer c.End()
 					var child context.Context
 					derive := func() {
@@ -85,7 +90,7 @@ func TestDeadlineIsTheEarlier(t *testing.T) {
 	parent, cancel := context.WithDeadline(t.Context(), now.Add(time.Hour))
 	defer cancel()
 	for d, want := range map[time.Duration]time.Time{2 * time.Hour: now.Add(time.Hour), time.Minute: now.Add(time.Minute)} {
-		c := WithTimeout(parent, d)
+		c := WithTimeout(parent, nil, d)
 		if got, ok := c.Deadline(); !ok || got.Sub(want).Abs() > 10*time.Second {
 			t.Errorf("%v: got %v, %v; want %v", d, got, ok, want)
 		}
@@ -94,14 +99,21 @@ func TestDeadlineIsTheEarlier(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	c := WithTimeout(t.Context(), time.Hour)
+	c := WithTimeout(t.Context(), nil, time.Hour)
 	defer c.End()
-	if ctx, until := Split(c); ctx != t.Context() || until != c.deadline {
-		t.Errorf("got %v, %v", ctx, until)
+	if done, quit, until := Split(c); done != t.Context().Done() || quit != nil || until != c.deadline {
+		t.Errorf("got %v, %v, %v", done, quit, until)
+	}
+	q, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c = WithTimeout(t.Context(), q, time.Hour)
+	defer c.End()
+	if done, quit, until := Split(c); done != t.Context().Done() || quit != q.Done() || until != c.deadline {
+		t.Errorf("with quit: got %v, %v, %v", done, quit, until)
 	}
 	child := context.WithValue(c, key{}, 1)
-	if ctx, until := Split(child); ctx != child || !until.IsZero() {
-		t.Errorf("a child: got %v, %v", ctx, until)
+	if done, quit, until := Split(child); done != child.Done() || quit != nil || !until.IsZero() {
+		t.Errorf("a child: got %v, %v, %v", done, quit, until)
 	}
 }
 
@@ -109,7 +121,7 @@ func TestSplit(t *testing.T) {
 func TestIsCheap(t *testing.T) {
 	parent := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
-		c := WithTimeout(parent, time.Hour)
+		c := WithTimeout(parent, nil, time.Hour)
 		if c.Err() != nil {
 			t.Error(c.Err())
 		}
@@ -125,10 +137,10 @@ func TestParentEndsFirst(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			parent, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			c := WithTimeout(parent, time.Minute)
+			c := WithTimeout(parent, nil, time.Minute)
 			defer c.End()
-			if ctx, until := Split(c); ctx != parent || !until.IsZero() {
-				t.Errorf("Split: got %v, %v", ctx, until)
+			if done, _, until := Split(c); done != parent.Done() || !until.IsZero() {
+				t.Errorf("Split: got %v, %v", done, until)
 			}
 			<-c.Done()
 			if parent.Err() == nil {

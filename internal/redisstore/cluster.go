@@ -53,6 +53,7 @@ func newCluster(a address, d *dialer) *cluster {
 		ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
 		DisableIdentity: true, MaintNotificationsConfig: o.MaintNotificationsConfig,
 		PipelinePoolSize: o.PipelinePoolSize,
+		ReadBufferSize:   o.ReadBufferSize, WriteBufferSize: o.WriteBufferSize,
 	})
 	return c
 }

@@ -21,7 +21,6 @@ type dialer struct {
 	open    context.Context // ends with the Store
 	close   context.CancelFunc
 	calls   calls
-	dials   atomic.Uint64 // begun and ended
 }
 
 func newDialer(a address, params map[string]string) (*dialer, error) {
@@ -64,8 +63,6 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 // it: go-redis logs dial errors to the standard error output, and after some
 // of them repeats the last one, unasked, until it finds the server back.
 func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d.dials.Add(1)
-	defer d.dials.Add(1)
 	// go-redis dials on a goroutine of its own, apart from any caller.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 	defer cancel()

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"net"
 	"testing"
 	"time"
 
@@ -69,5 +70,59 @@ func TestHandedInClientEndsByDeadline(t *testing.T) {
 				t.Errorf("%s: no error", what)
 			}
 		})
+	}
+}
+
+// plainDeadlines is a connection to which a later go-redis might be one: it is
+// given the same instants, and not the same values.
+type plainDeadlines struct{ net.Conn }
+
+func (c plainDeadlines) SetDeadline(t time.Time) error      { return c.Conn.SetDeadline(t.UTC()) }
+func (c plainDeadlines) SetReadDeadline(t time.Time) error  { return c.Conn.SetReadDeadline(t.UTC()) }
+func (c plainDeadlines) SetWriteDeadline(t time.Time) error { return c.Conn.SetWriteDeadline(t.UTC()) }
+
+type plainHook struct{ hook }
+
+func (plainHook) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := next(ctx, network, addr)
+		return plainDeadlines{conn}, err
+	}
+}
+
+func (plainHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// A go-redis that passes deadlines on as other values is found out when a Store
+// is opened. Calls then end by their deadlines.
+func TestStoreWhoseDeadlinesAreAlteredEndsByDeadline(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	s, probe, err := Prepare(srv.URL(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	s.rdb.AddHook(plainHook{})
+	if err := probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Ends(); got != backend.EndsByDeadline {
+		t.Errorf("got %v", got)
+	}
+
+	srv.Pause()
+	defer srv.Resume()
+	for _, others := range []int32{0, 1} { // alone, and where a wire would be made
+		s.servers.(single).callers.Add(others)
+		for _, what := range []string{"a read", "a new connection"} {
+			ended(t, what, func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				if _, err := s.Do(ctx, "ping"); err == nil {
+					t.Errorf("%s: no error", what)
+				}
+			})
+		}
 	}
 }

@@ -24,6 +24,11 @@ import (
 // the one that the context gave, unaltered. So the context of a call gives its
 // deadline in a time.Location of its own, by whose address the connection
 // knows the call. TLS, above the connection, passes deadlines on.
+//
+// None of that is documented, so each Store that is opened checks that the
+// connection of its first call has learnt the call. If a later version of
+// go-redis or TLS alters deadlines, calls still end by them, but no longer when
+// they are cancelled. Ends then says so.
 type calls struct {
 	// mu guards under, and who uses which connection. An interrupt happens
 	// under it too: it must not come after the connection, back in the pool,
@@ -178,7 +183,10 @@ func cancelled(ctx context.Context, err error) bool {
 // That a hook of a client that was handed in heeds its context is taken for
 // granted; what go-redis calls without a context is not.
 func (s *Store) Ends() backend.Ends {
-	if s.calls != nil {
+	switch {
+	case s.calls != nil && s.unnamed.Load():
+		return backend.EndsByDeadline
+	case s.calls != nil:
 		return backend.EndsPromptly
 	}
 	rdb, ok := s.rdb.(*redis.Client)

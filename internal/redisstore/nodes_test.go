@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -94,9 +91,6 @@ func TestPrepareAsksNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if n := s.Dials(); n != 0 {
-		t.Errorf("%d dials before anybody asked", n)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	if err := probe(ctx); err == nil || !strings.HasPrefix(err.Error(), s.Name()) || strings.Contains(err.Error(), "hunter2") {
@@ -126,74 +120,5 @@ func TestPrepareRefusesWhatCanNeverWork(t *testing.T) {
 		if s != nil || probe != nil || !errors.Is(err, backend.ErrInvalid) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s %v: %v", c.node, c.params, err)
 		}
-	}
-}
-
-// Whoever has seen Dials stay the same has had every answer from one run of
-// the server.
-func TestDialsGrowsWithEveryConnection(t *testing.T) {
-	t.Parallel()
-	for _, handed := range []bool{false, true} {
-		srv := redistest.Start(t, &redistest.Options{Own: true})
-		var s *Store
-		if handed {
-			rdb := redis.NewClient(srv.ClientOptions())
-			defer rdb.Close()
-			s = New(rdb)
-			s.CountDials()
-			s.CountDials() // counts each once all the same
-		} else {
-			var err error
-			if s, _, err = Prepare(srv.URL(), nil, 0); err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
-		}
-		ping := func() error {
-			_, err := s.Do(t.Context(), "ping")
-			return err
-		}
-		if err := ping(); err != nil || s.Dials() != 2 {
-			t.Fatalf("handed in %v: %v, dials %d; want one, begun and made", handed, err, s.Dials())
-		}
-		for range 3 {
-			if err := ping(); err != nil || s.Dials() != 2 {
-				t.Errorf("handed in %v: %v, dials %d though the connection was there", handed, err, s.Dials())
-			}
-		}
-		if err := srv.Stop(); err != nil {
-			t.Fatal(err)
-		}
-		if err := srv.Start(true); err != nil {
-			t.Fatal(err)
-		}
-		for try := 0; ping() != nil; try++ {
-			if try == 100 {
-				t.Fatal("the server stays away")
-			}
-		}
-		if n := s.Dials(); n < 4 {
-			t.Errorf("handed in %v: dials %d after a restart", handed, n)
-		}
-	}
-}
-
-// A connection counts before it is there: what it may be used for comes later.
-func TestDialsCountsAConnectionBeforeItIsMade(t *testing.T) {
-	t.Parallel()
-	var s *Store
-	began := uint64(0)
-	rdb := redis.NewClient(&redis.Options{MaxRetries: -1, DialerRetries: 1, Dialer: func(context.Context, string, string) (net.Conn, error) {
-		began = s.Dials()
-		near, far := net.Pipe()
-		far.Close()
-		return near, nil
-	}})
-	defer rdb.Close()
-	s = New(rdb)
-	s.CountDials()
-	_, err := s.Do(t.Context(), "ping")
-	if err == nil || began != 1 || s.Dials() != 2 {
-		t.Errorf("%v: %d dials as one began, and %d when it had ended", err, began, s.Dials())
 	}
 }

@@ -49,7 +49,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		return nil, nil, err
 	}
 	d.pool = connections
-	s = &Store{replicas: a.replicas, calls: &d.calls, dials: &d.dials, secrets: a.secrets()}
+	s = &Store{replicas: a.replicas, calls: &d.calls, secrets: a.secrets()}
 	var close func()
 	switch a.kind {
 	case theSentinels:
@@ -110,6 +110,9 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	}
 	switch {
 	case err == nil:
+		if c, ok := within.(*call); ok && s.calls.used(c) == nil {
+			s.unnamed.Store(true) // before anybody asks Ends
+		}
 		return nil
 	case ctx.Err() == context.Canceled:
 		return s.failAt(at, context.Cause(ctx))
@@ -120,6 +123,12 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 // dialTimeout bounds the making of a connection. Whoever waits for it waits
 // no longer than the context of the call.
 const dialTimeout = 5 * time.Second
+
+// bufferSize is the size of each of the two buffers of a connection. go-redis' default
+// is 32 KiB, but only batches of renewals are that long. It matters, because a pool
+// keeps the connections of its largest burst, and refers to them even when they have
+// been closed.
+const bufferSize = 4 << 10
 
 // options has go-redis do nothing by itself: no retries, no handshake beyond
 // what is needed, no time-outs but those of the contexts. Pipelines have no
@@ -133,6 +142,8 @@ func options(a address, d *dialer, addr string) *redis.Options {
 		DB:                    a.db,
 		PoolSize:              d.pool,
 		PipelinePoolSize:      -1,
+		ReadBufferSize:        bufferSize,
+		WriteBufferSize:       bufferSize,
 		Dialer:                d.dial,
 		DialTimeout:           time.Minute, // the dialer has its own
 		DialerRetries:         1,

@@ -10,7 +10,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -87,6 +89,7 @@ func TestOpenUsesTheDatabase(t *testing.T) {
 // What a person sees who mistyped something: one line, what to do, no
 // password, within the time given.
 func TestOpenSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	const secret = "hunter2"
 	plain := redistest.Start(t, &redistest.Options{Own: true})
 	locked := redistest.Start(t, &redistest.Options{Password: "other"})
@@ -210,6 +213,52 @@ func (l *logLines) Printf(_ context.Context, format string, args ...any) {
 	if strings.Contains(fmt.Sprintf(format, args...), deadPort+": ") {
 		l.n.Add(1)
 	}
+}
+
+// live is how many bytes on the heap are in use.
+func live() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// A pool keeps the connections of a burst of calls. When they have been closed,
+// go-redis still refers to as many as were idle at once. So they must be small. The
+// test measures the memory of its own process. So it is not parallel, and the server
+// is not miniredis, whose connections would be in the same memory.
+func TestConnectionsTakeLittleMemory(t *testing.T) {
+	const burst = 200
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	s, probe, err := Prepare(srv.URL(), nil, burst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := live()
+
+	srv.Pause()
+	var calls sync.WaitGroup
+	for range burst {
+		calls.Go(func() {
+			if r := s.Together(t.Context(), []any{"ping"}); r[0].Err != nil {
+				t.Error(r[0].Err)
+			}
+		})
+	}
+	until(t, "a connection for each call", func() bool { all, _ := connections(s); return all == burst })
+	srv.Resume()
+	calls.Wait()
+
+	var each uint64
+	until(t, "less than 16 KiB for each connection", func() bool {
+		each = (max(live(), before) - before) / burst
+		return each < 16<<10
+	})
+	t.Logf("%d bytes for each connection", each)
 }
 
 // A server that comes back is found at once, however often it was missed:

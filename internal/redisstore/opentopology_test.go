@@ -33,6 +33,8 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := redistest.Serve(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") })
+	half := plain.Proxy()
+	half.Answer("sentinel", "*1\r\n$12\r\nconfig-epoch\r\n")
 	parrots := redistest.Serve(t, parrot("-ERR what do you mean by "))
 	for _, c := range []struct {
 		name, node string
@@ -47,6 +49,7 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 		{"wrong password for the master", "redis-sentinel://" + ann + sentinels + "/mymaster", right, []string{"master " + set.Servers[0].Addr, "WRONGPASS", "check user and password in the URL: redis-sentinel://"}},
 		{"no sentinel but a Redis", "redis-sentinel://" + ann + plain.Addr + "/mymaster", nil, []string{"sentinel " + plain.Addr, "no sentinel"}},
 		{"neither", "redis-sentinel://" + ann + broken + "/mymaster", nil, []string{"sentinel " + broken, "is that a Redis"}},
+		{"half a word", "redis-sentinel://" + ann + half.Addr() + "/mymaster", nil, []string{"sentinel " + half.Addr(), "config-epoch"}},
 		{"tells what it heard", "redis-sentinel://" + ann + parrots + "/mymaster", map[string]string{"sentinel_password": secret}, []string{"what do you mean", "***"}},
 		{"too few replicas of the master", strings.Replace(set.URL(), "/0", "", 1), map[string]string{"sentinel_user": "sen", "sentinel_password": "right", "replicas": "3"}, []string{"redis " + set.Servers[0].Addr, "2 of 3 replicas"}},
 		{"no node", "redis-cluster://" + ann + deadPort + ",127.0.0.1:2", nil, []string{"redis cluster: none of 2 nodes answers: 127.0.0.1:", "connection refused"}},

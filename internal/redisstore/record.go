@@ -97,6 +97,12 @@ func (s *Store) Owned(reply any, err error) error {
 	return s.Unexpected(reply)
 }
 
+// NoFence is the error of a fenced Acquire if the value of the fence counter is
+// not a number that hasp wrote. hasp never overwrites it.
+func NoFence(counter string) error {
+	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can begin a new one", backend.ErrInvalid, counter)
+}
+
 // FenceTTL reads the parameter fence_ttl: zero if it is not given.
 func FenceTTL(params map[string]string) (time.Duration, error) {
 	text, ok := params["fence_ttl"]

@@ -28,7 +28,7 @@ type Store struct {
 	replicas int                   // that must confirm
 	secrets  []string              // never appear in an error
 	calls    *calls                // nil for a client that was handed in
-	dials    *atomic.Uint64        // nil for a client whose connections nobody counts
+	unnamed  atomic.Bool           // connections do not learn which of calls they serve
 	close    func() error          // nil for a client that was handed in
 	once     sync.Once
 	ran      sync.Map // scripts that some server knows: *Script → nil
@@ -58,6 +58,7 @@ type server struct {
 	name string // in errors: "redis host:port"
 
 	callers atomic.Int32                    // who wait for a reply
+	lanes   lanes                           // of holds that replicas must confirm
 	wire    atomic.Pointer[wire]            // nil if there is none
 	making  atomic.Pointer[context.Context] // ends when one is made, or not; nil if nobody makes one
 }
@@ -144,11 +145,21 @@ func (s *Store) do(ctx context.Context, key string, args []any, kept bool) (any,
 func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
 	others := at.callers.Add(1) > 1
 	defer at.callers.Add(-1)
-	if (others || s.always) && s.calls != nil && !asking && !(kept && s.replicas > 0) {
-		if v, err := s.share(ctx, at, args); err != errUnsent {
-			return v, nil, err
+	if s.calls != nil && !asking && !isLarge(args) {
+		if kept && s.replicas > 0 {
+			return s.hold(ctx, at, args)
+		}
+		if others || s.always {
+			if v, err := s.share(ctx, at, args); err != errUnsent {
+				return v, nil, err
+			}
 		}
 	}
+	return s.sendAlone(ctx, at, asking, kept, args)
+}
+
+// sendAlone sends a command over a connection of its own.
+func (s *Store) sendAlone(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
 	within, end := s.begin(ctx)
 	defer end()
 	cmd := newOnce(within, args)
@@ -218,6 +229,11 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 	}
 	if err != nil {
 		s.servers.failed(at, err)
+		if isReply(err) && strings.Contains(err.Error(), "READONLY") { // a script's error has it inside
+			// The address leads to another master now, or soon will. Its
+			// messages do not arrive on the connection to the old one.
+			s.subs.demoted(at.rdb)
+		}
 		if _, ok := redis.IsMovedError(err); ok && s.servers == (single{at}) {
 			err = fmt.Errorf("%w (this is one server of a cluster: redis-cluster://host:port)", err)
 		}

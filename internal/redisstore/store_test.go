@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -18,7 +19,7 @@ var counting = NewScript(`return redis.call('INCRBY', KEYS[1], ARGV[1])`)
 
 // clients are those that somebody may hand in, as eager to retry as go-redis
 // can make them, through a proxy.
-func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *redistest.Proxy, direct *redis.Client)) {
+func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client)) {
 	kinds := map[string]func(o *redis.Options) redis.UniversalClient{
 		"plain": func(o *redis.Options) redis.UniversalClient { return redis.NewClient(o) },
 		"autopipeline": func(o *redis.Options) redis.UniversalClient {
@@ -54,8 +55,9 @@ func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *re
 // TestSentOnce loses the reply of what the server carried out. Whoever sends
 // it again counts twice.
 func TestSentOnce(t *testing.T) {
-	for _, fault := range []redistest.Fault{redistest.LoseReply, redistest.HangReply} {
-		clients(t, func(t *testing.T, rdb redis.UniversalClient, p *redistest.Proxy, direct *redis.Client) {
+	t.Parallel()
+	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
+		clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
 			s := New(rdb)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
@@ -91,8 +93,8 @@ func TestSentOnce(t *testing.T) {
 // A bare command of the same clients is sent again: the test above would see
 // it.
 func TestOthersAreSentAgain(t *testing.T) {
-	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *redistest.Proxy, direct *redis.Client) {
-		p.Fail("bare", redistest.LoseReply)
+	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
+		p.Fail("bare", faultproxy.LoseReply)
 		rdb.Incr(t.Context(), "bare")
 		if n, _ := direct.Get(t.Context(), "bare").Int(); n != 2 {
 			t.Errorf("carried out %d times", n)
@@ -101,7 +103,7 @@ func TestOthersAreSentAgain(t *testing.T) {
 }
 
 func TestScriptsAreSentWholeOnlyToWhomeverLacksThem(t *testing.T) {
-	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *redistest.Proxy, direct *redis.Client) {
+	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
 		s := New(rdb)
 		calls := make([]Call, 5)
 		for i := range calls {
@@ -169,7 +171,7 @@ func TestRunEachEndsWithItsContext(t *testing.T) {
 			return ctx, cancel
 		},
 	} {
-		p.Fail("evalsha", redistest.HangReply)
+		p.Fail("evalsha", faultproxy.HangReply)
 		ctx, cancel := end()
 		began, over := time.Now(), false
 		s.RunEach(ctx, counting, calls, func(i int, _ any, err error) {

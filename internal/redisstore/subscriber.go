@@ -14,8 +14,9 @@ import (
 // Listener hears the messages of one channel.
 type Listener struct {
 	heard func(payload string, again bool)
+	stays bool // also if there is no subscription now
 	sub   *subscriber
-	ch    *channel
+	ch    *channel // nil if the subscriber was closed before
 
 	settled chan struct{} // closed when err and up are decided
 	err     error         // why there is no subscription; sub.mu
@@ -37,21 +38,62 @@ type Listener struct {
 //
 // All channels of a Store share one connection to each server.
 func (s *Store) Listen(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
-	b := s.subscriber()
-	l := &Listener{heard: heard, sub: b, settled: make(chan struct{})}
-	if err := b.join(ctx, l, channel, slotKey); err != nil {
-		return nil, s.fail(fmt.Errorf("channel %q: %w", channel, err))
-	}
-	select {
-	case <-l.settled:
-	case <-ctx.Done():
+	l, err := s.listen(ctx, channel, slotKey, &Listener{heard: heard})
+	if err != nil {
 		l.Close()
-		return nil, s.fail(fmt.Errorf("channel %q: %w", channel, ctx.Err()))
-	}
-	if l.err != nil {
-		return nil, s.fail(fmt.Errorf("channel %q: %w", channel, l.err))
+		return nil, err
 	}
 	return l, nil
+}
+
+// Subscribe is Listen for a caller that can work without a subscription. If it
+// returns an error, the Listener retries until it is closed, and heard("", true)
+// reports each confirmation.
+func (s *Store) Subscribe(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
+	return s.listen(ctx, channel, slotKey, &Listener{heard: heard, stays: true})
+}
+
+func (s *Store) listen(ctx context.Context, channel, slotKey string, l *Listener) (*Listener, error) {
+	l.sub, l.settled = s.subscriber(), make(chan struct{})
+	err := l.sub.join(ctx, l, channel, slotKey)
+	if err == nil {
+		select {
+		case <-l.settled:
+			err = l.err
+		case <-ctx.Done():
+			err = l.leave(ctx.Err())
+		}
+	}
+	if err != nil {
+		err = s.fail(fmt.Errorf("channel %q: %w", channel, err))
+	}
+	return l, err
+}
+
+// leave settles l with err, unless the subscription has been confirmed or refused
+// already. It returns why there is no subscription.
+func (l *Listener) leave(err error) error {
+	l.sub.mu.Lock()
+	defer l.sub.mu.Unlock()
+	if l.waits() {
+		l.settle(err)
+	}
+	return l.err
+}
+
+// Command returns the command that publishes to the Listener, PUBLISH or
+// SPUBLISH. It returns an empty string unless the subscription is confirmed, on
+// a connection that is not known to be lost.
+func (l *Listener) Command() string {
+	l.sub.mu.Lock()
+	defer l.sub.mu.Unlock()
+	switch {
+	case l.ch == nil || l.ch.state != isConfirmed:
+		return ""
+	case l.sub.kind.Load() == kindSharded:
+		return "SPUBLISH"
+	}
+	return "PUBLISH"
 }
 
 // Close ends the Listener. The subscription outlasts the last Listener by a
@@ -62,17 +104,23 @@ func (l *Listener) Close() {
 	}
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
-	l.ch.remove(l)
+	if l.ch != nil {
+		l.ch.remove(l)
+	}
 }
 
-// Relisten says that messages do not arrive, as far as the Listener can tell:
-// the connection is dropped for a new one, and all who listen on it hear
-// again. It does nothing if the connection is younger than that.
+// Relisten replaces a connection on which messages do not arrive. Each Listener on
+// it is called once its subscription is confirmed again. Relisten does nothing if
+// the connection is younger than a second.
 func (l *Listener) Relisten() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
-	if n := l.ch.node; n != nil && n.link != nil {
-		n.link.drop()
+	if l.ch == nil || l.ch.node == nil {
+		return
+	}
+	if c := l.ch.node.link; c != nil && time.Since(c.born) > youngFor {
+		c.dropped = true
+		c.node.kick()
 	}
 }
 
@@ -91,8 +139,7 @@ type subscriber struct {
 	mu       sync.Mutex
 	channels map[string]*channel
 	nodes    map[redis.UniversalClient]*node
-	learning chan struct{} // closed when learn, called by Sharded, has returned
-	lost     time.Time     // when a connection was lost, or a slot, the last time
+	lost     time.Time // when a connection was lost, or a slot, the last time
 	closed   bool
 }
 
@@ -158,17 +205,25 @@ func (b *subscriber) close() {
 func (b *subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	var err error
 	if b.channels[name] == nil && !b.closed {
 		b.mu.Unlock()
-		client, err := b.home(ctx, slotKey)
+		var client redis.UniversalClient
+		client, err = b.home(ctx, slotKey)
 		b.mu.Lock()
-		if err != nil {
-			return err
-		}
-		if b.channels[name] == nil && !b.closed {
+		switch {
+		case b.channels[name] != nil || b.closed:
+			err = nil // another one was quicker
+		case err == nil:
 			ch := &channel{name: name, slotKey: slotKey}
 			b.channels[name] = ch
 			b.place(ch, client)
+		case l.stays:
+			ch := &channel{name: name, slotKey: slotKey}
+			b.channels[name] = ch
+			b.wg.Go(func() { b.look([]*channel{ch}, 0) })
+		default:
+			return err
 		}
 	}
 	if b.closed {
@@ -177,6 +232,10 @@ func (b *subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	ch := b.channels[name]
 	l.ch = ch
 	ch.listeners = append(slices.Clip(ch.listeners), l)
+	if err != nil {
+		l.settle(err)
+		return err
+	}
 	switch ch.state {
 	case isConfirmed:
 		l.settle(nil)
@@ -223,7 +282,9 @@ func (ch *channel) fail(err error) {
 	for _, l := range ch.listeners {
 		if l.waits() {
 			l.settle(err)
-			ch.remove(l)
+			if !l.stays {
+				ch.remove(l)
+			}
 		}
 	}
 }

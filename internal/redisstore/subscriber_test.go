@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -325,7 +326,7 @@ func TestPongIsDemanded(t *testing.T) {
 		a, b := s.listen("a"), s.listen("b")
 		time.Sleep(time.Minute)
 		s.hears(a, "") // a connection that lives is left alone
-		s.srv.Proxy.Fail("ping", redistest.HangReply)
+		s.srv.Proxy.Fail("ping", faultproxy.HangReply)
 		began := time.Now()
 		for b.silent() && time.Since(began) < time.Minute {
 			time.Sleep(time.Millisecond)
@@ -407,7 +408,7 @@ func TestShortConnectionsCountAsFailures(t *testing.T) {
 		s.listen("a")
 		s.dials.Store(0)
 		for range 1000 {
-			s.srv.Proxy.Fail("subscribe", redistest.LoseReply)
+			s.srv.Proxy.Fail("subscribe", faultproxy.LoseReply)
 		}
 		s.srv.Proxy.Cut()
 		time.Sleep(time.Minute)
@@ -420,7 +421,7 @@ func TestShortConnectionsCountAsFailures(t *testing.T) {
 func TestListenEndsWithItsContext(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		s.listen("a")
-		s.srv.Proxy.Fail("subscribe", redistest.HoldRequest)
+		s.srv.Proxy.Fail("subscribe", faultproxy.HoldRequest)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
 		defer cancel()
 		began := time.Now()
@@ -463,6 +464,76 @@ func TestRelisten(t *testing.T) {
 		a.Close()
 		a.Relisten()
 	})
+}
+
+// A server that has become a replica is left, once, however many commands it
+// refuses and however young the connection is.
+func TestSubscriptionsLeaveAReplica(t *testing.T) {
+	for _, text := range []string{
+		"READONLY You can't write against a read only replica.",
+		"ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.",
+	} {
+		virtually(t, 3, func(t *testing.T, s *listening) {
+			a := s.listen("a")
+			s.hook(func(c *mini.Peer, cmd string, _ ...string) bool {
+				if cmd == "SET" {
+					c.Block(func(w *mini.Writer) { w.WriteError(text) })
+				}
+				return cmd == "SET"
+			})
+			for range 10 {
+				if _, err := s.Do(t.Context(), "set", "k", "v"); err == nil {
+					t.Error("no error")
+				}
+			}
+			s.hears(a, "")
+			time.Sleep(time.Minute)
+			s.hears(a, "again")
+			s.publish("a", "x")
+			s.hears(a, "x")
+		})
+	}
+}
+
+// A Listener that stays is confirmed some time, whatever the matter was.
+func TestSubscribeGoesOn(t *testing.T) {
+	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
+		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
+		"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
+		"refused": func(p *faultproxy.Proxy) func() {
+			p.Answer("subscribe", "-NOPERM this user has no permissions\r\n")
+			return p.Forgive
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtually(t, 3, func(t *testing.T, s *listening) {
+				mend := fault(s.srv.Proxy)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				e := &ear{}
+				l, err := s.Subscribe(ctx, "a", "a", e.heard)
+				if err == nil || l.Command() != "" {
+					t.Errorf("got %v, %q", err, l.Command())
+				}
+				time.Sleep(20 * time.Second)
+				s.hears(e, "")
+				mend()
+				time.Sleep(10 * time.Second)
+				s.hears(e, "again")
+				s.publish("a", "x")
+				s.hears(e, "x")
+				if got := l.Command(); got != "PUBLISH" {
+					t.Errorf("publishes with %q", got)
+				}
+				l.Close()
+				time.Sleep(lingering + 2*pingEvery)
+				synctest.Wait()
+				if got := s.srv.Mini.PubSubChannels("*"); len(got) > 0 {
+					t.Errorf("subscribed to %q", got)
+				}
+			})
+		})
+	}
 }
 
 func TestCloseEndsListening(t *testing.T) {

@@ -123,7 +123,7 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 		}
 	}
 	for i, s := range both {
-		if !s.Sharded() {
+		if !s.Sharded(t.Context(), "a") {
 			t.Fatalf("%d is not sharded", i)
 		}
 	}
@@ -149,6 +149,26 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 		if rdb.Ping(t.Context()).Err() == nil { // the one that was killed aside
 			comes(t, "nothing left", func() bool { return connections(rdb) == 0 })
 		}
+	}
+}
+
+// What kind of cluster it is the server says that is concerned: another one may
+// hang.
+func TestShardedWhileAnotherServerHangs(t *testing.T) {
+	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
+	s, err := open(t, set.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hangs := set.Master("") // is asked if no key is named
+	key := ""
+	for i := 0; key == "" || set.Master(key) == hangs; i++ {
+		key = fmt.Sprint("key", i)
+	}
+	hangs.Pause()
+	defer hangs.Resume()
+	if !s.Sharded(t.Context(), key) {
+		t.Error("not sharded")
 	}
 }
 

@@ -52,41 +52,16 @@ func shard(rdb *redis.Ring, key string) (redis.UniversalClient, error) {
 	return client, nil
 }
 
-// learnWithin bounds the time that Sharded takes. A wrong answer costs a message.
-const learnWithin = 500 * time.Millisecond
-
 // Sharded reports whether messages are to be published with SPUBLISH rather
-// than PUBLISH: on a cluster of Redis 7 or later. The cluster is asked once.
-func (s *Store) Sharded() bool {
+// than PUBLISH: on a cluster of Redis 7 or later. The first call asks the server
+// that has slotKey, which the caller needs anyway; if that fails, the answer is
+// no, which costs a message.
+func (s *Store) Sharded(ctx context.Context, slotKey string) bool {
 	b := s.subscriber()
-	if b.cluster() && b.kind.Load() == unlearned {
-		select {
-		case <-b.learns():
-		case <-time.After(learnWithin):
-		}
+	if b.cluster() {
+		_ = b.learn(ctx, slotKey)
 	}
 	return b.kind.Load() == kindSharded
-}
-
-// learns returns what is closed when learn has returned, if that is under way.
-func (b *subscriber) learns() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.learning != nil || b.closed {
-		return b.learning
-	}
-	done := make(chan struct{})
-	b.learning = done
-	b.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(b.life, connectTimeout)
-		defer cancel()
-		_ = b.learn(ctx, "") // or the next one to ask finds out
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.learning = nil
-		close(done)
-	})
-	return done
 }
 
 // What learn finds out.
@@ -209,6 +184,18 @@ func (b *subscriber) settleDown(ch *channel) bool {
 // doubtFor is how long the word of the cluster is not trusted after a slot or
 // a node was lost: its nodes hear of it one after another.
 const doubtFor = 5 * time.Second
+
+// demoted drops the connection to a server that has become a replica, now or
+// when it is a second old: the replies to other commands in flight say the
+// same. On a cluster rehome follows the slots.
+func (b *subscriber) demoted(client redis.UniversalClient) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := b.nodes[client]; n != nil && n.link != nil {
+		n.link.demoted = true
+		n.kick()
+	}
+}
 
 // rehome places the channels of n that the cluster says are elsewhere, and
 // returns them. A node that has become a replica may have accepted them, and

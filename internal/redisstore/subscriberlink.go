@@ -22,7 +22,8 @@ type link struct {
 	expect  []command // what was sent and not answered yet
 	asked   time.Time // when the last of it was
 	useful  bool      // something was answered
-	dropped bool
+	dropped bool      // for a new connection
+	demoted bool      // dropped as soon as it is not young
 }
 
 // How many commands may be unanswered. PubSub reads and writes under one
@@ -61,14 +62,6 @@ func (spent) Err() error                    { return context.Canceled }
 func (spent) Value(any) any                 { return nil }
 
 func spentIn(d time.Duration) context.Context { return spent{time.Now().Add(d)} }
-
-// drop has the connection replaced, if it is not a new one. mu is held.
-func (c *link) drop() {
-	if time.Since(c.born) > youngFor {
-		c.dropped = true
-		c.node.kick()
-	}
-}
 
 var errOutOfStep = errors.New("unexpected reply on the connection of the subscriptions")
 
@@ -236,7 +229,7 @@ func (c *link) take(demand bool) (cmds []command, ok bool) {
 	if k > 0 {
 		c.expect, c.asked = append(c.expect, cmds...), time.Now()
 	}
-	return cmds, !c.dropped
+	return cmds, !c.dropped && !(c.demoted && time.Since(c.born) > youngFor)
 }
 
 func (c *link) window() int {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -125,7 +126,7 @@ func TestListenByAnyClient(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := make(t)
-			if s.Sharded() {
+			if s.Sharded(t.Context(), "a") {
 				t.Error("sharded")
 			}
 			rdb := srv.Client()
@@ -382,7 +383,7 @@ func TestSilentConnectionIsReplaced(t *testing.T) {
 	s := New(rdb)
 	defer s.Close()
 	e := listenTo(t, s, "ch")
-	p.Fail("ping", redistest.HangReply)
+	p.Fail("ping", faultproxy.HangReply)
 	e.hearsAgain(t)
 	hearsSoon(t, srv.Client(), e, "ch")
 }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -48,7 +49,7 @@ func TestTogetherAnswersEachCommandByItself(t *testing.T) {
 
 // None is sent again, since the store may have carried it out.
 func TestTogetherSendsOnce(t *testing.T) {
-	for name, fault := range map[string]redistest.Fault{"reply": redistest.LoseReply, "request": redistest.LoseRequest} {
+	for name, fault := range map[string]faultproxy.Fault{"reply": faultproxy.LoseReply, "request": faultproxy.LoseRequest} {
 		synctest.Test(t, func(t *testing.T) {
 			s, v := virtualStore(t)
 			v.Proxy.Commands()

@@ -336,3 +336,31 @@ func TestSecureTopologies(t *testing.T) {
 		})
 	}
 }
+
+// A server that was given up has sent nothing, so the command goes to the
+// server that has the slot now. If that is the same one, nothing is repeated,
+// and nothing after Close.
+func TestACommandLeavesAServerThatWasGivenUp(t *testing.T) {
+	open, end := context.WithCancel(t.Context())
+	old, now := &server{addr: "old"}, &server{addr: "now"}
+	c := &cluster{d: &dialer{open: open}, servers: map[string]*server{"now": now}}
+	c.slots[Slot("k")] = now
+	for _, step := range []struct {
+		what   string
+		at, to *server
+		err    error
+	}{
+		{"given up", old, now, redis.ErrClosed},
+		{"the same", now, nil, redis.ErrClosed},
+		{"another error", old, nil, io.EOF},
+		{"no error", old, nil, nil},
+	} {
+		if to, asking := c.follow(step.at, "k", step.err); to != step.to || asking {
+			t.Errorf("%s: got %v, %v, want %v", step.what, to, asking, step.to)
+		}
+	}
+	end()
+	if to, _ := c.follow(old, "k", redis.ErrClosed); to != nil {
+		t.Errorf("after Close: got %v", to)
+	}
+}

@@ -27,7 +27,7 @@ import (
 // read or a write: a writer runs while there is something to write, a reader
 // for as long as there is a wire.
 //
-// A wire that is over takes no more commands, which then go to the pool, and
+// A wire that is over takes no more commands, which then go to another one, and
 // ends when nobody waits for a reply any more.
 type wire struct {
 	conn net.Conn      // to read from and write to
@@ -47,12 +47,15 @@ type wire struct {
 	out   []byte    // the writer's
 	batch []*errand // the writer's
 
-	due     []*errand // from sent: those to be answered next; the reader's
-	told    int       // of due; the reader's
-	midway  bool      // in a reply; the reader's
-	heard   bool      // since the last tick; the reader's
-	quiet   int       // ticks; the reader's
-	tickEnd time.Time // the reader's
+	due     []*errand     // from sent: those to be answered next; the reader's
+	told    int           // of due; the reader's
+	midway  bool          // in a reply; the reader's
+	heard   bool          // since the last tick; the reader's
+	asked   bool          // at the last tick: something is under way; the reader's
+	quiet   int           // ticks in a row without a word, asked all the time or never; the reader's
+	tickEnd time.Time     // the reader's
+	trip    time.Duration // a round trip, smoothed; the reader's
+	ended   error         // why the reader has ended; the reader's
 }
 
 // errand is one command on a wire, and where its caller and its reply meet:
@@ -60,6 +63,7 @@ type wire struct {
 type errand struct {
 	args  []any
 	until time.Time // its caller waits no longer; zero if there is no end
+	sent  time.Time // when it was written
 	met   atomic.Bool
 	done  chan outcome // one, to a caller that is still there
 }
@@ -96,6 +100,21 @@ func (w *wire) answer(e *errand, reply any, err error) {
 // maxKept is how much room for commands an idle wire keeps.
 const maxKept = 256 << 10
 
+// maxShared is how many bytes of arguments travel with other callers' commands.
+// A server that finds an argument too long closes the connection.
+const maxShared = 64 << 10
+
+// isLarge reports whether a command must have a connection of its own.
+func isLarge(args []any) bool {
+	n := 0
+	for _, arg := range args {
+		if text, ok := arg.(string); ok {
+			n += len(text)
+		}
+	}
+	return n > maxShared
+}
+
 var (
 	errUnsent  = errors.New("not sent")
 	errIdle    = errors.New("idle")
@@ -113,16 +132,20 @@ func (w *wire) do(ctx context.Context, args []any) (any, error) {
 		w.forget(e)
 		return nil, errUnsent
 	}
-	ctx, _ = lazyctx.Split(ctx) // the reader knows the time
+	done, quit, _ := lazyctx.Split(ctx) // the reader knows the time
 	var o outcome
 	select {
 	case o = <-e.done:
-	case <-ctx.Done():
-		if !e.met.Swap(true) {
-			return nil, errNoReply
-		}
-		o = <-e.done // the reply came first
+		w.forget(e)
+		return o.reply, o.err
+	case <-done:
+	case <-quit:
 	}
+
+	if !e.met.Swap(true) {
+		return nil, errNoReply
+	}
+	o = <-e.done // the reply came first
 	w.forget(e)
 	return o.reply, o.err
 }
@@ -194,6 +217,7 @@ func (w *wire) encode() {
 	if cap(w.out) > maxKept {
 		w.out = nil
 	}
+	now := time.Now()
 	sent := w.batch[:0]
 	for _, e := range w.batch {
 		if e.met.Load() {
@@ -205,6 +229,7 @@ func (w *wire) encode() {
 			w.answer(e, nil, errUnsent)
 			continue
 		}
+		e.sent = now
 		w.out, sent = out, append(sent, e)
 	}
 	w.mu.Lock()
@@ -217,9 +242,28 @@ func (w *wire) encode() {
 func (w *wire) give(up error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over == nil {
-		w.over = up
+	w.giveLocked(up)
+}
+
+// giveLocked is give with mu held. What is not written yet is not sent here any
+// more, even if the writer hangs in a write.
+func (w *wire) giveLocked(up error) {
+	if w.over != nil {
+		return
 	}
+	w.over = up
+	for _, e := range w.queue {
+		w.answer(e, nil, errUnsent)
+	}
+	clear(w.queue)
+	w.queue = w.queue[:0]
+}
+
+// isOver reports whether the wire takes no more commands.
+func (w *wire) isOver() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.over != nil
 }
 
 // fail ends the wire: its reader finds out.
@@ -236,30 +280,38 @@ const hesitation = 20 * time.Millisecond
 // there is none, in a way that makes one. It says errUnsent to whoever is
 // better off with the pool.
 func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) {
-	w := at.wire.Load()
-	if w == nil {
-		made, cancel := context.WithTimeout(context.Background(), hesitation)
-		defer cancel()
-		if at.making.CompareAndSwap(nil, &made) {
-			defer at.making.Store(nil)
-			if at.wire.Load() == nil {
-				return s.pioneer(ctx, at, args)
+	// Try a second time if a wire was given up before it sent the command.
+	for range 2 {
+		w := at.wire.Load()
+		if w == nil {
+			made, cancel := context.WithTimeout(context.Background(), hesitation)
+			defer cancel()
+			if at.making.CompareAndSwap(nil, &made) {
+				if at.wire.Load() == nil {
+					defer at.making.Store(nil)
+					return s.pioneer(ctx, at, args)
+				}
+				at.making.Store(nil)
+			} else if others := at.making.Load(); others != nil {
+				select {
+				case <-(*others).Done():
+				case <-ctx.Done():
+				}
 			}
-		} else if others := at.making.Load(); others != nil {
-			select {
-			case <-(*others).Done():
-			case <-ctx.Done():
+			if w = at.wire.Load(); w == nil {
+				return nil, errUnsent
 			}
 		}
-		if w = at.wire.Load(); w == nil {
-			return nil, errUnsent
+		reply, err := w.do(ctx, args)
+		if astray(err, at.addr) {
+			w.give(errAstray)
 		}
+		if err != errUnsent || !w.isOver() {
+			return reply, err
+		}
+		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another
 	}
-	reply, err := w.do(ctx, args)
-	if astray(err, at.addr) {
-		w.give(errAstray)
-	}
-	return reply, err
+	return nil, errUnsent
 }
 
 // astray reports whether a server says that it is not the one that its address
@@ -278,22 +330,24 @@ func (s *Store) pioneer(ctx context.Context, at *server, args []any) (any, error
 	owner := at.rdb.(*redis.Client).Conn()
 	c, end := s.calls.begin(ctx)
 	cmd := newOnce(c, args)
+	began := time.Now()
 	_ = owner.Process(c, cmd)
 	end()
 	v, err := cmd.Result()
-	if err != nil && err != redis.Nil || !s.lay(at, owner, c) {
+	if err != nil && err != redis.Nil || !s.lay(at, owner, c, time.Since(began)) {
 		owner.Close() // which gives the connection back, or up
 	}
 	return v, err
 }
 
-// lay makes a wire of the connection that c has used.
-func (s *Store) lay(at *server, owner *redis.Conn, c *call) bool {
+// lay makes a wire of the connection that c has used. took is how long c did,
+// which includes the making of the connection, if it is new.
+func (s *Store) lay(at *server, owner *redis.Conn, c *call, took time.Duration) bool {
 	conn := s.calls.used(c)
 	if conn == nil {
 		return false
 	}
-	w := &wire{conn: conn.Conn, base: conn.Conn, kept: s.always}
+	w := &wire{conn: conn.Conn, base: conn.Conn, kept: s.always, trip: took}
 	if conn.secure != nil {
 		w.conn = conn.secure
 	}
@@ -310,7 +364,7 @@ func (s *Store) lay(at *server, owner *redis.Conn, c *call) bool {
 	go func() {
 		defer s.wires.wg.Done()
 		w.read()
-		at.wire.Store(nil)
+		at.wire.CompareAndSwap(w, nil)
 		w.end()
 	}()
 	return true

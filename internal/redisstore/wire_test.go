@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -106,7 +107,7 @@ func TestWhoIsNotAloneMakesAWire(t *testing.T) {
 	}
 	at := s.servers.(single).server
 	first, cancel := context.WithCancel(t.Context())
-	p.Fail("first", redistest.HangReply)
+	p.Fail("first", faultproxy.HangReply)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Do(first, "get", "first") })
 	until(t, "the first", func() bool { return at.callers.Load() == 1 })
@@ -131,7 +132,7 @@ func TestWhoMakesAWireHoldsUpNobody(t *testing.T) {
 	s.always = true
 	at := s.servers.(single).server
 	first, cancel := context.WithCancel(t.Context())
-	p.Fail("first", redistest.HangReply)
+	p.Fail("first", faultproxy.HangReply)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Do(first, "get", "first") })
 	until(t, "the first", func() bool { return at.making.Load() != nil && p.Pending() == 0 })
@@ -195,7 +196,7 @@ func TestWhoLeavesAWireTakesNobodyAlong(t *testing.T) {
 
 // The outcome of what was lost is unknown, and it was sent once.
 func TestSentOnceOverAWire(t *testing.T) {
-	for _, fault := range []redistest.Fault{redistest.LoseReply, redistest.HangReply} {
+	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
 		srv := redistest.Start(t, &redistest.Options{Own: true})
 		p, direct := srv.Proxy(), srv.Client()
 		s, err := open(t, "redis://"+p.Addr(), nil)
@@ -212,7 +213,7 @@ func TestSentOnceOverAWire(t *testing.T) {
 			}
 		})
 		until(t, "carried out", func() bool { return direct.Exists(t.Context(), "lost").Val() == 1 })
-		if fault == redistest.HangReply {
+		if fault == faultproxy.HangReply {
 			cancel()
 		}
 		ended(t, "a call", wg.Wait)
@@ -423,6 +424,30 @@ func TestNobodyMakesAWireAfterClose(t *testing.T) {
 	}
 	if s.servers.(single).wire.Load() != nil {
 		t.Error("there is a wire")
+	}
+}
+
+// A server that finds an argument too long closes the connection. That must not
+// be the one that others share.
+func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Args: []string{"--proto-max-bulk-len", "1mb"}})
+	s, err := open(t, srv.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, w := wired(t, s)
+	for _, args := range [][]any{{"set", "k", strings.Repeat("v", 2<<20)}, {"get", strings.Repeat("k", 2<<20)}} {
+		if v, err := s.Do(t.Context(), args...); err == nil {
+			t.Errorf("%v: got %.20v", args[0], v)
+		}
+		if v, err := s.Do(t.Context(), "ping"); v != "PONG" || at.wire.Load() != w || w.isOver() {
+			t.Errorf("%v: the wire has ended (%v, %v)", args[0], v, err)
+		}
+	}
+	// What is only long travels and is answered.
+	long := strings.Repeat("v", maxShared+1)
+	if v, err := s.Do(t.Context(), "set", "k", long); v != "OK" {
+		t.Errorf("got %v, %v", v, err)
 	}
 }
 

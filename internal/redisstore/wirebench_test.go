@@ -22,6 +22,7 @@ import (
 //
 //	bare   the two commands on a go-redis client
 //	auto   the same on its AutoPipeline
+//	async  the same on its AsyncAutoPipeline, full duplex, whose callers may leave
 //	driver Acquire and Release of a spinlock by URL
 //	hasp   Lock and Unlock of one
 //
@@ -35,6 +36,11 @@ func BenchmarkWire(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer auto.Close()
+	async, err := srv.Client().AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{FullDuplex: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer async.Close()
 	d, err := hasp.Config{Strategy: "spinlock", Nodes: []string{srv.URL()}}.Driver(b.Context())
 	if err != nil {
 		b.Fatal(err)
@@ -51,6 +57,7 @@ func BenchmarkWire(b *testing.B) {
 	}{
 		{"bare", barePair(rdb)},
 		{"auto", barePair(auto)},
+		{"async", asyncPair(async)},
 		{"driver", func(ctx context.Context, key string) error {
 			cl := backend.Claim{Key: key, Token: benchToken, TTL: 30 * time.Second, Timeout: 3 * time.Second}
 			if _, err := d.Acquire(ctx, cl); err != nil {
@@ -129,14 +136,35 @@ func median(all []float64) float64 {
 
 const benchToken = "0123456789abcdefghijkl"
 
+// releaseBare compares and deletes.
+var releaseBare = redis.NewScript(releaseSource)
+
+const releaseSource = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
+
 // barePair is what anybody would write: SET NX PX, and a script that compares
 // and deletes.
 func barePair(rdb redis.UniversalClient) func(context.Context, string) error {
-	release := redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 	return func(ctx context.Context, key string) error {
 		if err := rdb.SetArgs(ctx, key, benchToken, redis.SetArgs{Mode: "NX", TTL: 30 * time.Second}).Err(); err != nil {
 			return err
 		}
-		return release.Run(ctx, rdb, []string{key}, benchToken).Err()
+		return releaseBare.Run(ctx, rdb, []string{key}, benchToken).Err()
+	}
+}
+
+// asyncPair is barePair for callers that leave when their context ends.
+func asyncPair(ap *redis.AutoPipeliner) func(context.Context, string) error {
+	return func(ctx context.Context, key string) error {
+		set := redis.NewStatusCmd(ctx, "set", key, benchToken, "px", 30_000, "nx")
+		if err := ap.Submit(ctx, set).WaitContext(ctx); err != nil {
+			return err
+		}
+		release := redis.NewCmd(ctx, "evalsha", releaseBare.Hash(), 1, key, benchToken)
+		err := ap.Submit(ctx, release).WaitContext(ctx)
+		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			release = redis.NewCmd(ctx, "eval", releaseSource, 1, key, benchToken)
+			err = ap.Submit(ctx, release).WaitContext(ctx)
+		}
+		return err
 	}
 }

@@ -7,16 +7,24 @@ import (
 	"time"
 )
 
-// A wire is looked after in ticks. One on which nothing is under way for a
-// whole tick goes back to the pool. One that says nothing although it is asked
-// is over: after impatience, if whoever has waited longest was not willing to
-// wait longer, or after silence in any case. Those who wait have until their
-// deadlines, as they would have on connections of their own, or, without one,
-// until silence. Ticks are counted, not time, so that a process that was
-// stopped listens before it judges.
+// A wire is looked after in ticks. A wire on which nothing is under way goes
+// back to the pool after rest.
+//
+// A wire that says nothing although it is asked is given up after a few round
+// trips, and after two ticks at the earliest: one dead connection must not take
+// many calls with it. A wire that was given up takes no more commands. Those
+// that were not written yet are sent otherwise. Those that were written are not
+// repeated: their callers wait until their deadlines, as they would on
+// connections of their own, or, without a deadline, until silence. If all of
+// them are answered after all, the connection is as good as before.
+//
+// Ticks are counted, not time. So a process that was stopped reads the replies that
+// have arrived before it gives a wire up.
 const (
-	tick       = 250 * time.Millisecond
-	impatience = time.Second
+	tick       = 25 * time.Millisecond
+	rest       = 250 * time.Millisecond
+	roundTrips = 4
+	impatience = time.Second // bounds the few round trips
 	silence    = 3 * time.Second
 )
 
@@ -27,7 +35,7 @@ func (w *wire) read() {
 	for {
 		w.midway = false
 		begin, err := in.Peek(1)
-		w.midway = true
+		w.midway = err == nil
 		var reply any
 		status := false
 		if err == nil {
@@ -45,10 +53,15 @@ func (w *wire) read() {
 		}
 		if err != nil {
 			w.give(err)
+			w.ended = err
 			return
 		}
+
 		e := w.due[w.told]
 		w.due[w.told] = nil
+		if w.told == 0 {
+			w.trip += (time.Since(e.sent) - w.trip) / 8
+		}
 		w.told++
 		if refused, ok := reply.(replyError); ok {
 			w.answer(e, nil, refused)
@@ -127,7 +140,7 @@ func (w *wire) look() error {
 			case e.until.IsZero() || e.met.Load():
 			case !now.Before(e.until):
 				gone := w.errand() // in its place: the reply may still come
-				gone.args, gone.until = e.args, e.until
+				gone.args, gone.until, gone.sent = e.args, e.until, e.sent
 				gone.met.Store(true)
 				some[i] = gone
 				w.answer(e, nil, errNoReply)
@@ -143,24 +156,27 @@ func (w *wire) look() error {
 // tick returns why a wire that has said nothing for a moment ends, if it does.
 // mu is held.
 func (w *wire) tick(now time.Time) error {
-	w.quiet++
-	if w.heard || w.tickEnd.IsZero() {
-		w.heard, w.quiet = false, 0
+	wait := append(w.due[w.told:len(w.due):len(w.due)], w.sent...)
+	asked := len(wait) > 0 || w.midway || w.writing
+	if w.heard || asked != w.asked || w.tickEnd.IsZero() {
+		w.heard, w.asked, w.quiet = false, asked, 0
+	} else {
+		w.quiet++
 	}
 	if w.kept {
 		return nil
 	}
-	// What was sent just before the first tick has been waited for since then.
-	quiet := time.Duration(w.quiet-1) * tick
-	wait := append(w.due[w.told:len(w.due):len(w.due)], w.sent...)
-	late := len(wait) > 0 && !wait[0].until.IsZero() && now.After(wait[0].until)
+
+	quiet := time.Duration(w.quiet) * tick
 	switch {
 	case w.over != nil:
-	case len(wait) == 0 && !w.midway && !w.writing && w.quiet > 0:
+	case !asked && quiet >= rest:
 		w.over = errIdle
-	case quiet >= silence, quiet >= impatience && late:
-		w.over = errNoReply
+	case asked && quiet >= max(2*tick, min(roundTrips*w.trip, impatience)):
+		w.giveLocked(errNoReply)
 	}
+
+	// The wire that is over ends when nobody waits for it any more.
 	if w.writing && quiet < silence {
 		return nil
 	}
@@ -175,11 +191,17 @@ func (w *wire) tick(now time.Time) error {
 // end parts with the connection of a wire that is over, and tells all who
 // still wait.
 func (w *wire) end() {
-	idle := w.over == errIdle
-	if !idle {
+	w.mu.Lock()
+	good := !w.midway && !w.writing && w.told == len(w.due) && len(w.sent) == 0
+	w.mu.Unlock()
+
+	// The wire is over, so nothing more is written. If the reader ended it and
+	// not the connection, and all are answered, the connection is in order.
+	good = good && (w.ended == errIdle || w.ended == errNoReply)
+	if !good {
 		w.base.Close()
 	}
-	w.back(idle)
+	w.back(good)
 	w.writers.Wait()
 	for _, e := range append(w.due[w.told:], w.sent...) {
 		w.answer(e, nil, w.over)

@@ -9,12 +9,14 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/lazyctx"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -65,36 +67,56 @@ func TestSilentWireIsDead(t *testing.T) {
 	})
 }
 
-// Where even the one who has waited longest has given up, nobody else is sent
-// there. Those who wait already are as patient as they are.
-func TestSilentWireIsOverSoonerForTheImpatient(t *testing.T) {
+// A wire that says nothing is given up after a few of its round trips. Those
+// who wait already are as patient as they are.
+func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
+	for trip, after := range map[time.Duration]time.Duration{
+		0: 2 * tick, time.Millisecond: 2 * tick, 100 * time.Millisecond: 400 * time.Millisecond, time.Second: impatience,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w, server, back := piped(t, false)
+			w.trip = trip
+			go io.Copy(io.Discard, server)
+			time.Sleep(rest / 2) // silence before anything was asked does not count
+			began := time.Now()
+			patient := asked(w, t.Context())
+			time.Sleep(after - time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), tick)
+			defer cancel()
+			if err := <-asked(w, ctx); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("trip %v: before it is given up: got %v", trip, err)
+			}
+			time.Sleep(tick)
+			if err := <-asked(w, t.Context()); err != errUnsent {
+				t.Errorf("trip %v: after it: got %v", trip, err)
+			}
+			if err := <-patient; !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+			<-back
+			between(t, "the end", began, silence, silence+2*tick)
+		})
+	}
+}
+
+// The round trips of a wire are measured, so that a server that is far away is
+// not taken for a dead one.
+func TestServerFarAwayIsNotGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
+		w, server, _ := piped(t, false)
+		const away = 40 * time.Millisecond
+		w.trip = away / 2 // as yet
 		go io.Copy(io.Discard, server)
-		began := time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		first := asked(w, ctx)
-		synctest.Wait()
-		patient := asked(w, t.Context())
-		if err := <-first; err == nil {
-			t.Error("no error")
+		for far := away; far < impatience; far = far * 3 / 2 {
+			for range 10 {
+				answered := asked(w, t.Context())
+				time.Sleep(far)
+				server.Write([]byte("$1\r\nv\r\n"))
+				if err := <-answered; err != nil {
+					t.Fatalf("%v away: %v", far, err)
+				}
+			}
 		}
-		time.Sleep(impatience - 100*time.Millisecond)
-		early, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		if err := <-asked(w, early); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("before it is over: got %v", err)
-		}
-		time.Sleep(2 * tick)
-		if err := <-asked(w, t.Context()); err != errUnsent {
-			t.Errorf("after it: got %v", err)
-		}
-		if err := <-patient; !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("got %v", err)
-		}
-		<-back
-		between(t, "the end", began, silence, silence+2*tick)
 	})
 }
 
@@ -102,7 +124,7 @@ func TestSilentWireIsOverSoonerForTheImpatient(t *testing.T) {
 // whether his command is under way or waits for its turn, and so do all others.
 func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, server, back := piped(t, false)
+		w, server, _ := piped(t, true)
 		began := time.Now()
 		var wg sync.WaitGroup
 		ask := func(after time.Duration, ctx *lazyctx.Context, name, want string) {
@@ -119,7 +141,7 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 			})
 			time.Sleep(after)
 		}
-		within := func(d time.Duration) *lazyctx.Context { return lazyctx.WithTimeout(t.Context(), d) }
+		within := func(d time.Duration) *lazyctx.Context { return lazyctx.WithTimeout(t.Context(), nil, d) }
 		ask(time.Millisecond, within(700*time.Millisecond), "under way", "") // and as long as it is written, the others wait
 		ask(0, within(5*time.Second), "stays", "yes")
 		ask(0, within(300*time.Millisecond), "waits long", "")
@@ -142,9 +164,28 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 		}()
 		wg.Wait()
 		between(t, "the last", began, time.Second, 2*time.Second)
-		if !<-back {
-			t.Error("the connection counts as bad")
+	})
+}
+
+// Whose client is closed leaves at once, though neither his context nor his
+// deadline has ended.
+func TestCallersLeaveWhenTheirClientIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, server, back := piped(t, false)
+		go io.Copy(io.Discard, server)
+		closing, closeClient := context.WithCancel(t.Context())
+		ctx := lazyctx.WithTimeout(t.Context(), closing, time.Second)
+		defer ctx.End()
+		leaves := asked(w, ctx)
+		synctest.Wait()
+		closeClient()
+		began := time.Now()
+		if err := <-leaves; !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("got %v", err)
 		}
+		between(t, "the caller", began, 0, 0)
+		server.Close()
+		<-back
 	})
 }
 
@@ -165,8 +206,8 @@ func TestSilentWireWaitsForThePatient(t *testing.T) {
 		if err := errors.Join(<-first, <-second); err != nil {
 			t.Errorf("got %v", err)
 		}
-		if <-back {
-			t.Error("the connection counts as good")
+		if !<-back { // all are answered
+			t.Error("the connection counts as bad")
 		}
 	})
 }
@@ -263,11 +304,12 @@ func TestWireThatTakesNothingIsDead(t *testing.T) {
 		first := asked(w, t.Context())
 		synctest.Wait()
 		second := asked(w, t.Context())
-		if err := <-first; !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("the first: got %v", err)
-		}
 		if err := <-second; err != errUnsent {
 			t.Errorf("the second: got %v", err)
+		}
+		between(t, "the second", began, 2*tick, 3*tick)
+		if err := <-first; !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the first: got %v", err)
 		}
 		<-back
 		between(t, "the end", began, silence, silence+2*tick)
@@ -291,12 +333,12 @@ func TestIdleWireEnds(t *testing.T) {
 		if !<-back {
 			t.Error("the connection counts as bad")
 		}
-		between(t, "the end", began, tick, 2*tick)
+		between(t, "the end", began, rest, rest+2*tick)
 	})
 }
 
-// Wires are of virtual time where everything is, and leave no goroutine.
-func TestWiresInABubble(t *testing.T) {
+// bubble runs f in virtual time, with a Store of a server behind a proxy.
+func bubble(t *testing.T, f func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy)) {
 	synctest.Test(t, func(t *testing.T) {
 		v := redistest.Virtual(t)
 		d, err := newDialer(address{}, nil)
@@ -315,6 +357,13 @@ func TestWiresInABubble(t *testing.T) {
 		at := newServer(o)
 		s := &Store{calls: &d.calls, rdb: at.rdb, servers: single{at}, close: at.rdb.Close}
 		defer s.Close()
+		f(t, s, at, v.Proxy)
+	})
+}
+
+// Wires are of virtual time where everything is, and leave no goroutine.
+func TestWiresInABubble(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy) {
 		var shared sync.WaitGroup
 		for i := range 20 {
 			shared.Go(func() {
@@ -331,7 +380,7 @@ func TestWiresInABubble(t *testing.T) {
 		if w == nil {
 			t.Fatal("there is no wire")
 		}
-		v.Proxy.Stall()
+		p.Stall()
 		began := time.Now()
 		at.callers.Add(1)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -340,11 +389,7 @@ func TestWiresInABubble(t *testing.T) {
 			t.Errorf("stalled: got %v", err)
 		}
 		between(t, "stalled", began, 2*time.Second, 2*time.Second)
-		time.Sleep(2 * tick)
-		if at.wire.Load() == w {
-			t.Error("a wire that is silent is still used")
-		}
-		v.Proxy.Flow()
+		p.Flow()
 		if v, err := s.Do(t.Context(), "get", "n0"); v != "20" {
 			t.Errorf("after it: got %v, %v", v, err)
 		}
@@ -353,6 +398,53 @@ func TestWiresInABubble(t *testing.T) {
 		}
 		if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("closed: got %v", err)
+		}
+	})
+}
+
+// A connection that goes dead without a word takes those with it whose commands
+// it has, and nobody else.
+func TestDeadConnectionTakesFewCallersAlong(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy) {
+		for i := range 2 {
+			at.callers.Add(1)
+			if _, err := s.Do(t.Context(), "get", fmt.Sprint("made", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w := at.wire.Load()
+		if w == nil {
+			t.Fatal("there is no wire")
+		}
+		p.Fail("dead", faultproxy.HangReply)
+
+		var wg sync.WaitGroup
+		var failed atomic.Int32
+		began := time.Now()
+		ask := func(key string) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			wg.Go(func() {
+				defer cancel()
+				asked := time.Since(began)
+				if _, err := s.Do(ctx, "get", key); err != nil {
+					failed.Add(1)
+					if asked > 3*tick {
+						t.Errorf("sent %v after the connection went dead: %v", asked, err)
+					}
+				}
+			})
+			time.Sleep(time.Millisecond)
+		}
+		ask("dead")
+		for i := range 2000 {
+			ask(fmt.Sprint("k", i))
+		}
+		wg.Wait()
+		if n := failed.Load(); n < 1 || n > int32(3*tick/time.Millisecond)+1 {
+			t.Errorf("%d calls failed", n)
+		}
+		if now := at.wire.Load(); now == nil || now == w {
+			t.Error("there is no other wire")
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -16,7 +17,7 @@ import (
 // server behind it comes and goes.
 type inProcess struct {
 	s     *Server
-	proxy *Proxy
+	proxy *faultproxy.Proxy
 	mini  *miniredis.Miniredis
 	addr  atomic.Value // of mini, as string
 	tls   *tls.Config
@@ -32,14 +33,16 @@ func (s *Server) startInProcess() error {
 	if err := p.run(miniredis.NewMiniRedis()); err != nil {
 		return err
 	}
-	p.proxy = newProxy(func() (net.Conn, error) { return net.Dial("tcp", p.addr.Load().(string)) })
+	p.proxy = faultproxy.New(func() (net.Conn, error) { return net.Dial("tcp", p.addr.Load().(string)) })
 	s.t.Cleanup(func() {
 		p.proxy.Close()
 		p.mini.Close()
 	})
-	if err := p.proxy.listen(network, address); err != nil {
+	ln, err := net.Listen(network, address)
+	if err != nil {
 		return err
 	}
+	p.proxy.Serve(ln)
 	s.Addr, s.flav = p.proxy.Addr(), p
 	return s.ready(startTimeout)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -13,7 +14,7 @@ import (
 // that can be made to fail.
 type Nodes struct {
 	Servers []*Server
-	Proxies []*Proxy
+	Proxies []*faultproxy.Proxy
 }
 
 // StartNodes starts n servers for t, no two of them the same.
@@ -84,6 +85,16 @@ func (ns *Nodes) Start(data bool) error {
 		p.Up()
 	}
 	return err
+}
+
+// Forget has all nodes drop all scripts.
+func (ns *Nodes) Forget(ctx context.Context) error {
+	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Forget(ctx) })
+}
+
+// Kick has all nodes end their connections.
+func (ns *Nodes) Kick(ctx context.Context) error {
+	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Kick(ctx, ns.Proxies[i]) })
 }
 
 // Count returns how many commands have gone through all proxies so far.

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -162,10 +163,10 @@ func TestVirtualServersRestart(t *testing.T) {
 // Miniredis holds its locks while it writes: who waits for one of them has the
 // time of the bubble stand still, and must not do so for a client that is slow.
 func TestAVirtualServerWaitsForNoClient(t *testing.T) {
-	for name, slow := range map[string]func(*Proxy){
-		"late":          func(p *Proxy) { p.Delay(time.Minute) },
-		"hangs":         (*Proxy).Stall,
-		"hears no more": func(p *Proxy) { p.Fail("ping", HangReply) },
+	for name, slow := range map[string]func(*faultproxy.Proxy){
+		"late":          func(p *faultproxy.Proxy) { p.Delay(time.Minute) },
+		"hangs":         (*faultproxy.Proxy).Stall,
+		"hears no more": func(p *faultproxy.Proxy) { p.Fail("ping", faultproxy.HangReply) },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			v := Virtual(t)

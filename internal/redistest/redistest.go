@@ -15,6 +15,7 @@ package redistest
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -26,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -273,11 +275,12 @@ func (s *Server) Client() *redis.Client {
 }
 
 // Proxy returns a way to the server that can be made to fail.
-func (s *Server) Proxy() *Proxy {
-	p, err := Listen(s.t, func() (net.Conn, error) { return net.Dial(s.network(), s.Addr) })
+func (s *Server) Proxy() *faultproxy.Proxy {
+	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial(s.network(), s.Addr) })
 	if err != nil {
 		s.t.Fatalf("redistest: proxy: %v", err)
 	}
+	s.t.Cleanup(p.Close)
 	return p
 }
 
@@ -383,6 +386,27 @@ func (s *Server) ping(ctx context.Context) error {
 	rdb := s.patient()
 	defer rdb.Close()
 	return rdb.Ping(ctx).Err()
+}
+
+// Forget has the server drop all scripts.
+func (s *Server) Forget(ctx context.Context) error {
+	rdb := s.patient()
+	defer rdb.Close()
+	return rdb.ScriptFlush(ctx).Err()
+}
+
+// Kick ends all connections to the server, from its side. In a process of the
+// tests, p ends those through it.
+func (s *Server) Kick(ctx context.Context, p *faultproxy.Proxy) error {
+	if !s.Real() {
+		p.Cut()
+		return nil
+	}
+	rdb := s.patient()
+	defer rdb.Close()
+	return errors.Join(
+		rdb.ClientKillByFilter(ctx, "TYPE", "pubsub").Err(),
+		rdb.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes").Err())
 }
 
 // patient returns a client that asks once and waits as long as its context.

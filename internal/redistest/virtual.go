@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -19,7 +20,7 @@ import (
 // term of 30 s ends when everybody in the bubble has slept that long.
 type VirtualServer struct {
 	Mini  *miniredis.Miniredis
-	Proxy *Proxy
+	Proxy *faultproxy.Proxy
 	Dials atomic.Int64 // through Proxy
 
 	t    testing.TB
@@ -51,7 +52,7 @@ func virtual(t testing.TB, addr string) *VirtualServer {
 	conn.Close()
 	v.id.renew()
 	v.Mini.Server().SetPreHook(v.id.answer)
-	v.Proxy = newProxy(v.Mini.Dial)
+	v.Proxy = faultproxy.New(v.Mini.Dial)
 	t.Cleanup(func() {
 		v.Proxy.Close()
 		v.Mini.Close()
@@ -102,6 +103,20 @@ func (v *VirtualServer) Client() *redis.Client {
 	})
 }
 
+// Link returns a client of the server with a Proxy of its own, which stands
+// before the server's.
+func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
+	behind := v.Proxy.Dialer()
+	link := faultproxy.New(func() (net.Conn, error) {
+		if v.dead.Load() {
+			return nil, errRefused
+		}
+		return behind(context.Background(), "", "")
+	})
+	v.t.Cleanup(link.Close)
+	return v.client(link.Dialer()), link
+}
+
 // refused is a connection that could not be made. As an error of the dialer
 // go-redis would log it.
 type refused struct{ net.Conn }
@@ -132,6 +147,8 @@ func (v *VirtualServer) client(dial func(context.Context, string, string) (net.C
 		// Whoever waits for a connection takes a timer that go-redis keeps for
 		// the whole process, and a bubble's timer is fatal to another bubble.
 		PoolSize:        10_000,
+		ReadBufferSize:  1024, // clearing the 32 KiB that go-redis takes for a connection costs more than using it
+		WriteBufferSize: 1024,
 		DialerRetries:   1,
 		MaxRetries:      -1,
 		DisableIdentity: true,

@@ -65,6 +65,7 @@ var parts = map[string]func(r *result, k kind) bool{
 	"servers":  func(r *result, k kind) bool { return r.Place == onServer && k.Class == server && r.Strategy == redlock },
 	"sentinel": func(r *result, _ kind) bool { return r.Place == onSentinel },
 	"cluster":  func(r *result, _ kind) bool { return r.Place == onCluster },
+	"service":  func(r *result, _ kind) bool { return r.Place == onService },
 }
 
 func fillPage(page []byte, runs []*result) (filled []byte, err error) {

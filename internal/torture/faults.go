@@ -3,6 +3,7 @@ package main
 import (
 	"time"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -16,6 +17,8 @@ func (s *store) faults(losing bool) []fault {
 		return losses(s)
 	case s.dir != "":
 		return append(processFaults(s), fileFaults(s)...)
+	case s.service != nil:
+		return append(append(processFaults(s), linkFaults()...), setFaults(s)...)
 	case s.sentinel != nil || s.cluster != nil:
 		return append(processFaults(s), setFaults(s)...)
 	}
@@ -62,20 +65,20 @@ func linkFaults() (all []fault) {
 		name string
 		find victim
 	}{{"holder's", (*nemesis).holder}, {"waiter's", (*nemesis).waiter}} {
-		add(0.5, 0.5, who.name+" connections cut", linked(who.find, (*redistest.Proxy).Cut, nil))
-		add(0.6, 3, who.name+" link stalled", linked(who.find, (*redistest.Proxy).Stall, (*redistest.Proxy).Flow))
-		add(0.6, 3, who.name+" link cut one way, to the server", linked(who.find, (*redistest.Proxy).StallRequests, (*redistest.Proxy).Flow))
-		add(0.6, 3, who.name+" link cut one way, from the server", linked(who.find, (*redistest.Proxy).StallReplies, (*redistest.Proxy).Flow))
-		add(0.6, 3, who.name+" link down", linked(who.find, (*redistest.Proxy).Down, (*redistest.Proxy).Up))
+		add(0.5, 0.5, who.name+" connections cut", linked(who.find, (*faultproxy.Proxy).Cut, nil))
+		add(0.6, 3, who.name+" link stalled", linked(who.find, (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow))
+		add(0.6, 3, who.name+" link cut one way, to the server", linked(who.find, (*faultproxy.Proxy).StallRequests, (*faultproxy.Proxy).Flow))
+		add(0.6, 3, who.name+" link cut one way, from the server", linked(who.find, (*faultproxy.Proxy).StallReplies, (*faultproxy.Proxy).Flow))
+		add(0.6, 3, who.name+" link down", linked(who.find, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
 		add(0.6, 3, who.name+" bytes trickle", linked(who.find,
-			func(p *redistest.Proxy) { p.Trickle(term / 2) },
-			func(p *redistest.Proxy) { p.Trickle(0) }))
+			func(p *faultproxy.Proxy) { p.Trickle(term / 2) },
+			func(p *faultproxy.Proxy) { p.Trickle(0) }))
 	}
 	for _, op := range []string{acquire, renew, release} {
-		add(0.5, 0.5, op+": reply lost", spoiled(op, redistest.LoseReply))
-		add(0.6, 2, op+": reply never comes", spoiled(op, redistest.HangReply))
-		add(0.5, 0.5, op+": request lost", spoiled(op, redistest.LoseRequest))
-		add(0.6, 3, op+": request delivered late", spoiled(op, redistest.HoldRequest))
+		add(0.5, 0.5, op+": reply lost", spoiled(op, faultproxy.LoseReply))
+		add(0.6, 2, op+": reply never comes", spoiled(op, faultproxy.HangReply))
+		add(0.5, 0.5, op+": request lost", spoiled(op, faultproxy.LoseRequest))
+		add(0.6, 3, op+": request delivered late", spoiled(op, faultproxy.HoldRequest))
 	}
 	return all
 }
@@ -88,7 +91,7 @@ func serverFaults(s *store) (all []fault) {
 	n := len(s.servers)
 	counts := []int{1}
 	if n > 1 {
-		counts = []int{n / 2, n/2 + 1}
+		counts = []int{(n - 1) / 2, n/2 + 1}
 	}
 	for _, k := range counts {
 		add(0.2, 2, of(n, k, "restarted with data"), restarted(k, true))
@@ -107,9 +110,10 @@ func serverFaults(s *store) (all []fault) {
 		}
 	}
 	if n > 1 {
-		add(0.2, 2, of(n, n/2, "restarted without data"), restarted(n/2, false))
-		add(0.5, 0.5, of(n, n/2, "emptied by FLUSHALL"), flushed(n/2))
-		add(0.6, 2, of(n, n/2, "evicting keys"), configured(n/2, "maxmemory", "1", "maxmemory-policy", "allkeys-random"))
+		k := (n - 1) / 2
+		add(0.2, 2, of(n, k, "restarted without data"), restarted(k, false))
+		add(0.5, 0.5, of(n, k, "emptied by FLUSHALL"), flushed(k))
+		add(0.6, 2, of(n, k, "evicting keys"), configured(k, "maxmemory", "1", "maxmemory-policy", "allkeys-random"))
 		for i := len(all) - 3; i < len(all); i++ {
 			all[i].thins = true
 		}
@@ -127,6 +131,11 @@ func setFaults(s *store) (all []fault) {
 	add(0.5, 0.5, "every server: CLIENT KILL of subscribers", told(n, "client", "kill", "type", "pubsub"))
 	add(0.5, 0.5, "every server: SCRIPT FLUSH", told(n, "script", "flush"))
 	add(0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
+	if s.service != nil {
+		add(0.5, 2, "the replica stopped", withReplica((*redistest.Server).Pause, (*redistest.Server).Resume))
+		add(0.5, 1, "the master hands over to its replica, and the address follows", moved(false))
+		add(0.5, 1, "the master is killed, and the address leads to its replica", moved(true))
+	}
 	if s.cluster != nil {
 		add(0.5, 1, "the key's master hands over to its replica", takenOver(false))
 		add(0.5, 2, "the key's slot moves to another master", resharded)
@@ -140,6 +149,7 @@ func losses(s *store) (all []fault) {
 		all = append(all, fault{name: name, class: server, loses: true, least: least, most: most, inject: inject})
 	}
 	switch n := len(s.servers); {
+	case s.service != nil:
 	case s.sentinel != nil:
 		add(0.5, 1, "Sentinel fails over", failedOver(false))
 		add(0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
@@ -152,11 +162,13 @@ func losses(s *store) (all []fault) {
 		add(0.6, 2, of(n, most, "evicting keys"), configured(most, "maxmemory", "1", "maxmemory-policy", "allkeys-random"))
 		if s.skews {
 			add(0.5, 2, of(n, most, clockBack), skewed(most, -time.Minute))
+			add(0.5, 2, of(n, most, bootedBack), booted(most))
 		}
 		if s.skews && n > 1 {
 			// A lease that had a bare majority has it no more when one of them has
 			// ended its term, and the others do not know.
-			add(0.5, 2, of(n, n/2, clockBack), skewed(n/2, -time.Minute))
+			add(0.5, 2, of(n, (n-1)/2, clockBack), skewed((n-1)/2, -time.Minute))
+			add(0.5, 2, of(n, (n-1)/2, bootedBack), booted((n-1)/2))
 		}
 	}
 	return all
@@ -166,12 +178,15 @@ func losses(s *store) (all []fault) {
 // and which then loses its data, has nothing to make larger fences of.
 const clockBack = "clock set back by a minute, and forward again"
 
+// bootedBack is a machine that does not know the time when it starts.
+const bootedBack = "restarted with the clock an hour behind, and set right"
+
 // of names a fault of k servers of n.
 func of(n, k int, what string) string {
 	switch {
 	case n == 1:
 		return "the server: " + what
-	case k <= n/2:
+	case k <= (n-1)/2:
 		return "a minority: " + what
 	}
 	return "a majority: " + what

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"runtime/pprof"
 	"slices"
 	"time"
 
@@ -22,15 +25,18 @@ type sample struct {
 // enough is how many samples, one a second, say whether something grows.
 const enough = 40
 
-// figures are what must not grow, with what is no growth: go-redis has 64 KiB
-// for each connection, of which a server that stood still leaves many in the
-// pool.
+// heapSlack is how many bytes more on the heap are no growth. A connection takes
+// 10 KiB, and go-redis refers to as many as were idle at once, even when they have
+// been closed.
+const heapSlack = 4 << 20
+
+// figures are what must not grow, with what is no growth.
 var figures = []struct {
 	name  string
 	slack float64
 	of    func(use) float64
 }{
-	{"bytes on the heap", 4 << 20, func(u use) float64 { return float64(u.Heap) }},
+	{"bytes on the heap", heapSlack, func(u use) float64 { return float64(u.Heap) }},
 	{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
 	{"descriptors", 10, func(u use) float64 { return float64(u.Files) }},
 }
@@ -80,3 +86,21 @@ func (r *run) writeUses(w io.Writer, since int64) error {
 
 // usesHeader names the columns of writeUses.
 const usesHeader = "strategy,losing,client,generation,seconds,heap,goroutines,descriptors\n"
+
+// profile writes profiles of the heap and of the goroutines of a client, if it has
+// been told a name for them. go tool pprof -diff_base shows what has grown between
+// two of a kind.
+func (w *client) profile(moment string) {
+	for _, kind := range []string{"heap", "goroutine"} {
+		if w.Profile == "" {
+			return
+		}
+		f, err := os.Create(fmt.Sprintf("%s-%s-%s.pprof", w.Profile, kind, moment))
+		if err == nil {
+			err = errors.Join(pprof.Lookup(kind).WriteTo(f, 0), f.Close())
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "torture:", err) // the run itself goes on
+		}
+	}
+}

@@ -3,7 +3,7 @@ package main
 import (
 	"time"
 
-	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 type victim func(*nemesis) (turn, bool)
@@ -75,13 +75,13 @@ func (n *nemesis) some(k int) []int { return n.rand.Perm(len(n.store.servers))[:
 
 // linked does something to the way of a client to the servers, or to a minority
 // of them.
-func linked(who victim, fail, heal func(*redistest.Proxy)) func(*nemesis) (injection, bool) {
+func linked(who victim, fail, heal func(*faultproxy.Proxy)) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
-		k := len(n.store.servers)
+		k := len(n.store.links[0])
+		servers := n.rand.Perm(k)
 		if k > 1 && n.rand.IntN(2) == 0 {
-			k /= 2
+			servers = servers[:(k-1)/2]
 		}
-		servers := n.some(k)
 		t, ok := who(n)
 		if !ok {
 			return injection{}, false
@@ -103,9 +103,9 @@ func linked(who victim, fail, heal func(*redistest.Proxy)) func(*nemesis) (injec
 
 // spoiled has the next command of an operation fail, on one server, whoever's
 // it is.
-func spoiled(op string, f redistest.Fault) func(*nemesis) (injection, bool) {
+func spoiled(op string, f faultproxy.Fault) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
-		at := n.rand.IntN(len(n.store.servers))
+		at := n.rand.IntN(len(n.store.links[0]))
 		texts := n.store.texts[op]
 		for began := time.Now(); time.Since(began) < search; {
 			seat, happened := n.trap(texts, at, f)
@@ -117,9 +117,9 @@ func spoiled(op string, f redistest.Fault) func(*nemesis) (injection, bool) {
 			p := n.store.links[seat][at]
 			return injection{key: -1, seat: seat, heal: func() error {
 				switch f {
-				case redistest.HoldRequest:
+				case faultproxy.HoldRequest:
 					p.Release()
-				case redistest.HangReply:
+				case faultproxy.HangReply:
 					p.Cut()
 				}
 				return nil
@@ -131,7 +131,7 @@ func spoiled(op string, f redistest.Fault) func(*nemesis) (injection, bool) {
 
 // trap waits a while for a command to fail on the way of any client to a
 // server, and returns whose it was.
-func (n *nemesis) trap(texts []string, at int, f redistest.Fault) (seat int, happened bool) {
+func (n *nemesis) trap(texts []string, at int, f faultproxy.Fault) (seat int, happened bool) {
 	defer func() {
 		for _, way := range n.store.links {
 			way[at].Forgive()

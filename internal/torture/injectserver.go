@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/hostclock"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -45,7 +46,7 @@ func frozen(k int) func(*nemesis) (injection, bool) {
 }
 
 // links does something to all ways to a server.
-func links(f func(*redistest.Proxy)) func(n *nemesis, i int) error {
+func links(f func(*faultproxy.Proxy)) func(n *nemesis, i int) error {
 	return func(n *nemesis, i int) error {
 		for _, way := range n.store.links {
 			f(way[i])
@@ -55,7 +56,7 @@ func links(f func(*redistest.Proxy)) func(n *nemesis, i int) error {
 }
 
 func unreachable(k int) func(*nemesis) (injection, bool) {
-	return everywhere(k, links((*redistest.Proxy).Down), links((*redistest.Proxy).Up))
+	return everywhere(k, links((*faultproxy.Proxy).Down), links((*faultproxy.Proxy).Up))
 }
 
 // slow has replies come more than half a term late.
@@ -63,8 +64,8 @@ func slow(k int) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		d := n.span(0.5, 0.7)
 		return everywhere(k,
-			links(func(p *redistest.Proxy) { p.Delay(d) }),
-			links(func(p *redistest.Proxy) { p.Delay(0) }))(n)
+			links(func(p *faultproxy.Proxy) { p.Delay(d) }),
+			links(func(p *faultproxy.Proxy) { p.Delay(0) }))(n)
 	}
 }
 
@@ -129,6 +130,16 @@ func stepped(k int) func(*nemesis) (injection, bool) {
 func skewed(k int, by time.Duration) func(*nemesis) (injection, bool) {
 	return everywhere(k,
 		func(n *nemesis, i int) error { return n.store.servers[i].Skew(by) },
+		func(n *nemesis, i int) error { return n.store.servers[i].Skew(0) })
+}
+
+// booted has servers restart with their clocks behind, and sets them right.
+func booted(k int) func(*nemesis) (injection, bool) {
+	return everywhere(k,
+		func(n *nemesis, i int) error {
+			srv := n.store.servers[i]
+			return errors.Join(srv.Stop(), srv.Skew(-time.Hour), srv.Start(true))
+		},
 		func(n *nemesis, i int) error { return n.store.servers[i].Skew(0) })
 }
 

@@ -246,7 +246,7 @@ func (n *nemesis) holder() (turn, bool) {
 	for began := time.Now(); time.Since(began) < search; time.Sleep(time.Millisecond) {
 		holders, _ := n.rec.seen()
 		for _, h := range holders {
-			if !n.busy[h.proc.seat] && h.plan-hostclock.Now() > int64(n.term/3) {
+			if h.key < keys && !n.busy[h.proc.seat] && h.plan-hostclock.Now() > int64(n.term/3) {
 				n.busy[h.proc.seat] = true
 				n.mark()
 				return h, true
@@ -261,7 +261,7 @@ func (n *nemesis) waiter() (turn, bool) {
 	for began := time.Now(); time.Since(began) < search; time.Sleep(time.Millisecond) {
 		_, waiters := n.rec.seen()
 		for _, w := range waiters {
-			if !n.busy[w.proc.seat] {
+			if w.key < keys && !n.busy[w.proc.seat] {
 				n.busy[w.proc.seat] = true
 				n.mark()
 				return w, true
@@ -276,7 +276,7 @@ func (n *nemesis) first() (turn, bool) {
 	for began := time.Now(); time.Since(began) < search; time.Sleep(time.Millisecond) {
 		holders, waiters := n.rec.seen()
 		for _, h := range holders {
-			if h.plan-hostclock.Now() < int64(n.term/3) {
+			if h.key >= keys || h.plan-hostclock.Now() < int64(n.term/3) {
 				continue
 			}
 			owner := n.store.head(n.names[h.key])

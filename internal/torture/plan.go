@@ -55,6 +55,11 @@ func (p plan) carryOut(ctx context.Context, o options, only string) (kept bool, 
 		}
 		*f.to = &lines{w: file}
 	}
+	if o.profiles != "" {
+		if err := os.MkdirAll(o.profiles, 0o777); err != nil {
+			return false, err
+		}
+	}
 	if p.clocks {
 		var remove func()
 		o.program, remove = jumper(ctx)

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"path/filepath"
 	"regexp"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
@@ -28,13 +30,15 @@ type options struct {
 	patience time.Duration // with what must happen at last
 	log      io.Writer     // of all that clients tell, or nil
 	results  io.Writer     // for result as JSON, or nil
+	profiles string        // directory for profiles of the client that is never killed, or empty
 	uses     io.Writer     // for what clients take of the machine as CSV, or nil
 }
 
 const (
-	seats   = 4 // client processes
-	callers = 3 // in each
-	keys    = 2
+	seats   = 4   // client processes
+	callers = 3   // in each
+	keys    = 2   // that all contend for
+	cold    = 200 // more, which are taken all at once now and then
 )
 
 // run is one store with its clients under faults.
@@ -42,7 +46,8 @@ type run struct {
 	options
 	store  *store
 	rec    *record
-	names  []string // of the keys
+	names  []string // of the keys that all contend for
+	all    []string // and of the others
 	seats  []*seat
 	faults []fault
 	wrong  []violation
@@ -71,11 +76,12 @@ func do(ctx context.Context, o options, out io.Writer) (res *result, err error) 
 }
 
 func (o options) run(ctx context.Context, l *lab) (res *result, err error) {
-	r := &run{options: o, rec: newRecord(keys, o.log)}
-	for k := range keys {
-		r.names = append(r.names, fmt.Sprint("torture-", k))
+	r := &run{options: o, rec: newRecord(keys+cold, o.log)}
+	for k := range keys + cold {
+		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
 	}
-	if r.store, err = o.openStore(l, r.names); err != nil {
+	r.names = r.all[:keys]
+	if r.store, err = o.openStore(l, r.all); err != nil {
 		return nil, err
 	}
 	for _, f := range r.store.faults(o.losing) {
@@ -124,9 +130,19 @@ func (o options) run(ctx context.Context, l *lab) (res *result, err error) {
 
 // fill has a process take a seat.
 func (r *run) fill(s *seat) error {
-	o := order{Keys: r.names, Callers: callers, Term: r.term, Timeout: r.term / 2, Seed: r.seed, Plant: r.plant, Dir: r.store.dir, Ahead: offset(s.n)}
-	if !r.losing {
+	o := order{Keys: r.all, Callers: callers, Term: r.term, Timeout: r.term / 2, Seed: r.seed, Plant: r.plant, Dir: r.store.dir, Ahead: offset(s.n), Steady: s.n == spared}
+	if r.losing {
+		// A fence is promised where the store has lost its data or its clock goes
+		// back, not where both are, as for a key that was not granted in between.
+		o.Keys = r.names
+	} else {
 		o.Bare = 0.3
+	}
+	if o.Steady && r.profiles != "" {
+		o.Profile = filepath.Join(r.profiles, r.strategy)
+		if r.losing {
+			o.Profile += "-losing"
+		}
 	}
 	for _, srv := range r.store.servers {
 		o.Direct = append(o.Direct, srv.Addr)
@@ -187,7 +203,10 @@ func (r *run) drain() error {
 			r.fail("leftovers", c.T, fmt.Sprintf("%s: %d descriptors before, %d after", s.proc, c.Files[0], c.Files[1]))
 		}
 	}
-	return r.swept()
+	if err := r.swept(); err != nil {
+		return err
+	}
+	return r.calm()
 }
 
 // swept waits until nothing is left in the store: what the dead have left runs
@@ -197,6 +216,10 @@ func (r *run) swept() error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		left, err := r.store.left(ctx)
 		cancel()
+		if errors.Is(err, hasp.ErrLost) { // a lease of our own, taken when all clients had closed
+			r.fail("kept until its end", hostclock.Now(), err.Error())
+			return nil
+		}
 		if err != nil {
 			return err
 		}

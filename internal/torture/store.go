@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -21,17 +22,18 @@ type store struct {
 	what     string   // for people
 	urls     []string // by seat
 	servers  []*redistest.Server
-	admin    []*redis.Client      // of the servers, not through a proxy
-	links    [][]*redistest.Proxy // by seat, then by server
-	texts    map[string][]string  // what the commands of an operation begin with
-	names    []string             // of the keys
-	sentinel *redistest.Sentinel  // or nil
-	cluster  *redistest.Cluster   // or nil
-	ordered  *hasp.Client         // of a strategy with a queue, for a look at it
-	dir      string               // of files
-	small    bool                 // it is on a disk of its own
-	jumps    bool                 // the wall clocks of clients can
-	skews    bool                 // the clocks of servers can
+	admin    []*redis.Client       // of the servers, not through a proxy
+	links    [][]*faultproxy.Proxy // by seat, then by server
+	texts    map[string][]string   // what the commands of an operation begin with
+	names    []string              // of the keys
+	sentinel *redistest.Sentinel   // or nil
+	cluster  *redistest.Cluster    // or nil
+	service  *service              // or nil
+	ordered  *hasp.Client          // of a strategy with a queue, for a look at it
+	dir      string                // of files
+	small    bool                  // it is on a disk of its own
+	jumps    bool                  // the wall clocks of clients can
+	skews    bool                  // the clocks of servers can
 }
 
 // Operations that single commands belong to.
@@ -54,11 +56,15 @@ const (
 	onServer   = "redis"
 	onSentinel = "sentinel"
 	onCluster  = "cluster"
+	onService  = "service"
 )
 
 // openStore starts what a strategy needs for seats clients.
 func (o *options) openStore(l *lab, keys []string) (*store, error) {
 	s := &store{strategy: o.strategy, names: keys, jumps: o.program != "", skews: o.place == onServer && redistest.ClocksCanJump()}
+	if o.place == onService {
+		return s, s.openService(l)
+	}
 	if o.place != onServer {
 		return s, s.openSet(l, o.place, seats)
 	}
@@ -92,18 +98,23 @@ func (o *options) openStore(l *lab, keys []string) (*store, error) {
 	if n > 1 {
 		s.what = fmt.Sprint(n, " Redis servers")
 	}
+	if err := s.openWays(); err != nil {
+		return nil, err
+	}
+	return s, s.openQueue(l, o.strategy+"+"+s.servers[0].URL())
+}
+
+// openWays makes a way for each client, and learns the commands.
+func (s *store) openWays() error {
 	for range seats {
 		url, links := s.way()
 		s.urls, s.links = append(s.urls, url), append(s.links, links)
 	}
-	err := s.learn(keys[0])
+	err := s.learn(s.names[0])
 	for try := 1; err != nil && try < 5; try++ { // on a machine that stands still its leases run out
-		err = s.learn(keys[0])
+		err = s.learn(s.names[0])
 	}
-	if err != nil {
-		return nil, err
-	}
-	return s, s.openQueue(l, o.strategy+"+"+s.servers[0].URL())
+	return err
 }
 
 // openSet starts servers that form one Redis. Clients have no proxies before
@@ -162,7 +173,10 @@ func (s *store) openQueue(l *lab, url string) error {
 }
 
 // way returns a new way to the servers.
-func (s *store) way() (url string, links []*redistest.Proxy) {
+func (s *store) way() (url string, links []*faultproxy.Proxy) {
+	if s.service != nil {
+		return s.service.way(s.strategy)
+	}
 	var addrs []string
 	for _, srv := range s.servers {
 		p := srv.Proxy()
@@ -172,6 +186,9 @@ func (s *store) way() (url string, links []*redistest.Proxy) {
 	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
 	if s.strategy == redlock {
 		url += "?max_ttl=" + maxTerm.String()
+		if n := len(addrs); n < leastNodes || n%2 == 0 {
+			url += "&allow_unsafe_nodes=true"
+		}
 	}
 	return url, links
 }
@@ -273,12 +290,28 @@ func (s *store) left(ctx context.Context) (all []string, err error) {
 	if s.ordered != nil {
 		s.ordered.Close() // which listens to nothing, but may
 	}
+	if all, err = s.records(ctx); err != nil {
+		return nil, err
+	}
 	for i, rdb := range s.admin {
-		keys, err := rdb.Keys(ctx, "*").Result()
+		channels, err := rdb.PubSubChannels(ctx, "*").Result()
 		if err != nil {
 			return nil, err
 		}
-		channels, err := rdb.PubSubChannels(ctx, "*").Result()
+		for _, c := range channels {
+			if strings.HasPrefix(c, "__sentinel__") {
+				continue
+			}
+			all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
+		}
+	}
+	return all, nil
+}
+
+// records lists the keys on the servers that are no fence counters or marks.
+func (s *store) records(ctx context.Context) (all []string, err error) {
+	for i, rdb := range s.admin {
+		keys, err := rdb.Keys(ctx, "*").Result()
 		if err != nil {
 			return nil, err
 		}
@@ -286,12 +319,6 @@ func (s *store) left(ctx context.Context) (all []string, err error) {
 			if !strings.Contains(k, "}:fence:") && k != "hasp:{redlock}:mark" {
 				all = append(all, fmt.Sprintf("key %s on server %d", k, i))
 			}
-		}
-		for _, c := range channels {
-			if strings.HasPrefix(c, "__sentinel__") {
-				continue
-			}
-			all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
 		}
 	}
 	return all, nil

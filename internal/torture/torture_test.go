@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -26,25 +27,29 @@ func TestMain(m *testing.M) {
 // here is no fault of a slow machine, which only sees fewer of them.
 func TestPromises(t *testing.T) {
 	redistest.NeedSets(t)
-	for _, strategy := range strategies {
-		for _, losing := range []bool{false, true} {
-			name, length := strategy, 3*time.Second
-			if losing {
-				name, length = name+" losing data", time.Second/2
+	promise := func(name string, o options) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o.seed, o.term, o.patience = 1, 2*term, patience
+			var b strings.Builder
+			res, err := do(t.Context(), o, &b)
+			if err != nil {
+				t.Fatal(err)
 			}
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				var b strings.Builder
-				res, err := do(t.Context(), options{strategy: strategy, place: onServer, nodes: leastNodes, losing: losing, seed: 1, time: length,
-					term: 2 * term, patience: patience}, &b)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if res != nil && len(res.Violations) > 0 {
-					t.Errorf("%d promises broken:\n%s", len(res.Violations), b.String())
-				}
-			})
-		}
+			if res != nil && len(res.Violations) > 0 {
+				t.Errorf("%d promises broken:\n%s", len(res.Violations), b.String())
+			}
+		})
+	}
+	for _, strategy := range strategies {
+		promise(strategy, options{strategy: strategy, place: onServer, nodes: leastNodes, time: 3 * time.Second})
+		promise(strategy+" losing data", options{strategy: strategy, place: onServer, nodes: leastNodes, losing: true, time: time.Second / 2})
+	}
+	for _, strategy := range strategies[:3] {
+		promise(strategy+" on a service", options{strategy: strategy, place: onService, time: 2 * time.Second})
+	}
+	for _, n := range []int{1, 4} {
+		promise(fmt.Sprint("redlock on ", n), options{strategy: redlock, place: onServer, nodes: n, time: 2 * time.Second})
 	}
 }
 
@@ -150,6 +155,15 @@ func TestCheckAfterALoss(t *testing.T) {
 	if n.check(); len(n.wrong) > 0 {
 		t.Errorf("a grant that is heard of late: found %v", n.wrong)
 	}
+	late = []turn{
+		{asked: 22, got: 25, end: 30, fence: 8},
+		{asked: 10, got: 28, end: 40, fence: 7, lost: 51, expires: 90},
+	}
+	n = history(late...)
+	n.losing, n.losses = true, [][2]int64{{18, 19}}
+	if f := n.check(); len(n.wrong) > 0 || f.Overlaps != 1 {
+		t.Errorf("a grant that is heard of while another holds: found %v, %+v", n.wrong, f)
+	}
 	turns[1].fence = 6
 	n = history(turns...)
 	n.losing, n.losses = true, [][2]int64{{18, 19}}
@@ -203,7 +217,7 @@ func TestThePageHasEveryFault(t *testing.T) {
 	}
 	all := &store{jumps: true, skews: true, small: true}
 	for _, strategy := range strategies {
-		for _, place := range []string{onServer, onSentinel, onCluster} {
+		for _, place := range []string{onServer, onSentinel, onCluster, onService} {
 			s := *all
 			s.strategy = strategy
 			n := map[string]int{redlock: leastNodes, filelock: 0}
@@ -214,6 +228,8 @@ func TestThePageHasEveryFault(t *testing.T) {
 				s.sentinel = &redistest.Sentinel{}
 			case place == onCluster:
 				s.cluster = &redistest.Cluster{}
+			case place == onService:
+				s.service = &service{}
 			case own:
 				s.servers = make([]*redistest.Server, count)
 			default:

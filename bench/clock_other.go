@@ -1,8 +1,0 @@
-//go:build !linux
-
-package main
-
-import "time"
-
-// hostClock must not be set meanwhile.
-func hostClock() int64 { return time.Now().UnixNano() }

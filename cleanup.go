@@ -1,0 +1,255 @@
+package hasp
+
+import (
+	"container/heap"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Bounds of clean-up. A token beyond them is not released and expires.
+const (
+	maxReaps   = 1 << 16 // tokens in the queue
+	maxReaping = 16      // calls in flight for at most slowAfter
+	maxSlow    = 1 << 10 // calls in flight for longer
+	maxRepeats = 64      // of all these, calls for tokens whose last release was not answered
+
+	slowAfter  = 100 * time.Millisecond
+	firstRetry = 50 * time.Millisecond
+)
+
+// How often a token is released. A grant that came late has landed: one release is
+// enough. A command of unknown outcome may land after the first release, so there
+// is another one a Timeout later. By then the command's connection is dead.
+const (
+	reapOnce  = 1
+	reapTwice = 2
+)
+
+// newToken returns a token of 128 random bits.
+func newToken() string {
+	var b [16]byte
+	var text [22]byte
+	rand.Read(b[:])
+	base64.RawURLEncoding.Encode(text[:], b[:])
+	return string(text[:])
+}
+
+// reaper releases tokens that calls of unknown outcome may have left in the store.
+// It is one goroutine, which runs while there is work, and one more for each
+// release in flight.
+type reaper struct {
+	wake chan struct{} // has room for one
+
+	// All below is guarded by Client.mu.
+	running bool
+	queue   reapHeap // by the time of the next try
+	active  int      // calls in flight
+	slow    int      // of these, calls that were not answered within slowAfter
+	repeats int      // of these, calls for tokens whose last release was not answered
+}
+
+func (r *reaper) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// reap is one token to be released.
+type reap struct {
+	claim  backend.Claim
+	lease  *Lease  // whose Unlock this repeats, or nil
+	at     instant // of the next try
+	until  instant // when the term of the token has ended in the store in any case
+	times  int     // releases that are still to be answered
+	failed int     // releases that were not answered
+	repeat bool    // the last release was not answered
+}
+
+// backoff is how long to wait before the next try.
+func (x *reap) backoff(most time.Duration) time.Duration {
+	return jitter(min(firstRetry<<min(x.failed, 10), most))
+}
+
+type reapHeap []*reap
+
+func (q reapHeap) Len() int { return len(q) }
+
+func (q reapHeap) Less(i, j int) bool { return q[i].at < q[j].at }
+
+func (q reapHeap) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
+// Push is for container/heap.
+func (q *reapHeap) Push(x any) { *q = append(*q, x.(*reap)) }
+
+// Pop is for container/heap.
+func (q *reapHeap) Pop() any {
+	old := *q
+	r := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q = old[:len(old)-1]
+	return r
+}
+
+// reap has the token of cl released as often as times says. No caller uses the
+// token again.
+func (c *Client) reap(cl backend.Claim, times int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reapLocked(cl, times)
+}
+
+func (c *Client) reapLocked(cl backend.Claim, times int) {
+	now := c.clock.now()
+	c.addReap(&reap{claim: cl, at: now, until: now.add(cl.TTL + c.opts.Timeout), times: times})
+}
+
+// reapHold releases the token of a hold that was lost. The caller holds mu.
+func (c *Client) reapHold(h *hold) {
+	now := c.clock.now()
+	c.addReap(&reap{claim: h.claim, at: now, until: max(now, h.kept).add(c.opts.Timeout), times: reapOnce})
+}
+
+// reapLease repeats the Unlock of l, which was not answered.
+func (c *Client) reapLease(l *Lease) {
+	now := c.clock.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addReap(&reap{claim: l.hold.claim, lease: l, at: now.add(jitter(firstRetry)),
+		until: max(now, l.hold.kept).add(c.opts.Timeout), times: reapOnce, failed: 1})
+}
+
+func (c *Client) addReap(x *reap) {
+	r := &c.reaper
+	if len(r.queue) >= maxReaps {
+		return
+	}
+
+	heap.Push(&r.queue, x)
+	if !r.running {
+		r.running = c.spawnLocked(c.runReaper)
+	} else {
+		r.poke()
+	}
+}
+
+// runReaper serves the queue until it is empty. After Close has begun, each token
+// is tried once at once, and a token that was tried before is left to expire.
+func (c *Client) runReaper() {
+	r := &c.reaper
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		now := c.clock.now()
+		closing := c.closing.Err() != nil
+		wait := time.Hour
+		c.mu.Lock()
+		for len(r.queue) > 0 && r.active-r.slow < maxReaping {
+			x := r.queue[0]
+			if closing && x.failed > 0 || now >= x.until {
+				heap.Pop(&r.queue)
+				continue
+			}
+			if x.at > now && !closing {
+				wait = x.at.sub(now)
+				break
+			}
+			if x.repeat && r.repeats >= maxRepeats {
+				// While a part of the store hangs, repeats for that part must not delay
+				// releases that were not tried yet.
+				x.at = now.add(x.backoff(c.opts.Timeout))
+				heap.Fix(&r.queue, 0)
+				continue
+			}
+			heap.Pop(&r.queue)
+			if c.spawnLocked(func() { c.release(x) }) {
+				r.active++
+				if x.repeat {
+					r.repeats++
+				}
+			}
+		}
+		if len(r.queue) == 0 && r.active == 0 {
+			r.running = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-r.wake:
+		case <-doneUnless(c.closing, closing): // once, or the loop would never block again
+		}
+	}
+}
+
+// doneUnless returns ctx's Done channel, or nil if seen is true.
+func doneUnless(ctx context.Context, seen bool) <-chan struct{} {
+	if seen {
+		return nil
+	}
+	return ctx.Done()
+}
+
+// release makes one try for x.
+func (c *Client) release(x *reap) {
+	// A call that was not answered within slowAfter no longer counts against
+	// maxReaping. Otherwise, if a part of the store hangs, releases for the other
+	// parts would wait behind it for a Timeout each.
+	slow, answered := false, false // guarded by mu
+	timer := time.AfterFunc(slowAfter, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !answered && c.reaper.slow < maxSlow {
+			slow = true
+			c.reaper.slow++
+			c.reaper.poke()
+		}
+	})
+
+	ctx, cancel := context.WithTimeout(context.Background(), c.opts.Timeout)
+	err := c.driver.Release(ctx, x.claim)
+	cancel()
+	timer.Stop()
+
+	settled := err == nil || errors.Is(err, ErrLost)
+	if settled && x.lease != nil {
+		x.lease.settle(err)
+	}
+
+	now := c.clock.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &c.reaper
+	r.active--
+	if x.repeat {
+		r.repeats--
+	}
+	x.repeat = !settled
+	answered = true
+	if slow {
+		r.slow--
+	}
+	defer r.poke()
+
+	switch {
+	case settled:
+		if x.times--; x.times == 0 {
+			return
+		}
+		x.at = now.add(c.opts.Timeout)
+	default:
+		x.at = now.add(x.backoff(c.opts.Timeout))
+		x.failed++
+	}
+	if c.closing.Err() == nil {
+		heap.Push(&r.queue, x)
+	}
+}

@@ -1,0 +1,207 @@
+//go:build unix
+
+package job
+
+import (
+	"errors"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Ending are the signals that end hasp while it waits for the lock.
+var Ending = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
+
+// PassedOn are the signals that Job.Attend passes on to the command: those of
+// Ending, and those of the terminal.
+var PassedOn = append([]os.Signal{unix.SIGWINCH, unix.SIGCONT, unix.SIGTSTP}, Ending...)
+
+// sweepEvery is how often Attend checks whether any process of a group is left
+// whose leader has ended.
+const sweepEvery = 20 * time.Millisecond
+
+// Job is a command in a process group of its own, whose id is the command's
+// process id.
+type Job struct {
+	pid     int
+	tty     *terminal
+	changes chan syscall.WaitStatus // stops, and the end as the last
+
+	w        Watch
+	lost     bool
+	deadline <-chan time.Time // when the group is killed; set when the lease is lost
+}
+
+// Start starts a command with hasp's own standard streams.
+func Start(path string, argv, env []string) (*Job, error) {
+	j := &Job{tty: openTerminal(), changes: make(chan syscall.WaitStatus)}
+	started := make(chan error, 1)
+	go func() {
+		// The kernel sends Pdeathsig when the thread that forked ends. This
+		// goroutine keeps that thread to itself until the command has ended.
+		runtime.LockOSThread()
+		err := j.fork(path, argv, env)
+		started <- err
+		if err == nil {
+			j.wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		j.tty.takeBack() // fork may have given it away before it failed
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *Job) fork(path string, argv, env []string) error {
+	sys := &syscall.SysProcAttr{Setpgid: true}
+	dieWithParent(sys)
+	if j.tty.ours() && interactive() {
+		sys.Foreground, sys.Ctty = true, j.tty.fd
+		j.tty.lent = true
+	}
+	attr := &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}, Sys: sys}
+	pid, err := syscall.ForkExec(path, argv, attr)
+	if errors.Is(err, syscall.ENOEXEC) { // a script without #!, which execvp(3) gives to the shell
+		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
+	}
+	if j.tty != nil {
+		// hasp takes the terminal back and prints even from the background, which
+		// SIGTTOU would stop. Ignore it only now, because a child inherits that.
+		signal.Ignore(unix.SIGTTOU)
+	}
+	j.pid = pid
+	return err
+}
+
+// wait reports stops and the end.
+func (j *Job) wait() {
+	for {
+		var ws syscall.WaitStatus
+		switch _, err := syscall.Wait4(j.pid, &ws, syscall.WUNTRACED, nil); err {
+		case nil:
+		case syscall.EINTR:
+			continue
+		default:
+			ws = exitFailed << 8 // it has ended; the kernel does not say how
+		}
+		j.changes <- ws
+		if !ws.Stopped() {
+			return
+		}
+	}
+}
+
+// Attend returns when the command has ended. If the lease is lost, it calls
+// OnLoss and ends the whole group.
+func (j *Job) Attend(w Watch) Result {
+	j.w = w
+	gone := w.Lease.Context().Done()
+	for {
+		var ws syscall.WaitStatus
+		var sig os.Signal
+		changed := false
+		select {
+		case ws = <-j.changes:
+			changed = true
+		case sig = <-j.w.Signals:
+		case <-gone:
+			gone = nil
+		case <-j.deadline:
+			j.signal(unix.SIGKILL)
+		}
+
+		// Check before anything that lets the command continue: hasp may have been
+		// stopped until after the end of the term.
+		j.checkLost()
+		switch {
+		case changed && ws.Stopped():
+			j.stopped(ws.StopSignal())
+		case changed:
+			return j.ended(ws)
+		case sig != nil:
+			j.passOn(sig.(syscall.Signal))
+		}
+	}
+}
+
+// checkLost begins to end the group if the lease is lost. A process that was
+// stopped acts on SIGTERM first when it is continued.
+func (j *Job) checkLost() {
+	if j.lost || j.w.Lease.Err() == nil {
+		return
+	}
+	j.lost = true
+	j.w.OnLoss()
+	j.deadline = time.After(j.w.Grace)
+	j.signal(unix.SIGTERM)
+	j.signal(unix.SIGCONT)
+}
+
+// passOn sends the group a signal that hasp received.
+func (j *Job) passOn(sig syscall.Signal) {
+	if sig == unix.SIGCONT {
+		j.tty.recheck(j.pid)
+	}
+	j.signal(sig)
+}
+
+// continued handles a SIGCONT that hasp received while the command ended, and
+// that Attend has not read yet.
+func (j *Job) continued() {
+	for {
+		select {
+		case sig := <-j.w.Signals:
+			if sig == unix.SIGCONT {
+				j.tty.recheck(j.pid)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// signal sends sig to the whole group. The kernel does not reuse the group's id
+// while a process is left in it. After the last one has ended, and before hasp
+// knows, the id is reused only if all process ids wrap around.
+func (j *Job) signal(sig syscall.Signal) {
+	_ = syscall.Kill(-j.pid, sig)
+}
+
+// ended takes the terminal back. If the lease was lost, it first waits until the
+// group is empty: its processes got SIGTERM, and have the rest of the grace time.
+func (j *Job) ended(ws syscall.WaitStatus) Result {
+	if j.lost {
+		j.sweep()
+	}
+	r := Result{Code: ws.ExitStatus(), Lost: j.lost}
+	if ws.Signaled() {
+		r.Code = exitSignal + int(ws.Signal())
+		r.typed = j.tty.lentTo(j.pid) && ws.Signal() == unix.SIGINT
+	}
+	j.continued()
+	if j.tty.takeBack() {
+		// Other processes of hasp's own group, such as a pager at the end of a pipe,
+		// may have been stopped because they did not have the terminal.
+		_ = syscall.Kill(0, unix.SIGCONT)
+	}
+	return r
+}
+
+// sweep blocks until the group is empty. At the deadline it kills the group.
+func (j *Job) sweep() {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for syscall.Kill(-j.pid, 0) == nil {
+		select {
+		case <-tick.C:
+		case <-j.deadline:
+			j.signal(unix.SIGKILL)
+			return
+		}
+	}
+}

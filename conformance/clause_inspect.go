@@ -1,0 +1,227 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+var inspectClauses = []clause{
+	{
+		name:  "inspect-holder",
+		why:   "Inspect tells whether a key is held, by whom, for how long still, and with which fence.",
+		says:  saysInspect,
+		need:  inspector,
+		check: inspectHolder,
+	},
+	{
+		name:  "inspect-waiters",
+		why:   "Inspect tells the waiters of an Ordered driver, in order.",
+		says:  saysInspect,
+		need:  all(inspector, ordered),
+		check: inspectWaiters,
+	},
+	{
+		name:  "break-frees",
+		why:   "Break removes a hold, whichever token has it: others are granted the key, and its holder gets ErrLost. Breaking a free key is not an error.",
+		says:  saysBreak,
+		need:  inspector,
+		check: breakFrees,
+	},
+	{
+		name:  "break-wakes",
+		why:   "A waiter gets a key that was broken.",
+		says:  saysWaitGets,
+		need:  all(inspector, waiter),
+		check: breakWakes,
+	},
+}
+
+var closeClauses = []clause{
+	{
+		name:  "close-keeps-holds",
+		why:   "Close ends what the driver has opened. It frees no key, and no other driver notices.",
+		says:  saysCloseKeeps,
+		check: closeKeepsHolds,
+	},
+	{
+		name:  "token-any-driver",
+		why:   "A token renews and releases its hold from any driver, also when the one that acquired it is closed.",
+		says:  saysAnyDriver,
+		check: tokenAnyDriver,
+	},
+	{
+		name:  "close-leaves-nothing",
+		why:   "After Close no goroutine of the driver is left.",
+		says:  saysCloseEnds,
+		check: closeLeavesNothing,
+	},
+}
+
+func inspectHolder(e *env) error {
+	a, b := e.open(), e.open()
+	c := e.claim(e.h.Long)
+	c.Fenced = e.traits.Fenced
+	if s := b.inspect(c.Key); s.Held || s.Owner != "" || s.TTL != 0 || len(s.Waiters) > 0 {
+		return fmt.Errorf("a key that was never held: %+v", s)
+	}
+	g := a.take(c)
+	s := b.inspect(c.Key)
+	if !s.Held {
+		return fmt.Errorf("a key that is held: %+v", s)
+	}
+	if s.Owner != "" && s.Owner != c.Owner {
+		return fmt.Errorf("owner %q, want %q", s.Owner, c.Owner)
+	}
+	// A store may count in seconds.
+	if s.TTL <= 0 || s.TTL > c.TTL+time.Second {
+		return fmt.Errorf("%v left of a term of %v", s.TTL, c.TTL)
+	}
+	if s.Fence != 0 && s.Fence != g.Fence {
+		return fmt.Errorf("fence %d, want %d", s.Fence, g.Fence)
+	}
+	if len(s.Waiters) > 0 {
+		return fmt.Errorf("waiters %q where nobody waits", s.Waiters)
+	}
+	a.give(c)
+	if s := b.inspect(c.Key); s.Held || s.Owner != "" || s.TTL != 0 {
+		return fmt.Errorf("a key that was released: %+v", s)
+	}
+	short := e.claimOf(c.Key, e.term)
+	a.take(short)
+	a.outlast(e.term)
+	if s := b.inspect(c.Key); s.Held {
+		return fmt.Errorf("a key whose hold has run out: %+v", s)
+	}
+	return nil
+}
+
+func inspectWaiters(e *env) error {
+	a, b := e.open(), e.open()
+	c := e.claim(e.h.Long)
+	a.take(c)
+	var owners []string
+	for i := range 3 {
+		w := b.want(e.claimOf(c.Key, e.h.Long))
+		owners = append(owners, w.c.Owner)
+		e.queued(a, c.Key, i+1)
+	}
+	if s := a.inspect(c.Key); !slices.Equal(s.Waiters, owners) {
+		return fmt.Errorf("waiters %q, want %q", s.Waiters, owners)
+	}
+	return nil
+}
+
+func breakFrees(e *env) error {
+	a, b := e.open(), e.open()
+	c := e.claim(e.h.Long)
+	b.breakKey(c.Key)
+	a.take(c)
+	b.breakKey(c.Key)
+	next := e.claimOf(c.Key, e.h.Long)
+	if _, err := b.acquire(next); err != nil {
+		return fmt.Errorf("acquire a key that was broken: %w", err)
+	}
+	_, err := a.renew(c)
+	if err := is("renewal of a hold that was broken", err, backend.ErrLost); err != nil {
+		return err
+	}
+	if err := is("release of a hold that was broken", a.release(c), backend.ErrLost); err != nil {
+		return err
+	}
+	if err := a.refused(c.Key); err != nil {
+		return fmt.Errorf("after a late release of a hold that was broken: %w", err)
+	}
+	b.give(next)
+	b.breakKey(c.Key)
+	return a.granted(c.Key)
+}
+
+func breakWakes(e *env) error {
+	a, b := e.open(), e.open()
+	c := e.claim(e.h.Long)
+	a.take(c)
+	w := b.want(e.claimOf(c.Key, e.h.Long))
+	e.queued(a, c.Key, 1)
+	a.breakKey(c.Key)
+	if err := e.arrives("Wait for a key that was broken", w.done); err != nil {
+		return err
+	}
+	b.keep(w.c)
+	return b.release(w.c)
+}
+
+func closeKeepsHolds(e *env) error {
+	a, b := e.openOwn(e.store), e.open()
+	mine, other := e.claim(e.h.Long), e.claim(e.h.Long)
+	_, err := a.acquire(mine)
+	b.take(other)
+	if cerr := a.Close(); cerr != nil || err != nil {
+		return errors.Join(err, cerr)
+	}
+	if err := b.refused(mine.Key); err != nil {
+		return fmt.Errorf("after its holder's driver was closed: %w", err)
+	}
+	b.keep(other)
+	if err := b.release(other); err != nil {
+		return fmt.Errorf("release by a driver after another was closed: %w", err)
+	}
+	return nil
+}
+
+func tokenAnyDriver(e *env) error {
+	a, b := e.openOwn(e.store), e.open()
+	now, later := e.claim(e.h.Long), e.claim(e.h.Long)
+	_, err := a.acquire(now)
+	if _, lerr := a.acquire(later); err == nil {
+		err = lerr
+	}
+	if err == nil {
+		err = b.uses(now)
+	}
+	if cerr := a.Close(); err != nil || cerr != nil {
+		return errors.Join(err, cerr)
+	}
+	if err := b.uses(later); err != nil {
+		return fmt.Errorf("when its driver was closed: %w", err)
+	}
+	return nil
+}
+
+// uses renews and releases what another driver has acquired.
+func (d *driver) uses(c backend.Claim) error {
+	if _, err := d.renew(c); err != nil {
+		return fmt.Errorf("renewal of a hold that another driver acquired: %w", err)
+	}
+	if err := d.release(c); err != nil {
+		return fmt.Errorf("release of a hold that another driver acquired: %w", err)
+	}
+	return d.granted(c.Key)
+}
+
+func closeLeavesNothing(e *env) error {
+	use := func() error {
+		d := e.openOwn(e.store)
+		c := e.claim(e.h.Long)
+		d.take(c)
+		if e.waiter {
+			w := d.want(e.claimOf(c.Key, e.h.Long))
+			e.sleep(e.term / 8)
+			w.stop()
+			if err := e.arrives("a cancelled Wait", w.done); err == nil {
+				return errors.New("wait for a held key: granted")
+			}
+		}
+		d.keep(c)
+		d.give(c)
+		return d.Close()
+	}
+	// What a library starts once and for all, it starts here.
+	if err := use(); err != nil {
+		return err
+	}
+	return e.leaves(func() error { return errors.Join(use(), use()) })
+}

@@ -1,0 +1,307 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hasplock/hasp"
+)
+
+// leaseClauses use the driver as users do, once they have a lease.
+var leaseClauses = []clause{
+	{
+		name:  "lease-renewed",
+		why:   "A lease lasts past many terms while its Client lives, and nobody else gets the key.",
+		says:  saysHasp,
+		check: func(e *env) error { return leaseRenewed(e, false) },
+	},
+	{
+		name:  "lease-rides-out-outage",
+		why:   "A lease survives an outage that is shorter than the rest of its term.",
+		says:  saysHasp,
+		check: func(e *env) error { return leaseRenewed(e, true) },
+	},
+	{
+		name:  "lease-renewal-stops",
+		why:   "Nothing is renewed after Unlock or after Close.",
+		says:  saysHasp,
+		check: leaseRenewalStops,
+	},
+	{
+		name:  "lease-loss-before-others",
+		why:   "A lease that cannot be renewed has ended, for its context and for Err, before anybody else holds the key, with cause ErrLost.",
+		says:  saysHasp,
+		check: leaseLossBeforeOthers,
+	},
+	{
+		name:  "lease-loss-once",
+		why:   "A loss is told once, and a normal Unlock is none.",
+		says:  saysHasp,
+		check: leaseLossOnce,
+	},
+	{
+		name:  "lease-loss-taken",
+		why:   "A lease whose hold is gone from the store ends as lost at the next renewal.",
+		says:  saysHasp,
+		check: leaseLossTaken,
+	},
+	{
+		name:  "lease-extend",
+		why:   "Extend makes a lease last at least so long, in the store, too.",
+		says:  saysHasp,
+		check: leaseExtend,
+	},
+	{
+		name:  "lease-context",
+		why:   "When Lock's context ends, the lease's does, and the key stays locked until Unlock.",
+		says:  saysHasp,
+		check: leaseContextEnds,
+	},
+}
+
+func leaseRenewed(e *env, outage bool) error {
+	c, t := e.tapped(hasp.Options{})
+	b := e.open()
+	key := e.key()
+	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
+	if err != nil {
+		return err
+	}
+	if outage {
+		t.cutRenewals(true)
+		time.AfterFunc(e.term/2, func() { t.cutRenewals(false) })
+	}
+	for range 4 {
+		b.outlast(e.term)
+		if err := lease.Err(); err != nil {
+			return slow("a lease that is renewed: %w", err)
+		}
+		if err := b.refused(key); err != nil {
+			if lease.Err() != nil {
+				return slow("no renewal for a term of %v", e.term)
+			}
+			return fmt.Errorf("while a lease is renewed: %w", err)
+		}
+	}
+	if outage && len(t.told(hasp.EventRenewFailed)) == 0 {
+		return slow("the outage was over before a renewal was due")
+	}
+	if err := context.Cause(lease.Context()); err != nil {
+		return slow("the context of a lease that is renewed: %w", err)
+	}
+	return unlockShort(e, lease)
+}
+
+// unlockShort unlocks a lease that is short, or whose Client has a short
+// timeout, so that a slow machine may be late.
+func unlockShort(e *env, lease *hasp.Lease) error {
+	if err := lease.Unlock(e.ctx); err != nil {
+		return slow("Unlock: %w", err)
+	}
+	return nil
+}
+
+// leaseRenewalStops looks for renewals of tokens that are done with, and for
+// keys that stay locked.
+func leaseRenewalStops(e *env) error {
+	c, t := e.tapped(hasp.Options{Timeout: e.term})
+	b := e.open()
+	err := e.each(20, func(int) error {
+		lease, err := c.Lock(e.ctx, e.key(), hasp.WithTTL(e.term))
+		if err != nil {
+			return slow("Lock: %w", err)
+		}
+		e.sleep(e.term / 2)
+		if err := lease.Unlock(e.ctx); err != nil && !errors.Is(err, hasp.ErrLost) {
+			return slow("Unlock: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if t.renewals() == 0 {
+		return slow("no renewal in half a term")
+	}
+	key := e.key()
+	if _, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term)); err != nil {
+		return slow("Lock: %w", err)
+	}
+	e.sleep(e.term / 2)
+	if err := c.Close(); err != nil {
+		return err
+	}
+	b.outlast(e.term) // for renewals on their way
+	before := t.renewals()
+	b.outlast(e.term)
+	if n := t.renewals() - before; n > 0 {
+		return fmt.Errorf("%d renewals in a term after Unlock and Close", n)
+	}
+	if err := b.grantedAtLast(key); err != nil {
+		return fmt.Errorf("a lease that was held at Close: %w", err)
+	}
+	return nil
+}
+
+// hearLost checks that whoever looks at the lease now hears that it is lost.
+func hearLost(lease *hasp.Lease) error {
+	if err := is("Err of a lease that is lost", lease.Err(), hasp.ErrLost); err != nil {
+		return err
+	}
+	if lease.Context().Err() == nil {
+		return errors.New("the context of a lease that is lost goes on")
+	}
+	return is("the cause of the context's end", context.Cause(lease.Context()), hasp.ErrLost)
+}
+
+func leaseLossBeforeOthers(e *env) error {
+	c, t := e.tapped(hasp.Options{})
+	b := e.open()
+	t.cutRenewals(true)
+	key := e.key()
+	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
+	if err != nil {
+		return err
+	}
+	ctx := lease.Context()
+	if _, _, err := b.seize(key, e.h.Long); err != nil {
+		return err
+	}
+	// Not even this first look after another has the key may be too early.
+	if ctx.Err() == nil {
+		return errors.New("another holds the key, and the lease's context goes on")
+	}
+	if err := hearLost(lease); err != nil {
+		return fmt.Errorf("when another holds the key: %w", err)
+	}
+	child, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if child.Err() == nil {
+		return errors.New("a context derived from that of a lost lease goes on")
+	}
+	return nil
+}
+
+func leaseLossOnce(e *env) error {
+	c, t := e.tapped(hasp.Options{})
+	key := e.key()
+	lease, err := c.Lock(e.ctx, key)
+	if err != nil {
+		return err
+	}
+	ctx := lease.Context()
+	if err := lease.Unlock(e.ctx); err != nil {
+		return err
+	}
+	if err := is("the cause of a context's end by Unlock", context.Cause(ctx), hasp.ErrReleased); err != nil {
+		return err
+	}
+	if lost := t.told(hasp.EventLost); len(lost) > 0 {
+		return fmt.Errorf("a normal Unlock was told as a loss: %v", lost[0].Err)
+	}
+	t.cutRenewals(true)
+	if lease, err = c.Lock(e.ctx, key, hasp.WithTTL(e.term)); err != nil {
+		return err
+	}
+	if err := e.poll("the end of a lease that is not renewed", func() (bool, error) {
+		select {
+		case <-lease.Context().Done():
+			return true, nil
+		default:
+			return false, nil
+		}
+	}); err != nil {
+		return err
+	}
+	if err := hearLost(lease); err != nil {
+		return err
+	}
+	if err := is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost); err != nil {
+		return err
+	}
+	must(e.poll("the event of a loss", func() (bool, error) { return len(t.told(hasp.EventLost)) > 0, nil }))
+	t.driver.outlast(e.term)
+	if lost := t.told(hasp.EventLost); len(lost) != 1 || lost[0].Key != key || !errors.Is(lost[0].Err, hasp.ErrLost) {
+		return fmt.Errorf("a loss was told as %+v, want one event", lost)
+	}
+	return nil
+}
+
+func leaseLossTaken(e *env) error {
+	c, t := e.tapped(hasp.Options{})
+	b := e.open()
+	key := e.key()
+	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
+	if err != nil {
+		return err
+	}
+	// As if the store had lost it.
+	if err := b.release(t.last()); err != nil {
+		return slow("release with the lease's own token: %w", err)
+	}
+	done := make(chan error, 1)
+	go func() { <-lease.Context().Done(); done <- nil }()
+	if err := e.arrives("the context of a lease whose hold is gone", done); err != nil {
+		return err
+	}
+	if err := hearLost(lease); err != nil {
+		return err
+	}
+	return is("Unlock of a lease whose hold is gone", lease.Unlock(e.ctx), hasp.ErrLost)
+}
+
+func leaseExtend(e *env) error {
+	c := e.newClient()
+	b := e.open()
+	key := e.key()
+	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term), hasp.WithoutRenewal())
+	if err != nil {
+		return err
+	}
+	called := time.Now()
+	switch err := lease.Extend(e.ctx, e.h.Long); {
+	case errors.Is(err, hasp.ErrLost):
+		return slow("Extend right after Lock: %w", err)
+	case err != nil: // a try lasts a tenth of the term
+		return slow("Extend: %w", err)
+	}
+	if left := lease.Expires().Sub(called); left < e.h.Long {
+		return fmt.Errorf("after Extend by %v the lease lasts %v", e.h.Long, left)
+	}
+	b.outlast(e.term)
+	if err := lease.Err(); err != nil {
+		return fmt.Errorf("%v after Extend by %v: %w", e.term, e.h.Long, err)
+	}
+	if err := b.refused(key); err != nil {
+		return fmt.Errorf("%v after Extend by %v: %w", e.term, e.h.Long, err)
+	}
+	return lease.Unlock(e.ctx)
+}
+
+func leaseContextEnds(e *env) error {
+	c := e.newClient()
+	b := e.open()
+	ctx, cancel := context.WithCancel(e.ctx)
+	defer cancel()
+	key := e.key()
+	lease, err := c.Lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	cancel()
+	if lease.Context().Err() == nil {
+		return errors.New("the lease's context goes on after the end of Lock's")
+	}
+	if err := lease.Err(); err != nil {
+		return fmt.Errorf("the hold, after the end of Lock's context: %w", err)
+	}
+	if err := b.refused(key); err != nil {
+		return fmt.Errorf("after the end of Lock's context: %w", err)
+	}
+	if err := lease.Unlock(ctx); err != nil {
+		return err
+	}
+	return b.granted(key)
+}

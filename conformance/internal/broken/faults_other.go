@@ -1,0 +1,132 @@
+package broken
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// otherType is that of the records which another strategy keeps in the store.
+const otherType = "other:"
+
+// other makes a driver of the other strategy.
+func other(s *store, k kind) backend.Driver {
+	d := newDriver(newWay(s), k)
+	d.typ = otherType
+	return d.as()
+}
+
+// ofOther reports whether a token is in a record of the other strategy.
+func ofOther(token string) bool { return strings.HasPrefix(token, otherType) }
+
+// overlook has the store forget the record of key if it is the other's.
+func (d *driver) overlook(ctx context.Context, key string) {
+	d.at(ctx, func(s *store, now time.Time) {
+		if r := s.get(d.key(key), now); ofOther(r.token) {
+			r.token = ""
+		}
+	})
+}
+
+var otherFaults = []Fault{
+	{
+		Name: "a record of another type is not seen", Clause: "others-exclude", kind: polls,
+		spoil: func(d *driver) {
+			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+				d.overlook(ctx, c.Key)
+				return d.soundAcquire(ctx, c)
+			}
+		},
+	},
+	{
+		Name: "the lock is kept under a name of its own", Clause: "others-exclude", kind: polls,
+		spoil: func(d *driver) { d.key = func(key string) string { return "lock:" + key } },
+	},
+	{
+		Name: "a record of another type is anybody's to release", Clause: "others-exclude", kind: polls,
+		spoil: func(d *driver) {
+			mine := d.mine
+			d.mine = func(c backend.Claim, token string) bool { return mine(c, token) || ofOther(token) }
+		},
+	},
+	{
+		Name: "a record of another type is an outage", Clause: "others-exclude", kind: polls,
+		spoil: func(d *driver) {
+			d.acquire = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
+				d.at(ctx, func(s *store, now time.Time) {
+					if ofOther(s.get(d.key(c.Key), now).token) {
+						err = errWrongType
+					}
+				})
+				if err != nil {
+					return g, err
+				}
+				return d.soundAcquire(ctx, c)
+			}
+		},
+	},
+	{
+		Name: "Wait is told of releases, and another strategy tells nobody", Clause: "others-wait", kind: waits,
+		spoil: func(d *driver) {
+			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+				for {
+					_, err := d.lookOnce(ctx, c)
+					if _, its := d.holder(ctx, c.Key); err == nil || !its {
+						return d.soundWait(ctx, c)
+					}
+					if !d.sleepUntil(ctx, c, nil, err, true) {
+						return backend.Grant{}, err
+					}
+				}
+			}
+		},
+	},
+	{
+		Name: "Break leaves a record of another type", Clause: "others-break", kind: waits,
+		spoil: func(d *driver) {
+			d.breakKey = func(ctx context.Context, key string) error {
+				if _, its := d.holder(ctx, key); its {
+					return nil
+				}
+				return d.soundBreak(ctx, key)
+			}
+		},
+	},
+	{
+		Name: "each strategy counts fences for itself", Clause: "others-fence", kind: waits,
+		spoil: func(d *driver) {
+			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+				g, err := d.soundAcquire(ctx, c)
+				if err == nil && c.Fenced {
+					d.at(ctx, func(s *store, _ time.Time) {
+						s.fences["own:"+d.key(c.Key)]++
+						g.Fence = s.fences["own:"+d.key(c.Key)]
+					})
+				}
+				return g, err
+			}
+		},
+	},
+	{
+		Name: "a waiter does not see a record of another type", Clause: "others-history", kind: waits,
+		spoil: func(d *driver) {
+			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+				d.overlook(ctx, c.Key)
+				return d.soundWait(ctx, c)
+			}
+		},
+	},
+}
+
+// holder returns the token that holds key, and whether it is the other
+// strategy's.
+func (d *driver) holder(ctx context.Context, key string) (token string, its bool) {
+	d.at(ctx, func(s *store, now time.Time) {
+		r := s.get(d.key(key), now)
+		token = r.token
+		s.put(d.key(key), r)
+	})
+	return token, ofOther(token)
+}

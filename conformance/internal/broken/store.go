@@ -1,0 +1,253 @@
+package broken
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// window is how long a place in a queue lasts unless its waiter looks again.
+const window = 900 * time.Millisecond
+
+// store keeps locks in memory, as a server would: what it does is right, and
+// it goes by its own clock. Its clients reach it by a way that can be cut.
+type store struct {
+	mu       sync.Mutex // guards all below
+	keys     map[string]*record
+	fences   map[string]uint64
+	running  bool
+	ahead    time.Duration // of its clock
+	commands int64
+	flushes  int                      // of what is kept only for speed
+	kicked   chan struct{}            // closed and replaced when all connections are ended
+	changed  map[string]chan struct{} // by key: closed when it may be free
+	ended    chan struct{}            // closed at the end, for what a fault has left hanging
+
+	// Parts that faults replace.
+	count func(last uint64, now time.Time) uint64 // fences
+	lose  func(data bool)                         // what a restart costs
+	stay  time.Duration                           // how long a place lasts
+	delay time.Duration                           // the least time between the expiry of a hold and the next grant
+}
+
+// record is a key that is held or waited for.
+type record struct {
+	token, owner string
+	since, until time.Time
+	fence        uint64
+	barred       time.Time // until then no caller gets the key
+	queue        []place
+}
+
+// place is one waiter's in a queue.
+type place struct {
+	token, owner string
+	alive        time.Time
+}
+
+func newStore() *store {
+	s := &store{keys: map[string]*record{}, fences: map[string]uint64{}, running: true,
+		changed: map[string]chan struct{}{}, ended: make(chan struct{}), kicked: make(chan struct{}), stay: window}
+	// Fences that go by the clock grow also when the counter is lost.
+	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }
+	s.lose = func(data bool) {
+		if !data {
+			clear(s.keys)
+			clear(s.fences)
+		}
+	}
+	return s
+}
+
+var errDown = errors.New("broken: store is down")
+
+// do runs one command.
+func (s *store) do(f func(now time.Time)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running {
+		return errDown
+	}
+	s.commands++
+	f(time.Now().Add(s.ahead))
+	return nil
+}
+
+func (s *store) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running = false
+}
+
+// start has the store answer again.
+func (s *store) start(data bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running = true
+	s.lose(data)
+	for key := range s.changed {
+		s.signal(key)
+	}
+}
+
+// get returns the record of key without what has run out, new if there is
+// none.
+func (s *store) get(key string, now time.Time) *record {
+	r := s.keys[key]
+	if r == nil {
+		r = &record{}
+		s.keys[key] = r
+	}
+	if r.token != "" && !now.Before(r.until) {
+		r.token, r.barred = "", r.until.Add(s.delay)
+	}
+	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return !now.Before(p.alive) })
+	return r
+}
+
+// put forgets a record that says nothing.
+func (s *store) put(key string, r *record) {
+	if r.token == "" && len(r.queue) == 0 && s.delay == 0 {
+		delete(s.keys, key)
+	}
+}
+
+// signal wakes who waits for key.
+func (s *store) signal(key string) {
+	if c := s.changed[key]; c != nil {
+		close(c)
+		delete(s.changed, key)
+	}
+}
+
+// watch returns what is closed when key may be free.
+func (s *store) watch(key string) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.changed[key]
+	if c == nil {
+		c = make(chan struct{})
+		s.changed[key] = c
+	}
+	return c
+}
+
+func (r *record) refusal(now time.Time) error {
+	if r.token == "" {
+		return &backend.HeldError{}
+	}
+	return &backend.HeldError{RetryAfter: r.until.Sub(now), Owner: r.owner}
+}
+
+// give makes c the holder of a key that is free.
+func (s *store) give(key string, r *record, c backend.Claim, now time.Time) uint64 {
+	r.token, r.owner, r.since, r.until, r.fence = c.Token, c.Owner, now, now.Add(c.TTL), 0
+	if c.Fenced {
+		s.fences[key] = s.count(s.fences[key], now)
+		r.fence = s.fences[key]
+	}
+	return r.fence
+}
+
+// acquire takes key for c if nobody holds it or waits for it.
+func (s *store) acquire(key string, c backend.Claim, now time.Time) (fence uint64, err error) {
+	r := s.get(key, now)
+	defer s.put(key, r)
+	if r.token != "" || len(r.queue) > 0 || now.Before(r.barred) {
+		return 0, r.refusal(now)
+	}
+	return s.give(key, r, c, now), nil
+}
+
+// look takes key for c if nobody holds it and nobody stands before c, and else
+// keeps c's place in the queue, if there is one. It may be repeated.
+func (s *store) look(key string, c backend.Claim, inQueue bool, now time.Time) (fence uint64, err error) {
+	r := s.get(key, now)
+	defer s.put(key, r)
+	if r.token == c.Token {
+		return r.fence, nil
+	}
+	at := slices.IndexFunc(r.queue, func(p place) bool { return p.token == c.Token })
+	if r.token == "" && (at == 0 || len(r.queue) == 0) {
+		r.queue = r.queue[min(1, len(r.queue)):]
+		return s.give(key, r, c, now), nil
+	}
+	if !inQueue {
+		return 0, r.refusal(now)
+	}
+	if at < 0 {
+		at = len(r.queue)
+		r.queue = append(r.queue, place{})
+	}
+	r.queue[at] = place{c.Token, c.Owner, now.Add(s.stay)}
+	return 0, r.refusal(now)
+}
+
+// quit gives up c's place in the queue, or its hold.
+func (s *store) quit(key string, c backend.Claim, now time.Time) {
+	r := s.get(key, now)
+	defer s.put(key, r)
+	if r.token == c.Token {
+		r.token = ""
+	}
+	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return p.token == c.Token })
+	s.signal(key)
+}
+
+// renew prolongs the hold of key that mine tells from others.
+func (s *store) renew(key string, ttl time.Duration, mine func(token string) bool, now time.Time) error {
+	r := s.get(key, now)
+	defer s.put(key, r)
+	if r.token == "" || !mine(r.token) {
+		return backend.ErrLost
+	}
+	if until := now.Add(ttl); until.After(r.until) {
+		r.until = until
+	}
+	return nil
+}
+
+// release ends the hold of key that mine tells from others.
+func (s *store) release(key string, mine func(token string) bool, now time.Time) error {
+	r := s.get(key, now)
+	defer s.put(key, r)
+	if r.token == "" || !mine(r.token) {
+		return backend.ErrLost
+	}
+	r.token = ""
+	s.signal(key)
+	return nil
+}
+
+func (s *store) inspect(key string, now time.Time) (st backend.Status) {
+	r := s.get(key, now)
+	defer s.put(key, r)
+	if r.token != "" {
+		st = backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.until.Sub(now), Fence: r.fence}
+	}
+	for _, p := range r.queue {
+		st.Waiters = append(st.Waiters, p.owner)
+	}
+	return st
+}
+
+// entries lists what is kept of holds and places that have not run out.
+func (s *store) entries() (all []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now().Add(s.ahead)
+	for key := range s.keys {
+		r := s.get(key, now)
+		if r.token != "" {
+			all = append(all, "hold of "+key)
+		}
+		for _, p := range r.queue {
+			all = append(all, "place of "+p.owner+" for "+key)
+		}
+		s.put(key, r)
+	}
+	return all
+}

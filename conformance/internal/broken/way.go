@@ -1,0 +1,138 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp/conformance"
+)
+
+// latency is how long a command takes to the store, and its reply back.
+const latency = 200 * time.Microsecond
+
+// way is how a driver reaches the store.
+type way struct {
+	store *store
+
+	mu      sync.Mutex // guards all below
+	state   conformance.LinkState
+	changed chan struct{}         // closed and replaced when state changes
+	then    conformance.LinkState // the state after the next left replies, if not Up
+	left    int
+}
+
+func newWay(s *store) *way { return &way{store: s, changed: make(chan struct{})} }
+
+func (w *way) set(state conformance.LinkState) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.then = conformance.Up
+	w.setLocked(state)
+}
+
+// setAfter is the SetAfter of a [conformance.Link].
+func (w *way) setAfter(replies int, state conformance.LinkState) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.setLocked(conformance.Up)
+	w.then, w.left = state, replies
+}
+
+// count counts a reply for setAfter.
+func (w *way) count() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.then == conformance.Up {
+		return
+	}
+	if w.left--; w.left < 0 {
+		w.state, w.then = w.then, conformance.Up
+		w.setLocked(w.state)
+	}
+}
+
+func (w *way) setLocked(state conformance.LinkState) {
+	w.state = state
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+func (w *way) now() (conformance.LinkState, <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.state, w.changed
+}
+
+var (
+	errRefused   = errors.New("broken: connection refused")
+	errNoReply   = errors.New("broken: connection lost before the reply")
+	errWrongType = errors.New("broken: a record of another type")
+)
+
+// call has the store run f, if the way carries it there, and returns when the
+// reply is back. An error means that the outcome is unknown.
+func (w *way) call(ctx context.Context, f func(now time.Time)) error {
+	for {
+		state, changed := w.now()
+		if state == conformance.Down {
+			return errRefused
+		}
+		if state != conformance.Hung {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := pause(ctx, latency); err != nil {
+		return err
+	}
+	if err := w.store.do(f); err != nil {
+		return err
+	}
+	return w.reply(ctx)
+}
+
+func (w *way) reply(ctx context.Context) error {
+	w.count()
+	for {
+		state, changed := w.now()
+		switch state {
+		case conformance.Down:
+			return errNoReply
+		case conformance.Slow:
+			return pause(ctx, conformance.Delay)
+		case conformance.Up:
+			return pause(ctx, latency)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if state == conformance.Deaf {
+			return errNoReply
+		}
+	}
+}
+
+// hears reports whether what the store sends by itself arrives.
+func (w *way) hears() bool {
+	state, _ := w.now()
+	return state == conformance.Up || state == conformance.Slow
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,159 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// oneWay is how long a call takes to the store in these tests, and its reply
+// back.
+const oneWay = 50 * time.Millisecond
+
+// newSlow returns a driver whose grants leave Until zero, so that the engine
+// counts the term itself.
+func newSlow() *faulty {
+	f := newFaulty()
+	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		time.Sleep(oneWay)
+		_, err := send()
+		time.Sleep(oneWay)
+		return backend.Grant{}, err
+	}
+	f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		time.Sleep(oneWay)
+		_, err := send()
+		time.Sleep(oneWay)
+		return backend.Grant{}, err
+	}
+	return f
+}
+
+// If the deadline counted from the reply, or did not subtract the drift, it could
+// be later than the end of the term in the store.
+func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newSlow()
+		c := hasp.New(f, nil)
+		defer c.Close()
+		const ttl = 10 * time.Second
+
+		called := time.Now()
+		l := lockNow(t, c, "k", hasp.WithTTL(ttl))
+		if got, want := l.Expires().Sub(called), ttl-backend.Drift(ttl); got != want {
+			t.Errorf("Lock: the lease lasts %v from the call, want %v", got, want)
+		}
+
+		// Extend asks for a little more, so that ttl is left when drift is off.
+		called = time.Now()
+		if err := l.Extend(t.Context(), ttl); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Expires().Sub(called); got < ttl || got > ttl+10*time.Millisecond {
+			t.Errorf("Extend: the lease lasts %v from the call, want %v and hardly more", got, ttl)
+		}
+
+		for range 3 {
+			_, before, _ := f.calls()
+			for renews := before; renews == before; _, renews, _ = f.calls() {
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(2*oneWay + time.Millisecond) // its reply
+			var sent time.Time
+			f.set(func(f *faulty) { sent = f.renewed[before] })
+			if got, want := l.Expires().Sub(sent), ttl-backend.Drift(ttl); got != want {
+				t.Errorf("renewal: the lease lasts %v from the call, want %v", got, want)
+			}
+		}
+		if err := l.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The clock is past the deadline, and no timer has fired. Every method that
+// checks the lease must read the clock.
+func TestErrAsksTheClock(t *testing.T) {
+	for what, look := range map[string]func(l *hasp.Lease, ctx, child context.Context) error{
+		"Err":            func(l *hasp.Lease, _, _ context.Context) error { return l.Err() },
+		"the context":    func(_ *hasp.Lease, ctx, _ context.Context) error { return errors.Join(ctx.Err(), context.Cause(ctx)) },
+		"a context made": func(l *hasp.Lease, _, _ context.Context) error { return context.Cause(l.Context()) },
+		"Unlock":         func(l *hasp.Lease, _, _ context.Context) error { return l.Unlock(context.Background()) },
+		"Extend":         func(l *hasp.Lease, _, _ context.Context) error { return l.Extend(context.Background(), time.Minute) },
+		"a child, after Err": func(l *hasp.Lease, _, child context.Context) error {
+			l.Err()
+			return context.Cause(child)
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := hasp.New(newFaulty(), nil)
+			defer c.Close()
+			l := lockNow(t, c, "k")
+			var ctx, child context.Context
+			if what != "a context made" {
+				ctx = l.Context()
+				var cancel context.CancelFunc
+				child, cancel = context.WithCancel(ctx)
+				defer cancel()
+			}
+			synctest.Wait()
+
+			hasp.Skip(c, hasp.DefaultTTL)
+			want(t, what, look(l, ctx, child), hasp.ErrLost)
+		})
+	}
+}
+
+// The store must not keep a key longer than WithMaxHold allows either: a dead
+// holder would block it.
+func TestNoRenewalAsksPastMaxHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl, maxHold = time.Second, 5500 * time.Millisecond
+		f := newFaulty()
+		var ends []time.Time // of the terms that are asked for, without drift
+		f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			ends = append(ends, time.Now().Add(c.TTL-backend.Drift(c.TTL)))
+			return send()
+		}
+		c := hasp.New(f, &hasp.Options{TTL: ttl})
+		defer c.Close()
+
+		start := time.Now()
+		l := lockNow(t, c, "k", hasp.WithMaxHold(maxHold))
+		<-l.Context().Done()
+		c.Close()
+		if len(ends) == 0 {
+			t.Fatal("no renewal")
+		}
+		for _, end := range ends {
+			if past := end.Sub(start) - maxHold; past > 10*time.Millisecond {
+				t.Errorf("a renewal asked for a term that ends %v past the max hold", past)
+			}
+		}
+	})
+}
+
+// The first of several leases of one hold is held to its max hold as well.
+func TestMaxHoldOfAnInnerLeaseThatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(newFaulty(), nil)
+		defer c.Close()
+		outer := lockNow(t, c, "k")
+		inner, err := c.Lock(outer.Context(), "k", hasp.WithMaxHold(5*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := outer.Unlock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+
+		time.Sleep(6 * time.Second)
+		want(t, "Err of the inner lease", inner.Err(), hasp.ErrLost)
+		want(t, "Unlock of it", inner.Unlock(t.Context()), hasp.ErrLost)
+	})
+}

@@ -1,0 +1,71 @@
+package filelock
+
+import (
+	"bytes"
+	"encoding/binary"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A process may be killed between any two system calls. A file that has its name
+// by then must be usable by the other users of the directory.
+func TestAFileHasItsModeBeforeItsName(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077))
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "locks")
+	d := New(dir, &Options{Mode: 0o770})
+
+	changed := watchModes(t, parent)
+	must(t, d.makeDir())
+	for _, name := range changed() {
+		if !strings.HasPrefix(name, dirPrefix) {
+			t.Errorf("the mode of %s was set after it had its name", name)
+		}
+	}
+
+	changed = watchModes(t, dir)
+	c := fenced(claim("k"))
+	acquire(t, d, c)
+	must(t, renew(d, c)[0])
+	release(t, d, c)
+	names := changed()
+	for _, name := range names {
+		if !strings.HasPrefix(name, "temp-") {
+			t.Errorf("the mode of %s was set after it had its name", name)
+		}
+	}
+	if len(names) == 0 {
+		t.Error("no mode was set at all")
+	}
+}
+
+// watchModes watches for changes of the modes of files in dir. The function it
+// returns ends the watch and returns their names.
+func watchModes(t *testing.T, dir string) func() []string {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	must(t, err)
+	_, err = unix.InotifyAddWatch(fd, dir, unix.IN_ATTRIB)
+	must(t, err)
+	return func() (names []string) {
+		defer unix.Close(fd)
+		b := make([]byte, 1<<20) // far more than there are events
+		n, err := unix.Read(fd, b)
+		if err != nil && err != unix.EAGAIN {
+			t.Fatal(err)
+		}
+		for b = b[:max(n, 0)]; len(b) > 0; {
+			size := binary.NativeEndian.Uint32(b[12:]) // of the name, after wd, mask and cookie
+			name := b[unix.SizeofInotifyEvent:][:size]
+			if name = bytes.TrimRight(name, "\x00"); len(name) > 0 { // else it is dir itself
+				names = append(names, string(name))
+			}
+			b = b[unix.SizeofInotifyEvent+size:]
+		}
+		return names
+	}
+}

@@ -1,0 +1,314 @@
+package faultproxy
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// conn is one connection through a proxy.
+type conn struct {
+	p      *Proxy
+	client net.Conn
+	server net.Conn
+	over   chan struct{} // closed with the connection
+	ended  atomic.Bool
+	fault  atomic.Int32 // of the last command that went through, as Fault
+
+	part []byte // of a place, at the end of what the server has said; replies'
+
+	more     chan struct{} // has room for one; something was added to said
+	mu       sync.Mutex    // guards all below
+	said     []reply
+	promised []promise // in the order of their places
+}
+
+// promise is an answer that the server does not know, and what it says where
+// that belongs.
+type promise struct {
+	reply string
+	last  bool // nothing comes after it
+	place string
+}
+
+// reply is what the server has said at once.
+type reply struct {
+	bytes []byte    // nil: nothing more
+	due   time.Time // when the client hears it
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		client.Close()
+		return
+	}
+	p.wg.Go(func() {
+		server, err := p.dial()
+		if err != nil {
+			client.Close()
+			return
+		}
+		c := &conn{p: p, client: client, server: server, over: make(chan struct{}), more: make(chan struct{}, 1)}
+		p.mu.Lock()
+		if p.down {
+			p.mu.Unlock()
+			client.Close()
+			server.Close()
+			return
+		}
+		p.conns[c] = true
+		p.wg.Go(c.requests)
+		p.wg.Go(c.replies)
+		p.wg.Go(c.deliver)
+		p.mu.Unlock()
+	})
+}
+
+func (c *conn) close() {
+	if !c.ended.Swap(true) {
+		close(c.over)
+		c.client.Close()
+		c.server.Close()
+	}
+}
+
+// forget closes the connection for good.
+func (c *conn) forget() {
+	c.close()
+	c.p.mu.Lock()
+	defer c.p.mu.Unlock()
+	delete(c.p.conns, c)
+}
+
+// requests passes commands on to the server.
+func (c *conn) requests() {
+	defer c.forget()
+	in := bufio.NewReader(c.client)
+	// What does not begin with a command, as TLS, has none further on either,
+	// whatever its bytes look like.
+	first, err := in.Peek(1)
+	read := readCommand
+	if err == nil && first[0] != '*' {
+		read = readBytes
+	}
+	for {
+		raw, args, err := read(in)
+		if err != nil || !c.open(&c.p.in) {
+			return
+		}
+		switch r := c.p.judge(args); r.fault {
+		case LoseRequest:
+			return
+		case LoseReply, HangReply:
+			c.fault.Store(int32(r.fault))
+		case answer:
+			// The server says the place of it in the order of replies.
+			raw = fmt.Appendf(nil, "*2\r\n$4\r\necho\r\n%s", c.promise(r.promise))
+		case HoldRequest:
+			<-r.release // nobody looks meanwhile whether the client is still there
+		}
+		if c.pass(c.server, raw) != nil {
+			return
+		}
+	}
+}
+
+// replies takes what the server says at once, whatever the client is to hear of
+// it: miniredis holds locks while it writes.
+func (c *conn) replies() {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := c.server.Read(buf)
+		switch f := Fault(c.fault.Load()); {
+		case f == HangReply && err != nil:
+			<-c.over // what the server does is no news to the client
+			return
+		case f == HangReply:
+		case err != nil:
+			c.say(nil)
+			return
+		case f == LoseReply:
+			c.say(nil)
+		default:
+			b, last := c.kept(buf[:n])
+			if len(b) > 0 {
+				c.say(b)
+			}
+			if last {
+				c.say(nil)
+			}
+		}
+	}
+}
+
+// promise returns what the server says in place of a reply.
+func (c *conn) promise(p promise) string {
+	p.place = fmt.Sprintf("$26\r\n%s\r\n", rand.Text())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.promised = append(c.promised, p)
+	return p.place
+}
+
+// kept is what the server has said with the promises kept, and whether that is
+// all.
+func (c *conn) kept(said []byte) (all []byte, last bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	said = append(c.part, said...)
+	c.part = nil
+	for len(c.promised) > 0 {
+		p := c.promised[0]
+		before, after, ok := bytes.Cut(said, []byte(p.place))
+		if !ok {
+			// The place itself may come in pieces.
+			for n := min(len(p.place)-1, len(said)); n > 0; n-- {
+				if bytes.HasSuffix(said, []byte(p.place[:n])) {
+					c.part = bytes.Clone(said[len(said)-n:])
+					said = said[:len(said)-n]
+					break
+				}
+			}
+			break
+		}
+		all = append(append(all, before...), p.reply...)
+		if p.last {
+			return all, true
+		}
+		said, c.promised = after, c.promised[1:]
+	}
+	return append(all, said...), false
+}
+
+// say has the client hear b when it is due, or that this was all.
+func (c *conn) say(b []byte) {
+	c.p.mu.Lock()
+	delay := c.p.delay
+	c.p.mu.Unlock()
+	c.mu.Lock()
+	c.said = append(c.said, reply{b, time.Now().Add(delay)})
+	c.mu.Unlock()
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
+}
+
+// deliver passes on to the client what the server has said.
+func (c *conn) deliver() {
+	defer c.close()
+	for {
+		select {
+		case <-c.more:
+		case <-c.over:
+			return
+		}
+		c.mu.Lock()
+		said := c.said
+		c.said = nil
+		c.mu.Unlock()
+		for _, r := range said {
+			if r.bytes == nil {
+				return
+			}
+			if left := time.Until(r.due); left > 0 {
+				time.Sleep(left)
+			}
+			if !c.open(&c.p.out) || c.pass(c.client, r.bytes) != nil {
+				return
+			}
+		}
+	}
+}
+
+// open waits while a direction of the proxy is stalled, and reports whether
+// the connection is still there.
+func (c *conn) open(way *chan struct{}) bool {
+	c.p.mu.Lock()
+	flow := *way
+	c.p.mu.Unlock()
+	select {
+	case <-flow:
+	case <-c.over:
+	}
+	return !c.ended.Load()
+}
+
+// pass writes b, at once or as it trickles.
+func (c *conn) pass(to net.Conn, b []byte) error {
+	pieces := min(8, len(b))
+	for left := pieces; ; left-- {
+		c.p.mu.Lock()
+		pause := c.p.trickle / time.Duration(pieces)
+		c.p.mu.Unlock()
+		n := len(b)
+		if pause > 0 {
+			time.Sleep(pause)
+			n = (n + left - 1) / left
+		}
+		if _, err := to.Write(b[:n]); err != nil {
+			return err
+		}
+		if b = b[n:]; len(b) == 0 {
+			return nil
+		}
+	}
+}
+
+// readBytes reads what there is.
+func readBytes(in *bufio.Reader) (raw []byte, args []string, err error) {
+	if _, err := in.Peek(1); err != nil {
+		return nil, nil, err
+	}
+	raw = make([]byte, in.Buffered())
+	_, err = io.ReadFull(in, raw)
+	return raw, nil, err
+}
+
+// readCommand reads one command of the Redis protocol.
+func readCommand(in *bufio.Reader) (raw []byte, args []string, err error) {
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return nil, nil, err
+	}
+	raw = append(raw, line...)
+	n, err := count(line, '*')
+	if err != nil || n == 0 {
+		return nil, nil, fmt.Errorf("not a command: %q", line)
+	}
+	for range n {
+		if line, err = in.ReadString('\n'); err != nil {
+			return nil, nil, err
+		}
+		size, err := count(line, '$')
+		if err != nil {
+			return nil, nil, err
+		}
+		arg := make([]byte, size+2)
+		if _, err := io.ReadFull(in, arg); err != nil {
+			return nil, nil, err
+		}
+		raw = append(append(raw, line...), arg...)
+		args = append(args, string(arg[:size]))
+	}
+	return raw, args, nil
+}
+
+// count reads the number of a header line such as "*3".
+func count(line string, kind byte) (int, error) {
+	line = strings.TrimRight(line, "\r\n")
+	if len(line) < 2 || line[0] != kind {
+		return 0, fmt.Errorf("not a header: %q", line)
+	}
+	return strconv.Atoi(line[1:])
+}

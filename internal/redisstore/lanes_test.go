@@ -1,0 +1,117 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// Holds that wait for a slow replica must not keep renewals from the server,
+// which is how healthy leases get lost.
+func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartSentinel(t, nil)
+	// A pool that is smaller than the number of callers, on any machine.
+	s, probe, err := Prepare(set.URL(), map[string]string{"replicas": "2"}, 2*maxLanes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := probe(ctx); err != nil {
+		t.Fatal(err)
+	}
+	master, replica := set.Master().Client(), set.Servers[2]
+	s.RunEach(ctx, taking, []Call{{[]string{"known"}, []any{"v"}}}, func(_ int, _ any, err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+
+	replica.Pause()
+	resume := sync.OnceFunc(replica.Resume)
+	defer resume()
+	var calls sync.WaitGroup
+	hold := func(i int) {
+		calls.Go(func() {
+			if v, err := s.Run(ctx, taking, Call{[]string{fmt.Sprint("k", i)}, []any{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
+				t.Errorf("hold %d: got %v, %v", i, v, err)
+			}
+		})
+	}
+	for i := range maxLanes {
+		hold(i)
+	}
+	at, err := s.servers.find(ctx, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocked := fmt.Sprintf("blocked_clients:%d\r", maxLanes)
+	eventually(t, "all lanes wait for the replica", func(ctx context.Context) error {
+		if info := master.Info(ctx, "clients").Val(); !strings.Contains(info, blocked) {
+			return errors.New(info)
+		}
+		return nil
+	})
+
+	// From here on callers travel together, and who leaves does not travel.
+	const callers = 100
+	for i := range callers {
+		hold(maxLanes + i)
+	}
+	left, leave := context.WithCancel(ctx)
+	gone := make(chan error, 1)
+	go func() {
+		_, err := s.Run(left, taking, Call{[]string{"left"}, []any{"v"}})
+		gone <- err
+	}()
+	eventually(t, "all callers wait for a lane", func(context.Context) error {
+		at.lanes.mu.Lock()
+		defer at.lanes.mu.Unlock()
+		if n := len(at.lanes.waiting); n != callers+1 {
+			return fmt.Errorf("%d callers", n)
+		}
+		return nil
+	})
+	leave()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that left: got %v", err)
+	}
+
+	calls.Go(func() {
+		s.RunEach(ctx, taking, []Call{{[]string{"renewed"}, []any{"v"}}}, func(_ int, v any, err error) {
+			if fmt.Sprint(v) != "[1 taken]" || err != nil {
+				t.Errorf("renewal: got %v, %v", v, err)
+			}
+		})
+	})
+	eventually(t, "a renewal reaches the server", func(ctx context.Context) error {
+		return master.Get(ctx, "renewed").Err()
+	})
+
+	before := waits(t, master)
+	resume()
+	calls.Wait()
+	if n := master.Exists(t.Context(), "left").Val(); n != 0 {
+		t.Error("the command of a caller that had left was sent")
+	}
+	// The lanes that were blocked, the renewal, and one or two batches.
+	if n := waits(t, master) - before; n > 3*maxLanes {
+		t.Errorf("the server was asked %d times to wait for its replicas", n)
+	}
+	eventually(t, "all lanes are free", func(context.Context) error {
+		at.lanes.mu.Lock()
+		defer at.lanes.mu.Unlock()
+		if at.lanes.used != 0 || at.lanes.waiting != nil {
+			return fmt.Errorf("%d lanes are in use, %d callers wait", at.lanes.used, len(at.lanes.waiting))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,99 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// If the caller gives up while no node has answered, that is not the nodes'
+// fault.
+func TestInspectThatItsCallerEndsIsNoOutage(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		for _, v := range tr.vs {
+			v.Proxy.Stall()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		if _, err := tr.d.Inspect(ctx, "k"); err != context.DeadlineExceeded {
+			t.Errorf("got %v, want the context's error", err)
+		}
+		took(t, "Inspect", began, time.Second)
+
+		_, err := tr.d.Inspect(t.Context(), "k")
+		isOutage(t, "Inspect that waits", err, "012")
+	})
+}
+
+// A driver that did not take a hold finds the hold by its token, whatever the
+// attempt that took it. A token that another begins with has nothing.
+func TestHoldIsFoundByItsWholeToken(t *testing.T) {
+	for rest, want := range map[string]error{
+		"#host": nil, "~2#host": nil, "~23#host": nil,
+		"": backend.ErrLost, "x#host": backend.ErrLost, "~#host": backend.ErrLost, "~2x#host": backend.ErrLost, "~2": backend.ErrLost,
+	} {
+		t.Run(rest, func(t *testing.T) {
+			try(t, 3, nil, func(t *testing.T, tr trial) {
+				c := aClaim("k")
+				for _, v := range tr.vs {
+					if err := v.Mini.Set("k", c.Token+rest); err != nil {
+						t.Fatal(err)
+					}
+					v.Mini.SetTTL("k", time.Second)
+				}
+				if err := renewOne(tr.d, c, 3*time.Second); !errors.Is(err, want) {
+					t.Errorf("renew: got %v, want %v", err, want)
+				}
+				synctest.Wait() // two of three decide
+				for i, v := range tr.vs {
+					if left := v.Mini.TTL("k"); (left == c.TTL) != (want == nil) {
+						t.Errorf("node %d has it for %v", i, left)
+					}
+				}
+				if err := tr.d.Release(t.Context(), c); !errors.Is(err, want) {
+					t.Errorf("release: got %v, want %v", err, want)
+				}
+				synctest.Wait()
+				for i, v := range tr.vs {
+					if v.Mini.Exists("k") == (want == nil) {
+						t.Errorf("node %d: still there: %v", i, want == nil)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A node that may not read must not take that for "not mine".
+func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
+	nodes := redistest.StartNodes(t, 3, &redistest.Options{Own: true, Real: true})
+	d := New(nodes.Clients(), nil)
+	defer d.Close()
+	c := aFenced("k")
+	c.TTL, c.Timeout = time.Minute, 10*time.Second
+	if _, err := d.Acquire(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	for _, rdb := range nodes.Clients() {
+		if err := rdb.(*redis.Client).Do(t.Context(), "acl", "setuser", "default", "-getrange").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := aFenced("other")
+	other.Timeout = c.Timeout
+	_, err := d.Acquire(t.Context(), other)
+	for what, err := range map[string]error{"renew": renewOne(d, c, c.Timeout), "release": d.Release(t.Context(), c), "acquire": err} {
+		if err == nil || definite(err) || strings.Contains(err.Error(), "no fence") {
+			t.Errorf("%s: got %v, want an outage", what, err)
+		}
+	}
+}

@@ -1,0 +1,376 @@
+package hasp
+
+import (
+	"container/heap"
+	"context"
+	"math/bits"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Bounds of renewals in bulk.
+const (
+	batchSize    = 256                  // claims in one call of the driver
+	maxBatches   = 24                   // calls in flight for terms of about one length
+	maxSuspect   = 8                    // besides, with claims whose last renewal was not answered
+	batchWindow  = 5 * time.Millisecond // what is due within it travels together
+	lookEvery    = time.Second          // how often the clock is read while leases are held
+	renewalsPerT = 3                    // a renewal starts at TTL/3
+	triesPerT    = 10                   // a try lasts TTL/10 at most
+)
+
+// renewer keeps the leases of a Client alive, and ends those whose deadline has
+// passed. It is one goroutine, which runs while there are holds and a moment
+// longer. It never calls the driver, so a store that hangs cannot keep it from
+// ending a context in time. Each batch of renewals has a goroutine of its own.
+type renewer struct {
+	wake chan struct{} // has room for one
+
+	// All below is guarded by Client.mu.
+	running bool
+	wakesAt instant
+	well    lane // holds whose last renewal was answered
+	suspect lane // the others, which may take long: they must not delay the well ones
+}
+
+func (r *renewer) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// holdHeap orders holds by when the renewer must serve them.
+type holdHeap []*hold
+
+func (q holdHeap) Len() int { return len(q) }
+
+func (q holdHeap) Less(i, j int) bool { return q[i].next < q[j].next }
+
+func (q holdHeap) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+// Push is for container/heap.
+func (q *holdHeap) Push(x any) {
+	h := x.(*hold)
+	h.index = len(*q)
+	*q = append(*q, h)
+}
+
+// Pop is for container/heap.
+func (q *holdHeap) Pop() any {
+	old := *q
+	h := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q = old[:len(old)-1]
+	if cap(old) > minShrink && len(old) < cap(old)/16 {
+		*q = slices.Clone(*q)
+	}
+	h.index = -1
+	return h
+}
+
+// schedule puts h at its place in the heap, and wakes the renewer if need be. The
+// caller holds mu.
+func (c *Client) schedule(h *hold) {
+	h.next = min(instant(h.deadline.Load()), h.limit)
+	for _, l := range h.leases {
+		h.next = min(h.next, l.maxHold)
+	}
+	if h.idles() {
+		h.next = min(h.next, h.due)
+	}
+	if h.index < 0 {
+		heap.Push(&c.holds, h)
+	} else {
+		heap.Fix(&c.holds, h.index)
+	}
+
+	switch r := &c.renewer; {
+	case !r.running:
+		r.running = c.spawnLocked(c.runRenewer)
+	case h.next < r.wakesAt:
+		r.wakesAt = h.next
+		r.poke()
+	}
+}
+
+// unschedule takes h out of the heap. The caller holds mu.
+func (c *Client) unschedule(h *hold) {
+	if h.index >= 0 {
+		heap.Remove(&c.holds, h.index)
+	}
+}
+
+// runRenewer serves the holds in the heap. When the heap is empty, it stays for a
+// moment: otherwise a program that locks and unlocks in a loop would start a
+// goroutine each time.
+func (c *Client) runRenewer() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	idle := false
+	for {
+		now, _ := c.look()
+		c.mu.Lock()
+		gone := c.serve(now)
+		c.dispatch()
+		wakes := now.add(lookEvery)
+		if len(c.holds) > 0 {
+			wakes = min(wakes, c.holds[0].next)
+		} else if idle || c.closing.Err() != nil {
+			c.renewer.running = false
+			c.mu.Unlock()
+			c.endContexts(gone, ErrLost)
+			return
+		}
+		idle = len(c.holds) == 0
+		c.renewer.wakesAt = wakes
+		c.mu.Unlock()
+		c.endContexts(gone, ErrLost)
+
+		timer.Reset(wakes.sub(now))
+		select {
+		case <-timer.C:
+		case <-c.renewer.wake:
+			idle = false
+		}
+	}
+}
+
+// serve ends the leases whose time is over, which it returns, and queues the holds
+// whose renewal is due. The caller holds mu.
+func (c *Client) serve(now instant) (gone []*Lease) {
+	for len(c.holds) > 0 {
+		h := c.holds[0]
+		isDue := h.idles() && h.due <= now.add(h.early)
+		if h.next > now && !isDue {
+			return gone
+		}
+		if ended := c.endExpired(h, now); len(ended) > 0 {
+			gone = append(gone, ended...)
+			continue
+		}
+		if isDue {
+			h.queued = true
+			r := &c.renewer
+			if h.failed > 0 {
+				r.suspect.add(h, c.try(h))
+			} else {
+				r.well.add(h, c.try(h))
+			}
+		}
+		c.schedule(h)
+	}
+	return gone
+}
+
+// lane holds the holds that are due, and counts the calls in flight that renew
+// such holds. The holds are queued by how long a try may last. A batch ends
+// with its shortest try, so terms that differ by more than a factor of two
+// never share a batch. A thousand terms that differ a little share a few. Each
+// queue has calls of its own: if the calls for long terms are not answered, they
+// last longer than a short term.
+type lane struct {
+	queues  [tryClasses][]*hold // each in the order in which they became due
+	flights [tryClasses]int
+}
+
+// tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
+const tryClasses = 16
+
+// try is how long one try to renew h may last.
+func (c *Client) try(h *hold) time.Duration {
+	return min(c.opts.Timeout, h.claim.TTL/triesPerT)
+}
+
+// add queues h. The caller holds mu.
+func (ln *lane) add(h *hold, try time.Duration) {
+	class := min(bits.Len64(uint64(try/(backend.MinTTL/triesPerT))), tryClasses-1)
+	ln.queues[class] = append(ln.queues[class], h)
+}
+
+// take removes and returns up to most holds of one queue. The caller holds mu.
+func (ln *lane) take(class, most int) []*hold {
+	q := &ln.queues[class]
+	n := min(len(*q), most)
+	holds := slices.Clone((*q)[:n])
+	*q = slices.Delete(*q, 0, n)
+	return holds
+}
+
+// dispatch sends the renewals that are due, up to the bounds on calls in flight.
+// The others wait, and travel in larger batches. The caller holds mu.
+func (c *Client) dispatch() {
+	c.dispatchLane(&c.renewer.well, maxBatches)
+	c.dispatchLane(&c.renewer.suspect, maxSuspect)
+}
+
+func (c *Client) dispatchLane(ln *lane, most int) {
+	for class := range ln.queues {
+		for ln.flights[class] < most && len(ln.queues[class]) > 0 {
+			c.dispatchBatch(ln, class)
+		}
+	}
+}
+
+func (c *Client) dispatchBatch(ln *lane, class int) {
+	b := &batch{c: c, flights: &ln.flights[class]}
+	for _, h := range ln.take(class, batchSize) {
+		h.queued = false
+		if h.busy != nil || h.index < 0 {
+			continue // an Extend is in flight, or the hold has ended
+		}
+		if try := c.try(h); len(b.holds) == 0 || try < b.try {
+			b.try = try
+		}
+		h.busy = make(chan struct{})
+		b.holds = append(b.holds, h)
+	}
+	if len(b.holds) > 0 && c.spawnLocked(b.run) {
+		*b.flights++
+	}
+}
+
+// batch is renewals that travel together. Their tries may last about equally
+// long, and their last tries ended alike: all answered, or all unanswered.
+type batch struct {
+	c       *Client
+	flights *int          // guarded by c.mu
+	try     time.Duration // the shortest try of its holds
+	holds   []*hold
+	claims  []backend.Claim
+	sent    instant // when the call began
+	slept   int64   // how long the machine had slept by then
+	over    bool    // the call has ended; guarded by c.mu
+	err     error   // the last answer; guarded by c.mu until the call has ended
+}
+
+// run sends the batch and takes the answers.
+func (b *batch) run() {
+	c := b.c
+	b.prepare()
+	if len(b.claims) > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), b.try)
+		b.send(ctx)
+		cancel()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*b.flights--
+	c.dispatch()
+}
+
+// send makes the call. What the driver has not answered when the call ends, or a
+// moment after ctx has ended, has failed.
+func (b *batch) send(ctx context.Context) {
+	c := b.c
+	b.sent, b.slept = c.look()
+
+	// If the driver's call outlasts ctx, send leaves it behind: the holds must be
+	// tried again before their terms end.
+	_, _ = run(c, ctx, nil, nil, func(ctx context.Context) (struct{}, error) {
+		c.driver.Renew(ctx, b.claims, b.done)
+		return struct{}{}, nil
+	}, nil, func() {})
+
+	// Answers that come from now on do not count.
+	c.mu.Lock()
+	b.over = true
+	c.mu.Unlock()
+
+	for i, h := range b.holds {
+		if h != nil {
+			b.err = noAnswer(b.try)
+			c.answer(h, b.claims[i].TTL, b.sent, b.slept, backend.Grant{}, b.err)
+		}
+	}
+}
+
+// prepare makes the claims. It leaves out holds that have ended, and holds that are
+// not to be renewed any more.
+func (b *batch) prepare() {
+	c := b.c
+	wanted, joined := b.wanted() // without mu: it calls contexts
+	now, _ := c.look()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := b.holds
+	b.holds = all[:0]
+	for i, h := range all {
+		// A lease may have joined after wanted had read the leases. It counts as wanted.
+		if cl, ok := h.renewal(now, wanted[i] || h.joined != joined[i]); ok {
+			h.kept = max(h.kept, now.add(cl.TTL))
+			b.holds = append(b.holds, h)
+			b.claims = append(b.claims, cl)
+			continue
+		}
+		h.idle()
+		if h.index >= 0 {
+			c.schedule(h)
+		}
+	}
+}
+
+// wanted reports for each hold whether at least one of its leases was locked
+// with a context that has not ended, and how many leases the hold had had until
+// then.
+func (b *batch) wanted() (wanted []bool, joined []int) {
+	var leases []*Lease
+	ends := make([]int, len(b.holds))
+	wanted, joined = make([]bool, len(b.holds)), make([]int, len(b.holds))
+	b.c.mu.Lock()
+	for i, h := range b.holds {
+		leases = append(leases, h.leases...)
+		ends[i], joined[i] = len(leases), h.joined
+	}
+	b.c.mu.Unlock()
+
+	from := 0
+	for i, to := range ends {
+		for _, l := range leases[from:to] {
+			wanted[i] = wanted[i] || !l.abandoned()
+		}
+		from = to
+	}
+	return wanted, joined
+}
+
+// abandoned reports whether Lock's context has ended. Only the batch that
+// renews the hold calls it, one at a time.
+//
+// The context may be of any type. A context whose methods are slow must not
+// delay the other renewals of the batch, so its Done is called once and its Err
+// never. The caller does not hold mu, because the context may belong to another
+// lease, and then it locks mu.
+func (l *Lease) abandoned() bool {
+	if !l.asked {
+		l.asked, l.ended = true, l.parent.Done()
+	}
+	return isClosed(l.ended)
+}
+
+// done is called by the driver, once for each claim.
+func (b *batch) done(i int, g backend.Grant, err error) {
+	b.c.mu.Lock()
+	if b.over || i < 0 || i >= len(b.holds) || b.holds[i] == nil {
+		b.c.mu.Unlock()
+		return // too late, or a second answer
+	}
+
+	h := b.holds[i]
+	b.holds[i], b.err = nil, err
+	b.c.mu.Unlock()
+	b.c.answer(h, b.claims[i].TTL, b.sent, b.slept, g, err)
+}
+
+// renewNow renews h alone, for Extend, which has made it busy.
+func (c *Client) renewNow(ctx context.Context, h *hold, cl backend.Claim) error {
+	b := &batch{c: c, try: c.opts.Timeout, holds: []*hold{h}, claims: []backend.Claim{cl}}
+	b.send(ctx)
+	return b.err
+}

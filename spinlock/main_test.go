@@ -1,0 +1,10 @@
+package spinlock_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
