@@ -1,0 +1,287 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/build"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// An edit replaces some bytes of one file, and is one bug.
+type edit struct {
+	File string // from the module's root
+	Func string // the function that is edited, or empty outside of any
+	Line int
+	What string // "old => new", both as whole lines
+
+	src        []byte // the file
+	start, end int
+	text       string
+}
+
+// key names the edit for as long as the lines that it changes stay as they are.
+func (e edit) key() string { return e.File + "\t" + e.Func + "\t" + e.What }
+
+func (e edit) String() string { return fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, e.Func, e.What) }
+
+// apply returns the file with the edit.
+func (e edit) apply() []byte {
+	return slices.Concat(e.src[:e.start], []byte(e.text), e.src[e.end:])
+}
+
+// edits returns all edits of the Go files and of the Lua files of a directory
+// that this system builds. Tests are not edited.
+func edits(root, dir string) (inGo, inLua []edit, err error) {
+	files, err := os.ReadDir(filepath.Join(root, dir))
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, f := range files {
+		name := filepath.Join(dir, f.Name())
+		lua := filepath.Ext(name) == ".lua"
+		if !lua {
+			match, err := build.Default.MatchFile(filepath.Join(root, dir), f.Name())
+			if err != nil || !match || filepath.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+		}
+
+		src, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			return nil, nil, err
+		}
+		if lua {
+			inLua = append(inLua, luaEdits(name, src)...)
+			continue
+		}
+		es, err := goEdits(name, src)
+		if err != nil {
+			return nil, nil, err
+		}
+		inGo = append(inGo, es...)
+	}
+	return inGo, inLua, nil
+}
+
+// A list collects the edits of one file.
+type list struct {
+	file  string
+	src   []byte
+	edits []edit
+	seen  map[string]int
+}
+
+// add appends the edit that replaces src[start:end]. Without a description it
+// is described by the lines before and after it. Equal descriptions in one
+// function are numbered.
+func (l *list) add(name string, start, end int, text, what string) {
+	if what == "" {
+		from := strings.LastIndexByte(string(l.src[:start]), '\n') + 1
+		to := len(l.src)
+		if i := strings.IndexByte(string(l.src[end:]), '\n'); i >= 0 {
+			to = end + i
+		}
+		after := squeeze(string(l.src[from:start]) + text + string(l.src[end:to]))
+		if after == "" {
+			after = "dropped"
+		}
+		what = squeeze(string(l.src[from:to])) + " => " + after
+	}
+
+	e := edit{File: l.file, Func: name, What: what, src: l.src, start: start, end: end, text: text}
+	e.Line = 1 + strings.Count(string(l.src[:start]), "\n")
+	if l.seen == nil {
+		l.seen = map[string]int{}
+	}
+	l.seen[e.key()]++
+	if n := l.seen[e.key()]; n > 1 {
+		e.What += " #" + strconv.Itoa(n)
+	}
+	l.edits = append(l.edits, e)
+}
+
+// squeeze returns s in one line.
+func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// otherGo is what an operator is exchanged for.
+var otherGo = map[token.Token]token.Token{
+	token.EQL: token.NEQ, token.NEQ: token.EQL,
+	token.LSS: token.LEQ, token.LEQ: token.LSS,
+	token.GTR: token.GEQ, token.GEQ: token.GTR,
+	token.LAND: token.LOR, token.LOR: token.LAND,
+}
+
+// A goFile collects the edits of the function of a file that is walked.
+type goFile struct {
+	list
+	fset *token.FileSet
+	name string
+	skip map[ast.Node]bool
+}
+
+// goEdits returns the edits of the functions of a Go file.
+func goEdits(file string, src []byte) ([]edit, error) {
+	g := &goFile{list: list{file: file, src: src}, fset: token.NewFileSet(), skip: map[ast.Node]bool{}}
+	f, err := parser.ParseFile(g.fset, file, src, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range f.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil {
+			g.name = fn.Name.Name
+			if fn.Recv != nil {
+				g.name = strings.TrimPrefix(g.slice(fn.Recv.List[0].Type), "*") + "." + g.name
+			}
+			ast.Inspect(fn.Body, g.visit)
+		}
+	}
+	return g.edits, nil
+}
+
+func (g *goFile) at(p token.Pos) int      { return g.fset.Position(p).Offset }
+func (g *goFile) slice(n ast.Node) string { return string(g.src[g.at(n.Pos()):g.at(n.End())]) }
+
+func (g *goFile) replace(n ast.Node, text, what string) {
+	g.add(g.name, g.at(n.Pos()), g.at(n.End()), text, what)
+}
+
+func (g *goFile) visit(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.BinaryExpr:
+		if other, ok := otherGo[n.Op]; ok {
+			g.add(g.name, g.at(n.OpPos), g.at(n.OpPos)+len(n.Op.String()), other.String(), "")
+		}
+		// Factors and shares tune, and a little more or less is no bug.
+		if n.Op == token.MUL || n.Op == token.QUO {
+			g.skip[n.X], g.skip[n.Y] = true, true
+		}
+
+	case *ast.IfStmt:
+		// With == and != the exchanged operator is the same edit. Swapped branches
+		// would be, too.
+		if b, ok := n.Cond.(*ast.BinaryExpr); !ok || b.Op != token.EQL && b.Op != token.NEQ {
+			g.replace(n.Cond, "!("+g.slice(n.Cond)+")", "")
+		}
+
+	case *ast.BasicLit:
+		if v, err := strconv.Atoi(n.Value); n.Kind == token.INT && err == nil && v <= 8 && !g.skip[n] {
+			g.replace(n, strconv.Itoa(v+1), "")
+		}
+
+	case *ast.BlockStmt:
+		g.drop(n.List)
+	case *ast.CaseClause:
+		g.drop(n.Body)
+	case *ast.CommClause:
+		g.drop(n.Body)
+	}
+	return true
+}
+
+// ofMutex matches calls without which every test hangs or crashes.
+var ofMutex = regexp.MustCompile(`(?i)mu\.R?(Unl|L)ock\(\)$`)
+
+// drop drops each statement of a block that can be missing.
+func (g *goFile) drop(block []ast.Stmt) {
+	for _, s := range block {
+		switch s := s.(type) {
+		case *ast.AssignStmt:
+			if s.Tok == token.DEFINE {
+				continue
+			}
+		case *ast.ExprStmt, *ast.DeferStmt, *ast.GoStmt, *ast.SendStmt, *ast.IncDecStmt, *ast.BranchStmt, *ast.ReturnStmt:
+		default:
+			continue
+		}
+		if !ofMutex.MatchString(g.slice(s)) {
+			g.replace(s, "", squeeze(g.slice(s))+" => dropped")
+		}
+	}
+}
+
+var (
+	luaFunc    = regexp.MustCompile(`\blocal function (\w+)`)
+	luaCompare = regexp.MustCompile(`==|~=|<=|>=|<|>`)
+	luaLogic   = regexp.MustCompile(`\b(and|or)\b`)
+	luaNot     = regexp.MustCompile(`\bnot `)
+	luaIf      = regexp.MustCompile(`\bif (.+?) then`)
+	luaReturn  = regexp.MustCompile(`\breturn\b.*`)
+	luaNumber  = regexp.MustCompile(`\b\d+\b`)
+	luaOpens   = regexp.MustCompile(`\b(then|do|function)\b`)
+	luaCloses  = regexp.MustCompile(`\bend\b`)
+	luaAction  = regexp.MustCompile(`^\s*(if\b.*\bend|for\b.*\bend|[\w.]+\(.*\)|[\w., ]+ = .*[^,{])$`)
+
+	otherLua = map[string]string{
+		"==": "~=", "~=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">", "and": "or", "or": "and",
+	}
+)
+
+// luaEdits returns the edits of a Lua script.
+func luaEdits(file string, src []byte) []edit {
+	l := &list{file: file, src: src}
+	name, at := "", 0
+	for line := range strings.Lines(string(src)) {
+		code := mask(strings.TrimSuffix(line, "\n"))
+		if m := luaFunc.FindStringSubmatch(code); m != nil {
+			name = m[1]
+		}
+
+		for _, re := range []*regexp.Regexp{luaCompare, luaLogic} {
+			for _, m := range re.FindAllStringIndex(code, -1) {
+				l.add(name, at+m[0], at+m[1], otherLua[code[m[0]:m[1]]], "")
+			}
+		}
+		for _, m := range luaNot.FindAllStringIndex(code, -1) {
+			l.add(name, at+m[0], at+m[1], "", "")
+		}
+		for _, m := range luaIf.FindAllStringSubmatchIndex(code, -1) {
+			if cond := line[m[2]:m[3]]; !luaCompare.MatchString(code[m[2]:m[3]]) && !luaNot.MatchString(cond) {
+				l.add(name, at+m[2], at+m[3], "not ("+cond+")", "")
+			}
+		}
+		for _, r := range luaReturn.FindAllStringIndex(code, -1) {
+			for _, m := range luaNumber.FindAllStringIndex(code[r[0]:r[1]], -1) {
+				n, _ := strconv.Atoi(code[r[0]+m[0] : r[0]+m[1]])
+				l.add(name, at+r[0]+m[0], at+r[0]+m[1], strconv.Itoa(n+1), "")
+			}
+		}
+		whole := len(luaOpens.FindAllString(code, -1)) == len(luaCloses.FindAllString(code, -1))
+		if whole && luaAction.MatchString(strings.TrimRight(code, " ")) && !strings.HasPrefix(strings.TrimSpace(code), "local ") {
+			l.add(name, at, at+len(code), "", "")
+		}
+		at += len(line)
+	}
+	return l.edits
+}
+
+// mask returns a line of Lua with blanks for its strings and its comment.
+func mask(line string) string {
+	out, quote := []byte(line), byte(0)
+	for i := 0; i < len(out); i++ {
+		c := out[i]
+		switch {
+		case quote == 0 && strings.HasPrefix(line[i:], "--"):
+			return string(out[:i]) + strings.Repeat(" ", len(out)-i)
+		case quote == 0 && (c == '\'' || c == '"'):
+			quote = c
+		case quote != 0:
+			out[i] = ' '
+			if c == '\\' && i+1 < len(out) {
+				i++
+				out[i] = ' '
+			} else if c == quote {
+				quote, out[i] = 0, c
+			}
+		}
+	}
+	return string(out)
+}
