@@ -1,0 +1,183 @@
+// Package pages checks what the documentation tells readers to paste: programs
+// compile and run, commands succeed, and configurations name a strategy. It also
+// checks that pages are wrapped.
+package pages
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hasplock/hasp"
+	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/filelock"
+	"github.com/hasplock/hasp/internal/redistest"
+	_ "github.com/hasplock/hasp/memlock"
+	_ "github.com/hasplock/hasp/pubsublock"
+	_ "github.com/hasplock/hasp/redlock"
+	_ "github.com/hasplock/hasp/spinlock"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+const root = "../.."
+
+// block is a fenced block of a page.
+type block struct{ page, text string }
+
+var fence = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
+
+// pages returns the text of each page.
+func pages(t *testing.T) map[string]string {
+	texts := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md", "bench/*.md"} {
+		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(names) == 0 {
+			t.Fatalf("no page is called %s", pattern)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[strings.TrimPrefix(filepath.ToSlash(name), root+"/")] = string(text)
+		}
+	}
+	return texts
+}
+
+// blocks returns the blocks in a language of all pages.
+func blocks(t *testing.T, language string) []block {
+	var all []block
+	for page, text := range pages(t) {
+		for _, m := range fence.FindAllStringSubmatch(text, -1) {
+			if m[1] == language {
+				all = append(all, block{page, m[2]})
+			}
+		}
+	}
+	if len(all) == 0 {
+		t.Fatalf("no page has a block of %q", language)
+	}
+	return all
+}
+
+// shell runs a line of sh in the root of this module.
+func shell(t *testing.T, line string, env ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "unset HASP_URL LOCKS; "+line)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v\n%s", line, err, out)
+	}
+}
+
+func TestProgramsRun(t *testing.T) {
+	for _, b := range blocks(t, "go") {
+		t.Run(b.page, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			build, name := "go build", "main.go"
+			if !strings.Contains(b.text, "\nfunc main() {") {
+				build, name = "go test -c -vet=off", "page_test.go"
+			}
+
+			// The overlay puts the program into this module without a file in
+			// the working tree.
+			source, overlay := filepath.Join(dir, name), filepath.Join(dir, "overlay.json")
+			if err := os.WriteFile(source, []byte(b.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			module, err := filepath.Abs(root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			replace := map[string]map[string]string{"Replace": {filepath.Join(module, "internal", "pages", "program", name): source}}
+			text, err := json.Marshal(replace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(overlay, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			program := filepath.Join(dir, "program")
+			shell(t, build+" -overlay "+overlay+" -o "+program+" ./internal/pages/program && "+program)
+		})
+	}
+}
+
+// Lines that fetch or install something are left out.
+func TestCommandsSucceed(t *testing.T) {
+	redis := strings.TrimPrefix(redistest.Start(t, nil).URL(), "redis://")
+	var tried int
+	for _, b := range blocks(t, "sh") {
+		for line := range strings.Lines(b.text) {
+			if !strings.HasPrefix(line, "go run ./cmd/hasp ") {
+				continue
+			}
+			tried++
+			line = strings.ReplaceAll(strings.TrimSpace(line), "localhost:6379", redis)
+			t.Run(b.page, func(t *testing.T) {
+				dir := t.TempDir()
+				shell(t, strings.ReplaceAll(line, "/tmp/", dir+"/"), "XDG_STATE_HOME="+dir)
+			})
+		}
+	}
+	if tried == 0 {
+		t.Fatal("no page has a command to try")
+	}
+}
+
+func TestConfigurationsNameAStrategy(t *testing.T) {
+	check := func(t *testing.T, c hasp.Config) {
+		if !slices.Contains(hasp.Strategies(), c.Strategy) {
+			t.Errorf("%q is not the name of a strategy", c.Strategy)
+		}
+	}
+	for _, b := range blocks(t, "yaml") {
+		var c hasp.Config
+		d := yaml.NewDecoder(strings.NewReader(b.text))
+		d.KnownFields(true)
+		if err := d.Decode(&c); err != nil {
+			t.Errorf("%s: %v\n%s", b.page, err, b.text)
+		}
+		check(t, c)
+	}
+	for _, b := range blocks(t, "") {
+		for line := range strings.Lines(b.text) {
+			c, err := hasp.ParseURL(strings.Fields(line)[0])
+			if err != nil {
+				t.Errorf("%s: %v\n%s", b.page, err, line)
+			}
+			check(t, c)
+		}
+	}
+}
+
+var generated = regexp.MustCompile(`(?s)<!-- (\w+): .*?<!-- /\w+ -->`)
+
+// Tables, code, pictures and generated parts have the width that they need.
+func TestPagesAreWrapped(t *testing.T) {
+	const width = 100
+	for page, text := range pages(t) {
+		text = generated.ReplaceAllString(fence.ReplaceAllString(text, ""), "")
+		for line := range strings.Lines(text) {
+			line = strings.TrimSuffix(line, "\n")
+			if utf8.RuneCountInString(line) > width && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") && !strings.HasPrefix(line, "!") {
+				t.Errorf("%s: wrap at %d columns: %s", page, width, line)
+			}
+		}
+	}
+}
