@@ -1,3 +1,3 @@
-// Package hostclock is one clock for all processes of a host, so that what
-// they did can be put in order.
+// Package hostclock provides one clock for all processes of a host, so that
+// their events can be put in order.
 package hostclock

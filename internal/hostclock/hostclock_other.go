@@ -4,6 +4,6 @@ package hostclock
 
 import "time"
 
-// Now is a moment in nanoseconds of a clock that all processes of the host
-// share. It must not be set meanwhile.
+// Now returns a time in nanoseconds. All processes of the host share its clock,
+// which must not be set meanwhile.
 func Now() int64 { return time.Now().UnixNano() }

@@ -1,5 +1,5 @@
-// Package lazyctx has a context with a deadline that costs little where nobody
-// waits for its end: it needs a timer only once it is asked for Done.
+// Package lazyctx provides a context whose deadline needs no timer until a
+// goroutine asks for its Done channel. Most calls to a store never ask.
 package lazyctx
 
 import (
@@ -8,116 +8,134 @@ import (
 	"time"
 )
 
-// Context ends with its parent, with quit, at its deadline, or by End,
-// whichever is first. It is like one of context.WithDeadline.
+// Context ends with its parent, with its second parent quit, at its deadline,
+// or by End, whichever is first. Otherwise it behaves like a context of
+// context.WithDeadline.
 type Context struct {
 	parent   context.Context
-	quit     context.Context // nil if there is none
+	quit     context.Context // may be nil
 	deadline time.Time
-	parents  bool // the deadline, of which the parent tells
 
-	mu     sync.Mutex // guards all below
-	native context.Context
-	cancel context.CancelFunc
-	unquit func() bool // ends the wait for quit
-	over   error       // what was told before there was one
+	// deadline is the parent's, so the end of the parent reports it.
+	parentsDeadline bool
+
+	mu       sync.Mutex         // guards all below
+	native   context.Context    // made when a caller first asks for Done; nil until then
+	cancel   context.CancelFunc // of native
+	stopQuit func() bool        // stops the watch of quit; nil if there is none
+	err      error              // the end that was seen while native was nil
 }
 
-// WithTimeout returns a Context that ends d from now at the latest, and with
-// context.Canceled when quit ends, if quit is not nil. Its maker calls End.
+// WithTimeout returns a Context that ends d from now at the latest. If quit is
+// not nil, the Context also ends with context.Canceled when quit ends. The
+// caller must call End.
 func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 	c := &Context{parent: parent, quit: quit, deadline: time.Now().Add(d)}
-	if of, ok := parent.Deadline(); ok && of.Before(c.deadline) {
-		c.deadline, c.parents = of, true
+	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.deadline) {
+		c.deadline, c.parentsDeadline = earlier, true
 	}
 	return c
 }
 
 // Split separates the cancellation of ctx from its deadline, for callers that
-// enforce the deadline themselves and want no timer. One of the two channels is
-// closed when ctx is cancelled; either may be nil. The time is zero if the
+// enforce the deadline themselves and want no timer. When ctx is cancelled, one
+// of the two channels is closed; either may be nil. The time is zero if the
 // channels also report the deadline.
 func Split(ctx context.Context) (done, quit <-chan struct{}, deadline time.Time) {
 	c, ok := ctx.(*Context)
 	if !ok {
 		return ctx.Done(), nil, time.Time{}
 	}
+
 	if c.quit != nil {
 		quit = c.quit.Done()
 	}
-	if c.parents {
+	if c.parentsDeadline {
 		return c.parent.Done(), quit, time.Time{}
 	}
 	return c.parent.Done(), quit, c.deadline
 }
 
-// End ends the context with context.Canceled, unless its end was seen before.
+// End ends the context with context.Canceled, unless a caller has already seen
+// another end.
 func (c *Context) End() {
 	c.mu.Lock()
-	cancel, unquit := c.cancel, c.unquit
-	if cancel == nil && c.over == nil {
-		c.over = context.Canceled
+	cancel, stopQuit := c.cancel, c.stopQuit
+	if cancel == nil && c.err == nil {
+		c.err = context.Canceled
 	}
 	c.mu.Unlock()
-	if unquit != nil {
-		unquit()
+
+	// Not under mu: the end of native may run code that calls Value.
+	if stopQuit != nil {
+		stopQuit()
 	}
 	if cancel != nil {
-		cancel() // not under mu: it may call Value
+		cancel()
 	}
 }
 
-// made returns the native context that the end is told by.
-func (c *Context) made() context.Context {
+// makeNative returns the native context, which it makes at its first call.
+func (c *Context) makeNative() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.native == nil {
-		if c.parents {
-			c.native, c.cancel = context.WithCancel(c.parent)
-		} else {
-			c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
-		}
-		if c.over != nil {
-			c.cancel()
-		} else if c.quit != nil {
-			c.unquit = context.AfterFunc(c.quit, c.cancel)
-		}
+	if c.native != nil {
+		return c.native
+	}
+
+	if c.parentsDeadline {
+		c.native, c.cancel = context.WithCancel(c.parent) // needs no timer of its own
+	} else {
+		c.native, c.cancel = context.WithDeadline(c.parent, c.deadline)
+	}
+
+	// An end that Err or End has noted before must hold for native as well.
+	if c.err != nil {
+		c.cancel()
+	} else if c.quit != nil {
+		c.stopQuit = context.AfterFunc(c.quit, c.cancel)
 	}
 	return c.native
 }
 
-// Done is closed when the context has ended.
-func (c *Context) Done() <-chan struct{} { return c.made().Done() }
+// Done returns a channel that is closed when the context ends.
+func (c *Context) Done() <-chan struct{} { return c.makeNative().Done() }
 
-// Deadline is when the context ends at the latest.
+// Deadline returns when the context ends at the latest.
 func (c *Context) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// Err is nil until the context has ended.
+// Err returns nil until the context has ended.
 func (c *Context) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.over != nil:
-		return c.over
+	case c.err != nil:
+		return c.err
 	case c.native != nil:
 		return c.native.Err()
 	}
-	switch c.over = c.parent.Err(); {
-	case c.over != nil:
+
+	// Without native there is no timer, so the clock decides. The answer is kept:
+	// an error must not change once a caller has seen it.
+	switch c.err = c.parent.Err(); {
+	case c.err != nil:
 	case c.quit != nil && c.quit.Err() != nil:
-		c.over = context.Canceled
-	case !c.parents && !time.Now().Before(c.deadline):
-		c.over = context.DeadlineExceeded
+		c.err = context.Canceled
+	case !c.parentsDeadline && !time.Now().Before(c.deadline):
+		c.err = context.DeadlineExceeded
 	}
-	return c.over
+	return c.err
 }
 
-// Value is the parent's. Where there is a native context, contexts derived
-// from c find it by this, as from any other.
+// Value returns the parent's value. If there is a native context, Value asks that
+// instead, because package context finds it in this way. A context derived from
+// c then attaches to native, and needs no goroutine.
 func (c *Context) Value(key any) any {
 	c.mu.Lock()
 	from := c.native
 	c.mu.Unlock()
+
+	// Not under mu: the parent's Value may be any code.
 	if from == nil {
 		from = c.parent
 	}

@@ -10,8 +10,8 @@ import (
 
 type key struct{}
 
-// Each end, seen by somebody who asks Err only, by Done, and from a context
-// derived from it, whether these were asked for before the end or after it.
+// Each end is visible by Err alone, by Done, and in a derived context. Done and the
+// derived context may be asked for before or after the end.
 func TestEnds(t *testing.T) {
 	cause := errors.New("cause")
 	var quit context.CancelFunc
@@ -131,7 +131,7 @@ func TestIsCheap(t *testing.T) {
 	}
 }
 
-// Nobody hears of the parent's deadline before the parent has ended.
+// The parent's deadline ends the context only after it has ended the parent.
 func TestParentEndsFirst(t *testing.T) {
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {
@@ -144,7 +144,7 @@ func TestParentEndsFirst(t *testing.T) {
 			}
 			<-c.Done()
 			if parent.Err() == nil {
-				t.Error("the parent goes on")
+				t.Error("the parent has not ended")
 			}
 		})
 	}

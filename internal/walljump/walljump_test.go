@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// seen is what testdata/jumper tells.
+// seen is the report of testdata/jumper.
 type seen struct {
 	Can                    bool
 	Wall                   int64
@@ -17,7 +17,7 @@ type seen struct {
 	Early, Deadline        string
 }
 
-// The build is what this test takes its time for, once in a cache's life.
+// The first build takes a while; the go command caches its result.
 func TestAJumpMovesTheWallClockAndNothingElse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds parts of the standard library")
@@ -26,17 +26,17 @@ func TestAJumpMovesTheWallClockAndNothingElse(t *testing.T) {
 	if err := Build(t.Context(), "./testdata/jumper", out); err != nil {
 		t.Fatal(err)
 	}
-	tell, hear := start(t, out)
+	requests, reports := start(t, out)
 	at := time.Duration(0)
 	for _, d := range []time.Duration{time.Minute, -time.Minute, time.Hour, -time.Hour, -999999999, time.Hour + 999999999, 0} {
-		// However slow the machine, no step of jumper's takes that long.
+		// No step of jumper takes that long, however slow the machine is.
 		const slow = 50 * time.Second
 		before := time.Now().Round(0)
-		if err := tell.Encode(d); err != nil {
+		if err := requests.Encode(d); err != nil {
 			t.Fatal(err)
 		}
 		var s seen
-		if err := hear.Decode(&s); err != nil {
+		if err := reports.Decode(&s); err != nil {
 			t.Fatal(err)
 		}
 		after := time.Now().Round(0)
@@ -56,13 +56,13 @@ func TestAJumpMovesTheWallClockAndNothingElse(t *testing.T) {
 			t.Errorf("%v: a deadline of 10m ended with %q, one of 50ms with %q", d, s.Early, s.Deadline)
 		}
 		if !s.Can {
-			t.Error("it says that it cannot")
+			t.Error("Can returned false")
 		}
 		at = d
 	}
 }
 
-// start starts a jumper that ends with the test.
+// start starts a jumper, which ends with the test.
 func start(t *testing.T, path string) (*json.Encoder, *json.Decoder) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), path)
@@ -81,7 +81,7 @@ func start(t *testing.T, path string) (*json.Encoder, *json.Decoder) {
 	return json.NewEncoder(in), json.NewDecoder(out)
 }
 
-func TestAProgramThatIsBuiltAsEverHasTheHostsClock(t *testing.T) {
+func TestAProgramBuiltAsUsualHasTheHostsClock(t *testing.T) {
 	before := time.Now().Round(0)
 	Set(time.Hour)
 	if now := time.Now().Round(0); Can() || now.Sub(before) >= time.Hour {

@@ -1,4 +1,5 @@
-// Command jumper sets its clock as it is told, and tells what it sees.
+// Command jumper reads durations from standard input, sets its wall clock ahead by
+// each, and reports how its clocks and timers behave.
 package main
 
 import (
@@ -10,25 +11,25 @@ import (
 	"github.com/hasplock/hasp/internal/walljump"
 )
 
-// Seen is what jumper tells of a jump.
+// Seen is the report of one jump.
 type Seen struct {
 	Can      bool
 	Wall     int64         // nanoseconds since 1970, after the jump
-	Since    time.Duration // by the monotonic clock, since before the jump
-	Stripped time.Duration // and since the same moment without its monotonic part
-	Timer    time.Duration // what a timer of 50 ms took, by the monotonic clock
-	Early    string        // a deadline that ended before its time
-	Deadline string        // one that ended in time
+	Since    time.Duration // the jump's duration by the monotonic clock
+	Stripped time.Duration // the jump's duration by the wall clock
+	Timer    time.Duration // how long a timer of 50 ms took, by the monotonic clock
+	Early    string        // the error of a deadline of 10 minutes that ended early, or empty
+	Deadline string        // the error of a deadline of 50 ms
 }
 
 func main() {
-	orders, tell := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	requests, reports := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var d time.Duration
-		if orders.Decode(&d) != nil {
+		if requests.Decode(&d) != nil {
 			return
 		}
-		tell.Encode(jump(d))
+		reports.Encode(jump(d))
 	}
 }
 
