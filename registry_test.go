@@ -64,7 +64,7 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"short://":                              "ttl 30s is above 5s",
 		"memlok://":                             `unknown strategy "memlok" (registered: memlock`,
 		"spinlock+redis://u:hunter2@a":          `add: import _ "github.com/hasplock/hasp/spinlock"`,
-		"memlock+redis://u:hunter2@a":           "memlock is reached over nothing",
+		"memlock+redis://u:hunter2@a":           "memlock has no transport",
 		"memlock://?tttl=5s":                    `unknown parameter "tttl" (memlock knows owner, prefix, timeout, ttl)`,
 		"spinlock+redis://u:x?hunter2@h:1/0":    "write it as %3F",
 		"spinlock+redis://u:x?hunter2=@h":       `add: import _`,

@@ -90,12 +90,11 @@ var (
 	ErrInvalid = errors.New("invalid")
 )
 
-// HeldError is ErrHeld with what the store knows of the holder. RetryAfter is the
-// TTL that the TryLock of some other libraries returns.
+// HeldError is ErrHeld with the details that the store knows about the hold.
 type HeldError struct {
 	// RetryAfter is how long the present term still runs, by the store's
-	// clock; zero if the driver does not know. The key may be free sooner,
-	// and is held longer when the holder renews.
+	// clock; zero if the driver does not know. The key may become free sooner, or
+	// be held longer if the holder renews.
 	RetryAfter time.Duration
 
 	// Owner is the holder's label for people; empty if the driver does not
@@ -103,7 +102,8 @@ type HeldError struct {
 	Owner string
 }
 
-// Error names the holder, quoted, since an owner may be any string.
+// Error names the holder, if it is known. The name is quoted, because an owner may
+// be any string.
 func (e *HeldError) Error() string {
 	if e.Owner == "" {
 		return ErrHeld.Error()
@@ -111,15 +111,15 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("held by %q", e.Owner)
 }
 
-// Is reports that a HeldError is [ErrHeld].
+// Is reports whether target is [ErrHeld], which every HeldError matches.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // Driver keeps claims in one store with one strategy.
 //
 // Its methods may be called from many goroutines at once. Every call is sent to
 // the store at most once. So a driver switches off the retries of the client
-// below it. If the store had carried out the first call, it would refuse the
-// repeat because of the call's own token.
+// library that it uses: if the store had carried out the first call, it would
+// refuse the repeat, because the key would be held by the call's own token.
 type Driver interface {
 	// Traits returns what the driver can do. The answer never changes.
 	Traits() Traits
@@ -164,7 +164,7 @@ type Driver interface {
 
 // Waiter is a [Driver] that can wait for a key better than by asking again.
 //
-// A wrapper of a driver that is a Waiter must be a Waiter too.
+// A wrapper around a Waiter must be a Waiter as well.
 type Waiter interface {
 	Driver
 
@@ -243,8 +243,8 @@ type Traits struct {
 	Reach Reach
 
 	// Ends says when a call returns at the latest if the store does not
-	// answer. The zero value is always right; more than that saves the engine
-	// two switches between threads a call.
+	// answer. The zero value is always right. A larger value saves two switches
+	// between threads in each call.
 	Ends Ends
 }
 
@@ -252,19 +252,20 @@ type Traits struct {
 type Ends int
 
 const (
-	// EndsSometime: a call may outlast its context. The engine makes it on a
-	// goroutine of its own, which it leaves behind if need be.
+	// EndsSometime: a call may outlast its context. The engine runs each call on a
+	// goroutine of its own, and does not wait for that goroutine if the call
+	// outlasts its context.
 	EndsSometime Ends = iota
 
 	// EndsByDeadline: a call returns a moment after the deadline of its
-	// context. The engine makes it on the caller's goroutine if the caller
-	// cannot be cancelled.
+	// context, but a cancellation may not end it. The engine runs it on the
+	// caller's goroutine if the caller's context cannot be cancelled.
 	EndsByDeadline
 
 	// EndsPromptly: a call returns a moment after its context has ended, by
-	// deadline or by cancellation. The engine makes it on the caller's
-	// goroutine, with a context that ends with the caller's too. A call that
-	// is ended so is of unknown outcome, as one whose reply was lost.
+	// deadline or by cancellation. The engine runs it on the caller's goroutine,
+	// with a context that also ends with the caller's. The outcome of a call
+	// that its context ended is unknown, as if its reply had been lost.
 	EndsPromptly
 )
 
@@ -273,8 +274,8 @@ type Reach int
 
 const (
 	// Process drivers exclude callers within one process. Their calls never
-	// block on anything outside it, so the engine makes them on the caller's
-	// own goroutine, whatever Ends says.
+	// block on anything outside the process, so the engine runs them on the
+	// caller's goroutine, whatever Ends says.
 	Process Reach = iota
 
 	// Host drivers exclude all processes of one host.
@@ -297,8 +298,8 @@ func (r Reach) String() string {
 	return fmt.Sprintf("Reach(%d)", int(r))
 }
 
-// Claim is what a driver is asked for. Drivers read the fields they need;
-// Renew and Release find a hold by Key and Token.
+// Claim is the request to a driver. Drivers read the fields that they need. Renew
+// and Release find a hold by Key and Token.
 type Claim struct {
 	// Key is the name that is locked: any bytes, never empty. Keys of up to
 	// 1,000 bytes are different locks if any byte differs. A key may look like
@@ -306,22 +307,22 @@ type Claim struct {
 	// no harm.
 	Key string
 
-	// Token is the proof of one attempt and of the hold that comes of it:
-	// random, unique, of URL-safe ASCII characters, never used for a second
-	// attempt. The store compares all of it, and nothing else.
+	// Token is the proof of one attempt, and of the hold that it leads to. It is
+	// random and unique, consists of URL-safe ASCII characters, and is never used
+	// for a second attempt. The store compares all of it, and nothing else.
 	Token string
 
 	// Owner is a label for people, and never a proof: any bytes, or none.
 	Owner string
 
-	// TTL is the term that is asked for, at least MinTTL. A store that counts
-	// in coarser units rounds it up.
+	// TTL is the requested term, at least MinTTL. A store that counts in coarser
+	// units rounds it up.
 	TTL time.Duration
 
 	// Timeout bounds one call to the store.
 	Timeout time.Duration
 
-	// Fenced asks for a fence.
+	// Fenced requests a fence.
 	Fenced bool
 
 	// Renewed says that the hold will be renewed from a third of its term on,
@@ -329,13 +330,13 @@ type Claim struct {
 	Renewed bool
 
 	// Stays says that a Wait that ends with ErrHeld leaves its place in the
-	// queue. The engine then calls Wait with the same claim, for another
-	// caller, or Release, which takes the place out of the queue. It is set
-	// only if Traits.Turns is above 1.
+	// queue. The engine then calls Wait with the same claim for another caller, or
+	// calls Release, which removes the place. Stays is set only if Traits.Turns is
+	// above 1.
 	Stays bool
 }
 
-// Grant is what a driver returns for a hold that is taken or renewed.
+// Grant describes a hold that was taken or renewed.
 type Grant struct {
 	// Fence is a number that grows with every new hold of the key, across
 	// clients, releases and expiries; it is zero unless the claim asked for it.
@@ -343,8 +344,8 @@ type Grant struct {
 	// data. A renewal need not repeat the fence.
 	Fence uint64
 
-	// Until is the end of the term as far as the holder may trust it, read
-	// from this process's clock. Until has passed before another token is
+	// Until is the time up to which the holder may trust the hold, by this
+	// process's clock. Until has passed before another token is
 	// granted the key. The zero value means: the moment the call began + TTL −
 	// [Drift](TTL), which is right for every store that starts the whole term
 	// when it is asked. The first renewal comes after a third of the time that
@@ -352,49 +353,54 @@ type Grant struct {
 	Until time.Time
 }
 
-// Status is what a store knows of a key. Its strings are labels for people.
+// Status describes a key, as far as the store knows. Its strings are labels for
+// people.
 type Status struct {
 	Held    bool          `json:"held"`
 	Owner   string        `json:"owner,omitempty"`
-	Since   time.Time     `json:"since,omitzero"`    // zero where the record has no room for it
-	TTL     time.Duration `json:"ttl_ns,omitempty"`  // what is left of the term; negative: held without an end
-	Fence   uint64        `json:"fence,omitempty"`   // of the last fenced hold the store remembers
-	Waiters []string      `json:"waiters,omitempty"` // in order, where there is one
+	Since   time.Time     `json:"since,omitzero"`    // zero if the store does not record it
+	TTL     time.Duration `json:"ttl_ns,omitempty"`  // the rest of the term; negative if the hold has no end
+	Fence   uint64        `json:"fence,omitempty"`   // the fence of the last fenced hold that the store remembers
+	Waiters []string      `json:"waiters,omitempty"` // their owners, in order if the driver is Ordered
 }
 
-// Drift is subtracted from a term because clocks run at different speeds:
-// a hundredth of it and 2 ms, as the Redlock algorithm has it
-// (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+// Drift returns the part of a term that a holder must not trust, because clocks
+// run at different speeds. It is a hundredth of ttl plus 2 ms, as in the Redlock
+// algorithm (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
 func Drift(ttl time.Duration) time.Duration {
 	return ttl/100 + 2*time.Millisecond
 }
 
-// eachAtOnce is how many claims RenewEach renews at a time.
+// eachAtOnce is how many claims RenewEach renews at a time, if none is slow.
 const eachAtOnce = 16
 
-// RenewEach turns a renewal of one claim into the form of [Driver.Renew]. It
-// calls renew for up to 16 claims at a time, and for more if these are slow: in
-// half of the time that ctx leaves, every claim has its turn, so that claims
-// whose store does not answer hold up no others. RenewEach begins no call once
-// ctx has ended, and returns when all have returned.
+// RenewEach implements [Driver.Renew] by a function that renews one claim. It
+// makes up to 16 calls of renew at a time, and more if these are slow. If ctx has a
+// deadline, every claim is sent in the first half of the time that is left. So
+// claims whose store does not answer do not delay the others for longer. RenewEach
+// begins no call after ctx has ended. It returns when all calls have returned.
 func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err error),
 	renew func(ctx context.Context, c Claim) (Grant, error)) {
 	if len(cs) == 1 {
+		// The usual case, without a goroutine.
 		g, err := renew(ctx, cs[0])
 		done(0, g, err)
 		return
 	}
 
-	// At each tick one claim goes on without a slot.
+	// At each tick, one claim is sent without a slot. With 2n+1 ticks before the
+	// deadline, n claims are sent in the first half, even if all slots are taken.
 	var ticks <-chan time.Time
 	if end, ok := ctx.Deadline(); ok {
 		t := time.NewTicker(max(time.Until(end)/time.Duration(2*len(cs)+1), 1))
 		defer t.Stop()
 		ticks = t.C
 	}
+
 	slots := make(chan struct{}, eachAtOnce)
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	defer wg.Wait() // done must not be called after RenewEach has returned
+
 	for i, c := range cs {
 		free := func() {}
 		select {
@@ -404,8 +410,9 @@ func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err er
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			return
+			return // select may have taken another case that was ready as well
 		}
+
 		wg.Go(func() {
 			defer free()
 			g, err := renew(ctx, c)

@@ -23,10 +23,10 @@ func harness() conformance.Harness {
 		Sweep: func(context.Context, string) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.sweep(time.Now())
+			s.sweepLocked(time.Now())
 			return nil
 		},
-		Timeout: time.Second, // which the clause on leftovers waits for twice
+		Timeout: time.Second, // the clause on leftovers waits for two of them
 	}
 }
 

@@ -1,14 +1,14 @@
 // Package memlock keeps locks in the memory of one process.
 //
 // It guarantees exclusion among all callers in the process that use the same
-// store, in order of arrival, with terms, fences and everything else that the
+// store, in order of arrival. It has terms, fences and everything else that the
 // strategies for several processes have. It is meant for tests, for programs
 // that run as one process today, and as a model of a driver. It guarantees
 // nothing to other processes, and forgets everything at the end of this one.
 //
-// A call costs no round trip. A key that nobody holds or waits for takes no
-// memory, with one exception. A hold that expired and was never released stays
-// until a caller next wants its key. It is also removed when the store has
+// A call costs no round trip. A key without a holder or a waiter takes no
+// memory, with one exception: a hold that expired and was never released. It
+// stays until a caller next wants its key. It is also removed when the store has
 // 1,024 keys and twice as many as when it last removed such holds.
 //
 // URL: memlock:// or memlock://NAME is a store that all Clients of the process
@@ -29,29 +29,435 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
+// Store is the memory that several drivers of one process can share. The zero
+// value is not usable; call [NewStore].
+type Store struct {
+	mu    sync.Mutex // guards all below, and every entry and waiter
+	keys  map[string]*entry
+	fence uint64 // the last fence; one counter for all keys, so that a free key needs none
+	limit int    // when len(keys) reaches it, expired holds are removed
+}
+
+// minLimit is the smallest limit of a store.
+const minLimit = 1024
+
+// NewStore returns an empty store.
+func NewStore() *Store {
+	return &Store{keys: map[string]*entry{}, limit: minLimit}
+}
+
+// Driver returns a new driver on s. Each Client needs a driver of its own.
+func (s *Store) Driver() *Driver { return &Driver{store: s, closed: make(chan struct{})} }
+
+// New returns a driver on a store of its own.
+func New() *Driver { return NewStore().Driver() }
+
+// Driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the
+// order of arrival, fenced, and an Inspector.
+type Driver struct {
+	store  *Store
+	once   sync.Once     // closes closed
+	closed chan struct{} // closed by Close
+}
+
+var (
+	_ backend.Waiter    = (*Driver)(nil)
+	_ backend.Inspector = (*Driver)(nil)
+)
+
+var errClosed = errors.New("memlock: driver is closed")
+
+// entry is a key that has a holder or waiters.
+type entry struct {
+	key   string
+	claim backend.Claim // the holder's; Token is empty if there is no holder
+	fence uint64        // the holder's, or 0
+	since time.Time     // when the hold began
+	until time.Time     // when its term ends
+	queue list.List     // of *waiter, in order of arrival
+}
+
+// waiter is a place in the queue.
+type waiter struct {
+	claim backend.Claim
+	place *list.Element  // in the entry's queue, until grant is set
+	grant *backend.Grant // nil until the key is handed to this waiter
+	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one
+}
+
+// Traits returns Ordered, Fenced, Process.
+func (d *Driver) Traits() backend.Traits {
+	return backend.Traits{Ordered: true, Fenced: true, Reach: backend.Process}
+}
+
+// Acquire takes the key if it has neither a holder nor a waiter.
+func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
+	if err := d.check(c); err != nil {
+		return backend.Grant{}, err
+	}
+
+	s := d.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	e := s.entryLocked(c.Key, now)
+	if !e.idle(now) {
+		// A free key that has waiters goes to the first of them, which has been
+		// signalled and has not run yet.
+		return backend.Grant{}, e.refusal(now)
+	}
+	return s.grantLocked(e, c, now), nil
+}
+
+// Wait queues for the key, and returns when the key is handed to c.
+func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if err := d.check(c); err != nil {
+		return backend.Grant{}, err
+	}
+
+	s := d.store
+	w := &waiter{claim: c, wake: make(chan struct{}, 1)}
+	s.mu.Lock()
+	e := s.entryLocked(c.Key, time.Now())
+	w.place = e.queue.PushBack(w)
+	s.mu.Unlock() // from here on, any caller may hand the key to w
+
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		granted, left, err := d.poll(ctx, e, w)
+		if err != nil {
+			return backend.Grant{}, err
+		}
+		if granted {
+			return *w.grant, nil
+		}
+
+		// The other waiters need no timer: when they become first, they are signalled.
+		var expired <-chan time.Time
+		if left > 0 {
+			timer.Reset(left)
+			expired = timer.C
+		}
+		select {
+		case <-w.wake:
+		case <-expired:
+		case <-ctx.Done():
+		case <-d.closed:
+		}
+	}
+}
+
+// poll reports whether w has the key now, or returns the error that ends its
+// wait. If neither is so and w is first in the queue, poll returns the rest of the
+// holder's term: the first waiter takes the key when the term ends. The other
+// waiters get 0.
+func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
+	s := d.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+
+	// A waiter that was granted the key has left the queue and must not touch e.
+	// Before it woke, the hold may have been broken or have expired, and the key
+	// may have another entry. While w is queued, e stays in the map.
+	if w.grant == nil {
+		s.advanceLocked(e, now)
+	}
+	if w.grant != nil {
+		return true, 0, nil
+	}
+
+	// The key is held. A wait that ends now leaves nothing in the store, so the
+	// refusal is definite.
+	switch {
+	case ctx.Err() != nil:
+		err = e.refusal(now)
+	case d.closedErr() != nil:
+		err = errClosed
+	case e.first() == w:
+		return false, e.until.Sub(now), nil
+	default:
+		return false, 0, nil
+	}
+	s.quitLocked(e, w)
+	return false, 0, err
+}
+
+// Renew prolongs the terms of cs.
+func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	for i, c := range cs {
+		if ctx.Err() != nil {
+			return
+		}
+		g, err := d.renew(c)
+		done(i, g, err) // not under mu, because done may be any code
+	}
+}
+
+func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
+	if err := d.check(c); err != nil {
+		return backend.Grant{}, err
+	}
+
+	s := d.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	e := s.heldLocked(c, now)
+	if e == nil {
+		return backend.Grant{}, backend.ErrLost
+	}
+	if until := now.Add(c.TTL); until.After(e.until) { // a renewal never shortens a term
+		e.until = until
+	}
+	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}, nil
+}
+
+// Release hands the key to the first waiter.
+func (d *Driver) Release(_ context.Context, c backend.Claim) error {
+	if err := d.closedErr(); err != nil {
+		return err
+	}
+
+	s := d.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	e := s.heldLocked(c, now)
+	if e == nil {
+		return backend.ErrLost
+	}
+	s.freeLocked(e, now)
+	return nil
+}
+
+// Inspect returns the holder and the queue.
+func (d *Driver) Inspect(_ context.Context, key string) (backend.Status, error) {
+	var st backend.Status
+	if err := d.closedErr(); err != nil {
+		return st, err
+	}
+
+	s := d.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.keys[key]
+	if e == nil {
+		return st, nil
+	}
+	if now := time.Now(); e.held(now) {
+		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.until.Sub(now), Fence: e.fence}
+	}
+	for p := e.queue.Front(); p != nil; p = p.Next() {
+		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
+	}
+	return st, nil
+}
+
+// Break takes the key from its holder and hands it to the first waiter.
+func (d *Driver) Break(_ context.Context, key string) error {
+	if err := d.closedErr(); err != nil {
+		return err
+	}
+
+	s := d.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.keys[key]; e != nil {
+		s.freeLocked(e, time.Now())
+	}
+	return nil
+}
+
+// Close ends every Wait of this driver. The store keeps its holds.
+func (d *Driver) Close() error {
+	d.once.Do(func() { close(d.closed) })
+	return nil
+}
+
+// closedErr returns errClosed after Close, and nil before.
+func (d *Driver) closedErr() error {
+	select {
+	case <-d.closed:
+		return errClosed
+	default:
+		return nil
+	}
+}
+
+// check returns an error if c is invalid or the driver is closed.
+func (d *Driver) check(c backend.Claim) error {
+	switch {
+	case c.Key == "" || c.Token == "":
+		return fmt.Errorf("%w: empty key or token", backend.ErrInvalid)
+	case c.TTL < backend.MinTTL:
+		return fmt.Errorf("%w: ttl %v is below %v", backend.ErrInvalid, c.TTL, backend.MinTTL)
+	}
+	return d.closedErr()
+}
+
+// trustedUntil returns until when the holder may trust a term that begins now.
+func trustedUntil(now time.Time, ttl time.Duration) time.Time {
+	return now.Add(ttl - backend.Drift(ttl))
+}
+
+func (e *entry) held(now time.Time) bool { return e.claim.Token != "" && now.Before(e.until) }
+
+// idle reports whether the key has neither a holder nor a waiter.
+func (e *entry) idle(now time.Time) bool { return !e.held(now) && e.queue.Len() == 0 }
+
+// refusal returns a HeldError. It names the holder, if there is one; otherwise the
+// caller is refused because others wait.
+func (e *entry) refusal(now time.Time) *backend.HeldError {
+	he := &backend.HeldError{}
+	if e.held(now) {
+		he.Owner, he.RetryAfter = e.claim.Owner, e.until.Sub(now)
+	}
+	return he
+}
+
+// first returns the first waiter in the queue, or nil.
+func (e *entry) first() *waiter {
+	if p := e.queue.Front(); p != nil {
+		return p.Value.(*waiter)
+	}
+	return nil
+}
+
+// heldLocked returns the entry that c.Token holds, or nil.
+func (s *Store) heldLocked(c backend.Claim, now time.Time) *entry {
+	// A hold whose term has ended is lost, even if no caller has taken the key since.
+	if e := s.keys[c.Key]; e != nil && e.claim.Token == c.Token && e.held(now) {
+		return e
+	}
+	return nil
+}
+
+// entryLocked returns the entry of key. It makes one if there is none.
+func (s *Store) entryLocked(key string, now time.Time) *entry {
+	if e := s.keys[key]; e != nil {
+		return e
+	}
+	if len(s.keys) >= s.limit {
+		s.sweepLocked(now)
+	}
+	e := &entry{key: key}
+	s.keys[key] = e
+	return e
+}
+
+// grantLocked makes c the holder of e.
+func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
+	e.claim, e.since, e.until, e.fence = c, now, now.Add(c.TTL), 0
+	if c.Fenced {
+		s.fence++
+		e.fence = s.fence
+	}
+	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
+}
+
+// freeLocked ends the hold of e, if there is one, and hands the key on.
+func (s *Store) freeLocked(e *entry, now time.Time) {
+	e.claim.Token = ""
+	s.advanceLocked(e, now)
+}
+
+// advanceLocked hands the key to the first waiter if the key is free. The next
+// waiter is then first, and watches the new holder's term. If the key is free and
+// has no waiter, advanceLocked removes its entry.
+func (s *Store) advanceLocked(e *entry, now time.Time) {
+	if e.held(now) {
+		return
+	}
+
+	w := e.first()
+	if w == nil {
+		s.removeLocked(e)
+		return
+	}
+
+	e.queue.Remove(w.place)
+	g := s.grantLocked(e, w.claim, now)
+	w.grant = &g
+	w.signal()
+	if next := e.first(); next != nil {
+		next.signal()
+	}
+}
+
+// quitLocked gives up w's place in the queue of e. The key is held, so e stays.
+func (s *Store) quitLocked(e *entry, w *waiter) {
+	wasFirst := e.first() == w
+	e.queue.Remove(w.place)
+	// Only the first waiter watches the holder's term, so the new first waiter
+	// must begin to.
+	if next := e.first(); wasFirst && next != nil {
+		next.signal()
+	}
+}
+
+// sweepLocked removes the entries of holds that expired and were never released.
+func (s *Store) sweepLocked(now time.Time) {
+	maps.DeleteFunc(s.keys, func(_ string, e *entry) bool { return e.idle(now) })
+	s.fitLocked()
+}
+
+// removeLocked removes e, which is idle.
+func (s *Store) removeLocked(e *entry) {
+	delete(s.keys, e.key)
+	if s.limit > minLimit && len(s.keys) <= s.limit/8 {
+		s.fitLocked()
+	}
+}
+
+// fitLocked sets the limit for the present number of keys.
+func (s *Store) fitLocked() {
+	if len(s.keys) <= s.limit/8 {
+		// A map keeps the memory of its largest size, so the few keys that are left
+		// move to a new one.
+		keys := make(map[string]*entry, len(s.keys))
+		maps.Copy(keys, s.keys)
+		s.keys = keys
+	}
+	s.limit = max(minLimit, 2*len(s.keys))
+}
+
+// signal wakes the waiter. If a signal is pending already, one is enough: the
+// waiter reads the state under mu after it wakes.
+func (w *waiter) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
 func init() { hasp.Register("memlock", open) }
 
-// named are the stores that URLs name.
+// named holds the stores that URLs name.
 var named struct {
 	sync.Mutex // guards stores
 	stores     map[string]*Store
 }
 
+// open is the Opener of memlock://NAME.
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	name := ""
-	switch len(c.Nodes) {
-	case 0:
-	case 1:
-		name = c.Nodes[0]
-		if strings.Contains(name, "://") {
-			return nil, fmt.Errorf("%w: memlock is reached over nothing: want memlock:// or memlock://NAME", hasp.ErrInvalid)
-		}
-	default:
+	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d", hasp.ErrInvalid, len(c.Nodes))
 	}
+
+	name := ""
+	if len(c.Nodes) == 1 {
+		name = c.Nodes[0]
+	}
+	if strings.Contains(name, "://") {
+		return nil, fmt.Errorf("%w: memlock has no transport: want memlock:// or memlock://NAME", hasp.ErrInvalid)
+	}
+
+	// Several Clients may open the same name at once; they must get one store.
 	named.Lock()
 	defer named.Unlock()
 	s := named.stores[name]
@@ -63,360 +469,4 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 		named.stores[name] = s
 	}
 	return s.Driver(), nil
-}
-
-// Store is what several drivers of one process can share. The zero value is
-// not usable; call [NewStore].
-type Store struct {
-	mu    sync.Mutex // guards all below
-	keys  map[string]*entry
-	fence uint64 // one counter for all keys, so that none is kept for a key that is free
-	limit int    // when len(keys) reaches it, expired holds are removed
-}
-
-// NewStore returns an empty store.
-func NewStore() *Store {
-	return &Store{keys: map[string]*entry{}, limit: minLimit}
-}
-
-// Driver returns a driver on s, as each Client needs one of its own.
-func (s *Store) Driver() *Driver { return &Driver{store: s, closed: make(chan struct{})} }
-
-// New returns a driver on a store of its own.
-func New() *Driver { return NewStore().Driver() }
-
-// Driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the
-// order of arrival, fenced, and an Inspector.
-type Driver struct {
-	store  *Store
-	once   sync.Once
-	closed chan struct{}
-}
-
-var (
-	_ backend.Waiter    = (*Driver)(nil)
-	_ backend.Inspector = (*Driver)(nil)
-)
-
-var errClosed = errors.New("memlock: driver is closed")
-
-// entry is a key that is held or waited for.
-type entry struct {
-	key   string
-	claim backend.Claim // of the holder; Token is empty if there is none
-	fence uint64
-	since time.Time
-	until time.Time
-	queue list.List // of *waiter, in order of arrival
-}
-
-// waiter is a place in the queue.
-type waiter struct {
-	claim backend.Claim
-	place *list.Element  // in the entry's queue, until grant is set
-	grant *backend.Grant // set under the store's mu when the key is handed over
-	wake  chan struct{}  // granted, or first in the queue now
-}
-
-// Traits returns Ordered, Fenced, Process.
-func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Reach: backend.Process}
-}
-
-// Acquire takes the key if nobody holds it or waits for it.
-func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
-	s := d.store
-	if err := d.check(c); err != nil {
-		return backend.Grant{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	e := s.entry(c.Key, now)
-	if e.held(now) || e.queue.Len() > 0 {
-		return backend.Grant{}, e.refusal(now)
-	}
-	return s.give(e, c, now), nil
-}
-
-// Wait takes its place in the queue and returns when the key is handed over.
-func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	s := d.store
-	if err := d.check(c); err != nil {
-		return backend.Grant{}, err
-	}
-	w := &waiter{claim: c, wake: make(chan struct{}, 1)}
-	s.mu.Lock()
-	e := s.entry(c.Key, time.Now())
-	w.place = e.queue.PushBack(w)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		now := time.Now()
-		// A waiter that was granted the key has left the queue and must not touch
-		// e. Before it woke, the hold may have been broken or have expired, and the
-		// key may have another entry. While w is queued, e stays in the map.
-		if w.grant == nil {
-			s.advance(e, now)
-		}
-		if w.grant != nil {
-			s.mu.Unlock()
-			return *w.grant, nil
-		}
-
-		if err := errors.Join(ctx.Err(), d.ended()); err != nil {
-			refusal := e.refusal(now)
-			s.quit(e, w)
-			s.mu.Unlock()
-			if ctx.Err() == nil {
-				return backend.Grant{}, err
-			}
-			return backend.Grant{}, refusal
-		}
-		var expiry <-chan time.Time
-		if e.first() == w {
-			timer.Reset(e.until.Sub(now))
-			expiry = timer.C
-		}
-		s.mu.Unlock()
-		select {
-		case <-w.wake:
-		case <-expiry:
-		case <-ctx.Done():
-		case <-d.closed:
-		}
-		s.mu.Lock()
-	}
-}
-
-// Renew prolongs terms.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	for i, c := range cs {
-		if ctx.Err() != nil {
-			return
-		}
-		g, err := d.renew(c)
-		done(i, g, err)
-	}
-}
-
-func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
-	s := d.store
-	if err := d.check(c); err != nil {
-		return backend.Grant{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	e := s.keys[c.Key]
-	if e == nil || e.claim.Token != c.Token || !e.held(now) {
-		return backend.Grant{}, backend.ErrLost
-	}
-	if until := now.Add(c.TTL); until.After(e.until) {
-		e.until = until
-	}
-	return backend.Grant{Fence: e.fence, Until: trusted(now, c.TTL)}, nil
-}
-
-// Release hands the key to the first waiter.
-func (d *Driver) Release(_ context.Context, c backend.Claim) error {
-	s := d.store
-	if err := d.ended(); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	e := s.keys[c.Key]
-	if e == nil || e.claim.Token != c.Token || !e.held(now) {
-		return backend.ErrLost
-	}
-	s.free(e, now)
-	return nil
-}
-
-// Inspect returns the holder and the queue.
-func (d *Driver) Inspect(_ context.Context, key string) (backend.Status, error) {
-	s := d.store
-	if err := d.ended(); err != nil {
-		return backend.Status{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var st backend.Status
-	e := s.keys[key]
-	if e == nil {
-		return st, nil
-	}
-	now := time.Now()
-	if e.held(now) {
-		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.until.Sub(now), Fence: e.fence}
-	}
-	for p := e.queue.Front(); p != nil; p = p.Next() {
-		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
-	}
-	return st, nil
-}
-
-// Break takes the key from its holder and hands it to the first in the queue.
-func (d *Driver) Break(_ context.Context, key string) error {
-	s := d.store
-	if err := d.ended(); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.keys[key]; e != nil {
-		s.free(e, time.Now())
-	}
-	return nil
-}
-
-// Close ends what waits on this driver. The store and what it keeps stay.
-func (d *Driver) Close() error {
-	d.once.Do(func() { close(d.closed) })
-	return nil
-}
-
-func (d *Driver) ended() error {
-	select {
-	case <-d.closed:
-		return errClosed
-	default:
-		return nil
-	}
-}
-
-func (d *Driver) check(c backend.Claim) error {
-	switch {
-	case c.Key == "" || c.Token == "":
-		return fmt.Errorf("%w: empty key or token", backend.ErrInvalid)
-	case c.TTL < backend.MinTTL:
-		return fmt.Errorf("%w: ttl %v is below %v", backend.ErrInvalid, c.TTL, backend.MinTTL)
-	}
-	return d.ended()
-}
-
-// trusted is until when the holder of a term begun now may rely on it.
-func trusted(now time.Time, ttl time.Duration) time.Time {
-	return now.Add(ttl - backend.Drift(ttl))
-}
-
-func (e *entry) held(now time.Time) bool { return e.claim.Token != "" && now.Before(e.until) }
-
-func (e *entry) refusal(now time.Time) *backend.HeldError {
-	he := &backend.HeldError{}
-	if e.held(now) {
-		he.Owner, he.RetryAfter = e.claim.Owner, e.until.Sub(now)
-	}
-	return he
-}
-
-// idle reports whether the key of e has neither a holder nor a waiter.
-func (e *entry) idle(now time.Time) bool { return !e.held(now) && e.queue.Len() == 0 }
-
-// first returns the first waiter in the queue, or nil.
-func (e *entry) first() *waiter {
-	if p := e.queue.Front(); p != nil {
-		return p.Value.(*waiter)
-	}
-	return nil
-}
-
-// minLimit is the least limit of a store.
-const minLimit = 1024
-
-// entry returns the entry of key, new if need be.
-func (s *Store) entry(key string, now time.Time) *entry {
-	e := s.keys[key]
-	if e != nil {
-		return e
-	}
-	if len(s.keys) >= s.limit {
-		s.sweep(now)
-	}
-	e = &entry{key: key}
-	s.keys[key] = e
-	return e
-}
-
-// sweep removes the entries of holds that expired and were never released.
-func (s *Store) sweep(now time.Time) {
-	maps.DeleteFunc(s.keys, func(_ string, e *entry) bool { return e.idle(now) })
-	s.fit()
-}
-
-// remove removes e, which is idle.
-func (s *Store) remove(e *entry) {
-	delete(s.keys, e.key)
-	if s.limit > minLimit && len(s.keys) <= s.limit/8 {
-		s.fit()
-	}
-}
-
-// fit sets the limit for the present number of keys. If there were many more,
-// it moves them into a smaller map, since a map never shrinks by itself.
-func (s *Store) fit() {
-	if len(s.keys) <= s.limit/8 {
-		keys := make(map[string]*entry, len(s.keys))
-		maps.Copy(keys, s.keys)
-		s.keys = keys
-	}
-	s.limit = max(minLimit, 2*len(s.keys))
-}
-
-// give makes c the holder.
-func (s *Store) give(e *entry, c backend.Claim, now time.Time) backend.Grant {
-	e.claim, e.since, e.until, e.fence = c, now, now.Add(c.TTL), 0
-	if c.Fenced {
-		s.fence++
-		e.fence = s.fence
-	}
-	return backend.Grant{Fence: e.fence, Until: trusted(now, c.TTL)}
-}
-
-// free ends the hold of e, if there is one, and hands the key on.
-func (s *Store) free(e *entry, now time.Time) {
-	e.claim.Token = ""
-	s.advance(e, now)
-}
-
-// advance hands the key to the first waiter if the key is free. It makes a new
-// first waiter watch the holder's term, and removes the entry of a key that
-// stays free.
-func (s *Store) advance(e *entry, now time.Time) {
-	if e.held(now) {
-		return
-	}
-
-	w := e.first()
-	if w == nil {
-		s.remove(e)
-		return
-	}
-
-	e.queue.Remove(w.place)
-	g := s.give(e, w.claim, now)
-	w.grant = &g
-	w.signal()
-	if next := e.first(); next != nil {
-		next.signal()
-	}
-}
-
-// quit gives up w's place in the queue of e, whose key is held.
-func (s *Store) quit(e *entry, w *waiter) {
-	first := e.first() == w
-	e.queue.Remove(w.place)
-	// The first waiter is the one that watches the holder's term.
-	if next := e.first(); first && next != nil {
-		next.signal()
-	}
-}
-
-func (w *waiter) signal() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
 }

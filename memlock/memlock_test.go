@@ -174,9 +174,9 @@ func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 		// The waiter cannot run in between, since it needs the mutex.
 		s.mu.Lock()
 		now := time.Now()
-		s.free(s.keys["k"], now) // the holder's Release, which grants the key to the waiter
-		s.free(s.keys["k"], now) // Break
-		s.give(s.entry("k", now), claim("k", "next"), now)
+		s.freeLocked(s.keys["k"], now) // the holder's Release, which grants the key to the waiter
+		s.freeLocked(s.keys["k"], now) // Break
+		s.grantLocked(s.entryLocked("k", now), claim("k", "next"), now)
 		s.mu.Unlock()
 
 		if err := <-woken; err != nil {
@@ -280,9 +280,9 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 
 func TestOpenTellsWhatIsWrong(t *testing.T) {
 	for want, c := range map[string]hasp.Config{
-		"memlock is reached over nothing": {Nodes: []string{"redis://localhost"}},
-		"one node":                        {Nodes: []string{"x", "y"}},
-		"colour":                          {Params: hasp.Params{"colour": "red"}},
+		"memlock has no transport": {Nodes: []string{"redis://localhost"}},
+		"one node":                 {Nodes: []string{"x", "y"}},
+		"colour":                   {Params: hasp.Params{"colour": "red"}},
 	} {
 		c.Strategy = "memlock"
 		d, err := c.Driver(t.Context())
