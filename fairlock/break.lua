@@ -1,4 +1,6 @@
 -- Removes a hold, whoever has it, and hands the key to the next waiter.
--- Returns {1} and what pass says.
+-- KEYS: see record.lua
+-- ARGV: see record.lua
+-- Returns {1} and what handOver returns.
 redis.call('DEL', lock)
-return {1, unpack(pass('', 0, ''))}
+return {1, unpack(handOver('', 0, ''))}

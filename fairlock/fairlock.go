@@ -1,66 +1,49 @@
-// Package fairlock is the strategy that serves in order: a lock on one Redis
-// whose waiters stand in a queue, first come, first served, over all processes.
+// Package fairlock implements locks on one Redis whose waiters stand in a queue,
+// first come, first served, over all processes.
 //
 // # Guarantees
 //
-// One holder at a time for as long as the Redis keeps its data and its clock
-// does not step by more than backend.Drift; beyond that the fence protects. A
-// Redis that fails over to a replica may lose the newest writes, and with them
-// a lock, which replicas=N makes rarer, or a place in the queue: who has lost
-// that takes a new one. docs/redis.md says more.
+// A key has one holder at a time, as long as the Redis keeps its data and its
+// clock does not step by more than backend.Drift. Beyond that, the fence protects
+// the resource. A Redis that fails over to a replica may lose its newest writes. If
+// it loses a place in the queue, the waiter takes a new one. It may also lose a
+// lock; replicas=N makes that rarer. See docs/redis.md.
 //
-// A release hands the key to the first waiter that can hear of it, within the
-// script that releases, so nobody comes between the two. A waiter keeps its
-// place for as long as its process gives a sign of life, however long the
-// holder takes. The dead cost nothing: one whose connection is gone is passed
-// over, and removed when its window has passed. One that is stopped, or cut
-// off without a word, looks alive: the key is lost on it for the window at
-// most, and only once, since by then the window of all others that were
-// stopped has passed, too. TryLock does not go past a queue.
+// The script that releases a key also hands it to the first waiter that can
+// receive it. So no caller can take it in between, and TryLock does not pass a
+// queue. A waiter keeps its place while its process is alive, however long the
+// holder takes. Places and terms depend on the server's clock, and on no client's.
 //
-// Nothing depends on the clock of a client: places and terms go by the
-// server's.
+// A waiter whose connection is closed is skipped at once, and removed when its
+// window has passed. A waiter that is stopped, or cut off without a closed
+// connection, looks alive. The key is handed to the first of them, and is lost for
+// the window at most. By then the windows of all others have passed too.
 //
 // # Turns
 //
-// With turns=N the callers of one Client for one key stand in line in the
-// Client, and the first of them has a place in the queue. When it is served, up
-// to N of them have the key one after another, without a call to the Redis
-// between them. Then the Client takes a new place, at the end. This is lock
-// cohorting by Dice, Marathe and Shavit
-// (https://doi.org/10.1145/2145816.2145848), over processes.
-//
-// What it costs is fairness. The order of arrival holds between places and
-// within a Client, and no longer between callers of several Clients; shares are
-// equal between Clients, not between callers. Each place before that of a
-// caller's Client, of which every other Client has one at most, is good for N
-// holds, also of callers who came later. So of P Clients the others have the
-// key (P−1)·N times at most before a Client's place is served; a caller with k
-// before it in its own Client needs ⌈(k+1)/N⌉ places if their rows are full.
-//
-// Whoever asks for a fence, another term, no renewal or a max hold has the key
-// for one turn on a place, and a row ends 50 ms after the store was last heard
-// of the hold. A caller that gives up leaves its place to the next of its
-// Client. All else is as without turns, and Clients may differ in N: each
-// bounds its own rows.
+// With turns=N the callers of one Client share a place in the queue. Up to N of
+// them hold the key in a row, without a call to the Redis between them. Then the
+// Client takes a new place at the end. The price is fairness: the order of arrival
+// holds between places, and between the callers of one Client, but no longer
+// between callers of several Clients. docs/fairlock.md has the bounds.
 //
 // # Cost
 //
-// One round trip to take a free key and one to give it back. A contended
-// acquisition is two scripts, whatever the number of waiters: one that takes a
-// place in the queue, and the release that hands the key over. One more
-// confirms a hold that is handed over to a lease WithoutRenewal with a term
-// above the window, or when half of a term below the window has passed since
-// the last refresh, or where replicas are to have it. The refresh is one script for each Client and key
-// that its callers wait for, every third of the window; it also looks whether
-// the key is free. If another strategy holds the key, the refresh runs once a
-// second, because that strategy's release sends no message. Renewals travel in
-// batches.
+// It takes one round trip to lock a free key, one to find that a key is held, and
+// one to unlock. A contended acquisition takes two scripts, however many callers
+// wait: one takes a place in the queue, and the release before hands the key over.
+// A third script confirms the hold in three cases: the lease is WithoutRenewal and
+// its term is above the window; the term is below the window and half of it has
+// passed since the last poll; or replicas must confirm the hold.
 //
-// A Client listens to one channel, on a cluster to one for each slot, over one
-// connection to each server. If it cannot listen, because its user may not or
-// the server takes no more connections, it is still served in order, and checks
-// the key four times a second.
+// While callers wait for a key, their Client polls it every third of the window.
+// One script keeps their places alive and checks whether the key is free. A key
+// that another strategy holds is polled once a second, because that strategy's
+// release sends no message. Renewals travel in batches.
+//
+// A Client subscribes to one channel, on a cluster to one for each slot, over one
+// more connection to each server. If it cannot subscribe, it polls four times a
+// second, and is still served in order.
 //
 // # URL
 //
@@ -72,34 +55,31 @@
 //
 // and rediss-sentinel and rediss-cluster, with the parameters
 //
-//	window       how long a place is kept without a sign of life (default 5s)
-//	fence_ttl    how long a fence counter outlives its last use (default 720h)
-//	turns        how many callers of one Client may have a key in a row (default 1)
+//	window       how long a place is kept without a poll (default 5s)
+//	turns        how many callers of one Client may hold a key in a row (default 1)
+//	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
-//	server_name  name that the servers' certificates must bear          (rediss…)
+//	server_name  name that the server's certificate must bear           (rediss…)
 //	db           number of the database                                 (unix)
-//	sentinel_user, sentinel_password  who we are to the sentinels       (…-sentinel)
+//	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
 //
 // # Keys
 //
-// The lock is a hash under the key itself, of token, owner, since (when the
-// hold began, in ms) and fence, with the term as its time to live. Whatever
-// else is under the key means that it is held, too. Beside it are, in its
-// cluster slot,
+// A lock is a hash under the key itself, with the fields token, owner, since (the
+// start of the hold in ms) and fence. Its time to live is the term. A key with any
+// other value counts as held. In the same cluster slot are
 //
 //	hasp:{tag}:queue:key    list of the tokens that wait, in order of arrival
-//	hasp:{tag}:entries:key  hash of what each of them wants, and how to tell it
-//	hasp:{tag}:alive:key    sorted set of channels, by until when their clients
-//	                        are taken for alive
+//	hasp:{tag}:entries:key  hash of what each token asks for, and its channel
+//	hasp:{tag}:alive:key    sorted set of channels, by when their places end
 //	hasp:{tag}:fence:key    the fence counter
 //
-// of which the first three are there while anybody waits, and end by
-// themselves when the window of the last waiter has passed. A key of the
-// user's that begins with "hasp:{" is kept under hasp:{tag}:lock:key instead.
-// The channels are hasp:grant:ID, on a cluster hasp:{tag}:grant:ID, with an ID
-// for each Client; a message is token, round, and fence or - for none.
+// The first three exist while callers wait, and expire with the window of the last
+// of them. A user's key that begins with "hasp:{" is stored under
+// hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, on a cluster
+// hasp:{tag}:grant:ID, with an ID for each Client.
 //
 // Redis 5 or later.
 package fairlock
@@ -107,11 +87,8 @@ package fairlock
 import (
 	"context"
 	"crypto/rand"
-	_ "embed"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -122,62 +99,64 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// What applies if Options do not say otherwise.
+// The defaults of Options.
 const (
 	DefaultWindow   = 5 * time.Second
 	DefaultFenceTTL = 30 * 24 * time.Hour
 )
 
-// minWindow leaves room for a refresh and its repeat over an ordinary network.
+// minWindow leaves room for a poll and its repeat over an ordinary network.
 const minWindow = 300 * time.Millisecond
 
 // Options are the settings of a [Driver]. Nil and the zero value mean the
 // defaults.
 type Options struct {
-	// Window is the liveness window: how long a waiter keeps its place in the
-	// queue without a word from its process, which gives one every third of
-	// it, and the longest term of a key that is handed over, until its first
-	// renewal. It is also how long a waiter that was stopped can hold up
-	// those behind it. Default 5 s, at least 300 ms.
+	// Window is how long a waiter keeps its place in the queue without a poll
+	// by its process. Processes poll every third of it. A key is handed over
+	// for a window at most, until its first renewal. So Window is also how long
+	// a stopped waiter can delay those behind it. The default is 5 s, the
+	// minimum 300 ms.
 	Window time.Duration
 
 	// FenceTTL is how long the fence counter of a key is kept after its last
-	// fenced hold began. Later fences still grow while the server's clock
-	// does. Default 30 days, at least a millisecond.
+	// fenced hold began. Fences after that still grow as long as the server's
+	// clock advances. The default is 30 days, the minimum is a millisecond.
 	FenceTTL time.Duration
 
-	// Turns is how many callers of one Client may have a key in a row, without
-	// a call to the Redis between them, on one place in the queue. Above 1 a
-	// Client has one place at a time for each key, whose callers stand in line
-	// for it in the Client; the package comment says what that costs in
-	// fairness. Default 1: every caller has a place of its own.
+	// Turns is how many callers of one Client may hold a key in a row, on one
+	// place in the queue, without a call to the Redis between them. Above 1, a
+	// Client has one place at a time for each key, and its callers wait in line
+	// for that place. The package comment says what this costs in fairness. The
+	// default is 1: every caller has a place of its own.
 	Turns int
 }
 
-// Driver is a [backend.Waiter] that keeps its locks in one Redis and serves
+// Driver is a [backend.Waiter] that stores its locks in one Redis and serves
 // waiters in order of arrival.
 type Driver struct {
 	store    *redisstore.Store
-	window   time.Duration
-	fenceTTL time.Duration
-	turns    int
-	id       string // of this client, in the names of its channels
-	began    time.Time
+	window   time.Duration // Options.Window
+	fenceTTL time.Duration // Options.FenceTTL
+	turns    int           // Options.Turns
+	id       string        // of this Driver, in the names of its channels
+	began    time.Time     // polls are due at fractions of the window, counted from here
 
-	wg    sync.WaitGroup  // what Close waits for
-	open  context.Context // ends when Close begins: nothing is repeated any more
-	end   context.CancelFunc
-	calls context.Context // ends when Close has waited for the calls under way
-	cut   context.CancelFunc
+	open       context.Context // ends when Close begins: no call is repeated after that
+	shut       context.CancelFunc
+	calls      context.Context // ends when Close no longer waits for calls in flight
+	cancel     context.CancelFunc
+	background sync.WaitGroup // counts the activities that Close waits for
 
-	mu      sync.Mutex // guards all below, and the fields of line, ear and waiter that say so; not held across I/O
-	closed  bool
-	lines   map[string]*line   // by key
-	waiters map[string]*waiter // by token
-	ears    map[string]*ear    // by channel
-	stayed  map[string]*waiter // by token: waiters whose place is kept while no Wait runs
-	doubts  map[string]bool    // by token: a Wait got the key, but not all replies; true when it was released
-	ready   []*line            // due for a look
+	// mu guards all below, and the fields of group, subscription and waiter
+	// that say so. It is not held during a call to the Redis.
+	mu            sync.Mutex
+	closed        bool
+	groups        map[string]*group        // by key
+	waiters       map[string]*waiter       // by token
+	subscriptions map[string]*subscription // by channel
+	parked        map[string]*waiter       // by token: waiters that keep their place although no Wait runs
+	late          map[string]bool          // by token of a hold that an unanswered enqueue may follow: whether it was released
+	due           []*group                 // to be polled now
 }
 
 var (
@@ -185,11 +164,11 @@ var (
 	_ backend.Inspector = (*Driver)(nil)
 )
 
-// New returns a Driver over rdb: a server, a cluster, or the master that
-// sentinels name, but not a redis.Ring, which moves keys to other servers
-// while one is down. The client stays the caller's: its settings are left as
-// they are, except that no command of hasp is retried, and Close does not
-// close it. New panics if rdb is nil or the options are out of range.
+// New returns a Driver over rdb: a client of one server, of a cluster, or of the
+// master that sentinels name. A redis.Ring does not fit: it moves keys to other
+// servers while one is down. The client remains the caller's. The Driver leaves
+// its settings as they are, but has go-redis retry no command, and Close does not
+// close the client. New panics if rdb is nil or the options are out of range.
 func New(rdb redis.UniversalClient, o *Options) *Driver {
 	if rdb == nil {
 		panic("fairlock: New: client is nil")
@@ -203,9 +182,9 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{
-		store: s, window: DefaultWindow, fenceTTL: DefaultFenceTTL, id: rand.Text(),
-		lines: map[string]*line{}, waiters: map[string]*waiter{}, ears: map[string]*ear{}, stayed: map[string]*waiter{},
-		doubts: map[string]bool{}, began: time.Now(),
+		store: s, window: DefaultWindow, fenceTTL: DefaultFenceTTL, id: rand.Text(), began: time.Now(),
+		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
+		parked: map[string]*waiter{}, late: map[string]bool{},
 	}
 	if o != nil && o.Window != 0 {
 		d.window = o.Window
@@ -225,210 +204,72 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	if d.turns < 0 {
 		return nil, fmt.Errorf("%w: turns %d is below 1", backend.ErrInvalid, d.turns)
 	}
-	d.open, d.end = context.WithCancel(context.Background())
-	d.calls, d.cut = context.WithCancel(context.Background())
+
+	d.open, d.shut = context.WithCancel(context.Background())
+	d.calls, d.cancel = context.WithCancel(context.Background())
 	return d, nil
 }
 
-// Traits says that the driver keeps the order of arrival, for so many callers
-// on one place as Options say, excludes all who use the same Redis, and gives
-// fences. The calls of a driver that was opened by
-// URL end promptly, those over a *redis.Client with ContextTimeoutEnabled by
-// their deadlines.
+// Traits reports that the driver serves waiters in order of arrival, with
+// Options.Turns callers on one place, that it excludes all clients of the same
+// Redis, and that it draws fences. Calls of a driver that was opened by URL end
+// promptly. Calls over a *redis.Client with ContextTimeoutEnabled end at their
+// deadlines.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Ordered: true, Turns: d.turns, Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
-// The scripts; each says in its head what it takes and returns.
-var (
-	//go:embed record.lua
-	recordSrc string
-	//go:embed pass.lua
-	passSrc string
-	//go:embed state.lua
-	stateSrc string
-	//go:embed acquire.lua
-	acquireSrc string
-	//go:embed enqueue.lua
-	enqueueSrc string
-	//go:embed look.lua
-	lookSrc string
-	//go:embed release.lua
-	releaseSrc string
-	//go:embed break.lua
-	breakSrc string
-	//go:embed renew.lua
-	renewSrc string
-	//go:embed inspect.lua
-	inspectSrc string
+// closing is how long Close waits for calls in flight. After it has cancelled
+// them, it waits as long again.
+const closing = time.Second
 
-	acquireScript = redisstore.NewHold(recordSrc + passSrc + acquireSrc)
-	enqueueScript = redisstore.NewHold(recordSrc + passSrc + stateSrc + enqueueSrc)
-	lookScript    = redisstore.NewScript(recordSrc + passSrc + stateSrc + lookSrc)
-	releaseScript = redisstore.NewScript(recordSrc + passSrc + releaseSrc)
-	breakScript   = redisstore.NewScript(recordSrc + passSrc + breakSrc)
-	renewScript   = redisstore.NewHold(renewSrc)
-	inspectScript = redisstore.NewScript(inspectSrc)
-)
-
-// call is what a script is given that may hand the key over.
-func (d *Driver) call(key string, args ...any) redisstore.Call {
-	return redisstore.Call{
-		Keys: []string{
-			redisstore.LockKey(key),
-			redisstore.DerivedKey("fence", key),
-			redisstore.DerivedKey("queue", key),
-			redisstore.DerivedKey("entries", key),
-			redisstore.DerivedKey("alive", key),
-		},
-		Args: append([]any{redisstore.Millis(d.fenceTTL)}, args...),
-	}
-}
-
-// Acquire takes c.Key if nothing is stored under it and nobody waits for it.
-func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flag(c.Fenced)))
-	if err != nil {
-		return backend.Grant{}, foreign(c.Key, err)
-	}
-	switch r := array(reply); {
-	case r.int(0) == 1 && len(r) == 2:
-		if n, err := strconv.ParseUint(r.text(1), 10, 64); err == nil && (n > 0) == c.Fenced {
-			return backend.Grant{Fence: n}, nil
-		}
-	case r.int(0) == 0 && r.int(1) >= -2 && r.isText(2):
-		d.goOn(c.Key, r[3:])
-		return backend.Grant{}, held(r.int(1), r.text(2))
-	case r.int(0) == -1 && len(r) == 1:
-		return backend.Grant{}, noFence(c.Key)
-	}
-	return backend.Grant{}, d.store.Unexpected(reply)
-}
-
-// Renew raises the term of each hold to at least its claim's TTL.
-func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	calls := make([]redisstore.Call, len(cs))
-	for i, c := range cs {
-		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(c.Key)}, Args: []any{c.Token, redisstore.Millis(c.TTL)}}
-	}
-	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
-		switch {
-		case err != nil:
-		case reply == int64(0):
-			err = backend.ErrLost
-		case reply != int64(1):
-			err = d.store.Unexpected(reply)
-		}
-		done(i, backend.Grant{}, err)
-	})
-}
-
-// Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a
-// place in the queue, Release gives that up.
-func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	if w := d.stayedOn(c); w != nil {
-		d.part(w)
-		if w.doubt {
-			d.doubtful(c)
-		}
-	}
+// Close ends all waits and the driver's background work. If the Driver was opened
+// by URL, it closes the connections too.
+func (d *Driver) Close() error {
 	d.mu.Lock()
-	if _, ok := d.doubts[c.Token]; ok {
-		d.doubts[c.Token] = true
+	d.closed = true
+	for _, g := range d.groups {
+		g.stopLocked()
 	}
 	d.mu.Unlock()
-	return d.release(ctx, c)
-}
+	d.shut()
 
-// release runs the script, which also takes c.Token out of the queue.
-func (d *Driver) release(ctx context.Context, c backend.Claim) error {
-	reply, err := d.store.Run(ctx, releaseScript, d.call(c.Key, c.Token))
-	if err != nil {
-		return err
-	}
-	switch r := array(reply); {
-	case r.int(0) == 1 && (len(r) == 1 || len(r) == 4 && r.int(1) == 2):
-		d.goOn(c.Key, r[1:])
-		return nil
-	case r.int(0) == 0 && len(r) == 1:
-		return backend.ErrLost
-	}
-	return d.store.Unexpected(reply)
-}
-
-// parts is a script's reply.
-type parts []any
-
-func array(reply any) parts {
-	r, _ := reply.([]any)
-	return r
-}
-
-func (r parts) int(i int) int64 {
-	if i < len(r) {
-		if n, ok := r[i].(int64); ok {
-			return n
+	done := make(chan struct{})
+	go func() {
+		d.background.Wait()
+		close(done)
+	}()
+	within := func() {
+		t := time.NewTimer(closing)
+		defer t.Stop()
+		select {
+		case <-done:
+		case <-t.C:
 		}
 	}
-	return none
-}
-
-// none is where a script's reply has no number.
-const none = -1 << 62
-
-func (r parts) text(i int) string {
-	if i < len(r) {
-		s, _ := r[i].(string)
-		return s
-	}
-	return ""
-}
-
-func (r parts) isText(i int) bool {
-	if i >= len(r) {
-		return false
-	}
-	_, ok := r[i].(string)
-	return ok
-}
-
-// held is the error of a key that is held, or waited for, with pttl ms left.
-func held(pttl int64, owner string) *backend.HeldError {
-	e := &backend.HeldError{Owner: owner}
-	if pttl >= 0 {
-		e.RetryAfter = redisstore.Term(max(pttl, 1))
-	}
-	return e
-}
-
-// noFence is the error of a fence that is not to be had.
-func noFence(key string) error {
-	return redisstore.NoFence(redisstore.DerivedKey("fence", key))
-}
-
-// foreign is err, or if it says that a script found what is no queue, an error
-// that tells where: nothing was written then.
-func foreign(key string, err error) error {
-	if !answered(err) || !strings.Contains(err.Error(), "WRONGTYPE") {
-		return err
-	}
-	return fmt.Errorf("%w: what is stored under one of %q, %q and %q is no queue; whoever put it there must remove it (%v)", backend.ErrInvalid,
-		redisstore.DerivedKey("queue", key), redisstore.DerivedKey("entries", key), redisstore.DerivedKey("alive", key), err)
-}
-
-// answered reports whether a server has answered, with an error.
-func answered(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
+	within()
+	d.cancel()
+	err := d.store.Close()
+	within()
+	return err
 }
 
 var errClosed = errors.New("fairlock: driver is closed")
 
-func flag(b bool) int {
-	if b {
-		return 1
+// begin counts an activity that Close waits for; background.Done ends it. It
+// returns false once Close has begun.
+func (d *Driver) begin() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.beginLocked()
+}
+
+func (d *Driver) beginLocked() bool {
+	if d.closed {
+		return false
 	}
-	return 0
+	d.background.Add(1)
+	return true
 }
 
 func init() { hasp.Register("fairlock", open) }

@@ -9,16 +9,16 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Inspect tells who holds key, since when, and who waits for it in order. A
-// holder that is not of this strategy has no Owner and no Since.
+// Inspect returns the holder of key, the start of the hold, and the waiters in
+// order. For a holder of another strategy, Owner and Since are zero.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	c := d.call(key)
-	c.Args = nil
-	reply, err := d.store.Run(ctx, inspectScript, c)
+	call := d.call(key)
+	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: call.Keys})
 	if err != nil {
 		return backend.Status{}, err
 	}
-	r := array(reply)
+
+	r := fieldsOf(reply)
 	if len(r) < 4 || r.int(0) < -2 || !r.isText(3) {
 		return backend.Status{}, d.store.Unexpected(reply)
 	}
@@ -43,8 +43,8 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	if r := array(reply); len(r) > 0 {
-		d.goOn(key, r[1:])
+	if r := fieldsOf(reply); len(r) > 0 {
+		d.continueHandOver(key, r[1:])
 	}
 	return nil
 }

@@ -9,6 +9,6 @@ if type(token) == 'table' then
 end
 if token ~= ARGV[1] then return 0 end
 local left = redis.call('PTTL', KEYS[1])
--- Less than none is a key without an end, which stays one.
+-- A negative PTTL means that the key has no end. Leave it so.
 if left >= 0 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1

@@ -4,42 +4,41 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// waiter is one Wait under way.
+// waiter is one claim that waits for its key.
 type waiter struct {
 	d    *Driver
 	c    backend.Claim
-	term time.Duration // of a key that is handed over
-	wake chan struct{} // something of what Driver.mu guards has changed
+	term time.Duration // of a key that is handed over: the claim's, but at most the window
+	wake chan struct{} // receives when a field has changed that Driver.mu guards; has room for one
 
 	// Only the goroutine of Wait uses these.
-	doubt bool      // a call was not answered, and may still arrive
-	since time.Time // of an outage
-	err   error     // of that outage
+	unanswered  bool      // an enqueue was not answered, and may still arrive
+	outageSince time.Time // when the first call began that was not answered; zero if the last one was
+	outage      error     // the error of the last call, if outageSince is set
 
 	// Driver.mu guards these.
-	line   *line
-	round  int       // entries and grants of an earlier one do not count
-	asked  time.Time // no hold of this round began before
-	queued bool      // the store has said so in this round
-	how    string    // the command by which the store announces a grant
-	told   *told
-	gone   error              // why there is no going on
-	held   *backend.HeldError // the store's last answer, if it was that
-	heldAt time.Time
+	group     *group
+	round     int                // is written into the entry; a grant counts only if its round is the same
+	notBefore time.Time          // no hold of this round began before; the term counts from here
+	queued    bool               // the store has confirmed the place in this round
+	command   string             // the publishing command in the entry
+	handed    *handedOver        // the hold, once the key was handed over
+	failed    error              // why the wait cannot go on
+	held      *backend.HeldError // the store's last answer
+	heldAt    time.Time          // when the call was sent that brought it
 }
 
-// told is a grant as it was told: by a message, or in a reply.
-type told struct {
-	fence uint64
-	until time.Time // zero: of the term of a key that is handed over
-	kept  bool      // replicas have it, as many as were asked for
+// handedOver is a hold that a message or a reply has announced.
+type handedOver struct {
+	fence     uint64
+	until     time.Time // zero if the term is that of a hand-over
+	confirmed bool      // by as many replicas as the URL asks for
 }
 
 // Wait takes a place in the queue and returns when the key is handed over.
@@ -50,91 +49,97 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	if !d.begin() {
 		return backend.Grant{}, errClosed
 	}
-	defer d.wg.Done()
-	w := d.stayedOn(c)
+	defer d.background.Done()
+
+	w := d.unpark(c)
 	if w == nil {
 		w = &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
 	}
 	g, err := w.wait(ctx)
-	if ctx.Err() != nil && errors.Is(err, backend.ErrHeld) && d.staysOn(w) {
+	if ctx.Err() != nil && errors.Is(err, backend.ErrHeld) && d.park(w) {
 		return g, err
 	}
-	d.part(w)
+
+	d.leave(w)
 	switch {
-	case err == nil && w.doubt:
-		d.doubtful(c)
+	case err == nil && w.unanswered:
+		d.expectLateEnqueue(c)
 	case errors.Is(err, backend.ErrHeld):
 		// The place in the queue is still there. The engine releases it.
 		err = errors.Join(err, ctx.Err())
-	case errors.Is(err, backend.ErrInvalid) && w.doubt:
-		err = errors.New(err.Error()) // as an error of unknown outcome
+	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
+		// An earlier call may have taken a place, so the outcome is unknown. An
+		// error that matches ErrInvalid would be definite.
+		err = errors.New(err.Error())
 	}
 	return g, err
 }
 
-// doubtful repeats the release of c.Token after c.Timeout, if it is released
-// before then. An enqueue that was not answered arrives within c.Timeout, if at
-// all. While c.Token holds the key, the enqueue changes nothing; after the
-// release it would take a new place.
-func (d *Driver) doubtful(c backend.Claim) {
+// park keeps the place of w for the next Wait with its claim, and reports whether
+// it did. Until then messages and polls still reach w.
+func (d *Driver) park(w *waiter) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.doubts[c.Token] = false
-	time.AfterFunc(c.Timeout, func() {
-		d.mu.Lock()
-		again := d.doubts[c.Token] && d.beginLocked()
-		delete(d.doubts, c.Token)
-		d.mu.Unlock()
-		if !again {
-			return
-		}
-		defer d.wg.Done()
-		ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
-		defer cancel()
-		_ = d.release(ctx, c) // if this fails, the entry expires
-	})
+	if !w.c.Stays || d.closed {
+		return false
+	}
+	d.parked[w.c.Token] = w
+	return true
 }
 
-// wait goes from one step to the next until w has the key or cannot go on.
+// unpark returns the waiter of c that was parked, or nil.
+func (d *Driver) unpark(c backend.Claim) *waiter {
+	if !c.Stays {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.parked[c.Token]
+	delete(d.parked, c.Token)
+	return w
+}
+
+// wait calls the store and sleeps in turn, until w has the key or cannot go on.
 func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	for try := 0; ; {
 		if g, ok, err := w.outcome(); ok || err != nil {
 			return g, err
 		}
 		if ctx.Err() != nil || w.d.open.Err() != nil {
-			return backend.Grant{}, w.why(ctx)
+			return backend.Grant{}, w.endError(ctx)
 		}
-		if w.stands() {
+		if w.hasPlace() {
 			w.sleep(ctx, nil)
 			continue
 		}
+
 		began := time.Now()
-		err := w.ask(ctx)
+		err := w.enqueue(ctx)
 		if err == nil {
-			w.since, w.err, try = time.Time{}, nil, 0
+			w.outageSince, w.outage, try = time.Time{}, nil, 0
 			continue
 		}
 		if ctx.Err() != nil {
-			continue // which is why
+			continue // err is due to ctx, and says nothing of the store
 		}
-		if w.err = err; w.since.IsZero() {
-			w.since = began
+		if w.outage = err; w.outageSince.IsZero() {
+			w.outageSince = began
 		}
-		if time.Since(w.since) >= w.c.Timeout {
-			return backend.Grant{}, redisstore.Outage(w.err, w.since)
+		if time.Since(w.outageSince) >= w.c.Timeout {
+			return backend.Grant{}, redisstore.Outage(w.outage, w.outageSince)
 		}
 		w.sleep(ctx, time.After(pause(try)))
 		try++
 	}
 }
 
-// pause is how long to wait before an unanswered call is repeated.
+// pause returns how long to wait before an unanswered call is repeated.
 func pause(try int) time.Duration {
 	d := 20 * time.Millisecond << min(try, 4)
 	return d/2 + rand.N(d/2)
 }
 
-// sleep waits for something to happen.
+// sleep returns when w is woken, when the timeout is over, or when the wait ends.
 func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 	select {
 	case <-w.wake:
@@ -144,25 +149,31 @@ func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 	}
 }
 
-func (w *waiter) poke() {
+func (w *waiter) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// why is the error of a wait that has ended without the key.
-func (w *waiter) why(ctx context.Context) error {
+func (w *waiter) hasPlace() bool {
+	w.d.mu.Lock()
+	defer w.d.mu.Unlock()
+	return w.queued
+}
+
+// endError returns the error of a wait that ctx or Close has ended.
+func (w *waiter) endError(ctx context.Context) error {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
 	switch {
-	case w.err != nil:
-		return redisstore.Outage(w.err, w.since)
+	case w.outage != nil:
+		return redisstore.Outage(w.outage, w.outageSince)
 	case ctx.Err() == nil:
 		return errClosed
 	case w.held != nil:
-		// What the store said before it fell silent is not its last word.
-		if err := w.line.silence(w.heldAt, w.c.Timeout); err != nil {
+		// If the store has been silent since it said held, this is an outage.
+		if err := w.group.outageAfterLocked(w.heldAt, w.c.Timeout); err != nil {
 			return err
 		}
 		e := *w.held
@@ -174,135 +185,122 @@ func (w *waiter) why(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (w *waiter) stands() bool {
-	w.d.mu.Lock()
-	defer w.d.mu.Unlock()
-	return w.queued
-}
-
-// outcome reports what there is to return. A grant that may not last is
-// confirmed first: the next ask does that.
+// outcome returns the grant and true, the error that ended the wait, or neither.
+// If a hold may end too soon, outcome begins a new round, and the next enqueue
+// confirms the hold or takes a new place.
 func (w *waiter) outcome() (backend.Grant, bool, error) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
-	if w.told == nil {
-		return backend.Grant{}, false, w.gone
+	if w.handed == nil {
+		return backend.Grant{}, false, w.failed
 	}
-	if g, ok := w.grant(); ok {
+	if g, ok := w.grantLocked(); ok {
 		return g, true, nil
 	}
-	w.again()
+	w.newRoundLocked()
 	return backend.Grant{}, false, nil
 }
 
-// again begins a new round. The caller holds mu.
-func (w *waiter) again() {
+func (w *waiter) newRoundLocked() {
 	w.round++
-	w.asked, w.queued, w.told = time.Time{}, false, nil
+	w.notBefore, w.queued, w.handed = time.Time{}, false, nil
 }
 
-// grant is what w was told, if it is worth having: more than half of its term
-// is left, it is all of the term, or will be by the first renewal, and the
-// replicas have it. The caller holds mu.
-func (w *waiter) grant() (backend.Grant, bool) {
-	g := backend.Grant{Until: w.told.until}
+// grantLocked returns the grant of the hold that was handed over, and whether
+// Wait may return it. The replicas must have confirmed it, more than half of its
+// term must be left, and the term must be whole, or made whole by a renewal.
+func (w *waiter) grantLocked() (backend.Grant, bool) {
+	g := backend.Grant{Until: w.handed.until}
 	if w.c.Fenced {
-		g.Fence = w.told.fence
+		g.Fence = w.handed.fence
 	}
 	if !g.Until.IsZero() {
 		return g, true
 	}
-	if !w.told.kept && w.d.store.Replicas() > 0 {
+	if !w.handed.confirmed && w.d.store.Replicas() > 0 {
 		return g, false
 	}
-	g.Until = w.asked.Add(w.term - backend.Drift(w.term))
+	g.Until = w.notBefore.Add(w.term - backend.Drift(w.term))
 	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
 }
 
-// ask has the store give w a place in the queue, or confirm one, or prolong
-// the hold that it has. A channel is listened to before.
-func (w *waiter) ask(ctx context.Context) error {
+// enqueue sends the script that queues w. If w has a place, the script replaces
+// its entry. If w holds the key, the script raises the term. If the outcome is
+// unknown, enqueue may be called again, because a token has one place at most.
+func (w *waiter) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
-	if w.line == nil {
+	if w.group == nil {
+		// The subscription comes first, so that no message is missed.
 		w.d.join(ctx, w)
 	}
-	d, l := w.d, w.line
+
+	d, g := w.d, w.group
 	d.mu.Lock()
 	sent := time.Now()
-	if w.asked.IsZero() {
-		w.asked = sent
+	if w.notBefore.IsZero() {
+		w.notBefore = sent
 	}
-	w.how = l.ear.how()
-	missed := l.ear.missed
+	w.command = g.sub.command()
+	gaps := g.sub.gaps
 	d.mu.Unlock()
 	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, redisstore.Millis(w.term), flag(w.c.Fenced),
-		w.how, l.ear.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
-	if err = foreign(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
+		w.command, g.sub.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
+
+	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		w.gone = err
+		w.failed = err
 		return nil
 	}
 	if err != nil {
-		w.doubt = true
+		w.unanswered = true
 		return err
 	}
-	s, ok := decode(reply)
+	return w.enqueued(reply, sent, gaps)
+}
+
+// enqueued handles the reply to an enqueue that was sent at the given time. The
+// subscription had that many gaps then.
+func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
+	d, g := w.d, w.group
+	r, ok := reportOf(reply)
 	if !ok {
 		return d.store.Unexpected(reply)
 	}
-	d.tell(w.c.Key, s.told, sent)
+	d.deliver(w.c.Key, r.handed, sent)
+
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s.deaf {
-		l.ear.listener.Relisten()
+	if r.unsubscribed {
+		g.sub.listener.Relisten()
 	}
+	mine := r.token == w.c.Token
 	switch {
-	case w.told != nil:
-		w.told.kept = s.token == w.c.Token
-	case w.gone != nil:
-	case s.token == w.c.Token && w.c.Fenced && s.fence == 0:
+	case w.handed != nil:
+		w.handed.confirmed = mine
+	case w.failed != nil:
+	case mine && w.c.Fenced && r.fence == 0:
 		return d.store.Unexpected(reply)
-	case s.token == w.c.Token: // the whole term was asked for
-		w.told = &told{s.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
+	case mine:
+		// The script has raised the term to the whole of it.
+		w.handed = &handedOver{r.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
 	default:
-		w.stand(s, sent)
-		l.lookBy(l.next(s, sent))
-		if l.ear.missed != missed {
-			l.lookBy(sent)
+		w.queuedLocked(r, sent)
+		g.pollByLocked(g.nextPoll(r, sent))
+		if g.sub.gaps != gaps {
+			// The message for this place may have fallen into a gap.
+			g.pollByLocked(sent)
 		}
 	}
 	return nil
 }
 
-// stand notes that w is in the queue, as a call said that was sent then. The
-// caller holds mu.
-func (w *waiter) stand(s state, sent time.Time) {
+// queuedLocked notes that w was in the queue when a call was sent that reported r.
+func (w *waiter) queuedLocked(r report, sent time.Time) {
 	w.queued = true
-	if sent.After(w.asked) {
-		w.asked = sent
+	if sent.After(w.notBefore) {
+		w.notBefore = sent
 	}
-	w.held, w.heldAt = held(s.pttl, s.owner), sent
-}
-
-// state is what state.lua returns.
-type state struct {
-	pttl     int64
-	stranger bool
-	deaf     bool // the server knows of no subscriber of the channel
-	token    string
-	fence    uint64
-	owner    string
-	found    string
-	told     parts
-}
-
-func decode(reply any) (state, bool) {
-	r := array(reply)
-	if len(r) < 8 || r.int(1) < -2 || !r.isText(4) || !r.isText(5) || !r.isText(6) || !r.isText(7) {
-		return state{}, false
-	}
-	fence, _ := strconv.ParseUint(r.text(5), 10, 64) // in a stranger's record it may be anything
-	return state{r.int(1), r.int(2) == 1, r.int(3) == 1, r.text(4), fence, r.text(6), r.text(7), r[8:]}, true
+	w.held, w.heldAt = held(r.pttl, r.owner), sent
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// A look goes on where the last one stopped, unless the queue has moved.
-func TestLookGoesOnWhereTheLastOneStopped(t *testing.T) {
+// A poll continues a hand-over where it stopped, unless the queue has changed.
+func TestHandOverContinuesWhereItStopped(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	rdb, ctx := srv.Client(), t.Context()
 	sub := rdb.Subscribe(ctx, "c0", "c1", "c2")
@@ -25,21 +25,21 @@ func TestLookGoesOnWhereTheLastOneStopped(t *testing.T) {
 	d := New(rdb, nil)
 	defer d.Close()
 	for _, c := range []struct {
-		place  int
-		before string
-		want   string
+		position int
+		before   string
+		want     string
 	}{{0, "", "t0"}, {1, "t0", "t1"}, {2, "t1", "t2"}, {2, "t0", "t0"}, {1, "", "t0"}, {3, "t2", ""}, {4, "t3", "t0"}} {
 		rdb.FlushAll(ctx)
-		call := d.call("k", silent, "", redisstore.Millis(d.window), c.place, c.before)
+		call := d.call("k", noCommand, "", redisstore.Millis(d.window), c.position, c.before)
 		for i := range 3 {
 			token, channel := fmt.Sprint("t", i), fmt.Sprint("c", i)
 			rdb.RPush(ctx, call.Keys[2], token)
 			rdb.HSet(ctx, call.Keys[3], token, "PUBLISH "+channel+" 1 60000 0 owner of "+token)
 			rdb.ZAdd(ctx, call.Keys[4], redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: channel})
 		}
-		reply, err := d.store.Run(ctx, lookScript, call)
-		if s, ok := decode(reply); err != nil || !ok || s.token != c.want || c.want != "" && s.owner != "owner of "+c.want {
-			t.Errorf("from place %d after %q: %+v, %v; want %q", c.place, c.before, s, err, c.want)
+		reply, err := d.store.Run(ctx, pollScript, call)
+		if s, ok := reportOf(reply); err != nil || !ok || s.token != c.want || c.want != "" && s.owner != "owner of "+c.want {
+			t.Errorf("from position %d after %q: %+v, %v; want %q", c.position, c.before, s, err, c.want)
 		}
 	}
 }

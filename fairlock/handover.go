@@ -1,0 +1,120 @@
+package fairlock
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// received handles a message about a grant: token, round, and fence. In place of
+// the fence is - if there can be none.
+func (d *Driver) received(payload string) {
+	f := strings.Fields(payload)
+	if len(f) != 3 {
+		return // not from hasp
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.recipientLocked(f[0], f[1])
+	if w == nil {
+		return
+	}
+
+	if f[2] == "-" {
+		w.failed = noFence(w.c.Key)
+	} else if w.handed = w.holdOf(f[2]); w.handed == nil {
+		return // not from hasp; the next poll finds what the store says
+	}
+	w.wakeUp()
+}
+
+// deliver handles what handOver returned, in the reply to a call that was sent at
+// the given time.
+func (d *Driver) deliver(key string, handed fields, sent time.Time) {
+	if len(handed) == 0 {
+		return
+	}
+	d.continueHandOver(key, handed)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.recipientLocked(handed.text(1), handed.text(2))
+	if w == nil || handed.int(0) == 2 {
+		return
+	}
+	hold := w.holdOf(handed.text(3))
+	switch {
+	case handed.int(0) == -1:
+		w.failed = noFence(key)
+	case handed.int(0) != 1 || hold == nil:
+		w.failed = d.store.Unexpected(handed)
+	default:
+		if sent.After(w.notBefore) {
+			w.notBefore = sent
+		}
+		w.handed = hold
+	}
+	w.wakeUp()
+}
+
+// recipientLocked returns the waiter to which the key was handed over in that
+// round. It returns nil if the waiter is gone, knows already, or has begun another
+// round since.
+func (d *Driver) recipientLocked(token, round string) *waiter {
+	w := d.waiters[token]
+	if w == nil || strconv.Itoa(w.round) != round || w.handed != nil {
+		return nil
+	}
+	return w
+}
+
+// holdOf returns a hold with that fence, or nil if w cannot have such a hold.
+func (w *waiter) holdOf(fence string) *handedOver {
+	n, err := strconv.ParseUint(fence, 10, 64)
+	if err != nil || w.c.Fenced && n == 0 {
+		return nil
+	}
+	return &handedOver{fence: n}
+}
+
+// continueTimeout bounds a call that no caller waits for.
+const continueTimeout = 3 * time.Second
+
+// continueHandOver goes on with a hand-over that stopped within a long queue. If it
+// fails, the polls of the waiters hand the key over.
+func (d *Driver) continueHandOver(key string, handed fields) {
+	if handed.int(0) != 2 || !d.begin() {
+		return
+	}
+	go func() {
+		defer d.background.Done()
+		for handed.int(0) == 2 && d.open.Err() == nil {
+			ctx, cancel := context.WithTimeout(d.calls, continueTimeout)
+			sent := time.Now()
+			reply, err := d.store.Run(ctx, pollScript,
+				d.call(key, noCommand, d.channelFor(key), redisstore.Millis(d.window), handed.int(1), handed.text(2)))
+			cancel()
+			r, ok := reportOf(reply)
+			if err != nil || !ok {
+				return
+			}
+			if handed = r.handed; handed.int(0) != 2 {
+				d.deliver(key, handed, sent)
+			}
+		}
+	}()
+}
+
+// channelFor returns the channel of this Driver's waiters for key, or an empty
+// string if there are none.
+func (d *Driver) channelFor(key string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if g := d.groups[key]; g != nil {
+		return g.sub.channel
+	}
+	return ""
+}

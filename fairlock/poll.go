@@ -1,0 +1,315 @@
+package fairlock
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// Bounds of polls.
+const (
+	foreignEvery      = time.Second            // how often to poll a key of another strategy, whose release sends no message
+	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription
+	pollTokens        = 500                    // tokens in one poll
+	pollBatch         = 256                    // polls in one batch
+	pollGather        = time.Millisecond       // how long a poll that is due waits for other polls
+)
+
+// group is the waiters of this Driver for one key. It exists while there are any,
+// and polls the key for all of them.
+type group struct {
+	d   *Driver
+	key string
+	sub *subscription
+
+	// Driver.mu guards these.
+	waiters     map[string]*waiter // by token
+	timer       *time.Timer        // starts the next poll; nil before the first
+	next        time.Time          // when the next poll is due; zero if none is scheduled
+	pending     int                // polls queued or in flight; above one only if there are many waiters
+	sent        time.Time          // when the polls in flight were sent; zero if none is
+	again       bool               // another poll became due while polls were pending
+	err         error              // the error of one of the pending polls
+	outageSince time.Time          // when the first poll was sent that failed; zero if the last one was answered
+	outage      error              // the error of the last poll, if outageSince is set
+	failures    int                // polls in a row that failed
+}
+
+// join adds w to the group of its key. The subscription is confirmed before, if it
+// can be.
+func (d *Driver) join(ctx context.Context, w *waiter) {
+	s := d.subscribe(ctx, w.c)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.groups[w.c.Key]
+	if g == nil {
+		g = &group{d: d, key: w.c.Key, sub: s, waiters: map[string]*waiter{}}
+		d.groups[g.key] = g
+	}
+	w.group = g
+	g.waiters[w.c.Token] = w
+	d.waiters[w.c.Token] = w
+}
+
+// leave removes w from its group, which ends with its last waiter.
+func (d *Driver) leave(w *waiter) {
+	g := w.group
+	if g == nil {
+		return
+	}
+
+	d.mu.Lock()
+	delete(d.waiters, w.c.Token)
+	delete(g.waiters, w.c.Token)
+	if len(g.waiters) == 0 {
+		delete(d.groups, g.key)
+		g.stopLocked()
+	}
+	d.mu.Unlock()
+	d.unsubscribe(g.sub)
+}
+
+func (g *group) stopLocked() {
+	if g.timer != nil {
+		g.timer.Stop()
+	}
+	g.next = time.Time{}
+}
+
+// pollByLocked schedules a poll for the given time, unless one comes earlier.
+func (g *group) pollByLocked(at time.Time) {
+	switch {
+	case len(g.waiters) == 0 || g.d.closed:
+	case g.timer == nil:
+		g.next = at
+		g.timer = time.AfterFunc(time.Until(at), g.poll)
+	case g.next.IsZero() || at.Before(g.next):
+		g.next = at
+		g.timer.Reset(time.Until(at))
+	}
+}
+
+// nextPoll returns when to poll after a call that was sent at the given time and
+// reported r. A poll is due when the places need it, when the holder's term ends,
+// and earlier if no message will announce the release.
+func (g *group) nextPoll(r report, sent time.Time) time.Time {
+	after := g.d.window / 3
+	if g.sub.command() == noCommand {
+		after = min(after, unsubscribedEvery)
+	}
+	if r.foreign || r.pttl == -2 {
+		after = min(after, foreignEvery)
+	}
+
+	// Polls that are due within the same sixteenth of the interval travel together.
+	at := g.d.began.Add((sent.Sub(g.d.began) + after).Truncate(after / 16))
+	if r.pttl >= 0 {
+		// The server may have computed the PTTL just before the reply arrived. So
+		// the term may end as late as this.
+		if end := time.Now().Add(redisstore.Term(r.pttl) + time.Millisecond); end.Before(at) {
+			return end
+		}
+	}
+	return at
+}
+
+// poll is called by the timer. It queues a poll, which travels together with the
+// polls of other groups that become due in the next moment.
+func (g *group) poll() {
+	d := g.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g.next = time.Time{}
+	if g.pending > 0 {
+		g.again = true
+		return
+	}
+	if len(d.due) == 0 {
+		if !d.beginLocked() {
+			return
+		}
+		time.AfterFunc(pollGather, d.pollDue)
+	}
+	g.pending = 1
+	d.due = append(d.due, g)
+}
+
+// poll is one call about waiters of one group.
+type poll struct {
+	g       *group
+	command string // the publishing command when the poll was sent
+	places  []place
+	done    bool // answered
+}
+
+// place is a waiter that has a place in the queue, in the round in which it was
+// polled.
+type place struct {
+	w     *waiter
+	round int
+}
+
+// pollDue polls for all groups that are due. The polls travel as renewals do: each
+// server has its own pipeline, so that a server that hangs delays no poll of
+// another.
+func (d *Driver) pollDue() {
+	defer d.background.Done()
+	d.mu.Lock()
+	var polls []*poll
+	var timeout time.Duration // the shortest of all waiters
+	for _, g := range d.due {
+		var places []place
+		for _, w := range g.waiters {
+			if w.queued && w.handed == nil {
+				places = append(places, place{w, w.round})
+				if timeout == 0 || w.c.Timeout < timeout {
+					timeout = w.c.Timeout
+				}
+			}
+		}
+		g.pending, g.again = 0, false
+		for some := range slices.Chunk(places, pollTokens) {
+			g.pending++
+			g.sent = time.Now()
+			polls = append(polls, &poll{g: g, command: g.sub.command(), places: some})
+		}
+	}
+	d.due = nil
+	d.mu.Unlock()
+
+	for batch := range slices.Chunk(polls, pollBatch) {
+		// Half of the timeout leaves time for a second poll, if this one is lost with
+		// its connection, before it counts as an outage and before places end.
+		d.background.Go(func() { d.send(batch, timeout/2) })
+	}
+}
+
+// send makes the calls of some polls.
+func (d *Driver) send(polls []*poll, timeout time.Duration) {
+	calls := make([]redisstore.Call, len(polls))
+	for i, p := range polls {
+		args := []any{p.command, p.g.sub.channel, redisstore.Millis(d.window), 0, ""}
+		for _, pl := range p.places {
+			args = append(args, pl.w.c.Token)
+		}
+		calls[i] = d.call(p.g.key, args...)
+	}
+
+	ctx, cancel := context.WithTimeout(d.calls, timeout)
+	defer cancel()
+	sent := time.Now()
+	d.store.RunEach(ctx, pollScript, calls, func(i int, reply any, err error) {
+		polls[i].done = true
+		d.polled(polls[i], reply, err, sent)
+	})
+	for _, p := range polls {
+		if !p.done {
+			d.polled(p, nil, fmt.Errorf("%s: %w", d.store.Name(), ctx.Err()), sent)
+		}
+	}
+}
+
+// polled handles the outcome of a poll that was sent at the given time.
+func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
+	g := p.g
+	r, ok := reportOf(reply)
+	switch {
+	case err != nil:
+	case !ok || len(r.found) != len(p.places):
+		err = d.store.Unexpected(reply)
+	default:
+		d.deliver(g.key, r.handed, sent)
+	}
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err != nil {
+		g.err = err
+	} else {
+		if r.unsubscribed {
+			g.sub.listener.Relisten()
+		}
+		command := g.sub.command()
+		for i, pl := range p.places {
+			g.updateLocked(pl, r, r.found[i] == '1', command, sent)
+		}
+	}
+	if g.pending--; g.pending == 0 {
+		g.scheduleLocked(r, sent)
+	}
+}
+
+// updateLocked notes what a poll that was sent at the given time has found of one
+// place. command is the publishing command now.
+func (g *group) updateLocked(pl place, r report, found bool, command string, sent time.Time) {
+	w := pl.w
+	switch {
+	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
+		return // a message or another reply was faster
+	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
+		// The message about this hold was lost.
+		w.handed = &handedOver{fence: r.fence}
+	case !found:
+		// The window passed, the queue was lost, or the hold has ended already.
+		w.newRoundLocked()
+	case w.command != command:
+		// The client has got or lost its subscription since. The entry is replaced, and
+		// keeps its place.
+		w.queued = false
+	default:
+		w.queuedLocked(r, sent)
+		return
+	}
+	w.wakeUp()
+}
+
+// scheduleLocked schedules the next poll after all pending polls have ended, the
+// last with report r.
+func (g *group) scheduleLocked(r report, sent time.Time) {
+	next := time.Now()
+	if g.err != nil {
+		g.failedLocked(g.err, sent)
+		next = next.Add(pause(g.failures))
+		g.failures++
+	} else {
+		g.outageSince, g.outage, g.failures = time.Time{}, nil, 0
+		if !g.again {
+			next = g.nextPoll(r, sent)
+		}
+	}
+	g.sent, g.again, g.err = time.Time{}, false, nil
+	g.pollByLocked(next)
+}
+
+// failedLocked notes that a poll that was sent at the given time was not answered.
+// It ends the waits for which the outage has lasted their Timeout.
+func (g *group) failedLocked(err error, sent time.Time) {
+	if g.outageSince.IsZero() {
+		g.outageSince = sent
+	}
+	g.outage = err
+	for _, w := range g.waiters {
+		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
+			w.failed = redisstore.Outage(err, g.outageSince)
+			w.wakeUp()
+		}
+	}
+}
+
+// outageAfterLocked returns the outage that began after an answer to a call of the
+// given time: a poll has failed, or has not been answered for a third of timeout.
+// Without an outage it returns nil.
+func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
+	switch {
+	case g.outageSince.After(answered):
+		return redisstore.Outage(g.outage, g.outageSince)
+	case g.sent.After(answered) && time.Since(g.sent) >= timeout/3:
+		took := time.Since(g.sent).Round(time.Millisecond)
+		return redisstore.Outage(fmt.Errorf("%s: no answer for %v: %w", g.d.store.Name(), took, os.ErrDeadlineExceeded), g.sent)
+	}
+	return nil
+}

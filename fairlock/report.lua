@@ -1,0 +1,22 @@
+-- Keeps places in the queue alive, and reports the state of a lock. This part follows handover.lua.
+
+-- Extends the life of a client's places in the queue, and of the queue.
+local function keepAlive(channel, window)
+	redis.call('ZADD', alive, now() + window, channel)
+	redis.call('ZREMRANGEBYSCORE', alive, '-inf', now())
+	local last = redis.call('ZREVRANGE', alive, 0, 0, 'WITHSCORES')[2]
+	for i = 3, 5 do redis.call('PEXPIREAT', KEYS[i], string.format('%.0f', tonumber(last))) end
+end
+
+-- Returns {1 if the asking token holds the key and otherwise 0, PTTL, 1 if the holder is of another
+-- strategy, 1 if the client's channel has no subscriber, token, fence and owner of the hold, for each
+-- queried token 1 if it is in the queue and otherwise 0}, followed by what handOver returned. The
+-- script passes either that, if the key was free, or the holder.
+local function report(asking, found, command, channel, handed, token, owner, fence)
+	if handed then token, owner, fence = holder() end
+	local foreign = token == true and 1 or 0
+	if foreign == 1 or not token then token = '' end
+	local mine = token == asking and 1 or 0
+	local lost = unsubscribed(command, channel) and 1 or 0
+	return {mine, redis.call('PTTL', lock), foreign, lost, token, fence or '0', owner or '', found, unpack(handed or {})}
+end

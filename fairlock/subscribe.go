@@ -1,0 +1,109 @@
+package fairlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// noCommand takes the place of the publishing command in an entry whose client
+// cannot receive messages. The client has no subscription, because its user may
+// not subscribe or the server accepts no more connections. The entry keeps its
+// place, and the client polls.
+const noCommand = "-"
+
+// subscribeWithin bounds how long a waiter without a place waits for a
+// subscription.
+const subscribeWithin = time.Second
+
+// subscription is a channel of this Driver. Scripts publish on it for all keys
+// that have this channel.
+type subscription struct {
+	channel  string
+	listener *redisstore.Listener
+
+	// Driver.mu guards these.
+	waiters int // how many use the subscription
+	gaps    int // how often messages may have been missed
+}
+
+// command returns the command that publishes on s, or noCommand.
+func (s *subscription) command() string {
+	if command := s.listener.Command(); command != "" {
+		return command
+	}
+	return noCommand
+}
+
+// subscribe returns the subscription to the channel of c.Key, for one more waiter.
+// It blocks until the server confirms the subscription, but not for long.
+func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
+	channel := d.store.Channel("grant:"+d.id, c.Key)
+	if s := d.shareSubscription(channel, nil); s != nil {
+		return s
+	}
+
+	// Leave most of the time for the call that takes a place in the queue.
+	ctx, cancel := context.WithTimeout(ctx, min(c.Timeout/3, subscribeWithin))
+	defer cancel()
+	s := &subscription{channel: channel}
+	s.listener, _ = d.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
+		if gap {
+			d.messagesMissed(s)
+		} else {
+			d.received(payload)
+		}
+	})
+
+	// Another waiter may have subscribed meanwhile.
+	shared := d.shareSubscription(channel, s)
+	if shared != s {
+		s.listener.Close()
+	}
+	return shared
+}
+
+// shareSubscription returns the subscription to channel, for one more waiter. If
+// there is none, it stores and returns s, which may be nil.
+func (d *Driver) shareSubscription(channel string, s *subscription) *subscription {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if first := d.subscriptions[channel]; first != nil {
+		s = first
+	}
+	if s != nil {
+		d.subscriptions[channel] = s
+		s.waiters++
+	}
+	return s
+}
+
+// unsubscribe ends the use of s by one waiter.
+func (d *Driver) unsubscribe(s *subscription) {
+	d.mu.Lock()
+	s.waiters--
+	last := s.waiters == 0
+	if last {
+		delete(d.subscriptions, s.channel)
+	}
+	d.mu.Unlock()
+
+	if last {
+		s.listener.Close()
+	}
+}
+
+// messagesMissed makes all waiters of s poll, because s was interrupted.
+func (d *Driver) messagesMissed(s *subscription) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.gaps++
+	now := time.Now()
+	for _, g := range d.groups {
+		if g.sub == s {
+			g.pollByLocked(now)
+		}
+	}
+}
