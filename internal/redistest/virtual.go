@@ -146,9 +146,14 @@ func (v *VirtualServer) client(dial func(context.Context, string, string) (net.C
 		WriteTimeout:          -1,
 		// Whoever waits for a connection takes a timer that go-redis keeps for
 		// the whole process, and a bubble's timer is fatal to another bubble.
-		PoolSize:        10_000,
-		ReadBufferSize:  1024, // clearing the 32 KiB that go-redis takes for a connection costs more than using it
-		WriteBufferSize: 1024,
+		PoolSize: 10_000,
+		// Clearing the 32 KiB that go-redis takes for a connection, and the 256 KiB
+		// for one of pipelines, costs more than using it.
+		ReadBufferSize:          1024,
+		WriteBufferSize:         1024,
+		PipelineReadBufferSize:  1024,
+		PipelineWriteBufferSize: 1024,
+
 		DialerRetries:   1,
 		MaxRetries:      -1,
 		DisableIdentity: true,
