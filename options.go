@@ -163,6 +163,10 @@ func WithTTL(ttl time.Duration) Option {
 // WithMaxWait bounds the wait, and only that; the deadline of Lock's context
 // bounds the wait and the hold. Zero means one attempt. Negative is
 // ErrInvalid.
+//
+// An attempt that is under way when the wait ends still has the time of four
+// round trips, but 50 ms at least and Options.Timeout at most. So a healthy
+// store answers even a wait that is shorter than a round trip.
 func WithMaxWait(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {

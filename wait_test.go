@@ -69,6 +69,16 @@ func TestErrorsOfAWait(t *testing.T) {
 			within: 3500 * time.Millisecond, atLeast: hasp.DefaultTimeout, isNot: []error{hasp.ErrHeld, context.DeadlineExceeded}},
 		{name: "hung, max wait", store: hung, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
 			within: 1050 * time.Millisecond, atLeast: time.Second, isNot: []error{hasp.ErrHeld, context.DeadlineExceeded}},
+		{name: "held, then hung, max wait", store: func(f *faulty) {
+			began := time.Now()
+			f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				if time.Since(began) > 990*time.Millisecond {
+					time.Sleep(time.Hour)
+				}
+				return send()
+			}
+		}, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
+			within: 1060 * time.Millisecond, atLeast: time.Second},
 		{name: "hung, cancelled", store: hung, ctx: func(ctx context.Context) (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(ctx)
 			time.AfterFunc(time.Second, cancel)

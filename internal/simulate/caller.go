@@ -18,7 +18,41 @@ type client struct {
 	name    string
 	link    link
 	timeout time.Duration
-	long    bool // its callers may ask for long terms
+	long    bool         // its callers may ask for long terms
+	slowest atomic.Int64 // answer to an attempt so far
+}
+
+// patience returns the longest time that the Client may give to an attempt whose
+// wait is over: four round trips, but 50 ms at least and Timeout at most.
+func (c *client) patience() time.Duration {
+	return min(max(4*time.Duration(c.slowest.Load()), 50*time.Millisecond), c.timeout)
+}
+
+// timed is a driver that measures its Client's attempts.
+type timed struct {
+	backend.Inspector
+	slowest *atomic.Int64
+}
+
+func (t timed) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	began := time.Now()
+	g, err := t.Inspector.Acquire(ctx, c)
+	if err == nil || errors.Is(err, hasp.ErrHeld) {
+		d := int64(time.Since(began))
+		for old := t.slowest.Load(); d > old && !t.slowest.CompareAndSwap(old, d); old = t.slowest.Load() {
+		}
+	}
+	return g, err
+}
+
+// timedWaiter is a timed driver that is a Waiter.
+type timedWaiter struct {
+	timed
+	waiter backend.Waiter
+}
+
+func (t timedWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return t.waiter.Wait(ctx, c)
 }
 
 // Lock counts the call, also those that Do and LockAll make.
@@ -79,34 +113,43 @@ type bounds struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	opts   []hasp.Option
-	end    time.Time // the call returns by then, or it is late
-	wait   time.Duration
-	grace  time.Duration
-	long   bool // the term is
+	end    time.Time // of the wait
+	within bool      // WithMaxWait ends the wait, and not ctx
+	long   bool      // the term is long
 }
 
-// late is how much later than it should a call may return.
-const late = 50 * time.Millisecond
+const (
+	late  = 50 * time.Millisecond // after the end of its context, a call returns within this time
+	grace = 10 * time.Millisecond // after the end of a command's time, its call returns within this time
+)
+
+// due returns when a call must have returned.
+func (a *caller) due(b bounds) time.Time {
+	if b.within {
+		// The last attempt may begin at the end of the wait.
+		return b.end.Add(a.c.patience() + grace)
+	}
+	return b.end.Add(late)
+}
 
 // bounds draws the limits of a call. Every call has one, so that a caller who is
 // stuck is seen.
 func (a *caller) bounds() bounds {
-	b := bounds{wait: 10*time.Millisecond + a.upTo(2*time.Second)}
+	b, wait := bounds{}, 10*time.Millisecond+a.upTo(2*time.Second)
 	switch a.r.IntN(4) {
 	case 0: // a deadline
-		b.ctx, b.cancel = context.WithTimeout(context.Background(), b.wait)
+		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
 	case 1: // cancelled on the way
 		b.ctx, b.cancel = context.WithCancel(context.Background())
-		time.AfterFunc(b.wait, b.cancel)
+		time.AfterFunc(wait, b.cancel)
 	case 2: // WithMaxWait
 		b.ctx, b.cancel = context.WithCancel(context.Background())
-		b.opts = append(b.opts, hasp.WithMaxWait(b.wait))
-		b.grace = max(late, a.c.timeout) // an attempt that begins at the end has the time of four round trips
+		b.opts, b.within = append(b.opts, hasp.WithMaxWait(wait)), true
 	default: // the end of the world
-		b.wait = time.Minute
-		b.ctx, b.cancel = context.WithTimeout(context.Background(), b.wait)
+		wait = time.Minute
+		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
 	}
-	b.end = time.Now().Add(b.wait + b.grace + late)
+	b.end = time.Now().Add(wait)
 	term := hasp.MinTTL + a.upTo(400*time.Millisecond)
 	often := 5
 	if a.w.breaks {
@@ -128,13 +171,19 @@ func (a *caller) bounds() bounds {
 	return b
 }
 
+// try limits b to one attempt.
+func (b *bounds) try(c *client) {
+	if end := time.Now().Add(c.timeout); b.within || end.Before(b.end) {
+		b.end, b.within = end, false
+	}
+}
+
 // took checks how a call came out that began as start says, and reports whether
 // it has the key.
 func (a *caller) took(what string, b bounds, start start, err error) bool {
 	began := start.at
-	if now := time.Now(); now.After(b.end) && now.Sub(began) > a.c.timeout+late {
-		// A short wait is answered all the same, for which Timeout is the bound.
-		a.w.book.errorf("%s by %s returned %v late: %v", what, a.c.name, now.Sub(b.end), err)
+	if d := time.Since(a.due(b)); d > 0 {
+		a.w.book.errorf("%s by %s returned %v late: %v", what, a.c.name, d, err)
 	}
 	switch {
 	case err == nil:
@@ -184,6 +233,7 @@ func (a *caller) lock() {
 	var l *hasp.Lease
 	var err error
 	if a.chance(4) {
+		b.try(a.c)
 		l, err = a.c.TryLock(b.ctx, key, b.opts...)
 	} else {
 		l, err = a.c.Lock(b.ctx, key, b.opts...)
@@ -277,7 +327,10 @@ func (a *caller) all() {
 	if err != nil && errors.Is(err, hasp.ErrLost) {
 		return // a lease that was had first, while it waited for the next
 	}
-	b.end = b.end.Add(2 * a.c.timeout) // it unlocks what it has
+	b.end = b.end.Add(2 * a.c.timeout) // LockAll unlocks the leases that it has
+	if b.within {
+		b.end = b.end.Add(2 * a.c.timeout) // after the wait, it still locks keys that are free
+	}
 	if !a.took("LockAll", b, start, err) {
 		return
 	}
@@ -396,7 +449,7 @@ func (a *caller) polls() {
 	for range 5 + a.r.IntN(20) {
 		start := p.start(key)
 		l, err := c.TryLock(context.Background(), key)
-		if p.took("a poll", bounds{end: time.Now().Add(-late)}, start, err) {
+		if p.took("a poll", bounds{end: start.at.Add(c.timeout)}, start, err) {
 			a.w.book.took(c.name, l, 0, start.at)
 			p.nap(10 * time.Millisecond)
 			_ = l.Unlock(context.Background())

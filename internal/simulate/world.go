@@ -243,6 +243,12 @@ func (w *world) open(r *rand.Rand, timeout time.Duration) *client {
 	own := rand.New(rand.NewPCG(w.seed, 1<<33+uint64(w.clients)))
 	driver, link := w.store.link(own, c.timeout)
 	c.link = link
+	t := timed{driver.(backend.Inspector), &c.slowest}
+	if waiter, ok := driver.(backend.Waiter); ok {
+		driver = timedWaiter{t, waiter}
+	} else {
+		driver = t
+	}
 	c.Client = hasp.New(driver, &hasp.Options{
 		TTL: hasp.MinTTL + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
 		Owner: c.name, Observe: w.book.observe(c.name),
