@@ -10,19 +10,23 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
 func (a *app) breakCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "break KEY",
-		Short: "Free a key whoever holds it (dangerous)",
-		Long: `break frees KEY, whoever holds it. The holder is not asked: it hears of it at
-its next renewal, and until then works as if it held the lock, while the next
-one already does. Make sure first that the holder has ended. A holder that is
-dead needs no break: its key is free when its term has run out.
+		Short: "Free a key while another program holds it (dangerous)",
+		Long: `break frees KEY, whichever program holds it. The holder learns of it at its next
+renewal. Until then it works as if it held the lock, and the next holder may
+already work at the same time. So make sure first that the holder has ended.
 
-On a terminal it asks before it does so; elsewhere it wants --force.`,
+A holder that has died needs no break: its key is free when its term is over.
+
+On a terminal break asks for confirmation. Elsewhere it requires --force.`,
+		Example: `  hasp inspect backup
+  hasp break backup`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withClient(cmd, "hasp break", func(ctx context.Context, client *hasp.Client) error {
@@ -34,65 +38,67 @@ On a terminal it asks before it does so; elsewhere it wants --force.`,
 	return cmd
 }
 
-// breakKey breaks key if somebody holds it, and asks before it does so.
+// breakKey breaks key if it is held.
 func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
 	before, err := client.Inspect(ctx, key)
-	if err != nil && !force { // what cannot be read can be broken all the same
+	if err != nil && !force { // with force, break also frees a record that cannot be read
 		return err
 	}
 	if err == nil && !before.Held {
-		fmt.Fprintf(a.out, "nobody holds %s\n", quote(key))
+		fmt.Fprintf(a.out, "%s is free\n", text.Quote(key))
 		return nil
 	}
 	if !force {
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
 		}
-		// A person takes time to answer, and means the holder they were told of.
+		// The answer takes time, and concerns only the holder that the question
+		// named.
 		now, err := client.Inspect(ctx, key)
 		if err != nil {
 			return err
 		}
 		if !sameHold(before, now) {
-			return codeError{exitFailed, fmt.Errorf("%s has changed hands meanwhile and was not broken", quote(key))}
+			return failedf("%s has changed hands meanwhile and was not broken", text.Quote(key))
 		}
 	}
 	if err := client.Break(ctx, key); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "broke %s; the holder's work may still be running\n", quote(key))
+	fmt.Fprintf(a.out, "broke %s; the holder's work may still be running\n", text.Quote(key))
 	return nil
 }
 
-// confirm asks a person whether to break key.
+// confirm asks the user whether to break key, and returns an error if not.
 func (a *app) confirm(ctx context.Context, key string, s backend.Status) error {
-	by := "somebody"
+	held := text.Quote(key) + " is held"
 	if s.Owner != "" {
-		by = quote(s.Owner)
+		held += " by " + text.Quote(s.Owner)
 	}
 	if !isTerminal(a.in) {
-		return usagef("%s is held by %s, whose work may still be running; --force breaks it all the same", quote(key), by)
+		return usagef("%s, and the holder's work may still be running; --force breaks it without a question", held)
 	}
-	fmt.Fprintf(a.err, "%s is held by %s.\nIf its work still runs, breaking the key lets a second one in beside it.\nBreak it? [y/N] ", quote(key), by)
+	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", held)
+
 	answer := make(chan string, 1)
-	go func() { // left behind if a signal ends the wait, and then the program
-		text, _ := bufio.NewReader(a.in).ReadString('\n')
-		answer <- strings.ToLower(strings.TrimSpace(text))
+	go func() { // if a signal ends the wait, this goroutine stays until the program ends
+		line, _ := bufio.NewReader(a.in).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
 	}()
 	select {
-	case text := <-answer:
-		if text == "y" || text == "yes" {
+	case line := <-answer:
+		if line == "y" || line == "yes" {
 			return nil
 		}
-		return codeError{exitFailed, fmt.Errorf("%s was not broken", quote(key))}
+		return failedf("%s was not broken", text.Quote(key))
 	case <-ctx.Done():
 		fmt.Fprintln(a.err)
 		return ctx.Err()
 	}
 }
 
-// sameHold reports whether two looks at a key saw the same hold, as far as
-// the store can tell holds apart.
+// sameHold reports whether a and b show the same hold, as far as the store
+// distinguishes holds.
 func sameHold(a, b backend.Status) bool {
 	return a.Held == b.Held && a.Owner == b.Owner && a.Since.Equal(b.Since) && a.Fence == b.Fence
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,11 +16,12 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// clause is a conformance.Result for programs.
+// clause is a conformance.Result as JSON.
 type clause struct {
 	Name   string  `json:"name"`
 	Status string  `json:"status"`
@@ -33,14 +35,18 @@ func (a *app) conformCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "conform",
-		Short: "Check a strategy on its store against the contract",
-		Long: `conform runs the conformance suite on what --url names: the same clauses that
-every driver must pass, here on your store, your network and your settings. It
-uses keys that contain "hasp-conformance-" and a random part. What it leaves of
-them, such as fence counters, goes with its term.
+		Short: "Check whether a strategy keeps its promises on your store",
+		Long: `conform runs hasp's conformance suite on the strategy and the store that --url
+names. The suite is a list of clauses. Each clause checks one promise about
+locks, here on your store, your network and your settings. It takes some ten
+seconds.
 
-What cannot be checked from outside, because it needs the store stopped or its
-clock moved, is skipped with the reason. The exit code is 1 if a clause failed.`,
+The keys contain "hasp-conformance-" and a random part. Records that remain, such
+as fence counters, end with their terms.
+
+A clause is skipped, with the reason, if the strategy does not make the promise,
+or if the check would have to stop the store or move its clock. The exit code is
+1 if a clause failed.`,
 		Example: `  hasp conform
   hasp conform --url spinlock+redis://localhost:6379`,
 		Args: noArgs,
@@ -51,18 +57,15 @@ clock moved, is skipped with the reason. The exit code is 1 if a clause failed.`
 			if err != nil {
 				return err
 			}
-			if err := a.conform(ctx, c, asJSON); err != nil {
-				return causeOf(ctx, err)
-			}
-			return nil
+			return causeOf(ctx, a.conform(ctx, c, asJSON))
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-// conform runs the suite. Clauses over several processes start this program
-// again with the same arguments; there, Check does not return.
+// conform runs the suite. Some clauses start this program again with the same
+// arguments; in those processes, Check does not return.
 func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 	var out []clause
 	began := time.Now()
@@ -78,35 +81,36 @@ func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 			printResult(a.out, r, isTerminal(a.out))
 		}
 	})
+
 	switch {
 	case len(counts) == 0 && err != nil: // the suite did not begin
-		return err
+		return cmp.Or(errors.Unwrap(err), err)
 	case asJSON:
 		if perr := a.printJSON(out); perr != nil {
 			return perr
 		}
 	default:
 		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
-			counts[conformance.Pass], counts[conformance.Fail], counts[conformance.Skip], short(time.Since(began)))
-		fmt.Fprintln(a.out, "What is skipped for want of a Harness field needs the store in hand: see package conformance.")
+			counts[conformance.Pass], counts[conformance.Fail], counts[conformance.Skip], text.Duration(time.Since(began)))
+		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)
 	}
 	if err != nil && ctx.Err() == nil {
-		return codeError{exitFailed, errors.New(strings.TrimPrefix(err.Error(), "conformance: "))}
+		return failedf("%s", strings.TrimPrefix(err.Error(), "conformance: "))
 	}
 	return err
 }
 
-// harness opens drivers by c. If its only node is a server that is reached over
-// plain TCP, the suite can also go by links of its own, which it disturbs; the
-// server does not notice more than a client that comes and goes.
+// harness returns a harness that opens drivers of c. If the only node is a server
+// on plain TCP, the suite also connects through links of its own and disturbs
+// them. The server only sees clients connect and disconnect.
 func harness(c hasp.Config) conformance.Harness {
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
-		by := c
+		linked := c
 		if link != "" {
 			before, _, after, _ := hostOf(c.Nodes[0])
-			by.Nodes = []string{before + link + after}
+			linked.Nodes = []string{before + link + after}
 		}
-		return by.Driver(ctx)
+		return linked.Driver(ctx)
 	}}
 	if len(c.Nodes) == 1 {
 		if _, host, _, ok := hostOf(c.Nodes[0]); ok {
@@ -126,14 +130,15 @@ func harness(c hasp.Config) conformance.Harness {
 // onRedis are the strategies that exclude each other on one Redis.
 var onRedis = []string{"spinlock", "pubsublock", "fairlock"}
 
-// sameStore opens drivers of another strategy on the store of c.
+// sameStore opens drivers of another strategy on the store of c. It keeps the
+// parameters that all of them have.
 func sameStore(c hasp.Config, strategy string) func(context.Context, string) (backend.Driver, error) {
 	c.Strategy, c.Params = strategy, maps.Clone(c.Params)
 	maps.DeleteFunc(c.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
 	return func(ctx context.Context, _ string) (backend.Driver, error) { return c.Driver(ctx) }
 }
 
-// hostOf takes host:port out of redis://user:password@host:port/db.
+// hostOf splits redis://user:password@host:port/db at host:port.
 func hostOf(node string) (before, host, after string, ok bool) {
 	place, ok := strings.CutPrefix(node, "redis://")
 	before = "redis://"
@@ -157,29 +162,27 @@ func asClause(r conformance.Result) clause {
 	return c
 }
 
-// printResult prints one line, and for a failure what the contract says.
+// printResult prints one line, and two more for a failure.
 func printResult(out io.Writer, r conformance.Result, colour bool) {
 	status, paint := r.Status.String(), ""
 	switch r.Status {
 	case conformance.Pass:
-		paint = styleGood
+		paint = "32" // green
 	case conformance.Fail:
-		paint = styleDead
+		paint = "31" // red
 	case conformance.Skip:
-		paint = styleDim
+		paint = "2" // dim
+	}
+	if colour {
+		status = "\x1b[" + paint + "m" + status + "\x1b[0m"
 	}
 	took := ""
 	if r.Elapsed > 0 {
-		took = short(r.Elapsed)
+		took = text.Duration(r.Elapsed)
 	}
-	line := &row{max: 1 << 20, colour: colour}
-	line.put(paint, status)
-	line.put("", fmt.Sprintf("  %-34s %8s", plain(r.Name), took))
-	if r.Reason != "" {
-		line.put(styleDim, "  "+plain(r.Reason))
-	}
-	fmt.Fprintln(out, line.String())
+	line := fmt.Sprintf("%s  %-34s %8s  %s", status, text.Plain(r.Name), took, text.Plain(r.Reason))
+	fmt.Fprintln(out, strings.TrimRight(line, " "))
 	if r.Status == conformance.Fail {
-		fmt.Fprintf(out, "      want: %s\n      got:  %s\n", plain(r.Why), plain(r.Err.Error()))
+		fmt.Fprintf(out, "      want: %s\n      got:  %s\n", text.Plain(r.Why), text.Plain(r.Err.Error()))
 	}
 }

@@ -2,11 +2,15 @@ package main
 
 import (
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
 // On a terminal the demo draws; all of it stays within the terminal, and the
@@ -23,8 +27,18 @@ func TestDemoOnATerminal(t *testing.T) {
 	if strings.LastIndex(text, "\x1b[?25h") < strings.LastIndex(text, "\x1b[?25l") {
 		t.Error("the cursor stays hidden")
 	}
+	fitsTerminal(t, text)
+}
+
+var escapes = regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]`)
+
+// fitsTerminal checks that the lines of the screen have at most the 100 columns
+// of a session's terminal.
+func fitsTerminal(t *testing.T, text string) {
+	t.Helper()
 	for line := range strings.SplitSeq(text, "\n") {
-		if n := columns(line); n > 100 && strings.Contains(line, "\x1b[K") {
+		shown := strings.Trim(escapes.ReplaceAllString(line, ""), "\r")
+		if n := utf8.RuneCountInString(shown); n > 100 && strings.Contains(line, "\x1b[K") {
 			t.Errorf("%d columns: %q", n, line)
 		}
 	}
@@ -40,11 +54,7 @@ func TestDemoShowsTheLineOnATerminal(t *testing.T) {
 	for _, want := range []string{"  in line", "next ", ", then ", ", next", "ok: the number is 40"} {
 		contains(t, text, want)
 	}
-	for line := range strings.SplitSeq(text, "\n") {
-		if n := columns(line); n > 100 && strings.Contains(line, "\x1b[K") {
-			t.Errorf("%d columns: %q", n, line)
-		}
-	}
+	fitsTerminal(t, text)
 }
 
 // Owners come from a store that anybody may write to.
@@ -55,8 +65,8 @@ func TestInspectOnATerminalShowsNothingRaw(t *testing.T) {
 	s := startSession(t, url, false, "inspect", "key")
 	s.report.expect("exited 0")
 	s.end()
-	if text := s.String(); strings.ContainsAny(text, "\x1b\u202e") || !strings.Contains(text, "waiter 1   "+quote(escape)) {
-		t.Errorf("shown: %q", text)
+	if shown := s.String(); strings.ContainsAny(shown, "\x1b\u202e") || !strings.Contains(shown, "waiter 1   "+text.Quote(escape)) {
+		t.Errorf("shown: %q", shown)
 	}
 }
 

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"encoding/xml"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/cmd/hasp/internal/demo"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -49,8 +47,12 @@ func TestDemo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := elements(t, b); n["rect"] < 18 || n["path"] != 1 {
-		t.Errorf("picture: %v", n)
+	var picture struct {
+		Rects []struct{} `xml:"rect"`
+		Paths []struct{} `xml:"path"`
+	}
+	if err := xml.Unmarshal(b, &picture); err != nil || len(picture.Rects) < 18 || len(picture.Paths) != 1 {
+		t.Errorf("picture: %v, %d rectangles, %d paths", err, len(picture.Rects), len(picture.Paths))
 	}
 }
 
@@ -70,28 +72,9 @@ func TestDemoEndsWithALineToPaste(t *testing.T) {
 	}
 }
 
-// elements reads b to its end as XML and counts its elements.
-func elements(t *testing.T, b []byte) map[string]int {
+func demoSummary(t *testing.T, o outcome) demo.Summary {
 	t.Helper()
-	d := xml.NewDecoder(bytes.NewReader(b))
-	n := map[string]int{}
-	for {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			return n
-		}
-		if err != nil {
-			t.Fatalf("not well-formed: %v\n%s", err, b)
-		}
-		if e, ok := token.(xml.StartElement); ok {
-			n[e.Name.Local]++
-		}
-	}
-}
-
-func demoSummary(t *testing.T, o outcome) summary {
-	t.Helper()
-	var s summary
+	var s demo.Summary
 	if err := json.Unmarshal([]byte(o.out), &s); err != nil {
 		t.Fatalf("%v in:\n%s%s", err, o.out, o.err)
 	}
@@ -150,132 +133,21 @@ func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
 	}
 }
 
-// A worker that hangs is not left behind by a referee that was killed.
+// If the referee is killed, its workers end, even one that has stalled.
 func TestWorkerEndsWithItsReferee(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "number")
-	if err := writeNumber(file, 0); err != nil {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "number")
+	if err := os.WriteFile(file, []byte("0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := hasp.Config{Strategy: "filelock", Nodes: []string{t.TempDir()}}
-	text, err := json.Marshal(order{Worker: 1, Store: c, Key: "key", TTL: time.Minute, File: file, Turns: 1, Stall: 1})
-	if err != nil {
+	p := startHasp(t, "", demo.WorkerCommand)
+	order := fmt.Sprintf(`{"store": {"strategy": "filelock", "nodes": [%q]}, "key": "key", "ttl": %d, "file": %q, "turns": 1, "stall": 1}`,
+		dir, time.Minute, file)
+	if _, err := io.WriteString(p.in, order+"\n\n"); err != nil {
 		t.Fatal(err)
 	}
-	p := startHasp(t, "", "demo-worker")
-	if _, err := p.in.Write(append(text, "\n\n"...)); err != nil {
-		t.Fatal(err)
-	}
-	p.out.expect(isStalls)
+	p.out.expect("stalls")
 	p.in.Close()
 	p.wait().want(t, exitFailed)
-}
-
-// A wrong number fails, whatever the workers say.
-func TestRefereeFailsAWrongNumber(t *testing.T) {
-	t.Parallel()
-	r := &referee{demo: &demo{workers: 2, increments: 3}}
-	r.lanes = []lane{{done: 3}, {done: 3}}
-	for number, want := range map[int]bool{5: false, 6: true, 7: false} {
-		if got := r.summary(number).OK; got != want {
-			t.Errorf("number %d: ok is %v", number, got)
-		}
-	}
-	r.lanes[1].done = 2
-	if r.summary(6).OK {
-		t.Error("5 increments made a 6")
-	}
-}
-
-func TestTimeline(t *testing.T) {
-	t.Parallel()
-	ms := time.Millisecond
-	tl := &timeline{lanes: make([]lane, 3)}
-	tl.enter(0, holding, 10*ms)
-	tl.enter(1, waiting, 12*ms)
-	tl.enter(0, idle, 20*ms)
-	tl.enter(1, holding, 20*ms)
-	tl.enter(2, waiting, 25*ms)
-	tl.kill(1, 30*ms)
-	for at, want := range map[time.Duration]state{9 * ms: idle, 10 * ms: holding, 19 * ms: holding, 20 * ms: idle} {
-		if got := tl.lanes[0].at(at).state; got != want {
-			t.Errorf("lane 0 at %v: %v, want %v", at, got, want)
-		}
-	}
-	if got := tl.lanes[1].at(40 * ms).state; got != dead {
-		t.Errorf("the killed holder: %v", got)
-	}
-	tl.enter(2, holding, 50*ms)
-	if d := tl.killed; d.heir != 2 || d.takeover != 20*ms {
-		t.Errorf("takeover: %+v", d)
-	}
-	if got := tl.lanes[1].at(50 * ms).state; got != idle {
-		t.Errorf("the killed holder after the takeover: %v", got)
-	}
-	if got := tl.crowd(); got != 1 {
-		t.Errorf("%d held at once, want 1", got)
-	}
-	tl.enter(0, holding, 60*ms)
-	if got := tl.crowd(); got != 2 {
-		t.Errorf("%d held at once, want 2", got)
-	}
-}
-
-func TestPictureTakesAnyText(t *testing.T) {
-	t.Parallel()
-	d := &demo{workers: 1, increments: 1, place: "<&\"\x00\x1b[2J'>"}
-	tl := &timeline{lanes: []lane{{pid: 1, spans: []span{{holding, 0, time.Second}}}}}
-	var b bytes.Buffer
-	if err := drawSVG(&b, d, tl, summary{Expected: 1}); err != nil {
-		t.Fatal(err)
-	}
-	elements(t, b.Bytes())
-	if bytes.ContainsAny(b.Bytes(), "\x00\x1b") {
-		t.Error("control characters in the picture")
-	}
-}
-
-// A line that is longer than the terminal would wrap, and the next picture
-// would be drawn in the wrong place.
-func TestScreenStaysWithinItsWidth(t *testing.T) {
-	t.Parallel()
-	d := &demo{workers: 2, increments: 5, place: strings.Repeat("a very long name ", 20)}
-	var b bytes.Buffer
-	s := newScreen(&b, d, func() int { return minWidth })
-	tl := &timeline{began: time.Now().Add(-time.Second), lanes: []lane{{pid: 1 << 22}, {pid: 1}}}
-	tl.enter(0, holding, 0)
-	tl.kill(0, 10*time.Millisecond)
-	tl.number = []point{{1, 100}} // more than there should be
-	for range 2 * maxNotes {
-		s.note(time.Hour, strings.Repeat("word ", 40))
-	}
-	s.draw(tl)
-	s.close()
-	lines := strings.Split(b.String(), "\n")
-	for _, line := range lines {
-		if n := columns(line); n > minWidth-1 {
-			t.Errorf("%d columns: %q", n, line)
-		}
-	}
-	// What is drawn again goes up by as much as was drawn.
-	contains(t, b.String(), fmt.Sprintf("\x1b[%dA", len(lines)/2))
-	if len(lines)/2 > d.workers+aroundLanes {
-		t.Errorf("%d lines, more than the %d that a terminal was asked for", len(lines)/2, d.workers+aroundLanes)
-	}
-}
-
-// columns counts what a terminal shows of a line.
-func columns(line string) int {
-	n, escape := 0, false
-	for _, r := range line {
-		switch {
-		case r == '\x1b':
-			escape = true
-		case escape:
-			escape = r == '[' || r == ';' || r == '?' || r >= '0' && r <= '9'
-		case r >= ' ':
-			n++
-		}
-	}
-	return n
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
 func (a *app) inspectCommand() *cobra.Command {
@@ -21,11 +22,14 @@ func (a *app) inspectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect KEY",
 		Short: "Show who holds a key, since when, and who waits",
-		Long: `inspect shows what the store knows of KEY: who holds it, since when, how much
-of the term is left, the fence, and who waits. Owners are labels for people,
-host/pid/program unless the holder chose another.
+		Long: `inspect shows what the store knows about KEY: its holder, since when the holder
+has it, how much of the term is left, the fence, and the waiters in order. Not
+every strategy stores all of these. An owner is a label for people; hasp run
+uses HOST/PID/hasp run COMMAND.
 
-It exits with 0 whether or not the key is held; --json tells it in "held".`,
+The exit code is 0 whether or not the key is held. With --json, "held" says so.`,
+		Example: `  hasp inspect backup
+  hasp inspect backup --json --url spinlock+redis://localhost:6379`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withClient(cmd, "hasp inspect", func(ctx context.Context, client *hasp.Client) error {
@@ -53,19 +57,20 @@ func printStatus(out io.Writer, key string, s backend.Status) error {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
-	row("key", "%s", quote(key))
+
+	row("key", "%s", text.Quote(key))
 	if s.Held {
 		row("state", "held")
 		if s.Owner != "" {
-			row("owner", "%s", quote(s.Owner))
+			row("owner", "%s", text.Quote(s.Owner))
 		}
 		if !s.Since.IsZero() {
-			row("since", "%s (%s ago)", s.Since.Format(time.RFC3339), short(time.Since(s.Since)))
+			row("since", "%s (%s ago)", s.Since.Format(time.RFC3339), text.Duration(time.Since(s.Since)))
 		}
 		if s.TTL < 0 {
 			row("term", "without an end")
 		} else {
-			row("term", "%s left, unless it is renewed", short(s.TTL))
+			row("term", "%s left, unless it is renewed", text.Duration(s.TTL))
 		}
 	} else {
 		row("state", "free")
@@ -74,18 +79,18 @@ func printStatus(out io.Writer, key string, s backend.Status) error {
 		row("fence", "%d", s.Fence)
 	}
 	for i, waiter := range s.Waiters {
-		row(fmt.Sprintf("waiter %d", i+1), "%s", quote(waiter))
+		row(fmt.Sprintf("waiter %d", i+1), "%s", text.Quote(waiter))
 	}
 	return w.Flush()
 }
 
 // printJSON prints v for programs.
 func (a *app) printJSON(v any) error {
-	text, err := json.MarshalIndent(v, "", "  ")
+	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
-	_, err = a.out.Write(append(plainJSON(text), '\n'))
+	_, err = a.out.Write(append(text.JSON(b), '\n'))
 	return err
 }
 

@@ -1,13 +1,13 @@
-// Command hasp takes named locks from a shell: it runs a program under one,
-// shows who holds one, and proves on this machine that they work.
+// Command hasp takes named locks from a shell. It runs a program under a lock,
+// shows who holds a key, and demonstrates that the locks work.
 //
 //	hasp demo                          several processes take turns at one lock
-//	hasp run backup -- ./backup.sh     like flock(1), or cluster-wide with --url
-//	hasp inspect backup                who holds it, since when, who waits
+//	hasp run backup -- ./backup.sh     like flock(1), or on many hosts with --url
+//	hasp inspect backup                who holds the key, since when, who waits
 //
-// Where the locks are kept is one string, as in package hasp: --url, the
-// environment variable HASP_URL, or a file given by --config. Without any of
-// them it is filelock://, which needs no server.
+// A URL says where the locks are kept, as in package hasp. It comes from --url,
+// from a file given by --config, or from the environment variable HASP_URL.
+// Without them it is filelock://, which needs no server.
 package main
 
 import (
@@ -45,42 +45,66 @@ type app struct {
 	in       io.Reader
 	out, err io.Writer
 	store    storeFlags
-	code     int // exit code of a command that ran to its end, 0 unless it says otherwise
+	code     int // the exit code of a command that returned no error
 }
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "hasp",
 		Short: "Named locks that processes share",
-		Long: `hasp runs programs under named locks that processes share: of one host by
-default, of many hosts when --url names a Redis.
+		Long: `hasp runs programs under named locks. While one program holds a name, which hasp
+calls a key, no other program gets it. If a holder dies, its lock ends by itself
+when its term is over.
 
-Where the locks are kept is said by one of these:
+Start with "hasp demo", which needs no server, or with
 
-  --url URL        such as spinlock+redis://localhost:6379/0?ttl=10s
-  --config FILE    YAML with the fields strategy, nodes and params; not with --url
+  hasp run backup -- ./backup.sh
 
-Without either of them:
+This runs ./backup.sh under the key "backup". A second hasp run with the same
+key waits until the first has ended.
 
-  HASP_URL         in the environment: the right place for a password, and so is a file
-  filelock://      if that is not set: files in this user's state directory, no server needed`,
+A URL names the strategy and the store in which the locks are kept. hasp takes
+the first of these that is given:
+
+  --url URL or --config FILE    a URL, or a YAML file with the same content
+  HASP_URL                      a URL in the environment
+  filelock://                   files in this user's state directory: the locks
+                                are shared by this user's programs on this host
+
+Programs on several hosts share locks in a Redis, for example with --url
+spinlock+redis://localhost:6379/0?ttl=10s. "hasp strategies" lists the choices.
+Put a password into HASP_URL or the file: other users of this host can read the
+arguments of a program.`,
 		Args:                       noArgs,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
+		Version:                    version(),
 	}
+	root.SetVersionTemplate("hasp {{.Version}}\n")
 	a.store.register(root)
 	root.AddCommand(a.runCommand(), a.demoCommand(), a.workerCommand(), a.inspectCommand(), a.breakCommand(),
 		a.strategiesCommand(), a.conformCommand(), a.versionCommand())
 	for _, cmd := range root.Commands() {
 		markRan(cmd)
 	}
+
+	// Without this, "hasp help" prints the help of hasp for an unknown command.
+	root.InitDefaultHelpCmd()
+	help, _, _ := root.Find([]string{"help"})
+	help.Args = func(_ *cobra.Command, args []string) error {
+		cmd, rest, err := root.Find(args)
+		if err == nil && cmd == root {
+			err = noArgs(root, rest)
+		}
+		return err
+	}
 	return root
 }
 
-// markRan has the errors of cmd itself told apart from cobra's own, all of
-// which are about the command line.
+// markRan wraps the errors of cmd itself in ranError. Unwrapped errors are
+// cobra's, and concern the command line.
 func markRan(cmd *cobra.Command) {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -91,8 +115,7 @@ func markRan(cmd *cobra.Command) {
 	}
 }
 
-// noArgs refuses arguments. On the root they are a command that does not
-// exist.
+// noArgs refuses arguments. An argument of the root is an unknown command.
 func noArgs(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
@@ -107,7 +130,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 }
 
 // oneKey wants exactly one argument, the key.
-func oneKey(cmd *cobra.Command, args []string) error {
+func oneKey(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("want one argument, the key; got %d", len(args))
 	}
@@ -133,7 +156,8 @@ func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// causeOf is err, or if a signal ended ctx, that.
+// causeOf returns the signal that ended ctx instead of err, if err is not nil
+// and a signal did.
 func causeOf(ctx context.Context, err error) error {
 	var sig signalError
 	if err != nil && errors.As(context.Cause(ctx), &sig) {

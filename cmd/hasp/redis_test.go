@@ -109,5 +109,5 @@ func TestServerIsGoneAtTheEnd(t *testing.T) {
 	p.out.expect("ready")
 	s.Kill()
 	p.in.Close()
-	contains(t, p.wait().want(t, 5).err, "the key is free when its term has run out")
+	contains(t, p.wait().want(t, 5).err, "the key is free when its term is over")
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,13 +20,14 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/cmd/hasp/internal/job"
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
-// noticeAfter is how long run waits before it tells a person what for.
+// noticeAfter is how long run waits before it says on a terminal that it waits.
 const noticeAfter = time.Second
 
 type runFlags struct {
-	wait   time.Duration
+	wait   time.Duration // 0 with noWait
 	noWait bool
 	ttl    time.Duration
 	fence  bool
@@ -36,37 +39,44 @@ func (a *app) runCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run KEY [flags] -- COMMAND [ARG]...",
 		Short: "Run a command while holding a key",
-		Long: `run waits until it holds KEY, runs COMMAND, and gives the key back when the
-command has ended. While it runs, the lock is renewed; if it is lost all the
-same, the command is told to end by SIGTERM, and by SIGKILL after --grace.
+		Long: `run waits until it holds KEY, runs COMMAND, and frees KEY when COMMAND has ended.
+hasp renews the lock while COMMAND runs. If the lock is lost nevertheless, hasp
+ends COMMAND: it sends SIGTERM, and SIGKILL after --grace.
 
-The command finds the key in HASP_KEY and, with --fence, a number in HASP_FENCE
-that is larger with every holder: hand it to what the lock protects, so that it
-can refuse a holder that is late. The rest of the environment is passed on as it
-is, HASP_URL and a password in it included, so that COMMAND can use hasp, too;
-a --config that COMMAND may not read keeps them from it.
+COMMAND finds the key in HASP_KEY and, with --fence, the fence in HASP_FENCE. A
+fence is a number that grows with every holder. Pass it to the resource that the
+lock protects, so that the resource can refuse a holder that is late.
 
-The command runs in a process group of its own. INT, TERM, HUP, QUIT, USR1,
-USR2, WINCH, TSTP and CONT are passed on to that group. On a terminal it is the
-foreground group, so that editors, ssh and shells work, and Ctrl-C goes to it
-directly; Ctrl-Z stops the command and hasp. A stopped hasp does not renew: if
-it is continued after its term, the lock is lost and the command is ended.
+COMMAND inherits the rest of the environment, so it can use hasp as well. It
+also gets HASP_URL with a password in it. To keep the password from COMMAND, use
+a --config file that COMMAND may not read.
 
-What the command leaves running in the background does not hold the key. If
-hasp itself is killed with SIGKILL, the command dies too (Linux only, and not if
-the command is set-uid; not the processes that the command has started), and the
-key is free when its term has run out.
+COMMAND runs in a process group of its own. hasp passes INT, TERM, HUP, QUIT,
+USR1, USR2, WINCH, TSTP and CONT on to that group. On a terminal the group is in
+the foreground: editors, ssh and shells work, and Ctrl-C reaches COMMAND
+directly. Ctrl-Z stops COMMAND and hasp. A stopped hasp does not renew the lock.
+If it continues after the term, the lock is lost, and hasp ends COMMAND.
+
+Processes that COMMAND leaves in the background do not hold KEY. If hasp itself
+is killed with SIGKILL, KEY is free when its term is over. On Linux the kernel
+then kills COMMAND, but not a set-uid COMMAND, nor the processes that COMMAND has
+started.
 
 ` + exitCodes,
 		Example: `  hasp run backup -- ./backup.sh
   hasp run backup --no-wait -- ./backup.sh || echo "exit code $?"
   hasp run deploy --wait 5m --fence --url spinlock+redis://redis:6379 -- sh -c 'deploy --fence $HASP_FENCE'`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			const want = "want hasp run KEY -- COMMAND [ARG]..."
 			switch dash := cmd.ArgsLenAtDash(); {
-			case dash != 1 && !(dash < 0 && len(args) == 0):
-				return errors.New("want KEY -- COMMAND and its arguments")
-			case len(args) < 2:
-				return errors.New("no command given: want KEY -- COMMAND and its arguments")
+			case len(args) == 0 || dash == 0:
+				return errors.New("no key given: " + want)
+			case len(args) == 1:
+				return errors.New("no command given: " + want)
+			case dash < 0:
+				return errors.New(`no "--" before the command: ` + want)
+			case dash > 1:
+				return fmt.Errorf("%d keys given: %s", dash, want)
 			}
 			return nil
 		},
@@ -81,22 +91,19 @@ key is free when its term has run out.
 		},
 	}
 	fl := cmd.Flags()
-	fl.DurationVar(&f.wait, "wait", 0, "wait this long at most, such as 10s or 5m; 0 is one attempt (default: for ever)")
-	fl.BoolVar(&f.noWait, "no-wait", false, "make one attempt")
-	fl.DurationVar(&f.ttl, "ttl", 0, "term of the lock: how long it outlives hasp if hasp dies (default: the URL's, or 30s)")
-	fl.BoolVar(&f.fence, "fence", false, "ask for a fence, and fail if the strategy has none")
-	fl.DurationVar(&f.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL when the lock is lost")
+	fl.DurationVar(&f.wait, "wait", 0, "wait this long at most, such as 10s or 5m; 0 is one attempt (default: no limit)")
+	fl.BoolVar(&f.noWait, "no-wait", false, "make one attempt, and exit with 75 if the key is held")
+	fl.DurationVar(&f.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
+	fl.BoolVar(&f.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
+	fl.DurationVar(&f.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
 	return cmd
 }
 
-// options are f as options of Lock.
+// options returns f as options of Lock.
 func (f *runFlags) options(cmd *cobra.Command) []hasp.Option {
 	var opts []hasp.Option
-	if cmd.Flag("wait").Changed {
+	if f.noWait || cmd.Flag("wait").Changed {
 		opts = append(opts, hasp.WithMaxWait(f.wait))
-	}
-	if f.noWait {
-		opts = append(opts, hasp.WithMaxWait(0))
 	}
 	if cmd.Flag("ttl").Changed {
 		opts = append(opts, hasp.WithTTL(f.ttl))
@@ -107,41 +114,46 @@ func (f *runFlags) options(cmd *cobra.Command) []hasp.Option {
 	return opts
 }
 
-// run is hasp run: lock, run, unlock.
+// run is hasp run: it locks, runs the command, and unlocks.
 func (a *app) run(cmd *cobra.Command, key string, argv []string, f *runFlags) error {
-	path, err := findProgram(argv[0])
+	path, err := exec.LookPath(argv[0])
 	if err != nil {
-		return err
+		return cannotRun(argv[0], err)
 	}
 	signals := make(chan os.Signal, 32)
 	signal.Notify(signals, job.NotIgnored(job.Ending)...)
 	defer signal.Stop(signals)
 
-	var trouble renewals
-	ctx, watched := endedBy(signals)
-	o := &hasp.Options{Owner: owner("hasp run " + program(argv[0])), Observe: trouble.observe}
-	client, err := a.open(ctx, cmd, o)
+	var renewed renewals
+	ctx, release := endedBy(signals)
+	client, err := a.open(ctx, cmd, "hasp run "+filepath.Base(argv[0]), renewed.observe)
 	if err != nil {
-		return cmp.Or(watched(), err)
+		return cmp.Or(release(), err)
 	}
 	defer client.Close()
-	lease, err := a.acquire(ctx, client, key, f.options(cmd))
-	if cause := watched(); cause != nil && err == nil {
-		return errors.Join(cause, lease.Unlock(ctx))
-	} else if cause != nil || err != nil {
+	lease, err := a.acquire(ctx, client, key, f.wait, f.options(cmd))
+	switch cause := release(); {
+	case err != nil:
 		return cmp.Or(cause, err)
+	case cause != nil: // the signal and the lock came at the same time
+		return errors.Join(cause, lease.Unlock(ctx))
 	}
-	if err := lease.Err(); err != nil { // hasp was stopped just now
-		return fmt.Errorf("%s: %w before the command was run", quote(key), err)
+
+	// hasp may have been stopped until after the term.
+	if err := lease.Err(); err != nil {
+		return fmt.Errorf("%s: %w before the command was run", text.Quote(key), err)
 	}
-	signal.Notify(signals, job.NotIgnored(job.PassedOn)...) // from now on they are meant for the command
+	// From here on, signals are passed on to the command.
+	signal.Notify(signals, job.NotIgnored(job.PassedOn)...)
 	j, err := job.Start(path, argv, environment(os.Environ(), lease))
 	if err != nil {
 		return errors.Join(cannotRun(argv[0], err), lease.Unlock(ctx))
 	}
 	result := j.Attend(job.Watch{Lease: lease, Signals: signals, Grace: f.grace, OnLoss: func() {
-		a.complain(fmt.Sprintf("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s", quote(key), trouble.why(lease), short(f.grace)))
+		a.complain(fmt.Sprintf("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s",
+			text.Quote(key), renewed.why(lease), text.Duration(f.grace)))
 	}})
+
 	err = lease.Unlock(ctx)
 	client.Close()
 	a.finish(key, result, err)
@@ -151,24 +163,25 @@ func (a *app) run(cmd *cobra.Command, key string, argv []string, f *runFlags) er
 	return nil
 }
 
-// finish sets the exit code by how the command and the unlock went.
+// finish sets the exit code according to the ends of the command and of the
+// lease.
 func (a *app) finish(key string, result job.Result, unlock error) {
 	a.code = result.Code
 	switch {
 	case result.Lost:
 		a.code = exitLost
 	case errors.Is(unlock, hasp.ErrLost):
-		a.complain(fmt.Sprintf("lost %s before the command ended: others may have held it meanwhile", quote(key)))
+		a.complain(fmt.Sprintf("lost %s before the command ended: another program may have held it meanwhile", text.Quote(key)))
 		a.code = exitLost
 	case unlock != nil:
-		a.complain(fmt.Sprintf("warning: %v; the key is free when its term has run out", unlock))
+		a.complain(fmt.Sprintf("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: ")))
 	}
 }
 
-// endedBy returns a context that one of signals ends, until watched is called.
-// After that it does not end, since the command's lease lives by it; watched
-// returns the signal that ended it, if one did.
-func endedBy(signals <-chan os.Signal) (ctx context.Context, watched func() error) {
+// endedBy returns a context that ends with the first of signals, until release
+// is called. The lease ends with the context, so from then on a signal is the
+// command's. release returns the signal that ended the context, if one did.
+func endedBy(signals <-chan os.Signal) (ctx context.Context, release func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := make(chan struct{})
 	var watch sync.WaitGroup
@@ -187,60 +200,52 @@ func endedBy(signals <-chan os.Signal) (ctx context.Context, watched func() erro
 }
 
 // acquire waits for the key.
-func (a *app) acquire(ctx context.Context, client *hasp.Client, key string, opts []hasp.Option) (*hasp.Lease, error) {
+func (a *app) acquire(ctx context.Context, client *hasp.Client, key string, wait time.Duration, opts []hasp.Option) (*hasp.Lease, error) {
 	waiting, done := context.WithCancel(ctx)
 	defer done()
-	notice := time.AfterFunc(noticeAfter, func() { a.tellWaiting(waiting, client, key) })
+	notice := time.AfterFunc(noticeAfter, func() { a.sayWaiting(waiting, client, key) })
 	defer notice.Stop()
-	began := time.Now()
+
 	lease, err := client.Lock(ctx, key, opts...)
 	if errors.Is(err, hasp.ErrHeld) {
-		return nil, codeError{exitNotAcquired, fmt.Errorf("%s is held by %s; not acquired within %s, and the command was not run",
-			quote(key), holder(err), short(time.Since(began)))}
+		within := ""
+		if wait > 0 {
+			within = " and was not free within " + text.Duration(wait)
+		}
+		return nil, codeError{exitNotAcquired, fmt.Errorf("%s is held by %s%s; the command was not run",
+			text.Quote(key), holder(err), within)}
 	}
 	return lease, err
 }
 
-// tellWaiting tells a person at a terminal why nothing happens.
-func (a *app) tellWaiting(ctx context.Context, client *hasp.Client, key string) {
+// sayWaiting says on a terminal that hasp waits, and for which holder.
+func (a *app) sayWaiting(ctx context.Context, client *hasp.Client, key string) {
 	if !isTerminal(a.err) {
 		return
 	}
 	by := ""
 	if s, err := client.Inspect(ctx, key); err == nil && s.Owner != "" {
-		by = ", held by " + quote(s.Owner)
+		by = ", held by " + text.Quote(s.Owner)
 	}
 	if ctx.Err() == nil {
-		a.complain("waiting for " + quote(key) + by)
+		a.complain("waiting for " + text.Quote(key) + by)
 	}
 }
 
-// environment is env with what the command may know of its lock, and without
-// what a hasp around this one said of another.
+// environment returns env with the key and the fence of lease. It removes those
+// of another lock, which a hasp around this one may have set.
 func environment(env []string, lease *hasp.Lease) []string {
-	var out []string
-	for _, v := range env {
-		if name, _, _ := strings.Cut(v, "="); name != "HASP_KEY" && name != "HASP_FENCE" {
-			out = append(out, v)
-		}
-	}
-	out = append(out, "HASP_KEY="+lease.Key())
+	env = slices.DeleteFunc(env, func(v string) bool {
+		return strings.HasPrefix(v, "HASP_KEY=") || strings.HasPrefix(v, "HASP_FENCE=")
+	})
+	env = append(env, "HASP_KEY="+lease.Key())
 	if fence := lease.Fence(); fence != 0 {
-		out = append(out, "HASP_FENCE="+strconv.FormatUint(fence, 10))
+		env = append(env, "HASP_FENCE="+strconv.FormatUint(fence, 10))
 	}
-	return out
+	return env
 }
 
-// findProgram looks for a command before the lock is taken.
-func findProgram(name string) (string, error) {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return "", cannotRun(name, err)
-	}
-	return path, nil
-}
-
-// cannotRun gives err the exit code that a shell gives it.
+// cannotRun returns err with the exit code that a shell would use.
 func cannotRun(name string, err error) error {
 	var inner *exec.Error
 	if errors.As(err, &inner) {
@@ -254,11 +259,10 @@ func cannotRun(name string, err error) error {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		code = exitNotFound
 	}
-	return codeError{code, fmt.Errorf("cannot run %s: %w", quote(name), err)}
+	return codeError{code, fmt.Errorf("cannot run %s: %w", text.Quote(name), err)}
 }
 
-// renewals remembers why the last renewals failed, to tell why a lock was
-// lost.
+// renewals remembers why the last renewal failed.
 type renewals struct {
 	mu     sync.Mutex // guards failed
 	failed error
@@ -267,19 +271,19 @@ type renewals struct {
 func (r *renewals) observe(e hasp.Event) {
 	if e.Kind == hasp.EventRenewFailed {
 		r.mu.Lock()
+		defer r.mu.Unlock()
 		r.failed = e.Err
-		r.mu.Unlock()
 	}
 }
 
-// why is the reason of a loss. A lease that ends before its term was refused
-// by the store; every other loss is the clock's.
+// why returns the reason of a loss. If the lease has ended before its term, the
+// store refused a renewal. Otherwise the term ended without a renewal.
 func (r *renewals) why(lease *hasp.Lease) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case time.Now().Before(lease.Expires()):
-		return "the store has it no more: somebody broke it, or the store lost its data"
+		return "the store does not have it any more: it was broken, or the store lost its data"
 	case r.failed != nil:
 		return fmt.Sprintf("no renewal was answered before its term ended (%v)", r.failed)
 	}

@@ -184,7 +184,7 @@ func TestLossEndsTheCommand(t *testing.T) {
 	lose(t, url, "key")
 	o := p.wait().want(t, exitLost)
 	contains(t, o.out, "cleaning up")
-	contains(t, o.err, `hasp: lost "key": the store has it no more`)
+	contains(t, o.err, `hasp: lost "key": the store does not have it any more`)
 }
 
 func TestLossKillsACommandThatDoesNotEnd(t *testing.T) {

@@ -1,22 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 	"github.com/hasplock/hasp/conformance"
 )
 
@@ -27,13 +22,13 @@ const defaultURL = "filelock://"
 type storeFlags struct {
 	url    string
 	file   string
-	secret []string // what redact takes out; known once config has run
+	secret []string // the passwords that redact removes; learn adds them
 }
 
 func (s *storeFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&s.url, "url", "", `where the locks are kept, such as "spinlock+redis://localhost:6379/0?ttl=10s" (default "`+defaultURL+`")`)
-	f.StringVar(&s.file, "config", "", "YAML file that says where, with the fields strategy, nodes and params")
+	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379/0?ttl=10s; see \"hasp strategies\" (default: `URL` in HASP_URL, or "+defaultURL+")")
+	f.StringVar(&s.file, "config", "", "YAML `FILE` that says the same, with the fields strategy, nodes and params")
 	must(root.MarkPersistentFlagFilename("config", "yaml", "yml"))
 	must(root.RegisterFlagCompletionFunc("url", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var urls []string
@@ -44,21 +39,21 @@ func (s *storeFlags) register(root *cobra.Command) {
 	}))
 }
 
-// must is for errors that only a slip in this program can cause.
+// must is for errors that only a mistake in this program can cause.
 func must(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// given reports whether the user named a store, in whatever way.
-func (s *storeFlags) given() bool {
+// given reports whether the user named a store, by a flag or by HASP_URL.
+func (s *storeFlags) given(cmd *cobra.Command) bool {
 	_, set := os.LookupEnv("HASP_URL")
-	return s.url != "" || s.file != "" || set
+	return set || cmd.Flag("url").Changed || cmd.Flag("config").Changed
 }
 
-// config returns where the locks are kept. It warns about a password that
-// every user of the host can read.
+// config returns where the locks are kept, and learns the passwords in it. It
+// warns about a password in --url, which every user of the host can read.
 func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	s := &a.store
 	if err := exclusive(cmd, "url", "config"); err != nil {
@@ -66,63 +61,63 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	}
 	for _, name := range []string{"url", "config"} {
 		if f := cmd.Flag(name); f.Changed && f.Value.String() == "" {
-			return hasp.Config{}, usagef("--%s is empty", name)
+			return hasp.Config{}, usagef("--%s is empty: give it a value, or leave it out", name)
 		}
 	}
-	raw := s.url
-	switch {
-	case s.file != "":
+	if s.file != "" {
 		c, err := readConfig(s.file)
 		s.learn(c)
 		return c, err
+	}
+
+	raw, set := os.LookupEnv("HASP_URL")
+	switch {
+	case s.url != "":
+		raw = s.url
+	case !set:
+		raw = defaultURL
 	case raw == "":
-		var set bool
-		raw, set = os.LookupEnv("HASP_URL")
-		switch {
-		case !set:
-			raw = defaultURL
-		case raw == "":
-			// A variable that was lost on its way, perhaps. Files of this host would
-			// exclude no other host.
-			return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
-		}
+		// Perhaps the value was lost on its way. The default would exclude no
+		// program on another host.
+		return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
 	}
 	c, err := hasp.ParseURL(raw)
 	s.learn(c)
 	if err != nil {
 		return c, err
 	}
+	// The processes that the conformance suite starts have the same arguments.
 	if s.url != "" && len(s.secret) > 0 && !conformance.Child() {
-		a.complain("warning: --url holds a password, which other users of this host can read in the process list; HASP_URL or --config hides it")
+		a.complain("warning: --url holds a password, which other users of this host can read in the process list; put the URL into HASP_URL or a --config file")
 	}
 	return c, registered(c)
 }
 
-// registered refuses a strategy that this program does not have. The library
-// would suggest an import.
+// registered returns an error if this program does not have the strategy of c.
+// The library's error would suggest an import.
 func registered(c hasp.Config) error {
 	all := hasp.Strategies()
+	names := strings.Join(all, ", ")
 	switch {
 	case slices.Contains(all, c.Strategy):
 		return nil
 	case c.Strategy == "":
-		return usagef("no strategy given (want one of %s)", strings.Join(all, ", "))
-	case strings.ContainsAny(c.Strategy, "@:/"): // a URL, perhaps, and then with a password
-		return usagef("the name of the strategy is none (want one of %s); a URL goes into nodes", strings.Join(all, ", "))
-	}
-	if c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis") {
+		return usagef("no strategy given (want one of %s)", names)
+	case strings.ContainsAny(c.Strategy, "@:/"): // perhaps a URL with a password: do not show it
+		return usagef("strategy: want one of %s; put a URL into nodes", names)
+	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
 		var urls []string
 		for _, s := range known() {
 			if strings.Contains(s.URL, "+") {
 				urls = append(urls, s.Name+"+"+c.Strategy+"://…")
 			}
 		}
-		return usagef("%s is a transport, which follows the strategy: want %s", quote(c.Strategy), strings.Join(urls, ", "))
+		return usagef("%s is a transport: put a strategy before it, as in %s", text.Quote(c.Strategy), strings.Join(urls, ", "))
 	}
-	return usagef("unknown strategy %s (want one of %s)", quote(c.Strategy), strings.Join(all, ", "))
+	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
 }
 
-// exclusive refuses two flags that were both given.
+// exclusive refuses two flags if both are given.
 func exclusive(cmd *cobra.Command, one, other string) error {
 	if cmd.Flag(one).Changed && cmd.Flag(other).Changed {
 		return usagef("--%s and --%s cannot both be given", one, other)
@@ -130,15 +125,15 @@ func exclusive(cmd *cobra.Command, one, other string) error {
 	return nil
 }
 
-// open opens the store that the flags name.
-func (a *app) open(ctx context.Context, cmd *cobra.Command, o *hasp.Options) (*hasp.Client, error) {
+// open opens the store that the flags name. doing becomes part of the owner.
+func (a *app) open(ctx context.Context, cmd *cobra.Command, doing string, observe func(hasp.Event)) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {
 		return nil, err
 	}
-	client, err := c.Open(ctx, o)
-	if err == nil && c.Strategy == "memlock" && cmd.Name() == "run" {
-		a.complain("warning: memlock keeps locks inside this process and excludes no other; filelock:// does")
+	client, err := c.Open(ctx, &hasp.Options{Owner: owner(doing), Observe: observe})
+	if err == nil && c.Strategy == "memlock" {
+		a.complain("warning: memlock keeps locks inside this process, where no other program sees them; use filelock://")
 	}
 	return client, err
 }
@@ -148,91 +143,12 @@ func (a *app) open(ctx context.Context, cmd *cobra.Command, o *hasp.Options) (*h
 func (a *app) withClient(cmd *cobra.Command, doing string, f func(context.Context, *hasp.Client) error) error {
 	ctx, stop := interruptible(cmd.Context())
 	defer stop()
-	client, err := a.open(ctx, cmd, &hasp.Options{Owner: owner(doing)})
+	client, err := a.open(ctx, cmd, doing, nil)
 	if err != nil {
 		return causeOf(ctx, err)
 	}
 	defer client.Close()
 	return causeOf(ctx, f(ctx, client))
-}
-
-// maxConfig is more than any configuration has.
-const maxConfig = 1 << 20
-
-// readSome reads a file, which may be one without an end.
-func readSome(file string) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err == nil && len(b) > maxConfig {
-		err = errors.New("more than a configuration can be")
-	}
-	return b, err
-}
-
-// readConfig reads a YAML file, whose every field must be known.
-func readConfig(file string) (hasp.Config, error) {
-	b, err := readSome(file)
-	if err != nil {
-		var path *os.PathError
-		if errors.As(err, &path) {
-			err = path.Err
-		}
-		return hasp.Config{}, usagef("--config %s: %w", quote(file), err)
-	}
-	var c hasp.Config
-	d := yaml.NewDecoder(bytes.NewReader(b))
-	d.KnownFields(true)
-	if err := d.Decode(&c); err != nil {
-		return hasp.Config{}, usagef("--config %s: %s", quote(file), yamlError(err))
-	}
-	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return hasp.Config{}, usagef("--config %s: want one YAML document", quote(file))
-	}
-	if err := registered(c); err != nil {
-		return c, usagef("--config %s: %w", quote(file), err)
-	}
-	return c, nil
-}
-
-// yaml quotes the beginning of a value it cannot take, which may be that of
-// a password, and all of one that begins with an asterisk or an exclamation
-// mark, and names fields in terms of Go.
-var (
-	yamlValue   = regexp.MustCompile("(?s)(cannot (?:unmarshal|decode)) (!.*?) `.*` (into|as)")
-	yamlTags    = regexp.MustCompile(`^!!(map|seq|str|int|float|bool|null|timestamp|binary|merge)$`)
-	yamlAlias   = regexp.MustCompile(`unknown anchor '.*' referenced`)
-	yamlUnknown = regexp.MustCompile(`field (.+) not found in type \S+`)
-	yamlType    = strings.NewReplacer("!!map", "a mapping", "!!seq", "a list", "!!str", "a string", "!!int", "a number",
-		"!!bool", "a boolean", "!!null", "nothing", "hasp.Config", "the configuration", "hasp.Params", "params: NAME: VALUE",
-		"[]string", "a list of strings", "cannot unmarshal", "cannot take", "cannot decode", "cannot take")
-)
-
-func yamlError(err error) string {
-	if errors.Is(err, io.EOF) {
-		return "the file is empty; want strategy, nodes and params"
-	}
-	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
-	var te *yaml.TypeError
-	if errors.As(err, &te) {
-		texts = te.Errors
-	}
-	for i, text := range texts {
-		texts[i] = yamlValue.ReplaceAllStringFunc(text, func(all string) string {
-			part := yamlValue.FindStringSubmatch(all)
-			if !yamlTags.MatchString(part[2]) {
-				part[2] = "what begins with !"
-			}
-			return strings.Join(part[1:], " ")
-		})
-	}
-	text := strings.Join(texts, "; ")
-	text = yamlAlias.ReplaceAllString(text, "a value that begins with * must be quoted")
-	text = yamlUnknown.ReplaceAllString(text, `unknown field "$1" (want strategy, nodes, params)`)
-	return yamlType.Replace(text)
 }
 
 // learn remembers the passwords in c.
@@ -257,11 +173,11 @@ func (s *storeFlags) learn(c hasp.Config) {
 	}
 }
 
-// redact takes the store's passwords out of text. The library's errors have
-// none; what a server or a system call says is not in its hands.
+// redact removes the store's passwords from a text. The library's errors contain
+// none, but the texts of a server or of the operating system may.
 func (s *storeFlags) redact(text string) string {
 	for _, pw := range s.secret {
-		if len(pw) < 4 { // it would be found in the middle of words
+		if len(pw) < 4 { // so short a password also occurs inside words
 			text = strings.ReplaceAll(text, ":"+pw+"@", ":xxxxx@")
 		} else {
 			text = strings.ReplaceAll(text, pw, "xxxxx")
@@ -270,8 +186,7 @@ func (s *storeFlags) redact(text string) string {
 	return text
 }
 
-// owner is the label of this process for people who look into the store:
-// host/pid/doing.
+// owner returns the label of this process in the store: host/pid/doing.
 func owner(doing string) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -279,6 +194,3 @@ func owner(doing string) string {
 	}
 	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), doing)
 }
-
-// program is the name of a command without its directory.
-func program(path string) string { return filepath.Base(path) }

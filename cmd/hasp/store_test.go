@@ -97,9 +97,13 @@ func TestBadInput(t *testing.T) {
 		"unknown flag":         {[]string{"inspect", "--tll", "key"}, exitUsage, `unknown flag: --tll (see "hasp inspect --help")`},
 		"no key":               {[]string{"inspect"}, exitUsage, "want one argument, the key; got 0"},
 		"two keys":             {[]string{"break", "a", "b"}, exitUsage, "got 2"},
-		"no command":           {[]string{"run", "key"}, exitUsage, "want KEY -- COMMAND and its arguments"},
+		"no command":           {[]string{"run", "key"}, exitUsage, "no command given: want hasp run KEY -- COMMAND"},
 		"nothing after --":     {[]string{"run", "key", "--"}, exitUsage, "no command given"},
-		"no --":                {[]string{"run", "key", "true"}, exitUsage, "want KEY -- COMMAND and its arguments"},
+		"no --":                {[]string{"run", "key", "true"}, exitUsage, `no "--" before the command: want hasp run KEY -- COMMAND`},
+		"no run arguments":     {[]string{"run"}, exitUsage, "no key given"},
+		"only a command":       {[]string{"run", "--", "true"}, exitUsage, "no key given"},
+		"two keys, run":        {[]string{"run", "a", "b", "--", "true"}, exitUsage, "2 keys given"},
+		"help for nothing":     {[]string{"help", "rum"}, exitUsage, `unknown command "rum", did you mean "run"?`},
 		"not a duration":       {[]string{"run", "key", "--wait", "5", "--", "true"}, exitUsage, "missing unit in duration"},
 		"empty key":            {[]string{"run", "", "--", "true"}, exitUsage, "empty key"},
 		"empty key, inspect":   {[]string{"inspect", ""}, exitUsage, "empty key"},
@@ -111,7 +115,7 @@ func TestBadInput(t *testing.T) {
 		"no url":              {[]string{"inspect", "key", "--url", "localhost:6379"}, exitUsage, "want STRATEGY://"},
 		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok" (want one of fairlock, `},
 		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "want the name of a strategy first"},
-		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport, which follows the strategy: want fairlock+redis://…, pubsublock+redis://…, redlock+redis://…, spinlock+redis://…`},
+		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport: put a strategy before it, as in fairlock+redis://…, pubsublock+redis://…, redlock+redis://…, spinlock+redis://…`},
 		"unknown parameter":   {[]string{"inspect", "key", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
 		"bad parameter":       {[]string{"inspect", "key", "--url", "memlock://?ttl=long"}, exitUsage, "want a positive duration"},
 		"bad escape":          {[]string{"inspect", "key", "--url", redis + "/?ttl=%zz"}, exitUsage, "malformed parameters"},
@@ -145,7 +149,7 @@ func TestBadInput(t *testing.T) {
 		"worker of nobody":   {[]string{"demo-worker"}, exitUsage, "started by hasp demo"},
 		"conform, no store":  {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"conform, parameter": {[]string{"conform", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
-		"fence, unsupported": {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, `"hasp strategies" tells`},
+		"fence, unsupported": {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, `"hasp strategies" shows`},
 		"break without asking": {[]string{"break", "key", "--url", "unfenced://"}, exitUsage,
 			`cannot inspect: unsupported operation`},
 	} {
@@ -158,7 +162,7 @@ func TestBadInput(t *testing.T) {
 func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
 	url := "spinlock+redis://user:" + secret + "@127.0.0.1:1"
 	contains(t, call("inspect", "key", "--url", url).err, "hasp: warning: --url holds a password")
-	for _, harmless := range []string{"spinlock+redis://user@127.0.0.1:1", "memlock://"} {
+	for _, harmless := range []string{"spinlock+redis://user@127.0.0.1:1", store(t)} {
 		if o := call("inspect", "key", "--url", harmless); strings.Contains(o.err, "warning") {
 			t.Errorf("%s: %s", harmless, o.err)
 		}
@@ -231,7 +235,8 @@ func TestRedactTakesPasswordsOut(t *testing.T) {
 	}
 }
 
-func TestRunUnderALockOfThisProcessIsWarnedOf(t *testing.T) {
-	o := call("run", "key", "--url", "memlock://", "--", "true").want(t, 0)
-	contains(t, o.err, "hasp: warning: memlock")
+func TestLockInsideThisProcessIsWarnedOf(t *testing.T) {
+	for _, args := range [][]string{{"run", "key", "--url", "memlock://", "--", "true"}, {"inspect", "key", "--url", "memlock://"}} {
+		contains(t, call(args...).want(t, 0).err, "hasp: warning: memlock")
+	}
 }

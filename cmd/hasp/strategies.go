@@ -16,7 +16,7 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// strategy is what "hasp strategies" tells of one.
+// strategy describes a strategy.
 type strategy struct {
 	Name  string `json:"name"`
 	Reach string `json:"reach,omitempty"`
@@ -26,17 +26,17 @@ type strategy struct {
 	About string `json:"about,omitempty"`
 }
 
-// described are the strategies that come with hasp.
+// described are the strategies of this program.
 var described = []strategy{
-	{"memlock", "process", "in order of arrival", true, "memlock://", "one process: tests, examples"},
-	{"filelock", "host", "none", true, "filelock:///var/lock/app", "the processes of one host, without a server"},
-	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; asks again and again"},
-	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; woken by a release, as Redisson's locks are"},
-	{"fairlock", "network", "in order of arrival", true, "fairlock+redis://localhost:6379/0", "one Redis; served in order, handed from one to the next"},
-	{"redlock", "network", "none", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, any minority of which may fail"},
+	{"memlock", "process", "arrival", true, "memlock://", "one process: tests and examples"},
+	{"filelock", "host", "none", true, "filelock:///var/lock/app", "files; no server"},
+	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; polls"},
+	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; a release wakes the waiters; shares locks with Redisson"},
+	{"fairlock", "network", "arrival", true, "fairlock+redis://localhost:6379/0", "one Redis; first come, first served"},
+	{"redlock", "network", "none", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, of which a minority may fail"},
 }
 
-// known returns the registered strategies, with what can be told of them.
+// known returns the registered strategies, with their descriptions.
 func known() []strategy {
 	var all []strategy
 	for _, name := range hasp.Strategies() {
@@ -55,13 +55,20 @@ func (a *app) strategiesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "strategies",
 		Short: "List the strategies that --url can name",
-		Args:  noArgs,
+		Long: `strategies lists the strategies that --url can name. The columns are:
+
+  REACH   which programs share the locks: those in one process, those on one
+          host, or those in a network that reach the same store
+  ORDER   the order in which waiters get a key: that of arrival, or none
+  FENCE   whether a lock can have a fence, see "hasp run --help"
+  URL     an example`,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if asJSON {
 				return a.printJSON(known())
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "STRATEGY\tEXCLUDES WITHIN ONE\tORDER\tFENCE\tURL\tFOR")
+			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tFENCE\tURL\tABOUT")
 			for _, s := range known() {
 				fence := "no"
 				if s.Fence {

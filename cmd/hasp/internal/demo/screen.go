@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"fmt"
@@ -7,9 +7,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
-// Sizes of the moving picture, in columns and lines.
+// Sizes of the screen, in columns and lines.
 const (
 	minWidth    = 72
 	maxWidth    = 132
@@ -19,7 +21,7 @@ const (
 	aroundLanes = 8 + maxNotes // lines that are not lanes
 )
 
-// step is the time that half a column of the moving picture stands for.
+// step is the time that half a column shows while the demo runs.
 const step = 20 * time.Millisecond
 
 // Styles, as parameters of the terminal's SGR sequence.
@@ -30,7 +32,7 @@ const (
 	styleGood = "38;5;78"
 )
 
-// lanes take these colours in turn, in the terminal and in the picture.
+// The lanes use these colours in turn, on the terminal and in the picture.
 var (
 	laneColours = []int{39, 214, 170, 78, 221, 75, 209, 150}
 	laneHex     = []string{"#00afff", "#ffaf00", "#d75fd7", "#5fd787", "#ffd75f", "#5fafff", "#ff875f", "#afd787"}
@@ -38,16 +40,16 @@ var (
 
 func laneStyle(i int) string { return fmt.Sprintf("38;5;%d", laneColours[i%len(laneColours)]) }
 
-// screen draws the demo over and over in the same place.
+// screen draws the demo on a terminal, each time over the frame before.
 type screen struct {
 	out    io.Writer
-	d      *demo
-	width  int
+	d      *Demo
 	resize func() int // the terminal's width now
+	width  int        // of the last frame
+	height int        // of the last frame, in lines; 0 before the first
 	colour bool
-	height int // lines drawn last time
-	notes  []note
-	last   *timeline
+	notes  []note    // the last few, oldest first
+	last   *timeline // of the last frame
 }
 
 type note struct {
@@ -55,15 +57,15 @@ type note struct {
 	text string
 }
 
-func newScreen(out io.Writer, d *demo, resize func() int) *screen {
+func newScreen(out io.Writer, d *Demo, resize func() int) *screen {
 	fmt.Fprint(out, "\x1b[?25l") // hide the cursor
 	return &screen{out: out, d: d, resize: resize, colour: os.Getenv("NO_COLOR") == ""}
 }
 
 func (s *screen) wrote(*timeline, int, time.Duration, int) {}
 
-func (s *screen) note(at time.Duration, text string) {
-	s.notes = append(s.notes, note{at, text})
+func (s *screen) note(at time.Duration, what string) {
+	s.notes = append(s.notes, note{at, what})
 	s.notes = s.notes[max(0, len(s.notes)-maxNotes):]
 }
 
@@ -72,24 +74,26 @@ func (s *screen) draw(t *timeline) {
 	s.last = t
 	s.width = min(max(s.resize(), minWidth)-1, maxWidth)
 	columns := s.columns()
-	end := t.now() / step * step // so that what was drawn moves, and does not flicker
+	// Whole steps: so columns move to the left from frame to frame and do not
+	// change.
+	end := t.now() / step * step
 	s.paint(t, end-time.Duration(2*columns)*step, step, t.now())
 }
 
-// close shows the whole run, and leaves it there.
+// close shows the whole run, and leaves it on the terminal.
 func (s *screen) close() {
 	if t := s.last; t != nil {
 		end := t.end()
 		s.paint(t, 0, max(end/time.Duration(2*s.columns()), 1), end)
 	}
-	fmt.Fprint(s.out, "\x1b[?25h")
+	fmt.Fprint(s.out, "\x1b[?25h\n") // show the cursor
 }
 
 func (s *screen) columns() int { return s.width - leftWidth - rightWidth }
 
-// paint draws everything. Each half of a column of a lane shows the state at
-// one moment, the same in all lanes, so that two lanes are marked in one place
-// only if two really held at once.
+// paint draws a frame that begins at a time. Half a column shows one moment,
+// the same in all lanes. So two lanes show a hold in the same half column only
+// if two workers held the lock at once.
 func (s *screen) paint(t *timeline, from, half, now time.Duration) {
 	var lines []string
 	add := func(build func(r *row)) {
@@ -97,9 +101,10 @@ func (s *screen) paint(t *timeline, from, half, now time.Duration) {
 		build(r)
 		lines = append(lines, r.String())
 	}
+
 	add(func(r *row) {
 		r.put(styleBold, "  hasp demo  ")
-		r.put(styleDim, fmt.Sprintf("%s · one number in a file · %s", count(s.d.workers, "process", "processes"), s.d.place))
+		r.put(styleDim, fmt.Sprintf("%s · one number in a file · %s", text.Count(s.d.Workers, "process", "processes"), s.d.place))
 	})
 	add(func(*row) {})
 	add(func(r *row) { s.progress(r, t, now) })
@@ -107,7 +112,7 @@ func (s *screen) paint(t *timeline, from, half, now time.Duration) {
 		add(func(r *row) { s.queue(r, t.inLine(now)) })
 	}
 	add(func(*row) {})
-	for i := range max(len(t.lanes), s.d.workers) {
+	for i := range max(len(t.lanes), s.d.Workers) {
 		add(func(r *row) { s.lane(r, t, i, from, half, now) })
 	}
 	add(func(*row) {})
@@ -118,6 +123,8 @@ func (s *screen) paint(t *timeline, from, half, now time.Duration) {
 			r.put("", n.text)
 		})
 	}
+
+	// Move up to where the last frame begins, and write over it.
 	var b strings.Builder
 	if s.height > 0 {
 		fmt.Fprintf(&b, "\x1b[%dA", s.height)
@@ -136,9 +143,7 @@ func (s *screen) progress(r *row, t *timeline, now time.Duration) {
 	if len(t.number) > 0 {
 		n = t.number[len(t.number)-1].n
 	}
-	text := fmt.Sprintf("  %d of %d", n, s.d.expected())
-	elapsed := fmt.Sprintf("%8.2fs", now.Seconds())
-	full := (s.width - leftWidth - rightWidth) * 8
+	full := s.columns() * 8
 	eighths := min(full*n/s.d.expected(), full)
 	bar := strings.Repeat("█", eighths/8)
 	if rest := eighths % 8; rest > 0 {
@@ -147,14 +152,15 @@ func (s *screen) progress(r *row, t *timeline, now time.Duration) {
 	r.put("", fmt.Sprintf("%-*s", leftWidth, "  number"))
 	r.put(styleGood, bar)
 	r.put(styleDim, strings.Repeat("·", full/8-(eighths+7)/8))
-	r.put(styleBold, fmt.Sprintf("%-14s", text))
-	r.put(styleDim, elapsed)
+	r.put(styleBold, fmt.Sprintf("  %-12s", fmt.Sprintf("%d of %d", n, s.d.expected())))
+	r.put(styleDim, fmt.Sprintf("%8.2fs", now.Seconds()))
 }
 
-// queue names who waits, in the order in which they will be served.
-func (s *screen) queue(r *row, who []int) {
+// queue names the workers that wait, in the order in which the store will serve
+// them.
+func (s *screen) queue(r *row, lanes []int) {
 	r.put("", fmt.Sprintf("%-*s", leftWidth, "  in line"))
-	for n, i := range who {
+	for n, i := range lanes {
 		switch n {
 		case 0:
 			r.put(styleDim, "next ")
@@ -167,7 +173,8 @@ func (s *screen) queue(r *row, who []int) {
 	}
 }
 
-// lane draws one worker: who it is, what it did, what it does.
+// lane draws the line of one worker: its number and process, its timeline, and
+// its status.
 func (s *screen) lane(r *row, t *timeline, i int, from, half, now time.Duration) {
 	if i >= len(t.lanes) {
 		return
@@ -175,6 +182,7 @@ func (s *screen) lane(r *row, t *timeline, i int, from, half, now time.Duration)
 	l := &t.lanes[i]
 	r.put(laneStyle(i), fmt.Sprintf("  %-3d", i+1))
 	r.put(styleDim, fmt.Sprintf("%-*s", leftWidth-5, fmt.Sprintf("pid %d", l.pid)))
+
 	died := openEnd
 	if l.killed {
 		died = t.killed.at
@@ -190,8 +198,8 @@ func (s *screen) lane(r *row, t *timeline, i int, from, half, now time.Duration)
 	s.status(r, t, i, now)
 }
 
-// drawCell draws two moments in one column. A hold is never left out for a
-// wait beside it.
+// drawCell draws two moments in one column. If only one fits, a hold is shown
+// rather than a wait.
 func drawCell(r *row, style string, a, b state) {
 	switch {
 	case a == holding && b == holding:
@@ -209,21 +217,21 @@ func drawCell(r *row, style string, a, b state) {
 	}
 }
 
-// status says in words what a worker does now.
+// status says what a worker does now, in words.
 func (s *screen) status(r *row, t *timeline, i int, now time.Duration) {
 	l := &t.lanes[i]
 	r.put(styleBold, fmt.Sprintf("  %3d ", l.done))
 	switch sp := l.at(now); {
 	case sp.state == dead:
-		r.put(styleDead, "dead, still locked")
+		r.put(styleDead, "dead, key locked")
 	case l.killed:
 		r.put(styleDead, "killed")
 	case l.ended:
 		r.put(styleGood, "done")
 	case sp.state == holding:
-		r.put(styleBold, "holds "+short(now-sp.from))
+		r.put(styleBold, "holds "+text.Duration(now-sp.from))
 	case sp.state == waiting:
-		r.put(styleDim, "waits "+short(now-sp.from))
+		r.put(styleDim, "waits "+text.Duration(now-sp.from))
 		if s.d.ordered && t.inLine(now)[0] == i {
 			r.put(laneStyle(i), ", next")
 		}
@@ -232,9 +240,9 @@ func (s *screen) status(r *row, t *timeline, i int, now time.Duration) {
 
 func (s *screen) legend(r *row) {
 	r.put("", fmt.Sprintf("%-*s", leftWidth, ""))
-	if s.d.noLock {
+	if s.d.NoLock {
 		r.put(styleBold, "█")
-		r.put(styleDim, " reads, thinks and writes, whoever else does")
+		r.put(styleDim, " reads, pauses and writes, without a lock")
 		return
 	}
 	r.put(styleBold, "█")
@@ -242,19 +250,20 @@ func (s *screen) legend(r *row) {
 	r.put(styleDead, "✗")
 	r.put(styleDim, " killed   ")
 	r.put(styleDead, "░")
-	r.put(styleDim, " still locked by the dead")
+	r.put(styleDim, " killed holder, key still locked")
 }
 
-// row is one line of the screen, no longer than max.
+// row is one line of the screen. A longer line would wrap, and the next frame
+// would be drawn in the wrong place.
 type row struct {
 	b      strings.Builder
-	n, max int
-	style  string
+	n, max int    // columns used, and allowed
+	style  string // of the last put
 	colour bool
 }
 
-// put adds text, each rune of which is one column wide.
-func (r *row) put(style, text string) {
+// put adds what up to the width of the row. Each rune must be one column wide.
+func (r *row) put(style, what string) {
 	if r.colour && style != r.style {
 		r.b.WriteString("\x1b[0")
 		if style != "" {
@@ -263,7 +272,7 @@ func (r *row) put(style, text string) {
 		r.b.WriteString("m")
 		r.style = style
 	}
-	for _, c := range text {
+	for _, c := range what {
 		if r.n < r.max {
 			r.b.WriteRune(c)
 			r.n++

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"bytes"
@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
 // Sizes of the picture, in its own units.
@@ -21,8 +23,8 @@ const (
 	svgBottom = 74
 )
 
-// svgStyle follows the reader's light or dark page. It does without CSS
-// variables, which not every viewer knows.
+// svgStyle follows the light or dark mode of the reader. It has no CSS variables,
+// because not every viewer supports them.
 const svgStyle = `
   text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1f2328; }
   .title { font-size: 17px; font-weight: 600; }
@@ -45,9 +47,9 @@ const svgStyle = `
   }
 `
 
-// drawSVG draws the whole timeline: a lane for each worker, and below them
-// the number as it grew.
-func drawSVG(out io.Writer, d *demo, t *timeline, sum summary) error {
+// drawSVG draws the whole timeline: a lane for each worker, and a curve of the
+// number below them.
+func drawSVG(out io.Writer, d *Demo, t *timeline, sum Summary) error {
 	p := &picture{d: d, t: t, sum: sum, end: max(t.end(), time.Millisecond)}
 	p.lanesEnd = svgTop + len(t.lanes)*svgLane
 	p.graphEnd = p.lanesEnd + 24 + svgGraph
@@ -70,50 +72,50 @@ func drawSVG(out io.Writer, d *demo, t *timeline, sum summary) error {
 	return err
 }
 
-// picture is an SVG under way.
+// picture is an SVG that is being drawn.
 type picture struct {
 	b        bytes.Buffer
-	d        *demo
+	d        *Demo
 	t        *timeline
-	sum      summary
-	end      time.Duration
-	lanesEnd int
-	graphEnd int
+	sum      Summary
+	end      time.Duration // of the timeline
+	lanesEnd int           // the y below the lanes
+	graphEnd int           // the y below the curve
 }
 
-// f adds a line. Strings among args are text, and escaped.
+// f adds a line. It escapes strings among args: they are text, not markup.
 func (p *picture) f(format string, args ...any) {
 	for i, a := range args {
 		if s, ok := a.(string); ok {
 			var b strings.Builder
-			_ = xml.EscapeText(&b, []byte(plain(s)))
+			_ = xml.EscapeText(&b, []byte(text.Plain(s)))
 			args[i] = b.String()
 		}
 	}
 	fmt.Fprintf(&p.b, format+"\n", args...)
 }
 
-// x is where a moment is.
+// x returns the position of a moment.
 func (p *picture) x(at time.Duration) float64 {
 	return svgLeft + float64(svgWidth-svgLeft-svgRight)*float64(min(at, p.end))/float64(p.end)
 }
 
 func (p *picture) head() {
 	p.f(`<text class="title" x="28" y="38">hasp demo: %s, %s, one number in a file</text>`,
-		count(p.d.workers, "process", "processes"), p.d.place)
-	text := fmt.Sprintf("%d of %d increments are in the number", p.sum.Number, p.sum.Expected)
+		text.Count(p.d.Workers, "process", "processes"), p.d.place)
+	outcome := fmt.Sprintf("%d of %d increments are in the number", p.sum.Number, p.sum.Expected)
 	if h := p.sum.Heir; h > 0 {
-		text += fmt.Sprintf("; worker %d was killed while it held the lock, worker %d took over %s later",
-			p.sum.Killed, h, short(p.t.killed.takeover))
+		outcome += fmt.Sprintf("; worker %d was killed while it held the lock, worker %d took over %s later",
+			p.sum.Killed, h, text.Duration(p.t.killed.takeover))
 	}
 	class := "dim"
 	if !p.sum.OK {
 		class = "dead"
 	}
-	p.f(`<text class="%s" x="28" y="60">%s</text>`, class, text)
+	p.f(`<text class="%s" x="28" y="60">%s</text>`, class, outcome)
 }
 
-// axis draws a rule at each round number of seconds, about ten in all.
+// axis draws rules at round times, about ten in all.
 func (p *picture) axis() {
 	every := time.Millisecond
 	for _, f := range []time.Duration{2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 600_000} {
@@ -127,7 +129,7 @@ func (p *picture) axis() {
 	}
 }
 
-// lane draws what one worker did.
+// lane draws the timeline of one worker.
 func (p *picture) lane(i int) {
 	l := &p.t.lanes[i]
 	y := svgTop + i*svgLane
@@ -135,16 +137,16 @@ func (p *picture) lane(i int) {
 	p.f(`<text x="28" y="%d">%d<tspan class="dim" dx="8">pid %d</tspan></text>`, middle+4, i+1, l.pid)
 	for _, s := range l.spans {
 		from, width := p.x(s.from), max(p.x(s.to)-p.x(s.from), 0.8)
-		took := short(min(s.to, p.end) - s.from)
+		took := text.Duration(min(s.to, p.end) - s.from)
 		switch s.state {
 		case waiting:
 			p.f(`<rect class="wait" x="%.1f" y="%d" width="%.1f" height="2"><title>worker %d waited %s</title></rect>`,
 				from, middle-1, width, i+1, took)
 		case holding:
 			p.f(`<rect x="%.1f" y="%d" width="%.1f" height="%d" rx="1.5" fill="%s"><title>worker %d held %s from %s</title></rect>`,
-				from, middle-svgBar/2, width, svgBar, laneHex[i%len(laneHex)], i+1, took, short(s.from))
+				from, middle-svgBar/2, width, svgBar, laneHex[i%len(laneHex)], i+1, took, text.Duration(s.from))
 		case dead:
-			p.f(`<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="url(#dead)"><title>still locked by the dead worker %d for %s</title></rect>`,
+			p.f(`<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="url(#dead)"><title>key still locked for the killed worker %d for %s</title></rect>`,
 				from, middle-svgBar/2, width, svgBar, i+1, took)
 		}
 	}
@@ -157,7 +159,7 @@ func (p *picture) lane(i int) {
 	}
 }
 
-// curve draws the number, as it was written, in steps.
+// curve draws the number as the workers wrote it, in steps.
 func (p *picture) curve() {
 	top, bottom := float64(p.lanesEnd+24), float64(p.graphEnd)
 	y := func(n int) float64 { return bottom - (bottom-top)*float64(n)/float64(p.sum.Expected) }
@@ -173,21 +175,22 @@ func (p *picture) curve() {
 	p.f(`<path class="number" d="%s"><title>%d at the end</title></path>`, path, last)
 }
 
+// legend explains the shapes.
 func (p *picture) legend(y int) {
 	x := svgLeft
-	item := func(shape, text string) {
-		p.b.WriteString(fmt.Sprintf(shape, x, y-9) + "\n")
-		p.f(`<text class="dim" x="%d" y="%d">%s</text>`, x+28, y, text)
-		x += 52 + 8*len(text)
+	item := func(shape, label string) {
+		p.f(shape, x, y-9)
+		p.f(`<text class="dim" x="%d" y="%d">%s</text>`, x+28, y, label)
+		x += 52 + 8*len(label)
 	}
 	hold := `<rect x="%d" y="%d" width="20" height="10" rx="1.5" fill="` + laneHex[0] + `"/>`
-	if p.d.noLock {
-		item(hold, "reads the number, thinks, and writes it, whoever else does")
+	if p.d.NoLock {
+		item(hold, "reads the number, pauses, and writes it, without a lock")
 		return
 	}
 	item(hold, "holds the lock")
 	item(`<rect class="wait" x="%d" y="%d" width="20" height="2" transform="translate(0 4)"/>`, "waits")
 	if p.t.killed != nil {
-		item(`<rect x="%d" y="%d" width="20" height="10" fill="url(#dead)"/>`, "killed, and still locked until its term has run out")
+		item(`<rect x="%d" y="%d" width="20" height="10" fill="url(#dead)"/>`, "killed: the key stays locked until the term ends")
 	}
 }

@@ -1,0 +1,217 @@
+package demo
+
+import (
+	"bytes"
+	"encoding/xml"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+const ms = time.Millisecond
+
+func TestWrongNumberIsNotOK(t *testing.T) {
+	t.Parallel()
+	r := &referee{Demo: &Demo{Workers: 2, Increments: 3}}
+	r.lanes = make([]lane, 2)
+	for _, c := range []struct {
+		number, done int
+		want         bool
+	}{
+		{5, 6, false},
+		{6, 6, true},
+		{7, 6, false},
+		{6, 5, false}, // the workers report fewer increments
+	} {
+		r.lanes[0].done, r.lanes[1].done = 3, c.done-3
+		if got := r.summary(c.number).OK; got != c.want {
+			t.Errorf("number %d after %d increments: ok is %v, want %v", c.number, c.done, got, c.want)
+		}
+	}
+}
+
+func TestTimeline(t *testing.T) {
+	t.Parallel()
+	tl := &timeline{lanes: make([]lane, 3)}
+	check := func(lane int, at time.Duration, want state) {
+		t.Helper()
+		if got := tl.lanes[lane].at(at).state; got != want {
+			t.Errorf("lane %d at %v: %v, want %v", lane, at, got, want)
+		}
+	}
+	tl.enter(0, holding, 10*ms)
+	tl.enter(1, waiting, 12*ms)
+	tl.enter(0, idle, 20*ms)
+	tl.enter(1, holding, 20*ms)
+	tl.enter(2, waiting, 25*ms)
+	tl.kill(1, 30*ms)
+	check(0, 9*ms, idle)
+	check(0, 10*ms, holding)
+	check(0, 19*ms, holding)
+	check(0, 20*ms, idle)
+	check(1, 40*ms, dead)
+
+	// The next hold ends the killed worker's hold.
+	tl.enter(2, holding, 50*ms)
+	check(1, 50*ms, idle)
+	if d := tl.killed; d.heir != 2 || d.takeover != 20*ms {
+		t.Errorf("takeover: %+v", d)
+	}
+	if got := tl.heldAtOnce(); got != 1 {
+		t.Errorf("%d held at once, want 1", got)
+	}
+	tl.enter(0, holding, 60*ms)
+	if got := tl.heldAtOnce(); got != 2 {
+		t.Errorf("%d held at once, want 2", got)
+	}
+}
+
+func TestTimelineKnowsTheLine(t *testing.T) {
+	t.Parallel()
+	tl := &timeline{lanes: make([]lane, 5)}
+	tl.enter(0, holding, 0)
+	tl.enter(1, waiting, 30*ms)
+	tl.enter(2, waiting, 10*ms)
+	tl.enter(3, waiting, 20*ms)
+	tl.enter(4, waiting, 40*ms)
+	for name, c := range map[string]struct {
+		queue   []int
+		queueAt time.Duration
+		want    []int
+	}{
+		"without a queue, by arrival":    {nil, 0, []int{2, 3, 1, 4}},
+		"as in the queue":                {[]int{1, 2, 3, 4}, 45 * ms, []int{1, 2, 3, 4}},
+		"two came after it":              {[]int{3, 1}, 35 * ms, []int{3, 1, 2, 4}},
+		"the first has the lock now":     {[]int{0, 3, 1, 2}, 45 * ms, []int{3, 1, 2, 4}},
+		"two had the lock and wait anew": {[]int{4, 1, 2, 3}, 25 * ms, []int{2, 3, 1, 4}},
+	} {
+		tl.queue, tl.queueAt = c.queue, c.queueAt
+		if got := tl.inLine(50 * ms); !slices.Equal(got, c.want) {
+			t.Errorf("%s: queue %v: got %v, want %v", name, c.queue, got, c.want)
+		}
+	}
+}
+
+// Any program can put any owner into the queue.
+func TestRefereeFindsItsWorkersInTheQueue(t *testing.T) {
+	t.Parallel()
+	r := &referee{}
+	for i := range 3 {
+		r.procs = append(r.procs, &process{lane: i, owner: fmt.Sprintf("hasp demo 7 worker %d", i+1)})
+	}
+	r.setQueue(queue{time.Now(), []string{"hasp demo 7 worker 3", "\x1b[2J\u202e", "hasp demo 7 worker 1", "hasp demo 17 worker 2", ""}})
+	if want := []int{2, 0}; !slices.Equal(r.queue, want) {
+		t.Errorf("got %v, want %v", r.queue, want)
+	}
+	r.setQueue(queue{})
+	if len(r.queue) != 0 {
+		t.Errorf("got %v of an empty queue", r.queue)
+	}
+}
+
+func TestPictureTakesAnyText(t *testing.T) {
+	t.Parallel()
+	d := &Demo{Workers: 1, Increments: 1, place: "<&\"\x00\x1b[2J'>"}
+	tl := &timeline{lanes: []lane{{pid: 1, spans: []span{{holding, 0, time.Second}}}}}
+	var b bytes.Buffer
+	if err := drawSVG(&b, d, tl, Summary{Expected: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if bytes.ContainsAny(b.Bytes(), "\x00\x1b") {
+		t.Error("control characters in the picture")
+	}
+	if err := xml.Unmarshal(b.Bytes(), new(struct{})); err != nil {
+		t.Errorf("not well-formed: %v\n%s", err, b.Bytes())
+	}
+}
+
+var escapes = regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]`)
+
+// checkSize checks that no line of shown is wider than width, and that a frame
+// has as many lines as the next one moves up, at most those that newScreen's
+// caller has checked for.
+func checkSize(t *testing.T, shown string, width, workers int) {
+	t.Helper()
+	for line := range strings.SplitSeq(shown, "\n") {
+		line = strings.Trim(escapes.ReplaceAllString(line, ""), "\r")
+		if n := utf8.RuneCountInString(line); n > width {
+			t.Errorf("%d columns, want at most %d: %q", n, width, line)
+		}
+	}
+	frame, _, _ := strings.Cut(shown, "\x1b[J")
+	height := strings.Count(frame, "\n")
+	if height > workers+aroundLanes {
+		t.Errorf("%d lines, more than the %d that the terminal must have", height, workers+aroundLanes)
+	}
+	if up := fmt.Sprintf("\x1b[%dA", height); strings.Contains(shown, "A\r") && !strings.Contains(shown, up) {
+		t.Errorf("after %d lines the next frame does not begin with %q", height, up)
+	}
+}
+
+// A line that is wider than the terminal would wrap, and the next frame would be
+// drawn in the wrong place.
+func TestScreenStaysWithinItsSize(t *testing.T) {
+	t.Parallel()
+	d := &Demo{Workers: 2, Increments: 5, place: strings.Repeat("a very long name ", 20)}
+	var b bytes.Buffer
+	s := newScreen(&b, d, func() int { return minWidth })
+	tl := &timeline{began: time.Now().Add(-time.Second), lanes: []lane{{pid: 1 << 22}, {pid: 1}}}
+	tl.enter(0, holding, 0)
+	tl.kill(0, 10*ms)
+	tl.number = []point{{1, 100}} // more than the expected number
+	for range 2 * maxNotes {
+		s.note(time.Hour, strings.Repeat("word ", 40))
+	}
+	s.draw(tl)
+	s.close()
+	checkSize(t, b.String(), minWidth-1, d.Workers)
+	if !strings.Contains(b.String(), "A\r") {
+		t.Error("the second frame is not drawn over the first")
+	}
+}
+
+// inLine returns a timeline in which worker 1 holds the lock, and worker 3 is
+// before worker 2 in the queue.
+func inLine() *timeline {
+	tl := &timeline{began: time.Now().Add(-time.Second), lanes: make([]lane, 3), queue: []int{2, 1}, queueAt: 3 * ms}
+	tl.enter(0, holding, 0)
+	tl.enter(1, waiting, 1*ms)
+	tl.enter(2, waiting, 2*ms)
+	return tl
+}
+
+func TestScreenShowsTheLine(t *testing.T) {
+	t.Parallel()
+	for _, ordered := range []bool{true, false} {
+		var b bytes.Buffer
+		s := newScreen(&b, &Demo{Workers: 3, Increments: 5, ordered: ordered}, func() int { return 100 })
+		s.colour = false
+		s.draw(inLine())
+		if got := strings.Contains(b.String(), "  in line       next 3, then 2"); got != ordered {
+			t.Errorf("ordered %v: %s", ordered, b.String())
+		}
+		for line := range strings.SplitSeq(b.String(), "\n") {
+			third := strings.Contains(line, "  3  pid")
+			if next := strings.Contains(line, ", next"); next != (ordered && third) {
+				t.Errorf("ordered %v: %q", ordered, line)
+			}
+		}
+		checkSize(t, b.String(), 100, 3)
+	}
+}
+
+func TestLinesShowTheLine(t *testing.T) {
+	t.Parallel()
+	for ordered, want := range map[bool]string{true: "; in line: 3, 2\n", false: "; waiting: 2, 3\n"} {
+		var b bytes.Buffer
+		v := &lines{out: &b, d: &Demo{Workers: 3, Increments: 5, ordered: ordered}}
+		v.wrote(inLine(), 0, 5*ms, 1)
+		if !strings.HasSuffix(b.String(), want) {
+			t.Errorf("ordered %v: %q does not end with %q", ordered, b.String(), want)
+		}
+	}
+}

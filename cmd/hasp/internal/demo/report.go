@@ -1,0 +1,65 @@
+package demo
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/cmd/hasp/internal/text"
+)
+
+// report says how the demo ended, and what to try next.
+func (d *Demo) report(out io.Writer, s Summary) {
+	ms := func(v float64) string { return text.Duration(time.Duration(v * float64(time.Millisecond))) }
+	say := func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
+	hasp := command(os.Executable())
+
+	switch {
+	case d.NoLock && s.OK:
+		say("ok: %d of %d, by luck: no lock kept the workers apart. Try it again.", s.Number, s.Expected)
+		return
+	case d.NoLock:
+		say("WRONG: the number is %d, and %s were made.", s.Number, text.Count(s.Expected, "increment", "increments"))
+		say("Up to %d workers had read the same number before one of them wrote: %s overwritten.", s.HeldAtOnce,
+			text.Count(s.Expected-s.Number, "increment was", "increments were"))
+		say("A lock prevents that: %s demo", hasp)
+		return
+	case s.OK:
+		say("ok: the number is %d after %d increments by %s, in %.1fs.", s.Number, s.Expected,
+			text.Count(s.Workers, "process", "processes"), s.Seconds)
+	default:
+		say("WRONG: the number is %d after %d increments; up to %d workers held the lock at once.", s.Number, s.Expected, s.HeldAtOnce)
+	}
+
+	if s.Heir > 0 {
+		say("Worker %d was killed while it held the lock. Its term of %s ended, and worker %d took over %s after the kill.",
+			s.Killed, text.Duration(d.TTL), s.Heir, ms(s.Takeover))
+	}
+	say("Median hold %s, longest wait %s.", ms(s.MedianHold), ms(s.LongestWait))
+	if d.SVG != "" {
+		say("The timeline is in %s", text.Plain(d.SVG))
+	}
+	if d.Store.Strategy == "filelock" && s.OK {
+		fmt.Fprintln(out)
+		say("Without the lock:         %s demo --no-lock", hasp)
+		say("A command under a lock:   %s run backup -- sh -c 'echo only one at a time; sleep 1'", hasp)
+		say("With a Redis:             %s demo --url spinlock+redis://localhost:6379", hasp)
+	}
+}
+
+// command returns what the user can paste to start the program exe again. A
+// program that "go run" has started is in the build cache, or removed already.
+func command(exe string, err error) string {
+	found, notInPath := exec.LookPath("hasp")
+	switch {
+	case strings.Contains(exe, "go-build"):
+		return "go run github.com/hasplock/hasp/cmd/hasp"
+	case err != nil || notInPath == nil && filepath.Clean(found) == exe:
+		return "hasp"
+	}
+	return exe
+}

@@ -1,0 +1,74 @@
+// Package text makes text for people: of values that other programs have
+// written, of durations and of numbers.
+//
+// Keys, owners and waiters are read from a store that others write to. Printed
+// raw, they could move the cursor, imitate a line of output, or reverse the
+// direction of text. Quote, Plain and JSON return printable characters only.
+package text
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// Quote returns s as a Go string in ASCII.
+func Quote(s string) string { return strconv.QuoteToASCII(s) }
+
+// Plain returns s as one line of printable text.
+func Plain(s string) string {
+	s = strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ")
+	var b strings.Builder
+	for _, r := range s {
+		if strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+		}
+	}
+	return b.String()
+}
+
+// JSON returns the JSON text b with every character escaped that is not
+// printable. encoding/json escapes the control characters of ASCII only.
+func JSON(b []byte) []byte {
+	var out []byte
+	for _, r := range string(b) {
+		switch {
+		case strconv.IsPrint(r) || r == '\n':
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	return out
+}
+
+// Duration returns d rounded for reading: 24ms, 1.52s, 3m10s.
+func Duration(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "-" + Duration(-d)
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// Count returns a number with its noun: "1 process" or "3 processes".
+func Count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.Itoa(n) + " " + many
+}
