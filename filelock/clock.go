@@ -2,28 +2,30 @@ package filelock
 
 import "time"
 
-// instant is one moment, read from two clocks of the host. All processes of a
-// host read the same two, so no clock is ever compared with that of another
+// instant is one moment, read from two clocks of the host. All processes of a host
+// read the same two clocks. So no clock is compared with a clock of another
 // machine.
 type instant struct {
-	// boot is the kernel's identifier of this boot. While it is the same, what
-	// was written is there to be read, on the disk or not. Empty where there
-	// is none.
+	// boot is the kernel's identifier of this boot, or empty if it has none. In one
+	// boot, a file has all data that was written to it, even without a flush.
 	boot string
 
-	clock string        // names the clock of up: the boot, and more where one boot has several
-	up    time.Duration // since the boot, counting through a suspend
-	wall  time.Time
+	// clock names the clock of up. It is boot, and more if one boot has several such
+	// clocks.
+	clock string
+
+	up   time.Duration // since the boot, including suspends
+	wall time.Time     // by the wall clock
 }
 
-// readClock is [instant] as the platform can tell it. Where the kernel has no
-// identifier of a boot, or it cannot be read, the wall clock alone decides,
-// and exclusion holds as far as nobody sets it forward by a term.
+// readClock returns the present instant. If the boot clock cannot be read, the wall
+// clock alone decides. Then exclusion holds only while the wall clock is not set
+// forward by a term.
 func readClock() instant {
 	now := bootClock()
-	now.wall = time.Now().Round(0)
+	now.wall = time.Now().Round(0) // without the monotonic part
 	return now
 }
 
-// started is when this boot began, by the wall clock of now.
-func (i instant) started() time.Time { return i.wall.Add(-i.up) }
+// bootTime returns when this boot began, by the wall clock of i.
+func (i instant) bootTime() time.Time { return i.wall.Add(-i.up) }

@@ -16,8 +16,8 @@ var bootID = sync.OnceValue(func() string {
 	return id
 })
 
-// bootClock reads mach_continuous_time, which counts through sleep and which
-// nobody can set, unlike CLOCK_MONOTONIC here.
+// bootClock reads mach_continuous_time, which counts through sleep and cannot be
+// set. On macOS, CLOCK_MONOTONIC can.
 func bootClock() instant {
 	boot := bootID()
 	var ts unix.Timespec

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootID returns the kernel's random identifier of this boot, and the name of
-// the boot clock. In a time namespace that clock has an offset of its own, so
-// there the namespace is part of its name: readings that must not be compared
-// bear different names, and are judged by the wall clock instead.
+// bootID returns the kernel's random identifier of this boot, and the name of the
+// boot clock. In a time namespace that clock has an offset, so its readings must not
+// be compared with others. Then the namespace is part of the clock's name, and the
+// wall clock decides between clocks of different names.
 var bootID = sync.OnceValues(func() (boot, clock string) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", ""
 	}
+
 	boot = strings.TrimSpace(string(b))
 	const initial = "time:[4026531834]" // PROC_TIME_INIT_INO
 	if ns, err := os.Readlink("/proc/self/ns/time"); err == nil && ns != initial {

@@ -2,7 +2,6 @@
 
 package filelock
 
-// bootClock answers that there is none: this platform has no identifier of a
-// boot that a program can rely on, and a clock that may have started again is
-// worse than the wall clock.
+// bootClock returns the zero instant. This platform has no reliable identifier of a
+// boot, and a clock that may have started again is worse than the wall clock.
 func bootClock() instant { return instant{} }

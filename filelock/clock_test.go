@@ -108,7 +108,7 @@ func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			started := clock.read().started()
+			started := clock.read().bootTime()
 
 			written(started.Add(time.Minute))
 			_, err := d.Acquire(t.Context(), claim("k"))
@@ -138,7 +138,7 @@ func TestOnlyTornRecordsAreLeftovers(t *testing.T) {
 	changed[30] ^= 1
 	for name, content := range map[string][]byte{"foreign": []byte("notes\n"), "changed": changed, "another key": sample().encode()} {
 		write(t, d.path("k"), content)
-		old := clock.read().started().Add(-time.Hour)
+		old := clock.read().bootTime().Add(-time.Hour)
 		if err := os.Chtimes(d.path("k"), old, old); err != nil {
 			t.Fatal(err)
 		}

@@ -112,9 +112,9 @@ func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
 	whole := sample().encode()
 	for n := 0; n <= len(whole); n += 20 {
 		d := New(t.TempDir(), nil)
-		write(t, d.name("temp", stripeOf("k")), whole[:n])
-		write(t, d.name("temp", fenceGuard), whole[:n])
-		write(t, d.name("stripe", stripeOf("k")), []byte("pid 47"))
+		write(t, d.guardFile("temp", stripeOf("k")), whole[:n])
+		write(t, d.guardFile("temp", fenceGuard), whole[:n])
+		write(t, d.guardFile("stripe", stripeOf("k")), []byte("pid 47"))
 		c := fenced(claim("k"))
 		acquire(t, d, c)
 		must(t, renew(d, c)[0])
@@ -136,7 +136,7 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 			if exists {
 				write(t, target, []byte("precious"))
 			}
-			path := d.name(kind, stripeOf("k"))
+			path := d.guardFile(kind, stripeOf("k"))
 			must(t, os.Symlink(target, path))
 			c := claim("k")
 			_, err := d.Acquire(t.Context(), c)
@@ -159,7 +159,7 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 func TestGuardThatIsNoFileIsAnError(t *testing.T) {
 	for _, kind := range []string{"guard", "stripe"} {
 		d := New(t.TempDir(), nil)
-		path := d.name(kind, stripeOf("k"))
+		path := d.guardFile(kind, stripeOf("k"))
 		must(t, os.Mkdir(path, 0o700))
 		_, err := d.Acquire(t.Context(), claim("k"))
 		outage(t, kind, err, path)
@@ -172,19 +172,19 @@ func TestGuardThatIsNoFileIsAnError(t *testing.T) {
 // then locks what has no name any more must not think it has the guard.
 func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
 	d := New(t.TempDir(), nil)
-	path := d.name("guard", 3)
-	g, err := d.take(t.Context(), 3)
+	path := d.guardFile("guard", 3)
+	g, err := d.lockGuard(t.Context(), 3)
 	must(t, err)
 	defer g.drop()
-	if same, err := lockedIs(g.lock, path); !same || err != nil {
+	if same, err := locksFileAt(g.lock, path); !same || err != nil {
 		t.Fatal(same, err)
 	}
 	must(t, os.Remove(path))
-	if same, err := lockedIs(g.lock, path); same || err != nil {
+	if same, err := locksFileAt(g.lock, path); same || err != nil {
 		t.Errorf("removed: %v, %v", same, err)
 	}
 	write(t, path, nil)
-	if same, err := lockedIs(g.lock, path); same || err != nil {
+	if same, err := locksFileAt(g.lock, path); same || err != nil {
 		t.Errorf("replaced: %v, %v", same, err)
 	}
 }

@@ -10,63 +10,65 @@ import (
 	"time"
 )
 
-// A fence is max(microseconds of the wall clock, last of the stripe + 1). It
-// must grow over releases, expiry and kills, and over power failures of a
-// machine whose clock starts in 1970. Only the disk survives the latter, and
-// to flush it costs hundreds of microseconds to many milliseconds, which no
-// call should spend under a guard that others need. So two files share the
-// work:
+// A fence is the larger of two numbers: the wall clock in microseconds, and the
+// last fence of the stripe + 1. Fences must grow across releases, expiries and
+// kills. They must also grow across power failures of a machine whose clock starts
+// in 1970. Then only flushed data is left. A flush takes from hundreds of
+// microseconds to many milliseconds, so no call should flush under a guard that
+// other calls need. So two files share the work:
 //
-//   - "fence" has the ceiling: no fence above it was ever given. It is raised
-//     by a minute at a time, on the disk before a fence below it is given,
-//     hence twice a minute at most for all keys together. It also has the
-//     floor, which is the ceiling as this boot found it: every fence of an
-//     earlier boot is below.
-//   - Each stripe's file has the last fence of the stripe. It is written
-//     under the stripe's guard, before the record that bears the fence, and
-//     not flushed: the next process reads it from the page cache, and with
-//     the boot it loses its meaning. A stripe that gave none in this boot
-//     begins at the floor; one whose file is damaged, at the ceiling.
+//   - "fence" has the ceiling: no fence above it was ever given. It is raised by a
+//     minute at a time, and flushed before a fence below it is given. So there are
+//     at most two flushes a minute for all keys together. The file also has the
+//     floor, which is the ceiling that this boot found: no fence of an earlier boot
+//     is above it.
+//   - Each stripe's file has the last fence of the stripe. It is written under the
+//     stripe's guard, before the record that has the fence, and not flushed. The
+//     next process reads it from the page cache, and after a reboot it no longer
+//     counts. A stripe that gave no fence in this boot begins at the floor. One
+//     whose file is damaged begins at the ceiling.
 //
-// Where boots have no identifier nothing that was not flushed counts: each
+// On platforms where boots have no identifier, only flushed data counts. Then each
 // fence is the new ceiling, and waits for the disk.
 
-// ceiling is what the file "fence" says.
+// ceiling is the content of the file "fence".
 type ceiling struct {
-	boot  string // in which it was raised last
-	floor uint64 // no fence of an earlier boot is above
-	top   uint64 // no fence is above
+	boot  string // the boot in which the ceiling was last raised
+	floor uint64 // no fence of an earlier boot is above it
+	top   uint64 // no fence is above it
 }
 
-// fenceReserve is how far the ceiling is raised above the fence in need, in
-// fences and so in microseconds.
+// fenceReserve is how far the ceiling is raised above the fence that is needed, in
+// fences, and so in microseconds.
 const fenceReserve = uint64(time.Minute / time.Microsecond)
 
 const ceilingHeader = "hasp filelock fence 1\n"
 
 var errCeiling = errors.New("not the file in which filelock keeps its fences")
 
-// micros is the least fence of now.
-func micros(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) }
+// minFence returns the smallest fence that may be given at now.
+func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) }
 
-// reserve raises the ceiling above the fences of the next half a minute, if
-// it is not there. It is called without a stripe's guard, so that those who
-// need the guard do not wait for the disk.
-func (d *Driver) reserve(ctx context.Context, now instant) error {
+// reserveFences raises the ceiling above the fences of the next half a minute, if
+// it is lower. It is called without a stripe's guard, so that other callers do not
+// wait for the flush.
+func (d *Driver) reserveFences(ctx context.Context, now instant) error {
 	if now.boot == "" {
-		return nil
+		return nil // each fence raises the ceiling itself
 	}
-	return d.raise(ctx, now, micros(now)+fenceReserve/2, fenceReserve/2)
+	return d.raiseCeiling(ctx, now, minFence(now)+fenceReserve/2, fenceReserve/2)
 }
 
-// raise raises the ceiling to least and reserve more, unless it is at least
-// already.
-func (d *Driver) raise(ctx context.Context, now instant, least, reserve uint64) error {
-	// What this process saw on the disk once stands: a ceiling only grows.
+// raiseCeiling does nothing if the ceiling is at least least. Otherwise it raises
+// it to least + reserve or more.
+func (d *Driver) raiseCeiling(ctx context.Context, now instant, least, reserve uint64) error {
+	// A ceiling only grows, so one that this process has read from the disk before
+	// is still a lower bound.
 	if c := d.ceiling.Load(); c.boot == now.boot && c.top >= least {
 		return nil
 	}
-	g, err := d.take(ctx, fenceGuard)
+
+	g, err := d.lockGuard(ctx, fenceGuard)
 	if err != nil {
 		return err
 	}
@@ -75,17 +77,21 @@ func (d *Driver) raise(ctx context.Context, now instant, least, reserve uint64) 
 	if err != nil {
 		return err
 	}
+
 	if c.boot != now.boot || c.top < least {
 		if c.boot != now.boot {
+			// The first raise of this boot. All fences so far are of earlier boots.
 			c.boot, c.floor = now.boot, c.top
 		}
 		c.top = max(least, c.top) + reserve
 		content := seal(fmt.Appendf(nil, ceilingHeader+"boot %+q\nfloor %d\ntop %d\n", c.boot, c.floor, c.top))
-		if err := d.replace(d.ceilingPath(), d.name("temp", fenceGuard), content, true); err != nil {
+		if err := d.replace(d.ceilingPath(), d.guardFile("temp", fenceGuard), content, true); err != nil {
 			return err
 		}
 	}
-	// Also if another process wrote it, which may have died before this line.
+
+	// The name must be durable as well. If another process wrote the file, it may
+	// have died before this line.
 	if err := syncDir(d.dir); err != nil {
 		return err
 	}
@@ -95,88 +101,92 @@ func (d *Driver) raise(ctx context.Context, now instant, least, reserve uint64) 
 
 func (d *Driver) ceilingPath() string { return filepath.Join(d.dir, "fence") }
 
-// readCeiling returns the ceiling. The file is flushed before it gets its
-// name, so no crash damages it; one that cannot be read was damaged otherwise,
-// and a guess might be too small.
+// readCeiling returns the ceiling. If the file cannot be read, that is an error,
+// because a guess might be too small. A crash does not damage the file: it is
+// flushed before it has its name.
 func (d *Driver) readCeiling() (ceiling, error) {
 	path := d.ceilingPath()
 	b, _, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return *d.ceiling.Load(), nil
+		return *d.ceiling.Load(), nil // no file yet, or it was removed by hand
 	}
 	if err != nil {
 		return ceiling{}, err
 	}
+
 	body, err := unseal(b, ceilingHeader, errCeiling)
-	var c ceiling
 	p := fields{rest: body}
-	p.text("boot", &c.boot)
-	p.unsigned("floor", &c.floor)
-	p.unsigned("top", &c.top)
-	if err == nil && (p.bad || p.rest != "" || c.floor > c.top) {
+	c := ceiling{boot: p.text("boot"), floor: p.unsigned("floor"), top: p.unsigned("top")}
+	if err == nil && (!p.complete() || c.floor > c.top) {
 		err = errCeiling
 	}
 	if err != nil {
-		return ceiling{}, fmt.Errorf("%s: %w (no fence is given until the file is removed, which is safe unless the clock was set back)", path, err)
+		return ceiling{}, fmt.Errorf("%s: %w (fences are refused until this file is removed, which is safe unless the clock was set back)", path, err)
 	}
 	return c, nil
 }
 
-// draw returns a fence above all that were given to keys of the stripe. When
-// it returns, that holds for whoever draws next, also after a crash.
-func (g *guard) draw(ctx context.Context, now instant) (uint64, error) {
-	last, err := g.last(now)
+// drawFence returns a fence above all fences that keys of the stripe were given. A
+// crash after it has returned does not change that.
+func (g *guard) drawFence(ctx context.Context, now instant) (uint64, error) {
+	last, err := g.lastFence(now)
 	if err != nil {
 		return 0, err
 	}
-	fence, reserve := max(micros(now), last+1), fenceReserve
+
+	fence, reserve := max(minFence(now), last+1), fenceReserve
 	if now.boot == "" {
 		reserve = 0
 	}
-	if err := g.d.raise(ctx, now, fence, reserve); err != nil {
+	if err := g.d.raiseCeiling(ctx, now, fence, reserve); err != nil {
 		return 0, err
 	}
-	// Overwritten in place: who is killed here leaves a line that does not
-	// match its sum, for which the ceiling then stands.
+
+	// The line is overwritten in place. A process that is killed meanwhile leaves a
+	// line with a wrong checksum, and then the ceiling counts instead.
 	_, err = g.stripe.WriteAt(fenceLine{fence, now.boot}.encode(), int64(pidLen))
 	return fence, err
 }
 
-// last returns a number that is not below any fence of the stripe.
-func (g *guard) last(now instant) (uint64, error) {
-	line, whole := g.readLast()
+// lastFence returns a number that no fence of the stripe is above.
+func (g *guard) lastFence(now instant) (uint64, error) {
+	line, whole := g.readFenceLine()
 	if whole && line.boot == now.boot && now.boot != "" {
 		return line.fence, nil
 	}
+
+	// If the stripe gave no fence in this boot, the floor is enough. A line without
+	// a boot may be of this boot.
 	c := *g.d.ceiling.Load()
-	earlier := line == fenceLine{} || line.boot != "" // a boot that is over, if not this one
-	if whole && earlier && c.boot == now.boot && now.boot != "" {
+	ofEarlierBoot := line == fenceLine{} || line.boot != ""
+	if whole && ofEarlierBoot && c.boot == now.boot && now.boot != "" {
 		return c.floor, nil
 	}
 	c, err := g.d.readCeiling()
 	return c.top, err
 }
 
-// fenceLine is the second line of the stripe's file; zero if there is none.
+// fenceLine is the second line of the stripe's file. It is zero if there is none.
 type fenceLine struct {
-	fence uint64
-	boot  string
+	fence uint64 // the last fence of the stripe
+	boot  string // the boot in which it was given; empty if boots have no identifier
 }
 
 func (l fenceLine) encode() []byte {
 	return seal(fmt.Appendf(nil, "fence %020d boot %+q ", l.fence, l.boot))
 }
 
-// readLast reads the line, and reports whether it was written whole.
-func (g *guard) readLast() (line fenceLine, whole bool) {
+// readFenceLine returns the line, and whether it is whole.
+func (g *guard) readFenceLine() (line fenceLine, whole bool) {
 	b := make([]byte, 256)
 	n, _ := g.stripe.ReadAt(b, int64(pidLen))
 	if n == 0 {
-		return line, true
+		return line, true // no fence was given yet
 	}
-	got, _, _ := strings.Cut(string(b[:n]), "\n")
-	if _, err := fmt.Sscanf(got, "fence %d boot %q ", &line.fence, &line.boot); err != nil {
+
+	text, _, _ := strings.Cut(string(b[:n]), "\n")
+	if _, err := fmt.Sscanf(text, "fence %d boot %q ", &line.fence, &line.boot); err != nil {
 		return line, false
 	}
-	return line, got+"\n" == string(line.encode())
+	return line, text+"\n" == string(line.encode())
 }

@@ -28,8 +28,8 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 	dir := t.TempDir()
 	d := clock.on(dir)
 	f := fence(t, d, "k", 0)
-	if f != micros(clock.read()) {
-		t.Errorf("fence %d is not the time, %d", f, micros(clock.read()))
+	if f != minFence(clock.read()) {
+		t.Errorf("fence %d is not the time, %d", f, minFence(clock.read()))
 	}
 	for _, step := range []struct {
 		name string
@@ -72,7 +72,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 			f = fence(t, other.on(dir), "k", f)
 		}},
 		{"a clock that is right", func() { clock.set(func(i *instant) { i.wall = newDial().now.wall.Add(time.Hour) }) }},
-		{"a stripe that is gone", func() { clock.pass(time.Second); remove(t, d.name("stripe", stripeOf("k"))) }},
+		{"a stripe that is gone", func() { clock.pass(time.Second); remove(t, d.guardFile("stripe", stripeOf("k"))) }},
 		{"all that is gone", func() { clock.pass(time.Hour); os.RemoveAll(dir); d = clock.on(dir) }},
 	} {
 		step.do()
@@ -85,7 +85,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 // damage overwrites the last fence of key's stripe.
 func damage(t *testing.T, d *Driver, key string, with []byte) {
 	t.Helper()
-	f, err := os.OpenFile(d.name("stripe", stripeOf(key)), os.O_RDWR, 0)
+	f, err := os.OpenFile(d.guardFile("stripe", stripeOf(key)), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestFenceGrowsOverAPowerFailure(t *testing.T) {
 			t.Fatalf("fence %d was given under a ceiling of %+v, %v", last, ceiling, err)
 		}
 	}
-	remove(t, d.name("stripe", stripeOf("k")))
+	remove(t, d.guardFile("stripe", stripeOf("k")))
 	clock.set(func(i *instant) { i.boot, i.up, i.wall = "boot-2", time.Second, time.Unix(1, 0) })
 	fence(t, clock.on(dir), "k", last)
 }
@@ -131,8 +131,8 @@ func TestFencesDoNotRunAheadOfTheClock(t *testing.T) {
 		d := clock.on(t.TempDir())
 		for i := range holds {
 			c := fenced(claim(fmt.Sprint("key ", i)))
-			if f := acquire(t, d, c).Fence; f != micros(clock.read()) {
-				t.Fatalf("boot %q: fence %d of key %d is %d µs from the time", boot, f, i, f-micros(clock.read()))
+			if f := acquire(t, d, c).Fence; f != minFence(clock.read()) {
+				t.Fatalf("boot %q: fence %d of key %d is %d µs from the time", boot, f, i, f-minFence(clock.read()))
 			}
 			clock.pass(time.Millisecond)
 		}
@@ -159,7 +159,7 @@ func TestFencesSeldomWaitForTheDisk(t *testing.T) {
 
 	// In between nobody asks for the guard of the ceiling.
 	fence(t, d, "k", 0)
-	g, err := clock.on(dir).take(t.Context(), fenceGuard)
+	g, err := clock.on(dir).lockGuard(t.Context(), fenceGuard)
 	must(t, err)
 	defer g.drop()
 	acquire(t, d, fenced(claim("k")))
@@ -220,11 +220,11 @@ func TestFencesOfProcessesThatRaiseTheCeilingAtOnce(t *testing.T) {
 			for range 20 {
 				clock.pass(7 * time.Second)
 				now := clock.read()
-				if err := d.reserve(t.Context(), now); err != nil {
+				if err := d.reserveFences(t.Context(), now); err != nil {
 					t.Error(err)
 				}
-				if c, err := d.readCeiling(); err != nil || c.top < micros(now) {
-					t.Errorf("ceiling %+v at %d, %v", c, micros(now), err)
+				if c, err := d.readCeiling(); err != nil || c.top < minFence(now) {
+					t.Errorf("ceiling %+v at %d, %v", c, minFence(now), err)
 				}
 			}
 		})
@@ -234,7 +234,7 @@ func TestFencesOfProcessesThatRaiseTheCeilingAtOnce(t *testing.T) {
 
 func TestFailedFenceLeavesTheKeyFree(t *testing.T) {
 	d := New(t.TempDir(), nil)
-	if err := os.MkdirAll(d.name("temp", fenceGuard)+"/x", 0o700); err != nil {
+	if err := os.MkdirAll(d.guardFile("temp", fenceGuard)+"/x", 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.Acquire(t.Context(), fenced(claim("k"))); err == nil {

@@ -1,75 +1,74 @@
-// Package filelock keeps locks in files, for all processes of one host.
-// Nothing has to run beside them.
+// Package filelock keeps locks in files, for all processes of one host. It needs
+// no server.
 //
-// # What it guarantees
+// # Guarantees
 //
-// Processes that name the same directory, of any user who may write in it and
-// in any container that shares it with this host's kernel, exclude each other
-// for as long as their terms last. A term is counted by the kernel's boot
-// clock (Linux, macOS), which all of them share, which counts through a
-// suspend and which nobody can set; elsewhere by the wall clock, and then
-// setting it forward by a term ends a lease early. After a reboot a record
-// lasts until its end by the wall clock. Fences survive reboots and clocks
-// set back.
+// Processes that name the same directory exclude each other while their terms
+// last. They may belong to any user who may write in the directory, and run in any
+// container that shares the directory and this host's kernel. On Linux and macOS a
+// term is counted by the kernel's boot clock. All these processes share it, it
+// counts through a suspend, and it cannot be set. Elsewhere terms are counted by
+// the wall clock: setting it forward by a term ends a lease early. After a reboot a
+// record lasts until its end by the wall clock. Fences grow across reboots, and
+// even if the clock is set back.
 //
-// A process that dies at any instruction leaves a state that the next one
-// reads. A full disk, a directory that cannot be read, a state file that is
-// damaged or not ours are errors that name the file; they never let a second
-// holder in. A state file that nobody can read frees its key when it is
-// removed, by Break or by hand.
+// A process that dies at any instruction leaves a state that the next process can
+// read. If the disk is full, the directory cannot be read, or a state file is
+// damaged or foreign, the error names the file. None of these admits a second
+// holder. A state file that cannot be read blocks its key until it is removed, by
+// Break or by hand.
 //
-// # What it does not
+// # Limits
 //
-// It does not reach other hosts. On a network file system (NFS, SMB) or a
-// directory shared by virtual machines, processes of one host still exclude
-// each other where the file system knows flock(2); those of two hosts may
-// not. It protects nobody from a process that may write in the directory and
-// means harm: keep it to those who share the lock, not /tmp itself. It keeps
-// no order: who asks at the right moment gets the key.
+// It does not reach other hosts. On a network file system (NFS, SMB), or in a
+// directory that virtual machines share, processes of one host exclude each other
+// if the file system supports flock(2), but those of two hosts may not. It does not
+// protect against a process that may write in the directory and means harm. So use
+// a directory of the users who share the locks, and not /tmp itself. It keeps no
+// order: the first caller that asks when the key is free gets it.
 //
 // # Cost
 //
-// Asking for a held key reads one file and takes no lock, some 10 µs, so that
-// many may poll. Taking or giving back a key is some fifteen system calls,
-// among them the creation of a file, tens of microseconds on a local file
-// system. Renewals of a batch take each guard once. Nothing waits for the
-// disk but the first fence of a half-minute: a record need not survive a power
-// failure, because its holder does not. If a power failure leaves a torn
-// record, the next boot takes the key for free.
+// An attempt at a held key reads one file and locks none, which takes about 10 µs.
+// So many callers may poll. To take or release a key takes about fifteen system
+// calls, one of which creates a file: tens of microseconds on a local file system.
+// A batch of renewals locks each guard once. Only the first fence in half a minute
+// waits for the disk. Records need not survive a power failure, because holders do
+// not. If a power failure leaves an incomplete record, the key is free after the
+// next boot.
 //
 // # URL
 //
-// filelock:///var/lock/app names a directory by its absolute path,
-// filelock://./locks (or ../) one relative to the working directory at that
-// moment, as it stands, without percent-encoding; anything else is refused,
-// since a slash less would silently be another lock. filelock:// alone is
-// $XDG_STATE_HOME/hasp, or ~/.local/state/hasp, of this user.
+// filelock:///var/lock/app names a directory by its absolute path, and
+// filelock://./locks or filelock://../locks by a path relative to the working
+// directory. Nothing is percent-decoded. filelock:// alone is $XDG_STATE_HOME/hasp
+// or ~/.local/state/hasp of this user.
 //
 //	mode   permissions of the directory if it has to be created, in octal; 0700
 //
 // # Files
 //
-// The directory is created if it is missing. Files in it have its
-// permissions, less the right to execute: who may write in it may lock, who
-// may read may inspect. For several users make it mode=0770 and theirs by
-// group (the setgid bit is set); a sticky directory serves one user only,
-// since others cannot replace an expired record.
+// The directory is created if it is missing. Its files have its permissions without
+// the right to execute. A user who may write may lock, and a user who may read may
+// inspect. For several users, create it with mode=0770 and the group that they
+// share; hasp sets the setgid bit. A sticky directory serves one user only, because
+// other users cannot replace an expired record.
 //
-//	key-NAME.lock          the record of a held key, readable text; NAME is the
-//	sha256-HEX.lock        key with %xx escapes, or, if too long, its SHA-256
-//	guard-00 … guard-3f    locked while a stripe of the keys is changed; never
-//	                       remove them while anybody uses the directory
-//	stripe-00 … stripe-3f  pid of the guard's last holder, last fence
-//	fence                  a number above every fence; with guard-fence and
+//	key-NAME.lock          the record of a held key, as text; NAME is the key with
+//	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
+//	guard-00 … guard-3f    locked while the records of one stripe of the keys are
+//	                       changed; never remove a guard that may be in use
+//	stripe-00 … stripe-3f  the pid of the guard's last holder, and the last fence
+//	fence                  a number above every fence; it has guard-fence and
 //	                       stripe-fence
 //	temp-*                 a file that is being written
 //
-// A key that was released or broken has no file; a million keys used once leave
-// 131 small files. The record of a holder that died stays until the key is taken
-// again, or until the directory is opened by URL at least an hour later. The same
-// holds for temporary files of processes that died. Each opening checks up to
-// 1,000 files. A process that died while it made the directory leaves
-// .filelock-new-* beside it.
+// A key that was released or broken has no file, so a million keys that are not in
+// use leave 131 small files. The record of a holder that died stays until the key
+// is taken again, or until the directory is opened by URL an hour after its term or
+// later. The same holds for temporary files. Each opening checks up to 1,000 files.
+// A process that died while it created the directory leaves .filelock-new-* beside
+// it.
 package filelock
 
 import (
@@ -88,52 +87,58 @@ import (
 // Options are the settings of a [Driver]. Nil and the zero value mean the
 // defaults.
 type Options struct {
-	// Mode is the mode of the directory if it has to be created, and so of
-	// the files in it. Default 0700: this user only. The owner's bits must
-	// all be set, and nothing above 0777.
+	// Mode is the mode of the directory if it has to be created. Its files get the
+	// same mode without the right to execute. The default is 0700: only this user.
+	// All bits of the owner must be set, and none above 0777.
 	Mode fs.FileMode
 }
 
 // Driver is a [backend.Driver] on a directory. It is fenced, an Inspector, and
 // reaches all processes of the host.
 type Driver struct {
-	dir     string
-	bad     error // why there is no directory to use
-	mode    fs.FileMode
-	clock   func() instant
-	turns   [stripes + 1]chan struct{} // one caller of this process at a time for each guard
-	ceiling atomic.Pointer[ceiling]    // of fences, as last seen on the disk
+	dir    string
+	dirErr error       // why dir or mode cannot be used; every call returns it
+	mode   fs.FileMode // of dir, if it has to be created
+	clock  func() instant
+
+	// turns has one token for each guard. A goroutine that wants a guard takes the
+	// token first, so only one goroutine of this process polls the guard's file.
+	turns [stripes + 1]chan struct{}
+
+	ceiling atomic.Pointer[ceiling] // of fences, as last read from the disk
 	closed  atomic.Bool
 }
 
 var _ backend.Inspector = (*Driver)(nil)
 
-// defaultTimeout bounds the wait for a guard of a call that brings no bound.
+// defaultTimeout bounds the wait for a guard if the call has no bound of its own.
 const defaultTimeout = 3 * time.Second
 
 var errClosed = errors.New("filelock: driver is closed")
 
-// New returns a driver on dir, which is created when it is first used. An
-// empty dir means what the URL filelock:// means; a relative one belongs to
-// the working directory of this moment. What is wrong with dir or opts is the
-// error of every call.
+// New returns a driver on dir, which is created when it is first used. If dir is
+// empty, New uses the directory of the URL filelock://. A relative dir is resolved
+// against the present working directory. If dir or opts cannot be used, every call
+// of the driver returns the error.
 func New(dir string, opts *Options) *Driver {
 	d := &Driver{clock: readClock, mode: 0o700}
 	d.ceiling.Store(&ceiling{})
+	for i := range d.turns {
+		d.turns[i] = make(chan struct{}, 1)
+	}
+
 	if dir == "" {
-		dir, d.bad = userDir()
+		dir, d.dirErr = userDir()
 	}
-	if d.bad == nil {
-		d.dir, d.bad = filepath.Abs(dir)
+	if d.dirErr == nil {
+		d.dir, d.dirErr = filepath.Abs(dir)
 	}
+
 	if opts != nil && opts.Mode != 0 {
 		d.mode = opts.Mode
 	}
-	if d.bad == nil && (d.mode&^0o777 != 0 || d.mode&0o700 != 0o700) {
-		d.bad = fmt.Errorf("%w: mode %O of a directory: want 0700 to 0777", backend.ErrInvalid, d.mode)
-	}
-	for i := range d.turns {
-		d.turns[i] = make(chan struct{}, 1)
+	if d.dirErr == nil && (d.mode&^0o777 != 0 || d.mode&0o700 != 0o700) {
+		d.dirErr = fmt.Errorf("%w: mode %O of a directory: want 0700 to 0777", backend.ErrInvalid, d.mode)
 	}
 	return d
 }
@@ -145,38 +150,46 @@ func (d *Driver) Traits() backend.Traits {
 
 // Acquire takes c.Key if no record says that it is held.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := d.usable(ctx); err != nil {
+	if err := d.check(ctx); err != nil {
 		return backend.Grant{}, err
 	}
 	if c.Key == "" || c.Token == "" || c.TTL < backend.MinTTL {
 		return backend.Grant{}, fmt.Errorf("%w: want a key, a token and a term of %v or more, not %v", backend.ErrInvalid, backend.MinTTL, c.TTL)
 	}
-	// Most looks of those who wait end here, without the guard: the record
-	// was whole, since it came to be by a rename, and held the key when it
-	// was read. Any other finding is for the guard to confirm.
-	if peekable {
+
+	// Most attempts of waiters end here, without the guard. A record gets its name
+	// when it is complete, so it can be read while another process replaces it. If
+	// it is anything but a valid hold, the guard is needed to be sure.
+	if readsNeedNoGuard {
 		now := d.clock()
 		if r, err := d.load(c.Key, now); err == nil && r != nil {
 			return backend.Grant{}, r.refusal(now)
 		}
 	}
-	ctx, cancel := bound(ctx, c.Timeout)
+
+	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
 	g, err := d.acquire(ctx, c)
 	return g, explain(err)
 }
 
+// acquire is Acquire under the guard of c.Key.
 func (d *Driver) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Fenced {
-		if err := d.reserve(ctx, d.clock()); err != nil {
+		// Before the guard is locked, because this may wait for the disk.
+		if err := d.reserveFences(ctx, d.clock()); err != nil {
 			return backend.Grant{}, err
 		}
 	}
-	g, err := d.take(ctx, stripeOf(c.Key))
+
+	g, err := d.lockGuard(ctx, stripeOf(c.Key))
 	if err != nil {
 		return backend.Grant{}, err
 	}
 	defer g.drop()
+
+	// The clock is read after the guard was locked, so a record that expired while
+	// this call waited for the guard no longer holds the key.
 	now := d.clock()
 	held, err := d.load(c.Key, now)
 	if err != nil {
@@ -185,23 +198,24 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if held != nil {
 		return backend.Grant{}, held.refusal(now)
 	}
+
 	r := record{key: c.Key, token: c.Token, owner: c.Owner, pid: os.Getpid(), since: now.wall.UTC()}
 	r.extend(now, c.TTL)
 	if c.Fenced {
-		if r.fence, err = g.draw(ctx, now); err != nil {
+		if r.fence, err = g.drawFence(ctx, now); err != nil {
 			return backend.Grant{}, err
 		}
 	}
-	// The term was counted from a moment after the call began, so the record
-	// ends later than the holder's trust, however long the rest takes.
+	// The holder trusts the hold from when the call began, and the record's term
+	// began later. So the record outlasts that trust, however long store takes.
 	if err := g.store(&r); err != nil {
 		return backend.Grant{}, err
 	}
 	return backend.Grant{Fence: r.fence}, nil
 }
 
-// Release removes the record if it is c.Token's and its term has not ended.
-// That needs no room on the disk.
+// Release removes the record if it is c.Token's and its term has not ended. It
+// works on a full disk.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func() error {
 		r, err := d.load(c.Key, d.clock())
@@ -211,16 +225,18 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		if r == nil || r.token != c.Token {
 			return backend.ErrLost
 		}
+
 		err = os.Remove(d.path(c.Key))
 		if errors.Is(err, fs.ErrNotExist) {
-			return backend.ErrLost // somebody removed it by hand, just now
+			return backend.ErrLost // removed by hand a moment ago, without the guard
 		}
 		return err
 	})
 }
 
-// Break removes the record of key, whoever's it is, and also one that cannot
-// be read or is of another kind, such as a symbolic link or an empty directory.
+// Break removes the record of key, whichever token has it. It also removes a file
+// that cannot be read or is of another kind, such as a symbolic link or an empty
+// directory.
 func (d *Driver) Break(ctx context.Context, key string) error {
 	return d.guarded(ctx, key, 0, func() error {
 		err := os.Remove(d.path(key))
@@ -231,24 +247,25 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	})
 }
 
-// guarded calls do under the guard of key.
-func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration, do func() error) error {
-	ctx, cancel := bound(ctx, timeout)
+// guarded calls f while it holds the guard of key.
+func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration, f func() error) error {
+	ctx, cancel := withTimeout(ctx, timeout)
 	defer cancel()
-	g, err := d.take(ctx, stripeOf(key))
+	g, err := d.lockGuard(ctx, stripeOf(key))
 	if err != nil {
 		return explain(err)
 	}
 	defer g.drop()
-	return explain(do())
+	return explain(f())
 }
 
-// Inspect returns what the record of key says. It asks for no right to write.
+// Inspect returns what the record of key says. If the platform can read a record
+// without its guard, Inspect needs no permission to write.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	if err := d.usable(ctx); err != nil {
+	if err := d.check(ctx); err != nil {
 		return backend.Status{}, err
 	}
-	if peekable {
+	if readsNeedNoGuard {
 		s, err := d.status(key)
 		return s, explain(err)
 	}
@@ -269,26 +286,26 @@ func (d *Driver) status(key string) (backend.Status, error) {
 	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}, nil
 }
 
-// Close makes every later call an error. There is nothing to give back:
-// between calls a driver has no file open.
+// Close makes every later call return an error. A driver has no file open between
+// calls, so there is nothing to close.
 func (d *Driver) Close() error {
 	d.closed.Store(true)
 	return nil
 }
 
-// usable returns why no call can succeed, if that is so.
-func (d *Driver) usable(ctx context.Context) error {
+// check returns an error if a call with ctx cannot succeed.
+func (d *Driver) check(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case d.closed.Load():
 		return errClosed
 	}
-	return d.bad
+	return d.dirErr
 }
 
-// bound limits ctx to one call's timeout.
-func bound(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+// withTimeout bounds ctx by one call's timeout.
+func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout <= 0 {
 		timeout = defaultTimeout
 	}

@@ -372,6 +372,6 @@ func TestOpeningClearsWhatTheDeadLeftLongAgo(t *testing.T) {
 	clock.pass(sweepAge + time.Minute + 1)
 	c := claim(oddKeys[0])
 	acquire(t, d, c)
-	d.forget(t.Context(), c.Key) // which looked expired before it was taken
+	d.removeExpired(t.Context(), c.Key) // which looked expired before it was taken
 	refused(t, d, claim(c.Key), backend.ErrHeld)
 }

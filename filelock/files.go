@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 )
 
@@ -18,16 +19,19 @@ const (
 	dirPrefix   = ".filelock-new-" // beside the directory: the directory before it gets its name
 )
 
-// openFile opens a regular file, and nothing else that bears its name.
+// openFile opens the file at path, and returns an error if it is not a regular one.
 func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	if openFlags == 0 {
-		if err := irregular(path); err != nil {
+		// Without flags that make the open safe, check before it. Stat below checks
+		// again, because another process may have replaced the file in between.
+		if err := checkRegular(path); err != nil {
 			return nil, err
 		}
 	}
+
 	f, err := os.OpenFile(path, flag|openFlags, perm)
 	if err != nil {
-		return nil, plainer(path, err)
+		return nil, explainOpen(path, err)
 	}
 	fi, err := f.Stat()
 	if err == nil && !fi.Mode().IsRegular() {
@@ -40,18 +44,18 @@ func openFile(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// irregular returns an error if path is something else than a file.
-func irregular(path string) error {
+// checkRegular returns an error if something else than a regular file is at path.
+func checkRegular(path string) error {
 	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
 		return kindError(path, fi)
 	}
 	return nil
 }
 
-// plainer is err, or what stands at path if that explains it better than "too
-// many levels of symbolic links".
-func plainer(path string, err error) error {
-	if kind := irregular(path); kind != nil {
+// explainOpen returns err, the error of opening path. If path is not a regular
+// file, it says so instead of "too many levels of symbolic links".
+func explainOpen(path string, err error) error {
+	if kind := checkRegular(path); kind != nil {
 		return kind
 	}
 	return err
@@ -63,7 +67,8 @@ func kindError(path string, fi fs.FileInfo) error {
 	return fmt.Errorf("%s: %w (mode %v)", path, errNotFile, fi.Mode())
 }
 
-// readFile returns what a file of ours says, and when that was written.
+// readFile returns the content of the file at path, cut after maxRecord+1 bytes, and
+// its FileInfo.
 func readFile(path string) ([]byte, fs.FileInfo, error) {
 	f, err := openFile(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -74,30 +79,21 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// One byte more than any record has, so that a huge file is noticed
-	// without being read.
-	b := make([]byte, 0, min(fi.Size(), maxRecord)+1)
-	for len(b) < cap(b) {
-		n, err := f.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-	}
-	return b, fi, nil
+
+	// No record is that long. So a huge file is refused, and never read as a whole.
+	b, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
+	return b, fi, err
 }
 
-// create makes a new file with the directory's mode, whatever the umask of this
-// process is. The file gets its mode after its name. A process killed in between
+// create creates a file with the directory's mode, whatever this process's umask
+// is. The file gets its mode after its name. A process that is killed in between
 // leaves a file that other users cannot open, so path must be a temporary name.
 func create(path string) (*os.File, error) {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
 		return nil, err
 	}
+
 	perm := dir.Mode().Perm() & 0o666
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
 	if err == nil && perm&0o077 != 0 {
@@ -109,15 +105,14 @@ func create(path string) (*os.File, error) {
 	return f, err
 }
 
-// replace puts content into the file at path, at once and as a whole: whoever
-// opens path finds the old content or the new, also if this process is killed
-// at any point. The caller has the guard to which temp belongs, so that a
-// temp file found there was left by a process that died.
-//
-// With flush the content is on the disk before the file bears its name.
+// replace gives the file at path a new content in one step. A process that opens
+// path gets all of the old content or all of the new, even if this process is
+// killed at any point. With flush, the content is on the disk before the file has
+// its name. Temp is the temporary file of a guard that the caller holds.
 func (d *Driver) replace(path, temp string, content []byte, flush bool) error {
 	f, err := create(temp)
 	if errors.Is(err, fs.ErrExist) {
+		// Its guard is ours, so the process that made it has died.
 		if err = os.Remove(temp); err == nil {
 			f, err = create(temp)
 		}
@@ -125,12 +120,13 @@ func (d *Driver) replace(path, temp string, content []byte, flush bool) error {
 	if err != nil {
 		return err
 	}
+
 	_, err = f.Write(content)
 	if err == nil && flush {
 		err = f.Sync()
 	}
 	if e := f.Close(); err == nil {
-		err = e
+		err = e // some file systems report a full disk here
 	}
 	if err == nil {
 		err = swap(temp, path)
@@ -141,13 +137,25 @@ func (d *Driver) replace(path, temp string, content []byte, flush bool) error {
 	return err
 }
 
-// touch makes an empty file at path, and the directory if it does not exist. It
-// does not change a file that exists.
-func (d *Driver) touch(path string) error {
-	err := makeFile(path)
+// withFile calls open, which opens the file at path. If there is no such file,
+// withFile creates it and calls open again.
+func (d *Driver) withFile(path string, open func() error) error {
+	err := open()
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = d.makeDir(); err == nil {
-			err = makeFile(path)
+		if err = d.ensureFile(path); err == nil {
+			err = open()
+		}
+	}
+	return err
+}
+
+// ensureFile creates an empty file at path if there is no file, and the directory
+// if it does not exist.
+func (d *Driver) ensureFile(path string) error {
+	err := createEmpty(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = d.ensureDir(); err == nil {
+			err = createEmpty(path)
 		}
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -156,8 +164,9 @@ func (d *Driver) touch(path string) error {
 	return err
 }
 
-// makeFile makes an empty file at path, which must not exist.
-func makeFile(path string) error {
+// createEmpty creates an empty file at path. It returns fs.ErrExist if there is a
+// file.
+func createEmpty(path string) error {
 	temp := filepath.Join(filepath.Dir(path), newPrefix+rand.Text())
 	f, err := create(temp)
 	if err != nil {
@@ -168,7 +177,7 @@ func makeFile(path string) error {
 		return err
 	}
 
-	// A rename would replace a file that another process has made and locked
+	// A rename would replace a file that another process has created and locked
 	// meanwhile. A link fails instead.
 	err = os.Link(temp, path)
 	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {
@@ -182,11 +191,12 @@ func makeFile(path string) error {
 	return f.Close()
 }
 
-// makeDir creates the directory if it is not there.
-func (d *Driver) makeDir() error {
+// ensureDir creates the directory if it does not exist.
+func (d *Driver) ensureDir() error {
 	if err := os.MkdirAll(filepath.Dir(d.dir), 0o700); err != nil {
 		return err
 	}
+
 	fi, err := os.Stat(d.dir)
 	if err == nil && !fi.IsDir() {
 		err = &fs.PathError{Op: "open", Path: d.dir, Err: syscall.ENOTDIR}
@@ -195,16 +205,16 @@ func (d *Driver) makeDir() error {
 		return err
 	}
 	if fi, e := os.Lstat(d.dir); e == nil && fi.Mode()&fs.ModeSymlink != 0 {
-		return err // the link leads nowhere
+		return err // a symbolic link to nothing
 	}
-	return d.newDir()
+	return d.createDir()
 }
 
-// newDir creates the directory, unless another process is faster.
-func (d *Driver) newDir() error {
-	// The umask takes bits away, so the mode is set afterwards. A process that
-	// is killed in between must not leave a directory that other users cannot
-	// enter: the directory gets its mode first and its name last.
+// createDir creates the directory, unless another process is faster.
+func (d *Driver) createDir() error {
+	// The umask takes bits away, so the mode is set afterwards. A process that is
+	// killed in between must not leave a directory that other users cannot enter. So
+	// the directory gets its mode first and its name last.
 	temp, err := os.MkdirTemp(filepath.Dir(d.dir), dirPrefix)
 	if err != nil {
 		var path *fs.PathError
@@ -216,15 +226,15 @@ func (d *Driver) newDir() error {
 
 	mode := d.mode
 	if mode&0o020 != 0 {
-		// What one member of the group creates belongs to the directory's
-		// group, or the others could not use it.
+		// Files that one member of the group creates must belong to the directory's
+		// group, or the other members could not use them.
 		mode |= fs.ModeSetgid
 	}
 	err = os.Chmod(temp, mode)
 	if err == nil {
-		// A directory may be renamed over an empty one, which another process
-		// made meanwhile and is about to use. So none is ever empty.
-		err = makeFile(filepath.Join(temp, filepath.Base(d.name("guard", fenceGuard))))
+		// A rename replaces an empty directory, which another process may have created
+		// meanwhile and be about to use. So a new directory is never empty.
+		err = createEmpty(filepath.Join(temp, filepath.Base(d.guardFile("guard", fenceGuard))))
 	}
 	if err == nil {
 		err = os.Rename(temp, d.dir)
@@ -240,24 +250,17 @@ func (d *Driver) newDir() error {
 	return err
 }
 
-// explain says what to do about an error of the file system.
+// explain returns err with advice on errors of the file system.
 func explain(err error) error {
-	is := func(targets []error) bool {
-		for _, t := range targets {
-			if errors.Is(err, t) {
-				return true
-			}
-		}
-		return false
-	}
+	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w (the directory and the files in it must be readable and writable for this user)", err)
-	case is(fullErrors):
+	case is(fs.ErrPermission):
+		return fmt.Errorf("%w (the directory and its files must be readable and writable for this user)", err)
+	case slices.ContainsFunc(fullErrors, is):
 		return fmt.Errorf("%w (nothing was changed; make room)", err)
-	case is(noLockErrors):
+	case slices.ContainsFunc(noLockErrors, is):
 		return fmt.Errorf("%w (locks need a directory on a local file system)", err)
 	}
 	return err

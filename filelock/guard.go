@@ -14,111 +14,115 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// guard is the right to change what belongs to one stripe of the keys, among
-// all processes of the host. The kernel keeps it, and takes it back when the
-// process dies, however it dies.
+// guard is the right to change the records of one stripe of the keys, among all
+// processes of the host. It is a flock(2) of the kernel, which ends when the
+// process dies.
 //
-// The file that is locked is never removed: somebody who had it open would
-// lock what no longer has a name, while the next one locks a new file. A
-// second file beside it, the stripe's, has the holder's pid and the last
-// fence; it is not the locked one because some platforms do not let others
-// read a locked file, and some drop the lock with any descriptor of it that
-// is closed.
+// The guard's file is never removed. Otherwise a process that had it open would
+// lock a file without a name, while the next process locks a new file. The pid and
+// the last fence are in a second file, the stripe's, for two reasons. Some
+// platforms do not let other processes read a locked file. Some end the lock when
+// the process closes any descriptor of the file.
 type guard struct {
 	d      *Driver
-	n      int
-	lock   *flock.Flock
-	stripe *os.File
+	n      int          // which guard: a stripe, or fenceGuard
+	lock   *flock.Flock // the guard's file, locked
+	stripe *os.File     // the stripe's file; nil until openStripe
 }
 
 // fenceGuard is the number of the guard of the file "fence".
 const fenceGuard = stripes
 
-// name is the name of one of the files that belong to guard n.
-func (d *Driver) name(kind string, n int) string {
+// guardFile returns the path of a file of guard n. Kind is guard, stripe or temp.
+func (d *Driver) guardFile(kind string, n int) string {
 	if n == fenceGuard {
 		return filepath.Join(d.dir, kind+"-fence")
 	}
 	return filepath.Join(d.dir, fmt.Sprintf("%s-%02x", kind, n))
 }
 
+// How long to sleep between two tries to lock a guard: it doubles from firstPoll
+// to lastPoll.
 const (
 	firstPoll = 20 * time.Microsecond
 	lastPoll  = 5 * time.Millisecond
 )
 
-// take waits for guard n until ctx ends. It asks again and again, since a
-// call that sleeps in the kernel could not be cancelled; a guard is had for
-// some ten microseconds at a time, and for the length of a flush at most.
-func (d *Driver) take(ctx context.Context, n int) (*guard, error) {
-	if err := d.usable(ctx); err != nil {
+// lockGuard blocks until it has guard n or ctx ends. It polls, because a call that
+// blocks in the kernel cannot be cancelled. A guard is held for about ten
+// microseconds, or for one flush of the disk.
+func (d *Driver) lockGuard(ctx context.Context, n int) (*guard, error) {
+	if err := d.check(ctx); err != nil {
 		return nil, err
 	}
+
 	start := time.Now()
 	select {
 	case d.turns[n] <- struct{}{}:
 	case <-ctx.Done():
-		return nil, d.busy(ctx, n, start)
+		return nil, d.guardBusy(ctx, n, start)
 	}
+
 	for delay := firstPoll; ; delay = min(2*delay, lastPoll) {
-		g, err := d.tryLock(n)
+		g, err := d.tryFlock(n)
+		if g != nil {
+			return g, nil // it keeps the turn until drop
+		}
 		if err != nil {
 			<-d.turns[n]
 			return nil, err
 		}
-		if g != nil {
-			return g, nil
-		}
+
 		select {
 		case <-time.After(delay):
 		case <-ctx.Done():
 			<-d.turns[n]
-			return nil, d.busy(ctx, n, start)
+			return nil, d.guardBusy(ctx, n, start)
 		}
 	}
 }
 
-// try takes guard n if it is free, and else returns nil.
-func (d *Driver) try(ctx context.Context, n int) (*guard, error) {
-	if err := d.usable(ctx); err != nil {
+// tryGuard locks guard n if it is free. Otherwise it returns nil, nil.
+func (d *Driver) tryGuard(ctx context.Context, n int) (*guard, error) {
+	if err := d.check(ctx); err != nil {
 		return nil, err
 	}
+
 	select {
 	case d.turns[n] <- struct{}{}:
 	default:
 		return nil, nil
 	}
-	g, err := d.tryLock(n)
+
+	g, err := d.tryFlock(n)
 	if g == nil {
 		<-d.turns[n]
 	}
 	return g, err
 }
 
-// tryLock locks the guard's file if no other process has. The caller has this
-// process's turn, and keeps it with the guard.
-func (d *Driver) tryLock(n int) (*guard, error) {
-	path := d.name("guard", n)
-	l, ok, err := flockFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = d.touch(path); err == nil {
-			l, ok, err = flockFile(path)
-		}
-	}
+// tryFlock locks the file of guard n. It returns nil, nil if another process has
+// it. The caller has this process's turn, which the guard takes over.
+func (d *Driver) tryFlock(n int) (*guard, error) {
+	path := d.guardFile("guard", n)
+	var l *flock.Flock
+	var ok bool
+	err := d.withFile(path, func() (err error) {
+		l, ok, err = flockFile(path)
+		return err
+	})
 	if err != nil || !ok {
 		return nil, err
 	}
+
 	g := &guard{d: d, n: n, lock: l}
-	switch same, err := lockedIs(l, path); {
-	case err != nil:
-		g.unlock()
-		return nil, err
-	case !same:
-		// Somebody cleaned the directory between open and lock.
-		g.unlock()
-		return nil, nil
+	same, err := locksFileAt(l, path)
+	if err == nil && same {
+		err = g.openStripe()
 	}
-	if err := g.sign(); err != nil {
+	if err != nil || !same {
+		// Without an error, the directory was cleaned between open and lock: the
+		// caller tries again, and locks the new file.
 		g.unlock()
 		return nil, err
 	}
@@ -126,18 +130,19 @@ func (d *Driver) tryLock(n int) (*guard, error) {
 }
 
 func flockFile(path string) (*flock.Flock, bool, error) {
-	// Without O_CREATE: see touch. For writing, because some systems lock
-	// exclusively only what is open for writing.
+	// Without O_CREATE: ensureFile creates the file with the right mode. For writing,
+	// because some systems lock exclusively only files that are open for writing.
 	l := flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
 	ok, err := l.TryLock()
 	if err != nil {
-		err = plainer(path, err)
+		err = explainOpen(path, err)
 	}
 	return l, ok, err
 }
 
-// lockedIs reports whether l has locked the regular file that is at path now.
-func lockedIs(l *flock.Flock, path string) (bool, error) {
+// locksFileAt reports whether l has locked the file that is at path now. It returns
+// an error if that is not a regular file.
+func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	locked, err := l.Stat()
 	if err != nil {
 		return false, err
@@ -145,41 +150,42 @@ func lockedIs(l *flock.Flock, path string) (bool, error) {
 	if !locked.Mode().IsRegular() {
 		return false, kindError(path, locked)
 	}
-	there, err := os.Lstat(path)
+	atPath, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && os.SameFile(locked, there), err
+	return err == nil && os.SameFile(locked, atPath), err
 }
 
-// pidLine is the first line of the stripe's file, of one length.
+// pidLine is the first line of the stripe's file. Its length does not depend on the
+// pid, because the fence line follows at a fixed offset.
 const pidLine = "pid %-10d\n"
 
 var pidLen = len(fmt.Sprintf(pidLine, 0))
 
-// sign opens the stripe's file and leaves the pid there, for whoever waits in
-// vain. It costs one write into the page cache, which /proc/locks would save;
-// but that exists on one platform only, and names files by numbers that do
-// not match those of stat on overlay file systems, where containers live.
-func (g *guard) sign() error {
-	path := g.d.name("stripe", g.n)
-	f, err := openFile(path, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = g.d.touch(path); err == nil {
-			f, err = openFile(path, os.O_RDWR, 0)
-		}
-	}
+// openStripe opens the stripe's file and writes the pid into it, for the error of
+// callers that wait for the guard until they time out. That costs one write into
+// the page cache. /proc/locks would cost nothing, but exists on Linux only, and
+// its file numbers do not match those of stat on the overlay file systems of
+// containers.
+func (g *guard) openStripe() error {
+	path := g.d.guardFile("stripe", g.n)
+	err := g.d.withFile(path, func() (err error) {
+		g.stripe, err = openFile(path, os.O_RDWR, 0)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	g.stripe = f
-	// A disk without room for the line costs a label, not the lock: what is
-	// changed next may be a release, which needs no room.
-	_, _ = f.WriteAt(fmt.Appendf(nil, pidLine, os.Getpid()), 0)
+
+	// On a full disk the pid is missing and the guard works. The next change may
+	// be a release, which needs no room.
+	_, _ = g.stripe.WriteAt(fmt.Appendf(nil, pidLine, os.Getpid()), 0)
 	return nil
 }
 
-// drop gives the guard up.
+// drop unlocks the guard and gives up this process's turn. The turn comes last, or
+// the next goroutine would find the file locked and sleep.
 func (g *guard) drop() {
 	g.unlock()
 	<-g.d.turns[g.n]
@@ -189,19 +195,18 @@ func (g *guard) unlock() {
 	if g.stripe != nil {
 		g.stripe.Close()
 	}
-	// Unlocking a descriptor that is open does not fail.
-	_ = g.lock.Unlock()
+	_ = g.lock.Unlock() // does not fail: the descriptor is open
 }
 
-// busy is the error of a guard that was not to be had before ctx ended.
-func (d *Driver) busy(ctx context.Context, n int, start time.Time) error {
-	who := "another process"
-	if b, _, err := readFile(d.name("stripe", n)); err == nil {
+// guardBusy returns the error of a call whose ctx ended before it got guard n.
+func (d *Driver) guardBusy(ctx context.Context, n int, start time.Time) error {
+	holder := "another process"
+	if b, _, err := readFile(d.guardFile("stripe", n)); err == nil {
 		line, _, _ := bytes.Cut(b, []byte("\n"))
 		if pid, err := strconv.Atoi(string(bytes.TrimSpace(bytes.TrimPrefix(line, []byte("pid "))))); err == nil {
-			who = fmt.Sprintf("process %d", pid)
+			holder = fmt.Sprintf("process %d", pid)
 		}
 	}
-	return fmt.Errorf("%s: in use by %s for %v; if that is stopped, let it go on or end it: %w",
-		d.name("guard", n), who, time.Since(start).Round(time.Millisecond), context.Cause(ctx))
+	return fmt.Errorf("%s: locked by %s for %v; if that process is stopped, continue or end it: %w",
+		d.guardFile("guard", n), holder, time.Since(start).Round(time.Millisecond), context.Cause(ctx))
 }

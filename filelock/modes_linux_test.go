@@ -20,7 +20,7 @@ func TestAFileHasItsModeBeforeItsName(t *testing.T) {
 	d := New(dir, &Options{Mode: 0o770})
 
 	changed := watchModes(t, parent)
-	must(t, d.makeDir())
+	must(t, d.ensureDir())
 	for _, name := range changed() {
 		if !strings.HasPrefix(name, dirPrefix) {
 			t.Errorf("the mode of %s was set after it had its name", name)

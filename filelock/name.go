@@ -5,28 +5,29 @@ import (
 	"encoding/hex"
 )
 
-// stripes is how many guards a directory has. It is part of the format: two
-// processes that disagreed would not exclude each other.
+// stripes is how many stripes the keys of a directory are divided into. Each has a
+// guard. The number is part of the format: two processes with different numbers
+// would not exclude each other.
 const stripes = 64
 
-// maxPlain is the longest encoded key that a file name shows. The whole name
-// stays below 143 bytes, the shortest limit of a file system in use
+// maxPlain is the longest encoded key that a file name shows. So the whole name
+// stays below 143 bytes, which is the smallest limit of a common file system
 // (eCryptfs).
 const maxPlain = 120
 
-// stateName is the name of the state file of key. No two keys have the same:
+// stateName returns the name of key's state file. No two keys have the same name:
 //
-//   - A short key is written out, so that a listing of the directory can be
-//     read. Lower-case ASCII letters, digits and "-_." stand for themselves,
-//     every other byte, upper-case letters included, for "%" and two
-//     hexadecimal digits. So a file system may ignore case, or normalise
-//     Unicode, and still keep keys apart.
-//   - A long key is named by its SHA-256. The record has the key in full and
-//     is compared with it.
+//   - A short key is encoded, so that a listing of the directory can be read. A
+//     lower-case ASCII letter, a digit, "-", "_" and "." stand for themselves. Any
+//     other byte, also an upper-case letter, becomes "%" and two hexadecimal
+//     digits. So keys stay apart on file systems that ignore case or normalise
+//     Unicode.
+//   - A long key is named by its SHA-256. The record has the whole key, and load
+//     compares it.
 //
-// The prefix keeps a key from looking like another file of the directory, the
-// current directory or a device (NUL, con); the suffix keeps a dot or a space
-// from being the last character, which Windows ignores.
+// Because of the prefix, no key looks like another file of the directory, the
+// current directory or a device (NUL, con). Because of the suffix, the last
+// character is never a dot or a space, which Windows ignores.
 func stateName(key string) string {
 	const digits = "0123456789abcdef"
 	plain := make([]byte, 0, 2*maxPlain)
@@ -38,6 +39,7 @@ func stateName(key string) string {
 			plain = append(plain, '%', digits[c>>4], digits[c&15])
 		}
 	}
+
 	if len(plain) <= maxPlain {
 		return "key-" + string(plain) + ".lock"
 	}
@@ -45,7 +47,7 @@ func stateName(key string) string {
 	return "sha256-" + hex.EncodeToString(sum[:]) + ".lock"
 }
 
-// stripeOf is the number of the guard that key shares with others.
+// stripeOf returns the number of key's stripe.
 func stripeOf(key string) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(sum[0] % stripes)

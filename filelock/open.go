@@ -18,7 +18,7 @@ import (
 
 func init() { hasp.Register("filelock", open) }
 
-// open is the opener of filelock://DIR?mode=0770.
+// open is the Opener of filelock://DIR?mode=0770.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := c.Check("mode"); err != nil {
 		return nil, err
@@ -26,13 +26,15 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: filelock takes one directory, not %d", hasp.ErrInvalid, len(c.Nodes))
 	}
+
 	dir := ""
 	if len(c.Nodes) == 1 {
 		var err error
-		if dir, err = place(c.Nodes[0]); err != nil {
+		if dir, err = parseDir(c.Nodes[0]); err != nil {
 			return nil, err
 		}
 	}
+
 	var opts Options
 	if s, ok := c.Params["mode"]; ok {
 		mode, err := strconv.ParseUint(s, 8, 32)
@@ -41,6 +43,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		}
 		opts.Mode = fs.FileMode(mode)
 	}
+
 	d := New(dir, &opts)
 	if err := d.probe(ctx); err != nil {
 		return nil, err
@@ -49,63 +52,72 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// place is the directory that a node names. A path must look like one: of
-// filelock://var/lock/app nobody can tell whether a slash is missing, and two
-// processes in different working directories would not exclude each other.
-func place(node string) (string, error) {
+// parseDir returns the directory that a node names: an absolute path, or one that
+// begins with ./ or ../. A bare relative path is refused, because a slash may be
+// missing: then two processes with different working directories would not exclude
+// each other.
+func parseDir(node string) (string, error) {
 	if runtime.GOOS == "windows" && len(node) > 2 && node[0] == '/' && node[2] == ':' {
 		node = node[1:] // filelock:///C:/locks
 	}
+
 	path := filepath.ToSlash(node)
 	switch {
 	case strings.Contains(node, "://"):
-		return "", fmt.Errorf("%w: filelock has no transport: want filelock:///DIRECTORY", hasp.ErrInvalid)
+		return "", fmt.Errorf("%w: filelock has no transport: use filelock:///DIRECTORY", hasp.ErrInvalid)
 	case filepath.IsAbs(node), path == ".", path == "..", strings.HasPrefix(path, "./"), strings.HasPrefix(path, "../"):
 		return node, nil
 	}
-	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./ (want filelock:///%[2]s or filelock://./%[2]s)", hasp.ErrInvalid, node)
+	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./: use filelock:///%[2]s or filelock://./%[2]s", hasp.ErrInvalid, node)
 }
 
-// userDir is where the state of this user's programs belongs, by the XDG Base
-// Directory Specification: https://specifications.freedesktop.org/basedir
+// userDir returns the directory for locks of this user, by the XDG Base Directory
+// Specification: https://specifications.freedesktop.org/basedir
 func userDir() (string, error) {
 	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
 		return filepath.Join(state, "hasp"), nil
 	}
+
 	home, err := os.UserHomeDir()
 	if err != nil || !filepath.IsAbs(home) {
-		return "", fmt.Errorf("%w: filelock: no directory is named, and there is no home directory: set XDG_STATE_HOME or name one, as in filelock:///var/lock/app", backend.ErrInvalid)
+		return "", fmt.Errorf("%w: filelock: no directory is given, and this user has no home directory: set XDG_STATE_HOME, or give a directory, as in filelock:///var/lock/app", backend.ErrInvalid)
 	}
 	return filepath.Join(home, ".local", "state", "hasp"), nil
 }
 
-// probe makes sure that the directory is there, that files can be made in it
-// and that they can be locked, so that what is wrong is said at once.
+// probe returns an error unless the directory exists, or can be created, and files
+// in it can be created, written and locked. So Open reports a wrong configuration,
+// and not the first Lock.
 func (d *Driver) probe(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	if err := d.check(ctx); err != nil {
+		return err
 	}
-	if d.bad != nil {
-		return d.bad
-	}
-	if err := d.makeDir(); err != nil {
-		return explain(err)
+	return explain(d.tryFile())
+}
+
+// tryFile creates the directory if it does not exist, and then creates, writes and
+// locks a temporary file in it.
+func (d *Driver) tryFile() error {
+	if err := d.ensureDir(); err != nil {
+		return err
 	}
 	f, err := os.CreateTemp(d.dir, probePrefix)
 	if err != nil {
-		return explain(err)
+		return err
 	}
 	defer os.Remove(f.Name())
+
 	_, err = f.WriteString("filelock can write here\n")
 	if e := f.Close(); err == nil {
-		err = e
+		err = e // some file systems report a full disk here
 	}
 	if err != nil {
-		return explain(err)
+		return err
 	}
+
 	l := flock.New(f.Name(), flock.SetFlag(os.O_RDWR))
 	if _, err := l.TryLock(); err != nil {
-		return explain(err)
+		return err
 	}
 	return l.Unlock()
 }

@@ -4,16 +4,16 @@ package filelock
 
 import "errors"
 
-// openFlags has nothing to add: [openFile] looks before it opens.
+// openFlags is empty, so openFile checks the file before it opens it.
 const openFlags = 0
 
-// peekable is false where it is not known to be true.
-const peekable = false
+// readsNeedNoGuard is false, because it is not known to be true here.
+const readsNeedNoGuard = false
 
 var (
 	fullErrors   []error
 	noLockErrors = []error{errors.ErrUnsupported}
 )
 
-// syncDir does nothing where a directory may not be one that can be flushed.
+// syncDir does nothing, because this platform may not be able to flush a directory.
 func syncDir(string) error { return nil }

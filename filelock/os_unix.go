@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFlags keep a file that somebody planted from doing harm: a symbolic
-// link is not followed out of the directory, and a FIFO does not make open
-// wait for its other end.
+// openFlags protect against files of other kinds. A symbolic link is not followed
+// out of the directory, and the open of a FIFO does not block.
 const openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK
 
-// peekable says that a file may be replaced and removed while it is read.
-const peekable = true
+// readsNeedNoGuard says that a file may be replaced or removed while another
+// process reads it.
+const readsNeedNoGuard = true
 
 var (
-	// fullErrors: no room on the disk, in the quota, under the process's limit.
+	// fullErrors: the disk is full, or the quota or the process's limit is reached.
 	fullErrors = []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG}
 
-	// noLockErrors: a file system without flock.
+	// noLockErrors: the file system does not support flock.
 	noLockErrors = []error{unix.ENOLCK, unix.ENOTSUP, unix.ENOSYS}
 )
 

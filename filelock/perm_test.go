@@ -194,7 +194,7 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 func TestFIFOIsNotWaitedFor(t *testing.T) {
 	dir, n := t.TempDir(), stripeOf("k")
 	d := New(dir, nil)
-	for _, path := range []string{d.path("k"), d.name("stripe", n), d.name("guard", n), d.ceilingPath()} {
+	for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n), d.ceilingPath()} {
 		os.Remove(path)
 		d := newDial().on(dir) // which has not read the ceiling
 		must(t, syscall.Mkfifo(path, 0o600))

@@ -149,7 +149,7 @@ func work(dir string, args []string) error {
 
 // holdGuard holds the guard of a key.
 func holdGuard(dir string, args []string) error {
-	g, err := New(dir, nil).take(context.Background(), stripeOf(args[0]))
+	g, err := New(dir, nil).lockGuard(context.Background(), stripeOf(args[0]))
 	if err != nil {
 		return err
 	}

@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// recordHeader is the first line of a state file: what it is, and the version
-// of its format.
+// recordHeader is the first line of a state file: its kind, and the version of its
+// format.
 const recordHeader = "hasp filelock record 1\n"
 
-// maxRecord bounds what is read of a state file, which may be anything.
+// maxRecord is the largest size of a record, in bytes.
 const maxRecord = 1 << 20
 
-// record is what a state file says: who holds which key until when. It is
-// text that people can read, one field a line, closed by a checksum, so that
-// a file of which a part is missing is never taken for a shorter whole.
+// record is the content of a state file: who holds which key until when. It is
+// text that people can read, with one field on each line. A checksum closes it, so
+// that a file of which a part is missing is never taken for a shorter record.
 type record struct {
 	key   string
 	token string
 	owner string
-	pid   int // of who took it; for people only
-	since time.Time
-	fence uint64
-	clock string        // the boot clock that counts the term
+	pid   int           // of the process that took the key; for people only
+	since time.Time     // when the key was taken
+	fence uint64        // 0 if the claim asked for none
+	clock string        // the boot clock that counts the term: see instant
 	end   time.Duration // of the term, by that clock
-	until time.Time     // of the term, by the wall clock
+	until time.Time     // end of the term by the wall clock
 }
 
 var (
-	// errTorn is a record of which the end is missing.
+	// errTorn means that the end of a record is missing.
 	errTorn = errors.New("the record is incomplete")
 
 	errForeign = errors.New("not a record of filelock")
@@ -41,11 +41,11 @@ var (
 	errChanged = errors.New("the record does not match its checksum")
 )
 
-// left is how much of the term is left. The boot clock decides within the
-// boot it belongs to, whatever happens to the wall clock. A record of another
-// boot lasts until its end by the wall clock, although its holder is surely
-// gone if it ran on this host: containers may have boot clocks that differ,
-// and virtual machines may share the directory against our advice.
+// left returns how much of the term is left. Within one boot the boot clock
+// decides, whatever happens to the wall clock. A record of another boot lasts until
+// its end by the wall clock. If its holder ran on this host, it ended with that
+// boot. But containers may have different boot clocks, and virtual machines may
+// share the directory against our advice.
 func (r *record) left(now instant) time.Duration {
 	if r.clock != "" && r.clock == now.clock {
 		return r.end - now.up
@@ -59,43 +59,38 @@ func (r *record) extend(now instant, ttl time.Duration) bool {
 	if r.left(now) >= ttl {
 		return false
 	}
-	// A sum beyond the clock's range wraps round, and back again in left.
+	// A sum that overflows is harmless: the subtraction in left overflows back.
 	r.clock, r.end, r.until = now.clock, now.up+ttl, now.wall.Add(ttl).UTC()
 	return true
 }
 
-// encode is the content of the state file. Strings are quoted and in ASCII,
-// since a key may hold any bytes, such as a line feed or an escape sequence.
+// encode returns the content of the state file. Strings are quoted and in ASCII,
+// because a key may have any bytes, such as a line feed or an escape sequence.
 func (r *record) encode() []byte {
 	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %d\nclock %+q\nend %d\nuntil %s\n",
 		r.key, r.token, r.owner, r.pid, r.since.Format(time.RFC3339Nano), r.fence, r.clock, r.end, r.until.Format(time.RFC3339Nano))
 	return seal(b)
 }
 
-// decode is the reverse of encode, and takes nothing else.
+// decode is the inverse of encode. It accepts nothing else.
 func decode(b []byte) (*record, error) {
 	body, err := unseal(b, recordHeader, errForeign)
 	if err != nil {
 		return nil, err
 	}
-	var r record
+
+	// Go evaluates the calls in this order, which is the order of the lines.
 	p := fields{rest: body}
-	p.text("key", &r.key)
-	p.text("token", &r.token)
-	p.text("owner", &r.owner)
-	p.number("pid", func(s string) (err error) { r.pid, err = strconv.Atoi(s); return })
-	p.time("since", &r.since)
-	p.unsigned("fence", &r.fence)
-	p.text("clock", &r.clock)
-	p.number("end", func(s string) error { n, err := strconv.ParseInt(s, 10, 64); r.end = time.Duration(n); return err })
-	p.time("until", &r.until)
-	if p.bad || p.rest != "" {
+	r := &record{key: p.text("key"), token: p.text("token"), owner: p.text("owner"), pid: int(p.signed("pid")),
+		since: p.time("since"), fence: p.unsigned("fence"),
+		clock: p.text("clock"), end: time.Duration(p.signed("end")), until: p.time("until")}
+	if !p.complete() {
 		return nil, errForeign
 	}
-	return &r, nil
+	return r, nil
 }
 
-// seal appends the line that closes a file of ours.
+// seal appends the checksum line that closes each file of this package.
 func seal(b []byte) []byte {
 	return fmt.Appendf(b, "sum %08x\n", crc32.ChecksumIEEE(b))
 }
@@ -103,9 +98,9 @@ func seal(b []byte) []byte {
 // sumLen is the length of the line that seal appends.
 const sumLen = len("sum 01234567\n")
 
-// unseal returns what stands between header and checksum. What is cut short,
-// as a power failure may leave it, is errTorn; so is a file of zeros, which
-// some file systems make of data that was never written out.
+// unseal returns the text between header and checksum. A file whose end is missing
+// is errTorn: a power failure may leave it. So is a file of zeros, which some file
+// systems leave if data was not written to the disk.
 func unseal(b []byte, header string, foreign error) (string, error) {
 	kind := header[:strings.LastIndexByte(header, ' ')+1]
 	switch {
@@ -118,6 +113,7 @@ func unseal(b []byte, header string, foreign error) (string, error) {
 	case len(b) < len(header)+sumLen || !strings.HasPrefix(string(b[len(b)-sumLen:]), "sum "):
 		return "", errTorn
 	}
+
 	body := b[:len(b)-sumLen]
 	if !bytes.Equal(seal(bytes.Clone(body)), b) {
 		return "", errChanged
@@ -125,38 +121,40 @@ func unseal(b []byte, header string, foreign error) (string, error) {
 	return string(body[len(header):]), nil
 }
 
-// fields takes lines of the form "name value" apart, in their one order.
+// fields parses lines of the form "name value", in a fixed order.
 type fields struct {
-	rest string
-	bad  bool
+	rest string // the lines that are still to be parsed
+	bad  bool   // a line was not as expected; its value is then of no use
 }
 
+// complete reports whether all lines were parsed and were as expected.
+func (p *fields) complete() bool { return !p.bad && p.rest == "" }
+
+// next returns the value of the next line, which must have that name.
 func (p *fields) next(name string) string {
 	line, rest, ok := strings.Cut(p.rest, "\n")
 	value, named := strings.CutPrefix(line, name+" ")
-	if !ok || !named {
-		p.bad = true
-	}
+	p.bad = p.bad || !ok || !named
 	p.rest = rest
 	return value
 }
 
-func (p *fields) text(name string, into *string) {
-	s, err := strconv.Unquote(p.next(name))
-	*into, p.bad = s, p.bad || err != nil
+func (p *fields) text(name string) string { return parsed(p, name, strconv.Unquote) }
+
+func (p *fields) time(name string) time.Time {
+	return parsed(p, name, func(s string) (time.Time, error) { return time.Parse(time.RFC3339Nano, s) })
 }
 
-func (p *fields) time(name string, into *time.Time) {
-	t, err := time.Parse(time.RFC3339Nano, p.next(name))
-	*into, p.bad = t, p.bad || err != nil
+func (p *fields) unsigned(name string) uint64 {
+	return parsed(p, name, func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
 }
 
-func (p *fields) unsigned(name string, into *uint64) {
-	p.number(name, func(s string) (err error) { *into, err = strconv.ParseUint(s, 10, 64); return })
+func (p *fields) signed(name string) int64 {
+	return parsed(p, name, func(s string) (int64, error) { return strconv.ParseInt(s, 10, 64) })
 }
 
-func (p *fields) number(name string, parse func(string) error) {
-	if parse(p.next(name)) != nil {
-		p.bad = true
-	}
+func parsed[T any](p *fields, name string, parse func(string) (T, error)) T {
+	v, err := parse(p.next(name))
+	p.bad = p.bad || err != nil
+	return v
 }

@@ -2,60 +2,74 @@ package filelock
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/hasplock/hasp/backend"
 )
 
-// Renew prolongs terms, with each guard taken once for all claims that need
-// it. A guard that is not free keeps only its own claims waiting.
+// Renew prolongs the terms of cs. It locks each guard once, for all claims of its
+// stripe. If another process has a guard, only the claims of that stripe wait.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	if len(cs) == 0 {
 		return
 	}
-	ctx, cancel := bound(ctx, cs[0].Timeout)
+	ctx, cancel := withTimeout(ctx, cs[0].Timeout)
 	defer cancel()
-	byStripe := map[int][]int{}
+
+	byStripe := map[int][]int{} // indices of cs
 	for i, c := range cs {
 		n := stripeOf(c.Key)
 		byStripe[n] = append(byStripe[n], i)
 	}
+
 	var mu sync.Mutex // one call of done at a time
 	answer := func(is []int, g *guard, err error) {
-		errs := make([]error, len(is))
-		for j, i := range is {
-			if errs[j] = err; err == nil {
-				errs[j] = g.renew(ctx, cs[i])
-			}
-		}
-		if g != nil {
-			g.drop() // before done, whose length is not ours
-		}
+		errs := g.renewAll(ctx, cs, is, err)
 		mu.Lock()
 		defer mu.Unlock()
 		for j, i := range is {
 			done(i, backend.Grant{}, explain(errs[j]))
 		}
 	}
+
+	// The stripes whose guards are free come first, on this goroutine. Each of the
+	// others waits for its guard on a goroutine of its own.
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	defer wg.Wait() // done must not be called after Renew has returned
 	for n, is := range byStripe {
-		g, err := d.try(ctx, n)
+		g, err := d.tryGuard(ctx, n)
 		if g != nil || err != nil {
 			answer(is, g, err)
 			continue
 		}
 		wg.Go(func() {
-			g, err := d.take(ctx, n)
+			g, err := d.lockGuard(ctx, n)
 			answer(is, g, err)
 		})
 	}
 }
 
+// renewAll renews the claims of cs whose indices are in is, and returns the outcome
+// of each. Then it drops the guard. If g is nil, every outcome is err.
+func (g *guard) renewAll(ctx context.Context, cs []backend.Claim, is []int, err error) []error {
+	if g == nil {
+		return slices.Repeat([]error{err}, len(is))
+	}
+	// The guard is dropped before done is called, because done may take any time.
+	defer g.drop()
+	errs := make([]error, len(is))
+	for j, i := range is {
+		errs[j] = g.renew(ctx, cs[i])
+	}
+	return errs
+}
+
 func (g *guard) renew(ctx context.Context, c backend.Claim) error {
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return context.Cause(ctx) // an earlier claim of the stripe took too long
 	}
+
 	now := g.d.clock()
 	r, err := g.d.load(c.Key, now)
 	if err != nil {
@@ -65,7 +79,7 @@ func (g *guard) renew(ctx context.Context, c backend.Claim) error {
 		return backend.ErrLost
 	}
 	if !r.extend(now, c.TTL) {
-		return nil
+		return nil // the record lasts long enough, and a renewal never shortens a term
 	}
 	return g.store(r)
 }

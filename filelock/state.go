@@ -10,54 +10,55 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// path is the state file of key.
+// path returns the path of key's state file.
 func (d *Driver) path(key string) string { return filepath.Join(d.dir, stateName(key)) }
 
-// load returns the record that holds key, or nil if nobody does: there is
-// none, or its term has ended. Whatever else the state file is, is an error,
-// so that it neither frees the key nor passes for contention.
+// load returns the record that holds key. It returns nil, nil if the key is free:
+// there is no record, or its term has ended. Any other state file is an error that
+// is not ErrHeld. So it neither frees the key nor counts as contention.
 func (d *Driver) load(key string, now instant) (*record, error) {
 	path := d.path(key)
 	b, fi, err := readFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
-	}
-	if errors.Is(err, errNotFile) {
-		return nil, stuck(err)
-	}
-	if err != nil {
+	case errors.Is(err, errNotFile):
+		return nil, blocksKey(err)
+	case err != nil:
 		return nil, err
 	}
+
 	r, err := decode(b)
-	switch {
-	case errors.Is(err, errTorn) && leftover(fi, now):
+	if errors.Is(err, errTorn) && fromBeforeBoot(fi, now) {
 		return nil, nil
-	case err == nil && r.key != key:
-		err = fmt.Errorf("a record of another key, %+q", r.key)
-		fallthrough
-	case err != nil:
-		return nil, stuck(fmt.Errorf("%s: %w", path, err))
 	}
+	if err == nil && r.key != key {
+		err = fmt.Errorf("a record of another key, %+q", r.key)
+	}
+	if err != nil {
+		return nil, blocksKey(fmt.Errorf("%s: %w", path, err))
+	}
+
 	if r.left(now) <= 0 {
 		return nil, nil
 	}
 	return r, nil
 }
 
-// stuck says what to do about a state file that is not a record of its key.
-func stuck(err error) error {
-	return fmt.Errorf("%w (nobody gets this key until the file is removed, by break or by hand)", err)
+// blocksKey adds advice to the error of a state file that is not a record of its
+// key.
+func blocksKey(err error) error {
+	return fmt.Errorf("%w (the key is blocked until this file is removed, by break or by hand)", err)
 }
 
-// leftover reports whether a torn record is what a power failure left. A
-// record is whole before it bears its name, but it is not flushed: a kernel
-// that stopped at once may have saved the name and not the content. All
-// holders ended with that kernel, so a torn record that was last written
-// before this boot holds nothing. Any other torn record was damaged by
-// somebody, and may be held.
-func leftover(fi fs.FileInfo, now instant) bool {
-	const slack = time.Second // the coarseness of file times, and more
-	return now.clock != "" && fi.ModTime().Add(slack).Before(now.started())
+// fromBeforeBoot reports whether a torn record was written before this boot. A
+// record is complete before it has its name, but it is not flushed. So a power
+// failure may leave the name without the content. All holders ended with that
+// boot, so the record holds nothing. A torn record of this boot was damaged in
+// another way, and its key may be held.
+func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
+	const slack = time.Second // more than the resolution of file times
+	return now.clock != "" && fi.ModTime().Add(slack).Before(now.bootTime())
 }
 
 // store makes r the record of its key.
@@ -67,10 +68,10 @@ func (g *guard) store(r *record) error {
 		return fmt.Errorf("%w: key of %d bytes, owner of %d: the record would be longer than %d bytes",
 			backend.ErrInvalid, len(r.key), len(r.owner), maxRecord)
 	}
-	return g.d.replace(g.d.path(r.key), g.d.name("temp", g.n), b, false)
+	return g.d.replace(g.d.path(r.key), g.d.guardFile("temp", g.n), b, false)
 }
 
-// refusal is what the next one hears while r holds the key.
+// refusal returns the error of a caller that wants the key while r holds it.
 func (r *record) refusal(now instant) error {
 	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner}
 }

@@ -36,7 +36,7 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	c := stopped(t, dir, "k")
 	names := func(what string, err error) {
 		t.Helper()
-		outage(t, what, err, d.name("guard", stripeOf("k")))
+		outage(t, what, err, d.guardFile("guard", stripeOf("k")))
 		if want := fmt.Sprintf("process %d ", c.cmd.Process.Pid); !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v does not name %s", what, err, want)
 		}
@@ -116,7 +116,7 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 	cancel()
 	<-returned
 	for i := range stuck {
-		outage(t, "renewal", answers[i], d.name("guard", stripeOf("k")))
+		outage(t, "renewal", answers[i], d.guardFile("guard", stripeOf("k")))
 		if !errors.Is(answers[i], context.Canceled) {
 			t.Errorf("claim %d: %v", i, answers[i])
 		}

@@ -6,16 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// swap gives the file temp the name path, in one step. If path exists the two
-// change names, and the old one is removed as temp: a plain rename over a file
-// makes ext4 start writing the new one to the disk (auto_da_alloc), which
-// costs five times as much as all the rest of a renewal. To be killed before
-// the removal leaves a temp file, as at any other point.
+// swap renames the file temp to path in one step. If path exists, the two files
+// exchange their names, and swap then removes the old one. A plain rename over a
+// file makes ext4 write the new file to the disk at once (auto_da_alloc). That
+// takes five times as long as the rest of a renewal. A process that is killed
+// before the removal leaves a temporary file, which the next replace removes.
 func swap(temp, path string) error {
 	if unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE) == nil {
 		os.Remove(temp)
 		return nil
 	}
-	// There is no file at path, or the kernel or file system cannot swap.
+	// There is no file at path, or the kernel or the file system cannot exchange.
 	return os.Rename(temp, path)
 }

@@ -4,5 +4,5 @@ package filelock
 
 import "os"
 
-// swap gives the file temp the name path, in one step.
+// swap renames the file temp to path in one step.
 func swap(temp, path string) error { return os.Rename(temp, path) }

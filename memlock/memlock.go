@@ -102,8 +102,8 @@ func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 	now := time.Now()
 	e := s.entryLocked(c.Key, now)
 	if !e.idle(now) {
-		// A free key that has waiters goes to the first of them, which has been
-		// signalled and has not run yet.
+		// If the term has just ended, the key belongs to the first waiter, whose timer
+		// is about to fire.
 		return backend.Grant{}, e.refusal(now)
 	}
 	return s.grantLocked(e, c, now), nil
