@@ -6,6 +6,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
 // noCommand takes the place of the publishing command in an entry whose client
@@ -22,7 +23,7 @@ const subscribeWithin = time.Second
 // that have this channel.
 type subscription struct {
 	channel  string
-	listener *redisstore.Listener
+	listener *pubsub.Listener
 
 	// Driver.mu guards these.
 	waiters int // how many use the subscription

@@ -79,6 +79,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
 // The defaults of Options.
@@ -275,7 +276,7 @@ func channel(prefix, key string, sharded bool) string {
 	if strings.Contains(lock, "{") {
 		name = prefix + ":" + lock
 	}
-	if sharded && redisstore.Slot(name) != redisstore.Slot(lock) {
+	if sharded && slot.Of(name) != slot.Of(lock) {
 		return redisstore.DerivedKey("channel", key)
 	}
 	return name

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
 func TestTermsAreRoundedUp(t *testing.T) {
@@ -59,7 +60,7 @@ func FuzzChannelIsInTheSlotOfTheLock(f *testing.F) {
 			return
 		}
 		name := channel(prefix, key, true)
-		if got, want := redisstore.Slot(name), redisstore.Slot(redisstore.LockKey(key)); got != want {
+		if got, want := slot.Of(name), slot.Of(redisstore.LockKey(key)); got != want {
 			t.Errorf("channel %q of key %q is in slot %d, the lock in %d", name, key, got, want)
 		}
 		if other := key + "x"; channel(prefix, other, true) == name || channel(prefix, other, false) == channel(prefix, key, false) {

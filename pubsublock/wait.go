@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
 // Bounds of the sleep between two attempts.
@@ -31,13 +32,13 @@ type waiting struct {
 	c    backend.Claim
 	wake chan struct{} // receives when a release may have been published; has room for one
 
-	subscription *redisstore.Listener // nil while there is none
-	retry        time.Time            // when to try to subscribe again
-	polls        int                  // attempts in a row without a subscription
-	held         *backend.HeldError   // the store's last answer
-	silent       time.Time            // when the first call began that the store has not answered; zero if it has answered since
-	outage       error                // the error of that call
-	trip         time.Duration        // how long the last answer took
+	subscription *pubsub.Listener   // nil while there is none
+	retry        time.Time          // when to try to subscribe again
+	polls        int                // attempts in a row without a subscription
+	held         *backend.HeldError // the store's last answer
+	silent       time.Time          // when the first call began that the store has not answered; zero if it has answered since
+	outage       error              // the error of that call
+	trip         time.Duration      // how long the last answer took
 }
 
 // Wait makes an attempt when a release is published, when the holder's term

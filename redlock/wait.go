@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
 // Bounds of the sleep between two looks at a key.
@@ -45,7 +46,7 @@ type waiting struct {
 	since    time.Time // when that was seen first
 
 	mu     sync.Mutex // guards all below
-	ears   []*redisstore.Listener
+	ears   []*pubsub.Listener
 	closed bool
 	token  string // whose release is being heard
 	heard  []bool // from which node

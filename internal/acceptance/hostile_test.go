@@ -317,7 +317,7 @@ func (h *hostile) recovers(t *testing.T, after string) {
 	t.Fatalf("after %s: %v", after, err)
 }
 
-var ours = regexp.MustCompile(`hasplock/hasp/(spinlock|pubsublock|fairlock|redlock|internal/redisstore)\.`)
+var ours = regexp.MustCompile(`hasplock/hasp/(spinlock|pubsublock|fairlock|redlock|internal/redisstore(?:/\w+)?)\.`)
 
 // nobodyIsLeft fails the test unless all goroutines of drivers end.
 func nobodyIsLeft(t *testing.T) {

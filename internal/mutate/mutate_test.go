@@ -132,7 +132,7 @@ func TestSeedRepeatsTheChoice(t *testing.T) {
 		of = map[string]int{}
 		for i, m := range ms {
 			keys = append(keys, m.key())
-			if i < 160 {
+			if i < 170 {
 				of[m.pkg.dir+" "+filepath.Ext(m.File)]++
 			}
 		}

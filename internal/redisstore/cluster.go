@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
 // cluster is the topology of a cluster: which server has which slot.
@@ -25,7 +28,7 @@ type cluster struct {
 	mu      sync.Mutex           // guards the rest
 	servers map[string]*server   // by address
 	gone    map[string]time.Time // those that have no slot, since when
-	slots   [slots]*server
+	slots   [slot.Count]*server
 	known   bool      // that is, slots
 	asked   time.Time // when they were asked for
 	suspect *server   // the last that failed: who is asked last
@@ -89,7 +92,7 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 func (c *cluster) has(key string) (at *server, known, stale bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at = c.slots[Slot(key)]
+	at = c.slots[slot.Of(key)]
 	for _, any := range c.servers {
 		if at == nil {
 			at = any
@@ -125,7 +128,7 @@ func (c *cluster) moved(at *server, key, addr string) *server {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	to := c.server(redirected(addr, at.addr))
-	c.slots[Slot(key)] = to
+	c.slots[slot.Of(key)] = to
 	return to
 }
 
@@ -259,14 +262,14 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 		}
 		first, _ := parts[0].(int64)
 		last, ok := parts[1].(int64)
-		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && first <= last && last < slots {
+		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && first <= last && last < slot.Count {
 			host, _ := who[0].(string) // nil where the node does not know it
 			port, _ := who[1].(int64)
 			spans = append(spans, span{first, last, hostport(host, strconv.FormatInt(port, 10), s.addr)})
 			total += last - first + 1
 		}
-		if total > slots {
-			return nil, fmt.Errorf("%s: %w", s.addr, unexpected(v, c.a.secrets()))
+		if total > slot.Count {
+			return nil, fmt.Errorf("%s: %w", s.addr, resp.Unexpected(v, c.a.secrets()...))
 		}
 	}
 	if len(spans) == 0 {
@@ -281,7 +284,7 @@ func (c *cluster) adopt(spans []span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.slots
-	c.slots = [slots]*server{}
+	c.slots = [slot.Count]*server{}
 	used := map[*server]bool{}
 	for _, sp := range spans {
 		s := c.server(sp.addr)
@@ -316,9 +319,9 @@ func (c *cluster) clusterSlots(ctx context.Context) ([]redis.ClusterSlot, error)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []redis.ClusterSlot
-	for i := 0; i < slots; i++ {
+	for i := 0; i < slot.Count; i++ {
 		first := i
-		for i+1 < slots && c.slots[i+1] == c.slots[first] {
+		for i+1 < slot.Count && c.slots[i+1] == c.slots[first] {
 			i++
 		}
 		if s := c.slots[first]; s != nil {

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // dialer makes the connections of a Store.
@@ -20,7 +22,7 @@ type dialer struct {
 	pool    int             // connections to a server; zero: as many as go-redis finds right
 	open    context.Context // ends with the Store
 	close   context.CancelFunc
-	calls   calls
+	calls   resp.Calls
 }
 
 func newDialer(a address, params map[string]string) (*dialer, error) {
@@ -72,9 +74,9 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 		return deadConn{&DialError{err}}, nil
 	}
 	if d.tls == nil {
-		return d.calls.wrap(&guard{Conn: plain}), nil
+		return d.calls.Wrap(resp.Guard(plain)), nil
 	}
-	conn := d.calls.wrap(plain)
+	conn := d.calls.Wrap(plain)
 	config := d.tls
 	if config.ServerName == "" {
 		config = config.Clone()
@@ -85,8 +87,7 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 		conn.Close()
 		return deadConn{&handshakeError{err}}, nil
 	}
-	conn.secure = &guard{Conn: secure}
-	return conn.secure, nil
+	return conn.Secured(secure), nil
 }
 
 // DialError is a connection that could not be made: nothing was sent. Its Unwrap

@@ -184,9 +184,7 @@ func TestBatchesLeaveNothingBehind(t *testing.T) {
 func nothingUnderWay(t *testing.T, s *Store) {
 	t.Helper()
 	for deadline := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
-		s.calls.mu.Lock()
-		n := len(s.calls.under)
-		s.calls.mu.Unlock()
+		n := s.calls.UnderWay()
 		if n == 0 {
 			return
 		}

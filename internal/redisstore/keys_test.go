@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -19,8 +20,8 @@ var odd = []string{"", "a", "123456789", "{", "}", "{}", "}{", "a{b}c", "a{}b", 
 func TestDerivedKeysShareTheSlotOfTheLock(t *testing.T) {
 	for _, key := range append(odd, random(2000)...) {
 		lock, fence := LockKey(key), DerivedKey("fence", key)
-		if Slot(lock) != Slot(key) || Slot(fence) != Slot(key) {
-			t.Errorf("%q: slots of %q and %q differ from %d", key, lock, fence, Slot(key))
+		if slot.Of(lock) != slot.Of(key) || slot.Of(fence) != slot.Of(key) {
+			t.Errorf("%q: slots of %q and %q differ from %d", key, lock, fence, slot.Of(key))
 		}
 	}
 }
@@ -41,7 +42,7 @@ func TestSlotIsThatOfRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, name := range names {
-		if got := Slot(name); int64(got) != want[i].Val() {
+		if got := slot.Of(name); int64(got) != want[i].Val() {
 			t.Errorf("%q: slot %d, Redis says %d", name, got, want[i].Val())
 		}
 	}
@@ -63,9 +64,9 @@ func FuzzSlotIsThatOfRedis(f *testing.F) {
 		if _, err := pipe.Exec(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		for _, slot := range all {
-			if slot.Val() != int64(Slot(key)) {
-				t.Errorf("%q: %v is not %d", key, slot, Slot(key))
+		for _, got := range all {
+			if got.Val() != int64(slot.Of(key)) {
+				t.Errorf("%q: %v is not %d", key, got, slot.Of(key))
 			}
 		}
 	})
@@ -118,7 +119,7 @@ func FuzzDerivedKey(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key string) {
 		fence := DerivedKey("fence", key)
-		if Slot(fence) != Slot(key) || Slot(LockKey(key)) != Slot(key) || !strings.HasSuffix(fence, ":fence:"+key) {
+		if slot.Of(fence) != slot.Of(key) || slot.Of(LockKey(key)) != slot.Of(key) || !strings.HasSuffix(fence, ":fence:"+key) {
 			t.Errorf("%q: %q", key, fence)
 		}
 	})
@@ -136,4 +137,25 @@ func random(n int) []string {
 		keys[i] = string(b)
 	}
 	return keys
+}
+
+// Names that scripts on a key can publish on are one for each slot of a
+// cluster.
+func TestChannel(t *testing.T) {
+	one := New(redis.NewClient(&redis.Options{}))
+	if got, want := one.Channel("grant:me", "k{1}"), "hasp:grant:me"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	cluster := New(redis.NewClusterClient(&redis.ClusterOptions{}))
+	ring := New(redis.NewRing(&redis.RingOptions{}))
+	for _, key := range []string{"k", "{k}a", "a{}b", "a{b", "{}}", "hasp:{1}:x", "}", ""} {
+		for _, s := range []*Store{cluster, ring} {
+			if got := s.Channel("grant:me", key); slot.Of(got) != slot.Of(LockKey(key)) || !strings.HasSuffix(got, "}:grant:me") {
+				t.Errorf("key %q: %q is in slot %d, not %d", key, got, slot.Of(got), slot.Of(LockKey(key)))
+			}
+		}
+	}
+	if a, b := cluster.Channel("n", "{x}a"), cluster.Channel("n", "{x}b"); a != b {
+		t.Errorf("%q and %q for one slot", a, b)
+	}
 }

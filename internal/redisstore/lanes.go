@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Holds that replicas must confirm travel in lanes. WAIT blocks its connection
@@ -68,7 +70,7 @@ func (s *Store) hold(ctx context.Context, at *server, args []any) (v any, short,
 	case <-ctx.Done():
 		// If the command was not sent yet, it is not sent any more.
 		if !p.met.Swap(true) {
-			return nil, nil, errNoReply
+			return nil, nil, resp.ErrNoReply
 		}
 		j := <-p.done // the reply came first
 		return j.v, j.short, j.err
@@ -128,9 +130,9 @@ func (s *Store) carry(at *server, some []*passenger) {
 	defer cancel()
 	within, end := s.begin(ctx)
 	defer end()
-	cmds := make([]*once, len(there))
+	cmds := make([]*resp.Command, len(there))
 	for i, p := range there {
-		cmds[i] = newOnce(within, p.args)
+		cmds[i] = resp.NewCommand(within, p.args)
 	}
 	short := s.send(within, at, false, true, cmds...)
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // looker finds out who has what, for all who want to know: one search at a
@@ -106,9 +108,9 @@ func (l *looker) close() {
 
 // ask sends a command to a server that is not asked for locks.
 func (d *dialer) ask(ctx context.Context, rdb redis.UniversalClient, args ...any) (any, error) {
-	within, end := d.calls.begin(ctx)
+	within, end := d.calls.Begin(ctx)
 	defer end()
-	cmd := newOnce(within, args)
+	cmd := resp.NewCommand(within, args)
 	_ = rdb.Process(within, cmd)
 	return cmd.Result()
 }

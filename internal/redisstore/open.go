@@ -6,6 +6,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Open connects to the Redis that a URL names, in one of the forms
@@ -62,6 +64,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		srv := newServer(options(a, d, a.addrs[0]))
 		s.rdb, s.servers, s.name, close = srv.rdb, single{srv}, srv.name, func() {}
 	}
+	s.subscribe()
 	s.close = func() error {
 		d.close()
 		close()
@@ -102,7 +105,7 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
 	within, end := s.begin(ctx)
 	defer end()
-	cmd := newOnce(within, []any{"eval", "return 1", 0})
+	cmd := resp.NewCommand(within, []any{"eval", "return 1", 0})
 	short := s.send(within, at, false, true, cmd)
 	err := cmd.Err()
 	if err == nil {
@@ -110,7 +113,7 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	}
 	switch {
 	case err == nil:
-		if c, ok := within.(*call); ok && s.calls.used(c) == nil {
+		if s.calls.Conn(within) == nil {
 			s.unnamed.Store(true) // before anybody asks Ends
 		}
 		return nil

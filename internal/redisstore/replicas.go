@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Hold is Do for a command that takes a hold; see [NewHold].
@@ -39,7 +41,7 @@ func patience(ctx context.Context) int64 {
 }
 
 // confirmed is nil if enough replicas have what the connection wrote.
-func (s *Store) confirmed(wait *once) error {
+func (s *Store) confirmed(wait *resp.Command) error {
 	n, err := wait.Int64()
 	switch {
 	case err != nil:

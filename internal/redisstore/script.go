@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Script is a Lua script that is run by its hash, and sent whole by a Store
@@ -145,9 +147,9 @@ func (s *Store) pipeline(ctx context.Context, at *server, sc *Script, calls []Ca
 	within, end := s.begin(ctx)
 	defer end()
 	for _, whole := range []bool{false, true} {
-		cmds := make([]*once, len(which))
+		cmds := make([]*resp.Command, len(which))
 		for j, i := range which {
-			cmds[j] = newOnce(within, sc.args(calls[i], whole))
+			cmds[j] = resp.NewCommand(within, sc.args(calls[i], whole))
 		}
 		short := s.send(within, at, false, sc.kept, cmds...)
 		again := which[:0]

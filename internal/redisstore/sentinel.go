@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // sentinels is the topology of a master that sentinels name. All of them are
@@ -200,7 +202,7 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) word
 			return w
 		}
 	}
-	return word{err: fmt.Errorf("sentinel %s: %w", s.addr, unexpected(replies, t.a.secrets()))}
+	return word{err: fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))}
 }
 
 // adopt goes to the server that the latest word names, if it says that it is
@@ -233,7 +235,7 @@ func (t *sentinels) adopt(ctx context.Context, w *word, all bool) error {
 
 // isMaster refuses a connection to a server that is not the master.
 func isMaster(ctx context.Context, conn *redis.Conn) error {
-	cmd := newOnce(ctx, []any{"role"})
+	cmd := resp.NewCommand(ctx, []any{"role"})
 	_ = conn.Process(ctx, cmd)
 	v, err := cmd.Result()
 	if err != nil {
@@ -279,7 +281,7 @@ var noRedial = func() context.Context {
 func (t *sentinels) hear(s *server) {
 	ctx, cancel := context.WithTimeout(t.d.open, silentFor)
 	defer cancel()
-	within, end := t.d.calls.begin(ctx)
+	within, end := t.d.calls.Begin(ctx)
 	ps := s.rdb.Subscribe(within)
 	defer ps.Close()
 	err := ps.Subscribe(within, switched)
@@ -289,7 +291,7 @@ func (t *sentinels) hear(s *server) {
 	}
 	defer context.AfterFunc(t.d.open, func() { ps.Close() })()
 	for asked := false; ; {
-		msg, err := receive(ps, noRedial, silentFor)
+		msg, err := resp.Receive(ps, noRedial, silentFor)
 		switch m := msg.(type) {
 		case *redis.Subscription:
 			t.look.news() // perhaps there was one before

@@ -17,24 +17,28 @@ import (
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Store is one Redis: a server, the master that sentinels name, or a cluster.
 // It may be used by many goroutines at once.
 type Store struct {
+	*pubsub.Subscriber // its channels
+
 	rdb      redis.UniversalClient // of all of it, whatever its topology
 	name     string                // in errors that are no server's
 	servers  topology              // who is sent what
 	replicas int                   // that must confirm
 	secrets  []string              // never appear in an error
-	calls    *calls                // nil for a client that was handed in
+	calls    *resp.Calls           // nil for a client that was handed in
 	unnamed  atomic.Bool           // connections do not learn which of calls they serve
 	close    func() error          // nil for a client that was handed in
 	once     sync.Once
 	ran      sync.Map // scripts that some server knows: *Script → nil
 	wires    wires
 	always   bool // who is alone uses a wire, too, which is kept; for tests
-	subs     subscriber
 }
 
 // topology knows who is to be sent what.
@@ -59,7 +63,7 @@ type server struct {
 
 	callers atomic.Int32                    // who wait for a reply
 	lanes   lanes                           // of holds that replicas must confirm
-	wire    atomic.Pointer[wire]            // nil if there is none
+	wire    atomic.Pointer[resp.Wire]       // nil if there is none
 	making  atomic.Pointer[context.Context] // ends when one is made, or not; nil if nobody makes one
 }
 
@@ -81,7 +85,22 @@ func New(rdb redis.UniversalClient) *Store {
 		s.name += " " + c.Options().Addr
 	}
 	s.servers = single{&server{rdb: rdb, name: s.name}}
+	s.subscribe()
 	return s
+}
+
+// subscribe makes the Subscriber of a Store that has its client.
+func (s *Store) subscribe() {
+	s.Subscriber = pubsub.New(pubsub.Config{Client: s.rdb, Begin: s.begin, Reload: s.reload, Wrap: s.fail})
+}
+
+// reload has the cluster asked again, soon, who has which slot.
+func (s *Store) reload(ctx context.Context) {
+	if c, ok := s.servers.(*cluster); ok {
+		c.look.trouble() // and the client hears of what that finds
+		return
+	}
+	s.rdb.(*redis.ClusterClient).ReloadState(ctx)
 }
 
 // Name is what the errors of the Store begin with.
@@ -89,7 +108,7 @@ func (s *Store) Name() string { return s.name }
 
 // Close ends all listening, and closes what Open opened.
 func (s *Store) Close() error {
-	s.subs.close()
+	s.Subscriber.Close()
 	var err error
 	if s.close != nil {
 		s.once.Do(func() {
@@ -150,7 +169,7 @@ func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args
 			return s.hold(ctx, at, args)
 		}
 		if others || s.always {
-			if v, err := s.share(ctx, at, args); err != errUnsent {
+			if v, err := s.share(ctx, at, args); err != resp.ErrUnsent {
 				return v, nil, err
 			}
 		}
@@ -162,7 +181,7 @@ func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args
 func (s *Store) sendAlone(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
 	within, end := s.begin(ctx)
 	defer end()
-	cmd := newOnce(within, args)
+	cmd := resp.NewCommand(within, args)
 	short = s.send(within, at, asking, kept, cmd)
 	v, err = cmd.Result()
 	return v, short, err
@@ -171,25 +190,25 @@ func (s *Store) sendAlone(ctx context.Context, at *server, asking, kept bool, ar
 // send sends commands to a server, in one piece, and waits for its replicas if
 // what the commands do is to be kept by them. The outcomes are in the commands,
 // and in the error what the replicas failed to do.
-func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ...*once) error {
+func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ...*resp.Command) error {
 	kept = kept && s.replicas > 0
 	if len(cmds) == 1 && !asking && !kept {
-		process(ctx, at.rdb, cmds[0])
+		resp.Process(ctx, at.rdb, cmds[0])
 		return nil
 	}
 	pipe := at.rdb.Pipeline()
 	for _, cmd := range cmds {
 		if asking {
-			_ = pipe.Process(ctx, newOnce(ctx, []any{"asking"}))
+			_ = pipe.Process(ctx, resp.NewCommand(ctx, []any{"asking"}))
 		}
 		_ = pipe.Process(ctx, cmd)
 	}
-	var wait *once
+	var wait *resp.Command
 	if kept {
-		wait = newOnce(ctx, []any{"wait", s.replicas, patience(ctx)})
+		wait = resp.NewCommand(ctx, []any{"wait", s.replicas, patience(ctx)})
 		_ = pipe.Process(ctx, wait)
 	}
-	err := survive(func() error {
+	err := resp.Survive(func() error {
 		_, err := pipe.Exec(ctx)
 		return err
 	})
@@ -204,16 +223,8 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 	return s.confirmed(wait)
 }
 
-// process sends one command. Its error is the command's.
-func process(ctx context.Context, rdb redis.UniversalClient, cmd *once) {
-	err := survive(func() error { return rdb.Process(ctx, cmd) })
-	if err != nil && cmd.Err() == nil {
-		cmd.SetErr(err)
-	}
-}
-
 // result is the outcome of a command that has ended.
-func (s *Store) result(at *server, cmd *once, short error) (any, error) {
+func (s *Store) result(at *server, cmd *resp.Command, short error) (any, error) {
 	v, err := cmd.Result()
 	return s.outcome(at, v, err, short)
 }
@@ -229,10 +240,10 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 	}
 	if err != nil {
 		s.servers.failed(at, err)
-		if isReply(err) && strings.Contains(err.Error(), "READONLY") { // a script's error has it inside
+		if resp.IsReply(err) && strings.Contains(err.Error(), "READONLY") { // a script's error has it inside
 			// The address leads to another master now, or soon will. Its
 			// messages do not arrive on the connection to the old one.
-			s.subs.demoted(at.rdb)
+			s.Demoted(at.rdb)
 		}
 		if _, ok := redis.IsMovedError(err); ok && s.servers == (single{at}) {
 			err = fmt.Errorf("%w (this is one server of a cluster: redis-cluster://host:port)", err)
@@ -281,32 +292,5 @@ func tells(err error, secret string) bool {
 
 // Unexpected is the error of a reply that no version of Redis gives.
 func (s *Store) Unexpected(reply any) error {
-	return s.fail(unexpected(reply, s.secrets))
+	return s.fail(resp.Unexpected(reply, s.secrets...))
 }
-
-// unexpected is such an error: of a reply that may be long, the beginning, and
-// of a secret, which may be in there, no part.
-func unexpected(reply any, secrets []string) error {
-	text := fmt.Sprintf("%v", reply)
-	for _, secret := range secrets {
-		text = strings.ReplaceAll(text, secret, "***")
-	}
-	if len(text) > 100 {
-		text = text[:100] + "…"
-	}
-	return fmt.Errorf("unexpected reply %s", strings.ToValidUTF8(text, "\uFFFD"))
-}
-
-// once is a command that go-redis does not repeat, whatever the settings of
-// the client: not after a time-out, not in a pipeline, not on a cluster.
-type once struct{ *redis.Cmd }
-
-func newOnce(ctx context.Context, args []any) *once {
-	return &once{redis.NewCmd(ctx, args...)}
-}
-
-// NoRetry is asked by go-redis.
-func (*once) NoRetry() bool { return true }
-
-// Clone keeps NoRetry.
-func (c *once) Clone() redis.Cmder { return &once{c.Cmd.Clone().(*redis.Cmd)} }

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -33,7 +34,7 @@ func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *fa
 			return redis.NewClusterClient(&redis.ClusterOptions{
 				MaxRedirects: 5, MinRetryBackoff: -1, ReadTimeout: o.ReadTimeout, ContextTimeoutEnabled: true, MaxRetries: 5,
 				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-					return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
+					return []redis.ClusterSlot{{Start: 0, End: slot.Count - 1, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
 				},
 			})
 		},
@@ -199,8 +200,8 @@ func TestRunEachOnAClusterWaitsForNobodyElse(t *testing.T) {
 		ReadTimeout: time.Minute,
 		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
 			return []redis.ClusterSlot{
-				{Start: 0, End: slots/2 - 1, Nodes: []redis.ClusterNode{{Addr: good.Addr}}},
-				{Start: slots / 2, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: bad.Addr}}},
+				{Start: 0, End: slot.Count/2 - 1, Nodes: []redis.ClusterNode{{Addr: good.Addr}}},
+				{Start: slot.Count / 2, End: slot.Count - 1, Nodes: []redis.ClusterNode{{Addr: bad.Addr}}},
 			}, nil
 		},
 	})
@@ -210,7 +211,7 @@ func TestRunEachOnAClusterWaitsForNobodyElse(t *testing.T) {
 	for i := range 20 {
 		key := fmt.Sprint("k", i)
 		calls = append(calls, Call{[]string{key}, []any{1}})
-		if Slot(key) < slots/2 {
+		if slot.Of(key) < slot.Count/2 {
 			want++
 		}
 	}
@@ -223,7 +224,7 @@ func TestRunEachOnAClusterWaitsForNobodyElse(t *testing.T) {
 			if ctx.Err() != nil && err != nil {
 				return // has found no connection by then
 			}
-			if v != int64(2+round) || Slot(calls[i].Keys[0]) >= slots/2 {
+			if v != int64(2+round) || slot.Of(calls[i].Keys[0]) >= slot.Count/2 {
 				t.Errorf("%s: got %v, %v", calls[i].Keys[0], v, err)
 			}
 			if got++; got == want {

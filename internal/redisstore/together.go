@@ -1,6 +1,10 @@
 package redisstore
 
-import "context"
+import (
+	"context"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+)
 
 // Reply is what one command of several came to, as Do returns it.
 type Reply struct {
@@ -23,9 +27,9 @@ func (s *Store) Together(ctx context.Context, commands ...[]any) []Reply {
 		}
 		return replies
 	}
-	cmds := make([]*once, len(commands))
+	cmds := make([]*resp.Command, len(commands))
 	for i, args := range commands {
-		cmds[i] = newOnce(within, args)
+		cmds[i] = resp.NewCommand(within, args)
 	}
 	_ = s.send(within, at, false, false, cmds...)
 	for i, cmd := range cmds {

@@ -12,6 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -186,7 +188,7 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 	wrong.OnConnect = isMaster
 	fake := newServer(wrong)
 	defer fake.rdb.Close()
-	if err := fake.rdb.Process(t.Context(), newOnce(t.Context(), []any{"get", "k"})); !errors.As(err, new(notMaster)) {
+	if err := fake.rdb.Process(t.Context(), resp.NewCommand(t.Context(), []any{"get", "k"})); !errors.As(err, new(notMaster)) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -344,7 +346,7 @@ func TestACommandLeavesAServerThatWasGivenUp(t *testing.T) {
 	open, end := context.WithCancel(t.Context())
 	old, now := &server{addr: "old"}, &server{addr: "now"}
 	c := &cluster{d: &dialer{open: open}, servers: map[string]*server{"now": now}}
-	c.slots[Slot("k")] = now
+	c.slots[slot.Of("k")] = now
 	for _, step := range []struct {
 		what   string
 		at, to *server

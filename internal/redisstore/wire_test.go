@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -14,12 +12,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // wired has the callers of a store use a wire, even one alone, which is there
 // until somebody closes it. It returns the server and the wire.
-func wired(t *testing.T, s *Store) (*server, *wire) {
+func wired(t *testing.T, s *Store) (*server, *resp.Wire) {
 	t.Helper()
 	s.always = true
 	at := s.servers.(single).server
@@ -41,14 +40,6 @@ func until(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("%s: not within %v", what, soon)
 		}
 	}
-}
-
-// unanswered is how many commands of a wire are queued, or written and not
-// taken up by its reader.
-func (w *wire) unanswered() (queued, sent int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.queue), len(w.sent)
 }
 
 // connections is how many there are to the server, and how many are idle.
@@ -178,7 +169,7 @@ func TestWhoLeavesAWireTakesNobodyAlong(t *testing.T) {
 			}
 			wg.Go(func() { answers[i], errs[i] = s.Do(ctx, "get", fmt.Sprint("key", i)) })
 		}
-		until(t, "all are sent", func() bool { _, sent := w.unanswered(); return sent == callers })
+		until(t, "all are sent", func() bool { _, sent := w.Pending(); return sent == callers })
 		cancel()
 		ended(t, "those who leave", leaving.Wait)
 		srv.Resume()
@@ -208,7 +199,7 @@ func TestSentOnceOverAWire(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if _, err := w.do(ctx, []any{"incr", "lost"}); err == nil || err == errUnsent {
+			if _, err := w.Do(ctx, []any{"incr", "lost"}); err == nil || err == resp.ErrUnsent {
 				t.Errorf("fault %d: got %v", fault, err)
 			}
 		})
@@ -231,8 +222,8 @@ func TestWhatAWireDidNotSendIsSentOtherwise(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, w := wired(t, s)
-	w.fail(errors.New("over"))
-	if v, err := w.do(t.Context(), []any{"ping"}); err != errUnsent {
+	w.GiveUp(errors.New("over"))
+	if v, err := w.Do(t.Context(), []any{"ping"}); err != resp.ErrUnsent {
 		t.Errorf("got %v, %v", v, err)
 	}
 	if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
@@ -324,7 +315,7 @@ func TestCloseEndsWires(t *testing.T) {
 				}
 			})
 		}
-		until(t, "all are sent", func() bool { _, sent := w.unanswered(); return sent == 10 })
+		until(t, "all are sent", func() bool { _, sent := w.Pending(); return sent == 10 })
 		ended(t, "Close", func() { s.Close() })
 		ended(t, "a call", wg.Wait)
 		ended(t, "a wire", s.wires.wg.Wait)
@@ -370,7 +361,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	at := s.servers.(single).server
 	at.callers.Add(1)
 	set := func() error { _, err := s.Do(t.Context(), "set", "k", "v"); return err }
-	var w *wire
+	var w *resp.Wire
 	until(t, "a wire", func() bool {
 		if err := set(); err != nil {
 			t.Fatal(err)
@@ -387,7 +378,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if v, err := w.do(t.Context(), []any{"ping"}); err != errUnsent {
+	if v, err := w.Do(t.Context(), []any{"ping"}); err != resp.ErrUnsent {
 		t.Errorf("over the wire: got %v, %v", v, err)
 	}
 	until(t, "the wire's end", func() bool { return at.wire.Load() == nil })
@@ -440,7 +431,7 @@ func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
 		if v, err := s.Do(t.Context(), args...); err == nil {
 			t.Errorf("%v: got %.20v", args[0], v)
 		}
-		if v, err := s.Do(t.Context(), "ping"); v != "PONG" || at.wire.Load() != w || w.isOver() {
+		if v, err := s.Do(t.Context(), "ping"); v != "PONG" || at.wire.Load() != w || w.Over() {
 			t.Errorf("%v: the wire has ended (%v, %v)", args[0], v, err)
 		}
 	}
@@ -454,8 +445,14 @@ func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
 // The connection of a dead wire is nobody's next one.
 func TestDeadWireIsReplaced(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
+		// The connection of this command is the one that the wire takes.
+		within, end := s.calls.Begin(t.Context())
+		resp.Process(within, s.rdb, resp.NewCommand(within, []any{"ping"}))
+		end()
+		conn := s.calls.Conn(within)
+
 		at, w := wired(t, s)
-		w.base.Close()
+		conn.Close()
 		until(t, "the wire's end", func() bool { return at.wire.Load() != w })
 		ended(t, "a goroutine", s.wires.wg.Wait)
 		if all, _ := connections(s); all != 0 {
@@ -480,108 +477,5 @@ func TestHoldsThatReplicasConfirmUseNoWire(t *testing.T) {
 	_, err = s.Hold(ctx, "set", "kept", "v")
 	if s.servers.(single).wire.Load() != nil {
 		t.Errorf("there is a wire (%v)", err)
-	}
-}
-
-// piped is a wire to a server that the test plays, and what its connection was
-// worth in the end.
-func piped(t *testing.T, kept bool) (w *wire, server net.Conn, back <-chan bool) {
-	near, far := net.Pipe()
-	ended := make(chan bool, 1)
-	w = &wire{conn: near, base: near, kept: kept, back: func(ok bool) { ended <- ok }}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.read()
-		w.end()
-	}()
-	t.Cleanup(func() {
-		far.Close()
-		<-done
-	})
-	return w, far, ended
-}
-
-// A command whose caller left before it was written is not written.
-func TestWhoLeftBeforeTheWriteIsNotSent(t *testing.T) {
-	w, server, _ := piped(t, true)
-	var wg sync.WaitGroup
-	send := func(ctx context.Context, name string, want error) {
-		wg.Go(func() {
-			if v, err := w.do(ctx, []any{name}); !errors.Is(err, want) {
-				t.Errorf("%s: got %v, %v", name, v, err)
-			}
-		})
-	}
-	send(t.Context(), "first", nil) // and as long as it is written, the others wait
-	until(t, "the first is sent", func() bool { _, sent := w.unanswered(); return sent == 1 })
-	leave, cancel := context.WithCancel(t.Context())
-	send(leave, "second", os.ErrDeadlineExceeded)
-	until(t, "the second is queued", func() bool { queued, _ := w.unanswered(); return queued == 1 })
-	send(t.Context(), "third", nil)
-	until(t, "the third is queued", func() bool { queued, _ := w.unanswered(); return queued == 2 })
-	cancel()
-	until(t, "the second has left", func() bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.queue[0].met.Load()
-	})
-	const want = "*1\r\n$5\r\nfirst\r\n*1\r\n$5\r\nthird\r\n"
-	got := make([]byte, len(want))
-	for n := 0; n < len(got); {
-		m, err := server.Read(got[n:])
-		if err != nil {
-			t.Fatal(err)
-		}
-		n += m
-	}
-	if string(got) != want {
-		t.Errorf("got %q", got)
-	}
-	fmt.Fprint(server, "+1\r\n+3\r\n")
-	ended(t, "a call", wg.Wait)
-}
-
-// What is no reply, or nobody's, ends the wire and not the program.
-func TestNonsenseEndsAWire(t *testing.T) {
-	for _, text := range []string{"HTTP/1.1 400 Bad Request\r\n", "+unasked\r\n", "$5\r\nlonger\r\n", "*-7\r\n", "\r\n", "$99999999999\r\n"} {
-		w, server, _ := piped(t, true)
-		fmt.Fprint(server, text)
-		ended(t, text, func() {
-			buf := make([]byte, 1)
-			if _, err := server.Read(buf); err == nil {
-				t.Errorf("%q: it goes on", text)
-			}
-		})
-		if _, err := w.do(t.Context(), []any{"ping"}); err != errUnsent {
-			t.Errorf("%q: got %v", text, err)
-		}
-	}
-}
-
-// A status that is no reply to what was asked ends the wire: what comes next,
-// nobody knows for whom, grants nothing.
-func TestAfterAWrongStatusNobodyIsAnswered(t *testing.T) {
-	for _, first := range []string{"evalsha", "eval", "set"} {
-		w, server, _ := piped(t, true)
-		var wg sync.WaitGroup
-		ask := func(name string) {
-			wg.Go(func() {
-				if v, err := w.do(t.Context(), []any{name}); err == nil {
-					t.Errorf("%s after %s: got %v", name, first, v)
-				}
-			})
-		}
-		ask(first) // and as long as it is written, the other waits
-		until(t, "the first is sent", func() bool { _, sent := w.unanswered(); return sent == 1 })
-		ask("set")
-		until(t, "the second is queued", func() bool { queued, _ := w.unanswered(); return queued == 1 })
-		for range 2 {
-			if _, err := server.Read(make([]byte, 100)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		fmt.Fprint(server, "+FINE\r\n+OK\r\n")
-		ended(t, "a call", wg.Wait)
 	}
 }

@@ -1,17 +1,12 @@
-package redisstore
+package resp
 
 import (
 	"context"
 	"errors"
 	"net"
-	"os"
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/v9"
-
-	"github.com/hasplock/hasp/backend"
 )
 
 // calls knows which connection each call under way uses, and breaks off what
@@ -29,7 +24,7 @@ import (
 // connection of its first call has learnt the call. If a later version of
 // go-redis or TLS alters deadlines, calls still end by them, but no longer when
 // they are cancelled. Ends then says so.
-type calls struct {
+type Calls struct {
 	// mu guards under, and who uses which connection. An interrupt happens
 	// under it too: it must not come after the connection, back in the pool,
 	// has passed to the next call.
@@ -43,7 +38,7 @@ type call struct {
 	end  time.Time     // of the context; zero if there is none
 	name time.Location // its address is the call's name
 
-	conn *conn // the last one it used; calls.mu
+	conn *Conn // the last one it used; calls.mu
 	over bool  // its context has ended; calls.mu
 }
 
@@ -63,9 +58,9 @@ func (c *call) Deadline() (time.Time, bool) {
 	return c.end.In(&c.name), true
 }
 
-// begin returns the context for a call, which ends with ctx, and what is to be
+// Begin returns the context for a call, which ends with ctx, and what is to be
 // done when the call has returned.
-func (cs *calls) begin(ctx context.Context) (*call, func()) {
+func (cs *Calls) Begin(ctx context.Context) (context.Context, func()) {
 	c := &call{Context: ctx}
 	c.end, _ = ctx.Deadline()
 	cs.mu.Lock()
@@ -86,7 +81,7 @@ func (cs *calls) begin(ctx context.Context) (*call, func()) {
 
 // interrupt ends what c waits for, now or as soon as it has a connection.
 // go-redis discards the connection, unless the reply had been read already.
-func (cs *calls) interrupt(c *call) {
+func (cs *Calls) interrupt(c *call) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	c.over = true
@@ -97,7 +92,7 @@ func (cs *calls) interrupt(c *call) {
 
 // forget parts a call that has returned from its connection, which may be in
 // use by another already.
-func (cs *calls) forget(c *call) {
+func (cs *Calls) forget(c *call) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.under, &c.name)
@@ -107,31 +102,44 @@ func (cs *calls) forget(c *call) {
 }
 
 // conn is a connection that knows which call uses it.
-type conn struct {
+type Conn struct {
 	net.Conn
-	calls  *calls
+	calls  *Calls
 	secure net.Conn // the TLS above it, if there is any
 	user   *call    // calls.mu
 }
 
-// wrap returns a connection whose reads and writes end with the calls that
+// Wrap returns a connection whose reads and writes end with the calls that
 // they are for.
-func (cs *calls) wrap(c net.Conn) *conn { return &conn{Conn: c, calls: cs} }
+func (cs *Calls) Wrap(c net.Conn) *Conn { return &Conn{Conn: c, calls: cs} }
 
-// used returns the connection that a call which has returned used last: nil if
-// it had none.
-func (cs *calls) used(c *call) *conn {
+// Conn returns the connection that the call of a context of Begin used last: nil
+// if it had none.
+func (cs *Calls) Conn(ctx context.Context) *Conn {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return c.conn
+	return ctx.(*call).conn
 }
 
-func (c *conn) SetReadDeadline(t time.Time) error  { return c.set(t, c.Conn.SetReadDeadline) }
-func (c *conn) SetWriteDeadline(t time.Time) error { return c.set(t, c.Conn.SetWriteDeadline) }
+// UnderWay returns how many calls have not ended, for tests.
+func (cs *Calls) UnderWay() int {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return len(cs.under)
+}
+
+// Secured has the connection know the TLS above it, and returns that, guarded.
+func (c *Conn) Secured(tls net.Conn) net.Conn {
+	c.secure = Guard(tls)
+	return c.secure
+}
+
+func (c *Conn) SetReadDeadline(t time.Time) error  { return c.set(t, c.Conn.SetReadDeadline) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(t, c.Conn.SetWriteDeadline) }
 
 // set sets one of the deadlines. One that is no call's, such as that which
 // TLS gives its farewell, gains no time for a call that is over.
-func (c *conn) set(t time.Time, set func(time.Time) error) error {
+func (c *Conn) set(t time.Time, set func(time.Time) error) error {
 	c.calls.mu.Lock()
 	defer c.calls.mu.Unlock()
 	if user, ok := c.calls.under[t.Location()]; ok {
@@ -146,7 +154,7 @@ func (c *conn) set(t time.Time, set func(time.Time) error) error {
 
 // SetDeadline is called where a connection is taken from the pool. If its last
 // call has not returned yet, that one has nothing to do with it any more.
-func (c *conn) SetDeadline(t time.Time) error {
+func (c *Conn) SetDeadline(t time.Time) error {
 	c.calls.mu.Lock()
 	defer c.calls.mu.Unlock()
 	c.user = nil
@@ -154,7 +162,7 @@ func (c *conn) SetDeadline(t time.Time) error {
 }
 
 // SyscallConn lets the pool see whether the server has closed a connection.
-func (c *conn) SyscallConn() (syscall.RawConn, error) {
+func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	below := c.Conn
 	if g, ok := below.(*guard); ok {
 		below = g.Conn
@@ -163,42 +171,4 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) {
 		return raw.SyscallConn()
 	}
 	return nil, errors.ErrUnsupported
-}
-
-// begin is calls.begin where the connections are ours.
-func (s *Store) begin(ctx context.Context) (context.Context, func()) {
-	if s.calls == nil {
-		return ctx, func() {}
-	}
-	return s.calls.begin(ctx)
-}
-
-// cancelled reports whether err is how a call ended that was interrupted since
-// its caller went away.
-func cancelled(ctx context.Context, err error) bool {
-	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
-}
-
-// Ends says when a call returns at the latest if the server does not answer.
-// That a hook of a client that was handed in heeds its context is taken for
-// granted; what go-redis calls without a context is not.
-func (s *Store) Ends() backend.Ends {
-	switch {
-	case s.calls != nil && s.unnamed.Load():
-		return backend.EndsByDeadline
-	case s.calls != nil:
-		return backend.EndsPromptly
-	}
-	rdb, ok := s.rdb.(*redis.Client)
-	if !ok {
-		return backend.EndsSometime
-	}
-	o := rdb.Options()
-	switch {
-	case !o.ContextTimeoutEnabled,
-		o.ReadTimeout < 0, o.WriteTimeout < 0, // -2 in the user's options: no deadline is ever set
-		o.Limiter != nil, o.CredentialsProvider != nil, o.StreamingCredentialsProvider != nil:
-		return backend.EndsSometime
-	}
-	return backend.EndsByDeadline
 }

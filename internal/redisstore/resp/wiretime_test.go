@@ -1,4 +1,4 @@
-package redisstore
+package resp
 
 import (
 	"bufio"
@@ -6,26 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/lazyctx"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // asked has somebody send a command, and tells how that ended.
-func asked(w *wire, ctx context.Context) <-chan error {
+func asked(w *Wire, ctx context.Context) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		_, err := w.do(ctx, []any{"get", "k"})
+		_, err := w.Do(ctx, []any{"get", "k"})
 		done <- err
 	}()
 	return done
@@ -61,7 +55,7 @@ func TestSilentWireIsDead(t *testing.T) {
 		if <-back {
 			t.Error("the connection counts as good")
 		}
-		if err := <-asked(w, t.Context()); err != errUnsent {
+		if err := <-asked(w, t.Context()); err != ErrUnsent {
 			t.Errorf("after it: got %v", err)
 		}
 	})
@@ -87,7 +81,7 @@ func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
 				t.Errorf("trip %v: before it is given up: got %v", trip, err)
 			}
 			time.Sleep(tick)
-			if err := <-asked(w, t.Context()); err != errUnsent {
+			if err := <-asked(w, t.Context()); err != ErrUnsent {
 				t.Errorf("trip %v: after it: got %v", trip, err)
 			}
 			if err := <-patient; !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -131,7 +125,7 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 			end, _ := ctx.Deadline()
 			wg.Go(func() {
 				defer ctx.End()
-				v, err := w.do(ctx, []any{name})
+				v, err := w.Do(ctx, []any{name})
 				if want == "" && !errors.Is(err, os.ErrDeadlineExceeded) || want != "" && v != want {
 					t.Errorf("%s: got %v, %v", name, v, err)
 				}
@@ -199,7 +193,7 @@ func TestSilentWireWaitsForThePatient(t *testing.T) {
 		defer cancel()
 		first, second := asked(w, ctx), asked(w, ctx)
 		time.Sleep(2 * silence)
-		if err := <-asked(w, ctx); err != errUnsent {
+		if err := <-asked(w, ctx); err != ErrUnsent {
 			t.Errorf("who comes late: got %v", err)
 		}
 		fmt.Fprint(server, "$1\r\nv\r\n$1\r\nv\r\n")
@@ -225,24 +219,6 @@ func TestWireThatIsIdleInTheMiddleOfSomethingIsDead(t *testing.T) {
 		}
 		if <-back {
 			t.Error("the connection counts as good")
-		}
-	})
-}
-
-// Who makes a wire, and hears nothing, is waited for once.
-func TestNobodyHesitatesTwice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s Store
-		var at server
-		made, cancel := context.WithTimeout(t.Context(), hesitation)
-		defer cancel()
-		at.making.Store(&made)
-		for _, took := range []time.Duration{hesitation, 0, 0} {
-			began := time.Now()
-			if v, err := s.share(t.Context(), &at, []any{"ping"}); err != errUnsent {
-				t.Errorf("got %v, %v", v, err)
-			}
-			between(t, "sent otherwise", began, took, took)
 		}
 	})
 }
@@ -304,7 +280,7 @@ func TestWireThatTakesNothingIsDead(t *testing.T) {
 		first := asked(w, t.Context())
 		synctest.Wait()
 		second := asked(w, t.Context())
-		if err := <-second; err != errUnsent {
+		if err := <-second; err != ErrUnsent {
 			t.Errorf("the second: got %v", err)
 		}
 		between(t, "the second", began, 2*tick, 3*tick)
@@ -334,117 +310,5 @@ func TestIdleWireEnds(t *testing.T) {
 			t.Error("the connection counts as bad")
 		}
 		between(t, "the end", began, rest, rest+2*tick)
-	})
-}
-
-// bubble runs f in virtual time, with a Store of a server behind a proxy.
-func bubble(t *testing.T, f func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy)) {
-	synctest.Test(t, func(t *testing.T) {
-		v := redistest.Virtual(t)
-		d, err := newDialer(address{}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o := options(address{}, d, "virtual:6379")
-		dial := v.Proxy.Dialer()
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			return d.calls.wrap(conn), nil
-		}
-		at := newServer(o)
-		s := &Store{calls: &d.calls, rdb: at.rdb, servers: single{at}, close: at.rdb.Close}
-		defer s.Close()
-		f(t, s, at, v.Proxy)
-	})
-}
-
-// Wires are of virtual time where everything is, and leave no goroutine.
-func TestWiresInABubble(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy) {
-		var shared sync.WaitGroup
-		for i := range 20 {
-			shared.Go(func() {
-				for n := range 20 {
-					time.Sleep(time.Millisecond)
-					if v, err := s.Run(t.Context(), counting, Call{[]string{fmt.Sprint("n", i)}, []any{1}}); v != int64(n+1) {
-						t.Errorf("got %v, %v; want %d", v, err, n+1)
-					}
-				}
-			})
-		}
-		shared.Wait()
-		w := at.wire.Load()
-		if w == nil {
-			t.Fatal("there is no wire")
-		}
-		p.Stall()
-		began := time.Now()
-		at.callers.Add(1)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		if _, err := s.Do(ctx, "get", "n0"); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("stalled: got %v", err)
-		}
-		between(t, "stalled", began, 2*time.Second, 2*time.Second)
-		p.Flow()
-		if v, err := s.Do(t.Context(), "get", "n0"); v != "20" {
-			t.Errorf("after it: got %v, %v", v, err)
-		}
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-		if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
-			t.Errorf("closed: got %v", err)
-		}
-	})
-}
-
-// A connection that goes dead without a word takes those with it whose commands
-// it has, and nobody else.
-func TestDeadConnectionTakesFewCallersAlong(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy) {
-		for i := range 2 {
-			at.callers.Add(1)
-			if _, err := s.Do(t.Context(), "get", fmt.Sprint("made", i)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w := at.wire.Load()
-		if w == nil {
-			t.Fatal("there is no wire")
-		}
-		p.Fail("dead", faultproxy.HangReply)
-
-		var wg sync.WaitGroup
-		var failed atomic.Int32
-		began := time.Now()
-		ask := func(key string) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			wg.Go(func() {
-				defer cancel()
-				asked := time.Since(began)
-				if _, err := s.Do(ctx, "get", key); err != nil {
-					failed.Add(1)
-					if asked > 3*tick {
-						t.Errorf("sent %v after the connection went dead: %v", asked, err)
-					}
-				}
-			})
-			time.Sleep(time.Millisecond)
-		}
-		ask("dead")
-		for i := range 2000 {
-			ask(fmt.Sprint("k", i))
-		}
-		wg.Wait()
-		if n := failed.Load(); n < 1 || n > int32(3*tick/time.Millisecond)+1 {
-			t.Errorf("%d calls failed", n)
-		}
-		if now := at.wire.Load(); now == nil || now == w {
-			t.Error("there is no other wire")
-		}
 	})
 }

@@ -1,13 +1,14 @@
-package redisstore
+package pubsub
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 const (
@@ -28,7 +29,7 @@ func backoff(n int) time.Duration {
 
 // node is a server with channels.
 type node struct {
-	b      *subscriber
+	b      *Subscriber
 	client redis.UniversalClient
 	wake   chan struct{} // there is something for the writer to do
 
@@ -90,8 +91,8 @@ func (n *node) session() (*link, error) {
 	ps := n.client.Subscribe(n.b.life)
 	defer ps.Close()
 	ctx, cancel := context.WithTimeout(n.b.life, connectTimeout)
-	within, end := n.b.store.begin(ctx)
-	err := survive(func() error { return ps.Ping(within) }) // which makes the connection
+	within, end := n.b.store.Begin(ctx)
+	err := resp.Survive(func() error { return ps.Ping(within) }) // which makes the connection
 	end()
 	cancel()
 	if err != nil {
@@ -177,14 +178,8 @@ func (n *node) channels() (chs []*channel) {
 
 // says has err name the node, if there are several.
 func (n *node) says(err error) error {
-	if client, ok := n.client.(*redis.Client); ok && n.client != n.b.store.rdb {
+	if client, ok := n.client.(*redis.Client); ok && n.client != n.b.store.Client {
 		return fmt.Errorf("%s: %w", client.Options().Addr, err)
 	}
 	return err
-}
-
-// isReply reports whether err is what a server said.
-func isReply(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
 }

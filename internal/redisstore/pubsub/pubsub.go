@@ -1,4 +1,6 @@
-package redisstore
+// Package pubsub subscribes to channels of a Redis, on one connection to each
+// server.
+package pubsub
 
 import (
 	"context"
@@ -11,11 +13,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// Config is what a Subscriber knows of its store.
+type Config struct {
+	Client redis.UniversalClient                                      // of all of it
+	Begin  func(context.Context) (within context.Context, end func()) // a call of the client
+	Reload func(context.Context)                                      // asks a cluster again, soon, who has which slot
+	Wrap   func(error) error                                          // has an error name the store
+}
+
 // Listener hears the messages of one channel.
 type Listener struct {
 	heard func(payload string, again bool)
 	stays bool // also if there is no subscription now
-	sub   *subscriber
+	sub   *Subscriber
 	ch    *channel // nil if the subscriber was closed before
 
 	settled chan struct{} // closed when err and up are decided
@@ -37,8 +47,8 @@ type Listener struct {
 // once more, while Close does.
 //
 // All channels of a Store share one connection to each server.
-func (s *Store) Listen(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
-	l, err := s.listen(ctx, channel, slotKey, &Listener{heard: heard})
+func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
+	l, err := b.listen(ctx, channel, slotKey, &Listener{heard: heard})
 	if err != nil {
 		l.Close()
 		return nil, err
@@ -49,12 +59,12 @@ func (s *Store) Listen(ctx context.Context, channel, slotKey string, heard func(
 // Subscribe is Listen for a caller that can work without a subscription. If it
 // returns an error, the Listener retries until it is closed, and heard("", true)
 // reports each confirmation.
-func (s *Store) Subscribe(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
-	return s.listen(ctx, channel, slotKey, &Listener{heard: heard, stays: true})
+func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
+	return b.listen(ctx, channel, slotKey, &Listener{heard: heard, stays: true})
 }
 
-func (s *Store) listen(ctx context.Context, channel, slotKey string, l *Listener) (*Listener, error) {
-	l.sub, l.settled = s.subscriber(), make(chan struct{})
+func (b *Subscriber) listen(ctx context.Context, channel, slotKey string, l *Listener) (*Listener, error) {
+	l.sub, l.settled = b, make(chan struct{})
 	err := l.sub.join(ctx, l, channel, slotKey)
 	if err == nil {
 		select {
@@ -65,7 +75,7 @@ func (s *Store) listen(ctx context.Context, channel, slotKey string, l *Listener
 		}
 	}
 	if err != nil {
-		err = s.fail(fmt.Errorf("channel %q: %w", channel, err))
+		err = b.store.Wrap(fmt.Errorf("channel %q: %w", channel, err))
 	}
 	return l, err
 }
@@ -124,11 +134,10 @@ func (l *Listener) Relisten() {
 	}
 }
 
-// subscriber keeps the subscriptions of a Store, on one connection to each
+// Subscriber keeps the subscriptions of a Store, on one connection to each
 // node.
-type subscriber struct {
-	store *Store
-	once  sync.Once
+type Subscriber struct {
+	store Config
 	life  context.Context // ends with the Store
 	end   context.CancelFunc
 	wg    sync.WaitGroup
@@ -163,29 +172,19 @@ const (
 	isRefused                // or not
 )
 
-func (s *Store) subscriber() *subscriber {
-	b := &s.subs
-	b.once.Do(func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.store = s
-		b.channels, b.nodes = map[string]*channel{}, map[redis.UniversalClient]*node{}
-		b.life, b.end = context.WithCancel(context.Background())
-		if b.closed {
-			b.end()
-		}
-	})
+// New returns a Subscriber that has no connection yet.
+func New(c Config) *Subscriber {
+	b := &Subscriber{store: c, channels: map[string]*channel{}, nodes: map[redis.UniversalClient]*node{}}
+	b.life, b.end = context.WithCancel(context.Background())
 	return b
 }
 
-// close ends all listening. What it leaves is what a client that was handed
+// Close ends all listening. What it leaves is what a client that was handed
 // in does not interrupt.
-func (b *subscriber) close() {
+func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.closed = true
-	if b.end != nil {
-		b.end()
-	}
+	b.end()
 	for _, ch := range b.channels {
 		ch.fail(redis.ErrClosed)
 	}
@@ -202,7 +201,7 @@ func (b *subscriber) close() {
 }
 
 // join adds l to the channel of that name.
-func (b *subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
+func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var err error
@@ -246,7 +245,7 @@ func (b *subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 }
 
 // place has the node of client subscribe to ch.
-func (b *subscriber) place(ch *channel, client redis.UniversalClient) {
+func (b *Subscriber) place(ch *channel, client redis.UniversalClient) {
 	n := b.nodes[client]
 	if n == nil {
 		n = &node{b: b, client: client, wake: make(chan struct{}, 1)}

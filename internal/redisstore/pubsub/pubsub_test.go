@@ -1,4 +1,4 @@
-package redisstore
+package pubsub_test
 
 import (
 	"context"
@@ -14,6 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
+
 	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -24,7 +27,7 @@ import (
 
 // listening is a Store in virtual time, and what it does to its server.
 type listening struct {
-	*Store
+	*redisstore.Store
 	t      *testing.T
 	srv    *redistest.VirtualServer
 	direct *redis.Client
@@ -51,7 +54,7 @@ func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
 				return dial(ctx, network, addr)
 			},
 		})
-		s.Store = New(rdb)
+		s.Store = redisstore.New(rdb)
 		f(t, s)
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -64,20 +67,20 @@ func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
 	})
 }
 
-// goroutines returns the stacks of those of this package, in virtual time, but
+// goroutines returns the stacks of those of a Store, in virtual time, but
 // for the caller's.
 func goroutines() string {
 	buf := make([]byte, 4<<20)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 	all = slices.DeleteFunc(all[1:], func(s string) bool {
-		return !strings.Contains(s, "synctest bubble") || !strings.Contains(s, "redisstore.(*")
+		return !strings.Contains(s, "synctest bubble") || !strings.Contains(s, "redisstore.(*") && !strings.Contains(s, "pubsub.(*")
 	})
 	return strings.Join(all, "\n\n")
 }
 
 // ear collects what a Listener hears.
 type ear struct {
-	*Listener
+	*pubsub.Listener
 	mu     sync.Mutex
 	all    []string
 	agains int
@@ -132,7 +135,7 @@ func (s *listening) listen(name string) *ear {
 
 // listenTo listens in real time, in which a connection may take several
 // attempts on a busy machine.
-func listenTo(t *testing.T, s *Store, name string) *ear {
+func listenTo(t *testing.T, s *redisstore.Store, name string) *ear {
 	t.Helper()
 	e := &ear{}
 	for end := time.Now().Add(time.Minute); ; {
@@ -244,12 +247,12 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 		other := s.listen("other")
 		for range 100 {
 			s.listen("hot").Close()
-			time.Sleep(lingering * 9 / 10)
+			time.Sleep(pubsub.Lingering * 9 / 10)
 		}
 		if got, want := s.commands(), "map[subscribe:2]"; got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
-		time.Sleep(lingering + pingEvery)
+		time.Sleep(pubsub.Lingering + pubsub.PingEvery)
 		synctest.Wait()
 		if got := s.srv.Mini.PubSubChannels("*"); !slices.Equal(got, []string{"other"}) {
 			t.Errorf("subscribed to %q", got)
@@ -261,7 +264,7 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 		s.publish("other", "x")
 		s.hears(again, "x")
 		again.Close()
-		time.Sleep(lingering + 2*pingEvery)
+		time.Sleep(pubsub.Lingering + 2*pubsub.PingEvery)
 		synctest.Wait()
 		if got := s.srv.Mini.PubSubChannels("*"); len(got) > 0 {
 			t.Errorf("subscribed to %q", got)
@@ -269,7 +272,7 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 		if s.dials.Load() != 1 {
 			t.Errorf("%d connections", s.dials.Load())
 		}
-		time.Sleep(2 * idleAfter)
+		time.Sleep(2 * pubsub.IdleAfter)
 		synctest.Wait()
 		if left := goroutines(); left != "" {
 			t.Errorf("after a while:\n%s", left)
@@ -332,7 +335,7 @@ func TestPongIsDemanded(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			synctest.Wait()
 		}
-		if d := time.Since(began); d > pingEvery+deadAfter+time.Second {
+		if d := time.Since(began); d > pubsub.PingEvery+pubsub.DeadAfter+time.Second {
 			t.Errorf("took %v", d)
 		}
 		s.hears(a, "again")
@@ -431,7 +434,7 @@ func TestListenEndsWithItsContext(t *testing.T) {
 		}
 		s.srv.Proxy.Release()
 		s.publish("b", "x")
-		time.Sleep(lingering + 2*pingEvery)
+		time.Sleep(pubsub.Lingering + 2*pubsub.PingEvery)
 		synctest.Wait()
 		if got := s.srv.Mini.PubSubChannels("*"); !slices.Equal(got, []string{"a"}) {
 			t.Errorf("subscribed to %q", got)
@@ -526,7 +529,7 @@ func TestSubscribeGoesOn(t *testing.T) {
 					t.Errorf("publishes with %q", got)
 				}
 				l.Close()
-				time.Sleep(lingering + 2*pingEvery)
+				time.Sleep(pubsub.Lingering + 2*pubsub.PingEvery)
 				synctest.Wait()
 				if got := s.srv.Mini.PubSubChannels("*"); len(got) > 0 {
 					t.Errorf("subscribed to %q", got)
@@ -582,7 +585,7 @@ func TestListenNeedsOnlySubscribe(t *testing.T) {
 		a := s.listen("a")
 		for range 10 {
 			s.listen("b").Close()
-			time.Sleep(lingering + 2*pingEvery)
+			time.Sleep(pubsub.Lingering + 2*pubsub.PingEvery)
 		}
 		b := s.listen("b")
 		s.publish("a", "x")
@@ -650,7 +653,7 @@ func TestRefusedAmongOthers(t *testing.T) {
 				s.hears(ears[50], "")
 				bad()
 				allowed.Store(true)
-				time.Sleep(2 * pingEvery)
+				time.Sleep(2 * pubsub.PingEvery)
 				s.hears(ears[50], "again")
 			}
 		})

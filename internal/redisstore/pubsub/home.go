@@ -1,4 +1,4 @@
-package redisstore
+package pubsub
 
 import (
 	"context"
@@ -7,24 +7,14 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-)
 
-// Channel is the name of a channel of hasp's own on which scripts that run on
-// key can publish. On a cluster there is one for each slot.
-func (s *Store) Channel(name, key string) string {
-	switch s.rdb.(type) {
-	case *redis.ClusterClient:
-		return ours + numbers()[Slot(LockKey(key))] + "}:" + name
-	case *redis.Ring:
-		return ours + tagOf(LockKey(key)) + "}:" + name
-	}
-	return "hasp:" + name
-}
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+)
 
 // home is the client of the server where the keys of slotKey's slot are, and
 // where scripts publish.
-func (b *subscriber) home(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
-	switch rdb := b.store.rdb.(type) {
+func (b *Subscriber) home(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
+	switch rdb := b.store.Client.(type) {
 	case *redis.ClusterClient:
 		if err := b.learn(ctx, slotKey); err != nil {
 			return nil, err
@@ -33,7 +23,7 @@ func (b *subscriber) home(ctx context.Context, slotKey string) (redis.UniversalC
 	case *redis.Ring:
 		return shard(rdb, slotKey)
 	}
-	return b.store.rdb, nil
+	return b.store.Client, nil
 }
 
 func master(ctx context.Context, rdb *redis.ClusterClient, key string) (redis.UniversalClient, error) {
@@ -56,8 +46,7 @@ func shard(rdb *redis.Ring, key string) (redis.UniversalClient, error) {
 // than PUBLISH: on a cluster of Redis 7 or later. The first call asks the server
 // that has slotKey, which the caller needs anyway; if that fails, the answer is
 // no, which costs a message.
-func (s *Store) Sharded(ctx context.Context, slotKey string) bool {
-	b := s.subscriber()
+func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
 	if b.cluster() {
 		_ = b.learn(ctx, slotKey)
 	}
@@ -75,11 +64,11 @@ const (
 // slots. All who publish and listen must come to the same answer, so it is
 // the server's: a client made for clusters may be used without one. The
 // commands do nothing.
-func (b *subscriber) learn(ctx context.Context, slotKey string) error {
+func (b *Subscriber) learn(ctx context.Context, slotKey string) error {
 	if b.kind.Load() != unlearned {
 		return nil
 	}
-	client, err := master(ctx, b.store.rdb.(*redis.ClusterClient), slotKey)
+	client, err := master(ctx, b.store.Client.(*redis.ClusterClient), slotKey)
 	if err != nil {
 		return err
 	}
@@ -91,12 +80,12 @@ func (b *subscriber) learn(ctx context.Context, slotKey string) error {
 		{[]any{"spublish"}, "unknown command"},
 		{[]any{"cluster", "info"}, "cluster support disabled"},
 	} {
-		within, end := b.store.begin(ctx)
-		cmd := newOnce(within, q.args)
-		process(within, client, cmd)
+		within, end := b.store.Begin(ctx)
+		cmd := resp.NewCommand(within, q.args)
+		resp.Process(within, client, cmd)
 		end()
 		err := cmd.Err()
-		if err != nil && !isReply(err) {
+		if err != nil && !resp.IsReply(err) {
 			return err
 		}
 		if err != nil && strings.Contains(err.Error(), q.no) {
@@ -108,22 +97,13 @@ func (b *subscriber) learn(ctx context.Context, slotKey string) error {
 }
 
 // cluster reports whether channels have a slot, which moves.
-func (b *subscriber) cluster() bool {
-	_, ok := b.store.rdb.(*redis.ClusterClient)
+func (b *Subscriber) cluster() bool {
+	_, ok := b.store.Client.(*redis.ClusterClient)
 	return ok
 }
 
-// reload has the cluster asked again, soon, who has which slot.
-func (b *subscriber) reload() {
-	if c, ok := b.store.servers.(*cluster); ok {
-		c.look.trouble() // and the client hears of what that finds
-		return
-	}
-	b.store.rdb.(*redis.ClusterClient).ReloadState(b.life)
-}
-
 // move looks for the node of chs, which are not at n any more. mu is held.
-func (b *subscriber) move(n *node, chs []*channel) {
+func (b *Subscriber) move(n *node, chs []*channel) {
 	chs = slices.DeleteFunc(slices.Clone(chs), func(ch *channel) bool { return ch.node != n })
 	if b.closed || len(chs) == 0 {
 		return
@@ -138,9 +118,9 @@ func (b *subscriber) move(n *node, chs []*channel) {
 }
 
 // look places chs as soon as the cluster says where they are.
-func (b *subscriber) look(chs []*channel, wait time.Duration) {
+func (b *Subscriber) look(chs []*channel, wait time.Duration) {
 	for try := 0; len(chs) > 0; try++ {
-		b.reload()
+		b.store.Reload(b.life)
 		select {
 		case <-time.After(wait + backoff(try)):
 		case <-b.life.Done():
@@ -158,7 +138,7 @@ func (b *subscriber) look(chs []*channel, wait time.Duration) {
 
 // settleDown looks for the node of ch once, and reports whether that is done
 // with.
-func (b *subscriber) settleDown(ch *channel) bool {
+func (b *Subscriber) settleDown(ch *channel) bool {
 	ctx, cancel := context.WithTimeout(b.life, connectTimeout)
 	defer cancel()
 	client, err := b.home(ctx, ch.slotKey)
@@ -185,10 +165,10 @@ func (b *subscriber) settleDown(ch *channel) bool {
 // a node was lost: its nodes hear of it one after another.
 const doubtFor = 5 * time.Second
 
-// demoted drops the connection to a server that has become a replica, now or
+// Demoted drops the connection to a server that has become a replica, now or
 // when it is a second old: the replies to other commands in flight say the
 // same. On a cluster rehome follows the slots.
-func (b *subscriber) demoted(client redis.UniversalClient) {
+func (b *Subscriber) Demoted(client redis.UniversalClient) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n := b.nodes[client]; n != nil && n.link != nil {
@@ -200,7 +180,7 @@ func (b *subscriber) demoted(client redis.UniversalClient) {
 // rehome places the channels of n that the cluster says are elsewhere, and
 // returns them. A node that has become a replica may have accepted them, and
 // hears what is published, but those who publish count it out.
-func (b *subscriber) rehome(n *node) (gone []*channel) {
+func (b *Subscriber) rehome(n *node) (gone []*channel) {
 	if !b.cluster() {
 		return nil
 	}
@@ -208,7 +188,7 @@ func (b *subscriber) rehome(n *node) (gone []*channel) {
 	chs, doubt := n.channels(), time.Since(b.lost) < doubtFor
 	b.mu.Unlock()
 	if doubt {
-		b.reload()
+		b.store.Reload(b.life)
 	}
 	ctx, cancel := context.WithTimeout(b.life, connectTimeout)
 	defer cancel()

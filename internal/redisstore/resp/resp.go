@@ -1,4 +1,7 @@
-package redisstore
+// Package resp is what hasp adds to a connection of go-redis: calls that end when
+// they are cancelled, a guard on what a server says, and wires, which many
+// callers share.
+package resp
 
 import (
 	"bufio"

@@ -1,4 +1,4 @@
-package redisstore
+package pubsub_test
 
 import (
 	"context"
@@ -12,6 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -48,7 +51,7 @@ func undisturbed(t *testing.T, rdb *redis.Client, f func() (wrong string)) {
 		}()
 		wrong := f()
 		close(over)
-		if d := <-gap; wrong != "" && d < writeTimeout/2 {
+		if d := <-gap; wrong != "" && d < pubsub.WriteTimeout/2 {
 			t.Fatal(wrong)
 		}
 		if wrong == "" {
@@ -79,44 +82,44 @@ func hearsSoon(t *testing.T, rdb redis.UniversalClient, e *ear, name string) {
 func TestListenByAnyClient(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
-	with := func(set func(o *redis.Options)) func(t *testing.T) *Store {
-		return func(t *testing.T) *Store {
+	with := func(set func(o *redis.Options)) func(t *testing.T) *redisstore.Store {
+		return func(t *testing.T) *redisstore.Store {
 			o := srv.ClientOptions()
 			set(o)
 			rdb := redis.NewClient(o)
 			t.Cleanup(func() { rdb.Close() })
-			return New(rdb)
+			return redisstore.New(rdb)
 		}
 	}
-	for name, make := range map[string]func(t *testing.T) *Store{
+	for name, make := range map[string]func(t *testing.T) *redisstore.Store{
 		"default": with(func(*redis.Options) {}),
 		"RESP2":   with(func(o *redis.Options) { o.Protocol = 2 }),
 		"none":    with(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = -2, -2 }),
-		"autopipeline": func(t *testing.T) *Store {
+		"autopipeline": func(t *testing.T) *redisstore.Store {
 			rdb, err := srv.Client().AutoPipeline()
 			if err != nil {
 				t.Fatal(err)
 			}
-			return New(rdb)
+			return redisstore.New(rdb)
 		},
-		"hooks": func(t *testing.T) *Store {
+		"hooks": func(t *testing.T) *redisstore.Store {
 			rdb := srv.Client()
 			rdb.AddHook(hook{})
-			return New(rdb)
+			return redisstore.New(rdb)
 		},
-		"ring": func(t *testing.T) *Store {
+		"ring": func(t *testing.T) *redisstore.Store {
 			rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": srv.Addr}})
 			t.Cleanup(func() { rdb.Close() })
-			return New(rdb)
+			return redisstore.New(rdb)
 		},
-		"cluster without one": func(t *testing.T) *Store {
+		"cluster without one": func(t *testing.T) *redisstore.Store {
 			rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-				return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
+				return []redis.ClusterSlot{{Start: 0, End: slot.Count - 1, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
 			}})
 			t.Cleanup(func() { rdb.Close() })
-			return New(rdb)
+			return redisstore.New(rdb)
 		},
-		"URL": func(t *testing.T) *Store {
+		"URL": func(t *testing.T) *redisstore.Store {
 			s, err := open(t, srv.URL(), nil)
 			if err != nil {
 				t.Fatal(err)
@@ -154,7 +157,7 @@ func TestListenByAnyClient(t *testing.T) {
 }
 
 func TestListenByURL(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
+	stores(t, func(t *testing.T, s *redisstore.Store, srv *redistest.Server) {
 		e := listenTo(t, s, "ch")
 		hearsSoon(t, srv.Client(), e, "ch")
 		for _, end := range endings {
@@ -172,13 +175,13 @@ func TestListenByURL(t *testing.T) {
 		srv.Pause()
 		defer srv.Resume()
 		ended(t, "Close", func() { s.Close() })
-		ended(t, "all goroutines", s.subs.wg.Wait)
+		ended(t, "all goroutines", s.Subscriber.Wait)
 	})
 }
 
 // The first Listen makes the connection, and ends though the server hangs.
 func TestFirstListenEndsWithItsContext(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
+	stores(t, func(t *testing.T, s *redisstore.Store, srv *redistest.Server) {
 		srv.Pause()
 		defer srv.Resume()
 		for _, end := range endings {
@@ -191,7 +194,7 @@ func TestFirstListenEndsWithItsContext(t *testing.T) {
 			})
 		}
 		ended(t, "Close", func() { s.Close() })
-		ended(t, "all goroutines", s.subs.wg.Wait)
+		ended(t, "all goroutines", s.Subscriber.Wait)
 	})
 }
 
@@ -289,7 +292,7 @@ func TestRefusedChannel(t *testing.T) {
 		o.Username, o.Password, o.Protocol = "app", "secret", protocol
 		app := redis.NewClient(o)
 		defer app.Close()
-		s := New(app)
+		s := redisstore.New(app)
 		ears := make([]*ear, 20)
 		undisturbed(t, rdb, func() string {
 			var wg sync.WaitGroup
@@ -380,7 +383,7 @@ func TestSilentConnectionIsReplaced(t *testing.T) {
 	o.Addr = p.Addr()
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
-	s := New(rdb)
+	s := redisstore.New(rdb)
 	defer s.Close()
 	e := listenTo(t, s, "ch")
 	p.Fail("ping", faultproxy.HangReply)
@@ -419,7 +422,7 @@ func BenchmarkHeard(b *testing.B) {
 		run(b, heard)
 	})
 	b.Run("listen", func(b *testing.B) {
-		s, err := Open(b.Context(), srv.URL(), nil)
+		s, err := redisstore.Open(b.Context(), srv.URL(), nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -1,36 +1,15 @@
-package redisstore
+package pubsub_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
-
-// Names that scripts on a key can publish on are one for each slot of a
-// cluster.
-func TestChannel(t *testing.T) {
-	one := New(redis.NewClient(&redis.Options{}))
-	if got, want := one.Channel("grant:me", "k{1}"), "hasp:grant:me"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	cluster := New(redis.NewClusterClient(&redis.ClusterOptions{}))
-	ring := New(redis.NewRing(&redis.RingOptions{}))
-	for _, key := range []string{"k", "{k}a", "a{}b", "a{b", "{}}", "hasp:{1}:x", "}", ""} {
-		for _, s := range []*Store{cluster, ring} {
-			if got := s.Channel("grant:me", key); Slot(got) != Slot(LockKey(key)) || !strings.HasSuffix(got, "}:grant:me") {
-				t.Errorf("key %q: %q is in slot %d, not %d", key, got, Slot(got), Slot(LockKey(key)))
-			}
-		}
-	}
-	if a, b := cluster.Channel("n", "{x}a"), cluster.Channel("n", "{x}b"); a != b {
-		t.Errorf("%q and %q for one slot", a, b)
-	}
-}
 
 // Listeners end up on the new master, also when the old one stays there.
 func TestListenersFollowTheMaster(t *testing.T) {
@@ -46,7 +25,7 @@ func TestListenersFollowTheMaster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handedIn := New(failover)
+	handedIn := redisstore.New(failover)
 	defer handedIn.Close()
 	both := []*ear{listenTo(t, byURL, "ch"), listenTo(t, handedIn, "ch")}
 	there := func() {
@@ -84,7 +63,7 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	both := []*Store{byURL, New(cluster)}
+	both := []*redisstore.Store{byURL, redisstore.New(cluster)}
 	nodes := map[string]*redis.Client{}
 	for _, s := range set.Servers {
 		nodes[s.Addr] = s.Client()
@@ -169,35 +148,5 @@ func TestShardedWhileAnotherServerHangs(t *testing.T) {
 	defer hangs.Resume()
 	if !s.Sharded(t.Context(), key) {
 		t.Error("not sharded")
-	}
-}
-
-// One command is for channels of one slot, and not for all of them at once.
-func TestBundle(t *testing.T) {
-	c := &link{node: &node{b: &subscriber{}}}
-	chs := []*channel{{name: "{a}1"}, {name: "b"}, {name: "{a}2"}, {name: "c", alone: true}}
-	for kind, want := range map[int32]string{kindPlain: "[1 3]", kindSharded: "[1 1 2]"} {
-		c.node.b.kind.Store(kind)
-		var sizes []int
-		for _, cmd := range c.bundle("subscribe", chs) {
-			sizes = append(sizes, len(cmd.chs))
-			for _, ch := range cmd.chs {
-				if kind == kindSharded && Slot(ch.name) != Slot(cmd.chs[0].name) {
-					t.Errorf("%s and %s in one command", ch.name, cmd.chs[0].name)
-				}
-			}
-		}
-		slices.Sort(sizes)
-		if got := fmt.Sprint(sizes); got != want {
-			t.Errorf("kind %d: got commands of %s channels, want %s", kind, got, want)
-		}
-	}
-	c.node.b.kind.Store(kindPlain)
-	many := make([]*channel, 2*perCommand+1)
-	for i := range many {
-		many[i] = &channel{name: fmt.Sprint(i)}
-	}
-	if n := len(c.bundle("subscribe", many)); n != 3 {
-		t.Errorf("%d commands", n)
 	}
 }

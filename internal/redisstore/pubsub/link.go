@@ -1,4 +1,4 @@
-package redisstore
+package pubsub
 
 import (
 	"context"
@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
 // link is one connection of a node.
@@ -68,7 +71,7 @@ var errOutOfStep = errors.New("unexpected reply on the connection of the subscri
 // read hears what arrives until the connection fails.
 func (c *link) read() error {
 	for {
-		msg, err := receive(c.ps, spentIn(deadAfter), 0)
+		msg, err := resp.Receive(c.ps, spentIn(deadAfter), 0)
 		inStep := true
 		switch m := msg.(type) {
 		case *redis.Message:
@@ -78,7 +81,7 @@ func (c *link) read() error {
 		case *redis.Subscription:
 			inStep = c.subscription(m.Kind, m.Channel)
 		default:
-			if !isReply(err) {
+			if !resp.IsReply(err) {
 				return err
 			}
 			inStep = c.failed(err)
@@ -289,11 +292,11 @@ func (c *link) bundle(name string, chs []*channel) (cmds []command) {
 			cmds = append(cmds, command{name, []*channel{ch}})
 			continue
 		}
-		slot := 0
+		of := 0
 		if c.sharded() {
-			slot = Slot(ch.name)
+			of = slot.Of(ch.name)
 		}
-		together[slot] = append(together[slot], ch)
+		together[of] = append(together[of], ch)
 	}
 	for _, chs := range together {
 		for chs := range slices.Chunk(chs, perCommand) {

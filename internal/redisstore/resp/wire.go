@@ -1,4 +1,4 @@
-package redisstore
+package resp
 
 import (
 	"context"
@@ -10,8 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
@@ -29,7 +27,7 @@ import (
 //
 // A wire that is over takes no more commands, which then go to another one, and
 // ends when nobody waits for a reply any more.
-type wire struct {
+type Wire struct {
 	conn net.Conn      // to read from and write to
 	base net.Conn      // what to close; conn itself, or what is below its TLS
 	back func(ok bool) // parts with the connection, which may be as good as before
@@ -58,6 +56,25 @@ type wire struct {
 	ended   error         // why the reader has ended; the reader's
 }
 
+// NewWire returns a wire of a connection that a call of go-redis has used. trip is
+// how long that call took. A wire that is kept ends only when it is closed. back
+// parts with the connection, which may be as good as before.
+func NewWire(c *Conn, trip time.Duration, kept bool, back func(ok bool)) *Wire {
+	w := &Wire{conn: c.Conn, base: c.Conn, kept: kept, trip: trip, back: back}
+	if c.secure != nil {
+		w.conn = c.secure
+	}
+	return w
+}
+
+// Pending returns how many commands are queued, and how many are written and not
+// taken up by the reader, for tests.
+func (w *Wire) Pending() (queued, sent int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.queue), len(w.sent)
+}
+
 // errand is one command on a wire, and where its caller and its reply meet:
 // the one that comes second knows what to do.
 type errand struct {
@@ -75,7 +92,7 @@ type outcome struct {
 }
 
 // errand returns a blank one.
-func (w *wire) errand() *errand {
+func (w *Wire) errand() *errand {
 	if e, ok := w.errands.Get().(*errand); ok {
 		return e
 	}
@@ -83,13 +100,13 @@ func (w *wire) errand() *errand {
 }
 
 // forget is called by the last who has to do with an errand.
-func (w *wire) forget(e *errand) {
+func (w *Wire) forget(e *errand) {
 	*e = errand{done: e.done}
 	w.errands.Put(e)
 }
 
 // answer ends an errand.
-func (w *wire) answer(e *errand, reply any, err error) {
+func (w *Wire) answer(e *errand, reply any, err error) {
 	if e.met.Swap(true) {
 		w.forget(e)
 		return
@@ -100,37 +117,21 @@ func (w *wire) answer(e *errand, reply any, err error) {
 // maxKept is how much room for commands an idle wire keeps.
 const maxKept = 256 << 10
 
-// maxShared is how many bytes of arguments travel with other callers' commands.
-// A server that finds an argument too long closes the connection.
-const maxShared = 64 << 10
-
-// isLarge reports whether a command must have a connection of its own.
-func isLarge(args []any) bool {
-	n := 0
-	for _, arg := range args {
-		if text, ok := arg.(string); ok {
-			n += len(text)
-		}
-	}
-	return n > maxShared
-}
-
 var (
-	errUnsent  = errors.New("not sent")
+	ErrUnsent  = errors.New("not sent")
 	errIdle    = errors.New("idle")
-	errAstray  = errors.New("leads to the wrong server")
-	errNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
+	ErrNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 )
 
-// do sends a command and returns its reply. If it was not sent, and will not
-// be, that is errUnsent.
-func (w *wire) do(ctx context.Context, args []any) (any, error) {
+// Do sends a command and returns its reply. If it was not sent, and will not
+// be, that is ErrUnsent.
+func (w *Wire) Do(ctx context.Context, args []any) (any, error) {
 	e := w.errand()
 	e.args = args
 	e.until, _ = ctx.Deadline()
 	if !w.put(e) {
 		w.forget(e)
-		return nil, errUnsent
+		return nil, ErrUnsent
 	}
 	done, quit, _ := lazyctx.Split(ctx) // the reader knows the time
 	var o outcome
@@ -143,7 +144,7 @@ func (w *wire) do(ctx context.Context, args []any) (any, error) {
 	}
 
 	if !e.met.Swap(true) {
-		return nil, errNoReply
+		return nil, ErrNoReply
 	}
 	o = <-e.done // the reply came first
 	w.forget(e)
@@ -151,7 +152,7 @@ func (w *wire) do(ctx context.Context, args []any) (any, error) {
 }
 
 // put queues an errand, if the wire is still there.
-func (w *wire) put(e *errand) bool {
+func (w *Wire) put(e *errand) bool {
 	w.mu.Lock()
 	if w.over != nil {
 		w.mu.Unlock()
@@ -176,7 +177,7 @@ func (w *wire) put(e *errand) bool {
 // write writes what is queued until nothing is. It first lets all run that can,
 // since whoever has just been answered is about to ask for more: without that,
 // each command would travel alone.
-func (w *wire) write() {
+func (w *Wire) write() {
 	defer w.writers.Done()
 	for {
 		runtime.Gosched()
@@ -196,13 +197,13 @@ func (w *wire) write() {
 
 // next takes what is queued. If that is nothing, or the wire is over, the
 // writer ends.
-func (w *wire) next() bool {
+func (w *Wire) next() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.batch, w.queue = w.queue, w.batch[:0]
 	if w.over != nil {
 		for _, e := range w.batch {
-			w.answer(e, nil, errUnsent)
+			w.answer(e, nil, ErrUnsent)
 		}
 		w.batch = nil
 	}
@@ -212,7 +213,7 @@ func (w *wire) next() bool {
 
 // encode makes one piece of the commands of those who are still there, and has
 // the reader wait for their replies.
-func (w *wire) encode() {
+func (w *Wire) encode() {
 	w.out = w.out[:0]
 	if cap(w.out) > maxKept {
 		w.out = nil
@@ -226,7 +227,7 @@ func (w *wire) encode() {
 		}
 		out, ok := appendCommand(w.out, e.args)
 		if !ok {
-			w.answer(e, nil, errUnsent)
+			w.answer(e, nil, ErrUnsent)
 			continue
 		}
 		e.sent = now
@@ -238,8 +239,8 @@ func (w *wire) encode() {
 	clear(w.batch)
 }
 
-// give declares a wire over, unless it is.
-func (w *wire) give(up error) {
+// GiveUp declares a wire over, unless it is.
+func (w *Wire) GiveUp(up error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.giveLocked(up)
@@ -247,150 +248,27 @@ func (w *wire) give(up error) {
 
 // giveLocked is give with mu held. What is not written yet is not sent here any
 // more, even if the writer hangs in a write.
-func (w *wire) giveLocked(up error) {
+func (w *Wire) giveLocked(up error) {
 	if w.over != nil {
 		return
 	}
 	w.over = up
 	for _, e := range w.queue {
-		w.answer(e, nil, errUnsent)
+		w.answer(e, nil, ErrUnsent)
 	}
 	clear(w.queue)
 	w.queue = w.queue[:0]
 }
 
-// isOver reports whether the wire takes no more commands.
-func (w *wire) isOver() bool {
+// Over reports whether the wire takes no more commands.
+func (w *Wire) Over() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.over != nil
 }
 
 // fail ends the wire: its reader finds out.
-func (w *wire) fail(err error) {
-	w.give(err)
+func (w *Wire) fail(err error) {
+	w.GiveUp(err)
 	w.base.Close()
-}
-
-// hesitation is how long after it was begun callers wait for a wire that is
-// being made. Many at once would have to queue for the connections of the pool.
-const hesitation = 20 * time.Millisecond
-
-// share sends the command of a caller that is not alone: over the wire, or, if
-// there is none, in a way that makes one. It says errUnsent to whoever is
-// better off with the pool.
-func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) {
-	// Try a second time if a wire was given up before it sent the command.
-	for range 2 {
-		w := at.wire.Load()
-		if w == nil {
-			made, cancel := context.WithTimeout(context.Background(), hesitation)
-			defer cancel()
-			if at.making.CompareAndSwap(nil, &made) {
-				if at.wire.Load() == nil {
-					defer at.making.Store(nil)
-					return s.pioneer(ctx, at, args)
-				}
-				at.making.Store(nil)
-			} else if others := at.making.Load(); others != nil {
-				select {
-				case <-(*others).Done():
-				case <-ctx.Done():
-				}
-			}
-			if w = at.wire.Load(); w == nil {
-				return nil, errUnsent
-			}
-		}
-		reply, err := w.do(ctx, args)
-		if astray(err, at.addr) {
-			w.give(errAstray)
-		}
-		if err != errUnsent || !w.isOver() {
-			return reply, err
-		}
-		at.wire.CompareAndSwap(w, nil) // so that the next caller makes another
-	}
-	return nil, errUnsent
-}
-
-// astray reports whether a server says that it is not the one that its address
-// is for any more: then only a new connection can lead to that.
-func astray(err error, addr string) bool {
-	if err == nil {
-		return false
-	}
-	to, moved := redis.IsMovedError(err)
-	return moved && to == addr || redis.HasErrorPrefix(err, "READONLY")
-}
-
-// pioneer sends a command over a connection which, if that went well, becomes
-// the wire.
-func (s *Store) pioneer(ctx context.Context, at *server, args []any) (any, error) {
-	owner := at.rdb.(*redis.Client).Conn()
-	c, end := s.calls.begin(ctx)
-	cmd := newOnce(c, args)
-	began := time.Now()
-	_ = owner.Process(c, cmd)
-	end()
-	v, err := cmd.Result()
-	if err != nil && err != redis.Nil || !s.lay(at, owner, c, time.Since(began)) {
-		owner.Close() // which gives the connection back, or up
-	}
-	return v, err
-}
-
-// lay makes a wire of the connection that c has used. took is how long c did,
-// which includes the making of the connection, if it is new.
-func (s *Store) lay(at *server, owner *redis.Conn, c *call, took time.Duration) bool {
-	conn := s.calls.used(c)
-	if conn == nil {
-		return false
-	}
-	w := &wire{conn: conn.Conn, base: conn.Conn, kept: s.always, trip: took}
-	if conn.secure != nil {
-		w.conn = conn.secure
-	}
-	w.back = func(ok bool) {
-		if !ok {
-			_ = owner.Ping(context.Background()) // which fails, by which the pool learns that it is closed
-		}
-		owner.Close()
-	}
-	if !s.wires.add() {
-		return false
-	}
-	at.wire.Store(w)
-	go func() {
-		defer s.wires.wg.Done()
-		w.read()
-		at.wire.CompareAndSwap(w, nil)
-		w.end()
-	}()
-	return true
-}
-
-// wires counts those of a Store.
-type wires struct {
-	mu   sync.Mutex // guards over
-	over bool
-	wg   sync.WaitGroup
-}
-
-// add counts one more, unless the Store is closed.
-func (ws *wires) add() bool {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	if !ws.over {
-		ws.wg.Add(1)
-	}
-	return !ws.over
-}
-
-// close returns when all wires have ended, whose connections have been closed.
-func (ws *wires) close() {
-	ws.mu.Lock()
-	ws.over = true
-	ws.mu.Unlock()
-	ws.wg.Wait()
 }

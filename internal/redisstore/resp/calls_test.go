@@ -1,4 +1,4 @@
-package redisstore
+package resp
 
 import (
 	"context"
@@ -29,57 +29,57 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 		c.SetWriteDeadline(t)
 		c.SetReadDeadline(t)
 	}
-	for name, f := range map[string]func(cs *calls, c net.Conn, a, b *call, over func()) time.Time{
-		"while it is used": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+	for name, f := range map[string]func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time{
+		"while it is used": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			cs.interrupt(a)
 			return past
 		},
-		"before it is known": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"before it is known": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			cs.interrupt(a)
 			use(c, a)
 			return past
 		},
-		"between write and read": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"between write and read": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			d, _ := a.Deadline()
 			c.SetWriteDeadline(d)
 			cs.interrupt(a)
 			c.SetReadDeadline(d)
 			return past
 		},
-		"before the farewell": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"before the farewell": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			cs.interrupt(a)
 			c.SetWriteDeadline(time.Now().Add(5 * time.Second))
 			return past
 		},
-		"in the pool, which looks after it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"in the pool, which looks after it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			cs.interrupt(a)
 			c.SetDeadline(time.Time{})
 			use(c, b)
 			return end
 		},
-		"when the next is about to take it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"when the next is about to take it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			c.SetDeadline(time.Time{})
 			cs.interrupt(a)
 			return time.Time{}
 		},
-		"when the next has taken it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"when the next has taken it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			c.SetDeadline(time.Time{})
 			cs.interrupt(a)
 			use(c, b)
 			return end
 		},
-		"when the next uses it": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"when the next uses it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			use(c, b)
 			cs.interrupt(a)
 			return end
 		},
-		"when it has returned": func(cs *calls, c net.Conn, a, b *call, over func()) time.Time {
+		"when it has returned": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			over()
 			cs.interrupt(a)
@@ -88,11 +88,11 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 			return end
 		},
 	} {
-		var cs calls
+		var cs Calls
 		d := &deadlines{}
-		a, over := cs.begin(until)
-		b, overB := cs.begin(until)
-		want := f(&cs, cs.wrap(d), a, b, over)
+		a, over := cs.Begin(until)
+		b, overB := cs.Begin(until)
+		want := f(&cs, cs.Wrap(d), a.(*call), b.(*call), over)
 		if !d.read.Equal(want) || !d.write.Equal(want) {
 			t.Errorf("%s: reads until %v, writes until %v, want %v", name, d.read, d.write, want)
 		}
@@ -103,22 +103,22 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 		}
 	}
 
-	var cs calls
+	var cs Calls
 	d := &deadlines{}
-	a, over := cs.begin(context.Background())
-	use(cs.wrap(d), a)
+	a, over := cs.Begin(context.Background())
+	use(cs.Wrap(d), a)
 	over()
 	if !d.read.IsZero() || !d.write.IsZero() {
 		t.Errorf("without an end: reads until %v, writes until %v", d.read, d.write)
 	}
-	a, over = cs.begin(ended)
+	a, over = cs.Begin(ended)
 	defer over()
 	stopped := func() bool {
 		cs.mu.Lock()
 		defer cs.mu.Unlock()
 		return d.read.Equal(past)
 	}
-	for deadline := time.Now().Add(soon); !stopped(); use(cs.wrap(d), a) {
+	for deadline := time.Now().Add(soon); !stopped(); use(cs.Wrap(d), a) {
 		if time.Now().After(deadline) {
 			t.Fatal("a context that has ended interrupts nothing")
 		}
@@ -127,15 +127,15 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 
 // BenchmarkBegin is what it costs a call to be known.
 func BenchmarkBegin(b *testing.B) {
-	var cs calls
-	c := cs.wrap(&deadlines{})
+	var cs Calls
+	c := cs.Wrap(&deadlines{})
 	until, cancel := context.WithTimeout(b.Context(), time.Hour)
 	defer cancel()
 	for name, ctx := range map[string]context.Context{"cancellable": until, "background": context.Background()} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				call, end := cs.begin(ctx)
+				call, end := cs.Begin(ctx)
 				t, _ := call.Deadline()
 				c.SetWriteDeadline(t)
 				c.SetReadDeadline(t)

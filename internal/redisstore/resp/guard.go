@@ -1,16 +1,11 @@
-package redisstore
+package resp
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
 	"strconv"
-	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // What a server may say at most. The longest reply that hasp asks for tells who
@@ -36,6 +31,9 @@ type guard struct {
 	replies replies
 	err     error
 }
+
+// Guard returns c with a guard on what it reads.
+func Guard(c net.Conn) net.Conn { return &guard{Conn: c} }
 
 func (g *guard) Read(p []byte) (int, error) {
 	if g.err != nil {
@@ -183,31 +181,4 @@ func (r *replies) within() error {
 		return fmt.Errorf("%w: more than %d bytes, %d values or %d levels", errTooMuch, maxReply, maxItems, maxDepth)
 	}
 	return nil
-}
-
-// receive is PubSub's ReceiveTimeout, which takes it for granted that what
-// comes is a message, and would end the program.
-func receive(ps *redis.PubSub, ctx context.Context, timeout time.Duration) (msg any, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			msg, err = nil, fmt.Errorf("%w: %v", errProtocol, r)
-		}
-	}()
-	return ps.ReceiveTimeout(ctx, timeout)
-}
-
-// survive is f, which has a client that was handed in talk to its server. No
-// guard is before that one, and what go-redis does not survive would end the
-// program, since much is asked by goroutines of hasp's own.
-func survive(f func() error) (err error) {
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case runtime.Error:
-			err = fmt.Errorf("the client of Redis panicked: %w", r)
-		default:
-			panic(r)
-		}
-	}()
-	return f()
 }

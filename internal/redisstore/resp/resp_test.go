@@ -1,4 +1,4 @@
-package redisstore
+package resp
 
 import (
 	"bufio"

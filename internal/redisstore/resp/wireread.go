@@ -1,4 +1,4 @@
-package redisstore
+package resp
 
 import (
 	"bufio"
@@ -28,8 +28,8 @@ const (
 	silence    = 3 * time.Second
 )
 
-// read hands the replies out until the wire ends.
-func (w *wire) read() {
+// Read hands the replies out until the wire ends.
+func (w *Wire) Read() {
 	_ = w.look() // there is still the deadline of the call before
 	in := bufio.NewReaderSize(hearer{w}, 32<<10)
 	for {
@@ -49,10 +49,10 @@ func (w *wire) read() {
 			err = errors.New("a reply that nobody asked for")
 		}
 		if err == nil && status && !mayBe(reply, w.due[w.told].args) {
-			err = unexpected(reply, nil)
+			err = Unexpected(reply)
 		}
 		if err != nil {
-			w.give(err)
+			w.GiveUp(err)
 			w.ended = err
 			return
 		}
@@ -85,7 +85,7 @@ func mayBe(status any, args []any) bool {
 }
 
 // expect reports whether somebody is to be answered.
-func (w *wire) expect() bool {
+func (w *Wire) expect() bool {
 	if w.told < len(w.due) {
 		return true
 	}
@@ -97,7 +97,7 @@ func (w *wire) expect() bool {
 
 // hearer reads from a wire. A reply may come in pieces, between which it listens
 // on.
-type hearer struct{ w *wire }
+type hearer struct{ w *Wire }
 
 func (r hearer) Read(p []byte) (int, error) {
 	for {
@@ -116,14 +116,14 @@ func (r hearer) Read(p []byte) (int, error) {
 }
 
 // listen has the reader wake at a time, at the latest. mu is held.
-func (w *wire) listen(until time.Time) {
+func (w *Wire) listen(until time.Time) {
 	w.wake = until
 	_ = w.conn.SetReadDeadline(until) // fails on a closed connection only
 }
 
 // look sends those away whose time is up, and has the reader listen on until
 // the next one's is or a tick ends. It returns why the wire ends, if it does.
-func (w *wire) look() error {
+func (w *Wire) look() error {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,7 +143,7 @@ func (w *wire) look() error {
 				gone.args, gone.until, gone.sent = e.args, e.until, e.sent
 				gone.met.Store(true)
 				some[i] = gone
-				w.answer(e, nil, errNoReply)
+				w.answer(e, nil, ErrNoReply)
 			case e.until.Before(next):
 				next = e.until
 			}
@@ -155,7 +155,7 @@ func (w *wire) look() error {
 
 // tick returns why a wire that has said nothing for a moment ends, if it does.
 // mu is held.
-func (w *wire) tick(now time.Time) error {
+func (w *Wire) tick(now time.Time) error {
 	wait := append(w.due[w.told:len(w.due):len(w.due)], w.sent...)
 	asked := len(wait) > 0 || w.midway || w.writing
 	if w.heard || asked != w.asked || w.tickEnd.IsZero() {
@@ -173,7 +173,7 @@ func (w *wire) tick(now time.Time) error {
 	case !asked && quiet >= rest:
 		w.over = errIdle
 	case asked && quiet >= max(2*tick, min(roundTrips*w.trip, impatience)):
-		w.giveLocked(errNoReply)
+		w.giveLocked(ErrNoReply)
 	}
 
 	// The wire that is over ends when nobody waits for it any more.
@@ -188,16 +188,16 @@ func (w *wire) tick(now time.Time) error {
 	return w.over
 }
 
-// end parts with the connection of a wire that is over, and tells all who
+// End parts with the connection of a wire that is over, and tells all who
 // still wait.
-func (w *wire) end() {
+func (w *Wire) End() {
 	w.mu.Lock()
 	good := !w.midway && !w.writing && w.told == len(w.due) && len(w.sent) == 0
 	w.mu.Unlock()
 
 	// The wire is over, so nothing more is written. If the reader ended it and
 	// not the connection, and all are answered, the connection is in order.
-	good = good && (w.ended == errIdle || w.ended == errNoReply)
+	good = good && (w.ended == errIdle || w.ended == ErrNoReply)
 	if !good {
 		w.base.Close()
 	}

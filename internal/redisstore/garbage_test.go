@@ -1,0 +1,113 @@
+package redisstore
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// go-redis makes room for what is announced, and hasp for what it may want.
+func TestAnnouncementsTakeNoMemory(t *testing.T) {
+	for _, said := range []string{"$2147483647\r\nabc", "*2147483647\r\n:1\r\n", "%2147483647\r\n:1\r\n", strings.Repeat("*200000\r\n", 1000),
+		"+" + strings.Repeat("x", 2<<20), strings.Repeat("*1\r\n", 1<<18), "$9223372036854775806\r\n"} {
+		addr := sayer(t, func(string) string { return said })
+		s, _, err := Prepare("redis://"+addr, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err = s.Do(t.Context(), "get", "k")
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; err == nil || took > 16<<20 {
+			t.Errorf("%.20q: %v, %d bytes", said, err, took)
+		}
+	}
+}
+
+// sayer is a server that knows how a connection begins, and to the rest
+// replies what reply says.
+func sayer(t *testing.T, reply func(command string) string) (addr string) {
+	t.Helper()
+	return redistest.Serve(t, func(c net.Conn) {
+		defer c.Close()
+		buf := make([]byte, 4096)
+		for {
+			n, err := c.Read(buf)
+			if err != nil {
+				return
+			}
+			text := reply(strings.ToLower(string(buf[:n])))
+			switch said := bytes.ToLower(buf[:n]); {
+			case bytes.Contains(said, []byte("hello")):
+				text = "%1\r\n+proto\r\n:3\r\n"
+			case bytes.Contains(said, []byte("\nclient\r")):
+				text = strings.Repeat("+OK\r\n", bytes.Count(said, []byte("\nclient\r")))
+			}
+			if _, err := io.WriteString(c, text); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// What a server says that is listened to may be no message.
+func TestListeningSurvivesGarbage(t *testing.T) {
+	for _, said := range []string{"*0\r\n", ">0\r\n", "*1\r\n:1\r\n", "*1\r\n+subscribe\r\n", "*3\r\n+subscribe\r\n+c\r\n+x\r\n", "*3\r\n+message\r\n:1\r\n:2\r\n",
+		"*3\r\n+message\r\n+c\r\n*1\r\n:1\r\n", "*1\r\n+pong\r\n", "*2\r\n+pong\r\n:1\r\n", "*2\r\n+pmessage\r\n+c\r\n", ":1\r\n", "_\r\n", "*1\r\n*1\r\n*0\r\n"} {
+		t.Run(fmt.Sprintf("%q", said), func(t *testing.T) {
+			t.Parallel()
+			var later atomic.Bool
+			addr := sayer(t, func(string) string {
+				if !later.Swap(true) { // the PING of a connection that is made
+					return "+PONG\r\n"
+				}
+				return said
+			})
+			s, _, err := Prepare("redis://"+addr, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if l, err := s.Listen(ctx, "c", "c", func(string, bool) {}); err == nil {
+				l.Close()
+				t.Error("listens")
+			}
+		})
+	}
+}
+
+// A client that was handed in may not survive a reply, but the program does.
+func TestAClientThatPanicsIsAnOutage(t *testing.T) {
+	addr := sayer(t, func(string) string { return "$9223372036854775806\r\n" })
+	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
+	defer rdb.Close()
+	s := New(rdb)
+	defer s.Close()
+	if _, err := s.Do(t.Context(), "get", "k"); err == nil || !strings.Contains(err.Error(), "panicked") {
+		t.Errorf("a command: %v", err)
+	}
+	for _, r := range s.Together(t.Context(), []any{"get", "a"}, []any{"get", "b"}) {
+		if r.Err == nil {
+			t.Errorf("a pipeline: got %v", r.Value)
+		}
+	}
+	if l, err := s.Listen(t.Context(), "c", "c", func(string, bool) {}); err == nil {
+		l.Close()
+		t.Error("a channel: listens")
+	}
+}
