@@ -204,18 +204,16 @@ func run(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	for _, m := range all[:min(*n, len(all))] {
-		for _, s := range m.pkg.stages() {
-			if err := r.measure(ctx, s); err != nil {
-				return false, err
-			}
-		}
-	}
 	passes := []bool{true, false}
 	if *tests != "" {
 		passes = passes[:1]
 	}
 	for _, quick := range passes {
+		for _, s := range q.stages(quick) {
+			if err := r.measure(ctx, s); err != nil {
+				return false, err
+			}
+		}
 		if err := q.pass(ctx, r, quick); err != nil {
 			return false, err
 		}
@@ -231,6 +229,24 @@ type queue struct {
 	mu      sync.Mutex
 	started int // how many of n are being tried or have been
 	next    int
+}
+
+// stages returns the stages that a pass needs: of each package with mutants to try
+// the first one, which has its quick tests, or all of them.
+func (q *queue) stages(quick bool) (needed []stage) {
+	q.next, q.started = 0, 0
+	for m := q.take(quick); m != nil; m = q.take(quick) {
+		stages := m.pkg.stages()
+		if quick {
+			stages = stages[:1]
+		}
+		for _, s := range stages {
+			if !slices.Contains(needed, s) {
+				needed = append(needed, s)
+			}
+		}
+	}
+	return needed
 }
 
 // pass tries mutants that were not tried by quick tests, or by all.
