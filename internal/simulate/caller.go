@@ -98,6 +98,8 @@ func (a *caller) run() {
 			a.breaks()
 		case 6:
 			a.polls()
+		case 7:
+			a.robbed()
 		default:
 			a.lock()
 		}
@@ -439,6 +441,30 @@ func (a *caller) breaks() {
 	a.w.book.broke(key, time.Now().Add(time.Hour))
 	_ = c.Break(context.Background(), key)
 	a.w.close(c)
+}
+
+// robbed is a caller whose key is removed from a majority of the servers. Its next
+// renewal is refused. The rest of its hold would block the key for a minute.
+func (a *caller) robbed() {
+	s, ok := a.w.store.(*servers)
+	if !ok || !a.c.long {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), a.upTo(2*time.Second))
+	defer cancel()
+	key, began := a.key(), time.Now()
+	l, err := a.c.Lock(ctx, key, hasp.WithTTL(longTerm))
+	if err != nil {
+		return
+	}
+	a.w.book.took(a.c.name, l, 0, began)
+
+	a.w.book.broke(key, time.Now().Add(1))
+	for _, i := range a.r.Perm(len(s.nodes))[:len(s.nodes)/2+1] {
+		s.remove(s.nodes[i], key)
+	}
+	a.nap(longTerm / 2) // the renewal comes after a third of the term
+	a.unlock(context.Background(), l)
 }
 
 // polls is a program with a Client of its own that tries for a key now and then.

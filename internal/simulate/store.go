@@ -238,6 +238,15 @@ func (s *servers) strangers(v *redistest.VirtualServer, hold bool) {
 	}
 }
 
+// remove removes a key from a server.
+func (s *servers) remove(v *redistest.VirtualServer, key string) {
+	rdb := v.Direct()
+	defer rdb.Close()
+	if err := rdb.Del(context.Background(), key).Err(); err != nil {
+		s.t.Error(err)
+	}
+}
+
 func (s *servers) left() []string {
 	var all []string
 	for i, v := range s.nodes {
