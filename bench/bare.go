@@ -10,18 +10,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// connect returns a go-redis client as it comes, but for time-outs that no
-// slow machine meets. All contestants on go-redis are given such a one.
+// connect returns a go-redis client with default options, except for timeouts
+// that a slow machine does not reach. All contestants on go-redis use it.
 func connect(url string) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
-		return nil, errors.New("want redis://user:password@host:port/db")
+		return nil, err
 	}
 	o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = time.Minute, time.Minute, time.Minute
 	return redis.NewClient(o), nil
 }
 
-// bareCaller is what anybody would write: no renewal, no deadline, no wait.
+// bareCaller sends only the commands of a lock: no renewal, no deadline, no wait.
 type bareCaller struct {
 	rdb  redis.Cmdable
 	term time.Duration
@@ -72,7 +72,7 @@ func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
 func (l *bareLock) Unlock(ctx context.Context) error {
 	n, err := compareAndDelete.Run(ctx, l.rdb, []string{l.key}, l.token).Int()
 	if err == nil && n != 1 {
-		err = fmt.Errorf("%s was not ours", l.key)
+		err = fmt.Errorf("%s was lost", l.key)
 	}
 	return err
 }

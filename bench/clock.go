@@ -6,11 +6,11 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// started is one moment, by Go's clock and by one that all processes of the
-// host share. Go's is the cheaper one to read.
+// started and shared are the same moment, by Go's clock and by the clock that
+// all processes of the host share. Go's clock costs less to read.
 var started, shared = synchronize()
 
-// synchronize reads both clocks until that takes no time.
+// synchronize reads both clocks many times and keeps the closest pair.
 func synchronize() (at time.Time, ns int64) {
 	least := time.Hour
 	for range 1000 {
@@ -23,5 +23,6 @@ func synchronize() (at time.Time, ns int64) {
 	return at, ns
 }
 
-// now is a moment in nanoseconds that all processes of the host agree on.
+// now returns the time in nanoseconds of a clock that all processes of the host
+// share.
 func now() int64 { return shared + int64(time.Since(started)) }

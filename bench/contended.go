@@ -10,61 +10,63 @@ import (
 	"time"
 )
 
-// hold is one turn at the key.
+// hold is one turn at the key, in nanoseconds of now.
 type hold struct {
 	process, caller   int
 	asked, got, freed int64
 }
 
-// contended has callers of some processes want the same key.
+// contended measures callers of several processes that contend for one key.
 func (b *bench) contended(ctx context.Context, c contestant, s contest) (figures, error) {
 	orders := make([]order, s.processes)
 	key := "bench:" + rand.Text()[:8]
 	for i := range orders {
-		n := s.waiters / s.processes
-		if i < s.waiters%s.processes {
-			n++
-		}
+		n := (s.waiters + s.processes - 1 - i) / s.processes
 		orders[i] = order{Op: "open", Contestant: c.name, Stores: b.at, Key: key, Waiters: n, Hold: s.hold}
 	}
 	if c.name == ringName {
 		placeRing(orders)
 	}
-	if _, err := b.crew.tell(orders...); err != nil {
+	if _, err := b.tell(orders...); err != nil {
 		return nil, err
 	}
-	if _, err := b.crew.tell(same(order{Op: "begin"}, s.processes)...); err != nil {
+	if _, err := b.tell(slices.Repeat([]order{{Op: "begin"}}, s.processes)...); err != nil {
 		return nil, err
 	}
 	if c.name == ringName {
+		// The first message of the ring.
 		if err := b.meter.one.Publish(ctx, orders[0].Ring[0].Own, "next").Err(); err != nil {
 			return nil, err
 		}
 	}
+
+	// The workers stop also if the window fails.
 	w := window{}
 	err := w.open(ctx, b, c, s.length)
-	reports, failed := b.crew.tell(same(order{Op: "stop"}, s.processes)...)
+	reports, failed := b.tell(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
 	if err := errors.Join(err, failed); err != nil {
 		return nil, err
 	}
-	return b.judge(c, w.look(reports), reports)
+	return b.judge(c, s, w.figures(reports), reports)
 }
 
-// judge has the run fail if hasp is at fault, and what is bare. What peers do
-// wrong is shown.
-func (b *bench) judge(c contestant, f figures, reports []report) (figures, error) {
-	first := ""
+// judge returns an error if hasp or a bare contestant is at fault. It notes the
+// faults of peers.
+func (b *bench) judge(c contestant, s contest, f figures, reports []report) (figures, error) {
+	overlaps, refused, first := f["overlaps"], 0, ""
+	delete(f, "overlaps")
 	for _, r := range reports {
-		f["refused"] += float64(r.Refused)
+		refused += r.Refused
 		first = cmp.Or(first, r.First)
 	}
-	switch {
-	case c.group == theirs:
-	case f["overlaps"] > 0:
-		return nil, fmt.Errorf("%w: %v times two callers had the key at once", errWrong, f["overlaps"])
-	case first != "":
-		return nil, fmt.Errorf("%w: %s", errWrong, first)
+	if overlaps == 0 && refused == 0 {
+		return f, nil
 	}
+	text := fmt.Sprintf("%v times two callers held the key at once, %d errors %s", overlaps, refused, first)
+	if c.group != theirs {
+		return nil, fmt.Errorf("%w: %s", errWrong, text)
+	}
+	b.results.note("%s, %v: %s: %s", contended, s, c.name, text)
 	return f, nil
 }
 
@@ -77,8 +79,7 @@ func placeRing(orders []order) {
 	}
 }
 
-// window is the part of a contest that counts: what comes before is callers
-// who arrive.
+// window is the part of a contest that counts. Before it, callers arrive.
 type window struct {
 	from, to int64
 	server   spent
@@ -98,16 +99,16 @@ func (w *window) open(ctx context.Context, b *bench, c contestant, length time.D
 	return err
 }
 
-// look is what the reports say about the window.
-func (w *window) look(reports []report) figures {
+// figures returns what the reports say about the window.
+func (w *window) figures(reports []report) figures {
 	var holds []hold
-	var shares []float64
+	var shares []float64 // by caller
 	var longest int64
 	for p, r := range reports {
 		for _, t := range r.Turns {
 			n := 0.0
 			for i, asked := range t.Asked {
-				got := w.to // if it still waits then
+				got := w.to // if the caller still waited at the end
 				if i < len(t.Got) {
 					got = t.Got[i]
 					holds = append(holds, hold{p, len(shares), asked, got, t.Freed[i]})
@@ -126,61 +127,44 @@ func (w *window) look(reports []report) figures {
 	f := w.pass(holds)
 	f["longest_wait_ms"] = float64(longest) / 1e6
 	f["share_least"], f["share_most"] = slices.Min(shares), slices.Max(shares)
-	f["share_none"] = 0
-	for _, n := range shares {
-		if n == 0 {
-			f["share_none"]++
-		}
-	}
-	f["share_ratio"] = f["share_most"] / f["share_least"]
 	return f
 }
 
-// pass goes through all turns in order.
+// pass goes through the holds in order.
 func (w *window) pass(holds []hold) figures {
 	var n, holders, changes, overlaps float64
-	var handovers, between []time.Duration
+	var between []time.Duration // hand-overs between processes
 	for i, h := range holds {
 		if h.got < w.from || h.got > w.to {
-			continue // some give the key back when the context of their Lock ends, as all do then
-		}
-		if i > 0 && h.got < holds[i-1].freed {
-			overlaps++
+			continue // at the end, some peers release the key because the context of Lock ends
 		}
 		n++
 		if i == 0 {
 			continue
 		}
 		last := holds[i-1]
+		if h.got < last.freed {
+			overlaps++
+		}
 		if last.caller != h.caller {
 			holders++
 		}
-		if last.process != h.process {
-			changes++
+		if last.process == h.process {
+			continue
 		}
-		if h.asked > last.freed || last.freed < w.from {
-			continue // nobody waited for it
-		}
-		d := time.Duration(h.got - last.freed)
-		handovers = append(handovers, d)
-		if last.process != h.process {
-			between = append(between, d)
+		changes++
+		if h.asked <= last.freed && last.freed >= w.from { // it waited for the key
+			between = append(between, time.Duration(h.got-last.freed))
 		}
 	}
-	slices.Sort(handovers)
-	slices.Sort(between)
+
 	seconds := float64(w.to-w.from) / 1e9
 	return figures{
-		"acquisitions_per_s":    n / seconds,
-		"holders_per_s":         holders / seconds,
-		"changes_per_s":         changes / seconds,
-		"handover_p50_us":       percentile(handovers, 50),
-		"handover_p99_us":       percentile(handovers, 99),
-		"between_p50_us":        percentile(between, 50),
-		"between_p99_us":        percentile(between, 99),
-		"commands_per_lock":     w.server.commands / n,
-		"scripts_per_lock":      w.server.scripts / n,
-		"server_cpu_s_per_100k": w.server.cpu / n * 1e5,
-		"overlaps":              overlaps,
+		"acquisitions_per_s": n / seconds,
+		"holders_per_s":      holders / seconds,
+		"changes_per_s":      changes / seconds,
+		"between_p50_us":     percentile(between, 50),
+		"commands_per_lock":  w.server.commands / n,
+		"overlaps":           overlaps,
 	}
 }

@@ -1,30 +1,27 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
-	"os/exec"
-	"strings"
-	"sync"
 	"time"
 
 	etcd "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/hasplock/hasp/internal/crew"
 )
 
-// etcdCaller is a session. One is enough for distinct keys; callers who want
-// the same key must have one each, since a session is who holds it.
+// etcdCaller is a session. One session is enough for distinct keys. Callers that
+// want the same key need one each, because a mutex excludes sessions.
 type etcdCaller struct {
 	c       *etcd.Client
 	s       *concurrency.Session
 	seconds int
-	own     bool // the client
+	own     bool // close closes the client as well
 }
 
 func openEtcd(_ context.Context, s stores, term time.Duration) (locker, error) {
@@ -62,69 +59,48 @@ func (e *etcdCaller) close() {
 	}
 }
 
-// etcdServer is a process of its own, so that what it costs is not counted as
-// its clients'.
-type etcdServer struct {
-	cmd      *exec.Cmd
-	mu       sync.Mutex // guards ask and answers
-	ask      interface{ Write([]byte) (int, error) }
-	answers  *bufio.Reader
-	endpoint string
+// etcdRole is the role of the process that the etcd server runs in. It has a
+// process of its own, so that its CPU time is not counted as its clients'.
+const etcdRole = "etcd"
+
+// startEtcd starts that process and returns the address that etcd serves. The
+// data is in dir.
+func startEtcd(ctx context.Context, dir string) (p *crew.Process, endpoint string, err error) {
+	if p, err = crew.Start("", etcdRole); err != nil {
+		return nil, "", err
+	}
+	defer context.AfterFunc(ctx, func() { _ = p.Kill() })()
+	if err := errors.Join(p.Send(dir), p.Receive(&endpoint)); err != nil {
+		p.End()
+		return nil, "", fmt.Errorf("etcd does not start: %w", err)
+	}
+	return p, endpoint, nil
 }
 
-func startEtcd(ctx context.Context, dir string) (*etcdServer, error) {
-	cmd, in, out, err := another("etcd")
-	if err != nil {
-		return nil, err
+// serveEtcd is that process. It receives the directory and sends its address.
+// To every later message it answers with the seconds of CPU time it has used.
+func serveEtcd(parent *crew.Pipe) error {
+	var dir, question string
+	if err := parent.Receive(&dir); err != nil {
+		return err
 	}
-	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
-	s := &etcdServer{cmd: cmd, ask: in, answers: bufio.NewReader(out)}
-	if _, err := fmt.Fprintln(in, dir); err != nil {
-		s.stop()
-		return nil, err
-	}
-	if s.endpoint, err = s.answers.ReadString('\n'); err != nil {
-		s.stop()
-		return nil, fmt.Errorf("etcd does not begin: %w", err)
-	}
-	s.endpoint = strings.TrimSpace(s.endpoint)
-	return s, nil
-}
-
-// cpu is how many seconds the server has used.
-func (s *etcdServer) cpu() (seconds float64, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, err := fmt.Fprintln(s.ask, "cpu"); err != nil {
-		return 0, err
-	}
-	_, err = fmt.Fscanln(s.answers, &seconds)
-	return seconds, err
-}
-
-func (s *etcdServer) stop() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-}
-
-// serveEtcd is that process. It ends with its standard input.
-func serveEtcd() error {
-	in := bufio.NewScanner(os.Stdin)
-	if !in.Scan() {
-		return nil
-	}
-	e, err := embedEtcd(in.Text())
-	for n := 1; err != nil && n < attempts; n++ {
-		e, err = embedEtcd(in.Text())
+	e, err := embedEtcd(dir)
+	for n := 1; err != nil && n < 5; n++ { // another program may take the port first
+		e, err = embedEtcd(dir)
 	}
 	if err != nil {
 		return err
 	}
 	defer e.Close()
 	<-e.Server.ReadyNotify()
-	fmt.Println(e.Config().ListenClientUrls[0].Host)
-	for in.Scan() {
-		fmt.Println(cpuTime().Seconds())
+
+	if err := parent.Send(e.Config().ListenClientUrls[0].Host); err != nil {
+		return err
+	}
+	for parent.Receive(&question) == nil {
+		if err := parent.Send(cpuTime().Seconds()); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// haspLocker is a Client, opened by URL as users do.
+// haspLocker is a Client that is opened by URL, as users open it.
 type haspLocker struct{ c *hasp.Client }
 
 func openHasp(strategy, params string) func(context.Context, stores, time.Duration) (locker, error) {
@@ -21,11 +21,11 @@ func openHasp(strategy, params string) func(context.Context, stores, time.Durati
 	}
 }
 
-// openRedlock joins the hosts of five URLs to one.
+// openRedlock joins the hosts of five URLs to one URL.
 func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
 	hosts := make([]string, len(s.Five))
 	for i, url := range s.Five {
-		hosts[i] = strings.TrimPrefix(url, "redis://")
+		hosts[i] = strings.TrimSuffix(strings.TrimPrefix(url, "redis://"), "/0")
 	}
 	return openURL(ctx, "redlock+redis://"+strings.Join(hosts, ","), term)
 }

@@ -1,45 +1,44 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// holders take and give back many leases at once; acquiring bounds how long
-// they may take.
+// takers is how many callers take and release leases at once, within acquiring.
 const (
-	holders   = 128
+	takers    = 128
 	acquiring = 12 * time.Second
 )
 
-// probing is how often a lone caller locks and unlocks a key beside all the
-// leases.
+// probing is the pause of the lone caller between two pairs.
 const probing = 10 * time.Millisecond
 
-var errMany = errors.New("it does not take so many leases in " + acquiring.String())
+var errMany = errors.New("it does not take that many leases in " + acquiring.String())
 
-// leases has many held at once, and looks at what keeping them costs, and at
-// what it costs others. The lone caller is measured alone before.
+// leases measures the cost of many leases, and their effect on a lone caller.
+// The lone caller is measured without leases first.
 func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, err error) {
 	at, m := b.at, b.meter
 	cut := func() {}
 	if s.unreachable {
-		var end func()
+		var lab redistest.Lab
+		defer lab.Close()
 		var links []*faultproxy.Proxy
-		if at, links, end, err = b.behindProxies(); err != nil {
+		if at, links, err = b.behindProxies(&lab); err != nil {
 			return nil, err
 		}
-		defer end()
 		last := len(links) - 1
 		m, cut = m.first(last), links[last].Stall
 	}
@@ -48,16 +47,19 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		return nil, err
 	}
 	defer l.close()
-	name := "bench:" + rand.Text()[:8]
-	if _, err := pairs(ctx, l, s.term, distinctKeys(holders), 50*time.Millisecond); err != nil { // connections, scripts
+
+	// A first run opens connections and loads scripts.
+	if _, err := pairs(ctx, l, s.term, distinctKeys(takers), 50*time.Millisecond); err != nil {
 		return nil, err
 	}
+	name := "bench:" + rand.Text()[:8]
 	probe := &prober{l, name, s.term}
 	memory, goroutines := heap(), runtime.NumGoroutine()
-	alone, err := probe.beside(ctx, m, c, s.alone)
+	without, err := probe.beside(ctx, m, c, alone)
 	if err != nil {
 		return nil, err
 	}
+
 	all, err := acquire(ctx, l, name, s)
 	defer func() {
 		if lost := release(ctx, all); f != nil {
@@ -69,30 +71,28 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 	}
 	memory, goroutines = heap()-memory, runtime.NumGoroutine()-goroutines
 	cut()
-	k, err := probe.beside(ctx, m, c, s.length)
+	with, err := probe.beside(ctx, m, c, s.length)
 	if err != nil {
 		return nil, err
 	}
+
 	n := float64(s.leases)
 	if s.leases == 0 {
-		n = math.NaN() // what is nothing for each
+		n = math.NaN() // no figure per lease
 	}
-	each := alone.server.scripts / float64(len(alone.pairs)) // a lone pair's
-	renewals := (k.server.scripts - each*float64(len(k.pairs))) / float64(m.nodes(c))
+	each := without.server.scripts / float64(len(without.pairs)) // scripts of a lone pair
+	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(m.nodes(c))
 	return figures{
-		"term_s":                 s.term.Seconds(),
-		"renewals_per_s":         max(renewals, 0) / k.seconds,
+		"renewals_per_s":         max(renewals, 0) / with.seconds,
 		"goroutines":             float64(goroutines),
-		"client_core_percent":    k.cpu / k.seconds * 100,
-		"server_core_percent":    k.server.cpu / k.seconds * 100,
-		"client_keeping_percent": (k.cpu/k.seconds - alone.cpu/alone.seconds) * 100,
-		"server_keeping_percent": (k.server.cpu/k.seconds - alone.server.cpu/alone.seconds) * 100,
+		"client_core_percent":    with.cpu / with.seconds * 100,
+		"server_core_percent":    with.server.cpu / with.seconds * 100,
+		"client_keeping_percent": (with.cpu/with.seconds - without.cpu/without.seconds) * 100,
+		"server_keeping_percent": (with.server.cpu/with.seconds - without.server.cpu/without.seconds) * 100,
 		"client_bytes_per_lease": memory / n,
-		"server_bytes_per_lease": k.before.since(alone.before).memory / n,
-		"p50_us":                 percentile(k.pairs, 50),
-		"p99_us":                 percentile(k.pairs, 99),
-		"lock_p99_us":            percentile(k.locks, 99),
-		"alone_lock_p99_us":      percentile(alone.locks, 99),
+		"p50_us":                 percentile(with.pairs, 50),
+		"p99_us":                 percentile(with.pairs, 99),
+		"lock_p99_us":            percentile(with.locks, 99),
 	}, nil
 }
 
@@ -103,16 +103,17 @@ type prober struct {
 	term time.Duration
 }
 
-// spell is what the lone caller saw, and what all cost meanwhile.
+// spell is what the lone caller measured, and what all cost meanwhile.
 type spell struct {
-	locks, pairs   []time.Duration // sorted
-	seconds, cpu   float64
-	before, server spent
+	locks, pairs []time.Duration
+	seconds, cpu float64
+	server       spent
 }
 
-// beside makes pairs for a while. One that is stuck is the last.
+// beside makes pairs for length. A pair that is stuck is the last.
 func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time.Duration) (s spell, err error) {
-	if s.before, err = m.read(ctx, c); err != nil {
+	before, err := m.read(ctx, c)
+	if err != nil {
 		return s, err
 	}
 	bound, cancel := context.WithTimeout(ctx, length+grace)
@@ -124,10 +125,8 @@ func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time
 		}
 	}
 	s.seconds, s.cpu = time.Since(began).Seconds(), (cpuTime() - cpu).Seconds()
-	slices.Sort(s.locks)
-	slices.Sort(s.pairs)
 	after, err := m.read(ctx, c)
-	s.server = after.since(s.before)
+	s.server = after.since(before)
 	return s, err
 }
 
@@ -146,8 +145,8 @@ func (p *prober) pair(ctx context.Context, s *spell) error {
 	return err
 }
 
-// acquire takes as many leases as it should, less those that a slow machine
-// has cost.
+// acquire takes the leases of the setting, except for those whose Lock failed
+// because the machine was slow.
 func acquire(ctx context.Context, l locker, name string, s crowd) (all []held, err error) {
 	all = make([]held, s.leases)
 	end := time.Now().Add(acquiring)
@@ -168,7 +167,7 @@ func acquire(ctx context.Context, l locker, name string, s crowd) (all []held, e
 	return all, err
 }
 
-// release gives them back, and counts those that were lost.
+// release unlocks them, and returns how many were lost.
 func release(ctx context.Context, all []held) int64 {
 	var lost atomic.Int64
 	_ = together(len(all), func(i int) error {
@@ -180,14 +179,15 @@ func release(ctx context.Context, all []held) int64 {
 	return lost.Load()
 }
 
-// together does something n times, so many at a time.
+// together calls do for 0 to n-1 on several goroutines. A goroutine stops at its
+// first error.
 func together(n int, do func(i int) error) error {
 	var (
 		next atomic.Int64
 		wg   sync.WaitGroup
-		errs = make([]error, holders)
+		errs = make([]error, takers)
 	)
-	for h := range holders {
+	for h := range takers {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n && errs[h] == nil; i = int(next.Add(1)) - 1 {
 				errs[h] = do(i)
@@ -195,15 +195,10 @@ func together(n int, do func(i int) error) error {
 		})
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
-// heap is what is in use once all garbage is gone, stacks included.
+// heap returns the bytes of live objects and stacks.
 func heap() float64 {
 	var m runtime.MemStats
 	runtime.GC()

@@ -1,14 +1,11 @@
-// Command bench shows hasp beside the libraries of locks that are in use, on
-// one Redis and in one run:
+// Command bench measures hasp and other lock libraries on one Redis, in one run:
 //
-//	go run . [--quick] [--redis URL] [--out DIR] [--only NAME,NAME]
+//	go run . [--quick] [--only NAME,NAME] [--out DIR]
 //	go run . --render results/results.json
-//	go run . --soak results/soak.csv
 //
-// It writes results.md, results.json and pictures. Contestants take turns
-// round by round, so that noise hits all alike. The second form puts the
-// figures of a run into the documentation. The third draws what a run of
-// torture took of the machine.
+// It writes results.md and results.json. The contestants take turns in each
+// round, so that noise affects all of them alike. The second form puts the
+// figures of a run into the documentation.
 package main
 
 import (
@@ -21,81 +18,83 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 func main() {
-	logging.Disable() // go-redis', which tells of every node that is down
-	switch os.Getenv(role) {
-	case "worker":
-		work(os.Stdin, os.Stdout)
-	case "etcd":
-		if err := serveEtcd(); err != nil {
-			fmt.Fprintln(os.Stderr, "bench: etcd:", err)
-			os.Exit(1)
+	logging.Disable() // go-redis logs each node that is down
+	switch crew.Role() {
+	case workerRole:
+		work(crew.Parent())
+		return
+	case etcdRole:
+		if err := serveEtcd(crew.Parent()); err != nil {
+			fail("etcd: ", err)
 		}
 		return
 	}
-	o := options{}
-	flag.BoolVar(&o.quick, "quick", false, "have everything happen once, within a minute")
-	flag.StringVar(&o.redis, "redis", "", "`URL` of a Redis, whose figures all others would disturb; without it one is started")
-	flag.StringVar(&o.out, "out", "results", "`directory` to write to")
-	only := flag.String("only", "", "`names` of scenarios ("+strings.Join(scenarios, ", ")+") and parts of names of contestants, by commas")
-	from := flag.String("render", "", "put the figures of `FILE`, a results.json, into README.md and docs, and measure nothing")
-	soak := flag.String("soak", "", "draw what processes took of the machine by `FILE`, which make soak writes, and measure nothing")
+
+	var o options
+	flag.BoolVar(&o.quick, "quick", false, "measure everything once, within a minute")
+	flag.StringVar(&o.out, "out", "results", "write to this `directory`")
+	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+") and parts of names of contestants")
+	from := flag.String("render", "", "measure nothing; put the figures of `FILE`, a results.json, into README.md and docs")
 	flag.Parse()
 	if flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "bench: what is", flag.Arg(0)+"?")
+		fmt.Fprintf(os.Stderr, "bench: unknown argument %q\n", flag.Arg(0))
 		os.Exit(2)
 	}
 	o.only = strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
+
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	var err error
-	switch {
-	case *from != "":
+	if *from != "" {
 		err = render(*from, "..")
-	case *soak != "":
-		err = plotSoak(*soak)
-	default:
+	} else {
 		err = measure(ctx, o)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
+		fail("", err)
 	}
 }
 
-// options are the flags.
+func fail(prefix string, err error) {
+	fmt.Fprintf(os.Stderr, "bench: %s%v\n", prefix, err)
+	os.Exit(1)
+}
+
+// options are the flags of a run that measures.
 type options struct {
-	quick      bool
-	redis, out string
-	only       []string
+	quick bool
+	out   string
+	only  []string
 }
 
-// measure does it all and writes it down.
+// measure measures what the options select and writes the results.
 func measure(ctx context.Context, o options) error {
-	p := full()
-	if o.quick {
-		p = quick()
-	}
 	names, others := split(o.only)
 	all := chosen(contestants(), others)
 	if len(all) == 0 {
 		return errors.New("--only: no contestant has such a name")
 	}
+	p := planOf(o.quick)
 	ctx, cancel := context.WithTimeoutCause(ctx, p.limit, errTime)
 	defer cancel()
-	b, err := newBench(ctx, p, all, o)
+
+	b, err := newBench(ctx, p, all)
 	defer b.close()
 	switch {
 	case err != nil && context.Cause(ctx) == errTime:
-		fmt.Fprintln(os.Stderr, "bench: nothing is measured, since the servers took too long to begin:", err)
+		fmt.Fprintln(os.Stderr, "bench: measured nothing, because the servers took too long to start:", err)
 		return nil
 	case err != nil:
 		return err
 	}
+	b.results.Quick = o.quick
 	if err := b.run(ctx, names); err != nil {
 		return err
 	}
-	return b.write(o.out)
+	return b.results.write(o.out)
 }

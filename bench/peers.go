@@ -27,11 +27,12 @@ type redislockCaller struct {
 
 type redislockLock redislock.Lock
 
-// The ways to wait. redislock has none that it takes by default.
+// The ways to wait; redislock has no default.
 func seldom() redislock.RetryStrategy { return redislock.LinearBackoff(100 * time.Millisecond) }
 func often() redislock.RetryStrategy  { return new(eager) }
 
-// eager is one caller's hasp spinlock's backoff: exponential with full jitter.
+// eager is the backoff of hasp's spinlock for one caller: exponential with full
+// jitter.
 type eager struct{ attempt int }
 
 func (e *eager) NextBackoff() time.Duration {
@@ -106,13 +107,13 @@ func (c *redsyncCaller) lock(ctx context.Context, key string) (held, error) {
 	return (*redsyncLock)(m), nil
 }
 
-var errNotUnlocked = errors.New("unlock: not ours")
+var errNotUnlocked = errors.New("unlock: the lock was lost")
 
 func (l *redsyncLock) Unlock(ctx context.Context) error {
 	ok, err := (*redsync.Mutex)(l).UnlockContext(ctx)
 	switch {
 	case ok:
-		return nil // whatever a minority says
+		return nil // errors of a minority do not matter
 	case err == nil:
 		return errNotUnlocked
 	}
@@ -159,7 +160,7 @@ func (r rueidisCaller) lock(ctx context.Context, key string) (held, error) {
 }
 
 func (l rueidisLock) Unlock(context.Context) error {
-	l() // returns when it is done, and says nothing
+	l() // returns after the release, without a result
 	return nil
 }
 

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// quorum is the least that locks on five nodes: all are asked at once, three
-// decide, and what comes late is taken back on its node.
+// quorum sends only the commands of a lock on five nodes. It asks all nodes at
+// once and returns after three answers. Unlock releases late grants.
 type quorum struct{ nodes []locker }
 
 type quorumLock struct {
-	acquired []chan held // one for each node: what it gave, or nil
+	acquired []chan held // one for each node: its grant, or nil
 }
 
 func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, error) {
@@ -65,7 +65,7 @@ func (l *quorumLock) Unlock(ctx context.Context) error {
 	return most(answers, len(l.acquired))
 }
 
-// most returns when more than half of n have succeeded, or can no longer.
+// most returns when more than half of n have succeeded, or no longer can.
 func most(answers <-chan error, n int) error {
 	var yes int
 	var no []error
@@ -84,7 +84,7 @@ func most(answers <-chan error, n int) error {
 	}
 }
 
-// bounded is for calls that outlive their caller.
+// bounded returns a context for calls that outlive their caller.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 }

@@ -1,225 +1,162 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 )
 
-// cell is one contestant in one setting of a scenario.
-type cell struct{ scenario, setting, contestant string }
+// section is a setting of a scenario.
+type section struct{ scenario, setting string }
 
-// results are the figures of all rounds.
-type results struct {
-	Began       time.Time
-	Machine     string
-	Redis       string
-	Command     string
-	Versions    map[string]string // of modules
-	contestants []contestant
-	values      map[cell]map[string][]float64
-	notes       map[cell]string // in place of figures
-	Skipped     []string        // for want of time
+// cell names the figures of one contestant in one section.
+type cell string
+
+func (s section) cell(contestant string) cell {
+	return cell(s.scenario + "; " + s.setting + "; " + contestant)
 }
 
-func newResults(all []contestant, redis, command string) *results {
+// results are the figures of all rounds. They are written as results.json.
+type results struct {
+	Began    time.Time
+	Machine  string
+	Redis    string // its version
+	Quick    bool
+	Versions map[string]string // of the contestants' modules
+	Skipped  []string          // turns that there was no time for
+	Notes    []string          // faults of peers, and turns without figures
+	Values   map[cell]map[string][]float64
+
+	contestants []contestant
+}
+
+// modules are the paths of the contestants' modules.
+var modules = []string{
+	"github.com/hasplock/hasp", "github.com/redis/go-redis/v9", "github.com/bsm/redislock", "github.com/go-redsync/redsync/v4",
+	"github.com/redis/rueidis", "go.etcd.io/etcd/client/v3",
+}
+
+func newResults(all []contestant, redis string) *results {
 	r := &results{
-		Began: time.Now(), Machine: machine(), Redis: redis, Command: command, Versions: map[string]string{}, contestants: all,
-		values: map[cell]map[string][]float64{}, notes: map[cell]string{},
+		Began:    time.Now(),
+		Machine:  fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH, count(runtime.NumCPU(), "CPU", "CPUs")),
+		Redis:    redis,
+		Versions: map[string]string{},
+		Values:   map[cell]map[string][]float64{}, contestants: all,
 	}
 	info, _ := debug.ReadBuildInfo()
 	for _, m := range info.Deps {
-		r.Versions[m.Path] = m.Version
-		if m.Replace != nil {
-			r.Versions[m.Path] = "of this repository"
+		if slices.Contains(modules, m.Path) {
+			r.Versions[m.Path] = m.Version
+			if m.Replace != nil {
+				r.Versions[m.Path] = "of this repository"
+			}
 		}
 	}
 	return r
 }
 
-func machine() string {
-	return runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH + ", " + count(runtime.NumCPU(), "CPU", "CPUs")
-}
-
-// add notes a round. What is no number is no figure.
+// add adds the figures of a turn. It leaves out what is not a finite number.
 func (r *results) add(c cell, f figures) {
-	if r.values[c] == nil {
-		r.values[c] = map[string][]float64{}
+	if r.Values[c] == nil {
+		r.Values[c] = map[string][]float64{}
 	}
 	for name, v := range f {
-		if !math.IsNaN(v) {
-			r.values[c][name] = append(r.values[c][name], v)
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			r.Values[c][name] = append(r.Values[c][name], v)
 		}
 	}
 }
 
-// figure is a metric over all rounds.
-type figure struct {
-	Median  float64
-	Min     float64
-	Max     float64
-	Samples int
+// note adds a line to the notes.
+func (r *results) note(format string, args ...any) {
+	r.Notes = append(r.Notes, strings.TrimSpace(fmt.Sprintf(format, args...)))
+	fmt.Fprintln(os.Stderr, r.Notes[len(r.Notes)-1])
 }
 
-// figure reports false if there is none.
-func (r *results) figure(c cell, metric string) (figure, bool) {
-	v := slices.Sorted(slices.Values(r.values[c][metric]))
-	if len(v) == 0 {
-		return figure{}, false
+// median returns the median of a metric over all rounds, or NaN.
+func (r *results) median(c cell, metric string) float64 {
+	v := slices.Sorted(slices.Values(r.Values[c][metric]))
+	switch n := len(v); {
+	case n == 0:
+		return math.NaN()
+	case n%2 == 0:
+		return (v[n/2] + v[n/2-1]) / 2
+	default:
+		return v[n/2]
 	}
-	middle := v[len(v)/2]
-	if len(v)%2 == 0 {
-		middle = (middle + v[len(v)/2-1]) / 2
-	}
-	return figure{middle, v[0], v[len(v)-1], len(v)}, true
 }
 
-// percentile is that of sorted durations, by nearest rank, in microseconds.
-func percentile(sorted []time.Duration, p int) float64 {
-	if len(sorted) == 0 {
+// percentile returns a percentile by nearest rank, in microseconds.
+func percentile(all []time.Duration, p int) float64 {
+	if len(all) == 0 {
 		return math.NaN()
 	}
-	return float64(sorted[(len(sorted)*p+99)/100-1].Nanoseconds()) / 1e3
+	slices.Sort(all)
+	return float64(all[(len(all)*p+99)/100-1].Nanoseconds()) / 1e3
 }
 
-// file is what results.json holds.
-type file struct {
-	Began    time.Time         `json:"began"`
-	Machine  string            `json:"machine"`
-	Redis    string            `json:"redis"`
-	Command  string            `json:"command"`
-	Quick    bool              `json:"quick"`
-	Versions map[string]string `json:"versions"`
-	Skipped  []string          `json:"skipped,omitempty"`
-	Results  []record          `json:"results"`
-}
-
-// record is a cell as it is written.
-type record struct {
-	Scenario   string             `json:"scenario"`
-	Setting    string             `json:"setting"`
-	Contestant string             `json:"contestant"`
-	Note       string             `json:"note,omitempty"`
-	Figures    map[string]written `json:"figures,omitempty"`
-}
-
-// written is a figure as it is written, with its rounds. What is infinite is
-// null.
-type written struct {
-	Median *float64   `json:"median"`
-	Min    *float64   `json:"min"`
-	Max    *float64   `json:"max"`
-	Rounds []*float64 `json:"rounds"`
-}
-
-func finite(f float64) *float64 {
-	if math.IsInf(f, 0) {
-		return nil
+// write writes results.json and results.md to a directory.
+func (r *results) write(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
 	}
-	return &f
-}
-
-// writeJSON writes all there is, in the order of the tables.
-func (r *results) writeJSON(path string, p plan) error {
-	all := file{r.Began, r.Machine, r.Redis, r.Command, p.rounds == 1, r.used(), r.Skipped, nil}
-	for _, s := range p.sections() {
-		for _, c := range r.rows(s) {
-			k := cell{s.scenario, s.setting, c}
-			x := record{Scenario: k.scenario, Setting: k.setting, Contestant: c, Note: r.notes[k], Figures: map[string]written{}}
-			for name, rounds := range r.values[k] {
-				f, _ := r.figure(k, name)
-				w := written{finite(f.Median), finite(f.Min), finite(f.Max), nil}
-				for _, v := range rounds {
-					w.Rounds = append(w.Rounds, finite(v))
-				}
-				x.Figures[name] = w
-			}
-			all.Results = append(all.Results, x)
-		}
-	}
-	text, err := json.MarshalIndent(all, "", "\t")
+	text, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o644)
+	if err := os.WriteFile(filepath.Join(dir, "results.json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	page := filepath.Join(dir, "results.md")
+	if err := os.WriteFile(page, r.page(), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "%4.0fs  see %s\n", time.Since(r.Began).Seconds(), page)
+	return nil
 }
 
-// readJSON reads what writeJSON wrote.
-func readJSON(path string) (*results, plan, error) {
+// readResults reads a results.json.
+func readResults(path string) (*results, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, plan{}, err
+		return nil, err
 	}
-	var f file
-	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, plan{}, err
-	}
-	p := full()
-	if f.Quick {
-		p = quick()
-	}
-	r := newResults(contestants(), f.Redis, f.Command)
-	r.Began, r.Machine, r.Versions, r.Skipped = f.Began, f.Machine, f.Versions, f.Skipped
-	for _, x := range f.Results {
-		k := cell{x.Scenario, x.Setting, x.Contestant}
-		if x.Note != "" {
-			r.notes[k] = x.Note
-		}
-		for name, w := range x.Figures {
-			for _, v := range w.Rounds {
-				if v == nil {
-					v = new(math.Inf(1))
-				}
-				r.add(k, figures{name: *v})
-			}
-		}
-	}
-	return r, p, nil
+	r := newResults(contestants(), "")
+	return r, json.Unmarshal(text, r)
 }
 
-// used are the versions of the contestants.
-func (r *results) used() map[string]string {
-	v := map[string]string{}
-	for _, c := range r.contestants {
-		v[c.module] = r.Versions[c.module]
+// page returns results.md.
+func (r *results) page() []byte {
+	var out bytes.Buffer
+	p := planOf(r.Quick)
+	part := func(title, text string) {
+		if strings.Count(text, "\n") > 2 { // more than the head of a table
+			fmt.Fprintf(&out, "\n## %s\n\n%s", title, text)
+		}
 	}
-	return v
-}
-
-// section is a setting of a scenario.
-type section struct{ scenario, setting string }
-
-func (p plan) sections() (all []section) {
-	for _, d := range p.distinct {
-		all = append(all, section{uncontended, d.String()})
-	}
+	fmt.Fprintf(&out, "# hasp and other libraries\n\n%s", r.run())
+	part("A free key: pairs/s (ratio to bare commands)", r.free(1))
+	part("A free key, on five nodes", r.free(5))
 	for _, c := range p.contests {
-		all = append(all, section{contended, c.String()})
+		part("One key, "+c.String(), r.crowded(section{contended, c.String()}))
 	}
-	for _, c := range p.crowds {
-		all = append(all, section{leases, c.String()})
+	part("Many leases", r.kept(p))
+	part("Five masters, "+p.degraded.String(), r.degraded(p))
+	fmt.Fprintf(&out, "\n## Where hasp is not ahead\n\n%s\n## Notes\n\n", r.behindList(p))
+	for _, path := range modules {
+		fmt.Fprintf(&out, "- %s: %s\n", path, r.Versions[path])
 	}
-	return append(all, section{masters, p.degraded.String()})
-}
-
-// rows are the contestants of which there is something to say.
-func (r *results) rows(s section) (names []string) {
-	for _, name := range append(r.names(), ringName) {
-		k := cell{s.scenario, s.setting, name}
-		if r.values[k] != nil || r.notes[k] != "" {
-			names = append(names, name)
-		}
+	for _, text := range r.Notes {
+		fmt.Fprintf(&out, "- %s\n", text)
 	}
-	return names
-}
-
-func (r *results) names() (names []string) {
-	for _, c := range r.contestants {
-		names = append(names, c.name)
-	}
-	return names
+	return out.Bytes()
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ringName is the bare hand-over: a message that goes round by a script that
-// publishes it to its receiver. No lock that is kept in Redis hands over
-// faster.
+// ringName is the contestant that only hands over: a message goes round a ring,
+// and each member publishes it to the next by a script. No lock in Redis hands
+// over faster.
 const ringName = "bare-publish"
 
-// link is one member of the ring: where it listens, and where the next does.
+// link is a member of the ring: its channel and the channel of the next member.
 type link struct{ Own, Next string }
 
 type ring struct {
@@ -49,7 +49,7 @@ func newRing(ctx context.Context, o order) (r *ring, err error) {
 	return r, nil
 }
 
-// run passes the message on until ctx ends.
+// run makes the members pass the message on until ctx ends.
 func (r *ring) run(ctx context.Context) (all report) {
 	all.Turns = make([]turns, len(r.members))
 	errs := make([]error, len(r.members))

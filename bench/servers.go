@@ -2,123 +2,52 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
-	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// servers are those that this program has started.
-type servers struct {
-	dir  string
-	ends []func()
-	etcd *etcdServer
-}
-
-// start starts what the contestants need and is not there.
-func (s *servers) start(ctx context.Context, url string, all []contestant) (at stores, err error) {
-	if s.dir, err = os.MkdirTemp("", "hasp-bench-"); err != nil {
-		return at, err
-	}
-	needs := map[int]bool{}
-	for _, c := range all {
+// start starts the servers that the contestants need, and a meter of them.
+// close ends them.
+func (b *bench) start(ctx context.Context) (err error) {
+	needs := map[int]bool{1: true}
+	for _, c := range b.all {
 		needs[c.nodes] = true
 	}
-	if at.One = url; url == "" {
-		if at.One, err = s.redis(ctx); err != nil {
-			return at, fmt.Errorf("%w; name one that runs with --redis", err)
-		}
-	}
+	var servers []*redistest.Server
+	n := 1
 	if needs[5] {
-		for range 5 {
-			url, err := s.redis(ctx)
-			if err != nil {
-				return at, fmt.Errorf("%w; leave out those that need five with --only", err)
-			}
-			at.Five = append(at.Five, url)
+		n += 5
+	}
+	if err := b.servers.Do(func() error {
+		for range n {
+			servers = append(servers, redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true}))
 		}
+		return nil
+	}); err != nil {
+		return err
 	}
-	if needs[0] {
-		if s.etcd, err = startEtcd(ctx, filepath.Join(s.dir, "etcd")); err != nil {
-			return at, err
-		}
-		s.ends = append(s.ends, s.etcd.stop)
-		at.Etcd = s.etcd.endpoint
+	b.at.One, b.five = servers[0].URL(), servers[1:]
+	for _, srv := range b.five {
+		b.at.Five = append(b.at.Five, srv.URL())
 	}
-	return at, nil
-}
+	if b.meter, err = newMeter(b.at); err != nil || !needs[0] {
+		return err
+	}
 
-// redis starts a redis-server that writes nothing to disk.
-func (s *servers) redis(ctx context.Context) (url string, err error) {
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		return "", err
-	}
-	for range attempts {
-		if url, err = s.redisOnce(ctx); err == nil || ctx.Err() != nil {
-			break
-		}
-	}
-	return url, err
-}
-
-// attempts are made to start a server, whose port another program may take
-// first.
-const attempts = 5
-
-func (s *servers) redisOnce(ctx context.Context) (url string, err error) {
-	port, err := freePort()
+	dir, err := os.MkdirTemp("", "hasp-bench-")
 	if err != nil {
-		return "", err
+		return err
 	}
-	cmd := exec.Command("redis-server", "--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--save", "", "--appendonly", "no", "--dir", s.dir)
-	endWithParent(cmd)
-	if err := cmd.Start(); err != nil {
-		return "", err
+	b.servers.Cleanup(func() { os.RemoveAll(dir) })
+	if b.meter.etcd, b.at.Etcd, err = startEtcd(ctx, dir); err == nil {
+		b.servers.Cleanup(b.meter.etcd.End)
 	}
-	ended := make(chan struct{})
-	go func() {
-		_ = cmd.Wait()
-		close(ended)
-	}()
-	s.ends = append(s.ends, func() {
-		_ = cmd.Process.Kill()
-		<-ended
-	})
-	url = fmt.Sprint("redis://127.0.0.1:", port)
-	rdb, err := connect(url)
-	if err != nil {
-		return "", err
-	}
-	defer rdb.Close()
-	for {
-		info, err := rdb.Info(ctx, "server").Result()
-		if strings.Contains(info, fmt.Sprintf("process_id:%d\r", cmd.Process.Pid)) {
-			return url, nil
-		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-ended:
-			return "", errors.New("redis-server ends at once")
-		case <-ctx.Done():
-			return "", errors.Join(errors.New("redis-server does not answer"), err)
-		}
-	}
+	return err
 }
 
-func (s *servers) stop() {
-	for _, end := range s.ends {
-		end()
-	}
-	os.RemoveAll(s.dir)
-}
-
-// freePort returns a port of the loopback interface that nobody had a moment
-// ago.
+// freePort returns a port of the loopback interface that was free just now.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -6,28 +6,30 @@ import (
 	"crypto/rand"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// figures are what one round has shown, by the names of metrics.
+// figures are the results of one turn, by the names of metrics.
 type figures map[string]float64
 
-// A caller goes round so many keys of its own.
+// keysEach is the number of keys that each caller has.
 const keysEach = 8
 
-// uncontended has callers lock and unlock keys that nobody else wants.
+// uncontended measures callers that lock and unlock keys of their own.
 func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figures, error) {
 	l, err := b.locker(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	keys := distinctKeys(d.goroutines)
-	if _, err := pairs(ctx, l, term, keys, d.length/4); err != nil { // connections, scripts
+
+	// A first run opens connections and loads scripts.
+	if _, err := pairs(ctx, l, term, keys, d.length/4); err != nil {
 		return nil, err
 	}
+
 	before, err := b.meter.read(ctx, c)
 	if err != nil {
 		return nil, err
@@ -45,22 +47,22 @@ func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figu
 	if err != nil {
 		return nil, err
 	}
-	n, server := float64(len(made.times)), after.since(before)
+
+	if made.stuck > 0 {
+		b.results.note("%s, %v: %d callers of %s still waited for a free key a second after the end", uncontended, d, made.stuck, c.name)
+	}
+	n, server := float64(made.pairs), after.since(before)
 	return figures{
-		"pairs_per_s":           n / made.took.Seconds(),
-		"p50_us":                percentile(made.times, 50),
-		"p99_us":                percentile(made.times, 99),
-		"stuck":                 float64(made.stuck),
-		"allocs_per_pair":       float64(m2.Mallocs-m1.Mallocs) / n,
-		"commands_per_pair":     server.commands / n,
-		"bytes_per_pair":        server.bytes / n,
-		"scripts_per_pair":      server.scripts / n,
-		"client_cpu_s_per_100k": cpu.Seconds() / n * 1e5,
-		"server_cpu_s_per_100k": server.cpu / n * 1e5,
+		"pairs_per_s":        n / made.took.Seconds(),
+		"allocs_per_pair":    float64(m2.Mallocs-m1.Mallocs) / n,
+		"commands_per_pair":  server.commands / n,
+		"bytes_per_pair":     server.bytes / n,
+		"client_us_per_pair": cpu.Seconds() / n * 1e6,
+		"server_us_per_pair": server.cpu / n * 1e6,
 	}, nil
 }
 
-// distinctKeys are those of so many callers.
+// distinctKeys returns the keys of each caller.
 func distinctKeys(callers int) [][]string {
 	keys := make([][]string, callers)
 	name := rand.Text()[:8]
@@ -74,16 +76,16 @@ func distinctKeys(callers int) [][]string {
 
 // made is what callers have done.
 type made struct {
-	times []time.Duration // of pairs, sorted
-	took  time.Duration   // until the last one
-	stuck int             // callers who waited for what nobody else wants
+	pairs int
+	took  time.Duration // from the start to the end of the last pair
+	stuck int           // callers that still waited for a free key at the end
 }
 
-// grace is how long a caller may need for its last pair.
+// grace is the time that a caller has for its last pair.
 const grace = time.Second
 
-// pairs has a caller for each list of keys lock and unlock until the time is
-// over.
+// pairs starts a caller for each list of keys. The callers lock and unlock
+// their keys until length has passed.
 func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, length time.Duration) (all made, err error) {
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
@@ -95,39 +97,41 @@ func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, l
 		began = time.Now()
 	)
 	for i, keys := range keys {
-		wg.Go(func() { each[i], errs[i] = caller(ctx, l, term, keys, &stop) })
+		wg.Go(func() {
+			each[i], errs[i] = caller(ctx, l, term, keys, &stop)
+			each[i].took = time.Since(began)
+		})
 	}
 	time.AfterFunc(length, func() { stop.Store(true) })
 	wg.Wait()
+
 	for _, m := range each {
-		all.times = append(all.times, m.times...)
-		all.took = max(all.took, m.took)
+		all.pairs += m.pairs
 		all.stuck += m.stuck
+		if m.stuck == 0 {
+			all.took = max(all.took, m.took)
+		}
 	}
-	all.took = max(all.took-began.Sub(started), 1)
-	slices.Sort(all.times)
+	all.took = cmp.Or(all.took, length)
 	return all, cmp.Or(errs...)
 }
 
 // caller makes at least one pair, unless it is stuck.
 func caller(ctx context.Context, l locker, term time.Duration, keys []string, stop *atomic.Bool) (m made, err error) {
 	always := context.WithoutCancel(ctx)
-	m.times = make([]time.Duration, 0, 1024)
 	for i := 0; i == 0 || !stop.Load(); i++ {
 		began := time.Now()
 		h, err := l.lock(ctx, keys[i%len(keys)])
 		if err == nil {
 			err = h.Unlock(always)
 		}
-		took := time.Since(began)
 		switch {
 		case err == nil:
-			m.times = append(m.times, took)
-			m.took = began.Add(took).Sub(started)
+			m.pairs++
 		case ctx.Err() != nil:
-			m.stuck++
+			m.stuck = 1
 			return m, nil
-		case !excused(err, took, term):
+		case !excused(err, time.Since(began), term):
 			return m, err
 		}
 	}

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/gob"
 	"errors"
-	"io"
+	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/hasplock/hasp/internal/crew"
 )
 
-// order is what a worker is told.
+// workerRole is the role of the processes whose callers contend for a key.
+const workerRole = "worker"
+
+// order is a message to a worker.
 type order struct {
 	Op         string // "open", "begin" or "stop"
 	Contestant string
@@ -20,28 +24,50 @@ type order struct {
 	Key        string
 	Waiters    int
 	Hold       time.Duration
-	Ring       []link // with which there is no contestant
+	Ring       []link // if not nil, the members of the ring; then there is no contestant
 }
 
-// report is what a worker answers to every order.
+// report is the answer to every order.
 type report struct {
 	Err string
 
 	// To "stop":
 	Turns   []turns
-	Refused int    // calls that should have been granted
-	First   string // what one of these said
+	Refused int    // calls that failed without an excuse
+	First   string // the error of one of them
 }
 
-// turns are one caller's, in nanoseconds of the clock that all share: when it
-// asked for the key, when it had it, and the moment before it gave it back.
-// One wait more than holds is a wait that the end cut short.
+// turns are the turns of one caller, in nanoseconds of now: when it asked for
+// the key, when it got it, and just before it released it. If the end cut a wait
+// short, Asked has one entry more than the others.
 type turns struct{ Asked, Got, Freed []int64 }
 
-// worker is a process whose callers want a key.
+// tell sends one order each to the first workers, and returns their reports.
+func (b *bench) tell(orders ...order) ([]report, error) {
+	for i, o := range orders {
+		if err := b.workers[i].Send(o); err != nil {
+			return nil, err
+		}
+	}
+	reports := make([]report, len(orders))
+	for i := range orders {
+		kill := time.AfterFunc(patience, func() { b.workers[i].Kill() })
+		err := b.workers[i].Receive(&reports[i])
+		kill.Stop()
+		if err != nil {
+			return nil, fmt.Errorf("a worker ended: %w", err)
+		}
+		if e := reports[i].Err; e != "" {
+			return nil, fmt.Errorf("a worker: %s", e)
+		}
+	}
+	return reports, nil
+}
+
+// worker is the state of a worker process.
 type worker struct {
-	open    map[string]locker
-	more    map[string][]locker // of those that need one for each caller
+	open    map[string]locker   // by contestant
+	more    map[string][]locker // by contestant, if each caller needs its own
 	callers []locker
 	order   order
 	ring    *ring
@@ -49,109 +75,99 @@ type worker struct {
 	done    chan report
 }
 
-// work does what it is told, one order at a time, until its input ends.
-func work(in io.Reader, out io.Writer) {
+// work obeys one order at a time until the parent ends.
+func work(parent *crew.Pipe) {
 	w := &worker{open: map[string]locker{}, more: map[string][]locker{}}
-	orders, reports := gob.NewDecoder(in), gob.NewEncoder(out)
 	for {
 		var o order
-		if orders.Decode(&o) != nil {
-			os.Exit(0)
+		if parent.Receive(&o) != nil {
+			return
 		}
 		r, err := w.obey(o)
 		if err != nil {
 			r.Err = err.Error()
 		}
-		_ = reports.Encode(r) // if nobody reads, the input ends, too
+		_ = parent.Send(r) // if the parent has ended, the next Receive fails
 	}
 }
 
-func (w *worker) obey(o order) (report, error) {
+func (w *worker) obey(o order) (r report, err error) {
 	ctx := context.Background()
 	switch o.Op {
 	case "open":
 		w.order = o
-		if o.Ring != nil {
-			var err error
-			w.ring, err = newRing(ctx, o)
-			return report{}, err
+		if o.Ring == nil {
+			return r, w.prepare(ctx)
 		}
-		return report{}, w.prepare(ctx)
+		w.ring, err = newRing(ctx, o)
+		return r, err
 	case "begin":
 		ctx, w.cancel = context.WithTimeout(ctx, patience)
 		w.done = make(chan report, 1)
-		go func() {
-			if w.order.Ring != nil {
-				w.done <- w.ring.run(ctx)
-			} else {
-				w.done <- w.run(ctx)
-			}
-		}()
-		return report{}, nil
+		run := w.run
+		if w.order.Ring != nil {
+			run = w.ring.run
+		}
+		go func() { w.done <- run(ctx) }()
+		return r, nil
 	case "stop":
 		w.cancel()
-		r := <-w.done
-		return r, nil
+		return <-w.done, nil
 	}
-	return report{}, errors.New("no such order: " + o.Op)
+	return r, errors.New("unknown order: " + o.Op)
 }
 
-// prepare opens what the callers of an order need, unless it is open.
-func (w *worker) prepare(ctx context.Context) error {
+// prepare opens what the callers of an order need and is not open yet.
+func (w *worker) prepare(ctx context.Context) (err error) {
 	name := w.order.Contestant
 	l := w.open[name]
 	if l == nil {
-		for _, c := range contestants() {
-			if c.name == name {
-				var err error
-				if l, err = c.open(ctx, w.order.Stores, term); err != nil {
-					return err
-				}
-				w.open[name] = l
-			}
+		i := slices.IndexFunc(contestants(), func(c contestant) bool { return c.name == name })
+		if l, err = contestants()[i].open(ctx, w.order.Stores, term); err != nil {
+			return err
 		}
+		w.open[name] = l
 	}
-	w.callers = nil
-	own, ok := l.(perCaller)
-	for i := range w.order.Waiters {
-		if !ok {
-			w.callers = append(w.callers, l)
-			continue
-		}
-		if i == len(w.more[name]) {
+
+	if own, ok := l.(perCaller); ok {
+		for len(w.more[name]) < w.order.Waiters {
 			c, err := own.caller(ctx)
 			if err != nil {
 				return err
 			}
 			w.more[name] = append(w.more[name], c)
 		}
-		w.callers = append(w.callers, w.more[name][i])
+		w.callers = w.more[name][:w.order.Waiters]
+	} else {
+		w.callers = slices.Repeat([]locker{l}, w.order.Waiters)
 	}
 	return nil
 }
 
-// run has the callers take turns at the key until ctx ends.
+// run makes the callers take turns at the key until ctx ends.
 func (w *worker) run(ctx context.Context) (r report) {
 	r.Turns = make([]turns, len(w.callers))
-	errs := make([][]error, len(w.callers))
+	refused := make([]int, len(w.callers))
+	errs := make([]string, len(w.callers))
 	var wg sync.WaitGroup
 	for i, l := range w.callers {
-		wg.Go(func() { errs[i] = take(ctx, l, w.order, &r.Turns[i]) })
+		wg.Go(func() { refused[i], errs[i] = take(ctx, l, w.order, &r.Turns[i]) })
 	}
 	wg.Wait()
-	for _, err := range slices.Concat(errs...) {
-		r.Refused++
-		r.First = err.Error()
+	for _, n := range refused {
+		r.Refused += n
 	}
+	r.First = cmp.Or(errs...)
 	return r
 }
 
-// arrival is within how long the callers come. A queue is to have those of
-// all processes mixed.
+// arrival is the time within which the callers start. It mixes those of all
+// processes in a queue.
 const arrival = 20 * time.Millisecond
 
-// take is one caller. It returns what it should not have been told.
-func take(ctx context.Context, l locker, o order, t *turns) (refused []error) {
+// take is one caller. It counts the calls that failed without an excuse, and
+// returns the first of these errors.
+func take(ctx context.Context, l locker, o order, t *turns) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {
 		asked := now()
@@ -166,14 +182,16 @@ func take(ctx context.Context, l locker, o order, t *turns) (refused []error) {
 			err = h.Unlock(context.WithoutCancel(ctx))
 			t.Got, t.Freed = append(t.Got, got), append(t.Freed, freed)
 		}
+
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
-			return refused
+			return refused, first
 		case !excused(err, time.Duration(now()-asked), term):
-			refused = append(refused, err)
+			refused++
+			first = cmp.Or(first, err.Error())
 		}
-		t.Asked = t.Asked[:len(t.Got)]
+		t.Asked = t.Asked[:len(t.Got)] // without a failed wait
 	}
-	return refused
+	return refused, first
 }

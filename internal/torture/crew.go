@@ -1,14 +1,10 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"sync"
 	"time"
 
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
@@ -27,78 +23,59 @@ type seat struct {
 
 // proc is a client process.
 type proc struct {
+	*crew.Process
 	seat, gen int
-	cmd       *exec.Cmd
 	rec       *record
-	fresh     bool          // it has not said that it is at work
-	done      chan struct{} // closed when it has ended and all is recorded
-
-	mu    sync.Mutex // guards tell
-	tell  *json.Encoder
-	heard chan report // what is not about a turn
+	fresh     bool          // it has not reported that it is at work
+	done      chan struct{} // closed when it has ended and its reports are recorded
+	reports   chan report   // those that are not about a turn
 }
 
 // fill starts a process.
 func (s *seat) fill(o order) error {
-	program := s.program
-	if program == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return err
-		}
-		program = self
-	}
-	p := &proc{seat: s.n, gen: s.gen, rec: s.rec, cmd: exec.Command(program), fresh: true, done: make(chan struct{}), heard: make(chan report, 8)}
-	p.cmd.Env = append(os.Environ(), role+"=1")
-	p.cmd.Stderr = os.Stderr
-	in, err1 := p.cmd.StdinPipe()
-	out, err2 := p.cmd.StdoutPipe()
-	if err := errors.Join(err1, err2); err != nil {
+	child, err := crew.Start(s.program, "client")
+	if err != nil {
 		return err
 	}
-	if err := p.cmd.Start(); err != nil {
-		return err
-	}
-	p.tell = json.NewEncoder(in)
+	p := &proc{Process: child, seat: s.n, gen: s.gen, rec: s.rec, fresh: true, done: make(chan struct{}), reports: make(chan report, 8)}
 	s.proc = p
 	s.gen++
-	go func() {
-		defer close(p.done)
-		reports := json.NewDecoder(out)
-		for {
-			var r report
-			if reports.Decode(&r) != nil {
-				_ = p.cmd.Wait()
-				return
-			}
-			switch r.What {
-			case began, idle, closed, broke:
-				p.heard <- r
-			default:
-				if refused := s.rec.take(p, r); r.What == touch {
-					p.send(order{Op: "touched", ID: r.ID, Refused: refused})
-				}
-			}
-		}
-	}()
+	go p.record()
 	o.Op, o.URL, o.Owner = "start", s.url, p.String()
 	o.Seed += uint64(s.n)<<32 + uint64(p.gen)
 	p.send(o)
 	return nil
 }
 
-func (p *proc) String() string { return fmt.Sprintf("client %d.%d", p.seat, p.gen) }
-
-func (p *proc) send(o order) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_ = p.tell.Encode(o) // a process that was killed does not read it
+// record records reports until the process has ended, and answers those about
+// the resource.
+func (p *proc) record() {
+	defer close(p.done)
+	defer p.Wait()
+	for {
+		var r report
+		if p.Receive(&r) != nil {
+			return
+		}
+		switch r.What {
+		case began, idle, closed, broke:
+			p.reports <- r
+		default:
+			if refused := p.rec.take(p, r); r.What == touch {
+				p.send(order{Op: "touched", ID: r.ID, Refused: refused})
+			}
+		}
+	}
 }
 
-// hear waits for a report of a kind.
-func (p *proc) hear(what string) (report, error) {
+func (p *proc) String() string { return fmt.Sprintf("client %d.%d", p.seat, p.gen) }
+
+func (p *proc) send(o order) { _ = p.Send(o) } // fails if the process was killed
+
+// await waits for a report of a kind.
+func (p *proc) await(what string) (report, error) {
 	select {
-	case r := <-p.heard:
+	case r := <-p.reports:
 		if r.What == broke {
 			return r, fmt.Errorf("%s: %s", p, r.Err)
 		}
@@ -113,11 +90,11 @@ func (p *proc) hear(what string) (report, error) {
 	}
 }
 
-// kill ends the process as SIGKILL does, and returns when all it told is
+// kill ends the process as SIGKILL does, and returns when all its reports are
 // recorded.
 func (p *proc) kill() {
 	at := hostclock.Now()
-	_ = p.cmd.Process.Kill()
+	_ = p.Kill()
 	<-p.done
 	p.rec.died(p, at)
 }

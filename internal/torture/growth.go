@@ -3,11 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime/pprof"
 	"slices"
-	"time"
 
 	"github.com/hasplock/hasp/internal/hostclock"
 )
@@ -69,23 +67,6 @@ func (r *run) checkGrowth() {
 		}
 	}
 }
-
-// writeUses writes the samples as CSV.
-func (r *run) writeUses(w io.Writer, since int64) error {
-	r.rec.mu.Lock()
-	defer r.rec.mu.Unlock()
-	for _, s := range r.rec.uses {
-		_, err := fmt.Fprintf(w, "%s,%v,%d,%d,%.0f,%d,%d,%d\n", r.strategy, r.losing, s.seat, s.gen,
-			time.Duration(s.at-since).Seconds(), s.Heap, s.Goroutines, s.Files)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// usesHeader names the columns of writeUses.
-const usesHeader = "strategy,losing,client,generation,seconds,heap,goroutines,descriptors\n"
 
 // profile writes profiles of the heap and of the goroutines of a client, if it has
 // been told a name for them. go tool pprof -diff_base shows what has grown between

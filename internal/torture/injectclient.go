@@ -38,7 +38,7 @@ func stopped(who victim) func(*nemesis) (injection, bool) {
 		if !ok {
 			return injection{}, false
 		}
-		p := t.proc.cmd.Process
+		p := t.proc.Process.Process
 		if stop(p) != nil {
 			return injection{}, false
 		}

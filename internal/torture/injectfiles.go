@@ -14,7 +14,7 @@ func limited(n *nemesis) (injection, bool) {
 	if !ok {
 		return injection{}, false
 	}
-	lift, err := limitFiles(t.proc.cmd.Process.Pid, 0)
+	lift, err := limitFiles(t.proc.Pid, 0)
 	if err != nil {
 		n.fail("harness", hostclock.Now(), err.Error())
 		return injection{}, false
@@ -30,7 +30,7 @@ func torn(n *nemesis) (injection, bool) {
 		return injection{}, false
 	}
 	t.proc.send(order{Op: "fragile"})
-	if _, err := limitFiles(t.proc.cmd.Process.Pid, bytes); err != nil {
+	if _, err := limitFiles(t.proc.Pid, bytes); err != nil {
 		n.fail("harness", hostclock.Now(), err.Error())
 		return injection{}, false
 	}

@@ -38,6 +38,7 @@ import (
 
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
+	"github.com/hasplock/hasp/internal/crew"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/redlock"
 	_ "github.com/hasplock/hasp/spinlock"
@@ -50,8 +51,8 @@ const term = 300 * time.Millisecond
 var strategies = []string{"spinlock", "pubsublock", fairlock, redlock, filelock}
 
 func main() {
-	if os.Getenv(role) != "" {
-		work(os.Stdin, os.Stdout)
+	if crew.Role() != "" {
+		work(crew.Parent())
 	}
 	var p plan
 	o := options{term: term, patience: patience}
@@ -66,7 +67,6 @@ func main() {
 	flag.StringVar(&o.plant, "plant", "", "plant a bug: release, renewal or wake-up")
 	flag.StringVar(&p.history, "history", "", "`file` for all that clients tell, as lines of JSON")
 	flag.StringVar(&p.results, "results", "", "`file` that results are added to, as lines of JSON")
-	flag.StringVar(&p.uses, "uses", "", "`file` for memory, goroutines and descriptors of the clients, as CSV")
 	flag.StringVar(&o.profiles, "profiles", "", "`directory` for profiles of the client that is never killed: whenever its heap has grown, and at the end")
 	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" by the files of results that are named")
 	flag.Parse()

@@ -19,10 +19,10 @@ import (
 
 // plan is which runs are made, and which files are written.
 type plan struct {
-	strategies             []string
-	parallel               int
-	clocks                 bool // those of clients jump
-	history, results, uses string
+	strategies       []string
+	parallel         int
+	clocks           bool // those of clients jump
+	history, results string
 }
 
 // carryOut does all runs and prints their verdicts in order.
@@ -33,15 +33,10 @@ func (p plan) carryOut(ctx context.Context, o options, only string) (kept bool, 
 		}
 	}
 	for _, f := range []struct {
-		name   string
-		flags  int
-		header string
-		to     *io.Writer
-	}{
-		{p.history, os.O_TRUNC, "", &o.log},
-		{p.results, os.O_APPEND, "", &o.results},
-		{p.uses, os.O_TRUNC, usesHeader, &o.uses},
-	} {
+		name  string
+		flags int
+		to    *io.Writer
+	}{{p.history, os.O_TRUNC, &o.log}, {p.results, os.O_APPEND, &o.results}} {
 		if f.name == "" {
 			continue
 		}
@@ -50,9 +45,6 @@ func (p plan) carryOut(ctx context.Context, o options, only string) (kept bool, 
 			return false, err
 		}
 		defer file.Close()
-		if _, err := io.WriteString(file, f.header); err != nil {
-			return false, err
-		}
 		*f.to = &lines{w: file}
 	}
 	if o.profiles != "" {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // options are what is done in a run.
@@ -31,7 +32,6 @@ type options struct {
 	log      io.Writer     // of all that clients tell, or nil
 	results  io.Writer     // for result as JSON, or nil
 	profiles string        // directory for profiles of the client that is never killed, or empty
-	uses     io.Writer     // for what clients take of the machine as CSV, or nil
 }
 
 const (
@@ -63,9 +63,9 @@ func (r *run) fail(promise string, at int64, what string) {
 // do makes a run and prints its verdict. Its result is nil if there is nothing
 // to do; an error is one of the harness.
 func do(ctx context.Context, o options, out io.Writer) (res *result, err error) {
-	l := &lab{}
-	defer l.leave()
-	err = l.within(func() error {
+	l := &redistest.Lab{}
+	defer l.Close()
+	err = l.Do(func() error {
 		res, err = o.run(ctx, l)
 		return err
 	})
@@ -75,7 +75,7 @@ func do(ctx context.Context, o options, out io.Writer) (res *result, err error) 
 	return res, err
 }
 
-func (o options) run(ctx context.Context, l *lab) (res *result, err error) {
+func (o options) run(ctx context.Context, l *redistest.Lab) (res *result, err error) {
 	r := &run{options: o, rec: newRecord(keys+cold, o.log)}
 	for k := range keys + cold {
 		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
@@ -120,11 +120,6 @@ func (o options) run(ctx context.Context, l *lab) (res *result, err error) {
 	}
 	lasted := time.Duration(hostclock.Now() - began)
 	found := n.check()
-	if o.uses != nil {
-		if err := r.writeUses(o.uses, began); err != nil {
-			return nil, err
-		}
-	}
 	return n.result(lasted, found), nil
 }
 
@@ -154,7 +149,7 @@ func (r *run) fill(s *seat) error {
 func (r *run) seated() error {
 	for _, s := range r.seats {
 		if s.proc.fresh {
-			if _, err := s.proc.hear(began); err != nil {
+			if _, err := s.proc.await(began); err != nil {
 				return err
 			}
 			s.proc.fresh = false
@@ -181,7 +176,7 @@ func (r *run) drain() error {
 		}
 	}
 	for _, s := range r.seats {
-		if _, err := s.proc.hear(idle); err != nil {
+		if _, err := s.proc.await(idle); err != nil {
 			return err
 		}
 	}
@@ -189,7 +184,7 @@ func (r *run) drain() error {
 		s.proc.send(order{Op: "close"})
 	}
 	for _, s := range r.seats {
-		c, err := s.proc.hear(closed)
+		c, err := s.proc.await(closed)
 		if err != nil {
 			return err
 		}

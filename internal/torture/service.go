@@ -17,7 +17,7 @@ import (
 // Kubernetes: a new connection leads to the server that is the master then, and
 // an old one stays where it is. Holds are confirmed by the replica.
 type service struct {
-	l       *lab
+	l       *redistest.Lab
 	servers []*redistest.Server
 	master  atomic.Int32        // which of the servers
 	copies  []*faultproxy.Proxy // by server, the way of the other to what it replicates
@@ -27,7 +27,7 @@ type service struct {
 const away = 3 * time.Millisecond
 
 // openService starts the two and the ways of the clients to them.
-func (s *store) openService(l *lab) error {
+func (s *store) openService(l *redistest.Lab) error {
 	if s.strategy == redlock || s.strategy == filelock {
 		return fmt.Errorf("%s is not on one Redis", s.strategy)
 	}

@@ -60,7 +60,7 @@ const (
 )
 
 // openStore starts what a strategy needs for seats clients.
-func (o *options) openStore(l *lab, keys []string) (*store, error) {
+func (o *options) openStore(l *redistest.Lab, keys []string) (*store, error) {
 	s := &store{strategy: o.strategy, names: keys, jumps: o.program != "", skews: o.place == onServer && redistest.ClocksCanJump()}
 	if o.place == onService {
 		return s, s.openService(l)
@@ -119,7 +119,7 @@ func (s *store) openWays() error {
 
 // openSet starts servers that form one Redis. Clients have no proxies before
 // them.
-func (s *store) openSet(l *lab, place string, seats int) error {
+func (s *store) openSet(l *redistest.Lab, place string, seats int) error {
 	if s.strategy == redlock || s.strategy == filelock {
 		return fmt.Errorf("%s is not on one Redis", s.strategy)
 	}
@@ -159,7 +159,7 @@ func (s *store) openSet(l *lab, place string, seats int) error {
 }
 
 // openQueue opens a client for a look at the queue, where there is one.
-func (s *store) openQueue(l *lab, url string) error {
+func (s *store) openQueue(l *redistest.Lab, url string) error {
 	if s.strategy != fairlock {
 		return nil
 	}

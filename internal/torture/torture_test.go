@@ -12,12 +12,13 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(role) != "" {
-		work(os.Stdin, os.Stdout)
+	if crew.Role() != "" {
+		work(crew.Parent())
 	}
 	logging.Disable()
 	os.Exit(m.Run())

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -20,12 +17,10 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/hostclock"
 	"github.com/hasplock/hasp/internal/walljump"
 )
-
-// role is the environment variable that makes this program a client.
-const role = "HASP_TORTURE_CLIENT"
 
 // order is what a client is told, a line each on standard input.
 type order struct {
@@ -103,22 +98,20 @@ type client struct {
 	ids     atomic.Int64
 	drained atomic.Bool
 
-	mu      sync.Mutex // guards all below
-	out     *json.Encoder
-	answers map[int64]chan order
+	parent  *crew.Pipe
+	mu      sync.Mutex           // guards answers
+	answers map[int64]chan order // by turn
 }
 
-// work does what in says and ends when in does: then whoever gave the orders
-// is gone.
-func work(in io.Reader, out io.Writer) {
+// work obeys orders until the parent ends.
+func work(parent *crew.Pipe) {
 	bearLimits()
-	logging.Disable() // go-redis', of servers that are down
-	w := &client{out: json.NewEncoder(out), answers: map[int64]chan order{}}
-	orders := json.NewDecoder(bufio.NewReader(in))
+	logging.Disable() // go-redis logs servers that are down
+	w := &client{parent: parent, answers: map[int64]chan order{}}
 	var before, files = 0, 0
 	for {
 		var o order
-		if orders.Decode(&o) != nil {
+		if parent.Receive(&o) != nil {
 			os.Exit(0)
 		}
 		switch o.Op {
@@ -190,10 +183,8 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 }
 
 func (w *client) tell(r report) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	r.Wall = time.Now().UnixNano()
-	_ = w.out.Encode(r) // if nobody reads, the input ends, too
+	_ = w.parent.Send(r) // if the parent has ended, Receive fails and so ends this process
 }
 
 // watch tells once a second what the process takes of the machine. Whenever the

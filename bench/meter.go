@@ -2,36 +2,39 @@ package main
 
 import (
 	"context"
+	"errors"
 	"math"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/crew"
 )
 
-// spent is what the stores of a contestant have done so far.
+// spent is what the stores of a contestant have spent so far.
 type spent struct {
-	commands float64 // those inside scripts, too
+	commands float64 // including those inside scripts
 	scripts  float64
 	cpu      float64 // seconds
-	memory   float64 // bytes
 	bytes    float64 // on the wire, both ways
 }
 
 func (s spent) since(before spent) spent {
-	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu, s.memory - before.memory, s.bytes - before.bytes}
+	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu, s.bytes - before.bytes}
 }
 
-// meter asks the stores.
+// meter asks the stores what they have spent.
 type meter struct {
 	one  *redis.Client
 	five []*redis.Client
-	etcd *etcdServer // nil without one
+	etcd *crew.Process // nil if no contestant needs it
 }
 
-func newMeter(at stores, etcd *etcdServer) (*meter, error) {
-	m := &meter{etcd: etcd}
-	var err error
+func newMeter(at stores) (m *meter, err error) {
+	m = &meter{}
 	if m.one, err = connect(at.One); err != nil {
 		return nil, err
 	}
@@ -52,12 +55,12 @@ func (m *meter) close() {
 	}
 }
 
-// first is a meter of so many of the five.
+// first returns a meter of the first of the five nodes.
 func (m *meter) first(nodes int) *meter {
 	return &meter{one: m.one, five: m.five[:nodes], etcd: m.etcd}
 }
 
-// nodes is how many are asked about a contestant.
+// nodes returns how many nodes read asks about a contestant.
 func (m *meter) nodes(c contestant) int {
 	if c.nodes == 5 {
 		return len(m.five)
@@ -65,14 +68,14 @@ func (m *meter) nodes(c contestant) int {
 	return 1
 }
 
-// read is the sum over the nodes of a contestant.
+// read returns the sum over the nodes of a contestant. If ctx ends while etcd
+// does not answer, the caller leaves read behind.
 func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	nodes := m.five
 	switch c.nodes {
 	case 0:
-		cpu, err := m.etcd.cpu()
-		none := math.NaN()
-		return spent{none, none, cpu, none, none}, err
+		sum = spent{math.NaN(), math.NaN(), 0, math.NaN()} // etcd counts no commands
+		return sum, errors.Join(m.etcd.Send("cpu"), m.etcd.Receive(&sum.cpu))
 	case 1:
 		nodes = []*redis.Client{m.one}
 	}
@@ -82,12 +85,12 @@ func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 			return sum, err
 		}
 		sum.add(info)
-		sum.bytes += float64(len(info)) // which it has sent since
+		sum.bytes += float64(len(info)) // the server sent this after it had counted
 	}
 	return sum, nil
 }
 
-// add adds what a server tells of itself.
+// add adds the counters in a server's INFO.
 func (s *spent) add(info string) {
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -107,15 +110,13 @@ func (s *spent) add(info string) {
 		case err != nil:
 		case name == "used_cpu_user", name == "used_cpu_sys":
 			s.cpu += n
-		case name == "used_memory":
-			s.memory += n
 		case name == "total_net_input_bytes", name == "total_net_output_bytes":
 			s.bytes += n
 		}
 	}
 }
 
-// serverVersion is what a Redis says that it is.
+// serverVersion returns the version of the Redis.
 func (m *meter) serverVersion(ctx context.Context) string {
 	info, _ := m.one.Info(ctx, "server").Result()
 	for line := range strings.Lines(info) {
@@ -124,4 +125,13 @@ func (m *meter) serverVersion(ctx context.Context) string {
 		}
 	}
 	return "of unknown version"
+}
+
+// cpuTime returns the CPU time that this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err) // every Unix has this call
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"html"
+	"math"
+	"slices"
+)
+
+// colors are the colors of contestants in the picture. Those of hasp are also
+// distinct for readers who are color-blind.
+var colors = map[string]string{
+	"bare": "#202020", ringName: "#707070",
+	"hasp-spinlock": "#0072b2", "hasp-pubsublock": "#d55e00", "hasp-fairlock": "#009e73",
+	"redislock": "#e69f00", "redsync": "#94679d", "rueidislock": "#bcbd22", "etcd": "#a02020",
+}
+
+// svg is a picture that is being drawn.
+type svg struct{ bytes.Buffer }
+
+func (s *svg) text(x, y float64, anchor string, size int, text string) {
+	fmt.Fprintf(s, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\">%s</text>\n", x, y, anchor, size, html.EscapeString(text))
+}
+
+func (s *svg) line(x1, y1, x2, y2 float64, color string) {
+	fmt.Fprintf(s, "<path d=\"M%.1f,%.1fL%.1f,%.1f\" stroke=\"%s\"/>\n", x1, y1, x2, y2, color)
+}
+
+// picture returns the picture of the front page as SVG: pairs on free keys at
+// the left, and one contended key at the right.
+func (r *results) picture(p plan) []byte {
+	var s svg
+	fmt.Fprint(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="360" viewBox="0 0 1000 360" font-family="Liberation Sans,Arial,sans-serif">
+<rect width="1000" height="360" fill="#fff"/>
+`)
+	r.drawFree(&s, p)
+	r.drawContended(&s)
+	fmt.Fprintln(&s, "</svg>")
+	return s.Bytes()
+}
+
+// drawFree draws pairs/s over goroutines, both on logarithmic axes.
+func (r *results) drawFree(s *svg, p plan) {
+	const left, right, top, bottom = 70, 400, 40, 310
+	names := append([]string{"bare"}, shown[:6]...)
+	low, high := math.Inf(1), 0.0
+	for _, name := range names {
+		for _, d := range p.distinct {
+			if v := r.median(callers(d.goroutines).cell(name), "pairs_per_s"); v > 0 {
+				low, high = min(low, v), max(high, v)
+			}
+		}
+	}
+	if high == 0 {
+		return
+	}
+	first, last := p.distinct[0].goroutines, p.distinct[len(p.distinct)-1].goroutines
+	x := func(n int) float64 {
+		return left + (right-left)*math.Log(float64(n)/float64(first))/math.Log(float64(last)/float64(first))
+	}
+	y := func(v float64) float64 { return bottom - (bottom-top)*math.Log(v/low)/math.Log(max(high/low, 1.1)) }
+
+	s.text((left+right)/2, 22, "middle", 13, "Lock and Unlock of a free key, pairs/s")
+	s.text((left+right)/2, 350, "middle", 11, "goroutines")
+	for _, d := range p.distinct {
+		s.line(x(d.goroutines), top, x(d.goroutines), bottom, "#ddd")
+		s.text(x(d.goroutines), bottom+18, "middle", 11, number(float64(d.goroutines)))
+	}
+	for _, v := range []float64{1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6} {
+		if v >= low && v <= high {
+			s.line(left, y(v), right, y(v), "#ddd")
+			s.text(left-6, y(v)+4, "end", 11, number(v))
+		}
+	}
+	for i, name := range names {
+		path, step := "", "M"
+		for _, d := range p.distinct {
+			if v := r.median(callers(d.goroutines).cell(name), "pairs_per_s"); v > 0 {
+				path += fmt.Sprintf("%s%.1f,%.1f", step, x(d.goroutines), y(v))
+				step = "L"
+			}
+		}
+		width, dashes := 1.5, ""
+		switch r.contestant(name).group {
+		case ours:
+			width = 3
+		case theirs:
+			dashes = ` stroke-dasharray="6 3"`
+		}
+		at := float64(top + 20 + 20*i)
+		for _, d := range []string{path, fmt.Sprintf("M%d,%.1fh24", right+14, at-4)} { // the line, and its sample in the legend
+			fmt.Fprintf(s, "<path d=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\"%s/>\n", d, colors[name], width, dashes)
+		}
+		s.text(right+44, at, "start", 11, name)
+	}
+}
+
+// drawContended draws a bar for the acquisitions of each contestant. The
+// part for changes of holder has the full color.
+func (r *results) drawContended(s *svg) {
+	const left, right, top, bottom = 670, 980, 40, 310
+	names := append(slices.Clone(shown), ringName)
+	of := func(name, metric string) float64 { return max(r.median(queue(64).cell(name), metric), 0) }
+	high := 0.0
+	for _, name := range names {
+		if v := of(name, "acquisitions_per_s"); v > high {
+			high = v
+		}
+	}
+	if high == 0 {
+		return
+	}
+	x := func(v float64) float64 { return left + (right-left)*v/high }
+
+	s.text((left+right)/2, 22, "middle", 13, "One key, 64 waiters, 4 processes")
+	s.text((left+right)/2, 350, "middle", 11, "acquisitions/s (full color: by another caller)")
+	step := math.Pow(10, math.Floor(math.Log10(high)))
+	if high < 3*step {
+		step /= 2
+	} else if high > 6*step {
+		step *= 2
+	}
+	for v := 0.0; v <= high; v += step {
+		s.line(x(v), top, x(v), bottom, "#ddd")
+		s.text(x(v), bottom+18, "middle", 11, number(v))
+	}
+	for i, name := range names {
+		y := top + float64(bottom-top)/float64(len(names))*(float64(i)+0.2)
+		s.text(left-8, y+13, "end", 11, name)
+		for _, b := range []struct {
+			metric  string
+			opacity float64
+		}{{"acquisitions_per_s", 0.35}, {"holders_per_s", 1}} {
+			if v := of(name, b.metric); v > 0 {
+				fmt.Fprintf(s, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"18\" fill=\"%s\" fill-opacity=\"%g\"/>\n", left, y, x(v)-left, colors[name], b.opacity)
+			}
+		}
+	}
+}
