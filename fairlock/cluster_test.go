@@ -14,8 +14,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Waiters for keys of a node that hangs do not delay waiters for keys of another
-// node.
+// If one node hangs, waiters for keys of another node keep their places.
 func TestNodeThatHangsCostsNoPlaceElsewhere(t *testing.T) {
 	cluster := redistest.StartCluster(t, &redistest.Options{Bare: true})
 	ctx := t.Context()
@@ -46,18 +45,18 @@ func TestNodeThatHangsCostsNoPlaceElsewhere(t *testing.T) {
 	holder, first, second := open(), open(), open()
 	var held backend.Claim
 	got := make(chan string, 2)
-	wait := func(d backend.Waiter, who, key string) {
+	wait := func(d backend.Waiter, owner, key string) {
 		c := claim(key)
-		c.Owner, c.Renewed = who, true
+		c.Owner, c.Renewed = owner, true
 		go func() {
 			if _, err := d.Wait(ctx, c); err == nil {
-				got <- who
+				got <- owner
 				d.Release(context.WithoutCancel(ctx), c)
 			}
 		}()
-		atLast(t, who+" waits for "+key, func() bool {
+		atLast(t, owner+" waits for "+key, func() bool {
 			s, err := d.(backend.Inspector).Inspect(ctx, key)
-			return err == nil && slices.Contains(s.Waiters, who)
+			return err == nil && slices.Contains(s.Waiters, owner)
 		})
 	}
 	for _, key := range keys {
@@ -70,21 +69,20 @@ func TestNodeThatHangsCostsNoPlaceElsewhere(t *testing.T) {
 	wait(second, "second", held.Key)
 
 	here.Pause()
-	time.Sleep(3 * window) // of the time in which a place is lost
+	time.Sleep(3 * window) // a place without polls would be lost
 	if err := holder.Release(ctx, held); err != nil {
 		t.Fatal(err)
 	}
-	if who := <-got; who != "first" {
-		t.Error("passed over by the ", who)
+	if owner := <-got; owner != "first" {
+		t.Errorf("the %s got the key first", owner)
 	}
 	<-got
 	here.Resume()
 }
 
-// Who listens to a master that has become a replica hears what is published on
-// the new one, which does not count it. Nobody is told of a grant that the
-// script takes back.
-func TestListenerOfAReplicaIsToldNothing(t *testing.T) {
+// A subscriber at a replica receives what is published on the master, which does
+// not count it. It must receive no grant that the script takes back.
+func TestSubscriberAtAReplicaReceivesNoGrant(t *testing.T) {
 	cluster := redistest.StartCluster(t, nil)
 	ctx := t.Context()
 	master := cluster.Master("k")
@@ -103,14 +101,14 @@ func TestListenerOfAReplicaIsToldNothing(t *testing.T) {
 	rdb := master.Client()
 	pipe := rdb.Pipeline()
 	pipe.RPush(ctx, queueKey, "waiter")
-	pipe.HSet(ctx, entriesKey, "waiter", "SPUBLISH "+channel+" 1 60000 0 one elsewhere")
+	pipe.HSet(ctx, entriesKey, "waiter", "SPUBLISH "+channel+" 1 60000 0 elsewhere")
 	pipe.ZAdd(ctx, aliveKey, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: channel})
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}
-	listener := replica.Client().SSubscribe(ctx, channel)
-	defer listener.Close()
-	if _, err := listener.Receive(ctx); err != nil {
+	sub := replica.Client().SSubscribe(ctx, channel)
+	defer sub.Close()
+	if _, err := sub.Receive(ctx); err != nil {
 		t.Fatal(err)
 	}
 
@@ -118,16 +116,16 @@ func TestListenerOfAReplicaIsToldNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := rdb.Exists(ctx, "k").Val(); n != 0 {
-		t.Error("the key was handed to somebody who is not counted")
+		t.Error("the key was handed to a subscriber that the master does not count")
 	}
 	if err := rdb.SPublish(ctx, channel, "the end").Err(); err != nil {
 		t.Fatal(err)
 	}
-	m, err := listener.ReceiveMessage(ctx)
+	m, err := sub.ReceiveMessage(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if m.Payload != "the end" {
-		t.Errorf("told of a grant: %q", m.Payload)
+		t.Errorf("received %q", m.Payload)
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// However many wait, an acquisition costs two scripts: the release that hands
-// the key over, and the next place in the queue. All get their share.
+// An acquisition costs two scripts, however many callers wait: the release that
+// hands the key over, and the enqueue for the next place. All callers get equal
+// shares.
 func TestContendedAcquisitionIsTwoScripts(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"ttl above the window": 30 * time.Second, "ttl below it": 2 * time.Second} {
 		t.Run(name, func(t *testing.T) {
@@ -37,7 +38,7 @@ func TestContendedAcquisitionIsTwoScripts(t *testing.T) {
 							}
 							total.Add(1)
 							shares[i]++
-							time.Sleep(time.Millisecond) // by then all others stand in line
+							time.Sleep(time.Millisecond) // by then all other callers are in the queue
 							if err := lease.Unlock(w.Context()); err != nil {
 								w.Error(err)
 							}
@@ -58,8 +59,8 @@ func TestContendedAcquisitionIsTwoScripts(t *testing.T) {
 						}
 					}
 				}
-				// In the end those who are late find that there is no need any more;
-				// each script travels whole at first.
+				// Each client sends each script in full once, and some callers finish
+				// after the last round.
 				if n := int(total.Load()); scripts > 2*n+16 {
 					w.Errorf("%d scripts for %d acquisitions", scripts, n)
 				}

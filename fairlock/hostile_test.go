@@ -10,15 +10,15 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// What somebody else has put where a queue is kept is told, and left alone: a
-// hold ends in spite of it, and nobody gets the key by it or loses it.
-func TestAQueueOfAnotherKindIsToldAndLeftAlone(t *testing.T) {
+// If a key of the queue has a value of another type, waits report it, no script
+// changes it, and holds are not affected.
+func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
 	for _, kind := range []string{"queue", "entries", "alive"} {
 		r := setup(t, nil)
 		foreign := "hasp:{k}:" + kind + ":k"
 		holder := claim("k")
 		r.acquire(t, holder)
-		r.rdb.Set(t.Context(), foreign, "somebody's", 0)
+		r.rdb.Set(t.Context(), foreign, "foreign", 0)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		var held *backend.HeldError
@@ -43,11 +43,11 @@ func TestAQueueOfAnotherKindIsToldAndLeftAlone(t *testing.T) {
 				t.Errorf("%s: release again: %v", kind, err)
 			}
 		}
-		if got := r.rdb.Get(ctx, foreign).Val(); got != "somebody's" {
+		if got := r.rdb.Get(ctx, foreign).Val(); got != "foreign" {
 			t.Errorf("%s: it holds %q", kind, got)
 		}
 		if left := r.rdb.Keys(ctx, "*").Val(); len(left) != 1 {
-			t.Errorf("%s: left are %q", kind, left)
+			t.Errorf("%s: left %q", kind, left)
 		}
 		r.rdb.Del(ctx, foreign)
 		r.acquire(t, claim("k"))
@@ -55,10 +55,10 @@ func TestAQueueOfAnotherKindIsToldAndLeftAlone(t *testing.T) {
 	}
 }
 
-// A hold that lasts longer than a Duration can is waited for as any other.
-func TestATermBeyondADuration(t *testing.T) {
+// The term of a foreign record may be longer than a Duration can be.
+func TestTermBeyondADuration(t *testing.T) {
 	r := setup(t, nil)
-	r.rdb.Set(t.Context(), "k", "somebody's", 0)
+	r.rdb.Set(t.Context(), "k", "foreign", 0)
 	r.rdb.Do(t.Context(), "pexpire", "k", int64(1)<<50)
 	var held *backend.HeldError
 	if _, err := r.d.Acquire(t.Context(), claim("k")); !errors.As(err, &held) || held.RetryAfter <= 0 {

@@ -12,10 +12,10 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-// Tests of a Redis that is out of reach for a while, in virtual time.
+// These tests make the Redis unreachable for a while, in virtual time.
 
-// A place in the queue is asked for again with the same token, and is had once.
-func TestReplyToWaitIsLost(t *testing.T) {
+// An unanswered enqueue is repeated with the same token, which gets one place.
+func TestReplyToEnqueueIsLost(t *testing.T) {
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.LoseRequest} {
 		inWorld(t, func(w *world) {
 			holder, ps := w.procs(3)
@@ -31,7 +31,7 @@ func TestReplyToWaitIsLost(t *testing.T) {
 			time.Sleep(time.Second)
 			order := []*wait{x, next}
 			if fault == faultproxy.LoseRequest {
-				order = []*wait{next, x} // the first place was lost with it
+				order = []*wait{next, x} // the first enqueue did not arrive
 			}
 			if got, want := w.owners(), []string{order[0].c.Owner, order[1].c.Owner}; !slices.Equal(got, want) {
 				w.Errorf("fault %d: %q wait, want %q", fault, got, want)
@@ -47,8 +47,8 @@ func TestReplyToWaitIsLost(t *testing.T) {
 	}
 }
 
-// The reply that grants a free key is lost: the repeat finds the hold.
-func TestReplyToWaitForAFreeKeyIsLost(t *testing.T) {
+// The reply that grants a free key is lost. The repeat finds the hold.
+func TestReplyToEnqueueOnAFreeKeyIsLost(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := w.proc()
 		p.wait().release()
@@ -68,9 +68,9 @@ func TestReplyToWaitForAFreeKeyIsLost(t *testing.T) {
 	})
 }
 
-// A command that lands after its Wait has ended leaves nothing. A command that
-// lands more than Timeout later blocks the key for a window.
-func TestLateCommand(t *testing.T) {
+// If an enqueue arrives after its Wait has ended, nothing remains of it. If it
+// arrives more than a Timeout later, it blocks the key for a window.
+func TestLateEnqueue(t *testing.T) {
 	for _, given := range []bool{false, true} {
 		for _, after := range []time.Duration{0, 2 * time.Second, 20 * time.Second} {
 			t.Run(fmt.Sprint("given up: ", given, ", after ", after), func(t *testing.T) {
@@ -81,12 +81,12 @@ func TestLateCommand(t *testing.T) {
 					c := claim("k")
 					ps[1].lose = c.Token
 					x := ps[1].wait(func(was *backend.Claim) { was.Token = c.Token })
-					time.Sleep(100 * time.Millisecond) // it asks again
+					time.Sleep(100 * time.Millisecond) // it repeats the enqueue
 					if len(ps[1].late) == 0 {
-						w.Fatal("nothing is late")
+						w.Fatal("no command was kept back")
 					}
 					x.waits()
-					var rest *wait // of the same client, which so listens on
+					var rest *wait // of the same client, which therefore stays subscribed
 					if given {
 						x.stop()
 						<-x.done
@@ -103,7 +103,7 @@ func TestLateCommand(t *testing.T) {
 					if err := ps[1].renew(rest.c); after < window && err != nil {
 						w.Error(err)
 					}
-					ps[1].land()
+					ps[1].deliverLate()
 					w.settle()
 					if err := rest.p.Release(w.Context(), rest.c); after < window && err != nil {
 						w.Error(err)
@@ -111,17 +111,17 @@ func TestLateCommand(t *testing.T) {
 					time.Sleep(x.c.Timeout + 100*time.Millisecond)
 					w.settle()
 					if after < 10*time.Second {
-						w.empty("what was late has landed")
+						w.empty("the late enqueue has arrived")
 					}
 					time.Sleep(window)
-					w.empty("a window after what was late has landed")
+					w.empty("a window after the late enqueue has arrived")
 				})
 			})
 		}
 	}
 }
 
-func TestWaitRidesOutAnOutage(t *testing.T) {
+func TestWaitSurvivesAShortOutage(t *testing.T) {
 	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
 		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
 		"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
@@ -146,7 +146,7 @@ func TestWaitRidesOutAnOutage(t *testing.T) {
 	}
 }
 
-func TestWaitSaysThatTheStoreIsOut(t *testing.T) {
+func TestWaitReportsAnOutage(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(3)
 		x := ps[1].wait()
@@ -161,9 +161,9 @@ func TestWaitSaysThatTheStoreIsOut(t *testing.T) {
 			w.Errorf("%v says since %v, it was %v", x.err, dated, down)
 		}
 		if took := time.Since(down); took < x.c.Timeout || took > window/3+2*x.c.Timeout {
-			w.Errorf("told after %v", took)
+			w.Errorf("reported after %v", took)
 		}
-		// And so does one that cannot even begin.
+		// So does a wait that begins during the outage.
 		began := time.Now()
 		y := ps[1].wait()
 		<-y.done
@@ -202,8 +202,8 @@ func TestOutageOverManyKeys(t *testing.T) {
 	})
 }
 
-// Who gives up while the store hangs does not wait for it, and what was said
-// last counts; the place is gone as soon as the store can be told.
+// A caller that gives up while the store hangs returns at once, with the store's
+// last answer. Its place is removed when the store answers again.
 func TestGivingUpWhileTheStoreHangs(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, ps := w.procs(3)
@@ -233,7 +233,7 @@ func TestWaitThatEndsInAnOutage(t *testing.T) {
 			x := ps[1].wait()
 			fault(ps[1].proxy)
 			down := time.Now()
-			time.Sleep(window/3 + x.c.Timeout/3) // a look has failed, or is unanswered for long
+			time.Sleep(window/3 + x.c.Timeout/3) // a poll has failed, or has been unanswered for a third of Timeout
 			x.stop()
 			<-x.done
 			if x.err == nil || errors.Is(x.err, backend.ErrHeld) {
@@ -249,16 +249,16 @@ func TestWaitThatEndsInAnOutage(t *testing.T) {
 	}
 }
 
-// A connection that hangs while the store is well costs neither the wait nor the
-// place.
-func TestLookThatHangs(t *testing.T) {
+// If one connection hangs, and the store answers on others, the wait goes on and
+// keeps its place.
+func TestPollThatHangs(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(3)
 		x, next := ps[1].wait(), ps[2].wait()
 		ps[1].proxy.Fail(x.c.Token, faultproxy.HoldRequest)
 		time.Sleep(window + time.Second)
 		if n := ps[1].proxy.Pending(); n != 0 {
-			w.Error("no look hangs")
+			w.Error("no poll hangs")
 		}
 		x.waits()
 		ps[0].release(holder)
@@ -269,7 +269,8 @@ func TestLookThatHangs(t *testing.T) {
 	})
 }
 
-// The Redis comes back without its data: all wait again, and one gets the key.
+// The Redis comes back without its data. All waiters queue again, and get the key
+// one after another.
 func TestWaitersSurviveTheLossOfTheData(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, ps := w.procs(4)
@@ -282,7 +283,7 @@ func TestWaitersSurviveTheLossOfTheData(t *testing.T) {
 			var x *wait
 			for began := time.Now(); x == nil; time.Sleep(10 * time.Millisecond) {
 				if time.Since(began) > window {
-					w.Fatalf("%d were served, and nobody has the key", served)
+					w.Fatalf("%d were served, and no waiter has the key", served)
 				}
 				for _, one := range xs {
 					select {
@@ -300,7 +301,7 @@ func TestWaitersSurviveTheLossOfTheData(t *testing.T) {
 	})
 }
 
-// Close ends every Wait. Entries that are left in the queue expire.
+// Close ends every Wait. Entries that remain in the queue expire.
 func TestCloseEndsWaiting(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, ps := w.procs(3)

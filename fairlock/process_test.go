@@ -22,8 +22,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Tests with processes that are killed and stopped. A child is this binary,
-// run again; it ends when its input does.
+// These tests kill and stop processes. A child is this binary, run again. It ends
+// when its standard input is closed.
 
 const roleEnv = "HASP_FAIRLOCK_TEST_ROLE"
 
@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// play has n Clients wait for "k", each for a place of its own, and say what
-// becomes of it. A holder takes it at once, and renews.
+// play makes n Clients lock "k", each with a place of its own, and prints the
+// outcomes. A holder keeps and renews its lease; the others unlock.
 func play(role, url string, n int) error {
 	for i := range n {
 		c, err := hasp.Open(context.Background(), url, &hasp.Options{Owner: fmt.Sprint(role, " ", i)})
@@ -67,7 +67,7 @@ func play(role, url string, n int) error {
 	return nil
 }
 
-// child is a process that plays a role.
+// child is a process that runs play.
 type child struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -128,47 +128,47 @@ func (c *child) stop(t *testing.T) {
 	}
 }
 
-// line is what the child says next.
+// line returns the next line that the child prints.
 func (c *child) line(t *testing.T) string {
 	t.Helper()
-	said := make(chan string, 1)
+	printed := make(chan string, 1)
 	go func() {
 		if c.out.Scan() {
-			said <- c.out.Text()
+			printed <- c.out.Text()
 		} else {
-			said <- "nothing more"
+			printed <- "nothing more"
 		}
 	}()
 	select {
-	case s := <-said:
+	case s := <-printed:
 		return s
 	case <-time.After(30 * time.Second):
-		t.Fatal("a child says nothing")
+		t.Fatal("the child prints nothing")
 		return ""
 	}
 }
 
-// url is that of the server of r, with a window.
+// url returns the URL of a Client of r's server, with that window.
 func (r rig) url(window time.Duration) string {
 	return fmt.Sprintf("fairlock+%s?window=%v&timeout=20s", r.srv.URL(), window)
 }
 
-// deaf returns when n of the clients that wait for "k" are gone: the server
-// takes a moment to notice that connections are.
-func (r rig) deaf(t *testing.T, n int) {
+// unsubscribed returns when the server has noticed that n of the clients that wait
+// for "k" have no subscription any more.
+func (r rig) unsubscribed(t *testing.T, n int) {
 	t.Helper()
-	atLast(t, fmt.Sprintf("%d channels that nobody listens to", n), func() bool {
-		deaf := 0
+	atLast(t, fmt.Sprintf("%d channels without a subscriber", n), func() bool {
+		gone := 0
 		for _, channel := range r.rdb.ZRange(t.Context(), aliveKey, 0, -1).Val() {
 			if r.rdb.PubSubNumSub(t.Context(), channel).Val()[channel] == 0 {
-				deaf++
+				gone++
 			}
 		}
-		return deaf >= n
+		return gone >= n
 	})
 }
 
-// held is a hold of "k" that outlasts the test.
+// held takes a hold of "k" that outlasts the test.
 func (r rig) held(t *testing.T) backend.Claim {
 	c := claim("k")
 	c.TTL = time.Hour
@@ -176,8 +176,8 @@ func (r rig) held(t *testing.T) backend.Claim {
 	return c
 }
 
-// Ten waiters in a row whose processes were killed, and a living one behind
-// them. The window is long, so none of the dead has lost its place.
+// Ten waiters whose processes were killed are before a living one. The window is
+// long, so the dead still have their places.
 func TestLivingWaiterBehindTenThatWereKilled(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
@@ -191,21 +191,21 @@ func TestLivingWaiterBehindTenThatWereKilled(t *testing.T) {
 	for _, c := range cs {
 		c.kill()
 	}
-	r.deaf(t, 10)
+	r.unsubscribed(t, 10)
 	began := time.Now()
 	if err := r.d.Release(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	x.got(t)
-	t.Logf("a waiter behind ten that were killed had the key %v after the release", time.Since(began))
+	t.Logf("the waiter behind the ten got the key %v after the release", time.Since(began))
 	if n := r.rdb.LLen(t.Context(), queueKey).Val(); n != 10 {
 		t.Errorf("%d are in the queue, want the ten", n)
 	}
 	x.release(t)
 }
 
-// Somebody who watches all channels hears everything, and is no waiter.
-func TestWatcherOfAllChannelsIsNoReceiver(t *testing.T) {
+// A client that subscribes to all channels by pattern does not count as a waiter.
+func TestSubscriberByPatternIsNoReceiver(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
 	watch := r.rdb.PSubscribe(t.Context(), "*")
@@ -218,7 +218,7 @@ func TestWatcherOfAllChannelsIsNoReceiver(t *testing.T) {
 	r.queued(t, "k", 1)
 	x := r.wait(t, r.another(t), claim("k"), 2)
 	head.kill()
-	r.deaf(t, 1)
+	r.unsubscribed(t, 1)
 	if err := r.d.Release(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
@@ -226,9 +226,9 @@ func TestWatcherOfAllChannelsIsNoReceiver(t *testing.T) {
 	x.release(t)
 }
 
-// Of several waiters that are stopped only the first is handed the key: by the
-// time it has to be taken from it, the window of the others has passed, too.
-func TestOnlyTheFirstOfThoseStoppedIsHandedTheKey(t *testing.T) {
+// Of several stopped waiters only the first is handed the key. When its term has
+// ended, the windows of the others have passed.
+func TestOnlyTheFirstStoppedWaiterIsHandedTheKey(t *testing.T) {
 	t.Parallel()
 	const window = time.Second
 	r := setup(t, nil)
@@ -262,7 +262,7 @@ func TestOnlyTheFirstOfThoseStoppedIsHandedTheKey(t *testing.T) {
 	if len(owners) > 2 {
 		t.Errorf("the key was handed to %q", owners)
 	}
-	// When they go on they wait again, and are served.
+	// When the stopped processes continue, they queue again and are served.
 	for _, s := range stopped {
 		s.signal(t, syscall.SIGCONT)
 	}
@@ -275,7 +275,7 @@ func TestOnlyTheFirstOfThoseStoppedIsHandedTheKey(t *testing.T) {
 	}
 }
 
-func TestHolderThatIsKilledIsFollowedByTheFirstWaiter(t *testing.T) {
+func TestFirstWaiterFollowsAHolderThatIsKilled(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
 	holder := start(t, "holder", r.url(time.Second)+"&ttl=6s", 1)
@@ -291,7 +291,7 @@ func TestHolderThatIsKilledIsFollowedByTheFirstWaiter(t *testing.T) {
 	y.release(t)
 }
 
-// All waiters are killed: what they leave goes by itself.
+// All waiters are killed. What they leave in the Redis expires.
 func TestNothingRemainsOfWaitersThatWereKilled(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
@@ -308,15 +308,15 @@ func TestNothingRemainsOfWaitersThatWereKilled(t *testing.T) {
 	}
 }
 
-// A user without the right to the channels cannot be told anything. It looks,
-// and is served in order.
+// A user without the right to the channels receives no messages. It polls, and is
+// served in order.
 func TestUserWithoutTheChannel(t *testing.T) {
 	for name, c := range map[string]struct {
 		window time.Duration
 		rights []any
 	}{
 		"no channels": {time.Minute, []any{"resetchannels"}},
-		"no publish":  {6 * time.Second, []any{"allchannels", "-publish"}}, // found by the refresh
+		"no publish":  {6 * time.Second, []any{"allchannels", "-publish"}}, // polls find the grants
 		"no pubsub":   {time.Minute, []any{"resetchannels", "-@pubsub"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -15,22 +15,22 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Names beside the lock "k".
+// The keys of the queue of "k".
 const (
 	queueKey   = "hasp:{k}:queue:k"
 	entriesKey = "hasp:{k}:entries:k"
 	aliveKey   = "hasp:{k}:alive:k"
 )
 
-// another is one more driver on the same Redis, with a window that no test
-// outlasts.
+// another returns one more driver on the same Redis. Its window is longer than the
+// test.
 func (r rig) another(t *testing.T) *fairlock.Driver {
 	d := fairlock.New(r.srv.Client(), &fairlock.Options{Window: time.Minute})
 	t.Cleanup(func() { d.Close() })
 	return d
 }
 
-// driver is one over a client with those options.
+// driver returns a driver over a client with those options.
 func (r rig) driver(t *testing.T, o *redis.Options) *fairlock.Driver {
 	rdb := redis.NewClient(o)
 	d := fairlock.New(rdb, nil)
@@ -38,7 +38,7 @@ func (r rig) driver(t *testing.T, o *redis.Options) *fairlock.Driver {
 	return d
 }
 
-// waiting is a Wait under way.
+// waiting is one Wait.
 type waiting struct {
 	c     backend.Claim
 	d     *fairlock.Driver
@@ -87,24 +87,24 @@ func (x *waiting) release(t *testing.T) {
 	}
 }
 
-// dead puts n entries into the queue of "k" whose clients listen to nothing,
-// but have been heard of lately.
-func (r rig) dead(t *testing.T, n int, how string, till time.Duration) {
+// dead puts n entries into the queue of "k" whose clients have no subscription, and
+// count as alive for that long.
+func (r rig) dead(t *testing.T, n int, command string, alive time.Duration) {
 	ctx := t.Context()
 	now := r.rdb.Time(ctx).Val()
 	pipe := r.rdb.Pipeline()
 	for i := range n {
 		token, channel := fmt.Sprint("dead", serial.Add(1)), fmt.Sprint("hasp:grant:dead", i)
 		pipe.RPush(ctx, queueKey, token)
-		pipe.HSet(ctx, entriesKey, token, how+" "+channel+" 1 60000 0 a dead one")
-		pipe.ZAdd(ctx, aliveKey, redis.Z{Score: float64(now.Add(till).UnixMilli()), Member: channel})
+		pipe.HSet(ctx, entriesKey, token, command+" "+channel+" 1 60000 0 a dead one")
+		pipe.ZAdd(ctx, aliveKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: channel})
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A queue is looked at in pieces, and what is left of it by the next look.
+// One script checks a part of a long queue, and the next script continues.
 func TestLongQueueOfTheDead(t *testing.T) {
 	for _, n := range []int{31, 32, 33, 64, 200} {
 		r := setup(t, nil)
@@ -120,16 +120,16 @@ func TestLongQueueOfTheDead(t *testing.T) {
 		if left := r.rdb.LLen(t.Context(), queueKey).Val(); left != int64(n+1) {
 			t.Errorf("%d are left in the queue, want the %d dead and one", left, n)
 		}
-		// From now on by what tries to take it, and by Break.
+		// Break hands the key over in the same way.
 		if err := r.d.Break(t.Context(), "k"); err != nil {
 			t.Error(err)
 		}
 		next.got(t)
 		next.release(t)
 		if _, err := r.d.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("acquire past %d in the queue: %v", n, err)
+			t.Errorf("acquire overtakes %d in the queue: %v", n, err)
 		}
-		// And by who comes last.
+		// So does a waiter that queues at the end.
 		x = &waiting{c: claim("k"), d: r.another(t), done: make(chan error, 1)}
 		go func() {
 			_, err := x.d.Wait(t.Context(), x.c)
@@ -139,21 +139,21 @@ func TestLongQueueOfTheDead(t *testing.T) {
 	}
 }
 
-// An attempt that finds a free key and many before it has the look go on.
-func TestAcquireGoesOnLooking(t *testing.T) {
+// An acquire that finds a free key and a long queue continues the hand-over.
+func TestAcquireContinuesAHandOver(t *testing.T) {
 	r := setup(t, nil)
 	c := claim("k")
 	r.acquire(t, c)
 	r.dead(t, 100, "PUBLISH", time.Hour)
 	x := r.wait(t, r.another(t), claim("k"), 101)
-	r.rdb.Del(t.Context(), "k") // nobody looks
+	r.rdb.Del(t.Context(), "k") // no waiter notices
 	if _, err := r.d.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("acquire: %v", err)
 	}
 	x.got(t)
 }
 
-func TestEntriesWhoseTimeHasPassedAreRemoved(t *testing.T) {
+func TestEntriesOfDeadClientsAreRemoved(t *testing.T) {
 	r := setup(t, nil)
 	c := claim("k")
 	r.acquire(t, c)
@@ -168,10 +168,10 @@ func TestEntriesWhoseTimeHasPassedAreRemoved(t *testing.T) {
 	r.acquire(t, claim("k"))
 }
 
-// A client that may not subscribe has entries without a way to be told: it is
-// still handed the key, and finds out at its next look. If it is dead, the key
-// stays blocked for a term, or for the rest of its window if that is longer.
-func TestEntryThatLooks(t *testing.T) {
+// The entries of a client without a subscription have no command. The client is
+// handed the key all the same, and finds out at its next poll. If it is dead, the
+// key is lost for the term, or until its client counts as dead if that is later.
+func TestEntryWithoutACommand(t *testing.T) {
 	r := setup(t, nil)
 	c := claim("k")
 	r.acquire(t, c)
@@ -185,7 +185,7 @@ func TestEntryThatLooks(t *testing.T) {
 	}
 }
 
-// Redis may evict any of the keys, since each has a term.
+// Redis may evict any of the keys, because each has a time to live.
 func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	t.Parallel()
 	for _, gone := range []string{queueKey, entriesKey, aliveKey} {
@@ -207,8 +207,8 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	}
 }
 
-// An entry whose half is gone does not stop the queue.
-func TestEntryOfNoUseIsRemoved(t *testing.T) {
+// A token without an entry, and an entry that cannot be read, are removed.
+func TestBadEntriesAreRemoved(t *testing.T) {
 	r := setup(t, nil)
 	c := claim("k")
 	r.acquire(t, c)
@@ -226,8 +226,9 @@ func TestEntryOfNoUseIsRemoved(t *testing.T) {
 	x.release(t)
 }
 
-// What is no fence is told to whoever wants one, and is in nobody else's way.
-func TestFenceThatIsNotToBeHadWhileWaiting(t *testing.T) {
+// If the counter has no fence in it, a waiter that wants a fence gets an error, and
+// the others are served.
+func TestBadFenceCounterWhileWaiting(t *testing.T) {
 	invalid := func(t *testing.T, err error) {
 		t.Helper()
 		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(counter)) {
@@ -236,7 +237,7 @@ func TestFenceThatIsNotToBeHadWhileWaiting(t *testing.T) {
 	}
 	for name, free := range map[string]func(r rig, c backend.Claim) error{
 		"by a message": func(r rig, c backend.Claim) error { return r.d.Release(t.Context(), c) },
-		"in a reply": func(r rig, c backend.Claim) error { // who listens anew looks
+		"in a reply": func(r rig, c backend.Claim) error { // a client that subscribes again polls
 			err := r.rdb.Del(t.Context(), "k").Err()
 			if r.srv.Real() {
 				r.rdb.Do(t.Context(), "client", "kill", "type", "pubsub")
@@ -270,7 +271,7 @@ func TestFenceThatIsNotToBeHadWhileWaiting(t *testing.T) {
 	}
 }
 
-// Fences grow from hold to hold, however the key was come by.
+// Fences grow from hold to hold, also if the key is handed over.
 func TestFencesOfAQueue(t *testing.T) {
 	r := setup(t, nil)
 	c := fenced("k")
@@ -293,7 +294,7 @@ func TestFencesOfAQueue(t *testing.T) {
 	}
 }
 
-// A release that is repeated finds nothing of its own, and leaves the others.
+// A release of a token that waits removes its place, once, and no other place.
 func TestReleaseOfAPlaceInTheQueue(t *testing.T) {
 	r := setup(t, nil)
 	c := claim("k")
@@ -313,7 +314,7 @@ func TestReleaseOfAPlaceInTheQueue(t *testing.T) {
 	y.release(t)
 }
 
-// Without memory to write in, a hold can be given back, and be handed over.
+// A server without free memory still releases a key and hands it over.
 func TestReleaseWithoutMemory(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c := claim("k")
@@ -330,14 +331,14 @@ func TestReleaseWithoutMemory(t *testing.T) {
 	}
 }
 
-// A user who may not publish still hands the key over. The waiter holds the key
-// until its next look, however short its term.
-func TestReleaseByAUserWhoMayNotPublish(t *testing.T) {
+// A user that may not publish still hands the key over. The waiter holds the key
+// until its next poll, however short its term is.
+func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c, short := claim("k"), claim("k")
 	short.TTL = backend.MinTTL
 	r.acquire(t, c)
-	r.wait(t, r.another(t), short, 1) // which looks three times a minute
+	r.wait(t, r.another(t), short, 1) // it polls three times a minute
 	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-publish").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -352,7 +353,7 @@ func TestReleaseByAUserWhoMayNotPublish(t *testing.T) {
 	}
 }
 
-// Nor is it in the way of a release if the queue cannot be read.
+// A release succeeds even if the queue cannot be read.
 func TestReleaseThatCannotHandOver(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c := claim("k")
@@ -365,7 +366,7 @@ func TestReleaseThatCannotHandOver(t *testing.T) {
 	}
 }
 
-// A record without an end would be held for ever.
+// If the term cannot be set, the record is removed.
 func TestNoHoldWithoutAnEnd(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-pexpire").Err(); err != nil {
@@ -378,8 +379,7 @@ func TestNoHoldWithoutAnEnd(t *testing.T) {
 	}
 }
 
-// The right to read the counter may be missing; that is no reason to think
-// that there is none.
+// A counter that the user may not read does not count as missing.
 func TestCounterThatMayNotBeRead(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-getrange").Err(); err != nil {

@@ -16,10 +16,11 @@ import (
 	"github.com/hasplock/hasp/fairlock"
 )
 
-// taking is what a caller of a test does: it has the key for a millisecond.
-const taking = time.Millisecond
+// holding is how long a caller of a test holds the key.
+const holding = time.Millisecond
 
-// crowd is callers of some processes for "k", in order of arrival.
+// crowd is callers of some processes that want "k", and the order in which they
+// were served.
 type crowd struct {
 	w  *world
 	wg sync.WaitGroup
@@ -29,8 +30,8 @@ type crowd struct {
 	fences []uint64
 }
 
-// comes has a caller ask for "k", note its name when it has it, and go.
-func (cr *crowd) comes(name string, c *hasp.Client, opts ...hasp.Option) {
+// join starts a caller, which locks "k", notes its name and unlocks.
+func (cr *crowd) join(name string, c *hasp.Client, opts ...hasp.Option) {
 	cr.wg.Go(func() {
 		lease, err := c.Lock(cr.w.Context(), "k", opts...)
 		if err != nil {
@@ -45,7 +46,7 @@ func (cr *crowd) comes(name string, c *hasp.Client, opts ...hasp.Option) {
 			cr.fences = append(cr.fences, f)
 		}
 		cr.mu.Unlock()
-		time.Sleep(taking)
+		time.Sleep(holding)
 		if err := lease.Unlock(cr.w.Context()); err != nil {
 			cr.w.Errorf("%s: %v", name, err)
 		}
@@ -61,8 +62,8 @@ func (cr *crowd) want(served string) {
 	}
 }
 
-// clients are Clients of processes with so many turns each, and what has "k"
-// freed that somebody else holds.
+// clients returns Clients of processes that have that many turns each. Another
+// process holds "k" until the caller calls free.
 func (w *world) clients(turns ...int) (free func(), cs []*hasp.Client, ps []*proc) {
 	c, holder := w.procs(1)
 	for i, n := range turns {
@@ -73,17 +74,17 @@ func (w *world) clients(turns ...int) (free func(), cs []*hasp.Client, ps []*pro
 	return func() { holder[0].release(c) }, cs, ps
 }
 
-// So many callers of a process have the key on one place, and then it has a
-// new one, after all that were taken before. A place costs two scripts.
+// As many callers of a process as it has turns hold the key on one place. Then the
+// process takes a new place at the end. A place costs two scripts.
 func TestTurnsInARow(t *testing.T) {
 	inWorld(t, func(w *world) {
 		free, cs, ps := w.clients(4, 4, 0)
 		cr := &crowd{w: w}
 		for i := range 9 {
-			cr.comes(fmt.Sprint("a", i), cs[0])
-			cr.comes(fmt.Sprint("b", i), cs[1])
+			cr.join(fmt.Sprint("a", i), cs[0])
+			cr.join(fmt.Sprint("b", i), cs[1])
 			if i < 2 {
-				cr.comes(fmt.Sprint("c", i), cs[2]) // whose callers have a place each
+				cr.join(fmt.Sprint("c", i), cs[2]) // each of its callers has a place
 			}
 		}
 		if got := w.owners(); !slices.Equal(got, []string{"0", "1", "2", "2"}) {
@@ -94,7 +95,7 @@ func TestTurnsInARow(t *testing.T) {
 				t.Errorf("TryLock: %v", err)
 			}
 		}
-		time.Sleep(window / 2) // so that nobody knows any more that the key was sought
+		time.Sleep(window / 2) // so that no Client remembers a refusal
 		ps[0].proxy.Commands()
 		free()
 		cr.want("a0 a1 a2 a3 b0 b1 b2 b3 c0 c1 a4 a5 a6 a7 b4 b5 b6 b7 a8 b8")
@@ -104,14 +105,14 @@ func TestTurnsInARow(t *testing.T) {
 				scripts++
 			}
 		}
-		if want := 5; scripts != want { // the first place had been taken
+		if want := 5; scripts != want { // the first enqueue was before
 			t.Errorf("%d scripts, want %d", scripts, want)
 		}
 		w.empty("all were served")
 	})
 }
 
-// Without turns, and with one, every caller has its own place.
+// Without turns, and with one turn, every caller has a place of its own.
 func TestOneTurnIsTheOrderOfArrival(t *testing.T) {
 	for _, turns := range []int{0, 1} {
 		inWorld(t, func(w *world) {
@@ -120,7 +121,7 @@ func TestOneTurnIsTheOrderOfArrival(t *testing.T) {
 			var want []string
 			for i := range 12 {
 				want = append(want, fmt.Sprint(i))
-				cr.comes(want[i], cs[i/3%2])
+				cr.join(want[i], cs[i/3%2])
 			}
 			free()
 			cr.want(strings.Join(want, " "))
@@ -128,17 +129,17 @@ func TestOneTurnIsTheOrderOfArrival(t *testing.T) {
 	}
 }
 
-// A fence is a place's, so who asks for one has the key for one turn only.
-func TestFencesRiseOverTurns(t *testing.T) {
+// A fence belongs to a place, so a caller that asks for one uses the place alone.
+func TestFencesGrowOverTurns(t *testing.T) {
 	inWorld(t, func(w *world) {
 		free, cs, _ := w.clients(8, 8)
 		cr := &crowd{w: w}
 		for i := range 5 {
-			cr.comes(fmt.Sprint("a", i), cs[0], hasp.WithFence())
-			cr.comes(fmt.Sprint("b", i), cs[1], hasp.WithFence())
+			cr.join(fmt.Sprint("a", i), cs[0], hasp.WithFence())
+			cr.join(fmt.Sprint("b", i), cs[1], hasp.WithFence())
 		}
-		cr.comes("a5", cs[0])
-		cr.comes("a6", cs[0])
+		cr.join("a5", cs[0])
+		cr.join("a6", cs[0])
 		free()
 		cr.want("a0 b0 a1 b1 a2 b2 a3 b3 a4 b4 a5 a6")
 		for i, f := range cr.fences {
@@ -150,8 +151,8 @@ func TestFencesRiseOverTurns(t *testing.T) {
 	})
 }
 
-// Whoever waits in the driver and gives up leaves the place to the next in
-// line, at no cost.
+// If the caller that waits in the driver gives up, the next caller in line gets its
+// place, without a command.
 func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 	for _, how := range []string{"max wait", "context"} {
 		t.Run(how, func(t *testing.T) {
@@ -166,12 +167,12 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 						opts = append(opts, hasp.WithMaxWait(time.Second))
 					}
 					if _, err := cs[0].Lock(ctx, "k", opts...); !errors.Is(err, hasp.ErrHeld) {
-						w.Errorf("who gave up: %v", err)
+						w.Errorf("the caller that gave up: %v", err)
 					}
 				})
 				w.settle()
-				cr.comes("b0", cs[1])
-				cr.comes("a1", cs[0], hasp.WithMaxWait(time.Minute))
+				cr.join("b0", cs[1])
+				cr.join("a1", cs[0], hasp.WithMaxWait(time.Minute))
 				ps[0].proxy.Commands()
 				if how == "context" {
 					cancel()
@@ -187,7 +188,7 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 				if got := w.owners(); !slices.Equal(got, []string{"0", "1"}) {
 					t.Errorf("places of %q", got)
 				}
-				cr.comes("a2", cs[0])
+				cr.join("a2", cs[0])
 				time.Sleep(3 * window) // the place is kept alive
 				free()
 				cr.want("a1 a2 b0")
@@ -197,15 +198,15 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 	}
 }
 
-// A place is for what it was taken for: who wants something else takes a new
-// one, and the old one is given up.
+// A caller that asks for something else than its predecessor takes a new place, and
+// the old one is given up.
 func TestPlaceIsNotLeftToAnotherKindOfCaller(t *testing.T) {
 	inWorld(t, func(w *world) {
 		free, cs, _ := w.clients(4, 4)
 		cr := &crowd{w: w}
-		cr.comes("a0", cs[0], hasp.WithMaxWait(time.Second))
-		cr.comes("b0", cs[1])
-		cr.comes("a1", cs[0], hasp.WithTTL(2*time.Minute))
+		cr.join("a0", cs[0], hasp.WithMaxWait(time.Second))
+		cr.join("b0", cs[1])
+		cr.join("a1", cs[0], hasp.WithTTL(2*time.Minute))
 		time.Sleep(time.Second)
 		w.settle()
 		if got := w.owners(); !slices.Equal(got, []string{"1", "0"}) {
@@ -217,12 +218,12 @@ func TestPlaceIsNotLeftToAnotherKindOfCaller(t *testing.T) {
 	})
 }
 
-func TestNothingRemainsOfPlacesThatNobodyWants(t *testing.T) {
+func TestNothingRemainsOfPlacesThatNoCallerWants(t *testing.T) {
 	inWorld(t, func(w *world) {
 		free, cs, _ := w.clients(4)
 		cr := &crowd{w: w}
 		for i := range 3 {
-			cr.comes(fmt.Sprint(i), cs[0], hasp.WithMaxWait(time.Duration(i+1)*time.Second))
+			cr.join(fmt.Sprint(i), cs[0], hasp.WithMaxWait(time.Duration(i+1)*time.Second))
 		}
 		cr.wg.Wait()
 		w.settle()
@@ -235,7 +236,7 @@ func TestNothingRemainsOfPlacesThatNobodyWants(t *testing.T) {
 	})
 }
 
-// The grant of a place may come while nobody waits in it.
+// A place may be served while no Wait runs for it.
 func TestPlaceThatStays(t *testing.T) {
 	stays := func(c *backend.Claim) { c.Stays = true }
 	for _, end := range []string{"waited for again", "released", "closed"} {
@@ -273,38 +274,37 @@ func TestPlaceThatStays(t *testing.T) {
 	}
 }
 
-// An outage is not mistaken for a key that is held, and a place is not kept
-// through one that was not ridden out.
+// A short outage costs neither the place nor the wait.
 func TestTurnsInAnOutage(t *testing.T) {
 	inWorld(t, func(w *world) {
 		free, cs, _ := w.clients(4)
 		cr := &crowd{w: w}
-		cr.comes("a0", cs[0])
-		cr.comes("a1", cs[0])
-		w.v.Mini.SetError("LOADING it is out")
+		cr.join("a0", cs[0])
+		cr.join("a1", cs[0])
+		w.v.Mini.SetError("LOADING")
 		time.Sleep(time.Second)
 		w.v.Mini.SetError("")
 		time.Sleep(window)
 		free()
 		cr.want("a0 a1")
-		w.empty("the outage was ridden out")
+		w.empty("the outage is over")
 	})
 }
 
-// A process that dies in a row costs what is left of the term, as every
-// holder that dies, and no two have the key at once.
+// If a process dies within a row, the next waiter gets the key at the end of the
+// term, and not before.
 func TestProcessThatDiesInARow(t *testing.T) {
 	inWorld(t, func(w *world) {
 		free, cs, ps := w.clients(4, 4)
-		var last time.Time // when the first process had the key
+		var last time.Time // when the first process last held the key
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
 				lease, err := cs[0].Lock(w.Context(), "k")
 				if err != nil {
-					return // it takes no place any more
+					return // the process has died
 				}
-				time.Sleep(taking)
+				time.Sleep(holding)
 				ps[0].proxy.Down()
 				last = time.Now()
 				if lease.Unlock(w.Context()); lease.Err() == nil {
@@ -314,23 +314,23 @@ func TestProcessThatDiesInARow(t *testing.T) {
 			w.settle()
 		}
 		cr := &crowd{w: w}
-		cr.comes("b0", cs[1])
-		cr.comes("b1", cs[1])
+		cr.join("b0", cs[1])
+		cr.join("b1", cs[1])
 		free()
 		began := time.Now()
 		cr.want("b0 b1")
-		if took := time.Since(began); took > window+10*taking {
+		if took := time.Since(began); took > window+10*holding {
 			t.Errorf("served after %v", took)
 		}
 		wg.Wait()
-		if took := last.Sub(began); took != 4*taking {
-			t.Errorf("the row of the dead lasted %v", took)
+		if took := last.Sub(began); took != 4*holding {
+			t.Errorf("the row of the process that died lasted %v", took)
 		}
 	})
 }
 
-// However short the holds, the processes have the key for as many turns as
-// the others, and so do their callers.
+// All processes hold the key for the same number of turns, and so do their callers,
+// however short the holds are.
 func TestSharesOfTurns(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const callers, rounds = 64, 8
@@ -352,7 +352,7 @@ func TestSharesOfTurns(t *testing.T) {
 					more = total < callers*rounds
 					shares[i]++
 					mu.Unlock()
-					time.Sleep(taking)
+					time.Sleep(holding)
 					if err := lease.Unlock(w.Context()); err != nil {
 						t.Error(err)
 					}

@@ -24,8 +24,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Tests of waiting in virtual time: the real go-redis talks to miniredis
-// within a bubble, so durations are exact whatever the machine does.
+// These tests wait in virtual time. The real go-redis talks to miniredis within a
+// bubble, so durations are exact, however slow the machine is.
 
 // world is a Redis in a bubble.
 type world struct {
@@ -43,8 +43,8 @@ func inWorld(t *testing.T, f func(w *world)) {
 	})
 }
 
-// proc is a driver with a way of its own to the Redis: another process, as far
-// as anybody can tell.
+// proc is a driver with connections of its own to the Redis, as in a process of
+// its own.
 type proc struct {
 	*fairlock.Driver
 	w     *world
@@ -52,23 +52,24 @@ type proc struct {
 
 	mu    sync.Mutex // guards all below
 	conns []*conn
-	lose  string // the next command that contains this is on the way for long: its sender is cut off
-	late  []byte // that command
+	lose  string // the next command that contains this is kept back, and its connection is closed
+	late  []byte // the command that was kept back
 }
 
-// conn can be made to lose what the server says on it.
+// conn is a connection whose replies can be dropped or delayed.
 type conn struct {
 	net.Conn
-	p             *proc
-	listens, deaf atomic.Bool
-	slow          atomic.Pointer[chan struct{}] // what is said is not heard before that is closed
+	p          *proc
+	subscribed atomic.Bool // it carries messages
+	dropping   atomic.Bool
+	delay      atomic.Pointer[chan struct{}] // if set, reads block until it is closed
 }
 
 func (c *conn) Write(b []byte) (int, error) {
 	if bytes.Contains(b, []byte("\r\nsubscribe\r\n")) {
-		c.listens.Store(true)
+		c.subscribed.Store(true)
 	}
-	if c.p.keep(b) {
+	if c.p.keepBack(b) {
 		c.Close()
 		return 0, io.ErrClosedPipe
 	}
@@ -78,17 +79,18 @@ func (c *conn) Write(b []byte) (int, error) {
 func (c *conn) Read(b []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(b)
-		if slow := c.slow.Load(); slow != nil {
-			<-*slow
+		if delay := c.delay.Load(); delay != nil {
+			<-*delay
 		}
-		if err != nil || !c.deaf.Load() {
+		if err != nil || !c.dropping.Load() {
 			return n, err
 		}
 	}
 }
 
-// keep takes a command that is to be late.
-func (p *proc) keep(b []byte) bool {
+// keepBack stores the command that p.lose names, and reports whether b is that
+// command.
+func (p *proc) keepBack(b []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.lose == "" || !bytes.Contains(b, []byte(p.lose)) {
@@ -98,8 +100,8 @@ func (p *proc) keep(b []byte) bool {
 	return true
 }
 
-// land has the command arrive that was late.
-func (p *proc) land() {
+// deliverLate sends the command that was kept back.
+func (p *proc) deliverLate() {
 	c, err := p.w.v.Mini.Dial()
 	if err != nil {
 		p.w.Fatal(err)
@@ -113,36 +115,37 @@ func (p *proc) land() {
 	}
 }
 
-// deafen has the present connection of the messages be half-open.
-func (p *proc) deafen() {
+// dropMessages makes the present connection of the messages half-open.
+func (p *proc) dropMessages() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.conns {
-		c.deaf.Store(c.listens.Load())
+		c.dropping.Store(c.subscribed.Load())
 	}
 }
 
-// move sends the commands to the server that the address now leads to. The
-// connection of the messages stays on the old server.
+// move closes the connections of the commands, so that new ones go to the server
+// that the address leads to now. The connection of the messages stays on the old
+// server.
 func (p *proc) move() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.conns {
-		if !c.listens.Load() {
+		if !c.subscribed.Load() {
 			c.Close()
 		}
 	}
 }
 
-// slow has what is said on the connection of the messages come late: when the
-// function that it returns is called.
-func (p *proc) slow() (late func()) {
+// delayMessages blocks the connection of the messages until the caller calls
+// deliver.
+func (p *proc) delayMessages() (deliver func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	flow := make(chan struct{})
 	for _, c := range p.conns {
-		if c.listens.Load() {
-			c.slow.Store(&flow)
+		if c.subscribed.Load() {
+			c.delay.Store(&flow)
 		}
 	}
 	return func() { close(flow) }
@@ -177,7 +180,8 @@ func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
 	return p
 }
 
-// procs are several, the first of which holds the key "k" without an end.
+// procs returns n processes. The first holds the key "k" for longer than the test
+// lasts.
 func (w *world) procs(n int) (backend.Claim, []*proc) {
 	w.Helper()
 	var ps []*proc
@@ -192,7 +196,7 @@ func (w *world) procs(n int) (backend.Claim, []*proc) {
 	return c, ps
 }
 
-// wait is a Wait under way.
+// wait is one Wait.
 type wait struct {
 	c     backend.Claim
 	p     *proc
@@ -201,11 +205,10 @@ type wait struct {
 	grant backend.Grant
 	err   error
 	asked time.Time
-	at    time.Time // when it had ended
+	at    time.Time // when it ended
 }
 
-// wait begins a Wait and returns when it is in the queue, as far as it gets
-// there.
+// wait begins a Wait, and returns when it is in the queue or cannot get there.
 func (p *proc) wait(change ...func(c *backend.Claim)) *wait {
 	c := claim("k")
 	c.Renewed = true
@@ -232,7 +235,7 @@ func (p *proc) cleanUp(ctx context.Context, x *wait) {
 		return
 	}
 	if errors.Is(x.err, backend.ErrHeld) && ctx.Err() == nil {
-		p.w.Errorf("held, though nobody ended the wait: %v", x.err)
+		p.w.Errorf("held, although the wait was not ended: %v", x.err)
 	}
 	for times := 2; times > 0; {
 		within, cancel := context.WithTimeout(p.w.Context(), x.c.Timeout)
@@ -251,8 +254,8 @@ func (p *proc) cleanUp(ctx context.Context, x *wait) {
 	}
 }
 
-// settle waits until nothing moves any more, and lets what waits for a network
-// go on for a moment.
+// settle waits until all goroutines are blocked, also after those that wait for
+// the network had a moment to continue.
 func (w *world) settle() {
 	synctest.Wait()
 	time.Sleep(time.Millisecond)
@@ -277,12 +280,13 @@ func (x *wait) gotWithin(began time.Time, d time.Duration) {
 	}
 }
 
+// waits fails unless x still waits.
 func (x *wait) waits() {
 	x.p.w.Helper()
 	synctest.Wait()
 	select {
 	case <-x.done:
-		x.p.w.Fatalf("it does not wait any more: %+v, %v", x.grant, x.err)
+		x.p.w.Fatalf("the wait has ended: %+v, %v", x.grant, x.err)
 	default:
 	}
 }
@@ -307,7 +311,7 @@ func (p *proc) renew(c backend.Claim) error {
 	return err
 }
 
-// owners are those who wait for "k".
+// owners returns the owners of the waiters for "k".
 func (w *world) owners() []string {
 	w.Helper()
 	d := fairlock.New(w.rdb, nil)
@@ -360,9 +364,8 @@ func TestReleaseServesAtOnceAndInOrder(t *testing.T) {
 	})
 }
 
-// A client that has several waiters for a key says that it is alive once, and
-// a holder that does not release is looked at no more often than that.
-func TestWaitingCostsNothingButTheRefresh(t *testing.T) {
+// A client with several waiters for a key sends one poll for all of them.
+func TestWaitingCostsNothingButThePolls(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, ps := w.procs(3)
 		for range 8 {
@@ -391,7 +394,7 @@ func TestWaitingCostsNothingButTheRefresh(t *testing.T) {
 	})
 }
 
-// More waiters of one client than one script asks about.
+// One client has more waiters than one poll asks about.
 func TestManyWaitersOfOneClient(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, ps := w.procs(2)
@@ -416,14 +419,14 @@ func TestManyWaitersOfOneClient(t *testing.T) {
 			}
 		}
 		if n := len(w.owners()); scripts < 4 || scripts > 8 || n != many {
-			w.Errorf("%d scripts in a window, want two for each of three refreshes; %d wait", scripts, n)
+			w.Errorf("%d scripts in a window, want two for each of three polls; %d wait", scripts, n)
 		}
 		stop()
 		all.Wait()
 	})
 }
 
-func TestLivingWaitersKeepTheirPlaceHoweverLongItTakes(t *testing.T) {
+func TestLivingWaitersKeepTheirPlaces(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
 		first, second := ps[1].wait(), ps[2].wait()
@@ -438,7 +441,7 @@ func TestLivingWaitersKeepTheirPlaceHoweverLongItTakes(t *testing.T) {
 	})
 }
 
-func TestDeadHoldersSuccessorComesWithTheEndOfTheTerm(t *testing.T) {
+func TestNextWaiterGetsTheKeyWhenADeadHoldersTermEnds(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, q := w.proc(), w.proc()
 		c := claim("k")
@@ -450,15 +453,15 @@ func TestDeadHoldersSuccessorComesWithTheEndOfTheTerm(t *testing.T) {
 		x := q.wait()
 		x.gotWithin(began, c.TTL+10*time.Millisecond)
 		if took := x.at.Sub(began); took < c.TTL {
-			w.Errorf("already after %v", took)
+			w.Errorf("it got the key after %v, before the term had ended", took)
 		}
-		// That one dies, too: its term is that of a hand-over, for nobody has renewed it.
+		// That waiter dies without a renewal, so the term is that of a hand-over.
 		next := p.wait()
 		next.gotWithin(x.at, window+10*time.Millisecond)
 	})
 }
 
-// dead are processes that are gone: their connections are closed.
+// The connections of a dead process are closed.
 func TestDeadWaitersAreSkipped(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(13)
@@ -473,17 +476,17 @@ func TestDeadWaitersAreSkipped(t *testing.T) {
 		ps[0].release(c)
 		living.gotWithin(time.Now(), 0)
 		if got := w.owners(); len(got) != 11 {
-			w.Errorf("%d wait, want the dead, which keep their places, and one", len(got))
+			w.Errorf("%d wait, want the ten dead, which keep their places, and one", len(got))
 		}
 		living.release()
 		last.gotWithin(time.Now(), 0)
 		last.release()
 		time.Sleep(window + time.Millisecond)
-		w.empty("the dead have had their window")
+		w.empty("the window of the dead has passed")
 	})
 }
 
-// A waiter that comes back before its window has passed is still the first.
+// A waiter that connects again before its window has passed is still the first.
 func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
@@ -501,8 +504,7 @@ func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
 	})
 }
 
-// A process that is stopped has connections that take everything: it looks
-// alive, once.
+// The connections of a stopped process still accept data, so it looks alive.
 func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(7)
@@ -519,11 +521,11 @@ func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
 		time.Sleep(window / 2)
 		living.waits()
 		living.gotWithin(began, window+10*time.Millisecond)
-		// For the others it was an outage, longer than they ride out.
+		// For those that were stopped it was an outage of more than their Timeout.
 		for i, x := range stopped {
 			<-x.done
 			if x.err == nil || errors.Is(x.err, backend.ErrHeld) {
-				w.Errorf("cut off %d: %v", i, x.err)
+				w.Errorf("stopped %d: %v", i, x.err)
 			}
 			ps[1+i].proxy.Flow()
 		}
@@ -533,8 +535,8 @@ func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
 	})
 }
 
-// The same with a term below the window: each of those stopped costs no more
-// than its term, and all of them a window.
+// If terms are below the window, each stopped waiter costs its term at most, and
+// all of them together cost a window.
 func TestStoppedWaitersWithShortTerms(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(7)
@@ -550,17 +552,17 @@ func TestStoppedWaitersWithShortTerms(t *testing.T) {
 	})
 }
 
-func TestWaiterThatGivesUpWhileItIsHandedTheKeyPassesItOn(t *testing.T) {
+func TestKeyIsHandedOnIfItsReceiverGivesUp(t *testing.T) {
 	inWorld(t, func(w *world) {
 		for _, at := range []time.Duration{0, 5 * time.Millisecond, 10 * time.Millisecond} {
 			c, ps := w.procs(3)
 			x, next := ps[1].wait(fence), ps[2].wait(fence)
-			ps[1].proxy.Delay(10 * time.Millisecond) // so the message is still on the way
+			ps[1].proxy.Delay(10 * time.Millisecond) // so the message is still in flight
 			ps[0].release(c)
 			began := time.Now()
 			time.AfterFunc(at, x.stop)
 			<-x.done
-			if x.err == nil { // it got it in the same moment
+			if x.err == nil { // it got the key in the same moment
 				x.release()
 			} else if !errors.Is(x.err, backend.ErrHeld) {
 				w.Errorf("stopped after %v: %v", at, x.err)
@@ -574,8 +576,8 @@ func TestWaiterThatGivesUpWhileItIsHandedTheKeyPassesItOn(t *testing.T) {
 	})
 }
 
-// The message is lost with its connection: the waiter finds the grant when it
-// listens again.
+// The message is lost with its connection. The waiter finds the grant when it has
+// subscribed again.
 func TestMessageLostWithItsConnection(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
@@ -593,16 +595,15 @@ func TestMessageLostWithItsConnection(t *testing.T) {
 	})
 }
 
-// The connection of the messages is half-open, and all others are well: the
-// refresh finds the grant.
+// Only the connection of the messages is half-open. The next poll finds the grant.
 func TestMessageLostInAHalfOpenConnection(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(2)
 		x := ps[1].wait()
-		ps[1].deafen()
+		ps[1].dropMessages()
 		ps[0].release(c)
 		x.gotWithin(time.Now(), window/3+10*time.Millisecond)
-		// It is not left at that: the next message arrives.
+		// The client subscribes again, so the next message arrives.
 		x.release()
 		time.Sleep(window / 2)
 		c.Token += "-again"
@@ -626,7 +627,7 @@ func TestSubscriptionFollowsTheAddress(t *testing.T) {
 		w.v = redistest.Virtual(w.T)
 		ps[1].move()
 		c, others := w.procs(2)
-		time.Sleep(window / 2) // the old waiter finds that it has no place any more, and takes one
+		time.Sleep(window / 2) // the old waiter finds that its place is gone, and takes a new one
 		fresh, more := others[1].wait(), ps[1].wait()
 		time.Sleep(window / 2)
 
@@ -661,8 +662,8 @@ func TestServerWithoutRoomForASubscription(t *testing.T) {
 	})
 }
 
-// A waiter without a subscription holds the key until its next look, even if its
-// term would have ended by then.
+// A waiter without a subscription holds the key until its next poll, even if its
+// term would have ended before.
 func TestShortTermWithoutASubscription(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
@@ -677,19 +678,19 @@ func TestShortTermWithoutASubscription(t *testing.T) {
 	})
 }
 
-func TestTryLockDoesNotBargePastAQueue(t *testing.T) {
+func TestTryLockDoesNotOvertakeAQueue(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
 		ps[1].wait()
 		ps[1].proxy.Down()
 		w.settle()
-		ps[0].release(c) // the key is free; the waiter may come back
+		ps[0].release(c) // the key is free, and the waiter may connect again
 		for _, p := range []*proc{ps[0], ps[2]} {
 			if _, err := p.Acquire(w.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
-				w.Errorf("acquire past a queue: %v", err)
+				w.Errorf("acquire overtakes a queue: %v", err)
 			}
 		}
-		// Who is ready to wait gets it: the one before cannot hear.
+		// A caller that waits gets the key, because the one before receives no messages.
 		x := ps[2].wait()
 		x.gotWithin(x.asked, 0)
 		x.release()
@@ -701,7 +702,7 @@ func TestTryLockDoesNotBargePastAQueue(t *testing.T) {
 	})
 }
 
-// And a queue of the dead is none, once their window has passed.
+// Once the window of the last waiter has passed, there is no queue.
 func TestTryLockAfterTheLastWaiterDied(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
@@ -732,8 +733,8 @@ func TestNothingRemainsOfWaitersThatDied(t *testing.T) {
 	})
 }
 
-// A holder of another strategy tells nobody when it gives the key back.
-func TestStrangersReleaseIsNoticed(t *testing.T) {
+// A holder of another strategy sends no message when it releases the key.
+func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
 	for kind, put := range map[string]func(w *world){
 		"string": func(w *world) { w.rdb.Set(w.Context(), "k", "token#owner", time.Hour) },
 		"hash": func(w *world) {
@@ -759,7 +760,7 @@ func TestStrangersReleaseIsNoticed(t *testing.T) {
 	}
 }
 
-func TestBreakPassesOnToTheNext(t *testing.T) {
+func TestBreakHandsTheKeyOver(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
 		x, next := ps[1].wait(), ps[2].wait()
@@ -768,31 +769,31 @@ func TestBreakPassesOnToTheNext(t *testing.T) {
 		}
 		x.gotWithin(time.Now(), 0)
 		if err := ps[0].renew(c); !errors.Is(err, backend.ErrLost) {
-			w.Errorf("renewal by the one that was broken: %v", err)
+			w.Errorf("renewal after the break: %v", err)
 		}
 		if err := ps[0].Break(w.Context(), "k"); err != nil {
 			w.Error(err)
 		}
 		next.gotWithin(time.Now(), 0)
 		if err := ps[1].Release(w.Context(), x.c); !errors.Is(err, backend.ErrLost) {
-			w.Errorf("release by the second that was broken: %v", err)
+			w.Errorf("release after the second break: %v", err)
 		}
 	})
 }
 
-// A term that is handed over is bounded by the window, and counts from when
-// the waiter was last known to wait; a renewal raises it.
-func TestTermOfAGrant(t *testing.T) {
+// The term of a hand-over is a window at most. It counts from the last call that
+// found the waiter in the queue. A renewal raises it.
+func TestTermOfAHandOver(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		ttl      time.Duration
 		renewed  bool
 		waited   time.Duration
-		confirms int           // scripts besides the one that enqueued and the refresh
-		least    time.Duration // that is left of the term as far as the holder knows
+		confirms int           // commands after the release
+		least    time.Duration // what must be left of the term, as far as the holder knows
 	}{
 		{"long", time.Minute, true, 0, 0, window * 9 / 10},
-		{"long, after the refresh", time.Minute, true, window/3 + time.Second, 0, window*9/10 - time.Second},
+		{"long, after a poll", time.Minute, true, window/3 + time.Second, 0, window*9/10 - time.Second},
 		{"long, not renewed", time.Minute, false, 0, 1, 59 * time.Second},
 		{"short", 3 * time.Second, true, time.Second, 0, 1900 * time.Millisecond},
 		{"short, not renewed", 3 * time.Second, false, time.Second, 0, 1900 * time.Millisecond},
@@ -815,7 +816,7 @@ func TestTermOfAGrant(t *testing.T) {
 				if left := time.Until(x.grant.Until); left < c.least {
 					w.Errorf("%v left, want %v", left, c.least)
 				}
-				// Never longer than the record is there.
+				// The holder never trusts the hold for longer than the record lasts.
 				if pttl := w.rdb.PTTL(w.Context(), "k").Val(); time.Until(x.grant.Until) > pttl || pttl > max(window, c.ttl) {
 					w.Errorf("trusted for %v, of %v", time.Until(x.grant.Until), pttl)
 				}
@@ -830,57 +831,57 @@ func TestTermOfAGrant(t *testing.T) {
 	}
 }
 
-// A grant that ran out before it could be confirmed is not delivered.
-func TestGrantThatRanOutIsNotDelivered(t *testing.T) {
+// A grant whose term ends before it can be confirmed is not returned.
+func TestExpiredGrantIsNotReturned(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
 		short := func(c *backend.Claim) { c.TTL = 200 * time.Millisecond }
 		x := ps[1].wait(short)
 		other := ps[2].wait()
 		time.Sleep(150 * time.Millisecond)
-		ps[1].proxy.Delay(300 * time.Millisecond) // the message comes late
+		ps[1].proxy.Delay(300 * time.Millisecond) // the message arrives late
 		ps[0].release(c)
 		other.gotWithin(time.Now(), window/3)
 		time.Sleep(time.Second)
-		x.waits() // behind the other
+		x.waits() // it is behind the other now
 		ps[1].proxy.Delay(0)
 		other.release()
 		x.gotWithin(time.Now(), time.Second)
 		if err := ps[1].renew(x.c); err != nil {
-			w.Errorf("delivered, but: %v", err)
+			w.Errorf("renewal of the returned grant: %v", err)
 		}
 	})
 }
 
-// A message that comes when its grant has run out, and its waiter stands in the
-// queue again, is not taken for the next grant.
-func TestMessageThatComesTooLate(t *testing.T) {
+// A message arrives when its grant has expired and its waiter is in the queue
+// again. It does not count for the next grant.
+func TestLateMessageIsIgnored(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
 		x := ps[1].wait(func(c *backend.Claim) { c.TTL = 200 * time.Millisecond })
 		other := ps[2].wait()
-		time.Sleep(window/3 + 50*time.Millisecond) // the next look comes when the grant has run out
-		late := sync.OnceFunc(ps[1].slow())
-		defer late()
+		time.Sleep(window/3 + 50*time.Millisecond) // the next poll comes after the end of the grant
+		deliver := sync.OnceFunc(ps[1].delayMessages())
+		defer deliver()
 		ps[0].release(c)
 		other.gotWithin(time.Now(), window/3)
 		w.settle()
 		if got := w.owners(); !slices.Equal(got, []string{x.c.Owner}) {
 			w.Fatalf("%q wait", got)
 		}
-		late()
+		deliver()
 		w.settle()
 		x.waits()
 		other.release()
 		x.gotWithin(time.Now(), time.Second)
 		if err := ps[1].renew(x.c); err != nil {
-			w.Errorf("delivered, but: %v", err)
+			w.Errorf("renewal of the returned grant: %v", err)
 		}
 	})
 }
 
-// What drivers send does not depend on their clocks, and nothing they are told
-// is compared with them. Here the server's clock is 30 s ahead, or behind.
+// Drivers send no times of their own clocks, and compare no reply with them. Here
+// the server's clock is 30 s ahead, or behind.
 func TestClocksApart(t *testing.T) {
 	for _, apart := range []time.Duration{30 * time.Second, -30 * time.Second} {
 		inWorld(t, func(w *world) {
