@@ -72,7 +72,7 @@ var (
 	yamlUnknown  = regexp.MustCompile(`field (.+) not found in type \S+`)
 	yamlType     = strings.NewReplacer("!!map", "a mapping", "!!seq", "a list", "!!str", "a string", "!!int", "a number",
 		"!!bool", "a boolean", "!!null", "nothing", "hasp.Config", "strategy, nodes and params", "hasp.Params", "params: {NAME: VALUE}",
-		"[]string", "a list of strings")
+		"[]string", "a list of strings", "want string", "want a string")
 )
 
 // yamlError returns err without the values in it, and in terms of YAML rather

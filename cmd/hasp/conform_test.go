@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -13,24 +12,20 @@ import (
 func TestConform(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, store(t), "conform").want(t, 0)
-	contains(t, o.out, "pass  acquire-excludes")
-	contains(t, o.out, "pass  process-exclusion") // in processes of its own
-	contains(t, o.out, " 0 failed, ")
-	contains(t, o.out, "filelock: ")
+	// process-exclusion starts processes.
+	contains(t, o.out, "pass  acquire-excludes", "pass  process-exclusion", " 0 failed, ", "filelock: ")
 	if o.err != "" {
 		t.Errorf("stderr: %s", o.err)
 	}
 }
 
-// unfenced claims that it has no fence, and lies.
+// The strategy unfenced claims to have no fences, but its store has them.
 func TestConformFails(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "", "conform", "--url", "unfenced://", "--json").want(t, exitFailed)
 	contains(t, o.err, "clauses failed: ")
 	var all []clause
-	if err := json.Unmarshal([]byte(o.out), &all); err != nil {
-		t.Fatalf("%v in:\n%s", err, o.out)
-	}
+	o.decode(t, &all)
 	failed := 0
 	for _, c := range all {
 		if c.Status == "fail" {
@@ -45,20 +40,17 @@ func TestConformFails(t *testing.T) {
 	}
 }
 
-// On a server that is reached over TCP the clauses about a bad network run too,
-// and those about the other strategies that lock keys there.
+// On a Redis server, the suite also runs the clauses about a bad network and about
+// the other strategies on Redis.
 func TestConformOnRedis(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "fairlock+"+redistest.Start(t, nil).URL()+"?window=4s&ttl=10s", "conform").want(t, 0)
-	contains(t, o.out, "pass  link-outage")
-	contains(t, o.out, "pass  order-of-arrival")
-	contains(t, o.out, "pass  others-exclude")
-	contains(t, o.out, " 0 failed, ")
+	contains(t, o.out, "pass  link-outage", "pass  order-of-arrival", "pass  others-exclude", " 0 failed, ")
 }
 
-// A strategy is checked with all others of its store, and their parameters are
-// not mixed up.
-func TestConformKnowsTheOthers(t *testing.T) {
+// conform checks a strategy with all others of its store. Each gets only the
+// parameters that it knows.
+func TestConformKnowsTheOtherStrategies(t *testing.T) {
 	t.Parallel()
 	url := redistest.Start(t, nil).URL()
 	for _, c := range []hasp.Config{
@@ -106,14 +98,10 @@ func TestHostOf(t *testing.T) {
 
 func TestStrategies(t *testing.T) {
 	t.Parallel()
-	o := call("strategies").want(t, 0)
-	for _, want := range []string{"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://"} {
-		contains(t, o.out, want)
-	}
+	contains(t, call("strategies").want(t, 0).out,
+		"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://")
 	var all []strategy
-	if err := json.Unmarshal([]byte(call("strategies", "--json").want(t, 0).out), &all); err != nil {
-		t.Fatal(err)
-	}
+	call("strategies", "--json").want(t, 0).decode(t, &all)
 	if len(all) < 3 {
 		t.Errorf("%+v", all)
 	}
@@ -145,9 +133,15 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
-	for _, want := range []string{"spinlock+redis://", "pubsublock+redis://", "fairlock+redis://"} {
-		contains(t, call("__complete", "inspect", "--url", "").want(t, 0).out, want)
+	contains(t, call("__complete", "inspect", "--url", "").want(t, 0).out, "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://")
+}
+
+func TestVersionAndHelp(t *testing.T) {
+	t.Parallel()
+	version := call("version").want(t, 0).out
+	contains(t, version, "hasp ")
+	if got := call("--version").want(t, 0).out; got != version {
+		t.Errorf("--version prints %q, version %q", got, version)
 	}
-	contains(t, call("version").want(t, 0).out, "hasp ")
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
 }

@@ -13,17 +13,15 @@ import (
 	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
-// On a terminal the demo draws; all of it stays within the terminal, and the
-// cursor is shown again.
+// On a terminal the demo draws a picture that fits. At the end the cursor is shown
+// again.
 func TestDemoOnATerminal(t *testing.T) {
 	t.Parallel()
 	s := startSession(t, "", false, "demo", "--workers", "3", "--increments", "5", "--work", "3ms", "--ttl", "3s")
 	s.report.expect("exited 0")
 	s.end()
 	text := s.String()
-	for _, want := range []string{"hasp demo", "█", "✗", "░", "\x1b[?25l", "\x1b[?25h", "15 of 15", "killed", "ok: the number is 15"} {
-		contains(t, text, want)
-	}
+	contains(t, text, "hasp demo", "█", "✗", "░", "\x1b[?25l", "\x1b[?25h", "15 of 15", "killed", "ok: the number is 15")
 	if strings.LastIndex(text, "\x1b[?25h") < strings.LastIndex(text, "\x1b[?25l") {
 		t.Error("the cursor stays hidden")
 	}
@@ -44,20 +42,18 @@ func fitsTerminal(t *testing.T, text string) {
 	}
 }
 
-// The worker that is next is named, above the lanes and in its own.
+// The screen names the next worker, above the lanes and in the worker's lane.
 func TestDemoShowsTheLineOnATerminal(t *testing.T) {
 	t.Parallel()
 	s := startSession(t, queueURL(t), false, "demo", "--workers", "4", "--increments", "10", "--work", "20ms", "--ttl", "3s")
 	s.report.expect("exited 0")
 	s.end()
 	text := s.String()
-	for _, want := range []string{"  in line", "next ", ", then ", ", next", "ok: the number is 40"} {
-		contains(t, text, want)
-	}
+	contains(t, text, "  in line", "next ", ", then ", ", next", "ok: the number is 40")
 	fitsTerminal(t, text)
 }
 
-// Owners come from a store that anybody may write to.
+// Any program can write owners into the store.
 func TestInspectOnATerminalShowsNothingRaw(t *testing.T) {
 	t.Parallel()
 	url := queueURL(t)
@@ -70,9 +66,9 @@ func TestInspectOnATerminalShowsNothingRaw(t *testing.T) {
 	}
 }
 
-// Nobody is left of a demo that is interrupted or killed: the descriptor that
-// all its processes inherit is closed by the last of them.
-func TestDemoLeavesNobody(t *testing.T) {
+// A demo that is interrupted or killed leaves no process: they all inherit a
+// descriptor, which ends with the last of them.
+func TestDemoLeavesNoProcess(t *testing.T) {
 	t.Parallel()
 	for sig, code := range map[syscall.Signal]int{unix.SIGINT: 130, unix.SIGTERM: 143, unix.SIGKILL: -1} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
@@ -82,12 +78,10 @@ func TestDemoLeavesNobody(t *testing.T) {
 			cmd.ExtraFiles = []*os.File{w}
 			tmp := t.TempDir()
 			cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
-			p := start(t, cmd)
+			p := start(t, cmd, nil, nil)
 			w.Close()
 			p.out.expect("writes 3 of")
-			if err := p.cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			p.signal(sig)
 			p.wait().want(t, code)
 			alive.end()
 			if left, _ := os.ReadDir(tmp); len(left) > 0 && sig != unix.SIGKILL {
@@ -97,7 +91,7 @@ func TestDemoLeavesNobody(t *testing.T) {
 	}
 }
 
-// hasp demo | head
+// As in hasp demo | head.
 func TestDemoIntoAClosedPipe(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()
@@ -107,7 +101,7 @@ func TestDemoIntoAClosedPipe(t *testing.T) {
 	tmp := t.TempDir()
 	cmd := self(t.Context(), t, "hasp", "", "demo", "--increments", "10000")
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
-	p := startWith(t, cmd, w, nil)
+	p := start(t, cmd, w, nil)
 	if _, err := r.Read(make([]byte, 100)); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"encoding/xml"
 	"fmt"
 	"io"
@@ -23,7 +22,7 @@ func TestDemo(t *testing.T) {
 	tmp := t.TempDir()
 	cmd := self(t.Context(), t, "hasp", "", "demo", "--workers", "3", "--increments", "6", "--work", "3ms", "--ttl", "3s", "--svg", svg)
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
-	o := start(t, cmd).wait().want(t, 0)
+	o := start(t, cmd, nil, nil).wait().want(t, 0)
 	if got := strings.Count(o.out, " writes "); got != 18 {
 		t.Errorf("%d lines of increments, want 18:\n%s", got, o.out)
 	}
@@ -56,7 +55,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-func TestDemoEndsWithALineToPaste(t *testing.T) {
+func TestDemoEndsWithACommandToPaste(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "", "demo", "--workers", "2", "--increments", "3", "--work", "1ms", "--ttl", "1s").want(t, 0)
 	m := regexp.MustCompile(`A command under a lock: +(.*)`).FindStringSubmatch(o.out)
@@ -72,19 +71,17 @@ func TestDemoEndsWithALineToPaste(t *testing.T) {
 	}
 }
 
-func demoSummary(t *testing.T, o outcome) demo.Summary {
+// demoSummary runs a demo to its end and returns the summary.
+func demoSummary(t *testing.T, url string, flags ...string) demo.Summary {
 	t.Helper()
 	var s demo.Summary
-	if err := json.Unmarshal([]byte(o.out), &s); err != nil {
-		t.Fatalf("%v in:\n%s%s", err, o.out, o.err)
-	}
+	runHasp(t, url, append([]string{"demo", "--ttl", "3s", "--json"}, flags...)...).want(t, 0).decode(t, &s)
 	return s
 }
 
 func TestDemoForPrograms(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, "", "demo", "--workers", "4", "--increments", "3", "--work", "1ms", "--ttl", "3s", "--json").want(t, 0)
-	s := demoSummary(t, o)
+	s := demoSummary(t, "", "--workers", "4", "--increments", "3", "--work", "1ms")
 	if !s.OK || s.Number != 12 || s.Expected != 12 || s.HeldAtOnce != 1 {
 		t.Errorf("summary: %+v", s)
 	}
@@ -93,11 +90,10 @@ func TestDemoForPrograms(t *testing.T) {
 	}
 }
 
-// The smallest demo is one worker, and the one that takes over from it.
+// The smallest demo has one worker, and the one that takes over from it.
 func TestDemoOfOneWorker(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, "", "demo", "--workers", "1", "--increments", "1", "--ttl", "3s", "--json").want(t, 0)
-	if s := demoSummary(t, o); !s.OK || s.Number != 1 || s.Killed != 1 || s.Heir != 2 {
+	if s := demoSummary(t, "", "--workers", "1", "--increments", "1"); !s.OK || s.Number != 1 || s.Killed != 1 || s.Heir != 2 {
 		t.Errorf("summary: %+v", s)
 	}
 }
@@ -105,21 +101,17 @@ func TestDemoOfOneWorker(t *testing.T) {
 func TestDemoWithoutLockGoesWrong(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "", "demo", "--no-lock", "--workers", "4", "--increments", "20", "--work", "10ms").want(t, exitFailed)
-	contains(t, o.out, "WRONG: the number is ")
-	contains(t, o.out, "80 increments were made")
-	contains(t, o.out, "; writing at the same time: ")
+	contains(t, o.out, "WRONG: the number is ", "80 increments were made", "; writing at the same time: ")
 }
 
 func TestDemoOnRedis(t *testing.T) {
 	t.Parallel()
 	url := redisURL(t, redistest.Start(t, nil))
-	o := runHasp(t, url, "demo", "--workers", "3", "--increments", "4", "--work", "2ms", "--ttl", "3s", "--json").want(t, 0)
-	if s := demoSummary(t, o); !s.OK || s.Store != "spinlock" || s.Heir == 0 {
+	if s := demoSummary(t, url, "--workers", "3", "--increments", "4", "--work", "2ms"); !s.OK || s.Store != "spinlock" || s.Heir == 0 {
 		t.Errorf("summary: %+v", s)
 	}
 }
 
-// The store goes away under the workers.
 func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})
@@ -136,14 +128,10 @@ func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
 // If the referee is killed, its workers end, even one that has stalled.
 func TestWorkerEndsWithItsReferee(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	file := filepath.Join(dir, "number")
-	if err := os.WriteFile(file, []byte("0\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	number := file(t, "number", "0\n", 0o600)
 	p := startHasp(t, "", demo.WorkerCommand)
 	order := fmt.Sprintf(`{"store": {"strategy": "filelock", "nodes": [%q]}, "key": "key", "ttl": %d, "file": %q, "turns": 1, "stall": 1}`,
-		dir, time.Minute, file)
+		t.TempDir(), time.Minute, number)
 	if _, err := io.WriteString(p.in, order+"\n\n"); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"net"
 	"net/url"
 	"os"
@@ -13,7 +12,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// FuzzReadConfig: no error about a file tells a password in it.
+// No error about a configuration file contains a password that is in it.
 func FuzzReadConfig(f *testing.F) {
 	for _, s := range []string{"%s", "nodes: %s", "params: {sentinel_password: *%s}", "params: {a: !!int %s}", "nodes: !!int a`%s", "nodes: ['redis://:%s@h'\nx: y",
 		"strategy: spinlock\nnodes: [redis://:%s@h]\nparams: {a: [%s]}", "nodes: \"\\%s\"", "%%%s\n---\n", "a: !x!%s b"} {
@@ -29,14 +28,15 @@ func FuzzReadConfig(f *testing.F) {
 			t.Fatal(err)
 		}
 		c, err := readConfig(file)
-		if err != nil && strings.Contains(err.Error(), pw) && !strings.Contains(c.Strategy, pw) && !isName(err.Error(), pw) {
+		if err != nil && strings.Contains(err.Error(), pw) && !strings.Contains(c.Strategy, pw) && !mayName(err.Error()) {
 			t.Error(err)
 		}
 	})
 }
 
-// isName reports whether an error is about a field or a strategy of that name.
-func isName(text, name string) bool {
+// mayName reports whether an error names an unknown field or strategy. These are
+// shown, so they are no place for a password.
+func mayName(text string) bool {
 	for _, before := range []string{"unknown field", "mapping key", "unknown strategy"} {
 		if strings.Contains(text, before) {
 			return true
@@ -45,34 +45,35 @@ func isName(text, name string) bool {
 	return false
 }
 
-// No command shows the password of its store, whichever way it has it from
-// and whatever is wrong with the server.
+// No command shows the password of its store, wherever the password comes from and
+// whatever is wrong with the server.
 func TestNoCommandShowsThePassword(t *testing.T) {
 	clear, err := url.PathUnescape(secret)
 	if err != nil {
 		t.Fatal(err)
 	}
 	refuses := redistest.Start(t, &redistest.Options{Own: true, Password: "another"})
-	dir := t.TempDir()
-	for name, addr := range map[string]string{"refuses": refuses.Addr, "is down": "127.0.0.1:1", "repeats it": says(t, "-ERR unknown command AUTH "+clear+" \x1b[2J\u202e\r\n"), "is none": says(t, "HTTP/1.1 400 "+clear+"\r\n")} {
+	for name, addr := range map[string]string{
+		"refuses": refuses.Addr, "is down": "127.0.0.1:1",
+		"repeats it":   replies(t, "-ERR unknown command AUTH "+clear+" \x1b[2J\u202e\r\n"),
+		"is not Redis": replies(t, "HTTP/1.1 400 "+clear+"\r\n"),
+	} {
 		for _, strategy := range []string{"spinlock", "redlock"} {
 			node := "redis://user:" + secret + "@" + addr
-			config := filepath.Join(dir, strategy+name)
-			text := "strategy: " + strategy + "\nnodes: ['" + node + "']\nparams: {timeout: 2s"
+			content := "strategy: " + strategy + "\nnodes: ['" + node + "']\nparams: {timeout: 2s"
 			raw := strategy + "+" + node + "?timeout=2s"
 			if strategy == "redlock" {
-				text += ", allow_unsafe_nodes: true"
+				content += ", allow_unsafe_nodes: true"
 				raw += "&allow_unsafe_nodes=true"
 			}
-			if err := os.WriteFile(config, []byte(text+"}\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			config := file(t, "hasp.yaml", content+"}\n", 0o600)
 			for _, how := range [][]string{{"--url", raw}, {"--config", config}, nil} {
 				t.Setenv("HASP_URL", "")
 				if how == nil {
 					t.Setenv("HASP_URL", raw)
 				}
-				for _, args := range [][]string{{"inspect", "k"}, {"inspect", "k", "--json"}, {"break", "k", "--force"}, {"demo"}, {"conform"}, {"conform", "--json"}, {"strategies"}, {"run", "k", "--", "true"}} {
+				for _, args := range [][]string{{"inspect", "k"}, {"inspect", "k", "--json"}, {"break", "k", "--force"}, {"demo"},
+					{"conform"}, {"conform", "--json"}, {"strategies"}, {"run", "k", "--", "true"}} {
 					o := call(append(append([]string{args[0]}, how...), args[1:]...)...)
 					for _, pw := range []string{secret, clear} {
 						if strings.Contains(o.out+o.err, pw) {
@@ -94,8 +95,8 @@ func TestNoCommandShowsThePassword(t *testing.T) {
 	}
 }
 
-// says is the address of a server that says that and no more.
-func says(t *testing.T, text string) string {
+// replies returns the address of a server that replies the same to everything.
+func replies(t *testing.T, reply string) string {
 	t.Helper()
 	return redistest.Serve(t, func(c net.Conn) {
 		defer c.Close()
@@ -104,15 +105,15 @@ func says(t *testing.T, text string) string {
 			if _, err := c.Read(buf); err != nil {
 				return
 			}
-			if _, err := c.Write([]byte(text)); err != nil {
+			if _, err := c.Write([]byte(reply)); err != nil {
 				return
 			}
 		}
 	})
 }
 
-// What the command is started with is what hasp was: a password that it is not
-// to have belongs into a file.
+// The documentation says so. A password that the command must not have belongs
+// into a file.
 func TestTheCommandInheritsTheEnvironment(t *testing.T) {
 	t.Parallel()
 	url := store(t)
@@ -122,47 +123,34 @@ func TestTheCommandInheritsTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestAConfigIsNoLargerThanOneCanBe(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "large")
-	if err := os.WriteFile(file, bytes.Repeat([]byte("# filling\n"), 200_000), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := readConfig(file); err == nil || !strings.Contains(err.Error(), "larger than any configuration") {
+func TestLargeConfigIsRefused(t *testing.T) {
+	config := file(t, "large", strings.Repeat("# filling\n", 200_000), 0o600)
+	if _, err := readConfig(config); err == nil || !strings.Contains(err.Error(), "larger than any configuration") {
 		t.Errorf("2 MB of configuration: %v", err)
 	}
 }
 
-func TestAURLInPlaceOfAStrategyIsNotShown(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "config")
-	if err := os.WriteFile(file, []byte("strategy: fairlock+redis://:topsecret@h\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err := readConfig(file)
+func TestURLInPlaceOfAStrategyIsNotShown(t *testing.T) {
+	_, err := readConfig(file(t, "config", "strategy: fairlock+redis://:topsecret@h\n", 0o600))
 	if err == nil || strings.Contains(err.Error(), "topsecret") {
-		t.Errorf("told: %v", err)
+		t.Errorf("shown: %v", err)
 	}
 	if _, err = (hasp.Config{Strategy: "fairlock+redis://:topsecret@h"}).Open(t.Context(), nil); err == nil || strings.Contains(err.Error(), "topsecret") {
-		t.Errorf("the library told: %v", err)
+		t.Errorf("shown by the library: %v", err)
 	}
 }
 
-// What inspect cannot read is what break is for.
+// break --force frees a record that inspect cannot read.
 func TestBreakFreesADamagedRecord(t *testing.T) {
 	dir := t.TempDir()
 	at := "filelock://" + filepath.ToSlash(dir)
-	if o := call("run", "--url", at, "a", "--", os.Args[0], "-test.list", "^$"); o.code != 0 {
-		t.Fatalf("run: %+v", o)
-	}
+	call("run", "--url", at, "a", "--", os.Args[0], "-test.list", "^$").want(t, 0)
 	if err := os.WriteFile(filepath.Join(dir, "key-a.lock"), []byte("hasp filelock record 1\nrubbish"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if o := call("inspect", "--url", at, "a"); o.code == 0 {
 		t.Errorf("inspect: %+v", o)
 	}
-	if o := call("break", "--url", at, "--force", "a"); o.code != 0 {
-		t.Errorf("break: %+v", o)
-	}
-	if o := call("inspect", "--url", at, "a"); o.code != 0 {
-		t.Errorf("inspect after break: %+v", o)
-	}
+	call("break", "--url", at, "--force", "a").want(t, 0)
+	call("inspect", "--url", at, "a").want(t, 0)
 }

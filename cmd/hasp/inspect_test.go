@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -14,23 +13,14 @@ func TestInspect(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "free")
-	holder := startHasp(t, url, "run", "key", "--fence", "--", "cat")
-	if _, err := holder.in.Write([]byte("ready\n")); err != nil {
-		t.Fatal(err)
-	}
-	holder.out.expect("ready")
-	o := runHasp(t, url, "inspect", "key").want(t, 0)
-	for _, want := range []string{`"key"`, "held", "/hasp run cat\"", "ago)", "left, unless it is renewed", "fence"} {
-		contains(t, o.out, want)
-	}
+	hold(t, url, "--fence")
+	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out,
+		`"key"`, "held", "/hasp run sh\"", "ago)", "left, unless it is renewed", "fence")
 	var s struct {
 		Key string
 		backend.Status
 	}
-	o = runHasp(t, url, "inspect", "key", "--json").want(t, 0)
-	if err := json.Unmarshal([]byte(o.out), &s); err != nil {
-		t.Fatalf("%v in:\n%s", err, o.out)
-	}
+	runHasp(t, url, "inspect", "key", "--json").want(t, 0).decode(t, &s)
 	if s.Key != "key" || !s.Held || s.Fence == 0 || s.TTL <= 0 || time.Since(s.Since) > time.Hour {
 		t.Errorf("%+v", s)
 	}
@@ -47,44 +37,36 @@ func TestStatusShowsNothingRaw(t *testing.T) {
 	if strings.ContainsAny(b.String(), "\x1b\r\u202e") || strings.Contains(b.String(), "\nhasp:") {
 		t.Errorf("raw: %q", b.String())
 	}
-	for _, want := range []string{"without an end", "waiter 1", `waiter 2   "next"`} {
-		contains(t, b.String(), want)
-	}
+	contains(t, b.String(), "without an end", "waiter 1", `waiter 2   "next"`)
 }
 
 func TestBreak(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	contains(t, runHasp(t, url, "break", "key").want(t, 0).out, `"key" is free`)
-	holder := startHasp(t, url, "run", "key", "--ttl", "10m", "--", "cat")
-	if _, err := holder.in.Write([]byte("ready\n")); err != nil {
-		t.Fatal(err)
-	}
-	holder.out.expect("ready")
+	hold(t, url, "--ttl", "10m")
 	runHasp(t, url, "break", "key").refused(t, exitUsage, "--force breaks it without a question")
-	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, exitNotAcquired)
+	lock(t, url, exitNotAcquired, "--no-wait")
 	runHasp(t, url, "break", "key", "--force").want(t, 0)
-	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, 0)
+	lock(t, url, 0, "--no-wait")
 }
 
-// A person who says yes means the holder they were told of.
+// The user confirms the break of the holder that the question named.
 func TestSameHold(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	a := backend.Status{Held: true, Owner: "a", Since: now, TTL: 5, Fence: 1}
-	b := a
-	b.TTL = 9
-	if !sameHold(a, b) {
-		t.Error("a renewal made another hold of it")
-	}
-	for _, b := range []backend.Status{
-		{Held: true, Owner: "b", Since: now, Fence: 1},
-		{Held: true, Owner: "a", Since: now.Add(1), Fence: 1},
-		{Held: true, Owner: "a", Since: now, Fence: 2},
-		{},
+	renewed := a
+	renewed.TTL = 9
+	for b, want := range map[*backend.Status]bool{
+		&renewed: true,
+		{Held: true, Owner: "b", Since: now, Fence: 1}:        false,
+		{Held: true, Owner: "a", Since: now.Add(1), Fence: 1}: false,
+		{Held: true, Owner: "a", Since: now, Fence: 2}:        false,
+		{}: false,
 	} {
-		if sameHold(a, b) {
-			t.Errorf("%+v is the hold of %+v", b, a)
+		if got := sameHold(a, *b); got != want {
+			t.Errorf("%+v and %+v are the same hold: %v, want %v", a, *b, got, want)
 		}
 	}
 }

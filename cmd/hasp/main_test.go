@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,11 +20,11 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// patience is how long a test waits for what must happen at last.
+// patience is how long a test waits for an event before it fails.
 const patience = time.Minute
 
-// role is the environment variable that makes the test binary another
-// program: hasp itself, or a helper of a test.
+// role is the environment variable that makes the test binary another program:
+// hasp itself, or a helper of a test.
 const role = "HASP_TEST_ROLE"
 
 // roles are the programs that the test binary can be.
@@ -34,8 +36,9 @@ func TestMain(m *testing.M) {
 	if f := roles[os.Getenv(role)]; f != nil {
 		os.Exit(f(os.Args[1:]))
 	}
-	// Whoever started the tests in the background may have had them ignore
-	// this. What is caught here is at its default in the programs they start.
+	// A shell that starts the tests in the background may make them ignore these
+	// signals. Once they are caught here, programs that the tests start have the
+	// default again.
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
 		if signal.Ignored(sig) {
 			signal.Notify(make(chan os.Signal, 1), sig)
@@ -44,33 +47,46 @@ func TestMain(m *testing.M) {
 	os.Exit(redistest.Main(m))
 }
 
-// store is the URL of an empty store of this test.
+// store returns the URL of an empty store.
 func store(t *testing.T) string {
 	t.Helper()
 	return "filelock://" + t.TempDir()
 }
 
-// self returns the test binary in a role, on the store at url.
-func self(ctx context.Context, t *testing.T, as, url string, args ...string) *exec.Cmd {
+// file writes a file and returns its path.
+func file(t *testing.T, name, content string, mode os.FileMode) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// executable returns the path of the test binary.
+func executable(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(ctx, exe, args...)
-	// A program under the race detector sleeps for a second before it exits.
-	cmd.Env = append(withoutURL(), role+"="+as, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	return exe
+}
+
+// self returns the test binary in a role, with url in HASP_URL unless it is
+// empty.
+func self(ctx context.Context, t *testing.T, as, url string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(ctx, executable(t), args...)
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "HASP_URL=") })
+	// A program with the race detector sleeps for a second before it exits.
+	cmd.Env = append(env, role+"="+as, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if url != "" {
 		cmd.Env = append(cmd.Env, "HASP_URL="+url)
 	}
 	cmd.WaitDelay = patience
 	apart(cmd)
 	return cmd
-}
-
-// withoutURL is the environment without HASP_URL.
-func withoutURL() []string {
-	return slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "HASP_URL=") })
 }
 
 // outcome is how a program ended.
@@ -93,6 +109,12 @@ func runHasp(t *testing.T, url string, args ...string) outcome {
 	return outcome{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
 }
 
+// lock runs "true" under "key" with more flags, and checks the exit code.
+func lock(t *testing.T, url string, code int, flags ...string) {
+	t.Helper()
+	runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "true"})...).want(t, code)
+}
+
 // want checks the exit code.
 func (o outcome) want(t *testing.T, code int) outcome {
 	t.Helper()
@@ -102,11 +124,21 @@ func (o outcome) want(t *testing.T, code int) outcome {
 	return o
 }
 
-// contains checks a text.
-func contains(t *testing.T, text, want string) {
+// decode decodes the output as JSON.
+func (o outcome) decode(t *testing.T, v any) {
 	t.Helper()
-	if !strings.Contains(text, want) {
-		t.Errorf("%q is not in:\n%s", want, text)
+	if err := json.Unmarshal([]byte(o.out), v); err != nil {
+		t.Fatalf("%v in:\n%s%s", err, o.out, o.err)
+	}
+}
+
+// contains checks that text contains all of wants.
+func contains(t *testing.T, text string, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in:\n%s", want, text)
+		}
 	}
 }
 
@@ -115,24 +147,34 @@ type running struct {
 	t   *testing.T
 	cmd *exec.Cmd
 	in  io.WriteCloser
-	out *stream // ends when the last process that inherited it has
+	out *stream // ends when the last process that inherited it has ended
 	err *stream
 }
 
 // startHasp starts hasp.
 func startHasp(t *testing.T, url string, args ...string) *running {
 	t.Helper()
-	return start(t, self(t.Context(), t, "hasp", url, args...))
+	return start(t, self(t.Context(), t, "hasp", url, args...), nil, nil)
 }
 
-// start starts a program, which is killed at the end of the test.
-func start(t *testing.T, cmd *exec.Cmd) *running {
+// script starts hasp run with a shell script under "key", and waits until the
+// script has printed "ready".
+func script(t *testing.T, url, script string, flags ...string) *running {
 	t.Helper()
-	return startWith(t, cmd, nil, nil)
+	p := startHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "sh", "-c", script})...)
+	p.out.expect("ready")
+	return p
 }
 
-// startWith starts a program with some of its output somewhere else.
-func startWith(t *testing.T, cmd *exec.Cmd, stdout, stderr *os.File) *running {
+// hold starts a hasp run that holds "key" until free.
+func hold(t *testing.T, url string, flags ...string) *running {
+	t.Helper()
+	return script(t, url, "echo ready; cat", flags...)
+}
+
+// start starts a program, with its output to the test unless it is given. The
+// end of the test kills it.
+func start(t *testing.T, cmd *exec.Cmd, stdout, stderr *os.File) *running {
 	t.Helper()
 	p := &running{t: t, cmd: cmd}
 	p.out, cmd.Stdout = output(t, stdout)
@@ -154,8 +196,7 @@ func startWith(t *testing.T, cmd *exec.Cmd, stdout, stderr *os.File) *running {
 	return p
 }
 
-// output returns f and what will not be read of it, or a pipe and what is
-// read of that.
+// output returns f and an empty stream, or a new pipe and its stream.
 func output(t *testing.T, f *os.File) (*stream, *os.File) {
 	t.Helper()
 	if f != nil {
@@ -168,7 +209,22 @@ func output(t *testing.T, f *os.File) (*stream, *os.File) {
 	return listen(t, r), w
 }
 
-// wait waits for the end and returns how it came.
+// signal sends a signal to the program.
+func (p *running) signal(sig os.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// free ends a program that hold has started.
+func (p *running) free() outcome {
+	p.t.Helper()
+	p.in.Close()
+	return p.wait()
+}
+
+// wait waits until the program and its output have ended.
 func (p *running) wait() outcome {
 	p.t.Helper()
 	ended := make(chan struct{})
@@ -186,13 +242,13 @@ func (p *running) wait() outcome {
 	return outcome{p.cmd.ProcessState.ExitCode(), p.out.String(), p.err.String()}
 }
 
-// stream is what a program writes, as it comes.
+// stream is the output of a program so far.
 type stream struct {
 	t       *testing.T
 	mu      sync.Mutex // guards all below
 	text    strings.Builder
 	ended   bool
-	changed chan struct{} // closed and replaced with each change
+	changed chan struct{} // closed and replaced at each change
 }
 
 // listen reads r until it ends.
@@ -220,7 +276,7 @@ func listen(t *testing.T, r io.ReadCloser) *stream {
 	return s
 }
 
-// await waits until ok says so of what was written, or that it has ended.
+// await waits until ok returns true. It fails if the output ends before.
 func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 	s.t.Helper()
 	timer := time.NewTimer(patience)
@@ -233,12 +289,12 @@ func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 		case ok(text, ended):
 			return
 		case ended:
-			s.t.Fatalf("%s: has not come before the end of:\n%s", what, text)
+			s.t.Fatalf("%s: missing in:\n%s", what, text)
 		}
 		select {
 		case <-changed:
 		case <-timer.C:
-			s.t.Fatalf("%s: has not come in %v; so far:\n%s", what, patience, text)
+			s.t.Fatalf("%s: missing after %v; so far:\n%s", what, patience, text)
 		}
 	}
 }
@@ -249,7 +305,7 @@ func (s *stream) expect(want string) {
 	s.await(want, func(text string, _ bool) bool { return strings.Contains(text, want) })
 }
 
-// end waits until nobody is left who could write.
+// end waits until no process is left that could write.
 func (s *stream) end() {
 	s.t.Helper()
 	s.await("the end", func(_ string, ended bool) bool { return ended })

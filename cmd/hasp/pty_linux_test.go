@@ -8,14 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// person is the far side of a pseudo-terminal: the person at it.
+// person is the master side of a pseudo-terminal, where a person types and reads.
 type person struct {
 	*stream
 	master *os.File
 }
 
-// openPTY makes a terminal of 100 columns and 40 lines. The near side is
-// closed by whoever starts a program on it.
+// openPTY opens a pseudo-terminal of 100 columns and 40 lines, and returns its
+// master side and its slave side. The caller closes the slave after it has started
+// a program on it.
 func openPTY(t *testing.T) (*person, *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -47,7 +48,7 @@ func openPTY(t *testing.T) (*person, *os.File) {
 	return &person{listen(t, master), master}, slave
 }
 
-// types writes what a person types.
+// types writes text as if a person typed it.
 func (p *person) types(text string) {
 	p.t.Helper()
 	if _, err := p.master.Write([]byte(text)); err != nil {

@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,15 +14,9 @@ import (
 
 func TestRunExitsLikeItsCommand(t *testing.T) {
 	t.Parallel()
+	noInterpreter := file(t, "script", "exit 7\n", 0o700) // without #!
+	plain := file(t, "plain", "no program", 0o600)
 	dir := t.TempDir()
-	script := filepath.Join(dir, "script")
-	if err := os.WriteFile(script, []byte("exit 7\n"), 0o700); err != nil { // without #!
-		t.Fatal(err)
-	}
-	plain := filepath.Join(dir, "plain")
-	if err := os.WriteFile(plain, []byte("no program"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for name, c := range map[string]struct {
 		command []string
 		code    int
@@ -31,7 +26,7 @@ func TestRunExitsLikeItsCommand(t *testing.T) {
 		"its own code":           {[]string{"sh", "-c", "exit 3"}, 3, ""},
 		"a code that hasp uses":  {[]string{"sh", "-c", "exit 75"}, 75, ""},
 		"ended by a signal":      {[]string{"sh", "-c", "kill -KILL $$"}, 128 + 9, ""},
-		"a script without shell": {[]string{script}, 7, ""},
+		"a script without shell": {[]string{noInterpreter}, 7, ""},
 		"not found":              {[]string{"hasp-no-such-command"}, exitNotFound, `cannot run "hasp-no-such-command": executable file not found in $PATH`},
 		"no such file":           {[]string{dir + "/none"}, exitNotFound, "no such file or directory"},
 		"not executable":         {[]string{plain}, exitCannotRun, "permission denied"},
@@ -45,17 +40,16 @@ func TestRunExitsLikeItsCommand(t *testing.T) {
 				t.Errorf("stderr: %s", o.err)
 			}
 			contains(t, o.err, c.says)
-			runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, 0) // nothing is left locked
+			lock(t, url, 0, "--no-wait") // the key is free
 		})
 	}
 }
 
-func TestRunTellsTheCommandOfItsLock(t *testing.T) {
+func TestCommandKnowsItsLock(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	const show = `echo "$HASP_KEY/${HASP_FENCE-none}"`
-	o := runHasp(t, url, "run", "a key", "--", "sh", "-c", show).want(t, 0)
-	if o.out != "a key/none\n" {
+	if o := runHasp(t, url, "run", "a key", "--", "sh", "-c", show).want(t, 0); o.out != "a key/none\n" {
 		t.Errorf("unfenced: %q", o.out)
 	}
 	last := uint64(0)
@@ -67,12 +61,9 @@ func TestRunTellsTheCommandOfItsLock(t *testing.T) {
 		}
 		last = fence
 	}
-	// An unfenced run inside a fenced one does not pass on the fence of another lock.
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o = runHasp(t, url, "run", "outer", "--fence", "--", exe, "run", "inner", "--", "sh", "-c", show).want(t, 0)
+	// An unfenced run inside a fenced one does not pass on the fence of the outer
+	// lock.
+	o := runHasp(t, url, "run", "outer", "--fence", "--", executable(t), "run", "inner", "--", "sh", "-c", show).want(t, 0)
 	if o.out != "inner/none\n" {
 		t.Errorf("inner: %q", o.out)
 	}
@@ -84,48 +75,34 @@ func TestRunGivesTheCommandItsStreams(t *testing.T) {
 	if _, err := p.in.Write([]byte("text\n")); err != nil {
 		t.Fatal(err)
 	}
-	p.in.Close()
-	if o := p.wait().want(t, 0); o.out != "text\n" || o.err != "problem\n" {
+	if o := p.free().want(t, 0); o.out != "text\n" || o.err != "problem\n" {
 		t.Errorf("stdout %q, stderr %q", o.out, o.err)
 	}
 }
 
-// hold starts a hasp run that holds key until its standard input ends.
-func hold(t *testing.T, url, key string, flags ...string) *running {
-	t.Helper()
-	args := append([]string{"run", key}, flags...)
-	p := startHasp(t, url, append(args, "--", "sh", "-c", "echo ready; cat")...)
-	p.out.expect("ready")
-	return p
-}
-
-func TestRunDoesNotWaitLongerThanItIsTold(t *testing.T) {
+func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	holder := hold(t, url, "key")
+	holder := hold(t, url)
 	for _, flags := range [][]string{{"--no-wait"}, {"--wait", "0"}, {"--wait", "2s"}} {
-		args := append([]string{"run", "key"}, flags...)
-		o := runHasp(t, url, append(args, "--", "echo", "ran")...).want(t, exitNotAcquired)
+		o := runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "echo", "ran"})...).want(t, exitNotAcquired)
 		if o.out != "" {
 			t.Errorf("%q: the command ran: %s", flags, o.out)
 		}
-		contains(t, o.err, `"key" is held by "`)
-		contains(t, o.err, "/hasp run sh")
+		contains(t, o.err, `"key" is held by "`, "/hasp run sh")
 	}
-	holder.in.Close()
-	holder.wait().want(t, 0)
-	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, 0)
+	holder.free().want(t, 0)
+	lock(t, url, 0, "--no-wait")
 }
 
 func TestRunWaitsForTheHolderBefore(t *testing.T) {
 	t.Parallel()
 	url, log := store(t), filepath.Join(t.TempDir(), "log")
 	write := func(what string) string { return "echo " + what + " >> '" + log + "'" }
-	first := startHasp(t, url, "run", "key", "--", "sh", "-c", "echo ready; cat; "+write("first"))
-	first.out.expect("ready")
+	first := script(t, url, "echo ready; cat; "+write("first"))
 	second := startHasp(t, url, "run", "key", "--wait", "1m", "--", "sh", "-c", write("second"))
 	third := startHasp(t, url, "run", "key", "--", "sh", "-c", write("third"))
-	runHasp(t, url, "run", "key", "--wait", "1s", "--", "true").want(t, exitNotAcquired)
+	lock(t, url, exitNotAcquired, "--wait", "1s")
 	first.in.Close()
 	for _, p := range []*running{first, second, third} {
 		p.wait().want(t, 0)
@@ -143,16 +120,14 @@ func TestRunHoldsPastItsTerm(t *testing.T) {
 	t.Parallel()
 	withTerm(t, func(ttl time.Duration) bool {
 		url := store(t)
-		holder := hold(t, url, "key", "--ttl", ttl.String())
+		holder := hold(t, url, "--ttl", ttl.String())
 		o := runHasp(t, url, "run", "key", "--wait", (3 * ttl).String(), "--", "true")
-		holder.in.Close()
-		return holder.wait().code == 0 && o.code == exitNotAcquired
+		return holder.free().code == 0 && o.code == exitNotAcquired
 	})
 }
 
-// withTerm asks holds whether a lock is held past its term. A machine that
-// stands still for a whole term loses every lock, so a no is believed of a
-// long term.
+// withTerm checks that a lock is held past its term. A machine that pauses for a
+// whole term loses every lock, so withTerm tries again with a longer term.
 func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
 	t.Helper()
 	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second} {
@@ -164,113 +139,73 @@ func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
 	t.Error("lost")
 }
 
-// soonLost is a term whose loss is noticed within two seconds, and which no
-// machine loses by itself in the time that it takes to break it.
+// soonLost is a term. hasp notices the loss of such a lock within two seconds,
+// and a slow machine does not lose the lock before the test breaks it.
 const soonLost = "6s"
-
-// lose breaks key once its holder has it.
-func lose(t *testing.T, url, key string) {
-	t.Helper()
-	o := runHasp(t, url, "break", key, "--force").want(t, 0)
-	contains(t, o.out, "work may still be running")
-}
 
 func TestLossEndsTheCommand(t *testing.T) {
 	t.Parallel()
-	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", soonLost, "--grace", "1m", "--",
-		"sh", "-c", `trap 'echo cleaning up; exit 0' TERM; echo ready; while :; do sleep 0.05; done`)
-	p.out.expect("ready")
-	lose(t, url, "key")
-	o := p.wait().want(t, exitLost)
-	contains(t, o.out, "cleaning up")
-	contains(t, o.err, `hasp: lost "key": the store does not have it any more`)
+	for name, c := range map[string]struct{ script, grace, out string }{
+		"which cleans up": {
+			`trap 'echo cleaning up; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, "1m", "cleaning up"},
+		"which ignores SIGTERM": {
+			`trap '' TERM; echo ready; while :; do sleep 0.05; done`, "100ms", ""},
+		// The command ends at once. Its child in the group takes longer; wait
+		// returns when the child has closed the output.
+		"and its child, which cleans up": {
+			`sh -c 'trap "sleep 0.3; echo child ends; exit" TERM; echo ready; while :; do sleep 0.05; done' & wait`, "10m", "child ends"},
+		"and its child, which ignores SIGTERM": {
+			`sh -c 'trap "" TERM; echo ready; while :; do sleep 0.05; done' & wait`, "200ms", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := store(t)
+			p := script(t, url, c.script, "--ttl", soonLost, "--grace", c.grace)
+			contains(t, runHasp(t, url, "break", "key", "--force").want(t, 0).out, "work may still be running")
+			o := p.wait().want(t, exitLost)
+			contains(t, o.out, c.out)
+			contains(t, o.err, `hasp: lost "key": the store does not have it any more`)
+		})
+	}
 }
 
-func TestLossKillsACommandThatDoesNotEnd(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", soonLost, "--grace", "100ms", "--",
-		"sh", "-c", `trap '' TERM; echo ready; while :; do sleep 0.05; done`)
-	p.out.expect("ready")
-	lose(t, url, "key")
-	p.wait().want(t, exitLost)
-}
-
-// The command ends at once, and leaves a child in its group that takes its
-// time. wait returns when nobody has the output open.
-func TestLossEndsTheWholeGroup(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", soonLost, "--grace", "10m", "--",
-		"sh", "-c", `sh -c 'trap "sleep 0.3; echo child heard; exit" TERM; echo ready; while :; do sleep 0.05; done' & wait`)
-	p.out.expect("ready")
-	lose(t, url, "key")
-	o := p.wait().want(t, exitLost)
-	contains(t, o.out, "child heard")
-}
-
-// The command ends at once, and leaves a child in its group that never does.
-func TestLossKillsWhatIsLeftOfTheGroup(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", soonLost, "--grace", "200ms", "--",
-		"sh", "-c", `sh -c 'trap "" TERM; echo ready; while :; do sleep 0.05; done' & wait`)
-	p.out.expect("ready")
-	lose(t, url, "key")
-	p.wait().want(t, exitLost)
-}
-
-func TestLossIsToldWhenTheStoreLosesItsData(t *testing.T) {
+func TestLossIsReportedWhenTheStoreLosesItsData(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	p := startHasp(t, "filelock://"+dir, "run", "key", "--ttl", soonLost, "--", "sh", "-c", "echo ready; exec sleep 600")
-	p.out.expect("ready")
-	// Again and again, since a renewal may be writing just now.
+	p := script(t, "filelock://"+dir, "echo ready; exec sleep 600", "--ttl", soonLost)
+	// Again and again, because a renewal in flight may write the file once more.
 	for end := time.Now().Add(patience); p.err.String() == "" && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range entries {
-			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !os.IsNotExist(err) {
-				t.Fatal(err)
-			}
-		}
+		empty(t, dir)
 	}
-	o := p.wait().want(t, exitLost)
-	contains(t, o.err, `hasp: lost "key"`)
+	contains(t, p.wait().want(t, exitLost).err, `hasp: lost "key"`)
 }
 
-// A loss that nobody noticed while the command ran is found at the unlock.
-func TestLossIsToldAtTheEnd(t *testing.T) {
+// A loss that hasp had not noticed while the command ran is found by the unlock.
+func TestLossIsReportedAtTheEnd(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	p := hold(t, url, "key", "--ttl", "10m")
-	lose(t, url, "key")
-	p.in.Close()
-	o := p.wait().want(t, exitLost)
-	contains(t, o.err, `lost "key" before the command ended`)
+	p := hold(t, url, "--ttl", "10m")
+	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	contains(t, p.free().want(t, exitLost).err, `lost "key" before the command ended`)
 }
 
-func TestGraceBoundsAreChecked(t *testing.T) {
+func TestRunChecksItsDurations(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"--grace", "-1s"}, {"--wait", "-1s"}, {"--wait", "1s", "--no-wait"}} {
-		o := runHasp(t, store(t), append(append([]string{"run", "key"}, args...), "--", "true")...)
-		o.want(t, exitUsage)
+	for _, flags := range [][]string{{"--grace", "-1s"}, {"--wait", "-1s"}, {"--wait", "1s", "--no-wait"}} {
+		lock(t, store(t), exitUsage, flags...)
 	}
 }
 
-// What is said to a person who waits is not said to a log.
+// The notice for a person who waits is not written to a log.
 func TestRunIsQuiet(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	holder := hold(t, url, "key")
+	holder := hold(t, url)
 	began := time.Now()
 	p := startHasp(t, url, "run", "key", "--", "true")
-	runHasp(t, url, "run", "key", "--wait", (noticeAfter+200*time.Millisecond).String(), "--", "true").want(t, exitNotAcquired)
+	lock(t, url, exitNotAcquired, "--wait", (noticeAfter + 200*time.Millisecond).String())
 	if time.Since(began) < noticeAfter {
-		t.Error("did not wait as long as it was told")
+		t.Error("the wait was shorter than --wait")
 	}
 	holder.in.Close()
 	if o := p.wait().want(t, 0); o.err != "" {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -18,9 +19,9 @@ func init() {
 	roles["steady"] = steady
 }
 
-// steady ends by SIGINT, and dies of SIGTERM. It starts no processes: a stop
-// that meets a shell between vfork and exec stops its child, and leaves the
-// shell itself neither running nor stopped.
+// steady is a command that exits with 4 on SIGINT. It is not a shell script,
+// because a shell starts processes. If a stop signal meets a shell between vfork
+// and exec, it stops the child, and the shell is neither running nor stopped.
 func steady([]string) int {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, unix.SIGINT)
@@ -30,25 +31,21 @@ func steady([]string) int {
 	return 4
 }
 
-// runRole are arguments of hasp that run a helper under a lock of this term.
-func runRole(t *testing.T, ttl, as string, args ...string) []string {
+// runSteady returns arguments of hasp that run steady under a lock.
+func runSteady(t *testing.T) []string {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return append([]string{"run", "key", "--ttl", ttl, "--", "env", role + "=" + as, exe}, args...)
+	return []string{"run", "key", "--ttl", "10m", "--", "env", role + "=steady", executable(t)}
 }
 
-// shell is a shell with job control, for one job: it runs args in a process
-// group of their own, in the foreground unless the first is "&". It reports
-// on descriptor 3 what becomes of the job and who has the terminal then, and
-// takes "fg" and "bg" on descriptor 4.
+// shell is a shell with job control for one job. It runs args in a process group
+// of their own, in the foreground unless the first is "&". On descriptor 3 it
+// reports each change of the job and which group has the terminal. It reads the
+// orders "fg" and "bg" from descriptor 4.
 func shell(args []string) int {
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	report, orders := os.NewFile(3, "report"), bufio.NewReader(os.NewFile(4, "orders"))
-	// Caught and not ignored: a job inherits what is ignored.
+	// Caught and not ignored, because a job inherits ignored signals.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP)
 	background := args[0] == "&"
 	if background {
@@ -84,8 +81,8 @@ func shell(args []string) int {
 			fmt.Fprintf(report, "killed by %d: %s\n", ws.Signal(), who)
 		}
 		if !ws.Stopped() {
-			// The terminal is hung up when its first process ends, and what
-			// nobody has read from it yet may be lost.
+			// When the shell ends, the kernel hangs up the terminal, and output
+			// that the test has not read yet may be lost. So wait for the test.
 			fmt.Fprintln(os.Stderr, farewell)
 			_, _ = orders.WriteTo(io.Discard)
 			return 0
@@ -103,29 +100,26 @@ func shell(args []string) int {
 	}
 }
 
-// farewell is the last that a shell shows.
+// farewell is the last line of a shell.
 const farewell = "the shell has no jobs left"
 
 // session is a person at a terminal with a shell that runs one job.
 type session struct {
 	*person
-	piped  *stream // the job's standard output, if that is not the terminal
-	report *stream
+	piped  *stream // the job's standard output, if it is not the terminal
+	report *stream // from the shell
 	orders *os.File
 }
 
-// startSession runs hasp with args, or args after "&" in the background.
+// startSession runs hasp with args in a shell, in the background if the first is
+// "&". If piped, the job's standard output is a pipe.
 func startSession(t *testing.T, url string, piped bool, args ...string) *session {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := 0
 	if args[0] == "&" {
-		args = append([]string{"&", exe}, args[1:]...)
-	} else {
-		args = append([]string{exe}, args...)
+		at = 1
 	}
+	args = slices.Insert(args, at, executable(t))
 	return startJobIn(t, self(t.Context(), t, "shell", url, args...), piped)
 }
 
@@ -163,12 +157,13 @@ func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 	return s
 }
 
-// end waits until all that the job has shown is there.
+// end waits until the test has read all output of the job.
 func (s *session) end() {
 	s.t.Helper()
 	s.expect(farewell)
 }
 
+// order gives the shell an order.
 func (s *session) order(text string) {
 	s.t.Helper()
 	if _, err := s.orders.Write([]byte(text + "\n")); err != nil {

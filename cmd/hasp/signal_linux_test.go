@@ -14,28 +14,24 @@ import (
 func TestSignalEndsTheWait(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	holder := hold(t, url, "key")
+	holder := hold(t, url)
 	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
-			cmd := self(t.Context(), t, "hasp", url, "run", "key", "--", "echo", "ran")
 			terminal, slave := openPTY(t)
-			p := startWith(t, cmd, nil, slave)
+			p := start(t, self(t.Context(), t, "hasp", url, "run", "key", "--", "echo", "ran"), nil, slave)
 			terminal.expect(`hasp: waiting for "key", held by "`)
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			p.signal(sig)
 			if o := p.wait().want(t, 128+int(sig)); o.out != "" {
 				t.Errorf("the command ran")
 			}
 			terminal.expect("hasp: ended by signal")
 		})
 	}
-	holder.in.Close()
-	holder.wait().want(t, 0)
-	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, 0)
+	holder.free().want(t, 0)
+	lock(t, url, 0, "--no-wait")
 }
 
-// A server that takes the connection and says nothing.
+// The server accepts the connection and does not answer.
 func TestSignalEndsTheOpening(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"run", "key", "--", "true"}, {"inspect", "key"}, {"demo"}} {
@@ -50,52 +46,42 @@ func TestSignalEndsTheOpening(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if err := p.cmd.Process.Signal(unix.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		p.signal(unix.SIGTERM)
 		contains(t, p.wait().want(t, 128+15).err, "hasp: ended by signal")
 	}
 }
 
-// The command is alone in its output, so that it ends with the command.
+// Only the command has the output open, so the output ends with the command.
 func TestCommandDiesWithHasp(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", soonLost, "--", "sh", "-c", "echo ready; exec sleep 600")
-	p.out.expect("ready")
-	if err := p.cmd.Process.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	p.wait() // which waits for the end of the output
-	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
+	p := script(t, url, "echo ready; exec sleep 600", "--ttl", soonLost)
+	p.signal(unix.SIGKILL)
+	p.wait() // also waits for the end of the output
+	lock(t, url, 0, "--wait", "1m")
 }
 
-// A hasp that was stopped past its term, while another took the key, ends its
-// command as soon as it goes on.
+// hasp is stopped past its term, and another program takes the key. When hasp
+// continues, it ends its command.
 func TestStoppedPastItsTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	p := startHasp(t, url, "run", "key", "--ttl", "9s", "--grace", "10m", "--", "sh", "-c",
-		`trap 'echo ended; exit' TERM; echo ready; while :; do sleep 0.05; done`)
-	p.out.expect("ready")
-	if err := p.cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
-	if err := p.cmd.Process.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	p := script(t, url, `trap 'echo ended; exit' TERM; echo ready; while :; do sleep 0.05; done`, "--ttl", "9s", "--grace", "10m")
+	p.signal(unix.SIGSTOP)
+	lock(t, url, 0, "--wait", "1m")
+	p.signal(unix.SIGCONT)
 	o := p.wait().want(t, exitLost)
 	contains(t, o.out, "ended")
 	contains(t, o.err, "hasp was stopped for longer than its term")
 }
 
-// A stopped command still holds the lock, and is ended when that is lost.
+// A stopped command still holds the lock. If the lock is lost, hasp ends the
+// command.
 func TestStoppedCommandKeepsTheLock(t *testing.T) {
 	t.Parallel()
 	withTerm(t, func(ttl time.Duration) bool {
 		url := store(t)
-		p := startHasp(t, url, "run", "key", "--ttl", ttl.String(), "--grace", "10m", "--", "sh", "-c", `echo "ready $$."; read x`)
+		p := script(t, url, `echo "ready $$."; read x`, "--ttl", ttl.String(), "--grace", "10m")
 		p.out.expect(".\n")
 		var pid int
 		if _, err := fmt.Sscanf(p.out.String(), "ready %d.", &pid); err != nil {

@@ -17,38 +17,28 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			short := strings.TrimPrefix(name, "SIG")
-			p := startHasp(t, store(t), "run", "key", "--", "sh", "-c",
-				`trap 'echo leader; exit 9' `+short+`
+			p := script(t, store(t), `trap 'echo leader; exit 9' `+short+`
 				 sh -c 'trap "echo child; exit" `+short+`; echo ready; while :; do sleep 0.05; done'
 				 exit 1`)
-			p.out.expect("ready")
-			if err := p.cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
-			o := p.wait().want(t, 9)
-			contains(t, o.out, "leader")
-			contains(t, o.out, "child")
+			p.signal(sig)
+			contains(t, p.wait().want(t, 9).out, "leader", "child")
 		})
 	}
 }
 
 func TestSignalThatEndsTheCommandIsInTheExitCode(t *testing.T) {
 	t.Parallel()
-	p := startHasp(t, store(t), "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600")
-	p.out.expect("ready")
-	if err := p.cmd.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	p := script(t, store(t), "echo ready; exec sleep 600")
+	p.signal(unix.SIGTERM)
 	if o := p.wait().want(t, 128+15); o.err != "" {
 		t.Errorf("stderr: %s", o.err)
 	}
 }
 
-// nohup(1) relies on it.
+// nohup(1) relies on this.
 func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	t.Parallel()
-	url := store(t)
-	cmd := self(t.Context(), t, "hasp", url)
+	cmd := self(t.Context(), t, "hasp", store(t))
 	cmd.Args = append([]string{"sh", "-c", `trap '' HUP; exec "$0" "$@"`, cmd.Path},
 		"run", "key", "--", "sh", "-c", "echo ready; cat; echo survived")
 	sh, err := exec.LookPath("sh")
@@ -56,11 +46,8 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd.Path = sh
-	p := start(t, cmd)
+	p := start(t, cmd, nil, nil)
 	p.out.expect("ready")
-	if err := p.cmd.Process.Signal(unix.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
-	p.in.Close()
-	contains(t, p.wait().want(t, 0).out, "survived")
+	p.signal(unix.SIGHUP)
+	contains(t, p.free().want(t, 0).out, "survived")
 }

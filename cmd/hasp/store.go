@@ -27,8 +27,8 @@ type storeFlags struct {
 
 func (s *storeFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379/0?ttl=10s; see \"hasp strategies\" (default: `URL` in HASP_URL, or "+defaultURL+")")
-	f.StringVar(&s.file, "config", "", "YAML `FILE` that says the same, with the fields strategy, nodes and params")
+	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
+	f.StringVar(&s.file, "config", "", "YAML `FILE` that says where the locks are kept, instead of --url: with the fields strategy, nodes and params")
 	must(root.MarkPersistentFlagFilename("config", "yaml", "yml"))
 	must(root.RegisterFlagCompletionFunc("url", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var urls []string

@@ -14,7 +14,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// unfenced is a strategy that can do as little as is allowed.
+// unfenced is a strategy with the fewest abilities that are allowed.
 type unfenced struct{ backend.Driver }
 
 func (unfenced) Traits() backend.Traits { return backend.Traits{} }
@@ -26,10 +26,10 @@ func init() {
 	})
 }
 
-// secret is the password in these tests, which no output may have.
+// secret is the password in these tests. No output may contain it.
 const secret = "s3cr%21t-pw"
 
-// redisURL is the URL of spinlock on a server, on a prefix of this test.
+// redisURL returns the URL of spinlock on a server, with a prefix of this test.
 func redisURL(t *testing.T, s *redistest.Server) string {
 	return "spinlock+" + s.URL() + "?prefix=" + strings.ReplaceAll(t.Name(), "/", "-") + ":"
 }
@@ -41,7 +41,8 @@ func call(args ...string) outcome {
 	return outcome{code, out.String(), errs.String()}
 }
 
-// refused checks the form of a refusal: one line, no trace, no secret.
+// refused checks the exit code and the form of an error: one line on stderr,
+// without a stack trace and without the secret.
 func (o outcome) refused(t *testing.T, code int, says string) {
 	t.Helper()
 	o.want(t, code)
@@ -63,30 +64,31 @@ func (o outcome) refused(t *testing.T, code int, says string) {
 	}
 }
 
-// unwritable is a directory that nobody may write to, not even root.
-func unwritable(t *testing.T, name string) string {
+// empty removes the content of a directory.
+func empty(t *testing.T, dir string) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(file, "directory")
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// unwritable returns a path below a file. Nothing can be created there, not even
+// by root.
+func unwritable(t *testing.T, name string) string {
+	t.Helper()
+	return filepath.Join(file(t, name, "", 0o600), "directory")
 }
 
 func TestBadInput(t *testing.T) {
 	t.Setenv("HASP_URL", store(t))
 	dir := t.TempDir()
-	config := func(text string) string {
-		f, err := os.CreateTemp(dir, "*.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if _, err := f.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
-		return f.Name()
-	}
+	config := func(content string) string { return file(t, "hasp.yaml", content, 0o600) }
 	redis := "spinlock+redis://user:" + secret + "@127.0.0.1"
 	for name, c := range map[string]struct {
 		args []string
@@ -123,17 +125,17 @@ func TestBadInput(t *testing.T) {
 		"bad database":        {[]string{"inspect", "key", "--url", redis + "/zero"}, exitUsage, "database"},
 		"control characters":  {[]string{"inspect", "key", "--url", "mem\x1b[2Jlock://"}, exitUsage, `unknown strategy "mem\x1b[2Jlock"`},
 		"url and config":      {[]string{"inspect", "key", "--url", "memlock://", "--config", "x"}, exitUsage, "--url and --config cannot both be given"},
-		"nobody listens":      {[]string{"inspect", "key", "--url", redis + ":1"}, exitStore, "connection refused"},
+		"no server":           {[]string{"inspect", "key", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"directory is a file": {[]string{"inspect", "key", "--url", "filelock://" + unwritable(t, "file")}, exitStore, "not a directory"},
 
 		"escapes in a path": {[]string{"inspect", "key", "--url", "filelock://" + unwritable(t, "\x1b[2J")}, exitStore, `\x1b[2J`},
 
 		"no such config":      {[]string{"inspect", "key", "--config", dir + "/none"}, exitUsage, "no such file"},
 		"config is empty":     {[]string{"inspect", "key", "--config", config("")}, exitUsage, "the file is empty"},
-		"config is no yaml":   {[]string{"inspect", "key", "--config", config("a: b: " + secret)}, exitUsage, "mapping values are not allowed"},
+		"config, not yaml":    {[]string{"inspect", "key", "--config", config("a: b: " + secret)}, exitUsage, "mapping values are not allowed"},
 		"unknown field":       {[]string{"inspect", "key", "--config", config("strategy: memlock\nnode: x")}, exitUsage, `line 2: unknown field "node" (want strategy, nodes, params)`},
-		"nodes is no list":    {[]string{"inspect", "key", "--config", config("nodes: " + secret)}, exitUsage, "a list of strings"},
-		"params is no map":    {[]string{"inspect", "key", "--config", config("params: [" + secret + "]")}, exitUsage, "params"},
+		"nodes, not a list":   {[]string{"inspect", "key", "--config", config("nodes: " + secret)}, exitUsage, "a list of strings"},
+		"params, not a map":   {[]string{"inspect", "key", "--config", config("params: [" + secret + "]")}, exitUsage, "params"},
 		"parameter is a list": {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {ttl: [1s]}")}, exitUsage, "line 2"},
 		"two documents":       {[]string{"inspect", "key", "--config", config("strategy: memlock\n---\nstrategy: memlock")}, exitUsage, "want one YAML document"},
 		"config, no strategy": {[]string{"inspect", "key", "--config", config("params: {ttl: 5s}")}, exitUsage, "no strategy given"},
@@ -146,7 +148,7 @@ func TestBadInput(t *testing.T) {
 		"demo, one process":  {[]string{"demo", "--url", "memlock://"}, exitUsage, "excludes the callers of one process"},
 		"demo, no store":     {[]string{"demo", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"demo, picture":      {[]string{"demo", "--url", redis + ":1", "--svg", unwritable(t, "file")}, exitFailed, "--svg"},
-		"worker of nobody":   {[]string{"demo-worker"}, exitUsage, "started by hasp demo"},
+		"worker by hand":     {[]string{"demo-worker"}, exitUsage, "started by hasp demo"},
 		"conform, no store":  {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"conform, parameter": {[]string{"conform", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
 		"fence, unsupported": {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, `"hasp strategies" shows`},
@@ -177,23 +179,19 @@ func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
 
 func TestWhereTheLocksAreKept(t *testing.T) {
 	dirs := map[string]string{"url": t.TempDir(), "config": t.TempDir(), "env": t.TempDir(), "state": t.TempDir()}
-	file := filepath.Join(t.TempDir(), "hasp.yaml")
-	text := "strategy: filelock\nnodes: [" + dirs["config"] + "]\nparams: {ttl: 20s, prefix: 7}\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	config := file(t, "hasp.yaml", "strategy: filelock\nnodes: ["+dirs["config"]+"]\nparams: {ttl: 20s, prefix: 7}\n", 0o600)
 	for _, c := range []struct {
 		used, env string
 		flags     []string
 	}{
 		{"url", "filelock://" + dirs["env"], []string{"--url", "filelock://" + dirs["url"]}},
-		{"config", "filelock://" + dirs["env"], []string{"--config", file}},
+		{"config", "filelock://" + dirs["env"], []string{"--config", config}},
 		{"env", "filelock://" + dirs["env"], nil},
 		{"state", "", nil},
 	} {
 		cmd := self(t.Context(), t, "hasp", c.env, append(append([]string{"run", "key"}, c.flags...), "--", "true")...)
 		cmd.Env = append(cmd.Env, "XDG_STATE_HOME="+dirs["state"])
-		start(t, cmd).wait().want(t, 0)
+		start(t, cmd, nil, nil).wait().want(t, 0)
 		for name, dir := range dirs {
 			entries, err := os.ReadDir(dir)
 			if err != nil {
@@ -202,19 +200,12 @@ func TestWhereTheLocksAreKept(t *testing.T) {
 			if got, want := len(entries) > 0, name == c.used; got != want {
 				t.Errorf("store of %s: %s used: %v", c.used, name, got)
 			}
-		}
-		for _, dir := range dirs {
-			entries, _ := os.ReadDir(dir)
-			for _, e := range entries {
-				if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-					t.Fatal(err)
-				}
-			}
+			empty(t, dir)
 		}
 	}
 }
 
-func TestRedactTakesPasswordsOut(t *testing.T) {
+func TestRedactRemovesPasswords(t *testing.T) {
 	t.Parallel()
 	for node, text := range map[string]string{
 		"redis://u:pa%20ss@h":   "denied: pa%20ss, pa ss",

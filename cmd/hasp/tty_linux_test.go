@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// whereAmI prints whether it is in the foreground.
+// whereAmI is a shell script that prints whether it is in the foreground.
 const whereAmI = `set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo foreground || echo background; `
 
 func TestTerminalIsLentToTheCommand(t *testing.T) {
@@ -25,11 +25,8 @@ func TestTerminalIsLentToTheCommand(t *testing.T) {
 
 func TestTerminalIsTakenBackFromACommandThatCannotRun(t *testing.T) {
 	t.Parallel()
-	file := t.TempDir() + "/program"
-	if err := os.WriteFile(file, []byte("#!/hasp/no/such/interpreter\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	s := startSession(t, store(t), false, "run", "key", "--", file)
+	program := file(t, "program", "#!/hasp/no/such/interpreter\n", 0o700)
+	s := startSession(t, store(t), false, "run", "key", "--", program)
 	s.report.expect("exited 127: the job has the terminal")
 }
 
@@ -40,17 +37,13 @@ func TestCtrlCEndsTheCommandAndHasp(t *testing.T) {
 	s.expect("ready")
 	s.types("\x03")
 	s.report.expect("killed by 2: the job has the terminal")
-	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, 0) // it was unlocked first
+	lock(t, url, 0, "--no-wait") // hasp has unlocked before it ended
 }
 
 func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
 	t.Parallel()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := startJobIn(t, self(t.Context(), t, "shell", store(t), "/bin/sh", "-c", `"$0" "$@"; echo went on`,
-		exe, "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600"), false)
+		executable(t), "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600"), false)
 	s.expect("ready")
 	s.types("\x03")
 	s.report.expect("killed by 2")
@@ -60,9 +53,9 @@ func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
 	}
 }
 
-func TestCtrlCIsTheCommandsAffair(t *testing.T) {
+func TestCommandCanCatchCtrlC(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), false, runRole(t, "10m", "steady")...)
+	s := startSession(t, store(t), false, runSteady(t)...)
 	s.expect("ready")
 	s.types("\x03")
 	s.expect("caught")
@@ -76,21 +69,20 @@ func TestCtrlZStopsAndFgGoesOn(t *testing.T) {
 	s.expect("foreground")
 	s.types("\x1a")
 	s.report.expect("stopped: the job has the terminal")
-	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, exitNotAcquired) // still held
+	lock(t, url, exitNotAcquired, "--no-wait") // still held
 	s.order("fg")
 	s.types("more\n")
 	s.expect("got more")
 	s.report.expect("exited 0: the job has the terminal")
 }
 
-// Ctrl-Z, a look at something else, and fg after the term: the lock is gone,
-// and the command does not go on by itself.
+// fg comes after the term: the lock is lost, and the command must not continue.
 func TestCtrlZPastTheTerm(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	file := t.TempDir() + "/work"
-	// Not a program in Go, whose runtime handles SIGTERM on one thread while
-	// others go on.
+	// Not a program in Go: its runtime would handle SIGTERM on one thread while
+	// others continue.
 	s := startSession(t, url, false, "run", "key", "--ttl", "3s", "--",
 		"sh", "-c", `exec dd if=/dev/zero of="$0" bs=1`, file)
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -103,7 +95,7 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	}
 	s.types("\x1a")
 	s.report.expect("stopped")
-	runHasp(t, url, "run", "key", "--wait", "1m", "--", "true").want(t, 0)
+	lock(t, url, 0, "--wait", "1m")
 	before, err := os.Stat(file)
 	if err != nil {
 		t.Fatal(err)
@@ -113,11 +105,11 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	s.expect("hasp was stopped for longer than its term")
 	after, err := os.Stat(file)
 	if err != nil || after.Size() != before.Size() {
-		t.Errorf("the command went on without the lock: it wrote %d bytes (%v)", after.Size()-before.Size(), err)
+		t.Errorf("the command continued without the lock: it wrote %d bytes (%v)", after.Size()-before.Size(), err)
 	}
 }
 
-// In $(…) or a pipe the command is lent the terminal when it reads from it.
+// In $(…) or a pipe, hasp lends the terminal when the command reads from it.
 func TestTerminalIsLentOnDemand(t *testing.T) {
 	t.Parallel()
 	s := startSession(t, store(t), true, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
@@ -127,10 +119,10 @@ func TestTerminalIsLentOnDemand(t *testing.T) {
 	s.report.expect("exited 0: the job has the terminal")
 }
 
-// Ctrl-C and Ctrl-Z reach hasp instead of the command then.
+// Then Ctrl-C and Ctrl-Z reach hasp instead of the command.
 func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
 	t.Parallel()
-	s := startSession(t, store(t), true, runRole(t, "10m", "steady")...)
+	s := startSession(t, store(t), true, runSteady(t)...)
 	s.piped.expect("ready")
 	s.types("\x1a")
 	s.report.expect("stopped")
@@ -141,7 +133,8 @@ func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
 	s.report.expect("exited 4")
 }
 
-// A job in the background stops when its command reads, as every job does.
+// A job in the background stops when its command reads from the terminal, like
+// any job.
 func TestBackgroundJobStopsWhenItReads(t *testing.T) {
 	t.Parallel()
 	s := startSession(t, store(t), false, "&", "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
@@ -153,7 +146,7 @@ func TestBackgroundJobStopsWhenItReads(t *testing.T) {
 	s.report.expect("exited 0: the job has the terminal")
 }
 
-// kill -STOP, and bg: the terminal is the shell's from then on.
+// After kill -STOP and bg, the shell has the terminal.
 func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	t.Parallel()
 	file := t.TempDir() + "/go"
@@ -170,14 +163,14 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	s.report.expect("stopped")
 	s.order("bg")
 	s.report.expect("continued")
-	s.expect("goes on") // told by hasp, which has looked at the terminal by now
+	s.expect("goes on") // hasp has passed SIGCONT on, and has checked the terminal before
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.report.expect("exited 0: the shell has the terminal")
 }
 
-// Under ssh or in a container no shell would continue a stopped hasp.
+// Under ssh or in a container, no shell would continue a stopped hasp.
 func TestCtrlZWithoutAShellGoesOn(t *testing.T) {
 	t.Parallel()
 	p, slave := openPTY(t)
@@ -208,7 +201,7 @@ func TestBreakAsks(t *testing.T) {
 		t.Run(fmt.Sprintf("%q", answer), func(t *testing.T) {
 			t.Parallel()
 			url := store(t)
-			hold(t, url, "key")
+			hold(t, url)
 			s := startSession(t, url, false, "break", "key")
 			s.expect("Break it? [y/N]")
 			s.types(answer)
@@ -218,26 +211,24 @@ func TestBreakAsks(t *testing.T) {
 	}
 }
 
-func TestBreakMeansTheHolderThatWasShown(t *testing.T) {
+func TestBreakConcernsTheHolderOfTheQuestion(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	first := hold(t, url, "key")
+	first := hold(t, url)
 	s := startSession(t, url, false, "break", "key")
 	s.expect("Break it? [y/N]")
-	first.in.Close()
-	first.wait().want(t, 0)
-	second := hold(t, url, "key")
+	first.free().want(t, 0)
+	second := hold(t, url)
 	s.types("y\n")
 	s.expect("has changed hands")
 	s.report.expect("exited 1")
-	second.in.Close()
-	second.wait().want(t, 0) // and not lost
+	second.free().want(t, 0) // not lost
 }
 
 func TestCtrlCEndsTheQuestion(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	hold(t, url, "key")
+	hold(t, url)
 	s := startSession(t, url, false, "break", "key")
 	s.expect("Break it? [y/N]")
 	s.types("\x03")

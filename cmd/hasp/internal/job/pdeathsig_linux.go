@@ -2,8 +2,8 @@ package job
 
 import "syscall"
 
-// dieWithParent has the kernel kill the child when the thread that forks it
-// ends, by whatever means.
+// dieWithParent makes the kernel kill the child when the thread that forked it
+// ends, for any reason.
 func dieWithParent(sys *syscall.SysProcAttr) {
 	sys.Pdeathsig = syscall.SIGKILL
 }

@@ -4,6 +4,6 @@ package job
 
 import "syscall"
 
-// dieWithParent does nothing: there is no such signal here. A command whose
-// hasp was killed runs on while the key's term runs out.
+// dieWithParent does nothing: this system has no such signal. If hasp is killed,
+// the command continues, and the key is free when its term is over.
 func dieWithParent(*syscall.SysProcAttr) {}

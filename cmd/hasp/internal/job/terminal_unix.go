@@ -9,20 +9,21 @@ import (
 	"golang.org/x/term"
 )
 
-// terminal is the controlling terminal of hasp. A nil terminal is none; every
-// method may be called on it.
+// terminal is the controlling terminal of hasp. If there is none, it is nil; all
+// methods work on nil.
 //
-// A terminal has one foreground process group, which may read from it and
-// gets what Ctrl-C and Ctrl-Z send. A shell makes hasp's group that one. The
-// command has a group of its own, so hasp lends it the terminal, as a shell
-// does, and takes it back.
+// A terminal has one foreground process group. That group may read from it, and
+// receives the signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the
+// foreground. The command has a group of its own, so hasp lends it the terminal,
+// as a shell does, and takes it back.
 type terminal struct {
 	fd   int
-	lent bool // to the command's group, which may have lent it on
+	lent bool // to the command's group, which may have lent it to another
 }
 
-// openTerminal returns the controlling terminal, or nil. Standard input may
-// be a file while ssh asks for a password on the terminal.
+// openTerminal returns the controlling terminal, or nil. It does not use
+// standard input, which may be a file while ssh asks for a password on the
+// terminal.
 func openTerminal() *terminal {
 	fd, err := unix.Open("/dev/tty", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -31,7 +32,7 @@ func openTerminal() *terminal {
 	return &terminal{fd: fd}
 }
 
-// foreground returns the foreground group.
+// foreground returns the foreground group, or -1.
 func (t *terminal) foreground() int {
 	pgrp, err := unix.IoctlGetInt(t.fd, unix.TIOCGPGRP)
 	if err != nil {
@@ -45,21 +46,21 @@ func (t *terminal) ours() bool {
 	return t != nil && t.foreground() == unix.Getpgrp()
 }
 
-// lentTo reports whether pgrp has the terminal.
+// lentTo reports whether pgrp is the foreground group.
 func (t *terminal) lentTo(pgrp int) bool {
 	return t != nil && t.foreground() == pgrp
 }
 
-// lend makes pgrp the foreground group if hasp's is it.
+// lend puts pgrp into the foreground if hasp's group is there.
 func (t *terminal) lend(pgrp int) {
 	if t.ours() {
 		t.lent = unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, pgrp) == nil
 	}
 }
 
-// takeBack makes hasp's group the foreground group if the terminal was lent,
-// and reports whether it did. What the shell has taken is no loan any more,
-// even if the SIGCONT by which hasp hears of that is still on its way.
+// takeBack puts hasp's group into the foreground if the terminal is lent, and
+// reports whether it did. If the shell has taken the terminal, takeBack leaves it
+// there, even if hasp has not received the shell's SIGCONT yet.
 func (t *terminal) takeBack() bool {
 	if t == nil || !t.lent {
 		return false
@@ -71,17 +72,16 @@ func (t *terminal) takeBack() bool {
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp()) == nil
 }
 
-// recheck forgets a loan that the shell has ended, while hasp was stopped by
-// somebody else's SIGSTOP.
+// recheck notices that the shell has taken the terminal. The shell does so while
+// hasp is stopped, for example by kill -STOP.
 func (t *terminal) recheck(pgrp int) {
 	if t != nil && t.lent {
 		t.lent = t.lentTo(pgrp)
 	}
 }
 
-// interactive reports whether a person types to the command and reads it.
-// Otherwise, as in a pipe to a pager, the terminal is lent when the command
-// asks for it.
+// interactive reports whether the command's input and output are a terminal. If
+// not, as in a pipe to a pager, hasp lends the terminal when the command needs it.
 func interactive() bool {
 	return term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 }

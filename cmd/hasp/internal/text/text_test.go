@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzPlain: whatever a store holds or a server says, a terminal is sent
-// nothing but printable text, in one line, and JSON keeps its meaning.
+// Whatever a store or a server returns, a terminal gets only printable text in one
+// line, and JSON keeps its meaning.
 func FuzzPlain(f *testing.F) {
 	for _, s := range []string{"", "key", "\x1b[2J\x1b]0;title\x07", "\u009b2J\u009d0;x\u009c", "a\u202eb\u2066c\u200f", "a\r\nb\x00\x7f", "\xff\x9b2J\xc2", "\U0001F512\U000E0001\u2028", `\u009b`} {
 		f.Add(s)
@@ -38,7 +38,7 @@ func FuzzPlain(f *testing.F) {
 	})
 }
 
-func TestMessagesShowNothingRaw(t *testing.T) {
+func TestPlain(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		"one\ntwo":        "one; two",
