@@ -11,21 +11,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Command is a command that go-redis does not repeat, whatever the settings of
-// the client: not after a time-out, not in a pipeline, not on a cluster.
+// Command is a command that go-redis sends once, whatever the settings of the
+// client: it does not retry after a timeout, in a pipeline or on a cluster.
 type Command struct{ *redis.Cmd }
 
+// NewCommand returns a command that has not been sent.
 func NewCommand(ctx context.Context, args []any) *Command {
 	return &Command{redis.NewCmd(ctx, args...)}
 }
 
-// NoRetry is asked by go-redis.
+// NoRetry reports to go-redis that it must not repeat the command.
 func (*Command) NoRetry() bool { return true }
 
-// Clone keeps NoRetry.
+// Clone returns a copy that keeps NoRetry.
 func (c *Command) Clone() redis.Cmder { return &Command{c.Cmd.Clone().(*redis.Cmd)} }
 
-// Process sends one command. Its error is the command's.
+// Process sends one command. The command has the reply or the error.
 func Process(ctx context.Context, rdb redis.UniversalClient, cmd *Command) {
 	err := Survive(func() error { return rdb.Process(ctx, cmd) })
 	if err != nil && cmd.Err() == nil {
@@ -33,16 +34,18 @@ func Process(ctx context.Context, rdb redis.UniversalClient, cmd *Command) {
 	}
 }
 
-// IsReply reports whether err is what a server said.
+// IsReply reports whether err is a server's reply.
 func IsReply(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply)
 }
 
-// Unexpected is the error of a reply that no version of Redis gives: of a reply
-// that may be long, the beginning, and of a secret, which may be in there, no part.
+// Unexpected returns the error for a reply that no version of Redis gives. It has
+// the beginning of the reply, without the secrets.
 func Unexpected(reply any, secrets ...string) error {
 	text := fmt.Sprintf("%v", reply)
+
+	// Before the text is cut, so that no part of a secret is left.
 	for _, secret := range secrets {
 		text = strings.ReplaceAll(text, secret, "***")
 	}
@@ -52,8 +55,8 @@ func Unexpected(reply any, secrets ...string) error {
 	return fmt.Errorf("unexpected reply %s", strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// Receive is PubSub's ReceiveTimeout, which takes it for granted that what
-// comes is a message, and would end the program.
+// Receive is ps.ReceiveTimeout, but returns an error where that panics:
+// ReceiveTimeout assumes that every reply has the form of a message.
 func Receive(ps *redis.PubSub, ctx context.Context, timeout time.Duration) (msg any, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -63,9 +66,10 @@ func Receive(ps *redis.PubSub, ctx context.Context, timeout time.Duration) (msg 
 	return ps.ReceiveTimeout(ctx, timeout)
 }
 
-// Survive is f, which has a client that was handed in talk to its server. No
-// guard is before that one, and what go-redis does not survive would end the
-// program, since much is asked by goroutines of hasp's own.
+// Survive returns the error of f, and an error if f panics with a runtime.Error.
+// f calls a client that the caller of hasp may have passed. Such a client has no
+// guard, so a reply can make go-redis panic. Many calls run on goroutines of
+// hasp's own, where the panic would end the program.
 func Survive(f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {

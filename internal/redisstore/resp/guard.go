@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// What a server may say at most. The longest reply that hasp asks for tells who
-// waits for a key; none is near these.
+// Limits of a reply. The longest reply that hasp asks for lists the waiters of a
+// key. It is far below these limits.
 const (
 	maxReply = 64 << 20 // bytes in a reply
 	maxItems = 1 << 18  // values in a reply
@@ -18,21 +18,21 @@ const (
 )
 
 var (
-	errProtocol = errors.New("that is not the protocol of Redis")
-	errTooMuch  = errors.New("a reply that is longer than any that hasp asks for")
+	errProtocol = errors.New("the server does not speak the protocol of Redis")
+	errTooMuch  = errors.New("the reply is longer than any that hasp asks for")
 )
 
-// guard is a connection whose reader takes the server at its word: go-redis
-// makes room for what a reply announces before it comes, and reads a line for
-// as long as it lasts. So what is no reply, or too much of one, is not passed
-// on, and nothing after it: the connection is of no use any more.
+// guard is a connection that protects its reader from the server. go-redis
+// allocates the length that a reply announces before the reply arrives, and reads
+// a line of any length. If bytes are not a reply, or a reply is too long, the
+// guard returns an error and passes nothing on from then.
 type guard struct {
 	net.Conn
 	replies replies
-	err     error
+	err     error // why nothing is passed on any more
 }
 
-// Guard returns c with a guard on what it reads.
+// Guard returns c with a guard on its reads.
 func Guard(c net.Conn) net.Conn { return &guard{Conn: c} }
 
 func (g *guard) Read(p []byte) (int, error) {
@@ -46,66 +46,77 @@ func (g *guard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// NetConn is what is below, which go-redis asks whether there is something to
-// read.
+// NetConn returns the connection below. go-redis checks on it whether there are
+// bytes to read.
 func (g *guard) NetConn() net.Conn { return g.Conn }
 
-// replies follows a stream of replies, without keeping any of it.
+// replies parses a stream of replies, without keeping them.
 type replies struct {
-	head   []byte // how the line begins that is under way
-	length int    // of that line
-	last   byte   // of what has come of that line
-	bulk   int    // bytes of a string to come, with the end of its line
-	open   []int  // values to come, of each array that is not over, after the reply itself
+	head   []byte // the beginning of the current line
+	length int    // how many bytes of the current line have arrived
+	last   byte   // the last of these bytes
+	bulk   int    // how many bytes of a string are missing, with its CR LF
+	open   []int  // how many values are missing: of the reply, then of each array that has begun
 
-	// Of the reply under way.
-	bytes, items int
+	bytes, items int // so far, of the current reply
 }
 
-// maxHead is how much of a line is looked at. No number of values or bytes is
-// longer.
+// maxHead is how much of a line replies keeps. No valid length is longer.
 const maxHead = 16
 
-// pass takes what has come, and returns why it is not to be passed on.
+// pass parses the bytes that have arrived. It returns an error if they must not be
+// passed on.
 func (r *replies) pass(b []byte) error {
 	for len(b) > 0 {
-		n := r.bulk
-		if n > 0 {
-			n = min(n, len(b))
-			if !r.isBulk(b[:n]) {
-				return errProtocol
-			}
-			if r.bulk -= n; r.bulk == 0 {
-				r.over()
-			}
-		} else {
-			n = bytes.IndexByte(b, '\n') + 1
-			whole := n > 0
-			if !whole {
-				n = len(b)
-			}
-			r.head = append(r.head, b[:min(n, maxHead-len(r.head))]...)
-			if r.length += n; r.length > maxLine {
-				return errTooMuch
-			}
-			if !whole {
-				r.last = b[n-1]
-				break
-			}
-			if n > 1 {
-				r.last = b[n-2]
-			}
-			if err := r.line(); err != nil {
-				return err
-			}
+		parse := r.passLine
+		if r.bulk > 0 {
+			parse = r.passBulk
+		}
+		n, err := parse(b)
+		if err != nil {
+			return err
 		}
 		b = b[n:]
 	}
 	return nil
 }
 
-// isBulk reports whether b may be the next bytes of a string, which a line
-// ends.
+// passBulk parses the next bytes of a string, and returns how many of b they are.
+func (r *replies) passBulk(b []byte) (int, error) {
+	n := min(r.bulk, len(b))
+	if !r.isBulk(b[:n]) {
+		return 0, errProtocol
+	}
+	if r.bulk -= n; r.bulk == 0 {
+		r.endValue()
+	}
+	return n, nil
+}
+
+// passLine parses the next bytes of a line, and returns how many of b they are.
+func (r *replies) passLine(b []byte) (int, error) {
+	n := bytes.IndexByte(b, '\n') + 1
+	whole := n > 0
+	if !whole {
+		n = len(b)
+	}
+
+	r.head = append(r.head, b[:min(n, maxHead-len(r.head))]...)
+	if r.length += n; r.length > maxLine {
+		return 0, errTooMuch
+	}
+	if !whole {
+		r.last = b[n-1]
+		return n, nil
+	}
+
+	if n > 1 {
+		r.last = b[n-2]
+	}
+	return n, r.endLine()
+}
+
+// isBulk reports whether b can be the next bytes of a string, which ends in CR LF.
 func (r *replies) isBulk(b []byte) bool {
 	const end = "\r\n"
 	for i := range end {
@@ -116,22 +127,24 @@ func (r *replies) isBulk(b []byte) bool {
 	return true
 }
 
-// line takes a line that has come, of which last is the byte before its end.
-func (r *replies) line() error {
+// endLine parses a line that has arrived. r.last is the byte before its LF.
+func (r *replies) endLine() error {
 	kind, length, text := r.head[0], r.length, r.head[1:]
 	r.head, r.length = r.head[:0], 0
 	if length < 3 || r.last != '\r' {
 		return errProtocol
 	}
-	if len(r.open) == 0 {
+
+	if len(r.open) == 0 { // a new reply begins
 		r.open, r.bytes, r.items = append(r.open, 1), 0, 0
 	}
 	r.bytes += length
 	r.items++
+
 	switch kind {
 	case '+', '-', ':', '_', '#', ',', '(':
-		r.over()
-		return r.within()
+		r.endValue()
+		return r.checkLimits()
 	case '$', '=', '!', '*', '~', '>', '%', '|':
 	default:
 		return errProtocol
@@ -141,33 +154,39 @@ func (r *replies) line() error {
 	}
 	n, err := strconv.Atoi(string(bytes.TrimSuffix(text, []byte("\r\n"))))
 	switch {
-	case n == -1 && (kind == '$' || kind == '*'):
-		r.over()
+	case n == -1 && (kind == '$' || kind == '*'): // nil
+		r.endValue()
 		return nil
 	case err != nil || n < 0:
 		return errProtocol
 	}
+	return r.begin(kind, n)
+}
+
+// begin begins a string of n bytes or an array of n values, or of n pairs.
+func (r *replies) begin(kind byte, n int) error {
 	switch kind {
 	case '$', '=', '!':
 		r.bulk = n + 2
 		r.bytes += min(n, 2*maxReply)
-		return r.within()
-	case '|': // a value follows, whose place it does not take
+		return r.checkLimits()
+	case '|': // attributes do not count as a value: the value follows them
 		r.open[len(r.open)-1]++
 		fallthrough
 	case '%':
 		n *= 2
 	}
+
 	r.items += min(n, 2*maxItems)
 	if r.open = append(r.open, n); n == 0 {
 		r.open = r.open[:len(r.open)-1]
-		r.over()
+		r.endValue()
 	}
-	return r.within()
+	return r.checkLimits()
 }
 
-// over ends a value, and the arrays that it is the last of.
-func (r *replies) over() {
+// endValue ends a value, and each array whose last value it is.
+func (r *replies) endValue() {
 	for i := len(r.open) - 1; i >= 0; i-- {
 		if r.open[i]--; r.open[i] > 0 {
 			return
@@ -176,7 +195,8 @@ func (r *replies) over() {
 	}
 }
 
-func (r *replies) within() error {
+// checkLimits returns an error if the current reply is too long.
+func (r *replies) checkLimits() error {
 	if r.bytes > maxReply || r.items > maxItems || len(r.open) > maxDepth+1 {
 		return fmt.Errorf("%w: more than %d bytes, %d values or %d levels", errTooMuch, maxReply, maxItems, maxDepth)
 	}

@@ -1,6 +1,6 @@
-// Package resp is what hasp adds to a connection of go-redis: calls that end when
-// they are cancelled, a guard on what a server says, and wires, which many
-// callers share.
+// Package resp is hasp's part of a connection of go-redis: calls that end when
+// they are cancelled, a guard against replies that are too long, and wires, which
+// many callers share.
 package resp
 
 import (
@@ -11,11 +11,13 @@ import (
 	"strconv"
 )
 
-// The protocol of Redis (https://redis.io/docs/latest/develop/reference/protocol-spec/),
-// as far as a wire needs it: commands out, replies in.
+// This file has the part of the protocol that a wire needs: it encodes commands
+// and decodes replies
+// (https://redis.io/docs/latest/develop/reference/protocol-spec/).
 
-// appendCommand appends a command, or reports that one of its arguments is of
-// a kind that strategies do not use. All others cannot change meanwhile.
+// appendCommand appends a command to out. It reports false if an argument has a
+// type that strategies do not use. The types that they use are immutable, so the
+// caller may leave before its command is encoded.
 func appendCommand(out []byte, args []any) ([]byte, bool) {
 	out = appendHead(out, '*', len(args))
 	var digits [20]byte
@@ -41,21 +43,23 @@ func appendHead(out []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(out, kind), int64(n), 10), '\r', '\n')
 }
 
-// replyError is what a server refused a command with.
+// replyError is an error that a server replied.
 type replyError string
 
 func (e replyError) Error() string { return string(e) }
 
-// RedisError says, in go-redis' way, that the server is well.
+// RedisError marks a reply, by go-redis' convention: the server is well.
 func (replyError) RedisError() {}
 
-// push is what a server says of its own accord.
-type push struct{ what any }
+// push is a message that is no reply to a command.
+type push struct{ value any }
 
-// readReply reads one reply: nil, an int64, a string, a []any, a replyError,
-// and of RESP3 a bool, a float64 or a push, after which the reply follows. A
-// map is read as an array of its keys and values.
+// readReply reads one reply: nil, an int64, a string, a []any or a replyError. With
+// RESP3 it can also be a bool, a float64 or a push. A map is read as an array of
+// its keys and values.
 func readReply(in *bufio.Reader) (any, error) { return readValue(in, maxDepth) }
+
+// readValue reads one value in which arrays may be nested to a depth.
 
 func readValue(in *bufio.Reader, depth int) (any, error) {
 	line, err := readLine(in)
@@ -73,16 +77,17 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 		return replyError(text), nil
 	case ':':
 		n, err := strconv.ParseInt(string(text), 10, 64)
-		return n, bad(err)
+		return n, protocolError(err)
 	case '_':
 		return nil, nil
 	case '#':
 		return string(text) == "t", nil
 	case ',':
 		f, err := strconv.ParseFloat(string(text), 64)
-		return f, bad(err)
+		return f, protocolError(err)
 	}
-	n, err := strconv.Atoi(string(text))
+
+	n, err := strconv.Atoi(string(text)) // all other kinds have a length
 	switch {
 	case err != nil, n < -1, n > maxReply, depth == 0:
 		return nil, errProtocol
@@ -91,6 +96,7 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 	case n < 0:
 		return nil, errProtocol
 	}
+
 	switch kind {
 	case '$', '=', '!':
 		return readBulk(in, kind, n)
@@ -101,7 +107,7 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 	case '>':
 		all, err := readArray(in, n, depth)
 		return push{all}, err
-	case '|': // about the value that follows
+	case '|': // attributes of the value that follows
 		if _, err := readArray(in, 2*n, depth); err != nil {
 			return nil, err
 		}
@@ -110,10 +116,10 @@ func readValue(in *bufio.Reader, depth int) (any, error) {
 	return nil, errProtocol
 }
 
-// readLine returns a line without its end, until the next read.
+// readLine returns a line without CR LF. The line is valid until the next read.
 func readLine(in *bufio.Reader) ([]byte, error) {
 	line, err := in.ReadSlice('\n')
-	if err == bufio.ErrBufferFull {
+	if err == bufio.ErrBufferFull { // the line is longer than the buffer
 		var long []byte
 		for err == bufio.ErrBufferFull && len(long) < maxLine {
 			long = append(long, line...)
@@ -136,7 +142,7 @@ func readBulk(in *bufio.Reader, kind byte, n int) (any, error) {
 	if err == nil {
 		defer in.Discard(n + 2)
 	} else if err == bufio.ErrBufferFull {
-		var all bytes.Buffer // grows with what comes, whatever was announced
+		var all bytes.Buffer // grows with the bytes that arrive, not with the length announced
 		_, err = io.CopyN(&all, in, int64(n+2))
 		buf = all.Bytes()
 	}
@@ -166,8 +172,8 @@ func readArray(in *bufio.Reader, n, depth int) (any, error) {
 	return all, nil
 }
 
-// bad is err as an error of the protocol.
-func bad(err error) error {
+// protocolError returns err as an error of the protocol, and nil for nil.
+func protocolError(err error) error {
 	if err == nil {
 		return nil
 	}

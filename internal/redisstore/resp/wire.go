@@ -14,51 +14,55 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// wire is a connection that those who want something of one server at the same
-// time share: their commands travel together, and so do the replies. It is one
-// that go-redis has made, taken from its pool, and goes back there as soon as
-// nobody uses it. Who is alone uses the pool, and has nobody to wait for but
-// the server.
+// Wire is a connection to a server that concurrent callers share. Their commands
+// are written together, and the replies are read together. go-redis has made the
+// connection. It belongs to go-redis' pool again when no caller uses the wire.
 //
-// Who leaves takes nobody along: a command that was not written yet is not
-// sent, and the reply to one that was is read and dropped. Nobody waits in a
-// read or a write: a writer runs while there is something to write, a reader
-// for as long as there is a wire.
+// A caller leaves when its context ends, and no other caller notices. If its
+// command is not written yet, it is not sent. If it is written, its reply is read
+// and dropped. No caller blocks in a read or a write: one goroutine writes while
+// there are commands, and one reads as long as the wire exists.
 //
-// A wire that is over takes no more commands, which then go to another one, and
-// ends when nobody waits for a reply any more.
+// A wire that is over takes no more commands; callers use another wire. It ends
+// when no caller waits for a reply any more.
 type Wire struct {
-	conn net.Conn      // to read from and write to
-	base net.Conn      // what to close; conn itself, or what is below its TLS
-	back func(ok bool) // parts with the connection, which may be as good as before
-	kept bool          // until somebody closes it; for tests
+	conn net.Conn      // is read and written
+	base net.Conn      // is closed: conn, or the connection below its TLS
+	back func(ok bool) // returns the connection to the pool; ok says that it is in order
+	kept bool          // the wire never ends by itself; for tests
 
-	mu      sync.Mutex // guards the rest, but not what is the reader's
-	queue   []*errand  // not written yet
-	sent    []*errand  // written, or about to be, in this order
-	writing bool
-	over    error     // why it takes no more commands
-	wake    time.Time // the reader, if nothing comes
+	mu      sync.Mutex // guards the fields up to writers
+	queue   []*request // not written yet
+	sent    []*request // written, or about to be, in this order
+	writing bool       // the writer runs
+	over    error      // why the wire takes no more commands; nil if it does
+	wake    time.Time  // when the reader wakes if nothing arrives
 	writers sync.WaitGroup
-	errands sync.Pool // of *errand; not of all wires, since channels stay in their bubble of testing/synctest
 
-	out   []byte    // the writer's
-	batch []*errand // the writer's
+	// requests has blank *request. Each wire has a pool of its own, because a
+	// channel must stay in its bubble of testing/synctest.
+	requests sync.Pool
 
-	due     []*errand     // from sent: those to be answered next; the reader's
-	told    int           // of due; the reader's
-	midway  bool          // in a reply; the reader's
-	heard   bool          // since the last tick; the reader's
-	asked   bool          // at the last tick: something is under way; the reader's
-	quiet   int           // ticks in a row without a word, asked all the time or never; the reader's
-	tickEnd time.Time     // the reader's
-	trip    time.Duration // a round trip, smoothed; the reader's
-	ended   error         // why the reader has ended; the reader's
+	// Only the writer uses these.
+	out   []byte
+	batch []*request
+
+	// Only the reader uses these, except that End follows the reader.
+	due      []*request    // taken from sent: their replies come next
+	answered int           // how many of due have their reply
+	inReply  bool          // a part of a reply has arrived
+	received bool          // bytes have arrived since the last tick
+	busy     bool          // at the last tick, a reply was outstanding
+	quiet    int           // ticks in a row without bytes and without a change of busy
+	tickEnd  time.Time     // when the current tick ends
+	trip     time.Duration // the round trip, smoothed
+	ended    error         // why the reader has ended
 }
 
-// NewWire returns a wire of a connection that a call of go-redis has used. trip is
-// how long that call took. A wire that is kept ends only when it is closed. back
-// parts with the connection, which may be as good as before.
+// NewWire returns a wire over c, a connection that a call of go-redis has used.
+// trip is how long that call took. If kept is true, the wire ends only when its
+// connection is closed. back is called once, at the end; ok says whether the
+// connection may be used again.
 func NewWire(c *Conn, trip time.Duration, kept bool, back func(ok bool)) *Wire {
 	w := &Wire{conn: c.Conn, base: c.Conn, kept: kept, trip: trip, back: back}
 	if c.secure != nil {
@@ -67,100 +71,108 @@ func NewWire(c *Conn, trip time.Duration, kept bool, back func(ok bool)) *Wire {
 	return w
 }
 
-// Pending returns how many commands are queued, and how many are written and not
-// taken up by the reader, for tests.
+// Pending returns how many commands are queued, and how many are written but not
+// yet taken over by the reader. It is for tests.
 func (w *Wire) Pending() (queued, sent int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.queue), len(w.sent)
 }
 
-// errand is one command on a wire, and where its caller and its reply meet:
-// the one that comes second knows what to do.
-type errand struct {
+// request is one command on a wire. Its caller and its reply meet in met: the
+// second of them finds that the first has set it, and decides what to do.
+type request struct {
 	args  []any
-	until time.Time // its caller waits no longer; zero if there is no end
-	sent  time.Time // when it was written
-	met   atomic.Bool
-	done  chan outcome // one, to a caller that is still there
+	until time.Time   // when the caller leaves; zero if it has no deadline
+	sent  time.Time   // when the command was written
+	met   atomic.Bool // set by the reply and by a caller that leaves
+	done  chan result // has room for one, for a caller that has not left
 }
 
-// outcome is what a command has come to.
-type outcome struct {
+// result is the reply to a command, or its error.
+type result struct {
 	reply any
 	err   error
 }
 
-// errand returns a blank one.
-func (w *Wire) errand() *errand {
-	if e, ok := w.errands.Get().(*errand); ok {
-		return e
+// newRequest returns a blank request.
+func (w *Wire) newRequest() *request {
+	if r, ok := w.requests.Get().(*request); ok {
+		return r
 	}
-	return &errand{done: make(chan outcome, 1)}
+	return &request{done: make(chan result, 1)}
 }
 
-// forget is called by the last who has to do with an errand.
-func (w *Wire) forget(e *errand) {
-	*e = errand{done: e.done}
-	w.errands.Put(e)
+// recycle is called by the last user of a request.
+func (w *Wire) recycle(r *request) {
+	*r = request{done: r.done}
+	w.requests.Put(r)
 }
 
-// answer ends an errand.
-func (w *Wire) answer(e *errand, reply any, err error) {
-	if e.met.Swap(true) {
-		w.forget(e)
+// answer ends a request.
+func (w *Wire) answer(r *request, reply any, err error) {
+	if r.met.Swap(true) { // the caller has left
+		w.recycle(r)
 		return
 	}
-	e.done <- outcome{reply, err}
+	r.done <- result{reply, err}
 }
 
-// maxKept is how much room for commands an idle wire keeps.
+// maxKept is how large a buffer for commands an idle wire keeps.
 const maxKept = 256 << 10
 
 var (
-	ErrUnsent  = errors.New("not sent")
-	errIdle    = errors.New("idle")
+	// ErrUnsent means that a wire has not sent a command, and will not send it.
+	ErrUnsent = errors.New("not sent")
+
+	// ErrNoReply means that the reply has not arrived in time. The outcome of the
+	// command is unknown.
 	ErrNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
+
+	errIdle = errors.New("idle")
 )
 
-// Do sends a command and returns its reply. If it was not sent, and will not
-// be, that is ErrUnsent.
+// Do sends a command and returns its reply. It returns ErrUnsent if the command was
+// not sent and will not be sent.
 func (w *Wire) Do(ctx context.Context, args []any) (any, error) {
-	e := w.errand()
-	e.args = args
-	e.until, _ = ctx.Deadline()
-	if !w.put(e) {
-		w.forget(e)
+	r := w.newRequest()
+	r.args = args
+	r.until, _ = ctx.Deadline()
+	if !w.put(r) {
+		w.recycle(r)
 		return nil, ErrUnsent
 	}
-	done, quit, _ := lazyctx.Split(ctx) // the reader knows the time
-	var o outcome
+
+	// The reader enforces the deadline, so the caller needs no timer.
+	done, quit, _ := lazyctx.Split(ctx)
+	var res result
 	select {
-	case o = <-e.done:
-		w.forget(e)
-		return o.reply, o.err
+	case res = <-r.done:
+		w.recycle(r)
+		return res.reply, res.err
 	case <-done:
 	case <-quit:
 	}
 
-	if !e.met.Swap(true) {
+	// The caller leaves. From the swap on, the request belongs to the wire.
+	if !r.met.Swap(true) {
 		return nil, ErrNoReply
 	}
-	o = <-e.done // the reply came first
-	w.forget(e)
-	return o.reply, o.err
+	res = <-r.done // the reply was first
+	w.recycle(r)
+	return res.reply, res.err
 }
 
-// put queues an errand, if the wire is still there.
-func (w *Wire) put(e *errand) bool {
+// put queues a request, and reports false if the wire is over.
+func (w *Wire) put(r *request) bool {
 	w.mu.Lock()
 	if w.over != nil {
 		w.mu.Unlock()
 		return false
 	}
-	w.queue = append(w.queue, e)
-	if !e.until.IsZero() && e.until.Before(w.wake) {
-		w.listen(e.until)
+	w.queue = append(w.queue, r)
+	if !r.until.IsZero() && r.until.Before(w.wake) {
+		w.wakeAtLocked(r.until)
 	}
 	begin := !w.writing
 	if begin {
@@ -168,26 +180,28 @@ func (w *Wire) put(e *errand) bool {
 		w.writers.Add(1)
 	}
 	w.mu.Unlock()
+
 	if begin {
 		go w.write()
 	}
 	return true
 }
 
-// write writes what is queued until nothing is. It first lets all run that can,
-// since whoever has just been answered is about to ask for more: without that,
-// each command would travel alone.
+// write writes the queue until it is empty.
 func (w *Wire) write() {
 	defer w.writers.Done()
 	for {
+		// Callers that have just got a reply are about to send the next command.
+		// Without the yield, each command would be written alone.
 		runtime.Gosched()
-		if !w.next() {
+		if !w.nextBatch() {
 			return
 		}
 		w.encode()
 		if len(w.out) == 0 {
-			continue
+			continue // all callers have left
 		}
+
 		_ = w.conn.SetWriteDeadline(time.Now().Add(silence))
 		if _, err := w.conn.Write(w.out); err != nil {
 			w.fail(err)
@@ -195,15 +209,16 @@ func (w *Wire) write() {
 	}
 }
 
-// next takes what is queued. If that is nothing, or the wire is over, the
-// writer ends.
-func (w *Wire) next() bool {
+// nextBatch moves the queue to batch. It reports false if there is nothing to
+// write; the writer then ends.
+func (w *Wire) nextBatch() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	w.batch, w.queue = w.queue, w.batch[:0]
 	if w.over != nil {
-		for _, e := range w.batch {
-			w.answer(e, nil, ErrUnsent)
+		for _, r := range w.batch {
+			w.answer(r, nil, ErrUnsent)
 		}
 		w.batch = nil
 	}
@@ -211,50 +226,54 @@ func (w *Wire) next() bool {
 	return w.writing
 }
 
-// encode makes one piece of the commands of those who are still there, and has
-// the reader wait for their replies.
+// encode encodes the batch, without the commands of callers that have left, and
+// passes it to the reader.
 func (w *Wire) encode() {
 	w.out = w.out[:0]
 	if cap(w.out) > maxKept {
 		w.out = nil
 	}
+
 	now := time.Now()
 	sent := w.batch[:0]
-	for _, e := range w.batch {
-		if e.met.Load() {
-			w.forget(e)
+	for _, r := range w.batch {
+		if r.met.Load() { // the caller has left: do not send
+			w.recycle(r)
 			continue
 		}
-		out, ok := appendCommand(w.out, e.args)
+		out, ok := appendCommand(w.out, r.args)
 		if !ok {
-			w.answer(e, nil, ErrUnsent)
+			w.answer(r, nil, ErrUnsent)
 			continue
 		}
-		e.sent = now
-		w.out, sent = out, append(sent, e)
+		r.sent = now
+		w.out, sent = out, append(sent, r)
 	}
+
+	// Before the write: a reply can arrive before Write returns.
 	w.mu.Lock()
 	w.sent = append(w.sent, sent...)
 	w.mu.Unlock()
 	clear(w.batch)
 }
 
-// GiveUp declares a wire over, unless it is.
-func (w *Wire) GiveUp(up error) {
+// GiveUp makes the wire take no more commands because of err. Commands that are
+// written can still be answered.
+func (w *Wire) GiveUp(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.giveLocked(up)
+	w.giveUpLocked(err)
 }
 
-// giveLocked is give with mu held. What is not written yet is not sent here any
-// more, even if the writer hangs in a write.
-func (w *Wire) giveLocked(up error) {
+// giveUpLocked is GiveUp for a caller that holds mu. The queue is answered here,
+// because the writer may hang in a write.
+func (w *Wire) giveUpLocked(err error) {
 	if w.over != nil {
 		return
 	}
-	w.over = up
-	for _, e := range w.queue {
-		w.answer(e, nil, ErrUnsent)
+	w.over = err
+	for _, r := range w.queue {
+		w.answer(r, nil, ErrUnsent)
 	}
 	clear(w.queue)
 	w.queue = w.queue[:0]
@@ -267,7 +286,7 @@ func (w *Wire) Over() bool {
 	return w.over != nil
 }
 
-// fail ends the wire: its reader finds out.
+// fail gives the wire up and closes the connection, which ends the reader.
 func (w *Wire) fail(err error) {
 	w.GiveUp(err)
 	w.base.Close()

@@ -7,49 +7,37 @@ import (
 	"time"
 )
 
-// A wire is looked after in ticks. A wire on which nothing is under way goes
-// back to the pool after rest.
+// The reader of a wire checks the wire once in a tick.
 //
-// A wire that says nothing although it is asked is given up after a few round
-// trips, and after two ticks at the earliest: one dead connection must not take
-// many calls with it. A wire that was given up takes no more commands. Those
-// that were not written yet are sent otherwise. Those that were written are not
-// repeated: their callers wait until their deadlines, as they would on
-// connections of their own, or, without a deadline, until silence. If all of
-// them are answered after all, the connection is as good as before.
+// If no command was outstanding for rest, the connection goes back to the pool.
 //
-// Ticks are counted, not time. So a process that was stopped reads the replies that
-// have arrived before it gives a wire up.
+// If commands are outstanding and nothing arrives for a few round trips, and for
+// two ticks at least, the reader gives the wire up, so that a dead connection
+// fails few calls. The wire then takes no more commands. Commands that are not
+// written go elsewhere. Commands that are written are not repeated: their callers
+// wait until their deadlines, as on a connection of their own. A caller without a
+// deadline waits until nothing has arrived for silence. If all of them are answered
+// after all, the connection is in order.
+//
+// The reader counts ticks and not time. So a process that was stopped first reads
+// the replies that have arrived, and then decides.
 const (
 	tick       = 25 * time.Millisecond
 	rest       = 250 * time.Millisecond
 	roundTrips = 4
-	impatience = time.Second // bounds the few round trips
+	impatience = time.Second // the most that the few round trips can be
 	silence    = 3 * time.Second
 )
 
-// Read hands the replies out until the wire ends.
+// Read passes replies to their callers until the wire ends. One goroutine calls
+// Read, and then End.
 func (w *Wire) Read() {
-	_ = w.look() // there is still the deadline of the call before
-	in := bufio.NewReaderSize(hearer{w}, 32<<10)
+	_ = w.checkTime() // replaces the deadline that go-redis' last call has set
+	in := bufio.NewReaderSize(wireReader{w}, 32<<10)
 	for {
-		w.midway = false
-		begin, err := in.Peek(1)
-		w.midway = err == nil
-		var reply any
-		status := false
-		if err == nil {
-			status = begin[0] == '+'
-			reply, err = readReply(in)
-		}
+		reply, err := w.readNext(in)
 		if _, ok := reply.(push); ok && err == nil {
-			continue // nobody here asked for it
-		}
-		if err == nil && !w.expect() {
-			err = errors.New("a reply that nobody asked for")
-		}
-		if err == nil && status && !mayBe(reply, w.due[w.told].args) {
-			err = Unexpected(reply)
+			continue // a wire has no subscriptions
 		}
 		if err != nil {
 			w.GiveUp(err)
@@ -57,24 +45,51 @@ func (w *Wire) Read() {
 			return
 		}
 
-		e := w.due[w.told]
-		w.due[w.told] = nil
-		if w.told == 0 {
-			w.trip += (time.Since(e.sent) - w.trip) / 8
+		r := w.due[w.answered]
+		w.due[w.answered] = nil
+		if w.answered == 0 {
+			w.trip += (time.Since(r.sent) - w.trip) / 8
 		}
-		w.told++
+		w.answered++
 		if refused, ok := reply.(replyError); ok {
-			w.answer(e, nil, refused)
+			w.answer(r, nil, refused)
 		} else {
-			w.answer(e, reply, nil)
+			w.answer(r, reply, nil)
 		}
 	}
 }
 
-// mayBe reports whether a status may be the reply to a command. After one that
-// is not, nobody knows whose the next is: it could be the OK that somebody else
-// waits for. No script of hasp returns any.
-func mayBe(status any, args []any) bool {
+// readNext reads one reply. It returns an error if no command is outstanding, or
+// if the reply is a status that the command cannot have.
+func (w *Wire) readNext(in *bufio.Reader) (any, error) {
+	w.inReply = false
+	begin, err := in.Peek(1)
+	if err != nil {
+		return nil, err
+	}
+	w.inReply = true
+	isStatus := begin[0] == '+'
+
+	reply, err := readReply(in)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := reply.(push); ok {
+		return reply, nil
+	}
+	if !w.replyIsDue() {
+		return nil, errors.New("a reply without a command")
+	}
+	if isStatus && !canReply(w.due[w.answered].args, reply) {
+		return nil, Unexpected(reply)
+	}
+	return reply, nil
+}
+
+// canReply reports whether a status can be the reply to a command. If not, replies
+// no longer match their commands, and the next one could be an OK that another
+// caller waits for. None of hasp's scripts returns a status.
+func canReply(args []any, status any) bool {
 	switch args[0] {
 	case "set":
 		return status == "OK"
@@ -84,82 +99,86 @@ func mayBe(status any, args []any) bool {
 	return true
 }
 
-// expect reports whether somebody is to be answered.
-func (w *Wire) expect() bool {
-	if w.told < len(w.due) {
+// replyIsDue reports whether a command is outstanding: due[answered].
+func (w *Wire) replyIsDue() bool {
+	if w.answered < len(w.due) {
 		return true
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.due, w.sent, w.told = w.sent, w.due[:0], 0
+	w.due, w.sent, w.answered = w.sent, w.due[:0], 0
 	return len(w.due) > 0
 }
 
-// hearer reads from a wire. A reply may come in pieces, between which it listens
-// on.
-type hearer struct{ w *Wire }
+// wireReader reads from a wire. When a read times out, it checks the wire and reads
+// on, also in the middle of a reply.
+type wireReader struct{ w *Wire }
 
-func (r hearer) Read(p []byte) (int, error) {
+func (r wireReader) Read(p []byte) (int, error) {
 	for {
 		n, err := r.w.conn.Read(p)
 		if n > 0 {
-			r.w.heard = true
+			r.w.received = true
 			return n, nil
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return 0, err
 		}
-		if err := r.w.look(); err != nil {
+		if err := r.w.checkTime(); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// listen has the reader wake at a time, at the latest. mu is held.
-func (w *Wire) listen(until time.Time) {
-	w.wake = until
-	_ = w.conn.SetReadDeadline(until) // fails on a closed connection only
+// wakeAtLocked has the reader wake at a time if nothing arrives before.
+func (w *Wire) wakeAtLocked(at time.Time) {
+	w.wake = at
+	_ = w.conn.SetReadDeadline(at) // fails on a closed connection only
 }
 
-// look sends those away whose time is up, and has the reader listen on until
-// the next one's is or a tick ends. It returns why the wire ends, if it does.
-func (w *Wire) look() error {
+// checkTime ends the requests whose deadline has passed. The reader then sleeps
+// until the next deadline or the end of the tick. An error ends the wire.
+func (w *Wire) checkTime() error {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if !now.Before(w.tickEnd) {
-		if err := w.tick(now); err != nil {
+		if err := w.tickLocked(now); err != nil {
 			return err
 		}
 		w.tickEnd = now.Add(tick)
 	}
+
 	next := w.tickEnd
-	for _, some := range [][]*errand{w.due[w.told:], w.sent, w.queue} {
-		for i, e := range some {
+	for _, some := range [][]*request{w.due[w.answered:], w.sent, w.queue} {
+		for i, r := range some {
 			switch {
-			case e.until.IsZero() || e.met.Load():
-			case !now.Before(e.until):
-				gone := w.errand() // in its place: the reply may still come
-				gone.args, gone.until, gone.sent = e.args, e.until, e.sent
+			case r.until.IsZero() || r.met.Load():
+			case !now.Before(r.until):
+				// The reply can still arrive, so a request without a caller
+				// takes the place.
+				gone := w.newRequest()
+				gone.args, gone.until, gone.sent = r.args, r.until, r.sent
 				gone.met.Store(true)
 				some[i] = gone
-				w.answer(e, nil, ErrNoReply)
-			case e.until.Before(next):
-				next = e.until
+				w.answer(r, nil, ErrNoReply)
+			case r.until.Before(next):
+				next = r.until
 			}
 		}
 	}
-	w.listen(next)
+	w.wakeAtLocked(next)
 	return nil
 }
 
-// tick returns why a wire that has said nothing for a moment ends, if it does.
-// mu is held.
-func (w *Wire) tick(now time.Time) error {
-	wait := append(w.due[w.told:len(w.due):len(w.due)], w.sent...)
-	asked := len(wait) > 0 || w.midway || w.writing
-	if w.heard || asked != w.asked || w.tickEnd.IsZero() {
-		w.heard, w.asked, w.quiet = false, asked, 0
+// tickLocked ends a tick: it gives up a wire that is idle or silent. It returns an
+// error if the wire ends.
+func (w *Wire) tickLocked(now time.Time) error {
+	wait := append(w.due[w.answered:len(w.due):len(w.due)], w.sent...)
+	busy := len(wait) > 0 || w.inReply || w.writing
+	if w.received || busy != w.busy || w.tickEnd.IsZero() {
+		w.received, w.busy, w.quiet = false, busy, 0
 	} else {
 		w.quiet++
 	}
@@ -170,40 +189,44 @@ func (w *Wire) tick(now time.Time) error {
 	quiet := time.Duration(w.quiet) * tick
 	switch {
 	case w.over != nil:
-	case !asked && quiet >= rest:
+	case !busy && quiet >= rest:
 		w.over = errIdle
-	case asked && quiet >= max(2*tick, min(roundTrips*w.trip, impatience)):
-		w.giveLocked(ErrNoReply)
+	case busy && quiet >= max(2*tick, min(roundTrips*w.trip, impatience)):
+		w.giveUpLocked(ErrNoReply)
 	}
 
-	// The wire that is over ends when nobody waits for it any more.
+	// A wire that is over ends when no caller waits for a reply any more.
 	if w.writing && quiet < silence {
 		return nil
 	}
-	for _, e := range wait {
-		if !e.met.Load() && (now.Before(e.until) || e.until.IsZero() && quiet < silence) {
+	for _, r := range wait {
+		if !r.met.Load() && (now.Before(r.until) || r.until.IsZero() && quiet < silence) {
 			return nil
 		}
 	}
 	return w.over
 }
 
-// End parts with the connection of a wire that is over, and tells all who
-// still wait.
+// End returns the connection of a wire whose Read has returned, and ends the
+// requests that are left.
 func (w *Wire) End() {
 	w.mu.Lock()
-	good := !w.midway && !w.writing && w.told == len(w.due) && len(w.sent) == 0
+	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0
 	w.mu.Unlock()
 
-	// The wire is over, so nothing more is written. If the reader ended it and
-	// not the connection, and all are answered, the connection is in order.
+	// The wire is over, so nothing more is written. If the reader has ended the
+	// wire, and not the connection, and all commands are answered, then the
+	// connection is in order.
 	good = good && (w.ended == errIdle || w.ended == ErrNoReply)
 	if !good {
 		w.base.Close()
 	}
 	w.back(good)
+
+	// The closed connection ends a writer that hangs. After the writer, sent no
+	// longer changes.
 	w.writers.Wait()
-	for _, e := range append(w.due[w.told:], w.sent...) {
-		w.answer(e, nil, w.over)
+	for _, r := range append(w.due[w.answered:], w.sent...) {
+		w.answer(r, nil, w.over)
 	}
 }
