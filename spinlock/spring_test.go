@@ -24,21 +24,21 @@ type spring struct {
 
 func (s spring) obtain(t *testing.T, key string, ttl time.Duration) bool {
 	ctx := t.Context()
-	switch holder := s.rdb.Get(ctx, key); {
+	switch holder := s.Redis.Get(ctx, key); {
 	case holder.Val() == s.id:
-		return s.rdb.PExpire(ctx, key, ttl).Val()
+		return s.Redis.PExpire(ctx, key, ttl).Val()
 	case holder.Err() == nil:
 		return false
 	}
-	return s.rdb.Set(ctx, key, s.id, ttl).Val() == "OK"
+	return s.Redis.Set(ctx, key, s.id, ttl).Val() == "OK"
 }
 
 func (s spring) renew(t *testing.T, key string, ttl time.Duration) bool {
-	return s.rdb.Get(t.Context(), key).Val() == s.id && s.rdb.PExpire(t.Context(), key, ttl).Val()
+	return s.Redis.Get(t.Context(), key).Val() == s.id && s.Redis.PExpire(t.Context(), key, ttl).Val()
 }
 
 func (s spring) unlock(t *testing.T, key string) bool {
-	return s.rdb.Get(t.Context(), key).Val() == s.id && s.rdb.Unlink(t.Context(), key).Val() == 1
+	return s.Redis.Get(t.Context(), key).Val() == s.id && s.Redis.Unlink(t.Context(), key).Val() == 1
 }
 
 func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
@@ -51,19 +51,19 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 	}
 	for _, c := range []backend.Claim{claim(key), fenced(key)} {
 		var held *backend.HeldError
-		_, err := r.d.Acquire(t.Context(), c)
+		_, err := r.Driver.Acquire(t.Context(), c)
 		if !errors.As(err, &held) || held.RetryAfter < 30*time.Second || held.RetryAfter > time.Minute {
 			t.Errorf("held by spring: got %v", err)
 		}
-		if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) {
+		if err := r.Renew(t, c); !errors.Is(err, backend.ErrLost) {
 			t.Errorf("renew of spring's hold: %v", err)
 		}
-		if err := r.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+		if err := r.Driver.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
 			t.Errorf("release of spring's hold: %v", err)
 		}
 	}
 	// The id of a registry is no token, not even for whoever knows it.
-	if err := r.d.Release(t.Context(), backend.Claim{Key: key, Token: java.id}); !errors.Is(err, backend.ErrLost) {
+	if err := r.Driver.Release(t.Context(), backend.Claim{Key: key, Token: java.id}); !errors.Is(err, backend.ErrLost) {
 		t.Errorf("release with spring's id: %v", err)
 	}
 	if !java.renew(t, key, time.Minute) || !java.unlock(t, key) {
@@ -71,17 +71,17 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 	}
 
 	for _, c := range []backend.Claim{claim(key), fenced(key)} {
-		r.acquire(t, c)
+		r.Acquire(t, c)
 		if java.obtain(t, key, time.Minute) {
 			t.Error("spring takes what hasp holds")
 		}
 		if java.renew(t, key, time.Minute) || java.unlock(t, key) {
 			t.Error("spring renews or frees what hasp holds")
 		}
-		if err := r.renew(t, c); err != nil {
+		if err := r.Renew(t, c); err != nil {
 			t.Error(err)
 		}
-		if err := r.d.Release(t.Context(), c); err != nil {
+		if err := r.Driver.Release(t.Context(), c); err != nil {
 			t.Error(err)
 		}
 		if !java.obtain(t, key, time.Minute) || !java.unlock(t, key) {
@@ -95,12 +95,12 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	const key = "registry:orders"
-	sub := r.rdb.PSubscribe(t.Context(), "registry-channel:*")
+	sub := r.Redis.PSubscribe(t.Context(), "registry-channel:*")
 	defer sub.Close()
 	if _, err := sub.Receive(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.srv.URL()}, Params: hasp.Params{"registry": "registry"}}.Driver(t.Context())
+	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.Server.URL()}, Params: hasp.Params{"registry": "registry"}}.Driver(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	heard := func(want bool, what string) {
 		t.Helper()
 		// What is published on one connection is read in order.
-		r.rdb.Publish(t.Context(), "registry-channel:end", "end")
+		r.Redis.Publish(t.Context(), "registry-channel:end", "end")
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		var all []*redis.Message
@@ -126,8 +126,8 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 			t.Errorf("%s: spring was sent %v", what, all)
 		}
 	}
-	handedIn := spinlock.New(r.rdb, &spinlock.Options{Registry: "registry"})
-	for name, d := range map[string]backend.Driver{"by URL": byURL, "handed in": handedIn, "not asked": r.d} {
+	handedIn := spinlock.New(r.Redis, &spinlock.Options{Registry: "registry"})
+	for name, d := range map[string]backend.Driver{"by URL": byURL, "handed in": handedIn, "not asked": r.Driver} {
 		asked := name != "not asked"
 		c := claim(key)
 		if _, err := d.Acquire(t.Context(), c); err != nil {
@@ -142,7 +142,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 			t.Error(err)
 		}
 		heard(asked, name+": release")
-		r.acquire(t, claim(key))
+		r.Acquire(t, claim(key))
 		for i := range 2 {
 			if err := d.(backend.Inspector).Break(t.Context(), key); err != nil {
 				t.Error(err)
@@ -152,13 +152,13 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	}
 
 	// Without the right to publish the key is freed all the same.
-	r.rdb.Do(t.Context(), "acl", "setuser", "default", "-publish")
+	r.Redis.Do(t.Context(), "acl", "setuser", "default", "-publish")
 	c := claim(key)
-	r.acquire(t, c)
+	r.Acquire(t, c)
 	if err := handedIn.Release(t.Context(), c); err != nil {
 		t.Error(err)
 	}
-	if n := r.rdb.Exists(t.Context(), key).Val(); n != 0 {
+	if n := r.Redis.Exists(t.Context(), key).Val(); n != 0 {
 		t.Error("the key is not free")
 	}
 }

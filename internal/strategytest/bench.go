@@ -1,4 +1,4 @@
-package spinlock_test
+package strategytest
 
 import (
 	"context"
@@ -12,31 +12,30 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/spinlock"
 )
 
-// BenchmarkUncontended measures taking and giving back a free key by one
-// goroutine, in several ways which take turns within one run, so that all see
-// the same machine. It reports the medians, and their ratios to the two bare
-// commands on go-redis. The ways, by what is before the dash:
+// BenchmarkUncontended measures how one goroutine acquires and releases a free
+// key, in several ways. The ways take turns within one run, so that all see the
+// same machine. It reports the medians, and their ratios to the two bare
+// commands on go-redis. The ways, by the name before the dash:
 //
 //	bare        the two commands
 //	driver      this driver over the same client
 //	url         a Client by URL, whose callers can be cancelled
 //	background  the same Client, whose callers cannot
-//	client      a Client over the same go-redis client, which heeds deadlines;
-//	            its callers cannot be cancelled
+//	client      a Client over the same go-redis client, which enforces
+//	            deadlines; its callers cannot be cancelled
 //	cancel      the same Client, whose callers can be
-func BenchmarkUncontended(b *testing.B) {
+func (s Strategy) BenchmarkUncontended(b *testing.B) {
 	srv := redistest.Start(b, &redistest.Options{Own: true})
 	o := srv.ClientOptions()
 	o.ContextTimeoutEnabled = true
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
-	d := spinlock.New(rdb, nil)
+	d := s.open(rdb)
 	over := hasp.New(d, nil)
 	defer over.Close()
-	byURL, err := hasp.Open(b.Context(), "spinlock+"+srv.URL(), nil)
+	byURL, err := hasp.Open(b.Context(), s.Name+"+"+srv.URL(), nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -54,15 +53,14 @@ func BenchmarkUncontended(b *testing.B) {
 	})
 }
 
-// way is one way to take a key and give it back.
+// way is one way to acquire a key and to release it.
 type way struct {
 	name string
 	ctx  context.Context
 	pair func(ctx context.Context, key string) error
 }
 
-// compare runs the ways in turns, the first being what the others are
-// compared with.
+// compare runs the ways in turns. It compares the others with the first.
 func compare(b *testing.B, ways []way) {
 	const block = 200 // pairs of one way before the next has its turn
 	times := make([][]time.Duration, len(ways))
@@ -92,7 +90,7 @@ func compare(b *testing.B, ways []way) {
 	}
 }
 
-// bare is what anybody would write: SET NX PX, and a script that compares and
+// bare is a lock without a library: SET NX PX, and a script that compares and
 // deletes.
 func bare(rdb *redis.Client) func(context.Context, string) error {
 	release := redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
@@ -105,7 +103,7 @@ func bare(rdb *redis.Client) func(context.Context, string) error {
 	}
 }
 
-func driver(d *spinlock.Driver) func(context.Context, string) error {
+func driver(d backend.Driver) func(context.Context, string) error {
 	return func(ctx context.Context, key string) error {
 		c := backend.Claim{Key: key, Token: "0123456789abcdefghijkl", Owner: "host/1/bench", TTL: 30 * time.Second, Timeout: 3 * time.Second}
 		if _, err := d.Acquire(ctx, c); err != nil {

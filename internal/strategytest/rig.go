@@ -1,0 +1,144 @@
+package strategytest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// Rig is a driver on a Redis, and a client of the same Redis.
+type Rig[D backend.Inspector] struct {
+	Server *redistest.Server // nil if it is a virtual one
+	Redis  *redis.Client
+	Driver D
+}
+
+// Setup starts a Redis and returns a Rig whose driver is made by open. Without
+// options no other test uses the Redis.
+func Setup[D backend.Inspector](t *testing.T, o *redistest.Options, open func(rdb redis.UniversalClient) D) Rig[D] {
+	t.Helper()
+	if o == nil {
+		o = &redistest.Options{Own: true}
+	}
+	srv := redistest.Start(t, o)
+	rdb := srv.Client()
+	return Rig[D]{srv, rdb, open(rdb)}
+}
+
+// Term is how long the holds of claims last. It is so long that half of it is
+// left when a test checks it, even on a slow machine.
+const Term = time.Minute
+
+var serial atomic.Int64
+
+// Claim returns the claim of a new attempt.
+func Claim(key string) backend.Claim {
+	n := serial.Add(1)
+	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", n), Owner: fmt.Sprintf("owner %d", n),
+		TTL: Term, Timeout: 3 * time.Second}
+}
+
+// Fenced is Claim with a fence.
+func Fenced(key string) backend.Claim {
+	c := Claim(key)
+	c.Fenced = true
+	return c
+}
+
+// Acquire fails the test unless c is granted.
+func (r Rig[D]) Acquire(t *testing.T, c backend.Claim) backend.Grant {
+	t.Helper()
+	g, err := r.Driver.Acquire(t.Context(), c)
+	if err != nil {
+		t.Fatalf("acquire %q: %v", c.Key, err)
+	}
+	return g
+}
+
+// Renew renews c alone and returns the answer.
+func (r Rig[D]) Renew(t *testing.T, c backend.Claim) error {
+	t.Helper()
+	err := errors.New("not answered")
+	r.Driver.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	return err
+}
+
+// Release fails the test unless c is released.
+func (r Rig[D]) Release(t *testing.T, c backend.Claim) {
+	t.Helper()
+	if err := r.Driver.Release(t.Context(), c); err != nil {
+		t.Fatalf("release %q: %v", c.Key, err)
+	}
+}
+
+// Left returns what is left of the term of key.
+func (r Rig[D]) Left(t *testing.T, key string) time.Duration {
+	t.Helper()
+	d, err := r.Redis.PTTL(t.Context(), key).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Do sends a command to the Redis.
+func (r Rig[D]) Do(t *testing.T, args ...any) {
+	t.Helper()
+	if err := r.Redis.Do(t.Context(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Forbid takes rights from the user of all connections.
+func (r Rig[D]) Forbid(t *testing.T, rights ...any) {
+	t.Helper()
+	r.Do(t, append([]any{"acl", "setuser", "default"}, rights...)...)
+}
+
+// Outage fails the test unless err is an outage that names the server.
+func Outage(t *testing.T, what string, err error) {
+	t.Helper()
+	for _, definite := range []error{nil, backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported} {
+		if errors.Is(err, definite) {
+			t.Errorf("%s: got %v, want an outage", what, err)
+			return
+		}
+	}
+	if !strings.Contains(err.Error(), "redis ") {
+		t.Errorf("%s: %q does not name the server", what, err)
+	}
+}
+
+// Lost fails the test unless err is a loss.
+func Lost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, backend.ErrLost) {
+		t.Errorf("%s: got %v, want %v", what, err, backend.ErrLost)
+	}
+}
+
+// Eventually waits until f is true. It fails the test after 20 seconds.
+func Eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: still not so", what)
+		}
+	}
+}
+
+// Bounded returns a context that ends after d.
+func Bounded(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
