@@ -1,10 +1,11 @@
--- Takes a free key on this node, and proposes a fence: the server's time in
+-- Takes a free key on this node and proposes a fence: the server's time in
 -- microseconds, or one more than the last fence if that is larger.
 -- KEYS: the lock, its fence counter, the node's mark
 -- ARGV: the record, the term in ms
--- Returns {1, fence, mark, INFO server}; {0, mark} if the key is held; or {-1}
--- if the counter holds a value that no version of this script wrote.
+-- Returns {1, fence, mark or '', INFO server}; {0, mark or ''} if the key is held;
+-- or {-1} if the counter's value is not a number that hasp wrote.
 if redis.call('EXISTS', KEYS[1]) == 1 then return {0, redis.call('GET', KEYS[3]) or ''} end
+
 local last = redis.pcall('GETRANGE', KEYS[2], 0, 16)
 if type(last) ~= 'string' then
 	if not string.find(last.err, 'WRONGTYPE', 1, true) then return last end
@@ -13,10 +14,12 @@ end
 local now = redis.call('TIME')
 local fence = tonumber(now[1]) * 1000000 + tonumber(now[2])
 if last ~= '' then
-	-- Beyond 2^53 a number of Lua no longer has a successor.
+	-- Above 2^53 Lua cannot count in steps of one.
 	if not string.match(last, '^%d+$') or tonumber(last) > 9007199254740990 then return {-1} end
 	fence = math.max(fence, tonumber(last) + 1)
 end
+
+-- Read the mark before the key is taken, so that an error of GET takes nothing.
 local mark = redis.call('GET', KEYS[3])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {1, string.format('%.0f', fence), mark or '', redis.call('INFO', 'server')}

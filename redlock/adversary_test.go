@@ -265,7 +265,7 @@ func (a *adversary) asked(y int, lost time.Time) {
 		if c, ok := u.acquire(0); ok {
 			u.release(0, c)
 		}
-		if s := u.drivers[0].nodes[y].marks.at.Load(); s != nil && s.began.After(lost) {
+		if s := u.drivers[0].nodes[y].marks.current.Load(); s != nil && s.asked.After(lost) {
 			return
 		}
 	}

@@ -15,111 +15,155 @@ import (
 )
 
 const (
-	// nobody leads an attempt that asks all nodes at once.
-	nobody = -1
+	// noLead is the lead of an attempt that asks all nodes at once.
+	noLead = -1
 
-	// leadPatience is how long the lead is waited for, at least.
-	leadPatience = 20 * time.Millisecond
-
-	// firstRetry is how long after a release that was not answered the next
-	// one is sent; that pause doubles each time.
-	firstRetry = 50 * time.Millisecond
+	// leadTimeout is how long an attempt waits for the lead, at least.
+	leadTimeout = 20 * time.Millisecond
 )
 
-var errUnasked = errors.New("not asked")
+// tokenEnd ends the token in a record, and the number of the attempt.
+const tokenEnd = redisstore.Mark
 
-// attempt is one vote of all nodes on a key, and the hold that comes of it.
+var errNotAsked = errors.New("not asked")
+
+// attempt is one vote of the nodes on a key, and the hold that it wins.
+//
+// A record belongs to one attempt: token#owner, or token~n#owner. So the clean-up
+// of one attempt never removes a vote for another attempt with the same token.
 type attempt struct {
-	d      *Driver
-	c      backend.Claim
-	lock   string // the key on the nodes
-	record string
-	begins string // of the record: what proves it to be of this attempt
-	ballot *ballot
-	began  time.Time
+	d       *Driver
+	c       backend.Claim
+	lockKey string // on the nodes
+	record  string
+	prefix  string // of record; proves that a record belongs to this attempt
+	began   time.Time
+	ballot  *ballot
 
-	lead   int           // asked first, or nobody
-	spoken chan struct{} // closed when the lead has voted
+	lead      int           // the node that is asked first, or noLead
+	leadVoted chan struct{} // closed when the lead has voted
 
-	// Guarded by Driver.mu. By node:
-	there    []bool          // may have the record
-	doubt    []bool          // a command on its way may still put it there
-	fences   []uint64        // proposed
-	fence    uint64          // of the hold, written to a quorum; 0 if it has none
-	busy     []chan struct{} // closed when the command under way that may put it there has ended
-	over     bool            // it has come to nothing: whatever the nodes have is to be given back
-	released bool            // nothing is to be given to a node any more
-	until    time.Time       // the longest that the record may last on any node
+	// Driver.mu guards the fields below. Slices have one element for each node.
+	mayHold   []bool          // the node may have the record
+	mayArrive []bool          // a command of unknown outcome may still write the record
+	inFlight  []chan struct{} // closed when the last command that writes the record has ended
+	proposals []uint64        // of a fence
+	fence     uint64          // of the hold, written to a quorum; 0 if the hold has none
+	failed    bool            // the attempt holds nothing: nodes must release the record
+	released  bool            // Release was called: no command may write the record again
+	expiry    time.Time       // when the record has expired on every node
 }
 
-// newAttempt is the number-th attempt with a token, which has a record of its
-// own, so that what is given back of one is never of another.
+// newAttempt returns the attempt of that number with c's token.
 func (d *Driver) newAttempt(c backend.Claim, number, lead int) *attempt {
 	n := len(d.nodes)
-	a := &attempt{d: d, c: c, lock: redisstore.LockKey(c.Key), begins: c.Token + mark, began: time.Now(), lead: lead,
-		ballot: newBallot(d.nodes, taking), spoken: make(chan struct{}),
-		there: make([]bool, n), doubt: make([]bool, n), fences: make([]uint64, n), busy: make([]chan struct{}, n)}
-	if number > 0 {
-		a.begins = c.Token + "~" + strconv.Itoa(number) + mark
+	a := &attempt{
+		d:         d,
+		c:         c,
+		lockKey:   redisstore.LockKey(c.Key),
+		prefix:    c.Token + tokenEnd,
+		began:     time.Now(),
+		ballot:    newBallot(d.nodes, acquireRule),
+		lead:      lead,
+		leadVoted: make(chan struct{}),
+		mayHold:   make([]bool, n),
+		mayArrive: make([]bool, n),
+		inFlight:  make([]chan struct{}, n),
+		proposals: make([]uint64, n),
 	}
-	a.record = a.begins + c.Owner
-	a.until = a.began.Add(c.TTL + c.Timeout)
-	for i := range a.busy {
-		a.busy[i] = make(chan struct{})
+	if number > 0 {
+		a.prefix = c.Token + "~" + strconv.Itoa(number) + tokenEnd
+	}
+	a.record = a.prefix + c.Owner
+	a.expiry = a.began.Add(c.TTL + c.Timeout)
+	for i := range a.inFlight {
+		a.inFlight[i] = make(chan struct{})
 	}
 	return a
 }
 
-// attempt has the nodes vote, and returns as soon as that is decided. What is
-// under way then goes on, and is given back where it came to nothing.
-func (d *Driver) attempt(ctx context.Context, c backend.Claim, number, lead int) (backend.Grant, error) {
-	if c.TTL > d.maxTTL {
-		return backend.Grant{}, fmt.Errorf("%w: a term of %v is longer than max_ttl, which is %v", backend.ErrInvalid, c.TTL, d.maxTTL)
+// tryAcquire makes the nodes vote, and returns as soon as the votes decide the
+// result. Calls in flight continue. If the attempt wins nothing, each of them
+// releases its record when it ends.
+func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int) (backend.Grant, error) {
+	if err := d.checkTTL(c.TTL); err != nil {
+		return backend.Grant{}, err
 	}
 	a := d.newAttempt(c, number, lead)
-	if !d.note(a) {
+	if !d.register(a) {
 		return backend.Grant{}, errClosed
 	}
 	defer d.work.Done()
+
 	counted := make(chan error, 1)
-	if lead == nobody || a.leads(ctx) {
+	if lead == noLead || a.askLead(ctx) {
 		d.work.Go(func() {
-			counted <- mutex(c, a.record, a.pools()).TryLockContext(context.Background())
+			counted <- redsyncMutex(c, a.record, a.pools()).TryLockContext(context.Background())
 		})
 		select {
 		case <-a.ballot.done:
 		case <-ctx.Done():
-			a.ballot.end(left)
+			a.ballot.decide(abandoned)
 		}
 	}
-	switch a.ballot.result() {
-	case won:
-		g, err := a.won(ctx, <-counted)
-		if err != nil {
-			a.giveBack()
+
+	verdict := a.ballot.result()
+	if verdict == won {
+		// The ballot is decided by the vote that completes redsync's quorum, so
+		// redsync returns at once, too.
+		g, err := a.grant(ctx, <-counted)
+		if err == nil {
+			return g, nil
 		}
-		return g, err
+		a.cleanUp()
+		return backend.Grant{}, err
+	}
+	if verdict == refused && a.ballot.has(yes) {
+		d.splits.Add(1)
+	}
+	a.cleanUp()
+	switch verdict {
 	case refused:
-		if a.ballot.has(yes) {
-			d.splits.Add(1)
-		}
-		a.giveBack()
 		return backend.Grant{}, &backend.HeldError{}
-	case broken:
-		a.giveBack()
+	case noQuorum:
 		return backend.Grant{}, a.ballot.failures()
 	}
-	a.giveBack()
 	return backend.Grant{}, ctx.Err()
 }
 
-// won is what remains to be done for an attempt that has its quorum, by
-// redsync's count: too late is an error.
-func (a *attempt) won(ctx context.Context, counted error) (backend.Grant, error) {
+// register adds an attempt to the driver, for as long as its commands are in
+// flight or its hold lasts. It counts the caller as work. It returns false if
+// Close has begun.
+func (d *Driver) register(a *attempt) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	d.work.Add(1)
+	d.attempts[a.c.Token] = a
+
+	// Remove holds that expired without a Release. To sweep at twice the number that
+	// the last sweep left costs a constant time for each attempt.
+	if len(d.attempts) >= d.sweepAt {
+		now := time.Now()
+		for token, old := range d.attempts {
+			if now.After(old.expiry) {
+				delete(d.attempts, token)
+			}
+		}
+		d.sweepAt = 2*len(d.attempts) + 64
+	}
+	return true
+}
+
+// grant returns the grant of an attempt that has won its quorum. Counted is the
+// result by redsync, which fails if the term has ended.
+func (a *attempt) grant(ctx context.Context, counted error) (backend.Grant, error) {
 	var g backend.Grant
 	if counted == nil && a.c.Fenced {
 		var err error
-		if g.Fence, err = a.raise(ctx); err != nil {
+		if g.Fence, err = a.raiseFence(ctx); err != nil {
 			return backend.Grant{}, err
 		}
 	}
@@ -129,84 +173,88 @@ func (a *attempt) won(ctx context.Context, counted error) (backend.Grant, error)
 	return g, nil
 }
 
-// pools are the nodes for redsync. What it did not win it gives back; so do we,
-// when it has landed.
+// pools returns the nodes as redsync sees them. Redsync releases what it did not
+// win, as soon as it gives up. The driver ignores that, and releases the record on
+// a node when the call to that node has ended.
 func (a *attempt) pools() []redis.Pool {
 	pools := make([]redis.Pool, len(a.d.nodes))
 	for i := range pools {
-		take := func(string, time.Duration) (bool, error) { return a.word() }
+		take := func() (bool, error) { return a.leadVote() }
 		if i != a.lead {
 			a.d.work.Add(1)
-			take = func(string, time.Duration) (bool, error) {
+			take = func() (bool, error) {
 				defer a.d.work.Done()
-				return a.vote(i)
+				return a.askNode(i)
 			}
 		}
-		pools[i] = &pool{take: take, give: func() (bool, error) { return false, errUnasked }}
+		pools[i] = &redsyncPool{take: take, release: func() (bool, error) { return false, errNotAsked }}
 	}
 	return pools
 }
 
-// leads asks the lead for its vote before the other nodes. It reports whether
+// askLead asks the lead for its vote before the other nodes. It reports whether
 // redsync must ask the others: the lead has voted yes, or has not answered in
 // time. If the lead is the only node, redsync still counts its vote.
-func (a *attempt) leads(ctx context.Context) bool {
-	a.d.work.Go(func() { _, _ = a.vote(a.lead) })
+func (a *attempt) askLead(ctx context.Context) bool {
+	a.d.work.Go(func() { _, _ = a.askNode(a.lead) })
+
 	n := a.d.nodes[a.lead]
-	patience := max(leadPatience, 8*time.Duration(n.trip.Load()))
-	timer := time.NewTimer(patience)
+	timeout := max(leadTimeout, 8*time.Duration(n.latency.Load()))
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
-	case <-a.spoken:
+	case <-a.leadVoted:
 	case <-a.ballot.done:
 	case <-timer.C:
-		n.trip.Store(0) // it does not lead until it answers
+		n.latency.Store(0) // it does not lead until it answers
 		if n.needed() {
 			break // without it there is no quorum
 		}
-		// Rivals who split the other votes are not to wait for this one.
-		a.ballot.cast(a.lead, unsure, fmt.Errorf("%s: no answer within %v: %w", n.name, patience, os.ErrDeadlineExceeded))
+		// Do not wait for this vote if rivals split the others.
+		a.ballot.cast(a.lead, unknown, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 	case <-ctx.Done():
-		a.ballot.end(left)
+		a.ballot.decide(abandoned)
 	}
-	if v := a.ballot.result(); v == open || v == won {
+
+	if v := a.ballot.result(); v == undecided || v == won {
 		return true
 	}
 	for i := range a.d.nodes {
 		if i != a.lead {
-			a.voted(i, failed, 0)
+			a.settle(i, failed, 0) // it is never asked
 		}
 	}
 	return false
 }
 
-// word is the vote of the lead, which has been asked.
-func (a *attempt) word() (bool, error) {
+// leadVote waits for the vote of the lead, which askLead has asked.
+func (a *attempt) leadVote() (bool, error) {
 	select {
-	case <-a.spoken:
+	case <-a.leadVoted:
 	case <-a.ballot.done:
 	}
-	if a.ballot.of(a.lead) != yes {
-		return false, errUnasked
+	if a.ballot.vote(a.lead) != yes {
+		return false, errNotAsked
 	}
 	return true, nil
 }
 
-// vote asks node i. It is called once.
-func (a *attempt) vote(i int) (bool, error) {
+// askNode asks node i for its vote and casts it. It is called once for each node.
+func (a *attempt) askNode(i int) (bool, error) {
 	n := a.d.nodes[i]
-	if err := n.doubted(); err != nil && !n.needed() {
-		// It may not answer for a whole Timeout, in which the votes of this attempt
-		// would be in the way of others.
-		a.ballot.cast(i, unsure, err)
+	if err := n.suspicion(); err != nil && !n.needed() {
+		// The node may not answer for a whole Timeout. If the ballot waited for it, the
+		// votes of this attempt would block other callers meanwhile.
+		a.ballot.cast(i, unknown, err)
 	}
-	v, err := n.take(a)
+
+	v, err := n.requestVote(a)
 	if i == a.lead && v == no {
-		a.ballot.end(refused)
+		a.ballot.decide(refused)
 	}
 	a.ballot.cast(i, v, err)
 	if i == a.lead {
-		close(a.spoken)
+		close(a.leadVoted)
 	}
 	if v != yes && err == nil {
 		err = backend.ErrHeld
@@ -214,91 +262,89 @@ func (a *attempt) vote(i int) (bool, error) {
 	return v == yes, err
 }
 
-// wanted reports whether the attempt is in flight or holds the key.
-func (a *attempt) wanted() bool {
+// active reports whether the attempt is in flight or holds the key.
+func (a *attempt) active() bool {
 	a.d.mu.Lock()
 	defer a.d.mu.Unlock()
-	return !a.over && !a.released
+	return !a.failed && !a.released
 }
 
-// voted notes what came of the command on node i, and has it given back if the
-// attempt is over.
-func (a *attempt) voted(i int, v vote, fence uint64) {
+// settle records the outcome of the acquire on node i. If the attempt has failed
+// meanwhile, the node releases the record.
+func (a *attempt) settle(i int, v vote, proposal uint64) {
 	d := a.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a.there[i], a.doubt[i], a.fences[i] = v == yes || v == unsure, v == unsure, fence
-	close(a.busy[i])
-	if a.over {
-		a.undoLocked(i)
+	a.mayHold[i], a.mayArrive[i], a.proposals[i] = v == yes || v == unknown, v == unknown, proposal
+	close(a.inFlight[i])
+	if a.failed {
+		a.cleanUpLocked(i)
 	}
 }
 
-// giveBack ends an attempt that did not get the key, and releases its records. If
+// cleanUp ends an attempt that did not get the key, and releases its records. If
 // the outcome is unknown, the engine will release the token twice. The driver
 // remembers the token meanwhile and answers those releases itself. Otherwise an
 // outage would fill the nodes with releases.
-func (a *attempt) giveBack() {
+func (a *attempt) cleanUp() {
 	d, token := a.d, a.c.Token
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a.over = true
+	a.failed = true
 	for i := range d.nodes {
-		a.undoLocked(i)
+		a.cleanUpLocked(i)
 	}
+
 	if d.attempts[token] != a {
 		return
 	}
 	delete(d.attempts, token)
-	// After a split vote nodes that said yes may have the record for a moment yet.
-	// Asked about the token, they could not agree.
+	// After a split vote the nodes that voted yes have the record until their release
+	// arrives. If they were asked about the token, their answers could differ.
 	if a.ballot.result() != refused || a.ballot.has(yes) {
-		d.attempts[token] = &attempt{over: true, until: time.Now().Add(3 * a.c.Timeout)}
+		d.attempts[token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 	}
 }
 
-// undoLocked has node i give back what it may have.
-func (a *attempt) undoLocked(i int) {
-	if !a.there[i] {
+// cleanUpLocked releases the record on node i in the background, if the node may
+// have it.
+func (a *attempt) cleanUpLocked(i int) {
+	if !a.mayHold[i] {
 		return
 	}
-	times := 1
-	if a.doubt[i] {
-		times = 2
+	answers := 1
+	if a.mayArrive[i] {
+		answers = 2
 	}
-	a.there[i], a.doubt[i] = false, false
-	d, n, c, begins, until := a.d, a.d.nodes[i], a.c, a.begins, a.until
+	a.mayHold[i], a.mayArrive[i] = false, false
+
+	r := repeatedRelease{c: a.c, prefix: a.prefix, answers: answers, until: a.expiry}
+	n := a.d.nodes[i]
 	// The caller itself counts as work. So Close waits for this goroutine even if
 	// Close has already begun.
-	d.work.Go(func() { n.undo(c, begins, "", times, 0, until) })
+	a.d.work.Go(func() { r.run(n) })
 }
 
-// undo releases what an attempt may have left on the node, until that was
-// answered as often as times says: a command of unknown outcome may land after
-// the first release, but not a Timeout later, when its connection is dead.
-func (n *node) undo(c backend.Claim, begins, channel string, times int, pause time.Duration, until time.Time) {
-	retry := firstRetry
-	for {
-		// Close does not wait for the pause, but it waits for one more try. It tries
-		// even a node that has just not answered: perhaps one connection was dead.
-		last := pause > 0 && !n.d.sleep(pause)
-		var err error
-		if !last {
-			err = n.admit()
-		}
-		if err == nil {
-			ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
-			err = n.release(ctx, c, begins, channel)
-			cancel()
-		}
-		pause = c.Timeout
-		if err != nil && !definite(err) {
-			pause, retry = retry, min(2*retry, c.Timeout)
-		} else if times--; times == 0 {
-			return
-		}
-		if last || time.Now().After(until) {
-			return // the record expires on the node
-		}
+// attemptOf returns the attempt that took the hold of c, or nil if the driver does
+// not know of it. Lost is true if the driver knows that c is not held, although
+// nodes may still have a record that is about to be released.
+func (d *Driver) attemptOf(c backend.Claim) (a *attempt, lost bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.attemptOfLocked(c)
+}
+
+func (d *Driver) attemptOfLocked(c backend.Claim) (a *attempt, lost bool) {
+	if a = d.attempts[c.Token]; a != nil && a.failed {
+		return nil, true
 	}
+	return a, false
+}
+
+// settled returns a channel that is closed when no command in flight may still
+// write the record of a to node i.
+func (d *Driver) settled(a *attempt, i int) <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return a.inFlight[i]
 }

@@ -9,73 +9,73 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// vote is what one node says.
+// vote is the answer of one node.
 type vote int
 
 const (
 	pending vote = iota
 	yes
 	no
-	failed // does not vote, and there is nothing of ours
-	unsure // does not vote, and there may be something of ours
+	failed  // the node does not vote, and has no record of the attempt
+	unknown // the node does not vote, and may have a record of the attempt
 )
 
-// verdict is what all votes come to.
+// verdict is the result of all votes.
 type verdict int
 
 const (
-	open    verdict = iota
-	won             // a quorum of yes
-	refused         // the answer is no
-	broken          // too few nodes have voted to tell
-	left            // nobody wants to know any more
+	undecided verdict = iota
+	won               // a quorum voted yes
+	refused           // the answer is no
+	noQuorum          // too few nodes vote for an answer
+	abandoned         // the caller stopped waiting
 )
 
-// rule reads a verdict off a count of n votes.
+// rule derives the verdict from the number of nodes that gave each vote.
 type rule func(n, quorum int, count *[5]int) verdict
 
-// taking is the rule for a key that is to be taken. It is held by another if a
-// quorum has voted and too few of them with yes.
-func taking(n, quorum int, count *[5]int) verdict {
+// acquireRule is the rule for a key to be taken. Another caller holds the key if a
+// quorum has voted and too few of these votes can be yes.
+func acquireRule(n, quorum int, count *[5]int) verdict {
 	voted := count[yes] + count[no]
 	switch {
 	case count[yes] >= quorum:
 		return won
-	case count[failed]+count[unsure] > n-quorum:
-		return broken
+	case count[failed]+count[unknown] > n-quorum:
+		return noQuorum
 	case count[yes]+count[pending] < quorum && voted >= quorum:
 		return refused
 	}
-	return open
+	return undecided
 }
 
-// having is the rule for a hold there is. It is lost if so many nodes do not
-// have it that no quorum can.
-func having(n, quorum int, count *[5]int) verdict {
+// holdRule is the rule for an existing hold. It is lost if so many nodes do not
+// have it that the others are no quorum.
+func holdRule(n, quorum int, count *[5]int) verdict {
 	switch {
 	case count[yes] >= quorum:
 		return won
 	case count[no] > n-quorum:
 		return refused
 	case count[yes]+count[pending] < quorum && count[no]+count[pending] <= n-quorum:
-		return broken
+		return noQuorum
 	}
-	return open
+	return undecided
 }
 
-// ballot counts votes, and is decided as soon as those that are missing cannot
-// change the verdict.
+// ballot counts votes. It has a verdict as soon as the pending votes cannot change
+// it.
 type ballot struct {
 	rule   rule
 	nodes  []*node
 	quorum int
 	done   chan struct{} // closed with the verdict
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	verdict verdict
-	votes   []vote
-	count   [5]int
-	errs    []error // of nodes that do not vote
+	votes   []vote  // by node
+	count   [5]int  // of nodes, by vote
+	errs    []error // by node; of nodes that do not vote
 }
 
 func newBallot(nodes []*node, r rule) *ballot {
@@ -85,72 +85,73 @@ func newBallot(nodes []*node, r rule) *ballot {
 	return b
 }
 
-// cast counts the vote of node i, and returns the verdict so far and whether
-// it was this vote that has decided it.
-func (b *ballot) cast(i int, v vote, err error) (so verdict, now bool) {
+// cast counts the vote of node i, which replaces an earlier one. It returns the
+// verdict so far, and whether this vote decided it.
+func (b *ballot) cast(i int, v vote, err error) (result verdict, decided bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.count[b.votes[i]]--
 	b.count[v]++
 	b.votes[i], b.errs[i] = v, err
-	if b.verdict == open {
-		b.decide(b.rule(len(b.votes), b.quorum, &b.count))
-		now = b.verdict != open
+	if b.verdict == undecided {
+		b.decideLocked(b.rule(len(b.votes), b.quorum, &b.count))
+		decided = b.verdict != undecided
 	}
-	return b.verdict, now
+	return b.verdict, decided
 }
 
-// end gives the ballot a verdict, if it has none.
-func (b *ballot) end(v verdict) {
+// decide gives the ballot a verdict, unless it has one.
+func (b *ballot) decide(v verdict) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.verdict == open {
-		b.decide(v)
+	if b.verdict == undecided {
+		b.decideLocked(v)
 	}
 }
 
-func (b *ballot) decide(v verdict) {
-	if b.verdict = v; v != open {
+func (b *ballot) decideLocked(v verdict) {
+	if b.verdict = v; v != undecided {
 		close(b.done)
 	}
 }
 
-// result is the verdict so far.
+// result returns the verdict so far.
 func (b *ballot) result() verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.verdict
 }
 
-// of is the vote of node i so far.
-func (b *ballot) of(i int) vote {
+// vote returns the vote of node i so far.
+func (b *ballot) vote(i int) vote {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.votes[i]
 }
 
-// has reports whether a node has voted so.
+// has reports whether any node has given vote v.
 func (b *ballot) has(v vote) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.count[v] > 0
 }
 
-// failures are the errors of the nodes that do not vote, as an outage. One that
-// was just not waited for is none of them.
+// failures returns the errors of the nodes that do not vote, as an outage. A node
+// that the caller has stopped waiting for counts as one. A pending vote that could
+// not change the verdict does not.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	errs := slices.Clone(b.errs)
 	for i, v := range b.votes {
-		if v == pending && b.verdict == left {
+		if v == pending && b.verdict == abandoned {
 			errs[i] = fmt.Errorf("%s: no answer yet: %w", b.nodes[i].name, os.ErrDeadlineExceeded)
 		}
 	}
 	return outage(errs)
 }
 
-// err is the error of a ballot by the rule having.
+// err returns the error of a ballot by holdRule.
 func (b *ballot) err() error {
 	switch b.result() {
 	case won:

@@ -1,5 +1,4 @@
--- Removes whatever is stored under a key on this node, and tells those who
--- wait for it.
+-- Removes whatever is stored under a key on this node, and publishes the release.
 -- KEYS: the lock
 -- ARGV: the channel, the message
 -- Returns how many keys were removed, 0 or 1.

@@ -4,21 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-var errClosed = errors.New("the driver is closed")
-
-// outage is the error of a quorum that cannot be had: a *multierror.Error with
-// one error for each node that does not vote, which names it.
+// outage returns the error of a call without a quorum: a *multierror.Error with one
+// error for each node that does not vote. Each error names its node. Errs has one
+// element for each node; nil is a node that voted.
 func outage(errs []error) error {
 	n := len(errs)
 	m := &multierror.Error{ErrorFormat: func(errs []error) string {
@@ -37,9 +39,9 @@ func outage(errs []error) error {
 	return m
 }
 
-// plain is err as the error of one node of several. It matches none of the
-// definite errors and no context's: what one node says is not the verdict.
-func (n *node) plain(err error, took time.Duration) error {
+// nodeError returns err as the error of one node of several. It matches no definite
+// error and no error of a context: one node's answer is not the verdict.
+func (n *node) nodeError(err error, took time.Duration) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: no answer within %v: %w", n.name, took.Round(time.Millisecond), os.ErrDeadlineExceeded)
@@ -49,20 +51,39 @@ func (n *node) plain(err error, took time.Duration) error {
 	return err
 }
 
-// isTimeout reports whether err says that nobody has answered. The deadline of
-// a connection may pass a moment before that of the context which it is from.
-func isTimeout(err error) bool {
+// timedOut reports whether err says that no answer came in time. The deadline of a
+// connection may pass a moment before the deadline of the context that set it.
+func timedOut(err error) bool {
 	var late net.Error
 	return errors.As(err, &late) && late.Timeout()
 }
 
-// unsent reports whether err says that a command has not been sent.
-func unsent(err error) bool {
+// notSent reports whether err says that a command has not been sent.
+func notSent(err error) bool {
 	var op *net.OpError
 	return errors.As(err, new(*redisstore.DialError)) || errors.As(err, &op) && op.Op == "dial"
 }
 
-// definite reports whether err says what the store did, which is nothing.
+// disconnected reports whether err says that the connection was closed.
+func disconnected(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// answered reports whether err is the answer of a server.
+func answered(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+// definite reports whether err says that the store has changed nothing.
 func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
+}
+
+// voteAfter returns the vote of a node whose call failed with err.
+func voteAfter(err error) vote {
+	if answered(err) || notSent(err) {
+		return failed
+	}
+	return unknown
 }

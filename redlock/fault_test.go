@@ -596,7 +596,7 @@ func TestCloseLeavesNothingRunning(t *testing.T) {
 			time.Sleep(time.Duration(after) * 20 * time.Millisecond)
 			began := time.Now()
 			d.Close()
-			if took := time.Since(began); took > 2*patience {
+			if took := time.Since(began); took > 2*closeTimeout {
 				t.Errorf("Close took %v", took)
 			}
 			// The calls of clients that are their caller's end by the time-out.
@@ -674,7 +674,7 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 			t.Fatalf("acquire: got %v, want ErrHeld", err)
 		}
 		// A Release may overtake what gives the votes back.
-		if _, lost := tr.d.holding(c); !lost {
+		if _, lost := tr.d.attemptOf(c); !lost {
 			t.Error("the driver does not know that the token holds nothing")
 		}
 		if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {

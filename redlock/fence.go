@@ -9,71 +9,74 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A fence is the largest of the proposals of the nodes that voted for the
-// holder. Before the holder is granted the key, a quorum of nodes stores the
-// fence, and each of them has the holder's record. Any two majorities share a
-// node. The next holder's record reaches that node after this record has ended.
-// So the next holder's fence is larger.
+// A fence is the largest proposal of the nodes that voted for the holder. Before the
+// holder is granted the key, a quorum of nodes stores the fence, and each of them
+// has the holder's record. Any two majorities share a node. The next holder's
+// record reaches that node after this record has ended. So the next holder's fence
+// is larger.
 //
-// A node without the record does not count. It may already have voted for the
-// next holder, whose vote on another node is in flight. Then it has made its
-// proposal before this fence was written.
+// A node without the record does not count. It may already have voted for the next
+// holder, whose vote on another node is in flight. Then it has made its proposal
+// before this fence was written.
 //
-// A renewal also writes the fence to every node. So nodes that lose their data
-// one after another, during a long hold, do not forget the fence.
+// A renewal also writes the fence to every node. So nodes that lose their data one
+// after another, during a long hold, do not forget the fence.
 
-// maxFence is the largest that a node may propose: a number of Lua has no
-// successor beyond. A larger one would be the last, on all nodes.
+// maxFence is the largest fence that a node may propose. Above it Lua cannot count
+// in steps of one, so all nodes would propose the same number from then on.
 const maxFence = 1 << 53
 
-// sendFenced takes the key and has the node propose a fence.
-func (n *node) sendFenced(ctx context.Context, a *attempt) (v vote, fence uint64, b bearing, err error) {
+// sendFencedAcquire runs the script that takes the key and proposes a fence.
+func (n *node) sendFencedAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
 	counter := redisstore.DerivedKey("fence", a.c.Key)
 	reply, err := n.store.Run(ctx, acquireScript, redisstore.Call{
-		Keys: []string{a.lock, counter, markKey},
+		Keys: []string{a.lockKey, counter, markKey},
 		Args: []any{a.record, redisstore.Millis(a.c.TTL)},
 	})
 	if err != nil {
-		return outcome(err), 0, bearing{}, err
+		return voteAfter(err), 0, id, err
 	}
+
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 4 && parts[0] == int64(1):
 		text, _ := parts[1].(string)
 		mark, ok := parts[2].(string)
 		fence, err = strconv.ParseUint(text, 10, 64)
 		if ok && err == nil && 0 < fence && fence <= maxFence {
-			return yes, fence, bearing{run: runOf(parts[3]), mark: mark}, nil
+			return yes, fence, identity{run: runOf(parts[3]), mark: mark}, nil
 		}
 	case len(parts) == 2 && parts[0] == int64(0):
 		if mark, ok := parts[1].(string); ok {
-			return no, 0, bearing{mark: mark}, nil
+			return no, 0, identity{mark: mark}, nil
 		}
 	case len(parts) == 1 && parts[0] == int64(-1):
-		return failed, 0, bearing{}, n.noFence(counter)
+		return failed, 0, id, n.noFence(counter)
 	}
-	return unsure, 0, bearing{}, n.store.Unexpected(reply)
+	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
+// noFence is the error of a node whose fence counter has a value that is not a
+// number. hasp never overwrites it.
 func (n *node) noFence(counter string) error {
 	return fmt.Errorf("%s: the value of %q is no fence counter; remove it, so that hasp can begin a new one", n.name, counter)
 }
 
-// raise writes the fence of a to a quorum of the nodes that have the record of
-// a, and returns it. Renewals keep it written on all nodes.
-func (a *attempt) raise(ctx context.Context) (uint64, error) {
+// raiseFence writes the fence of a to a quorum of the nodes that have the record of
+// a, and returns the fence.
+func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	d := a.d
 	d.mu.Lock()
-	fence := slices.Max(a.fences)
-	a.fence = fence
+	fence := slices.Max(a.proposals)
+	a.fence = fence // from here on, renewals write it to all nodes
 	d.mu.Unlock()
 
-	b := newBallot(d.nodes, having)
+	b := newBallot(d.nodes, holdRule)
 	for _, n := range d.nodes {
 		if !d.spawn(func() {
 			// Wait for a vote in flight: the fence counts on the node only if its record
 			// is there.
-			<-d.busy(a, n.i)
-			v, err := n.raise(a, fence)
+			<-d.settled(a, n.i)
+			v, err := n.raiseFence(a, fence)
 			b.cast(n.i, v, err)
 		}) {
 			return 0, errClosed
@@ -83,28 +86,30 @@ func (a *attempt) raise(ctx context.Context) (uint64, error) {
 	select {
 	case <-b.done:
 	case <-ctx.Done():
-		b.end(left)
+		b.decide(abandoned)
 		return 0, ctx.Err()
 	}
 	return fence, b.err()
 }
 
-// raise writes a fence to the node. It returns yes only if the node has the record
-// of a.
-func (n *node) raise(a *attempt, fence uint64) (vote, error) {
+// raiseFence writes a fence to the node. It returns yes only if the node has the
+// record of a.
+func (n *node) raiseFence(a *attempt, fence uint64) (vote, error) {
 	if err := n.admit(); err != nil {
 		return failed, err
 	}
+
 	ctx, cancel := context.WithTimeout(context.Background(), a.c.Timeout)
 	defer cancel()
 	counter := redisstore.DerivedKey("fence", a.c.Key)
 	reply, err := n.store.Run(ctx, raiseScript, redisstore.Call{
-		Keys: []string{counter, a.lock},
-		Args: []any{a.begins, strconv.FormatUint(fence, 10), redisstore.Millis(n.d.fenceTTL)},
+		Keys: []string{counter, a.lockKey},
+		Args: []any{a.prefix, strconv.FormatUint(fence, 10), redisstore.Millis(n.d.fenceTTL)},
 	})
+
 	switch {
 	case err != nil:
-		return failed, n.plain(err, a.c.Timeout)
+		return failed, n.nodeError(err, a.c.Timeout)
 	case reply == int64(1):
 		return yes, nil
 	case reply == int64(0):

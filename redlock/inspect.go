@@ -3,6 +3,7 @@ package redlock
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -10,28 +11,28 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// found is what one node tells of a key.
-type found struct {
+// inspectTimeout bounds a call to a node that is not for a claim.
+const inspectTimeout = 3 * time.Second
+
+// answer is one node's answer about a key.
+type answer struct {
 	redisstore.Found
-	i   int
+	i   int // the node
 	err error
 }
 
-// look asks all nodes about a key. It returns what they have told as soon as
-// enough says that this suffices, and else when all have, or ctx has ended.
-func (d *Driver) look(ctx context.Context, key string, timeout time.Duration, enough func([]found) bool) []found {
-	answers := make(chan found, len(d.nodes))
+// query asks all nodes about a key. It returns the answers so far as soon as enough
+// returns true for them, and otherwise when all nodes have answered or ctx is done.
+func (d *Driver) query(ctx context.Context, key string, timeout time.Duration, enough func([]answer) bool) []answer {
+	answers := make(chan answer, len(d.nodes))
 	call := redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
 	for _, n := range d.nodes {
-		if !d.spawn(func() {
-			f := n.look(call, timeout)
-			f.i = n.i
-			answers <- f
-		}) {
-			return []found{{err: errClosed}}
+		if !d.spawn(func() { answers <- n.query(call, timeout) }) {
+			return []answer{{err: errClosed}}
 		}
 	}
-	var all []found
+
+	var all []answer
 	for range d.nodes {
 		select {
 		case f := <-answers:
@@ -45,38 +46,40 @@ func (d *Driver) look(ctx context.Context, key string, timeout time.Duration, en
 	return all
 }
 
-// look asks the node about a key.
-func (n *node) look(call redisstore.Call, timeout time.Duration) found {
+// query asks the node about a key.
+func (n *node) query(call redisstore.Call, timeout time.Duration) answer {
 	if err := n.admit(); err != nil {
-		return found{err: err}
+		return answer{i: n.i, err: err}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	began := time.Now()
 	reply, err := n.store.Run(ctx, inspectScript, call)
-	n.heard(ctx, began, err)
+	n.observe(ctx, began, err)
 	if err != nil {
-		return found{err: n.plain(err, timeout)}
+		return answer{i: n.i, err: n.nodeError(err, timeout)}
 	}
+
 	f, ok := redisstore.Decode(reply)
 	if !ok {
-		return found{err: n.store.Unexpected(reply)}
+		return answer{i: n.i, err: n.store.Unexpected(reply)}
 	}
-	return found{Found: f}
+	return answer{i: n.i, Found: f}
 }
 
-// state is what the nodes' answers come to.
-type state struct {
-	all    []found
-	holder *redisstore.Found // of a quorum, as the node has it that makes it one for the longest
-	taken  []redisstore.Found
-	free   int
+// survey is the sum of the nodes' answers about a key.
+type survey struct {
+	d      *Driver
+	all    []answer
+	holder *redisstore.Found  // the record of a quorum, from the node that ends the quorum; or nil
+	taken  []redisstore.Found // the records
+	free   int                // nodes without a record
 	errs   []error
 }
 
-// sum adds up what n nodes have told.
-func (d *Driver) sum(all []found) state {
-	s := state{all: all}
+// sum returns the survey of answers.
+func (d *Driver) sum(all []answer) survey {
+	s := survey{d: d, all: all}
 	byRecord := map[string][]redisstore.Found{}
 	for _, f := range all {
 		switch {
@@ -89,59 +92,64 @@ func (d *Driver) sum(all []found) state {
 			byRecord[f.Record()] = append(byRecord[f.Record()], f.Found)
 		}
 	}
+
+	// A record has a quorum until so many of its copies have expired that no quorum
+	// is left.
 	for _, fs := range byRecord {
 		if len(fs) >= d.quorum() {
-			slices.SortFunc(fs, func(a, b redisstore.Found) int { return -cmp.Compare(lasts(a), lasts(b)) })
+			slices.SortFunc(fs, func(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) })
 			s.holder = &fs[d.quorum()-1]
 		}
 	}
 	return s
 }
 
-// lasts is how long a record lasts; one without an end for ever.
-func lasts(f redisstore.Found) time.Duration {
+// remaining returns how long a record lasts.
+func remaining(f redisstore.Found) time.Duration {
 	if ttl := f.Status().TTL; ttl >= 0 {
 		return ttl
 	}
-	return 1<<63 - 1
+	return math.MaxInt64 // it has no end
 }
 
-func (d *Driver) quorum() int { return len(d.nodes)/2 + 1 }
+// hasQuorum reports whether a quorum has answered.
+func (s survey) hasQuorum() bool { return len(s.taken)+s.free >= s.d.quorum() }
 
-// voted reports whether a quorum has told anything.
-func (s state) voted(d *Driver) bool { return len(s.taken)+s.free >= d.quorum() }
+// silent returns how many nodes have not answered, or not yet.
+func (s survey) silent() int { return len(s.d.nodes) - len(s.taken) - s.free }
 
-// unanswered returns nil if a quorum has answered, and otherwise the outage. If ctx
+// outage returns nil if a quorum has answered, and otherwise the outage. If ctx
 // ended before any error, it returns ctx's error.
-func (d *Driver) unanswered(ctx context.Context, s state) error {
-	if s.voted(d) {
+func (s survey) outage(ctx context.Context) error {
+	if s.hasQuorum() {
 		return nil
 	}
 	if err := ctx.Err(); err != nil && len(s.errs) == 0 {
 		return err
 	}
-	errs := make([]error, len(d.nodes))
+	errs := make([]error, len(s.d.nodes))
 	copy(errs, s.errs)
 	return outage(errs)
 }
 
-// of is what node i has told, if it has.
-func (s state) of(i int) (found, bool) {
+// answer returns the answer of node i, and false if there is none yet.
+func (s survey) answer(i int) (answer, bool) {
 	for _, f := range s.all {
 		if f.i == i {
 			return f, true
 		}
 	}
-	return found{}, false
+	return answer{}, false
 }
 
-// record is that of node i, and how many nodes may have it, too, at most.
-func (s state) record(d *Driver, i int) (record string, most int) {
-	f, told := s.of(i)
-	if !told || f.err != nil || f.Free() {
+// record returns the record on node i, and how many nodes may have the same record
+// at most.
+func (s survey) record(i int) (record string, most int) {
+	f, ok := s.answer(i)
+	if !ok || f.err != nil || f.Free() {
 		return "", 0
 	}
-	most = len(d.nodes) - len(s.taken) - s.free
+	most = s.silent()
 	for _, other := range s.taken {
 		if other.Record() == f.Record() {
 			most++
@@ -150,10 +158,10 @@ func (s state) record(d *Driver, i int) (record string, most int) {
 	return f.Record(), most
 }
 
-// unheld reports whether nobody can have the key: no record is or can be that
-// of a quorum.
-func (s state) unheld(d *Driver) bool {
-	if s.free >= d.quorum() {
+// unheld reports whether nobody can hold the key: no record has a quorum, whatever
+// the silent nodes have.
+func (s survey) unheld() bool {
+	if s.free >= s.d.quorum() {
 		return true
 	}
 	count, most := map[string]int{}, 0
@@ -161,52 +169,53 @@ func (s state) unheld(d *Driver) bool {
 		count[f.Record()]++
 		most = max(most, count[f.Record()])
 	}
-	return most+len(d.nodes)-len(s.taken)-s.free < d.quorum()
+	return most+s.silent() < s.d.quorum()
 }
 
-// survey asks the nodes how it stands with c's key, until it is clear who has
-// it or that nobody can, and a moment longer for what the lead has.
-func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) state {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	return d.sum(d.look(ctx, c.Key, c.Timeout, func(all []found) bool {
-		s := d.sum(all)
-		if s.holder == nil && !s.unheld(d) {
-			return false
-		}
-		if _, told := s.of(lead); lead == nobody || told {
-			return true
-		}
-		time.AfterFunc(leadPatience, cancel)
-		return false
-	}))
-}
-
-// heldBy is the error of a key that is held as s says. The key is free for
-// another when so many votes have run out that a quorum is left.
-func (d *Driver) heldBy(s state) error {
+// heldError returns the error of a key that is held as s shows. The key becomes free
+// when so many records have expired that a quorum of nodes has none.
+func (s survey) heldError() error {
 	if s.holder != nil {
 		return s.holder.Held()
 	}
 	if len(s.taken) == 0 {
 		return &backend.HeldError{}
 	}
-	slices.SortFunc(s.taken, func(a, b redisstore.Found) int { return cmp.Compare(lasts(a), lasts(b)) })
-	return s.taken[max(0, min(len(s.taken)-1, d.quorum()-s.free-1))].Held()
+	slices.SortFunc(s.taken, func(a, b redisstore.Found) int { return cmp.Compare(remaining(a), remaining(b)) })
+	return s.taken[max(0, min(len(s.taken)-1, s.d.quorum()-s.free-1))].Held()
 }
 
-// Inspect tells who holds key: whose record a quorum of the nodes has. The
-// record has no room for Since, and nothing says who waits; a holder that is
-// not of hasp has no Owner.
+// survey asks the nodes about c's key, until it is clear who holds it or that nobody
+// can. It waits a moment longer for the answer of the lead.
+func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return d.sum(d.query(ctx, c.Key, c.Timeout, func(all []answer) bool {
+		s := d.sum(all)
+		if s.holder == nil && !s.unheld() {
+			return false
+		}
+		if _, ok := s.answer(lead); lead == noLead || ok {
+			return true
+		}
+		time.AfterFunc(leadTimeout, cancel)
+		return false
+	}))
+}
+
+// Inspect reports the holder of key, whose record a quorum of the nodes has. Status
+// has no Since and no waiters, because the record does not contain them. A holder
+// that is not a program of hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	all := d.look(ctx, key, inspectTimeout, func(all []found) bool {
+	all := d.query(ctx, key, inspectTimeout, func(all []answer) bool {
 		s := d.sum(all)
 		return s.holder != nil || s.free >= d.quorum()
 	})
 	s := d.sum(all)
-	if err := d.unanswered(ctx, s); err != nil {
+	if err := s.outage(ctx); err != nil {
 		return backend.Status{}, err
 	}
+
 	var status backend.Status
 	if s.holder != nil {
 		status = s.holder.Status()
@@ -219,13 +228,10 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return status, nil
 }
 
-// inspectTimeout bounds what is asked of a node without a claim.
-const inspectTimeout = 3 * time.Second
-
-// Break removes whatever is stored under key, on all nodes that can be
-// reached, and tells those who wait for it. It needs a quorum of them.
+// Break removes whatever is stored under key from all nodes that answer, and
+// publishes the release. It returns nil as soon as a quorum has answered.
 func (d *Driver) Break(ctx context.Context, key string) error {
-	b := newBallot(d.nodes, having)
+	b := newBallot(d.nodes, holdRule)
 	for _, n := range d.nodes {
 		if !d.spawn(func() {
 			within, cancel := context.WithTimeout(context.Background(), inspectTimeout)
@@ -235,7 +241,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 				Args: []any{redisstore.DerivedKey("channel", key), "broken"},
 			})
 			if err != nil {
-				b.cast(n.i, failed, n.plain(err, inspectTimeout))
+				b.cast(n.i, failed, n.nodeError(err, inspectTimeout))
 				return
 			}
 			b.cast(n.i, yes, nil)
@@ -243,10 +249,11 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 			return errClosed
 		}
 	}
+
 	select {
 	case <-b.done:
 	case <-ctx.Done():
-		b.end(left)
+		b.decide(abandoned)
 	}
 	return b.err()
 }

@@ -1,7 +1,7 @@
--- Tells who holds a key on this node.
+-- Reads the record of a key on this node, and its fence counter.
 -- KEYS: the lock, its fence counter
--- Returns {PTTL, start of the record, fence}, with '' for what there is not;
--- a PTTL of -2 means that nobody holds the key, and -1 that it has no end.
+-- Returns {PTTL, start of the record, fence}, with '' for what does not exist.
+-- A PTTL of -2 means that the key is free, and -1 that it has no end.
 local function text(key, length)
 	local value = redis.pcall('GETRANGE', key, 0, length - 1)
 	return type(value) == 'string' and value or ''

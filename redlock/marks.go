@@ -3,211 +3,214 @@ package redlock
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A node that has forgotten a vote must not vote again until every lease that it
-// may have voted for has ended. So each node bears a mark: the run of the server
-// that the mark was given to, and the time from which that run votes. A server
-// that was restarted is another run, and a server that has lost its data has
-// lost its mark. Either one gets a new mark, and does not vote until the longest
-// term that any caller may ask for has passed.
+// A node that may have forgotten a vote must not vote again until every lease that
+// it may have voted for has ended. So each node has a mark. The mark names the run
+// of the server that it was given to, and the time from which that run votes. A
+// restarted server is another run, and a server that has lost its data has lost
+// its mark. Either one gets a new mark, and does not vote until the longest term of
+// any caller has passed.
 //
-// Each vote brings the mark and the run, both from the server that voted: a
-// replica that has taken over the address bears a copy of the mark, and
-// connections to both servers may be in use at once.
+// Each vote brings the mark and the run of the server that voted. A replica that
+// has taken over the address has a copy of the mark, and connections to both
+// servers may be in use at once.
 const markKey = "hasp:{redlock}:mark"
 
 const (
-	settling = 100 * time.Millisecond // for another process to mark a new set
-	foundFor = 5 * time.Second        // how long the finding that a set is new is used
+	// newSetPause is the time for another process to mark a new set.
+	newSetPause = 100 * time.Millisecond
+
+	// newSetTTL is how long the finding that a set is new may be used, by the
+	// servers' clocks.
+	newSetTTL = 5 * time.Second
+
+	// unknownRun is the run of a server that names none.
+	unknownRun = "unknown"
 )
 
-// bearing is what the reply to a vote says about the node.
-type bearing struct {
-	run  string // of the server; empty if it was not asked
+// identity is the run and the mark of a server.
+type identity struct {
+	run  string // empty if the server was not asked
 	mark string // empty if there is none
 }
 
-// standing is what is known of a node's right to vote.
+// standing is a node's right to vote, as the node reported it.
 type standing struct {
-	bearing
-	told  int64     // when the node answered, by the server's time in ms
-	began time.Time // when it was asked
-	from  time.Time // when it votes; zero: always
+	identity
+	asked     time.Time // before the node was asked
+	answered  int64     // by the server's clock in ms
+	votesFrom time.Time // by our clock; zero if the node may vote at once
 }
 
-// marks is the standing of one node.
+// marks is the last known standing of one node.
 type marks struct {
-	turn   chan struct{} // has room for one caller that asks
-	at     atomic.Pointer[standing]
-	asking atomic.Bool // a goroutine asks in the background
-	absent atomic.Bool // a goroutine waits until the node votes
-}
-
-// known asks for the node's standing, unless it is already known.
-func (m *marks) known(ctx context.Context, n *node) error {
-	if m.at.Load() != nil {
-		return nil
-	}
-	_, err := n.verify(ctx, time.Time{})
-	return err
+	turn       chan struct{} // holds a value while a caller asks the node
+	current    atomic.Pointer[standing]
+	refreshing atomic.Bool // a goroutine asks the node
+	waiting    atomic.Bool // a goroutine waits until the node votes
 }
 
 // voting reports whether the node votes, as far as is known.
 func (m *marks) voting() bool {
-	s := m.at.Load()
-	return s != nil && !time.Now().Before(s.from)
+	s := m.current.Load()
+	return s != nil && !time.Now().Before(s.votesFrom)
 }
 
-// votes returns nil if a vote for a, which came with b, counts. Otherwise it
+// loadMark asks for the node's standing, unless it is known. It leaves no record
+// behind, so Close cancels it.
+func (n *node) loadMark(ctx context.Context) error {
+	if n.marks.current.Load() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.d.closing, cancel)()
+	_, err := n.refreshMark(ctx, time.Time{})
+	return err
+}
+
+// checkVote returns nil if a vote for a, which came with id, counts. Otherwise it
 // returns why the vote does not count.
-func (n *node) votes(ctx context.Context, a *attempt, b bearing) error {
-	s := n.marks.at.Load()
-	if s.bearing != b {
+func (n *node) checkVote(ctx context.Context, a *attempt, id identity) error {
+	s := n.marks.current.Load()
+	if s.identity != id {
 		var err error
-		if s, err = n.verify(ctx, time.Now()); err != nil {
+		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
 		}
 		switch {
-		case s.run != b.run:
+		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
-		case s.mark != b.mark:
-			// The mark is newer than the vote. The vote counts only if it is still
-			// there.
-			if err := n.confirm(ctx, a, s.bearing); err != nil {
+		case s.mark != id.mark:
+			// The mark is newer than the vote. The vote counts only if the record is
+			// still there.
+			if err := n.confirmRecord(ctx, a, s.identity); err != nil {
 				return err
 			}
 		}
 	}
-	switch left := time.Until(s.from); {
-	case s.from.IsZero():
+
+	switch left := time.Until(s.votesFrom); {
+	case s.votesFrom.IsZero():
 	case left > 0:
 		return fmt.Errorf("%s: was restarted or has lost its data, and does not vote for another %v (max_ttl)", n.name, left.Round(time.Millisecond))
 	default:
-		n.remark(a.c.Timeout) // writes into the mark that the wait is over
+		n.refreshInBackground(a.c.Timeout) // writes into the mark that the wait is over
 	}
 	return nil
 }
 
-// confirm returns nil if the node has the record of a, and still bears b.
-func (n *node) confirm(ctx context.Context, a *attempt, b bearing) error {
+// confirmRecord returns nil if the node has the record of a, and its identity is
+// still id.
+func (n *node) confirmRecord(ctx context.Context, a *attempt, id identity) error {
 	// All three commands use one connection, so one server answers them.
-	replies := n.store.Together(ctx, []any{"get", a.lock}, []any{"get", markKey}, []any{"info", "server"})
+	replies := n.store.Together(ctx, []any{"get", a.lockKey}, []any{"get", markKey}, []any{"info", "server"})
 	switch err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); {
 	case err != nil:
-		return n.plain(err, a.c.Timeout)
-	case replies[0].Value != a.record || replies[1].Value != b.mark || runOf(replies[2].Value) != b.run:
+		return n.nodeError(err, a.c.Timeout)
+	case replies[0].Value != a.record || replies[1].Value != id.mark || runOf(replies[2].Value) != id.run:
 		return fmt.Errorf("%s: loses its data", n.name)
 	}
 	return nil
 }
 
-// saw asks for the node's standing in the background, if b differs from the known
-// standing. Every use of a node must leave a mark on it. Then, if one node has a
-// mark, the nodes without one have lost their data.
-func (n *node) saw(b bearing, timeout time.Duration) {
-	s := n.marks.at.Load()
-	if s != nil && s.mark == b.mark && (b.run == "" || s.run == b.run) {
+// checkMark asks for the node's standing in the background if id differs from the
+// known identity. Every use of a node must leave a mark on it. Then, if one node
+// has a mark, the nodes without one have lost their data.
+func (n *node) checkMark(id identity, timeout time.Duration) {
+	s := n.marks.current.Load()
+	if s != nil && s.mark == id.mark && (id.run == "" || s.run == id.run) {
 		return
 	}
-	n.remark(timeout)
+	n.refreshInBackground(timeout)
 }
 
-// remark asks for the node's standing in the background.
-func (n *node) remark(timeout time.Duration) {
-	if n.marks.asking.Swap(true) {
+// refreshInBackground asks for the node's standing on a goroutine of its own, unless
+// one asks already.
+func (n *node) refreshInBackground(timeout time.Duration) {
+	if n.marks.refreshing.Swap(true) {
 		return
 	}
 	n.d.spawn(func() { // does nothing if Close has begun
-		defer n.marks.asking.Store(false)
-		ctx, cancel := context.WithTimeout(n.d.life, timeout) // Close may cancel this: it leaves no record behind
+		defer n.marks.refreshing.Store(false)
+		ctx, cancel := context.WithTimeout(n.d.closing, timeout) // Close may cancel this: it leaves no record behind
 		defer cancel()
-		_, _ = n.verify(ctx, time.Now()) // if this fails, the next use asks again
+		_, _ = n.refreshMark(ctx, time.Now()) // if this fails, the next use asks again
 	})
 }
 
-// verify asks for the node's standing, unless another caller has asked after since.
-func (n *node) verify(ctx context.Context, since time.Time) (*standing, error) {
+// refreshMark asks for the node's standing and marks the node, unless another
+// caller has asked after since. One caller asks at a time.
+func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	began := time.Now()
 	select {
 	case n.marks.turn <- struct{}{}:
 		defer func() { <-n.marks.turn }()
 	case <-ctx.Done():
-		return nil, n.plain(ctx.Err(), time.Since(began))
+		return nil, n.nodeError(ctx.Err(), time.Since(began))
 	}
-	if s := n.marks.at.Load(); s != nil && s.began.After(since) {
+	if s := n.marks.current.Load(); s != nil && s.asked.After(since) {
 		return s, nil
 	}
-	s := &standing{began: time.Now()}
-	err := n.ask(ctx, s)
+
+	s := &standing{asked: time.Now()}
+	err := n.readMark(ctx, s)
 	if err == nil && s.mark == "" {
-		n.d.found(ctx, n)
-		err = n.ask(ctx, s)
+		n.d.markNewSet(ctx, n)
+		err = n.readMark(ctx, s)
 	}
 	if err == nil {
 		// The mark's time is by the node's clock, which may have been ahead. A wait
 		// that is over by our clock is over for every driver.
 		waited := ""
-		if old := n.marks.at.Load(); old != nil && !old.from.IsZero() && n.marks.voting() {
+		if old := n.marks.current.Load(); old != nil && !old.votesFrom.IsZero() && n.marks.voting() {
 			waited = old.mark
 		}
-		err = n.register(ctx, s, 0, waited)
+		err = n.writeMark(ctx, s, 0, waited)
 	}
 	if err == nil {
-		err = n.d.distinct(n, s.run)
+		err = n.d.checkDistinct(n, s.run)
 	}
-	n.heard(ctx, s.began, err)
+	n.observe(ctx, s.asked, err)
 	if err != nil {
-		return nil, n.plain(err, time.Since(s.began))
+		return nil, n.nodeError(err, time.Since(s.asked))
 	}
-	n.marks.at.Store(s)
-	if !n.marks.voting() && !n.marks.absent.Swap(true) {
+
+	n.marks.current.Store(s)
+	if !n.marks.voting() && !n.marks.waiting.Swap(true) {
 		n.d.spawn(func() {
-			defer n.marks.absent.Store(false)
-			if n.d.sleep(time.Until(s.from)) {
-				n.remark(inspectTimeout)
+			defer n.marks.waiting.Store(false)
+			if n.d.sleep(time.Until(s.votesFrom)) {
+				n.refreshInBackground(inspectTimeout)
 			}
 		})
 	}
 	return s, nil
 }
 
-// ask reads the node's mark, and which run of the server it is. After a restart
-// all connections that there were are dead, which is not to be taken for the
-// node's silence.
-func (n *node) ask(ctx context.Context, s *standing) error {
+// readMark reads the node's mark and the run of the server into s. After a restart
+// all earlier connections are dead. That does not mean that the node does not
+// answer, so readMark tries once more than there can be connections.
+func (n *node) readMark(ctx context.Context, s *standing) error {
 	for tries := 1; ; tries++ {
-		err := n.askOnce(ctx, s)
-		if !broke(err) || tries == maxTries || ctx.Err() != nil {
+		err := n.readMarkOnce(ctx, s)
+		if !disconnected(err) || tries > connections || ctx.Err() != nil {
 			return err
 		}
 	}
 }
 
-// maxTries is how often a node is asked whose connections die: there are no
-// more of them.
-const maxTries = connections + 1
-
-// broke reports whether err is a connection that was ended.
-func broke(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-}
-
-func (n *node) askOnce(ctx context.Context, s *standing) error {
+func (n *node) readMarkOnce(ctx context.Context, s *standing) error {
 	replies := n.store.Together(ctx, []any{"get", markKey}, []any{"info", "server"}, []any{"time"})
 	if err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); err != nil {
 		return err
@@ -215,23 +218,24 @@ func (n *node) askOnce(ctx context.Context, s *standing) error {
 	if now, _ := replies[2].Value.([]any); len(now) == 2 {
 		text, _ := now[0].(string)
 		seconds, _ := strconv.ParseInt(text, 10, 64)
-		s.told = seconds * 1000
+		s.answered = seconds * 1000
 	}
 	s.mark, _ = replies[0].Value.(string)
 	s.run = runOf(replies[1].Value)
 	if fields := strings.Fields(s.mark); len(fields) == 3 {
 		longest, _ := strconv.ParseInt(fields[2], 10, 64)
-		n.d.longer(longest)
+		n.d.raiseLongestTTL(longest)
 	}
 	return nil
 }
 
-// longer notes the longest term, in ms, that a mark names. A node that has lost its
-// own mark must also wait for that term, and learns of it only from a driver.
-func (d *Driver) longer(longest int64) {
+// raiseLongestTTL records the longest term, in ms, that a mark names. A node that
+// has lost its own mark must also wait for that term, and learns of it only from a
+// driver.
+func (d *Driver) raiseLongestTTL(longest int64) {
 	for {
-		old := d.longest.Load()
-		if longest <= old || d.longest.CompareAndSwap(old, longest) {
+		old := d.longestTTL.Load()
+		if longest <= old || d.longestTTL.CompareAndSwap(old, longest) {
 			return
 		}
 	}
@@ -246,87 +250,88 @@ func runOf(info any) string {
 			return run
 		}
 	}
-	return "unknown"
+	return unknownRun
 }
 
-// register gives the node a mark, or keeps the mark that it has. If the node's time
-// is before atOnceUntil, in ms, the run of s votes at once. A node that keeps its
-// mark votes at once if that mark equals waited, the mark whose wait is over.
-func (n *node) register(ctx context.Context, s *standing, atOnceUntil int64, waited string) error {
+// writeMark gives the node a mark, or keeps the mark that it has, and completes s.
+// If the node's time is before atOnceUntil, in ms, the run of s votes at once. A
+// node that keeps its mark votes at once if that mark equals waited, the mark whose
+// wait is over.
+func (n *node) writeMark(ctx context.Context, s *standing, atOnceUntil int64, waited string) error {
 	durable := 0
 	if n.d.durable {
 		durable = 1
 	}
-	n.d.longer(redisstore.Millis(n.d.maxTTL + backend.Drift(n.d.maxTTL)))
+	n.d.raiseLongestTTL(redisstore.Millis(n.d.maxTTL + backend.Drift(n.d.maxTTL)))
 	reply, err := n.store.Run(ctx, markScript, redisstore.Call{
 		Keys: []string{markKey},
-		Args: []any{n.d.longest.Load(), durable, s.run, atOnceUntil, waited},
+		Args: []any{n.d.longestTTL.Load(), durable, s.run, atOnceUntil, waited},
 	})
 	if err != nil {
 		return err
 	}
+
 	answered := time.Now()
-	parts, _ := reply.([]any)
-	if len(parts) != 3 {
+	id, wait, ok := decodeMark(reply)
+	if !ok {
 		return n.store.Unexpected(reply)
 	}
-	mark, _ := parts[0].(string)
-	run, _ := parts[1].(string)
-	text, _ := parts[2].(string)
-	fields := strings.Fields(mark)
-	now, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || now <= 0 || len(fields) != 3 || run == "" {
-		return n.store.Unexpected(reply)
-	}
-	from, err := strconv.ParseInt(fields[1], 10, 64)
-	if err != nil {
-		return n.store.Unexpected(reply)
-	}
-	s.bearing, s.from = bearing{run: run, mark: mark}, time.Time{}
-	if from > now {
-		s.from = answered.Add(redisstore.Term(from - now + 1))
+	s.identity, s.votesFrom = id, time.Time{}
+	if wait > 0 {
+		s.votesFrom = answered.Add(redisstore.Term(wait + 1))
 	}
 	return nil
 }
 
-// found marks a set that is new. A set is new if a majority of its nodes answers
-// and no node that answers bears a mark.
-// Where n alone has none, it waits a moment, since another process may be
-// about to give it one.
-func (d *Driver) found(ctx context.Context, n *node) {
+// decodeMark decodes the reply of mark.lua: the identity of the server, and the time
+// in ms until it votes. It returns false in ok if the script cannot give such a
+// reply.
+func decodeMark(reply any) (id identity, wait int64, ok bool) {
+	parts, _ := reply.([]any)
+	if len(parts) != 3 {
+		return id, 0, false
+	}
+	id.mark, _ = parts[0].(string)
+	id.run, _ = parts[1].(string)
+	text, _ := parts[2].(string)
+	now, err := strconv.ParseInt(text, 10, 64)
+	fields := strings.Fields(id.mark)
+	if err != nil || now <= 0 || len(fields) != 3 || id.run == "" {
+		return id, 0, false
+	}
+	from, err := strconv.ParseInt(fields[1], 10, 64)
+	if from > now {
+		wait = from - now
+	}
+	return id, wait, err == nil
+}
+
+// markNewSet marks all nodes that answer, if the set is new. A set is new if a
+// majority of its nodes answers and no node that answers has a mark. If only some
+// nodes have none, n among them, another process may be about to mark the set.
+// Then markNewSet asks once more after a pause.
+func (d *Driver) markNewSet(ctx context.Context, n *node) {
 	select {
-	case d.founding <- struct{}{}:
-		defer func() { <-d.founding }()
+	case d.markTurn <- struct{}{}:
+		defer func() { <-d.markTurn }()
 	case <-ctx.Done():
 		return
 	}
-	end, _ := ctx.Deadline()
+
 	// Close does not cancel this, because a set with only some nodes marked no longer
-	// looks new.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Until(end)*2/3) // the rest is for n itself
+	// looks new. The rest of the time is for n itself.
+	end, _ := ctx.Deadline()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Until(end)*2/3)
 	defer cancel()
 	for first := true; ; first = false {
-		all := d.askAll(ctx)
+		all := d.readAllMarks(ctx)
 		if s := all[n.i]; s == nil || s.mark != "" {
 			return
 		}
-		marked, unmarked := 0, 0
-		for _, s := range all {
-			switch {
-			case s == nil:
-			case s.mark == "":
-				unmarked++
-			default:
-				marked++
-			}
-		}
-		// A majority has voted for each live lock, and its nodes bear marks. If no
-		// node answers with a mark, that majority is away or has lost its data. So a
-		// minority that is away makes no difference.
-		if marked == 0 && unmarked >= d.quorum() {
-			d.each(func(n *node) {
+		if d.isNewSet(all) {
+			d.forEachNode(func(n *node) {
 				if s := all[n.i]; s != nil {
-					_ = n.register(ctx, s, s.told+foundFor.Milliseconds(), "") // the next ask of n shows the outcome
+					_ = n.writeMark(ctx, s, s.answered+newSetTTL.Milliseconds(), "") // n reads its mark again
 				}
 			})
 			return
@@ -334,35 +339,49 @@ func (d *Driver) found(ctx context.Context, n *node) {
 		if !first {
 			return
 		}
-		timer := time.NewTimer(settling)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		doze(ctx, newSetPause)
+		if ctx.Err() != nil {
 			return
 		}
 	}
 }
 
-// askAll asks all nodes for their standing; nil is one that has not answered.
-func (d *Driver) askAll(ctx context.Context) []*standing {
-	within, cancel := ctx, context.CancelFunc(func() {})
-	if end, ok := ctx.Deadline(); ok {
-		within, cancel = context.WithTimeout(ctx, time.Until(end)/2)
+// isNewSet reports whether a majority answers and no node that answers has a mark.
+// The nodes that voted for a live lock have marks and are a majority. If no node
+// answers with a mark, that majority is down or has lost its data. So it makes no
+// difference if a minority is down.
+func (d *Driver) isNewSet(all []*standing) bool {
+	unmarked := 0
+	for _, s := range all {
+		switch {
+		case s == nil:
+		case s.mark != "":
+			return false
+		default:
+			unmarked++
+		}
 	}
+	return unmarked >= d.quorum()
+}
+
+// readAllMarks asks all nodes for their marks, for half of the time that ctx leaves.
+// The result has one element for each node; nil is a node that has not answered.
+func (d *Driver) readAllMarks(ctx context.Context) []*standing {
+	end, _ := ctx.Deadline()
+	within, cancel := context.WithTimeout(ctx, time.Until(end)/2)
 	defer cancel()
 	all := make([]*standing, len(d.nodes))
-	d.each(func(n *node) {
+	d.forEachNode(func(n *node) {
 		s := &standing{}
-		if n.ask(within, s) == nil {
+		if n.readMark(within, s) == nil {
 			all[n.i] = s
 		}
 	})
 	return all
 }
 
-// each runs f for all nodes at once, and returns when all have.
-func (d *Driver) each(f func(n *node)) {
+// forEachNode runs f for all nodes at once, and returns when all calls have.
+func (d *Driver) forEachNode(f func(n *node)) {
 	var wg sync.WaitGroup
 	for _, n := range d.nodes {
 		wg.Go(func() { f(n) })
@@ -370,9 +389,9 @@ func (d *Driver) each(f func(n *node)) {
 	wg.Wait()
 }
 
-// distinct is an error if another node is the same server.
-func (d *Driver) distinct(n *node, run string) error {
-	if d.unsafe || run == "unknown" {
+// checkDistinct returns an error if another node is the same server.
+func (d *Driver) checkDistinct(n *node, run string) error {
+	if d.allowUnsafe || run == unknownRun {
 		return nil
 	}
 	d.mu.Lock()
@@ -380,21 +399,15 @@ func (d *Driver) distinct(n *node, run string) error {
 	n.run = run
 	for _, other := range d.nodes {
 		if other != n && other.run == run {
-			return sameError{n.name, other.name}
+			return sameServerError{n.name, other.name}
 		}
 	}
 	return nil
 }
 
-// sameError is that a set has one server twice.
-type sameError struct{ one, other string }
+// sameServerError reports that two nodes are one server.
+type sameServerError struct{ one, other string }
 
-func (e sameError) Error() string {
+func (e sameServerError) Error() string {
 	return fmt.Sprintf("%s: is the same server as %s, which would vote twice; allow_unsafe_nodes=true admits it", e.one, e.other)
-}
-
-// answered reports whether a server has answered, with an error.
-func answered(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
 }

@@ -14,19 +14,25 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// params are those of the URL, besides the engine's.
-var params = []string{"ca", "cert", "key", "server_name", "db", "fence_ttl", "max_ttl", "durable", "allow_unsafe_nodes"}
+var (
+	// params are the parameters of the URL, without those of the engine.
+	params = slices.Concat(tlsParams, []string{"db", "fence_ttl", "max_ttl", "durable", "allow_unsafe_nodes"})
 
-// connections is how many there are to a node at most: a slow one must not have
-// its votes queue up for them.
-const connections = 256
+	tlsParams = []string{"ca", "cert", "key", "server_name"}
+)
 
-// openGrace is how long Open waits for the rest of the nodes once a quorum has
-// answered.
-const openGrace = 250 * time.Millisecond
+const (
+	// connections is the largest number of connections to a node. It is high so that
+	// votes for a slow node do not queue for a connection.
+	connections = 256
 
-// openConfig is the Opener of this strategy. Nodes that do not answer are no
-// error while a quorum does: they are used when they are there.
+	// openGrace is how long Open waits for the other nodes once a quorum has
+	// answered.
+	openGrace = 250 * time.Millisecond
+)
+
+// openConfig opens the driver for hasp.Open. It returns no error if some nodes do not
+// answer, as long as a quorum does. The driver uses the others when they are up.
 func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := c.Check(params...); err != nil {
 		return nil, err
@@ -35,24 +41,15 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	var nodes, names []string
-	for _, list := range c.Nodes {
-		urls, err := redisstore.Nodes(list)
-		if err != nil {
-			return nil, err
-		}
-		nodes = append(nodes, urls...)
+	nodes, names, err := nodeURLs(c.Nodes)
+	if err != nil {
+		return nil, err
 	}
-	for _, node := range nodes {
-		name, err := redisstore.Address(node)
-		if err != nil {
-			return nil, err
-		}
-		names = append(names, name)
-	}
+	// Check the options and names before anything connects.
 	if _, err := newDriver(nil, names, o); err != nil {
-		return nil, err // before anything is connected to
+		return nil, err
 	}
+
 	var stores []*redisstore.Store
 	var probes []func(context.Context) error
 	for _, node := range nodes {
@@ -65,6 +62,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		}
 		stores, probes = append(stores, s), append(probes, probe)
 	}
+
 	d, err := newDriver(stores, names, o)
 	if err != nil {
 		return nil, err
@@ -76,8 +74,28 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// nodeParams are those for one node of several: what is for TLS is not for a
-// node without, if there is one with.
+// nodeURLs returns the URL of each node that lists name, and its address.
+func nodeURLs(lists []string) (nodes, names []string, err error) {
+	for _, list := range lists {
+		urls, err := redisstore.Nodes(list)
+		if err != nil {
+			return nil, nil, err
+		}
+		nodes = append(nodes, urls...)
+	}
+	for _, node := range nodes {
+		name, err := redisstore.Address(node)
+		if err != nil {
+			return nil, nil, err
+		}
+		names = append(names, name)
+	}
+	return nodes, names, nil
+}
+
+// nodeParams returns the parameters for one node. If any node uses TLS, a node
+// without TLS does not get the parameters of TLS. If no node does, all nodes get
+// them, and redisstore refuses them.
 func nodeParams(node string, all []string, p hasp.Params) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
 	params := map[string]string{}
@@ -92,9 +110,7 @@ func nodeParams(node string, all []string, p hasp.Params) map[string]string {
 	return params
 }
 
-var tlsParams = []string{"ca", "cert", "key", "server_name"}
-
-// options reads the parameters that are redlock's own.
+// options reads the parameters of redlock itself.
 func options(p hasp.Params) (*Options, error) {
 	o := &Options{}
 	var err error
@@ -118,22 +134,24 @@ func options(p hasp.Params) (*Options, error) {
 	return o, nil
 }
 
-// probe asks all nodes, and is content with a quorum.
+// probe asks all nodes once. It returns nil if a quorum answers without an error. The
+// probe of a node that is late continues in the background.
 func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error) error {
-	type answer struct {
+	type result struct {
 		i   int
 		err error
 	}
-	answers := make(chan answer, len(d.nodes))
+	results := make(chan result, len(d.nodes))
 	for i, n := range d.nodes {
 		d.spawn(func() {
 			err := probes[i](ctx)
 			if err == nil {
-				_, err = n.verify(ctx, time.Time{})
+				_, err = n.refreshMark(ctx, time.Time{})
 			}
-			answers <- answer{i, err}
+			results <- result{i, err}
 		})
 	}
+
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {
 		errs[i] = fmt.Errorf("%s: no answer yet", n.name)
@@ -142,12 +160,12 @@ func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error
 	var grace <-chan time.Time
 	for range d.nodes {
 		select {
-		case a := <-answers:
-			if errs[a.i] = a.err; a.err == nil {
+		case r := <-results:
+			if errs[r.i] = r.err; r.err == nil {
 				well++
 			}
-			var same sameError
-			if errors.As(a.err, &same) {
+			var same sameServerError
+			if errors.As(r.err, &same) {
 				return fmt.Errorf("%w: %w", backend.ErrInvalid, same)
 			}
 			if well == d.quorum() {
@@ -161,6 +179,7 @@ func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error
 		}
 		break
 	}
+
 	if well >= d.quorum() {
 		return nil
 	}

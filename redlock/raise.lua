@@ -1,9 +1,8 @@
--- Raises a fence counter, and never lowers it.
+-- Raises a fence counter on this node, and never lowers it.
 -- KEYS: the fence counter, the lock
--- ARGV: how the record of the attempt begins, the fence, the counter's own
--- term in ms
--- Returns 1 if the attempt has its record on this node, and 0 if it does not;
--- or -1 if the counter holds a value that no version of this script wrote.
+-- ARGV: the prefix of the attempt's record, the fence, the counter's own term in ms
+-- Returns 1 if this node has the attempt's record, 0 if it does not, or -1 if the
+-- counter's value is not a number that hasp wrote.
 local last = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 if type(last) ~= 'string' then
 	if not string.find(last.err, 'WRONGTYPE', 1, true) then return last end
@@ -15,5 +14,7 @@ if last == '' or tonumber(last) < tonumber(ARGV[2]) then
 else
 	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
+
+-- Another type of value is another holder's.
 if redis.pcall('GETRANGE', KEYS[2], 0, #ARGV[1] - 1) == ARGV[1] then return 1 end
 return 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -14,96 +15,112 @@ import (
 // renewal is the renewal of one hold.
 type renewal struct {
 	c      backend.Claim
-	a      *attempt // nil if the driver does not know of it
+	a      *attempt // that took the hold; nil if the driver does not know of it
 	ballot *ballot
 	began  time.Time
 
-	// Guarded by ballot.mu, and written before the vote is cast. By node:
-	clocks []clock // of those that do not have it
+	// lost has one element for each node: the clock of a node that reported that it
+	// does not have the hold, until the hold is repaired there. ballot.mu guards it. A
+	// node writes it before it casts its vote.
+	lost []serverTime
 }
 
-// clock is the time of a server, at the latest when it was heard.
-type clock struct {
-	millis int64
-	heard  time.Time
+// serverTime is the clock of a server.
+type serverTime struct {
+	millis int64 // 0: not read
+	read   time.Time
 }
 
-// Renew asks all nodes to prolong the holds, those of one node in one batch. A
-// hold is renewed if a quorum still had it; the nodes that did not are given it
-// afterwards, and count from the next renewal on.
+// Renew asks all nodes to prolong the holds, with one batch for each node. A hold is
+// renewed if a quorum still had it. The nodes without the hold get it afterwards,
+// and count from the next renewal on.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	decided := make(chan int, len(cs))
 	var renewals []*renewal
-	var which []int // of cs
+	var claims []int // the index in cs of each renewal
 	for i, c := range cs {
-		if c.TTL > d.maxTTL {
-			done(i, backend.Grant{}, fmt.Errorf("%w: a term of %v is longer than max_ttl, which is %v", backend.ErrInvalid, c.TTL, d.maxTTL))
+		r, err := d.newRenewal(c)
+		if err != nil {
+			done(i, backend.Grant{}, err)
 			continue
 		}
-		a, lost := d.holding(c)
-		if lost {
-			done(i, backend.Grant{}, backend.ErrLost)
-			continue
-		}
-		r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, having), began: time.Now(), clocks: make([]clock, len(d.nodes))}
-		d.lasts(r)
-		renewals = append(renewals, r)
-		which = append(which, i)
+		renewals, claims = append(renewals, r), append(claims, i)
 	}
 	if len(renewals) == 0 {
 		return
 	}
+
+	decided := make(chan int, len(renewals)) // each renewal is decided once
 	for _, n := range d.nodes {
 		if !d.spawn(func() { n.renew(renewals, decided) }) {
 			return
 		}
 	}
+
 	for range renewals {
 		select {
 		case j := <-decided:
-			done(which[j], backend.Grant{}, renewals[j].ballot.err())
+			done(claims[j], backend.Grant{}, renewals[j].ballot.err())
 		case <-ctx.Done():
+			// A quorum after this moment must not repair the hold: the lease may have
+			// ended, and another caller may have the key.
 			for _, r := range renewals {
-				r.ballot.end(left) // its quorum may come when the lease has ended
+				r.ballot.decide(abandoned)
 			}
 			return
 		}
 	}
 }
 
-// renew renews on one node. It goes on when Renew has returned: an answer that
-// comes late tells what is to be repaired.
-func (n *node) renew(renewals []*renewal, decided chan<- int) {
-	d := n.d
-	calls := make([]redisstore.Call, len(renewals))
-	for j, r := range renewals {
-		begins, fence := r.c.Token, ""
-		if r.a != nil {
-			begins, fence = r.a.begins, d.fenceOf(r.a)
-		}
-		calls[j] = redisstore.Call{
-			Keys: []string{redisstore.LockKey(r.c.Key), markKey, redisstore.DerivedKey("fence", r.c.Key)},
-			Args: []any{begins, redisstore.Millis(r.c.TTL), fence, redisstore.Millis(d.fenceTTL)},
-		}
+// newRenewal returns a renewal of the hold of c, or an error if the term is too long
+// or the hold is lost.
+func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
+	if err := d.checkTTL(c.TTL); err != nil {
+		return nil, err
 	}
+	a, lost := d.attemptOf(c)
+	if lost {
+		return nil, backend.ErrLost
+	}
+	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now(), lost: make([]serverTime, len(d.nodes))}
+	if a == nil {
+		return r, nil
+	}
+
+	// The records may last longer from now on. A refused renewal also prolongs them on
+	// the nodes that still have one.
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if expiry := r.began.Add(c.TTL + c.Timeout); expiry.After(a.expiry) {
+		a.expiry = expiry
+	}
+	return r, nil
+}
+
+// renew renews holds on one node. It continues when Renew has returned: a late
+// answer shows that the node needs a repair.
+func (n *node) renew(renewals []*renewal, decided chan<- int) {
 	timeout := renewals[0].c.Timeout
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	told := make([]bool, len(renewals))
+
+	answered := make([]bool, len(renewals))
 	cast := func(j int, v vote, err error) {
-		told[j] = true
+		answered[j] = true
 		r := renewals[j]
 		verdict, now := r.ballot.cast(n.i, v, err)
 		if now {
-			decided <- j // which has room for all
+			decided <- j // never blocks
 		}
+		// A vote of no before the verdict is repaired by the vote that decides, and a
+		// later one by itself.
 		if verdict == won && r.a != nil {
-			r.repair(d)
+			r.repair(n.d)
 		}
 	}
-	n.store.RunEach(ctx, renewScript, calls, func(j int, reply any, err error) {
+
+	n.store.RunEach(ctx, renewScript, n.renewCalls(renewals), func(j int, reply any, err error) {
 		if err != nil {
-			cast(j, failed, n.plain(err, timeout))
+			cast(j, failed, n.nodeError(err, timeout))
 			return
 		}
 		holds, marked, now, ok := decodeRenewal(reply)
@@ -112,24 +129,41 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 			return
 		}
 		if !marked {
-			n.remark(timeout)
+			n.refreshInBackground(timeout)
 		}
 		if holds {
 			cast(j, yes, nil)
 			return
 		}
-		renewals[j].lost(n.i, clock{now, time.Now()})
+		renewals[j].setLost(n.i, serverTime{now, time.Now()})
 		cast(j, no, nil)
 	})
+
 	for j := range renewals {
-		if !told[j] {
+		if !answered[j] {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 		}
 	}
 }
 
+// renewCalls returns the calls of renew.lua for renewals.
+func (n *node) renewCalls(renewals []*renewal) []redisstore.Call {
+	calls := make([]redisstore.Call, len(renewals))
+	for j, r := range renewals {
+		prefix, fence := r.c.Token, ""
+		if r.a != nil {
+			prefix, fence = r.a.prefix, n.d.fenceOf(r.a)
+		}
+		calls[j] = redisstore.Call{
+			Keys: []string{redisstore.LockKey(r.c.Key), markKey, redisstore.DerivedKey("fence", r.c.Key)},
+			Args: []any{prefix, redisstore.Millis(r.c.TTL), fence, redisstore.Millis(n.d.fenceTTL)},
+		}
+	}
+	return calls
+}
+
 // decodeRenewal decodes the reply of renew.lua: whether the node has the hold,
-// whether it bears a mark, and, if it does not have the hold, its time in ms. It
+// whether it has a mark, and, if it does not have the hold, its time in ms. It
 // returns false in ok if the script cannot give such a reply.
 func decodeRenewal(reply any) (holds, marked bool, now int64, ok bool) {
 	parts, _ := reply.([]any)
@@ -158,56 +192,60 @@ func (d *Driver) fenceOf(a *attempt) string {
 	return strconv.FormatUint(a.fence, 10)
 }
 
-// lost notes that node i does not have the hold.
-func (r *renewal) lost(i int, at clock) {
+// setLost records that node i does not have the hold.
+func (r *renewal) setLost(i int, at serverTime) {
 	r.ballot.mu.Lock()
 	defer r.ballot.mu.Unlock()
-	r.clocks[i] = at
+	r.lost[i] = at
 }
 
-// repair gives the hold to the nodes that have answered that they do not have
-// it, once for each.
+// repair writes the hold to the nodes that have reported that they do not have it,
+// once to each.
 func (r *renewal) repair(d *Driver) {
 	r.ballot.mu.Lock()
-	lost := make([]clock, len(r.clocks))
-	copy(lost, r.clocks)
-	clear(r.clocks)
+	lost := slices.Clone(r.lost)
+	clear(r.lost)
 	r.ballot.mu.Unlock()
+
 	for i, at := range lost {
 		if at.millis > 0 {
-			d.repair(r, d.nodes[i], at)
+			d.repairNode(r, d.nodes[i], at)
 		}
 	}
 }
 
-// repair gives the hold to one node. The node itself sees to it that it is not
-// too late: by its own clock, which went on since it was heard.
-func (d *Driver) repair(r *renewal, n *node, at clock) {
+// repairNode writes the hold to one node. The record ends with the lease, however
+// late the command arrives: its end is by the node's own clock, which has gone on
+// since at was read.
+func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
-	left := end.Sub(at.heard)
+	left := end.Sub(at.read)
+
+	// The lock is held until the repair counts as in flight. So a Release either
+	// prevents the repair, or waits for it and then removes the record.
 	a, ended := r.a, make(chan struct{})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	select {
-	case <-a.busy[n.i]:
+	case <-a.inFlight[n.i]:
 	default:
-		return // something is under way there already
+		return // another command that writes the record is in flight
 	}
-	if a.released || a.over || left <= 0 || !d.spawnLocked(func() {
+	if a.released || a.failed || left <= 0 || !d.spawnLocked(func() {
 		defer close(ended)
 		ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
 		defer cancel()
 		_, err := n.store.Run(ctx, repairScript, redisstore.Call{
-			Keys: []string{a.lock},
+			Keys: []string{a.lockKey},
 			Args: []any{a.record, at.millis + left.Milliseconds()},
 		})
-		if err != nil && outcome(err) == unsure {
+		if err != nil && voteAfter(err) == unknown {
 			d.mu.Lock()
-			a.doubt[n.i] = true
+			a.mayArrive[n.i] = true
 			d.mu.Unlock()
 		}
 	}) {
 		return
 	}
-	a.busy[n.i], a.there[n.i] = ended, true
+	a.inFlight[n.i], a.mayHold[n.i] = ended, true
 }

@@ -472,7 +472,7 @@ func TestANodeThatHangsDecidesNothingWhenItIsAskedAgain(t *testing.T) {
 		time.Sleep(probeEvery)
 		c := aClaim("k")
 		began := time.Now()
-		_, err := tr.d.attempt(t.Context(), c, 0, nobody)
+		_, err := tr.d.tryAcquire(t.Context(), c, 0, noLead)
 		if !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("got %v, want ErrHeld", err)
 		}
@@ -489,8 +489,8 @@ func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 			tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
 			synctest.Wait()
 		}
-		tr.vs[0].Proxy.Delay(5 * leadPatience)
-		if _, err := tr.d.attempt(t.Context(), aClaim("k"), 0, 0); err != nil {
+		tr.vs[0].Proxy.Delay(5 * leadTimeout)
+		if _, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0); err != nil {
 			t.Error(err)
 		}
 	})

@@ -569,7 +569,7 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 				for range 8 {
 					tr.vs[0].Mini.Set(markKey, mark)
 					replica.Mini.Set(markKey, mark)
-					if s, err := b.nodes[0].verify(t.Context(), time.Now()); err == nil && s.run == run {
+					if s, err := b.nodes[0].refreshMark(t.Context(), time.Now()); err == nil && s.run == run {
 						break
 					}
 					clients[0].Get(t.Context(), "another key") // the next connection is the other one

@@ -8,24 +8,24 @@ import (
 
 const (
 	wantedFor = time.Second
-	maxWanted = 256 // keys; what is forgotten may cost a split vote
+	maxWanted = 256 // keys; a forgotten key may cost a split vote
 	shunFor   = 10 * time.Second
 
 	minSlot    = 200 * time.Microsecond // for one of many waiters
 	maxSlot    = 5 * time.Millisecond
-	maxScatter = 50 * time.Millisecond // however many waiters a message names
+	maxScatter = 50 * time.Millisecond // whatever number of waiters a message reports
 	maxCrowd   = 1000
 )
 
-// rivalry is what this driver has seen of others who want a key.
+// rivalry is the contention that this driver has seen for a key.
 type rivalry struct {
 	at      time.Time // of the last refusal
-	shunned int       // the node that is not to lead
-	until   time.Time // for how long
-	yields  time.Time // until when this driver leaves the key that it has released to others
+	shunned int       // the node that must not lead
+	until   time.Time // when that node may lead again
+	yields  time.Time // until when this driver leaves the key to others, after its release
 }
 
-// rivals returns the rivalry for a key. The caller holds mu.
+// rivals returns the rivalry for a key. The caller holds d.mu.
 func (d *Driver) rivals(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
@@ -38,15 +38,15 @@ func (d *Driver) rivals(key string) *rivalry {
 	return r
 }
 
-// refused notes that others had the key.
+// refused records that another caller had the key.
 func (d *Driver) refused(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.rivals(key).at = time.Now()
 }
 
-// shun has node i not lead for a while: it has a record that is in the way of
-// nobody but those who ask it first.
+// shun excludes node i from leading for a while. The node has a record that blocks
+// only callers that ask this node first.
 func (d *Driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,8 +62,7 @@ func (d *Driver) leads(key string, i int) bool {
 	return r == nil || r.shunned != i || time.Now().After(r.until)
 }
 
-// rivalled reports whether others have had the key a moment ago, and may want
-// it again.
+// rivalled reports whether another caller had the key within the last second.
 func (d *Driver) rivalled(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,7 +74,7 @@ func (d *Driver) rivalled(key string) bool {
 	return r != nil
 }
 
-// released notes that this driver has released a key for which crowd others wait.
+// released records that this driver has released a key for which crowd clients wait.
 // The releaser learns of the release no later than they do. If it asked again at
 // once, it would get the key each time.
 func (d *Driver) released(key string, crowd int) {
@@ -97,16 +96,16 @@ func (d *Driver) yields(key string) time.Duration {
 	return 0
 }
 
-// slot is the time that one who looks among a crowd should have for himself.
+// slot returns the time that each of many waiters should have for its attempt.
 func (d *Driver) slot(key string) time.Duration {
 	lead := d.leader(key)
-	if lead == nobody {
+	if lead == noLead {
 		return minSlot
 	}
-	return min(max(2*time.Duration(d.nodes[lead].trip.Load()), minSlot), maxSlot)
+	return min(max(2*time.Duration(d.nodes[lead].latency.Load()), minSlot), maxSlot)
 }
 
-// doze sleeps, but not past the end of ctx.
+// doze returns after pause, or sooner when ctx is done.
 func doze(ctx context.Context, pause time.Duration) {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()

@@ -20,34 +20,34 @@ import (
 
 // last is the verdict on votes that are all there. Unlike a rule it knows of
 // no missing ones.
-func last(taking bool, n int, count [5]int) verdict {
+func last(acquiring bool, n int, count [5]int) verdict {
 	quorum := n/2 + 1
 	switch {
 	case count[yes] >= quorum:
 		return won
-	case taking && count[failed]+count[unsure] > n-quorum:
-		return broken
-	case taking || count[no] > n-quorum:
+	case acquiring && count[failed]+count[unknown] > n-quorum:
+		return noQuorum
+	case acquiring || count[no] > n-quorum:
 		return refused
 	}
-	return broken
+	return noQuorum
 }
 
-// sure is the verdict that whatever the missing votes are leads to, or open.
-func sure(taking bool, n int, count [5]int) verdict {
+// sure is the verdict that whatever the missing votes are leads to, or undecided.
+func sure(acquiring bool, n int, count [5]int) verdict {
 	if count[pending] == 0 {
-		return last(taking, n, count)
+		return last(acquiring, n, count)
 	}
 	so := verdict(-1)
-	for v := yes; v <= unsure; v++ {
+	for v := yes; v <= unknown; v++ {
 		next := count
 		next[pending]--
 		next[v]++
-		switch s := sure(taking, n, next); {
+		switch s := sure(acquiring, n, next); {
 		case so == -1:
 			so = s
 		case so != s:
-			return open
+			return undecided
 		}
 	}
 	return so
@@ -99,9 +99,9 @@ func TestABallotIsDecidedByTheVoteThatDecidesItAndStaysSo(t *testing.T) {
 			continue
 		}
 		for _, taken := range []bool{true, false} {
-			r := having
+			r := holdRule
 			if taken {
-				r = taking
+				r = acquireRule
 			}
 			known := map[[5]int]verdict{}
 			want := func(count [5]int) verdict {
@@ -128,8 +128,8 @@ func TestABallotIsDecidedByTheVoteThatDecidesItAndStaysSo(t *testing.T) {
 							over = true
 						default:
 						}
-						if w := want(count); got != w || now != (before == open && w != open) || over != (w != open) || before != open && got != before {
-							t.Fatalf("%d nodes, taking %v, votes %v in order %v: verdict %d after vote of %d, decided now %v, done %v; want %d",
+						if w := want(count); got != w || now != (before == undecided && w != undecided) || over != (w != undecided) || before != undecided && got != before {
+							t.Fatalf("%d nodes, acquiring %v, votes %v in order %v: verdict %d after vote of %d, decided now %v, done %v; want %d",
 								n, taken, choice, order, got, i, now, over, w)
 						}
 					}
@@ -141,12 +141,12 @@ func TestABallotIsDecidedByTheVoteThatDecidesItAndStaysSo(t *testing.T) {
 
 func TestABallotThatNobodyWaitsForIsDecidedNoMore(t *testing.T) {
 	nodes := []*node{{name: "a"}, {name: "b"}, {name: "c"}}
-	b := newBallot(nodes, having)
+	b := newBallot(nodes, holdRule)
 	b.cast(0, failed, errors.New("a: is away"))
-	b.end(left)
-	b.end(refused)
+	b.decide(abandoned)
+	b.decide(refused)
 	for i := range nodes {
-		if so, now := b.cast(i, no, nil); so != left || now {
+		if so, now := b.cast(i, no, nil); so != abandoned || now {
 			t.Errorf("a vote that came late: %v, %v", so, now)
 		}
 	}
@@ -201,7 +201,7 @@ func spoilMark(v *redistest.VirtualServer) {
 }
 
 // ready returns when all nodes vote again, and no connection is left that has
-// been cut without the client's having heard of it.
+// been cut without the client noticing.
 func (g guardedNodes) ready(t *testing.T, d *Driver) {
 	t.Helper()
 	for try := range 20 {

@@ -14,51 +14,51 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// Bounds of the sleep between two looks at a key.
+// Bounds of the sleep between two attempts at a key.
 const (
 	minSleep = time.Millisecond
-	maxSleep = time.Second            // though nothing is heard
-	maxPoll  = 100 * time.Millisecond // where too few nodes can be listened to
-	refusal  = 50 * time.Millisecond  // the first sleep after a look in vain; it doubles
-	straggle = 3 * time.Millisecond   // for the message of the lead, when a quorum has come
+	maxSleep = time.Second            // without a message
+	maxPoll  = 100 * time.Millisecond // if the waiter is subscribed to less than a quorum
+	refusal  = 50 * time.Millisecond  // the first sleep after a refused attempt; it doubles
+	straggle = 3 * time.Millisecond   // for the lead's message, once a quorum's messages are here
 
-	surveyEvery = 250 * time.Millisecond // while releases are heard
+	surveyEvery = 250 * time.Millisecond // while messages arrive
 )
 
 // waiting is one Wait.
 type waiting struct {
 	d    *Driver
 	c    backend.Claim
-	life context.Context // of what listens
+	life context.Context // bounds the subscriptions
 	wake chan struct{}   // has room for one
 
-	number int                // of attempts
-	asked  time.Time          // when the last one began
-	vain   int                // looks since something was heard
-	late   int                // looks because something was heard
-	held   *backend.HeldError // the last word of the nodes
-	silent time.Time          // since when too few have answered; zero if they have
-	outage error              // how that was told
-	trip   time.Duration      // that the last answer took
+	number int                // of the last attempt
+	asked  time.Time          // when the last attempt began
+	vain   int                // refused attempts since the last message
+	late   int                // refused attempts that followed a message
+	held   *backend.HeldError // the last answer of a quorum
+	silent time.Time          // since when no quorum has answered; zero if one has
+	outage error              // the last error since then
+	trip   time.Duration      // how long the last attempt took
 
-	surveyed time.Time // when all nodes were asked the last time
+	surveyed time.Time // when all nodes were last asked
 	stray    string    // the record that the lead had then
-	since    time.Time // when that was seen first
+	since    time.Time // when the lead first had that record
 
-	mu     sync.Mutex // guards all below
-	ears   []*pubsub.Listener
-	closed bool
-	token  string // whose release is being heard
-	heard  []bool // from which node
-	woken  bool   // by that release
-	crowd  int    // how many clients hear of a release
+	mu     sync.Mutex         // guards the fields below
+	ears   []*pubsub.Listener // subscriptions
+	closed bool               // Wait has returned
+	token  string             // of the release that the last message reports
+	heard  []bool             // the nodes that have published that release
+	woken  bool               // that release has woken the waiter
+	crowd  int                // clients that wait for the key, by that message
 }
 
-// Wait looks whenever a quorum of the nodes has told of a release, when the
-// holder's term ends, and from time to time. It asks one node first, the lead,
-// on which all who wait agree as a rule, and the others only if that has said
-// yes: so rivals do not split the vote. Those who have done so all the same
-// sleep for a random time.
+// Wait makes an attempt whenever a quorum of the nodes has published a release,
+// when the holder's term ends, and from time to time. It asks one node first, the
+// lead, and the others only if the lead votes yes. Waiters usually agree on the
+// lead, so they do not split the vote. Waiters that were woken together also sleep
+// for a random time.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	life, cancel := context.WithCancel(context.Background())
 	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), heard: make([]bool, len(d.nodes))}
@@ -66,8 +66,8 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	defer cancel()
 	w.listen(ctx)
 	doze(ctx, d.yields(c.Key))
-	w.surveyed = time.Now() // the engine has tried, and knows
-	heard := true           // that the key is held, or that it was released, just now
+	w.surveyed = time.Now() // the engine's attempt has just been refused
+	heard := true           // a message has arrived, or the engine's attempt was refused
 	for ctx.Err() == nil {
 		g, err := w.look(ctx, heard)
 		switch {
@@ -86,9 +86,9 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return backend.Grant{}, w.why(ctx)
 }
 
-// look makes one attempt. If that is in vain, all nodes are asked how it
-// stands, but not each time that a release was heard which a rival was quicker
-// to use.
+// look makes one attempt. If it is refused, look asks all nodes who holds the key.
+// After a message it does so at most every surveyEvery, because a rival usually
+// was faster.
 func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.d.leader(w.c.Key)
@@ -103,16 +103,16 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 		s := w.d.survey(ctx, w.c, lead)
 		strayed := w.strayed(lead, s)
 		switch {
-		case s.voted(w.d) && s.free < w.d.quorum():
+		case s.hasQuorum() && s.free < w.d.quorum():
 			w.d.refused(w.c.Key)
-			err = w.d.heldBy(s)
-		case s.voted(w.d) && (strayed || w.stray == ""):
-			// What was in the way is gone, or is in nobody else's.
+			err = s.heldError()
+		case s.hasQuorum() && (strayed || w.stray == ""):
+			// The record on the lead is gone, or blocks no quorum.
 			g, err = w.attempt(ctx, w.d.leader(w.c.Key))
-		case s.voted(w.d):
+		case s.hasQuorum():
 			w.d.refused(w.c.Key)
 		case ctx.Err() == nil:
-			err = w.d.unanswered(ctx, s)
+			err = s.outage(ctx)
 		}
 	}
 	w.trip = time.Since(began)
@@ -130,49 +130,49 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 	return backend.Grant{}, err
 }
 
-// strayed reports whether the lead has a record that no quorum can have, and has
-// had it for too long: as a rule that is a rival who is about to ask the others,
-// but it may be one that somebody has left. Then the next node leads.
-func (w *waiting) strayed(lead int, s state) bool {
-	record, most := s.record(w.d, lead)
+// strayed reports whether the lead has had a record that no quorum can have, for
+// leadTimeout or longer. Usually the record belongs to a rival that is about to ask
+// the other nodes, but it may be a leftover. Then the next node leads.
+func (w *waiting) strayed(lead int, s survey) bool {
+	record, most := s.record(lead)
 	if record != w.stray {
 		w.stray, w.since = record, time.Now()
 	}
-	if record == "" || most >= w.d.quorum() || time.Since(w.since) < leadPatience {
+	if record == "" || most >= w.d.quorum() || time.Since(w.since) < leadTimeout {
 		return false
 	}
 	w.d.shun(w.c.Key, lead)
 	return true
 }
 
-// attempt has the nodes vote, with a record that no earlier attempt has had.
+// attempt makes the nodes vote, with a record that no earlier attempt has had.
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	return w.d.attempt(ctx, w.c, w.number, lead)
+	return w.d.tryAcquire(ctx, w.c, w.number, lead)
 }
 
-// leader is the node that contended attempts ask first: the first one in order
-// that is well and not much slower than the fastest. Clients that disagree may
-// split a vote, and no more than that.
+// leader returns the node that contended attempts ask first: the first one in order
+// that is healthy and not much slower than the fastest. If clients disagree, they
+// may split a vote. Nothing else depends on it.
 func (d *Driver) leader(key string) int {
 	fastest := time.Duration(1<<63 - 1)
 	for _, n := range d.nodes {
-		if trip := time.Duration(n.trip.Load()); trip > 0 && n.trusted() {
+		if trip := time.Duration(n.latency.Load()); trip > 0 && n.healthy() {
 			fastest = min(fastest, trip)
 		}
 	}
 	for i, n := range d.nodes {
-		if trip := time.Duration(n.trip.Load()); trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.trusted() && n.marks.voting() && d.leads(key, i) {
+		if trip := time.Duration(n.latency.Load()); trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.healthy() && n.marks.voting() && d.leads(key, i) {
 			return i
 		}
 	}
-	return nobody
+	return noLead
 }
 
-// listen has every node tell of releases. It returns when a quorum does, so
-// that no release falls between that and the look that follows; or when it has
-// been tried for long enough, since the look is to have most of the time.
+// listen subscribes to releases on every node. It returns when a quorum has
+// confirmed, so that no release falls between the subscription and the attempt that
+// follows. It waits a third of Timeout at most, so that the attempt has time.
 func (w *waiting) listen(ctx context.Context) {
 	within, cancel := context.WithTimeout(ctx, min(w.c.Timeout/3, maxSleep))
 	defer cancel()
@@ -198,7 +198,7 @@ func (w *waiting) listen(ctx context.Context) {
 	}
 }
 
-// listenTo has one node tell of releases.
+// listenTo subscribes to releases on one node.
 func (w *waiting) listenTo(n *node) bool {
 	ctx, cancel := context.WithTimeout(w.life, w.c.Timeout)
 	defer cancel()
@@ -218,7 +218,7 @@ func (w *waiting) listenTo(n *node) bool {
 	return true
 }
 
-// hear is called for each message, and when some may have been missed.
+// hear is called for each message. Again means that messages may have been missed.
 func (w *waiting) hear(i int, message string, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -243,7 +243,7 @@ func (w *waiting) hear(i int, message string, again bool) {
 	if w.woken || count < w.d.quorum() {
 		return
 	}
-	if lead := w.d.leader(w.c.Key); lead == nobody || w.heard[lead] {
+	if lead := w.d.leader(w.c.Key); lead == noLead || w.heard[lead] {
 		w.woken = true
 		w.rouse()
 	} else if count == w.d.quorum() {
@@ -251,7 +251,7 @@ func (w *waiting) hear(i int, message string, again bool) {
 	}
 }
 
-// rouse ends the sleep.
+// rouse ends the sleep between two attempts.
 func (w *waiting) rouse() {
 	select {
 	case w.wake <- struct{}{}:
@@ -268,8 +268,8 @@ func (w *waiting) close() {
 	}
 }
 
-// sleep returns when it is time for another look, or when ctx has ended. It
-// reports whether a release was heard.
+// sleep returns when the next attempt is due, or when ctx is done. It reports
+// whether a message ended the sleep.
 func (w *waiting) sleep(ctx context.Context) bool {
 	timer := time.NewTimer(w.pause(ctx))
 	defer timer.Stop()
@@ -301,12 +301,12 @@ func (w *waiting) scatter(ctx context.Context) {
 	w.late++
 	doze(ctx, rand.N(min(window, maxScatter)))
 	select {
-	case <-w.wake: // which the look that follows serves, too
+	case <-w.wake: // the attempt that follows also serves this message
 	default:
 	}
 }
 
-// pause is how long to sleep if nothing is heard.
+// pause returns how long to sleep if no message arrives.
 func (w *waiting) pause(ctx context.Context) time.Duration {
 	longest := maxSleep
 	w.mu.Lock()
@@ -320,7 +320,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		left := w.held.RetryAfter
 		d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
 	}
-	// A last look, so that a release which was not told is not missed.
+	// Make a last attempt before ctx ends, in case a release was not published.
 	if end, ok := ctx.Deadline(); ok {
 		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep {
 			d = min(d, left)
@@ -329,7 +329,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	return d
 }
 
-// why is the error of a wait that ctx has ended.
+// why returns the error of a wait that ctx has ended.
 func (w *waiting) why(ctx context.Context) error {
 	switch {
 	case !w.silent.IsZero():

@@ -1,0 +1,58 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	"github.com/go-redsync/redsync/v4/redis"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// redsyncPool is a node as redsync sees it, for one operation. Redsync calls all
+// nodes at once, counts up to the quorum, and checks the rest of the term. The
+// driver decides when a call is sent, and handles its outcome after redsync has
+// returned. So no call ends with redsync's context.
+type redsyncPool struct {
+	take    func() (bool, error) // SET NX
+	release func() (bool, error) // the script that deletes
+}
+
+// redsyncMutex returns redsync's mutex over pools.
+func redsyncMutex(c backend.Claim, value string, pools []redis.Pool) *redsync.Mutex {
+	return redsync.New(pools...).NewMutex(c.Key,
+		redsync.WithExpiry(c.TTL),
+		redsync.WithTries(1),
+		redsync.WithFailFast(true),
+		redsync.WithDriftFactor(float64(backend.Drift(c.TTL))/float64(c.TTL)),
+		redsync.WithGenValueFunc(func() (string, error) { return value, nil }),
+		redsync.WithValue(value),
+	)
+}
+
+// Get is called once for each call.
+func (p *redsyncPool) Get(context.Context) (redis.Conn, error) { return redsyncConn{p}, nil }
+
+// redsyncConn is one call. It implements the methods of redis.Conn that a Mutex
+// uses. The others return errors.ErrUnsupported.
+type redsyncConn struct{ pool *redsyncPool }
+
+func (c redsyncConn) SetNX(string, string, time.Duration) (bool, error) { return c.pool.take() }
+
+// Eval releases the key. A Mutex that is only locked and unlocked runs no other
+// script.
+func (c redsyncConn) Eval(*redis.Script, ...any) (any, error) {
+	released, err := c.pool.release()
+	if released {
+		return int64(1), err
+	}
+	return int64(0), err
+}
+
+func (redsyncConn) Close() error                       { return nil }
+func (redsyncConn) Get(string) (string, error)         { return "", errors.ErrUnsupported }
+func (redsyncConn) Set(string, string) (bool, error)   { return false, errors.ErrUnsupported }
+func (redsyncConn) ScriptLoad(*redis.Script) error     { return errors.ErrUnsupported }
+func (redsyncConn) PTTL(string) (time.Duration, error) { return 0, errors.ErrUnsupported }

@@ -1,0 +1,36 @@
+package redlock
+
+import (
+	_ "embed"
+
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// Each script describes its keys, arguments and reply in its header.
+var (
+	//go:embed acquire.lua
+	acquireSrc string
+	//go:embed raise.lua
+	raiseSrc string
+	//go:embed renew.lua
+	renewSrc string
+	//go:embed repair.lua
+	repairSrc string
+	//go:embed release.lua
+	releaseSrc string
+	//go:embed inspect.lua
+	inspectSrc string
+	//go:embed break.lua
+	breakSrc string
+	//go:embed mark.lua
+	markSrc string
+
+	acquireScript = redisstore.NewScript(acquireSrc)
+	raiseScript   = redisstore.NewScript(raiseSrc)
+	renewScript   = redisstore.NewScript(renewSrc)
+	repairScript  = redisstore.NewScript(repairSrc)
+	releaseScript = redisstore.NewScript(releaseSrc)
+	inspectScript = redisstore.NewScript(inspectSrc)
+	breakScript   = redisstore.NewScript(breakSrc)
+	markScript    = redisstore.NewScript(markSrc)
+)
