@@ -242,7 +242,7 @@ func (a *attempt) leadVote() (bool, error) {
 // askNode asks node i for its vote and casts it. It is called once for each node.
 func (a *attempt) askNode(i int) (bool, error) {
 	n := a.d.nodes[i]
-	if err := n.suspicion(); err != nil && !n.needed() {
+	if err := n.hangs(); err != nil && !n.needed() {
 		// The node may not answer for a whole Timeout. If the ballot waited for it, the
 		// votes of this attempt would block other callers meanwhile.
 		a.ballot.cast(i, unknown, err)

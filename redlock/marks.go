@@ -203,10 +203,12 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 // answer, so readMark tries once more than there can be connections.
 func (n *node) readMark(ctx context.Context, s *standing) error {
 	for tries := 1; ; tries++ {
+		began := time.Now()
 		err := n.readMarkOnce(ctx, s)
 		if !disconnected(err) || tries > connections || ctx.Err() != nil {
 			return err
 		}
+		n.observe(ctx, began, err)
 	}
 }
 

@@ -12,7 +12,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A node is suspect if a call to it has timed out, or if it refuses connections. A suspect node gets one call in probeEvery. So
+// A node is suspect if a call to it has timed out, if it refuses connections, or
+// if it closes each connection. A suspect node gets one call in probeEvery. So
 // callers do not queue for a node that hangs. A refusal is no answer either, and
 // takes longer than one: a node that refuses is spared while the others suffice.
 const probeEvery = 200 * time.Millisecond
@@ -31,6 +32,7 @@ type node struct {
 	suspectSince time.Time  // when the first unanswered call began; zero if the node has answered since
 	refusal      error      // why a suspect node takes no connection; nil if it hangs
 	probed       time.Time  // when a suspect node was asked last
+	disconnects  int        // calls in a row whose connection was closed
 }
 
 // admit returns nil if the node may be asked now. Otherwise it returns why the node
@@ -53,10 +55,14 @@ func (n *node) admit() error {
 	return n.suspicionLocked()
 }
 
-// suspicion returns why the node is suspect, or nil if it is not.
-func (n *node) suspicion() error {
+// hangs returns why the node is suspect, or nil if it is not, or refuses
+// connections: a refusal takes no time.
+func (n *node) hangs() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.refusal != nil {
+		return nil
+	}
 	return n.suspicionLocked()
 }
 
@@ -96,7 +102,16 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if closed {
+		// After a restart every connection of the pool may be dead. Only if there
+		// cannot be more of them does the server itself close connections.
+		n.disconnects++
+		refuses = n.disconnects > connections
+	}
 	if !late && !refuses {
+		if !closed {
+			n.disconnects = 0
+		}
 		if err == nil && n.suspectSince.IsZero() {
 			n.updateLatency(time.Since(began))
 		}

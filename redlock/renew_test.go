@@ -460,6 +460,41 @@ func TestANodeThatEndsConnectionsDoesNotLead(t *testing.T) {
 	})
 }
 
+// A node that accepts connections and closes each of them is left alone like one
+// that refuses them, and is used again once it answers.
+func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		use := func(what, on string) {
+			t.Helper()
+			c := aClaim("k")
+			tr.acquire(t, tr.d, c)
+			tr.want(t, what, c, on)
+			if err := tr.d.Release(t.Context(), c); err != nil {
+				t.Errorf("release: %v", err)
+			}
+			synctest.Wait()
+		}
+		tr.vs[1].Proxy.Down()
+		for range connections + 1 {
+			use("without a node", "x-x")
+		}
+
+		before := tr.vs[1].Dials.Load()
+		for range 1000 {
+			use("without a node", "x-x")
+			time.Sleep(time.Millisecond)
+		}
+		if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 {
+			t.Errorf("%d connections in 1 s, want one in %v", n, probeEvery)
+		}
+
+		tr.vs[1].Proxy.Up()
+		time.Sleep(probeEvery)
+		use("the node is back", "xxx")
+		use("the node stays", "xxx")
+	})
+}
+
 // A node that hangs and is asked whether it is back does not delay what the other
 // nodes decide.
 func TestANodeThatHangsDecidesNothingWhenItIsAskedAgain(t *testing.T) {
