@@ -109,7 +109,7 @@ func (u *duel) acquire(who int) (c backend.Claim, ok bool) {
 		return c, false
 	}
 	// A server that took over cannot know what the old server grants or renews after
-	// its own wait has begun. docs/redis.md names this case.
+	// its own wait has begun. docs/redlock.md names this case.
 	if now.Before(u.until.Add(-u.a.overlap())) {
 		u.a.t.Errorf("%s: %s is granted the key while %s holds it for another %v", u.key, c.Token, u.holder, u.until.Sub(now))
 	}
