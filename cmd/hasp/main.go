@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -139,20 +140,34 @@ func oneKey(_ *cobra.Command, args []string) error {
 
 // interruptible returns a context that SIGINT and SIGTERM end, with a
 // signalError as its cause.
-func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	ch := make(chan os.Signal, 1)
-	signal.Notify(ch, job.NotIgnored([]os.Signal{os.Interrupt, syscall.SIGTERM})...)
-	go func() {
-		select {
-		case sig := <-ch:
-			cancel(signalError{sig})
-		case <-ctx.Done():
-		}
-	}()
+func interruptible(ctx context.Context) (_ context.Context, stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, job.NotIgnored([]os.Signal{os.Interrupt, syscall.SIGTERM})...)
+	ctx, release := endedBy(ctx, signals)
 	return ctx, func() {
-		signal.Stop(ch)
-		cancel(nil)
+		signal.Stop(signals)
+		_ = release()
+	}
+}
+
+// endedBy returns a context that ends with the first of signals, with a
+// signalError as its cause. release stops that, leaves the context as it is, and
+// returns the cause if the context has ended.
+func endedBy(ctx context.Context, signals <-chan os.Signal) (_ context.Context, release func() error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case sig := <-signals:
+			cancel(signalError{sig})
+		case <-stop:
+		}
+	})
+	return ctx, func() error {
+		close(stop)
+		watch.Wait()
+		return context.Cause(ctx)
 	}
 }
 

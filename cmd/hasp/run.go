@@ -117,15 +117,17 @@ func (f *runFlags) options(cmd *cobra.Command) []hasp.Option {
 // run is hasp run: it locks, runs the command, and unlocks.
 func (a *app) run(cmd *cobra.Command, key string, argv []string, f *runFlags) error {
 	path, err := exec.LookPath(argv[0])
-	if err != nil {
+	if err != nil { // before hasp waits for the key
 		return cannotRun(argv[0], err)
 	}
+
 	signals := make(chan os.Signal, 32)
 	signal.Notify(signals, job.NotIgnored(job.Ending)...)
 	defer signal.Stop(signals)
-
+	// The lease ends with ctx, so ctx must outlive release: from then on a signal is
+	// the command's.
+	ctx, release := endedBy(cmd.Context(), signals)
 	var renewed renewals
-	ctx, release := endedBy(signals)
 	client, err := a.open(ctx, cmd, "hasp run "+filepath.Base(argv[0]), renewed.observe)
 	if err != nil {
 		return cmp.Or(release(), err)
@@ -143,6 +145,7 @@ func (a *app) run(cmd *cobra.Command, key string, argv []string, f *runFlags) er
 	if err := lease.Err(); err != nil {
 		return fmt.Errorf("%s: %w before the command was run", text.Quote(key), err)
 	}
+
 	// From here on, signals are passed on to the command.
 	signal.Notify(signals, job.NotIgnored(job.PassedOn)...)
 	j, err := job.Start(path, argv, environment(os.Environ(), lease))
@@ -155,7 +158,7 @@ func (a *app) run(cmd *cobra.Command, key string, argv []string, f *runFlags) er
 	}})
 
 	err = lease.Unlock(ctx)
-	client.Close()
+	client.Close() // DieAlike may end the process
 	a.finish(key, result, err)
 	if a.code != exitLost {
 		j.DieAlike(result)
@@ -175,27 +178,6 @@ func (a *app) finish(key string, result job.Result, unlock error) {
 		a.code = exitLost
 	case unlock != nil:
 		a.complain(fmt.Sprintf("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: ")))
-	}
-}
-
-// endedBy returns a context that ends with the first of signals, until release
-// is called. The lease ends with the context, so from then on a signal is the
-// command's. release returns the signal that ended the context, if one did.
-func endedBy(signals <-chan os.Signal) (ctx context.Context, release func() error) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	stop := make(chan struct{})
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		select {
-		case sig := <-signals:
-			cancel(signalError{sig})
-		case <-stop:
-		}
-	})
-	return ctx, func() error {
-		close(stop)
-		watch.Wait()
-		return context.Cause(ctx)
 	}
 }
 

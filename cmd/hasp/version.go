@@ -15,7 +15,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintf(a.out, "hasp %s\n", version())
+			_, err := fmt.Fprintln(a.out, "hasp", version())
 			return err
 		},
 	}

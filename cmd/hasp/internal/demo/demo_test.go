@@ -103,11 +103,11 @@ func TestRefereeFindsItsWorkersInTheQueue(t *testing.T) {
 	for i := range 3 {
 		r.procs = append(r.procs, &process{lane: i, owner: fmt.Sprintf("hasp demo 7 worker %d", i+1)})
 	}
-	r.setQueue(queue{time.Now(), []string{"hasp demo 7 worker 3", "\x1b[2J\u202e", "hasp demo 7 worker 1", "hasp demo 17 worker 2", ""}})
+	r.setQueue(time.Now(), []string{"hasp demo 7 worker 3", "\x1b[2J\u202e", "hasp demo 7 worker 1", "hasp demo 17 worker 2", ""})
 	if want := []int{2, 0}; !slices.Equal(r.queue, want) {
 		t.Errorf("got %v, want %v", r.queue, want)
 	}
-	r.setQueue(queue{})
+	r.setQueue(time.Now(), nil)
 	if len(r.queue) != 0 {
 		t.Errorf("got %v of an empty queue", r.queue)
 	}

@@ -27,16 +27,16 @@ const killAfter = 400 * time.Millisecond
 const frameEvery = 40 * time.Millisecond
 
 // referee starts the workers of a demo, kills one, and keeps the timeline. Only
-// the goroutine of run uses its fields; the others send on the channels.
+// the goroutine of run uses its fields; the others send it functions to call.
 type referee struct {
 	*Demo
 	timeline
-	view   view
-	procs  []*process // by lane
-	events chan event
-	ends   chan end
-	queues chan queue
-	live   sync.WaitGroup // goroutines that read from workers and from the store
+	view    view
+	procs   []*process        // by lane
+	running int               // processes that have not ended
+	killAt  <-chan time.Time  // nil until the victim has stalled
+	calls   chan func() error // for the goroutine of run
+	live    sync.WaitGroup    // goroutines that read from workers and from the store
 }
 
 // process is one worker process.
@@ -49,23 +49,11 @@ type process struct {
 	ready  bool
 }
 
-// end reports that a worker process has ended.
-type end struct {
-	lane int
-	err  error
-}
-
-// queue is the store's answer to who waits.
-type queue struct {
-	at     time.Time // when the store was asked
-	owners []string
-}
-
 // run runs all workers to their end. When it returns, no process and no
 // goroutine is left, whether or not it returns an error.
 func (r *referee) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	r.events, r.ends, r.queues = make(chan event), make(chan end), make(chan queue)
+	r.calls = make(chan func() error)
 	defer func() {
 		cancel()
 		for _, p := range r.procs {
@@ -127,6 +115,7 @@ func (r *referee) start(ctx context.Context, o order) error {
 		return err
 	}
 	r.procs = append(r.procs, p)
+	r.running++
 	r.addLane(p.cmd.Process.Pid)
 	r.live.Go(func() { r.listen(ctx, p, out) })
 	_, err = p.in.Write(append(line, '\n'))
@@ -138,19 +127,18 @@ func (r *referee) listen(ctx context.Context, p *process, out io.Reader) {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		var e event
-		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			continue
+		if json.Unmarshal(lines.Bytes(), &e) == nil {
+			r.call(ctx, func() error { return r.handle(p, e) })
 		}
-		e.lane = p.lane
-		send(ctx, r.events, e)
 	}
-	send(ctx, r.ends, end{p.lane, p.cmd.Wait()})
+	err := p.cmd.Wait()
+	r.call(ctx, func() error { return r.ended(p, err) })
 }
 
-// send sends v on ch, unless ctx ends first.
-func send[T any](ctx context.Context, ch chan<- T, v T) {
+// call has the goroutine of run call f, unless ctx ends first.
+func (r *referee) call(ctx context.Context, f func() error) {
 	select {
-	case ch <- v:
+	case r.calls <- f:
 	case <-ctx.Done():
 	}
 }
@@ -163,7 +151,7 @@ func (r *referee) readQueues(ctx context.Context, client *hasp.Client) {
 	for ctx.Err() == nil {
 		asked := time.Now()
 		if status, err := client.Inspect(ctx, r.key); err == nil {
-			send(ctx, r.queues, queue{asked, status.Waiters})
+			r.call(ctx, func() error { r.setQueue(asked, status.Waiters); return nil })
 		}
 		select {
 		case <-tick.C:
@@ -172,32 +160,21 @@ func (r *referee) readQueues(ctx context.Context, client *hasp.Client) {
 	}
 }
 
-// watch handles events until the last worker has ended.
+// watch calls functions, kills the victim and draws, until the last worker has
+// ended.
 func (r *referee) watch(ctx context.Context) error {
 	tick := time.NewTicker(frameEvery)
 	defer tick.Stop()
-	var kill <-chan time.Time // set once the victim has stalled
-	for running := len(r.procs); running > 0; {
+	for r.running > 0 {
 		select {
-		case e := <-r.events:
-			if e.Kind == isStalls {
-				kill = time.After(killAfter)
-			}
-			if err := r.handle(e); err != nil {
-				return failed(err)
-			}
-		case x := <-r.ends:
-			running--
-			if err := r.ended(x); err != nil {
+		case f := <-r.calls:
+			if err := f(); err != nil {
 				return err
 			}
-		case q := <-r.queues:
-			r.setQueue(q)
-		case <-kill:
+		case <-r.killAt:
 			if err := r.kill(ctx); err != nil {
 				return failed(err)
 			}
-			running++ // the worker that kill has started
 		case <-tick.C:
 			if !r.began.IsZero() {
 				r.view.draw(&r.timeline)
@@ -210,12 +187,12 @@ func (r *referee) watch(ctx context.Context) error {
 }
 
 // handle records what a worker reports in the timeline.
-func (r *referee) handle(e event) error {
-	i, at := e.lane, e.At.Sub(r.began)
+func (r *referee) handle(p *process, e event) error {
+	i, at := p.lane, e.At.Sub(r.began)
 	switch e.Kind {
 	case isReady:
-		r.procs[i].ready = true
-		return r.begin(r.procs[i])
+		p.ready = true
+		return failed(r.begin(p))
 	case isWaits:
 		r.enter(i, waiting, at)
 	case isHolds:
@@ -228,6 +205,8 @@ func (r *referee) handle(e event) error {
 		r.lanes[i].done++
 		r.number = append(r.number, point{at, e.Number})
 		r.view.wrote(&r.timeline, i, at, e.Number)
+	case isStalls:
+		r.killAt = time.After(killAfter)
 	case isFrees:
 		r.enter(i, idle, at)
 	}
@@ -253,10 +232,11 @@ func (r *referee) begin(p *process) error {
 	return nil
 }
 
-// setQueue records the queue as lanes. An owner that is no worker's is left out.
-func (r *referee) setQueue(q queue) {
-	r.queue, r.queueAt = r.queue[:0], q.at.Sub(r.began)
-	for _, owner := range q.owners {
+// setQueue records the owners in the queue as lanes. It ignores an owner that is
+// not a worker's.
+func (r *referee) setQueue(asked time.Time, owners []string) {
+	r.queue, r.queueAt = r.queue[:0], asked.Sub(r.began)
+	for _, owner := range owners {
 		i := slices.IndexFunc(r.procs, func(p *process) bool { return p.owner == owner })
 		if i >= 0 {
 			r.queue = append(r.queue, i)
@@ -278,10 +258,11 @@ func (r *referee) kill(ctx context.Context) error {
 }
 
 // ended records the end of a worker, and returns its error, if it has failed.
-func (r *referee) ended(x end) error {
-	p, l := r.procs[x.lane], &r.lanes[x.lane]
+func (r *referee) ended(p *process, err error) error {
+	r.running--
+	l := &r.lanes[p.lane]
 	l.ended = true
-	if l.killed || x.err == nil {
+	if l.killed || err == nil {
 		return nil
 	}
 	code := p.cmd.ProcessState.ExitCode()
@@ -289,10 +270,7 @@ func (r *referee) ended(x end) error {
 		code = exitFailed
 	}
 	why, _, _ := strings.Cut(p.stderr.String(), "\n")
-	if why == "" {
-		why = x.err.Error()
-	}
-	return &Error{code, fmt.Errorf("worker %d: %s", x.lane+1, strings.TrimPrefix(why, "hasp: "))}
+	return &Error{code, fmt.Errorf("worker %d: %s", p.lane+1, strings.TrimPrefix(cmp.Or(why, err.Error()), "hasp: "))}
 }
 
 // Summary is the outcome of a demo. Times are in the unit that the JSON name

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -16,7 +14,7 @@ import (
 func (d *Demo) report(out io.Writer, s Summary) {
 	ms := func(v float64) string { return text.Duration(time.Duration(v * float64(time.Millisecond))) }
 	say := func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
-	hasp := command(os.Executable())
+	hasp := command()
 
 	switch {
 	case d.NoLock && s.OK:
@@ -51,15 +49,11 @@ func (d *Demo) report(out io.Writer, s Summary) {
 	}
 }
 
-// command returns what the user can paste to start the program exe again. A
-// program that "go run" has started is in the build cache, or removed already.
-func command(exe string, err error) string {
-	found, notInPath := exec.LookPath("hasp")
-	switch {
-	case strings.Contains(exe, "go-build"):
+// command returns what the user can paste to start this program again. A program
+// that "go run" has started is in the build cache, or removed already.
+func command() string {
+	if strings.Contains(os.Args[0], "go-build") {
 		return "go run github.com/hasplock/hasp/cmd/hasp"
-	case err != nil || notInPath == nil && filepath.Clean(found) == exe:
-		return "hasp"
 	}
-	return exe
+	return os.Args[0]
 }

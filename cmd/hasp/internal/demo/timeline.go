@@ -178,26 +178,13 @@ func (t *timeline) end() time.Duration {
 
 // heldAtOnce is the largest number of lanes that held the lock at one time.
 func (t *timeline) heldAtOnce() int {
-	type change struct {
-		at time.Duration
-		by int
-	}
-	var changes []change
+	most := 0
 	for _, l := range t.lanes {
 		for _, s := range l.spans {
 			if s.state == holding {
-				changes = append(changes, change{s.from, 1}, change{s.to, -1})
+				most = max(most, len(t.in(holding, s.from)))
 			}
 		}
-	}
-	// At one instant, the end of a hold counts before the beginning of the next.
-	slices.SortFunc(changes, func(a, b change) int {
-		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.by, b.by))
-	})
-	most, n := 0, 0
-	for _, c := range changes {
-		n += c.by
-		most = max(most, n)
 	}
 	return most
 }

@@ -40,8 +40,6 @@ type event struct {
 	Kind   string    `json:"kind"`
 	At     time.Time `json:"at"`
 	Number int       `json:"number,omitempty"` // the number it wrote
-
-	lane int // of the worker; set by the referee
 }
 
 // Kinds of events.

@@ -28,12 +28,13 @@ const sweepEvery = 20 * time.Millisecond
 // process id.
 type Job struct {
 	pid     int
-	tty     *terminal
+	tty     *terminal               // nil if hasp has none
 	changes chan syscall.WaitStatus // stops, and the end as the last
 
+	// Attend sets these.
 	w        Watch
-	lost     bool
-	deadline <-chan time.Time // when the group is killed; set when the lease is lost
+	lost     bool             // the lease is lost, and the group has got SIGTERM
+	deadline <-chan time.Time // when the group gets SIGKILL; nil before the loss
 }
 
 // Start starts a command with hasp's own standard streams.
@@ -57,6 +58,7 @@ func Start(path string, argv, env []string) (*Job, error) {
 	return j, nil
 }
 
+// fork starts the command, in the foreground if hasp is there.
 func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(sys)

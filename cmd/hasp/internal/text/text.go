@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 	"unicode/utf16"
-	"unicode/utf8"
 )
 
 // Quote returns s as a Go string in ASCII.
@@ -32,19 +31,15 @@ func Plain(s string) string {
 	return b.String()
 }
 
-// JSON returns the JSON text b with every character escaped that is not
-// printable. encoding/json escapes the control characters of ASCII only.
+// JSON returns the JSON text b in ASCII. encoding/json escapes the control
+// characters of ASCII, and leaves others such as U+009B raw.
 func JSON(b []byte) []byte {
 	var out []byte
-	for _, r := range string(b) {
-		switch {
-		case strconv.IsPrint(r) || r == '\n':
-			out = utf8.AppendRune(out, r)
-		case r > 0xffff:
-			high, low := utf16.EncodeRune(r)
-			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
-		default:
-			out = fmt.Appendf(out, `\u%04x`, r)
+	for _, c := range utf16.Encode([]rune(string(b))) {
+		if c < 0x7f {
+			out = append(out, byte(c))
+		} else {
+			out = fmt.Appendf(out, `\u%04x`, c)
 		}
 	}
 	return out
