@@ -25,7 +25,7 @@ func (c *Client) spawn(f func()) bool {
 }
 
 func (c *Client) spawnLocked(f func()) bool {
-	if c.gone {
+	if c.stopped {
 		return false
 	}
 	c.calls++
@@ -41,7 +41,7 @@ func (c *Client) returned() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls--; c.calls == 0 {
-		c.notify()
+		c.notifyLocked()
 	}
 }
 
@@ -220,7 +220,7 @@ func definite(err error) bool {
 func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Duration, start instant) (*hold, error) {
 	slept := c.clock.slept.Load()
 	if c.traits.Reach != backend.Process {
-		start, slept = c.look()
+		start, slept = c.readClock()
 	}
 
 	var g backend.Grant
@@ -231,14 +231,14 @@ func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	case c.endsWith(ctx):
 		g, err = direct(ctx, c.closing, bound, func(within context.Context) (backend.Grant, error) {
 			g, err := c.driver.Acquire(within, cl)
-			c.tidied(cl, err)
+			c.cleanUpUnknown(cl, err)
 			return g, err
 		})
 	default:
 		g, err = call(c, ctx, bound, c.tidy(cl, c.driver.Acquire), c.late(cl))
 	}
 
-	now, _ := c.look()
+	now, _ := c.readClock()
 	if err == nil || definite(err) {
 		c.measured(now.sub(start))
 	}
@@ -251,7 +251,7 @@ func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 // await calls the driver's Wait for cl. If its outcome is unknown, the token is
 // released in the background.
 func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
-	start, slept := c.look()
+	start, slept := c.readClock()
 	g, err := run(c, ctx, nil, nil, c.tidy(cl, c.waiter.Wait), c.late(cl), func() {})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -259,21 +259,21 @@ func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 		}
 		return nil, err
 	}
-	now, _ := c.look()
+	now, _ := c.readClock()
 	return c.newHold(cl, g, start, now, slept)
 }
 
-// tidy returns f, followed by tidied.
+// tidy returns f, followed by cleanUpUnknown.
 func (c *Client) tidy(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)
-		c.tidied(cl, err)
+		c.cleanUpUnknown(cl, err)
 		return g, err
 	}
 }
 
-// tidied has the token of cl released if err leaves the outcome unknown.
-func (c *Client) tidied(cl backend.Claim, err error) {
+// cleanUpUnknown has the token of cl released if err leaves the outcome unknown.
+func (c *Client) cleanUpUnknown(cl backend.Claim, err error) {
 	if err != nil && (!definite(err) || isContextError(err)) {
 		c.reap(cl, reapTwice)
 	}
@@ -289,12 +289,12 @@ func (c *Client) late(cl backend.Claim) func(backend.Grant, error) {
 	}
 }
 
-// look reads the clock, and how long the machine has slept. It notices a suspend
+// readClock reads the clock, and how long the machine has slept. It notices a suspend
 // since the last look, unless the store is in this process and was suspended, too.
-func (c *Client) look() (instant, int64) {
+func (c *Client) readClock() (instant, int64) {
 	now := c.clock.now()
 	if c.traits.Reach != backend.Process {
-		now = c.clock.look()
+		now = c.clock.check()
 	}
 	return now, c.clock.slept.Load()
 }

@@ -106,13 +106,13 @@ func (c *Client) reap(cl backend.Claim, times int) {
 
 func (c *Client) reapLocked(cl backend.Claim, times int) {
 	now := c.clock.now()
-	c.addReap(&reap{claim: cl, at: now, until: now.add(cl.TTL + c.opts.Timeout), times: times})
+	c.addReapLocked(&reap{claim: cl, at: now, until: now.add(cl.TTL + c.opts.Timeout), times: times})
 }
 
-// reapHold releases the token of a hold that was lost. The caller holds mu.
-func (c *Client) reapHold(h *hold) {
+// reapHoldLocked releases the token of a hold that was lost.
+func (c *Client) reapHoldLocked(h *hold) {
 	now := c.clock.now()
-	c.addReap(&reap{claim: h.claim, at: now, until: max(now, h.kept).add(c.opts.Timeout), times: reapOnce})
+	c.addReapLocked(&reap{claim: h.claim, at: now, until: max(now, h.kept).add(c.opts.Timeout), times: reapOnce})
 }
 
 // reapLease repeats the Unlock of l, which was not answered.
@@ -120,11 +120,11 @@ func (c *Client) reapLease(l *Lease) {
 	now := c.clock.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.addReap(&reap{claim: l.hold.claim, lease: l, at: now.add(jitter(firstRetry)),
+	c.addReapLocked(&reap{claim: l.hold.claim, lease: l, at: now.add(jitter(firstRetry)),
 		until: max(now, l.hold.kept).add(c.opts.Timeout), times: reapOnce, failed: 1})
 }
 
-func (c *Client) addReap(x *reap) {
+func (c *Client) addReapLocked(x *reap) {
 	r := &c.reaper
 	if len(r.queue) >= maxReaps {
 		return

@@ -32,7 +32,9 @@ type Client struct {
 	close   context.CancelCauseFunc
 	closed  chan struct{} // closed when Close has ended
 
-	mu        sync.Mutex // guards all below, and the fields of line, hold and Lease that say so; not held across I/O
+	// mu guards all below, and the fields of line, hold and Lease that say so. It is
+	// not held across I/O. A function whose name ends in Locked needs it.
+	mu        sync.Mutex
 	lines     map[string]*line
 	most      int           // the largest len(lines) since the map was made
 	spare     []*line       // for reuse
@@ -41,7 +43,7 @@ type Client struct {
 	open      int           // holds that are trusted or being released, or ended by Close and not unlocked
 	callers   int           // in all lines
 	calls     int           // goroutines of this Client
-	gone      bool          // Close has ended: no goroutine may start
+	stopped   bool          // Close has ended: no goroutine may start
 	changed   chan struct{} // closed and replaced when open, callers or calls has fallen; Close waits for it
 
 	renewer  renewer
@@ -174,7 +176,7 @@ func (c *Client) Close() error {
 	c.close(ErrClosed)
 	var ended []*Lease
 	for len(c.holds) > 0 {
-		ended = append(ended, c.closeHold(c.holds[0])...)
+		ended = append(ended, c.closeHoldLocked(c.holds[0])...)
 	}
 	c.mu.Unlock()
 	c.endContexts(ended, ErrClosed)
@@ -186,11 +188,11 @@ func (c *Client) Close() error {
 	c.renewer.poke()
 	c.reaper.poke()
 	c.settle(end, func() bool {
-		c.gone = c.calls == 0 && c.callers == c.open // no caller can still get a hold, and no call begins
-		return c.gone
+		c.stopped = c.calls == 0 && c.callers == c.open // no caller can still get a hold, and no call begins
+		return c.stopped
 	})
 	c.mu.Lock()
-	c.gone = true
+	c.stopped = true
 	c.mu.Unlock()
 
 	err := c.driver.Close()
@@ -223,8 +225,8 @@ func (c *Client) settle(end time.Time, cond func() bool) {
 	}
 }
 
-// notify wakes Close. The caller holds mu.
-func (c *Client) notify() {
+// notifyLocked wakes Close.
+func (c *Client) notifyLocked() {
 	if c.closing.Err() != nil {
 		close(c.changed)
 		c.changed = make(chan struct{})

@@ -61,7 +61,7 @@ func (k *clock) now() instant {
 const minSuspend = int64(time.Millisecond)
 
 // look notices a suspend, and is now.
-func (k *clock) look() instant {
+func (k *clock) check() instant {
 	awake := int64(time.Since(k.base))
 	if awake < k.again.Load() {
 		return instant(awake + k.slept.Load())

@@ -14,38 +14,38 @@ import (
 // hold is one token's hold of a key in the store. It has one lease, or several by
 // re-entry.
 //
-// A hold is born by a grant (newHold, Client.hold). Answers of the store renew it
-// (answer). When its last lease is unlocked, the next caller in line may get it
-// (handOver). It ends when it is released, when the store says that it is lost
-// (loseLocked), or when its deadline passes (endExpired).
+// A hold begins with a grant (newHold, Client.startHoldLocked). Answers of the store
+// renew it (answer). When its last lease is unlocked, the next caller in line may
+// get it (handOverLocked). It ends when it is released, when the store reports that
+// it is lost (loseLocked), or when its deadline passes (endExpiredLocked).
 type hold struct {
 	c        *Client
 	claim    backend.Claim // what renewals ask for; its TTL is guarded by c.mu
 	fence    uint64        // 0 unless a fence was asked for
-	granted  instant       // when the answer came
+	granted  instant       // when the grant was received
 	deadline atomic.Int64  // instant until which the lease is trusted; written under c.mu
 
 	// All below is guarded by c.mu.
 	line   *line    // the line of its key
 	leases []*Lease // the leases that have not ended; an inner lease comes after those around it
-	joined int      // how many leases it has had
+	joined int      // how many leases it has had so far
 
-	// What the store knows.
-	kept       instant // until when the store may keep it: the longest term asked for, answered or not
-	confirmed  instant // when the last call began that the store confirmed
-	distrusted instant // confirmations of calls that began earlier do not count, because of a Break
+	// What the store knows, as far as this Client can tell.
+	kept       instant // until when the store may keep it: the longest term requested, answered or not
+	confirmed  instant // when the last call began in which the store confirmed it
+	distrusted instant // the last Break: a call that began earlier confirms nothing
 	limit      instant // the end of WithMaxHold: no renewal passes it
 
 	// Its renewal.
-	renew     bool          // the hold is to be renewed
-	unrenewed bool          // WithoutRenewal: it never is
+	renew     bool          // renewals go on
+	unrenewed bool          // WithoutRenewal: renew was never true
 	due       instant       // when the next renewal begins
 	early     time.Duration // how much earlier it may begin, to travel with others
-	queued    bool          // it is in a lane, and waits for a batch
-	busy      chan struct{} // closed when the renewal or Extend in flight ends; nil if none is in flight
+	queued    bool          // it waits in a lane for a batch
+	busy      chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failed    int           // renewals in a row that were not answered
-	orphaned  instant       // when the contexts of all its Locks were first seen to have ended; 0 if not
-	extended  bool          // Extend was called: the hold is not handed over
+	orphaned  instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
+	extended  bool          // Extend was called, so the hold is not handed over
 	next      instant       // when the renewer must serve it: its key in the heap
 	index     int           // in c.holds; -1 if it is not there, because it has ended
 
@@ -59,8 +59,9 @@ type hold struct {
 	place [1]*Lease
 }
 
-// newHold returns a hold for a grant. If the grant's term has ended before the
-// answer came, newHold has the token released and returns errLate.
+// newHold returns a hold for a grant. The call began at start, when the machine had
+// slept for slept. If the grant's term has ended before the answer came, newHold
+// releases the token in the background and returns errLate.
 func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
 	term := cl.TTL - backend.Drift(cl.TTL)
 	until := start.add(term)
@@ -71,12 +72,15 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 		c.reap(cl, reapOnce)
 		return nil, errLate
 	}
+
 	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), distrusted: -1, limit: never, index: -1}
 
+	// The hold was confirmed when its term began. A Waiter's call may have begun long
+	// before that.
 	h.confirmed = min(max(start, until.add(-term)), now)
 	since := h.confirmed
 	if until.add(-term) < start {
-		// A Waiter's grant of less than a whole term: when it began is not known.
+		// A Waiter's grant of less than a whole term. Its beginning is not known.
 		since = now
 		if c.traits.Ordered {
 			h.confirmed = now // the message that handed the key over confirms the hold
@@ -87,8 +91,8 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 	return h, nil
 }
 
-// hold puts h at the head of ln and returns its first lease. The caller holds mu.
-func (c *Client) hold(ctx context.Context, r *request, ln *line, h *hold) *Lease {
+// startHoldLocked makes h the hold of ln, and returns its first lease.
+func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *hold) *Lease {
 	h.line, h.renew, h.unrenewed = ln, !r.noRenew, r.noRenew
 	ln.hold, ln.lastAnswer, ln.outage, ln.silent, ln.asking = h, nil, false, false, false
 	switch {
@@ -99,17 +103,19 @@ func (c *Client) hold(ctx context.Context, r *request, ln *line, h *hold) *Lease
 	}
 	c.open++
 
-	l := c.lease(ctx, r, h, h.granted)
+	// With a max hold, the first claim may have asked for less than the whole term.
+	// Renewals ask for the whole term, but not past the limit.
+	l := c.addLeaseLocked(ctx, r, h, h.granted)
 	if r.maxHold > 0 {
 		h.claim.TTL = r.ttl
 		h.limit = l.maxHold
 	}
-	c.schedule(h)
+	c.scheduleLocked(h)
 	return l
 }
 
-// lease adds a lease to h. The caller holds mu.
-func (c *Client) lease(ctx context.Context, r *request, h *hold, now instant) *Lease {
+// addLeaseLocked adds a lease to h.
+func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now instant) *Lease {
 	l := &h.first
 	if l.c != nil {
 		l = new(Lease)
@@ -130,8 +136,8 @@ func (c *Client) lease(ctx context.Context, r *request, h *hold, now instant) *L
 	return l
 }
 
-// innermost returns the innermost held lease of key among around, the innermost
-// lease of a context, and the leases around that. It returns nil if there is none.
+// innermost returns the innermost held lease of key among around and the leases
+// around it, or nil. Around is the innermost lease of the caller's context.
 func (c *Client) innermost(around *Lease, key string) *Lease {
 	if around == nil {
 		return nil
@@ -146,7 +152,7 @@ func (c *Client) innermost(around *Lease, key string) *Lease {
 }
 
 // around returns the innermost lease on the hold of key that is inner or is around
-// inner. It returns nil if there is none. The lease may have expired.
+// inner, or nil. The lease may have expired.
 func (c *Client) around(inner *Lease, key string) *Lease {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -167,7 +173,7 @@ func (c *Client) around(inner *Lease, key string) *Lease {
 func (c *Client) reenter(ctx context.Context, r *request, outer *Lease) (*Lease, error) {
 	h := outer.hold
 	if r.fenced && !h.claim.Fenced {
-		return nil, fmt.Errorf("%w: the outer lease has no fence; lock it with WithFence, too", ErrInvalid)
+		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
 	}
 	if err := c.checkLongest(r.ttl); err != nil {
 		// The store would refuse renewals for that term, and both leases would be lost.
@@ -177,22 +183,24 @@ func (c *Client) reenter(ctx context.Context, r *request, outer *Lease) (*Lease,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if outer.state.Load() != held {
-		return nil, nil
+		return nil, nil // it ended after the caller had found it
 	}
 
-	// A longer term is asked for at once: until then the store keeps the shorter one.
+	// A longer term is requested at once. Until the answer, the store keeps the
+	// shorter one.
 	now := c.clock.now()
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.renewAt(now, now)
 	}
-	l := c.lease(ctx, r, h, now)
+
+	l := c.addLeaseLocked(ctx, r, h, now)
 	if !h.renew && !h.unrenewed {
 		// Renewal had stopped, because the contexts of all leases had ended.
 		h.renew, h.orphaned = true, 0
 		h.renewAt(now, now)
 	}
-	c.schedule(h)
+	c.scheduleLocked(h)
 	return l, nil
 }
 
@@ -204,25 +212,24 @@ func (c *Client) checkLongest(ttl time.Duration) error {
 	return nil
 }
 
-// renewAt schedules the renewal of h for due, or for up to batchWindow earlier if
-// other holds are renewed then, but not earlier by more than a quarter of the time
-// until due. Without that bound, renewals of a short term against a store that
-// refuses connections at once would run in a tight loop.
+// renewAt sets the time of the next renewal to due. If other holds are renewed up to
+// batchWindow earlier, the renewal travels with them, but not earlier by more than a
+// quarter of the time until due. Without that bound, renewals of a short term would
+// run in a tight loop against a store that refuses connections at once.
 func (h *hold) renewAt(now, due instant) {
 	h.due = due
 	h.early = min(batchWindow, max(due.sub(now), 0)/4)
 }
 
-// idles reports whether the next renewal of h is neither queued nor in flight.
-func (h *hold) idles() bool { return h.renew && h.busy == nil && !h.queued }
+// idlesLocked reports whether the next renewal of h is neither queued nor in flight.
+func (h *hold) idlesLocked() bool { return h.renew && h.busy == nil && !h.queued }
 
-// renewal returns the claim of the next renewal, or false if h is not to be
-// renewed. Wanted reports whether the context of one of its Locks goes on. The
-// caller holds mu.
-func (h *hold) renewal(now instant, wanted bool) (backend.Claim, bool) {
+// renewalLocked returns the claim of the next renewal, or false if h must not be
+// renewed. Wanted says whether the context of at least one of its Locks goes on.
+func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	cl := h.claim
 	if h.index < 0 {
-		return cl, false
+		return cl, false // it has ended
 	}
 
 	switch {
@@ -231,15 +238,15 @@ func (h *hold) renewal(now instant, wanted bool) (backend.Claim, bool) {
 	case h.orphaned == 0:
 		h.orphaned = now
 	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
-		// All contexts have ended. They may have ended up to TTL/3 before the first
-		// renewal that saw it, so the hold has been renewed for a whole term since.
+		// All contexts ended up to TTL/3 before a renewal noticed it. So the hold has
+		// been renewed for a whole term since.
 		h.renew = false
 		return cl, false
 	}
 
-	// WithMaxHold bounds what there is to ask for.
+	// WithMaxHold bounds the term.
 	if instant(h.deadline.Load()) >= h.limit {
-		h.renew = false // nothing is left to ask for
+		h.renew = false // the present term is long enough
 		return cl, false
 	}
 	if left := h.limit.sub(now); left < cl.TTL {
@@ -248,14 +255,14 @@ func (h *hold) renewal(now instant, wanted bool) (backend.Claim, bool) {
 	return cl, true
 }
 
-// answer notes the outcome of a renewal or an Extend that asked for ttl and was
-// sent at start.
+// answer records the outcome of a renewal or an Extend that asked for ttl. It was
+// sent at start, when the machine had slept for slept.
 func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, g backend.Grant, err error) {
-	now, _ := c.look()
+	now, _ := c.readClock()
 	c.mu.Lock()
-	h.idle()
+	h.callEndedLocked()
 
-	var gone []*Lease
+	var gone []*Lease // their contexts end after mu was unlocked
 	failed := false
 	until := start.add(ttl - backend.Drift(ttl))
 	if !g.Until.IsZero() {
@@ -276,19 +283,19 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 		h.failed = 0
 		h.renewAt(now, max(start.add(spread(min(h.claim.TTL, until.sub(start))/renewalsPerT)), now.add(minSleep)))
 		if start <= h.distrusted {
-			h.renewAt(now, now+1) // it was sent before the Break: ask again
+			h.renewAt(now, now+1) // the call was sent before the Break: ask again
 		}
-		c.schedule(h)
+		c.scheduleLocked(h)
 	case errors.Is(err, ErrLost):
 		gone = c.loseLocked(h)
-		// Part of the store may still have the hold, such as a minority of a
+		// A part of the store may still have the hold, such as a minority of a
 		// quorum's nodes. That would block the key for the next holder.
-		c.reapHold(h)
+		c.reapHoldLocked(h)
 	default:
 		h.failed++
 		h.renewAt(now, now.add(jitter(h.claim.TTL/(3*triesPerT))))
 		failed = true
-		c.schedule(h)
+		c.scheduleLocked(h)
 	}
 	c.mu.Unlock()
 
@@ -298,8 +305,8 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 	}
 }
 
-// idle notes that the renewal or Extend in flight has ended. The caller holds mu.
-func (h *hold) idle() {
+// callEndedLocked records that the renewal or Extend in flight has ended.
+func (h *hold) callEndedLocked() {
 	if h.busy != nil {
 		close(h.busy)
 		h.busy = nil
@@ -315,23 +322,26 @@ func (c *Client) confirmSoon(key string) {
 	if ln == nil || ln.hold == nil || ln.hold.index < 0 {
 		return
 	}
+
 	h := ln.hold
 	h.distrusted = c.clock.now()
 	h.renewAt(h.distrusted, h.distrusted+1)
-	c.schedule(h)
+	c.scheduleLocked(h)
 }
 
-// handOver gives h, whose last lease was unlocked, to the next caller in line. It
-// returns false if that caller cannot have it as it is: then h is released. A
-// hand-over costs no call, because the store knows the Client's token only, and
-// has confirmed it a moment ago. The caller holds mu.
-func (c *Client) handOver(h *hold) bool {
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line.
+// It returns false if that caller cannot have it: then h must be released. A
+// hand-over takes no call to the store, which knows only the token of the hold and
+// has confirmed it a moment ago.
+func (c *Client) handOverLocked(h *hold) bool {
 	ln := h.line
 	if ln.hold != h || ln.waiting.empty() || ln.turns >= c.turns || h.extended || !h.renew ||
 		h.claim.Fenced || h.limit != never || c.closing.Err() != nil {
 		return false
 	}
 
+	// The next caller must want just this hold, and the store must have confirmed it a
+	// moment ago, after the last Break.
 	now := c.clock.now()
 	next := ln.waiting.first.r
 	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
@@ -341,20 +351,21 @@ func (c *Client) handOver(h *hold) bool {
 
 	t := ln.waiting.pop()
 	ln.turns++
-	c.leave(ln) // the caller that unlocks; the line already counts the next one
-	t.ready <- ticket{lease: c.lease(t.ctx, t.r, h, now)}
+	c.leaveLocked(ln) // for the caller that unlocks; the line counts the next one already
+	t.ready <- ticket{lease: c.addLeaseLocked(t.ctx, t.r, h, now)}
 	return true
 }
 
-// endExpired ends the leases of h whose time is over by the clock, and returns
-// them. The caller holds mu. After it has released mu, it passes the leases to
+// endExpiredLocked ends the leases of h whose time is over by the clock, and returns
+// them. After the caller has released mu, it passes the leases to
 // endContexts.
-func (c *Client) endExpired(h *hold, now instant) []*Lease {
+func (c *Client) endExpiredLocked(h *hold, now instant) []*Lease {
 	if now >= min(instant(h.deadline.Load()), h.limit) {
 		h.lapsed = true
 		return c.loseLocked(h)
 	}
 
+	// The hold goes on. Leases whose WithMaxHold has passed end.
 	var ended []*Lease
 	for i := len(h.leases) - 1; i >= 0; i-- {
 		if l := h.leases[i]; now >= l.maxHold {
@@ -367,12 +378,12 @@ func (c *Client) endExpired(h *hold, now instant) []*Lease {
 		h.lapsed = true
 		c.loseLocked(h)
 	} else if len(ended) > 0 {
-		c.schedule(h)
+		c.scheduleLocked(h)
 	}
 	return ended
 }
 
-// loseLocked ends h as lost, and returns its leases. The caller holds mu. After it
+// loseLocked ends h as lost, and returns its leases. After the caller
 // has released mu, it passes the leases to endContexts.
 func (c *Client) loseLocked(h *hold) []*Lease {
 	ended := h.leases
@@ -380,37 +391,37 @@ func (c *Client) loseLocked(h *hold) []*Lease {
 	for _, l := range ended {
 		l.state.Store(lost)
 	}
-	c.unschedule(h)
-	c.leaveHead(h)
+	c.unscheduleLocked(h)
+	c.leaveHeadLocked(h)
 	return ended
 }
 
-// closeHold ends the leases of h for Close, and returns them. They can still be
-// unlocked. The caller holds mu. After it has released mu, it passes the leases to
+// closeHoldLocked ends the leases of h for Close, and returns them. They can still be
+// unlocked. After the caller has released mu, it passes the leases to
 // endContexts.
-func (c *Client) closeHold(h *hold) []*Lease {
+func (c *Client) closeHoldLocked(h *hold) []*Lease {
 	for _, l := range h.leases {
 		l.state.Store(closed)
 	}
-	c.unschedule(h)
-	return append([]*Lease(nil), h.leases...)
+	c.unscheduleLocked(h)
+	return slices.Clone(h.leases) // Unlock changes h.leases
 }
 
-// expire ends the leases of h whose time is over.
+// expire ends the leases of h whose time is over by the clock.
 func (c *Client) expire(h *hold) {
 	now := c.clock.now()
 	c.mu.Lock()
 	var gone []*Lease
 	if h.index >= 0 {
-		gone = c.endExpired(h, now)
+		gone = c.endExpiredLocked(h, now)
 	}
 	c.mu.Unlock()
 	c.endContexts(gone, ErrLost)
 }
 
-// endContexts ends the contexts of leases that have ended, and queues their
-// events. It does not wait for the observer. The caller does not hold mu, because
-// the end of a context runs code of its callers.
+// endContexts ends the contexts of leases that have ended, and queues their events
+// for the observer. The caller must not hold mu, because the end of a context runs
+// code of its users.
 func (c *Client) endContexts(ended []*Lease, cause error) {
 	for _, l := range ended {
 		l.cancel(cause)
@@ -418,18 +429,18 @@ func (c *Client) endContexts(ended []*Lease, cause error) {
 	}
 }
 
-// leaveHead takes h from the head of its line, and lets the next caller go there.
-// The second call for a hold does nothing. The caller holds mu.
-func (c *Client) leaveHead(h *hold) {
+// leaveHeadLocked takes h from the head of its line, and promotes the next caller.
+// The second call for a hold does nothing.
+func (c *Client) leaveHeadLocked(h *hold) {
 	if h.leftHead {
 		return
 	}
 	h.leftHead = true
 	c.open--
 	if c.lined {
-		c.promoteNext(h.line, nil)
+		c.promoteNextLocked(h.line, nil)
 	} else if h.line.hold == h {
 		h.line.hold = nil
 	}
-	c.leave(h.line)
+	c.leaveLocked(h.line)
 }

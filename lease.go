@@ -26,18 +26,20 @@ type Lease struct {
 	state   atomic.Int32                 // held, lost, closed or released
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
-	// ended is the Done channel of Lock's context. The first renewal reads it and
-	// sets asked.
-	asked bool
-	ended <-chan struct{}
+	// parentDone is the Done channel of Lock's context. The first renewal reads it,
+	// and sets parentDoneRead. Only renewals use the two, one at a time.
+	parentDone     <-chan struct{}
+	parentDoneRead bool
 
-	observed bool   // EventAcquired has been reported; guarded by c.mu
-	unseen   *Event // the lease's end, if it came before EventAcquired; guarded by c.mu
+	// All below is guarded by c.mu.
+	observed bool   // EventAcquired has been reported
+	unseen   *Event // the lease's end, if it came before EventAcquired
 
-	asking    bool          // an Unlock is in flight; guarded by c.mu
-	answered  chan struct{} // closed when asking ends, if another Unlock waits for that; guarded by c.mu
-	unlocking bool          // Unlock's outcome is unknown; guarded by c.mu
-	settled   bool          // a repeat has released it since, and the next Unlock returns nil; guarded by c.mu
+	// An Unlock calls the store without mu.
+	releasing   bool          // an Unlock's call is in flight
+	releaseDone chan struct{} // closed when that call ends; nil unless another Unlock waits for it
+	unknown     bool          // the outcome of Unlock is unknown, and a repeat may learn it
+	settled     bool          // a repeat in the background has released the hold: the next Unlock returns nil
 }
 
 // States of a Lease. A held lease changes its state once. Only a closed one may
@@ -68,38 +70,13 @@ func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.ma
 // that was stopped until after the end of its term gets ErrLost from its first call.
 func (l *Lease) Err() error {
 	if l.state.Load() == held {
-		if now, _ := l.c.look(); now < l.end() {
+		if now, _ := l.c.readClock(); now < l.end() {
 			return nil
 		}
+		// A renewal may move the deadline in between; expire checks it under mu.
 		l.c.expire(l.hold)
 	}
 	return l.cause()
-}
-
-// nest places l inside l.around. The leases around one may be thousands, by
-// LockAll. So each has a second pointer outwards, some of which skip many
-// leases: a skip list, of which the first pointers alone would be a list.
-// See https://doi.org/10.1016/0020-0190(83)90106-0 (Myers).
-func (l *Lease) nest() {
-	l.jump = l
-	if a := l.around; a != nil {
-		l.depth, l.jump = a.depth+1, a
-		if j := a.jump; a.depth-j.depth == j.depth-j.jump.depth {
-			l.jump = j.jump
-		}
-	}
-}
-
-// isAround reports whether inner is l or nested in it.
-func (l *Lease) isAround(inner *Lease) bool {
-	for inner.depth > l.depth {
-		if inner.jump.depth >= l.depth {
-			inner = inner.jump
-		} else {
-			inner = inner.around
-		}
-	}
-	return inner == l
 }
 
 // cause returns why the lease has ended, or nil. It does not read the clock.
@@ -113,6 +90,46 @@ func (l *Lease) cause() error {
 		return ErrReleased
 	}
 	return nil
+}
+
+// Context returns the context of the lease, a child of Lock's context. When the
+// lease is lost, the context ends with cause ErrLost: at the lease's deadline at
+// the latest, whether or not the store can be reached. Unlock ends it with cause
+// ErrReleased, and the Client's Close with cause ErrClosed. When Lock's context
+// ends, this context ends with the same cause.
+//
+// If Lock's context was the context of another lease, the end of the other
+// lease also ends this context, with the other's cause. To distinguish an abort
+// from an Unlock, call [Lease.Err]; the cause does not show it.
+//
+// Its Err reads the clock, as [Lease.Err] does. Contexts derived from it end by
+// a timer.
+func (l *Lease) Context() context.Context {
+	if x := l.ctx.Load(); x != nil {
+		return x
+	}
+
+	// Two first calls may meet here: one context wins, and the other is discarded.
+	x := newLeaseContext(l)
+	if !l.ctx.CompareAndSwap(nil, x) {
+		x.cancel(nil)
+		return l.ctx.Load()
+	}
+
+	// The lease may have ended before l.ctx was set, when there was no context to
+	// cancel.
+	if err := l.Err(); err != nil {
+		x.cancel(err)
+	}
+	return x
+}
+
+// cancel ends the lease's context, if there is one. The caller must not hold c.mu,
+// because the end of a context runs code of its users.
+func (l *Lease) cancel(cause error) {
+	if x := l.ctx.Load(); x != nil {
+		x.cancel(cause)
+	}
 }
 
 // Unlock ends the lease. If it is the last lease of its hold, Unlock releases the
@@ -138,90 +155,76 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	return nil
 }
 
-// unlock returns its error, and reports in ends whether it has ended a lease
-// whose end no event has reported yet.
+// unlock returns the error of Unlock. It reports in ends whether it has ended a
+// lease whose end no event has reported yet.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	c, h := l.c, l.hold
-	l.Err() // ends the lease if its deadline has passed
+	l.Err() // ends the lease if its deadline has passed; not under mu, which it locks
 	c.mu.Lock()
-	l.awaitAnswerLocked()
+	l.awaitReleaseLocked()
+
 	state := l.state.Load()
 	switch {
 	case state == lost:
-		lapsed := h.lapsed
-		h.lapsed = false
-		if lapsed {
-			c.reapHold(h)
+		if h.lapsed {
+			// The store may still have the hold, until its own end of the term.
+			h.lapsed = false
+			c.reapHoldLocked(h)
 		}
-		c.mu.Unlock()
-		return false, ErrLost
+		err = ErrLost
 	case l.settled:
 		l.settled = false
-		c.mu.Unlock()
-		return false, nil
-	case state == released && !l.unlocking:
-		c.mu.Unlock()
-		return false, ErrReleased
-	case c.gone:
-		c.mu.Unlock()
-		return false, ErrClosed
-	case l.unlocking:
+	case state == released && !l.unknown:
+		err = ErrReleased
+	case c.stopped:
+		err = ErrClosed
+	case l.unknown:
 		c.mu.Unlock()
 		return false, l.unlockAgain(ctx)
+	default:
+		release := l.endLocked()
+		c.mu.Unlock()
+		l.cancel(ErrReleased)
+		if release {
+			err = l.release(ctx)
+		}
+		return state == held, err // if Close ended the lease, an event has reported that
 	}
+	c.mu.Unlock()
+	return false, err
+}
 
+// endLocked takes l, which is being unlocked, from its hold. It reports whether the
+// hold must be released: l was its last lease, and the next caller in line did not
+// get it.
+func (l *Lease) endLocked() bool {
+	c, h := l.c, l.hold
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	last := len(h.leases) == 0
-	passed := last && c.handOver(h)
-	if last && !passed {
-		c.unschedule(h)
-		l.asking = true
+	if len(h.leases) > 0 || c.handOverLocked(h) {
+		return false
 	}
-	c.mu.Unlock()
-	l.cancel(ErrReleased)
-
-	if last && !passed {
-		err = l.release(ctx)
-	}
-	return state == held, err // if Close ended the lease, an event has reported that
+	c.unscheduleLocked(h) // a renewal must not follow the release
+	l.releasing = true
+	return true
 }
 
-// awaitAnswerLocked blocks while another Unlock of l is in flight. The caller
-// holds c.mu; awaitAnswerLocked releases it while it waits.
-func (l *Lease) awaitAnswerLocked() {
-	for l.asking {
-		if l.answered == nil {
-			l.answered = make(chan struct{})
+// awaitReleaseLocked blocks while the call of another Unlock of l is in flight. It
+// unlocks c.mu while it blocks.
+func (l *Lease) awaitReleaseLocked() {
+	for l.releasing {
+		if l.releaseDone == nil {
+			l.releaseDone = make(chan struct{})
 		}
-		answered := l.answered
+		done := l.releaseDone
 		l.c.mu.Unlock()
-		<-answered // within Timeout, which bounds the release
+		<-done // within Timeout, which bounds the call
 		l.c.mu.Lock()
 	}
 }
 
-// answeredLocked wakes the calls that wait for l's Unlock. The caller holds
-// c.mu.
-func (l *Lease) answeredLocked() {
-	l.asking = false
-	if l.answered != nil {
-		close(l.answered)
-		l.answered = nil
-	}
-}
-
-func isClosed(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
-}
-
-// release releases the key in the store, and then lets the next caller in line go.
+// release releases the key in the store, and then promotes the next caller in line.
 func (l *Lease) release(ctx context.Context) error {
 	c, h := l.c, l.hold
 	if c.traits.Reach != backend.Process {
@@ -231,94 +234,92 @@ func (l *Lease) release(ctx context.Context) error {
 			timer := time.AfterFunc(left, func() {
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				c.leaveHead(h)
+				c.leaveHeadLocked(h)
 			})
 			defer timer.Stop()
 		}
 	}
-	err := c.releaseOnce(ctx, h.claim)
+
+	err := c.callRelease(ctx, h.claim)
+
 	c.mu.Lock()
-	c.leaveHead(h)
-	l.answeredLocked()
+	c.leaveHeadLocked(h)
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrLost):
 		l.state.Store(lost)
 	default:
-		l.unlocking = true
+		l.unknown = true
 	}
-	unknown := l.unlocking
+	unknown := l.unknown
+
+	// Other calls of Unlock go on when mu is unlocked, and find the outcome set.
+	l.releasing = false
+	if l.releaseDone != nil {
+		close(l.releaseDone)
+		l.releaseDone = nil
+	}
 	c.mu.Unlock()
+
 	if unknown {
 		c.reapLease(l)
 	}
 	return err
 }
 
-func (c *Client) releaseOnce(ctx context.Context, cl backend.Claim) error {
-	if c.traits.Reach == backend.Process {
-		return c.driver.Release(context.WithoutCancel(ctx), cl)
-	}
-	return c.releaseApart(ctx, cl)
-}
-
-func (c *Client) releaseApart(ctx context.Context, cl backend.Claim) error {
+// callRelease calls the driver's Release. The end of ctx does not interrupt it.
+func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
 	ctx = context.WithoutCancel(ctx)
-	var err error
-	if c.endsWith(ctx) {
-		_, err = direct(ctx, nil, c.opts.Timeout, func(within context.Context) (struct{}, error) {
-			return struct{}{}, c.driver.Release(within, cl)
-		})
-	} else {
-		_, err = call(c, ctx, c.opts.Timeout, func(apart context.Context) (struct{}, error) {
-			return struct{}{}, c.driver.Release(apart, cl)
-		}, nil)
+	if c.traits.Reach == backend.Process {
+		return c.driver.Release(ctx, cl)
 	}
+	_, err := call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, c.driver.Release(ctx, cl)
+	}, nil)
 	return err
 }
 
-// unlockAgain repeats a release of unknown outcome.
+// unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
-	err := l.c.releaseOnce(ctx, l.hold.claim)
+	err := l.c.callRelease(ctx, l.hold.claim)
 	if !l.settle(err) {
 		if isClosed(l.c.closed) {
-			return ErrClosed // the driver was closed under the call
+			return ErrClosed // the driver was closed during the call
 		}
 		return err
 	}
+
 	l.c.mu.Lock()
-	l.settled = false
+	l.settled = false // this call reports the outcome, so the next one must not
 	l.c.mu.Unlock()
-	return l.resultOfRepeat()
+	if l.state.Load() == lost {
+		return ErrLost
+	}
+	return nil
 }
 
 // settle notes the answer to a repeated release, and reports whether the outcome is
-// known now. If the store no longer has the hold before its deadline, an earlier
-// release has reached the store.
+// known now.
 func (l *Lease) settle(err error) bool {
 	if err != nil && !errors.Is(err, ErrLost) {
 		return false
 	}
+
 	now := l.c.clock.now()
 	l.c.mu.Lock()
 	defer l.c.mu.Unlock()
-	if !l.unlocking {
-		return true
+	if !l.unknown {
+		return true // another repeat has settled it
 	}
-	l.unlocking = false
+	l.unknown = false
 	if err == nil || now < instant(l.hold.deadline.Load()) {
+		// ErrLost before the deadline means that an earlier release has reached the
+		// store.
 		l.settled = true
 	} else {
 		l.state.Store(lost)
 	}
 	return true
-}
-
-func (l *Lease) resultOfRepeat() error {
-	if l.state.Load() == lost {
-		return ErrLost
-	}
-	return nil
 }
 
 // Extend makes the lease last for at least ttl from now, in one call to the store.
@@ -334,54 +335,23 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 }
 
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
-	c, h := l.c, l.hold
 	if err := checkTTL(ttl); err != nil {
 		return err
 	}
-	busy := make(chan struct{})
-	for {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := l.Err(); err != nil {
-			return err
-		}
-		c.mu.Lock()
-		if h.busy == nil {
-			break
-		}
-		wait := h.busy
-		c.mu.Unlock()
-		select {
-		case <-wait:
-		case <-ctx.Done():
-		}
+	c, h := l.c, l.hold
+	cl, bound, err := l.beginExtend(ctx, ttl)
+	if err != nil {
+		return err
 	}
-	defer c.mu.Unlock()
-	if l.state.Load() != held {
-		return l.cause()
-	}
-	now := c.clock.now()
-	// An Extend that is not answered must leave time for renewals.
-	bound := min(c.opts.Timeout, max(h.claim.TTL/triesPerT, l.end().sub(now)-h.claim.TTL/renewalsPerT))
-	if now.add(ttl) > min(h.limit, l.maxHold) {
-		return fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
-	}
-	cl := h.claim
-	cl.TTL = termFor(ttl)
-	if err := c.checkLongest(cl.TTL); err != nil {
-		return err // before the store is asked, because a refusal there is a renewal that failed
-	}
-	h.busy, h.extended = busy, true
-	h.kept = max(h.kept, now.add(cl.TTL))
-	c.schedule(h)
-	c.mu.Unlock()
-	_, err := call(c, ctx, bound, func(ctx context.Context) (struct{}, error) {
+
+	_, err = call(c, ctx, bound, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, c.renewNow(ctx, h, cl)
 	}, nil)
+
 	c.mu.Lock()
-	if c.gone {
-		h.idle()
+	defer c.mu.Unlock()
+	if c.stopped {
+		h.callEndedLocked() // Close has ended, so the call may not have begun
 	}
 	if cause := l.cause(); cause != nil {
 		return cause
@@ -389,38 +359,83 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// Context returns the context of the lease, a child of Lock's context. When the
-// lease is lost, the context ends with cause ErrLost: at the lease's deadline at
-// the latest, whether or not the store can be reached. Unlock ends it with cause
-// ErrReleased, and the Client's Close with cause ErrClosed. When Lock's context
-// ends, this context ends with the same cause.
-//
-// If Lock's context was the context of another lease, the end of the other
-// lease also ends this context, with the other's cause. To distinguish an abort
-// from an Unlock, call [Lease.Err]; the cause does not show it.
-//
-// Its Err reads the clock, as [Lease.Err] does. Contexts derived from it end by
-// a timer.
-func (l *Lease) Context() context.Context {
-	if x := l.ctx.Load(); x != nil {
-		return x
+// beginExtend waits until no renewal of the hold is in flight, and makes the hold
+// busy. It returns the claim to renew, and how long the call may last.
+func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.Claim, bound time.Duration, err error) {
+	c, h := l.c, l.hold
+	for {
+		if err := ctx.Err(); err != nil {
+			return cl, 0, err
+		}
+		if err := l.Err(); err != nil {
+			return cl, 0, err
+		}
+		c.mu.Lock()
+		inFlight := h.busy
+		if inFlight == nil {
+			break // with mu held
+		}
+		c.mu.Unlock()
+		select {
+		case <-inFlight:
+		case <-ctx.Done():
+		}
 	}
-	x := newLeaseContext(l)
-	if !l.ctx.CompareAndSwap(nil, x) {
-		x.cancel(nil)
-		return l.ctx.Load()
+
+	defer c.mu.Unlock()
+	if l.state.Load() != held {
+		return cl, 0, l.cause() // it ended after Err had returned
 	}
-	// An end before the context was there found nothing to cancel.
-	if err := l.Err(); err != nil {
-		x.cancel(err)
+	now := c.clock.now()
+	if now.add(ttl) > min(h.limit, l.maxHold) {
+		return cl, 0, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
 	}
-	return x
+	cl = h.claim
+	cl.TTL = termFor(ttl)
+	if err := c.checkLongest(cl.TTL); err != nil {
+		// Not left to the store, whose refusal would count as a failed renewal.
+		return cl, 0, err
+	}
+
+	// An Extend that is not answered must leave time for renewals.
+	bound = min(c.opts.Timeout, max(h.claim.TTL/triesPerT, l.end().sub(now)-h.claim.TTL/renewalsPerT))
+	h.busy, h.extended = make(chan struct{}), true
+	h.kept = max(h.kept, now.add(cl.TTL))
+	c.scheduleLocked(h)
+	return cl, bound, nil
 }
 
-// cancel ends the lease's context, if there is one. The caller does not hold c.mu,
-// because the end of a context runs code of its users.
-func (l *Lease) cancel(cause error) {
-	if x := l.ctx.Load(); x != nil {
-		x.cancel(cause)
+// nest places l inside l.around. There may be thousands of leases around one, by
+// LockAll. So each lease has a second pointer outwards, jump, which may skip many
+// leases. Together the pointers are a skip list, in which isAround takes
+// logarithmic time. See https://doi.org/10.1016/0020-0190(83)90106-0 (Myers).
+func (l *Lease) nest() {
+	l.jump = l
+	if a := l.around; a != nil {
+		l.depth, l.jump = a.depth+1, a
+		if j := a.jump; a.depth-j.depth == j.depth-j.jump.depth {
+			l.jump = j.jump
+		}
+	}
+}
+
+// isAround reports whether inner is l or nested in it.
+func (l *Lease) isAround(inner *Lease) bool {
+	for inner.depth > l.depth {
+		if inner.jump.depth >= l.depth {
+			inner = inner.jump
+		} else {
+			inner = inner.around
+		}
+	}
+	return inner == l
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
 	}
 }

@@ -114,8 +114,8 @@ const minShrink = 4096
 // maxSpare is how many lines are kept for reuse.
 const maxSpare = 64
 
-// enter counts a caller in the line of key. The caller holds mu.
-func (c *Client) enter(key string) *line {
+// enter counts a caller in the line of key.
+func (c *Client) enterLocked(key string) *line {
 	ln := c.lines[key]
 	if ln == nil {
 		if n := len(c.spare); n > 0 {
@@ -133,10 +133,10 @@ func (c *Client) enter(key string) *line {
 }
 
 // leave takes a caller out of the count. After the last one, the line is reused.
-// The caller holds mu.
-func (c *Client) leave(ln *line) {
+//
+func (c *Client) leaveLocked(ln *line) {
 	c.callers--
-	c.notify()
+	c.notifyLocked()
 	if ln.callers--; ln.callers > 0 {
 		return
 	}
@@ -155,16 +155,16 @@ func (c *Client) leave(ln *line) {
 	}
 }
 
-// promoteNext takes the head from the caller that has it, and gives it to the next
+// promoteNextLocked takes the head from the caller that has it, and gives it to the next
 // caller in line. Place is the place in the driver's queue that the old head
 // leaves, or nil. The next caller gets it, if it wants just what the place was
-// taken for. Otherwise the place is released. The caller holds mu.
-func (c *Client) promoteNext(ln *line, place *backend.Claim) {
+// taken for. Otherwise the place is released.
+func (c *Client) promoteNextLocked(ln *line, place *backend.Claim) {
 	if ln.hold != nil {
 		ln.lastAnswer = errHeldHere
 	}
 	ln.hasHead, ln.hold, ln.asking = false, nil, false
-	if place != nil && !c.inherits(ln, place) {
+	if place != nil && !c.inheritsLocked(ln, place) {
 		c.reapLocked(*place, reapOnce)
 		place = nil
 	}
@@ -184,9 +184,9 @@ func (c *Client) promoteNext(ln *line, place *backend.Claim) {
 	next.ready <- t
 }
 
-// inherits reports whether the next caller in line wants just what a place in the
-// driver's queue was taken for. The caller holds mu.
-func (c *Client) inherits(ln *line, place *backend.Claim) bool {
+// inheritsLocked reports whether the next caller in line wants just what a place in the
+// driver's queue was taken for.
+func (c *Client) inheritsLocked(ln *line, place *backend.Claim) bool {
 	if ln.waiting.empty() || c.closing.Err() != nil {
 		return false
 	}
@@ -195,24 +195,24 @@ func (c *Client) inherits(ln *line, place *backend.Claim) bool {
 	return want == *place
 }
 
-// giveUpHead is called when the head has given up. During an outage it also ends
+// giveUpHeadLocked is called when the head has given up. During an outage it also ends
 // the wait of each caller behind the head that has waited for a whole Timeout of
-// the outage. Then it promotes the next caller. The caller holds mu.
-func (c *Client) giveUpHead(ln *line, place *backend.Claim) {
+// the outage. Then it promotes the next caller.
+func (c *Client) giveUpHeadLocked(ln *line, place *backend.Claim) {
 	if ln.outage {
 		now := c.clock.now()
 		for !ln.waiting.empty() && now.sub(max(ln.outageSince, ln.waiting.first.since)) >= c.opts.Timeout {
 			ln.waiting.pop().ready <- ticket{err: ln.lastAnswer}
 		}
 	}
-	c.promoteNext(ln, place)
+	c.promoteNextLocked(ln, place)
 }
 
-// why returns why a caller in line does not have the key. That is a HeldError if
+// refusalLocked returns why a caller in line does not have the key. That is a HeldError if
 // this Client holds the key, and otherwise the store's last answer to the head. It
 // is nil if the store has not answered yet: then the key may be free, or the store
-// may hang. The caller holds mu.
-func (c *Client) why(ln *line) error {
+// may hang.
+func (c *Client) refusalLocked(ln *line) error {
 	if ln.hold == nil {
 		if ln.asking && errors.Is(ln.lastAnswer, ErrHeld) && c.clock.now().sub(ln.asked) >= c.opts.Timeout/3 {
 			return nil // the store may hang: its earlier answer is too old to report

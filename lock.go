@@ -80,7 +80,7 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 		c.mu.Unlock()
 		return nil, ErrClosed
 	}
-	ln := c.enter(r.key)
+	ln := c.enterLocked(r.key)
 	w.line = ln
 	switch {
 	// An Ordered driver queues the callers itself, so all of them may ask. But a
@@ -90,15 +90,15 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 		ln.hasHead = true
 		c.mu.Unlock()
 	case w.once:
-		err := c.why(ln)
+		err := c.refusalLocked(ln)
 		if err == nil {
 			err = errHeldHere // another caller of this Client wants the key and came first
 		}
-		c.leave(ln)
+		c.leaveLocked(ln)
 		c.mu.Unlock()
 		return nil, err
 	default:
-		if l, err := w.standInLine(ctx); l != nil || err != nil {
+		if l, err := w.waitInLineLocked(ctx); l != nil || err != nil {
 			return l, err
 		}
 	}
@@ -113,18 +113,18 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 	}
 	if err != nil {
 		if c.lined {
-			c.giveUpHead(ln, w.place)
+			c.giveUpHeadLocked(ln, w.place)
 		}
-		c.leave(ln)
+		c.leaveLocked(ln)
 		return nil, err
 	}
-	return c.hold(ctx, r, ln, h), nil
+	return c.startHoldLocked(ctx, r, ln, h), nil
 }
 
-// standInLine waits behind the head. It returns a lease if a hold was handed over,
-// an error if the wait has ended, and nil, nil if the caller is now the head. The
-// caller holds mu; standInLine releases it.
-func (w *wait) standInLine(ctx context.Context) (*Lease, error) {
+// waitInLineLocked waits behind the head. It returns a lease if a hold was handed
+// over, an error if the wait has ended, and nil, nil if the caller is now the head.
+// It unlocks mu.
+func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 	c, ln := w.c, w.line
 	w.stood = true
 	w.turn = turn{r: &w.r, ctx: ctx, since: w.start, ready: make(chan ticket, 1)}
@@ -152,17 +152,17 @@ func (w *wait) standInLine(ctx context.Context) (*Lease, error) {
 	// A ticket may have been given at the same moment. Then it must be passed on:
 	// the key to the store, or the head to the next caller.
 	c.mu.Lock()
-	refusal := c.why(ln)
+	refusal := c.refusalLocked(ln)
 	var handed *Lease
 	if ln.waiting.remove(t) {
-		c.leave(ln)
+		c.leaveLocked(ln)
 	} else if tk := <-t.ready; tk.lease != nil {
 		handed = tk.lease
 	} else {
 		if tk.err == nil {
-			c.promoteNext(ln, tk.place)
+			c.promoteNextLocked(ln, tk.place)
 		}
-		c.leave(ln)
+		c.leaveLocked(ln)
 	}
 	c.mu.Unlock()
 	if handed != nil {
@@ -187,11 +187,11 @@ func (w *wait) standInLine(ctx context.Context) (*Lease, error) {
 }
 
 // takeTicket acts on what ended the caller's time in the line. It returns as
-// standInLine does.
+// waitInLineLocked does.
 func (w *wait) takeTicket(ctx context.Context, tk ticket) (*Lease, error) {
 	if tk.err != nil {
 		w.c.mu.Lock()
-		w.c.leave(w.line)
+		w.c.leaveLocked(w.line)
 		w.c.mu.Unlock()
 		return nil, tk.err
 	}
@@ -210,7 +210,7 @@ func (w *wait) takeTicket(ctx context.Context, tk ticket) (*Lease, error) {
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	for attempt := 1; ; attempt++ {
 		if ctx.Err() != nil || w.c.closing.Err() != nil {
-			return nil, w.why(ctx)
+			return nil, w.endErr(ctx)
 		}
 
 		last := w.once || w.lastCall(ctx)
@@ -234,7 +234,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			continue // the driver waits better than a sleep does
 		}
 		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
-			return nil, w.why(ctx)
+			return nil, w.endErr(ctx)
 		}
 	}
 }
@@ -364,12 +364,12 @@ func (w *wait) over(ctx context.Context, err error, asked instant, last bool) (b
 
 	switch {
 	case ctx.Err() != nil, w.c.closing.Err() != nil:
-		return true, w.why(ctx)
+		return true, w.endErr(ctx)
 	case w.once, outage >= w.c.opts.Timeout:
 		return true, err
 	case last && w.lastCall(ctx), w.c.clock.now() >= w.end:
 		w.awaitEnd(ctx)
-		return true, w.why(ctx)
+		return true, w.endErr(ctx)
 	}
 	return false, nil
 }
@@ -477,8 +477,8 @@ func (k *contended) lately(key string, now instant) bool {
 	return ok
 }
 
-// why returns the error of a wait that has ended by its own bounds.
-func (w *wait) why(ctx context.Context) error {
+// endErr returns the error of a wait that has ended by its own bounds.
+func (w *wait) endErr(ctx context.Context) error {
 	if w.c.closing.Err() != nil {
 		return ErrClosed
 	}
@@ -499,7 +499,7 @@ func (w *wait) heldHere() error {
 	if w.line.hold == nil {
 		return nil
 	}
-	return w.c.why(w.line)
+	return w.c.refusalLocked(w.line)
 }
 
 // withContextEnd returns err joined with ctx's error and cause, if ctx has ended.

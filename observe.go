@@ -31,7 +31,7 @@ func (c *Client) observeLater(e Event) {
 	c.observeLaterLocked(e)
 }
 
-// observeLaterLocked is observeLater for a caller that holds mu.
+// observeLaterLocked is observeLater under mu.
 func (c *Client) observeLaterLocked(e Event) {
 	o := &c.observer
 	if e.Kind == EventRenewFailed && len(o.queue) >= maxUnobserved {

@@ -16,7 +16,7 @@ const (
 	maxBatches   = 24                   // calls in flight for terms of about one length
 	maxSuspect   = 8                    // besides, with claims whose last renewal was not answered
 	batchWindow  = 5 * time.Millisecond // what is due within it travels together
-	lookEvery    = time.Second          // how often the clock is read while leases are held
+	checkEvery   = time.Second          // how often the clock is read while leases are held
 	renewalsPerT = 3                    // a renewal starts at TTL/3
 	triesPerT    = 10                   // a try lasts TTL/10 at most
 )
@@ -74,14 +74,13 @@ func (q *holdHeap) Pop() any {
 	return h
 }
 
-// schedule puts h at its place in the heap, and wakes the renewer if need be. The
-// caller holds mu.
-func (c *Client) schedule(h *hold) {
+// scheduleLocked puts h at its place in the heap, and wakes the renewer if need be.
+func (c *Client) scheduleLocked(h *hold) {
 	h.next = min(instant(h.deadline.Load()), h.limit)
 	for _, l := range h.leases {
 		h.next = min(h.next, l.maxHold)
 	}
-	if h.idles() {
+	if h.idlesLocked() {
 		h.next = min(h.next, h.due)
 	}
 	if h.index < 0 {
@@ -99,8 +98,8 @@ func (c *Client) schedule(h *hold) {
 	}
 }
 
-// unschedule takes h out of the heap. The caller holds mu.
-func (c *Client) unschedule(h *hold) {
+// unscheduleLocked takes h out of the heap.
+func (c *Client) unscheduleLocked(h *hold) {
 	if h.index >= 0 {
 		heap.Remove(&c.holds, h.index)
 	}
@@ -114,11 +113,11 @@ func (c *Client) runRenewer() {
 	defer timer.Stop()
 	idle := false
 	for {
-		now, _ := c.look()
+		now, _ := c.readClock()
 		c.mu.Lock()
-		gone := c.serve(now)
-		c.dispatch()
-		wakes := now.add(lookEvery)
+		gone := c.serveLocked(now)
+		c.dispatchLocked()
+		wakes := now.add(checkEvery)
 		if len(c.holds) > 0 {
 			wakes = min(wakes, c.holds[0].next)
 		} else if idle || c.closing.Err() != nil {
@@ -141,16 +140,16 @@ func (c *Client) runRenewer() {
 	}
 }
 
-// serve ends the leases whose time is over, which it returns, and queues the holds
-// whose renewal is due. The caller holds mu.
-func (c *Client) serve(now instant) (gone []*Lease) {
+// serveLocked ends the leases whose time is over, which it returns, and queues the holds
+// whose renewal is due.
+func (c *Client) serveLocked(now instant) (gone []*Lease) {
 	for len(c.holds) > 0 {
 		h := c.holds[0]
-		isDue := h.idles() && h.due <= now.add(h.early)
+		isDue := h.idlesLocked() && h.due <= now.add(h.early)
 		if h.next > now && !isDue {
 			return gone
 		}
-		if ended := c.endExpired(h, now); len(ended) > 0 {
+		if ended := c.endExpiredLocked(h, now); len(ended) > 0 {
 			gone = append(gone, ended...)
 			continue
 		}
@@ -158,12 +157,12 @@ func (c *Client) serve(now instant) (gone []*Lease) {
 			h.queued = true
 			r := &c.renewer
 			if h.failed > 0 {
-				r.suspect.add(h, c.try(h))
+				r.suspect.addLocked(h, c.try(h))
 			} else {
-				r.well.add(h, c.try(h))
+				r.well.addLocked(h, c.try(h))
 			}
 		}
-		c.schedule(h)
+		c.scheduleLocked(h)
 	}
 	return gone
 }
@@ -187,14 +186,14 @@ func (c *Client) try(h *hold) time.Duration {
 	return min(c.opts.Timeout, h.claim.TTL/triesPerT)
 }
 
-// add queues h. The caller holds mu.
-func (ln *lane) add(h *hold, try time.Duration) {
+// addLocked queues h.
+func (ln *lane) addLocked(h *hold, try time.Duration) {
 	class := min(bits.Len64(uint64(try/(backend.MinTTL/triesPerT))), tryClasses-1)
 	ln.queues[class] = append(ln.queues[class], h)
 }
 
-// take removes and returns up to most holds of one queue. The caller holds mu.
-func (ln *lane) take(class, most int) []*hold {
+// takeLocked removes and returns up to most holds of one queue.
+func (ln *lane) takeLocked(class, most int) []*hold {
 	q := &ln.queues[class]
 	n := min(len(*q), most)
 	holds := slices.Clone((*q)[:n])
@@ -202,24 +201,24 @@ func (ln *lane) take(class, most int) []*hold {
 	return holds
 }
 
-// dispatch sends the renewals that are due, up to the bounds on calls in flight.
-// The others wait, and travel in larger batches. The caller holds mu.
-func (c *Client) dispatch() {
-	c.dispatchLane(&c.renewer.well, maxBatches)
-	c.dispatchLane(&c.renewer.suspect, maxSuspect)
+// dispatchLocked sends the renewals that are due, up to the bounds on calls in flight.
+// The others wait, and travel in larger batches.
+func (c *Client) dispatchLocked() {
+	c.dispatchLaneLocked(&c.renewer.well, maxBatches)
+	c.dispatchLaneLocked(&c.renewer.suspect, maxSuspect)
 }
 
-func (c *Client) dispatchLane(ln *lane, most int) {
+func (c *Client) dispatchLaneLocked(ln *lane, most int) {
 	for class := range ln.queues {
 		for ln.flights[class] < most && len(ln.queues[class]) > 0 {
-			c.dispatchBatch(ln, class)
+			c.dispatchBatchLocked(ln, class)
 		}
 	}
 }
 
-func (c *Client) dispatchBatch(ln *lane, class int) {
+func (c *Client) dispatchBatchLocked(ln *lane, class int) {
 	b := &batch{c: c, flights: &ln.flights[class]}
-	for _, h := range ln.take(class, batchSize) {
+	for _, h := range ln.takeLocked(class, batchSize) {
 		h.queued = false
 		if h.busy != nil || h.index < 0 {
 			continue // an Extend is in flight, or the hold has ended
@@ -261,14 +260,14 @@ func (b *batch) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	*b.flights--
-	c.dispatch()
+	c.dispatchLocked()
 }
 
 // send makes the call. What the driver has not answered when the call ends, or a
 // moment after ctx has ended, has failed.
 func (b *batch) send(ctx context.Context) {
 	c := b.c
-	b.sent, b.slept = c.look()
+	b.sent, b.slept = c.readClock()
 
 	// If the driver's call outlasts ctx, send leaves it behind: the holds must be
 	// tried again before their terms end.
@@ -295,7 +294,7 @@ func (b *batch) send(ctx context.Context) {
 func (b *batch) prepare() {
 	c := b.c
 	wanted, joined := b.wanted() // without mu: it calls contexts
-	now, _ := c.look()
+	now, _ := c.readClock()
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -303,15 +302,15 @@ func (b *batch) prepare() {
 	b.holds = all[:0]
 	for i, h := range all {
 		// A lease may have joined after wanted had read the leases. It counts as wanted.
-		if cl, ok := h.renewal(now, wanted[i] || h.joined != joined[i]); ok {
+		if cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i]); ok {
 			h.kept = max(h.kept, now.add(cl.TTL))
 			b.holds = append(b.holds, h)
 			b.claims = append(b.claims, cl)
 			continue
 		}
-		h.idle()
+		h.callEndedLocked()
 		if h.index >= 0 {
-			c.schedule(h)
+			c.scheduleLocked(h)
 		}
 	}
 }
@@ -348,10 +347,10 @@ func (b *batch) wanted() (wanted []bool, joined []int) {
 // never. The caller does not hold mu, because the context may belong to another
 // lease, and then it locks mu.
 func (l *Lease) abandoned() bool {
-	if !l.asked {
-		l.asked, l.ended = true, l.parent.Done()
+	if !l.parentDoneRead {
+		l.parentDoneRead, l.parentDone = true, l.parent.Done()
 	}
-	return isClosed(l.ended)
+	return isClosed(l.parentDone)
 }
 
 // done is called by the driver, once for each claim.
