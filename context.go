@@ -8,12 +8,12 @@ import (
 // leaseContext is the context of a lease: a child of Lock's context that also
 // ends with the lease, at its deadline at the latest.
 type leaseContext struct {
-	context.Context // native, so that children attach to it without a goroutine
+	context.Context // of package context, so that children attach to it without a goroutine
 	lease           *Lease
 	cancel          context.CancelCauseFunc
 
-	// The deadline of Lock's context, read once. Otherwise the context of a
-	// nested lease would climb the whole chain of contexts at each call.
+	// The deadline of Lock's context, read once. Otherwise each call of Deadline
+	// would climb the whole chain of contexts of nested leases.
 	deadline time.Time
 	bounded  bool
 }
@@ -25,20 +25,21 @@ func newLeaseContext(l *Lease) *leaseContext {
 	return x
 }
 
-// Err is nil until the context ends. It looks at the clock first.
+// Err returns nil until the context ends. It reads the clock first.
 func (x *leaseContext) Err() error {
 	x.check()
 	return x.Context.Err()
 }
 
-// Done is closed when the context ends. It looks at the clock first.
+// Done returns a channel that is closed when the context ends. It reads the clock
+// first.
 func (x *leaseContext) Done() <-chan struct{} {
 	x.check()
 	return x.Context.Done()
 }
 
-// check ends the context if the lease has ended. The lease's timer may fire
-// late.
+// check ends the context if the lease has ended by the clock. The renewer, which
+// ends it otherwise, may run late.
 func (x *leaseContext) check() {
 	if x.Context.Err() != nil {
 		return
@@ -52,10 +53,10 @@ func (x *leaseContext) check() {
 // itself moves with each renewal; Lease.Expires returns it.
 func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
 
-// leaseKey is the key of the innermost lease in a context.
+// leaseKey is the key under which a context returns its innermost lease.
 var leaseKey = new(int)
 
-// Value finds the lease, for re-entry.
+// Value returns the lease for leaseKey, for re-entry.
 func (x *leaseContext) Value(key any) any {
 	if key == any(leaseKey) {
 		return x.lease

@@ -7,21 +7,21 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Contention, loss, the end of a Client, misuse and outage are five different
-// things. The first four have a name here, to be asked for with errors.Is; an
-// outage is every other error, and is the store's own.
+// Contention, loss, the end of a Client, misuse and outage are five different kinds
+// of errors. The first four match an error below by errors.Is. Every other error is
+// an outage, and wraps the store's own error.
 var (
-	// ErrHeld says that the key is held by another. errors.As with a
-	// *backend.HeldError tells by whom and for how long, where it is known.
-	// If the end of a context ended the wait, errors.Is matches the context's
-	// error and cause as well.
+	// ErrHeld says that another caller holds the key. errors.As with a
+	// *backend.HeldError returns the holder and the rest of its term, if they are
+	// known. If the end of a context ended the wait, the error also matches the
+	// context's error and cause.
 	ErrHeld = backend.ErrHeld
 
-	// ErrLost says that a lease ended before it was unlocked: others may have
+	// ErrLost says that a lease ended before it was unlocked. Other callers may have
 	// held the key since.
 	ErrLost = backend.ErrLost
 
-	// ErrReleased says that a lease was unlocked already.
+	// ErrReleased says that a lease was already unlocked.
 	ErrReleased = errors.New("lease released")
 
 	// ErrClosed says that the Client was closed.
@@ -31,15 +31,15 @@ var (
 	ErrInvalid = backend.ErrInvalid
 )
 
-// Error is what every call of this package that concerns a key returns: what
-// was tried, on which key, and why it failed.
+// Error is the error of every call that concerns a key. It says what was tried, on
+// which key, and why it failed.
 type Error struct {
 	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break"
 	Key string // as the caller gave it, without Options.Prefix
 	Err error
 }
 
-// Error quotes the key, which may be any bytes.
+// Error returns the message. The key is quoted, because it may be any bytes.
 func (e *Error) Error() string {
 	return "hasp: " + e.Op + " " + strconv.Quote(e.Key) + ": " + e.Err.Error()
 }
@@ -47,9 +47,12 @@ func (e *Error) Error() string {
 // Unwrap returns e.Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// waitError is a wait that its caller's context ended: why the key was not
-// had, and why the wait ended. Both match.
-type waitError struct{ err, cause error }
+// waitError is the error of a wait that ended with its caller's context. errors.Is
+// matches both parts.
+type waitError struct {
+	err   error // why the caller did not have the key
+	cause error // why the wait ended
+}
 
 func (e *waitError) Error() string   { return e.cause.Error() + " (" + e.err.Error() + ")" }
 func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }

@@ -2,16 +2,15 @@ package hasp
 
 import "time"
 
-// EventKind says what an [Event] tells of.
+// EventKind is the kind of an [Event].
 type EventKind int
 
 const (
-	// EventAcquired: a caller was given a lease. Wait and Tries say what it
-	// took; Tries is 0 if the hold was taken over from the one before in line
-	// or re-entered.
+	// EventAcquired: a caller got a lease, after Wait and Tries. Tries is 0 if the
+	// hold was handed over in the line or re-entered.
 	EventAcquired EventKind = iota + 1
 
-	// EventRefused: a caller was not given a lease. Err says why.
+	// EventRefused: a caller did not get a lease. Err says why.
 	EventRefused
 
 	// EventReleased: a lease was unlocked. Err is nil, or the error of an
@@ -22,8 +21,8 @@ const (
 	// ErrClosed.
 	EventLost
 
-	// EventRenewFailed: one try to renew a hold failed or was not answered;
-	// it is repeated until the deadline. Err is the store's error.
+	// EventRenewFailed: one try to renew a hold failed or was not answered. It is
+	// repeated until the deadline. Err is the store's error.
 	EventRenewFailed
 )
 
@@ -38,15 +37,15 @@ func (k EventKind) String() string {
 	return eventNames[k]
 }
 
-// Event is one thing that happened to a lock, for metrics, traces and logs.
-// It carries no token and no secret of the store.
+// Event reports one change of a lock, for metrics, traces and logs. It has no token
+// and no secret of the store.
 type Event struct {
 	Kind  EventKind
 	Key   string        // as the caller gave it
-	Owner string        // label of this Client
-	Fence uint64        // of the lease, if it has one
+	Owner string        // Options.Owner
+	Fence uint64        // the lease's, or 0
 	Wait  time.Duration // EventAcquired, EventRefused: how long the caller waited
 	Hold  time.Duration // EventReleased, EventLost: how long the lease lasted
-	Tries int           // EventAcquired, EventRefused: calls to the store; one Wait of a driver counts as one
-	Err   error         // why, for the kinds that have a reason
+	Tries int           // EventAcquired, EventRefused: calls to the store; a driver's Wait is one call
+	Err   error         // the reason, for the kinds that have one
 }

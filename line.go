@@ -133,7 +133,6 @@ func (c *Client) enterLocked(key string) *line {
 }
 
 // leave takes a caller out of the count. After the last one, the line is reused.
-//
 func (c *Client) leaveLocked(ln *line) {
 	c.callers--
 	c.notifyLocked()

@@ -1,7 +1,7 @@
 // Package hasp provides named locks that processes share, behind one [Locker]
 // interface. A strategy decides how locks are stored and waited for: in one process
-// (memlock), on one host (filelock), on Redis (spinlock and others). It is picked
-// by configuration, so a change of strategy is a change of one string.
+// (memlock), on one host (filelock) or on Redis (spinlock and others). Configuration
+// names the strategy, so a change of strategy is a change of one string.
 //
 //	c, err := hasp.Open(ctx, "spinlock+redis://localhost:6379", nil)
 //	…
@@ -53,10 +53,12 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
+
+	// Deferred, so that a panic in fn unlocks the key as well.
 	defer func() {
 		uerr := lease.Unlock(ctx)
 		switch {
-		case uerr == nil || errors.Is(uerr, ErrReleased): // fn unlocked it itself
+		case uerr == nil || errors.Is(uerr, ErrReleased): // ErrReleased: fn has unlocked the lease
 		case err == nil:
 			err = uerr
 		default:
@@ -76,15 +78,18 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 // a TTL much longer than all the calls to the store take together.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
+	}
+
+	// Only the bound on the wait concerns all keys together.
 	var r request
 	for _, o := range opts {
 		if o != nil {
 			o(&r)
 		}
 	}
-	if len(keys) == 0 {
-		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
-	}
+
 	began := time.Now()
 	all := &Leases{}
 	for _, key := range keys {
@@ -92,12 +97,14 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		if r.bounded {
 			o = append(slices.Clip(opts), WithMaxWait(max(r.maxWait-time.Since(began), 0)))
 		}
+
 		lease, err := l.Lock(ctx, key, o...)
 		if err != nil {
+			// All or none: the keys so far are unlocked.
 			return nil, errors.Join(err, all.Unlock(ctx))
 		}
 		all.leases = append(all.leases, lease)
-		ctx = lease.Context()
+		ctx = lease.Context() // so the loss of one lease ends the wait for the next
 	}
 	return all, nil
 }
@@ -133,10 +140,12 @@ func (ls *Leases) Err() error {
 // many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
 	errs := make([]error, len(ls.leases))
-	outage := false
+	outage := false // the outcome of an Unlock is unknown
+
 	var wg sync.WaitGroup
 	for i, l := range slices.Backward(ls.leases) {
 		if outage {
+			// One after another, each call might wait for Options.Timeout.
 			wg.Go(func() { errs[i] = l.Unlock(ctx) })
 			continue
 		}

@@ -1,16 +1,16 @@
 package hasp
 
-// maxUnobserved is how many events may wait for Observe. Beyond it, events of
-// failed renewals are dropped, since such events repeat.
+// maxUnobserved is how many events may wait for Observe. Beyond it, events of failed
+// renewals are dropped, because such events repeat.
 const maxUnobserved = 4096
 
-// observer calls Options.Observe for events that no caller waits for. It does so
-// on its own goroutine, which exists while there are such events. An Observe
-// that blocks must delay neither renewals nor the end of a context.
+// observer calls Options.Observe for events that no caller waits for. It does so on
+// a goroutine of its own, so that an Observe that blocks delays neither renewals nor
+// the end of a context.
 type observer struct {
 	// Guarded by Client.mu.
-	running bool
-	queue   []Event
+	running bool    // the goroutine exists; it ends when the queue is empty
+	queue   []Event // in the order in which they happened
 }
 
 // observe calls Observe, if there is one, on the caller's goroutine.
@@ -26,6 +26,7 @@ func (c *Client) observeLater(e Event) {
 	if c.opts.Observe == nil {
 		return
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.observeLaterLocked(e)
@@ -56,16 +57,20 @@ func (c *Client) runObserver() {
 			return
 		}
 		c.mu.Unlock()
+
+		// Not under mu, because Observe is the user's code.
 		for _, e := range events {
 			c.observe(e)
 		}
 	}
 }
 
-// observeAcquired reports that a caller was given l. If the lease has ended
-// already, observeAcquired reports that end after it.
+// observeAcquired reports that a caller got l. If the lease has ended already,
+// observeAcquired then queues the event of that end.
 func (c *Client) observeAcquired(l *Lease, e Event) {
 	c.observe(e)
+
+	// The lease may have ended while Observe ran.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.observed = true
@@ -75,20 +80,20 @@ func (c *Client) observeAcquired(l *Lease, e Event) {
 	}
 }
 
-// observeEnd reports how a lease has ended. It does so at once on the goroutine
-// of an Unlock, and otherwise later. If the caller had left before it was given
-// the lease, observeEnd reports nothing.
+// observeEnd reports the end of a lease: at once if Unlock ended it, and otherwise
+// later. If the caller left before it got the lease, observeEnd reports nothing.
 func (c *Client) observeEnd(l *Lease, kind EventKind, err error) {
 	if c.opts.Observe == nil {
 		return
 	}
+
 	e := Event{Kind: kind, Key: l.key, Fence: l.hold.fence, Hold: c.clock.now().sub(l.since), Err: err}
 	c.mu.Lock()
 	switch {
 	case !l.observed:
-		l.unseen = &e
+		l.unseen = &e // EventAcquired comes first
 	case kind == EventReleased:
-		defer c.observe(e) // without mu
+		defer c.observe(e) // after mu was unlocked
 	default:
 		c.observeLaterLocked(e)
 	}
