@@ -6,9 +6,9 @@
 local token, owner, term, fenced, command, channel, round, whole, window = unpack(ARGV, 2)
 local has, whose, fence = holder()
 if has == token then
-	-- Replicas can confirm a hold only if it is written. So PEXPIRE runs even if it changes nothing.
+	-- Replicas confirm only what was written. So PEXPIRE runs even if the term is longer already.
 	local left = redis.call('PTTL', lock)
-	if left >= 0 and left <= tonumber(whole) then redis.call('PEXPIRE', lock, whole) end
+	if left >= 0 then redis.call('PEXPIRE', lock, math.max(left, whole)) end
 	return report(token, '', command, channel, nil, has, whose, fence)
 end
 -- These raise WRONGTYPE before anything is written.

@@ -165,7 +165,19 @@ func TestEntriesOfDeadClientsAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	atLast(t, "no queue", func() bool { return r.rdb.Exists(t.Context(), queueKey, entriesKey, aliveKey).Val() == 0 })
+	r.dead(t, 10, "PUBLISH", -time.Second)
 	r.acquire(t, claim("k"))
+}
+
+// While callers wait without a pause, the channels of dead clients do not pile up.
+func TestChannelsOfDeadClientsAreRemoved(t *testing.T) {
+	r := setup(t, nil)
+	r.acquire(t, claim("k"))
+	r.dead(t, 40, "PUBLISH", -time.Second)
+	r.wait(t, r.another(t), claim("k"), 41)
+	if n := r.rdb.ZCard(t.Context(), aliveKey).Val(); n != 1 {
+		t.Errorf("%d channels, want that of the living client", n)
+	}
 }
 
 // The entries of a client without a subscription have no command. The client is
@@ -351,6 +363,62 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 	if left := r.left(t, "k"); left < 20*time.Second {
 		t.Errorf("for %v", left)
 	}
+}
+
+// A user that may not ask for subscribers learns from PUBLISH that a client is gone.
+func TestReleaseByAUserThatMayNotCountSubscribers(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	c := claim("k")
+	r.acquire(t, c)
+	r.dead(t, 3, "PUBLISH", time.Hour)
+	x := r.wait(t, r.another(t), claim("k"), 4)
+	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.d.Release(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	x.got(t)
+	r.queued(t, "k", 3)
+	x.release(t)
+}
+
+// A queue that cannot be read does not count as empty.
+func TestInspectOfAQueueThatMayNotBeRead(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r.acquire(t, claim("k"))
+	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-lrange").Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.d.Inspect(t.Context(), "k")
+	outage(t, r, "inspect", err)
+}
+
+// A token that has the key already writes its record, even if its term cannot
+// grow. Replicas confirm only what was written.
+func TestConfirmationIsWritten(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	c := claim("k")
+	r.acquire(t, c)
+	for _, term := range []time.Duration{c.TTL, time.Hour} {
+		r.rdb.PExpire(t.Context(), "k", term)
+		before := r.changes(t)
+		if _, err := r.d.Wait(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if r.changes(t) == before {
+			t.Errorf("nothing was written with %v left", term)
+		}
+	}
+	if left := r.left(t, "k"); left <= time.Hour/2 {
+		t.Errorf("shortened to %v", left)
+	}
+}
+
+// changes returns how many writes the server has counted.
+func (r rig) changes(t *testing.T) string {
+	t.Helper()
+	return r.rdb.InfoMap(t.Context(), "persistence").Item("Persistence", "rdb_changes_since_last_save")
 }
 
 // A release succeeds even if the queue cannot be read.
