@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -25,22 +26,22 @@ type book struct {
 
 // page is what is known of one key.
 type page struct {
-	calls  map[string]int       // under way, by the Client's name
-	ended  map[string]time.Time // when a lease was last found to have ended, by the Client's name
-	began  []time.Time          // of each group: when the Lock of its first lease began
-	live   []entry              // leases that were held at the last look
-	fence  uint64               // the largest granted
-	fenced time.Time            // when that fence was noted
-	broke  time.Time            // no hold that began before is exclusive, since a Break may have ended it
+	calls  map[string]int           // under way, by the Client's name
+	had    map[string][]*hasp.Lease // that were trusted at the last look, by the Client's name
+	ended  map[string]time.Time     // when one of them was last found to have ended
+	began  []time.Time              // of each group: when the Lock of its first lease began
+	live   []entry                  // leases that were held at the last look
+	fence  uint64                   // the largest granted
+	fenced time.Time                // when that fence was noted
+	broke  time.Time                // no hold that began before is exclusive, since a Break may have ended it
 }
 
 // entry is one lease. Leases of one group share a hold, by re-entry. The store
 // granted that hold after since.
 type entry struct {
-	lease  *hasp.Lease
-	client string
-	group  int
-	since  time.Time
+	lease *hasp.Lease
+	group int
+	since time.Time
 }
 
 // tally counts the calls and the events of one Client.
@@ -55,9 +56,17 @@ func (b *book) errorf(format string, args ...any) {
 	b.t.Errorf("%s at %v: %s", b.seed, time.Now().Format("05.000"), fmt.Sprintf(format, args...))
 }
 
+// has notes that a Client has a lease. Its caller may not have it yet.
+func (b *book) has(client string, l *hasp.Lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.page(l.Key())
+	p.had[client] = append(p.had[client], l)
+}
+
 // took notes a new lease, whose Lock began at since, and returns its group.
 // Group is 0 for a new hold, or that of the lease which was re-entered.
-func (b *book) took(client string, l *hasp.Lease, group int, since time.Time) int {
+func (b *book) took(l *hasp.Lease, group int, since time.Time) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.page(l.Key())
@@ -78,7 +87,7 @@ func (b *book) took(client string, l *hasp.Lease, group int, since time.Time) in
 		}
 	}
 	if l.Err() == nil {
-		p.live = append(p.live, entry{l, client, group, p.began[group-1]})
+		p.live = append(p.live, entry{l, group, p.began[group-1]})
 	}
 	b.check(l.Key(), p)
 	return group
@@ -99,7 +108,6 @@ func (b *book) check(key string, p *page) {
 	kept := p.live[:0]
 	for _, e := range p.live {
 		if e.lease.Err() != nil {
-			p.ended[e.client] = time.Now()
 			continue
 		}
 		for _, o := range kept {
@@ -113,6 +121,16 @@ func (b *book) check(key string, p *page) {
 	}
 	clear(p.live[len(kept):])
 	p.live = kept
+
+	for client, leases := range p.had {
+		p.had[client] = slices.DeleteFunc(leases, func(l *hasp.Lease) bool {
+			if l.Err() == nil {
+				return false
+			}
+			p.ended[client] = time.Now()
+			return true
+		})
+	}
 }
 
 // forget notes that the store has lost its data now.
@@ -138,18 +156,13 @@ func (b *book) held(client, key string, within time.Duration) bool {
 	defer b.mu.Unlock()
 	p := b.page(key)
 	b.check(key, p)
-	for _, e := range p.live {
-		if e.client == client {
-			return true
-		}
-	}
-	return time.Since(p.ended[client]) < within
+	return len(p.had[client]) > 0 || time.Since(p.ended[client]) < within
 }
 
 func (b *book) page(key string) *page {
 	p := b.keys[key]
 	if p == nil {
-		p = &page{calls: map[string]int{}, ended: map[string]time.Time{}}
+		p = &page{calls: map[string]int{}, had: map[string][]*hasp.Lease{}, ended: map[string]time.Time{}}
 		b.keys[key] = p
 	}
 	return p

@@ -18,6 +18,7 @@ type client struct {
 	name    string
 	link    link
 	timeout time.Duration
+	waits   bool         // its driver is a Waiter
 	long    bool         // its callers may ask for long terms
 	slowest atomic.Int64 // answer to an attempt so far
 }
@@ -58,13 +59,21 @@ func (t timedWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, 
 // Lock counts the call, also those that Do and LockAll make.
 func (c *client) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 	defer c.w.book.called(c.name, key)()
-	return c.Client.Lock(ctx, key, opts...)
+	l, err := c.Client.Lock(ctx, key, opts...)
+	if err == nil {
+		c.w.book.has(c.name, l)
+	}
+	return l, err
 }
 
 // TryLock counts the call.
 func (c *client) TryLock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 	defer c.w.book.called(c.name, key)()
-	return c.Client.TryLock(ctx, key, opts...)
+	l, err := c.Client.TryLock(ctx, key, opts...)
+	if err == nil {
+		c.w.book.has(c.name, l)
+	}
+	return l, err
 }
 
 // caller is a goroutine that uses a Client as its seed says.
@@ -195,13 +204,18 @@ func (a *caller) took(what string, b bounds, start start, err error) bool {
 	case errors.Is(err, hasp.ErrHeld) && !start.here:
 		// A Client may say on its own that it still has the key, or that another
 		// caller of it came first, if the call ends too early for an answer. It may
-		// repeat what that caller was told a Timeout ago.
+		// repeat the answer that this other caller got a Timeout ago. If that caller
+		// is in a driver's Wait, the answer may be older: a Wait polls the store, and
+		// ends when polls were not answered for a Timeout.
 		var held *backend.HeldError
 		own := errors.As(err, &held) && held.Owner == a.c.name
 		enough := max(a.c.timeout/3, 100*time.Millisecond) + late
 		d, since := time.Since(began), began
 		if start.others {
 			since = began.Add(-a.c.timeout - 2*late)
+			if a.c.waits {
+				since = since.Add(-poll - a.c.timeout)
+			}
 		}
 		if !own && (d > enough || !start.others) && a.w.unheard(a.c, since) {
 			a.w.book.errorf("%s by %s, which the store did not answer for %v: %v", what, a.c.name, d, err)
@@ -243,7 +257,7 @@ func (a *caller) lock() {
 	if !a.took("lock", b, start, err) {
 		return
 	}
-	group := a.w.book.took(a.c.name, l, 0, start.at)
+	group := a.w.book.took(l, 0, start.at)
 	leases := []*hasp.Lease{l}
 	for range a.r.IntN(6) {
 		switch a.r.IntN(7) {
@@ -251,7 +265,7 @@ func (a *caller) lock() {
 			began := time.Now()
 			x, err := a.c.Lock(l.Context(), l.Key(), hasp.WithTTL(hasp.MinTTL+a.upTo(400*time.Millisecond)))
 			if err == nil && l.Err() == nil {
-				a.w.book.took(a.c.name, x, group, began)
+				a.w.book.took(x, group, began)
 			}
 			if err == nil {
 				leases = append(leases, x)
@@ -273,7 +287,7 @@ func (a *caller) lock() {
 			began := time.Now()
 			if x, err := a.c.Lock(inner, a.key()); err == nil {
 				if x.Key() != l.Key() {
-					a.w.book.took(a.c.name, x, 0, began)
+					a.w.book.took(x, 0, began)
 				}
 				leases = append(leases, x)
 			}
@@ -337,7 +351,7 @@ func (a *caller) all() {
 		return
 	}
 	for _, l := range ls.All() {
-		a.w.book.took(a.c.name, l, 0, start.at)
+		a.w.book.took(l, 0, start.at)
 	}
 	a.nap(100 * time.Millisecond)
 	_ = ls.Unlock(b.ctx)
@@ -351,7 +365,7 @@ func (a *caller) do() {
 	defer func() { _ = recover() }()
 	err := hasp.Do(b.ctx, a.c, a.key(), func(ctx context.Context, l *hasp.Lease) error {
 		entered = true
-		a.w.book.took(a.c.name, l, 0, began)
+		a.w.book.took(l, 0, began)
 		a.nap(200 * time.Millisecond)
 		switch a.r.IntN(5) {
 		case 0:
@@ -384,7 +398,7 @@ func (a *caller) nested() {
 			break
 		}
 		if len(leases) == 0 || leases[0].Err() == nil {
-			group = a.w.book.took(a.c.name, l, group, began)
+			group = a.w.book.took(l, group, began)
 		}
 		leases = append(leases, l)
 		ctx = counted{l.Context(), &asked}
@@ -457,7 +471,7 @@ func (a *caller) robbed() {
 	if err != nil {
 		return
 	}
-	a.w.book.took(a.c.name, l, 0, began)
+	a.w.book.took(l, 0, began)
 
 	a.w.book.broke(key, time.Now().Add(1))
 	for _, i := range a.r.Perm(len(s.nodes))[:len(s.nodes)/2+1] {
@@ -476,7 +490,7 @@ func (a *caller) polls() {
 		start := p.start(key)
 		l, err := c.TryLock(context.Background(), key)
 		if p.took("a poll", bounds{end: start.at.Add(c.timeout)}, start, err) {
-			a.w.book.took(c.name, l, 0, start.at)
+			a.w.book.took(l, 0, start.at)
 			p.nap(10 * time.Millisecond)
 			_ = l.Unlock(context.Background())
 		}
@@ -493,7 +507,7 @@ func (a *caller) short() {
 	defer b.cancel()
 	began := time.Now()
 	if l, err := c.Lock(b.ctx, a.key(), b.opts...); err == nil {
-		a.w.book.took(c.name, l, 0, began)
+		a.w.book.took(l, 0, began)
 		a.nap(20 * time.Millisecond)
 		_ = l.Unlock(b.ctx)
 	}

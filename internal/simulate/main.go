@@ -47,6 +47,12 @@ func main() {
 	var failed atomic.Bool
 	work := func(t *testing.T) {
 		t.Parallel()
+		// A seed that fails ends this goroutine.
+		defer func() {
+			if t.Failed() {
+				failed.Store(true)
+			}
+		}()
 		for !failed.Load() {
 			i := next.Add(1) - 1
 			if i >= *seeds {
@@ -54,9 +60,6 @@ func main() {
 			}
 			n := uint64(len(which))
 			granted.Add(uint64(simulate(t, which[i%n], *from+i/n)))
-			if t.Failed() {
-				failed.Store(true)
-			}
 		}
 	}
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Seeds", F: func(t *testing.T) {

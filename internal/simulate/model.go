@@ -160,6 +160,9 @@ type polled struct{ *lossy }
 // Wait is no backend.Waiter's.
 func (polled) Wait() {}
 
+// poll is how often a Wait checks that the store answers.
+const poll = time.Second
+
 // waits is a Waiter over a link. It leaves to the engine what its contract
 // leaves to it: a Wait that is cut short may have left its claim in the store.
 type waits struct{ *lossy }
@@ -178,16 +181,38 @@ func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error)
 		}
 		return backend.Grant{}, err
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go w.watch(ctx, cancel)
 	g, err = w.Driver.Wait(ctx, c)
+	if out, ok := context.Cause(ctx).(outage); ok && err != nil {
+		return backend.Grant{}, out
+	}
 	if err != nil {
 		return backend.Grant{}, err
 	}
 	if w.silent() || w.dice() < w.bad/4 {
 		return backend.Grant{}, outage{errNet, began} // the key is ours, and no reply says so
 	}
-	g.Until = time.Time{}
 	g.Until = time.Now().Add(c.TTL - backend.Drift(c.TTL))
 	return g, nil
+}
+
+// watch ends a Wait when the store has not answered for a Timeout.
+func (w waits) watch(ctx context.Context, end context.CancelCauseFunc) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(poll):
+		}
+		began := time.Now()
+		for ctx.Err() == nil && w.send(ctx, func() error { return nil }) != nil {
+			if time.Since(began) >= w.timeout {
+				end(outage{errNet, began})
+			}
+		}
+	}
 }
 
 // abandon waits in the queue for a caller that has given up, as a store does

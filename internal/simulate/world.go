@@ -164,7 +164,7 @@ func (w *world) programs() {
 			w.book.errorf("Lock, while all is well: %v", err)
 			continue
 		}
-		w.book.took(c.name, l, 0, began)
+		w.book.took(l, 0, began)
 		err = l.Unlock(context.Background())
 		w.close(c)
 		synctest.Wait() // a server hears that a connection is closed
@@ -245,7 +245,7 @@ func (w *world) open(r *rand.Rand, timeout time.Duration) *client {
 	c.link = link
 	t := timed{driver.(backend.Inspector), &c.slowest}
 	if waiter, ok := driver.(backend.Waiter); ok {
-		driver = timedWaiter{t, waiter}
+		driver, c.waits = timedWaiter{t, waiter}, true
 	} else {
 		driver = t
 	}
