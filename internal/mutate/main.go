@@ -9,6 +9,7 @@
 //	go run ./internal/mutate -n 160 -seed 1
 //	go run ./internal/mutate -only '^redlock/' -results results.jsonl
 //	go run ./internal/mutate -only 'lease.go.*drop' -n 1000
+//	go run ./internal/mutate -own -results results.jsonl
 //	go run ./internal/mutate -explained
 //
 // A seed decides which edits are tried, in which order: first by the quick
@@ -144,6 +145,7 @@ var (
 	only      = flag.String("only", "", "a regular expression for \"file:line: function: edit\"")
 	reasoned  = flag.Bool("explained", false, "try those that are explained")
 	tests     = flag.String("tests", "", "run only these, such as \"redlock TestRenew\", on what has survived")
+	own       = flag.Bool("own", false, "run only the tests of the package that is edited")
 	parallel  = flag.Int("parallel", 2, "how many mutants at a time")
 	results   = flag.String("results", "", "a file that keeps results, for a run in slices")
 	printOnly = flag.Bool("list", false, "print the edits, and try none")

@@ -32,7 +32,11 @@ func (p pkg) stages() []stage {
 	if dir, names, ok := strings.Cut(*tests, " "); ok {
 		return []stage{{dir, names, "", "process"}}
 	}
-	s := append([]stage{{p.dir, "", "Conformance", "process"}}, p.more...)
+	s := []stage{{p.dir, "", "Conformance", "process"}}
+	if *own {
+		return s
+	}
+	s = append(s, p.more...)
 	if p.dir != "filelock" {
 		s = append(s, stage{"internal/simulate", "", "", "inprocess"})
 	}
