@@ -105,7 +105,7 @@ func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
 	}
 	for _, s := range described {
 		if s.Name == d.Store.Strategy && s.Reach == backend.Process.String() {
-			return usagef("%s excludes the callers of one process, and the demo starts several; leave --url out, or name another strategy", s.Name)
+			return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", s.Name)
 		}
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 )
 
 // Exit codes of hasp itself. Few commands use these: 64, 69 and 75 have the
-// meaning of sysexits.h, and 126 and 127 that of every shell.
+// meaning of sysexits.h, and 126 and 127 the meaning of every shell.
 const (
 	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite
 	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong

@@ -75,7 +75,9 @@ the first of these that is given:
 Programs on several hosts share locks in a Redis, for example with --url
 spinlock+redis://localhost:6379/0?ttl=10s. "hasp strategies" lists the choices.
 Put a password into HASP_URL or the file: other users of this host can read the
-arguments of a program.`,
+arguments of a program.
+
+"hasp run --help" lists the exit codes.`,
 		Args:                       noArgs,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:              true,

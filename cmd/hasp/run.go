@@ -67,7 +67,7 @@ started.
   hasp run backup --no-wait -- ./backup.sh || echo "exit code $?"
   hasp run deploy --wait 5m --fence --url spinlock+redis://redis:6379 -- sh -c 'deploy --fence $HASP_FENCE'`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			const want = "want hasp run KEY -- COMMAND [ARG]..."
+			const want = `want "hasp run KEY -- COMMAND [ARG]..."`
 			switch dash := cmd.ArgsLenAtDash(); {
 			case len(args) == 0 || dash == 0:
 				return errors.New("no key given: " + want)

@@ -122,7 +122,7 @@ func (r *referee) start(ctx context.Context, o order) error {
 	return err
 }
 
-// listen passes on what a worker reports, and then that it has ended.
+// listen reads the reports of a worker until it has ended.
 func (r *referee) listen(ctx context.Context, p *process, out io.Reader) {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
@@ -186,7 +186,7 @@ func (r *referee) watch(ctx context.Context) error {
 	return nil
 }
 
-// handle records what a worker reports in the timeline.
+// handle records an event of a worker in the timeline.
 func (r *referee) handle(p *process, e event) error {
 	i, at := p.lane, e.At.Sub(r.began)
 	switch e.Kind {

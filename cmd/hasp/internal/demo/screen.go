@@ -62,6 +62,7 @@ func newScreen(out io.Writer, d *Demo, resize func() int) *screen {
 	return &screen{out: out, d: d, resize: resize, colour: os.Getenv("NO_COLOR") == ""}
 }
 
+// wrote does nothing: draw shows the number.
 func (s *screen) wrote(*timeline, int, time.Duration, int) {}
 
 func (s *screen) note(at time.Duration, what string) {
@@ -217,7 +218,7 @@ func drawCell(r *row, style string, a, b state) {
 	}
 }
 
-// status says what a worker does now, in words.
+// status names the present state of a worker.
 func (s *screen) status(r *row, t *timeline, i int, now time.Duration) {
 	l := &t.lanes[i]
 	r.put(styleBold, fmt.Sprintf("  %3d ", l.done))
@@ -262,7 +263,8 @@ type row struct {
 	colour bool
 }
 
-// put adds what up to the width of the row. Each rune must be one column wide.
+// put adds text as far as it fits into the row. Each of its runes must be one
+// column wide.
 func (r *row) put(style, what string) {
 	if r.colour && style != r.style {
 		r.b.WriteString("\x1b[0")

@@ -35,7 +35,7 @@ type order struct {
 	Work   time.Duration `json:"work"`  // about how long a turn holds the lock
 }
 
-// event is what a worker reports, a line each on standard output.
+// event is a report of a worker: a line on its standard output.
 type event struct {
 	Kind   string    `json:"kind"`
 	At     time.Time `json:"at"`
@@ -61,9 +61,8 @@ type worker struct {
 	out    *json.Encoder
 }
 
-// Work is a worker process of a demo. It does what its standard input orders,
-// and ends the process when its standard input ends, because then the referee
-// has ended.
+// Work is a worker process of a demo. It reads its order from in. When in ends, it
+// ends the process, because the referee has ended.
 func Work(ctx context.Context, in io.Reader, out io.Writer) error {
 	w := &worker{out: json.NewEncoder(out)}
 	lines := bufio.NewReader(in)
