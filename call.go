@@ -12,8 +12,8 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// grace is how long a call may take to return after its context has ended. The
-// driver's own error says more than a general one.
+// grace is how long a call may take to return after its context has ended. It lets
+// the driver return its own error, which says more than a general one.
 const grace = 10 * time.Millisecond
 
 // spawn runs f on a goroutine that Close waits for. It returns false if Close has
@@ -45,25 +45,25 @@ func (c *Client) returned() {
 	}
 }
 
-// outcome is the answer of a call whose caller may leave before the call ends. Both
-// swap met: the second of them handles the answer.
+// outcome is the answer of a call whose caller may leave before the call ends. The
+// caller and the call each swap met once. The second of them handles the answer.
 type outcome[T any] struct {
-	met  atomic.Bool
+	met  atomic.Bool   // one of the two has finished
 	done chan struct{} // closed when v and err are set
 	v    T
 	err  error
 }
 
-// errLate is an outage: the grant came too late to be of use.
+// errLate is an outage: the grant was too late to be used.
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
 // errLeft is run's error if leave was closed before the call ended.
 var errLeft = errors.New("left")
 
-// call makes one call to the store, with the values of ctx but without its
-// cancellation. It returns when the call is answered, when bound has passed, or
-// when ctx ends, whichever is first. If the call ends after that, late receives its
-// outcome. With late, call also returns when Close begins.
+// call makes one call to the store. The call has the values of ctx, but the end of
+// ctx does not interrupt it. call returns when the store answers, when bound has
+// passed, or when ctx ends, whichever is first. If the store answers after that, late
+// gets the outcome. With late, call also returns when Close begins.
 func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	switch {
@@ -73,12 +73,13 @@ func call[T any](c *Client, ctx context.Context, bound time.Duration,
 		return direct(ctx, nil, bound, f)
 	}
 
-	// apart is cancelled when the call ends, not when its caller leaves.
+	// The call outlasts a caller that leaves: apart is cancelled when the call ends.
 	apart, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
 	var quit <-chan struct{}
 	if late != nil {
 		quit = c.closing.Done()
 	}
+
 	v, err := run(c, apart, ctx.Done(), quit, func(apart context.Context) (T, error) {
 		v, err := f(apart)
 		return v, plain(err, bound)
@@ -101,15 +102,17 @@ func (c *Client) endsWith(ctx context.Context) bool {
 }
 
 // direct makes a call on the caller's goroutine, for a driver whose calls end with
-// their context. The call ends with ctx, after d, or with quit if quit is not nil.
+// their context. The call ends with ctx, after d, or with quit. Quit may be nil.
 func direct[T any](ctx, quit context.Context, d time.Duration, f func(context.Context) (T, error)) (T, error) {
 	within := lazyctx.WithTimeout(ctx, quit, d)
 	defer within.End()
 	v, err := f(within)
+
+	// An error that the end of a context caused must say which context.
 	switch {
 	case err == nil || definite(err):
 	case ctx.Err() != nil:
-		err = ctx.Err()
+		err = ctx.Err() // the caller's
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
 		err = fmt.Errorf("%v: %w", err, noAnswer(d))
 	default:
@@ -119,18 +122,19 @@ func direct[T any](ctx, quit context.Context, d time.Duration, f func(context.Co
 }
 
 // run calls f with apart. It returns when f has returned, when leave or quit is
-// closed, or a moment after apart has ended. In the last two cases it leaves f
-// behind, and late receives f's outcome. After f has returned, run calls after. If
-// the driver's calls end promptly, run calls f on the caller's goroutine, and never
-// leaves it behind.
+// closed, or a moment after apart has ended. If f has not returned by then, late gets
+// its outcome, unless late is nil. After f has returned, run calls after. If the
+// driver's calls end promptly, run calls f on the caller's goroutine and waits for it.
 func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 	f func(context.Context) (T, error), late func(T, error), after func()) (T, error) {
 	if c.traits.Reach == backend.Process || c.traits.Ends == backend.EndsPromptly {
 		return f(apart)
 	}
+
 	o := &outcome[T]{done: make(chan struct{})}
 	if !c.spawn(func() {
 		o.v, o.err = f(apart)
+		// If the caller has left, the outcome is handled here.
 		if o.met.Swap(true) && late != nil {
 			late(o.v, o.err)
 		}
@@ -151,6 +155,7 @@ func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 	case <-quit:
 		err = ErrClosed
 	case <-apart.Done():
+		// f has the same context, and should return soon.
 		err = apart.Err()
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
@@ -160,7 +165,8 @@ func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 		case <-timer.C:
 		}
 	}
-	// f may have returned at the same moment. If it came first, take its answer.
+
+	// f may have returned at the same moment. If it swapped met first, its answer counts.
 	if o.met.Swap(true) {
 		<-o.done
 		return o.v, o.err
@@ -169,14 +175,15 @@ func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
 	return none, err
 }
 
-// noAnswer returns an outage. It does not match context.DeadlineExceeded, because
-// the caller's own deadline has not passed.
+// noAnswer returns the error of an outage. It does not match
+// context.DeadlineExceeded, because the caller's own deadline has not passed.
 func noAnswer(d time.Duration) error {
 	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
 }
 
-// plain returns err so that it does not match a context's error. Many timeouts of
-// the network match one, although the caller's own context has not ended.
+// plain returns err, wrapped if need be so that it matches no context's error. Many
+// timeouts of the network match context.DeadlineExceeded, although the caller's own
+// context has not ended.
 func plain(err error, d time.Duration) error {
 	if isContextError(err) {
 		return fmt.Errorf("%v: %w", err, noAnswer(d))
@@ -184,8 +191,8 @@ func plain(err error, d time.Duration) error {
 	return err
 }
 
-// plainDated is plain for a Waiter's error. It keeps the time at which the outage
-// began, if err has one.
+// plainDated is plain for a Waiter's error. If err says when the outage began, so
+// does the result.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
 	var dated interface{ Since() time.Time }
@@ -195,6 +202,7 @@ func plainDated(err error, d time.Duration) error {
 	return datedError{flat, dated.Since()}
 }
 
+// datedError is an error that says when its outage began.
 type datedError struct {
 	error
 	since time.Time
@@ -215,11 +223,12 @@ func definite(err error) bool {
 	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported)
 }
 
-// acquire makes one attempt, which begins at start or later. If its outcome is
-// unknown, the token is released in the background.
+// acquire makes one attempt. If its outcome is unknown, the token is released in the
+// background. Start is the present time, as far as the caller has read the clock.
 func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Duration, start instant) (*hold, error) {
 	slept := c.clock.slept.Load()
 	if c.traits.Reach != backend.Process {
+		// A suspend before the call must not count as a part of the term.
 		start, slept = c.readClock()
 	}
 
@@ -235,9 +244,10 @@ func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 			return g, err
 		})
 	default:
-		g, err = call(c, ctx, bound, c.tidy(cl, c.driver.Acquire), c.late(cl))
+		g, err = call(c, ctx, bound, c.withCleanUp(cl, c.driver.Acquire), c.releaseLate(cl))
 	}
 
+	// Read after the call, which may have lasted through a suspend.
 	now, _ := c.readClock()
 	if err == nil || definite(err) {
 		c.measured(now.sub(start))
@@ -252,7 +262,7 @@ func (c *Client) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 // released in the background.
 func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 	start, slept := c.readClock()
-	g, err := run(c, ctx, nil, nil, c.tidy(cl, c.waiter.Wait), c.late(cl), func() {})
+	g, err := run(c, ctx, nil, nil, c.withCleanUp(cl, c.waiter.Wait), c.releaseLate(cl), func() {})
 	if err != nil {
 		if ctx.Err() == nil {
 			err = plainDated(err, cl.Timeout)
@@ -263,8 +273,8 @@ func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
 	return c.newHold(cl, g, start, now, slept)
 }
 
-// tidy returns f, followed by cleanUpUnknown.
-func (c *Client) tidy(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
+// withCleanUp returns f, followed by cleanUpUnknown.
+func (c *Client) withCleanUp(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)
 		c.cleanUpUnknown(cl, err)
@@ -272,16 +282,17 @@ func (c *Client) tidy(cl backend.Claim, f func(context.Context, backend.Claim) (
 	}
 }
 
-// cleanUpUnknown has the token of cl released if err leaves the outcome unknown.
+// cleanUpUnknown releases the token of cl in the background if err leaves the outcome
+// unknown. That includes an error of a context joined with a definite error.
 func (c *Client) cleanUpUnknown(cl backend.Claim, err error) {
 	if err != nil && (!definite(err) || isContextError(err)) {
 		c.reap(cl, reapTwice)
 	}
 }
 
-// late returns a function that releases the token of cl if a grant, or a place in
-// the driver's queue, came after its caller had left.
-func (c *Client) late(cl backend.Claim) func(backend.Grant, error) {
+// releaseLate returns a function for an outcome that came after its caller had left.
+// It releases the token of cl if that has the key, or a place in the driver's queue.
+func (c *Client) releaseLate(cl backend.Claim) func(backend.Grant, error) {
 	return func(_ backend.Grant, err error) {
 		if err == nil || cl.Stays && errors.Is(err, ErrHeld) {
 			c.reap(cl, reapOnce)
@@ -289,8 +300,8 @@ func (c *Client) late(cl backend.Claim) func(backend.Grant, error) {
 	}
 }
 
-// readClock reads the clock, and how long the machine has slept. It notices a suspend
-// since the last look, unless the store is in this process and was suspended, too.
+// readClock returns the present time, and how long the machine has slept. It notices
+// a suspend, unless the store is in this process: then the store slept as well.
 func (c *Client) readClock() (instant, int64) {
 	now := c.clock.now()
 	if c.traits.Reach != backend.Process {

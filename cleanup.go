@@ -11,7 +11,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Bounds of clean-up. A token beyond them is not released and expires.
+// Bounds of clean-up. If the queue is full, a token is not released, and expires.
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
 	maxReaping = 16      // calls in flight for at most slowAfter
@@ -22,9 +22,10 @@ const (
 	firstRetry = 50 * time.Millisecond
 )
 
-// How often a token is released. A grant that came late has landed: one release is
-// enough. A command of unknown outcome may land after the first release, so there
-// is another one a Timeout later. By then the command's connection is dead.
+// How often a token is released. If its grant came late, the store has carried out
+// the command, so one release is enough. If the outcome is unknown, the store may
+// carry out the command after the first release. So there is a second one, a Timeout
+// later. By then the command has arrived, or its connection is dead.
 const (
 	reapOnce  = 1
 	reapTwice = 2
@@ -43,16 +44,17 @@ func newToken() string {
 // It is one goroutine, which runs while there is work, and one more for each
 // release in flight.
 type reaper struct {
-	wake chan struct{} // has room for one
+	wake chan struct{} // signals a change of the queue; has room for one
 
 	// All below is guarded by Client.mu.
-	running bool
+	running bool     // its goroutine exists
 	queue   reapHeap // by the time of the next try
 	active  int      // calls in flight
 	slow    int      // of these, calls that were not answered within slowAfter
 	repeats int      // of these, calls for tokens whose last release was not answered
 }
 
+// poke wakes the reaper's goroutine.
 func (r *reaper) poke() {
 	select {
 	case r.wake <- struct{}{}:
@@ -65,13 +67,13 @@ type reap struct {
 	claim  backend.Claim
 	lease  *Lease  // whose Unlock this repeats, or nil
 	at     instant // of the next try
-	until  instant // when the term of the token has ended in the store in any case
+	until  instant // when the token has expired in the store at the latest
 	times  int     // releases that are still to be answered
 	failed int     // releases that were not answered
 	repeat bool    // the last release was not answered
 }
 
-// backoff is how long to wait before the next try.
+// backoff returns how long to wait before the next try.
 func (x *reap) backoff(most time.Duration) time.Duration {
 	return jitter(min(firstRetry<<min(x.failed, 10), most))
 }
@@ -96,8 +98,8 @@ func (q *reapHeap) Pop() any {
 	return r
 }
 
-// reap has the token of cl released as often as times says. No caller uses the
-// token again.
+// reap releases the token of cl in the background, as often as times says. No caller
+// uses the token again.
 func (c *Client) reap(cl backend.Claim, times int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,8 +140,8 @@ func (c *Client) addReapLocked(x *reap) {
 	}
 }
 
-// runReaper serves the queue until it is empty. After Close has begun, each token
-// is tried once at once, and a token that was tried before is left to expire.
+// runReaper serves the queue until it is empty. After Close has begun, each token is
+// tried once, at once, and a token that was tried before is left to expire.
 func (c *Client) runReaper() {
 	r := &c.reaper
 	timer := time.NewTimer(0)
@@ -147,33 +149,8 @@ func (c *Client) runReaper() {
 	for {
 		now := c.clock.now()
 		closing := c.closing.Err() != nil
-		wait := time.Hour
 		c.mu.Lock()
-		for len(r.queue) > 0 && r.active-r.slow < maxReaping {
-			x := r.queue[0]
-			if closing && x.failed > 0 || now >= x.until {
-				heap.Pop(&r.queue)
-				continue
-			}
-			if x.at > now && !closing {
-				wait = x.at.sub(now)
-				break
-			}
-			if x.repeat && r.repeats >= maxRepeats {
-				// While a part of the store hangs, repeats for that part must not delay
-				// releases that were not tried yet.
-				x.at = now.add(x.backoff(c.opts.Timeout))
-				heap.Fix(&r.queue, 0)
-				continue
-			}
-			heap.Pop(&r.queue)
-			if c.spawnLocked(func() { c.release(x) }) {
-				r.active++
-				if x.repeat {
-					r.repeats++
-				}
-			}
-		}
+		wait := c.startReapsLocked(now, closing)
 		if len(r.queue) == 0 && r.active == 0 {
 			r.running = false
 			c.mu.Unlock()
@@ -188,6 +165,38 @@ func (c *Client) runReaper() {
 		case <-doneUnless(c.closing, closing): // once, or the loop would never block again
 		}
 	}
+}
+
+// startReapsLocked starts the releases that are due, within the bounds. It returns
+// how long to wait for the next one.
+func (c *Client) startReapsLocked(now instant, closing bool) time.Duration {
+	r := &c.reaper
+	for len(r.queue) > 0 && r.active-r.slow < maxReaping {
+		x := r.queue[0]
+		if closing && x.failed > 0 || now >= x.until {
+			heap.Pop(&r.queue)
+			continue
+		}
+		if x.at > now && !closing {
+			return x.at.sub(now)
+		}
+		if x.repeat && r.repeats >= maxRepeats {
+			// While a part of the store hangs, repeats for that part must not delay
+			// releases that were not tried yet.
+			x.at = now.add(x.backoff(c.opts.Timeout))
+			heap.Fix(&r.queue, 0)
+			continue
+		}
+
+		heap.Pop(&r.queue)
+		if c.spawnLocked(func() { c.release(x) }) {
+			r.active++
+			if x.repeat {
+				r.repeats++
+			}
+		}
+	}
+	return time.Hour // a release that ends, or a new token, wakes the reaper
 }
 
 // doneUnless returns ctx's Done channel, or nil if seen is true.
@@ -207,6 +216,7 @@ func (c *Client) release(x *reap) {
 	timer := time.AfterFunc(slowAfter, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		// The timer may fire just when the answer comes.
 		if !answered && c.reaper.slow < maxSlow {
 			slow = true
 			c.reaper.slow++
@@ -218,38 +228,40 @@ func (c *Client) release(x *reap) {
 	err := c.driver.Release(ctx, x.claim)
 	cancel()
 	timer.Stop()
-
 	settled := err == nil || errors.Is(err, ErrLost)
 	if settled && x.lease != nil {
 		x.lease.settle(err)
 	}
 
-	now := c.clock.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	answered = true
+	if slow {
+		c.reaper.slow--
+	}
+	c.releasedLocked(x, settled)
+}
+
+// releasedLocked records that a try for x has ended, and queues x again if another
+// one must follow.
+func (c *Client) releasedLocked(x *reap, settled bool) {
 	r := &c.reaper
+	defer r.poke()
 	r.active--
 	if x.repeat {
 		r.repeats--
 	}
 	x.repeat = !settled
-	answered = true
-	if slow {
-		r.slow--
-	}
-	defer r.poke()
 
-	switch {
-	case settled:
-		if x.times--; x.times == 0 {
-			return
-		}
+	now := c.clock.now()
+	if settled {
+		x.times--
 		x.at = now.add(c.opts.Timeout)
-	default:
+	} else {
 		x.at = now.add(x.backoff(c.opts.Timeout))
 		x.failed++
 	}
-	if c.closing.Err() == nil {
+	if x.times > 0 && c.closing.Err() == nil {
 		heap.Push(&r.queue, x)
 	}
 }

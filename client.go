@@ -20,7 +20,7 @@ var errUnsupported = errors.ErrUnsupported
 // store.
 type Client struct {
 	driver backend.Driver
-	waiter backend.Waiter // driver, if it is one
+	waiter backend.Waiter // driver, or nil if it is no Waiter
 	traits backend.Traits
 	lined  bool // callers wait in a line of this Client; otherwise the driver queues them
 	turns  int  // holds of one key in a row, before other Clients get a turn
@@ -36,10 +36,10 @@ type Client struct {
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
 	lines     map[string]*line
-	most      int           // the largest len(lines) since the map was made
+	most      int           // the largest len(lines) since the map was created
 	spare     []*line       // for reuse
 	contended contended     // keys that another Client held a moment ago
-	holds     holdHeap      // holds that are trusted, by when the renewer must serve them
+	holds     holdHeap      // holds that are trusted, ordered by when the renewer must serve them
 	open      int           // holds that are trusted or being released, or ended by Close and not unlocked
 	callers   int           // in all lines
 	calls     int           // goroutines of this Client
@@ -53,8 +53,8 @@ type Client struct {
 
 var _ Locker = (*Client)(nil)
 
-// New returns a Client over d, which it owns from now on. It panics if d is
-// nil or the options are out of range.
+// New returns a Client over d. The Client owns d, and Close closes it. New panics if
+// d is nil or the options are out of range.
 func New(d backend.Driver, o *Options) *Client {
 	if d == nil {
 		panic("hasp: New: driver is nil")
@@ -77,44 +77,46 @@ func newClient(d backend.Driver, opts Options) *Client {
 		changed: make(chan struct{}),
 	}
 	c.waiter, _ = d.(backend.Waiter)
+
+	// An Ordered driver queues the callers itself, unless it has Turns.
 	c.lined, c.turns = !c.traits.Ordered, maxTurns
 	if c.traits.Ordered {
 		c.lined, c.turns = c.traits.Turns > 1, c.traits.Turns
 	}
+
 	c.closing, c.close = context.WithCancelCause(context.Background())
 	c.renewer.wake = make(chan struct{}, 1)
 	c.reaper.wake = make(chan struct{}, 1)
 	return c
 }
 
-// Lock waits until it holds key. It returns ErrHeld if ctx or WithMaxWait
-// ended the wait while another held the key, the store's error if the store
-// could not be reached for Options.Timeout, ErrClosed and ErrInvalid; an
-// [*Error] around each.
+// Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld
+// if ctx or WithMaxWait ended the wait while another caller held the key. It returns
+// the store's error if the store could not be reached for Options.Timeout. Otherwise
+// it returns ErrClosed or ErrInvalid.
 //
-// The context bounds the wait and the hold: when it ends, the context of the
-// lease ends as well. The key stays locked until Unlock, and is renewed for one
-// more term at most.
+// The context bounds the wait and the hold: when it ends, the context of the lease
+// ends as well. The key stays locked until Unlock, and is renewed for one more term
+// at most.
 //
-// A context derived from that of a lease re-enters: if that lease holds the
-// same key on the same Client, Lock returns at once with a lease on the same
-// hold. Unlock the inner lease first, as defer does. Unlocking the outer lease
+// A context derived from a lease's context re-enters: if that lease holds the same
+// key on the same Client, Lock returns at once with a lease on the same hold. Unlock the inner lease first, as defer does. Unlocking the outer lease
 // first ends the inner lease's context, and the inner lease is then renewed
 // for one more term at most.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }
 
-// TryLock makes one attempt and returns ErrHeld if the key is held. If a
-// caller of this Client holds the key or waits for it, it says so without
-// asking the store. It is bounded by ctx and Options.Timeout.
+// TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld
+// if the key is held. If another caller of this Client holds the key or waits for it,
+// TryLock returns without a call to the store.
 func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "trylock", key, opts)
 }
 
-// Inspect returns what the store knows of key: its holder, since when and for how
-// long, the fence, and the waiters. If the driver cannot inspect, the error is
-// errors.ErrUnsupported.
+// Inspect returns what the store knows about key: the holder, when the hold began,
+// the rest of its term, the fence, and the waiters. If the driver cannot inspect, the
+// error is errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	in, err := c.inspector(key)
 	if err != nil {
@@ -139,6 +141,8 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, c.opts.Prefix+key)
 	}, nil)
+
+	// Also after an error, because its outcome is unknown.
 	c.confirmSoon(key)
 	if err != nil {
 		return &Error{"break", key, err}
@@ -146,6 +150,7 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	return nil
 }
 
+// inspector returns the driver, if it is an Inspector.
 func (c *Client) inspector(key string) (backend.Inspector, error) {
 	if key == "" {
 		return nil, fmt.Errorf("%w: empty key", ErrInvalid)
@@ -160,12 +165,12 @@ func (c *Client) inspector(key string) (backend.Inspector, error) {
 	return in, nil
 }
 
-// Close ends every wait with ErrClosed and every lease's context with cause
-// ErrClosed, stops renewing, and waits up to Options.Timeout for the holders
-// to Unlock and for calls in flight. It never frees a key while its holder
-// still runs: the remaining holds expire. Then Close closes the driver, and
-// leaves no goroutine behind unless a call of the driver does not end. A second
-// Close waits for the first.
+// Close ends every wait with ErrClosed, and every lease's context with cause
+// ErrClosed. It stops renewing. Then it waits up to Options.Timeout for the holders
+// to Unlock and for calls in flight. It never frees a key while its holder still
+// runs: the remaining holds expire. At last Close closes the driver. It leaves no
+// goroutine behind unless a call of the driver does not end. A second Close waits
+// for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -173,6 +178,8 @@ func (c *Client) Close() error {
 		<-c.closed
 		return nil
 	}
+
+	// Under mu: from here on no caller gets a hold that the loop below misses.
 	c.close(ErrClosed)
 	var ended []*Lease
 	for len(c.holds) > 0 {
@@ -195,6 +202,7 @@ func (c *Client) Close() error {
 	c.stopped = true
 	c.mu.Unlock()
 
+	// A call that does not end is left behind, and ends with its driver.
 	err := c.driver.Close()
 	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)
@@ -217,6 +225,7 @@ func (c *Client) settle(end time.Time, cond func() bool) {
 		if ok {
 			return
 		}
+
 		select {
 		case <-changed:
 		case <-timer.C:
@@ -233,18 +242,19 @@ func (c *Client) notifyLocked() {
 	}
 }
 
-// roundTrip is about how long one call to the store takes.
+// roundTrip returns about how long one call to the store takes.
 func (c *Client) roundTrip() time.Duration { return time.Duration(c.roundT.Load()) }
 
+// measured takes the duration of one call into the average.
 func (c *Client) measured(d time.Duration) {
 	old := c.roundT.Load()
 	if old == 0 || old > 2*int64(d) {
-		c.roundT.Store(int64(d)) // the first call may have dialled
+		c.roundT.Store(int64(d)) // a first call is longer, because it dials
 	} else {
 		c.roundT.Store(old + (int64(d)-old)/8)
 	}
 }
 
-// spread takes a random part of up to a tenth off d, so that what was taken
-// together is not renewed together.
+// spread takes a random part of up to a tenth off d, so that holds that were taken
+// together are not renewed together.
 func spread(d time.Duration) time.Duration { return d - rand.N(d/10+1) }

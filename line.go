@@ -15,14 +15,13 @@ const (
 	maxTurns    = 32                    // holds of one key in a row, before other Clients get a turn
 )
 
-// line is the callers of one Client that want or hold one key. It exists while
-// there are any, so a key that was used once leaves nothing behind. All of it is
-// guarded by Client.mu.
+// line is the callers of one Client that want or hold one key. It exists while there
+// are any, so a key that is not in use takes no memory. Client.mu guards all of it.
 //
 // At most one caller is at the head: it asks the store for the key, holds it, or
 // releases it. The others wait in order of arrival. An Ordered driver queues the
-// callers itself: all of them ask the store, and the line only counts them. If
-// such a driver has turns, the callers share the head's place in its queue.
+// callers itself: all of them ask the store, and the line only counts them. If such
+// a driver has Turns, the callers share the head's place in its queue.
 type line struct {
 	key     string
 	callers int   // including the head
@@ -31,13 +30,17 @@ type line struct {
 	hold    *hold // the head's, while it is trusted
 	turns   int   // holds in a row while other callers of this Client waited; with an Ordered driver, on one place
 
-	lastAnswer  error // the store's last answer to a head: ErrHeld, or an outage; nil if there is none
-	outage      bool  // no attempt since outageSince was answered
+	// The store's last answer to a head: ErrHeld, or an outage; nil if there is none.
+	lastAnswer error
+
+	outage      bool // no attempt since outageSince was answered
 	outageSince instant
-	asking      bool // the head's attempt, which began at asked, is in flight
-	asked       instant
-	silent      bool // every attempt since silence ended with its caller's context, unanswered
-	silence     instant
+
+	asking bool // the head's attempt, which began at asked, is in flight
+	asked  instant
+
+	silent  bool // each attempt since silence ended with its caller's context, unanswered
+	silence instant
 }
 
 // turn is one caller's place in the line.
@@ -92,19 +95,19 @@ func (q *queue) remove(t *turn) bool {
 	return true
 }
 
-// ticket ends a caller's time in the line. The caller gets a lease that was handed
-// over, or an error, or, with neither, the head.
+// ticket ends a caller's time in the line. It has a lease that was handed over, or
+// an error. If it has neither, the caller is now the head.
 type ticket struct {
 	lease *Lease
 	err   error
 
-	// For a caller that gets the head.
+	// For a new head.
 	lastAnswer error          // of the line; errHeldHere if the head before held the key
 	after      time.Duration  // how long to leave the key to other Clients first
-	place      *backend.Claim // in the driver's queue: the place of the head before, if that has given up
+	place      *backend.Claim // of the head before in the driver's queue, if that head gave up; else nil
 }
 
-// errHeldHere is the answer that a caller of this Client held the key until a
+// errHeldHere says that another caller of this Client has the key, or had it until a
 // moment ago.
 var errHeldHere error = &backend.HeldError{}
 
@@ -114,7 +117,7 @@ const minShrink = 4096
 // maxSpare is how many lines are kept for reuse.
 const maxSpare = 64
 
-// enter counts a caller in the line of key.
+// enterLocked counts a caller in the line of key, and returns the line.
 func (c *Client) enterLocked(key string) *line {
 	ln := c.lines[key]
 	if ln == nil {
@@ -132,7 +135,8 @@ func (c *Client) enterLocked(key string) *line {
 	return ln
 }
 
-// leave takes a caller out of the count. After the last one, the line is reused.
+// leaveLocked takes a caller out of the count. After the last one, the line may be
+// reused for another key.
 func (c *Client) leaveLocked(ln *line) {
 	c.callers--
 	c.notifyLocked()
@@ -140,10 +144,11 @@ func (c *Client) leaveLocked(ln *line) {
 		return
 	}
 
+	// No caller refers to the line any more.
 	delete(c.lines, ln.key)
 	if c.most > minShrink && len(c.lines) < c.most/16 {
-		// A map keeps the memory of its largest size, and maps.Clone copies that
-		// memory as well. So the lines move to a new map.
+		// A map keeps the memory of its largest size, and maps.Clone copies that memory
+		// as well. So the remaining lines move to a new map.
 		few := make(map[string]*line, len(c.lines))
 		maps.Copy(few, c.lines)
 		c.lines, c.most = few, len(few)
@@ -154,10 +159,9 @@ func (c *Client) leaveLocked(ln *line) {
 	}
 }
 
-// promoteNextLocked takes the head from the caller that has it, and gives it to the next
-// caller in line. Place is the place in the driver's queue that the old head
-// leaves, or nil. The next caller gets it, if it wants just what the place was
-// taken for. Otherwise the place is released.
+// promoteNextLocked makes the next caller in line the head. Place is the place in the
+// driver's queue that the old head leaves, or nil. The next caller gets the place if
+// it wants just what the place was taken for. Otherwise the place is released.
 func (c *Client) promoteNextLocked(ln *line, place *backend.Claim) {
 	if ln.hold != nil {
 		ln.lastAnswer = errHeldHere
@@ -172,19 +176,20 @@ func (c *Client) promoteNextLocked(ln *line, place *backend.Claim) {
 		ln.turns = 0
 		return
 	}
+
 	next := ln.waiting.pop()
 	ln.hasHead = true
 	t := ticket{lastAnswer: ln.lastAnswer, place: place}
 	if !c.traits.Ordered && ln.turns >= c.turns {
-		// Other Clients poll. Without a gap they would never find the key free.
+		// Other Clients poll. Without a gap they would not find the key free.
 		ln.turns = 0
 		t.after = max(2*c.roundTrip(), minSleep)
 	}
 	next.ready <- t
 }
 
-// inheritsLocked reports whether the next caller in line wants just what a place in the
-// driver's queue was taken for.
+// inheritsLocked reports whether the next caller in line wants just what place, in
+// the driver's queue, was taken for.
 func (c *Client) inheritsLocked(ln *line, place *backend.Claim) bool {
 	if ln.waiting.empty() || c.closing.Err() != nil {
 		return false
@@ -194,9 +199,9 @@ func (c *Client) inheritsLocked(ln *line, place *backend.Claim) bool {
 	return want == *place
 }
 
-// giveUpHeadLocked is called when the head has given up. During an outage it also ends
-// the wait of each caller behind the head that has waited for a whole Timeout of
-// the outage. Then it promotes the next caller.
+// giveUpHeadLocked promotes the next caller after the head has given up. During an
+// outage it first ends the wait of each caller that has waited for a whole Timeout
+// of the outage.
 func (c *Client) giveUpHeadLocked(ln *line, place *backend.Claim) {
 	if ln.outage {
 		now := c.clock.now()
@@ -207,17 +212,18 @@ func (c *Client) giveUpHeadLocked(ln *line, place *backend.Claim) {
 	c.promoteNextLocked(ln, place)
 }
 
-// refusalLocked returns why a caller in line does not have the key. That is a HeldError if
-// this Client holds the key, and otherwise the store's last answer to the head. It
-// is nil if the store has not answered yet: then the key may be free, or the store
-// may hang.
+// refusalLocked returns why a caller in line does not have the key. That is a
+// HeldError if this Client holds the key, and otherwise the store's last answer to
+// the head. It is nil if the store has not answered yet: then the key may be free, or
+// the store may hang.
 func (c *Client) refusalLocked(ln *line) error {
 	if ln.hold == nil {
 		if ln.asking && errors.Is(ln.lastAnswer, ErrHeld) && c.clock.now().sub(ln.asked) >= c.opts.Timeout/3 {
-			return nil // the store may hang: its earlier answer is too old to report
+			return nil // the store may hang, so its earlier answer is too old to report
 		}
 		return ln.lastAnswer
 	}
+
 	left := instant(ln.hold.deadline.Load()).sub(c.clock.now())
 	return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
 }

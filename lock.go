@@ -13,23 +13,23 @@ import (
 type wait struct {
 	c     *Client
 	r     request
-	start instant
-	once  bool    // the call makes one attempt and no more
+	start instant // when Lock was called
+	once  bool    // make only one attempt
 	end   instant // of WithMaxWait, or never
 	tries int     // calls to the store so far
 
 	line       *line
 	stood      bool  // the caller has waited in the line
 	turn       turn  // its place there
-	lastAnswer error // why the caller does not have the key, as far as is known
+	lastAnswer error // why the caller does not have the key, as far as it knows
 	refused    bool  // the store's last answer to this caller was ErrHeld
 
-	// The place in the driver's queue that the caller keeps while the driver does
-	// not wait, or nil.
+	// The place that the caller has in the driver's queue between two calls of the
+	// driver's Wait, or nil.
 	place *backend.Claim
 }
 
-// waits are for reuse. Nothing refers to a wait after its call has returned.
+// waits has waits for reuse. Nothing refers to a wait after its call has returned.
 var waits = sync.Pool{New: func() any { return new(wait) }}
 
 // lock implements Lock and TryLock.
@@ -75,12 +75,40 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 		w.end = w.start.add(r.maxWait)
 	}
 
+	if l, err := w.joinLine(ctx); l != nil || err != nil {
+		return l, err
+	}
+	h, err := w.askUntilHeld(ctx)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && c.closing.Err() != nil {
+		// Close began during the call, and ended only the leases that it found.
+		c.reapLocked(h.claim, reapOnce)
+		err = ErrClosed
+	}
+	if err != nil {
+		if c.lined {
+			c.giveUpHeadLocked(w.line, w.place)
+		}
+		c.leaveLocked(w.line)
+		return nil, err
+	}
+	return c.startHoldLocked(ctx, r, w.line, h), nil
+}
+
+// joinLine joins the line of the key. If there is a head, joinLine waits behind it. It
+// returns a lease if a hold was handed over, an error if the wait has ended, and
+// nil, nil if the caller must ask the store.
+func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
+	c := w.c
 	c.mu.Lock()
 	if c.closing.Err() != nil {
 		c.mu.Unlock()
 		return nil, ErrClosed
 	}
-	ln := c.enterLocked(r.key)
+
+	ln := c.enterLocked(w.r.key)
 	w.line = ln
 	switch {
 	// An Ordered driver queues the callers itself, so all of them may ask. But a
@@ -89,6 +117,7 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 	case !c.lined && (!w.once || ln.callers == 1 || ln.lastAnswer != nil && !errors.Is(ln.lastAnswer, ErrHeld)), c.lined && !ln.hasHead:
 		ln.hasHead = true
 		c.mu.Unlock()
+		return nil, nil
 	case w.once:
 		err := c.refusalLocked(ln)
 		if err == nil {
@@ -97,33 +126,11 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 		c.leaveLocked(ln)
 		c.mu.Unlock()
 		return nil, err
-	default:
-		if l, err := w.waitInLineLocked(ctx); l != nil || err != nil {
-			return l, err
-		}
 	}
-
-	h, err := w.askUntilHeld(ctx)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err == nil && c.closing.Err() != nil {
-		// Close has already ended the leases that it found.
-		c.reapLocked(h.claim, reapOnce)
-		err = ErrClosed
-	}
-	if err != nil {
-		if c.lined {
-			c.giveUpHeadLocked(ln, w.place)
-		}
-		c.leaveLocked(ln)
-		return nil, err
-	}
-	return c.startHoldLocked(ctx, r, ln, h), nil
+	return w.waitInLineLocked(ctx)
 }
 
-// waitInLineLocked waits behind the head. It returns a lease if a hold was handed
-// over, an error if the wait has ended, and nil, nil if the caller is now the head.
-// It unlocks mu.
+// waitInLineLocked waits behind the head, and returns as joinLine does. It unlocks mu.
 func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 	c, ln := w.c, w.line
 	w.stood = true
@@ -139,44 +146,21 @@ func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 		timeout = timer.C
 	}
 
-	var err error
 	select {
 	case tk := <-t.ready:
 		return w.takeTicket(ctx, tk)
 	case <-ctx.Done():
 	case <-timeout:
 	case <-c.closing.Done():
-		err = ErrClosed
+		w.quitLine(ctx)
+		return nil, ErrClosed
 	}
 
-	// A ticket may have been given at the same moment. Then it must be passed on:
-	// the key to the store, or the head to the next caller.
-	c.mu.Lock()
-	refusal := c.refusalLocked(ln)
-	var handed *Lease
-	if ln.waiting.remove(t) {
-		c.leaveLocked(ln)
-	} else if tk := <-t.ready; tk.lease != nil {
-		handed = tk.lease
-	} else {
-		if tk.err == nil {
-			c.promoteNextLocked(ln, tk.place)
-		}
-		c.leaveLocked(ln)
-	}
-	c.mu.Unlock()
-	if handed != nil {
-		// Lock returns an error, so no event may name this lease.
-		c.spawn(func() { handed.unlock(ctx) })
-	}
-	if err != nil {
-		return nil, err
-	}
-
+	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
 	if refusal == nil && waited < w.least() {
-		// It is too early for an answer of the store. All that is known is that other
-		// callers of this Client came first.
+		// The store had no time to answer. Only this is known: other callers of this
+		// Client came first.
 		refusal = errHeldHere
 	}
 	// Not under mu: ctx may be the context of a lease, which locks mu.
@@ -186,8 +170,37 @@ func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 	return nil, noAnswer(waited)
 }
 
-// takeTicket acts on what ended the caller's time in the line. It returns as
-// waitInLineLocked does.
+// quitLine gives up the caller's place in the line, and returns why the caller does
+// not have the key.
+func (w *wait) quitLine(ctx context.Context) (refusal error) {
+	c, ln, t := w.c, w.line, &w.turn
+	c.mu.Lock()
+	refusal = c.refusalLocked(ln)
+	var handed *Lease
+	if ln.waiting.remove(t) {
+		c.leaveLocked(ln)
+
+		// Otherwise the caller got a ticket at the same moment. Its lease must be
+		// unlocked, or the head must pass to the next caller.
+	} else if tk := <-t.ready; tk.lease != nil {
+		handed = tk.lease
+	} else {
+		if tk.err == nil {
+			c.promoteNextLocked(ln, tk.place)
+		}
+		c.leaveLocked(ln)
+	}
+	c.mu.Unlock()
+
+	if handed != nil {
+		// Lock returns an error, so no event may name this lease.
+		c.spawn(func() { handed.unlock(ctx) })
+	}
+	return refusal
+}
+
+// takeTicket takes the ticket that ended the caller's time in the line. It returns
+// what waitInLineLocked returns.
 func (w *wait) takeTicket(ctx context.Context, tk ticket) (*Lease, error) {
 	if tk.err != nil {
 		w.c.mu.Lock()
@@ -195,6 +208,7 @@ func (w *wait) takeTicket(ctx context.Context, tk ticket) (*Lease, error) {
 		w.c.mu.Unlock()
 		return nil, tk.err
 	}
+
 	if tk.lease == nil {
 		w.lastAnswer = tk.lastAnswer
 		w.refused = w.c.traits.Ordered && errors.Is(tk.lastAnswer, ErrHeld)
@@ -225,13 +239,13 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		}
 
 		if waits {
-			asked = w.c.outageOf(err) // the driver's Wait may have begun long before the outage
+			asked = w.c.outageOf(err) // Wait may have begun long before the outage
 		}
 		if over, why := w.over(ctx, err, asked, last); over {
 			return nil, why
 		}
 		if !waits && w.waits() {
-			continue // the driver waits better than a sleep does
+			continue // the driver's Wait is better than a sleep
 		}
 		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
 			return nil, w.endErr(ctx)
@@ -239,10 +253,10 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	}
 }
 
-// waits reports whether to call the driver's Wait rather than Acquire. That needs a
-// Waiter, and a reason to expect that an Acquire would be refused: it was refused
-// before, other callers of this Client want the key, or the key was held by another
-// Client a moment ago.
+// waits reports whether to call the driver's Wait instead of Acquire. That needs a
+// Waiter, and a reason to expect that Acquire would be refused. The reasons are: it
+// was refused before; other callers of this Client want the key; another Client held
+// the key a moment ago.
 func (w *wait) waits() bool {
 	if w.c.waiter == nil || w.once {
 		return false
@@ -253,17 +267,19 @@ func (w *wait) waits() bool {
 	if w.end != never && w.end.sub(w.c.clock.now()) < w.least() {
 		return false // there is time only for one attempt
 	}
+
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
-	// An answer comes first after an outage, which a wait would not end until it
-	// returns, and for callers in line, which have no other.
-	if said := w.line.lastAnswer; !errors.Is(said, ErrHeld) && (said != nil || w.c.lined) {
+	// After an outage an attempt comes first: a Wait would give no answer, and so not
+	// end the outage, until it returns. The same holds for callers in line without an
+	// answer, because the head's Wait would not bring one.
+	if last := w.line.lastAnswer; !errors.Is(last, ErrHeld) && (last != nil || w.c.lined) {
 		return false
 	}
 	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
 }
 
-// least is how long a healthy store may take to answer.
+// least returns how long a healthy store may take to answer.
 func (w *wait) least() time.Duration {
 	return min(max(4*w.c.roundTrip(), 50*time.Millisecond), w.c.opts.Timeout)
 }
@@ -278,9 +294,9 @@ func (w *wait) ask(ctx context.Context, asked instant, waits bool) (*hold, error
 	return c.acquire(ctx, c.claim(&w.r, newToken()), w.bound(), asked)
 }
 
-// bound notes that an attempt begins, and returns how long it may take. That is
-// Timeout, less what the outage so far has used of it, and it ends with the wait.
-// But it is long enough for a healthy store to answer.
+// bound records that an attempt begins, and returns how long it may take. That is
+// the rest of Timeout in an outage, or the rest of the wait, but always long enough
+// for a healthy store to answer.
 func (w *wait) bound() time.Duration {
 	c, ln := w.c, w.line
 	if c.traits.Reach == backend.Process {
@@ -298,8 +314,8 @@ func (w *wait) bound() time.Duration {
 	return max(d, w.least())
 }
 
-// await calls the driver's Wait, for as long as this caller may wait: with the
-// place in the driver's queue that the caller has, or with a new one.
+// await calls the driver's Wait for as long as this caller may wait. It uses the
+// caller's place in the driver's queue, if it has one.
 func (w *wait) await(ctx context.Context) (*hold, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -319,7 +335,7 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 	}
 
 	h, err := w.c.await(ctx, cl)
-	w.place = nil
+	w.place = nil // the call has used it up, unless it says otherwise below
 	if !errors.Is(err, ErrHeld) {
 		return h, err
 	}
@@ -339,10 +355,11 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 	return nil, err
 }
 
-// over reports whether the wait is over after a call that returned err, and with
-// what error. The call began at asked. Last says that there is no time for another.
+// over records the outcome of a call that began at asked and returned err. It reports
+// whether the wait is over, and with which error. Last says that the call was begun
+// as the last one.
 func (w *wait) over(ctx context.Context, err error, asked instant, last bool) (bool, error) {
-	var outage time.Duration // that this caller has waited through
+	var outage time.Duration // how long this caller has waited during the outage
 	switch {
 	case errors.Is(err, ErrHeld):
 		w.lastAnswer, w.refused = err, true
@@ -351,7 +368,7 @@ func (w *wait) over(ctx context.Context, err error, asked instant, last bool) (b
 	case definite(err), errors.Is(err, ErrClosed):
 		return true, err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		// The store has not answered: this wait has ended first.
+		// This wait has ended before the store answered.
 		if w.unanswered(asked) {
 			w.lastAnswer = nil
 		}
@@ -381,6 +398,7 @@ func (w *wait) awaitEnd(ctx context.Context) {
 	if !ok || !w.c.clock.time(w.end).After(d) {
 		return
 	}
+
 	timer := time.NewTimer(time.Until(d) + grace)
 	defer timer.Stop()
 	select {
@@ -390,8 +408,8 @@ func (w *wait) awaitEnd(ctx context.Context) {
 	}
 }
 
-// noteAnswer notes the outcome of a call that began at asked: ErrHeld, or an
-// outage. It returns how long an outage has lasted while this caller waited.
+// noteAnswer records for the line the outcome of a call that began at asked: ErrHeld,
+// or an outage. It returns how long the outage has lasted while this caller waited.
 func (w *wait) noteAnswer(err error, asked instant) time.Duration {
 	c, ln := w.c, w.line
 	c.mu.Lock()
@@ -402,15 +420,17 @@ func (w *wait) noteAnswer(err error, asked instant) time.Duration {
 		ln.outage = false
 		return 0
 	}
+
 	if !ln.outage {
 		ln.outage, ln.outageSince = true, asked
 	}
 	return now.sub(max(ln.outageSince, w.start))
 }
 
-// unanswered notes that a call which began at asked ended with its caller's context,
-// without an answer. It reports whether the store has not answered the callers in
-// this line for a third of Timeout. Then its last answer is too old to report.
+// unanswered records for the line that a call ended with its caller's context,
+// without an answer. The call began at asked. unanswered reports whether the store
+// has not answered the line for a third of Timeout. Then its last answer is too old
+// to report.
 func (w *wait) unanswered(asked instant) bool {
 	c, ln := w.c, w.line
 	c.mu.Lock()
@@ -428,8 +448,8 @@ func (w *wait) unanswered(asked instant) bool {
 	return true
 }
 
-// outageOf returns when the outage began that a Waiter reports with err: the time
-// that err names, or now.
+// outageOf returns when the outage began that a Waiter reports with err: err.Since(),
+// or now if err has no such method.
 func (c *Client) outageOf(err error) instant {
 	now := c.clock.now()
 	var dated interface{ Since() time.Time }
@@ -439,7 +459,7 @@ func (c *Client) outageOf(err error) instant {
 	return min(c.clock.at(dated.Since(), c.clock.slept.Load()), now)
 }
 
-// noteContended notes that another Client holds the key.
+// noteContended records that another Client holds the key.
 func (w *wait) noteContended() {
 	if !w.c.traits.Ordered {
 		return
@@ -449,9 +469,9 @@ func (w *wait) noteContended() {
 	w.c.contended.note(w.line.key, w.c.clock.now())
 }
 
-// contended is the keys that an Ordered driver has refused lately, and when it
-// refused each first. A caller that wants one of them goes to the driver's queue at
-// once: an attempt would probably be refused, and cost a round trip and its place.
+// contended has the keys that an Ordered driver has refused lately, and when it first
+// refused each. A caller that wants one of them joins the driver's queue at once. An
+// attempt before that would cost a round trip and a place in the queue.
 type contended map[string]instant
 
 const (
@@ -477,7 +497,7 @@ func (k *contended) lately(key string, now instant) bool {
 	return ok
 }
 
-// endErr returns the error of a wait that has ended by its own bounds.
+// endErr returns the error of a wait that ended by ctx, by its end, or by Close.
 func (w *wait) endErr(ctx context.Context) error {
 	if w.c.closing.Err() != nil {
 		return ErrClosed
@@ -491,8 +511,8 @@ func (w *wait) endErr(ctx context.Context) error {
 	return noAnswer(w.c.clock.now().sub(w.start))
 }
 
-// heldHere returns a HeldError if this Client itself holds the key. That takes no
-// answer of the store.
+// heldHere returns a HeldError if this Client itself holds the key, which needs no
+// answer of the store. Otherwise it returns nil.
 func (w *wait) heldHere() error {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
@@ -514,6 +534,7 @@ func withContextEnd(ctx context.Context, err error) error {
 		end = context.DeadlineExceeded // the deadline has passed, and ctx's timer is late
 		cause = end
 	}
+
 	if cause != end && !errors.Is(cause, end) {
 		cause = &waitError{end, cause}
 	}
@@ -528,14 +549,14 @@ func (w *wait) lastCall(ctx context.Context) bool {
 	return w.left(ctx) <= w.margin()
 }
 
-// margin is how long before the end of the wait the last call begins, so that its
-// answer comes in time.
+// margin returns how long before the end of the wait the last call begins, so that
+// its answer arrives in time.
 func (w *wait) margin() time.Duration {
 	trip := w.c.roundTrip()
 	return trip + max(trip/2, time.Millisecond)
 }
 
-// left is how long the caller may still wait.
+// left returns how long the caller may still wait.
 func (w *wait) left(ctx context.Context) time.Duration {
 	left := time.Duration(never)
 	if w.end != never {
@@ -547,14 +568,15 @@ func (w *wait) left(ctx context.Context) time.Duration {
 	return left
 }
 
-// pause is how long to sleep before the next attempt. The backoff decides. But the
-// sleep ends with the holder's term, and leaves time for one more attempt before
-// the wait ends.
+// pause returns how long to sleep before the next attempt. The backoff decides. But
+// the sleep ends with the holder's term, and in time for a last attempt before the
+// wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	d := w.c.opts.Backoff(attempt)
 	var he *backend.HeldError
 	switch {
 	case !errors.Is(err, ErrHeld):
+		// An outage. Calls that fail at once must not keep a processor busy.
 		d = max(d, jitter(min(5*time.Millisecond<<min(attempt, 6), w.c.opts.Timeout/8)))
 	case errors.As(err, &he) && he.RetryAfter > 0:
 		d = min(d, he.RetryAfter+minSleep)

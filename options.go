@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Defaults of [Options], and the least term that may be asked for.
+// Defaults of [Options], and the shortest term that may be requested.
 const (
 	DefaultTTL     = 30 * time.Second
 	DefaultTimeout = 3 * time.Second
@@ -38,10 +38,10 @@ type Options struct {
 
 	// Backoff returns how long to sleep after an attempt in which the key was
 	// held. Attempts count from 1. The engine shortens each sleep by a random part
-	// of up to a half, so that callers do not stay in step. A sleep ends earlier if the holder's term ends,
-	// or in time for a last attempt before the wait ends. The default is a random
-	// part of a bound that doubles from 100 µs to 100 ms. Drivers that wait by
-	// themselves do not use it, except during an outage.
+	// of up to a half, so that callers do not stay in step. A sleep ends earlier if
+	// the holder's term ends, or in time for a last attempt before the wait ends. The
+	// default is a random part of a bound that doubles from 100 µs to 100 ms. Drivers
+	// that wait by themselves do not use it, except during an outage.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event. Events of Lock, TryLock and Unlock come on
@@ -55,13 +55,14 @@ type Options struct {
 	Observe func(Event)
 }
 
-// withDefaults returns o with its zero fields filled in, or why it cannot be
-// used.
+// withDefaults returns a copy of o whose zero fields have the defaults. It returns an
+// error if a field is out of range.
 func (o *Options) withDefaults() (Options, error) {
 	var v Options
 	if o != nil {
 		v = *o
 	}
+
 	if v.TTL == 0 {
 		v.TTL = DefaultTTL
 	}
@@ -74,18 +75,21 @@ func (o *Options) withDefaults() (Options, error) {
 	if v.Timeout < 0 || v.Timeout > maxTTL {
 		return v, fmt.Errorf("%w: timeout %v is out of range", ErrInvalid, v.Timeout)
 	}
+
 	if v.Owner == "" {
 		v.Owner = defaultOwner()
 	}
 	if v.Backoff == nil {
 		v.Backoff = defaultBackoff
 	} else {
+		// A Backoff that returns 0 must not lead to a tight loop.
 		user := v.Backoff
 		v.Backoff = func(attempt int) time.Duration { return jitter(max(user(attempt), minSleep)) }
 	}
 	return v, nil
 }
 
+// Bounds of the default backoff. minSleep is also the shortest sleep of any backoff.
 const (
 	minSleep = 100 * time.Microsecond
 	maxSleep = 100 * time.Millisecond
@@ -105,6 +109,7 @@ func jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/2+1)
 }
 
+// defaultOwner returns host/pid/program.
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -116,27 +121,28 @@ func defaultOwner() string {
 // Option changes one call of Lock, TryLock, Do or LockAll.
 type Option func(*request)
 
-// request is what one caller asks for.
+// request is the arguments of one call.
 type request struct {
-	op      string
-	key     string // as given
-	around  *Lease // the innermost lease whose context the caller came with
+	op      string // "lock" or "trylock"
+	key     string // as the caller gave it
+	around  *Lease // the innermost lease in the caller's context, or nil
 	ttl     time.Duration
 	maxWait time.Duration
-	bounded bool // maxWait was given
-	maxHold time.Duration
+	bounded bool          // maxWait was given
+	maxHold time.Duration // 0 if there is none
 	noRenew bool
 	fenced  bool
-	err     error // of the first option that is wrong
+	err     error // the error of the first invalid option
 }
 
+// refuse records an error, unless there is an earlier one.
 func (r *request) refuse(format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 	}
 }
 
-// maxTTL keeps sums of times far from overflow. It is some 36 years.
+// maxTTL is about 36 years. Sums of such times do not overflow.
 const maxTTL = time.Duration(1 << 60)
 
 func checkTTL(ttl time.Duration) error {
@@ -160,9 +166,8 @@ func WithTTL(ttl time.Duration) Option {
 	}
 }
 
-// WithMaxWait bounds the wait, and only that; the deadline of Lock's context
-// bounds the wait and the hold. Zero means one attempt. Negative is
-// ErrInvalid.
+// WithMaxWait bounds the wait, and only the wait. The deadline of Lock's context
+// bounds the wait and the hold. Zero means one attempt. Negative is ErrInvalid.
 //
 // An attempt that is under way when the wait ends still has the time of four
 // round trips, but 50 ms at least and Options.Timeout at most. So a healthy
@@ -176,9 +181,8 @@ func WithMaxWait(d time.Duration) Option {
 	}
 }
 
-// WithMaxHold sets a deadline from the moment of the grant that no renewal
-// and no Extend passes: then the lease ends as lost. Zero or less is
-// ErrInvalid.
+// WithMaxHold bounds how long the lease lasts after the grant, in spite of renewals
+// and Extend. Then the lease ends as lost. Zero or less is ErrInvalid.
 func WithMaxHold(d time.Duration) Option {
 	return func(r *request) {
 		if d <= 0 {
@@ -188,19 +192,19 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithoutRenewal switches the watchdog off for this lease: it ends with its
-// term, unless Extend prolongs it.
+// WithoutRenewal switches renewal off for this lease. The lease ends with its term,
+// unless Extend prolongs it.
 func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
 }
 
-// WithFence asks for a fence. A driver that cannot give one answers
-// errors.ErrUnsupported; nobody goes unfenced by accident.
+// WithFence requests a fence. If the driver has no fences, the error is
+// errors.ErrUnsupported, and the key is not locked.
 func WithFence() Option {
 	return func(r *request) { r.fenced = true }
 }
 
-// request fills r in, and checks what does not depend on the Client's state.
+// request sets r to the arguments of a call, and returns an error if they are invalid.
 func (c *Client) request(r *request, op, key string, opts []Option) error {
 	r.op, r.key, r.ttl = op, key, c.opts.TTL
 	for _, o := range opts {
@@ -208,6 +212,7 @@ func (c *Client) request(r *request, op, key string, opts []Option) error {
 			o(r)
 		}
 	}
+
 	switch {
 	case key == "":
 		r.refuse("empty key")
@@ -217,8 +222,7 @@ func (c *Client) request(r *request, op, key string, opts []Option) error {
 	return r.err
 }
 
-// termFor returns the term to ask for so that d is left of it when drift has
-// been taken off.
+// termFor returns a term of which at least d is left after the drift is subtracted.
 func termFor(d time.Duration) time.Duration {
 	return max(d+d/99+3*time.Millisecond, MinTTL)
 }
@@ -227,6 +231,7 @@ func termFor(d time.Duration) time.Duration {
 func (c *Client) claim(r *request, token string) backend.Claim {
 	ttl := r.ttl
 	if 0 < r.maxHold && r.maxHold < ttl {
+		// If the holder dies, the next caller gets the key soon after the max hold.
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,

@@ -15,35 +15,37 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Config names a driver and its settings: a URL taken apart. It decodes from
-// YAML and JSON as it stands.
+// Config names a driver and its settings. [ParseURL] makes one of a URL. It can be
+// decoded from YAML and JSON.
 //
 //	strategy: spinlock
 //	nodes: ["redis://user:password@host:6379/0"]
 //	params: {ttl: 10s, prefix: "app:"}
 type Config struct {
-	// Strategy is the name a strategy registered itself under.
+	// Strategy is the name of a registered strategy.
 	Strategy string `json:"strategy" yaml:"strategy"`
 
-	// Nodes are the addresses of the store, in the form the strategy
-	// documents: mostly one.
+	// Nodes are the addresses of the store, in the form that the strategy documents.
+	// Most strategies take one.
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 
-	// Params are ttl, timeout, prefix and owner, which set the fields of
-	// [Options] of that name, and the strategy's own. Unknown ones are
+	// Params are the strategy's own parameters, and ttl, timeout, prefix and owner,
+	// which set the fields of [Options] with these names. Unknown parameters are
 	// refused.
 	Params Params `json:"params,omitempty" yaml:"params,omitempty"`
 }
 
-// Params are parameters by name. Any scalar is taken as its text.
+// Params maps the names of parameters to their values.
 type Params map[string]string
 
-// UnmarshalJSON takes an object whose values are strings, numbers or booleans.
+// UnmarshalJSON decodes an object whose values are strings, numbers or booleans. A
+// number or a boolean becomes its text.
 func (p *Params) UnmarshalJSON(b []byte) error {
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
 		return err
 	}
+
 	m := make(Params, len(raw))
 	for name, v := range raw {
 		var s string
@@ -63,32 +65,36 @@ func (p *Params) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// String leaves the nodes out, since they may hold passwords.
+// String returns the strategy and the number of nodes. It omits the nodes, because
+// they may contain passwords.
 func (c Config) String() string {
 	return fmt.Sprintf("%s (%d nodes)", c.Strategy, len(c.Nodes))
 }
 
-// GoString is String, so that printing a Config with %#v shows no password
-// either. Printed as an unexported field of another struct it does show.
+// GoString returns String(), so %#v of a Config shows no password either. But if the
+// Config is an unexported field of another struct, %#v of that struct does.
 func (c Config) GoString() string { return c.String() }
 
-// ParseURL takes a URL apart:
+// ParseURL parses a URL of one of these forms:
 //
 //	STRATEGY://PLACE?PARAM=VALUE&…
 //	STRATEGY+TRANSPORT://PLACE?PARAM=VALUE&…
 //
-// Without a transport PLACE becomes the only node, or none if it is empty;
-// with one the node is TRANSPORT://PLACE. What a place or a list of hosts in
-// it means is the strategy's affair.
+// Without a transport, the only node is PLACE; if PLACE is empty, there is no node.
+// With a transport, the only node is TRANSPORT://PLACE. The strategy defines what
+// PLACE means, and whether it may be a list of hosts.
 func ParseURL(rawURL string) (Config, error) {
 	scheme, rest, ok := strings.Cut(rawURL, "://")
 	if !ok {
 		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
+
 	strategy, transport, _ := strings.Cut(scheme, "+")
-	if strategy == "" || strings.ContainsAny(strategy, "@:/") || strings.Contains(scheme, "?") { // it may be anything, such as a password
+	if strategy == "" || strings.ContainsAny(strategy, "@:/") || strings.Contains(scheme, "?") {
+		// The error does not show the text, because it may be anything, even a password.
 		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
+
 	c := Config{Strategy: strategy}
 	place, query, _ := strings.Cut(rest, "?")
 	switch {
@@ -99,15 +105,17 @@ func ParseURL(rawURL string) (Config, error) {
 	case place != "":
 		c.Nodes = []string{place}
 	}
+
 	values, err := url.ParseQuery(query)
 	if err != nil {
-		// A url.Error repeats its input, which may hold a password.
+		// err repeats the input, which may contain a password.
 		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark", ErrInvalid)
 	}
 	for name, vs := range values {
-		// The errors do not show the name, because it may be the rest of a password.
+		// If a password contains a question mark, the rest of it is taken for parameters.
+		// So the errors do not show the name.
 		if strings.ContainsAny(name, "@:/") {
-			return Config{}, fmt.Errorf("%w: url: what follows the question mark are no parameters (%s)", ErrInvalid, questionHint)
+			return Config{}, fmt.Errorf("%w: url: the text after the question mark is not a list of parameters (%s)", ErrInvalid, questionHint)
 		}
 		if len(vs) > 1 {
 			return Config{}, fmt.Errorf("%w: url: after the question mark, a parameter is given %d times (%s)", ErrInvalid, len(vs), questionHint)
@@ -120,23 +128,25 @@ func ParseURL(rawURL string) (Config, error) {
 	return c, nil
 }
 
+// questionHint is advice on a question mark in a URL.
 const questionHint = "in a password, write it as %3F"
 
-// torn reports whether the parameters may be the rest of a password, from a
-// question mark in it on: then they are not to be shown.
-func (c Config) torn() bool {
+// mayShowPassword reports whether the parameters may be the rest of a password that
+// contains a question mark. Then errors must not show them.
+func (c Config) mayShowPassword() bool {
 	at := func(s string) bool { return strings.Contains(s, "@") }
 	return !slices.ContainsFunc(c.Nodes, at) && slices.ContainsFunc(slices.Collect(maps.Values(c.Params)), at)
 }
 
-// Check returns ErrInvalid if c has a parameter that is not among known, and
-// names it. Openers call it, so that a misspelt parameter is never ignored.
+// Check returns ErrInvalid if c has a parameter that is not among known. Openers call
+// it, so that a misspelt parameter is never ignored. The error names the parameter,
+// unless that may be a part of a password.
 func (c Config) Check(known ...string) error {
 	for _, name := range slices.Sorted(maps.Keys(c.Params)) {
 		if !slices.Contains(known, name) {
 			all := slices.Concat(engineParams, known)
 			slices.Sort(all)
-			if c.torn() {
+			if c.mayShowPassword() {
 				return fmt.Errorf("%w: an unknown parameter after the question mark (%s; %s knows %s)", ErrInvalid, questionHint, c.Strategy, strings.Join(all, ", "))
 			}
 			return fmt.Errorf("%w: unknown parameter %q (%s knows %s)", ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
@@ -145,15 +155,18 @@ func (c Config) Check(known ...string) error {
 	return nil
 }
 
+// engineParams are the parameters that set Options.
 var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
 
-// options takes the engine's parameters out of c and lays them over o.
+// options returns a copy of o with the engine's parameters of c, and removes these
+// parameters from c.
 func (c *Config) options(o *Options) (Options, error) {
 	var v Options
 	if o != nil {
 		v = *o
 	}
-	rest := maps.Clone(c.Params)
+
+	rest := maps.Clone(c.Params) // not c.Params itself, which belongs to the caller
 	duration := func(name string, into *time.Duration) error {
 		s, ok := rest[name]
 		if !ok {
@@ -169,12 +182,14 @@ func (c *Config) options(o *Options) (Options, error) {
 	if err := errors.Join(duration("ttl", &v.TTL), duration("timeout", &v.Timeout)); err != nil {
 		return v, err
 	}
+
 	if s, ok := rest["prefix"]; ok {
 		v.Prefix = s
 	}
 	if s, ok := rest["owner"]; ok {
 		v.Owner = s
 	}
+
 	for _, name := range engineParams {
 		delete(rest, name)
 	}
@@ -182,10 +197,10 @@ func (c *Config) options(o *Options) (Options, error) {
 	return v.withDefaults()
 }
 
-// Open opens the driver that c names and returns a Client over it. What c
-// says wins over o. The store is asked once, within Options.Timeout; a store
-// that cannot be reached is an error. What is wrong with c itself is
-// ErrInvalid, and so is a TTL above the longest term that the store grants.
+// Open opens the driver that c names, and returns a Client over it. The parameters of
+// c override o. Open calls the store once, within Options.Timeout, and returns an
+// error if it cannot be reached. If c is wrong, or the TTL is above the longest term
+// that the store grants, the error is ErrInvalid.
 func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	d, opts, err := c.open(ctx, o)
 	if err != nil {
@@ -198,14 +213,15 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	return newClient(d, opts), nil
 }
 
-// Driver opens the driver that c names without a Client around it, for the
-// conformance suite or for a wrapper to hand to New. The engine's parameters
-// of c are checked and otherwise ignored.
+// Driver opens the driver that c names, without a Client. The conformance suite needs
+// that, and so does a wrapper that is passed to New. The engine's parameters of c are
+// checked and otherwise ignored.
 func (c Config) Driver(ctx context.Context) (backend.Driver, error) {
 	d, _, err := c.open(ctx, nil)
 	return d, err
 }
 
+// open opens the driver, and returns the Options of a Client over it.
 func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, error) {
 	opener, err := lookup(c.Strategy)
 	if err != nil {
@@ -215,6 +231,7 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	if err != nil {
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 	d, err := opener(ctx, c)
@@ -224,8 +241,8 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	return d, opts, nil
 }
 
-// Open is [ParseURL] and [Config.Open]. The strategy's package must be
-// imported:
+// Open calls [ParseURL] and [Config.Open]. The program must import the strategy's
+// package:
 //
 //	import _ "github.com/hasplock/hasp/spinlock"
 //
@@ -238,18 +255,19 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 	return c.Open(ctx, o)
 }
 
-// Opener opens a driver by configuration. Of c.Params it gets what is not the
-// engine's; it refuses what it does not know ([Config.Check]) and asks the
-// store once before ctx ends. Its errors name no password.
+// Opener opens a driver by configuration. c.Params has only the strategy's own
+// parameters. An Opener refuses parameters that it does not know ([Config.Check]), and
+// calls the store once before ctx ends. Its errors contain no password.
 type Opener func(ctx context.Context, c Config) (backend.Driver, error)
 
+// registry has the strategies by name.
 var registry struct {
 	sync.Mutex // guards openers
 	openers    map[string]Opener
 }
 
-// Register makes a strategy known to Open under a name. Strategies call it in
-// their init. It panics if o is nil or the name is taken.
+// Register registers a strategy for Open. Strategies call it in their init. It panics
+// if o is nil or the name is taken.
 func Register(strategy string, o Opener) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -272,9 +290,11 @@ func Strategies() []string {
 	return slices.Sorted(maps.Keys(registry.openers))
 }
 
-// own are the strategies that come with this module, by import path below it.
-var own = []string{"fairlock", "filelock", "memlock", "pubsublock", "redlock", "spinlock"}
+// ownStrategies are the strategies of this module. Each is the name of its package.
+var ownStrategies = []string{"fairlock", "filelock", "memlock", "pubsublock", "redlock", "spinlock"}
 
+// lookup returns the opener of a strategy. If there is none, the error says which
+// import or change may be missing.
 func lookup(strategy string) (Opener, error) {
 	registry.Lock()
 	o := registry.openers[strategy]
@@ -282,19 +302,22 @@ func lookup(strategy string) (Opener, error) {
 	if o != nil {
 		return o, nil
 	}
+
 	registered := strings.Join(Strategies(), ", ")
 	if registered == "" {
 		registered = "none"
 	}
+
 	hint := "is the import of its package missing?"
 	switch {
 	case strategy == "unix", strings.HasPrefix(strategy, "redis"):
 		hint = fmt.Sprintf("%s is a transport, which follows the strategy, as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)", strategy)
-	case slices.Contains(own, strategy):
+	case slices.Contains(ownStrategies, strategy):
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
 	}
-	if strings.ContainsAny(strategy, "@:/") { // a URL, perhaps, and then with a password
-		return nil, fmt.Errorf("%w: the name of the strategy is none (registered: %s); a URL goes into nodes", ErrInvalid, registered)
+	if strings.ContainsAny(strategy, "@:/") {
+		// It may be a URL with a password, so the error does not show it.
+		return nil, fmt.Errorf("%w: that is not the name of a strategy (registered: %s); put a URL into nodes", ErrInvalid, registered)
 	}
 	return nil, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)
 }

@@ -13,28 +13,29 @@ import (
 // Bounds of renewals in bulk.
 const (
 	batchSize    = 256                  // claims in one call of the driver
-	maxBatches   = 24                   // calls in flight for terms of about one length
-	maxSuspect   = 8                    // besides, with claims whose last renewal was not answered
-	batchWindow  = 5 * time.Millisecond // what is due within it travels together
+	maxBatches   = 24                   // calls in flight for tries of one class
+	maxSuspect   = 8                    // the same, for holds whose last renewal was not answered
+	batchWindow  = 5 * time.Millisecond // renewals that are due within it travel together
 	checkEvery   = time.Second          // how often the clock is read while leases are held
 	renewalsPerT = 3                    // a renewal starts at TTL/3
-	triesPerT    = 10                   // a try lasts TTL/10 at most
+	triesPerT    = 10                   // a try lasts at most TTL/10
 )
 
 // renewer keeps the leases of a Client alive, and ends those whose deadline has
-// passed. It is one goroutine, which runs while there are holds and a moment
-// longer. It never calls the driver, so a store that hangs cannot keep it from
-// ending a context in time. Each batch of renewals has a goroutine of its own.
+// passed. It is one goroutine, which runs while there are holds and a moment longer.
+// It never calls the driver, so a store that hangs does not delay the end of a
+// context. Each batch of renewals has a goroutine of its own.
 type renewer struct {
-	wake chan struct{} // has room for one
+	wake chan struct{} // signals an earlier wakesAt; has room for one
 
 	// All below is guarded by Client.mu.
-	running bool
-	wakesAt instant
-	well    lane // holds whose last renewal was answered
-	suspect lane // the others, which may take long: they must not delay the well ones
+	running bool    // its goroutine exists
+	wakesAt instant // when it serves the holds next
+	well    lane    // holds whose last renewal was answered
+	suspect lane    // the other holds: their calls may take long, and must not delay the well ones
 }
 
+// poke wakes the renewer's goroutine.
 func (r *renewer) poke() {
 	select {
 	case r.wake <- struct{}{}:
@@ -68,6 +69,7 @@ func (q *holdHeap) Pop() any {
 	old[len(old)-1] = nil
 	*q = old[:len(old)-1]
 	if cap(old) > minShrink && len(old) < cap(old)/16 {
+		// Give the memory of a burst back.
 		*q = slices.Clone(*q)
 	}
 	h.index = -1
@@ -106,12 +108,12 @@ func (c *Client) unscheduleLocked(h *hold) {
 }
 
 // runRenewer serves the holds in the heap. When the heap is empty, it stays for a
-// moment: otherwise a program that locks and unlocks in a loop would start a
+// moment. Otherwise a program that locks and unlocks in a loop would start a
 // goroutine each time.
 func (c *Client) runRenewer() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	idle := false
+	idle := false // the heap was empty in the last round
 	for {
 		now, _ := c.readClock()
 		c.mu.Lock()
@@ -129,7 +131,7 @@ func (c *Client) runRenewer() {
 		idle = len(c.holds) == 0
 		c.renewer.wakesAt = wakes
 		c.mu.Unlock()
-		c.endContexts(gone, ErrLost)
+		c.endContexts(gone, ErrLost) // not under mu, because it runs code of users
 
 		timer.Reset(wakes.sub(now))
 		select {
@@ -140,8 +142,8 @@ func (c *Client) runRenewer() {
 	}
 }
 
-// serveLocked ends the leases whose time is over, which it returns, and queues the holds
-// whose renewal is due.
+// serveLocked ends the leases whose time is over, and queues the holds whose renewal
+// is due. It returns the leases that it has ended.
 func (c *Client) serveLocked(now instant) (gone []*Lease) {
 	for len(c.holds) > 0 {
 		h := c.holds[0]
@@ -153,6 +155,7 @@ func (c *Client) serveLocked(now instant) (gone []*Lease) {
 			gone = append(gone, ended...)
 			continue
 		}
+
 		if isDue {
 			h.queued = true
 			r := &c.renewer
@@ -167,21 +170,20 @@ func (c *Client) serveLocked(now instant) (gone []*Lease) {
 	return gone
 }
 
-// lane holds the holds that are due, and counts the calls in flight that renew
-// such holds. The holds are queued by how long a try may last. A batch ends
-// with its shortest try, so terms that differ by more than a factor of two
-// never share a batch. A thousand terms that differ a little share a few. Each
-// queue has calls of its own: if the calls for long terms are not answered, they
-// last longer than a short term.
+// lane has queues of holds that are due, and counts the calls in flight that renew
+// such holds. There is a queue for each class of tries. In a class, the time that a
+// try may last varies by at most a factor of two. A batch ends with its shortest try,
+// so a batch has holds of one class. Each class has calls of its own, because
+// unanswered calls for long terms outlast a short term.
 type lane struct {
-	queues  [tryClasses][]*hold // each in the order in which they became due
-	flights [tryClasses]int
+	queues  [tryClasses][]*hold // each in the order in which the holds became due
+	flights [tryClasses]int     // calls in flight
 }
 
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
-// try is how long one try to renew h may last.
+// try returns how long one try to renew h may last.
 func (c *Client) try(h *hold) time.Duration {
 	return min(c.opts.Timeout, h.claim.TTL/triesPerT)
 }
@@ -201,8 +203,8 @@ func (ln *lane) takeLocked(class, most int) []*hold {
 	return holds
 }
 
-// dispatchLocked sends the renewals that are due, up to the bounds on calls in flight.
-// The others wait, and travel in larger batches.
+// dispatchLocked sends the renewals that are due, up to the bounds on calls in
+// flight. The others wait, and later travel in larger batches.
 func (c *Client) dispatchLocked() {
 	c.dispatchLaneLocked(&c.renewer.well, maxBatches)
 	c.dispatchLaneLocked(&c.renewer.suspect, maxSuspect)
@@ -223,6 +225,7 @@ func (c *Client) dispatchBatchLocked(ln *lane, class int) {
 		if h.busy != nil || h.index < 0 {
 			continue // an Extend is in flight, or the hold has ended
 		}
+
 		if try := c.try(h); len(b.holds) == 0 || try < b.try {
 			b.try = try
 		}
@@ -234,18 +237,17 @@ func (c *Client) dispatchBatchLocked(ln *lane, class int) {
 	}
 }
 
-// batch is renewals that travel together. Their tries may last about equally
-// long, and their last tries ended alike: all answered, or all unanswered.
+// batch is renewals that travel together, of holds from one queue of a lane.
 type batch struct {
 	c       *Client
-	flights *int          // guarded by c.mu
-	try     time.Duration // the shortest try of its holds
-	holds   []*hold
-	claims  []backend.Claim
-	sent    instant // when the call began
-	slept   int64   // how long the machine had slept by then
-	over    bool    // the call has ended; guarded by c.mu
-	err     error   // the last answer; guarded by c.mu until the call has ended
+	flights *int            // the queue's count of calls; guarded by c.mu
+	try     time.Duration   // the shortest try of its holds
+	holds   []*hold         // an answered one is replaced by nil, under c.mu
+	claims  []backend.Claim // of the holds, by the same index
+	sent    instant         // when the call began
+	slept   int64           // how long the machine had slept by then
+	over    bool            // the call has ended, and later answers do not count; guarded by c.mu
+	err     error           // the last answer; guarded by c.mu until the call has ended
 }
 
 // run sends the batch and takes the answers.
@@ -257,19 +259,21 @@ func (b *batch) run() {
 		b.send(ctx)
 		cancel()
 	}
+
+	// The call has ended, so another batch of the class may be sent.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	*b.flights--
 	c.dispatchLocked()
 }
 
-// send makes the call. What the driver has not answered when the call ends, or a
-// moment after ctx has ended, has failed.
+// send makes the call. A claim fails if the driver does not answer it before the call
+// ends, or until a moment after ctx has ended.
 func (b *batch) send(ctx context.Context) {
 	c := b.c
 	b.sent, b.slept = c.readClock()
 
-	// If the driver's call outlasts ctx, send leaves it behind: the holds must be
+	// If the driver's call outlasts ctx, send does not wait for it: the holds must be
 	// tried again before their terms end.
 	_, _ = run(c, ctx, nil, nil, func(ctx context.Context) (struct{}, error) {
 		c.driver.Renew(ctx, b.claims, b.done)
@@ -289,8 +293,8 @@ func (b *batch) send(ctx context.Context) {
 	}
 }
 
-// prepare makes the claims. It leaves out holds that have ended, and holds that are
-// not to be renewed any more.
+// prepare makes the claims. It drops holds that have ended, and holds that must not
+// be renewed any more.
 func (b *batch) prepare() {
 	c := b.c
 	wanted, joined := b.wanted() // without mu: it calls contexts
@@ -301,13 +305,14 @@ func (b *batch) prepare() {
 	all := b.holds
 	b.holds = all[:0]
 	for i, h := range all {
-		// A lease may have joined after wanted had read the leases. It counts as wanted.
+		// A lease that joined after wanted had read the leases counts as wanted.
 		if cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i]); ok {
 			h.kept = max(h.kept, now.add(cl.TTL))
 			b.holds = append(b.holds, h)
 			b.claims = append(b.claims, cl)
 			continue
 		}
+
 		h.callEndedLocked()
 		if h.index >= 0 {
 			c.scheduleLocked(h)
@@ -315,9 +320,9 @@ func (b *batch) prepare() {
 	}
 }
 
-// wanted reports for each hold whether at least one of its leases was locked
-// with a context that has not ended, and how many leases the hold had had until
-// then.
+// wanted reports for each hold whether at least one of its leases was locked with a
+// context that has not ended. It also returns how many leases had joined the hold
+// when it read them.
 func (b *batch) wanted() (wanted []bool, joined []int) {
 	var leases []*Lease
 	ends := make([]int, len(b.holds))
@@ -329,6 +334,7 @@ func (b *batch) wanted() (wanted []bool, joined []int) {
 	}
 	b.c.mu.Unlock()
 
+	// Not under mu: a context may belong to a lease, and then it locks mu.
 	from := 0
 	for i, to := range ends {
 		for _, l := range leases[from:to] {
@@ -339,13 +345,11 @@ func (b *batch) wanted() (wanted []bool, joined []int) {
 	return wanted, joined
 }
 
-// abandoned reports whether Lock's context has ended. Only the batch that
-// renews the hold calls it, one at a time.
+// abandoned reports whether Lock's context has ended. Only the batch that renews the
+// hold calls it, one at a time. The caller must not hold mu.
 //
-// The context may be of any type. A context whose methods are slow must not
-// delay the other renewals of the batch, so its Done is called once and its Err
-// never. The caller does not hold mu, because the context may belong to another
-// lease, and then it locks mu.
+// The context may be of any type. If its methods are slow, they must not delay the
+// other renewals of the batch. So Done is called once, and Err never.
 func (l *Lease) abandoned() bool {
 	if !l.parentDoneRead {
 		l.parentDoneRead, l.parentDone = true, l.parent.Done()
@@ -353,12 +357,14 @@ func (l *Lease) abandoned() bool {
 	return isClosed(l.parentDone)
 }
 
-// done is called by the driver, once for each claim.
+// done takes the driver's answer to the claim with index i.
 func (b *batch) done(i int, g backend.Grant, err error) {
+	// The driver may answer on any goroutine, twice, or after send has given up. The
+	// first to set holds[i] to nil decides.
 	b.c.mu.Lock()
 	if b.over || i < 0 || i >= len(b.holds) || b.holds[i] == nil {
 		b.c.mu.Unlock()
-		return // too late, or a second answer
+		return // too late, or not the first answer
 	}
 
 	h := b.holds[i]

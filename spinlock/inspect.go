@@ -16,6 +16,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if err != nil {
 		return backend.Status{}, err
 	}
+
 	f, ok := redisstore.Decode(reply)
 	if !ok {
 		return backend.Status{}, d.store.Unexpected(reply)
@@ -27,9 +28,12 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 func (d *Driver) Break(ctx context.Context, key string) error {
 	key = redisstore.LockKey(key)
 	if d.registry == "" {
+		// UNLINK removes a value of any type.
 		_, err := d.store.Do(ctx, "unlink", key)
 		return err
 	}
+
+	// The script also publishes, to wake the threads of Spring that wait.
 	_, err := d.store.Run(ctx, breakScript, redisstore.Call{Keys: []string{key}, Args: []any{d.channel(key)}})
 	return err
 }

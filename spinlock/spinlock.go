@@ -163,6 +163,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.acquireFenced(ctx, c)
 	}
 	key := redisstore.LockKey(c.Key)
+
+	// SET is enough if no fence is drawn, and cheaper for the server than a script.
 	reply, err := d.store.Hold(ctx, "set", key, c.Token+mark+c.Owner, "px", redisstore.Millis(c.TTL), "nx")
 
 	switch {
@@ -173,7 +175,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	case reply == nil:
 		return backend.Grant{}, d.held(ctx, key)
 	}
-	return backend.Grant{}, d.store.Unexpected(reply)
+	return backend.Grant{}, d.store.Unexpected(reply) // of unknown outcome
 }
 
 // held returns a HeldError that names the holder of key. The key is known to be
@@ -186,6 +188,8 @@ func (d *Driver) held(ctx context.Context, key string) error {
 	return &backend.HeldError{}
 }
 
+// acquireFenced takes the key and draws its fence in one script. So no later hold can
+// draw a smaller fence.
 func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	fence := redisstore.DerivedKey("fence", c.Key)
 	reply, err := d.store.Run(ctx, acquireScript, redisstore.Call{
@@ -198,11 +202,13 @@ func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Gr
 
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 2 && parts[0] == int64(1):
+		// A grant counts only if the reply has a fence.
 		text, _ := parts[1].(string)
 		if n, err := strconv.ParseUint(text, 10, 64); err == nil && n > 0 {
 			return backend.Grant{Fence: n}, nil
 		}
 	case len(parts) == 3 && parts[0] == int64(0):
+		// Decode expects a fence, which this reply does not have.
 		if found, ok := redisstore.Decode(append(parts[1:], "")); ok {
 			return backend.Grant{}, found.Held()
 		}
