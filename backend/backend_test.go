@@ -83,7 +83,7 @@ func TestRenewEachBeginsNothingOnceItsContextHasEnded(t *testing.T) {
 	}
 }
 
-// Claims whose store does not answer, more of them than are renewed at a time.
+// The store does not answer more claims than are renewed at a time.
 func TestRenewEachPassesClaimsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -11,11 +11,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// table is a whole driver: a map from key to record, as a table of a database
-// would be. It can be asked, so it is a spin lock; waiting, renewing in time
-// and everything else is the engine's.
+// table is a whole driver: a map from key to row, as a table of a database would be.
+// It is not a Waiter, so it is a spin lock. The engine waits, and renews in time.
 type table struct {
-	mu   sync.Mutex // a transaction, so to speak
+	mu   sync.Mutex // instead of a transaction
 	rows map[string]row
 }
 
@@ -68,7 +67,7 @@ func (t *table) Release(_ context.Context, c backend.Claim) error {
 
 func (t *table) Close() error { return nil }
 
-// A driver of one's own, and a Client over it. Its test is one call:
+// A new driver, and a Client over it. The driver's test is one call of
 // conformance.Run.
 func Example() {
 	ctx := context.Background()

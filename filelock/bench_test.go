@@ -32,7 +32,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	}
 }
 
-// BenchmarkHeld is one look of somebody who waits.
+// BenchmarkHeld measures one attempt at a held key.
 func BenchmarkHeld(b *testing.B) {
 	d := New(b.TempDir(), nil)
 	c := benchClaim("key")

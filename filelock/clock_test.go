@@ -55,12 +55,12 @@ func TestRecordOfAnotherBootLastsByTheWallClock(t *testing.T) {
 		i.wall = i.wall.Add(20 * time.Second)
 	}
 	clock.set(reboot)
-	refused(t, d, claim("k"), backend.ErrHeld) // although this boot's clock is past the term's end
+	refused(t, d, claim("k"), backend.ErrHeld) // although this boot's clock is past the end
 	if got := left(t, d, "k"); got != 40*time.Second {
 		t.Errorf("left %v", got)
 	}
-	// A holder in a container with a boot clock of its own renews, and its
-	// record is of this boot from then on.
+	// A holder in a container with another boot clock renews. Then its record is of
+	// this boot.
 	if err := renew(d, c)[0]; err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,8 @@ func TestRecordOfAnotherBootLastsByTheWallClock(t *testing.T) {
 	acquire(t, d, claim("k"))
 }
 
-// Where there is no boot clock, and towards a process that has none.
+// Both on a platform without a boot clock, and for a process with one that meets a
+// record without.
 func TestWithoutBootClockTheWallClockDecides(t *testing.T) {
 	clock := newDial()
 	clock.set(func(i *instant) { i.boot, i.clock, i.up = "", "", 0 })
@@ -92,8 +93,7 @@ func TestWithoutBootClockTheWallClockDecides(t *testing.T) {
 	}
 }
 
-// A kernel that stopped at once may have saved a record's name and not what
-// it says.
+// A power failure may leave the name of a record without its content.
 func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
 	whole := sample().encode()
 	for name, content := range map[string][]byte{"empty": {}, "part": whole[:40], "zeros": make([]byte, len(whole))} {

@@ -16,14 +16,13 @@ import (
 	"github.com/hasplock/hasp/conformance"
 )
 
-// swappable is a directory that the suite can take away and give back. The
-// store's address is a symbolic link to it, since a link can be turned round
-// in one step.
+// swappable is a directory that the suite can remove and restore. The store's address
+// is a symbolic link to it, because a link can be changed in one step.
 type swappable struct{ root, dir string }
 
 func (s *swappable) link() string { return filepath.Join(s.root, "store") }
 
-// point turns the link to target.
+// point changes the link to target.
 func (s *swappable) point(target string) error {
 	next := filepath.Join(s.root, "next")
 	return errors.Join(os.Symlink(target, next), os.Rename(next, s.link()))
@@ -68,7 +67,7 @@ func (s *swappable) entries(context.Context, string) (names []string, err error)
 
 func harness() conformance.Harness {
 	var s swappable
-	var ahead atomic.Int64 // by how much the clock was moved
+	var ahead atomic.Int64 // how far the clock was moved
 	return conformance.Harness{
 		Store: s.start,
 		Open: func(_ context.Context, store string) (backend.Driver, error) {
@@ -85,7 +84,7 @@ func harness() conformance.Harness {
 		Entries: s.entries,
 		Sweep: func(ctx context.Context, store string) error {
 			d := New(store, nil)
-			d.clock = func() instant { // as when the directory is opened the next day
+			d.clock = func() instant { // as if the directory was opened the next day
 				now, by := readClock(), time.Duration(ahead.Load())+24*time.Hour
 				now.up, now.wall = now.up+by, now.wall.Add(by)
 				return now

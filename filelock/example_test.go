@@ -10,9 +10,8 @@ import (
 	"github.com/hasplock/hasp/filelock"
 )
 
-// A nightly job that cron may start twice: the second one goes home. Here the
-// two are Clients of one process; two processes that name the same directory
-// behave the same.
+// A nightly job that cron may start twice: the second one gives up. Here the two are
+// Clients of one process. Two processes that name the same directory behave the same.
 func Example() {
 	dir, err := os.MkdirTemp("", "locks")
 	if err != nil {
@@ -35,7 +34,7 @@ func Example() {
 			return nil
 		}, hasp.WithMaxWait(0))
 		if errors.Is(err, hasp.ErrHeld) {
-			fmt.Println(name, "goes home:", err)
+			fmt.Println(name, "gives up:", err)
 		}
 	}
 	job("first")
@@ -43,6 +42,6 @@ func Example() {
 
 	// Output:
 	// first works
-	// second goes home: hasp: lock "nightly": held by "first"
+	// second gives up: hasp: lock "nightly": held by "first"
 	// second works
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// outage makes sure that err is one that does not claim to know who holds the
-// key, and that it names the file and fits in a line.
+// outage checks that err is not a definite error, names the file, and has one line.
 func outage(t *testing.T, what string, err error, path string) {
 	t.Helper()
 	switch {
@@ -28,7 +27,7 @@ func outage(t *testing.T, what string, err error, path string) {
 	}
 }
 
-// strangers are state files that are not a record of the key.
+// strangers create state files that are not a record of the key.
 var strangers = map[string]func(t *testing.T, path string){
 	"empty":          func(t *testing.T, path string) { write(t, path, nil) },
 	"cut":            func(t *testing.T, path string) { write(t, path, sample().encode()[:100]) },
@@ -106,8 +105,8 @@ func TestOtherKeysDoNotMindAStranger(t *testing.T) {
 	release(t, d, cs[1])
 }
 
-// A writer that was killed leaves what it had written so far, and never under
-// the name of a state file.
+// A writer that was killed leaves a part of a file, and never under the name of a
+// state file.
 func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
 	whole := sample().encode()
 	for n := 0; n <= len(whole); n += 20 {
@@ -127,7 +126,7 @@ func TestHalfWrittenFilesOfTheDeadAreCleared(t *testing.T) {
 	}
 }
 
-// The link would be followed out of the directory, and its target written to.
+// If the link were followed, its target outside the directory would be overwritten.
 func TestPlantedLinksAreNotFollowed(t *testing.T) {
 	for _, kind := range []string{"guard", "stripe", "temp"} {
 		for _, exists := range []bool{true, false} {
@@ -141,7 +140,7 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 			c := claim("k")
 			_, err := d.Acquire(t.Context(), c)
 			if kind == "temp" {
-				must(t, err) // removed as what a dead writer left
+				must(t, err) // removed, because it looks like the file of a dead writer
 			} else {
 				outage(t, kind, err, path)
 				if !errors.Is(err, errNotFile) {
@@ -168,8 +167,8 @@ func TestGuardThatIsNoFileIsAnError(t *testing.T) {
 	}
 }
 
-// A cleaner may remove the guard's file while somebody waits to lock it; who
-// then locks what has no name any more must not think it has the guard.
+// A cleaner may remove the guard's file while a process waits to lock it. A process
+// that then locks the file without a name does not have the guard.
 func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
 	d := New(t.TempDir(), nil)
 	path := d.guardFile("guard", 3)
@@ -286,7 +285,7 @@ func TestBadOptionsAreTheErrorOfEveryCall(t *testing.T) {
 	}
 }
 
-// neighbour is another key of the same stripe.
+// neighbour returns another key of the same stripe.
 func neighbour(key string) string {
 	for i := 0; ; i++ {
 		if other := fmt.Sprint("other ", i); stripeOf(other) == stripeOf(key) {
@@ -295,7 +294,7 @@ func neighbour(key string) string {
 	}
 }
 
-// stranger is a key of another stripe.
+// stranger returns a key of another stripe.
 func stranger(key string) string {
 	for i := 0; ; i++ {
 		if other := fmt.Sprint("other ", i); stripeOf(other) != stripeOf(key) {

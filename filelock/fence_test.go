@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// fence takes and gives back key, and makes sure that its fence is above
-// last.
+// fence takes and releases key, and checks that its fence is above last.
 func fence(t *testing.T, d *Driver, key string, last uint64) uint64 {
 	t.Helper()
 	c := fenced(claim(key))
@@ -49,7 +48,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 		{"an unfenced hold", func() {
 			c := claim("k")
 			if g := acquire(t, d, c); g.Fence != 0 {
-				t.Errorf("fence %d that nobody asked for", g.Fence)
+				t.Errorf("fence %d without Fenced", g.Fence)
 			}
 			release(t, d, c)
 		}},
@@ -102,8 +101,7 @@ func remove(t *testing.T, path string) {
 	}
 }
 
-// What a power failure can do to the directory is to take back all that was
-// not flushed. The ceiling was.
+// A power failure undoes what was not flushed. The ceiling was flushed.
 func TestFenceGrowsOverAPowerFailure(t *testing.T) {
 	clock := newDial()
 	dir := t.TempDir()
@@ -122,8 +120,8 @@ func TestFenceGrowsOverAPowerFailure(t *testing.T) {
 	fence(t, clock.on(dir), "k", last)
 }
 
-// A directory on a memory disk is gone after a reboot. Then only the clock
-// keeps fences growing, so they must not run ahead of it.
+// A directory on a memory disk is empty after a reboot. Then only the clock keeps
+// fences growing, so they must not be ahead of it.
 func TestFencesDoNotRunAheadOfTheClock(t *testing.T) {
 	for boot, holds := range map[string]int{"boot-1": 200, "": 20} {
 		clock := newDial()
@@ -157,7 +155,7 @@ func TestFencesSeldomWaitForTheDisk(t *testing.T) {
 		t.Errorf("the ceiling was raised %d times in 300 s", raised)
 	}
 
-	// In between nobody asks for the guard of the ceiling.
+	// No process uses the guard of the ceiling in between.
 	fence(t, d, "k", 0)
 	g, err := clock.on(dir).lockGuard(t.Context(), fenceGuard)
 	must(t, err)
@@ -186,7 +184,7 @@ func TestDamagedCeilingGivesNoFence(t *testing.T) {
 				t.Fatalf("acquire: %v", err)
 			}
 			c := claim("k")
-			acquire(t, d, c) // nothing was left, and unfenced ones go on
+			acquire(t, d, c) // nothing was left behind, and unfenced claims still work
 			release(t, d, c)
 			remove(t, d.ceilingPath())
 			fence(t, d, "k", 0)
@@ -194,8 +192,8 @@ func TestDamagedCeilingGivesNoFence(t *testing.T) {
 	}
 }
 
-// If a stripe is damaged, its last fence is unknown, and only the ceiling on the
-// disk says what was given.
+// If a stripe's file is damaged, its last fence is unknown. Only the ceiling on the
+// disk bounds it.
 func TestDamagedStripeUnderADamagedCeilingGivesNoFence(t *testing.T) {
 	clock := newDial()
 	d := clock.on(t.TempDir())

@@ -31,7 +31,7 @@ func TestHeldKeyIsRefusedAndFreedByItsToken(t *testing.T) {
 		t.Errorf("release by another token: %v", err)
 	}
 	refused(t, b, other, backend.ErrHeld)
-	release(t, b, mine) // any driver may, with the token
+	release(t, b, mine) // any driver can, with the token
 	if err := a.Release(t.Context(), mine); !errors.Is(err, backend.ErrLost) {
 		t.Errorf("second release: %v", err)
 	}
@@ -263,7 +263,7 @@ func TestOneHolderAmongManyGoroutinesAndDrivers(t *testing.T) {
 	dir := t.TempDir()
 	const drivers, workers, rounds = 4, 8, 25
 	var wg sync.WaitGroup
-	count := 0 // guarded by the lock under test; the race detector watches too
+	count := 0 // guarded by the lock under test, for the race detector as well
 	var fences []uint64
 	for range drivers {
 		d := New(dir, nil)
@@ -290,7 +290,7 @@ func TestOneHolderAmongManyGoroutinesAndDrivers(t *testing.T) {
 	}
 }
 
-// What is told of a renewal may lead to a call for the same key.
+// done may call the driver for the same key.
 func TestRenewalIsToldWithoutTheGuard(t *testing.T) {
 	d := New(t.TempDir(), nil)
 	cs := []backend.Claim{claim("k"), claim(neighbour("k"))}
@@ -372,6 +372,6 @@ func TestOpeningClearsWhatTheDeadLeftLongAgo(t *testing.T) {
 	clock.pass(sweepAge + time.Minute + 1)
 	c := claim(oddKeys[0])
 	acquire(t, d, c)
-	d.removeExpired(t.Context(), c.Key) // which looked expired before it was taken
+	d.removeExpired(t.Context(), c.Key) // it looked expired before it was taken
 	refused(t, d, claim(c.Key), backend.ErrHeld)
 }

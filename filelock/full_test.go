@@ -19,9 +19,8 @@ import (
 
 func init() { roles["limited"] = limited }
 
-// limited may write no more than so many bytes into a file, as on a disk that
-// fills up in the middle of one. It is asked to take one key, to renew and to
-// release others.
+// limited is a process that can write only so many bytes into a file, as on a disk
+// that becomes full. It takes one key, and renews and releases others.
 func limited(dir string, args []string) error {
 	bytes, _ := strconv.Atoi(args[0])
 	var limit syscall.Rlimit
@@ -45,7 +44,7 @@ func limited(dir string, args []string) error {
 	return nil
 }
 
-// set converts to what this platform's limits are made of.
+// set converts to the type of this platform's limits.
 func set[T int64 | uint64](to *T, n int) { *to = T(n) }
 
 func TestWriteThatEndsHalfWay(t *testing.T) {
@@ -130,7 +129,7 @@ func TestFullDisk(t *testing.T) {
 	acquire(t, d, fenced(claim("free")))
 }
 
-// fill writes into path until nothing more fits, to the last byte.
+// fill writes into path until the disk is full, to the last byte.
 func fill(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)

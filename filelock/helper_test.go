@@ -36,7 +36,7 @@ func (c *dial) set(f func(*instant)) {
 	f(&c.now)
 }
 
-// on returns a driver on dir that goes by the clock.
+// on returns a driver on dir that reads this clock.
 func (c *dial) on(dir string) *Driver {
 	d := New(dir, nil)
 	d.clock = c.read
@@ -48,7 +48,7 @@ var tokens struct {
 	n int
 }
 
-// claim is a new attempt at key, for a minute.
+// claim returns the claim of a new attempt at key, for a minute.
 func claim(key string) backend.Claim {
 	tokens.Lock()
 	defer tokens.Unlock()
@@ -75,7 +75,7 @@ func release(t *testing.T, d *Driver, c backend.Claim) {
 	}
 }
 
-// refused makes sure that c does not get its key, for the reason want.
+// refused checks that c does not get its key, and that the error is want.
 func refused(t *testing.T, d *Driver, c backend.Claim, want error) {
 	t.Helper()
 	if _, err := d.Acquire(t.Context(), c); !errors.Is(err, want) {
@@ -92,7 +92,7 @@ func renew(d *Driver, cs ...backend.Claim) []error {
 	return errs
 }
 
-// left is what Inspect says of the term.
+// left returns the rest of the term by Inspect.
 func left(t *testing.T, d *Driver, key string) time.Duration {
 	t.Helper()
 	s, err := d.Inspect(t.Context(), key)
@@ -114,7 +114,7 @@ func files(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// poll asks until it is given the key.
+// poll repeats the attempt until it has the key.
 func poll(t testing.TB, d *Driver, c backend.Claim) backend.Grant {
 	t.Helper()
 	g, err := pollFor(d, c)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process may be killed between any two system calls. A file that has its name
-// by then must be usable by the other users of the directory.
+// A process may be killed between any two system calls. If a file has its name by
+// then, the other users of the directory must be able to use it.
 func TestAFileHasItsModeBeforeItsName(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	parent := t.TempDir()
@@ -53,15 +53,15 @@ func watchModes(t *testing.T, dir string) func() []string {
 	must(t, err)
 	return func() (names []string) {
 		defer unix.Close(fd)
-		b := make([]byte, 1<<20) // far more than there are events
+		b := make([]byte, 1<<20) // room for far more events than there are
 		n, err := unix.Read(fd, b)
 		if err != nil && err != unix.EAGAIN {
 			t.Fatal(err)
 		}
 		for b = b[:max(n, 0)]; len(b) > 0; {
-			size := binary.NativeEndian.Uint32(b[12:]) // of the name, after wd, mask and cookie
+			size := binary.NativeEndian.Uint32(b[12:]) // the size of the name; wd, mask and cookie precede it
 			name := b[unix.SizeofInotifyEvent:][:size]
-			if name = bytes.TrimRight(name, "\x00"); len(name) > 0 { // else it is dir itself
+			if name = bytes.TrimRight(name, "\x00"); len(name) > 0 { // otherwise it is dir itself
 				names = append(names, string(name))
 			}
 			b = b[unix.SizeofInotifyEvent+size:]

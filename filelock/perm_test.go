@@ -21,8 +21,8 @@ func init() {
 	roles["nobody"] = func(string, []string) error { fmt.Println(beNobody()); return nil }
 }
 
-// nobody is the user that a test which runs as root becomes in a child, so
-// that permissions mean something.
+// nobody is the user of the child process if the test runs as root, so that
+// permissions apply to it.
 const nobody = 65534
 
 func beNobody() error {
@@ -32,8 +32,8 @@ func beNobody() error {
 	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody))
 }
 
-// user says what acquire, inspect, release and open of a key answer to a user
-// that is not root. The key is left as it was.
+// user prints what acquire, inspect, release and open of a key return to a user that
+// is not root. It leaves the key as it was.
 func user(dir string, args []string) error {
 	if err := beNobody(); err != nil {
 		return err
@@ -59,8 +59,8 @@ func asUser(t *testing.T, d *Driver, key string) (acquire, inspect, release, ope
 	return
 }
 
-// reachable makes a directory that any user can get to. It skips the test
-// where root can become nobody else, or nobody else gets to temporary files.
+// reachable creates a directory that any user can reach. It skips the test if root
+// cannot become another user, or other users cannot reach temporary files.
 func reachable(t *testing.T, mode fs.FileMode) string {
 	t.Helper()
 	if os.Getuid() == 0 {
@@ -90,7 +90,7 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 	return dir
 }
 
-// denied makes sure that an answer names the path and says what to do.
+// denied checks that an answer names the path and says what to do.
 func denied(t *testing.T, what, answer, path string) {
 	t.Helper()
 	if !strings.Contains(answer, path) || !strings.Contains(answer, "must be readable and writable") {
@@ -133,8 +133,8 @@ func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
 	}
 }
 
-// Who may write in the directory may lock, whatever the umask and whoever
-// made the files.
+// A user that may write in the directory may lock, whatever the umask is and whichever
+// user created the files.
 func TestUsersShareADirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to be two users")
@@ -189,14 +189,14 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 	}
 }
 
-// Opening a FIFO waits for its other end, which never comes; and what is read
-// from it looks like an empty file, here even one from before this boot.
+// The open of a FIFO blocks until its other end is opened. A read returns nothing, as
+// from an empty file, here one from before this boot.
 func TestFIFOIsNotWaitedFor(t *testing.T) {
 	dir, n := t.TempDir(), stripeOf("k")
 	d := New(dir, nil)
 	for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n), d.ceilingPath()} {
 		os.Remove(path)
-		d := newDial().on(dir) // which has not read the ceiling
+		d := newDial().on(dir) // has not read the ceiling
 		must(t, syscall.Mkfifo(path, 0o600))
 		_, err := d.Acquire(t.Context(), fenced(claim("k")))
 		outage(t, "acquire", err, path)

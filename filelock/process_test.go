@@ -18,8 +18,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// roles are what a child process of a test can do. It is this binary, run
-// again; whatever goes wrong is its exit code and a line on standard error.
+// roles are the tasks of child processes. A child is this binary, run again. Its
+// errors are its exit code and a line on standard error.
 var roles = map[string]func(dir string, args []string) error{}
 
 const roleEnv = "HASP_FILELOCK_TEST_ROLE"
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// child is a process that plays a role.
+// child is a process with a role.
 type child struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -62,7 +62,7 @@ func play(t *testing.T, role, dir string, args ...string) *child {
 	return c
 }
 
-// line waits for what the child says next.
+// line returns the next line of the child's output.
 func (c *child) line(t *testing.T) string {
 	t.Helper()
 	if !c.out.Scan() {
@@ -71,7 +71,7 @@ func (c *child) line(t *testing.T) string {
 	return c.out.Text()
 }
 
-// end lets the child come to its end and makes sure that it was a good one.
+// end lets the child end, and checks that it had no error.
 func (c *child) end(t *testing.T) {
 	t.Helper()
 	c.in.Close()
@@ -87,7 +87,7 @@ func (c *child) kill() {
 	c.cmd.Wait()
 }
 
-// waitForEnd blocks until the parent closes our standard input.
+// waitForEnd blocks until the parent closes this process's standard input.
 func waitForEnd() { io.Copy(io.Discard, os.Stdin) }
 
 func init() {
@@ -96,7 +96,7 @@ func init() {
 	roles["guard"] = holdGuard
 }
 
-// count increments the number in a file, without any care but the lock.
+// count increments the number in a file. Only the lock protects the file.
 func count(dir string, args []string) error {
 	file := args[0]
 	n, err := strconv.Atoi(args[1])
@@ -119,8 +119,8 @@ func count(dir string, args []string) error {
 	return err
 }
 
-// work takes, renews and gives back until it is killed, and says each fence
-// before it goes on.
+// work takes, renews and releases until it is killed. It prints each fence before it
+// goes on.
 func work(dir string, args []string) error {
 	d := New(dir, nil)
 	for {
@@ -174,11 +174,11 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 	last := map[string]uint64{}
 	for round := range 20 {
 		c := play(t, "work", dir, keys...)
-		for range 1 + round%7 { // somewhere in its work
+		for range 1 + round%7 { // so it is killed at various points
 			note(t, last, c.line(t))
 		}
 		must(t, c.cmd.Process.Signal(syscall.SIGKILL))
-		for c.out.Scan() { // what it said before it died
+		for c.out.Scan() { // its output before it died
 			note(t, last, c.out.Text())
 		}
 		c.cmd.Wait()
@@ -203,7 +203,7 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 	}
 }
 
-// note makes sure that the fence of "key fence" is above the last of key.
+// note checks that the fence of a line "key fence" is above the last one of key.
 func note(t *testing.T, last map[string]uint64, line string) {
 	t.Helper()
 	i := strings.LastIndexByte(line, ' ')

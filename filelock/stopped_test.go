@@ -57,7 +57,7 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	defer cancel()
 	names("break", d.Break(ctx, "k"))
 
-	// What needs no guard goes on: looking at a held key, and other stripes.
+	// An attempt at a held key needs no guard, and other stripes have their own.
 	refused(t, d, claim("k"), backend.ErrHeld)
 	if s, err := d.Inspect(t.Context(), "k"); !s.Held || err != nil {
 		t.Errorf("inspect says %+v, %v", s, err)
@@ -102,7 +102,7 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 			}
 		})
 	}()
-	<-all // while the stuck ones wait: their timeout is 10 s
+	<-all // while the blocked claims wait: their timeout is 10 s
 	mu.Lock()
 	for i, err := range answers {
 		if err != nil || i < len(stuck) {
@@ -132,7 +132,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	stopped(t, dir, "k")
 	d := New(dir, nil)
 	cause := errors.New("enough")
-	for _, inLine := range []bool{false, true} { // of our own goroutines
+	for _, inLine := range []bool{false, true} { // of this process's goroutines
 		ctx, cancel := context.WithCancelCause(t.Context())
 		c := claim("k")
 		c.Timeout = time.Hour
