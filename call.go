@@ -2,6 +2,8 @@ package hasp
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -221,6 +223,31 @@ func isContextError(err error) bool {
 // definite reports whether err proves that the store changed nothing.
 func definite(err error) bool {
 	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported)
+}
+
+// claim returns the claim of a new attempt.
+func (c *Client) claim(r *request, token string) backend.Claim {
+	ttl := r.ttl
+	if 0 < r.maxHold && r.maxHold < ttl {
+		// If the holder dies, the next caller gets the key soon after the max hold.
+		ttl = min(ttl, termFor(r.maxHold))
+	}
+	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
+		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Renewed: !r.noRenew}
+}
+
+// termFor returns a term of which at least d is left after the drift is subtracted.
+func termFor(d time.Duration) time.Duration {
+	return max(d+d/99+3*time.Millisecond, MinTTL)
+}
+
+// newToken returns a token of 128 random bits.
+func newToken() string {
+	var b [16]byte
+	var text [22]byte
+	rand.Read(b[:])
+	base64.RawURLEncoding.Encode(text[:], b[:])
+	return string(text[:])
 }
 
 // acquire makes one attempt. If its outcome is unknown, the token is released in the

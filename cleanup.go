@@ -3,8 +3,6 @@ package hasp
 import (
 	"container/heap"
 	"context"
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"time"
 
@@ -30,15 +28,6 @@ const (
 	reapOnce  = 1
 	reapTwice = 2
 )
-
-// newToken returns a token of 128 random bits.
-func newToken() string {
-	var b [16]byte
-	var text [22]byte
-	rand.Read(b[:])
-	base64.RawURLEncoding.Encode(text[:], b[:])
-	return string(text[:])
-}
 
 // reaper releases tokens that calls of unknown outcome may have left in the store.
 // It is one goroutine, which runs while there is work, and one more for each

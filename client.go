@@ -100,9 +100,9 @@ func newClient(d backend.Driver, opts Options) *Client {
 // at most.
 //
 // A context derived from a lease's context re-enters: if that lease holds the same
-// key on the same Client, Lock returns at once with a lease on the same hold. Unlock the inner lease first, as defer does. Unlocking the outer lease
-// first ends the inner lease's context, and the inner lease is then renewed
-// for one more term at most.
+// key on the same Client, Lock returns at once with a lease on the same hold. Unlock
+// the inner lease first, as defer does. Unlocking the outer lease first ends the inner
+// lease's context, and the inner lease is then renewed for one more term at most.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }

@@ -29,15 +29,15 @@ type wait struct {
 	place *backend.Claim
 }
 
-// waits has waits for reuse. Nothing refers to a wait after its call has returned.
-var waits = sync.Pool{New: func() any { return new(wait) }}
+// waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
+var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
 // lock implements Lock and TryLock.
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
-	w := waits.Get().(*wait)
+	w := waitPool.Get().(*wait)
 	defer func() {
 		*w = wait{}
-		waits.Put(w)
+		waitPool.Put(w)
 	}()
 
 	w.c, w.start, w.end = c, c.clock.now(), never
@@ -158,11 +158,12 @@ func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 
 	refusal := w.quitLine(ctx)
 	waited := c.clock.now().sub(w.start)
-	if refusal == nil && waited < w.least() {
+	if refusal == nil && waited < w.answerTime() {
 		// The store had no time to answer. Only this is known: other callers of this
 		// Client came first.
 		refusal = errHeldHere
 	}
+
 	// Not under mu: ctx may be the context of a lease, which locks mu.
 	if err := withContextEnd(ctx, refusal); err != nil {
 		return nil, err
@@ -179,16 +180,17 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	var handed *Lease
 	if ln.waiting.remove(t) {
 		c.leaveLocked(ln)
-
-		// Otherwise the caller got a ticket at the same moment. Its lease must be
-		// unlocked, or the head must pass to the next caller.
-	} else if tk := <-t.ready; tk.lease != nil {
-		handed = tk.lease
 	} else {
-		if tk.err == nil {
+		// The caller got a ticket at the same moment. Its lease must be unlocked, or the
+		// head must pass to the next caller.
+		tk := <-t.ready
+		handed = tk.lease
+		if tk.lease == nil && tk.err == nil {
 			c.promoteNextLocked(ln, tk.place)
 		}
-		c.leaveLocked(ln)
+		if tk.lease == nil {
+			c.leaveLocked(ln)
+		}
 	}
 	c.mu.Unlock()
 
@@ -228,23 +230,24 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		}
 
 		last := w.once || w.lastCall(ctx)
-		waits := w.waits()
+		useWait := w.shouldWait()
 		asked := w.start
 		if attempt > 1 || w.stood {
 			asked = w.c.clock.now()
 		}
-		h, err := w.ask(ctx, asked, waits)
+
+		h, err := w.ask(ctx, asked, useWait)
 		if err == nil {
 			return h, nil
 		}
 
-		if waits {
+		if useWait {
 			asked = w.c.outageOf(err) // Wait may have begun long before the outage
 		}
 		if over, why := w.over(ctx, err, asked, last); over {
 			return nil, why
 		}
-		if !waits && w.waits() {
+		if !useWait && w.shouldWait() {
 			continue // the driver's Wait is better than a sleep
 		}
 		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
@@ -253,18 +256,18 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	}
 }
 
-// waits reports whether to call the driver's Wait instead of Acquire. That needs a
+// shouldWait reports whether to call the driver's Wait instead of Acquire. That needs a
 // Waiter, and a reason to expect that Acquire would be refused. The reasons are: it
 // was refused before; other callers of this Client want the key; another Client held
 // the key a moment ago.
-func (w *wait) waits() bool {
+func (w *wait) shouldWait() bool {
 	if w.c.waiter == nil || w.once {
 		return false
 	}
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
 	}
-	if w.end != never && w.end.sub(w.c.clock.now()) < w.least() {
+	if w.end != never && w.end.sub(w.c.clock.now()) < w.answerTime() {
 		return false // there is time only for one attempt
 	}
 
@@ -279,25 +282,25 @@ func (w *wait) waits() bool {
 	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
 }
 
-// least returns how long a healthy store may take to answer.
-func (w *wait) least() time.Duration {
+// answerTime returns how long a healthy store may take to answer.
+func (w *wait) answerTime() time.Duration {
 	return min(max(4*w.c.roundTrip(), 50*time.Millisecond), w.c.opts.Timeout)
 }
 
 // ask makes one call to the store: an attempt, or a Waiter's wait.
-func (w *wait) ask(ctx context.Context, asked instant, waits bool) (*hold, error) {
+func (w *wait) ask(ctx context.Context, asked instant, useWait bool) (*hold, error) {
 	c := w.c
 	w.tries++
-	if waits {
+	if useWait {
 		return w.await(ctx)
 	}
-	return c.acquire(ctx, c.claim(&w.r, newToken()), w.bound(), asked)
+	return c.acquire(ctx, c.claim(&w.r, newToken()), w.beginAttempt(), asked)
 }
 
-// bound records that an attempt begins, and returns how long it may take. That is
+// beginAttempt records that an attempt begins, and returns how long it may take. That is
 // the rest of Timeout in an outage, or the rest of the wait, but always long enough
 // for a healthy store to answer.
-func (w *wait) bound() time.Duration {
+func (w *wait) beginAttempt() time.Duration {
 	c, ln := w.c, w.line
 	if c.traits.Reach == backend.Process {
 		return c.opts.Timeout // its calls do not block
@@ -305,13 +308,14 @@ func (w *wait) bound() time.Duration {
 
 	now := c.clock.now()
 	d := min(c.opts.Timeout, w.end.sub(now))
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ln.asked, ln.asking = now, true
 	if ln.outage {
 		d = min(d, c.opts.Timeout-now.sub(max(ln.outageSince, w.start)))
 	}
-	return max(d, w.least())
+	return max(d, w.answerTime())
 }
 
 // await calls the driver's Wait for as long as this caller may wait. It uses the

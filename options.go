@@ -221,19 +221,3 @@ func (c *Client) request(r *request, op, key string, opts []Option) error {
 	}
 	return r.err
 }
-
-// termFor returns a term of which at least d is left after the drift is subtracted.
-func termFor(d time.Duration) time.Duration {
-	return max(d+d/99+3*time.Millisecond, MinTTL)
-}
-
-// claim returns the claim of a new attempt.
-func (c *Client) claim(r *request, token string) backend.Claim {
-	ttl := r.ttl
-	if 0 < r.maxHold && r.maxHold < ttl {
-		// If the holder dies, the next caller gets the key soon after the max hold.
-		ttl = min(ttl, termFor(r.maxHold))
-	}
-	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
-		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Renewed: !r.noRenew}
-}
