@@ -26,6 +26,7 @@ func (c *Client) spawn(f func()) bool {
 	return c.spawnLocked(f)
 }
 
+// spawnLocked is spawn under mu.
 func (c *Client) spawnLocked(f func()) bool {
 	if c.stopped {
 		return false
@@ -38,7 +39,7 @@ func (c *Client) spawnLocked(f func()) bool {
 	return true
 }
 
-// returned notes that a goroutine of spawn has ended.
+// returned records that a goroutine of spawn has ended.
 func (c *Client) returned() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,10 +63,12 @@ var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDe
 // errLeft is run's error if leave was closed before the call ended.
 var errLeft = errors.New("left")
 
-// call makes one call to the store. The call has the values of ctx, but the end of
-// ctx does not interrupt it. call returns when the store answers, when bound has
-// passed, or when ctx ends, whichever is first. If the store answers after that, late
-// gets the outcome. With late, call also returns when Close begins.
+// call makes one call to the store, with the values of ctx. It returns when the store
+// answers, when bound has passed, or when ctx ends, whichever is first.
+//
+// If the driver's calls end with ctx, call runs f on the caller's goroutine. Otherwise
+// the end of ctx does not interrupt f. If f returns after call has returned, late gets
+// the outcome. With late, call also returns when Close begins.
 func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	switch {

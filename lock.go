@@ -236,7 +236,14 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			asked = w.c.clock.now()
 		}
 
-		h, err := w.ask(ctx, asked, useWait)
+		var h *hold
+		var err error
+		w.tries++
+		if useWait {
+			h, err = w.await(ctx)
+		} else {
+			h, err = w.c.acquire(ctx, w.c.claim(&w.r, newToken()), w.beginAttempt(), asked)
+		}
 		if err == nil {
 			return h, nil
 		}
@@ -285,16 +292,6 @@ func (w *wait) shouldWait() bool {
 // answerTime returns how long a healthy store may take to answer.
 func (w *wait) answerTime() time.Duration {
 	return min(max(4*w.c.roundTrip(), 50*time.Millisecond), w.c.opts.Timeout)
-}
-
-// ask makes one call to the store: an attempt, or a Waiter's wait.
-func (w *wait) ask(ctx context.Context, asked instant, useWait bool) (*hold, error) {
-	c := w.c
-	w.tries++
-	if useWait {
-		return w.await(ctx)
-	}
-	return c.acquire(ctx, c.claim(&w.r, newToken()), w.beginAttempt(), asked)
 }
 
 // beginAttempt records that an attempt begins, and returns how long it may take. That is

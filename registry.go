@@ -111,6 +111,7 @@ func ParseURL(rawURL string) (Config, error) {
 		// err repeats the input, which may contain a password.
 		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark", ErrInvalid)
 	}
+
 	for name, vs := range values {
 		// If a password contains a question mark, the rest of it is taken for parameters.
 		// So the errors do not show the name.
