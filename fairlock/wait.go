@@ -65,7 +65,8 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	case err == nil && w.unanswered:
 		d.expectLateEnqueue(c)
 	case errors.Is(err, backend.ErrHeld):
-		// The place in the queue is still there. The engine releases it.
+		// The place is still in the queue. With ctx's error the outcome is unknown, so
+		// the engine releases the token.
 		err = errors.Join(err, ctx.Err())
 	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
 		// An earlier call may have taken a place, so the outcome is unknown. An
