@@ -15,7 +15,7 @@ func TestBundle(t *testing.T) {
 	for kind, want := range map[int32]string{kindPlain: "[1 3]", kindSharded: "[1 1 2]"} {
 		c.node.b.kind.Store(kind)
 		var sizes []int
-		for _, cmd := range c.bundle("subscribe", chs) {
+		for _, cmd := range c.bundleLocked("subscribe", chs) {
 			sizes = append(sizes, len(cmd.chs))
 			for _, ch := range cmd.chs {
 				if kind == kindSharded && slot.Of(ch.name) != slot.Of(cmd.chs[0].name) {
@@ -33,7 +33,7 @@ func TestBundle(t *testing.T) {
 	for i := range many {
 		many[i] = &channel{name: fmt.Sprint(i)}
 	}
-	if n := len(c.bundle("subscribe", many)); n != 3 {
+	if n := len(c.bundleLocked("subscribe", many)); n != 3 {
 		t.Errorf("%d commands", n)
 	}
 }

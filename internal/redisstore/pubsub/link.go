@@ -18,60 +18,61 @@ type link struct {
 	node *node
 	ps   *redis.PubSub
 	born time.Time
-	over chan struct{} // closed when reading has ended
+	over chan struct{} // closed when the reader has ended
 
-	// The rest is guarded by b.mu.
-	queue   []command // what is to be sent
-	expect  []command // what was sent and not answered yet
-	asked   time.Time // when the last of it was
-	useful  bool      // something was answered
-	dropped bool      // for a new connection
-	demoted bool      // dropped as soon as it is not young
+	// b.mu guards these.
+	queue   []command // to send
+	expect  []command // sent and not answered yet, in this order
+	asked   time.Time // when the last of expect was sent
+	useful  bool      // the server has answered something
+	dropped bool      // the writer closes the connection now
+	demoted bool      // the writer closes it when it is not young any more
 }
 
-// How many commands may be unanswered. PubSub reads and writes under one
-// lock: were a write to wait for a server that waits to be read, neither would
-// go on. What comes meanwhile is sent together by the next. On a cluster,
-// where each slot wants a command of its own, they are too small for that.
+// inFlight is how many commands may be unanswered. PubSub reads and writes with one
+// lock held. If a write waited for a server that itself waits to be read, neither
+// would go on. Channels that arrive meanwhile travel together in the next command.
+// On a cluster each slot needs a command of its own; these commands are too small
+// to fill the connection.
 const (
 	inFlight        = 1
 	inFlightSharded = 64
 )
 
-// perCommand is how many channels one command is for, at most.
+// perCommand is the most channels in one command.
 const perCommand = 1000
 
-// command is one that was sent, or is to be sent, on a link.
+// command is a command on a link.
 type command struct {
 	name string // ping, subscribe or unsubscribe
 	chs  []*channel
 }
 
-// spent is the context of reads and writes on a connection. PubSub asks it
-// for the deadline; only when the connection fails does it use it to make a
-// new one by itself, unseen, and that cannot succeed with a context that has
-// ended.
-type spent struct{ until time.Time }
+// ended is the context of a read or a write: it has a deadline, and has ended.
+// PubSub uses the deadline. If the connection fails, PubSub makes a new one by
+// itself, without a report. With a context that has ended it cannot.
+type ended struct{ until time.Time }
 
-var spentDone = func() chan struct{} {
+var closedChan = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-func (s spent) Deadline() (time.Time, bool) { return s.until, true }
-func (spent) Done() <-chan struct{}         { return spentDone }
-func (spent) Err() error                    { return context.Canceled }
-func (spent) Value(any) any                 { return nil }
+func (e ended) Deadline() (time.Time, bool) { return e.until, true }
+func (ended) Done() <-chan struct{}         { return closedChan }
+func (ended) Err() error                    { return context.Canceled }
+func (ended) Value(any) any                 { return nil }
 
-func spentIn(d time.Duration) context.Context { return spent{time.Now().Add(d)} }
+// timeout returns the context of a read or a write that takes d at most.
+func timeout(d time.Duration) context.Context { return ended{time.Now().Add(d)} }
 
 var errOutOfStep = errors.New("unexpected reply on the connection of the subscriptions")
 
-// read hears what arrives until the connection fails.
+// read processes what arrives until the connection fails.
 func (c *link) read() error {
 	for {
-		msg, err := resp.Receive(c.ps, spentIn(deadAfter), 0)
+		msg, err := resp.Receive(c.ps, timeout(deadAfter), 0)
 		inStep := true
 		switch m := msg.(type) {
 		case *redis.Message:
@@ -84,7 +85,7 @@ func (c *link) read() error {
 			if !resp.IsReply(err) {
 				return err
 			}
-			inStep = c.failed(err)
+			inStep = c.refused(err)
 		}
 		if !inStep {
 			return errOutOfStep
@@ -92,57 +93,63 @@ func (c *link) read() error {
 	}
 }
 
+// message delivers a message.
 func (c *link) message(name, payload string) {
 	c.node.b.mu.Lock()
-	var who []*Listener
+	var listeners []*Listener
 	if ch := c.node.b.channels[name]; ch != nil {
-		who = ch.listeners
+		listeners = ch.listeners
 	}
 	c.node.b.mu.Unlock()
-	tell(who, payload, false)
+	deliver(listeners, payload, false)
 }
 
+// pong processes the reply to a ping. It reports false if no ping was sent.
 func (c *link) pong() bool {
 	c.node.b.mu.Lock()
 	defer c.node.b.mu.Unlock()
 	if len(c.expect) == 0 || c.expect[0].name != "ping" {
 		return false
 	}
-	c.answered()
+	c.answeredLocked()
 	return true
 }
 
-// subscription takes in that a subscription was made, ended by us or, on a
-// cluster, ended by the server because the slot has moved.
+// subscription processes the confirmation of a subscription or of its end. On a
+// cluster, the server also ends a subscription by itself if the slot has moved.
+// subscription reports false if the confirmation is unexpected.
 func (c *link) subscription(kind, name string) bool {
 	b := c.node.b
 	b.mu.Lock()
 	var again []*Listener
 	defer func() {
 		b.mu.Unlock()
-		tell(again, "", true)
+		deliver(again, "", true)
 	}()
+
 	kind = unsharded(kind)
 	if len(c.expect) > 0 && c.expect[0].name == kind && c.expect[0].chs[0].name == name {
 		head := &c.expect[0]
 		ch := head.chs[0]
 		if head.chs = head.chs[1:]; len(head.chs) == 0 {
-			c.answered()
+			c.answeredLocked()
 		}
 		if kind == "subscribe" && ch.node == c.node && ch.state == isSent {
-			again = ch.confirm()
+			again = ch.confirmLocked()
 		}
 		return true
 	}
-	if kind != "unsubscribe" || !b.cluster() {
+
+	if kind != "unsubscribe" || !b.isCluster() {
 		return false
 	}
 	if ch := b.channels[name]; ch != nil {
-		b.move(c.node, []*channel{ch})
+		b.moveLocked(c.node, []*channel{ch})
 	}
 	return true
 }
 
+// unsharded returns the kind without the s of ssubscribe and sunsubscribe.
 func unsharded(kind string) string {
 	if kind == "ssubscribe" || kind == "sunsubscribe" {
 		return kind[1:]
@@ -150,8 +157,9 @@ func unsharded(kind string) string {
 	return kind
 }
 
-// failed takes in that the server refused a command.
-func (c *link) failed(err error) bool {
+// refused processes an error that the server has replied to a command. It reports
+// false if no command was sent.
+func (c *link) refused(err error) bool {
 	b := c.node.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,42 +167,45 @@ func (c *link) failed(err error) bool {
 		return false
 	}
 	cmd := c.expect[0]
-	defer c.answered()
+	defer c.answeredLocked()
+
 	switch {
 	case cmd.name != "subscribe":
-	case b.cluster() && redis.HasErrorPrefix(err, "MOVED"):
-		b.move(c.node, cmd.chs)
+	case b.isCluster() && redis.HasErrorPrefix(err, "MOVED"):
+		b.moveLocked(c.node, cmd.chs)
 	case len(cmd.chs) > 1:
+		// The error does not say which channel is refused. Try them one by one.
 		for _, ch := range cmd.chs {
 			ch.alone = true
-			c.node.add(ch)
+			c.node.addLocked(ch)
 		}
 	default:
 		ch := cmd.chs[0]
 		ch.state = isRefused
-		ch.fail(c.node.says(err))
+		ch.failLocked(c.node.wrap(err))
 	}
 	return true
 }
 
-// write sends what there is to send until the connection ends.
+// write sends commands until the connection ends.
 func (c *link) write() {
-	tick := time.NewTicker(pingEvery)
-	defer tick.Stop()
+	ticker := time.NewTicker(pingEvery)
+	defer ticker.Stop()
 	for {
-		demand := false
+		tick := false
 		select {
 		case <-c.over:
 			return
-		case <-c.node.b.life.Done():
+		case <-c.node.b.open.Done():
 			c.ps.Close()
 			return
-		case <-tick.C:
-			demand = true
+		case <-ticker.C:
+			tick = true
 		case <-c.node.wake:
-			runtime.Gosched() // others may be about to listen, too
+			runtime.Gosched() // other callers may be about to add channels
 		}
-		cmds, ok := c.take(demand)
+
+		cmds, ok := c.takeCommands(tick)
 		for _, cmd := range cmds {
 			ok = ok && c.send(cmd) == nil
 		}
@@ -205,18 +216,21 @@ func (c *link) write() {
 	}
 }
 
-// take returns what is to be sent now, and false if the connection is to end.
-func (c *link) take(demand bool) (cmds []command, ok bool) {
+// takeCommands returns the commands to send now. It reports false if the writer has
+// to close the connection after them. At a tick it also removes what is idle, and
+// demands an answer of the server.
+func (c *link) takeCommands(tick bool) (cmds []command, ok bool) {
 	n := c.node
 	b := n.b
 	var gone []*channel
-	if demand {
-		gone = b.rehome(n)
+	if tick {
+		gone = b.rehome(n) // may call the server, so before mu is locked
 	}
+
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if demand {
-		c.queue = append(c.queue, c.bundle("unsubscribe", append(gone, c.sweep()...))...)
+	if tick {
+		c.queue = append(c.queue, c.bundleLocked("unsubscribe", append(gone, c.sweepLocked()...))...)
 		if b.nodes[n.client] != n || len(c.expect) > 0 && time.Since(c.asked) > deadAfter {
 			return nil, false
 		}
@@ -225,45 +239,49 @@ func (c *link) take(demand bool) (cmds []command, ok bool) {
 		}
 	}
 	if len(c.queue) == 0 {
-		c.queue = c.bundle("subscribe", n.take())
+		c.queue = c.bundleLocked("subscribe", n.takeLocked())
 	}
+
 	k := min(len(c.queue), c.window()-len(c.expect))
 	cmds, c.queue = c.queue[:k:k], c.queue[k:]
 	if k > 0 {
+		// Before the commands are sent: the reader may get the replies at once.
 		c.expect, c.asked = append(c.expect, cmds...), time.Now()
 	}
 	return cmds, !c.dropped && !(c.demoted && time.Since(c.born) > youngFor)
 }
 
+// window returns how many commands may be unanswered.
 func (c *link) window() int {
-	if c.sharded() {
+	if c.isSharded() {
 		return inFlightSharded
 	}
 	return inFlight
 }
 
-// answered forgets the command that was answered first. mu is held.
-func (c *link) answered() {
+// answeredLocked removes the first command of expect, which has its reply.
+func (c *link) answeredLocked() {
 	c.expect, c.useful = c.expect[1:], true
 	if len(c.queue) > 0 || len(c.node.pending) > 0 {
-		c.node.kick()
+		c.node.wakeWriter()
 	}
 }
 
-// sweep returns the channels that nobody has listened to for a while, and
-// forgets them; after some time without any, the node too.
-func (c *link) sweep() (idle []*channel) {
+// sweepLocked removes the channels that have had no listeners for a while, and
+// returns those to unsubscribe from. It also tries refused channels again. If the
+// node has had no channels for idleAfter, it is removed.
+func (c *link) sweepLocked() (idle []*channel) {
 	n := c.node
 	b := n.b
 	now := time.Now()
 	left := 0
-	for _, ch := range n.channels() {
+	for _, ch := range n.channelsLocked() {
 		switch {
 		case len(ch.listeners) > 0:
 			if ch.state == isRefused {
-				n.add(ch)
+				n.addLocked(ch)
 			}
-		case ch.state == isSent: // its reply is awaited
+		case ch.state == isSent: // the reply must find the channel
 		case ch.state == isConfirmed && now.Sub(ch.idle) < lingering:
 		default:
 			delete(b.channels, ch.name)
@@ -274,6 +292,7 @@ func (c *link) sweep() (idle []*channel) {
 		}
 		left++
 	}
+
 	if left > 0 || n.busy.IsZero() {
 		n.busy = now
 	}
@@ -283,22 +302,23 @@ func (c *link) sweep() (idle []*channel) {
 	return idle
 }
 
-// bundle makes one command for channels that may share it: on a cluster only
-// those of one slot.
-func (c *link) bundle(name string, chs []*channel) (cmds []command) {
-	together := map[int][]*channel{}
+// bundleLocked returns the commands for channels. On a cluster, the channels of a
+// command are in one slot.
+func (c *link) bundleLocked(name string, chs []*channel) (cmds []command) {
+	bySlot := map[int][]*channel{}
 	for _, ch := range chs {
 		if ch.alone {
 			cmds = append(cmds, command{name, []*channel{ch}})
 			continue
 		}
 		of := 0
-		if c.sharded() {
+		if c.isSharded() {
 			of = slot.Of(ch.name)
 		}
-		together[of] = append(together[of], ch)
+		bySlot[of] = append(bySlot[of], ch)
 	}
-	for _, chs := range together {
+
+	for _, chs := range bySlot {
 		for chs := range slices.Chunk(chs, perCommand) {
 			cmds = append(cmds, command{name, chs})
 		}
@@ -306,22 +326,23 @@ func (c *link) bundle(name string, chs []*channel) (cmds []command) {
 	return cmds
 }
 
-func (c *link) sharded() bool { return c.node.b.kind.Load() == kindSharded }
+func (c *link) isSharded() bool { return c.node.b.kind.Load() == kindSharded }
 
+// send sends a command.
 func (c *link) send(cmd command) error {
 	names := make([]string, len(cmd.chs))
 	for i, ch := range cmd.chs {
 		names[i] = ch.name
 	}
-	ctx := spentIn(writeTimeout)
+	ctx := timeout(writeTimeout)
 	switch {
 	case cmd.name == "ping":
 		return c.ps.Ping(ctx)
-	case cmd.name == "subscribe" && c.sharded():
+	case cmd.name == "subscribe" && c.isSharded():
 		return c.ps.SSubscribe(ctx, names...)
 	case cmd.name == "subscribe":
 		return c.ps.Subscribe(ctx, names...)
-	case c.sharded():
+	case c.isSharded():
 		return c.ps.SUnsubscribe(ctx, names...)
 	}
 	return c.ps.Unsubscribe(ctx, names...)

@@ -12,42 +12,42 @@ import (
 )
 
 const (
-	pingEvery      = time.Second      // how often a PONG is demanded
-	deadAfter      = 3 * time.Second  // a connection is dead if nothing arrives
-	writeTimeout   = time.Second      // or nothing can be sent
-	connectTimeout = 5 * time.Second  // bounds the making of one
-	lingering      = time.Second      // a channel is kept subscribed without listeners
-	idleAfter      = 10 * time.Second // a connection is kept without channels
-	youngFor       = time.Second      // a connection that ended earlier counts as a failure
+	pingEvery      = time.Second      // how often the server must answer something
+	deadAfter      = 3 * time.Second  // a connection is dead if nothing arrives for as long
+	writeTimeout   = time.Second      // or if a write takes longer
+	connectTimeout = 5 * time.Second  // the most that it takes to connect
+	lingering      = time.Second      // how long a channel without listeners is kept
+	idleAfter      = 10 * time.Second // how long a connection without channels is kept
+	youngFor       = time.Second      // a connection that ends earlier counts as a failed one
 )
 
-// backoff is how long to wait before try number n, from 0 on.
+// backoff returns how long to wait before the next try, after n failed ones.
 func backoff(n int) time.Duration {
 	d := min(10*time.Millisecond<<min(n, 10), time.Second)
 	return d/2 + rand.N(d/2)
 }
 
-// node is a server with channels.
+// node is a server that has channels.
 type node struct {
 	b      *Subscriber
 	client redis.UniversalClient
-	wake   chan struct{} // there is something for the writer to do
+	wake   chan struct{} // the writer has something to do
 
-	// The rest is guarded by b.mu.
-	pending []*channel // some of which may have been forgotten since
-	link    *link      // nil without a connection
-	busy    time.Time  // when it last had a channel
+	// b.mu guards these.
+	pending []*channel // to subscribe to; some may be removed or elsewhere by now
+	link    *link      // nil while there is no connection
+	busy    time.Time  // when the node last had a channel
 }
 
-// add has ch subscribed to. mu is held.
-func (n *node) add(ch *channel) {
+// addLocked has the node subscribe to ch.
+func (n *node) addLocked(ch *channel) {
 	ch.state = isPending
 	n.pending = append(n.pending, ch)
-	n.kick()
+	n.wakeWriter()
 }
 
-// take returns the channels that are to be subscribed to. mu is held.
-func (n *node) take() (chs []*channel) {
+// takeLocked returns the channels to subscribe to now.
+func (n *node) takeLocked() (chs []*channel) {
 	for _, ch := range n.pending {
 		if n.b.channels[ch.name] == ch && ch.node == n && ch.state == isPending {
 			ch.state = isSent
@@ -58,18 +58,19 @@ func (n *node) take() (chs []*channel) {
 	return chs
 }
 
-func (n *node) kick() {
+// wakeWriter wakes the goroutine that writes, if there is one.
+func (n *node) wakeWriter() {
 	select {
 	case n.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run keeps the node connected for as long as there are channels. It is the
-// goroutine that heard runs on.
+// run keeps the node connected as long as it has channels. It is the goroutine that
+// reads the connection and calls the Listeners' functions.
 func (n *node) run() {
 	for try := 0; ; try++ {
-		c, err := n.session()
+		c, err := n.connectAndRead()
 		if c != nil && time.Since(c.born) > youngFor {
 			try = 0
 		}
@@ -78,26 +79,28 @@ func (n *node) run() {
 		}
 		select {
 		case <-time.After(backoff(try)):
-		case <-n.b.life.Done():
+		case <-n.b.open.Done():
 		}
-		if !n.needed() {
+		if !n.waitForChannels() {
 			return
 		}
 	}
 }
 
-// session makes a connection and reads it until it ends.
-func (n *node) session() (*link, error) {
-	ps := n.client.Subscribe(n.b.life)
+// connectAndRead makes a connection, and reads it until it ends.
+func (n *node) connectAndRead() (*link, error) {
+	ps := n.client.Subscribe(n.b.open)
 	defer ps.Close()
-	ctx, cancel := context.WithTimeout(n.b.life, connectTimeout)
+
+	ctx, cancel := context.WithTimeout(n.b.open, connectTimeout)
 	within, end := n.b.store.Begin(ctx)
-	err := resp.Survive(func() error { return ps.Ping(within) }) // which makes the connection
+	err := resp.Survive(func() error { return ps.Ping(within) }) // makes the connection
 	end()
 	cancel()
 	if err != nil {
 		return nil, err
 	}
+
 	c := &link{node: n, ps: ps, born: time.Now(), expect: []command{{name: "ping"}}, over: make(chan struct{})}
 	c.asked = c.born
 	n.attach(c)
@@ -106,49 +109,55 @@ func (n *node) session() (*link, error) {
 		c.write()
 		close(written)
 	}()
+
 	err = c.read()
+
+	// The writer ends at over, or when its write fails on the closed connection.
 	close(c.over)
 	ps.Close()
 	<-written
 	return c, err
 }
 
+// attach sets the connection of the node.
 func (n *node) attach(c *link) {
 	n.b.mu.Lock()
 	defer n.b.mu.Unlock()
 	n.link = c
-	n.kick()
+	n.wakeWriter()
 }
 
-// lost has all channels subscribed to anew, now that c has ended, and reports
-// whether the node is forgotten. Listens wait for the next connection, unless
-// this one was never of any use, or not even made.
+// lost has all channels subscribed to again after c has ended, or after a
+// connection could not be made and c is nil. Calls of Listen wait for the next
+// connection, except if this one has answered nothing: then they fail. lost reports
+// whether the node is removed.
 func (n *node) lost(c *link, err error) (over bool) {
 	b := n.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	n.link, n.pending, b.lost = nil, nil, time.Now()
-	for _, ch := range n.channels() {
+	for _, ch := range n.channelsLocked() {
 		if c == nil || !c.useful {
-			ch.fail(n.says(err))
+			ch.failLocked(n.wrap(err))
 		}
 		if len(ch.listeners) == 0 {
 			delete(b.channels, ch.name)
 			continue
 		}
-		n.add(ch)
+		n.addLocked(ch)
 	}
 	return b.closed || b.nodes[n.client] != n
 }
 
-// needed waits until the node has channels, and forgets it if that takes
-// long. On a cluster they may have gone elsewhere.
-func (n *node) needed() bool {
+// waitForChannels waits until the node has channels. If it has none for idleAfter,
+// it is removed. On a cluster its channels may have moved to another server.
+func (n *node) waitForChannels() bool {
 	b := n.b
 	b.rehome(n)
 	for idle := false; ; {
 		b.mu.Lock()
-		some := len(n.channels()) > 0
+		some := len(n.channelsLocked()) > 0
 		over := b.closed || idle && !some
 		if over {
 			delete(b.nodes, n.client)
@@ -157,17 +166,18 @@ func (n *node) needed() bool {
 		if over || some {
 			return !over
 		}
+
 		select {
 		case <-n.wake:
 		case <-time.After(idleAfter):
 			idle = true
-		case <-b.life.Done():
+		case <-b.open.Done():
 		}
 	}
 }
 
-// channels are those of the node. mu is held.
-func (n *node) channels() (chs []*channel) {
+// channelsLocked returns the channels of the node.
+func (n *node) channelsLocked() (chs []*channel) {
 	for _, ch := range n.b.channels {
 		if ch.node == n {
 			chs = append(chs, ch)
@@ -176,8 +186,8 @@ func (n *node) channels() (chs []*channel) {
 	return chs
 }
 
-// says has err name the node, if there are several.
-func (n *node) says(err error) error {
+// wrap adds the address of the node to an error, if the store has several servers.
+func (n *node) wrap(err error) error {
 	if client, ok := n.client.(*redis.Client); ok && n.client != n.b.store.Client {
 		return fmt.Errorf("%s: %w", client.Options().Addr, err)
 	}

@@ -1,5 +1,8 @@
-// Package pubsub subscribes to channels of a Redis, on one connection to each
+// Package pubsub subscribes to channels of a Redis, over one connection to each
 // server.
+//
+// A Subscriber has a channel for each name, a node for each server that has
+// channels, and a link for each node that is connected.
 package pubsub
 
 import (
@@ -13,40 +16,91 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Config is what a Subscriber knows of its store.
+// Config is what a Subscriber needs of its store.
 type Config struct {
-	Client redis.UniversalClient                                      // of all of it
-	Begin  func(context.Context) (within context.Context, end func()) // a call of the client
-	Reload func(context.Context)                                      // asks a cluster again, soon, who has which slot
-	Wrap   func(error) error                                          // has an error name the store
+	// Client is the client of the whole store, whatever its topology.
+	Client redis.UniversalClient
+
+	// Begin returns the context for one call of a client, and a function that the
+	// Subscriber calls when the call has returned.
+	Begin func(context.Context) (within context.Context, end func())
+
+	// Reload makes the client of a cluster query soon which server has which slot.
+	Reload func(context.Context)
+
+	// Wrap adds the name of the store to an error.
+	Wrap func(error) error
 }
 
-// Listener hears the messages of one channel.
+// Subscriber has the subscriptions of a store. It may be used by many goroutines
+// at once.
+type Subscriber struct {
+	store Config
+	kind  atomic.Int32       // kindPlain or kindSharded, once learnKind knows it
+	open  context.Context    // ends with the Subscriber
+	end   context.CancelFunc // ends open
+	wg    sync.WaitGroup     // all goroutines of the Subscriber
+
+	// mu guards the fields below, and those of channels, nodes, links and
+	// Listeners. It is not held while a Listener's function runs.
+	mu       sync.Mutex
+	channels map[string]*channel
+	nodes    map[redis.UniversalClient]*node
+	lost     time.Time // when a connection or a slot was lost, the last time
+	closed   bool
+}
+
+// Listener receives the messages of one channel.
 type Listener struct {
 	heard func(payload string, again bool)
-	stays bool // also if there is no subscription now
+	stays bool // goes on if there is no subscription yet
 	sub   *Subscriber
-	ch    *channel // nil if the subscriber was closed before
+	ch    *channel // nil if the Subscriber was closed before
 
 	settled chan struct{} // closed when err and up are decided
-	err     error         // why there is no subscription; sub.mu
-	up      bool          // the subscription was confirmed once; sub.mu
+	err     error         // why there is no subscription
+	up      bool          // the subscription was confirmed once
 	closed  atomic.Bool
 }
 
-// Listen has heard called for every message on channel, which lies in the
-// cluster slot of slotKey, until the Listener is closed. It returns when the
-// server has confirmed the subscription, so that whatever is published
-// afterwards is heard, and with an error when ctx has ended, the server cannot
-// be reached or refuses the channel, as it does with NOPERM.
+// channel is a channel that has listeners, or had some a moment ago.
+type channel struct {
+	name, slotKey string
+	listeners     []*Listener // is copied when it changes, because the reader uses it without mu
+	state         state
+	node          *node     // nil while the server is not known
+	idle          time.Time // since when there are no listeners
+	alone         bool      // gets a command of its own, because the server refused one for several channels
+	moves         int       // how often the server has changed since the last confirmation
+}
+
+// state is the state of a channel's subscription.
+type state int
+
+const (
+	isPending   state = iota // SUBSCRIBE is not sent yet
+	isSent                   // it is sent
+	isConfirmed              // the server has confirmed it
+	isRefused                // the server has refused it
+)
+
+// New returns a Subscriber without connections.
+func New(c Config) *Subscriber {
+	b := &Subscriber{store: c, channels: map[string]*channel{}, nodes: map[redis.UniversalClient]*node{}}
+	b.open, b.end = context.WithCancel(context.Background())
+	return b
+}
+
+// Listen subscribes to a channel, which is in the cluster slot of slotKey, until
+// the Listener is closed. It returns when the server has confirmed the
+// subscription. So the Listener receives all that is published afterwards. Listen
+// returns an error if ctx ends, the server cannot be reached, or the server refuses
+// the channel, for example with NOPERM.
 //
-// heard(payload, false) is a message. heard("", true) says that messages may
-// have been missed: the connection was lost, and the subscription has just
-// been confirmed again. heard runs on the goroutine that reads the
-// connection, and must not block; it may run before Listen has returned and,
-// once more, while Close does.
-//
-// All channels of a Store share one connection to each server.
+// heard(payload, false) reports a message. heard("", true) reports that messages
+// may have been missed: the connection was lost, and the subscription has just been
+// confirmed again. heard runs on the goroutine that reads the connection, and must
+// not block. It may run before Listen returns, and once more during Close.
 func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
 	l, err := b.listen(ctx, channel, slotKey, &Listener{heard: heard})
 	if err != nil {
@@ -63,9 +117,10 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, hea
 	return b.listen(ctx, channel, slotKey, &Listener{heard: heard, stays: true})
 }
 
+// listen adds l to its channel, and waits until the subscription is settled.
 func (b *Subscriber) listen(ctx context.Context, channel, slotKey string, l *Listener) (*Listener, error) {
 	l.sub, l.settled = b, make(chan struct{})
-	err := l.sub.join(ctx, l, channel, slotKey)
+	err := b.join(ctx, l, channel, slotKey)
 	if err == nil {
 		select {
 		case <-l.settled:
@@ -85,8 +140,8 @@ func (b *Subscriber) listen(ctx context.Context, channel, slotKey string, l *Lis
 func (l *Listener) leave(err error) error {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
-	if l.waits() {
-		l.settle(err)
+	if l.isOpenLocked() {
+		l.settleLocked(err)
 	}
 	return l.err
 }
@@ -106,8 +161,8 @@ func (l *Listener) Command() string {
 	return "PUBLISH"
 }
 
-// Close ends the Listener. The subscription outlasts the last Listener by a
-// moment, so that whoever comes back to the channel finds it confirmed.
+// Close ends the Listener. The subscription stays for a moment after the last
+// Listener, so that the next caller for the channel finds it confirmed.
 func (l *Listener) Close() {
 	if l.closed.Swap(true) {
 		return
@@ -115,7 +170,7 @@ func (l *Listener) Close() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
 	if l.ch != nil {
-		l.ch.remove(l)
+		l.ch.removeLocked(l)
 	}
 }
 
@@ -130,65 +185,21 @@ func (l *Listener) Relisten() {
 	}
 	if c := l.ch.node.link; c != nil && time.Since(c.born) > youngFor {
 		c.dropped = true
-		c.node.kick()
+		c.node.wakeWriter()
 	}
 }
 
-// Subscriber keeps the subscriptions of a Store, on one connection to each
-// node.
-type Subscriber struct {
-	store Config
-	life  context.Context // ends with the Store
-	end   context.CancelFunc
-	wg    sync.WaitGroup
-	kind  atomic.Int32 // what learn has found out
-
-	// mu guards all below, and what is in channels, nodes and links. It is
-	// not held while heard runs.
-	mu       sync.Mutex
-	channels map[string]*channel
-	nodes    map[redis.UniversalClient]*node
-	lost     time.Time // when a connection was lost, or a slot, the last time
-	closed   bool
-}
-
-// channel is a channel that somebody listens to, or did a moment ago.
-type channel struct {
-	name, slotKey string
-	listeners     []*Listener // never changed in place: the reader goes through it without the lock
-	state         state
-	node          *node     // nil while it is looked for
-	idle          time.Time // since when there are no listeners
-	alone         bool      // is subscribed to by a command of its own, to see which one is refused
-	moves         int       // how often it was looked for since it was last confirmed
-}
-
-type state int
-
-const (
-	isPending   state = iota // SUBSCRIBE is to be sent
-	isSent                   // and was
-	isConfirmed              // and was confirmed
-	isRefused                // or not
-)
-
-// New returns a Subscriber that has no connection yet.
-func New(c Config) *Subscriber {
-	b := &Subscriber{store: c, channels: map[string]*channel{}, nodes: map[redis.UniversalClient]*node{}}
-	b.life, b.end = context.WithCancel(context.Background())
-	return b
-}
-
-// Close ends all listening. What it leaves is what a client that was handed
-// in does not interrupt.
+// Close ends all subscriptions. It waits a moment for the goroutines. A client that
+// the caller passed may not end a call with its context, so some may run on.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.closed = true
 	b.end()
 	for _, ch := range b.channels {
-		ch.fail(redis.ErrClosed)
+		ch.failLocked(redis.ErrClosed)
 	}
 	b.mu.Unlock()
+
 	done := make(chan struct{})
 	go func() {
 		b.wg.Wait()
@@ -200,27 +211,31 @@ func (b *Subscriber) Close() {
 	}
 }
 
-// join adds l to the channel of that name.
+// join adds l to the channel of a name.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	var err error
 	if b.channels[name] == nil && !b.closed {
+		// Finding the server may need a call, so not with mu held. Meanwhile another
+		// caller may have added the channel, or closed the Subscriber.
 		b.mu.Unlock()
 		var client redis.UniversalClient
-		client, err = b.home(ctx, slotKey)
+		client, err = b.server(ctx, slotKey)
 		b.mu.Lock()
+
 		switch {
 		case b.channels[name] != nil || b.closed:
-			err = nil // another one was quicker
+			err = nil
 		case err == nil:
 			ch := &channel{name: name, slotKey: slotKey}
 			b.channels[name] = ch
-			b.place(ch, client)
+			b.placeLocked(ch, client)
 		case l.stays:
 			ch := &channel{name: name, slotKey: slotKey}
 			b.channels[name] = ch
-			b.wg.Go(func() { b.look([]*channel{ch}, 0) })
+			b.wg.Go(func() { b.findServers([]*channel{ch}, 0) })
 		default:
 			return err
 		}
@@ -228,24 +243,25 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	if b.closed {
 		return redis.ErrClosed
 	}
+
 	ch := b.channels[name]
 	l.ch = ch
 	ch.listeners = append(slices.Clip(ch.listeners), l)
 	if err != nil {
-		l.settle(err)
+		l.settleLocked(err)
 		return err
 	}
 	switch ch.state {
 	case isConfirmed:
-		l.settle(nil)
-	case isRefused:
-		ch.node.add(ch)
+		l.settleLocked(nil)
+	case isRefused: // the user's rights may have changed
+		ch.node.addLocked(ch)
 	}
 	return nil
 }
 
-// place has the node of client subscribe to ch.
-func (b *Subscriber) place(ch *channel, client redis.UniversalClient) {
+// placeLocked has the node of client subscribe to ch.
+func (b *Subscriber) placeLocked(ch *channel, client redis.UniversalClient) {
 	n := b.nodes[client]
 	if n == nil {
 		n = &node{b: b, client: client, wake: make(chan struct{}, 1)}
@@ -253,19 +269,20 @@ func (b *Subscriber) place(ch *channel, client redis.UniversalClient) {
 		b.wg.Go(n.run)
 	}
 	ch.node = n
-	n.add(ch)
+	n.addLocked(ch)
 }
 
-// settle tells Listen how it ended.
-func (l *Listener) settle(err error) {
+// settleLocked decides the result of Listen.
+func (l *Listener) settleLocked(err error) {
 	l.err, l.up = err, err == nil
 	close(l.settled)
 }
 
-// waits reports whether Listen has not returned yet.
-func (l *Listener) waits() bool { return !l.up && l.err == nil }
+// isOpenLocked reports whether the result of Listen is not decided yet.
+func (l *Listener) isOpenLocked() bool { return !l.up && l.err == nil }
 
-func (ch *channel) remove(l *Listener) {
+// removeLocked removes a Listener from its channel.
+func (ch *channel) removeLocked(l *Listener) {
 	i := slices.Index(ch.listeners, l)
 	if i < 0 {
 		return
@@ -276,25 +293,25 @@ func (ch *channel) remove(l *Listener) {
 	}
 }
 
-// fail ends the Listens that wait for ch.
-func (ch *channel) fail(err error) {
+// failLocked ends the calls of Listen that wait for ch with an error.
+func (ch *channel) failLocked(err error) {
 	for _, l := range ch.listeners {
-		if l.waits() {
-			l.settle(err)
+		if l.isOpenLocked() {
+			l.settleLocked(err)
 			if !l.stays {
-				ch.remove(l)
+				ch.removeLocked(l)
 			}
 		}
 	}
 }
 
-// confirm ends the Listens that wait for ch, and returns who has to look
-// again.
-func (ch *channel) confirm() (again []*Listener) {
+// confirmLocked ends the calls of Listen that wait for ch. It returns the Listeners
+// that had a subscription before, and may have missed messages.
+func (ch *channel) confirmLocked() (again []*Listener) {
 	ch.state, ch.alone, ch.moves = isConfirmed, false, 0
 	for _, l := range ch.listeners {
-		if l.waits() {
-			l.settle(nil)
+		if l.isOpenLocked() {
+			l.settleLocked(nil)
 		} else {
 			again = append(again, l)
 		}
@@ -302,8 +319,8 @@ func (ch *channel) confirm() (again []*Listener) {
 	return again
 }
 
-// tell has listeners hear something.
-func tell(listeners []*Listener, payload string, again bool) {
+// deliver calls the functions of listeners. The caller does not hold mu.
+func deliver(listeners []*Listener, payload string, again bool) {
 	for _, l := range listeners {
 		if !l.closed.Load() {
 			l.heard(payload, again)
