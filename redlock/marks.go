@@ -114,7 +114,7 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity) error {
 // still id.
 func (n *node) confirmRecord(ctx context.Context, a *attempt, id identity) error {
 	// All three commands use one connection, so one server answers them.
-	replies := n.store.Together(ctx, []any{"get", a.lockKey}, []any{"get", markKey}, []any{"info", "server"})
+	replies := n.store.DoAll(ctx, []any{"get", a.lockKey}, []any{"get", markKey}, []any{"info", "server"})
 	switch err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); {
 	case err != nil:
 		return n.nodeError(err, a.c.Timeout)
@@ -213,7 +213,7 @@ func (n *node) readMark(ctx context.Context, s *standing) error {
 }
 
 func (n *node) readMarkOnce(ctx context.Context, s *standing) error {
-	replies := n.store.Together(ctx, []any{"get", markKey}, []any{"info", "server"}, []any{"time"})
+	replies := n.store.DoAll(ctx, []any{"get", markKey}, []any{"info", "server"}, []any{"time"})
 	if err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); err != nil {
 		return err
 	}

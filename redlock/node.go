@@ -183,7 +183,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	// Read the mark after taking the lock: a node that loses its data in between
 	// also loses its mark. Read the run over the same connection, because another
 	// connection may lead to another server.
-	replies := n.store.Together(ctx,
+	replies := n.store.DoAll(ctx,
 		[]any{"set", a.lockKey, a.record, "px", redisstore.Millis(a.c.TTL), "nx"},
 		[]any{"get", markKey},
 		[]any{"info", "server"})

@@ -20,21 +20,21 @@ import (
 //	sentinel_user, sentinel_password  who we are to the sentinels       (…-sentinel)
 var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "sentinel_user", "sentinel_password"}
 
-// address is where a Redis is and who we are to it.
+// address is a URL with its parameters.
 type address struct {
-	scheme         string   // as it is written
-	kind           kind     // what addrs are of
-	tls            bool     // rediss
-	addrs          []string // host:port, or the path of a socket; of one server, of sentinels, or of some nodes
+	scheme         string
+	kind           kind     // of the servers at addrs
+	tls            bool     // the scheme begins with rediss
+	addrs          []string // host:port, or the path of a socket
 	user, password string
 	db             int
-	master         string // what sentinels call it
-	replicas       int
+	master         string // its name at the sentinels
+	replicas       int    // how many must confirm a hold
 
 	sentinelUser, sentinelPassword string
 }
 
-// kind is what a URL leads to.
+// kind is the kind of the servers that a URL names.
 type kind int
 
 const (
@@ -44,7 +44,7 @@ const (
 	aCluster
 )
 
-// schemes are those that a URL may have.
+// schemes has the schemes that a URL may have.
 var schemes = map[string]address{
 	"redis":           {kind: aServer},
 	"rediss":          {kind: aServer, tls: true},
@@ -60,13 +60,13 @@ const (
 	defaultSentinelPort = "26379"
 )
 
-// forms is what an error tells to write.
+// forms has the forms of a URL, for errors.
 const forms = "redis://user:password@host:port/db, redis-sentinel://host:port,host:port/master/db, redis-cluster://host:port,host:port, " +
 	"the same with rediss for TLS, or unix:///path/to/socket"
 
-// parse takes a node's URL apart. Its errors repeat no part of the URL that
-// may be a secret, and none of net/url's errors, which repeat all of it.
-// A password may be percent-encoded, and must be where it holds a % or a ?.
+// parse parses a node's URL. Its errors have no part of the URL that may be a secret,
+// so they do not wrap the errors of net/url, which have the whole URL. A password may
+// be percent-encoded, and must be if it has a % or a ?.
 func parse(node string) (address, error) {
 	scheme, rest, ok := strings.Cut(node, "://")
 	a, known := schemes[scheme]
@@ -84,6 +84,7 @@ func parse(node string) (address, error) {
 	if err := a.parseUser(user); err != nil {
 		return a, err
 	}
+
 	hosts, path, _ := strings.Cut(rest, "/")
 	if err := a.parsePath(path); err != nil {
 		return a, err
@@ -91,7 +92,7 @@ func parse(node string) (address, error) {
 	return a, a.parseHosts(hosts)
 }
 
-// Nodes takes apart a URL that lists several servers of their own, as in
+// Nodes splits a URL of several independent servers, such as
 // redis://user:password@host:port,host:port/db, into one URL for each.
 func Nodes(list string) ([]string, error) {
 	scheme, rest, ok := strings.Cut(list, "://")
@@ -102,7 +103,7 @@ func Nodes(list string) ([]string, error) {
 	case a.kind == aSocket:
 		return []string{list}, nil
 	case a.kind != aServer:
-		return nil, invalid("node: want servers of their own, redis://host:port,host:port,host:port, and not %s://", scheme)
+		return nil, invalid("node: want independent servers, redis://host:port,host:port,host:port, and not %s://", scheme)
 	}
 	user, hosts := "", rest
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
@@ -122,7 +123,7 @@ func Nodes(list string) ([]string, error) {
 	return nodes, nil
 }
 
-// Address returns where a node's URL leads: host:port, or the path of a socket.
+// Address returns the address in a node's URL: host:port, or the path of a socket.
 func Address(node string) (string, error) {
 	a, err := parse(node)
 	if err != nil {
@@ -228,7 +229,7 @@ func (a *address) parseHost(hostport string) error {
 	return nil
 }
 
-// setParams takes in what Params lists.
+// setParams sets the parameters, which Params lists.
 func (a *address) setParams(params map[string]string) error {
 	for _, name := range []string{"ca", "cert", "key", "server_name"} {
 		if params[name] != "" && !a.tls {
@@ -267,12 +268,12 @@ func (a *address) setSentinel(params map[string]string) error {
 	case a.kind != theSentinels:
 		return invalid("parameters sentinel_user and sentinel_password are for redis-sentinel:// and rediss-sentinel://")
 	case a.sentinelPassword == "":
-		return invalid("parameter sentinel_user: a user without a password: want sentinel_password, too")
+		return invalid("parameter sentinel_user: a user without a password: want sentinel_password as well")
 	}
 	return nil
 }
 
-// secrets are what no error may tell.
+// secrets returns the passwords. No error may have them.
 func (a *address) secrets() (all []string) {
 	for _, secret := range []string{a.password, a.sentinelPassword} {
 		if secret != "" {

@@ -20,34 +20,35 @@ import (
 
 // cluster is the topology of a cluster: which server has which slot.
 type cluster struct {
-	a    address
-	d    *dialer
-	look looker
-	rdb  *redis.ClusterClient // for subscriptions; it has our word on the slots
+	a        address
+	d        *dialer
+	searches searcher
+	rdb      *redis.ClusterClient // for subscriptions; it gets the slots from clusterSlots
 
-	mu      sync.Mutex           // guards the rest
+	mu      sync.Mutex           // guards the fields below
 	servers map[string]*server   // by address
-	gone    map[string]time.Time // those that have no slot, since when
+	gone    map[string]time.Time // since when a server has no slot, by address
 	slots   [slot.Count]*server
-	known   bool      // that is, slots
-	asked   time.Time // when they were asked for
-	suspect *server   // the last that failed: who is asked last
+	known   bool      // slots is known
+	asked   time.Time // when slots was queried
+	suspect *server   // the last server that failed; it is queried last
 }
 
 const (
-	staleAfter = time.Minute            // the map of slots is asked for again
-	hedgeAfter = 200 * time.Millisecond // another node is asked
+	staleAfter = time.Minute            // when slots is queried again
+	hedgeAfter = 200 * time.Millisecond // when a search queries another server
 )
 
 func newCluster(a address, d *dialer) *cluster {
 	c := &cluster{a: a, d: d, servers: map[string]*server{}, gone: map[string]time.Time{}}
-	c.look.search, c.look.open = c.search, d.open
+	c.searches.run, c.searches.open = c.search, d.open
+
 	o := options(a, d, "")
 	c.rdb = redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: a.addrs, ClusterSlots: c.clusterSlots,
 		NewClient: func(made *redis.Options) *redis.Client {
 			if made.NodeAddress != "" {
-				made.Addr = made.NodeAddress // which go-redis makes up otherwise for a loopback
+				made.Addr = made.NodeAddress // go-redis changes Addr if it is a loopback address
 			}
 			return redis.NewClient(made)
 		},
@@ -62,7 +63,7 @@ func newCluster(a address, d *dialer) *cluster {
 }
 
 func (c *cluster) close() {
-	c.look.close()
+	c.searches.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.servers {
@@ -73,13 +74,13 @@ func (c *cluster) close() {
 func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	at, known, stale := c.has(key)
 	if !known {
-		if err := c.look.wait(ctx); err != nil {
+		if err := c.searches.wait(ctx); err != nil {
 			return nil, err
 		}
 		at, _, _ = c.has(key)
 	}
 	if stale {
-		c.look.trouble()
+		c.searches.request()
 	}
 	if at == nil {
 		return nil, redis.ErrClosed
@@ -87,15 +88,15 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	return at, nil
 }
 
-// has returns the server of a key: if nobody is known to have it, any will
-// say so.
+// has returns the server of a key. If no server is known to have it, has returns
+// any server, which then replies an error.
 func (c *cluster) has(key string) (at *server, known, stale bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at = c.slots[slot.Of(key)]
-	for _, any := range c.servers {
+	for _, s := range c.servers {
 		if at == nil {
-			at = any
+			at = s
 		}
 	}
 	return at, c.known, time.Since(c.asked) > staleAfter
@@ -111,10 +112,10 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 	if addr, ok := redis.IsAskError(err); ok {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.server(redirected(addr, at.addr)), true
+		return c.serverLocked(redirected(addr, at.addr)), true
 	}
 	if errors.Is(err, redis.ErrClosed) && c.d.open.Err() == nil {
-		// A server that was given up: nothing was sent.
+		// adopt has closed the server's client, so nothing was sent.
 		if to, _, _ := c.has(key); to != at {
 			return to, false
 		}
@@ -122,18 +123,18 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 	return nil, false
 }
 
-// moved takes in who has the slot of key now.
+// moved records that the server at addr has the slot of key now.
 func (c *cluster) moved(at *server, key, addr string) *server {
-	c.look.trouble()
+	c.searches.request()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	to := c.server(redirected(addr, at.addr))
+	to := c.serverLocked(redirected(addr, at.addr))
 	c.slots[slot.Of(key)] = to
 	return to
 }
 
-// redirected is the address in a redirection by the server at origin, which
-// need not know its own host.
+// redirected returns the address in a redirection by the server at origin. That
+// server may not know its own host.
 func redirected(addr, origin string) string {
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {
@@ -142,8 +143,8 @@ func redirected(addr, origin string) string {
 	return hostport(strings.Trim(addr[:i], "[]"), addr[i+1:], origin)
 }
 
-// hostport is the address of a node, as the one at origin calls it: if it does
-// not know the host, or knows it by a name that is no use here, it is its own.
+// hostport returns the address of a server as the one at origin reports it. If the
+// host is missing, or is a loopback address and origin is not, it is origin's host.
 func hostport(host, port, origin string) string {
 	ours, its, _ := net.SplitHostPort(origin)
 	if host == "" || host == "?" || loopback(host) && !loopback(ours) {
@@ -160,8 +161,8 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// server returns the server at an address. mu is held.
-func (c *cluster) server(addr string) *server {
+// serverLocked returns the server at an address. The caller holds mu.
+func (c *cluster) serverLocked(addr string) *server {
 	s := c.servers[addr]
 	if s == nil {
 		s = newServer(options(c.a, c.d, addr))
@@ -173,44 +174,48 @@ func (c *cluster) server(addr string) *server {
 	return s
 }
 
+// failed starts a search if the slots may have moved.
 func (c *cluster) failed(at *server, err error) {
-	if !moved(err) {
+	if !mayHaveMoved(err) {
 		return
 	}
 	c.mu.Lock()
 	c.suspect = at
 	c.mu.Unlock()
-	c.look.trouble()
+	c.searches.request()
 }
 
-// span is a range of slots and who has them.
+// span is a range of slots and the address of their server.
 type span struct {
 	first, last int64
 	addr        string
 }
 
-// search asks one node after another who has which slot, the next one when
-// one fails or hesitates.
+// search queries one server after another for the slots, until one answers. It
+// queries the next one when one has failed or is slow.
 func (c *cluster) search(ctx context.Context) error {
 	timeout := time.Duration(c.d.timeout.Load())
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	type answer struct {
+
+	type found struct {
 		spans []span
 		err   error
 	}
 	nodes := c.nodes()
-	answers := make(chan answer, len(nodes))
+	answers := make(chan found, len(nodes))
+
 	var errs []error
 	for next := 0; len(errs) < len(nodes); {
 		if next < len(nodes) {
 			s := nodes[next]
 			next++
-			c.look.wg.Go(func() {
+			c.searches.wg.Go(func() {
 				spans, err := c.ask(within, s, timeout)
-				answers <- answer{spans, err}
+				answers <- found{spans, err}
 			})
 		}
+
 		var hedge <-chan time.Time
 		if next < len(nodes) {
 			hedge = time.After(hedgeAfter)
@@ -228,12 +233,12 @@ func (c *cluster) search(ctx context.Context) error {
 	return worst(errs, "nodes")
 }
 
-// nodes are those to ask, in this order.
+// nodes returns the servers to query, in this order.
 func (c *cluster) nodes() []*server {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, addr := range c.a.addrs {
-		c.server(addr)
+		c.serverLocked(addr)
 	}
 	var all []*server
 	for _, s := range c.servers {
@@ -246,12 +251,13 @@ func (c *cluster) nodes() []*server {
 	return all
 }
 
-// ask asks one node for the slots.
+// ask queries one server for the slots.
 func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]span, error) {
 	v, err := c.d.ask(ctx, s.rdb, "cluster", "slots")
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.addr, explain(err, lockServer(c.a), took))
+		return nil, fmt.Errorf("%s: %w", s.addr, diagnose(err, lockHints(c.a), took))
 	}
+
 	var spans []span
 	total := int64(0)
 	ranges, _ := v.([]any)
@@ -263,7 +269,7 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 		first, _ := parts[0].(int64)
 		last, ok := parts[1].(int64)
 		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && first <= last && last < slot.Count {
-			host, _ := who[0].(string) // nil where the node does not know it
+			host, _ := who[0].(string) // nil if the server does not know it
 			port, _ := who[1].(int64)
 			spans = append(spans, span{first, last, hostport(host, strconv.FormatInt(port, 10), s.addr)})
 			total += last - first + 1
@@ -273,27 +279,29 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 		}
 	}
 	if len(spans) == 0 {
-		return nil, fmt.Errorf("%s: the cluster is down: nobody has any slot", s.addr)
+		return nil, fmt.Errorf("%s: the cluster is down: no server has a slot", s.addr)
 	}
 	return spans, nil
 }
 
-// adopt takes in who has which slot. Servers that have had none for a while
-// are given up.
+// adopt sets the slots. It closes the clients of servers that have had no slot for
+// a while.
 func (c *cluster) adopt(spans []span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	old := c.slots
 	c.slots = [slot.Count]*server{}
 	used := map[*server]bool{}
 	for _, sp := range spans {
-		s := c.server(sp.addr)
+		s := c.serverLocked(sp.addr)
 		used[s] = true
 		for i := sp.first; i <= sp.last; i++ {
 			c.slots[i] = s
 		}
 	}
 	c.known, c.asked = true, time.Now()
+
 	for addr, s := range c.servers {
 		switch since, gone := c.gone[addr]; {
 		case used[s]:
@@ -306,12 +314,13 @@ func (c *cluster) adopt(spans []span) {
 			delete(c.gone, addr)
 		}
 	}
+
 	if old != c.slots && c.d.open.Err() == nil {
 		c.rdb.ReloadState(c.d.open)
 	}
 }
 
-// clusterSlots is what go-redis is told.
+// clusterSlots passes the slots on to go-redis' client.
 func (c *cluster) clusterSlots(ctx context.Context) ([]redis.ClusterSlot, error) {
 	if _, err := c.find(ctx, ""); err != nil {
 		return nil, err
@@ -331,8 +340,8 @@ func (c *cluster) clusterSlots(ctx context.Context) ([]redis.ClusterSlot, error)
 	return all, nil
 }
 
-// probe asks all masters. One that cannot be reached is no reason not to use
-// the others; one that refuses is.
+// probe asks all masters. It returns an error if one refuses, or if none answers. If
+// only some do not answer, the others can be used.
 func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -347,18 +356,21 @@ func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) 
 			errs <- err
 		}()
 	}
+
+	// Once one has answered, the others have a moment.
 	answered := false
 	var all []error
 	late := time.NewTimer(grace)
 	defer late.Stop()
-	for heard := 0; heard < len(masters); {
+	for ended := 0; ended < len(masters); {
 		stop := late.C
 		if !answered {
 			stop = nil
 		}
+
 		select {
 		case err := <-errs:
-			heard++
+			ended++
 			answered = answered || err == nil
 			if err != nil {
 				all = append(all, err)
@@ -367,6 +379,7 @@ func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) 
 			cancel()
 		}
 	}
+
 	if len(all) == 0 {
 		return nil
 	}
@@ -376,7 +389,7 @@ func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) 
 	return nil
 }
 
-// masters are the servers that have slots.
+// masters returns the servers that have slots.
 func (c *cluster) masters() []*server {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -389,8 +402,8 @@ func (c *cluster) masters() []*server {
 	return all
 }
 
-// healthy asks a node how the cluster is. A user who may not know may use it
-// all the same.
+// healthy returns an error if a server reports that the cluster is down. A user
+// without the right to query that can still use the cluster.
 func (c *cluster) healthy(ctx context.Context, s *server) error {
 	v, err := c.d.ask(ctx, s.rdb, "cluster", "info")
 	info, _ := v.(string)
@@ -400,10 +413,10 @@ func (c *cluster) healthy(ctx context.Context, s *server) error {
 	return clusterDown{s.name}
 }
 
-// clusterDown is a node's reply in other words.
+// clusterDown reports that a server's cluster is down.
 type clusterDown struct{ node string }
 
 func (e clusterDown) Error() string {
-	return e.node + ": CLUSTERDOWN the cluster is down (try again later; cluster info says more)"
+	return e.node + ": CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)"
 }
 func (clusterDown) RedisError() {}

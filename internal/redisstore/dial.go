@@ -17,11 +17,11 @@ import (
 
 // dialer makes the connections of a Store.
 type dialer struct {
-	tls     *tls.Config // nil without TLS
-	timeout atomic.Int64
-	pool    int             // connections to a server; zero: as many as go-redis finds right
-	open    context.Context // ends with the Store
-	close   context.CancelFunc
+	tls     *tls.Config        // nil without TLS
+	timeout atomic.Int64       // of a connection, as a time.Duration
+	pool    int                // the most connections to a server; zero leaves it to go-redis
+	open    context.Context    // ends with the Store
+	close   context.CancelFunc // ends open
 	calls   resp.Calls
 }
 
@@ -61,14 +61,16 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 	return c, nil
 }
 
-// dial connects. It does not return an error but a connection that fails with
-// it: go-redis logs dial errors to the standard error output, and after some
-// of them repeats the last one, unasked, until it finds the server back.
+// dial connects. If that fails, dial returns a connection whose reads and writes
+// fail with the error. go-redis logs the errors of a dialer to standard error. After
+// some of them, it also repeats the last one to its callers, until a dial in the
+// background succeeds.
 func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	// go-redis dials on a goroutine of its own, apart from any caller.
+	// go-redis dials on a goroutine of its own, so ctx is not the caller's.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 	defer cancel()
 	defer context.AfterFunc(d.open, cancel)()
+
 	plain, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 	if err != nil {
 		return deadConn{&DialError{err}}, nil
@@ -76,6 +78,7 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	if d.tls == nil {
 		return d.calls.Wrap(resp.Guard(plain)), nil
 	}
+
 	conn := d.calls.Wrap(plain)
 	config := d.tls
 	if config.ServerName == "" {
@@ -90,12 +93,11 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return conn.Secured(secure), nil
 }
 
-// DialError is a connection that could not be made: nothing was sent. Its Unwrap
-// is of the form that go-redis, which strips one layer off an error, leaves
-// alone.
+// DialError is the error of a connection that could not be made: nothing was sent.
+// go-redis unwraps an error once; it leaves an error alone that unwraps to a slice.
 type DialError struct{ err error }
 
-// Error is without the address, which the store's errors have.
+// Error returns the cause without the address: the Store adds the server's name.
 func (e *DialError) Error() string {
 	var op *net.OpError
 	if errors.As(e.err, &op) {
@@ -107,14 +109,14 @@ func (e *DialError) Error() string {
 // Unwrap returns the cause.
 func (e *DialError) Unwrap() []error { return []error{e.err} }
 
-// handshakeError is a TLS handshake that failed. Its Unwrap is of the form
-// that go-redis, which strips one layer off an error, leaves alone.
+// handshakeError is the error of a TLS handshake. It unwraps to a slice for the same
+// reason as DialError.
 type handshakeError struct{ err error }
 
 func (e *handshakeError) Error() string   { return fmt.Sprintf("TLS handshake: %v", e.err) }
 func (e *handshakeError) Unwrap() []error { return []error{e.err} }
 
-// deadConn is a connection that was never made.
+// deadConn stands for a connection that could not be made.
 type deadConn struct{ err error }
 
 func (c deadConn) Read([]byte) (int, error)         { return 0, c.err }
@@ -126,6 +128,6 @@ func (c deadConn) SetDeadline(time.Time) error      { return nil }
 func (c deadConn) SetReadDeadline(time.Time) error  { return nil }
 func (c deadConn) SetWriteDeadline(time.Time) error { return nil }
 
-// SyscallConn has the pool drop it, to which it comes if its caller did not
-// wait so long: the next caller is not to hear of it.
+// SyscallConn makes the pool drop the connection. The pool gets it if the caller has
+// left before the dial failed. Without that, the next caller would get the error.
 func (c deadConn) SyscallConn() (syscall.RawConn, error) { return nil, c.err }

@@ -8,13 +8,12 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// ours is how every key begins that hasp makes up.
+// ours is the beginning of each key that hasp derives.
 const ours = "hasp:{"
 
-// LockKey returns the Redis key of the lock on key, for all strategies: key
-// itself, so that strategies exclude each other, and other programs too. Only
-// a key that looks like one of ours is kept under a derived name, lest a lock
-// be taken for a fence.
+// LockKey returns the Redis key of the lock on key, for all strategies. It is key
+// itself, so that the strategies exclude each other and other programs. If key could be
+// a derived key, such as a fence, LockKey returns a derived name.
 func LockKey(key string) string {
 	if strings.HasPrefix(key, ours) {
 		return DerivedKey("lock", key)
@@ -22,9 +21,9 @@ func LockKey(key string) string {
 	return key
 }
 
-// DerivedKey returns the name of what hasp keeps beside the lock on key, such
-// as its fence. It is in the cluster slot of LockKey(key), whatever bytes key
-// is of. No two keys or kinds have the same name.
+// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as
+// its fence. It is in the cluster slot of LockKey(key), whatever bytes key has. No two
+// keys or kinds have the same name.
 func DerivedKey(kind, key string) string {
 	tag := slot.Tag(key)
 	var b strings.Builder
@@ -38,8 +37,8 @@ func DerivedKey(kind, key string) string {
 	return b.String()
 }
 
-// Channel is the name of a channel of hasp's own on which scripts that run on
-// key can publish. On a cluster there is one for each slot.
+// Channel returns the name of a channel of hasp's on which scripts on key can publish.
+// On a cluster there is one for each slot.
 func (s *Store) Channel(name, key string) string {
 	switch s.rdb.(type) {
 	case *redis.ClusterClient:

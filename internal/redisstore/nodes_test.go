@@ -44,8 +44,8 @@ func TestNodesRefusesWithoutTellingSecrets(t *testing.T) {
 		"redis://ann:hunter2@a,,b":           "a host is missing",
 		"redis://ann:hunter2@a,b,":           "a host is missing",
 		"redis://ann:hunter2@,a":             "a host is missing",
-		"redis-sentinel://ann:hunter2@a,b/m": "servers of their own",
-		"rediss-cluster://ann:hunter2@a,b":   "servers of their own",
+		"redis-sentinel://ann:hunter2@a,b/m": "independent servers",
+		"rediss-cluster://ann:hunter2@a,b":   "independent servers",
 	} {
 		got, err := Nodes(list)
 		if got != nil || !errors.Is(err, backend.ErrInvalid) || !strings.Contains(fmt.Sprint(err), want) {

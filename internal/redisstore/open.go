@@ -17,12 +17,11 @@ import (
 //	redis-cluster://user:password@host:port,host:port
 //	unix://user:password@/path/to/socket
 //
-// or with rediss for TLS, and with Params, asks it once, and returns it. What
-// is wrong with the URL or the parameters is backend.ErrInvalid; any other
-// error says what the servers or the network did, and what may be done about
-// it. No error holds a password.
+// or with rediss for TLS, and with Params. It sends one command before it returns.
+// If the URL or a parameter is wrong, the error wraps backend.ErrInvalid. Any other
+// error has the cause and a hint. No error has a password.
 //
-// Calls of the Store are bounded by their contexts.
+// Calls of the Store end with their contexts.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
 	s, probe, err := Prepare(node, params, 0)
 	if err != nil {
@@ -35,9 +34,9 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 	return s, nil
 }
 
-// Prepare is Open without the question, which probe asks: for servers that may
-// be away now and there later. It makes that many connections to each at most,
-// or as many as go-redis finds right.
+// Prepare is Open without the command, which probe sends. It is for servers that may
+// be down now and up later. The Store makes at most this many connections to each
+// server; if connections is zero, go-redis decides.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
 	if err == nil {
@@ -51,38 +50,40 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 		return nil, nil, err
 	}
 	d.pool = connections
+
 	s = &Store{replicas: a.replicas, calls: &d.calls, secrets: a.secrets()}
-	var close func()
+	var closeTopology func()
 	switch a.kind {
 	case theSentinels:
 		t := newSentinels(a, d)
-		s.rdb, s.servers, s.name, close = t.rdb, t, "redis "+a.master, t.close
+		s.rdb, s.servers, s.name, closeTopology = t.rdb, t, "redis "+a.master, t.close
 	case aCluster:
 		t := newCluster(a, d)
-		s.rdb, s.servers, s.name, close = t.rdb, t, "redis cluster", t.close
+		s.rdb, s.servers, s.name, closeTopology = t.rdb, t, "redis cluster", t.close
 	default:
 		srv := newServer(options(a, d, a.addrs[0]))
-		s.rdb, s.servers, s.name, close = srv.rdb, single{srv}, srv.name, func() {}
+		s.rdb, s.servers, s.name, closeTopology = srv.rdb, single{srv}, srv.name, func() {}
 	}
 	s.subscribe()
 	s.close = func() error {
 		d.close()
-		close()
+		closeTopology()
 		return s.rdb.Close()
 	}
 	return s, func(ctx context.Context) error { return s.probe(ctx, a, d) }, nil
 }
 
-// newServer returns a server that is connected to when it is first asked.
+// newServer returns a server without connections.
 func newServer(o *redis.Options) *server {
 	return &server{rdb: redis.NewClient(o), addr: o.Addr, name: "redis " + o.Addr}
 }
 
-// probe asks for what every strategy needs.
+// probe runs a script on the server, or on all masters of a cluster: every strategy
+// needs scripts.
 func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 	if end, ok := ctx.Deadline(); ok {
-		// Part of the time is kept, so that what the dialer has to say comes
-		// before the end of ctx, which says nothing.
+		// The dialer ends before ctx does: its error has the cause, and the error
+		// of ctx has none.
 		d.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer d.timeout.Store(int64(dialTimeout))
 	}
@@ -99,32 +100,34 @@ func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 	return s.probeServer(ctx, a, at)
 }
 
-// probeServer asks a server to run a script, and for as many replicas as are
-// wanted.
+// probeServer runs a script on a server, and has as many replicas confirm it as the
+// parameter replicas wants.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
 	within, end := s.begin(ctx)
 	defer end()
+
 	cmd := resp.NewCommand(within, []any{"eval", "return 1", 0})
 	short := s.send(within, at, false, true, cmd)
 	err := cmd.Err()
 	if err == nil {
 		err = short
 	}
+
 	switch {
 	case err == nil:
 		if s.calls.Conn(within) == nil {
-			s.unnamed.Store(true) // before anybody asks Ends
+			s.unnamed.Store(true) // before the first call of Ends
 		}
 		return nil
 	case ctx.Err() == context.Canceled:
 		return s.failAt(at, context.Cause(ctx))
 	}
-	return s.failAt(at, explain(err, lockServer(a), time.Since(began)))
+	return s.failAt(at, diagnose(err, lockHints(a), time.Since(began)))
 }
 
-// dialTimeout bounds the making of a connection. Whoever waits for it waits
-// no longer than the context of the call.
+// dialTimeout is the most that it takes to connect. A call that waits for the
+// connection still ends with its context.
 const dialTimeout = 5 * time.Second
 
 // bufferSize is the size of each of the two buffers of a connection. go-redis' default
@@ -133,9 +136,10 @@ const dialTimeout = 5 * time.Second
 // been closed.
 const bufferSize = 4 << 10
 
-// options has go-redis do nothing by itself: no retries, no handshake beyond
-// what is needed, no time-outs but those of the contexts. Pipelines have no
-// connections of their own, of 256 KiB each: what hasp sends together is small.
+// options returns the options for a server. go-redis does nothing by itself: it does
+// not retry, it sets up a connection with the fewest commands, and it has no timeouts
+// except the contexts. Pipelines use the same pool: a pool of their own would take
+// 256 KiB for each connection, and hasp's pipelines are small.
 func options(a address, d *dialer, addr string) *redis.Options {
 	return &redis.Options{
 		Network:               a.network(),

@@ -244,7 +244,7 @@ func TestConnectionsTakeLittleMemory(t *testing.T) {
 	var calls sync.WaitGroup
 	for range burst {
 		calls.Go(func() {
-			if r := s.Together(t.Context(), []any{"ping"}); r[0].Err != nil {
+			if r := s.DoAll(t.Context(), []any{"ping"}); r[0].Err != nil {
 				t.Error(r[0].Err)
 			}
 		})

@@ -156,7 +156,7 @@ func TestNodesThatAreAway(t *testing.T) {
 	expect(t, s, "set", "OK", "set", key, "v")
 	for range 8 { // of which some begin with the one that hangs
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		if err := s.servers.(*cluster).look.wait(ctx); err != nil {
+		if err := s.servers.(*cluster).searches.wait(ctx); err != nil {
 			t.Error(err)
 		}
 		cancel()
@@ -236,5 +236,5 @@ func running() bool {
 	buf := make([]byte, 1<<20)
 	stacks := string(buf[:runtime.Stack(buf, true)])
 	return strings.Contains(stacks, "redisstore.(*sentinels)") || strings.Contains(stacks, "redisstore.(*cluster)") ||
-		strings.Contains(stacks, "redisstore.(*looker)")
+		strings.Contains(stacks, "redisstore.(*searcher)")
 }

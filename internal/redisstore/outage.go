@@ -2,8 +2,8 @@ package redisstore
 
 import "time"
 
-// Outage is err, of unknown outcome, with the moment since when the store has
-// not answered. package hasp asks a Waiter's error for it, by a method Since.
+// Outage returns err, whose outcome is unknown, with the time since when the store
+// has not answered. Package hasp gets the time by a method Since of a Waiter's error.
 func Outage(err error, since time.Time) error { return &outage{err, since} }
 
 type outage struct {

@@ -12,8 +12,8 @@ import (
 // Mark ends the token in a record, token#owner. No token contains it.
 const Mark = "#"
 
-// Owner returns the owner in a record of hasp's, and nothing of any other
-// value, which may be anybody's.
+// Owner returns the owner in a record. If the value is not a record of hasp's, it
+// returns an empty string.
 func Owner(record string) string {
 	token, owner, ok := strings.Cut(record, Mark)
 	for _, r := range token {
@@ -27,25 +27,25 @@ func Owner(record string) string {
 	return owner
 }
 
-// Millis is a term in the unit of Redis, rounded up.
+// Millis returns a term in milliseconds, rounded up.
 func Millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// Term is a time to live as Redis has it, in ms. One that is longer than a
-// hundred years is cut, since it may be longer than a Duration can be.
+// Term returns the duration of a PTTL, in milliseconds. It is a hundred years at
+// most, because a PTTL can be longer than a Duration.
 func Term(pttl int64) time.Duration {
 	const most = 100 * 365 * 24 * time.Hour / time.Millisecond
 	return min(time.Duration(pttl), most) * time.Millisecond
 }
 
-// Found is what a script tells of a key: {PTTL, start of the record, fence}.
+// Found is a script's report on a key: {PTTL, start of the record, fence}.
 type Found struct {
 	pttl          int64
 	record, fence string
 }
 
-// Decode reads the reply of such a script.
+// Decode decodes the reply of such a script, and reports whether it is valid.
 func Decode(reply any) (Found, bool) {
 	parts, _ := reply.([]any)
 	if len(parts) != 3 {
@@ -57,13 +57,13 @@ func Decode(reply any) (Found, bool) {
 	return Found{pttl, record, fence}, ok1 && ok2 && ok3 && pttl >= -2
 }
 
-// Record returns the start of the record, and nothing of a key that is free.
+// Record returns the start of the record. It is empty if the key is free.
 func (f Found) Record() string { return f.record }
 
-// Free reports whether there was nothing under the key.
+// Free reports whether the key did not exist.
 func (f Found) Free() bool { return f.pttl == -2 }
 
-// Held is the error of a key that is held as f says.
+// Held returns the error for a key that is held.
 func (f Found) Held() error {
 	e := &backend.HeldError{Owner: Owner(f.record)}
 	if f.pttl >= 0 {
@@ -72,7 +72,7 @@ func (f Found) Held() error {
 	return e
 }
 
-// Status is f for people.
+// Status returns the status of the key.
 func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {
@@ -84,7 +84,8 @@ func (f Found) Status() backend.Status {
 	return s
 }
 
-// Owned is the outcome of a script that says whether its token held the key.
+// Owned decodes the reply of a script that returns 1 if its token held the key, and
+// 0 if not. Then the error is backend.ErrLost.
 func (s *Store) Owned(reply any, err error) error {
 	switch {
 	case err != nil:
@@ -103,7 +104,7 @@ func NoFence(counter string) error {
 	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can begin a new one", backend.ErrInvalid, counter)
 }
 
-// FenceTTL reads the parameter fence_ttl: zero if it is not given.
+// FenceTTL parses the parameter fence_ttl. It returns zero if there is none.
 func FenceTTL(params map[string]string) (time.Duration, error) {
 	text, ok := params["fence_ttl"]
 	if !ok {

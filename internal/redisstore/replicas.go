@@ -13,12 +13,13 @@ func (s *Store) Hold(ctx context.Context, args ...any) (any, error) {
 	return s.do(ctx, keyOf(args), args, true)
 }
 
-// Replicas returns how many replicas must confirm a hold: zero means that
-// nobody is asked. A strategy that was handed a hold by another client's
-// command has it confirmed by a renewal of its own.
+// Replicas returns how many replicas must confirm a hold; zero means none. If another
+// client's command has handed a hold to a strategy, the strategy has it confirmed by a
+// renewal of its own.
 func (s *Store) Replicas() int { return s.replicas }
 
-// tookNothing reports whether a reply says that nothing was taken.
+// tookNothing reports whether a script's reply means that it took nothing; see
+// [NewHold].
 func tookNothing(reply any) bool {
 	if all, ok := reply.([]any); ok && len(all) > 0 {
 		reply = all[0]
@@ -27,11 +28,12 @@ func tookNothing(reply any) bool {
 	return reply == nil || ok && n <= 0
 }
 
-// longest is how long replicas are waited for by a call without a deadline.
+// longest is how long a call without a deadline waits for replicas.
 const longest = 3 * time.Second
 
-// patience is how long, in milliseconds, the server waits for its replicas: it
-// must still be able to say that they failed. Nought would be for ever.
+// patience returns how long the server waits for its replicas, in milliseconds. It is
+// less than the call has left, so that the server can still reply that too few have
+// confirmed. It is never zero, because WAIT 0 has no timeout.
 func patience(ctx context.Context) int64 {
 	left := longest
 	if end, ok := ctx.Deadline(); ok {
@@ -40,7 +42,8 @@ func patience(ctx context.Context) int64 {
 	return max(1, (left * 4 / 5).Milliseconds())
 }
 
-// confirmed is nil if enough replicas have what the connection wrote.
+// confirmed returns an error unless enough replicas have confirmed, by the reply to
+// WAIT.
 func (s *Store) confirmed(wait *resp.Command) error {
 	n, err := wait.Int64()
 	switch {
@@ -52,7 +55,7 @@ func (s *Store) confirmed(wait *resp.Command) error {
 	return nil
 }
 
-// shortfall is a server's word that fewer replicas than wanted have confirmed.
+// shortfall reports that too few replicas have confirmed in time.
 type shortfall struct {
 	got  int64
 	want int
@@ -62,5 +65,5 @@ func (e shortfall) Error() string {
 	return fmt.Sprintf("%d of %d replicas confirmed in time", e.got, e.want)
 }
 
-// RedisError says, in go-redis' way, that the server is well.
+// RedisError marks a reply, by go-redis' convention: the server is well.
 func (shortfall) RedisError() {}

@@ -10,38 +10,37 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Script is a Lua script that is run by its hash, and sent whole by a Store
-// that runs it for the first time, or to a server that does not know it.
+// Script is a Lua script. A Store runs it by its hash. It sends the source the first
+// time, and to a server that does not know the script.
 type Script struct {
 	src, sha string
-	kept     bool
+	kept     bool // replicas must confirm a run
 }
 
-// NewScript returns a script of that source.
+// NewScript returns a script with this source.
 func NewScript(src string) *Script {
 	sum := sha1.Sum([]byte(src))
 	return &Script{src: src, sha: hex.EncodeToString(sum[:])}
 }
 
-// NewHold returns a script that takes or prolongs a hold. Where the Store is to
-// wait for replicas, a run of it that they have not confirmed in time is an
-// error of unknown outcome. A reply of nil, of 0 or less, or of an array that
-// begins with that, says that nothing was taken, and needs nobody's
-// confirmation.
+// NewHold returns a script that takes or extends a hold. If the Store waits for
+// replicas and too few confirm a run in time, Run returns an error: the outcome is
+// unknown. If the reply is nil, or 0 or less, or an array that begins with one of
+// these, then the script took nothing, and no replica needs to confirm that.
 func NewHold(src string) *Script {
 	sc := NewScript(src)
 	sc.kept = true
 	return sc
 }
 
-// Call is what one run of a script is given. All keys are of one cluster
-// slot, and there is at least one.
+// Call has the arguments for one run of a script. There is at least one key, and all
+// keys are in one cluster slot.
 type Call struct {
 	Keys []string
 	Args []any
 }
 
-// args returns the command that runs s, by hash or whole.
+// args returns the command that runs s, by its hash or with its source.
 func (s *Script) args(c Call, whole bool) []any {
 	all := make([]any, 0, 3+len(c.Keys)+len(c.Args))
 	if whole {
@@ -56,38 +55,39 @@ func (s *Script) args(c Call, whole bool) []any {
 	return append(all, c.Args...)
 }
 
-// unknown reports whether a server refused to run a script that it does not
-// know: the run has not happened, so the script may be sent again.
-func unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
+// isUnknown reports whether a server does not know a script. Then the script has not
+// run, so it may be sent again.
+func isUnknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
 
 // Run runs sc once and returns its reply as Do does.
 func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
-	// Many may be the first: by hash, each of them might have to ask twice.
+	// Before the first reply, every run sends the source. By the hash, many concurrent
+	// first runs would all be refused, and be sent twice.
 	_, ran := s.ran.Load(sc)
 	v, err := s.do(ctx, c.Keys[0], sc.args(c, !ran), sc.kept)
 	switch {
 	case !ran && err == nil:
 		s.ran.Store(sc, nil)
-	case ran && unknown(err):
+	case ran && isUnknown(err):
 		return s.do(ctx, c.Keys[0], sc.args(c, true), sc.kept)
 	}
 	return v, err
 }
 
-// reply is the outcome of one call of RunEach.
+// reply is the reply to one call of RunEach.
 type reply struct {
-	i   int
+	i   int // the index of the call
 	v   any
 	err error
 }
 
-// RunEach runs sc once for each of calls, in one pipeline for each server
-// concerned, and tells done the outcomes. It returns when all are told or ctx
-// has ended, and calls done from the calling goroutine only, so never later.
-// What is left untold is of unknown outcome.
+// RunEach runs sc once for each of calls, in one pipeline for each server. It passes
+// each reply to done. It returns when done has all replies, or when ctx has ended.
+// The outcome of a call without a reply is unknown. done runs on the goroutine of the
+// caller, so never after RunEach has returned.
 //
-// The pipelines run on goroutines of their own, because a client that was
-// handed in may not heed ctx: then they end when its own time-outs end them.
+// The pipelines run on goroutines of their own, because a client that the caller
+// passed may not obey ctx. Then they run on until the client's own timeouts.
 func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
 	replies := make(chan reply, len(calls))
 	go s.runEach(ctx, sc, calls, replies)
@@ -96,7 +96,7 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 		case r := <-replies:
 			done(r.i, r.v, r.err)
 		case <-ctx.Done():
-			for {
+			for { // the replies that have arrived
 				select {
 				case r := <-replies:
 					done(r.i, r.v, r.err)
@@ -108,8 +108,8 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 	}
 }
 
-// runEach starts a pipeline for each server: on a cluster one that hangs must
-// not hold up the renewals of the others.
+// runEach starts a pipeline for each server, so that a server of a cluster that hangs
+// does not delay the renewals on the others.
 func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, replies chan<- reply) {
 	groups := map[any][]int{}
 	at := make([]*server, len(calls))
@@ -128,21 +128,21 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, replies c
 	}
 }
 
-// part tells the parts of a server from one another that may hang by
-// themselves. Only a cluster whose client was handed in has any.
+// part returns a value that is the same for keys on the same process. A server has
+// several processes only if the caller passed a cluster client.
 func (s *Store) part(ctx context.Context, at *server, key string) any {
 	cluster, ok := at.rdb.(*redis.ClusterClient)
 	if !ok {
 		return at
 	}
-	// An error is told by the pipeline, which asks the same again.
+	// If there is an error, the pipeline gets the same one and reports it.
 	client, _ := cluster.MasterForKey(ctx, key)
 	return client
 }
 
-// pipeline runs the calls that which lists, by hash, and once more in whole
-// those that the server did not know. Those that it has no more are run one by
-// one where they are.
+// pipeline runs the calls that which lists, by the hash. It then runs those again with
+// the source that the server did not know. A call that the server redirects runs
+// alone on the other server.
 func (s *Store) pipeline(ctx context.Context, at *server, sc *Script, calls []Call, which []int, replies chan<- reply) {
 	within, end := s.begin(ctx)
 	defer end()
@@ -152,6 +152,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, sc *Script, calls []Ca
 			cmds[j] = resp.NewCommand(within, sc.args(calls[i], whole))
 		}
 		short := s.send(within, at, false, sc.kept, cmds...)
+
 		again := which[:0]
 		for j, i := range which {
 			if to, _ := s.servers.follow(at, calls[i].Keys[0], cmds[j].Err()); to != nil {
@@ -162,7 +163,7 @@ func (s *Store) pipeline(ctx context.Context, at *server, sc *Script, calls []Ca
 				continue
 			}
 			v, err := s.result(at, cmds[j], short)
-			if !whole && unknown(err) {
+			if !whole && isUnknown(err) {
 				again = append(again, i)
 				continue
 			}

@@ -17,32 +17,32 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// sentinels is the topology of a master that sentinels name. All of them are
-// asked, and the latest word counts. A server is believed to be the master if
-// it says so itself, on every connection: one that was demoted, and does not
-// know it yet, is left as soon as a sentinel tells of the switch.
+// sentinels is the topology of a master that sentinels name. A search queries all
+// sentinels, and the answer with the highest epoch wins. Each new connection asks
+// the server whether it is the master. A master that was demoted, and does not know
+// it yet, is left as soon as a sentinel reports the switch.
 type sentinels struct {
-	a     address
-	d     *dialer
-	asked []*server
-	look  looker
-	rdb   *redis.Client // whoever the master is; for subscriptions
+	a        address
+	d        *dialer
+	asked    []*server // the sentinels
+	searches searcher
+	rdb      *redis.Client // of the current master; for subscriptions
 
-	mu     sync.Mutex // guards the rest
-	master *server    // nil if it is not known
-	epoch  int64      // of the sentinels' word on it
-	conns  map[*subConn]bool
+	mu     sync.Mutex        // guards the fields below
+	master *server           // nil if it is not known
+	epoch  int64             // the epoch of the answer that named it
+	conns  map[*subConn]bool // the connections of rdb
 }
 
 const (
-	grace      = time.Second     // for those that hesitate when others have answered
-	retryAfter = time.Second     // a sentinel that was silent is heard again
-	silentFor  = 3 * time.Second // a sentinel that we hear is asked whether it is there
+	grace      = time.Second     // how long the others are waited for once one has answered
+	retryAfter = time.Second     // when a sentinel that was silent is connected to again
+	silentFor  = 3 * time.Second // when a silent sentinel gets a PING, and then is left
 )
 
 func newSentinels(a address, d *dialer) *sentinels {
 	t := &sentinels{a: a, d: d, conns: map[*subConn]bool{}}
-	t.look.search, t.look.open = t.search, d.open
+	t.searches.run, t.searches.open = t.search, d.open
 	for _, addr := range a.addrs {
 		o := options(a, d, addr)
 		o.Username, o.Password, o.DB, o.Protocol = a.sentinelUser, a.sentinelPassword, 0, 2
@@ -52,13 +52,13 @@ func newSentinels(a address, d *dialer) *sentinels {
 	o.OnConnect, o.Dialer = isMaster, t.dial
 	t.rdb = redis.NewClient(o)
 	for _, at := range t.asked {
-		t.look.wg.Go(func() { t.watch(at) })
+		t.searches.wg.Go(func() { t.watch(at) })
 	}
 	return t
 }
 
 func (t *sentinels) close() {
-	t.look.close()
+	t.searches.close()
 	for _, s := range t.asked {
 		s.rdb.Close()
 	}
@@ -73,7 +73,7 @@ func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
 	if at := t.known(); at != nil {
 		return at, nil
 	}
-	if err := t.look.wait(ctx); err != nil {
+	if err := t.searches.wait(ctx); err != nil {
 		return nil, err
 	}
 	if at := t.known(); at != nil {
@@ -88,8 +88,8 @@ func (t *sentinels) known() *server {
 	return t.master
 }
 
-// follow: a client that was closed, since its server is not the master, has
-// sent nothing.
+// follow leads to the current master if at's client was closed because at is not
+// the master. Then nothing was sent.
 func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	if to := t.known(); errors.Is(err, redis.ErrClosed) && to != at {
 		return to, false
@@ -97,30 +97,32 @@ func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
 	return nil, false
 }
 
+// failed starts a search if there may be another master, and leaves a server that
+// reports that it is not the master.
 func (t *sentinels) failed(at *server, err error) {
-	if !moved(err) {
+	if !mayHaveMoved(err) {
 		return
 	}
 	if errors.As(err, new(redis.Error)) || errors.As(err, new(notMaster)) {
 		t.forget(at)
 	}
-	t.look.trouble()
+	t.searches.request()
 }
 
-// forget leaves a server that says that it is not the master.
+// forget leaves a server.
 func (t *sentinels) forget(at *server) {
 	t.mu.Lock()
-	close := func() {}
+	closeOld := func() {}
 	if t.master == at {
-		close = t.replace(nil)
+		closeOld = t.replaceLocked(nil)
 	}
 	t.mu.Unlock()
-	close()
+	closeOld()
 }
 
-// replace returns what closes all connections to the master that was. mu is
-// held.
-func (t *sentinels) replace(to *server) (close func()) {
+// replaceLocked sets the master, and returns a function that closes all connections
+// to the old one. Its caller calls it without mu, because subConn.Close locks mu.
+func (t *sentinels) replaceLocked(to *server) (closeOld func()) {
 	was, conns := t.master, slices.Collect(maps.Keys(t.conns))
 	t.master = to
 	return func() {
@@ -128,67 +130,71 @@ func (t *sentinels) replace(to *server) (close func()) {
 			was.rdb.Close()
 		}
 		for _, c := range conns {
-			c.Conn.Close() // its reader finds out, and closes it properly
+			c.Conn.Close() // the reader's error then closes c
 		}
 	}
 }
 
-// word is what a sentinel says.
-type word struct {
+// answer is a sentinel's answer.
+type answer struct {
 	addr  string
 	epoch int64
 	err   error
 }
 
-// search asks all sentinels who the master is, and goes to it.
+// search queries all sentinels for the master, and adopts it.
 func (t *sentinels) search(ctx context.Context) error {
 	timeout := time.Duration(t.d.timeout.Load())
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	words := make(chan word, len(t.asked))
+	answers := make(chan answer, len(t.asked))
 	for _, s := range t.asked {
-		t.look.wg.Go(func() { words <- t.ask(within, s, timeout) })
+		t.searches.wg.Go(func() { answers <- t.ask(within, s, timeout) })
 	}
-	var last *word
+
+	// Once one has answered, the others have a moment.
+	var last *answer
 	var errs []error
 	late := time.NewTimer(grace)
 	defer late.Stop()
-	for heard := 0; heard < len(t.asked); {
+	for ended := 0; ended < len(t.asked); {
 		stop := late.C
 		if last == nil {
 			stop = nil
 		}
 		select {
-		case w := <-words:
-			heard++
+		case w := <-answers:
+			ended++
 			if w.err != nil {
 				errs = append(errs, w.err)
 			} else if last == nil || w.epoch > last.epoch {
 				last = &w
 			}
 		case <-stop:
-			cancel() // and the others say that they were stopped
+			cancel() // the others then return errors
 		}
 	}
+
 	if last == nil {
 		return worst(errs, "sentinels")
 	}
 	return t.adopt(ctx, last, len(errs) == 0)
 }
 
-// ask asks one sentinel. How new its word is comes first, so that the address
-// is not older. It comes by a command of its own, since in a failover that is
-// not over the sentinel that does it lists the old one.
-func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) word {
+// ask queries one sentinel. It asks for the epoch first, so that the address is not
+// older than the epoch. It asks for the address by a command of its own: during a
+// failover, the reply with the epoch has the address of the old master.
+func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) answer {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
 		v, err := t.d.ask(ctx, s.rdb, "sentinel", what, t.a.master)
 		if err != nil && !errors.Is(err, redis.Nil) {
-			return word{err: fmt.Errorf("sentinel %s: %w", s.addr, explain(err, sentinelServer(t.a), took))}
+			return answer{err: fmt.Errorf("sentinel %s: %w", s.addr, diagnose(err, sentinelHints(t.a), took))}
 		}
 		replies[i], _ = v.([]any)
 	}
-	w := word{epoch: -1}
+
+	w := answer{epoch: -1}
 	for i := 0; i+1 < len(replies[0]); i += 2 {
 		if text, ok := replies[0][i+1].(string); ok && replies[0][i] == "config-epoch" {
 			w.epoch, _ = strconv.ParseInt(text, 10, 64)
@@ -202,19 +208,20 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) word
 			return w
 		}
 	}
-	return word{err: fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))}
+	return answer{err: fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))}
 }
 
-// adopt goes to the server that the latest word names, if it says that it is
-// the master. A word that is older than one we have heard is that of a sentinel
-// that missed something, unless they all say so.
-func (t *sentinels) adopt(ctx context.Context, w *word, all bool) error {
+// adopt makes the server of an answer the master, if the server reports that it is
+// the master. An answer with a lower epoch than the known one is of a sentinel that
+// has missed a failover, unless all sentinels have answered.
+func (t *sentinels) adopt(ctx context.Context, w *answer, all bool) error {
 	t.mu.Lock()
 	same := t.master != nil && (t.master.addr == w.addr || w.epoch < t.epoch && !all)
 	t.mu.Unlock()
 	if same {
 		return nil
 	}
+
 	o := options(t.a, t.d, w.addr)
 	o.OnConnect = isMaster
 	to := newServer(o)
@@ -223,13 +230,14 @@ func (t *sentinels) adopt(ctx context.Context, w *word, all bool) error {
 	defer cancel()
 	if _, err := t.d.ask(within, to.rdb, "role"); err != nil {
 		to.rdb.Close()
-		return fmt.Errorf("master %s: %w", w.addr, explain(err, lockServer(t.a), time.Since(began)))
+		return fmt.Errorf("master %s: %w", w.addr, diagnose(err, lockHints(t.a), time.Since(began)))
 	}
+
 	t.mu.Lock()
-	close := t.replace(to)
+	closeOld := t.replaceLocked(to)
 	t.epoch = w.epoch
 	t.mu.Unlock()
-	close()
+	closeOld()
 	return nil
 }
 
@@ -247,17 +255,18 @@ func isMaster(ctx context.Context, conn *redis.Conn) error {
 	return nil
 }
 
+// notMaster is the error of a connection to a server that is not the master.
 type notMaster struct{}
 
 func (notMaster) Error() string {
 	return "it is a replica and not the master (is a failover under way? try again)"
 }
 
-// watch hears of a new master from a sentinel for as long as the Store is open.
-// All are heard: some learn of it seconds after the others.
+// watch receives the messages of a sentinel as long as the Store is open. The Store
+// watches all sentinels, because some learn of a new master seconds after others.
 func (t *sentinels) watch(s *server) {
 	for {
-		t.hear(s)
+		t.receive(s)
 		select {
 		case <-t.d.open.Done():
 			return
@@ -266,19 +275,20 @@ func (t *sentinels) watch(s *server) {
 	}
 }
 
-// switched is where a sentinel tells of a new master.
+// switched is the channel on which a sentinel reports a new master.
 const switched = "+switch-master"
 
-// noRedial is the context of what a subscription reads and writes: PubSub needs
-// one to make a new connection by itself, unseen, and that fails so.
+// noRedial is the context of a subscription's reads and writes. If the connection
+// fails, PubSub makes a new one by itself, without a report. With a context that has
+// ended it cannot.
 var noRedial = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// hear hears a sentinel until it is silent.
-func (t *sentinels) hear(s *server) {
+// receive receives a sentinel's messages until it is silent.
+func (t *sentinels) receive(s *server) {
 	ctx, cancel := context.WithTimeout(t.d.open, silentFor)
 	defer cancel()
 	within, end := t.d.calls.Begin(ctx)
@@ -290,16 +300,18 @@ func (t *sentinels) hear(s *server) {
 		return
 	}
 	defer context.AfterFunc(t.d.open, func() { ps.Close() })()
+
 	for asked := false; ; {
 		msg, err := resp.Receive(ps, noRedial, silentFor)
 		switch m := msg.(type) {
 		case *redis.Subscription:
-			t.look.news() // perhaps there was one before
+			t.searches.requestNew() // there may have been a switch before
 		case *redis.Message:
 			if name, _, _ := strings.Cut(m.Payload, " "); name == t.a.master {
-				t.look.news()
+				t.searches.requestNew()
 			}
 		}
+
 		switch {
 		case err == nil:
 			asked = false
@@ -311,7 +323,7 @@ func (t *sentinels) hear(s *server) {
 	}
 }
 
-// subConn is a connection for subscriptions. It ends when another server
+// subConn is a connection for subscriptions. It is closed when another server
 // becomes the master.
 type subConn struct {
 	net.Conn
@@ -336,9 +348,10 @@ func (t *sentinels) dial(ctx context.Context, network, _ string) (net.Conn, erro
 		return conn, err
 	}
 	c := &subConn{conn, t}
+
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.master != at {
+	if t.master != at { // while it was connected
 		conn.Close()
 	}
 	t.conns[c] = true

@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// maxShared is how many bytes of arguments travel with other callers' commands.
-// A server that finds an argument too long closes the connection.
+// maxShared is how many bytes of arguments a command on a wire may have. A server
+// closes the connection if it finds an argument too long.
 const maxShared = 64 << 10
 
 // isLarge reports whether a command must have a connection of its own.
@@ -26,13 +26,14 @@ func isLarge(args []any) bool {
 	return n > maxShared
 }
 
-// hesitation is how long after it was begun callers wait for a wire that is
-// being made. Many at once would have to queue for the connections of the pool.
+// hesitation is how long callers wait for a wire that is being made, counted from
+// when it was begun. If they did not wait, many would take connections from the
+// pool at once.
 const hesitation = 20 * time.Millisecond
 
-// share sends the command of a caller that is not alone: over the wire, or, if
-// there is none, in a way that makes one. It says resp.ErrUnsent to whoever is
-// better off with the pool.
+// share sends a command over the server's wire. If there is none, it makes one: the
+// command is then the first on it. share returns resp.ErrUnsent if the caller
+// should use the pool.
 func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
@@ -41,9 +42,10 @@ func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) 
 			made, cancel := context.WithTimeout(context.Background(), hesitation)
 			defer cancel()
 			if at.making.CompareAndSwap(nil, &made) {
+				// Between the two loads another caller may have made a wire.
 				if at.wire.Load() == nil {
 					defer at.making.Store(nil)
-					return s.pioneer(ctx, at, args)
+					return s.sendAndShare(ctx, at, args)
 				}
 				at.making.Store(nil)
 			} else if others := at.making.Load(); others != nil {
@@ -56,9 +58,10 @@ func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) 
 				return nil, resp.ErrUnsent
 			}
 		}
+
 		reply, err := w.Do(ctx, args)
-		if astray(err, at.addr) {
-			w.GiveUp(errAstray)
+		if isWrongServer(err, at.addr) {
+			w.GiveUp(errWrongServer)
 		}
 		if err != resp.ErrUnsent || !w.Over() {
 			return reply, err
@@ -68,11 +71,11 @@ func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) 
 	return nil, resp.ErrUnsent
 }
 
-var errAstray = errors.New("leads to the wrong server")
+var errWrongServer = errors.New("the connection leads to the wrong server")
 
-// astray reports whether a server says that it is not the one that its address
-// is for any more: then only a new connection can lead to that.
-func astray(err error, addr string) bool {
+// isWrongServer reports whether a reply means that another server has the address
+// now. Only a new connection leads to that server.
+func isWrongServer(err error, addr string) bool {
 	if err == nil {
 		return false
 	}
@@ -80,56 +83,61 @@ func astray(err error, addr string) bool {
 	return moved && to == addr || redis.HasErrorPrefix(err, "READONLY")
 }
 
-// pioneer sends a command over a connection which, if that went well, becomes
-// the wire.
-func (s *Store) pioneer(ctx context.Context, at *server, args []any) (any, error) {
+// sendAndShare sends a command over a connection of the pool. If the command
+// succeeds, the connection becomes the wire.
+func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) (any, error) {
 	owner := at.rdb.(*redis.Client).Conn()
-	c, end := s.calls.Begin(ctx)
-	cmd := resp.NewCommand(c, args)
+	within, end := s.calls.Begin(ctx)
+	cmd := resp.NewCommand(within, args)
 	began := time.Now()
-	_ = owner.Process(c, cmd)
+	_ = owner.Process(within, cmd)
 	end()
+
 	v, err := cmd.Result()
-	if err != nil && err != redis.Nil || !s.lay(at, owner, c, time.Since(began)) {
-		owner.Close() // which gives the connection back, or up
+	if err != nil && err != redis.Nil || !s.startWire(at, owner, within, time.Since(began)) {
+		owner.Close() // returns the connection to the pool, or drops it after an error
 	}
 	return v, err
 }
 
-// lay makes a wire of the connection that c has used. took is how long c did,
-// which includes the making of the connection, if it is new.
-func (s *Store) lay(at *server, owner *redis.Conn, c context.Context, took time.Duration) bool {
-	conn := s.calls.Conn(c)
+// startWire makes a wire of the connection that a call has used. within is the
+// call's context, and took its duration, with the time to connect if the connection
+// is new. startWire reports false if there is no wire.
+func (s *Store) startWire(at *server, owner *redis.Conn, within context.Context, took time.Duration) bool {
+	conn := s.calls.Conn(within)
 	if conn == nil {
 		return false
 	}
 	w := resp.NewWire(conn, took, s.always, func(ok bool) {
 		if !ok {
-			_ = owner.Ping(context.Background()) // which fails, by which the pool learns that it is closed
+			// The connection is closed. The Ping fails, and so the pool drops it.
+			_ = owner.Ping(context.Background())
 		}
 		owner.Close()
 	})
 	if !s.wires.add() {
 		return false
 	}
+
 	at.wire.Store(w)
 	go func() {
 		defer s.wires.wg.Done()
 		w.Read()
+		// Before End, which waits for the writer: new callers need another wire.
 		at.wire.CompareAndSwap(w, nil)
 		w.End()
 	}()
 	return true
 }
 
-// wires counts those of a Store.
+// wires counts the wires of a Store.
 type wires struct {
-	mu   sync.Mutex // guards over
+	mu   sync.Mutex // guards over; after over, wg does not grow
 	over bool
 	wg   sync.WaitGroup
 }
 
-// add counts one more, unless the Store is closed.
+// add counts one more wire. It reports false if the Store is closed.
 func (ws *wires) add() bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -139,7 +147,7 @@ func (ws *wires) add() bool {
 	return !ws.over
 }
 
-// close returns when all wires have ended, whose connections have been closed.
+// close waits until all wires have ended. Their connections are closed already.
 func (ws *wires) close() {
 	ws.mu.Lock()
 	ws.over = true

@@ -1,10 +1,10 @@
-// Package redisstore is what the Redis strategies share: finding a server by
-// URL, sending a command or a script once, batches, and the names of keys.
+// Package redisstore has the parts that the Redis strategies share: servers that a
+// URL names, commands, scripts, batches, and the names of keys.
 //
-// Every command of this package is sent at most once, also through a client
-// that was handed in and retries by itself: a repeat whose first try was
-// carried out would hear "held" from its own token. Repeats are the engine's,
-// which knows that it repeats.
+// This package sends each command at most once, even if the caller passed a client
+// that retries by itself. If a command was executed and then sent again, the second
+// reply would be "held", by the caller's own token. Only the engine repeats a
+// command, because the engine knows that it does.
 package redisstore
 
 import (
@@ -25,57 +25,67 @@ import (
 // Store is one Redis: a server, the master that sentinels name, or a cluster.
 // It may be used by many goroutines at once.
 type Store struct {
-	*pubsub.Subscriber // its channels
+	// Subscriber has the subscriptions of the Store. Close closes it.
+	*pubsub.Subscriber
 
-	rdb      redis.UniversalClient // of all of it, whatever its topology
-	name     string                // in errors that are no server's
-	servers  topology              // who is sent what
-	replicas int                   // that must confirm
-	secrets  []string              // never appear in an error
-	calls    *resp.Calls           // nil for a client that was handed in
-	unnamed  atomic.Bool           // connections do not learn which of calls they serve
-	close    func() error          // nil for a client that was handed in
-	once     sync.Once
-	ran      sync.Map // scripts that some server knows: *Script → nil
-	wires    wires
-	always   bool // who is alone uses a wire, too, which is kept; for tests
+	rdb      redis.UniversalClient // the client of the whole Store, whatever its topology
+	name     string                // the beginning of errors that are not of one server
+	servers  topology
+	replicas int         // how many replicas must confirm a hold
+	secrets  []string    // no error has these
+	ran      sync.Map    // scripts that some server knows: *Script → nil
+	wires    wires       // the shared connections
+	unnamed  atomic.Bool // connections cannot identify their calls
+
+	// always makes a caller use a wire also if it is the only one, and keeps the
+	// wire. It is for tests.
+	always bool
+
+	// If the caller of hasp passed the client, these two are nil.
+	calls *resp.Calls
+	close func() error
+
+	once sync.Once // calls close
 }
 
-// topology knows who is to be sent what.
+// topology knows which server has which key.
 type topology interface {
 	// find returns the server that has the slot of a key.
 	find(ctx context.Context, key string) (*server, error)
 
-	// follow returns the server that has a key instead of at, if err is how
-	// at said so, and whether it is to be told that we were sent.
+	// follow reports where to send a command again if err is a redirection by
+	// at, and whether ASKING must precede it. If err is no redirection, to is nil.
 	follow(at *server, key string, err error) (to *server, asking bool)
 
-	// failed is told of an error of a server: who has what may have changed.
+	// failed reports an error of a server to the topology, which may search anew.
 	failed(at *server, err error)
 }
 
-// server is one that is sent commands. That of a cluster whose client was
-// handed in is all of it.
+// server is one Redis process that commands are sent to. If the caller passed a
+// cluster client, one server stands for the whole cluster.
 type server struct {
 	rdb  redis.UniversalClient
 	addr string
-	name string // in errors: "redis host:port"
+	name string // "redis host:port", for errors
 
-	callers atomic.Int32                    // who wait for a reply
-	lanes   lanes                           // of holds that replicas must confirm
-	wire    atomic.Pointer[resp.Wire]       // nil if there is none
-	making  atomic.Pointer[context.Context] // ends when one is made, or not; nil if nobody makes one
+	callers atomic.Int32              // how many callers wait for a reply
+	lanes   lanes                     // connections for holds that replicas must confirm
+	wire    atomic.Pointer[resp.Wire] // the shared connection; nil if there is none
+
+	// making ends when a caller has made a wire, or has failed, or after a moment.
+	// It is nil if no caller makes one.
+	making atomic.Pointer[context.Context]
 }
 
-// single is a topology of one.
+// single is the topology of one server.
 type single struct{ *server }
 
 func (s single) find(context.Context, string) (*server, error)           { return s.server, nil }
 func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
 func (s single) failed(*server, error)                                   {}
 
-// New returns a Store over a client that stays its caller's: its settings are
-// left as they are, and Close does not close it. It panics if rdb is nil.
+// New returns a Store that uses a client of the caller. The client keeps its
+// settings, and Close does not close it. New panics if rdb is nil.
 func New(rdb redis.UniversalClient) *Store {
 	if rdb == nil {
 		panic("redisstore: New: client is nil")
@@ -89,24 +99,25 @@ func New(rdb redis.UniversalClient) *Store {
 	return s
 }
 
-// subscribe makes the Subscriber of a Store that has its client.
+// subscribe makes the Subscriber, once rdb and servers are set.
 func (s *Store) subscribe() {
 	s.Subscriber = pubsub.New(pubsub.Config{Client: s.rdb, Begin: s.begin, Reload: s.reload, Wrap: s.fail})
 }
 
-// reload has the cluster asked again, soon, who has which slot.
+// reload makes the client of a cluster query soon which server has which slot.
 func (s *Store) reload(ctx context.Context) {
 	if c, ok := s.servers.(*cluster); ok {
-		c.look.trouble() // and the client hears of what that finds
+		c.searches.request() // passes the result on to the client
 		return
 	}
 	s.rdb.(*redis.ClusterClient).ReloadState(ctx)
 }
 
-// Name is what the errors of the Store begin with.
+// Name returns the beginning of the Store's errors.
 func (s *Store) Name() string { return s.name }
 
-// Close ends all listening, and closes what Open opened.
+// Close ends all subscriptions, and closes the connections of a Store that Open
+// or Prepare has made.
 func (s *Store) Close() error {
 	s.Subscriber.Close()
 	var err error
@@ -120,13 +131,14 @@ func (s *Store) Close() error {
 }
 
 // Do sends one command, once, and returns its reply: nil, an int64, a string
-// or a []any. Its first argument is the command's name, its second the key, if
-// there is one. Errors name the server. If ctx ends, args may still be read
-// for a while.
+// or a []any. The first argument is the command's name, the second is the key, if
+// there is one. Errors name the server. If ctx ends, Do may read args for a moment
+// after it has returned.
 func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
 	return s.do(ctx, keyOf(args), args, false)
 }
 
+// keyOf returns the key of a command, or an empty string.
 func keyOf(args []any) string {
 	if len(args) < 2 {
 		return ""
@@ -135,16 +147,18 @@ func keyOf(args []any) string {
 	return key
 }
 
-// maxHops is how often a command follows the slot that it is for.
+// maxHops is how many redirections a command follows.
 const maxHops = 8
 
-// do sends a command, once, to the server that has key. A server that says
-// that another one has it has done nothing.
+// do sends a command to the server that has key. It follows redirections, because
+// a server that redirects a command has not executed it. If kept is true, replicas
+// must confirm the command.
 func (s *Store) do(ctx context.Context, key string, args []any, kept bool) (any, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
 		return nil, s.fail(err)
 	}
+
 	asking := false
 	for hops := 0; ; hops++ {
 		v, short, err := s.sendOne(ctx, at, asking, kept, args)
@@ -159,11 +173,13 @@ func (s *Store) do(ctx context.Context, key string, args []any, kept bool) (any,
 	}
 }
 
-// sendOne sends a command together with those of others, if there are any, and
-// returns its outcome, and what replicas failed to do.
+// sendOne sends a command over the right connection: a lane, the wire if there are
+// other callers, or one of the pool. short is an error if too few replicas have
+// confirmed the command.
 func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
 	others := at.callers.Add(1) > 1
 	defer at.callers.Add(-1)
+
 	if s.calls != nil && !asking && !isLarge(args) {
 		if kept && s.replicas > 0 {
 			return s.hold(ctx, at, args)
@@ -177,7 +193,7 @@ func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args
 	return s.sendAlone(ctx, at, asking, kept, args)
 }
 
-// sendAlone sends a command over a connection of its own.
+// sendAlone sends a command over a connection of the pool.
 func (s *Store) sendAlone(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
 	within, end := s.begin(ctx)
 	defer end()
@@ -187,15 +203,16 @@ func (s *Store) sendAlone(ctx context.Context, at *server, asking, kept bool, ar
 	return v, short, err
 }
 
-// send sends commands to a server, in one piece, and waits for its replicas if
-// what the commands do is to be kept by them. The outcomes are in the commands,
-// and in the error what the replicas failed to do.
+// send sends commands to a server in one pipeline. If kept is true, it also waits
+// for the replicas, and returns an error if too few have confirmed. The commands
+// have their own replies and errors.
 func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ...*resp.Command) error {
 	kept = kept && s.replicas > 0
 	if len(cmds) == 1 && !asking && !kept {
 		resp.Process(ctx, at.rdb, cmds[0])
 		return nil
 	}
+
 	pipe := at.rdb.Pipeline()
 	for _, cmd := range cmds {
 		if asking {
@@ -208,13 +225,14 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 		wait = resp.NewCommand(ctx, []any{"wait", s.replicas, patience(ctx)})
 		_ = pipe.Process(ctx, wait)
 	}
+
 	err := resp.Survive(func() error {
 		_, err := pipe.Exec(ctx)
 		return err
 	})
 	for _, cmd := range cmds {
 		if err != nil && cmd.Err() == nil && cmd.Val() == nil {
-			cmd.SetErr(err) // a hook of the client stopped the batch
+			cmd.SetErr(err) // a hook of the client has stopped the pipeline
 		}
 	}
 	if wait == nil {
@@ -223,14 +241,15 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 	return s.confirmed(wait)
 }
 
-// result is the outcome of a command that has ended.
+// result returns the reply to a command that has ended, or its error; see outcome.
 func (s *Store) result(at *server, cmd *resp.Command, short error) (any, error) {
 	v, err := cmd.Result()
 	return s.outcome(at, v, err, short)
 }
 
-// outcome is the reply to a command, or its error, or what the replicas failed
-// to confirm of what it wrote.
+// outcome returns the reply v to a command, or its error err. If the command took a
+// hold and too few replicas confirmed it, outcome returns short. The topology and
+// the Subscriber learn of the error.
 func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 	if errors.Is(err, redis.Nil) {
 		v, err = nil, nil
@@ -240,9 +259,9 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 	}
 	if err != nil {
 		s.servers.failed(at, err)
-		if resp.IsReply(err) && strings.Contains(err.Error(), "READONLY") { // a script's error has it inside
-			// The address leads to another master now, or soon will. Its
-			// messages do not arrive on the connection to the old one.
+		if resp.IsReply(err) && strings.Contains(err.Error(), "READONLY") { // in the middle of a script's error
+			// The address leads to another master now, or soon will. The new
+			// master's messages do not arrive on the connection to the old one.
 			s.Demoted(at.rdb)
 		}
 		if _, ok := redis.IsMovedError(err); ok && s.servers == (single{at}) {
@@ -253,28 +272,29 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 	return v, nil
 }
 
-// fail has err name the store, and no password: some servers repeat what they
-// were sent and did not understand. Then the cause is not kept either, since
-// whoever unwraps it may print it.
+// fail adds the name of the Store to an error.
 func (s *Store) fail(err error) error { return s.named(s.name, err) }
 
-// failAt is fail for an error of one server.
+// failAt adds the name of a server to an error.
 func (s *Store) failAt(at *server, err error) error { return s.named(at.name, err) }
 
+// named adds a name to an error, and removes passwords: some servers repeat a
+// command that they do not understand. If the error has a password, its cause is
+// dropped, because a program may unwrap and print it.
 func (s *Store) named(name string, err error) error {
 	for _, secret := range s.secrets {
-		if tells(err, secret) {
+		if reveals(err, secret) {
 			err = errors.New(strings.ReplaceAll(err.Error(), secret, "***"))
 		}
 	}
 	if name == "" {
-		return err // which names somebody itself
+		return err // has a name already
 	}
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// tells reports whether err, or an error that it wraps, says secret.
-func tells(err error, secret string) bool {
+// reveals reports whether err, or an error that it wraps, has secret in its text.
+func reveals(err error, secret string) bool {
 	if err == nil {
 		return false
 	}
@@ -283,14 +303,14 @@ func tells(err error, secret string) bool {
 	}
 	switch e := err.(type) {
 	case interface{ Unwrap() error }:
-		return tells(e.Unwrap(), secret)
+		return reveals(e.Unwrap(), secret)
 	case interface{ Unwrap() []error }:
-		return slices.ContainsFunc(e.Unwrap(), func(err error) bool { return tells(err, secret) })
+		return slices.ContainsFunc(e.Unwrap(), func(err error) bool { return reveals(err, secret) })
 	}
 	return false
 }
 
-// Unexpected is the error of a reply that no version of Redis gives.
+// Unexpected returns the error for a reply that no version of Redis gives.
 func (s *Store) Unexpected(reply any) error {
 	return s.fail(resp.Unexpected(reply, s.secrets...))
 }

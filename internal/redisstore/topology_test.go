@@ -107,9 +107,9 @@ func TestSentinel(t *testing.T) {
 
 	// Who fails is asked about, though he may be right.
 	searched := func() time.Time {
-		topology.look.mu.Lock()
-		defer topology.look.mu.Unlock()
-		return topology.look.ended
+		topology.searches.mu.Lock()
+		defer topology.searches.mu.Unlock()
+		return topology.searches.ended
 	}
 	before := searched()
 	topology.failed(topology.known(), io.EOF)
@@ -122,7 +122,7 @@ func TestSentinel(t *testing.T) {
 
 	// A sentinel that missed something does not count, and a server that is
 	// no master is none, whoever says so.
-	old := &word{addr: set.Servers[1].Addr, epoch: topology.epoch - 1}
+	old := &answer{addr: set.Servers[1].Addr, epoch: topology.epoch - 1}
 	if err := topology.adopt(t.Context(), old, false); err != nil || topology.known().addr != first.Addr {
 		t.Errorf("an old word: got %v, %v", topology.known().addr, err)
 	}

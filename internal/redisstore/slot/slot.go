@@ -19,8 +19,8 @@ func Of(key string) int {
 	return int(crc % Count)
 }
 
-// hashed returns the part of a key that decides its slot: what is between the
-// first "{" and the next "}", if there is anything, and else all of it
+// hashed returns the part of a key that decides its slot. It is the text between the
+// first "{" and the next "}", or the whole key if there is no such text
 // (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 func hashed(key string) string {
 	if _, rest, ok := strings.Cut(key, "{"); ok {
@@ -31,9 +31,8 @@ func hashed(key string) string {
 	return key
 }
 
-// Tag returns what between braces makes for the slot of key: the part of
-// key that decides it, unless that holds a brace that would end the tag; then
-// the smallest number, in decimal, of that slot.
+// Tag returns a text that, between braces, leads to the slot of key. It is the part of
+// key that decides the slot. If that part has a closing brace, it is Number of the slot.
 func Tag(key string) string {
 	if tag := hashed(key); tag != "" && !strings.Contains(tag, "}") {
 		return tag
@@ -41,12 +40,11 @@ func Tag(key string) string {
 	return Number(Of(key))
 }
 
-// Number returns the smallest number, in decimal, that is in a slot.
+// Number returns the smallest number whose decimal form is in a slot.
 func Number(slot int) string { return numbers()[slot] }
 
-// numbers lists for each slot the smallest number, in decimal, that is in it.
-// Processes of all versions must agree on it, since it is part of the names
-// of keys.
+// numbers has Number of each slot. All versions of hasp must have the same numbers,
+// because they are in the names of keys.
 var numbers = sync.OnceValue(func() *[Count]string {
 	var all [Count]string
 	for n, left := 0, Count; left > 0; n++ {
@@ -59,7 +57,7 @@ var numbers = sync.OnceValue(func() *[Count]string {
 	return &all
 })
 
-// crcTable is of CRC-16/XMODEM: polynomial 0x1021, nothing reflected.
+// crcTable is the table of CRC-16/XMODEM: polynomial 0x1021, not reflected.
 var crcTable = func() (t [256]uint16) {
 	for i := range t {
 		crc := uint16(i) << 8

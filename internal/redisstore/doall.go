@@ -6,19 +6,20 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// Reply is what one command of several came to, as Do returns it.
+// Reply is the reply to one command of DoAll, as Do returns it.
 type Reply struct {
 	Value any
 	Err   error
 }
 
-// Together sends commands, each once, over one connection to a store that is
-// one server, which carries them out in their order; others' may come in
-// between.
-func (s *Store) Together(ctx context.Context, commands ...[]any) []Reply {
+// DoAll sends commands, each once, over one connection. The Store must be one
+// server. The server executes them in their order; commands of other clients can
+// come between them.
+func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
 	replies := make([]Reply, len(commands))
 	within, end := s.begin(ctx)
 	defer end()
+
 	at, err := s.servers.find(within, "")
 	if err != nil {
 		err = s.fail(err)
@@ -27,11 +28,13 @@ func (s *Store) Together(ctx context.Context, commands ...[]any) []Reply {
 		}
 		return replies
 	}
+
 	cmds := make([]*resp.Command, len(commands))
 	for i, args := range commands {
 		cmds[i] = resp.NewCommand(within, args)
 	}
 	_ = s.send(within, at, false, false, cmds...)
+
 	for i, cmd := range cmds {
 		if cancelled(ctx, cmd.Err()) {
 			replies[i].Err = s.failAt(at, ctx.Err())

@@ -17,7 +17,7 @@ func virtualStore(t *testing.T) (*Store, *redistest.VirtualServer) {
 	return New(v.Client()), v
 }
 
-func TestTogetherAnswersEachCommandByItself(t *testing.T) {
+func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, nil)
 	s, err := open(t, srv.URL(), nil)
@@ -25,7 +25,7 @@ func TestTogetherAnswersEachCommandByItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := "together:" + t.Name()
-	replies := s.Together(t.Context(),
+	replies := s.DoAll(t.Context(),
 		[]any{"set", key, "one", "px", 60000, "nx"},
 		[]any{"set", key, "two", "px", 60000, "nx"},
 		[]any{"get", key},
@@ -48,13 +48,13 @@ func TestTogetherAnswersEachCommandByItself(t *testing.T) {
 }
 
 // None is sent again, since the store may have carried it out.
-func TestTogetherSendsOnce(t *testing.T) {
+func TestDoAllSendsOnce(t *testing.T) {
 	for name, fault := range map[string]faultproxy.Fault{"reply": faultproxy.LoseReply, "request": faultproxy.LoseRequest} {
 		synctest.Test(t, func(t *testing.T) {
 			s, v := virtualStore(t)
 			v.Proxy.Commands()
 			v.Proxy.Fail("incr n", fault)
-			replies := s.Together(t.Context(), []any{"incr", "n"}, []any{"get", "n"})
+			replies := s.DoAll(t.Context(), []any{"incr", "n"}, []any{"get", "n"})
 			for i, r := range replies {
 				if r.Err == nil || r.Value != nil || !strings.HasPrefix(r.Err.Error(), s.Name()+": ") {
 					t.Errorf("%s lost: reply %d: %v, %v", name, i, r.Value, r.Err)
@@ -73,17 +73,17 @@ func TestTogetherSendsOnce(t *testing.T) {
 	}
 }
 
-func TestTogetherEndsWithItsContext(t *testing.T) {
+func TestDoAllEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, v := virtualStore(t)
-		if r := s.Together(t.Context(), []any{"ping"}); r[0].Value != "PONG" {
+		if r := s.DoAll(t.Context(), []any{"ping"}); r[0].Value != "PONG" {
 			t.Fatalf("ping: %v", r[0].Err)
 		}
 		v.Proxy.Stall()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
-		replies := s.Together(ctx, []any{"get", "a"}, []any{"get", "b"})
+		replies := s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"})
 		if took := time.Since(began); took > time.Second {
 			t.Errorf("took %v", took)
 		}
@@ -98,7 +98,7 @@ func TestTogetherEndsWithItsContext(t *testing.T) {
 
 // The connections of a Store that was opened let go of a call whose caller has
 // gone, which is told so.
-func TestTogetherIsInterrupted(t *testing.T) {
+func TestDoAllIsInterrupted(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	proxy := srv.Proxy()
@@ -109,7 +109,7 @@ func TestTogetherIsInterrupted(t *testing.T) {
 	proxy.Stall()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan []Reply, 1)
-	go func() { done <- s.Together(ctx, []any{"get", "a"}, []any{"get", "b"}) }()
+	go func() { done <- s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"}) }()
 	cancel()
 	select {
 	case replies := <-done:

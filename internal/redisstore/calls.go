@@ -10,23 +10,25 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// begin is calls.begin where the connections are ours.
-func (s *Store) begin(ctx context.Context) (context.Context, func()) {
+// begin returns the context for one call of the client, which ends with ctx. The
+// caller calls end when the call has returned. If the caller of hasp passed the
+// client, its connections are not ours, and the context is ctx itself.
+func (s *Store) begin(ctx context.Context) (within context.Context, end func()) {
 	if s.calls == nil {
 		return ctx, func() {}
 	}
 	return s.calls.Begin(ctx)
 }
 
-// cancelled reports whether err is how a call ended that was interrupted since
-// its caller went away.
+// cancelled reports whether err is the error of a call that was interrupted
+// because ctx was cancelled.
 func cancelled(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// Ends says when a call returns at the latest if the server does not answer.
-// That a hook of a client that was handed in heeds its context is taken for
-// granted; what go-redis calls without a context is not.
+// Ends reports when a call returns at the latest if the server does not answer. It
+// assumes that the hooks of a client that the caller passed obey their context. It
+// does not assume that of functions that go-redis calls without a context.
 func (s *Store) Ends() backend.Ends {
 	switch {
 	case s.calls != nil && s.unnamed.Load():
@@ -41,7 +43,7 @@ func (s *Store) Ends() backend.Ends {
 	o := rdb.Options()
 	switch {
 	case !o.ContextTimeoutEnabled,
-		o.ReadTimeout < 0, o.WriteTimeout < 0, // -2 in the user's options: no deadline is ever set
+		o.ReadTimeout < 0, o.WriteTimeout < 0, // -2 in the caller's options: go-redis never sets a deadline
 		o.Limiter != nil, o.CredentialsProvider != nil, o.StreamingCredentialsProvider != nil:
 		return backend.EndsSometime
 	}

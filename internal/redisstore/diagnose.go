@@ -17,16 +17,20 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// peer is what an error tells to do about a server of one kind.
-type peer struct{ auth, scripts, closed string }
-
-// lockServer is one that keeps locks.
-func lockServer(a address) peer {
-	return peer{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", closedHint(a)}
+// hints are the hints for the errors of servers of one kind.
+type hints struct {
+	auth    string // if the server refuses the password
+	scripts string // if it does not know a command
+	closed  string // if it closes the connection
 }
 
-func sentinelServer(a address) peer {
-	return peer{"check the parameters sentinel_user and sentinel_password", "that is a Redis and no sentinel: the URL names the sentinels", closedHint(a)}
+// lockHints returns the hints for a server that has locks.
+func lockHints(a address) hints {
+	return hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", closedHint(a)}
+}
+
+func sentinelHints(a address) hints {
+	return hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and no sentinel: the URL names the sentinels", closedHint(a)}
 }
 
 func closedHint(a address) string {
@@ -36,9 +40,9 @@ func closedHint(a address) string {
 	return "a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
 }
 
-// explain says in one line why a server could not be had, and what to do.
-// took is how long that was tried.
-func explain(err error, p peer, took time.Duration) error {
+// diagnose returns an error of one line with the reason why a server cannot be used,
+// and a hint. took is how long the attempt lasted.
+func diagnose(err error, h hints, took time.Duration) error {
 	var (
 		reply     redis.Error
 		handshake *handshakeError
@@ -51,7 +55,7 @@ func explain(err error, p peer, took time.Duration) error {
 		hint = "the parameter replicas wants more than there are"
 	case errors.As(err, new(notMaster)):
 	case errors.As(err, &reply):
-		err, hint = firstSentence(reply), replyHint(reply.Error(), p)
+		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
 	case errors.As(err, &handshake) && timedOut(err):
 		err, hint = said{fmt.Sprintf("TLS handshake: no answer within %v", round(took)), err}, handshakeHint(handshake.err)
 	case errors.As(err, &handshake):
@@ -68,9 +72,9 @@ func explain(err error, p peer, took time.Duration) error {
 	case errors.Is(err, fs.ErrPermission):
 		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		err, hint = said{"the server closed the connection", err}, p.closed
+		err, hint = said{"the server closed the connection", err}, h.closed
 	case alerted(err):
-		hint = certificateHint // which TLS 1.3 tells after its handshake
+		hint = certificateHint // TLS 1.3 reports it after the handshake
 	case errors.As(err, &op):
 		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the server's is named already
 	default:
@@ -82,12 +86,12 @@ func explain(err error, p peer, took time.Duration) error {
 	return fmt.Errorf("%w (%s)", err, hint)
 }
 
-// replyHint is what to do about an error that the server replied.
-func replyHint(text string, p peer) string {
+// replyHint returns the hint for an error that the server replied.
+func replyHint(text string, h hints) string {
 	word, _, _ := strings.Cut(text, " ")
 	switch {
 	case word == "WRONGPASS", strings.Contains(text, "invalid password"), strings.Contains(text, "AUTH"):
-		return p.auth
+		return h.auth
 	case word == "DENIED":
 		return "give Redis a password, or have it listen on the loopback only"
 	case word == "NOPERM":
@@ -95,7 +99,7 @@ func replyHint(text string, p peer) string {
 	case strings.Contains(text, "DB index"), strings.Contains(text, "SELECT is not allowed"):
 		return "check the number of the database in the URL"
 	case strings.Contains(text, "unknown command"):
-		return p.scripts
+		return h.scripts
 	case strings.Contains(text, "cluster support disabled"):
 		return "that is a Redis without a cluster: redis://host:port"
 	case strings.Contains(text, "No such master"):
@@ -108,7 +112,7 @@ func replyHint(text string, p peer) string {
 
 const certificateHint = "the server may want a certificate of this client: ?cert=…&key=…"
 
-// handshakeHint is what to do about a TLS handshake that failed.
+// handshakeHint returns the hint for a TLS handshake that failed.
 func handshakeHint(err error) string {
 	var (
 		authority x509.UnknownAuthorityError
@@ -141,15 +145,15 @@ func timedOut(err error) bool {
 		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// firstSentence shortens replies such as that of the protected mode, which is
-// a page, or of an unknown command, which repeats what it was given.
+// firstSentence shortens a long reply. The reply of the protected mode is a page, and
+// the one to an unknown command repeats the arguments.
 func firstSentence(err redis.Error) error {
 	text, _, _ := strings.Cut(err.Error(), ". ")
 	text, _, _ = strings.Cut(text, ", with args")
 	return said{strings.TrimSuffix(text, "."), err}
 }
 
-// said is an error in other words.
+// said is an error with another text.
 type said struct {
 	text string
 	err  error
