@@ -19,30 +19,30 @@ type conn struct {
 	p      *Proxy
 	client net.Conn
 	server net.Conn
-	over   chan struct{} // closed with the connection
+	over   chan struct{} // closed when the connection has ended
 	ended  atomic.Bool
-	fault  atomic.Int32 // of the last command that went through, as Fault
+	fault  atomic.Int32 // the Fault of the last command that was passed on
 
-	part []byte // of a place, at the end of what the server has said; replies'
+	part []byte // the begin of a place at the end of the last read; only replies uses it
 
-	more     chan struct{} // has room for one; something was added to said
+	more     chan struct{} // capacity 1: queue has grown
 	mu       sync.Mutex    // guards all below
-	said     []reply
-	promised []promise // in the order of their places
+	queue    []reply       // for the client
+	promised []promise     // in the order of their places
 }
 
-// promise is an answer that the server does not know, and what it says where
-// that belongs.
+// promise is an answer that does not come from the server. The server sends place
+// where the answer belongs in the order of replies.
 type promise struct {
 	reply string
-	last  bool // nothing comes after it
+	last  bool // the connection ends after it
 	place string
 }
 
-// reply is what the server has said at once.
+// reply is a piece of replies.
 type reply struct {
-	bytes []byte    // nil: nothing more
-	due   time.Time // when the client hears it
+	bytes []byte    // nil: the connection ends here
+	due   time.Time // when to pass it on
 }
 
 func (p *Proxy) serve(client net.Conn) {
@@ -82,7 +82,7 @@ func (c *conn) close() {
 	}
 }
 
-// forget closes the connection for good.
+// forget closes the connection and removes it from the proxy.
 func (c *conn) forget() {
 	c.close()
 	c.p.mu.Lock()
@@ -94,8 +94,8 @@ func (c *conn) forget() {
 func (c *conn) requests() {
 	defer c.forget()
 	in := bufio.NewReader(c.client)
-	// What does not begin with a command, as TLS, has none further on either,
-	// whatever its bytes look like.
+	// A stream that does not begin with a command, such as TLS, has no commands
+	// later either, even if some bytes look like one.
 	first, err := in.Peek(1)
 	read := readCommand
 	if err == nil && first[0] != '*' {
@@ -112,10 +112,10 @@ func (c *conn) requests() {
 		case LoseReply, HangReply:
 			c.fault.Store(int32(r.fault))
 		case answer:
-			// The server says the place of it in the order of replies.
+			// The server echoes the place, which keeps the order of replies.
 			raw = fmt.Appendf(nil, "*2\r\n$4\r\necho\r\n%s", c.promise(r.promise))
 		case HoldRequest:
-			<-r.release // nobody looks meanwhile whether the client is still there
+			<-r.release // also if the client disconnects meanwhile
 		}
 		if c.pass(c.server, raw) != nil {
 			return
@@ -123,35 +123,35 @@ func (c *conn) requests() {
 	}
 }
 
-// replies takes what the server says at once, whatever the client is to hear of
-// it: miniredis holds locks while it writes.
+// replies reads replies at once, also those that the client must not get:
+// miniredis holds locks while it writes.
 func (c *conn) replies() {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := c.server.Read(buf)
 		switch f := Fault(c.fault.Load()); {
 		case f == HangReply && err != nil:
-			<-c.over // what the server does is no news to the client
+			<-c.over // the client does not learn that the server has closed the connection
 			return
 		case f == HangReply:
 		case err != nil:
-			c.say(nil)
+			c.send(nil)
 			return
 		case f == LoseReply:
-			c.say(nil)
+			c.send(nil)
 		default:
 			b, last := c.kept(buf[:n])
 			if len(b) > 0 {
-				c.say(b)
+				c.send(b)
 			}
 			if last {
-				c.say(nil)
+				c.send(nil)
 			}
 		}
 	}
 }
 
-// promise returns what the server says in place of a reply.
+// promise returns the bytes that the server sends in place of a reply.
 func (c *conn) promise(p promise) string {
 	p.place = fmt.Sprintf("$26\r\n%s\r\n", rand.Text())
 	c.mu.Lock()
@@ -160,22 +160,22 @@ func (c *conn) promise(p promise) string {
 	return p.place
 }
 
-// kept is what the server has said with the promises kept, and whether that is
-// all.
-func (c *conn) kept(said []byte) (all []byte, last bool) {
+// kept returns the bytes from the server, with the answers in their places. It
+// reports whether the connection ends after them.
+func (c *conn) kept(read []byte) (all []byte, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	said = append(c.part, said...)
+	read = append(c.part, read...)
 	c.part = nil
 	for len(c.promised) > 0 {
 		p := c.promised[0]
-		before, after, ok := bytes.Cut(said, []byte(p.place))
+		before, after, ok := bytes.Cut(read, []byte(p.place))
 		if !ok {
-			// The place itself may come in pieces.
-			for n := min(len(p.place)-1, len(said)); n > 0; n-- {
-				if bytes.HasSuffix(said, []byte(p.place[:n])) {
-					c.part = bytes.Clone(said[len(said)-n:])
-					said = said[:len(said)-n]
+			// The read may end within a place.
+			for n := min(len(p.place)-1, len(read)); n > 0; n-- {
+				if bytes.HasSuffix(read, []byte(p.place[:n])) {
+					c.part = bytes.Clone(read[len(read)-n:])
+					read = read[:len(read)-n]
 					break
 				}
 			}
@@ -185,18 +185,18 @@ func (c *conn) kept(said []byte) (all []byte, last bool) {
 		if p.last {
 			return all, true
 		}
-		said, c.promised = after, c.promised[1:]
+		read, c.promised = after, c.promised[1:]
 	}
-	return append(all, said...), false
+	return append(all, read...), false
 }
 
-// say has the client hear b when it is due, or that this was all.
-func (c *conn) say(b []byte) {
+// send queues b for the client. Nil ends the connection.
+func (c *conn) send(b []byte) {
 	c.p.mu.Lock()
 	delay := c.p.delay
 	c.p.mu.Unlock()
 	c.mu.Lock()
-	c.said = append(c.said, reply{b, time.Now().Add(delay)})
+	c.queue = append(c.queue, reply{b, time.Now().Add(delay)})
 	c.mu.Unlock()
 	select {
 	case c.more <- struct{}{}:
@@ -204,7 +204,7 @@ func (c *conn) say(b []byte) {
 	}
 }
 
-// deliver passes on to the client what the server has said.
+// deliver passes the queue on to the client.
 func (c *conn) deliver() {
 	defer c.close()
 	for {
@@ -214,10 +214,10 @@ func (c *conn) deliver() {
 			return
 		}
 		c.mu.Lock()
-		said := c.said
-		c.said = nil
+		queue := c.queue
+		c.queue = nil
 		c.mu.Unlock()
-		for _, r := range said {
+		for _, r := range queue {
 			if r.bytes == nil {
 				return
 			}
@@ -231,8 +231,8 @@ func (c *conn) deliver() {
 	}
 }
 
-// open waits while a direction of the proxy is stalled, and reports whether
-// the connection is still there.
+// open waits while a direction of the proxy is stalled. It reports whether the
+// connection is still open.
 func (c *conn) open(way *chan struct{}) bool {
 	c.p.mu.Lock()
 	flow := *way
@@ -244,7 +244,7 @@ func (c *conn) open(way *chan struct{}) bool {
 	return !c.ended.Load()
 }
 
-// pass writes b, at once or as it trickles.
+// pass writes b, in parts if the proxy trickles.
 func (c *conn) pass(to net.Conn, b []byte) error {
 	pieces := min(8, len(b))
 	for left := pieces; ; left-- {
@@ -265,7 +265,7 @@ func (c *conn) pass(to net.Conn, b []byte) error {
 	}
 }
 
-// readBytes reads what there is.
+// readBytes reads the bytes that are there.
 func readBytes(in *bufio.Reader) (raw []byte, args []string, err error) {
 	if _, err := in.Peek(1); err != nil {
 		return nil, nil, err

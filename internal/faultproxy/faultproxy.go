@@ -1,5 +1,5 @@
-// Package faultproxy stands between clients and a server, counts what passes
-// and fails as it is told: for tests, torture and benchmarks.
+// Package faultproxy is a proxy between clients and a server. It counts commands
+// and injects faults, for tests, torture and benchmarks.
 package faultproxy
 
 import (
@@ -16,27 +16,27 @@ import (
 type Fault int
 
 const (
-	// LoseReply has the server carry the command out; instead of the reply
-	// the client sees its connection cut.
+	// LoseReply lets the server execute the command, and cuts the connection
+	// instead of the reply.
 	LoseReply Fault = iota + 1
 
-	// HangReply has the server carry the command out; the reply, and all
-	// after it on that connection, never comes.
+	// HangReply lets the server execute the command. The client never gets the
+	// reply, nor any later reply on that connection.
 	HangReply
 
-	// LoseRequest cuts the connection before the server has the command.
+	// LoseRequest cuts the connection before the server gets the command.
 	LoseRequest
 
-	// answer is what Answer does.
+	// answer is the fault of Answer.
 	answer
 
-	// HoldRequest keeps the command, and all after it on that connection,
-	// from the server until Release, even if the client has gone meanwhile.
+	// HoldRequest holds back the command, and all later ones on that connection,
+	// until Release, even if the client disconnects.
 	HoldRequest
 )
 
-// Proxy stands between clients and a Redis, counts commands and fails where
-// it is told to. All its methods may be called at any time.
+// Proxy is a proxy between clients and a Redis. Its methods may be called at any
+// time.
 type Proxy struct {
 	dial func() (net.Conn, error)
 	ln   net.Listener
@@ -44,18 +44,18 @@ type Proxy struct {
 	mu       sync.Mutex // guards all below
 	conns    map[*conn]bool
 	rules    []rule
-	count    int64
-	record   bool
-	commands []string
+	count    int64         // of commands
+	record   bool          // keep commands
+	commands []string      // since the last call of Commands
 	in, out  chan struct{} // closed while requests and replies flow
 	release  chan struct{} // closed by Release
 	delay    time.Duration
 	trickle  time.Duration
 	down     bool
-	closed   bool
 	wg       sync.WaitGroup
 }
 
+// rule is a fault for commands whose text contains match.
 type rule struct {
 	match string
 	fault Fault
@@ -63,8 +63,8 @@ type rule struct {
 	release chan struct{} // closed by the Release that ends a HoldRequest
 }
 
-// New returns a proxy to what dial connects to. Clients reach it by Dialer, or
-// where Serve has it listen.
+// New returns a proxy to the server that dial connects to. Clients reach it by
+// Dialer, or by the listener that Serve gets.
 func New(dial func() (net.Conn, error)) *Proxy {
 	p := &Proxy{dial: dial, conns: map[*conn]bool{}, in: make(chan struct{}), out: make(chan struct{}), release: make(chan struct{})}
 	close(p.in)
@@ -84,7 +84,7 @@ func Listen(dial func() (net.Conn, error)) (*Proxy, error) {
 	return p, nil
 }
 
-// Serve has the proxy accept connections from ln, which Close closes.
+// Serve accepts connections from ln. Close closes ln.
 func (p *Proxy) Serve(ln net.Listener) {
 	p.ln = ln
 	p.wg.Go(func() {
@@ -98,12 +98,12 @@ func (p *Proxy) Serve(ln net.Listener) {
 	})
 }
 
-// Addr is where the proxy listens.
+// Addr returns the address of the listener.
 func (p *Proxy) Addr() string { return p.ln.Addr().String() }
 
-// Dialer connects through the proxy without a listener, for
-// redis.Options.Dialer; it works inside testing/synctest if the proxy's own
-// dial does.
+// Dialer returns a function for redis.Options.Dialer that connects through the
+// proxy without a listener. It works inside testing/synctest if the proxy's dial
+// does.
 func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		if err := ctx.Err(); err != nil {
@@ -115,34 +115,34 @@ func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Co
 	}
 }
 
-// Fail does f to the next command whose text contains match: its arguments,
-// joined by spaces. Faults of equal match happen one after another.
+// Fail makes the next command fail whose text contains match. The text is the
+// arguments, joined by spaces. Faults with the same match happen one after another.
 func (p *Proxy) Fail(match string, f Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rules = append(p.rules, rule{match: match, fault: f})
 }
 
-// Answer has all commands whose text contains match answered with reply, which
-// may be any bytes, until Forgive. The server does not see them.
+// Answer answers all commands whose text contains match with reply, until Forgive.
+// reply may be any bytes. The server does not get these commands.
 func (p *Proxy) Answer(match, reply string) { p.answer(match, promise{reply: reply}) }
 
-// LastWords is Answer, after which the connection is cut.
+// LastWords is Answer, but cuts the connection after the reply.
 func (p *Proxy) LastWords(match, reply string) { p.answer(match, promise{reply: reply, last: true}) }
 
-func (p *Proxy) answer(match string, what promise) {
+func (p *Proxy) answer(match string, reply promise) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rules = append(p.rules, rule{match: match, fault: answer, promise: what})
+	p.rules = append(p.rules, rule{match: match, fault: answer, promise: reply})
 }
 
-// Say has the server say something of its own accord, on all connections.
+// Say sends bytes to all clients, as if the server had sent them unasked.
 func (p *Proxy) Say(text string) {
 	p.mu.Lock()
 	all := slices.Collect(maps.Keys(p.conns))
 	p.mu.Unlock()
 	for _, c := range all {
-		c.say([]byte(text))
+		c.send([]byte(text))
 	}
 }
 
@@ -153,7 +153,7 @@ func (p *Proxy) Pending() int {
 	return len(p.rules)
 }
 
-// Forgive takes back the faults that have not happened yet.
+// Forgive removes the faults that have not happened yet.
 func (p *Proxy) Forgive() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,7 +161,7 @@ func (p *Proxy) Forgive() {
 }
 
 // Commands returns the commands that clients have sent since the last call,
-// without those that set a connection up. The first call begins the record.
+// without those that set up a connection. The first call starts the recording.
 func (p *Proxy) Commands() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,21 +170,22 @@ func (p *Proxy) Commands() []string {
 	return all
 }
 
-// Count returns how many commands there were so far, without those that set a
-// connection up.
+// Count returns how many commands clients have sent, without those that set up a
+// connection.
 func (p *Proxy) Count() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.count
 }
 
-// Stall stops all bytes, both ways; connections stay, and new ones are taken.
+// Stall stops all bytes in both directions. Connections stay, and new ones are
+// accepted.
 func (p *Proxy) Stall() {
 	p.StallRequests()
 	p.StallReplies()
 }
 
-// StallRequests stops what clients say.
+// StallRequests stops the bytes from clients.
 func (p *Proxy) StallRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,7 +194,7 @@ func (p *Proxy) StallRequests() {
 	}
 }
 
-// StallReplies stops what the server says.
+// StallReplies stops the bytes from the server.
 func (p *Proxy) StallReplies() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -217,7 +218,7 @@ func (p *Proxy) open() {
 	}
 }
 
-// Release lets the commands go on that HoldRequest has kept.
+// Release passes on the commands that HoldRequest holds back.
 func (p *Proxy) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,22 +226,22 @@ func (p *Proxy) Release() {
 	p.release = make(chan struct{})
 }
 
-// Delay has every reply wait for d.
+// Delay delays every reply by d.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
 }
 
-// Trickle has what either side says at once arrive in pieces, the last of them
-// after d.
+// Trickle splits each command and each piece of replies into parts, of which the
+// last arrives after d.
 func (p *Proxy) Trickle(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.trickle = d
 }
 
-// Cut ends all connections there are.
+// Cut closes all connections.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -249,7 +250,7 @@ func (p *Proxy) Cut() {
 	}
 }
 
-// Down cuts all connections, and new ones as soon as they are made.
+// Down closes all connections, and new ones as soon as they are made.
 func (p *Proxy) Down() {
 	p.mu.Lock()
 	p.down = true
@@ -270,7 +271,7 @@ func (p *Proxy) Close() {
 		p.ln.Close()
 	}
 	p.mu.Lock()
-	p.down, p.closed = true, true
+	p.down = true
 	p.open()
 	close(p.release)
 	p.release = make(chan struct{})
@@ -279,7 +280,7 @@ func (p *Proxy) Close() {
 	p.wg.Wait()
 }
 
-// judge returns the rule for a command, and remembers the command.
+// judge returns the rule for a command, and counts and records the command.
 func (p *Proxy) judge(args []string) rule {
 	if len(args) == 0 {
 		return rule{}

@@ -15,13 +15,11 @@ import (
 	"time"
 )
 
-// Certificate names files in PEM: a certificate authority's certificate, and
-// the certificate and key that it vouches for. They serve servers and clients
-// alike.
+// Certificate names PEM files: the certificate of an authority, and a certificate
+// with its key that the authority signed. Servers and clients both use them.
 type Certificate struct{ CAFile, CertFile, KeyFile string }
 
-// certify makes a certificate authority and a certificate in dir, good for an
-// hour.
+// certify makes an authority and a certificate in dir. They are valid for an hour.
 func certify(dir string) (Certificate, error) {
 	c := Certificate{filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")}
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -66,7 +64,7 @@ func certify(dir string) (Certificate, error) {
 	return c, nil
 }
 
-// config is how a client uses the certificate.
+// config returns the TLS configuration of a client.
 func (c Certificate) config(mutual bool) (*tls.Config, error) {
 	pem, err := os.ReadFile(c.CAFile)
 	if err != nil {

@@ -16,10 +16,9 @@ import (
 //go:embed clock/clock.c
 var clockSource []byte
 
-// clockLibrary gives a server a wall clock that can be set. (libfaketime would
-// do that, too, were it not that it hangs in servers that allocate by
-// jemalloc, as Debian's does, and leaves files in /dev/shm when they are
-// killed.)
+// clockLibrary is a shared library that gives a server a wall clock that can be
+// set. libfaketime would not do: it hangs in servers that use jemalloc, as
+// Debian's does, and leaves files in /dev/shm when they are killed.
 var clockLibrary = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "redistest")
 	if err != nil {
@@ -36,7 +35,7 @@ var clockLibrary = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(library)
 })
 
-// ClocksCanJump reports whether Options.Clock is to be had, which needs Linux,
+// ClocksCanJump reports whether Options.Clock is available. It needs Linux,
 // redis-server processes and a C compiler.
 func ClocksCanJump() bool {
 	kind, err := choose(os.Getenv(Env), true)
@@ -47,7 +46,7 @@ func ClocksCanJump() bool {
 	return err == nil
 }
 
-// needClock skips the test where a server of o cannot be had for its clock.
+// needClock skips the test if o asks for a clock that is not available.
 func (o *Options) needClock(t testing.TB) {
 	t.Helper()
 	if o.Clock && !ClocksCanJump() {
@@ -55,9 +54,9 @@ func (o *Options) needClock(t testing.TB) {
 	}
 }
 
-// Skew sets the server's wall clock ahead of the host's by d, at once and
-// until the next Skew, also over a restart. It needs Options.Clock, and may be
-// called on any goroutine.
+// Skew sets the server's wall clock ahead of the host's by d, until the next Skew.
+// A restart does not change it. It needs Options.Clock, and may be called on any
+// goroutine.
 func (s *Server) Skew(d time.Duration) error {
 	if p, ok := s.flav.(*process); ok && p.clock != "" {
 		return setClock(p.clock, d)
@@ -76,12 +75,12 @@ func (p *process) wind() error {
 	return errors.Join(os.WriteFile(p.clock+".so", library, 0o700), os.WriteFile(p.clock, make([]byte, 8), 0o600))
 }
 
-// wound returns an error if the process goes by the host's clock, as one does
-// that is linked statically.
+// wound returns an error if the process uses the host's clock, as a statically
+// linked one does.
 func (p *process) wound() error {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.cmd.Process.Pid))
 	if err == nil && !strings.Contains(string(maps), filepath.Base(p.dir)+"/clock.so\n") {
-		err = errors.New("redis-server does not load a clock of its own")
+		err = errors.New("redis-server does not load the clock library")
 	}
 	return err
 }

@@ -10,8 +10,8 @@ import (
 
 const clocksCanJump = true
 
-// setClock has the file at path say d. It is stored as one number, so that
-// nobody reads half of it.
+// setClock writes d to the file at path, in one atomic store, so that the server
+// never reads half of it.
 func setClock(path string, d time.Duration) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

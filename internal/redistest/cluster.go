@@ -14,13 +14,12 @@ import (
 	"time"
 )
 
-// Cluster is three masters with a replica each. They fail over on demand only:
-// a busy machine is no reason.
+// Cluster is three masters with a replica each. They fail over on demand only, not
+// because the machine is busy.
 type Cluster struct {
 	Set
 
-	// Servers are three that began as masters, then their replicas in the
-	// same order.
+	// Servers are the first masters, and then their replicas in the same order.
 	Servers []*Server
 }
 
@@ -47,8 +46,8 @@ func StartCluster(t testing.TB, o *Options) *Cluster {
 	return c
 }
 
-// start starts all nodes, which know each other already. To meet would take
-// them seconds.
+// start starts all nodes. Their configuration names each other; CLUSTER MEET would
+// take seconds.
 func (c *Cluster) start() error {
 	for _, old := range c.Servers {
 		old.Stop()
@@ -76,7 +75,7 @@ func (c *Cluster) start() error {
 	})
 }
 
-// nodes is the configuration file of the node at all[me].
+// nodes returns the configuration file of the node at all[me].
 func nodes(all []int, me int) string {
 	var b strings.Builder
 	for i, p := range all {
@@ -95,7 +94,7 @@ func nodes(all []int, me int) string {
 	return b.String()
 }
 
-// complete tells what is missing until all nodes serve.
+// complete returns an error until all nodes serve.
 func (c *Cluster) complete(ctx context.Context) error {
 	for i, srv := range c.Servers {
 		info, err := srv.text(ctx, "cluster", "info")
@@ -117,17 +116,16 @@ func (c *Cluster) complete(ctx context.Context) error {
 	return nil
 }
 
-// URL is how hasp is told of the cluster, with Params.
+// URL returns the URL of the cluster for hasp. Params belong to it.
 func (c *Cluster) URL() string { return c.url("cluster", c.Servers, "") }
 
-// node is what a server knows of one that serves slots.
+// node is a master of a cluster.
 type node struct {
-	srv      *Server
-	id       string
-	replicas []*Server
+	srv *Server
+	id  string
 }
 
-// owner is who serves a slot, as srv knows it.
+// owner returns the master of a slot, as srv knows it.
 func (c *Cluster) owner(ctx context.Context, srv *Server, slot int64) (node, error) {
 	v, err := srv.command(ctx, "cluster", "slots")
 	if err != nil {
@@ -136,23 +134,12 @@ func (c *Cluster) owner(ctx context.Context, srv *Server, slot int64) (node, err
 	ranges, _ := v.([]any)
 	for _, r := range ranges {
 		if r, _ := r.([]any); len(r) > 2 && r[0].(int64) <= slot && slot <= r[1].(int64) {
-			var n node
-			for i, who := range r[2:] {
-				who := who.([]any)
-				srv, err := c.at(fmt.Sprint(who[0]), who[1].(int64))
-				if err != nil {
-					return node{}, err
-				}
-				if i > 0 {
-					n.replicas = append(n.replicas, srv)
-				} else {
-					n.srv, n.id = srv, fmt.Sprint(who[2])
-				}
-			}
-			return n, nil
+			master := r[2].([]any)
+			owner, err := c.at(fmt.Sprint(master[0]), master[1].(int64))
+			return node{owner, fmt.Sprint(master[2])}, err
 		}
 	}
-	return node{}, fmt.Errorf("%s knows nobody who serves slot %d", srv.Addr, slot)
+	return node{}, fmt.Errorf("%s knows no master of slot %d", srv.Addr, slot)
 }
 
 func (c *Cluster) at(host string, port int64) (*Server, error) {
@@ -162,10 +149,10 @@ func (c *Cluster) at(host string, port int64) (*Server, error) {
 			return srv, nil
 		}
 	}
-	return nil, fmt.Errorf("nobody is at %s", addr)
+	return nil, fmt.Errorf("no server is at %s", addr)
 }
 
-// agreed is who serves a slot, if all that are there say the same.
+// agreed returns the master of a slot, if all running nodes agree on it.
 func (c *Cluster) agreed(ctx context.Context, slot int64) (node, error) {
 	var all node
 	for _, srv := range c.Servers {
@@ -193,7 +180,7 @@ func (c *Cluster) find(slot int64) (n node) {
 	return n
 }
 
-// Slot is the slot of a key, as a server says.
+// Slot returns the slot of a key. It asks a server.
 func (c *Cluster) Slot(key string) (slot int64) {
 	c.t.Helper()
 	c.must("slot", until("slot", func(ctx context.Context) error {
@@ -209,15 +196,15 @@ func (c *Cluster) Slot(key string) (slot int64) {
 	return slot
 }
 
-// Master is the server of a key.
+// Master returns the master of a key.
 func (c *Cluster) Master(key string) *Server {
 	c.t.Helper()
 	return c.find(c.Slot(key)).srv
 }
 
-// Failover has the replica of a key's master take its place, whether that is
-// there or not, and returns when all nodes know. A master that is there hands
-// over without loss.
+// Failover makes the replica of a key's master its successor, whether the master
+// runs or not. It returns when all nodes agree. A master that runs hands over
+// without loss.
 func (c *Cluster) Failover(key string) {
 	c.t.Helper()
 	slot := c.Slot(key)
@@ -232,7 +219,7 @@ func (c *Cluster) Failover(key string) {
 		if role, _, err := replica.role(ctx); err != nil {
 			return err
 		} else if role == "slave" && time.Since(asked) > 6*time.Second {
-			// One that is asked again begins anew; by itself it gives up after 5 s.
+			// A replica gives up after 5 s. A repeated command starts it again.
 			asked = time.Now()
 			how := []any{"cluster", "failover"}
 			if old.srv.away.Load() {
@@ -260,9 +247,9 @@ func (c *Cluster) follows(s *Server, n node) bool {
 		net.JoinHostPort(fmt.Sprint(parts[1]), fmt.Sprint(parts[2])) == n.srv.Addr
 }
 
-// Move moves the slot of key to another master. It returns half-way, when the
-// keys that are there have moved and new ones are taken by the other master,
-// but all clients are still to ask the first; finish does the rest.
+// Move moves the slot of key to another master. It returns before the end of the
+// move: the keys have moved, and new keys belong to the other master, but clients
+// must still ask the first one. finish completes the move.
 func (c *Cluster) Move(key string) (finish func()) {
 	c.t.Helper()
 	slot := c.Slot(key)

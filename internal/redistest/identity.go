@@ -12,8 +12,7 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 )
 
-// identity is what miniredis does not tell of itself: which run of the server
-// this is, and a time of day that differs from that of others.
+// identity adds to miniredis a run ID, and a clock that can be set.
 type identity struct {
 	mu    sync.Mutex // guards all below
 	run   string
@@ -21,7 +20,7 @@ type identity struct {
 	skew  time.Duration
 }
 
-// renew is a new run of the server.
+// renew starts a new run of the server.
 func (i *identity) renew() {
 	b := make([]byte, 20)
 	rand.Read(b)
@@ -30,8 +29,8 @@ func (i *identity) renew() {
 	i.run, i.began = fmt.Sprintf("%x", b), time.Now()
 }
 
-// answer is a hook of miniredis, which asks it for the commands of scripts,
-// too. It reports whether it has answered.
+// answer is a hook of miniredis, which calls it for every command, including those
+// of scripts. It reports whether it has answered.
 func (i *identity) answer(c *server.Peer, cmd string, args ...string) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

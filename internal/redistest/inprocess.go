@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// inProcess is a miniredis behind a proxy, which keeps the address while the
-// server behind it comes and goes.
+// inProcess is a miniredis behind a proxy. The proxy keeps the address when the
+// server restarts.
 type inProcess struct {
 	s     *Server
 	proxy *faultproxy.Proxy
@@ -47,7 +47,8 @@ func (s *Server) startInProcess() error {
 	return s.ready(startTimeout)
 }
 
-// place returns where to listen, and makes what that takes.
+// place returns the address to listen on. It makes the directory and the
+// certificate if they are needed.
 func (p *inProcess) place() (network, address string, err error) {
 	s := p.s
 	if !s.o.TLS && !s.o.Unix {

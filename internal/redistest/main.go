@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// atATime is how many parallel tests run at a time at least.
+// atATime is the least number of parallel tests at a time.
 const atATime = 8
 
 // Main runs the tests of m and returns the exit code. Parallel tests against a
-// Redis mostly wait, so more of them run at a time than there are processors,
-// unless the command line says how many.
+// Redis mostly wait, so more of them run at a time than there are processors. A
+// flag on the command line takes precedence.
 func Main(m *testing.M) int {
 	flag.Parse()
 	given := false

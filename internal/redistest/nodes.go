@@ -10,14 +10,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Nodes are servers that know nothing of each other, each with a way to it
-// that can be made to fail.
+// Nodes are independent servers, each with a fault proxy in front of it.
 type Nodes struct {
 	Servers []*Server
 	Proxies []*faultproxy.Proxy
 }
 
-// StartNodes starts n servers for t, no two of them the same.
+// StartNodes starts n servers for t. All of them are different.
 func StartNodes(t testing.TB, n int, o *Options) *Nodes {
 	t.Helper()
 	own := Options{Own: true}
@@ -34,12 +33,12 @@ func StartNodes(t testing.TB, n int, o *Options) *Nodes {
 	return ns
 }
 
-// URL is how hasp is told of all nodes, through their proxies.
+// URL returns a URL with all nodes, through their proxies.
 func (ns *Nodes) URL() string {
 	return ns.join(func(i int) string { return ns.Proxies[i].Addr() })
 }
 
-// Direct is URL past the proxies.
+// Direct is URL without the proxies.
 func (ns *Nodes) Direct() string {
 	return ns.join(func(i int) string { return ns.Servers[i].Addr })
 }
@@ -53,8 +52,8 @@ func (ns *Nodes) join(addr func(i int) string) string {
 	return "redis://" + userinfo(o.User, o.Password) + strings.Join(all, ",") + "/0"
 }
 
-// Clients returns a client of each node, through its proxy, whose calls end by
-// the deadlines of their contexts.
+// Clients returns a client of each node, through its proxy. Its calls end by the
+// deadlines of their contexts.
 func (ns *Nodes) Clients() []redis.UniversalClient {
 	all := make([]redis.UniversalClient, len(ns.Servers))
 	for i, s := range ns.Servers {
@@ -73,9 +72,9 @@ func (ns *Nodes) Stop() error {
 	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Stop() })
 }
 
-// Start starts all killed nodes again, with the data they had or without any,
-// and may be called on any goroutine. Through their proxies, which are all up
-// then, they are back at the same moment.
+// Start starts all killed nodes again, with or without their data, and may be
+// called on any goroutine. Afterwards all proxies are up, so that clients reach
+// all nodes at the same moment.
 func (ns *Nodes) Start(data bool) error {
 	for _, p := range ns.Proxies {
 		p.Down()
@@ -87,17 +86,17 @@ func (ns *Nodes) Start(data bool) error {
 	return err
 }
 
-// Forget has all nodes drop all scripts.
+// Forget makes all nodes forget all scripts.
 func (ns *Nodes) Forget(ctx context.Context) error {
 	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Forget(ctx) })
 }
 
-// Kick has all nodes end their connections.
+// Kick makes all nodes close their connections.
 func (ns *Nodes) Kick(ctx context.Context) error {
 	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Kick(ctx, ns.Proxies[i]) })
 }
 
-// Count returns how many commands have gone through all proxies so far.
+// Count returns how many commands have passed through all proxies so far.
 func (ns *Nodes) Count() (total int64) {
 	for _, p := range ns.Proxies {
 		total += p.Count()
@@ -105,8 +104,8 @@ func (ns *Nodes) Count() (total int64) {
 	return total
 }
 
-// Settled returns a count when it has not grown for a while: who is content
-// with a majority leaves commands behind that are still on their way.
+// Settled returns a count when it has not grown for 100 ms: a caller that returns
+// after a majority leaves commands in flight.
 func Settled(count func() int64) int64 {
 	n := count()
 	for range 50 {

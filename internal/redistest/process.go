@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 // process is a redis-server of this machine.
@@ -24,7 +26,7 @@ type process struct {
 	out  *output
 	done chan struct{} // closed when the process has ended
 
-	env   []string // more than this process's
+	env   []string // added to the environment of this process
 	clock string   // the file of Options.Clock
 }
 
@@ -48,7 +50,7 @@ func (s *Server) startProcess() error {
 	})
 }
 
-// errTaken is a port that somebody else took between the look and the start.
+// errTaken means that another program took a port between the check and the start.
 var errTaken = errors.New("address already in use")
 
 // again repeats a start whose port was taken.
@@ -140,8 +142,8 @@ func (s *Server) up(p *process) error {
 	}
 }
 
-// start runs the process from a thread that lives as long as it does: what
-// ends the process with this one (Linux) goes by the thread that forked it.
+// start starts the process from a thread that lives as long as the process. On
+// Linux, endWithParent kills the process when the thread that forked it ends.
 func (p *process) start() error {
 	p.out = &output{}
 	p.done = make(chan struct{})
@@ -162,8 +164,8 @@ func (p *process) start() error {
 	return <-started
 }
 
-func (p *process) pause() error  { return stop(p.cmd.Process) }
-func (p *process) resume() error { return cont(p.cmd.Process) }
+func (p *process) pause() error  { return crew.Pause(p.cmd.Process) }
+func (p *process) resume() error { return crew.Resume(p.cmd.Process) }
 
 func (p *process) kill() error {
 	if p.cmd == nil || p.cmd.Process == nil {
@@ -176,7 +178,7 @@ func (p *process) kill() error {
 	case <-p.done:
 		return nil
 	case <-time.After(startTimeout):
-		return fmt.Errorf("process %d outlives SIGKILL", p.cmd.Process.Pid)
+		return fmt.Errorf("process %d has not ended after SIGKILL", p.cmd.Process.Pid)
 	}
 }
 
@@ -187,11 +189,11 @@ func (p *process) restart() error {
 	case <-p.done:
 		return p.start()
 	default:
-		return errors.New("it still runs")
+		return errors.New("the process still runs")
 	}
 }
 
-// output keeps what a process prints.
+// output keeps the output of a process.
 type output struct {
 	mu  sync.Mutex // guards buf
 	buf bytes.Buffer

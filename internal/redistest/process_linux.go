@@ -6,18 +6,15 @@ import (
 	"syscall"
 )
 
-// endWithParent has the kernel end the child when the test binary dies, even
-// by SIGKILL.
+// endWithParent makes the kernel kill the child when the test binary ends, even by
+// SIGKILL.
 func endWithParent(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-func stop(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
-func cont(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
-
-// reserve returns a port of the loopback interface, any if it is 0, that nobody
-// else is given until release, also while the server on it is down: a socket
-// that does not listen has it, too.
+// reserve reserves a port of the loopback interface until release is called; port
+// 0 means any. A bound socket that does not listen keeps it reserved, also while
+// the server on it is down.
 func reserve(port int) (got int, release func(), err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -32,8 +29,8 @@ func reserve(port int) (got int, release func(), err error) {
 		return os.NewSyscallError("setsockopt", syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1))
 	}
 	if port == 0 {
-		// Then any port is one of the lower half, above which the bus of a
-		// cluster's node has room.
+		// With this option the kernel picks a port of the lower half. So the port
+		// 10,000 higher exists, which a cluster node needs.
 		if err := reuse(); err != nil {
 			return 0, nil, err
 		}
@@ -41,7 +38,8 @@ func reserve(port int) (got int, release func(), err error) {
 	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		return 0, nil, os.NewSyscallError("bind", err)
 	}
-	// Not before: who asks for this port shares it with nobody but the server.
+	// Not before bind: a given port must not be shared with another reserve, only
+	// with the server.
 	if err := reuse(); err != nil {
 		return 0, nil, err
 	}

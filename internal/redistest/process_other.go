@@ -1,21 +1,18 @@
-//go:build !unix
+//go:build !linux
 
 package redistest
 
 import (
-	"errors"
 	"net"
-	"os"
 	"os/exec"
 	"strconv"
 )
 
+// endWithParent does nothing here: if the test binary is killed, its servers
+// continue to run.
 func endWithParent(*exec.Cmd) {}
 
-func stop(*os.Process) error { return errors.ErrUnsupported }
-func cont(*os.Process) error { return errors.ErrUnsupported }
-
-// reserve returns a port that nobody had a moment ago, any if it is 0.
+// reserve returns a port that was free just now; port 0 means any.
 func reserve(port int) (got int, release func(), err error) {
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {

@@ -1,15 +1,15 @@
-// Package redistest is a Redis for tests.
+// Package redistest starts Redis servers for tests.
 //
-// HASP_TEST_REDIS says which:
+// HASP_TEST_REDIS selects the kind:
 //
 //	process       a redis-server of this machine, one for each Start
-//	inprocess     miniredis, in the test's own process
-//	redis://…     one that runs already; tests write keys of their own into it
+//	inprocess     miniredis, in the process of the test
+//	redis://…     a running server; tests write keys of their own into it
 //	container     as if unset; the tests of internal/acceptance use containers
 //
-// Unset means a process if redis-server is installed, and else miniredis. What
-// was asked for and is not there fails the test. The first Start of a test
-// binary prints which it is.
+// If it is unset, tests use a process if redis-server is installed, and miniredis
+// otherwise. If the selected kind is not available, the test fails. The first
+// Start of a test binary prints the kind.
 package redistest
 
 import (
@@ -32,49 +32,49 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// Env is the environment variable that says which Redis the tests use.
+// Env is the environment variable that selects the Redis of the tests.
 const Env = "HASP_TEST_REDIS"
 
-// Options say what a test needs. Nil is a plain server.
+// Options describe the server that a test needs. Nil means a plain server.
 type Options struct {
-	// Own is a server that no other test uses: one to be stopped, killed or
-	// flushed. The other options imply it.
+	// Own means that no other test uses the server, so that the test can stop,
+	// kill or flush it. The other options imply it.
 	Own bool
 
-	// Real is a real Redis, not miniredis; the test is skipped in process.
+	// Real means a real Redis. With miniredis the test is skipped.
 	Real bool
 
 	// Args are further arguments of redis-server. They imply Real.
 	Args []string
 
-	// User and Password are what a client must give. Without a User it is
-	// the password of the default user.
+	// User and Password are the credentials of clients. Without a User, the
+	// password is for the default user.
 	User, Password string
 
-	// TLS has the server speak TLS with a certificate for 127.0.0.1 and
-	// localhost that CAFile vouches for.
+	// TLS makes the server use TLS, with a certificate for 127.0.0.1 and
+	// localhost. Clients verify it with CAFile.
 	TLS bool
 
-	// Mutual is TLS where the server wants a certificate of its clients, too;
-	// CertFile and KeyFile will do.
+	// Mutual is TLS with client certificates. Clients can use CertFile and
+	// KeyFile.
 	Mutual bool
 
-	// Unix has the server listen on a socket in the file system.
+	// Unix makes the server listen on a socket in the file system.
 	Unix bool
 
-	// Keep has the server write down what it is told, at once, so that the
-	// data survives Kill and Restart.
+	// Keep makes the server write every command to disk, so that the data
+	// survives Kill and Restart.
 	Keep bool
 
-	// Clock is a real Redis with a wall clock that Skew sets; the test is
-	// skipped where there is none. See [ClocksCanJump].
+	// Clock means a real Redis with a wall clock that Skew sets. If that is not
+	// available, the test is skipped. See [ClocksCanJump].
 	Clock bool
 
-	// SentinelUser and SentinelPassword are what the sentinels of
-	// StartSentinel want to hear.
+	// SentinelUser and SentinelPassword are the credentials for the sentinels of
+	// StartSentinel.
 	SentinelUser, SentinelPassword string
 
-	// Bare is a cluster without replicas, for StartCluster.
+	// Bare means a cluster without replicas, for StartCluster.
 	Bare bool
 }
 
@@ -91,7 +91,7 @@ type Server struct {
 	// Addr is host:port, or the path of the socket.
 	Addr string
 
-	// Certificate is that of a TLS server.
+	// Certificate is the certificate of a TLS server.
 	Certificate
 
 	t    testing.TB
@@ -101,16 +101,16 @@ type Server struct {
 	away atomic.Bool // paused or killed
 }
 
-// flavour is what the kinds of server do in their own way.
+// flavour has the operations that differ between the kinds of servers.
 type flavour interface {
-	pause() error   // the server hangs: connections stay, nothing is answered
-	resume() error  // and goes on
-	kill() error    // the server dies at once, as by SIGKILL
-	wipe() error    // what a killed server wrote down is gone
-	restart() error // a killed server starts again where it was
+	pause() error   // the server hangs: it keeps connections and answers nothing
+	resume() error  // ends pause
+	kill() error    // ends the server at once, as SIGKILL does
+	wipe() error    // deletes the data of a killed server
+	restart() error // starts a killed server at its old address
 }
 
-// Start starts a Redis for t, or names the one that HASP_TEST_REDIS gives.
+// Start starts a Redis for t, or returns the one at the URL in HASP_TEST_REDIS.
 func Start(t testing.TB, o *Options) *Server {
 	t.Helper()
 	if o == nil {
@@ -161,29 +161,29 @@ func choose(asked string, own bool) (string, error) {
 
 var announced sync.Map
 
-// announce prints once for each kind what the tests use.
+// announce prints the kind of server, once for each kind.
 func announce(kind string) {
 	if _, again := announced.LoadOrStore(kind, true); again {
 		return
 	}
-	what := kind
+	text := kind
 	switch kind {
 	case "process":
 		out, _ := exec.Command("redis-server", "--version").Output()
 		version, _, _ := strings.Cut(string(out), " sha=")
-		what = "a redis-server process (" + version + ")"
+		text = "a redis-server process (" + version + ")"
 	case "inprocess":
-		what = "miniredis, in process"
+		text = "miniredis, in process"
 	default:
 		if u, err := url.Parse(kind); err == nil {
-			what = "the Redis at " + u.Host
+			text = "the Redis at " + u.Host
 		}
 	}
 	note := ""
 	if os.Getenv(Env) == "container" {
 		note = "; containers are for internal/acceptance"
 	}
-	fmt.Fprintf(os.Stderr, "redistest: tests use %s%s\n", what, note)
+	fmt.Fprintf(os.Stderr, "redistest: tests use %s%s\n", text, note)
 }
 
 func (s *Server) useURL(raw string) error {
@@ -201,7 +201,7 @@ func (s *Server) useURL(raw string) error {
 	return s.ready(startTimeout)
 }
 
-// foreign is a server that is not ours to stop.
+// foreign is a running server, which tests may not stop.
 type foreign struct{ t testing.TB }
 
 func (f foreign) no() error      { f.t.Skip("needs a server of its own"); return nil }
@@ -217,7 +217,7 @@ func (s *Server) Real() bool {
 	return !mini
 }
 
-// URL is how hasp is told of the server, with Params.
+// URL returns the URL of the server for hasp. Params belong to it.
 func (s *Server) URL() string {
 	user := userinfo(s.o.User, s.o.Password)
 	switch {
@@ -236,7 +236,7 @@ func userinfo(user, password string) string {
 	return url.UserPassword(user, password).String() + "@"
 }
 
-// Params are the parameters that go with URL.
+// Params returns the parameters that belong to URL.
 func (s *Server) Params() map[string]string { return s.params(&s.o) }
 
 func (c Certificate) params(o *Options) map[string]string {
@@ -250,8 +250,8 @@ func (c Certificate) params(o *Options) map[string]string {
 	return p
 }
 
-// ClientOptions are those of a go-redis client of the server, which has more
-// patience than any machine needs; the test may change them.
+// ClientOptions returns options of a go-redis client of the server. Its timeouts
+// are longer than any machine needs. The test may change them.
 func (s *Server) ClientOptions() *redis.Options {
 	o := &redis.Options{Addr: s.Addr, Username: s.o.User, Password: s.o.Password,
 		DialTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute, PoolTimeout: time.Minute,
@@ -274,7 +274,7 @@ func (s *Server) Client() *redis.Client {
 	return rdb
 }
 
-// Proxy returns a way to the server that can be made to fail.
+// Proxy returns a fault proxy in front of the server.
 func (s *Server) Proxy() *faultproxy.Proxy {
 	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial(s.network(), s.Addr) })
 	if err != nil {
@@ -284,8 +284,8 @@ func (s *Server) Proxy() *faultproxy.Proxy {
 	return p
 }
 
-// Serve is the address of a server that is no Redis, until the test ends. Each
-// of its connections is f's, to close, too.
+// Serve returns the address of a server that calls f for each connection, until
+// the test ends. f closes the connection.
 func Serve(t testing.TB, f func(net.Conn)) (addr string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -305,7 +305,7 @@ func Serve(t testing.TB, f func(net.Conn)) (addr string) {
 	return ln.Addr().String()
 }
 
-// Pause has the server hang: it keeps its connections and answers nothing.
+// Pause makes the server hang: it keeps its connections and answers nothing.
 func (s *Server) Pause() {
 	s.t.Helper()
 	s.away.Store(true)
@@ -326,8 +326,8 @@ func (s *Server) Kill() { s.t.Helper(); s.must("kill", s.Stop()) }
 // unless Options.Keep.
 func (s *Server) Restart() { s.t.Helper(); s.must("restart", s.Start(true)) }
 
-// Start is Restart as a function that returns its error, and may be called on
-// any goroutine. Without data the server has lost what it kept.
+// Start is Restart, but returns its error, and may be called on any goroutine. If
+// data is false, the server has lost its data.
 func (s *Server) Start(data bool) error {
 	if !data {
 		if err := s.flav.wipe(); err != nil {
@@ -342,8 +342,7 @@ func (s *Server) Start(data bool) error {
 	return err
 }
 
-// Stop is Kill as a function that returns its error, and may be called on any
-// goroutine.
+// Stop is Kill, but returns its error, and may be called on any goroutine.
 func (s *Server) Stop() error {
 	s.away.Store(true)
 	return s.flav.kill()
@@ -375,8 +374,7 @@ func (s *Server) ready(patience time.Duration) error {
 	}
 }
 
-// ping asks the server once. It looks first whether anybody listens, since
-// go-redis logs what it cannot dial.
+// ping asks the server once. It dials first, because go-redis logs failed dials.
 func (s *Server) ping(ctx context.Context) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, s.network(), s.Addr)
 	if err != nil {
@@ -388,15 +386,15 @@ func (s *Server) ping(ctx context.Context) error {
 	return rdb.Ping(ctx).Err()
 }
 
-// Forget has the server drop all scripts.
+// Forget makes the server forget all scripts.
 func (s *Server) Forget(ctx context.Context) error {
 	rdb := s.patient()
 	defer rdb.Close()
 	return rdb.ScriptFlush(ctx).Err()
 }
 
-// Kick ends all connections to the server, from its side. In a process of the
-// tests, p ends those through it.
+// Kick makes the server close all connections. With miniredis, p closes the
+// connections through it.
 func (s *Server) Kick(ctx context.Context, p *faultproxy.Proxy) error {
 	if !s.Real() {
 		p.Cut()
@@ -409,7 +407,8 @@ func (s *Server) Kick(ctx context.Context, p *faultproxy.Proxy) error {
 		rdb.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes").Err())
 }
 
-// patient returns a client that asks once and waits as long as its context.
+// patient returns a client that sends a command once and waits until its context
+// ends.
 func (s *Server) patient() *redis.Client {
 	o := s.ClientOptions()
 	o.DialerRetries, o.MaxRetries, o.ContextTimeoutEnabled, o.ReadTimeout = 1, -1, true, -1

@@ -12,16 +12,15 @@ import (
 	"time"
 )
 
-// Sentinel is a master with two replicas, watched by three sentinels. They
-// fail over on demand only: a busy machine is no reason.
+// Sentinel is a master with two replicas and three sentinels. The sentinels fail
+// over on demand only, not because the machine is busy.
 type Sentinel struct {
 	Set
 
-	// Name is what the sentinels call the master.
+	// Name is the name of the master.
 	Name string
 
-	// Servers are the master that was first and its replicas; Sentinels are
-	// those that watch them.
+	// Servers are the first master and its replicas.
 	Servers, Sentinels []*Server
 }
 
@@ -72,8 +71,8 @@ func (s *Sentinel) startServers() error {
 	return nil
 }
 
-// startSentinels starts three that know of each other and of the replicas
-// already, which they would find out in some seconds.
+// startSentinels starts three sentinels. Their configuration names each other and
+// the replicas; to discover them would take seconds.
 func (s *Sentinel) startSentinels() error {
 	for _, old := range s.Sentinels {
 		old.Stop()
@@ -98,8 +97,8 @@ func (s *Sentinel) startSentinels() error {
 		if err := srv.run(&process{dir: dir, args: []string{file, "--sentinel"}}); err != nil {
 			return err
 		}
-		// Redis 7 and later: not for tests alone, but good for them. A machine
-		// that stands still for seconds must not have a sentinel sulk.
+		// Since Redis 7: a sentinel must not enter its TILT mode if the machine
+		// stands still for seconds.
 		srv.hurry()
 	}
 	return nil
@@ -111,10 +110,10 @@ func (s *Server) hurry() {
 	s.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
 }
 
-// id is the name of a sentinel or of a node of a cluster.
+// id returns the ID of a sentinel or of a cluster node.
 func id(port int) string { return fmt.Sprintf("%040x", port) }
 
-// config is the configuration of the sentinel at all[i].
+// config returns the configuration of the sentinel at all[i].
 func (s *Sentinel) config(dir string, all []int, i int) string {
 	var b strings.Builder
 	line := func(words ...any) { fmt.Fprintln(&b, words...) }
@@ -164,7 +163,7 @@ func (s *Sentinel) config(dir string, all []int, i int) string {
 	return b.String()
 }
 
-// complete tells what is missing until everybody knows everybody.
+// complete returns an error until all servers know each other.
 func (s *Sentinel) complete(ctx context.Context) error {
 	for _, replica := range s.Servers[1:] {
 		if role, inStep, err := replica.role(ctx); err != nil || role != "slave" || !inStep {
@@ -182,10 +181,10 @@ func (s *Sentinel) complete(ctx context.Context) error {
 	return nil
 }
 
-// URL is how hasp is told of the set, with Params.
+// URL returns the URL of the set for hasp. Params belong to it.
 func (s *Sentinel) URL() string { return s.url("sentinel", s.Sentinels, "/"+s.Name+"/0") }
 
-// Master is the server that the sentinels name.
+// Master returns the server that the sentinels name.
 func (s *Sentinel) Master() *Server {
 	s.t.Helper()
 	var master *Server
@@ -196,7 +195,7 @@ func (s *Sentinel) Master() *Server {
 	return master
 }
 
-// master is the server that all sentinels that are there agree on.
+// master returns the server that all running sentinels agree on.
 func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 	named := ""
 	for _, sentinel := range s.Sentinels {
@@ -222,12 +221,12 @@ func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 			return srv, nil
 		}
 	}
-	return nil, fmt.Errorf("nobody is at %q", named)
+	return nil, fmt.Errorf("no server is at %q", named)
 }
 
-// Failover has the sentinels make a replica the master, whether the old one is
-// there or not, and returns when all of them name the new one. A master that
-// is there becomes a replica a moment later, and one that comes back too.
+// Failover makes the sentinels fail over to a replica, whether the old master runs
+// or not. It returns when all of them name the new master. The old master becomes
+// a replica a moment later, or after its restart.
 func (s *Sentinel) Failover() {
 	s.t.Helper()
 	old := s.Master()
@@ -238,7 +237,7 @@ func (s *Sentinel) Failover() {
 			return err
 		}
 		if master == old {
-			// Again and again: one that finds no replica fit gives up.
+			// Repeat the command: a sentinel that finds no suitable replica gives up.
 			if time.Since(asked) > time.Second {
 				asked = time.Now()
 				_, err = s.leader().command(ctx, "sentinel", "failover", s.Name)
@@ -252,8 +251,8 @@ func (s *Sentinel) Failover() {
 	}))
 }
 
-// leader is the sentinel that does all failovers, so that it knows when one is
-// under way.
+// leader returns the sentinel that makes all failovers, so that it knows of one in
+// progress.
 func (s *Sentinel) leader() *Server {
 	for _, sentinel := range s.Sentinels {
 		if !sentinel.away.Load() {

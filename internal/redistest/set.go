@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// patience is how long a set of servers may take to agree: much longer than
-// they ever need, since a machine may be busy.
+// patience is the time in which a set of servers must agree. It is much longer
+// than they need, because the machine may be busy.
 const patience = 90 * time.Second
 
-// NeedSets skips the test where there are no processes to make a set of
-// servers of.
+// NeedSets skips the test if there are no redis-server processes, which a set of
+// servers needs.
 func NeedSets(t testing.TB) {
 	t.Helper()
 	kind, err := choose(os.Getenv(Env), true)
@@ -26,14 +26,14 @@ func NeedSets(t testing.TB) {
 		t.Fatalf("redistest: %v", err)
 	}
 	if kind != "process" {
-		t.Skip("needs a set of redis-server processes; this run has miniredis")
+		t.Skip("needs a set of redis-server processes; this run uses miniredis")
 	}
 	announce(kind)
 }
 
 // Set is a number of servers that form one Redis.
 type Set struct {
-	// Certificate is that of all servers, for TLS.
+	// Certificate is the certificate of all servers, for TLS.
 	Certificate
 
 	t   testing.TB
@@ -54,7 +54,7 @@ func newSet(t testing.TB, o *Options) (Set, error) {
 	return s, err
 }
 
-// Params are the parameters that go with URL.
+// Params returns the parameters that belong to URL.
 func (s *Set) Params() map[string]string {
 	p := s.params(&s.o)
 	if s.o.SentinelPassword != "" {
@@ -66,13 +66,13 @@ func (s *Set) Params() map[string]string {
 	return p
 }
 
-// server makes a server that is not started, with a directory of its own.
+// server returns a server that is not started, and a directory for it.
 func (s *Set) server(name string) (*Server, string, error) {
 	dir, err := os.MkdirTemp(s.dir, name)
 	return &Server{t: s.t, o: s.o, Certificate: s.Certificate}, dir, err
 }
 
-// chain is how the servers of a set reach each other.
+// chain returns the arguments by which the servers of a set reach each other.
 func (s *Set) chain() []string {
 	args := []string{"--repl-diskless-sync-delay", "0"}
 	if s.o.tls() {
@@ -87,7 +87,7 @@ func (s *Set) chain() []string {
 	return args
 }
 
-// url is the URL of hosts with a suffix.
+// url returns a URL with the addresses of servers.
 func (s *Set) url(kind string, servers []*Server, suffix string) string {
 	scheme := "redis-"
 	if s.o.tls() {
@@ -100,7 +100,7 @@ func (s *Set) url(kind string, servers []*Server, suffix string) string {
 	return scheme + kind + "://" + userinfo(s.o.User, s.o.Password) + strings.Join(addrs, ",") + suffix
 }
 
-// until waits for what ask wants to see; ask says what is missing.
+// until calls ask until it returns nil. The error of ask says what is missing.
 func until(what string, ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -123,7 +123,7 @@ func until(what string, ask func(ctx context.Context) error) error {
 func (s *Server) command(ctx context.Context, args ...any) (any, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, s.network(), s.Addr)
 	if err != nil {
-		return nil, err // go-redis logs what it cannot dial
+		return nil, err // go-redis would log the failed dial
 	}
 	conn.Close()
 	rdb := s.patient()
@@ -131,7 +131,7 @@ func (s *Server) command(ctx context.Context, args ...any) (any, error) {
 	return rdb.Do(ctx, args...).Result()
 }
 
-// text is command for replies of text.
+// text is command for a reply that is a string.
 func (s *Server) text(ctx context.Context, args ...any) (string, error) {
 	v, err := s.command(ctx, args...)
 	text, ok := v.(string)
@@ -141,7 +141,7 @@ func (s *Server) text(ctx context.Context, args ...any) (string, error) {
 	return text, err
 }
 
-// role returns "master" or "slave", and of a slave whether it is in step.
+// role returns "master" or "slave", and whether a slave is in step.
 func (s *Server) role(ctx context.Context) (role string, inStep bool, err error) {
 	v, err := s.command(ctx, "role")
 	if err != nil {
@@ -154,7 +154,7 @@ func (s *Server) role(ctx context.Context) (role string, inStep bool, err error)
 	return fmt.Sprint(parts[0]), len(parts) > 3 && parts[3] == "connected", nil
 }
 
-// followed tells what is missing until a master hears from its replicas.
+// followed returns an error until a master has that many replicas in step.
 func (s *Server) followed(ctx context.Context, replicas int64) error {
 	v, err := s.command(ctx, "wait", replicas, 1000)
 	if n, _ := v.(int64); err == nil && n < replicas {
@@ -163,8 +163,8 @@ func (s *Server) followed(ctx context.Context, replicas int64) error {
 	return err
 }
 
-// port returns one that is the test's own, as the one 10,000 higher is, both
-// below those that connections are given by most systems.
+// port reserves a port, and the port 10,000 higher, which a cluster node needs.
+// Both are below the ports that most systems give to connections.
 func (s *Set) port() (int, error) {
 	for range 100 {
 		p := 10500 + rand.IntN(11000)
@@ -184,7 +184,7 @@ func (s *Set) port() (int, error) {
 	return 0, errors.New("no free port")
 }
 
-// ports returns n of them, all different.
+// ports reserves n different ports.
 func (s *Set) ports(n int) ([]int, error) {
 	var all []int
 	for len(all) < n {
@@ -199,7 +199,8 @@ func (s *Set) ports(n int) ([]int, error) {
 	return all, nil
 }
 
-// each calls f for all of n at once and returns the first error.
+// each calls f for 0 to n-1 at once. It returns the first error, but prefers one
+// that is not errTaken.
 func each(n int, f func(i int) error) error {
 	errs := make(chan error, n)
 	for i := range n {

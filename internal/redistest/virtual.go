@@ -16,12 +16,11 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// VirtualServer is a Redis whose time is that of a testing/synctest bubble: a
-// term of 30 s ends when everybody in the bubble has slept that long.
+// VirtualServer is a Redis with the virtual time of a testing/synctest bubble.
 type VirtualServer struct {
 	Mini  *miniredis.Miniredis
 	Proxy *faultproxy.Proxy
-	Dials atomic.Int64 // through Proxy
+	Dials atomic.Int64 // how often Client dialed
 
 	t    testing.TB
 	addr string
@@ -29,11 +28,11 @@ type VirtualServer struct {
 	dead atomic.Bool
 }
 
-// Virtual starts a VirtualServer, which is to be called, and ends, within the
-// bubble. No socket is involved.
+// Virtual starts a VirtualServer without a socket. Call it inside the bubble. The
+// server ends with the test.
 func Virtual(t testing.TB) *VirtualServer { return virtual(t, "virtual:6379") }
 
-// VirtualNodes starts n of them, whose addresses differ.
+// VirtualNodes starts n servers with different addresses.
 func VirtualNodes(t testing.TB, n int) VirtualServers {
 	all := make(VirtualServers, n)
 	for i := range all {
@@ -45,7 +44,7 @@ func VirtualNodes(t testing.TB, n int) VirtualServers {
 func virtual(t testing.TB, addr string) *VirtualServer {
 	v := &VirtualServer{Mini: miniredis.NewMiniRedis(), t: t, addr: addr}
 	v.Mini.ClockTTL(true)
-	conn, err := v.Mini.Dial() // which starts it
+	conn, err := v.Mini.Dial() // this starts it
 	if err != nil {
 		t.Fatalf("redistest: %v", err)
 	}
@@ -60,14 +59,13 @@ func virtual(t testing.TB, addr string) *VirtualServer {
 	return v
 }
 
-// Kill ends the server for all who come through its Proxy; new connections are
-// refused.
+// Kill ends the server for all clients of its Proxy. New connections are refused.
 func (v *VirtualServer) Kill() {
 	v.dead.Store(true)
 	v.Proxy.Down()
 }
 
-// Start starts a killed server again, with the data it had or without any.
+// Start starts a killed server again, with or without its data.
 func (v *VirtualServer) Start(data bool) {
 	if !data {
 		v.Mini.FlushAll()
@@ -83,15 +81,15 @@ func (v *VirtualServer) Start(data bool) {
 // Restart is Kill and Start.
 func (v *VirtualServer) Restart(data bool) { v.Kill(); v.Start(data) }
 
-// Skew sets the clock that TIME tells ahead by d; terms are as they were.
+// Skew sets the clock of TIME ahead by d. It does not change terms.
 func (v *VirtualServer) Skew(d time.Duration) {
 	v.id.mu.Lock()
 	defer v.id.mu.Unlock()
 	v.id.skew = d
 }
 
-// Client returns a go-redis client of the server, through its Proxy. Its calls
-// are bounded by their contexts alone, and sent once.
+// Client returns a go-redis client of the server, through its Proxy. Only their
+// contexts bound its calls, and each is sent once.
 func (v *VirtualServer) Client() *redis.Client {
 	dial := v.Proxy.Dialer()
 	return v.client(func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -103,8 +101,8 @@ func (v *VirtualServer) Client() *redis.Client {
 	})
 }
 
-// Link returns a client of the server with a Proxy of its own, which stands
-// before the server's.
+// Link returns a client of the server with a Proxy of its own, in front of the
+// server's Proxy.
 func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
 	behind := v.Proxy.Dialer()
 	link := faultproxy.New(func() (net.Conn, error) {
@@ -117,11 +115,11 @@ func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
 	return v.client(link.Dialer()), link
 }
 
-// refused is a connection that could not be made. As an error of the dialer
-// go-redis would log it.
+// refused is a connection that could not be made. go-redis would log an error of
+// the dialer.
 type refused struct{ net.Conn }
 
-// errRefused is joined, since go-redis strips one layer off what it can unwrap.
+// errRefused is a joined error, because go-redis unwraps errors by one layer.
 var errRefused = errors.Join(&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED})
 
 func (refused) Read([]byte) (int, error)         { return 0, errRefused }
@@ -132,7 +130,7 @@ func (refused) SetDeadline(time.Time) error      { return nil }
 func (refused) SetReadDeadline(time.Time) error  { return nil }
 func (refused) SetWriteDeadline(time.Time) error { return nil }
 
-// Direct is Client past the Proxy.
+// Direct is Client without the Proxy.
 func (v *VirtualServer) Direct() *redis.Client {
 	return v.client(func(context.Context, string, string) (net.Conn, error) { return v.Mini.Dial() })
 }
@@ -144,11 +142,11 @@ func (v *VirtualServer) client(dial func(context.Context, string, string) (net.C
 		ContextTimeoutEnabled: true,
 		ReadTimeout:           -1,
 		WriteTimeout:          -1,
-		// Whoever waits for a connection takes a timer that go-redis keeps for
-		// the whole process, and a bubble's timer is fatal to another bubble.
+		// No caller may wait for a connection: go-redis keeps its timers for the
+		// whole process, and a timer of one bubble is fatal in another.
 		PoolSize: 10_000,
-		// Clearing the 32 KiB that go-redis takes for a connection, and the 256 KiB
-		// for one of pipelines, costs more than using it.
+		// go-redis takes 32 KiB for a connection, and 256 KiB for one of pipelines.
+		// To clear them costs more than to use them.
 		ReadBufferSize:          1024,
 		WriteBufferSize:         1024,
 		PipelineReadBufferSize:  1024,

@@ -14,8 +14,8 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// calm is what programs do at the end of a run, when its faults are over. Each
-// part looks for something that a fault on top of it would hide.
+// calm runs programs at the end of a run, after its faults. Each part checks a
+// promise whose violation another fault would hide.
 func (r *run) calm() error {
 	if r.plant != "" {
 		return nil
@@ -25,8 +25,8 @@ func (r *run) calm() error {
 		parts = append(parts, r.nested, r.crowd, r.busy, r.moves)
 	}
 	for _, part := range parts {
-		// A machine that stands still for a term loses leases while a part prepares.
-		// Then that part finds nothing.
+		// If the machine stands still for a term, leases are lost while a part
+		// prepares. Then the part checks nothing.
 		if err := part(); err != nil && !errors.Is(err, hasp.ErrLost) {
 			return err
 		}
@@ -34,17 +34,17 @@ func (r *run) calm() error {
 	return nil
 }
 
-// brief is programs that lock once and end, one after another, as "hasp run"
-// does, while nothing is wrong. What they leave would be in the way of others
-// for a term, so nothing may be left when they have ended.
+// brief runs programs that lock once and end, one after another, as "hasp run"
+// does, without a fault. Anything they leave would block others for a term, so
+// they may leave nothing.
 func (r *run) brief() error {
 	const rounds = 40
 	if r.place != onServer || r.store.dir != "" {
-		return nil // a replica learns of a release later
+		return nil // a release reaches a replica later
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	left, what := 0, []string(nil)
+	left, last := 0, []string(nil)
 	for range rounds {
 		c, err := hasp.Open(ctx, r.store.urls[0], &hasp.Options{TTL: maxTerm, Timeout: 10 * time.Second})
 		if err != nil {
@@ -62,18 +62,19 @@ func (r *run) brief() error {
 			return err
 		}
 		if left += one(len(all) > 0); len(all) > 0 {
-			what = all
+			last = all
 		}
 	}
-	// Close waits for a second at most, and this machine may stand still longer.
+	// Close waits for a second at most, and the machine may stand still longer.
 	if left > 1 {
-		r.fail("leftovers", hostclock.Now(), fmt.Sprintf("%d of %d Clients that were opened for one Lock left something at Close, at last %v", left, rounds, what))
+		r.fail("leftovers", hostclock.Now(), fmt.Sprintf("%d of %d Clients that were opened for one Lock left something at Close, the last one %v", left, rounds, last))
 	}
 	return nil
 }
 
-// nested is a key that is re-entered again and again, as recursive calls do, under
-// one context. When that is cancelled, all contexts end long before the term does.
+// nested re-enters a key again and again, as recursive calls do, under one
+// context. When that context is cancelled, all contexts must end long before the
+// term.
 func (r *run) nested() error {
 	const depth, long, bound = 20, time.Minute, 10 * time.Second
 	if r.strategy == redlock {
@@ -107,7 +108,7 @@ func (r *run) nested() error {
 	select {
 	case <-ended:
 	case <-time.After(bound):
-		r.fail("cancelled at once", began, fmt.Sprintf("the context of a lease that is nested %d deep goes on for %v after it was cancelled", depth, bound))
+		r.fail("cancelled at once", began, fmt.Sprintf("the context of a lease that is nested %d deep had not ended %v after it was cancelled", depth, bound))
 	}
 	for _, l := range slices.Backward(all) {
 		_ = l.Unlock(context.Background())
@@ -115,10 +116,9 @@ func (r *run) nested() error {
 	return nil
 }
 
-// crowd is callers that have less time than a call to the store may take. A
-// majority of the servers hangs, and nobody has the keys. So no caller may be
-// told that a key is held, neither the one that asks the store nor those behind
-// it in the line.
+// crowd starts callers that have less time than a call to the store may take. A
+// majority of the servers hangs, and the keys are free. So no caller may get
+// ErrHeld, neither the caller that asks the store nor those behind it in the line.
 func (r *run) crowd() error {
 	if r.store.links == nil {
 		return nil
@@ -137,7 +137,8 @@ func (r *run) crowd() error {
 		all[i] = c
 	}
 	for i, c := range all {
-		// The others find the keys held, which they remember.
+		// The callers of the other Client find the keys held, and the Client remembers
+		// it.
 		leases, err := hasp.LockAll(ctx, c, names)
 		if err != nil {
 			return err
@@ -152,8 +153,8 @@ func (r *run) crowd() error {
 		}
 	}
 
-	// A caller that leaves before a store that is well could have answered may be
-	// told so. This machine may be too slow for bound to be longer than that.
+	// A caller may get ErrHeld if it leaves before a healthy store could have
+	// answered. If the machine is that slow, this part checks nothing.
 	began := hostclock.Now()
 	for _, c := range all {
 		if l, err := c.TryLock(ctx, r.all[len(names)]); err == nil {
@@ -176,7 +177,7 @@ func (r *run) crowd() error {
 	began = hostclock.Now()
 	var wg sync.WaitGroup
 	var held, got atomic.Int32
-	var said atomic.Value
+	var text atomic.Value
 	for _, c := range all {
 		for i := range callers {
 			for _, name := range names {
@@ -191,7 +192,7 @@ func (r *run) crowd() error {
 						_ = l.Unlock(ctx)
 					case errors.Is(err, hasp.ErrHeld):
 						held.Add(1)
-						said.Store(err.Error())
+						text.Store(err.Error())
 					}
 				})
 			}
@@ -199,15 +200,15 @@ func (r *run) crowd() error {
 	}
 	wg.Wait()
 	if n := held.Load(); got.Load() == 0 && n > clients*callers {
-		r.fail("outage told", began, fmt.Sprintf("%d of %d callers before a store that hangs were told that a free key is held, such as by %v",
-			n, clients*callers*len(names), said.Load()))
+		r.fail("outage reported", began, fmt.Sprintf("%d of %d callers of a store that hangs got ErrHeld for a free key, for example %v",
+			n, clients*callers*len(names), text.Load()))
 	}
 	return nil
 }
 
-// busy is a Client that keeps some keys while hundreds of callers take others.
-// Each of their holds waits for a replica that is some way off, and the renewals
-// must not wait behind them. Another Client keeps as many keys and does nothing else.
+// busy runs a Client that keeps some keys while hundreds of its callers take
+// others. Each of their holds waits for a distant replica, and the renewals must
+// not wait behind them. Another Client keeps as many keys and does nothing else.
 func (r *run) busy() error {
 	if r.store.service == nil {
 		return nil
@@ -247,15 +248,15 @@ func (r *run) busy() error {
 		}
 		_ = some.Unlock(ctx)
 	}
-	// Where this machine stands still for a term, both lose their leases.
+	// If the machine stands still for a term, both lose their leases.
 	if held[0] == 0 && held[1] == kept {
-		r.fail("kept until its end", began, fmt.Sprintf("all of %d leases were lost while %d callers of their Client took other keys and nothing was wrong", kept, callers))
+		r.fail("kept until its end", began, fmt.Sprintf("all of %d leases were lost without a fault while %d callers of their Client took other keys", kept, callers))
 	}
 	return nil
 }
 
-// moves is Clients of a queue that were there before their address led to another
-// master, and Clients that came later. All have their turns.
+// moves runs Clients of a queue that connected before their address led to
+// another master, and Clients that connected later. All must get the key.
 func (r *run) moves() error {
 	if r.store.service == nil || r.strategy != fairlock {
 		return nil
@@ -267,7 +268,7 @@ func (r *run) moves() error {
 	defer wg.Wait()
 	var over atomic.Bool
 	defer over.Store(true)
-	come := func() (*atomic.Int32, error) {
+	start := func() (*atomic.Int32, error) {
 		c, err := hasp.Open(ctx, r.store.urls[0], &hasp.Options{TTL: maxTerm, Timeout: 10 * time.Second})
 		if err != nil {
 			return nil, err
@@ -290,25 +291,25 @@ func (r *run) moves() error {
 		})
 		return holds, nil
 	}
-	var all []*atomic.Int32 // by Client, those of before the move first
+	var all []*atomic.Int32 // holds by Client; the first two connect before the move
 	for i := range 4 {
 		if i == 2 {
 			time.Sleep(time.Second) // so that the first two wait in the queue
 			in, ok := moved(false)(&nemesis{run: r})
 			if !ok {
-				return nil // which is noted
+				return nil // a violation is noted
 			}
 			if err := in.heal(); err != nil {
 				return err
 			}
 		}
-		holds, err := come()
+		holds, err := start()
 		if err != nil {
 			return err
 		}
 		all = append(all, holds)
 	}
-	time.Sleep(lasts / 2) // they may find out by their next look at the queue
+	time.Sleep(lasts / 2) // they may learn of it at their next check of the queue
 	began := hostclock.Now()
 	for _, holds := range all {
 		holds.Store(0)
@@ -316,7 +317,7 @@ func (r *run) moves() error {
 	time.Sleep(lasts / 2)
 	least, most := all[0].Load()+all[1].Load(), all[2].Load()+all[3].Load()
 	if least == 0 && most > 100 {
-		r.fail("stood still", began, fmt.Sprintf("two Clients never had the key since the address leads to another master, and two that came later had it %d times", most))
+		r.fail("stood still", began, fmt.Sprintf("two Clients never got the key after the address led to another master, and two that connected later got it %d times", most))
 	}
 	return nil
 }

@@ -9,23 +9,24 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// found are figures of a history that break no promise.
+// found counts events in the history that break no promise.
 type found struct {
 	Holds, Fenced int
-	Void          int // leases that were over before their callers saw them
-	Killed, Told  int // holds whose process died; callers told that they lost a lease
-	Overlaps      int // after locks were lost: two held at once, told apart by the fence
-	Untold        int // of these, holders who were not told that they lost the lease
-	Refused       int // uses of the resource with an old fence
-	Undecided     bool
+	Void          int  // leases that had ended before Lock returned
+	Killed        int  // holds whose process was killed
+	Lost          int  // holders that learned that the lease was lost
+	Overlaps      int  // two held a key at once after locks were lost; the fence separates them
+	Unaware       int  // overlaps of which neither holder learned
+	Refused       int  // uses of the resource with an old fence
+	Undecided     bool // porcupine ran out of time
 }
 
-// check looks for broken promises in what happened.
+// check searches the history for broken promises.
 func (n *nemesis) check() (f found) {
 	n.rec.mu.Lock()
 	defer n.rec.mu.Unlock()
 	for _, t := range n.rec.turns {
-		if t.end == 0 { // of a run that stood still
+		if t.end == 0 { // the run stood still
 			t.end = t.expires
 		}
 	}
@@ -35,7 +36,7 @@ func (n *nemesis) check() (f found) {
 		byKey[t.key] = append(byKey[t.key], t)
 		f.Fenced += one(t.fenced)
 		f.Killed += one(t.killed)
-		f.Told += one(t.lost != 0)
+		f.Lost += one(t.lost != 0)
 		f.Void += one(t.void())
 		n.checkLoss(t)
 	}
@@ -57,13 +58,13 @@ func one(b bool) int {
 	return 0
 }
 
-// within reports whether any of some spans of time touches from … to.
+// within reports whether one of the spans of time overlaps from … to.
 func within(spans [][2]int64, from, to int64) bool {
 	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
 }
 
-// checkLoss looks whether a caller was told that the lease was lost before its
-// term was over, and whether the resource refused somebody who held the key.
+// checkLoss reports a lease that was lost before its end, and a use by a holder
+// that the resource refused.
 func (n *nemesis) checkLoss(t *turn) {
 	lost := within(n.losses, t.asked, max(t.end, t.lost))
 	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {
@@ -71,30 +72,30 @@ func (n *nemesis) checkLoss(t *turn) {
 		if t.lost == t.freed {
 			how = "Unlock"
 		}
-		n.fail("kept until its end", t.lost, fmt.Sprintf("%s was told by %s that its lease of key %d is lost %v before its end, %v after Lock was called and %v after it had returned",
+		n.fail("kept until its end", t.lost, fmt.Sprintf("%s learned from %s that its lease of key %d was lost %v before its end, %v after the call of Lock and %v after its return",
 			t.proc, how, t.key, time.Duration(t.expires-t.lost), time.Duration(t.lost-t.asked), time.Duration(t.lost-t.got)))
 	}
 	if t.mistaken != 0 && t.mistaken < t.end && !lost {
-		n.fail("fence", t.mistaken, fmt.Sprintf("%s held key %d, and the resource had seen a larger fence than its %d", t.proc, t.key, t.fence))
+		n.fail("fence", t.mistaken, fmt.Sprintf("%s held key %d, and the resource had seen a fence larger than its %d", t.proc, t.key, t.fence))
 	}
 }
 
-// checkOrder looks at the holds of a key by when they began: no two at once,
-// and growing fences. Where locks were lost it counts those at once.
+// checkOrder checks the holds of a key, in order of their begin: no two at once,
+// and growing fences. Where locks were lost, it counts the overlaps instead.
 func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
-	var last, fenced *turn // with the latest end; with the largest fence
+	var last, fenced *turn // the hold with the latest end, and with the largest fence
 	for _, t := range all {
 		if t.void() {
 			continue
 		}
 		if last != nil && t.got < last.end {
-			// Either may be the one that the store forgot: the caller of a grant
-			// may hear of it only when another has the key.
+			// The store may have forgotten either of them: a grant may reach its
+			// caller when another caller has the key already.
 			if within(n.losses, min(last.asked, t.asked), t.got) {
 				overlaps++
-				f.Untold += one(last.lost == 0 && !last.killed && t.lost == 0 && !t.killed)
+				f.Unaware += one(last.lost == 0 && !last.killed && t.lost == 0 && !t.killed)
 			} else {
-				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s had it, and %s until %v later",
+				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s got it, and %s held it until %v later",
 					t.key, t.proc, last.proc, time.Duration(min(last.end, t.end)-t.got)))
 			}
 		}
@@ -104,9 +105,10 @@ func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
 		if !t.fenced {
 			continue
 		}
-		// Two at once, of which one asked before the other had it, may have
-		// been granted in either order. So may a grant that its caller heard of
-		// only when the store had forgotten it and granted another.
+
+		// If one of two callers asked before the other got the key, the store may
+		// have granted them in either order. The order is also open if a grant
+		// reached its caller after the store had forgotten it and made another.
 		if fenced != nil && t.fence <= fenced.fence &&
 			(t.asked > fenced.got || t.got >= fenced.end && !within(n.losses, t.asked, t.got)) {
 			n.fail("fence", t.got, fmt.Sprintf("key %d: fence %d of %s after %d of %s", t.key, t.fence, t.proc, fenced.fence, fenced.proc))
@@ -124,7 +126,7 @@ type step struct {
 	ends bool
 }
 
-// lock is the state of one: who holds it, and the largest fence so far.
+// lock is the state of a key: its holder, and the largest fence so far.
 type lock struct {
 	holder *turn
 	fence  uint64
@@ -141,15 +143,15 @@ func (l lock) after(s step) (bool, lock) {
 	}
 }
 
-// linear asks porcupine whether there is an order of the grants, each at some
-// moment before Lock returned, in which one holds after another with growing
-// fences. That goes for leases, too, that were over when Lock returned.
+// linear reports whether there is an order of the grants in which one hold
+// follows another with growing fences. Each grant happened at some moment before
+// Lock returned. Leases that had ended when Lock returned count as well.
 func linear(all []*turn, f *found) bool {
 	var ops []porcupine.Operation
 	for i, t := range all {
 		end := t.end
 		if t.void() {
-			end = t.asked // nobody relied on it
+			end = t.asked // its caller did not rely on it
 		}
 		ops = append(ops,
 			porcupine.Operation{ClientId: 2 * i, Input: step{t, false}, Call: t.asked, Return: t.got},

@@ -8,16 +8,17 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// patience is for what must happen at last, however slow the machine.
+// patience is the time for steps that must happen on any machine.
 const patience = 3 * time.Minute
 
-// seat is a place for a client process. When one is killed another takes it.
+// seat is a place for a client process. When the process is killed, another
+// takes its place.
 type seat struct {
 	n       int
 	rec     *record
 	url     string
-	program string // or empty, for this one
-	gen     int
+	program string // the binary; if empty, this one
+	gen     int    // how many processes the seat has had
 	proc    *proc
 }
 

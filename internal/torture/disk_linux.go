@@ -9,12 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bearLimits has this process see a limit of its files as an error.
+// bearLimits makes a write beyond a limit of the file size return an error.
 func bearLimits() { signal.Notify(make(chan os.Signal, 1), syscall.SIGXFSZ) }
 
-// dieOfLimits undoes bearLimits for good: the kernel ends the process within
-// the write that is one byte too long. Go's runtime would do it later, and
-// with many words.
+// dieOfLimits undoes bearLimits: the kernel kills the process within a write that
+// is too long. Go's runtime would end it later, with a stack trace.
 func dieOfLimits() error {
 	var old, none [4]uint64 // struct kernel_sigaction: the default, without flags
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGXFSZ),
@@ -25,7 +24,7 @@ func dieOfLimits() error {
 	return nil
 }
 
-// limitFiles has no file of a process grow beyond some bytes until lift.
+// limitFiles limits the file size of a process until lift is called.
 func limitFiles(pid int, bytes uint64) (lift func() error, err error) {
 	var old unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_FSIZE, nil, &old); err != nil {
@@ -35,8 +34,7 @@ func limitFiles(pid int, bytes uint64) (lift func() error, err error) {
 	return lift, os.NewSyscallError("prlimit", unix.Prlimit(pid, unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: bytes, Max: old.Max}, nil))
 }
 
-// mountSmall puts a disk of its own under dir that is soon full. Only some
-// users may do that.
+// mountSmall mounts a small disk at dir. It needs the right to mount.
 func mountSmall(dir string) (unmount func() error, err error) {
 	if err := unix.Mount("hasp-torture", dir, "tmpfs", 0, "size=2m,mode=0700"); err != nil {
 		return nil, os.NewSyscallError("mount", err)

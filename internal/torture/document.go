@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// page has the figures of runs, between <!-- torture: NAME --> and
-// <!-- /torture -->.
+// page is the page with the figures of runs. They stand between
+// <!-- torture: NAME --> and <!-- /torture -->.
 const page = "docs/guarantees.md"
 
-// document writes the figures of all runs in files into the page.
+// document writes the figures of all runs in the files into the page.
 func document(files []string) error {
 	if len(files) == 0 {
-		return errors.New("-document: no file of results is named")
+		return errors.New("-document: name files of results")
 	}
 	runs, err := readResults(files)
 	if err != nil {
@@ -58,7 +58,7 @@ func readResults(files []string) (runs []*result, err error) {
 
 var part = regexp.MustCompile(`(?s)<!-- torture: ([a-z]+) -->\n.*?<!-- /torture -->`)
 
-// parts are the tables that the page may ask for, by which faults they have.
+// parts are the tables of faults, by name. Each selects the faults it shows.
 var parts = map[string]func(r *result, k kind) bool{
 	"clients":  func(r *result, k kind) bool { return r.Place == onServer && k.Class != server },
 	"server":   func(r *result, k kind) bool { return r.Place == onServer && k.Class == server && r.Strategy != redlock },
@@ -78,7 +78,7 @@ func fillPage(page []byte, runs []*result) (filled []byte, err error) {
 		case parts[name] != nil:
 			table(&b, byFault(runs, parts[name]))
 		default:
-			err = fmt.Errorf("no such part: %s", name)
+			err = fmt.Errorf("unknown part %q", name)
 			return old
 		}
 		return fmt.Appendf(nil, "<!-- torture: %s -->\n%s<!-- /torture -->", name, b.Bytes())
@@ -86,7 +86,7 @@ func fillPage(page []byte, runs []*result) (filled []byte, err error) {
 	return filled, err
 }
 
-// sum is what came of one kind of fault in all runs of a strategy.
+// sum adds up one kind of fault over all runs of a strategy.
 type sum struct {
 	injected, violations int
 	recovery             []time.Duration
@@ -136,7 +136,7 @@ func byFault(runs []*result, has func(*result, kind) bool) [][]string {
 				text += fmt.Sprintf(": %s / %s", millis(rank(c.recovery, 50)), millis(rank(c.recovery, 100)))
 			}
 			if c.violations > 0 {
-				text += fmt.Sprintf(", **%d VIOLATIONS**", c.violations)
+				text += fmt.Sprintf(", **broken %d×**", c.violations)
 			}
 			row = append(row, text)
 		}
@@ -145,18 +145,18 @@ func byFault(runs []*result, has func(*result, kind) bool) [][]string {
 	return rows
 }
 
-// promise is what is kept of exclusion.
+// promise says whether exclusion is kept.
 func (k kind) promise() string {
 	switch {
 	case k.Loses:
-		return "**by the fence only**; holders are told"
+		return "**by the fence only**; holders learn of it"
 	case k.Thins:
-		return "kept; a lease may be lost and told"
+		return "kept; a holder may learn that its lease is lost"
 	}
 	return "kept"
 }
 
-// millis has two digits at least.
+// millis returns milliseconds, with two digits at least.
 func millis(d time.Duration) string {
 	if d < 10*time.Millisecond {
 		return fmt.Sprintf("%.1f", float64(d)/1e6)
@@ -164,9 +164,9 @@ func millis(d time.Duration) string {
 	return fmt.Sprintf("%.0f", float64(d)/1e6)
 }
 
-// totals is a table of all runs by strategy and place.
+// totals returns a table of all runs, by strategy and place.
 func totals(runs []*result) [][]string {
-	rows := [][]string{{"strategy", "on", "minutes", "faults", "holds", "two at once", "left behind", "other broken promises", "with loss: faults", "two at once, told apart by the fence", "holders told"}}
+	rows := [][]string{{"strategy", "on", "minutes", "faults", "holds", "two at once", "left behind", "other broken promises", "with loss: faults", "two at once, separated by the fence", "holders that learned of it"}}
 	type row struct{ strategy, what string }
 	var order []row
 	sums := map[row][2]result{} // without loss, with
@@ -183,7 +183,7 @@ func totals(runs []*result) [][]string {
 		s.Lasted += r.Lasted
 		s.Found.Holds += r.Found.Holds
 		s.Found.Overlaps += r.Found.Overlaps
-		s.Found.Untold += r.Found.Untold
+		s.Found.Unaware += r.Found.Unaware
 		sums[at] = both
 		for _, v := range r.Violations {
 			broken[at][v.Promise]++
@@ -199,7 +199,7 @@ func totals(runs []*result) [][]string {
 			all += n
 		}
 		two, left := b["one at a time"]+b["order"], b["leftovers"]
-		last := texts(lost.Injected, lost.Found.Overlaps, fmt.Sprintf("%d of %d", lost.Found.Overlaps-lost.Found.Untold, lost.Found.Overlaps))
+		last := texts(lost.Injected, lost.Found.Overlaps, fmt.Sprintf("%d of %d", lost.Found.Overlaps-lost.Found.Unaware, lost.Found.Overlaps))
 		if lost.Injected == 0 {
 			last = strings.Split(strings.Repeat("– ", 3), " ")[:3]
 		}

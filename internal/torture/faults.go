@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// faults lists what a strategy's store and clients can suffer: what takes no
-// lock away, or what may.
+// faults returns the faults of a strategy's store and clients: those that take
+// locks away if losing, and otherwise those that do not.
 func (s *store) faults(losing bool) []fault {
 	switch {
 	case losing && s.dir != "":
@@ -56,21 +56,21 @@ func fileFaults(s *store) (all []fault) {
 	return all
 }
 
-// linkFaults are those of the way of one client to the servers.
+// linkFaults are the faults of the links of one client.
 func linkFaults() (all []fault) {
 	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
 		all = append(all, fault{name: name, class: link, least: least, most: most, inject: inject})
 	}
-	for _, who := range []struct {
+	for _, v := range []struct {
 		name string
 		find victim
 	}{{"holder's", (*nemesis).holder}, {"waiter's", (*nemesis).waiter}} {
-		add(0.5, 0.5, who.name+" connections cut", linked(who.find, (*faultproxy.Proxy).Cut, nil))
-		add(0.6, 3, who.name+" link stalled", linked(who.find, (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow))
-		add(0.6, 3, who.name+" link cut one way, to the server", linked(who.find, (*faultproxy.Proxy).StallRequests, (*faultproxy.Proxy).Flow))
-		add(0.6, 3, who.name+" link cut one way, from the server", linked(who.find, (*faultproxy.Proxy).StallReplies, (*faultproxy.Proxy).Flow))
-		add(0.6, 3, who.name+" link down", linked(who.find, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
-		add(0.6, 3, who.name+" bytes trickle", linked(who.find,
+		add(0.5, 0.5, v.name+" connections cut", linked(v.find, (*faultproxy.Proxy).Cut, nil))
+		add(0.6, 3, v.name+" link stalled", linked(v.find, (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow))
+		add(0.6, 3, v.name+" link cut one way, to the server", linked(v.find, (*faultproxy.Proxy).StallRequests, (*faultproxy.Proxy).Flow))
+		add(0.6, 3, v.name+" link cut one way, from the server", linked(v.find, (*faultproxy.Proxy).StallReplies, (*faultproxy.Proxy).Flow))
+		add(0.6, 3, v.name+" link down", linked(v.find, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
+		add(0.6, 3, v.name+" bytes trickle", linked(v.find,
 			func(p *faultproxy.Proxy) { p.Trickle(term / 2) },
 			func(p *faultproxy.Proxy) { p.Trickle(0) }))
 	}
@@ -83,7 +83,8 @@ func linkFaults() (all []fault) {
 	return all
 }
 
-// serverFaults are those of a server, or of a minority and of a majority.
+// serverFaults are the faults of one server, or of a minority and a majority of
+// the servers.
 func serverFaults(s *store) (all []fault) {
 	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
 		all = append(all, fault{name: name, class: server, least: least, most: most, inject: inject})
@@ -100,9 +101,9 @@ func serverFaults(s *store) (all []fault) {
 		add(0.6, 2, of(n, k, "slow to answer"), slow(k))
 		add(0.6, 2, of(n, k, "a read-only replica"), demotedFor(k))
 		add(0.6, 2, of(n, k, "out of memory, noeviction"), configured(k, "maxmemory", "1", "maxmemory-policy", "noeviction"))
-		add(0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), told(k, "client", "kill", "type", "normal"))
-		add(0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), told(k, "client", "kill", "type", "pubsub"))
-		add(0.5, 0.5, of(n, k, "SCRIPT FLUSH"), told(k, "script", "flush"))
+		add(0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), ordered(k, "client", "kill", "type", "normal"))
+		add(0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), ordered(k, "client", "kill", "type", "pubsub"))
+		add(0.5, 0.5, of(n, k, "SCRIPT FLUSH"), ordered(k, "script", "flush"))
 		add(0.6, 2, of(n, k, "CLIENT PAUSE"), paused(k, "all"))
 		add(0.6, 2, of(n, k, "CLIENT PAUSE of writes"), paused(k, "write"))
 		if s.skews {
@@ -121,15 +122,15 @@ func serverFaults(s *store) (all []fault) {
 	return all
 }
 
-// setFaults are those of servers that are one Redis together.
+// setFaults are the faults of servers that form one Redis.
 func setFaults(s *store) (all []fault) {
 	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
 		all = append(all, fault{name: name, class: server, least: least, most: most, inject: inject})
 	}
 	n := len(s.servers)
-	add(0.5, 0.5, "every server: CLIENT KILL of normal connections", told(n, "client", "kill", "type", "normal"))
-	add(0.5, 0.5, "every server: CLIENT KILL of subscribers", told(n, "client", "kill", "type", "pubsub"))
-	add(0.5, 0.5, "every server: SCRIPT FLUSH", told(n, "script", "flush"))
+	add(0.5, 0.5, "every server: CLIENT KILL of normal connections", ordered(n, "client", "kill", "type", "normal"))
+	add(0.5, 0.5, "every server: CLIENT KILL of subscribers", ordered(n, "client", "kill", "type", "pubsub"))
+	add(0.5, 0.5, "every server: SCRIPT FLUSH", ordered(n, "script", "flush"))
 	add(0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
 	if s.service != nil {
 		add(0.5, 2, "the replica stopped", withReplica((*redistest.Server).Pause, (*redistest.Server).Resume))
@@ -174,11 +175,12 @@ func losses(s *store) (all []fault) {
 	return all
 }
 
-// clockBack is no fault the other way round: a server whose clock was ahead,
-// and which then loses its data, has nothing to make larger fences of.
+// clockBack sets the clock back first. The opposite order is not tested: if a
+// server's clock was ahead and then it loses its data, it cannot make larger
+// fences.
 const clockBack = "clock set back by a minute, and forward again"
 
-// bootedBack is a machine that does not know the time when it starts.
+// bootedBack is a machine that does not know the time when it boots.
 const bootedBack = "restarted with the clock an hour behind, and set right"
 
 // of names a fault of k servers of n.

@@ -3,25 +3,24 @@ package main
 import (
 	"time"
 
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
-type victim func(*nemesis) (turn, bool)
-
-// mortal looks for a victim that may die.
-func (n *nemesis) mortal(who victim) (turn, bool) {
+// mortal searches for a victim that may be killed.
+func (n *nemesis) mortal(find victim) (turn, bool) {
 	n.busy[spared] = true
-	t, ok := who(n)
+	t, ok := find(n)
 	if !ok {
 		delete(n.busy, spared)
 	}
 	return t, ok
 }
 
-// killed has a process die, and another take its seat.
-func killed(who victim) func(*nemesis) (injection, bool) {
+// killed kills a process. A new process takes its seat.
+func killed(find victim) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
-		t, ok := n.mortal(who)
+		t, ok := n.mortal(find)
 		if !ok {
 			return injection{}, false
 		}
@@ -31,29 +30,29 @@ func killed(who victim) func(*nemesis) (injection, bool) {
 	}
 }
 
-// stopped has a process stand still.
-func stopped(who victim) func(*nemesis) (injection, bool) {
+// stopped stops a process by SIGSTOP.
+func stopped(find victim) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
-		t, ok := who(n)
+		t, ok := find(n)
 		if !ok {
 			return injection{}, false
 		}
 		p := t.proc.Process.Process
-		if stop(p) != nil {
+		if crew.Pause(p) != nil {
 			return injection{}, false
 		}
-		return injection{from: true, key: t.key, seat: -1, heal: func() error { return cont(p) }}, true
+		return injection{from: true, key: t.key, seat: -1, heal: func() error { return crew.Resume(p) }}, true
 	}
 }
 
-// jumped has the wall clock of a process jump, and back.
-func jumped(who victim) func(*nemesis) (injection, bool) {
+// jumped sets the wall clock of a process by a minute, and then back.
+func jumped(find victim) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		d := time.Minute
 		if n.rand.IntN(2) == 0 {
 			d = -d
 		}
-		t, ok := who(n)
+		t, ok := find(n)
 		if !ok {
 			return injection{}, false
 		}
@@ -66,23 +65,22 @@ func jumped(who victim) func(*nemesis) (injection, bool) {
 	}
 }
 
-// offset is how much the wall clock of a seat's process is ahead, where that
-// can be: by a minute, not at all, or behind by one.
+// offset returns by how much the wall clock of a seat's process is ahead, if
+// wall clocks can jump: a minute, nothing, or minus a minute.
 func offset(seat int) time.Duration { return time.Duration(1-seat%3) * time.Minute }
 
 // some draws k servers.
 func (n *nemesis) some(k int) []int { return n.rand.Perm(len(n.store.servers))[:k] }
 
-// linked does something to the way of a client to the servers, or to a minority
-// of them.
-func linked(who victim, fail, heal func(*faultproxy.Proxy)) func(*nemesis) (injection, bool) {
+// linked disturbs the links of a client to all servers, or to a minority of them.
+func linked(find victim, fail, heal func(*faultproxy.Proxy)) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		k := len(n.store.links[0])
 		servers := n.rand.Perm(k)
 		if k > 1 && n.rand.IntN(2) == 0 {
 			servers = servers[:(k-1)/2]
 		}
-		t, ok := who(n)
+		t, ok := find(n)
 		if !ok {
 			return injection{}, false
 		}
@@ -101,8 +99,8 @@ func linked(who victim, fail, heal func(*faultproxy.Proxy)) func(*nemesis) (inje
 	}
 }
 
-// spoiled has the next command of an operation fail, on one server, whoever's
-// it is.
+// spoiled makes the next command of an operation fail, on one server, for any
+// client.
 func spoiled(op string, f faultproxy.Fault) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		at := n.rand.IntN(len(n.store.links[0]))
@@ -112,6 +110,7 @@ func spoiled(op string, f faultproxy.Fault) func(*nemesis) (injection, bool) {
 			if !happened {
 				continue
 			}
+
 			n.busy[seat] = true
 			n.mark()
 			p := n.store.links[seat][at]
@@ -129,8 +128,8 @@ func spoiled(op string, f faultproxy.Fault) func(*nemesis) (injection, bool) {
 	}
 }
 
-// trap waits a while for a command to fail on the way of any client to a
-// server, and returns whose it was.
+// trap waits up to 200 ms for a command to fail on the link of any client to a
+// server, and returns the client's seat.
 func (n *nemesis) trap(texts []string, at int, f faultproxy.Fault) (seat int, happened bool) {
 	defer func() {
 		for _, way := range n.store.links {

@@ -22,7 +22,7 @@ func limited(n *nemesis) (injection, bool) {
 	return injection{key: -1, seat: t.proc.seat, heal: lift}, true
 }
 
-// torn has a process die when it has written some bytes of what it writes.
+// torn makes the kernel kill a process in the middle of a write.
 func torn(n *nemesis) (injection, bool) {
 	bytes := n.rand.Uint64N(60)
 	t, ok := n.mortal((*nemesis).holder)
@@ -44,12 +44,12 @@ func torn(n *nemesis) (injection, bool) {
 	n.mark()
 	s := n.seats[t.proc.seat]
 	if !died {
-		n.fail("harness", hostclock.Now(), t.proc.String()+" writes nothing")
+		n.fail("harness", hostclock.Now(), t.proc.String()+" did not write")
 	}
 	return injection{from: true, key: -1, seat: -1, heal: func() error { return n.fill(s) }}, true
 }
 
-// full leaves no room on the disk.
+// full fills the disk.
 func full(n *nemesis) (injection, bool) {
 	name := filepath.Join(n.store.dir, "..", "ballast")
 	f, err := os.Create(name)

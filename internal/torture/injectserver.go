@@ -13,7 +13,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// everywhere is a fault of k servers that ends for all of them.
+// everywhere is a fault of k servers. heal is called for each of them.
 func everywhere(k int, fail, heal func(n *nemesis, i int) error) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		servers := n.some(k)
@@ -45,7 +45,7 @@ func frozen(k int) func(*nemesis) (injection, bool) {
 		func(n *nemesis, i int) error { n.store.servers[i].Resume(); return nil })
 }
 
-// links does something to all ways to a server.
+// links calls f for the links of all clients to a server.
 func links(f func(*faultproxy.Proxy)) func(n *nemesis, i int) error {
 	return func(n *nemesis, i int) error {
 		for _, way := range n.store.links {
@@ -59,7 +59,7 @@ func unreachable(k int) func(*nemesis) (injection, bool) {
 	return everywhere(k, links((*faultproxy.Proxy).Down), links((*faultproxy.Proxy).Up))
 }
 
-// slow has replies come more than half a term late.
+// slow delays replies by more than half a term.
 func slow(k int) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		d := n.span(0.5, 0.7)
@@ -69,34 +69,35 @@ func slow(k int) func(*nemesis) (injection, bool) {
 	}
 }
 
-// tell sends a command to a server, past the proxies.
-func (n *nemesis) tell(i int, args ...any) error {
+// command sends a command to a server, without a proxy.
+func (n *nemesis) command(i int, args ...any) error {
 	if err := n.store.admin[i].Do(context.Background(), args...).Err(); err != nil {
 		return fmt.Errorf("%v: %w", args, err)
 	}
 	return nil
 }
 
-func told(k int, args ...any) func(*nemesis) (injection, bool) {
-	return everywhere(k, func(n *nemesis, i int) error { return n.tell(i, args...) }, nil)
+// ordered sends a command to k servers.
+func ordered(k int, args ...any) func(*nemesis) (injection, bool) {
+	return everywhere(k, func(n *nemesis, i int) error { return n.command(i, args...) }, nil)
 }
 
-func flushed(k int) func(*nemesis) (injection, bool) { return told(k, "flushall") }
+func flushed(k int) func(*nemesis) (injection, bool) { return ordered(k, "flushall") }
 
-// paused has servers answer nobody for a while. One that pauses everybody goes
-// on by itself and hears nobody before.
-func paused(k int, what string) func(*nemesis) (injection, bool) {
+// paused makes servers pause clients. A server that pauses all clients ends the
+// pause by itself, because it reads no command before.
+func paused(k int, clients string) func(*nemesis) (injection, bool) {
 	return everywhere(k,
-		func(n *nemesis, i int) error { return n.tell(i, "client", "pause", n.lasts.Milliseconds(), what) },
-		func(n *nemesis, i int) error { return n.tell(i, "client", "unpause") })
+		func(n *nemesis, i int) error { return n.command(i, "client", "pause", n.lasts.Milliseconds(), clients) },
+		func(n *nemesis, i int) error { return n.command(i, "client", "unpause") })
 }
 
-// configured sets parameters of servers, and afterwards those they began with.
+// configured sets parameters of servers, and then their defaults.
 func configured(k int, pairs ...string) func(*nemesis) (injection, bool) {
 	set := func(pairs ...string) func(n *nemesis, i int) error {
 		return func(n *nemesis, i int) error {
 			for pair := range slices.Chunk(pairs, 2) {
-				if err := n.tell(i, "config", "set", pair[0], pair[1]); err != nil {
+				if err := n.command(i, "config", "set", pair[0], pair[1]); err != nil {
 					return err
 				}
 			}
@@ -106,16 +107,16 @@ func configured(k int, pairs ...string) func(*nemesis) (injection, bool) {
 	return everywhere(k, set(pairs...), set("maxmemory", "0", "maxmemory-policy", "noeviction"))
 }
 
-// demotedFor has servers be replicas of nobody they can reach: they keep their
-// data and refuse to write.
+// demotedFor makes servers replicas of an unreachable master: they keep their
+// data and refuse writes.
 func demotedFor(k int) func(*nemesis) (injection, bool) {
 	return everywhere(k,
-		func(n *nemesis, i int) error { return n.tell(i, "replicaof", "127.0.0.1", "1") },
-		func(n *nemesis, i int) error { return n.tell(i, "replicaof", "no", "one") })
+		func(n *nemesis, i int) error { return n.command(i, "replicaof", "127.0.0.1", "1") },
+		func(n *nemesis, i int) error { return n.command(i, "replicaof", "no", "one") })
 }
 
-// stepped has the clocks of servers step a little, all in one direction, and
-// back.
+// stepped steps the clocks of servers by less than the drift, all in one
+// direction, and then back.
 func stepped(k int) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		d := backend.Drift(term) / 2
@@ -126,14 +127,15 @@ func stepped(k int) func(*nemesis) (injection, bool) {
 	}
 }
 
-// skewed has the clocks of servers jump, and back.
+// skewed sets the clocks of servers by a duration, and then back.
 func skewed(k int, by time.Duration) func(*nemesis) (injection, bool) {
 	return everywhere(k,
 		func(n *nemesis, i int) error { return n.store.servers[i].Skew(by) },
 		func(n *nemesis, i int) error { return n.store.servers[i].Skew(0) })
 }
 
-// booted has servers restart with their clocks behind, and sets them right.
+// booted restarts servers with their clocks an hour behind, and then corrects
+// the clocks.
 func booted(k int) func(*nemesis) (injection, bool) {
 	return everywhere(k,
 		func(n *nemesis, i int) error {
@@ -143,7 +145,8 @@ func booted(k int) func(*nemesis) (injection, bool) {
 		func(n *nemesis, i int) error { return n.store.servers[i].Skew(0) })
 }
 
-// failedOver has sentinels make a replica the master.
+// failedOver makes the sentinels fail over to a replica. If dead, it kills the
+// master first.
 func failedOver(dead bool) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		old := n.store.sentinel.Master()
@@ -162,7 +165,8 @@ func failedOver(dead bool) func(*nemesis) (injection, bool) {
 	}
 }
 
-// takenOver has the replica of a key's master take its place.
+// takenOver makes the replica of a key's master its successor. If dead, it kills
+// the master first.
 func takenOver(dead bool) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		key := n.rand.IntN(len(n.names))
@@ -182,7 +186,7 @@ func takenOver(dead bool) func(*nemesis) (injection, bool) {
 	}
 }
 
-// demoted waits until a server that was a master knows that it is none.
+// demoted waits until a server that was a master has become a replica.
 func (n *nemesis) demoted(old *redistest.Server) error {
 	rdb := n.store.admin[slices.Index(n.store.servers, old)]
 	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
@@ -196,7 +200,8 @@ func (n *nemesis) demoted(old *redistest.Server) error {
 	}
 }
 
-// resharded has the slot of a key move, and stand half-way for a while.
+// resharded moves the slot of a key. While the fault lasts, the move is
+// incomplete.
 func resharded(n *nemesis) (injection, bool) {
 	key := n.rand.IntN(len(n.names))
 	finish := n.store.cluster.Move(n.names[key])

@@ -1,24 +1,26 @@
-// Command torture breaks what locks depend on, and looks whether the promises
-// of hasp hold:
+// Command torture injects faults into everything that locks depend on, and checks
+// whether the promises of hasp hold:
 //
 //	go run ./internal/torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG]
 //
-// Client processes lock, use a resource that refuses an old fence, and unlock,
-// while processes are killed and stopped, connections cut and stalled, replies
-// lost, requests delivered late, servers stopped, restarted and filled up, clocks
-// set. What happened is then checked: no two hold a key at once within the validity of
-// their leases, which goes from Lock's return to the call of Unlock or the end
-// of the lease, whichever is first; nobody loses a lease before its end; fences
-// grow; somebody gets every key after every fault, and at last everybody;
-// nothing is left, neither keys nor places in queues nor subscriptions on the
-// servers, nor goroutines nor descriptors in the clients; and no client takes
-// more and more of the machine.
+// Client processes lock, use a resource that refuses an old fence, and unlock.
+// Meanwhile processes are killed and stopped, connections cut and stalled, replies
+// lost, requests delivered late, servers stopped, restarted and filled up, and
+// clocks set. Then torture checks the history:
 //
-// Then it does the same with faults that take locks away, such as FLUSHALL,
-// where only the fence protects.
+//   - No two callers hold a key at once. A caller holds it from the return of Lock
+//     to the call of Unlock or the end of the lease, whichever is first.
+//   - No lease is lost before its end, and fences grow.
+//   - Every key is granted after every fault, and at the end to every waiter.
+//   - Nothing is left: no keys, queue entries or subscriptions on the servers, and
+//     no goroutines or descriptors in the clients.
+//   - No client uses more and more of the machine.
+//
+// Then it does the same with faults that take locks away, such as FLUSHALL. Then
+// only the fence protects.
 //
 // The seed decides which faults happen, in which order and for how long, and
-// what the clients do; when which thread runs it does not. The exit status is 1
+// what the clients do. It does not decide the exact timing. The exit status is 1
 // if a promise was broken or a run stood still, and 2 if torture itself failed.
 package main
 
@@ -44,10 +46,11 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// term is that of all leases, short so that much happens in little time.
+// term is the term of all leases. It is short, so that much happens in little
+// time.
 const term = 300 * time.Millisecond
 
-// strategies are all, first those on one Redis.
+// strategies are all strategies, those on one Redis first.
 var strategies = []string{"spinlock", "pubsublock", fairlock, redlock, filelock}
 
 func main() {
@@ -56,21 +59,20 @@ func main() {
 	}
 	var p plan
 	o := options{term: term, patience: patience}
-	names := flag.String("strategy", "", "what is tortured, by commas; if empty, every one that can be in the store")
-	flag.IntVar(&p.parallel, "parallel", 1, "how many runs there are at once")
-	flag.Uint64Var(&o.seed, "seed", 0, "what decides about faults; 0 draws one")
-	flag.DurationVar(&o.time, "time", time.Minute, "for each strategy; a third of it more for faults that take locks away")
-	flag.StringVar(&o.place, "on", onServer, "where strategies on one Redis keep their locks: redis, sentinel, cluster or service")
-	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; of 1, 2 or 4, allow_unsafe_nodes")
-	flag.BoolVar(&p.clocks, "clocks", true, "have wall clocks of clients jump, for which they are built once more")
+	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
+	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
+	flag.Uint64Var(&o.seed, "seed", 0, "decides which faults happen; 0 draws a seed")
+	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
+	flag.StringVar(&o.place, "on", onServer, "`store` of the strategies on one Redis: redis, sentinel, cluster or service")
+	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
+	flag.BoolVar(&p.clocks, "clocks", true, "make the wall clocks of clients jump; this builds the clients again")
 	only := flag.String("faults", "", "regular expression of the `names` of faults")
-	flag.StringVar(&o.plant, "plant", "", "plant a bug: release, renewal or wake-up")
-	flag.StringVar(&p.history, "history", "", "`file` for all that clients tell, as lines of JSON")
-	flag.StringVar(&p.results, "results", "", "`file` that results are added to, as lines of JSON")
-	flag.StringVar(&o.profiles, "profiles", "", "`directory` for profiles of the client that is never killed: whenever its heap has grown, and at the end")
-	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" by the files of results that are named")
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal or wake-up")
+	flag.StringVar(&p.history, "history", "", "write all reports of the clients to a `file`, as lines of JSON")
+	flag.StringVar(&p.results, "results", "", "append the results to a `file`, as lines of JSON")
+	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" from the files of results in the arguments")
 	flag.Parse()
-	logging.Disable() // go-redis', of servers that are down
+	logging.Disable() // go-redis logs servers that are down
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if o.seed == 0 {
@@ -86,11 +88,11 @@ func main() {
 	kept, err := true, error(nil)
 	for _, name := range p.strategies {
 		if !slices.Contains(strategies, name) {
-			err = fmt.Errorf("no strategy that is tortured is called %q: there are %s", name, strings.Join(strategies, ", "))
+			err = fmt.Errorf("-strategy: %q is none of %s", name, strings.Join(strategies, ", "))
 		}
 	}
 	if flag.NArg() > 0 && !*tables {
-		err = fmt.Errorf("what is %q?", flag.Arg(0))
+		err = fmt.Errorf("unknown argument %q", flag.Arg(0))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "torture:", err)

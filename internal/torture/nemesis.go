@@ -10,22 +10,23 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// fault is something that goes wrong.
+// fault is a kind of failure.
 type fault struct {
 	name        string
-	class       string  // two at once are of different classes
-	loses       bool    // locks: exclusion is not promised
-	thins       bool    // a minority of its locks, which may be one too many for a lease that only a quorum had
-	least, most float64 // how long it lasts, in terms
+	class       string  // two faults at once have different classes
+	loses       bool    // the store loses locks, so that exclusion is not promised
+	thins       bool    // a minority loses locks; a lease that only a quorum had may be lost
+	least, most float64 // the length, in terms
 	inject      func(n *nemesis) (injection, bool)
 }
 
-// injection is a fault that has happened.
+// injection is a fault that was injected. Recovery is the time until a key is
+// granted again.
 type injection struct {
 	heal func() error // may be nil
-	from bool         // recovery counts from when it began, not from when it is healed
-	key  int          // that is granted again, or below 0 for each
-	seat int          // whose client has a key again, or below 0 for anybody
+	from bool         // recovery counts from the begin of the fault, not from its end
+	key  int          // the key that must be granted; if negative, each key
+	seat int          // the seat whose client must get a key; if negative, any client
 }
 
 // Classes of faults.
@@ -35,36 +36,32 @@ const (
 	server  = "server"
 )
 
-// nemesis injects faults one after another. What it does and how long follows
-// from the seed.
+// nemesis injects faults one after another. The seed decides which faults, and
+// how long they last.
 type nemesis struct {
 	*run
 	rand    *rand.Rand
-	busy    map[int]bool // seats that a fault is at work on
-	tally   map[string]*tally
-	losses  [][2]int64 // from when to when locks were lost
-	thinned [][2]int64 // and on a minority: a lease may end early, and still nobody else has the key
-	count   int
-	lasts   time.Duration // how long the fault that is injected is to last
-
-	at           int64 // of the injection under way
-	held, waited bool  // somebody held a key then, or waited
+	busy    map[int]bool      // seats that a fault affects now
+	tally   map[string]*tally // by fault
+	losses  [][2]int64        // when the store may have lost locks
+	thinned [][2]int64        // when a minority may have lost locks: a lease may end early, but no other caller gets the key
+	count   int               // of injected faults
+	lasts   time.Duration     // length of the current fault
+	at      int64             // when the current fault was injected
 }
 
-// tally is what came of one kind of fault.
+// tally counts one kind of fault.
 type tally struct {
-	injected, missed      int
-	held, waited, touched int // while somebody held, waited, did either
-	before, during, after int // grants
-	recovery              []time.Duration
-	at                    []int64
+	recovery []time.Duration
+	at       []int64 // when the fault was injected
 }
 
-// torture injects faults until the time is over.
+// torture injects faults until the time is up.
 func (n *nemesis) torture(ctx context.Context, until time.Time) error {
 	for plan, strikes := n.rand, uint64(0); ; {
 		for _, i := range plan.Perm(len(n.faults)) {
-			// A victim that is not found leaves the rest of the plan as it is.
+			// Each strike has a generator of its own. So if a strike finds no victim,
+			// the rest of the plan does not change.
 			strikes++
 			n.rand = rand.New(rand.NewPCG(n.seed, strikes))
 			if ctx.Err() != nil || !time.Now().Before(until) {
@@ -88,40 +85,36 @@ func (n *nemesis) torture(ctx context.Context, until time.Time) error {
 	}
 }
 
-// strike injects a fault, and perhaps another while it lasts, heals them and
-// waits until keys are granted again.
+// strike injects a fault, and with as well if it is not nil, while the first
+// lasts. It heals both and waits until keys are granted again.
 func (n *nemesis) strike(ctx context.Context, f fault, with *fault) error {
 	n.lasts = n.span(f.least, f.most)
 	lasts := n.lasts
-	quiet := hostclock.Now()
 	time.Sleep(time.Duration(20+n.rand.IntN(130)) * time.Millisecond)
-	in, ok, err := n.inflict(f)
-	if err != nil || !ok {
-		return err
+	in, ok := n.inflict(f)
+	if !ok {
+		return nil
 	}
-	t := n.of(f)
-	t.before += n.rec.between(quiet, in.at)
 	time.Sleep(lasts / 2)
+
 	var second inflicted
 	if with != nil && with.inject != nil {
 		n.lasts = n.span(with.least, with.most)
-		if second, ok, err = n.inflict(*with); err != nil {
-			return err
-		}
-		if ok {
+		if second, ok = n.inflict(*with); ok {
 			time.Sleep(n.lasts)
 			if err := n.heal(&second); err != nil {
 				return err
 			}
 		}
 	}
+
 	time.Sleep(lasts / 2)
 	if err := n.heal(&in); err != nil {
 		return err
 	}
-	n.forget(f, in)
+	n.noteLoss(f, in)
 	if second.heal != nil {
-		n.forget(*with, second)
+		n.noteLoss(*with, second)
 		if err := n.recover(ctx, *with, second); err != nil {
 			return err
 		}
@@ -133,42 +126,31 @@ func (n *nemesis) span(least, most float64) time.Duration {
 	return time.Duration((least + n.rand.Float64()*(most-least)) * float64(n.term))
 }
 
-// inflicted is an injection with its times.
+// inflicted is an injection with the times when it was injected and healed.
 type inflicted struct {
 	injection
 	at, healed int64
 }
 
-func (n *nemesis) inflict(f fault) (inflicted, bool, error) {
-	var in inflicted
-	var ok bool
+// inflict injects a fault. It reports whether there was a victim.
+func (n *nemesis) inflict(f fault) (in inflicted, ok bool) {
 	n.mark()
-	in.injection, ok = f.inject(n)
-	in.at = n.at
-	t := n.of(f)
-	if !ok {
-		t.missed++
-		return in, false, nil
+	if in.injection, ok = f.inject(n); !ok {
+		return in, false
 	}
+	in.at = n.at
 	if in.injection.heal == nil {
 		in.injection.heal = func() error { return nil }
 	}
 	n.count++
-	t.injected++
+	t := n.of(f)
 	t.at = append(t.at, in.at)
-	t.held += one(n.held)
-	t.waited += one(n.waited)
-	t.touched += one(n.held || n.waited)
-	return in, true, nil
+	return in, true
 }
 
-// mark notes the moment of an injection. Who looks for a victim first marks it
-// again.
-func (n *nemesis) mark() {
-	n.at = hostclock.Now()
-	holders, waiters := n.rec.seen()
-	n.held, n.waited = len(holders) > 0, len(waiters) > 0
-}
+// mark sets the time of the injection. A fault that searches for a victim calls
+// it again when it has found one.
+func (n *nemesis) mark() { n.at = hostclock.Now() }
 
 func (n *nemesis) heal(in *inflicted) error {
 	err := in.injection.heal()
@@ -177,8 +159,8 @@ func (n *nemesis) heal(in *inflicted) error {
 	return err
 }
 
-// forget notes that locks were lost.
-func (n *nemesis) forget(f fault, in inflicted) {
+// noteLoss notes when a fault may have lost locks.
+func (n *nemesis) noteLoss(f fault, in inflicted) {
 	if f.loses {
 		n.losses = append(n.losses, [2]int64{in.at, in.healed})
 	}
@@ -196,7 +178,7 @@ func (n *nemesis) of(f fault) *tally {
 	return t
 }
 
-// recover waits until all is as it was before.
+// recover waits until the processes run and the keys are granted again.
 func (n *nemesis) recover(ctx context.Context, f fault, in inflicted) error {
 	if err := n.seated(); err != nil {
 		return err
@@ -223,55 +205,59 @@ func (n *nemesis) recover(ctx context.Context, f fault, in inflicted) error {
 			return ctx.Err()
 		}
 		if time.Since(began) > n.patience {
-			who := "nobody"
+			text := "no caller"
 			if in.seat >= 0 {
-				who = fmt.Sprintf("no caller of client %d", in.seat)
+				text = fmt.Sprintf("no caller of client %d", in.seat)
 			}
-			n.fail("stood still", in.at, fmt.Sprintf("%s was granted a key for %v", who, n.patience))
+			n.fail("stood still", in.at, fmt.Sprintf("%s was granted a key for %v", text, n.patience))
 			return errStill
 		}
 	}
 	t := n.of(f)
-	t.during += n.rec.between(in.at, in.healed)
 	t.recovery = append(t.recovery, time.Duration(last-since))
-	t.after += n.rec.between(in.healed, hostclock.Now())
 	return nil
 }
 
-// search is how long the nemesis looks for a victim.
+// search is how long the nemesis searches for a victim.
 const search = 3 * time.Second
 
-// holder returns somebody who is about to hold for a while.
+// victim is a function that searches for a turn to disturb.
+type victim func(*nemesis) (turn, bool)
+
+// take makes a turn's process the victim.
+func (n *nemesis) take(t turn) (turn, bool) {
+	n.busy[t.proc.seat] = true
+	n.mark()
+	return t, true
+}
+
+// holder returns a holder that will hold its key for a while.
 func (n *nemesis) holder() (turn, bool) {
 	for began := time.Now(); time.Since(began) < search; time.Sleep(time.Millisecond) {
 		holders, _ := n.rec.seen()
 		for _, h := range holders {
 			if h.key < keys && !n.busy[h.proc.seat] && h.plan-hostclock.Now() > int64(n.term/3) {
-				n.busy[h.proc.seat] = true
-				n.mark()
-				return h, true
+				return n.take(h)
 			}
 		}
 	}
 	return turn{}, false
 }
 
-// waiter returns somebody who waits.
+// waiter returns a caller that waits.
 func (n *nemesis) waiter() (turn, bool) {
 	for began := time.Now(); time.Since(began) < search; time.Sleep(time.Millisecond) {
 		_, waiters := n.rec.seen()
 		for _, w := range waiters {
 			if w.key < keys && !n.busy[w.proc.seat] {
-				n.busy[w.proc.seat] = true
-				n.mark()
-				return w, true
+				return n.take(w)
 			}
 		}
 	}
 	return turn{}, false
 }
 
-// first returns who is first in the queue of a key that somebody holds.
+// first returns the first waiter in the queue of a key that is held.
 func (n *nemesis) first() (turn, bool) {
 	for began := time.Now(); time.Since(began) < search; time.Sleep(time.Millisecond) {
 		holders, waiters := n.rec.seen()
@@ -282,9 +268,7 @@ func (n *nemesis) first() (turn, bool) {
 			owner := n.store.head(n.names[h.key])
 			for _, w := range waiters {
 				if w.key == h.key && w.proc.String() == owner && !n.busy[w.proc.seat] && w.proc.seat != h.proc.seat {
-					n.busy[w.proc.seat] = true
-					n.mark()
-					return w, true
+					return n.take(w)
 				}
 			}
 		}

@@ -17,11 +17,11 @@ import (
 	"github.com/hasplock/hasp/internal/walljump"
 )
 
-// plan is which runs are made, and which files are written.
+// plan says which runs are made and which files are written.
 type plan struct {
 	strategies       []string
 	parallel         int
-	clocks           bool // those of clients jump
+	clocks           bool // the wall clocks of clients jump
 	history, results string
 }
 
@@ -46,11 +46,6 @@ func (p plan) carryOut(ctx context.Context, o options, only string) (kept bool, 
 		}
 		defer file.Close()
 		*f.to = &lines{w: file}
-	}
-	if o.profiles != "" {
-		if err := os.MkdirAll(o.profiles, 0o777); err != nil {
-			return false, err
-		}
 	}
 	if p.clocks {
 		var remove func()
@@ -89,17 +84,17 @@ func (p plan) carryOut(ctx context.Context, o options, only string) (kept bool, 
 		fmt.Print(j.out.String())
 		kept = kept && (j.res == nil || len(j.res.Violations) == 0)
 		if j.err != nil {
-			cancel() // the others end with what they have
+			cancel() // the other runs end early
 			err = cmp.Or(err, fmt.Errorf("%s, seed %d: %w", j.strategy, j.seed, j.err))
 		}
 	}
 	if !some && err == nil {
-		err = cmp.Or(ctx.Err(), errors.New("no fault has happened: none of that name can, or the time was too short"))
+		err = cmp.Or(ctx.Err(), errors.New("no fault was injected: the strategy has none of that name, or the time was too short"))
 	}
 	return kept, err
 }
 
-// job is a run that is to be made.
+// job is one run of the plan.
 type job struct {
 	options
 	out  strings.Builder
@@ -119,24 +114,24 @@ func (j *job) work(ctx context.Context) {
 	}
 }
 
-// jumper builds this program once more, for clients whose wall clocks can
-// jump. Where that cannot be the clients have the host's.
+// jumper builds this program again, for clients whose wall clocks can jump. If
+// that fails, the clients have the host's clock.
 func jumper(ctx context.Context) (program string, remove func()) {
 	dir, err := os.MkdirTemp("", "torture-")
 	if err != nil {
-		fmt.Println("no wall clock of a client jumps:", err)
+		fmt.Println("the wall clocks of clients do not jump:", err)
 		return "", func() {}
 	}
 	program = filepath.Join(dir, "client.exe")
-	fmt.Println("building clients whose wall clocks can jump, which takes minutes the first time")
+	fmt.Println("building clients whose wall clocks can jump; the first time takes minutes")
 	if err := walljump.Build(ctx, "github.com/hasplock/hasp/internal/torture", program); err != nil {
-		fmt.Println("no wall clock of a client jumps:", err)
+		fmt.Println("the wall clocks of clients do not jump:", err)
 		program = ""
 	}
 	return program, func() { os.RemoveAll(dir) }
 }
 
-// lines is a file that several write whole lines to.
+// lines is a file to which several goroutines write whole lines.
 type lines struct {
 	mu sync.Mutex // guards w
 	w  io.Writer

@@ -16,20 +16,21 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// plants are the bugs that can be planted in every strategy, to see that they
-// are found.
+// plants are the bugs that can be planted in every strategy. They show that the
+// harness finds bugs.
 var plants = map[string]string{
-	"release": "a release frees the key, whoever holds it",
-	"renewal": "a renewal is still sent after the release",
-	"wake-up": "a waiter misses the release that falls between its look and its listening",
+	"release": "a release frees the key for any caller",
+	"renewal": "a renewal is sent after the release",
+	"wake-up": "a waiter misses a release between its check and its subscription",
 }
 
-// plant spoils a driver whose locks are on the servers at addrs, or in dir.
+// plant puts a bug into a driver, whose locks are on the servers at addrs or in
+// dir.
 func plant(name string, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
 	if name == "" {
 		return d, nil
 	}
-	s := spoilt{d, ground{dir: dir}}
+	s := buggy{d, ground{dir: dir}}
 	for _, addr := range addrs {
 		s.ground.rdbs = append(s.ground.rdbs, redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true,
 			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}))
@@ -42,7 +43,7 @@ func plant(name string, addrs []string, dir string, d backend.Driver) (backend.D
 	case "wake-up":
 		return deaf{s}, nil
 	default:
-		return nil, fmt.Errorf("no bug is called %q", name)
+		return nil, fmt.Errorf("unknown bug %q", name)
 	}
 	if w, ok := s.Driver.(backend.Waiter); ok {
 		return waits{d, w}, nil
@@ -50,7 +51,7 @@ func plant(name string, addrs []string, dir string, d backend.Driver) (backend.D
 	return d, nil
 }
 
-// ground is where the locks are, past the driver.
+// ground is the store of the locks, without the driver.
 type ground struct {
 	rdbs []*redis.Client
 	dir  string
@@ -58,7 +59,7 @@ type ground struct {
 
 func (g ground) file(key string) string { return filepath.Join(g.dir, "key-"+key+".lock") }
 
-// free has nobody hold the key any more.
+// free removes the record of a key, and reports whether there was one.
 func (g ground) free(ctx context.Context, key string) (held bool, err error) {
 	if g.dir != "" {
 		err := os.Remove(g.file(key))
@@ -75,8 +76,8 @@ func (g ground) free(ctx context.Context, key string) (held bool, err error) {
 	return held, err
 }
 
-// copy returns what has the key held as it is now.
-func (g ground) copy(ctx context.Context, key string, ttl time.Duration) (restore func()) {
+// save returns a function that restores the record of a key as it is now.
+func (g ground) save(ctx context.Context, key string, ttl time.Duration) (restore func()) {
 	if g.dir != "" {
 		record, err := os.ReadFile(g.file(key))
 		return func() {
@@ -98,26 +99,26 @@ func (g ground) copy(ctx context.Context, key string, ttl time.Duration) (restor
 	}
 }
 
-// spoilt is a driver beside which something else changes the store.
-type spoilt struct {
+// buggy is a driver with access to its store.
+type buggy struct {
 	backend.Driver
 	ground ground
 }
 
-func (s spoilt) Traits() backend.Traits {
+func (s buggy) Traits() backend.Traits {
 	t := s.Driver.Traits()
 	t.Ends = backend.EndsSometime
 	return t
 }
 
-func (s spoilt) Close() error {
+func (s buggy) Close() error {
 	for _, rdb := range s.ground.rdbs {
 		rdb.Close()
 	}
 	return s.Driver.Close()
 }
 
-// waits is a spoilt driver that waits as the sound one does.
+// waits is a buggy driver with the Wait of the sound one.
 type waits struct {
 	backend.Driver
 	sound backend.Waiter
@@ -127,7 +128,7 @@ func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error)
 	return w.sound.Wait(ctx, c)
 }
 
-type anyRelease struct{ spoilt }
+type anyRelease struct{ buggy }
 
 func (a anyRelease) Release(ctx context.Context, c backend.Claim) error {
 	err := a.Driver.Release(ctx, c)
@@ -140,10 +141,10 @@ func (a anyRelease) Release(ctx context.Context, c backend.Claim) error {
 	return backend.ErrLost
 }
 
-type lateRenewal struct{ spoilt }
+type lateRenewal struct{ buggy }
 
 func (l lateRenewal) Release(ctx context.Context, c backend.Claim) error {
-	restore := l.ground.copy(ctx, c.Key, c.TTL)
+	restore := l.ground.save(ctx, c.Key, c.TTL)
 	err := l.Driver.Release(ctx, c)
 	if err == nil && rand.IntN(4) == 0 {
 		time.AfterFunc(c.TTL/50, restore)
@@ -151,7 +152,7 @@ func (l lateRenewal) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-type deaf struct{ spoilt }
+type deaf struct{ buggy }
 
 func (d deaf) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	for {

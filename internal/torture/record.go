@@ -11,8 +11,8 @@ import (
 	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// turn is what is known of one Lock and what followed it. Times are those of
-// hostclock, and zero until known.
+// turn is one call of Lock and what followed it. Times are of hostclock, and
+// zero until known.
 type turn struct {
 	proc    *proc
 	id      int64
@@ -22,25 +22,24 @@ type turn struct {
 	asked   int64
 	failed  int64 // when Lock returned an error
 	got     int64 // when Lock returned a lease
-	plan    int64 // until when it is meant to be held
-	expires int64 // until when the lease was trusted without a further renewal
-	end     int64 // until when it was trusted, or Unlock was about to be called
+	plan    int64 // when the caller plans to unlock
+	expires int64 // until when the lease was trusted without another renewal
+	end     int64 // when the caller stopped to trust it, or was about to call Unlock
 	freed   int64 // when Unlock returned
-	lost    int64 // when the caller was told that the lease was lost
-	killed  bool  // and did not get so far
+	lost    int64 // when the caller learned that the lease was lost
+	killed  bool  // the process was killed before the end of the turn
 
-	accepted, refused int   // uses of the resource
-	mistaken          int64 // when a use was refused last
+	mistaken int64 // when the resource last refused a use
 }
 
 func (t *turn) waiting() bool { return t.failed == 0 && t.got == 0 && !t.killed }
 func (t *turn) holding() bool { return t.got != 0 && t.end == 0 }
 
-// void reports whether the lease was over when Lock returned, for a process
-// that was stopped meanwhile.
+// void reports whether the lease had ended when Lock returned, because the
+// process was stopped meanwhile.
 func (t *turn) void() bool { return t.end <= t.got }
 
-// grant is that a key was granted.
+// grant is the event that a key was granted.
 type grant struct {
 	at        int64
 	key, seat int
@@ -51,16 +50,16 @@ type turnID struct {
 	id   int64
 }
 
-// record is the history of a run, and the resource that the locks protect: for
-// each key the largest fence that it has seen.
+// record is the history of a run. It is also the resource that the locks
+// protect.
 type record struct {
 	mu      sync.Mutex // guards all below
 	log     *json.Encoder
-	open    map[turnID]*turn
-	turns   []*turn // that were granted
-	highest []uint64
-	grants  []grant        // as they were told
-	errs    map[string]int // of Lock, by kind
+	open    map[turnID]*turn // turns that have not ended
+	turns   []*turn          // turns that were granted
+	highest []uint64         // by key, the largest fence that the resource has seen
+	grants  []grant          // in the order of the reports
+	errs    map[string]int   // of Lock and Unlock, by kind
 	uses    []sample
 	refused int // uses of the resource with an old fence
 }
@@ -73,8 +72,8 @@ func newRecord(keys int, log io.Writer) *record {
 	return r
 }
 
-// take records what a process told, and says of the use of the resource
-// whether it was refused.
+// take records a report. For a use of the resource, it returns whether the
+// resource refused it.
 func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,12 +110,10 @@ func (r *record) take(p *proc, e report) (refused bool) {
 		r.grants = append(r.grants, grant{e.T, t.key, p.seat})
 	case touch:
 		if refused = t.fenced && t.fence < r.highest[t.key]; refused {
-			t.refused++
 			t.mistaken = hostclock.Now()
 			r.refused++
 			return true
 		}
-		t.accepted++
 		r.highest[t.key] = max(r.highest[t.key], t.fence)
 	case ended:
 		t.end = e.End
@@ -136,7 +133,7 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	return false
 }
 
-// died ends the turns of a process that was killed at a moment.
+// died ends the turns of a process that was killed.
 func (r *record) died(p *proc, at int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,8 +148,8 @@ func (r *record) died(p *proc, at int64) {
 	}
 }
 
-// seen are the turns that are not over, the holders who mean to stay longest
-// first, then the waiters who have waited longest.
+// seen returns the turns that have not ended: the holders, the longest plan
+// first, and the waiters, the longest wait first.
 func (r *record) seen() (holders, waiters []turn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -170,8 +167,8 @@ func (r *record) seen() (holders, waiters []turn) {
 	return holders, waiters
 }
 
-// after returns when key was first granted after t, or 0. A key below 0 is
-// any, and a seat below 0 is anybody's.
+// after returns when key was first granted after t, or 0. A negative key means
+// any key, and a negative seat any client.
 func (r *record) after(key, seat int, t int64) (first int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -183,20 +180,8 @@ func (r *record) after(key, seat int, t int64) (first int64) {
 	return first
 }
 
-// between counts the grants from a until b.
-func (r *record) between(a, b int64) (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, g := range r.latest(a) {
-		if a <= g.at && g.at < b {
-			n++
-		}
-	}
-	return n
-}
-
-// latest are the grants after t and some before. A process that was stopped
-// tells late of its own.
+// latest returns the grants after t and some before. A process that was stopped
+// reports its grants late.
 func (r *record) latest(t int64) []grant {
 	i := len(r.grants)
 	for i > 0 && r.grants[i-1].at > t-int64(10*time.Second) {

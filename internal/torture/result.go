@@ -8,30 +8,28 @@ import (
 	"time"
 )
 
-// result is what came of a run.
+// result is the result of a run.
 type result struct {
 	Strategy, Place string
-	What            string // for people: what Place is
+	What            string // a description of Place
 	Losing          bool
 	Seed            uint64
-	Command         string // that repeats the run
-	Injected        int
+	Command         string // repeats the run
+	Injected        int    // faults
 	Lasted          time.Duration
-	Kinds           []kind // of faults
+	Kinds           []kind
 	Found           found
 	Errors          map[string]int // of Lock and Unlock, by kind
 	Violations      []violation
 }
 
-// kind is what came of one kind of fault.
+// kind counts one kind of fault.
 type kind struct {
-	Name, Class           string
-	Loses, Thins          bool
-	Injected              int
-	Held, Waited, Touched int // while somebody held a key, waited for one, did either
-	Before, During, After int // grants
-	Recovery              []time.Duration
-	Violations            int // after it
+	Name, Class  string
+	Loses, Thins bool
+	Injected     int
+	Recovery     []time.Duration // sorted
+	Violations   int             // of which this was the last fault before
 }
 
 // violation is a promise that was broken.
@@ -39,11 +37,11 @@ type violation struct {
 	Promise string
 	At      int64
 	What    string
-	After   string // the last fault before
+	After   string // the last fault before it
 }
 
 func (n *nemesis) result(lasted time.Duration, f found) *result {
-	res := &result{Strategy: n.strategy, Place: n.place, What: n.store.what, Losing: n.losing, Seed: n.seed, Command: n.command(),
+	res := &result{Strategy: n.strategy, Place: n.place, What: n.store.what, Losing: n.losing, Seed: n.seed, Command: n.again(),
 		Injected: n.count, Lasted: lasted, Found: f, Errors: maps.Clone(n.rec.errs)}
 	for _, v := range n.wrong {
 		v.After = cmp.Or(n.before(v.At), "nothing")
@@ -54,8 +52,7 @@ func (n *nemesis) result(lasted time.Duration, f found) *result {
 		if t == nil {
 			continue
 		}
-		k := kind{Name: f.name, Class: f.class, Loses: f.loses, Thins: f.thins, Injected: t.injected, Held: t.held, Waited: t.waited, Touched: t.touched,
-			Before: t.before, During: t.during, After: t.after, Recovery: t.recovery}
+		k := kind{Name: f.name, Class: f.class, Loses: f.loses, Thins: f.thins, Injected: len(t.at), Recovery: t.recovery}
 		for _, v := range res.Violations {
 			k.Violations += one(v.After == k.Name)
 		}
@@ -65,8 +62,8 @@ func (n *nemesis) result(lasted time.Duration, f found) *result {
 	return res
 }
 
-// command is what repeats the run.
-func (n *nemesis) command() string {
+// again returns the command that repeats the run.
+func (n *nemesis) again() string {
 	s := fmt.Sprintf("go run ./internal/torture -strategy %s -seed %d -time %v", n.strategy, n.seed, n.whole)
 	if n.place != onServer {
 		s += " -on " + n.place
@@ -86,7 +83,7 @@ func (n *nemesis) command() string {
 	return s
 }
 
-// before is the fault that was injected last before a moment.
+// before returns the last fault that was injected before a moment.
 func (n *nemesis) before(at int64) (name string) {
 	var last int64
 	for k, t := range n.tally {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"path/filepath"
 	"regexp"
 	"time"
 
@@ -15,30 +14,29 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// options are what is done in a run.
+// options describe a run.
 type options struct {
 	strategy string
-	place    string // of a strategy on one Redis
-	nodes    int    // of redlock
-	losing   bool   // with faults that take locks away
-	only     *regexp.Regexp
+	place    string         // of a strategy on one Redis
+	nodes    int            // servers of redlock
+	losing   bool           // use the faults that take locks away
+	only     *regexp.Regexp // the names of the faults, or nil for all
 	seed     uint64
 	time     time.Duration
-	whole    time.Duration // that was asked for, of which time is a part
-	plant    string
-	program  string // of clients whose wall clocks can jump; if empty, this one
+	whole    time.Duration // the -time flag, of which time is a part
+	plant    string        // a bug, or empty
+	program  string        // binary of clients whose wall clocks can jump; if empty, this one
 	term     time.Duration
-	patience time.Duration // with what must happen at last
-	log      io.Writer     // of all that clients tell, or nil
-	results  io.Writer     // for result as JSON, or nil
-	profiles string        // directory for profiles of the client that is never killed, or empty
+	patience time.Duration // the longest wait for a grant
+	log      io.Writer     // for all reports of clients, or nil
+	results  io.Writer     // for the result as JSON, or nil
 }
 
 const (
 	seats   = 4   // client processes
 	callers = 3   // in each
 	keys    = 2   // that all contend for
-	cold    = 200 // more, which are taken all at once now and then
+	cold    = 200 // more keys, which a caller sometimes takes all at once
 )
 
 // run is one store with its clients under faults.
@@ -46,8 +44,8 @@ type run struct {
 	options
 	store  *store
 	rec    *record
-	names  []string // of the keys that all contend for
-	all    []string // and of the others
+	names  []string // the keys that all contend for
+	all    []string // these and the cold ones
 	seats  []*seat
 	faults []fault
 	wrong  []violation
@@ -56,12 +54,12 @@ type run struct {
 var errStill = errors.New("the run stood still")
 
 // fail notes a violation.
-func (r *run) fail(promise string, at int64, what string) {
-	r.wrong = append(r.wrong, violation{Promise: promise, At: at, What: what})
+func (r *run) fail(promise string, at int64, text string) {
+	r.wrong = append(r.wrong, violation{Promise: promise, At: at, What: text})
 }
 
-// do makes a run and prints its verdict. Its result is nil if there is nothing
-// to do; an error is one of the harness.
+// do makes a run and prints its verdict. The result is nil if there is no fault
+// to inject. An error is an error of the harness.
 func do(ctx context.Context, o options, out io.Writer) (res *result, err error) {
 	l := &redistest.Lab{}
 	defer l.Close()
@@ -123,21 +121,16 @@ func (o options) run(ctx context.Context, l *redistest.Lab) (res *result, err er
 	return n.result(lasted, found), nil
 }
 
-// fill has a process take a seat.
+// fill starts a process for a seat.
 func (r *run) fill(s *seat) error {
 	o := order{Keys: r.all, Callers: callers, Term: r.term, Timeout: r.term / 2, Seed: r.seed, Plant: r.plant, Dir: r.store.dir, Ahead: offset(s.n), Steady: s.n == spared}
 	if r.losing {
-		// A fence is promised where the store has lost its data or its clock goes
-		// back, not where both are, as for a key that was not granted in between.
+		// Fences are promised if the store loses its data, or if its clock goes back.
+		// If both happen before the next grant of a key, they are not. So there are
+		// no keys that are granted rarely.
 		o.Keys = r.names
 	} else {
 		o.Bare = 0.3
-	}
-	if o.Steady && r.profiles != "" {
-		o.Profile = filepath.Join(r.profiles, r.strategy)
-		if r.losing {
-			o.Profile += "-losing"
-		}
 	}
 	for _, srv := range r.store.servers {
 		o.Direct = append(o.Direct, srv.Addr)
@@ -158,7 +151,7 @@ func (r *run) seated() error {
 	return nil
 }
 
-// drain lets all callers end, and the clients close, and looks what is left.
+// drain lets all callers end and closes the clients, and then checks what is left.
 func (r *run) drain() error {
 	for _, s := range r.seats {
 		s.proc.send(order{Op: "drain"})
@@ -170,7 +163,7 @@ func (r *run) drain() error {
 		}
 		if time.Now().After(end) {
 			for _, w := range waiters {
-				r.fail("stood still", w.asked, fmt.Sprintf("%s waits for key %d since %v; holders: %d", w.proc, w.key, time.Duration(hostclock.Now()-w.asked), len(holders)))
+				r.fail("stood still", w.asked, fmt.Sprintf("%s has waited for key %d for %v; holders: %d", w.proc, w.key, time.Duration(hostclock.Now()-w.asked), len(holders)))
 			}
 			return errStill
 		}
@@ -204,14 +197,14 @@ func (r *run) drain() error {
 	return r.calm()
 }
 
-// swept waits until nothing is left in the store: what the dead have left runs
-// out by itself.
+// swept waits until nothing is left in the store. The records of killed
+// processes expire by themselves.
 func (r *run) swept() error {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		left, err := r.store.left(ctx)
 		cancel()
-		if errors.Is(err, hasp.ErrLost) { // a lease of our own, taken when all clients had closed
+		if errors.Is(err, hasp.ErrLost) { // of a lease that left took, after all clients had closed
 			r.fail("kept until its end", hostclock.Now(), err.Error())
 			return nil
 		}
@@ -222,8 +215,8 @@ func (r *run) swept() error {
 			return nil
 		}
 		if time.Now().After(end) {
-			for _, what := range left {
-				r.fail("leftovers", hostclock.Now(), what)
+			for _, text := range left {
+				r.fail("leftovers", hostclock.Now(), text)
 			}
 			return nil
 		}

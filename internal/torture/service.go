@@ -13,23 +13,23 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// service is a master and its replica behind one address, as of a Service of
-// Kubernetes: a new connection leads to the server that is the master then, and
-// an old one stays where it is. Holds are confirmed by the replica.
+// service is a master and its replica behind one address, as with a Service of
+// Kubernetes. A new connection leads to the current master, and an old one stays
+// where it is. The replica confirms holds.
 type service struct {
 	l       *redistest.Lab
 	servers []*redistest.Server
-	master  atomic.Int32        // which of the servers
-	copies  []*faultproxy.Proxy // by server, the way of the other to what it replicates
+	master  atomic.Int32        // index of the master in servers
+	copies  []*faultproxy.Proxy // by server, the link that its replica uses
 }
 
-// away is how far the replica is from the master.
+// away is the delay between the replica and the master.
 const away = 3 * time.Millisecond
 
-// openService starts the two and the ways of the clients to them.
+// openService starts the servers and the links of the clients to them.
 func (s *store) openService(l *redistest.Lab) error {
 	if s.strategy == redlock || s.strategy == filelock {
-		return fmt.Errorf("%s is not on one Redis", s.strategy)
+		return fmt.Errorf("%s does not use one Redis", s.strategy)
 	}
 	s.what = "a master and its replica behind one address, replicas=1"
 	s.service = &service{l: l}
@@ -50,7 +50,7 @@ func (s *store) openService(l *redistest.Lab) error {
 	return s.openQueue(l, url)
 }
 
-// way is a proxy to whichever server is the master when it is connected to.
+// way returns a proxy that connects to the current master.
 func (v *service) way(strategy string) (url string, links []*faultproxy.Proxy) {
 	p, err := faultproxy.Listen(func() (net.Conn, error) {
 		return net.Dial("tcp", v.servers[v.master.Load()].Addr)
@@ -62,7 +62,7 @@ func (v *service) way(strategy string) (url string, links []*faultproxy.Proxy) {
 	return strategy + "+redis://" + p.Addr() + "/0?replicas=1", []*faultproxy.Proxy{p}
 }
 
-// follow has a server be the replica of another, and waits until it is.
+// follow makes a server the replica of another, and waits until it is in step.
 func (s *store) follow(replica, master int) error {
 	host, port, _ := net.SplitHostPort(s.service.copies[master].Addr())
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -89,7 +89,7 @@ func (s *store) follow(replica, master int) error {
 	}
 }
 
-// withReplica does something to the server that is the replica.
+// withReplica disturbs the server that is the replica now.
 func withReplica(fail, heal func(*redistest.Server)) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		replica := n.store.servers[1-n.store.service.master.Load()]
@@ -98,9 +98,8 @@ func withReplica(fail, heal func(*redistest.Server)) func(*nemesis) (injection, 
 	}
 }
 
-// moved makes the replica the master, in order or because the master died, and
-// has the address lead to it. Connections to a master that lives stay where
-// they are.
+// moved makes the replica the master, and the address lead to it. If dead, it
+// kills the old master first. Otherwise the connections to the old master stay.
 func moved(dead bool) func(*nemesis) (injection, bool) {
 	return func(n *nemesis) (injection, bool) {
 		s := n.store
@@ -108,8 +107,8 @@ func moved(dead bool) func(*nemesis) (injection, bool) {
 		next := 1 - old
 		var err error
 		if dead {
-			err = errors.Join(s.servers[old].Stop(), n.tell(next, "replicaof", "no", "one"))
-		} else if err = n.tell(old, "failover"); err == nil {
+			err = errors.Join(s.servers[old].Stop(), n.command(next, "replicaof", "no", "one"))
+		} else if err = n.command(old, "failover"); err == nil {
 			err = n.demoted(s.servers[old])
 		}
 		if err != nil {

@@ -16,24 +16,24 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// store is where the locks are kept, with the ways of the clients to it.
+// store is the place of the locks, with the links of the clients to it.
 type store struct {
 	strategy string
-	what     string   // for people
+	what     string   // a description
 	urls     []string // by seat
 	servers  []*redistest.Server
-	admin    []*redis.Client       // of the servers, not through a proxy
+	admin    []*redis.Client       // by server, without a proxy
 	links    [][]*faultproxy.Proxy // by seat, then by server
-	texts    map[string][]string   // what the commands of an operation begin with
-	names    []string              // of the keys
+	texts    map[string][]string   // by operation, how its commands begin
+	names    []string              // the keys
 	sentinel *redistest.Sentinel   // or nil
 	cluster  *redistest.Cluster    // or nil
 	service  *service              // or nil
-	ordered  *hasp.Client          // of a strategy with a queue, for a look at it
-	dir      string                // of files
-	small    bool                  // it is on a disk of its own
-	jumps    bool                  // the wall clocks of clients can
-	skews    bool                  // the clocks of servers can
+	ordered  *hasp.Client          // inspects the queue of a strategy that has one
+	dir      string                // of the files, or empty
+	small    bool                  // dir is on a small disk of its own
+	jumps    bool                  // the wall clocks of clients can jump
+	skews    bool                  // the clocks of servers can jump
 }
 
 // Operations that single commands belong to.
@@ -43,7 +43,7 @@ const (
 	release = "release"
 )
 
-// leastNodes is how many servers redlock has if nothing else is said.
+// leastNodes is how many servers redlock has by default.
 const leastNodes = 3
 
 const fairlock, redlock, filelock = "fairlock", "redlock", "filelock"
@@ -59,7 +59,7 @@ const (
 	onService  = "service"
 )
 
-// openStore starts what a strategy needs for seats clients.
+// openStore starts the servers of a strategy and the links of the clients.
 func (o *options) openStore(l *redistest.Lab, keys []string) (*store, error) {
 	s := &store{strategy: o.strategy, names: keys, jumps: o.program != "", skews: o.place == onServer && redistest.ClocksCanJump()}
 	if o.place == onService {
@@ -89,7 +89,7 @@ func (o *options) openStore(l *redistest.Lab, keys []string) (*store, error) {
 		n = o.nodes
 	}
 	for range n {
-		// What the server has written is the kernel's, and outlives the server.
+		// Without fsync: what the server has written survives its process.
 		srv := redistest.Start(l, &redistest.Options{Own: true, Real: true, Keep: true, Clock: s.skews, Args: []string{"--appendfsync", "no"}})
 		s.servers = append(s.servers, srv)
 		s.admin = append(s.admin, srv.Client())
@@ -104,24 +104,23 @@ func (o *options) openStore(l *redistest.Lab, keys []string) (*store, error) {
 	return s, s.openQueue(l, o.strategy+"+"+s.servers[0].URL())
 }
 
-// openWays makes a way for each client, and learns the commands.
+// openWays makes the links of each client, and learns the commands.
 func (s *store) openWays() error {
 	for range seats {
 		url, links := s.way()
 		s.urls, s.links = append(s.urls, url), append(s.links, links)
 	}
 	err := s.learn(s.names[0])
-	for try := 1; err != nil && try < 5; try++ { // on a machine that stands still its leases run out
+	for try := 1; err != nil && try < 5; try++ { // its leases expire if the machine stands still
 		err = s.learn(s.names[0])
 	}
 	return err
 }
 
-// openSet starts servers that form one Redis. Clients have no proxies before
-// them.
+// openSet starts servers that form one Redis. Clients reach them without proxies.
 func (s *store) openSet(l *redistest.Lab, place string, seats int) error {
 	if s.strategy == redlock || s.strategy == filelock {
-		return fmt.Errorf("%s is not on one Redis", s.strategy)
+		return fmt.Errorf("%s does not use one Redis", s.strategy)
 	}
 	o := &redistest.Options{Keep: true, Args: []string{"--appendfsync", "no"}}
 	var url string
@@ -135,7 +134,7 @@ func (s *store) openSet(l *redistest.Lab, place string, seats int) error {
 		s.cluster = redistest.StartCluster(l, o)
 		s.servers, url = s.cluster.Servers, s.cluster.URL()
 	default:
-		return fmt.Errorf("no store is called %q", place)
+		return fmt.Errorf("unknown store %q", place)
 	}
 	url = s.strategy + "+" + url
 	for _, srv := range s.servers {
@@ -144,8 +143,8 @@ func (s *store) openSet(l *redistest.Lab, place string, seats int) error {
 		if s.cluster == nil {
 			continue
 		}
-		// Masters vote for another replica of one of them in two timeouts only.
-		// Nobody is to fail over of its own accord.
+		// Replicas do not fail over by themselves. The timeout is short because
+		// masters vote for another replica only after two timeouts.
 		for pair := range slices.Chunk([]string{"cluster-replica-no-failover", "yes", "cluster-node-timeout", "3000"}, 2) {
 			if err := rdb.ConfigSet(context.Background(), pair[0], pair[1]).Err(); err != nil {
 				return err
@@ -158,7 +157,7 @@ func (s *store) openSet(l *redistest.Lab, place string, seats int) error {
 	return s.openQueue(l, url)
 }
 
-// openQueue opens a client for a look at the queue, where there is one.
+// openQueue opens a client that inspects the queue, if the strategy has one.
 func (s *store) openQueue(l *redistest.Lab, url string) error {
 	if s.strategy != fairlock {
 		return nil
@@ -172,7 +171,7 @@ func (s *store) openQueue(l *redistest.Lab, url string) error {
 	return nil
 }
 
-// way returns a new way to the servers.
+// way returns a URL of the servers through new proxies.
 func (s *store) way() (url string, links []*faultproxy.Proxy) {
 	if s.service != nil {
 		return s.service.way(s.strategy)
@@ -193,7 +192,7 @@ func (s *store) way() (url string, links []*faultproxy.Proxy) {
 	return url, links
 }
 
-// learn finds out by what text the commands of each operation are known.
+// learn finds out how the commands of each operation begin.
 func (s *store) learn(key string) error {
 	ctx := context.Background()
 	url, links := s.way()
@@ -239,7 +238,7 @@ func (s *store) learn(key string) error {
 		if err := lease.Unlock(ctx); err != nil {
 			return err
 		}
-		time.Sleep(50 * time.Millisecond) // a quorum does not wait for the last
+		time.Sleep(50 * time.Millisecond) // a quorum does not wait for the last server
 		note(release)
 	}
 	s.texts[acquire] = slices.DeleteFunc(s.texts[acquire], func(t string) bool {
@@ -248,7 +247,7 @@ func (s *store) learn(key string) error {
 	return nil
 }
 
-// opening is what the text of a command that concerns key is known by.
+// opening returns the text by which a command about key is recognized, or "".
 func opening(command, key string) string {
 	words := strings.SplitN(command, " ", 3)
 	switch {
@@ -262,7 +261,7 @@ func opening(command, key string) string {
 	return ""
 }
 
-// head is the owner of the first in a key's queue.
+// head returns the owner of the first waiter in a key's queue.
 func (s *store) head(key string) string {
 	status, err := s.ordered.Inspect(context.Background(), key)
 	if err != nil || len(status.Waiters) == 0 {
@@ -271,11 +270,11 @@ func (s *store) head(key string) string {
 	return status.Waiters[0]
 }
 
-// left lists what clients have left on the servers: keys that are no fence
-// counters or marks, and channels that somebody listens to.
+// left lists what clients have left on the servers: records, and channels with
+// subscribers.
 func (s *store) left(ctx context.Context) (all []string, err error) {
 	if s.dir != "" {
-		// What a dead holder has left stays until somebody takes the key.
+		// The file of a killed holder stays until a caller takes the key.
 		if err := s.take(ctx); err != nil {
 			return nil, err
 		}
@@ -288,7 +287,7 @@ func (s *store) left(ctx context.Context) (all []string, err error) {
 		return all, err
 	}
 	if s.ordered != nil {
-		s.ordered.Close() // which listens to nothing, but may
+		s.ordered.Close() // it may have subscriptions
 	}
 	if all, err = s.records(ctx); err != nil {
 		return nil, err
@@ -308,7 +307,7 @@ func (s *store) left(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-// records lists the keys on the servers that are no fence counters or marks.
+// records lists the keys on the servers, without fence counters and marks.
 func (s *store) records(ctx context.Context) (all []string, err error) {
 	for i, rdb := range s.admin {
 		keys, err := rdb.Keys(ctx, "*").Result()
@@ -324,7 +323,7 @@ func (s *store) records(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-// take takes all keys once and gives them back.
+// take locks all keys once and unlocks them.
 func (s *store) take(ctx context.Context) error {
 	c, err := hasp.Open(ctx, s.urls[0], nil)
 	if err != nil {

@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Every strategy keeps its promises for some seconds of faults. What is found
-// here is no fault of a slow machine, which only sees fewer of them.
+// Every strategy keeps its promises for some seconds of faults. A slow machine
+// only injects fewer of them.
 func TestPromises(t *testing.T) {
 	redistest.NeedSets(t)
 	promise := func(name string, o options) {
@@ -88,8 +88,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	}
 }
 
-// history has turns of one key: who asked, had it and let go when, and by
-// which fence.
+// history returns a run with turns of one key.
 func history(all ...turn) *nemesis {
 	r := newRecord(1, nil)
 	for _, t := range all {
@@ -104,7 +103,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	sound := []turn{
 		{asked: 1, got: 2, end: 10, fence: 1},
 		{asked: 1, got: 11, end: 20},
-		{asked: 3, got: 50, end: 40, fence: 2}, // over before it was seen
+		{asked: 3, got: 50, end: 40, fence: 2}, // ended before Lock returned
 		{asked: 9, got: 41, end: 60, fence: 3, lost: 61},
 		{asked: 50, got: 61, end: 70, fence: 4, killed: true},
 	}
@@ -154,7 +153,7 @@ func TestCheckAfterALoss(t *testing.T) {
 	n = history(late...)
 	n.losing, n.losses = true, [][2]int64{{18, 19}}
 	if n.check(); len(n.wrong) > 0 {
-		t.Errorf("a grant that is heard of late: found %v", n.wrong)
+		t.Errorf("a grant that arrives late: found %v", n.wrong)
 	}
 	late = []turn{
 		{asked: 22, got: 25, end: 30, fence: 8},
@@ -163,7 +162,7 @@ func TestCheckAfterALoss(t *testing.T) {
 	n = history(late...)
 	n.losing, n.losses = true, [][2]int64{{18, 19}}
 	if f := n.check(); len(n.wrong) > 0 || f.Overlaps != 1 {
-		t.Errorf("a grant that is heard of while another holds: found %v, %+v", n.wrong, f)
+		t.Errorf("a grant that arrives while another caller holds: found %v, %+v", n.wrong, f)
 	}
 	turns[1].fence = 6
 	n = history(turns...)
@@ -194,7 +193,7 @@ func TestResourceRefusesAnOldFence(t *testing.T) {
 	}
 }
 
-// What is claimed was run: every fault of every strategy stands in the page.
+// Every fault of every strategy is in the page.
 func TestThePageHasEveryFault(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", page))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// verdict prints what came of a run, for people.
+// verdict prints the result of a run.
 func (r *result) verdict(out io.Writer) {
 	what := ""
 	if r.Losing {
@@ -23,26 +23,25 @@ func (r *result) verdict(out io.Writer) {
 	case len(r.Violations) == 0:
 		fmt.Fprintln(out, "kept")
 	default:
-		fmt.Fprintf(out, "%d VIOLATIONS\n", len(r.Violations))
+		fmt.Fprintf(out, "broken %d times\n", len(r.Violations))
 	}
 	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys, term %v; %d faults in %v. Seed %d: %s\n\n",
 		seats, callers, keys, term, r.Injected, r.Lasted.Round(time.Second), r.Seed, r.Command)
 
-	rows := [][]string{{"fault", "injected", "while held", "waited for", "grants before", "during", "after", "recovery p50", "longest", "violations"}}
+	rows := [][]string{{"fault", "injected", "recovery p50", "longest", "violations"}}
 	for _, k := range r.Kinds {
-		rows = append(rows, append([]string{k.Name}, texts(k.Injected, k.Held, k.Waited, k.Before, k.During, k.After,
-			percentile(k.Recovery, 50), percentile(k.Recovery, 100), k.Violations)...))
+		rows = append(rows, append([]string{k.Name}, texts(k.Injected, percentile(k.Recovery, 50), percentile(k.Recovery, 100), k.Violations)...))
 	}
 	table(out, rows)
 
 	f := r.Found
-	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d over before their callers saw them; %d holders killed, %d told that they lost the lease; %d uses of the resource refused for an old fence.\n",
-		f.Holds, f.Fenced, f.Void, f.Killed, f.Told, f.Refused)
+	fmt.Fprintf(out, "\n%d holds, %d of them fenced; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
+		f.Holds, f.Fenced, f.Void, f.Killed, f.Lost, f.Refused)
 	if r.Losing {
-		fmt.Fprintf(out, "%d times two held a key at once, after locks were taken away; %d of them without either of the two being told.\n", f.Overlaps, f.Untold)
+		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away; %d times neither of them learned of it.\n", f.Overlaps, f.Unaware)
 	}
 	if f.Undecided {
-		fmt.Fprintln(out, "porcupine did not come to an end.")
+		fmt.Fprintln(out, "porcupine ran out of time.")
 	}
 	var errs []string
 	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
@@ -66,7 +65,7 @@ func texts(all ...any) []string {
 	return s
 }
 
-// percentile is that of sorted durations, by nearest rank.
+// percentile returns a percentile of sorted durations, by nearest rank.
 func percentile(sorted []time.Duration, p int) string {
 	if len(sorted) == 0 {
 		return "–"
@@ -78,7 +77,7 @@ func rank(sorted []time.Duration, p int) time.Duration {
 	return sorted[max((len(sorted)*p+99)/100, 1)-1]
 }
 
-// table prints rows as Markdown that is aligned.
+// table prints rows as an aligned Markdown table.
 func table(out io.Writer, rows [][]string) {
 	widths := make([]int, len(rows[0]))
 	for _, r := range rows {

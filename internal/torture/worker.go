@@ -22,7 +22,7 @@ import (
 	"github.com/hasplock/hasp/internal/walljump"
 )
 
-// order is what a client is told, a line each on standard input.
+// order is a message to a client.
 type order struct {
 	Op string // "start", "touched", "clock", "fragile", "drain" or "close"
 
@@ -30,7 +30,7 @@ type order struct {
 	URL     string        `json:",omitempty"`
 	Plant   string        `json:",omitempty"`
 	Direct  []string      `json:",omitempty"` // addresses of the servers, for planted bugs
-	Dir     string        `json:",omitempty"` // of the files, for planted bugs
+	Dir     string        `json:",omitempty"` // directory of the files, for planted bugs
 	Owner   string        `json:",omitempty"`
 	Seed    uint64        `json:",omitempty"`
 	Keys    []string      `json:",omitempty"`
@@ -38,30 +38,29 @@ type order struct {
 	Term    time.Duration `json:",omitempty"`
 	Timeout time.Duration `json:",omitempty"`
 	Bare    float64       `json:",omitempty"` // share of locks without a fence
-	Steady  bool          `json:",omitempty"` // never hundreds of calls at once, whose connections stay in the pool
-	Profile string        `json:",omitempty"` // how the names of profiles begin; if empty, none is written
+	Steady  bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
 
 	// For start and clock.
-	Ahead time.Duration `json:",omitempty"` // of the wall clock
+	Ahead time.Duration `json:",omitempty"` // by how much the wall clock is ahead
 
 	// For touched.
 	ID      int64 `json:",omitempty"`
 	Refused bool  `json:",omitempty"`
 }
 
-// report is what a client tells, a line each on standard output.
+// report is a message from a client.
 type report struct {
-	What string // see the constants
+	What string // one of the constants
 	ID   int64  `json:",omitempty"` // of the turn, within the process
 	Key  int    `json:",omitempty"`
-	T    int64  `json:",omitempty"` // when, by hostclock
-	Wall int64  `json:",omitempty"` // when, by the wall, in Unix nanoseconds
+	T    int64  `json:",omitempty"` // the time, by hostclock
+	Wall int64  `json:",omitempty"` // the time, by the wall clock, in Unix nanoseconds
 
 	Fenced  bool   `json:",omitempty"` // asks
 	Fence   uint64 `json:",omitempty"` // got, touch
-	Plan    int64  `json:",omitempty"` // got: until when it means to hold
+	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
 	Expires int64  `json:",omitempty"` // got, touch, ended: until when the lease is trusted without a renewal
-	End     int64  `json:",omitempty"` // ended: until when it was trusted at the latest, or was about to be unlocked
+	End     int64  `json:",omitempty"` // ended: when the caller stopped to trust the lease
 	Lost    bool   `json:",omitempty"` // ended, freed: the lease was lost
 	Err     string `json:",omitempty"` // failed, freed
 
@@ -69,26 +68,26 @@ type report struct {
 	Use               *use   `json:",omitempty"` // used
 }
 
-// use is what a process takes of the machine.
+// use is the resource use of a process.
 type use struct {
-	Heap       uint64 // bytes of what lives
+	Heap       uint64 // bytes of live objects
 	Goroutines int
 	Files      int // descriptors
 }
 
-// What a report tells of.
+// The kinds of reports.
 const (
 	began  = "began"  // the client is open
 	asks   = "asks"   // a caller calls Lock
 	failed = "failed" // Lock returned an error
 	got    = "got"    // Lock returned a lease
-	touch  = "touch"  // the resource is to be used; wants an answer
+	touch  = "touch"  // a caller uses the resource; the answer is "touched"
 	ended  = "ended"  // the lease was lost, or Unlock is about to be called
 	freed  = "freed"  // Unlock has returned
-	used   = "used"   // what the process takes of the machine
+	used   = "used"   // the resource use of the process
 	idle   = "idle"   // all callers have ended
 	closed = "closed" // the client is closed
-	broke  = "broke"  // the client itself failed
+	broke  = "broke"  // the harness failed
 )
 
 // client is one process.
@@ -108,7 +107,7 @@ func work(parent *crew.Pipe) {
 	bearLimits()
 	logging.Disable() // go-redis logs servers that are down
 	w := &client{parent: parent, answers: map[int64]chan order{}}
-	var before, files = 0, 0
+	var goroutines, files int // before the client opens
 	for {
 		var o order
 		if parent.Receive(&o) != nil {
@@ -120,12 +119,12 @@ func work(parent *crew.Pipe) {
 			warm()
 			w.order = o
 			go w.watch()
-			before, files = runtime.NumGoroutine(), openFiles()
+			goroutines, files = runtime.NumGoroutine(), openFiles()
 			if err := w.open(); err != nil {
-				w.tell(report{What: broke, Err: err.Error()})
+				w.report(report{What: broke, Err: err.Error()})
 				continue
 			}
-			w.tell(report{What: began})
+			w.report(report{What: began})
 			go w.run()
 		case "touched":
 			w.mu.Lock()
@@ -137,12 +136,12 @@ func work(parent *crew.Pipe) {
 			walljump.Set(o.Ahead)
 		case "fragile":
 			if err := dieOfLimits(); err != nil {
-				w.tell(report{What: broke, Err: err.Error()})
+				w.report(report{What: broke, Err: err.Error()})
 			}
 		case "drain":
 			w.drained.Store(true)
 		case "close":
-			go w.close(before, files)
+			go w.close(goroutines, files)
 		}
 	}
 }
@@ -150,8 +149,7 @@ func work(parent *crew.Pipe) {
 func (w *client) open() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	// The store may be in the middle of a fault.
-	for {
+	for { // the store may be in the middle of a fault
 		c, err := w.dial(ctx)
 		if err == nil {
 			w.c = c
@@ -182,26 +180,18 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Timeout, Owner: w.Owner}), nil
 }
 
-func (w *client) tell(r report) {
+func (w *client) report(r report) {
 	r.Wall = time.Now().UnixNano()
 	_ = w.parent.Send(r) // if the parent has ended, Receive fails and so ends this process
 }
 
-// watch tells once a second what the process takes of the machine. Whenever the
-// heap has grown by more than checkGrowth forgives, it writes profiles: when the run
-// is checked, the process has ended.
+// watch reports the resource use of the process once a second.
 func (w *client) watch() {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-	var profiled uint64
 	for range time.Tick(time.Second) {
 		runtime.GC()
 		metrics.Read(live)
-		heap := live[0].Value.Uint64()
-		if float64(heap) > 1.25*float64(profiled)+heapSlack {
-			profiled = heap
-			w.profile(fmt.Sprintf("%dMiB", heap>>20))
-		}
-		w.tell(report{What: used, T: hostclock.Now(), Use: &use{heap, runtime.NumGoroutine(), openFiles()}})
+		w.report(report{What: used, T: hostclock.Now(), Use: &use{live[0].Value.Uint64(), runtime.NumGoroutine(), openFiles()}})
 	}
 }
 
@@ -211,10 +201,10 @@ func (w *client) run() {
 		wg.Go(func() { w.call(rand.New(rand.NewPCG(w.Seed, uint64(i)))) })
 	}
 	wg.Wait()
-	w.tell(report{What: idle})
+	w.report(report{What: idle})
 }
 
-// call is one caller, who after an error lets others go first.
+// call is one caller. After an error it pauses, so that others go first.
 func (w *client) call(r *rand.Rand) {
 	for !w.drained.Load() {
 		if !w.round(r) {
@@ -224,8 +214,8 @@ func (w *client) call(r *rand.Rand) {
 	}
 }
 
-// round is something that a program does with locks. What it draws does not
-// depend on how earlier rounds came out.
+// round is one use of locks by a program. Its random numbers do not depend on the
+// results of earlier rounds.
 func (w *client) round(r *rand.Rand) (had bool) {
 	r = rand.New(rand.NewPCG(r.Uint64(), 0))
 	switch x := r.IntN(60); {
@@ -255,7 +245,7 @@ func (w *client) single(r *rand.Rand) (had bool) {
 	return w.turn(context.Background(), c, r, []int{r.IntN(keys)})
 }
 
-// many is hundreds of keys, one after another or all at once.
+// many takes hundreds of keys, one after another or all at once.
 func (w *client) many(r *rand.Rand) (had bool) {
 	all := make([]int, len(w.Keys)-keys)
 	for i := range all {
@@ -278,8 +268,8 @@ type hold struct {
 	id    int64
 	lease *hasp.Lease
 	lost  atomic.Int64  // when its context ended
-	heard chan struct{} // closed then
-	stop  func() bool   // context.AfterFunc's
+	over  chan struct{} // closed when its context has ended
+	stop  func() bool   // ends the wait for the end of its context
 }
 
 // turn is one Lock, or one LockAll of several keys, and what follows it.
@@ -299,42 +289,42 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	ids := make([]int64, len(which))
 	for i, k := range which {
 		ids[i] = w.ids.Add(1)
-		w.tell(report{What: asks, ID: ids[i], Key: k, T: hostclock.Now(), Fenced: fenced})
+		w.report(report{What: asks, ID: ids[i], Key: k, T: hostclock.Now(), Fenced: fenced})
 	}
 	leases, err := w.lock(ctx, c, which, opts)
 	t := hostclock.Now()
 	if err != nil {
 		for _, id := range ids {
-			w.tell(report{What: failed, ID: id, T: t, Err: kindOf(err)})
+			w.report(report{What: failed, ID: id, T: t, Err: kindOf(err)})
 		}
 		return false
 	}
 	holds := make([]*hold, len(leases))
 	for i, l := range leases {
-		h := &hold{id: ids[i], lease: l, heard: make(chan struct{})}
+		h := &hold{id: ids[i], lease: l, over: make(chan struct{})}
 		h.lost.Store(1<<63 - 1)
 		holds[i] = h
-		w.tell(report{What: got, ID: h.id, T: t, Fence: l.Fence(), Plan: t + int64(length), Expires: expires(l)})
+		w.report(report{What: got, ID: h.id, T: t, Fence: l.Fence(), Plan: t + int64(length), Expires: expires(l)})
 		h.stop = context.AfterFunc(l.Context(), func() {
 			h.lost.Store(hostclock.Now())
-			close(h.heard)
+			close(h.over)
 		})
 	}
 
-	last := holds[len(holds)-1] // whose context ends with any of the others
+	last := holds[len(holds)-1] // its context ends with that of any other
 	var inner []*hasp.Lease
 	if which[0] < keys && r.IntN(4) == 0 {
 		inner = w.nest(r, c, last.lease)
 	}
 	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
-		w.turn(last.lease.Context(), c, r, []int{1}) // in this order only, or they would wait for each other
+		w.turn(last.lease.Context(), c, r, []int{1}) // in this order only, to avoid a deadlock
 	}
 	for hostclock.Now() < t+int64(length) && last.lease.Err() == nil {
 		w.use(last.id, last.lease)
 		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
 	}
 	if blind {
-		w.use(last.id, last.lease) // without a look whether it still holds
+		w.use(last.id, last.lease) // without a check whether the lease is still held
 	}
 	var wg sync.WaitGroup
 	for _, h := range slices.Backward(holds) {
@@ -348,7 +338,7 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	return true
 }
 
-// options draws those of a Lock.
+// options draws the options of a Lock.
 func (w *client) options(r *rand.Rand) (opts []hasp.Option, fenced bool) {
 	if fenced = r.Float64() >= w.Bare; fenced {
 		opts = append(opts, hasp.WithFence())
@@ -383,13 +373,13 @@ func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []h
 	return all.All(), nil
 }
 
-// nest re-enters a lease, deeply at times, cancels the contexts from one of
-// them inwards, and unlocks some of the inner leases in any order. It returns
-// the others, which outlast the outer lease.
+// nest re-enters a lease, sometimes deeply. It cancels the contexts from one of
+// them inwards, and unlocks some of the inner leases in any order. It returns the
+// others, which outlast the outer lease.
 func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease) (rest []*hasp.Lease) {
 	ctx := outer.Context()
 	var cancels []context.CancelFunc
-	each := r.IntN(2) == 0 // lease has a context of its own
+	each := r.IntN(2) == 0 // each lease has a context of its own
 	for i := range 1 + r.IntN(30) {
 		if i == 0 || each {
 			own, cancel := context.WithCancel(ctx)
@@ -416,18 +406,18 @@ func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease) (rest []*
 	return rest[n:]
 }
 
-// end tells until when a lease was trusted, before it is unlocked.
+// end reports until when a lease was trusted. It is called just before Unlock.
 func (w *client) end(h *hold) {
 	if !h.stop() {
-		<-h.heard
+		<-h.over
 	}
 	end := hostclock.Now()
 	gone := errors.Is(h.lease.Err(), hasp.ErrLost)
-	told, exp := hostclock.Now(), expires(h.lease)
-	w.tell(report{What: ended, ID: h.id, T: told, End: min(end, exp, h.lost.Load()), Expires: exp, Lost: gone})
+	t, exp := hostclock.Now(), expires(h.lease)
+	w.report(report{What: ended, ID: h.id, T: t, End: min(end, exp, h.lost.Load()), Expires: exp, Lost: gone})
 }
 
-// unlock unlocks a lease, whatever it takes.
+// unlock unlocks a lease, and tries again after an outage.
 func (w *client) unlock(h *hold) {
 	for try := 0; ; try++ {
 		err := h.lease.Unlock(context.Background())
@@ -441,14 +431,14 @@ func (w *client) unlock(h *hold) {
 		if err != nil {
 			done.Err = kindOf(err)
 		}
-		w.tell(done)
+		w.report(done)
 		return
 	}
 }
 
-// expires is until when a lease is trusted, by hostclock, or up to a
-// millisecond less. A process that is stopped between two looks at clocks looks
-// again.
+// expires returns until when a lease is trusted, by hostclock, or up to a
+// millisecond less. If the process is stopped between the readings of the two
+// clocks, it reads them again.
 func expires(l *hasp.Lease) int64 {
 	for {
 		t := hostclock.Now()
@@ -459,17 +449,17 @@ func expires(l *hasp.Lease) int64 {
 	}
 }
 
-// use has the resource used, whatever it says.
+// use uses the resource, and waits until the resource has answered.
 func (w *client) use(id int64, lease *hasp.Lease) {
 	answer := make(chan order, 1)
 	w.mu.Lock()
 	w.answers[id] = answer
 	w.mu.Unlock()
-	w.tell(report{What: touch, ID: id, T: hostclock.Now(), Fence: lease.Fence(), Expires: expires(lease)})
+	w.report(report{What: touch, ID: id, T: hostclock.Now(), Fence: lease.Fence(), Expires: expires(lease)})
 	<-answer
 }
 
-// kindOf is what a program would tell errors by.
+// kindOf returns the kind of an error, as a program would distinguish them.
 func kindOf(err error) string {
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -486,14 +476,13 @@ func kindOf(err error) string {
 	return "outage"
 }
 
-// close closes the client and counts what is left of it.
+// close closes the client, and counts the goroutines and descriptors that are left.
 func (w *client) close(goroutines, files int) {
 	r := report{What: closed}
-	w.profile("end")
 	if err := w.c.Close(); err != nil {
 		r.Err = err.Error()
 	}
-	own := goroutines + 1 // this one
+	own := goroutines + 1 // with this one
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(20 * time.Millisecond) {
 		r.Goroutines, r.Files = [2]int{own, runtime.NumGoroutine()}, [2]int{files, openFiles()}
 		if r.Goroutines[1] <= own && r.Files[1] <= files {
@@ -504,17 +493,17 @@ func (w *client) close(goroutines, files int) {
 		stacks := make([]byte, 1<<16)
 		fmt.Fprintf(os.Stderr, "%s\n", stacks[:runtime.Stack(stacks, true)])
 	}
-	w.tell(r)
+	w.report(r)
 }
 
-// warm has the runtime open what it keeps for all connections.
+// warm makes the runtime open the descriptors that it keeps for all connections.
 func warm() {
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
 		l.Close()
 	}
 }
 
-// openFiles counts descriptors, where the system tells.
+// openFiles counts descriptors, if the system lists them.
 func openFiles() int {
 	all, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

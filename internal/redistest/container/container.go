@@ -1,8 +1,8 @@
-// Package container is a Redis for tests in a container of its own. Only
-// internal/acceptance imports it, so that nobody else resolves what it needs.
+// Package container starts a Redis for tests in a container. Only
+// internal/acceptance imports it, so that no other package needs its dependencies.
 //
-// HASP_TEST_REDIS_IMAGE names the image, redis:7-alpine if it is unset. Where
-// no registry can be reached, mkimage.sh beside this file makes one.
+// HASP_TEST_REDIS_IMAGE names the image; the default is redis:7-alpine. Without a
+// registry, mkimage.sh beside this file makes an image.
 package container
 
 import (
@@ -37,14 +37,14 @@ var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // Server is a Redis in a container. It ends with the test.
 type Server struct {
-	// Addr is host:port, which stays the same over Start.
+	// Addr is host:port. Start does not change it.
 	Addr string
 
 	image string
 	port  int
 	api   *testcontainers.DockerClient
 
-	mu sync.Mutex // guards c, and is held while the container is exchanged
+	mu sync.Mutex // guards c; held while the container is replaced
 	c  *testcontainers.DockerContainer
 }
 
@@ -52,8 +52,8 @@ type Server struct {
 // no such image.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	// The reaper is an image of its own, which may not be at hand; Cleanup
-	// does its work unless the test binary is killed.
+	// The reaper needs an image of its own, which may be missing. Cleanup does its
+	// work, unless the test binary is killed.
 	if _, set := os.LookupEnv("TESTCONTAINERS_RYUK_DISABLED"); !set {
 		os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
 	}
@@ -82,7 +82,7 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// run starts a new container, whose data survives its own end.
+// run starts a new container. Its data survives Kill.
 func (s *Server) run(ctx context.Context) error {
 	var err error
 	s.c, err = testcontainers.Run(ctx, s.image,
@@ -107,7 +107,7 @@ func (s *Server) Kill(ctx context.Context) error {
 	return err
 }
 
-// Start starts a killed server again, with the data it had or without any.
+// Start starts a killed server again, with or without its data.
 func (s *Server) Start(ctx context.Context, data bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +123,7 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	return s.ready(ctx)
 }
 
-// Pause has the server hang: it keeps its connections and answers nothing.
+// Pause makes the server hang: it keeps its connections and answers nothing.
 func (s *Server) Pause(ctx context.Context) error {
 	_, err := s.api.ContainerPause(ctx, s.c.GetContainerID(), client.ContainerPauseOptions{})
 	return err
@@ -135,7 +135,7 @@ func (s *Server) Resume(ctx context.Context) error {
 	return err
 }
 
-// ready waits until the server answers: Docker takes connections before it.
+// ready waits until the server answers. Docker accepts connections earlier.
 func (s *Server) ready(ctx context.Context) error {
 	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true})
 	defer rdb.Close()
@@ -152,15 +152,14 @@ func (s *Server) ready(ctx context.Context) error {
 	}
 }
 
-// Ports of containers, none of which is given twice.
+// The ports of containers. None is used twice.
 var (
 	firstPort = rand.Uint32N(6000)
 	drawn     atomic.Uint32
 )
 
-// freePort returns one below those that most systems give to connections, and
-// which tests without containers take, since it must be free whenever the
-// container starts.
+// freePort returns a port below those that most systems give to connections, and
+// below those that other tests use. It must be free whenever the container starts.
 func freePort() (int, error) {
 	for range 100 {
 		p := 4000 + int(firstPort+drawn.Add(1))%6000
