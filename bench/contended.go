@@ -27,10 +27,10 @@ func (b *bench) contended(ctx context.Context, c contestant, s contest) (figures
 	if c.name == ringName {
 		placeRing(orders)
 	}
-	if _, err := b.tell(orders...); err != nil {
+	if _, err := b.order(orders...); err != nil {
 		return nil, err
 	}
-	if _, err := b.tell(slices.Repeat([]order{{Op: "begin"}}, s.processes)...); err != nil {
+	if _, err := b.order(slices.Repeat([]order{{Op: "begin"}}, s.processes)...); err != nil {
 		return nil, err
 	}
 	if c.name == ringName {
@@ -43,7 +43,7 @@ func (b *bench) contended(ctx context.Context, c contestant, s contest) (figures
 	// The workers stop also if the window fails.
 	w := window{}
 	err := w.open(ctx, b, c, s.length)
-	reports, failed := b.tell(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
+	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
 	if err := errors.Join(err, failed); err != nil {
 		return nil, err
 	}

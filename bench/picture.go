@@ -9,7 +9,7 @@ import (
 )
 
 // colors are the colors of contestants in the picture. Those of hasp are also
-// distinct for readers who are color-blind.
+// distinct for color-blind readers.
 var colors = map[string]string{
 	"bare": "#202020", ringName: "#707070",
 	"hasp-spinlock": "#0072b2", "hasp-pubsublock": "#d55e00", "hasp-fairlock": "#009e73",

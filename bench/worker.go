@@ -42,8 +42,8 @@ type report struct {
 // short, Asked has one entry more than the others.
 type turns struct{ Asked, Got, Freed []int64 }
 
-// tell sends one order each to the first workers, and returns their reports.
-func (b *bench) tell(orders ...order) ([]report, error) {
+// order sends one order each to the first workers, and returns their reports.
+func (b *bench) order(orders ...order) ([]report, error) {
 	for i, o := range orders {
 		if err := b.workers[i].Send(o); err != nil {
 			return nil, err

@@ -22,8 +22,7 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// stores are where the strategies keep their locks; each strategy that is
-// registered has one.
+// stores opens the store of each registered strategy.
 var stores = map[string]func(t *testing.T, h *conformance.Harness){
 	"memlock":  inMemory,
 	"filelock": inDirectory,
@@ -65,7 +64,7 @@ func inDirectory(t *testing.T, h *conformance.Harness) {
 	}
 }
 
-// inRedis starts a container, and a proxy before it that counts commands.
+// inRedis starts a container, and a proxy in front of it that counts commands.
 func inRedis(cost conformance.Cost) func(t *testing.T, h *conformance.Harness) {
 	return func(t *testing.T, h *conformance.Harness) {
 		var srv *container.Server
@@ -93,7 +92,7 @@ func inRedis(cost conformance.Cost) func(t *testing.T, h *conformance.Harness) {
 	}
 }
 
-// A server that hangs keeps its connections: the container's own way of it.
+// A server that hangs keeps its connections. The container is paused for that.
 func TestContainerThatIsPaused(t *testing.T) {
 	if os.Getenv(redistest.Env) != "container" {
 		t.Skipf("needs containers: set %s=container", redistest.Env)

@@ -15,8 +15,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// rules are rows of the tables in docs/redis.md: what a strategy needs on a
-// topology, and what a topology takes besides.
+// rules are rows of the tables in docs/redis.md: the rights that a strategy needs
+// on a topology, and those that the topology needs in addition.
 func rules(t *testing.T) (strategies map[string]map[string][]string, besides map[string][]string) {
 	text, err := os.ReadFile("../../docs/redis.md")
 	if err != nil {
@@ -49,7 +49,7 @@ func rules(t *testing.T) (strategies map[string]map[string][]string, besides map
 	return strategies, besides
 }
 
-// place is a Redis with users whose rights are few.
+// place is a Redis whose users have few rights.
 type place struct {
 	servers []*redistest.Server // that know the users
 	url     string              // with USER for user and password
@@ -57,7 +57,7 @@ type place struct {
 	use     func(ctx context.Context, url, name string, wait time.Duration) error
 }
 
-// user makes a user with exactly these rules.
+// user creates a user with exactly these rules.
 func (p *place) user(t *testing.T, rules []string) (name string) {
 	name = fmt.Sprint("user", names.Add(1))
 	for _, srv := range p.servers {
@@ -72,7 +72,7 @@ func (p *place) user(t *testing.T, rules []string) (name string) {
 	return name
 }
 
-// refused lists what the servers have refused to a user.
+// refused lists the commands that the servers have refused to a user.
 func (p *place) refused(t *testing.T, name string) (all []string) {
 	for _, srv := range p.servers {
 		entries, err := srv.Client().ACLLog(t.Context(), 10000).Result()
@@ -88,8 +88,8 @@ func (p *place) refused(t *testing.T, name string) (all []string) {
 	return all
 }
 
-// needs has a strategy used by a user with exactly these rules, and by one
-// each who lacks one of those in drop. What is missing must be missed.
+// needs uses a strategy as a user with exactly these rules. Then it drops each of
+// the rules in drop in turn, and checks that the strategy needs it.
 func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 	use := func(ctx context.Context, name, more string, wait time.Duration) error {
 		u := strategy + "+" + p.url + "?prefix=app:" + p.params + more
@@ -108,7 +108,7 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 	for _, rule := range drop {
 		t.Run("without "+rule, func(t *testing.T) {
 			t.Parallel()
-			// What takes longer than we wait shows when we wait longer.
+			// A refusal may come after a longer wait.
 			for wait := 50 * time.Millisecond; ; wait *= 4 {
 				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule }))
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+2*wait)
@@ -128,7 +128,7 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 
 var names atomic.Int64
 
-// work does everything that a strategy can do, as far as it gets.
+// work uses everything that a strategy can do, as far as it succeeds.
 func work(ctx context.Context, url, name string, wait time.Duration) error {
 	one, err := hasp.Open(ctx, url, nil)
 	if err != nil {
@@ -191,10 +191,10 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// moving begins keys of a slot that a cluster is moving.
+// moving is the begin of the keys of a slot that a cluster is moving.
 const moving = "{moving}"
 
-// look opens a strategy and listens to the sentinels for a while.
+// look opens a strategy and subscribes to the sentinels for a while.
 func look(ctx context.Context, url, _ string, wait time.Duration) error {
 	c, err := hasp.Open(ctx, url, nil)
 	if err != nil {

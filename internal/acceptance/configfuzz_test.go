@@ -19,10 +19,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// secret is a password that nothing may show. No fuzzer makes it up.
+// secret is a password that no output may contain. No fuzzer invents it.
 const secret = "S3cretOfThe5tore"
 
-// opened opens c without leave to connect, and returns the error of that.
+// opened opens c with a context that has ended, and returns the error.
 func opened(t *testing.T, c hasp.Config) error {
 	t.Helper()
 	if c.Strategy == "filelock" {
@@ -37,7 +37,7 @@ func opened(t *testing.T, c hasp.Config) error {
 	return err
 }
 
-// shows fails the test if any way to print what shows the secret.
+// shows fails the test if any way to print a value shows the secret.
 func shows(t *testing.T, what any) {
 	t.Helper()
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
@@ -47,9 +47,9 @@ func shows(t *testing.T, what any) {
 	}
 }
 
-// FuzzParseURL: any text is a Config or ErrInvalid, and what is a Config is
-// the same one once it is written as a URL. A password is shown by nothing,
-// wherever a URL is cut in two: by a ? in it, in a parameter, in a list.
+// FuzzParseURL: any text is a Config or ErrInvalid. A Config that is written as a
+// URL is read as the same Config. No output shows a password, wherever the URL is
+// cut in two: by a ? in it, in a parameter, in a list.
 func FuzzParseURL(f *testing.F) {
 	for _, s := range []string{
 		"", "memlock://", "spinlock+redis://user:%s@host:6379/0?ttl=10s", "fairlock+redis-sentinel://:%s@a,b:1/m/0?sentinel_password=%s&turns=x",
@@ -65,7 +65,7 @@ func FuzzParseURL(f *testing.F) {
 			return
 		}
 		raw := strings.ReplaceAll(form, "%s", secret)
-		private := strings.Contains(form, "@") || strings.Contains(form, "password") // else nobody's password can be in it
+		private := strings.Contains(form, "@") || strings.Contains(form, "password") // otherwise it has no password
 		c, err := hasp.ParseURL(raw)
 		if err == nil {
 			if private && !strings.Contains(c.Strategy, secret) { // which is shown
@@ -84,8 +84,8 @@ func FuzzParseURL(f *testing.F) {
 	})
 }
 
-// publicPart reports whether the secret is where nobody has a secret: in the
-// name of a strategy, of a file or of a host, or in a parameter.
+// publicPart reports whether the secret is in a part that is not secret: the name
+// of a strategy, of a file or of a host, or a parameter.
 func publicPart(c hasp.Config) bool {
 	for name, v := range c.Params {
 		if strings.Contains(name, secret) && !torn(c) || strings.Contains(v, secret) && !strings.Contains(name, "password") {
@@ -106,7 +106,7 @@ func publicPart(c hasp.Config) bool {
 	return false
 }
 
-// torn reports whether the password of a URL may go on in the parameters.
+// torn reports whether the password of a URL may extend into the parameters.
 func torn(c hasp.Config) bool {
 	for _, v := range c.Params {
 		if strings.Contains(v, "@") {
@@ -117,7 +117,7 @@ func torn(c hasp.Config) bool {
 }
 
 // roundTrips checks that c is the same after it was written as a URL, YAML and
-// JSON, where that has a form for it.
+// JSON, if that format can express it.
 func roundTrips(t *testing.T, c hasp.Config) {
 	t.Helper()
 	place := ""
@@ -156,8 +156,8 @@ func roundTrips(t *testing.T, c hasp.Config) {
 	}
 }
 
-// FuzzConfig: any strategy, nodes and parameters are an error or a Client, and
-// what is wrong with them is ErrInvalid, which tells no password.
+// FuzzConfig: any strategy, nodes and parameters give an error or a Client. If they
+// are wrong, the error is ErrInvalid and contains no password.
 func FuzzConfig(f *testing.F) {
 	f.Add("spinlock", "redis://u:%s@h:x/0", "fence_ttl", "x")
 	f.Add("redlock", "redis://u:%s@a,b,c/x", "max_ttl", "1")

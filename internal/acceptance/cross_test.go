@@ -20,9 +20,9 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// A strategy that is registered is sharing or apart. Those that share keep
-// their locks under the same keys of one Redis, so that a fleet can go from one
-// to another while both run; the others have stores of their own.
+// Each registered strategy is either sharing or apart. Sharing strategies keep
+// their locks under the same keys of one Redis, so that a fleet can migrate from
+// one to another while both run. The others have stores of their own.
 var (
 	apart   = []string{"memlock", "filelock", "redlock"}
 	sharing = []sharer{
@@ -32,7 +32,8 @@ var (
 	}
 )
 
-// sharer is a strategy that looks by itself that often, at least.
+// sharer is a strategy, with the longest interval at which its waiters check a key
+// without a message.
 type sharer struct {
 	name  string
 	looks time.Duration
@@ -76,8 +77,8 @@ func TestStrategiesThatShareExcludeEachOther(t *testing.T) {
 	}
 }
 
-// TestStrategiesThatShareHaveOneFence sets the counter ahead of the clock,
-// where no counter but this one can be.
+// TestStrategiesThatShareHaveOneFence sets the counter ahead of the clock. No other
+// counter can be there.
 func TestStrategiesThatShareHaveOneFence(t *testing.T) {
 	srv := redistest.Start(t, nil)
 	key := "fence of " + t.Name()
@@ -106,8 +107,8 @@ func TestStrategiesThatShareHaveOneFence(t *testing.T) {
 	}
 }
 
-// TestWaitersLookByThemselves is about a release that tells nobody, since the
-// holder was of another strategy. In virtual time the bounds are exact.
+// TestWaitersLookByThemselves: the holder uses another strategy, so its release
+// sends no message to the waiters. In virtual time the bounds are exact.
 func TestWaitersLookByThemselves(t *testing.T) {
 	for _, holder := range sharing {
 		for _, waiter := range sharing {
@@ -131,8 +132,7 @@ func TestWaitersLookByThemselves(t *testing.T) {
 	}
 }
 
-// handOver returns how long after a's release b has the key for which it
-// waits.
+// handOver returns the time from a's release until b, which waits, has the key.
 func handOver(t *testing.T, a, b *hasp.Client, held time.Duration) time.Duration {
 	t.Helper()
 	lease, err := a.Lock(t.Context(), "key")

@@ -12,15 +12,15 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// pair is a Client that holds and one that would like to.
+// pair is a Client that holds a key and a Client that wants it.
 type pair struct {
 	strategy, key string
 	holder, other *hasp.Client
 	lease         *hasp.Lease
 }
 
-// pairs opens a pair for every strategy on a set of servers, with params, and
-// takes a key of its own for each, all in one slot.
+// pairs opens a pair for every strategy on a set of servers, with params. Each pair
+// has a key of its own, all in one slot.
 func pairs(t *testing.T, url, params string, opts ...hasp.Option) (all []*pair) {
 	t.Helper()
 	for _, strategy := range onRedis() {
@@ -42,7 +42,8 @@ func pairs(t *testing.T, url, params string, opts ...hasp.Option) (all []*pair) 
 	return all
 }
 
-// goesOn fails unless the lease can be renewed, and nobody else can have it.
+// goesOn fails the test unless the lease can be renewed and no other caller gets the
+// key.
 func (p *pair) goesOn(t *testing.T, what string) {
 	t.Helper()
 	what = p.strategy + ": " + what
@@ -71,8 +72,7 @@ func (p *pair) excludes(t *testing.T, what string) {
 	})
 }
 
-// eventually repeats f until it returns nil: servers that fail over take a
-// while.
+// eventually repeats f until it returns nil, because a failover takes some time.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -101,7 +101,7 @@ func TestLeasesSurviveAFailoverOrAreToldLost(t *testing.T) {
 		p.excludes(t, "after a kill")
 	}
 
-	// What no replica has is lost. One that hangs does not come back.
+	// A lock that no replica has is lost. A replica that hangs does not return.
 	master := set.Master()
 	replica := set.Servers[0]
 	for _, srv := range set.Servers {
@@ -130,7 +130,7 @@ func TestLeasesSurviveAFailoverOrAreToldLost(t *testing.T) {
 				t.Errorf("%s: ended by %v", p.strategy, err)
 			}
 		case <-time.After(time.Minute):
-			t.Errorf("%s: nobody was told", p.strategy)
+			t.Errorf("%s: the holder did not learn of the loss", p.strategy)
 		}
 		eventually(t, p.strategy, func() error {
 			lease, err := p.other.TryLock(t.Context(), p.key)
@@ -148,7 +148,7 @@ func TestLeasesSurviveWhatHappensToACluster(t *testing.T) {
 	all := pairs(t, set.URL(), "timeout=1s&replicas=1", hasp.WithTTL(10*time.Minute))
 	finish := set.Move("{k}")
 	for _, p := range all {
-		// Half-way, a script with keys that do not exist is refused.
+		// During the move, a script is refused if its keys do not exist.
 		if err := p.lease.Extend(t.Context(), time.Minute); errors.Is(err, hasp.ErrLost) {
 			t.Errorf("%s: half-way: %v", p.strategy, err)
 		}

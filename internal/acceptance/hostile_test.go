@@ -22,15 +22,15 @@ import (
 	"github.com/hasplock/hasp/redlock"
 )
 
-// garbage is what a server must never reply to anything that hasp asks for a
-// key, and what of it one of the scripts or commands may reply after all.
+// garbage are replies that no command or script of hasp may get, except for the
+// one in the fields.
 var garbage = map[string]struct {
 	reply  string
-	held   bool // is how SET says that a key is held
-	crowd  bool // is how redlock's release says who heard
-	record bool // is how a key is told of
-	hangs  bool // more is to come, and does not
-	huge   bool // go-redis makes room for all that is announced
+	held   bool // a valid reply to SET, for a key that is held
+	crowd  bool // a valid reply to redlock's release, which counts receivers
+	record bool // a valid reply to an inspection
+	hangs  bool // the rest of the reply never comes
+	huge   bool // go-redis allocates the announced length
 }{
 	"nil":                      {reply: "$-1\r\n", held: true},
 	"nil array":                {reply: "*-1\r\n", held: true},
@@ -100,7 +100,7 @@ var garbage = map[string]struct {
 	"a push without anything": {reply: ">0\r\n+FINE\r\n"},
 }
 
-// hostile is a driver whose server answers what a test wants.
+// hostile is a driver whose server sends the replies of a test.
 type hostile struct {
 	d     backend.Driver
 	p     *faultproxy.Proxy
@@ -171,8 +171,7 @@ func (h *hostile) claim(key string, fenced bool) backend.Claim {
 	return backend.Claim{Key: key, Token: fmt.Sprintf("token%d", tokens.n), Owner: "owner", TTL: time.Minute, Timeout: 3 * time.Second, Fenced: fenced}
 }
 
-// calls are all that a driver is asked. What they return is never a success
-// here.
+// calls are all calls of a driver. None of them may succeed here.
 var calls = map[string]func(ctx context.Context, h *hostile, key string) error{
 	"acquire": func(ctx context.Context, h *hostile, key string) error {
 		_, err := h.d.Acquire(ctx, h.claim(key, false))
@@ -204,9 +203,9 @@ var calls = map[string]func(ctx context.Context, h *hostile, key string) error{
 	},
 }
 
-// Whatever a server replies, it is an outage: nobody is granted or refused
-// anything, every call ends, and what was left on a connection is never taken
-// for the reply to another call.
+// Any garbage is an outage: no call is granted or refused, every call ends, and
+// bytes that are left on a connection are never taken for the reply to another
+// call.
 func TestGarbageIsAnOutage(t *testing.T) {
 	all := hostiles(t)
 	t.Run("strategies", func(t *testing.T) {
@@ -217,7 +216,7 @@ func TestGarbageIsAnOutage(t *testing.T) {
 			})
 		}
 	})
-	nobodyIsLeft(t)
+	noGoroutineIsLeft(t)
 }
 
 func (h *hostile) isToldGarbage(t *testing.T, name string) {
@@ -244,13 +243,13 @@ func (h *hostile) isToldGarbage(t *testing.T, name string) {
 	}
 }
 
-// answer is what a call has come to.
+// answer is the result of a call.
 type answer struct {
 	op  string
 	err error
 }
 
-// ask makes all calls, together and before that alone, with that for a reply.
+// ask makes all calls, first alone and then together, with a given reply.
 func (h *hostile) ask(t *testing.T, key, reply string, hangs, alone bool) (got []answer) {
 	t.Helper()
 	patience := 5 * time.Second
@@ -289,13 +288,12 @@ func (h *hostile) ask(t *testing.T, key, reply string, hangs, alone bool) (got [
 	return got
 }
 
-// recovers fails the test unless the driver works again now that the server is
-// sane.
+// recovers fails the test unless the driver works again with a healthy server.
 func (h *hostile) recovers(t *testing.T, after string) {
 	t.Helper()
 	var err error
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		var s backend.Status // each time of another key, since nobody knows what came of a try that failed
+		var s backend.Status // of a new key each time, because the outcome of a failed try is unknown
 		if s, err = h.d.(backend.Inspector).Inspect(t.Context(), h.known); err != nil {
 			continue // a connection that has gone, or a node that is not trusted yet
 		}
@@ -319,8 +317,8 @@ func (h *hostile) recovers(t *testing.T, after string) {
 
 var ours = regexp.MustCompile(`hasplock/hasp/(spinlock|pubsublock|fairlock|redlock|internal/redisstore(?:/\w+)?)\.`)
 
-// nobodyIsLeft fails the test unless all goroutines of drivers end.
-func nobodyIsLeft(t *testing.T) {
+// noGoroutineIsLeft fails the test unless all goroutines of drivers end.
+func noGoroutineIsLeft(t *testing.T) {
 	t.Helper()
 	var left []string
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
@@ -339,8 +337,8 @@ func nobodyIsLeft(t *testing.T) {
 	t.Errorf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
 }
 
-// FuzzReplies: any bytes for a reply, and the end of the connection. Only what
-// says so clearly is a grant.
+// FuzzReplies sends any bytes as a reply, and then closes the connection. Only a
+// valid reply is a grant.
 func FuzzReplies(f *testing.F) {
 	for _, g := range garbage {
 		if !g.huge && len(g.reply) < 1000 {
@@ -379,5 +377,5 @@ func FuzzReplies(f *testing.F) {
 	})
 }
 
-// announces matches what is longer than a hundred thousand.
+// announces matches a length of more than a hundred thousand.
 var announces = regexp.MustCompile(`[$*%~>|=!]\d{6}`)

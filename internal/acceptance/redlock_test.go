@@ -20,7 +20,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest/container"
 )
 
-// masters are containers that know nothing of each other.
+// masters are independent containers.
 type masters struct {
 	servers []*container.Server
 	addrs   []string // by which drivers reach them
@@ -35,7 +35,7 @@ func startMasters(t *testing.T, n int) *masters {
 	return m
 }
 
-// proxy has drivers reach server i through a proxy.
+// proxy makes drivers reach server i through a proxy.
 func (m *masters) proxy(t *testing.T, i int) (*faultproxy.Proxy, error) {
 	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", m.servers[i].Addr) })
 	if err == nil {
@@ -62,9 +62,9 @@ func (m *masters) each(f func(srv *container.Server) error) error {
 	return first
 }
 
-// splits is what redlock cannot help.
+// splits are clauses that redlock cannot keep, with the reason.
 var splits = map[string]string{
-	"history-refusals": "rivals that ask at the same moment may split the vote, and are refused though nobody holds the key",
+	"history-refusals": "rivals that ask at the same moment may split the vote, and are refused although the key is free",
 }
 
 // overRedlock opens redlock with parameters of its own.
@@ -74,8 +74,8 @@ func overRedlock(p hasp.Params) func(ctx context.Context, store string) (backend
 	}
 }
 
-// onThree starts three containers, which write every command down at once and
-// which the suite may stop, start and cut off, all together.
+// onThree starts three containers, which write every command to disk at once. The
+// suite may stop, start and cut off all of them together.
 func onThree(t *testing.T, h *conformance.Harness) {
 	var m *masters
 	var proxies []*faultproxy.Proxy
@@ -110,8 +110,8 @@ func onThree(t *testing.T, h *conformance.Harness) {
 	h.Cannot = splits
 }
 
-// onFive starts five containers, which are not stopped as a whole: so they
-// need not write to disk. Without a minority one of them is down and one slow.
+// onFive starts five containers. They need not write to disk, because they are
+// never all stopped. Without the minority, one is down and one is slow.
 func onFive(minority bool) func(t *testing.T, h *conformance.Harness) {
 	return func(t *testing.T, h *conformance.Harness) {
 		h.Store = func(ctx context.Context) (string, func(), error) {
@@ -138,9 +138,8 @@ func onFive(minority bool) func(t *testing.T, h *conformance.Harness) {
 	}
 }
 
-// leaveThree leaves no more than a majority of five. First it has a vote of all
-// of them, by which a new set comes to life: of one that was never whole nobody
-// knows what the nodes that are away have seen.
+// leaveThree leaves a bare majority of five. First all five vote once, which makes
+// the set new: without that, the missing nodes might have seen other locks.
 func (m *masters) leaveThree(ctx context.Context, t *testing.T) error {
 	d, err := overRedlock(nil)(ctx, m.url())
 	if err != nil {
@@ -179,7 +178,7 @@ func command(srv *container.Server, f func(rdb *redis.Client) error) error {
 	return f(rdb)
 }
 
-// wayToAll disturbs the ways to all nodes at once.
+// wayToAll disturbs the links to all nodes at once.
 func wayToAll(_ context.Context, store string) (*conformance.Link, error) {
 	var ways []*conformance.Link
 	all := &conformance.Link{
@@ -212,9 +211,9 @@ func wayToAll(_ context.Context, store string) (*conformance.Link, error) {
 	return all, nil
 }
 
-// TestRedlockConformsOnFive is TestEveryStrategyConforms on five nodes; and what
-// a minority could disturb, with one node that is down and one that takes
-// 200 ms.
+// TestRedlockConformsOnFive is TestEveryStrategyConforms on five nodes. It repeats
+// the clauses that a minority could disturb with one node down and one node that
+// takes 200 ms.
 func TestRedlockConformsOnFive(t *testing.T) {
 	if os.Getenv(redistest.Env) != "container" {
 		t.Skipf("needs containers: set %s=container", redistest.Env)
@@ -229,6 +228,6 @@ func TestRedlockConformsOnFive(t *testing.T) {
 	}
 }
 
-// sameForAll begin the names of clauses about what no node has a part in, or
-// each has the same part in.
+// sameForAll are the begins of the names of clauses that do not depend on the
+// number of nodes.
 var sameForAll = []string{"keys-", "token-", "owners-", "traits-", "reentry", "reach", "process-"}

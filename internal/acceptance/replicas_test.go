@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// What too few replicas have is neither locked, nor renewed, nor handed over;
-// and that is an outage, since the master may be about to lose it.
+// A hold that too few replicas have is neither granted, nor renewed, nor handed
+// over. That is an outage, because the master may be about to lose the hold.
 func TestNothingIsHeldThatTooFewReplicasHave(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
@@ -42,7 +42,7 @@ func TestNothingIsHeldThatTooFewReplicasHave(t *testing.T) {
 	}
 	for i, p := range all {
 		outage(p, "extend", p.lease.Extend(t.Context(), time.Hour))
-		_, err := p.other.TryLock(t.Context(), p.key+" of nobody")
+		_, err := p.other.TryLock(t.Context(), p.key+" that is free")
 		outage(p, "lock", err)
 		if err := p.lease.Unlock(t.Context()); err != nil {
 			t.Errorf("%s: unlock, which needs no replicas: %v", p.strategy, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// What a Client observes ends in logs: no password is in it, even if the
-// server says one.
+// Events of a Client end in logs. No event contains a password, even if a reply of
+// the server does.
 func TestEventsHoldNoPassword(t *testing.T) {
 	t.Parallel()
 	const password = "hunter2"
@@ -65,7 +65,7 @@ func TestEventsHoldNoPassword(t *testing.T) {
 	}
 }
 
-// observed is what a Client told.
+// observed are the events of a Client.
 type observed struct {
 	mu     sync.Mutex // guards the rest
 	texts  []string

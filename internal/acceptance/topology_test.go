@@ -19,7 +19,7 @@ func onRedis() []string {
 	})
 }
 
-// topologies are sets of servers, by the URL that leads to one.
+// topologies are sets of servers, by the kind in the URL.
 var topologies = map[string]func(t *testing.T) string{
 	"sentinel": func(t *testing.T) string { return redistest.StartSentinel(t, nil).URL() },
 	"cluster":  func(t *testing.T) string { return redistest.StartCluster(t, nil).URL() },
@@ -30,7 +30,7 @@ func TestEveryStrategyConformsOnEveryTopology(t *testing.T) {
 	for name, start := range topologies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// All use one set, which child processes must not start again.
+			// All strategies use one set, which child processes must not start again.
 			url := sync.OnceValue(func() string { return start(t) })
 			for _, strategy := range onRedis() {
 				t.Run(strategy, func(t *testing.T) {

@@ -131,8 +131,8 @@ func TestOneDirectionStallsAndBytesTrickle(t *testing.T) {
 	})
 }
 
-// Bytes that are no commands pass as they come, and late if replies are delayed.
-// A proxy that was closed refuses connections.
+// Bytes that are no commands pass unchanged, and late if replies are delayed. A
+// closed proxy refuses connections.
 func TestBytesThatAreNoCommands(t *testing.T) {
 	t.Parallel()
 	addr := redistest.Serve(t, func(c net.Conn) {

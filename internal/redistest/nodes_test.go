@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// runID is what tells one run of a server from the next.
+// runID returns the ID of the server's run.
 func runID(t *testing.T, rdb redis.UniversalClient) string {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "server").Result()
@@ -86,7 +86,7 @@ func TestNodesKnowNothingOfEachOther(t *testing.T) {
 	}
 }
 
-// What redlock relies on, miniredis has or redistest adds.
+// Virtual nodes have all that redlock relies on.
 func TestVirtualNodesDoWhatRealOnesDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		vs := VirtualNodes(t, 3)
@@ -160,8 +160,8 @@ func TestVirtualServersRestart(t *testing.T) {
 	}
 }
 
-// Miniredis holds its locks while it writes: who waits for one of them has the
-// time of the bubble stand still, and must not do so for a client that is slow.
+// Miniredis holds its locks while it writes. A goroutine that waits for one of them
+// stops the time of the bubble, so a slow client must not make it wait.
 func TestAVirtualServerWaitsForNoClient(t *testing.T) {
 	for name, slow := range map[string]func(*faultproxy.Proxy){
 		"late":          func(p *faultproxy.Proxy) { p.Delay(time.Minute) },
