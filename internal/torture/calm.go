@@ -98,6 +98,7 @@ func (r *run) nested() error {
 		all = append(all, l)
 		ctx = l.Context()
 	}
+
 	began := hostclock.Now()
 	ended := make(chan struct{})
 	stop()
@@ -120,10 +121,10 @@ func (r *run) nested() error {
 // majority of the servers hangs, and the keys are free. So no caller may get
 // ErrHeld, neither the caller that asks the store nor those behind it in the line.
 func (r *run) crowd() error {
+	const clients, callers, bound = 2, 10, 2 * time.Second
 	if r.store.links == nil {
 		return nil
 	}
-	const clients, callers, bound = 2, 10, 2 * time.Second
 	names := r.all[:8]
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -136,6 +137,7 @@ func (r *run) crowd() error {
 		defer c.Close()
 		all[i] = c
 	}
+
 	for i, c := range all {
 		// The callers of the other Client find the keys held, and the Client remembers
 		// it.
@@ -174,6 +176,7 @@ func (r *run) crowd() error {
 	}
 	hang((*faultproxy.Proxy).Stall)
 	defer hang((*faultproxy.Proxy).Flow)
+
 	began = hostclock.Now()
 	var wg sync.WaitGroup
 	var held, got atomic.Int32
@@ -229,6 +232,7 @@ func (r *run) busy() error {
 		}
 		all[i] = c
 	}
+
 	began := hostclock.Now()
 	var wg sync.WaitGroup
 	for i := range callers {
@@ -241,6 +245,7 @@ func (r *run) busy() error {
 		})
 	}
 	wg.Wait()
+
 	var held [2]int
 	for i, some := range leases {
 		for _, l := range some.All() {
@@ -291,6 +296,7 @@ func (r *run) moves() error {
 		})
 		return holds, nil
 	}
+
 	var all []*atomic.Int32 // holds by Client; the first two connect before the move
 	for i := range 4 {
 		if i == 2 {
@@ -309,6 +315,7 @@ func (r *run) moves() error {
 		}
 		all = append(all, holds)
 	}
+
 	time.Sleep(lasts / 2) // they may learn of it at their next check of the queue
 	began := hostclock.Now()
 	for _, holds := range all {

@@ -57,6 +57,7 @@ func main() {
 	if crew.Role() != "" {
 		work(crew.Parent())
 	}
+
 	var p plan
 	o := options{term: term, patience: patience}
 	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
@@ -72,9 +73,11 @@ func main() {
 	flag.StringVar(&p.results, "results", "", "append the results to a `file`, as lines of JSON")
 	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" from the files of results in the arguments")
 	flag.Parse()
+
 	logging.Disable() // go-redis logs servers that are down
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+
 	if o.seed == 0 {
 		o.seed = rand.Uint64N(1_000_000) + 1
 	}
@@ -86,21 +89,15 @@ func main() {
 		}
 	}
 	kept, err := true, error(nil)
-	for _, name := range p.strategies {
-		if !slices.Contains(strategies, name) {
-			err = fmt.Errorf("-strategy: %q is none of %s", name, strings.Join(strategies, ", "))
-		}
-	}
-	if flag.NArg() > 0 && !*tables {
-		err = fmt.Errorf("unknown argument %q", flag.Arg(0))
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "torture:", err)
-		os.Exit(2)
-	}
-	if *tables {
+	unknown := slices.IndexFunc(p.strategies, func(name string) bool { return !slices.Contains(strategies, name) })
+	switch {
+	case unknown >= 0:
+		err = fmt.Errorf("-strategy: %q is none of %s", p.strategies[unknown], strings.Join(strategies, ", "))
+	case *tables:
 		err = document(flag.Args())
-	} else {
+	case flag.NArg() > 0:
+		err = fmt.Errorf("unknown argument %q", flag.Arg(0))
+	default:
 		kept, err = p.carryOut(ctx, o, *only)
 	}
 	switch {

@@ -73,6 +73,7 @@ func do(ctx context.Context, o options, out io.Writer) (res *result, err error) 
 	return res, err
 }
 
+// run makes a run. l ends its servers and processes.
 func (o options) run(ctx context.Context, l *redistest.Lab) (res *result, err error) {
 	r := &run{options: o, rec: newRecord(keys+cold, o.log)}
 	for k := range keys + cold {
@@ -90,6 +91,7 @@ func (o options) run(ctx context.Context, l *redistest.Lab) (res *result, err er
 	if len(r.faults) == 0 {
 		return nil, nil
 	}
+
 	l.Cleanup(func() {
 		for _, s := range r.seats {
 			if s.proc != nil {
@@ -107,6 +109,7 @@ func (o options) run(ctx context.Context, l *redistest.Lab) (res *result, err er
 	if err := r.seated(); err != nil {
 		return nil, err
 	}
+
 	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}, tally: map[string]*tally{}}
 	began := hostclock.Now()
 	err = n.torture(ctx, time.Now().Add(o.time))
@@ -173,6 +176,16 @@ func (r *run) drain() error {
 			return err
 		}
 	}
+	for _, part := range []func() error{r.close, r.swept, r.calm} {
+		if err := part(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close closes the clients, and checks what they leave in their processes.
+func (r *run) close() error {
 	for _, s := range r.seats {
 		s.proc.send(order{Op: "close"})
 	}
@@ -191,10 +204,7 @@ func (r *run) drain() error {
 			r.fail("leftovers", c.T, fmt.Sprintf("%s: %d descriptors before, %d after", s.proc, c.Files[0], c.Files[1]))
 		}
 	}
-	if err := r.swept(); err != nil {
-		return err
-	}
-	return r.calm()
+	return nil
 }
 
 // swept waits until nothing is left in the store. The records of killed

@@ -286,6 +286,43 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		defer time.AfterFunc(time.Duration(r.Float64()*2*float64(w.Term)), cancel).Stop()
 	}
 
+	holds, until := w.begin(ctx, c, which, opts, fenced, length)
+	if holds == nil {
+		return false
+	}
+
+	last := holds[len(holds)-1] // its context ends with that of any other
+	var inner []*hasp.Lease
+	if which[0] < keys && r.IntN(4) == 0 {
+		inner = w.nest(r, c, last.lease)
+	}
+	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
+		w.turn(last.lease.Context(), c, r, []int{1}) // in this order only, to avoid a deadlock
+	}
+
+	for hostclock.Now() < until && last.lease.Err() == nil {
+		w.use(last.id, last.lease)
+		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
+	}
+	if blind {
+		w.use(last.id, last.lease) // without a check whether the lease is still held
+	}
+
+	var wg sync.WaitGroup
+	for _, h := range slices.Backward(holds) {
+		w.end(h)
+		wg.Go(func() { w.unlock(h) })
+	}
+	wg.Wait()
+	for _, l := range inner {
+		_ = l.Unlock(context.Background())
+	}
+	return true
+}
+
+// begin locks the keys of a turn and reports the holds. It returns when the caller
+// plans to unlock them, or no holds if Lock fails.
+func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option, fenced bool, length time.Duration) (holds []*hold, until int64) {
 	ids := make([]int64, len(which))
 	for i, k := range which {
 		ids[i] = w.ids.Add(1)
@@ -297,45 +334,21 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		for _, id := range ids {
 			w.report(report{What: failed, ID: id, T: t, Err: kindOf(err)})
 		}
-		return false
+		return nil, 0
 	}
-	holds := make([]*hold, len(leases))
+
+	until = t + int64(length)
 	for i, l := range leases {
 		h := &hold{id: ids[i], lease: l, over: make(chan struct{})}
 		h.lost.Store(1<<63 - 1)
-		holds[i] = h
-		w.report(report{What: got, ID: h.id, T: t, Fence: l.Fence(), Plan: t + int64(length), Expires: expires(l)})
+		holds = append(holds, h)
+		w.report(report{What: got, ID: h.id, T: t, Fence: l.Fence(), Plan: until, Expires: expires(l)})
 		h.stop = context.AfterFunc(l.Context(), func() {
 			h.lost.Store(hostclock.Now())
 			close(h.over)
 		})
 	}
-
-	last := holds[len(holds)-1] // its context ends with that of any other
-	var inner []*hasp.Lease
-	if which[0] < keys && r.IntN(4) == 0 {
-		inner = w.nest(r, c, last.lease)
-	}
-	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
-		w.turn(last.lease.Context(), c, r, []int{1}) // in this order only, to avoid a deadlock
-	}
-	for hostclock.Now() < t+int64(length) && last.lease.Err() == nil {
-		w.use(last.id, last.lease)
-		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
-	}
-	if blind {
-		w.use(last.id, last.lease) // without a check whether the lease is still held
-	}
-	var wg sync.WaitGroup
-	for _, h := range slices.Backward(holds) {
-		w.end(h)
-		wg.Go(func() { w.unlock(h) })
-	}
-	wg.Wait()
-	for _, l := range inner {
-		_ = l.Unlock(context.Background())
-	}
-	return true
+	return holds, until
 }
 
 // options draws the options of a Lock.
