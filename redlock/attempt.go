@@ -107,28 +107,27 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 		}
 	}
 
-	verdict := a.ballot.result()
-	if verdict == won {
-		// The ballot is decided by the vote that completes redsync's quorum, so
-		// redsync returns at once, too.
-		g, err := a.grant(ctx, <-counted)
-		if err == nil {
-			return g, nil
-		}
-		a.cleanUp()
-		return backend.Grant{}, err
-	}
-	if verdict == refused && a.ballot.has(yes) {
-		d.splits.Add(1)
-	}
-	a.cleanUp()
-	switch verdict {
+	var g backend.Grant
+	var err error
+	switch a.ballot.result() {
+	case won:
+		// The vote that decided the ballot also completes redsync's quorum, so
+		// redsync returns at once.
+		g, err = a.grant(ctx, <-counted)
 	case refused:
-		return backend.Grant{}, &backend.HeldError{}
+		if a.ballot.has(yes) {
+			d.splits.Add(1)
+		}
+		err = &backend.HeldError{}
 	case noQuorum:
-		return backend.Grant{}, a.ballot.failures()
+		err = a.ballot.failures()
+	default:
+		err = ctx.Err()
 	}
-	return backend.Grant{}, ctx.Err()
+	if err != nil {
+		a.cleanUp()
+	}
+	return g, err
 }
 
 // register adds an attempt to the driver, for as long as its commands are in

@@ -164,23 +164,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	}
 
 	s := &standing{asked: time.Now()}
-	err := n.readMark(ctx, s)
-	if err == nil && s.mark == "" {
-		n.d.markNewSet(ctx, n)
-		err = n.readMark(ctx, s)
-	}
-	if err == nil {
-		// The mark's time is by the node's clock, which may have been ahead. A wait
-		// that is over by our clock is over for every driver.
-		waited := ""
-		if old := n.marks.current.Load(); old != nil && !old.votesFrom.IsZero() && n.marks.voting() {
-			waited = old.mark
-		}
-		err = n.writeMark(ctx, s, 0, waited)
-	}
-	if err == nil {
-		err = n.d.checkDistinct(n, s.run)
-	}
+	err := n.updateMark(ctx, s)
 	n.observe(ctx, s.asked, err)
 	if err != nil {
 		return nil, n.nodeError(err, time.Since(s.asked))
@@ -196,6 +180,31 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		})
 	}
 	return s, nil
+}
+
+// updateMark reads the node's mark into s and writes the mark that the node has from
+// now on. The caller has its turn.
+func (n *node) updateMark(ctx context.Context, s *standing) error {
+	if err := n.readMark(ctx, s); err != nil {
+		return err
+	}
+	if s.mark == "" {
+		n.d.markNewSet(ctx, n)
+		if err := n.readMark(ctx, s); err != nil {
+			return err
+		}
+	}
+
+	// The mark's time is by the node's clock, which may have been ahead. A wait that
+	// is over by our clock is over for every driver.
+	waited := ""
+	if old := n.marks.current.Load(); old != nil && !old.votesFrom.IsZero() && n.marks.voting() {
+		waited = old.mark
+	}
+	if err := n.writeMark(ctx, s, 0, waited); err != nil {
+		return err
+	}
+	return n.d.checkDistinct(n, s.run)
 }
 
 // readMark reads the node's mark and the run of the server into s. After a restart

@@ -137,21 +137,27 @@ func options(p hasp.Params) (*Options, error) {
 // probe asks all nodes once. It returns nil if a quorum answers without an error. The
 // probe of a node that is late continues in the background.
 func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error) error {
-	type result struct {
-		i   int
-		err error
-	}
-	results := make(chan result, len(d.nodes))
+	results := make(chan probeResult, len(d.nodes))
 	for i, n := range d.nodes {
 		d.spawn(func() {
 			err := probes[i](ctx)
 			if err == nil {
 				_, err = n.refreshMark(ctx, time.Time{})
 			}
-			results <- result{i, err}
+			results <- probeResult{i, err}
 		})
 	}
+	return d.awaitProbes(ctx, results)
+}
 
+// probeResult is the result of one node's probe.
+type probeResult struct {
+	i   int // the node
+	err error
+}
+
+// awaitProbes waits for the probes of a quorum, and openGrace longer for the others.
+func (d *Driver) awaitProbes(ctx context.Context, results <-chan probeResult) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {
 		errs[i] = fmt.Errorf("%s: no answer yet", n.name)

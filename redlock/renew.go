@@ -119,24 +119,8 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 	}
 
 	n.store.RunEach(ctx, renewScript, n.renewCalls(renewals), func(j int, reply any, err error) {
-		if err != nil {
-			cast(j, failed, n.nodeError(err, timeout))
-			return
-		}
-		holds, marked, now, ok := decodeRenewal(reply)
-		if !ok {
-			cast(j, failed, n.store.Unexpected(reply))
-			return
-		}
-		if !marked {
-			n.refreshInBackground(timeout)
-		}
-		if holds {
-			cast(j, yes, nil)
-			return
-		}
-		renewals[j].setLost(n.i, serverTime{now, time.Now()})
-		cast(j, no, nil)
+		v, err := n.renewed(renewals[j], reply, err)
+		cast(j, v, err)
 	})
 
 	for j := range renewals {
@@ -144,6 +128,26 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 		}
 	}
+}
+
+// renewed returns the vote that the outcome of a renewal means. If the node does not
+// have the hold, it records that for a repair.
+func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
+	if err != nil {
+		return failed, n.nodeError(err, r.c.Timeout)
+	}
+	holds, marked, now, ok := decodeRenewal(reply)
+	if !ok {
+		return failed, n.store.Unexpected(reply)
+	}
+	if !marked {
+		n.refreshInBackground(r.c.Timeout)
+	}
+	if holds {
+		return yes, nil
+	}
+	r.setLost(n.i, serverTime{now, time.Now()})
+	return no, nil
 }
 
 // renewCalls returns the calls of renew.lua for renewals.
