@@ -35,7 +35,7 @@ type adversary struct {
 	switched, stopped time.Time  // of this round's failover; zero if there is none, or not yet
 }
 
-// overlap is for how long two servers have answered at one address in this round.
+// overlap returns how long two servers have answered at one address in this round.
 func (a *adversary) overlap() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -48,8 +48,8 @@ func (a *adversary) overlap() time.Duration {
 	return a.stopped.Sub(a.switched)
 }
 
-// failover has the address of p lead to its other server. The connections to the
-// old server go on for a moment. The channel is closed when it has been stopped.
+// failover makes the address of p lead to its other server. Connections to the old
+// server continue for a moment. The channel is closed when the old server has stopped.
 func (a *adversary) failover(p *prey) (ended chan struct{}) {
 	ended = make(chan struct{})
 	old := p.server
@@ -68,8 +68,8 @@ func (a *adversary) failover(p *prey) (ended chan struct{}) {
 	return ended
 }
 
-// prey is one node: the server that its address leads to, and one that may take
-// its place, which is nil if there is none.
+// prey is one node: the server that its address leads to, and a server that may take
+// its place, or nil.
 type prey struct {
 	server, other *redistest.Server
 	addr          atomic.Value // where new connections lead
@@ -145,7 +145,7 @@ func (u *duel) release(who int, c backend.Claim) {
 	_ = u.drivers[who].Release(context.Background(), c)
 }
 
-// In a round, one client holds the key without the vote of node z. Then node y
+// round is one contest: one client holds the key without the vote of node z. Then node y
 // loses its data, and the other client asks for the key without reaching node x.
 func (u *duel) round(y int, attacked <-chan struct{}, holding *sync.WaitGroup) {
 	first := u.rnd.IntN(2)
@@ -221,7 +221,7 @@ func (u *duel) heal(who int) {
 	}
 }
 
-// In a round, all clients compete for the key while one node loses its data.
+// round makes all clients compete for the key while one node loses its data.
 func (a *adversary) round() {
 	y := a.rnd.IntN(len(a.nodes))
 	p := a.nodes[y]
@@ -258,7 +258,7 @@ func (a *adversary) round() {
 	time.Sleep(a.o.MaxTTL + 100*time.Millisecond)
 }
 
-// asked has a client ask the node until it has been given a mark after its loss.
+// asked makes a client ask the node until the node has a mark from after the loss.
 func (a *adversary) asked(y int, lost time.Time) {
 	u := a.duels[0]
 	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {

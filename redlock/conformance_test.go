@@ -17,8 +17,8 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, harness(t, 3))
 }
 
-// harness is the suite's way to nodes of its own, which write everything down
-// at once. Drivers reach them through proxies, which count their commands.
+// harness gives the suite nodes of its own, which write each command to disk before
+// they answer. Drivers reach them through proxies that count commands.
 func harness(t *testing.T, n int) conformance.Harness {
 	var nodes *redistest.Nodes
 	return conformance.Harness{
@@ -54,17 +54,17 @@ func harness(t *testing.T, n int) conformance.Harness {
 	}
 }
 
-// costs are those of n nodes. To acquire it takes SET, the node's mark and the
-// run of its server on each; a script each to renew, and another one to repair a
-// minority; a script each to release. Who waits listens
-// to each, and looks: at first often, later once a second, which costs what one
-// node takes to be asked, and a script on each.
+// costs returns the commands that calls cost on n nodes. An acquire sends SET, GET of
+// the mark and INFO to each node. A renewal sends a script to each, and another one to
+// repair a minority. A release sends a script to each. A waiter subscribes on each
+// node and polls: often at first, later once a second. A poll costs an attempt on one
+// node and a script on each.
 func costs(n int) conformance.Cost {
 	nodes := float64(n)
 	return conformance.Cost{Acquire: 3.5 * nodes, Renew: 1.5 * nodes, Release: nodes, Waiting: 12 * nodes}
 }
 
-// link disturbs the ways to all nodes at once.
+// link returns a Link that disturbs the connections to all nodes at once.
 func link(_ context.Context, store string) (*conformance.Link, error) {
 	var ways []*conformance.Link
 	all := &conformance.Link{

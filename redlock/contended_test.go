@@ -31,7 +31,7 @@ type crowd struct {
 	waited time.Duration // the longest
 }
 
-// trip is what it takes a node's answer to arrive.
+// trip is how long a node's answer takes.
 const trip = 200 * time.Microsecond
 
 func newCrowd(t *testing.T, nodes, clients int) *crowd {
@@ -48,12 +48,12 @@ func newCrowd(t *testing.T, nodes, clients int) *crowd {
 	return c
 }
 
-// claim is one for the key, with a new token.
+// claim returns a claim for the key, with a new token.
 func (c *crowd) claim() backend.Claim {
 	return backend.Claim{Key: "k", Token: fmt.Sprint("token", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
 }
 
-// wait has a client wait for the key, hold it and give it back.
+// wait makes a client wait for the key, hold it and release it.
 func (c *crowd) wait(ctx context.Context, i int, hold time.Duration) error {
 	began, claim := time.Now(), c.claim()
 	if _, err := c.drivers[i].Wait(ctx, claim); err != nil {
@@ -75,7 +75,7 @@ func (c *crowd) wait(ctx context.Context, i int, hold time.Duration) error {
 	return c.drivers[i].Release(ctx, claim)
 }
 
-// contend has all clients contend until each has been served so often.
+// contend makes all clients contend until each has held the key that often.
 func (c *crowd) contend(times int, hold time.Duration) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
 	defer cancel()
@@ -121,7 +121,7 @@ func (c *crowd) commands() (total int64) {
 	return total
 }
 
-// gap is the longest time without a grant.
+// gap returns the longest time without a grant.
 func (c *crowd) gap() (longest time.Duration) {
 	for i, at := range c.grants[1:] {
 		longest = max(longest, at.Sub(c.grants[i]))
@@ -129,8 +129,8 @@ func (c *crowd) gap() (longest time.Duration) {
 	return longest
 }
 
-// check fails if the key was free for too long while somebody wanted it, or
-// somebody had to wait for too long.
+// check fails the test if the key was free for longer than gap, or a client waited
+// longer than wait.
 func (c *crowd) check(gap, wait time.Duration) {
 	c.t.Helper()
 	if got := c.gap(); got > gap {
@@ -150,9 +150,9 @@ func TestNoSecondPassesWithoutAGrantAndAllAreServed(t *testing.T) {
 	})
 }
 
-// Who releases a key and wants it again at once is never slower to ask than
-// those who have yet to hear of the release.
-func TestNobodyIsShutOutByOneWhoComesBack(t *testing.T) {
+// A client that releases a key and wants it again at once can ask before the others
+// have received the release.
+func TestAReleasingClientDoesNotShutOutOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 5, 8)
@@ -161,9 +161,8 @@ func TestNobodyIsShutOutByOneWhoComesBack(t *testing.T) {
 	})
 }
 
-// The node that contended attempts ask first is away, in each of the ways that
-// there are.
-func TestWaitersDoWithoutTheLead(t *testing.T) {
+// Waiters get the key whatever fails on the node that contended attempts ask first.
+func TestWaitersDoNotNeedTheLead(t *testing.T) {
 	for name, spoil := range map[string]func(lead *redistest.VirtualServer){
 		"dead":          func(lead *redistest.VirtualServer) { lead.Proxy.Down() },
 		"hangs":         func(lead *redistest.VirtualServer) { lead.Proxy.Stall() },
@@ -187,8 +186,8 @@ func TestWaitersDoWithoutTheLead(t *testing.T) {
 	}
 }
 
-// waits has one client wait while after happens, and returns how long after
-// that it had the key.
+// waits makes one client wait, runs after, and returns how long after that the client
+// got the key.
 func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 5, 2)
@@ -230,7 +229,7 @@ func vanish(c *crowd) {
 	}
 }
 
-func TestWaitersFindOutWhatNobodyTellsThem(t *testing.T) {
+func TestWaitersNoticeAnUnpublishedRelease(t *testing.T) {
 	for name, before := range map[string]func(c *crowd){
 		"the record of another strategy":       holdBy("somebody's"),
 		"a hold whose messages are lost":       holdBy("token#owner"),
@@ -280,7 +279,7 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 	}
 }
 
-func TestTheHeirOfADeadHolderComesWithTheEndOfTheTerm(t *testing.T) {
+func TestTheKeyOfADeadHolderIsFreeAtTheEndOfTheTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 5, 8)
 		dead := c.claim()
@@ -302,7 +301,7 @@ func TestTheHeirOfADeadHolderComesWithTheEndOfTheTerm(t *testing.T) {
 	})
 }
 
-func TestAWaitThatEndsTellsWhoHoldsTheKeyAndLeavesNothing(t *testing.T) {
+func TestAWaitThatEndsReportsTheHolderAndLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 5, 9)
 		holder := c.claim()
@@ -363,7 +362,7 @@ func TestWaitOnFewNodes(t *testing.T) {
 	}
 }
 
-// An attempt does not sleep, however many waiters a message names.
+// An attempt does not sleep, whatever number of waiters a message reports.
 func TestAcquireDoesNotSleep(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for _, v := range tr.vs {

@@ -13,9 +13,9 @@ import (
 	"github.com/hasplock/hasp/redlock"
 )
 
-// A ledger that must not be closed twice, whichever of three Redis masters is
-// down: the lock is had from any two of them. The fence goes with each write,
-// so that whoever was stopped past the end of its lease writes nothing any more.
+// A ledger must not be closed twice, whichever of three Redis masters is down: any two
+// of them grant the lock. Each write carries the fence, so a program that was stopped
+// past the end of its lease cannot write any more.
 func Example() {
 	var masters []redis.UniversalClient
 	for _, addr := range []string{"redis-a:6379", "redis-b:6379", "redis-c:6379"} {
@@ -39,7 +39,7 @@ func Example() {
 	}
 }
 
-// The same by URL: another strategy is another string.
+// The same by URL. Another strategy is another URL.
 func Example_url() {
 	locks, err := hasp.Open(context.Background(), "redlock+redis://redis-a:6379,redis-b:6379,redis-c:6379/0?prefix=app:&max_ttl=1m", nil)
 	if err != nil {
@@ -55,8 +55,7 @@ func Example_url() {
 	_ = closeBooks(lease.Context(), lease.Fence())
 }
 
-// The same by a Config, as it comes out of a file, for masters that have
-// passwords of their own.
+// The same by a Config, as read from a file, for masters with different passwords.
 func Example_config() {
 	locks, err := hasp.Config{
 		Strategy: "redlock",

@@ -19,8 +19,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// trial is a set of nodes in virtual time, and a driver that comes to them
-// through their proxies.
+// trial is a set of nodes in virtual time, and a driver that reaches them through
+// their proxies.
 type trial struct {
 	vs redistest.VirtualServers
 	d  *Driver
@@ -46,7 +46,7 @@ func try(t *testing.T, n int, o *Options, f func(t *testing.T, tr trial)) {
 	})
 }
 
-// direct returns another driver, which comes past the proxies.
+// direct returns another driver, which does not use the proxies.
 func (tr trial) direct(t *testing.T, o *Options) *Driver {
 	var all redistest.VirtualServers = tr.vs
 	clients := all.Clients()
@@ -60,7 +60,7 @@ func (tr trial) direct(t *testing.T, o *Options) *Driver {
 
 var tokens atomic.Int64
 
-// aClaim is for a term of 10 s, with a time-out of 1 s.
+// aClaim returns a claim with a term of 10 s and a timeout of 1 s.
 func aClaim(key string) backend.Claim {
 	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", tokens.Add(1)), Owner: "host/1/test", TTL: 10 * time.Second, Timeout: time.Second}
 }
@@ -71,7 +71,7 @@ func aFenced(key string) backend.Claim {
 	return c
 }
 
-// acquire takes c.Key, or ends the test.
+// acquire takes c.Key, or stops the test.
 func (tr trial) acquire(t *testing.T, d *Driver, c backend.Claim) {
 	t.Helper()
 	if _, err := d.Acquire(t.Context(), c); err != nil {
@@ -79,7 +79,7 @@ func (tr trial) acquire(t *testing.T, d *Driver, c backend.Claim) {
 	}
 }
 
-// renew renews one hold; an answer that does not come in time is an error.
+// renewOne renews one hold. It returns an error if no answer comes in time.
 func renewOne(d *Driver, c backend.Claim, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
@@ -88,7 +88,8 @@ func renewOne(d *Driver, c backend.Claim, within time.Duration) error {
 	return err
 }
 
-// holds tells on which nodes key is held for c.
+// holds returns a letter for each node: x if it has c's record, ? if it has another
+// value under the key, and - if the key is free.
 func (tr trial) holds(c backend.Claim) string {
 	var on []byte
 	for _, v := range tr.vs {
@@ -105,7 +106,7 @@ func (tr trial) holds(c backend.Claim) string {
 	return string(on)
 }
 
-// want fails the test unless c is held on the nodes that on has an x for.
+// want fails the test unless holds returns on.
 func (tr trial) want(t *testing.T, what string, c backend.Claim, on string) {
 	t.Helper()
 	synctest.Wait()
@@ -114,14 +115,14 @@ func (tr trial) want(t *testing.T, what string, c backend.Claim, on string) {
 	}
 }
 
-// each does f to the nodes that which lists, from 0 on.
+// each runs f for the nodes that which lists, from 0 on.
 func (tr trial) each(which string, f func(v *redistest.VirtualServer)) {
 	for _, c := range which {
 		f(tr.vs[c-'0'])
 	}
 }
 
-// took fails the test unless so much virtual time has passed since began.
+// took fails the test unless exactly want of virtual time has passed since began.
 func took(t *testing.T, what string, began time.Time, want time.Duration) {
 	t.Helper()
 	if got := time.Since(began); got != want {
@@ -129,8 +130,8 @@ func took(t *testing.T, what string, began time.Time, want time.Duration) {
 	}
 }
 
-// isOutage fails the test unless err is an outage with one line for each of
-// the nodes that which lists, and no other.
+// isOutage fails the test unless err is an outage with one line for each node that
+// which lists, and no others.
 func isOutage(t *testing.T, what string, err error, which string) {
 	t.Helper()
 	if err == nil || definite(err) {
@@ -152,8 +153,8 @@ func isOutage(t *testing.T, what string, err error, which string) {
 	}
 }
 
-// running returns the goroutines of this package that have not ended, but for
-// the caller's own; in a bubble those of the bubble.
+// running returns the goroutines of this package that have not ended, without the
+// caller's. In a bubble it returns those of the bubble.
 func running() []string {
 	buf := make([]byte, 8<<20)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
@@ -171,9 +172,8 @@ func running() []string {
 	return left
 }
 
-// What the missing nodes would say is not waited for where it cannot change
-// the verdict.
-func TestDecidedByTheFastest(t *testing.T) {
+// A call does not wait for answers that cannot change the verdict.
+func TestTheFastestQuorumDecides(t *testing.T) {
 	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
 		for n, hung := range map[int]string{3: "2", 5: "13"} {
 			try(t, n, nil, func(t *testing.T, tr trial) {
@@ -214,8 +214,9 @@ func TestDecidedByTheFastest(t *testing.T) {
 	}
 }
 
-// A quorum has become impossible, whatever the nodes say that hang.
-func TestImpossibleAtOnce(t *testing.T) {
+// If so many nodes are down that no quorum is possible, no call waits for the nodes
+// that hang.
+func TestAnImpossibleQuorumIsAnOutageAtOnce(t *testing.T) {
 	for n, which := range map[int][2]string{3: {"01", "2"}, 5: {"024", "3"}} {
 		try(t, n, nil, func(t *testing.T, tr trial) {
 			down, hung := which[0], which[1]
@@ -234,8 +235,7 @@ func TestImpossibleAtOnce(t *testing.T) {
 	}
 }
 
-// The slowest of the quorum decides how long it takes, and one slower than
-// that does not.
+// A call takes as long as the slowest node of the fastest quorum.
 func TestAsSlowAsTheSlowestOfTheQuorum(t *testing.T) {
 	try(t, 5, nil, func(t *testing.T, tr trial) {
 		for i, v := range tr.vs {
@@ -254,13 +254,13 @@ func TestAsSlowAsTheSlowestOfTheQuorum(t *testing.T) {
 	})
 }
 
-// stall has the proxy pass nothing for a while.
+// stall makes the proxy pass nothing for a while.
 func stall(p *faultproxy.Proxy, d time.Duration) {
 	p.Stall()
 	time.AfterFunc(d, p.Flow)
 }
 
-// elsewhere puts a record of nobody's under the key.
+// elsewhere stores another program's value under the key.
 func elsewhere(t *testing.T, v *redistest.VirtualServer, key string) {
 	t.Helper()
 	if err := v.Mini.Set(key, "another"); err != nil {
@@ -268,9 +268,8 @@ func elsewhere(t *testing.T, v *redistest.VirtualServer, key string) {
 	}
 }
 
-// A grant that comes when the attempt has come to nothing is taken back where
-// it has landed.
-func TestLateGrantIsTakenBack(t *testing.T) {
+// If a node grants after the attempt has failed, the grant is released on that node.
+func TestLateGrantIsReleased(t *testing.T) {
 	for name, disturb := range map[string]func(p *faultproxy.Proxy, token string){
 		"slow":           func(p *faultproxy.Proxy, _ string) { p.Delay(500 * time.Millisecond) },
 		"reply lost":     func(p *faultproxy.Proxy, token string) { p.Fail(token, faultproxy.LoseReply) },
@@ -320,13 +319,13 @@ func TestLateGrantIsTakenBack(t *testing.T) {
 	}
 }
 
-// hold has the proxy hold the next command that says so, for a while.
+// hold makes the proxy hold the next command that matches, for a while.
 func hold(p *faultproxy.Proxy, match string, d time.Duration) {
 	p.Fail(match, faultproxy.HoldRequest)
 	time.AfterFunc(d, p.Release)
 }
 
-// A caller that goes away leaves nothing.
+// A cancelled attempt leaves no record.
 func TestCancelledAttemptLeavesNothing(t *testing.T) {
 	try(t, 5, nil, func(t *testing.T, tr trial) {
 		for i, v := range tr.vs {
@@ -347,8 +346,8 @@ func TestCancelledAttemptLeavesNothing(t *testing.T) {
 	})
 }
 
-// A release goes to a node when what was under way there has ended: else the
-// grant would land after it, and stay.
+// A release is sent to a node after the acquire in flight there has ended. Otherwise
+// the grant would arrive after the release, and stay.
 func TestReleaseNeverOvertakesItsAcquire(t *testing.T) {
 	for _, for_ := range []time.Duration{300 * time.Millisecond, 1500 * time.Millisecond} {
 		try(t, 3, nil, func(t *testing.T, tr trial) {
@@ -380,9 +379,9 @@ func TestReleaseNeverOvertakesItsAcquire(t *testing.T) {
 	}
 }
 
-// Of a term of 1 s a hundredth and 2 ms are not trusted. A quorum that comes
-// later than the rest is none, and is given back.
-func TestGrantWithNothingLeftIsNone(t *testing.T) {
+// Of a term of 1 s a hundredth and 2 ms are not trusted. A quorum that comes after the
+// rest has passed is an error, and its records are released.
+func TestGrantAfterItsTermIsAnError(t *testing.T) {
 	for after, ok := range map[time.Duration]bool{987 * time.Millisecond: true, 988 * time.Millisecond: false, 995 * time.Millisecond: false} {
 		try(t, 3, nil, func(t *testing.T, tr trial) {
 			stall(tr.vs[0].Proxy, after)
@@ -407,7 +406,7 @@ func TestGrantWithNothingLeftIsNone(t *testing.T) {
 }
 
 // A fence takes another round trip, after which the term may be over.
-func TestFencedGrantWithNothingLeftIsNone(t *testing.T) {
+func TestFencedGrantAfterItsTermIsAnError(t *testing.T) {
 	for after, ok := range map[time.Duration]bool{987 * time.Millisecond: true, 988 * time.Millisecond: false} {
 		try(t, 3, nil, func(t *testing.T, tr trial) {
 			c := aFenced("k")
@@ -431,8 +430,8 @@ func TestFencedGrantWithNothingLeftIsNone(t *testing.T) {
 
 var losses = map[string]faultproxy.Fault{"reply lost": faultproxy.LoseReply, "reply hangs": faultproxy.HangReply, "request lost": faultproxy.LoseRequest}
 
-// A reply that is lost on one node costs nothing; on a quorum the outcome is
-// unknown, and is told as that.
+// A reply that is lost on one node changes nothing. If a quorum loses replies, the
+// call reports an unknown outcome.
 func TestLostReplies(t *testing.T) {
 	for name, fault := range losses {
 		for _, which := range []string{"1", "02"} {
@@ -501,8 +500,8 @@ func TestLostReplies(t *testing.T) {
 	}
 }
 
-// Whoever unlocks hears what is true: freed, lost, or not known.
-func TestUnlockSaysWhatIsTrue(t *testing.T) {
+// Unlock reports whether the key was freed, was lost before, or is in an unknown state.
+func TestUnlockReportsFreedLostOrUnknown(t *testing.T) {
 	for name, fault := range losses {
 		t.Run(name, func(t *testing.T) {
 			try(t, 5, nil, func(t *testing.T, tr trial) {
@@ -557,7 +556,7 @@ func TestUnlockSaysWhatIsTrue(t *testing.T) {
 	}
 }
 
-// Close may come at any moment of anything.
+// Close leaves no goroutine, whenever it is called.
 func TestCloseLeavesNothingRunning(t *testing.T) {
 	for after := range 25 {
 		synctest.Test(t, func(t *testing.T) {
@@ -599,7 +598,7 @@ func TestCloseLeavesNothingRunning(t *testing.T) {
 			if took := time.Since(began); took > 2*closeTimeout {
 				t.Errorf("Close took %v", took)
 			}
-			// The calls of clients that are their caller's end by the time-out.
+			// Calls through a client that the caller passed end by their timeout.
 			time.Sleep(time.Second)
 			synctest.Wait()
 			if left := running(); len(left) > 0 {
@@ -612,9 +611,9 @@ func TestCloseLeavesNothingRunning(t *testing.T) {
 	}
 }
 
-// The driver releases once what a failed attempt has left. The engine also
-// releases the token, at once and a time-out later, but these releases do not
-// reach the nodes. In an outage they would be most of the nodes' work.
+// The driver releases the records of a failed attempt. The engine also releases the
+// token, at once and a timeout later, but these releases are not sent to the nodes. In
+// an outage they would be most of the nodes' work.
 func TestReleaseOfAFailedAttemptIsNotSent(t *testing.T) {
 	for name, away := range map[string]func(p *faultproxy.Proxy){
 		"down":  (*faultproxy.Proxy).Down,
@@ -649,8 +648,8 @@ func TestReleaseOfAFailedAttemptIsNotSent(t *testing.T) {
 	}
 }
 
-// Two nodes voted for a refused attempt, two did not, and one is down: the
-// nodes could not agree whether the token holds the key. The driver knows.
+// Two nodes voted for a refused attempt, two did not, and one is down. The nodes'
+// answers do not show whether the token holds the key. The driver knows.
 func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 	try(t, 5, nil, func(t *testing.T, tr trial) {
 		first := aClaim("k") // learns the nodes
@@ -673,7 +672,7 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 		if _, err := tr.d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
 			t.Fatalf("acquire: got %v, want ErrHeld", err)
 		}
-		// A Release may overtake what gives the votes back.
+		// A Release may overtake the release of the votes.
 		if _, lost := tr.d.attemptOf(c); !lost {
 			t.Error("the driver does not know that the token holds nothing")
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// fencing is a run of holders, one after another, whose fences are to grow.
+// fencing is a run of holders, one after another, whose fences must grow.
 type fencing struct {
 	t       *testing.T
 	rnd     *rand.Rand
@@ -39,7 +39,7 @@ func newFencing(t *testing.T, seed uint64, n, clients int, maxTTL time.Duration)
 	return f
 }
 
-// hold has a client take the key, if the nodes let it, and give it back.
+// hold makes a client take the key, if the nodes grant it, and release it.
 func (f *fencing) hold(d *Driver) bool {
 	f.t.Helper()
 	f.holds++
@@ -62,7 +62,7 @@ func (f *fencing) hold(d *Driver) bool {
 	return true
 }
 
-// shuffle has a random minority be away, and all others be there.
+// shuffle cuts off a random minority, and connects all other nodes.
 func (f *fencing) shuffle() {
 	n := len(f.vs)
 	minority := f.rnd.IntN(n/2 + 1)
@@ -82,7 +82,7 @@ func (f *fencing) shuffle() {
 	f.away = next
 }
 
-// another is a driver that has used no node yet.
+// another returns a driver that has not used the nodes yet.
 func (f *fencing) another() *Driver {
 	d := New(f.vs.Clients(), &Options{MaxTTL: fenceTTL})
 	f.t.Cleanup(func() { d.Close() })
@@ -91,7 +91,7 @@ func (f *fencing) another() *Driver {
 
 func (f *fencing) any() *Driver { return f.drivers[f.rnd.IntN(len(f.drivers))] }
 
-// round has some holders in a row.
+// round runs some holders in a row.
 func (f *fencing) round() {
 	for range 1 + f.rnd.IntN(4) {
 		f.hold(f.any())
@@ -135,7 +135,7 @@ func TestFencesGrowThroughMinoritiesThatAreRestarted(t *testing.T) {
 					f.away[i] = false
 				}
 				f.round()
-				// Those that were restarted are found out, and vote again.
+				// Drivers notice the restarted nodes, which vote again.
 				for i, v := range f.vs {
 					v.Proxy.Up()
 					f.away[i] = false
@@ -153,9 +153,9 @@ func TestFencesGrowThroughMinoritiesThatAreRestarted(t *testing.T) {
 	}
 }
 
-// Two majorities, of one node with a clock that is fast and of one with a clock
-// that is slow, have but the third in common.
-func TestAFenceIsRaisedWhereTheNextHolderHearsOfIt(t *testing.T) {
+// One majority has the node with the fast clock, the other has the node with the slow
+// clock. They share only the third node.
+func TestTheNextHolderReadsTheRaisedFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFencing(t, 0, 3, 1, fenceTTL)
 		f.hold(f.drivers[0])
@@ -174,7 +174,7 @@ func TestAFenceIsRaisedWhereTheNextHolderHearsOfIt(t *testing.T) {
 	})
 }
 
-func TestAFenceThatIsNoneIsToldAndLeftAlone(t *testing.T) {
+func TestACounterThatIsNotANumberIsReportedAndKept(t *testing.T) {
 	const counter = "hasp:{k}:fence:k"
 	for name, spoil := range map[string]func(v *redistest.VirtualServer){
 		"a text": func(v *redistest.VirtualServer) { v.Mini.Set(counter, "somebody's") },
@@ -210,8 +210,8 @@ func TestAFenceThatIsNoneIsToldAndLeftAlone(t *testing.T) {
 	}
 }
 
-// Beyond 2^53 a number of Lua has no successor, so the counters end there.
-func TestNoFenceFollowsTheLast(t *testing.T) {
+// Above 2^53 Lua cannot count in steps of one, so the counters end there.
+func TestNoFenceFollowsTheLargest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFencing(t, 0, 3, 1, fenceTTL)
 		d := f.drivers[0]
@@ -232,9 +232,9 @@ func TestNoFenceFollowsTheLast(t *testing.T) {
 	})
 }
 
-// Node 1 has voted for A, whose other votes are under way. B has nodes 2 and 3,
-// and writes its fence to nodes 1 and 3, but not to 2. Were B granted the key,
-// A could follow it with votes of nodes 1 and 2, and with the same fence.
+// Node 1 has voted for A, whose other votes are in flight. B has nodes 2 and 3, and
+// writes its fence to nodes 1 and 3, but not to 2. If B were granted the key, A could
+// follow with the votes of nodes 1 and 2, and with the same fence.
 func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFencing(t, 0, 3, 1, DefaultMaxTTL)
@@ -279,9 +279,9 @@ func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
 	})
 }
 
-// All nodes are restarted empty, one after another, under one hold that is
-// renewed. The clock of one of them was ahead when the fence was drawn, so
-// only the counters say what the next fence must exceed.
+// All nodes are restarted empty, one after another, during one hold that is renewed.
+// The clock of one of them was ahead when the fence was proposed. So only the counters
+// show what the next fence must exceed.
 func TestRenewalsKeepTheFenceThroughARollingRestart(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[0].Skew(24 * time.Hour)

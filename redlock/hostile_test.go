@@ -8,9 +8,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Whoever may publish may say that any number heard of a release, and a node
-// may reply it: nobody sleeps for that long, let alone panics.
-func TestACrowdIsNoLargerThanCanBe(t *testing.T) {
+// Any client that may publish can report any number of waiters, and so can a hostile
+// node. No caller sleeps in proportion, and none panics.
+func TestReportedNumbersOfWaitersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, said := range []string{"9223372036854775807", "99999999999999999999", "1000000000000", "-5", "x", ""} {
 			c := newCrowd(t, 3, 2)

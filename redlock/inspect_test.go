@@ -14,9 +14,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// If the caller gives up while no node has answered, that is not the nodes'
-// fault.
-func TestInspectThatItsCallerEndsIsNoOutage(t *testing.T) {
+// If the caller cancels before any node has answered, the error is the context's.
+func TestACancelledInspectIsNoOutage(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for _, v := range tr.vs {
 			v.Proxy.Stall()
@@ -34,8 +33,8 @@ func TestInspectThatItsCallerEndsIsNoOutage(t *testing.T) {
 	})
 }
 
-// A driver that did not take a hold finds the hold by its token, whatever the
-// attempt that took it. A token that another begins with has nothing.
+// A driver that did not take a hold finds the hold by its token, whichever attempt took
+// it. A token that is the beginning of another token finds nothing.
 func TestHoldIsFoundByItsWholeToken(t *testing.T) {
 	for rest, want := range map[string]error{
 		"#host": nil, "~2#host": nil, "~23#host": nil,
@@ -73,7 +72,7 @@ func TestHoldIsFoundByItsWholeToken(t *testing.T) {
 	}
 }
 
-// A node that may not read must not take that for "not mine".
+// A node that refuses to read the key must not report a lost hold.
 func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, &redistest.Options{Own: true, Real: true})
 	d := New(nodes.Clients(), nil)

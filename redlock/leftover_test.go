@@ -17,12 +17,11 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// keepsTerms is a term that no test outlasts: what is gone was given back, and
-// has not run out.
+// keepsTerms is a term that no test outlasts: a record that is gone was released, and
+// has not expired.
 const keepsTerms = 90 * time.Second
 
-// rounds are locks, attempts, waits that are cut short, and unlocks of several
-// clients at once.
+// rounds are locks, attempts, cancelled waits and unlocks of several clients at once.
 type rounds struct {
 	clients []*hasp.Client
 	each    int                  // of each client
@@ -88,9 +87,9 @@ func (r *rounds) round(ctx context.Context, c *hasp.Client) {
 	}
 }
 
-// disturb does something to a node until stop is closed, and one node after
-// another, so that a majority is well most of the time. No command is held for
-// longer than a second time-out after its client has given it up.
+// disturb disturbs one node after another until stop is closed, so that a majority is
+// well most of the time. It holds no command for longer than another timeout after the
+// client has given it up.
 func disturb(proxies []*faultproxy.Proxy, pause func() time.Duration, stop <-chan struct{}) {
 	for {
 		for _, p := range proxies {
@@ -129,7 +128,7 @@ func disturb(proxies []*faultproxy.Proxy, pause func() time.Duration, stop <-cha
 	}
 }
 
-// leftOn lists the keys that are nobody's any more.
+// leftOn returns the records that no client holds any more.
 func leftOn(i int, keys []string) (left []string) {
 	for _, key := range keys {
 		if key != markKey && !strings.Contains(key, "}:fence:") {
@@ -216,15 +215,15 @@ func TestCloseReleasesAVoteThatWasNotAnswered(t *testing.T) {
 	})
 }
 
-// Whatever was begun, whatever came in between: at the end no node has
-// anything of it, long before the terms are over, and nothing runs.
+// Whatever was started and disturbed, at the end no node has a record of it, long before
+// the terms end, and no goroutine runs.
 func TestNothingIsLeft(t *testing.T) {
 	for n, waits := range map[int]bool{3: true, 5: false} {
 		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				vs := redistest.VirtualNodes(t, n)
-				// A step lasts from nothing to 1 s, and rarely so long that renewals come.
+				// A step lasts up to 1 s, and rarely so long that renewals are due.
 				pause := func() time.Duration {
 					if rand.IntN(200) == 0 {
 						return rand.N(50 * time.Second)

@@ -81,7 +81,7 @@ func TestOpenByConfig(t *testing.T) {
 	}
 }
 
-func TestOpenTellsWhatIsWrong(t *testing.T) {
+func TestOpenReportsWhatIsWrong(t *testing.T) {
 	const secret = "hunter2"
 	for _, c := range []struct {
 		url  string
@@ -129,7 +129,7 @@ func TestOpenTellsWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestConfigTellsWhatIsWrong(t *testing.T) {
+func TestConfigReportsWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		nodes  []string
 		params hasp.Params
@@ -218,7 +218,7 @@ func TestNewTakesNodesThatSentinelsName(t *testing.T) {
 	}
 }
 
-// Two names of one server would have one vote count twice.
+// With two names of one server, one vote would count twice.
 func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 	nodes := redistest.StartNodes(t, 2, nil)
 	addr := nodes.Servers[0].Addr
@@ -253,8 +253,8 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 	}
 }
 
-// A node that is down when a program starts is used once it is there: then
-// another one may go.
+// A node that is down when a program starts is used as soon as it is up. Then another
+// node may go down.
 func TestNodesThatWereDownAtFirst(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartNodes(t, 3, nil)
@@ -296,7 +296,7 @@ func TestOpenAsksAQuorum(t *testing.T) {
 	_, err := hasp.Open(t.Context(), "redlock+"+nodes.URL()+"?timeout=20s", nil)
 	tells(t, "one of three is up", err, nodes.Proxies[1].Addr(), nodes.Proxies[2].Addr())
 
-	// A wrong password is as good as a node that is down.
+	// A node that refuses the password counts as one that is down.
 	all := redistest.StartNodes(t, 3, &redistest.Options{Password: "right"})
 	u := strings.Replace(all.URL(), "right", secret, 1)
 	_, err = hasp.Open(t.Context(), "redlock+"+u+"?timeout=20s", nil)
@@ -312,7 +312,8 @@ func TestOpenAsksAQuorum(t *testing.T) {
 	}
 }
 
-// tells fails unless err is an outage that says all of want and no password.
+// tells fails the test unless err is an outage that contains all of want and no
+// password.
 func tells(t *testing.T, what string, err error, want ...string) {
 	t.Helper()
 	t.Log(err)

@@ -18,7 +18,7 @@ import (
 	"github.com/hasplock/hasp/redlock"
 )
 
-// plain is redsync as it comes, on the same nodes.
+// plain returns redsync without hasp, on the same nodes.
 func plain(nodes []redis.UniversalClient) *redsync.Redsync {
 	pools := make([]redsyncredis.Pool, len(nodes))
 	for i, rdb := range nodes {
@@ -39,7 +39,7 @@ func beside(t *testing.T, f func(t *testing.T, c *hasp.Client, rs *redsync.Redsy
 	})
 }
 
-// held fails unless the key is taken, for us and for redsync.
+// held fails the test unless the key is held, for hasp and for redsync.
 func held(t *testing.T, what string, c *hasp.Client, rs *redsync.Redsync, key string) {
 	t.Helper()
 	if _, err := c.TryLock(t.Context(), key); !errors.Is(err, hasp.ErrHeld) {
@@ -78,7 +78,7 @@ func TestRedsyncAndHaspExcludeEachOther(t *testing.T) {
 				t.Fatalf("hasp cannot take what redsync freed: %v", err)
 			}
 			held(t, "hasp holds it", c, rs, key)
-			// What was a hold of redsync's is none any more.
+			// The former hold of redsync is gone.
 			if ok, _ := m.Extend(); ok {
 				t.Error("redsync extends what hasp holds")
 			}
@@ -126,7 +126,7 @@ func TestRedsyncAndHaspFollowEachOther(t *testing.T) {
 			if ok, err := m.Unlock(); !ok {
 				t.Fatal(err)
 			}
-			// Redsync tells nobody, so this is a look of our own.
+			// Redsync publishes nothing, so hasp polls.
 			freed := time.Now()
 			if took := (<-had).Sub(freed); took < 0 || took > 1100*time.Millisecond {
 				t.Errorf("hasp has what redsync freed %v later", took)
@@ -153,7 +153,7 @@ func TestRedsyncAndHaspFollowEachOther(t *testing.T) {
 	})
 }
 
-func TestWhatRedsyncExtendsStaysItsOwn(t *testing.T) {
+func TestRedsyncKeepsWhatItExtends(t *testing.T) {
 	beside(t, func(t *testing.T, c *hasp.Client, rs *redsync.Redsync, _ redistest.VirtualServers) {
 		const term = 20 * time.Second
 		m := rs.NewMutex("k", redsync.WithExpiry(term))
@@ -194,7 +194,7 @@ func TestWhatRedsyncExtendsStaysItsOwn(t *testing.T) {
 	})
 }
 
-func TestWhatHaspRenewsStaysItsOwn(t *testing.T) {
+func TestHaspKeepsWhatItRenews(t *testing.T) {
 	beside(t, func(t *testing.T, c *hasp.Client, rs *redsync.Redsync, vs redistest.VirtualServers) {
 		const term = 20 * time.Second
 		lease, err := c.Lock(t.Context(), "k", hasp.WithTTL(term))
@@ -208,7 +208,7 @@ func TestWhatHaspRenewsStaysItsOwn(t *testing.T) {
 		if err := lease.Err(); err != nil {
 			t.Fatal(err)
 		}
-		// Cut off, hasp cannot renew, and redsync has the key after one term.
+		// If hasp is cut off, it cannot renew, and redsync gets the key after one term.
 		ended := lease.Context()
 		other := plain(direct(vs)).NewMutex("k", redsync.WithExpiry(time.Minute), redsync.WithTries(1000))
 		began := time.Now()
@@ -237,7 +237,7 @@ func TestWhatHaspRenewsStaysItsOwn(t *testing.T) {
 	})
 }
 
-// direct are clients that no fault of a proxy concerns.
+// direct returns clients that do not use the proxies.
 func direct(vs redistest.VirtualServers) []redis.UniversalClient {
 	all := make([]redis.UniversalClient, len(vs))
 	for i, v := range vs {

@@ -20,8 +20,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// held runs f with n nodes, on all of which c is held, and which know the
-// scripts that renew and repair.
+// held runs f with n nodes that all have c's record, and that know the scripts of
+// renewals and repairs.
 func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) {
 	t.Helper()
 	try(t, n, nil, func(t *testing.T, tr trial) {
@@ -48,7 +48,7 @@ func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) 
 	})
 }
 
-// lose takes the key from the nodes that which lists.
+// lose deletes the key on the nodes that which lists.
 func (tr trial) lose(which, key string) {
 	tr.each(which, func(v *redistest.VirtualServer) { v.Mini.Del(key) })
 }
@@ -63,7 +63,7 @@ func (tr trial) renews(t *testing.T, what string, c backend.Claim) {
 	took(t, what, began, 0)
 }
 
-// lost fails the test unless the loss of c is heard at once.
+// lost fails the test unless a renewal reports the loss of c at once.
 func (tr trial) lost(t *testing.T, what string, c backend.Claim) {
 	t.Helper()
 	began := time.Now()
@@ -97,9 +97,8 @@ func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
 	})
 }
 
-// A node counts by what it said when it was asked, not by what it was given
-// because of that.
-func TestWhatIsGivenBackCountsFromTheNextRenewalOn(t *testing.T) {
+// A node counts by its answer, not by the repair that follows the answer.
+func TestARepairCountsFromTheNextRenewalOn(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 		tr.lose("01", "k")
 		tr.lost(t, "with one of three", c)
@@ -116,7 +115,8 @@ func TestWhatIsGivenBackCountsFromTheNextRenewalOn(t *testing.T) {
 	})
 }
 
-// A renewal goes by the number of nodes that refuse, also while the rest hang.
+// If a quorum refuses a renewal, the hold is lost at once, even while the other nodes
+// hang.
 func TestRefusedByAQuorumIsLostAtOnce(t *testing.T) {
 	held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
 		tr.each("13", func(v *redistest.VirtualServer) { v.Proxy.Stall() })
@@ -125,8 +125,7 @@ func TestRefusedByAQuorumIsLostAtOnce(t *testing.T) {
 	})
 }
 
-// The term that a node gives is the lease's, by the node's own clock, however
-// late the command gets there.
+// A repair ends with the lease by the node's own clock, however late it arrives.
 func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
 	for _, skew := range []time.Duration{0, time.Hour, -time.Hour} {
 		for late, want := range map[time.Duration]string{time.Millisecond: "xxx", 9 * time.Second: "xxx", 9890 * time.Millisecond: "xxx", 9900 * time.Millisecond: "-xx", 9990 * time.Millisecond: "-xx"} {
@@ -151,9 +150,9 @@ func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
 	}
 }
 
-// Nothing puts a key on a node once it is unlocked: neither a renewal that is
-// answered late, nor a repair on its way.
-func TestNothingIsGivenBackAfterUnlock(t *testing.T) {
+// After an unlock no command writes the key: neither a renewal with a late answer, nor a
+// repair in flight.
+func TestNothingIsRepairedAfterUnlock(t *testing.T) {
 	t.Run("late answer", func(t *testing.T) {
 		held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 			tr.lose("0", "k")
@@ -194,9 +193,9 @@ func TestNothingIsGivenBackAfterUnlock(t *testing.T) {
 	}
 }
 
-// A renewal whose caller has not waited for it gives nothing back: the lease
-// may have ended meanwhile.
-func TestRenewalThatNobodyAwaitsGivesNothingBack(t *testing.T) {
+// A renewal whose caller has stopped waiting repairs nothing: the lease may have ended
+// meanwhile.
+func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 		time.Sleep(9 * time.Second)
 		tr.lose("0", "k")
@@ -211,10 +210,10 @@ func TestRenewalThatNobodyAwaitsGivesNothingBack(t *testing.T) {
 	})
 }
 
-// A holds on three of five, one of which restarts empty. Plain redsync, which
-// knows of no marks, takes that and the other two, and unlocks. A must hear
-// that it was not alone.
-func TestLossIsHeardThoughTheKeyIsFreeAgain(t *testing.T) {
+// A holds on three of five nodes, one of which restarts empty. Plain redsync, which
+// ignores marks, takes that node and the other two, and unlocks. A's renewal must
+// report the loss.
+func TestLossIsReportedAlthoughTheKeyIsFreeAgain(t *testing.T) {
 	try(t, 5, nil, func(t *testing.T, tr trial) {
 		a := hasp.New(tr.d, nil)
 		defer a.Close()
@@ -283,7 +282,7 @@ func TestMajorityUnreachableIsLostAtTheDeadline(t *testing.T) {
 	}
 }
 
-// While a majority answers, no renewal takes longer for the rest.
+// While a majority answers, no renewal waits for the other nodes.
 func TestMinorityUnreachableCostsNothing(t *testing.T) {
 	for _, cut := range []func(*faultproxy.Proxy){(*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Down} {
 		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
@@ -303,9 +302,9 @@ func TestMinorityUnreachableCostsNothing(t *testing.T) {
 	}
 }
 
-// One hold that is lost, and one of a node that hangs, are none of the others'
-// business.
-func TestRenewalsInBulkAreTold(t *testing.T) {
+// A lost hold, or a node that hangs, does not change the results of other holds in the
+// batch.
+func TestRenewalsInBulkHaveTheirOwnResults(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 		all := []backend.Claim{c, aClaim("gone"), aClaim("half"), aClaim("long")}
 		tr.acquire(t, tr.d, all[2])
@@ -355,7 +354,7 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 				tr.vs[1].Proxy.Flow()
 				tr.vs[1].Proxy.Up()
 				for _, d := range []*Driver{tr.d, late} {
-					// The first call after the last vain one finds it well.
+					// The first call after the node is back uses it.
 					time.Sleep(2 * time.Second)
 					first := aClaim("first")
 					tr.acquire(t, d, first)
@@ -384,8 +383,8 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 	}
 }
 
-// While the others suffice, a node that refuses connections is asked for one
-// now and then, and the rest of the time costs nothing.
+// While the others suffice, a node that refuses connections is asked once in
+// probeEvery, and costs nothing otherwise.
 func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 	try(t, 5, &Options{Durable: true}, func(t *testing.T, tr trial) {
 		use := func(what, on string) {
@@ -415,7 +414,7 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 			t.Errorf("why it is not asked: %s", err)
 		}
 
-		// A third one is one too many: then all are asked each time.
+		// Without a third node there is no quorum, so all nodes are asked each time.
 		tr.each("4", (*redistest.VirtualServer).Kill)
 		var err error
 		for range 10 { // until it is known that the third one refuses, too
@@ -497,7 +496,7 @@ func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
 
 // A node that hangs and is asked whether it is back does not delay what the other
 // nodes decide.
-func TestANodeThatHangsDecidesNothingWhenItIsAskedAgain(t *testing.T) {
+func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[0].Proxy.Stall()
 		tr.acquire(t, tr.d, aClaim("first"))
@@ -516,7 +515,8 @@ func TestANodeThatHangsDecidesNothingWhenItIsAskedAgain(t *testing.T) {
 	})
 }
 
-// If there is no quorum without the lead, its vote is waited for, however slow it is.
+// If there is no quorum without the lead, an attempt waits for its vote, however slow it
+// is.
 func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
 		tr.vs[2].Kill()
@@ -531,8 +531,8 @@ func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 	})
 }
 
-// atOnce fails the test unless a key is had before any time has passed, and but
-// for connections that were refused before.
+// atOnce fails the test unless a key is granted before any time has passed. Attempts
+// that were refused a connection before do not count.
 func (tr trial) atOnce(t *testing.T, what string) {
 	t.Helper()
 	began := time.Now()
@@ -547,7 +547,8 @@ func (tr trial) atOnce(t *testing.T, what string) {
 	t.Errorf("%s: %v", what, err)
 }
 
-// A node that was restarted empty does not vote, and is none of those that suffice.
+// A node that was restarted empty does not vote, so it does not make the others
+// sufficient.
 func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
 		tr.vs[2].Kill()
@@ -564,8 +565,8 @@ func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 	})
 }
 
-// What a node has that refuses connections is given back when it is there again.
-func TestWhatANodeHasThatRefusesIsGivenBackLater(t *testing.T) {
+// The record on a node that refuses connections is released when the node is back.
+func TestTheRecordOfANodeThatRefusesIsReleasedLater(t *testing.T) {
 	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
 		c := aClaim("k")
 		c.TTL = time.Minute
@@ -590,8 +591,8 @@ func TestWhatANodeHasThatRefusesIsGivenBackLater(t *testing.T) {
 	})
 }
 
-// A node that hangs is asked one thing at a time.
-func TestNobodyGathersBeforeANodeThatHangs(t *testing.T) {
+// A node that hangs gets one call at a time.
+func TestCallersDoNotQueueForANodeThatHangs(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[1].Proxy.Stall()
 		tr.acquire(t, tr.d, aClaim("first"))
@@ -645,8 +646,8 @@ func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 	}
 }
 
-// A re-entry with a term above max_ttl is refused, as a Lock is: renewals that
-// ask for it would be, and the outer lease would be lost with the inner one.
+// A re-entry with a term above max_ttl is refused, as a Lock is. Otherwise its renewals
+// would be refused, and the outer lease would be lost with the inner one.
 func TestReentryAboveMaxTTLIsRefused(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		c := hasp.New(New(tr.vs.Clients(), nil), nil)

@@ -20,13 +20,13 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// absence is how long a node does not vote that has forgotten its votes: the
-// longest term, and a drift.
+// absence is how long a node that has forgotten its votes does not vote: the longest
+// term, and a drift.
 const absence = DefaultMaxTTL + DefaultMaxTTL/100 + 2*time.Millisecond
 
-// abstains asks for keys until an error says of all the nodes that which lists
-// that they do not vote, and fails the test unless it is an outage and the time
-// left is about that. It returns when it ends.
+// abstains asks for keys until an error reports that all nodes that which lists do not
+// vote. It fails the test unless the error is an outage and the reported time is about
+// left. It returns when that time ends.
 func (tr trial) abstains(t *testing.T, what string, d *Driver, claim func(string) backend.Claim, which string, left time.Duration) (end time.Time) {
 	t.Helper()
 	var err error
@@ -56,8 +56,8 @@ func (tr trial) abstains(t *testing.T, what string, d *Driver, claim func(string
 	return end
 }
 
-// What makes a node forget for whom it voted, and whether the driver may trust
-// what it has kept.
+// amnesia lists the events that make a node forget its votes, and whether the driver is
+// durable.
 var amnesia = map[string]struct {
 	durable bool
 	forget  func(v *redistest.VirtualServer)
@@ -69,8 +69,8 @@ var amnesia = map[string]struct {
 	"flushed though durable": {true, func(v *redistest.VirtualServer) { v.Mini.FlushAll() }},
 }
 
-// A holds with the votes of two of three nodes. One of the two forgets, and
-// the other cannot be reached: with the vote of the first, B would hold, too.
+// A holds with the votes of two of three nodes. One of the two forgets, and the other
+// cannot be reached. With the vote of the first, B would also hold the key.
 func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 	for name, am := range amnesia {
 		for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
@@ -118,8 +118,8 @@ func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 	}
 }
 
-// Nodes that write everything down before they answer vote at once when they
-// are restarted with that.
+// Nodes that write each command to disk before they answer vote at once when they are
+// restarted with their data.
 func TestDurableNodeVotesAtOnce(t *testing.T) {
 	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
 		tr.vs[2].Proxy.Stall()
@@ -139,7 +139,7 @@ func TestDurableNodeVotesAtOnce(t *testing.T) {
 	})
 }
 
-// A term that is longer than what nodes wait for is refused.
+// A term that is longer than the absence of a restarted node is refused.
 func TestNoTermIsLongerThanWhatNodesWaitFor(t *testing.T) {
 	try(t, 3, &Options{MaxTTL: 20 * time.Second}, func(t *testing.T, tr trial) {
 		c := hasp.New(tr.d, nil)
@@ -186,8 +186,7 @@ func TestTheLongestMaxTTLCounts(t *testing.T) {
 	}
 }
 
-// A set that nobody has used is ready at once, also for many who come to it at
-// the same moment.
+// A new set is ready at once, even if several drivers first use it at the same moment.
 func TestNewSetVotesAtOnce(t *testing.T) {
 	for _, durable := range []bool{false, true} {
 		for _, n := range []int{3, 5} {
@@ -226,7 +225,7 @@ func TestNewSetVotesAtOnce(t *testing.T) {
 	}
 }
 
-// away is how a node may be away.
+// away lists the ways in which a node may not answer.
 var away = map[string]func(*faultproxy.Proxy){"hangs": (*faultproxy.Proxy).Stall, "is down": (*faultproxy.Proxy).Down}
 
 // A set without marks is new even if a minority of it is away. It is not known
@@ -267,7 +266,7 @@ func TestNewSetWithoutAMinorityVotesAtOnce(t *testing.T) {
 
 // If a majority is away, or a node that answers has a mark, the set does not count
 // as new.
-func TestSetOfWhichAMajorityIsAwayWaits(t *testing.T) {
+func TestSetWithoutAMajorityWaits(t *testing.T) {
 	for name, cut := range away {
 		for _, marked := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", one bears a mark ", marked), func(t *testing.T) {
@@ -314,7 +313,7 @@ func TestSetOfWhichAMajorityIsAwayWaits(t *testing.T) {
 	}
 }
 
-// All nodes were emptied at once: there is nobody left to be wronged.
+// If all nodes were emptied at once, the set counts as new.
 func TestSetThatWasEmptiedIsNew(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.acquire(t, tr.d, aClaim("k"))
@@ -328,13 +327,12 @@ func TestSetThatWasEmptiedIsNew(t *testing.T) {
 	})
 }
 
-// A node is restarted between the moment when its standing was asked for and
-// that of its vote. Whoever has a standing in mind learns of it by the
-// connection, which cannot be the same.
+// A node is restarted after a driver has read its standing and before the node votes.
+// The vote brings the new run, so it does not count by the old standing.
 func TestRestartBetweenMarkAndVote(t *testing.T) {
 	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
 		try(t, 3, nil, func(t *testing.T, tr trial) {
-			// The vote is on its way to the old run, which dies before it comes.
+			// The vote is in flight to the old run, which dies before it arrives.
 			for _, v := range tr.vs[1:] {
 				v.Proxy.Stall()
 			}
@@ -351,7 +349,7 @@ func TestRestartBetweenMarkAndVote(t *testing.T) {
 			if err := <-done; err == nil {
 				t.Error("granted by nodes that have just been restarted")
 			}
-			// The next ones go to the new run, whose mark looks like that of the old.
+			// The next votes go to the new run, whose mark is a copy of the old mark.
 			tr.abstains(t, "over new connections", tr.d, kind, "12", absence)
 			tr.abstains(t, "again", tr.d, kind, "12", absence)
 		})
@@ -364,7 +362,7 @@ func TestRestartBetweenMarkAndVote(t *testing.T) {
 			tr.abstains(t, "without a mark", tr.d, kind, "12", absence)
 		})
 
-		// Somebody else has given it a new mark meanwhile.
+		// Another driver has given it a new mark meanwhile.
 		try(t, 3, nil, func(t *testing.T, tr trial) {
 			other := New(tr.vs.Clients(), nil)
 			defer other.Close()
@@ -377,9 +375,9 @@ func TestRestartBetweenMarkAndVote(t *testing.T) {
 	}
 }
 
-// A node votes without its mark, loses the vote, and bears its mark again when
-// it is asked for that.
-func TestAVoteThatIsLostBeforeItCountsIsNone(t *testing.T) {
+// A node votes without its mark, loses the record, and has a mark again when the driver
+// reads it.
+func TestAVoteWhoseRecordIsLostDoesNotCount(t *testing.T) {
 	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
 		try(t, 3, nil, func(t *testing.T, tr trial) {
 			for _, v := range tr.vs {
@@ -401,9 +399,8 @@ func TestAVoteThatIsLostBeforeItCountsIsNone(t *testing.T) {
 	}
 }
 
-// A node that does not vote keeps what it was given all the same, and gives it
-// back.
-func TestNodeThatDoesNotVoteIsLeftClean(t *testing.T) {
+// A node that does not vote stores the record all the same, and releases it.
+func TestNodeThatDoesNotVoteKeepsNoRecord(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[1].Mini.FlushAll()
 		tr.vs[2].Mini.FlushAll()
@@ -428,7 +425,7 @@ func TestNodeThatDoesNotVoteIsLeftClean(t *testing.T) {
 	})
 }
 
-// The same with servers that are really killed.
+// The same with real servers that are killed.
 func TestKilledNodeWaits(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string]bool{"empty": false, "with its data": true} {
@@ -501,8 +498,8 @@ func TestKilledNodeWaits(t *testing.T) {
 	}
 }
 
-// A leader may renew for longer than any term that a mark could have, while no
-// node is asked for a vote. The marks must still be there when it ends.
+// A leader may renew for longer than any term that a mark could have, while no node is
+// asked for a vote. The marks must still exist when the lease ends.
 func TestAMarkOutlivesAnyTimeWithoutVotes(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for _, v := range tr.vs {
@@ -521,8 +518,8 @@ func TestAMarkOutlivesAnyTimeWithoutVotes(t *testing.T) {
 	})
 }
 
-// A's votes are on nodes 1 and 2. A replica of node 1 took over its address. It
-// has a copy of the mark, and not yet A's lock. B has connections to both
+// A has the votes of nodes 1 and 2. A replica of node 1 took over its address. The
+// replica has a copy of the mark, but not yet A's lock. B has connections to both
 // servers, and uses them in turn.
 func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
@@ -565,7 +562,7 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 			wg.Wait()
 			run, _, _ := strings.Cut(mark, " ")
 			for range 8 {
-				// B asks the old server for its standing, and the replica votes next.
+				// B reads the mark of the old server, and then the replica votes.
 				for range 8 {
 					tr.vs[0].Mini.Set(markKey, mark)
 					replica.Mini.Set(markKey, mark)
@@ -584,8 +581,8 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 	}
 }
 
-// A node boots with its clock ahead, and the clock is put right. Then the node
-// votes when one max_ttl has passed, for everybody.
+// A node boots with its clock ahead, and the clock is corrected. Then the node votes for
+// all drivers when one max_ttl has passed.
 func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 	boot := func(t *testing.T, tr trial) {
 		tr.vs[1].Skew(365 * 24 * time.Hour)
@@ -623,8 +620,8 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 	})
 }
 
-// All nodes are restarted empty, one after another, under one hold that is
-// renewed, and nobody else asks for a vote. Then the leader's link to node 3
+// All nodes are restarted empty, one after another, during one hold that is renewed, and
+// no other driver asks for a vote. Then the leader's link to node 3
 // hangs until its record there has ended, node 2 is restarted, and node 1 cannot
 // be reached. Nodes 2 and 3 must know that the set is not new.
 func TestRenewalsKeepMarks(t *testing.T) {

@@ -18,8 +18,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// last is the verdict on votes that are all there. Unlike a rule it knows of
-// no missing ones.
+// last returns the verdict if no vote is pending.
 func last(acquiring bool, n int, count [5]int) verdict {
 	quorum := n/2 + 1
 	switch {
@@ -33,7 +32,7 @@ func last(acquiring bool, n int, count [5]int) verdict {
 	return noQuorum
 }
 
-// sure is the verdict that whatever the missing votes are leads to, or undecided.
+// sure returns the verdict that all possible pending votes lead to, or undecided.
 func sure(acquiring bool, n int, count [5]int) verdict {
 	if count[pending] == 0 {
 		return last(acquiring, n, count)
@@ -92,7 +91,7 @@ func combinations(n, several int, f func(choice []int)) {
 	}
 }
 
-func TestABallotIsDecidedByTheVoteThatDecidesItAndStaysSo(t *testing.T) {
+func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
 	t.Parallel()
 	for n := range 6 {
 		if n == 0 {
@@ -139,7 +138,7 @@ func TestABallotIsDecidedByTheVoteThatDecidesItAndStaysSo(t *testing.T) {
 	}
 }
 
-func TestABallotThatNobodyWaitsForIsDecidedNoMore(t *testing.T) {
+func TestAnAbandonedBallotIsNotDecidedAgain(t *testing.T) {
 	nodes := []*node{{name: "a"}, {name: "b"}, {name: "c"}}
 	b := newBallot(nodes, holdRule)
 	b.cast(0, failed, errors.New("a: is away"))
@@ -152,7 +151,7 @@ func TestABallotThatNobodyWaitsForIsDecidedNoMore(t *testing.T) {
 	}
 }
 
-// What a node may be like when the key is asked for.
+// The states of a node when a caller asks for the key.
 const (
 	free   = iota
 	taken  // by somebody's record
@@ -164,8 +163,8 @@ const (
 
 const secret = "hunter2"
 
-// guarded are nodes in virtual time that want a password, and a driver for
-// them, which has used them.
+// guarded returns nodes in virtual time that require a password, and a driver that has
+// used them.
 func guarded(t *testing.T, n int) (guardedNodes, *Driver) {
 	vs := redistest.VirtualNodes(t, n)
 	clients := make([]redis.UniversalClient, n)
@@ -188,20 +187,20 @@ func guarded(t *testing.T, n int) (guardedNodes, *Driver) {
 	return guardedNodes{vs, marks}, d
 }
 
-// guardedNodes are those, and the marks that they bear.
+// guardedNodes are nodes with a password, and their marks.
 type guardedNodes struct {
 	redistest.VirtualServers
 	marks []string
 }
 
-// spoilMark has a node answer with an error to who asks for its mark.
+// spoilMark makes a node answer with an error if its mark is read.
 func spoilMark(v *redistest.VirtualServer) {
 	v.Mini.Del(markKey)
 	_, _ = v.Mini.Lpush(markKey, "no mark")
 }
 
-// ready returns when all nodes vote again, and no connection is left that has
-// been cut without the client noticing.
+// ready returns when all nodes vote again, and the clients have noticed all dead
+// connections.
 func (g guardedNodes) ready(t *testing.T, d *Driver) {
 	t.Helper()
 	for try := range 20 {
@@ -221,7 +220,7 @@ func (g guardedNodes) ready(t *testing.T, d *Driver) {
 	t.Fatal("some nodes stay away")
 }
 
-// claim is one for key, with a token of its own.
+// claim returns a claim for key, with a token of its own.
 func claim(key string) backend.Claim {
 	return backend.Claim{Key: key, Token: "token-" + key, Owner: "me", TTL: time.Minute, Timeout: time.Second}
 }
@@ -237,12 +236,11 @@ func take(t *testing.T, d *Driver, c backend.Claim) backend.Grant {
 	return g
 }
 
-// settle lets whatever is under way come to its end, but not the terms of holds.
+// settle waits until all calls in flight have ended, but not until terms end.
 func settle() { time.Sleep(5 * time.Second); synctest.Wait() }
 
-// outageOf fails unless err is an outage with a line for each of so many nodes
-// that there is no quorum, all of them bad, which names it, and unless err
-// matches nothing else.
+// outageOf fails the test unless err is an outage with a line for at least that many
+// nodes, all of them bad, each line names its node, and err matches no other error.
 func outageOf(t *testing.T, what string, err error, d *Driver, bad []bool, least int) {
 	t.Helper()
 	var m *multierror.Error
@@ -270,7 +268,7 @@ func outageOf(t *testing.T, what string, err error, d *Driver, bad []bool, least
 	}
 }
 
-// prepare has each node be as choice says, with respect to key.
+// prepare puts each node into the state that choice names, with respect to key.
 func (g guardedNodes) prepare(key string, choice []int) (bad []bool) {
 	bad = make([]bool, len(choice))
 	for i, v := range g.VirtualServers {
@@ -289,7 +287,7 @@ func (g guardedNodes) prepare(key string, choice []int) (bad []bool) {
 	return bad
 }
 
-// restore undoes prepare. What an attempt left behind is given back meanwhile.
+// restore undoes prepare. Records of failed attempts are released meanwhile.
 func (g guardedNodes) restore(t *testing.T, d *Driver, key string, choice []int) {
 	for i, v := range g.VirtualServers {
 		switch choice[i] {
@@ -317,7 +315,7 @@ func tally(choice []int, n int) (all [kinds]int, bad int) {
 	return all, bad
 }
 
-func TestWhatTheNodesSayIsToldAsItIs(t *testing.T) {
+func TestTheResultFollowsTheVotes(t *testing.T) {
 	for n, several := range map[int]int{3: kinds, 5: mute} {
 		t.Run(fmt.Sprintf("%d nodes", n), func(t *testing.T) {
 			t.Parallel()
@@ -381,8 +379,8 @@ func TestAHoldIsLostOnlyIfNoQuorumCanHaveIt(t *testing.T) {
 	}
 }
 
-// losing has a hold on all nodes, takes it from some, cuts others off, and
-// renews or releases it.
+// losing takes a hold on all nodes, deletes it on some, cuts others off, and renews or
+// releases it.
 func losing(t *testing.T, n int, renew bool) {
 	g, d := guarded(t, n)
 	quorum := n/2 + 1
@@ -442,8 +440,8 @@ func losing(t *testing.T, n int, renew bool) {
 	})
 }
 
-// A node that is only late is none of those that do not vote.
-func TestAnOutageNamesNobodyWhoIsJustLate(t *testing.T) {
+// An outage has no line for a node that is only late.
+func TestAnOutageDoesNotNameALateNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, d := guarded(t, 3)
 		g.VirtualServers[0].Proxy.Down()
