@@ -1,0 +1,175 @@
+package redlock
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// scriptCase is one run of a script on a server without data.
+type scriptCase struct {
+	name   string
+	src    string
+	before []string // commands; spaces separate fields, and _ is a space in a field
+	keys   []string
+	args   []any
+	reply  string // a regular expression for the whole reply, as fmt prints it
+	after  string // a command
+	left   string // a regular expression for its reply
+}
+
+// Every branch of the scripts gives the reply that its header names.
+func TestScripts(t *testing.T) {
+	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	rdb := s.Client()
+	info, err := rdb.Info(t.Context(), "server").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	do := func(t *testing.T, command string) any {
+		t.Helper()
+		var args []any
+		for f := range strings.SplitSeq(command, " ") {
+			args = append(args, strings.ReplaceAll(f, "_", " "))
+		}
+		reply, err := rdb.Do(t.Context(), args...).Result()
+		if err != nil {
+			reply = err
+		}
+		return reply
+	}
+
+	for _, c := range append(recordScripts(), markScripts(runOf(info), time.Now())...) {
+		t.Run(c.name, func(t *testing.T) {
+			do(t, "flushall")
+			for _, command := range c.before {
+				if err, ok := do(t, command).(error); ok {
+					t.Fatalf("%s: %v", command, err)
+				}
+			}
+			reply, err := rdb.Eval(t.Context(), c.src, c.keys, c.args...).Result()
+			if err != nil {
+				reply = err
+			}
+			do(t, "acl setuser default +@all")
+			if got := fmt.Sprint(reply); !regexp.MustCompile("(?s)^" + c.reply + "$").MatchString(got) {
+				t.Errorf("got %q, want %s", got, c.reply)
+			}
+			if got := fmt.Sprint(do(t, c.after)); c.after != "" && !regexp.MustCompile("(?s)^"+c.left+"$").MatchString(got) {
+				t.Errorf("afterwards %s is %q, want %s", c.after, got, c.left)
+			}
+		})
+	}
+}
+
+// recordScripts are the runs of the scripts for records and fences.
+func recordScripts() []scriptCase {
+	acquire, raise := []string{"k", "fence", "mark"}, []string{"fence", "k"}
+	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token"}
+	const denied = `.*(NOPERM|can't run this command).*`
+	return []scriptCase{
+		{"acquire: held", acquireSrc, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
+		{"acquire: held, marked", acquireSrc, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
+		{"acquire: first fence", acquireSrc, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
+		{"acquire: fence by the clock", acquireSrc, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
+		{"acquire: fence above the clock", acquireSrc, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
+		{"acquire: last fence", acquireSrc, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is no number", acquireSrc, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is a list", acquireSrc, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter cannot be read", acquireSrc, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
+
+		{"raise: first", raiseSrc, []string{"set k token#me"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "5"},
+		{"raise: higher", raiseSrc, []string{"set k token#me", "set fence 4"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "5"},
+		{"raise: never lower", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "6"},
+		{"raise: its term goes on", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, "1", "pttl fence", `[89]\d\d\d`},
+		{"raise: no record", raiseSrc, nil, raise, []any{"token#", "5", 9000}, "0", "get fence", "5"},
+		{"raise: another attempt", raiseSrc, []string{"set k token~1#me"}, raise, []any{"token#", "5", 9000}, "0", "", ""},
+		{"raise: the lock is a list", raiseSrc, []string{"lpush k 1"}, raise, []any{"token#", "5", 9000}, "0", "", ""},
+		{"raise: counter is no number", raiseSrc, []string{"set fence x"}, raise, []any{"token#", "5", 9000}, "-1", "get fence", "x"},
+		{"raise: counter is a list", raiseSrc, []string{"lpush fence 1"}, raise, []any{"token#", "5", 9000}, "-1", "", ""},
+		{"raise: counter cannot be read", raiseSrc, []string{"acl setuser default -getrange"}, raise, []any{"token#", "5", 9000}, denied, "exists fence", "0"},
+
+		{"renew: longer", renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", `[45]\d\d\d`},
+		{"renew: never shorter", renewSrc, []string{"set k token#me px 90000", "set mark m"}, renew, []any{"token#", 5000, "", 9000}, `\[1 1\]`, "pttl k", `[89]\d{4}`},
+		{"renew: without an end", renewSrc, []string{"set k token#me"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", "-1"},
+		{"renew: any attempt", renewSrc, []string{"set k token~12#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
+		{"renew: first attempt by token", renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
+		{"renew: a longer token", renewSrc, []string{"set k tokens#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
+		{"renew: gone, fence stays", renewSrc, nil, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "5"},
+		{"renew: fence is higher", renewSrc, []string{"set fence 6"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "pttl fence", `[89]\d\d\d`},
+		{"renew: counter is no number", renewSrc, []string{"set fence x"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "x"},
+		{"renew: counter is a list", renewSrc, []string{"lpush fence 1"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "type fence", "list"},
+		{"renew: the lock is a list", renewSrc, []string{"lpush k 1"}, renew, []any{"token#", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
+		{"renew: cannot be read", renewSrc, []string{"set k token#me", "acl setuser default -getrange"}, renew, []any{"token#", 5000, "", 9000}, denied, "", ""},
+
+		{"release", releaseSrc, []string{"set k token#me"}, []string{"k"}, release, "1", "exists k", "0"},
+		{"release: any attempt", releaseSrc, []string{"set k token~3#me"}, []string{"k"}, release, "1", "exists k", "0"},
+		{"release: one attempt", releaseSrc, []string{"set k token~3#me"}, []string{"k"}, []any{"token#", "", "token"}, "0", "exists k", "1"},
+		{"release: no channel", releaseSrc, []string{"set k token#me"}, []string{"k"}, []any{"token#", "", "token"}, "1", "exists k", "0"},
+		{"release: a longer token", releaseSrc, []string{"set k tokens#me"}, []string{"k"}, release, "0", "exists k", "1"},
+		{"release: free", releaseSrc, nil, []string{"k"}, release, "0", "", ""},
+		{"release: a list", releaseSrc, []string{"lpush k 1"}, []string{"k"}, release, "0", "exists k", "1"},
+		{"release: cannot be read", releaseSrc, []string{"set k token#me", "acl setuser default -getrange"}, []string{"k"}, release, denied, "exists k", "1"},
+		{"release: cannot count subscribers", releaseSrc, []string{"set k token#me", "acl setuser default -pubsub"}, []string{"k"}, release, "2", "exists k", "0"},
+		{"release: cannot publish", releaseSrc, []string{"set k token#me", "acl setuser default -publish"}, []string{"k"}, release, "1", "exists k", "0"},
+
+		{"repair", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
+		{"repair: too late", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
+		{"repair: held", repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
+
+		{"inspect: free", inspectSrc, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
+		{"inspect: held", inspectSrc, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
+		{"inspect: a list", inspectSrc, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+
+		{"break", breakSrc, []string{"lpush k 1"}, []string{"k"}, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break: free", breakSrc, nil, []string{"k"}, []any{"channel", "broken"}, "0", "", ""},
+		{"break: cannot publish", breakSrc, []string{"set k other", "acl setuser default -publish"}, []string{"k"}, []any{"channel", "broken"}, "1", "exists k", "0"},
+	}
+}
+
+// markScripts are the runs of mark.lua on the server of that run. The longest term is
+// 1000 s, so the times differ by more than a test takes.
+func markScripts(run string, now time.Time) []scriptCase {
+	ms := func(seconds int) string { return fmt.Sprint(now.UnixMilli() + int64(seconds)*1000) }
+	// about matches a time from seconds to 99 s later.
+	about := func(seconds int) string {
+		from := now.Unix() + int64(seconds)
+		var all []string
+		for s := from; s < from+99; s++ {
+			all = append(all, fmt.Sprint(s))
+		}
+		return "(" + strings.Join(all, "|") + `)\d{3}`
+	}
+	all := func(name string, before []string, args []any, mark string) scriptCase {
+		return scriptCase{"mark: " + name, markSrc, before, []string{"mark"}, args, `\[` + mark + " " + run + ` \d{13}\]`, "get mark", mark}
+	}
+	past := ms(-500)
+	args := []any{1000000, 0, "", 0, ""}
+	durable := []any{1000000, 1, "", 0, ""}
+	cases := []scriptCase{
+		all("none", nil, args, run+" "+about(1000)+" 1000000"),
+		all("not of hasp", []string{"set mark x"}, args, run+" "+about(1000)+" 1000000"),
+		all("of another run", []string{"set mark other_0_3000000"}, args, run+" "+about(3000)+" 3000000"),
+		all("of another run, durable", []string{"set mark other_" + past + "_1000000"}, durable, "other "+past+" 1000000"),
+		all("of another run, durable, roles unknown", []string{"set mark other_" + past + "_1000000", "acl setuser default -info +info|server"}, durable, "other "+past+" 1000000"),
+		all("new set", nil, []any{1000000, 0, run, ms(500), ""}, run+" 0 1000000"),
+		all("new set, too late", nil, []any{1000000, 0, run, past, ""}, run+" "+about(1000)+" 1000000"),
+		all("new set, another run", nil, []any{1000000, 0, "other", ms(500), ""}, run+" "+about(1000)+" 1000000"),
+	}
+	for _, c := range []struct{ name, from, known, waited, want string }{
+		{"kept", past, "1000000", "", past + " 1000000"},
+		{"kept, waiting", ms(300), "1000000", "", ms(300) + " 1000000"},
+		{"kept, a longer term since", ms(300), "500000", "", ms(800) + " 1000000"},
+		{"kept, no longer waiting", past, "500000", "", past + " 1000000"},
+		{"kept, names a longer term", ms(300), "3000000", "", ms(300) + " 3000000"},
+		{"kept, the clock was ahead", ms(9000), "1000000", "", about(1000) + " 1000000"},
+		{"kept, waited", ms(300), "1000000", run + " " + ms(300) + " 1000000", "0 1000000"},
+	} {
+		cases = append(cases, all(c.name, []string{"set mark " + run + "_" + c.from + "_" + c.known}, []any{1000000, 0, "", 0, c.waited}, run+" "+c.want))
+	}
+	return cases
+}
