@@ -167,7 +167,7 @@ func (a *attempt) grant(ctx context.Context, counted error) (backend.Grant, erro
 		}
 	}
 	if counted != nil || time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
-		return backend.Grant{}, fmt.Errorf("the quorum came after its term had ended: %w", os.ErrDeadlineExceeded)
+		return backend.Grant{}, fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 	}
 	return g, nil
 }

@@ -158,7 +158,7 @@ func (s survey) record(i int) (record string, most int) {
 	return f.Record(), most
 }
 
-// unheld reports whether nobody can hold the key: no record has a quorum, whatever
+// unheld reports whether the key has no holder: no record has a quorum, whatever
 // the silent nodes have.
 func (s survey) unheld() bool {
 	if s.free >= s.d.quorum() {
@@ -185,8 +185,8 @@ func (s survey) heldError() error {
 	return s.taken[max(0, min(len(s.taken)-1, s.d.quorum()-s.free-1))].Held()
 }
 
-// survey asks the nodes about c's key, until it is clear who holds it or that nobody
-// can. It waits a moment longer for the answer of the lead.
+// survey asks the nodes about c's key, until the answers show the holder, or show that
+// there is none. It waits a moment longer for the answer of the lead.
 func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

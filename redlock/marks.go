@@ -119,7 +119,7 @@ func (n *node) confirmRecord(ctx context.Context, a *attempt, id identity) error
 	case err != nil:
 		return n.nodeError(err, a.c.Timeout)
 	case replies[0].Value != a.record || replies[1].Value != id.mark || runOf(replies[2].Value) != id.run:
-		return fmt.Errorf("%s: loses its data", n.name)
+		return fmt.Errorf("%s: has lost its data since it voted", n.name)
 	}
 	return nil
 }
@@ -420,5 +420,5 @@ func (d *Driver) checkDistinct(n *node, run string) error {
 type sameServerError struct{ one, other string }
 
 func (e sameServerError) Error() string {
-	return fmt.Sprintf("%s: is the same server as %s, which would vote twice; allow_unsafe_nodes=true admits it", e.one, e.other)
+	return fmt.Sprintf("%s: is the same server as %s, and would vote twice: name it once"+unsafeHint, e.one, e.other)
 }

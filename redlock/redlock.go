@@ -95,7 +95,7 @@ const (
 // of the records that they leave on a node.
 const closeTimeout = 3 * time.Second
 
-var errClosed = errors.New("the driver is closed")
+var errClosed = errors.New("redlock: driver is closed")
 
 // Options are the settings of a [Driver]. Nil and the zero value mean the
 // defaults.
@@ -224,25 +224,27 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 	return d, nil
 }
 
+// unsafeHint ends the errors that Options.AllowUnsafeNodes prevents.
+const unsafeHint = ", or set allow_unsafe_nodes=true"
+
 // checkNodes returns an error if the set of nodes tolerates no failure, or no more
 // failures than a smaller set.
 func checkNodes(names []string, allowUnsafe bool) error {
-	const hint = "; allow_unsafe_nodes=true admits it"
 	switch {
 	case len(names) == 0:
-		return fmt.Errorf("%w: no nodes: want at least 3, as in redlock+redis://a:6379,b:6379,c:6379", backend.ErrInvalid)
+		return fmt.Errorf("%w: no nodes: name at least 3, as in redlock+redis://a:6379,b:6379,c:6379", backend.ErrInvalid)
 	case allowUnsafe:
 		return nil
 	case len(names) == 1:
-		return fmt.Errorf("%w: 1 node: the loss of one must leave a majority, so want at least 3"+hint, backend.ErrInvalid)
-	case len(names) < 3:
-		return fmt.Errorf("%w: %d nodes: the loss of one must leave a majority, so want at least 3"+hint, backend.ErrInvalid, len(names))
+		return fmt.Errorf("%w: 1 node tolerates no failure: name at least 3"+unsafeHint, backend.ErrInvalid)
+	case len(names) == 2:
+		return fmt.Errorf("%w: 2 nodes tolerate no failure: name at least 3"+unsafeHint, backend.ErrInvalid)
 	case len(names)%2 == 0:
-		return fmt.Errorf("%w: %d nodes: an even number survives the loss of no more nodes than %d would, and votes may be split in half"+hint, backend.ErrInvalid, len(names), len(names)-1)
+		return fmt.Errorf("%w: %d nodes tolerate no more failures than %d do: name an odd number"+unsafeHint, backend.ErrInvalid, len(names), len(names)-1)
 	}
 	for i, name := range names {
 		if name != "" && slices.Contains(names[:i], name) {
-			return fmt.Errorf("%w: node %s is named twice, and would vote twice"+hint, backend.ErrInvalid, name)
+			return fmt.Errorf("%w: node %s is named twice, and would vote twice: name it once"+unsafeHint, backend.ErrInvalid, name)
 		}
 	}
 	return nil
@@ -261,7 +263,7 @@ func (d *Driver) quorum() int { return len(d.nodes)/2 + 1 }
 // not vote for MaxTTL, so a longer term could outlast that.
 func (d *Driver) checkTTL(ttl time.Duration) error {
 	if ttl > d.maxTTL {
-		return fmt.Errorf("%w: a term of %v is longer than max_ttl, which is %v", backend.ErrInvalid, ttl, d.maxTTL)
+		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.maxTTL)
 	}
 	return nil
 }

@@ -160,7 +160,7 @@ func (n *node) releaseInBackground(r repeatedRelease) {
 type repeatedRelease struct {
 	c       backend.Claim
 	prefix  string        // of the record
-	channel string        // to publish to; empty if nobody held the key
+	channel string        // to publish to; empty if no release is published
 	answers int           // how many releases must be answered
 	pause   time.Duration // before the first release
 	until   time.Time     // when the record has expired on the node

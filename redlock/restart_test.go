@@ -392,7 +392,7 @@ func TestAVoteWhoseRecordIsLostDoesNotCount(t *testing.T) {
 					v.Mini.Set(markKey, mark)
 				})
 			}
-			if _, err := tr.d.Acquire(t.Context(), kind("k")); err == nil || definite(err) || !strings.Contains(err.Error(), "loses its data") {
+			if _, err := tr.d.Acquire(t.Context(), kind("k")); err == nil || definite(err) || !strings.Contains(err.Error(), "has lost its data since it voted") {
 				t.Errorf("no node has the key: %v", err)
 			}
 		})
