@@ -182,6 +182,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 // held: if the holder cannot be read, held returns an empty HeldError.
 func (d *Driver) held(ctx context.Context, key string) error {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: []string{key}})
+	// By now the key may be free, or the server may not answer.
 	if found, ok := redisstore.Decode(reply); err == nil && ok {
 		return found.Held()
 	}
