@@ -20,12 +20,12 @@
 //
 // # Limits
 //
-// It does not reach other hosts. On a network file system (NFS, SMB), or in a
-// directory that virtual machines share, processes of one host exclude each other
-// if the file system supports flock(2), but those of two hosts may not. It does not
-// protect against a process that may write in the directory and means harm. So use
-// a directory of the users who share the locks, and not /tmp itself. It keeps no
-// order: the first caller that asks when the key is free gets it.
+// It does not reach other hosts. A network file system (NFS, SMB) or a directory that
+// virtual machines share must support flock(2). Then processes of one host exclude
+// each other, but those of two hosts may not. It does not protect against a process
+// that may write in the directory and means harm. So use a directory of the users
+// who share the locks, and not /tmp itself. It keeps no order: the first caller that
+// asks when the key is free gets it.
 //
 // # Cost
 //
@@ -65,8 +65,8 @@
 //
 // A key that was released or broken has no file, so a million keys that are not in
 // use leave 131 small files. The record of a holder that died stays until the key
-// is taken again, or until the directory is opened by URL an hour after its term or
-// later. The same holds for temporary files. Each opening checks up to 1,000 files.
+// is taken again. An opening of the directory by URL removes such records an hour
+// after their terms, and old temporary files. Each opening checks up to 1,000 files.
 // A process that died while it created the directory leaves .filelock-new-* beside
 // it.
 package filelock
@@ -188,8 +188,8 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	defer g.drop()
 
-	// The clock is read after the guard was locked, so a record that expired while
-	// this call waited for the guard no longer holds the key.
+	// The clock is read after the guard was locked. So a record that expired meanwhile
+	// no longer holds the key.
 	now := d.clock()
 	held, err := d.load(c.Key, now)
 	if err != nil {

@@ -165,9 +165,8 @@ var pidLen = len(fmt.Sprintf(pidLine, 0))
 
 // openStripe opens the stripe's file and writes the pid into it, for the error of
 // callers that wait for the guard until they time out. That costs one write into
-// the page cache. /proc/locks would cost nothing, but exists on Linux only, and
-// its file numbers do not match those of stat on the overlay file systems of
-// containers.
+// the page cache. /proc/locks would cost nothing, but exists on Linux only. On the
+// overlay file systems of containers, its file numbers do not match those of stat.
 func (g *guard) openStripe() error {
 	path := g.d.guardFile("stripe", g.n)
 	err := g.d.withFile(path, func() (err error) {
