@@ -15,39 +15,11 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/pubsublock"
 )
 
 // Tests of leases, through package hasp. Where time matters it is virtual.
-
-// virtual runs f in a bubble, with two Clients of one Redis: each of another
-// process, as far as anybody can tell. The first goes through the proxy.
-func virtual(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client)) {
-	synctest.Test(t, func(t *testing.T) {
-		v := redistest.Virtual(t)
-		a := hasp.New(pubsublock.New(v.Client(), nil), nil)
-		defer a.Close()
-		b := hasp.New(pubsublock.New(v.Direct(), nil), nil)
-		defer b.Close()
-		f(t, v, a, b)
-	})
-}
-
-func lock(t *testing.T, c *hasp.Client, opts ...hasp.Option) *hasp.Lease {
-	t.Helper()
-	lease, err := c.Lock(t.Context(), "k", opts...)
-	if err != nil {
-		t.Fatalf("lock: %v", err)
-	}
-	return lease
-}
-
-func unlock(t *testing.T, lease *hasp.Lease) {
-	t.Helper()
-	if err := lease.Unlock(t.Context()); err != nil {
-		t.Errorf("unlock: %v", err)
-	}
-}
 
 func TestUnlockWakesAnotherProcessAtOnce(t *testing.T) {
 	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
@@ -66,27 +38,6 @@ func TestUnlockWakesAnotherProcessAtOnce(t *testing.T) {
 				t.Errorf("locked %v after the unlock", d)
 			}
 		}
-	})
-}
-
-func TestWaiterTakesOverFromADeadHolder(t *testing.T) {
-	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-		began := time.Now()
-		lease := lock(t, a)
-		var told time.Time
-		defer context.AfterFunc(lease.Context(), func() { told = time.Now() })()
-		v.Proxy.Down()
-		next := lock(t, b)
-		taken := time.Now()
-		if d := taken.Sub(began); d < hasp.DefaultTTL || d > hasp.DefaultTTL+100*time.Millisecond {
-			t.Errorf("taken over after %v, want just after %v", d, hasp.DefaultTTL)
-		}
-		synctest.Wait()
-		if !errors.Is(lease.Err(), hasp.ErrLost) || told.IsZero() || !told.Before(taken) {
-			t.Errorf("the dead one: %v, told at %v; taken at %v", lease.Err(), told, taken)
-		}
-		unlock(t, next)
-		v.Proxy.Up()
 	})
 }
 
@@ -110,10 +61,7 @@ func TestHoldThatCameOfWaitingIsRenewed(t *testing.T) {
 // Lock rides out an outage for the Timeout, all told, also one that begins
 // while it waits, and one shorter than that without a word.
 func TestLockRidesOutAnOutage(t *testing.T) {
-	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
-		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
-		"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
-	} {
+	for name, fault := range strategytest.Outages {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
 				first := lock(t, b)
@@ -152,34 +100,18 @@ func TestLockRidesOutAnOutage(t *testing.T) {
 	}
 }
 
-func TestLostRepliesLeaveNothingBehind(t *testing.T) {
+// An attempt that a message causes, and whose outcome is unknown, leaves no key.
+func TestLostReplyAfterAMessageLeavesNothing(t *testing.T) {
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply, faultproxy.LoseRequest, faultproxy.HoldRequest} {
 		virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-			unlock(t, lock(t, a)) // the scripts are known from here on
-			free := func(what string) {
-				t.Helper()
-				if fault == faultproxy.HoldRequest {
-					time.Sleep(hasp.DefaultTimeout / 2)
-					v.Proxy.Release() // the command comes late
-				}
-				time.Sleep(2*hasp.DefaultTimeout + time.Second)
-				if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
-					t.Errorf("fault %d: %s: left %q, %d faults to come", fault, what, keys, v.Proxy.Pending())
-				}
-			}
-			v.Proxy.Fail("evalsha", fault)
-			if _, err := a.TryLock(t.Context(), "k"); err == nil || errors.Is(err, hasp.ErrHeld) {
-				t.Errorf("fault %d: trylock: %v", fault, err)
-			}
-			free("acquire")
-
-			// The attempt that a message calls for.
+			unlock(t, lock(t, a)) // from here on the server knows the scripts
 			first := lock(t, b)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			got := make(chan *hasp.Lease)
 			go func() {
 				lease, err := a.Lock(ctx, "k")
-				if err != nil && (fault != faultproxy.HangReply || errors.Is(err, hasp.ErrHeld)) { // which is silence for as long as Lock rides out
+				// A reply that hangs is an outage, and Lock rides it out until ctx ends.
+				if err != nil && (fault != faultproxy.HangReply || errors.Is(err, hasp.ErrHeld)) {
 					t.Errorf("fault %d: lock: %v", fault, err)
 				}
 				got <- lease
@@ -195,14 +127,7 @@ func TestLostRepliesLeaveNothingBehind(t *testing.T) {
 				unlock(t, lease)
 			}
 			cancel()
-			free("wait")
-
-			lease := lock(t, a)
-			v.Proxy.Fail("evalsha", fault)
-			if err := lease.Unlock(t.Context()); err == nil || errors.Is(err, hasp.ErrLost) {
-				t.Errorf("fault %d: unlock: %v", fault, err)
-			}
-			free("release")
+			strategytest.Clean(t, v, fault, fmt.Sprint("fault ", fault))
 		})
 	}
 }
@@ -262,26 +187,17 @@ func waitOn(t *testing.T, r rig, c *hasp.Client) <-chan error {
 		}
 		done <- err
 	}()
-	eventually(t, "nobody listens", func() bool { return r.listeners(t) > 0 })
+	eventually(t, "a waiter listens", func() bool { return r.listeners(t) > 0 })
 	return done
 }
 
 func (r rig) listeners(t *testing.T) int64 {
 	t.Helper()
-	n, err := r.rdb.PubSubNumSub(t.Context(), "redisson_lock__channel:{k}").Result()
+	n, err := r.Redis.PubSubNumSub(t.Context(), "redisson_lock__channel:{k}").Result()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n["redisson_lock__channel:{k}"]
-}
-
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal(what)
-		}
-	}
 }
 
 func arrives(t *testing.T, what string, done <-chan error) {
@@ -310,25 +226,25 @@ func byURL(t *testing.T, srv *redistest.Server) *hasp.Client {
 func TestNoSubscriptionIsLeft(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
-	a, b := byURL(t, r.srv), byURL(t, r.srv)
+	a, b := byURL(t, r.Server), byURL(t, r.Server)
 	first := lock(t, a)
 	done := waitOn(t, r, b)
 	ctx, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
-		_, err := hasp.New(pubsublock.New(r.rdb, nil), nil).Lock(ctx, "k")
+		_, err := hasp.New(pubsublock.New(r.Redis, nil), nil).Lock(ctx, "k")
 		if errors.Is(err, context.Canceled) && errors.Is(err, hasp.ErrHeld) {
 			err = nil
 		}
 		gone <- err
 	}()
-	eventually(t, "the second does not listen", func() bool { return r.listeners(t) == 2 })
+	eventually(t, "the second waiter listens", func() bool { return r.listeners(t) == 2 })
 	cancel()
 	arrives(t, "cancelled", gone)
 	unlock(t, first)
 	arrives(t, "lock", done)
-	eventually(t, "subscriptions are left", func() bool { return r.listeners(t) == 0 })
-	if n := r.rdb.DBSize(t.Context()).Val(); n != 0 {
+	eventually(t, "no subscription is left", func() bool { return r.listeners(t) == 0 })
+	if n := r.Redis.DBSize(t.Context()).Val(); n != 0 {
 		t.Errorf("%d keys are left", n)
 	}
 }
@@ -337,11 +253,11 @@ func TestNoSubscriptionIsLeft(t *testing.T) {
 func TestKilledConnections(t *testing.T) {
 	t.Parallel()
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	a, b := byURL(t, r.srv), byURL(t, r.srv)
+	a, b := byURL(t, r.Server), byURL(t, r.Server)
 	for _, which := range []string{"pubsub", "normal"} {
 		first := lock(t, a)
 		done := waitOn(t, r, b)
-		if err := r.rdb.Do(t.Context(), "client", "kill", "type", which).Err(); err != nil {
+		if err := r.Redis.Do(t.Context(), "client", "kill", "type", which).Err(); err != nil {
 			t.Fatal(err)
 		}
 		unlock(t, first)
@@ -356,18 +272,18 @@ func TestWaiterOutlivesARestart(t *testing.T) {
 		r := setup(t, &redistest.Options{Own: true, Keep: keep})
 		holder := claim("k")
 		holder.TTL = time.Hour
-		r.acquire(t, holder)
-		waiter, err := hasp.Open(t.Context(), "pubsublock+"+r.srv.URL()+"?timeout=20s", nil)
+		r.Acquire(t, holder)
+		waiter, err := hasp.Open(t.Context(), "pubsublock+"+r.Server.URL()+"?timeout=20s", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer waiter.Close()
 		done := waitOn(t, r, waiter)
-		r.srv.Kill()
-		r.srv.Restart()
+		r.Server.Kill()
+		r.Server.Restart()
 		if keep {
-			eventually(t, "nobody listens again", func() bool { return r.listeners(t) > 0 })
-			r.release(t, holder)
+			eventually(t, "the waiter listens again", func() bool { return r.listeners(t) > 0 })
+			r.Release(t, holder)
 		}
 		arrives(t, fmt.Sprint("data kept: ", keep), done)
 	}
@@ -377,8 +293,8 @@ func TestWaiterOutlivesARestart(t *testing.T) {
 func TestHalfOpenSubscription(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
-	p := r.srv.Proxy()
-	o := r.srv.ClientOptions()
+	p := r.Server.Proxy()
+	o := r.Server.ClientOptions()
 	o.Addr, o.ContextTimeoutEnabled = p.Addr(), true
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
@@ -386,11 +302,11 @@ func TestHalfOpenSubscription(t *testing.T) {
 	defer c.Close()
 	holder := claim("k")
 	holder.TTL = time.Hour
-	r.acquire(t, holder)
+	r.Acquire(t, holder)
 	done := waitOn(t, r, c)
 	p.Fail("ping", faultproxy.HangReply)
-	eventually(t, "no PONG is demanded", func() bool { return p.Pending() == 0 })
-	r.release(t, holder)
+	eventually(t, "the subscriber has sent a PING", func() bool { return p.Pending() == 0 })
+	r.Release(t, holder)
 	arrives(t, "lock", done)
 }
 
@@ -398,17 +314,17 @@ func TestHalfOpenSubscription(t *testing.T) {
 func TestUserWithoutChannels(t *testing.T) {
 	t.Parallel()
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	if err := r.rdb.Do(t.Context(), "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all").Err(); err != nil {
+	if err := r.Redis.Do(t.Context(), "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all").Err(); err != nil {
 		t.Fatal(err)
 	}
-	p := r.srv.Proxy()
-	o := r.srv.ClientOptions()
+	p := r.Server.Proxy()
+	o := r.Server.ClientOptions()
 	o.Addr, o.Username, o.Password, o.ContextTimeoutEnabled = p.Addr(), "ann", "pw", true
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
 	ann := hasp.New(pubsublock.New(rdb, nil), nil)
 	defer ann.Close()
-	other := byURL(t, r.srv)
+	other := byURL(t, r.Server)
 
 	lease := lock(t, ann)
 	done := waitOn(t, r, other)
@@ -428,7 +344,7 @@ func TestUserWithoutChannels(t *testing.T) {
 			}
 			done <- err
 		}()
-		eventually(t, "ann does not ask", func() bool { return p.Count() > asked+1 })
+		eventually(t, "ann asks", func() bool { return p.Count() > asked+1 })
 		if err := free(other, lease); err != nil {
 			t.Error(err)
 		}

@@ -24,31 +24,31 @@ type redisson struct {
 func (j redisson) lock(t *testing.T, ttl time.Duration) time.Duration {
 	t.Helper()
 	ctx := t.Context()
-	if j.rdb.Exists(ctx, j.key).Val() != 0 && !j.rdb.HExists(ctx, j.key, j.field).Val() {
-		return j.left(t, j.key)
+	if j.Redis.Exists(ctx, j.key).Val() != 0 && !j.Redis.HExists(ctx, j.key, j.field).Val() {
+		return j.Left(t, j.key)
 	}
-	if err := j.rdb.HIncrBy(ctx, j.key, j.field, 1).Err(); err != nil {
+	if err := j.Redis.HIncrBy(ctx, j.key, j.field, 1).Err(); err != nil {
 		t.Fatal(err)
 	}
-	j.rdb.PExpire(ctx, j.key, ttl)
+	j.Redis.PExpire(ctx, j.key, ttl)
 	return 0
 }
 
 // renew is what its watchdog does.
 func (j redisson) renew(t *testing.T, ttl time.Duration) bool {
-	return j.rdb.HExists(t.Context(), j.key, j.field).Val() && j.rdb.PExpire(t.Context(), j.key, ttl).Val()
+	return j.Redis.HExists(t.Context(), j.key, j.field).Val() && j.Redis.PExpire(t.Context(), j.key, ttl).Val()
 }
 
 // unlock reports whether the lock was its own.
 func (j redisson) unlock(t *testing.T) bool {
 	ctx := t.Context()
-	if !j.rdb.HExists(ctx, j.key, j.field).Val() {
+	if !j.Redis.HExists(ctx, j.key, j.field).Val() {
 		return false
 	}
-	if j.rdb.HIncrBy(ctx, j.key, j.field, -1).Val() > 0 {
-		return j.rdb.PExpire(ctx, j.key, time.Minute).Val()
+	if j.Redis.HIncrBy(ctx, j.key, j.field, -1).Val() > 0 {
+		return j.Redis.PExpire(ctx, j.key, time.Minute).Val()
 	}
-	return j.rdb.Del(ctx, j.key).Val() == 1 && j.rdb.Publish(ctx, j.channel, "0").Err() == nil
+	return j.Redis.Del(ctx, j.key).Val() == 1 && j.Redis.Publish(ctx, j.channel, "0").Err() == nil
 }
 
 // threads are keys and the channels that Redisson has for them.
@@ -72,25 +72,25 @@ func TestRedissonAndHaspExcludeEachOther(t *testing.T) {
 		}
 		for _, c := range []backend.Claim{claim(java.key), fenced(java.key)} {
 			var held *backend.HeldError
-			_, err := r.d.Acquire(t.Context(), c)
+			_, err := r.Driver.Acquire(t.Context(), c)
 			if !errors.As(err, &held) || held.RetryAfter < term/2 || held.RetryAfter > time.Minute || held.Owner != "" {
 				t.Errorf("held by redisson: got %v", err)
 			}
-			if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) {
+			if err := r.Renew(t, c); !errors.Is(err, backend.ErrLost) {
 				t.Errorf("renew of redisson's hold: %v", err)
 			}
-			if err := r.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+			if err := r.Driver.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
 				t.Errorf("release of redisson's hold: %v", err)
 			}
 		}
 		// What names a thread is no token, not even for whoever knows it.
-		if err := r.d.Release(t.Context(), backend.Claim{Key: java.key, Token: java.field}); !errors.Is(err, backend.ErrLost) {
+		if err := r.Driver.Release(t.Context(), backend.Claim{Key: java.key, Token: java.field}); !errors.Is(err, backend.ErrLost) {
 			t.Errorf("release with redisson's id: %v", err)
 		}
 		if !java.renew(t, time.Minute) || !java.unlock(t) {
 			t.Error("redisson has lost its hold")
 		}
-		if _, err := r.d.Acquire(t.Context(), claim(java.key)); !errors.Is(err, backend.ErrHeld) {
+		if _, err := r.Driver.Acquire(t.Context(), claim(java.key)); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("locked twice and unlocked once: got %v", err)
 		}
 		if !java.unlock(t) {
@@ -98,17 +98,17 @@ func TestRedissonAndHaspExcludeEachOther(t *testing.T) {
 		}
 
 		for _, c := range []backend.Claim{claim(java.key), fenced(java.key)} {
-			r.acquire(t, c)
+			r.Acquire(t, c)
 			if left := java.lock(t, time.Minute); left <= term/2 || left > term {
 				t.Errorf("redisson asks for what hasp holds, and hears %v", left)
 			}
 			if java.renew(t, time.Minute) || java.unlock(t) {
 				t.Error("redisson renews or frees what hasp holds")
 			}
-			if err := r.renew(t, c); err != nil {
+			if err := r.Renew(t, c); err != nil {
 				t.Error(err)
 			}
-			r.release(t, c)
+			r.Release(t, c)
 			if java.lock(t, time.Minute) != 0 || !java.unlock(t) {
 				t.Error("redisson cannot take what hasp freed")
 			}
@@ -129,7 +129,7 @@ func TestRedissonAndHaspWakeEachOther(t *testing.T) {
 			java.unlock(t)
 			w.granted(t, time.Now(), 0, 0)
 
-			sub := java.rdb.Subscribe(t.Context(), java.channel)
+			sub := java.Redis.Subscribe(t.Context(), java.channel)
 			if _, err := sub.Receive(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -143,20 +143,20 @@ func TestRedissonAndHaspWakeEachOther(t *testing.T) {
 					heard <- m
 				}
 			}()
-			a.release(t, w.c)
+			a.Release(t, w.c)
 			synctest.Wait()
 			if len(heard) != 1 || (<-heard).Payload != "0" {
 				t.Errorf("redisson has heard of a release of hasp's %d times", len(heard))
 			}
-			a.acquire(t, w.c)
-			if err := a.d.Break(t.Context(), java.key); err != nil {
+			a.Acquire(t, w.c)
+			if err := a.Driver.Break(t.Context(), java.key); err != nil {
 				t.Error(err)
 			}
 			// Nobody is told of what was nothing.
-			if err := a.d.Release(t.Context(), w.c); !errors.Is(err, backend.ErrLost) {
+			if err := a.Driver.Release(t.Context(), w.c); !errors.Is(err, backend.ErrLost) {
 				t.Error(err)
 			}
-			if err := a.d.Break(t.Context(), java.key); err != nil {
+			if err := a.Driver.Break(t.Context(), java.key); err != nil {
 				t.Error(err)
 			}
 			synctest.Wait()

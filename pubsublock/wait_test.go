@@ -14,6 +14,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/pubsublock"
 )
 
@@ -24,11 +25,12 @@ import (
 func bubble(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		v := redistest.Virtual(t)
-		a := rig{rdb: v.Client()}
-		b := rig{rdb: v.Direct()}
-		a.d, b.d = pubsublock.New(a.rdb, nil), pubsublock.New(b.rdb, nil)
-		defer a.d.Close()
-		defer b.d.Close()
+		over := func(rdb *redis.Client) rig {
+			return rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
+		}
+		a, b := over(v.Client()), over(v.Direct())
+		defer a.Driver.Close()
+		defer b.Driver.Close()
 		f(t, v, a, b)
 	})
 }
@@ -49,7 +51,7 @@ func (r rig) wait(t *testing.T, ctx context.Context, c backend.Claim) *waiter {
 	w := &waiter{c: c, stop: stop, done: make(chan struct{})}
 	t.Cleanup(stop)
 	go func() {
-		w.grant, w.err = r.d.Wait(ctx, c)
+		w.grant, w.err = r.Driver.Wait(ctx, c)
 		w.at = time.Now()
 		close(w.done)
 	}()
@@ -83,38 +85,31 @@ func (w *waiter) waits(t *testing.T) {
 	}
 }
 
-func (r rig) release(t *testing.T, c backend.Claim) {
-	t.Helper()
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatalf("release %q: %v", c.Key, err)
-	}
-}
-
 func TestReleaseWakesAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		for _, kind := range []func(string) backend.Claim{claim, fenced} {
 			first, second := kind("k"), kind("k")
-			before := b.acquire(t, first)
+			before := b.Acquire(t, first)
 			w := a.wait(t, t.Context(), second)
 			time.Sleep(2300 * time.Millisecond)
 			w.waits(t)
-			b.release(t, first)
+			b.Release(t, first)
 			w.granted(t, time.Now(), 0, 0)
 			if first.Fenced && w.grant.Fence <= before.Fence {
 				t.Errorf("fence %d after %d", w.grant.Fence, before.Fence)
 			}
-			a.release(t, second)
+			a.Release(t, second)
 		}
 	})
 }
 
 func TestBreakWakesAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		b.rdb.Set(t.Context(), "k", "somebody's", 0)
+		b.Redis.Set(t.Context(), "k", "somebody's", 0)
 		w := a.wait(t, t.Context(), claim("k"))
 		time.Sleep(2300 * time.Millisecond)
 		w.waits(t)
-		if err := b.d.Break(t.Context(), "k"); err != nil {
+		if err := b.Driver.Break(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
 		w.granted(t, time.Now(), 0, 0)
@@ -125,13 +120,13 @@ func TestBreakWakesAtOnce(t *testing.T) {
 func TestReleaseThatIsNotToldIsNoticedWithinASecond(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		for range 20 {
-			b.rdb.Set(t.Context(), "k", "somebody's", 0)
+			b.Redis.Set(t.Context(), "k", "somebody's", 0)
 			w := a.wait(t, t.Context(), claim("k"))
 			time.Sleep(3 * time.Second)
 			w.waits(t)
-			b.rdb.Del(t.Context(), "k")
+			b.Redis.Del(t.Context(), "k")
 			w.granted(t, time.Now(), 0, time.Second)
-			a.release(t, w.c)
+			a.Release(t, w.c)
 		}
 	})
 }
@@ -141,10 +136,10 @@ func TestEndOfTheHoldersTermIsNoticed(t *testing.T) {
 		for _, term := range []time.Duration{100 * time.Millisecond, 999 * time.Millisecond, time.Second, 7777 * time.Millisecond} {
 			dead := claim("k")
 			dead.TTL = term
-			b.acquire(t, dead)
+			b.Acquire(t, dead)
 			began := time.Now()
 			a.wait(t, t.Context(), claim("k")).granted(t, began, term, term+100*time.Millisecond)
-			b.rdb.Del(t.Context(), "k")
+			b.Redis.Del(t.Context(), "k")
 		}
 	})
 }
@@ -152,7 +147,7 @@ func TestEndOfTheHoldersTermIsNoticed(t *testing.T) {
 // A waiter costs the server a look, and a proof that it is there, a second.
 func TestWaitingCostsLittle(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		b.rdb.Set(t.Context(), "k", "somebody's", 0)
+		b.Redis.Set(t.Context(), "k", "somebody's", 0)
 		v.Proxy.Commands()
 		var all []*waiter
 		for range 3 {
@@ -178,14 +173,14 @@ func TestWaitingCostsLittle(t *testing.T) {
 func TestLastLookBeforeTheEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		for end := 50 * time.Millisecond; end < 3*time.Second; end += 171 * time.Millisecond {
-			b.rdb.Set(t.Context(), "k", "somebody's", 0)
+			b.Redis.Set(t.Context(), "k", "somebody's", 0)
 			ctx, cancel := context.WithTimeout(t.Context(), end)
 			w := a.wait(t, ctx, claim("k"))
 			time.Sleep(end - 5*time.Millisecond)
 			w.waits(t)
-			b.rdb.Del(t.Context(), "k")
+			b.Redis.Del(t.Context(), "k")
 			w.granted(t, time.Now(), 0, 5*time.Millisecond)
-			a.release(t, w.c)
+			a.Release(t, w.c)
 			cancel()
 		}
 	})
@@ -194,7 +189,7 @@ func TestLastLookBeforeTheEnd(t *testing.T) {
 func TestCancelledWaitSaysHeldAndLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
-		b.acquire(t, first)
+		b.Acquire(t, first)
 		w, deadline := a.wait(t, t.Context(), claim("k")), time.Now().Add(1500*time.Millisecond)
 		ctx, cancel := context.WithDeadline(t.Context(), deadline)
 		defer cancel()
@@ -217,7 +212,7 @@ func TestCancelledWaitSaysHeldAndLeavesNothing(t *testing.T) {
 		if all := v.Mini.PubSubChannels(""); len(all) != 0 {
 			t.Errorf("subscribed to %q", all)
 		}
-		b.release(t, first)
+		b.Release(t, first)
 		if keys := v.Mini.Keys(); len(keys) != 0 {
 			t.Errorf("left %q", keys)
 		}
@@ -238,7 +233,7 @@ func TestAttemptThatLandsLateIsReleased(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-				a.release(t, mustAcquire(t, a, claim("k"))) // the scripts are known from here on
+				a.Release(t, mustAcquire(t, a, claim("k"))) // the scripts are known from here on
 				c := claim("k")
 				v.Proxy.Fail(c.Token, land.fault)
 				w := a.wait(t, t.Context(), c)
@@ -249,11 +244,11 @@ func TestAttemptThatLandsLateIsReleased(t *testing.T) {
 					t.Errorf("got %v, %v after the cancel", w.err, w.at.Sub(stopped))
 				}
 
-				_ = b.d.Release(t.Context(), c)
+				_ = b.Driver.Release(t.Context(), c)
 				time.Sleep(land.after)
 				v.Proxy.Release()
 				time.Sleep(c.Timeout - land.after)
-				_ = b.d.Release(t.Context(), c)
+				_ = b.Driver.Release(t.Context(), c)
 				time.Sleep(c.Timeout)
 				if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
 					t.Errorf("left %q, %d faults to come", keys, v.Proxy.Pending())
@@ -266,19 +261,19 @@ func TestAttemptThatLandsLateIsReleased(t *testing.T) {
 // A client that ignores deadlines may send long after the engine's releases.
 func TestAttemptThatOutlastsTheReleasesIsReleased(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		o := *a.rdb.Options()
+		o := *a.Redis.Options()
 		o.ReadTimeout, o.WriteTimeout, o.ContextTimeoutEnabled = time.Minute, time.Minute, false
-		a.rdb = redis.NewClient(&o)
-		defer a.rdb.Close()
-		a.d = pubsublock.New(a.rdb, nil)
-		defer a.d.Close()
-		a.release(t, mustAcquire(t, a, claim("k"))) // the scripts are known from here on
+		a.Redis = redis.NewClient(&o)
+		defer a.Redis.Close()
+		a.Driver = pubsublock.New(a.Redis, nil)
+		defer a.Driver.Close()
+		a.Release(t, mustAcquire(t, a, claim("k"))) // the scripts are known from here on
 		c := claim("k")
 		v.Proxy.Fail(c.Token, faultproxy.HoldRequest)
 		began := time.Now()
 		w := a.wait(t, t.Context(), c)
 		<-w.done
-		outage(t, a, "wait", w.err)
+		outage(t, "wait", w.err)
 		if took := w.at.Sub(began); took < c.Timeout || took > c.Timeout+100*time.Millisecond {
 			t.Errorf("the attempt was bounded by %v, want %v", took, c.Timeout)
 		}
@@ -297,7 +292,7 @@ func TestAttemptThatOutlastsTheReleasesIsReleased(t *testing.T) {
 func TestCancelDuringAnAttemptIsOfUnknownOutcome(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
-		b.acquire(t, first)
+		b.Acquire(t, first)
 		c := claim("k")
 		w := a.wait(t, t.Context(), c)
 		v.Proxy.Fail(c.Token, faultproxy.HoldRequest)
@@ -315,7 +310,7 @@ func TestCancelDuringAnAttemptIsOfUnknownOutcome(t *testing.T) {
 
 func mustAcquire(t *testing.T, r rig, c backend.Claim) backend.Claim {
 	t.Helper()
-	r.acquire(t, c)
+	r.Acquire(t, c)
 	return c
 }
 
@@ -331,7 +326,7 @@ func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-				b.rdb.Set(t.Context(), "k", "somebody's", 0)
+				b.Redis.Set(t.Context(), "k", "somebody's", 0)
 				for _, before := range []bool{true, false} {
 					if before {
 						c.out(v.Proxy)
@@ -342,7 +337,7 @@ func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
 						c.out(v.Proxy)
 					}
 					<-w.done
-					outage(t, a, "wait", w.err)
+					outage(t, "wait", w.err)
 					var since interface{ Since() time.Time }
 					if !errors.As(w.err, &since) {
 						t.Fatalf("%v does not say since when", w.err)
@@ -366,7 +361,7 @@ func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
 // That nobody can listen is no outage.
 func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		b.acquire(t, claim("k"))
+		b.Acquire(t, claim("k"))
 		for range 40 {
 			v.Proxy.Fail("subscribe", faultproxy.LoseRequest)
 		}
@@ -376,7 +371,7 @@ func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
 		v.Proxy.Stall()
 		stalled := time.Now()
 		<-w.done
-		outage(t, a, "wait", w.err)
+		outage(t, "wait", w.err)
 		var since interface{ Since() time.Time }
 		if !errors.As(w.err, &since) || since.Since().Before(stalled) {
 			t.Errorf("%v, since %v before the outage", w.err, stalled.Sub(since.Since()))
@@ -391,7 +386,7 @@ func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
 		first.TTL = time.Hour
-		b.acquire(t, first)
+		b.Acquire(t, first)
 		for range 40 { // seconds of tries
 			v.Proxy.Fail("subscribe", faultproxy.LoseRequest)
 		}
@@ -401,15 +396,15 @@ func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
 		if v.Proxy.Pending() == 0 {
 			t.Fatal("subscribed already")
 		}
-		b.release(t, first)
+		b.Release(t, first)
 		w.granted(t, time.Now(), 0, 110*time.Millisecond)
-		a.release(t, w.c)
+		a.Release(t, w.c)
 
-		b.acquire(t, first)
+		b.Acquire(t, first)
 		w = a.wait(t, t.Context(), claim("k"))
 		time.Sleep(time.Minute)
 		w.waits(t)
-		b.release(t, first)
+		b.Release(t, first)
 		w.granted(t, time.Now(), 0, 0)
 	})
 }
@@ -419,13 +414,13 @@ func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
 func TestMessageLostWithItsConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
-		b.acquire(t, first)
+		b.Acquire(t, first)
 		w := a.wait(t, t.Context(), claim("k"))
 		v.Proxy.Fail("ping", faultproxy.LoseRequest)
 		for v.Proxy.Pending() > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		b.release(t, first)
+		b.Release(t, first)
 		w.granted(t, time.Now(), 0, 100*time.Millisecond)
 	})
 }
@@ -434,14 +429,14 @@ func TestMessageLostWithItsConnection(t *testing.T) {
 func TestEveryWaiterIsServed(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
-		b.acquire(t, first)
+		b.Acquire(t, first)
 		var all []*waiter
 		for i := range 12 {
 			all = append(all, []rig{a, b}[i%2].wait(t, t.Context(), claim("k")))
 		}
 		time.Sleep(1234 * time.Millisecond)
 		released := time.Now()
-		b.release(t, first)
+		b.Release(t, first)
 		for len(all) > 0 {
 			synctest.Wait()
 			i := slices.IndexFunc(all, func(w *waiter) bool {
@@ -456,7 +451,7 @@ func TestEveryWaiterIsServed(t *testing.T) {
 				t.Fatalf("nobody of %d has it", len(all))
 			}
 			all[i].granted(t, released, 0, 0)
-			a.release(t, all[i].c)
+			a.Release(t, all[i].c)
 			all = slices.Delete(all, i, i+1)
 		}
 	})
@@ -464,14 +459,14 @@ func TestEveryWaiterIsServed(t *testing.T) {
 
 func TestWaitOnAClosedDriver(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		b.acquire(t, claim("k"))
-		a.d.Close()
+		b.Acquire(t, claim("k"))
+		a.Driver.Close()
 		w := a.wait(t, t.Context(), claim("k"))
 		<-w.done
 		if w.err == nil || errors.Is(w.err, backend.ErrHeld) {
 			t.Errorf("got %v", w.err)
 		}
-		if err := a.d.Close(); err != nil {
+		if err := a.Driver.Close(); err != nil {
 			t.Errorf("close again: %v", err)
 		}
 	})
