@@ -2,350 +2,127 @@ package fairlock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
-// rig is a driver on a Redis of its own, and a client beside it.
-type rig struct {
-	srv *redistest.Server
-	rdb *redis.Client
-	d   *fairlock.Driver
+// misuse returns a call of New with options that it must refuse.
+func misuse(o fairlock.Options) func() {
+	return func() { fairlock.New(redis.NewClient(&redis.Options{}), &o) }
 }
+
+var strategy = strategytest.Strategy{
+	Name: "fairlock",
+	New: func(rdb redis.UniversalClient, fenceTTL time.Duration) backend.Inspector {
+		return fairlock.New(rdb, &fairlock.Options{FenceTTL: fenceTTL})
+	},
+	DefaultFenceTTL: fairlock.DefaultFenceTTL,
+	Misuse: map[string]func(){
+		"turns": misuse(fairlock.Options{Turns: -1}), "window": misuse(fairlock.Options{Window: 299 * time.Millisecond}),
+	},
+	BadURLs: map[string][]string{
+		"+redis://joe:hunter2@h?window=soon":  {"window", "300ms", "5s"},
+		"+redis://joe:hunter2@h?window=299ms": {"window"},
+		"+redis://joe:hunter2@h?turns=0":      {"turns", "32"},
+		"+redis://joe:hunter2@h?turns=many":   {"turns"},
+	},
+	Has: func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool {
+		got := rdb.HGetAll(ctx, c.Key).Val()
+		return len(got) == 4 && got["token"] == c.Token && got["owner"] == c.Owner && got["fence"] != "" && got["since"] != ""
+	},
+	Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
+		"hash": func(ctx context.Context, rdb *redis.Client, key string) error {
+			return rdb.HSet(ctx, key, "token#owner", "1").Err()
+		},
+	},
+	Acquire: "evalsha",
+	Refusal: 1,
+	Since:   true,
+	Waiting: 3, // polls, and the PING of the subscriber
+	Late:    time.Second,
+}
+
+func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
+
+func TestConformance(t *testing.T) { strategy.Conform(t, nil) }
+
+func TestConformanceWithTurns(t *testing.T) { strategy.Conform(t, hasp.Params{"turns": "8"}) }
+
+func BenchmarkUncontended(b *testing.B) { strategy.BenchmarkUncontended(b) }
+
+// rig is a driver on a Redis, and a client of the same Redis.
+type rig struct {
+	strategytest.Rig[*fairlock.Driver]
+	srv *redistest.Server // Rig.Server
+	rdb *redis.Client     // Rig.Redis
+	d   *fairlock.Driver  // Rig.Driver
+}
+
+func open(rdb redis.UniversalClient) *fairlock.Driver { return fairlock.New(rdb, nil) }
 
 func setup(t *testing.T, o *redistest.Options) rig {
 	t.Helper()
-	if o == nil {
-		o = &redistest.Options{Own: true}
-	}
-	srv := redistest.Start(t, o)
-	rdb := srv.Client()
-	return rig{srv, rdb, fairlock.New(rdb, nil)}
+	r := strategytest.Setup(t, o, open)
+	return rig{r, r.Server, r.Redis, r.Driver}
 }
 
-var serial atomic.Int64
-
-// term is how long holds last. Half of it is left when a test looks, however
-// slow the machine.
-const term = time.Minute
-
-// claim returns the claim of a new attempt.
-func claim(key string) backend.Claim {
-	n := serial.Add(1)
-	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", n), Owner: fmt.Sprintf("owner %d", n),
-		TTL: term, Timeout: 3 * time.Second}
-}
-
-func fenced(key string) backend.Claim {
-	c := claim(key)
-	c.Fenced = true
-	return c
-}
+// Short names for the tests of this package.
+var (
+	claim, fenced = strategytest.Claim, strategytest.Fenced
+	atLast        = strategytest.Eventually
+)
 
 func (r rig) acquire(t *testing.T, c backend.Claim) backend.Grant {
 	t.Helper()
-	g, err := r.d.Acquire(t.Context(), c)
-	if err != nil {
-		t.Fatalf("acquire %q: %v", c.Key, err)
-	}
-	return g
+	return r.Acquire(t, c)
 }
 
 func (r rig) renew(t *testing.T, c backend.Claim) error {
 	t.Helper()
-	err := errors.New("not answered")
-	r.d.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
-	return err
+	return r.Renew(t, c)
 }
 
-// left is what is left of the term of key.
 func (r rig) left(t *testing.T, key string) time.Duration {
 	t.Helper()
-	d, err := r.rdb.PTTL(t.Context(), key).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return r.Left(t, key)
 }
 
-func TestRecordIsAHashWithATerm(t *testing.T) {
+func outage(t *testing.T, _ rig, what string, err error) {
+	t.Helper()
+	strategytest.Outage(t, what, err)
+}
+
+// counter is the key of the fence counter of key k.
+const counter = "hasp:{k}:fence:k"
+
+// The record has the fence of its hold, or 0.
+func TestRecordHasTheFence(t *testing.T) {
 	r := setup(t, nil)
 	for _, c := range []backend.Claim{claim("a"), fenced("b")} {
-		c.TTL = term + time.Microsecond
 		g := r.acquire(t, c)
-		got, err := r.rdb.HGetAll(t.Context(), c.Key).Result()
-		if err != nil || len(got) != 4 || got["token"] != c.Token || got["owner"] != c.Owner || got["fence"] != fmt.Sprint(g.Fence) || got["since"] == "" {
-			t.Errorf("record: got %q, %v", got, err)
-		}
-		if left := r.left(t, c.Key); left <= term/2 || left > term+time.Millisecond {
-			t.Errorf("term: %v left", left)
+		if got := r.rdb.HGet(t.Context(), c.Key, "fence").Val(); got != fmt.Sprint(g.Fence) {
+			t.Errorf("got %q, want %d", got, g.Fence)
 		}
 	}
 }
 
-func TestHeldSaysByWhomAndHowLong(t *testing.T) {
-	r := setup(t, nil)
-	for _, second := range []func(string) backend.Claim{claim, fenced} {
-		first := claim("k")
-		first.Owner = "host/7/job #3 \xff"
-		r.acquire(t, first)
-		for _, c := range []backend.Claim{second("k"), first} {
-			var held *backend.HeldError
-			_, err := r.d.Acquire(t.Context(), c)
-			if !errors.Is(err, backend.ErrHeld) || !errors.As(err, &held) {
-				t.Fatalf("got %v", err)
-			}
-			if held.Owner != first.Owner || held.RetryAfter <= term/2 || held.RetryAfter > term {
-				t.Errorf("got %+v", held)
-			}
-		}
-		if err := r.d.Release(t.Context(), first); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func TestReleaseFreesOnlyTheTokensOwnHold(t *testing.T) {
-	r := setup(t, nil)
-	c := claim("k")
-	if err := r.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-		t.Errorf("nothing held: got %v", err)
-	}
-	r.acquire(t, c)
-	for _, token := range []string{c.Token + "1", c.Token[:3], "other", ""} {
-		other := c
-		other.Token = token
-		if err := r.d.Release(t.Context(), other); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("token %q: got %v", token, err)
-		}
-		if err := r.renew(t, other); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("token %q: renew: got %v", token, err)
-		}
-	}
-	if r.left(t, "k") <= 0 {
-		t.Fatal("freed by a stranger")
-	}
-	// Key and token are the proof; an owner is a label.
-	if err := r.d.Release(t.Context(), backend.Claim{Key: "k", Token: c.Token}); err != nil {
-		t.Error(err)
-	}
-	if err := r.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-		t.Errorf("a second time: got %v", err)
-	}
-	r.acquire(t, claim("k"))
-}
-
-func TestRenewNeverShortensAndNeverRevives(t *testing.T) {
-	r := setup(t, nil)
+// If a user may not read a record, that does not mean that the hold is lost.
+func TestScriptErrorsAreNotLoss(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c := claim("k")
 	r.acquire(t, c)
-	c.TTL = 10 * term
-	if err := r.renew(t, c); err != nil || r.left(t, "k") <= 9*term {
-		t.Errorf("longer: %v, %v left", err, r.left(t, "k"))
-	}
-	c.TTL = time.Second
-	if err := r.renew(t, c); err != nil || r.left(t, "k") <= 9*term {
-		t.Errorf("shorter: %v, %v left", err, r.left(t, "k"))
-	}
-	r.rdb.Persist(t.Context(), "k")
-	if err := r.renew(t, c); err != nil || r.left(t, "k") != -1 {
-		t.Errorf("without end: %v, %v left", err, r.left(t, "k"))
-	}
-	r.rdb.Del(t.Context(), "k")
-	if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) || r.rdb.Exists(t.Context(), "k").Val() != 0 {
-		t.Errorf("gone: %v", err)
-	}
-	r.acquire(t, claim("k"))
-	if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) {
-		t.Errorf("taken by another: %v", err)
-	}
-}
-
-func TestRenewAnswersEachClaimOfABatch(t *testing.T) {
-	r := setup(t, nil)
-	var cs []backend.Claim
-	for i := range 300 {
-		c := claim(fmt.Sprint("k", i))
-		r.acquire(t, c)
-		if c.TTL = 10 * term; i%3 == 0 {
-			r.rdb.Del(t.Context(), c.Key)
-		}
-		cs = append(cs, c)
-	}
-	for range 2 { // the first has to send the script along
-		answers := make([]int, len(cs))
-		r.d.Renew(t.Context(), cs, func(i int, g backend.Grant, err error) {
-			answers[i]++
-			if lost := errors.Is(err, backend.ErrLost); lost != (i%3 == 0) || !lost && err != nil || g != (backend.Grant{}) {
-				t.Errorf("claim %d: %+v, %v", i, g, err)
-			}
-		})
-		for i, n := range answers {
-			if n != 1 {
-				t.Errorf("claim %d was answered %d times", i, n)
-			}
-		}
-	}
-	if left := r.left(t, "k1"); left < 9*term {
-		t.Errorf("%v left", left)
-	}
-}
-
-func TestValueOfAnotherKindIsAStrangersHold(t *testing.T) {
-	r := setup(t, nil)
-	ctx := t.Context()
-	for kind, put := range map[string]func(key string) error{
-		"string":       func(key string) error { return r.rdb.Set(ctx, key, "somebody's secret#with a mark", 0).Err() },
-		"empty string": func(key string) error { return r.rdb.Set(ctx, key, "", 0).Err() },
-		"long string":  func(key string) error { return r.rdb.Set(ctx, key, strings.Repeat("x", 1<<20), 0).Err() },
-		"hash":         func(key string) error { return r.rdb.HSet(ctx, key, "token#owner", "1").Err() },
-		"list":         func(key string) error { return r.rdb.LPush(ctx, key, "x").Err() },
-		"set":          func(key string) error { return r.rdb.SAdd(ctx, key, "x").Err() },
-		"zset":         func(key string) error { return r.rdb.ZAdd(ctx, key, redis.Z{Member: "x"}).Err() },
-		"stream": func(key string) error {
-			return r.rdb.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: []string{"a", "b"}}).Err()
-		},
-	} {
-		if err := put(kind); err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range []backend.Claim{claim(kind), fenced(kind)} {
-			var held *backend.HeldError
-			if _, err := r.d.Acquire(ctx, c); !errors.As(err, &held) || *held != (backend.HeldError{}) {
-				t.Errorf("%s: acquire: got %#v", kind, err)
-			}
-			if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) {
-				t.Errorf("%s: renew: got %v", kind, err)
-			}
-			if err := r.d.Release(ctx, c); !errors.Is(err, backend.ErrLost) {
-				t.Errorf("%s: release: got %v", kind, err)
-			}
-		}
-		s, err := r.d.Inspect(ctx, kind)
-		if err != nil || !s.Held || s.TTL >= 0 || s.Owner != "" {
-			t.Errorf("%s: inspect: got %+v, %v", kind, s, err)
-		}
-		if err := r.d.Break(ctx, kind); err != nil {
-			t.Errorf("%s: break: %v", kind, err)
-		}
-		r.acquire(t, claim(kind))
-	}
-}
-
-func TestInspectAndBreak(t *testing.T) {
-	r := setup(t, nil)
-	if s, err := r.d.Inspect(t.Context(), "k"); err != nil || s.Held || s.Fence != 0 || s.TTL != 0 || s.Owner != "" {
-		t.Errorf("nobody: %+v, %v", s, err)
-	}
-	if err := r.d.Break(t.Context(), "k"); err != nil {
-		t.Errorf("break of nothing: %v", err)
-	}
-	c := fenced("k")
-	g := r.acquire(t, c)
-	s, err := r.d.Inspect(t.Context(), "k")
-	if err != nil || !s.Held || s.Owner != c.Owner || s.Fence != g.Fence || s.TTL <= term/2 || s.TTL > term || len(s.Waiters) > 0 {
-		t.Errorf("held: %+v, %v", s, err)
-	}
-	// Not a word about how far the server's clock may be from ours.
-	if server := r.rdb.Time(t.Context()).Val(); s.Since.After(server) || server.Sub(s.Since) > term {
-		t.Errorf("since %v, now it is %v there", s.Since, server)
-	}
-	if err := r.d.Break(t.Context(), "k"); err != nil {
-		t.Error(err)
-	}
-	if err := r.renew(t, c); !errors.Is(err, backend.ErrLost) {
-		t.Errorf("renew after break: %v", err)
-	}
-	if s, _ := r.d.Inspect(t.Context(), "k"); s.Held || s.Fence != g.Fence {
-		t.Errorf("after break: %+v", s)
-	}
-}
-
-// One round trip to take, to give back and to hear that it is held.
-func TestCommandsPerOperation(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	p := srv.Proxy()
-	o := srv.ClientOptions()
-	o.Addr = p.Addr()
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	r := rig{srv, rdb, fairlock.New(rdb, nil)}
-	for round := range 2 {
-		for _, second := range []func(string) backend.Claim{claim, fenced} {
-			c := second("k")
-			p.Commands()
-			r.acquire(t, c)
-			took := p.Commands()
-			_, err := r.d.Acquire(t.Context(), claim("k"))
-			refused := p.Commands()
-			_ = r.renew(t, c)
-			renewed := p.Commands()
-			if e := r.d.Release(t.Context(), c); e != nil || !errors.Is(err, backend.ErrHeld) {
-				t.Error(e, err)
-			}
-			released := p.Commands()
-			if round == 0 {
-				continue // the scripts travel
-			}
-			if len(took) != 1 || len(refused) != 1 || len(renewed) != 1 || len(released) != 1 {
-				t.Errorf("took %q, refused %q, renewed %q, released %q", took, refused, renewed, released)
-			}
-		}
-	}
-}
-
-func TestNewPanicsOnMisuse(t *testing.T) {
-	for name, f := range map[string]func(){
-		"nil client": func() { fairlock.New(nil, nil) },
-		"fence ttl": func() {
-			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{FenceTTL: -time.Second})
-		},
-		"turns": func() {
-			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{Turns: -1})
-		},
-		"window": func() {
-			fairlock.New(redis.NewClient(&redis.Options{}), &fairlock.Options{Window: 299 * time.Millisecond})
-		},
-	} {
-		func() {
-			defer func() {
-				if v := recover(); v == nil || !strings.HasPrefix(fmt.Sprint(v), "fairlock: New: ") {
-					t.Errorf("%s: got %v", name, v)
-				}
-			}()
-			f()
-		}()
-	}
-}
-
-// A client that was handed in stays open, and its settings its own.
-func TestCloseLeavesTheCallersClientOpen(t *testing.T) {
-	r := setup(t, nil)
-	before := *r.rdb.Options()
-	r.acquire(t, claim("k"))
-	if err := r.d.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := r.rdb.Ping(t.Context()).Err(); err != nil {
-		t.Error(err)
-	}
-	if after := r.rdb.Options(); after.MaxRetries != before.MaxRetries || after.ReadTimeout != before.ReadTimeout || after.ContextTimeoutEnabled != before.ContextTimeoutEnabled {
-		t.Error("settings were changed")
-	}
-}
-
-func bounded(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
-	t.Cleanup(cancel)
-	return ctx
+	r.Forbid(t, "-hget", "-hmget")
+	outage(t, r, "renew", r.renew(t, c))
+	outage(t, r, "release", r.d.Release(t.Context(), c))
+	_, err := r.d.Acquire(t.Context(), claim("k"))
+	outage(t, r, "acquire", err)
 }

@@ -94,7 +94,7 @@ func (r rig) dead(t *testing.T, n int, command string, alive time.Duration) {
 	now := r.rdb.Time(ctx).Val()
 	pipe := r.rdb.Pipeline()
 	for i := range n {
-		token, channel := fmt.Sprint("dead", serial.Add(1)), fmt.Sprint("hasp:grant:dead", i)
+		token, channel := "dead-"+claim("k").Token, fmt.Sprint("hasp:grant:dead", i)
 		pipe.RPush(ctx, queueKey, token)
 		pipe.HSet(ctx, entriesKey, token, command+" "+channel+" 1 60000 0 a dead one")
 		pipe.ZAdd(ctx, aliveKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: channel})
