@@ -16,7 +16,7 @@ const firstClause = "takes-and-releases"
 var firstClauses = []clause{
 	{
 		name:  firstClause,
-		why:   "Acquire takes a key that is free, and Release gives it back.",
+		why:   "Acquire takes a free key, and Release frees it again.",
 		says:  saysGrants,
 		check: takesAndReleases,
 	},
@@ -34,7 +34,7 @@ var traitClauses = []clause{
 var acquireClauses = []clause{
 	{
 		name:  "acquire-excludes",
-		why:   "Acquire never takes a key that is held; it says ErrHeld. After the release it is granted.",
+		why:   "Acquire of a held key returns ErrHeld. After the release the key is granted.",
 		says:  saysGrants,
 		check: acquireExcludes,
 	},
@@ -46,7 +46,7 @@ var acquireClauses = []clause{
 	},
 	{
 		name:  "acquire-one-winner",
-		why:   "Of many attempts at the same time at most one is granted.",
+		why:   "At most one of many simultaneous attempts is granted.",
 		says:  saysOneHolder,
 		check: acquireOneWinner,
 	},
@@ -58,26 +58,26 @@ var acquireClauses = []clause{
 	},
 	{
 		name:  "acquire-refused-changes-nothing",
-		why:   "ErrHeld is definite: the holder, its term and its fence are as before.",
+		why:   "ErrHeld is definite: the holder, its term and its fence do not change.",
 		says:  saysDefinite,
 		check: acquireRefusedChangesNothing,
 	},
 	{
 		name:  "acquire-held-details",
-		why:   "A HeldError names the holder and what is left of its term, or leaves them empty.",
+		why:   "A HeldError has the right owner and remaining term, or leaves them empty.",
 		says:  saysRetryAfter,
 		check: acquireHeldDetails,
 	},
 	{
 		name:  "acquire-max-ttl",
-		why:   "The longest term of Traits.MaxTTL is granted, and a longer one is ErrInvalid.",
+		why:   "A term of Traits.MaxTTL is granted. A longer one is ErrInvalid.",
 		says:  saysMaxTTL,
 		need:  limited,
 		check: acquireMaxTTL,
 	},
 	{
 		name:  "acquire-dead-context",
-		why:   "An Acquire whose context has ended is not told that the key is held when it is free, and leaves nothing that a Release of its token does not remove.",
+		why:   "If its context has ended, Acquire of a free key does not return ErrHeld. A Release of its token removes all that it leaves.",
 		says:  saysCtx,
 		check: acquireDeadContext,
 	},
@@ -87,9 +87,7 @@ func takesAndReleases(e *env) error {
 	d := e.open()
 	key := e.key()
 	for range 2 {
-		if err := d.granted(key); err != nil {
-			return err
-		}
+		must(d.granted(key))
 	}
 	return nil
 }
@@ -128,9 +126,7 @@ func acquireExcludes(e *env) error {
 	a, b := e.open(), e.open()
 	c := e.claim(e.h.Long)
 	a.take(c)
-	if err := b.refused(c.Key); err != nil {
-		return err
-	}
+	must(b.refused(c.Key))
 	a.give(c)
 	return b.granted(c.Key)
 }
@@ -169,9 +165,7 @@ func acquireOneWinner(e *env) error {
 			}
 			return nil
 		})
-		if err != nil {
-			return err
-		}
+		must(err)
 		if n := winners.Load(); n > 1 {
 			return fmt.Errorf("round %d: %d of %d attempts were granted one key", round, n, len(cs))
 		}
@@ -203,12 +197,8 @@ func acquireRefusedChangesNothing(e *env) error {
 	a.take(short)
 	g := a.take(c)
 	for range 3 {
-		if err := b.refused(c.Key); err != nil {
-			return err
-		}
-		if err := a.refused(c.Key); err != nil {
-			return err
-		}
+		must(b.refused(c.Key))
+		must(a.refused(c.Key))
 	}
 	if e.inspector {
 		s := b.inspect(c.Key)
@@ -219,9 +209,7 @@ func acquireRefusedChangesNothing(e *env) error {
 	if _, err := a.renew(c); err != nil {
 		return fmt.Errorf("renewal by the holder after attempts that were refused: %w", err)
 	}
-	if err := a.release(c); err != nil {
-		return fmt.Errorf("release by the holder after attempts that were refused: %w", err)
-	}
+	mustf(a.release(c), "release by the holder after attempts that were refused")
 	// Each of these attempts asks for a long term.
 	if _, _, err := b.seize(short.Key, e.h.Long); err != nil {
 		return fmt.Errorf("a hold of %v ends though others try for longer terms: %w", e.term, err)
@@ -234,9 +222,7 @@ func acquireHeldDetails(e *env) error {
 	c := e.claim(e.h.Long)
 	a.take(c)
 	_, err := b.acquire(e.claimOf(c.Key, e.h.Long))
-	if err := is("acquire a held key", err, backend.ErrHeld); err != nil {
-		return err
-	}
+	must(is("acquire a held key", err, backend.ErrHeld))
 	var he *backend.HeldError
 	if !errors.As(err, &he) {
 		return nil
@@ -264,12 +250,8 @@ func acquireDeadContext(e *env) error {
 			}
 			return nil
 		})
-		if err != nil {
-			return err
-		}
-		if err := e.undone(a, b, c); err != nil {
-			return err
-		}
+		must(err)
+		must(e.undone(a, b, c))
 	}
 	return nil
 }

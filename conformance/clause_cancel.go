@@ -17,19 +17,19 @@ const promptly = 50 * time.Millisecond
 var cancelClauses = []clause{
 	{
 		name:  "lock-cancelled-before",
-		why:   "With a context that has ended, nothing is asked of the store.",
+		why:   "Lock and TryLock with a context that has ended do not call the store.",
 		says:  saysHasp,
 		check: lockCancelledBefore,
 	},
 	{
 		name:  "lock-cancelled-waiting",
-		why:   "A Lock whose context ends while it waits returns promptly, ErrHeld and the cause both match, and nothing is left.",
+		why:   "If its context ends, a waiting Lock returns promptly. The error matches ErrHeld and the cause, and nothing is left.",
 		says:  saysHasp,
 		check: lockCancelledWaiting,
 	},
 	{
 		name:  "lock-cancelled-sent",
-		why:   "A caller whose context ends while its attempt is on the way does not wait for it, and what lands later is released.",
+		why:   "If its context ends during an attempt, the caller does not wait for the answer. A later grant is released.",
 		says:  saysHasp,
 		check: lockCancelledSent,
 	},
@@ -79,12 +79,8 @@ func lockCancelledWaiting(e *env) error {
 		if !errors.Is(err, hasp.ErrHeld) {
 			return slow("a cancelled Lock of a held key: %w, want ErrHeld as well", err)
 		}
-		if err := a.release(holder); err != nil {
-			return err
-		}
-		if err := a.grantedAtLast(holder.Key); err != nil {
-			return fmt.Errorf("after a cancelled Lock: %w", err)
-		}
+		must(a.release(holder))
+		mustf(a.grantedAtLast(holder.Key), "after a cancelled Lock")
 	}
 	if best > promptly {
 		return slow("of several cancelled Locks the fastest took %v to return", best)
@@ -125,9 +121,7 @@ func lockCancelledSent(e *env) error {
 		if !errors.Is(err, context.Canceled) || errors.Is(err, hasp.ErrHeld) {
 			return fmt.Errorf("TryLock, cancelled while the store has not answered: %v, want the context's end", err)
 		}
-		if err := b.grantedAtLast(key); err != nil {
-			return fmt.Errorf("after a grant that landed %s its caller had left: %w", lands, err)
-		}
+		mustf(b.grantedAtLast(key), "after a grant that landed %s its caller had left", lands)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 var costClauses = []clause{
 	{
 		name:  "commands-per-operation",
-		why:   "Acquire, Renew and Release cost what the driver says they do, through the engine, too.",
+		why:   "Acquire, Renew and Release take as many commands as documented, also through the engine.",
 		says:  saysCommands,
 		need:  commands,
 		alone: true,
@@ -22,7 +22,7 @@ var costClauses = []clause{
 	},
 	{
 		name:  "commands-reentry",
-		why:   "Re-entry and a TryLock that a caller of the same Client excludes cost nothing.",
+		why:   "Re-entry, and a TryLock that a caller of the same Client excludes, take no command.",
 		says:  saysHasp,
 		need:  commands,
 		alone: true,
@@ -30,7 +30,7 @@ var costClauses = []clause{
 	},
 	{
 		name:  "commands-waiting",
-		why:   "Who waits does not keep the store busy, however many wait in one Client.",
+		why:   "Callers that wait do not keep the store busy, however many wait in one Client.",
 		says:  saysBusy,
 		need:  commands,
 		alone: true,
@@ -92,18 +92,12 @@ func commandsPerOperation(e *env) error {
 		return func() error { f(cs[i]); i++; return nil }
 	}
 	err := e.costs("Acquire", n, cost.Acquire, next(func(c backend.Claim) { d.take(c) }))
-	if err != nil {
-		return err
-	}
+	must(err)
 	err = e.costs(fmt.Sprintf("Renew of %d holds", n), 1, n*cost.Renew, func() error {
 		return renewAll(e.ctx, d, cs).check()
 	})
-	if err != nil {
-		return err
-	}
-	if err := e.costs("Release", n, cost.Release, next(d.give)); err != nil {
-		return err
-	}
+	must(err)
+	must(e.costs("Release", n, cost.Release, next(d.give)))
 	lockUnlock := func() error {
 		lease, err := c.Lock(e.ctx, e.key())
 		if err != nil {
@@ -111,9 +105,7 @@ func commandsPerOperation(e *env) error {
 		}
 		return lease.Unlock(e.ctx)
 	}
-	if err := lockUnlock(); err != nil {
-		return err
-	}
+	must(lockUnlock())
 	return e.costs("Lock and Unlock", n, cost.Acquire+cost.Release, lockUnlock)
 }
 
@@ -121,9 +113,7 @@ func commandsReentry(e *env) error {
 	c := e.newClient()
 	key := e.key()
 	outer, err := c.Lock(e.ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	err = e.costs("re-entry and TryLock of a key that the Client holds", 40, 0.01, func() error {
 		inner, err := c.Lock(outer.Context(), key)
 		if err != nil {
@@ -134,9 +124,7 @@ func commandsReentry(e *env) error {
 		}
 		return inner.Unlock(e.ctx)
 	})
-	if err != nil {
-		return err
-	}
+	must(err)
 	return outer.Unlock(e.ctx)
 }
 

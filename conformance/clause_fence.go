@@ -10,21 +10,21 @@ import (
 var fenceClauses = []clause{
 	{
 		name:  "fence-grows",
-		why:   "A fence is larger with every new hold of the key, of whatever client, and never zero.",
+		why:   "Every new hold of a key has a larger fence, whichever client takes it. A fence is never zero.",
 		says:  saysFence,
 		need:  fenced,
 		check: fenceGrows,
 	},
 	{
 		name:  "fence-after-expiry",
-		why:   "A fence is larger than that of a hold that ran out.",
+		why:   "A fence is larger than the fence of a hold that expired.",
 		says:  saysFence,
 		need:  fenced,
 		check: fenceAfterExpiry,
 	},
 	{
 		name:  "fence-outlives-drivers",
-		why:   "Fences grow over the end of all drivers that asked for one.",
+		why:   "Fences still grow after all drivers that asked for one are closed.",
 		says:  saysFence,
 		need:  fenced,
 		check: fenceOutlivesDrivers,
@@ -37,7 +37,7 @@ var fenceClauses = []clause{
 	},
 	{
 		name:  "fence-unsupported",
-		why:   "A driver that is not Fenced answers errors.ErrUnsupported to a claim that asks for a fence, and takes nothing.",
+		why:   "If a claim asks for a fence, a driver that is not Fenced returns errors.ErrUnsupported and takes nothing.",
 		says:  saysUnfenced,
 		need:  unfenced,
 		check: fenceUnsupported,
@@ -67,15 +67,11 @@ func fenceGrows(e *env) error {
 	for i := range 12 {
 		d := drivers[i/2%2]
 		c := fencedClaim(e.claimOf(f.key, e.h.Long))
-		if err := f.add("after a release", d.take(c)); err != nil {
-			return err
-		}
+		must(f.add("after a release", d.take(c)))
 		if g := d.keep(c); g.Fence != 0 && g.Fence != f.last {
 			return fmt.Errorf("a renewal says fence %d of a hold with fence %d", g.Fence, f.last)
 		}
-		if err := d.refused(f.key); err != nil {
-			return err
-		}
+		must(d.refused(f.key))
 		d.give(c)
 		if err := drivers[i%2].granted(f.key); err != nil { // unfenced, in between
 			return err
@@ -87,9 +83,7 @@ func fenceGrows(e *env) error {
 func fenceAfterExpiry(e *env) error {
 	drivers := []*driver{e.open(), e.open()}
 	f := fences{key: e.key()}
-	if err := f.add("first", drivers[0].take(fencedClaim(e.claimOf(f.key, e.term)))); err != nil {
-		return err
-	}
+	must(f.add("first", drivers[0].take(fencedClaim(e.claimOf(f.key, e.term)))))
 	for i := range 2 {
 		d := drivers[(i+1)%2]
 		var g backend.Grant
@@ -100,12 +94,8 @@ func fenceAfterExpiry(e *env) error {
 			}
 			return err == nil, err
 		})
-		if err != nil {
-			return err
-		}
-		if err := f.add("after the end of a term", g); err != nil {
-			return err
-		}
+		must(err)
+		must(f.add("after the end of a term", g))
 	}
 	return nil
 }
@@ -118,9 +108,7 @@ func fenceOutlivesDrivers(e *env) error {
 		err := f.add("by a new driver", d.take(c))
 		d.give(c)
 		d.Close()
-		if err != nil {
-			return err
-		}
+		must(err)
 	}
 	return nil
 }
@@ -147,14 +135,10 @@ func fenceUnsupported(e *env) error {
 	if err == nil && g.Fence != 0 {
 		return fmt.Errorf("fence %d from a driver that is not Fenced by its Traits", g.Fence)
 	}
-	if err := is("acquire with a fence from a driver that is not Fenced", err, errors.ErrUnsupported); err != nil {
-		return err
-	}
+	must(is("acquire with a fence from a driver that is not Fenced", err, errors.ErrUnsupported))
 	if e.waiter {
 		w := a.want(fencedClaim(e.claimOf(c.Key, e.h.Long)))
-		if err := is("wait with a fence for a driver that is not Fenced", e.arrives("Wait", w.done), errors.ErrUnsupported); err != nil {
-			return err
-		}
+		must(is("wait with a fence for a driver that is not Fenced", e.arrives("Wait", w.done), errors.ErrUnsupported))
 	}
 	return a.granted(c.Key)
 }

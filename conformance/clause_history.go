@@ -20,19 +20,19 @@ import (
 var historyClauses = []clause{
 	{
 		name:  "history-driver",
-		why:   "Whatever drivers answer at the same time, there is an order of the calls in which one lock would: two are never granted, and a token holds until its release.",
+		why:   "Simultaneous calls are linearizable: the answers fit an order of the calls in which one lock gives them.",
 		says:  saysOneHolder,
 		check: func(e *env) error { return e.ownDrivers().check(false) },
 	},
 	{
 		name:  "history-locker",
-		why:   "The same for Lock, TryLock and Unlock of several Clients, with fences that grow in that order.",
+		why:   "Lock, TryLock and Unlock of several Clients are linearizable, and fences grow in that order.",
 		says:  saysHasp,
 		check: func(e *env) error { return e.ownLockers().check(false) },
 	},
 	{
 		name:     "history-refusals",
-		why:      "ErrHeld is true: there is such an order, too, in which the key was held at each refusal.",
+		why:      "ErrHeld is true: in such an order, the key was held at each refusal.",
 		says:     saysGrants,
 		optional: chance,
 		check: func(e *env) error {

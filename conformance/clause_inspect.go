@@ -12,28 +12,28 @@ import (
 var inspectClauses = []clause{
 	{
 		name:  "inspect-holder",
-		why:   "Inspect tells whether a key is held, by whom, for how long still, and with which fence.",
+		why:   "Inspect returns whether a key is held, its owner, the remaining term and the fence.",
 		says:  saysInspect,
 		need:  inspector,
 		check: inspectHolder,
 	},
 	{
 		name:  "inspect-waiters",
-		why:   "Inspect tells the waiters of an Ordered driver, in order.",
+		why:   "Inspect returns the waiters of an Ordered driver, in order.",
 		says:  saysInspect,
 		need:  all(inspector, ordered),
 		check: inspectWaiters,
 	},
 	{
 		name:  "break-frees",
-		why:   "Break removes a hold, whichever token has it: others are granted the key, and its holder gets ErrLost. Breaking a free key is not an error.",
+		why:   "Break removes a hold, whichever token has it. Others get the key, and the holder gets ErrLost. Break of a free key is not an error.",
 		says:  saysBreak,
 		need:  inspector,
 		check: breakFrees,
 	},
 	{
 		name:  "break-wakes",
-		why:   "A waiter gets a key that was broken.",
+		why:   "A waiter gets a key that is broken.",
 		says:  saysWaitGets,
 		need:  all(inspector, waiter),
 		check: breakWakes,
@@ -49,7 +49,7 @@ var closeClauses = []clause{
 	},
 	{
 		name:  "token-any-driver",
-		why:   "A token renews and releases its hold from any driver, also when the one that acquired it is closed.",
+		why:   "Renew and Release work from any driver, also when the driver that acquired the key is closed.",
 		says:  saysAnyDriver,
 		check: tokenAnyDriver,
 	},
@@ -126,15 +126,9 @@ func breakFrees(e *env) error {
 		return fmt.Errorf("acquire a key that was broken: %w", err)
 	}
 	_, err := a.renew(c)
-	if err := is("renewal of a hold that was broken", err, backend.ErrLost); err != nil {
-		return err
-	}
-	if err := is("release of a hold that was broken", a.release(c), backend.ErrLost); err != nil {
-		return err
-	}
-	if err := a.refused(c.Key); err != nil {
-		return fmt.Errorf("after a late release of a hold that was broken: %w", err)
-	}
+	must(is("renewal of a hold that was broken", err, backend.ErrLost))
+	must(is("release of a hold that was broken", a.release(c), backend.ErrLost))
+	mustf(a.refused(c.Key), "after a late release of a hold that was broken")
 	b.give(next)
 	b.breakKey(c.Key)
 	return a.granted(c.Key)
@@ -147,9 +141,7 @@ func breakWakes(e *env) error {
 	w := b.want(e.claimOf(c.Key, e.h.Long))
 	e.queued(a, c.Key, 1)
 	a.breakKey(c.Key)
-	if err := e.arrives("Wait for a key that was broken", w.done); err != nil {
-		return err
-	}
+	must(e.arrives("Wait for a key that was broken", w.done))
 	b.keep(w.c)
 	return b.release(w.c)
 }
@@ -162,13 +154,9 @@ func closeKeepsHolds(e *env) error {
 	if cerr := a.Close(); cerr != nil || err != nil {
 		return errors.Join(err, cerr)
 	}
-	if err := b.refused(mine.Key); err != nil {
-		return fmt.Errorf("after its holder's driver was closed: %w", err)
-	}
+	mustf(b.refused(mine.Key), "after its holder's driver was closed")
 	b.keep(other)
-	if err := b.release(other); err != nil {
-		return fmt.Errorf("release by a driver after another was closed: %w", err)
-	}
+	mustf(b.release(other), "release by a driver after another was closed")
 	return nil
 }
 
@@ -185,9 +173,7 @@ func tokenAnyDriver(e *env) error {
 	if cerr := a.Close(); err != nil || cerr != nil {
 		return errors.Join(err, cerr)
 	}
-	if err := b.uses(later); err != nil {
-		return fmt.Errorf("when its driver was closed: %w", err)
-	}
+	mustf(b.uses(later), "when its driver was closed")
 	return nil
 }
 
@@ -220,8 +206,6 @@ func closeLeavesNothing(e *env) error {
 		return d.Close()
 	}
 	// What a library starts once and for all, it starts here.
-	if err := use(); err != nil {
-		return err
-	}
+	must(use())
 	return e.leaves(func() error { return errors.Join(use(), use()) })
 }

@@ -11,33 +11,33 @@ import (
 var keyClauses = []clause{
 	{
 		name:     "keys-odd",
-		why:      "A key is any bytes: control characters, braces, wildcards, invalid UTF-8.",
+		why:      "A key may have any bytes: control characters, braces, wildcards, invalid UTF-8.",
 		says:     saysAnyKey,
 		optional: yes,
 		check:    func(e *env) error { return e.keysApart(oddKeys) },
 	},
 	{
 		name:     "keys-long",
-		why:      "A key may have 1,000 bytes, and every byte counts.",
+		why:      "A key may have 1,000 bytes, and every byte distinguishes it.",
 		says:     saysKey,
 		optional: yes,
 		check:    func(e *env) error { return e.keysApart(longKeys) },
 	},
 	{
 		name:  "keys-apart",
-		why:   "Keys that are alike are different locks: one a prefix of the other, or equal but for case or white space.",
+		why:   "Similar keys are different locks: a prefix of another key, or a key that differs in case or white space only.",
 		says:  saysKey,
 		check: func(e *env) error { return e.keysApart(alikeKeys) },
 	},
 	{
 		name:  "keys-derived",
-		why:   "A key that looks like a name the store may derive from another key does that other lock no harm.",
+		why:   "A key may look like a name that the store derives from another key. That does the other lock no harm.",
 		says:  saysDerived,
 		check: keysDerived,
 	},
 	{
 		name:  "owners-odd",
-		why:   "An owner is a label of any bytes, or none, and never a proof.",
+		why:   "An owner may have any bytes, or none, and is never a proof.",
 		says:  saysOwner,
 		check: ownersOdd,
 	},
@@ -155,22 +155,16 @@ func keysDerived(e *env) error {
 		d.Fenced = e.traits.Fenced
 		switch _, err := b.acquire(d); {
 		case err == nil:
-			if err := b.release(d); err != nil {
-				return fmt.Errorf("release %q: %w", key, err)
-			}
+			mustf(b.release(d), "release %q", key)
 		case !errors.Is(err, backend.ErrHeld) && !errors.Is(err, backend.ErrInvalid):
 			return fmt.Errorf("acquire %q: %w", key, err)
 		}
 	}
-	if err := b.refused(c.Key); err != nil {
-		return fmt.Errorf("after locks of keys made of it: %w", err)
-	}
+	mustf(b.refused(c.Key), "after locks of keys made of it")
 	if _, err := a.renew(c); err != nil {
 		return fmt.Errorf("renewal after locks of keys made of it: %w", err)
 	}
-	if err := a.release(c); err != nil {
-		return fmt.Errorf("release after locks of keys made of it: %w", err)
-	}
+	mustf(a.release(c), "release after locks of keys made of it")
 	next := e.claimOf(c.Key, e.h.Long)
 	next.Fenced = c.Fenced
 	if g := b.take(next); next.Fenced && g.Fence <= before.Fence {
@@ -190,15 +184,11 @@ func ownersOdd(e *env) error {
 		if _, err := b.acquire(other); err == nil || !errors.Is(err, backend.ErrHeld) {
 			return is(fmt.Sprintf("acquire by another token of owner %.20q", owner), err, backend.ErrHeld)
 		}
-		if err := is(fmt.Sprintf("release by another token of owner %.20q", owner), b.release(other), backend.ErrLost); err != nil {
-			return err
-		}
+		must(is(fmt.Sprintf("release by another token of owner %.20q", owner), b.release(other), backend.ErrLost))
 		if _, err := a.renew(c); err != nil {
 			return fmt.Errorf("renew by owner %.20q: %w", owner, err)
 		}
-		if err := a.release(c); err != nil {
-			return fmt.Errorf("release by owner %.20q: %w", owner, err)
-		}
+		mustf(a.release(c), "release by owner %.20q", owner)
 	}
 	return nil
 }

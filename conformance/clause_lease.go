@@ -13,7 +13,7 @@ import (
 var leaseClauses = []clause{
 	{
 		name:  "lease-renewed",
-		why:   "A lease lasts past many terms while its Client lives, and nobody else gets the key.",
+		why:   "A lease is renewed past many terms, and no other caller gets the key.",
 		says:  saysHasp,
 		check: func(e *env) error { return leaseRenewed(e, false) },
 	},
@@ -25,37 +25,37 @@ var leaseClauses = []clause{
 	},
 	{
 		name:  "lease-renewal-stops",
-		why:   "Nothing is renewed after Unlock or after Close.",
+		why:   "No hold is renewed after Unlock or after Close.",
 		says:  saysHasp,
 		check: leaseRenewalStops,
 	},
 	{
 		name:  "lease-loss-before-others",
-		why:   "A lease that cannot be renewed has ended, for its context and for Err, before anybody else holds the key, with cause ErrLost.",
+		why:   "A lease that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err.",
 		says:  saysHasp,
 		check: leaseLossBeforeOthers,
 	},
 	{
 		name:  "lease-loss-once",
-		why:   "A loss is told once, and a normal Unlock is none.",
+		why:   "A loss is reported once. A normal Unlock is not a loss.",
 		says:  saysHasp,
 		check: leaseLossOnce,
 	},
 	{
 		name:  "lease-loss-taken",
-		why:   "A lease whose hold is gone from the store ends as lost at the next renewal.",
+		why:   "If the hold is gone from the store, the lease is lost at the next renewal.",
 		says:  saysHasp,
 		check: leaseLossTaken,
 	},
 	{
 		name:  "lease-extend",
-		why:   "Extend makes a lease last at least so long, in the store, too.",
+		why:   "After Extend the lease lasts at least that long, also in the store.",
 		says:  saysHasp,
 		check: leaseExtend,
 	},
 	{
 		name:  "lease-context",
-		why:   "When Lock's context ends, the lease's does, and the key stays locked until Unlock.",
+		why:   "When Lock's context ends, the lease's context ends. The key stays locked until Unlock.",
 		says:  saysHasp,
 		check: leaseContextEnds,
 	},
@@ -119,9 +119,7 @@ func leaseRenewalStops(e *env) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
+	must(err)
 	if t.renewals() == 0 {
 		return slow("no renewal in half a term")
 	}
@@ -130,18 +128,14 @@ func leaseRenewalStops(e *env) error {
 		return slow("Lock: %w", err)
 	}
 	e.sleep(e.term / 2)
-	if err := c.Close(); err != nil {
-		return err
-	}
+	must(c.Close())
 	b.outlast(e.term) // for renewals on their way
 	before := t.renewals()
 	b.outlast(e.term)
 	if n := t.renewals() - before; n > 0 {
 		return fmt.Errorf("%d renewals in a term after Unlock and Close", n)
 	}
-	if err := b.grantedAtLast(key); err != nil {
-		return fmt.Errorf("a lease that was held at Close: %w", err)
-	}
+	mustf(b.grantedAtLast(key), "a lease that was held at Close")
 	return nil
 }
 
@@ -162,9 +156,7 @@ func leaseLossBeforeOthers(e *env) error {
 	t.cutRenewals(true)
 	key := e.key()
 	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	if err != nil {
-		return err
-	}
+	must(err)
 	ctx := lease.Context()
 	if _, _, err := b.seize(key, e.h.Long); err != nil {
 		return err
@@ -173,9 +165,7 @@ func leaseLossBeforeOthers(e *env) error {
 	if ctx.Err() == nil {
 		return errors.New("another holds the key, and the lease's context goes on")
 	}
-	if err := hearLost(lease); err != nil {
-		return fmt.Errorf("when another holds the key: %w", err)
-	}
+	mustf(hearLost(lease), "when another holds the key")
 	child, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if child.Err() == nil {
@@ -188,16 +178,10 @@ func leaseLossOnce(e *env) error {
 	c, t := e.tapped(hasp.Options{})
 	key := e.key()
 	lease, err := c.Lock(e.ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	ctx := lease.Context()
-	if err := lease.Unlock(e.ctx); err != nil {
-		return err
-	}
-	if err := is("the cause of a context's end by Unlock", context.Cause(ctx), hasp.ErrReleased); err != nil {
-		return err
-	}
+	must(lease.Unlock(e.ctx))
+	must(is("the cause of a context's end by Unlock", context.Cause(ctx), hasp.ErrReleased))
 	if lost := t.told(hasp.EventLost); len(lost) > 0 {
 		return fmt.Errorf("a normal Unlock was told as a loss: %v", lost[0].Err)
 	}
@@ -205,22 +189,16 @@ func leaseLossOnce(e *env) error {
 	if lease, err = c.Lock(e.ctx, key, hasp.WithTTL(e.term)); err != nil {
 		return err
 	}
-	if err := e.poll("the end of a lease that is not renewed", func() (bool, error) {
+	must(e.poll("the end of a lease that is not renewed", func() (bool, error) {
 		select {
 		case <-lease.Context().Done():
 			return true, nil
 		default:
 			return false, nil
 		}
-	}); err != nil {
-		return err
-	}
-	if err := hearLost(lease); err != nil {
-		return err
-	}
-	if err := is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost); err != nil {
-		return err
-	}
+	}))
+	must(hearLost(lease))
+	must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
 	must(e.poll("the event of a loss", func() (bool, error) { return len(t.told(hasp.EventLost)) > 0, nil }))
 	t.driver.outlast(e.term)
 	if lost := t.told(hasp.EventLost); len(lost) != 1 || lost[0].Key != key || !errors.Is(lost[0].Err, hasp.ErrLost) {
@@ -234,21 +212,15 @@ func leaseLossTaken(e *env) error {
 	b := e.open()
 	key := e.key()
 	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	if err != nil {
-		return err
-	}
+	must(err)
 	// As if the store had lost it.
 	if err := b.release(t.last()); err != nil {
 		return slow("release with the lease's own token: %w", err)
 	}
 	done := make(chan error, 1)
 	go func() { <-lease.Context().Done(); done <- nil }()
-	if err := e.arrives("the context of a lease whose hold is gone", done); err != nil {
-		return err
-	}
-	if err := hearLost(lease); err != nil {
-		return err
-	}
+	must(e.arrives("the context of a lease whose hold is gone", done))
+	must(hearLost(lease))
 	return is("Unlock of a lease whose hold is gone", lease.Unlock(e.ctx), hasp.ErrLost)
 }
 
@@ -257,9 +229,7 @@ func leaseExtend(e *env) error {
 	b := e.open()
 	key := e.key()
 	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term), hasp.WithoutRenewal())
-	if err != nil {
-		return err
-	}
+	must(err)
 	called := time.Now()
 	switch err := lease.Extend(e.ctx, e.h.Long); {
 	case errors.Is(err, hasp.ErrLost):
@@ -271,12 +241,8 @@ func leaseExtend(e *env) error {
 		return fmt.Errorf("after Extend by %v the lease lasts %v", e.h.Long, left)
 	}
 	b.outlast(e.term)
-	if err := lease.Err(); err != nil {
-		return fmt.Errorf("%v after Extend by %v: %w", e.term, e.h.Long, err)
-	}
-	if err := b.refused(key); err != nil {
-		return fmt.Errorf("%v after Extend by %v: %w", e.term, e.h.Long, err)
-	}
+	mustf(lease.Err(), "%v after Extend by %v", e.term, e.h.Long)
+	mustf(b.refused(key), "%v after Extend by %v", e.term, e.h.Long)
 	return lease.Unlock(e.ctx)
 }
 
@@ -287,21 +253,13 @@ func leaseContextEnds(e *env) error {
 	defer cancel()
 	key := e.key()
 	lease, err := c.Lock(ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	cancel()
 	if lease.Context().Err() == nil {
 		return errors.New("the lease's context goes on after the end of Lock's")
 	}
-	if err := lease.Err(); err != nil {
-		return fmt.Errorf("the hold, after the end of Lock's context: %w", err)
-	}
-	if err := b.refused(key); err != nil {
-		return fmt.Errorf("after the end of Lock's context: %w", err)
-	}
-	if err := lease.Unlock(ctx); err != nil {
-		return err
-	}
+	mustf(lease.Err(), "the hold, after the end of Lock's context")
+	mustf(b.refused(key), "after the end of Lock's context")
+	must(lease.Unlock(ctx))
 	return b.granted(key)
 }

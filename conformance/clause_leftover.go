@@ -15,7 +15,7 @@ import (
 var leftoverClauses = []clause{
 	{
 		name:  "leftovers",
-		why:   "Callers come, wait, are cancelled and leave: twice the timeout later, the store keeps nothing of them.",
+		why:   "After callers that hold, wait or are cancelled, the store keeps nothing, two timeouts later.",
 		says:  saysLeaves,
 		need:  entries,
 		alone: true,
@@ -23,7 +23,7 @@ var leftoverClauses = []clause{
 	},
 	{
 		name:  "leftovers-close",
-		why:   "When Unlock has succeeded and the Client is closed at once, the store keeps nothing a timeout later.",
+		why:   "If the Client is closed right after Unlock, the store keeps nothing, one timeout later.",
 		says:  saysCleansUp,
 		need:  entries,
 		alone: true,
@@ -31,7 +31,7 @@ var leftoverClauses = []clause{
 	},
 	{
 		name:  "leftovers-expired",
-		why:   "What is left of a hold that ran out or was broken disappears by itself, even if no caller wants the key again.",
+		why:   "What an expired or broken hold leaves disappears by itself, even if no caller wants the key again.",
 		says:  saysLeaves,
 		need:  entries,
 		alone: true,
@@ -86,9 +86,7 @@ func leftovers(e *env) error {
 	// timeout later. A Client that is closed earlier does not wait for that.
 	e.sleep(e.h.Timeout)
 	err = errors.Join(err, c.Close(), b.Close())
-	if err != nil {
-		return err
-	}
+	must(err)
 	e.sleep(e.h.Timeout)
 	return e.nothingSince(before)
 }
@@ -133,15 +131,11 @@ func leftoversClose(e *env) error {
 		if err == nil {
 			err = errors.Join(lease.Unlock(e.ctx), c.Close())
 		}
-		if err != nil {
-			return err
-		}
+		must(err)
 		claim := e.claim(e.h.Long)
 		d.take(claim)
 		d.give(claim)
-		if err := d.Close(); err != nil {
-			return err
-		}
+		must(d.Close())
 	}
 	e.sleep(e.h.Timeout)
 	return e.nothingSince(before)
@@ -170,9 +164,7 @@ func leftoversExpired(e *env) error {
 		d.take(broken)
 		d.breakKey(broken.Key)
 	}
-	if err := e.leaveLost(); err != nil {
-		return err
-	}
+	must(e.leaveLost())
 
 	d.outlast(e.term)
 	var left error

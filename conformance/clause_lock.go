@@ -15,43 +15,43 @@ import (
 var lockClauses = []clause{
 	{
 		name:  "lock-goroutines",
-		why:   "Many goroutines of several Clients hold one key one at a time.",
+		why:   "Goroutines of several Clients hold one key one at a time.",
 		says:  saysHasp,
 		check: lockGoroutines,
 	},
 	{
 		name:  "lock-held",
-		why:   "TryLock of a held key says ErrHeld, and Lock says it when WithMaxWait has passed.",
+		why:   "TryLock of a held key returns ErrHeld. Lock returns it when WithMaxWait has passed.",
 		says:  saysHasp,
 		check: lockHeld,
 	},
 	{
 		name:  "lock-outage",
-		why:   "An outage is never told as ErrHeld: the store's own error is told, and the key can be locked when it is over.",
+		why:   "An outage is never reported as ErrHeld, but as the store's own error. After it the key can be locked.",
 		says:  saysHasp,
 		check: lockOutage,
 	},
 	{
 		name:  "lock-lost-reply",
-		why:   "What an Acquire leaves in the store whose reply was lost is released.",
+		why:   "If the reply to an Acquire is lost, its hold is released.",
 		says:  saysHasp,
 		check: lockLostReply,
 	},
 	{
 		name:  "lock-waits",
-		why:   "Lock gets a key that is unlocked by another Client, and one whose holder died.",
+		why:   "Lock gets a key that another Client unlocks, and a key whose holder died.",
 		says:  saysHasp,
 		check: lockWaits,
 	},
 	{
 		name:  "lock-fence",
-		why:   "WithFence gives every lease a larger fence, or errors.ErrUnsupported.",
+		why:   "With WithFence every lease has a larger fence, or Lock returns errors.ErrUnsupported.",
 		says:  saysHasp,
 		check: lockFence,
 	},
 	{
 		name:  "lock-invalid",
-		why:   "Bad arguments are ErrInvalid and never reach the store.",
+		why:   "Bad arguments are ErrInvalid and do not reach the store.",
 		says:  saysHasp,
 		check: lockInvalid,
 	},
@@ -97,14 +97,10 @@ func lockHeld(e *env) error {
 	a, b := e.newClient(), e.newClient()
 	key := e.key()
 	lease, err := a.Lock(e.ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	for _, c := range []*hasp.Client{a, b} {
 		_, err := c.TryLock(e.ctx, key)
-		if err := is("TryLock of a held key", err, hasp.ErrHeld); err != nil {
-			return err
-		}
+		must(is("TryLock of a held key", err, hasp.ErrHeld))
 		_, err = c.Lock(e.ctx, key, hasp.WithMaxWait(e.term/4))
 		if err := is("Lock of a held key with MaxWait", err, hasp.ErrHeld); err != nil {
 			return slow("%w", err) // the store may not have answered yet
@@ -113,9 +109,7 @@ func lockHeld(e *env) error {
 			return fmt.Errorf("lock of a held key with MaxWait, whose context goes on: %w", err)
 		}
 	}
-	if err := lease.Unlock(e.ctx); err != nil {
-		return err
-	}
+	must(lease.Unlock(e.ctx))
 	again := b.TryLock
 	if e.traits.Ordered {
 		// The Unlock may have handed the key to the place of the Lock that has just
@@ -123,9 +117,7 @@ func lockHeld(e *env) error {
 		again = b.Lock
 	}
 	lease, err = again(e.ctx, key)
-	if err != nil {
-		return fmt.Errorf("locking again after Unlock by another Client: %w", err)
-	}
+	mustf(err, "locking again after Unlock by another Client")
 	return lease.Unlock(e.ctx)
 }
 
@@ -153,16 +145,12 @@ func lockOutage(e *env) error {
 	}
 	key := e.key()
 	_, err := c.TryLock(e.ctx, key)
-	if err := outage("TryLock during an outage", err); err != nil {
-		return err
-	}
+	must(outage("TryLock during an outage", err))
 	err = e.within("Lock during an outage", func() error {
 		_, err := c.Lock(e.ctx, key)
 		return err
 	})
-	if err := outage("a Lock during an outage", err); err != nil {
-		return err
-	}
+	must(outage("a Lock during an outage", err))
 	out.Store(false)
 	lease, err := c.Lock(e.ctx, key)
 	if err != nil {
@@ -182,12 +170,8 @@ func lockLostReply(e *env) error {
 	}
 	key := e.key()
 	_, err := c.TryLock(e.ctx, key)
-	if err := is("TryLock whose reply is lost", err, errCut); err != nil {
-		return err
-	}
-	if err := b.grantedAtLast(key); err != nil {
-		return fmt.Errorf("after a TryLock whose reply was lost: %w", err)
-	}
+	must(is("TryLock whose reply is lost", err, errCut))
+	mustf(b.grantedAtLast(key), "after a TryLock whose reply was lost")
 	return nil
 }
 
@@ -198,9 +182,7 @@ func lockWaits(e *env) error {
 	dead.take(orphan)
 	key := e.key()
 	lease, err := a.Lock(e.ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	done := make(chan error, 1)
 	go func() {
 		l, err := b.Lock(e.ctx, key)
@@ -210,12 +192,8 @@ func lockWaits(e *env) error {
 		done <- err
 	}()
 	e.sleep(e.term / 8)
-	if err := lease.Unlock(e.ctx); err != nil {
-		return err
-	}
-	if err := e.arrives("Lock of a key that was unlocked", done); err != nil {
-		return err
-	}
+	must(lease.Unlock(e.ctx))
+	must(e.arrives("Lock of a key that was unlocked", done))
 	return e.within("Lock of a key whose holder died", func() error {
 		l, err := a.Lock(e.ctx, orphan.Key)
 		if err != nil {
@@ -236,16 +214,12 @@ func lockFence(e *env) error {
 		if !e.traits.Fenced {
 			return is("Lock with a fence over a driver that has none", err, errors.ErrUnsupported)
 		}
-		if err != nil {
-			return err
-		}
+		must(err)
 		if lease.Fence() <= last {
 			return fmt.Errorf("fence %d after %d", lease.Fence(), last)
 		}
 		last = lease.Fence()
-		if err := lease.Unlock(e.ctx); err != nil {
-			return err
-		}
+		must(lease.Unlock(e.ctx))
 	}
 	return nil
 }
@@ -260,9 +234,7 @@ func lockInvalid(e *env) error {
 		"a max hold of 0 s": func() (*hasp.Lease, error) { return c.Lock(e.ctx, e.key(), hasp.WithMaxHold(0)) },
 	} {
 		_, err := lock()
-		if err := is("lock with "+what, err, hasp.ErrInvalid); err != nil {
-			return err
-		}
+		must(is("lock with "+what, err, hasp.ErrInvalid))
 		var he *hasp.Error
 		if !errors.As(err, &he) {
 			return fmt.Errorf("lock with %s: %T is not a *hasp.Error", what, err)
@@ -285,26 +257,16 @@ func lockAll(e *env) error {
 	}
 	b.give(holder)
 	for _, key := range keys {
-		if err := b.grantedAtLast(key); err != nil {
-			return fmt.Errorf("after a LockAll that failed: %w", err)
-		}
+		mustf(b.grantedAtLast(key), "after a LockAll that failed")
 	}
 	all, err := hasp.LockAll(e.ctx, a, keys)
-	if err != nil {
-		return err
-	}
+	must(err)
 	for _, key := range keys {
-		if err := b.refused(key); err != nil {
-			return err
-		}
+		must(b.refused(key))
 	}
-	if err := all.Unlock(e.ctx); err != nil {
-		return err
-	}
+	must(all.Unlock(e.ctx))
 	for _, key := range keys {
-		if err := b.granted(key); err != nil {
-			return fmt.Errorf("after Unlock of LockAll: %w", err)
-		}
+		mustf(b.granted(key), "after Unlock of LockAll")
 	}
 	return nil
 }

@@ -36,14 +36,14 @@ var orderClauses = []clause{
 	},
 	{
 		name:  "place-stays",
-		why:   "A place that stays by its claim outlives its Wait: the next Wait has it, and Release gives it up.",
+		why:   "With Claim.Stays a place in the queue outlives its Wait. The next Wait has it, and Release removes it.",
 		says:  saysStays,
 		need:  all(turns, inspector),
 		check: placeStays,
 	},
 	{
 		name:  "order-not-claimed",
-		why:   "A driver that always keeps the order of arrival says so in its Traits.",
+		why:   "A driver that always keeps the order of arrival is Ordered by its Traits.",
 		says:  saysClaims,
 		need:  unordered,
 		check: orderNotClaimed,
@@ -150,12 +150,8 @@ func orderNoBarging(e *env) error {
 		return nil
 	})
 	close(quit)
-	if err := <-barged; err != nil {
-		return fmt.Errorf("while others waited: %w", err)
-	}
-	if err != nil {
-		return err
-	}
+	mustf(<-barged, "while others waited")
+	must(err)
 	b.keep(ws[last].c)
 	return b.release(ws[last].c)
 }
@@ -188,22 +184,14 @@ func placeStays(e *env) error {
 	if n := len(a.inspect(c.Key).Waiters); n != 3 {
 		return fmt.Errorf("%d waiters when two have stopped whose places stay, want 3", n)
 	}
-	if err := is("release of a place", b.release(last), backend.ErrLost); err != nil {
-		return err
-	}
+	must(is("release of a place", b.release(last), backend.ErrLost))
 	err := e.poll("the end of a place that was given up", func() (bool, error) { return len(a.inspect(c.Key).Waiters) == 2, nil })
-	if err != nil {
-		return err
-	}
+	must(err)
 	a.give(c)
 	w = b.want(first)
-	if err := e.arrives("the second Wait of a place that stays", w.done); err != nil {
-		return err
-	}
+	must(e.arrives("the second Wait of a place that stays", w.done))
 	b.give(first)
-	if err := e.arrives("the waiter behind a place that stayed", second.done); err != nil {
-		return err
-	}
+	must(e.arrives("the waiter behind a place that stayed", second.done))
 	return a.release(second.c)
 }
 
@@ -222,9 +210,7 @@ func orderNotClaimed(e *env) error {
 		if err == nil {
 			a.give(barge)
 		}
-		if err := e.arrives("a waiter", w.done); err != nil {
-			return err
-		}
+		must(e.arrives("a waiter", w.done))
 		b.give(w.c)
 		if err == nil {
 			return nil

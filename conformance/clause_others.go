@@ -14,35 +14,35 @@ import (
 var otherClauses = []clause{
 	{
 		name:  "others-exclude",
-		why:   "Strategies that share keys exclude each other: what one holds, whatever its record is like, is ErrHeld to an Acquire and ErrLost to a Renew or Release of another, and free for it when the hold has ended.",
+		why:   "Strategies that share keys exclude each other. If one holds a key, another's Acquire returns ErrHeld, and its Renew and Release return ErrLost. After the hold it gets the key.",
 		says:  saysShared,
 		need:  others,
 		check: func(e *env) error { return e.pairs(othersExclude) },
 	},
 	{
 		name:  "others-wait",
-		why:   "A waiter gets a key that another strategy releases or lets run out, though nobody tells it.",
+		why:   "A waiter gets a key that another strategy releases or lets expire, although no message wakes it.",
 		says:  saysWaitGets,
 		need:  others,
 		check: func(e *env) error { return e.pairs(othersWait) },
 	},
 	{
 		name:  "others-break",
-		why:   "Inspect tells the hold of another strategy, and Break ends it: its holder hears ErrLost, and a waiter of either gets the key.",
+		why:   "Inspect reports the hold of another strategy, and Break ends it. Its holder gets ErrLost, and a waiter of either strategy gets the key.",
 		says:  saysBreak,
 		need:  others,
 		check: func(e *env) error { return e.pairs(othersBreak) },
 	},
 	{
 		name:  "others-fence",
-		why:   "Fences grow over the holds of all strategies that share keys.",
+		why:   "Strategies that share keys have fences that grow together.",
 		says:  saysShared,
 		need:  all(others, fenced),
 		check: othersFence,
 	},
 	{
 		name:  "others-history",
-		why:   "Drivers and Clients of all strategies that share keys are one lock, whatever they do at the same time.",
+		why:   "Simultaneous calls of all strategies that share keys are linearizable as one lock.",
 		says:  saysShared,
 		need:  others,
 		check: othersHistory,
@@ -213,9 +213,7 @@ func othersFence(e *env) error {
 			}
 			for range 2 {
 				c := fencedClaim(e.claimOf(f.key, e.h.Long))
-				if err := f.add("by "+o.Name, d.take(c)); err != nil {
-					return err
-				}
+				must(f.add("by "+o.Name, d.take(c)))
 				d.give(c)
 			}
 		}
@@ -231,8 +229,6 @@ func othersHistory(e *env) error {
 		drivers, clients = append(drivers, e.driverOf(o)), append(clients, e.clientOf(o))
 		fenced = fenced && drivers[len(drivers)-1].Traits().Fenced
 	}
-	if err := e.driverHistory(drivers, fenced).check(false); err != nil {
-		return err
-	}
+	must(e.driverHistory(drivers, fenced).check(false))
 	return e.lockerHistory(clients, fenced, 4*time.Millisecond).check(false)
 }

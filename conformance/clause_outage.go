@@ -14,7 +14,7 @@ import (
 var linkClauses = []clause{
 	{
 		name:  "link-outage",
-		why:   "An outage is not told as ErrHeld, ErrLost or ErrInvalid, and a driver works again when it is over.",
+		why:   "An outage is not reported as ErrHeld, ErrLost or ErrInvalid. The driver works again after it.",
 		says:  saysOutage,
 		need:  link,
 		alone: true,
@@ -22,7 +22,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-sent-once",
-		why:   "A call whose reply is lost was sent once and says that its outcome is unknown; a Release with its token undoes it.",
+		why:   "If the reply is lost, the call was sent once and reports an unknown outcome. A Release with its token undoes it.",
 		says:  saysOnce,
 		need:  link,
 		alone: true,
@@ -30,7 +30,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-wait-reply",
-		why:   "A Wait whose reply is lost still gets the key or reports that its outcome is unknown; a Release with its token undoes it.",
+		why:   "If the reply is lost, a Wait still gets the key or reports an unknown outcome. A Release with its token undoes it.",
 		says:  saysWaitUnknown,
 		need:  all(link, waiter),
 		alone: true,
@@ -38,7 +38,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-late-release",
-		why:   "A Release that the store carries out after its hold has ended does not touch the successor, even if the hold was alive when the call began.",
+		why:   "If a Release arrives after its hold has ended, it does not affect the successor, even if the hold was alive when the call began.",
 		says:  saysOneStep,
 		need:  link,
 		alone: true,
@@ -46,7 +46,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-late-renew",
-		why:   "A renewal that the store carries out after its hold has ended neither ends nor prolongs the successor's hold, even if the hold was alive when the call began.",
+		why:   "If a renewal arrives after its hold has ended, it neither ends nor prolongs the successor's hold, even if the hold was alive when the call began.",
 		says:  saysOneStep,
 		need:  link,
 		alone: true,
@@ -54,7 +54,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-deadline",
-		why:   "A deadline counts from before the call was sent, not from its reply.",
+		why:   "A deadline counts from the moment before the call was sent, not from its reply.",
 		says:  saysCallBegan,
 		need:  link,
 		alone: true,
@@ -62,7 +62,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-hung-store",
-		why:   "When the store accepts calls and never answers, every call of a Client ends within its timeout or at the end of its context, and a lease at its deadline.",
+		why:   "If the store hangs, every call of a Client ends within its timeout or with its context, and a lease ends at its deadline.",
 		says:  saysHasp,
 		need:  link,
 		alone: true,
@@ -70,7 +70,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-ends",
-		why:   "A call to a store that hangs ends a moment after its context has, if Traits.Ends says so.",
+		why:   "If Traits.Ends says so, a call to a store that hangs ends shortly after its context.",
 		says:  saysEndsInTime,
 		need:  all(link, ends),
 		alone: true,
@@ -78,7 +78,7 @@ var linkClauses = []clause{
 	},
 	{
 		name:  "link-cut-waiter",
-		why:   "A waiter that is cut off does not keep the others from the key, and goes on waiting when it is mended.",
+		why:   "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again.",
 		says:  saysDeadWaiter,
 		need:  all(link, waiter),
 		alone: true,
@@ -145,13 +145,9 @@ func linkOutage(e *env) error {
 		}
 		cancel()
 		l.Set(Up)
-		if err := e.recovers(d); err != nil {
-			return err
-		}
+		must(e.recovers(d))
 	}
-	if err := b.refused(held.Key); err != nil {
-		return err
-	}
+	must(b.refused(held.Key))
 	return d.release(held)
 }
 
@@ -200,9 +196,7 @@ func linkDeadline(e *env) error {
 		if _, s.seized, err = b.seize(c.Key, e.h.Long); err != nil {
 			return err
 		}
-		if err := s.inTime(); err != nil {
-			return fmt.Errorf("with a reply that took %v: %w", Delay, err)
-		}
+		mustf(s.inTime(), "with a reply that took %v", Delay)
 	}
 	return nil
 }
@@ -223,21 +217,13 @@ func linkHungStore(e *env) error {
 	if _, _, err := b.seize(lease.Key(), e.h.Long); err != nil {
 		return err
 	}
-	if err := hearLost(lease); err != nil {
-		return fmt.Errorf("cut off, when another holds the key: %w", err)
-	}
+	mustf(hearLost(lease), "cut off, when another holds the key")
 	err = e.within("TryLock of a store that hangs", func() error { _, err := c.TryLock(e.ctx, e.key()); return err })
-	if err := unknown("TryLock of a store that hangs", err); err != nil {
-		return err
-	}
+	must(unknown("TryLock of a store that hangs", err))
 	err = e.within("Lock of a store that hangs", func() error { _, err := c.Lock(e.ctx, e.key()); return err })
-	if err := unknown("Lock of a store that hangs", err); err != nil {
-		return err
-	}
+	must(unknown("Lock of a store that hangs", err))
 	err = e.within("Unlock over a store that hangs", func() error { return other.Unlock(e.ctx) })
-	if err := unknown("Unlock over a store that hangs", err); err != nil {
-		return err
-	}
+	must(unknown("Unlock over a store that hangs", err))
 	best := time.Duration(1<<63 - 1)
 	for range 4 {
 		ctx, cancel := context.WithCancel(e.ctx)
@@ -261,9 +247,7 @@ func linkHungStore(e *env) error {
 		again, err = c.Lock(e.ctx, e.key())
 		return err == nil, nil
 	})
-	if err != nil {
-		return err
-	}
+	must(err)
 	return unlockShort(e, again)
 }
 
@@ -279,9 +263,7 @@ func linkCutWaiter(e *env) error {
 	e.queued(a, c.Key, 2)
 	l.Set(Hung)
 	a.give(c)
-	if err := e.arrives("Wait while another waiter is cut off", w.done); err != nil {
-		return err
-	}
+	must(e.arrives("Wait while another waiter is cut off", w.done))
 	b.keep(w.c)
 	l.Set(Up)
 	b.give(w.c)
@@ -291,9 +273,7 @@ func linkCutWaiter(e *env) error {
 		d.give(cut.c)
 	default:
 		// It may have given up by its timeout: then nothing is left.
-		if err := unknown("Wait that was cut off", err); err != nil {
-			return err
-		}
+		must(unknown("Wait that was cut off", err))
 	}
 	return b.grantedAtLast(c.Key)
 }

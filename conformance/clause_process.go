@@ -22,7 +22,7 @@ import (
 var processClauses = []clause{
 	{
 		name:  "reach",
-		why:   "Host and Network drivers exclude callers in other processes, and Process drivers do not.",
+		why:   "Drivers that reach the host or the network exclude callers in other processes. Drivers that reach the process do not.",
 		says:  saysReach,
 		check: reach,
 	},
@@ -42,7 +42,7 @@ var processClauses = []clause{
 	},
 	{
 		name:  "process-killed-holder",
-		why:   "When a process that holds a key and renews it is killed, the key is free after its term.",
+		why:   "If a process that holds a key is killed, the key is free after its term.",
 		says:  saysFree,
 		need:  processes,
 		check: processKilledHolder,
@@ -56,7 +56,7 @@ var processClauses = []clause{
 	},
 	{
 		name:  "process-stopped-holder",
-		why:   "A process that was stopped past its term hears of the loss at its first look, and neither its renewals nor its Unlock harm the successor.",
+		why:   "A process that was stopped past its term sees the loss at its first check. Its renewals and its Unlock do not affect the successor.",
 		says:  saysHasp,
 		need:  processes,
 		check: processStoppedHolder,
@@ -141,9 +141,7 @@ func processExclusion(e *env) error {
 			return e.ctx.Err()
 		}
 	})
-	if err != nil {
-		return err
-	}
+	must(err)
 	b, err := os.ReadFile(filepath.Join(dir, "number"))
 	must(err)
 	if want := strconv.Itoa((n + 1) * times); string(b) != want {
@@ -162,19 +160,13 @@ func processWoken(e *env) error {
 		waits := p.begin(request{Op: "wait", Claim: theirs})
 		e.sleep(e.term / 8)
 		a.give(mine)
-		if err := e.arrives("Wait in another process for a key that was released", waits); err != nil {
-			return err
-		}
+		must(e.arrives("Wait in another process for a key that was released", waits))
 		must(p.do("renew", theirs))
-		if err := a.refused(key); err != nil {
-			return err
-		}
+		must(a.refused(key))
 		w := a.want(e.claimOf(key, e.h.Long))
 		e.sleep(e.term / 8)
 		must(p.do("release", theirs))
-		if err := e.arrives("Wait for a key that another process released", w.done); err != nil {
-			return err
-		}
+		must(e.arrives("Wait for a key that another process released", w.done))
 		a.keep(w.c)
 		a.give(w.c)
 	}
@@ -215,9 +207,7 @@ func processKilledWaiter(e *env) error {
 	e.queued(a, c.Key, 2)
 	p.kill()
 	a.give(c)
-	if err := e.arrives("Wait behind a waiter that was killed", w.done); err != nil {
-		return err
-	}
+	must(e.arrives("Wait behind a waiter that was killed", w.done))
 	b.keep(w.c)
 	return b.release(w.c)
 }
@@ -237,12 +227,8 @@ func processStoppedHolder(e *env) error {
 		return slow("a key whose holder was stopped: %w", err)
 	}
 	hooked(resume(p.cmd.Process))
-	if err := is("Err of a lease whose process was stopped past its term", p.do("err", held), hasp.ErrLost); err != nil {
-		return err
-	}
-	if err := is("Unlock of a lease whose process was stopped past its term", p.do("unlock", held), hasp.ErrLost); err != nil {
-		return err
-	}
+	must(is("Err of a lease whose process was stopped past its term", p.do("err", held), hasp.ErrLost))
+	must(is("Unlock of a lease whose process was stopped past its term", p.do("unlock", held), hasp.ErrLost))
 	b.outlast(e.term)
 	if _, err := b.renew(next); err != nil {
 		return fmt.Errorf("renewal by the successor of a process that was stopped: %w", err)
@@ -275,9 +261,7 @@ func processOrder(e *env) error {
 		mu.Unlock()
 		return children[i%len(children)].do("release", cs[i])
 	})
-	if err != nil {
-		return err
-	}
+	must(err)
 	if !slices.IsSorted(got) {
 		err := fmt.Errorf("waiters of several processes got the key in order %v", got)
 		if !e.inspector {

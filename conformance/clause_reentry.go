@@ -12,25 +12,25 @@ import (
 var reentryClauses = []clause{
 	{
 		name:  "reentry",
-		why:   "A call with a lease's context re-enters without a round trip, and the key is freed by the last Unlock.",
+		why:   "A call with a lease's context re-enters without a round trip. The last Unlock releases the key.",
 		says:  saysHasp,
 		check: reentry,
 	},
 	{
 		name:  "reentry-limits",
-		why:   "Re-entry goes by context, Client and key: all other callers are excluded, and it gives no fence that the outer lease has not.",
+		why:   "Re-entry needs the same context, Client and key. All other callers are excluded. A fence needs an outer lease with a fence.",
 		says:  saysHasp,
 		check: reentryLimits,
 	},
 	{
 		name:  "client-close",
-		why:   "Close ends what waits and every lease's context with ErrClosed, and lets nobody lock any more.",
+		why:   "Close ends waits and every lease's context with ErrClosed. After it no caller can lock.",
 		says:  saysHasp,
 		check: clientClose,
 	},
 	{
 		name:  "client-close-keeps",
-		why:   "Close never frees a key under a running holder; Unlock after it is ErrClosed.",
+		why:   "Close does not release the key of a holder that still runs. Unlock after Close returns ErrClosed.",
 		says:  saysHasp,
 		check: clientCloseKeeps,
 	},
@@ -47,29 +47,19 @@ func reentry(e *env) error {
 	b := e.open()
 	key := e.key()
 	outer, err := c.Lock(e.ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	asked := t.asked()
 	type own struct{}
 	inner, err := c.Lock(context.WithValue(outer.Context(), own{}, 1), key)
-	if err != nil {
-		return fmt.Errorf("lock with the lease's context: %w", err)
-	}
+	mustf(err, "lock with the lease's context")
 	third, err := c.TryLock(inner.Context(), key)
-	if err != nil {
-		return fmt.Errorf("TryLock with the inner lease's context: %w", err)
-	}
+	mustf(err, "TryLock with the inner lease's context")
 	if n := t.asked() - asked; n > 0 {
 		return fmt.Errorf("re-entry asked the store %d times", n)
 	}
 	for i, l := range []*hasp.Lease{inner, outer, third} {
-		if err := b.refused(key); err != nil {
-			return fmt.Errorf("after %d of 3 Unlocks: %w", i, err)
-		}
-		if err := l.Unlock(e.ctx); err != nil {
-			return fmt.Errorf("unlock %d of 3: %w", i+1, err)
-		}
+		mustf(b.refused(key), "after %d of 3 Unlocks", i)
+		mustf(l.Unlock(e.ctx), "unlock %d of 3", i+1)
 	}
 	return b.granted(key)
 }
@@ -78,9 +68,7 @@ func reentryLimits(e *env) error {
 	a, other := e.newClient(), e.newClient()
 	key := e.key()
 	outer, err := a.Lock(e.ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	if _, err := a.TryLock(e.ctx, key); !errors.Is(err, hasp.ErrHeld) {
 		return is("TryLock of the same Client with another context", err, hasp.ErrHeld)
 	}
@@ -89,17 +77,11 @@ func reentryLimits(e *env) error {
 	}
 	if e.traits.Fenced {
 		_, err := a.Lock(outer.Context(), key, hasp.WithFence())
-		if err := is("re-entry with a fence where the outer lease has none", err, hasp.ErrInvalid); err != nil {
-			return err
-		}
+		must(is("re-entry with a fence where the outer lease has none", err, hasp.ErrInvalid))
 	}
 	second, err := a.Lock(outer.Context(), e.key())
-	if err != nil {
-		return fmt.Errorf("lock of another key with the lease's context: %w", err)
-	}
-	if err := outer.Unlock(e.ctx); err != nil {
-		return err
-	}
+	mustf(err, "lock of another key with the lease's context")
+	must(outer.Unlock(e.ctx))
 	if second.Context().Err() == nil {
 		return errors.New("the context of a lease goes on after the lease it is derived from was unlocked")
 	}
@@ -115,9 +97,7 @@ func clientClose(e *env) error {
 	held, wanted := e.key(), e.claim(e.h.Long)
 	b.take(wanted)
 	lease, err := c.Lock(e.ctx, held)
-	if err != nil {
-		return err
-	}
+	must(err)
 	ctx := lease.Context()
 	asked, done := t.asked(), make(chan error, 1)
 	go func() {
@@ -128,15 +108,9 @@ func clientClose(e *env) error {
 	closed := make(chan error, 1)
 	go func() { closed <- c.Close() }()
 	err = e.arrives("a Lock that waits when its Client is closed", done)
-	if err := is("a Lock that waits when its Client is closed", err, hasp.ErrClosed); err != nil {
-		return err
-	}
-	if err := e.poll("the end of a lease's context by Close", func() (bool, error) { return ctx.Err() != nil, nil }); err != nil {
-		return err
-	}
-	if err := is("the cause of a context's end by Close", context.Cause(ctx), hasp.ErrClosed); err != nil {
-		return err
-	}
+	must(is("a Lock that waits when its Client is closed", err, hasp.ErrClosed))
+	must(e.poll("the end of a lease's context by Close", func() (bool, error) { return ctx.Err() != nil, nil }))
+	must(is("the cause of a context's end by Close", context.Cause(ctx), hasp.ErrClosed))
 	// Holders may still unlock, while Close waits for them.
 	switch err := lease.Unlock(e.ctx); {
 	case errors.Is(err, hasp.ErrClosed):
@@ -144,20 +118,14 @@ func clientClose(e *env) error {
 	case err != nil:
 		return fmt.Errorf("unlock while Close waits for it: %w", err)
 	}
-	if err := e.arrives("Close", closed); err != nil {
-		return err
-	}
+	must(e.arrives("Close", closed))
 	if _, err := c.Lock(e.ctx, held); !errors.Is(err, hasp.ErrClosed) {
 		return is("Lock after Close", err, hasp.ErrClosed)
 	}
-	if err := c.Close(); err != nil {
-		return fmt.Errorf("second Close: %w", err)
-	}
+	mustf(c.Close(), "second Close")
 	b.give(wanted)
 	for _, key := range []string{held, wanted.Key} {
-		if err := b.grantedAtLast(key); err != nil {
-			return err
-		}
+		must(b.grantedAtLast(key))
 	}
 	return nil
 }
@@ -170,15 +138,9 @@ func clientCloseKeeps(e *env) error {
 	if err != nil {
 		return slow("Lock with a timeout of %v: %w", e.term, err)
 	}
-	if err := e.within("Close with a lease that is not unlocked", c.Close); err != nil {
-		return err
-	}
-	if err := b.refused(key); err != nil {
-		return fmt.Errorf("after Close with a lease that is not unlocked: %w", err)
-	}
-	if err := is("Unlock after Close", lease.Unlock(e.ctx), hasp.ErrClosed); err != nil {
-		return err
-	}
+	must(e.within("Close with a lease that is not unlocked", c.Close))
+	mustf(b.refused(key), "after Close with a lease that is not unlocked")
+	must(is("Unlock after Close", lease.Unlock(e.ctx), hasp.ErrClosed))
 	return b.release(t.last())
 }
 
@@ -211,8 +173,6 @@ func clientLeavesNothing(e *env) error {
 		b.give(held)
 		return c.Close()
 	}
-	if err := use(); err != nil {
-		return err
-	}
+	must(use())
 	return e.leaves(use)
 }

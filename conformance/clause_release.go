@@ -11,37 +11,37 @@ import (
 var releaseClauses = []clause{
 	{
 		name:  "release-foreign",
-		why:   "Release with a token that does not hold the key says ErrLost and changes nothing.",
+		why:   "Release with a token that does not hold the key returns ErrLost and changes nothing.",
 		says:  saysRefuses,
 		check: releaseForeign,
 	},
 	{
 		name:  "release-double",
-		why:   "Release of what is not held, or not any more, says ErrLost.",
+		why:   "Release of a key that is not held, or no longer held, returns ErrLost.",
 		says:  saysRefuses,
 		check: releaseDouble,
 	},
 	{
 		name:  "release-stale",
-		why:   "A late Release by a holder whose term ran out says ErrLost and spares the successor.",
+		why:   "A late Release by a holder whose term has ended returns ErrLost and does not affect the successor.",
 		says:  saysRefuses,
 		check: releaseStale,
 	},
 	{
 		name:  "release-expired",
-		why:   "Release of a hold that ran out says ErrLost, also if nobody has had the key since.",
+		why:   "Release of an expired hold returns ErrLost, even if no caller has held the key since.",
 		says:  saysRefuses,
 		check: releaseExpired,
 	},
 	{
 		name:  "release-for-good",
-		why:   "After a Release its token holds nothing, and others get the key with terms of their own.",
+		why:   "After a Release the token holds nothing, and others get the key with terms of their own.",
 		says:  saysEnds,
 		check: releaseForGood,
 	},
 	{
 		name:  "token-whole",
-		why:   "A hold is told by its whole token, and by nothing but its token: no part of it, no other case of it, no owner.",
+		why:   "Only the whole token proves a hold: not a part of it, not another case of it, not the owner.",
 		says:  saysToken,
 		check: tokenWhole,
 	},
@@ -52,22 +52,16 @@ func releaseForeign(e *env) error {
 	c := e.claim(e.h.Long)
 	a.take(c)
 	for _, d := range []*driver{a, b} {
-		if err := is("release with a foreign token", d.release(e.claimOf(c.Key, e.h.Long)), backend.ErrLost); err != nil {
-			return err
-		}
+		must(is("release with a foreign token", d.release(e.claimOf(c.Key, e.h.Long)), backend.ErrLost))
 	}
-	if err := b.refused(c.Key); err != nil {
-		return fmt.Errorf("after a release with a foreign token: %w", err)
-	}
+	mustf(b.refused(c.Key), "after a release with a foreign token")
 	return a.release(c)
 }
 
 func releaseDouble(e *env) error {
 	a := e.open()
 	c := e.claim(e.h.Long)
-	if err := is("release of a key that was never held", a.release(c), backend.ErrLost); err != nil {
-		return err
-	}
+	must(is("release of a key that was never held", a.release(c), backend.ErrLost))
 	a.take(c)
 	a.give(c)
 	return is("second release", a.release(c), backend.ErrLost)
@@ -78,15 +72,9 @@ func releaseStale(e *env) error {
 	c := e.claim(e.term)
 	a.take(c)
 	next, _, err := b.seize(c.Key, e.h.Long)
-	if err != nil {
-		return err
-	}
-	if err := is("release by the holder before", a.release(c), backend.ErrLost); err != nil {
-		return err
-	}
-	if err := a.refused(c.Key); err != nil {
-		return fmt.Errorf("after a late release by the holder before: %w", err)
-	}
+	must(err)
+	must(is("release by the holder before", a.release(c), backend.ErrLost))
+	mustf(a.refused(c.Key), "after a late release by the holder before")
 	return b.release(next)
 }
 
@@ -109,9 +97,7 @@ func releaseForGood(e *env) error {
 	b.take(next)
 	// The first holder's term must not end the second's.
 	a.outlast(e.term)
-	if err := a.refused(c.Key); err != nil {
-		return fmt.Errorf("after the term of a hold that was released: %w", err)
-	}
+	mustf(a.refused(c.Key), "after the term of a hold that was released")
 	return b.release(next)
 }
 
@@ -140,13 +126,9 @@ func tokenWhole(e *env) error {
 			if _, err := d.renew(like); err == nil {
 				return fmt.Errorf("renew with %s: success, want ErrLost", what)
 			}
-			if err := is("release with "+what, d.release(like), backend.ErrLost); err != nil {
-				return err
-			}
+			must(is("release with "+what, d.release(like), backend.ErrLost))
 		}
 	}
-	if err := b.refused(c.Key); err != nil {
-		return err
-	}
+	must(b.refused(c.Key))
 	return a.release(c)
 }

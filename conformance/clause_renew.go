@@ -13,37 +13,37 @@ import (
 var renewClauses = []clause{
 	{
 		name:  "renew-holds",
-		why:   "A hold that is renewed in time lasts past any number of terms.",
+		why:   "A hold that is renewed in time lasts for any number of terms.",
 		says:  saysProlongs,
 		check: renewHolds,
 	},
 	{
 		name:  "renew-raises",
-		why:   "After a renewal at least its TTL is left, also if that is longer than the term before.",
+		why:   "After a renewal at least its TTL is left, even if it is longer than the term before.",
 		says:  saysProlongs,
 		check: renewRaises,
 	},
 	{
 		name:  "renew-never-shortens",
-		why:   "A renewal never shortens a term, in no order of arrival.",
+		why:   "A renewal never shortens a term, in whatever order renewals arrive.",
 		says:  saysNoShorter,
 		check: renewNeverShortens,
 	},
 	{
 		name:  "renew-never-revives",
-		why:   "A renewal never takes a key again that its token had lost, also if nobody has had it since: it says ErrLost.",
+		why:   "A renewal with a token that had lost its key returns ErrLost and does not take the key again, even if no caller has held it since.",
 		says:  saysNoShorter,
 		check: renewNeverRevives,
 	},
 	{
 		name:  "renew-stale",
-		why:   "A late renewal by a holder whose term ran out says ErrLost, and neither ends nor prolongs the successor's hold.",
+		why:   "A late renewal by a holder whose term has ended returns ErrLost, and neither ends nor prolongs the successor's hold.",
 		says:  saysNoShorter,
 		check: renewStale,
 	},
 	{
 		name:  "renew-foreign",
-		why:   "A renewal with a token that does not hold the key says ErrLost and prolongs nothing.",
+		why:   "A renewal with a token that does not hold the key returns ErrLost and prolongs nothing.",
 		says:  saysOutcomes,
 		check: renewForeign,
 	},
@@ -55,7 +55,7 @@ var renewClauses = []clause{
 	},
 	{
 		name:  "renew-answers",
-		why:   "Renew calls done at most once per claim and never after it has returned, also when its context ends.",
+		why:   "Renew calls done at most once for each claim, and never after it has returned, also when its context ends.",
 		says:  saysDone,
 		check: renewAnswers,
 	},
@@ -98,9 +98,7 @@ func renewRaises(e *env) error {
 		return slow("renewal right after the grant: %w", err)
 	}
 	a.outlast(e.term)
-	if err := b.refused(c.Key); err != nil {
-		return fmt.Errorf("a term of %v after a renewal for %v: %w", e.term, e.h.Long, err)
-	}
+	mustf(b.refused(c.Key), "a term of %v after a renewal for %v", e.term, e.h.Long)
 	return a.release(c)
 }
 
@@ -126,17 +124,11 @@ func renewNeverShortens(e *env) error {
 		_, err := a.renew(c)
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("two renewals of one hold at once: %w", err)
-	}
+	mustf(err, "two renewals of one hold at once")
 	a.outlast(e.term)
 	for _, c := range append(many, one) {
-		if err := b.refused(c.Key); err != nil {
-			return fmt.Errorf("after a renewal for %v a hold of %v ended: %w", e.term, e.h.Long, err)
-		}
-		if err := a.release(c); err != nil {
-			return err
-		}
+		mustf(b.refused(c.Key), "after a renewal for %v a hold of %v ended", e.term, e.h.Long)
+		must(a.release(c))
 	}
 	return nil
 }
@@ -151,13 +143,9 @@ func renewNeverRevives(e *env) error {
 	expired.TTL = e.h.Long
 	for what, c := range map[string]backend.Claim{"ran out": expired, "was released": released, "never was": never} {
 		_, err := a.renew(c)
-		if err := is("renewal of a hold that "+what, err, backend.ErrLost); err != nil {
-			return err
-		}
+		must(is("renewal of a hold that "+what, err, backend.ErrLost))
 		// After a loss a store may refuse the key to every caller for a while.
-		if err := b.grantedAtLast(c.Key); err != nil {
-			return fmt.Errorf("after the renewal of a hold that %s: %w", what, err)
-		}
+		mustf(b.grantedAtLast(c.Key), "after the renewal of a hold that %s", what)
 	}
 	return nil
 }
@@ -168,26 +156,16 @@ func renewStale(e *env) error {
 	a.take(c)
 	a.take(d)
 	long, _, err := b.seize(c.Key, e.h.Long)
-	if err != nil {
-		return err
-	}
+	must(err)
 	short, _, err := b.seize(d.Key, e.term)
-	if err != nil {
-		return err
-	}
+	must(err)
 	c.TTL, d.TTL = e.h.Long, e.h.Long
 	for _, c := range []backend.Claim{c, d} {
 		_, err := a.renew(c)
-		if err := is("renewal by the holder before", err, backend.ErrLost); err != nil {
-			return err
-		}
+		must(is("renewal by the holder before", err, backend.ErrLost))
 	}
-	if err := b.release(long); err != nil {
-		return fmt.Errorf("release by the successor after a late renewal by the holder before: %w", err)
-	}
-	if err := a.grantedAtLast(short.Key); err != nil {
-		return fmt.Errorf("the successor's term after a late renewal by the holder before: %w", err)
-	}
+	mustf(b.release(long), "release by the successor after a late renewal by the holder before")
+	mustf(a.grantedAtLast(short.Key), "the successor's term after a late renewal by the holder before")
 	return nil
 }
 
@@ -197,13 +175,9 @@ func renewForeign(e *env) error {
 	a.take(c)
 	for _, d := range []*driver{a, b} {
 		_, err := d.renew(e.claimOf(c.Key, e.h.Long))
-		if err := is("renewal with a foreign token", err, backend.ErrLost); err != nil {
-			return err
-		}
+		must(is("renewal with a foreign token", err, backend.ErrLost))
 	}
-	if err := b.grantedAtLast(c.Key); err != nil {
-		return fmt.Errorf("after a renewal with a foreign token: %w", err)
-	}
+	mustf(b.grantedAtLast(c.Key), "after a renewal with a foreign token")
 	return nil
 }
 
@@ -265,24 +239,18 @@ func renewMany(e *env) error {
 		}
 	}
 	var none []backend.Claim
-	if err := renewAll(e.ctx, a, none).check(); err != nil {
-		return err
-	}
+	must(renewAll(e.ctx, a, none).check())
 	ctx, cancel := context.WithTimeout(e.ctx, patience)
 	defer cancel()
 	got := renewAll(ctx, a, cs)
 	a.outlast(e.term)
-	if err := got.check(); err != nil {
-		return err
-	}
+	must(got.check())
 	for i := range cs {
 		if got.count[i].Load() == 0 {
 			return fmt.Errorf("claim %d of %d was not answered", i, len(cs))
 		}
 		if i%4 == 1 || i%4 == 2 {
-			if err := is(fmt.Sprintf("claim %d of %d, whose token holds nothing", i, len(cs)), got.errs[i], backend.ErrLost); err != nil {
-				return err
-			}
+			must(is(fmt.Sprintf("claim %d of %d, whose token holds nothing", i, len(cs)), got.errs[i], backend.ErrLost))
 			continue
 		}
 		if got.errs[i] != nil {
@@ -338,15 +306,11 @@ func renewAnswers(e *env) error {
 			return nil
 		})
 		cancel()
-		if err != nil {
-			return err
-		}
+		must(err)
 	}
 	a.outlast(e.term) // for calls that come late
 	for _, got := range all {
-		if err := got.check(); err != nil {
-			return err
-		}
+		must(got.check())
 		for i, err := range got.errs {
 			if errors.Is(err, backend.ErrLost) {
 				return fmt.Errorf("claim %d, which is held, when the context of Renew ended: %w", i, err)

@@ -14,7 +14,7 @@ import (
 var restartClauses = []clause{
 	{
 		name:  "flush-unnoticed",
-		why:   "A store may drop at any time what it keeps only for speed: every call works as before.",
+		why:   "If the store drops what it keeps only for speed, every call still works.",
 		says:  saysSpeed,
 		need:  flush,
 		alone: true,
@@ -22,7 +22,7 @@ var restartClauses = []clause{
 	},
 	{
 		name:  "kick-ridden-out",
-		why:   "When the store ends its connections, holds and leases stay, waiters get the key, and calls in flight at that moment are at worst of unknown outcome.",
+		why:   "If the store ends its connections, holds and leases stay, and waiters get the key. Calls in flight succeed or are of unknown outcome.",
 		says:  saysAgain,
 		need:  kick,
 		alone: true,
@@ -30,7 +30,7 @@ var restartClauses = []clause{
 	},
 	{
 		name:  "restart-outage",
-		why:   "While the store is stopped, calls say so; when it runs again, drivers work without being opened anew.",
+		why:   "While the store is stopped, calls report an outage. When it runs again, the same drivers work.",
 		says:  saysAgain,
 		need:  restarts,
 		alone: true,
@@ -38,7 +38,7 @@ var restartClauses = []clause{
 	},
 	{
 		name:     "restart-with-data",
-		why:      "Holds survive a restart of the store that keeps its data: nobody else gets the key.",
+		why:      "Holds survive a restart of a store that keeps its data: no other caller gets the key.",
 		says:     saysKeepsData,
 		need:     restarts,
 		alone:    true,
@@ -47,7 +47,7 @@ var restartClauses = []clause{
 	},
 	{
 		name:  "restart-without-data",
-		why:   "When the store has lost its data, loss is told to the holder, and the next lock works and is renewed.",
+		why:   "If the store has lost its data, the holder gets ErrLost. The next lock works and is renewed.",
 		says:  saysLostData,
 		need:  restarts,
 		alone: true,
@@ -55,7 +55,7 @@ var restartClauses = []clause{
 	},
 	{
 		name:  "restart-waiter",
-		why:   "A waiter rides out a restart that is shorter than its timeout, or says that the store was out.",
+		why:   "A waiter rides out a restart that is shorter than its timeout, or reports the outage.",
 		says:  saysRides,
 		need:  all(restarts, waiter),
 		alone: true,
@@ -63,7 +63,7 @@ var restartClauses = []clause{
 	},
 	{
 		name:     "fence-restart",
-		why:      "Fences grow over a restart of the store that keeps its data.",
+		why:      "Fences still grow after a restart of a store that keeps its data.",
 		says:     saysFenceRestart,
 		need:     all(restarts, fenced),
 		alone:    true,
@@ -72,7 +72,7 @@ var restartClauses = []clause{
 	},
 	{
 		name:     "fence-data-loss",
-		why:      "Fences grow over a restart of the store that loses its data.",
+		why:      "Fences still grow after a restart of a store that has lost its data.",
 		says:     saysFenceRestart,
 		need:     all(restarts, fenced),
 		alone:    true,
@@ -116,9 +116,7 @@ func restartOutage(e *env) error {
 		"Acquire of a held key": func() error { _, err := d.Acquire(ctx, e.claimOf(held.Key, e.h.Long)); return err },
 		"Release":               func() error { return d.Release(ctx, held) },
 	} {
-		if err := unknown(what+" while the store is stopped", e.within(what, call)); err != nil {
-			return err
-		}
+		must(unknown(what+" while the store is stopped", e.within(what, call)))
 	}
 	e.upAgain(up, true)
 	return e.recovers(d)
@@ -140,12 +138,8 @@ func restartWithData(e *env) error {
 	c := e.claim(e.h.Long)
 	a.take(c)
 	e.restart(true)
-	if err := errors.Join(e.recovers(a), e.recovers(b)); err != nil {
-		return err
-	}
-	if err := b.refused(c.Key); err != nil {
-		return fmt.Errorf("after a restart: %w", err)
-	}
+	must(errors.Join(e.recovers(a), e.recovers(b)))
+	mustf(b.refused(c.Key), "after a restart")
 	if _, err := a.renew(c); err != nil {
 		return fmt.Errorf("renewal by the holder after a restart: %w", err)
 	}
@@ -157,22 +151,14 @@ func restartWithoutData(e *env) error {
 	b := e.open()
 	key := e.key()
 	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	if err != nil {
-		return err
-	}
+	must(err)
 	ended := lease.Context()
 	e.restart(false)
 	done := make(chan error, 1)
 	go func() { <-ended.Done(); done <- nil }()
-	if err := e.arrives("the context of a lease whose store has lost its data", done); err != nil {
-		return err
-	}
-	if err := hearLost(lease); err != nil {
-		return err
-	}
-	if err := is("Unlock of a lease whose store has lost its data", lease.Unlock(e.ctx), hasp.ErrLost); err != nil {
-		return err
-	}
+	must(e.arrives("the context of a lease whose store has lost its data", done))
+	must(hearLost(lease))
+	must(is("Unlock of a lease whose store has lost its data", lease.Unlock(e.ctx), hasp.ErrLost))
 	var last error
 	if err := e.poll("Lock after the store has lost its data", func() (bool, error) {
 		lease, last = c.Lock(e.ctx, key, hasp.WithTTL(e.term))
@@ -180,9 +166,7 @@ func restartWithoutData(e *env) error {
 	}); err != nil {
 		return fmt.Errorf("%w: %w", err, last)
 	}
-	if err := e.recovers(b); err != nil {
-		return err
-	}
+	must(e.recovers(b))
 	for range 2 {
 		b.outlast(e.term)
 	}
@@ -207,9 +191,7 @@ func restartWaiter(e *env) error {
 	up := e.down()
 	e.sleep(e.term)
 	e.upAgain(up, true)
-	if err := e.recovers(a); err != nil {
-		return err
-	}
+	must(e.recovers(a))
 	// With its data or without: after this nobody holds the key but the waiter.
 	if err := a.release(c); err != nil && !errors.Is(err, backend.ErrLost) {
 		return fmt.Errorf("release after a restart: %w", err)
@@ -219,9 +201,7 @@ func restartWaiter(e *env) error {
 		b.keep(w.c)
 		b.give(w.c)
 	default:
-		if err := unknown("Wait over a restart", err); err != nil {
-			return err
-		}
+		must(unknown("Wait over a restart", err))
 	}
 	return a.grantedAtLast(c.Key)
 }
@@ -256,9 +236,7 @@ func flushUnnoticed(e *env) error {
 		drop()
 		d.keep(c)
 		drop()
-		if err := d.refused(c.Key); err != nil {
-			return err
-		}
+		must(d.refused(c.Key))
 		drop()
 		if e.inspector && !d.inspect(c.Key).Held {
 			return errors.New("inspect: a key that is held is free")
@@ -271,9 +249,7 @@ func flushUnnoticed(e *env) error {
 			e.queued(d, c.Key, 1)
 			drop()
 			d.give(c)
-			if err := e.arrives("Wait", w.done); err != nil {
-				return err
-			}
+			must(e.arrives("Wait", w.done))
 			c = next
 		}
 		drop()
@@ -282,9 +258,7 @@ func flushUnnoticed(e *env) error {
 		} else {
 			d.give(c)
 		}
-		if err := d.granted(c.Key); err != nil {
-			return err
-		}
+		must(d.granted(c.Key))
 	}
 	return nil
 }
@@ -310,29 +284,22 @@ func kickRiddenOut(e *env) error {
 		e.sleep(e.term / 8)
 
 		hooked(e.h.Kick(e.ctx, e.store))
-		if err := errors.Join(e.recovers(a), e.recovers(b)); err != nil {
-			return err
-		}
+		must(errors.Join(e.recovers(a), e.recovers(b)))
 		for _, claim := range []backend.Claim{c, k} {
-			if err := b.refused(claim.Key); err != nil {
-				return fmt.Errorf("after the end of all connections: %w", err)
-			}
+			mustf(b.refused(claim.Key), "after the end of all connections")
 			a.keep(claim)
 			a.give(claim)
 		}
-		if err := e.arrives("Lock over the end of its connection", locked); err != nil {
-			return fmt.Errorf("lock over the end of its connection: %w", err)
-		}
+		mustf(e.arrives("Lock over the end of its connection", locked), "lock over the end of its connection")
 		if w == nil {
 			continue
 		}
 		if err := e.arrives("Wait over the end of its connection", w.done); err == nil {
 			b.keep(w.c)
 			b.give(w.c)
-		} else if err := unknown("Wait over the end of its connection", err); err != nil {
-			return err
-		} else if err := e.undone(b, a, w.c); err != nil {
-			return err
+		} else {
+			must(unknown("Wait over the end of its connection", err))
+			must(e.undone(b, a, w.c))
 		}
 	}
 	if err := lease.Err(); err != nil {

@@ -10,13 +10,13 @@ import (
 var termClauses = []clause{
 	{
 		name:  "expiry-frees",
-		why:   "A hold that nobody renews ends with its term, and others get the key.",
+		why:   "A hold that is not renewed ends with its term, and others get the key.",
 		says:  saysFree,
 		check: expiryFrees,
 	},
 	{
 		name:  "expiry-not-early",
-		why:   "A hold lasts as long as it was asked for.",
+		why:   "A hold lasts for the whole term that was asked for.",
 		says:  saysLasts,
 		check: expiryNotEarly,
 	},
@@ -28,13 +28,13 @@ var termClauses = []clause{
 	},
 	{
 		name:  "deadline-in-time",
-		why:   "Grant.Until, or call start + TTL − drift in its place, is past before anybody else is granted the key.",
+		why:   "Grant.Until, or call start + TTL − drift, has passed before another token is granted the key.",
 		says:  saysUntil,
 		check: deadlineInTime,
 	},
 	{
 		name:  "deadline-after-renewal",
-		why:   "Grant.Until of a renewal is past before anybody else is granted the key.",
+		why:   "Grant.Until of a renewal has passed before another token is granted the key.",
 		says:  saysUntil,
 		check: deadlineAfterRenewal,
 	},
@@ -83,9 +83,7 @@ func expiryFrees(e *env) error {
 
 func expiryNotEarly(e *env) error {
 	s, err := e.succeed(false)
-	if err != nil {
-		return err
-	}
+	must(err)
 	if end := s.called.Add(e.term - backend.Drift(e.term)); s.seized.Before(end) {
 		return fmt.Errorf("another was granted the key %v before the end of a term of %v", end.Sub(s.seized), e.term)
 	}
@@ -101,9 +99,7 @@ func expiryOwnTerm(e *env) error {
 		return err
 	}
 	a.outlast(e.term)
-	if err := b.refused(long.Key); err != nil {
-		return fmt.Errorf("after two terms of %v a hold of %v: %w", e.term, e.h.Long, err)
-	}
+	mustf(b.refused(long.Key), "after two terms of %v a hold of %v", e.term, e.h.Long)
 	a.give(long)
 	return nil
 }
@@ -117,17 +113,13 @@ func (s succession) inTime() error {
 
 func deadlineInTime(e *env) error {
 	s, err := e.succeed(false)
-	if err != nil {
-		return err
-	}
+	must(err)
 	return s.inTime()
 }
 
 func deadlineAfterRenewal(e *env) error {
 	s, err := e.succeed(true)
-	if err != nil {
-		return err
-	}
+	must(err)
 	return s.inTime()
 }
 
@@ -137,15 +129,9 @@ func expiryLongTerm(e *env) error {
 	c := e.claim(day)
 	a.take(c)
 	hooked(e.h.Advance(e.ctx, e.store, day-time.Hour))
-	if err := b.refused(c.Key); err != nil {
-		return fmt.Errorf("an hour before the end of a day: %w", err)
-	}
+	mustf(b.refused(c.Key), "an hour before the end of a day")
 	hooked(e.h.Advance(e.ctx, e.store, 2*time.Hour))
-	if err := b.grantedAtLast(c.Key); err != nil {
-		return fmt.Errorf("an hour after the end of a day: %w", err)
-	}
-	if err := is("release of a hold that has run out", a.release(c), backend.ErrLost); err != nil {
-		return err
-	}
+	mustf(b.grantedAtLast(c.Key), "an hour after the end of a day")
+	must(is("release of a hold that has run out", a.release(c), backend.ErrLost))
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 var unlockClauses = []clause{
 	{
 		name:  "unlock-lost",
-		why:   "Unlock of a lease that was lost says ErrLost and spares the successor.",
+		why:   "Unlock of a lost lease returns ErrLost and does not affect the successor.",
 		says:  saysHasp,
 		check: unlockLost,
 	},
@@ -25,13 +25,13 @@ var unlockClauses = []clause{
 	},
 	{
 		name:  "unlock-twice",
-		why:   "A second Unlock says ErrReleased.",
+		why:   "A second Unlock returns ErrReleased.",
 		says:  saysHasp,
 		check: unlockTwice,
 	},
 	{
 		name:  "unlock-again",
-		why:   "An Unlock of unknown outcome says so and may be called again until it succeeds; the key is freed.",
+		why:   "An Unlock of unknown outcome returns an error, and may be called again until it succeeds. The key is then free.",
 		says:  saysHasp,
 		check: unlockAgain,
 	},
@@ -43,21 +43,13 @@ func unlockLost(e *env) error {
 	t.cutRenewals(true)
 	key := e.key()
 	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	if err != nil {
-		return err
-	}
+	must(err)
 	next, _, err := b.seize(key, e.h.Long)
-	if err != nil {
-		return err
-	}
+	must(err)
 	for range 2 {
-		if err := is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost); err != nil {
-			return err
-		}
+		must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
 	}
-	if err := is("Extend of a lease that was lost", lease.Extend(e.ctx, e.h.Long), hasp.ErrLost); err != nil {
-		return err
-	}
+	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.h.Long), hasp.ErrLost))
 	b.outlast(e.term) // for what goes on in the background
 	if _, err := b.renew(next); err != nil {
 		return fmt.Errorf("renewal by the successor after the Unlock of a lost lease: %w", err)
@@ -71,28 +63,18 @@ func unlockDeadContext(e *env) error {
 	defer cancel()
 	key := e.key()
 	lease, err := c.Lock(e.ctx, key)
-	if err != nil {
-		return err
-	}
+	must(err)
 	cancel()
-	if err := lease.Unlock(ctx); err != nil {
-		return fmt.Errorf("unlock with a context that has ended: %w", err)
-	}
+	mustf(lease.Unlock(ctx), "unlock with a context that has ended")
 	return b.granted(key)
 }
 
 func unlockTwice(e *env) error {
 	c := e.newClient()
 	lease, err := c.Lock(e.ctx, e.key())
-	if err != nil {
-		return err
-	}
-	if err := lease.Unlock(e.ctx); err != nil {
-		return err
-	}
-	if err := is("second Unlock", lease.Unlock(e.ctx), hasp.ErrReleased); err != nil {
-		return err
-	}
+	must(err)
+	must(lease.Unlock(e.ctx))
+	must(is("second Unlock", lease.Unlock(e.ctx), hasp.ErrReleased))
 	return is("Err after Unlock", lease.Err(), hasp.ErrReleased)
 }
 
@@ -115,24 +97,14 @@ func unlockAgain(e *env) error {
 		}
 		key := e.key()
 		lease, err := c.Lock(e.ctx, key)
-		if err != nil {
-			return err
-		}
-		if err := is("Unlock whose "+lost+" is lost", lease.Unlock(e.ctx), errCut); err != nil {
-			return err
-		}
+		must(err)
+		must(is("Unlock whose "+lost+" is lost", lease.Unlock(e.ctx), errCut))
 		if lease.Context().Err() == nil {
 			return errors.New("the context of a lease goes on after an Unlock of unknown outcome")
 		}
-		if err := lease.Unlock(e.ctx); err != nil {
-			return fmt.Errorf("unlock again, after one whose %s was lost: %w", lost, err)
-		}
-		if err := is("Unlock after one that succeeded", lease.Unlock(e.ctx), hasp.ErrReleased); err != nil {
-			return err
-		}
-		if err := b.granted(key); err != nil {
-			return fmt.Errorf("after an Unlock whose %s was lost, and another: %w", lost, err)
-		}
+		mustf(lease.Unlock(e.ctx), "unlock again, after one whose %s was lost", lost)
+		must(is("Unlock after one that succeeded", lease.Unlock(e.ctx), hasp.ErrReleased))
+		mustf(b.granted(key), "after an Unlock whose %s was lost, and another", lost)
 	}
 	return nil
 }

@@ -14,77 +14,77 @@ import (
 var waitClauses = []clause{
 	{
 		name:  "wait-free",
-		why:   "Wait for a key that nobody holds returns with it.",
+		why:   "Wait for a free key returns with it.",
 		says:  saysWait,
 		need:  waiter,
 		check: waitFree,
 	},
 	{
 		name:  "wait-woken",
-		why:   "No release falls between Wait's attempt and its signal: a waiter gets a key that is released at any moment.",
+		why:   "A waiter gets the key at whatever moment it is released: no release falls between Wait's signal and its attempt.",
 		says:  saysSignal,
 		need:  waiter,
 		check: waitWoken,
 	},
 	{
 		name:  "wait-dead-holder",
-		why:   "A waiter takes over from a holder that died, when the term has run out and not before.",
+		why:   "If the holder has died, a waiter gets the key when the term has ended, and not before.",
 		says:  saysWaitGets,
 		need:  waiter,
 		check: waitDeadHolder,
 	},
 	{
 		name:  "wait-dead-successor",
-		why:   "A waiter takes over also from one that got the key by waiting and died.",
+		why:   "A waiter also gets the key after a holder that got it by waiting and died.",
 		says:  saysWaitGets,
 		need:  waiter,
 		check: waitDeadSuccessor,
 	},
 	{
 		name:  "wait-deadline",
-		why:   "The deadline of a grant that came of waiting is that of the hold: after the release that made way for it, and before anybody else gets the key.",
+		why:   "The deadline of a grant by Wait is after the release before it, and has passed before another token is granted the key.",
 		says:  saysUntil,
 		need:  waiter,
 		check: waitDeadline,
 	},
 	{
 		name:  "wait-cancelled",
-		why:   "A Wait that its context ends returns ErrHeld. Once the token has been released as after an unknown outcome, no hold and no place in a queue is left.",
+		why:   "If its context ends, a Wait returns ErrHeld. After a release of its token, as after an unknown outcome, no hold and no place in a queue is left.",
 		says:  saysWaitHeld,
 		need:  waiter,
 		check: waitCancelled,
 	},
 	{
 		name:  "wait-dead-context",
-		why:   "A Wait whose context has ended before returns and leaves nothing.",
+		why:   "If its context has ended before, a Wait returns and leaves nothing.",
 		says:  saysWaitCtx,
 		need:  waiter,
 		check: waitDeadContext,
 	},
 	{
 		name:  "wait-cancel-race",
-		why:   "A Wait that is cancelled while the key is released either gets the key or leaves nothing. If its error matches its context's, the engine cleans up.",
+		why:   "If a Wait is cancelled while the key is released, it gets the key or leaves nothing. If its error matches its context's error, the engine cleans up.",
 		says:  saysWaitLeaves,
 		need:  waiter,
 		check: waitCancelRace,
 	},
 	{
 		name:  "wait-everyone",
-		why:   "Many waiters on several drivers all get the key, one at a time.",
+		why:   "All waiters of several drivers get the key, one at a time.",
 		says:  saysOneHolder,
 		need:  waiter,
 		check: waitEveryone,
 	},
 	{
 		name:  "wait-independent",
-		why:   "Who waits for one key is in nobody's way who wants another, and the end of one Wait does not end another for the same key.",
+		why:   "A Wait for one key does not delay callers that want another key. Its end does not end another Wait for the same key.",
 		says:  saysIndependent,
 		need:  waiter,
 		check: waitIndependent,
 	},
 	{
 		name:  "wait-fence",
-		why:   "A hold that came of waiting has a larger fence than the one before.",
+		why:   "A hold by Wait has a larger fence than the hold before.",
 		says:  saysFence,
 		need:  all(waiter, fenced),
 		check: waitFence,
@@ -94,12 +94,8 @@ var waitClauses = []clause{
 func waitFree(e *env) error {
 	a, b := e.open(), e.open()
 	w := a.want(e.claim(e.h.Long))
-	if err := e.arrives("Wait for a free key", w.done); err != nil {
-		return err
-	}
-	if err := b.refused(w.c.Key); err != nil {
-		return fmt.Errorf("after another's Wait: %w", err)
-	}
+	must(e.arrives("Wait for a free key", w.done))
+	mustf(b.refused(w.c.Key), "after another's Wait")
 	a.keep(w.c)
 	a.give(w.c)
 	return b.granted(w.c.Key)
@@ -114,9 +110,7 @@ func waitWoken(e *env) error {
 		w := b.want(e.claimOf(key, e.h.Long))
 		e.sleep(moment(round))
 		a.give(c)
-		if err := e.arrives("Wait for a key that was released", w.done); err != nil {
-			return fmt.Errorf("round %d: %w", round, err)
-		}
+		mustf(e.arrives("Wait for a key that was released", w.done), "round %d", round)
 		b.keep(w.c)
 		b.give(w.c)
 	}
@@ -133,15 +127,11 @@ func waitDeadHolder(e *env) error {
 	called := time.Now()
 	a.take(c)
 	w := b.want(e.claimOf(c.Key, e.h.Long))
-	if err := e.arrives("Wait for a key whose holder died", w.done); err != nil {
-		return err
-	}
+	must(e.arrives("Wait for a key whose holder died", w.done))
 	if end, now := called.Add(e.term-backend.Drift(e.term)), time.Now(); now.Before(end) {
 		return fmt.Errorf("a waiter got the key %v before the end of its holder's term", end.Sub(now))
 	}
-	if err := is("release by the holder that ran out", a.release(c), backend.ErrLost); err != nil {
-		return err
-	}
+	must(is("release by the holder that ran out", a.release(c), backend.ErrLost))
 	b.keep(w.c)
 	return b.release(w.c)
 }
@@ -157,9 +147,7 @@ func waitDeadSuccessor(e *env) error {
 		return slow("%w", err) // it may have run out before it was confirmed
 	}
 	w = a.want(e.claimOf(c.Key, e.h.Long))
-	if err := e.arrives("Wait for a key whose holder got it by waiting and died", w.done); err != nil {
-		return err
-	}
+	must(e.arrives("Wait for a key whose holder got it by waiting and died", w.done))
 	a.keep(w.c)
 	return a.release(w.c)
 }
@@ -206,16 +194,10 @@ func waitCancelled(e *env) error {
 		}
 		if e.traits.Ordered && e.inspector {
 			err := e.poll("the end of a cancelled waiter's place", func() (bool, error) { return len(a.inspect(c.Key).Waiters) == 0, nil })
-			if err != nil {
-				return err
-			}
+			must(err)
 		}
-		if err := a.release(c); err != nil {
-			return err
-		}
-		if err := a.grantedAtLast(c.Key); err != nil {
-			return fmt.Errorf("after a cancelled Wait and the release: %w", err)
-		}
+		must(a.release(c))
+		mustf(a.grantedAtLast(c.Key), "after a cancelled Wait and the release")
 	}
 	return nil
 }
@@ -237,17 +219,11 @@ func waitDeadContext(e *env) error {
 			}
 			return nil
 		})
-		if err != nil {
-			return err
-		}
+		must(err)
 	}
-	if err := a.release(holder); err != nil {
-		return err
-	}
+	must(a.release(holder))
 	for _, c := range []backend.Claim{free, held} {
-		if err := a.grantedAtLast(c.Key); err != nil {
-			return fmt.Errorf("after a Wait with a context that had ended: %w", err)
-		}
+		mustf(a.grantedAtLast(c.Key), "after a Wait with a context that had ended")
 	}
 	return nil
 }
@@ -277,9 +253,7 @@ func waitCancelRace(e *env) error {
 		} else if w.grant != (backend.Grant{}) {
 			return fmt.Errorf("a Wait that says %q returned a grant", err)
 		}
-		if err := a.grantedAtLast(c.Key); err != nil {
-			return fmt.Errorf("round %d: after a Wait cancelled at the release: %w", round, err)
-		}
+		mustf(a.grantedAtLast(c.Key), "round %d: after a Wait cancelled at the release", round)
 	}
 	return nil
 }
@@ -313,21 +287,15 @@ func waitIndependent(e *env) error {
 	next := b.want(e.claimOf(soon.Key, e.h.Long))
 	e.sleep(e.term / 8)
 	err := e.within("Acquire of one key while others wait for another", func() error { return b.granted(e.key()) })
-	if err != nil {
-		return err
-	}
+	must(err)
 	a.give(soon)
-	if err := e.arrives("Wait for one key while others wait for another", next.done); err != nil {
-		return err
-	}
+	must(e.arrives("Wait for one key while others wait for another", next.done))
 	stopped.stop()
 	if err := e.arrives("a cancelled Wait", stopped.done); err == nil {
 		return errors.New("wait for a held key: granted")
 	}
 	a.give(blocked)
-	if err := e.arrives("Wait after the end of another for the same key", left.done); err != nil {
-		return err
-	}
+	must(e.arrives("Wait after the end of another for the same key", left.done))
 	b.keep(left.c)
 	return b.release(left.c)
 }
@@ -337,18 +305,12 @@ func waitFence(e *env) error {
 	f := fences{key: e.key()}
 	for range 3 {
 		c := fencedClaim(e.claimOf(f.key, e.h.Long))
-		if err := f.add("by Acquire", a.take(c)); err != nil {
-			return err
-		}
+		must(f.add("by Acquire", a.take(c)))
 		w := b.want(fencedClaim(e.claimOf(f.key, e.h.Long)))
 		e.sleep(e.term / 8)
 		a.give(c)
-		if err := e.arrives("Wait", w.done); err != nil {
-			return err
-		}
-		if err := f.add("by Wait", w.grant); err != nil {
-			return err
-		}
+		must(e.arrives("Wait", w.done))
+		must(f.add("by Wait", w.grant))
 		b.give(w.c)
 	}
 	return nil

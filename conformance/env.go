@@ -15,9 +15,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// env is what one try of a clause works with. What cannot be set up ends the
-// try by a panic that try turns into the clause's error; what the contract
-// says is told by the errors that checks return.
+// env is what one try of a clause works with. A step that fails ends the try by
+// a panic of must, which the method try turns into the clause's error. So a check
+// reads as a list of steps, and returns an error of its own only at its end or
+// where it compares values.
 type env struct {
 	*suite
 	ctx  context.Context
@@ -43,6 +44,13 @@ type abort struct{ error }
 func must(err error) {
 	if err != nil {
 		panic(abort{err})
+	}
+}
+
+// mustf is must, with the step that failed in front of the error.
+func mustf(err error, format string, args ...any) {
+	if err != nil {
+		panic(abort{fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), err)})
 	}
 }
 

@@ -134,9 +134,7 @@ func linkSentOnce(e *env) error {
 		if err := d.release(c); err != nil && !errors.Is(err, backend.ErrLost) {
 			return fmt.Errorf("%s: Release, afterwards: %w", r.what, err)
 		}
-		if err := b.granted(c.Key); err != nil {
-			return fmt.Errorf("%s: after Release: %w", r.what, err)
-		}
+		mustf(b.granted(c.Key), "%s: after Release", r.what)
 	}
 	return nil
 }
@@ -263,9 +261,7 @@ func linkEnds(e *env) error {
 				return slow("%s: %d of its replies were carried, and it did not succeed", what, n)
 			}
 			more, err := e.endsInTime(l, n, what+" of a store that hangs", call)
-			if err != nil {
-				return err
-			}
+			must(err)
 			if !more {
 				break
 			}
