@@ -8,36 +8,39 @@
 //		})
 //	}
 //
-// [Check] is the same outside of tests. Each clause checks one sentence of the
-// contract in package backend, which its result quotes. Half of them call the driver itself, the
-// other half use it through package hasp, since that is how it will be used.
+// [Check] does the same outside of tests. Each clause checks one sentence of the
+// contract in package backend, and its result quotes the sentence. Half of the
+// clauses call the driver itself. The others use it through package hasp, as
+// programs do.
 //
-// # What is skipped
+// # Skipped clauses
 //
-// A clause that a driver's Traits make pointless, that needs a hook of the
-// Harness which is nil, or that the Harness declares out of reach
-// ([Harness.Cannot]) is a skip that names its reason. Claiming less than is
-// true fails as claiming more does.
+// A clause is skipped, with a reason, if the driver's Traits make it pointless, if
+// it needs a hook of the Harness that is nil, or if [Harness.Cannot] declares that
+// the driver cannot meet it. A driver whose Traits claim less than is true fails,
+// as one that claims more.
 //
 // The first clause takes a free key and releases it. If it fails, the others are
 // skipped, because they would fail for the same reason.
 //
 // # Time
 //
-// Terms are real, so a run takes some seconds, of which most are waiting. A
-// verdict rests on the order of events and on what the store itself says; what
-// must happen at last is given 20 seconds. Only of cancelled calls the fastest
-// of several must return within 50 ms. What a slow machine could cause as well
-// is tried again with longer terms, and is a skip if this process was seen to
-// stand still even then.
+// Terms are real, so a run takes some seconds, most of them spent waiting. A
+// verdict depends on the order of events and on the answers of the store. An event
+// that must happen gets 20 seconds. Only for cancelled calls there is a shorter
+// limit: the fastest of several must return within 50 ms.
+//
+// If a slow machine could have caused a failure, the clause is tried again with
+// longer terms. If this process did not run for a part of even the longest term,
+// the clause is skipped.
 //
 // # Several processes
 //
-// Clauses over several processes start the running program again, with the
-// arguments that led to Check, or for Run with those that lead to this test.
-// In such a child Check and Run do not return: they open drivers with Open,
-// do what the parent says, and exit. Store is not called there. What stands
-// before the call runs in the child, too; [Child] tells.
+// Clauses over several processes start the running program again, with its own
+// arguments for Check, and with arguments that select this test for Run. In such
+// a child Check and Run do not return: they open drivers with Open, execute the
+// parent's requests, and exit. They do not call Store. Code before the call of
+// Check or Run also runs in the child; [Child] reports whether a process is one.
 package conformance
 
 import (
@@ -50,92 +53,92 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Harness says how to reach the driver under test, and what may be done to
-// its store. Only Open is required.
+// Harness opens the driver under test, and has hooks that change its store. Only
+// Open is required.
 type Harness struct {
-	// Name tells this harness from others in the same program, for child
-	// processes. Run uses the test's name.
+	// Name distinguishes this harness from others in the same program, for child
+	// processes. The default of Run is the test's name.
 	Name string
 
-	// Store starts a store, or names one that runs, and returns its address
-	// and what stops it. It is called once; without it the address is empty.
-	// All keys of the suite contain "hasp-conformance-" and a random part, so
-	// a store that others use, too, will do.
+	// Store starts a store, or finds one that runs. It returns its address and a
+	// function that stops it. It is called once. If it is nil, the address is
+	// empty. All keys of the suite contain "hasp-conformance-" and a random part,
+	// so others may use the store at the same time.
 	Store func(ctx context.Context) (store string, stop func(), err error)
 
-	// Open makes a new driver on the store at an address: that of Store, or of
-	// a Link. The suite closes it. It is called often, by several goroutines,
-	// and in child processes.
+	// Open opens a new driver on the store at the address that Store or Link has
+	// returned. The suite closes the driver. Open is called often, by several
+	// goroutines, and in child processes.
 	Open func(ctx context.Context, store string) (backend.Driver, error)
 
-	// Term is the term of leases that are meant to run out; default 400 ms.
-	// Long is one that outlasts every clause; default 1 min, and not less.
-	// Timeout bounds one call to the store; default 3 s.
+	// Term is the term of leases that expire in a clause; default 400 ms. Long is
+	// a term that outlasts every clause; default and minimum 1 min. Timeout bounds
+	// one call to the store; default 3 s.
 	Term, Long, Timeout time.Duration
 
-	// Only picks clauses by name; nil is all.
+	// Only selects clauses by name. If it is nil, all clauses run.
 	Only func(clause string) bool
 
-	// Cannot declares clauses that the driver or its store cannot meet: name
-	// and reason. Such a clause is tried all the same and must fail: then it
-	// is a skip with that reason. Only what no other process can be hurt by
+	// Cannot declares clauses that the driver or its store cannot meet, by name,
+	// with the reason. Such a clause is tried nevertheless and must fail. Then it is
+	// skipped with that reason. Only clauses whose failure harms no other process
 	// may be declared.
 	Cannot map[string]string
 
 	// Stop stops the store, so that it does not answer. Start starts it again
-	// at the same address, with the data it had or without any; a store that
-	// can do only one of the two answers errors.ErrUnsupported to the other.
+	// at the same address, with its data or without. A store that can do only one
+	// of the two returns errors.ErrUnsupported for the other.
 	Stop  func(ctx context.Context, store string) error
 	Start func(ctx context.Context, store string, data bool) error
 
-	// Link makes a new way to the store that the suite can disturb. [TCP]
-	// makes one for stores that are reached over TCP.
+	// Link makes a new connection path to the store, which the suite can disturb.
+	// [TCP] makes one for stores that are reached over TCP.
 	Link func(ctx context.Context, store string) (*Link, error)
 
 	// Flush makes the store drop what it keeps only for speed, such as scripts
-	// that drivers have loaded. Kick makes it end the connections of all
-	// drivers. Holds and places in queues survive both.
+	// that drivers have loaded. Kick ends the connections of all drivers. Holds
+	// and places in queues survive both.
 	Flush, Kick func(ctx context.Context, store string) error
 
 	// Advance moves the store's clock forward by d, all its terms included.
 	Advance func(ctx context.Context, store string, d time.Duration) error
 
-	// Commands returns how many calls the store has served so far, by a
-	// counter that only grows. Cost is what they may be.
+	// Commands returns how many calls the store has served so far, by a counter
+	// that only grows. Cost is how many calls each operation may take.
 	Commands func(ctx context.Context, store string) (int64, error)
 	Cost     Cost
 
-	// Entries lists what the store keeps of holds, places in queues and the
-	// like: everything that must be gone when nobody holds or wants a key. A
-	// fence counter and a guard file may stay and are not listed.
+	// Entries lists all that must be gone when no caller holds or wants a key:
+	// holds, places in queues and the like. Fence counters and guard files may
+	// stay, and Entries does not list them.
 	Entries func(ctx context.Context, store string) ([]string, error)
 
-	// Sweep does at once what the driver or its store does from time to time:
-	// it removes what expired holds have left of keys that no caller wants
-	// again. It is nil if such leftovers disappear within 20 seconds without it.
+	// Sweep removes what expired holds have left, if no caller wants their keys
+	// again. It does at once what the driver or its store does from time to time.
+	// It may be nil if such leftovers disappear by themselves within 20 seconds.
 	Sweep func(ctx context.Context, store string) error
 
 	// Others are strategies that keep their locks on the same store under the
-	// same keys, so that processes on different ones exclude each other.
+	// same keys, so that processes with different strategies exclude each other.
 	Others []Other
 }
 
-// Other opens drivers of another strategy than that under test.
+// Other opens drivers of a strategy that is not the one under test.
 type Other struct {
 	Name string
 	Open func(ctx context.Context, store string) (backend.Driver, error)
 }
 
-// Cost is how many calls to the store an operation may take, without
-// contention and averaged over many. Zero means the default.
+// Cost is how many calls to the store an operation may take on average, without
+// contention. Zero means the default.
 type Cost struct {
 	Acquire float64 // default 1
-	Renew   float64 // of one hold, in a batch; default 1
+	Renew   float64 // for one hold in a batch; default 1
 	Release float64 // default 1
-	Waiting float64 // of one Client that waits, per second; default 40
+	Waiting float64 // a second, for one Client that waits; default 40
 }
 
-// Status is how a clause came out.
+// Status is the outcome of a clause.
 type Status int
 
 // A clause passes, fails, or is skipped with a reason.
@@ -161,20 +164,20 @@ func (s Status) String() string {
 // Result is the outcome of one clause.
 type Result struct {
 	Name     string        // of the clause, such as "release-foreign"
-	Why      string        // what it checks
-	Contract string        // the sentence of package backend that demands it
+	Why      string        // the promise that it checks
+	Contract string        // the sentence of package backend that makes it
 	Status   Status        // Pass, Fail or Skip
 	Reason   string        // of a Skip
-	Err      error         // of a Fail: what the clause observed
+	Err      error         // of a Fail: the observation that breaks the promise
 	Elapsed  time.Duration // zero if the clause was not tried
 }
 
 // Check checks the driver of h against all clauses and reports each result,
-// in the order of the table. It returns an error that names the clauses that
-// failed, or says why the suite could not be run.
+// in the order of the table. It returns an error that names the failed clauses,
+// or the reason why the suite could not run.
 //
-// Independent clauses run at the same time. Those that disturb the store or
-// count what it does run alone, last.
+// Independent clauses run at the same time. Clauses that disturb the store or
+// count its calls run alone, at the end.
 func Check(ctx context.Context, h Harness, report func(Result)) error {
 	if err := serveIfChild(ctx, h); err != nil {
 		return err
@@ -189,7 +192,7 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 	for _, r := range s.start(ctx) {
 		res := <-r
 		if ctx.Err() != nil {
-			continue // what was under way says nothing
+			continue // the clause was cut short, so its result means nothing
 		}
 		total++
 		report(res)
@@ -206,7 +209,7 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 	return nil
 }
 
-// check returns what is wrong with h itself.
+// check returns an error if h itself is wrong.
 func (h *Harness) check() error {
 	if h.Open == nil {
 		return errors.New("conformance: Harness.Open is nil")

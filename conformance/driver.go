@@ -9,13 +9,13 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// driver is a driver under test with the steps that clauses are made of.
+// driver is a driver under test, with the steps of clauses as methods.
 type driver struct {
 	backend.Driver
 	e *env
 }
 
-// open makes a driver that is closed when the try ends.
+// open opens a driver that the end of the try closes.
 func (e *env) open() *driver { return e.openAt(e.store) }
 
 func (e *env) openAt(store string) *driver {
@@ -24,7 +24,7 @@ func (e *env) openAt(store string) *driver {
 	return d
 }
 
-// openOwn makes a driver that the caller closes.
+// openOwn opens a driver that the caller closes.
 func (e *env) openOwn(store string) *driver { return e.openBy(e.h.Open, store) }
 
 func (e *env) openBy(open func(context.Context, string) (backend.Driver, error), store string) *driver {
@@ -40,8 +40,8 @@ func (e *env) openBy(open func(context.Context, string) (backend.Driver, error),
 	return &driver{d, e}
 }
 
-// acquire makes one attempt, with more time than the engine gives it. A driver
-// may refuse what came when its term had ended.
+// acquire makes one attempt, with more time than the engine gives it. A driver may
+// refuse a grant that arrives after the end of its term, so such an error is slow.
 func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
@@ -56,14 +56,14 @@ func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	return g, err
 }
 
-// mine remembers c for the end of the try.
+// mine registers c, so that the end of the try releases it.
 func (d *driver) mine(c backend.Claim) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()
 	d.e.held[c.Token] = holding{d, c}
 }
 
-// take acquires a key that is free.
+// take acquires a free key. It ends the try if the key is not granted.
 func (d *driver) take(c backend.Claim) backend.Grant {
 	g, err := d.acquire(c)
 	if err != nil {
@@ -84,7 +84,7 @@ func (d *driver) release(c backend.Claim) error {
 	return err
 }
 
-// give releases what is held.
+// give releases a hold. It ends the try if that fails.
 func (d *driver) give(c backend.Claim) {
 	if err := d.release(c); err != nil {
 		must(fmt.Errorf("release %.60q by its holder: %w", c.Key, err))
@@ -93,7 +93,7 @@ func (d *driver) give(c backend.Claim) {
 
 var errUnanswered = errors.New("renew returned without an answer")
 
-// renew prolongs one hold.
+// renew renews one hold.
 func (d *driver) renew(c backend.Claim) (g backend.Grant, err error) {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
@@ -102,7 +102,7 @@ func (d *driver) renew(c backend.Claim) (g backend.Grant, err error) {
 	return g, err
 }
 
-// keep renews what is held.
+// keep renews a hold. It ends the try if that fails.
 func (d *driver) keep(c backend.Claim) backend.Grant {
 	g, err := d.renew(c)
 	if err != nil {
@@ -111,21 +111,20 @@ func (d *driver) keep(c backend.Claim) backend.Grant {
 	return g
 }
 
-// refused returns an error unless an attempt at key is answered with ErrHeld.
+// refused returns an error unless an attempt at key returns ErrHeld.
 func (d *driver) refused(key string) error {
 	c := d.e.claimOf(key, d.e.h.Long)
 	switch _, err := d.acquire(c); {
 	case err == nil:
 		d.release(c)
-		return fmt.Errorf("acquire %.60q, which is held: granted", key)
+		return fmt.Errorf("acquire %.60q, which is held: granted, want ErrHeld", key)
 	case !errors.Is(err, backend.ErrHeld):
 		return fmt.Errorf("acquire %.60q, which is held: %q, want ErrHeld", key, err)
 	}
 	return nil
 }
 
-// granted returns an error unless one attempt at key gets it. It gives the
-// key back.
+// granted returns an error unless one attempt gets key. It releases key again.
 func (d *driver) granted(key string) error {
 	c := d.e.claimOf(key, d.e.h.Long)
 	if _, err := d.acquire(c); err != nil {
@@ -134,7 +133,7 @@ func (d *driver) granted(key string) error {
 	return d.release(c)
 }
 
-// grantedAtLast is granted for a key that becomes free some time.
+// grantedAtLast is granted for a key that may become free only later.
 func (d *driver) grantedAtLast(key string) error {
 	c, _, err := d.seize(key, d.e.h.Long)
 	if err != nil {
@@ -143,7 +142,8 @@ func (d *driver) grantedAtLast(key string) error {
 	return d.release(c)
 }
 
-// seize tries to acquire key until it does, and returns the moment after.
+// seize tries to acquire key until it is granted, and returns the time after the
+// grant.
 func (d *driver) seize(key string, ttl time.Duration) (c backend.Claim, at time.Time, err error) {
 	err = d.e.poll(fmt.Sprintf("acquire %.60q", key), func() (bool, error) {
 		c = d.e.claimOf(key, ttl)
@@ -157,9 +157,9 @@ func (d *driver) seize(key string, ttl time.Duration) (c backend.Claim, at time.
 	return c, at, err
 }
 
-// outlast returns when a hold of a key of its own, taken now by d and not
-// renewed, has run out: by then every older one of the same term has, too, by
-// the store's own clock.
+// outlast waits for the end of a term that begins now. It takes a key of its own
+// and does not renew it. When that hold has expired by the store's clock, every
+// older hold of the same term has as well.
 func (d *driver) outlast(ttl time.Duration) {
 	c := d.e.claim(ttl)
 	d.take(c)
@@ -179,7 +179,7 @@ func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return g, err
 }
 
-// wanted is a Wait under way.
+// wanted is a Wait in flight.
 type wanted struct {
 	c     backend.Claim
 	done  chan error
@@ -188,7 +188,7 @@ type wanted struct {
 	stop  context.CancelFunc
 }
 
-// want begins a Wait for c. Its outcome comes through done.
+// want begins a Wait for c. The channel done gets its outcome.
 func (d *driver) want(c backend.Claim) *wanted {
 	ctx, stop := context.WithCancel(d.e.ctx)
 	w := &wanted{c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
@@ -217,7 +217,7 @@ func (d *driver) abandon(c backend.Claim, err error) {
 	d.e.onEnd(func() { again.Stop() })
 }
 
-// inspect tells about key.
+// inspect returns the status of key. It ends the try if that fails.
 func (d *driver) inspect(key string) backend.Status {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
@@ -236,7 +236,7 @@ func (d *driver) breakKey(key string) {
 	}
 }
 
-// until is the end of a term as far as its holder may trust it.
+// until returns the time until which a holder may rely on its hold.
 func until(g backend.Grant, c backend.Claim, called time.Time) time.Time {
 	if g.Until.IsZero() {
 		return called.Add(c.TTL - backend.Drift(c.TTL))

@@ -22,22 +22,22 @@ import (
 type env struct {
 	*suite
 	ctx  context.Context
-	term time.Duration // a short one; longer when the clause is repeated
+	term time.Duration // a short term; longer if the clause is repeated
 
 	mu      sync.Mutex // guards all below
 	held    map[string]holding
 	wants   []*wanted
-	mends   []func() // of what stands between drivers and the store
+	mends   []func() // each makes a link work again
 	cleanup []func()
 }
 
-// holding is a claim to be released at the end of a try, by its token.
+// holding is a claim that the end of a try releases.
 type holding struct {
 	d *driver
 	c backend.Claim
 }
 
-// abort is what must panics with.
+// abort is the value that must panics with.
 type abort struct{ error }
 
 // must ends the try if err is not nil.
@@ -54,7 +54,7 @@ func mustf(err error, format string, args ...any) {
 	}
 }
 
-// try returns what f returns or ends with.
+// try returns the error that f returns, or that a panic of must carries.
 func (e *env) try(f func() error) (err error) {
 	defer func() {
 		switch p := recover().(type) {
@@ -68,8 +68,8 @@ func (e *env) try(f func() error) (err error) {
 	return f()
 }
 
-// hooked ends the try if a hook of the Harness failed, as a skip if it says
-// that it cannot.
+// hooked ends the try if a hook of the Harness failed. If the hook does not support
+// the call, the clause is skipped.
 func hooked(err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		err = &skipError{err.Error()}
@@ -77,14 +77,16 @@ func hooked(err error) {
 	must(err)
 }
 
-// onEnd has f called when the try has ended, the last one first.
+// onEnd registers f for the end of the try. The last registered function runs
+// first.
 func (e *env) onEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.cleanup = append(e.cleanup, f)
 }
 
-// close gives back what the try has taken. Its context may have ended.
+// close ends the waits of the try, releases its holds and runs its clean-up, even
+// if its context has ended.
 func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.h.Timeout)
 	defer cancel()
@@ -94,7 +96,7 @@ func (e *env) close() {
 	for _, mend := range mends {
 		mend()
 	}
-	// Waits first: what is released below would be theirs.
+	// Waits end first. They would get the keys that are released below.
 	for _, w := range wants {
 		w.stop()
 	}
@@ -117,15 +119,15 @@ func (e *env) close() {
 	}
 }
 
-// key returns a key that nobody has used.
+// key returns a new key.
 func (e *env) key() string {
 	return fmt.Sprintf("hasp-conformance-%s-%d", e.id, e.serial.Add(1))
 }
 
-// claim asks for a new key.
+// claim returns a claim for a new key.
 func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(), ttl) }
 
-// claimOf is a new attempt at key.
+// claimOf returns the claim of a new attempt at key.
 func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
 	token := "A" + rand.Text() // begins and ends with letters, so that its case can be changed
 	return backend.Claim{Key: key, Token: token, Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
@@ -137,7 +139,7 @@ func fencedClaim(c backend.Claim) backend.Claim {
 	return c
 }
 
-// sleep waits for d, or until the try has run out of time.
+// sleep waits for d. It ends the try if the try has no time left.
 func (e *env) sleep(d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -148,7 +150,7 @@ func (e *env) sleep(d time.Duration) {
 	}
 }
 
-// poll calls f until it reports true or an error, or patience has ended.
+// poll calls f until it returns true or an error. It fails after patience.
 func (e *env) poll(what string, f func() (bool, error)) error {
 	began := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, 5*time.Millisecond) {
@@ -202,7 +204,7 @@ func is(what string, got, want error) error {
 		return nil
 	}
 	if got == nil {
-		return fmt.Errorf("%s: success, want %q", what, want)
+		return fmt.Errorf("%s: no error, want %q", what, want)
 	}
 	return fmt.Errorf("%s: %q, want %q", what, got, want)
 }

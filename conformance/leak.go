@@ -10,9 +10,8 @@ import (
 )
 
 // labelName is the profiler label that marks the goroutines of a clause.
-// Goroutines inherit labels from those that start them, which makes it
-// possible to tell the leaks of one clause from what the rest of the program
-// does at the same time.
+// A goroutine inherits the labels of the goroutine that starts it. So the leaks of
+// one clause can be distinguished from other goroutines of the program.
 const labelName = "hasp-conformance"
 
 // stacks returns the stacks of all goroutines with a label.
@@ -29,16 +28,15 @@ func stacks(label string) string {
 	return strings.Join(found, "\n\n")
 }
 
-// leaves runs f and returns the goroutines that it started and that do not
-// end. It gives them time, since a goroutine may have done everything but
-// end when those who wait for it go on.
+// leaves runs f and returns an error if goroutines that f started do not end. It
+// gives them time, because a goroutine may signal its end shortly before it ends.
 func (e *env) leaves(f func() error) error {
 	label := fmt.Sprintf("%s leak %d", e.id, e.serial.Add(1))
 	done := make(chan error, 1)
 	go pprof.Do(e.ctx, pprof.Labels(labelName, label), func(context.Context) {
 		done <- e.try(func() error {
 			if stacks(label) == "" { // this goroutine's own
-				return &skipError{"the profiles of this Go release do not tell labels"}
+				return &skipError{"the profiles of this Go release do not contain labels"}
 			}
 			return f()
 		})

@@ -8,13 +8,12 @@ import (
 	"time"
 )
 
-// Link is a way to the store that the suite can disturb.
+// Link is a connection path to the store that the suite can disturb.
 type Link struct {
-	// Store is the address of the store by this way, for Open.
+	// Store is the address of the store over this link, for Open.
 	Store string
 
-	// Set makes the link behave so from now on, for what is connected
-	// already, too.
+	// Set puts the link into a state, also for connections that exist already.
 	Set func(LinkState)
 
 	// SetAfter carries the next replies, as many as it is given, and then puts
@@ -41,12 +40,12 @@ const (
 	// Slow holds every reply back for Delay.
 	Slow
 
-	// Deaf carries what is sent to the store, and no reply. What was sent
-	// meanwhile stays without one.
+	// Deaf carries requests and loses their replies. The requests of this time
+	// never get a reply.
 	Deaf
 
-	// Hung carries nothing and refuses nothing, as a cable that was pulled.
-	// What was sent meanwhile arrives when the link is Up again.
+	// Hung carries nothing and refuses nothing, like a pulled cable. Requests of
+	// this time arrive when the link is Up again.
 	Hung
 
 	// Down ends connections and refuses new ones.
@@ -65,9 +64,9 @@ func (s LinkState) String() string {
 	return names[s]
 }
 
-// TCP makes a Link to the TCP address target, which listens on an address of
-// its own on the loopback interface. Its Store is that host:port; the hook
-// makes of it whatever Open takes.
+// TCP makes a Link to the TCP address target. The link listens on an address of
+// its own on the loopback interface, and Store is that host:port. A hook may change
+// Store to the form that Open takes.
 func TCP(target string) (*Link, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -93,9 +92,9 @@ type proxy struct {
 	closed  bool
 }
 
-// pipe is one connection through a proxy. deafened is guarded by the proxy's
-// mu and says that a reply was lost: what comes after it would be taken for
-// it, so the connection ends when the link is mended.
+// pipe is one connection through a proxy. The proxy's mu guards deafened, which is
+// true if a reply was lost. The client would take the next reply for the lost one,
+// so the connection ends when the link is Up again.
 type pipe struct {
 	client, store net.Conn
 	deafened      bool

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	patience   = 20 * time.Second // for what must happen at last
+	patience   = 20 * time.Second // for an event that must happen
 	limit      = 2 * time.Minute  // for one try of a clause
 	concurrent = 8                // clauses at a time; they mostly wait
-	tries      = 4                // of what a slow machine may have caused, with doubled terms
+	tries      = 4                // of a clause whose failure a slow machine may have caused; each doubles the terms
 )
 
 // suite is one run of the table.
@@ -31,11 +31,12 @@ type suite struct {
 	inspector bool
 	id        string       // makes this run's keys unique
 	serial    atomic.Int64 // of keys
-	childArgs []string     // of the program, for it to come here again; nil: its own
+	childArgs []string     // arguments of child processes; nil for the program's own
 }
 
-// newSuite starts the store and looks at a first driver, which stays open
-// until stop: a store in memory may live only as long as it is used.
+// newSuite starts the store and opens a first driver for its traits. The driver
+// stays open until stop, because a store in memory may last only while a driver is
+// open.
 func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error) {
 	if err := h.check(); err != nil {
 		return nil, err
@@ -71,7 +72,7 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	return s, nil
 }
 
-// clauses returns those that the Harness has picked.
+// clauses returns the clauses that the Harness has selected.
 func (s *suite) clauses() []*clause {
 	var cs []*clause
 	for i := range table {
@@ -82,8 +83,8 @@ func (s *suite) clauses() []*clause {
 	return cs
 }
 
-// start runs all clauses in the background and returns where their results
-// will come, in order.
+// start runs all clauses in the background and returns the channels of their
+// results, in order.
 func (s *suite) start(ctx context.Context) []<-chan Result {
 	cs := s.clauses()
 	results := make([]<-chan Result, len(cs))
@@ -130,7 +131,7 @@ func (c *clause) skipped(reason string) Result {
 	return Result{Name: c.name, Why: c.why, Contract: c.says, Status: Skip, Reason: reason}
 }
 
-// run tries one clause.
+// run runs one clause.
 func (s *suite) run(ctx context.Context, c *clause) Result {
 	if c.need != nil {
 		if reason := c.need(s); reason != "" {
@@ -149,27 +150,27 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	case declared && err != nil:
 		r.Status, r.Reason = Skip, cannot+" ("+err.Error()+")"
 	case declared && c.optional == yes:
-		r.Status, r.Err = Fail, fmt.Errorf("Harness.Cannot says that this is out of reach (%s), but it is met", cannot)
+		r.Status, r.Err = Fail, fmt.Errorf("the clause is met, although Harness.Cannot declares that it cannot be (%s): remove the declaration", cannot)
 	case err != nil:
 		r.Status, r.Err = Fail, err
 	}
 	return r
 }
 
-// skipError is a clause that found out on the way that it makes no sense.
+// skipError ends a clause that turns out to be pointless.
 type skipError struct{ reason string }
 
 func (e *skipError) Error() string { return e.reason }
 
-// slowError is a failure that a slow machine explains as well as a wrong
-// driver. It is believed when it comes with long terms, too.
+// slowError is a failure that a slow machine or a wrong driver may have caused. It
+// counts if it also happens with the longest terms.
 type slowError struct{ error }
 
 func (e *slowError) Unwrap() error { return e.error }
 
 func slow(format string, args ...any) error { return &slowError{fmt.Errorf(format, args...)} }
 
-// repeat tries a clause until it has a verdict that no slowness explains.
+// repeat tries a clause until its outcome is not a slowError, tries times at most.
 func (s *suite) repeat(ctx context.Context, c *clause) error {
 	for n := 0; ; n++ {
 		term := s.h.Term << n
@@ -182,15 +183,15 @@ func (s *suite) repeat(ctx context.Context, c *clause) error {
 		}
 		if n == tries-1 {
 			if stalled > term/4 {
-				return &skipError{fmt.Sprintf("this machine is too slow to tell: it stood still for %v of a term of %v (%v)", stalled, term, err)}
+				return &skipError{fmt.Sprintf("this machine is too slow: this process did not run for %v of a term of %v (%v)", stalled, term, err)}
 			}
 			return err
 		}
 	}
 }
 
-// watchStalls measures, until the function it returns is called, the longest
-// time for which this process did not get to run a goroutine.
+// watchStalls measures the longest time for which this process did not run a
+// goroutine that was due. It ends when the caller calls stop.
 func watchStalls() (stop func() time.Duration) {
 	const tick = 10 * time.Millisecond
 	quit, longest := make(chan struct{}), make(chan time.Duration)
@@ -233,7 +234,8 @@ func (s *suite) once(ctx context.Context, c *clause, term time.Duration) error {
 		return err
 	case <-ctx.Done():
 	}
-	// The check hears of the end, too, and may know better what it waited for.
+	// The check sees the end of ctx as well, and its error may say what it waited
+	// for.
 	grace := time.NewTimer(patience)
 	defer grace.Stop()
 	select {

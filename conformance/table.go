@@ -7,7 +7,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// clause is one sentence of the contract and what checks it.
+// clause is one sentence of the contract and its check.
 type clause struct {
 	name     string
 	why      string
@@ -18,8 +18,7 @@ type clause struct {
 	check    func(e *env) error
 }
 
-// optional says whether a Harness may declare that a driver cannot meet a
-// clause.
+// optional reports whether Harness.Cannot may name a clause.
 type optional int
 
 const (
@@ -28,7 +27,7 @@ const (
 	chance          // and the clause may pass by chance
 )
 
-// need returns why a clause makes no sense for a suite, or nothing.
+// need returns the reason why a clause is pointless for a suite, or "".
 type need func(s *suite) string
 
 func waiter(s *suite) string {
@@ -143,7 +142,7 @@ var (
 	others   = needs("Others")
 )
 
-// all is the first reason of several needs.
+// all returns a need that returns the first reason of several needs.
 func all(needs ...need) need {
 	return func(s *suite) string {
 		for _, n := range needs {
@@ -155,8 +154,8 @@ func all(needs ...need) need {
 	}
 }
 
-// table is every clause, in the order in which results are reported: those
-// that run alone are last, since the others run before them.
+// table has every clause, in the order in which results are reported. Clauses that
+// run alone are last, because the others run before them.
 var table = sorted(
 	firstClauses, traitClauses, acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	waitClauses, orderClauses, inspectClauses, closeClauses,

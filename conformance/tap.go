@@ -10,13 +10,14 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// tap sits between the engine and the driver under test. It sees every call
-// and may put itself in the way of those that have one outcome in the store
-// and another for the caller. It is a Waiter if the driver is one.
+// tap is a driver between the engine and the driver under test. It records every
+// call. It can change the outcome of a call for the caller but not for the store. It
+// is a Waiter if the driver is one.
 type tap struct {
 	*driver
 
-	// Set before use. next carries the call out.
+	// Set before use. If they are not nil, they stand in for a call, and next
+	// executes it.
 	acquire func(c backend.Claim, next func() (backend.Grant, error)) (backend.Grant, error)
 	release func(c backend.Claim, next func() error) error
 
@@ -30,7 +31,7 @@ type tap struct {
 
 var errCut = errors.New("cut off by the suite")
 
-// tapped returns a Client over a new driver, and what sees its calls.
+// tapped returns a Client over a new driver, and the tap between them.
 func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) {
 	return e.tap(e.openOwn(e.store), o)
 }
@@ -49,7 +50,7 @@ func (e *env) tap(d *driver, o hasp.Options) (*hasp.Client, *tap) {
 	return e.client(under, o), t
 }
 
-// client makes a Client that is closed when the try ends.
+// client makes a Client that the end of the try closes.
 func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	if o.TTL == 0 {
 		o.TTL = e.h.Long
@@ -62,17 +63,17 @@ func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	return c
 }
 
-// newClient is a Client over a new driver, with nothing in between.
+// newClient returns a Client over a new driver, without a tap.
 func (e *env) newClient() *hasp.Client {
 	return e.client(e.openOwn(e.store).Driver, hasp.Options{})
 }
 
-// Traits are the driver's, but for its reach: the engine must not count on
-// calls that never block.
+// Traits returns the driver's traits with two changes. The engine must not rely on
+// calls that never block, so the reach is at least the host.
 func (t *tap) Traits() backend.Traits {
 	traits := t.Driver.Traits()
 	traits.Reach = max(traits.Reach, backend.Host)
-	traits.Ends = backend.EndsSometime // what is in the way heeds no context
+	traits.Ends = backend.EndsSometime // the functions of a tap ignore the context
 	return traits
 }
 
@@ -116,28 +117,28 @@ func (t *tap) Release(ctx context.Context, c backend.Claim) error {
 	return next()
 }
 
-// cutRenewals lets no renewal reach the store, or lets them again.
+// cutRenewals sets whether renewals fail before they reach the store.
 func (t *tap) cutRenewals(cut bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.cut = cut
 }
 
-// last is the newest claim that the engine has asked for.
+// last returns the newest claim of the engine.
 func (t *tap) last() backend.Claim {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.claims[len(t.claims)-1]
 }
 
-// asked counts the attempts and waits so far.
+// asked returns the number of attempts and waits so far.
 func (t *tap) asked() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.calls
 }
 
-// renewals counts those of all tokens.
+// renewals returns the number of renewals of all tokens.
 func (t *tap) renewals() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,15 +148,15 @@ func (t *tap) renewals() (n int) {
 	return n
 }
 
-// told returns the events of a kind.
+// told returns the events of a kind that the engine has reported.
 func (t *tap) told(kind hasp.EventKind) []hasp.Event {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(t.events), func(ev hasp.Event) bool { return ev.Kind != kind })
 }
 
-// tapWaiter is a tap of a Waiter. A Wait is let through as it is: what its
-// contract promises, a fault in between would break.
+// tapWaiter is a tap of a Waiter. It does not change a Wait, because a fault
+// between the engine and a Wait would break the contract of Wait.
 type tapWaiter struct{ *tap }
 
 func (t *tapWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
