@@ -44,7 +44,7 @@ func Sound() []Fault {
 		{Name: "none, waits", kind: waits},
 		{Name: "none, keeps the order", kind: orders},
 		{Name: "none, with a lock delay", kind: polls, spoil: lockDelay},
-		{Name: "none, ends its calls", kind: waits, spoil: func(d *driver) { claimEnds(d, backend.EndsPromptly) }},
+		{Name: "none, ends its calls", kind: waits, spoil: func(d *driver) { d.claimEnds(backend.EndsPromptly) }},
 	}
 }
 

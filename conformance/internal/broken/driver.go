@@ -30,9 +30,9 @@ type driver struct {
 	ttl      func(c backend.Claim) time.Duration
 	deadline func(c backend.Claim, called time.Time) time.Time
 	traits   func() backend.Traits
-	acquire  func(ctx context.Context, c backend.Claim) (backend.Grant, error)
-	wait     func(ctx context.Context, c backend.Claim) (backend.Grant, error)
-	renewOne func(ctx context.Context, c backend.Claim) (backend.Grant, error)
+	acquire  call
+	wait     call
+	renewOne call
 	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
 	release  func(ctx context.Context, c backend.Claim) error
 	inspect  func(ctx context.Context, key string) (backend.Status, error)
@@ -40,6 +40,53 @@ type driver struct {
 	quit     func(c backend.Claim)
 	close    func() error
 }
+
+// call is Acquire, Wait, or the renewal of one hold.
+type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
+
+// asks returns next with other claims.
+func asks(next call, f func(c *backend.Claim)) call {
+	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+		f(&c)
+		return next(ctx, c)
+	}
+}
+
+// answers returns next with other results.
+func answers(next call, f func(c backend.Claim, g *backend.Grant, err *error)) call {
+	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+		g, err := next(ctx, c)
+		f(c, &g, &err)
+		return g, err
+	}
+}
+
+// onGrant makes Acquire run f in the store after each grant.
+func (d *driver) onGrant(f func(s *store, c backend.Claim, now time.Time)) {
+	d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+		g, err := d.soundAcquire(ctx, c)
+		if err == nil {
+			d.at(ctx, func(s *store, now time.Time) { f(s, c, now) })
+		}
+		return g, err
+	}
+}
+
+// claims makes the driver claim other traits.
+func (d *driver) claims(f func(t *backend.Traits)) {
+	next := d.traits
+	d.traits = func() backend.Traits {
+		t := next()
+		f(&t)
+		return t
+	}
+}
+
+// claimEnds makes the driver claim when its calls end.
+func (d *driver) claimEnds(ends backend.Ends) { d.claims(func(t *backend.Traits) { t.Ends = ends }) }
+
+// anyToken takes every token for the right one.
+func anyToken(string) bool { return true }
 
 func newDriver(w *way, k kind) *driver {
 	d := &driver{way: w, kind: k}
@@ -211,7 +258,7 @@ func (d *driver) soundRenewOne(ctx context.Context, c backend.Claim) (g backend.
 }
 
 func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return d.renewOne(ctx, c) })
+	backend.RenewEach(ctx, cs, done, d.renewOne)
 }
 
 func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (err error) {
@@ -230,6 +277,6 @@ func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Statu
 
 func (d *driver) soundBreak(ctx context.Context, key string) error {
 	return d.way.call(ctx, func(now time.Time) {
-		d.way.store.release(d.key(key), func(string) bool { return true }, now)
+		d.way.store.release(d.key(key), anyToken, now)
 	})
 }

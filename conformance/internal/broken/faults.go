@@ -84,7 +84,7 @@ var acquireFaults = []Fault{
 				g, err := d.soundAcquire(ctx, c)
 				if errors.Is(err, backend.ErrHeld) {
 					d.at(ctx, func(s *store, now time.Time) {
-						s.renew(d.key(c.Key), c.TTL, func(string) bool { return true }, now)
+						s.renew(d.key(c.Key), c.TTL, anyToken, now)
 					})
 				}
 				return g, err
@@ -94,38 +94,27 @@ var acquireFaults = []Fault{
 	{
 		Name: "held is told as an outage", Clause: "acquire-excludes", kind: waits,
 		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if errors.Is(err, backend.ErrHeld) {
-					err = errors.New("broken: could not lock")
+			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, _ *backend.Grant, err *error) {
+				if errors.Is(*err, backend.ErrHeld) {
+					*err = errors.New("broken: could not lock")
 				}
-				return g, err
-			}
+			})
 		},
 	},
 	{
 		Name: "RetryAfter counts from the wrong end", Clause: "acquire-held-details", kind: polls,
 		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
+			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, _ *backend.Grant, err *error) {
 				var he *backend.HeldError
-				if errors.As(err, &he) {
-					err = &backend.HeldError{RetryAfter: 1000 * he.RetryAfter, Owner: he.Owner} // ms for µs
+				if errors.As(*err, &he) {
+					*err = &backend.HeldError{RetryAfter: 1000 * he.RetryAfter, Owner: he.Owner} // ms for µs
 				}
-				return g, err
-			}
+			})
 		},
 	},
 	{
 		Name: "MaxTTL is claimed, and longer terms are granted", Clause: "acquire-max-ttl", kind: polls,
-		spoil: func(d *driver) {
-			claimed := d.traits
-			d.traits = func() backend.Traits {
-				t := claimed()
-				t.MaxTTL = time.Hour
-				return t
-			}
-		},
+		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.MaxTTL = time.Hour }) },
 	},
 	{
 		Name: "a context that has ended is told as held", Clause: "acquire-dead-context", kind: polls,
@@ -138,6 +127,13 @@ var acquireFaults = []Fault{
 			}
 		},
 	},
+}
+
+// halfATermLate moves a deadline.
+func halfATermLate(c backend.Claim, g *backend.Grant, err *error) {
+	if *err == nil {
+		g.Until = g.Until.Add(c.TTL / 2)
+	}
 }
 
 var termFaults = []Fault{
@@ -159,27 +155,11 @@ var termFaults = []Fault{
 	},
 	{
 		Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits,
-		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					g.Until = g.Until.Add(c.TTL / 2)
-				}
-				return g, err
-			}
-		},
+		spoil: func(d *driver) { d.acquire = answers(d.soundAcquire, halfATermLate) },
 	},
 	{
 		Name: "the deadline of a renewal is half a term late", Clause: "deadline-after-renewal", kind: waits,
-		spoil: func(d *driver) {
-			d.renewOne = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundRenewOne(ctx, c)
-				if err == nil {
-					g.Until = g.Until.Add(c.TTL / 2)
-				}
-				return g, err
-			}
-		},
+		spoil: func(d *driver) { d.renewOne = answers(d.soundRenewOne, halfATermLate) },
 	},
 	{
 		Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others", kind: polls,
@@ -200,9 +180,7 @@ var releaseFaults = []Fault{
 		Name: "release without a look at the token", Clause: "release-foreign", kind: polls,
 		spoil: func(d *driver) {
 			d.release = func(ctx context.Context, c backend.Claim) (err error) {
-				d.at(ctx, func(s *store, now time.Time) {
-					err = s.release(d.key(c.Key), func(string) bool { return true }, now)
-				})
+				d.at(ctx, func(s *store, now time.Time) { err = s.release(d.key(c.Key), anyToken, now) })
 				return err
 			}
 		},
@@ -211,18 +189,12 @@ var releaseFaults = []Fault{
 		Name: "release goes by what the driver remembers to hold", Clause: "release-stale", kind: polls,
 		spoil: func(d *driver) {
 			holds := map[string]bool{} // tokens
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					d.at(ctx, func(*store, time.Time) { holds[c.Token] = true })
-				}
-				return g, err
-			}
+			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { holds[c.Token] = true })
 			d.release = func(ctx context.Context, c backend.Claim) (err error) {
 				d.at(ctx, func(s *store, now time.Time) {
 					err = backend.ErrLost
 					if holds[c.Token] {
-						err = s.release(d.key(c.Key), func(string) bool { return true }, now)
+						err = s.release(d.key(c.Key), anyToken, now)
 					} else {
 						err = s.release(d.key(c.Key), func(token string) bool { return token == c.Token }, now)
 					}
@@ -235,19 +207,15 @@ var releaseFaults = []Fault{
 	{
 		Name: "release compares the token in one command and removes the record in another", Clause: "link-late-release", kind: polls, cost: twice,
 		spoil: func(d *driver) {
-			d.release = func(ctx context.Context, c backend.Claim) (err error) {
-				if cerr := d.at(ctx, func(s *store, now time.Time) {
-					r := s.get(d.key(c.Key), now)
-					if r.token == "" || !d.mine(c, r.token) {
-						err = backend.ErrLost
-					}
-					s.put(d.key(c.Key), r)
-				}); cerr != nil || err != nil {
-					return errors.Join(cerr, err)
+			d.release = func(ctx context.Context, c backend.Claim) error {
+				lost, err := d.lost(ctx, c)
+				if err != nil {
+					return err
 				}
-				return d.at(ctx, func(s *store, now time.Time) {
-					s.release(d.key(c.Key), func(string) bool { return true }, now)
-				})
+				if lost {
+					return backend.ErrLost
+				}
+				return d.soundBreak(ctx, c.Key)
 			}
 		},
 	},
@@ -266,13 +234,7 @@ var releaseFaults = []Fault{
 		Name: "release of a hold that ran out is a success", Clause: "release-expired", kind: polls,
 		spoil: func(d *driver) {
 			held := map[string]bool{}
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					d.at(ctx, func(*store, time.Time) { held[c.Token] = true })
-				}
-				return g, err
-			}
+			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { held[c.Token] = true })
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				err := d.soundRelease(ctx, c)
 				d.at(ctx, func(s *store, now time.Time) {
@@ -288,17 +250,11 @@ var releaseFaults = []Fault{
 	{
 		Name: "the timer of a hold outlives it and ends the next", Clause: "release-for-good", kind: polls,
 		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					time.AfterFunc(c.TTL, func() {
-						d.at(context.Background(), func(s *store, now time.Time) {
-							s.release(d.key(c.Key), func(string) bool { return true }, now)
-						})
-					})
+			d.acquire = answers(d.soundAcquire, func(c backend.Claim, _ *backend.Grant, err *error) {
+				if *err == nil {
+					time.AfterFunc(c.TTL, func() { d.soundBreak(context.Background(), c.Key) })
 				}
-				return g, err
-			}
+			})
 		},
 	},
 	{
@@ -319,13 +275,7 @@ var releaseFaults = []Fault{
 		Name: "the owner is the proof", Clause: "token-whole", kind: polls,
 		spoil: func(d *driver) {
 			owners := map[string]string{} // by token
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					d.at(ctx, func(*store, time.Time) { owners[c.Token] = c.Owner })
-				}
-				return g, err
-			}
+			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { owners[c.Token] = c.Owner })
 			d.mine = func(c backend.Claim, token string) bool { return token == c.Token || owners[token] == c.Owner }
 		},
 	},

@@ -30,13 +30,7 @@ func (d *driver) setUntil(ctx context.Context, c backend.Claim, mine func(r *rec
 // term only when somebody takes the key.
 func (d *driver) remembers() map[string]backend.Claim {
 	last := map[string]backend.Claim{} // by key; guarded by the store
-	d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-		g, err := d.soundAcquire(ctx, c)
-		if err == nil {
-			d.at(ctx, func(*store, time.Time) { last[c.Key] = c })
-		}
-		return g, err
-	}
+	d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { last[c.Key] = c })
 	return last
 }
 
@@ -102,11 +96,11 @@ var renewFaults = []Fault{
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 				called := time.Now()
-				if d.lost(ctx, c) {
+				if lost, _ := d.lost(ctx, c); lost {
 					return g, backend.ErrLost
 				}
 				if cerr := d.at(ctx, func(s *store, now time.Time) {
-					err = s.renew(d.key(c.Key), d.ttl(c), func(string) bool { return true }, now)
+					err = s.renew(d.key(c.Key), d.ttl(c), anyToken, now)
 				}); cerr != nil {
 					return g, cerr
 				}
@@ -120,7 +114,7 @@ var renewFaults = []Fault{
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 				cerr := d.at(ctx, func(s *store, now time.Time) {
-					err = s.renew(d.key(c.Key), c.TTL, func(string) bool { return true }, now)
+					err = s.renew(d.key(c.Key), c.TTL, anyToken, now)
 				})
 				return g, errors.Join(err, cerr)
 			}
@@ -131,7 +125,7 @@ var renewFaults = []Fault{
 		spoil: func(d *driver) {
 			d.renew = func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 				for i, c := range cs {
-					if i == 0 || d.lost(ctx, c) {
+					if lost, _ := d.lost(ctx, c); lost || i == 0 {
 						g, err := d.soundRenewOne(ctx, c)
 						done(i, g, err)
 						continue
@@ -202,32 +196,22 @@ var renewFaults = []Fault{
 	},
 }
 
-// lost looks without prolonging.
-func (d *driver) lost(ctx context.Context, c backend.Claim) (lost bool) {
-	d.at(ctx, func(s *store, now time.Time) {
-		r := s.get(d.key(c.Key), now)
-		lost = r.token != c.Token
-		s.put(d.key(c.Key), r)
-	})
-	return lost
+// lost reports whether c does not hold its key, without a renewal.
+func (d *driver) lost(ctx context.Context, c backend.Claim) (lost bool, err error) {
+	token, _, err := d.holder(ctx, c.Key)
+	return token != c.Token, err
 }
 
 var fenceFaults = []Fault{
 	{
 		Name: "Fenced is claimed, and the fence is zero", Clause: "fence-grows", kind: waits,
 		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				g.Fence = 0
-				return g, err
-			}
+			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, g *backend.Grant, _ *error) { g.Fence = 0 })
 		},
 	},
 	{
 		Name: "fences are given and not claimed", Clause: "fence-unsupported", kind: waits,
-		spoil: func(d *driver) {
-			d.traits = func() backend.Traits { return backend.Traits{Reach: backend.Network} }
-		},
+		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.Fenced = false }) },
 	},
 	{
 		Name: "a fence repeats after the end of a term", Clause: "fence-after-expiry", kind: waits,
@@ -250,13 +234,11 @@ var fenceFaults = []Fault{
 		Name: "each driver counts fences for itself", Clause: "fence-grows", kind: waits,
 		spoil: func(d *driver) {
 			var n atomic.Uint64
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
+			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, g *backend.Grant, _ *error) {
 				if g.Fence > 0 {
 					g.Fence = n.Add(1)
 				}
-				return g, err
-			}
+			})
 		},
 	},
 	{
@@ -270,18 +252,11 @@ var fenceFaults = []Fault{
 	},
 	{
 		Name: "every hold has a fence, asked for or not", Clause: "fence-when-asked", kind: waits,
-		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				c.Fenced = true
-				return d.soundAcquire(ctx, c)
-			}
-		},
+		spoil: func(d *driver) { d.acquire = asks(d.soundAcquire, func(c *backend.Claim) { c.Fenced = true }) },
 	},
 	{
 		Name: "fences are lost with the store's data", Clause: "fence-data-loss", kind: waits,
-		spoil: func(d *driver) {
-			d.way.store.count = func(last uint64, _ time.Time) uint64 { return last + 1 }
-		},
+		spoil: func(d *driver) { d.way.store.count = func(last uint64, _ time.Time) uint64 { return last + 1 } },
 	},
 	{
 		Name: "fences are lost in any restart", Clause: "fence-restart", kind: waits,

@@ -12,9 +12,7 @@ import (
 var keyFaults = []Fault{
 	{
 		Name: "keys end at a NUL", Clause: "keys-odd", kind: polls,
-		spoil: func(d *driver) {
-			d.key = func(key string) string { k, _, _ := strings.Cut(key, "\x00"); return k }
-		},
+		spoil: func(d *driver) { d.key = func(key string) string { k, _, _ := strings.Cut(key, "\x00"); return k } },
 	},
 	{
 		Name: "keys are made valid UTF-8", Clause: "keys-odd", kind: polls,

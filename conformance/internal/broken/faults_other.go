@@ -73,7 +73,7 @@ var otherFaults = []Fault{
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				for {
 					_, err := d.lookOnce(ctx, c)
-					if _, its := d.holder(ctx, c.Key); err == nil || !its {
+					if _, its, _ := d.holder(ctx, c.Key); err == nil || !its {
 						return d.soundWait(ctx, c)
 					}
 					if !d.sleepUntil(ctx, c, nil, err, true) {
@@ -87,7 +87,7 @@ var otherFaults = []Fault{
 		Name: "Break leaves a record of another type", Clause: "others-break", kind: waits,
 		spoil: func(d *driver) {
 			d.breakKey = func(ctx context.Context, key string) error {
-				if _, its := d.holder(ctx, key); its {
+				if _, its, _ := d.holder(ctx, key); its {
 					return nil
 				}
 				return d.soundBreak(ctx, key)
@@ -122,11 +122,11 @@ var otherFaults = []Fault{
 
 // holder returns the token that holds key, and whether it is the other
 // strategy's.
-func (d *driver) holder(ctx context.Context, key string) (token string, its bool) {
-	d.at(ctx, func(s *store, now time.Time) {
+func (d *driver) holder(ctx context.Context, key string) (token string, its bool, err error) {
+	err = d.at(ctx, func(s *store, now time.Time) {
 		r := s.get(d.key(key), now)
 		token = r.token
 		s.put(d.key(key), r)
 	})
-	return token, ofOther(token)
+	return token, ofOther(token), err
 }

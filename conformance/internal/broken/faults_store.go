@@ -90,13 +90,7 @@ var closeFaults = []Fault{
 		Name: "a hold of a closed driver cannot be released", Clause: "token-any-driver", kind: polls,
 		spoil: func(d *driver) {
 			var mine []backend.Claim // guarded by the store
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					d.at(ctx, func(*store, time.Time) { mine = append(mine, c) })
-				}
-				return g, err
-			}
+			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { mine = append(mine, c) })
 			d.close = func() error {
 				return d.at(context.Background(), func(s *store, _ time.Time) {
 					for _, c := range mine {
@@ -112,13 +106,7 @@ var closeFaults = []Fault{
 		Name: "Close frees what its driver holds", Clause: "close-keeps-holds", kind: polls,
 		spoil: func(d *driver) {
 			tokens := map[string]string{} // keys
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					d.at(ctx, func(*store, time.Time) { tokens[c.Token] = d.key(c.Key) })
-				}
-				return g, err
-			}
+			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { tokens[c.Token] = d.key(c.Key) })
 			d.close = func() error {
 				return d.at(context.Background(), func(s *store, now time.Time) {
 					for token, key := range tokens {
@@ -130,28 +118,19 @@ var closeFaults = []Fault{
 	},
 }
 
-// claimEnds has d claim that it ends its calls.
-func claimEnds(d *driver, ends backend.Ends) {
-	claimed := d.traits
-	d.traits = func() backend.Traits {
-		t := claimed()
-		t.Ends = ends
-		return t
+// anyErrorIs replaces every error by want.
+func anyErrorIs(want error) func(c backend.Claim, g *backend.Grant, err *error) {
+	return func(_ backend.Claim, _ *backend.Grant, err *error) {
+		if *err != nil {
+			*err = want
+		}
 	}
 }
 
 var outageFaults = []Fault{
 	{
 		Name: "an outage is told as held", Clause: "link-outage", kind: waits,
-		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err != nil {
-					err = backend.ErrHeld
-				}
-				return g, err
-			}
-		},
+		spoil: func(d *driver) { d.acquire = answers(d.soundAcquire, anyErrorIs(backend.ErrHeld)) },
 	},
 	{
 		Name: "a stopped store is told as a lost hold", Clause: "restart-outage", kind: waits,
@@ -242,7 +221,7 @@ var outageFaults = []Fault{
 	{
 		Name: "EndsPromptly is claimed, and the second command ignores the cancellation", Clause: "link-ends", kind: polls, cost: twice,
 		spoil: func(d *driver) {
-			claimEnds(d, backend.EndsPromptly)
+			d.claimEnds(backend.EndsPromptly)
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				if err := d.at(ctx, func(*store, time.Time) {}); err != nil {
 					return err
@@ -260,7 +239,7 @@ var outageFaults = []Fault{
 	{
 		Name: "EndsByDeadline is claimed, and a call goes on for a second", Clause: "link-ends", kind: polls,
 		spoil: func(d *driver) {
-			claimEnds(d, backend.EndsByDeadline)
+			d.claimEnds(backend.EndsByDeadline)
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				if deadline, ok := ctx.Deadline(); ok {
 					later, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline.Add(time.Second))
@@ -274,7 +253,7 @@ var outageFaults = []Fault{
 	{
 		Name: "EndsPromptly is claimed, and a deadline is heard alone", Clause: "link-ends", kind: polls,
 		spoil: func(d *driver) {
-			claimEnds(d, backend.EndsPromptly)
+			d.claimEnds(backend.EndsPromptly)
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				deadline, ok := ctx.Deadline()
 				ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -337,13 +316,11 @@ var outageFaults = []Fault{
 	{
 		Name: "renewals go by the driver's memory", Clause: "restart-without-data", kind: polls,
 		spoil: func(d *driver) {
-			d.renewOne = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundRenewOne(ctx, c)
-				if errors.Is(err, backend.ErrLost) {
-					err = nil
+			d.renewOne = answers(d.soundRenewOne, func(_ backend.Claim, _ *backend.Grant, err *error) {
+				if errors.Is(*err, backend.ErrLost) {
+					*err = nil
 				}
-				return g, err
-			}
+			})
 		},
 	},
 	{
@@ -356,14 +333,8 @@ var outageFaults = []Fault{
 	{
 		Name: "a Wait over a restart is told as held", Clause: "restart-waiter", kind: waits,
 		spoil: func(d *driver) {
-			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				c.Timeout = 4 * latency // no riding out
-				g, err := d.soundWait(ctx, c)
-				if err != nil {
-					err = backend.ErrHeld
-				}
-				return g, err
-			}
+			short := asks(d.soundWait, func(c *backend.Claim) { c.Timeout = 4 * latency }) // rides out nothing
+			d.wait = answers(short, anyErrorIs(backend.ErrHeld))
 		},
 	},
 	{
@@ -376,15 +347,9 @@ var costFaults = []Fault{
 	{
 		Name: "the record of a hold stays beside it until the Release", Clause: "leftovers-expired", kind: polls, cost: twice,
 		spoil: func(d *driver) {
-			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundAcquire(ctx, c)
-				if err == nil {
-					d.at(ctx, func(s *store, now time.Time) {
-						s.keys["history of "+c.Token] = &record{token: c.Token, until: now.Add(time.Hour)}
-					})
-				}
-				return g, err
-			}
+			d.onGrant(func(s *store, c backend.Claim, now time.Time) {
+				s.keys["history of "+c.Token] = &record{token: c.Token, until: now.Add(time.Hour)}
+			})
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				d.at(ctx, func(s *store, _ time.Time) { delete(s.keys, "history of "+c.Token) })
 				return d.soundRelease(ctx, c)

@@ -86,32 +86,17 @@ var waitFaults = []Fault{
 	},
 	{
 		Name: "who got the key by waiting has it for an hour", Clause: "wait-dead-successor", kind: waits,
-		spoil: func(d *driver) {
-			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				c.TTL = max(c.TTL, time.Hour)
-				return d.soundWait(ctx, c)
-			}
-		},
+		spoil: func(d *driver) { d.wait = asks(d.soundWait, func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) }) },
 	},
 	{
 		Name: "the deadline counts from the beginning of the wait", Clause: "wait-deadline", kind: waits,
 		spoil: func(d *driver) {
-			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundWait(ctx, c)
-				g.Until = time.Time{}
-				return g, err
-			}
+			d.wait = answers(d.soundWait, func(_ backend.Claim, g *backend.Grant, _ *error) { g.Until = time.Time{} })
 		},
 	},
 	{
 		Name: "the deadline of a wait is half a term late", Clause: "wait-deadline", kind: waits,
-		spoil: func(d *driver) {
-			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				g, err := d.soundWait(ctx, c)
-				g.Until = g.Until.Add(c.TTL / 2)
-				return g, err
-			}
-		},
+		spoil: func(d *driver) { d.wait = answers(d.soundWait, halfATermLate) },
 	},
 	{
 		Name: "a cancelled Wait goes on, and its grant is nobody's", Clause: "wait-cancelled", kind: waits,
@@ -246,12 +231,7 @@ var waitFaults = []Fault{
 	},
 	{
 		Name: "Wait gives no fence", Clause: "wait-fence", kind: waits,
-		spoil: func(d *driver) {
-			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				c.Fenced = false
-				return d.soundWait(ctx, c)
-			}
-		},
+		spoil: func(d *driver) { d.wait = asks(d.soundWait, func(c *backend.Claim) { c.Fenced = false }) },
 	},
 }
 
@@ -277,22 +257,13 @@ var orderFaults = []Fault{
 	},
 	{
 		Name: "Ordered is claimed, and there is no queue", Clause: "order-of-arrival", kind: waits,
-		spoil: func(d *driver) {
-			d.traits = func() backend.Traits {
-				return backend.Traits{Ordered: true, Fenced: true, Reach: backend.Network}
-			}
-		},
+		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.Ordered = true }) },
 	},
 	{
 		Name: "places that stay are given up", Clause: "place-stays", kind: orders,
 		spoil: func(d *driver) {
-			d.traits = func() backend.Traits {
-				return backend.Traits{Ordered: true, Turns: 4, Fenced: true, Reach: backend.Network}
-			}
-			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-				c.Stays = false
-				return d.soundWait(ctx, c)
-			}
+			d.claims(func(t *backend.Traits) { t.Turns = 4 })
+			d.wait = asks(d.soundWait, func(c *backend.Claim) { c.Stays = false })
 		},
 	},
 	{
@@ -330,8 +301,6 @@ var orderFaults = []Fault{
 	},
 	{
 		Name: "the order is kept and not claimed", Clause: "order-not-claimed", kind: orders,
-		spoil: func(d *driver) {
-			d.traits = func() backend.Traits { return backend.Traits{Fenced: true, Reach: backend.Network} }
-		},
+		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.Ordered = false }) },
 	},
 }
