@@ -1,10 +1,9 @@
-// Package broken holds drivers with one deliberate fault each. They show that
-// the suite of package conformance can fail: each fault must be caught by a
-// clause that is named beside it, and the same driver without the fault must
-// pass.
+// Package broken has drivers with one deliberate fault each. They prove that the
+// suite of package conformance can fail: the clause that is named with a fault must
+// fail, and the same driver without the fault must pass.
 //
-// All of them work on a small store in memory, with a way to it that can be
-// cut, so that they can be run in virtual time (testing/synctest).
+// The drivers use a small store in memory over links that can be cut. So the suite
+// runs on them in virtual time (testing/synctest).
 package broken
 
 import (
@@ -21,23 +20,22 @@ var errUnsupported = errors.ErrUnsupported
 
 // Fault is one way to get a driver wrong.
 type Fault struct {
-	// Name says in words what is wrong.
+	// Name describes the fault.
 	Name string
 
-	// Clause is the name of the clause that must catch it. Others may, too.
-	// It is empty for a driver that is sound.
+	// Clause is the name of the clause that must fail. Others may also fail. It is
+	// empty for a sound driver.
 	Clause string
 
 	kind  kind
-	cost  conformance.Cost // of a driver that is not wrong because it takes more commands
+	cost  conformance.Cost // if the driver takes more commands, which is not its fault
 	spoil func(d *driver)
 }
 
 // twice is the cost of a driver whose calls take two commands each.
 var twice = conformance.Cost{Acquire: 2, Renew: 2, Release: 2, Waiting: 80}
 
-// Sound returns drivers without a fault, of each kind that the faulty ones
-// are made of.
+// Sound returns drivers without a fault, one of each kind.
 func Sound() []Fault {
 	return []Fault{
 		{Name: "none, polls", kind: polls},
@@ -49,16 +47,16 @@ func Sound() []Fault {
 }
 
 // lockDelay makes the store refuse a key to every caller for a second after a
-// hold has run out, as some stores do.
+// hold has expired, as some stores do.
 func lockDelay(d *driver) {
 	d.way.store.mu.Lock()
 	defer d.way.store.mu.Unlock()
 	d.way.store.delay = time.Second
 }
 
-// Harness returns a harness for the driver with the fault, on a new store with
-// all hooks. The drivers say that they reach other processes, which they do
-// not: clauses over several processes make no sense but for that fault.
+// Harness returns a harness for the driver with the fault, on a new store, with all
+// hooks. The drivers claim to reach other processes, although they do not. So only
+// one fault is for a clause over several processes.
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
 	var mu sync.Mutex // guards ways
@@ -122,12 +120,12 @@ func (f Fault) Harness() conformance.Harness {
 	}
 }
 
-// definite reports whether err says what the store did.
+// definite reports whether the outcome of a call that returned err is known.
 func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost)
 }
 
-// retryAfter is what a HeldError tells.
+// retryAfter returns the RetryAfter of a HeldError.
 func retryAfter(err error) time.Duration {
 	var he *backend.HeldError
 	if errors.As(err, &he) {

@@ -8,23 +8,23 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// kind is what a driver can do.
+// kind is the set of interfaces of a driver.
 type kind int
 
 const (
-	polls  kind = iota // a Driver, and nothing more
-	waits              // a Waiter and an Inspector, fenced
-	orders             // that keeps the order of arrival, too
+	polls  kind = iota // only a Driver
+	waits              // a Waiter and an Inspector, with fences
+	orders             // like waits, and keeps the order of arrival
 )
 
-// driver is right in all it does until a fault is put into it.
+// driver is a correct driver until a fault replaces some of its parts.
 type driver struct {
 	way  *way
 	kind kind
-	typ  string // of its records: their tokens begin with it
+	typ  string // the type of its records: their tokens begin with it
 
-	// Parts that faults replace. The first four are how a sound driver names
-	// keys, knows its tokens, asks for terms and counts deadlines.
+	// Parts that faults replace. The first four name keys, compare tokens, choose
+	// terms and compute deadlines.
 	key      func(key string) string
 	mine     func(c backend.Claim, token string) bool
 	ttl      func(c backend.Claim) time.Duration
@@ -111,7 +111,7 @@ func (d *driver) as() backend.Driver {
 	return waiter{d}
 }
 
-// Traits returns what the driver claims to be.
+// Traits returns the claimed traits.
 func (d *driver) Traits() backend.Traits { return d.traits() }
 
 // Acquire makes one attempt.
@@ -124,13 +124,13 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	d.renew(ctx, cs, done)
 }
 
-// Release gives a key back.
+// Release ends a hold.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error { return d.release(ctx, c) }
 
 // Close ends the driver.
 func (d *driver) Close() error { return d.close() }
 
-// waiter is a driver that waits and inspects.
+// waiter is a driver with Wait, Inspect and Break.
 type waiter struct{ *driver }
 
 func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -141,7 +141,7 @@ func (w waiter) Inspect(ctx context.Context, key string) (backend.Status, error)
 }
 func (w waiter) Break(ctx context.Context, key string) error { return w.breakKey(ctx, key) }
 
-// asked is c as the store gets it.
+// asked returns c in the form that the store gets.
 func (d *driver) asked(c backend.Claim) backend.Claim {
 	c.Token, c.TTL = d.typ+c.Token, d.ttl(c)
 	return c
@@ -163,8 +163,8 @@ func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (g backend.G
 	return g, err
 }
 
-// soundWait looks, and looks again when the key may be free, when the holder's
-// term ends, and in time to keep its place.
+// soundWait polls at once, when the key may be free, when the holder's term ends,
+// and in time to keep its place.
 func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Fenced && d.kind == polls {
 		return backend.Grant{}, errUnsupported
@@ -172,7 +172,7 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 	var last error
 	well := time.Now()
 	for {
-		changed := d.way.store.watch(d.key(c.Key)) // before the look
+		changed := d.way.store.watch(d.key(c.Key)) // before the poll
 		called := time.Now()
 		fence, err := d.lookOnce(ctx, c)
 		switch {
@@ -201,7 +201,7 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 	}
 }
 
-// lookOnce bounds a look by c.Timeout.
+// lookOnce polls once, for c.Timeout at most.
 func (d *driver) lookOnce(ctx context.Context, c backend.Claim) (fence uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -214,7 +214,7 @@ func (d *driver) lookOnce(ctx context.Context, c backend.Claim) (fence uint64, e
 	return fence, err
 }
 
-// await sleeps until there is reason to look.
+// await sleeps until the next poll is due.
 func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error) {
 	sleep := window / 3
 	if left := retryAfter(last); left > 0 {
@@ -237,7 +237,7 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 	}
 }
 
-// soundQuit leaves nothing of a wait that has ended without the key.
+// soundQuit removes the place and the hold of a Wait that did not return a grant.
 func (d *driver) soundQuit(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()

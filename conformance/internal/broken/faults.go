@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// at runs f in the store for d, whatever comes of it.
+// at runs f in the store for d.
 func (d *driver) at(ctx context.Context, f func(s *store, now time.Time)) error {
 	return d.way.call(ctx, func(now time.Time) { f(d.way.store, now) })
 }
@@ -30,7 +30,7 @@ var acquireFaults = []Fault{
 		},
 	},
 	{
-		Name: "the check and the taking are two commands", Clause: "acquire-one-winner", kind: polls,
+		Name: "the check and the grant are two commands", Clause: "acquire-one-winner", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 				d.at(ctx, func(s *store, now time.Time) {
@@ -46,7 +46,7 @@ var acquireFaults = []Fault{
 		},
 	},
 	{
-		Name: "a driver may take again what it holds", Clause: "acquire-not-reentrant", kind: polls,
+		Name: "a driver takes a key again that it holds", Clause: "acquire-not-reentrant", kind: polls,
 		spoil: func(d *driver) {
 			mine := map[string]string{} // owners by key
 			d.acquire = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
@@ -78,7 +78,7 @@ var acquireFaults = []Fault{
 		},
 	},
 	{
-		Name: "an attempt that is refused prolongs the hold", Clause: "acquire-refused-changes-nothing", kind: polls,
+		Name: "a refused attempt prolongs the hold", Clause: "acquire-refused-changes-nothing", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundAcquire(ctx, c)
@@ -92,7 +92,7 @@ var acquireFaults = []Fault{
 		},
 	},
 	{
-		Name: "held is told as an outage", Clause: "acquire-excludes", kind: waits,
+		Name: "a held key is reported as an outage", Clause: "acquire-excludes", kind: waits,
 		spoil: func(d *driver) {
 			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, _ *backend.Grant, err *error) {
 				if errors.Is(*err, backend.ErrHeld) {
@@ -102,7 +102,7 @@ var acquireFaults = []Fault{
 		},
 	},
 	{
-		Name: "RetryAfter counts from the wrong end", Clause: "acquire-held-details", kind: polls,
+		Name: "RetryAfter is in the wrong unit", Clause: "acquire-held-details", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, _ *backend.Grant, err *error) {
 				var he *backend.HeldError
@@ -113,11 +113,11 @@ var acquireFaults = []Fault{
 		},
 	},
 	{
-		Name: "MaxTTL is claimed, and longer terms are granted", Clause: "acquire-max-ttl", kind: polls,
+		Name: "MaxTTL is claimed, but longer terms are granted", Clause: "acquire-max-ttl", kind: polls,
 		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.MaxTTL = time.Hour }) },
 	},
 	{
-		Name: "a context that has ended is told as held", Clause: "acquire-dead-context", kind: polls,
+		Name: "a context that has ended is reported as ErrHeld", Clause: "acquire-dead-context", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				if ctx.Err() != nil {
@@ -177,7 +177,7 @@ var termFaults = []Fault{
 
 var releaseFaults = []Fault{
 	{
-		Name: "release without a look at the token", Clause: "release-foreign", kind: polls,
+		Name: "Release ignores the token", Clause: "release-foreign", kind: polls,
 		spoil: func(d *driver) {
 			d.release = func(ctx context.Context, c backend.Claim) (err error) {
 				d.at(ctx, func(s *store, now time.Time) { err = s.release(d.key(c.Key), anyToken, now) })
@@ -186,7 +186,7 @@ var releaseFaults = []Fault{
 		},
 	},
 	{
-		Name: "release goes by what the driver remembers to hold", Clause: "release-stale", kind: polls,
+		Name: "Release trusts the driver's memory of its holds", Clause: "release-stale", kind: polls,
 		spoil: func(d *driver) {
 			holds := map[string]bool{} // tokens
 			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { holds[c.Token] = true })
@@ -205,7 +205,7 @@ var releaseFaults = []Fault{
 		},
 	},
 	{
-		Name: "release compares the token in one command and removes the record in another", Clause: "link-late-release", kind: polls, cost: twice,
+		Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", kind: polls, cost: twice,
 		spoil: func(d *driver) {
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				lost, err := d.lost(ctx, c)
@@ -220,7 +220,7 @@ var releaseFaults = []Fault{
 		},
 	},
 	{
-		Name: "a second release is no error", Clause: "release-double", kind: polls,
+		Name: "a second Release is not an error", Clause: "release-double", kind: polls,
 		spoil: func(d *driver) {
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				if err := d.soundRelease(ctx, c); !errors.Is(err, backend.ErrLost) {
@@ -231,7 +231,7 @@ var releaseFaults = []Fault{
 		},
 	},
 	{
-		Name: "release of a hold that ran out is a success", Clause: "release-expired", kind: polls,
+		Name: "Release of an expired hold is not an error", Clause: "release-expired", kind: polls,
 		spoil: func(d *driver) {
 			held := map[string]bool{}
 			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { held[c.Token] = true })
@@ -248,7 +248,7 @@ var releaseFaults = []Fault{
 		},
 	},
 	{
-		Name: "the timer of a hold outlives it and ends the next", Clause: "release-for-good", kind: polls,
+		Name: "the timer of a hold outlives it and ends the next hold", Clause: "release-for-good", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = answers(d.soundAcquire, func(c backend.Claim, _ *backend.Grant, err *error) {
 				if *err == nil {
@@ -258,7 +258,7 @@ var releaseFaults = []Fault{
 		},
 	},
 	{
-		Name: "tokens are compared up to the shorter one's end", Clause: "token-whole", kind: polls,
+		Name: "tokens are compared up to the end of the shorter token", Clause: "token-whole", kind: polls,
 		spoil: func(d *driver) {
 			d.mine = func(c backend.Claim, token string) bool {
 				return strings.HasPrefix(token, c.Token) || strings.HasPrefix(c.Token, token)

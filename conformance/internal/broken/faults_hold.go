@@ -9,7 +9,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// setUntil is a renewal that sets the end of the term as it comes.
+// setUntil is a renewal that always sets the end of the term, even to an earlier
+// time.
 func (d *driver) setUntil(ctx context.Context, c backend.Claim, mine func(r *record) bool) (g backend.Grant, err error) {
 	called := time.Now()
 	if cerr := d.at(ctx, func(s *store, now time.Time) {
@@ -26,8 +27,8 @@ func (d *driver) setUntil(ctx context.Context, c backend.Claim, mine func(r *rec
 	return g, err
 }
 
-// remembers makes a driver keep what ran out, as stores do that look at the
-// term only when somebody takes the key.
+// remembers makes a driver keep the last claim of each key after its end, and
+// returns the claims.
 func (d *driver) remembers() map[string]backend.Claim {
 	last := map[string]backend.Claim{} // by key; guarded by the store
 	d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { last[c.Key] = c })
@@ -36,13 +37,13 @@ func (d *driver) remembers() map[string]backend.Claim {
 
 var renewFaults = []Fault{
 	{
-		Name: "renew does nothing", Clause: "renew-holds", kind: polls,
+		Name: "Renew does nothing", Clause: "renew-holds", kind: polls,
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return backend.Grant{}, nil }
 		},
 	},
 	{
-		Name: "renew prolongs by the first term only", Clause: "renew-raises", kind: polls,
+		Name: "Renew never prolongs beyond the first term", Clause: "renew-raises", kind: polls,
 		spoil: func(d *driver) {
 			last := d.remembers()
 			d.renewOne = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -52,7 +53,7 @@ var renewFaults = []Fault{
 		},
 	},
 	{
-		Name: "renew shortens", Clause: "renew-never-shortens", kind: polls,
+		Name: "Renew shortens terms", Clause: "renew-never-shortens", kind: polls,
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				return d.setUntil(ctx, c, func(r *record) bool { return r.token == c.Token })
@@ -60,7 +61,7 @@ var renewFaults = []Fault{
 		},
 	},
 	{
-		Name: "renew takes a free key again", Clause: "renew-never-revives", kind: polls,
+		Name: "Renew takes a free key again", Clause: "renew-never-revives", kind: polls,
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundRenewOne(ctx, c)
@@ -74,7 +75,7 @@ var renewFaults = []Fault{
 		},
 	},
 	{
-		Name: "renew by a token takes the key from its successor", Clause: "renew-stale", kind: polls,
+		Name: "Renew takes the key from the successor", Clause: "renew-stale", kind: polls,
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundRenewOne(ctx, c)
@@ -92,7 +93,7 @@ var renewFaults = []Fault{
 		},
 	},
 	{
-		Name: "renew compares the token in one command and prolongs in another", Clause: "link-late-renew", kind: polls, cost: twice,
+		Name: "Renew compares the token in one command and prolongs in another", Clause: "link-late-renew", kind: polls, cost: twice,
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 				called := time.Now()
@@ -110,7 +111,7 @@ var renewFaults = []Fault{
 		},
 	},
 	{
-		Name: "renew prolongs whoever holds the key", Clause: "renew-foreign", kind: polls,
+		Name: "Renew prolongs any hold of the key", Clause: "renew-foreign", kind: polls,
 		spoil: func(d *driver) {
 			d.renewOne = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 				cerr := d.at(ctx, func(s *store, now time.Time) {
@@ -181,7 +182,7 @@ var renewFaults = []Fault{
 		},
 	},
 	{
-		Name: "a renewal that was not sent is told as lost", Clause: "renew-answers", kind: polls,
+		Name: "a renewal that was not sent is reported as lost", Clause: "renew-answers", kind: polls,
 		spoil: func(d *driver) {
 			d.renew = func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 				for i, c := range cs {
@@ -204,13 +205,13 @@ func (d *driver) lost(ctx context.Context, c backend.Claim) (lost bool, err erro
 
 var fenceFaults = []Fault{
 	{
-		Name: "Fenced is claimed, and the fence is zero", Clause: "fence-grows", kind: waits,
+		Name: "Fenced is claimed, but the fence is zero", Clause: "fence-grows", kind: waits,
 		spoil: func(d *driver) {
 			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, g *backend.Grant, _ *error) { g.Fence = 0 })
 		},
 	},
 	{
-		Name: "fences are given and not claimed", Clause: "fence-unsupported", kind: waits,
+		Name: "fences are granted, but Fenced is not claimed", Clause: "fence-unsupported", kind: waits,
 		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.Fenced = false }) },
 	},
 	{
@@ -231,7 +232,7 @@ var fenceFaults = []Fault{
 		},
 	},
 	{
-		Name: "each driver counts fences for itself", Clause: "fence-grows", kind: waits,
+		Name: "each driver counts fences of its own", Clause: "fence-grows", kind: waits,
 		spoil: func(d *driver) {
 			var n atomic.Uint64
 			d.acquire = answers(d.soundAcquire, func(_ backend.Claim, g *backend.Grant, _ *error) {
@@ -242,7 +243,7 @@ var fenceFaults = []Fault{
 		},
 	},
 	{
-		Name: "fences start again when a driver is closed", Clause: "fence-outlives-drivers", kind: waits,
+		Name: "fences start again after a driver is closed", Clause: "fence-outlives-drivers", kind: waits,
 		spoil: func(d *driver) {
 			d.way.store.count = func(last uint64, _ time.Time) uint64 { return last + 1 }
 			d.close = func() error {
@@ -251,7 +252,7 @@ var fenceFaults = []Fault{
 		},
 	},
 	{
-		Name: "every hold has a fence, asked for or not", Clause: "fence-when-asked", kind: waits,
+		Name: "every hold has a fence, even if the claim asks for none", Clause: "fence-when-asked", kind: waits,
 		spoil: func(d *driver) { d.acquire = asks(d.soundAcquire, func(c *backend.Claim) { c.Fenced = true }) },
 	},
 	{

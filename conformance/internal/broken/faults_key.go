@@ -19,7 +19,7 @@ var keyFaults = []Fault{
 		spoil: func(d *driver) { d.key = func(key string) string { return strings.ToValidUTF8(key, "\ufffd") } },
 	},
 	{
-		Name: "only what stands in braces counts", Clause: "keys-odd", kind: polls,
+		Name: "only the part of a key in braces counts", Clause: "keys-odd", kind: polls,
 		spoil: func(d *driver) {
 			d.key = func(key string) string {
 				_, rest, ok := strings.Cut(key, "{")
@@ -32,7 +32,7 @@ var keyFaults = []Fault{
 		},
 	},
 	{
-		Name: "long keys are cut off", Clause: "keys-long", kind: polls,
+		Name: "long keys are truncated", Clause: "keys-long", kind: polls,
 		spoil: func(d *driver) { d.key = func(key string) string { return key[:min(len(key), 255)] } },
 	},
 	{
@@ -50,7 +50,7 @@ var keyFaults = []Fault{
 		},
 	},
 	{
-		Name: "the fence counter is kept under a key that a lock may have", Clause: "keys-derived", kind: waits,
+		Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
 		spoil: func(d *driver) {
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				err := d.soundRelease(ctx, c)

@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// otherType is that of the records which another strategy keeps in the store.
+// otherType is the type of the records of another strategy.
 const otherType = "other:"
 
 // other makes a driver of the other strategy.
@@ -21,7 +21,7 @@ func other(s *store, k kind) backend.Driver {
 // ofOther reports whether a token is in a record of the other strategy.
 func ofOther(token string) bool { return strings.HasPrefix(token, otherType) }
 
-// overlook has the store forget the record of key if it is the other's.
+// overlook removes the record of key if it belongs to the other strategy.
 func (d *driver) overlook(ctx context.Context, key string) {
 	d.at(ctx, func(s *store, now time.Time) {
 		if r := s.get(d.key(key), now); ofOther(r.token) {
@@ -32,7 +32,7 @@ func (d *driver) overlook(ctx context.Context, key string) {
 
 var otherFaults = []Fault{
 	{
-		Name: "a record of another type is not seen", Clause: "others-exclude", kind: polls,
+		Name: "Acquire ignores a record of another type", Clause: "others-exclude", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				d.overlook(ctx, c.Key)
@@ -41,18 +41,18 @@ var otherFaults = []Fault{
 		},
 	},
 	{
-		Name: "the lock is kept under a name of its own", Clause: "others-exclude", kind: polls,
+		Name: "the lock is kept under a name that other strategies do not use", Clause: "others-exclude", kind: polls,
 		spoil: func(d *driver) { d.key = func(key string) string { return "lock:" + key } },
 	},
 	{
-		Name: "a record of another type is anybody's to release", Clause: "others-exclude", kind: polls,
+		Name: "any token releases a record of another type", Clause: "others-exclude", kind: polls,
 		spoil: func(d *driver) {
 			mine := d.mine
 			d.mine = func(c backend.Claim, token string) bool { return mine(c, token) || ofOther(token) }
 		},
 	},
 	{
-		Name: "a record of another type is an outage", Clause: "others-exclude", kind: polls,
+		Name: "a record of another type is reported as an outage", Clause: "others-exclude", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 				d.at(ctx, func(s *store, now time.Time) {
@@ -68,7 +68,7 @@ var otherFaults = []Fault{
 		},
 	},
 	{
-		Name: "Wait is told of releases, and another strategy tells nobody", Clause: "others-wait", kind: waits,
+		Name: "Wait needs messages, and another strategy sends none", Clause: "others-wait", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				for {
@@ -84,7 +84,7 @@ var otherFaults = []Fault{
 		},
 	},
 	{
-		Name: "Break leaves a record of another type", Clause: "others-break", kind: waits,
+		Name: "Break does not remove a record of another type", Clause: "others-break", kind: waits,
 		spoil: func(d *driver) {
 			d.breakKey = func(ctx context.Context, key string) error {
 				if _, its, _ := d.holder(ctx, key); its {
@@ -95,7 +95,7 @@ var otherFaults = []Fault{
 		},
 	},
 	{
-		Name: "each strategy counts fences for itself", Clause: "others-fence", kind: waits,
+		Name: "each strategy counts fences of its own", Clause: "others-fence", kind: waits,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundAcquire(ctx, c)
@@ -110,7 +110,7 @@ var otherFaults = []Fault{
 		},
 	},
 	{
-		Name: "a waiter does not see a record of another type", Clause: "others-history", kind: waits,
+		Name: "Wait ignores a record of another type", Clause: "others-history", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				d.overlook(ctx, c.Key)

@@ -21,7 +21,7 @@ var inspectFaults = []Fault{
 		},
 	},
 	{
-		Name: "Inspect tells the last holder as long as it remembers", Clause: "inspect-holder", kind: waits,
+		Name: "Inspect returns the last holder after its release", Clause: "inspect-holder", kind: waits,
 		spoil: func(d *driver) {
 			var last backend.Status
 			d.inspect = func(ctx context.Context, key string) (backend.Status, error) {
@@ -34,7 +34,7 @@ var inspectFaults = []Fault{
 		},
 	},
 	{
-		Name: "Inspect tells the asked term and not what is left", Clause: "inspect-holder", kind: waits,
+		Name: "Inspect returns a negative term", Clause: "inspect-holder", kind: waits,
 		spoil: func(d *driver) {
 			d.inspect = func(ctx context.Context, key string) (backend.Status, error) {
 				st, err := d.soundInspect(ctx, key)
@@ -44,7 +44,7 @@ var inspectFaults = []Fault{
 		},
 	},
 	{
-		Name: "Inspect tells the waiters from behind", Clause: "inspect-waiters", kind: orders,
+		Name: "Inspect returns the waiters in reverse order", Clause: "inspect-waiters", kind: orders,
 		spoil: func(d *driver) {
 			d.inspect = func(ctx context.Context, key string) (backend.Status, error) {
 				st, err := d.soundInspect(ctx, key)
@@ -54,11 +54,11 @@ var inspectFaults = []Fault{
 		},
 	},
 	{
-		Name: "Break frees nothing", Clause: "break-frees", kind: waits,
+		Name: "Break does nothing", Clause: "break-frees", kind: waits,
 		spoil: func(d *driver) { d.breakKey = func(context.Context, string) error { return nil } },
 	},
 	{
-		Name: "Break wakes nobody", Clause: "break-wakes", kind: waits,
+		Name: "Break wakes no waiter", Clause: "break-wakes", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return d.sleepy(ctx, c, true) }
 			d.breakKey = func(ctx context.Context, key string) error {
@@ -103,7 +103,7 @@ var closeFaults = []Fault{
 		},
 	},
 	{
-		Name: "Close frees what its driver holds", Clause: "close-keeps-holds", kind: polls,
+		Name: "Close releases the holds of its driver", Clause: "close-keeps-holds", kind: polls,
 		spoil: func(d *driver) {
 			tokens := map[string]string{} // keys
 			d.onGrant(func(_ *store, c backend.Claim, _ time.Time) { tokens[c.Token] = d.key(c.Key) })
@@ -129,11 +129,11 @@ func anyErrorIs(want error) func(c backend.Claim, g *backend.Grant, err *error) 
 
 var outageFaults = []Fault{
 	{
-		Name: "an outage is told as held", Clause: "link-outage", kind: waits,
+		Name: "an outage is reported as ErrHeld", Clause: "link-outage", kind: waits,
 		spoil: func(d *driver) { d.acquire = answers(d.soundAcquire, anyErrorIs(backend.ErrHeld)) },
 	},
 	{
-		Name: "a stopped store is told as a lost hold", Clause: "restart-outage", kind: waits,
+		Name: "a stopped store is reported as ErrLost", Clause: "restart-outage", kind: waits,
 		spoil: func(d *driver) {
 			d.release = func(ctx context.Context, c backend.Claim) error {
 				if err := d.soundRelease(ctx, c); err != nil {
@@ -161,7 +161,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "after an outage a driver stays dead", Clause: "link-outage", kind: polls,
+		Name: "a driver does not work again after an outage", Clause: "link-outage", kind: polls,
 		spoil: func(d *driver) {
 			var dead atomic.Bool
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -177,7 +177,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "a call is repeated when its reply was lost", Clause: "link-sent-once", kind: polls,
+		Name: "a call whose reply is lost is repeated", Clause: "link-sent-once", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundAcquire(ctx, c)
@@ -189,7 +189,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "a call of two commands is repeated when a reply was lost", Clause: "link-sent-once", kind: polls, cost: twice,
+		Name: "a call of two commands whose reply is lost is repeated", Clause: "link-sent-once", kind: polls, cost: twice,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				if err := d.at(ctx, func(*store, time.Time) {}); err != nil {
@@ -204,7 +204,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "a Wait repeats an attempt whose reply was lost, and waits for itself", Clause: "link-wait-reply", kind: waits,
+		Name: "Wait repeats an attempt whose reply is lost, and waits for its own hold", Clause: "link-wait-reply", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundAcquire(ctx, c)
@@ -219,7 +219,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "EndsPromptly is claimed, and the second command ignores the cancellation", Clause: "link-ends", kind: polls, cost: twice,
+		Name: "EndsPromptly is claimed, but the second command ignores the cancellation", Clause: "link-ends", kind: polls, cost: twice,
 		spoil: func(d *driver) {
 			d.claimEnds(backend.EndsPromptly)
 			d.release = func(ctx context.Context, c backend.Claim) error {
@@ -233,11 +233,11 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "a waiter that is cut off keeps its place for ever", Clause: "link-cut-waiter", kind: orders,
+		Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter", kind: orders,
 		spoil: func(d *driver) { d.way.store.stay = time.Hour },
 	},
 	{
-		Name: "EndsByDeadline is claimed, and a call goes on for a second", Clause: "link-ends", kind: polls,
+		Name: "EndsByDeadline is claimed, but a call ends a second later", Clause: "link-ends", kind: polls,
 		spoil: func(d *driver) {
 			d.claimEnds(backend.EndsByDeadline)
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -251,7 +251,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "EndsPromptly is claimed, and a deadline is heard alone", Clause: "link-ends", kind: polls,
+		Name: "EndsPromptly is claimed, but a call ignores the cancellation", Clause: "link-ends", kind: polls,
 		spoil: func(d *driver) {
 			d.claimEnds(backend.EndsPromptly)
 			d.release = func(ctx context.Context, c backend.Claim) error {
@@ -273,7 +273,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "a script that the store has dropped is not loaded again", Clause: "flush-unnoticed", kind: waits,
+		Name: "a dropped script is not loaded again", Clause: "flush-unnoticed", kind: waits,
 		spoil: func(d *driver) {
 			flushes := func() int {
 				d.way.store.mu.Lock()
@@ -314,7 +314,7 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "renewals go by the driver's memory", Clause: "restart-without-data", kind: polls,
+		Name: "renewals trust the driver's memory", Clause: "restart-without-data", kind: polls,
 		spoil: func(d *driver) {
 			d.renewOne = answers(d.soundRenewOne, func(_ backend.Claim, _ *backend.Grant, err *error) {
 				if errors.Is(*err, backend.ErrLost) {
@@ -324,28 +324,28 @@ var outageFaults = []Fault{
 		},
 	},
 	{
-		Name: "holds do not outlive the store's process", Clause: "restart-with-data", kind: polls,
+		Name: "holds do not survive a restart of the store", Clause: "restart-with-data", kind: polls,
 		spoil: func(d *driver) {
 			s := d.way.store
 			s.lose = func(bool) { clear(s.keys) }
 		},
 	},
 	{
-		Name: "a Wait over a restart is told as held", Clause: "restart-waiter", kind: waits,
+		Name: "Wait reports a restart as ErrHeld", Clause: "restart-waiter", kind: waits,
 		spoil: func(d *driver) {
 			short := asks(d.soundWait, func(c *backend.Claim) { c.Timeout = 4 * latency }) // rides out nothing
 			d.wait = answers(short, anyErrorIs(backend.ErrHeld))
 		},
 	},
 	{
-		Name: "Network is claimed, and it is one process", Clause: "reach", kind: polls,
+		Name: "Network is claimed, but the driver reaches one process", Clause: "reach", kind: polls,
 		spoil: func(*driver) {},
 	},
 }
 
 var costFaults = []Fault{
 	{
-		Name: "the record of a hold stays beside it until the Release", Clause: "leftovers-expired", kind: polls, cost: twice,
+		Name: "a second record of a hold stays until the Release", Clause: "leftovers-expired", kind: polls, cost: twice,
 		spoil: func(d *driver) {
 			d.onGrant(func(s *store, c backend.Claim, now time.Time) {
 				s.keys["history of "+c.Token] = &record{token: c.Token, until: now.Add(time.Hour)}
@@ -357,7 +357,7 @@ var costFaults = []Fault{
 		},
 	},
 	{
-		Name: "Break leaves a record of what it broke", Clause: "leftovers-expired", kind: waits,
+		Name: "Break leaves a record of the broken hold", Clause: "leftovers-expired", kind: waits,
 		spoil: func(d *driver) {
 			d.breakKey = func(ctx context.Context, key string) error {
 				d.at(ctx, func(s *store, now time.Time) {
@@ -368,7 +368,7 @@ var costFaults = []Fault{
 		},
 	},
 	{
-		Name: "a late vote is not released when the driver has been closed", Clause: "leftovers-close", kind: polls,
+		Name: "a late vote is not released after Close", Clause: "leftovers-close", kind: polls,
 		spoil: func(d *driver) {
 			var closed atomic.Bool
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -392,7 +392,7 @@ var costFaults = []Fault{
 		},
 	},
 	{
-		Name: "a call to see whether a key is free comes first", Clause: "commands-per-operation", kind: polls,
+		Name: "Acquire checks in an extra call whether the key is free", Clause: "commands-per-operation", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				if _, err := d.soundInspect(ctx, c.Key); err != nil {
@@ -403,7 +403,7 @@ var costFaults = []Fault{
 		},
 	},
 	{
-		Name: "waiters look without pause", Clause: "commands-waiting", kind: waits,
+		Name: "waiters poll without pause", Clause: "commands-waiting", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				for ctx.Err() == nil {
@@ -417,7 +417,7 @@ var costFaults = []Fault{
 		},
 	},
 	{
-		Name: "an attempt that is refused leaves a record", Clause: "leftovers", kind: polls,
+		Name: "a refused attempt leaves a record", Clause: "leftovers", kind: polls,
 		spoil: func(d *driver) {
 			d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundAcquire(ctx, c)

@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// sleepy is a Wait that looks when it is told to, or when the holder's term
-// ends, and at no other time. Its parts are in the right order.
+// sleepy is a Wait that polls only when the key is signalled and, if byTerm, when the
+// holder's term ends. Its steps are in the right order.
 func (d *driver) sleepy(ctx context.Context, c backend.Claim, byTerm bool) (backend.Grant, error) {
 	for {
 		changed := d.way.store.watch(d.key(c.Key))
@@ -53,7 +53,7 @@ func (d *driver) sleepUntil(ctx context.Context, c backend.Claim, changed <-chan
 
 var waitFaults = []Fault{
 	{
-		Name: "Wait sleeps before its first look", Clause: "wait-free", kind: waits,
+		Name: "Wait sleeps before its first attempt", Clause: "wait-free", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				select {
@@ -66,7 +66,7 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "Wait looks before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
+		Name: "Wait makes its attempt before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				for {
@@ -79,27 +79,27 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "Wait hears of releases only", Clause: "wait-dead-holder", kind: waits,
+		Name: "Wait does not notice the end of a term", Clause: "wait-dead-holder", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return d.sleepy(ctx, c, false) }
 		},
 	},
 	{
-		Name: "who got the key by waiting has it for an hour", Clause: "wait-dead-successor", kind: waits,
+		Name: "a hold by Wait lasts an hour", Clause: "wait-dead-successor", kind: waits,
 		spoil: func(d *driver) { d.wait = asks(d.soundWait, func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) }) },
 	},
 	{
-		Name: "the deadline counts from the beginning of the wait", Clause: "wait-deadline", kind: waits,
+		Name: "the deadline counts from the beginning of the Wait", Clause: "wait-deadline", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = answers(d.soundWait, func(_ backend.Claim, g *backend.Grant, _ *error) { g.Until = time.Time{} })
 		},
 	},
 	{
-		Name: "the deadline of a wait is half a term late", Clause: "wait-deadline", kind: waits,
+		Name: "the deadline of a hold by Wait is half a term late", Clause: "wait-deadline", kind: waits,
 		spoil: func(d *driver) { d.wait = answers(d.soundWait, halfATermLate) },
 	},
 	{
-		Name: "a cancelled Wait goes on, and its grant is nobody's", Clause: "wait-cancelled", kind: waits,
+		Name: "a cancelled Wait continues, and its grant has no owner", Clause: "wait-cancelled", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				on, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -139,7 +139,7 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "a cancelled Wait does not tell what the store said", Clause: "wait-cancelled", kind: waits,
+		Name: "a cancelled Wait does not return the store's answer", Clause: "wait-cancelled", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				g, err := d.soundWait(ctx, c)
@@ -151,7 +151,7 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "Wait does not hear that it is cancelled", Clause: "wait-cancelled", kind: waits,
+		Name: "Wait ignores its cancellation", Clause: "wait-cancelled", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				for {
@@ -165,7 +165,7 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "a Wait whose context has ended takes the key", Clause: "wait-dead-context", kind: waits,
+		Name: "Wait takes the key although its context has ended", Clause: "wait-dead-context", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				if ctx.Err() != nil {
@@ -177,11 +177,11 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "a Wait cancelled on the way keeps the key it did not hear of", Clause: "wait-cancel-race", kind: waits,
+		Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits,
 		spoil: func(d *driver) { d.quit = func(backend.Claim) {} },
 	},
 	{
-		Name: "a second waiter takes the first one's signal", Clause: "wait-everyone", kind: waits,
+		Name: "a second waiter removes the signal of the first", Clause: "wait-everyone", kind: waits,
 		spoil: func(d *driver) {
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 				for {
@@ -197,7 +197,7 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "a driver waits for one key at a time", Clause: "wait-independent", kind: waits,
+		Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits,
 		spoil: func(d *driver) {
 			turn := make(chan struct{}, 1)
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -212,7 +212,7 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "the end of a Wait ends the others for its key", Clause: "wait-independent", kind: waits,
+		Name: "the end of a Wait ends the other Waits for its key", Clause: "wait-independent", kind: waits,
 		spoil: func(d *driver) {
 			all := map[string][]context.CancelFunc{}
 			d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -230,12 +230,12 @@ var waitFaults = []Fault{
 		},
 	},
 	{
-		Name: "Wait gives no fence", Clause: "wait-fence", kind: waits,
+		Name: "Wait grants no fence", Clause: "wait-fence", kind: waits,
 		spoil: func(d *driver) { d.wait = asks(d.soundWait, func(c *backend.Claim) { c.Fenced = false }) },
 	},
 }
 
-// rearrange changes the queue of a key after a look.
+// rearrange changes the queue of a key after the first poll of each waiter.
 func (d *driver) rearrange(f func(queue []place, c backend.Claim)) {
 	known := map[string]bool{} // tokens that had a place; guarded by the store
 	d.wait = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -252,22 +252,22 @@ func (d *driver) rearrange(f func(queue []place, c backend.Claim)) {
 
 var orderFaults = []Fault{
 	{
-		Name: "Ordered is claimed, and the last one is served first", Clause: "order-of-arrival", kind: orders,
+		Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders,
 		spoil: func(d *driver) { d.rearrange(func(queue []place, _ backend.Claim) { slices.Reverse(queue) }) },
 	},
 	{
-		Name: "Ordered is claimed, and there is no queue", Clause: "order-of-arrival", kind: waits,
+		Name: "Ordered is claimed, but there is no queue", Clause: "order-of-arrival", kind: waits,
 		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.Ordered = true }) },
 	},
 	{
-		Name: "places that stay are given up", Clause: "place-stays", kind: orders,
+		Name: "Wait ignores Claim.Stays", Clause: "place-stays", kind: orders,
 		spoil: func(d *driver) {
 			d.claims(func(t *backend.Traits) { t.Turns = 4 })
 			d.wait = asks(d.soundWait, func(c *backend.Claim) { c.Stays = false })
 		},
 	},
 	{
-		Name: "who gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
+		Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
 				d.at(context.Background(), func(s *store, now time.Time) {
@@ -300,7 +300,7 @@ var orderFaults = []Fault{
 		},
 	},
 	{
-		Name: "the order is kept and not claimed", Clause: "order-not-claimed", kind: orders,
+		Name: "the order is kept, but Ordered is not claimed", Clause: "order-not-claimed", kind: orders,
 		spoil: func(d *driver) { d.claims(func(t *backend.Traits) { t.Ordered = false }) },
 	},
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// window is how long a place in a queue lasts unless its waiter looks again.
+// window is how long a place in a queue lasts after its waiter's last poll.
 const window = 900 * time.Millisecond
 
-// store keeps locks in memory, as a server would: what it does is right, and
-// it goes by its own clock. Its clients reach it by a way that can be cut.
+// store is a correct lock server in memory with a clock of its own. Drivers reach
+// it over a way that can be cut.
 type store struct {
 	mu       sync.Mutex // guards all below
 	keys     map[string]*record
@@ -24,11 +24,11 @@ type store struct {
 	flushes  int                      // of what is kept only for speed
 	kicked   chan struct{}            // closed and replaced when all connections are ended
 	changed  map[string]chan struct{} // by key: closed when it may be free
-	ended    chan struct{}            // closed at the end, for what a fault has left hanging
+	ended    chan struct{}            // closed at the end; ends the goroutines that faults leave
 
 	// Parts that faults replace.
 	count func(last uint64, now time.Time) uint64 // fences
-	lose  func(data bool)                         // what a restart costs
+	lose  func(data bool)                         // drops what a restart loses
 	stay  time.Duration                           // how long a place lasts
 	delay time.Duration                           // the least time between the expiry of a hold and the next grant
 }
@@ -82,7 +82,7 @@ func (s *store) stop() {
 	s.running = false
 }
 
-// start has the store answer again.
+// start makes the store answer again.
 func (s *store) start(data bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,8 +93,7 @@ func (s *store) start(data bool) {
 	}
 }
 
-// get returns the record of key without what has run out, new if there is
-// none.
+// get returns the record of key, or a new one. It first removes what has expired.
 func (s *store) get(key string, now time.Time) *record {
 	r := s.keys[key]
 	if r == nil {
@@ -108,14 +107,14 @@ func (s *store) get(key string, now time.Time) *record {
 	return r
 }
 
-// put forgets a record that says nothing.
+// put removes an empty record.
 func (s *store) put(key string, r *record) {
 	if r.token == "" && len(r.queue) == 0 && s.delay == 0 {
 		delete(s.keys, key)
 	}
 }
 
-// signal wakes who waits for key.
+// signal wakes the waiters for key.
 func (s *store) signal(key string) {
 	if c := s.changed[key]; c != nil {
 		close(c)
@@ -123,7 +122,7 @@ func (s *store) signal(key string) {
 	}
 }
 
-// watch returns what is closed when key may be free.
+// watch returns a channel that is closed when key may be free.
 func (s *store) watch(key string) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +151,7 @@ func (s *store) give(key string, r *record, c backend.Claim, now time.Time) uint
 	return r.fence
 }
 
-// acquire takes key for c if nobody holds it or waits for it.
+// acquire grants key to c if no token holds it or waits for it.
 func (s *store) acquire(key string, c backend.Claim, now time.Time) (fence uint64, err error) {
 	r := s.get(key, now)
 	defer s.put(key, r)
@@ -162,8 +161,9 @@ func (s *store) acquire(key string, c backend.Claim, now time.Time) (fence uint6
 	return s.give(key, r, c, now), nil
 }
 
-// look takes key for c if nobody holds it and nobody stands before c, and else
-// keeps c's place in the queue, if there is one. It may be repeated.
+// look is the poll of a Wait. It grants key to c if no token holds it and no place
+// is before c's place. Otherwise, if inQueue, it takes or keeps c's place. It may be
+// repeated.
 func (s *store) look(key string, c backend.Claim, inQueue bool, now time.Time) (fence uint64, err error) {
 	r := s.get(key, now)
 	defer s.put(key, r)
@@ -186,7 +186,7 @@ func (s *store) look(key string, c backend.Claim, inQueue bool, now time.Time) (
 	return 0, r.refusal(now)
 }
 
-// quit gives up c's place in the queue, or its hold.
+// quit removes c's place in the queue, or its hold.
 func (s *store) quit(key string, c backend.Claim, now time.Time) {
 	r := s.get(key, now)
 	defer s.put(key, r)
@@ -197,7 +197,7 @@ func (s *store) quit(key string, c backend.Claim, now time.Time) {
 	s.signal(key)
 }
 
-// renew prolongs the hold of key that mine tells from others.
+// renew prolongs the hold of key if mine accepts its token.
 func (s *store) renew(key string, ttl time.Duration, mine func(token string) bool, now time.Time) error {
 	r := s.get(key, now)
 	defer s.put(key, r)
@@ -210,7 +210,7 @@ func (s *store) renew(key string, ttl time.Duration, mine func(token string) boo
 	return nil
 }
 
-// release ends the hold of key that mine tells from others.
+// release ends the hold of key if mine accepts its token.
 func (s *store) release(key string, mine func(token string) bool, now time.Time) error {
 	r := s.get(key, now)
 	defer s.put(key, r)
@@ -234,7 +234,7 @@ func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	return st
 }
 
-// entries lists what is kept of holds and places that have not run out.
+// entries lists the holds and places that have not expired.
 func (s *store) entries() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

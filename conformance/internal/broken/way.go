@@ -12,7 +12,7 @@ import (
 // latency is how long a command takes to the store, and its reply back.
 const latency = 200 * time.Microsecond
 
-// way is how a driver reaches the store.
+// way is a driver's connection path to the store.
 type way struct {
 	store *store
 
@@ -71,8 +71,8 @@ var (
 	errWrongType = errors.New("broken: a record of another type")
 )
 
-// call has the store run f, if the way carries it there, and returns when the
-// reply is back. An error means that the outcome is unknown.
+// call makes the store run f, unless the request is lost, and returns with the
+// reply. An error means that the outcome is unknown.
 func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 	for {
 		state, changed := w.now()
@@ -120,7 +120,7 @@ func (w *way) reply(ctx context.Context) error {
 	}
 }
 
-// hears reports whether what the store sends by itself arrives.
+// hears reports whether messages of the store arrive.
 func (w *way) hears() bool {
 	state, _ := w.now()
 	return state == conformance.Up || state == conformance.Slow
