@@ -15,22 +15,22 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// childEnv tells a program that it is a child of the suite.
+// childEnv is the environment variable that makes a process a child of the suite.
 const childEnv = "HASP_CONFORMANCE_CHILD"
 
-// childMark begins the lines of a child that are meant for its parent. Others
-// are the program's own.
+// childMark begins the lines of a child that are for its parent. The program may
+// print other lines.
 const childMark = "hasp-conformance: "
 
-// childSpec is what childEnv holds.
+// childSpec is the content of childEnv.
 type childSpec struct {
 	Name  string // of the Harness
 	Store string
 }
 
-// Child reports whether this process was started by the suite, to be one of
-// several: its next call of Check or Run does not return. A TestMain that
-// starts containers may want to know.
+// Child reports whether the suite has started this process as a child. In a child
+// the next call of Check or Run does not return. A TestMain that starts containers
+// can skip that in a child.
 func Child() bool { return os.Getenv(childEnv) != "" }
 
 // request is a line from the parent.
@@ -42,7 +42,7 @@ type request struct {
 	Times int
 }
 
-// reply is a line from the child. The first one has no ID and says that the
+// reply is a line from the child. The first one has no ID and reports that the
 // driver is open.
 type reply struct {
 	ID    int
@@ -51,7 +51,7 @@ type reply struct {
 	Grant backend.Grant
 }
 
-// kinds are the errors that processes tell each other by name.
+// kinds are the errors that processes send to each other by name.
 var kinds = map[string]error{
 	"held": hasp.ErrHeld, "lost": hasp.ErrLost, "released": hasp.ErrReleased, "closed": hasp.ErrClosed,
 	"invalid": hasp.ErrInvalid, "unsupported": errors.ErrUnsupported,
@@ -115,7 +115,7 @@ func serveIfChild(ctx context.Context, h Harness) error {
 	return nil
 }
 
-// agent does in a child what the parent says.
+// agent executes the parent's requests in a child.
 type agent struct {
 	d      backend.Driver
 	client *hasp.Client
@@ -125,8 +125,8 @@ type agent struct {
 	leases map[string]*hasp.Lease // by the token of the request that locked
 }
 
-// serve answers requests until its input ends, as it does when the parent is
-// gone. It returns an exit code.
+// serve answers requests until its input ends. The input also ends with the parent.
+// It returns an exit code.
 func (a *agent) serve(ctx context.Context, h Harness, store string, in io.Reader) int {
 	var err error
 	if a.d, err = h.Open(ctx, store); err == nil {
@@ -203,7 +203,7 @@ func (a *agent) lease(c backend.Claim) *hasp.Lease {
 	return a.leases[c.Token]
 }
 
-// parseReply takes a line of a child's output apart.
+// parseReply decodes a line of a child's output.
 func parseReply(line string) (r reply, ok bool) {
 	text, ok := strings.CutPrefix(line, childMark)
 	return r, ok && json.Unmarshal([]byte(text), &r) == nil

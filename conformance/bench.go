@@ -59,7 +59,7 @@ func benchDriver(b *testing.B, e *env) {
 	d := e.open()
 	c := e.claim(e.h.Long)
 	for b.Loop() {
-		// A token is never used twice; making it is not the driver's work.
+		// A token is never used twice. The driver does not make it.
 		c.Token = nextToken()
 		if _, err := d.Acquire(e.ctx, c); err != nil {
 			b.Fatal(err)
@@ -72,7 +72,7 @@ func benchDriver(b *testing.B, e *env) {
 
 var tokens atomic.Uint64
 
-// nextToken is a cheap token that is unique in this process.
+// nextToken returns a cheap token that is unique in this process.
 func nextToken() string {
 	const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUV"
 	var buf [22]byte
@@ -129,7 +129,8 @@ func benchContended(b *testing.B, e *env) {
 	})
 }
 
-// benchHandover has two drivers take turns: each waits while the other holds.
+// benchHandover lets two drivers take turns: each waits while the other holds the
+// key.
 func benchHandover(b *testing.B, e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	key := e.key()

@@ -14,7 +14,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// child is this program, started again.
+// child is this program, running as a child process.
 type child struct {
 	e   *env
 	cmd *exec.Cmd
@@ -27,8 +27,8 @@ type child struct {
 	gone    bool
 }
 
-// spawn starts a child that has opened a driver of its own. It is killed when
-// the try ends.
+// spawn starts a child and waits until it has opened a driver of its own. The end
+// of the try kills it.
 func (e *env) spawn() *child {
 	exe, err := os.Executable()
 	must(err)
@@ -67,7 +67,7 @@ func (e *env) spawn() *child {
 
 func (p *child) kill() { p.cmd.Process.Kill() }
 
-// expect returns where the reply to a request will come.
+// expect returns the channel of the reply to a request.
 func (p *child) expect(id int) chan reply {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *child) expect(id int) chan reply {
 	return c
 }
 
-// read hands out replies until the child is gone.
+// read hands out replies until the child ends.
 func (p *child) read(out io.Reader) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
@@ -108,7 +108,7 @@ func (p *child) read(out io.Reader) {
 
 var errGone = errors.New("the child process has ended")
 
-// errorOf is the error that a reply tells.
+// errorOf returns the error of a reply.
 func errorOf(c <-chan reply) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -122,7 +122,7 @@ func errorOf(c <-chan reply) <-chan error {
 	return done
 }
 
-// begin sends a request and returns where its error will come.
+// begin sends a request and returns the channel of its error.
 func (p *child) begin(rq request) <-chan error {
 	p.mu.Lock()
 	p.next++
@@ -143,7 +143,7 @@ func (p *child) do(op string, c backend.Claim) error {
 	return p.e.arrives(op+" in another process", p.begin(request{Op: op, Claim: c}))
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the last bytes that are written to it.
 type tail struct {
 	mu sync.Mutex // guards b
 	b  []byte

@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// firstClause runs before all others, and alone.
+// firstClause runs alone, before all others.
 const firstClause = "takes-and-releases"
 
 var firstClauses = []clause{
@@ -124,8 +124,7 @@ func traitsConstant(e *env) error {
 
 func acquireExcludes(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	must(b.refused(c.Key))
 	a.give(c)
 	return b.granted(c.Key)
@@ -133,8 +132,7 @@ func acquireExcludes(e *env) error {
 
 func acquireNotReentrant(e *env) error {
 	a := e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	again := e.claimOf(c.Key, e.h.Long)
 	again.Owner = c.Owner
 	if _, err := a.acquire(again); err == nil || !errors.Is(err, backend.ErrHeld) {
@@ -180,8 +178,7 @@ func acquireOneWinner(e *env) error {
 
 func acquireOneAttempt(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	ctx, cancel := context.WithTimeout(e.ctx, e.h.Timeout)
 	defer cancel()
 	return e.within("Acquire of a held key", func() error {
@@ -206,11 +203,9 @@ func acquireRefusedChangesNothing(e *env) error {
 			return fmt.Errorf("after attempts that were refused the store says %+v of the hold of %s with fence %d", s, c.Owner, g.Fence)
 		}
 	}
-	if _, err := a.renew(c); err != nil {
-		return fmt.Errorf("renewal by the holder after attempts that were refused: %w", err)
-	}
+	mustf(a.renews(c), "renewal by the holder after attempts that were refused")
 	mustf(a.release(c), "release by the holder after attempts that were refused")
-	// Each of these attempts asks for a long term.
+	// The refused attempts ask for long terms. They must not prolong the hold.
 	if _, _, err := b.seize(short.Key, e.h.Long); err != nil {
 		return fmt.Errorf("a hold of %v ends though others try for longer terms: %w", e.term, err)
 	}
@@ -219,15 +214,14 @@ func acquireRefusedChangesNothing(e *env) error {
 
 func acquireHeldDetails(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	_, err := b.acquire(e.claimOf(c.Key, e.h.Long))
 	must(is("acquire a held key", err, backend.ErrHeld))
 	var he *backend.HeldError
 	if !errors.As(err, &he) {
 		return nil
 	}
-	// A store may count in seconds.
+	// A store may count terms in whole seconds.
 	if he.RetryAfter < 0 || he.RetryAfter > c.TTL+time.Second {
 		return fmt.Errorf("%v left of a term of %v", he.RetryAfter, c.TTL)
 	}
@@ -256,9 +250,9 @@ func acquireDeadContext(e *env) error {
 	return nil
 }
 
-// undone has d release, as the engine does, what an attempt of unknown outcome
-// may have left: at once, and again when whatever was on the way has landed.
-// Then other gets the key.
+// undone does what the engine does after an attempt of unknown outcome: d releases
+// the token, at once and again after the timeout, when every late command has
+// arrived. undone returns an error unless other then gets the key.
 func (e *env) undone(d, other *driver, c backend.Claim) error {
 	var err error
 	for n := range 2 {

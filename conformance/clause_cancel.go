@@ -10,10 +10,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// promptly is how soon a call returns whose context has ended.
+// promptly is how soon a call must return after its context has ended.
 const promptly = 50 * time.Millisecond
 
-// cancelClauses are about callers that leave.
+// cancelClauses check callers whose context ends.
 var cancelClauses = []clause{
 	{
 		name:  "lock-cancelled-before",
@@ -51,15 +51,14 @@ func lockCancelledBefore(e *env) error {
 	return nil
 }
 
-// lockCancelledWaiting takes the best of several times for the promptness,
-// since a slow machine may be late at any of them.
+// lockCancelledWaiting uses the shortest of several times, because a slow machine
+// may delay any of them.
 func lockCancelledWaiting(e *env) error {
 	c, t := e.tapped(hasp.Options{})
 	a := e.open()
 	best := time.Duration(1<<63 - 1)
 	for range 6 {
-		holder := e.claim(e.h.Long)
-		a.take(holder)
+		holder := a.hold(e.h.Long)
 		ctx, cancel := context.WithCancelCause(e.ctx)
 		done, asked := make(chan error, 1), t.asked()
 		go func() {

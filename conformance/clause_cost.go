@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// costClauses count what the store does and keeps.
+// costClauses count the calls to the store.
 var costClauses = []clause{
 	{
 		name:  "commands-per-operation",
@@ -38,14 +38,14 @@ var costClauses = []clause{
 	},
 }
 
-// used returns how many calls f costs, and those that go on meanwhile.
+// used returns the number of calls during f, those of the background included.
 func (e *env) used(f func() error) (int64, error) {
 	count := func() int64 {
 		n, err := e.h.Commands(e.ctx, e.store)
 		hooked(err)
 		return n
 	}
-	// Counting may cost something itself.
+	// Commands itself may take calls.
 	first := count()
 	own := count() - first
 	before := count()
@@ -53,7 +53,7 @@ func (e *env) used(f func() error) (int64, error) {
 	return count() - before - own, err
 }
 
-// costs checks the price of n times f.
+// costs checks the number of calls of n times f.
 func (e *env) costs(what string, n int, each float64, f func() error) error {
 	began := time.Now()
 	got, err := e.used(func() error {
@@ -67,7 +67,7 @@ func (e *env) costs(what string, n int, each float64, f func() error) error {
 	if err != nil {
 		return err
 	}
-	// What drivers do at times, to keep their connections alive.
+	// Drivers also make calls that keep their connections alive.
 	spare := 2 + 2*time.Since(began).Seconds() + 0.05*float64(n)*each
 	if float64(got) > float64(n)*each+spare {
 		return fmt.Errorf("%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
@@ -112,9 +112,8 @@ func commandsPerOperation(e *env) error {
 func commandsReentry(e *env) error {
 	c := e.newClient()
 	key := e.key()
-	outer, err := c.Lock(e.ctx, key)
-	must(err)
-	err = e.costs("re-entry and TryLock of a key that the Client holds", 40, 0.01, func() error {
+	outer := e.lock(c, key)
+	must(e.costs("re-entry and TryLock of a key that the Client holds", 40, 0.01, func() error {
 		inner, err := c.Lock(outer.Context(), key)
 		if err != nil {
 			return err
@@ -123,21 +122,19 @@ func commandsReentry(e *env) error {
 			return is("TryLock of a key that the Client holds", err, hasp.ErrHeld)
 		}
 		return inner.Unlock(e.ctx)
-	})
-	must(err)
+	}))
 	return outer.Unlock(e.ctx)
 }
 
 func commandsWaiting(e *env) error {
 	d := e.open()
 	c := e.newClient()
-	held := e.claim(e.h.Long)
-	d.take(held)
+	held := d.hold(e.h.Long)
 	// Connections are made, scripts are loaded.
 	if _, err := c.Lock(e.ctx, held.Key, hasp.WithMaxWait(e.term)); err == nil {
 		return fmt.Errorf("lock %.60q, which is held: granted", held.Key)
 	}
-	// An ordered driver has a call for each waiter, once.
+	// An ordered driver makes one call for each waiter.
 	const n = 8
 	ctx, cancel := context.WithTimeout(e.ctx, 2*time.Second)
 	defer cancel()

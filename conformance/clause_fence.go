@@ -44,7 +44,7 @@ var fenceClauses = []clause{
 	},
 }
 
-// fences takes fences of one key and checks each against the one before.
+// fences checks that each fence of a key is larger than the one before.
 type fences struct {
 	key  string
 	last uint64

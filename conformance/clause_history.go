@@ -15,8 +15,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// historyClauses record what many callers do at once and hear, and ask
-// porcupine whether one lock after another could have answered so.
+// historyClauses record simultaneous calls and their answers. porcupine checks
+// whether one lock could have given the answers in some order.
 var historyClauses = []clause{
 	{
 		name:  "history-driver",
@@ -60,13 +60,13 @@ func (s step) String() string {
 	return fmt.Sprintf("client %d: %s #%d of key %d: %s, fence %d", s.client, s.op, s.hold, s.key, answer, s.fence)
 }
 
-// lockState is one lock: who holds it, and the largest fence so far.
+// lockState is the state of one lock: its token, and the largest fence so far.
 type lockState struct {
 	hold  int // 0: nobody
 	fence uint64
 }
 
-// after is the state after s, if a lock in state l would answer so.
+// after returns the state after s, and whether a lock in state l gives that answer.
 func (l lockState) after(s step, strict bool) (lockState, bool) {
 	switch {
 	case (s.op == "acquire" || s.op == "wait") && s.yes:
@@ -105,8 +105,8 @@ func model(strict bool) porcupine.Model {
 	}
 }
 
-// history is what was recorded. Its clock is a counter that every call reads
-// before it begins and after it ended, so that no two events coincide.
+// history is a record of calls. Its clock is a counter that every call reads before
+// it begins and after it has ended. So no two events have the same time.
 type history struct {
 	e      *env
 	fenced bool          // every second hold has a fence
@@ -117,7 +117,7 @@ type history struct {
 	ops    []porcupine.Operation
 }
 
-// record makes one call, which says what came of it.
+// record makes one call and records its outcome.
 func (h *history) record(s step, f func(s *step) error) (step, error) {
 	called := h.clock.Add(1)
 	err := f(&s)
@@ -131,7 +131,7 @@ func (h *history) record(s step, f func(s *step) error) (step, error) {
 	return s, nil
 }
 
-// answered sorts the definite answers from the others.
+// answered sets the outcome of a call by its error.
 func answered(s *step, err, refusal error) error {
 	if s.yes = err == nil; s.yes || errors.Is(err, refusal) {
 		return nil
@@ -165,7 +165,7 @@ func (e *env) ownLockers() *history {
 	return e.lockerHistory([]*hasp.Client{e.newClient(), e.newClient(), e.newClient()}, e.traits.Fenced, 0)
 }
 
-// driverHistory has several goroutines use drivers on two keys.
+// driverHistory records goroutines that use drivers on two keys.
 func (e *env) driverHistory(drivers []*driver, fenced bool) *history {
 	h := &history{e: e, fenced: fenced}
 	keys := []string{e.key(), e.key()}
@@ -222,7 +222,7 @@ func (w *worker) round() error {
 	return nil
 }
 
-// lockerHistory has several goroutines use Clients on two keys.
+// lockerHistory records goroutines that use Clients on two keys.
 func (e *env) lockerHistory(clients []*hasp.Client, fenced bool, keep time.Duration) *history {
 	h := &history{e: e, fenced: fenced, keep: keep}
 	keys := []string{e.key(), e.key()}
@@ -270,9 +270,9 @@ func (h *history) lockOnce(c *hasp.Client, client int, keys []string) error {
 	return err
 }
 
-// explain marks the refusals that need no holder: TryLock says ErrHeld by
-// itself while another caller of its Client is on the way to the key or back,
-// and a driver that keeps the order does while anybody waits.
+// explain marks refusals that are right although no token holds the key. TryLock
+// returns ErrHeld while another caller of its Client acquires or releases the key.
+// An ordered driver returns ErrHeld while any caller waits.
 func (h *history) explain() {
 	for i := range h.ops {
 		s := h.ops[i].Input.(step)

@@ -76,7 +76,7 @@ func inspectHolder(e *env) error {
 	if s.Owner != "" && s.Owner != c.Owner {
 		return fmt.Errorf("owner %q, want %q", s.Owner, c.Owner)
 	}
-	// A store may count in seconds.
+	// A store may count terms in whole seconds.
 	if s.TTL <= 0 || s.TTL > c.TTL+time.Second {
 		return fmt.Errorf("%v left of a term of %v", s.TTL, c.TTL)
 	}
@@ -84,7 +84,7 @@ func inspectHolder(e *env) error {
 		return fmt.Errorf("fence %d, want %d", s.Fence, g.Fence)
 	}
 	if len(s.Waiters) > 0 {
-		return fmt.Errorf("waiters %q where nobody waits", s.Waiters)
+		return fmt.Errorf("waiters %q, although no caller waits", s.Waiters)
 	}
 	a.give(c)
 	if s := b.inspect(c.Key); s.Held || s.Owner != "" || s.TTL != 0 {
@@ -101,8 +101,7 @@ func inspectHolder(e *env) error {
 
 func inspectWaiters(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	var owners []string
 	for i := range 3 {
 		w := b.want(e.claimOf(c.Key, e.h.Long))
@@ -125,8 +124,7 @@ func breakFrees(e *env) error {
 	if _, err := b.acquire(next); err != nil {
 		return fmt.Errorf("acquire a key that was broken: %w", err)
 	}
-	_, err := a.renew(c)
-	must(is("renewal of a hold that was broken", err, backend.ErrLost))
+	must(is("renewal of a hold that was broken", a.renews(c), backend.ErrLost))
 	must(is("release of a hold that was broken", a.release(c), backend.ErrLost))
 	mustf(a.refused(c.Key), "after a late release of a hold that was broken")
 	b.give(next)
@@ -136,8 +134,7 @@ func breakFrees(e *env) error {
 
 func breakWakes(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	w := b.want(e.claimOf(c.Key, e.h.Long))
 	e.queued(a, c.Key, 1)
 	a.breakKey(c.Key)
@@ -177,9 +174,9 @@ func tokenAnyDriver(e *env) error {
 	return nil
 }
 
-// uses renews and releases what another driver has acquired.
+// uses renews and releases a hold of another driver.
 func (d *driver) uses(c backend.Claim) error {
-	if _, err := d.renew(c); err != nil {
+	if err := d.renews(c); err != nil {
 		return fmt.Errorf("renewal of a hold that another driver acquired: %w", err)
 	}
 	if err := d.release(c); err != nil {
@@ -191,8 +188,7 @@ func (d *driver) uses(c backend.Claim) error {
 func closeLeavesNothing(e *env) error {
 	use := func() error {
 		d := e.openOwn(e.store)
-		c := e.claim(e.h.Long)
-		d.take(c)
+		c := d.hold(e.h.Long)
 		if e.waiter {
 			w := d.want(e.claimOf(c.Key, e.h.Long))
 			e.sleep(e.term / 8)
@@ -205,7 +201,8 @@ func closeLeavesNothing(e *env) error {
 		d.give(c)
 		return d.Close()
 	}
-	// What a library starts once and for all, it starts here.
+	// A library may start goroutines once for the whole program. It starts them
+	// here.
 	must(use())
 	return e.leaves(func() error { return errors.Join(use(), use()) })
 }

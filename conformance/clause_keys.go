@@ -77,8 +77,8 @@ func alikeKeys(k string) []string {
 	}
 }
 
-// keysApart holds all keys at once, each for a token of its own, and frees
-// them one by one.
+// keysApart holds all keys at once, each with a token of its own, and releases one
+// after another.
 func (e *env) keysApart(keys func(string) []string) error {
 	a, b := e.open(), e.open()
 	var cs []backend.Claim
@@ -101,9 +101,7 @@ func (e *env) keysApart(keys func(string) []string) error {
 		}
 	}
 	for i, c := range cs {
-		if _, err := a.renew(c); err != nil {
-			return fmt.Errorf("renew %s: %w", brief(c.Key), err)
-		}
+		mustf(a.renews(c), "renew %s", brief(c.Key))
 		if err := a.release(c); err != nil {
 			return fmt.Errorf("release %s: %w", brief(c.Key), err)
 		}
@@ -119,7 +117,7 @@ func (e *env) keysApart(keys func(string) []string) error {
 	return nil
 }
 
-// brief quotes a key, the middle of a long one left out.
+// brief quotes a key. It leaves out the middle of a long key.
 func brief(key string) string {
 	if len(key) > 80 {
 		return fmt.Sprintf("%q…%q (%d bytes)", key[:40], key[len(key)-20:], len(key))
@@ -127,8 +125,8 @@ func brief(key string) string {
 	return fmt.Sprintf("%q", key)
 }
 
-// derivedKeys are names that stores make of a key: hasp's own, those of other
-// libraries that share a lock with it, and the usual suffixes.
+// derivedKeys returns names that stores derive from a key: the names of hasp, those
+// of other libraries that share locks with hasp, and the usual suffixes.
 func derivedKeys(k string) []string {
 	ks := []string{
 		"redisson_lock__channel:{" + k + "}", "redisson_lock__channel:" + k,
@@ -142,9 +140,9 @@ func derivedKeys(k string) []string {
 	return ks
 }
 
-// keysDerived locks such names while the key they are made of is held with all
-// that a store may keep beside it. Whether they are granted is left to the
-// store, which may have to take what it finds there for somebody's lock.
+// keysDerived locks derived names while their key is held with a fence. The store
+// may grant them or not, because it may take its own entry under that name for a
+// lock.
 func keysDerived(e *env) error {
 	a, b := e.open(), e.open()
 	c := e.claim(e.h.Long)
@@ -161,9 +159,7 @@ func keysDerived(e *env) error {
 		}
 	}
 	mustf(b.refused(c.Key), "after locks of keys made of it")
-	if _, err := a.renew(c); err != nil {
-		return fmt.Errorf("renewal after locks of keys made of it: %w", err)
-	}
+	mustf(a.renews(c), "renewal after locks of keys made of it")
 	mustf(a.release(c), "release after locks of keys made of it")
 	next := e.claimOf(c.Key, e.h.Long)
 	next.Fenced = c.Fenced
@@ -185,9 +181,7 @@ func ownersOdd(e *env) error {
 			return is(fmt.Sprintf("acquire by another token of owner %.20q", owner), err, backend.ErrHeld)
 		}
 		must(is(fmt.Sprintf("release by another token of owner %.20q", owner), b.release(other), backend.ErrLost))
-		if _, err := a.renew(c); err != nil {
-			return fmt.Errorf("renew by owner %.20q: %w", owner, err)
-		}
+		mustf(a.renews(c), "renew by owner %.20q", owner)
 		mustf(a.release(c), "release by owner %.20q", owner)
 	}
 	return nil

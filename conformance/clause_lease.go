@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// leaseClauses use the driver as users do, once they have a lease.
+// leaseClauses use the driver through package hasp, from the grant of a lease on.
 var leaseClauses = []clause{
 	{
 		name:  "lease-renewed",
@@ -85,7 +85,7 @@ func leaseRenewed(e *env, outage bool) error {
 			return fmt.Errorf("while a lease is renewed: %w", err)
 		}
 	}
-	if outage && len(t.told(hasp.EventRenewFailed)) == 0 {
+	if outage && len(t.eventsOf(hasp.EventRenewFailed)) == 0 {
 		return slow("the outage was over before a renewal was due")
 	}
 	if err := context.Cause(lease.Context()); err != nil {
@@ -94,8 +94,8 @@ func leaseRenewed(e *env, outage bool) error {
 	return unlockShort(e, lease)
 }
 
-// unlockShort unlocks a lease that is short, or whose Client has a short
-// timeout, so that a slow machine may be late.
+// unlockShort unlocks a lease with a short term or a short timeout. A slow machine
+// may make that fail.
 func unlockShort(e *env, lease *hasp.Lease) error {
 	if err := lease.Unlock(e.ctx); err != nil {
 		return slow("Unlock: %w", err)
@@ -103,8 +103,8 @@ func unlockShort(e *env, lease *hasp.Lease) error {
 	return nil
 }
 
-// leaseRenewalStops looks for renewals of tokens that are done with, and for
-// keys that stay locked.
+// leaseRenewalStops checks that no token is renewed after its end, and that no key
+// stays locked.
 func leaseRenewalStops(e *env) error {
 	c, t := e.tapped(hasp.Options{Timeout: e.term})
 	b := e.open()
@@ -139,8 +139,8 @@ func leaseRenewalStops(e *env) error {
 	return nil
 }
 
-// hearLost checks that whoever looks at the lease now hears that it is lost.
-func hearLost(lease *hasp.Lease) error {
+// reportsLoss checks that lease now reports its loss.
+func reportsLoss(lease *hasp.Lease) error {
 	if err := is("Err of a lease that is lost", lease.Err(), hasp.ErrLost); err != nil {
 		return err
 	}
@@ -155,17 +155,16 @@ func leaseLossBeforeOthers(e *env) error {
 	b := e.open()
 	t.cutRenewals(true)
 	key := e.key()
-	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	must(err)
+	lease := e.lock(c, key, hasp.WithTTL(e.term))
 	ctx := lease.Context()
 	if _, _, err := b.seize(key, e.h.Long); err != nil {
 		return err
 	}
-	// Not even this first look after another has the key may be too early.
+	// Even the first check after the other's grant must see the loss.
 	if ctx.Err() == nil {
 		return errors.New("another holds the key, and the lease's context goes on")
 	}
-	mustf(hearLost(lease), "when another holds the key")
+	mustf(reportsLoss(lease), "when another holds the key")
 	child, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if child.Err() == nil {
@@ -177,18 +176,15 @@ func leaseLossBeforeOthers(e *env) error {
 func leaseLossOnce(e *env) error {
 	c, t := e.tapped(hasp.Options{})
 	key := e.key()
-	lease, err := c.Lock(e.ctx, key)
-	must(err)
+	lease := e.lock(c, key)
 	ctx := lease.Context()
 	must(lease.Unlock(e.ctx))
 	must(is("the cause of a context's end by Unlock", context.Cause(ctx), hasp.ErrReleased))
-	if lost := t.told(hasp.EventLost); len(lost) > 0 {
-		return fmt.Errorf("a normal Unlock was told as a loss: %v", lost[0].Err)
+	if lost := t.eventsOf(hasp.EventLost); len(lost) > 0 {
+		return fmt.Errorf("a normal Unlock was reported as a loss: %v", lost[0].Err)
 	}
 	t.cutRenewals(true)
-	if lease, err = c.Lock(e.ctx, key, hasp.WithTTL(e.term)); err != nil {
-		return err
-	}
+	lease = e.lock(c, key, hasp.WithTTL(e.term))
 	must(e.poll("the end of a lease that is not renewed", func() (bool, error) {
 		select {
 		case <-lease.Context().Done():
@@ -197,12 +193,12 @@ func leaseLossOnce(e *env) error {
 			return false, nil
 		}
 	}))
-	must(hearLost(lease))
+	must(reportsLoss(lease))
 	must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
-	must(e.poll("the event of a loss", func() (bool, error) { return len(t.told(hasp.EventLost)) > 0, nil }))
+	must(e.poll("the event of a loss", func() (bool, error) { return len(t.eventsOf(hasp.EventLost)) > 0, nil }))
 	t.driver.outlast(e.term)
-	if lost := t.told(hasp.EventLost); len(lost) != 1 || lost[0].Key != key || !errors.Is(lost[0].Err, hasp.ErrLost) {
-		return fmt.Errorf("a loss was told as %+v, want one event", lost)
+	if lost := t.eventsOf(hasp.EventLost); len(lost) != 1 || lost[0].Key != key || !errors.Is(lost[0].Err, hasp.ErrLost) {
+		return fmt.Errorf("a loss was reported as %+v, want one event", lost)
 	}
 	return nil
 }
@@ -211,16 +207,15 @@ func leaseLossTaken(e *env) error {
 	c, t := e.tapped(hasp.Options{})
 	b := e.open()
 	key := e.key()
-	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	must(err)
-	// As if the store had lost it.
+	lease := e.lock(c, key, hasp.WithTTL(e.term))
+	// This is as if the store had lost the hold.
 	if err := b.release(t.last()); err != nil {
 		return slow("release with the lease's own token: %w", err)
 	}
 	done := make(chan error, 1)
 	go func() { <-lease.Context().Done(); done <- nil }()
 	must(e.arrives("the context of a lease whose hold is gone", done))
-	must(hearLost(lease))
+	must(reportsLoss(lease))
 	return is("Unlock of a lease whose hold is gone", lease.Unlock(e.ctx), hasp.ErrLost)
 }
 
@@ -228,8 +223,7 @@ func leaseExtend(e *env) error {
 	c := e.newClient()
 	b := e.open()
 	key := e.key()
-	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term), hasp.WithoutRenewal())
-	must(err)
+	lease := e.lock(c, key, hasp.WithTTL(e.term), hasp.WithoutRenewal())
 	called := time.Now()
 	switch err := lease.Extend(e.ctx, e.h.Long); {
 	case errors.Is(err, hasp.ErrLost):

@@ -11,7 +11,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// leftoverClauses check what the store keeps.
+// leftoverClauses check the store's entries.
 var leftoverClauses = []clause{
 	{
 		name:  "leftovers",
@@ -39,14 +39,14 @@ var leftoverClauses = []clause{
 	},
 }
 
-// entries lists what the store keeps now.
+// entries lists the store's entries.
 func (e *env) entries() []string {
 	l, err := e.h.Entries(e.ctx, e.store)
 	hooked(err)
 	return l
 }
 
-// nothingSince returns an error if the store keeps more than before.
+// nothingSince returns an error if the store has more entries than before.
 func (e *env) nothingSince(before []string) error {
 	left := slices.DeleteFunc(e.entries(), func(entry string) bool { return slices.Contains(before, entry) })
 	if len(left) > 0 {
@@ -132,8 +132,7 @@ func leftoversClose(e *env) error {
 			err = errors.Join(lease.Unlock(e.ctx), c.Close())
 		}
 		must(err)
-		claim := e.claim(e.h.Long)
-		d.take(claim)
+		claim := d.hold(e.h.Long)
 		d.give(claim)
 		must(d.Close())
 	}
@@ -149,8 +148,7 @@ func leftoversExpired(e *env) error {
 	expired.Fenced = e.traits.Fenced
 	d.take(expired)
 	if e.waiter {
-		held := e.claim(e.h.Long)
-		d.take(held)
+		held := d.hold(e.h.Long)
 		w := d.want(e.claimOf(held.Key, e.term))
 		e.queued(d, held.Key, 1)
 		d.give(held)

@@ -11,7 +11,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// lockClauses use the driver as users do, until they have a lease.
+// lockClauses use the driver through package hasp, up to the grant of a lease.
 var lockClauses = []clause{
 	{
 		name:  "lock-goroutines",
@@ -96,8 +96,7 @@ func lockGoroutines(e *env) error {
 func lockHeld(e *env) error {
 	a, b := e.newClient(), e.newClient()
 	key := e.key()
-	lease, err := a.Lock(e.ctx, key)
-	must(err)
+	lease := e.lock(a, key)
 	for _, c := range []*hasp.Client{a, b} {
 		_, err := c.TryLock(e.ctx, key)
 		must(is("TryLock of a held key", err, hasp.ErrHeld))
@@ -116,13 +115,13 @@ func lockHeld(e *env) error {
 		// given up. That place is released in the background.
 		again = b.Lock
 	}
-	lease, err = again(e.ctx, key)
+	lease, err := again(e.ctx, key)
 	mustf(err, "locking again after Unlock by another Client")
 	return lease.Unlock(e.ctx)
 }
 
-// outage returns an error unless err says that the store failed, and why. An
-// attempt that came to no end in time does not know why.
+// outage returns an error unless err is the store's own error. An attempt that took
+// too long may have another error, which is slow.
 func outage(what string, err error) error {
 	switch {
 	case errors.Is(err, errCut) && !errors.Is(err, hasp.ErrHeld):
@@ -178,11 +177,9 @@ func lockLostReply(e *env) error {
 func lockWaits(e *env) error {
 	a, b := e.newClient(), e.newClient()
 	dead := e.open()
-	orphan := e.claim(e.term)
-	dead.take(orphan)
+	orphan := dead.hold(e.term)
 	key := e.key()
-	lease, err := a.Lock(e.ctx, key)
-	must(err)
+	lease := e.lock(a, key)
 	done := make(chan error, 1)
 	go func() {
 		l, err := b.Lock(e.ctx, key)

@@ -50,23 +50,23 @@ var orderClauses = []clause{
 	},
 }
 
-// queued returns when n waiters for key are in the queue, as far as that can
-// be told.
+// queued waits until n waiters for key are in the queue. If Inspect does not report
+// them, it only gives them time.
 func (e *env) queued(d *driver, key string, n int) {
 	if !e.inspector || !e.traits.Ordered {
 		e.sleep(e.term / 8)
 		return
 	}
-	must(e.poll(fmt.Sprintf("%d waiters told by Inspect", n), func() (bool, error) { return len(d.inspect(key).Waiters) >= n, nil }))
+	must(e.poll(fmt.Sprintf("%d waiters in the result of Inspect", n), func() (bool, error) { return len(d.inspect(key).Waiters) >= n, nil }))
 }
 
-// line has waiters line up on several drivers for a key that a holds, some of
-// them give up, a release it, and returns the order in which the rest got it.
+// line lets n waiters of several drivers queue for a held key. Those of quit give
+// up. Then the holder releases the key. line returns the order in which the others
+// get it.
 func (e *env) line(n int, quit []int) (got []int, err error) {
 	a := e.open()
 	drivers := []*driver{e.open(), e.open(), e.open()}
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	ws := make([]*wanted, n)
 	for i := range ws {
 		ws[i] = drivers[i%len(drivers)].want(e.claimOf(c.Key, e.h.Long))
@@ -103,7 +103,7 @@ func (e *env) orderly(quit []int) error {
 	if !slices.IsSorted(got) {
 		err := fmt.Errorf("%d waiters got the key in order %v", n, got)
 		if !e.inspector {
-			// They may have arrived in that order.
+			// The waiters may have arrived in that order.
 			return slow("%w", err)
 		}
 		return err
@@ -111,11 +111,10 @@ func (e *env) orderly(quit []int) error {
 	return nil
 }
 
-// orderNoBarging has strangers try without pause while waiters are served.
+// orderNoBarging makes attempts all the time while waiters are served.
 func orderNoBarging(e *env) error {
 	a, b, stranger := e.open(), e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	ws := make([]*wanted, 4)
 	for i := range ws {
 		ws[i] = b.want(e.claimOf(c.Key, e.h.Long))
@@ -156,12 +155,11 @@ func orderNoBarging(e *env) error {
 	return b.release(ws[last].c)
 }
 
-// placeStays has the first of two waiters stop and wait once more, and then
-// one behind them stop and give its place up.
+// placeStays stops the first of three waiters, which then waits again, and the last
+// one, which then releases its place.
 func placeStays(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	first, last := e.claimOf(c.Key, e.h.Long), e.claimOf(c.Key, e.h.Long)
 	first.Stays, last.Stays = true, true
 	w := b.want(first)
@@ -195,13 +193,12 @@ func placeStays(e *env) error {
 	return a.release(second.c)
 }
 
-// orderNotClaimed gives a driver many chances to break the order. One that
-// never does keeps it.
+// orderNotClaimed gives a driver many chances to break the order. A driver that
+// never does so keeps the order.
 func orderNotClaimed(e *env) error {
 	a, b := e.open(), e.open()
 	for range 30 {
-		c := e.claim(e.h.Long)
-		a.take(c)
+		c := a.hold(e.h.Long)
 		w := b.want(e.claimOf(c.Key, e.h.Long))
 		e.sleep(e.term / 40)
 		a.give(c)
@@ -225,5 +222,5 @@ func orderNotClaimed(e *env) error {
 			return err
 		}
 	}
-	return errors.New("in 30 tries nobody got a key past a waiter, and 6 times 6 waiters got it in order of arrival")
+	return errors.New("in 30 tries no Acquire got a key before a waiter, and 6 times 6 waiters got it in order of arrival: claim Ordered")
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// otherClauses are for strategies that keep their locks under the same keys of
-// one store, so that users can change from one to another while both run.
+// otherClauses check strategies that keep their locks under the same keys of one
+// store. With them users can change from one strategy to another while both run.
 var otherClauses = []clause{
 	{
 		name:  "others-exclude",
@@ -49,25 +49,25 @@ var otherClauses = []clause{
 	},
 }
 
-// strategies are the one under test and its others.
+// strategies returns the strategy under test and its others.
 func (e *env) strategies() []Other {
 	return append([]Other{{Name: "this strategy", Open: e.h.Open}}, e.h.Others...)
 }
 
-// driverOf makes a driver of a strategy that is closed when the try ends.
+// driverOf opens a driver of a strategy that the end of the try closes.
 func (e *env) driverOf(o Other) *driver {
 	d := e.openBy(o.Open, e.store)
 	e.onEnd(func() { d.Close() })
 	return d
 }
 
-// clientOf is a Client over a new driver of a strategy.
+// clientOf returns a Client over a new driver of a strategy.
 func (e *env) clientOf(o Other) *hasp.Client {
 	return e.client(e.openBy(o.Open, e.store).Driver, hasp.Options{})
 }
 
-// pairs runs f for the strategy under test with each other one, and the other
-// way round, all at once.
+// pairs runs f for the strategy under test with each other strategy, in both
+// orders, all at once.
 func (e *env) pairs(f func(e *env, a, b Other) error) error {
 	this := e.strategies()[0]
 	var pairs [][2]Other
@@ -83,8 +83,8 @@ func (e *env) pairs(f func(e *env, a, b Other) error) error {
 	})
 }
 
-// othersExclude has a hold a key, and b in vain ask for it, until the hold is
-// released, and then until one has run out.
+// othersExclude checks that b does not get a key that a holds before it is
+// released, and before its term has ended.
 func othersExclude(e *env, first, second Other) error {
 	a, b := e.driverOf(first), e.driverOf(second)
 	c := e.claim(e.h.Long)
@@ -118,8 +118,7 @@ func othersExclude(e *env, first, second Other) error {
 	return b.release(next)
 }
 
-// shutOut returns an error if d can do anything to a key that another
-// strategy holds.
+// shutOut returns an error if d can change a key that another strategy holds.
 func (d *driver) shutOut(key string) error {
 	c := d.e.claimOf(key, d.e.h.Long)
 	_, err := d.renew(c)
@@ -139,8 +138,8 @@ func (d *driver) shutOut(key string) error {
 	return d.refused(key)
 }
 
-// othersWait has a waiter of b come while a holds the key. The term of the
-// hold that is released outlasts what a waiter is given.
+// othersWait lets b wait for a key that a holds. If a releases the key, b must get
+// it long before the term ends.
 func othersWait(e *env, first, second Other) error {
 	a, b := e.driverOf(first), e.clientOf(second)
 	key := e.key()
@@ -159,7 +158,7 @@ func othersWait(e *env, first, second Other) error {
 	return a.grantedAtLast(key)
 }
 
-// locks takes a key once, as soon as it can be had.
+// locks locks key once.
 func (e *env) locks(c *hasp.Client, key string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -172,14 +171,13 @@ func (e *env) locks(c *hasp.Client, key string) <-chan error {
 	return done
 }
 
-// othersBreak has b break what a holds, while others wait for it.
+// othersBreak lets b break a hold of a, while waiters of both wait for the key.
 func othersBreak(e *env, first, second Other) error {
 	a, b := e.driverOf(first), e.driverOf(second)
 	if _, ok := b.Driver.(backend.Inspector); !ok {
 		return nil
 	}
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	s := b.inspect(c.Key)
 	if !s.Held || s.TTL <= 0 || s.TTL > c.TTL+time.Second || s.Owner != "" && s.Owner != c.Owner {
 		return fmt.Errorf("inspect a key that another holds for a term of %v as %s: %+v", c.TTL, c.Owner, s)
@@ -202,7 +200,7 @@ func othersBreak(e *env, first, second Other) error {
 	return errors.Join(a.grantedAtLast(c.Key), b.grantedAtLast(c.Key))
 }
 
-// othersFence takes fences by all strategies in turn.
+// othersFence gets fences from all strategies in turn.
 func othersFence(e *env) error {
 	f := fences{key: e.key()}
 	for range 3 {

@@ -10,7 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// linkClauses disturb the way to the store.
+// linkClauses disturb the link to the store.
 var linkClauses = []clause{
 	{
 		name:  "link-outage",
@@ -86,8 +86,8 @@ var linkClauses = []clause{
 	},
 }
 
-// cable makes a link. At the end of the try it is mended first and closed
-// after the drivers by it.
+// cable makes a link. The end of the try first makes it work again, and closes it
+// after its drivers.
 func (e *env) cable() *Link {
 	l, err := e.h.Link(e.ctx, e.store)
 	hooked(err)
@@ -217,7 +217,7 @@ func linkHungStore(e *env) error {
 	if _, _, err := b.seize(lease.Key(), e.h.Long); err != nil {
 		return err
 	}
-	mustf(hearLost(lease), "cut off, when another holds the key")
+	mustf(reportsLoss(lease), "cut off, when another holds the key")
 	err = e.within("TryLock of a store that hangs", func() error { _, err := c.TryLock(e.ctx, e.key()); return err })
 	must(unknown("TryLock of a store that hangs", err))
 	err = e.within("Lock of a store that hangs", func() error { _, err := c.Lock(e.ctx, e.key()); return err })
@@ -255,8 +255,7 @@ func linkCutWaiter(e *env) error {
 	l := e.cable()
 	d := e.openAt(l.Store)
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	cut := d.want(e.claimOf(c.Key, e.h.Long))
 	e.queued(a, c.Key, 1)
 	w := b.want(e.claimOf(c.Key, e.h.Long))
@@ -272,7 +271,7 @@ func linkCutWaiter(e *env) error {
 		d.keep(cut.c)
 		d.give(cut.c)
 	default:
-		// It may have given up by its timeout: then nothing is left.
+		// It may have ended by its timeout. Then it has left nothing.
 		must(unknown("Wait that was cut off", err))
 	}
 	return b.grantedAtLast(c.Key)

@@ -17,8 +17,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// processClauses start this program again. On a driver that reaches one
-// process only the first makes sense.
+// processClauses start this program again. For a driver that reaches one process
+// only the first has a point.
 var processClauses = []clause{
 	{
 		name:  "reach",
@@ -72,8 +72,7 @@ var processClauses = []clause{
 
 func reach(e *env) error {
 	a := e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	err := e.spawn().do("acquire", e.claimOf(c.Key, e.h.Long))
 	if e.traits.Reach == backend.Process {
 		if errors.Is(err, backend.ErrHeld) {
@@ -84,8 +83,8 @@ func reach(e *env) error {
 	return is("acquire in another process a key that is held", err, backend.ErrHeld)
 }
 
-// count increments the number in a file under the lock. A second file is there
-// while somebody is inside.
+// count increments the number in a file under the lock. A second file exists while
+// a caller is inside.
 func count(ctx context.Context, c *hasp.Client, key, dir string, times int) error {
 	inside, number := filepath.Join(dir, "inside"), filepath.Join(dir, "number")
 	for began := time.Now(); times > 0 && time.Since(began) < patience; times-- {
@@ -132,7 +131,7 @@ func processExclusion(e *env) error {
 			return count(e.ctx, own, key, dir, times)
 		}
 		c := e.claimOf(key, e.h.Long)
-		// Its own limit is patience, too.
+		// The limit of arrives is patience as well.
 		done := children[i].begin(request{Op: "count", Claim: c, Dir: dir, Times: times})
 		select {
 		case err := <-done:
@@ -154,7 +153,7 @@ func processWoken(e *env) error {
 	a, p := e.open(), e.spawn()
 	key := e.key()
 	for range 5 {
-		// There and back.
+		// The key goes there and back.
 		mine, theirs := e.claimOf(key, e.h.Long), e.claimOf(key, e.h.Long)
 		a.take(mine)
 		waits := p.begin(request{Op: "wait", Claim: theirs})
@@ -199,8 +198,7 @@ func processKilledHolder(e *env) error {
 
 func processKilledWaiter(e *env) error {
 	a, b, p := e.open(), e.open(), e.spawn()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	p.begin(request{Op: "wait", Claim: e.claimOf(c.Key, e.term)})
 	e.queued(a, c.Key, 1)
 	w := b.want(e.claimOf(c.Key, e.h.Long))
@@ -222,17 +220,15 @@ func processStoppedHolder(e *env) error {
 	hooked(pause(p.cmd.Process))
 	next, _, err := b.seize(held.Key, e.h.Long)
 	if err != nil {
-		// It may have been stopped in the middle of a renewal, where the next
-		// try, whose term is longer, does not meet it.
+		// The process may have been stopped during a renewal. The next try
+		// has a longer term, so that is less likely.
 		return slow("a key whose holder was stopped: %w", err)
 	}
 	hooked(resume(p.cmd.Process))
 	must(is("Err of a lease whose process was stopped past its term", p.do("err", held), hasp.ErrLost))
 	must(is("Unlock of a lease whose process was stopped past its term", p.do("unlock", held), hasp.ErrLost))
 	b.outlast(e.term)
-	if _, err := b.renew(next); err != nil {
-		return fmt.Errorf("renewal by the successor of a process that was stopped: %w", err)
-	}
+	mustf(b.renews(next), "renewal by the successor of a process that was stopped")
 	return b.release(next)
 }
 
@@ -241,8 +237,7 @@ func processOrder(e *env) error {
 	a := e.open()
 	children := make([]*child, n/2)
 	must(e.each(len(children), func(i int) error { children[i] = e.spawn(); return nil }))
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	cs, waits := make([]backend.Claim, n), make([]<-chan error, n)
 	for i := range n {
 		cs[i] = e.claimOf(c.Key, e.h.Long)

@@ -8,7 +8,7 @@ import (
 	"github.com/hasplock/hasp"
 )
 
-// reentryClauses are re-entry and the end of a Client.
+// reentryClauses check re-entry and the end of a Client.
 var reentryClauses = []clause{
 	{
 		name:  "reentry",
@@ -46,8 +46,7 @@ func reentry(e *env) error {
 	c, t := e.tapped(hasp.Options{})
 	b := e.open()
 	key := e.key()
-	outer, err := c.Lock(e.ctx, key)
-	must(err)
+	outer := e.lock(c, key)
 	asked := t.asked()
 	type own struct{}
 	inner, err := c.Lock(context.WithValue(outer.Context(), own{}, 1), key)
@@ -67,8 +66,7 @@ func reentry(e *env) error {
 func reentryLimits(e *env) error {
 	a, other := e.newClient(), e.newClient()
 	key := e.key()
-	outer, err := a.Lock(e.ctx, key)
-	must(err)
+	outer := e.lock(a, key)
 	if _, err := a.TryLock(e.ctx, key); !errors.Is(err, hasp.ErrHeld) {
 		return is("TryLock of the same Client with another context", err, hasp.ErrHeld)
 	}
@@ -96,8 +94,7 @@ func clientClose(e *env) error {
 	b := e.open()
 	held, wanted := e.key(), e.claim(e.h.Long)
 	b.take(wanted)
-	lease, err := c.Lock(e.ctx, held)
-	must(err)
+	lease := e.lock(c, held)
 	ctx := lease.Context()
 	asked, done := t.asked(), make(chan error, 1)
 	go func() {
@@ -107,11 +104,11 @@ func clientClose(e *env) error {
 	must(e.poll("an attempt of Lock", func() (bool, error) { return t.asked() > asked, nil }))
 	closed := make(chan error, 1)
 	go func() { closed <- c.Close() }()
-	err = e.arrives("a Lock that waits when its Client is closed", done)
+	err := e.arrives("a Lock that waits when its Client is closed", done)
 	must(is("a Lock that waits when its Client is closed", err, hasp.ErrClosed))
 	must(e.poll("the end of a lease's context by Close", func() (bool, error) { return ctx.Err() != nil, nil }))
 	must(is("the cause of a context's end by Close", context.Cause(ctx), hasp.ErrClosed))
-	// Holders may still unlock, while Close waits for them.
+	// Holders may unlock while Close waits for them.
 	switch err := lease.Unlock(e.ctx); {
 	case errors.Is(err, hasp.ErrClosed):
 		return slow("Unlock while Close waits for it: %w", err)
@@ -162,8 +159,7 @@ func clientLeavesNothing(e *env) error {
 				return err
 			}
 		}
-		held := e.claim(e.h.Long)
-		b.take(held)
+		held := b.hold(e.h.Long)
 		ctx, cancel := context.WithTimeout(e.ctx, e.term/2)
 		defer cancel()
 		_, err := c.Lock(ctx, held.Key)

@@ -49,8 +49,7 @@ var releaseClauses = []clause{
 
 func releaseForeign(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	for _, d := range []*driver{a, b} {
 		must(is("release with a foreign token", d.release(e.claimOf(c.Key, e.h.Long)), backend.ErrLost))
 	}
@@ -69,8 +68,7 @@ func releaseDouble(e *env) error {
 
 func releaseStale(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.term)
-	a.take(c)
+	c := a.hold(e.term)
 	next, _, err := b.seize(c.Key, e.h.Long)
 	must(err)
 	must(is("release by the holder before", a.release(c), backend.ErrLost))
@@ -80,22 +78,20 @@ func releaseStale(e *env) error {
 
 func releaseExpired(e *env) error {
 	a := e.open()
-	c := e.claim(e.term)
-	a.take(c)
+	c := a.hold(e.term)
 	a.outlast(e.term)
 	return is("release of a hold that has run out", a.release(c), backend.ErrLost)
 }
 
 func releaseForGood(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.term)
-	a.take(c)
+	c := a.hold(e.term)
 	if err := a.release(c); err != nil {
 		return slow("release by its holder: %w", err)
 	}
 	next := e.claimOf(c.Key, e.h.Long)
 	b.take(next)
-	// The first holder's term must not end the second's.
+	// The end of the first holder's term must not end the second hold.
 	a.outlast(e.term)
 	mustf(a.refused(c.Key), "after the term of a hold that was released")
 	return b.release(next)
@@ -103,8 +99,7 @@ func releaseForGood(e *env) error {
 
 func tokenWhole(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	n := len(c.Token)
 	other := strings.Map(func(r rune) rune {
 		if unicode.IsUpper(r) {

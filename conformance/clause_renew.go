@@ -91,8 +91,7 @@ func renewHolds(e *env) error {
 
 func renewRaises(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.term)
-	a.take(c)
+	c := a.hold(e.term)
 	c.TTL = e.h.Long
 	if _, err := a.renew(c); err != nil {
 		return slow("renewal right after the grant: %w", err)
@@ -104,8 +103,7 @@ func renewRaises(e *env) error {
 
 func renewNeverShortens(e *env) error {
 	a, b := e.open(), e.open()
-	one := e.claim(e.h.Long)
-	a.take(one)
+	one := a.hold(e.h.Long)
 	short := one
 	short.TTL = e.term
 	a.keep(short)
@@ -142,8 +140,7 @@ func renewNeverRevives(e *env) error {
 	a.outlast(e.term)
 	expired.TTL = e.h.Long
 	for what, c := range map[string]backend.Claim{"ran out": expired, "was released": released, "never was": never} {
-		_, err := a.renew(c)
-		must(is("renewal of a hold that "+what, err, backend.ErrLost))
+		must(is("renewal of a hold that "+what, a.renews(c), backend.ErrLost))
 		// After a loss a store may refuse the key to every caller for a while.
 		mustf(b.grantedAtLast(c.Key), "after the renewal of a hold that %s", what)
 	}
@@ -161,8 +158,7 @@ func renewStale(e *env) error {
 	must(err)
 	c.TTL, d.TTL = e.h.Long, e.h.Long
 	for _, c := range []backend.Claim{c, d} {
-		_, err := a.renew(c)
-		must(is("renewal by the holder before", err, backend.ErrLost))
+		must(is("renewal by the holder before", a.renews(c), backend.ErrLost))
 	}
 	mustf(b.release(long), "release by the successor after a late renewal by the holder before")
 	mustf(a.grantedAtLast(short.Key), "the successor's term after a late renewal by the holder before")
@@ -171,17 +167,15 @@ func renewStale(e *env) error {
 
 func renewForeign(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.term)
-	a.take(c)
+	c := a.hold(e.term)
 	for _, d := range []*driver{a, b} {
-		_, err := d.renew(e.claimOf(c.Key, e.h.Long))
-		must(is("renewal with a foreign token", err, backend.ErrLost))
+		must(is("renewal with a foreign token", d.renews(e.claimOf(c.Key, e.h.Long)), backend.ErrLost))
 	}
 	mustf(b.grantedAtLast(c.Key), "after a renewal with a foreign token")
 	return nil
 }
 
-// answers counts what done is told.
+// answers counts the calls of done.
 type answers struct {
 	count []atomic.Int32
 	errs  []error
@@ -190,7 +184,7 @@ type answers struct {
 	wrong atomic.Int32
 }
 
-// renewAll renews cs and counts.
+// renewAll renews cs and counts the answers.
 func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	a := &answers{count: make([]atomic.Int32, len(cs)), errs: make([]error, len(cs))}
 	d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) {
@@ -222,7 +216,7 @@ func (a *answers) check() error {
 	return nil
 }
 
-// renewMany mixes holds, lost ones, and foreign tokens.
+// renewMany mixes holds, free keys and keys of other tokens.
 func renewMany(e *env) error {
 	a, b := e.open(), e.open()
 	cs := make([]backend.Claim, 60)
@@ -233,7 +227,7 @@ func renewMany(e *env) error {
 		case i%4 == 2:
 			b.take(e.claimOf(cs[i].Key, e.h.Long))
 		default:
-			// Long enough to be there when the batch is sent.
+			// The hold must still exist when the batch is sent.
 			cs[i].TTL = e.h.Long
 			a.take(cs[i])
 		}

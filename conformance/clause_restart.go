@@ -81,8 +81,7 @@ var restartClauses = []clause{
 	},
 }
 
-// down stops the store. It is started again when the try ends, if up is not
-// called before.
+// down stops the store. The end of the try starts it again unless up was called.
 func (e *env) down() (up func(data bool)) {
 	hooked(e.h.Stop(e.ctx, e.store))
 	stopped := true
@@ -106,8 +105,7 @@ func (e *env) restart(data bool) { e.down()(data) }
 
 func restartOutage(e *env) error {
 	d := e.open()
-	held := e.claim(e.h.Long)
-	d.take(held)
+	held := d.hold(e.h.Long)
 	up := e.down()
 	ctx, cancel := context.WithTimeout(e.ctx, 2*e.term)
 	defer cancel()
@@ -122,7 +120,7 @@ func restartOutage(e *env) error {
 	return e.recovers(d)
 }
 
-// upAgain starts the store, with its data if it can.
+// upAgain starts the store, with its data if the hook supports that.
 func (e *env) upAgain(up func(bool), data bool) {
 	err := e.try(func() error { up(data); return nil })
 	var skip *skipError
@@ -135,14 +133,11 @@ func (e *env) upAgain(up func(bool), data bool) {
 
 func restartWithData(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	e.restart(true)
 	must(errors.Join(e.recovers(a), e.recovers(b)))
 	mustf(b.refused(c.Key), "after a restart")
-	if _, err := a.renew(c); err != nil {
-		return fmt.Errorf("renewal by the holder after a restart: %w", err)
-	}
+	mustf(a.renews(c), "renewal by the holder after a restart")
 	return a.release(c)
 }
 
@@ -150,14 +145,13 @@ func restartWithoutData(e *env) error {
 	c, t := e.tapped(hasp.Options{})
 	b := e.open()
 	key := e.key()
-	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	must(err)
+	lease := e.lock(c, key, hasp.WithTTL(e.term))
 	ended := lease.Context()
 	e.restart(false)
 	done := make(chan error, 1)
 	go func() { <-ended.Done(); done <- nil }()
 	must(e.arrives("the context of a lease whose store has lost its data", done))
-	must(hearLost(lease))
+	must(reportsLoss(lease))
 	must(is("Unlock of a lease whose store has lost its data", lease.Unlock(e.ctx), hasp.ErrLost))
 	var last error
 	if err := e.poll("Lock after the store has lost its data", func() (bool, error) {
@@ -184,15 +178,14 @@ func restartWithoutData(e *env) error {
 
 func restartWaiter(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	w := b.want(e.claimOf(c.Key, e.h.Long))
 	e.queued(a, c.Key, 1)
 	up := e.down()
 	e.sleep(e.term)
 	e.upAgain(up, true)
 	must(e.recovers(a))
-	// With its data or without: after this nobody holds the key but the waiter.
+	// With or without data, no token but the waiter's holds the key after this.
 	if err := a.release(c); err != nil && !errors.Is(err, backend.ErrLost) {
 		return fmt.Errorf("release after a restart: %w", err)
 	}

@@ -49,15 +49,15 @@ var termClauses = []clause{
 	},
 }
 
-// succession is a hold that ran out, and the next one.
+// succession is an expired hold and the next one.
 type succession struct {
 	called time.Time // before the call that began or renewed the hold
 	until  time.Time // what its holder was told
 	seized time.Time // after the call that was granted the key next
 }
 
-// succeed has a take a key for a short term, renew it if asked to, and b get
-// it afterwards.
+// succeed lets a hold a key for a short term, and renew it once if renewed. Then b
+// gets the key.
 func (e *env) succeed(renewed bool) (s succession, err error) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
@@ -66,7 +66,8 @@ func (e *env) succeed(renewed bool) (s succession, err error) {
 	if renewed {
 		e.sleep(e.term / 4)
 		at := time.Now()
-		// A slow machine may have lost the hold by now; then the first term counts.
+		// On a slow machine the hold may be lost by now. Then the first
+		// term counts.
 		if again, err := a.renew(c); err == nil {
 			s.called, g = at, again
 		}
@@ -126,8 +127,7 @@ func deadlineAfterRenewal(e *env) error {
 func expiryLongTerm(e *env) error {
 	a, b := e.open(), e.open()
 	const day = 24 * time.Hour
-	c := e.claim(day)
-	a.take(c)
+	c := a.hold(day)
 	hooked(e.h.Advance(e.ctx, e.store, day-time.Hour))
 	mustf(b.refused(c.Key), "an hour before the end of a day")
 	hooked(e.h.Advance(e.ctx, e.store, 2*time.Hour))

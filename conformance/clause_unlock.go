@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 
 	"github.com/hasplock/hasp"
@@ -42,8 +41,7 @@ func unlockLost(e *env) error {
 	b := e.open()
 	t.cutRenewals(true)
 	key := e.key()
-	lease, err := c.Lock(e.ctx, key, hasp.WithTTL(e.term))
-	must(err)
+	lease := e.lock(c, key, hasp.WithTTL(e.term))
 	next, _, err := b.seize(key, e.h.Long)
 	must(err)
 	for range 2 {
@@ -51,9 +49,7 @@ func unlockLost(e *env) error {
 	}
 	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.h.Long), hasp.ErrLost))
 	b.outlast(e.term) // for what goes on in the background
-	if _, err := b.renew(next); err != nil {
-		return fmt.Errorf("renewal by the successor after the Unlock of a lost lease: %w", err)
-	}
+	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
 	return b.release(next)
 }
 
@@ -62,8 +58,7 @@ func unlockDeadContext(e *env) error {
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()
 	key := e.key()
-	lease, err := c.Lock(e.ctx, key)
-	must(err)
+	lease := e.lock(c, key)
 	cancel()
 	mustf(lease.Unlock(ctx), "unlock with a context that has ended")
 	return b.granted(key)
@@ -71,14 +66,13 @@ func unlockDeadContext(e *env) error {
 
 func unlockTwice(e *env) error {
 	c := e.newClient()
-	lease, err := c.Lock(e.ctx, e.key())
-	must(err)
+	lease := e.lock(c, e.key())
 	must(lease.Unlock(e.ctx))
 	must(is("second Unlock", lease.Unlock(e.ctx), hasp.ErrReleased))
 	return is("Err after Unlock", lease.Err(), hasp.ErrReleased)
 }
 
-// unlockAgain loses the first command of a release, or the reply to it.
+// unlockAgain loses the first command of a release, or its reply.
 func unlockAgain(e *env) error {
 	for _, lost := range []string{"command", "reply"} {
 		c, t := e.tapped(hasp.Options{})
@@ -96,8 +90,7 @@ func unlockAgain(e *env) error {
 			return errCut
 		}
 		key := e.key()
-		lease, err := c.Lock(e.ctx, key)
-		must(err)
+		lease := e.lock(c, key)
 		must(is("Unlock whose "+lost+" is lost", lease.Unlock(e.ctx), errCut))
 		if lease.Context().Err() == nil {
 			return errors.New("the context of a lease goes on after an Unlock of unknown outcome")

@@ -117,7 +117,7 @@ func waitWoken(e *env) error {
 	return nil
 }
 
-// moment is a random one within the first steps of a call, whether these take
+// moment returns a random time within the first steps of a call, whether these take
 // microseconds or milliseconds.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
 
@@ -138,8 +138,7 @@ func waitDeadHolder(e *env) error {
 
 func waitDeadSuccessor(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	w := b.want(e.claimOf(c.Key, e.term))
 	e.sleep(e.term / 8)
 	a.give(c)
@@ -154,8 +153,7 @@ func waitDeadSuccessor(e *env) error {
 
 func waitDeadline(e *env) error {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	a.take(c)
+	c := a.hold(e.h.Long)
 	called := time.Now()
 	w := b.want(e.claimOf(c.Key, e.term))
 	a.outlast(e.term)
@@ -178,8 +176,7 @@ func waitDeadline(e *env) error {
 func waitCancelled(e *env) error {
 	a, b := e.open(), e.open()
 	for range 3 {
-		c := e.claim(e.h.Long)
-		a.take(c)
+		c := a.hold(e.h.Long)
 		w := b.want(e.claimOf(c.Key, e.h.Long))
 		e.sleep(e.term / 4)
 		w.stop()
@@ -231,8 +228,7 @@ func waitDeadContext(e *env) error {
 func waitCancelRace(e *env) error {
 	a, b := e.open(), e.open()
 	for round := range 60 {
-		c := e.claim(e.h.Long)
-		a.take(c)
+		c := a.hold(e.h.Long)
 		w := b.want(e.claimOf(c.Key, e.h.Long))
 		e.sleep(moment(round / 8))
 		if round%2 == 0 {

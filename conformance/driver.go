@@ -72,6 +72,13 @@ func (d *driver) take(c backend.Claim) backend.Grant {
 	return g
 }
 
+// hold acquires a new key for ttl.
+func (d *driver) hold(ttl time.Duration) backend.Claim {
+	c := d.e.claim(ttl)
+	d.take(c)
+	return c
+}
+
 func (d *driver) release(c backend.Claim) error {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
@@ -100,6 +107,12 @@ func (d *driver) renew(c backend.Claim) (g backend.Grant, err error) {
 	err = errUnanswered
 	d.Renew(ctx, []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 	return g, err
+}
+
+// renews is renew for callers that need no grant.
+func (d *driver) renews(c backend.Claim) error {
+	_, err := d.renew(c)
+	return err
 }
 
 // keep renews a hold. It ends the try if that fails.

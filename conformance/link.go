@@ -215,8 +215,8 @@ func (p *proxy) carry(c *pipe, from io.Reader, to io.Writer, replies bool) {
 	}
 }
 
-// pass hands on what was read, when it may, or reports that the connection is
-// over.
+// pass forwards the bytes that were read, when the state allows it. It reports
+// whether the connection goes on.
 func (p *proxy) pass(c *pipe, to io.Writer, b []byte, replies bool) bool {
 	for counted := false; ; {
 		p.mu.Lock()

@@ -123,8 +123,7 @@ func linkSentOnce(e *env) error {
 		{
 			what: "Release whose reply is lost",
 			begin: func() (backend.Claim, func() error) {
-				c := e.claim(e.h.Long)
-				d.take(c)
+				c := d.hold(e.h.Long)
 				return c, func() error { return d.release(c) }
 			},
 			landed: func(c backend.Claim) bool { return !b.holds(c.Key) },
@@ -212,7 +211,7 @@ func linkLateRelease(e *env) error {
 	return e.outlives("a late Release", []time.Duration{e.h.Long},
 		func(d *driver, cs []backend.Claim) error { return d.release(cs[0]) },
 		func(b *driver, next []backend.Claim) error {
-			if _, err := b.renew(next[0]); err != nil {
+			if err := b.renews(next[0]); err != nil {
 				return fmt.Errorf("renewal by the successor: %w", err)
 			}
 			return b.release(next[0])
@@ -227,7 +226,7 @@ func linkLateRenew(e *env) error {
 			return errors.Join(renewAll(ctx, d, cs).errs...)
 		},
 		func(b *driver, next []backend.Claim) error {
-			if _, err := b.renew(next[0]); err != nil {
+			if err := b.renews(next[0]); err != nil {
 				return fmt.Errorf("renewal by the successor: %w", err)
 			}
 			if err := b.release(next[0]); err != nil {
@@ -245,8 +244,7 @@ func linkLateRenew(e *env) error {
 func linkEnds(e *env) error {
 	l := e.cable()
 	d := e.openAt(l.Store)
-	held := e.claim(e.h.Long)
-	d.take(held)
+	held := d.hold(e.h.Long)
 	for what, call := range map[string]func(ctx context.Context) error{
 		"Acquire": func(ctx context.Context) error {
 			c := e.claim(e.h.Long)

@@ -84,7 +84,7 @@ func tell(t *testing.T, r Result) {
 	}
 }
 
-// picked reports whether flags may have picked some subtests of a test.
+// picked reports whether flags may select some subtests of a test.
 func picked(name string) bool {
 	value := func(f string) string {
 		if f := flag.Lookup(f); f != nil {
@@ -95,8 +95,8 @@ func picked(name string) bool {
 	return strings.Count(value("test.run"), "/") > strings.Count(name, "/") || value("test.skip") != ""
 }
 
-// testArgs are arguments with which a test binary comes to the test of this
-// name: its own ones for that, and those of the program as they are.
+// testArgs returns the arguments with which a test binary runs the test of this
+// name. They include the arguments of the program.
 func testArgs(name string) []string {
 	parts := strings.Split(name, "/")
 	for i := range parts {

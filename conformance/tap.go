@@ -63,6 +63,13 @@ func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	return c
 }
 
+// lock locks key. It ends the try if that fails.
+func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease {
+	lease, err := c.Lock(e.ctx, key, opts...)
+	must(err)
+	return lease
+}
+
 // newClient returns a Client over a new driver, without a tap.
 func (e *env) newClient() *hasp.Client {
 	return e.client(e.openOwn(e.store).Driver, hasp.Options{})
@@ -148,8 +155,8 @@ func (t *tap) renewals() (n int) {
 	return n
 }
 
-// told returns the events of a kind that the engine has reported.
-func (t *tap) told(kind hasp.EventKind) []hasp.Event {
+// eventsOf returns the events of a kind that the engine has reported.
+func (t *tap) eventsOf(kind hasp.EventKind) []hasp.Event {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(t.events), func(ev hasp.Event) bool { return ev.Kind != kind })
