@@ -1,4 +1,4 @@
--- Removes a hold, whoever has it, and hands the key to the next waiter.
+-- Removes any hold of a key, and hands the key to the next waiter.
 -- KEYS: see record.lua
 -- ARGV: see record.lua
 -- Returns {1} and what handOver returns.

@@ -1,5 +1,5 @@
-// Package fairlock implements locks on one Redis whose waiters stand in a queue,
-// first come, first served, over all processes.
+// Package fairlock implements locks on one Redis whose waiters form one queue over
+// all processes, first come, first served.
 //
 // # Guarantees
 //
@@ -72,7 +72,7 @@
 // other value counts as held. In the same cluster slot are
 //
 //	hasp:{tag}:queue:key    list of the tokens that wait, in order of arrival
-//	hasp:{tag}:entries:key  hash of what each token asks for, and its channel
+//	hasp:{tag}:entries:key  hash of each token's request, with its channel
 //	hasp:{tag}:alive:key    sorted set of channels, by when their places end
 //	hasp:{tag}:fence:key    the fence counter
 //
@@ -126,8 +126,8 @@ type Options struct {
 	// Turns is how many callers of one Client may hold a key in a row, on one
 	// place in the queue, without a call to the Redis between them. Above 1, a
 	// Client has one place at a time for each key, and its callers wait in line
-	// for that place. The package comment says what this costs in fairness. The
-	// default is 1: every caller has a place of its own.
+	// for that place. The package comment states the price in fairness. The default
+	// is 1: every caller has a place of its own.
 	Turns int
 }
 

@@ -26,13 +26,13 @@ func (d *Driver) received(payload string) {
 	if f[2] == "-" {
 		w.failed = noFence(w.c.Key)
 	} else if w.handed = w.holdOf(f[2]); w.handed == nil {
-		return // not from hasp; the next poll finds what the store says
+		return // not from hasp; the next poll asks the store
 	}
 	w.wakeUp()
 }
 
-// deliver handles what handOver returned, in the reply to a call that was sent at
-// the given time.
+// deliver handles the return values of handOver, from the reply to a call that was
+// sent at the given time.
 func (d *Driver) deliver(key string, handed fields, sent time.Time) {
 	if len(handed) == 0 {
 		return

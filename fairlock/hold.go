@@ -37,7 +37,7 @@ var (
 	//go:embed inspect.lua
 	inspectSrc string
 
-	handingOver   = recordSrc + grantSrc + offerSrc + handOverSrc // what scripts that hand a key over begin with
+	handingOver   = recordSrc + grantSrc + offerSrc + handOverSrc // the beginning of each script that may hand a key over
 	acquireScript = redisstore.NewHold(handingOver + acquireSrc)
 	enqueueScript = redisstore.NewHold(handingOver + reportSrc + enqueueSrc)
 	pollScript    = redisstore.NewScript(handingOver + reportSrc + pollSrc)

@@ -243,8 +243,8 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 	}
 }
 
-// updateLocked notes what a poll that was sent at the given time has found of one
-// place. command is the publishing command now.
+// updateLocked handles the result for one place of a poll that was sent at the
+// given time. command is the publishing command now.
 func (g *group) updateLocked(pl place, r report, found bool, command string, sent time.Time) {
 	w := pl.w
 	switch {

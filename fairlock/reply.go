@@ -48,7 +48,7 @@ func (r fields) isText(i int) bool {
 	return ok
 }
 
-// report is what report.lua returns.
+// report is the reply of the scripts that end with report.lua.
 type report struct {
 	pttl         int64
 	foreign      bool   // the holder is of another strategy
@@ -57,7 +57,7 @@ type report struct {
 	fence        uint64
 	owner        string
 	found        string // for each queried token 1 if it is in the queue, and otherwise 0
-	handed       fields // what handOver returned, if the key was free
+	handed       fields // the return values of handOver, if the key was free
 }
 
 func reportOf(reply any) (report, bool) {

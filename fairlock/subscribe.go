@@ -39,7 +39,8 @@ func (s *subscription) command() string {
 }
 
 // subscribe returns the subscription to the channel of c.Key, for one more waiter.
-// It blocks until the server confirms the subscription, but not for long.
+// It blocks until the server confirms the subscription, for a third of c.Timeout
+// and subscribeWithin at most.
 func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	channel := d.store.Channel("grant:"+d.id, c.Key)
 	if s := d.shareSubscription(channel, nil); s != nil {
