@@ -182,24 +182,23 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{
-		store: s, window: DefaultWindow, fenceTTL: DefaultFenceTTL, id: rand.Text(), began: time.Now(),
+		store: s, window: DefaultWindow, id: rand.Text(), began: time.Now(),
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
 		parked: map[string]*waiter{}, late: map[string]bool{},
 	}
-	if o != nil && o.Window != 0 {
+	if o == nil {
+		o = &Options{}
+	}
+	d.turns = o.Turns
+	if o.Window != 0 {
 		d.window = o.Window
-	}
-	if o != nil && o.FenceTTL != 0 {
-		d.fenceTTL = o.FenceTTL
-	}
-	if o != nil {
-		d.turns = o.Turns
 	}
 	if d.window < minWindow {
 		return nil, fmt.Errorf("%w: window %v is below %v", backend.ErrInvalid, d.window, minWindow)
 	}
-	if d.fenceTTL < time.Millisecond {
-		return nil, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, d.fenceTTL)
+	var err error
+	if d.fenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
+		return nil, err
 	}
 	if d.turns < 0 {
 		return nil, fmt.Errorf("%w: turns %d is below 1", backend.ErrInvalid, d.turns)

@@ -84,17 +84,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 // Renew raises the term of each hold to at least its claim's TTL.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	calls := make([]redisstore.Call, len(cs))
-	for i, c := range cs {
-		calls[i] = redisstore.Call{
-			Keys: []string{redisstore.LockKey(c.Key)},
-			Args: []any{c.Token, redisstore.Millis(c.TTL)},
-		}
-	}
-
-	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
-		done(i, backend.Grant{}, d.store.Owned(reply, err))
-	})
+	d.store.Renew(ctx, renewScript, cs, "", done)
 }
 
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a

@@ -17,9 +17,6 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := c.Check(append(slices.Clone(redisstore.Params), "window", "fence_ttl", "turns")...); err != nil {
 		return nil, err
 	}
-	if len(c.Nodes) != 1 {
-		return nil, fmt.Errorf("%w: %d nodes: want one, as in fairlock+redis://localhost:6379", backend.ErrInvalid, len(c.Nodes))
-	}
 	var o Options
 	if text, ok := c.Params["window"]; ok {
 		window, err := time.ParseDuration(text)
@@ -39,7 +36,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
 		return nil, err
 	}
-	s, err := redisstore.Open(ctx, c.Nodes[0], c.Params)
+	s, err := redisstore.OpenOne(ctx, "fairlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
 	}

@@ -10,17 +10,7 @@ import (
 // Inspect returns the holder of key. Since and the waiters are not recorded. A
 // holder that does not use hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)},
-	})
-	if err != nil {
-		return backend.Status{}, err
-	}
-	f, ok := redisstore.Decode(reply)
-	if !ok {
-		return backend.Status{}, d.store.Unexpected(reply)
-	}
-	return f.Status(), nil
+	return d.store.Inspect(ctx, inspectScript, key)
 }
 
 // Break removes whatever is stored under key, and wakes the waiters.

@@ -15,9 +15,6 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "publish", "fence_ttl")...); err != nil {
 		return nil, err
 	}
-	if len(c.Nodes) != 1 {
-		return nil, fmt.Errorf("%w: %d nodes: want one, as in pubsublock+redis://localhost:6379", backend.ErrInvalid, len(c.Nodes))
-	}
 	o := Options{Channel: c.Params["channel"]}
 	switch publish, given := c.Params["publish"]; {
 	case publish == "both":
@@ -32,7 +29,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if _, err := newDriver(nil, &o); err != nil {
 		return nil, err // before anything is connected to
 	}
-	s, err := redisstore.Open(ctx, c.Nodes[0], c.Params)
+	s, err := redisstore.OpenOne(ctx, "pubsublock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
 	}

@@ -67,10 +67,10 @@
 package pubsublock
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -140,19 +140,16 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
-	d := &Driver{store: s, channel: DefaultChannel, fenceTTL: DefaultFenceTTL}
-	if o != nil && o.Channel != "" {
-		d.channel = o.Channel
+	if o == nil {
+		o = &Options{}
 	}
-	d.both = o != nil && o.PublishBoth
-	if o != nil && o.FenceTTL != 0 {
-		d.fenceTTL = o.FenceTTL
-	}
+	d := &Driver{store: s, channel: cmp.Or(o.Channel, DefaultChannel), both: o.PublishBoth}
 	if strings.Contains(d.channel, "{") {
 		return nil, fmt.Errorf("%w: channel %q has an opening brace, which would decide the cluster slot in place of the key", backend.ErrInvalid, d.channel)
 	}
-	if d.fenceTTL < time.Millisecond {
-		return nil, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, d.fenceTTL)
+	var err error
+	if d.fenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
+		return nil, err
 	}
 	return d, nil
 }
@@ -205,39 +202,12 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err != nil {
 		return backend.Grant{}, err
 	}
-
-	switch parts, _ := reply.([]any); {
-	case len(parts) == 2 && parts[0] == int64(1):
-		fence, ok := parts[1].(string)
-		if ok && fence == "" && !c.Fenced {
-			return backend.Grant{}, nil
-		}
-		if n, err := strconv.ParseUint(fence, 10, 64); err == nil && n > 0 && c.Fenced {
-			return backend.Grant{Fence: n}, nil
-		}
-	case len(parts) == 3 && parts[0] == int64(0):
-		if found, ok := redisstore.Decode(append(parts[1:], "")); ok {
-			return backend.Grant{}, found.Held()
-		}
-	case len(parts) == 1 && parts[0] == int64(-1):
-		return backend.Grant{}, redisstore.NoFence(call.Keys[1])
-	}
-	return backend.Grant{}, d.store.Unexpected(reply)
+	return d.store.Granted(reply, c)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	calls := make([]redisstore.Call, len(cs))
-	for i, c := range cs {
-		calls[i] = redisstore.Call{
-			Keys: []string{redisstore.LockKey(c.Key)},
-			Args: []any{c.Token + mark, redisstore.Millis(c.TTL)},
-		}
-	}
-
-	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
-		done(i, backend.Grant{}, d.store.Owned(reply, err))
-	})
+	d.store.Renew(ctx, renewScript, cs, mark, done)
 }
 
 // Release removes the record of c.Token and wakes the waiters.

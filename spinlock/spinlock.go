@@ -57,8 +57,6 @@ package spinlock
 import (
 	"context"
 	_ "embed"
-	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -111,17 +109,14 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
-	d := &Driver{store: s, fenceTTL: DefaultFenceTTL}
-	if o != nil {
-		d.registry = o.Registry
+	if o == nil {
+		o = &Options{}
 	}
-	if o != nil && o.FenceTTL != 0 {
-		d.fenceTTL = o.FenceTTL
+	ttl, err := redisstore.CheckFenceTTL(o.FenceTTL)
+	if err != nil {
+		return nil, err
 	}
-	if d.fenceTTL < time.Millisecond {
-		return nil, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, d.fenceTTL)
-	}
-	return d, nil
+	return &Driver{store: s, registry: o.Registry, fenceTTL: ttl}, nil
 }
 
 // Traits reports that the driver excludes all clients of the same Redis and draws
@@ -192,46 +187,19 @@ func (d *Driver) held(ctx context.Context, key string) error {
 // acquireFenced takes the key and draws its fence in one script. So no later hold can
 // draw a smaller fence.
 func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	fence := redisstore.DerivedKey("fence", c.Key)
 	reply, err := d.store.Run(ctx, acquireScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key), fence},
+		Keys: []string{redisstore.LockKey(c.Key), redisstore.DerivedKey("fence", c.Key)},
 		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL), redisstore.Millis(d.fenceTTL)},
 	})
 	if err != nil {
 		return backend.Grant{}, err
 	}
-
-	switch parts, _ := reply.([]any); {
-	case len(parts) == 2 && parts[0] == int64(1):
-		// A grant counts only if the reply has a fence.
-		text, _ := parts[1].(string)
-		if n, err := strconv.ParseUint(text, 10, 64); err == nil && n > 0 {
-			return backend.Grant{Fence: n}, nil
-		}
-	case len(parts) == 3 && parts[0] == int64(0):
-		// Decode expects a fence, which this reply does not have.
-		if found, ok := redisstore.Decode(append(parts[1:], "")); ok {
-			return backend.Grant{}, found.Held()
-		}
-	case len(parts) == 1 && parts[0] == int64(-1):
-		return backend.Grant{}, redisstore.NoFence(fence)
-	}
-	return backend.Grant{}, d.store.Unexpected(reply)
+	return d.store.Granted(reply, c)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	calls := make([]redisstore.Call, len(cs))
-	for i, c := range cs {
-		calls[i] = redisstore.Call{
-			Keys: []string{redisstore.LockKey(c.Key)},
-			Args: []any{c.Token + mark, redisstore.Millis(c.TTL)},
-		}
-	}
-
-	d.store.RunEach(ctx, renewScript, calls, func(i int, reply any, err error) {
-		done(i, backend.Grant{}, d.store.Owned(reply, err))
-	})
+	d.store.Renew(ctx, renewScript, cs, mark, done)
 }
 
 // Release removes the record of c.Token.

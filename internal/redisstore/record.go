@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -82,37 +81,4 @@ func (f Found) Status() backend.Status {
 		s.Fence = n
 	}
 	return s
-}
-
-// Owned decodes the reply of a script that returns 1 if its token held the key, and
-// 0 if not. Then the error is backend.ErrLost.
-func (s *Store) Owned(reply any, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case reply == int64(1):
-		return nil
-	case reply == int64(0):
-		return backend.ErrLost
-	}
-	return s.Unexpected(reply)
-}
-
-// NoFence is the error of a fenced Acquire if the value of the fence counter is
-// not a number that hasp wrote. hasp never overwrites it.
-func NoFence(counter string) error {
-	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can begin a new one", backend.ErrInvalid, counter)
-}
-
-// FenceTTL parses the parameter fence_ttl. It returns zero if there is none.
-func FenceTTL(params map[string]string) (time.Duration, error) {
-	text, ok := params["fence_ttl"]
-	if !ok {
-		return 0, nil
-	}
-	ttl, err := time.ParseDuration(text)
-	if err != nil || ttl < time.Millisecond {
-		return 0, fmt.Errorf("%w: parameter fence_ttl=%q: want a positive duration such as 720h", backend.ErrInvalid, text)
-	}
-	return ttl, nil
 }
