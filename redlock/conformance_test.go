@@ -10,6 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 func TestConformance(t *testing.T) {
@@ -33,7 +34,7 @@ func harness(t *testing.T, n int) conformance.Harness {
 		Start:    func(_ context.Context, _ string, data bool) error { return nodes.Start(data) },
 		Flush:    func(ctx context.Context, _ string) error { return nodes.Forget(ctx) },
 		Kick:     func(ctx context.Context, _ string) error { return nodes.Kick(ctx) },
-		Link:     link,
+		Link:     strategytest.Link,
 		Cost:     costs(n),
 		Commands: func(context.Context, string) (int64, error) { return redistest.Settled(nodes.Count), nil },
 		Entries: func(ctx context.Context, _ string) ([]string, error) {
@@ -62,37 +63,4 @@ func harness(t *testing.T, n int) conformance.Harness {
 func costs(n int) conformance.Cost {
 	nodes := float64(n)
 	return conformance.Cost{Acquire: 3.5 * nodes, Renew: 1.5 * nodes, Release: nodes, Waiting: 12 * nodes}
-}
-
-// link returns a Link that disturbs the connections to all nodes at once.
-func link(_ context.Context, store string) (*conformance.Link, error) {
-	var ways []*conformance.Link
-	all := &conformance.Link{
-		Set: func(s conformance.LinkState) {
-			for _, l := range ways {
-				l.Set(s)
-			}
-		},
-		SetAfter: func(replies int, s conformance.LinkState) {
-			for _, l := range ways {
-				l.SetAfter(replies, s)
-			}
-		},
-		Close: func() {
-			for _, l := range ways {
-				l.Close()
-			}
-		},
-	}
-	var addrs []string
-	for addr := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(store, "redis://"), "/0"), ",") {
-		l, err := conformance.TCP(addr)
-		if err != nil {
-			all.Close()
-			return nil, err
-		}
-		ways, addrs = append(ways, l), append(addrs, l.Store)
-	}
-	all.Store = "redis://" + strings.Join(addrs, ",")
-	return all, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/redistest/container"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // masters are independent containers.
@@ -97,7 +98,7 @@ func onThree(t *testing.T, h *conformance.Harness) {
 	h.Start = func(ctx context.Context, _ string, data bool) error {
 		return m.each(func(srv *container.Server) error { return srv.Start(ctx, data) })
 	}
-	h.Link = wayToAll
+	h.Link = strategytest.Link
 	h.Cost = conformance.Cost{Acquire: 10.5, Renew: 4.5, Release: 3, Waiting: 36} // as in redlock's own test
 	h.Commands = func(context.Context, string) (int64, error) {
 		return redistest.Settled(func() (total int64) {
@@ -128,7 +129,7 @@ func onFive(minority bool) func(t *testing.T, h *conformance.Harness) {
 			return m.url(), func() {}, nil
 		}
 		h.Open = overRedlock(nil)
-		h.Link = wayToAll
+		h.Link = strategytest.Link
 		h.Cannot = splits
 		if !minority {
 			h.Only = func(clause string) bool {
@@ -176,39 +177,6 @@ func command(srv *container.Server, f func(rdb *redis.Client) error) error {
 	rdb := redis.NewClient(&redis.Options{Addr: srv.Addr, ContextTimeoutEnabled: true})
 	defer rdb.Close()
 	return f(rdb)
-}
-
-// wayToAll disturbs the links to all nodes at once.
-func wayToAll(_ context.Context, store string) (*conformance.Link, error) {
-	var ways []*conformance.Link
-	all := &conformance.Link{
-		Set: func(s conformance.LinkState) {
-			for _, l := range ways {
-				l.Set(s)
-			}
-		},
-		SetAfter: func(replies int, s conformance.LinkState) {
-			for _, l := range ways {
-				l.SetAfter(replies, s)
-			}
-		},
-		Close: func() {
-			for _, l := range ways {
-				l.Close()
-			}
-		},
-	}
-	var addrs []string
-	for addr := range strings.SplitSeq(strings.TrimPrefix(store, "redis://"), ",") {
-		l, err := conformance.TCP(addr)
-		if err != nil {
-			all.Close()
-			return nil, err
-		}
-		ways, addrs = append(ways, l), append(addrs, l.Store)
-	}
-	all.Store = "redis://" + strings.Join(addrs, ",")
-	return all, nil
 }
 
 // TestRedlockConformsOnFive is TestEveryStrategyConforms on five nodes. It repeats
