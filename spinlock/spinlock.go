@@ -142,7 +142,7 @@ var (
 	//go:embed break.lua
 	breakSrc string
 
-	acquireScript = redisstore.NewHold(acquireSrc)
+	acquireScript = redisstore.NewHold(redisstore.FenceSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)

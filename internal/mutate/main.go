@@ -63,7 +63,7 @@ var packages = []pkg{
 	{"pubsublock", 1, 1, []stage{suite("pubsublock"), garbage}},
 	{"fairlock", 1, 1, []stage{suite("fairlock"), garbage}},
 	{"redlock", 2, 1, []stage{suite("redlock"), garbage}},
-	{"internal/redisstore", 1, 0, []stage{suite("spinlock"), suite("pubsublock"), garbage}},
+	{"internal/redisstore", 1, 1, []stage{suite("spinlock"), suite("pubsublock"), garbage}},
 	{"internal/redisstore/resp", 1, 0, []stage{{"internal/redisstore", "", "", "process"}, suite("spinlock"), garbage}},
 	{"internal/redisstore/pubsub", 1, 0, []stage{suite("pubsublock"), suite("fairlock"), garbage}},
 }

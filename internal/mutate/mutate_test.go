@@ -132,7 +132,7 @@ func TestSeedRepeatsTheChoice(t *testing.T) {
 		of = map[string]int{}
 		for i, m := range ms {
 			keys = append(keys, m.key())
-			if i < 170 {
+			if i < 180 {
 				of[m.pkg.dir+" "+filepath.Ext(m.File)]++
 			}
 		}

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 	"strconv"
 	"time"
@@ -10,6 +11,11 @@ import (
 )
 
 // This file has the parts of a driver that strategies on one Redis share.
+
+// FenceSrc is the beginning of a script that draws a fence: it defines nextFence.
+//
+//go:embed fence.lua
+var FenceSrc string
 
 // OpenOne opens the Store of a strategy that has one node.
 func OpenOne(ctx context.Context, strategy string, nodes []string, params map[string]string) (*Store, error) {

@@ -1,0 +1,22 @@
+-- Draws fences. A script that takes a fenced hold begins with this part.
+
+-- Returns the next fence, and stores it in counter for ttl ms: the server's time in microseconds, or
+-- one more than the last fence if that is larger. Returns nil, and the reply to return instead of a
+-- fence, if there can be none: {-1} if the counter's value is not a number that hasp wrote.
+local function nextFence(counter, ttl)
+	local last = redis.pcall('GETRANGE', counter, 0, 16)
+	if type(last) ~= 'string' then
+		if not string.find(last.err, 'WRONGTYPE', 1, true) then return nil, last end
+		return nil, {-1}
+	end
+	local now = redis.call('TIME')
+	local fence = tonumber(now[1]) * 1000000 + tonumber(now[2])
+	if last ~= '' then
+		-- Above 2^53 Lua cannot count in steps of one.
+		if not string.match(last, '^%d+$') or tonumber(last) > 9007199254740990 then return nil, {-1} end
+		fence = math.max(fence, tonumber(last) + 1)
+	end
+	fence = string.format('%.0f', fence)
+	redis.call('SET', counter, fence, 'PX', ttl)
+	return fence
+end
