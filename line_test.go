@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -604,4 +605,40 @@ func TestEventsAddUp(t *testing.T) {
 			})
 		}
 	}
+}
+
+// After 32 holds in a row the key is left free for two round trips, or Clients that
+// poll would never find it free.
+func TestKeyIsFreeForOtherClientsAfterSomeHoldsInARow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const trip = 10 * time.Millisecond
+		f := newFaulty()
+		var freed []time.Time
+		f.release = func(_ backend.Claim, send func() error) error {
+			defer func() { freed = append(freed, time.Now()) }()
+			return send()
+		}
+		var gaps []time.Duration
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			if len(freed) > 0 {
+				gaps = append(gaps, time.Since(freed[len(freed)-1]))
+			}
+			time.Sleep(trip)
+			return send()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		var callers sync.WaitGroup
+		for range 40 {
+			callers.Go(func() {
+				if l, err := c.Lock(t.Context(), "k"); err == nil {
+					l.Unlock(t.Context())
+				}
+			})
+		}
+		callers.Wait()
+		if len(gaps) == 0 || slices.Max(gaps) < 2*trip {
+			t.Errorf("after 32 holds the next attempts began %v after a release, want 2 round trips", gaps)
+		}
+	})
 }
