@@ -331,3 +331,22 @@ func TestNothingIsLeftOnRealServers(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 	}
 }
+
+// The driver forgets holds that expired without a Release, as those of programs that
+// leave a lock to its term.
+func TestExpiredHoldsAreForgotten(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		for range 200 {
+			c := aClaim("k")
+			if _, err := tr.d.Acquire(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(c.TTL + c.Timeout + time.Millisecond)
+		}
+		tr.d.mu.Lock()
+		defer tr.d.mu.Unlock()
+		if n := len(tr.d.attempts); n > 100 {
+			t.Errorf("the driver remembers %d holds of 200 that expired", n)
+		}
+	})
+}
