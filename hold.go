@@ -99,6 +99,9 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 	case c.traits.Ordered:
 		ln.turns = 1
 	case !ln.waiting.empty():
+		if ln.turns == 0 {
+			ln.pace.began = h.granted
+		}
 		ln.turns++
 	}
 	c.open++
@@ -335,14 +338,14 @@ func (c *Client) confirmSoon(key string) {
 // has confirmed it a moment ago.
 func (c *Client) handOverLocked(h *hold) bool {
 	ln := h.line
-	if ln.hold != h || ln.waiting.empty() || ln.turns >= c.turns || h.extended || !h.renew ||
+	now := c.clock.now()
+	if ln.hold != h || ln.waiting.empty() || c.rowOverLocked(ln, now) || h.extended || !h.renew ||
 		h.claim.Fenced || h.limit != never || c.closing.Err() != nil {
 		return false
 	}
 
 	// The next caller must want just this hold, and the store must have confirmed it a
 	// moment ago, after the last Break.
-	now := c.clock.now()
 	next := ln.waiting.first.r
 	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
 		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {

@@ -9,11 +9,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Bounds of a hand-over within the line.
-const (
-	freshEnough = 50 * time.Millisecond // since the store last confirmed the hold
-	maxTurns    = 32                    // holds of one key in a row, before other Clients get a turn
-)
+// freshEnough is how long after the store confirmed a hold it may be handed over.
+const freshEnough = 50 * time.Millisecond
 
 // line is the callers of one Client that want or hold one key. It exists while there
 // are any, so a key that is not in use takes no memory. Client.mu guards all of it.
@@ -41,6 +38,8 @@ type line struct {
 
 	silent  bool // each attempt since silence ended with its caller's context, unanswered
 	silence instant
+
+	pace pace // how the key is shared with other Clients
 }
 
 // turn is one caller's place in the line.
@@ -180,10 +179,10 @@ func (c *Client) promoteNextLocked(ln *line, place *backend.Claim) {
 	next := ln.waiting.pop()
 	ln.hasHead = true
 	t := ticket{lastAnswer: ln.lastAnswer, place: place}
-	if !c.traits.Ordered && ln.turns >= c.turns {
-		// Other Clients poll. Without a gap they would not find the key free.
+	if now := c.clock.now(); !c.traits.Ordered && c.rowOverLocked(ln, now) {
+		// Without a gap other Clients would rarely find the key free.
 		ln.turns = 0
-		t.after = max(2*c.roundTrip(), minSleep)
+		t.after = c.gapLocked(ln, now)
 	}
 	next.ready <- t
 }

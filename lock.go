@@ -94,6 +94,7 @@ func (w *wait) take(ctx context.Context, op, key string, opts []Option) (*Lease,
 		c.leaveLocked(w.line)
 		return nil, err
 	}
+	w.line.pace.acquiredLocked(w.tries == 1)
 	return c.startHoldLocked(ctx, r, w.line, h), nil
 }
 
@@ -569,18 +570,31 @@ func (w *wait) left(ctx context.Context) time.Duration {
 	return left
 }
 
-// pause returns how long to sleep before the next attempt. The backoff decides. But
-// the sleep ends with the holder's term, and in time for a last attempt before the
-// wait ends.
+// pause returns how long to sleep before the next attempt. Options.Backoff decides, or
+// the pace of the line. But the sleep ends with the holder's term, and in time for a
+// last attempt before the wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
-	d := w.c.opts.Backoff(attempt)
-	var he *backend.HeldError
+	c := w.c
+	var held backend.HeldError
+	if he := (*backend.HeldError)(nil); errors.As(err, &he) {
+		held = *he
+	}
+
+	var d time.Duration
+	if c.opts.Backoff != nil {
+		d = jitter(max(c.opts.Backoff(attempt), minSleep))
+	}
 	switch {
 	case !errors.Is(err, ErrHeld):
 		// An outage. Calls that fail at once must not keep a processor busy.
-		d = max(d, jitter(min(5*time.Millisecond<<min(attempt, 6), w.c.opts.Timeout/8)))
-	case errors.As(err, &he) && he.RetryAfter > 0:
-		d = min(d, he.RetryAfter+minSleep)
+		d = max(d, jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8)))
+	case c.opts.Backoff == nil:
+		c.mu.Lock()
+		d = w.line.pace.refusedLocked(c.clock.now(), &held, c.roundTrip())
+		c.mu.Unlock()
+	}
+	if held.RetryAfter > 0 {
+		d = min(d, held.RetryAfter+minSleep)
 	}
 	return min(d, max(w.left(ctx)-w.margin(), 0))
 }

@@ -39,9 +39,10 @@ type Options struct {
 	// Backoff returns how long to sleep after an attempt in which the key was
 	// held. Attempts count from 1. The engine shortens each sleep by a random part
 	// of up to a half, so that callers do not stay in step. A sleep ends earlier if
-	// the holder's term ends, or in time for a last attempt before the wait ends. The
-	// default is a random part of a bound that doubles from 100 µs to 100 ms. Drivers
-	// that wait by themselves do not use it, except during an outage.
+	// the holder's term ends, or in time for a last attempt before the wait ends.
+	// By default the sleeps follow how often the key changes hands: they grow while
+	// attempts find the same hold, up to 75 ms, and shrink when one finds another.
+	// Drivers that wait by themselves do not use it, except during an outage.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event. Events of Lock, TryLock and Unlock come on
@@ -79,30 +80,11 @@ func (o *Options) withDefaults() (Options, error) {
 	if v.Owner == "" {
 		v.Owner = defaultOwner()
 	}
-	if v.Backoff == nil {
-		v.Backoff = defaultBackoff
-	} else {
-		// A Backoff that returns 0 must not lead to a tight loop.
-		user := v.Backoff
-		v.Backoff = func(attempt int) time.Duration { return jitter(max(user(attempt), minSleep)) }
-	}
 	return v, nil
 }
 
-// Bounds of the default backoff. minSleep is also the shortest sleep of any backoff.
-const (
-	minSleep = 100 * time.Microsecond
-	maxSleep = 100 * time.Millisecond
-)
-
-// defaultBackoff is exponential with full jitter.
-func defaultBackoff(attempt int) time.Duration {
-	d := maxSleep
-	if n := attempt - 1; n < 10 {
-		d = minSleep << max(n, 0)
-	}
-	return 1 + rand.N(d)
-}
+// minSleep is the shortest sleep between two attempts.
+const minSleep = 100 * time.Microsecond
 
 // jitter returns a duration between a half of d and d.
 func jitter(d time.Duration) time.Duration {

@@ -227,13 +227,13 @@ func TestPollingSleepsAreBoundedByTheHoldersTerm(t *testing.T) {
 	})
 }
 
-func TestDefaultBackoff(t *testing.T) {
+func TestAttemptsOfALongWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := heldByAnother(t)
 		c := hasp.New(f, nil)
 		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))
 		want(t, "Lock", err, hasp.ErrHeld)
-		// Full jitter of at most 100 ms: 50 ms in the mean.
+		// The sleeps grow to 25 to 75 ms, which is 50 ms in the mean.
 		if a, _, _ := f.calls(); a < 900 || a > 1600 {
 			t.Errorf("%d attempts in a minute", a)
 		}

@@ -116,6 +116,7 @@ type Driver struct {
 	channel  string // the prefix of the channels' names
 	both     bool   // Options.PublishBoth
 	fenceTTL time.Duration
+	crowds   crowds
 }
 
 var (
@@ -212,10 +213,17 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 // Release removes the record of c.Token and wakes the waiters.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
+	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: append([]any{c.Token + mark, c.Owner}, d.channels(ctx, c.Key)...),
-	}))
+	})
+	if n, ok := reply.(int64); err == nil && ok && n > 0 {
+		if n > maxAlone {
+			d.crowds.note(c.Key)
+		}
+		return nil
+	}
+	return d.store.Owned(reply, err)
 }
 
 // channels returns the arguments by which a script publishes a release of key:

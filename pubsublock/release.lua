@@ -2,7 +2,8 @@
 -- KEYS: the lock
 -- ARGV: the token and '#', the owner, the channel, the command that publishes,
 -- and a second channel if the release is also published unsharded
--- Returns 1, or 0 if the token does not hold the key.
+-- Returns 0 if the token does not hold the key. Otherwise it returns one more than
+-- the number of connections that the message has reached.
 local gone = redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
 if type(gone) ~= 'number' then
 	if not string.find(gone.err, 'WRONGTYPE', 1, true) then return gone end
@@ -15,6 +16,6 @@ if gone == 0 then
 end
 -- The key is free even if this user may not publish. Waiters that get no message
 -- retry within a second.
-redis.pcall(ARGV[4], ARGV[3], '0')
+local reached = redis.pcall(ARGV[4], ARGV[3], '0')
 if ARGV[5] then redis.pcall('PUBLISH', ARGV[5], '0') end
-return 1
+return 1 + (type(reached) == 'number' and reached or 0)

@@ -20,6 +20,8 @@ const (
 	minSleep = time.Millisecond
 	maxSleep = time.Second            // with a subscription, if no message comes
 	maxPoll  = 100 * time.Millisecond // without a subscription
+	maxStart = time.Millisecond       // between a message and the attempt
+	minStart = 200 * time.Microsecond // a bound that is smaller is not worth a timer
 )
 
 // grace is how long an attempt may take after its deadline to return its own
@@ -39,13 +41,15 @@ type waiting struct {
 	silent       time.Time          // when the first call began that the store has not answered; zero if it has answered since
 	outage       error              // the error of that call
 	trip         time.Duration      // how long the last answer took
+	woken        time.Time          // when the last message came, or the wait began
+	raced        bool               // the attempt in flight follows a message
 }
 
 // Wait makes an attempt when a release is published, when the holder's term
 // ends, and once a second. An attempt of unknown outcome ends the wait, since
 // the engine then releases the token.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1)}
+	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), woken: time.Now()}
 	defer w.close()
 	for ctx.Err() == nil {
 		// listen comes before the attempt, so that no release falls between them.
@@ -111,6 +115,10 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 	within, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	g, err := w.attempt(within)
+	if w.raced && errors.Is(err, backend.ErrHeld) {
+		w.d.crowds.note(w.c.Key)
+	}
+	w.raced = false
 
 	switch {
 	case err == nil:
@@ -182,6 +190,27 @@ func (w *waiting) sleep(ctx context.Context) {
 	defer timer.Stop()
 	select {
 	case <-w.wake:
+		w.scatter(ctx)
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// scatter sleeps for a random time after a message, if several Clients wait for the
+// key. Redis sends a message to its subscribers in the same order each time. Without
+// the sleep, one of them would take the key again and again. The bound is a twelfth
+// of the time since the last message.
+func (w *waiting) scatter(ctx context.Context) {
+	now := time.Now()
+	bound := min(now.Sub(w.woken)/12, maxStart)
+	w.woken, w.raced = now, true
+	if bound < minStart || !w.d.crowds.lately(w.c.Key, now) {
+		return
+	}
+
+	timer := time.NewTimer(rand.N(bound))
+	defer timer.Stop()
+	select {
 	case <-timer.C:
 	case <-ctx.Done():
 	}

@@ -47,15 +47,20 @@ type waiter struct {
 
 // wait begins a Wait, and returns when it has nothing to do but to wait.
 func (r rig) wait(t *testing.T, ctx context.Context, c backend.Claim) *waiter {
+	w := r.begin(ctx, c)
+	t.Cleanup(w.stop)
+	synctest.Wait()
+	return w
+}
+
+func (r rig) begin(ctx context.Context, c backend.Claim) *waiter {
 	ctx, stop := context.WithCancel(ctx)
 	w := &waiter{c: c, stop: stop, done: make(chan struct{})}
-	t.Cleanup(stop)
 	go func() {
 		w.grant, w.err = r.Driver.Wait(ctx, c)
 		w.at = time.Now()
 		close(w.done)
 	}()
-	synctest.Wait()
 	return w
 }
 
@@ -470,4 +475,55 @@ func TestWaitOnAClosedDriver(t *testing.T) {
 			t.Errorf("close again: %v", err)
 		}
 	})
+}
+
+// Redis wakes the Clients that wait for a key in the same order each time. The first
+// of them does not take the key each time.
+func TestNoClientOfACrowdTakesEveryRelease(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Real: true})
+	first := strategytest.Claim(t.Name())
+	var rivals []rig
+	var all []*waiter
+	for i := range 3 {
+		rdb := srv.Client()
+		r := rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
+		defer r.Driver.Close()
+		if i == 0 {
+			r.Acquire(t, first)
+		}
+		rivals = append(rivals, r)
+		all = append(all, r.begin(t.Context(), strategytest.Claim(t.Name())))
+	}
+
+	wins := make([]int, len(rivals))
+	holder := rivals[0]
+	for range 60 {
+		time.Sleep(20 * time.Millisecond)
+		holder.Release(t, first)
+		i := -1
+		select {
+		case <-all[0].done:
+			i = 0
+		case <-all[1].done:
+			i = 1
+		case <-all[2].done:
+			i = 2
+		}
+		if err := all[i].err; err != nil {
+			t.Fatal(err)
+		}
+		wins[i]++
+		holder, first = rivals[i], all[i].c
+		all[i] = rivals[i].begin(t.Context(), strategytest.Claim(t.Name()))
+	}
+	for _, w := range all {
+		w.stop()
+		<-w.done
+	}
+	holder.Release(t, first)
+	for i, n := range wins {
+		if n < 3 {
+			t.Errorf("waiter %d took %d of 60 releases", i, n)
+		}
+	}
 }

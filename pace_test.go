@@ -1,0 +1,161 @@
+package hasp_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// Callers of several Clients that poll a store share a key evenly, also if they
+// hold it for longer than a poll takes. The time between two holds and the number
+// of attempts stay small.
+func TestClientsThatPollShareAKey(t *testing.T) {
+	for _, clients := range []int{2, 4, 8} {
+		for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond} {
+			t.Run(fmt.Sprint(clients, " clients, ", hold), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { shareAKey(t, clients, hold) })
+			})
+		}
+	}
+}
+
+func shareAKey(t *testing.T, clients int, hold time.Duration) {
+	const callers, length = 64, 10 * time.Second
+	const trip = 200 * time.Microsecond
+	store := memlock.NewStore()
+	attempts, longest := 0, time.Duration(0)
+	var mu sync.Mutex
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+
+	var wg sync.WaitGroup
+	shares := make([]float64, callers)
+	for i := range clients {
+		f := newFaulty()
+		f.Driver = store.Driver()
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.Sleep(trip)
+			mu.Lock()
+			attempts++
+			mu.Unlock()
+			return send()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		for j := i; j < callers; j += clients {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					asked := time.Now()
+					l, err := c.Lock(ctx, "k")
+					if err != nil {
+						return
+					}
+					mu.Lock()
+					longest = max(longest, time.Since(asked))
+					shares[j]++
+					mu.Unlock()
+					time.Sleep(hold)
+					l.Unlock(context.Background())
+				}
+			})
+		}
+	}
+	wg.Wait()
+
+	sum, squares := 0.0, 0.0
+	for _, s := range shares {
+		sum += s
+		squares += s * s
+	}
+	jain := sum * sum / (callers * squares)
+	busy := time.Duration(sum) * hold
+	t.Logf("%v holds, Jain's index %.3f, longest wait %v, %.2f attempts for each, held %v of %v",
+		sum, jain, longest, float64(attempts)/sum, busy, length)
+	if jain < 0.9 {
+		t.Errorf("Jain's index of the shares is %.3f", jain)
+	}
+	if longest > 15*callers*hold {
+		t.Errorf("a caller waited for %v", longest)
+	}
+	if float64(attempts) > 10*sum {
+		t.Errorf("%d attempts for %v holds", attempts, sum)
+	}
+	if busy < length*6/10 {
+		t.Errorf("the key was held for %v of %v", busy, length)
+	}
+}
+
+// A Client that has a key for itself leaves it to others for a part of the time
+// only. A Client that comes later gets its turn nevertheless.
+func TestALoneClientIsFoundByALaterOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		polls := func() *hasp.Client {
+			f := newFaulty()
+			f.Driver = store.Driver()
+			return hasp.New(f, nil)
+		}
+		first, later := polls(), polls()
+		defer first.Close()
+		defer later.Close()
+
+		ctx, cancel := context.WithCancel(t.Context())
+		holds := 0
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					l, err := first.Lock(ctx, "k")
+					if err != nil {
+						return
+					}
+					mu.Lock()
+					holds++
+					mu.Unlock()
+					time.Sleep(10 * time.Millisecond)
+					l.Unlock(context.Background())
+				}
+			})
+		}
+		time.Sleep(10 * time.Second)
+		mu.Lock()
+		if holds < 920 {
+			t.Errorf("%d holds of 10 ms in 10 s, by a Client that is alone", holds)
+		}
+		mu.Unlock()
+		for range 10 {
+			asked := time.Now()
+			l := lockNow(t, later, "k")
+			if waited := time.Since(asked); waited > 3*time.Second {
+				t.Errorf("a Client that came later waited for %v", waited)
+			}
+			l.Unlock(t.Context())
+			time.Sleep(2 * time.Second)
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// Options.Backoff replaces the pace.
+func TestBackoffReplacesThePace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := heldByAnother(t)
+		c := hasp.New(f, &hasp.Options{Backoff: func(int) time.Duration { return time.Second }})
+		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))
+		want(t, "Lock", err, hasp.ErrHeld)
+		// Each sleep is shortened by up to a half.
+		if a, _, _ := f.calls(); a < 60 || a > 125 {
+			t.Errorf("%d attempts in a minute", a)
+		}
+		c.Close()
+	})
+}
