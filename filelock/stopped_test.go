@@ -3,9 +3,11 @@
 package filelock
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -110,7 +112,10 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 		}
 	}
 	mu.Unlock()
-	for len(d.turns[stripeOf("k")]) == 0 { // until it waits for the guard
+	// tryGuard has the turn for a moment, before the goroutine that calls lockGuard
+	// starts. So both conditions mean that lockGuard waits for the guard.
+	stacks := make([]byte, 1<<20)
+	for !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("lockGuard")) || len(d.turns[stripeOf("k")]) == 0 {
 		<-time.After(time.Millisecond)
 	}
 	cancel()
