@@ -32,7 +32,7 @@ var strategy = strategytest.Strategy{
 	Acquire: "set k ",
 
 	// A refused attempt also reads the owner: two commands, about 20 times a
-	// second, since the backoff ends at a random part of 100 ms.
+	// second, since the sleeps grow to a mean of 50 ms.
 	Refusal: 2,
 	Waiting: 60,
 	Late:    time.Second,
