@@ -94,6 +94,8 @@ func (c *Client) observeEnd(l *Lease, kind EventKind, err error) {
 		l.unseen = &e // EventAcquired comes first
 	case kind == EventReleased:
 		defer c.observe(e) // after mu was unlocked
+	case c.stopped:
+		defer c.observe(e) // after mu was unlocked; Close has ended, so no goroutine may report it
 	default:
 		c.observeLaterLocked(e)
 	}

@@ -2,12 +2,14 @@ package hasp_test
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 )
 
 // An observer that blocks costs no lease, delays no context, and has Close wait
@@ -90,5 +92,29 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 			t.Errorf("%v, want %d lost and some thousand renewals", counts, n)
 		}
 		c.Close()
+	})
+}
+
+// An Unlock may learn of a loss when Close has ended, and with it the goroutine that
+// reports losses.
+func TestLossThatUnlockFindsAfterCloseIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.ends = backend.EndsByDeadline
+		f.release = func(backend.Claim, func() error) error {
+			time.Sleep(time.Second) // longer than the term, which is how long Close waits
+			return backend.ErrLost
+		}
+		var kinds []hasp.EventKind
+		c := hasp.New(f, &hasp.Options{TTL: hasp.MinTTL, Observe: func(e hasp.Event) { kinds = append(kinds, e.Kind) }})
+		l := lockNow(t, c, "k")
+		unlocked := make(chan error)
+		go func() { unlocked <- l.Unlock(t.Context()) }()
+		synctest.Wait()
+		c.Close()
+		want(t, "Unlock", <-unlocked, hasp.ErrLost)
+		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventAcquired, hasp.EventLost}) {
+			t.Errorf("got events %v, want acquired and lost", kinds)
+		}
 	})
 }
