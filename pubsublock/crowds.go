@@ -16,7 +16,7 @@ type crowds struct {
 const (
 	crowdFor  = time.Second
 	maxCrowds = 256 // keys; if one is forgotten, one Client may come first more often
-	maxAlone  = 3   // a release that reached at most two Clients, this one perhaps among them, returns at most this
+	maxAlone  = 2   // connections that a message reaches if one Client waits: its own, and perhaps this Client's
 )
 
 func (c *crowds) note(key string) {

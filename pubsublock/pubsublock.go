@@ -217,13 +217,21 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: append([]any{c.Token + mark, c.Owner}, d.channels(ctx, c.Key)...),
 	})
-	if n, ok := reply.(int64); err == nil && ok && n > 0 {
-		if n > maxAlone {
-			d.crowds.note(c.Key)
+
+	switch parts, _ := reply.([]any); {
+	case err != nil:
+		return err
+	case reply == int64(0):
+		return backend.ErrLost
+	case len(parts) == 2 && parts[0] == int64(1):
+		if reached, ok := parts[1].(int64); ok && reached >= 0 {
+			if reached > maxAlone {
+				d.crowds.note(c.Key)
+			}
+			return nil
 		}
-		return nil
 	}
-	return d.store.Owned(reply, err)
+	return d.store.Unexpected(reply)
 }
 
 // channels returns the arguments by which a script publishes a release of key:

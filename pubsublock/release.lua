@@ -2,8 +2,8 @@
 -- KEYS: the lock
 -- ARGV: the token and '#', the owner, the channel, the command that publishes,
 -- and a second channel if the release is also published unsharded
--- Returns 0 if the token does not hold the key. Otherwise it returns one more than
--- the number of connections that the message has reached.
+-- Returns 0 if the token does not hold the key, or {1, the number of connections
+-- that the message has reached}.
 local gone = redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
 if type(gone) ~= 'number' then
 	if not string.find(gone.err, 'WRONGTYPE', 1, true) then return gone end
@@ -18,4 +18,4 @@ end
 -- retry within a second.
 local reached = redis.pcall(ARGV[4], ARGV[3], '0')
 if ARGV[5] then redis.pcall('PUBLISH', ARGV[5], '0') end
-return 1 + (type(reached) == 'number' and reached or 0)
+return {1, type(reached) == 'number' and reached or 0}
