@@ -275,6 +275,9 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 		if _, err := a.Acquire(t.Context(), claim("other", "3")); !errors.Is(err, errClosed) {
 			t.Errorf("Acquire after Close: %v", err)
 		}
+		if _, err := a.Inspect(t.Context(), "k"); !errors.Is(err, errClosed) {
+			t.Errorf("Inspect after Close: %v", err)
+		}
 	})
 }
 
