@@ -44,7 +44,7 @@ type Client struct {
 	callers   int           // in all lines
 	calls     int           // goroutines of this Client
 	stopped   bool          // Close has ended: no goroutine may start
-	changed   chan struct{} // closed and replaced when open, callers or calls has fallen; Close waits for it
+	changed   chan struct{} // closed and replaced when open, callers or calls has become smaller; Close waits for it
 
 	renewer  renewer
 	reaper   reaper
@@ -92,17 +92,18 @@ func newClient(d backend.Driver, opts Options) *Client {
 
 // Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld
 // if ctx or WithMaxWait ended the wait while another caller held the key. It returns
-// the store's error if the store could not be reached for Options.Timeout. Otherwise
-// it returns ErrClosed or ErrInvalid.
+// the store's error if the store could not be reached for Options.Timeout. It returns
+// the context's error if ctx ended the wait before the store had answered. Its other
+// errors are ErrClosed, ErrInvalid and errors.ErrUnsupported.
 //
 // The context bounds the wait and the hold: when it ends, the context of the lease
-// ends as well. The key stays locked until Unlock, and is renewed for one more term
-// at most.
+// ends as well. The key stays locked until Unlock or until its term ends. It is
+// renewed for at most one more term.
 //
 // A context derived from a lease's context re-enters: if that lease holds the same
 // key on the same Client, Lock returns at once with a lease on the same hold. Unlock
 // the inner lease first, as defer does. Unlocking the outer lease first ends the inner
-// lease's context, and the inner lease is then renewed for one more term at most.
+// lease's context. Their hold is then renewed for at most one more term.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }
@@ -179,7 +180,7 @@ func (c *Client) Close() error {
 		return nil
 	}
 
-	// Under mu: from here on no caller gets a hold that the loop below misses.
+	// Under mu: after this, no caller gets a hold that the loop below misses.
 	c.close(ErrClosed)
 	var ended []*Lease
 	for len(c.holds) > 0 {

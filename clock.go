@@ -25,9 +25,9 @@ func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside
 // a synctest bubble, Go's clock is virtual. To read the time of sleep takes system
-// calls. So it is read only by check: around calls to a store that other machines
-// share, at most once a millisecond, and once a second while leases are held. In
-// between, now uses the last reading.
+// calls. So it is read only by check: around calls to a store outside the process, at
+// most once a millisecond, and once a second while leases are held. In between, now
+// uses the last reading.
 type clock struct {
 	base      time.Time            // when the clock was created
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts

@@ -8,8 +8,9 @@ import (
 )
 
 // Contention, loss, the end of a Client, misuse and outage are five different kinds
-// of errors. The first four match an error below by errors.Is. Every other error is
-// an outage, and wraps the store's own error.
+// of errors. The first four match an error below by errors.Is. Besides these errors,
+// errors.ErrUnsupported and the error of a context, every error is an outage. It wraps
+// the store's error, if the store returned one.
 var (
 	// ErrHeld says that another caller holds the key. errors.As with a
 	// *backend.HeldError returns the holder and the rest of its term, if they are

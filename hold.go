@@ -43,7 +43,7 @@ type hold struct {
 	early     time.Duration // how much earlier it may begin, to travel with others
 	queued    bool          // it waits in a lane for a batch
 	busy      chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
-	failed    int           // renewals in a row that were not answered
+	failed    int           // consecutive renewals that were not answered
 	orphaned  instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
 	extended  bool          // Extend was called, so the hold is not handed over
 	next      instant       // when the renewer must serve it: its key in the heap
@@ -241,8 +241,8 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	case h.orphaned == 0:
 		h.orphaned = now
 	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
-		// All contexts ended up to TTL/3 before a renewal noticed it. So the hold has
-		// been renewed for a whole term since.
+		// All contexts ended up to TTL/3 before a renewal noticed it. So the last renewal
+		// came at most one term after their end.
 		h.renew = false
 		return cl, false
 	}

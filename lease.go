@@ -11,8 +11,9 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Lease is one caller's hold of a key. It ends by Unlock, or it is lost. Several
-// goroutines may use it, and any of them may unlock it.
+// Lease is one caller's share of a hold. Callers that re-enter a key share the hold. A
+// lease ends by Unlock, or it is lost. Several goroutines may use it, and any of them
+// may unlock it.
 type Lease struct {
 	c       *Client
 	hold    *hold

@@ -30,13 +30,13 @@ type line struct {
 	// The store's last answer to a head: ErrHeld, or an outage; nil if there is none.
 	lastAnswer error
 
-	outage      bool // no attempt since outageSince was answered
+	outage      bool // the store has answered no attempt since outageSince
 	outageSince instant
 
 	asking bool // the head's attempt, which began at asked, is in flight
 	asked  instant
 
-	silent  bool // each attempt since silence ended with its caller's context, unanswered
+	silent  bool // the store has answered no attempt since silence; each ended with its caller's context
 	silence instant
 
 	pace pace // how the key is shared with other Clients

@@ -265,9 +265,10 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 }
 
 // shouldWait reports whether to call the driver's Wait instead of Acquire. That needs a
-// Waiter, and a reason to expect that Acquire would be refused. The reasons are: it
-// was refused before; other callers of this Client want the key; another Client held
-// the key a moment ago.
+// Waiter, and a reason to expect that Acquire would be refused. With a Waiter that is
+// not Ordered, the only reason is that the store has just refused this caller. With an
+// Ordered one there are two more: other callers of this Client want the key, or another
+// Client held the key a moment ago.
 func (w *wait) shouldWait() bool {
 	if w.c.waiter == nil || w.once {
 		return false

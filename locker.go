@@ -30,8 +30,8 @@ import (
 	"time"
 )
 
-// Locker takes named locks. [*Client] implements it, and so may a wrapper that adds
-// traces or metrics.
+// Locker takes named locks. [*Client] implements it. A wrapper that adds traces or
+// metrics can implement it as well.
 type Locker interface {
 	// Lock waits until it holds key, or until ctx ends, WithMaxWait has
 	// passed, or the store could not be reached for Options.Timeout.
@@ -134,10 +134,10 @@ func (ls *Leases) Err() error {
 	return nil
 }
 
-// Unlock unlocks all leases, the last first, and joins their errors. If the
-// outcome of one is unknown, it unlocks those that remain at once, each on a
-// goroutine of its own: during an outage Unlock takes two timeouts, however
-// many leases there are.
+// Unlock unlocks all leases, the last first, and joins their errors. After an
+// unlock of unknown outcome, it unlocks the remaining leases at the same time,
+// each on a goroutine of its own. So during an outage Unlock takes at most two
+// timeouts, however many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
 	errs := make([]error, len(ls.leases))
 	outage := false // the outcome of an Unlock is unknown

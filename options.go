@@ -151,9 +151,9 @@ func WithTTL(ttl time.Duration) Option {
 // WithMaxWait bounds the wait, and only the wait. The deadline of Lock's context
 // bounds the wait and the hold. Zero means one attempt. Negative is ErrInvalid.
 //
-// An attempt that is under way when the wait ends still has the time of four
-// round trips, but 50 ms at least and Options.Timeout at most. So a healthy
-// store answers even a wait that is shorter than a round trip.
+// An attempt may last longer than the rest of the wait: for four round trips, but
+// at least 50 ms and at most Options.Timeout. So a healthy store answers even if
+// the wait is shorter than a round trip.
 func WithMaxWait(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {

@@ -10,21 +10,24 @@ import (
 // A row is the holds of one key that callers of one Client have one after another.
 // After a row the Client leaves the key to other Clients for a gap. A Client that
 // polls sleeps by its pace, which follows how often the key changes hands.
+//
+// A row ends after maxTurns or freshEnough in any case. After rowTurns turns it ends
+// once it has lasted rowTime and rowTrips round trips.
 const (
-	rowTime  = 10 * time.Millisecond // how long a row lasts at least, while callers wait
-	rowTrips = 10                    // how many round trips it lasts at least
-	rowTurns = 5                     // how many turns it has at least, while the store's answer is fresh
-	maxTurns = 32                    // how many turns it has at most
+	rowTime  = 10 * time.Millisecond
+	rowTrips = 10
+	rowTurns = 5
+	maxTurns = 32
 
 	minPace = minSleep
 	maxPace = 50 * time.Millisecond
 	faster  = 0.5                  // factor of the pace when an attempt finds another hold than the last
 	slower  = 1.25                 // factor when it finds the same hold; so one attempt in four finds another
-	sameEnd = 2 * time.Millisecond // two holds whose ends differ by less are taken for one
+	sameEnd = 2 * time.Millisecond // two holds whose ends differ by no more count as one
 
 	maxGap  = time.Millisecond // for Clients that the store wakes
-	maxLone = 4                // gaps in a row that nobody used, until most of them are left out
-	probe   = 8                // of the gaps after that, one in this many is not left out
+	maxLone = 4                // after so many consecutive gaps that no Client used, gaps are shortened
+	probe   = 8                // then one gap in so many keeps its length
 )
 
 // pace is how the callers of one Client share a key with other Clients. It belongs
@@ -34,7 +37,7 @@ type pace struct {
 	mean   time.Duration // mean sleep between two attempts; 0 before the first
 	end    instant       // of the term that the last attempt found, or 0
 	gapped bool          // the Client has left the key to others, and has not had it since
-	lone   int           // gaps in a row after which the key was still free
+	lone   int           // consecutive gaps after which the key was still free
 }
 
 // rowOverLocked reports whether other Clients should get a turn now.
@@ -47,10 +50,10 @@ func (c *Client) rowOverLocked(ln *line, now instant) bool {
 		ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*c.roundTrip())
 }
 
-// gapLocked returns how long to leave the key to other Clients after a row. Clients
-// that the store wakes need a moment. Clients that poll need as long as they sleep. If
-// none has come lately, most gaps are short. One in some is long enough for a Client
-// that has come since.
+// gapLocked returns how long to leave the key to other Clients after a row. If the
+// store wakes waiters, a moment is enough. If waiters poll, the gap is as long as one of
+// their sleeps. If the last gaps brought no other Client, most gaps are short. One in
+// probe keeps its length, so that a new Client can still get the key.
 func (c *Client) gapLocked(ln *line, now instant) time.Duration {
 	p := &ln.pace
 	lasted := now.sub(p.began)

@@ -15,7 +15,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Config names a driver and its settings. [ParseURL] makes one of a URL. It can be
+// Config names a driver and its settings. [ParseURL] makes one from a URL. It can be
 // decoded from YAML and JSON.
 //
 //	strategy: spinlock
@@ -261,7 +261,7 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 // calls the store once before ctx ends. Its errors contain no password.
 type Opener func(ctx context.Context, c Config) (backend.Driver, error)
 
-// registry has the strategies by name.
+// registry has the openers of strategies by name.
 var registry struct {
 	sync.Mutex // guards openers
 	openers    map[string]Opener

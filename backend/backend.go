@@ -2,15 +2,15 @@
 //
 // Users of locks do not import it; authors of drivers do. A [Driver] makes one
 // attempt at a time: it takes a key for a token, prolongs the term, and gives
-// the key back. It never sleeps, never retries and never logs. Queueing within
-// a process, backing off, renewing in time, deadlines, re-entry and clean-up
-// after a lost reply are the engine's work in package hasp, once for all
-// drivers. Package hasp keeps its promises over every driver that keeps this
+// the key back. It never sleeps, never retries and never logs. The engine in
+// package hasp does the rest, once for all drivers: queueing within a process,
+// backoff, renewal in time, deadlines, re-entry, and clean-up after a lost
+// reply. Package hasp keeps its promises over every driver that keeps this
 // contract.
 //
-// A driver alone is a spin lock. A driver that can wait better than by asking
-// again is also a [Waiter]. A driver that can report who holds a key is an
-// [Inspector]. That is the whole difference between strategies.
+// With a plain driver, the engine polls. A driver that can wait better than by
+// asking again is also a [Waiter]. A driver that can report who holds a key is
+// an [Inspector]. [Traits] describes the other differences.
 //
 // # Holds
 //
@@ -117,9 +117,9 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // Driver keeps claims in one store with one strategy.
 //
 // Its methods may be called from many goroutines at once. Every call is sent to
-// the store at most once. So a driver switches off the retries of the client
-// library that it uses: if the store had carried out the first call, it would
-// refuse the repeat, because the key would be held by the call's own token.
+// the store at most once. So a driver switches off the retries of its client
+// library. Suppose that the store has carried out a call, and the reply is lost.
+// Then the store refuses a repeat, because the call's own token holds the key.
 type Driver interface {
 	// Traits returns what the driver can do. The answer never changes.
 	Traits() Traits
@@ -344,12 +344,11 @@ type Grant struct {
 	// data. A renewal need not repeat the fence.
 	Fence uint64
 
-	// Until is the time up to which the holder may trust the hold, by this
-	// process's clock. Until has passed before another token is
-	// granted the key. The zero value means: the moment the call began + TTL −
-	// [Drift](TTL), which is right for every store that starts the whole term
-	// when it is asked. The first renewal comes after a third of the time that
-	// is left at the grant.
+	// Until is the moment until which the holder may trust the hold, by this
+	// process's clock. Until has passed before another token is granted the key.
+	// The zero value means: the moment the call began + TTL − [Drift](TTL), which
+	// is right for every store that starts the whole term when it is asked. The
+	// first renewal comes after a third of the time that is left at the grant.
 	Until time.Time
 }
 
@@ -366,7 +365,7 @@ type Status struct {
 
 // Drift returns the part of a term that a holder must not trust, because clocks
 // run at different speeds. It is a hundredth of ttl plus 2 ms, as in the Redlock
-// algorithm (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+// algorithm (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/).
 func Drift(ttl time.Duration) time.Duration {
 	return ttl/100 + 2*time.Millisecond
 }
@@ -377,7 +376,7 @@ const eachAtOnce = 16
 // RenewEach implements [Driver.Renew] by a function that renews one claim. It
 // makes up to 16 calls of renew at a time, and more if these are slow. If ctx has a
 // deadline, every claim is sent in the first half of the time that is left. So
-// claims whose store does not answer do not delay the others for longer. RenewEach
+// claims whose store does not answer do not delay the others past that half. RenewEach
 // begins no call after ctx has ended. It returns when all calls have returned.
 func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err error),
 	renew func(ctx context.Context, c Claim) (Grant, error)) {

@@ -1,4 +1,5 @@
-// Package spinlock implements locks on one Redis. Waiters poll with a backoff.
+// Package spinlock implements locks on one Redis. Waiters poll, at a pace that
+// follows how often the key changes hands.
 //
 // # Guarantees
 //

@@ -140,9 +140,10 @@ func (s *Store) part(ctx context.Context, at *server, key string) any {
 	return client
 }
 
-// pipeline runs the calls that which lists, by the hash. It then runs those again with
-// the source that the server did not know. A call that the server redirects runs
-// alone on the other server.
+// pipeline runs the calls whose indexes are in which. It first sends the hash of the
+// script. If the server does not know the script for some calls, pipeline sends these
+// again with the source. A call that the server redirects runs alone on the other
+// server.
 func (s *Store) pipeline(ctx context.Context, at *server, sc *Script, calls []Call, which []int, replies chan<- reply) {
 	within, end := s.begin(ctx)
 	defer end()

@@ -57,9 +57,11 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 	return f.Status(), nil
 }
 
-// Granted decodes the reply of a script that takes a hold: {1, fence}, with an empty
-// fence if the claim wants none; {0, PTTL, start of the record} if the key is held; or
-// {-1} if the value of the fence counter is not a number that hasp wrote.
+// Granted decodes the reply of a script that takes a hold. The reply is one of these:
+//
+//   - {1, fence} is a grant. The fence is empty if the claim wants none.
+//   - {0, PTTL, start of the record} means that the key is held.
+//   - {-1} means that the value of the fence counter is not a number that hasp wrote.
 func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 	switch parts, _ := reply.([]any); {
 	case len(parts) == 2 && parts[0] == int64(1):
