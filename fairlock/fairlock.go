@@ -186,6 +186,7 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
 		parked: map[string]*waiter{}, late: map[string]bool{},
 	}
+
 	if o == nil {
 		o = &Options{}
 	}
@@ -196,6 +197,7 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	if d.window < minWindow {
 		return nil, fmt.Errorf("%w: window %v is below %v", backend.ErrInvalid, d.window, minWindow)
 	}
+
 	var err error
 	if d.fenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
 		return nil, err
@@ -225,6 +227,8 @@ const closing = time.Second
 // Close ends all waits and the driver's background work. If the Driver was opened
 // by URL, it closes the connections too.
 func (d *Driver) Close() error {
+	// begin adds to background with mu held. Once closed is set, only activities that
+	// are counted already may add more, so Wait misses none.
 	d.mu.Lock()
 	d.closed = true
 	for _, g := range d.groups {
@@ -233,6 +237,7 @@ func (d *Driver) Close() error {
 	d.mu.Unlock()
 	d.shut()
 
+	// If a call outlasts both waits below, this goroutine ends with that call.
 	done := make(chan struct{})
 	go func() {
 		d.background.Wait()
@@ -246,10 +251,14 @@ func (d *Driver) Close() error {
 		case <-t.C:
 		}
 	}
+
+	// A call that is cancelled has an unknown outcome. So calls may first end by
+	// themselves.
 	within()
 	d.cancel()
 	err := d.store.Close()
 	within()
+
 	return err
 }
 

@@ -16,14 +16,18 @@ func (d *Driver) received(payload string) {
 	if len(f) != 3 {
 		return // not from hasp
 	}
+
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.recipientLocked(f[0], f[1])
 	if w == nil {
+		// A grant is not lost by this. The waiter's next call finds its token in the record,
+		// or the release of the token frees the key.
 		return
 	}
 
 	if f[2] == "-" {
+		// The script has removed the place, and has offered the key to the next waiter.
 		w.failed = noFence(w.c.Key)
 	} else if w.handed = w.holdOf(f[2]); w.handed == nil {
 		return // not from hasp; the next poll asks the store
@@ -37,6 +41,8 @@ func (d *Driver) deliver(key string, handed fields, sent time.Time) {
 	if len(handed) == 0 {
 		return
 	}
+
+	// This takes mu, so it comes before the lock.
 	d.continueHandOver(key, handed)
 
 	d.mu.Lock()
@@ -45,6 +51,7 @@ func (d *Driver) deliver(key string, handed fields, sent time.Time) {
 	if w == nil || handed.int(0) == 2 {
 		return
 	}
+
 	hold := w.holdOf(handed.text(3))
 	switch {
 	case handed.int(0) == -1:
@@ -52,6 +59,7 @@ func (d *Driver) deliver(key string, handed fields, sent time.Time) {
 	case handed.int(0) != 1 || hold == nil:
 		w.failed = d.store.Unexpected(handed)
 	default:
+		// This call itself handed the key over, so the hold began after it was sent.
 		if sent.After(w.notBefore) {
 			w.notBefore = sent
 		}
@@ -89,18 +97,28 @@ func (d *Driver) continueHandOver(key string, handed fields) {
 	if handed.int(0) != 2 || !d.begin() {
 		return
 	}
+
 	go func() {
 		defer d.background.Done()
+
+		// After Close has begun, the polls of other Clients go on with a long queue. A
+		// call in flight may still end, because it uses calls and not open.
 		for handed.int(0) == 2 && d.open.Err() == nil {
 			ctx, cancel := context.WithTimeout(d.calls, continueTimeout)
 			sent := time.Now()
+
+			// The poll has no tokens, so it keeps no place alive. A grant for the channel
+			// of this Driver comes with the reply.
 			reply, err := d.store.Run(ctx, pollScript,
 				d.call(key, noCommand, d.channelFor(key), redisstore.Millis(d.window), handed.int(1), handed.text(2)))
 			cancel()
+
 			r, ok := reportOf(reply)
 			if err != nil || !ok {
+				// The script may have run. Then the waiter finds the grant at its next poll.
 				return
 			}
+			// For 2, deliver would begin a second loop.
 			if handed = r.handed; handed.int(0) != 2 {
 				d.deliver(key, handed, sent)
 			}

@@ -70,6 +70,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	switch r := fieldsOf(reply); {
 	case r.int(0) == 1 && len(r) == 2:
+		// A reply that the script cannot give for this claim is no grant.
 		if n, err := strconv.ParseUint(r.text(1), 10, 64); err == nil && (n > 0) == c.Fenced {
 			return backend.Grant{Fence: n}, nil
 		}
@@ -90,18 +91,23 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a
 // place in the queue, Release gives up that place.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	// With turns, c.Token may have a place although no Wait runs.
 	if w := d.unpark(c); w != nil {
 		d.leave(w)
 		if w.unanswered {
+			// The enqueue may arrive after the script below, and take a place again.
 			d.expectLateEnqueue(c)
 		}
 	}
 
+	// Note the release before the script runs. If the reply came after the timer of
+	// expectLateEnqueue, a later note would be too late for the repeat.
 	d.mu.Lock()
 	if _, ok := d.late[c.Token]; ok {
 		d.late[c.Token] = true
 	}
 	d.mu.Unlock()
+
 	return d.release(ctx, c)
 }
 
@@ -114,9 +120,11 @@ func (d *Driver) release(ctx context.Context, c backend.Claim) error {
 
 	switch r := fieldsOf(reply); {
 	case r.int(0) == 1 && (len(r) == 1 || len(r) == 4 && r.int(1) == 2):
+		// The key is released, whether or not the script has reached a waiter.
 		d.continueHandOver(c.Key, r[1:])
 		return nil
 	case r.int(0) == 0 && len(r) == 1:
+		// The script has removed a place of the token, if there was one.
 		return backend.ErrLost
 	}
 	return d.store.Unexpected(reply)
@@ -130,7 +138,10 @@ func (d *Driver) expectLateEnqueue(c backend.Claim) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.late[c.Token] = false
+
 	time.AfterFunc(c.Timeout, func() {
+		// mu decides the race with Release. Either Release has noted itself, and is
+		// repeated, or it sends its script when the enqueue can no longer arrive.
 		d.mu.Lock()
 		repeat := d.late[c.Token] && d.beginLocked()
 		delete(d.late, c.Token)
@@ -139,6 +150,7 @@ func (d *Driver) expectLateEnqueue(c backend.Claim) {
 			return
 		}
 
+		// The context is the Driver's, because the caller of Release has left.
 		defer d.background.Done()
 		ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
 		defer cancel()

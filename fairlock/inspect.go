@@ -22,17 +22,21 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if len(r) < 4 || r.int(0) < -2 || !r.isText(3) {
 		return backend.Status{}, d.store.Unexpected(reply)
 	}
+
 	var s backend.Status
 	if pttl := r.int(0); pttl != -2 {
 		s.Held, s.Owner, s.TTL = true, r.text(1), redisstore.Term(pttl)
+		// A record of another strategy has no start.
 		if ms, err := strconv.ParseInt(r.text(2), 10, 64); err == nil {
 			s.Since = time.UnixMilli(ms)
 		}
 	}
+	// A counter that hasp did not write counts as none.
 	s.Fence, _ = strconv.ParseUint(r.text(3), 10, 64)
 	for i := range r[4:] {
 		s.Waiters = append(s.Waiters, r.text(4+i))
 	}
+
 	return s, nil
 }
 
@@ -43,6 +47,8 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
+
+	// The hold is gone, whatever the reply says of the hand-over.
 	if r := fieldsOf(reply); len(r) > 0 {
 		d.continueHandOver(key, r[1:])
 	}

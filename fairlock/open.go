@@ -17,6 +17,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := c.Check(append(slices.Clone(redisstore.Params), "window", "fence_ttl", "turns")...); err != nil {
 		return nil, err
 	}
+
 	var o Options
 	if text, ok := c.Params["window"]; ok {
 		window, err := time.ParseDuration(text)
@@ -25,6 +26,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		}
 		o.Window = window
 	}
+
 	if text, ok := c.Params["turns"]; ok {
 		turns, err := strconv.Atoi(text)
 		if err != nil || turns < 1 {
@@ -32,10 +34,13 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		}
 		o.Turns = turns
 	}
+
 	var err error
 	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
 		return nil, err
 	}
+
+	// The options come first, because newDriver does not close s if it refuses them.
 	s, err := redisstore.OpenOne(ctx, "fairlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err

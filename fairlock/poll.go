@@ -42,7 +42,10 @@ type group struct {
 // join adds w to the group of its key. The subscription is confirmed before, if it
 // can be.
 func (d *Driver) join(ctx context.Context, w *waiter) {
-	s := d.subscribe(ctx, w.c)
+	s := d.subscribe(ctx, w.c) // may call the server, so not with mu held
+
+	// Another waiter may have begun the group meanwhile. Its subscription is s as well,
+	// because leave ends a group before its subscription.
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.groups[w.c.Key]
@@ -50,6 +53,7 @@ func (d *Driver) join(ctx context.Context, w *waiter) {
 		g = &group{d: d, key: w.c.Key, sub: s, waiters: map[string]*waiter{}}
 		d.groups[g.key] = g
 	}
+
 	w.group = g
 	g.waiters[w.c.Token] = w
 	d.waiters[w.c.Token] = w
@@ -70,10 +74,14 @@ func (d *Driver) leave(w *waiter) {
 		g.stopLocked()
 	}
 	d.mu.Unlock()
+
+	// The subscription ends after the group. So a group in d.groups has one.
 	d.unsubscribe(g.sub)
 }
 
 func (g *group) stopLocked() {
+	// If the timer has fired already, poll runs all the same. Then it has no places to
+	// poll for, or beginLocked refuses it, or Close waits for it.
 	if g.timer != nil {
 		g.timer.Stop()
 	}
@@ -84,6 +92,7 @@ func (g *group) stopLocked() {
 func (g *group) pollByLocked(at time.Time) {
 	switch {
 	case len(g.waiters) == 0 || g.d.closed:
+		// A poll that was in flight when the group ended must not start the timer again.
 	case g.timer == nil:
 		g.next = at
 		g.timer = time.AfterFunc(time.Until(at), g.poll)
@@ -102,10 +111,13 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 		after = min(after, unsubscribedEvery)
 	}
 	if r.foreign || r.pttl == -2 {
+		// A key is still free if no waiter could receive it. Then there is no holder
+		// whose release hands it over.
 		after = min(after, foreignEvery)
 	}
 
 	// Polls that are due within the same sixteenth of the interval travel together.
+	// Truncate makes them earlier, never later.
 	at := g.d.began.Add((sent.Sub(g.d.began) + after).Truncate(after / 16))
 	if r.pttl >= 0 {
 		// The server may have computed the PTTL just before the reply arrived. So
@@ -114,6 +126,7 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 			return end
 		}
 	}
+
 	return at
 }
 
@@ -124,10 +137,14 @@ func (g *group) poll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g.next = time.Time{}
+
 	if g.pending > 0 {
+		// The script in flight may have run before the event that this poll is for.
 		g.again = true
 		return
 	}
+
+	// The first group starts a batch. Others join it until pollDue takes it.
 	if len(d.due) == 0 {
 		if !d.beginLocked() {
 			return
@@ -158,12 +175,16 @@ type place struct {
 // another.
 func (d *Driver) pollDue() {
 	defer d.background.Done()
+
+	// mu covers the choice of places to poll for, and not the calls.
 	d.mu.Lock()
 	var polls []*poll
 	var timeout time.Duration // the shortest of all waiters
 	for _, g := range d.due {
 		var places []place
 		for _, w := range g.waiters {
+			// A poll might overtake an enqueue in flight, and find no place. So it asks only
+			// for places that are confirmed.
 			if w.queued && w.handed == nil {
 				places = append(places, place{w, w.round})
 				if timeout == 0 || w.c.Timeout < timeout {
@@ -171,6 +192,8 @@ func (d *Driver) pollDue() {
 				}
 			}
 		}
+
+		// If no place is confirmed yet, the reply to an enqueue schedules the next poll.
 		g.pending, g.again = 0, false
 		for some := range slices.Chunk(places, pollTokens) {
 			g.pending++
@@ -181,6 +204,7 @@ func (d *Driver) pollDue() {
 	d.due = nil
 	d.mu.Unlock()
 
+	// background cannot be zero here, because pollDue itself is counted until it returns.
 	for batch := range slices.Chunk(polls, pollBatch) {
 		// Half of the timeout leaves time for a second poll, if this one is lost with
 		// its connection, before it counts as an outage and before places end.
@@ -201,11 +225,14 @@ func (d *Driver) send(polls []*poll, timeout time.Duration) {
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)
 	defer cancel()
-	sent := time.Now()
+	sent := time.Now() // for all, and before the first, so that no hold counts as later than it is
 	d.store.RunEach(ctx, pollScript, calls, func(i int, reply any, err error) {
 		polls[i].done = true
 		d.polled(polls[i], reply, err, sent)
 	})
+
+	// RunEach omits calls whose replies are lost. Each poll must end once, or its group
+	// would never poll again.
 	for _, p := range polls {
 		if !p.done {
 			d.polled(p, nil, fmt.Errorf("%s: %w", d.store.Name(), ctx.Err()), sent)
@@ -222,6 +249,8 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 	case !ok || len(r.found) != len(p.places):
 		err = d.store.Unexpected(reply)
 	default:
+		// deliver comes before updateLocked, because it knows that the hold began after
+		// this call was sent. To updateLocked the same grant is of unknown age.
 		d.deliver(g.key, r.handed, sent)
 	}
 
@@ -230,6 +259,8 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 	if err != nil {
 		g.err = err
 	} else {
+		// The Subscriber's mutex is taken inside mu, here and in command. Its callbacks
+		// take mu, but run without its mutex, so this cannot deadlock.
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}
@@ -238,6 +269,8 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 			g.updateLocked(pl, r, r.found[i] == '1', command, sent)
 		}
 	}
+
+	// A large group has several polls. The last to end schedules the next ones.
 	if g.pending--; g.pending == 0 {
 		g.scheduleLocked(r, sent)
 	}
@@ -251,7 +284,8 @@ func (g *group) updateLocked(pl place, r report, found bool, command string, sen
 	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
 		return // a message or another reply was faster
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
-		// The message about this hold was lost.
+		// The message about this hold was lost, or is late. It is not known when the hold
+		// began, so its term still counts from notBefore.
 		w.handed = &handedOver{fence: r.fence}
 	case !found:
 		// The window passed, the queue was lost, or the hold has ended already.
@@ -272,15 +306,18 @@ func (g *group) updateLocked(pl place, r report, found bool, command string, sen
 func (g *group) scheduleLocked(r report, sent time.Time) {
 	next := time.Now()
 	if g.err != nil {
+		// Poll again soon: the places end if no poll arrives within their window.
 		g.failedLocked(g.err, sent)
 		next = next.Add(pause(g.failures))
 		g.failures++
 	} else {
 		g.outageSince, g.outage, g.failures = time.Time{}, nil, 0
+		// If another poll became due meanwhile, it comes at once.
 		if !g.again {
 			next = g.nextPoll(r, sent)
 		}
 	}
+
 	g.sent, g.again, g.err = time.Time{}, false, nil
 	g.pollByLocked(next)
 }
@@ -292,6 +329,8 @@ func (g *group) failedLocked(err error, sent time.Time) {
 		g.outageSince = sent
 	}
 	g.outage = err
+
+	// A waiter without a confirmed place measures the outage by its own calls.
 	for _, w := range g.waiters {
 		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
 			w.failed = redisstore.Outage(err, g.outageSince)
@@ -307,6 +346,8 @@ func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) err
 	switch {
 	case g.outageSince.After(answered):
 		return redisstore.Outage(g.outage, g.outageSince)
+
+	// A poll that may still be answered counts only after a while.
 	case g.sent.After(answered) && time.Since(g.sent) >= timeout/3:
 		took := time.Since(g.sent).Round(time.Millisecond)
 		return redisstore.Outage(fmt.Errorf("%s: no answer for %v: %w", g.d.store.Name(), took, os.ErrDeadlineExceeded), g.sent)

@@ -65,6 +65,7 @@ func reportOf(reply any) (report, bool) {
 	if len(r) < 8 || r.int(1) < -2 || !r.isText(4) || !r.isText(5) || !r.isText(6) || !r.isText(7) {
 		return report{}, false
 	}
+
 	fence, _ := strconv.ParseUint(r.text(5), 10, 64) // in a record of another strategy it may be anything
 	return report{r.int(1), r.int(2) == 1, r.int(3) == 1, r.text(4), fence, r.text(6), r.text(7), r[8:]}, true
 }
@@ -73,6 +74,7 @@ func reportOf(reply any) (report, bool) {
 func held(pttl int64, owner string) *backend.HeldError {
 	e := &backend.HeldError{Owner: owner}
 	if pttl >= 0 {
+		// In the last millisecond PTTL is 0, but a RetryAfter of 0 means unknown.
 		e.RetryAfter = redisstore.Term(max(pttl, 1))
 	}
 	return e
@@ -90,6 +92,8 @@ func noQueue(key string, err error) error {
 	if !errors.As(err, &answer) || !strings.Contains(err.Error(), "WRONGTYPE") {
 		return err
 	}
+
+	// Redis does not say which of the keys has the wrong type.
 	return fmt.Errorf("%w: the value of %q, %q or %q is no queue; remove it (%v)", backend.ErrInvalid,
 		redisstore.DerivedKey("queue", key), redisstore.DerivedKey("entries", key), redisstore.DerivedKey("alive", key), err)
 }

@@ -50,6 +50,9 @@ func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	// Leave most of the time for the call that takes a place in the queue.
 	ctx, cancel := context.WithTimeout(ctx, min(c.Timeout/3, subscribeWithin))
 	defer cancel()
+
+	// The error does not matter. The listener retries, and until then command returns
+	// noCommand, so the waiters poll.
 	s := &subscription{channel: channel}
 	s.listener, _ = d.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
 		if gap {
@@ -72,6 +75,8 @@ func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 func (d *Driver) shareSubscription(channel string, s *subscription) *subscription {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
+	// Find and count in one step, or unsubscribe could close the subscription between.
 	if first := d.subscriptions[channel]; first != nil {
 		s = first
 	}
@@ -79,6 +84,7 @@ func (d *Driver) shareSubscription(channel string, s *subscription) *subscriptio
 		d.subscriptions[channel] = s
 		s.waiters++
 	}
+
 	return s
 }
 
@@ -92,6 +98,7 @@ func (d *Driver) unsubscribe(s *subscription) {
 	}
 	d.mu.Unlock()
 
+	// No waiter can find s any more, so this needs no lock.
 	if last {
 		s.listener.Close()
 	}
@@ -101,6 +108,9 @@ func (d *Driver) unsubscribe(s *subscription) {
 func (d *Driver) messagesMissed(s *subscription) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
+	// A poll does not ask for a waiter whose enqueue is in flight. That waiter compares
+	// gaps when the reply comes.
 	s.gaps++
 	now := time.Now()
 	for _, g := range d.groups {

@@ -51,10 +51,13 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 	defer d.background.Done()
 
+	// With turns, an earlier Wait may have left its place, and even a grant, to this one.
 	w := d.unpark(c)
 	if w == nil {
 		w = &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
 	}
+
+	// A place is left to another Wait only if its state is known: not after an outage.
 	g, err := w.wait(ctx)
 	if ctx.Err() != nil && errors.Is(err, backend.ErrHeld) && d.park(w) {
 		return g, err
@@ -63,6 +66,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	d.leave(w)
 	switch {
 	case err == nil && w.unanswered:
+		// The enqueue may still arrive after the release of this hold.
 		d.expectLateEnqueue(c)
 	case errors.Is(err, backend.ErrHeld):
 		// The place is still in the queue. With ctx's error the outcome is unknown, so
@@ -81,9 +85,12 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 func (d *Driver) park(w *waiter) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
+	// After Close has begun, no poll would keep the place alive.
 	if !w.c.Stays || d.closed {
 		return false
 	}
+
 	d.parked[w.c.Token] = w
 	return true
 }
@@ -103,6 +110,7 @@ func (d *Driver) unpark(c backend.Claim) *waiter {
 // wait calls the store and sleeps in turn, until w has the key or cannot go on.
 func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	for try := 0; ; {
+		// A grant comes before the end of ctx, because the key is already handed over.
 		if g, ok, err := w.outcome(); ok || err != nil {
 			return g, err
 		}
@@ -110,10 +118,12 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			return backend.Grant{}, w.endError(ctx)
 		}
 		if w.hasPlace() {
+			// wake keeps a change that came after outcome, so that sleep returns at once.
 			w.sleep(ctx, nil)
 			continue
 		}
 
+		// A repeat with the same token is safe, even if the reply to the last call was lost.
 		began := time.Now()
 		err := w.enqueue(ctx)
 		if err == nil {
@@ -123,6 +133,8 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 		if ctx.Err() != nil {
 			continue // err is due to ctx, and says nothing of the store
 		}
+
+		// Timeout bounds the outage from its first call on, and not each call of it.
 		if w.outage = err; w.outageSince.IsZero() {
 			w.outageSince = began
 		}
@@ -153,7 +165,7 @@ func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 func (w *waiter) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
-	default:
+	default: // mu is held, so do not block; one signal is enough, because w reads all fields
 	}
 }
 
@@ -169,6 +181,7 @@ func (w *waiter) endError(ctx context.Context) error {
 	defer w.d.mu.Unlock()
 	switch {
 	case w.outage != nil:
+		// This is newer than any answer: an answer to an enqueue would have cleared it.
 		return redisstore.Outage(w.outage, w.outageSince)
 	case ctx.Err() == nil:
 		return errClosed
@@ -177,6 +190,8 @@ func (w *waiter) endError(ctx context.Context) error {
 		if err := w.group.outageAfterLocked(w.heldAt, w.c.Timeout); err != nil {
 			return err
 		}
+
+		// RetryAfter was true when the call was sent. Subtract the time since then.
 		e := *w.held
 		if e.RetryAfter > 0 {
 			e.RetryAfter = max(e.RetryAfter-time.Since(w.heldAt), 0)
@@ -195,6 +210,7 @@ func (w *waiter) outcome() (backend.Grant, bool, error) {
 	if w.handed == nil {
 		return backend.Grant{}, false, w.failed
 	}
+
 	if g, ok := w.grantLocked(); ok {
 		return g, true, nil
 	}
@@ -203,6 +219,7 @@ func (w *waiter) outcome() (backend.Grant, bool, error) {
 }
 
 func (w *waiter) newRoundLocked() {
+	// From here on, messages about the rounds before no longer count.
 	w.round++
 	w.notBefore, w.queued, w.handed = time.Time{}, false, nil
 }
@@ -216,11 +233,13 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 		g.Fence = w.handed.fence
 	}
 	if !g.Until.IsZero() {
-		return g, true
+		return g, true // from an enqueue, which raised the term, and which replicas confirmed
 	}
 	if !w.handed.confirmed && w.d.store.Replicas() > 0 {
 		return g, false
 	}
+
+	// The record was written after notBefore, so it outlasts Until.
 	g.Until = w.notBefore.Add(w.term - backend.Drift(w.term))
 	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
 }
@@ -231,6 +250,7 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 func (w *waiter) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
+
 	if w.group == nil {
 		// The subscription comes first, so that no message is missed.
 		w.d.join(ctx, w)
@@ -239,22 +259,26 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	d, g := w.d, w.group
 	d.mu.Lock()
 	sent := time.Now()
+	// An earlier enqueue of this round, whose reply was lost, may have led to a grant. So
+	// a repeat does not move notBefore.
 	if w.notBefore.IsZero() {
 		w.notBefore = sent
 	}
 	w.command = g.sub.command()
-	gaps := g.sub.gaps
+	gaps := g.sub.gaps // before the call: the key may be handed over before the reply comes
 	d.mu.Unlock()
 	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, redisstore.Millis(w.term), flag(w.c.Fenced),
 		w.command, g.sub.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
+		// This is an answer, and no outage. outcome ends the wait with it.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		w.failed = err
 		return nil
 	}
 	if err != nil {
+		// This call may arrive even after a later one is answered, so it stays noted.
 		w.unanswered = true
 		return err
 	}
@@ -269,16 +293,19 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	if !ok {
 		return d.store.Unexpected(reply)
 	}
-	d.deliver(w.c.Key, r.handed, sent)
+	d.deliver(w.c.Key, r.handed, sent) // takes mu, and may set handed or failed
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.unsubscribed {
 		g.sub.listener.Relisten()
 	}
+
 	mine := r.token == w.c.Token
 	switch {
 	case w.handed != nil:
+		// A message may have been faster than this reply. The replicas' confirmation of
+		// this call covers the record only if the token still held the key.
 		w.handed.confirmed = mine
 	case w.failed != nil:
 	case mine && w.c.Fenced && r.fence == 0:
@@ -300,6 +327,7 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 // queuedLocked notes that w was in the queue when a call was sent that reported r.
 func (w *waiter) queuedLocked(r report, sent time.Time) {
 	w.queued = true
+	// Replies may come out of order. A later call proves that the hold began later.
 	if sent.After(w.notBefore) {
 		w.notBefore = sent
 	}
