@@ -22,6 +22,9 @@ const (
 func (c *crowds) note(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
+	// Forget all keys at once: that needs no order among them, and each is soon noted
+	// again.
 	if c.noted == nil || len(c.noted) >= maxCrowds {
 		c.noted = map[string]time.Time{}
 	}
@@ -31,8 +34,10 @@ func (c *crowds) note(key string) {
 func (c *crowds) lately(key string, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	at, ok := c.noted[key]
 	if ok && now.Sub(at) >= crowdFor {
+		// No timer removes old entries.
 		delete(c.noted, key)
 		ok = false
 	}

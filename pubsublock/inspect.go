@@ -15,6 +15,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 
 // Break removes whatever is stored under key, and wakes the waiters.
 func (d *Driver) Break(ctx context.Context, key string) error {
+	// The reply does not matter, because breaking a free key is no error.
 	_, err := d.store.Run(ctx, breakScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(key)},
 		Args: d.channels(ctx, key),

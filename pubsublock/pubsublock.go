@@ -144,10 +144,12 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	if o == nil {
 		o = &Options{}
 	}
+
 	d := &Driver{store: s, channel: cmp.Or(o.Channel, DefaultChannel), both: o.PublishBoth}
 	if strings.Contains(d.channel, "{") {
 		return nil, fmt.Errorf("%w: channel %q has an opening brace, which would decide the cluster slot in place of the key", backend.ErrInvalid, d.channel)
 	}
+
 	var err error
 	if d.fenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
 		return nil, err
@@ -196,9 +198,11 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL)},
 	}
 	if c.Fenced {
+		// The script draws a fence only if it gets the counter's key.
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
 		call.Args = append(call.Args, redisstore.Millis(d.fenceTTL))
 	}
+
 	reply, err := d.store.Run(ctx, acquireScript, call)
 	if err != nil {
 		return backend.Grant{}, err
@@ -224,7 +228,10 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	case reply == int64(0):
 		return backend.ErrLost
 	case len(parts) == 2 && parts[0] == int64(1):
+		// The key is free, even if the message reached no waiter. Waiters without a message
+		// retry within a second.
 		if reached, ok := parts[1].(int64); ok && reached >= 0 {
+			// So many connections are those of several Clients that wait.
 			if reached > maxAlone {
 				d.crowds.note(c.Key)
 			}
@@ -239,15 +246,19 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // published unsharded.
 func (d *Driver) channels(ctx context.Context, key string) []any {
 	name, publish := d.channelOf(ctx, key)
+
+	// Without sharded channels, the first message already reaches every subscriber.
 	if d.both && publish == "spublish" {
 		return []any{name, publish, channel(d.channel, key, false)}
 	}
+
 	return []any{name, publish}
 }
 
 // channelOf returns the channel on which a release of key is published, and the
 // command that publishes it.
 func (d *Driver) channelOf(ctx context.Context, key string) (name, publish string) {
+	// If the server does not answer, this is a guess, and the message may be lost.
 	if d.store.Sharded(ctx, redisstore.LockKey(key)) {
 		return channel(d.channel, key, true), "spublish"
 	}
@@ -260,8 +271,10 @@ func channel(prefix, key string, sharded bool) string {
 	lock := redisstore.LockKey(key)
 	name := prefix + ":{" + lock + "}"
 	if strings.Contains(lock, "{") {
+		// Redisson adds no braces to a key that has one.
 		name = prefix + ":" + lock
 	}
+
 	if sharded && slot.Of(name) != slot.Of(lock) {
 		return redisstore.DerivedKey("channel", key)
 	}

@@ -51,18 +51,22 @@ type waiting struct {
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), woken: time.Now()}
 	defer w.close()
+
 	for ctx.Err() == nil {
 		// listen comes before the attempt, so that no release falls between them.
 		if err := w.listen(ctx); err != nil {
 			return backend.Grant{}, err
 		}
 
+		// Only a definite refusal lets the token be sent again. After an unknown outcome,
+		// the late attempt could take the key after its Unlock.
 		g, err := w.try(ctx)
 		if !errors.As(err, &w.held) || errors.Is(err, ctx.Err()) {
 			return g, err
 		}
 		w.sleep(ctx)
 	}
+
 	return backend.Grant{}, w.why(ctx)
 }
 
@@ -77,15 +81,18 @@ func (w *waiting) listen(ctx context.Context) error {
 	began := time.Now()
 	within, cancel := context.WithTimeout(ctx, min(w.c.Timeout/3, maxSleep)) // leaves most of the time for the attempt
 	defer cancel()
+
 	channel, _ := w.d.channelOf(within, w.c.Key)
 	l, err := w.d.store.Listen(within, channel, redisstore.LockKey(w.c.Key), w.published)
 	if errors.Is(err, redis.ErrClosed) {
 		return err
 	}
 	if err != nil {
+		// The outage begins here, unless the attempt that follows is answered.
 		w.retry, w.silent, w.outage = time.Now().Add(maxSleep), began, err
 		return nil
 	}
+
 	w.subscription, w.polls = l, 0
 	return nil
 }
@@ -94,7 +101,7 @@ func (w *waiting) listen(ctx context.Context) error {
 func (w *waiting) published(string, bool) {
 	select {
 	case w.wake <- struct{}{}:
-	default:
+	default: // the next attempt begins after this release as well
 	}
 }
 
@@ -110,11 +117,15 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	bound := w.c.Timeout
 	if !w.silent.IsZero() {
+		// The subscription has failed. Timeout bounds the outage from there on, but the
+		// attempt gets a third of it at least.
 		bound = max(bound-began.Sub(w.silent), bound/3)
 	}
 	within, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
+
 	g, err := w.attempt(within)
+	// Another caller was faster after the same message.
 	if w.raced && errors.Is(err, backend.ErrHeld) {
 		w.d.crowds.note(w.c.Key)
 	}
@@ -122,10 +133,13 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 
 	switch {
 	case err == nil:
+		// Without this, the term would count from the beginning of the Wait.
 		g.Until = began.Add(w.c.TTL - backend.Drift(w.c.TTL))
 	case definite(err):
+		// Any answer ends an outage, and counts even if ctx has ended meanwhile.
 		w.silent, w.trip = time.Time{}, time.Since(began)
 	case ctx.Err() != nil && w.held != nil:
+		// With ctx's error the outcome is unknown, so the engine releases the token.
 		err = errors.Join(w.held, ctx.Err())
 	case ctx.Err() != nil:
 		err = w.why(ctx)
@@ -134,6 +148,7 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 	default:
 		err = redisstore.Outage(err, w.silent)
 	}
+
 	return g, err
 }
 
@@ -149,11 +164,14 @@ func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
 		g   backend.Grant
 		err error
 	}
+
 	done := make(chan outcome, 1)
 	go func() {
 		g, err := d.Acquire(ctx, c)
 		done <- outcome{g, err}
 	}()
+
+	// If both are ready, a grant may be left to the release at the end.
 	select {
 	case o := <-done:
 		return o.g, o.err
@@ -178,7 +196,7 @@ func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
 		if o := <-done; o.err == nil {
 			within, cancel := context.WithTimeout(context.Background(), c.Timeout)
 			defer cancel()
-			_ = d.Release(within, c)
+			_ = d.Release(within, c) // if this fails, the record expires
 		}
 	}()
 	return backend.Grant{}, fmt.Errorf("%s: no answer: %w", d.store.Name(), os.ErrDeadlineExceeded)
@@ -188,6 +206,8 @@ func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
 func (w *waiting) sleep(ctx context.Context) {
 	timer := time.NewTimer(w.pause(ctx))
 	defer timer.Stop()
+
+	// wake keeps a message that came during the attempt, so that no release is missed.
 	select {
 	case <-w.wake:
 		w.scatter(ctx)
@@ -203,6 +223,9 @@ func (w *waiting) sleep(ctx context.Context) {
 func (w *waiting) scatter(ctx context.Context) {
 	now := time.Now()
 	bound := min(now.Sub(w.woken)/12, maxStart)
+
+	// The attempt is noted even if it begins at once. If it finds the key taken, another
+	// Client waits, and the next message is followed by a sleep.
 	w.woken, w.raced = now, true
 	if bound < minStart || !w.d.crowds.lately(w.c.Key, now) {
 		return
@@ -218,21 +241,25 @@ func (w *waiting) scatter(ctx context.Context) {
 
 // pause is how long to sleep if no message comes.
 func (w *waiting) pause(ctx context.Context) time.Duration {
+	// Without the random part, waiters that began together would always attempt together.
 	d := maxSleep - rand.N(maxSleep/8)
 	if w.subscription == nil {
 		d = minSleep + rand.N(min(minSleep<<min(w.polls, 10), maxPoll))
 		w.polls++
 	}
+
 	if left := w.held.RetryAfter; left > 0 {
 		d = min(d, left+minSleep+rand.N(left/16+minSleep)) // Redis frees a key after its last millisecond
 	}
 
 	// Try once more just before the deadline, in case a message was lost.
+	// That attempt has one and a half times as long as the last answer took.
 	if end, ok := ctx.Deadline(); ok {
 		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep {
 			d = min(d, left)
 		}
 	}
+
 	return d
 }
 
