@@ -103,14 +103,15 @@ func newClient(d backend.Driver, opts Options) *Client {
 // A context derived from a lease's context re-enters: if that lease holds the same
 // key on the same Client, Lock returns at once with a lease on the same hold. Unlock
 // the inner lease first, as defer does. Unlocking the outer lease first ends the inner
-// lease's context. Their hold is then renewed for at most one more term.
+// lease's context. Their hold is then renewed for at most one more term. Any other
+// context waits for the key, even if its caller holds it.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
 }
 
 // TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld
 // if the key is held. If another caller of this Client holds the key or waits for it,
-// TryLock returns without a call to the store.
+// TryLock returns without a call to the store. WithMaxWait has no effect on it.
 func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "trylock", key, opts)
 }

@@ -38,11 +38,11 @@ func (a *app) conformCommand() *cobra.Command {
 		Short: "Check whether a strategy keeps its promises on your store",
 		Long: `conform runs hasp's conformance suite on the strategy and the store that --url
 names. The suite is a list of clauses. Each clause checks one promise about
-locks, here on your store, your network and your settings. It takes some ten
+locks, here on your store, your network and your settings. It takes ten to thirty
 seconds.
 
-The keys contain "hasp-conformance-" and a random part. Records that remain, such
-as fence counters, end with their terms.
+The keys contain "hasp-conformance-" and a random part. Fence counters remain. On
+Redis they expire after fence_ttl, which is 30 days unless the URL sets it.
 
 A clause is skipped, with the reason, if the strategy does not make the promise,
 or if the check would have to stop the store or move its clock. The exit code is

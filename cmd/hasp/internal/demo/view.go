@@ -70,7 +70,7 @@ func (v *lines) wrote(t *timeline, i int, at time.Duration, n int) {
 	} else if len(waiters) > 0 {
 		line += "; waiting: " + workers(t.in(waiting, at))
 	}
-	if writers := t.in(holding, at); len(writers) > 1 {
+	if writers := t.in(holding, at); v.d.NoLock && len(writers) > 1 {
 		line += "; writing at the same time: " + workers(writers)
 	}
 	v.note(at, line)
