@@ -71,11 +71,13 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int) *attempt {
 		inFlight:  make([]chan struct{}, n),
 		proposals: make([]uint64, n),
 	}
+
 	if number > 0 {
 		a.prefix = c.Token + "~" + strconv.Itoa(number) + tokenEnd
 	}
 	a.record = a.prefix + c.Owner
 	a.expiry = a.began.Add(c.TTL + c.Timeout)
+
 	for i := range a.inFlight {
 		a.inFlight[i] = make(chan struct{})
 	}
@@ -89,20 +91,25 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	if err := d.checkTTL(c.TTL); err != nil {
 		return backend.Grant{}, err
 	}
+
 	a := d.newAttempt(c, number, lead)
 	if !d.register(a) {
 		return backend.Grant{}, errClosed
 	}
 	defer d.work.Done()
 
+	// It has room for one result, because only the winner of the ballot reads it.
 	counted := make(chan error, 1)
 	if lead == noLead || a.askLead(ctx) {
 		d.work.Go(func() {
+			// redsync does not get ctx: a call that ctx had ended could not learn
+			// whether it took the key.
 			counted <- redsyncMutex(c, a.record, a.pools()).TryLockContext(context.Background())
 		})
 		select {
 		case <-a.ballot.done:
 		case <-ctx.Done():
+			// If a vote decides the ballot at the same moment, that verdict stays.
 			a.ballot.decide(abandoned)
 		}
 	}
@@ -115,6 +122,7 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 		// redsync returns at once.
 		g, err = a.grant(ctx, <-counted)
 	case refused:
+		// Nodes that voted yes keep their record until cleanUp has released it.
 		if a.ballot.has(yes) {
 			d.splits.Add(1)
 		}
@@ -140,6 +148,7 @@ func (d *Driver) register(a *attempt) bool {
 		return false
 	}
 	d.work.Add(1)
+	// A second attempt with the token replaces the note that cleanUp has left.
 	d.attempts[a.c.Token] = a
 
 	// Remove holds that expired without a Release. To sweep at twice the number that
@@ -162,10 +171,13 @@ func (a *attempt) grant(ctx context.Context, counted error) (backend.Grant, erro
 	var g backend.Grant
 	if counted == nil && a.c.Fenced {
 		var err error
+		// If the fence reaches too few nodes, it only makes the next fence larger.
 		if g.Fence, err = a.raiseFence(ctx); err != nil {
 			return backend.Grant{}, err
 		}
 	}
+
+	// Check the term last, because writing the fence took time.
 	if counted != nil || time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
 		return backend.Grant{}, fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 	}
@@ -180,6 +192,8 @@ func (a *attempt) pools() []redis.Pool {
 	for i := range pools {
 		take := func() (bool, error) { return a.leadVote() }
 		if i != a.lead {
+			// Count the call here, not in its goroutine: redsync may return before
+			// that goroutine starts, and Close would not wait for it.
 			a.d.work.Add(1)
 			take = func() (bool, error) {
 				defer a.d.work.Done()
@@ -201,6 +215,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	timeout := max(leadTimeout, 8*time.Duration(n.latency.Load()))
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
+
 	select {
 	case <-a.leadVoted:
 	case <-a.ballot.done:
@@ -219,6 +234,8 @@ func (a *attempt) askLead(ctx context.Context) bool {
 		return true
 	}
 	for i := range a.d.nodes {
+		// A Release that has found this attempt waits for the outcome on every
+		// node.
 		if i != a.lead {
 			a.settle(i, failed, 0) // it is never asked
 		}
@@ -230,6 +247,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 func (a *attempt) leadVote() (bool, error) {
 	select {
 	case <-a.leadVoted:
+	// The ballot may be decided before the lead votes.
 	case <-a.ballot.done:
 	}
 	if a.ballot.vote(a.lead) != yes {
@@ -248,13 +266,17 @@ func (a *attempt) askNode(i int) (bool, error) {
 	}
 
 	v, err := n.requestVote(a)
+	// Decide before the vote is cast: one vote of no decides no ballot, but a refusal
+	// by the lead ends the attempt before it takes votes elsewhere.
 	if i == a.lead && v == no {
 		a.ballot.decide(refused)
 	}
 	a.ballot.cast(i, v, err)
 	if i == a.lead {
+		// Close it after the cast, because leadVote reads the vote from the ballot.
 		close(a.leadVoted)
 	}
+
 	if v != yes && err == nil {
 		err = backend.ErrHeld
 	}
@@ -275,7 +297,9 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a.mayHold[i], a.mayArrive[i], a.proposals[i] = v == yes || v == unknown, v == unknown, proposal
+	// A Release that waits for the channel then reads mayHold, so mayHold is set first.
 	close(a.inFlight[i])
+	// If cleanUp came before the outcome was known, it has left this node out.
 	if a.failed {
 		a.cleanUpLocked(i)
 	}
@@ -289,11 +313,14 @@ func (a *attempt) cleanUp() {
 	d, token := a.d, a.c.Token
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
+	// Nodes in flight are released by settle, which sees failed.
 	a.failed = true
 	for i := range d.nodes {
 		a.cleanUpLocked(i)
 	}
 
+	// A Release may have removed the attempt, or a newer attempt may have the token.
 	if d.attempts[token] != a {
 		return
 	}
@@ -313,8 +340,11 @@ func (a *attempt) cleanUpLocked(i int) {
 	}
 	answers := 1
 	if a.mayArrive[i] {
+		// The first release may overtake the command that writes the record.
 		answers = 2
 	}
+
+	// Each record is released once, from here or from takeRecord.
 	a.mayHold[i], a.mayArrive[i] = false, false
 
 	r := repeatedRelease{c: a.c, prefix: a.prefix, answers: answers, until: a.expiry}

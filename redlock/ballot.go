@@ -90,9 +90,12 @@ func newBallot(nodes []*node, r rule) *ballot {
 func (b *ballot) cast(i int, v vote, err error) (result verdict, decided bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	b.count[b.votes[i]]--
 	b.count[v]++
 	b.votes[i], b.errs[i] = v, err
+
+	// The verdict never changes. Later votes count only for has, vote and failures.
 	if b.verdict == undecided {
 		b.decideLocked(b.rule(len(b.votes), b.quorum, &b.count))
 		decided = b.verdict != undecided
@@ -142,6 +145,8 @@ func (b *ballot) has(v vote) bool {
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
+	// Votes may still arrive and change errs, so work on a copy.
 	errs := slices.Clone(b.errs)
 	for i, v := range b.votes {
 		if v == pending && b.verdict == abandoned {

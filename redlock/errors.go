@@ -46,6 +46,7 @@ func (n *node) nodeError(err error, took time.Duration) error {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: no answer within %v: %w", n.name, took.Round(time.Millisecond), os.ErrDeadlineExceeded)
 	case definite(err):
+		// Without %w, so that callers do not take it for the verdict of a quorum.
 		return fmt.Errorf("%v", err)
 	}
 	return err
@@ -85,5 +86,7 @@ func voteAfter(err error) vote {
 	if answered(err) || notSent(err) {
 		return failed
 	}
+
+	// The command may have been sent, so the node may have executed it.
 	return unknown
 }

@@ -52,6 +52,7 @@ func (n *node) sendFencedAcquire(ctx context.Context, a *attempt) (v vote, fence
 	case len(parts) == 1 && parts[0] == int64(-1):
 		return failed, 0, id, n.noFence(counter)
 	}
+	// The script may have taken the key before something replaced its reply.
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
@@ -66,6 +67,8 @@ func (n *node) noFence(counter string) error {
 func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	d := a.d
 	d.mu.Lock()
+	// A node settles before its vote is cast, so the proposals of the quorum are here.
+	// Later proposals do not matter.
 	fence := slices.Max(a.proposals)
 	a.fence = fence // from here on, renewals write it to all nodes
 	d.mu.Unlock()
@@ -79,6 +82,7 @@ func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 			v, err := n.raiseFence(a, fence)
 			b.cast(n.i, v, err)
 		}) {
+			// Close has begun. A fence on some nodes does no harm.
 			return 0, errClosed
 		}
 	}
@@ -86,6 +90,7 @@ func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 	select {
 	case <-b.done:
 	case <-ctx.Done():
+		// The nodes that were asked may still store the fence, which does no harm.
 		b.decide(abandoned)
 		return 0, ctx.Err()
 	}
@@ -99,8 +104,11 @@ func (n *node) raiseFence(a *attempt, fence uint64) (vote, error) {
 		return failed, err
 	}
 
+	// The caller's context does not end the call: a fence may be stored after the
+	// caller has left, because counters only grow.
 	ctx, cancel := context.WithTimeout(context.Background(), a.c.Timeout)
 	defer cancel()
+
 	counter := redisstore.DerivedKey("fence", a.c.Key)
 	reply, err := n.store.Run(ctx, raiseScript, redisstore.Call{
 		Keys: []string{counter, a.lockKey},

@@ -24,6 +24,7 @@ type answer struct {
 // query asks all nodes about a key. It returns the answers so far as soon as enough
 // returns true for them, and otherwise when all nodes have answered or ctx is done.
 func (d *Driver) query(ctx context.Context, key string, timeout time.Duration, enough func([]answer) bool) []answer {
+	// There is room for all answers, because query may return before the last one.
 	answers := make(chan answer, len(d.nodes))
 	call := redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
 	for _, n := range d.nodes {
@@ -51,6 +52,9 @@ func (n *node) query(call redisstore.Call, timeout time.Duration) answer {
 	if err := n.admit(); err != nil {
 		return answer{i: n.i, err: err}
 	}
+
+	// The caller's context does not end the call, because the outcome also shows
+	// whether the node answers at all.
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	began := time.Now()
@@ -127,6 +131,7 @@ func (s survey) outage(ctx context.Context) error {
 	if err := ctx.Err(); err != nil && len(s.errs) == 0 {
 		return err
 	}
+
 	errs := make([]error, len(s.d.nodes))
 	copy(errs, s.errs)
 	return outage(errs)
@@ -164,11 +169,14 @@ func (s survey) unheld() bool {
 	if s.free >= s.d.quorum() {
 		return true
 	}
+
 	count, most := map[string]int{}, 0
 	for _, f := range s.taken {
 		count[f.Record()]++
 		most = max(most, count[f.Record()])
 	}
+
+	// All silent nodes may have the most frequent record.
 	return most+s.silent() < s.d.quorum()
 }
 
@@ -178,9 +186,11 @@ func (s survey) heldError() error {
 	if s.holder != nil {
 		return s.holder.Held()
 	}
+
 	if len(s.taken) == 0 {
 		return &backend.HeldError{}
 	}
+
 	slices.SortFunc(s.taken, func(a, b redisstore.Found) int { return cmp.Compare(remaining(a), remaining(b)) })
 	return s.taken[max(0, min(len(s.taken)-1, s.d.quorum()-s.free-1))].Held()
 }
@@ -198,6 +208,8 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 		if _, ok := s.answer(lead); lead == noLead || ok {
 			return true
 		}
+		// The result is known. The answer of the lead shows only whether its record
+		// is a leftover, so bound the wait for it.
 		time.AfterFunc(leadTimeout, cancel)
 		return false
 	}))
@@ -220,6 +232,9 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if s.holder != nil {
 		status = s.holder.Status()
 	}
+
+	// A granted fence is on a majority. So one of these answers has it, unless a node
+	// has lost its counter.
 	for _, f := range all {
 		if f.err == nil {
 			status.Fence = max(status.Fence, f.Status().Fence)
@@ -246,6 +261,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 			}
 			b.cast(n.i, yes, nil)
 		}) {
+			// Some nodes may have removed the key already.
 			return errClosed
 		}
 	}
@@ -253,6 +269,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	select {
 	case <-b.done:
 	case <-ctx.Done():
+		// The nodes that were asked go on, so the key may still become free.
 		b.decide(abandoned)
 	}
 	return b.err()

@@ -75,6 +75,8 @@ func (n *node) loadMark(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(n.d.closing, cancel)()
+
+	// Any earlier answer will do, so since is the zero time.
 	_, err := n.refreshMark(ctx, time.Time{})
 	return err
 }
@@ -84,6 +86,8 @@ func (n *node) loadMark(ctx context.Context) error {
 func (n *node) checkVote(ctx context.Context, a *attempt, id identity) error {
 	s := n.marks.current.Load()
 	if s.identity != id {
+		// The vote is from another run, or the mark has changed since. Only the
+		// node knows which, and the vote must not count before it has answered.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -159,6 +163,8 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	case <-ctx.Done():
 		return nil, n.nodeError(ctx.Err(), time.Since(began))
 	}
+
+	// Another caller may have asked while this one waited for its turn.
 	if s := n.marks.current.Load(); s != nil && s.asked.After(since) {
 		return s, nil
 	}
@@ -171,6 +177,9 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	}
 
 	n.marks.current.Store(s)
+
+	// One goroutine waits for the vote, however many callers find that the node does
+	// not vote. Then it writes the end of the wait into the mark.
 	if !n.marks.voting() && !n.marks.waiting.Swap(true) {
 		n.d.spawn(func() {
 			defer n.marks.waiting.Store(false)
@@ -189,6 +198,9 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 		return err
 	}
 	if s.mark == "" {
+		// Before the node has to wait, find out whether the whole set is new. This
+		// driver or another one may mark the node meanwhile, so read the mark
+		// again.
 		n.d.markNewSet(ctx, n)
 		if err := n.readMark(ctx, s); err != nil {
 			return err
@@ -226,13 +238,18 @@ func (n *node) readMarkOnce(ctx context.Context, s *standing) error {
 	if err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); err != nil {
 		return err
 	}
+
+	// If the time is missing, answered stays 0. Then the node does not vote at once as
+	// part of a new set, which is the safe side.
 	if now, _ := replies[2].Value.([]any); len(now) == 2 {
 		text, _ := now[0].(string)
 		seconds, _ := strconv.ParseInt(text, 10, 64)
 		s.answered = seconds * 1000
 	}
+
 	s.mark, _ = replies[0].Value.(string)
 	s.run = runOf(replies[1].Value)
+
 	if fields := strings.Fields(s.mark); len(fields) == 3 {
 		longest, _ := strconv.ParseInt(fields[2], 10, 64)
 		n.d.raiseLongestTTL(longest)
@@ -246,6 +263,7 @@ func (n *node) readMarkOnce(ctx context.Context, s *standing) error {
 func (d *Driver) raiseLongestTTL(longest int64) {
 	for {
 		old := d.longestTTL.Load()
+		// If another caller raises it at the same moment, compare again.
 		if longest <= old || d.longestTTL.CompareAndSwap(old, longest) {
 			return
 		}
@@ -273,6 +291,9 @@ func (n *node) writeMark(ctx context.Context, s *standing, atOnceUntil int64, wa
 	if n.d.durable {
 		durable = 1
 	}
+
+	// The wait includes the drift, because the node's clock may run ahead of a
+	// holder's.
 	n.d.raiseLongestTTL(redisstore.Millis(n.d.maxTTL + backend.Drift(n.d.maxTTL)))
 	reply, err := n.store.Run(ctx, markScript, redisstore.Call{
 		Keys: []string{markKey},
@@ -282,6 +303,8 @@ func (n *node) writeMark(ctx context.Context, s *standing, atOnceUntil int64, wa
 		return err
 	}
 
+	// Count the wait from after the reply: it may be too long by the trip, but never
+	// too short.
 	answered := time.Now()
 	id, wait, ok := decodeMark(reply)
 	if !ok {
@@ -334,8 +357,11 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Until(end)*2/3)
 	defer cancel()
+
 	for first := true; ; first = false {
 		all := d.readAllMarks(ctx)
+		// If n does not answer, no mark can be written. If n has a mark by now,
+		// another process has marked the set.
 		if s := all[n.i]; s == nil || s.mark != "" {
 			return
 		}
@@ -347,9 +373,12 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 			})
 			return
 		}
+		// If some node still has a mark after the pause, or too few answer, the set
+		// is not new.
 		if !first {
 			return
 		}
+
 		doze(ctx, newSetPause)
 		if ctx.Err() != nil {
 			return
@@ -381,8 +410,11 @@ func (d *Driver) readAllMarks(ctx context.Context) []*standing {
 	end, _ := ctx.Deadline()
 	within, cancel := context.WithTimeout(ctx, time.Until(end)/2)
 	defer cancel()
+
 	all := make([]*standing, len(d.nodes))
 	d.forEachNode(func(n *node) {
+		// A node whose answer is an error counts as one that does not answer. Each
+		// goroutine writes only its own element of all.
 		s := &standing{}
 		if n.readMark(within, s) == nil {
 			all[n.i] = s
@@ -407,6 +439,9 @@ func (d *Driver) checkDistinct(n *node, run string) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
+	// Set it before the comparison: if two nodes are checked at once, the second check
+	// finds the run of the first.
 	n.run = run
 	for _, other := range d.nodes {
 		if other != n && other.run == run {

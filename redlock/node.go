@@ -45,10 +45,13 @@ func (n *node) admit() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := time.Now()
+
 	switch {
+	// The node has answered since healthy unlocked mu.
 	case n.suspectSince.IsZero():
 		return nil
 	case now.Sub(n.probed) >= probeEvery, n.refusal != nil && needed:
+		// Set it with mu held, so that one caller of many gets the probe.
 		n.probed = now
 		return nil
 	}
@@ -84,6 +87,8 @@ func (n *node) healthy() bool {
 func (n *node) needed() bool {
 	voting := 0
 	for _, other := range n.d.nodes {
+		// Each node is locked for itself, so the count may be out of date at once.
+		// It only decides which nodes are waited for, and never a vote.
 		if other != n && other.healthy() && other.marks.voting() {
 			voting++
 		}
@@ -139,10 +144,14 @@ func (n *node) updateLatency(took time.Duration) {
 
 // requestVote asks the node for the key, once. It settles the attempt on the node.
 func (n *node) requestVote(a *attempt) (vote, error) {
+	// The caller's context does not end the call. If the caller leaves, the call still
+	// learns whether it took the key, and can release it.
 	ctx, cancel := context.WithTimeout(context.Background(), a.c.Timeout)
 	defer cancel()
+
 	err := n.admit()
 	if err == nil {
+		// Load the mark before the vote, because checkVote compares with it.
 		err = n.loadMark(ctx)
 	}
 	if err == nil && !a.active() {
@@ -195,10 +204,13 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 	case set.Err != nil:
 		return voteAfter(set.Err), 0, id, set.Err
 	case set.Value == nil:
+		// A refusal counts even if the mark is unknown: it cannot give the key
+		// away.
 		return no, 0, id, nil
 	case set.Value != "OK":
 		return unknown, 0, id, n.store.Unexpected(set.Value)
 	case get.Err != nil || info.Err != nil:
+		// The record is there, but without mark and run the vote cannot be checked.
 		return unknown, 0, id, cmp.Or(get.Err, info.Err)
 	}
 	return yes, 0, id, nil

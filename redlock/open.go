@@ -41,10 +41,12 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	nodes, names, err := nodeURLs(c.Nodes)
 	if err != nil {
 		return nil, err
 	}
+
 	// Check the options and names before anything connects.
 	if _, err := newDriver(nil, names, o); err != nil {
 		return nil, err
@@ -56,6 +58,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		s, probe, err := redisstore.Prepare(node, nodeParams(node, nodes, c.Params), connections)
 		if err != nil {
 			for _, s := range stores {
+				// The error of Close does not matter: the stores have sent nothing.
 				s.Close()
 			}
 			return nil, err
@@ -67,6 +70,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := d.probe(ctx, probes); err != nil {
 		d.Close()
 		return nil, err
@@ -83,6 +87,7 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 		}
 		nodes = append(nodes, urls...)
 	}
+
 	for _, node := range nodes {
 		name, err := redisstore.Address(node)
 		if err != nil {
@@ -122,6 +127,7 @@ func options(p hasp.Params) (*Options, error) {
 			return nil, fmt.Errorf("%w: parameter max_ttl=%q: want a positive duration such as 2m", backend.ErrInvalid, text)
 		}
 	}
+
 	for name, value := range map[string]*bool{"durable": &o.Durable, "allow_unsafe_nodes": &o.AllowUnsafeNodes} {
 		text, ok := p[name]
 		if !ok {
@@ -137,8 +143,10 @@ func options(p hasp.Params) (*Options, error) {
 // probe asks all nodes once. It returns nil if a quorum answers without an error. The
 // probe of a node that is late continues in the background.
 func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error) error {
+	// There is room for all results, because probe may return before the last one.
 	results := make(chan probeResult, len(d.nodes))
 	for i, n := range d.nodes {
+		// A Driver that has just been made is not closed, so spawn does not refuse.
 		d.spawn(func() {
 			err := probes[i](ctx)
 			if err == nil {
@@ -160,8 +168,10 @@ type probeResult struct {
 func (d *Driver) awaitProbes(ctx context.Context, results <-chan probeResult) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {
+		// The error of a node whose result does not arrive in time.
 		errs[i] = fmt.Errorf("%s: no answer yet", n.name)
 	}
+
 	well := 0
 	var grace <-chan time.Time
 	for range d.nodes {
@@ -170,10 +180,12 @@ func (d *Driver) awaitProbes(ctx context.Context, results <-chan probeResult) er
 			if errs[r.i] = r.err; r.err == nil {
 				well++
 			}
+
 			var same sameServerError
 			if errors.As(r.err, &same) {
 				return fmt.Errorf("%w: %w", backend.ErrInvalid, same)
 			}
+
 			if well == d.quorum() {
 				timer := time.NewTimer(openGrace)
 				defer timer.Stop()

@@ -279,10 +279,13 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return backend.Grant{}, s.heldError()
 		}
 	}
+
+	// Rivals that ask one node first do not split the votes.
 	lead := noLead
 	if d.rivalled(c.Key) {
 		lead = d.leader(c.Key)
 	}
+
 	g, err := d.tryAcquire(ctx, c, 0, lead)
 	if _, held := err.(*backend.HeldError); !held {
 		return g, err
@@ -290,6 +293,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	d.refused(c.Key)
 
 	s := d.survey(ctx, c, noLead)
+
 	switch err := s.outage(ctx); {
 	case err != nil && lead != noLead:
 		return backend.Grant{}, err // only the lead has refused, not a quorum
@@ -313,6 +317,8 @@ func (d *Driver) spawn(f func()) bool {
 }
 
 func (d *Driver) spawnLocked(f func()) bool {
+	// Close sets closed with mu held before it waits. So work never grows from zero
+	// during that wait.
 	if d.closed {
 		return false
 	}
@@ -329,6 +335,8 @@ func (d *Driver) sleep(pause time.Duration) bool {
 	case <-timer.C:
 	case <-d.closing.Done():
 	}
+
+	// Both channels may be ready, and select picks one at random. Close has precedence.
 	return d.closing.Err() == nil
 }
 
@@ -347,6 +355,8 @@ func (d *Driver) Close() error {
 		d.work.Wait()
 		close(done)
 	}()
+
+	// If a call does not end in time, the goroutine above ends later, with that call.
 	timer := time.NewTimer(closeTimeout)
 	defer timer.Stop()
 	select {
@@ -354,6 +364,7 @@ func (d *Driver) Close() error {
 	case <-timer.C:
 	}
 
+	// The connections are closed last, because the releases above use them.
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {
 		errs[i] = n.store.Close()

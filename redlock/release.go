@@ -33,6 +33,8 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	b := newBallot(d.nodes, holdRule)
 	pools := make([]redis.Pool, len(d.nodes))
 	for i, n := range d.nodes {
+		// Count the call before redsync starts its goroutine, which may be after
+		// redsync has returned.
 		d.work.Add(1)
 		pools[i] = &redsyncPool{release: func() (bool, error) {
 			defer d.work.Done()
@@ -45,9 +47,11 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		// The ballot has the result; redsync cannot tell a lost hold from an outage.
 		_, _ = redsyncMutex(c, c.Token, pools).UnlockContext(context.Background())
 	})
+
 	select {
 	case <-b.done:
 	case <-ctx.Done():
+		// The calls go on, so that no node keeps the record.
 		b.decide(abandoned)
 	}
 	return b.err()
@@ -69,6 +73,7 @@ func (d *Driver) beginRelease(c backend.Claim) (*attempt, error) {
 
 	d.work.Add(1)
 	if a != nil {
+		// From here on no repair starts. releaseHold waits for one in flight.
 		a.released = true
 		delete(d.attempts, c.Token)
 	}
@@ -96,6 +101,8 @@ func (n *node) releaseHold(c backend.Claim, a *attempt) (vote, error) {
 
 	channel := redisstore.DerivedKey("channel", c.Key)
 	began := time.Now()
+
+	// A suspect node is not asked now, but in the background.
 	err := n.admit()
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
@@ -106,6 +113,8 @@ func (n *node) releaseHold(c backend.Claim, a *attempt) (vote, error) {
 	pause := firstRetry
 	if err == nil || definite(err) {
 		answers--
+		// An earlier command may still write the record within its Timeout. So a
+		// second release, if it is due, comes after that.
 		pause = c.Timeout
 	}
 	if answers > 0 {
@@ -127,6 +136,8 @@ func (n *node) releaseHold(c backend.Claim, a *attempt) (vote, error) {
 func (d *Driver) takeRecord(a *attempt, i int) (mayHold, mayArrive bool, until time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
+	// Take and clear in one step, so that one release at most is made for the record.
 	mayHold, mayArrive = a.mayHold[i], a.mayArrive[i]
 	a.mayHold[i], a.mayArrive[i] = false, false
 	return mayHold, mayArrive, a.expiry
@@ -186,6 +197,8 @@ func (r repeatedRelease) run(n *node) {
 
 		pause = r.c.Timeout
 		if err != nil && !definite(err) {
+			// No answer: this release does not count. Try again sooner than a
+			// Timeout, and more rarely each time.
 			pause, retry = retry, min(2*retry, r.c.Timeout)
 		} else if r.answers--; r.answers == 0 {
 			return

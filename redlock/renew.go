@@ -51,6 +51,8 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 	decided := make(chan int, len(renewals)) // each renewal is decided once
 	for _, n := range d.nodes {
+		// If Close has begun, done is not called, and the outcome of these claims
+		// is unknown.
 		if !d.spawn(func() { n.renew(renewals, decided) }) {
 			return
 		}
@@ -77,6 +79,7 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return nil, err
 	}
+
 	a, lost := d.attemptOf(c)
 	if lost {
 		return nil, backend.ErrLost
@@ -90,6 +93,7 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 	// the nodes that still have one.
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	if expiry := r.began.Add(c.TTL + c.Timeout); expiry.After(a.expiry) {
 		a.expiry = expiry
 	}
@@ -100,6 +104,8 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 // answer shows that the node needs a repair.
 func (n *node) renew(renewals []*renewal, decided chan<- int) {
 	timeout := renewals[0].c.Timeout
+	// The context of Renew does not end the call, because a late answer counts for the
+	// repair.
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 
@@ -123,6 +129,8 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 		cast(j, v, err)
 	})
 
+	// RunEach leaves out the calls that had no reply in time. Their outcome is unknown,
+	// and they cast no vote of no.
 	for j := range renewals {
 		if !answered[j] {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
@@ -206,6 +214,8 @@ func (r *renewal) setLost(i int, at serverTime) {
 // repair writes the hold to the nodes that have reported that they do not have it,
 // once to each.
 func (r *renewal) repair(d *Driver) {
+	// Take and clear in one step: several votes may call repair at once, and each node
+	// is repaired once.
 	r.ballot.mu.Lock()
 	lost := slices.Clone(r.lost)
 	clear(r.lost)
@@ -223,6 +233,8 @@ func (r *renewal) repair(d *Driver) {
 // since at was read.
 func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
+	// The node read its clock before at.read. So the record ends before the lease by
+	// that trip, and never after it.
 	left := end.Sub(at.read)
 
 	// The lock is held until the repair counts as in flight. So a Release either
@@ -230,11 +242,13 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 	a, ended := r.a, make(chan struct{})
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	select {
 	case <-a.inFlight[n.i]:
 	default:
 		return // another command that writes the record is in flight
 	}
+
 	if a.released || a.failed || left <= 0 || !d.spawnLocked(func() {
 		defer close(ended)
 		ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
@@ -245,6 +259,8 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 		})
 		if err != nil && voteAfter(err) == unknown {
 			d.mu.Lock()
+			// The command may still arrive. This is set before ended is closed,
+			// because a Release that waits for ended reads it.
 			a.mayArrive[n.i] = true
 			d.mu.Unlock()
 		}

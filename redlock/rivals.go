@@ -30,6 +30,8 @@ func (d *Driver) rivals(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
 		if len(d.wants) >= maxWanted {
+			// To forget all keys costs a split vote at most. To find the oldest
+			// costs time.
 			clear(d.wants)
 		}
 		r = &rivalry{}
@@ -67,6 +69,8 @@ func (d *Driver) rivalled(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.wants[key]
+
+	// The entry also names the shunned node, so it stays until both times are over.
 	if r != nil && time.Since(r.at) >= wantedFor && time.Now().After(r.until) {
 		delete(d.wants, key)
 		r = nil
@@ -78,9 +82,11 @@ func (d *Driver) rivalled(key string) bool {
 // The releaser learns of the release no later than they do. If it asked again at
 // once, it would get the key each time.
 func (d *Driver) released(key string, crowd int) {
+	// Before mu is locked, because slot locks it.
 	window := min(time.Duration(crowd)*d.slot(key), maxScatter)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	r := d.rivals(key)
 	r.at = time.Now()
 	r.yields = r.at.Add(rand.N(window))

@@ -62,12 +62,18 @@ type waiting struct {
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	life, cancel := context.WithCancel(context.Background())
 	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), heard: make([]bool, len(d.nodes))}
+	// At the end, cancel runs first: it ends subscriptions under way. Then close ends
+	// the others.
 	defer w.close()
 	defer cancel()
+
 	w.listen(ctx)
+
+	// If this driver has just released the key, other waiters come first.
 	doze(ctx, d.yields(c.Key))
 	w.surveyed = time.Now() // the engine's attempt has just been refused
 	heard := true           // a message has arrived, or the engine's attempt was refused
+
 	for ctx.Err() == nil {
 		g, err := w.look(ctx, heard)
 		switch {
@@ -78,6 +84,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 			w.silent = time.Time{}
 		case definite(err), errors.Is(err, errClosed):
 			return backend.Grant{}, err
+		// A shorter outage may end by itself, and the wait goes on.
 		case time.Since(w.silent) >= c.Timeout:
 			return backend.Grant{}, redisstore.Outage(err, w.silent)
 		}
@@ -93,6 +100,7 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.d.leader(w.c.Key)
 	g, err := w.attempt(ctx, lead)
+
 	var held *backend.HeldError
 	switch {
 	case !errors.As(err, &held):
@@ -115,12 +123,17 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 			err = s.outage(ctx)
 		}
 	}
+
 	w.trip = time.Since(began)
 	if err == nil {
+		// Count from before the nodes were asked, so that the term ends here no
+		// later than there.
 		g.Until = w.asked.Add(w.c.TTL - backend.Drift(w.c.TTL))
 		return g, nil
 	}
+
 	w.vain++
+	// If ctx has ended, the error is no sign of an outage.
 	if !definite(err) && ctx.Err() == nil {
 		w.outage = err
 		if w.silent.IsZero() {
@@ -138,6 +151,7 @@ func (w *waiting) strayed(lead int, s survey) bool {
 	if record != w.stray {
 		w.stray, w.since = record, time.Now()
 	}
+
 	if record == "" || most >= w.d.quorum() || time.Since(w.since) < leadTimeout {
 		return false
 	}
@@ -162,6 +176,8 @@ func (d *Driver) leader(key string) int {
 			fastest = min(fastest, trip)
 		}
 	}
+
+	// The margin keeps the lead while latencies vary, so that clients agree on it.
 	for i, n := range d.nodes {
 		if trip := time.Duration(n.latency.Load()); trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.healthy() && n.marks.voting() && d.leads(key, i) {
 			return i
@@ -176,12 +192,15 @@ func (d *Driver) leader(key string) int {
 func (w *waiting) listen(ctx context.Context) {
 	within, cancel := context.WithTimeout(ctx, min(w.c.Timeout/3, maxSleep))
 	defer cancel()
+	// There is room for all, because listen may return before the last one.
 	tried := make(chan bool, len(w.d.nodes))
 	for _, n := range w.d.nodes {
 		if !w.d.spawn(func() { tried <- w.listenTo(n) }) {
+			// Close has begun, and the next attempt reports it.
 			return
 		}
 	}
+
 	ears := 0
 	for range w.d.nodes {
 		select {
@@ -189,6 +208,7 @@ func (w *waiting) listen(ctx context.Context) {
 			if ok {
 				ears++
 			}
+		// The other subscriptions are made nevertheless, and serve later attempts.
 		case <-within.Done():
 			return
 		}
@@ -208,9 +228,11 @@ func (w *waiting) listenTo(n *node) bool {
 	if err != nil {
 		return false
 	}
+
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
+		// Wait has returned while the node confirmed, and close did not see ear.
 		ear.Close()
 	} else {
 		w.ears = append(w.ears, ear)
@@ -223,30 +245,41 @@ func (w *waiting) hear(i int, message string, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if again {
+		// The missed message may have been a release. An attempt finds out.
 		w.rouse()
 		return
 	}
+
 	token, crowd, _ := strings.Cut(message, " ")
+	// A number that is missing or wrong counts as 0; scatter then does not sleep.
 	n, _ := strconv.Atoi(crowd)
 	w.crowd = min(n, maxCrowd)
+
 	if token != w.token {
 		w.token, w.woken = token, false
 		clear(w.heard)
 	}
 	w.heard[i] = true
+
 	count := 0
 	for _, h := range w.heard {
 		if h {
 			count++
 		}
 	}
+
 	if w.woken || count < w.d.quorum() {
 		return
 	}
+
+	// leader locks Driver.mu while w.mu is held. No caller locks them in the other
+	// order.
 	if lead := w.d.leader(w.c.Key); lead == noLead || w.heard[lead] {
 		w.woken = true
 		w.rouse()
 	} else if count == w.d.quorum() {
+		// The key is free, but an attempt would find the record that the lead is
+		// about to release.
 		time.AfterFunc(straggle, w.rouse)
 	}
 }
@@ -255,6 +288,7 @@ func (w *waiting) hear(i int, message string, again bool) {
 func (w *waiting) rouse() {
 	select {
 	case w.wake <- struct{}{}:
+	// A signal waits already, and one is enough.
 	default:
 	}
 }
@@ -263,6 +297,8 @@ func (w *waiting) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
+
+	// From here on listenTo closes its subscription itself.
 	for _, ear := range w.ears {
 		ear.Close()
 	}
@@ -295,10 +331,12 @@ func (w *waiting) scatter(ctx context.Context) {
 	if crowd <= 1 {
 		return
 	}
+
 	slot := w.d.slot(w.c.Key)
 	window := time.Duration(crowd-1) * slot
 	window = max(window>>min(w.late/6, 4), min(window, 8*slot))
 	w.late++
+
 	doze(ctx, rand.N(min(window, maxScatter)))
 	select {
 	case <-w.wake: // the attempt that follows also serves this message
@@ -311,15 +349,21 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	longest := maxSleep
 	w.mu.Lock()
 	if len(w.ears) < w.d.quorum() {
+		// Without a quorum of subscriptions the waiter misses releases, so it
+		// polls.
 		longest = maxPoll
 	}
 	w.mu.Unlock()
+
 	d := min(refusal<<min(w.vain, 10), longest)
+	// Waiters that were refused together must not ask again together.
 	d -= rand.N(d * 3 / 4)
+
 	if w.held != nil && w.held.RetryAfter > 0 {
 		left := w.held.RetryAfter
 		d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
 	}
+
 	// Make a last attempt before ctx ends, in case a release was not published.
 	if end, ok := ctx.Deadline(); ok {
 		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep {

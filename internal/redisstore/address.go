@@ -77,6 +77,8 @@ func parse(node string) (address, error) {
 	if a.kind == aSocket {
 		return a, a.parseSocket(rest)
 	}
+
+	// A password may have an @, so the last one ends it.
 	user, rest := "", rest
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		user, rest = rest[:at], rest[at+1:]
@@ -105,14 +107,17 @@ func Nodes(list string) ([]string, error) {
 	case a.kind != aServer:
 		return nil, invalid("node: want independent servers, redis://host:port,host:port,host:port, and not %s://", scheme)
 	}
+
 	user, hosts := "", rest
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		user, hosts = rest[:at+1], rest[at+1:]
 	}
+
 	hosts, path, found := strings.Cut(hosts, "/")
 	if found {
 		path = "/" + path
 	}
+
 	var nodes []string
 	for host := range strings.SplitSeq(hosts, ",") {
 		if host == "" && hosts != "" {
@@ -153,9 +158,12 @@ func (a *address) parseUser(info string) error {
 	var err1, err2 error
 	a.user, err1 = url.PathUnescape(user)
 	a.password, err2 = url.PathUnescape(password)
+	// The text and the errors of url stay out of the error, because they have the
+	// password.
 	if err1 != nil || err2 != nil {
 		return invalid("node: user or password is not percent-encoded as in a URL: write %%25 for %%")
 	}
+
 	if a.user != "" && a.password == "" {
 		return invalid("node: a user without a password: want redis://user:password@host, or redis://:password@host for the default user")
 	}
@@ -213,12 +221,14 @@ func (a *address) parseHost(hostport string) error {
 	if hostport == "" && a.kind != aServer {
 		return invalid("node: want hosts, as in %s://host:port,host:port", a.scheme)
 	}
+
 	host, given, err := net.SplitHostPort(hostport)
 	if err == nil {
 		port = given
 	} else if host, _, err = net.SplitHostPort(hostport + ":" + port); err != nil {
 		return invalid("node: want host:port, an IPv6 address in brackets, as in redis://[::1]:6379")
 	}
+
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
 		return invalid("node: want a port between 1 and 65535, as in redis://localhost:6379")
 	}
@@ -239,6 +249,7 @@ func (a *address) setParams(params map[string]string) error {
 	if (params["cert"] == "") != (params["key"] == "") {
 		return invalid("parameters cert and key go together")
 	}
+
 	if err := a.setSentinel(params); err != nil {
 		return err
 	}
@@ -249,6 +260,7 @@ func (a *address) setParams(params map[string]string) error {
 		}
 		a.replicas = n
 	}
+
 	db, ok := params["db"]
 	switch {
 	case !ok:

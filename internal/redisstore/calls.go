@@ -36,10 +36,12 @@ func (s *Store) Ends() backend.Ends {
 	case s.calls != nil:
 		return backend.EndsPromptly
 	}
+
 	rdb, ok := s.rdb.(*redis.Client)
 	if !ok {
 		return backend.EndsSometime
 	}
+
 	o := rdb.Options()
 	switch {
 	case !o.ContextTimeoutEnabled,

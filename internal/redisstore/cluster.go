@@ -63,6 +63,7 @@ func newCluster(a address, d *dialer) *cluster {
 }
 
 func (c *cluster) close() {
+	// Before mu is locked, because a search under way locks it.
 	c.searches.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,6 +74,7 @@ func (c *cluster) close() {
 
 func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 	at, known, stale := c.has(key)
+	// Before the first answer all callers wait for one search.
 	if !known {
 		if err := c.searches.wait(ctx); err != nil {
 			return nil, err
@@ -80,6 +82,7 @@ func (c *cluster) find(ctx context.Context, key string) (*server, error) {
 		at, _, _ = c.has(key)
 	}
 	if stale {
+		// The known slots serve meanwhile. A server that has lost a slot redirects.
 		c.searches.request()
 	}
 	if at == nil {
@@ -110,6 +113,8 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 		return c.moved(at, key, addr), false
 	}
 	if addr, ok := redis.IsAskError(err); ok {
+		// The slot is being moved. Only this command goes to the other server, so
+		// slots stays as it is.
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.serverLocked(redirected(addr, at.addr)), true
@@ -125,9 +130,13 @@ func (c *cluster) follow(at *server, key string, err error) (to *server, asking 
 
 // moved records that the server at addr has the slot of key now.
 func (c *cluster) moved(at *server, key, addr string) *server {
+	// Other slots may have moved as well.
 	c.searches.request()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
+	// The search takes a moment. Until then the next callers for this slot need no
+	// redirection.
 	to := c.serverLocked(redirected(addr, at.addr))
 	c.slots[slot.Of(key)] = to
 	return to
@@ -166,6 +175,8 @@ func (c *cluster) serverLocked(addr string) *server {
 	s := c.servers[addr]
 	if s == nil {
 		s = newServer(options(c.a, c.d, addr))
+		// open ends before close locks mu. So either close finds this client, or it
+		// is closed here.
 		if c.d.open.Err() != nil {
 			s.rdb.Close()
 		}
@@ -203,6 +214,7 @@ func (c *cluster) search(ctx context.Context) error {
 		err   error
 	}
 	nodes := c.nodes()
+	// There is room for all answers, because search returns after the first good one.
 	answers := make(chan found, len(nodes))
 
 	var errs []error
@@ -220,13 +232,16 @@ func (c *cluster) search(ctx context.Context) error {
 		if next < len(nodes) {
 			hedge = time.After(hedgeAfter)
 		}
+
 		select {
 		case a := <-answers:
 			if a.err == nil {
+				// The queries that are still in flight end with within.
 				c.adopt(a.spans)
 				return nil
 			}
 			errs = append(errs, a.err)
+		// This server is slow. It may still answer first.
 		case <-hedge:
 		}
 	}
@@ -240,10 +255,13 @@ func (c *cluster) nodes() []*server {
 	for _, addr := range c.a.addrs {
 		c.serverLocked(addr)
 	}
+
 	var all []*server
 	for _, s := range c.servers {
 		all = append(all, s)
 	}
+
+	// Random, so that the clients of a cluster do not all query one server.
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	if i := slices.Index(all, c.suspect); i >= 0 {
 		all = append(slices.Delete(all, i, i+1), c.suspect)
@@ -274,6 +292,7 @@ func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]spa
 			spans = append(spans, span{first, last, hostport(host, strconv.FormatInt(port, 10), s.addr)})
 			total += last - first + 1
 		}
+		// Ranges that overlap are not the reply of a cluster.
 		if total > slot.Count {
 			return nil, fmt.Errorf("%s: %w", s.addr, resp.Unexpected(v, c.a.secrets()...))
 		}
@@ -308,6 +327,8 @@ func (c *cluster) adopt(spans []span) {
 			delete(c.gone, addr)
 		case !gone:
 			c.gone[addr] = c.asked
+		// Not sooner, because callers that found the server earlier may still use
+		// its client.
 		case c.asked.Sub(since) > staleAfter:
 			s.rdb.Close()
 			delete(c.servers, addr)
@@ -316,17 +337,22 @@ func (c *cluster) adopt(spans []span) {
 	}
 
 	if old != c.slots && c.d.open.Err() == nil {
+		// go-redis reloads on a goroutine of its own. That calls clusterSlots,
+		// which locks mu.
 		c.rdb.ReloadState(c.d.open)
 	}
 }
 
 // clusterSlots passes the slots on to go-redis' client.
 func (c *cluster) clusterSlots(ctx context.Context) ([]redis.ClusterSlot, error) {
+	// find waits until the slots are known.
 	if _, err := c.find(ctx, ""); err != nil {
 		return nil, err
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	var all []redis.ClusterSlot
 	for i := 0; i < slot.Count; i++ {
 		first := i
@@ -345,6 +371,7 @@ func (c *cluster) clusterSlots(ctx context.Context) ([]redis.ClusterSlot, error)
 func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	masters := c.masters()
 	errs := make(chan error, len(masters))
 	for _, s := range masters {
@@ -376,6 +403,7 @@ func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) 
 				all = append(all, err)
 			}
 		case <-stop:
+			// The others end with errors, which the loop still counts.
 			cancel()
 		}
 	}
@@ -407,6 +435,8 @@ func (c *cluster) masters() []*server {
 func (c *cluster) healthy(ctx context.Context, s *server) error {
 	v, err := c.d.ask(ctx, s.rdb, "cluster", "info")
 	info, _ := v.(string)
+
+	// The error does not matter: the server has run a script, so it can be used.
 	if err != nil || !strings.Contains(info, "cluster_state:fail") {
 		return nil
 	}

@@ -50,6 +50,8 @@ func diagnose(err error, h hints, took time.Duration) error {
 		op        *net.OpError
 	)
 	hint := ""
+	// The order matters, from the most specific cause to the least: a TLS handshake
+	// that timed out is also a timeout.
 	switch {
 	case errors.As(err, new(shortfall)):
 		hint = "the parameter replicas wants more than there are"
@@ -80,6 +82,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 	default:
 		hint = "is that a Redis?"
 	}
+
 	if hint == "" {
 		return err
 	}
@@ -89,6 +92,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 // replyHint returns the hint for an error that the server replied.
 func replyHint(text string, h hints) string {
 	word, _, _ := strings.Cut(text, " ")
+
 	switch {
 	case word == "WRONGPASS", strings.Contains(text, "invalid password"), strings.Contains(text, "AUTH"):
 		return h.auth

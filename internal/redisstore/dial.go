@@ -33,6 +33,7 @@ func newDialer(a address, params map[string]string) (*dialer, error) {
 			return nil, err
 		}
 	}
+
 	d.timeout.Store(int64(dialTimeout))
 	d.open, d.close = context.WithCancel(context.Background())
 	return d, nil
@@ -51,6 +52,7 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 			return nil, invalid("parameter ca: %s holds no certificate in PEM", file)
 		}
 	}
+
 	if params["cert"] != "" {
 		pair, err := tls.LoadX509KeyPair(params["cert"], params["key"])
 		if err != nil {
@@ -82,11 +84,13 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	conn := d.calls.Wrap(plain)
 	config := d.tls
 	if config.ServerName == "" {
+		// All dials share the config, so it must not change.
 		config = config.Clone()
 		config.ServerName, _, _ = net.SplitHostPort(addr)
 	}
 	secure := tls.Client(conn, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
+		// The handshake's error is the cause; an error of Close adds nothing.
 		conn.Close()
 		return deadConn{&handshakeError{err}}, nil
 	}

@@ -33,10 +33,12 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]any) []Reply {
 	for i, args := range commands {
 		cmds[i] = resp.NewCommand(within, args)
 	}
+	// Each command has its own error. send returns one only for replicas.
 	_ = s.send(within, at, false, false, cmds...)
 
 	for i, cmd := range cmds {
 		if cancelled(ctx, cmd.Err()) {
+			// The caller has left. The server may have executed the command.
 			replies[i].Err = s.failAt(at, ctx.Err())
 			continue
 		}

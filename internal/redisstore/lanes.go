@@ -56,9 +56,12 @@ func (s *Store) hold(ctx context.Context, at *server, args []any) (v any, short,
 	if l.used < maxLanes {
 		l.used++
 		l.mu.Unlock()
+		// The lane stays in use until the reply, and then goes to those that wait.
 		defer s.pass(at)
 		return s.sendAlone(ctx, at, false, true, args)
 	}
+
+	// Join the queue with mu still held: a lane that becomes free now finds p.
 	p := &passenger{args: args, done: make(chan journey, 1)}
 	p.until, _ = ctx.Deadline()
 	l.waiting = append(l.waiting, p)
@@ -96,10 +99,13 @@ func (l *lanes) next() []*passenger {
 	defer l.mu.Unlock()
 	n := min(len(l.waiting), maxTogether)
 	if n == 0 {
+		// Under the mu that found the queue empty, so no caller queues for a lane
+		// that is free.
 		l.used--
 		l.waiting = nil
 		return nil
 	}
+
 	some := l.waiting[:n:n]
 	l.waiting = l.waiting[n:]
 	return some
@@ -110,6 +116,7 @@ func (s *Store) carry(at *server, some []*passenger) {
 	var last time.Time
 	there := some[:0]
 	for _, p := range some {
+		// A caller that leaves after this check has an unknown outcome.
 		if p.met.Load() {
 			continue
 		}
@@ -130,6 +137,7 @@ func (s *Store) carry(at *server, some []*passenger) {
 	defer cancel()
 	within, end := s.begin(ctx)
 	defer end()
+
 	cmds := make([]*resp.Command, len(there))
 	for i, p := range there {
 		cmds[i] = resp.NewCommand(within, p.args)
@@ -138,6 +146,8 @@ func (s *Store) carry(at *server, some []*passenger) {
 
 	for i, p := range there {
 		v, err := cmds[i].Result()
+		// If the caller has left, it has reported an unknown outcome, and the reply
+		// is dropped.
 		if !p.met.Swap(true) {
 			p.done <- journey{v, short, err}
 		}

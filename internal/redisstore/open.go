@@ -45,6 +45,7 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 	if err != nil {
 		return nil, nil, err
 	}
+
 	d, err := newDialer(a, params)
 	if err != nil {
 		return nil, nil, err
@@ -66,6 +67,8 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 	}
 	s.subscribe()
 	s.close = func() error {
+		// In this order: the searches end because the dialer is closed, and
+		// closeTopology waits for them.
 		d.close()
 		closeTopology()
 		return s.rdb.Close()
@@ -87,13 +90,16 @@ func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 		d.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer d.timeout.Store(int64(dialTimeout))
 	}
+
 	at, err := s.servers.find(ctx, "")
 	switch {
+	// The cause of ctx says more than the error that ctx made the call return.
 	case ctx.Err() == context.Canceled:
 		return s.fail(context.Cause(ctx))
 	case err != nil:
 		return s.fail(err)
 	}
+
 	if c, ok := s.servers.(*cluster); ok {
 		return c.probe(ctx, func(ctx context.Context, at *server) error { return s.probeServer(ctx, a, at) })
 	}

@@ -15,11 +15,14 @@ const Mark = "#"
 // returns an empty string.
 func Owner(record string) string {
 	token, owner, ok := strings.Cut(record, Mark)
+	// A value of another program may contain Mark. It is a record only if a token
+	// precedes Mark.
 	for _, r := range token {
 		if !strings.ContainsRune("-_", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
 			return ""
 		}
 	}
+
 	if !ok || token == "" {
 		return ""
 	}
@@ -66,6 +69,8 @@ func (f Found) Free() bool { return f.pttl == -2 }
 func (f Found) Held() error {
 	e := &backend.HeldError{Owner: Owner(f.record)}
 	if f.pttl >= 0 {
+		// A PTTL of 0 still means held, but a RetryAfter of 0 would mean that the
+		// end is not known.
 		e.RetryAfter = Term(max(f.pttl, 1))
 	}
 	return e
@@ -77,6 +82,8 @@ func (f Found) Status() backend.Status {
 	if f.pttl != -2 {
 		s.Held, s.Owner, s.TTL = true, Owner(f.record), Term(f.pttl)
 	}
+
+	// A counter that is no number gives no fence. The status is valid without it.
 	if n, err := strconv.ParseUint(f.fence, 10, 64); err == nil {
 		s.Fence = n
 	}

@@ -39,6 +39,7 @@ func patience(ctx context.Context) int64 {
 	if end, ok := ctx.Deadline(); ok {
 		left = min(left, time.Until(end))
 	}
+
 	return max(1, (left * 4 / 5).Milliseconds())
 }
 
@@ -47,6 +48,8 @@ func patience(ctx context.Context) int64 {
 func (s *Store) confirmed(wait *resp.Command) error {
 	n, err := wait.Int64()
 	switch {
+	// The reply to the hold may be there. Without the reply to WAIT its safety is
+	// unknown.
 	case err != nil:
 		return fmt.Errorf("replicas did not confirm: %w", err)
 	case n < int64(s.replicas):

@@ -40,9 +40,11 @@ func (s *searcher) wait(ctx context.Context) error {
 	s.mu.Lock()
 	k := s.startLocked()
 	s.mu.Unlock()
+
 	select {
 	case <-k.done:
 		return k.err
+	// The search goes on for the other callers.
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -59,6 +61,7 @@ func (s *searcher) request() {
 func (s *searcher) requestNew() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// A search under way may have asked before this moment, so another one follows it.
 	s.again = s.now != nil
 	s.startLocked()
 }
@@ -68,7 +71,10 @@ func (s *searcher) startLocked() *search {
 	if s.now != nil {
 		return s.now
 	}
+
 	k := &search{done: make(chan struct{})}
+	// close sets over with mu held before it waits. So wg does not grow during that
+	// wait.
 	if s.over || s.open.Err() != nil {
 		k.err = redis.ErrClosed
 		close(k.done)
@@ -82,6 +88,8 @@ func (s *searcher) startLocked() *search {
 		case <-time.After(wait):
 		case <-s.open.Done():
 		}
+		// Set err before finish closes done, because the callers that wait read it
+		// after that.
 		k.err = s.run(s.open)
 		s.finish(k)
 	})
@@ -92,8 +100,10 @@ func (s *searcher) startLocked() *search {
 func (s *searcher) finish(k *search) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// With mu held: a caller gets either this search or a later one.
 	close(k.done)
 	s.now, s.ended = nil, time.Now()
+
 	if s.again {
 		s.again = false
 		s.startLocked()
@@ -113,6 +123,7 @@ func (d *dialer) ask(ctx context.Context, rdb redis.UniversalClient, args ...any
 	within, end := d.calls.Begin(ctx)
 	defer end()
 	cmd := resp.NewCommand(within, args)
+	// The command has the same error.
 	_ = rdb.Process(within, cmd)
 	return cmd.Result()
 }

@@ -43,14 +43,17 @@ const (
 func newSentinels(a address, d *dialer) *sentinels {
 	t := &sentinels{a: a, d: d, conns: map[*subConn]bool{}}
 	t.searches.run, t.searches.open = t.search, d.open
+
 	for _, addr := range a.addrs {
 		o := options(a, d, addr)
 		o.Username, o.Password, o.DB, o.Protocol = a.sentinelUser, a.sentinelPassword, 0, 2
 		t.asked = append(t.asked, newServer(o))
 	}
+
 	o := options(a, d, a.master)
 	o.OnConnect, o.Dialer = isMaster, t.dial
 	t.rdb = redis.NewClient(o)
+
 	for _, at := range t.asked {
 		t.searches.wg.Go(func() { t.watch(at) })
 	}
@@ -58,6 +61,7 @@ func newSentinels(a address, d *dialer) *sentinels {
 }
 
 func (t *sentinels) close() {
+	// The searches end first, because a search may replace the master.
 	t.searches.close()
 	for _, s := range t.asked {
 		s.rdb.Close()
@@ -79,6 +83,7 @@ func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
 	if at := t.known(); at != nil {
 		return at, nil
 	}
+	// Meanwhile the master has replied that it is not the master.
 	return nil, errors.New("the master is being replaced")
 }
 
@@ -104,6 +109,8 @@ func (t *sentinels) failed(at *server, err error) {
 		return
 	}
 	if errors.As(err, new(redis.Error)) || errors.As(err, new(notMaster)) {
+		// Only the server itself can say that it is not the master. If it does not
+		// answer, the search decides.
 		t.forget(at)
 	}
 	t.searches.request()
@@ -147,6 +154,7 @@ func (t *sentinels) search(ctx context.Context) error {
 	timeout := time.Duration(t.d.timeout.Load())
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+
 	answers := make(chan answer, len(t.asked))
 	for _, s := range t.asked {
 		t.searches.wg.Go(func() { answers <- t.ask(within, s, timeout) })
@@ -162,6 +170,7 @@ func (t *sentinels) search(ctx context.Context) error {
 		if last == nil {
 			stop = nil
 		}
+
 		select {
 		case w := <-answers:
 			ended++
@@ -228,12 +237,17 @@ func (t *sentinels) adopt(ctx context.Context, w *answer, all bool) error {
 	began := time.Now()
 	within, cancel := context.WithTimeout(ctx, time.Duration(t.d.timeout.Load()))
 	defer cancel()
+
+	// The reply is not needed: isMaster checks each new connection. If it is an error,
+	// the known master stays.
 	if _, err := t.d.ask(within, to.rdb, "role"); err != nil {
 		to.rdb.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(err, lockHints(t.a), time.Since(began)))
 	}
 
 	t.mu.Lock()
+	// Searches run one at a time. So since mu was unlocked, only forget can have
+	// changed the master.
 	closeOld := t.replaceLocked(to)
 	t.epoch = w.epoch
 	t.mu.Unlock()
@@ -244,6 +258,7 @@ func (t *sentinels) adopt(ctx context.Context, w *answer, all bool) error {
 // isMaster refuses a connection to a server that is not the master.
 func isMaster(ctx context.Context, conn *redis.Conn) error {
 	cmd := resp.NewCommand(ctx, []any{"role"})
+	// The command has the same error.
 	_ = conn.Process(ctx, cmd)
 	v, err := cmd.Result()
 	if err != nil {
@@ -291,6 +306,7 @@ var noRedial = func() context.Context {
 func (t *sentinels) receive(s *server) {
 	ctx, cancel := context.WithTimeout(t.d.open, silentFor)
 	defer cancel()
+
 	within, end := t.d.calls.Begin(ctx)
 	ps := s.rdb.Subscribe(within)
 	defer ps.Close()
@@ -315,6 +331,8 @@ func (t *sentinels) receive(s *server) {
 		switch {
 		case err == nil:
 			asked = false
+		// The sentinel did not answer the PING either, or the connection has
+		// failed.
 		case asked || !timedOut(err) || ps.Ping(noRedial) != nil:
 			return
 		default:
@@ -343,6 +361,7 @@ func (t *sentinels) dial(ctx context.Context, network, _ string) (net.Conn, erro
 	if err != nil {
 		return deadConn{err}, nil
 	}
+
 	conn, err := t.d.dial(ctx, network, at.addr)
 	if err != nil {
 		return conn, err
@@ -352,6 +371,7 @@ func (t *sentinels) dial(ctx context.Context, network, _ string) (net.Conn, erro
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.master != at { // while it was connected
+		// replaceLocked has not found this connection, so close it here.
 		conn.Close()
 	}
 	t.conns[c] = true

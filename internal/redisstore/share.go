@@ -44,6 +44,8 @@ func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) 
 			if at.making.CompareAndSwap(nil, &made) {
 				// Between the two loads another caller may have made a wire.
 				if at.wire.Load() == nil {
+					// This runs before cancel. So the callers that cancel wakes
+					// find no caller that makes a wire.
 					defer at.making.Store(nil)
 					return s.sendAndShare(ctx, at, args)
 				}
@@ -54,12 +56,18 @@ func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) 
 				case <-ctx.Done():
 				}
 			}
+
+			// If there is no wire now, the other caller has failed or takes too
+			// long.
 			if w = at.wire.Load(); w == nil {
 				return nil, resp.ErrUnsent
 			}
 		}
 
 		reply, err := w.Do(ctx, args)
+
+		// If another server has the address now, this reply counts, but later
+		// commands need a new connection.
 		if isWrongServer(err, at.addr) {
 			w.GiveUp(errWrongServer)
 		}
@@ -90,6 +98,7 @@ func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) (any, 
 	within, end := s.calls.Begin(ctx)
 	cmd := resp.NewCommand(within, args)
 	began := time.Now()
+	// The command has the same error.
 	_ = owner.Process(within, cmd)
 	end()
 
@@ -108,6 +117,7 @@ func (s *Store) startWire(at *server, owner *redis.Conn, within context.Context,
 	if conn == nil {
 		return false
 	}
+
 	w := resp.NewWire(conn, took, s.always, func(ok bool) {
 		if !ok {
 			// The connection is closed. The Ping fails, and so the pool drops it.
@@ -115,6 +125,8 @@ func (s *Store) startWire(at *server, owner *redis.Conn, within context.Context,
 		}
 		owner.Close()
 	})
+
+	// Count before the goroutine starts, so that close waits for it.
 	if !s.wires.add() {
 		return false
 	}
@@ -141,6 +153,8 @@ type wires struct {
 func (ws *wires) add() bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
+	// close sets over with mu held before it waits, so wg does not grow during that
+	// wait.
 	if !ws.over {
 		ws.wg.Add(1)
 	}

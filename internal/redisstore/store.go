@@ -90,10 +90,14 @@ func New(rdb redis.UniversalClient) *Store {
 	if rdb == nil {
 		panic("redisstore: New: client is nil")
 	}
+
 	s := &Store{rdb: rdb, name: "redis"}
+
+	// If sentinels name the address, go-redis reports a placeholder instead.
 	if c, ok := rdb.(*redis.Client); ok && c.Options().Addr != "FailoverClient" {
 		s.name += " " + c.Options().Addr
 	}
+
 	s.servers = single{&server{rdb: rdb, name: s.name}}
 	s.subscribe()
 	return s
@@ -119,11 +123,14 @@ func (s *Store) Name() string { return s.name }
 // Close ends all subscriptions, and closes the connections of a Store that Open
 // or Prepare has made.
 func (s *Store) Close() error {
+	// Close the Subscriber before the connections that it uses.
 	s.Subscriber.Close()
+
 	var err error
 	if s.close != nil {
 		s.once.Do(func() {
 			err = s.close()
+			// Only now: the wires end because their connections are closed.
 			s.wires.close()
 		})
 	}
@@ -162,10 +169,15 @@ func (s *Store) do(ctx context.Context, key string, args []any, kept bool) (any,
 	asking := false
 	for hops := 0; ; hops++ {
 		v, short, err := s.sendOne(ctx, at, asking, kept, args)
+		// The caller has left, and the outcome is unknown. Do not follow this error
+		// to another server.
 		if cancelled(ctx, err) {
 			return nil, s.failAt(at, ctx.Err())
 		}
+
 		to, ask := s.servers.follow(at, key, err)
+		// Servers that disagree about a slot may redirect to each other without
+		// end.
 		if to == nil || hops == maxHops {
 			return s.outcome(at, v, err, short)
 		}
@@ -180,11 +192,15 @@ func (s *Store) sendOne(ctx context.Context, at *server, asking, kept bool, args
 	others := at.callers.Add(1) > 1
 	defer at.callers.Add(-1)
 
+	// ASKING counts for the next command on its connection only. So a command after it
+	// needs a connection of its own.
 	if s.calls != nil && !asking && !isLarge(args) {
 		if kept && s.replicas > 0 {
 			return s.hold(ctx, at, args)
 		}
 		if others || s.always {
+			// ErrUnsent means that nothing was sent, so the command may travel over
+			// the pool.
 			if v, err := s.share(ctx, at, args); err != resp.ErrUnsent {
 				return v, nil, err
 			}
@@ -198,6 +214,7 @@ func (s *Store) sendAlone(ctx context.Context, at *server, asking, kept bool, ar
 	within, end := s.begin(ctx)
 	defer end()
 	cmd := resp.NewCommand(within, args)
+
 	short = s.send(within, at, asking, kept, cmd)
 	v, err = cmd.Result()
 	return v, short, err
@@ -214,14 +231,19 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 	}
 
 	pipe := at.rdb.Pipeline()
+	// Process only queues a command here, so its error does not matter. Exec sets the
+	// errors.
 	for _, cmd := range cmds {
 		if asking {
 			_ = pipe.Process(ctx, resp.NewCommand(ctx, []any{"asking"}))
 		}
 		_ = pipe.Process(ctx, cmd)
 	}
+
 	var wait *resp.Command
 	if kept {
+		// WAIT must travel in the same pipeline, because it covers only writes of
+		// its own connection.
 		wait = resp.NewCommand(ctx, []any{"wait", s.replicas, patience(ctx)})
 		_ = pipe.Process(ctx, wait)
 	}
@@ -235,6 +257,7 @@ func (s *Store) send(ctx context.Context, at *server, asking, kept bool, cmds ..
 			cmd.SetErr(err) // a hook of the client has stopped the pipeline
 		}
 	}
+
 	if wait == nil {
 		return nil
 	}
@@ -255,8 +278,10 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 		v, err = nil, nil
 	}
 	if err == nil && short != nil && !tookNothing(v) {
+		// The master has the hold, but a failover could lose it.
 		err = short
 	}
+
 	if err != nil {
 		s.servers.failed(at, err)
 		if resp.IsReply(err) && strings.Contains(err.Error(), "READONLY") { // in the middle of a script's error
@@ -264,6 +289,7 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 			// master's messages do not arrive on the connection to the old one.
 			s.Demoted(at.rdb)
 		}
+
 		if _, ok := redis.IsMovedError(err); ok && s.servers == (single{at}) {
 			err = fmt.Errorf("%w (this is one server of a cluster: redis-cluster://host:port)", err)
 		}
@@ -287,6 +313,7 @@ func (s *Store) named(name string, err error) error {
 			err = errors.New(strings.ReplaceAll(err.Error(), secret, "***"))
 		}
 	}
+
 	if name == "" {
 		return err // has a name already
 	}

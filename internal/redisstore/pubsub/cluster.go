@@ -77,6 +77,9 @@ func (b *Subscriber) learnKind(ctx context.Context, slotKey string) error {
 	if b.kind.Load() != kindUnknown {
 		return nil
 	}
+
+	// Several callers may ask at once. They ask the same cluster, so the last one to
+	// store the kind changes nothing.
 	client, err := master(ctx, b.store.Client.(*redis.ClusterClient), slotKey)
 	if err != nil {
 		return err
@@ -96,6 +99,7 @@ func (b *Subscriber) learnKind(ctx context.Context, slotKey string) error {
 		end()
 
 		err := cmd.Err()
+		// Without a reply the kind stays unknown, and the next call asks again.
 		if err != nil && !resp.IsReply(err) {
 			return err
 		}
@@ -109,15 +113,20 @@ func (b *Subscriber) learnKind(ctx context.Context, slotKey string) error {
 
 // moveLocked finds the new server of channels that are not at n any more.
 func (b *Subscriber) moveLocked(n *node, chs []*channel) {
+	// An earlier reply may have moved some of them already.
 	chs = slices.DeleteFunc(slices.Clone(chs), func(ch *channel) bool { return ch.node != n })
 	if b.closed || len(chs) == 0 {
 		return
 	}
+
 	for _, ch := range chs {
 		ch.state, ch.node = isPending, nil
 		ch.moves++
 	}
+
 	b.lost = time.Now()
+	// If servers disagree about the slot, the channel moves back and forth, so the
+	// pause grows with each move.
 	wait := backoff(chs[0].moves)
 	b.wg.Go(func() { b.findServers(chs, wait) })
 }
@@ -126,6 +135,7 @@ func (b *Subscriber) moveLocked(n *node, chs []*channel) {
 func (b *Subscriber) findServers(chs []*channel, wait time.Duration) {
 	for try := 0; len(chs) > 0; try++ {
 		b.store.Reload(b.open)
+		// The client reloads in the background, and the pause gives it time.
 		select {
 		case <-time.After(wait + backoff(try)):
 		case <-b.open.Done():
@@ -143,12 +153,17 @@ func (b *Subscriber) findServer(ch *channel) (done bool) {
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
+	// Meanwhile the channel may have been placed, removed, or replaced by one with its
+	// name.
 	if b.closed || ch.node != nil || b.channels[ch.name] != ch {
 		return true
 	}
 	if err != nil {
+		// Calls of Listen return now. A Listener that stays waits for the next try.
 		ch.failLocked(err)
 	}
+
 	switch {
 	case len(ch.listeners) == 0:
 		delete(b.channels, ch.name)
@@ -186,6 +201,8 @@ func (b *Subscriber) rehome(n *node) (gone []*channel) {
 		b.store.Reload(b.open)
 	}
 
+	// mu is not held while the server of a channel is found, because that may need a
+	// call.
 	ctx, cancel := context.WithTimeout(b.open, connectTimeout)
 	defer cancel()
 	for _, ch := range chs {

@@ -72,6 +72,8 @@ var errOutOfStep = errors.New("unexpected reply on the connection of the subscri
 // read processes what arrives until the connection fails.
 func (c *link) read() error {
 	for {
+		// The writer demands an answer each second, so silence for deadAfter means
+		// that the connection is dead.
 		msg, err := resp.Receive(c.ps, timeout(deadAfter), 0)
 		inStep := true
 		switch m := msg.(type) {
@@ -87,6 +89,9 @@ func (c *link) read() error {
 			}
 			inStep = c.refused(err)
 		}
+
+		// Replies come in the order of the commands. After one that does not fit,
+		// no later reply can be assigned to its command.
 		if !inStep {
 			return errOutOfStep
 		}
@@ -101,6 +106,8 @@ func (c *link) message(name, payload string) {
 		listeners = ch.listeners
 	}
 	c.node.b.mu.Unlock()
+
+	// mu is not held, because heard may call the Subscriber.
 	deliver(listeners, payload, false)
 }
 
@@ -108,6 +115,7 @@ func (c *link) message(name, payload string) {
 func (c *link) pong() bool {
 	c.node.b.mu.Lock()
 	defer c.node.b.mu.Unlock()
+
 	if len(c.expect) == 0 || c.expect[0].name != "ping" {
 		return false
 	}
@@ -122,6 +130,8 @@ func (c *link) subscription(kind, name string) bool {
 	b := c.node.b
 	b.mu.Lock()
 	var again []*Listener
+	// The reader delivers before it reads on. So a Listener learns of a gap before it
+	// gets the first message after the gap.
 	defer func() {
 		b.mu.Unlock()
 		deliver(again, "", true)
@@ -134,6 +144,8 @@ func (c *link) subscription(kind, name string) bool {
 		if head.chs = head.chs[1:]; len(head.chs) == 0 {
 			c.answeredLocked()
 		}
+		// While the command was in flight, the channel may have moved or been
+		// removed.
 		if kind == "subscribe" && ch.node == c.node && ch.state == isSent {
 			again = ch.confirmLocked()
 		}
@@ -166,10 +178,12 @@ func (c *link) refused(err error) bool {
 	if len(c.expect) == 0 {
 		return false
 	}
+
 	cmd := c.expect[0]
 	defer c.answeredLocked()
 
 	switch {
+	// An error reply to a ping or an unsubscription also shows that the server answers.
 	case cmd.name != "subscribe":
 	case b.isCluster() && redis.HasErrorPrefix(err, "MOVED"):
 		b.moveLocked(c.node, cmd.chs)
@@ -209,6 +223,8 @@ func (c *link) write() {
 		for _, cmd := range cmds {
 			ok = ok && c.send(cmd) == nil
 		}
+
+		// The close ends the read in progress, and then the node connects again.
 		if !ok {
 			c.ps.Close()
 			return
@@ -231,6 +247,8 @@ func (c *link) takeCommands(tick bool) (cmds []command, ok bool) {
 	defer b.mu.Unlock()
 	if tick {
 		c.queue = append(c.queue, c.bundleLocked("unsubscribe", append(gone, c.sweepLocked()...))...)
+		// If the node was removed, or the server owes a reply, the connection ends.
+		// Messages may still arrive on it, so the reader does not notice.
 		if b.nodes[n.client] != n || len(c.expect) > 0 && time.Since(c.asked) > deadAfter {
 			return nil, false
 		}
@@ -238,6 +256,7 @@ func (c *link) takeCommands(tick bool) (cmds []command, ok bool) {
 			c.queue = append(c.queue, command{name: "ping"})
 		}
 	}
+
 	if len(c.queue) == 0 {
 		c.queue = c.bundleLocked("subscribe", n.takeLocked())
 	}
@@ -262,6 +281,7 @@ func (c *link) window() int {
 // answeredLocked removes the first command of expect, which has its reply.
 func (c *link) answeredLocked() {
 	c.expect, c.useful = c.expect[1:], true
+	// The writer may have waited for room in the window.
 	if len(c.queue) > 0 || len(c.node.pending) > 0 {
 		c.node.wakeWriter()
 	}
@@ -297,6 +317,7 @@ func (c *link) sweepLocked() (idle []*channel) {
 		n.busy = now
 	}
 	if now.Sub(n.busy) >= idleAfter {
+		// takeCommands finds that at the same tick, and closes the connection.
 		delete(b.nodes, n.client)
 	}
 	return idle

@@ -49,6 +49,8 @@ func (n *node) addLocked(ch *channel) {
 // takeLocked returns the channels to subscribe to now.
 func (n *node) takeLocked() (chs []*channel) {
 	for _, ch := range n.pending {
+		// Since it was added, the channel may have been removed, moved, or added
+		// again.
 		if n.b.channels[ch.name] == ch && ch.node == n && ch.state == isPending {
 			ch.state = isSent
 			chs = append(chs, ch)
@@ -62,6 +64,7 @@ func (n *node) takeLocked() (chs []*channel) {
 func (n *node) wakeWriter() {
 	select {
 	case n.wake <- struct{}{}:
+	// A signal waits already. The writer takes everything at once.
 	default:
 	}
 }
@@ -77,10 +80,12 @@ func (n *node) run() {
 		if n.lost(c, err) {
 			return
 		}
+
 		select {
 		case <-time.After(backoff(try)):
 		case <-n.b.open.Done():
 		}
+
 		if !n.waitForChannels() {
 			return
 		}
@@ -101,9 +106,11 @@ func (n *node) connectAndRead() (*link, error) {
 		return nil, err
 	}
 
+	// The reply to the Ping is not read yet, so it is the first that read expects.
 	c := &link{node: n, ps: ps, born: time.Now(), expect: []command{{name: "ping"}}, over: make(chan struct{})}
 	c.asked = c.born
 	n.attach(c)
+
 	written := make(chan struct{})
 	go func() {
 		c.write()
@@ -136,6 +143,7 @@ func (n *node) lost(c *link, err error) (over bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
+	// The pending channels are among those of the node, which are all added again.
 	n.link, n.pending, b.lost = nil, nil, time.Now()
 	for _, ch := range n.channelsLocked() {
 		if c == nil || !c.useful {
@@ -147,6 +155,7 @@ func (n *node) lost(c *link, err error) (over bool) {
 		}
 		n.addLocked(ch)
 	}
+
 	return b.closed || b.nodes[n.client] != n
 }
 
@@ -157,6 +166,8 @@ func (n *node) waitForChannels() bool {
 	b.rehome(n)
 	for idle := false; ; {
 		b.mu.Lock()
+		// Check and remove with mu held: placeLocked either finds the node, and
+		// this check finds its channel, or it makes a new node.
 		some := len(n.channelsLocked()) > 0
 		over := b.closed || idle && !some
 		if over {

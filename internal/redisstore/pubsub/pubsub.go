@@ -126,9 +126,12 @@ func (b *Subscriber) listen(ctx context.Context, channel, slotKey string, l *Lis
 		case <-l.settled:
 			err = l.err
 		case <-ctx.Done():
+			// The server may confirm or refuse at the same moment. Then leave
+			// returns that result.
 			err = l.leave(ctx.Err())
 		}
 	}
+
 	if err != nil {
 		err = b.store.Wrap(fmt.Errorf("channel %q: %w", channel, err))
 	}
@@ -167,6 +170,8 @@ func (l *Listener) Close() {
 	if l.closed.Swap(true) {
 		return
 	}
+
+	// closed is atomic, because deliver reads it without mu.
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
 	if l.ch != nil {
@@ -184,6 +189,8 @@ func (l *Listener) Relisten() {
 		return
 	}
 	if c := l.ch.node.link; c != nil && time.Since(c.born) > youngFor {
+		// The writer closes the connection. To close it here could block with mu
+		// held, because PubSub locks itself for Close as for a write.
 		c.dropped = true
 		c.node.wakeWriter()
 	}
@@ -226,6 +233,8 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 		b.mu.Lock()
 
 		switch {
+		// The channel is there, or the Subscriber is closed: an error of this
+		// search does not matter.
 		case b.channels[name] != nil || b.closed:
 			err = nil
 		case err == nil:
@@ -235,6 +244,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 		case l.stays:
 			ch := &channel{name: name, slotKey: slotKey}
 			b.channels[name] = ch
+			// The search goes on in the background, while l returns the error.
 			b.wg.Go(func() { b.findServers([]*channel{ch}, 0) })
 		default:
 			return err
@@ -251,6 +261,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 		l.settleLocked(err)
 		return err
 	}
+
 	switch ch.state {
 	case isConfirmed:
 		l.settleLocked(nil)
@@ -268,6 +279,7 @@ func (b *Subscriber) placeLocked(ch *channel, client redis.UniversalClient) {
 		b.nodes[client] = n
 		b.wg.Go(n.run)
 	}
+
 	ch.node = n
 	n.addLocked(ch)
 }
@@ -295,6 +307,7 @@ func (ch *channel) removeLocked(l *Listener) {
 
 // failLocked ends the calls of Listen that wait for ch with an error.
 func (ch *channel) failLocked(err error) {
+	// removeLocked replaces the slice instead of changing it, so the loop may call it.
 	for _, l := range ch.listeners {
 		if l.isOpenLocked() {
 			l.settleLocked(err)
@@ -309,6 +322,7 @@ func (ch *channel) failLocked(err error) {
 // that had a subscription before, and may have missed messages.
 func (ch *channel) confirmLocked() (again []*Listener) {
 	ch.state, ch.alone, ch.moves = isConfirmed, false, 0
+
 	for _, l := range ch.listeners {
 		if l.isOpenLocked() {
 			l.settleLocked(nil)
@@ -322,6 +336,7 @@ func (ch *channel) confirmLocked() (again []*Listener) {
 // deliver calls the functions of listeners. The caller does not hold mu.
 func deliver(listeners []*Listener, payload string, again bool) {
 	for _, l := range listeners {
+		// A Listener may have been closed since listeners was read.
 		if !l.closed.Load() {
 			l.heard(payload, again)
 		}
