@@ -243,6 +243,20 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return status, nil
 }
 
+// votesInFlight returns the channels that are closed when the commands have ended
+// that may still write a record of key to node i.
+func (d *Driver) votesInFlight(key string, i int) (ends []<-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, a := range d.attempts {
+		// An attempt that has failed, and is remembered for its token only, has no key.
+		if a.c.Key == key && a.inFlight != nil {
+			ends = append(ends, a.inFlight[i])
+		}
+	}
+	return ends
+}
+
 // Break removes whatever is stored under key from all nodes that answer, and
 // publishes the release. It returns nil as soon as a quorum has answered.
 func (d *Driver) Break(ctx context.Context, key string) error {
@@ -251,6 +265,15 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 		if !d.spawn(func() {
 			within, cancel := context.WithTimeout(context.Background(), inspectTimeout)
 			defer cancel()
+
+			// A vote of this driver that is in flight would arrive after the removal.
+			for _, ended := range d.votesInFlight(key, n.i) {
+				select {
+				case <-ended:
+				case <-within.Done():
+				}
+			}
+
 			_, err := n.store.Run(within, breakScript, redisstore.Call{
 				Keys: []string{redisstore.LockKey(key)},
 				Args: []any{redisstore.DerivedKey("channel", key), "broken"},

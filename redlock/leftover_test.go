@@ -138,6 +138,30 @@ func leftOn(i int, keys []string) (left []string) {
 	return left
 }
 
+// A vote that arrives late does not outlast a Break by the driver that asked for it.
+func TestBreakWaitsForVotesInFlight(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		d := New(tr.vs.Clients(), nil)
+		defer d.Close()
+		tr.vs[2].Proxy.Delay(500 * time.Millisecond)
+		c := claim("k")
+		c.TTL = keepsTerms
+		if _, err := d.Acquire(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		tr.vs[2].Proxy.Delay(0)
+		if err := d.Break(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		for i, v := range tr.vs {
+			if left := leftOn(i, v.Mini.Keys()); len(left) > 0 {
+				t.Errorf("after Break: %q", left)
+			}
+		}
+	})
+}
+
 // A program that ends right after its Unlock leaves no record, because Close waits
 // for the votes of slow nodes and for their release.
 func TestCloseLeavesNothing(t *testing.T) {
