@@ -184,7 +184,9 @@ func (t result) quick() string {
 func (r *runner) test(ctx context.Context, bin string, s stage, limit time.Duration) (result, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, bin, "-test.v", "-test.failfast", "-test.timeout=0", "-test.run", s.Run, "-test.skip", s.Skip)
+	// A bug may allocate without end. The limit is of address space, in KiB.
+	cmd := exec.CommandContext(ctx, "sh", "-c", `ulimit -v 16000000 && exec "$0" "$@"`,
+		bin, "-test.v", "-test.failfast", "-test.timeout=0", "-test.run", s.Run, "-test.skip", s.Skip)
 	cmd.Dir = filepath.Join(r.root, s.Dir)
 	cmd.Env = append(os.Environ(), "HASP_TEST_REDIS="+s.Redis)
 	// Tests start processes, which end with the tests.
