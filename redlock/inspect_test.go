@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -93,6 +94,35 @@ func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 	for what, err := range map[string]error{"renew": renewOne(d, c, c.Timeout), "release": d.Release(t.Context(), c), "acquire": err} {
 		if err == nil || definite(err) || strings.Contains(err.Error(), "no fence") {
 			t.Errorf("%s: got %v, want an outage", what, err)
+		}
+	}
+}
+
+// A key has no holder if no record can have a quorum. A node that is silent may have
+// a copy of any record.
+func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
+	found := func(pttl int64, record string) answer {
+		f, ok := redisstore.Decode([]any{pttl, record, ""})
+		if !ok {
+			t.Fatal("not a reply")
+		}
+		return answer{Found: f}
+	}
+	a, b, free, silent := found(1000, "a#"), found(1000, "b#"), found(-2, ""), answer{err: errors.New("silent")}
+	d := &Driver{nodes: make([]*node, 3)}
+	for name, c := range map[string]struct {
+		all    []answer
+		unheld bool
+	}{
+		"a quorum is free":               {[]answer{free, free, silent}, true},
+		"the votes are split":            {[]answer{a, b, free}, true},
+		"a quorum has a record":          {[]answer{a, a, free}, false},
+		"a silent node may have it":      {[]answer{a, free, silent}, false},
+		"all that answer have it":        {[]answer{a, a, silent}, false},
+		"two records, and a silent node": {[]answer{a, b, silent}, false},
+	} {
+		if got := d.sum(c.all).unheld(); got != c.unheld {
+			t.Errorf("%s: unheld is %v", name, got)
 		}
 	}
 }
