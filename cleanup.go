@@ -29,9 +29,12 @@ const (
 	reapTwice = 2
 )
 
-// reaper releases tokens that calls of unknown outcome may have left in the store.
-// It is one goroutine, which runs while there is work, and one more for each
-// release in flight.
+// reaper releases tokens that may be in the store although no caller uses them: after
+// calls of unknown outcome, late grants, lost holds, and places that were given up. It is
+// one goroutine, which runs while there is work, and one more for each release in flight.
+//
+// Its times are by clock.awake. A machine may send a command only when it wakes up, so a
+// suspend must not make the reaper drop a token sooner.
 type reaper struct {
 	wake chan struct{} // signals a change of the queue; has room for one
 
@@ -40,7 +43,7 @@ type reaper struct {
 	queue   reapHeap // by the time of the next try
 	active  int      // calls in flight
 	slow    int      // of these, calls that were not answered within slowAfter
-	repeats int      // of these, calls for tokens whose last release was not answered
+	repeats int      // of the calls in flight, those for tokens whose last release was not answered
 }
 
 // poke wakes the reaper's goroutine.
@@ -55,8 +58,8 @@ func (r *reaper) poke() {
 type reap struct {
 	claim  backend.Claim
 	lease  *Lease  // whose Unlock this repeats, or nil
-	at     instant // of the next try
-	until  instant // when the token has expired in the store at the latest
+	at     instant // of the next try, by clock.awake
+	until  instant // by clock.awake: the token has expired in the store by then
 	times  int     // releases that are still to be answered
 	failed int     // releases that were not answered
 	repeat bool    // the last release was not answered
@@ -96,24 +99,27 @@ func (c *Client) reap(cl backend.Claim, times int) {
 }
 
 func (c *Client) reapLocked(cl backend.Claim, times int) {
-	now := c.clock.now()
+	now := c.clock.awake()
 	c.addReapLocked(&reap{claim: cl, at: now, until: now.add(cl.TTL + c.opts.Timeout), times: times})
 }
 
 // reapHoldLocked releases the token of a hold that was lost.
 func (c *Client) reapHoldLocked(h *hold) {
-	now := c.clock.now()
-	c.addReapLocked(&reap{claim: h.claim, at: now, until: max(now, h.kept).add(c.opts.Timeout), times: reapOnce})
+	now := c.clock.awake()
+	c.addReapLocked(&reap{claim: h.claim, at: now, until: now.add(c.keptFor(h) + c.opts.Timeout), times: reapOnce})
 }
 
 // reapLease repeats the Unlock of l, which was not answered.
 func (c *Client) reapLease(l *Lease) {
-	now := c.clock.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	now := c.clock.awake()
 	c.addReapLocked(&reap{claim: l.hold.claim, lease: l, at: now.add(jitter(firstRetry)),
-		until: max(now, l.hold.kept).add(c.opts.Timeout), times: reapOnce, failed: 1})
+		until: now.add(c.keptFor(l.hold) + c.opts.Timeout), times: reapOnce, failed: 1, repeat: true})
 }
+
+// keptFor returns for how long the store may still keep h.
+func (c *Client) keptFor(h *hold) time.Duration { return max(h.kept.sub(c.clock.now()), 0) }
 
 func (c *Client) addReapLocked(x *reap) {
 	r := &c.reaper
@@ -129,14 +135,15 @@ func (c *Client) addReapLocked(x *reap) {
 	}
 }
 
-// runReaper serves the queue until it is empty. After Close has begun, each token is
-// tried once, at once, and a token that was tried before is left to expire.
+// runReaper serves the queue until it is empty. After Close has begun, it releases each
+// token once, at once. But it drops a token of which a release was not answered before:
+// that token expires.
 func (c *Client) runReaper() {
 	r := &c.reaper
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		now := c.clock.now()
+		now := c.clock.awake()
 		closing := c.closing.Err() != nil
 		c.mu.Lock()
 		wait := c.startReapsLocked(now, closing)
@@ -161,6 +168,8 @@ func (c *Client) runReaper() {
 func (c *Client) startReapsLocked(now instant, closing bool) time.Duration {
 	r := &c.reaper
 	for len(r.queue) > 0 && r.active-r.slow < maxReaping {
+		// A token that has expired needs no release. After Close has begun, a release that
+		// was not answered is not tried again.
 		x := r.queue[0]
 		if closing && x.failed > 0 || now >= x.until {
 			heap.Pop(&r.queue)
@@ -242,7 +251,9 @@ func (c *Client) releasedLocked(x *reap, settled bool) {
 	}
 	x.repeat = !settled
 
-	now := c.clock.now()
+	// After an answer the next release, if times asks for one, comes a Timeout later.
+	// Without an answer the release does not count.
+	now := c.clock.awake()
 	if settled {
 		x.times--
 		x.at = now.add(c.opts.Timeout)

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 var errUnsupported = errors.ErrUnsupported
@@ -26,7 +26,7 @@ type Client struct {
 	turns  int  // holds of one key in a row, before other Clients get a turn
 	opts   Options
 	clock  *clock
-	roundT atomic.Int64 // moving average of one call to the store, in ns
+	trip   atomic.Int64 // about how long one call to the store takes, as a time.Duration: a moving average
 
 	closing context.Context // ends with ErrClosed when Close begins
 	close   context.CancelCauseFunc
@@ -36,15 +36,15 @@ type Client struct {
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
 	lines     map[string]*line
-	most      int           // the largest len(lines) since the map was created
-	spare     []*line       // for reuse
-	contended contended     // keys that another Client held a moment ago
-	holds     holdHeap      // holds that are trusted, ordered by when the renewer must serve them
-	open      int           // holds that are trusted or being released, or ended by Close and not unlocked
-	callers   int           // in all lines
-	calls     int           // goroutines of this Client
-	stopped   bool          // Close has ended: no goroutine may start
-	changed   chan struct{} // closed and replaced when open, callers or calls has become smaller; Close waits for it
+	most      int        // the largest len(lines) since the map was created
+	spare     []*line    // for reuse
+	contended contended  // keys that an Ordered driver has refused lately
+	holds     holdHeap   // holds that are trusted, ordered by when the renewer must serve them
+	open      int        // holds that are trusted or being released, or ended by Close and not unlocked
+	callers   int        // in all lines
+	calls     int        // goroutines of this Client, and calls of callers other than Lock and TryLock
+	stopped   bool       // Close waits no longer, and closes the driver: no goroutine may start
+	changed   *sync.Cond // signals that open, callers or calls has become smaller; Close waits for it
 
 	renewer  renewer
 	reaper   reaper
@@ -67,15 +67,16 @@ func New(d backend.Driver, o *Options) *Client {
 }
 
 func newClient(d backend.Driver, opts Options) *Client {
+	traits := d.Traits()
 	c := &Client{
-		driver:  d,
-		traits:  d.Traits(),
-		opts:    opts,
-		clock:   newClock(suspended),
-		closed:  make(chan struct{}),
-		lines:   map[string]*line{},
-		changed: make(chan struct{}),
+		driver: d,
+		traits: traits,
+		opts:   opts,
+		clock:  newClock(hostclock.Suspended, traits.Reach == backend.Process),
+		closed: make(chan struct{}),
+		lines:  map[string]*line{},
 	}
+	c.changed = sync.NewCond(&c.mu)
 	c.waiter, _ = d.(backend.Waiter)
 
 	// An Ordered driver queues the callers itself, unless it has Turns.
@@ -92,18 +93,19 @@ func newClient(d backend.Driver, opts Options) *Client {
 
 // Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld
 // if ctx or WithMaxWait ended the wait while another caller held the key. It returns
-// the store's error if the store could not be reached for Options.Timeout. It returns
-// the context's error if ctx ended the wait before the store had answered. Its other
-// errors are ErrClosed, ErrInvalid and errors.ErrUnsupported.
+// the store's error if the store could not be reached for Options.Timeout, or until
+// WithMaxWait ended the wait. It returns the context's error if ctx ended the wait before
+// the store had answered. Its other errors are ErrClosed, ErrInvalid and
+// errors.ErrUnsupported.
 //
 // The context bounds the wait and the hold: when it ends, the context of the lease
-// ends as well. The key stays locked until Unlock or until its term ends. It is
-// renewed for at most one more term.
+// ends as well. The lease is then renewed for at most one more term. The key stays locked
+// until Unlock, or until the term ends.
 //
 // A context derived from a lease's context re-enters: if that lease holds the same
 // key on the same Client, Lock returns at once with a lease on the same hold. Unlock
-// the inner lease first, as defer does. Unlocking the outer lease first ends the inner
-// lease's context. Their hold is then renewed for at most one more term. Any other
+// the inner lease first, as defer does. If the outer lease is unlocked first, the inner
+// lease's context ends, and their hold is renewed for at most one more term. Any other
 // context waits for the key, even if its caller holds it.
 func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "lock", key, opts)
@@ -111,7 +113,7 @@ func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, 
 
 // TryLock makes one attempt, bounded by ctx and Options.Timeout. It returns ErrHeld
 // if the key is held. If another caller of this Client holds the key or waits for it,
-// TryLock returns without a call to the store. WithMaxWait has no effect on it.
+// TryLock usually returns without a call to the store. WithMaxWait has no effect on it.
 func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "trylock", key, opts)
 }
@@ -124,6 +126,7 @@ func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error
 	if err != nil {
 		return backend.Status{}, &Error{"inspect", key, err}
 	}
+	defer c.leave()
 	s, err := call(c, ctx, c.opts.Timeout, func(ctx context.Context) (backend.Status, error) {
 		return in.Inspect(ctx, c.opts.Prefix+key)
 	}, nil)
@@ -140,11 +143,12 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	if err != nil {
 		return &Error{"break", key, err}
 	}
+	defer c.leave()
 	_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, c.opts.Prefix+key)
 	}, nil)
 
-	// Also after an error, because its outcome is unknown.
+	// Break may have removed the hold even if err is not nil.
 	c.confirmSoon(key)
 	if err != nil {
 		return &Error{"break", key, err}
@@ -152,7 +156,7 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	return nil
 }
 
-// inspector returns the driver, if it is an Inspector.
+// inspector returns the driver, if it is an Inspector. Then it has called enter.
 func (c *Client) inspector(key string) (backend.Inspector, error) {
 	if key == "" {
 		return nil, fmt.Errorf("%w: empty key", ErrInvalid)
@@ -164,15 +168,15 @@ func (c *Client) inspector(key string) (backend.Inspector, error) {
 	if !ok {
 		return nil, fmt.Errorf("%T cannot inspect: %w", c.driver, errUnsupported)
 	}
-	return in, nil
+	return in, c.enter()
 }
 
 // Close ends every wait with ErrClosed, and every lease's context with cause
 // ErrClosed. It stops renewing. Then it waits up to Options.Timeout for the holders
 // to Unlock and for calls in flight. It never frees a key while its holder still
-// runs: the remaining holds expire. At last Close closes the driver. It leaves no
-// goroutine behind unless a call of the driver does not end. A second Close waits
-// for the first.
+// runs: the remaining holds expire. At last Close closes the driver, and waits up to a
+// second for calls that have still not ended. It leaves no goroutine behind unless a
+// call of the driver or of Observe does not end. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -185,10 +189,12 @@ func (c *Client) Close() error {
 	c.close(ErrClosed)
 	var ended []*Lease
 	for len(c.holds) > 0 {
-		ended = append(ended, c.closeHoldLocked(c.holds[0])...)
+		ended = append(ended, c.closeHoldLocked(c.holds[0].hold)...)
 	}
 	c.mu.Unlock()
-	c.endContexts(ended, ErrClosed)
+	for _, l := range ended {
+		l.endContext(ErrClosed)
+	}
 
 	// Holders unlock while the Client cleans up after calls of unknown outcome,
 	// so one Timeout is enough for both.
@@ -197,14 +203,14 @@ func (c *Client) Close() error {
 	c.renewer.poke()
 	c.reaper.poke()
 	c.settle(end, func() bool {
-		c.stopped = c.calls == 0 && c.callers == c.open // no caller can still get a hold, and no call begins
+		c.stopped = c.calls == 0 && c.callers == c.open // no call is in flight, and every caller that is left has a hold
 		return c.stopped
 	})
 	c.mu.Lock()
 	c.stopped = true
 	c.mu.Unlock()
 
-	// A call that does not end is left behind, and ends with its driver.
+	// A call in flight is left behind. It should end when its driver is closed.
 	err := c.driver.Close()
 	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)
@@ -218,45 +224,59 @@ const lastPatience = time.Second
 // settle waits until cond returns true, but not past end. It calls cond with mu
 // held.
 func (c *Client) settle(end time.Time, cond func() bool) {
-	timer := time.NewTimer(time.Until(end))
-	defer timer.Stop()
-	for {
+	timer := time.AfterFunc(time.Until(end), func() {
+		// The signal is sent with mu held, so it does not come between the check of the
+		// time and the Wait below.
 		c.mu.Lock()
-		ok, changed := cond(), c.changed
-		c.mu.Unlock()
-		if ok {
-			return
-		}
+		defer c.mu.Unlock()
+		c.changed.Broadcast()
+	})
+	defer timer.Stop()
 
-		select {
-		case <-changed:
-		case <-timer.C:
-			return
-		}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !cond() && time.Now().Before(end) {
+		c.changed.Wait()
 	}
 }
 
-// notifyLocked wakes Close.
-func (c *Client) notifyLocked() {
-	if c.closing.Err() != nil {
-		close(c.changed)
-		c.changed = make(chan struct{})
+// enter counts a call that the caller's goroutine makes, until leave. Close waits for it.
+// enter returns ErrClosed if Close waits no longer.
+func (c *Client) enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return ErrClosed
 	}
+	c.calls++
+	return nil
 }
 
-// roundTrip returns about how long one call to the store takes.
-func (c *Client) roundTrip() time.Duration { return time.Duration(c.roundT.Load()) }
-
-// measured takes the duration of one call into the average.
-func (c *Client) measured(d time.Duration) {
-	old := c.roundT.Load()
-	if old == 0 || old > 2*int64(d) {
-		c.roundT.Store(int64(d)) // a first call is longer, because it dials
-	} else {
-		c.roundT.Store(old + (int64(d)-old)/8)
-	}
+// leave ends what enter began.
+func (c *Client) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls--
+	c.changed.Broadcast()
 }
 
-// spread takes a random part of up to a tenth off d, so that holds that were taken
-// together are not renewed together.
-func spread(d time.Duration) time.Duration { return d - rand.N(d/10+1) }
+// spawn runs f on a goroutine that Close waits for. It returns false if Close waits no
+// longer.
+func (c *Client) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.spawnLocked(f)
+}
+
+// spawnLocked is spawn under mu.
+func (c *Client) spawnLocked(f func()) bool {
+	if c.stopped {
+		return false
+	}
+	c.calls++
+	go func() {
+		defer c.leave()
+		f()
+	}()
+	return true
+}

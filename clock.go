@@ -6,8 +6,9 @@ import (
 )
 
 // instant is a moment by a Client's clock, in nanoseconds since the Client was
-// created. It counts through a suspend of the machine. Go's monotonic clock does not
-// on every platform.
+// created. It includes the time of the machine's suspends that the clock notices: see
+// clock.local and package hostclock. On some platforms Go's monotonic clock does not
+// include it. Where a comment says "by clock.awake", the time of suspends is not included.
 type instant int64
 
 // never is later than every deadline.
@@ -24,26 +25,29 @@ func (t instant) add(d time.Duration) instant {
 func (t instant) sub(u instant) time.Duration { return time.Duration(t - u) }
 
 // clock is Go's monotonic clock plus the time for which the machine has slept. Inside
-// a synctest bubble, Go's clock is virtual. To read the time of sleep takes system
-// calls. So it is read only by check: around calls to a store outside the process, at
-// most once a millisecond, and once a second while leases are held. In between, now
-// uses the last reading.
+// a synctest bubble, Go's clock is virtual.
+//
+// Reading the time of sleep takes system calls. So only read does it, and at most once
+// a millisecond. It is called around calls that take or renew a hold, by Lease.Err, and
+// once a second while leases are held. now uses the last reading.
 type clock struct {
 	base      time.Time            // when the clock was created
 	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
+	local     bool                 // the store is in this process, so it slept as well: no suspend is noticed
 	before    time.Duration        // suspended() when the clock was created
 	slept     atomic.Int64         // the largest suspended() − before so far
-	nextCheck atomic.Int64         // by Go's clock, since base: check reads suspended again then
+	nextCheck atomic.Int64         // by Go's clock, since base: read calls suspended again then
 }
 
-// checkInterval is how long check relies on a reading, in time that the machine is
-// awake. A suspend within it is noticed by the next check.
+// checkInterval is how long read uses the last reading. It is measured by Go's clock,
+// which stops during a suspend. So a suspend may be noticed that much later.
 const checkInterval = time.Millisecond
 
-func newClock(suspended func() time.Duration) *clock {
-	k := &clock{base: time.Now(), suspended: suspended, before: suspended()}
+func newClock(suspended func() time.Duration, local bool) *clock {
+	k := &clock{base: time.Now(), suspended: suspended, local: local, before: suspended()}
 	// A pause within a reading makes it too small. Every later reading is compared
-	// with this one. If it were too small, the pause would count as a suspend.
+	// with this first one. If the first one were too small, the pause would count as a
+	// suspend.
 	for range 3 {
 		k.before = max(k.before, suspended())
 	}
@@ -55,38 +59,45 @@ func (k *clock) now() instant {
 	return instant(int64(time.Since(k.base)) + k.slept.Load())
 }
 
+// awake is now without the time of sleep.
+func (k *clock) awake() instant { return instant(time.Since(k.base)) }
+
+// withoutSleep converts t to a time by awake. A call of now or read has just returned t.
+func (k *clock) withoutSleep(t instant) instant { return t - instant(k.slept.Load()) }
+
 // minSuspend is the shortest suspend that counts. Two readings of two clocks may
 // differ by less without a suspend.
 const minSuspend = int64(time.Millisecond)
 
-// check returns now. It first reads how long the machine has slept, unless that was
-// done a moment ago.
-func (k *clock) check() instant {
+// read returns the present time, and how long the machine has slept. It reads the time
+// of sleep, unless that was read within checkInterval.
+func (k *clock) read() (now instant, slept int64) {
 	awake := int64(time.Since(k.base))
-	if awake < k.nextCheck.Load() {
-		return instant(awake + k.slept.Load())
+	slept = k.slept.Load()
+	if k.local || awake < k.nextCheck.Load() {
+		return instant(awake + slept), slept
 	}
 
 	k.nextCheck.Store(awake + int64(checkInterval))
 	seen := int64(k.suspended() - k.before)
-	for {
-		// Another goroutine may have stored a larger value meanwhile. Instants must
-		// not go back, so only a larger one is stored.
-		old := k.slept.Load()
-		if seen < old+minSuspend || k.slept.CompareAndSwap(old, seen) {
-			return k.now()
-		}
+	// Another goroutine may have stored a larger value meanwhile. Instants must not go
+	// back, so only a larger one is stored.
+	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
+		slept = k.slept.Load()
 	}
+	return k.now(), k.slept.Load()
 }
 
-// at converts a time of this process's clock that was read when the machine had slept
-// for slept. A suspend since then makes the result earlier, which is safe for a
-// deadline.
+// at converts t, a time by this process's clock, to an instant. Slept is how long the
+// machine had slept when t was read, or before. A suspend in between makes the result too
+// early, which is safe for a deadline.
 func (k *clock) at(t time.Time, slept int64) instant {
 	return instant(int64(t.Sub(k.base)) + slept)
 }
 
 // time converts t to a time, for people and for timers.
 func (k *clock) time(t instant) time.Time {
-	return k.base.Add(time.Duration(int64(t) - k.slept.Load()))
+	// The wall clock in base does not include suspends since then. That of now does.
+	now := time.Now()
+	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }

@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -27,8 +28,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 				var wg sync.WaitGroup
 				for range 5 {
 					wg.Go(func() {
-						_, err := c.Lock(t.Context(), "bad")
-						want(t, "waiter", err, hasp.ErrClosed)
+						want(t, "waiter", errOf(c.Lock(t.Context(), "bad")), hasp.ErrClosed)
 					})
 				}
 				synctest.Wait()
@@ -37,29 +37,20 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 					want(t, "cause", context.Cause(goodCtx), hasp.ErrClosed)
 					want(t, "Err", good.Err(), hasp.ErrClosed)
 					time.Sleep(time.Second)
-					if err := good.Unlock(t.Context()); err != nil {
-						t.Errorf("Unlock while Close waits: %v", err)
-					}
+					want(t, "Unlock while Close waits", good.Unlock(t.Context()), nil)
 				})
 				start := time.Now()
-				if err := c.Close(); err != nil {
-					t.Error(err)
-				}
+				want(t, "Close", c.Close(), nil)
 				if took := time.Since(start); took != hasp.DefaultTimeout {
 					t.Errorf("Close took %v with a holder that does not unlock, want %v", took, hasp.DefaultTimeout)
 				}
 				wg.Wait()
 				want(t, "Unlock after Close", bad.Unlock(t.Context()), hasp.ErrClosed)
 				want(t, "Extend after Close", bad.Extend(t.Context(), time.Minute), hasp.ErrClosed)
-				_, err := c.Lock(t.Context(), "k")
-				want(t, "Lock after Close", err, hasp.ErrClosed)
-				_, err = c.TryLock(t.Context(), "k")
-				want(t, "TryLock after Close", err, hasp.ErrClosed)
-				_, err = c.Inspect(t.Context(), "k")
-				want(t, "Inspect after Close", err, hasp.ErrClosed)
-				if err := c.Close(); err != nil {
-					t.Errorf("second Close: %v", err)
-				}
+				want(t, "Lock after Close", errOf(c.Lock(t.Context(), "k")), hasp.ErrClosed)
+				want(t, "TryLock after Close", errOf(c.TryLock(t.Context(), "k")), hasp.ErrClosed)
+				want(t, "Inspect after Close", errOf(c.Inspect(t.Context(), "k")), hasp.ErrClosed)
+				want(t, "second Close", c.Close(), nil)
 			}) // synctest fails if a goroutine is left
 		})
 	}
@@ -72,39 +63,111 @@ func TestCloseNeverFreesAKeyUnderItsHolder(t *testing.T) {
 		defer other.Close()
 		lockNow(t, c, "k")
 		c.Close()
-		_, err := other.TryLock(t.Context(), "k")
-		want(t, "TryLock by another", err, hasp.ErrHeld)
+		want(t, "TryLock by another", errOf(other.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		start := time.Now()
 		l := lockNow(t, other, "k")
-		if waited := time.Since(start); waited > hasp.DefaultTTL {
-			t.Errorf("the key ran out after %v", waited)
-		}
+		within(t, "the end of the term", start, hasp.DefaultTTL)
 		l.Unlock(t.Context())
 	})
 }
 
-func TestCloseWithNobodyThereIsQuick(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
-		l := lockNow(t, c, "k")
-		l.Unlock(t.Context())
-		start := time.Now()
-		c.Close()
-		if took := time.Since(start); took != 0 {
-			t.Errorf("took %v", took)
+// The goroutine that renews stays for a second after the last lease. Close does
+// not wait for it to end by itself.
+func TestCloseAfterTheLastUnlockIsImmediate(t *testing.T) {
+	for _, settled := range []bool{false, true} {
+		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+			unlock(t, lockNow(t, c, "k"))
+			if settled {
+				synctest.Wait()
+			}
+			start := time.Now()
+			c.Close()
+			within(t, "Close", start, 0)
+		})
+	}
+}
+
+// Close waits for each call, on whichever goroutine it runs, and closes the driver after it.
+func TestCloseWaitsForCalls(t *testing.T) {
+	calls := map[string]func(c *hasp.Client, l *hasp.Lease) error{
+		"Inspect": func(c *hasp.Client, _ *hasp.Lease) error { return errOf(c.Inspect(context.Background(), "k")) },
+		"Break":   func(c *hasp.Client, _ *hasp.Lease) error { return c.Break(context.Background(), "other") },
+		"Extend":  func(_ *hasp.Client, l *hasp.Lease) error { return l.Extend(context.Background(), time.Minute) },
+		"Unlock":  func(_ *hasp.Client, l *hasp.Lease) error { return l.Unlock(context.Background()) },
+	}
+	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
+		for name, call := range calls {
+			synctest.Test(t, func(t *testing.T) {
+				d := &closable{faulty: newFaulty()}
+				d.ends = ends
+				c := hasp.New(d, nil)
+				l := lockNow(t, c, "k")
+				d.lag = time.Second
+				if name != "Extend" && name != "Unlock" {
+					unlock(t, l)
+				}
+				done := make(chan error)
+				go func() { done <- call(c, l) }()
+				time.Sleep(500 * time.Millisecond)
+				c.Close()
+				if err := <-done; err != nil && !errors.Is(err, hasp.ErrClosed) {
+					t.Errorf("%s, ends %v: %v", name, ends, err)
+				}
+				if d.late > 0 {
+					t.Errorf("%s, ends %v: %d calls ended after the driver was closed", name, ends, d.late)
+				}
+				if err := call(c, l); err == nil || d.late > 0 {
+					t.Errorf("%s after Close: %v, %d calls of the closed driver", name, err, d.late)
+				}
+			})
+		}
+	}
+}
+
+// closable is a driver that notes the calls that end after its Close.
+type closable struct {
+	*faulty
+	lag    time.Duration // of each call
+	closed bool
+	late   int
+}
+
+func (d *closable) call(f func() error) error {
+	time.Sleep(d.lag)
+	err := f()
+	d.set(func(*faulty) {
+		if d.closed {
+			d.late++
 		}
 	})
+	return err
+}
+
+func (d *closable) Inspect(ctx context.Context, key string) (st backend.Status, err error) {
+	return st, d.call(func() error { st, err = d.faulty.Inspect(ctx, key); return err })
+}
+
+func (d *closable) Break(ctx context.Context, key string) error {
+	return d.call(func() error { return d.faulty.Break(ctx, key) })
+}
+
+func (d *closable) Release(ctx context.Context, c backend.Claim) error {
+	return d.call(func() error { return d.faulty.Release(ctx, c) })
+}
+
+func (d *closable) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	_ = d.call(func() error { d.faulty.Renew(ctx, cs, done); return nil })
+}
+
+func (d *closable) Close() error {
+	d.set(func(*faulty) { d.closed = true })
+	return nil
 }
 
 func TestCloseWithCallsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		f := &faulty{Driver: store.Driver()}
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(time.Second)
-			return send()
-		}
-		c := hasp.New(f, nil)
+		c := hasp.New(&faulty{Driver: store.Driver(), acquire: slowAcquire(time.Second)}, nil)
 		var wg sync.WaitGroup
 		for _, key := range []string{"a", "b", "c", "c", "c"} {
 			wg.Go(func() {
@@ -121,9 +184,7 @@ func TestCloseWithCallsUnderWay(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		start := time.Now()
 		c.Close()
-		if took := time.Since(start); took > 2*time.Second {
-			t.Errorf("took %v", took)
-		}
+		within(t, "Close", start, 2*time.Second)
 		wg.Wait()
 		other := hasp.New(&faulty{Driver: store.Driver()}, nil)
 		defer other.Close()
@@ -139,19 +200,16 @@ func TestCloseWithCallsUnderWay(t *testing.T) {
 }
 
 func TestCloseDuringAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		f.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
-		_, err := c.TryLock(t.Context(), "other")
-		want(t, "TryLock", err, errNet)
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "other")), errNet)
 		start := time.Now()
 		c.Close()
-		if took := time.Since(start); took > 2*hasp.DefaultTimeout {
-			t.Errorf("took %v", took)
-		}
+		within(t, "Close", start, 2*hasp.DefaultTimeout)
+		// Every call after Close returns ErrClosed, including an Unlock whose outcome
+		// was unknown before.
 		want(t, "Unlock after Close", l.Unlock(t.Context()), hasp.ErrClosed)
 	})
 }
@@ -159,8 +217,7 @@ func TestCloseDuringAnOutage(t *testing.T) {
 func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := hasp.New(newFaulty(), nil)
-		l := lockNow(t, c, "k")
-		l.Unlock(t.Context())
+		unlock(t, lockNow(t, c, "k"))
 		time.Sleep(2 * time.Second)
 		// No Close: synctest fails if the renewer is still there.
 	})
@@ -177,16 +234,8 @@ func TestCloseEndsAWaitAtAHungStore(t *testing.T) {
 		{backend.EndsByDeadline, true},
 		{backend.EndsPromptly, false}, {backend.EndsPromptly, true},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
-			f.ends = tc.ends
-			c := hasp.New(f, nil)
-			f.set(func(f *faulty) {
-				f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-					time.Sleep(time.Hour)
-					return backend.Grant{}, errNet
-				}
-			})
+		withEnds(t, tc.ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			f.acquire = hungAcquire
 			ctx, cancel := context.Background(), context.CancelFunc(func() {})
 			if tc.cancellable {
 				ctx, cancel = context.WithCancel(ctx)
@@ -196,18 +245,13 @@ func TestCloseEndsAWaitAtAHungStore(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				_, err := c.Lock(ctx, "k")
-				want(t, "Lock", err, hasp.ErrClosed)
-				if d := time.Since(began); d > 50*time.Millisecond {
-					t.Errorf("%v: Lock returned %v after Close began", tc, d)
-				}
+				want(t, "Lock", errOf(c.Lock(ctx, "k")), hasp.ErrClosed)
+				within(t, fmt.Sprint(tc, ": Lock that Close ended"), began, 50*time.Millisecond)
 			}()
 			time.Sleep(100 * time.Millisecond)
 			began = time.Now()
 			c.Close()
-			if d := time.Since(began); d > hasp.DefaultTimeout+time.Second {
-				t.Errorf("%v: Close took %v", tc, d)
-			}
+			within(t, fmt.Sprint(tc, ": Close"), began, hasp.DefaultTimeout+time.Second)
 			<-done
 			time.Sleep(2 * time.Hour) // for calls that hang
 		})
@@ -218,24 +262,15 @@ func TestCloseEndsAWaitAtAHungStore(t *testing.T) {
 // second and every caller returns. Once the store's calls have ended, no
 // goroutine is left.
 func TestCloseInEveryState(t *testing.T) {
-	hang := func() { time.Sleep(time.Hour) }
-	hangAcquire := func(f *faulty) {
-		f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-			hang()
-			return backend.Grant{}, errNet
-		}
-	}
 	hangRelease := func(f *faulty) {
-		f.release = func(backend.Claim, func() error) error { hang(); return errNet }
+		f.release = func(backend.Claim, func() error) error { time.Sleep(time.Hour); return errNet }
 	}
 	hangRenew := func(f *faulty) {
-		f.renew = func(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if f.ends == backend.EndsSometime {
-				hang()
-			} else {
-				<-ctx.Done()
+				return hungAcquire(c, send)
 			}
-			return backend.Grant{}, errNet
+			return hungRenew(ctx, c, send)
 		}
 	}
 	for name, prepare := range map[string]func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())){
@@ -257,7 +292,7 @@ func TestCloseInEveryState(t *testing.T) {
 			spawn(func() { c.Lock(t.Context(), "k") })
 		},
 		"a hung attempt": func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())) {
-			f.set(hangAcquire)
+			f.set(func(f *faulty) { f.acquire = hungAcquire })
 			for range 3 {
 				spawn(func() { c.Lock(t.Context(), "k") })
 			}
@@ -294,10 +329,7 @@ func TestCloseInEveryState(t *testing.T) {
 		},
 	} {
 		for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsByDeadline, backend.EndsPromptly} {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				f.ends = ends
-				c := hasp.New(f, nil)
+			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				var callers sync.WaitGroup
 				prepare(t, f, c, func(call func()) { callers.Go(call) })
 				synctest.Wait()
@@ -306,28 +338,9 @@ func TestCloseInEveryState(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 				callers.Wait()
-				if d := time.Since(began); d > hasp.DefaultTimeout+time.Second {
-					t.Errorf("%s, ends %v: it took %v", name, ends, d)
-				}
+				within(t, fmt.Sprintf("%s, ends %v: it", name, ends), began, hasp.DefaultTimeout+time.Second)
 				time.Sleep(2 * time.Hour) // for calls that hang; synctest fails if a goroutine is left then
 			})
 		}
 	}
-}
-
-// The goroutine that renews stays for a second after the last lease. Close does
-// not wait for it to end by itself.
-func TestCloseAfterTheLastUnlockIsImmediate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(memlock.New(), nil)
-		if err := lockNow(t, c, "k").Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		began := time.Now()
-		c.Close()
-		if took := time.Since(began); took != 0 {
-			t.Errorf("Close took %v", took)
-		}
-	})
 }

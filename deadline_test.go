@@ -3,20 +3,20 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/memlock"
 )
 
 func TestContextEndsAtTheDeadlineWhenTheStoreIsUnreachable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		start := time.Now()
 		l := lockNow(t, c, "k")
 		child, cancel := context.WithCancel(l.Context())
@@ -38,15 +38,13 @@ func TestContextEndsAtTheDeadlineWhenTheStoreIsUnreachable(t *testing.T) {
 }
 
 func TestContextEndsAtTheDeadlineWhenRenewHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		hang := make(chan struct{})
 		// A driver that breaks its contract and ignores its context.
 		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 			<-hang
 			return backend.Grant{}, errNet
 		}
-		c := hasp.New(f, nil)
 		start := time.Now()
 		l := lockNow(t, c, "k")
 		<-l.Context().Done()
@@ -54,7 +52,6 @@ func TestContextEndsAtTheDeadlineWhenRenewHangs(t *testing.T) {
 			t.Errorf("told after %v, want %v", got, want)
 		}
 		close(hang)
-		c.Close()
 	})
 }
 
@@ -66,13 +63,9 @@ func TestLossIsToldAtOnceWhenTheStoreSaysSo(t *testing.T) {
 		defer c.Close()
 		start := time.Now()
 		l := lockNow(t, c, "k")
-		if err := f.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		want(t, "Break", f.Break(t.Context(), "k"), nil)
 		<-l.Context().Done()
-		if got := time.Since(start); got > hasp.DefaultTTL/3 {
-			t.Errorf("told after %v, want at the first renewal", got)
-		}
+		within(t, "the report, which comes with the first renewal,", start, hasp.DefaultTTL/3)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
 		synctest.Wait()
 		if n := len(events); n != 2 || events[1].Kind != hasp.EventLost || events[1].Err != hasp.ErrLost || events[1].Hold <= 0 {
@@ -82,47 +75,35 @@ func TestLossIsToldAtOnceWhenTheStoreSaysSo(t *testing.T) {
 }
 
 func TestSuspendOfTheMachineEndsALease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
 		l := lockNow(t, c, "k")
 		suspend(time.Minute)
 		start := time.Now()
 		<-l.Context().Done()
-		if got := time.Since(start); got > time.Second {
-			t.Errorf("noticed after %v, want within a second", got)
-		}
+		within(t, "the end of the context", start, time.Second)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
 	})
 }
 
 func TestGrantThatComesTooLateIsGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, &hasp.Options{TTL: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			send()
 			time.Sleep(c.TTL)
 			return backend.Grant{}, nil
 		}
-		c := hasp.New(f, &hasp.Options{TTL: time.Second})
-		defer c.Close()
 		_, err := c.TryLock(t.Context(), "k")
 		if err == nil || errors.Is(err, hasp.ErrHeld) {
 			t.Errorf("got %v, want an outage", err)
 		}
 		synctest.Wait()
-		if !free(t, f, "k") {
-			t.Error("the late grant was not released")
-		}
+		freed(t, f, "k", "the late grant was not released")
 	})
 }
 
 func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{TTL: time.Second})
-		defer c.Close()
+	withClient(t, &hasp.Options{TTL: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		start := time.Now()
 		l := lockNow(t, c, "k", hasp.WithMaxHold(5500*time.Millisecond))
 		want(t, "Extend past it", l.Extend(t.Context(), time.Minute), hasp.ErrInvalid)
@@ -133,9 +114,7 @@ func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		synctest.Wait()
-		if !free(t, f, "k") {
-			t.Error("Unlock left the key to its term")
-		}
+		freed(t, f, "k", "Unlock left the key to its term")
 	})
 }
 
@@ -144,10 +123,7 @@ func TestDeadlineIsThatOfLocksContext(t *testing.T) {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	l, err := c.Lock(ctx, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := lockIn(t, c, ctx, "k")
 	defer l.Unlock(ctx)
 	want, _ := ctx.Deadline()
 	if got, ok := l.Context().Deadline(); !ok || !got.Equal(want) {
@@ -156,4 +132,142 @@ func TestDeadlineIsThatOfLocksContext(t *testing.T) {
 	if left := time.Until(l.Expires()); left <= 0 || left > hasp.DefaultTTL {
 		t.Errorf("lease expires in %v", left)
 	}
+}
+
+// A call during which the machine sleeps is no round trip. If it were one, the next gap
+// of any key would last for hours.
+func TestSuspendIsNoRoundTrip(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		suspend := hasp.Suspendable(c)
+		other := hasp.New(&faulty{Driver: f.Driver}, nil)
+		defer other.Close()
+		holder, away := lockNow(t, other, "k"), lockNow(t, other, "away")
+		leases := make(chan *hasp.Lease, 1)
+		go func() { leases <- lockNow(t, c, "k") }()
+		synctest.Wait()
+		second := lockLater(t, c, t.Context())
+		unlock(t, holder)
+		first := <-leases
+
+		answer := make(chan struct{})
+		f.set(func(f *faulty) {
+			f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				if cl.Key == "away" {
+					<-answer
+				}
+				return send()
+			}
+		})
+		tried := make(chan error)
+		go func() { tried <- errOf(c.TryLock(t.Context(), "away")) }()
+		synctest.Wait()
+		time.Sleep(5 * time.Millisecond) // the clock reads the time of sleep at most once a millisecond
+		suspend(8 * time.Hour)
+		close(answer)
+		want(t, "TryLock", <-tried, hasp.ErrHeld)
+
+		time.Sleep(5 * time.Millisecond)
+		start := time.Now()
+		want(t, "Unlock", first.Unlock(t.Context()), hasp.ErrLost)
+		want(t, "the next in line", <-second, nil)
+		within(t, "the next in line", start, 5*time.Second)
+		unlock(t, away)
+	})
+}
+
+// The answer to an Extend that comes after the lease has ended extends nothing.
+func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		suspend := hasp.Suspendable(c)
+		l := lockNow(t, c, "k")
+		answer := make(chan struct{})
+		f.set(func(f *faulty) {
+			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				<-answer
+				return send()
+			}
+		})
+		extended := make(chan error)
+		go func() { extended <- l.Extend(t.Context(), 40*time.Second) }()
+		synctest.Wait()
+		time.Sleep(5 * time.Millisecond)
+		suspend(time.Hour)
+		close(answer)
+		want(t, "Extend", <-extended, hasp.ErrLost)
+		l.Unlock(t.Context())
+	})
+}
+
+// If Close has ended while Observe still ran with EventAcquired, the loss is reported
+// after it.
+func TestLossIsReportedAfterASlowObserver(t *testing.T) {
+	var kinds []hasp.EventKind
+	o := &hasp.Options{Timeout: time.Second, Observe: func(e hasp.Event) {
+		if e.Kind == hasp.EventAcquired {
+			time.Sleep(10 * time.Second)
+		}
+		kinds = append(kinds, e.Kind)
+	}}
+	withClient(t, o, func(t *testing.T, _ *faulty, c *hasp.Client) {
+		leases := make(chan *hasp.Lease)
+		go func() { leases <- lockNow(t, c, "k") }()
+		synctest.Wait()
+		c.Close()
+		want(t, "Unlock", (<-leases).Unlock(t.Context()), hasp.ErrClosed)
+		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventAcquired, hasp.EventLost}) {
+			t.Errorf("got %v", kinds)
+		}
+	})
+}
+
+// One Wait leaves its place in fairlock's queue to the next. A grant on that place may
+// count from before a suspend that the second Wait has not seen.
+func TestPlaceThatOutlivesASuspend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := redistest.Virtual(t)
+		client := func() *hasp.Client {
+			rdb := v.Client()
+			c := hasp.New(fairlock.New(rdb, &fairlock.Options{Turns: 4}), &hasp.Options{TTL: time.Minute})
+			t.Cleanup(func() { c.Close(); rdb.Close() })
+			return c
+		}
+		holder, c, other := client(), client(), client()
+		suspend := hasp.Suspendable(c)
+		held := lockNow(t, holder, "k")
+		leases := make(chan *hasp.Lease, 1)
+		lock := func(ctx context.Context) {
+			go func() {
+				if l, err := c.Lock(ctx, "k"); err == nil {
+					leases <- l
+				}
+			}()
+			time.Sleep(50 * time.Millisecond)
+		}
+		first, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		lock(first)
+		second, end := context.WithTimeout(t.Context(), 20*time.Second)
+		defer end()
+		lock(second)
+
+		// The machine of c sleeps while the key is handed over to it and its term ends.
+		suspend(time.Hour)
+		cancel() // the second caller gets the place of the first
+		time.Sleep(5 * time.Millisecond)
+		unlock(t, held)
+		v.Direct().Del(t.Context(), "k")
+		now := lockNow(t, other, "k")
+		time.Sleep(100 * time.Millisecond)
+		select {
+		case l := <-leases:
+			if l.Err() == nil && now.Err() == nil {
+				t.Errorf("two holders: one trusts its lease for %v more", time.Until(l.Expires()))
+			}
+			l.Unlock(t.Context())
+		default: // c does not have the key
+		}
+		now.Unlock(t.Context())
+		end()
+		time.Sleep(time.Second)
+	})
 }

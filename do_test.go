@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -17,10 +16,7 @@ import (
 )
 
 func TestDo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		boom := errors.New("boom")
 		do := func(fn func(context.Context, *hasp.Lease) error) error { return hasp.Do(t.Context(), c, "k", fn) }
 
@@ -32,9 +28,7 @@ func TestDo(t *testing.T) {
 		}); err != nil {
 			t.Error(err)
 		}
-		if err := do(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }); err != nil {
-			t.Errorf("fn unlocked the lease itself: %v", err)
-		}
+		want(t, "fn unlocked the lease itself", do(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
 		if err := do(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
 			t.Errorf("got %v, want fn's own error", err)
 		}
@@ -64,9 +58,7 @@ func TestDo(t *testing.T) {
 			do(func(context.Context, *hasp.Lease) error { runtime.Goexit(); return nil })
 		}()
 		<-done
-		if !free(t, f, "k") {
-			t.Error("a panic or Goexit left the key locked")
-		}
+		freed(t, f, "k", "a panic or Goexit left the key locked")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		err = hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
@@ -75,10 +67,7 @@ func TestDo(t *testing.T) {
 }
 
 func TestLockAll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		keys := []string{"c", "a", "b", "a"}
 		ls, err := hasp.LockAll(t.Context(), c, keys)
 		if err != nil {
@@ -95,15 +84,10 @@ func TestLockAll(t *testing.T) {
 		if err != nil {
 			t.Fatal("re-entry:", err)
 		}
-		if err := again.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, again)
 
-		_, err = hasp.LockAll(t.Context(), c, []string{"0", "b"}, hasp.WithMaxWait(time.Second))
-		want(t, "one is held", err, hasp.ErrHeld)
-		if !free(t, f, "0") {
-			t.Error("all or none: the first is still held")
-		}
+		want(t, "one is held", errOf(hasp.LockAll(t.Context(), c, []string{"0", "b"}, hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		freed(t, f, "0", "all or none: the first is still held")
 
 		f.Break(t.Context(), "a")
 		<-ls.Context().Done()
@@ -111,24 +95,16 @@ func TestLockAll(t *testing.T) {
 		want(t, "Err", ls.Err(), hasp.ErrLost)
 		want(t, "Unlock", ls.Unlock(t.Context()), hasp.ErrLost)
 		for _, key := range []string{"a", "b", "c"} {
-			if !free(t, f, key) {
-				t.Errorf("%q is still held", key)
-			}
+			freed(t, f, key, key+" is still held")
 		}
-		_, err = hasp.LockAll(t.Context(), c, nil)
-		want(t, "no keys", err, hasp.ErrInvalid)
-		_, err = hasp.LockAll(t.Context(), c, []string{"a", ""})
-		want(t, "an empty key", err, hasp.ErrInvalid)
+		want(t, "no keys", errOf(hasp.LockAll(t.Context(), c, nil)), hasp.ErrInvalid)
+		want(t, "an empty key", errOf(hasp.LockAll(t.Context(), c, []string{"a", ""})), hasp.ErrInvalid)
 	})
 }
 
 // One timeout for each lease would be minutes.
 func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.ends = backend.EndsPromptly
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withEnds(t, backend.EndsPromptly, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		keys := make([]string, 50)
 		for i := range keys {
 			keys[i] = fmt.Sprint(i)
@@ -143,30 +119,22 @@ func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 		if ls.Unlock(t.Context()) == nil {
 			t.Error("no error")
 		}
-		if took := time.Since(start); took > 2*hasp.DefaultTimeout+50*time.Millisecond {
-			t.Errorf("took %v", took)
-		}
+		within(t, "Unlock", start, 2*hasp.DefaultTimeout+50*time.Millisecond)
 		close(hung)
 		f.set(up)
 		time.Sleep(2 * hasp.DefaultTimeout)
 		for _, key := range keys {
-			if !free(t, f, key) {
-				t.Errorf("%q is still held", key)
-			}
+			freed(t, f, key, key+" is still held")
 		}
 	})
 }
 
 func TestLockAllMaxWaitBoundsTheWhole(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		a, b := lockNow(t, c, "a"), lockNow(t, c, "b")
 		time.AfterFunc(3*time.Second, func() { a.Unlock(context.Background()) })
 		start := time.Now()
-		_, err := hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMaxWait(5*time.Second))
-		want(t, "LockAll", err, hasp.ErrHeld)
+		want(t, "LockAll", errOf(hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMaxWait(5*time.Second))), hasp.ErrHeld)
 		if waited := time.Since(start); waited > 5*time.Second+50*time.Millisecond || waited < 4*time.Second {
 			t.Errorf("waited %v", waited)
 		}
@@ -188,9 +156,7 @@ func TestLockAllOfOverlappingSetsDoesNotDeadlock(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if err := ls.Unlock(t.Context()); err != nil {
-					t.Error(err)
-				}
+				unlock(t, ls)
 			}
 		})
 	}
@@ -199,10 +165,37 @@ func TestLockAllOfOverlappingSetsDoesNotDeadlock(t *testing.T) {
 
 func TestZeroLeasesHoldNothing(t *testing.T) {
 	var ls hasp.Leases
-	if err := ls.Context().Err(); err != nil {
-		t.Errorf("the context has ended: %v", err)
-	}
+	want(t, "the context has ended", ls.Context().Err(), nil)
 	if n, err := len(ls.All()), errors.Join(ls.Err(), ls.Unlock(t.Context())); n != 0 || err != nil {
 		t.Errorf("%d leases, %v", n, err)
 	}
+}
+
+// panicky is a Locker that panics at one key, as a wrapper with a bug does.
+type panicky struct{ hasp.Locker }
+
+func (p panicky) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+	if key == "b" {
+		panic("bug")
+	}
+	return p.Locker.Lock(ctx, key, opts...)
+}
+
+// A panic at a later key leaves none of the keys locked.
+func TestLockAllUnlocksIfALockerPanics(t *testing.T) {
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+	func() {
+		defer func() {
+			if r := recover(); r != "bug" {
+				t.Errorf("recovered %v", r)
+			}
+		}()
+		hasp.LockAll(t.Context(), panicky{c}, []string{"a", "b"})
+	}()
+	lease, err := c.TryLock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease.Unlock(t.Context())
 }

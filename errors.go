@@ -1,18 +1,21 @@
 package hasp
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"os"
 	"strconv"
+	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
 
-// Contention, loss, the end of a Client, misuse and outage are five different kinds
-// of errors. The first four match an error below by errors.Is. Besides these errors,
-// errors.ErrUnsupported and the error of a context, every error is an outage. It wraps
-// the store's error, if the store returned one.
+// These are the errors to test for with errors.Is. A call may also return
+// errors.ErrUnsupported, or the error of its context. Any other error is an outage: the
+// store did not answer, or answered with an error, which the outage wraps.
 var (
-	// ErrHeld says that another caller holds the key. errors.As with a
+	// ErrHeld says that another caller holds the key, or comes first. errors.As with a
 	// *backend.HeldError returns the holder and the rest of its term, if they are
 	// known. If the end of a context ended the wait, the error also matches the
 	// context's error and cause.
@@ -57,3 +60,74 @@ type waitError struct {
 
 func (e *waitError) Error() string   { return e.cause.Error() + " (" + e.err.Error() + ")" }
 func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }
+
+// withContextEnd returns err joined with ctx's error and cause, if ctx has ended.
+func withContextEnd(ctx context.Context, err error) error {
+	end := ctx.Err() // before Cause: a lease's context reads the clock here
+	cause := context.Cause(ctx)
+	if end == nil {
+		d, ok := ctx.Deadline()
+		if !ok || time.Now().Before(d) {
+			return err
+		}
+		end = context.DeadlineExceeded // the deadline has passed, and ctx's timer is late
+		cause = end
+	}
+
+	if cause != end && !errors.Is(cause, end) {
+		cause = &waitError{end, cause}
+	}
+	if err == nil {
+		return cause
+	}
+	return &waitError{err, cause}
+}
+
+// noAnswer returns the error of an outage. It does not match
+// context.DeadlineExceeded, which would say that the caller's own deadline has passed.
+func noAnswer(d time.Duration) error {
+	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
+}
+
+// plain returns err, wrapped if need be so that it matches no context's error. Many
+// timeouts of the network match context.DeadlineExceeded, although the caller's own
+// context has not ended.
+func plain(err error, d time.Duration) error {
+	if isContextError(err) {
+		return fmt.Errorf("%v: %w", err, noAnswer(d))
+	}
+	return err
+}
+
+// plainDated is plain for a Waiter's error. If err says when the outage began, so
+// does the result.
+func plainDated(err error, d time.Duration) error {
+	flat := plain(err, d)
+	var dated interface{ Since() time.Time }
+	if errors.As(flat, &dated) || !errors.As(err, &dated) {
+		return flat
+	}
+	return datedError{flat, dated.Since()}
+}
+
+// datedError is an error that says when its outage began.
+type datedError struct {
+	error
+	since time.Time
+}
+
+func (e datedError) Unwrap() error { return e.error }
+
+func (e datedError) Since() time.Time { return e.since }
+
+// isContextError reports whether err is, or wraps, the error of a context that
+// has ended.
+func isContextError(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// definite reports whether the outcome of a call that returned err is known: the call
+// has changed nothing.
+func definite(err error) bool {
+	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported)
+}

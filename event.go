@@ -13,16 +13,16 @@ const (
 	// EventRefused: a caller did not get a lease. Err says why.
 	EventRefused
 
-	// EventReleased: a lease was unlocked. Err is nil, or the error of an
-	// Unlock whose outcome is unknown.
+	// EventReleased: a lease was unlocked. Err is nil, or the error of the
+	// Unlock if its outcome is unknown.
 	EventReleased
 
 	// EventLost: a lease ended before it was unlocked. Err is ErrLost or
 	// ErrClosed.
 	EventLost
 
-	// EventRenewFailed: one try to renew a hold failed or was not answered. It is
-	// repeated until the deadline. Err is the store's error.
+	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is
+	// tried again until the deadline. Err is the store's error.
 	EventRenewFailed
 )
 

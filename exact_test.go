@@ -15,32 +15,25 @@ import (
 // back.
 const oneWay = 50 * time.Millisecond
 
-// newSlow returns a driver whose grants leave Until zero, so that the engine
+// slow makes a driver slow, with grants that leave Until zero, so that the engine
 // counts the term itself.
-func newSlow() *faulty {
-	f := newFaulty()
+func slow(f *faulty) {
 	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		time.Sleep(oneWay)
 		_, err := send()
 		time.Sleep(oneWay)
 		return backend.Grant{}, err
 	}
-	f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		time.Sleep(oneWay)
-		_, err := send()
-		time.Sleep(oneWay)
-		return backend.Grant{}, err
+	f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		return f.acquire(c, send)
 	}
-	return f
 }
 
 // If the deadline counted from the reply, or did not subtract the drift, it could
 // be later than the end of the term in the store.
 func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newSlow()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.set(slow)
 		const ttl = 10 * time.Second
 
 		called := time.Now()
@@ -51,9 +44,7 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 
 		// Extend asks for a little more, so that ttl is left when drift is off.
 		called = time.Now()
-		if err := l.Extend(t.Context(), ttl); err != nil {
-			t.Fatal(err)
-		}
+		want(t, "Extend", l.Extend(t.Context(), ttl), nil)
 		if got := l.Expires().Sub(called); got < ttl || got > ttl+10*time.Millisecond {
 			t.Errorf("Extend: the lease lasts %v from the call, want %v and hardly more", got, ttl)
 		}
@@ -70,9 +61,7 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 				t.Errorf("renewal: the lease lasts %v from the call, want %v", got, want)
 			}
 		}
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 	})
 }
 
@@ -90,9 +79,7 @@ func TestErrAsksTheClock(t *testing.T) {
 			return context.Cause(child)
 		},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			c := hasp.New(newFaulty(), nil)
-			defer c.Close()
+		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 			l := lockNow(t, c, "k")
 			var ctx, child context.Context
 			if what != "a context made" {
@@ -140,17 +127,10 @@ func TestNoRenewalAsksPastMaxHold(t *testing.T) {
 
 // The first of several leases of one hold is held to its max hold as well.
 func TestMaxHoldOfAnInnerLeaseThatIsLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "k")
-		inner, err := c.Lock(outer.Context(), "k", hasp.WithMaxHold(5*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := outer.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		inner := lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(5*time.Second))
+		unlock(t, outer)
 
 		time.Sleep(6 * time.Second)
 		want(t, "Err of the inner lease", inner.Err(), hasp.ErrLost)

@@ -65,6 +65,7 @@ func ExampleWithFence_sql() {
 		fmt.Println(err)
 		return
 	}
+	defer first.Unlock(ctx)
 	if err := c.Break(ctx, "account/7"); err != nil {
 		fmt.Println(err)
 		return

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -134,6 +135,40 @@ func (f *faulty) calls() (acquires, renews, releases int) {
 	return len(f.acquired), len(f.renewed), len(f.released)
 }
 
+// acquireHook is a hook of a faulty driver.
+type acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
+
+// slowAcquire takes d on the way to the store.
+func slowAcquire(d time.Duration) acquireHook {
+	return func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		time.Sleep(d)
+		return send()
+	}
+}
+
+// hungAcquire is not answered for an hour.
+func hungAcquire(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+	time.Sleep(time.Hour)
+	return backend.Grant{}, errNet
+}
+
+// hungRenew is not answered, and ends with its context.
+func hungRenew(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+	<-ctx.Done()
+	return backend.Grant{}, ctx.Err()
+}
+
+// lostReply carries the command out and loses the answer. So does lostRenewal.
+func lostReply(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+	send()
+	return backend.Grant{}, errNet
+}
+
+func lostRenewal(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+	send()
+	return backend.Grant{}, errNet
+}
+
 // down makes every call fail without reaching the store.
 func down(f *faulty) {
 	f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
@@ -147,14 +182,63 @@ func down(f *faulty) {
 
 func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 
+// withClient runs a test in a bubble, with a Client over a faulty driver. The Client
+// is closed at the end.
+func withClient(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
+	t.Helper()
+	withEnds(t, backend.EndsSometime, o, run)
+}
+
+// withEnds is withClient with that trait, which the Client reads only once.
+func withEnds(t *testing.T, ends backend.Ends, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		f.ends = ends
+		c := hasp.New(f, o)
+		defer c.Close()
+		run(t, f, c)
+	})
+}
+
 // lockNow is a Lock that must succeed.
 func lockNow(t *testing.T, l hasp.Locker, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
-	lease, err := l.Lock(t.Context(), key, opts...)
+	return lockIn(t, l, t.Context(), key, opts...)
+}
+
+// lockIn is lockNow with a context.
+func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return lease
+}
+
+// unlock is an Unlock of a Lease or of Leases that must succeed.
+func unlock(t *testing.T, l interface{ Unlock(context.Context) error }) {
+	t.Helper()
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Errorf("unlock: %v", err)
+	}
+}
+
+// nothingLeft fails the test if c has a line, a hold or a release to make.
+func nothingLeft(t *testing.T, c *hasp.Client) {
+	t.Helper()
+	if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
+		t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
+	}
+}
+
+// within fails the test if more than most has passed since start.
+func within(t *testing.T, what string, start time.Time, most time.Duration) {
+	t.Helper()
+	if took := time.Since(start); took > most {
+		t.Errorf("%s took %v, want at most %v", what, took, most)
+	}
 }
 
 // free reports whether a stranger can have key.
@@ -167,6 +251,18 @@ func free(t *testing.T, f *faulty, key string) bool {
 	return !st.Held
 }
 
+// errOf returns the error of a call that has another result.
+func errOf[T any](_ T, err error) error { return err }
+
+// freed fails the test with a text unless a stranger can have key.
+func freed(t *testing.T, f *faulty, key, otherwise string) {
+	t.Helper()
+	if !free(t, f, key) {
+		t.Error(otherwise)
+	}
+}
+
+// want fails the test unless err is target, or nil if target is nil.
 func want(t *testing.T, what string, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {

@@ -1,9 +1,9 @@
 package hasp
 
 import (
+	"container/heap"
 	"context"
-	"errors"
-	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -17,7 +17,8 @@ import (
 // A hold begins with a grant (newHold, Client.startHoldLocked). Answers of the store
 // renew it (answer). When its last lease is unlocked, the next caller in line may
 // get it (handOverLocked). It ends when it is released, when the store reports that
-// it is lost (loseLocked), or when its deadline passes (endExpiredLocked).
+// it is lost (loseLocked), when its deadline or its max hold passes (endExpiredLocked),
+// or when the Client is closed (closeHoldLocked).
 type hold struct {
 	c        *Client
 	claim    backend.Claim // what renewals ask for; its TTL is guarded by c.mu
@@ -27,14 +28,14 @@ type hold struct {
 
 	// All below is guarded by c.mu.
 	line   *line    // the line of its key
-	leases []*Lease // the leases that have not ended; an inner lease comes after those around it
+	leases []*Lease // the leases that are neither lost nor unlocked; an inner lease comes after those around it
 	joined int      // how many leases it has had so far
 
 	// What the store knows, as far as this Client can tell.
-	kept       instant // until when the store may keep it: the longest term requested, answered or not
-	confirmed  instant // when the last call began in which the store confirmed it
-	distrusted instant // the last Break: a call that began earlier confirms nothing
-	limit      instant // the end of WithMaxHold: no renewal passes it
+	kept       instant // until when the store may keep it: the latest end of a requested term, answered or not
+	confirmed  instant // when the last call that confirmed it began; see newHold for a Waiter's grant
+	distrusted instant // the last Break, or re-entry with a longer term: a call that began earlier confirms nothing
+	limit      instant // the end of WithMaxHold: renewals ask for little more
 
 	// Its renewal.
 	renew     bool          // renewals go on
@@ -43,14 +44,14 @@ type hold struct {
 	early     time.Duration // how much earlier it may begin, to travel with others
 	queued    bool          // it waits in a lane for a batch
 	busy      chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
-	failed    int           // consecutive renewals that were not answered
+	failed    int           // consecutive renewals that failed or were not answered; a release counts as well
 	orphaned  instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
 	extended  bool          // Extend was called, so the hold is not handed over
 	next      instant       // when the renewer must serve it: its key in the heap
 	index     int           // in c.holds; -1 if it is not there, because it has ended
 
 	// Its end.
-	lapsed   bool // it ended by its deadline, so the store may still keep it
+	lapsed   bool // it ended by its deadline or by WithMaxHold, so the store may still keep it
 	leftHead bool // it is no longer at the head of its line
 
 	// The first lease and its slot in leases are part of the hold, to save two
@@ -59,9 +60,10 @@ type hold struct {
 	place [1]*Lease
 }
 
-// newHold returns a hold for a grant. The call began at start, when the machine had
-// slept for slept. If the grant's term has ended before the answer came, newHold
-// releases the token in the background and returns errLate.
+// newHold returns a hold for a grant. The call began at start. Slept is how long the
+// machine had slept by then, or when the first Wait with the same token began. If the
+// grant's term has ended before the answer came, newHold releases the token in the
+// background and returns errLate.
 func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
 	term := cl.TTL - backend.Drift(cl.TTL)
 	until := start.add(term)
@@ -80,13 +82,13 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 	h.confirmed = min(max(start, until.add(-term)), now)
 	since := h.confirmed
 	if until.add(-term) < start {
-		// A Waiter's grant of less than a whole term. Its beginning is not known.
+		// A Waiter has granted less than a whole term. The term's beginning is not known.
 		since = now
 		if c.traits.Ordered {
 			h.confirmed = now // the message that handed the key over confirms the hold
 		}
 	}
-	h.renewAt(now, since.add(spread(until.sub(since)/renewalsPerT)))
+	h.renewAt(now, renewalTime(since, until.sub(since)))
 	h.deadline.Store(int64(until))
 	return h, nil
 }
@@ -98,16 +100,25 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 	switch {
 	case c.traits.Ordered:
 		ln.turns = 1
-	case !ln.waiting.empty():
+	default:
+		// A caller may come during the hold and get it by a hand-over. So the row begins
+		// here even if no caller waits yet.
 		if ln.turns == 0 {
 			ln.pace.began = h.granted
 		}
-		ln.turns++
+		if ln.waiting.first != nil {
+			ln.turns++
+		}
 	}
 	c.open++
+	// The grant has arrived after the Break, but the store may have made it before.
+	if ln.broken {
+		ln.broken, h.distrusted = false, h.granted
+		h.renewAt(h.granted, h.granted)
+	}
 
 	// With a max hold, the first claim may have asked for less than the whole term.
-	// Renewals ask for the whole term, but not past the limit.
+	// Renewals ask for the whole term, or until a little after the limit if that is less.
 	l := c.addLeaseLocked(ctx, r, h, h.granted)
 	if r.maxHold > 0 {
 		h.claim.TTL = r.ttl
@@ -119,12 +130,16 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 
 // addLeaseLocked adds a lease to h.
 func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now instant) *Lease {
+	// The hold has room for its first lease. Later ones are allocated.
 	l := &h.first
 	if l.c != nil {
 		l = new(Lease)
 	}
 	l.c, l.hold, l.key, l.parent, l.around = c, h, r.key, ctx, r.around
-	l.nest()
+	l.jump = l
+	if l.around != nil {
+		l.nest()
+	}
 
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
@@ -139,297 +154,22 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 	return l
 }
 
-// innermost returns the innermost held lease of key among around and the leases
-// around it, or nil. Around is the innermost lease of the caller's context.
-func (c *Client) innermost(around *Lease, key string) *Lease {
-	if around == nil {
-		return nil
-	}
-	for {
-		o := c.around(around, key)
-		// Err ends the lease if its deadline has passed. It locks mu itself.
-		if o == nil || o.Err() == nil {
-			return o
-		}
-	}
+// renewalTime returns when to renew a term that began at since: after a third, less a
+// random part of up to a tenth of that. So the renewals of holds that were taken together
+// become due at different times.
+func renewalTime(since instant, term time.Duration) instant {
+	third := term / renewalsPerT
+	return since.add(third - rand.N(third/10+1))
 }
 
-// around returns the innermost lease on the hold of key that is inner or is around
-// inner, or nil. The lease may have expired.
-func (c *Client) around(inner *Lease, key string) *Lease {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln := c.lines[key]
-	if ln == nil || ln.hold == nil {
-		return nil
-	}
-	for _, o := range slices.Backward(ln.hold.leases) {
-		if o.state.Load() == held && o.isAround(inner) {
-			return o
-		}
-	}
-	return nil
-}
-
-// reenter adds a lease to the hold of outer. It returns nil, nil if outer has just
-// ended.
-func (c *Client) reenter(ctx context.Context, r *request, outer *Lease) (*Lease, error) {
-	h := outer.hold
-	if r.fenced && !h.claim.Fenced {
-		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
-	}
-	if err := c.checkLongest(r.ttl); err != nil {
-		// The store would refuse renewals for that term, and both leases would be lost.
-		return nil, err
-	}
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if outer.state.Load() != held {
-		return nil, nil // it ended after the caller had found it
-	}
-
-	// A longer term is requested at once. Until the answer, the store keeps the
-	// shorter one.
-	now := c.clock.now()
-	if r.ttl > h.claim.TTL {
-		h.claim.TTL = r.ttl
-		h.renewAt(now, now)
-	}
-
-	l := c.addLeaseLocked(ctx, r, h, now)
-	if !h.renew && !h.unrenewed {
-		// Renewal had stopped, because the contexts of all leases had ended.
-		h.renew, h.orphaned = true, 0
-		h.renewAt(now, now)
-	}
-	c.scheduleLocked(h)
-	return l, nil
-}
-
-// checkLongest returns an error if the store grants no term of ttl.
-func (c *Client) checkLongest(ttl time.Duration) error {
-	if longest := c.traits.MaxTTL; longest > 0 && ttl > longest {
-		return fmt.Errorf("%w: ttl %v is above %v, the longest term of this store", ErrInvalid, ttl, longest)
-	}
-	return nil
-}
-
-// renewAt sets the time of the next renewal to due. If other holds are renewed up to
-// batchWindow earlier, the renewal travels with them, but not earlier by more than a
+// renewAt sets the time of the next renewal to due. If other holds are renewed up to a
+// window earlier, the renewal travels with them, but not earlier by more than a
 // quarter of the time until due. Without that bound, renewals of a short term would
 // run in a tight loop against a store that refuses connections at once.
 func (h *hold) renewAt(now, due instant) {
 	h.due = due
-	h.early = min(batchWindow, max(due.sub(now), 0)/4)
-}
-
-// idlesLocked reports whether the next renewal of h is neither queued nor in flight.
-func (h *hold) idlesLocked() bool { return h.renew && h.busy == nil && !h.queued }
-
-// renewalLocked returns the claim of the next renewal, or false if h must not be
-// renewed. Wanted says whether the context of at least one of its Locks goes on.
-func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
-	cl := h.claim
-	if h.index < 0 {
-		return cl, false // it has ended
-	}
-
-	switch {
-	case wanted:
-		h.orphaned = 0
-	case h.orphaned == 0:
-		h.orphaned = now
-	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
-		// All contexts ended up to TTL/3 before a renewal noticed it. So the last renewal
-		// came at most one term after their end.
-		h.renew = false
-		return cl, false
-	}
-
-	// WithMaxHold bounds the term.
-	if instant(h.deadline.Load()) >= h.limit {
-		h.renew = false // the present term is long enough
-		return cl, false
-	}
-	if left := h.limit.sub(now); left < cl.TTL {
-		cl.TTL = min(cl.TTL, termFor(left))
-	}
-	return cl, true
-}
-
-// answer records the outcome of a renewal or an Extend that asked for ttl. It was
-// sent at start, when the machine had slept for slept.
-func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, g backend.Grant, err error) {
-	now, _ := c.readClock()
-	c.mu.Lock()
-	h.callEndedLocked()
-
-	var gone []*Lease // their contexts end after mu was unlocked
-	failed := false
-	until := start.add(ttl - backend.Drift(ttl))
-	if !g.Until.IsZero() {
-		until = c.clock.at(g.Until, slept)
-	}
-	if err == nil && until <= now {
-		err = errLate
-	}
-
-	switch {
-	case h.index < 0:
-		// The hold was unlocked or lost meanwhile. The answer changes nothing.
-	case err == nil:
-		// Answers may arrive in any order, and the store never shortens a term. So an
-		// older answer must not move the deadline back.
-		h.deadline.Store(max(h.deadline.Load(), int64(until)))
-		h.confirmed = max(h.confirmed, start)
-		h.failed = 0
-		h.renewAt(now, max(start.add(spread(min(h.claim.TTL, until.sub(start))/renewalsPerT)), now.add(minSleep)))
-		if start <= h.distrusted {
-			h.renewAt(now, now+1) // the call was sent before the Break: ask again
-		}
-		c.scheduleLocked(h)
-	case errors.Is(err, ErrLost):
-		gone = c.loseLocked(h)
-		// A part of the store may still have the hold, such as a minority of a
-		// quorum's nodes. That would block the key for the next holder.
-		c.reapHoldLocked(h)
-	default:
-		h.failed++
-		h.renewAt(now, now.add(jitter(h.claim.TTL/(3*triesPerT))))
-		failed = true
-		c.scheduleLocked(h)
-	}
-	c.mu.Unlock()
-
-	c.endContexts(gone, ErrLost)
-	if failed {
-		c.observeLater(Event{Kind: EventRenewFailed, Key: h.first.key, Fence: h.fence, Err: err})
-	}
-}
-
-// callEndedLocked records that the renewal or Extend in flight has ended.
-func (h *hold) callEndedLocked() {
-	if h.busy != nil {
-		close(h.busy)
-		h.busy = nil
-	}
-}
-
-// confirmSoon renews this Client's hold of key now, because key was broken. Until
-// the store confirms the hold, it is not handed over.
-func (c *Client) confirmSoon(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln := c.lines[key]
-	if ln == nil || ln.hold == nil || ln.hold.index < 0 {
-		return
-	}
-
-	h := ln.hold
-	h.distrusted = c.clock.now()
-	h.renewAt(h.distrusted, h.distrusted+1)
-	c.scheduleLocked(h)
-}
-
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line.
-// It returns false if that caller cannot have it: then h must be released. A
-// hand-over takes no call to the store, which knows only the token of the hold and
-// has confirmed it a moment ago.
-func (c *Client) handOverLocked(h *hold) bool {
-	ln := h.line
-	now := c.clock.now()
-	if ln.hold != h || ln.waiting.empty() || c.rowOverLocked(ln, now) || h.extended || !h.renew ||
-		h.claim.Fenced || h.limit != never || c.closing.Err() != nil {
-		return false
-	}
-
-	// The next caller must want just this hold, and the store must have confirmed it a
-	// moment ago, after the last Break.
-	next := ln.waiting.first.r
-	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
-		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {
-		return false
-	}
-
-	t := ln.waiting.pop()
-	ln.turns++
-	c.leaveLocked(ln) // for the caller that unlocks; the line counts the next one already
-	t.ready <- ticket{lease: c.addLeaseLocked(t.ctx, t.r, h, now)}
-	return true
-}
-
-// endExpiredLocked ends the leases of h whose time is over by the clock, and returns
-// them. After the caller has released mu, it passes the leases to
-// endContexts.
-func (c *Client) endExpiredLocked(h *hold, now instant) []*Lease {
-	if now >= min(instant(h.deadline.Load()), h.limit) {
-		h.lapsed = true
-		return c.loseLocked(h)
-	}
-
-	// The hold goes on. Leases whose WithMaxHold has passed end.
-	var ended []*Lease
-	for i := len(h.leases) - 1; i >= 0; i-- {
-		if l := h.leases[i]; now >= l.maxHold {
-			h.leases = append(h.leases[:i], h.leases[i+1:]...)
-			l.state.Store(lost)
-			ended = append(ended, l)
-		}
-	}
-	if len(ended) > 0 && len(h.leases) == 0 {
-		h.lapsed = true
-		c.loseLocked(h)
-	} else if len(ended) > 0 {
-		c.scheduleLocked(h)
-	}
-	return ended
-}
-
-// loseLocked ends h as lost, and returns its leases. After the caller
-// has released mu, it passes the leases to endContexts.
-func (c *Client) loseLocked(h *hold) []*Lease {
-	ended := h.leases
-	h.leases = nil
-	for _, l := range ended {
-		l.state.Store(lost)
-	}
-	c.unscheduleLocked(h)
-	c.leaveHeadLocked(h)
-	return ended
-}
-
-// closeHoldLocked ends the leases of h for Close, and returns them. They can still be
-// unlocked. After the caller has released mu, it passes the leases to
-// endContexts.
-func (c *Client) closeHoldLocked(h *hold) []*Lease {
-	for _, l := range h.leases {
-		l.state.Store(closed)
-	}
-	c.unscheduleLocked(h)
-	return slices.Clone(h.leases) // Unlock changes h.leases
-}
-
-// expire ends the leases of h whose time is over by the clock.
-func (c *Client) expire(h *hold) {
-	now := c.clock.now()
-	c.mu.Lock()
-	var gone []*Lease
-	if h.index >= 0 {
-		gone = c.endExpiredLocked(h, now)
-	}
-	c.mu.Unlock()
-	c.endContexts(gone, ErrLost)
-}
-
-// endContexts ends the contexts of leases that have ended, and queues their events
-// for the observer. The caller must not hold mu, because the end of a context runs
-// code of its users.
-func (c *Client) endContexts(ended []*Lease, cause error) {
-	for _, l := range ended {
-		l.cancel(cause)
-		c.observeEnd(l, EventLost, cause)
-	}
+	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
+	h.early = min(window, max(due.sub(now), 0)/4)
 }
 
 // leaveHeadLocked takes h from the head of its line, and promotes the next caller.
@@ -440,10 +180,166 @@ func (c *Client) leaveHeadLocked(h *hold) {
 	}
 	h.leftHead = true
 	c.open--
-	if c.lined {
-		c.promoteNextLocked(h.line, nil)
-	} else if h.line.hold == h {
-		h.line.hold = nil
+	ln := h.line
+	switch {
+	case ln.callers == 1: // the line ends
+	case c.lined:
+		c.promoteNextLocked(ln, nil)
+	case ln.hold == h:
+		ln.hold = nil
 	}
-	c.leaveLocked(h.line)
+	c.leaveLocked(ln)
+}
+
+// renewer keeps the leases of a Client alive, and ends those whose deadline has
+// passed. It is one goroutine, which runs while there are holds and a moment longer.
+// It never calls the driver, so a store that hangs does not delay the end of a
+// context. Each batch of renewals has a goroutine of its own.
+type renewer struct {
+	wake chan struct{} // signals an earlier wakesAt; has room for one
+
+	// All below is guarded by Client.mu.
+	running bool    // its goroutine exists
+	wakesAt instant // when it serves the holds next
+	well    lane    // holds whose last renewal succeeded, or that were not renewed yet
+	suspect lane    // the other holds: their calls may take long, and must not delay the well ones
+}
+
+// holdHeap orders holds by when the renewer must serve them. It has a copy of each
+// hold.next, because a comparison that reads the holds themselves waits for memory:
+// with 30,000 leases that was a quarter of the cost of a renewal.
+type holdHeap []scheduled
+
+type scheduled struct {
+	next instant
+	hold *hold
+}
+
+func (q holdHeap) Len() int { return len(q) }
+
+func (q holdHeap) Less(i, j int) bool { return q[i].next < q[j].next }
+
+func (q holdHeap) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].hold.index, q[j].hold.index = i, j
+}
+
+// Push is for container/heap.
+func (q *holdHeap) Push(x any) {
+	h := x.(*hold)
+	h.index = len(*q)
+	*q = append(*q, scheduled{h.next, h})
+}
+
+// Pop is for container/heap.
+func (q *holdHeap) Pop() any {
+	old := *q
+	h := old[len(old)-1].hold
+	old[len(old)-1].hold = nil
+	*q = old[:len(old)-1]
+	if cap(old) > minShrink && len(old) < cap(old)/16 {
+		// Give the memory of a burst back.
+		*q = slices.Clone(*q)
+	}
+	h.index = -1
+	return h
+}
+
+// scheduleLocked puts h into the heap or moves it there, and wakes the renewer if need be.
+func (c *Client) scheduleLocked(h *hold) {
+	// The renewer serves h when the hold ends, when one of its leases ends, or when a
+	// renewal is due, whichever is first.
+	h.next = min(instant(h.deadline.Load()), h.limit)
+	for _, l := range h.leases {
+		h.next = min(h.next, l.maxHold)
+	}
+	if h.renew && h.busy == nil && !h.queued {
+		h.next = min(h.next, h.due)
+	}
+	if h.index < 0 {
+		heap.Push(&c.holds, h)
+	} else {
+		c.holds[h.index].next = h.next
+		heap.Fix(&c.holds, h.index)
+	}
+
+	// A renewer that sleeps past the new time is woken.
+	switch r := &c.renewer; {
+	case !r.running:
+		r.running = c.spawnLocked(c.runRenewer)
+	case h.next < r.wakesAt:
+		r.wakesAt = h.next
+		r.poke()
+	}
+}
+
+// unscheduleLocked takes h out of the heap.
+func (c *Client) unscheduleLocked(h *hold) {
+	if h.index >= 0 {
+		heap.Remove(&c.holds, h.index)
+	}
+}
+
+// runRenewer serves the holds in the heap. When the heap is empty, it stays for a
+// moment. Otherwise a program that locks and unlocks in a loop would start a
+// goroutine each time.
+func (c *Client) runRenewer() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	idle := false // the heap was empty in the last round
+	for {
+		now, _ := c.clock.read()
+		c.mu.Lock()
+		gone := c.serveLocked(now)
+		wakes := now.add(checkEvery)
+		if len(c.holds) > 0 {
+			wakes = min(wakes, c.holds[0].next)
+		}
+		over := len(c.holds) == 0 && (idle || c.closing.Err() != nil)
+		idle = len(c.holds) == 0
+		c.renewer.running, c.renewer.wakesAt = !over, wakes
+		c.mu.Unlock()
+
+		for _, l := range gone {
+			l.endContext(ErrLost) // not under mu
+		}
+		if over {
+			return
+		}
+
+		timer.Reset(wakes.sub(now))
+		select {
+		case <-timer.C:
+		case <-c.renewer.wake:
+			idle = false
+		}
+	}
+}
+
+// serveLocked ends the leases whose time is over, and begins the renewals that are due.
+// It returns the leases that it has ended.
+func (c *Client) serveLocked(now instant) (gone []*Lease) {
+	due := 0
+	for len(c.holds) > 0 {
+		h := c.holds[0].hold
+		isDue := h.renew && h.busy == nil && !h.queued && h.due <= now.add(h.early)
+		if h.next > now && !isDue {
+			break
+		}
+		if ended := c.endExpiredLocked(h, now); len(ended) > 0 {
+			gone = append(gone, ended...)
+			continue
+		}
+
+		if isDue {
+			due++
+			h.queued = true
+			c.queueRenewalLocked(h)
+		}
+		c.scheduleLocked(h)
+	}
+	if due > 0 {
+		c.dispatchLocked()
+	}
+	return gone
 }

@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,14 +13,14 @@ import (
 )
 
 // Lease is one caller's share of a hold. Callers that re-enter a key share the hold. A
-// lease ends by Unlock, or it is lost. Several goroutines may use it, and any of them
-// may unlock it.
+// lease ends by Unlock or by the Client's Close, or it is lost. Several goroutines may
+// use it, and any of them may unlock it.
 type Lease struct {
 	c       *Client
 	hold    *hold
 	key     string
 	parent  context.Context              // Lock's
-	around  *Lease                       // the innermost lease whose context Lock was called with
+	around  *Lease                       // the innermost lease in the context that Lock was called with, or nil
 	depth   int                          // how many leases are around it
 	jump    *Lease                       // one of these, or itself if there is none: see nest
 	since   instant                      // when the caller got it
@@ -28,7 +29,7 @@ type Lease struct {
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
 	// parentDone is the Done channel of Lock's context. The first renewal reads it,
-	// and sets parentDoneRead. Only renewals use the two, one at a time.
+	// and sets parentDoneRead. Only renewals use the two, and a hold has one at a time.
 	parentDone     <-chan struct{}
 	parentDoneRead bool
 
@@ -36,15 +37,15 @@ type Lease struct {
 	observed bool   // EventAcquired has been reported
 	unseen   *Event // the lease's end, if it came before EventAcquired
 
-	// An Unlock calls the store without mu.
+	// An Unlock calls the store without mu. Other calls of Unlock find its state here.
 	releasing   bool          // an Unlock's call is in flight
 	releaseDone chan struct{} // closed when that call ends; nil unless another Unlock waits for it
 	unknown     bool          // the outcome of Unlock is unknown, and a repeat may learn it
 	settled     bool          // a repeat in the background has released the hold: the next Unlock returns nil
 }
 
-// States of a Lease. A held lease changes its state once. Only a closed one may
-// still become released.
+// States of a Lease. It begins as held. Unlock may still turn closed into released.
+// If the store then answers that the hold was lost, released turns into lost.
 const (
 	held int32 = iota
 	lost
@@ -57,7 +58,8 @@ func (l *Lease) Key() string { return l.key }
 
 // Fence returns a number that grows with every new hold of the key. Send it with
 // each write to the resource that the lock protects, and have the resource refuse a
-// fence smaller than the largest it has seen. It is 0 without WithFence.
+// fence smaller than the largest it has seen. Fence returns 0 if the hold was taken
+// without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
 
 // Expires returns when the lease ends if no further renewal succeeds. Its context
@@ -67,11 +69,11 @@ func (l *Lease) Expires() time.Time { return l.c.clock.time(l.end()) }
 func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
 
 // Err returns nil while the lease is held, ErrLost after its loss, ErrReleased after
-// Unlock, and ErrClosed after the Client's Close. It reads the clock. So a process
-// that was stopped until after the end of its term gets ErrLost from its first call.
+// Unlock, and ErrClosed after the Client's Close. It reads the clock. So if a process
+// was stopped until after the lease's term, its first call of Err returns ErrLost.
 func (l *Lease) Err() error {
 	if l.state.Load() == held {
-		if now, _ := l.c.readClock(); now < l.end() {
+		if now, _ := l.c.clock.read(); now < l.end() {
 			return nil
 		}
 		// A renewal may move the deadline in between; expire checks it under mu.
@@ -100,11 +102,11 @@ func (l *Lease) cause() error {
 // ends, this context ends with the same cause.
 //
 // If Lock's context was the context of another lease, the end of the other
-// lease also ends this context, with the other's cause. To distinguish an abort
-// from an Unlock, call [Lease.Err]; the cause does not show it.
+// lease also ends this context, with the other's cause. [Lease.Err] says whether
+// this lease itself has ended, and how.
 //
-// Its Err reads the clock, as [Lease.Err] does. Contexts derived from it end by
-// a timer.
+// The context's Err and Done read the clock, as [Lease.Err] does. Contexts derived from
+// it end by a timer.
 func (l *Lease) Context() context.Context {
 	if x := l.ctx.Load(); x != nil {
 		return x
@@ -125,14 +127,6 @@ func (l *Lease) Context() context.Context {
 	return x
 }
 
-// cancel ends the lease's context, if there is one. The caller must not hold c.mu,
-// because the end of a context runs code of its users.
-func (l *Lease) cancel(cause error) {
-	if x := l.ctx.Load(); x != nil {
-		x.cancel(cause)
-	}
-}
-
 // Unlock ends the lease. If it is the last lease of its hold, Unlock releases the
 // key, in at most one call to the store. The end of ctx does not interrupt that
 // call; Options.Timeout bounds it.
@@ -141,14 +135,16 @@ func (l *Lease) cancel(cause error) {
 // key since. ErrReleased means that Unlock has succeeded before. After any other
 // error of the store the outcome is unknown: the lease has ended and is no longer
 // renewed, and the Client repeats the release in the background. Call Unlock again
-// to learn the outcome.
+// to learn the outcome. ErrClosed means that Close had stopped waiting for the holder:
+// the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
-	switch {
-	case ends && errors.Is(err, ErrLost):
-		l.c.observeEnd(l, EventLost, err)
-	case ends:
-		l.c.observeEnd(l, EventReleased, err)
+	if ends && l.c.opts.Observe != nil {
+		kind := EventReleased
+		if errors.Is(err, ErrLost) {
+			kind = EventLost
+		}
+		l.c.observeEnd(l, kind, err)
 	}
 	if err != nil {
 		return &Error{"unlock", l.key, err}
@@ -162,53 +158,62 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	c, h := l.c, l.hold
 	l.Err() // ends the lease if its deadline has passed; not under mu, which it locks
 	c.mu.Lock()
-	l.awaitReleaseLocked()
-
-	state := l.state.Load()
-	switch {
-	case state == lost:
-		if h.lapsed {
-			// The store may still have the hold, until its own end of the term.
-			h.lapsed = false
-			c.reapHoldLocked(h)
-		}
-		err = ErrLost
-	case l.settled:
-		l.settled = false
-	case state == released && !l.unknown:
-		err = ErrReleased
-	case c.stopped:
-		err = ErrClosed
-	case l.unknown:
-		c.mu.Unlock()
-		return false, l.unlockAgain(ctx)
-	default:
-		release := l.endLocked()
-		c.mu.Unlock()
-		l.cancel(ErrReleased)
-		if release {
-			err = l.release(ctx)
-		}
-		return state == held, err // if Close ended the lease, an event has reported that
+	if l.releasing {
+		l.awaitReleaseLocked()
 	}
-	c.mu.Unlock()
-	return false, err
-}
+	state := l.state.Load()
+	if state == lost || state == released || c.stopped {
+		return false, l.unlockEndedLocked(ctx, state)
+	}
 
-// endLocked takes l, which is being unlocked, from its hold. It reports whether the
-// hold must be released: l was its last lease, and the next caller in line did not
-// get it.
-func (l *Lease) endLocked() bool {
-	c, h := l.c, l.hold
 	l.state.Store(released)
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
-	if len(h.leases) > 0 || c.handOverLocked(h) {
-		return false
+	// The hold goes on with its other leases, or with the next caller in line.
+	release := len(h.leases) == 0 && (h.line.waiting.first == nil || !c.handOverLocked(h))
+	if release {
+		c.unscheduleLocked(h) // a renewal must not follow the release
+		l.releasing = true
+		c.calls++
 	}
-	c.unscheduleLocked(h) // a renewal must not follow the release
-	l.releasing = true
-	return true
+	c.mu.Unlock()
+
+	// The context is cancelled without mu, because that runs code of users.
+	if x := l.ctx.Load(); x != nil {
+		x.cancel(ErrReleased)
+	}
+	if release {
+		err = l.release(ctx)
+	}
+	return state == held, err // if Close ended the lease, an event has reported that
+}
+
+// unlockEndedLocked returns the error of Unlock if the lease was lost or released before,
+// or if Close waits no longer. It unlocks mu.
+func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
+	c, h := l.c, l.hold
+	if state != lost && !l.settled && !c.stopped && l.unknown {
+		c.calls++
+		c.mu.Unlock()
+		return l.unlockAgain(ctx)
+	}
+
+	defer c.mu.Unlock()
+	switch {
+	case state == lost:
+		if h.lapsed {
+			// The store may still have the hold, until the term ends by its clock.
+			h.lapsed = false
+			c.reapHoldLocked(h)
+		}
+		return ErrLost
+	case l.settled:
+		l.settled = false
+		return nil
+	case state == released && !l.unknown:
+		return ErrReleased
+	}
+	return ErrClosed
 }
 
 // awaitReleaseLocked blocks while the call of another Unlock of l is in flight. It
@@ -244,15 +249,18 @@ func (l *Lease) release(ctx context.Context) error {
 	err := c.callRelease(ctx, h.claim)
 
 	c.mu.Lock()
-	c.leaveHeadLocked(h)
-	switch {
-	case err == nil:
-	case errors.Is(err, ErrLost):
-		l.state.Store(lost)
-	default:
-		l.unknown = true
+	unknown := err != nil && !errors.Is(err, ErrLost)
+	h.failed = 0
+	if unknown {
+		h.failed = 1
 	}
-	unknown := l.unknown
+	c.calls--
+	c.changed.Broadcast()
+	c.leaveHeadLocked(h)
+	l.unknown = unknown
+	if errors.Is(err, ErrLost) {
+		l.state.Store(lost)
+	}
 
 	// Other calls of Unlock go on when mu is unlocked, and find the outcome set.
 	l.releasing = false
@@ -270,7 +278,9 @@ func (l *Lease) release(ctx context.Context) error {
 
 // callRelease calls the driver's Release. The end of ctx does not interrupt it.
 func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
-	ctx = context.WithoutCancel(ctx)
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
 	if c.traits.Reach == backend.Process {
 		return c.driver.Release(ctx, cl)
 	}
@@ -282,6 +292,7 @@ func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
 
 // unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
+	defer l.c.leave() // unlockEndedLocked has counted the call
 	err := l.c.callRelease(ctx, l.hold.claim)
 	if !l.settle(err) {
 		if isClosed(l.c.closed) {
@@ -306,7 +317,7 @@ func (l *Lease) settle(err error) bool {
 		return false
 	}
 
-	now := l.c.clock.now()
+	now, _ := l.c.clock.read() // the machine may have slept past the term
 	l.c.mu.Lock()
 	defer l.c.mu.Unlock()
 	if !l.unknown {
@@ -314,8 +325,8 @@ func (l *Lease) settle(err error) bool {
 	}
 	l.unknown = false
 	if err == nil || now < instant(l.hold.deadline.Load()) {
-		// ErrLost before the deadline means that an earlier release has reached the
-		// store.
+		// Before the deadline the term cannot have run out. So ErrLost counts as a sign
+		// that an earlier release has reached the store. A Break looks the same.
 		l.settled = true
 	} else {
 		l.state.Store(lost)
@@ -326,8 +337,8 @@ func (l *Lease) settle(err error) bool {
 // Extend makes the lease last for at least ttl from now, in one call to the store.
 // It never shortens the lease. Renewals still ask for the lease's own term. A ttl
 // below 100 ms, or one that WithMaxHold or the store does not allow, is ErrInvalid.
-// If the lease has ended, the error is ErrLost or ErrReleased. After any other error
-// the outcome is unknown, and the lease lasts at least as long as before.
+// If the lease has ended, the error is ErrLost, ErrReleased or ErrClosed. After any
+// other error the outcome is unknown, and the lease lasts at least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	if err := l.extend(ctx, ttl); err != nil {
 		return &Error{"extend", l.key, err}
@@ -345,19 +356,21 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 
-	_, err = call(c, ctx, bound, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, c.renewNow(ctx, h, cl)
-	}, nil)
+	if err = c.enter(); err == nil {
+		_, err = call(c, ctx, bound, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, c.renewNow(ctx, h, cl, bound)
+		}, nil)
+		c.leave()
+	}
 
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.stopped {
-		h.callEndedLocked() // Close has ended, so the call may not have begun
+		h.callEndedLocked() // Close waits no longer, so the call may not have begun
 	}
-	if cause := l.cause(); cause != nil {
-		return cause
-	}
-	return err
+	c.mu.Unlock()
+
+	// Err reads the clock, because the answer may have come after the lease's end.
+	return cmp.Or(l.Err(), err)
 }
 
 // beginExtend waits until no renewal of the hold is in flight, and makes the hold
@@ -365,10 +378,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.Claim, bound time.Duration, err error) {
 	c, h := l.c, l.hold
 	for {
-		if err := ctx.Err(); err != nil {
-			return cl, 0, err
-		}
-		if err := l.Err(); err != nil {
+		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
 			return cl, 0, err
 		}
 		c.mu.Lock()
@@ -394,42 +404,17 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (cl backend.
 	cl = h.claim
 	cl.TTL = termFor(ttl)
 	if err := c.checkLongest(cl.TTL); err != nil {
-		// Not left to the store, whose refusal would count as a failed renewal.
+		// The store would refuse it as well, but that would count as a failed renewal.
 		return cl, 0, err
 	}
 
 	// An Extend that is not answered must leave time for renewals.
-	bound = min(c.opts.Timeout, max(h.claim.TTL/triesPerT, l.end().sub(now)-h.claim.TTL/renewalsPerT))
+	term := h.termLocked()
+	bound = min(c.opts.Timeout, max(term/triesPerT, l.end().sub(now)-term/renewalsPerT))
 	h.busy, h.extended = make(chan struct{}), true
 	h.kept = max(h.kept, now.add(cl.TTL))
 	c.scheduleLocked(h)
 	return cl, bound, nil
-}
-
-// nest places l inside l.around. There may be thousands of leases around one, by
-// LockAll. So each lease has a second pointer outwards, jump, which may skip many
-// leases. Together the pointers are a skip list, in which isAround takes
-// logarithmic time. See https://doi.org/10.1016/0020-0190(83)90106-0 (Myers).
-func (l *Lease) nest() {
-	l.jump = l
-	if a := l.around; a != nil {
-		l.depth, l.jump = a.depth+1, a
-		if j := a.jump; a.depth-j.depth == j.depth-j.jump.depth {
-			l.jump = j.jump
-		}
-	}
-}
-
-// isAround reports whether inner is l or nested in it.
-func (l *Lease) isAround(inner *Lease) bool {
-	for inner.depth > l.depth {
-		if inner.jump.depth >= l.depth {
-			inner = inner.jump
-		} else {
-			inner = inner.around
-		}
-	}
-	return inner == l
 }
 
 func isClosed(ch <-chan struct{}) bool {

@@ -3,50 +3,57 @@ package hasp
 import (
 	"context"
 	"errors"
-	"maps"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
 
-// freshEnough is how long after the store confirmed a hold it may be handed over.
+// freshEnough bounds the time from the store's confirmation of a hold to its hand-over.
+// It also bounds how long a row lasts.
 const freshEnough = 50 * time.Millisecond
 
 // line is the callers of one Client that want or hold one key. It exists while there
 // are any, so a key that is not in use takes no memory. Client.mu guards all of it.
 //
 // At most one caller is at the head: it asks the store for the key, holds it, or
-// releases it. The others wait in order of arrival. An Ordered driver queues the
-// callers itself: all of them ask the store, and the line only counts them. If such
-// a driver has Turns, the callers share the head's place in its queue.
+// releases it. The others wait in order of arrival.
+//
+// An Ordered driver queues the callers itself. Then all of them ask the store, and the
+// line only counts them. But if the driver has Turns, only the head has a place in the
+// driver's queue: the others wait here, and get the key one after another on that place.
 type line struct {
 	key     string
 	callers int   // including the head
 	waiting queue // the callers behind the head
 	hasHead bool
-	hold    *hold // the head's, while it is trusted
-	turns   int   // holds in a row while other callers of this Client waited; with an Ordered driver, on one place
+	hold    *hold // the head's, until it is lost or released
+	turns   int   // holds in a row while other callers of this Client waited; with an Ordered driver, holds on one place in its queue
 
-	// The store's last answer to a head: ErrHeld, or an outage; nil if there is none.
+	// Why the head does not have the key, or the last head did not have it: the store's
+	// ErrHeld, or an outage. It is errHeldHere if the last head had the key, and nil if
+	// nothing is known.
 	lastAnswer error
 
-	outage      bool // the store has answered no attempt since outageSince
-	outageSince instant
+	outage      bool    // the store has answered no attempt since outageSince
+	outageSince instant // by clock.awake
 
-	asking bool // the head's attempt, which began at asked, is in flight
-	asked  instant
+	broken bool // a Break of this Client has ended while the line had no hold
 
-	silent  bool // the store has answered no attempt since silence; each ended with its caller's context
-	silence instant
+	asking bool    // the head's attempt, which began at asked, is in flight
+	asked  instant // by clock.awake
 
-	pace pace // how the key is shared with other Clients
+	silent  bool    // the store has answered no attempt since silence; each ended with its caller's context
+	silence instant // by clock.awake
+
+	pace    pace    // how the key is shared with other Clients
+	gapEnds instant // when the last gap ends or has ended
 }
 
-// turn is one caller's place in the line.
+// turn is one caller that waits in the line.
 type turn struct {
 	r     *request
 	ctx   context.Context // Lock's
-	since instant         // when the caller came
+	since instant         // when the caller came, by clock.awake
 	ready chan ticket     // receives at most one ticket; has room for it
 
 	queued     bool // in the queue
@@ -56,8 +63,6 @@ type turn struct {
 // queue is turns in order of arrival. It is a linked list, because any of tens of
 // thousands of callers may leave at any moment.
 type queue struct{ first, last *turn }
-
-func (q *queue) empty() bool { return q.first == nil }
 
 func (q *queue) push(t *turn) {
 	t.queued, t.prev = true, q.last
@@ -80,6 +85,7 @@ func (q *queue) remove(t *turn) bool {
 	if !t.queued {
 		return false
 	}
+	// Link the neighbours of t, or the ends of the queue, to each other.
 	if t.prev == nil {
 		q.first = t.next
 	} else {
@@ -94,130 +100,236 @@ func (q *queue) remove(t *turn) bool {
 	return true
 }
 
-// ticket ends a caller's time in the line. It has a lease that was handed over, or
+// ticket ends a caller's wait behind the head. It has a lease that was handed over, or
 // an error. If it has neither, the caller is now the head.
 type ticket struct {
 	lease *Lease
 	err   error
 
 	// For a new head.
-	lastAnswer error          // of the line; errHeldHere if the head before held the key
-	after      time.Duration  // how long to leave the key to other Clients first
-	place      *backend.Claim // of the head before in the driver's queue, if that head gave up; else nil
+	lastAnswer error         // of the line; errHeldHere if the head before held the key
+	after      time.Duration // how long to leave the key to other Clients first
+	place      *place        // the old head's place in the driver's queue, if that head gave up; else nil
 }
 
-// errHeldHere says that another caller of this Client has the key, or had it until a
-// moment ago.
+// place is a place in the driver's queue that one Wait leaves to the next.
+type place struct {
+	claim backend.Claim
+	slept int64 // how long the machine had slept when the first Wait on it began
+}
+
+// errHeldHere says that another caller of this Client has the key, had it until a moment
+// ago, or came first.
 var errHeldHere error = &backend.HeldError{}
 
-// minShrink is the size above which the Client shrinks its map of lines.
+// minShrink is the size up to which a map or a heap is not shrunk.
 const minShrink = 4096
 
 // maxSpare is how many lines are kept for reuse.
 const maxSpare = 64
 
-// enterLocked counts a caller in the line of key, and returns the line.
-func (c *Client) enterLocked(key string) *line {
-	ln := c.lines[key]
-	if ln == nil {
-		if n := len(c.spare); n > 0 {
-			ln, c.spare = c.spare[n-1], c.spare[:n-1]
-		} else {
-			ln = new(line)
+// refuseLocked leaves the line, and returns why the caller does not have the key.
+func (w *wait) refuseLocked() error {
+	err := w.c.refusalLocked(w.line)
+	if err == nil {
+		err = errHeldHere // another caller of this Client wants the key and came first
+	}
+	w.c.leaveLocked(w.line)
+	return err
+}
+
+// waitInLineLocked waits behind the head, and returns as joinLine does. It unlocks mu.
+func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
+	c, ln := w.c, w.line
+	w.stood = true
+	w.turn = turn{r: &w.r, ctx: ctx, since: w.began, ready: make(chan ticket, 1)}
+	t := &w.turn
+	ln.waiting.push(t)
+	c.mu.Unlock()
+
+	var timeout <-chan time.Time
+	if w.end != never {
+		timer := time.NewTimer(w.end.sub(c.clock.now()))
+		defer timer.Stop()
+		timeout = timer.C
+	}
+
+	select {
+	case tk := <-t.ready:
+		return w.takeTicket(ctx, tk)
+	case <-ctx.Done():
+	case <-timeout:
+	case <-c.closing.Done():
+		w.quitLine(ctx)
+		return nil, ErrClosed
+	}
+
+	refusal := w.quitLine(ctx)
+	waited := c.clock.now().sub(w.start)
+	if refusal == nil && waited < w.answerTime() {
+		// The store had no time to answer. Only this is known: other callers of this
+		// Client came first.
+		refusal = errHeldHere
+	}
+
+	// This is not under mu: ctx may be the context of a lease, and then it locks mu.
+	if err := withContextEnd(ctx, refusal); err != nil {
+		return nil, err
+	}
+	return nil, noAnswer(waited)
+}
+
+// quitLine takes the caller out of the line, and returns why the caller does not have
+// the key.
+func (w *wait) quitLine(ctx context.Context) (refusal error) {
+	c, ln, t := w.c, w.line, &w.turn
+	c.mu.Lock()
+	refusal = c.refusalLocked(ln)
+	var handed *Lease
+	if ln.waiting.remove(t) {
+		c.leaveLocked(ln)
+	} else {
+		// The caller got a ticket at the same moment. Its lease must be unlocked, or the
+		// head must pass to the next caller.
+		tk := <-t.ready
+		handed = tk.lease
+		if tk.lease == nil && tk.err == nil {
+			c.promoteNextLocked(ln, tk.place)
 		}
-		ln.key = key
-		c.lines[key] = ln
-		c.most = max(c.most, len(c.lines))
+		if tk.lease == nil {
+			c.leaveLocked(ln)
+		}
 	}
-	ln.callers++
-	c.callers++
-	return ln
+	c.mu.Unlock()
+
+	if handed != nil {
+		// Lock returns an error, so no event may name this lease.
+		c.spawn(func() { handed.unlock(ctx) })
+	}
+	return refusal
 }
 
-// leaveLocked takes a caller out of the count. After the last one, the line may be
-// reused for another key.
-func (c *Client) leaveLocked(ln *line) {
-	c.callers--
-	c.notifyLocked()
-	if ln.callers--; ln.callers > 0 {
-		return
+// takeTicket takes the ticket that ended the caller's wait behind the head. It returns
+// what waitInLineLocked returns.
+func (w *wait) takeTicket(ctx context.Context, tk ticket) (*Lease, error) {
+	if tk.err != nil {
+		w.c.mu.Lock()
+		w.c.leaveLocked(w.line)
+		w.c.mu.Unlock()
+		return nil, tk.err
 	}
 
-	// No caller refers to the line any more.
-	delete(c.lines, ln.key)
-	if c.most > minShrink && len(c.lines) < c.most/16 {
-		// A map keeps the memory of its largest size, and maps.Clone copies that memory
-		// as well. So the remaining lines move to a new map.
-		few := make(map[string]*line, len(c.lines))
-		maps.Copy(few, c.lines)
-		c.lines, c.most = few, len(few)
+	// Without a lease the caller is the head now, and knows what the head before knew. If
+	// that head was refused or held the key, an Ordered driver may refuse an attempt of
+	// this one.
+	if tk.lease == nil {
+		w.lastAnswer = tk.lastAnswer
+		w.refused = w.c.traits.Ordered && errors.Is(tk.lastAnswer, ErrHeld)
+		w.place = tk.place
+		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
+			w.sleep(ctx, d)
+		}
 	}
-	if len(c.spare) < maxSpare {
-		*ln = line{}
-		c.spare = append(c.spare, ln)
-	}
+	return tk.lease, nil
 }
 
-// promoteNextLocked makes the next caller in line the head. Place is the place in the
-// driver's queue that the old head leaves, or nil. The next caller gets the place if
-// it wants just what the place was taken for. Otherwise the place is released.
-func (c *Client) promoteNextLocked(ln *line, place *backend.Claim) {
+// promoteNextLocked makes the next caller in line the head. P is the place in the
+// driver's queue that the old head leaves, or nil. The next caller gets the place if it
+// can use it. Otherwise the place is released.
+func (c *Client) promoteNextLocked(ln *line, p *place) {
 	if ln.hold != nil {
 		ln.lastAnswer = errHeldHere
+		if ln.hold.failed > 0 {
+			ln.lastAnswer = nil // the store did not answer the last call for the hold, and may hang
+		}
 	}
 	ln.hasHead, ln.hold, ln.asking = false, nil, false
-	if place != nil && !c.inheritsLocked(ln, place) {
-		c.reapLocked(*place, reapOnce)
-		place = nil
+	if p != nil && !c.inheritsLocked(ln, p) {
+		c.reapLocked(p.claim, reapOnce)
+		p = nil
 	}
 
-	if ln.waiting.empty() {
+	if ln.waiting.first == nil {
 		ln.turns = 0
 		return
 	}
 
+	// The caller learns by the ticket that it is the head. It may leave at the same
+	// moment: quitLine then finds the ticket.
 	next := ln.waiting.pop()
 	ln.hasHead = true
-	t := ticket{lastAnswer: ln.lastAnswer, place: place}
-	if now := c.clock.now(); !c.traits.Ordered && c.rowOverLocked(ln, now) {
+	t := ticket{lastAnswer: ln.lastAnswer, place: p}
+	now := c.clock.now()
+	if !c.traits.Ordered && c.rowOverLocked(ln, now) {
 		// Without a gap other Clients would rarely find the key free.
 		ln.turns = 0
-		t.after = c.gapLocked(ln, now)
+		ln.gapEnds = now.add(c.gapLocked(ln, now))
 	}
+	// The head before may have left during a gap. Then the next one waits for the rest of it.
+	t.after = max(ln.gapEnds.sub(now), 0)
 	next.ready <- t
 }
 
-// inheritsLocked reports whether the next caller in line wants just what place, in
-// the driver's queue, was taken for.
-func (c *Client) inheritsLocked(ln *line, place *backend.Claim) bool {
-	if ln.waiting.empty() || c.closing.Err() != nil {
+// inheritsLocked reports whether the next caller in line can use p, which another
+// caller took in the driver's queue: it must want the same term and options.
+func (c *Client) inheritsLocked(ln *line, p *place) bool {
+	if ln.waiting.first == nil || c.closing.Err() != nil {
 		return false
 	}
-	want := c.claim(ln.waiting.first.r, place.Token)
+	want := c.claim(ln.waiting.first.r, p.claim.Token)
 	want.Stays = true
-	return want == *place
+	return want == p.claim
+}
+
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It
+// returns false if that caller cannot have h, or if h has left its line. In both cases h
+// must be released. A hand-over takes no call to the store, which knows only the token of
+// the hold and has confirmed it a moment ago.
+func (c *Client) handOverLocked(h *hold) bool {
+	ln := h.line
+	now := c.clock.now()
+	if ln.hold != h || c.rowOverLocked(ln, now) || h.extended || !h.renew ||
+		h.claim.Fenced || h.limit != never || c.closing.Err() != nil {
+		return false
+	}
+
+	// The next caller must want just this hold, and the store must have confirmed it a
+	// moment ago, after the last Break.
+	next := ln.waiting.first.r
+	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
+		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {
+		return false
+	}
+
+	t := ln.waiting.pop()
+	ln.turns++
+	c.leaveLocked(ln) // for the caller that unlocks; the line counts the next one already
+	t.ready <- ticket{lease: c.addLeaseLocked(t.ctx, t.r, h, now)}
+	return true
 }
 
 // giveUpHeadLocked promotes the next caller after the head has given up. During an
 // outage it first ends the wait of each caller that has waited for a whole Timeout
 // of the outage.
-func (c *Client) giveUpHeadLocked(ln *line, place *backend.Claim) {
+func (c *Client) giveUpHeadLocked(ln *line, p *place) {
 	if ln.outage {
-		now := c.clock.now()
-		for !ln.waiting.empty() && now.sub(max(ln.outageSince, ln.waiting.first.since)) >= c.opts.Timeout {
+		now := c.clock.awake()
+		for ln.waiting.first != nil && now.sub(max(ln.outageSince, ln.waiting.first.since)) >= c.opts.Timeout {
 			ln.waiting.pop().ready <- ticket{err: ln.lastAnswer}
 		}
 	}
-	c.promoteNextLocked(ln, place)
+	c.promoteNextLocked(ln, p)
 }
 
 // refusalLocked returns why a caller in line does not have the key. That is a
 // HeldError if this Client holds the key, and otherwise the store's last answer to
-// the head. It is nil if the store has not answered yet: then the key may be free, or
-// the store may hang.
+// the head. It is nil if the store has not answered yet, or has not answered for too
+// long: then the key may be free, or the store may hang.
 func (c *Client) refusalLocked(ln *line) error {
+	// The head may be waiting for an answer. If it has waited for a third of Timeout, the
+	// answer before says nothing about the present.
 	if ln.hold == nil {
-		if ln.asking && errors.Is(ln.lastAnswer, ErrHeld) && c.clock.now().sub(ln.asked) >= c.opts.Timeout/3 {
+		if ln.asking && errors.Is(ln.lastAnswer, ErrHeld) && c.clock.awake().sub(ln.asked) >= c.opts.Timeout/3 {
 			return nil // the store may hang, so its earlier answer is too old to report
 		}
 		return ln.lastAnswer
@@ -225,4 +337,33 @@ func (c *Client) refusalLocked(ln *line) error {
 
 	left := instant(ln.hold.deadline.Load()).sub(c.clock.now())
 	return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
+}
+
+// contended has the keys that an Ordered driver has refused lately, and when it first
+// refused each. A caller that wants one of them joins the driver's queue at once. An
+// attempt before that would cost a round trip, in which callers of other Clients could
+// join the queue first.
+type contended map[string]instant
+
+const (
+	contendedFor = time.Second
+	maxContended = 256 // keys; one that is forgotten costs a round trip
+)
+
+func (k *contended) note(key string, now instant) {
+	if *k == nil || len(*k) >= maxContended {
+		*k = contended{}
+	}
+	if !k.lately(key, now) {
+		(*k)[key] = now
+	}
+}
+
+func (k *contended) lately(key string, now instant) bool {
+	at, ok := (*k)[key]
+	if ok && now.sub(at) >= contendedFor {
+		delete(*k, key)
+		ok = false
+	}
+	return ok
 }

@@ -32,9 +32,7 @@ func queue(t *testing.T, c *hasp.Client, key string, n int, opts ...hasp.Option)
 			mu.Lock()
 			served = append(served, i)
 			mu.Unlock()
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			unlock(t, l)
 		})
 		synctest.Wait()
 	}
@@ -57,23 +55,18 @@ func inOrder(t *testing.T, got []int, n int) {
 }
 
 func TestLineIsServedInOrderOfArrivalAndOneTalksToTheStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		order := queue(t, c, "k", 100)
 		time.Sleep(time.Second)
 		if a, _, _ := f.calls(); a != 1 {
 			t.Errorf("%d attempts while a caller of this Client held the key, want none", a-1)
 		}
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		unlock(t, l)
 		inOrder(t, order(), 100)
 		if f.crowd != 1 {
 			t.Errorf("%d callers asked the store at once", f.crowd)
 		}
-		c.Close()
 	})
 }
 
@@ -97,38 +90,28 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 		{name: "no renewal of the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithoutRenewal()}},
 		{name: "max hold of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithMaxHold(time.Hour)}},
 		{name: "extended", n: 5, acquires: 2, between: func(t *testing.T, _ *faulty, l *hasp.Lease) {
-			if err := l.Extend(t.Context(), time.Minute); err != nil {
-				t.Error(err)
-			}
+			want(t, "Extend", l.Extend(t.Context(), time.Minute), nil)
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				c := hasp.New(f, nil)
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				l := lockNow(t, c, "k", tc.first...)
 				order := queue(t, c, "k", tc.n, tc.others...)
 				if tc.between != nil {
 					tc.between(t, f, l)
 				}
-				if err := l.Unlock(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				unlock(t, l)
 				inOrder(t, order(), tc.n)
 				if a, _, r := f.calls(); a != tc.acquires || r != tc.acquires {
 					t.Errorf("%d attempts and %d releases, want %d of each", a, r, tc.acquires)
 				}
-				c.Close()
 			})
 		})
 	}
 }
 
 func TestHandedOverHoldIsRenewed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		first := lockNow(t, c, "k")
 		var second *hasp.Lease
 		done := make(chan struct{})
@@ -137,20 +120,14 @@ func TestHandedOverHoldIsRenewed(t *testing.T) {
 			close(done)
 		}()
 		synctest.Wait()
-		if err := first.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		unlock(t, first)
 		<-done
 		time.Sleep(5 * hasp.DefaultTTL)
 		want(t, "the first", first.Err(), hasp.ErrReleased)
 		want(t, "Extend of the first", first.Extend(t.Context(), time.Minute), hasp.ErrReleased)
 		want(t, "Unlock of the first", first.Unlock(t.Context()), hasp.ErrReleased)
-		if err := second.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if !free(t, f, "k") {
-			t.Error("the key is still held")
-		}
+		unlock(t, second)
+		freed(t, f, "k", "the key is still held")
 	})
 }
 
@@ -158,34 +135,22 @@ func TestHandedOverHoldIsRenewed(t *testing.T) {
 // whichever that is.
 func TestLastOfNestedLeasesHandsOver(t *testing.T) {
 	for _, outerFirst := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
-			c := hasp.New(f, nil)
-			defer c.Close()
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			first := lockNow(t, c, "k")
-			last, err := c.Lock(first.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+			last := lockIn(t, c, first.Context(), "k")
 			if !outerFirst {
 				first, last = last, first
 			}
 			next := make(chan *hasp.Lease, 1)
 			go func() { next <- lockNow(t, c, "k") }()
 			synctest.Wait()
-			if err := first.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			unlock(t, first)
 			synctest.Wait()
 			if len(next) > 0 {
 				t.Fatalf("outer first %v: handed over while a lease is left", outerFirst)
 			}
-			if err := last.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if err := (<-next).Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			unlock(t, last)
+			unlock(t, <-next)
 			if acquires, _, _ := f.calls(); acquires != 1 {
 				t.Errorf("outer first %v: %d attempts, want one hold for all", outerFirst, acquires)
 			}
@@ -196,16 +161,11 @@ func TestLastOfNestedLeasesHandsOver(t *testing.T) {
 // After 32 turns the key is left to other processes for a moment.
 func TestOtherClientsGetTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		slow := func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(time.Millisecond)
-			return send()
-		}
-		f.acquire = slow
 		store := memlock.NewStore()
-		f.Driver = store.Driver()
-		rival := &faulty{Driver: store.Driver(), acquire: slow}
-		ours, theirs := hasp.New(f, nil), hasp.New(rival, &hasp.Options{Backoff: func(int) time.Duration { return time.Millisecond }})
+		open := func(o *hasp.Options) *hasp.Client {
+			return hasp.New(&faulty{Driver: store.Driver(), acquire: slowAcquire(time.Millisecond)}, o)
+		}
+		ours, theirs := open(nil), open(&hasp.Options{Backoff: func(int) time.Duration { return time.Millisecond }})
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		var wg sync.WaitGroup
@@ -238,16 +198,11 @@ func TestOtherClientsGetTheirTurn(t *testing.T) {
 // A key broken in the store less than 50 ms ago may be handed over once more;
 // the store's word is asked for before that is so again.
 func TestHandOverAfterTheKeyWasBroken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		order := queue(t, c, "k", 3)
 		time.Sleep(51 * time.Millisecond)
-		if err := f.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		want(t, "Break", f.Break(t.Context(), "k"), nil)
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		inOrder(t, order(), 3)
 		if a, _, _ := f.calls(); a != 2 {
@@ -257,28 +212,18 @@ func TestHandOverAfterTheKeyWasBroken(t *testing.T) {
 }
 
 func TestBreakThroughTheClientIsDoubtedAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
-		if err := c.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		want(t, "Break", c.Break(t.Context(), "k"), nil)
 		start := time.Now()
 		<-l.Context().Done()
-		if told := time.Since(start); told > time.Second {
-			t.Errorf("told after %v", told)
-		}
+		within(t, "the report", start, time.Second)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
 	})
 }
 
 func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{Owner: "me"})
-		defer c.Close()
+	withClient(t, &hasp.Options{Owner: "me"}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		_, err := c.TryLock(t.Context(), "k")
 		want(t, "TryLock", err, hasp.ErrHeld)
@@ -290,8 +235,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 		if !errors.As(err, &e) || e.Op != "trylock" || e.Key != "k" {
 			t.Errorf("got %#v", err)
 		}
-		_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(0))
-		want(t, "Lock with no wait", err, hasp.ErrHeld)
+		want(t, "Lock with no wait", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(0))), hasp.ErrHeld)
 		if a, _, _ := f.calls(); a != 1 {
 			t.Errorf("%d attempts, want none but the holder's", a-1)
 		}
@@ -309,31 +253,22 @@ func TestALostLeaseDoesNotBlockTheLine(t *testing.T) {
 		{[]hasp.Option{hasp.WithoutRenewal()}, false, hasp.DefaultTTL + 200*time.Millisecond},
 		{nil, true, hasp.DefaultTTL / 2},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
-			c := hasp.New(f, nil)
-			defer c.Close()
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			l := lockNow(t, c, "k", tc.opts...)
 			if tc.broken {
 				f.Break(t.Context(), "k")
 			}
 			start := time.Now()
 			next := lockNow(t, c, "k")
-			if waited := time.Since(start); waited > tc.within {
-				t.Errorf("broken %v: waited %v for a lease of %v", tc.broken, waited, hasp.DefaultTTL)
-			}
+			within(t, fmt.Sprintf("broken %v: the wait", tc.broken), start, tc.within)
 			want(t, "the lost one", l.Unlock(t.Context()), hasp.ErrLost)
-			if err := next.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			unlock(t, next)
 		})
 	}
 }
 
 func TestGivingUpInLine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		var wg sync.WaitGroup
 		served := 0
@@ -360,7 +295,6 @@ func TestGivingUpInLine(t *testing.T) {
 		if lines, holds, _ := hasp.Leftovers(c); lines+holds != 0 {
 			t.Errorf("left: %d lines, %d holds", lines, holds)
 		}
-		c.Close()
 	})
 }
 
@@ -380,9 +314,7 @@ func TestCancelAgainstHandOver(t *testing.T) {
 						t.Error("two inside")
 					}
 					inside--
-					if err := l.Unlock(ctx); err != nil {
-						t.Error(err)
-					}
+					want(t, "Unlock", l.Unlock(ctx), nil)
 				} else if !errors.Is(err, context.DeadlineExceeded) {
 					t.Error(err)
 				}
@@ -423,41 +355,31 @@ func TestManyKeysHeldAtOnceLeaveNothing(t *testing.T) {
 }
 
 // Distinct keys used once leave nothing in the Client.
-func TestAMillionKeysUsedOnceLeaveNothing(t *testing.T) {
-	n := 1_000_000
-	if raceEnabled {
-		n = 50_000
-	}
+func TestKeysUsedOnceLeaveNothing(t *testing.T) {
 	c := hasp.New(memlock.New(), nil)
-	for i := range n {
+	for i := range 50_000 {
 		l := lockNow(t, c, fmt.Sprint("key-", i))
 		if err := l.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
-		t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
-	}
+	nothingLeft(t, c)
 	c.Close()
 }
 
 // An Unlock under way and a Break at the same time: the hold is not renewed
 // after Unlock, nor given up twice.
 func TestBreakDuringUnlock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.release = func(_ backend.Claim, send func() error) error {
 			time.Sleep(time.Second)
 			return send()
 		}
-		c := hasp.New(f, nil)
 		l := lockNow(t, c, "k")
 		done := make(chan error)
 		go func() { done <- l.Unlock(t.Context()) }()
 		synctest.Wait()
-		if err := c.Break(t.Context(), "k"); err != nil {
-			t.Error(err)
-		}
+		want(t, "Break", c.Break(t.Context(), "k"), nil)
 		want(t, "Unlock", <-done, hasp.ErrLost)
 		time.Sleep(time.Minute)
 		if _, renews, _ := f.calls(); renews != 0 {
@@ -465,43 +387,55 @@ func TestBreakDuringUnlock(t *testing.T) {
 		}
 		start := time.Now()
 		c.Close()
-		if took := time.Since(start); took != 0 {
-			t.Errorf("Close took %v with nobody there", took)
-		}
+		within(t, "Close without a caller", start, 0)
 	})
 }
 
 func TestBrokenHoldIsNotHandedOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		hang := make(chan struct{})
 		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			<-hang // the confirmation is still on its way
 			return send()
 		}
-		c := hasp.New(f, nil)
 		l := lockNow(t, c, "k")
 		order := queue(t, c, "k", 2)
-		if err := c.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		want(t, "Break", c.Break(t.Context(), "k"), nil)
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		close(hang)
 		inOrder(t, order(), 2)
-		c.Close()
+	})
+}
+
+// The hold is broken while the answer that grants it is on its way.
+func TestHoldBrokenBeforeItsGrantArrives(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			g, err := send()
+			time.Sleep(20 * time.Millisecond)
+			return g, err
+		}
+		broken := make(chan error, 1)
+		time.AfterFunc(10*time.Millisecond, func() { broken <- c.Break(t.Context(), "k") })
+		l := lockNow(t, c, "k")
+		want(t, "Break", <-broken, nil)
+		next := queue(t, c, "k", 1)
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+		inOrder(t, next(), 1)
+		if a, _, _ := f.calls(); a != 2 {
+			t.Errorf("%d attempts, want another one after the Break", a)
+		}
 	})
 }
 
 // A release that is not answered holds up the line no longer than the term.
 func TestLineGoesOnAtTheEndOfTheTermOfAnUnansweredRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, &hasp.Options{TTL: time.Second, Timeout: 30 * time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		hang := make(chan struct{})
 		f.release = func(c backend.Claim, send func() error) error {
 			<-hang
 			return send()
 		}
-		c := hasp.New(f, &hasp.Options{TTL: time.Second, Timeout: 30 * time.Second})
 		l := lockNow(t, c, "k")
 		l.Extend(t.Context(), time.Second) // so that it is not handed over
 		start := time.Now()
@@ -509,32 +443,20 @@ func TestLineGoesOnAtTheEndOfTheTermOfAnUnansweredRelease(t *testing.T) {
 		go func() { unlocked <- l.Unlock(t.Context()) }()
 		synctest.Wait()
 		next := lockNow(t, c, "k")
-		if waited := time.Since(start); waited > 1200*time.Millisecond {
-			t.Errorf("the next in line waited %v for a term of 1s", waited)
-		}
+		within(t, "the next in line, with a term of 1s,", start, 1200*time.Millisecond)
 		close(hang)
 		want(t, "Unlock", <-unlocked, hasp.ErrLost)
-		if err := next.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
-		c.Close()
+		unlock(t, next)
 	})
 }
 
 // The machine was suspended for longer than the term, between Lock and Unlock:
 // Unlock says so, and the next in line asks the store.
 func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		suspend := hasp.Suspendable(c)
 		l := lockNow(t, c, "k")
-		next := make(chan error, 1)
-		go func() {
-			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(5*time.Second))
-			next <- err
-		}()
+		next := lockLater(t, c, t.Context(), hasp.WithMaxWait(5*time.Second))
 		time.Sleep(20 * time.Millisecond)
 		suspend(time.Hour)
 		f.Driver.Break(t.Context(), "k") // its term ended an hour ago, and another host has it now
@@ -557,6 +479,8 @@ func TestEventsAddUp(t *testing.T) {
 		{"cancelled, then handed over", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
 			cancel()
 			l.Unlock(t.Context())
+			synctest.Wait()
+			freed(t, f, "k", "the caller that was cancelled keeps the key")
 		}},
 		{"handed over, then cancelled", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
 			l.Unlock(t.Context())
@@ -587,14 +511,7 @@ func TestEventsAddUp(t *testing.T) {
 				l := lockNow(t, c, "k")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					if l, err := c.Lock(ctx, "k"); err == nil {
-						l.Unlock(ctx)
-					}
-				}()
-				synctest.Wait()
+				done := lockLater(t, c, ctx)
 				tc.run(t, f, c, l, cancel)
 				<-done
 				c.Close()
@@ -628,17 +545,45 @@ func TestKeyIsFreeForOtherClientsAfterSomeHoldsInARow(t *testing.T) {
 		}
 		c := hasp.New(f, nil)
 		defer c.Close()
-		var callers sync.WaitGroup
-		for range 40 {
-			callers.Go(func() {
-				if l, err := c.Lock(t.Context(), "k"); err == nil {
-					l.Unlock(t.Context())
-				}
-			})
-		}
-		callers.Wait()
+		queue(t, c, "k", 40)()
 		if len(gaps) == 0 || slices.Max(gaps) < 2*trip {
 			t.Errorf("after 32 holds the next attempts began %v after a release, want 2 round trips", gaps)
 		}
 	})
+}
+
+// A driver with turns learns of a hand-over by a message that was sent before the key was
+// broken, and comes after that.
+func TestHandOverByAMessageThatABreakOvertakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := lateMessage{newFaulty()}
+		c := hasp.New(d, nil)
+		defer c.Close()
+		d.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+			return backend.Grant{}, hasp.ErrHeld // so that the caller waits
+		}
+		broken := make(chan error, 1)
+		time.AfterFunc(10*time.Millisecond, func() { broken <- c.Break(t.Context(), "k") })
+		l := lockNow(t, c, "k")
+		want(t, "Break", <-broken, nil)
+		next := make(chan *hasp.Lease)
+		go func() { next <- lockNow(t, c, "k") }()
+		synctest.Wait()
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+		unlock(t, <-next)
+	})
+}
+
+// lateMessage hands keys over for five seconds, by messages that take a moment.
+type lateMessage struct{ *faulty }
+
+func (lateMessage) Traits() backend.Traits {
+	return backend.Traits{Ordered: true, Turns: 4, Fenced: true, Reach: backend.Network}
+}
+
+func (d lateMessage) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	g, err := d.Driver.Acquire(ctx, c)
+	g.Until = time.Now().Add(5 * time.Second)
+	time.Sleep(20 * time.Millisecond)
+	return g, err
 }

@@ -11,11 +11,11 @@
 //	})
 //
 // A lock in a distributed system is a lease. It has a term, and it is renewed while
-// its holder lives. It can be lost, because a process may be stopped or cut off for
-// longer than its term. Package hasp ends the lease before another caller can get
+// its holder lives. A lease can be lost, because a process may be stopped or cut off for
+// longer than the term. Package hasp ends the lease before another caller can get
 // the key ([Lease.Context], [Lease.Err]). It does so by its own clock, and needs no
 // message. A write that is in flight when the term ends can still arrive late. The
-// resource refuses it if the write carries a fence ([WithFence]).
+// resource can refuse such a write by its fence ([WithFence], [Lease.Fence]).
 //
 // Authors of a driver find the contract in package backend, and its test suite in
 // package conformance.
@@ -44,17 +44,17 @@ type Locker interface {
 // Do runs fn while it holds key. The context that fn gets is the lease's: it
 // ends when the lock is lost, and locking the same key with it re-enters.
 //
-// Do returns the error of fn, joined with the error of Unlock. ErrLost means that
-// the lock was lost while fn ran, even if fn returned nil. It is not an error if fn
-// unlocked the lease itself. If fn panics, Do unlocks the key and the panic
-// continues.
+// If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the
+// error of fn, joined with the error of Unlock. ErrLost means that the lock was lost
+// while fn ran, even if fn returned nil. It is not an error if fn unlocked the lease
+// itself. If fn panics, Do unlocks the key and the panic continues.
 func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) (err error) {
 	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
 		return err
 	}
 
-	// Deferred, so that a panic in fn unlocks the key as well.
+	// Unlock is deferred, so that the key is unlocked even if fn panics.
 	defer func() {
 		uerr := lease.Unlock(ctx)
 		switch {
@@ -69,13 +69,14 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 }
 
 // LockAll locks all of keys or none. It locks them one after another in sorted
-// order, and a key that is given twice only once. So two calls with overlapping
-// keys cannot deadlock. WithMaxWait bounds the time that LockAll waits for held
-// keys, in total; free keys are still locked after that time. The other options
-// apply to each key.
+// order. So two calls with overlapping keys cannot deadlock. A key that is given twice
+// is locked only once. WithMaxWait bounds the waits for held keys, all of them
+// together. Once that time is over, LockAll still locks a key that is free, and fails
+// at one that is held. The other options apply to each key.
 //
-// While LockAll waits for a key, the leases that it already has are renewed. Choose
-// a TTL much longer than all the calls to the store take together.
+// While LockAll waits for a key, the leases that it already has are renewed, unless
+// WithoutRenewal is among opts. In that case choose a TTL much longer than all the waits
+// and calls to the store take together.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	if len(keys) == 0 {
@@ -92,6 +93,15 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 
 	began := time.Now()
 	all := &Leases{}
+
+	// All or none, also if l is a wrapper that panics or ends the goroutine.
+	returns := false
+	defer func() {
+		if !returns {
+			_ = all.Unlock(ctx)
+		}
+	}()
+
 	for _, key := range keys {
 		o := opts
 		if r.bounded {
@@ -101,11 +111,13 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		lease, err := l.Lock(ctx, key, o...)
 		if err != nil {
 			// All or none: the keys so far are unlocked.
+			returns = true
 			return nil, errors.Join(err, all.Unlock(ctx))
 		}
 		all.leases = append(all.leases, lease)
 		ctx = lease.Context() // so the loss of one lease ends the wait for the next
 	}
+	returns = true
 	return all, nil
 }
 
@@ -116,7 +128,7 @@ type Leases struct{ leases []*Lease }
 // All returns the leases in the order of their keys.
 func (ls *Leases) All() []*Lease { return slices.Clone(ls.leases) }
 
-// Context ends when any of the leases ends.
+// Context returns a context that ends when any of the leases ends.
 func (ls *Leases) Context() context.Context {
 	if len(ls.leases) == 0 {
 		return context.Background()
@@ -145,7 +157,7 @@ func (ls *Leases) Unlock(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for i, l := range slices.Backward(ls.leases) {
 		if outage {
-			// One after another, each call might wait for Options.Timeout.
+			// In sequence, each call might wait for Options.Timeout.
 			wg.Go(func() { errs[i] = l.Unlock(ctx) })
 			continue
 		}

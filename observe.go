@@ -38,6 +38,7 @@ func (c *Client) observeLaterLocked(e Event) {
 	if e.Kind == EventRenewFailed && len(o.queue) >= maxUnobserved {
 		return
 	}
+	// The queue keeps the order of events. One goroutine at a time serves it.
 	o.queue = append(o.queue, e)
 	if !o.running {
 		o.running = c.spawnLocked(c.runObserver)
@@ -58,7 +59,7 @@ func (c *Client) runObserver() {
 		}
 		c.mu.Unlock()
 
-		// Not under mu, because Observe is the user's code.
+		// Observe is called without mu, because it is the user's code.
 		for _, e := range events {
 			c.observe(e)
 		}
@@ -66,22 +67,28 @@ func (c *Client) runObserver() {
 }
 
 // observeAcquired reports that a caller got l. If the lease has ended already,
-// observeAcquired then queues the event of that end.
+// observeAcquired then also reports that end.
 func (c *Client) observeAcquired(l *Lease, e Event) {
 	c.observe(e)
 
 	// The lease may have ended while Observe ran.
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	l.observed = true
-	if l.unseen != nil {
-		c.observeLaterLocked(*l.unseen)
-		l.unseen = nil
+	switch end := l.unseen; {
+	case end == nil:
+	case c.stopped:
+		// Close waits no longer, so no goroutine may report it.
+		defer c.observe(*end) // after mu was unlocked
+	default:
+		c.observeLaterLocked(*end)
 	}
+	l.unseen = nil
+	c.mu.Unlock()
 }
 
-// observeEnd reports the end of a lease: at once if Unlock ended it, and otherwise
-// later. If the caller left before it got the lease, observeEnd reports nothing.
+// observeEnd reports the end of a lease: EventReleased on the caller's goroutine, and
+// EventLost on the observer's. If EventAcquired was not reported yet, observeEnd
+// only keeps the event, for observeAcquired.
 func (c *Client) observeEnd(l *Lease, kind EventKind, err error) {
 	if c.opts.Observe == nil {
 		return
@@ -95,7 +102,8 @@ func (c *Client) observeEnd(l *Lease, kind EventKind, err error) {
 	case kind == EventReleased:
 		defer c.observe(e) // after mu was unlocked
 	case c.stopped:
-		defer c.observe(e) // after mu was unlocked; Close has ended, so no goroutine may report it
+		// Close waits no longer, so no goroutine may report it.
+		defer c.observe(e) // after mu was unlocked
 	default:
 		c.observeLaterLocked(e)
 	}

@@ -36,23 +36,29 @@ type Options struct {
 	// host/pid/program.
 	Owner string
 
-	// Backoff returns how long to sleep after an attempt in which the key was
-	// held. Attempts count from 1. The engine shortens each sleep by a random part
-	// of up to a half, so that callers do not stay in step. A sleep ends earlier if
-	// the holder's term ends, or in time for a last attempt before the wait ends.
+	// Backoff returns how long to sleep after an attempt that found the key held, or
+	// that failed. Attempts count from 1. The Client shortens each sleep by a random
+	// part of up to a half, so that callers do not stay in step. A sleep ends earlier
+	// if the holder's term ends, or in time for a last attempt before the wait ends.
+	// During an outage it may be longer, but ends at most Timeout/8 after the outage has
+	// lasted Timeout.
+	//
 	// By default the sleeps follow how often the key changes hands: they grow while
 	// attempts find the same hold, up to 75 ms, and shrink when one finds another.
-	// Drivers that wait by themselves do not use it, except during an outage.
+	//
+	// A driver that waits by itself is asked without sleeps. Then Backoff is called
+	// only during an outage.
 	Backoff func(attempt int) time.Duration
 
-	// Observe is called with every event. Events of Lock, TryLock and Unlock come on
-	// the caller's goroutine, or on one that Leases.Unlock starts. EventAcquired comes
-	// while the key is held: a slow Observe makes other callers wait, and may outlast
-	// a term that is not renewed. EventLost and EventRenewFailed come one at a time,
-	// on a goroutine of the Client. No renewal and no end of a context waits for them,
-	// and Close waits for them up to Timeout. If thousands of events wait for Observe,
-	// EventRenewFailed is dropped. Observe must not call the Client. A panic in Observe
-	// is not recovered.
+	// Observe is called with every event. EventAcquired, EventRefused and EventReleased
+	// come on the caller's goroutine, or on one that Leases.Unlock starts. EventAcquired
+	// comes while the key is held: a slow Observe makes other callers wait, and may
+	// outlast a term that is not renewed. EventLost and EventRenewFailed come one at a
+	// time, on a goroutine of the Client. No renewal and no end of a context waits for
+	// them, and Close waits for them up to Timeout. Once Close waits no longer, EventLost
+	// may come on any goroutine. If thousands of events wait for Observe,
+	// EventRenewFailed is dropped. Observe must not call the Client. A panic in Observe is
+	// not recovered.
 	Observe func(Event)
 }
 
@@ -83,7 +89,7 @@ func (o *Options) withDefaults() (Options, error) {
 	return v, nil
 }
 
-// minSleep is the shortest sleep between two attempts.
+// minSleep is the shortest sleep between two attempts, before it varies at random.
 const minSleep = 100 * time.Microsecond
 
 // jitter returns a duration between a half of d and d.
@@ -124,7 +130,7 @@ func (r *request) refuse(format string, args ...any) {
 	}
 }
 
-// maxTTL is about 36 years. Sums of such times do not overflow.
+// maxTTL is about 36 years. A sum of a few such times does not overflow.
 const maxTTL = time.Duration(1 << 60)
 
 func checkTTL(ttl time.Duration) error {
@@ -137,10 +143,24 @@ func checkTTL(ttl time.Duration) error {
 	return nil
 }
 
+// checkLongest returns an error if the store grants no term of ttl.
+func (c *Client) checkLongest(ttl time.Duration) error {
+	if longest := c.traits.MaxTTL; longest > 0 && ttl > longest {
+		return fmt.Errorf("%w: ttl %v is above %v, the longest term of this store", ErrInvalid, ttl, longest)
+	}
+	return nil
+}
+
+// termFor returns a term of which at least d is left after the drift is subtracted.
+func termFor(d time.Duration) time.Duration {
+	return max(d+d/99+3*time.Millisecond, MinTTL)
+}
+
 // WithTTL sets the term of the lease instead of Options.TTL. Less than 100 ms
 // is ErrInvalid.
 func WithTTL(ttl time.Duration) Option {
 	return func(r *request) {
+		// The first error is reported.
 		if err := checkTTL(ttl); err != nil && r.err == nil {
 			r.err = err
 		}
@@ -149,10 +169,11 @@ func WithTTL(ttl time.Duration) Option {
 }
 
 // WithMaxWait bounds the wait, and only the wait. The deadline of Lock's context
-// bounds the wait and the hold. Zero means one attempt. Negative is ErrInvalid.
+// bounds the wait and the hold. Zero means one attempt, bounded by Options.Timeout.
+// Negative is ErrInvalid.
 //
-// An attempt may last longer than the rest of the wait: for four round trips, but
-// at least 50 ms and at most Options.Timeout. So a healthy store answers even if
+// With a longer wait, an attempt may last longer than the rest of it: for four round trips,
+// but at least 50 ms and at most Options.Timeout. So a healthy store answers even if
 // the wait is shorter than a round trip.
 func WithMaxWait(d time.Duration) Option {
 	return func(r *request) {
@@ -175,7 +196,7 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithoutRenewal switches renewal off for this lease. The lease ends with its term,
-// unless Extend prolongs it.
+// unless Extend prolongs it. The option has no effect on a Lock that re-enters.
 func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
 }
@@ -184,22 +205,4 @@ func WithoutRenewal() Option {
 // errors.ErrUnsupported, and the key is not locked.
 func WithFence() Option {
 	return func(r *request) { r.fenced = true }
-}
-
-// request sets r to the arguments of a call, and returns an error if they are invalid.
-func (c *Client) request(r *request, op, key string, opts []Option) error {
-	r.op, r.key, r.ttl = op, key, c.opts.TTL
-	for _, o := range opts {
-		if o != nil {
-			o(r)
-		}
-	}
-
-	switch {
-	case key == "":
-		r.refuse("empty key")
-	case r.fenced && !c.traits.Fenced && r.err == nil:
-		r.err = fmt.Errorf("fence: %w", errUnsupported)
-	}
-	return r.err
 }

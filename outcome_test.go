@@ -13,14 +13,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// lostReply carries the command out and loses the answer.
-func lostReply(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-	send()
-	return backend.Grant{}, errNet
-}
-
 // onlyOnce has hook apply to the first attempt.
-func onlyOnce(f *faulty, hook func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error)) {
+func onlyOnce(f *faulty, hook acquireHook) {
 	f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 		f.set(func(f *faulty) { f.acquire = nil })
 		return hook(c, send)
@@ -38,33 +32,23 @@ func noTokenTwice(t *testing.T, f *faulty) {
 }
 
 func TestReplyLostOnAcquire(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		onlyOnce(f, lostReply)
-		c := hasp.New(f, nil)
 		start := time.Now()
 		l := lockNow(t, c, "k")
-		if waited := time.Since(start); waited > 2*time.Second {
-			t.Errorf("the key that the lost attempt held was had after %v", waited)
-		}
+		within(t, "Lock of the key that the lost attempt held", start, 2*time.Second)
 		noTokenTwice(t, f)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if f.released[0] != f.acquired[0] {
 			t.Errorf("released %v, want the token of the lost attempt first", f.released)
 		}
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
-		c.Close()
+		unlock(t, l)
 	})
 }
 
 func TestReplyLostOnTryLock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for times := 1; times <= 2; times++ { // the goroutine that cleans up ends in between
 			onlyOnce(f, lostReply)
 			_, err := c.TryLock(t.Context(), "k")
@@ -73,9 +57,7 @@ func TestReplyLostOnTryLock(t *testing.T) {
 				t.Error("an outage was told as held")
 			}
 			synctest.Wait()
-			if !free(t, f, "k") {
-				t.Error("what the lost attempt took was not released")
-			}
+			freed(t, f, "k", "what the lost attempt took was not released")
 			time.Sleep(hasp.DefaultTimeout + time.Millisecond)
 			synctest.Wait()
 			if _, _, releases := f.calls(); releases != 2*times {
@@ -87,57 +69,50 @@ func TestReplyLostOnTryLock(t *testing.T) {
 
 // The command reaches the store after the first clean-up has been there.
 func TestAcquireThatOvertakesItsCleanUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		onlyOnce(f, func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			time.AfterFunc(time.Second, func() { send() })
 			return backend.Grant{}, errNet
 		})
-		c := hasp.New(f, nil)
-		defer c.Close()
-		_, err := c.TryLock(t.Context(), "k")
-		want(t, "TryLock", err, errNet)
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
 		time.Sleep(time.Second + time.Millisecond)
 		if free(t, f, "k") {
 			t.Fatal("the late command did not land: nothing is tested")
 		}
 		time.Sleep(hasp.DefaultTimeout)
-		if !free(t, f, "k") {
-			t.Error("the late grant was left behind")
-		}
+		freed(t, f, "k", "the late grant was left behind")
 	})
 }
 
+// The grant of a call that the engine has left behind is released when it comes.
+// A driver that ends its calls by itself leaves it to the release after Timeout.
 func TestCancelAfterTheCommandWasSent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		onlyOnce(f, func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(2 * time.Second)
-			return send()
+	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
+		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			onlyOnce(f, slowAcquire(2*time.Second))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			start := time.Now()
+			_, err := c.Lock(ctx, "k")
+			within(t, "Lock with a context that ends after a second", start, time.Second+50*time.Millisecond)
+			want(t, "Lock", err, context.DeadlineExceeded)
+
+			time.Sleep(1500 * time.Millisecond)
+			synctest.Wait()
+			if ends == backend.EndsPromptly {
+				if free(t, f, "k") {
+					t.Fatal("the late command did not land: nothing is tested")
+				}
+				time.Sleep(hasp.DefaultTimeout)
+				synctest.Wait()
+			}
+			freed(t, f, "k", "the grant that came after the caller had left was not released")
 		})
-		c := hasp.New(f, nil)
-		defer c.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		start := time.Now()
-		_, err := c.Lock(ctx, "k")
-		if waited := time.Since(start); waited > time.Second+50*time.Millisecond {
-			t.Errorf("returned %v after the end of its context", waited-time.Second)
-		}
-		want(t, "Lock", err, context.DeadlineExceeded)
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		if !free(t, f, "k") {
-			t.Error("the grant that came after the caller had left was not released")
-		}
-	})
+	}
 }
 
 func TestReplyLostOnRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		f.release = func(_ backend.Claim, send func() error) error {
 			send()
@@ -148,9 +123,7 @@ func TestReplyLostOnRelease(t *testing.T) {
 		want(t, "Err", l.Err(), hasp.ErrReleased)
 		f.set(up)
 		time.Sleep(time.Second) // the background hears "not mine", which is success
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Errorf("Unlock called again: %v", err)
-		}
+		want(t, "Unlock called again", l.Unlock(t.Context()), nil)
 		want(t, "and again", l.Unlock(t.Context()), hasp.ErrReleased)
 		if _, _, releases := f.calls(); releases != 2 {
 			t.Errorf("%d releases, want the lost one and its repeat", releases)
@@ -159,34 +132,24 @@ func TestReplyLostOnRelease(t *testing.T) {
 }
 
 func TestUnlockCalledAgainAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		f.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
 		want(t, "again", l.Unlock(t.Context()), errNet)
 		f.set(up)
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Errorf("with the store back: %v", err)
-		}
+		want(t, "with the store back", l.Unlock(t.Context()), nil)
 		want(t, "and again", l.Unlock(t.Context()), hasp.ErrReleased)
 		time.Sleep(time.Minute)
 		if _, renews, _ := f.calls(); renews != 0 {
 			t.Errorf("%d renewals after Unlock", renews)
 		}
-		if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
-			t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
-		}
+		nothingLeft(t, c)
 	})
 }
 
 func TestUnlockDuringAnOutageThatOutlastsTheTerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		f.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
@@ -198,10 +161,7 @@ func TestUnlockDuringAnOutageThatOutlastsTheTerm(t *testing.T) {
 
 // A release that arrives late frees nobody else's hold.
 func TestLateReleaseSparesTheSuccessor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		f.release = func(_ backend.Claim, send func() error) error {
 			time.AfterFunc(40*time.Second, func() { send() })
@@ -211,40 +171,24 @@ func TestLateReleaseSparesTheSuccessor(t *testing.T) {
 		f.set(up)
 		next := lockNow(t, c, "k")
 		time.Sleep(time.Minute)
-		if err := next.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, next)
 	})
 }
 
 func TestUnlockIgnoresTheEndOfItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
-		l, err := c.Lock(ctx, "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := lockIn(t, c, ctx, "k")
 		cancel()
 		<-l.Context().Done()
-		if err := l.Err(); err != nil {
-			t.Errorf("Err is about the hold only, got %v", err)
-		}
-		if err := l.Unlock(ctx); err != nil {
-			t.Error(err)
-		}
-		if !free(t, f, "k") {
-			t.Error("the key is still held")
-		}
+		want(t, "Err is about the hold only", l.Err(), nil)
+		want(t, "Unlock", l.Unlock(ctx), nil)
+		freed(t, f, "k", "the key is still held")
 	})
 }
 
 func TestUnlockOfAHungStoreReturnsWithinTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		hang := make(chan struct{})
 		f.set(func(f *faulty) {
@@ -259,21 +203,14 @@ func TestUnlockOfAHungStoreReturnsWithinTimeout(t *testing.T) {
 			t.Errorf("got %v after %v", err, took)
 		}
 		close(hang)
-		c.Close()
 	})
 }
 
 // A lease that its deadline ended may still be kept in the store, by a renewal
 // whose reply was lost. Its Unlock frees it rather than leave it to its term.
 func TestUnlockOfALostLeaseFreesWhatTheStoreKeeps(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			send()
-			return backend.Grant{}, errNet
-		}
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.renew = lostRenewal
 		l := lockNow(t, c, "k")
 		<-l.Context().Done()
 		if free(t, f, "k") {
@@ -281,36 +218,7 @@ func TestUnlockOfALostLeaseFreesWhatTheStoreKeeps(t *testing.T) {
 		}
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		synctest.Wait()
-		if !free(t, f, "k") {
-			t.Error("the key was left to its term")
-		}
-	})
-}
-
-// What a driver that ends its calls by itself leaves behind is released too.
-func TestCancelOfACallThatEndsPromptly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.ends = backend.EndsPromptly
-		onlyOnce(f, func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(2 * time.Second)
-			return send()
-		})
-		c := hasp.New(f, nil)
-		defer c.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := c.Lock(ctx, "k")
-		want(t, "Lock", err, context.DeadlineExceeded)
-		time.Sleep(1500 * time.Millisecond)
-		if free(t, f, "k") {
-			t.Fatal("the late command did not land: nothing is tested")
-		}
-		time.Sleep(hasp.DefaultTimeout)
-		synctest.Wait()
-		if !free(t, f, "k") {
-			t.Error("the grant that came after the caller had left was not released")
-		}
+		freed(t, f, "k", "the key was left to its term")
 	})
 }
 
@@ -323,9 +231,7 @@ func TestAnswerIsHeardHoweverLongItsContextTakesToEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Unlock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	unlock(t, l)
 }
 
 // prolific derives many contexts from that of a call.
@@ -342,8 +248,7 @@ func (p prolific) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, 
 // A second Unlock waits for the first, and reports its outcome.
 func TestTwoUnlocksAtOnce(t *testing.T) {
 	for _, answered := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			f.release = func(_ backend.Claim, send func() error) error {
 				time.Sleep(time.Second)
 				if !answered {
@@ -351,123 +256,87 @@ func TestTwoUnlocksAtOnce(t *testing.T) {
 				}
 				return send()
 			}
-			c := hasp.New(f, nil)
-			defer c.Close()
 			l := lockNow(t, c, "k")
 			first := make(chan error, 1)
 			go func() { first <- l.Unlock(t.Context()) }()
 			synctest.Wait()
-			second := l.Unlock(t.Context())
-			if answered {
-				want(t, "second", second, hasp.ErrReleased)
-				want(t, "first", <-first, nil)
-			} else {
-				want(t, "second", second, errNet)
-				want(t, "first", <-first, errNet)
+			wantFirst, wantSecond := error(nil), hasp.ErrReleased
+			if !answered {
+				wantFirst, wantSecond = errNet, errNet
 			}
+			want(t, "second", l.Unlock(t.Context()), wantSecond)
+			want(t, "first", <-first, wantFirst)
 		})
 	}
 }
 
-// Every call of a Client after Close returns ErrClosed, including an Unlock whose
-// outcome was unknown before.
-func TestUnlockOfUnknownOutcomeAfterClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.release = func(backend.Claim, func() error) error { return errNet }
-		c := hasp.New(f, nil)
-		l := lockNow(t, c, "k")
-		want(t, "Unlock", l.Unlock(t.Context()), errNet)
-		c.Close()
-		want(t, "after Close", l.Unlock(t.Context()), hasp.ErrClosed)
-	})
-}
-
-// A part of the store that hangs does not keep the rest from being cleaned up.
+// A part of the store that hangs does not keep the rest from being cleaned up, nor do
+// the repeated releases for that part.
 func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.ends = backend.EndsPromptly
-		f.acquire = lostReply
-		f.release = func(c backend.Claim, send func() error) error {
-			if c.Key != "well" {
-				time.Sleep(time.Hour)
+	for _, tc := range []struct {
+		hangs time.Duration // a release in that part
+		tries int           // in that part
+		every time.Duration
+		most  time.Duration // until the rest is cleaned up
+	}{
+		{time.Hour, 300, time.Millisecond, hasp.DefaultTimeout},
+		{hasp.DefaultTimeout, 3000, 10 * time.Millisecond, 100 * time.Millisecond},
+	} {
+		withEnds(t, backend.EndsPromptly, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			f.acquire = lostReply
+			f.release = func(c backend.Claim, send func() error) error {
+				if c.Key != "well" {
+					time.Sleep(tc.hangs)
+					return errNet
+				}
+				return send()
 			}
-			return send()
-		}
-		c := hasp.New(f, nil)
-		for i := range 300 {
-			if _, err := c.TryLock(t.Context(), fmt.Sprint("hung", i)); err == nil {
-				t.Fatal("want no answer")
+			unanswered := func(key string) {
+				if _, err := c.TryLock(t.Context(), key); err == nil {
+					t.Fatal("want no answer")
+				}
 			}
-			time.Sleep(time.Millisecond)
-		}
-		if _, err := c.TryLock(t.Context(), "well"); err == nil {
-			t.Fatal("want no answer")
-		}
-		time.Sleep(hasp.DefaultTimeout)
-		if !free(t, f, "well") {
-			t.Error("the key is still held after a Timeout")
-		}
-		c.Close()
-		time.Sleep(2 * time.Hour)
-	})
-}
+			for i := range tc.tries {
+				unanswered(fmt.Sprint("hung", i))
+				time.Sleep(tc.every)
+			}
+			unanswered("well")
 
-// Repeated releases for that part do not keep the rest from clean-up either.
-func TestCleanUpPassesTheRepeatsForAHungPart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.ends = backend.EndsPromptly
-		f.acquire = lostReply
-		f.release = func(c backend.Claim, send func() error) error {
-			if c.Key != "well" {
-				time.Sleep(hasp.DefaultTimeout)
-				return errNet
-			}
-			return send()
-		}
-		c := hasp.New(f, nil)
-		for i := range 3000 {
-			if _, err := c.TryLock(t.Context(), fmt.Sprint("hung", i)); err == nil {
-				t.Fatal("want no answer")
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		if _, err := c.TryLock(t.Context(), "well"); err == nil {
-			t.Fatal("want no answer")
-		}
-		time.Sleep(100 * time.Millisecond)
-		if !free(t, f, "well") {
-			t.Error("the key is still held")
-		}
-		c.Close()
-		time.Sleep(time.Minute) // for calls that hang
-	})
+			time.Sleep(tc.most)
+			freed(t, f, "well", fmt.Sprint("the key is still held after ", tc.most))
+			c.Close()
+			time.Sleep(2 * tc.hangs) // for calls that hang
+		})
+	}
 }
 
 // The store may keep the key for as long as an Extend asked that was not
 // answered. A release that was not answered either is repeated for as long.
 func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
-		f.set(func(f *faulty) {
-			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-				send()
-				return backend.Grant{}, errNet
-			}
-		})
+		f.set(func(f *faulty) { f.renew = lostRenewal })
 		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
 		f.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
 		time.Sleep(40 * time.Second)
 		f.set(up)
 		time.Sleep(10 * time.Second)
-		if !free(t, f, "k") {
-			t.Error("the key is held 10 s after the outage")
-		}
+		freed(t, f, "k", "the key is held 10 s after the outage")
+	})
+}
+
+// The machine sleeps past the term before the release is repeated.
+func TestUnlockAgainAfterASuspend(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		suspend := hasp.Suspendable(c)
+		l := lockNow(t, c, "k")
+		f.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { return errNet } })
+		want(t, "Unlock", l.Unlock(t.Context()), errNet)
+		suspend(time.Hour)
+		f.Break(t.Context(), "k") // the term has ended meanwhile
+		time.Sleep(2 * time.Millisecond)
+		f.set(up)
+		want(t, "Unlock after the term", l.Unlock(t.Context()), hasp.ErrLost)
 	})
 }

@@ -69,6 +69,8 @@ func shareAKey(t *testing.T, clients int, hold time.Duration) {
 	}
 	wg.Wait()
 
+	mu.Lock() // an Acquire whose Lock has ended may still be on its way
+	defer mu.Unlock()
 	sum, squares := 0.0, 0.0
 	for _, s := range shares {
 		sum += s
@@ -81,7 +83,7 @@ func shareAKey(t *testing.T, clients int, hold time.Duration) {
 	if jain < 0.9 {
 		t.Errorf("Jain's index of the shares is %.3f", jain)
 	}
-	if longest > 15*callers*hold {
+	if longest > 30*callers*hold { // nearly always below 10 turns of all callers
 		t.Errorf("a caller waited for %v", longest)
 	}
 	if float64(attempts) > 10*sum {
@@ -145,17 +147,118 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 	})
 }
 
+// Callers come while another caller of their Client holds a key that was free. They
+// get the key one after another, however old the Client is and however long each of
+// them holds the key.
+func TestALineThatFormsBehindAHolderGetsTheKey(t *testing.T) {
+	for _, hold := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			f.Driver = memlock.NewStore().Driver()
+			c := hasp.New(f, nil)
+			defer c.Close()
+
+			time.Sleep(time.Hour)
+			first := lockNow(t, c, "k")
+			var wg sync.WaitGroup
+			var freed time.Time
+			for range 16 {
+				wg.Go(func() {
+					l, err := c.Lock(t.Context(), "k")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if gap := time.Since(freed); gap > 100*time.Millisecond {
+						t.Errorf("holds of %v: the key was free for %v while callers waited", hold, gap)
+					}
+					time.Sleep(hold)
+					freed = time.Now()
+					l.Unlock(context.Background())
+				})
+			}
+			synctest.Wait()
+			time.Sleep(hold)
+			freed = time.Now()
+			first.Unlock(t.Context())
+			wg.Wait()
+		})
+	}
+}
+
+// The first caller after a row leaves during the gap. The next one waits for the rest of it.
+func TestGapOutlastsACallerThatLeaves(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		var asked, freed []time.Time
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.Sleep(100 * time.Microsecond)
+			asked = append(asked, time.Now())
+			return send()
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		f.release = func(_ backend.Claim, send func() error) error {
+			freed = append(freed, time.Now())
+			time.AfterFunc(100*time.Microsecond, leave)
+			return send()
+		}
+
+		first := lockNow(t, c, "k")
+		var wg sync.WaitGroup
+		for i := range 8 {
+			ctx := ctx
+			if i != 5 { // the sixth caller comes after the row
+				ctx = t.Context()
+			}
+			wg.Go(func() {
+				if l, err := c.Lock(ctx, "k"); err == nil {
+					time.Sleep(3 * time.Millisecond)
+					l.Unlock(t.Context())
+				}
+			})
+			synctest.Wait()
+		}
+		time.Sleep(3 * time.Millisecond)
+		first.Unlock(t.Context())
+		wg.Wait()
+		if len(asked) < 2 || asked[1].Sub(freed[0]) < time.Millisecond {
+			t.Errorf("asked at %v, freed at %v: want a gap of some milliseconds", asked, freed)
+		}
+	})
+}
+
+// A busy machine delays answers. They still show the same hold, so the Client does not
+// poll more often.
+func TestLateAnswersAreOfTheSameHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := heldByAnother(t, newFaulty(), time.Hour)
+		n := 0
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			g, err := send()
+			if n++; n%2 == 0 {
+				time.Sleep(20 * time.Millisecond)
+			}
+			return g, err
+		}
+		c := hasp.New(f, nil)
+		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(10*time.Second))
+		want(t, "Lock", err, hasp.ErrHeld)
+		// 28 attempts until the pace is 50 ms, and then one in about 60 ms.
+		if a, _, _ := f.calls(); a > 230 {
+			t.Errorf("%d attempts in 10 s at one hold", a)
+		}
+		c.Close()
+	})
+}
+
 // Options.Backoff replaces the pace.
 func TestBackoffReplacesThePace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := heldByAnother(t)
-		c := hasp.New(f, &hasp.Options{Backoff: func(int) time.Duration { return time.Second }})
-		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))
-		want(t, "Lock", err, hasp.ErrHeld)
+	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Second }}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		heldByAnother(t, f, time.Hour)
+		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))), hasp.ErrHeld)
 		// Each sleep is shortened by up to a half.
 		if a, _, _ := f.calls(); a < 60 || a > 125 {
 			t.Errorf("%d attempts in a minute", a)
 		}
-		c.Close()
 	})
 }

@@ -11,21 +11,16 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/memlock"
 )
 
 func TestReentryCostsNoRoundTripAndTheLastUnlockFrees(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "k", hasp.WithFence())
 		ctx, cancel := context.WithTimeout(outer.Context(), time.Hour)
 		defer cancel()
-		inner, err := c.Lock(ctx, "k", hasp.WithFence(), hasp.WithMaxWait(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		inner := lockIn(t, c, ctx, "k", hasp.WithFence(), hasp.WithMaxWait(0))
 		third, err := c.TryLock(inner.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
@@ -33,20 +28,15 @@ func TestReentryCostsNoRoundTripAndTheLastUnlockFrees(t *testing.T) {
 		if inner.Fence() != outer.Fence() || third.Fence() != outer.Fence() || outer.Fence() == 0 {
 			t.Errorf("fences %d, %d, %d", outer.Fence(), inner.Fence(), third.Fence())
 		}
-		_, err = c.TryLock(t.Context(), "k")
-		want(t, "with another context", err, hasp.ErrHeld)
+		want(t, "with another context", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		for i, l := range []*hasp.Lease{inner, outer, third} {
 			if free(t, f, "k") {
 				t.Fatalf("the key was free before Unlock %d", i)
 			}
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			unlock(t, l)
 			want(t, "second Unlock", l.Unlock(t.Context()), hasp.ErrReleased)
 		}
-		if !free(t, f, "k") {
-			t.Error("the last Unlock did not free the key")
-		}
+		freed(t, f, "k", "the last Unlock did not free the key")
 		if a, _, r := f.calls(); a != 1 || r != 1 {
 			t.Errorf("%d attempts and %d releases, want one of each", a, r)
 		}
@@ -54,10 +44,7 @@ func TestReentryCostsNoRoundTripAndTheLastUnlockFrees(t *testing.T) {
 }
 
 func TestReentryIsByContextKeyAndClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
 		other := hasp.New(newFaulty(), nil)
 		defer other.Close()
@@ -69,22 +56,15 @@ func TestReentryIsByContextKeyAndClient(t *testing.T) {
 			if err != nil {
 				t.Fatal(name, err)
 			}
-			if err := x.Unlock(t.Context()); err != nil {
-				t.Error(name, err)
-			}
+			unlock(t, x)
 			if l.Err() != nil {
 				t.Fatal(name, "ended the lease whose context was used")
 			}
 		}
 		kept := context.WithoutCancel(l.Context())
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		unlock(t, l)
 		// The lease is over: this is a lock like any other.
-		x, err := c.Lock(kept, "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := lockIn(t, c, kept, "k")
 		if a, _, _ := f.calls(); a != 3 {
 			t.Errorf("%d attempts, want 3", a)
 		}
@@ -92,63 +72,53 @@ func TestReentryIsByContextKeyAndClient(t *testing.T) {
 	})
 }
 
+// nested is a lease within another lease of its key.
+type nested struct {
+	f               *faulty
+	outer, inner    *hasp.Lease
+	cancel, between context.CancelCauseFunc // of the context of the outer Lock, and of one between the two
+}
+
 func TestInnerContext(t *testing.T) {
 	cause := errors.New("enough")
 	for _, tc := range []struct {
 		name string
-		end  func(c *hasp.Client, f *faulty, cancel, cancelBetween context.CancelCauseFunc, outer, inner *hasp.Lease)
+		end  func(n nested)
 		want error
 	}{
-		{"ends when the outer lease is unlocked", func(_ *hasp.Client, _ *faulty, _, _ context.CancelCauseFunc, outer, _ *hasp.Lease) {
-			outer.Unlock(context.Background())
-		}, hasp.ErrReleased},
-		{"ends with a context between the two", func(_ *hasp.Client, _ *faulty, _, between context.CancelCauseFunc, _, _ *hasp.Lease) {
-			between(cause)
-		}, cause},
-		{"ends with the context of the outer Lock", func(_ *hasp.Client, _ *faulty, cancel, _ context.CancelCauseFunc, _, _ *hasp.Lease) {
-			cancel(cause)
-		}, cause},
-		{"ends with the hold", func(c *hasp.Client, f *faulty, _, _ context.CancelCauseFunc, _, _ *hasp.Lease) {
-			f.Break(context.Background(), "k")
+		{"ends when the outer lease is unlocked", func(n nested) { n.outer.Unlock(context.Background()) }, hasp.ErrReleased},
+		{"ends with a context between the two", func(n nested) { n.between(cause) }, cause},
+		{"ends with the context of the outer Lock", func(n nested) { n.cancel(cause) }, cause},
+		{"ends with the hold", func(n nested) {
+			n.f.Break(context.Background(), "k")
 			time.Sleep(hasp.DefaultTTL)
 		}, hasp.ErrLost},
-		{"ends with its own Unlock", func(_ *hasp.Client, _ *faulty, _, _ context.CancelCauseFunc, _, inner *hasp.Lease) {
-			inner.Unlock(context.Background())
-		}, hasp.ErrReleased},
+		{"ends with its own Unlock", func(n nested) { n.inner.Unlock(context.Background()) }, hasp.ErrReleased},
 	} {
 		for _, look := range []string{"by a child", "by a look"} {
 			t.Run(tc.name+" "+look, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					f := newFaulty()
-					c := hasp.New(f, nil)
+				withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 					ctx, cancel := context.WithCancelCause(t.Context())
 					defer cancel(nil)
-					outer, err := c.Lock(ctx, "k")
-					if err != nil {
-						t.Fatal(err)
-					}
+					outer := lockIn(t, c, ctx, "k")
 					between, cancelBetween := context.WithCancelCause(outer.Context())
 					defer cancelBetween(nil)
-					inner, err := c.Lock(between, "k")
-					if err != nil {
-						t.Fatal(err)
-					}
+					inner := lockIn(t, c, between, "k")
 					child, stop := context.WithCancel(inner.Context())
 					defer stop()
-					tc.end(c, f, cancel, cancelBetween, outer, inner)
+
+					tc.end(nested{f, outer, inner, cancel, cancelBetween})
 					got := child
 					if look == "by a look" {
 						got = inner.Context()
 					} else {
 						synctest.Wait()
 					}
-					if (got.Err() != nil) != (tc.want != nil) || !errors.Is(context.Cause(got), tc.want) {
+					if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
 						t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
 					}
 					inner.Unlock(t.Context())
 					outer.Unlock(t.Context())
-					f.set(up)
-					c.Close()
 				})
 			})
 		}
@@ -159,33 +129,24 @@ func TestInnerContext(t *testing.T) {
 // the context that all of it derives from. Unrelated leases of the Client are
 // renewed meanwhile.
 func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		other := lockNow(t, c, "other")
 		base, cancel := context.WithCancel(t.Context())
 		ctx := base
 		var leases []*hasp.Lease
 		for range 200 {
-			l, err := c.Lock(ctx, "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := lockIn(t, c, ctx, "k")
 			leases = append(leases, l)
 			ctx = l.Context()
 		}
 		cancel()
 		want(t, "the innermost context", ctx.Err(), context.Canceled) // took 2^200 steps
 		time.Sleep(10 * hasp.DefaultTTL)
-		if err := other.Err(); err != nil {
-			t.Errorf("an unrelated lease: %v", err)
-		}
+		want(t, "an unrelated lease", other.Err(), nil)
 		for _, l := range leases {
 			want(t, "a cancelled lease", l.Err(), hasp.ErrLost)
 		}
-		if err := other.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, other)
 	})
 }
 
@@ -211,23 +172,16 @@ func TestLockAllOfManyKeys(t *testing.T) {
 		t.Errorf("deadline %v, %v", got, ok)
 	}
 	for _, ls := range []*hasp.Leases{inner, outer} {
-		if err := ls.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, ls)
 	}
 }
 
 // A caller's context whose methods are slow or block delays no renewal of other
 // leases.
 func TestSlowContextDelaysNoRenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		slow := &slowContext{Context: t.Context()}
-		l, err := c.Lock(slow, "slow")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := lockIn(t, c, slow, "slow")
 		other := lockNow(t, c, "other")
 		slow.slow.Store(true)
 		time.Sleep(10 * hasp.DefaultTTL)
@@ -254,47 +208,28 @@ func (s *slowContext) Err() error {
 // Between two nested leases of one key may be a lease of another key. When that
 // lease ends, the context of the innermost lease ends as well.
 func TestInnerContextEndsWithTheLeasesAroundIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "k")
-		between, err := c.Lock(outer.Context(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
-		inner, err := c.Lock(between.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		between := lockIn(t, c, outer.Context(), "m")
+		inner := lockIn(t, c, between.Context(), "k")
 		ctx := inner.Context()
-		if err := between.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		unlock(t, between)
 		want(t, "cause", context.Cause(ctx), hasp.ErrReleased)
 		if inner.Err() != nil || outer.Context().Err() != nil {
 			t.Errorf("inner %v, the outer context %v", inner.Err(), outer.Context().Err())
 		}
 		for _, l := range []*hasp.Lease{inner, outer} {
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			unlock(t, l)
 		}
 	})
 }
 
 func TestReentryOptions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "k", hasp.WithTTL(10*time.Second))
-		_, err := c.Lock(outer.Context(), "k", hasp.WithFence())
-		want(t, "a fence where the outer has none", err, hasp.ErrInvalid)
+		want(t, "a fence where the outer has none", errOf(c.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
 
-		bounded, err := c.Lock(outer.Context(), "k", hasp.WithMaxHold(3*time.Second), hasp.WithoutRenewal())
-		if err != nil {
-			t.Fatal(err)
-		}
+		bounded := lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(3*time.Second), hasp.WithoutRenewal())
 		start := time.Now()
 		<-bounded.Context().Done()
 		if held := time.Since(start); held != 3*time.Second {
@@ -305,38 +240,27 @@ func TestReentryOptions(t *testing.T) {
 			t.Fatal("the inner max hold ended the outer lease")
 		}
 
-		longer, err := c.Lock(outer.Context(), "k", hasp.WithTTL(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		longer := lockIn(t, c, outer.Context(), "k", hasp.WithTTL(time.Minute))
 		synctest.Wait()
 		if left := time.Until(outer.Expires()); left < 59*time.Second {
 			t.Errorf("%v left, want the longer term to be asked for", left)
 		}
-		shorter, err := c.Lock(outer.Context(), "k", hasp.WithTTL(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		shorter := lockIn(t, c, outer.Context(), "k", hasp.WithTTL(time.Second))
 		time.Sleep(time.Hour)
 		if left := time.Until(outer.Expires()); left < 35*time.Second {
 			t.Errorf("%v left, want the longer term to go on", left)
 		}
 		for _, l := range []*hasp.Lease{shorter, longer, outer} {
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			unlock(t, l)
 		}
 	})
 }
 
 // On one goroutine too, two calls without a common lease exclude each other.
 func TestNoReentryByGoroutine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")
-		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
-		want(t, "Lock", err, hasp.ErrHeld)
+		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		l.Unlock(t.Context())
 	})
 }
@@ -344,32 +268,20 @@ func TestNoReentryByGoroutine(t *testing.T) {
 // The inner lease's Lock was called with a context that the outer Unlock ends.
 func TestInnerLeaseLastsOneMoreTermAfterTheOuterUnlock(t *testing.T) {
 	for _, cancelled := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
-			c := hasp.New(f, nil)
-			defer c.Close()
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			outer := lockNow(t, c, "k")
 			ctx, cancel := context.WithCancel(outer.Context())
 			defer cancel()
-			inner, err := c.Lock(ctx, "k")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := outer.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			inner := lockIn(t, c, ctx, "k")
+			unlock(t, outer)
 			if cancelled {
 				cancel()
 			}
 			time.Sleep(hasp.DefaultTTL)
-			if err := inner.Err(); err != nil {
-				t.Fatalf("within the term: %v", err)
-			}
+			want(t, "within the term", inner.Err(), nil)
 			time.Sleep(2 * hasp.DefaultTTL)
 			want(t, "after it", inner.Err(), hasp.ErrLost)
-			if !free(t, f, "k") {
-				t.Error("the key is still held")
-			}
+			freed(t, f, "k", "the key is still held")
 			want(t, "Unlock", inner.Unlock(t.Context()), hasp.ErrLost)
 		})
 	}
@@ -389,14 +301,9 @@ func (a askedContext) Done() <-chan struct{} {
 // A caller joins the hold while the renewal that would be the last asks the
 // contexts of the leases before: the hold is wanted.
 func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(newFaulty(), &hasp.Options{TTL: 300 * time.Millisecond})
-		defer c.Close()
+	withClient(t, &hasp.Options{TTL: 300 * time.Millisecond}, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
-		outer, err := c.Lock(ctx, "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		outer := lockIn(t, c, ctx, "k")
 		live := context.WithoutCancel(outer.Context())
 		cancel()
 		time.Sleep(320 * time.Millisecond) // the next renewal is the last
@@ -414,9 +321,28 @@ func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 		cancelSecond()
 		time.Sleep(3 * time.Second)
 		inner := <-joined
-		if err := inner.Err(); err != nil {
-			t.Errorf("a lease whose context goes on: %v", err)
+		want(t, "a lease whose context goes on", inner.Err(), nil)
+	})
+}
+
+// Re-entry asks for a longer term while a renewal for the shorter one is in flight.
+func TestLongerTermDuringARenewal(t *testing.T) {
+	withClient(t, &hasp.Options{TTL: 3 * time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.Sleep(100 * time.Millisecond)
+			return send()
 		}
+		l := lockNow(t, c, "k")
+		for _, renews, _ := f.calls(); renews == 0; _, renews, _ = f.calls() {
+			time.Sleep(time.Millisecond)
+		}
+		inner := lockIn(t, c, l.Context(), "k", hasp.WithTTL(time.Hour))
+		time.Sleep(300 * time.Millisecond)
+		if left := time.Until(inner.Expires()); left < 50*time.Minute {
+			t.Errorf("the term is %v", left)
+		}
+		unlock(t, inner)
+		unlock(t, l)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,7 +17,8 @@ import (
 )
 
 // Config names a driver and its settings. [ParseURL] makes one from a URL. It can be
-// decoded from YAML and JSON.
+// decoded from YAML and JSON. Decode strictly: a decoder that ignores unknown fields
+// also ignores a misspelt params, and the parameters in it.
 //
 //	strategy: spinlock
 //	nodes: ["redis://user:password@host:6379/0"]
@@ -46,6 +48,7 @@ func (p *Params) UnmarshalJSON(b []byte) error {
 		return err
 	}
 
+	// The text of a number is kept as it was written: 1e3 is not 1000 here.
 	m := make(Params, len(raw))
 	for name, v := range raw {
 		var s string
@@ -55,7 +58,7 @@ func (p *Params) UnmarshalJSON(b []byte) error {
 				return err
 			}
 		case len(v) == 0 || v[0] == '{' || v[0] == '[' || string(v) == "null":
-			return fmt.Errorf("%w: parameter %q is not a scalar", ErrInvalid, name)
+			return fmt.Errorf("%w: parameter %q must be a string, a number or a boolean", ErrInvalid, name)
 		default:
 			s = string(v)
 		}
@@ -68,11 +71,14 @@ func (p *Params) UnmarshalJSON(b []byte) error {
 // String returns the strategy and the number of nodes. It omits the nodes, because
 // they may contain passwords.
 func (c Config) String() string {
+	if len(c.Nodes) == 1 {
+		return c.Strategy + " (1 node)"
+	}
 	return fmt.Sprintf("%s (%d nodes)", c.Strategy, len(c.Nodes))
 }
 
 // GoString returns String(), so %#v of a Config shows no password either. But if the
-// Config is an unexported field of another struct, %#v of that struct does.
+// Config is an unexported field of another struct, %#v of that struct shows the password.
 func (c Config) GoString() string { return c.String() }
 
 // ParseURL parses a URL of one of these forms:
@@ -130,13 +136,31 @@ func ParseURL(rawURL string) (Config, error) {
 }
 
 // questionHint is advice on a question mark in a URL.
-const questionHint = "in a password, write it as %3F"
+const questionHint = "in a password, write a question mark as %3F"
 
-// mayShowPassword reports whether the parameters may be the rest of a password that
-// contains a question mark. Then errors must not show them.
+// mayShowPassword reports whether an error that shows a parameter might show a part of
+// a password. If a password contains a question mark, ParseURL takes the rest of it,
+// and the "@" behind it, for parameters. An "@" in Nodes does not rule that out: the user or
+// the first part of the password may have an "@" as well.
 func (c Config) mayShowPassword() bool {
-	at := func(s string) bool { return strings.Contains(s, "@") }
-	return !slices.ContainsFunc(c.Nodes, at) && slices.ContainsFunc(slices.Collect(maps.Values(c.Params)), at)
+	return slices.ContainsFunc(slices.Collect(maps.Values(c.Params)), hasAt)
+}
+
+func hasAt(s string) bool { return strings.Contains(s, "@") }
+
+// hidden returns err, an error of opening c. If err shows a name or a value of c.Params
+// that may be a part of a password, hidden returns an error that shows neither.
+func (c Config) hidden(err error) error {
+	if !c.mayShowPassword() {
+		return err
+	}
+	text := err.Error()
+	for name, value := range c.Params {
+		if strings.Contains(text, strconv.Quote(name)) || strings.Contains(text, strconv.Quote(value)) || hasAt(value) && strings.Contains(text, value) {
+			return fmt.Errorf("%w: a parameter after the question mark is unknown or wrong (%s)", ErrInvalid, questionHint)
+		}
+	}
+	return err
 }
 
 // Check returns ErrInvalid if c has a parameter that is not among known. Openers call
@@ -215,8 +239,8 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 }
 
 // Driver opens the driver that c names, without a Client. The conformance suite needs
-// that, and so does a wrapper that is passed to New. The engine's parameters of c are
-// checked and otherwise ignored.
+// that, and so does a wrapper that is passed to New. The parameter timeout bounds the
+// opening. The engine's other parameters are checked and have no effect.
 func (c Config) Driver(ctx context.Context) (backend.Driver, error) {
 	d, _, err := c.open(ctx, nil)
 	return d, err
@@ -228,16 +252,17 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	if err != nil {
 		return nil, Options{}, fmt.Errorf("hasp: open: %w", err)
 	}
+	whole := c // options removes the engine's parameters
 	opts, err := c.options(o)
 	if err != nil {
-		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
+		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, whole.hidden(err))
 	}
 
 	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 	d, err := opener(ctx, c)
 	if err != nil {
-		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
+		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, whole.hidden(err))
 	}
 	return d, opts, nil
 }
@@ -257,8 +282,9 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 }
 
 // Opener opens a driver by configuration. c.Params has only the strategy's own
-// parameters. An Opener refuses parameters that it does not know ([Config.Check]), and
-// calls the store once before ctx ends. Its errors contain no password.
+// parameters. An Opener refuses parameters that it does not know ([Config.Check]). It
+// calls the store once, to see that it can be reached, and returns when ctx ends. Its
+// errors contain no password.
 type Opener func(ctx context.Context, c Config) (backend.Driver, error)
 
 // registry has the openers of strategies by name.
@@ -276,8 +302,9 @@ func Register(strategy string, o Opener) {
 		panic("hasp: Register: opener of " + strategy + " is nil")
 	}
 	if _, taken := registry.openers[strategy]; taken {
-		panic("hasp: Register: " + strategy + " called twice")
+		panic("hasp: Register: strategy " + strategy + " is registered already")
 	}
+	// The first strategy makes the map.
 	if registry.openers == nil {
 		registry.openers = map[string]Opener{}
 	}
@@ -304,13 +331,18 @@ func lookup(strategy string) (Opener, error) {
 		return o, nil
 	}
 
-	registered := strings.Join(Strategies(), ", ")
+	// The text of the error depends on the most likely mistake.
+	names := Strategies()
+	registered := strings.Join(names, ", ")
 	if registered == "" {
 		registered = "none"
 	}
 
 	hint := "is the import of its package missing?"
+	name, transport, _ := strings.Cut(strategy, "+")
 	switch {
+	case transport != "" && slices.Contains(names, name):
+		hint = fmt.Sprintf("in a Config the strategy is %q, and the node is %s://…", name, transport)
 	case strategy == "unix", strings.HasPrefix(strategy, "redis"):
 		hint = fmt.Sprintf("%s is a transport, which follows the strategy, as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)", strategy)
 	case slices.Contains(ownStrategies, strategy):
@@ -318,7 +350,7 @@ func lookup(strategy string) (Opener, error) {
 	}
 	if strings.ContainsAny(strategy, "@:/") {
 		// It may be a URL with a password, so the error does not show it.
-		return nil, fmt.Errorf("%w: that is not the name of a strategy (registered: %s); put a URL into nodes", ErrInvalid, registered)
+		return nil, fmt.Errorf("%w: strategy is not a name (registered: %s); put a URL into nodes", ErrInvalid, registered)
 	}
 	return nil, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)
 }

@@ -62,15 +62,18 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"unix:///run/redis.sock":                "as in spinlock+unix://…",
 		"short://?ttl=5s1ms":                    "ttl 5.001s is above 5s, the longest term that this store grants",
 		"short://":                              "ttl 30s is above 5s",
-		"memlok://":                             `unknown strategy "memlok" (registered: memlock`,
+		"memlok://":                             `unknown strategy "memlok" (registered: fairlock, memlock`,
 		"spinlock+redis://u:hunter2@a":          `add: import _ "github.com/hasplock/hasp/spinlock"`,
 		"memlock+redis://u:hunter2@a":           "memlock has no transport",
 		"memlock://?tttl=5s":                    `unknown parameter "tttl" (memlock knows owner, prefix, timeout, ttl)`,
-		"spinlock+redis://u:x?hunter2@h:1/0":    "write it as %3F",
+		"spinlock+redis://u:x?hunter2@h:1/0":    "write a question mark as %3F",
 		"spinlock+redis://u:x?hunter2=@h":       `add: import _`,
 		"u:hunter2@h://x":                       "want the name of a strategy first",
-		"memlock://u:x?hunter2=@h":              "an unknown parameter after the question mark (in a password, write it as %3F",
-		"memlock://u:x?hunter2&hunter2&x=@h":    "a parameter is given 2 times (in a password, write it as %3F",
+		"memlock://u:x?hunter2=@h":              "an unknown parameter after the question mark (in a password, write a question mark as %3F",
+		"memlock://u@x:y?hunter2=@h":            "an unknown parameter after the question mark (in a password, write a question mark as %3F",
+		"memlock://:x?hunter2=1&owner=@h":       "after the question mark is unknown or wrong (in a password, write a question mark as %3F",
+		"memlock://:x?ttl=hunter2@h":            "after the question mark is unknown or wrong (in a password, write a question mark as %3F",
+		"memlock://u:x?hunter2&hunter2&x=@h":    "a parameter is given 2 times (in a password, write a question mark as %3F",
 		"memlock://?ttl=5":                      "want a positive duration such as 30s",
 		"memlock://?ttl=5s&ttl=6s":              "given 2 times",
 		"memlock://?ttl=50ms":                   "ttl 50ms is below 100ms",
@@ -94,6 +97,11 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 	if _, err := (hasp.Config{Strategy: "memlock", Nodes: []string{"a", "b"}}).Open(t.Context(), nil); !errors.Is(err, hasp.ErrInvalid) {
 		t.Errorf("two nodes for memlock: %v", err)
 	}
+
+	const says = `in a Config the strategy is "short", and the node is redis://…`
+	if _, err := (hasp.Config{Strategy: "short+redis"}).Open(t.Context(), nil); !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), says) {
+		t.Errorf("a transport in a Config: got %q, want it to say %q", err, says)
+	}
 }
 
 func TestConfigShowsNoPassword(t *testing.T) {
@@ -102,6 +110,13 @@ func TestConfigShowsNoPassword(t *testing.T) {
 		if s := fmt.Sprintf(verb, c); strings.Contains(s, "hunter2") {
 			t.Errorf("%s shows %s", verb, s)
 		}
+	}
+	if s := c.String(); s != "spinlock (1 node)" {
+		t.Error(s)
+	}
+	c = hasp.Config{Strategy: "fairlock+redis://:hunter2@h"}
+	if _, err := c.Open(t.Context(), nil); !errors.Is(err, hasp.ErrInvalid) || strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("a URL in place of a strategy: %v", err)
 	}
 }
 
@@ -152,41 +167,30 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	}
 }
 
+// panics fails the test unless f panics.
+func panics(t *testing.T, what string, f func()) {
+	t.Helper()
+	defer func() {
+		if recover() == nil {
+			t.Errorf("%s: no panic", what)
+		}
+	}()
+	f()
+}
+
 func TestRegisterPanics(t *testing.T) {
 	opener := func(context.Context, hasp.Config) (backend.Driver, error) { return memlock.New(), nil }
-	for name, register := range map[string]func(){
-		"nil":   func() { hasp.Register("nothing", nil) },
-		"twice": func() { hasp.Register("memlock", opener) },
-	} {
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", name)
-				}
-			}()
-			register()
-		}()
-	}
-	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"memlock", "short"}) {
+	panics(t, "nil", func() { hasp.Register("nothing", nil) })
+	panics(t, "twice", func() { hasp.Register("memlock", opener) })
+	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"fairlock", "memlock", "short"}) {
 		t.Errorf("registered: %v", got)
 	}
 }
 
 func TestNewPanics(t *testing.T) {
-	for name, make := range map[string]func(){
-		"nil driver":       func() { hasp.New(nil, nil) },
-		"ttl":              func() { hasp.New(memlock.New(), &hasp.Options{TTL: time.Millisecond}) },
-		"negative timeout": func() { hasp.New(memlock.New(), &hasp.Options{Timeout: -1}) },
-	} {
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", name)
-				}
-			}()
-			make()
-		}()
-	}
+	panics(t, "nil driver", func() { hasp.New(nil, nil) })
+	panics(t, "ttl", func() { hasp.New(memlock.New(), &hasp.Options{TTL: time.Millisecond}) })
+	panics(t, "negative timeout", func() { hasp.New(memlock.New(), &hasp.Options{Timeout: -1}) })
 }
 
 func TestBadArguments(t *testing.T) {
@@ -204,15 +208,13 @@ func TestBadArguments(t *testing.T) {
 		"no fence":          {"k", []hasp.Option{hasp.WithFence()}, errors.ErrUnsupported},
 	} {
 		for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
-			_, err := lock(t.Context(), tc.key, tc.opts...)
-			want(t, name, err, tc.is)
+			want(t, name, errOf(lock(t.Context(), tc.key, tc.opts...)), tc.is)
 		}
 	}
 	if l, err := c.Lock(t.Context(), "k", nil, hasp.WithTTL(1<<62-1)); err == nil {
 		t.Error("a term of a century:", l.Expires())
 	}
-	_, err := c.Inspect(t.Context(), "k")
-	want(t, "Inspect", err, errors.ErrUnsupported)
+	want(t, "Inspect", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 	want(t, "Break", c.Break(t.Context(), "k"), errors.ErrUnsupported)
 }
 
@@ -232,12 +234,7 @@ func (p plainDriver) Close() error                                       { retur
 func TestEventsOfACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []hasp.Event
-		f := newFaulty()
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(time.Millisecond)
-			return send()
-		}
-		c := hasp.New(f, &hasp.Options{Observe: func(e hasp.Event) { got = append(got, e) }})
+		c := hasp.New(&faulty{Driver: memlock.New(), acquire: slowAcquire(time.Millisecond)}, &hasp.Options{Observe: func(e hasp.Event) { got = append(got, e) }})
 		defer c.Close()
 		l := lockNow(t, c, "k", hasp.WithFence())
 		c.TryLock(t.Context(), "k")
@@ -275,9 +272,7 @@ func TestEventOfARenewalThatFails(t *testing.T) {
 		f.set(down)
 		time.Sleep(hasp.DefaultTTL / 2)
 		f.set(up)
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 		synctest.Wait()
 
 		mu.Lock()

@@ -1,8 +1,8 @@
 package hasp
 
 import (
-	"container/heap"
 	"context"
+	"errors"
 	"math/bits"
 	"slices"
 	"time"
@@ -12,163 +12,16 @@ import (
 
 // Bounds of renewals in bulk.
 const (
-	batchSize    = 256                  // claims in one call of the driver
-	maxBatches   = 24                   // calls in flight for tries of one class
-	maxSuspect   = 8                    // the same, for holds whose last renewal was not answered
-	batchWindow  = 5 * time.Millisecond // renewals that are due within it travel together
-	checkEvery   = time.Second          // how often the clock is read while leases are held
-	renewalsPerT = 3                    // a renewal starts at TTL/3
-	triesPerT    = 10                   // a try lasts at most TTL/10
+	batchSize    = 256                   // claims in one call of the driver
+	maxBatches   = 24                    // calls in flight for tries of one class
+	maxSuspect   = 8                     // the same, for holds whose last renewal failed or was not answered
+	minWindow    = 5 * time.Millisecond  // the shortest window; see windowsPerT
+	maxWindow    = 50 * time.Millisecond // the longest window
+	windowsPerT  = 100                   // renewals that are due within TTL/100, the window, travel together
+	checkEvery   = time.Second           // how often the clock is read while leases are held
+	renewalsPerT = 3                     // a renewal starts at TTL/3
+	triesPerT    = 10                    // a try lasts at most TTL/10
 )
-
-// renewer keeps the leases of a Client alive, and ends those whose deadline has
-// passed. It is one goroutine, which runs while there are holds and a moment longer.
-// It never calls the driver, so a store that hangs does not delay the end of a
-// context. Each batch of renewals has a goroutine of its own.
-type renewer struct {
-	wake chan struct{} // signals an earlier wakesAt; has room for one
-
-	// All below is guarded by Client.mu.
-	running bool    // its goroutine exists
-	wakesAt instant // when it serves the holds next
-	well    lane    // holds whose last renewal was answered
-	suspect lane    // the other holds: their calls may take long, and must not delay the well ones
-}
-
-// poke wakes the renewer's goroutine.
-func (r *renewer) poke() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
-
-// holdHeap orders holds by when the renewer must serve them.
-type holdHeap []*hold
-
-func (q holdHeap) Len() int { return len(q) }
-
-func (q holdHeap) Less(i, j int) bool { return q[i].next < q[j].next }
-
-func (q holdHeap) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-
-// Push is for container/heap.
-func (q *holdHeap) Push(x any) {
-	h := x.(*hold)
-	h.index = len(*q)
-	*q = append(*q, h)
-}
-
-// Pop is for container/heap.
-func (q *holdHeap) Pop() any {
-	old := *q
-	h := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	if cap(old) > minShrink && len(old) < cap(old)/16 {
-		// Give the memory of a burst back.
-		*q = slices.Clone(*q)
-	}
-	h.index = -1
-	return h
-}
-
-// scheduleLocked puts h at its place in the heap, and wakes the renewer if need be.
-func (c *Client) scheduleLocked(h *hold) {
-	h.next = min(instant(h.deadline.Load()), h.limit)
-	for _, l := range h.leases {
-		h.next = min(h.next, l.maxHold)
-	}
-	if h.idlesLocked() {
-		h.next = min(h.next, h.due)
-	}
-	if h.index < 0 {
-		heap.Push(&c.holds, h)
-	} else {
-		heap.Fix(&c.holds, h.index)
-	}
-
-	switch r := &c.renewer; {
-	case !r.running:
-		r.running = c.spawnLocked(c.runRenewer)
-	case h.next < r.wakesAt:
-		r.wakesAt = h.next
-		r.poke()
-	}
-}
-
-// unscheduleLocked takes h out of the heap.
-func (c *Client) unscheduleLocked(h *hold) {
-	if h.index >= 0 {
-		heap.Remove(&c.holds, h.index)
-	}
-}
-
-// runRenewer serves the holds in the heap. When the heap is empty, it stays for a
-// moment. Otherwise a program that locks and unlocks in a loop would start a
-// goroutine each time.
-func (c *Client) runRenewer() {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	idle := false // the heap was empty in the last round
-	for {
-		now, _ := c.readClock()
-		c.mu.Lock()
-		gone := c.serveLocked(now)
-		c.dispatchLocked()
-		wakes := now.add(checkEvery)
-		if len(c.holds) > 0 {
-			wakes = min(wakes, c.holds[0].next)
-		} else if idle || c.closing.Err() != nil {
-			c.renewer.running = false
-			c.mu.Unlock()
-			c.endContexts(gone, ErrLost)
-			return
-		}
-		idle = len(c.holds) == 0
-		c.renewer.wakesAt = wakes
-		c.mu.Unlock()
-		c.endContexts(gone, ErrLost) // not under mu, because it runs code of users
-
-		timer.Reset(wakes.sub(now))
-		select {
-		case <-timer.C:
-		case <-c.renewer.wake:
-			idle = false
-		}
-	}
-}
-
-// serveLocked ends the leases whose time is over, and queues the holds whose renewal
-// is due. It returns the leases that it has ended.
-func (c *Client) serveLocked(now instant) (gone []*Lease) {
-	for len(c.holds) > 0 {
-		h := c.holds[0]
-		isDue := h.idlesLocked() && h.due <= now.add(h.early)
-		if h.next > now && !isDue {
-			return gone
-		}
-		if ended := c.endExpiredLocked(h, now); len(ended) > 0 {
-			gone = append(gone, ended...)
-			continue
-		}
-
-		if isDue {
-			h.queued = true
-			r := &c.renewer
-			if h.failed > 0 {
-				r.suspect.addLocked(h, c.try(h))
-			} else {
-				r.well.addLocked(h, c.try(h))
-			}
-		}
-		c.scheduleLocked(h)
-	}
-	return gone
-}
 
 // lane has queues of holds that are due, and counts the calls in flight that renew
 // such holds. There is a queue for each class of tries. In a class, the time that a
@@ -183,18 +36,31 @@ type lane struct {
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
-// try returns how long one try to renew h may last.
-func (c *Client) try(h *hold) time.Duration {
-	return min(c.opts.Timeout, h.claim.TTL/triesPerT)
+// tryLocked returns how long one try to renew h may last.
+func (c *Client) tryLocked(h *hold) time.Duration {
+	return min(c.opts.Timeout, h.termLocked()/triesPerT)
 }
 
-// addLocked queues h.
-func (ln *lane) addLocked(h *hold, try time.Duration) {
-	class := min(bits.Len64(uint64(try/(backend.MinTTL/triesPerT))), tryClasses-1)
+// termLocked returns the term that h has now. It may be much shorter than the term that
+// renewals ask for: after a re-entry that wants a longer one, or a hand-over by the store.
+// Renewals must be tried several times before it ends.
+func (h *hold) termLocked() time.Duration {
+	left := instant(h.deadline.Load()).sub(max(h.confirmed, h.granted))
+	return min(h.claim.TTL, termFor(left))
+}
+
+// queueRenewalLocked queues h, whose renewal is due.
+func (c *Client) queueRenewalLocked(h *hold) {
+	ln := &c.renewer.well
+	if h.failed > 0 {
+		ln = &c.renewer.suspect
+	}
+	// The tries of each class last up to twice as long as those of the class before.
+	class := min(bits.Len64(uint64(c.tryLocked(h)/(backend.MinTTL/triesPerT))), tryClasses-1)
 	ln.queues[class] = append(ln.queues[class], h)
 }
 
-// takeLocked removes and returns up to most holds of one queue.
+// takeLocked removes up to most holds from one queue, and returns them.
 func (ln *lane) takeLocked(class, most int) []*hold {
 	q := &ln.queues[class]
 	n := min(len(*q), most)
@@ -226,7 +92,8 @@ func (c *Client) dispatchBatchLocked(ln *lane, class int) {
 			continue // an Extend is in flight, or the hold has ended
 		}
 
-		if try := c.try(h); len(b.holds) == 0 || try < b.try {
+		// The batch may last as long as the shortest of its tries.
+		if try := c.tryLocked(h); len(b.holds) == 0 || try < b.try {
 			b.try = try
 		}
 		h.busy = make(chan struct{})
@@ -247,7 +114,8 @@ type batch struct {
 	sent    instant         // when the call began
 	slept   int64           // how long the machine had slept by then
 	over    bool            // the call has ended, and later answers do not count; guarded by c.mu
-	err     error           // the last answer; guarded by c.mu until the call has ended
+	extend  bool            // it is one Extend, which needs err
+	err     error           // the outcome of the Extend; guarded by c.mu
 }
 
 // run sends the batch and takes the answers.
@@ -260,18 +128,18 @@ func (b *batch) run() {
 		cancel()
 	}
 
-	// The call has ended, so another batch of the class may be sent.
+	// The call has ended or was left behind, so another batch of the class may be sent.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	*b.flights--
 	c.dispatchLocked()
 }
 
-// send makes the call. A claim fails if the driver does not answer it before the call
-// ends, or until a moment after ctx has ended.
+// send makes the call. A claim fails if it has no answer when the call ends, or a moment
+// after ctx has ended.
 func (b *batch) send(ctx context.Context) {
 	c := b.c
-	b.sent, b.slept = c.readClock()
+	b.sent, b.slept = c.clock.read()
 
 	// If the driver's call outlasts ctx, send does not wait for it: the holds must be
 	// tried again before their terms end.
@@ -287,8 +155,7 @@ func (b *batch) send(ctx context.Context) {
 
 	for i, h := range b.holds {
 		if h != nil {
-			b.err = noAnswer(b.try)
-			c.answer(h, b.claims[i].TTL, b.sent, b.slept, backend.Grant{}, b.err)
+			b.ended(c.answer(h, b.claims[i].TTL, b.sent, b.slept, backend.Grant{}, noAnswer(b.try)))
 		}
 	}
 }
@@ -298,7 +165,7 @@ func (b *batch) send(ctx context.Context) {
 func (b *batch) prepare() {
 	c := b.c
 	wanted, joined := b.wanted() // without mu: it calls contexts
-	now, _ := c.readClock()
+	now, _ := c.clock.read()
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -334,7 +201,7 @@ func (b *batch) wanted() (wanted []bool, joined []int) {
 	}
 	b.c.mu.Unlock()
 
-	// Not under mu: a context may belong to a lease, and then it locks mu.
+	// This is not under mu: a context may belong to a lease, and then it locks mu.
 	from := 0
 	for i, to := range ends {
 		for _, l := range leases[from:to] {
@@ -346,7 +213,7 @@ func (b *batch) wanted() (wanted []bool, joined []int) {
 }
 
 // abandoned reports whether Lock's context has ended. Only the batch that renews the
-// hold calls it, one at a time. The caller must not hold mu.
+// hold calls it, so no two calls for a lease run at once. The caller must not hold mu.
 //
 // The context may be of any type. If its methods are slow, they must not delay the
 // other renewals of the batch. So Done is called once, and Err never.
@@ -368,14 +235,156 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	}
 
 	h := b.holds[i]
-	b.holds[i], b.err = nil, err
+	b.holds[i] = nil
 	b.c.mu.Unlock()
-	b.c.answer(h, b.claims[i].TTL, b.sent, b.slept, g, err)
+	b.ended(b.c.answer(h, b.claims[i].TTL, b.sent, b.slept, g, err))
 }
 
-// renewNow renews h alone, for Extend, which has made it busy.
-func (c *Client) renewNow(ctx context.Context, h *hold, cl backend.Claim) error {
-	b := &batch{c: c, try: c.opts.Timeout, holds: []*hold{h}, claims: []backend.Claim{cl}}
+// ended keeps the outcome for Extend.
+func (b *batch) ended(err error) {
+	if b.extend {
+		b.c.mu.Lock()
+		defer b.c.mu.Unlock()
+		b.err = err
+	}
+}
+
+// renewNow renews h alone, for Extend, which has made it busy. The call lasts for bound
+// at most.
+func (c *Client) renewNow(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
+	b := &batch{c: c, extend: true, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
+	b.err = noAnswer(bound) // send may return just before done has noted an answer
 	b.send(ctx)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return b.err
+}
+
+// renewalLocked returns the claim of the next renewal, or false if h must not be
+// renewed. Wanted says whether the context of at least one of its Locks goes on.
+func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
+	cl := h.claim
+	if h.index < 0 {
+		return cl, false // it has ended
+	}
+
+	switch {
+	case wanted:
+		h.orphaned = 0
+	case h.orphaned == 0:
+		h.orphaned = now
+	case now.sub(h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
+		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go
+		// on for two thirds of TTL more. So the last one comes within a term of that end.
+		h.renew = false
+		return cl, false
+	}
+
+	// WithMaxHold bounds the term.
+	if instant(h.deadline.Load()) >= h.limit {
+		h.renew = false // the present term is long enough
+		return cl, false
+	}
+	if left := h.limit.sub(now); left < cl.TTL {
+		cl.TTL = min(cl.TTL, termFor(left))
+	}
+	return cl, true
+}
+
+// answer records the outcome of a renewal or an Extend that asked for ttl. The request
+// was sent at start, and slept is how long the machine had slept by then. answer returns
+// err, or errLate if the grant came too late.
+func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, g backend.Grant, err error) error {
+	now, _ := c.clock.read()
+	c.mu.Lock()
+	h.callEndedLocked()
+
+	var gone []*Lease // their contexts end after mu was unlocked
+	until := start.add(ttl - backend.Drift(ttl))
+	if !g.Until.IsZero() {
+		until = c.clock.at(g.Until, slept)
+	}
+	if err == nil && until <= now {
+		err = errLate
+	}
+
+	switch {
+	case h.index < 0:
+		// The hold was unlocked or lost meanwhile. The answer changes nothing.
+	case err == nil:
+		h.renewedLocked(now, start, until)
+		c.scheduleLocked(h)
+	case errors.Is(err, ErrLost):
+		h.failed = 0
+		gone = c.loseLocked(h)
+		// A part of the store may still have the hold, such as a minority of a
+		// quorum's nodes. That would block the key for the next holder.
+		c.reapHoldLocked(h)
+	default:
+		h.failed++
+		h.renewAt(now, now.add(jitter(h.termLocked()/(3*triesPerT))))
+		c.scheduleLocked(h)
+		defer c.observeLater(Event{Kind: EventRenewFailed, Key: h.first.key, Fence: h.fence, Err: err})
+	}
+	c.mu.Unlock()
+
+	for _, l := range gone {
+		l.endContext(ErrLost)
+	}
+	return err
+}
+
+// renewedLocked records that the store has renewed h. The call was sent at start. At
+// until the holder must stop trusting the renewal.
+func (h *hold) renewedLocked(now, start, until instant) {
+	// Answers may arrive in any order, and the store never shortens a term. So an
+	// older answer must not move the deadline back.
+	h.deadline.Store(max(h.deadline.Load(), int64(until)))
+	h.confirmed = max(h.confirmed, start)
+	h.failed = 0
+	h.renewAt(now, max(renewalTime(start, min(h.claim.TTL, until.sub(start))), now.add(minSleep)))
+	if start <= h.distrusted {
+		h.renewAt(now, now+1) // the call was sent before the Break, or asked for a shorter term: ask again
+	}
+}
+
+// callEndedLocked records that the renewal or Extend in flight has ended.
+func (h *hold) callEndedLocked() {
+	if h.busy != nil {
+		close(h.busy)
+		h.busy = nil
+	}
+}
+
+// confirmSoon makes a renewal of this Client's hold of key due now, because key may have
+// been broken. Until the store confirms the hold, it is not handed over.
+func (c *Client) confirmSoon(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ln := c.lines[key]
+	switch {
+	case ln == nil:
+		return
+	case ln.hold == nil:
+		// The store may have granted a hold just before the Break, and its answer is on
+		// the way.
+		ln.broken = true
+		return
+	case ln.hold.index < 0:
+		return
+	}
+
+	h := ln.hold
+	h.distrusted = c.clock.now()
+	h.renewAt(h.distrusted, h.distrusted+1)
+	c.scheduleLocked(h)
+}
+
+// poke wakes the renewer's goroutine.
+func (r *renewer) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
 }

@@ -18,16 +18,11 @@ import (
 )
 
 func TestRenewalStartsAtAThirdOfTheTerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		start := time.Now()
 		l := lockNow(t, c, "k")
 		time.Sleep(10 * hasp.DefaultTTL)
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		unlock(t, l)
 		var last time.Duration
 		c.Close()
 		for _, at := range f.renewed {
@@ -44,8 +39,7 @@ func TestRenewalStartsAtAThirdOfTheTerm(t *testing.T) {
 }
 
 func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		var mu sync.Mutex
 		running, most := 0, 0
 		f.renew = func(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
@@ -59,8 +53,6 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 			mu.Unlock()
 			return backend.Grant{}, ctx.Err()
 		}
-		c := hasp.New(f, nil)
-		defer c.Close()
 		l := lockNow(t, c, "k")
 		for range 5 {
 			go l.Extend(t.Context(), time.Minute)
@@ -78,16 +70,13 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 
 func TestATryLastsATenthOfTheTermOrTimeout(t *testing.T) {
 	for ttl, most := range map[time.Duration]time.Duration{time.Second: 100 * time.Millisecond, time.Minute: 3 * time.Second} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
+		withClient(t, &hasp.Options{TTL: ttl}, func(t *testing.T, f *faulty, c *hasp.Client) {
 			var took time.Duration
-			f.renew = func(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+			f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 				start := time.Now()
-				<-ctx.Done()
-				took = max(took, time.Since(start))
-				return backend.Grant{}, ctx.Err()
+				defer func() { took = max(took, time.Since(start)) }()
+				return hungRenew(ctx, c, send)
 			}
-			c := hasp.New(f, &hasp.Options{TTL: ttl})
 			l := lockNow(t, c, "k")
 			<-l.Context().Done()
 			c.Close()
@@ -115,21 +104,16 @@ func TestRenewalRidesOutAnOutageShorterThanTheRestOfTheTerm(t *testing.T) {
 			f.set(up)
 			time.Sleep(hasp.DefaultTTL)
 		}
-		if err := l.Err(); err != nil {
-			t.Errorf("after outages: %v", err)
-		}
+		want(t, "after outages", l.Err(), nil)
 		if failures < 5 {
 			t.Errorf("%d failed renewals were told to Observe", failures)
 		}
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 	})
 }
 
 func TestRenewalWhoseReplyIsLostCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		n := 0
 		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			g, err := send()
@@ -138,21 +122,16 @@ func TestRenewalWhoseReplyIsLostCounts(t *testing.T) {
 			}
 			return g, err
 		}
-		c := hasp.New(f, nil)
-		defer c.Close()
 		l := lockNow(t, c, "k")
 		time.Sleep(20 * hasp.DefaultTTL)
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 	})
 }
 
 // Renewals and Extends whose answers come late, early or never: Expires never
 // goes back, and never past what the store keeps.
 func TestNoRenewalShortensATerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		n := 0 // one renewal at a time
 		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			n++
@@ -171,8 +150,6 @@ func TestNoRenewalShortensATerm(t *testing.T) {
 			}
 			return send()
 		}
-		c := hasp.New(f, nil)
-		defer c.Close()
 		l := lockNow(t, c, "k")
 		last := l.Expires()
 		for i := range 200 {
@@ -194,27 +171,18 @@ func TestNoRenewalShortensATerm(t *testing.T) {
 				t.Fatalf("the store's term ends %v before Expires", now.Sub(end))
 			}
 		}
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 		time.Sleep(10 * time.Second) // for what is still on its way
 	})
 }
 
 func TestExtendWithoutRenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		start := time.Now()
 		l := lockNow(t, c, "k", hasp.WithoutRenewal())
 		want(t, "Extend by too little", l.Extend(t.Context(), 99*time.Millisecond), hasp.ErrInvalid)
-		if err := l.Extend(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Extend(t.Context(), time.Second); err != nil {
-			t.Fatal(err)
-		}
+		want(t, "Extend", l.Extend(t.Context(), time.Hour), nil)
+		want(t, "Extend", l.Extend(t.Context(), time.Second), nil)
 		<-l.Context().Done()
 		if held := time.Since(start); held < time.Hour || held > time.Hour+time.Second {
 			t.Errorf("lasted %v, want an hour", held)
@@ -227,14 +195,11 @@ func TestExtendWithoutRenewal(t *testing.T) {
 }
 
 func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			time.Sleep(time.Second)
 			return send()
 		}
-		c := hasp.New(f, nil)
-		defer c.Close()
 		l := lockNow(t, c, "k")
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
@@ -247,30 +212,20 @@ func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 		if left := time.Until(l.Expires()); left < 59*time.Minute {
 			t.Errorf("the answer that came after the caller had left was not heard: %v left", left)
 		}
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 	})
 }
 
 func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
-		l, err := c.Lock(ctx, "k")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := lockIn(t, c, ctx, "k")
 		time.Sleep(time.Hour)
 		cancel()
 		ended := time.Now()
 		<-l.Context().Done()
 		want(t, "cause", context.Cause(l.Context()), context.Canceled)
-		if err := l.Err(); err != nil {
-			t.Errorf("Err is about the hold: got %v", err)
-		}
+		want(t, "Err is about the hold", l.Err(), nil)
 		if free(t, f, "k") {
 			t.Error("the end of Lock's context freed the key")
 		}
@@ -280,16 +235,12 @@ func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
 			t.Errorf("last renewal %v after the end of Lock's context, want at most a term", last.Sub(ended))
 		}
 		want(t, "Err", l.Err(), hasp.ErrLost)
-		if !free(t, f, "k") {
-			t.Error("the key was not freed by its term")
-		}
+		freed(t, f, "k", "the key was not freed by its term")
 	})
 }
 
 func TestNothingIsRenewedAfterUnlock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{TTL: hasp.MinTTL})
+	withClient(t, &hasp.Options{TTL: hasp.MinTTL}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		rounds := 10_000
 		unlocked := map[string]bool{}
 		f.renew = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
@@ -303,10 +254,7 @@ func TestNothingIsRenewedAfterUnlock(t *testing.T) {
 		}
 		for i := range rounds {
 			ctx, cancel := context.WithCancel(t.Context())
-			l, err := c.Lock(ctx, "k", hasp.WithTTL(hasp.MinTTL))
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := lockIn(t, c, ctx, "k", hasp.WithTTL(hasp.MinTTL))
 			if i%3 == 0 {
 				cancel()
 			}
@@ -316,7 +264,7 @@ func TestNothingIsRenewedAfterUnlock(t *testing.T) {
 			f.mu.Lock()
 			token := f.acquired[len(f.acquired)-1]
 			f.mu.Unlock()
-			err = l.Unlock(ctx)
+			err := l.Unlock(ctx)
 			cancel()
 			f.set(func(*faulty) { unlocked[token] = true })
 			if err != nil {
@@ -328,10 +276,7 @@ func TestNothingIsRenewedAfterUnlock(t *testing.T) {
 		if _, after, _ := f.calls(); after != before || before == 0 {
 			t.Errorf("%d renewals before the last Unlock, %d after", before, after-before)
 		}
-		if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
-			t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
-		}
-		c.Close()
+		nothingLeft(t, c)
 	})
 }
 
@@ -363,17 +308,13 @@ func TestRenewalsInBulk(t *testing.T) {
 
 // What cannot be renewed does not hold up what can.
 func TestASickClaimDelaysOnlyItself(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if c.Key[0] == 's' {
-				<-ctx.Done()
-				return backend.Grant{}, ctx.Err()
+				return hungRenew(ctx, c, send)
 			}
 			return send()
 		}
-		c := hasp.New(f, nil)
-		defer c.Close()
 		var well, sick []*hasp.Lease
 		for i := range 3000 {
 			well = append(well, lockNow(t, c, fmt.Sprint("well", i)))
@@ -386,26 +327,20 @@ func TestASickClaimDelaysOnlyItself(t *testing.T) {
 			want(t, "sick", l.Err(), hasp.ErrLost)
 		}
 		for _, l := range well {
-			if err := l.Unlock(t.Context()); err != nil {
-				t.Fatal("well:", err)
-			}
+			unlock(t, l)
 		}
 	})
 }
 
 // While the calls for long terms hang, one after another, short terms are renewed.
 func TestAHungPartDelaysNoShorterTerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if c.TTL > time.Second {
-				<-ctx.Done()
-				return backend.Grant{}, ctx.Err()
+				return hungRenew(ctx, c, send)
 			}
 			return send()
 		}
-		c := hasp.New(f, nil)
-		defer c.Close()
 		long := make([]*hasp.Lease, 100)
 		for i := range long {
 			long[i] = lockNow(t, c, fmt.Sprint("long", i))
@@ -413,9 +348,7 @@ func TestAHungPartDelaysNoShorterTerm(t *testing.T) {
 		}
 		short := lockNow(t, c, "short", hasp.WithTTL(time.Second))
 		time.Sleep(hasp.DefaultTTL)
-		if err := short.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, short)
 		for _, l := range long {
 			want(t, "long", l.Unlock(t.Context()), hasp.ErrLost)
 		}
@@ -428,9 +361,7 @@ func TestDriverThatAnswersTwiceAndLate(t *testing.T) {
 		c := hasp.New(d, nil)
 		l := lockNow(t, c, "k")
 		time.Sleep(5 * hasp.DefaultTTL)
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 		c.Close()
 	})
 }
@@ -508,19 +439,14 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 
 // A quorum may refuse to renew what a minority still has.
 func TestTokenOfALostLeaseIsReleased(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 			return backend.Grant{}, backend.ErrLost
 		}
-		c := hasp.New(f, nil)
-		defer c.Close()
 		l := lockNow(t, c, "k")
 		<-l.Context().Done()
 		synctest.Wait()
-		if !free(t, f, "k") {
-			t.Error("the store still has it")
-		}
+		freed(t, f, "k", "the store still has it")
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 	})
 }
@@ -528,10 +454,7 @@ func TestTokenOfALostLeaseIsReleased(t *testing.T) {
 // A renewal that failed at once is not repeated at once, however short the term
 // is.
 func TestFailedRenewalsAreSpaced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := hasp.New(f, nil)
-		defer c.Close()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k", hasp.WithTTL(hasp.MinTTL))
 		f.set(func(f *faulty) {
 			f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
@@ -563,17 +486,14 @@ func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 		if n := failed.Load(); n > 0 {
 			t.Errorf("%d renewals failed", n)
 		}
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, l)
 	})
 }
 
 // A Renew that outlasts its context is left behind, and the hold is tried again.
 func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 	for _, extend := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			var tries atomic.Int64
 			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 				if tries.Add(1) == 1 {
@@ -582,7 +502,6 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 				}
 				return send()
 			}
-			c := hasp.New(f, nil)
 			defer time.Sleep(time.Minute)
 			defer c.Close()
 			l := lockNow(t, c, "k", hasp.WithTTL(5*time.Second))
@@ -595,4 +514,56 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// How often a renewal is tried depends on the term that runs, which may be much shorter than
+// the term that is asked for.
+func TestRenewalOfAShortTermForALongOne(t *testing.T) {
+	for name, fail := range map[string]func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error){
+		"connection reset": func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+			return backend.Grant{}, errNet
+		},
+		"no answer": hungRenew,
+	} {
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			outer := lockNow(t, c, "k", hasp.WithTTL(time.Second))
+			f.set(func(f *faulty) { f.renew = fail })
+			inner := lockIn(t, c, outer.Context(), "k", hasp.WithTTL(time.Hour))
+			time.Sleep(500 * time.Millisecond)
+			f.set(up)
+			time.Sleep(time.Second)
+			want(t, name+", after an outage of half the term", inner.Err(), nil)
+			inner.Unlock(t.Context())
+			outer.Unlock(t.Context())
+		})
+	}
+}
+
+// A Waiter may grant much less than the term. The first renewal of such a hold fails once.
+func TestRenewalOfAShortHandOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(shortHandOver{f}, &hasp.Options{TTL: 5 * time.Minute})
+		defer c.Close()
+		f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+			return backend.Grant{}, hasp.ErrHeld // so that the caller waits
+		}
+		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+			f.set(up)
+			return backend.Grant{}, errNet
+		}
+		l := lockNow(t, c, "k")
+		time.Sleep(10 * time.Second)
+		want(t, "after a renewal that failed once", l.Err(), nil)
+		unlock(t, l)
+	})
+}
+
+// shortHandOver grants five seconds of the term that a Wait asks for.
+type shortHandOver struct{ *faulty }
+
+func (d shortHandOver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	g, err := d.Driver.Acquire(ctx, c)
+	g.Until = time.Now().Add(5 * time.Second)
+	return g, err
 }

@@ -3,18 +3,16 @@
 package hasp_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/childtest"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -22,31 +20,14 @@ import (
 // any timer has fired. The child spins instead of blocking, since the scheduler fires
 // timers before it resumes a goroutine that was blocked.
 func TestFirstLookAfterAStop(t *testing.T) {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "HASP_TEST_CHILD=stopped")
-	out, _ := cmd.StdoutPipe()
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	c := childtest.Start(t, "stopped")
+	if line := c.Line(t); line != "held" {
+		t.Fatalf("the child printed %q", line)
 	}
-	lines := bufio.NewScanner(out)
-	if !lines.Scan() || lines.Text() != "held" {
-		t.Fatalf("child said %q", lines.Text())
-	}
-	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	c.Stop(t)
 	time.Sleep(2 * stoppedTTL) // the term must pass on the real clock
-	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for lines.Scan() {
-		got = append(got, lines.Text())
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
+	c.Continue(t)
+	got := c.Rest(t)
 	const want = "ctx=context canceled cause=lease lost done=true child=true err=lease lost"
 	if strings.Join(got, "\n") != want {
 		t.Errorf("after the stop the child saw\n%q, want\n%q", got, want)
@@ -56,22 +37,18 @@ func TestFirstLookAfterAStop(t *testing.T) {
 const stoppedTTL = time.Second
 
 func TestMain(m *testing.M) {
-	if os.Getenv("HASP_TEST_CHILD") == "stopped" {
-		stoppedHolder()
-		return
-	}
+	childtest.Main(childtest.Roles{"stopped": stoppedHolder})
 	os.Exit(m.Run())
 }
 
 // stoppedHolder is the child of TestFirstLookAfterAStop.
-func stoppedHolder() {
+func stoppedHolder([]string) error {
 	runtime.GOMAXPROCS(1) // the look comes before any other goroutine's turn
 	c := hasp.New(memlock.New(), &hasp.Options{TTL: stoppedTTL})
 	defer c.Close()
 	l, err := c.Lock(context.Background(), "k")
 	if err != nil {
-		fmt.Println(err)
-		return
+		return err
 	}
 	ctx := l.Context()
 	child, cancel := context.WithCancel(ctx)
@@ -98,4 +75,5 @@ func stoppedHolder() {
 		}
 	}
 	fmt.Printf("ctx=%v cause=%v done=%v child=%v err=%v\n", err, context.Cause(ctx), isDone(ctx), isDone(child), l.Err())
+	return nil
 }

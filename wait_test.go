@@ -16,26 +16,32 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// heldByAnother returns a faulty driver whose store has "k" held by a stranger.
-func heldByAnother(t *testing.T) *faulty {
+// heldByAnother has a stranger hold "k" in the store of f. It returns f.
+func heldByAnother(t *testing.T, f *faulty, ttl time.Duration) *faulty {
 	t.Helper()
-	f := newFaulty()
-	stranger := backend.Claim{Key: "k", Token: "stranger", Owner: "stranger", TTL: time.Hour}
+	stranger := backend.Claim{Key: "k", Token: "stranger", Owner: "stranger", TTL: ttl}
 	if _, err := f.Driver.Acquire(t.Context(), stranger); err != nil {
 		t.Fatal(err)
 	}
 	return f
 }
 
+// withRival runs a test in a bubble. The driver of c is what wrap makes of a driver
+// in memory. Another Client of the same store holds "k".
+func withRival(t *testing.T, wrap func(d *memlock.Driver) backend.Driver, run func(t *testing.T, c *hasp.Client, rival *hasp.Lease)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		c, other := hasp.New(wrap(store.Driver()), nil), hasp.New(store.Driver(), nil)
+		defer other.Close()
+		defer c.Close()
+		run(t, c, lockNow(t, other, "k"))
+	})
+}
+
 func TestErrorsOfAWait(t *testing.T) {
 	cause := errors.New("shutting down")
-	refused := func(f *faulty) { down(f) }
-	hung := func(f *faulty) {
-		f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(time.Hour)
-			return backend.Grant{}, errNet
-		}
-	}
+	hung := func(f *faulty) { f.acquire = hungAcquire }
 	for _, tc := range []struct {
 		name    string
 		store   func(*faulty)
@@ -58,11 +64,11 @@ func TestErrorsOfAWait(t *testing.T) {
 		}, within: 1050 * time.Millisecond, atLeast: time.Second, is: []error{hasp.ErrHeld, context.Canceled, cause}},
 		{name: "held, one attempt", opts: []hasp.Option{hasp.WithMaxWait(0)},
 			within: time.Millisecond, is: []error{hasp.ErrHeld}},
-		{name: "refused", store: refused,
+		{name: "refused", store: down,
 			within: 3500 * time.Millisecond, atLeast: hasp.DefaultTimeout, is: []error{errNet}, isNot: []error{hasp.ErrHeld}},
-		{name: "refused, max wait", store: refused, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
+		{name: "refused, max wait", store: down, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
 			within: time.Second, is: []error{errNet}, isNot: []error{hasp.ErrHeld}},
-		{name: "refused, deadline", store: refused, ctx: func(ctx context.Context) (context.Context, context.CancelFunc) {
+		{name: "refused, deadline", store: down, ctx: func(ctx context.Context) (context.Context, context.CancelFunc) {
 			return context.WithTimeout(ctx, time.Second)
 		}, within: 1050 * time.Millisecond, is: []error{errNet, context.DeadlineExceeded}, isNot: []error{hasp.ErrHeld}},
 		{name: "hung", store: hung,
@@ -97,13 +103,11 @@ func TestErrorsOfAWait(t *testing.T) {
 	} {
 		for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsByDeadline, backend.EndsPromptly} {
 			t.Run(fmt.Sprint(tc.name, " ", ends), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					f := heldByAnother(t)
-					f.ends = ends
+				withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+					heldByAnother(t, f, time.Hour)
 					if tc.store != nil {
 						f.set(tc.store)
 					}
-					c := hasp.New(f, nil)
 					ctx, cancel := t.Context(), context.CancelFunc(func() {})
 					if tc.ctx != nil {
 						ctx, cancel = tc.ctx(ctx)
@@ -131,7 +135,6 @@ func TestErrorsOfAWait(t *testing.T) {
 						t.Errorf("got %+v, want owner and term", he)
 					}
 					time.Sleep(2 * time.Hour) // for calls that hang
-					c.Close()
 				})
 			})
 		}
@@ -151,15 +154,15 @@ func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := heldByAnother(t)
+			o := &hasp.Options{Backoff: func(int) time.Duration { return 40 * time.Second }}
+			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+				heldByAnother(t, f, time.Hour)
 				const trip = 10 * time.Millisecond
 				f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 					time.Sleep(trip / 2)
 					defer time.Sleep(trip / 2)
 					return send()
 				}
-				c := hasp.New(f, &hasp.Options{Backoff: func(int) time.Duration { return 40 * time.Second }})
 				time.AfterFunc(time.Minute-3*trip, func() { f.Break(context.Background(), "k") })
 				l, err := lock(t, c)
 				if err != nil {
@@ -174,70 +177,51 @@ func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
 }
 
 func TestLockRidesOutAnOutageShorterThanTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.set(down)
-		c := hasp.New(f, nil)
 		time.AfterFunc(hasp.DefaultTimeout*8/10, func() { f.set(up) })
 		l := lockNow(t, c, "k")
 		noTokenTwice(t, f)
 		l.Unlock(t.Context())
-		c.Close()
 	})
 }
 
 // Callers that stand in line behind one that rides out an outage do not each
 // ride it out anew.
 func TestALineOfCallersDuringAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.set(down)
-		c := hasp.New(f, nil)
 		start := time.Now()
 		for range 20 {
 			go func() {
-				_, err := c.Lock(t.Context(), "k")
-				want(t, "Lock", err, errNet)
-				if waited := time.Since(start); waited > 2*hasp.DefaultTimeout {
-					t.Errorf("told after %v", waited)
-				}
+				want(t, "Lock", errOf(c.Lock(t.Context(), "k")), errNet)
+				within(t, "Lock", start, 2*hasp.DefaultTimeout)
 			}()
 		}
 		synctest.Wait()
 		time.Sleep(time.Hour)
-		c.Close()
 	})
 }
 
 func TestPollingSleepsAreBoundedByTheHoldersTerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		stranger := backend.Claim{Key: "k", Token: "stranger", TTL: 5 * time.Second}
-		if _, err := f.Driver.Acquire(t.Context(), stranger); err != nil {
-			t.Fatal(err)
-		}
+	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		heldByAnother(t, f, 5*time.Second)
 		start := time.Now()
-		c := hasp.New(f, &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }})
 		l := lockNow(t, c, "k")
-		if waited := time.Since(start); waited > 5*time.Second+time.Millisecond {
-			t.Errorf("slept %v past the end of the holder's term", waited-5*time.Second)
-		}
+		within(t, "Lock", start, 5*time.Second+time.Millisecond)
 		l.Unlock(t.Context())
-		c.Close()
 	})
 }
 
 func TestAttemptsOfALongWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := heldByAnother(t)
-		c := hasp.New(f, nil)
-		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))
-		want(t, "Lock", err, hasp.ErrHeld)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		heldByAnother(t, f, time.Hour)
+		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Minute))), hasp.ErrHeld)
 		// The sleeps grow to 25 to 75 ms, which is 50 ms in the mean.
 		if a, _, _ := f.calls(); a < 900 || a > 1600 {
 			t.Errorf("%d attempts in a minute", a)
 		}
-		c.Close()
 	})
 }
 
@@ -256,8 +240,7 @@ func TestOrderedDriverKeepsTheOrder(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		_, err := a.TryLock(t.Context(), "k")
-		want(t, "TryLock", err, hasp.ErrHeld)
+		want(t, "TryLock", errOf(a.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		l.Unlock(t.Context())
 		wg.Wait()
 		inOrder(t, served, 40)
@@ -309,23 +292,19 @@ func (a *attempts) Acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 
 func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &stuck{faulty: heldByAnother(t), release: make(chan struct{})}
+		d := &stuck{faulty: heldByAnother(t, newFaulty(), time.Hour), release: make(chan struct{})}
 		c := hasp.New(d, nil)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond) // the refusal still counts
 		defer cancel()
 		start := time.Now()
 		_, err := c.Lock(ctx, "k")
-		if late := time.Since(start) - time.Second; late > 50*time.Millisecond {
-			t.Errorf("returned %v late", late)
-		}
+		within(t, "Lock with a context that ends after 900 ms", start, 950*time.Millisecond)
 		want(t, "Lock", err, hasp.ErrHeld)
 		want(t, "Lock", err, context.DeadlineExceeded)
 		d.faulty.Break(t.Context(), "k")
 		close(d.release) // now it is granted, and nobody wants it
 		synctest.Wait()
-		if !free(t, d.faulty, "k") {
-			t.Error("the late grant was left behind")
-		}
+		freed(t, d.faulty, "k", "the late grant was left behind")
 		c.Close()
 	})
 }
@@ -344,26 +323,16 @@ func (s *stuck) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error
 // An outage that a Waiter has ridden out is not ridden out again by the
 // engine: Options.Timeout bounds the whole of it.
 func TestOutageIsCountedOnce(t *testing.T) {
-	for name, dated := range map[string]func(since time.Time) error{
-		"as it is": func(since time.Time) error { return outage{errNet, since} },
-		"a deadline's": func(since time.Time) error {
-			return outage{context.DeadlineExceeded, since}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := &enduring{heldByAnother(t), dated}
-				c := hasp.New(d, nil)
-				defer c.Close()
-				start := time.Now()
-				_, err := c.Lock(t.Context(), "k")
-				if took := time.Since(start); took > time.Minute+hasp.DefaultTimeout+500*time.Millisecond {
-					t.Errorf("the outage began after a minute, and Lock returned after %v", took)
-				}
-				if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("got %v, want the outage", err)
-				}
-			})
+	for _, why := range []error{errNet, context.DeadlineExceeded} {
+		synctest.Test(t, func(t *testing.T) {
+			c := hasp.New(&enduring{heldByAnother(t, newFaulty(), time.Hour), why}, nil)
+			defer c.Close()
+			start := time.Now()
+			_, err := c.Lock(t.Context(), "k")
+			within(t, "Lock, with an outage that began after a minute,", start, time.Minute+hasp.DefaultTimeout+500*time.Millisecond)
+			if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%v: got %v, want the outage", why, err)
+			}
 		})
 	}
 }
@@ -372,7 +341,7 @@ func TestOutageIsCountedOnce(t *testing.T) {
 // that out as long as it may.
 type enduring struct {
 	*faulty
-	dated func(since time.Time) error
+	why error
 }
 
 func (e *enduring) Wait(_ context.Context, c backend.Claim) (backend.Grant, error) {
@@ -380,7 +349,7 @@ func (e *enduring) Wait(_ context.Context, c backend.Claim) (backend.Grant, erro
 	e.set(down)
 	since := time.Now()
 	time.Sleep(c.Timeout)
-	return backend.Grant{}, e.dated(since)
+	return backend.Grant{}, outage{e.why, since}
 }
 
 // outage is an error that says since when.
@@ -406,10 +375,11 @@ func failing(f *faulty, numbers ...int) {
 	}
 }
 
-func lockLater(t *testing.T, c *hasp.Client, ctx context.Context) <-chan error {
+// lockLater starts a caller that locks "k" and unlocks, and returns when it waits.
+func lockLater(t *testing.T, c *hasp.Client, ctx context.Context, opts ...hasp.Option) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		l, err := c.Lock(ctx, "k")
+		l, err := c.Lock(ctx, "k", opts...)
 		if err == nil {
 			l.Unlock(ctx)
 		}
@@ -421,10 +391,8 @@ func lockLater(t *testing.T, c *hasp.Client, ctx context.Context) <-chan error {
 
 // The end of one caller's context is not another's error.
 func TestHeadCancelledDuringAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		failing(f, 2, 3)
-		c := hasp.New(f, nil)
 		l := lockNow(t, c, "k")
 		ctx, cancel := context.WithCancel(t.Context())
 		head := lockLater(t, c, ctx)
@@ -436,18 +404,15 @@ func TestHeadCancelledDuringAnOutage(t *testing.T) {
 		}
 		l.Unlock(t.Context())
 		want(t, "the head", <-head, context.Canceled)
-		if err := <-next; err != nil {
-			t.Errorf("the next in line: %v", err)
-		}
-		c.Close()
+		want(t, "the next in line", <-next, nil)
 	})
 }
 
 // If the store is healthy, callers in line go on waiting when their head gives
 // up, although they have waited for longer than Timeout.
 func TestHeadThatGivesUpEndsNoOtherWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(heldByAnother(t), nil)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		heldByAnother(t, f, time.Hour)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		head := lockLater(t, c, ctx)
@@ -459,40 +424,27 @@ func TestHeadThatGivesUpEndsNoOtherWait(t *testing.T) {
 			t.Fatalf("the next in line: %v, want it to wait", err)
 		default:
 		}
-		if err := c.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-next; err != nil {
-			t.Errorf("the next in line: %v", err)
-		}
-		c.Close()
+		want(t, "Break", c.Break(t.Context(), "k"), nil)
+		want(t, "the next in line", <-next, nil)
 	})
 }
 
 // Two short faults with a good answer between them are not one long outage.
 func TestFaultsFarApartAreNotAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		failing(f, 1, 3)
-		c := hasp.New(f, nil)
 		l := lockNow(t, c, "k")
 		b, d := lockLater(t, c, t.Context()), lockLater(t, c, t.Context())
 		time.Sleep(10 * time.Second)
 		l.Unlock(t.Context())
-		for _, done := range []<-chan error{b, d} {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-		c.Close()
+		want(t, "Lock", <-b, nil)
+		want(t, "Lock", <-d, nil)
 	})
 }
 
 func TestOutageIsNotHeldForThoseInLine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.set(down)
-		c := hasp.New(f, nil)
 		head := lockLater(t, c, t.Context())
 		time.Sleep(100 * time.Millisecond)
 		for name, lock := range map[string]func() (*hasp.Lease, error){
@@ -505,49 +457,33 @@ func TestOutageIsNotHeldForThoseInLine(t *testing.T) {
 			}
 		}
 		<-head
-		c.Close()
 	})
 }
 
 // A wait that is nearly over, or shorter than a round trip, is not an outage.
 func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := heldByAnother(t)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		heldByAnother(t, f, time.Hour)
 		failing(f)
-		c := hasp.New(f, nil)
 		for _, d := range []time.Duration{1, time.Microsecond, 500 * time.Microsecond, 1500 * time.Microsecond} {
-			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(d))
-			want(t, d.String(), err, hasp.ErrHeld)
+			want(t, d.String(), errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(d))), hasp.ErrHeld)
 		}
 		f.Break(t.Context(), "k")
 		for late := range 40 {
 			l := lockNow(t, c, "k", hasp.WithoutRenewal()) // so that it is not handed over
-			done := make(chan error, 1)
-			go func() {
-				l, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
-				if err == nil {
-					l.Unlock(t.Context())
-				}
-				done <- err
-			}()
+			done := lockLater(t, c, t.Context(), hasp.WithMaxWait(time.Second))
 			time.Sleep(time.Second - time.Duration(late)*100*time.Microsecond)
 			l.Unlock(t.Context())
 			if err := <-done; err != nil && !errors.Is(err, hasp.ErrHeld) {
 				t.Errorf("unlocked %d x 100 µs before the end of the wait: %v", late, err)
 			}
 		}
-		c.Close()
 	})
 }
 
 func TestHungStoreIsRiddenOutOnceByAll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(time.Hour)
-			return backend.Grant{}, errNet
-		}
-		c := hasp.New(f, nil)
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.acquire = hungAcquire
 		start := time.Now()
 		var all []<-chan error
 		for range 3 {
@@ -561,35 +497,23 @@ func TestHungStoreIsRiddenOutOnceByAll(t *testing.T) {
 			}
 		}
 		time.Sleep(2 * time.Hour)
-		c.Close()
 	})
 }
 
 // A Waiter that is cut short before the store's first word.
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		a, c := hasp.New(store.Driver(), nil), hasp.New(mute{store.Driver()}, nil)
-		l := lockNow(t, a, "k")
-		first := make(chan error, 1)
-		go func() {
-			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
-			first <- err
-		}()
-		synctest.Wait()
+	withRival(t, func(d *memlock.Driver) backend.Driver { return mute{d} }, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+		first := lockLater(t, c, t.Context(), hasp.WithMaxWait(900*time.Millisecond))
 		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(100*time.Millisecond))
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want no answer", err)
 		}
 		want(t, "Lock", <-first, hasp.ErrHeld) // the attempt before it waited
-		l.Unlock(t.Context())
+		rival.Unlock(t.Context())
 
 		own := lockNow(t, c, "own")
-		_, err = c.Lock(t.Context(), "own", hasp.WithMaxWait(10*time.Millisecond))
-		want(t, "Lock of what this Client holds", err, hasp.ErrHeld)
+		want(t, "Lock of what this Client holds", errOf(c.Lock(t.Context(), "own", hasp.WithMaxWait(10*time.Millisecond))), hasp.ErrHeld)
 		own.Unlock(t.Context())
-		a.Close()
-		c.Close()
 	})
 }
 
@@ -601,32 +525,34 @@ func (m mute) Wait(ctx context.Context, _ backend.Claim) (backend.Grant, error) 
 	return backend.Grant{}, ctx.Err()
 }
 
+// The store refuses an attempt, and does not answer the Wait for most of a Timeout. Its
+// refusal is too old to report.
+func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
+	withRival(t, func(d *memlock.Driver) backend.Driver { return mute{d} }, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := c.Lock(ctx, "k")
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, hasp.ErrHeld) {
+			t.Errorf("got %v, want only the end of the context", err)
+		}
+	})
+}
+
 // A store that hangs does not mean that the key is held. Neither the callers in
 // line nor a head whose context ends may report it as held.
 func TestHungStoreIsNotHeldForThoseInLine(t *testing.T) {
 	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
 		for _, before := range []string{"nothing", "held", "held here"} {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				f.ends = ends
-				c := hasp.New(f, nil)
+			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				switch before { // the store has answered before it hangs
 				case "held":
-					f.Driver.Acquire(t.Context(), backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour})
+					heldByAnother(t, f, time.Hour)
 					c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
 				case "held here":
 					l := lockNow(t, c, "k")
-					go func() {
-						time.Sleep(time.Minute)
-						l.Unlock(t.Context())
-					}()
+					time.AfterFunc(time.Minute, func() { l.Unlock(t.Context()) })
 				}
-				f.set(func(f *faulty) {
-					f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-						time.Sleep(time.Hour)
-						return backend.Grant{}, errNet
-					}
-				})
+				f.set(func(f *faulty) { f.acquire = hungAcquire })
 
 				var wg sync.WaitGroup
 				var held, bounded atomic.Int32
@@ -642,9 +568,7 @@ func TestHungStoreIsNotHeldForThoseInLine(t *testing.T) {
 							_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
 							bounded.Add(1)
 						}
-						if late := time.Since(began); late > 1050*time.Millisecond {
-							t.Errorf("%v: returned after %v", err, late)
-						}
+						within(t, fmt.Sprint(err), began, 1050*time.Millisecond)
 						if errors.Is(err, hasp.ErrHeld) {
 							held.Add(1)
 						}
@@ -663,7 +587,6 @@ func TestHungStoreIsNotHeldForThoseInLine(t *testing.T) {
 					t.Errorf("ends %v, %s before: %d of 2400 were told that the key is held, want at most %d", ends, before, n, most)
 				}
 				time.Sleep(2 * time.Hour) // for calls that hang
-				c.Close()
 			})
 		}
 	}
@@ -708,20 +631,14 @@ func (s slowWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, e
 // A caller of an ordered driver waits at once on a contended key. A wait that
 // is shorter than a round trip still gets an answer.
 func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		other := hasp.New(store.Driver(), nil)
-		defer other.Close()
-		l := lockNow(t, other, "k")
-		c := hasp.New(slowWaiter{store.Driver(), 20 * time.Millisecond}, nil)
-		defer c.Close()
+	slow := func(d *memlock.Driver) backend.Driver { return slowWaiter{d, 20 * time.Millisecond} }
+	withRival(t, slow, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockLater(t, c, t.Context())
 		time.Sleep(time.Second)
 		for d := time.Millisecond; d <= 100*time.Millisecond; d += time.Millisecond {
-			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(d))
-			want(t, d.String(), err, hasp.ErrHeld)
+			want(t, d.String(), errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(d))), hasp.ErrHeld)
 		}
-		l.Unlock(t.Context())
+		rival.Unlock(t.Context())
 		<-first
 	})
 }
@@ -757,14 +674,9 @@ func (d *leaver) Release(ctx context.Context, c backend.Claim) error {
 // An error that matches the end of Wait's context is of unknown outcome: the
 // engine releases the claim, and gives its place to no other caller.
 func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		stranger := hasp.New(store.Driver(), nil)
-		defer stranger.Close()
-		lockNow(t, stranger, "k")
-		d := &leaver{Driver: store.Driver()}
-		c := hasp.New(d, nil)
-		defer c.Close()
+	d := &leaver{}
+	leaves := func(inner *memlock.Driver) backend.Driver { d.Driver = inner; return d }
+	withRival(t, leaves, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
 		var callers sync.WaitGroup
 		for i := range 2 {
 			callers.Go(func() {
@@ -801,9 +713,8 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 // it must not take the answer before that for the store's word.
 func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 	for _, alone := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			f := heldByAnother(t)
-			c := hasp.New(f, nil)
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			heldByAnother(t, f, time.Hour)
 			ctx, cancel := context.WithCancel(t.Context())
 			if !alone {
 				go c.Lock(ctx, "k")
@@ -822,7 +733,6 @@ func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 			}
 			cancel()
 			time.Sleep(10 * time.Second)
-			c.Close()
 		})
 	}
 }
@@ -852,45 +762,96 @@ func (b *blinks) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 // A Wait that goes on says nothing of the outage that ended the one before it.
 func TestOutageThatIsOverIsForgotten(t *testing.T) {
 	for _, turns := range []int{1, 4} {
-		synctest.Test(t, func(t *testing.T) {
-			store := memlock.NewStore()
-			other := hasp.New(store.Driver(), nil)
-			defer other.Close()
-			c := hasp.New(&blinks{Driver: store.Driver(), turns: turns, cuts: []time.Duration{0, time.Minute}}, nil)
-			defer c.Close()
-			l := lockNow(t, other, "k")
-			_, err := c.TryLock(t.Context(), "k")
-			want(t, "TryLock", err, hasp.ErrHeld)
+		cut := func(d *memlock.Driver) backend.Driver { return &blinks{d, turns, []time.Duration{0, time.Minute}} }
+		withRival(t, cut, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+			want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
 			waits := lockLater(t, c, t.Context())
 			time.Sleep(30 * time.Second)
-			_, err = c.TryLock(t.Context(), "k")
-			want(t, "TryLock after an outage", err, hasp.ErrHeld)
+			want(t, "TryLock after an outage", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
 			time.Sleep(time.Minute)
-			l.Unlock(t.Context())
-			if err := <-waits; err != nil {
-				t.Errorf("two faults a minute apart: %v", err)
-			}
+			rival.Unlock(t.Context())
+			want(t, "two faults a minute apart", <-waits, nil)
 		})
 	}
 }
 
 // Callers in line behind a Wait have no answer but the one that came before it.
 func TestHeldForThoseInLineBehindAWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		other := hasp.New(store.Driver(), nil)
-		defer other.Close()
-		c := hasp.New(&blinks{Driver: store.Driver(), turns: 4}, nil)
-		defer c.Close()
-		l := lockNow(t, other, "k")
-		_, err := c.TryLock(t.Context(), "k") // now the key is sought
-		want(t, "TryLock", err, hasp.ErrHeld)
+	uncut := func(d *memlock.Driver) backend.Driver { return &blinks{d, 4, nil} }
+	withRival(t, uncut, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld) // now the key is sought
 		head := lockLater(t, c, t.Context())
-		_, err = c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))
-		want(t, "in line", err, hasp.ErrHeld)
-		l.Unlock(t.Context())
-		if err := <-head; err != nil {
-			t.Error(err)
-		}
+		want(t, "in line", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		rival.Unlock(t.Context())
+		want(t, "the head", <-head, nil)
+	})
+}
+
+// A suspend is not a part of an outage: the store could not be asked.
+func TestSuspendIsNoOutage(t *testing.T) {
+	for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsPromptly} {
+		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			suspend := hasp.Suspendable(c)
+			tries := 0
+			f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				time.Sleep(10 * time.Millisecond)
+				tries++
+				switch tries {
+				case 2:
+					suspend(time.Hour) // the connection does not survive it
+					fallthrough
+				case 1, 3:
+					return backend.Grant{}, errNet
+				}
+				return send()
+			}
+			l, err := c.Lock(t.Context(), "k")
+			want(t, "Lock", err, nil)
+			if err == nil {
+				unlock(t, l)
+			}
+		})
+	}
+}
+
+// The store answers no call for a hold, neither its renewals nor its release, and then no
+// attempt of those who wait for it.
+func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
+	for name, ttl := range map[string]time.Duration{"release": hasp.DefaultTTL, "renewals": 3 * time.Second} {
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			l := lockNow(t, c, "k", hasp.WithTTL(ttl))
+			f.set(func(f *faulty) {
+				f.acquire, f.renew = hungAcquire, hungRenew
+				f.release = func(backend.Claim, func() error) error { time.Sleep(time.Hour); return errNet }
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
+			defer cancel()
+			head := lockLater(t, c, ctx, hasp.WithTTL(time.Minute)) // so that the hold is not handed over
+			next := lockLater(t, c, t.Context(), hasp.WithMaxWait(3400*time.Millisecond))
+			if name == "release" {
+				go l.Unlock(context.Background())
+			}
+			for who, done := range map[string]<-chan error{"in line": next, "head": head} {
+				if err := <-done; err == nil || errors.Is(err, hasp.ErrHeld) {
+					t.Errorf("%s, %s: got %v, want no answer", name, who, err)
+				}
+			}
+			l.Unlock(t.Context())
+			f.set(up)
+			time.Sleep(time.Hour) // until the calls have ended
+		})
+	}
+}
+
+// A Backoff that is longer than Timeout does not make an outage last longer.
+func TestLongBackoffInAnOutage(t *testing.T) {
+	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.set(down)
+		start := time.Now()
+		head, next := lockLater(t, c, t.Context()), lockLater(t, c, t.Context())
+		want(t, "head", <-head, errNet)
+		want(t, "in line", <-next, errNet)
+		within(t, "Lock", start, hasp.DefaultTimeout+100*time.Millisecond)
 	})
 }

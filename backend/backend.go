@@ -1,11 +1,11 @@
 // Package backend defines what a store must do to keep locks for package hasp.
 //
-// Users of locks do not import it; authors of drivers do. A [Driver] makes one
-// attempt at a time: it takes a key for a token, prolongs the term, and gives
-// the key back. It never sleeps, never retries and never logs. The engine in
-// package hasp does the rest, once for all drivers: queueing within a process,
-// backoff, renewal in time, deadlines, re-entry, and clean-up after a lost
-// reply. Package hasp keeps its promises over every driver that keeps this
+// Authors of drivers import it. Users of locks need it only for [HeldError] and
+// [Status]. Each call of a [Driver] makes one attempt: it takes a key for a token,
+// prolongs the term, or gives the key back. A driver does not retry, and it never
+// logs. The engine in package hasp does the rest, once for all drivers: queueing
+// within a process, backoff, renewal in time, deadlines, re-entry, and clean-up after
+// a lost reply. Package hasp keeps its promises over every driver that keeps this
 // contract.
 //
 // With a plain driver, the engine polls. A driver that can wait better than by
@@ -15,11 +15,11 @@
 // # Holds
 //
 // A hold is the grant of one key to one token. At most one token holds a key
-// at a time, however many callers ask for it. A hold lasts for the term that
-// its own claim or its last renewal asked for, by the store's clock. It ends
-// with its term, by Release, or by Break, and by nothing else. Then others get
-// the key. After a term has run out, a store may refuse the key to every caller
-// for some seconds.
+// at a time, however many callers ask for it. A hold lasts until every term that its
+// claim or a renewal was granted has run out, by the store's clock. While the store
+// keeps its data, a hold ends with its term, by Release, or by Break, and by nothing
+// else. Then others get the key. After a term has run out, a store may refuse the key
+// to every caller for some seconds.
 //
 // The token is the only proof of a hold. Release and Renew work with it from
 // any driver on the same store, also when the driver that acquired the key is
@@ -33,7 +33,7 @@
 // # Errors
 //
 // [ErrHeld], [ErrLost], [ErrInvalid] and [errors.ErrUnsupported] are definite:
-// the store was asked and nothing was changed. Every other error means that the
+// the call has changed nothing in the store. Every other error means that the
 // outcome is unknown: the command may have been carried out. An outage is never
 // reported as a definite error. A driver returns its errors without a wrapper
 // of its own; the engine wraps once.
@@ -58,9 +58,9 @@
 // Strategies that keep their locks under the same keys exclude each other, and
 // their fences grow together.
 //
-// The suite in package conformance checks a driver against this contract, and
-// each of its clauses quotes a sentence from it. A driver's own test is one
-// call.
+// The suite in package conformance checks a driver against this contract. Each
+// clause of the suite quotes a sentence of the contract. The test of a driver is
+// one call of the suite.
 package backend
 
 import (
@@ -116,8 +116,8 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // Driver keeps claims in one store with one strategy.
 //
-// Its methods may be called from many goroutines at once. Every call is sent to
-// the store at most once. So a driver switches off the retries of its client
+// Its methods may be called from many goroutines at once. Every call but a Wait is
+// sent to the store at most once. So a driver switches off the retries of its client
 // library. Suppose that the store has carried out a call, and the reply is lost.
 // Then the store refuses a repeat, because the call's own token holds the key.
 type Driver interface {
@@ -126,14 +126,15 @@ type Driver interface {
 
 	// Acquire makes one attempt to take c.Key for c.Token, and does not wait
 	// for the key. It grants a key that is free and returns ErrHeld for a key
-	// that is held. It never takes a key that is held, not even by a token of
-	// the same client.
+	// that is held. It never takes a key that is held, not even if a token of
+	// the same client holds it.
 	//
-	// Acquire returns when its command has ended or its connection is dead,
-	// or as Traits.Ends says. The engine calls it with a context that ends
-	// after c.Timeout. Unless the driver EndsPromptly, that context does not
-	// end when the caller gives up. An error that ctx has caused is of unknown
-	// outcome; the engine releases c.Token, at once and again after c.Timeout.
+	// Acquire returns when the store has answered or its connection is dead. If
+	// the store does not answer, Traits.Ends says when Acquire returns. Unless the
+	// Reach is Process, the engine calls Acquire with a context that ends after
+	// c.Timeout at the latest. If Ends is EndsPromptly, that context also ends when
+	// the caller gives up. An error that ctx has caused is of unknown outcome: the
+	// engine releases c.Token, at once and again after c.Timeout.
 	//
 	// A driver that returns before all its commands have ended, as a quorum
 	// does, cleans up after itself, also when it is closed at once.
@@ -183,17 +184,20 @@ type Waiter interface {
 	//
 	// An error that matches ctx's own error is of unknown outcome even if it
 	// also matches ErrHeld. So a Wait that ctx ends while c is in a queue
-	// joins the store's last answer and ctx.Err(), and returns at once.
+	// joins the store's last answer and ctx.Err(), and returns at once. If
+	// Claim.Stays is set, it may leave c in the queue and return ErrHeld alone.
 	//
-	// Wait arms its signal before the attempt that follows, so that no
-	// release falls between the two. It bounds each call to the store by
-	// c.Timeout and rides out an outage that long; an entry in a queue keeps
-	// its place meanwhile. It repeats a call with c.Token only while no
-	// release of that token was sent; otherwise an unknown outcome ends it,
-	// and the engine calls again with a new token.
+	// Wait begins to listen before it makes an attempt, so that no release
+	// falls between the two. It bounds each call to the store by c.Timeout, and
+	// goes on during an outage of up to that time. An entry in a queue keeps its
+	// place meanwhile. Wait repeats a call with c.Token only while no release of
+	// that token was sent. Otherwise an unknown outcome ends the Wait, and the
+	// engine calls again with a new token.
 	//
 	// If ctx ends the wait, the error matches ErrHeld if the store's last
-	// answer was ErrHeld. Otherwise Wait returns the outage, if there was one.
+	// answer was ErrHeld. Otherwise Wait returns the outage, if there was one. If
+	// a call has had no answer for a third of c.Timeout by then, the last answer
+	// is too old, and Wait returns the outage as well.
 	// An error of unknown outcome may have a method Since() time.Time that
 	// returns when the store stopped answering. The engine bounds the whole
 	// outage by Options.Timeout. Without Since, it assumes that the outage has
@@ -207,11 +211,11 @@ type Inspector interface {
 
 	// Inspect returns what the store knows of key: whether it is held, its
 	// holder, the rest of the term, the fence, and the waiters. For a free key
-	// the error is nil, and every field of the Status but Waiters is zero.
+	// the error is nil, and every field of the Status but Fence and Waiters is zero.
 	Inspect(ctx context.Context, key string) (Status, error)
 
 	// Break removes the hold of key, whichever token has it. Breaking a key that
-	// is free is not an error. An ordered driver passes the key on to the next
+	// is free is not an error. An ordered driver hands the key over to the next
 	// waiter.
 	Break(ctx context.Context, key string) error
 }
@@ -258,13 +262,13 @@ const (
 	EndsSometime Ends = iota
 
 	// EndsByDeadline: a call returns a moment after the deadline of its
-	// context, but a cancellation may not end it. The engine runs it on the
+	// context, but may outlast a cancellation. The engine runs it on the
 	// caller's goroutine if the caller's context cannot be cancelled.
 	EndsByDeadline
 
 	// EndsPromptly: a call returns a moment after its context has ended, by
-	// deadline or by cancellation. The engine runs it on the caller's goroutine,
-	// with a context that also ends with the caller's. The outcome of a call
+	// deadline or by cancellation. The engine runs it on the caller's goroutine. The
+	// context of an Acquire also ends with the caller's context. The outcome of a call
 	// that its context ended is unknown, as if its reply had been lost.
 	EndsPromptly
 )
@@ -308,8 +312,9 @@ type Claim struct {
 	Key string
 
 	// Token is the proof of one attempt, and of the hold that it leads to. It is
-	// random and unique, consists of URL-safe ASCII characters, and is never used
-	// for a second attempt. The store compares all of it, and nothing else.
+	// random and unique, and consists of URL-safe ASCII characters. It is not used
+	// for another attempt, except as Stays says. The store compares all of it, and
+	// nothing else.
 	Token string
 
 	// Owner is a label for people, and never a proof: any bytes, or none.
@@ -330,9 +335,9 @@ type Claim struct {
 	Renewed bool
 
 	// Stays says that a Wait that ends with ErrHeld leaves its place in the
-	// queue. The engine then calls Wait with the same claim for another caller, or
-	// calls Release, which removes the place. Stays is set only if Traits.Turns is
-	// above 1.
+	// queue. The engine then calls Wait with the same claim, for the same caller or
+	// for another, or calls Release, which removes the place. Stays is set only if
+	// Traits.Turns is above 1.
 	Stays bool
 }
 
@@ -348,7 +353,8 @@ type Grant struct {
 	// process's clock. Until has passed before another token is granted the key.
 	// The zero value means: the moment the call began + TTL − [Drift](TTL), which
 	// is right for every store that starts the whole term when it is asked. The
-	// first renewal comes after a third of the time that is left at the grant.
+	// first renewal is due after a third of the term at the latest. If Wait
+	// granted less than TTL, it is due after a third of the rest at the latest.
 	Until time.Time
 }
 
@@ -374,14 +380,15 @@ func Drift(ttl time.Duration) time.Duration {
 const eachAtOnce = 16
 
 // RenewEach implements [Driver.Renew] by a function that renews one claim. It
-// makes up to 16 calls of renew at a time, and more if these are slow. If ctx has a
-// deadline, every claim is sent in the first half of the time that is left. So
-// claims whose store does not answer do not delay the others past that half. RenewEach
-// begins no call after ctx has ended. It returns when all calls have returned.
+// makes up to 16 calls of renew at a time. If ctx has a deadline and these calls are
+// slow, it makes more: every claim is sent in the first half of the time that is left.
+// So claims whose store does not answer do not delay the others past that half. If there
+// are several claims, RenewEach begins no call after ctx has ended. It returns when all
+// calls have returned.
 func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err error),
 	renew func(ctx context.Context, c Claim) (Grant, error)) {
 	if len(cs) == 1 {
-		// The usual case, without a goroutine.
+		// This is the usual case. It needs no goroutine.
 		g, err := renew(ctx, cs[0])
 		done(0, g, err)
 		return

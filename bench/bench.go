@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/internal/crew"
@@ -16,9 +17,11 @@ import (
 type bench struct {
 	plan    plan
 	all     []contestant
-	servers redistest.Lab // ends the servers
-	five    []*redistest.Server
+	only    []string            // what the texts of settings must contain
+	servers redistest.Lab       // ends the servers
+	redises []*redistest.Server // first the one that contestants on one node use, then five masters
 	at      stores
+	far     map[time.Duration]stores // by what they add to each round trip
 	meter   *meter
 	workers []*crew.Process
 	open    map[string]locker // by contestant; open until the process ends
@@ -34,12 +37,12 @@ var (
 // newBench starts servers and workers. The caller must call close, even after
 // an error.
 func newBench(ctx context.Context, p plan, all []contestant) (b *bench, err error) {
-	b = &bench{plan: p, all: all, open: map[string]locker{}, began: time.Now()}
+	b = &bench{plan: p, all: all, open: map[string]locker{}, far: map[time.Duration]stores{}, began: time.Now()}
 	if err := b.start(ctx); err != nil {
 		return b, err
 	}
 	processes := 0
-	for _, c := range p.contests {
+	for _, c := range slices.Concat(p.contests, p.fair) {
 		processes = max(processes, c.processes)
 	}
 	for range processes {
@@ -87,7 +90,10 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 	first := round * len(b.all) / b.plan.rounds
 	order := slices.Concat(b.all[first:], b.all[:first])
 	add := func(s fmt.Stringer, c contestant, do func(context.Context) (figures, error)) {
-		all = append(all, turn{section{scenario, s.String()}, c, do})
+		lacks := func(word string) bool { return !strings.Contains(s.String(), word) }
+		if !slices.ContainsFunc(b.only, lacks) {
+			all = append(all, turn{section{scenario, s.String()}, c, do})
+		}
 	}
 
 	switch scenario {
@@ -101,12 +107,16 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 				}
 			}
 		}
-	case contended:
-		ring := contestant{name: ringName, group: bare, nodes: 1}
-		for _, s := range b.plan.contests {
+	case contended, fair:
+		contests := b.plan.contests
+		if scenario == fair {
+			contests = b.plan.fair
+		}
+		ring := contestant{name: ringName, group: bare, nodes: 1, waits: true, fair: true}
+		for _, s := range contests {
 			for _, c := range append([]contestant{ring}, order...) {
-				if c.waits || c.name == ringName {
-					add(s, c, func(ctx context.Context) (figures, error) { return b.contended(ctx, c, s) })
+				if s.includes(c) {
+					add(s, c, func(ctx context.Context) (figures, error) { return b.contended(ctx, scenario, c, s) })
 				}
 			}
 		}
@@ -134,6 +144,9 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for i, scenario := range names {
+			if scenario == fair && round > 0 {
+				continue // its turns are long
+			}
 			budget := b.plan.budget
 			if b.plan.rounds == 1 {
 				budget = budget * time.Duration(i+1) / time.Duration(len(names))

@@ -17,12 +17,16 @@ type hold struct {
 }
 
 // contended measures callers of several processes that contend for one key.
-func (b *bench) contended(ctx context.Context, c contestant, s contest) (figures, error) {
+func (b *bench) contended(ctx context.Context, scenario string, c contestant, s contest) (figures, error) {
+	at, err := b.storesOf(c, s.trip)
+	if err != nil {
+		return nil, err
+	}
 	orders := make([]order, s.processes)
 	key := "bench:" + rand.Text()[:8]
 	for i := range orders {
 		n := (s.waiters + s.processes - 1 - i) / s.processes
-		orders[i] = order{Op: "open", Contestant: c.name, Stores: b.at, Key: key, Waiters: n, Hold: s.hold}
+		orders[i] = order{Op: "open", Contestant: c.name, Stores: at, Key: key, Waiters: n, Hold: s.hold, Think: s.think}
 	}
 	if c.name == ringName {
 		placeRing(orders)
@@ -42,17 +46,17 @@ func (b *bench) contended(ctx context.Context, c contestant, s contest) (figures
 
 	// The workers stop also if the window fails.
 	w := window{}
-	err := w.open(ctx, b, c, s.length)
+	err = w.open(ctx, b, c, s.length)
 	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
 	if err := errors.Join(err, failed); err != nil {
 		return nil, err
 	}
-	return b.judge(c, s, w.figures(reports), reports)
+	return b.judge(c, section{scenario, s.String()}, w.figures(reports), reports)
 }
 
 // judge returns an error if hasp or a bare contestant is at fault. It notes the
 // faults of peers.
-func (b *bench) judge(c contestant, s contest, f figures, reports []report) (figures, error) {
+func (b *bench) judge(c contestant, s section, f figures, reports []report) (figures, error) {
 	overlaps, refused, first := f["overlaps"], 0, ""
 	delete(f, "overlaps")
 	for _, r := range reports {
@@ -66,7 +70,7 @@ func (b *bench) judge(c contestant, s contest, f figures, reports []report) (fig
 	if c.group != theirs {
 		return nil, fmt.Errorf("%w: %s", errWrong, text)
 	}
-	b.results.note("%s, %v: %s: %s", contended, s, c.name, text)
+	b.results.note("%s, %s: %s: %s", s.scenario, s.setting, c.name, text)
 	return f, nil
 }
 
@@ -86,7 +90,7 @@ type window struct {
 }
 
 func (w *window) open(ctx context.Context, b *bench, c contestant, length time.Duration) error {
-	time.Sleep(max(length/4, 2*arrival))
+	time.Sleep(min(max(length/4, 2*arrival), warmup))
 	before, err := b.meter.read(ctx, c)
 	if err != nil {
 		return err
@@ -102,9 +106,11 @@ func (w *window) open(ctx context.Context, b *bench, c contestant, length time.D
 // figures returns what the reports say about the window.
 func (w *window) figures(reports []report) figures {
 	var holds []hold
-	var shares []float64 // by caller
+	var shares, ofProcesses []float64 // of callers, and of processes
 	var longest int64
+	starved := 0.0
 	for p, r := range reports {
+		sum := 0.0
 		for _, t := range r.Turns {
 			n := 0.0
 			for i, asked := range t.Asked {
@@ -121,20 +127,39 @@ func (w *window) figures(reports []report) figures {
 				}
 			}
 			shares = append(shares, n)
+			sum += n
+			if n == 0 {
+				starved++
+			}
 		}
+		ofProcesses = append(ofProcesses, sum)
 	}
 	slices.SortFunc(holds, func(a, b hold) int { return cmp.Compare(a.got, b.got) })
 	f := w.pass(holds)
 	f["longest_wait_ms"] = float64(longest) / 1e6
-	f["share_least"], f["share_most"] = slices.Min(shares), slices.Max(shares)
+	f["starved"] = starved
+	f["jain_callers"], f["jain_processes"] = jain(shares), jain(ofProcesses)
 	return f
+}
+
+// jain returns Jain's index of fairness: 1 if all shares are equal, and 1/n if one
+// of n has all.
+func jain(shares []float64) float64 {
+	var sum, squares float64
+	for _, s := range shares {
+		sum += s
+		squares += s * s
+	}
+	return sum * sum / (float64(len(shares)) * squares)
 }
 
 // pass goes through the holds in order.
 func (w *window) pass(holds []hold) figures {
 	var n, holders, changes, overlaps float64
+	var held int64
 	var between []time.Duration // hand-overs between processes
 	for i, h := range holds {
+		held += max(min(h.freed, w.to)-max(h.got, w.from), 0)
 		if h.got < w.from || h.got > w.to {
 			continue // at the end, some peers release the key because the context of Lock ends
 		}
@@ -165,6 +190,7 @@ func (w *window) pass(holds []hold) figures {
 		"changes_per_s":      changes / seconds,
 		"between_p50_us":     percentile(between, 50),
 		"commands_per_lock":  w.server.commands / n,
+		"held_percent":       float64(held) / float64(w.to-w.from) * 100,
 		"overlaps":           overlaps,
 	}
 }

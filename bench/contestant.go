@@ -43,17 +43,21 @@ const (
 	theirs = "peer"
 )
 
+// opener opens a contestant.
+type opener func(ctx context.Context, s stores, term time.Duration) (locker, error)
+
 // contestant is one way to lock.
 type contestant struct {
 	name   string
 	group  string
-	nodes  int  // how many Redis servers it takes; 0 means an etcd
-	waits  bool // for a key that is held
-	renews bool // by itself
-	alike  bool // the same as the one before if there is no contention
-	asked  bool // takes part only if --only names it
-	most   int  // the most leases that it is measured with
-	open   func(ctx context.Context, s stores, term time.Duration) (locker, error)
+	nodes  int    // how many Redis servers it takes; 0 means an etcd
+	waits  bool   // takes part in the scenario of a contended key
+	fair   bool   // takes part in the scenario of a contended key that is held
+	renews bool   // by itself
+	alike  bool   // the same as another if there is no contention
+	asked  bool   // takes part only if --only names it
+	most   int    // the most leases that it is measured with
+	open   opener // nil for the ring
 }
 
 const (
@@ -63,20 +67,23 @@ const (
 
 func contestants() []contestant {
 	return []contestant{
-		{name: "bare", group: bare, nodes: 1, open: openBare},
-		{name: "bare-batched", group: bare, nodes: 1, open: openBatched},
+		{name: "bare", group: bare, nodes: 1, waits: true, fair: true, open: openBare(false, polling)},
+		{name: "bare-batched", group: bare, nodes: 1, waits: true, fair: true, open: openBare(true, polling)},
 		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
-		{name: "hasp-spinlock", group: ours, nodes: 1, waits: true, renews: true, most: all, open: openHasp("spinlock", "")},
-		{name: "hasp-pubsublock", group: ours, nodes: 1, waits: true, renews: true, most: few, open: openHasp("pubsublock", "")},
-		{name: "hasp-fairlock", group: ours, nodes: 1, waits: true, renews: true, most: all, open: openHasp("fairlock", "")},
-		{name: "hasp-fairlock-turns", group: ours, nodes: 1, waits: true, alike: true, asked: true, open: openHasp("fairlock", "?turns=32")},
+		{name: "hasp-spinlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("spinlock", "")},
+		{name: "hasp-pubsublock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: few, open: openHasp("pubsublock", "")},
+		{name: "hasp-fairlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("fairlock", "")},
+		{name: "hasp-fairlock-turns", group: ours, nodes: 1, waits: true, fair: true, alike: true, asked: true, open: openHasp("fairlock", "?turns=32")},
 		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, open: openRedlock},
-		{name: "redislock", group: theirs, nodes: 1, waits: true, open: openRedislock(seldom)},
-		{name: "redislock-eager", group: theirs, nodes: 1, waits: true, alike: true, open: openRedislock(often)},
-		{name: "redsync", group: theirs, nodes: 1, waits: true, open: openRedsync(1, false)},
+		{name: "hasp-redlock-3", group: ours, nodes: 3, fair: true, alike: true, open: openRedlock},
+		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false, seldom)},
+		{name: "redislock-batched", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(true, seldom)},
+		{name: "redislock-eager", group: theirs, nodes: 1, waits: true, fair: true, alike: true, open: openRedislock(false, often)},
+		{name: "redsync", group: theirs, nodes: 1, waits: true, fair: true, open: openRedsync(1, false)},
+		{name: "redsync-3", group: theirs, nodes: 3, fair: true, alike: true, open: openRedsync(3, false)},
 		{name: "redsync-5", group: theirs, nodes: 5, waits: true, open: openRedsync(5, false)},
 		{name: "redsync-5-failfast", group: theirs, nodes: 5, waits: true, open: openRedsync(5, true)},
-		{name: "rueidislock", group: theirs, nodes: 1, waits: true, renews: true, most: all, open: openRueidislock(true)},
+		{name: "rueidislock", group: theirs, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openRueidislock(true)},
 		{name: "rueidislock-default", group: theirs, nodes: 1, waits: true, renews: true, most: 1000, open: openRueidislock(false)},
 		{name: "etcd", group: theirs, waits: true, renews: true, most: few, open: openEtcd},
 	}

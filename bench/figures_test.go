@@ -30,7 +30,7 @@ func TestWindowCountsWhatHappensInIt(t *testing.T) {
 	f := w.figures([]report{{Turns: []turns{a}}, {Turns: []turns{b, c}}})
 	for name, want := range map[string]float64{
 		"acquisitions_per_s": 2000, "changes_per_s": 2000, "holders_per_s": 2000, "between_p50_us": 10,
-		"share_least": 0, "share_most": 1, "longest_wait_ms": 1.01, "overlaps": 0,
+		"jain_callers": 2.0 / 3, "jain_processes": 1, "starved": 1, "held_percent": 27, "longest_wait_ms": 1.01, "overlaps": 0,
 	} {
 		if got := f[name]; math.Abs(got-want) > 1e-9 {
 			t.Errorf("%s: got %v, want %v", name, got, want)
@@ -45,10 +45,10 @@ func TestTwoHoldersAtOnceAreFound(t *testing.T) {
 	if f := w.figures(reports); f["overlaps"] != 1 {
 		t.Errorf("got %v", f["overlaps"])
 	}
-	if _, err := b.judge(contestant{group: ours}, contest{}, w.figures(reports), reports); !errors.Is(err, errWrong) {
+	if _, err := b.judge(contestant{group: ours}, section{}, w.figures(reports), reports); !errors.Is(err, errWrong) {
 		t.Errorf("the run goes on after an overlap of hasp: %v", err)
 	}
-	if _, err := b.judge(contestant{group: theirs}, contest{}, w.figures(reports), reports); err != nil || len(b.results.Notes) != 1 {
+	if _, err := b.judge(contestant{group: theirs}, section{}, w.figures(reports), reports); err != nil || len(b.results.Notes) != 1 {
 		t.Errorf("an overlap of a peer: %v, notes %q", err, b.results.Notes)
 	}
 }

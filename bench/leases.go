@@ -36,7 +36,7 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		var lab redistest.Lab
 		defer lab.Close()
 		var links []*faultproxy.Proxy
-		if at, links, err = b.behindProxies(&lab); err != nil {
+		if at, links, err = b.behindProxies(&lab, 0); err != nil {
 			return nil, err
 		}
 		last := len(links) - 1

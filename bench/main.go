@@ -38,7 +38,7 @@ func main() {
 	var o options
 	flag.BoolVar(&o.quick, "quick", false, "measure everything once, within a minute")
 	flag.StringVar(&o.out, "out", "results", "write to this `directory`")
-	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+") and parts of names of contestants")
+	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+"), parts of names of contestants, and texts with a space that settings must contain, such as \"hold 1ms\"")
 	from := flag.String("render", "", "measure nothing; put the figures of `FILE`, a results.json, into README.md and docs")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -74,7 +74,7 @@ type options struct {
 
 // measure measures what the options select and writes the results.
 func measure(ctx context.Context, o options) error {
-	names, others := split(o.only)
+	names, others, settings := split(o.only)
 	all := chosen(contestants(), others)
 	if len(all) == 0 {
 		return errors.New("--only: no contestant has such a name")
@@ -93,6 +93,7 @@ func measure(ctx context.Context, o options) error {
 		return err
 	}
 	b.results.Quick = o.quick
+	b.only = settings
 	if err := b.run(ctx, names); err != nil {
 		return err
 	}

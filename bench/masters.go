@@ -4,10 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"net"
 	"time"
 
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -20,7 +18,7 @@ const settling = 1500 * time.Millisecond
 func (b *bench) masters(ctx context.Context, c contestant, d degraded) (figures, error) {
 	var lab redistest.Lab
 	defer lab.Close()
-	at, links, err := b.behindProxies(&lab)
+	at, links, err := b.behindProxies(&lab, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -54,21 +52,6 @@ func (b *bench) masters(ctx context.Context, c contestant, d degraded) (figures,
 		"unlock_p99_ms":   percentile(unlocks, 99) / 1e3,
 		"orphans_per_100": float64(orphans) / float64(len(locks)) * 100,
 	}, nil
-}
-
-// behindProxies returns the five masters with a proxy before each of them. lab
-// closes the proxies.
-func (b *bench) behindProxies(lab *redistest.Lab) (at stores, links []*faultproxy.Proxy, err error) {
-	for _, srv := range b.five {
-		p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", srv.Addr) })
-		if err != nil {
-			return at, nil, err
-		}
-		lab.Cleanup(p.Close)
-		links = append(links, p)
-		at.Five = append(at.Five, "redis://"+p.Addr())
-	}
-	return at, links, nil
 }
 
 // apart makes pairs, each on a key of its own, and returns how long each half

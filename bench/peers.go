@@ -19,10 +19,10 @@ import (
 // bsm/redislock
 
 type redislockCaller struct {
-	rdb   *redis.Client
 	c     *redislock.Client
 	term  time.Duration
 	retry func() redislock.RetryStrategy
+	end   func() error
 }
 
 type redislockLock redislock.Lock
@@ -40,13 +40,13 @@ func (e *eager) NextBackoff() time.Duration {
 	return 1 + rand.N(most)
 }
 
-func openRedislock(retry func() redislock.RetryStrategy) func(context.Context, stores, time.Duration) (locker, error) {
+func openRedislock(batched bool, retry func() redislock.RetryStrategy) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
-		rdb, err := connect(s.One)
+		rdb, end, err := connectBatched(s.One, batched)
 		if err != nil {
 			return nil, err
 		}
-		return &redislockCaller{rdb, redislock.New(rdb), term, retry}, nil
+		return &redislockCaller{redislock.New(rdb), term, retry, end}, nil
 	}
 }
 
@@ -62,7 +62,7 @@ func (l *redislockLock) Unlock(ctx context.Context) error {
 	return (*redislock.Lock)(l).Release(ctx)
 }
 
-func (r *redislockCaller) close() { r.rdb.Close() }
+func (r *redislockCaller) close() { _ = r.end() }
 
 // redsync
 
@@ -74,7 +74,7 @@ type redsyncCaller struct {
 
 type redsyncLock redsync.Mutex
 
-func openRedsync(nodes int, failFast bool) func(context.Context, stores, time.Duration) (locker, error) {
+func openRedsync(nodes int, failFast bool) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
 		urls := s.Five
 		if nodes == 1 {
@@ -131,7 +131,7 @@ type rueidisCaller struct{ l rueidislock.Locker }
 
 type rueidisLock context.CancelFunc
 
-func openRueidislock(tuned bool) func(context.Context, stores, time.Duration) (locker, error) {
+func openRueidislock(tuned bool) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
 		client, err := rueidis.ParseURL(s.One)
 		if err != nil {

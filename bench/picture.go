@@ -27,15 +27,19 @@ func (s *svg) line(x1, y1, x2, y2 float64, color string) {
 	fmt.Fprintf(s, "<path d=\"M%.1f,%.1fL%.1f,%.1f\" stroke=\"%s\"/>\n", x1, y1, x2, y2, color)
 }
 
-// picture returns the picture of the front page as SVG: pairs on free keys at
-// the left, and one contended key at the right.
+// picture returns the picture of the front page as SVG. Above are pairs on free
+// keys, and one contended key; below is one key that is held.
 func (r *results) picture(p plan) []byte {
 	var s svg
-	fmt.Fprint(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="360" viewBox="0 0 1000 360" font-family="Liberation Sans,Arial,sans-serif">
-<rect width="1000" height="360" fill="#fff"/>
+	fmt.Fprint(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="740" viewBox="0 0 1000 740" font-family="Liberation Sans,Arial,sans-serif">
+<rect width="1000" height="740" fill="#fff"/>
 `)
 	r.drawFree(&s, p)
-	r.drawContended(&s)
+	rates := []string{"acquisitions_per_s", "holders_per_s"}
+	rate := "acquisitions/s (full color: by another caller)"
+	r.drawBars(&s, 500, 0, "One key, hold 0, 64 waiters, 4 processes", rate, queue(64), rates...)
+	r.drawBars(&s, 0, 380, "The same, hold 1 ms", rate, queueOf1ms, rates...)
+	r.drawBars(&s, 500, 380, "The same, hold 1 ms", "longest wait, ms", queueOf1ms, "longest_wait_ms")
 	fmt.Fprintln(&s, "</svg>")
 	return s.Bytes()
 }
@@ -96,25 +100,24 @@ func (r *results) drawFree(s *svg, p plan) {
 	}
 }
 
-// drawContended draws a bar for the acquisitions of each contestant. The
-// part for changes of holder has the full color.
-func (r *results) drawContended(s *svg) {
-	const left, right, top, bottom = 670, 980, 40, 310
-	names := append(slices.Clone(shown), ringName)
-	of := func(name, metric string) float64 { return max(r.median(queue(64).cell(name), metric), 0) }
+// drawBars draws a bar for each contestant at a place of the picture. It shows
+// the first metric. If there is a second, its part of the bar has the full color.
+func (r *results) drawBars(s *svg, dx, dy int, title, unit string, in section, metrics ...string) {
+	const left, right, top, bottom = 170, 480, 40, 310
+	of := func(name, metric string) float64 { return max(r.median(in.cell(name), metric), 0) }
+	names := slices.DeleteFunc(append(slices.Clone(shown), ringName), func(name string) bool { return !(of(name, metrics[0]) > 0) })
 	high := 0.0
 	for _, name := range names {
-		if v := of(name, "acquisitions_per_s"); v > high {
-			high = v
-		}
+		high = max(high, of(name, metrics[0]))
 	}
 	if high == 0 {
 		return
 	}
 	x := func(v float64) float64 { return left + (right-left)*v/high }
 
-	s.text((left+right)/2, 22, "middle", 13, "One key, 64 waiters, 4 processes")
-	s.text((left+right)/2, 350, "middle", 11, "acquisitions/s (full color: by another caller)")
+	fmt.Fprintf(s, "<g transform=\"translate(%d,%d)\">\n", dx, dy)
+	s.text((left+right)/2, 22, "middle", 13, title)
+	s.text((left+right)/2, 350, "middle", 11, unit)
 	step := math.Pow(10, math.Floor(math.Log10(high)))
 	if high < 3*step {
 		step /= 2
@@ -128,13 +131,15 @@ func (r *results) drawContended(s *svg) {
 	for i, name := range names {
 		y := top + float64(bottom-top)/float64(len(names))*(float64(i)+0.2)
 		s.text(left-8, y+13, "end", 11, name)
-		for _, b := range []struct {
-			metric  string
-			opacity float64
-		}{{"acquisitions_per_s", 0.35}, {"holders_per_s", 1}} {
-			if v := of(name, b.metric); v > 0 {
-				fmt.Fprintf(s, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"18\" fill=\"%s\" fill-opacity=\"%g\"/>\n", left, y, x(v)-left, colors[name], b.opacity)
+		for n, metric := range metrics {
+			opacity := 1.0
+			if n < len(metrics)-1 {
+				opacity = 0.35
+			}
+			if v := of(name, metric); v > 0 {
+				fmt.Fprintf(s, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"18\" fill=\"%s\" fill-opacity=\"%g\"/>\n", left, y, x(v)-left, colors[name], opacity)
 			}
 		}
 	}
+	fmt.Fprintln(s, "</g>")
 }

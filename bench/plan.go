@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -12,7 +13,8 @@ type plan struct {
 	budget   time.Duration // after it, no turn begins
 	limit    time.Duration // after it, the turn in progress is left out
 	distinct []distinct
-	contests []contest
+	contests []contest // of a key that is not held
+	fair     []contest // of a key that is held
 	crowds   []crowd
 	degraded degraded
 }
@@ -26,11 +28,25 @@ type distinct struct {
 	times      int
 }
 
-// contest is a setting of the scenario with one contended key.
+// contest is a setting of the scenarios with one contended key.
 type contest struct {
 	waiters, processes int
 	hold               time.Duration
 	length             time.Duration
+	trip               time.Duration // added to each round trip
+	think              time.Duration // mean pause of a caller between two turns
+	nodes              int           // of the contestants; 0 means any
+}
+
+// warmup is the longest time before the part of a contest that counts.
+const warmup = 400 * time.Millisecond
+
+// includes reports whether the setting is for a contestant.
+func (c contest) includes(d contestant) bool {
+	if c.nodes == 0 {
+		return d.waits
+	}
+	return d.fair && c.nodes == d.nodes
 }
 
 // crowd is a setting of the scenario of many leases. A lone caller is measured
@@ -66,7 +82,17 @@ type degraded struct {
 func (d distinct) String() string { return count(d.goroutines, "goroutine", "goroutines") }
 
 func (c contest) String() string {
-	return fmt.Sprintf("%d waiters, %s, hold %v", c.waiters, count(c.processes, "process", "processes"), c.hold)
+	s := fmt.Sprintf("%d waiters, %s, hold %v", c.waiters, count(c.processes, "process", "processes"), c.hold)
+	if c.trip > 0 {
+		s += fmt.Sprintf(", round trip %v", c.trip)
+	}
+	if c.think > 0 {
+		s += fmt.Sprintf(", think time %v", c.think)
+	}
+	if c.nodes > 1 {
+		s += fmt.Sprintf(", %d nodes", c.nodes)
+	}
+	return s
 }
 
 func (c crowd) String() string {
@@ -96,7 +122,11 @@ func planOf(quick bool) plan {
 		return plan{
 			rounds: 1, budget: 36 * s, limit: 45 * s,
 			distinct: []distinct{{1, 30 * ms, 1}, {64, 60 * ms, 1}},
-			contests: []contest{{8, 1, 0, 60 * ms}, {8, 4, ms, 100 * ms}},
+			contests: []contest{{waiters: 8, processes: 4, length: 60 * ms}},
+			fair: []contest{
+				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms, nodes: 1},
+				{waiters: 8, processes: 2, hold: ms, length: 100 * ms, nodes: 3},
+			},
 			crowds: []crowd{
 				{leases: 100, term: 3 * s, length: 1200 * ms},
 				{leases: 100, term: 3 * s, length: 1200 * ms, unreachable: true},
@@ -105,10 +135,10 @@ func planOf(quick bool) plan {
 		}
 	}
 	p := plan{
-		rounds: 3, budget: 570 * s, limit: 588 * s,
+		rounds: 3, budget: 1430 * s, limit: 1450 * s,
 		contests: []contest{
-			{64, 4, 0, 400 * ms}, {512, 4, 0, 400 * ms}, // shares need time to show
-			{2, 4, 0, 100 * ms}, {64, 1, 0, 100 * ms}, {64, 4, ms, 400 * ms},
+			{waiters: 64, processes: 4, length: 400 * ms}, {waiters: 512, processes: 4, length: 400 * ms}, // shares need time to show
+			{waiters: 2, processes: 4, length: 100 * ms}, {waiters: 64, processes: 1, length: 100 * ms},
 		},
 		// Each length is longer than the interval between renewals: a third of the
 		// term, or half of it by rueidislock's default.
@@ -125,6 +155,19 @@ func planOf(quick bool) plan {
 	for _, n := range []int{1, 16, 64, 256, 1024} {
 		p.distinct = append(p.distinct, distinct{n, 70 * ms, 2})
 	}
+
+	for _, c := range []contest{{hold: ms, length: 1500 * ms}, {hold: 10 * ms, length: 4 * s}} { // several turns of each caller
+		c.waiters, c.nodes = 64, 1
+		for _, c.trip = range []time.Duration{0, ms, 10 * ms} {
+			for _, c.processes = range []int{2, 4, 8} {
+				p.fair = append(p.fair, c)
+			}
+			three := c
+			three.processes, three.nodes = 4, 3
+			p.fair = append(p.fair, three)
+		}
+	}
+	p.fair = append(p.fair, contest{waiters: 64, processes: 4, hold: ms, length: 1500 * ms, think: 100 * ms, nodes: 1})
 	return p
 }
 
@@ -132,24 +175,28 @@ func planOf(quick bool) plan {
 const (
 	uncontended = "uncontended"
 	contended   = "contended"
+	fair        = "fair" // measured in the first round only, because its turns are long
 	leases      = "leases"
 	masters     = "masters"
 )
 
-var scenarios = []string{uncontended, contended, leases, masters}
+var scenarios = []string{uncontended, contended, leases, masters, fair}
 
-// split separates the names of scenarios from those of contestants. Without a
-// scenario it returns all.
-func split(words []string) (names, others []string) {
+// split separates the names of scenarios, parts of names of contestants, and parts
+// of the texts of settings, which have spaces. Without a scenario it returns all.
+func split(words []string) (names, others, settings []string) {
 	for _, w := range words {
-		if slices.Contains(scenarios, w) {
+		switch {
+		case slices.Contains(scenarios, w):
 			names = append(names, w)
-		} else {
+		case strings.Contains(w, " "):
+			settings = append(settings, w)
+		default:
 			others = append(others, w)
 		}
 	}
 	if names == nil {
 		names = scenarios
 	}
-	return names, others
+	return names, others, settings
 }

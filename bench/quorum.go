@@ -17,7 +17,7 @@ type quorumLock struct {
 func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, error) {
 	q := &quorum{}
 	for _, url := range s.Five {
-		l, err := openBare(ctx, stores{One: url}, term)
+		l, err := openBare(false, 0)(ctx, stores{One: url}, term)
 		if err != nil {
 			q.close()
 			return nil, err

@@ -45,15 +45,23 @@ var part = regexp.MustCompile(`(?s)<!-- bench: ([a-z0-9-]+) -->\n.*?<!-- /bench 
 func (r *results) fill(page []byte) (filled []byte, err error) {
 	p := planOf(r.Quick)
 	parts := map[string]func() string{
-		"run":          r.run,
-		"ratios":       r.ratios,
-		"behind-list":  func() string { return r.behindList(p) },
-		"free":         func() string { return r.free(1) },
-		"free-five":    func() string { return r.free(5) },
-		"contended64":  func() string { return r.crowded(queue(64)) },
-		"contended512": func() string { return r.crowded(queue(512)) },
-		"leases":       func() string { return r.kept(p) },
-		"masters":      func() string { return r.degraded(p) },
+		"run":           r.run,
+		"ratios":        r.ratios,
+		"behind-list":   func() string { return r.behindList(p) },
+		"free":          func() string { return r.free(1) },
+		"free-five":     func() string { return r.free(5) },
+		"contended64":   func() string { return r.crowded(queue(64)) },
+		"contended512":  func() string { return r.crowded(queue(512)) },
+		"held":          func() string { return r.crowded(queueOf1ms) },
+		"held-three":    func() string { return r.crowded(p.held(3)...) },
+		"held-rate":     func() string { return r.bySetting(p, "acquisitions_per_s") },
+		"held-busy":     func() string { return r.bySetting(p, "held_percent") },
+		"held-jain":     func() string { return r.bySetting(p, "jain_callers") },
+		"held-starved":  func() string { return r.bySetting(p, "starved") },
+		"held-longest":  func() string { return r.bySetting(p, "longest_wait_ms") },
+		"held-commands": func() string { return r.bySetting(p, "commands_per_lock") },
+		"leases":        func() string { return r.kept(p) },
+		"masters":       func() string { return r.degraded(p) },
 	}
 	filled = part.ReplaceAllFunc(page, func(old []byte) []byte {
 		name := string(part.FindSubmatch(old)[1])
@@ -69,8 +77,8 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 
 // run describes the run.
 func (r *results) run() string {
-	text := fmt.Sprintf("%s, Redis %s, clients and servers on one machine; %s; medians of %s in which all contestants take turns.\n",
-		r.Machine, r.Redis, r.Began.UTC().Format(time.DateOnly), count(planOf(r.Quick).rounds, "round", "rounds"))
+	text := fmt.Sprintf("%s, Redis %s, clients and servers on one machine; %s, %.0f minutes; medians of %s in which all contestants take turns. A held key is measured in one of them, for longer.\n",
+		r.Machine, r.Redis, r.Began.UTC().Format(time.DateOnly), r.Took.Minutes(), count(planOf(r.Quick).rounds, "round", "rounds"))
 	if len(r.Skipped) > 0 {
 		text += "Not measured for lack of time: " + strings.Join(r.Skipped, "; ") + ".\n"
 	}
@@ -113,9 +121,14 @@ func (r *results) table(rows []row, columns ...column) string {
 	return out.String()
 }
 
-// plain is a column of one metric.
+// plain is a column of one metric, in the section of the row.
 func (r *results) plain(title, metric string) column {
 	return column{title, func(x row) string { return number(r.median(x.cell(x.contestant), metric)) }}
+}
+
+// of is a column of one metric, in another section.
+func (r *results) of(title, metric string, in section) column {
+	return column{title, func(x row) string { return number(r.median(in.cell(x.contestant), metric)) }}
 }
 
 // ratio is a column of the ratio of one metric to the bare contestant, in
@@ -136,7 +149,7 @@ func (r *results) both(title, metric string, in section) column {
 func (r *results) ofBare(s section, name, metric string) float64 {
 	base := "bare"
 	switch {
-	case s.scenario == contended:
+	case s.scenario == contended, s.scenario == fair:
 		base = ringName
 	case r.contestant(name).nodes == 5:
 		base = "bare-quorum"
@@ -185,6 +198,19 @@ func number(f float64) string {
 func callers(n int) section { return section{uncontended, distinct{goroutines: n}.String()} }
 func queue(n int) section   { return section{contended, contest{waiters: n, processes: 4}.String()} }
 
+// queueOf1ms is the setting of a held key that the front page shows.
+var queueOf1ms = section{fair, contest{waiters: 64, processes: 4, hold: time.Millisecond}.String()}
+
+// held returns the settings of a held key for contestants on that many nodes.
+func (p plan) held(nodes int) (all []section) {
+	for _, c := range p.fair {
+		if c.nodes == nodes {
+			all = append(all, section{fair, c.String()})
+		}
+	}
+	return all
+}
+
 // rows returns a row for each contestant on that many nodes. etcd counts as one
 // node; nodes 0 selects all.
 func (r *results) rows(s section, nodes int) (rows []row) {
@@ -193,7 +219,7 @@ func (r *results) rows(s section, nodes int) (rows []row) {
 			rows = append(rows, row{c.name, s, c.name})
 		}
 	}
-	if s.scenario == contended {
+	if s.scenario == contended || s.scenario == fair {
 		rows = append(rows, row{ringName, s, ringName})
 	}
 	return rows
@@ -215,10 +241,13 @@ func (r *results) ratios() string {
 		r.ratio("a free key, 1 goroutine", "pairs_per_s", callers(1)),
 		r.ratio("64", "pairs_per_s", callers(64)),
 		r.ratio("1,024", "pairs_per_s", callers(1024)),
-		r.ratio("one key, 64 waiters: acquisitions", "acquisitions_per_s", queue(64)),
-		r.ratio("changes of holder", "holders_per_s", queue(64)),
-		r.plain("commands each", "commands_per_lock"),
-		r.plain("longest wait, ms", "longest_wait_ms"),
+		r.ratio("one key, hold 0: acquisitions", "acquisitions_per_s", queue(64)),
+		r.of("commands each", "commands_per_lock", queue(64)),
+		r.of("longest wait, ms", "longest_wait_ms", queue(64)),
+		r.ratio("hold 1 ms: acquisitions", "acquisitions_per_s", queueOf1ms),
+		r.of("commands each", "commands_per_lock", queueOf1ms),
+		r.of("longest wait, ms", "longest_wait_ms", queueOf1ms),
+		r.of("Jain's index", "jain_callers", queueOf1ms),
 	)
 }
 
@@ -233,15 +262,41 @@ func (r *results) free(nodes int) string {
 	)
 }
 
-func (r *results) crowded(s section) string {
-	return r.table(r.rows(s, 0),
-		r.plain("acquisitions/s", "acquisitions_per_s"), r.plain("changes of holder/s", "holders_per_s"), r.plain("changes of process/s", "changes_per_s"),
-		r.both("between processes, p50 µs", "between_p50_us", s), r.plain("commands", "commands_per_lock"), r.plain("longest wait ms", "longest_wait_ms"),
-		column{"shares", func(x row) string {
-			k := s.cell(x.contestant)
-			return number(r.median(k, "share_least")) + "…" + number(r.median(k, "share_most"))
-		}},
+// crowded is a table of contested keys. Several settings are parts of the rows'
+// names.
+func (r *results) crowded(settings ...section) string {
+	var rows []row
+	for _, s := range settings {
+		for _, x := range r.rows(s, 0) {
+			if len(settings) > 1 {
+				x.name += ", " + s.setting
+			}
+			rows = append(rows, x)
+		}
+	}
+	return r.table(rows,
+		r.plain("acquisitions/s", "acquisitions_per_s"), r.plain("key held %", "held_percent"),
+		r.plain("changes of holder/s", "holders_per_s"), r.plain("changes of process/s", "changes_per_s"), r.plain("between processes, p50 µs", "between_p50_us"),
+		r.plain("commands", "commands_per_lock"), r.plain("longest wait ms", "longest_wait_ms"),
+		r.plain("Jain, callers", "jain_callers"), r.plain("Jain, processes", "jain_processes"), r.plain("starved", "starved"),
 	)
+}
+
+// bySetting is a table of one metric. Each row is a setting of a held key, and
+// each column a contestant.
+func (r *results) bySetting(p plan, metric string) string {
+	var rows []row
+	var columns []column
+	for _, s := range p.held(1) {
+		_, name, _ := strings.Cut(s.setting, ", ") // without the number of waiters, which is always the same
+		rows = append(rows, row{name, s, ringName})
+	}
+	for _, x := range r.rows(queueOf1ms, 1) {
+		if c := r.contestant(x.name); c.fair && c.nodes == 1 && !c.asked || x.name == ringName {
+			columns = append(columns, column{x.name, func(y row) string { return number(r.median(y.cell(x.name), metric)) }})
+		}
+	}
+	return r.table(rows, columns...)
 }
 
 // kept has each contestant with its largest number of leases, without leases,
@@ -295,6 +350,10 @@ func headlines(p plan) []headline {
 		{"acquisitions_per_s", "acquisitions/s", false, crowded},
 		{"holders_per_s", "changes of holder/s", false, crowded},
 		{"longest_wait_ms", "longest wait ms", true, crowded},
+		{"acquisitions_per_s", "acquisitions/s of a held key", false, p.held(1)},
+		{"jain_callers", "Jain's index of a held key", false, p.held(1)},
+		{"longest_wait_ms", "longest wait ms for a held key", true, p.held(1)},
+		{"commands_per_lock", "commands for a held key", true, p.held(1)},
 		{"client_keeping_percent", "client CPU for the leases", true, held},
 		{"lock_p50_ms", "lock p50 ms", true, []section{{masters, p.degraded.String()}}},
 	}
@@ -331,7 +390,11 @@ func (r *results) behindList(p plan) string {
 			if times(least) != by {
 				by = times(least) + " to " + by
 			}
-			fmt.Fprintf(&out, "- %s, %s (%s, %s)\n", h.title, several(settings), strings.Join(names, " or "), by)
+			text := fmt.Sprintf("%d of %d settings", len(settings), len(h.sections))
+			if len(settings) < 5 {
+				text = several(settings)
+			}
+			fmt.Fprintf(&out, "- %s, %s (%s, %s)\n", h.title, text, strings.Join(names, " or "), by)
 		}
 	}
 	return out.String() + "- nothing else of these\n"

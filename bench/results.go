@@ -27,6 +27,7 @@ func (s section) cell(contestant string) cell {
 // results are the figures of all rounds. They are written as results.json.
 type results struct {
 	Began    time.Time
+	Took     time.Duration
 	Machine  string
 	Redis    string // its version
 	Quick    bool
@@ -106,6 +107,7 @@ func percentile(all []time.Duration, p int) float64 {
 
 // write writes results.json and results.md to a directory.
 func (r *results) write(dir string) error {
+	r.Took = time.Since(r.Began)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -120,7 +122,7 @@ func (r *results) write(dir string) error {
 	if err := os.WriteFile(page, r.page(), 0o644); err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stderr, "%4.0fs  see %s\n", time.Since(r.Began).Seconds(), page)
+	fmt.Fprintf(os.Stderr, "%4.0fs  see %s\n", r.Took.Seconds(), page)
 	return nil
 }
 
@@ -148,6 +150,9 @@ func (r *results) page() []byte {
 	part("A free key, on five nodes", r.free(5))
 	for _, c := range p.contests {
 		part("One key, "+c.String(), r.crowded(section{contended, c.String()}))
+	}
+	for _, c := range p.fair {
+		part("One key, "+c.String(), r.crowded(section{fair, c.String()}))
 	}
 	part("Many leases", r.kept(p))
 	part("Five masters, "+p.degraded.String(), r.degraded(p))

@@ -4,7 +4,9 @@ import (
 	"context"
 	"net"
 	"os"
+	"time"
 
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -15,21 +17,20 @@ func (b *bench) start(ctx context.Context) (err error) {
 	for _, c := range b.all {
 		needs[c.nodes] = true
 	}
-	var servers []*redistest.Server
 	n := 1
-	if needs[5] {
+	if needs[3] || needs[5] {
 		n += 5
 	}
 	if err := b.servers.Do(func() error {
 		for range n {
-			servers = append(servers, redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true}))
+			b.redises = append(b.redises, redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true}))
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	b.at.One, b.five = servers[0].URL(), servers[1:]
-	for _, srv := range b.five {
+	b.at.One = b.redises[0].URL()
+	for _, srv := range b.redises[1:] {
 		b.at.Five = append(b.at.Five, srv.URL())
 	}
 	if b.meter, err = newMeter(b.at); err != nil || !needs[0] {
@@ -45,6 +46,44 @@ func (b *bench) start(ctx context.Context) (err error) {
 		b.servers.Cleanup(b.meter.etcd.End)
 	}
 	return err
+}
+
+// storesOf returns where a contestant finds its stores if each round trip takes
+// longer by trip.
+func (b *bench) storesOf(c contestant, trip time.Duration) (at stores, err error) {
+	at, ok := b.far[trip]
+	if !ok {
+		at = b.at
+		if trip > 0 {
+			if at, _, err = b.behindProxies(&b.servers, trip); err != nil {
+				return at, err
+			}
+		}
+		b.far[trip] = at
+	}
+	if c.nodes == 3 {
+		at.Five = at.Five[:3]
+	}
+	return at, nil
+}
+
+// behindProxies returns the Redis servers with a proxy before each of them, which
+// delays replies, and the proxies of the five masters. lab closes the proxies.
+func (b *bench) behindProxies(lab *redistest.Lab, delay time.Duration) (at stores, five []*faultproxy.Proxy, err error) {
+	for i, srv := range b.redises {
+		p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", srv.Addr) })
+		if err != nil {
+			return at, nil, err
+		}
+		lab.Cleanup(p.Close)
+		p.Delay(delay)
+		if url := "redis://" + p.Addr(); i == 0 {
+			at.One = url
+		} else {
+			at.Five, five = append(at.Five, url), append(five, p)
+		}
+	}
+	return at, five, nil
 }
 
 // freePort returns a port of the loopback interface that was free just now.

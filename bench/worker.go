@@ -24,7 +24,8 @@ type order struct {
 	Key        string
 	Waiters    int
 	Hold       time.Duration
-	Ring       []link // if not nil, the members of the ring; then there is no contestant
+	Think      time.Duration // mean pause of a caller after each turn
+	Ring       []link        // if not nil, the members of the ring; then there is no contestant
 }
 
 // report is the answer to every order.
@@ -66,8 +67,8 @@ func (b *bench) order(orders ...order) ([]report, error) {
 
 // worker is the state of a worker process.
 type worker struct {
-	open    map[string]locker   // by contestant
-	more    map[string][]locker // by contestant, if each caller needs its own
+	open    map[string]locker   // by contestant and address of the stores
+	more    map[string][]locker // the same, if each caller needs its own
 	callers []locker
 	order   order
 	ring    *ring
@@ -119,10 +120,10 @@ func (w *worker) obey(o order) (r report, err error) {
 
 // prepare opens what the callers of an order need and is not open yet.
 func (w *worker) prepare(ctx context.Context) (err error) {
-	name := w.order.Contestant
+	name := w.order.Contestant + " " + w.order.Stores.One
 	l := w.open[name]
 	if l == nil {
-		i := slices.IndexFunc(contestants(), func(c contestant) bool { return c.name == name })
+		i := slices.IndexFunc(contestants(), func(c contestant) bool { return c.name == w.order.Contestant })
 		if l, err = contestants()[i].open(ctx, w.order.Stores, term); err != nil {
 			return err
 		}
@@ -181,6 +182,7 @@ func take(ctx context.Context, l locker, o order, t *turns) (refused int, first 
 			freed := now()
 			err = h.Unlock(context.WithoutCancel(ctx))
 			t.Got, t.Freed = append(t.Got, got), append(t.Freed, freed)
+			time.Sleep(o.Think/2 + rand.N(o.Think+1))
 		}
 
 		switch {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -48,7 +49,6 @@ type reply struct {
 	ID    int
 	Err   string   `json:",omitempty"`
 	Kinds []string `json:",omitempty"` // of Err
-	Grant backend.Grant
 }
 
 // kinds are the errors that processes send to each other by name.
@@ -66,14 +66,10 @@ type remoteError struct {
 func (e *remoteError) Error() string { return e.text }
 
 func (e *remoteError) Is(target error) bool {
-	for _, k := range e.kinds {
-		if kinds[k] == target {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.kinds, func(kind string) bool { return kinds[kind] == target })
 }
 
+// fail puts err into r.
 func (r *reply) fail(err error) {
 	if err == nil {
 		return
@@ -86,6 +82,7 @@ func (r *reply) fail(err error) {
 	}
 }
 
+// error returns the error that fail has put into r.
 func (r *reply) error() error {
 	if r.Err == "" {
 		return nil
@@ -109,6 +106,7 @@ func serveIfChild(ctx context.Context, h Harness) error {
 	if h.Open == nil {
 		return errors.New("conformance: Harness.Open is nil")
 	}
+
 	h.setDefaults()
 	a := &agent{out: os.Stdout, leases: map[string]*hasp.Lease{}}
 	os.Exit(a.serve(ctx, h, spec.Store, os.Stdin))
@@ -128,17 +126,12 @@ type agent struct {
 // serve answers requests until its input ends. The input also ends with the parent.
 // It returns an exit code.
 func (a *agent) serve(ctx context.Context, h Harness, store string, in io.Reader) int {
-	var err error
-	if a.d, err = h.Open(ctx, store); err == nil {
-		var under backend.Driver
-		if under, err = h.Open(ctx, store); err == nil {
-			a.client = hasp.New(under, &hasp.Options{TTL: h.Term, Timeout: h.Timeout})
-		}
-	}
-	a.reply(reply{}, err)
+	err := a.open(ctx, h, store)
+	a.reply(0, err)
 	if err != nil {
 		return 1
 	}
+
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -146,57 +139,77 @@ func (a *agent) serve(ctx context.Context, h Harness, store string, in io.Reader
 		if err := json.Unmarshal(lines.Bytes(), &rq); err != nil {
 			return 1
 		}
-		go func() {
-			r := reply{ID: rq.ID}
-			err := a.do(ctx, rq, &r)
-			a.reply(r, err)
-		}()
+
+		// A Wait must not delay the requests after it.
+		go func() { a.reply(rq.ID, a.do(ctx, rq)) }()
 	}
 	return 0
 }
 
-func (a *agent) reply(r reply, err error) {
+// open opens a driver, and a Client over another.
+func (a *agent) open(ctx context.Context, h Harness, store string) (err error) {
+	if a.d, err = h.Open(ctx, store); err != nil {
+		return err
+	}
+	under, err := h.Open(ctx, store)
+	if err != nil {
+		return err
+	}
+	a.client = hasp.New(under, &hasp.Options{TTL: h.Term, Timeout: h.Timeout})
+	return nil
+}
+
+// reply sends the outcome of a request.
+func (a *agent) reply(id int, err error) {
+	r := reply{ID: id}
 	r.fail(err)
 	b, err := json.Marshal(r)
 	if err != nil {
 		panic(err) // of a struct of strings and numbers
 	}
+
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	fmt.Fprintf(a.out, "\n%s%s\n", childMark, b)
 }
 
-func (a *agent) do(ctx context.Context, rq request, r *reply) (err error) {
+// do executes a request.
+func (a *agent) do(ctx context.Context, rq request) error {
 	c := rq.Claim
 	switch rq.Op {
 	case "acquire":
-		r.Grant, err = a.d.Acquire(ctx, c)
+		return errOf(a.d.Acquire(ctx, c))
 	case "wait":
-		r.Grant, err = a.d.(backend.Waiter).Wait(ctx, c)
+		return errOf(a.d.(backend.Waiter).Wait(ctx, c))
 	case "renew":
-		err = errUnanswered
-		a.d.Renew(ctx, []backend.Claim{c}, func(_ int, g backend.Grant, e error) { r.Grant, err = g, e })
+		return errOf(renewBy(ctx, a.d, c))
 	case "release":
-		err = a.d.Release(ctx, c)
+		return a.d.Release(ctx, c)
 	case "lock":
-		var l *hasp.Lease
-		if l, err = a.client.Lock(ctx, c.Key, hasp.WithTTL(c.TTL)); err == nil {
-			a.mu.Lock()
-			a.leases[c.Token] = l
-			a.mu.Unlock()
-		}
+		return a.lock(ctx, c)
 	case "err":
-		err = a.lease(c).Err()
+		return a.lease(c).Err()
 	case "unlock":
-		err = a.lease(c).Unlock(ctx)
+		return a.lease(c).Unlock(ctx)
 	case "count":
-		err = count(ctx, a.client, c.Key, rq.Dir, rq.Times)
-	default:
-		err = fmt.Errorf("unknown operation %q", rq.Op)
+		return count(ctx, a.client, c.Key, rq.Dir, rq.Times)
 	}
-	return err
+
+	return fmt.Errorf("unknown operation %q", rq.Op)
 }
 
+func (a *agent) lock(ctx context.Context, c backend.Claim) error {
+	lease, err := a.client.Lock(ctx, c.Key, hasp.WithTTL(c.TTL))
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.leases[c.Token] = lease
+	return nil
+}
+
+// lease returns the lease that the request of c has locked.
 func (a *agent) lease(c backend.Claim) *hasp.Lease {
 	a.mu.Lock()
 	defer a.mu.Unlock()

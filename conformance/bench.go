@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"sync/atomic"
 	"testing"
 
@@ -11,10 +10,10 @@ import (
 )
 
 // Bench measures a driver in ways that are the same for all: by itself and
-// through a Client, alone and contended. Terms are Harness.Long, so nothing is
-// renewed but where renewals are measured.
+// through a Client, alone and contended. Terms are Harness.Long, so only the last
+// benchmark renews a hold.
 //
-//	driver         Acquire and Release of a key that nobody wants
+//	driver         Acquire and Release of a key that no other caller wants
 //	client         Lock and Unlock of such a key by one goroutine
 //	client-many    the same by many goroutines, on keys of their own
 //	contended      Lock and Unlock of one key by many goroutines of four Clients
@@ -27,6 +26,7 @@ func Bench(b *testing.B, h Harness) {
 		b.Fatal(err)
 	}
 	b.Cleanup(s.stop)
+
 	for _, bench := range []struct {
 		name string
 		need need
@@ -40,15 +40,14 @@ func Bench(b *testing.B, h Harness) {
 		{"renew", nil, benchRenew},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
-			if bench.need != nil {
-				if reason := bench.need(s); reason != "" {
-					b.Skip(reason)
-				}
+			if reason := bench.need.missing(s); reason != "" {
+				b.Skip(reason)
 			}
-			e := &env{suite: s, ctx: ctx, term: s.h.Term, held: map[string]holding{}}
+
+			e := newEnv(ctx, s, s.h.Term)
 			defer e.close()
 			b.ReportAllocs()
-			if err := e.try(func() error { bench.run(b, e); return nil }); err != nil {
+			if err := e.try(func() { bench.run(b, e) }); err != nil {
 				b.Fatal(err)
 			}
 		})
@@ -117,6 +116,7 @@ func benchContended(b *testing.B, e *env) {
 	for i := range clients {
 		clients[i] = e.newClient()
 	}
+
 	key := e.key()
 	var next atomic.Int32
 	b.SetParallelism(16)
@@ -135,51 +135,42 @@ func benchHandover(b *testing.B, e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	key := e.key()
 	var turns atomic.Int64
+
 	b.ResetTimer()
-	err := e.each(len(drivers), func(i int) error {
+	must(e.each(len(drivers), func(i int) {
 		d := drivers[i]
 		for turns.Add(1) <= int64(b.N) {
 			c := e.claimOf(key, e.h.Long)
-			if _, err := d.Driver.(backend.Waiter).Wait(e.ctx, c); err != nil {
-				return err
-			}
-			if err := d.Release(e.ctx, c); err != nil {
-				return err
-			}
+			must(errOf(d.Driver.(backend.Waiter).Wait(e.ctx, c)))
+			must(d.Release(e.ctx, c))
 		}
-		return nil
-	})
-	must(err)
+	}))
 }
 
 func benchRenew(b *testing.B, e *env) {
 	d := e.open()
-	cs := make([]backend.Claim, 1000)
-	for i := range cs {
-		cs[i] = e.claim(e.h.Long)
-		d.take(cs[i])
-	}
-	failed := errors.New("not answered")
+	cs := d.holdMany(1000, e.h.Long)
 	b.ResetTimer()
+
 	for n := b.N; n > 0; n -= len(cs) {
 		batch := cs[:min(n, len(cs))]
 		var answered atomic.Int32
-		var err atomic.Pointer[error]
-		d.Renew(e.ctx, batch, func(_ int, _ backend.Grant, e error) {
+		var failed atomic.Pointer[error]
+		d.Renew(e.ctx, batch, func(_ int, _ backend.Grant, err error) {
 			answered.Add(1)
-			if e != nil {
-				err.Store(&e)
+			if err != nil {
+				failed.Store(&err)
 			}
 		})
-		if int(answered.Load()) != len(batch) {
-			err.CompareAndSwap(nil, &failed)
+
+		if err := failed.Load(); err != nil {
+			b.Fatal(*err)
 		}
-		if e := err.Load(); e != nil {
-			b.Fatal(*e)
+		if got := int(answered.Load()); got != len(batch) {
+			b.Fatalf("%d of %d claims were answered", got, len(batch))
 		}
 	}
+
 	b.StopTimer()
-	for _, c := range cs {
-		d.give(c)
-	}
+	d.give(cs...)
 }

@@ -23,8 +23,8 @@ type child struct {
 
 	mu      sync.Mutex // guards all below
 	next    int
-	waiting map[int]chan reply
-	gone    bool
+	waiting map[int]chan error // the replies to requests, by their IDs
+	gone    bool               // the process has ended
 }
 
 // spawn starts a child and waits until it has opened a driver of its own. The end
@@ -38,13 +38,16 @@ func (e *env) spawn() *child {
 	if args == nil {
 		args = os.Args[1:]
 	}
-	p := &child{e: e, cmd: exec.Command(exe, args...), waiting: map[int]chan reply{}}
+
+	p := &child{e: e, cmd: exec.Command(exe, args...), waiting: map[int]chan error{}}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(spec))
 	p.cmd.Stderr = &p.log
 	p.in, err = p.cmd.StdinPipe()
 	must(err)
 	out, err := p.cmd.StdoutPipe()
 	must(err)
+
+	// The first reply may come at once, so expect it before the process starts.
 	hello := p.expect(0)
 	must(p.cmd.Start())
 	read := make(chan struct{})
@@ -52,28 +55,37 @@ func (e *env) spawn() *child {
 		defer close(read)
 		p.read(out)
 	}()
+
 	e.onEnd(func() {
 		p.kill()
 		<-read
 		p.cmd.Wait()
 		p.in.Close()
 	})
-	err = e.try(func() error { return e.arrives("the start of this program as a child", errorOf(hello)) })
+
+	err = e.try(func() { must(e.arrives("the start of this program as a child", hello)) })
 	if err != nil {
-		must(fmt.Errorf("%w; does it come to this Check or Run with the arguments %q? It said:\n%s", err, args, &p.log))
+		fail("%w; does it come to this Check or Run with the arguments %q? It printed:\n%s", err, args, &p.log)
 	}
 	return p
 }
 
+// spawnMany starts n children at once.
+func (e *env) spawnMany(n int) []*child {
+	children := make([]*child, n)
+	must(e.each(n, func(i int) { children[i] = e.spawn() }))
+	return children
+}
+
 func (p *child) kill() { p.cmd.Process.Kill() }
 
-// expect returns the channel of the reply to a request.
-func (p *child) expect(id int) chan reply {
+// expect returns the channel of the error that a reply will bring.
+func (p *child) expect(id int) <-chan error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := make(chan reply, 1)
+	c := make(chan error, 1)
 	if p.gone {
-		close(c)
+		c <- errGone
 	} else {
 		p.waiting[id] = c
 	}
@@ -92,35 +104,24 @@ func (p *child) read(out io.Reader) {
 		}
 		p.mu.Lock()
 		if c := p.waiting[r.ID]; c != nil {
-			c <- r
+			c <- r.error()
 			delete(p.waiting, r.ID)
 		}
 		p.mu.Unlock()
 	}
-	io.Copy(io.Discard, out)
+
+	io.Copy(io.Discard, out) // a line may have been too long
+
+	// No reply will come to requests that are still open, nor to later ones.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.gone = true
 	for _, c := range p.waiting {
-		close(c)
+		c <- errGone
 	}
 }
 
 var errGone = errors.New("the child process has ended")
-
-// errorOf returns the error of a reply.
-func errorOf(c <-chan reply) <-chan error {
-	done := make(chan error, 1)
-	go func() {
-		r, ok := <-c
-		if !ok {
-			done <- errGone
-			return
-		}
-		done <- r.error()
-	}()
-	return done
-}
 
 // begin sends a request and returns the channel of its error.
 func (p *child) begin(rq request) <-chan error {
@@ -128,14 +129,15 @@ func (p *child) begin(rq request) <-chan error {
 	p.next++
 	rq.ID = p.next
 	p.mu.Unlock()
-	c := p.expect(rq.ID)
+	done := p.expect(rq.ID)
+
 	b, err := json.Marshal(rq)
 	must(err)
 	p.mu.Lock()
 	_, err = p.in.Write(append(b, '\n'))
 	p.mu.Unlock()
 	must(err)
-	return errorOf(c)
+	return done
 }
 
 // do makes one call in the child.

@@ -1,10 +1,8 @@
 package conformance
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -13,258 +11,174 @@ import (
 // firstClause runs alone, before all others.
 const firstClause = "takes-and-releases"
 
-var firstClauses = []clause{
-	{
-		name:  firstClause,
-		why:   "Acquire takes a free key, and Release frees it again.",
-		says:  saysGrants,
-		check: takesAndReleases,
-	},
-}
-
-var traitClauses = []clause{
-	{
-		name:  "traits-constant",
-		why:   "Traits never change; Ordered drivers are Waiters.",
-		says:  saysTraits,
-		check: traitsConstant,
-	},
-}
-
 var acquireClauses = []clause{
-	{
-		name:  "acquire-excludes",
-		why:   "Acquire of a held key returns ErrHeld. After the release the key is granted.",
-		says:  saysGrants,
-		check: acquireExcludes,
-	},
-	{
-		name:  "acquire-not-reentrant",
-		why:   "Acquire never takes a key that is held, not even by a token of the same driver and owner.",
-		says:  saysNever,
-		check: acquireNotReentrant,
-	},
-	{
-		name:  "acquire-one-winner",
-		why:   "At most one of many simultaneous attempts is granted.",
-		says:  saysOneHolder,
-		check: acquireOneWinner,
-	},
-	{
-		name:  "acquire-one-attempt",
-		why:   "Acquire makes one attempt and does not wait for the key.",
-		says:  saysAttempt,
-		check: acquireOneAttempt,
-	},
-	{
-		name:  "acquire-refused-changes-nothing",
-		why:   "ErrHeld is definite: the holder, its term and its fence do not change.",
-		says:  saysDefinite,
-		check: acquireRefusedChangesNothing,
-	},
-	{
-		name:  "acquire-held-details",
-		why:   "A HeldError has the right owner and remaining term, or leaves them empty.",
-		says:  saysRetryAfter,
-		check: acquireHeldDetails,
-	},
-	{
-		name:  "acquire-max-ttl",
-		why:   "A term of Traits.MaxTTL is granted. A longer one is ErrInvalid.",
-		says:  saysMaxTTL,
-		need:  limited,
-		check: acquireMaxTTL,
-	},
-	{
-		name:  "acquire-dead-context",
-		why:   "If its context has ended, Acquire of a free key does not return ErrHeld. A Release of its token removes all that it leaves.",
-		says:  saysCtx,
-		check: acquireDeadContext,
-	},
+	{name: firstClause, says: saysGrants, check: takesAndReleases,
+		why: "Acquire takes a free key, and Release frees it again."},
+	{name: "traits-constant", says: saysTraits, check: traitsConstant,
+		why: "Traits never change; Ordered drivers are Waiters."},
+	{name: "acquire-excludes", says: saysGrants, check: acquireExcludes,
+		why: "Acquire of a held key returns ErrHeld. After the release the key is granted."},
+	{name: "acquire-not-reentrant", says: saysNever, check: acquireNotReentrant,
+		why: "Acquire never takes a key that is held, not even by a token of the same driver and owner."},
+	{name: "acquire-one-winner", says: saysOneHolder, check: acquireOneWinner,
+		why: "At most one of many simultaneous attempts is granted."},
+	{name: "acquire-one-attempt", says: saysAttempt, check: acquireOneAttempt,
+		why: "Acquire makes one attempt and does not wait for the key."},
+	{name: "acquire-refused-changes-nothing", says: saysDefinite, check: acquireRefusedChangesNothing,
+		why: "ErrHeld is definite: the holder, its term and its fence do not change."},
+	{name: "acquire-held-details", says: saysRetryAfter, check: acquireHeldDetails,
+		why: "A HeldError has the right owner and remaining term, or leaves them empty."},
+	{name: "acquire-max-ttl", need: limited, says: saysMaxTTL, check: acquireMaxTTL,
+		why: "A term of Traits.MaxTTL is granted. A longer one is ErrInvalid."},
+	{name: "acquire-dead-context", says: saysCtx, check: acquireDeadContext,
+		why: "If its context has ended, Acquire of a free key does not return ErrHeld. A Release of its token removes all that it leaves."},
 }
 
-func takesAndReleases(e *env) error {
-	d := e.open()
-	key := e.key()
+func takesAndReleases(e *env) {
+	d, key := e.open(), e.key()
 	for range 2 {
 		must(d.granted(key))
 	}
-	return nil
 }
 
-func acquireMaxTTL(e *env) error {
-	d := e.open()
-	c := e.claim(e.traits.MaxTTL + time.Millisecond)
-	if _, err := d.acquire(c); !errors.Is(err, backend.ErrInvalid) {
-		return is("acquire for longer than Traits.MaxTTL", err, backend.ErrInvalid)
-	}
-	c = e.claim(e.traits.MaxTTL)
-	d.take(c)
-	d.give(c)
-	return nil
-}
-
-func traitsConstant(e *env) error {
+func traitsConstant(e *env) {
 	a, b := e.open(), e.open()
 	first := a.Traits()
-	a.give(func() backend.Claim { c := e.claim(e.h.Long); a.take(c); return c }())
+	a.give(a.hold(e.h.Long))
 	for _, t := range []backend.Traits{a.Traits(), b.Traits(), e.traits} {
-		if t != first {
-			return fmt.Errorf("traits %+v, before %+v", t, first)
-		}
+		require(t == first, "traits %+v, before %+v", t, first)
 	}
-	if _, ok := a.Driver.(backend.Waiter); first.Ordered && !ok {
-		return errors.New("claims to be Ordered without being a Waiter")
-	}
-	if r := first.Reach; r != backend.Process && r != backend.Host && r != backend.Network {
-		return fmt.Errorf("reach %v is none of process, host and network", r)
-	}
-	return nil
+
+	_, waits := a.Driver.(backend.Waiter)
+	require(waits || !first.Ordered, "Ordered by its Traits, but not a Waiter")
+	known := []backend.Reach{backend.Process, backend.Host, backend.Network}
+	require(slices.Contains(known, first.Reach), "reach %v is none of process, host and network", first.Reach)
 }
 
-func acquireExcludes(e *env) error {
+func acquireExcludes(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.h.Long)
 	must(b.refused(c.Key))
+
 	a.give(c)
-	return b.granted(c.Key)
+	must(b.granted(c.Key))
 }
 
-func acquireNotReentrant(e *env) error {
+func acquireNotReentrant(e *env) {
 	a := e.open()
 	c := a.hold(e.h.Long)
 	again := e.claimOf(c.Key, e.h.Long)
 	again.Owner = c.Owner
-	if _, err := a.acquire(again); err == nil || !errors.Is(err, backend.ErrHeld) {
-		return is("acquire again by the same driver and owner with another token", err, backend.ErrHeld)
-	}
+	must(is("acquire again by the same driver and owner with another token", errOf(a.acquire(again)), backend.ErrHeld))
 	a.give(c)
-	return a.granted(c.Key)
+	must(a.granted(c.Key))
 }
 
-func acquireOneWinner(e *env) error {
+func acquireOneWinner(e *env) {
 	drivers := []*driver{e.open(), e.open(), e.open()}
 	key := e.key()
 	for round := range 15 {
-		var winners atomic.Int32
-		cs := make([]backend.Claim, 4*len(drivers))
-		won := make([]bool, len(cs))
+		cs, won := make([]backend.Claim, 12), make([]bool, 12)
+
+		// The goroutines begin together, so that their attempts meet in the store.
 		start := make(chan struct{})
 		time.AfterFunc(time.Millisecond, func() { close(start) })
-		err := e.each(len(cs), func(i int) error {
+
+		must(e.each(len(cs), func(i int) {
 			cs[i] = e.claimOf(key, e.h.Long)
 			<-start
 			_, err := drivers[i%len(drivers)].acquire(cs[i])
-			if err == nil {
-				winners.Add(1)
-				won[i] = true
-			} else if !errors.Is(err, backend.ErrHeld) {
-				return fmt.Errorf("one of many attempts: %q, want a grant or ErrHeld", err)
+			won[i] = err == nil
+			require(won[i] || errors.Is(err, backend.ErrHeld), "one of many attempts: %q, want a grant or ErrHeld", err)
+		}))
+
+		var winners []int
+		for i, ok := range won {
+			if ok {
+				winners = append(winners, i)
 			}
-			return nil
-		})
-		must(err)
-		if n := winners.Load(); n > 1 {
-			return fmt.Errorf("round %d: %d of %d attempts were granted one key", round, n, len(cs))
 		}
-		for i := range cs {
-			if won[i] {
-				drivers[i%len(drivers)].give(cs[i])
-			}
+		require(len(winners) <= 1, "round %d: %d of %d attempts were granted one key", round, len(winners), len(cs))
+
+		for _, i := range winners {
+			drivers[i%len(drivers)].give(cs[i])
 		}
 	}
-	return nil
 }
 
-func acquireOneAttempt(e *env) error {
+func acquireOneAttempt(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
-	ctx, cancel := context.WithTimeout(e.ctx, e.h.Timeout)
-	defer cancel()
-	return e.within("Acquire of a held key", func() error {
-		_, err := b.Acquire(ctx, e.claimOf(c.Key, e.h.Long))
-		return is("acquire a held key", err, backend.ErrHeld)
-	})
+	c, ctx := a.hold(e.h.Long), e.timeout(e.h.Timeout)
+	err := e.within("Acquire of a held key", func() error { return errOf(b.Acquire(ctx, e.claimOf(c.Key, e.h.Long))) })
+	must(is("acquire a held key", err, backend.ErrHeld))
 }
 
-func acquireRefusedChangesNothing(e *env) error {
+func acquireRefusedChangesNothing(e *env) {
 	a, b := e.open(), e.open()
-	c, short := e.claim(e.h.Long), e.claim(e.term)
-	c.Fenced = e.traits.Fenced
-	a.take(short)
+	c, short := e.fencedIfCan(e.claim(e.h.Long)), a.hold(e.term)
 	g := a.take(c)
 	for range 3 {
 		must(b.refused(c.Key))
 		must(a.refused(c.Key))
 	}
+
 	if e.inspector {
-		s := b.inspect(c.Key)
-		if !s.Held || s.Owner != "" && s.Owner != c.Owner || c.Fenced && s.Fence != 0 && s.Fence != g.Fence {
-			return fmt.Errorf("after attempts that were refused the store says %+v of the hold of %s with fence %d", s, c.Owner, g.Fence)
-		}
+		b.shows(c, g.Fence)
 	}
+
 	mustf(a.renews(c), "renewal by the holder after attempts that were refused")
 	mustf(a.release(c), "release by the holder after attempts that were refused")
+
 	// The refused attempts ask for long terms. They must not prolong the hold.
-	if _, _, err := b.seize(short.Key, e.h.Long); err != nil {
-		return fmt.Errorf("a hold of %v ends though others try for longer terms: %w", e.term, err)
-	}
-	return nil
+	_, _, err := b.seize(short.Key, e.h.Long)
+	mustf(err, "the end of a hold of %v whose key others asked for with longer terms", e.term)
 }
 
-func acquireHeldDetails(e *env) error {
+func acquireHeldDetails(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.h.Long)
 	_, err := b.acquire(e.claimOf(c.Key, e.h.Long))
 	must(is("acquire a held key", err, backend.ErrHeld))
+
 	var he *backend.HeldError
 	if !errors.As(err, &he) {
-		return nil
+		return
 	}
+
 	// A store may count terms in whole seconds.
-	if he.RetryAfter < 0 || he.RetryAfter > c.TTL+time.Second {
-		return fmt.Errorf("%v left of a term of %v", he.RetryAfter, c.TTL)
-	}
-	if he.Owner != "" && he.Owner != c.Owner {
-		return fmt.Errorf("held by %q, want %q", he.Owner, c.Owner)
-	}
-	return nil
+	require(he.RetryAfter >= 0 && he.RetryAfter <= c.TTL+time.Second, "%v left of a term of %v", he.RetryAfter, c.TTL)
+	require(he.Owner == "" || he.Owner == c.Owner, "held by %q, want %q", he.Owner, c.Owner)
 }
 
-func acquireDeadContext(e *env) error {
-	a, b := e.open(), e.open()
-	ctx, cancel := context.WithCancel(e.ctx)
-	cancel()
+func acquireMaxTTL(e *env) {
+	d := e.open()
+	_, err := d.acquire(e.claim(e.traits.MaxTTL + time.Millisecond))
+	must(is("acquire for longer than Traits.MaxTTL", err, backend.ErrInvalid))
+	d.give(d.hold(e.traits.MaxTTL))
+}
+
+func acquireDeadContext(e *env) {
+	a, b, ctx := e.open(), e.open(), e.deadContext()
 	for range 5 {
 		c := e.claim(e.h.Long)
-		err := e.within("Acquire with a context that has ended", func() error {
-			_, err := a.Acquire(ctx, c)
-			if errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) {
-				return fmt.Errorf("acquire a free key with a context that has ended: %q, want its end or a grant", err)
-			}
-			return nil
-		})
-		must(err)
-		must(e.undone(a, b, c))
+		err := e.within("Acquire with a context that has ended", func() error { return errOf(a.Acquire(ctx, c)) })
+		require(!definite(err), "acquire a free key with a context that has ended: %q, want the context's error or a grant", err)
+		e.undone(a, b, c)
 	}
-	return nil
 }
 
 // undone does what the engine does after an attempt of unknown outcome: d releases
 // the token, at once and again after the timeout, when every late command has
-// arrived. undone returns an error unless other then gets the key.
-func (e *env) undone(d, other *driver, c backend.Claim) error {
-	var err error
-	for n := range 2 {
-		if n > 0 {
-			e.sleep(e.h.Timeout)
-		}
-		if err := d.release(c); err != nil && !errors.Is(err, backend.ErrLost) {
-			return fmt.Errorf("release of what may have been acquired: %w", err)
-		}
-		if err = other.granted(c.Key); err == nil || !errors.Is(err, backend.ErrHeld) {
-			return err
-		}
+// arrived. undone ends the try unless other then gets the key.
+func (e *env) undone(d, other *driver, c backend.Claim) {
+	undo := func() error {
+		d.giveIfHeld(c, "of what may have been acquired")
+		return other.granted(c.Key)
 	}
-	return fmt.Errorf("after a call of unknown outcome, Release, and Release again %v later: %w", e.h.Timeout, err)
+	err := undo()
+	if errors.Is(err, backend.ErrHeld) {
+		e.sleep(e.h.Timeout)
+		err = undo()
+	}
+	mustf(err, "after a call of unknown outcome, and Release twice within %v", e.h.Timeout)
 }

@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -15,79 +14,65 @@ const promptly = 50 * time.Millisecond
 
 // cancelClauses check callers whose context ends.
 var cancelClauses = []clause{
-	{
-		name:  "lock-cancelled-before",
-		why:   "Lock and TryLock with a context that has ended do not call the store.",
-		says:  saysHasp,
-		check: lockCancelledBefore,
-	},
-	{
-		name:  "lock-cancelled-waiting",
-		why:   "If its context ends, a waiting Lock returns promptly. The error matches ErrHeld and the cause, and nothing is left.",
-		says:  saysHasp,
-		check: lockCancelledWaiting,
-	},
-	{
-		name:  "lock-cancelled-sent",
-		why:   "If its context ends during an attempt, the caller does not wait for the answer. A later grant is released.",
-		says:  saysHasp,
-		check: lockCancelledSent,
-	},
+	{name: "lock-cancelled-before", says: saysHasp, check: lockCancelledBefore,
+		why: "Lock and TryLock with a context that has ended do not call the store."},
+	{name: "lock-cancelled-waiting", says: saysHasp, check: lockCancelledWaiting,
+		why: "If its context ends, a waiting Lock returns promptly. The error matches ErrHeld and the cause, and nothing is left."},
+	{name: "lock-cancelled-sent", says: saysHasp, check: lockCancelledSent,
+		why: "If its context ends during an attempt, the caller does not wait for the answer. A later grant is released."},
 }
 
-func lockCancelledBefore(e *env) error {
+func lockCancelledBefore(e *env) {
 	c, t := e.tapped(hasp.Options{})
-	ctx, cancel := context.WithCancel(e.ctx)
-	cancel()
-	key := e.key()
-	for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
-		if _, err := lock(ctx, key); !errors.Is(err, context.Canceled) || errors.Is(err, hasp.ErrHeld) {
-			return fmt.Errorf("lock with a context that has ended: %v, want its end", err)
-		}
+	ctx, key := e.deadContext(), e.key()
+	for _, err := range []error{errOf(c.Lock(ctx, key)), errOf(c.TryLock(ctx, key))} {
+		require(onlyCancelled(err), "lock with a context that has ended: %v, want the context's error", err)
 	}
-	if n := t.asked(); n != 0 {
-		return fmt.Errorf("the store was asked %d times for a caller whose context had ended", n)
-	}
-	return nil
+	t.askedNothing("callers whose context had ended")
+}
+
+// onlyCancelled reports whether err is the end of a context, and no answer of the
+// store.
+func onlyCancelled(err error) bool {
+	return errors.Is(err, context.Canceled) && !errors.Is(err, hasp.ErrHeld)
+}
+
+// cancelLock begins a Lock, and cancels it when its attempt is pause old. It returns
+// the error of the Lock, and how long the Lock took to return.
+func (t *tap) cancelLock(key string, pause time.Duration, cause error) (took time.Duration, err error) {
+	ctx, cancel := context.WithCancelCause(t.e.ctx)
+	done := t.attempts(func() error { return errOf(t.client.Lock(ctx, key)) })
+	t.e.sleep(pause)
+	began := time.Now()
+	cancel(cause)
+	err = t.e.arrives("a cancelled Lock", done)
+	return time.Since(began), err
 }
 
 // lockCancelledWaiting uses the shortest of several times, because a slow machine
 // may delay any of them.
-func lockCancelledWaiting(e *env) error {
-	c, t := e.tapped(hasp.Options{})
+func lockCancelledWaiting(e *env) {
+	_, t := e.tapped(hasp.Options{})
 	a := e.open()
-	best := time.Duration(1<<63 - 1)
+	best := patience
+
 	for range 6 {
 		holder := a.hold(e.h.Long)
-		ctx, cancel := context.WithCancelCause(e.ctx)
-		done, asked := make(chan error, 1), t.asked()
-		go func() {
-			_, err := c.Lock(ctx, holder.Key)
-			done <- err
-		}()
-		must(e.poll("an attempt of Lock", func() (bool, error) { return t.asked() > asked, nil }))
-		e.sleep(e.term / 4)
 		cause := errors.New("changed my mind")
-		began := time.Now()
-		cancel(cause)
-		err := e.arrives("a cancelled Lock", done)
-		best = min(best, time.Since(began))
-		if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) {
-			return fmt.Errorf("a cancelled Lock: %v, want the context's error and cause", err)
-		}
-		if !errors.Is(err, hasp.ErrHeld) {
-			return slow("a cancelled Lock of a held key: %w, want ErrHeld as well", err)
-		}
-		must(a.release(holder))
+		took, err := t.cancelLock(holder.Key, e.term/4, cause)
+		best = min(best, took)
+
+		require(errors.Is(err, context.Canceled) && errors.Is(err, cause), "a cancelled Lock: %v, want the context's error and cause", err)
+		requireInTime(errors.Is(err, hasp.ErrHeld), "a cancelled Lock of a held key: %w, want ErrHeld as well", err)
+
+		a.give(holder)
 		mustf(a.grantedAtLast(holder.Key), "after a cancelled Lock")
 	}
-	if best > promptly {
-		return slow("of several cancelled Locks the fastest took %v to return", best)
-	}
-	return nil
+
+	requireInTime(best <= promptly, "of several cancelled Locks the fastest took %v to return", best)
 }
 
-func lockCancelledSent(e *env) error {
+func lockCancelledSent(e *env) {
 	c, t := e.tapped(hasp.Options{})
 	b := e.open()
 	for _, lands := range []string{"before", "after"} {
@@ -106,21 +91,19 @@ func lockCancelledSent(e *env) error {
 			}
 			return g, err
 		}
+
 		ctx, cancel := context.WithCancel(e.ctx)
 		defer cancel()
-		key, done := e.key(), make(chan error, 1)
-		go func() {
-			_, err := c.TryLock(ctx, key)
-			done <- err
-		}()
+		key := e.key()
+		done := e.begin(func() error { return errOf(c.TryLock(ctx, key)) })
+
+		// The caller leaves while its attempt is in flight.
 		must(e.arrives("an attempt of TryLock", sent))
+
 		cancel()
 		err := e.arrives("TryLock, cancelled while the store has not answered,", done)
 		close(answer)
-		if !errors.Is(err, context.Canceled) || errors.Is(err, hasp.ErrHeld) {
-			return fmt.Errorf("TryLock, cancelled while the store has not answered: %v, want the context's end", err)
-		}
-		mustf(b.grantedAtLast(key), "after a grant that landed %s its caller had left", lands)
+		require(onlyCancelled(err), "TryLock, cancelled while the store has not answered: %v, want the context's error", err)
+		mustf(b.grantedAtLast(key), "after a grant that came %s its caller had left", lands)
 	}
-	return nil
 }

@@ -18,30 +18,17 @@ import (
 // historyClauses record simultaneous calls and their answers. porcupine checks
 // whether one lock could have given the answers in some order.
 var historyClauses = []clause{
-	{
-		name:  "history-driver",
-		why:   "Simultaneous calls are linearizable: the answers fit an order of the calls in which one lock gives them.",
-		says:  saysOneHolder,
-		check: func(e *env) error { return e.ownDrivers().check(false) },
-	},
-	{
-		name:  "history-locker",
-		why:   "Lock, TryLock and Unlock of several Clients are linearizable, and fences grow in that order.",
-		says:  saysHasp,
-		check: func(e *env) error { return e.ownLockers().check(false) },
-	},
-	{
-		name:     "history-refusals",
-		why:      "ErrHeld is true: in such an order, the key was held at each refusal.",
-		says:     saysGrants,
-		optional: chance,
-		check: func(e *env) error {
-			if err := e.ownDrivers().check(true); err != nil {
-				return err
-			}
-			return e.ownLockers().check(true)
-		},
-	},
+	{name: "history-driver", says: saysOneHolder, check: func(e *env) { must(e.ownDrivers().check(false)) },
+		why: "Simultaneous calls are linearizable: the answers fit an order of the calls in which one lock gives them."},
+	{name: "history-locker", says: saysHasp, check: func(e *env) { must(e.ownLockers().check(false)) },
+		why: "Lock, TryLock and Unlock of several Clients are linearizable, and fences grow in that order."},
+	{name: "history-refusals", optional: chance, says: saysGrants, check: historyRefusals,
+		why: "ErrHeld is true: in such an order, the key was held at each refusal."},
+}
+
+func historyRefusals(e *env) {
+	must(e.ownDrivers().check(true))
+	must(e.ownLockers().check(true))
 }
 
 // step is one call and its answer.
@@ -62,7 +49,7 @@ func (s step) String() string {
 
 // lockState is the state of one lock: its token, and the largest fence so far.
 type lockState struct {
-	hold  int // 0: nobody
+	hold  int // 0: none
 	fence uint64
 }
 
@@ -117,36 +104,37 @@ type history struct {
 	ops    []porcupine.Operation
 }
 
-// record makes one call and records its outcome.
-func (h *history) record(s step, f func(s *step) error) (step, error) {
+// record makes one call and records its answer: yes without an error, no if the
+// error is refusal. Any other error ends the try.
+func (h *history) record(s step, refusal error, f func() (fence uint64, err error)) step {
 	called := h.clock.Add(1)
-	err := f(&s)
+	fence, err := f()
 	returned := h.clock.Add(1)
-	if err != nil {
-		return s, fmt.Errorf("%s of many at once: %w", s.op, err)
+	s.fence, s.yes = fence, err == nil
+	if !errors.Is(err, refusal) {
+		mustf(err, "%s of many at once", s.op)
 	}
+
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ops = append(h.ops, porcupine.Operation{ClientId: s.client, Input: s, Call: called, Return: returned})
-	return s, nil
+	return s
 }
 
-// answered sets the outcome of a call by its error.
-func answered(s *step, err, refusal error) error {
-	if s.yes = err == nil; s.yes || errors.Is(err, refusal) {
-		return nil
-	}
-	return err
-}
-
+// check returns an error unless the answers fit an order of the calls. If strict,
+// refusals must be true.
 func (h *history) check(strict bool) error {
-	if porcupine.CheckOperationsTimeout(model(strict), h.ops, patience) != porcupine.Illegal {
+	explained := func(ops []porcupine.Operation) bool {
+		return porcupine.CheckOperationsTimeout(model(strict), ops, patience) != porcupine.Illegal
+	}
+	if explained(h.ops) {
 		return nil
 	}
+
 	slices.SortFunc(h.ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
 	var b strings.Builder
 	for _, part := range model(strict).Partition(h.ops) {
-		if porcupine.CheckOperationsTimeout(model(strict), part, patience) != porcupine.Illegal {
+		if explained(part) {
 			continue
 		}
 		for _, op := range part[:min(len(part), 100)] {
@@ -154,6 +142,7 @@ func (h *history) check(strict bool) error {
 		}
 		break
 	}
+
 	return fmt.Errorf("no order of these calls explains their answers:%s", b.String())
 }
 
@@ -169,57 +158,35 @@ func (e *env) ownLockers() *history {
 func (e *env) driverHistory(drivers []*driver, fenced bool) *history {
 	h := &history{e: e, fenced: fenced}
 	keys := []string{e.key(), e.key()}
-	must(e.each(6, func(i int) error {
-		w := &worker{h: h, d: drivers[i%len(drivers)], client: i % len(drivers), keys: keys}
+	must(e.each(6, func(i int) {
 		for range 25 {
-			if err := w.round(); err != nil {
-				return err
-			}
+			h.useDriver(drivers[i%len(drivers)], i%len(drivers), keys)
 		}
-		return nil
 	}))
 	return h
 }
 
-// worker is one goroutine of a driverHistory.
-type worker struct {
-	h      *history
-	d      *driver
-	client int
-	keys   []string
-}
-
-func (w *worker) round() error {
-	k := rand.N(len(w.keys))
-	c := w.h.e.claimOf(w.keys[k], w.h.e.h.Long)
-	c.Fenced = w.h.fenced && rand.N(2) == 0
-	s := step{op: "acquire", key: k, client: w.client, hold: int(w.h.holds.Add(1))}
-	_, err := w.h.record(s, func(s *step) error {
-		g, err := w.d.acquire(c)
-		s.fence = g.Fence
-		return answered(s, err, backend.ErrHeld)
+// useDriver makes one attempt, and uses the hold.
+func (h *history) useDriver(d *driver, client int, keys []string) {
+	k := rand.N(len(keys))
+	c := h.e.claimOf(keys[k], h.e.h.Long)
+	c.Fenced = h.fenced && rand.N(2) == 0
+	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1))}
+	h.record(s, backend.ErrHeld, func() (uint64, error) {
+		g, err := d.acquire(c)
+		return g.Fence, err
 	})
-	if err != nil {
-		return err
-	}
-	// The second round of these is by a token that holds nothing any more; if
-	// the key was refused, the first is, too.
+
+	// The second renewal and release are by a token that holds nothing any more.
+	// If the key was refused, that is true of the first as well.
 	for _, op := range []string{"renew", "release", "renew", "release"}[rand.N(2):] {
-		s.op, s.fence = op, 0
-		_, err := w.h.record(s, func(s *step) error {
-			var err error
-			if op == "renew" {
-				_, err = w.d.renew(c)
-			} else {
-				err = w.d.release(c)
-			}
-			return answered(s, err, backend.ErrLost)
-		})
-		if err != nil {
-			return err
+		use := d.renews
+		if op == "release" {
+			use = d.release
 		}
+		s.op = op
+		h.record(s, backend.ErrLost, func() (uint64, error) { return 0, use(c) })
 	}
-	return nil
 }
 
 // lockerHistory records goroutines that use Clients on two keys.
@@ -227,47 +194,44 @@ func (e *env) lockerHistory(clients []*hasp.Client, fenced bool, keep time.Durat
 	h := &history{e: e, fenced: fenced, keep: keep}
 	keys := []string{e.key(), e.key()}
 	began := time.Now()
-	must(e.each(9, func(i int) error {
+	must(e.each(9, func(i int) {
 		for n := 0; n < 20 && time.Since(began) < 3*time.Second; n++ {
-			if err := h.lockOnce(clients[i%len(clients)], i%len(clients), keys); err != nil {
-				return err
-			}
+			h.useClient(clients[i%len(clients)], i%len(clients), keys)
 		}
-		return nil
 	}))
 	h.explain()
 	return h
 }
 
-func (h *history) lockOnce(c *hasp.Client, client int, keys []string) error {
+// useClient locks a key by Lock or TryLock, and unlocks it.
+func (h *history) useClient(c *hasp.Client, client int, keys []string) {
 	k := rand.N(len(keys))
 	var opts []hasp.Option
 	if h.fenced && rand.N(2) == 0 {
 		opts = append(opts, hasp.WithFence())
 	}
 	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1))}
-	lock := c.TryLock
+	lock, refusal := c.TryLock, hasp.ErrHeld
 	if rand.N(3) == 0 {
-		s.op, lock = "wait", c.Lock
+		s.op, lock, refusal = "wait", c.Lock, nil
 	}
+
 	var lease *hasp.Lease
-	got, err := h.record(s, func(s *step) (err error) {
+	got := h.record(s, refusal, func() (fence uint64, err error) {
 		if lease, err = lock(h.e.ctx, keys[k], opts...); err == nil {
-			s.fence = lease.Fence()
-		} else if s.op == "wait" {
-			return err
+			fence = lease.Fence()
 		}
-		return answered(s, err, hasp.ErrHeld)
+		return fence, err
 	})
-	if err != nil || !got.yes {
-		return err
+
+	if !got.yes {
+		return
 	}
 	if h.keep > 0 {
 		h.e.sleep(rand.N(h.keep))
 	}
 	s.op = "release"
-	_, err = h.record(s, func(s *step) error { return answered(s, lease.Unlock(h.e.ctx), hasp.ErrLost) })
-	return err
+	h.record(s, hasp.ErrLost, func() (uint64, error) { return 0, lease.Unlock(h.e.ctx) })
 }
 
 // explain marks refusals that are right although no token holds the key. TryLock

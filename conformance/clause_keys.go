@@ -9,38 +9,16 @@ import (
 )
 
 var keyClauses = []clause{
-	{
-		name:     "keys-odd",
-		why:      "A key may have any bytes: control characters, braces, wildcards, invalid UTF-8.",
-		says:     saysAnyKey,
-		optional: yes,
-		check:    func(e *env) error { return e.keysApart(oddKeys) },
-	},
-	{
-		name:     "keys-long",
-		why:      "A key may have 1,000 bytes, and every byte distinguishes it.",
-		says:     saysKey,
-		optional: yes,
-		check:    func(e *env) error { return e.keysApart(longKeys) },
-	},
-	{
-		name:  "keys-apart",
-		why:   "Similar keys are different locks: a prefix of another key, or a key that differs in case or white space only.",
-		says:  saysKey,
-		check: func(e *env) error { return e.keysApart(alikeKeys) },
-	},
-	{
-		name:  "keys-derived",
-		why:   "A key may look like a name that the store derives from another key. That does the other lock no harm.",
-		says:  saysDerived,
-		check: keysDerived,
-	},
-	{
-		name:  "owners-odd",
-		why:   "An owner may have any bytes, or none, and is never a proof.",
-		says:  saysOwner,
-		check: ownersOdd,
-	},
+	{name: "keys-odd", optional: yes, says: saysAnyKey, check: func(e *env) { e.keysApart(oddKeys(e.key())) },
+		why: "A key may have any bytes: control characters, braces, wildcards, invalid UTF-8."},
+	{name: "keys-long", optional: yes, says: saysKey, check: func(e *env) { e.keysApart(longKeys(e.key())) },
+		why: "A key may have 1,000 bytes, and every byte distinguishes it."},
+	{name: "keys-apart", says: saysKey, check: func(e *env) { e.keysApart(alikeKeys(e.key())) },
+		why: "Similar keys are different locks: a prefix of another key, or a key that differs in case or white space only."},
+	{name: "keys-derived", says: saysDerived, check: keysDerived,
+		why: "A key may look like a name that the store derives from another key. That does the other lock no harm."},
+	{name: "owners-odd", says: saysOwner, check: ownersOdd,
+		why: "An owner may have any bytes, or none, and is never a proof."},
 }
 
 // oddKeys all differ in more than what a store might cut off.
@@ -57,8 +35,7 @@ func oddKeys(k string) []string {
 }
 
 func longKeys(k string) []string {
-	long := k + strings.Repeat("0123456789abcdef", 1000/16)
-	long = long[:999]
+	long := (k + strings.Repeat("0123456789abcdef", 1000/16))[:999]
 	slashes := (k + strings.Repeat("/x", 500))[:999]
 	return []string{
 		long + "a", long + "b", long, long[:255], long[:256], long[:500],
@@ -79,42 +56,31 @@ func alikeKeys(k string) []string {
 
 // keysApart holds all keys at once, each with a token of its own, and releases one
 // after another.
-func (e *env) keysApart(keys func(string) []string) error {
+func (e *env) keysApart(keys []string) {
 	a, b := e.open(), e.open()
-	var cs []backend.Claim
-	for _, key := range keys(e.key()) {
-		c := e.claimOf(key, e.h.Long)
-		c.Fenced = e.traits.Fenced
-		if _, err := a.acquire(c); err != nil {
-			return fmt.Errorf("acquire %s while others are held: %w", brief(key), err)
-		}
-		cs = append(cs, c)
+	cs, fences := make([]backend.Claim, len(keys)), make([]uint64, len(keys))
+	for i, key := range keys {
+		cs[i] = e.fencedIfCan(e.claimOf(key, e.h.Long))
+		g, err := a.acquire(cs[i])
+		mustf(err, "acquire %s while others are held", brief(key))
+		fences[i] = g.Fence
 	}
-	for _, c := range cs {
-		if err := b.refused(c.Key); err != nil {
-			return fmt.Errorf("%s: %w", brief(c.Key), err)
-		}
+
+	for i, c := range cs {
+		mustf(b.refused(c.Key), "%s", brief(c.Key))
 		if e.inspector {
-			if s := b.inspect(c.Key); !s.Held || s.Owner != "" && s.Owner != c.Owner {
-				return fmt.Errorf("inspect %s: %+v, want held by %s", brief(c.Key), s, c.Owner)
-			}
+			b.shows(c, fences[i])
 		}
 	}
+
 	for i, c := range cs {
 		mustf(a.renews(c), "renew %s", brief(c.Key))
-		if err := a.release(c); err != nil {
-			return fmt.Errorf("release %s: %w", brief(c.Key), err)
-		}
-		if err := b.granted(c.Key); err != nil {
-			return fmt.Errorf("%s after its release: %w", brief(c.Key), err)
-		}
+		mustf(a.release(c), "release %s", brief(c.Key))
+		mustf(b.granted(c.Key), "%s after its release", brief(c.Key))
 		for _, other := range cs[i+1 : min(i+3, len(cs))] {
-			if err := b.refused(other.Key); err != nil {
-				return fmt.Errorf("%s after the release of %s: %w", brief(other.Key), brief(c.Key), err)
-			}
+			mustf(b.refused(other.Key), "%s after the release of %s", brief(other.Key), brief(c.Key))
 		}
 	}
-	return nil
 }
 
 // brief quotes a key. It leaves out the middle of a long key.
@@ -125,8 +91,8 @@ func brief(key string) string {
 	return fmt.Sprintf("%q", key)
 }
 
-// derivedKeys returns names that stores derive from a key: the names of hasp, those
-// of other libraries that share locks with hasp, and the usual suffixes.
+// derivedKeys returns names that stores derive from a key: the names of hasp, the
+// names of other libraries that share locks with hasp, and the usual suffixes.
 func derivedKeys(k string) []string {
 	ks := []string{
 		"redisson_lock__channel:{" + k + "}", "redisson_lock__channel:" + k,
@@ -143,46 +109,45 @@ func derivedKeys(k string) []string {
 // keysDerived locks derived names while their key is held with a fence. The store
 // may grant them or not, because it may take its own entry under that name for a
 // lock.
-func keysDerived(e *env) error {
+func keysDerived(e *env) {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
-	c.Fenced = e.traits.Fenced
+	c := e.fencedIfCan(e.claim(e.h.Long))
 	before := a.take(c)
+
 	for _, key := range derivedKeys(c.Key) {
-		d := e.claimOf(key, e.h.Long)
-		d.Fenced = e.traits.Fenced
+		d := e.fencedIfCan(e.claimOf(key, e.h.Long))
 		switch _, err := b.acquire(d); {
 		case err == nil:
 			mustf(b.release(d), "release %q", key)
 		case !errors.Is(err, backend.ErrHeld) && !errors.Is(err, backend.ErrInvalid):
-			return fmt.Errorf("acquire %q: %w", key, err)
+			fail("acquire %q: %w", key, err)
 		}
 	}
-	mustf(b.refused(c.Key), "after locks of keys made of it")
-	mustf(a.renews(c), "renewal after locks of keys made of it")
-	mustf(a.release(c), "release after locks of keys made of it")
-	next := e.claimOf(c.Key, e.h.Long)
-	next.Fenced = c.Fenced
-	if g := b.take(next); next.Fenced && g.Fence <= before.Fence {
-		return fmt.Errorf("fence %d after %d and locks of keys made of it", g.Fence, before.Fence)
-	}
-	return b.release(next)
+
+	mustf(b.refused(c.Key), "after locks of derived keys")
+	mustf(a.renews(c), "renewal after locks of derived keys")
+	mustf(a.release(c), "release after locks of derived keys")
+	next := e.fencedIfCan(e.claimOf(c.Key, e.h.Long))
+	g := b.take(next)
+	require(!next.Fenced || g.Fence > before.Fence, "fence %d after %d and locks of derived keys", g.Fence, before.Fence)
+	b.give(next)
 }
 
-func ownersOdd(e *env) error {
+func ownersOdd(e *env) {
 	a, b := e.open(), e.open()
-	for _, owner := range []string{"", "\x00", "a\x00b", "a\r\nb", "#", "a#b", "a:b/c%2F", "🔒", "\xff\xfe", `{"a":1}`, strings.Repeat("x", 1000)} {
+	for _, owner := range []string{
+		"", "\x00", "a\x00b", "a\r\nb", "#", "a#b", "a:b/c%2F", "🔒", "\xff\xfe", `{"a":1}`, strings.Repeat("x", 1000),
+	} {
 		c := e.claim(e.h.Long)
 		c.Owner = owner
 		a.take(c)
+
 		other := e.claimOf(c.Key, e.h.Long)
 		other.Owner = owner
-		if _, err := b.acquire(other); err == nil || !errors.Is(err, backend.ErrHeld) {
-			return is(fmt.Sprintf("acquire by another token of owner %.20q", owner), err, backend.ErrHeld)
-		}
+		must(is(fmt.Sprintf("acquire by another token of owner %.20q", owner), errOf(b.acquire(other)), backend.ErrHeld))
 		must(is(fmt.Sprintf("release by another token of owner %.20q", owner), b.release(other), backend.ErrLost))
+
 		mustf(a.renews(c), "renew by owner %.20q", owner)
 		mustf(a.release(c), "release by owner %.20q", owner)
 	}
-	return nil
 }

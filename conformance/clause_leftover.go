@@ -1,43 +1,23 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 )
 
 // leftoverClauses check the store's entries.
-var leftoverClauses = []clause{
-	{
-		name:  "leftovers",
-		why:   "After callers that hold, wait or are cancelled, the store keeps nothing, two timeouts later.",
-		says:  saysLeaves,
-		need:  entries,
-		alone: true,
-		check: leftovers,
-	},
-	{
-		name:  "leftovers-close",
-		why:   "If the Client is closed right after Unlock, the store keeps nothing, one timeout later.",
-		says:  saysCleansUp,
-		need:  entries,
-		alone: true,
-		check: leftoversClose,
-	},
-	{
-		name:  "leftovers-expired",
-		why:   "What an expired or broken hold leaves disappears by itself, even if no caller wants the key again.",
-		says:  saysLeaves,
-		need:  entries,
-		alone: true,
-		check: leftoversExpired,
-	},
-}
+var leftoverClauses = alone(given(entries, []clause{
+	{name: "leftovers", says: saysLeaves, check: leftovers,
+		why: "After callers that hold, wait or are cancelled, the store keeps nothing, two timeouts later."},
+	{name: "leftovers-close", says: saysCleansUp, check: leftoversClose,
+		why: "If the Client is closed right after Unlock, the store keeps nothing, one timeout later."},
+	{name: "leftovers-expired", says: saysLeaves, check: leftoversExpired,
+		why: "What an expired or broken hold leaves disappears by itself, even if no caller wants the key again."},
+}))
 
 // entries lists the store's entries.
 func (e *env) entries() []string {
@@ -56,141 +36,107 @@ func (e *env) nothingSince(before []string) error {
 }
 
 // leftovers asks for long terms, so that leftovers do not expire during the test.
-func leftovers(e *env) error {
+func leftovers(e *env) {
 	before := e.entries()
-	c, b := e.newClient(), e.openOwn(e.store)
-	key := e.key()
-	held := e.claimOf(key, e.h.Long)
-	b.take(held)
-	err := e.each(12, func(i int) error {
-		ctx, cancel := context.WithTimeout(e.ctx, time.Duration(i)*e.term/12)
-		defer cancel()
-		k := key
+	c, b := e.newClient(), e.open()
+	held := b.hold(e.h.Long)
+
+	// Each caller gives up at another moment. Some want the held key, some a free
+	// one, and some come back.
+	must(e.each(12, func(i int) {
+		ctx, key := e.timeout(time.Duration(i)*e.term/12), held.Key
 		if i%3 == 0 {
-			k = e.key()
+			key = e.key()
 		}
-		lease, err := c.Lock(ctx, k)
-		if err == nil {
-			return lease.Unlock(ctx)
+		if lease, err := c.Lock(ctx, key); err == nil {
+			must(lease.Unlock(ctx))
+		} else if i%4 == 0 {
+			c.TryLock(e.ctx, held.Key)
 		}
-		if i%4 == 0 {
-			c.TryLock(e.ctx, key)
-		}
-		return nil
-	})
+	}))
+
 	b.give(held)
-	if err == nil {
-		err = e.leaveBehind(c, b)
-	}
+	e.leaveBehind(c, b)
+
 	// A late command lands before the last release of its token, which comes a
 	// timeout later. A Client that is closed earlier does not wait for that.
 	e.sleep(e.h.Timeout)
-	err = errors.Join(err, c.Close(), b.Close())
-	must(err)
+	must(errors.Join(c.Close(), b.Close()))
 	e.sleep(e.h.Timeout)
-	return e.nothingSince(before)
+	must(e.nothingSince(before))
 }
 
 // leaveBehind makes each kind of call that could leave something in the store.
-func (e *env) leaveBehind(c *hasp.Client, b *driver) error {
-	k := e.claim(e.h.Long)
-	k.Fenced = e.traits.Fenced
+func (e *env) leaveBehind(c *hasp.Client, b *driver) {
+	k := e.fencedIfCan(e.claim(e.h.Long))
 	b.take(k)
-	if err := b.refused(k.Key); err != nil {
-		return err
-	}
+	must(b.refused(k.Key))
+
 	if e.waiter {
-		w := b.want(e.claimOf(k.Key, e.h.Long))
+		w := b.wants(k.Key)
 		e.queued(b, k.Key, 1)
-		w.stop()
-		if err := e.arrives("a cancelled Wait", w.done); err == nil {
-			return errors.New("wait for a held key: granted")
-		}
+		w.cancel()
+		_ = b.release(w.c) // as the engine does: the place may still be in the queue
 	}
+
 	b.give(k)
-	if err := is("second release", b.release(k), backend.ErrLost); err != nil {
-		return err
-	}
-	if _, err := b.renew(k); !errors.Is(err, backend.ErrLost) {
-		return is("renewal of a hold that was released", err, backend.ErrLost)
-	}
-	lease, err := c.Lock(e.ctx, k.Key)
-	if err != nil {
-		return err
-	}
-	return lease.Unlock(e.ctx)
+	b.lost(k, "a hold that was released")
+	must(e.lockOnce(c, k.Key))
 }
 
 // leftoversClose closes a Client and its driver while a command may be in flight,
 // such as the vote of a node that the driver did not wait for.
-func leftoversClose(e *env) error {
+func leftoversClose(e *env) {
 	before := e.entries()
 	for range 20 {
-		c, d := e.newClient(), e.openOwn(e.store)
-		lease, err := c.Lock(e.ctx, e.key())
-		if err == nil {
-			err = errors.Join(lease.Unlock(e.ctx), c.Close())
-		}
-		must(err)
-		claim := d.hold(e.h.Long)
-		d.give(claim)
+		c, d := e.newClient(), e.open()
+		must(e.lockOnce(c, e.key()))
+		must(c.Close())
+
+		d.give(d.hold(e.h.Long))
 		must(d.Close())
 	}
 	e.sleep(e.h.Timeout)
-	return e.nothingSince(before)
+	must(e.nothingSince(before))
 }
 
 // leftoversExpired ends holds in every way except by a Release.
-func leftoversExpired(e *env) error {
+func leftoversExpired(e *env) {
 	before := e.entries()
 	d := e.open()
-	expired := e.claim(e.term)
-	expired.Fenced = e.traits.Fenced
-	d.take(expired)
+	d.take(e.fencedIfCan(e.claim(e.term)))
 	if e.waiter {
 		held := d.hold(e.h.Long)
 		w := d.want(e.claimOf(held.Key, e.term))
 		e.queued(d, held.Key, 1)
 		d.give(held)
-		if err := e.arrives("Wait", w.done); err != nil {
-			return slow("%w", err) // it may have run out before it was confirmed
-		}
+
+		// The hold may expire before the driver has confirmed it.
+		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 	}
+
 	if e.inspector {
-		broken := e.claim(e.h.Long)
-		broken.Fenced = e.traits.Fenced
+		broken := e.fencedIfCan(e.claim(e.h.Long))
 		d.take(broken)
 		d.breakKey(broken.Key)
 	}
-	must(e.leaveLost())
+
+	e.leaveLost()
 
 	d.outlast(e.term)
-	var left error
-	err := e.poll("an end of what the holds have left", func() (bool, error) {
+	e.retry("the end of what the holds have left", func() error {
 		if e.h.Sweep != nil {
 			hooked(e.h.Sweep(e.ctx, e.store))
 		}
-		left = e.nothingSince(before)
-		return left == nil, nil
+		return e.nothingSince(before)
 	})
-	if err != nil {
-		return fmt.Errorf("%w: %w", err, left)
-	}
-	return nil
 }
 
 // leaveLost makes a Client lose a lease, and closes the Client.
-func (e *env) leaveLost() error {
+func (e *env) leaveLost() {
 	c, t := e.tapped(hasp.Options{Timeout: e.term})
 	t.cutRenewals(true)
-	lease, err := c.Lock(e.ctx, e.key(), hasp.WithTTL(e.term))
-	if err != nil {
-		return slow("Lock: %w", err)
-	}
-	lost := make(chan error, 1)
-	go func() { <-lease.Context().Done(); lost <- nil }()
-	if err := e.arrives("the end of a lease that is not renewed", lost); err != nil {
-		return err
-	}
-	return c.Close()
+	lease := e.lockInTime(c, e.key(), hasp.WithTTL(e.term))
+	e.untilDone(lease.Context(), "the end of a lease that is not renewed")
+	must(c.Close())
 }

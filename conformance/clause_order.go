@@ -1,226 +1,186 @@
 package conformance
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
 
 var orderClauses = []clause{
-	{
-		name:  "order-of-arrival",
-		why:   "Ordered drivers serve the waiters of all drivers in order of arrival.",
-		says:  saysOrdered,
-		need:  ordered,
-		check: func(e *env) error { return e.orderly(nil) },
-	},
-	{
-		name:  "order-kept",
-		why:   "Waiters that give up leave the order of the others as it was.",
-		says:  saysGivesUp,
-		need:  ordered,
-		check: func(e *env) error { return e.orderly([]int{0, 3}) },
-	},
-	{
-		name:  "order-no-barging",
-		why:   "Ordered drivers refuse an Acquire while any caller waits.",
-		says:  saysBarge,
-		need:  ordered,
-		check: orderNoBarging,
-	},
-	{
-		name:  "place-stays",
-		why:   "With Claim.Stays a place in the queue outlives its Wait. The next Wait has it, and Release removes it.",
-		says:  saysStays,
-		need:  all(turns, inspector),
-		check: placeStays,
-	},
-	{
-		name:  "order-not-claimed",
-		why:   "A driver that always keeps the order of arrival is Ordered by its Traits.",
-		says:  saysClaims,
-		need:  unordered,
-		check: orderNotClaimed,
-	},
+	{name: "order-of-arrival", need: ordered, says: saysOrdered, check: orderOfArrival,
+		why: "Ordered drivers serve the waiters of all drivers in order of arrival."},
+	{name: "order-kept", need: ordered, says: saysGivesUp, check: orderKept,
+		why: "Waiters that give up leave the order of the others as it was."},
+	{name: "order-no-barging", need: ordered, says: saysBarge, check: orderNoBarging,
+		why: "Ordered drivers refuse an Acquire while any caller waits."},
+	{name: "place-stays", need: all(turns, inspector), says: saysStays, check: placeStays,
+		why: "With Claim.Stays a place in the queue outlives its Wait. The next Wait has it, and Release removes it."},
+	{name: "order-not-claimed", need: unordered, says: saysClaims, check: orderNotClaimed,
+		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
-// queued waits until n waiters for key are in the queue. If Inspect does not report
-// them, it only gives them time.
-func (e *env) queued(d *driver, key string, n int) {
-	if !e.inspector || !e.traits.Ordered {
-		e.sleep(e.term / 8)
-		return
-	}
-	must(e.poll(fmt.Sprintf("%d waiters in the result of Inspect", n), func() (bool, error) { return len(d.inspect(key).Waiters) >= n, nil }))
-}
-
-// line lets n waiters of several drivers queue for a held key. Those of quit give
-// up. Then the holder releases the key. line returns the order in which the others
-// get it.
-func (e *env) line(n int, quit []int) (got []int, err error) {
+// line lets n waiters of several drivers queue for a held key. The waiters in quit
+// give up. Then the holder releases the key. line returns the order in which the
+// others get it.
+func (e *env) line(n int, quit ...int) []int {
 	a := e.open()
 	drivers := []*driver{e.open(), e.open(), e.open()}
 	c := a.hold(e.h.Long)
-	ws := make([]*wanted, n)
-	for i := range ws {
-		ws[i] = drivers[i%len(drivers)].want(e.claimOf(c.Key, e.h.Long))
-		e.queued(a, c.Key, i+1)
-	}
+	ws := e.queue(c.Key, n, a, drivers...)
 	for _, i := range quit {
-		ws[i].stop()
-		if err := e.arrives("a cancelled Wait", ws[i].done); err == nil {
-			return nil, errors.New("wait for a held key: granted")
-		}
+		ws[i].abandon(ws[i].cancel()) // as the engine does: otherwise its place is still served
 	}
+
 	a.give(c)
-	var mu sync.Mutex // guards got
-	return got, e.each(n, func(i int) error {
+	return e.served(n, func(i int) func() {
 		if slices.Contains(quit, i) {
 			return nil
 		}
-		if err := e.arrives("one of the waiters in a line", ws[i].done); err != nil {
-			return err
-		}
-		mu.Lock()
-		got = append(got, i)
-		mu.Unlock()
-		return drivers[i%len(drivers)].release(ws[i].c)
+		ws[i].granted("one of the waiters in a line")
+		return func() { ws[i].d.give(ws[i].c) }
 	})
 }
 
-func (e *env) orderly(quit []int) error {
-	const n = 6
-	got, err := e.line(n, quit)
-	if err != nil {
-		return err
+// queue lets n waiters of several drivers queue for a held key, one after another. It
+// watches the queue through the driver a.
+func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted {
+	ws := make([]*wanted, n)
+	for i := range ws {
+		ws[i] = drivers[i%len(drivers)].wants(key)
+		e.queued(a, key, i+1)
 	}
-	if !slices.IsSorted(got) {
-		err := fmt.Errorf("%d waiters got the key in order %v", n, got)
-		if !e.inspector {
-			// The waiters may have arrived in that order.
-			return slow("%w", err)
-		}
-		return err
-	}
-	return nil
+	return ws
 }
 
+// served returns the order in which n waiters get a key. get waits for the grant of
+// waiter i and returns the function that releases it, or nil if i does not wait.
+func (e *env) served(n int, get func(i int) (release func())) (order []int) {
+	var mu sync.Mutex // guards order
+	must(e.each(n, func(i int) {
+		release := get(i)
+		if release == nil {
+			return
+		}
+		mu.Lock()
+		order = append(order, i)
+		mu.Unlock()
+		release()
+	}))
+	return order
+}
+
+// inOrder ends the try unless waiters were served in the order in which they began.
+func (e *env) inOrder(got []int) {
+	verdict := require
+	if !e.inspector {
+		verdict = requireInTime // they may have arrived in that order
+	}
+	verdict(slices.IsSorted(got), "waiters got the key in order %v", got)
+}
+
+func orderOfArrival(e *env) { e.inOrder(e.line(6)) }
+
+func orderKept(e *env) { e.inOrder(e.line(6, 0, 3)) }
+
 // orderNoBarging makes attempts all the time while waiters are served.
-func orderNoBarging(e *env) error {
+func orderNoBarging(e *env) {
 	a, b, stranger := e.open(), e.open(), e.open()
 	c := a.hold(e.h.Long)
-	ws := make([]*wanted, 4)
-	for i := range ws {
-		ws[i] = b.want(e.claimOf(c.Key, e.h.Long))
-		e.queued(a, c.Key, i+1)
-	}
-	quit, barged := make(chan struct{}), make(chan error, 1)
-	go func() {
-		barged <- e.each(4, func(int) error {
-			for {
-				select {
-				case <-quit:
-					return nil
-				default:
-				}
-				if err := stranger.refused(c.Key); err != nil {
-					return err
-				}
+	ws := e.queue(c.Key, 4, a, b)
+	var quit atomic.Bool
+	barged := e.begin(func() error {
+		return e.each(4, func(int) {
+			for !quit.Load() {
+				must(stranger.refused(c.Key))
 				e.sleep(rand.N(200 * time.Microsecond))
 			}
 		})
-	}()
-	a.give(c)
-	last := len(ws) - 1
-	err := e.each(len(ws), func(i int) error {
-		if err := e.arrives("a waiter", ws[i].done); err != nil {
-			return err
-		}
-		e.sleep(e.term / 40)
-		if i < last {
-			return b.release(ws[i].c)
-		}
-		return nil
 	})
-	close(quit)
+
+	a.give(c)
+	last := ws[len(ws)-1]
+	err := e.each(len(ws), func(i int) {
+		ws[i].granted("a waiter")
+		e.sleep(e.term / 40)
+		if ws[i] != last {
+			b.give(ws[i].c)
+		}
+	})
+
+	quit.Store(true)
 	mustf(<-barged, "while others waited")
 	must(err)
-	b.keep(ws[last].c)
-	return b.release(ws[last].c)
+	last.use()
 }
 
 // placeStays stops the first of three waiters, which then waits again, and the last
 // one, which then releases its place.
-func placeStays(e *env) error {
+func placeStays(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.h.Long)
 	first, last := e.claimOf(c.Key, e.h.Long), e.claimOf(c.Key, e.h.Long)
 	first.Stays, last.Stays = true, true
+
 	w := b.want(first)
 	e.queued(a, c.Key, 1)
-	second := a.want(e.claimOf(c.Key, e.h.Long))
+	second := a.wants(c.Key)
 	e.queued(a, c.Key, 2)
 	x := b.want(last)
 	e.queued(a, c.Key, 3)
+
 	e.sleep(e.term / 4)
 	for _, stopped := range []*wanted{w, x} {
-		stopped.stop()
-		switch err := e.arrives("a cancelled Wait", stopped.done); {
-		case errors.Is(err, context.Canceled) && !errors.Is(err, backend.ErrHeld):
-			return slow("a cancelled Wait had no answer of the store in %v, or did not tell: %w", e.term/4, err)
-		case !errors.Is(err, backend.ErrHeld):
-			return is("a cancelled Wait for a held key", err, backend.ErrHeld)
-		}
+		knewItsKeyHeld(stopped.cancel(), e.term/4)
 	}
+
 	e.sleep(e.term / 4)
-	if n := len(a.inspect(c.Key).Waiters); n != 3 {
-		return fmt.Errorf("%d waiters when two have stopped whose places stay, want 3", n)
-	}
+	n := len(a.inspect(c.Key).Waiters)
+	require(n == 3, "%d waiters when two have stopped whose places stay, want 3", n)
+
 	must(is("release of a place", b.release(last), backend.ErrLost))
-	err := e.poll("the end of a place that was given up", func() (bool, error) { return len(a.inspect(c.Key).Waiters) == 2, nil })
-	must(err)
+	e.until("the end of a place that was given up", func() bool { return len(a.inspect(c.Key).Waiters) == 2 })
+
 	a.give(c)
-	w = b.want(first)
-	must(e.arrives("the second Wait of a place that stays", w.done))
+	b.want(first).granted("the second Wait of a place that stays")
 	b.give(first)
-	must(e.arrives("the waiter behind a place that stayed", second.done))
-	return a.release(second.c)
+	second.granted("the waiter behind a place that stayed")
+	a.give(second.c)
 }
 
 // orderNotClaimed gives a driver many chances to break the order. A driver that
 // never does so keeps the order.
-func orderNotClaimed(e *env) error {
+func orderNotClaimed(e *env) {
 	a, b := e.open(), e.open()
 	for range 30 {
 		c := a.hold(e.h.Long)
-		w := b.want(e.claimOf(c.Key, e.h.Long))
+		w := b.wants(c.Key)
 		e.sleep(e.term / 40)
 		a.give(c)
+
 		barge := e.claimOf(c.Key, e.h.Long)
 		_, err := a.acquire(barge)
 		if err == nil {
 			a.give(barge)
 		}
-		must(e.arrives("a waiter", w.done))
+
+		w.granted("a waiter")
 		b.give(w.c)
+
 		if err == nil {
-			return nil
+			return
 		}
-		if !errors.Is(err, backend.ErrHeld) {
-			return err
-		}
+		must(is("acquire a key that a waiter wants", err, backend.ErrHeld))
 	}
+
 	for range 6 {
-		got, err := e.line(6, nil)
-		if err != nil || !slices.IsSorted(got) {
-			return err
+		if !slices.IsSorted(e.line(6)) {
+			return
 		}
 	}
-	return errors.New("in 30 tries no Acquire got a key before a waiter, and 6 times 6 waiters got it in order of arrival: claim Ordered")
+
+	fail("in 30 tries no Acquire got a key before a waiter, and 6 times 6 waiters got it in order of arrival: claim Ordered")
 }

@@ -8,57 +8,30 @@ import (
 )
 
 var termClauses = []clause{
-	{
-		name:  "expiry-frees",
-		why:   "A hold that is not renewed ends with its term, and others get the key.",
-		says:  saysFree,
-		check: expiryFrees,
-	},
-	{
-		name:  "expiry-not-early",
-		why:   "A hold lasts for the whole term that was asked for.",
-		says:  saysLasts,
-		check: expiryNotEarly,
-	},
-	{
-		name:  "expiry-own-term",
-		why:   "Each hold has the term that its own claim asked for.",
-		says:  saysLasts,
-		check: expiryOwnTerm,
-	},
-	{
-		name:  "deadline-in-time",
-		why:   "Grant.Until, or call start + TTL − drift, has passed before another token is granted the key.",
-		says:  saysUntil,
-		check: deadlineInTime,
-	},
-	{
-		name:  "deadline-after-renewal",
-		why:   "Grant.Until of a renewal has passed before another token is granted the key.",
-		says:  saysUntil,
-		check: deadlineAfterRenewal,
-	},
-	{
-		name:     "expiry-long-term",
-		why:      "A term of a day lasts a day by the store's clock, and no longer.",
-		says:     saysLasts,
-		need:     advance,
-		alone:    true,
-		optional: yes,
-		check:    expiryLongTerm,
-	},
+	{name: "expiry-frees", says: saysFree, check: expiryFrees,
+		why: "A hold that is not renewed ends with its term, and others get the key."},
+	{name: "expiry-not-early", says: saysLasts, check: expiryNotEarly,
+		why: "A hold lasts for the whole term that was asked for."},
+	{name: "expiry-own-term", says: saysLasts, check: expiryOwnTerm,
+		why: "Each hold has the term that its own claim asked for."},
+	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
+		why: "Grant.Until, or call start + TTL − drift, has passed before another token is granted the key."},
+	{name: "deadline-after-renewal", says: saysUntil, check: deadlineAfterRenewal,
+		why: "Grant.Until of a renewal has passed before another token is granted the key."},
+	{name: "expiry-long-term", need: advance, alone: true, optional: yes, says: saysLasts, check: expiryLongTerm,
+		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
 // succession is an expired hold and the next one.
 type succession struct {
 	called time.Time // before the call that began or renewed the hold
-	until  time.Time // what its holder was told
+	until  time.Time // what its holder may rely on
 	seized time.Time // after the call that was granted the key next
 }
 
-// succeed lets a hold a key for a short term, and renew it once if renewed. Then b
-// gets the key.
-func (e *env) succeed(renewed bool) (s succession, err error) {
+// succession lets a hold expire, which is renewed once if renewed. Then another
+// driver gets the key.
+func (e *env) succession(renewed bool) (s succession) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
 	s.called = time.Now()
@@ -66,72 +39,63 @@ func (e *env) succeed(renewed bool) (s succession, err error) {
 	if renewed {
 		e.sleep(e.term / 4)
 		at := time.Now()
+
 		// On a slow machine the hold may be lost by now. Then the first
 		// term counts.
 		if again, err := a.renew(c); err == nil {
 			s.called, g = at, again
 		}
 	}
+
 	s.until = until(g, c, s.called)
-	_, s.seized, err = b.seize(c.Key, e.h.Long)
-	return s, err
+	s.seizedBy(b, c.Key)
+	return s
 }
 
-func expiryFrees(e *env) error {
-	_, err := e.succeed(false)
-	return err
-}
-
-func expiryNotEarly(e *env) error {
-	s, err := e.succeed(false)
+// seizedBy lets d get key when the hold has ended.
+func (s *succession) seizedBy(d *driver, key string) {
+	var err error
+	_, s.seized, err = d.seize(key, d.e.h.Long)
 	must(err)
-	if end := s.called.Add(e.term - backend.Drift(e.term)); s.seized.Before(end) {
-		return fmt.Errorf("another was granted the key %v before the end of a term of %v", end.Sub(s.seized), e.term)
-	}
-	return nil
 }
 
-func expiryOwnTerm(e *env) error {
-	a, b := e.open(), e.open()
-	long, short := e.claim(e.h.Long), e.claim(e.term)
-	a.take(long)
-	a.take(short)
-	if _, _, err := b.seize(short.Key, e.h.Long); err != nil {
-		return err
-	}
-	a.outlast(e.term)
-	mustf(b.refused(long.Key), "after two terms of %v a hold of %v", e.term, e.h.Long)
-	a.give(long)
-	return nil
-}
-
+// inTime returns an error if the deadline had not passed before the next grant.
 func (s succession) inTime() error {
 	if s.until.After(s.seized) {
-		return fmt.Errorf("its holder may trust it until %v after another was granted the key", s.until.Sub(s.seized))
+		return fmt.Errorf("the deadline of a hold is %v after the next token was granted the key", s.until.Sub(s.seized))
 	}
 	return nil
 }
 
-func deadlineInTime(e *env) error {
-	s, err := e.succeed(false)
-	must(err)
-	return s.inTime()
+func expiryFrees(e *env) { e.succession(false) }
+
+func expiryNotEarly(e *env) {
+	s := e.succession(false)
+	early := s.called.Add(e.term - backend.Drift(e.term)).Sub(s.seized)
+	require(early <= 0, "another token was granted the key %v before the end of a term of %v", early, e.term)
 }
 
-func deadlineAfterRenewal(e *env) error {
-	s, err := e.succeed(true)
-	must(err)
-	return s.inTime()
+func expiryOwnTerm(e *env) {
+	a, b := e.open(), e.open()
+	long, short := a.hold(e.h.Long), a.hold(e.term)
+	b.succeed(short.Key, e.h.Long)
+	a.outlast(e.term)
+	mustf(b.refused(long.Key), "a hold of %v, after two terms of %v", e.h.Long, e.term)
+	a.give(long)
 }
 
-func expiryLongTerm(e *env) error {
+func deadlineInTime(e *env) { must(e.succession(false).inTime()) }
+
+func deadlineAfterRenewal(e *env) { must(e.succession(true).inTime()) }
+
+func expiryLongTerm(e *env) {
 	a, b := e.open(), e.open()
 	const day = 24 * time.Hour
 	c := a.hold(day)
+
 	hooked(e.h.Advance(e.ctx, e.store, day-time.Hour))
 	mustf(b.refused(c.Key), "an hour before the end of a day")
 	hooked(e.h.Advance(e.ctx, e.store, 2*time.Hour))
 	mustf(b.grantedAtLast(c.Key), "an hour after the end of a day")
-	must(is("release of a hold that has run out", a.release(c), backend.ErrLost))
-	return nil
+	must(is("release of a hold that has expired", a.release(c), backend.ErrLost))
 }

@@ -1,8 +1,6 @@
 package conformance
 
 import (
-	"context"
-	"errors"
 	"sync/atomic"
 
 	"github.com/hasplock/hasp"
@@ -10,73 +8,51 @@ import (
 )
 
 var unlockClauses = []clause{
-	{
-		name:  "unlock-lost",
-		why:   "Unlock of a lost lease returns ErrLost and does not affect the successor.",
-		says:  saysHasp,
-		check: unlockLost,
-	},
-	{
-		name:  "unlock-dead-context",
-		why:   "Unlock works with a context that has ended.",
-		says:  saysHasp,
-		check: unlockDeadContext,
-	},
-	{
-		name:  "unlock-twice",
-		why:   "A second Unlock returns ErrReleased.",
-		says:  saysHasp,
-		check: unlockTwice,
-	},
-	{
-		name:  "unlock-again",
-		why:   "An Unlock of unknown outcome returns an error, and may be called again until it succeeds. The key is then free.",
-		says:  saysHasp,
-		check: unlockAgain,
-	},
+	{name: "unlock-lost", says: saysHasp, check: unlockLost,
+		why: "Unlock of a lost lease returns ErrLost and does not affect the successor."},
+	{name: "unlock-dead-context", says: saysHasp, check: unlockDeadContext,
+		why: "Unlock works with a context that has ended."},
+	{name: "unlock-twice", says: saysHasp, check: unlockTwice,
+		why: "A second Unlock returns ErrReleased."},
+	{name: "unlock-again", says: saysHasp, check: unlockAgain,
+		why: "An Unlock of unknown outcome returns an error, and may be called again until it succeeds. The key is then free."},
 }
 
-func unlockLost(e *env) error {
+func unlockLost(e *env) {
 	c, t := e.tapped(hasp.Options{})
-	b := e.open()
+	b, key := e.open(), e.key()
 	t.cutRenewals(true)
-	key := e.key()
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
-	next, _, err := b.seize(key, e.h.Long)
-	must(err)
+
+	next := b.succeed(key, e.h.Long)
 	for range 2 {
 		must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
 	}
 	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.h.Long), hasp.ErrLost))
+
 	b.outlast(e.term) // for what goes on in the background
 	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
-	return b.release(next)
+	b.give(next)
 }
 
-func unlockDeadContext(e *env) error {
-	c, b := e.newClient(), e.open()
-	ctx, cancel := context.WithCancel(e.ctx)
-	defer cancel()
-	key := e.key()
-	lease := e.lock(c, key)
-	cancel()
-	mustf(lease.Unlock(ctx), "unlock with a context that has ended")
-	return b.granted(key)
+func unlockDeadContext(e *env) {
+	c, b, key := e.newClient(), e.open(), e.key()
+	mustf(e.lock(c, key).Unlock(e.deadContext()), "unlock with a context that has ended")
+	must(b.granted(key))
 }
 
-func unlockTwice(e *env) error {
-	c := e.newClient()
-	lease := e.lock(c, e.key())
+func unlockTwice(e *env) {
+	lease := e.lock(e.newClient(), e.key())
 	must(lease.Unlock(e.ctx))
 	must(is("second Unlock", lease.Unlock(e.ctx), hasp.ErrReleased))
-	return is("Err after Unlock", lease.Err(), hasp.ErrReleased)
+	must(is("Err after Unlock", lease.Err(), hasp.ErrReleased))
 }
 
 // unlockAgain loses the first command of a release, or its reply.
-func unlockAgain(e *env) error {
+func unlockAgain(e *env) {
 	for _, lost := range []string{"command", "reply"} {
 		c, t := e.tapped(hasp.Options{})
-		b := e.open()
+		b, key := e.open(), e.key()
 		var failed atomic.Bool
 		t.release = func(_ backend.Claim, next func() error) error {
 			switch {
@@ -89,15 +65,12 @@ func unlockAgain(e *env) error {
 			}
 			return errCut
 		}
-		key := e.key()
+
 		lease := e.lock(c, key)
 		must(is("Unlock whose "+lost+" is lost", lease.Unlock(e.ctx), errCut))
-		if lease.Context().Err() == nil {
-			return errors.New("the context of a lease goes on after an Unlock of unknown outcome")
-		}
+		require(lease.Context().Err() != nil, "the context of a lease goes on after an Unlock of unknown outcome")
 		mustf(lease.Unlock(e.ctx), "unlock again, after one whose %s was lost", lost)
 		must(is("Unlock after one that succeeded", lease.Unlock(e.ctx), hasp.ErrReleased))
 		mustf(b.granted(key), "after an Unlock whose %s was lost, and another", lost)
 	}
-	return nil
 }

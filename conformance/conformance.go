@@ -91,8 +91,9 @@ type Harness struct {
 	Stop  func(ctx context.Context, store string) error
 	Start func(ctx context.Context, store string, data bool) error
 
-	// Link makes a new connection path to the store, which the suite can disturb.
-	// [TCP] makes one for stores that are reached over TCP.
+	// Link makes a new connection path to the store, which the suite can disturb
+	// without an effect on other paths. Several exist at a time. [TCP] makes one for
+	// stores that are reached over TCP.
 	Link func(ctx context.Context, store string) (*Link, error)
 
 	// Flush makes the store drop what it keeps only for speed, such as scripts
@@ -187,6 +188,7 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 		return err
 	}
 	defer s.stop()
+
 	var failed []string
 	total := 0
 	for _, r := range s.start(ctx) {
@@ -200,6 +202,7 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 			failed = append(failed, res.Name)
 		}
 	}
+
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("conformance: %w", err)
 	}
@@ -222,9 +225,9 @@ func (h *Harness) check() error {
 			return errors.New("conformance: Harness.Others: one without Name or Open")
 		}
 	}
+
 	for name := range h.Cannot {
-		c := find(name)
-		switch {
+		switch c := find(name); {
 		case c == nil:
 			return fmt.Errorf("conformance: Harness.Cannot: no clause %q", name)
 		case c.optional == no:
@@ -235,21 +238,20 @@ func (h *Harness) check() error {
 }
 
 func (h *Harness) setDefaults() {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
-	def(&h.Term, 400*time.Millisecond)
+	setDefault(&h.Term, 400*time.Millisecond)
 	h.Term = max(h.Term, backend.MinTTL)
 	h.Long = max(h.Long, time.Minute)
-	def(&h.Timeout, 3*time.Second)
-	for _, c := range []struct {
-		v   *float64
-		def float64
-	}{{&h.Cost.Acquire, 1}, {&h.Cost.Renew, 1}, {&h.Cost.Release, 1}, {&h.Cost.Waiting, 40}} {
-		if *c.v <= 0 {
-			*c.v = c.def
-		}
+	setDefault(&h.Timeout, 3*time.Second)
+
+	setDefault(&h.Cost.Acquire, 1)
+	setDefault(&h.Cost.Renew, 1)
+	setDefault(&h.Cost.Release, 1)
+	setDefault(&h.Cost.Waiting, 40)
+}
+
+// setDefault sets v to def unless v is positive.
+func setDefault[T time.Duration | float64](v *T, def T) {
+	if *v <= 0 {
+		*v = def
 	}
 }

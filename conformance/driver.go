@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -12,39 +13,54 @@ import (
 // driver is a driver under test, with the steps of clauses as methods.
 type driver struct {
 	backend.Driver
-	e *env
+	e    *env
+	once sync.Once // of Close
 }
 
-// open opens a driver that the end of the try closes.
-func (e *env) open() *driver { return e.openAt(e.store) }
+// opener opens drivers of a strategy on the store at an address.
+type opener = func(ctx context.Context, store string) (backend.Driver, error)
 
-func (e *env) openAt(store string) *driver {
-	d := e.openOwn(store)
+// open opens a driver that the end of the try closes.
+func (e *env) open() *driver { return e.openBy(e.h.Open, e.store) }
+
+// openAt opens a driver on the store at another address.
+func (e *env) openAt(store string) *driver { return e.openBy(e.h.Open, store) }
+
+// openBy opens a driver of any strategy.
+func (e *env) openBy(open opener, store string) *driver {
+	d := &driver{Driver: e.openOwn(open, store), e: e}
 	e.onEnd(func() { d.Close() })
 	return d
 }
 
-// openOwn opens a driver that the caller closes.
-func (e *env) openOwn(store string) *driver { return e.openBy(e.h.Open, store) }
-
-func (e *env) openBy(open func(context.Context, string) (backend.Driver, error), store string) *driver {
+// openOwn opens a driver that the caller closes. A Client closes its driver.
+func (e *env) openOwn(open opener, store string) backend.Driver {
 	ctx, cancel := context.WithTimeout(e.ctx, patience)
 	defer cancel()
+
 	d, err := open(ctx, store)
-	if err == nil && d == nil {
-		err = errors.New("nil driver")
-	}
-	if err != nil {
-		must(fmt.Errorf("open a driver: %w", err))
-	}
-	return &driver{d, e}
+	mustf(err, "open a driver")
+	require(d != nil, "open a driver: nil driver")
+	return d
 }
 
-// acquire makes one attempt, with more time than the engine gives it. A driver may
-// refuse a grant that arrives after the end of its term, so such an error is slow.
+// Close closes the driver unless it is closed already.
+func (d *driver) Close() (err error) {
+	d.once.Do(func() { err = d.Driver.Close() })
+	return err
+}
+
+// soon returns a context for one call, with more time than the engine gives it.
+func (d *driver) soon() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(d.e.ctx, patience)
+}
+
+// acquire makes one attempt. A driver may refuse a grant that arrives after the
+// end of its term, so such an error is slow.
 func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
-	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	ctx, cancel := d.soon()
 	defer cancel()
+
 	began := time.Now()
 	g, err := d.Acquire(ctx, c)
 	switch {
@@ -66,9 +82,7 @@ func (d *driver) mine(c backend.Claim) {
 // take acquires a free key. It ends the try if the key is not granted.
 func (d *driver) take(c backend.Claim) backend.Grant {
 	g, err := d.acquire(c)
-	if err != nil {
-		must(fmt.Errorf("acquire %.60q, which is free: %w", c.Key, err))
-	}
+	mustf(err, "acquire %.60q, which is free", c.Key)
 	return g
 }
 
@@ -79,9 +93,19 @@ func (d *driver) hold(ttl time.Duration) backend.Claim {
 	return c
 }
 
+// holdMany acquires n new keys for ttl.
+func (d *driver) holdMany(n int, ttl time.Duration) []backend.Claim {
+	cs := make([]backend.Claim, n)
+	for i := range cs {
+		cs[i] = d.hold(ttl)
+	}
+	return cs
+}
+
 func (d *driver) release(c backend.Claim) error {
-	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	ctx, cancel := d.soon()
 	defer cancel()
+
 	err := d.Release(ctx, c)
 	if err == nil {
 		d.e.mu.Lock()
@@ -91,37 +115,50 @@ func (d *driver) release(c backend.Claim) error {
 	return err
 }
 
-// give releases a hold. It ends the try if that fails.
-func (d *driver) give(c backend.Claim) {
-	if err := d.release(c); err != nil {
-		must(fmt.Errorf("release %.60q by its holder: %w", c.Key, err))
+// give releases holds. It ends the try if that fails.
+func (d *driver) give(cs ...backend.Claim) {
+	for _, c := range cs {
+		mustf(d.release(c), "release %.60q by its holder", c.Key)
+	}
+}
+
+// giveIfHeld releases what c may hold.
+func (d *driver) giveIfHeld(c backend.Claim, what string) {
+	if err := d.release(c); !errors.Is(err, backend.ErrLost) {
+		mustf(err, "release %s", what)
 	}
 }
 
 var errUnanswered = errors.New("renew returned without an answer")
 
-// renew renews one hold.
-func (d *driver) renew(c backend.Claim) (g backend.Grant, err error) {
-	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
-	defer cancel()
+// renewBy renews one hold with ctx.
+func renewBy(ctx context.Context, d backend.Driver, c backend.Claim) (g backend.Grant, err error) {
 	err = errUnanswered
 	d.Renew(ctx, []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 	return g, err
 }
 
-// renews is renew for callers that need no grant.
-func (d *driver) renews(c backend.Claim) error {
-	_, err := d.renew(c)
-	return err
+// renew renews one hold.
+func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
+	ctx, cancel := d.soon()
+	defer cancel()
+	return renewBy(ctx, d.Driver, c)
 }
+
+// renews is renew for callers that need no grant.
+func (d *driver) renews(c backend.Claim) error { return errOf(d.renew(c)) }
 
 // keep renews a hold. It ends the try if that fails.
 func (d *driver) keep(c backend.Claim) backend.Grant {
 	g, err := d.renew(c)
-	if err != nil {
-		must(fmt.Errorf("renew %.60q by its holder: %w", c.Key, err))
-	}
+	mustf(err, "renew %.60q by its holder", c.Key)
 	return g
+}
+
+// lost ends the try unless c has lost its key. what describes the hold.
+func (d *driver) lost(c backend.Claim, what string) {
+	must(is("renewal of "+what, d.renews(c), backend.ErrLost))
+	must(is("release of "+what, d.release(c), backend.ErrLost))
 }
 
 // refused returns an error unless an attempt at key returns ErrHeld.
@@ -135,6 +172,14 @@ func (d *driver) refused(key string) error {
 		return fmt.Errorf("acquire %.60q, which is held: %q, want ErrHeld", key, err)
 	}
 	return nil
+}
+
+// refusedWhileRenewed ends the try unless d is refused key, which another renews.
+// lease returns an error if that hold has ended, as on a slow machine.
+func (d *driver) refusedWhileRenewed(key string, lease func() error) {
+	err := d.refused(key)
+	requireInTime(err == nil || lease() == nil, "no renewal for a term of %v", d.e.term)
+	mustf(err, "while the holder renews")
 }
 
 // granted returns an error unless one attempt gets key. It releases key again.
@@ -158,95 +203,63 @@ func (d *driver) grantedAtLast(key string) error {
 // seize tries to acquire key until it is granted, and returns the time after the
 // grant.
 func (d *driver) seize(key string, ttl time.Duration) (c backend.Claim, at time.Time, err error) {
-	err = d.e.poll(fmt.Sprintf("acquire %.60q", key), func() (bool, error) {
-		c = d.e.claimOf(key, ttl)
-		_, err := d.acquire(c)
-		at = time.Now()
-		if errors.Is(err, backend.ErrHeld) {
-			return false, nil
-		}
-		return err == nil, err
+	err = d.e.try(func() {
+		d.e.until(fmt.Sprintf("acquire %.60q", key), func() bool {
+			c = d.e.claimOf(key, ttl)
+			_, err := d.acquire(c)
+			at = time.Now()
+			if !errors.Is(err, backend.ErrHeld) {
+				must(err)
+			}
+			return err == nil
+		})
 	})
 	return c, at, err
+}
+
+// succeed acquires key as soon as its hold has ended. It ends the try if key is
+// not granted.
+func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
+	c, _, err := d.seize(key, ttl)
+	must(err)
+	return c
 }
 
 // outlast waits for the end of a term that begins now. It takes a key of its own
 // and does not renew it. When that hold has expired by the store's clock, every
 // older hold of the same term has as well.
 func (d *driver) outlast(ttl time.Duration) {
-	c := d.e.claim(ttl)
-	d.take(c)
-	s, _, err := d.seize(c.Key, d.e.h.Long)
-	if err != nil {
-		must(fmt.Errorf("wait for the end of a term of %v: %w", ttl, err))
-	}
-	d.give(s)
-}
-
-// wait calls Wait of a driver that is a Waiter.
-func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.Driver.(backend.Waiter).Wait(ctx, c)
-	if err == nil {
-		d.mine(c)
-	}
-	return g, err
-}
-
-// wanted is a Wait in flight.
-type wanted struct {
-	c     backend.Claim
-	done  chan error
-	grant backend.Grant // after done
-	ended chan struct{}
-	stop  context.CancelFunc
-}
-
-// want begins a Wait for c. The channel done gets its outcome.
-func (d *driver) want(c backend.Claim) *wanted {
-	ctx, stop := context.WithCancel(d.e.ctx)
-	w := &wanted{c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
-	d.e.mu.Lock()
-	d.e.wants = append(d.e.wants, w)
-	d.e.mu.Unlock()
-	go func() {
-		defer close(w.ended)
-		g, err := d.wait(ctx, c)
-		w.grant = g
-		w.done <- err
-	}()
-	return w
-}
-
-// abandon does what the engine does after a Wait that returned err. If the
-// outcome is unknown, it releases c at once, and again after c.Timeout.
-func (d *driver) abandon(c backend.Claim, err error) {
-	cancelled := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-	if err == nil || !cancelled && unknown("wait", err) != nil {
-		return
-	}
-
-	_ = d.release(c)
-	again := time.AfterFunc(c.Timeout, func() { _ = d.release(c) })
-	d.e.onEnd(func() { again.Stop() })
+	c, _, err := d.seize(d.hold(ttl).Key, d.e.h.Long)
+	mustf(err, "wait for the end of a term of %v", ttl)
+	d.give(c)
 }
 
 // inspect returns the status of key. It ends the try if that fails.
 func (d *driver) inspect(key string) backend.Status {
-	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	ctx, cancel := d.soon()
 	defer cancel()
 	s, err := d.Driver.(backend.Inspector).Inspect(ctx, key)
-	if err != nil {
-		must(fmt.Errorf("inspect %.60q: %w", key, err))
-	}
+	mustf(err, "inspect %.60q", key)
 	return s
 }
 
+// shows ends the try unless Inspect reports the hold of c and its fence. A store
+// may not know the owner and the fence.
+func (d *driver) shows(c backend.Claim, fence uint64) {
+	s := d.inspect(c.Key)
+	require(s.Held, "inspect %s, which is held: %+v", brief(c.Key), s)
+	require(s.Owner == "" || s.Owner == c.Owner, "inspect %s: owner %q, want %q", brief(c.Key), s.Owner, c.Owner)
+	require(s.Fence == 0 || s.Fence == fence, "inspect %s: fence %d, want %d", brief(c.Key), s.Fence, fence)
+
+	// A store may count terms in whole seconds.
+	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "inspect %s: %v left of a term of %v", brief(c.Key), s.TTL, c.TTL)
+}
+
+// breakKey removes the hold of key. It ends the try if that fails.
 func (d *driver) breakKey(key string) {
-	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	ctx, cancel := d.soon()
 	defer cancel()
-	if err := d.Driver.(backend.Inspector).Break(ctx, key); err != nil {
-		must(fmt.Errorf("break %.60q: %w", key, err))
-	}
+	mustf(d.Driver.(backend.Inspector).Break(ctx, key), "break %.60q", key)
 }
 
 // until returns the time until which a holder may rely on its hold.

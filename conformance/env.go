@@ -15,10 +15,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// env is what one try of a clause works with. A step that fails ends the try by
-// a panic of must, which the method try turns into the clause's error. So a check
-// reads as a list of steps, and returns an error of its own only at its end or
-// where it compares values.
+// env is what one try of a clause works with.
 type env struct {
 	*suite
 	ctx  context.Context
@@ -37,25 +34,12 @@ type holding struct {
 	c backend.Claim
 }
 
-// abort is the value that must panics with.
-type abort struct{ error }
-
-// must ends the try if err is not nil.
-func must(err error) {
-	if err != nil {
-		panic(abort{err})
-	}
+func newEnv(ctx context.Context, s *suite, term time.Duration) *env {
+	return &env{suite: s, ctx: ctx, term: term, held: map[string]holding{}}
 }
 
-// mustf is must, with the step that failed in front of the error.
-func mustf(err error, format string, args ...any) {
-	if err != nil {
-		panic(abort{fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), err)})
-	}
-}
-
-// try returns the error that f returns, or that a panic of must carries.
-func (e *env) try(f func() error) (err error) {
+// try runs f and returns the error of the step that failed in it.
+func (e *env) try(f func()) (err error) {
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
@@ -65,16 +49,8 @@ func (e *env) try(f func() error) (err error) {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	return f()
-}
-
-// hooked ends the try if a hook of the Harness failed. If the hook does not support
-// the call, the clause is skipped.
-func hooked(err error) {
-	if errors.Is(err, errors.ErrUnsupported) {
-		err = &skipError{err.Error()}
-	}
-	must(err)
+	f()
+	return nil
 }
 
 // onEnd registers f for the end of the try. The last registered function runs
@@ -90,30 +66,39 @@ func (e *env) onEnd(f func()) {
 func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.h.Timeout)
 	defer cancel()
+
 	e.mu.Lock()
 	wants, mends := e.wants, e.mends
 	e.mu.Unlock()
+
+	// Links work again first. Otherwise no release would arrive.
 	for _, mend := range mends {
 		mend()
 	}
+
 	// Waits end first. They would get the keys that are released below.
 	for _, w := range wants {
 		w.stop()
 	}
+
 	for _, w := range wants {
 		select {
 		case <-w.ended:
 		case <-ctx.Done():
 		}
 	}
+
+	// A Wait that ended just now may have registered a hold.
 	e.mu.Lock()
 	held, cleanup := maps.Clone(e.held), e.cleanup
 	e.mu.Unlock()
+
 	for _, h := range held {
 		if ctx.Err() == nil {
 			h.d.Driver.Release(ctx, h.c)
 		}
 	}
+
 	for _, f := range slices.Backward(cleanup) {
 		f()
 	}
@@ -134,9 +119,38 @@ func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
 		TTL: ttl, Timeout: e.h.Timeout}
 }
 
+// fencedClaim returns c with a request for a fence.
 func fencedClaim(c backend.Claim) backend.Claim {
 	c.Fenced = true
 	return c
+}
+
+// fencedIfCan returns c with a request for a fence if the driver has fences.
+func (e *env) fencedIfCan(c backend.Claim) backend.Claim {
+	c.Fenced = e.traits.Fenced
+	return c
+}
+
+// timeout returns a context that ends after d, or with the try.
+func (e *env) timeout(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(e.ctx, d)
+	e.onEnd(cancel)
+	return ctx
+}
+
+// deadContext returns a context that has ended.
+func (e *env) deadContext() context.Context {
+	ctx, cancel := context.WithCancel(e.ctx)
+	cancel()
+	return ctx
+}
+
+// cancelledAfter returns a context that is cancelled after d.
+func (e *env) cancelledAfter(d time.Duration) context.Context {
+	ctx, cancel := context.WithCancel(e.ctx)
+	e.onEnd(cancel)
+	time.AfterFunc(d, cancel)
+	return ctx
 }
 
 // sleep waits for d. It ends the try if the try has no time left.
@@ -150,29 +164,44 @@ func (e *env) sleep(d time.Duration) {
 	}
 }
 
-// poll calls f until it returns true or an error. It fails after patience.
-func (e *env) poll(what string, f func() (bool, error)) error {
+// poll calls f until it returns true. It returns false if patience has passed.
+func (e *env) poll(f func() bool) bool {
 	began := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, 5*time.Millisecond) {
-		ok, err := f()
-		if ok || err != nil {
-			return err
-		}
+	for pause := time.Millisecond; !f(); pause = min(2*pause, 5*time.Millisecond) {
 		if time.Since(began) > patience {
-			return fmt.Errorf("%s: still not so after %v", what, patience)
+			return false
 		}
 		e.sleep(pause)
 	}
+	return true
+}
+
+// until waits until f returns true.
+func (e *env) until(what string, f func() bool) {
+	require(e.poll(f), "%s: not within %v", what, patience)
+}
+
+// retry calls f until it returns no error.
+func (e *env) retry(what string, f func() error) {
+	var last error
+	ok := e.poll(func() bool {
+		last = f()
+		return last == nil
+	})
+	require(ok, "%s: not within %v: %w", what, patience, last)
+}
+
+// begin runs f in the background and returns the channel of its error.
+func (e *env) begin(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- e.try(func() { must(f()) }) }()
+	return done
 }
 
 // within returns what f returns. It ends the try if f does not return.
-func (e *env) within(what string, f func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- e.try(f) }()
-	return e.arrives(what, done)
-}
+func (e *env) within(what string, f func() error) error { return e.arrives(what, e.begin(f)) }
 
-// arrives returns what a goroutine sends. It ends the try if none comes.
+// arrives returns what a goroutine sends. It ends the try if nothing comes.
 func (e *env) arrives(what string, done <-chan error) error {
 	t := time.NewTimer(patience)
 	defer t.Stop()
@@ -180,31 +209,25 @@ func (e *env) arrives(what string, done <-chan error) error {
 	case err := <-done:
 		return err
 	case <-t.C:
-		must(fmt.Errorf("%s does not return: %v have passed", what, patience))
+		fail("%s does not return within %v", what, patience)
 	case <-e.ctx.Done():
-		must(fmt.Errorf("%s does not return: %w", what, e.ctx.Err()))
+		fail("%s does not return: %w", what, e.ctx.Err())
 	}
 	panic("unreachable")
 }
 
-// each runs f for 0 to n-1 at once and joins what they return.
-func (e *env) each(n int, f func(i int) error) error {
+// untilDone waits for the end of ctx.
+func (e *env) untilDone(ctx context.Context, what string) {
+	must(e.within(what, func() error { <-ctx.Done(); return nil }))
+}
+
+// each runs f for 0 to n-1 at once and joins the errors of the steps that failed.
+func (e *env) each(n int, f func(i int)) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Go(func() { errs[i] = e.try(func() error { return f(i) }) })
+		wg.Go(func() { errs[i] = e.try(func() { f(i) }) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// is returns an error if got is not want.
-func is(what string, got, want error) error {
-	if errors.Is(got, want) {
-		return nil
-	}
-	if got == nil {
-		return fmt.Errorf("%s: no error, want %q", what, want)
-	}
-	return fmt.Errorf("%s: %q, want %q", what, got, want)
 }

@@ -30,21 +30,24 @@ func stacks(label string) string {
 
 // leaves runs f and returns an error if goroutines that f started do not end. It
 // gives them time, because a goroutine may signal its end shortly before it ends.
-func (e *env) leaves(f func() error) error {
+func (e *env) leaves(f func()) error {
 	label := fmt.Sprintf("%s leak %d", e.id, e.serial.Add(1))
+
 	done := make(chan error, 1)
 	go pprof.Do(e.ctx, pprof.Labels(labelName, label), func(context.Context) {
-		done <- e.try(func() error {
+		done <- e.try(func() {
 			if stacks(label) == "" { // this goroutine's own
-				return &skipError{"the profiles of this Go release do not contain labels"}
+				must(&skipError{"the profiles of this Go release do not contain labels"})
 			}
-			return f()
+			f()
 		})
 	})
+
 	if err := <-done; err != nil {
 		return err
 	}
 	began, left := time.Now(), ""
+
 	for pause := time.Millisecond; ; pause *= 2 {
 		if left = stacks(label); left == "" {
 			return nil

@@ -166,12 +166,15 @@ func (p *proxy) serve(client net.Conn) {
 		}
 		return
 	}
+
 	store, err := net.Dial("tcp", p.target)
 	if err != nil {
 		return
 	}
+
 	c := &pipe{client: client, store: store}
 	defer c.end()
+
 	p.mu.Lock()
 	ok := p.state != Down && !p.closed
 	if ok {
@@ -181,10 +184,12 @@ func (p *proxy) serve(client net.Conn) {
 	if !ok {
 		return
 	}
+
 	var both sync.WaitGroup
 	both.Go(func() { defer c.end(); p.carry(c, client, store, false) })
 	both.Go(func() { defer c.end(); p.carry(c, store, client, true) })
 	both.Wait()
+
 	p.mu.Lock()
 	delete(p.pipes, c)
 	p.mu.Unlock()
@@ -229,6 +234,7 @@ func (p *proxy) pass(c *pipe, to io.Writer, b []byte, replies bool) bool {
 			c.deafened = true
 		}
 		p.mu.Unlock()
+
 		switch {
 		case state == Down:
 			return false
@@ -240,6 +246,7 @@ func (p *proxy) pass(c *pipe, to io.Writer, b []byte, replies bool) bool {
 		case state == Slow && replies:
 			time.Sleep(Delay)
 		}
+
 		_, err := to.Write(b)
 		return err == nil
 	}

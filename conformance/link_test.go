@@ -51,23 +51,65 @@ func ask(c net.Conn, line string, wait time.Duration) error {
 	return err
 }
 
-func TestTCPLink(t *testing.T) {
+const soon, long = 100 * time.Millisecond, 20 * time.Second
+
+// linked is a TCP link to an echo server.
+type linked struct {
+	*Link
+	t   *testing.T
+	got *atomic.Int32 // lines that have arrived
+}
+
+func newLinked(t *testing.T) linked {
+	t.Helper()
 	addr, got := echo(t)
 	l, err := TCP(addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	dial := func() net.Conn {
-		c, err := net.Dial("tcp", l.Store)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
+	t.Cleanup(l.Close)
+	return linked{l, t, got}
+}
+
+func (l linked) dial() net.Conn {
+	l.t.Helper()
+	c, err := net.Dial("tcp", l.Store)
+	if err != nil {
+		l.t.Fatal(err)
 	}
-	const soon, long = 100 * time.Millisecond, 20 * time.Second
-	c := dial()
+	l.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// silent fails the test unless no answer comes to line.
+func (l linked) silent(c net.Conn, line string) {
+	l.t.Helper()
+	if err := ask(c, line, soon); !errors.Is(err, os.ErrDeadlineExceeded) {
+		l.t.Errorf("%s: %v, want no answer", line, err)
+	}
+}
+
+// ended fails the test unless the connection has ended.
+func (l linked) ended(c net.Conn, line string) {
+	l.t.Helper()
+	if err := ask(c, line, long); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		l.t.Errorf("%s: %v, want the end of the connection", line, err)
+	}
+}
+
+// arrives fails the test unless n lines arrive.
+func (l linked) arrives(n int32) {
+	l.t.Helper()
+	for end := time.Now().Add(long); l.got.Load() < n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			l.t.Fatalf("%d lines arrived, want %d", l.got.Load(), n)
+		}
+	}
+}
+
+func TestTCPLink(t *testing.T) {
+	l := newLinked(t)
+	c := l.dial()
 	if err := ask(c, "up", long); err != nil {
 		t.Errorf("up: %v", err)
 	}
@@ -79,42 +121,29 @@ func TestTCPLink(t *testing.T) {
 	}
 
 	l.Set(Hung)
-	n := got.Load()
-	if err := ask(c, "hung", soon); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("hung: %v, want no answer", err)
-	}
-	if got.Load() != n {
+	n := l.got.Load()
+	l.silent(c, "hung")
+	if l.got.Load() != n {
 		t.Error("hung: the line arrived")
 	}
 
 	l.Set(Deaf)
-	c = dial()
-	if err := ask(c, "deaf", soon); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("deaf: %v, want no answer", err)
-	}
-	for end := time.Now().Add(long); got.Load() < n+2; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("deaf: that line, or the one before, did not arrive")
-		}
-	}
-	// A late reply must not be taken for that to the next line.
-	l.Set(Up)
-	if err := ask(c, "up again", long); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a connection whose reply was lost: %v, want its end", err)
-	}
+	c = l.dial()
+	l.silent(c, "deaf")
+	l.arrives(n + 2) // this line and the one before
 
-	c = dial()
+	// The client could take a late reply for the reply to its next line.
+	l.Set(Up)
+	l.ended(c, "up, after a reply was lost")
+	c = l.dial()
 	if err := ask(c, "up", long); err != nil {
 		t.Errorf("up again: %v", err)
 	}
+
 	l.Set(Down)
-	if err := ask(c, "down", long); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("down: %v, want the connection's end", err)
-	}
+	l.ended(c, "down")
 	if c, err := net.Dial("tcp", l.Store); err == nil {
-		if err := ask(c, "down", long); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("down: %v on a new connection, want its end", err)
-		}
+		l.ended(c, "down, on a new connection")
 		c.Close()
 	}
 }

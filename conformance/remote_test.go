@@ -5,14 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/memlock"
 )
 
 // message is one line between a remote driver and its server, either way.
@@ -29,182 +26,6 @@ type message struct {
 }
 
 var errorKinds = map[string]error{"held": backend.ErrHeld, "lost": backend.ErrLost, "invalid": backend.ErrInvalid}
-
-// server lends a memlock store to other processes, over TCP. While it is
-// stopped it ends connections as soon as they are made, and keeps its port.
-type server struct {
-	addr     string
-	listener net.Listener
-
-	mu       sync.Mutex // guards all below
-	store    *memlock.Store
-	runs     bool
-	conns    map[net.Conn]bool
-	commands int64
-	keys     map[string]bool
-	wg       sync.WaitGroup
-}
-
-func (s *server) start(data bool) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !data || s.store == nil {
-		s.store, s.keys = memlock.NewStore(), map[string]bool{}
-	}
-	s.runs, s.conns = true, map[net.Conn]bool{}
-	if s.listener != nil {
-		return nil
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	s.addr, s.listener = l.Addr().String(), l
-	go s.accept()
-	return nil
-}
-
-func (s *server) accept() {
-	for {
-		c, err := s.listener.Accept()
-		if err != nil {
-			return
-		}
-		s.mu.Lock()
-		if s.runs {
-			s.conns[c] = true
-			d := s.store.Driver()
-			s.wg.Go(func() { s.serve(c, d) })
-		} else {
-			c.Close()
-		}
-		s.mu.Unlock()
-	}
-}
-
-func (s *server) stop() {
-	s.mu.Lock()
-	s.runs = false
-	for c := range s.conns {
-		c.Close()
-	}
-	s.mu.Unlock()
-	s.wg.Wait()
-}
-
-// kick ends all connections.
-func (s *server) kick() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
-		c.Close()
-	}
-}
-
-func (s *server) close() {
-	s.listener.Close()
-	s.stop()
-}
-
-// Clients say that they live, and what is given to a waiter lasts only so long
-// unless it says that it has heard.
-const (
-	heartbeat = 200 * time.Millisecond
-	deadAfter = 20 * heartbeat
-)
-
-// serve answers one client, in order but for what it waits for. That ends with
-// its connection.
-func (s *server) serve(c net.Conn, d *memlock.Driver) {
-	defer c.Close()
-	var write sync.Mutex
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	waits := map[string]context.CancelFunc{}
-	lines := bufio.NewScanner(c)
-	for {
-		c.SetReadDeadline(time.Now().Add(deadAfter))
-		var m message
-		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &m) != nil {
-			return
-		}
-		if m.Op == "ping" {
-			continue
-		}
-		m.Claim.Key, m.Claim.Owner = string(m.Key), string(m.Owner)
-		s.mu.Lock()
-		s.commands++
-		s.keys[m.Claim.Key] = true
-		s.mu.Unlock()
-		if m.Op == "cancel" {
-			if stop := waits[m.Claim.Token]; stop != nil {
-				stop()
-			}
-			continue
-		}
-		answer := func(ctx context.Context) {
-			s.do(ctx, d, &m)
-			b, _ := json.Marshal(m)
-			write.Lock()
-			defer write.Unlock()
-			c.Write(append(b, '\n'))
-		}
-		if m.Op != "wait" {
-			answer(ctx)
-			continue
-		}
-		m.Claim.TTL = min(m.Claim.TTL, deadAfter)
-		wctx, stop := context.WithCancel(ctx)
-		waits[m.Claim.Token] = stop
-		calls.Go(func() {
-			defer stop()
-			answer(wctx)
-		})
-	}
-}
-
-func (s *server) do(ctx context.Context, d *memlock.Driver, m *message) {
-	var g backend.Grant
-	var err error
-	switch m.Op {
-	case "acquire":
-		g, err = d.Acquire(ctx, m.Claim)
-	case "wait":
-		g, err = d.Wait(ctx, m.Claim)
-	case "renew":
-		d.Renew(ctx, []backend.Claim{m.Claim}, func(_ int, _ backend.Grant, e error) { err = e })
-	case "release":
-		err = d.Release(ctx, m.Claim)
-	case "inspect":
-		m.Status, err = d.Inspect(ctx, m.Claim.Key)
-	case "break":
-		err = d.Break(ctx, m.Claim.Key)
-	}
-	m.Fence = g.Fence
-	if err != nil {
-		m.Err = err.Error()
-		for kind, e := range errorKinds {
-			if errors.Is(err, e) {
-				m.Kind = kind
-			}
-		}
-	}
-}
-
-func (s *server) entries() (all []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	d := s.store.Driver()
-	for key := range s.keys {
-		if st, err := d.Inspect(context.Background(), key); err == nil && (st.Held || len(st.Waiters) > 0) {
-			all = append(all, fmt.Sprintf("%s: %+v", key, st))
-		}
-	}
-	slices.Sort(all)
-	return all
-}
 
 // remote is a driver on a server.
 type remote struct {
@@ -299,7 +120,7 @@ func (r *remote) call(ctx context.Context, op string, c backend.Claim) (message,
 	if op != "wait" {
 		return message{}, ctx.Err()
 	}
-	// The server tells how the wait ended, unless it cannot be reached.
+	// The server replies how the wait ended, unless it cannot be reached.
 	if _, err := r.send(message{Op: "cancel", Claim: c}); err != nil {
 		return message{}, err
 	}
@@ -333,8 +154,8 @@ func (r *remote) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return backend.Grant{Fence: m.Fence}, err
 }
 
-// Wait has its grant confirmed, since it cannot know how long that was on the
-// way.
+// Wait renews a grant before it returns it, because it does not know how old the
+// grant is.
 func (r *remote) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	m, err := r.call(ctx, "wait", c)
 	if err != nil {

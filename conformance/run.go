@@ -17,6 +17,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Name == "" {
 		h.Name = t.Name()
 	}
+
 	ctx := t.Context()
 	if err := serveIfChild(ctx, h); err != nil {
 		t.Skip(err)
@@ -26,8 +27,9 @@ func Run(t *testing.T, h Harness) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.stop)
+
 	cs := s.clauses()
-	var results []<-chan Result
+	var results []chan Result
 	if !picked(t.Name()) {
 		results = s.start(ctx)
 	}
@@ -46,9 +48,10 @@ func Run(t *testing.T, h Harness) {
 			}
 			hopeless = hopeless || r.hopeless()
 			counts[r.Status]++
-			tell(t, r)
+			report(t, r)
 		})
 	}
+
 	fmt.Println(summary(h, counts))
 }
 
@@ -72,7 +75,8 @@ func (h *Harness) missing() (names []string) {
 	return names
 }
 
-func tell(t *testing.T, r Result) {
+// report makes r the outcome of a subtest.
+func report(t *testing.T, r Result) {
 	t.Helper()
 	switch r.Status {
 	case Skip:

@@ -53,6 +53,7 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 			s.stop = stop
 		}
 	}
+
 	d, err := h.Open(ctx, s.store)
 	if err == nil && d == nil {
 		err = errors.New("nil driver")
@@ -61,14 +62,18 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 		s.stop()
 		return nil, fmt.Errorf("conformance: open a driver: %w", err)
 	}
+
 	s.traits = d.Traits()
 	_, s.waiter = d.(backend.Waiter)
 	_, s.inspector = d.(backend.Inspector)
+
+	// The driver goes before its store.
 	stopStore := s.stop
 	s.stop = func() {
 		d.Close()
 		stopStore()
 	}
+
 	return s, nil
 }
 
@@ -85,39 +90,42 @@ func (s *suite) clauses() []*clause {
 
 // start runs all clauses in the background and returns the channels of their
 // results, in order.
-func (s *suite) start(ctx context.Context) []<-chan Result {
+func (s *suite) start(ctx context.Context) []chan Result {
 	cs := s.clauses()
-	results := make([]<-chan Result, len(cs))
-	into := make([]chan Result, len(cs))
-	for i := range cs {
-		into[i] = make(chan Result, 1)
-		results[i] = into[i]
+	results := make([]chan Result, len(cs))
+	for i := range results {
+		results[i] = make(chan Result, 1)
 	}
-	go func() {
-		var wg sync.WaitGroup
-		room := make(chan struct{}, concurrent)
-		hopeless := false
-		for i, c := range cs {
-			if hopeless {
-				into[i] <- c.skipped(whyHopeless)
-				continue
-			}
-			if c.alone || c.name == firstClause {
-				wg.Wait()
-				r := s.run(ctx, c)
-				hopeless = r.hopeless()
-				into[i] <- r
-				continue
-			}
+	go s.runAll(ctx, cs, results)
+	return results
+}
+
+// runAll runs clauses and sends their results. A clause that runs alone waits until
+// the clauses before it have ended.
+func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result) {
+	var wg sync.WaitGroup
+	room := make(chan struct{}, concurrent)
+	hopeless := false
+
+	for i, c := range cs {
+		switch {
+		case hopeless:
+			results[i] <- c.skipped(whyHopeless)
+		case c.alone || c.name == firstClause:
+			wg.Wait()
+			r := s.run(ctx, c)
+			hopeless = r.hopeless()
+			results[i] <- r
+		default:
 			room <- struct{}{}
 			wg.Go(func() {
-				into[i] <- s.run(ctx, c)
+				results[i] <- s.run(ctx, c)
 				<-room
 			})
 		}
-		wg.Wait()
-	}()
-	return results
+	}
+
+	wg.Wait()
 }
 
 // whyHopeless is the reason of the skips after the first clause has failed.
@@ -133,15 +141,15 @@ func (c *clause) skipped(reason string) Result {
 
 // run runs one clause.
 func (s *suite) run(ctx context.Context, c *clause) Result {
-	if c.need != nil {
-		if reason := c.need(s); reason != "" {
-			return c.skipped(reason)
-		}
+	if reason := c.need.missing(s); reason != "" {
+		return c.skipped(reason)
 	}
+
 	r := Result{Name: c.name, Why: c.why, Contract: c.says}
 	began := time.Now()
 	err := s.repeat(ctx, c)
 	r.Elapsed = time.Since(began)
+
 	cannot, declared := s.h.Cannot[c.name]
 	var skip *skipError
 	switch {
@@ -157,19 +165,6 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	return r
 }
 
-// skipError ends a clause that turns out to be pointless.
-type skipError struct{ reason string }
-
-func (e *skipError) Error() string { return e.reason }
-
-// slowError is a failure that a slow machine or a wrong driver may have caused. It
-// counts if it also happens with the longest terms.
-type slowError struct{ error }
-
-func (e *slowError) Unwrap() error { return e.error }
-
-func slow(format string, args ...any) error { return &slowError{fmt.Errorf(format, args...)} }
-
 // repeat tries a clause until its outcome is not a slowError, tries times at most.
 func (s *suite) repeat(ctx context.Context, c *clause) error {
 	for n := 0; ; n++ {
@@ -177,14 +172,15 @@ func (s *suite) repeat(ctx context.Context, c *clause) error {
 		stalls := watchStalls()
 		err := s.once(ctx, c, term)
 		stalled := stalls()
+
 		var slow *slowError
-		if !errors.As(err, &slow) || ctx.Err() != nil {
+		last := n == tries-1
+		switch {
+		case !errors.As(err, &slow) || ctx.Err() != nil:
 			return err
-		}
-		if n == tries-1 {
-			if stalled > term/4 {
-				return &skipError{fmt.Sprintf("this machine is too slow: this process did not run for %v of a term of %v (%v)", stalled, term, err)}
-			}
+		case last && stalled > term/4:
+			return &skipError{fmt.Sprintf("this machine is too slow: this process did not run for %v of a term of %v (%v)", stalled, term, err)}
+		case last:
 			return err
 		}
 	}
@@ -200,9 +196,10 @@ func watchStalls() (stop func() time.Duration) {
 		last := time.Now()
 		t := time.NewTicker(tick)
 		defer t.Stop()
+
 		for {
 			select {
-			case <-t.C:
+			case <-t.C: // late by the time of a stall
 				worst = max(worst, time.Since(last)-tick)
 				last = time.Now()
 			case <-quit:
@@ -211,6 +208,7 @@ func watchStalls() (stop func() time.Duration) {
 			}
 		}
 	}()
+
 	return func() time.Duration {
 		close(quit)
 		return <-longest
@@ -221,23 +219,26 @@ func watchStalls() (stop func() time.Duration) {
 func (s *suite) once(ctx context.Context, c *clause, term time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	e := &env{suite: s, ctx: ctx, term: term, held: map[string]holding{}}
+	e := newEnv(ctx, s, term)
 	label := fmt.Sprintf("%s %s %d", s.id, c.name, s.serial.Add(1))
 	done := make(chan error, 1)
 	go pprof.Do(ctx, pprof.Labels(labelName, label), func(context.Context) {
-		err := e.try(func() error { return c.check(e) })
+		err := e.try(func() { c.check(e) })
 		e.close()
 		done <- err
 	})
+
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
 	}
+
 	// The check sees the end of ctx as well, and its error may say what it waited
 	// for.
 	grace := time.NewTimer(patience)
 	defer grace.Stop()
+
 	select {
 	case err := <-done:
 		return err

@@ -30,47 +30,27 @@ func TestVerdicts(t *testing.T) {
 		text   string // in the reason or error
 		times  int    // tries
 	}{
-		"pass":                    {clause{check: func(*env) error { return nil }}, "", Pass, "", 1},
-		"fail":                    {clause{check: func(*env) error { return boom }}, "", Fail, "boom", 1},
-		"setup fails":             {clause{check: func(*env) error { must(boom); return nil }}, "", Fail, "boom", 1},
-		"panic":                   {clause{check: func(*env) error { panic("ouch") }}, "", Fail, "ouch", 1},
-		"not needed":              {clause{need: fenced, check: func(*env) error { return boom }}, "", Skip, "not Fenced by its Traits", 0},
-		"no hook":                 {clause{need: link, check: func(*env) error { return boom }}, "", Skip, "Harness.Link is nil", 0},
-		"hook cannot":             {clause{check: func(*env) error { hooked(fmt.Errorf("no disk: %w", errors.ErrUnsupported)); return nil }}, "", Skip, "no disk", 1},
-		"hook fails":              {clause{check: func(*env) error { hooked(boom); return nil }}, "", Fail, "boom", 1},
-		"slow for ever":           {clause{check: func(*env) error { return slow("late: %w", boom) }}, "", Fail, "boom", tries},
-		"slow in a joined error":  {clause{check: func(*env) error { return errors.Join(nil, slow("late")) }}, "", Fail, "late", tries},
-		"declared":                {clause{optional: yes, check: func(*env) error { return boom }}, "small", Skip, "small (boom)", 1},
-		"declared, but met":       {clause{optional: yes, check: func(*env) error { return nil }}, "small", Fail, "remove the declaration", 1},
-		"declared, met by chance": {clause{optional: chance, check: func(*env) error { return nil }}, "small", Pass, "", 1},
-		"does not return":         {clause{check: func(e *env) error { <-time.After(time.Hour); return nil }}, "", Fail, "TestVerdicts", 1},
-		"one part does not return": {clause{check: func(e *env) error {
-			return e.within("the call", func() error { <-e.ctx.Done(); return nil })
+		"pass":                    {clause{check: func(*env) {}}, "", Pass, "", 1},
+		"fail":                    {clause{check: func(*env) { must(boom) }}, "", Fail, "boom", 1},
+		"setup fails":             {clause{check: func(*env) { mustf(boom, "set up") }}, "", Fail, "boom", 1},
+		"panic":                   {clause{check: func(*env) { panic("ouch") }}, "", Fail, "ouch", 1},
+		"not needed":              {clause{need: fenced, check: func(*env) { must(boom) }}, "", Skip, "not Fenced by its Traits", 0},
+		"no hook":                 {clause{need: link, check: func(*env) { must(boom) }}, "", Skip, "Harness.Link is nil", 0},
+		"hook cannot":             {clause{check: func(*env) { hooked(fmt.Errorf("no disk: %w", errors.ErrUnsupported)) }}, "", Skip, "no disk", 1},
+		"hook fails":              {clause{check: func(*env) { hooked(boom) }}, "", Fail, "boom", 1},
+		"slow for ever":           {clause{check: func(*env) { mustInTime(boom, "late") }}, "", Fail, "boom", tries},
+		"slow in a joined error":  {clause{check: func(*env) { must(errors.Join(nil, slow("late"))) }}, "", Fail, "late", tries},
+		"declared":                {clause{optional: yes, check: func(*env) { must(boom) }}, "small", Skip, "small (boom)", 1},
+		"declared, but met":       {clause{optional: yes, check: func(*env) {}}, "small", Fail, "remove the declaration", 1},
+		"declared, met by chance": {clause{optional: chance, check: func(*env) {}}, "small", Pass, "", 1},
+		"does not return":         {clause{check: func(e *env) { <-time.After(time.Hour) }}, "", Fail, "TestVerdicts", 1},
+		"one part does not return": {clause{check: func(e *env) {
+			must(e.within("the call", func() error { <-e.ctx.Done(); return nil }))
 		}}, "", Fail, "the call does not return", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer s.stop()
-				c := tt.c
-				c.name = "it"
-				if tt.cannot != "" {
-					s.h.Cannot = map[string]string{"it": tt.cannot}
-				}
-				var mu sync.Mutex // guards terms
-				var terms []time.Duration
-				c.check = func(e *env) error {
-					mu.Lock()
-					terms = append(terms, e.term)
-					mu.Unlock()
-					return tt.c.check(e)
-				}
-				r := s.run(t.Context(), &c)
-				mu.Lock()
-				defer mu.Unlock()
+				r, terms := verdict(t, tt.c, tt.cannot)
 				said := r.Reason
 				if r.Err != nil {
 					said = r.Err.Error()
@@ -92,6 +72,36 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// verdict runs one clause and returns its result, and the terms of its tries. If
+// cannot is not empty, the Harness declares that the driver cannot meet the clause.
+func verdict(t *testing.T, c clause, cannot string) (Result, []time.Duration) {
+	t.Helper()
+	s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.stop()
+	if cannot != "" {
+		s.h.Cannot = map[string]string{"it": cannot}
+	}
+
+	var mu sync.Mutex // guards terms
+	var terms []time.Duration
+	tried := c
+	tried.name = "it"
+	tried.check = func(e *env) {
+		mu.Lock()
+		terms = append(terms, e.term)
+		mu.Unlock()
+		c.check(e)
+	}
+
+	r := s.run(t.Context(), &tried)
+	mu.Lock()
+	defer mu.Unlock()
+	return r, terms
+}
+
 // TestSlowOnlyOnce is a machine that is slow now and then.
 func TestSlowOnlyOnce(t *testing.T) {
 	s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
@@ -100,11 +110,9 @@ func TestSlowOnlyOnce(t *testing.T) {
 	}
 	defer s.stop()
 	n := 0
-	r := s.run(t.Context(), &clause{check: func(*env) error {
-		if n++; n == 1 {
-			return slow("late")
-		}
-		return nil
+	r := s.run(t.Context(), &clause{check: func(*env) {
+		n++
+		requireInTime(n > 1, "late")
 	}})
 	if r.Status != Pass || n != 2 {
 		t.Errorf("got %v %v after %d tries, want pass after 2", r.Status, r.Err, n)
@@ -129,7 +137,7 @@ func TestHarnessIsChecked(t *testing.T) {
 	}
 }
 
-// TestTable finds clauses that could not be told apart or say nothing.
+// TestTable finds clauses that have the same name, or that say nothing.
 func TestTable(t *testing.T) {
 	seen := map[string]bool{}
 	alone := false
@@ -162,11 +170,11 @@ func TestLeavesFindsItsOwnGoroutines(t *testing.T) {
 		defer s.stop()
 		e := &env{suite: s, ctx: t.Context()}
 		end := make(chan struct{})
-		go func() { <-end }() // somebody else's
-		if err := e.leaves(func() error { go time.Sleep(time.Second); return nil }); err != nil {
+		go func() { <-end }() // not started by the clause
+		if err := e.leaves(func() { go time.Sleep(time.Second) }); err != nil {
 			t.Errorf("a goroutine that ends: %v", err)
 		}
-		err = e.leaves(func() error { go func() { <-end }(); return nil })
+		err = e.leaves(func() { go func() { <-end }() })
 		if err == nil || !strings.Contains(err.Error(), "TestLeavesFindsItsOwnGoroutines") {
 			t.Errorf("a goroutine that stays: %v", err)
 		}
@@ -174,7 +182,7 @@ func TestLeavesFindsItsOwnGoroutines(t *testing.T) {
 	})
 }
 
-func TestChildIsToldApart(t *testing.T) {
+func TestAChildOfAnotherHarnessIsRefused(t *testing.T) {
 	t.Setenv(childEnv, `{"Name":"another","Store":"x"}`)
 	if !Child() {
 		t.Error("Child is false in a child")
@@ -196,7 +204,7 @@ func TestRemoteErrorsKeepTheirKind(t *testing.T) {
 		got := r.error()
 		for k, e := range kinds {
 			if errors.Is(got, e) != (k == kind) {
-				t.Errorf("%q as told by another process: Is %q = %v", kind, k, k != kind)
+				t.Errorf("%q from another process: Is %q = %v", kind, k, k != kind)
 			}
 		}
 	}

@@ -1,11 +1,20 @@
 package conformance
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/hasplock/hasp/backend"
 )
+
+// How the suite is built:
+//
+//   - The table has a row for each clause. Rows and checks are in clause_*.go, and
+//     in roundtrip.go for calls that take several round trips.
+//   - A check is a list of steps. verdict.go says how a step fails. driver.go and
+//     wait.go have the steps on a driver, and client.go the steps on a Client.
+//   - env.go has what one try of a check works with. tap.go stands between a Client
+//     and its driver. child.go and agent.go are the two ends of another process.
+//   - suite.go runs the table, for Check in conformance.go and for Run in run.go.
 
 // clause is one sentence of the contract and its check.
 type clause struct {
@@ -15,7 +24,7 @@ type clause struct {
 	need     need   // nil: every driver
 	alone    bool   // disturbs the store, or counts what it does
 	optional optional
-	check    func(e *env) error
+	check    func(e *env)
 }
 
 // optional reports whether Harness.Cannot may name a clause.
@@ -27,77 +36,112 @@ const (
 	chance          // and the clause may pass by chance
 )
 
+// table has every clause, in the order in which results are reported. Clauses that
+// run alone are last, because the others run before them.
+var table = sorted(
+	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
+	waitClauses, orderClauses, inspectClauses, closeClauses,
+	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
+	linkClauses, restartClauses, costClauses, leftoverClauses,
+)
+
+// sorted returns all clauses, those that run alone last.
+func sorted(groups ...[]clause) []clause {
+	cs := slices.Concat(groups...)
+	slices.SortStableFunc(cs, func(a, b clause) int {
+		switch {
+		case a.alone == b.alone:
+			return 0
+		case b.alone:
+			return -1
+		}
+		return 1
+	})
+	return cs
+}
+
+// find returns the clause of that name, or nil.
+func find(name string) *clause {
+	i := slices.IndexFunc(table, func(c clause) bool { return c.name == name })
+	if i < 0 {
+		return nil
+	}
+	return &table[i]
+}
+
+// alone returns cs marked to run alone.
+func alone(cs []clause) []clause {
+	for i := range cs {
+		cs[i].alone = true
+	}
+	return cs
+}
+
+// given returns cs with a need that all of them have.
+func given(n need, cs []clause) []clause {
+	for i, c := range cs {
+		cs[i].need = all(n, c.need)
+	}
+	return cs
+}
+
 // need returns the reason why a clause is pointless for a suite, or "".
 type need func(s *suite) string
 
-func waiter(s *suite) string {
-	if !s.waiter {
-		return "the driver is not a Waiter"
+// missing is n for a suite, also if n is nil.
+func (n need) missing(s *suite) string {
+	if n == nil {
+		return ""
 	}
-	return ""
+	return n(s)
 }
 
-func inspector(s *suite) string {
-	if !s.inspector {
-		return "the driver is not an Inspector"
+// What clauses need of a driver.
+var (
+	waiter    = needs("the driver is not a Waiter", func(s *suite) bool { return s.waiter })
+	inspector = needs("the driver is not an Inspector", func(s *suite) bool { return s.inspector })
+	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
+	unordered = all(needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered }), waiter)
+	turns     = needs("one turn on a place by its Traits", func(s *suite) bool { return s.traits.Turns > 1 })
+	fenced    = needs("not Fenced by its Traits", func(s *suite) bool { return s.traits.Fenced })
+	unfenced  = needs("Fenced by its Traits", func(s *suite) bool { return !s.traits.Fenced })
+	ends      = needs("ends a call sometime by its Traits", func(s *suite) bool { return s.traits.Ends != backend.EndsSometime })
+	limited   = needs("grants any term by its Traits", func(s *suite) bool { return s.traits.MaxTTL > 0 })
+	processes = needs("reaches one process by its Traits", func(s *suite) bool { return s.traits.Reach != backend.Process })
+)
+
+// What clauses need of a Harness.
+var (
+	restarts = needsHook("Stop")
+	link     = needsHook("Link")
+	flush    = needsHook("Flush")
+	kick     = needsHook("Kick")
+	advance  = needsHook("Advance")
+	commands = needsHook("Commands")
+	entries  = needsHook("Entries")
+	others   = needsHook("Others")
+)
+
+// needs returns a need with a reason for suites that do not meet it.
+func needs(reason string, met func(s *suite) bool) need {
+	return func(s *suite) string {
+		if met(s) {
+			return ""
+		}
+		return reason
 	}
-	return ""
 }
 
-func ordered(s *suite) string {
-	if !s.traits.Ordered {
-		return "not Ordered by its Traits"
+// all returns a need that returns the first reason of several needs.
+func all(needs ...need) need {
+	return func(s *suite) string {
+		for _, n := range needs {
+			if reason := n.missing(s); reason != "" {
+				return reason
+			}
+		}
+		return ""
 	}
-	return ""
-}
-
-func turns(s *suite) string {
-	if s.traits.Turns <= 1 {
-		return "one turn on a place by its Traits"
-	}
-	return ""
-}
-
-func unordered(s *suite) string {
-	if s.traits.Ordered {
-		return "Ordered by its Traits"
-	}
-	return waiter(s)
-}
-
-func fenced(s *suite) string {
-	if !s.traits.Fenced {
-		return "not Fenced by its Traits"
-	}
-	return ""
-}
-
-func unfenced(s *suite) string {
-	if s.traits.Fenced {
-		return "Fenced by its Traits"
-	}
-	return ""
-}
-
-func ends(s *suite) string {
-	if s.traits.Ends == backend.EndsSometime {
-		return "ends a call sometime by its Traits"
-	}
-	return ""
-}
-
-func limited(s *suite) string {
-	if s.traits.MaxTTL <= 0 {
-		return "grants any term by its Traits"
-	}
-	return ""
-}
-
-func processes(s *suite) string {
-	if s.traits.Reach == backend.Process {
-		return "reaches one process by its Traits"
-	}
-	return ""
 }
 
 // hook is an optional part of a Harness.
@@ -120,68 +164,8 @@ var hooks = []hook{
 	{"Others", func(h *Harness) bool { return len(h.Others) > 0 }},
 }
 
-// needs returns the need for a hook.
-func needs(name string) need {
+// needsHook returns the need for a hook.
+func needsHook(name string) need {
 	i := slices.IndexFunc(hooks, func(h hook) bool { return h.name == name })
-	return func(s *suite) string {
-		if !hooks[i].has(&s.h) {
-			return fmt.Sprintf("Harness.%s is nil", name)
-		}
-		return ""
-	}
-}
-
-var (
-	restarts = needs("Stop")
-	link     = needs("Link")
-	flush    = needs("Flush")
-	kick     = needs("Kick")
-	advance  = needs("Advance")
-	commands = needs("Commands")
-	entries  = needs("Entries")
-	others   = needs("Others")
-)
-
-// all returns a need that returns the first reason of several needs.
-func all(needs ...need) need {
-	return func(s *suite) string {
-		for _, n := range needs {
-			if reason := n(s); reason != "" {
-				return reason
-			}
-		}
-		return ""
-	}
-}
-
-// table has every clause, in the order in which results are reported. Clauses that
-// run alone are last, because the others run before them.
-var table = sorted(
-	firstClauses, traitClauses, acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	waitClauses, orderClauses, inspectClauses, closeClauses,
-	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
-	linkClauses, restartClauses, costClauses, leftoverClauses,
-)
-
-func sorted(groups ...[]clause) []clause {
-	cs := slices.Concat(groups...)
-	slices.SortStableFunc(cs, func(a, b clause) int {
-		switch {
-		case a.alone == b.alone:
-			return 0
-		case b.alone:
-			return -1
-		}
-		return 1
-	})
-	return cs
-}
-
-func find(name string) *clause {
-	for i := range table {
-		if table[i].name == name {
-			return &table[i]
-		}
-	}
-	return nil
+	return needs("Harness."+name+" is nil", func(s *suite) bool { return hooks[i].has(&s.h) })
 }

@@ -14,7 +14,9 @@ import (
 // call. It can change the outcome of a call for the caller but not for the store. It
 // is a Waiter if the driver is one.
 type tap struct {
-	*driver
+	backend.Driver
+	e      *env
+	client *hasp.Client // whose calls go through the tap
 
 	// Set before use. If they are not nil, they stand in for a call, and next
 	// executes it.
@@ -24,55 +26,31 @@ type tap struct {
 	mu      sync.Mutex // guards all below
 	cut     bool       // renewals do not reach the store
 	claims  []backend.Claim
-	renewed map[string]int // renewals begun, by token
-	calls   int            // to acquire and wait
+	renewed int // renewals begun
 	events  []hasp.Event
 }
 
 var errCut = errors.New("cut off by the suite")
 
 // tapped returns a Client over a new driver, and the tap between them.
-func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) {
-	return e.tap(e.openOwn(e.store), o)
-}
+func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) { return e.tappedAt(e.store, o) }
 
-func (e *env) tap(d *driver, o hasp.Options) (*hasp.Client, *tap) {
-	t := &tap{driver: d, renewed: map[string]int{}}
+// tappedAt is tapped for the store at another address.
+func (e *env) tappedAt(store string, o hasp.Options) (*hasp.Client, *tap) {
+	t := &tap{Driver: e.openOwn(e.h.Open, store), e: e}
+
 	o.Observe = func(ev hasp.Event) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.events = append(t.events, ev)
 	}
+
 	var under backend.Driver = t
 	if e.waiter {
 		under = &tapWaiter{t}
 	}
-	return e.client(under, o), t
-}
-
-// client makes a Client that the end of the try closes.
-func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
-	if o.TTL == 0 {
-		o.TTL = e.h.Long
-	}
-	if o.Timeout == 0 {
-		o.Timeout = e.h.Timeout
-	}
-	c := hasp.New(d, &o)
-	e.onEnd(func() { c.Close() })
-	return c
-}
-
-// lock locks key. It ends the try if that fails.
-func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease {
-	lease, err := c.Lock(e.ctx, key, opts...)
-	must(err)
-	return lease
-}
-
-// newClient returns a Client over a new driver, without a tap.
-func (e *env) newClient() *hasp.Client {
-	return e.client(e.openOwn(e.store).Driver, hasp.Options{})
+	t.client = e.client(under, o)
+	return t.client, t
 }
 
 // Traits returns the driver's traits with two changes. The engine must not rely on
@@ -97,16 +75,14 @@ func (t *tap) saw(c backend.Claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.claims = append(t.claims, c)
-	t.calls++
 }
 
 func (t *tap) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	t.mu.Lock()
-	for _, c := range cs {
-		t.renewed[c.Token]++
-	}
+	t.renewed += len(cs)
 	cut := t.cut
 	t.mu.Unlock()
+
 	if cut {
 		for i := range cs {
 			done(i, backend.Grant{}, errCut)
@@ -142,17 +118,29 @@ func (t *tap) last() backend.Claim {
 func (t *tap) asked() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.calls
+	return len(t.claims)
+}
+
+// askedNothing ends the try if the engine has asked the store for these callers.
+func (t *tap) askedNothing(callers string) {
+	n := t.asked()
+	require(n == 0, "the store was asked %d times for %s", n, callers)
+}
+
+// attempts begins f, waits until it has asked the store, and returns the channel of
+// its error.
+func (t *tap) attempts(f func() error) <-chan error {
+	asked := t.asked() // before f begins
+	done := t.e.begin(f)
+	t.e.until("an attempt of Lock", func() bool { return t.asked() > asked })
+	return done
 }
 
 // renewals returns the number of renewals of all tokens.
-func (t *tap) renewals() (n int) {
+func (t *tap) renewals() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, m := range t.renewed {
-		n += m
-	}
-	return n
+	return t.renewed
 }
 
 // eventsOf returns the events of a kind that the engine has reported.

@@ -16,6 +16,7 @@ import (
 
 // If one node hangs, waiters for keys of another node keep their places.
 func TestNodeThatHangsCostsNoPlaceElsewhere(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, &redistest.Options{Bare: true})
 	ctx := t.Context()
 	const window = time.Second
@@ -83,6 +84,7 @@ func TestNodeThatHangsCostsNoPlaceElsewhere(t *testing.T) {
 // A subscriber at a replica receives what is published on the master, which does
 // not count it. It must receive no grant that the script takes back.
 func TestSubscriberAtAReplicaReceivesNoGrant(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, nil)
 	ctx := t.Context()
 	master := cluster.Master("k")

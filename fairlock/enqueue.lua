@@ -22,6 +22,11 @@ local n = 0
 if redis.call('HSET', entries, token, table.concat({command, channel, round, term, fenced, owner}, ' ')) == 1 then
 	n = redis.call('RPUSH', queue, token)
 end
-if n == 1 or not till or tonumber(till) - now() < window * 2 / 3 then keepAlive(channel, window) end
+if (n == 1 or not till or tonumber(till) - now() < window * 2 / 3) and not pcall(keepAlive, channel, window) then
+	-- A user that may not PEXPIREAT must not leave a queue without an end.
+	redis.call('LREM', queue, 1, token)
+	redis.call('HDEL', entries, token)
+	keepAlive(channel, window) -- raises the error
+end
 if has then return report(token, '1', command, channel, nil, has, whose, fence) end
 return report(token, '1', command, channel, handOver(channel, 0, ''))

@@ -213,7 +213,7 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 
 // Traits reports that the driver serves waiters in order of arrival, with
 // Options.Turns callers on one place, that it excludes all clients of the same
-// Redis, and that it draws fences. Calls of a driver that was opened by URL end
+// Redis, and that it grants fences. Calls of a driver that was opened by URL end
 // promptly. Calls over a *redis.Client with ContextTimeoutEnabled end at their
 // deadlines.
 func (d *Driver) Traits() backend.Traits {

@@ -62,43 +62,31 @@ func BenchmarkUncontended(b *testing.B) { strategy.BenchmarkUncontended(b) }
 // rig is a driver on a Redis, and a client of the same Redis.
 type rig struct {
 	strategytest.Rig[*fairlock.Driver]
-	srv *redistest.Server // Rig.Server
-	rdb *redis.Client     // Rig.Redis
-	d   *fairlock.Driver  // Rig.Driver
 }
 
 func open(rdb redis.UniversalClient) *fairlock.Driver { return fairlock.New(rdb, nil) }
 
 func setup(t *testing.T, o *redistest.Options) rig {
 	t.Helper()
-	r := strategytest.Setup(t, o, open)
-	return rig{r, r.Server, r.Redis, r.Driver}
+	return rig{strategytest.Setup(t, o, open)}
 }
 
 // Short names for the tests of this package.
 var (
 	claim, fenced = strategytest.Claim, strategytest.Fenced
 	atLast        = strategytest.Eventually
+	outage, want  = strategytest.Outage, strategytest.Want
 )
 
-func (r rig) acquire(t *testing.T, c backend.Claim) backend.Grant {
-	t.Helper()
-	return r.Acquire(t, c)
-}
+func errOf[T any](g T, err error) error { return strategytest.ErrOf(g, err) }
 
-func (r rig) renew(t *testing.T, c backend.Claim) error {
+// hold takes a hold of "k" that outlasts the test.
+func (r rig) hold(t *testing.T) backend.Claim {
 	t.Helper()
-	return r.Renew(t, c)
-}
-
-func (r rig) left(t *testing.T, key string) time.Duration {
-	t.Helper()
-	return r.Left(t, key)
-}
-
-func outage(t *testing.T, _ rig, what string, err error) {
-	t.Helper()
-	strategytest.Outage(t, what, err)
+	c := claim("k")
+	c.TTL = time.Hour
+	r.Acquire(t, c)
+	return c
 }
 
 // counter is the key of the fence counter of key k.
@@ -108,8 +96,8 @@ const counter = "hasp:{k}:fence:k"
 func TestRecordHasTheFence(t *testing.T) {
 	r := setup(t, nil)
 	for _, c := range []backend.Claim{claim("a"), fenced("b")} {
-		g := r.acquire(t, c)
-		if got := r.rdb.HGet(t.Context(), c.Key, "fence").Val(); got != fmt.Sprint(g.Fence) {
+		g := r.Acquire(t, c)
+		if got := r.Redis.HGet(t.Context(), c.Key, "fence").Val(); got != fmt.Sprint(g.Fence) {
 			t.Errorf("got %q, want %d", got, g.Fence)
 		}
 	}
@@ -118,11 +106,10 @@ func TestRecordHasTheFence(t *testing.T) {
 // If a user may not read a record, that does not mean that the hold is lost.
 func TestScriptErrorsAreNotLoss(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	r.acquire(t, c)
+	c := r.hold(t)
 	r.Forbid(t, "-hget", "-hmget")
-	outage(t, r, "renew", r.renew(t, c))
-	outage(t, r, "release", r.d.Release(t.Context(), c))
-	_, err := r.d.Acquire(t.Context(), claim("k"))
-	outage(t, r, "acquire", err)
+	outage(t, "renew", r.Renew(t, c))
+	outage(t, "release", r.Driver.Release(t.Context(), c))
+	_, err := r.Driver.Acquire(t.Context(), claim("k"))
+	outage(t, "acquire", err)
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // These tests make the Redis unreachable for a while, in virtual time.
@@ -33,13 +33,10 @@ func TestReplyToEnqueueIsLost(t *testing.T) {
 			if fault == faultproxy.LoseRequest {
 				order = []*wait{next, x} // the first enqueue did not arrive
 			}
-			if got, want := w.owners(), []string{order[0].c.Owner, order[1].c.Owner}; !slices.Equal(got, want) {
-				w.Errorf("fault %d: %q wait, want %q", fault, got, want)
-			}
+			w.queued(order[0].c.Owner, order[1].c.Owner)
 			ps[0].release(holder)
 			for _, x := range order {
-				x.gotWithin(time.Now(), 0)
-				x.release()
+				x.servedAtOnce()
 			}
 			time.Sleep(2 * x.c.Timeout)
 			w.empty("both were served")
@@ -59,9 +56,7 @@ func TestReplyToEnqueueOnAFreeKeyIsLost(t *testing.T) {
 		if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence {
 			w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
 		}
-		if err := p.renew(x.c); err != nil {
-			w.Error(err)
-		}
+		want(w.T, "renew", p.renew(x.c), nil)
 		x.release()
 		time.Sleep(x.c.Timeout + time.Second)
 		w.empty("released")
@@ -122,10 +117,7 @@ func TestLateEnqueue(t *testing.T) {
 }
 
 func TestWaitSurvivesAShortOutage(t *testing.T) {
-	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
-		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
-		"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
-	} {
+	for name, fault := range strategytest.Outages {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				holder, ps := w.procs(3)
@@ -138,8 +130,7 @@ func TestWaitSurvivesAShortOutage(t *testing.T) {
 				}
 				x.waits()
 				ps[0].release(holder)
-				x.gotWithin(time.Now(), 0)
-				x.release()
+				x.servedAtOnce()
 				next.got()
 			})
 		})
@@ -152,10 +143,7 @@ func TestWaitReportsAnOutage(t *testing.T) {
 		x := ps[1].wait()
 		down := time.Now()
 		ps[1].proxy.Down()
-		<-x.done
-		if errors.Is(x.err, backend.ErrHeld) || x.err == nil {
-			w.Errorf("got %v", x.err)
-		}
+		x.fails("a wait")
 		var dated interface{ Since() time.Time }
 		if !errors.As(x.err, &dated) || dated.Since().Before(down) || dated.Since().Sub(down) > window/3 {
 			w.Errorf("%v says since %v, it was %v", x.err, dated, down)
@@ -166,8 +154,8 @@ func TestWaitReportsAnOutage(t *testing.T) {
 		// So does a wait that begins during the outage.
 		began := time.Now()
 		y := ps[1].wait()
-		<-y.done
-		if took := time.Since(began); errors.Is(y.err, backend.ErrHeld) || y.err == nil || took < y.c.Timeout || took > 2*y.c.Timeout {
+		y.fails("a wait during the outage")
+		if took := time.Since(began); took < y.c.Timeout || took > 2*y.c.Timeout {
 			w.Errorf("got %v after %v", y.err, took)
 		}
 		ps[1].proxy.Up()
@@ -185,17 +173,15 @@ func TestOutageOverManyKeys(t *testing.T) {
 		for i := range 300 {
 			c := claim(fmt.Sprint("k", i))
 			c.TTL = time.Hour
-			if _, err := ps[0].Acquire(w.Context(), c); err != nil {
-				w.Fatal(err)
-			}
+			want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
 			xs = append(xs, ps[1].wait(func(x *backend.Claim) { x.Key = c.Key }))
 		}
 		ps[1].proxy.Stall()
 		down := time.Now()
-		for i, x := range xs {
-			<-x.done
-			if took := x.at.Sub(down); errors.Is(x.err, backend.ErrHeld) || x.err == nil || took > window/3+x.c.Timeout+time.Second {
-				w.Fatalf("%d: %v after %v", i, x.err, took)
+		for _, x := range xs {
+			x.fails(x.c.Key)
+			if took := x.at.Sub(down); took > window/3+x.c.Timeout+time.Second {
+				w.Fatalf("%s: %v after %v", x.c.Key, x.err, took)
 			}
 		}
 		ps[1].proxy.Flow()
@@ -218,35 +204,46 @@ func TestGivingUpWhileTheStoreHangs(t *testing.T) {
 		time.Sleep(time.Second)
 		ps[1].proxy.Flow()
 		time.Sleep(time.Second)
-		if got := w.owners(); !slices.Equal(got, []string{other.c.Owner}) {
-			w.Errorf("%q wait", got)
-		}
+		w.queued(other.c.Owner)
 	})
 }
 
 // A wait that ends while the store is out reports the outage, although the store
 // said before that the key was held.
 func TestWaitThatEndsInAnOutage(t *testing.T) {
-	for name, fault := range map[string]func(p *faultproxy.Proxy){"down": (*faultproxy.Proxy).Down, "stalled": (*faultproxy.Proxy).Stall} {
+	for name, fault := range strategytest.Outages {
 		inWorld(t, func(w *world) {
 			_, ps := w.procs(2)
 			x := ps[1].wait()
-			fault(ps[1].proxy)
+			mend := fault(ps[1].proxy)
 			down := time.Now()
 			time.Sleep(window/3 + x.c.Timeout/3) // a poll has failed, or has been unanswered for a third of Timeout
 			x.stop()
-			<-x.done
-			if x.err == nil || errors.Is(x.err, backend.ErrHeld) {
-				w.Errorf("%s: got %v, want an outage", name, x.err)
-			}
+			x.fails(name)
 			var dated interface{ Since() time.Time }
 			if !errors.As(x.err, &dated) || dated.Since().Before(down) {
 				w.Errorf("%s: %v does not say since when", name, x.err)
 			}
-			ps[1].proxy.Up()
-			ps[1].proxy.Flow()
+			mend()
 		})
 	}
+}
+
+// The same if the waiter has lost its place, and the store hangs while it queues again.
+func TestWaitThatEndsWhileItQueuesAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(2)
+		x := ps[1].wait()
+		w.v.Mini.Del("hasp:{k}:queue:k")
+		ps[1].proxy.Fail(x.c.Owner, faultproxy.HoldRequest) // only an enqueue has the owner
+		for ps[1].proxy.Pending() > 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(x.c.Timeout / 2)
+		x.stop()
+		x.fails("queueing again")
+		ps[1].proxy.Release()
+	})
 }
 
 // If one connection hangs, and the store answers on others, the wait goes on and
@@ -262,8 +259,7 @@ func TestPollThatHangs(t *testing.T) {
 		}
 		x.waits()
 		ps[0].release(holder)
-		x.gotWithin(time.Now(), 0)
-		x.release()
+		x.servedAtOnce()
 		next.got()
 		ps[1].proxy.Release()
 	})
@@ -306,17 +302,13 @@ func TestCloseEndsWaiting(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, ps := w.procs(3)
 		x, other := ps[1].wait(), ps[2].wait()
-		if err := ps[1].Close(); err != nil {
-			w.Error(err)
-		}
-		<-x.done
-		if x.err == nil || errors.Is(x.err, backend.ErrHeld) || time.Since(x.at) > 0 {
-			w.Errorf("got %v", x.err)
+		want(w.T, "close", ps[1].Close(), nil)
+		x.fails("a wait")
+		if late := time.Since(x.at); late > 0 {
+			w.Errorf("it ended %v ago", late)
 		}
 		time.Sleep(window)
-		if got := w.owners(); !slices.Equal(got, []string{other.c.Owner}) {
-			w.Errorf("%q wait", got)
-		}
+		w.queued(other.c.Owner)
 		if _, err := ps[1].Wait(w.Context(), claim("k")); err == nil || errors.Is(err, backend.ErrHeld) {
 			w.Errorf("wait after close: %v", err)
 		}

@@ -3,47 +3,34 @@
 package fairlock_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/childtest"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// These tests kill and stop processes. A child is this binary, run again. It ends
-// when its standard input is closed.
-
-const roleEnv = "HASP_FAIRLOCK_TEST_ROLE"
+// These tests kill and stop processes.
 
 func TestMain(m *testing.M) {
-	role := os.Getenv(roleEnv)
-	if role == "" {
-		os.Exit(redistest.Main(m))
-	}
-	os.Unsetenv(roleEnv)
-	f := strings.Split(role, "\x1f")
-	n, _ := strconv.Atoi(f[2])
-	if err := play(f[0], f[1], n); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	childtest.Main(childtest.Roles{"play": play})
+	os.Exit(redistest.Main(m))
 }
 
 // play makes n Clients lock "k", each with a place of its own, and prints the
 // outcomes. A holder keeps and renews its lease; the others unlock.
-func play(role, url string, n int) error {
+func play(args []string) error {
+	role, url := args[0], args[1]
+	n, _ := strconv.Atoi(args[2])
 	for i := range n {
 		c, err := hasp.Open(context.Background(), url, &hasp.Options{Owner: fmt.Sprint(role, " ", i)})
 		if err != nil {
@@ -63,94 +50,19 @@ func play(role, url string, n int) error {
 			}
 		}()
 	}
-	io.Copy(io.Discard, os.Stdin)
+	childtest.AwaitEnd()
 	return nil
 }
 
-// child is a process that runs play.
-type child struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Scanner
-	err strings.Builder
-}
-
-func start(t *testing.T, role, url string, n int) *child {
+// start starts a process that runs play.
+func start(t *testing.T, role, url string, n int) *childtest.Child {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &child{cmd: exec.Command(exe)}
-	c.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleEnv+"="+strings.Join([]string{role, url, strconv.Itoa(n)}, "\x1f"))
-	c.cmd.Stderr = &c.err
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.out = bufio.NewScanner(out)
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.kill)
-	return c
-}
-
-func (c *child) kill() {
-	c.cmd.Process.Kill()
-	c.cmd.Wait()
-}
-
-func (c *child) signal(t *testing.T, s os.Signal) {
-	t.Helper()
-	if err := c.cmd.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// stop stops the child, and returns when all its threads have stopped: until
-// then it may still receive the key.
-func (c *child) stop(t *testing.T) {
-	t.Helper()
-	c.signal(t, syscall.SIGSTOP)
-	var status syscall.WaitStatus
-	for {
-		_, err := syscall.Wait4(c.cmd.Process.Pid, &status, syscall.WUNTRACED, nil)
-		if err == nil && status.Stopped() {
-			return
-		}
-		if err != syscall.EINTR {
-			t.Fatalf("wait for the stop: %v, %v", err, status)
-		}
-	}
-}
-
-// line returns the next line that the child prints.
-func (c *child) line(t *testing.T) string {
-	t.Helper()
-	printed := make(chan string, 1)
-	go func() {
-		if c.out.Scan() {
-			printed <- c.out.Text()
-		} else {
-			printed <- "nothing more"
-		}
-	}()
-	select {
-	case s := <-printed:
-		return s
-	case <-time.After(30 * time.Second):
-		t.Fatal("the child prints nothing")
-		return ""
-	}
+	return childtest.Start(t, "play", role, url, strconv.Itoa(n))
 }
 
 // url returns the URL of a Client of r's server, with that window.
 func (r rig) url(window time.Duration) string {
-	return fmt.Sprintf("fairlock+%s?window=%v&timeout=20s", r.srv.URL(), window)
+	return fmt.Sprintf("fairlock+%s?window=%v&timeout=20s", r.Server.URL(), window)
 }
 
 // unsubscribed returns when the server has noticed that n of the clients that wait
@@ -159,8 +71,8 @@ func (r rig) unsubscribed(t *testing.T, n int) {
 	t.Helper()
 	atLast(t, fmt.Sprintf("%d channels without a subscriber", n), func() bool {
 		gone := 0
-		for _, channel := range r.rdb.ZRange(t.Context(), aliveKey, 0, -1).Val() {
-			if r.rdb.PubSubNumSub(t.Context(), channel).Val()[channel] == 0 {
+		for _, channel := range r.Redis.ZRange(t.Context(), aliveKey, 0, -1).Val() {
+			if r.Redis.PubSubNumSub(t.Context(), channel).Val()[channel] == 0 {
 				gone++
 			}
 		}
@@ -168,12 +80,20 @@ func (r rig) unsubscribed(t *testing.T, n int) {
 	})
 }
 
-// held takes a hold of "k" that outlasts the test.
-func (r rig) held(t *testing.T) backend.Claim {
-	c := claim("k")
-	c.TTL = time.Hour
-	r.acquire(t, c)
-	return c
+// holders returns the owners that hold "k" one after another, until done returns true.
+func (r rig) holders(t *testing.T, what string, done func(s backend.Status) bool) (owners []string) {
+	t.Helper()
+	atLast(t, what, func() bool {
+		s, err := r.Driver.Inspect(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Held && !slices.Contains(owners, s.Owner) {
+			owners = append(owners, s.Owner)
+		}
+		return done(s)
+	})
+	return owners
 }
 
 // Ten waiters whose processes were killed are before a living one. The window is
@@ -181,24 +101,22 @@ func (r rig) held(t *testing.T) backend.Claim {
 func TestLivingWaiterBehindTenThatWereKilled(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
-	c := r.held(t)
-	var cs []*child
+	c := r.hold(t)
+	var cs []*childtest.Child
 	for i := range 2 {
 		cs = append(cs, start(t, "dead", r.url(time.Minute), 5))
 		r.queued(t, "k", 5*(i+1))
 	}
 	x := r.wait(t, r.another(t), claim("k"), 11)
 	for _, c := range cs {
-		c.kill()
+		c.Kill()
 	}
 	r.unsubscribed(t, 10)
 	began := time.Now()
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	r.Release(t, c)
 	x.got(t)
 	t.Logf("the waiter behind the ten got the key %v after the release", time.Since(began))
-	if n := r.rdb.LLen(t.Context(), queueKey).Val(); n != 10 {
+	if n := r.Redis.LLen(t.Context(), queueKey).Val(); n != 10 {
 		t.Errorf("%d are in the queue, want the ten", n)
 	}
 	x.release(t)
@@ -208,22 +126,17 @@ func TestLivingWaiterBehindTenThatWereKilled(t *testing.T) {
 func TestSubscriberByPatternIsNoReceiver(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
-	watch := r.rdb.PSubscribe(t.Context(), "*")
+	watch := r.Redis.PSubscribe(t.Context(), "*")
 	defer watch.Close()
-	if _, err := watch.Receive(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	c := r.held(t)
+	want(t, "receive", errOf(watch.Receive(t.Context())), nil)
+	c := r.hold(t)
 	head := start(t, "dead", r.url(time.Minute), 1)
 	r.queued(t, "k", 1)
 	x := r.wait(t, r.another(t), claim("k"), 2)
-	head.kill()
+	head.Kill()
 	r.unsubscribed(t, 1)
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	x.got(t)
-	x.release(t)
+	r.Release(t, c)
+	x.served(t)
 }
 
 // Of several stopped waiters only the first is handed the key. When its term has
@@ -232,45 +145,33 @@ func TestOnlyTheFirstStoppedWaiterIsHandedTheKey(t *testing.T) {
 	t.Parallel()
 	const window = time.Second
 	r := setup(t, nil)
-	c := r.held(t)
-	var stopped []*child
+	c := r.hold(t)
+	var stopped []*childtest.Child
 	for i := range 3 {
 		stopped = append(stopped, start(t, fmt.Sprint("stopped", i), r.url(window), 1))
 		r.queued(t, "k", i+1)
 	}
-	d := fairlock.New(r.srv.Client(), &fairlock.Options{Window: window})
+	d := fairlock.New(r.Server.Client(), &fairlock.Options{Window: window})
 	t.Cleanup(func() { d.Close() })
 	x := r.wait(t, d, claim("k"), 4)
 	for _, s := range stopped {
-		s.stop(t)
+		s.Stop(t)
 	}
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	var owners []string
-	atLast(t, "the living one holds the key", func() bool {
-		s, err := r.d.Inspect(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.Held && !slices.Contains(owners, s.Owner) {
-			owners = append(owners, s.Owner)
-		}
-		return s.Owner == x.c.Owner
-	})
+	r.Release(t, c)
+	owners := r.holders(t, "the living one holds the key", func(s backend.Status) bool { return s.Owner == x.c.Owner })
 	x.got(t)
 	if len(owners) > 2 {
 		t.Errorf("the key was handed to %q", owners)
 	}
 	// When the stopped processes continue, they queue again and are served.
 	for _, s := range stopped {
-		s.signal(t, syscall.SIGCONT)
+		s.Continue(t)
 	}
 	r.queued(t, "k", 3)
 	x.release(t)
 	for i, s := range stopped {
-		if got := s.line(t); got != "0 got it" {
-			t.Errorf("stopped %d: %s, %s", i, got, s.err.String())
+		if got := s.Line(t); got != "0 got it" {
+			t.Errorf("stopped %d: %s", i, got)
 		}
 	}
 }
@@ -279,33 +180,29 @@ func TestFirstWaiterFollowsAHolderThatIsKilled(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
 	holder := start(t, "holder", r.url(time.Second)+"&ttl=6s", 1)
-	if got := holder.line(t); got != "0 got it" {
+	if got := holder.Line(t); got != "0 got it" {
 		t.Fatal(got)
 	}
 	d := r.another(t)
 	x, y := r.wait(t, d, claim("k"), 1), r.wait(t, d, claim("k"), 2)
-	holder.kill()
-	x.got(t)
-	x.release(t)
-	y.got(t)
-	y.release(t)
+	holder.Kill()
+	x.served(t)
+	y.served(t)
 }
 
 // All waiters are killed. What they leave in the Redis expires.
 func TestNothingRemainsOfWaitersThatWereKilled(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
-	c := r.held(t)
+	c := r.hold(t)
 	a, b := start(t, "dead", r.url(500*time.Millisecond), 3), start(t, "dead", r.url(time.Second), 2)
 	r.queued(t, "k", 5)
-	a.kill()
-	b.kill()
+	a.Kill()
+	b.Kill()
 	atLast(t, "nothing but the hold", func() bool {
-		return slices.Equal(r.rdb.Keys(t.Context(), "*").Val(), []string{"k"})
+		return slices.Equal(r.Redis.Keys(t.Context(), "*").Val(), []string{"k"})
 	})
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Error(err)
-	}
+	r.Release(t, c)
 }
 
 // A user without the right to the channels receives no messages. It polls, and is
@@ -323,41 +220,48 @@ func TestUserWithoutTheChannel(t *testing.T) {
 			t.Parallel()
 			r := setup(t, &redistest.Options{Own: true, Real: true})
 			args := append([]any{"acl", "setuser", "app", "on", ">secret", "~*", "+@all"}, c.rights...)
-			if err := r.rdb.Do(t.Context(), args...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			want(t, "acl setuser", r.Redis.Do(t.Context(), args...).Err(), nil)
 			url := strings.Replace(r.url(c.window), "redis://", "redis://app:secret@", 1)
-			o := r.srv.ClientOptions()
+			o := r.Server.ClientOptions()
 			o.Username, o.Password = "app", "secret"
-			r.d = r.driver(t, o)
-			held := r.held(t)
-			var cs []*child
+			r.Driver = r.driver(t, o)
+			held := r.hold(t)
+			var cs []*childtest.Child
 			for i := range 3 {
 				cs = append(cs, start(t, fmt.Sprint("waiter", i), url, 1))
 				r.queued(t, "k", i+1)
 			}
-			if err := r.d.Release(t.Context(), held); err != nil {
-				t.Fatal(err)
-			}
-			var owners []string
-			atLast(t, "all were served", func() bool {
-				s, err := r.d.Inspect(t.Context(), "k")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if s.Held && !slices.Contains(owners, s.Owner) {
-					owners = append(owners, s.Owner)
-				}
-				return !s.Held && len(s.Waiters) == 0
-			})
+			r.Release(t, held)
+			owners := r.holders(t, "all were served", func(s backend.Status) bool { return !s.Held && len(s.Waiters) == 0 })
 			if !slices.IsSorted(owners) {
 				t.Errorf("served in order %q", owners)
 			}
 			for i, c := range cs {
-				if got := c.line(t); got != "0 got it" {
-					t.Errorf("waiter %d: %s, %s", i, got, c.err.String())
+				if got := c.Line(t); got != "0 got it" {
+					t.Errorf("waiter %d: %s", i, got)
 				}
 			}
 		})
+	}
+}
+
+// A user without a right that is needed cannot queue. It leaves nothing behind that has
+// no end, even if its process dies at once.
+func TestUserWhoMayNotSetTheEndOfAQueue(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	want(t, "acl setuser", r.Redis.Do(t.Context(), "acl", "setuser", "app", "on", ">secret", "~*", "&*", "+@all", "-pexpireat").Err(), nil)
+	r.hold(t)
+	before := r.Redis.Keys(t.Context(), "*").Val()
+	o := r.Server.ClientOptions()
+	o.Username, o.Password = "app", "secret"
+	d := r.driver(t, o)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := d.Wait(ctx, backend.Claim{Key: "k", Token: "dies", Owner: "me", TTL: time.Second, Timeout: time.Second})
+	if err == nil || !strings.Contains(err.Error(), "can't run this command") {
+		t.Errorf("got %v", err)
+	}
+	if after := r.Redis.Keys(t.Context(), "*").Val(); len(after) != len(before) {
+		t.Errorf("keys %q, and before %q", after, before)
 	}
 }

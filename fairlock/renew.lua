@@ -9,6 +9,7 @@ if type(token) == 'table' then
 end
 if token ~= ARGV[1] then return 0 end
 local left = redis.call('PTTL', KEYS[1])
--- A negative PTTL means that the key has no end. Leave it so.
-if left >= 0 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+-- A PTTL of -1 means that the key has no end. Leave it so.
+-- Replicas confirm only what was written. So PEXPIRE runs even if the term is longer already.
+if left ~= -1 then redis.call('PEXPIRE', KEYS[1], math.max(left, ARGV[2])) end
 return 1

@@ -2,10 +2,14 @@
 
 -- Extends the life of a client's places in the queue, and of the queue.
 local function keepAlive(channel, window)
+	local last = redis.call('ZREVRANGE', alive, 0, 0, 'WITHSCORES')[2]
+	last = string.format('%.0f', math.max(now() + window, tonumber(last or 0)))
+	-- If the user may not PEXPIREAT, this raises the error before alive is written.
+	redis.call('PEXPIREAT', queue, last)
+	redis.call('PEXPIREAT', entries, last)
 	redis.call('ZADD', alive, now() + window, channel)
 	redis.call('ZREMRANGEBYSCORE', alive, '-inf', now())
-	local last = redis.call('ZREVRANGE', alive, 0, 0, 'WITHSCORES')[2]
-	for i = 3, 5 do redis.call('PEXPIREAT', KEYS[i], string.format('%.0f', tonumber(last))) end
+	redis.call('PEXPIREAT', alive, last)
 end
 
 -- Returns {1 if the asking token holds the key and otherwise 0, PTTL, 1 if the holder is of another

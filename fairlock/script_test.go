@@ -1,6 +1,7 @@
 package fairlock_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -25,7 +26,7 @@ const (
 // another returns one more driver on the same Redis. Its window is longer than the
 // test.
 func (r rig) another(t *testing.T) *fairlock.Driver {
-	d := fairlock.New(r.srv.Client(), &fairlock.Options{Window: time.Minute})
+	d := fairlock.New(r.Server.Client(), &fairlock.Options{Window: time.Minute})
 	t.Cleanup(func() { d.Close() })
 	return d
 }
@@ -63,7 +64,7 @@ func (r rig) wait(t *testing.T, d *fairlock.Driver, c backend.Claim, n int) *wai
 func (r rig) queued(t *testing.T, key string, n int) {
 	t.Helper()
 	atLast(t, fmt.Sprintf("%d in the queue", n), func() bool {
-		return r.rdb.LLen(t.Context(), "hasp:{"+key+"}:queue:"+key).Val() == int64(n)
+		return r.Redis.LLen(t.Context(), "hasp:{"+key+"}:queue:"+key).Val() == int64(n)
 	})
 }
 
@@ -82,51 +83,48 @@ func (x *waiting) got(t *testing.T) backend.Grant {
 
 func (x *waiting) release(t *testing.T) {
 	t.Helper()
-	if err := x.d.Release(t.Context(), x.c); err != nil {
-		t.Errorf("release: %v", err)
-	}
+	want(t, "release", x.d.Release(t.Context(), x.c), nil)
+}
+
+// served fails the test unless x gets the key. It releases it.
+func (x *waiting) served(t *testing.T) {
+	t.Helper()
+	x.got(t)
+	x.release(t)
 }
 
 // dead puts n entries into the queue of "k" whose clients have no subscription, and
 // count as alive for that long.
 func (r rig) dead(t *testing.T, n int, command string, alive time.Duration) {
 	ctx := t.Context()
-	now := r.rdb.Time(ctx).Val()
-	pipe := r.rdb.Pipeline()
+	now := r.Redis.Time(ctx).Val()
+	pipe := r.Redis.Pipeline()
 	for i := range n {
 		token, channel := "dead-"+claim("k").Token, fmt.Sprint("hasp:grant:dead", i)
 		pipe.RPush(ctx, queueKey, token)
 		pipe.HSet(ctx, entriesKey, token, command+" "+channel+" 1 60000 0 a dead one")
 		pipe.ZAdd(ctx, aliveKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: channel})
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		t.Fatal(err)
-	}
+	want(t, "exec", errOf(pipe.Exec(ctx)), nil)
 }
 
 // One script checks a part of a long queue, and the next script continues.
 func TestLongQueueOfTheDead(t *testing.T) {
 	for _, n := range []int{31, 32, 33, 64, 200} {
 		r := setup(t, nil)
-		c := claim("k")
-		r.acquire(t, c)
+		c := r.hold(t)
 		r.dead(t, n, "PUBLISH", time.Hour)
 		x := r.wait(t, r.another(t), fenced("k"), n+1)
 		next := r.wait(t, r.another(t), claim("k"), n+2)
-		if err := r.d.Release(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		r.Release(t, c)
 		x.got(t)
-		if left := r.rdb.LLen(t.Context(), queueKey).Val(); left != int64(n+1) {
+		if left := r.Redis.LLen(t.Context(), queueKey).Val(); left != int64(n+1) {
 			t.Errorf("%d are left in the queue, want the %d dead and one", left, n)
 		}
 		// Break hands the key over in the same way.
-		if err := r.d.Break(t.Context(), "k"); err != nil {
-			t.Error(err)
-		}
-		next.got(t)
-		next.release(t)
-		if _, err := r.d.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
+		want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
+		next.served(t)
+		if _, err := r.Driver.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("acquire overtakes %d in the queue: %v", n, err)
 		}
 		// So does a waiter that queues at the end.
@@ -142,40 +140,34 @@ func TestLongQueueOfTheDead(t *testing.T) {
 // An acquire that finds a free key and a long queue continues the hand-over.
 func TestAcquireContinuesAHandOver(t *testing.T) {
 	r := setup(t, nil)
-	c := claim("k")
-	r.acquire(t, c)
+	r.hold(t)
 	r.dead(t, 100, "PUBLISH", time.Hour)
 	x := r.wait(t, r.another(t), claim("k"), 101)
-	r.rdb.Del(t.Context(), "k") // no waiter notices
-	if _, err := r.d.Acquire(t.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("acquire: %v", err)
-	}
+	r.Redis.Del(t.Context(), "k") // no waiter notices
+	want(t, "acquire", errOf(r.Driver.Acquire(t.Context(), claim("k"))), backend.ErrHeld)
 	x.got(t)
 }
 
 func TestEntriesOfDeadClientsAreRemoved(t *testing.T) {
 	r := setup(t, nil)
-	c := claim("k")
-	r.acquire(t, c)
+	c := r.hold(t)
 	r.dead(t, 40, "PUBLISH", -time.Second)
-	if s, err := r.d.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 0 {
+	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 0 {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	atLast(t, "no queue", func() bool { return r.rdb.Exists(t.Context(), queueKey, entriesKey, aliveKey).Val() == 0 })
+	r.Release(t, c)
+	atLast(t, "no queue", func() bool { return r.Redis.Exists(t.Context(), queueKey, entriesKey, aliveKey).Val() == 0 })
 	r.dead(t, 10, "PUBLISH", -time.Second)
-	r.acquire(t, claim("k"))
+	r.Acquire(t, claim("k"))
 }
 
 // While callers wait without a pause, the channels of dead clients do not pile up.
 func TestChannelsOfDeadClientsAreRemoved(t *testing.T) {
 	r := setup(t, nil)
-	r.acquire(t, claim("k"))
+	r.Acquire(t, claim("k"))
 	r.dead(t, 40, "PUBLISH", -time.Second)
 	r.wait(t, r.another(t), claim("k"), 41)
-	if n := r.rdb.ZCard(t.Context(), aliveKey).Val(); n != 1 {
+	if n := r.Redis.ZCard(t.Context(), aliveKey).Val(); n != 1 {
 		t.Errorf("%d channels, want that of the living client", n)
 	}
 }
@@ -185,13 +177,10 @@ func TestChannelsOfDeadClientsAreRemoved(t *testing.T) {
 // key is lost for the term, or until its client counts as dead if that is later.
 func TestEntryWithoutACommand(t *testing.T) {
 	r := setup(t, nil)
-	c := claim("k")
-	r.acquire(t, c)
+	c := r.hold(t)
 	r.dead(t, 1, "-", 30*time.Second)
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	s, err := r.d.Inspect(t.Context(), "k")
+	r.Release(t, c)
+	s, err := r.Driver.Inspect(t.Context(), "k")
 	if err != nil || s.Owner != "a dead one" || len(s.Waiters) != 0 || s.TTL > time.Minute || s.TTL <= 0 {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
@@ -202,18 +191,14 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	t.Parallel()
 	for _, gone := range []string{queueKey, entriesKey, aliveKey} {
 		r := setup(t, nil)
-		c := claim("k")
-		r.acquire(t, c)
-		d := fairlock.New(r.srv.Client(), &fairlock.Options{Window: 600 * time.Millisecond})
+		c := r.hold(t)
+		d := fairlock.New(r.Server.Client(), &fairlock.Options{Window: 600 * time.Millisecond})
 		x := r.wait(t, d, claim("k"), 1)
-		r.rdb.Del(t.Context(), gone)
-		if err := r.d.Release(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		x.got(t)
-		x.release(t)
+		r.Redis.Del(t.Context(), gone)
+		r.Release(t, c)
+		x.served(t)
 		d.Close()
-		if left := r.rdb.Keys(t.Context(), "*").Val(); len(left) > 0 {
+		if left := r.Redis.Keys(t.Context(), "*").Val(); len(left) > 0 {
 			t.Errorf("without %s: %q are left", gone, left)
 		}
 	}
@@ -222,20 +207,16 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 // A token without an entry, and an entry that cannot be read, are removed.
 func TestBadEntriesAreRemoved(t *testing.T) {
 	r := setup(t, nil)
-	c := claim("k")
-	r.acquire(t, c)
-	r.rdb.RPush(t.Context(), queueKey, "half")
-	r.rdb.RPush(t.Context(), queueKey, "odd")
-	r.rdb.HSet(t.Context(), entriesKey, "odd", "odd")
+	c := r.hold(t)
+	r.Redis.RPush(t.Context(), queueKey, "half")
+	r.Redis.RPush(t.Context(), queueKey, "odd")
+	r.Redis.HSet(t.Context(), entriesKey, "odd", "odd")
 	x := r.wait(t, r.another(t), claim("k"), 3)
-	if s, err := r.d.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != x.c.Owner {
+	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != x.c.Owner {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	x.got(t)
-	x.release(t)
+	r.Release(t, c)
+	x.served(t)
 }
 
 // If the counter has no fence in it, a waiter that wants a fence gets an error, and
@@ -248,37 +229,33 @@ func TestBadFenceCounterWhileWaiting(t *testing.T) {
 		}
 	}
 	for name, free := range map[string]func(r rig, c backend.Claim) error{
-		"by a message": func(r rig, c backend.Claim) error { return r.d.Release(t.Context(), c) },
+		"by a message": func(r rig, c backend.Claim) error { return r.Driver.Release(t.Context(), c) },
 		"in a reply": func(r rig, c backend.Claim) error { // a client that subscribes again polls
-			err := r.rdb.Del(t.Context(), "k").Err()
-			if r.srv.Real() {
-				r.rdb.Do(t.Context(), "client", "kill", "type", "pubsub")
+			err := r.Redis.Del(t.Context(), "k").Err()
+			if r.Server.Real() {
+				r.Redis.Do(t.Context(), "client", "kill", "type", "pubsub")
 				return err
 			}
-			return r.d.Break(t.Context(), "k")
+			return r.Driver.Break(t.Context(), "k")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := setup(t, nil)
-			c := claim("k")
-			r.acquire(t, c)
+			c := r.hold(t)
 			x := r.wait(t, r.another(t), fenced("k"), 1)
 			next := r.wait(t, r.another(t), claim("k"), 2)
-			r.rdb.Set(t.Context(), counter, "x", 0)
-			if err := free(r, c); err != nil {
-				t.Fatal(err)
-			}
-			next.got(t)
-			next.release(t)
+			r.Redis.Set(t.Context(), counter, "x", 0)
+			want(t, "free the key", free(r, c), nil)
+			next.served(t)
 			select {
 			case err := <-x.done:
 				invalid(t, err)
 			case <-time.After(20 * time.Second):
 				t.Error("still waits")
 			}
-			_, err := r.d.Wait(t.Context(), fenced("k"))
+			_, err := r.Driver.Wait(t.Context(), fenced("k"))
 			invalid(t, err)
-			r.acquire(t, claim("k"))
+			r.Acquire(t, claim("k"))
 		})
 	}
 }
@@ -287,18 +264,16 @@ func TestBadFenceCounterWhileWaiting(t *testing.T) {
 func TestFencesOfAQueue(t *testing.T) {
 	r := setup(t, nil)
 	c := fenced("k")
-	last := r.acquire(t, c).Fence
+	last := r.Acquire(t, c).Fence
 	d := r.another(t)
 	var xs []*waiting
 	for i := range 4 {
 		xs = append(xs, r.wait(t, d, fenced("k"), i+1))
 	}
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	r.Release(t, c)
 	for _, x := range xs {
 		g := x.got(t)
-		if s, err := r.d.Inspect(t.Context(), "k"); g.Fence <= last || s.Fence != g.Fence || s.Owner != x.c.Owner {
+		if s, err := r.Driver.Inspect(t.Context(), "k"); g.Fence <= last || s.Fence != g.Fence || s.Owner != x.c.Owner {
 			t.Errorf("fence %d after %d; %+v, %v", g.Fence, last, s, err)
 		}
 		last = g.Fence
@@ -309,36 +284,26 @@ func TestFencesOfAQueue(t *testing.T) {
 // A release of a token that waits removes its place, once, and no other place.
 func TestReleaseOfAPlaceInTheQueue(t *testing.T) {
 	r := setup(t, nil)
-	c := claim("k")
-	r.acquire(t, c)
+	c := r.hold(t)
 	d := r.another(t)
 	x, y := r.wait(t, d, claim("k"), 1), r.wait(t, d, claim("k"), 2)
 	for range 2 {
-		if err := r.d.Release(t.Context(), backend.Claim{Key: "k", Token: x.c.Token, Timeout: time.Second}); !errors.Is(err, backend.ErrLost) {
-			t.Errorf("release of a place: %v", err)
-		}
+		want(t, "release of a place", r.Driver.Release(t.Context(), backend.Claim{Key: "k", Token: x.c.Token, Timeout: time.Second}), backend.ErrLost)
 		r.queued(t, "k", 1)
 	}
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	y.got(t)
-	y.release(t)
+	r.Release(t, c)
+	y.served(t)
 }
 
 // A server without free memory still releases a key and hands it over.
 func TestReleaseWithoutMemory(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	r.acquire(t, c)
+	c := r.hold(t)
 	x := r.wait(t, r.another(t), fenced("k"), 1)
-	r.rdb.ConfigSet(t.Context(), "maxmemory", "1")
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Errorf("release: %v", err)
-	}
-	x.got(t)
-	x.release(t)
-	if n := r.rdb.DBSize(t.Context()).Val(); n != 1 {
+	r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
+	r.Release(t, c)
+	x.served(t)
+	if n := r.Redis.DBSize(t.Context()).Val(); n != 1 {
 		t.Errorf("%d keys are left, want the counter", n)
 	}
 }
@@ -349,18 +314,14 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c, short := claim("k"), claim("k")
 	short.TTL = backend.MinTTL
-	r.acquire(t, c)
+	r.Acquire(t, c)
 	r.wait(t, r.another(t), short, 1) // it polls three times a minute
-	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-publish").Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	if got := r.rdb.HGet(t.Context(), "k", "token").Val(); got != short.Token {
+	r.Forbid(t, "-publish")
+	r.Release(t, c)
+	if got := r.Redis.HGet(t.Context(), "k", "token").Val(); got != short.Token {
 		t.Errorf("%q has the key", got)
 	}
-	if left := r.left(t, "k"); left < 20*time.Second {
+	if left := r.Left(t, "k"); left < 20*time.Second {
 		t.Errorf("for %v", left)
 	}
 }
@@ -368,16 +329,11 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 // A user that may not ask for subscribers learns from PUBLISH that a client is gone.
 func TestReleaseByAUserThatMayNotCountSubscribers(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	r.acquire(t, c)
+	c := r.hold(t)
 	r.dead(t, 3, "PUBLISH", time.Hour)
 	x := r.wait(t, r.another(t), claim("k"), 4)
-	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-pubsub").Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.d.Release(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	r.Forbid(t, "-pubsub")
+	r.Release(t, c)
 	x.got(t)
 	r.queued(t, "k", 3)
 	x.release(t)
@@ -386,12 +342,10 @@ func TestReleaseByAUserThatMayNotCountSubscribers(t *testing.T) {
 // A queue that cannot be read does not count as empty.
 func TestInspectOfAQueueThatMayNotBeRead(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.acquire(t, claim("k"))
-	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-lrange").Err(); err != nil {
-		t.Fatal(err)
-	}
-	_, err := r.d.Inspect(t.Context(), "k")
-	outage(t, r, "inspect", err)
+	r.Acquire(t, claim("k"))
+	r.Forbid(t, "-lrange")
+	_, err := r.Driver.Inspect(t.Context(), "k")
+	outage(t, "inspect", err)
 }
 
 // A token that has the key already writes its record, even if its term cannot
@@ -399,18 +353,16 @@ func TestInspectOfAQueueThatMayNotBeRead(t *testing.T) {
 func TestConfirmationIsWritten(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c := claim("k")
-	r.acquire(t, c)
+	r.Acquire(t, c)
 	for _, term := range []time.Duration{c.TTL, time.Hour} {
-		r.rdb.PExpire(t.Context(), "k", term)
+		r.Redis.PExpire(t.Context(), "k", term)
 		before := r.changes(t)
-		if _, err := r.d.Wait(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		want(t, "wait", errOf(r.Driver.Wait(t.Context(), c)), nil)
 		if r.changes(t) == before {
 			t.Errorf("nothing was written with %v left", term)
 		}
 	}
-	if left := r.left(t, "k"); left <= time.Hour/2 {
+	if left := r.Left(t, "k"); left <= time.Hour/2 {
 		t.Errorf("shortened to %v", left)
 	}
 }
@@ -418,18 +370,15 @@ func TestConfirmationIsWritten(t *testing.T) {
 // changes returns how many writes the server has counted.
 func (r rig) changes(t *testing.T) string {
 	t.Helper()
-	return r.rdb.InfoMap(t.Context(), "persistence").Item("Persistence", "rdb_changes_since_last_save")
+	return r.Redis.InfoMap(t.Context(), "persistence").Item("Persistence", "rdb_changes_since_last_save")
 }
 
 // A release succeeds even if the queue cannot be read.
 func TestReleaseThatCannotHandOver(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	r.acquire(t, c)
-	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-lindex").Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.d.Release(t.Context(), c); err != nil || r.rdb.Exists(t.Context(), "k").Val() != 0 {
+	c := r.hold(t)
+	r.Forbid(t, "-lindex")
+	if err := r.Driver.Release(t.Context(), c); err != nil || r.Redis.Exists(t.Context(), "k").Val() != 0 {
 		t.Errorf("release: %v", err)
 	}
 }
@@ -437,12 +386,10 @@ func TestReleaseThatCannotHandOver(t *testing.T) {
 // If the term cannot be set, the record is removed.
 func TestNoHoldWithoutAnEnd(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-pexpire").Err(); err != nil {
-		t.Fatal(err)
-	}
-	_, err := r.d.Acquire(t.Context(), claim("k"))
-	outage(t, r, "acquire", err)
-	if n := r.rdb.Exists(t.Context(), "k").Val(); n != 0 {
+	r.Forbid(t, "-pexpire")
+	_, err := r.Driver.Acquire(t.Context(), claim("k"))
+	outage(t, "acquire", err)
+	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
 		t.Error("held without an end")
 	}
 }
@@ -450,10 +397,67 @@ func TestNoHoldWithoutAnEnd(t *testing.T) {
 // A counter that the user may not read does not count as missing.
 func TestCounterThatMayNotBeRead(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	if err := r.rdb.Do(t.Context(), "acl", "setuser", "default", "-getrange").Err(); err != nil {
-		t.Fatal(err)
+	r.Forbid(t, "-getrange")
+	_, err := r.Driver.Acquire(t.Context(), fenced("k"))
+	outage(t, "acquire fenced", err)
+	r.Acquire(t, claim("k"))
+}
+
+// If a key of the queue has a value of another type, waits report it, no script
+// changes it, and holds are not affected.
+func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
+	for _, kind := range []string{"queue", "entries", "alive"} {
+		r := setup(t, nil)
+		foreign := "hasp:{k}:" + kind + ":k"
+		holder := claim("k")
+		r.Acquire(t, holder)
+		r.Redis.Set(t.Context(), foreign, "foreign", 0)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var held *backend.HeldError
+		if _, err := r.Driver.Acquire(ctx, claim("k")); !errors.As(err, &held) {
+			t.Errorf("%s: acquire: %v", kind, err)
+		}
+		if _, err := r.Driver.Wait(ctx, claim("k")); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), foreign) {
+			t.Errorf("%s: wait: %v", kind, err)
+		}
+		if s, err := r.Driver.Inspect(ctx, "k"); err != nil || s.Owner != holder.Owner || len(s.Waiters) > 0 {
+			t.Errorf("%s: inspect: %+v, %v", kind, s, err)
+		}
+		if err := r.Driver.Release(ctx, holder); err != nil {
+			t.Errorf("%s: release: %v", kind, err)
+		}
+		next := claim("k")
+		switch _, err := r.Driver.Acquire(ctx, next); {
+		case kind != "queue" && err != nil, kind == "queue" && !errors.Is(err, backend.ErrInvalid):
+			t.Errorf("%s: acquire a free key: %v", kind, err)
+		case err == nil:
+			if err := r.Driver.Release(ctx, next); err != nil {
+				t.Errorf("%s: release again: %v", kind, err)
+			}
+		}
+		if got := r.Redis.Get(ctx, foreign).Val(); got != "foreign" {
+			t.Errorf("%s: it holds %q", kind, got)
+		}
+		if left := r.Redis.Keys(ctx, "*").Val(); len(left) != 1 {
+			t.Errorf("%s: left %q", kind, left)
+		}
+		r.Redis.Del(ctx, foreign)
+		r.Acquire(t, claim("k"))
+		r.Redis.FlushAll(ctx)
 	}
-	_, err := r.d.Acquire(t.Context(), fenced("k"))
-	outage(t, r, "acquire fenced", err)
-	r.acquire(t, claim("k"))
+}
+
+// The term of a foreign record may be longer than a Duration can be.
+func TestTermBeyondADuration(t *testing.T) {
+	r := setup(t, nil)
+	r.Redis.Set(t.Context(), "k", "foreign", 0)
+	r.Redis.Do(t.Context(), "pexpire", "k", int64(1)<<50)
+	var held *backend.HeldError
+	if _, err := r.Driver.Acquire(t.Context(), claim("k")); !errors.As(err, &held) || held.RetryAfter <= 0 {
+		t.Errorf("got %#v", err)
+	}
+	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || s.TTL <= 0 {
+		t.Errorf("inspect: %+v, %v", s, err)
+	}
 }

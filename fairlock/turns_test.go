@@ -87,26 +87,17 @@ func TestTurnsInARow(t *testing.T) {
 				cr.join(fmt.Sprint("c", i), cs[2]) // each of its callers has a place
 			}
 		}
-		if got := w.owners(); !slices.Equal(got, []string{"0", "1", "2", "2"}) {
-			t.Errorf("places of %q", got)
-		}
+		w.queued("0", "1", "2", "2")
 		for _, c := range cs[:2] {
-			if _, err := c.TryLock(w.Context(), "k"); !errors.Is(err, hasp.ErrHeld) {
-				t.Errorf("TryLock: %v", err)
-			}
+			want(t, "TryLock", errOf(c.TryLock(w.Context(), "k")), hasp.ErrHeld)
 		}
 		time.Sleep(window / 2) // so that no Client remembers a refusal
 		ps[0].proxy.Commands()
 		free()
 		cr.want("a0 a1 a2 a3 b0 b1 b2 b3 c0 c1 a4 a5 a6 a7 b4 b5 b6 b7 a8 b8")
-		scripts := 0
-		for _, cmd := range ps[0].proxy.Commands() {
-			if strings.HasPrefix(cmd, "eval") {
-				scripts++
-			}
-		}
-		if want := 5; scripts != want { // the first enqueue was before
-			t.Errorf("%d scripts, want %d", scripts, want)
+		const want = 5 // the first enqueue was before
+		if n := ps[0].scripts(); n != want {
+			t.Errorf("%d scripts, want %d", n, want)
 		}
 		w.empty("all were served")
 	})
@@ -166,9 +157,7 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 					if how == "max wait" {
 						opts = append(opts, hasp.WithMaxWait(time.Second))
 					}
-					if _, err := cs[0].Lock(ctx, "k", opts...); !errors.Is(err, hasp.ErrHeld) {
-						w.Errorf("the caller that gave up: %v", err)
-					}
+					want(w.T, "the caller that gave up", errOf(cs[0].Lock(ctx, "k", opts...)), hasp.ErrHeld)
 				})
 				w.settle()
 				cr.join("b0", cs[1])
@@ -180,14 +169,10 @@ func TestPlaceIsLeftToTheNextInLine(t *testing.T) {
 				quitter.Wait()
 				cancel()
 				w.settle()
-				for _, cmd := range ps[0].proxy.Commands() {
-					if strings.HasPrefix(cmd, "eval") {
-						t.Errorf("it cost %q", cmd)
-					}
+				if n := ps[0].scripts(); n > 0 {
+					t.Errorf("it cost %d scripts", n)
 				}
-				if got := w.owners(); !slices.Equal(got, []string{"0", "1"}) {
-					t.Errorf("places of %q", got)
-				}
+				w.queued("0", "1")
 				cr.join("a2", cs[0])
 				time.Sleep(3 * window) // the place is kept alive
 				free()
@@ -209,9 +194,7 @@ func TestPlaceIsNotLeftToAnotherKindOfCaller(t *testing.T) {
 		cr.join("a1", cs[0], hasp.WithTTL(2*time.Minute))
 		time.Sleep(time.Second)
 		w.settle()
-		if got := w.owners(); !slices.Equal(got, []string{"1", "0"}) {
-			t.Errorf("places of %q", got)
-		}
+		w.queued("1", "0")
 		free()
 		cr.want("b0 a1")
 		w.empty("all were served")
@@ -335,33 +318,9 @@ func TestSharesOfTurns(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const callers, rounds = 64, 8
 		free, cs, _ := w.clients(8, 8, 8, 8)
-		shares := make([]int, callers)
-		var mu sync.Mutex // guards total, shares
-		total := 0
-		var wg sync.WaitGroup
-		for i := range callers {
-			wg.Go(func() {
-				for more := true; more; {
-					lease, err := cs[i%len(cs)].Lock(w.Context(), "k")
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					mu.Lock()
-					total++
-					more = total < callers*rounds
-					shares[i]++
-					mu.Unlock()
-					time.Sleep(holding)
-					if err := lease.Unlock(w.Context()); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		w.settle()
+		shared := w.share(cs, callers, rounds)
 		free()
-		wg.Wait()
+		_, shares := shared()
 		synctest.Wait()
 		if least, most := slices.Min(shares), slices.Max(shares); least < rounds-1 || most > rounds+1 {
 			t.Errorf("shares from %d to %d: %v", least, most, shares)

@@ -107,12 +107,19 @@ func (p *proc) deliverLate() {
 		p.w.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := c.Write(p.late); err != nil {
-		p.w.Fatal(err)
+	want(p.w.T, "write", errOf(c.Write(p.late)), nil)
+	want(p.w.T, "read", errOf(c.Read(make([]byte, 1<<10))), nil)
+}
+
+// scripts returns how many scripts p has sent since the caller last asked for its
+// commands.
+func (p *proc) scripts() (n int) {
+	for _, cmd := range p.proxy.Commands() {
+		if strings.HasPrefix(cmd, "eval") {
+			n++
+		}
 	}
-	if _, err := c.Read(make([]byte, 1<<10)); err != nil {
-		p.w.Fatal(err)
-	}
+	return n
 }
 
 // dropMessages makes the present connection of the messages half-open.
@@ -168,6 +175,9 @@ func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
 	rdb := redis.NewClient(&redis.Options{
 		Addr: "virtual:6379", Dialer: p.dial, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
 		DialerRetries: 1, MaxRetries: -1, DisableIdentity: true,
+		// One pool, as for a URL. go-redis cannot see that an idle connection without a
+		// socket is dead. So a connection that a poll has found dead must not be used.
+		PipelinePoolSize:         -1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	w.Cleanup(func() { rdb.Close() })
@@ -190,9 +200,7 @@ func (w *world) procs(n int) (backend.Claim, []*proc) {
 	}
 	c := claim("k")
 	c.TTL = time.Hour
-	if _, err := ps[0].Acquire(w.Context(), c); err != nil {
-		w.Fatal(err)
-	}
+	want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
 	return c, ps
 }
 
@@ -280,6 +288,22 @@ func (x *wait) gotWithin(began time.Time, d time.Duration) {
 	}
 }
 
+// servedAtOnce fails unless x has the key by now. It releases it.
+func (x *wait) servedAtOnce() {
+	x.p.w.Helper()
+	x.gotWithin(time.Now(), 0)
+	x.release()
+}
+
+// fails waits until x has ended, and fails unless that was an outage.
+func (x *wait) fails(what string) {
+	x.p.w.Helper()
+	<-x.done
+	if x.err == nil || errors.Is(x.err, backend.ErrHeld) {
+		x.p.w.Errorf("%s: got %v, want an outage", what, x.err)
+	}
+}
+
 // waits fails unless x still waits.
 func (x *wait) waits() {
 	x.p.w.Helper()
@@ -293,16 +317,12 @@ func (x *wait) waits() {
 
 func (x *wait) release() {
 	x.p.w.Helper()
-	if err := x.p.Release(x.p.w.Context(), x.c); err != nil {
-		x.p.w.Errorf("release: %v", err)
-	}
+	want(x.p.w.T, "release", x.p.Release(x.p.w.Context(), x.c), nil)
 }
 
 func (p *proc) release(c backend.Claim) {
 	p.w.Helper()
-	if err := p.Release(p.w.Context(), c); err != nil {
-		p.w.Errorf("release: %v", err)
-	}
+	want(p.w.T, "release", p.Release(p.w.Context(), c), nil)
 }
 
 func (p *proc) renew(c backend.Claim) error {
@@ -321,6 +341,14 @@ func (w *world) owners() []string {
 		w.Fatal(err)
 	}
 	return s.Waiters
+}
+
+// queued fails unless these are the owners of the waiters for "k".
+func (w *world) queued(owners ...string) {
+	w.Helper()
+	if got := w.owners(); !slices.Equal(got, owners) {
+		w.Errorf("%q wait, want %q", got, owners)
+	}
 }
 
 // empty fails unless nothing but fence counters is left.
@@ -348,9 +376,7 @@ func TestReleaseServesAtOnceAndInOrder(t *testing.T) {
 			x := ps[1+i%3].wait()
 			xs, owners = append(xs, x), append(owners, x.c.Owner)
 		}
-		if got := w.owners(); !slices.Equal(got, owners) {
-			w.Errorf("waiters %q, want %q", got, owners)
-		}
+		w.queued(owners...)
 		ps[0].release(c)
 		began := time.Now()
 		for i, x := range xs {
@@ -378,14 +404,8 @@ func TestWaitingCostsNothingButThePolls(t *testing.T) {
 		const windows = 10
 		time.Sleep(windows * window)
 		for i, p := range ps[1:] {
-			scripts := 0
-			for _, cmd := range p.proxy.Commands() {
-				if strings.HasPrefix(cmd, "eval") {
-					scripts++
-				}
-			}
-			if scripts < 3*windows-1 || scripts > 3*windows+1 {
-				w.Errorf("client %d: %d scripts in %d windows", i+1, scripts, windows)
+			if n := p.scripts(); n < 3*windows-1 || n > 3*windows+1 {
+				w.Errorf("client %d: %d scripts in %d windows", i+1, n, windows)
 			}
 		}
 		if got := w.owners(); len(got) != 9 {
@@ -404,20 +424,13 @@ func TestManyWaitersOfOneClient(t *testing.T) {
 		for range many {
 			c := claim("k")
 			all.Go(func() {
-				if _, err := ps[1].Wait(ctx, c); !errors.Is(err, backend.ErrHeld) {
-					w.Error(err)
-				}
+				want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld)
 			})
 		}
 		time.Sleep(window)
 		ps[1].proxy.Commands()
 		time.Sleep(window)
-		scripts := 0
-		for _, cmd := range ps[1].proxy.Commands() {
-			if strings.HasPrefix(cmd, "eval") {
-				scripts++
-			}
-		}
+		scripts := ps[1].scripts()
 		if n := len(w.owners()); scripts < 4 || scripts > 8 || n != many {
 			w.Errorf("%d scripts in a window, want two for each of three polls; %d wait", scripts, n)
 		}
@@ -435,8 +448,7 @@ func TestLivingWaitersKeepTheirPlaces(t *testing.T) {
 		time.Sleep(30 * window)
 		ps[0].release(c)
 		for _, x := range []*wait{first, second, third} {
-			x.gotWithin(time.Now(), 0)
-			x.release()
+			x.servedAtOnce()
 		}
 	})
 }
@@ -447,9 +459,7 @@ func TestNextWaiterGetsTheKeyWhenADeadHoldersTermEnds(t *testing.T) {
 		c := claim("k")
 		c.TTL = 20 * time.Second
 		began := time.Now()
-		if _, err := p.Acquire(w.Context(), c); err != nil {
-			w.Fatal(err)
-		}
+		want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
 		x := q.wait()
 		x.gotWithin(began, c.TTL+10*time.Millisecond)
 		if took := x.at.Sub(began); took < c.TTL {
@@ -479,8 +489,7 @@ func TestDeadWaitersAreSkipped(t *testing.T) {
 			w.Errorf("%d wait, want the ten dead, which keep their places, and one", len(got))
 		}
 		living.release()
-		last.gotWithin(time.Now(), 0)
-		last.release()
+		last.servedAtOnce()
 		time.Sleep(window + time.Millisecond)
 		w.empty("the window of the dead has passed")
 	})
@@ -498,8 +507,7 @@ func TestWaiterThatWasCutOffKeepsItsPlace(t *testing.T) {
 		ps[1].proxy.Up()
 		time.Sleep(window / 3) // it connects again
 		second.release()
-		first.gotWithin(time.Now(), 0)
-		first.release()
+		first.servedAtOnce()
 		third.gotWithin(time.Now(), 0)
 	})
 }
@@ -515,8 +523,7 @@ func TestClientThatQueuesAgainStaysAlive(t *testing.T) {
 		second := ps[1].wait()
 		time.Sleep(time.Second)
 		ps[0].release(c)
-		first.gotWithin(time.Now(), 0)
-		first.release()
+		first.servedAtOnce()
 		second.gotWithin(time.Now(), 0)
 	})
 }
@@ -540,10 +547,7 @@ func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
 		living.gotWithin(began, window+10*time.Millisecond)
 		// For those that were stopped it was an outage of more than their Timeout.
 		for i, x := range stopped {
-			<-x.done
-			if x.err == nil || errors.Is(x.err, backend.ErrHeld) {
-				w.Errorf("stopped %d: %v", i, x.err)
-			}
+			x.fails("stopped")
 			ps[1+i].proxy.Flow()
 		}
 		living.release()
@@ -624,9 +628,7 @@ func TestMessageLostInAHalfOpenConnection(t *testing.T) {
 		x.release()
 		time.Sleep(window / 2)
 		c.Token += "-again"
-		if _, err := ps[0].Acquire(w.Context(), c); err != nil {
-			w.Fatal(err)
-		}
+		want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
 		x = ps[1].wait()
 		ps[0].release(c)
 		x.gotWithin(time.Now(), 0)
@@ -650,8 +652,7 @@ func TestSubscriptionFollowsTheAddress(t *testing.T) {
 
 		others[0].release(c)
 		for _, x := range []*wait{old, fresh, more} {
-			x.gotWithin(time.Now(), 0)
-			x.release()
+			x.servedAtOnce()
 		}
 	})
 }
@@ -670,10 +671,8 @@ func TestServerWithoutRoomForASubscription(t *testing.T) {
 		ps[1].proxy.Forgive()
 		time.Sleep(3 * time.Second)
 		x.release()
-		next.gotWithin(time.Now(), 0)
-		next.release()
-		last.gotWithin(time.Now(), 0)
-		last.release()
+		next.servedAtOnce()
+		last.servedAtOnce()
 		time.Sleep(time.Second)
 		w.empty("all were served")
 	})
@@ -703,9 +702,7 @@ func TestTryLockDoesNotOvertakeAQueue(t *testing.T) {
 		w.settle()
 		ps[0].release(c) // the key is free, and the waiter may connect again
 		for _, p := range []*proc{ps[0], ps[2]} {
-			if _, err := p.Acquire(w.Context(), claim("k")); !errors.Is(err, backend.ErrHeld) {
-				w.Errorf("acquire overtakes a queue: %v", err)
-			}
+			want(w.T, "acquire overtakes a queue", errOf(p.Acquire(w.Context(), claim("k"))), backend.ErrHeld)
 		}
 		// A caller that waits gets the key, because the one before receives no messages.
 		x := ps[2].wait()
@@ -728,9 +725,7 @@ func TestTryLockAfterTheLastWaiterDied(t *testing.T) {
 		w.settle()
 		ps[0].release(c)
 		time.Sleep(window + time.Millisecond)
-		if _, err := ps[2].Acquire(w.Context(), claim("k")); err != nil {
-			w.Errorf("acquire: %v", err)
-		}
+		want(w.T, "acquire", errOf(ps[2].Acquire(w.Context(), claim("k"))), nil)
 	})
 }
 
@@ -764,14 +759,19 @@ func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
 			inWorld(t, func(w *world) {
 				put(w)
 				p := w.proc()
+				p.proxy.Commands()
 				x, next := p.wait(), p.wait()
 				time.Sleep(2*window + 300*time.Millisecond)
 				x.waits()
 				w.rdb.Del(w.Context(), "k")
 				x.gotWithin(time.Now(), time.Second+10*time.Millisecond)
 				next.waits()
+				time.Sleep(time.Second)
 				x.release()
 				next.got()
+				if n := strings.Count(strings.Join(p.proxy.Commands(), "\n"), "subscribe "); n != 1 {
+					w.Errorf("subscribed %d times", n)
+				}
 			})
 		})
 	}
@@ -781,20 +781,12 @@ func TestBreakHandsTheKeyOver(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
 		x, next := ps[1].wait(), ps[2].wait()
-		if err := ps[2].Break(w.Context(), "k"); err != nil {
-			w.Error(err)
-		}
+		want(w.T, "break", ps[2].Break(w.Context(), "k"), nil)
 		x.gotWithin(time.Now(), 0)
-		if err := ps[0].renew(c); !errors.Is(err, backend.ErrLost) {
-			w.Errorf("renewal after the break: %v", err)
-		}
-		if err := ps[0].Break(w.Context(), "k"); err != nil {
-			w.Error(err)
-		}
+		want(w.T, "renewal after the break", ps[0].renew(c), backend.ErrLost)
+		want(w.T, "break", ps[0].Break(w.Context(), "k"), nil)
 		next.gotWithin(time.Now(), 0)
-		if err := ps[1].Release(w.Context(), x.c); !errors.Is(err, backend.ErrLost) {
-			w.Errorf("release after the second break: %v", err)
-		}
+		want(w.T, "release after the second break", ps[1].Release(w.Context(), x.c), backend.ErrLost)
 	})
 }
 
@@ -837,11 +829,16 @@ func TestTermOfAHandOver(t *testing.T) {
 				if pttl := w.rdb.PTTL(w.Context(), "k").Val(); time.Until(x.grant.Until) > pttl || pttl > max(window, c.ttl) {
 					w.Errorf("trusted for %v, of %v", time.Until(x.grant.Until), pttl)
 				}
-				if err := ps[1].renew(x.c); err != nil {
-					w.Error(err)
-				}
+				want(w.T, "renew", ps[1].renew(x.c), nil)
 				if pttl := w.rdb.PTTL(w.Context(), "k").Val(); pttl != c.ttl {
 					w.Errorf("renewed to %v, want %v", pttl, c.ttl)
+				}
+
+				// The same holds for a waiter that finds the key free.
+				x.release()
+				x = ps[1].wait(func(cl *backend.Claim) { cl.TTL, cl.Renewed = c.ttl, c.renewed })
+				if x.got(); time.Until(x.grant.Until) > w.rdb.PTTL(w.Context(), "k").Val() {
+					w.Errorf("the key was free: trusted for %v", time.Until(x.grant.Until))
 				}
 			})
 		})
@@ -864,9 +861,7 @@ func TestExpiredGrantIsNotReturned(t *testing.T) {
 		ps[1].proxy.Delay(0)
 		other.release()
 		x.gotWithin(time.Now(), time.Second)
-		if err := ps[1].renew(x.c); err != nil {
-			w.Errorf("renewal of the returned grant: %v", err)
-		}
+		want(w.T, "renewal of the returned grant", ps[1].renew(x.c), nil)
 	})
 }
 
@@ -883,17 +878,13 @@ func TestLateMessageIsIgnored(t *testing.T) {
 		ps[0].release(c)
 		other.gotWithin(time.Now(), window/3)
 		w.settle()
-		if got := w.owners(); !slices.Equal(got, []string{x.c.Owner}) {
-			w.Fatalf("%q wait", got)
-		}
+		w.queued(x.c.Owner)
 		deliver()
 		w.settle()
 		x.waits()
 		other.release()
 		x.gotWithin(time.Now(), time.Second)
-		if err := ps[1].renew(x.c); err != nil {
-			w.Errorf("renewal of the returned grant: %v", err)
-		}
+		want(w.T, "renewal of the returned grant", ps[1].renew(x.c), nil)
 	})
 }
 

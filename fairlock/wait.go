@@ -130,7 +130,7 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			w.outageSince, w.outage, try = time.Time{}, nil, 0
 			continue
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && time.Since(began) < w.c.Timeout/3 {
 			continue // err is due to ctx, and says nothing of the store
 		}
 

@@ -1,6 +1,7 @@
 package filelock
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -9,29 +10,61 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootID returns the kernel's random identifier of this boot, and the name of the
-// boot clock. In a time namespace that clock has an offset, so its readings must not
-// be compared with others. Then the namespace is part of the clock's name, and the
+// hostClock says how this process reads the boot clock of the host.
+type hostClock struct {
+	boot   string        // the kernel's random identifier of this boot; empty if there is none
+	name   string        // of the clock, see instant
+	offset time.Duration // of this process's boot clock from the host's
+}
+
+// hostBootClock returns the boot clock of the host. In a time namespace this process's
+// clock has an offset, which the kernel reports. If the offset is not known, readings must
+// not be compared with others. Then the namespace is part of the clock's name, and the
 // wall clock decides between clocks of different names.
-var bootID = sync.OnceValues(func() (boot, clock string) {
+var hostBootClock = sync.OnceValue(func() hostClock {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", ""
+		return hostClock{}
 	}
 
-	boot = strings.TrimSpace(string(b))
+	boot := strings.TrimSpace(string(b))
 	const initial = "time:[4026531834]" // PROC_TIME_INIT_INO
-	if ns, err := os.Readlink("/proc/self/ns/time"); err == nil && ns != initial {
-		return boot, boot + "/" + ns
+	ns, err := os.Readlink("/proc/self/ns/time")
+	if err != nil || ns == initial {
+		return hostClock{boot: boot, name: boot}
 	}
-	return boot, boot
+	if offset, ok := bootOffset(ns); ok {
+		return hostClock{boot: boot, name: boot, offset: offset}
+	}
+	return hostClock{boot: boot, name: boot + "/" + ns}
 })
 
+// bootOffset returns the offset of the boot clock in the time namespace ns, which is
+// this process's.
+func bootOffset(ns string) (offset time.Duration, ok bool) {
+	// The file has the offsets of the namespace in which children will run.
+	if children, err := os.Readlink("/proc/self/ns/time_for_children"); err != nil || children != ns {
+		return 0, false
+	}
+	b, err := os.ReadFile("/proc/self/timens_offsets")
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(b)) {
+		var clock string
+		var sec, nsec int64
+		if n, _ := fmt.Sscan(line, &clock, &sec, &nsec); n == 3 && clock == "boottime" {
+			return time.Duration(sec)*time.Second + time.Duration(nsec), true
+		}
+	}
+	return 0, false
+}
+
 func bootClock() instant {
-	boot, clock := bootID()
+	c := hostBootClock()
 	var ts unix.Timespec
-	if boot == "" || unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
+	if c.boot == "" || unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
 		return instant{}
 	}
-	return instant{boot: boot, clock: clock, up: time.Duration(ts.Nano())}
+	return instant{boot: c.boot, clock: c.name, up: time.Duration(ts.Nano()) - c.offset}
 }

@@ -35,9 +35,7 @@ func TestWallClockDoesNotCountWithinABoot(t *testing.T) {
 			if got := left(t, d, "k"); got != time.Minute {
 				t.Errorf("left %v", got)
 			}
-			if err := renew(d, c)[0]; err != nil {
-				t.Error(err)
-			}
+			must(t, renew(d, c)[0])
 			clock.set(func(i *instant) { i.up += time.Minute })
 			acquire(t, d, claim("k"))
 		})
@@ -61,15 +59,11 @@ func TestRecordOfAnotherBootLastsByTheWallClock(t *testing.T) {
 	}
 	// A holder in a container with another boot clock renews. Then its record is of
 	// this boot.
-	if err := renew(d, c)[0]; err != nil {
-		t.Fatal(err)
-	}
+	must(t, renew(d, c)[0])
 	clock.set(func(i *instant) { i.wall = i.wall.Add(time.Hour) })
 	refused(t, d, claim("k"), backend.ErrHeld)
 	clock.set(func(i *instant) { i.boot, i.clock, i.up = "boot-3", "boot-3", 0 })
-	if err := renew(d, c)[0]; !errors.Is(err, backend.ErrLost) {
-		t.Errorf("renewal after the end by the wall clock: %v", err)
-	}
+	lost(t, "renewal after the end by the wall clock", renew(d, c)[0])
 	acquire(t, d, claim("k"))
 }
 
@@ -104,9 +98,7 @@ func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
 			acquire(t, d, c)
 			write(t, d.path("k"), content)
 			written := func(at time.Time) {
-				if err := os.Chtimes(d.path("k"), at, at); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Chtimes(d.path("k"), at, at))
 			}
 			started := clock.read().bootTime()
 
@@ -117,12 +109,8 @@ func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
 			}
 
 			written(started.Add(-time.Minute))
-			if s, err := d.Inspect(t.Context(), "k"); s.Held || err != nil {
-				t.Errorf("inspect says %+v, %v", s, err)
-			}
-			if err := d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-				t.Errorf("release: %v", err)
-			}
+			notHeld(t, d, "k")
+			lost(t, "release", d.Release(t.Context(), c))
 			next := claim("k")
 			acquire(t, d, next)
 			refused(t, d, claim("k"), backend.ErrHeld)
@@ -139,9 +127,7 @@ func TestOnlyTornRecordsAreLeftovers(t *testing.T) {
 	for name, content := range map[string][]byte{"foreign": []byte("notes\n"), "changed": changed, "another key": sample().encode()} {
 		write(t, d.path("k"), content)
 		old := clock.read().bootTime().Add(-time.Hour)
-		if err := os.Chtimes(d.path("k"), old, old); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(d.path("k"), old, old))
 		if _, err := d.Acquire(t.Context(), claim("k")); err == nil || errors.Is(err, backend.ErrHeld) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -150,7 +136,5 @@ func TestOnlyTornRecordsAreLeftovers(t *testing.T) {
 
 func write(t *testing.T, path string, content []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, content, 0o600))
 }

@@ -47,13 +47,6 @@ var strangers = map[string]func(t *testing.T, path string){
 	},
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 	for name, plant := range strangers {
 		t.Run(name, func(t *testing.T) {
@@ -155,6 +148,33 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 	}
 }
 
+// A stripe's file is changed in place. So if a foreign file has its name, an
+// acquire must not change that file.
+func TestForeignFileOfAStripeIsNotChanged(t *testing.T) {
+	for name, content := range map[string][]byte{
+		"text":      []byte("precious"),
+		"zeros":     make([]byte, maxStripe),
+		"long text": append([]byte("pid 47\n"), make([]byte, maxStripe)...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := New(t.TempDir(), nil)
+			other := filepath.Join(t.TempDir(), "precious")
+			write(t, other, content)
+			path := d.guardFile("stripe", stripeOf("k"))
+			must(t, os.Link(other, path))
+
+			_, err := d.Acquire(t.Context(), fenced(claim("k")))
+			outage(t, "acquire", err, path)
+			if b, err := os.ReadFile(other); string(b) != string(content) {
+				t.Errorf("the file is now %q, %v", b, err)
+			}
+
+			must(t, os.Remove(path))
+			acquire(t, d, fenced(claim("k")))
+		})
+	}
+}
+
 func TestGuardThatIsNoFileIsAnError(t *testing.T) {
 	for _, kind := range []string{"guard", "stripe"} {
 		d := New(t.TempDir(), nil)
@@ -192,18 +212,12 @@ func TestDirectoryIsMadeWhenItIsMissing(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "a", "b")
 	d := New(dir, nil)
-	if s, err := d.Inspect(t.Context(), "k"); s.Held || err != nil {
-		t.Errorf("inspect says %+v, %v", s, err)
-	}
+	notHeld(t, d, "k")
 	c := claim("k")
-	if err := d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-		t.Errorf("release: %v", err)
-	}
+	lost(t, "release", d.Release(t.Context(), c))
 	acquire(t, d, fenced(c))
 	must(t, os.RemoveAll(root)) // such as a /run that is cleaned
-	if err := renew(d, c)[0]; !errors.Is(err, backend.ErrLost) {
-		t.Errorf("renewal of what is gone: %v", err)
-	}
+	lost(t, "renewal of what is gone", renew(d, c)[0])
 	must(t, os.RemoveAll(root))
 	acquire(t, d, fenced(claim("k")))
 }
@@ -269,6 +283,9 @@ func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 		outage(t, "release", d.Release(t.Context(), claim("k")), file)
 		outage(t, "renew", renew(d, claim("k"))[0], file)
 		outage(t, "open", d.probe(context.Background()), file)
+		if err := d.createDir(); err == nil { // the file may come after the driver has looked
+			t.Errorf("%s: made beside the file", dir)
+		}
 	}
 }
 

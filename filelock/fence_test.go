@@ -41,9 +41,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 		}},
 		{"break", func() {
 			f = max(f, acquire(t, d, fenced(claim("k"))).Fence)
-			if err := d.Break(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, d.Break(t.Context(), "k"))
 		}},
 		{"an unfenced hold", func() {
 			c := claim("k")
@@ -96,9 +94,7 @@ func damage(t *testing.T, d *Driver, key string, with []byte) {
 
 func remove(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 }
 
 // A power failure undoes what was not flushed. The ceiling was flushed.
@@ -232,15 +228,11 @@ func TestFencesOfProcessesThatRaiseTheCeilingAtOnce(t *testing.T) {
 
 func TestFailedFenceLeavesTheKeyFree(t *testing.T) {
 	d := New(t.TempDir(), nil)
-	if err := os.MkdirAll(d.guardFile("temp", fenceGuard)+"/x", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(d.guardFile("temp", fenceGuard)+"/x", 0o700))
 	if _, err := d.Acquire(t.Context(), fenced(claim("k"))); err == nil {
 		t.Fatal("a fence was given without a ceiling")
 	}
-	if s, err := d.Inspect(t.Context(), "k"); s.Held || err != nil {
-		t.Errorf("%+v, %v", s, err)
-	}
+	notHeld(t, d, "k")
 	if _, err := os.Stat(d.ceilingPath()); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}

@@ -16,7 +16,8 @@
 // read. If the disk is full, the directory cannot be read, or a state file is
 // damaged or foreign, the error names the file. None of these admits a second
 // holder. A state file that cannot be read blocks its key until it is removed, by
-// Break or by hand.
+// Break or by hand. A foreign file with the name of a stripe stays unchanged, and
+// blocks the keys of the stripe until it is removed by hand.
 //
 // # Limits
 //
@@ -39,7 +40,7 @@
 //
 // # URL
 //
-// filelock:///var/lock/app names a directory by its absolute path, and
+// filelock:///var/lib/app/locks names a directory by its absolute path, and
 // filelock://./locks or filelock://../locks by a path relative to the working
 // directory. Nothing is percent-decoded. filelock:// alone is $XDG_STATE_HOME/hasp
 // or ~/.local/state/hasp of this user.
@@ -49,10 +50,13 @@
 // # Files
 //
 // The directory is created if it is missing. Its files have its permissions without
-// the right to execute. A user who may write may lock, and a user who may read may
-// inspect. For several users, create it with mode=0770 and the group that they
-// share; hasp sets the setgid bit. A sticky directory serves one user only, because
-// other users cannot replace an expired record.
+// the right to execute. A user who may write may lock. A user who may only read may
+// inspect with a Driver of [New]; opening a URL tests that the directory can be
+// written. For several users, create it with mode=0770 and the group that they
+// share; hasp sets the setgid bit. Parents that are missing are created for this
+// user only. A sticky directory serves one user only, because other users cannot
+// replace an expired record. If the directory is removed, its keys are free, as
+// after Break.
 //
 //	key-NAME.lock          the record of a held key, as text; NAME is the key with
 //	sha256-HEX.lock        %xx escapes; a long key has its SHA-256 instead
@@ -138,7 +142,7 @@ func New(dir string, opts *Options) *Driver {
 		d.mode = opts.Mode
 	}
 	if d.dirErr == nil && (d.mode&^0o777 != 0 || d.mode&0o700 != 0o700) {
-		d.dirErr = fmt.Errorf("%w: mode %O of a directory: want 0700 to 0777", backend.ErrInvalid, d.mode)
+		d.dirErr = fmt.Errorf("%w: mode=%04o: want 0700 to 0777, the permissions of the directory", backend.ErrInvalid, d.mode)
 	}
 	return d
 }
@@ -170,7 +174,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
 	g, err := d.acquire(ctx, c)
-	return g, explain(err)
+	return g, d.explain(err)
 }
 
 // acquire is Acquire under the guard of c.Key.
@@ -253,10 +257,10 @@ func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration,
 	defer cancel()
 	g, err := d.lockGuard(ctx, stripeOf(key))
 	if err != nil {
-		return explain(err)
+		return d.explain(err)
 	}
 	defer g.drop()
-	return explain(f())
+	return d.explain(f())
 }
 
 // Inspect returns what the record of key says. If the platform can read a record
@@ -267,7 +271,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	}
 	if readsNeedNoGuard {
 		s, err := d.status(key)
-		return s, explain(err)
+		return s, d.explain(err)
 	}
 	var s backend.Status
 	err := d.guarded(ctx, key, 0, func() (err error) {

@@ -96,11 +96,17 @@ func create(path string) (*os.File, error) {
 
 	perm := dir.Mode().Perm() & 0o666
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
-	if err == nil && perm&0o077 != 0 {
-		if err = f.Chmod(perm); err != nil {
-			f.Close()
-			os.Remove(path)
-		}
+	if err != nil {
+		return nil, err
+	}
+
+	fi, err := f.Stat()
+	if err == nil && perm&^fi.Mode().Perm() != 0 {
+		err = f.Chmod(perm) // the umask has taken permissions away
+	}
+	if err != nil {
+		f.Close()
+		os.Remove(path)
 	}
 	return f, err
 }
@@ -251,13 +257,17 @@ func (d *Driver) createDir() error {
 }
 
 // explain returns err with advice on errors of the file system.
-func explain(err error) error {
+func (d *Driver) explain(err error) error {
 	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
 	case err == nil:
 		return nil
 	case is(fs.ErrPermission):
-		return fmt.Errorf("%w (the directory and its files must be readable and writable for this user)", err)
+		advice := "the directory and its files must be readable and writable for this user"
+		if fi, e := os.Stat(d.dir); e == nil && fi.Mode()&fs.ModeSticky != 0 {
+			advice += "; the directory is sticky, so only the owner of a file can replace it"
+		}
+		return fmt.Errorf("%w (%s)", err, advice)
 	case slices.ContainsFunc(fullErrors, is):
 		return fmt.Errorf("%w (nothing was changed; make room)", err)
 	case slices.ContainsFunc(noLockErrors, is):

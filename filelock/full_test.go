@@ -17,27 +17,25 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-func init() { roles["limited"] = limited }
-
 // limited is a process that can write only so many bytes into a file, as on a disk
 // that becomes full. It takes one key, and renews and releases others.
-func limited(dir string, args []string) error {
-	bytes, _ := strconv.Atoi(args[0])
+func limited(args []string) error {
+	bytes, _ := strconv.Atoi(args[1])
 	var limit syscall.Rlimit
 	set(&limit.Cur, bytes)
 	set(&limit.Max, bytes)
 	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
 		return err
 	}
-	d := New(dir, nil)
+	d := New(args[0], nil)
 	_, err := d.Acquire(context.Background(), claim("free"))
 	fmt.Println(err)
 	_, err = d.Acquire(context.Background(), fenced(claim("free")))
 	fmt.Println(err)
 	c := claim("kept")
-	c.Token, c.TTL = args[1], time.Hour
+	c.Token, c.TTL = args[2], time.Hour
 	fmt.Println(renew(d, c)[0])
-	c.Key, c.Token = "given back", args[2]
+	c.Key, c.Token = "given back", args[3]
 	fmt.Println(d.Release(context.Background(), c))
 	_, err = d.Acquire(context.Background(), claim("kept"))
 	fmt.Println(err)
@@ -59,17 +57,17 @@ func TestWriteThatEndsHalfWay(t *testing.T) {
 
 			c := play(t, "limited", d.dir, strconv.Itoa(bytes), kept.Token, back.Token)
 			for _, what := range []string{"acquire", "fenced acquire", "renew"} {
-				if line := c.line(t); !strings.Contains(line, "make room") || !strings.Contains(line, d.dir) {
+				if line := c.Line(t); !strings.Contains(line, "make room") || !strings.Contains(line, d.dir) {
 					t.Errorf("%s: %s", what, line)
 				}
 			}
-			if line := c.line(t); line != "<nil>" {
+			if line := c.Line(t); line != "<nil>" {
 				t.Errorf("release: %s", line)
 			}
-			if line := c.line(t); !strings.HasPrefix(line, "held by") {
+			if line := c.Line(t); !strings.HasPrefix(line, "held by") {
 				t.Errorf("acquire of a held key: %s", line)
 			}
-			c.end(t)
+			c.End(t)
 
 			if after, err := os.ReadFile(d.path("kept")); string(after) != string(before) {
 				t.Errorf("the record was\n%s\nand is\n%s, %v", before, after, err)
@@ -109,9 +107,7 @@ func TestFullDisk(t *testing.T) {
 		if !strings.Contains(err.Error(), "make room") {
 			t.Error(err)
 		}
-		if s, err := d.Inspect(t.Context(), c.Key); s.Held || err != nil {
-			t.Errorf("%s: %+v, %v", c.Key, s, err)
-		}
+		notHeld(t, d, c.Key)
 	}
 	longer := kept
 	longer.TTL = time.Hour
@@ -140,4 +136,17 @@ func fill(t *testing.T, path string) {
 			size /= 2
 		}
 	}
+}
+
+// A disk that is full for a moment takes no pid into a new stripe, and then a fence.
+func TestStripeWithoutAPid(t *testing.T) {
+	d := New(t.TempDir(), nil)
+	must(t, d.reserveFences(t.Context(), d.clock()))
+	g, err := d.lockGuard(t.Context(), stripeOf("k"))
+	must(t, err)
+	must(t, g.stripe.Truncate(0)) // as if the write of the pid had failed
+	_, err = g.drawFence(t.Context(), d.clock())
+	must(t, err)
+	g.drop()
+	acquire(t, d, fenced(claim("k")))
 }

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -163,6 +165,9 @@ const pidLine = "pid %-10d\n"
 
 var pidLen = len(fmt.Sprintf(pidLine, 0))
 
+// maxStripe is larger than any stripe's file, which has two lines.
+const maxStripe = 512
+
 // openStripe opens the stripe's file and writes the pid into it, for the error of
 // callers that wait for the guard until they time out. That costs one write into
 // the page cache. /proc/locks would cost nothing, but exists on Linux only. On the
@@ -177,10 +182,38 @@ func (g *guard) openStripe() error {
 		return err
 	}
 
+	// This is the only file that is changed in place. So a foreign file that has its
+	// name is refused. It may be a hard link, whose other name is elsewhere.
+	b := make([]byte, maxStripe)
+	n, err := g.stripe.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	if !ofStripe(b[:n]) {
+		return fmt.Errorf("%s: %w (the keys of its stripe are blocked until this file is removed)", path, errStripe)
+	}
+
 	// On a full disk the pid is missing and the guard works. The next change may
 	// be a release, which needs no room.
-	_, _ = g.stripe.WriteAt(fmt.Appendf(nil, pidLine, os.Getpid()), 0)
+	if pid := fmt.Appendf(nil, pidLine, os.Getpid()); !bytes.HasPrefix(b, pid) {
+		_, _ = g.stripe.WriteAt(pid, 0)
+	}
 	return nil
+}
+
+var errStripe = errors.New("not the file in which filelock keeps a stripe's last fence")
+
+// ofStripe reports whether b can be the content of a stripe's file. A new file is
+// empty. A full disk may leave a part of the pid line or none, in front of the fence
+// line. A power failure may leave zeros.
+func ofStripe(b []byte) bool {
+	begins := func(b []byte, word string) bool {
+		text := string(bytes.TrimRight(b, "\x00"))
+		return strings.HasPrefix(text, word) || strings.HasPrefix(word, text)
+	}
+	n := min(len(b), pidLen)
+	pid, fence := b[:n], b[n:]
+	return len(b) < maxStripe && (bytes.HasPrefix(pid, []byte("pid ")) || begins(pid, "pid ") && begins(fence, "fence "))
 }
 
 // drop unlocks the guard and gives up this process's turn. The turn comes last, or

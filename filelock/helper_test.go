@@ -83,6 +83,29 @@ func refused(t *testing.T, d *Driver, c backend.Claim, want error) {
 	}
 }
 
+// lost checks that err is a loss.
+func lost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, backend.ErrLost) {
+		t.Errorf("%s: %v, want %v", what, err, backend.ErrLost)
+	}
+}
+
+// notHeld checks that key is free by Inspect.
+func notHeld(t *testing.T, d *Driver, key string) {
+	t.Helper()
+	if s, err := d.Inspect(t.Context(), key); s.Held || err != nil {
+		t.Errorf("inspect %.20q: %+v, %v", key, s, err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func renew(d *Driver, cs ...backend.Claim) []error {
 	errs := make([]error, len(cs))
 	for i := range errs {
@@ -96,18 +119,14 @@ func renew(d *Driver, cs ...backend.Claim) []error {
 func left(t *testing.T, d *Driver, key string) time.Duration {
 	t.Helper()
 	s, err := d.Inspect(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s.TTL
 }
 
 func files(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	es, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, e := range es {
 		names = append(names, e.Name())
 	}

@@ -2,6 +2,7 @@ package filelock
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io/fs"
 	"os"
@@ -80,7 +81,7 @@ func userDir() (string, error) {
 
 	home, err := os.UserHomeDir()
 	if err != nil || !filepath.IsAbs(home) {
-		return "", fmt.Errorf("%w: filelock: no directory is given, and this user has no home directory: set XDG_STATE_HOME, or give a directory, as in filelock:///var/lock/app", backend.ErrInvalid)
+		return "", fmt.Errorf("%w: filelock: no directory is given, and this user has no home directory: set XDG_STATE_HOME, or give a directory, as in filelock:///var/lib/app/locks", backend.ErrInvalid)
 	}
 	return filepath.Join(home, ".local", "state", "hasp"), nil
 }
@@ -92,7 +93,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err := d.check(ctx); err != nil {
 		return err
 	}
-	return explain(d.tryFile())
+	return d.explain(d.tryFile())
 }
 
 // tryFile creates the directory if it does not exist, and then creates, writes and
@@ -101,7 +102,7 @@ func (d *Driver) tryFile() error {
 	if err := d.ensureDir(); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(d.dir, probePrefix)
+	f, err := create(filepath.Join(d.dir, probePrefix+rand.Text()))
 	if err != nil {
 		return err
 	}

@@ -12,14 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
-
-func init() {
-	roles["user"] = user
-	roles["nobody"] = func(string, []string) error { fmt.Println(beNobody()); return nil }
-}
 
 // nobody is the user of the child process if the test runs as root, so that
 // permissions apply to it.
@@ -32,14 +28,20 @@ func beNobody() error {
 	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody))
 }
 
+// become changes the user of this process to nobody, and prints the error, which may be nil.
+func become([]string) error {
+	fmt.Println(beNobody())
+	return nil
+}
+
 // user prints what acquire, inspect, release and open of a key return to a user that
 // is not root. It leaves the key as it was.
-func user(dir string, args []string) error {
+func user(args []string) error {
 	if err := beNobody(); err != nil {
 		return err
 	}
-	d := New(dir, nil)
-	c := claim(args[0])
+	d := New(args[0], nil)
+	c := claim(args[1])
 	_, err := d.Acquire(context.Background(), c)
 	fmt.Println(err)
 	_, ierr := d.Inspect(context.Background(), c.Key)
@@ -54,8 +56,8 @@ func user(dir string, args []string) error {
 func asUser(t *testing.T, d *Driver, key string) (acquire, inspect, release, open string) {
 	t.Helper()
 	c := play(t, "user", d.dir, key)
-	acquire, inspect, release, open = c.line(t), c.line(t), c.line(t), c.line(t)
-	c.end(t)
+	acquire, inspect, release, open = c.Line(t), c.Line(t), c.Line(t), c.Line(t)
+	c.End(t)
 	return
 }
 
@@ -65,10 +67,10 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 	t.Helper()
 	if os.Getuid() == 0 {
 		c := play(t, "nobody", t.TempDir())
-		if answer := c.line(t); answer != "<nil>" {
+		if answer := c.Line(t); answer != "<nil>" {
 			t.Skipf("needs to become another user: %s", answer)
 		}
-		c.end(t)
+		c.End(t)
 		for up := filepath.Clean(os.TempDir()); ; up = filepath.Dir(up) {
 			fi, err := os.Stat(up)
 			must(t, err)
@@ -163,6 +165,22 @@ func TestUsersShareADirectory(t *testing.T) {
 	}
 }
 
+// In a sticky directory a user cannot replace the expired record of another user.
+func TestStickyDirectoryIsNamed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to be two users")
+	}
+	d := New(reachable(t, 0o777|fs.ModeSticky), nil)
+	r := record{key: "k", token: "t", until: time.Now().Add(-time.Hour)}
+	write(t, d.path("k"), r.encode())
+	must(t, os.Chmod(d.path("k"), 0o666))
+	got, _, _, _ := asUser(t, d, "k")
+	denied(t, "acquire", got, d.path("k"))
+	if !strings.Contains(got, "the directory is sticky") {
+		t.Errorf("acquire: %s", got)
+	}
+}
+
 func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o027))
 	for mode, want := range map[fs.FileMode]struct{ dir, file fs.FileMode }{
@@ -187,6 +205,24 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A file that its owner could not open would block its keys.
+func TestUmaskThatTakesTheOwnersRights(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "locks")
+	must(t, os.Mkdir(dir, 0o700))
+	d := New(dir, nil)
+	defer syscall.Umask(syscall.Umask(0o777))
+	must(t, d.probe(t.Context()))
+	c := fenced(claim("k"))
+	acquire(t, d, c)
+	must(t, renew(d, c)[0])
+	for _, name := range files(t, d.dir) {
+		if fi, err := os.Stat(filepath.Join(d.dir, name)); err != nil || fi.Mode() != 0o600 {
+			t.Errorf("%s has %v, %v", name, fi.Mode(), err)
+		}
+	}
+	release(t, d, c)
 }
 
 // The open of a FIFO blocks until its other end is opened. A read returns nothing, as

@@ -3,103 +3,39 @@
 package filelock
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/childtest"
 )
 
-// roles are the tasks of child processes. A child is this binary, run again. Its
-// errors are its exit code and a line on standard error.
-var roles = map[string]func(dir string, args []string) error{}
-
-const roleEnv = "HASP_FILELOCK_TEST_ROLE"
-
 func TestMain(m *testing.M) {
-	role := os.Getenv(roleEnv)
-	if role == "" {
-		os.Exit(m.Run())
-	}
-	os.Unsetenv(roleEnv)
-	args := strings.Split(role, "\x1f")
-	if err := roles[args[0]](args[1], args[2:]); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	childtest.Main(childtest.Roles{"count": count, "work": work, "guard": holdGuard, "limited": limited, "user": user, "nobody": become, "take": take})
+	os.Exit(m.Run())
 }
 
-// child is a process with a role.
-type child struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Scanner
-	err strings.Builder
+// take takes a key for a minute, and ends.
+func take(args []string) error {
+	_, err := New(args[0], nil).Acquire(context.Background(), claim(args[1]))
+	return err
 }
 
-func play(t *testing.T, role, dir string, args ...string) *child {
+// play starts a process that has a role in a directory.
+func play(t *testing.T, role, dir string, args ...string) *childtest.Child {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
-	c := &child{cmd: exec.Command(exe)}
-	c.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleEnv+"="+strings.Join(append([]string{role, dir}, args...), "\x1f"))
-	c.cmd.Stderr = &c.err
-	c.in, err = c.cmd.StdinPipe()
-	must(t, err)
-	out, err := c.cmd.StdoutPipe()
-	must(t, err)
-	c.out = bufio.NewScanner(out)
-	must(t, c.cmd.Start())
-	t.Cleanup(func() { c.kill() })
-	return c
-}
-
-// line returns the next line of the child's output.
-func (c *child) line(t *testing.T) string {
-	t.Helper()
-	if !c.out.Scan() {
-		t.Fatalf("child ended: %v, %s", c.cmd.Wait(), c.err.String())
-	}
-	return c.out.Text()
-}
-
-// end lets the child end, and checks that it had no error.
-func (c *child) end(t *testing.T) {
-	t.Helper()
-	c.in.Close()
-	for c.out.Scan() {
-	}
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("child: %v, %s", err, c.err.String())
-	}
-}
-
-func (c *child) kill() {
-	c.cmd.Process.Kill()
-	c.cmd.Wait()
-}
-
-// waitForEnd blocks until the parent closes this process's standard input.
-func waitForEnd() { io.Copy(io.Discard, os.Stdin) }
-
-func init() {
-	roles["count"] = count
-	roles["work"] = work
-	roles["guard"] = holdGuard
+	return childtest.Start(t, role, append([]string{dir}, args...)...)
 }
 
 // count increments the number in a file. Only the lock protects the file.
-func count(dir string, args []string) error {
-	file := args[0]
-	n, err := strconv.Atoi(args[1])
+func count(args []string) error {
+	dir, file := args[0], args[1]
+	n, err := strconv.Atoi(args[2])
 	d := New(dir, nil)
 	for i := 0; i < n && err == nil; i++ {
 		c := claim("count")
@@ -121,10 +57,10 @@ func count(dir string, args []string) error {
 
 // work takes, renews and releases until it is killed. It prints each fence before it
 // goes on.
-func work(dir string, args []string) error {
-	d := New(dir, nil)
+func work(args []string) error {
+	d := New(args[0], nil)
 	for {
-		for _, key := range args {
+		for _, key := range args[1:] {
 			c := fenced(claim(key))
 			c.TTL = backend.MinTTL
 			g, err := d.Acquire(context.Background(), c)
@@ -148,14 +84,14 @@ func work(dir string, args []string) error {
 }
 
 // holdGuard holds the guard of a key.
-func holdGuard(dir string, args []string) error {
-	g, err := New(dir, nil).lockGuard(context.Background(), stripeOf(args[0]))
+func holdGuard(args []string) error {
+	g, err := New(args[0], nil).lockGuard(context.Background(), stripeOf(args[1]))
 	if err != nil {
 		return err
 	}
 	defer g.drop()
 	fmt.Println("ready")
-	waitForEnd()
+	childtest.AwaitEnd()
 	return nil
 }
 
@@ -164,7 +100,7 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 	file := dir + "/number"
 	write(t, file, []byte("0"))
 	const counters, rounds = 3, 100
-	var counting []*child
+	var counting []*childtest.Child
 	for range counters {
 		counting = append(counting, play(t, "count", dir, file, strconv.Itoa(rounds)))
 	}
@@ -175,15 +111,11 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 	for round := range 20 {
 		c := play(t, "work", dir, keys...)
 		for range 1 + round%7 { // so it is killed at various points
-			note(t, last, c.line(t))
+			note(t, last, c.Line(t))
 		}
-		must(t, c.cmd.Process.Signal(syscall.SIGKILL))
-		for c.out.Scan() { // its output before it died
-			note(t, last, c.out.Text())
-		}
-		c.cmd.Wait()
-		if c.err.Len() > 0 {
-			t.Fatal(c.err.String())
+		must(t, c.Process.Kill())
+		for _, line := range c.Rest(t) { // its output before it died
+			note(t, last, line)
 		}
 		for _, key := range keys {
 			if _, err := d.Inspect(t.Context(), key); err != nil {
@@ -196,7 +128,7 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 		release(t, d, cl)
 	}
 	for _, c := range counting {
-		c.end(t)
+		c.End(t)
 	}
 	if b, err := os.ReadFile(file); string(b) != strconv.Itoa(counters*rounds) {
 		t.Errorf("counted %s of %d, %v", b, counters*rounds, err)

@@ -29,7 +29,7 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		mu.Lock()
 		defer mu.Unlock()
 		for j, i := range is {
-			done(i, backend.Grant{}, explain(errs[j]))
+			done(i, backend.Grant{}, d.explain(errs[j]))
 		}
 	}
 

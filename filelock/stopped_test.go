@@ -10,23 +10,19 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/childtest"
 )
 
 // stopped starts a process that has the guard of key, and stops it.
-func stopped(t *testing.T, dir, key string) *child {
+func stopped(t *testing.T, dir, key string) *childtest.Child {
 	t.Helper()
 	c := play(t, "guard", dir, key)
-	c.line(t)
-	must(t, c.cmd.Process.Signal(syscall.SIGSTOP))
-	var status syscall.WaitStatus
-	if _, err := syscall.Wait4(c.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
-		t.Fatalf("not stopped: %v, %v", status, err)
-	}
+	c.Line(t)
+	c.Stop(t)
 	return c
 }
 
@@ -39,7 +35,7 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	names := func(what string, err error) {
 		t.Helper()
 		outage(t, what, err, d.guardFile("guard", stripeOf("k")))
-		if want := fmt.Sprintf("process %d ", c.cmd.Process.Pid); !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("process %d ", c.Pid); !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v does not name %s", what, err, want)
 		}
 	}
@@ -68,8 +64,8 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	acquire(t, d, others)
 	release(t, d, others)
 
-	must(t, c.cmd.Process.Signal(syscall.SIGCONT))
-	c.end(t)
+	c.Continue(t)
+	c.End(t)
 	release(t, d, held)
 	acquire(t, d, claim(near))
 }
@@ -126,7 +122,7 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 			t.Errorf("claim %d: %v", i, answers[i])
 		}
 	}
-	c.kill()
+	c.Kill()
 	for _, err := range renew(d, cs...) {
 		must(t, err)
 	}
@@ -167,7 +163,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 
 func TestGuardOfAProcessThatWasKilledIsFree(t *testing.T) {
 	dir := t.TempDir()
-	stopped(t, dir, "k").kill()
+	stopped(t, dir, "k").Kill()
 	d := New(dir, nil)
 	acquire(t, d, fenced(claim("k")))
 }

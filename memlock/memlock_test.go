@@ -18,27 +18,53 @@ func claim(key, token string) backend.Claim {
 	return backend.Claim{Key: key, Token: token, Owner: "owner of " + token, TTL: 10 * time.Second, Timeout: time.Second}
 }
 
+func acquire(t *testing.T, d *Driver, c backend.Claim) {
+	t.Helper()
+	if _, err := d.Acquire(t.Context(), c); err != nil {
+		t.Fatalf("acquire %q: %v", c.Key, err)
+	}
+}
+
+func release(t *testing.T, d *Driver, c backend.Claim) {
+	t.Helper()
+	if err := d.Release(t.Context(), c); err != nil {
+		t.Fatalf("release %q: %v", c.Key, err)
+	}
+}
+
+// wait begins a Wait, whose error comes from the channel.
+func wait(t *testing.T, d *Driver, c backend.Claim) <-chan error {
+	ended := make(chan error)
+	go func() {
+		_, err := d.Wait(t.Context(), c)
+		ended <- err
+	}()
+	return ended
+}
+
+// want fails the test unless err matches target, or is nil if target is nil.
+func want(t *testing.T, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Errorf("%s: %v, want %v", what, err, target)
+	}
+}
+
 func TestKeysThatAreFreeTakeNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
 		d := s.Driver()
 		for i := range 100_000 {
 			c := claim(fmt.Sprint(i), "t")
-			if _, err := d.Acquire(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
-			if err := d.Release(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			acquire(t, d, c)
+			release(t, d, c)
 		}
 		if n := len(s.keys); n != 0 {
 			t.Errorf("%d keys kept", n)
 		}
 		// Leases that were lost and never unlocked are swept.
 		for i := range 100_000 {
-			if _, err := d.Acquire(t.Context(), claim(fmt.Sprint(i), "t")); err != nil {
-				t.Fatal(err)
-			}
+			acquire(t, d, claim(fmt.Sprint(i), "t"))
 			time.Sleep(10 * time.Millisecond) // a thousand are live at a time
 		}
 		if n := len(s.keys); n > 5000 {
@@ -58,15 +84,11 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 	before := heap()
 	const n = 100_000
 	for i := range n {
-		if _, err := d.Acquire(t.Context(), claim(fmt.Sprint(i), "t")); err != nil {
-			t.Fatal(err)
-		}
+		acquire(t, d, claim(fmt.Sprint(i), "t"))
 	}
 	held := heap() - before
 	for i := range n {
-		if err := d.Release(t.Context(), claim(fmt.Sprint(i), "t")); err != nil {
-			t.Fatal(err)
-		}
+		release(t, d, claim(fmt.Sprint(i), "t"))
 	}
 	if left := heap() - before; left > held/20 {
 		t.Errorf("%d bytes of %d are left", left, held)
@@ -77,9 +99,7 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 func TestExpiryPassesTheKeyOnInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New()
-		if _, err := d.Acquire(t.Context(), claim("k", "dead")); err != nil {
-			t.Fatal(err)
-		}
+		acquire(t, d, claim("k", "dead"))
 		start := time.Now()
 		served := make(chan string, 3)
 		for _, token := range []string{"a", "b", "c"} {
@@ -102,73 +122,14 @@ func TestExpiryPassesTheKeyOnInOrder(t *testing.T) {
 	})
 }
 
-func TestARenewalNeverShortensTheTerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := New()
-		c := claim("k", "holder")
-		if _, err := d.Acquire(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		short := c
-		short.TTL = backend.MinTTL
-		d.Renew(t.Context(), []backend.Claim{short}, func(_ int, _ backend.Grant, err error) {
-			if err != nil {
-				t.Error(err)
-			}
-		})
-
-		time.Sleep(c.TTL - 1)
-		if _, err := d.Acquire(t.Context(), claim("k", "other")); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("before the end of the first term: %v, want ErrHeld", err)
-		}
-		time.Sleep(time.Nanosecond)
-		if _, err := d.Acquire(t.Context(), claim("k", "other")); err != nil {
-			t.Errorf("at the end of the first term: %v", err)
-		}
-	})
-}
-
-func TestTheFirstInTheQueueGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := New()
-		d.Acquire(t.Context(), claim("k", "dead"))
-		ctx, cancel := context.WithCancel(t.Context())
-		gone := make(chan error)
-		go func() {
-			_, err := d.Wait(ctx, claim("k", "first"))
-			gone <- err
-		}()
-		synctest.Wait()
-		served := make(chan error)
-		go func() {
-			_, err := d.Wait(t.Context(), claim("k", "second"))
-			served <- err
-		}()
-		synctest.Wait()
-		cancel()
-		if err := <-gone; !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("got %v", err)
-		}
-		if err := <-served; err != nil { // at the end of the dead one's term
-			t.Error(err)
-		}
-	})
-}
-
 // A waiter that was granted the key may wake after the hold was broken and the
 // key granted to another.
 func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
 		d := s.Driver()
-		if _, err := d.Acquire(t.Context(), claim("k", "holder")); err != nil {
-			t.Fatal(err)
-		}
-		woken := make(chan error)
-		go func() {
-			_, err := d.Wait(t.Context(), claim("k", "late"))
-			woken <- err
-		}()
+		acquire(t, d, claim("k", "holder"))
+		woken := wait(t, d, claim("k", "late"))
 		synctest.Wait()
 
 		// The waiter cannot run in between, since it needs the mutex.
@@ -179,15 +140,10 @@ func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 		s.grantLocked(s.entryLocked("k", now), claim("k", "next"), now)
 		s.mu.Unlock()
 
-		if err := <-woken; err != nil {
-			t.Error(err)
-		}
-		if _, err := d.Acquire(t.Context(), claim("k", "third")); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("while the next one holds the key: %v, want ErrHeld", err)
-		}
-		if err := d.Release(t.Context(), claim("k", "next")); err != nil {
-			t.Errorf("release of the next hold: %v", err)
-		}
+		want(t, "the wait", <-woken, nil)
+		_, err := d.Acquire(t.Context(), claim("k", "third"))
+		want(t, "while the next one holds the key", err, backend.ErrHeld)
+		release(t, d, claim("k", "next"))
 	})
 }
 
@@ -201,28 +157,23 @@ func TestNamedStoresAreShared(t *testing.T) {
 		return c
 	}
 	a, b, other := open("memlock://x"), open("memlock://x"), open("memlock://y")
-	l, err := a.Lock(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Unlock(t.Context())
-	if _, err := b.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrHeld) {
-		t.Errorf("the same name: %v", err)
-	}
-	l2, err := other.TryLock(t.Context(), "k")
-	if err != nil {
-		t.Errorf("another name: %v", err)
-	} else {
-		l2.Unlock(t.Context())
+	for _, c := range []struct {
+		what string
+		c    *hasp.Client
+		want error
+	}{{"first", a, nil}, {"the same name", b, hasp.ErrHeld}, {"another name", other, nil}} {
+		l, err := c.c.TryLock(t.Context(), "k")
+		want(t, c.what, err, c.want)
+		if err == nil {
+			defer l.Unlock(t.Context())
+		}
 	}
 }
 
 func TestOneOfTheQueueGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New()
-		if _, err := d.Acquire(t.Context(), claim("k", "dead")); err != nil {
-			t.Fatal(err)
-		}
+		acquire(t, d, claim("k", "dead"))
 		served := make(chan string)
 		cancels := map[string]context.CancelFunc{}
 		for _, token := range []string{"a", "b", "c", "d", "e"} {
@@ -237,7 +188,7 @@ func TestOneOfTheQueueGivesUp(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		for _, token := range []string{"c", "a", "e"} {
+		for _, token := range []string{"c", "e", "a"} { // the first in the queue is the last of these
 			cancels[token]()
 			synctest.Wait()
 		}
@@ -254,30 +205,16 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 		s := NewStore()
 		a, b := s.Driver(), s.Driver()
 		a.Acquire(t.Context(), claim("k", "holder"))
-		ended := make(chan error)
-		go func() {
-			_, err := a.Wait(t.Context(), claim("k", "1"))
-			ended <- err
-		}()
-		served := make(chan error)
-		go func() {
-			_, err := b.Wait(t.Context(), claim("k", "2"))
-			served <- err
-		}()
+		ended := wait(t, a, claim("k", "1"))
+		served := wait(t, b, claim("k", "2"))
 		synctest.Wait()
 		a.Close()
-		if err := <-ended; !errors.Is(err, errClosed) {
-			t.Errorf("got %v", err)
-		}
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-		if _, err := a.Acquire(t.Context(), claim("other", "3")); !errors.Is(err, errClosed) {
-			t.Errorf("Acquire after Close: %v", err)
-		}
-		if _, err := a.Inspect(t.Context(), "k"); !errors.Is(err, errClosed) {
-			t.Errorf("Inspect after Close: %v", err)
-		}
+		want(t, "a wait of the closed driver", <-ended, errClosed)
+		want(t, "a wait of the other", <-served, nil)
+		_, err := a.Acquire(t.Context(), claim("other", "3"))
+		want(t, "Acquire after Close", err, errClosed)
+		_, err = a.Inspect(t.Context(), "k")
+		want(t, "Inspect after Close", err, errClosed)
 	})
 }
 

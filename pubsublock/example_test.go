@@ -13,9 +13,8 @@ import (
 	"github.com/hasplock/hasp/pubsublock"
 )
 
-// A program that shares the lock of a Java service, which has it as
-// redisson.getLock("app:orders"), over a go-redis client that the program has
-// already: whoever waits is woken when the other unlocks.
+// A program shares a lock with a Java service, which uses redisson.getLock("app:orders").
+// The program has a go-redis client already. An Unlock of either wakes the other.
 func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 	defer rdb.Close()

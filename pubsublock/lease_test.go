@@ -41,7 +41,7 @@ func TestUnlockWakesAnotherProcessAtOnce(t *testing.T) {
 	})
 }
 
-// A term of a hold that came of a long wait counts from its own beginning.
+// After a long wait, the term of the hold counts from the grant.
 func TestHoldThatCameOfWaitingIsRenewed(t *testing.T) {
 	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
 		first := lock(t, b)
@@ -58,8 +58,8 @@ func TestHoldThatCameOfWaitingIsRenewed(t *testing.T) {
 	})
 }
 
-// Lock rides out an outage for the Timeout, all told, also one that begins
-// while it waits, and one shorter than that without a word.
+// Lock rides out an outage for the Timeout in total, also if it begins during the wait. A
+// shorter outage causes no error.
 func TestLockRidesOutAnOutage(t *testing.T) {
 	for name, fault := range strategytest.Outages {
 		t.Run(name, func(t *testing.T) {
@@ -132,8 +132,8 @@ func TestLostReplyAfterAMessageLeavesNothing(t *testing.T) {
 	}
 }
 
-// However many wait in a process, a hold of the key costs each process three
-// commands at most: a look for each release, and its own release.
+// A hold of the key costs each process three commands at most, however many callers wait
+// there: an attempt after each release, and its own release.
 func TestCommandsPerContendedAcquisition(t *testing.T) {
 	for _, shape := range []struct{ processes, callers, rounds int }{{2, 1, 15}, {4, 1, 8}, {4, 8, 5}, {8, 1, 4}} {
 		t.Run(fmt.Sprint(shape.processes, " processes of ", shape.callers), func(t *testing.T) {
@@ -173,9 +173,9 @@ func TestCommandsPerContendedAcquisition(t *testing.T) {
 	}
 }
 
-// What lives in real time: a real Redis where there is one.
+// The tests below run in real time, on a real Redis if there is one.
 
-// waitOn has a caller wait for the key, returns when it does, and the outcome
+// waitOn makes a caller wait for the key, and returns when it waits. The outcome comes
 // later.
 func waitOn(t *testing.T, r rig, c *hasp.Client) <-chan error {
 	t.Helper()
@@ -222,7 +222,7 @@ func byURL(t *testing.T, srv *redistest.Server) *hasp.Client {
 	return c
 }
 
-// Nobody who waited leaves a subscription, nor a key.
+// After all waits, no subscription and no key is left.
 func TestNoSubscriptionIsLeft(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
@@ -249,7 +249,7 @@ func TestNoSubscriptionIsLeft(t *testing.T) {
 	}
 }
 
-// Connections that the server ends are made anew, and nobody is forgotten.
+// If the server ends connections, all waiters still get the key.
 func TestKilledConnections(t *testing.T) {
 	t.Parallel()
 	r := setup(t, &redistest.Options{Own: true, Real: true})
@@ -265,7 +265,7 @@ func TestKilledConnections(t *testing.T) {
 	}
 }
 
-// A waiter hears of a server that was away, with its data or without.
+// A waiter gets the key after a restart of the server, with its data or without.
 func TestWaiterOutlivesARestart(t *testing.T) {
 	t.Parallel()
 	for _, keep := range []bool{true, false} {
@@ -289,7 +289,7 @@ func TestWaiterOutlivesARestart(t *testing.T) {
 	}
 }
 
-// A connection that is half open brings no message, and no end.
+// On a half-open connection no message arrives, and no error.
 func TestHalfOpenSubscription(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
@@ -310,7 +310,7 @@ func TestHalfOpenSubscription(t *testing.T) {
 	arrives(t, "lock", done)
 }
 
-// A user who lacks the channels can lock, wait and unlock.
+// A user without the right to the channels can lock, wait and unlock.
 func TestUserWithoutChannels(t *testing.T) {
 	t.Parallel()
 	r := setup(t, &redistest.Options{Own: true, Real: true})

@@ -71,6 +71,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -138,6 +139,35 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 		panic("pubsublock: New: " + err.Error())
 	}
 	return d
+}
+
+// open is the Opener of this strategy.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	if err := c.Check(append(slices.Clone(redisstore.Params), "channel", "publish", "fence_ttl")...); err != nil {
+		return nil, err
+	}
+
+	o := Options{Channel: c.Params["channel"]}
+	switch publish, given := c.Params["publish"]; {
+	case publish == "both":
+		o.PublishBoth = true
+	case given:
+		return nil, fmt.Errorf("%w: parameter publish=%q: want both, or leave it out", backend.ErrInvalid, publish)
+	}
+
+	var err error
+	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
+		return nil, err
+	}
+	if _, err := newDriver(nil, &o); err != nil {
+		return nil, err // before anything is connected to
+	}
+
+	s, err := redisstore.OpenOne(ctx, "pubsublock", c.Nodes, c.Params)
+	if err != nil {
+		return nil, err
+	}
+	return newDriver(s, &o)
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
@@ -239,6 +269,22 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 	}
 	return d.store.Unexpected(reply)
+}
+
+// Inspect returns the holder of key. Since and the waiters are not recorded. A
+// holder that does not use hasp has no Owner.
+func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	return d.store.Inspect(ctx, inspectScript, key)
+}
+
+// Break removes whatever is stored under key, and wakes the waiters.
+func (d *Driver) Break(ctx context.Context, key string) error {
+	// The reply does not matter, because breaking a free key is no error.
+	_, err := d.store.Run(ctx, breakScript, redisstore.Call{
+		Keys: []string{redisstore.LockKey(key)},
+		Args: d.channels(ctx, key),
+	})
+	return err
 }
 
 // channels returns the arguments by which a script publishes a release of key:

@@ -26,8 +26,8 @@ func TestChannelIsRedissonsIfThatIsInTheSlotOfTheKey(t *testing.T) {
 	}
 }
 
-// A script may publish only to what is in the slot of its keys, and two keys
-// must not wake each other's waiters without need.
+// A script may publish only to channels in the slot of its keys. Two keys do not share a
+// channel, because a release of one would wake the waiters of the other.
 func FuzzChannelIsInTheSlotOfTheLock(f *testing.F) {
 	for _, key := range []string{"k", "a{b}c", "a}b", "a{b", "{}", "}{", "{", "}", "{}x", "{{a}}", "hasp:{k}:lock:k", "\x00\xff", strings.Repeat("}", 100)} {
 		f.Add(DefaultChannel, key)

@@ -12,15 +12,15 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// redisson does with plain commands what Redisson's RLock does within its
-// scripts, as one thread of one instance of it.
+// redisson is one thread of one Redisson. It does with plain commands what RLock does in
+// its scripts.
 type redisson struct {
 	rig
 	key, channel string
 	field        string // id:thread
 }
 
-// lock returns what is left of another's term, or zero if it has the lock.
+// lock returns zero if it has taken the lock, and otherwise the rest of the holder's term.
 func (j redisson) lock(t *testing.T, ttl time.Duration) time.Duration {
 	t.Helper()
 	ctx := t.Context()
@@ -34,12 +34,12 @@ func (j redisson) lock(t *testing.T, ttl time.Duration) time.Duration {
 	return 0
 }
 
-// renew is what its watchdog does.
+// renew renews the lock as the watchdog does.
 func (j redisson) renew(t *testing.T, ttl time.Duration) bool {
 	return j.Redis.HExists(t.Context(), j.key, j.field).Val() && j.Redis.PExpire(t.Context(), j.key, ttl).Val()
 }
 
-// unlock reports whether the lock was its own.
+// unlock reports whether the thread held the lock.
 func (j redisson) unlock(t *testing.T) bool {
 	ctx := t.Context()
 	if !j.Redis.HExists(ctx, j.key, j.field).Val() {
@@ -51,7 +51,7 @@ func (j redisson) unlock(t *testing.T) bool {
 	return j.Redis.Del(ctx, j.key).Val() == 1 && j.Redis.Publish(ctx, j.channel, "0").Err() == nil
 }
 
-// threads are keys and the channels that Redisson has for them.
+// threads has keys, and the channels that Redisson uses for them.
 func threads(r rig) []redisson {
 	const field = "8c0b3f0e-5d0c-4f6e-9a0e-0f3f0c8d9b1a:57"
 	return []redisson{
@@ -83,7 +83,7 @@ func TestRedissonAndHaspExcludeEachOther(t *testing.T) {
 				t.Errorf("release of redisson's hold: %v", err)
 			}
 		}
-		// What names a thread is no token, not even for whoever knows it.
+		// The name of a thread is no token, even if another program knows it.
 		if err := r.Driver.Release(t.Context(), backend.Claim{Key: java.key, Token: java.field}); !errors.Is(err, backend.ErrLost) {
 			t.Errorf("release with redisson's id: %v", err)
 		}
@@ -152,7 +152,7 @@ func TestRedissonAndHaspWakeEachOther(t *testing.T) {
 			if err := a.Driver.Break(t.Context(), java.key); err != nil {
 				t.Error(err)
 			}
-			// Nobody is told of what was nothing.
+			// A release that released nothing publishes nothing.
 			if err := a.Driver.Release(t.Context(), w.c); !errors.Is(err, backend.ErrLost) {
 				t.Error(err)
 			}

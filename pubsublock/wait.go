@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -138,36 +139,46 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 	case definite(err):
 		// Any answer ends an outage, and counts even if ctx has ended meanwhile.
 		w.silent, w.trip = time.Time{}, time.Since(began)
+	case ctx.Err() != nil && w.held != nil && time.Since(w.since(began)) >= w.c.Timeout/3:
+		// The store may hang, so its last answer says nothing about the present.
+		err = redisstore.Outage(err, w.since(began))
 	case ctx.Err() != nil && w.held != nil:
 		// With ctx's error the outcome is unknown, so the engine releases the token.
 		err = errors.Join(w.held, ctx.Err())
 	case ctx.Err() != nil:
 		err = w.why(ctx)
-	case w.silent.IsZero():
-		err = redisstore.Outage(err, began)
 	default:
-		err = redisstore.Outage(err, w.silent)
+		err = redisstore.Outage(err, w.since(began))
 	}
 
 	return g, err
 }
 
+// since returns when the first call began that the store has not answered. The
+// present call, which began at began, is one of them.
+func (w *waiting) since(began time.Time) time.Time {
+	if w.silent.IsZero() {
+		return began
+	}
+	return w.silent
+}
+
+// outcome is the answer of one Acquire.
+type outcome struct {
+	g   backend.Grant
+	err error
+}
+
 // attempt is Acquire, bounded by ctx. If the caller passed the client, a call may
 // not return when ctx ends. Then attempt leaves the call behind.
 func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
-	d, c := w.d, w.c
-	if d.store.Ends() == backend.EndsPromptly {
-		return d.Acquire(ctx, c)
-	}
-
-	type outcome struct {
-		g   backend.Grant
-		err error
+	if w.d.store.Ends() == backend.EndsPromptly {
+		return w.d.Acquire(ctx, w.c)
 	}
 
 	done := make(chan outcome, 1)
 	go func() {
-		g, err := d.Acquire(ctx, c)
+		g, err := w.d.Acquire(ctx, w.c)
 		done <- outcome{g, err}
 	}()
 
@@ -189,17 +200,19 @@ func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
 		case <-timer.C:
 		}
 	}
+	go w.releaseLate(done)
+	return backend.Grant{}, fmt.Errorf("%s: no answer: %w", w.d.store.Name(), os.ErrDeadlineExceeded)
+}
 
-	// The engine releases the token when it gets this error, and again after a
-	// Timeout. A grant that arrives even later would outlive both releases.
-	go func() {
-		if o := <-done; o.err == nil {
-			within, cancel := context.WithTimeout(context.Background(), c.Timeout)
-			defer cancel()
-			_ = d.Release(within, c) // if this fails, the record expires
-		}
-	}()
-	return backend.Grant{}, fmt.Errorf("%s: no answer: %w", d.store.Name(), os.ErrDeadlineExceeded)
+// releaseLate releases a grant that comes after its attempt was left behind. The engine
+// releases the token when it gets the error of the attempt, and again after a Timeout.
+// A grant that arrives even later would outlive both releases.
+func (w *waiting) releaseLate(done <-chan outcome) {
+	if o := <-done; o.err == nil {
+		within, cancel := context.WithTimeout(context.Background(), w.c.Timeout)
+		defer cancel()
+		_ = w.d.Release(within, w.c) // if this fails, the record expires
+	}
 }
 
 // sleep returns when it is time for another attempt, or when ctx has ended.
@@ -277,4 +290,43 @@ func (w *waiting) why(ctx context.Context) error {
 // definite reports whether err proves that the store changed nothing.
 func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
+}
+
+// crowds is the keys for which several Clients waited lately. A driver learns it
+// when another Client takes a key after a message, and when its own message reaches
+// several Clients.
+type crowds struct {
+	mu    sync.Mutex // guards noted
+	noted map[string]time.Time
+}
+
+const (
+	crowdFor  = time.Second
+	maxCrowds = 256 // keys; if one is forgotten, one Client may come first more often
+	maxAlone  = 2   // connections that a message reaches if one Client waits: its own, and perhaps this Client's
+)
+
+func (c *crowds) note(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	// Forget all keys at once: that needs no order among them, and each is soon noted
+	// again.
+	if c.noted == nil || len(c.noted) >= maxCrowds {
+		c.noted = map[string]time.Time{}
+	}
+	c.noted[key] = time.Now()
+}
+
+func (c *crowds) lately(key string, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	at, ok := c.noted[key]
+	if ok && now.Sub(at) >= crowdFor {
+		// No timer removes old entries.
+		delete(c.noted, key)
+		ok = false
+	}
+	return ok
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -18,10 +19,9 @@ import (
 	"github.com/hasplock/hasp/pubsublock"
 )
 
-// Tests of Wait itself, in virtual time: what is said of durations is exact.
+// The tests of Wait run in virtual time, so their durations are exact.
 
-// bubble runs f with two drivers on one Redis, of which the first goes through
-// the proxy.
+// bubble runs f with two drivers on one Redis. The first uses the proxy.
 func bubble(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		v := redistest.Virtual(t)
@@ -35,7 +35,7 @@ func bubble(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b 
 	})
 }
 
-// waiter is a Wait under way.
+// waiter is a Wait in progress.
 type waiter struct {
 	c     backend.Claim
 	stop  context.CancelFunc
@@ -45,7 +45,7 @@ type waiter struct {
 	at    time.Time
 }
 
-// wait begins a Wait, and returns when it has nothing to do but to wait.
+// wait begins a Wait, and returns when the Wait sleeps.
 func (r rig) wait(t *testing.T, ctx context.Context, c backend.Claim) *waiter {
 	w := r.begin(ctx, c)
 	t.Cleanup(w.stop)
@@ -121,7 +121,7 @@ func TestBreakWakesAtOnce(t *testing.T) {
 	})
 }
 
-// Others free a key without a word, and the dead cannot.
+// A key may become free without a message: by another program, or when a term ends.
 func TestReleaseThatIsNotToldIsNoticedWithinASecond(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		for range 20 {
@@ -149,7 +149,7 @@ func TestEndOfTheHoldersTermIsNoticed(t *testing.T) {
 	})
 }
 
-// A waiter costs the server a look, and a proof that it is there, a second.
+// A waiter sends an attempt and a PING each second.
 func TestWaitingCostsLittle(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		b.Redis.Set(t.Context(), "k", "somebody's", 0)
@@ -174,7 +174,7 @@ func TestWaitingCostsLittle(t *testing.T) {
 	})
 }
 
-// Before its end a wait looks once more.
+// Before its end a wait makes one more attempt.
 func TestLastLookBeforeTheEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		for end := 50 * time.Millisecond; end < 3*time.Second; end += 171 * time.Millisecond {
@@ -263,7 +263,7 @@ func TestAttemptThatLandsLateIsReleased(t *testing.T) {
 	}
 }
 
-// A client that ignores deadlines may send long after the engine's releases.
+// A client that ignores deadlines may send a command long after the engine's releases.
 func TestAttemptThatOutlastsTheReleasesIsReleased(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		o := *a.Redis.Options()
@@ -363,7 +363,33 @@ func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
 	}
 }
 
-// That nobody can listen is no outage.
+// The store hangs for longer than a third of Timeout until ctx ends the wait. Then its last
+// answer, which was that the key is held, says nothing about the present.
+func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		b.Acquire(t, claim("k"))
+		ctx, cancel := context.WithCancel(t.Context())
+		c := claim("k")
+		c.Timeout = 9 * time.Second
+		w := a.wait(t, ctx, c)
+		time.Sleep(1900 * time.Millisecond)
+		w.waits(t)
+		v.Proxy.Stall()
+		stalled := time.Now()
+		time.Sleep(time.Second + c.Timeout/3 + 100*time.Millisecond) // an attempt begins within a second
+		cancel()
+		<-w.done
+		outage(t, "wait", w.err)
+		var since interface{ Since() time.Time }
+		if !errors.As(w.err, &since) || since.Since().Before(stalled) {
+			t.Errorf("%v does not say since when", w.err)
+		}
+		v.Proxy.Flow()
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// A failed subscription alone is no outage.
 func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		b.Acquire(t, claim("k"))
@@ -386,7 +412,7 @@ func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
 	})
 }
 
-// Who cannot listen asks again and again, and listens when that can be had.
+// Without a subscription a waiter polls, and subscribes as soon as it can.
 func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
@@ -414,8 +440,8 @@ func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
 	})
 }
 
-// A message that is lost with its connection is made up for by a look when
-// the next one is there.
+// After a connection was lost, a waiter makes an attempt, because a message may have been
+// lost as well.
 func TestMessageLostWithItsConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
@@ -430,7 +456,7 @@ func TestMessageLostWithItsConnection(t *testing.T) {
 	})
 }
 
-// Of many who wait, each gets the key at the very moment of a release.
+// Each of many waiters gets the key at the moment of a release.
 func TestEveryWaiterIsServed(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
@@ -526,4 +552,149 @@ func TestNoClientOfACrowdTakesEveryRelease(t *testing.T) {
 			t.Errorf("waiter %d took %d of 60 releases", i, n)
 		}
 	}
+}
+
+// On a cluster of Redis 7 a release is published on a sharded channel. Subscribers
+// of unsharded channels, such as Redisson before 3.22, receive it if PublishBoth
+// is set.
+func TestReleasesOnAClusterArePublishedBothWaysIfAsked(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
+	const key, name = "orders", "redisson_lock__channel:{orders}"
+	var addrs []string
+	for _, srv := range set.Servers {
+		addrs = append(addrs, srv.Addr)
+	}
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	defer rdb.Close()
+	open := func(params hasp.Params) backend.Driver {
+		d, err := hasp.Config{Strategy: "pubsublock", Nodes: []string{set.URL()}, Params: params}.Driver(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		return d
+	}
+
+	// There are listeners of both kinds. The unsharded one is at a node of another slot,
+	// which gets the message over the bus of the cluster.
+	sharded := rdb.SSubscribe(t.Context(), name)
+	defer sharded.Close()
+	elsewhere := set.Servers[0]
+	if elsewhere == set.Master(key) {
+		elsewhere = set.Servers[1]
+	}
+	plain := elsewhere.Client().Subscribe(t.Context(), name)
+	defer plain.Close()
+	for _, sub := range []*redis.PubSub{sharded, plain} {
+		if _, err := sub.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gets := func(sub *redis.PubSub, want string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if m, err := sub.ReceiveMessage(ctx); err != nil || m.Channel != name || m.Payload != want {
+			t.Errorf("got %v, %v, want %q", m, err, want)
+		}
+	}
+
+	for what, d := range map[string]backend.Driver{
+		"by URL": open(hasp.Params{"publish": "both"}), "handed in": pubsublock.New(rdb, &pubsublock.Options{PublishBoth: true}), "not asked": open(nil),
+	} {
+		both := what != "not asked"
+		for _, free := range []func(backend.Claim) error{
+			func(c backend.Claim) error { return d.Release(t.Context(), c) },
+			func(c backend.Claim) error { return d.(backend.Inspector).Break(t.Context(), c.Key) },
+		} {
+			c := claim(key)
+			if _, err := d.Acquire(t.Context(), c); err != nil {
+				t.Fatal(what, err)
+			}
+			if err := free(c); err != nil {
+				t.Fatal(what, err)
+			}
+			gets(sharded, "0")
+			if both {
+				gets(plain, "0")
+			}
+			// Messages of one node arrive in order, so there was no other message.
+			if err := set.Master(key).Client().Publish(t.Context(), name, "end").Err(); err != nil {
+				t.Fatal(err)
+			}
+			gets(plain, "end")
+		}
+	}
+}
+
+func TestPublishTakesOneWord(t *testing.T) {
+	_, err := hasp.Config{Strategy: "pubsublock", Nodes: []string{"redis://localhost:1"}, Params: hasp.Params{"publish": "all"}}.Driver(t.Context())
+	if !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// BenchmarkHandOver measures the time from the beginning of a release until a waiter on
+// another connection has the key. Beside it a script publishes to a receiver, in turns
+// within one run. The benchmark reports medians, 99th percentiles, and the ratio of the
+// medians.
+func BenchmarkHandOver(b *testing.B) {
+	srv := redistest.Start(b, &redistest.Options{Own: true})
+	var ends [2]*hasp.Client
+	for i := range ends {
+		c, err := hasp.Open(b.Context(), "pubsublock+"+srv.URL(), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		ends[i] = c
+	}
+	rdb := srv.Client()
+	sub := rdb.Subscribe(b.Context(), "bench")
+	defer sub.Close()
+	heard := sub.Channel()
+	script := redis.NewScript(`return redis.call('PUBLISH', KEYS[1], '0')`)
+	var publish, handOver []time.Duration
+	lease, err := ends[0].Lock(b.Context(), "k")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		began := time.Now()
+		if err := script.Run(b.Context(), rdb, []string{"bench"}).Err(); err != nil {
+			b.Fatal(err)
+		}
+		<-heard
+		publish = append(publish, time.Since(began))
+
+		ends[0], ends[1] = ends[1], ends[0]
+		got := make(chan *hasp.Lease)
+		var at time.Time
+		go func() {
+			l, err := ends[0].Lock(b.Context(), "k")
+			if err != nil {
+				b.Error(err)
+			}
+			at = time.Now()
+			got <- l
+		}()
+		time.Sleep(5 * time.Millisecond) // it waits
+		began = time.Now()
+		if err := lease.Unlock(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		if lease = <-got; lease == nil {
+			b.FailNow()
+		}
+		handOver = append(handOver, at.Sub(began))
+	}
+	b.ReportMetric(0, "ns/op")
+	slices.Sort(publish)
+	slices.Sort(handOver)
+	for name, all := range map[string][]time.Duration{"publish": publish, "handover": handOver} {
+		b.ReportMetric(float64(all[len(all)/2].Nanoseconds()), name+"-p50-ns")
+		b.ReportMetric(float64(all[len(all)*99/100].Nanoseconds()), name+"-p99-ns")
+	}
+	b.ReportMetric(float64(handOver[len(handOver)/2])/float64(publish[len(publish)/2]), "handover/publish")
 }

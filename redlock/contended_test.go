@@ -37,8 +37,7 @@ const trip = 200 * time.Microsecond
 func newCrowd(t *testing.T, nodes, clients int) *crowd {
 	c := &crowd{t: t, vs: redistest.VirtualNodes(t, nodes), served: make([]int, clients)}
 	for range clients {
-		d := New(c.vs.Clients(), nil)
-		t.Cleanup(func() { d.Close() })
+		d := drives(t, c.vs.Clients(), nil)
 		c.drivers = append(c.drivers, d)
 		take(t, d, claim(fmt.Sprint("its-own", len(c.drivers))))
 	}
@@ -346,9 +345,7 @@ func TestWaitOnFewNodes(t *testing.T) {
 				done <- err
 			}()
 			time.Sleep(time.Second)
-			if err := tr.d.Release(t.Context(), held); err != nil {
-				t.Errorf("release: %v", err)
-			}
+			tr.release(t, tr.d, held)
 			time.Sleep(time.Second)
 			select {
 			case err := <-done:
@@ -385,9 +382,7 @@ func TestAcquireDoesNotSleep(t *testing.T) {
 			if _, err := tr.d.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
 				t.Errorf("got %v, want ErrHeld", err)
 			}
-			if err := tr.d.Release(t.Context(), c); err != nil {
-				t.Errorf("release: %v", err)
-			}
+			tr.release(t, tr.d, c)
 		}
 		took(t, "20 attempts that succeed and 20 that do not", began, 0)
 	})

@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-multierror"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // trial is a set of nodes in virtual time, and a driver that reaches them through
@@ -30,20 +32,20 @@ type trial struct {
 func try(t *testing.T, n int, o *Options, f func(t *testing.T, tr trial)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		tr := trial{vs: redistest.VirtualNodes(t, n)}
-		tr.d = New(tr.vs.Clients(), o)
-		defer tr.d.Close()
+		vs := redistest.VirtualNodes(t, n)
+		tr := trial{vs, drives(t, vs.Clients(), o)}
 		for range 2 { // the connections that the first one makes have the second one ask again
-			c := aFenced("warm")
-			tr.acquire(t, tr.d, c)
-			synctest.Wait()
-			if err := tr.d.Release(t.Context(), c); err != nil {
-				t.Fatalf("release: %v", err)
-			}
-			synctest.Wait()
+			tr.warm(t, tr.d, aFenced("warm"))
 		}
 		f(t, tr)
 	})
+}
+
+// drives returns a driver that the end of the test closes.
+func drives(t *testing.T, clients []redis.UniversalClient, o *Options) *Driver {
+	d := New(clients, o)
+	t.Cleanup(func() { d.Close() })
+	return d
 }
 
 // direct returns another driver, which does not use the proxies.
@@ -53,9 +55,7 @@ func (tr trial) direct(t *testing.T, o *Options) *Driver {
 	for i, v := range all {
 		clients[i] = v.Direct()
 	}
-	d := New(clients, o)
-	t.Cleanup(func() { d.Close() })
-	return d
+	return drives(t, clients, o)
 }
 
 var tokens atomic.Int64
@@ -77,6 +77,23 @@ func (tr trial) acquire(t *testing.T, d *Driver, c backend.Claim) {
 	if _, err := d.Acquire(t.Context(), c); err != nil {
 		t.Fatalf("acquire: %v", err)
 	}
+}
+
+// release frees c.Key, or fails the test.
+func (tr trial) release(t *testing.T, d *Driver, c backend.Claim) {
+	t.Helper()
+	if err := d.Release(t.Context(), c); err != nil {
+		t.Errorf("release: %v", err)
+	}
+}
+
+// warm takes c.Key and releases it on all nodes, so that d knows them.
+func (tr trial) warm(t *testing.T, d *Driver, c backend.Claim) {
+	t.Helper()
+	tr.acquire(t, d, c)
+	synctest.Wait()
+	tr.release(t, d, c)
+	synctest.Wait()
 }
 
 // renewOne renews one hold. It returns an error if no answer comes in time.
@@ -178,8 +195,7 @@ func TestTheFastestQuorumDecides(t *testing.T) {
 		for n, hung := range map[int]string{3: "2", 5: "13"} {
 			try(t, n, nil, func(t *testing.T, tr trial) {
 				other := tr.direct(t, nil)
-				late := New(tr.vs.Clients(), nil) // knows nothing of the nodes yet
-				defer late.Close()
+				late := drives(t, tr.vs.Clients(), nil) // knows nothing of the nodes yet
 				tr.each(hung, func(v *redistest.VirtualServer) { v.Proxy.Stall() })
 				began := time.Now()
 
@@ -194,9 +210,7 @@ func TestTheFastestQuorumDecides(t *testing.T) {
 					t.Errorf("acquire what is held: %v", err)
 				}
 				took(t, "a refusal", began, 0)
-				if err := tr.d.Release(t.Context(), c); err != nil {
-					t.Errorf("release: %v", err)
-				}
+				tr.release(t, tr.d, c)
 				took(t, "a release", began, 0)
 				if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
 					t.Errorf("release again: %v", err)
@@ -245,9 +259,7 @@ func TestAsSlowAsTheSlowestOfTheQuorum(t *testing.T) {
 		c := aClaim("k")
 		tr.acquire(t, tr.d, c)
 		took(t, "acquire", began, 30*time.Millisecond)
-		if err := tr.d.Release(t.Context(), c); err != nil {
-			t.Errorf("release: %v", err)
-		}
+		tr.release(t, tr.d, c)
 		took(t, "acquire and release", began, 30*time.Millisecond)
 		time.Sleep(time.Second)
 		tr.want(t, "afterwards", c, "-----")
@@ -281,13 +293,7 @@ func TestLateGrantIsReleased(t *testing.T) {
 		for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
 			t.Run(name, func(t *testing.T) {
 				try(t, 3, nil, func(t *testing.T, tr trial) {
-					w := kind("w")
-					tr.acquire(t, tr.d, w) // all nodes know the scripts
-					if err := tr.d.Release(t.Context(), w); err != nil {
-						t.Errorf("release: %v", err)
-					}
-					synctest.Wait()
-
+					tr.warm(t, tr.d, kind("w")) // all nodes know the scripts
 					elsewhere(t, tr.vs[0], "k")
 					elsewhere(t, tr.vs[1], "k")
 					// The third node is not asked if the others have refused before its turn.
@@ -358,9 +364,7 @@ func TestReleaseNeverOvertakesItsAcquire(t *testing.T) {
 			began := time.Now()
 			tr.acquire(t, tr.d, c)
 			synctest.Wait() // the vote to node 3 is sent: a release keeps back one that is not
-			if err := tr.d.Release(t.Context(), c); err != nil {
-				t.Errorf("release: %v", err)
-			}
+			tr.release(t, tr.d, c)
 			took(t, "acquire and release", began, 0)
 			tr.want(t, "at once", c, "---")
 			if p.Pending() > 0 {
@@ -461,9 +465,7 @@ func TestLostReplies(t *testing.T) {
 					_, err := tr.d.Acquire(t.Context(), c)
 					check("acquire", err)
 					if !quorum {
-						if err := tr.d.Release(t.Context(), c); err != nil {
-							t.Errorf("release: %v", err)
-						}
+						tr.release(t, tr.d, c)
 					}
 					time.Sleep(4 * time.Second)
 					tr.want(t, "after acquire", c, "---")
@@ -508,10 +510,7 @@ func TestUnlockReportsFreedLostOrUnknown(t *testing.T) {
 				c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second})
 				defer c.Close()
 				lock := func() *hasp.Lease {
-					lease, err := c.Lock(t.Context(), "k")
-					if err != nil {
-						t.Fatalf("lock: %v", err)
-					}
+					lease := strategytest.Lock(t, c)
 					synctest.Wait()
 					return lease
 				}
@@ -652,14 +651,7 @@ func TestReleaseOfAFailedAttemptIsNotSent(t *testing.T) {
 // answers do not show whether the token holds the key. The driver knows.
 func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 	try(t, 5, nil, func(t *testing.T, tr trial) {
-		first := aClaim("k") // learns the nodes
-		if _, err := tr.d.Acquire(t.Context(), first); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.d.Release(t.Context(), first); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
+		tr.warm(t, tr.d, aClaim("k"))
 		tr.each("01", func(v *redistest.VirtualServer) {
 			if err := v.Direct().Set(t.Context(), "k", "stranger", time.Minute).Err(); err != nil {
 				t.Error(err)
@@ -685,5 +677,48 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 			}
 		})
 		tr.each("23", func(v *redistest.VirtualServer) { v.Proxy.Delay(0) })
+	})
+}
+
+// Any client that may publish can report any number of waiters, and so can a hostile
+// node. No caller sleeps in proportion, and none panics.
+func TestReportedNumbersOfWaitersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, said := range []string{"9223372036854775807", "99999999999999999999", "1000000000000", "-5", "x", ""} {
+			c := newCrowd(t, 3, 2)
+			d := c.drivers[0]
+			holder := c.claim()
+			take(t, c.drivers[1], holder)
+			had := make(chan error, 1)
+			go func() { had <- c.wait(t.Context(), 0, 0) }()
+			time.Sleep(time.Second)
+			for _, v := range c.vs {
+				v.Mini.Publish("hasp:{k}:channel:k", "token "+said)
+			}
+			time.Sleep(time.Second)
+			if err := c.drivers[1].Release(t.Context(), holder); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			if err := <-had; err != nil {
+				t.Fatalf("%q: %v", said, err)
+			}
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("%q: had after %v", said, took)
+			}
+			d.released("k", maxCrowd)
+			for _, v := range c.vs {
+				v.Proxy.Answer("evalsha", ":9223372036854775807\r\n")
+			}
+			_ = d.Release(t.Context(), backend.Claim{Key: "k", Token: "another", TTL: time.Second, Timeout: time.Second})
+			for _, v := range c.vs {
+				v.Proxy.Forgive()
+			}
+			began = time.Now()
+			take(t, d, c.claim())
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("taken after %v", took)
+			}
+		}
 	})
 }

@@ -229,6 +229,15 @@ func TestNoFenceFollowsTheLargest(t *testing.T) {
 		if err == nil || errors.Is(err, backend.ErrHeld) {
 			t.Errorf("after the last fence: %d, %v, want an outage", g.Fence, err)
 		}
+
+		// A reply with such a fence is no vote, nor one with no fence or no mark.
+		for i, reply := range []string{"+9007199254740993\r\n+mark", "+0\r\n+mark", "+5\r\n:1"} {
+			a := d.newAttempt(aFenced("k"), 0, noLead)
+			f.vs[i].Proxy.Answer(a.record, "*4\r\n:1\r\n"+reply+"\r\n+run\r\n")
+			if v, fence, _, err := d.nodes[i].sendFencedAcquire(t.Context(), a); v != unknown || err == nil {
+				t.Errorf("%q: vote %v, fence %d, %v", reply, v, fence, err)
+			}
+		}
 	})
 }
 
@@ -276,6 +285,18 @@ func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
 		if err == nil && ga.Fence <= gb.Fence {
 			t.Errorf("A has fence %d after B had %d", ga.Fence, gb.Fence)
 		}
+	})
+}
+
+// Node 3 takes the key late, and the fence does not reach node 2. Then the fence waits
+// for the record on node 3.
+func TestAFenceIsWrittenAfterALateVote(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		c := aFenced("k")
+		tr.vs[2].Proxy.Fail("mark "+c.Token, faultproxy.HoldRequest)
+		tr.vs[1].Proxy.Fail("hasp:{k}:fence:k k "+c.Token, faultproxy.LoseRequest)
+		time.AfterFunc(100*time.Millisecond, tr.vs[2].Proxy.Release)
+		tr.acquire(t, tr.d, c)
 	})
 }
 

@@ -3,6 +3,7 @@ package redlock
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"math"
 	"slices"
 	"time"
@@ -261,6 +262,9 @@ func (d *Driver) votesInFlight(key string, i int) (ends []<-chan struct{}) {
 // publishes the release. It returns nil as soon as a quorum has answered.
 func (d *Driver) Break(ctx context.Context, key string) error {
 	b := newBallot(d.nodes, holdRule)
+	// A waiter wakes once for each message. So each Break has a message of its own, as
+	// each release has its token.
+	message := "broken-" + rand.Text()
 	for _, n := range d.nodes {
 		if !d.spawn(func() {
 			within, cancel := context.WithTimeout(context.Background(), inspectTimeout)
@@ -276,7 +280,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 
 			_, err := n.store.Run(within, breakScript, redisstore.Call{
 				Keys: []string{redisstore.LockKey(key)},
-				Args: []any{redisstore.DerivedKey("channel", key), "broken"},
+				Args: []any{redisstore.DerivedKey("channel", key), message},
 			})
 			if err != nil {
 				b.cast(n.i, failed, n.nodeError(err, inspectTimeout))

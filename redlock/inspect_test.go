@@ -76,8 +76,7 @@ func TestHoldIsFoundByItsWholeToken(t *testing.T) {
 // A node that refuses to read the key must not report a lost hold.
 func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, &redistest.Options{Own: true, Real: true})
-	d := New(nodes.Clients(), nil)
-	defer d.Close()
+	d := drives(t, nodes.Clients(), nil)
 	c := aFenced("k")
 	c.TTL, c.Timeout = time.Minute, 10*time.Second
 	if _, err := d.Acquire(t.Context(), c); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // keepsTerms is a term that no test outlasts: a record that is gone was released, and
@@ -32,8 +33,8 @@ type rounds struct {
 	granted, refused, cut, outages atomic.Int64
 }
 
-// run returns when all rounds are over.
-func (r *rounds) run(t *testing.T) {
+// run returns when all rounds are over. Until then it disturbs the proxies.
+func (r *rounds) run(t *testing.T, proxies []*faultproxy.Proxy, pause func() time.Duration) {
 	var wg sync.WaitGroup
 	for _, c := range r.clients {
 		wg.Go(func() {
@@ -42,7 +43,18 @@ func (r *rounds) run(t *testing.T) {
 			}
 		})
 	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		disturb(proxies, pause, stop)
+	}()
 	wg.Wait()
+	close(stop)
+	<-done
+	for _, p := range proxies {
+		p.Delay(0)
+	}
+	t.Logf("%d granted, %d refused, %d cut short, %d outages", r.granted.Load(), r.refused.Load(), r.cut.Load(), r.outages.Load())
 }
 
 func (r *rounds) round(ctx context.Context, c *hasp.Client) {
@@ -138,27 +150,30 @@ func leftOn(i int, keys []string) (left []string) {
 	return left
 }
 
+// nothingLeft fails the test if a node has a record.
+func nothingLeft(t *testing.T, what string, vs redistest.VirtualServers) {
+	t.Helper()
+	for i, v := range vs {
+		if left := leftOn(i, v.Mini.Keys()); len(left) > 0 {
+			t.Errorf("%s: %q", what, left)
+		}
+	}
+}
+
 // A vote that arrives late does not outlast a Break by the driver that asked for it.
 func TestBreakWaitsForVotesInFlight(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
-		d := New(tr.vs.Clients(), nil)
-		defer d.Close()
+		d := drives(t, tr.vs.Clients(), nil)
 		tr.vs[2].Proxy.Delay(500 * time.Millisecond)
 		c := claim("k")
 		c.TTL = keepsTerms
-		if _, err := d.Acquire(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		tr.acquire(t, d, c)
 		tr.vs[2].Proxy.Delay(0)
 		if err := d.Break(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * time.Second)
-		for i, v := range tr.vs {
-			if left := leftOn(i, v.Mini.Keys()); len(left) > 0 {
-				t.Errorf("after Break: %q", left)
-			}
-		}
+		nothingLeft(t, "after Break", tr.vs)
 	})
 }
 
@@ -167,13 +182,7 @@ func TestBreakWaitsForVotesInFlight(t *testing.T) {
 func TestCloseLeavesNothing(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, c *hasp.Client){
 		"unlocked": func(t *testing.T, c *hasp.Client) {
-			lease, err := c.Lock(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := lease.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			strategytest.Unlock(t, strategytest.Lock(t, c))
 		},
 		"refused": func(t *testing.T, c *hasp.Client) {
 			if _, err := c.TryLock(t.Context(), "held"); !errors.Is(err, hasp.ErrHeld) {
@@ -225,17 +234,9 @@ func TestCloseReleasesAVoteThatWasNotAnswered(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[2].Proxy.Fail("k", faultproxy.HangReply)
 		c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second})
-		lease, err := c.Lock(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := lease.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		strategytest.Unlock(t, strategytest.Lock(t, c))
 		c.Close()
-		if left := leftOn(2, tr.vs[2].Mini.Keys()); len(left) > 0 {
-			t.Errorf("after Close: %q", left)
-		}
+		nothingLeft(t, "after Close", tr.vs)
 	})
 }
 
@@ -263,36 +264,15 @@ func TestNothingIsLeft(t *testing.T) {
 					c := hasp.New(New(vs.Clients(), nil), &hasp.Options{TTL: keepsTerms, Timeout: time.Second})
 					defer c.Close()
 					r.clients = append(r.clients, c)
-					lease, err := c.Lock(t.Context(), "warm") // the set is new
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := lease.Unlock(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					strategytest.Unlock(t, strategytest.Lock(t, c)) // the set is new
 				}
-				stop, done := make(chan struct{}), make(chan struct{})
-				go func() {
-					defer close(done)
-					disturb(proxies, func() time.Duration { return rand.N(900 * time.Millisecond) }, stop)
-				}()
-				r.run(t)
-				close(stop)
-				<-done
-				for _, p := range proxies {
-					p.Delay(0)
-				}
-				t.Logf("%d granted, %d refused, %d cut short, %d outages", r.granted.Load(), r.refused.Load(), r.cut.Load(), r.outages.Load())
+				r.run(t, proxies, func() time.Duration { return rand.N(900 * time.Millisecond) })
 				if r.granted.Load() < 50 || r.refused.Load()+r.cut.Load() < 50 || r.outages.Load() > 500 {
 					t.Error("that is no mixture")
 				}
 
 				time.Sleep(20 * time.Second)
-				for i, v := range vs {
-					if left := leftOn(i, v.Mini.Keys()); len(left) > 0 {
-						t.Errorf("left: %q", left)
-					}
-				}
+				nothingLeft(t, "at the end", vs)
 				for _, c := range r.clients {
 					c.Close()
 				}
@@ -324,18 +304,7 @@ func TestNothingIsLeftOnRealServers(t *testing.T) {
 		defer c.Close()
 		r.clients = append(r.clients, c)
 	}
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		disturb(nodes.Proxies, pause, stop)
-	}()
-	r.run(t)
-	close(stop)
-	<-done
-	for _, p := range nodes.Proxies {
-		p.Delay(0)
-	}
-	t.Logf("%d granted, %d refused, %d cut short, %d outages", r.granted.Load(), r.refused.Load(), r.cut.Load(), r.outages.Load())
+	r.run(t, nodes.Proxies, pause)
 	end := time.Now().Add(40 * time.Second)
 	for {
 		keys, err := nodes.Keys(t.Context())
@@ -362,9 +331,7 @@ func TestExpiredHoldsAreForgotten(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for range 200 {
 			c := aClaim("k")
-			if _, err := tr.d.Acquire(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
+			tr.acquire(t, tr.d, c)
 			time.Sleep(c.TTL + c.Timeout + time.Millisecond)
 		}
 		tr.d.mu.Lock()

@@ -21,11 +21,15 @@ end
 
 if kept then
 	from, known = tonumber(from), tonumber(known)
-	if from > now and longest > known then from = from + longest - known end
+	if from > 0 and longest > known then
+		-- The wait counted a shorter term than the one that is known now, so it is not over.
+		from = from + longest - known
+	elseif old == ARGV[5] then
+		from = 0
+	end
 	longest = math.max(longest, known)
 	-- The clock may have been ahead when the mark was made.
 	from = math.min(from, now + longest)
-	if old == ARGV[5] then from = 0 end
 else
 	-- The old mark may name a longer term, of a driver with a larger max_ttl.
 	longest = math.max(longest, tonumber(known) or 0)

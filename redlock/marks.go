@@ -85,9 +85,10 @@ func (n *node) loadMark(ctx context.Context) error {
 // returns why the vote does not count.
 func (n *node) checkVote(ctx context.Context, a *attempt, id identity) error {
 	s := n.marks.current.Load()
-	if s.identity != id {
+	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longestOf(s.mark) {
 		// The vote is from another run, or the mark has changed since. Only the
-		// node knows which, and the vote must not count before it has answered.
+		// node knows which, and the vote must not count before it has answered. Or
+		// this driver has learned of a longer term since, so the node waits longer.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -250,11 +251,19 @@ func (n *node) readMarkOnce(ctx context.Context, s *standing) error {
 	s.mark, _ = replies[0].Value.(string)
 	s.run = runOf(replies[1].Value)
 
-	if fields := strings.Fields(s.mark); len(fields) == 3 {
-		longest, _ := strconv.ParseInt(fields[2], 10, 64)
-		n.d.raiseLongestTTL(longest)
-	}
+	n.d.raiseLongestTTL(longestOf(s.mark))
 	return nil
+}
+
+// longestOf returns the longest term, in ms, that a mark names, or 0 if there is no
+// mark.
+func longestOf(mark string) int64 {
+	fields := strings.Fields(mark)
+	if len(fields) != 3 {
+		return 0
+	}
+	longest, _ := strconv.ParseInt(fields[2], 10, 64)
+	return longest
 }
 
 // raiseLongestTTL records the longest term, in ms, that a mark names. A node that

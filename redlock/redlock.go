@@ -169,8 +169,8 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 		case *goredis.ClusterClient, *goredis.Ring:
 			panic("redlock: New: a node is one server, not a cluster or a ring")
 		case *goredis.Client:
-			// Sentinels name the address later. Until then go-redis reports the same
-			// placeholder for all such clients.
+			// A client of sentinels has no address: go-redis reports the same word for
+			// all such clients.
 			if addr := rdb.Options().Addr; addr != "FailoverClient" {
 				names[i] = addr
 			}

@@ -33,6 +33,6 @@ if string.sub(record, 1, #prefix) ~= prefix
 end
 
 local left = redis.call('PTTL', KEYS[1])
--- A negative PTTL means that the key has no end. Leave it so.
-if left >= 0 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+-- A PTTL of -1 means that the key has no end. Leave it so.
+if left ~= -1 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return {1, marked}

@@ -87,8 +87,12 @@ func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
 
 		// The three that had it first are one now.
 		tr.lose("12", "k")
+		before := tr.vs[0].Proxy.Count()
 		tr.renews(t, "what was given back counts", c)
 		tr.want(t, "again", c, "xxxxx")
+		if sent := tr.vs[0].Proxy.Count() - before; sent != 1 {
+			t.Errorf("a node that has it gets %d commands, want one", sent)
+		}
 
 		tr.lose("124", "k")
 		tr.lost(t, "with two of five", c)
@@ -600,7 +604,7 @@ func TestCallersDoNotQueueForANodeThatHangs(t *testing.T) {
 		synctest.Wait()
 		before := len(running())
 		for i := range 100 {
-			tr.acquire(t, tr.d, aClaim(fmt.Sprint("k", i)))
+			tr.acquire(t, tr.d, aFenced(fmt.Sprint("k", i))) // which asks each node twice
 			time.Sleep(5 * time.Millisecond)
 		}
 		synctest.Wait()

@@ -18,6 +18,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // absence is how long a node that has forgotten its votes does not vote: the longest
@@ -77,15 +78,10 @@ func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 			for _, fresh := range []bool{false, true} { // B has known the nodes before, or not
 				t.Run(fmt.Sprint(name, ", fenced ", kind("k").Fenced, ", fresh ", fresh), func(t *testing.T) {
 					try(t, 3, &Options{Durable: am.durable}, func(t *testing.T, tr trial) {
-						b := New(tr.vs.Clients(), &Options{Durable: am.durable})
-						defer b.Close()
+						b := drives(t, tr.vs.Clients(), &Options{Durable: am.durable})
 						if !fresh {
 							for range 2 {
-								w := kind("w")
-								tr.acquire(t, b, w)
-								synctest.Wait()
-								_ = b.Release(t.Context(), w)
-								synctest.Wait()
+								tr.warm(t, b, kind("w"))
 							}
 						}
 						tr.vs[2].Proxy.Stall()
@@ -127,8 +123,7 @@ func TestDurableNodeVotesAtOnce(t *testing.T) {
 		tr.acquire(t, tr.d, c)
 		tr.vs[1].Restart(true)
 		tr.vs[2].Proxy.Flow()
-		b := New(tr.vs.Clients(), &Options{Durable: true})
-		defer b.Close()
+		b := drives(t, tr.vs.Clients(), &Options{Durable: true})
 		if _, err := b.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("what A holds: got %v, want ErrHeld", err)
 		}
@@ -150,10 +145,7 @@ func TestNoTermIsLongerThanWhatNodesWaitFor(t *testing.T) {
 		if _, err := c.Lock(t.Context(), "k", hasp.WithTTL(time.Minute)); !errors.Is(err, hasp.ErrInvalid) {
 			t.Errorf("Lock: got %v, want ErrInvalid", err)
 		}
-		lease, err := c.Lock(t.Context(), "k", hasp.WithTTL(20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lease := strategytest.Lock(t, c, hasp.WithTTL(20*time.Second))
 		if err := lease.Extend(t.Context(), 21*time.Second); !errors.Is(err, hasp.ErrInvalid) {
 			t.Errorf("Extend: got %v, want ErrInvalid", err)
 		}
@@ -168,22 +160,54 @@ func TestNoTermIsLongerThanWhatNodesWaitFor(t *testing.T) {
 func TestTheLongestMaxTTLCounts(t *testing.T) {
 	for _, data := range []bool{true, false} {
 		try(t, 3, nil, func(t *testing.T, tr trial) {
-			long := New(tr.vs.Clients(), &Options{MaxTTL: 10 * time.Minute})
-			defer long.Close()
-			w := aClaim("w")
-			tr.acquire(t, long, w)
-			synctest.Wait()
-			_ = long.Release(t.Context(), w)
-			synctest.Wait()
+			long := drives(t, tr.vs.Clients(), &Options{MaxTTL: 10 * time.Minute})
+			tr.warm(t, long, aClaim("w"))
 			tr.vs[1].Restart(data)
-			w = aClaim("w")
-			tr.acquire(t, tr.d, w) // which marks node 2
-			synctest.Wait()
-			_ = tr.d.Release(t.Context(), w)
+			tr.warm(t, tr.d, aClaim("w")) // which marks node 2
 			tr.vs[0].Proxy.Down()
 			tr.abstains(t, fmt.Sprint("it has kept its mark: ", data), tr.d, aClaim, "1", 10*time.Minute+6*time.Second+2*time.Millisecond)
 		})
 	}
+}
+
+// A longer term counts as well if a driver learns of it only after it has marked a node,
+// and while that node waits. Otherwise the node would vote although it may have forgotten
+// a hold of that term.
+func TestALongerMaxTTLThatIsLearnedDuringTheWaitCounts(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.vs[2].Proxy.Down()
+		long := drives(t, tr.vs.Clients(), &Options{MaxTTL: 10 * time.Minute})
+		c := aClaim("k")
+		c.TTL = 10 * time.Minute
+		tr.acquire(t, long, c)
+		time.Sleep(2 * time.Second)
+		tr.vs[2].Proxy.Up()
+		tr.want(t, "the holder", c, "xx-")
+
+		// Only nodes 1 and 2 know the longer term. Node 1 forgets it, and node 2 does not answer.
+		tr.vs[1].Proxy.Stall()
+		tr.vs[0].Mini.FlushAll()
+		for range 3 {
+			if _, err := tr.d.Acquire(t.Context(), aClaim("k")); err == nil || definite(err) {
+				t.Fatalf("without node 2: got %v, want an outage", err)
+			}
+			time.Sleep(time.Second)
+		}
+		if mark, _ := tr.vs[0].Mini.Get(markKey); longestOf(mark) > absence.Milliseconds() {
+			t.Fatalf("node 1 has the mark %q, which names the longer term already", mark)
+		}
+
+		tr.vs[1].Proxy.Flow()
+		for began := time.Now(); time.Since(began) < 9*time.Minute; time.Sleep(time.Second) {
+			if _, err := tr.d.Acquire(t.Context(), aClaim("k")); err == nil {
+				t.Fatalf("a second holder after %v", time.Since(began))
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		if _, err := tr.d.Acquire(t.Context(), aClaim("k")); err != nil {
+			t.Errorf("after the longer term: %v", err)
+		}
+	})
 }
 
 // A new set is ready at once, even if several drivers first use it at the same moment.
@@ -196,8 +220,7 @@ func TestNewSetVotesAtOnce(t *testing.T) {
 					vs[n-1].Proxy.Delay(slow)
 					var wg sync.WaitGroup
 					for i := range 8 {
-						d := New(vs.Clients(), &Options{Durable: durable})
-						defer d.Close()
+						d := drives(t, vs.Clients(), &Options{Durable: durable})
 						wg.Go(func() {
 							c := aClaim(fmt.Sprint("k", i))
 							c.Timeout = 10 * time.Second
@@ -209,8 +232,7 @@ func TestNewSetVotesAtOnce(t *testing.T) {
 					}
 					wg.Wait()
 					time.Sleep(20 * time.Second)
-					d := New(vs.Clients(), &Options{Durable: durable})
-					defer d.Close()
+					d := drives(t, vs.Clients(), &Options{Durable: durable})
 					for i := range n / 2 {
 						vs[i].Proxy.Stall() // now the slow one counts
 					}
@@ -236,24 +258,20 @@ func TestNewSetWithoutAMinorityVotesAtOnce(t *testing.T) {
 			t.Run(fmt.Sprint(n, " nodes, a minority ", name), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					vs := redistest.VirtualNodes(t, n)
-					d := New(vs.Clients(), nil)
-					defer d.Close()
+					d := drives(t, vs.Clients(), nil)
 					tr := trial{vs, d}
 					for _, v := range vs[n/2+1:] {
 						cut(v.Proxy)
 					}
 					c := aClaim("k")
 					c.Timeout = 3 * time.Second
-					tr.acquire(t, d, c)
-					synctest.Wait()
-					_ = d.Release(t.Context(), c)
+					tr.warm(t, d, c)
 					for _, v := range vs[n/2+1:] {
 						v.Proxy.Flow()
 						v.Proxy.Up()
 					}
 					time.Sleep(5 * time.Second)
-					other := New(vs.Clients(), nil)
-					defer other.Close()
+					other := drives(t, vs.Clients(), nil)
 					for _, v := range vs[:n/2] {
 						v.Proxy.Down()
 					}
@@ -272,8 +290,7 @@ func TestSetWithoutAMajorityWaits(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", one bears a mark ", marked), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					vs := redistest.VirtualNodes(t, 5)
-					d := New(vs.Clients(), nil)
-					defer d.Close()
+					d := drives(t, vs.Clients(), nil)
 					if marked {
 						cut(vs[4].Proxy)
 						vs[3].Mini.Set(markKey, "anotherRun 0 122002")
@@ -364,8 +381,7 @@ func TestRestartBetweenMarkAndVote(t *testing.T) {
 
 		// Another driver has given it a new mark meanwhile.
 		try(t, 3, nil, func(t *testing.T, tr trial) {
-			other := New(tr.vs.Clients(), nil)
-			defer other.Close()
+			other := drives(t, tr.vs.Clients(), nil)
 			tr.vs[1].Mini.FlushAll()
 			tr.vs[2].Mini.FlushAll()
 			end := tr.abstains(t, "flushed", other, kind, "12", absence)
@@ -418,9 +434,7 @@ func TestNodeThatDoesNotVoteKeepsNoRecord(t *testing.T) {
 		if err := renewOne(tr.d, c, 3*time.Second); err != nil {
 			t.Errorf("renew: %v", err)
 		}
-		if err := tr.d.Release(t.Context(), c); err != nil {
-			t.Errorf("release: %v", err)
-		}
+		tr.release(t, tr.d, c)
 		tr.want(t, "released", c, "---")
 	})
 }
@@ -444,15 +458,11 @@ func TestKilledNodeWaits(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := lease.Unlock(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				strategytest.Unlock(t, lease)
 			}
 
 			nodes.Proxies[2].Down()
-			if _, err := a.Lock(t.Context(), "k", hasp.WithoutRenewal()); err != nil {
-				t.Fatal(err)
-			}
+			strategytest.Lock(t, a, hasp.WithoutRenewal())
 			killed := nodes.Servers[1]
 			if err := killed.Stop(); err != nil {
 				t.Fatal(err)
@@ -478,9 +488,7 @@ func TestKilledNodeWaits(t *testing.T) {
 					if after < term {
 						t.Errorf("a second holder %v after the node was killed", after)
 					}
-					if err := lease.Unlock(t.Context()); err != nil {
-						t.Errorf("unlock: %v", err)
-					}
+					strategytest.Unlock(t, lease)
 					break
 				}
 				if strings.Contains(err.Error(), "does not vote for another") {
@@ -505,8 +513,7 @@ func TestAMarkOutlivesAnyTimeWithoutVotes(t *testing.T) {
 		for _, v := range tr.vs {
 			v.Mini.SetTTL(markKey, 30*24*time.Hour) // by an earlier version
 		}
-		b := New(tr.vs.Clients(), nil)
-		defer b.Close()
+		b := drives(t, tr.vs.Clients(), nil)
 		tr.acquire(t, b, aClaim("w"))
 		synctest.Wait()
 		time.Sleep(400 * 24 * time.Hour)
@@ -536,14 +543,9 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 			}
 			clients := tr.vs.Clients()
 			clients[0] = redis.NewClient(&o)
-			defer clients[0].Close()
-			b := New(clients, nil)
-			defer b.Close()
-			w := aClaim("w")
-			tr.acquire(t, b, w)
-			synctest.Wait()
-			_ = b.Release(t.Context(), w)
-			synctest.Wait()
+			t.Cleanup(func() { clients[0].Close() })
+			b := drives(t, clients, nil)
+			tr.warm(t, b, aClaim("w"))
 
 			tr.vs[2].Proxy.Down()
 			c := kind("k")
@@ -588,10 +590,7 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 		tr.vs[1].Skew(365 * 24 * time.Hour)
 		tr.vs[1].Restart(true)
 		for range 6 {
-			c := aClaim("w")
-			tr.acquire(t, tr.d, c)
-			synctest.Wait()
-			_ = tr.d.Release(t.Context(), c)
+			tr.warm(t, tr.d, aClaim("w"))
 			time.Sleep(time.Second)
 		}
 		tr.vs[1].Skew(0)
@@ -601,8 +600,7 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 		try(t, 3, nil, func(t *testing.T, tr trial) {
 			boot(t, tr)
 			time.Sleep(absence)
-			b := New(tr.vs.Clients(), nil)
-			defer b.Close()
+			b := drives(t, tr.vs.Clients(), nil)
 			tr.acquire(t, b, aClaim("k"))
 		})
 	})
@@ -611,8 +609,7 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 			boot(t, tr)
 			tr.d.Close()
 			time.Sleep(time.Hour)
-			b := New(tr.vs.Clients(), nil)
-			defer b.Close()
+			b := drives(t, tr.vs.Clients(), nil)
 			end := tr.abstains(t, "the first to ask", b, aClaim, "1", absence)
 			time.Sleep(time.Until(end))
 			tr.acquire(t, b, aClaim("k"))
@@ -651,8 +648,7 @@ func TestRenewalsKeepMarks(t *testing.T) {
 		clients := tr.vs.Clients()
 		clients[1], clients[2] = tr.vs[1].Direct(), tr.vs[2].Direct()
 		tr.vs[0].Proxy.Down()
-		b := New(clients, nil)
-		defer b.Close()
+		b := drives(t, clients, nil)
 		if _, err := b.Acquire(t.Context(), aClaim("k")); err == nil {
 			t.Error("a second holder")
 		}
@@ -668,9 +664,7 @@ func TestADurableReplicaThatTakesOverWaits(t *testing.T) {
 	open := func(first *redistest.Server) *Driver {
 		clients := nodes.Clients()
 		clients[0] = first.Client()
-		d := New(clients, &Options{Durable: true})
-		t.Cleanup(func() { d.Close() })
-		return d
+		return drives(t, clients, &Options{Durable: true})
 	}
 	c := aClaim("w")
 	c.Timeout = 20 * time.Second

@@ -176,8 +176,7 @@ func guarded(t *testing.T, n int) (guardedNodes, *Driver) {
 		t.Cleanup(func() { rdb.Close() })
 		clients[i] = rdb
 	}
-	d := New(clients, nil)
-	t.Cleanup(func() { d.Close() })
+	d := drives(t, clients, nil)
 	take(t, d, claim("first"))
 	marks := make([]string, n)
 	synctest.Wait()

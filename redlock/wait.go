@@ -3,7 +3,9 @@ package redlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -119,7 +121,7 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 			g, err = w.attempt(ctx, w.d.leader(w.c.Key))
 		case s.hasQuorum():
 			w.d.refused(w.c.Key)
-		case ctx.Err() == nil:
+		default:
 			err = s.outage(ctx)
 		}
 	}
@@ -133,12 +135,18 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 	}
 
 	w.vain++
-	// If ctx has ended, the error is no sign of an outage.
-	if !definite(err) && ctx.Err() == nil {
+	switch {
+	case definite(err):
+	case ctx.Err() == nil:
 		w.outage = err
 		if w.silent.IsZero() {
 			w.silent = began
 		}
+	case w.silent.IsZero() && w.trip >= w.c.Timeout/3:
+		// ctx has ended the attempt, which by itself is no sign of an outage. But no quorum
+		// has answered for so long that the last answer says nothing about the present.
+		w.silent = began
+		w.outage = fmt.Errorf("no quorum has answered for %v: %w", w.trip.Round(time.Millisecond), os.ErrDeadlineExceeded)
 	}
 	return backend.Grant{}, err
 }
@@ -362,6 +370,11 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	if w.held != nil && w.held.RetryAfter > 0 {
 		left := w.held.RetryAfter
 		d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
+	}
+
+	// In an outage, make the last attempt when the outage has lasted for Timeout.
+	if !w.silent.IsZero() {
+		d = min(d, max(w.c.Timeout-time.Since(w.silent), minSleep))
 	}
 
 	// Make a last attempt before ctx ends, in case a release was not published.

@@ -1,4 +1,5 @@
--- Takes a free key together with a fence. This part follows fence.lua of redisstore.
+-- Takes a free key together with a fence. The text of redisstore's fence.lua comes
+-- before this part.
 -- KEYS: the lock, its fence counter
 -- ARGV: the record, the term in ms, the counter's own term in ms
 -- Returns {1, fence}; {0, PTTL, start of the record} if the key is held; or

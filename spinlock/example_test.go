@@ -12,8 +12,8 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// A job that must not run twice at a time, and must stop when the lock is
-// lost: hasp over a go-redis client that the program has already.
+// A job must not run twice at a time, and must stop when the lock is lost. The program has
+// a go-redis client already.
 func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	defer rdb.Close()

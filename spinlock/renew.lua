@@ -1,6 +1,6 @@
 -- Prolongs a hold, and never shortens it.
 -- KEYS: the lock
--- ARGV: the token and '#', the term in ms
+-- ARGV: the token with '#' after it, the term in ms
 -- Returns 1, or 0 if the token does not hold the key.
 local record = redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] - 1)
 if type(record) ~= 'string' then
@@ -9,6 +9,7 @@ if type(record) ~= 'string' then
 end
 if record ~= ARGV[1] then return 0 end
 local left = redis.call('PTTL', KEYS[1])
--- A negative PTTL means that the key has no end. Leave it so.
-if left >= 0 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+-- A PTTL of -1 means that the key has no end. Leave it so.
+-- Replicas confirm only what was written. So PEXPIRE runs even if the term is longer already.
+if left ~= -1 then redis.call('PEXPIRE', KEYS[1], math.max(left, ARGV[2])) end
 return 1

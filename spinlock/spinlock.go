@@ -12,8 +12,8 @@
 // # Cost
 //
 // It takes one round trip to lock a free key and one to unlock it. If the key is
-// held, a second round trip asks for the holder and the rest of its term.
-// Renewals travel in batches.
+// held, a second round trip asks for the holder and the rest of the term. With
+// WithFence the first one brings these, too. Renewals travel in batches.
 //
 // # URL
 //
@@ -25,8 +25,8 @@
 //
 // and rediss-sentinel and rediss-cluster, with the parameters
 //
-//	registry     the registryKey of a RedisLockRegistry of Spring, whose threads
-//	             releases then wake
+//	registry     the registryKey of a RedisLockRegistry of Spring: each release then
+//	             wakes its threads
 //	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
@@ -52,12 +52,13 @@
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
 // under hasp:{tag}:lock:key instead.
 //
-// Redis 5 or later.
+// The driver needs Redis 5 or later.
 package spinlock
 
 import (
 	"context"
 	_ "embed"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -87,7 +88,7 @@ type Options struct {
 // Driver is a [backend.Driver] that stores its locks in one Redis.
 type Driver struct {
 	store    *redisstore.Store
-	registry string // whose channel releases are published to, or ""
+	registry string // see Options.Registry; if it is "", releases are not published
 	fenceTTL time.Duration
 }
 
@@ -95,9 +96,10 @@ var _ backend.Inspector = (*Driver)(nil)
 
 // New returns a Driver over rdb: a client of one server, of a cluster, or of the
 // master that sentinels name. A redis.Ring does not fit: it moves keys to other
-// servers while one is down. The client remains the caller's. The Driver leaves
-// its settings as they are, but has go-redis retry no command, and Close does not
-// close the client. New panics if rdb is nil or the options are out of range.
+// servers while one is down. The client remains the caller's: the Driver does not
+// change its settings, and Close does not close it. The Driver's commands are not
+// retried, whatever the settings. New panics if rdb is nil or the options are out of
+// range.
 func New(rdb redis.UniversalClient, o *Options) *Driver {
 	if rdb == nil {
 		panic("spinlock: New: client is nil")
@@ -107,6 +109,25 @@ func New(rdb redis.UniversalClient, o *Options) *Driver {
 		panic("spinlock: New: " + err.Error())
 	}
 	return d
+}
+
+// open is the Opener of this strategy.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	if err := c.Check(append(slices.Clone(redisstore.Params), "registry", "fence_ttl")...); err != nil {
+		return nil, err
+	}
+	o := Options{Registry: c.Params["registry"]}
+	var err error
+	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
+		return nil, err
+	}
+
+	// OpenOne calls the servers, so the parameters are checked first.
+	s, err := redisstore.OpenOne(ctx, "spinlock", c.Nodes, c.Params)
+	if err != nil {
+		return nil, err
+	}
+	return newDriver(s, &o)
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
@@ -120,9 +141,10 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return &Driver{store: s, registry: o.Registry, fenceTTL: ttl}, nil
 }
 
-// Traits reports that the driver excludes all clients of the same Redis and draws
+// Traits reports that the driver excludes all clients of the same Redis and grants
 // fences. Calls of a driver that was opened by URL end promptly. Calls over a
-// *redis.Client with ContextTimeoutEnabled end at their deadlines.
+// *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
+// -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
@@ -160,8 +182,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	key := redisstore.LockKey(c.Key)
 
-	// SET is enough if no fence is drawn, and cheaper for the server than a script.
-	reply, err := d.store.Hold(ctx, "set", key, c.Token+mark+c.Owner, "px", redisstore.Millis(c.TTL), "nx")
+	// SET is enough if no fence is requested, and cheaper for the server than a script.
+	reply, err := d.store.Send(ctx, key, true, "set", key, c.Token+mark+c.Owner, "px", redisstore.Millis(c.TTL), "nx")
 
 	switch {
 	case err != nil:
@@ -174,8 +196,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return backend.Grant{}, d.store.Unexpected(reply) // of unknown outcome
 }
 
-// held returns a HeldError that names the holder of key. The key is known to be
-// held: if the holder cannot be read, held returns an empty HeldError.
+// held returns a HeldError that names the holder of key. The attempt has found the key
+// held. So if the holder cannot be read now, held returns an empty HeldError.
 func (d *Driver) held(ctx context.Context, key string) error {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: []string{key}})
 	// By now the key may be free, or the server may not answer.
@@ -185,8 +207,8 @@ func (d *Driver) held(ctx context.Context, key string) error {
 	return &backend.HeldError{}
 }
 
-// acquireFenced takes the key and draws its fence in one script. So no later hold can
-// draw a smaller fence.
+// acquireFenced takes the key and gets its fence in one script. So no later hold can
+// get a smaller fence.
 func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	reply, err := d.store.Run(ctx, acquireScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key), redisstore.DerivedKey("fence", c.Key)},
@@ -216,5 +238,25 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // channel returns the channel on which Spring's registry listens for a release of
 // key.
 func (d *Driver) channel(key string) string { return d.registry + "-channel:" + key }
+
+// Inspect returns the holder of key. Since is not recorded. A holder that does not
+// use hasp has no Owner.
+func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	return d.store.Inspect(ctx, inspectScript, key)
+}
+
+// Break removes whatever is stored under key.
+func (d *Driver) Break(ctx context.Context, key string) error {
+	key = redisstore.LockKey(key)
+	if d.registry == "" {
+		// UNLINK removes a value of any type.
+		_, err := d.store.Do(ctx, "unlink", key)
+		return err
+	}
+
+	// The script also publishes, to wake the threads of Spring that wait.
+	_, err := d.store.Run(ctx, breakScript, redisstore.Call{Keys: []string{key}, Args: []any{d.channel(key)}})
+	return err
+}
 
 func init() { hasp.Register("spinlock", open) }

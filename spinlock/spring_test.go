@@ -14,9 +14,8 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// spring does with plain commands what Spring Integration's RedisLockRegistry
-// does within its scripts: the record is the bare id of a registry, kept under
-// registryKey:path, with the expiry in milliseconds.
+// spring does with plain commands what the RedisLockRegistry of Spring Integration does
+// in its scripts. The record under registryKey:path is the id of the registry.
 type spring struct {
 	rig
 	id string
@@ -62,7 +61,7 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 			t.Errorf("release of spring's hold: %v", err)
 		}
 	}
-	// The id of a registry is no token, not even for whoever knows it.
+	// The id of a registry is no token, even if another program knows it.
 	if err := r.Driver.Release(t.Context(), backend.Claim{Key: key, Token: java.id}); !errors.Is(err, backend.ErrLost) {
 		t.Errorf("release with spring's id: %v", err)
 	}
@@ -107,7 +106,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	defer byURL.Close()
 	heard := func(want bool, what string) {
 		t.Helper()
-		// What is published on one connection is read in order.
+		// Messages of one connection arrive in order.
 		r.Redis.Publish(t.Context(), "registry-channel:end", "end")
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
@@ -151,7 +150,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 		}
 	}
 
-	// Without the right to publish the key is freed all the same.
+	// Without the right to publish, the key is still freed.
 	r.Redis.Do(t.Context(), "acl", "setuser", "default", "-publish")
 	c := claim(key)
 	r.Acquire(t, c)

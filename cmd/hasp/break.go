@@ -24,12 +24,14 @@ already work at the same time. So make sure first that the holder has ended.
 
 A holder that has died needs no break: its key is free when its term is over.
 
-On a terminal break asks for confirmation. Elsewhere it requires --force.`,
+On a terminal break asks for confirmation. Elsewhere it requires --force. If the
+value under KEY is not a record of the strategy, break always requires --force,
+because it would delete data that may not be a lock.`,
 		Example: `  hasp inspect backup
   hasp break backup`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(cmd, "hasp break", func(ctx context.Context, client *hasp.Client) error {
+			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				return a.breakKey(ctx, client, args[0], force)
 			})
 		},
@@ -49,17 +51,21 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		return nil
 	}
 	if !force {
+		if foreign(before) {
+			return usagef("%s holds a value that is not a record of this strategy: "+
+				"it may be data of an application, or a lock of another strategy or library; --force deletes it", text.Quote(key))
+		}
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
 		}
-		// The answer takes time, and concerns only the holder that the question
-		// named.
+		// The user needs time to answer, and the answer concerns only the holder that
+		// the question named.
 		now, err := client.Inspect(ctx, key)
 		if err != nil {
 			return err
 		}
 		if !sameHold(before, now) {
-			return failedf("%s has changed hands meanwhile and was not broken", text.Quote(key))
+			return failedf("%s has changed hands since the question, and was not broken", text.Quote(key))
 		}
 	}
 	if err := client.Break(ctx, key); err != nil {
@@ -85,6 +91,7 @@ func (a *app) confirm(ctx context.Context, key string, s backend.Status) error {
 		line, _ := bufio.NewReader(a.in).ReadString('\n')
 		answer <- strings.ToLower(strings.TrimSpace(line))
 	}()
+
 	select {
 	case line := <-answer:
 		if line == "y" || line == "yes" {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"regexp"
@@ -27,10 +28,6 @@ func readConfig(file string) (hasp.Config, error) {
 		err = registered(c)
 	}
 	if err != nil {
-		var path *os.PathError
-		if errors.As(err, &path) { // it repeats the name, unquoted
-			err = path.Err
-		}
 		err = usagef("--config %s: %w", text.Quote(file), err)
 	}
 	return c, err
@@ -42,6 +39,7 @@ func decodeConfig(file string, c *hasp.Config) error {
 		return err
 	}
 	defer f.Close()
+
 	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err != nil {
 		return err
@@ -61,43 +59,29 @@ func decodeConfig(file string, c *hasp.Config) error {
 	return nil
 }
 
-// Parts of the yaml package's errors. It quotes the beginning of a value that it
-// cannot decode. It quotes the whole of an unknown tag or anchor, which is also
-// a value that begins with an unquoted ! or *.
-var (
-	yamlValue    = regexp.MustCompile("(?s)(cannot (?:unmarshal|decode)) (!.*?) `.*` (into|as)")
-	yamlTags     = regexp.MustCompile(`^!!(map|seq|str|int|float|bool|null|timestamp|binary|merge)$`)
-	yamlAlias    = regexp.MustCompile(`unknown anchor '.*' referenced`)
-	yamlMismatch = regexp.MustCompile(`cannot (?:unmarshal|decode) (.+) (?:into|as a) (.+)`)
-	yamlUnknown  = regexp.MustCompile(`field (.+) not found in type \S+`)
-	yamlType     = strings.NewReplacer("!!map", "a mapping", "!!seq", "a list", "!!str", "a string", "!!int", "a number",
-		"!!bool", "a boolean", "!!null", "nothing", "hasp.Config", "strategy, nodes and params", "hasp.Params", "params: {NAME: VALUE}",
-		"[]string", "a list of strings", "want string", "want a string")
-)
+// wantConfig is the form of a configuration.
+const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}"`
 
-// yamlError returns err without the values in it, and in terms of YAML rather
-// than of Go.
+var unknownField = regexp.MustCompile(`field (.+) not found in type`)
+
+// yamlError returns err without the values that package yaml quotes, and without
+// its names of Go types.
 func yamlError(err error) error {
-	if errors.Is(err, io.EOF) {
-		return errors.New("the file is empty; want strategy, nodes and params")
-	}
-	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
 	var te *yaml.TypeError
-	if errors.As(err, &te) {
-		texts = te.Errors
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("the file is empty; " + wantConfig)
+	case errors.As(err, &te):
+		line, what, _ := strings.Cut(te.Errors[0], ": ")
+		if m := unknownField.FindStringSubmatch(what); m != nil {
+			return fmt.Errorf("%s: unknown field %q (want strategy, nodes, params)", line, m[1])
+		}
+		if strings.HasPrefix(what, "mapping key") {
+			return errors.New(te.Errors[0])
+		}
+		return errors.New(line + ": " + wantConfig)
+	case strings.ContainsAny(err.Error(), "`'"): // the name of an anchor, or the value of a tag
+		return errors.New("a value that begins with * or ! must be quoted")
 	}
-	for i, t := range texts {
-		t = yamlValue.ReplaceAllStringFunc(t, func(all string) string {
-			part := yamlValue.FindStringSubmatch(all)
-			if !yamlTags.MatchString(part[2]) {
-				part[2] = "a value that begins with !"
-			}
-			return strings.Join(part[1:], " ")
-		})
-		t = yamlMismatch.ReplaceAllString(t, "want $2, got $1")
-		t = yamlAlias.ReplaceAllString(t, "a value that begins with * must be quoted")
-		t = yamlUnknown.ReplaceAllString(t, `unknown field "$1" (want strategy, nodes, params)`)
-		texts[i] = yamlType.Replace(t)
-	}
-	return errors.New(strings.Join(texts, "; "))
+	return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 }

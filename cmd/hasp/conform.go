@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -31,6 +31,9 @@ type clause struct {
 	Error  string  `json:"error,omitempty"`
 }
 
+// colours are the styles of a status on a terminal, as parameters of SGR.
+var colours = map[string]string{"pass": "32", "fail": "31", "skip": "2"}
+
 func (a *app) conformCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -51,13 +54,11 @@ or if the check would have to stop the store or move its clock. The exit code is
   hasp conform --url spinlock+redis://localhost:6379`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := interruptible(cmd.Context())
-			defer stop()
 			c, err := a.config(cmd)
 			if err != nil {
 				return err
 			}
-			return causeOf(ctx, a.conform(ctx, c, asJSON))
+			return a.conform(cmd.Context(), c, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -67,31 +68,31 @@ or if the check would have to stop the store or move its clock. The exit code is
 // conform runs the suite. Some clauses start this program again with the same
 // arguments; in those processes, Check does not return.
 func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
-	var out []clause
+	var all []clause
 	began := time.Now()
-	counts := map[conformance.Status]int{}
+	counts := map[string]int{}
 	err := conformance.Check(ctx, harness(c), func(r conformance.Result) {
-		counts[r.Status]++
+		c := clause{r.Name, r.Status.String(), float64(r.Elapsed.Microseconds()) / 1000, r.Why, r.Reason, ""}
 		if r.Err != nil {
-			r.Err = errors.New(a.store.redact(r.Err.Error()))
+			c.Error = a.store.redact(r.Err.Error())
 		}
-		if asJSON {
-			out = append(out, asClause(r))
-		} else {
-			printResult(a.out, r, isTerminal(a.out))
+		counts[c.Status]++
+		all = append(all, c)
+		if !asJSON {
+			a.printClause(c, r.Elapsed)
 		}
 	})
 
 	switch {
-	case len(counts) == 0 && err != nil: // the suite did not begin
+	case len(all) == 0 && err != nil: // the suite did not begin
 		return cmp.Or(errors.Unwrap(err), err)
 	case asJSON:
-		if perr := a.printJSON(out); perr != nil {
+		if perr := a.printJSON(all); perr != nil {
 			return perr
 		}
 	default:
 		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
-			counts[conformance.Pass], counts[conformance.Fail], counts[conformance.Skip], text.Duration(time.Since(began)))
+			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
 		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)
 	}
 	if err != nil && ctx.Err() == nil {
@@ -100,23 +101,42 @@ func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 	return err
 }
 
+// printClause prints one line, and two more for a failure.
+func (a *app) printClause(c clause, elapsed time.Duration) {
+	status, took := c.Status, ""
+	if isTerminal(a.out) {
+		status = "\x1b[" + colours[status] + "m" + status + "\x1b[0m"
+	}
+	if elapsed > 0 {
+		took = text.Duration(elapsed)
+	}
+
+	line := fmt.Sprintf("%s  %-34s %8s  %s", status, text.Plain(c.Name), took, text.Plain(c.Reason))
+	fmt.Fprintln(a.out, strings.TrimRight(line, " "))
+	if c.Error != "" {
+		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(c.Why), text.Plain(c.Error))
+	}
+}
+
 // harness returns a harness that opens drivers of c. If the only node is a server
 // on plain TCP, the suite also connects through links of its own and disturbs
 // them. The server only sees clients connect and disconnect.
 func harness(c hasp.Config) conformance.Harness {
+	server := serverOf(c)
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
 		linked := c
 		if link != "" {
-			before, _, after, _ := hostOf(c.Nodes[0])
-			linked.Nodes = []string{before + link + after}
+			u := *server
+			u.Host = link
+			linked.Nodes = []string{u.String()}
 		}
 		return linked.Driver(ctx)
 	}}
-	if len(c.Nodes) == 1 {
-		if _, host, _, ok := hostOf(c.Nodes[0]); ok {
-			h.Link = func(context.Context, string) (*conformance.Link, error) { return conformance.TCP(host) }
-		}
+	if server != nil {
+		h.Link = func(context.Context, string) (*conformance.Link, error) { return conformance.TCP(server.Host) }
 	}
+
+	// On one Redis, the strategies must exclude each other.
 	if slices.Contains(onRedis, c.Strategy) {
 		for _, other := range onRedis {
 			if other != c.Strategy {
@@ -125,6 +145,22 @@ func harness(c hasp.Config) conformance.Harness {
 		}
 	}
 	return h
+}
+
+// serverOf returns the URL of the only node of c, if it is one server on plain TCP,
+// and otherwise nil.
+func serverOf(c hasp.Config) *url.URL {
+	if len(c.Nodes) != 1 {
+		return nil
+	}
+	u, err := url.Parse(c.Nodes[0])
+	if err != nil || u.Scheme != "redis" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(u.Host); err != nil { // several servers, or no port
+		return nil
+	}
+	return u
 }
 
 // onRedis are the strategies that exclude each other on one Redis.
@@ -136,53 +172,4 @@ func sameStore(c hasp.Config, strategy string) func(context.Context, string) (ba
 	c.Strategy, c.Params = strategy, maps.Clone(c.Params)
 	maps.DeleteFunc(c.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
 	return func(ctx context.Context, _ string) (backend.Driver, error) { return c.Driver(ctx) }
-}
-
-// hostOf splits redis://user:password@host:port/db at host:port.
-func hostOf(node string) (before, host, after string, ok bool) {
-	place, ok := strings.CutPrefix(node, "redis://")
-	before = "redis://"
-	if at := strings.LastIndex(place, "@"); at >= 0 {
-		before, place = before+place[:at+1], place[at+1:]
-	}
-	host, after = place, ""
-	if slash := strings.Index(place, "/"); slash >= 0 {
-		host, after = place[:slash], place[slash:]
-	}
-	_, _, err := net.SplitHostPort(host)
-	return before, host, after, ok && err == nil
-}
-
-func asClause(r conformance.Result) clause {
-	c := clause{Name: r.Name, Status: r.Status.String(), Millis: float64(r.Elapsed.Microseconds()) / 1000,
-		Why: r.Why, Reason: r.Reason}
-	if r.Err != nil {
-		c.Error = r.Err.Error()
-	}
-	return c
-}
-
-// printResult prints one line, and two more for a failure.
-func printResult(out io.Writer, r conformance.Result, colour bool) {
-	status, paint := r.Status.String(), ""
-	switch r.Status {
-	case conformance.Pass:
-		paint = "32" // green
-	case conformance.Fail:
-		paint = "31" // red
-	case conformance.Skip:
-		paint = "2" // dim
-	}
-	if colour {
-		status = "\x1b[" + paint + "m" + status + "\x1b[0m"
-	}
-	took := ""
-	if r.Elapsed > 0 {
-		took = text.Duration(r.Elapsed)
-	}
-	line := fmt.Sprintf("%s  %-34s %8s  %s", status, text.Plain(r.Name), took, text.Plain(r.Reason))
-	fmt.Fprintln(out, strings.TrimRight(line, " "))
-	if r.Status == conformance.Fail {
-		fmt.Fprintf(out, "      want: %s\n      got:  %s\n", text.Plain(r.Why), text.Plain(r.Err.Error()))
-	}
 }

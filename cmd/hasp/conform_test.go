@@ -77,21 +77,19 @@ func TestConformKnowsTheOtherStrategies(t *testing.T) {
 	}
 }
 
-func TestHostOf(t *testing.T) {
+// Clauses about a bad network need one server on plain TCP.
+func TestServerOf(t *testing.T) {
 	t.Parallel()
-	for node, want := range map[string][3]string{
-		"redis://u:p@ss/w@h:1/2": {"redis://u:p@ss/w@", "h:1", "/2"},
-		"redis://h:1":            {"redis://", "h:1", ""},
-		"redis://[::1]:1/0":      {"redis://", "[::1]:1", "/0"},
+	for node, want := range map[string]string{
+		"redis://u:p%40ss@h:1/2": "h:1", "redis://[::1]:1/0": "[::1]:1",
+		"rediss://h:1": "", "redis://h": "", "redis://a:1,b:2": "", "unix:///h:1": "", "/var/lock": "", "": "",
 	} {
-		before, host, after, ok := hostOf(node)
-		if got := [3]string{before, host, after}; got != want || !ok {
-			t.Errorf("%s: %q %v, want %q", node, got, ok, want)
+		got := ""
+		if u := serverOf(hasp.Config{Nodes: []string{node}}); u != nil {
+			got = u.Host
 		}
-	}
-	for _, node := range []string{"rediss://h:1", "redis://h", "redis://a:1,b:2", "unix:///h:1", "/var/lock", ""} {
-		if _, host, _, ok := hostOf(node); ok {
-			t.Errorf("%s: %q is no host", node, host)
+		if got != want {
+			t.Errorf("%s: got %q, want %q", node, got, want)
 		}
 	}
 }
@@ -111,6 +109,11 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, nil).URL()
 	nodes := map[string]string{"memlock": "", "filelock": t.TempDir(), "redlock": redistest.StartNodes(t, 3, nil).URL()}
+	for _, name := range hasp.Strategies() {
+		if describe(name).Name != name && name != "unfenced" {
+			t.Errorf("%s is not described", name)
+		}
+	}
 	for _, s := range described {
 		node, ok := nodes[s.Name]
 		if !ok {
@@ -130,12 +133,6 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 	}
 }
 
-func TestCompletion(t *testing.T) {
-	t.Parallel()
-	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
-	contains(t, call("__complete", "inspect", "--url", "").want(t, 0).out, "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://")
-}
-
 func TestVersionAndHelp(t *testing.T) {
 	t.Parallel()
 	version := call("version").want(t, 0).out
@@ -144,4 +141,5 @@ func TestVersionAndHelp(t *testing.T) {
 		t.Errorf("--version prints %q, version %q", got, version)
 	}
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
+	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
 }

@@ -53,7 +53,6 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 	f.BoolVar(&d.NoLock, "no-lock", false, "use no lock, and see the number go wrong")
 	f.StringVar(&d.SVG, "svg", "", "write the timeline to `FILE`, as a picture")
 	f.BoolVar(&asJSON, "json", false, "print only a summary, as JSON")
-	must(cmd.MarkFlagFilename("svg", "svg"))
 	return cmd
 }
 
@@ -62,20 +61,18 @@ func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON bool) error {
 	if err := a.checkDemo(cmd, d); err != nil {
 		return err
 	}
-	ctx, stop := interruptible(cmd.Context())
-	defer stop()
-
 	// In "hasp demo | head", SIGPIPE would end hasp and leave its workers and
 	// files behind. While it is caught, a write returns an error instead, and the
 	// demo cleans up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	var out io.Writer
-	if !asJSON {
-		out = a.out
+	out := a.out
+	if asJSON {
+		out = io.Discard
 	}
-	s, err := d.Run(ctx, out)
+
+	s, err := d.Run(cmd.Context(), out)
 	if err != nil {
-		return causeOf(ctx, err)
+		return err
 	}
 	if !s.OK {
 		a.code = exitFailed
@@ -100,23 +97,14 @@ func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
 	case d.NoLock || !a.store.given(cmd):
 		return nil
 	}
+
 	if d.Store, err = a.config(cmd); err != nil {
 		return err
 	}
-	for _, s := range described {
-		if s.Name == d.Store.Strategy && s.Reach == backend.Process.String() {
-			return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", s.Name)
-		}
+	s := describe(d.Store.Strategy)
+	if s.Reach == backend.Process.String() {
+		return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", s.Name)
 	}
+	d.Ordered = s.Order == inOrder
 	return nil
-}
-
-// workerCommand is one process of the demo.
-func (a *app) workerCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    demo.WorkerCommand,
-		Hidden: true,
-		Args:   noArgs,
-		RunE:   func(cmd *cobra.Command, _ []string) error { return demo.Work(cmd.Context(), a.in, a.out) },
-	}
 }

@@ -20,9 +20,9 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	svg := filepath.Join(t.TempDir(), "demo.svg")
 	tmp := t.TempDir()
-	cmd := self(t.Context(), t, "hasp", "", "demo", "--workers", "3", "--increments", "6", "--work", "3ms", "--ttl", "3s", "--svg", svg)
+	cmd := self(t, "hasp", "", "demo", "--workers", "3", "--increments", "6", "--work", "3ms", "--ttl", "3s", "--svg", svg)
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
-	o := start(t, cmd, nil, nil).wait().want(t, 0)
+	o := start(t, cmd).wait().want(t, 0)
 	if got := strings.Count(o.out, " writes "); got != 18 {
 		t.Errorf("%d lines of increments, want 18:\n%s", got, o.out)
 	}
@@ -47,7 +47,7 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	var picture struct {
-		Rects []struct{} `xml:"rect"`
+		Rects []struct{} `xml:"g>rect"`
 		Paths []struct{} `xml:"path"`
 	}
 	if err := xml.Unmarshal(b, &picture); err != nil || len(picture.Rects) < 18 || len(picture.Paths) != 1 {
@@ -128,11 +128,12 @@ func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
 // If the referee is killed, its workers end, even one that has stalled.
 func TestWorkerEndsWithItsReferee(t *testing.T) {
 	t.Parallel()
-	number := file(t, "number", "0\n", 0o600)
-	p := startHasp(t, "", demo.WorkerCommand)
-	order := fmt.Sprintf(`{"store": {"strategy": "filelock", "nodes": [%q]}, "key": "key", "ttl": %d, "file": %q, "turns": 1, "stall": 1}`,
-		t.TempDir(), time.Minute, number)
-	if _, err := io.WriteString(p.in, order+"\n\n"); err != nil {
+	cmd := self(t, "hasp", "")
+	cmd.Env = append(cmd.Env, "HASP_CREW_ROLE="+demo.Role)
+	p := start(t, cmd)
+	order := fmt.Sprintf(`{"Store": {"strategy": "filelock", "nodes": [%q]}, "Key": "key", "TTL": %d, "Turns": 1, "Stall": 1}`,
+		t.TempDir(), time.Minute)
+	if _, err := io.WriteString(p.in, order+"\n\"start\"\n"); err != nil {
 		t.Fatal(err)
 	}
 	p.out.expect("stalls")

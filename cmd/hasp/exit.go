@@ -3,22 +3,22 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/cmd/hasp/internal/demo"
 	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
 
 // Exit codes of hasp itself. Few commands use these: 64, 69 and 75 have the
 // meaning of sysexits.h, and 126 and 127 the meaning of every shell.
 const (
-	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite
+	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout could not be written
 	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong
 	exitStore       = 69  // EX_UNAVAILABLE: the store cannot be reached or did not answer
 	exitNotAcquired = 75  // EX_TEMPFAIL: another program holds the key; try again later
@@ -40,14 +40,8 @@ const exitCodes = `Exit codes:
   126    COMMAND cannot be executed
   127    COMMAND was not found
 
-If the code is one of hasp's own, one line on stderr that begins with "hasp:"
-says why.`
-
-// ranError is an error of a command that began to run. The errors of cobra are
-// not wrapped in it; they concern the command line.
-type ranError struct{ error }
-
-func (e ranError) Unwrap() error { return e.error }
+If the code is one of hasp's own, a line on stderr that begins with "hasp:" says
+why.`
 
 // codeError is an error with an exit code of its own.
 type codeError struct {
@@ -57,6 +51,7 @@ type codeError struct {
 
 func (e codeError) Error() string { return e.err.Error() }
 func (e codeError) Unwrap() error { return e.err }
+func (e codeError) ExitCode() int { return e.code }
 
 // usagef is an error about how hasp was called.
 func usagef(format string, args ...any) error {
@@ -68,18 +63,23 @@ func failedf(format string, args ...any) error {
 	return codeError{exitFailed, fmt.Errorf(format, args...)}
 }
 
-// signalError is the cause of a context that a signal ended.
-type signalError struct{ sig os.Signal }
-
-func (e signalError) Error() string { return "ended by signal: " + e.sig.String() }
-
-// code is 128 and the number of the signal, as in shells.
-func (e signalError) code() int {
-	n, ok := e.sig.(syscall.Signal)
-	if !ok {
-		return exitFailed
+// printed returns err, the error of writing to stdout, with the exit code of a failure.
+// Otherwise it would look as if the store had failed.
+func printed(err error) error {
+	if err == nil {
+		return nil
 	}
-	return exitSignal + int(n)
+	return codeError{exitFailed, err}
+}
+
+// endedBy is the error of a command that a signal has ended. As in shells, the code is
+// 128 and the number of the signal.
+func endedBy(sig os.Signal) error {
+	code := exitFailed
+	if n, ok := sig.(syscall.Signal); ok {
+		code = exitSignal + int(n)
+	}
+	return codeError{code, errors.New("ended by signal: " + sig.String())}
 }
 
 // exit prints err in one line and returns the exit code.
@@ -87,35 +87,53 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 	if err == nil {
 		return a.code
 	}
-	var ran ranError
-	if !errors.As(err, &ran) {
-		a.complain(fmt.Sprintf("%v (see %q)", err, cmd.CommandPath()+" --help"))
+	if !a.ran {
+		a.complain("%v (see %q)", err, cmd.CommandPath()+" --help")
 		return exitUsage
 	}
-	code := exitCode(ran.error)
+
+	code := exitCode(err)
 	if code != exitSignal+int(syscall.SIGPIPE) { // the reader is gone on purpose, as in "hasp demo | head"
-		a.complain(message(ran.error))
+		a.complain("%v", err)
 	}
 	return code
 }
 
-// complain prints one line to stderr, without passwords.
-func (a *app) complain(line string) {
-	line = strings.TrimPrefix(a.store.redact(line), "hasp: ")
-	fmt.Fprintf(a.err, "hasp: %s\n", text.Plain(line))
+// complain prints one line to stderr. It removes passwords from args, which are strings
+// and errors. The words of format stay, even if a password is such a word.
+func (a *app) complain(format string, args ...any) {
+	for i, arg := range args {
+		args[i] = a.store.redact(fmt.Sprint(arg))
+	}
+	line := "hasp: " + text.Plain(strings.TrimPrefix(fmt.Sprintf(format, args...), "hasp: ")) + "\n"
+
+	// The write may block: a pager may not read on, and Ctrl-S stops a terminal. hasp
+	// must not keep a key because of that, or ignore a signal. The line appears when
+	// stderr is read, unless hasp has ended by then.
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		_, _ = io.WriteString(a.err, line)
+	}()
+	select {
+	case <-written:
+	case <-time.After(complainTimeout):
+	}
 }
 
+// complainTimeout is how long complain waits for stderr.
+const complainTimeout = time.Second
+
 func exitCode(err error) int {
-	var own codeError
-	var sig signalError
-	var failed *demo.Error
+	var own interface {
+		error
+		ExitCode() int
+	}
 	switch {
+	case err == nil:
+		return 0
 	case errors.As(err, &own):
-		return own.code
-	case errors.As(err, &failed):
-		return failed.Code
-	case errors.As(err, &sig):
-		return sig.code()
+		return own.ExitCode()
 	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported):
 		return exitUsage
 	case errors.Is(err, hasp.ErrHeld):
@@ -124,26 +142,4 @@ func exitCode(err error) int {
 		return exitLost
 	}
 	return exitStore
-}
-
-// message returns the text of err. It adds what to do where only the command
-// line program knows it.
-func message(err error) string {
-	var sig signalError
-	switch {
-	case errors.As(err, &sig): // the rest is about the call that the signal interrupted
-		return sig.Error()
-	case errors.Is(err, errors.ErrUnsupported) && !errors.As(err, new(codeError)):
-		return err.Error() + `; "hasp strategies" shows what each strategy can do`
-	}
-	return err.Error()
-}
-
-// holder returns the owner of the key that err is about, or "another program".
-func holder(err error) string {
-	var held *backend.HeldError
-	if errors.As(err, &held) && held.Owner != "" {
-		return text.Quote(held.Owner)
-	}
-	return "another program"
 }

@@ -5,10 +5,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -52,6 +52,7 @@ func TestNoCommandShowsThePassword(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	refuses := redistest.Start(t, &redistest.Options{Own: true, Password: "another"})
 	for name, addr := range map[string]string{
 		"refuses": refuses.Addr, "is down": "127.0.0.1:1",
@@ -72,25 +73,32 @@ func TestNoCommandShowsThePassword(t *testing.T) {
 				if how == nil {
 					t.Setenv("HASP_URL", raw)
 				}
-				for _, args := range [][]string{{"inspect", "k"}, {"inspect", "k", "--json"}, {"break", "k", "--force"}, {"demo"},
-					{"conform"}, {"conform", "--json"}, {"strategies"}, {"run", "k", "--", "true"}} {
-					o := call(append(append([]string{args[0]}, how...), args[1:]...)...)
-					for _, pw := range []string{secret, clear} {
-						if strings.Contains(o.out+o.err, pw) {
-							t.Errorf("%s, %q, %q: shown:\n%s%s", name, args, how, o.out, o.err)
-						}
-					}
-					if strings.ContainsAny(o.out+o.err, "\x1b\u202e") {
-						t.Errorf("%s, %q: raw: %q", name, args, o.out+o.err)
-					}
-					if warned := strings.Contains(o.err, "--url holds a password"); warned != (how != nil && how[0] == "--url" && args[0] != "strategies") {
-						t.Errorf("%q, %q: warned: %v", args, how, warned)
-					}
-					if o.code == 0 && args[0] != "strategies" {
-						t.Errorf("%s, %q, %q: exit code 0", name, args, how)
-					}
-				}
+				showsNothing(t, name, how, secret, clear)
 			}
+		}
+	}
+}
+
+// showsNothing checks that no command fails in a way that shows one of passwords. how
+// names the store.
+func showsNothing(t *testing.T, name string, how []string, passwords ...string) {
+	t.Helper()
+	for _, args := range [][]string{{"inspect", "k"}, {"inspect", "k", "--json"}, {"break", "k", "--force"}, {"demo"},
+		{"conform"}, {"conform", "--json"}, {"strategies"}, {"run", "k", "--", "true"}} {
+		o := call(slices.Concat(args[:1], how, args[1:])...)
+		for _, pw := range passwords {
+			if strings.Contains(o.out+o.err, pw) {
+				t.Errorf("%s, %q, %q: shown:\n%s%s", name, args, how, o.out, o.err)
+			}
+		}
+		if strings.ContainsAny(o.out+o.err, "\x1b\u202e") {
+			t.Errorf("%s, %q: raw: %q", name, args, o.out+o.err)
+		}
+		if warned := strings.Contains(o.err, "--url holds a password"); warned != (how != nil && how[0] == "--url" && args[0] != "strategies") {
+			t.Errorf("%q, %q: warned: %v", args, how, warned)
+		}
+		if o.code == 0 && args[0] != "strategies" {
+			t.Errorf("%s, %q, %q: exit code 0", name, args, how)
 		}
 	}
 }
@@ -110,34 +118,6 @@ func replies(t *testing.T, reply string) string {
 			}
 		}
 	})
-}
-
-// The documentation says so. A password that the command must not have belongs
-// into a file.
-func TestTheCommandInheritsTheEnvironment(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	o := runHasp(t, url, "run", "key", "--", "sh", "-c", "echo \"$HASP_URL\"").want(t, 0)
-	if got := strings.TrimSpace(o.out); got != url {
-		t.Errorf("HASP_URL is %q, want %q", got, url)
-	}
-}
-
-func TestLargeConfigIsRefused(t *testing.T) {
-	config := file(t, "large", strings.Repeat("# filling\n", 200_000), 0o600)
-	if _, err := readConfig(config); err == nil || !strings.Contains(err.Error(), "larger than any configuration") {
-		t.Errorf("2 MB of configuration: %v", err)
-	}
-}
-
-func TestURLInPlaceOfAStrategyIsNotShown(t *testing.T) {
-	_, err := readConfig(file(t, "config", "strategy: fairlock+redis://:topsecret@h\n", 0o600))
-	if err == nil || strings.Contains(err.Error(), "topsecret") {
-		t.Errorf("shown: %v", err)
-	}
-	if _, err = (hasp.Config{Strategy: "fairlock+redis://:topsecret@h"}).Open(t.Context(), nil); err == nil || strings.Contains(err.Error(), "topsecret") {
-		t.Errorf("shown by the library: %v", err)
-	}
 }
 
 // break --force frees a record that inspect cannot read.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 func TestInspect(t *testing.T) {
@@ -49,6 +50,50 @@ func TestBreak(t *testing.T) {
 	lock(t, url, exitNotAcquired, "--no-wait")
 	runHasp(t, url, "break", "key", "--force").want(t, 0)
 	lock(t, url, 0, "--no-wait")
+}
+
+// Any value under a key counts as a hold, even an application's own. inspect says that
+// it is no lock of hasp's, and only --force deletes it.
+func TestForeignValueIsNotBrokenWithoutForce(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, nil)
+	rdb := s.Client()
+	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock"} {
+		url := strategy + "+" + s.URL() + "?prefix=" + t.Name() + strategy + ":"
+		for kind, put := range map[string]func(key string) error{
+			"a string":             func(key string) error { return rdb.Set(t.Context(), key, "value", 0).Err() },
+			"a string with a term": func(key string) error { return rdb.Set(t.Context(), key, "value", time.Hour).Err() },
+			"a PERSISTed hold":     func(key string) error { return rdb.Set(t.Context(), key, "token#owner", 0).Err() },
+			"a list":               func(key string) error { return rdb.LPush(t.Context(), key, "value").Err() },
+		} {
+			key := t.Name() + strategy + ":" + kind
+			if err := put(key); err != nil {
+				t.Fatal(err)
+			}
+			contains(t, call("inspect", "--url", url, kind).want(t, 0).out, "held", "not a record of this strategy")
+			contains(t, call("inspect", "--url", url, kind, "--json").want(t, 0).out, `"foreign": true`)
+			call("break", "--url", url, kind).refused(t, exitUsage, "--force deletes it")
+			if rdb.Exists(t.Context(), key).Val() != 1 {
+				t.Errorf("%s: break deleted %s", strategy, kind)
+			}
+			call("break", "--url", url, kind, "--force").want(t, 0)
+			if shown := call("inspect", "--url", url, kind).want(t, 0).out; !strings.Contains(shown, "free") || strings.Contains(shown, "record") {
+				t.Errorf("%s: after the break of %s:\n%s", strategy, kind, shown)
+			}
+		}
+	}
+}
+
+// A free key has no fence, but the store may remember the last one.
+func TestInspectNamesTheLastFence(t *testing.T) {
+	t.Parallel()
+	for held, want := range map[bool]string{true: "\nfence   7\n", false: "\nlast fence   7\n"} {
+		var b bytes.Buffer
+		if err := printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}); err != nil {
+			t.Fatal(err)
+		}
+		contains(t, b.String(), want)
+	}
 }
 
 // The user confirms the break of the holder that the question named.

@@ -11,33 +11,44 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"sync"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hasplock/hasp/cmd/hasp/internal/demo"
 	"github.com/hasplock/hasp/cmd/hasp/internal/job"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 func main() {
+	if crew.Role() == demo.Role {
+		os.Exit(exitCode(demo.Work(context.Background())))
+	}
 	os.Exit(execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
 // execute runs one command line and returns the exit code.
 func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{in: stdin, out: stdout, err: stderr}
+	ctx, release := interruptible(context.Background(), job.Ending...)
+	a := &app{in: stdin, out: stdout, err: stderr, release: release}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	cmd, err := root.ExecuteC()
+
+	cmd, err := root.ExecuteContextC(ctx)
+	if cause := release(); cause != nil && err != nil {
+		err = cause // the rest is about the call that the signal interrupted
+	}
 	return a.exit(cmd, err)
 }
 
@@ -45,17 +56,16 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 type app struct {
 	in       io.Reader
 	out, err io.Writer
+	release  func() error // after it, signals do not end the command's context; see interruptible
 	store    storeFlags
-	code     int // the exit code of a command that returned no error
+	owner    string // of the locks of this process; open sets it
+	ran      bool   // a command has begun; errors before that concern the command line
+	code     int    // the exit code of a command that returned no error
 }
 
-func (a *app) root() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "hasp",
-		Short: "Named locks that processes share",
-		Long: `hasp runs programs under named locks. While one program holds a name, which hasp
+const rootHelp = `hasp runs programs under named locks. While one program holds a name, which hasp
 calls a key, no other program gets it. If a holder dies, its lock ends by itself
-when its term is over.
+when its term is over, by default after 30 seconds.
 
 Start with "hasp demo", which needs no server, or with
 
@@ -77,8 +87,15 @@ spinlock+redis://localhost:6379/0?ttl=10s. "hasp strategies" lists the choices.
 Put a password into HASP_URL or the file: other users of this host can read the
 arguments of a program.
 
-"hasp run --help" lists the exit codes.`,
+"hasp run --help" lists the exit codes.`
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:                        "hasp",
+		Short:                      "Named locks that processes share",
+		Long:                       rootHelp,
 		Args:                       noArgs,
+		PersistentPreRun:           func(*cobra.Command, []string) { a.ran = true },
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:              true,
 		SilenceUsage:               true,
@@ -86,12 +103,10 @@ arguments of a program.
 		Version:                    version(),
 	}
 	root.SetVersionTemplate("hasp {{.Version}}\n")
+
 	a.store.register(root)
-	root.AddCommand(a.runCommand(), a.demoCommand(), a.workerCommand(), a.inspectCommand(), a.breakCommand(),
+	root.AddCommand(a.runCommand(), a.demoCommand(), a.inspectCommand(), a.breakCommand(),
 		a.strategiesCommand(), a.conformCommand(), a.versionCommand())
-	for _, cmd := range root.Commands() {
-		markRan(cmd)
-	}
 
 	// Without this, "hasp help" prints the help of hasp for an unknown command.
 	root.InitDefaultHelpCmd()
@@ -104,18 +119,6 @@ arguments of a program.
 		return err
 	}
 	return root
-}
-
-// markRan wraps the errors of cmd itself in ranError. Unwrapped errors are
-// cobra's, and concern the command line.
-func markRan(cmd *cobra.Command) {
-	run := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := run(cmd, args); err != nil {
-			return ranError{err}
-		}
-		return nil
-	}
 }
 
 // noArgs refuses arguments. An argument of the root is an unknown command.
@@ -140,45 +143,50 @@ func oneKey(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// interruptible returns a context that SIGINT and SIGTERM end, with a
-// signalError as its cause.
-func interruptible(ctx context.Context) (_ context.Context, stop func()) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, job.NotIgnored([]os.Signal{os.Interrupt, syscall.SIGTERM})...)
-	ctx, release := endedBy(ctx, signals)
-	return ctx, func() {
-		signal.Stop(signals)
-		_ = release()
-	}
-}
-
-// endedBy returns a context that ends with the first of signals, with a
-// signalError as its cause. release stops that, leaves the context as it is, and
+// interruptible returns a context that ends with the first of sigs, which its cause
+// names. release stops that, leaves the context as it is, and
 // returns the cause if the context has ended.
-func endedBy(ctx context.Context, signals <-chan os.Signal) (_ context.Context, release func() error) {
+func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, job.NotIgnored(sigs)...)
+
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		select {
 		case sig := <-signals:
-			cancel(signalError{sig})
+			cancel(endedBy(sig))
 		case <-stop:
 		}
 	})
-	return ctx, func() error {
+
+	return ctx, sync.OnceValue(func() error {
+		signal.Stop(signals)
 		close(stop)
 		watch.Wait()
 		return context.Cause(ctx)
+	})
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(a.out, "hasp", version())
+			return printed(err)
+		},
 	}
 }
 
-// causeOf returns the signal that ended ctx instead of err, if err is not nil
-// and a signal did.
-func causeOf(ctx context.Context, err error) error {
-	var sig signalError
-	if err != nil && errors.As(context.Cause(ctx), &sig) {
-		return sig
+// version returns the versions of the module, with the commit where the build
+// knows it, and of Go, and the platform.
+func version() string {
+	module := ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		module = info.Main.Version
 	}
-	return err
+	return fmt.Sprintf("%s %s %s/%s", cmp.Or(module, "(devel)"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
 	"os"
@@ -75,9 +73,9 @@ func executable(t *testing.T) string {
 
 // self returns the test binary in a role, with url in HASP_URL unless it is
 // empty.
-func self(ctx context.Context, t *testing.T, as, url string, args ...string) *exec.Cmd {
+func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(ctx, executable(t), args...)
+	cmd := exec.CommandContext(t.Context(), executable(t), args...)
 	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "HASP_URL=") })
 	// A program with the race detector sleeps for a second before it exits.
 	cmd.Env = append(env, role+"="+as, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
@@ -95,18 +93,17 @@ type outcome struct {
 	out, err string
 }
 
+// call runs a command line in this process.
+func call(args ...string) outcome {
+	var out, errs bytes.Buffer
+	code := execute(args, strings.NewReader(""), &out, &errs)
+	return outcome{code, out.String(), errs.String()}
+}
+
 // runHasp runs hasp to its end.
 func runHasp(t *testing.T, url string, args ...string) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
-	defer cancel()
-	cmd := self(ctx, t, "hasp", url, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); ctx.Err() != nil {
-		t.Fatalf("hasp %q does not end: %v\n%s%s", args, err, out.String(), errs.String())
-	}
-	return outcome{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+	return startHasp(t, url, args...).wait()
 }
 
 // lock runs "true" under "key" with more flags, and checks the exit code.
@@ -144,17 +141,17 @@ func contains(t *testing.T, text string, wants ...string) {
 
 // running is a program that runs while the test does.
 type running struct {
-	t   *testing.T
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *stream // ends when the last process that inherited it has ended
-	err *stream
+	t        *testing.T
+	cmd      *exec.Cmd
+	in       io.WriteCloser
+	out, err *stream
+	ended    chan struct{} // closed when the program has ended, and all that inherited its output
 }
 
 // startHasp starts hasp.
 func startHasp(t *testing.T, url string, args ...string) *running {
 	t.Helper()
-	return start(t, self(t.Context(), t, "hasp", url, args...), nil, nil)
+	return start(t, self(t, "hasp", url, args...))
 }
 
 // script starts hasp run with a shell script under "key", and waits until the
@@ -172,41 +169,35 @@ func hold(t *testing.T, url string, flags ...string) *running {
 	return script(t, url, "echo ready; cat", flags...)
 }
 
-// start starts a program, with its output to the test unless it is given. The
-// end of the test kills it.
-func start(t *testing.T, cmd *exec.Cmd, stdout, stderr *os.File) *running {
+// start starts a program. If it has no streams yet, the test writes its input and
+// reads its output. The end of the test kills it.
+func start(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
-	p := &running{t: t, cmd: cmd}
-	p.out, cmd.Stdout = output(t, stdout)
-	p.err, cmd.Stderr = output(t, stderr)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
+	p := &running{t: t, cmd: cmd, out: newStream(t), err: newStream(t), ended: make(chan struct{})}
+	if cmd.Stdin == nil {
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.in = in
 	}
-	p.in = in
+	if cmd.Stdout == nil {
+		cmd.Stdout = p.out
+	}
+	if cmd.Stderr == nil {
+		cmd.Stderr = p.err
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	cmd.Stdout.(io.Closer).Close()
-	cmd.Stderr.(io.Closer).Close()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
+	go func() {
 		_ = cmd.Wait()
-	})
+		p.out.end()
+		p.err.end()
+		close(p.ended)
+	}()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	return p
-}
-
-// output returns f and an empty stream, or a new pipe and its stream.
-func output(t *testing.T, f *os.File) (*stream, *os.File) {
-	t.Helper()
-	if f != nil {
-		return &stream{t: t, ended: true}, f
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return listen(t, r), w
 }
 
 // signal sends a signal to the program.
@@ -227,18 +218,11 @@ func (p *running) free() outcome {
 // wait waits until the program and its output have ended.
 func (p *running) wait() outcome {
 	p.t.Helper()
-	ended := make(chan struct{})
-	go func() {
-		_ = p.cmd.Wait()
-		close(ended)
-	}()
 	select {
-	case <-ended:
-	case <-time.After(patience):
+	case <-p.ended:
+	case <-time.After(5 * patience):
 		p.t.Fatalf("%q does not end\nstdout: %s\nstderr: %s", p.cmd.Args[1:], p.out, p.err)
 	}
-	p.out.end()
-	p.err.end()
 	return outcome{p.cmd.ProcessState.ExitCode(), p.out.String(), p.err.String()}
 }
 
@@ -251,36 +235,52 @@ type stream struct {
 	changed chan struct{} // closed and replaced at each change
 }
 
+func newStream(t *testing.T) *stream { return &stream{t: t, changed: make(chan struct{})} }
+
 // listen reads r until it ends.
 func listen(t *testing.T, r io.ReadCloser) *stream {
-	s := &stream{t: t, changed: make(chan struct{})}
+	s := newStream(t)
 	t.Cleanup(func() { r.Close() })
 	go func() {
-		in := bufio.NewReader(r)
-		for {
-			b, err := in.ReadByte()
-			s.mu.Lock()
-			if err != nil {
-				s.ended = true
-			} else {
-				s.text.WriteByte(b)
-			}
-			close(s.changed)
-			s.changed = make(chan struct{})
-			s.mu.Unlock()
-			if err != nil {
-				return
-			}
-		}
+		_, _ = io.Copy(s, r)
+		s.end()
 	}()
 	return s
+}
+
+// pipe returns the write end of a pipe, and a stream of what is written to it. The
+// stream ends when no process has the pipe open.
+func pipe(t *testing.T) (*stream, *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return listen(t, r), w
+}
+
+// Write adds output.
+func (s *stream) Write(b []byte) (int, error) {
+	s.update(string(b), false)
+	return len(b), nil
+}
+
+// end says that there is no more output.
+func (s *stream) end() { s.update("", true) }
+
+func (s *stream) update(text string, ended bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text.WriteString(text)
+	s.ended = ended
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // await waits until ok returns true. It fails if the output ends before.
 func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 	s.t.Helper()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
+	timeout := time.After(patience)
 	for {
 		s.mu.Lock()
 		text, ended, changed := s.text.String(), s.ended, s.changed
@@ -293,7 +293,7 @@ func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 		}
 		select {
 		case <-changed:
-		case <-timer.C:
+		case <-timeout:
 			s.t.Fatalf("%s: missing after %v; so far:\n%s", what, patience, text)
 		}
 	}
@@ -303,12 +303,6 @@ func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 func (s *stream) expect(want string) {
 	s.t.Helper()
 	s.await(want, func(text string, _ bool) bool { return strings.Contains(text, want) })
-}
-
-// end waits until no process is left that could write.
-func (s *stream) end() {
-	s.t.Helper()
-	s.await("the end", func(_ string, ended bool) bool { return ended })
 }
 
 func (s *stream) String() string {

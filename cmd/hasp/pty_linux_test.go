@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -19,26 +22,16 @@ type person struct {
 // a program on it.
 func openPTY(t *testing.T) (*person, *os.File) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := master.SyscallConn()
-	if err != nil {
+	master := os.NewFile(uintptr(fd), "/dev/ptmx")
+	n, err1 := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	err2 := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	err3 := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 100})
+	if err := errors.Join(err1, err2, err3); err != nil {
 		t.Fatal(err)
-	}
-	var n int
-	cerr := conn.Control(func(fd uintptr) {
-		if err = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); err != nil {
-			return
-		}
-		if n, err = unix.IoctlGetInt(int(fd), unix.TIOCGPTN); err != nil {
-			return
-		}
-		err = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 100})
-	})
-	if cerr != nil || err != nil {
-		t.Fatal(cerr, err)
 	}
 	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -46,6 +39,20 @@ func openPTY(t *testing.T) (*person, *os.File) {
 	}
 	t.Cleanup(func() { slave.Close() })
 	return &person{listen(t, master), master}, slave
+}
+
+// startOnPTY starts a program in a session of its own on a pseudo-terminal.
+func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
+	t.Helper()
+	p, slave := openPTY(t)
+	defer slave.Close()
+	cmd.Stdin, cmd.Stderr = slave, slave
+	if cmd.Stdout == nil {
+		cmd.Stdout = slave
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+	start(t, cmd)
+	return p
 }
 
 // types writes text as if a person typed it.

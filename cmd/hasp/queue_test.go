@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,44 +23,30 @@ const escape = "\x1b[2J\u202ehasp: all is well"
 func line(t *testing.T, url string, owners ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	open := func(owner string) *hasp.Client {
+	var clients sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		clients.Wait()
+	})
+	for i, owner := range append([]string{"first"}, owners...) {
 		c, err := hasp.Open(ctx, url, &hasp.Options{Owner: owner})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return c
-	}
-	first := open("first")
-	lease, err := first.Lock(ctx, "key", hasp.WithTTL(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error)
-	t.Cleanup(func() {
-		cancel()
-		for range owners {
-			<-ended
-		}
-		if err := lease.Unlock(context.WithoutCancel(ctx)); err != nil {
-			t.Error(err)
-		}
-		first.Close()
-	})
-
-	for i, owner := range owners {
-		c := open(owner)
-		go func() {
-			_, err := c.Lock(ctx, "key")
-			c.Close()
-			ended <- err
-		}()
+		clients.Go(func() {
+			defer c.Close()
+			_ = hasp.Do(ctx, c, "key", func(ctx context.Context, _ *hasp.Lease) error {
+				<-ctx.Done()
+				return nil
+			}, hasp.WithTTL(time.Hour))
+		})
 		for began := time.Now(); ; time.Sleep(time.Millisecond) {
-			s, err := first.Inspect(ctx, "key")
-			if err == nil && len(s.Waiters) == i+1 {
+			s, err := c.Inspect(ctx, "key")
+			if err == nil && s.Held && len(s.Waiters) == i {
 				break
 			}
 			if time.Since(began) > patience {
-				t.Fatalf("waiter %d is not in the queue: %+v, %v", i+1, s, err)
+				t.Fatalf("%q is not in the queue: %+v, %v", owner, s, err)
 			}
 		}
 	}
@@ -72,45 +58,36 @@ func queueURL(t *testing.T) string {
 	return "fairlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":"
 }
 
+// Any program can write owners into the store.
 func TestInspectShowsTheLine(t *testing.T) {
 	t.Parallel()
-	inProcess := "memlock://" + t.Name()
-	redis := queueURL(t)
-	for url, inspect := range map[string]func(args ...string) outcome{
-		inProcess: func(args ...string) outcome { return call(append(args, "--url", inProcess)...) },
-		redis:     func(args ...string) outcome { return runHasp(t, redis, args...) },
-	} {
-		owners := []string{"second", escape, "fourth"}
-		line(t, url, owners...)
+	url, owners := queueURL(t), []string{"second", escape, "fourth"}
+	line(t, url, owners...)
 
-		shown := inspect("inspect", "key").want(t, 0).out
-		if strings.ContainsAny(shown, "\x1b\u202e") {
-			t.Errorf("raw: %q", shown)
+	shown := runHasp(t, url, "inspect", "key").want(t, 0).out
+	if strings.ContainsAny(shown, "\x1b\u202e") {
+		t.Errorf("raw: %q", shown)
+	}
+	at := strings.Index(shown, `"first"`)
+	for i, owner := range owners {
+		next := strings.Index(shown, fmt.Sprintf("waiter %d   %s", i+1, text.Quote(owner)))
+		if next < at || at < 0 {
+			t.Errorf("waiter %d of %q is not in its place:\n%s", i+1, owners, shown)
 		}
-		at := strings.Index(shown, `"first"`)
-		for i, owner := range owners {
-			next := strings.Index(shown, fmt.Sprintf("waiter %d   %s", i+1, text.Quote(owner)))
-			if next < at || at < 0 {
-				t.Errorf("waiter %d of %q is not in its place:\n%s", i+1, owners, shown)
-			}
-			at = next
-		}
+		at = next
+	}
 
-		var s backend.Status
-		shown = inspect("inspect", "key", "--json").want(t, 0).out
-		if err := json.Unmarshal([]byte(shown), &s); err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(shown, "\x1b") || !s.Held || s.Owner != "first" || !slices.Equal(s.Waiters, owners) {
-			t.Errorf("got %+v, want waiters %q, from:\n%s", s, owners, shown)
-		}
+	var s backend.Status
+	o := runHasp(t, url, "inspect", "key", "--json").want(t, 0)
+	o.decode(t, &s)
+	if strings.Contains(o.out, "\x1b") || !s.Held || s.Owner != "first" || !slices.Equal(s.Waiters, owners) {
+		t.Errorf("got %+v, want waiters %q, from:\n%s", s, owners, o.out)
 	}
 }
 
-// All workers would have the owner that the URL asks for.
 func TestDemoShowsTheLine(t *testing.T) {
 	t.Parallel()
-	o := runHasp(t, queueURL(t)+"&owner=me", "demo", "--workers", "4", "--increments", "10", "--work", "4ms", "--ttl", "3s").want(t, 0)
+	o := runHasp(t, queueURL(t), "demo", "--workers", "4", "--increments", "10", "--work", "4ms", "--ttl", "3s").want(t, 0)
 	contains(t, o.out, "; in line: ")
 	contains(t, o.out, "ok: the number is 40")
 	if strings.Contains(o.out, "; waiting: ") {

@@ -89,7 +89,7 @@ func TestLossIsReportedWhenRedisIsGone(t *testing.T) {
 	contains(t, p.wait().want(t, exitLost).err, "no renewal was answered before its term ended")
 }
 
-// The outcome of the unlock is unknown, and that of the command is known.
+// The outcome of the unlock is unknown. The outcome of the command is known.
 func TestServerIsGoneAtTheEnd(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, &redistest.Options{Own: true})

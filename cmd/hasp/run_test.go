@@ -3,13 +3,20 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
 )
 
 func TestRunExitsLikeItsCommand(t *testing.T) {
@@ -49,7 +56,7 @@ func TestCommandKnowsItsLock(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	const show = `echo "$HASP_KEY/${HASP_FENCE-none}"`
-	if o := runHasp(t, url, "run", "a key", "--", "sh", "-c", show).want(t, 0); o.out != "a key/none\n" {
+	if o := runHasp(t, url, "run", "a key", "--", "sh", "-c", show+`; echo "$HASP_URL"`).want(t, 0); o.out != "a key/none\n"+url+"\n" {
 		t.Errorf("unfenced: %q", o.out)
 	}
 	last := uint64(0)
@@ -67,6 +74,40 @@ func TestCommandKnowsItsLock(t *testing.T) {
 	if o.out != "inner/none\n" {
 		t.Errorf("inner: %q", o.out)
 	}
+}
+
+// A hasp run inside another of the same key would wait until the other ends, which
+// waits for it.
+func TestRunInsideItselfDoesNotHang(t *testing.T) {
+	t.Parallel()
+	url, hasp := store(t), executable(t)
+	inner := []string{"--", hasp, "run", "key", "--", "echo", "ran"}
+	for name, between := range map[string][]string{
+		"directly":                   nil,
+		"inside another key's":       {"--", hasp, "run", "another"},
+		"by another URL, same store": {"--", hasp, "run", "another", "--url", url + "?ttl=1m"},
+	} {
+		o := runHasp(t, url, slices.Concat([]string{"run", "key"}, between, inner)...).want(t, exitNotAcquired)
+		contains(t, o.err, `hasp: "key" is held by "`, "the hasp run that this one runs inside")
+		if strings.Contains(o.out, "ran") {
+			t.Errorf("%s: the command ran", name)
+		}
+	}
+	o := runHasp(t, url+"?owner=me", append([]string{"run", "key"}, inner...)...).want(t, exitNotAcquired)
+	contains(t, o.err, `held by "me", the hasp run`)
+}
+
+// The same key of another store is another lock. And a process that a command has left
+// behind may lock what the command held.
+func TestRunInsideAnotherLock(t *testing.T) {
+	t.Parallel()
+	url, hasp := store(t), executable(t)
+	o := runHasp(t, url, "run", "key", "--", hasp, "run", "key", "--url", store(t), "--", "echo", "ran").want(t, 0)
+	contains(t, o.out, "ran")
+
+	p := startHasp(t, url, "run", "key", "--", "sh", "-c",
+		`(while ! "$0" inspect key | grep -q free; do sleep 0.05; done; "$0" run key -- echo ran) &`, hasp)
+	contains(t, p.wait().want(t, 0).out, "ran")
 }
 
 func TestRunGivesTheCommandItsStreams(t *testing.T) {
@@ -196,19 +237,78 @@ func TestRunChecksItsDurations(t *testing.T) {
 	}
 }
 
-// The notice for a person who waits is not written to a log.
-func TestRunIsQuiet(t *testing.T) {
+// The log of a run says that it waits, and later for how long it has waited.
+func TestRunSaysThatItWaits(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	holder := hold(t, url)
-	began := time.Now()
 	p := startHasp(t, url, "run", "key", "--", "true")
-	lock(t, url, exitNotAcquired, "--wait", (noticeAfter + 200*time.Millisecond).String())
+	p.err.expect(`hasp: waiting for "key", held by "`)
+	holder.free().want(t, 0)
+	o := p.wait().want(t, 0)
+	if lines := strings.Split(o.err, "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], `hasp: got "key" after `) {
+		t.Errorf("stderr: %s", o.err)
+	}
+}
+
+// answering is a store whose Inspect gives the answers in turn.
+type answering struct {
+	*memlock.Driver
+	answers []func() (backend.Status, error)
+}
+
+func (a *answering) Inspect(context.Context, string) (backend.Status, error) {
+	next := a.answers[0]
+	a.answers = a.answers[1:]
+	return next()
+}
+
+// In an outage, run does not say that it waits for a key.
+func TestRunSaysThatItWaitsWhenTheKeyIsHeld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var said strings.Builder
+		outage := func() (backend.Status, error) {
+			if said.Len() > 0 {
+				t.Errorf("before the key was found held: %s", &said)
+			}
+			return backend.Status{}, errors.New("no answer")
+		}
+		free := func() (backend.Status, error) { return backend.Status{}, nil }
+		held := func() (backend.Status, error) { return backend.Status{Held: true, Owner: "me"}, nil }
+		ended := func() (backend.Status, error) { cancel(); return held() }
+
+		store := &answering{memlock.New(), []func() (backend.Status, error){outage, free, outage, held, ended}}
+		client := hasp.New(store, nil)
+		defer client.Close()
+		r := run{app: &app{err: &said}, key: "q"}
+		if !r.sayWaiting(ctx, client) || said.String() != "hasp: waiting for \"q\", held by \"me\"\n" {
+			t.Errorf("while held: %q", said.String())
+		}
+		said.Reset()
+		if r.sayWaiting(ctx, client) || said.Len() > 0 {
+			t.Errorf("when the wait has ended: %q", said.String())
+		}
+	})
+}
+
+// A run that does not wait for long, or that gets no lock, says nothing of a wait
+// that ended.
+func TestRunSaysNothingOfAShortWait(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	o := runHasp(t, url, "run", "key", "--", "true").want(t, 0)
+	if o.err != "" {
+		t.Errorf("stderr: %s", o.err)
+	}
+	hold(t, url)
+	began := time.Now()
+	o = runHasp(t, url, "run", "key", "--wait", (noticeAfter+200*time.Millisecond).String(), "--", "true").want(t, exitNotAcquired)
+	if strings.Contains(o.err, "got") {
+		t.Errorf("stderr: %s", o.err)
+	}
 	if time.Since(began) < noticeAfter {
 		t.Error("the wait was shorter than --wait")
-	}
-	holder.in.Close()
-	if o := p.wait().want(t, 0); o.err != "" {
-		t.Errorf("stderr: %s", o.err)
 	}
 }

@@ -64,21 +64,12 @@ func shell(args []string) int {
 		if _, err := syscall.Wait4(job, &ws, syscall.WUNTRACED, nil); err == syscall.EINTR {
 			continue
 		}
-		who := "another group has the terminal"
-		switch pgrp, _ := unix.IoctlGetInt(0, unix.TIOCGPGRP); pgrp {
-		case job:
-			who = "the job has the terminal"
-		case unix.Getpgrp():
-			who = "the shell has the terminal"
-		}
-		if err := unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, unix.Getpgrp()); err != nil {
-			who += ", and " + err.Error()
-		}
+		terminal := takeTerminal(job)
 		switch {
 		case ws.Exited():
-			fmt.Fprintf(report, "exited %d: %s\n", ws.ExitStatus(), who)
+			fmt.Fprintf(report, "exited %d: %s\n", ws.ExitStatus(), terminal)
 		case ws.Signaled():
-			fmt.Fprintf(report, "killed by %d: %s\n", ws.Signal(), who)
+			fmt.Fprintf(report, "killed by %d: %s\n", ws.Signal(), terminal)
 		}
 		if !ws.Stopped() {
 			// When the shell ends, the kernel hangs up the terminal, and output
@@ -87,7 +78,7 @@ func shell(args []string) int {
 			_, _ = orders.WriteTo(io.Discard)
 			return 0
 		}
-		fmt.Fprintf(report, "stopped: %s\n", who)
+		fmt.Fprintf(report, "stopped: %s\n", terminal)
 		order, err := orders.ReadString('\n')
 		if err != nil {
 			return 1
@@ -98,6 +89,21 @@ func shell(args []string) int {
 		_ = unix.Kill(-job, unix.SIGCONT)
 		fmt.Fprint(report, "continued\n")
 	}
+}
+
+// takeTerminal gives the shell the terminal, and returns which group had it.
+func takeTerminal(job int) string {
+	had := "another group has the terminal"
+	switch pgrp, _ := unix.IoctlGetInt(0, unix.TIOCGPGRP); pgrp {
+	case job:
+		had = "the job has the terminal"
+	case unix.Getpgrp():
+		had = "the shell has the terminal"
+	}
+	if err := unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, unix.Getpgrp()); err != nil {
+		had += ", and " + err.Error()
+	}
+	return had
 }
 
 // farewell is the last line of a shell.
@@ -120,40 +126,28 @@ func startSession(t *testing.T, url string, piped bool, args ...string) *session
 		at = 1
 	}
 	args = slices.Insert(args, at, executable(t))
-	return startJobIn(t, self(t.Context(), t, "shell", url, args...), piped)
+	return startJobIn(t, self(t, "shell", url, args...), piped)
 }
 
 func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 	t.Helper()
-	p, slave := openPTY(t)
-	s := &session{person: p}
-	var reportW, ordersR *os.File
-	s.report, reportW = output(t, nil)
+	s := &session{}
+	report, reportW := pipe(t)
+	defer reportW.Close()
 	ordersR, ordersW, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.orders = ordersW
+	defer ordersR.Close()
 	t.Cleanup(func() { ordersW.Close() })
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	s.report, s.orders = report, ordersW
+
 	if piped {
-		var w *os.File
-		s.piped, w = output(t, nil)
-		cmd.Stdout = w
-		defer w.Close()
+		s.piped = newStream(t)
+		cmd.Stdout = s.piped
 	}
 	cmd.ExtraFiles = []*os.File{reportW, ordersR}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	slave.Close()
-	reportW.Close()
-	ordersR.Close()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	s.person = startOnPTY(t, cmd)
 	return s
 }
 

@@ -17,14 +17,14 @@ func TestSignalEndsTheWait(t *testing.T) {
 	holder := hold(t, url)
 	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
-			terminal, slave := openPTY(t)
-			p := start(t, self(t.Context(), t, "hasp", url, "run", "key", "--", "echo", "ran"), nil, slave)
-			terminal.expect(`hasp: waiting for "key", held by "`)
+			p := startHasp(t, url, "run", "key", "--", "echo", "ran")
+			p.err.expect(`hasp: waiting for "key", held by "`)
 			p.signal(sig)
-			if o := p.wait().want(t, 128+int(sig)); o.out != "" {
+			o := p.wait().want(t, 128+int(sig))
+			if o.out != "" {
 				t.Errorf("the command ran")
 			}
-			terminal.expect("hasp: ended by signal")
+			contains(t, o.err, "hasp: ended by signal")
 		})
 	}
 	holder.free().want(t, 0)

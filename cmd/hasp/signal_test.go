@@ -38,7 +38,7 @@ func TestSignalThatEndsTheCommandIsInTheExitCode(t *testing.T) {
 // nohup(1) relies on this.
 func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	t.Parallel()
-	cmd := self(t.Context(), t, "hasp", store(t))
+	cmd := self(t, "hasp", store(t))
 	cmd.Args = append([]string{"sh", "-c", `trap '' HUP; exec "$0" "$@"`, cmd.Path},
 		"run", "key", "--", "sh", "-c", "echo ready; cat; echo survived")
 	sh, err := exec.LookPath("sh")
@@ -46,7 +46,7 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd.Path = sh
-	p := start(t, cmd, nil, nil)
+	p := start(t, cmd)
 	p.out.expect("ready")
 	p.signal(unix.SIGHUP)
 	contains(t, p.free().want(t, 0).out, "survived")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -28,22 +29,7 @@ type storeFlags struct {
 func (s *storeFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
-	f.StringVar(&s.file, "config", "", "YAML `FILE` that says where the locks are kept, instead of --url: with the fields strategy, nodes and params")
-	must(root.MarkPersistentFlagFilename("config", "yaml", "yml"))
-	must(root.RegisterFlagCompletionFunc("url", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		var urls []string
-		for _, s := range known() {
-			urls = append(urls, s.URL)
-		}
-		return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
-	}))
-}
-
-// must is for errors that only a mistake in this program can cause.
-func must(err error) {
-	if err != nil {
-		panic(err)
-	}
+	f.StringVar(&s.file, "config", "", "read where the locks are kept from a YAML `FILE`, with the fields strategy, nodes and params")
 }
 
 // given reports whether the user named a store, by a flag or by HASP_URL.
@@ -59,6 +45,7 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	if err := exclusive(cmd, "url", "config"); err != nil {
 		return hasp.Config{}, err
 	}
+
 	for _, name := range []string{"url", "config"} {
 		if f := cmd.Flag(name); f.Changed && f.Value.String() == "" {
 			return hasp.Config{}, usagef("--%s is empty: give it a value, or leave it out", name)
@@ -81,11 +68,13 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 		// program on another host.
 		return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
 	}
+
 	c, err := hasp.ParseURL(raw)
 	s.learn(c)
 	if err != nil {
 		return c, err
 	}
+
 	// The processes that the conformance suite starts have the same arguments.
 	if s.url != "" && len(s.secret) > 0 && !conformance.Child() {
 		a.complain("warning: --url holds a password, which other users of this host can read in the process list; put the URL into HASP_URL or a --config file")
@@ -106,15 +95,27 @@ func registered(c hasp.Config) error {
 	case strings.ContainsAny(c.Strategy, "@:/"): // perhaps a URL with a password: do not show it
 		return usagef("strategy: want one of %s; put a URL into nodes", names)
 	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
-		var urls []string
-		for _, s := range known() {
-			if strings.Contains(s.URL, "+") {
-				urls = append(urls, s.Name+"+"+c.Strategy+"://…")
-			}
-		}
-		return usagef("%s is a transport: put a strategy before it, as in %s", text.Quote(c.Strategy), strings.Join(urls, ", "))
+		return usagef("%s is a transport: put a strategy before it, as in spinlock+%s://… (want one of %s)",
+			text.Quote(c.Strategy), text.Plain(c.Strategy), names)
+	}
+
+	if near := nearest(c.Strategy, all); near != "" {
+		return usagef("unknown strategy %s, did you mean %q?", text.Quote(c.Strategy), near)
 	}
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
+}
+
+// nearest returns the name among names that a misspelt one probably means, or an empty
+// string. It asks cobra, which does the same for commands.
+func nearest(misspelt string, names []string) string {
+	parent := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, name := range names {
+		parent.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	if near := parent.SuggestionsFor(misspelt); len(near) > 0 {
+		return near[0]
+	}
+	return ""
 }
 
 // exclusive refuses two flags if both are given.
@@ -126,29 +127,28 @@ func exclusive(cmd *cobra.Command, one, other string) error {
 }
 
 // open opens the store that the flags name. doing becomes part of the owner.
-func (a *app) open(ctx context.Context, cmd *cobra.Command, doing string, observe func(hasp.Event)) (*hasp.Client, error) {
+func (a *app) open(cmd *cobra.Command, doing string, observe func(hasp.Event)) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {
 		return nil, err
 	}
-	client, err := c.Open(ctx, &hasp.Options{Owner: owner(doing), Observe: observe})
+
+	a.owner = ownerOf(c, doing)
+	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: a.owner, Observe: observe})
 	if err == nil && c.Strategy == "memlock" {
 		a.complain("warning: memlock keeps locks inside this process, where no other program sees them; use filelock://")
 	}
 	return client, err
 }
 
-// withClient runs f with a Client on the store that the flags name, under a
-// context that SIGINT and SIGTERM end.
-func (a *app) withClient(cmd *cobra.Command, doing string, f func(context.Context, *hasp.Client) error) error {
-	ctx, stop := interruptible(cmd.Context())
-	defer stop()
-	client, err := a.open(ctx, cmd, doing, nil)
+// withClient runs f with a Client on the store that the flags name.
+func (a *app) withClient(cmd *cobra.Command, f func(context.Context, *hasp.Client) error) error {
+	client, err := a.open(cmd, cmd.CommandPath(), nil)
 	if err != nil {
-		return causeOf(ctx, err)
+		return err
 	}
 	defer client.Close()
-	return causeOf(ctx, f(ctx, client))
+	return f(cmd.Context(), client)
 }
 
 // learn remembers the passwords in c.
@@ -166,6 +166,7 @@ func (s *storeFlags) learn(c hasp.Config) {
 			}
 		}
 	}
+
 	for name, value := range c.Params {
 		if strings.Contains(name, "password") && value != "" {
 			s.secret = append(s.secret, value)
@@ -173,8 +174,8 @@ func (s *storeFlags) learn(c hasp.Config) {
 	}
 }
 
-// redact removes the store's passwords from a text. The library's errors contain
-// none, but the texts of a server or of the operating system may.
+// redact removes the store's passwords from a text. The library's errors contain no
+// password, but an error of a server or of the operating system may.
 func (s *storeFlags) redact(text string) string {
 	for _, pw := range s.secret {
 		if len(pw) < 4 { // so short a password also occurs inside words
@@ -186,11 +187,12 @@ func (s *storeFlags) redact(text string) string {
 	return text
 }
 
-// owner returns the label of this process in the store: host/pid/doing.
-func owner(doing string) string {
+// ownerOf returns the owner of the locks of c: the one in its parameters, or
+// host/pid/doing.
+func ownerOf(c hasp.Config, doing string) string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
-	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), doing)
+	return cmp.Or(c.Params["owner"], fmt.Sprintf("%s/%d/%s", host, os.Getpid(), doing))
 }

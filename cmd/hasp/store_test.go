@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"path/filepath"
@@ -32,13 +31,6 @@ const secret = "s3cr%21t-pw"
 // redisURL returns the URL of spinlock on a server, with a prefix of this test.
 func redisURL(t *testing.T, s *redistest.Server) string {
 	return "spinlock+" + s.URL() + "?prefix=" + strings.ReplaceAll(t.Name(), "/", "-") + ":"
-}
-
-// call runs a command line in this process.
-func call(args ...string) outcome {
-	var out, errs bytes.Buffer
-	code := execute(args, strings.NewReader(""), &out, &errs)
-	return outcome{code, out.String(), errs.String()}
 }
 
 // refused checks the exit code and the form of an error: one line on stderr,
@@ -115,9 +107,11 @@ func TestBadInput(t *testing.T) {
 
 		"empty url":           {[]string{"inspect", "key", "--url", ""}, exitUsage, "--url is empty"},
 		"no url":              {[]string{"inspect", "key", "--url", "localhost:6379"}, exitUsage, "want STRATEGY://"},
-		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok" (want one of fairlock, `},
+		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok", did you mean "spinlock"?`},
+		"misspelt strategy":   {[]string{"inspect", "key", "--url", "fairlok://"}, exitUsage, `did you mean "fairlock"?`},
+		"another strategy":    {[]string{"inspect", "key", "--url", "zookeeper://h"}, exitUsage, `unknown strategy "zookeeper" (want one of fairlock, `},
 		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "want the name of a strategy first"},
-		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport: put a strategy before it, as in fairlock+redis://…, pubsublock+redis://…, redlock+redis://…, spinlock+redis://…`},
+		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport: put a strategy before it, as in spinlock+redis://… (want one of fairlock, `},
 		"unknown parameter":   {[]string{"inspect", "key", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
 		"bad parameter":       {[]string{"inspect", "key", "--url", "memlock://?ttl=long"}, exitUsage, "want a positive duration"},
 		"bad escape":          {[]string{"inspect", "key", "--url", redis + "/?ttl=%zz"}, exitUsage, "malformed parameters"},
@@ -134,12 +128,16 @@ func TestBadInput(t *testing.T) {
 		"config is empty":     {[]string{"inspect", "key", "--config", config("")}, exitUsage, "the file is empty"},
 		"config, not yaml":    {[]string{"inspect", "key", "--config", config("a: b: " + secret)}, exitUsage, "mapping values are not allowed"},
 		"unknown field":       {[]string{"inspect", "key", "--config", config("strategy: memlock\nnode: x")}, exitUsage, `line 2: unknown field "node" (want strategy, nodes, params)`},
-		"nodes, not a list":   {[]string{"inspect", "key", "--config", config("nodes: " + secret)}, exitUsage, "a list of strings"},
-		"params, not a map":   {[]string{"inspect", "key", "--config", config("params: [" + secret + "]")}, exitUsage, "params"},
+		"nodes, not a list":   {[]string{"inspect", "key", "--config", config("nodes: " + secret)}, exitUsage, `line 1: want "strategy: NAME", "nodes: [URL, `},
+		"params, not a map":   {[]string{"inspect", "key", "--config", config("params: [" + secret + "]")}, exitUsage, `"params: {NAME: VALUE, `},
 		"parameter is a list": {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {ttl: [1s]}")}, exitUsage, "line 2"},
+		"config, large":       {[]string{"inspect", "key", "--config", config(strings.Repeat("# filling\n", 200_000))}, exitUsage, "larger than any configuration"},
+		"config, a URL":       {[]string{"inspect", "key", "--config", config("strategy: fairlock+redis://:" + secret + "@h")}, exitUsage, "put a URL into nodes"},
+		"field given twice":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nstrategy: memlock")}, exitUsage, `mapping key "strategy" already defined`},
+		"unquoted *":          {[]string{"inspect", "key", "--config", config("nodes: [*topsecret]")}, exitUsage, "must be quoted"},
 		"two documents":       {[]string{"inspect", "key", "--config", config("strategy: memlock\n---\nstrategy: memlock")}, exitUsage, "want one YAML document"},
 		"config, no strategy": {[]string{"inspect", "key", "--config", config("params: {ttl: 5s}")}, exitUsage, "no strategy given"},
-		"config, unknown":     {[]string{"inspect", "key", "--config", config("strategy: memlok")}, exitUsage, `unknown strategy "memlok"`},
+		"config, unknown":     {[]string{"inspect", "key", "--config", config("strategy: memlok")}, exitUsage, `unknown strategy "memlok", did you mean "memlock"?`},
 		"config, parameter":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {tll: 5}")}, exitUsage, `unknown parameter "tll"`},
 		"config, refused":     {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: ['redis://:" + secret + "@127.0.0.1:1']")}, exitStore, "connection refused"},
 
@@ -147,11 +145,10 @@ func TestBadInput(t *testing.T) {
 		"demo, ttl":          {[]string{"demo", "--ttl", "5ms"}, exitUsage, "want 100ms or more"},
 		"demo, one process":  {[]string{"demo", "--url", "memlock://"}, exitUsage, "excludes the callers of one process"},
 		"demo, no store":     {[]string{"demo", "--url", redis + ":1"}, exitStore, "connection refused"},
-		"demo, picture":      {[]string{"demo", "--url", redis + ":1", "--svg", unwritable(t, "file")}, exitFailed, "--svg"},
-		"worker by hand":     {[]string{"demo-worker"}, exitUsage, "started by hasp demo"},
+		"demo, picture":      {[]string{"demo", "--svg", unwritable(t, "file")}, exitFailed, "--svg"},
 		"conform, no store":  {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"conform, parameter": {[]string{"conform", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
-		"fence, unsupported": {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, `"hasp strategies" shows`},
+		"fence, unsupported": {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, "unsupported"},
 		"break without asking": {[]string{"break", "key", "--url", "unfenced://"}, exitUsage,
 			`cannot inspect: unsupported operation`},
 	} {
@@ -164,6 +161,7 @@ func TestBadInput(t *testing.T) {
 func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
 	url := "spinlock+redis://user:" + secret + "@127.0.0.1:1"
 	contains(t, call("inspect", "key", "--url", url).err, "hasp: warning: --url holds a password")
+	contains(t, call("inspect", "key", "--url", strings.Replace(url, secret, "password", 1)).err, "hasp: warning: --url holds a password")
 	for _, harmless := range []string{"spinlock+redis://user@127.0.0.1:1", store(t)} {
 		if o := call("inspect", "key", "--url", harmless); strings.Contains(o.err, "warning") {
 			t.Errorf("%s: %s", harmless, o.err)
@@ -189,9 +187,9 @@ func TestWhereTheLocksAreKept(t *testing.T) {
 		{"env", "filelock://" + dirs["env"], nil},
 		{"state", "", nil},
 	} {
-		cmd := self(t.Context(), t, "hasp", c.env, append(append([]string{"run", "key"}, c.flags...), "--", "true")...)
+		cmd := self(t, "hasp", c.env, append(append([]string{"run", "key"}, c.flags...), "--", "true")...)
 		cmd.Env = append(cmd.Env, "XDG_STATE_HOME="+dirs["state"])
-		start(t, cmd, nil, nil).wait().want(t, 0)
+		start(t, cmd).wait().want(t, 0)
 		for name, dir := range dirs {
 			entries, err := os.ReadDir(dir)
 			if err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hasplock/hasp"
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
 	_ "github.com/hasplock/hasp/memlock"
@@ -26,28 +25,26 @@ type strategy struct {
 	About string `json:"about,omitempty"`
 }
 
+// inOrder is the Order of a strategy that serves waiters in order of arrival.
+const inOrder = "arrival"
+
 // described are the strategies of this program.
 var described = []strategy{
-	{"memlock", "process", "arrival", true, "memlock://", "one process: tests and examples"},
-	{"filelock", "host", "none", true, "filelock:///var/lock/app", "files; no server"},
+	{"memlock", "process", inOrder, true, "memlock://", "one process: tests and examples"},
+	{"filelock", "host", "none", true, "filelock:///var/lib/app/locks", "files; no server"},
 	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; polls"},
 	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; a release wakes the waiters; shares locks with Redisson"},
-	{"fairlock", "network", "arrival", true, "fairlock+redis://localhost:6379/0", "one Redis; first come, first served"},
+	{"fairlock", "network", inOrder, true, "fairlock+redis://localhost:6379/0", "one Redis; first come, first served"},
 	{"redlock", "network", "none", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, of which a minority may fail"},
 }
 
-// known returns the registered strategies, with their descriptions.
-func known() []strategy {
-	var all []strategy
-	for _, name := range hasp.Strategies() {
-		i := slices.IndexFunc(described, func(s strategy) bool { return s.Name == name })
-		if i < 0 {
-			all = append(all, strategy{Name: name, URL: name + "://"})
-		} else {
-			all = append(all, described[i])
-		}
+// describe returns the description of a strategy, or the zero strategy.
+func describe(name string) strategy {
+	i := slices.IndexFunc(described, func(s strategy) bool { return s.Name == name })
+	if i < 0 {
+		return strategy{}
 	}
-	return all
+	return described[i]
 }
 
 func (a *app) strategiesCommand() *cobra.Command {
@@ -59,24 +56,24 @@ func (a *app) strategiesCommand() *cobra.Command {
 
   REACH   which programs share the locks: those in one process, those on one
           host, or those in a network that reach the same store
-  ORDER   the order in which waiters get a key: that of arrival, or none
+  ORDER   whether waiters get a key in their order of arrival, or in no order
   FENCE   whether a lock can have a fence, see "hasp run --help"
   URL     an example`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if asJSON {
-				return a.printJSON(known())
+				return a.printJSON(described)
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tFENCE\tURL\tABOUT")
-			for _, s := range known() {
+			for _, s := range described {
 				fence := "no"
 				if s.Fence {
 					fence = "yes"
 				}
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Reach, s.Order, fence, s.URL, s.About)
 			}
-			return w.Flush()
+			return printed(w.Flush())
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

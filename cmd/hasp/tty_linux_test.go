@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -42,7 +41,7 @@ func TestCtrlCEndsTheCommandAndHasp(t *testing.T) {
 
 func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
 	t.Parallel()
-	s := startJobIn(t, self(t.Context(), t, "shell", store(t), "/bin/sh", "-c", `"$0" "$@"; echo went on`,
+	s := startJobIn(t, self(t, "shell", store(t), "/bin/sh", "-c", `"$0" "$@"; echo went on`,
 		executable(t), "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600"), false)
 	s.expect("ready")
 	s.types("\x03")
@@ -173,18 +172,7 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 // Under ssh or in a container, no shell would continue a stopped hasp.
 func TestCtrlZWithoutAShellGoesOn(t *testing.T) {
 	t.Parallel()
-	p, slave := openPTY(t)
-	cmd := self(t.Context(), t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; read x; echo got $x; read y")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	slave.Close()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	p := startOnPTY(t, self(t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; read x; echo got $x; read y"))
 	p.expect("ready")
 	p.types("\x1a")
 	p.types("text\n")
@@ -194,9 +182,10 @@ func TestCtrlZWithoutAShellGoesOn(t *testing.T) {
 func TestBreakAsks(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]struct{ says, code string }{
-		"y\n": {"broke \"key\"", "exited 0"},
-		"n\n": {"was not broken", "exited 1"},
-		"\n":  {"was not broken", "exited 1"},
+		"y\n":  {"broke \"key\"", "exited 0"},
+		"n\n":  {"was not broken", "exited 1"},
+		"\n":   {"was not broken", "exited 1"},
+		"\x03": {"ended by signal", "exited 130"},
 	} {
 		t.Run(fmt.Sprintf("%q", answer), func(t *testing.T) {
 			t.Parallel()
@@ -223,14 +212,4 @@ func TestBreakConcernsTheHolderOfTheQuestion(t *testing.T) {
 	s.expect("has changed hands")
 	s.report.expect("exited 1")
 	second.free().want(t, 0) // not lost
-}
-
-func TestCtrlCEndsTheQuestion(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	hold(t, url)
-	s := startSession(t, url, false, "break", "key")
-	s.expect("Break it? [y/N]")
-	s.types("\x03")
-	s.report.expect("exited 130")
 }

@@ -14,7 +14,6 @@ import (
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
 	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/redistest/container"
 	_ "github.com/hasplock/hasp/memlock"
 	_ "github.com/hasplock/hasp/pubsublock"
@@ -34,9 +33,7 @@ var stores = map[string]func(t *testing.T, h *conformance.Harness){
 }
 
 func TestEveryStrategyConforms(t *testing.T) {
-	if os.Getenv(redistest.Env) != "container" {
-		t.Skipf("needs containers: set %s=container", redistest.Env)
-	}
+	needContainers(t)
 	for _, strategy := range hasp.Strategies() {
 		t.Run(strategy, func(t *testing.T) {
 			t.Parallel()
@@ -94,31 +91,15 @@ func inRedis(cost conformance.Cost) func(t *testing.T, h *conformance.Harness) {
 
 // A server that hangs keeps its connections. The container is paused for that.
 func TestContainerThatIsPaused(t *testing.T) {
-	if os.Getenv(redistest.Env) != "container" {
-		t.Skipf("needs containers: set %s=container", redistest.Env)
-	}
+	needContainers(t)
 	srv := container.Start(t)
-	c, err := hasp.Open(t.Context(), "spinlock+redis://"+srv.Addr+"?timeout=5s", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lease, err := c.Lock(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := srv.Pause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	c := open(t, "spinlock+redis://"+srv.Addr+"?timeout=5s")
+	lease := lock(t, c, "k")
+	must(t, srv.Pause(t.Context()))
 	if _, err := c.TryLock(t.Context(), "other"); err == nil || errors.Is(err, hasp.ErrHeld) {
 		t.Errorf("trylock: %v", err)
 	}
-	if err := srv.Resume(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := lease.Unlock(t.Context()); err != nil {
-		t.Errorf("unlock: %v", err)
-	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, srv.Resume(t.Context()))
+	unlock(t, lease)
+	must(t, c.Close())
 }

@@ -19,9 +19,7 @@ import (
 // on a topology, and those that the topology needs in addition.
 func rules(t *testing.T) (strategies map[string]map[string][]string, besides map[string][]string) {
 	text, err := os.ReadFile("../../docs/redis.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	strategies, besides = map[string]map[string][]string{}, map[string][]string{}
 	_, tables, ok := strings.Cut(string(text), "\n## What the user must be allowed\n")
 	if !ok {
@@ -76,9 +74,7 @@ func (p *place) user(t *testing.T, rules []string) (name string) {
 func (p *place) refused(t *testing.T, name string) (all []string) {
 	for _, srv := range p.servers {
 		entries, err := srv.Client().ACLLog(t.Context(), 10000).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, e := range entries {
 			if e.Username == name {
 				all = append(all, e.Reason+" "+e.Object)

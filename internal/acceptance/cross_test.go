@@ -83,26 +83,14 @@ func TestStrategiesThatShareHaveOneFence(t *testing.T) {
 	srv := redistest.Start(t, nil)
 	key := "fence of " + t.Name()
 	far := uint64(time.Now().Add(time.Hour).UnixMicro())
-	if err := srv.Client().Set(t.Context(), redisstore.DerivedKey("fence", key), far, time.Minute).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, srv.Client().Set(t.Context(), redisstore.DerivedKey("fence", key), far, time.Minute).Err())
 	for range 2 {
 		for _, s := range sharing {
-			c, err := hasp.Open(t.Context(), s.name+"+"+srv.URL(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			lease, err := c.Lock(t.Context(), key, hasp.WithFence())
-			if err != nil {
-				t.Fatal(err)
-			}
+			lease := lock(t, open(t, s.name+"+"+srv.URL()), key, hasp.WithFence())
 			if far++; lease.Fence() != far {
 				t.Errorf("%s: fence %d, want %d", s.name, lease.Fence(), far)
 			}
-			if err := lease.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			unlock(t, lease)
 		}
 	}
 }
@@ -135,10 +123,7 @@ func TestWaitersLookByThemselves(t *testing.T) {
 // handOver returns the time from a's release until b, which waits, has the key.
 func handOver(t *testing.T, a, b *hasp.Client, held time.Duration) time.Duration {
 	t.Helper()
-	lease, err := a.Lock(t.Context(), "key")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lease := lock(t, a, "key")
 	had := make(chan time.Time, 1)
 	go func() {
 		lease, err := b.Lock(t.Context(), "key")
@@ -148,14 +133,10 @@ func handOver(t *testing.T, a, b *hasp.Client, held time.Duration) time.Duration
 			return
 		}
 		had <- time.Now()
-		if err := lease.Unlock(t.Context()); err != nil {
-			t.Error(err)
-		}
+		unlock(t, lease)
 	}()
 	time.Sleep(held + 10*time.Millisecond)
-	if err := lease.Unlock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	unlock(t, lease)
 	released := time.Now()
 	at := <-had
 	synctest.Wait()

@@ -19,6 +19,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/redlock"
 )
 
@@ -103,9 +104,9 @@ var garbage = map[string]struct {
 
 // hostile is a driver whose server sends the replies of a test.
 type hostile struct {
-	d     backend.Driver
-	p     *faultproxy.Proxy
-	known string // a key that a witness holds
+	d       backend.Driver
+	p       *faultproxy.Proxy
+	witness backend.Claim // of a hold that lasts
 }
 
 // hostiles opens each strategy in both ways.
@@ -114,7 +115,7 @@ func hostiles(t testing.TB) map[string]*hostile {
 	all := map[string]*hostile{}
 	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock", "redlock"} {
 		for _, way := range []string{"URL", "client"} {
-			h := &hostile{known: "known-" + strategy + way}
+			h := &hostile{witness: strategytest.Claim("known-" + strategy + way)}
 			srv := redistest.Start(t, &redistest.Options{Own: true})
 			h.p = srv.Proxy()
 			if way == "URL" {
@@ -127,9 +128,8 @@ func hostiles(t testing.TB) map[string]*hostile {
 				h.d = overClient(strategy, rdb)
 			}
 			t.Cleanup(func() { h.d.Close() })
-			witness := h.claim(h.known, false)
-			witness.TTL = time.Hour
-			if _, err := h.d.Acquire(t.Context(), witness); err != nil {
+			h.witness.TTL = time.Hour
+			if _, err := h.d.Acquire(t.Context(), h.witness); err != nil {
 				t.Fatalf("%s, %s: %v", strategy, way, err)
 			}
 			all[strategy+" by "+way] = h
@@ -145,9 +145,7 @@ func byURL(t testing.TB, strategy, addr string) backend.Driver {
 		c.Params = hasp.Params{"allow_unsafe_nodes": "true", "max_ttl": "1h"}
 	}
 	d, err := c.Driver(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d
 }
 
@@ -160,26 +158,14 @@ func overClient(strategy string, rdb redis.UniversalClient) backend.Driver {
 	return redlock.New([]redis.UniversalClient{rdb}, &redlock.Options{AllowUnsafeNodes: true, MaxTTL: time.Hour})
 }
 
-var tokens struct {
-	sync.Mutex
-	n int
-}
-
-func (h *hostile) claim(key string, fenced bool) backend.Claim {
-	tokens.Lock()
-	defer tokens.Unlock()
-	tokens.n++
-	return backend.Claim{Key: key, Token: fmt.Sprintf("token%d", tokens.n), Owner: "owner", TTL: time.Minute, Timeout: 3 * time.Second, Fenced: fenced}
-}
-
 // calls are all calls of a driver. None of them may succeed here.
 var calls = map[string]func(ctx context.Context, h *hostile, key string) error{
 	"acquire": func(ctx context.Context, h *hostile, key string) error {
-		_, err := h.d.Acquire(ctx, h.claim(key, false))
+		_, err := h.d.Acquire(ctx, strategytest.Claim(key))
 		return err
 	},
 	"acquire fenced": func(ctx context.Context, h *hostile, key string) error {
-		_, err := h.d.Acquire(ctx, h.claim(key, true))
+		_, err := h.d.Acquire(ctx, strategytest.Fenced(key))
 		return err
 	},
 	"wait": func(ctx context.Context, h *hostile, key string) error {
@@ -187,16 +173,16 @@ var calls = map[string]func(ctx context.Context, h *hostile, key string) error{
 		if !ok {
 			return errors.ErrUnsupported
 		}
-		_, err := w.Wait(ctx, h.claim(key, true))
+		_, err := w.Wait(ctx, strategytest.Fenced(key))
 		return err
 	},
 	"renew": func(ctx context.Context, h *hostile, key string) error {
 		err := errors.New("not answered")
-		h.d.Renew(ctx, []backend.Claim{h.claim(key, false)}, func(_ int, _ backend.Grant, e error) { err = e })
+		h.d.Renew(ctx, []backend.Claim{strategytest.Claim(key)}, func(_ int, _ backend.Grant, e error) { err = e })
 		return err
 	},
 	"release": func(ctx context.Context, h *hostile, key string) error {
-		return h.d.Release(ctx, h.claim(key, false))
+		return h.d.Release(ctx, strategytest.Claim(key))
 	},
 	"inspect": func(ctx context.Context, h *hostile, key string) error {
 		_, err := h.d.(backend.Inspector).Inspect(ctx, key)
@@ -293,28 +279,24 @@ func (h *hostile) ask(t *testing.T, key, reply string, hangs, alone bool) (got [
 // recovers fails the test unless the driver works again with a healthy server.
 func (h *hostile) recovers(t *testing.T, after string) {
 	t.Helper()
-	var err error
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		var s backend.Status // of a new key each time, because the outcome of a failed try is unknown
-		if s, err = h.d.(backend.Inspector).Inspect(t.Context(), h.known); err != nil {
-			continue // a connection that has gone, or a node that is not trusted yet
+	eventually(t, "after "+after, func() error {
+		s, err := h.d.(backend.Inspector).Inspect(t.Context(), h.witness.Key)
+		if err != nil {
+			return err // a connection that has gone, or a node that is not trusted yet
 		}
-		if !s.Held || s.Owner != "owner" {
+		if !s.Held || s.Owner != h.witness.Owner {
 			t.Fatalf("after %s: the reply to another call: %+v", after, s)
 		}
-		c := h.claim(rand.Text(), true)
-		var g backend.Grant
-		if g, err = h.d.Acquire(t.Context(), c); err != nil {
-			continue
+		c := strategytest.Fenced(rand.Text()) // of a new key each time, because the outcome of a failed try is unknown
+		g, err := h.d.Acquire(t.Context(), c)
+		if err != nil {
+			return err
 		}
 		if g.Fence == 0 {
 			t.Errorf("after %s: no fence", after)
 		}
-		if err = h.d.Release(t.Context(), c); err == nil {
-			return
-		}
-	}
-	t.Fatalf("after %s: %v", after, err)
+		return h.d.Release(t.Context(), c)
+	})
 }
 
 var ours = regexp.MustCompile(`hasplock/hasp/(spinlock|pubsublock|fairlock|redlock|internal/redisstore(?:/\w+)?)\.`)
@@ -322,21 +304,20 @@ var ours = regexp.MustCompile(`hasplock/hasp/(spinlock|pubsublock|fairlock|redlo
 // noGoroutineIsLeft fails the test unless all goroutines of drivers end.
 func noGoroutineIsLeft(t *testing.T) {
 	t.Helper()
-	var left []string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	eventually(t, "no goroutine of a driver is left", func() error {
 		buf := make([]byte, 1<<20)
 		buf = buf[:runtime.Stack(buf, true)]
-		left = nil
+		var left []string
 		for _, g := range strings.Split(string(buf), "\n\n") {
 			if ours.MatchString(g) && !strings.Contains(g, "hasp/internal/acceptance") {
 				left = append(left, g)
 			}
 		}
-		if len(left) == 0 {
-			return
+		if len(left) > 0 {
+			return fmt.Errorf("%d are left:\n%s", len(left), strings.Join(left, "\n\n"))
 		}
-	}
-	t.Errorf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
+		return nil
+	})
 }
 
 // FuzzReplies sends any bytes as a reply, and then closes the connection. Only a

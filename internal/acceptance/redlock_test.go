@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -183,9 +182,7 @@ func command(srv *container.Server, f func(rdb *redis.Client) error) error {
 // the clauses that a minority could disturb with one node down and one node that
 // takes 200 ms.
 func TestRedlockConformsOnFive(t *testing.T) {
-	if os.Getenv(redistest.Env) != "container" {
-		t.Skipf("needs containers: set %s=container", redistest.Env)
-	}
+	needContainers(t)
 	t.Parallel()
 	for name, minority := range map[string]bool{"all well": true, "one down and one slow": false} {
 		t.Run(name, func(t *testing.T) {

@@ -28,18 +28,9 @@ func TestEventsHoldNoPassword(t *testing.T) {
 			}
 			seen := observed{failed: map[hasp.EventKind]bool{}}
 			client, err := c.Open(t.Context(), &hasp.Options{TTL: 6 * time.Second, Timeout: 5 * time.Second, Observe: seen.observe})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer client.Close()
-			long, err := client.Lock(t.Context(), "key-long", hasp.WithTTL(time.Minute))
-			if err != nil {
-				t.Fatal(err)
-			}
-			short, err := client.Lock(t.Context(), "key-short")
-			if err != nil {
-				t.Fatal(err)
-			}
+			long, short := lock(t, client, "key-long", hasp.WithTTL(time.Minute)), lock(t, client, "key-short")
 			p.Answer("key-", "-ERR not with "+password+"\r\n")
 			_, refusal := client.Lock(t.Context(), "key-other")
 			<-short.Context().Done()

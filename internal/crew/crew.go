@@ -79,13 +79,13 @@ func Start(program, role string) (*Process, error) {
 	return &Process{newPipe(out, in), cmd.Process, cmd}, nil
 }
 
-// Wait releases the resources of a process that has ended. Call it after the
-// last Receive.
-func (p *Process) Wait() { _ = p.cmd.Wait() }
+// Wait waits until the process has ended, and returns how, as exec.Cmd does. Call it
+// after the last Receive.
+func (p *Process) Wait() error { return p.cmd.Wait() }
 
 // End kills the process and waits until it has ended. No goroutine may be in
 // Receive.
 func (p *Process) End() {
 	_ = p.Kill()
-	p.Wait()
+	_ = p.Wait()
 }

@@ -45,6 +45,7 @@ type reply struct {
 	due   time.Time // when to pass it on
 }
 
+// serve passes bytes between a client and the server until either ends.
 func (p *Proxy) serve(client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,19 +59,18 @@ func (p *Proxy) serve(client net.Conn) {
 			client.Close()
 			return
 		}
+
 		c := &conn{p: p, client: client, server: server, over: make(chan struct{}), more: make(chan struct{}, 1)}
 		p.mu.Lock()
-		if p.down {
-			p.mu.Unlock()
-			client.Close()
-			server.Close()
+		defer p.mu.Unlock()
+		if p.down { // since the dial began
+			c.close()
 			return
 		}
 		p.conns[c] = true
 		p.wg.Go(c.requests)
 		p.wg.Go(c.replies)
 		p.wg.Go(c.deliver)
-		p.mu.Unlock()
 	})
 }
 
@@ -113,7 +113,7 @@ func (c *conn) requests() {
 			c.fault.Store(int32(r.fault))
 		case answer:
 			// The server echoes the place, which keeps the order of replies.
-			raw = fmt.Appendf(nil, "*2\r\n$4\r\necho\r\n%s", c.promise(r.promise))
+			raw = fmt.Appendf(nil, "*2\r\n$4\r\necho\r\n%s", c.promise(r))
 		case HoldRequest:
 			<-r.release // also if the client disconnects meanwhile
 		}
@@ -152,8 +152,8 @@ func (c *conn) replies() {
 }
 
 // promise returns the bytes that the server sends in place of a reply.
-func (c *conn) promise(p promise) string {
-	p.place = fmt.Sprintf("$26\r\n%s\r\n", rand.Text())
+func (c *conn) promise(r rule) (place string) {
+	p := promise{r.reply, r.last, fmt.Sprintf("$26\r\n%s\r\n", rand.Text())}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.promised = append(c.promised, p)
@@ -172,13 +172,12 @@ func (c *conn) kept(read []byte) (all []byte, last bool) {
 		before, after, ok := bytes.Cut(read, []byte(p.place))
 		if !ok {
 			// The read may end within a place.
-			for n := min(len(p.place)-1, len(read)); n > 0; n-- {
-				if bytes.HasSuffix(read, []byte(p.place[:n])) {
-					c.part = bytes.Clone(read[len(read)-n:])
-					read = read[:len(read)-n]
-					break
-				}
+			n := min(len(p.place)-1, len(read))
+			for !bytes.HasSuffix(read, []byte(p.place[:n])) {
+				n--
 			}
+			end := len(read) - n
+			c.part, read = bytes.Clone(read[end:]), read[:end]
 			break
 		}
 		all = append(append(all, before...), p.reply...)

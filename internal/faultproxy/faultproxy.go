@@ -4,7 +4,6 @@ package faultproxy
 
 import (
 	"context"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -27,7 +26,7 @@ const (
 	// LoseRequest cuts the connection before the server gets the command.
 	LoseRequest
 
-	// answer is the fault of Answer.
+	// answer is the fault of Answer and LastWords.
 	answer
 
 	// HoldRequest holds back the command, and all later ones on that connection,
@@ -57,9 +56,10 @@ type Proxy struct {
 
 // rule is a fault for commands whose text contains match.
 type rule struct {
-	match string
-	fault Fault
-	promise
+	match   string
+	fault   Fault
+	reply   string        // of Answer and LastWords
+	last    bool          // cut the connection after the reply
 	release chan struct{} // closed by the Release that ends a HoldRequest
 }
 
@@ -115,67 +115,52 @@ func (p *Proxy) Dialer() func(ctx context.Context, network, addr string) (net.Co
 	}
 }
 
-// Fail makes the next command fail whose text contains match. The text is the
-// arguments, joined by spaces. Faults with the same match happen one after another.
-func (p *Proxy) Fail(match string, f Fault) {
+// locked calls f with p.mu held.
+func (p *Proxy) locked(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rules = append(p.rules, rule{match: match, fault: f})
+	f()
 }
+
+// Fail makes the next command fail whose text contains match. The text is the
+// arguments, joined by spaces. Faults with the same match happen one after another.
+func (p *Proxy) Fail(match string, f Fault) { p.add(rule{match: match, fault: f}) }
 
 // Answer answers all commands whose text contains match with reply, until Forgive.
 // reply may be any bytes. The server does not get these commands.
-func (p *Proxy) Answer(match, reply string) { p.answer(match, promise{reply: reply}) }
+func (p *Proxy) Answer(match, reply string) { p.add(rule{match: match, fault: answer, reply: reply}) }
 
 // LastWords is Answer, but cuts the connection after the reply.
-func (p *Proxy) LastWords(match, reply string) { p.answer(match, promise{reply: reply, last: true}) }
-
-func (p *Proxy) answer(match string, reply promise) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rules = append(p.rules, rule{match: match, fault: answer, promise: reply})
+func (p *Proxy) LastWords(match, reply string) {
+	p.add(rule{match: match, fault: answer, reply: reply, last: true})
 }
 
-// Say sends bytes to all clients, as if the server had sent them unasked.
-func (p *Proxy) Say(text string) {
-	p.mu.Lock()
-	all := slices.Collect(maps.Keys(p.conns))
-	p.mu.Unlock()
-	for _, c := range all {
-		c.send([]byte(text))
-	}
-}
+func (p *Proxy) add(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
 
 // Pending returns how many faults have not happened yet.
-func (p *Proxy) Pending() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.rules)
+func (p *Proxy) Pending() (n int) {
+	p.locked(func() { n = len(p.rules) })
+	return n
 }
 
 // Forgive removes the faults that have not happened yet.
-func (p *Proxy) Forgive() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rules = nil
-}
+func (p *Proxy) Forgive() { p.locked(func() { p.rules = nil }) }
 
 // Commands returns the commands that clients have sent since the last call,
 // without those that set up a connection. The first call starts the recording.
-func (p *Proxy) Commands() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := p.commands
-	p.commands, p.record = nil, true
+func (p *Proxy) Commands() (all []string) {
+	p.locked(func() {
+		all = p.commands
+		p.commands, p.record = nil, true
+	})
 	return all
 }
 
 // Count returns how many commands clients have sent, without those that set up a
 // connection.
-func (p *Proxy) Count() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.count
+func (p *Proxy) Count() (n int64) {
+	p.locked(func() { n = p.count })
+	return n
 }
 
 // Stall stops all bytes in both directions. Connections stay, and new ones are
@@ -186,97 +171,74 @@ func (p *Proxy) Stall() {
 }
 
 // StallRequests stops the bytes from clients.
-func (p *Proxy) StallRequests() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if isClosed(p.in) {
-		p.in = make(chan struct{})
-	}
-}
+func (p *Proxy) StallRequests() { p.locked(func() { stop(&p.in) }) }
 
 // StallReplies stops the bytes from the server.
-func (p *Proxy) StallReplies() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if isClosed(p.out) {
-		p.out = make(chan struct{})
+func (p *Proxy) StallReplies() { p.locked(func() { stop(&p.out) }) }
+
+// stop makes a channel that is not closed.
+func stop(flow *chan struct{}) {
+	if isClosed(*flow) {
+		*flow = make(chan struct{})
 	}
 }
 
 // Flow ends Stall, StallRequests and StallReplies.
-func (p *Proxy) Flow() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.open()
-}
+func (p *Proxy) Flow() { p.locked(p.flowLocked) }
 
-func (p *Proxy) open() {
-	for _, c := range []chan struct{}{p.in, p.out} {
-		if !isClosed(c) {
-			close(c)
+func (p *Proxy) flowLocked() {
+	for _, flow := range []chan struct{}{p.in, p.out} {
+		if !isClosed(flow) {
+			close(flow)
 		}
 	}
 }
 
 // Release passes on the commands that HoldRequest holds back.
-func (p *Proxy) Release() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *Proxy) Release() { p.locked(p.releaseLocked) }
+
+func (p *Proxy) releaseLocked() {
 	close(p.release)
 	p.release = make(chan struct{})
 }
 
 // Delay delays every reply by d.
-func (p *Proxy) Delay(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delay = d
-}
+func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 
 // Trickle splits each command and each piece of replies into parts, of which the
 // last arrives after d.
-func (p *Proxy) Trickle(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.trickle = d
-}
+func (p *Proxy) Trickle(d time.Duration) { p.locked(func() { p.trickle = d }) }
 
 // Cut closes all connections.
-func (p *Proxy) Cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *Proxy) Cut() { p.locked(p.cutLocked) }
+
+func (p *Proxy) cutLocked() {
 	for c := range p.conns {
 		c.close()
 	}
 }
 
 // Down closes all connections, and new ones as soon as they are made.
-func (p *Proxy) Down() {
-	p.mu.Lock()
+func (p *Proxy) Down() { p.locked(p.downLocked) }
+
+func (p *Proxy) downLocked() {
 	p.down = true
-	p.mu.Unlock()
-	p.Cut()
+	p.cutLocked()
 }
 
 // Up ends Down.
-func (p *Proxy) Up() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.down = false
-}
+func (p *Proxy) Up() { p.locked(func() { p.down = false }) }
 
 // Close ends the proxy and its goroutines.
 func (p *Proxy) Close() {
 	if p.ln != nil {
 		p.ln.Close()
 	}
-	p.mu.Lock()
-	p.down = true
-	p.open()
-	close(p.release)
-	p.release = make(chan struct{})
-	p.mu.Unlock()
-	p.Cut()
+	p.locked(func() {
+		p.downLocked()
+		p.flowLocked()
+		p.releaseLocked()
+	})
 	p.wg.Wait()
 }
 

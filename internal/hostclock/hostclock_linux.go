@@ -1,13 +1,40 @@
 package hostclock
 
-import "golang.org/x/sys/unix"
+import (
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// Clock identifiers of clock_gettime(2).
+const (
+	clockMonotonic = 1
+	clockBoottime  = 7
+)
 
 // Now returns a time in nanoseconds. All processes of the host share its clock,
 // and no process can set it.
 func Now() int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		panic(err) // every Linux has this clock
+	now, _ := read(clockMonotonic) // every Linux has this clock
+	return now
+}
+
+// suspended is the difference of two clocks, of which only one counts a suspend. It is 0
+// if the kernel does not have one of them.
+func suspended() time.Duration {
+	// The boot clock is read first. So a pause between the two readings makes the
+	// result too small, which the next reading corrects, and never too large.
+	boot, ok1 := read(clockBoottime)
+	monotonic, ok2 := read(clockMonotonic)
+	if !ok1 || !ok2 {
+		return 0
 	}
-	return ts.Nano()
+	return time.Duration(boot - monotonic)
+}
+
+// read returns the time of a clock in nanoseconds, and whether the kernel has the clock.
+func read(id uintptr) (now int64, ok bool) {
+	var ts syscall.Timespec
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, id, uintptr(unsafe.Pointer(&ts)), 0)
+	return ts.Nano(), errno == 0
 }

@@ -38,22 +38,23 @@ func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 }
 
 // Split separates the cancellation of ctx from its deadline, for callers that
-// enforce the deadline themselves and want no timer. When ctx is cancelled, one
-// of the two channels is closed; either may be nil. The time is zero if the
-// channels also report the deadline.
-func Split(ctx context.Context) (done, quit <-chan struct{}, deadline time.Time) {
-	c, ok := ctx.(*Context)
-	if !ok {
-		return ctx.Done(), nil, time.Time{}
+// enforce the deadline themselves and want no timer. If ctx is a Context, it ends
+// with parent, with quit, or at the deadline; the deadline is zero if it is the
+// parent's. Otherwise lazy is false, and parent is ctx itself. Quit is never nil.
+func Split(ctx context.Context) (parent, quit context.Context, deadline time.Time, lazy bool) {
+	c, lazy := ctx.(*Context)
+	if !lazy {
+		return ctx, context.Background(), deadline, false
 	}
 
-	if c.quit != nil {
-		quit = c.quit.Done()
+	quit = c.quit
+	if quit == nil {
+		quit = context.Background()
 	}
-	if c.parentsDeadline {
-		return c.parent.Done(), quit, time.Time{}
+	if !c.parentsDeadline {
+		deadline = c.deadline
 	}
-	return c.parent.Done(), quit, c.deadline
+	return c.parent, quit, deadline, true
 }
 
 // End ends the context with context.Canceled, unless a caller has already seen

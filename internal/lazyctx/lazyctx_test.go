@@ -99,21 +99,22 @@ func TestDeadlineIsTheEarlier(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
+	none := context.Background()
 	c := WithTimeout(t.Context(), nil, time.Hour)
 	defer c.End()
-	if done, quit, until := Split(c); done != t.Context().Done() || quit != nil || until != c.deadline {
-		t.Errorf("got %v, %v, %v", done, quit, until)
+	if parent, quit, until, lazy := Split(c); parent != t.Context() || quit != none || until != c.deadline || !lazy {
+		t.Errorf("got %v, %v, %v, %v", parent, quit, until, lazy)
 	}
 	q, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	c = WithTimeout(t.Context(), q, time.Hour)
 	defer c.End()
-	if done, quit, until := Split(c); done != t.Context().Done() || quit != q.Done() || until != c.deadline {
-		t.Errorf("with quit: got %v, %v, %v", done, quit, until)
+	if parent, quit, until, lazy := Split(c); parent != t.Context() || quit != q || until != c.deadline || !lazy {
+		t.Errorf("with quit: got %v, %v, %v, %v", parent, quit, until, lazy)
 	}
 	child := context.WithValue(c, key{}, 1)
-	if done, quit, until := Split(child); done != child.Done() || quit != nil || !until.IsZero() {
-		t.Errorf("a child: got %v, %v, %v", done, quit, until)
+	if parent, quit, until, lazy := Split(child); parent != child || quit != none || !until.IsZero() || lazy {
+		t.Errorf("a child: got %v, %v, %v, %v", parent, quit, until, lazy)
 	}
 }
 
@@ -139,8 +140,8 @@ func TestParentEndsFirst(t *testing.T) {
 			defer cancel()
 			c := WithTimeout(parent, nil, time.Minute)
 			defer c.End()
-			if done, _, until := Split(c); done != parent.Done() || !until.IsZero() {
-				t.Errorf("Split: got %v, %v", done, until)
+			if of, _, until, lazy := Split(c); of != parent || !until.IsZero() || !lazy {
+				t.Errorf("Split: got %v, %v, %v", of, until, lazy)
 			}
 			<-c.Done()
 			if parent.Err() == nil {

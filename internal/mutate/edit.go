@@ -16,10 +16,10 @@ import (
 	"strings"
 )
 
-// An edit replaces some bytes of one file, and is one bug.
+// edit is one bug: it replaces src[start:end] of one file by text.
 type edit struct {
 	File string // from the module's root
-	Func string // the function that is edited, or empty outside of any
+	Func string // the function that is edited, or empty outside of functions
 	Line int
 	What string // "old => new", both as whole lines
 
@@ -28,7 +28,7 @@ type edit struct {
 	text       string
 }
 
-// key names the edit for as long as the lines that it changes stay as they are.
+// key names the edit. It is the same as long as the edited lines do not change.
 func (e edit) key() string { return e.File + "\t" + e.Func + "\t" + e.What }
 
 func (e edit) String() string { return fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, e.Func, e.What) }
@@ -38,8 +38,8 @@ func (e edit) apply() []byte {
 	return slices.Concat(e.src[:e.start], []byte(e.text), e.src[e.end:])
 }
 
-// edits returns all edits of the Go files and of the Lua files of a directory
-// that this system builds. Tests are not edited.
+// edits returns all edits of the Lua files of a directory, and of the Go files that
+// are built on this system. Tests are not edited.
 func edits(root, dir string) (inGo, inLua []edit, err error) {
 	files, err := os.ReadDir(filepath.Join(root, dir))
 	if err != nil {
@@ -72,17 +72,16 @@ func edits(root, dir string) (inGo, inLua []edit, err error) {
 	return inGo, inLua, nil
 }
 
-// A list collects the edits of one file.
+// list collects the edits of one file.
 type list struct {
 	file  string
 	src   []byte
 	edits []edit
-	seen  map[string]int
+	seen  map[string]int // how many edits have a key
 }
 
-// add appends the edit that replaces src[start:end]. Without a description it
-// is described by the lines before and after it. Equal descriptions in one
-// function are numbered.
+// add appends an edit. If what is empty, the edit is described by its whole lines,
+// old and new. Equal descriptions in one function are numbered.
 func (l *list) add(name string, start, end int, text, what string) {
 	if what == "" {
 		from := strings.LastIndexByte(string(l.src[:start]), '\n') + 1
@@ -112,7 +111,7 @@ func (l *list) add(name string, start, end int, text, what string) {
 // squeeze returns s in one line.
 func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// otherGo is what an operator is exchanged for.
+// otherGo has the operators that are exchanged.
 var otherGo = map[token.Token]token.Token{
 	token.EQL: token.NEQ, token.NEQ: token.EQL,
 	token.LSS: token.LEQ, token.LEQ: token.LSS,
@@ -120,12 +119,12 @@ var otherGo = map[token.Token]token.Token{
 	token.LAND: token.LOR, token.LOR: token.LAND,
 }
 
-// A goFile collects the edits of the function of a file that is walked.
+// goFile collects the edits of a Go file.
 type goFile struct {
 	list
 	fset *token.FileSet
-	name string
-	skip map[ast.Node]bool
+	name string            // the function that is walked
+	skip map[ast.Node]bool // numbers that are not edited
 }
 
 // goEdits returns the edits of the functions of a Go file.
@@ -150,24 +149,26 @@ func goEdits(file string, src []byte) ([]edit, error) {
 func (g *goFile) at(p token.Pos) int      { return g.fset.Position(p).Offset }
 func (g *goFile) slice(n ast.Node) string { return string(g.src[g.at(n.Pos()):g.at(n.End())]) }
 
+// replace adds the edit that replaces a node by text.
 func (g *goFile) replace(n ast.Node, text, what string) {
 	g.add(g.name, g.at(n.Pos()), g.at(n.End()), text, what)
 }
 
+// visit adds the edits of one node.
 func (g *goFile) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
 		if other, ok := otherGo[n.Op]; ok {
 			g.add(g.name, g.at(n.OpPos), g.at(n.OpPos)+len(n.Op.String()), other.String(), "")
 		}
-		// Factors and shares tune, and a little more or less is no bug.
+		// Factors and shares are for tuning. A little more or less is no bug.
 		if n.Op == token.MUL || n.Op == token.QUO {
 			g.skip[n.X], g.skip[n.Y] = true, true
 		}
 
 	case *ast.IfStmt:
-		// With == and != the exchanged operator is the same edit. Swapped branches
-		// would be, too.
+		// If the condition is == or !=, the exchanged operator is the same edit. Swapped
+		// branches would be the same edit as well.
 		if b, ok := n.Cond.(*ast.BinaryExpr); !ok || b.Op != token.EQL && b.Op != token.NEQ {
 			g.replace(n.Cond, "!("+g.slice(n.Cond)+")", "")
 		}
@@ -187,10 +188,12 @@ func (g *goFile) visit(n ast.Node) bool {
 	return true
 }
 
-// ofMutex matches calls without which every test hangs or crashes.
+// ofMutex matches calls that are never dropped, because every test would hang or
+// crash.
 var ofMutex = regexp.MustCompile(`(?i)mu\.R?(Unl|L)ock\(\)$`)
 
-// drop drops each statement of a block that can be missing.
+// drop adds the edits that drop one statement of a block. A declaration cannot be
+// dropped, because the code would not compile.
 func (g *goFile) drop(block []ast.Stmt) {
 	for _, s := range block {
 		switch s := s.(type) {
@@ -234,36 +237,40 @@ func luaEdits(file string, src []byte) []edit {
 		if m := luaFunc.FindStringSubmatch(code); m != nil {
 			name = m[1]
 		}
+		add := func(start, end int, text string) { l.add(name, at+start, at+end, text, "") }
 
 		for _, re := range []*regexp.Regexp{luaCompare, luaLogic} {
 			for _, m := range re.FindAllStringIndex(code, -1) {
-				l.add(name, at+m[0], at+m[1], otherLua[code[m[0]:m[1]]], "")
+				add(m[0], m[1], otherLua[code[m[0]:m[1]]])
 			}
 		}
 		for _, m := range luaNot.FindAllStringIndex(code, -1) {
-			l.add(name, at+m[0], at+m[1], "", "")
+			add(m[0], m[1], "")
 		}
 		for _, m := range luaIf.FindAllStringSubmatchIndex(code, -1) {
-			if cond := line[m[2]:m[3]]; !luaCompare.MatchString(code[m[2]:m[3]]) && !luaNot.MatchString(cond) {
-				l.add(name, at+m[2], at+m[3], "not ("+cond+")", "")
+			if cond := code[m[2]:m[3]]; !luaCompare.MatchString(cond) && !luaNot.MatchString(cond) {
+				add(m[2], m[3], "not ("+line[m[2]:m[3]]+")")
 			}
 		}
 		for _, r := range luaReturn.FindAllStringIndex(code, -1) {
 			for _, m := range luaNumber.FindAllStringIndex(code[r[0]:r[1]], -1) {
-				n, _ := strconv.Atoi(code[r[0]+m[0] : r[0]+m[1]])
-				l.add(name, at+r[0]+m[0], at+r[0]+m[1], strconv.Itoa(n+1), "")
+				start, end := r[0]+m[0], r[0]+m[1]
+				n, _ := strconv.Atoi(code[start:end])
+				add(start, end, strconv.Itoa(n+1))
 			}
 		}
+
+		// A line that is a whole statement can be dropped.
 		whole := len(luaOpens.FindAllString(code, -1)) == len(luaCloses.FindAllString(code, -1))
 		if whole && luaAction.MatchString(strings.TrimRight(code, " ")) && !strings.HasPrefix(strings.TrimSpace(code), "local ") {
-			l.add(name, at, at+len(code), "", "")
+			add(0, len(code), "")
 		}
 		at += len(line)
 	}
 	return l.edits
 }
 
-// mask returns a line of Lua with blanks for its strings and its comment.
+// mask returns a line of Lua with blanks in place of its strings and its comment.
 func mask(line string) string {
 	out, quote := []byte(line), byte(0)
 	for i := 0; i < len(out); i++ {

@@ -265,3 +265,17 @@ func TestQuickTestsTakeATenth(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 }
+
+// Each fix can still be reverted: the code has the text that is replaced.
+func TestFixesCanBeReverted(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &runner{root: root, dir: t.TempDir()}
+	for _, f := range fixes {
+		if _, err := r.revert(f); err != nil {
+			t.Error(err)
+		}
+	}
+}

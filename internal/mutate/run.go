@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -16,11 +17,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
 
-// A stage is some tests of one package, on one kind of Redis.
+// stage is some tests of one package, on one kind of Redis.
 type stage struct{ Dir, Run, Skip, Redis string }
 
 func (s stage) String() string {
@@ -29,9 +31,6 @@ func (s stage) String() string {
 
 // stages returns the tests that should find a bug in a package, its own first.
 func (p pkg) stages() []stage {
-	if dir, names, ok := strings.Cut(*tests, " "); ok {
-		return []stage{{dir, names, "", "process"}}
-	}
 	s := []stage{{p.dir, "", "Conformance", "process"}}
 	if *own {
 		return s
@@ -43,45 +42,49 @@ func (p pkg) stages() []stage {
 	return s
 }
 
-// A runner builds and tests mutants.
+// runner builds and tests mutants.
 type runner struct {
-	root      string
-	dir       string             // for what it builds
-	keep      func(record) error // appends to the file of results
+	root string
+	dir  string             // for what it builds
+	keep func(record) error // appends to the file of results
+
+	mu        sync.Mutex         // guards baselines; held while a stage is measured
 	baselines map[stage]baseline // how each stage runs without a bug
 }
 
+// baseline says how a stage runs without a bug.
 type baseline struct {
 	Takes time.Duration
 	Quick string // matches the quickest tests, which take a tenth of the time
 }
 
-// measure runs a stage without a bug, unless that was done before.
-func (r *runner) measure(ctx context.Context, s stage) error {
-	if _, ok := r.baselines[s]; ok {
-		return nil
+// baseline returns how a stage runs without a bug. It runs the stage if that is not
+// known.
+func (r *runner) baseline(ctx context.Context, s stage) (baseline, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if b, ok := r.baselines[s]; ok {
+		return b, nil
 	}
 	bin, err := r.build(ctx, s.Dir, "")
 	if err != nil {
-		return err
+		return baseline{}, err
 	}
 	defer os.Remove(bin)
-	for tries := 1; ; tries++ {
+	for range 3 {
 		began := time.Now()
 		ran, err := r.test(ctx, bin, s, 20*time.Minute)
 		if err != nil {
-			return err
+			return baseline{}, err
 		}
 		if ran.failed == "" {
 			b := baseline{Takes: time.Since(began), Quick: ran.quick()}
 			r.baselines[s] = b
-			return r.keep(record{Stage: &s, Baseline: &b})
+			return b, r.keep(record{Stage: &s, Baseline: &b})
 		}
 		fmt.Printf("fails without a bug: %v: %s\n", s, ran.failed)
-		if tries == 3 {
-			return errors.New("a test fails without a bug, which finds none")
-		}
 	}
+	return baseline{}, errors.New("a test fails without a bug, so it cannot find one")
 }
 
 // errBuild is the error of code that does not compile.
@@ -103,58 +106,65 @@ func (r *runner) build(ctx context.Context, dir, overlay string) (string, error)
 	return f.Name(), nil
 }
 
-// find runs the tests of a stage, or its quick tests, and returns what finds a
-// mutant, or an empty string. The quick tests use a server in the process. Tests
-// that fail once, and not again, fail now and then; the others are run without
-// them. Tests that time out are given twice the time, since the machine may have
-// become busier.
+// find runs the tests of a stage, or only its quick tests. It returns the test that
+// finds a mutant, or an empty string. The quick tests use a server in the process.
 func (r *runner) find(ctx context.Context, bin string, s stage, quick bool) (string, error) {
-	b := r.baselines[s]
+	b, err := r.baseline(ctx, s)
+	if err != nil {
+		return "", err
+	}
 	limit := 3*b.Takes + 20*time.Second
 	parts := []stage{s}
-	if b.Quick != "" && *tests == "" {
+	if b.Quick != "" {
 		parts = []stage{{s.Dir, b.Quick, s.Skip, "inprocess"}, s}
 	}
 	if quick {
 		parts = parts[:1]
 	}
 	for _, part := range parts {
-		for tries := 1; ; tries++ {
-			ran, err := r.test(ctx, bin, part, limit)
-			if err != nil {
-				return "", err
-			}
-			if ran.failed == "" {
-				break
-			}
-			again := part
-			name, _, _ := strings.Cut(ran.failed, "/")
-			if ran.failed == timedOut {
-				limit *= 2
-			} else if strings.HasPrefix(name, "Test") {
-				again.Run, again.Skip = "^"+name+"$", ""
-			}
-			more, err := r.test(ctx, bin, again, limit)
-			if err != nil || more.failed != "" || tries == 3 {
-				return ran.failed, err
-			}
-			fmt.Printf("fails now and then: %v: %s\n", s, ran.failed)
-			if again == part {
-				break
-			}
-			part.Skip = strings.TrimPrefix(part.Skip+"|"+again.Run, "|")
+		if found, err := r.findTwice(ctx, bin, part, limit); err != nil || found != "" {
+			return found, err
 		}
 	}
 	return "", nil
 }
 
-// What some tests have done: the first that failed, and how long each took.
+// findTwice returns the test that fails twice, or an empty string. If a test fails
+// once, and passes when it runs again, the other tests run without it. If the
+// tests time out, they get twice the time, because the machine may have become
+// busier.
+func (r *runner) findTwice(ctx context.Context, bin string, s stage, limit time.Duration) (string, error) {
+	for tries := 1; ; tries++ {
+		ran, err := r.test(ctx, bin, s, limit)
+		if err != nil || ran.failed == "" {
+			return "", err
+		}
+		again := s
+		name, _, _ := strings.Cut(ran.failed, "/")
+		if ran.failed == timedOut {
+			limit *= 2
+		} else if strings.HasPrefix(name, "Test") {
+			again.Run, again.Skip = "^"+name+"$", ""
+		}
+		more, err := r.test(ctx, bin, again, limit)
+		if err != nil || more.failed != "" || tries == 3 {
+			return ran.failed, err
+		}
+		fmt.Printf("fails now and then: %v: %s\n", s, ran.failed)
+		if again == s {
+			return "", nil // all tests have passed
+		}
+		s.Skip = strings.TrimPrefix(s.Skip+"|"+again.Run, "|")
+	}
+}
+
+// result is the first test that failed, and how long each test took.
 type result struct {
 	failed string
 	took   map[string]time.Duration
 }
 
-// timedOut is in the place of a test for tests that had to be stopped.
+// timedOut takes the place of a test if the tests had to be stopped.
 const timedOut = "time-out"
 
 var (
@@ -162,7 +172,8 @@ var (
 	passed  = regexp.MustCompile(`^--- PASS: (\S+) \((.+)\)`)
 )
 
-// quick returns a regular expression for the quickest tests.
+// quick returns a regular expression for the quickest tests, which take a tenth of
+// the time together.
 func (t result) quick() string {
 	names, total := slices.Collect(maps.Keys(t.took)), time.Duration(0)
 	for _, d := range t.took {
@@ -182,14 +193,19 @@ func (t result) quick() string {
 
 // test runs a test binary until its first failure.
 func (r *runner) test(ctx context.Context, bin string, s stage, limit time.Duration) (result, error) {
+	return r.watch(ctx, limit, s, bin, "-test.v", "-test.failfast", "-test.timeout=0", "-test.run", s.Run, "-test.skip", s.Skip)
+}
+
+// watch runs a program in the directory of a stage until it ends, a test fails or the
+// limit is over.
+func (r *runner) watch(ctx context.Context, limit time.Duration, s stage, command ...string) (result, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	// A bug may allocate without end. The limit is of address space, in KiB.
-	cmd := exec.CommandContext(ctx, "sh", "-c", `ulimit -v 16000000 && exec "$0" "$@"`,
-		bin, "-test.v", "-test.failfast", "-test.timeout=0", "-test.run", s.Run, "-test.skip", s.Skip)
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -v 16000000 && exec "$0" "$@"`}, command...)...)
 	cmd.Dir = filepath.Join(r.root, s.Dir)
 	cmd.Env = append(os.Environ(), "HASP_TEST_REDIS="+s.Redis)
-	// Tests start processes, which end with the tests.
+	// Tests and torture start processes. They form one group, which ends with them.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
@@ -201,32 +217,18 @@ func (r *runner) test(ctx context.Context, bin string, s stage, limit time.Durat
 	cmd.Stdout, cmd.Stderr = in, in
 	err = cmd.Start()
 	in.Close()
+	if errors.Is(err, context.DeadlineExceeded) {
+		return result{failed: timedOut}, nil // the limit was over before the start
+	}
 	if err != nil {
 		return result{}, err
 	}
 
-	// A process that outlives the tests keeps the pipe open, so the end of the
-	// tests ends the reading.
 	read := make(chan result, 1)
-	go func() {
-		res := result{took: map[string]time.Duration{}}
-		for lines := bufio.NewReader(out); ; {
-			line, err := lines.ReadString('\n')
-			if m := passed.FindStringSubmatch(line); m != nil {
-				res.took[m[1]], _ = time.ParseDuration(m[2])
-			}
-			if m := failure.FindStringSubmatch(line); m != nil && res.failed == "" {
-				res.failed = m[1] + m[2] + m[3]
-				cmd.Cancel()
-			}
-			if err != nil {
-				read <- res
-				return
-			}
-		}
-	}()
+	go func() { read <- readResult(out, cmd.Cancel) }()
 	err = cmd.Wait()
 	cmd.Cancel()
+	// A process that outlives the tests keeps the pipe open.
 	out.SetReadDeadline(time.Now().Add(time.Second))
 	res := <-read
 	if res.failed == "" && ctx.Err() != nil {
@@ -237,7 +239,26 @@ func (r *runner) test(ctx context.Context, bin string, s stage, limit time.Durat
 	return res, nil
 }
 
-// try runs the stages of m, or the quick tests of the first, until one finds it.
+// readResult reads the output of tests. It stops them at the first failure.
+func readResult(out io.Reader, stop func() error) result {
+	res := result{took: map[string]time.Duration{}}
+	for lines := bufio.NewReader(out); ; {
+		line, err := lines.ReadString('\n')
+		if m := passed.FindStringSubmatch(line); m != nil {
+			res.took[m[1]], _ = time.ParseDuration(m[2])
+		}
+		if m := failure.FindStringSubmatch(line); m != nil && res.failed == "" {
+			res.failed = m[1] + m[2] + m[3]
+			stop()
+		}
+		if err != nil {
+			return res
+		}
+	}
+}
+
+// try runs the stages of m until one finds it, or only the quick tests of the first
+// stage.
 func (r *runner) try(ctx context.Context, m *mutant, quick bool) (o outcome, err error) {
 	path := filepath.Join(r.root, m.File)
 	dir, err := os.MkdirTemp(r.dir, "mutant")
@@ -254,7 +275,7 @@ func (r *runner) try(ctx context.Context, m *mutant, quick bool) (o outcome, err
 	for i, s := range m.pkg.stages() {
 		bin, err := r.build(ctx, s.Dir, overlay)
 		if errors.Is(err, errBuild) && i == 0 {
-			o.State = "build"
+			o.State = broken
 			return o, nil
 		} else if err != nil {
 			return o, err
@@ -266,16 +287,16 @@ func (r *runner) try(ctx context.Context, m *mutant, quick bool) (o outcome, err
 		case err != nil:
 			return o, err
 		case o.By == timedOut:
-			o.State = "timeout"
-			return o, nil
+			o.State = timedout
 		case o.By != "":
-			o.State = "test"
-			return o, nil
+			o.State = killed
 		case quick:
-			o.State = "slow"
-			return o, nil
+			o.State = slow
+		default:
+			continue
 		}
+		return o, nil
 	}
-	o.State = "survived"
+	o.State = survived
 	return o, nil
 }

@@ -35,22 +35,25 @@ type block struct{ page, text string }
 
 var fence = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // pages returns the text of each page.
 func pages(t *testing.T) map[string]string {
 	texts := map[string]string{}
 	for _, pattern := range []string{"*.md", "docs/*.md", "bench/*.md"} {
 		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(names) == 0 {
 			t.Fatalf("no page is called %s", pattern)
 		}
 		for _, name := range names {
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			texts[strings.TrimPrefix(filepath.ToSlash(name), root+"/")] = string(text)
 		}
 	}
@@ -97,21 +100,13 @@ func TestProgramsRun(t *testing.T) {
 			// The overlay puts the program into this module without a file in
 			// the working tree.
 			source, overlay := filepath.Join(dir, name), filepath.Join(dir, "overlay.json")
-			if err := os.WriteFile(source, []byte(b.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(source, []byte(b.text), 0o600))
 			module, err := filepath.Abs(root)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			replace := map[string]map[string]string{"Replace": {filepath.Join(module, "internal", "pages", "program", name): source}}
 			text, err := json.Marshal(replace)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(overlay, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, os.WriteFile(overlay, text, 0o600))
 			program := filepath.Join(dir, "program")
 			shell(t, build+" -overlay "+overlay+" -o "+program+" ./internal/pages/program && "+program)
 		})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,7 +18,7 @@ import (
 //	server_name  name that the servers' certificates must bear          (rediss…)
 //	db           number of the database                                 (unix)
 //	replicas     how many replicas must confirm a hold and its renewals
-//	sentinel_user, sentinel_password  who we are to the sentinels       (…-sentinel)
+//	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
 var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "sentinel_user", "sentinel_password"}
 
 // address is a URL with its parameters.
@@ -64,31 +65,51 @@ const (
 const forms = "redis://user:password@host:port/db, redis-sentinel://host:port,host:port/master/db, redis-cluster://host:port,host:port, " +
 	"the same with rediss for TLS, or unix:///path/to/socket"
 
-// parse parses a node's URL. Its errors have no part of the URL that may be a secret,
-// so they do not wrap the errors of net/url, which have the whole URL. A password may
-// be percent-encoded, and must be if it has a % or a ?.
-func parse(node string) (address, error) {
-	scheme, rest, ok := strings.Cut(node, "://")
-	a, known := schemes[scheme]
-	if !ok || !known {
-		return address{}, invalid("node: want %s", forms)
-	}
+// split cuts a URL into its scheme, the user with the password, the hosts, and the path
+// after them with its slash. ok says whether the scheme is known.
+func split(node string) (a address, user, hosts, path string, ok bool) {
+	scheme, rest, found := strings.Cut(node, "://")
+	a, ok = schemes[scheme]
 	a.scheme = scheme
-	if a.kind == aSocket {
-		return a, a.parseSocket(rest)
-	}
 
-	// A password may have an @, so the last one ends it.
-	user, rest := "", rest
-	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+	// A password may have an @, so the last one ends it. In the path of a socket, an @
+	// is a part of the path.
+	at := strings.LastIndexByte(rest, '@')
+	if a.kind == aSocket {
+		at = strings.Index(rest, "@/")
+		if strings.HasPrefix(rest, "/") {
+			at = -1
+		}
+	}
+	if at >= 0 {
 		user, rest = rest[:at], rest[at+1:]
+	}
+	if i := strings.IndexByte(rest, '/'); i >= 0 {
+		rest, path = rest[:i], rest[i:]
+	}
+	return a, user, rest, path, ok && found
+}
+
+// parse parses a node's URL. Its errors have no part of the URL that may be a secret,
+// so they do not wrap the errors of net/url, which quote a part of the text. A password
+// may be percent-encoded, and must be if it has a % or a ?.
+func parse(node string) (address, error) {
+	a, user, hosts, path, ok := split(node)
+	if !ok {
+		return address{}, invalid("node: want %s", forms)
 	}
 	if err := a.parseUser(user); err != nil {
 		return a, err
 	}
 
-	hosts, path, _ := strings.Cut(rest, "/")
-	if err := a.parsePath(path); err != nil {
+	if a.kind == aSocket {
+		if hosts != "" || path == "" {
+			return a, invalid("node: want the absolute path of a socket, as in unix:///run/redis/redis.sock")
+		}
+		a.addrs = []string{path}
+		return a, nil
+	}
+	if err := a.parsePath(strings.TrimPrefix(path, "/")); err != nil {
 		return a, err
 	}
 	return a, a.parseHosts(hosts)
@@ -97,33 +118,23 @@ func parse(node string) (address, error) {
 // Nodes splits a URL of several independent servers, such as
 // redis://user:password@host:port,host:port/db, into one URL for each.
 func Nodes(list string) ([]string, error) {
-	scheme, rest, ok := strings.Cut(list, "://")
-	a, known := schemes[scheme]
+	a, _, hosts, path, ok := split(list)
 	switch {
-	case !ok || !known:
+	case !ok:
 		return nil, invalid("node: want redis://user:password@host:port/db, rediss://…, or unix:///path/to/socket")
 	case a.kind == aSocket:
 		return []string{list}, nil
 	case a.kind != aServer:
-		return nil, invalid("node: want independent servers, redis://host:port,host:port,host:port, and not %s://", scheme)
+		return nil, invalid("node: want independent servers, redis://host:port,host:port,host:port, and not %s://", a.scheme)
 	}
 
-	user, hosts := "", rest
-	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
-		user, hosts = rest[:at+1], rest[at+1:]
-	}
-
-	hosts, path, found := strings.Cut(hosts, "/")
-	if found {
-		path = "/" + path
-	}
-
+	before := strings.TrimSuffix(list, hosts+path)
 	var nodes []string
 	for host := range strings.SplitSeq(hosts, ",") {
 		if host == "" && hosts != "" {
-			return nil, invalid("node: a host is missing: want %s://host:port,host:port,host:port", scheme)
+			return nil, invalid("node: a host is missing: want %s://host:port,host:port,host:port", a.scheme)
 		}
-		nodes = append(nodes, scheme+"://"+user+host+path)
+		nodes = append(nodes, before+host+path)
 	}
 	return nodes, nil
 }
@@ -137,29 +148,13 @@ func Address(node string) (string, error) {
 	return a.addrs[0], nil
 }
 
-// parseSocket parses what follows "unix://".
-func (a *address) parseSocket(rest string) error {
-	user, path, ok := strings.Cut(rest, "@/")
-	if ok && !strings.HasPrefix(rest, "/") {
-		rest = "/" + path
-		if err := a.parseUser(user); err != nil {
-			return err
-		}
-	}
-	if !strings.HasPrefix(rest, "/") {
-		return invalid("node: want the absolute path of a socket, as in unix:///run/redis/redis.sock")
-	}
-	a.addrs = []string{rest}
-	return nil
-}
-
 func (a *address) parseUser(info string) error {
 	user, password, _ := strings.Cut(info, ":")
 	var err1, err2 error
 	a.user, err1 = url.PathUnescape(user)
 	a.password, err2 = url.PathUnescape(password)
-	// The text and the errors of url stay out of the error, because they have the
-	// password.
+	// The error has neither the text nor the errors of url, because both have a part of
+	// the password.
 	if err1 != nil || err2 != nil {
 		return invalid("node: user or password is not percent-encoded as in a URL: write %%25 for %%")
 	}
@@ -195,7 +190,7 @@ func (a *address) parseDB(db string) error {
 	}
 	n, err := strconv.Atoi(db)
 	if err != nil || n < 0 {
-		return invalid("node: what follows the host is the number of a database, such as /0")
+		return invalid("want a number of a database such as 0, after the host or as the parameter db")
 	}
 	a.db = n
 	return nil
@@ -226,7 +221,7 @@ func (a *address) parseHost(hostport string) error {
 	if err == nil {
 		port = given
 	} else if host, _, err = net.SplitHostPort(hostport + ":" + port); err != nil {
-		return invalid("node: want host:port, an IPv6 address in brackets, as in redis://[::1]:6379")
+		return invalid("node: want host:port, with an IPv6 address in brackets, as in redis://[::1]:6379")
 	}
 
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
@@ -286,13 +281,8 @@ func (a *address) setSentinel(params map[string]string) error {
 }
 
 // secrets returns the passwords. No error may have them.
-func (a *address) secrets() (all []string) {
-	for _, secret := range []string{a.password, a.sentinelPassword} {
-		if secret != "" {
-			all = append(all, secret)
-		}
-	}
-	return all
+func (a *address) secrets() []string {
+	return slices.DeleteFunc([]string{a.password, a.sentinelPassword}, func(secret string) bool { return secret == "" })
 }
 
 func (a *address) network() string {

@@ -26,67 +26,84 @@ type hints struct {
 
 // lockHints returns the hints for a server that has locks.
 func lockHints(a address) hints {
-	return hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", closedHint(a)}
+	h := hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?", certificateHint}
+	switch {
+	case a.network() != "tcp":
+		h.closed = "" // no certificate is used
+	case !a.tls:
+		h.closed = "a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
+	}
+	return h
 }
 
 func sentinelHints(a address) hints {
-	return hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and no sentinel: the URL names the sentinels", closedHint(a)}
+	return hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels", lockHints(a).closed}
 }
 
-func closedHint(a address) string {
-	if a.tls {
-		return certificateHint
-	}
-	return "a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
-}
-
-// diagnose returns an error of one line with the reason why a server cannot be used,
-// and a hint. took is how long the attempt lasted.
+// diagnose returns an error that says in one line why a server cannot be used, and what
+// to do about it. took is how long the attempt lasted. Only the error of a timeout shows
+// it, so a search may pass its timeout instead.
 func diagnose(err error, h hints, took time.Duration) error {
+	hint, reason := findReason(err, h, took)
+	return withHint(reason, hint)
+}
+
+// withHint adds a hint, which may be empty, to an error.
+func withHint(err error, hint string) error {
+	if hint == "" {
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, hint)
+}
+
+// findReason returns the hint and the reason for the error of a server. The hint shows
+// nothing of the server's replies, and no password.
+func findReason(err error, h hints, took time.Duration) (hint string, reason error) {
 	var (
 		reply     redis.Error
 		handshake *handshakeError
-		dns       *net.DNSError
-		op        *net.OpError
 	)
-	hint := ""
 	// The order matters, from the most specific cause to the least: a TLS handshake
 	// that timed out is also a timeout.
 	switch {
 	case errors.As(err, new(shortfall)):
-		hint = "the parameter replicas wants more than there are"
-	case errors.As(err, new(notMaster)):
+		hint = "are there as many replicas as the parameter replicas says, and do they keep up?"
+	case errors.As(err, new(notMaster)): // its text has a hint
 	case errors.As(err, &reply):
 		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
 	case errors.As(err, &handshake) && timedOut(err):
 		err, hint = said{fmt.Sprintf("TLS handshake: no answer within %v", round(took)), err}, handshakeHint(handshake.err)
 	case errors.As(err, &handshake):
 		err, hint = handshake, handshakeHint(handshake.err)
-	case errors.As(err, &dns):
-		err, hint = said{"no such host", dns}, "check the host in the URL"
-	case timedOut(err):
-		err = said{fmt.Sprintf("no answer within %v", round(took)), err}
-		hint = "check host and port, and that no firewall is in between"
-	case errors.Is(err, syscall.ECONNREFUSED):
-		err, hint = said{"connection refused", err}, "is Redis running there? check host and port"
-	case errors.Is(err, fs.ErrNotExist):
-		err, hint = said{"no such socket", err}, "is Redis running, with unixsocket set to this path?"
-	case errors.Is(err, fs.ErrPermission):
-		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
-	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		err, hint = said{"the server closed the connection", err}, h.closed
-	case alerted(err):
-		hint = certificateHint // TLS 1.3 reports it after the handshake
-	case errors.As(err, &op):
-		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the server's is named already
 	default:
-		hint = "is that a Redis?"
+		hint, err = diagnoseNetwork(err, h, took)
 	}
+	return hint, err
+}
 
-	if hint == "" {
-		return err
+// diagnoseNetwork returns the hint and the reason for an error of a connection.
+func diagnoseNetwork(err error, h hints, took time.Duration) (hint string, reason error) {
+	var dns *net.DNSError
+	var op *net.OpError
+	switch {
+	case errors.As(err, &dns):
+		return "check the host in the URL", said{"the host was not found", dns}
+	case timedOut(err):
+		return "check host and port, and that no firewall is in between", said{fmt.Sprintf("no answer within %v", round(took)), err}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "is Redis running there? check host and port", said{"connection refused", err}
+	case errors.Is(err, fs.ErrNotExist):
+		return "is Redis running, with unixsocket set to this path?", said{"no such socket", err}
+	case errors.Is(err, fs.ErrPermission):
+		return "see unixsocketperm in the configuration of Redis", said{"permission denied", err}
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return h.closed, said{"the server closed the connection", err}
+	case alerted(err):
+		return certificateHint, err // TLS 1.3 reports it after the handshake
+	case errors.As(err, &op):
+		return "", fmt.Errorf("%s: %w", op.Op, op.Err) // without the addresses: the Store adds the server's
 	}
-	return fmt.Errorf("%w (%s)", err, hint)
+	return "is that a Redis?", err
 }
 
 // replyHint returns the hint for an error that the server replied.
@@ -99,13 +116,13 @@ func replyHint(text string, h hints) string {
 	case word == "DENIED":
 		return "give Redis a password, or have it listen on the loopback only"
 	case word == "NOPERM":
-		return "docs/redis.md lists what the user must be allowed"
+		return "docs/redis.md lists the rights that the user needs"
 	case strings.Contains(text, "DB index"), strings.Contains(text, "SELECT is not allowed"):
 		return "check the number of the database in the URL"
 	case strings.Contains(text, "unknown command"):
 		return h.scripts
 	case strings.Contains(text, "cluster support disabled"):
-		return "that is a Redis without a cluster: redis://host:port"
+		return "that Redis is in no cluster: use redis://host:port"
 	case strings.Contains(text, "No such master"):
 		return "check the name after the sentinels: redis-sentinel://host:port,host:port/NAME"
 	case word == "LOADING", word == "MASTERDOWN", word == "CLUSTERDOWN", strings.Contains(text, "max number of clients"):
@@ -129,14 +146,14 @@ func handshakeHint(err error) string {
 	case errors.As(err, &name):
 		return "name the host that the certificate is for: ?server_name=…"
 	case errors.As(err, &record), errors.Is(err, io.EOF), timedOut(err), errors.Is(err, syscall.ECONNRESET):
-		return "does this port speak TLS? one that does not wants redis://"
+		return "does this port speak TLS? if not, use redis://"
 	case alerted(err):
 		return certificateHint
 	}
 	return ""
 }
 
-// alerted reports whether the other side of a TLS connection refused it.
+// alerted reports whether the server refused the TLS connection by an alert.
 func alerted(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "remote error"
@@ -149,8 +166,8 @@ func timedOut(err error) bool {
 		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// firstSentence shortens a long reply. The reply of the protected mode is a page, and
-// the one to an unknown command repeats the arguments.
+// firstSentence shortens a long reply. A Redis in protected mode replies with a page
+// of advice. The reply to an unknown command repeats the arguments.
 func firstSentence(err redis.Error) error {
 	text, _, _ := strings.Cut(err.Error(), ". ")
 	text, _, _ = strings.Cut(text, ", with args")

@@ -18,8 +18,8 @@ import (
 // dialer makes the connections of a Store.
 type dialer struct {
 	tls     *tls.Config        // nil without TLS
-	timeout atomic.Int64       // of a connection, as a time.Duration
-	pool    int                // the most connections to a server; zero leaves it to go-redis
+	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
+	pool    int                // the most connections to a server for commands; zero leaves it to go-redis
 	open    context.Context    // ends with the Store
 	close   context.CancelFunc // ends open
 	calls   resp.Calls
@@ -63,12 +63,12 @@ func tlsConfig(params map[string]string) (*tls.Config, error) {
 	return c, nil
 }
 
-// dial connects. If that fails, dial returns a connection whose reads and writes
-// fail with the error. go-redis logs the errors of a dialer to standard error. After
-// some of them, it also repeats the last one to its callers, until a dial in the
-// background succeeds.
+// dial connects. It never returns an error. go-redis would log the error to standard
+// error. After several errors go-redis would return the last one to its callers until a
+// dial in the background succeeds. Instead dial returns a connection whose reads and
+// writes fail with the error.
 func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	// go-redis dials on a goroutine of its own, so ctx is not the caller's.
+	// A pool of go-redis dials on a goroutine of its own, so ctx is not the caller's there.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 	defer cancel()
 	defer context.AfterFunc(d.open, cancel)()
@@ -98,7 +98,8 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 }
 
 // DialError is the error of a connection that could not be made: nothing was sent.
-// go-redis unwraps an error once; it leaves an error alone that unwraps to a slice.
+// If the setup of a connection fails, go-redis returns what the error unwraps to. If the
+// error unwraps to a slice, go-redis returns the error itself.
 type DialError struct{ err error }
 
 // Error returns the cause without the address: the Store adds the server's name.
@@ -132,6 +133,7 @@ func (c deadConn) SetDeadline(time.Time) error      { return nil }
 func (c deadConn) SetReadDeadline(time.Time) error  { return nil }
 func (c deadConn) SetWriteDeadline(time.Time) error { return nil }
 
-// SyscallConn makes the pool drop the connection. The pool gets it if the caller has
-// left before the dial failed. Without that, the next caller would get the error.
+// SyscallConn makes the pool drop the connection. If the caller has left before the dial
+// failed, go-redis puts the deadConn into its pool. Without SyscallConn, the next caller
+// would get the error.
 func (c deadConn) SyscallConn() (syscall.RawConn, error) { return nil, c.err }

@@ -1,8 +1,9 @@
--- Draws fences. A script that takes a fenced hold begins with this part.
+-- This part makes fences. A script that takes a fenced hold begins with it.
 
--- Returns the next fence, and stores it in counter for ttl ms: the server's time in microseconds, or
--- one more than the last fence if that is larger. Returns nil, and the reply to return instead of a
--- fence, if there can be none: {-1} if the counter's value is not a number that hasp wrote.
+-- nextFence returns the next fence, and stores it in counter for ttl ms. The fence is the server's
+-- time in microseconds, or one more than the last fence if that is larger. If there can be no fence,
+-- it returns nil and the script's reply. The reply is {-1} if the counter's value is not a number
+-- that hasp wrote, and otherwise the error of GETRANGE.
 local function nextFence(counter, ttl)
 	local last = redis.pcall('GETRANGE', counter, 0, 16)
 	if type(last) ~= 'string' then

@@ -17,19 +17,16 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// go-redis makes room for what is announced, and hasp for what it may want.
-func TestAnnouncementsTakeNoMemory(t *testing.T) {
+// go-redis allocates the length that a reply announces. The guard refuses lengths that
+// hasp never asks for.
+func TestAnnouncedLengthsTakeNoMemory(t *testing.T) {
 	for _, said := range []string{"$2147483647\r\nabc", "*2147483647\r\n:1\r\n", "%2147483647\r\n:1\r\n", strings.Repeat("*200000\r\n", 1000),
 		"+" + strings.Repeat("x", 2<<20), strings.Repeat("*1\r\n", 1<<18), "$9223372036854775806\r\n"} {
-		addr := sayer(t, func(string) string { return said })
-		s, _, err := Prepare("redis://"+addr, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
+		addr := replier(t, func(string) string { return said })
+		s, _ := prepared(t, "redis://"+addr, nil, 0)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, err = s.Do(t.Context(), "get", "k")
+		_, err := s.Do(t.Context(), "get", "k")
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; err == nil || took > 16<<20 {
 			t.Errorf("%.20q: %v, %d bytes", said, err, took)
@@ -37,9 +34,9 @@ func TestAnnouncementsTakeNoMemory(t *testing.T) {
 	}
 }
 
-// sayer is a server that knows how a connection begins, and to the rest
-// replies what reply says.
-func sayer(t *testing.T, reply func(command string) string) (addr string) {
+// replier starts a server that answers the commands with which a connection begins, and
+// all others by reply. It returns the address.
+func replier(t *testing.T, reply func(command string) string) (addr string) {
 	t.Helper()
 	return redistest.Serve(t, func(c net.Conn) {
 		defer c.Close()
@@ -63,37 +60,33 @@ func sayer(t *testing.T, reply func(command string) string) (addr string) {
 	})
 }
 
-// What a server says that is listened to may be no message.
-func TestListeningSurvivesGarbage(t *testing.T) {
+// A reply on the connection of the subscriptions may not be a message.
+func TestListeningSurvivesInvalidMessages(t *testing.T) {
 	for _, said := range []string{"*0\r\n", ">0\r\n", "*1\r\n:1\r\n", "*1\r\n+subscribe\r\n", "*3\r\n+subscribe\r\n+c\r\n+x\r\n", "*3\r\n+message\r\n:1\r\n:2\r\n",
 		"*3\r\n+message\r\n+c\r\n*1\r\n:1\r\n", "*1\r\n+pong\r\n", "*2\r\n+pong\r\n:1\r\n", "*2\r\n+pmessage\r\n+c\r\n", ":1\r\n", "_\r\n", "*1\r\n*1\r\n*0\r\n"} {
 		t.Run(fmt.Sprintf("%q", said), func(t *testing.T) {
 			t.Parallel()
 			var later atomic.Bool
-			addr := sayer(t, func(string) string {
-				if !later.Swap(true) { // the PING of a connection that is made
+			addr := replier(t, func(string) string {
+				if !later.Swap(true) { // to the PING of a new connection
 					return "+PONG\r\n"
 				}
 				return said
 			})
-			s, _, err := Prepare("redis://"+addr, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
+			s, _ := prepared(t, "redis://"+addr, nil, 0)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			if l, err := s.Listen(ctx, "c", "c", func(string, bool) {}); err == nil {
 				l.Close()
-				t.Error("listens")
+				t.Error("Listen succeeds")
 			}
 		})
 	}
 }
 
-// A client that was handed in may not survive a reply, but the program does.
+// A reply can make a client panic that the caller passed. The program goes on.
 func TestAClientThatPanicsIsAnOutage(t *testing.T) {
-	addr := sayer(t, func(string) string { return "$9223372036854775806\r\n" })
+	addr := replier(t, func(string) string { return "$9223372036854775806\r\n" })
 	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1})
 	defer rdb.Close()
 	s := New(rdb)
@@ -108,6 +101,6 @@ func TestAClientThatPanicsIsAnOutage(t *testing.T) {
 	}
 	if l, err := s.Listen(t.Context(), "c", "c", func(string, bool) {}); err == nil {
 		l.Close()
-		t.Error("a channel: listens")
+		t.Error("a channel: Listen succeeds")
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,79 +16,32 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// soon is what a call may take that is to end within a moment: much longer
-// than any machine needs, much shorter than any other bound here.
-const soon = 20 * time.Second
+// Shorter names for the helpers of package redistest.
+const soon = redistest.Soon
 
-// stores opens a server by every kind of URL.
+var returns, until, between = redistest.Returns, redistest.Until, redistest.Between
+
+// stores runs f with Stores that have a URL of each kind.
 func stores(t *testing.T, f func(t *testing.T, s *Store, srv *redistest.Server)) {
-	for name, o := range map[string]*redistest.Options{
-		"tcp": {Own: true}, "tls": {Own: true, TLS: true}, "unix": {Own: true, Unix: true}, "password": {Password: "secret"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			srv := redistest.Start(t, o)
-			params := map[string]string{}
-			if srv.CAFile != "" {
-				params["ca"] = srv.CAFile
-			}
-			s, err := open(t, srv.URL(), params)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f(t, s, srv)
-		})
-	}
+	redistest.EachURL(t, func(t *testing.T, srv *redistest.Server, params map[string]string) {
+		f(t, opened(t, srv.URL(), params), srv)
+	})
 }
 
-// ended fails unless f returns soon.
-func ended(t *testing.T, what string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() { defer close(done); f() }()
-	select {
-	case <-done:
-	case <-time.After(soon):
-		t.Fatalf("%s goes on", what)
-	}
-}
-
-// endings are how the context of a call ends after a moment, and the errors
-// that say so.
-var endings = []struct {
-	name   string
-	start  func(context.Context) (context.Context, context.CancelFunc)
-	errors []error
-}{
-	{"cancelled", func(ctx context.Context) (context.Context, context.CancelFunc) {
-		ctx, cancel := context.WithTimeout(ctx, time.Minute)
-		time.AfterFunc(50*time.Millisecond, cancel)
-		return ctx, cancel
-	}, []error{context.Canceled}},
-	{"cancelled without a deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
-		ctx, cancel := context.WithCancel(ctx)
-		time.AfterFunc(50*time.Millisecond, cancel)
-		return ctx, cancel
-	}, []error{context.Canceled}},
-	{"deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
-		return context.WithTimeout(ctx, 50*time.Millisecond)
-	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
-}
-
-// A server that hangs holds nobody: not who reads its answer, and not who
-// makes a connection, with its handshakes, or waits for one.
+// If a server hangs, a call ends with its context: while it waits for the reply, for a
+// connection of the pool, or for the handshakes of a new one.
 func TestCallsEndWithTheirContext(t *testing.T) { stores(t, callsEnd) }
 
-// callsEnd hangs srv, where the keys of k's slot are.
+// callsEnd pauses srv, which has the slot of the key k, and tests that calls end.
 func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
-	for _, e := range endings {
+	for _, e := range redistest.Endings {
 		if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
-			t.Fatal(err) // and there is a connection now
+			t.Fatal(err) // makes a connection as well
 		}
 		srv.Pause()
 		for i, what := range []string{"a read", "a new connection", "a script"} {
-			ended(t, e.name+": "+what, func() {
-				ctx, cancel := e.start(t.Context())
+			returns(t, e.Name+": "+what, func() {
+				ctx, cancel := e.Start(t.Context())
 				defer cancel()
 				var err error
 				if i == 2 {
@@ -97,33 +49,24 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 				} else {
 					_, err = s.Do(ctx, "get", "k")
 				}
-				if !isOneOf(err, e.errors) || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
-					t.Errorf("%s: %s: got %v", e.name, what, err)
+				if !e.Match(err) || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
+					t.Errorf("%s: %s: got %v", e.Name, what, err)
 				}
 			})
 		}
 		srv.Resume()
-		ended(t, e.name+": after it", func() {
+		returns(t, e.Name+": after it", func() {
 			if v, err := s.Do(t.Context(), "get", "k"); v != "v" || err != nil {
-				t.Errorf("%s: after it: got %v, %v", e.name, v, err)
+				t.Errorf("%s: after it: got %v, %v", e.Name, v, err)
 			}
 		})
 	}
 }
 
-func isOneOf(err error, all []error) bool {
-	for _, e := range all {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
-}
-
-// Those that wait for a connection to be free, and those who have them.
+// Callers wait for a free connection while others use all of them.
 func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		rdb := s.rdb.(*redis.Client)
+		rdb := s.servers.(single).rdb.(*redis.Client)
 		srv.Pause()
 		defer srv.Resume()
 		all, cancelAll := context.WithCancel(t.Context())
@@ -138,24 +81,24 @@ func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
 		}
 		for deadline := time.Now().Add(soon); rdb.PoolStats().PendingRequests < 5; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatal("nobody waits")
+				t.Fatal("no caller waits")
 			}
 		}
-		for _, e := range endings {
-			ended(t, e.name, func() {
-				ctx, cancel := e.start(t.Context())
+		for _, e := range redistest.Endings {
+			returns(t, e.Name, func() {
+				ctx, cancel := e.Start(t.Context())
 				defer cancel()
-				if _, err := s.Do(ctx, "get", "k"); !isOneOf(err, e.errors) {
-					t.Errorf("%s: got %v", e.name, err)
+				if _, err := s.Do(ctx, "get", "k"); !e.Match(err) {
+					t.Errorf("%s: got %v", e.Name, err)
 				}
 			})
 		}
 		cancelAll()
-		ended(t, "the rest", wg.Wait)
+		returns(t, "the rest", wg.Wait)
 	})
 }
 
-// Nothing of a batch whose context has ended stays behind.
+// After the end of its context, no call of a batch goes on.
 func TestBatchesLeaveNothingBehind(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		calls := []Call{{[]string{"a"}, []any{1}}, {[]string{"b"}, []any{1}}}
@@ -163,11 +106,11 @@ func TestBatchesLeaveNothingBehind(t *testing.T) {
 		srv.Pause()
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(50*time.Millisecond, cancel)
-		replies := make(chan reply, len(calls))
-		ended(t, "the pipeline", func() { s.pipeline(ctx, s.servers.(single).server, counting, calls, []int{0, 1}, replies) })
+		answers := make(chan answer, len(calls))
+		returns(t, "the pipeline", func() { s.runGroup(ctx, s.servers.(single).server, counting, calls, []int{0, 1}, answers) })
 		for range calls {
-			if r := <-replies; r.err == nil {
-				t.Errorf("call %d is answered: %v", r.i, r.v)
+			if a := <-answers; a.Err == nil {
+				t.Errorf("call %d is answered: %v", a.i, a.Value)
 			}
 		}
 		srv.Resume()
@@ -180,7 +123,7 @@ func TestBatchesLeaveNothingBehind(t *testing.T) {
 	})
 }
 
-// nothingUnderWay waits until the last call has been forgotten.
+// nothingUnderWay waits until no call is under way.
 func nothingUnderWay(t *testing.T, s *Store) {
 	t.Helper()
 	for deadline := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
@@ -194,9 +137,8 @@ func nothingUnderWay(t *testing.T, s *Store) {
 	}
 }
 
-// Whoever goes away takes nobody along, and nobody hears what was meant for
-// another.
-func TestInterruptsHitNobodyElse(t *testing.T) {
+// An interrupt ends no call of another caller, and no caller gets the reply of another.
+func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		const callers, rounds = 12, 250
 		for i := range callers {
@@ -208,7 +150,7 @@ func TestInterruptsHitNobodyElse(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range callers {
 			wg.Go(func() {
-				patience := 400 * time.Microsecond // of those who leave; kept at what a call takes
+				patience := 400 * time.Microsecond // of the callers that leave; adjusted to how long a call takes
 				for range rounds {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					leaves := i%2 == 0
@@ -219,11 +161,11 @@ func TestInterruptsHitNobodyElse(t *testing.T) {
 					cancel()
 					switch {
 					case err == nil && v != fmt.Sprint("value", i):
-						t.Errorf("caller %d hears %v", i, v)
+						t.Errorf("caller %d got %v", i, v)
 					case err != nil && !leaves:
-						t.Errorf("caller %d, who stayed: %v", i, err)
+						t.Errorf("caller %d, which stayed: %v", i, err)
 					case err != nil && !errors.Is(err, context.Canceled):
-						t.Errorf("caller %d, who left: %v", i, err)
+						t.Errorf("caller %d, which left: %v", i, err)
 					case err != nil:
 						interrupted.Add(1)
 						patience = min(patience*5/4, time.Second)
@@ -235,23 +177,23 @@ func TestInterruptsHitNobodyElse(t *testing.T) {
 		}
 		wg.Wait()
 		if n := interrupted.Load(); n == 0 || n == callers/2*rounds {
-			t.Errorf("%d of %d calls were interrupted, which proves nothing", n, callers/2*rounds)
+			t.Errorf("%d of %d calls were interrupted, so the test proves nothing", n, callers/2*rounds)
 		}
 		nothingUnderWay(t, s)
 	})
 }
 
-// reading is a script that says what is under its key.
+// reading is a script that returns the value of its key.
 var reading = NewScript(`return redis.call('GET', KEYS[1])`)
 
-// get asks for the key of caller i by a command, a script or a batch.
+// get reads the key of caller i by a command, a script or a batch.
 func get(ctx context.Context, s *Store, i int) (v any, err error) {
 	key := fmt.Sprint("key", i)
 	switch rand.N(3) {
 	case 0:
 		return s.Run(ctx, reading, Call{Keys: []string{key}})
 	case 1:
-		err = context.Canceled // of what is left untold
+		err = context.Canceled // of a call without a reply
 		s.RunEach(ctx, reading, []Call{{Keys: []string{key}}}, func(_ int, w any, e error) {
 			if v, err = w, e; ctx.Err() != nil && err != nil {
 				err = ctx.Err()
@@ -262,20 +204,16 @@ func get(ctx context.Context, s *Store, i int) (v any, err error) {
 	return s.Do(ctx, "get", key)
 }
 
-// Of connections that the server has closed meanwhile the pool must know
-// before it hands them out: a command is sent once.
-func TestClosedConnectionsAreNotHandedOut(t *testing.T) {
+// The pool must notice that the server has closed a connection before it gives the
+// connection to a caller, because a command is sent once.
+func TestClosedConnectionsAreNotUsed(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	p := srv.Proxy()
-	s, err := open(t, "redis://"+p.Addr(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, "redis://"+p.Addr(), nil)
 	const rounds = 20
-	if _, err := s.Do(t.Context(), "ping"); err != nil {
-		t.Fatal(err)
-	}
+	pings(t, s)
 	failed := 0
+	var err error
 	for range rounds {
 		p.Cut()
 		time.Sleep(time.Millisecond)
@@ -283,7 +221,7 @@ func TestClosedConnectionsAreNotHandedOut(t *testing.T) {
 			failed++
 		}
 	}
-	// A busy kernel may take its time to tell of an end, but not often.
+	// A busy kernel may report the end of a connection late, but not often.
 	if failed > rounds/2 {
 		t.Errorf("%d of %d commands were sent into closed connections: %v", failed, rounds, err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// odd are keys that braces, or their likeness to ours, make hard.
+// odd are keys with braces, and keys that look like derived keys.
 var odd = []string{"", "a", "123456789", "{", "}", "{}", "}{", "a{b}c", "a{}b", "{}{a}", "a}b", "a}b{c}d", "{a}b}c", "{{a}}", "{a{b}",
 	"a{b", "x}{y", "hasp:{", "hasp:{}", "hasp:{a}:fence:a", "hasp:{a}:lock:a", "hasp:{a", "\x00\r\n", "\U0001f512", "\xff{\xfe}\xfd",
 	strings.Repeat("{}", 500), strings.Repeat("}", 1000)}
@@ -26,7 +26,7 @@ func TestDerivedKeysShareTheSlotOfTheLock(t *testing.T) {
 	}
 }
 
-// The oracle is the server itself.
+// The slots are compared with those that a server reports.
 func TestSlotIsThatOfRedis(t *testing.T) {
 	rdb := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}}).Client()
 	var names []string
@@ -48,8 +48,7 @@ func TestSlotIsThatOfRedis(t *testing.T) {
 	}
 }
 
-// FuzzSlotIsThatOfRedis asks the server, too: all names of a lock are in the
-// slot of its key.
+// All names of a lock are in the slot of its key, as a server reports it.
 func FuzzSlotIsThatOfRedis(f *testing.F) {
 	rdb := redistest.Start(f, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}}).Client()
 	for _, key := range append(odd, random(50)...) {
@@ -125,7 +124,7 @@ func FuzzDerivedKey(f *testing.F) {
 	})
 }
 
-// random returns keys rich in braces.
+// random returns random keys with many braces.
 func random(n int) []string {
 	r := rand.New(rand.NewPCG(1, 2))
 	keys := make([]string, n)
@@ -139,20 +138,17 @@ func random(n int) []string {
 	return keys
 }
 
-// Names that scripts on a key can publish on are one for each slot of a
-// cluster.
+// On a cluster, the channels on which scripts on a key can publish are one for each
+// slot.
 func TestChannel(t *testing.T) {
 	one := New(redis.NewClient(&redis.Options{}))
 	if got, want := one.Channel("grant:me", "k{1}"), "hasp:grant:me"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	cluster := New(redis.NewClusterClient(&redis.ClusterOptions{}))
-	ring := New(redis.NewRing(&redis.RingOptions{}))
 	for _, key := range []string{"k", "{k}a", "a{}b", "a{b", "{}}", "hasp:{1}:x", "}", ""} {
-		for _, s := range []*Store{cluster, ring} {
-			if got := s.Channel("grant:me", key); slot.Of(got) != slot.Of(LockKey(key)) || !strings.HasSuffix(got, "}:grant:me") {
-				t.Errorf("key %q: %q is in slot %d, not %d", key, got, slot.Of(got), slot.Of(LockKey(key)))
-			}
+		if got := cluster.Channel("grant:me", key); slot.Of(got) != slot.Of(LockKey(key)) || !strings.HasSuffix(got, "}:grant:me") {
+			t.Errorf("key %q: %q is in slot %d, not %d", key, got, slot.Of(got), slot.Of(LockKey(key)))
 		}
 	}
 	if a, b := cluster.Channel("n", "{x}a"), cluster.Channel("n", "{x}b"); a != b {

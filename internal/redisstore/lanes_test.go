@@ -12,17 +12,13 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Holds that wait for a slow replica must not keep renewals from the server,
-// which is how healthy leases get lost.
+// Holds that wait for a slow replica must not delay renewals: healthy leases would be
+// lost.
 func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
-	// A pool that is smaller than the number of callers, on any machine.
-	s, probe, err := Prepare(set.URL(), map[string]string{"replicas": "2"}, 2*maxLanes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
+	// The pool is smaller than the number of callers on any machine.
+	s, probe := prepared(t, set.URL(), map[string]string{"replicas": "2"}, 2*maxLanes)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := probe(ctx); err != nil {
@@ -61,7 +57,8 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		return nil
 	})
 
-	// From here on callers travel together, and who leaves does not travel.
+	// From here on commands travel together. The command of a caller that leaves is
+	// not sent.
 	const callers = 100
 	for i := range callers {
 		hold(maxLanes + i)

@@ -6,8 +6,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
-
-	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Open connects to the Redis that a URL names, in one of the forms
@@ -17,11 +15,11 @@ import (
 //	redis-cluster://user:password@host:port,host:port
 //	unix://user:password@/path/to/socket
 //
-// or with rediss for TLS, and with Params. It sends one command before it returns.
-// If the URL or a parameter is wrong, the error wraps backend.ErrInvalid. Any other
-// error has the cause and a hint. No error has a password.
-//
-// Calls of the Store end with their contexts.
+// or with rediss in place of redis for TLS. params are the strategy's parameters: Open
+// uses those that it knows. Before it returns, it finds the servers, and runs a script on
+// the server or on each master of a cluster. If the URL or a parameter is wrong, the
+// error wraps backend.ErrInvalid. Any other error has the cause, and a hint if there is
+// one. No error has a password.
 func Open(ctx context.Context, node string, params map[string]string) (*Store, error) {
 	s, probe, err := Prepare(node, params, 0)
 	if err != nil {
@@ -34,9 +32,10 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 	return s, nil
 }
 
-// Prepare is Open without the command, which probe sends. It is for servers that may
-// be down now and up later. The Store makes at most this many connections to each
-// server; if connections is zero, go-redis decides.
+// Prepare is Open, but it waits for no server: probe finds the servers and runs the
+// script. It is for servers that may be down now and up later. connections is the most
+// connections to each server that the Store uses for commands; if it is zero, go-redis
+// decides. Subscriptions use one more.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
 	if err == nil {
@@ -52,33 +51,27 @@ func Prepare(node string, params map[string]string, connections int) (s *Store, 
 	}
 	d.pool = connections
 
-	s = &Store{replicas: a.replicas, calls: &d.calls, secrets: a.secrets()}
-	var closeTopology func()
+	s = &Store{isCluster: a.kind == aCluster, replicas: a.replicas, calls: &d.calls, secrets: a.secrets()}
+	var reload func()
 	switch a.kind {
 	case theSentinels:
 		t := newSentinels(a, d)
-		s.rdb, s.servers, s.name, closeTopology = t.rdb, t, "redis "+a.master, t.close
+		s.servers, s.name, reload = t, "redis "+a.master, t.searches.request
 	case aCluster:
 		t := newCluster(a, d)
-		s.rdb, s.servers, s.name, closeTopology = t.rdb, t, "redis cluster", t.close
+		s.servers, s.name, reload = t, "redis cluster", t.searches.request
 	default:
 		srv := newServer(options(a, d, a.addrs[0]))
-		s.rdb, s.servers, s.name, closeTopology = srv.rdb, single{srv}, srv.name, func() {}
+		s.servers, s.name = single{srv}, srv.name
 	}
-	s.subscribe()
+	s.subscribe(reload)
 	s.close = func() error {
-		// In this order: the searches end because the dialer is closed, and
-		// closeTopology waits for them.
+		// In this order: the searches end because the dialer is closed, and the
+		// topology waits for them.
 		d.close()
-		closeTopology()
-		return s.rdb.Close()
+		return s.servers.close()
 	}
 	return s, func(ctx context.Context) error { return s.probe(ctx, a, d) }, nil
-}
-
-// newServer returns a server without connections.
-func newServer(o *redis.Options) *server {
-	return &server{rdb: redis.NewClient(o), addr: o.Addr, name: "redis " + o.Addr}
 }
 
 // probe runs a script on the server, or on all masters of a cluster: every strategy
@@ -93,7 +86,7 @@ func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 
 	at, err := s.servers.find(ctx, "")
 	switch {
-	// The cause of ctx says more than the error that ctx made the call return.
+	// ctx was cancelled. Its cause says why.
 	case ctx.Err() == context.Canceled:
 		return s.fail(context.Cause(ctx))
 	case err != nil:
@@ -110,41 +103,39 @@ func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 // parameter replicas wants.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
-	within, end := s.begin(ctx)
-	defer end()
-
-	cmd := resp.NewCommand(within, []any{"eval", "return 1", 0})
-	short := s.send(within, at, false, true, cmd)
-	err := cmd.Err()
+	replies, short := s.pipeline(ctx, at, false, s.replicas > 0, []any{"eval", "return 1", 0})
+	err := replies[0].Err
 	if err == nil {
 		err = short
 	}
 
 	switch {
 	case err == nil:
-		if s.calls.Conn(within) == nil {
-			s.unnamed.Store(true) // before the first call of Ends
-		}
+		s.unnamed.Store(!s.calls.Named()) // before the first call of Ends
 		return nil
 	case ctx.Err() == context.Canceled:
-		return s.failAt(at, context.Cause(ctx))
+		return s.named(at.name, context.Cause(ctx))
 	}
-	return s.failAt(at, diagnose(err, lockHints(a), time.Since(began)))
+
+	// named removes the password from the error before the hint is added: a password may
+	// be a word of the hint, which must stay.
+	hint, reason := findReason(err, lockHints(a), time.Since(began))
+	return withHint(s.named(at.name, reason), hint)
 }
 
-// dialTimeout is the most that it takes to connect. A call that waits for the
-// connection still ends with its context.
+// dialTimeout is how long connecting or a search may take, except during a probe. A call
+// that waits for the connection still ends with its context.
 const dialTimeout = 5 * time.Second
 
 // bufferSize is the size of each of the two buffers of a connection. go-redis' default
-// is 32 KiB, but only batches of renewals are that long. It matters, because a pool
+// is 32 KiB, but only batches of renewals are that long. The size matters, because a pool
 // keeps the connections of its largest burst, and refers to them even when they have
 // been closed.
 const bufferSize = 4 << 10
 
-// options returns the options for a server. go-redis does nothing by itself: it does
-// not retry, it sets up a connection with the fewest commands, and it has no timeouts
-// except the contexts. Pipelines use the same pool: a pool of their own would take
+// options returns the options for a server. With them go-redis does not retry, and sets
+// up a connection with the fewest commands. Reads and writes have no timeouts except the
+// contexts. Pipelines use the same pool: a pool of their own would take
 // 256 KiB for each connection, and hasp's pipelines are small.
 func options(a address, d *dialer, addr string) *redis.Options {
 	return &redis.Options{

@@ -24,6 +24,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
 func open(t *testing.T, node string, params map[string]string) (*Store, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -33,6 +35,35 @@ func open(t *testing.T, node string, params map[string]string) (*Store, error) {
 		t.Cleanup(func() { s.Close() })
 	}
 	return s, err
+}
+
+// opened returns the open Store, or stops the test.
+func opened(t *testing.T, node string, params map[string]string) *Store {
+	t.Helper()
+	s, err := open(t, node, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// prepared returns a Store that has not called its server, and its probe.
+func prepared(t *testing.T, node string, params map[string]string, connections int) (*Store, func(context.Context) error) {
+	t.Helper()
+	s, probe, err := Prepare(node, params, connections)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s, probe
+}
+
+// pings stops the test unless the server answers a command.
+func pings(t *testing.T, s *Store) {
+	t.Helper()
+	if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
+		t.Fatalf("ping: got %v, %v", v, err)
+	}
 }
 
 func TestOpenReachesServersOfEveryKind(t *testing.T) {
@@ -48,10 +79,7 @@ func TestOpenReachesServersOfEveryKind(t *testing.T) {
 			if srv.CAFile != "" {
 				params["ca"] = srv.CAFile
 			}
-			s, err := open(t, srv.URL(), params)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := opened(t, srv.URL(), params)
 			key := "open:" + name
 			if _, err := s.Do(t.Context(), "set", key, "v", "px", 600000); err != nil {
 				t.Fatal(err)
@@ -70,10 +98,7 @@ func TestOpenUsesTheDatabase(t *testing.T) {
 		if unix {
 			node, params = srv.URL(), map[string]string{"db": "3"}
 		}
-		s, err := open(t, node, params)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := opened(t, node, params)
 		if _, err := s.Do(t.Context(), "set", "db", "three"); err != nil {
 			t.Fatal(err)
 		}
@@ -86,8 +111,8 @@ func TestOpenUsesTheDatabase(t *testing.T) {
 	}
 }
 
-// What a person sees who mistyped something: one line, what to do, no
-// password, within the time given.
+// The error for a wrong URL is one line that says what to do. It has no password, and
+// comes within the time given.
 func TestOpenSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
@@ -96,7 +121,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 	secure := redistest.Start(t, &redistest.Options{TLS: true})
 	ca := map[string]string{"ca": secure.CAFile}
 	dir := t.TempDir()
-	// These say nothing; all others answer at once.
+	// These servers answer nothing; all others answer at once.
 	silent := map[string]bool{"tls to a plain port": plain.Real(), "hangs": true, "tls hangs": true}
 	for _, c := range []struct {
 		name, node string
@@ -104,10 +129,11 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		want       []string
 	}{
 		{"wrong password", "redis://:" + secret + "@" + locked.Addr, nil, []string{locked.Addr, "WRONGPASS", "check user and password"}},
+		{"wrong password, a word of the hint", "redis://:password@" + locked.Addr, nil, []string{"username-*** pair", "check user and password"}},
 		{"wrong user", "redis://joe:" + secret + "@" + locked.Addr, nil, []string{locked.Addr, "WRONGPASS", "check user and password"}},
 		{"no password", "redis://" + locked.Addr, nil, []string{locked.Addr, "NOAUTH", "user and password"}},
 		{"password not wanted", "redis://joe:" + secret + "@" + plain.Addr, nil, []string{plain.Addr, "check user and password"}},
-		{"nobody listens", "redis://:" + secret + "@" + deadPort, nil, []string{"connection refused", "is Redis running there"}},
+		{"no server listens", "redis://:" + secret + "@" + deadPort, nil, []string{"connection refused", "is Redis running there"}},
 		{"no such socket", "unix://" + dir + "/no.sock", nil, []string{dir + "/no.sock", "no such socket", "is Redis running"}},
 		{"no such database", "redis://" + plain.Addr + "/999", nil, []string{plain.Addr, "number of the database"}},
 		{"tls to a plain port", "rediss://:" + secret + "@" + plain.Addr, ca, []string{plain.Addr, "TLS", "redis://"}},
@@ -139,31 +165,38 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 				s.Close()
 				t.Fatal("no error")
 			}
-			t.Log(err)
-			for _, want := range c.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q does not say %q", err, want)
-				}
-			}
-			for e := err; e != nil; e = errors.Unwrap(e) {
-				if strings.Contains(fmt.Sprintf("%v %+v", e, e), secret) {
-					t.Errorf("%q tells the password", e)
-				}
-			}
-			if strings.Contains(err.Error(), "\n") || len(err.Error()) > 250 {
-				t.Errorf("%q is not one short line", err)
-			}
+			wantsOutage(t, err, secret, c.want...)
 			if took > soon {
 				t.Errorf("took %v", took)
-			}
-			if errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, backend.ErrLost) {
-				t.Errorf("%q is not an outage", err)
 			}
 		})
 	}
 }
 
-// A person who presses Ctrl-C does not wait for a server that hangs.
+// wantsOutage fails the test unless err is an outage whose text is one short line with
+// all of want, and shows no secret.
+func wantsOutage(t *testing.T, err error, secret string, want ...string) {
+	t.Helper()
+	t.Log(err)
+	for _, text := range want {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q does not say %q", err, text)
+		}
+	}
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if strings.Contains(fmt.Sprintf("%v %+v", e, e), secret) {
+			t.Errorf("%q shows the password", e)
+		}
+	}
+	if strings.Contains(err.Error(), "\n") || len(err.Error()) > 250 {
+		t.Errorf("%q is not one short line", err)
+	}
+	if errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, backend.ErrLost) {
+		t.Errorf("%q is not an outage", err)
+	}
+}
+
+// A user who presses Ctrl-C does not wait for a server that hangs.
 func TestOpenEndsWhenCancelled(t *testing.T) {
 	asked := make(chan bool, 9)
 	addr := redistest.Serve(t, func(c net.Conn) {
@@ -190,7 +223,7 @@ func TestOpenEndsWhenCancelled(t *testing.T) {
 	}
 }
 
-// go-redis logs each dial that fails, and some more, unless told otherwise.
+// By default go-redis logs each dial that fails, and more.
 func TestOpenLogsNothing(t *testing.T) {
 	var lines logLines
 	redis.SetLogger(&lines)
@@ -205,8 +238,8 @@ func TestOpenLogsNothing(t *testing.T) {
 	}
 }
 
-// logLines counts what is logged of deadPort: another test may have left
-// something that goes on.
+// logLines counts the logged lines that name deadPort. A call of another test may still
+// go on, and log its own lines.
 type logLines struct{ n atomic.Int64 }
 
 func (l *logLines) Printf(_ context.Context, format string, args ...any) {
@@ -230,11 +263,7 @@ func live() uint64 {
 func TestConnectionsTakeLittleMemory(t *testing.T) {
 	const burst = 200
 	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	s, probe, err := Prepare(srv.URL(), nil, burst)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s, probe := prepared(t, srv.URL(), nil, burst)
 	if err := probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -261,24 +290,25 @@ func TestConnectionsTakeLittleMemory(t *testing.T) {
 	t.Logf("%d bytes for each connection", each)
 }
 
-// A server that comes back is found at once, however often it was missed:
+// A server that comes back is found at once, however often dials to it have failed:
 // go-redis by itself would repeat its last error for up to a second.
 func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, srv.URL(), nil)
 	srv.Kill()
+	findsServerAgain(t, s, srv)
+}
+
+// findsServerAgain restarts srv, which is dead, and tests that s finds it at once.
+func findsServerAgain(t *testing.T, s *Store, srv *redistest.Server) {
+	t.Helper()
 	for range 100 {
 		if _, err := s.Do(t.Context(), "ping"); err == nil {
 			t.Fatal("a dead server answers")
 		}
 	}
 	srv.Restart()
-	if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
-		t.Errorf("got %v, %v", v, err)
-	}
+	pings(t, s)
 }
 
 func TestOpenRefusesBadFiles(t *testing.T) {
@@ -295,28 +325,77 @@ func TestOpenRefusesBadFiles(t *testing.T) {
 	}
 }
 
-// hang takes what it is sent and says nothing.
+// hang reads everything and answers nothing.
 func hang(c net.Conn) { io.Copy(io.Discard, c) }
 
-// parrot answers each command, as some proxies do, with an error that repeats
-// all of it.
+// command reads the rest of a command, of which in has just read the first line.
+func command(in *bufio.Scanner) string {
+	var n int
+	fmt.Sscanf(in.Text(), "*%d", &n)
+	var args []string
+	for range n {
+		in.Scan() // the length
+		in.Scan()
+		args = append(args, in.Text())
+	}
+	return strings.Join(args, " ")
+}
+
+// parrot answers each command with an error that repeats all of it, as some proxies do.
 func parrot(prefix string) func(net.Conn) {
 	return func(c net.Conn) {
 		in := bufio.NewScanner(c)
 		for in.Scan() {
-			var n int
-			fmt.Sscanf(in.Text(), "*%d", &n)
-			var args []string
-			for range n {
-				in.Scan() // the length
-				in.Scan()
-				args = append(args, in.Text())
-			}
-			fmt.Fprintf(c, "%s%s\r\n", prefix, strings.Join(args, " "))
+			fmt.Fprintf(c, "%s%s\r\n", prefix, command(in))
 		}
 	}
 }
 
-// deadPort is an address where nobody listens: that of tcpmux, a port which no
-// socket gets by chance.
+// A server that does not know AUTH repeats its arguments, and cuts them. No error has the
+// part of the password that is left.
+func TestErrorsHaveNoPartOfALongPassword(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Args: []string{"--rename-command", "AUTH", "", "--rename-command", "HELLO", ""}})
+	secret := strings.Repeat("0123456789abcdef", 16)
+	node := "redis://:" + secret + "@" + srv.Addr
+	_, err := open(t, node, nil)
+	wantsOutage(t, err, secret[:8], "unknown command")
+	s, _ := prepared(t, node, nil, 0)
+	_, err = s.Do(t.Context(), "get", "k")
+	wantsOutage(t, err, secret[:8], "unknown command", "***")
+}
+
+// deadPort is an address where no server listens. Port 1 belongs to tcpmux, and the
+// kernel gives it to no socket by chance.
 const deadPort = "127.0.0.1:1"
+
+// If a dial fails after its caller has left, the next caller does not get its error.
+func TestFailedDialIsNotReportedToTheNextCaller(t *testing.T) {
+	o := redistest.Start(t, nil).ClientOptions()
+	hang, late := make(chan struct{}), atomic.Bool{}
+	o.MaxRetries, o.ContextTimeoutEnabled = -1, true
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	o.Dialer = func(_ context.Context, network, addr string) (net.Conn, error) {
+		if late.Swap(true) {
+			return net.Dial(network, addr)
+		}
+		cancel()
+		<-hang
+		return deadConn{&DialError{errors.New("too late")}}, nil
+	}
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	if err := rdb.Ping(ctx).Err(); err == nil {
+		t.Fatal("a ping over a dial that hangs")
+	}
+	close(hang)
+	for deadline := time.Now().Add(20 * time.Second); rdb.PoolStats().IdleConns == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("go-redis does not keep the connection any more: deadConn need not be a syscall.Conn")
+		}
+	}
+	if err := rdb.Ping(t.Context()).Err(); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+}

@@ -15,13 +15,13 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// taking takes a hold, or refuses it.
+// taking takes a hold, or reports that the key is held.
 var taking = NewHold(`
 if redis.call('EXISTS', KEYS[1]) == 1 then return {0, 'held'} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', 600000)
 return {1, 'taken'}`)
 
-// waits is how often a server was asked to wait for its replicas.
+// waits returns how often a server got WAIT.
 func waits(t *testing.T, rdb *redis.Client) (n int) {
 	t.Helper()
 	for line := range strings.Lines(rdb.Info(t.Context(), "commandstats").Val()) {
@@ -33,10 +33,7 @@ func waits(t *testing.T, rdb *redis.Client) (n int) {
 func TestReplicasConfirm(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
-	s, err := open(t, set.URL(), map[string]string{"replicas": "2"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, set.URL(), map[string]string{"replicas": "2"})
 	if n := s.Replicas(); n != 2 {
 		t.Errorf("%d replicas", n)
 	}
@@ -45,10 +42,12 @@ func TestReplicasConfirm(t *testing.T) {
 	for i := range calls {
 		calls[i] = Call{[]string{fmt.Sprint("each", i)}, []any{"v"}}
 	}
-	hold := func(ctx context.Context) (any, error) { return s.Hold(ctx, "set", "k", "v", "px", 600000, "nx") }
+	hold := func(ctx context.Context) (any, error) {
+		return s.Send(ctx, "k", true, "set", "k", "v", "px", 600000, "nx")
+	}
 	run := func(ctx context.Context) (any, error) { return s.Run(ctx, taking, Call{[]string{"r"}, []any{"v"}}) }
 
-	// Twice, for the script is not known at first.
+	// Twice, because at first the server does not know the script.
 	for range 2 {
 		master.Del(t.Context(), "k", "r")
 		if v, err := hold(t.Context()); v != "OK" || err != nil {
@@ -73,7 +72,7 @@ func TestReplicasConfirm(t *testing.T) {
 			t.Errorf("asked %d times to wait", n)
 		}
 	}
-	// What takes nothing waits for nobody.
+	// A command that takes nothing needs no replica.
 	before := waits(t, master)
 	expect(t, s, "do", "v", "get", "k")
 	if _, err := s.Run(t.Context(), counting, Call{[]string{"n"}, []any{1}}); err != nil {
@@ -94,14 +93,15 @@ func TestReplicasConfirm(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// All at once, for each is as long as a call without a deadline waits.
+	// All at the same time, because each takes as long as a call without a deadline
+	// waits.
 	master.Del(t.Context(), "each0")
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_, err := s.Hold(t.Context(), "set", "k2", "v", "px", 600000, "nx")
+		_, err := s.Send(t.Context(), "k2", true, "set", "k2", "v", "px", 600000, "nx")
 		unknown("hold", err)
 		if n := master.Exists(t.Context(), "k2").Val(); n != 1 {
-			t.Error("the master has not even been asked")
+			t.Error("the master did not get the command")
 		}
 	})
 	wg.Go(func() {
@@ -118,8 +118,8 @@ func TestReplicasConfirm(t *testing.T) {
 		})
 	})
 	wg.Wait()
-	// That a key is held is known without them, once the server has given up
-	// on what the connection wrote before.
+	// Without the replicas it is still known that a key is held, once the server has
+	// given up the WAIT for earlier writes of the connection.
 	eventually(t, "held", func(ctx context.Context) error {
 		if v, err := hold(ctx); v != nil || err != nil {
 			return fmt.Errorf("hold: got %v, %v", v, err)
@@ -131,13 +131,10 @@ func TestReplicasConfirm(t *testing.T) {
 	})
 }
 
-// replicasConfirm is the same on a cluster, where slots move.
+// replicasConfirm tests the same on a cluster, whose slots move.
 func replicasConfirm(t *testing.T, set *redistest.Cluster) {
 	t.Helper()
-	s, err := open(t, set.URL(), map[string]string{"replicas": "1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, set.URL(), map[string]string{"replicas": "1"})
 	var calls []Call
 	for i := range 30 {
 		calls = append(calls, Call{[]string{fmt.Sprint("each", i)}, []any{"v"}})
@@ -148,7 +145,7 @@ func replicasConfirm(t *testing.T, set *redistest.Cluster) {
 		}
 	})
 	finish := set.Move("w")
-	if v, err := s.Hold(t.Context(), "set", "w", "v", "px", 600000, "nx"); v != "OK" || err != nil {
+	if v, err := s.Send(t.Context(), "w", true, "set", "w", "v", "px", 600000, "nx"); v != "OK" || err != nil {
 		t.Errorf("half-way: got %v, %v", v, err)
 	}
 	finish()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,15 +16,14 @@ import (
 // searcher searches for the servers of a topology on behalf of all callers. One
 // search runs at a time.
 type searcher struct {
-	run  func(ctx context.Context) error // makes one search
-	open context.Context                 // ends with the Store
-	wg   sync.WaitGroup                  // all goroutines of the topology
+	group                                 // all goroutines of the topology
+	run   func(ctx context.Context) error // makes one search
+	open  context.Context                 // ends with the Store
 
 	mu    sync.Mutex // guards the fields below
 	now   *search    // the search under way; nil if there is none
 	again bool       // another search follows it
 	ended time.Time  // when the last search ended
-	over  bool       // no search starts any more
 }
 
 // search is one search.
@@ -57,7 +57,7 @@ func (s *searcher) request() {
 	s.startLocked()
 }
 
-// requestNew has a search made in the background that begins after this moment.
+// requestNew makes sure that a search begins after this moment, in the background.
 func (s *searcher) requestNew() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,59 +73,81 @@ func (s *searcher) startLocked() *search {
 	}
 
 	k := &search{done: make(chan struct{})}
-	// close sets over with mu held before it waits. So wg does not grow during that
-	// wait.
-	if s.over || s.open.Err() != nil {
+	if s.open.Err() != nil || !s.add() {
 		k.err = redis.ErrClosed
 		close(k.done)
 		return k
 	}
-
 	s.now = k
-	wait := pause - time.Since(s.ended)
-	s.wg.Go(func() {
-		select {
-		case <-time.After(wait):
-		case <-s.open.Done():
-		}
-		// Set err before finish closes done, because the callers that wait read it
-		// after that.
-		k.err = s.run(s.open)
-		s.finish(k)
-	})
+	go s.search(k, pause-time.Since(s.ended))
 	return k
 }
 
-// finish ends a search, and starts the next one if that was requested.
-func (s *searcher) finish(k *search) {
+// search makes the search k after a pause, and starts the next one if that was
+// requested.
+func (s *searcher) search(k *search, pause time.Duration) {
+	defer s.wg.Done()
+	select {
+	case <-time.After(pause):
+	case <-s.open.Done():
+	}
+	k.err = s.run(s.open)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// With mu held: a caller gets either this search or a later one.
+	// s.now changes before mu is unlocked, so a caller that comes later never finds this
+	// search.
 	close(k.done)
 	s.now, s.ended = nil, time.Now()
-
 	if s.again {
 		s.again = false
 		s.startLocked()
 	}
 }
 
-// close waits until no goroutine of the topology runs. The caller has ended open.
-func (s *searcher) close() {
-	s.mu.Lock()
-	s.over = true
-	s.mu.Unlock()
-	s.wg.Wait()
+// ask sends a command that belongs to a search or a probe.
+func (d *dialer) ask(ctx context.Context, rdb redis.UniversalClient, args ...any) (any, error) {
+	return d.calls.Do(ctx, rdb, args)
 }
 
-// ask sends a command that belongs to a search.
-func (d *dialer) ask(ctx context.Context, rdb redis.UniversalClient, args ...any) (any, error) {
-	within, end := d.calls.Begin(ctx)
-	defer end()
-	cmd := resp.NewCommand(within, args)
-	// The command has the same error.
-	_ = rdb.Process(within, cmd)
-	return cmd.Result()
+// grace is how long askAll waits for more answers after the first.
+const grace = time.Second
+
+// askAll calls ask for each of servers, all at the same time, and returns the answers
+// and errors in the order in which they came. When grace has passed since the first
+// answer, askAll cancels the calls that are left.
+func askAll[T any](ctx context.Context, servers []*server, ask func(context.Context, *server) (T, error)) (answers []T, errs []error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		answer T
+		err    error
+	}
+	results := make(chan result)
+	for _, at := range servers {
+		go func() {
+			answer, err := ask(ctx, at)
+			results <- result{answer, err}
+		}()
+	}
+
+	var late <-chan time.Time
+	for len(answers)+len(errs) < len(servers) {
+		select {
+		case r := <-results:
+			if r.err != nil {
+				errs = append(errs, r.err)
+				continue
+			}
+			answers = append(answers, r.answer)
+			if len(answers) == 1 {
+				late = time.After(grace)
+			}
+		case <-late:
+			cancel() // the others then return errors, which the loop still counts
+		}
+	}
+	return answers, errs
 }
 
 // worst returns the most useful of the errors of some servers: a reply before an
@@ -139,18 +161,27 @@ func worst(errs []error, kind string) error {
 	if len(errs) == 1 {
 		return errs[0]
 	}
-	return fmt.Errorf("none of %d %s answers: %w", len(errs), kind, errs[0])
+	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// mayHaveMoved reports whether a server's error can mean that another server has
-// its place: the server does not answer, or its reply says so.
+// isReadOnly reports whether err is the reply of a replica to a write. Redis 5 and 6 have
+// the word in the middle of the error of a script.
+func isReadOnly(err error) bool {
+	return resp.IsReply(err) && strings.Contains(err.Error(), "READONLY")
+}
+
+// mayHaveMoved reports whether err can mean that another server has taken the place of
+// the one that was asked. It can if there was no reply, or if the reply says so. A call
+// that was cancelled says nothing.
 func mayHaveMoved(err error) bool {
 	var reply redis.Error
 	switch {
 	case errors.Is(err, context.Canceled):
 		return false
+	case isReadOnly(err):
+		return true
 	case errors.As(err, &reply):
-		for _, word := range []string{"READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED"} {
+		for _, word := range []string{"MASTERDOWN", "CLUSTERDOWN", "MOVED"} {
 			if redis.HasErrorPrefix(err, word) {
 				return true
 			}

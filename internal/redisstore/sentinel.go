@@ -1,10 +1,10 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
@@ -24,53 +25,68 @@ import (
 type sentinels struct {
 	a        address
 	d        *dialer
-	asked    []*server // the sentinels
+	asked    []*server            // the sentinels
+	watches  []*pubsub.Subscriber // one for each sentinel, because some learn of a new master seconds after others
 	searches searcher
-	rdb      *redis.Client // of the current master; for subscriptions
 
-	mu     sync.Mutex        // guards the fields below
-	master *server           // nil if it is not known
-	epoch  int64             // the epoch of the answer that named it
-	conns  map[*subConn]bool // the connections of rdb
+	mu     sync.Mutex // guards the fields below
+	master *server    // nil if it is not known
+	epoch  int64      // the epoch of the answer that named it
 }
 
-const (
-	grace      = time.Second     // how long the others are waited for once one has answered
-	retryAfter = time.Second     // when a sentinel that was silent is connected to again
-	silentFor  = 3 * time.Second // when a silent sentinel gets a PING, and then is left
-)
+// switched is the channel on which a sentinel reports a new master.
+const switched = "+switch-master"
 
 func newSentinels(a address, d *dialer) *sentinels {
-	t := &sentinels{a: a, d: d, conns: map[*subConn]bool{}}
+	t := &sentinels{a: a, d: d}
 	t.searches.run, t.searches.open = t.search, d.open
 
 	for _, addr := range a.addrs {
 		o := options(a, d, addr)
 		o.Username, o.Password, o.DB, o.Protocol = a.sentinelUser, a.sentinelPassword, 0, 2
-		t.asked = append(t.asked, newServer(o))
+		at := newServer(o)
+		watch := pubsub.New(pubsub.Config{
+			Server: func(context.Context, string) (redis.UniversalClient, error) { return at.rdb, nil },
+			Begin:  d.calls.Begin,
+			Wrap:   func(err error) error { return err },
+		})
+		t.asked, t.watches = append(t.asked, at), append(t.watches, watch)
 	}
 
-	o := options(a, d, a.master)
-	o.OnConnect, o.Dialer = isMaster, t.dial
-	t.rdb = redis.NewClient(o)
-
-	for _, at := range t.asked {
-		t.searches.wg.Go(func() { t.watch(at) })
+	// When a subscription is made, it starts a search, and a search reads t.asked. So the
+	// subscriptions begin when the list is complete. A sentinel that does not answer is
+	// tried again until the Store is closed.
+	for _, watch := range t.watches {
+		t.searches.wg.Go(func() {
+			if _, err := watch.Subscribe(d.open, switched, "", t.received); err == nil {
+				t.searches.requestNew() // there may have been a switch before
+			}
+		})
 	}
 	return t
 }
 
-func (t *sentinels) close() {
-	// The searches end first, because a search may replace the master.
+// received is called for each message of a sentinel. If messages may have been missed, it
+// is called with again set to true.
+func (t *sentinels) received(message string, again bool) {
+	if name, _, _ := strings.Cut(message, " "); again || name == t.a.master {
+		t.searches.requestNew()
+	}
+}
+
+func (t *sentinels) close() error {
+	for _, w := range t.watches {
+		w.Close()
+	}
+	// The searches end before the master is closed, because a search may replace it.
 	t.searches.close()
 	for _, s := range t.asked {
 		s.rdb.Close()
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.master != nil {
-		t.master.rdb.Close()
+	if at := t.known(); at != nil {
+		return at.rdb.Close()
 	}
+	return nil
 }
 
 func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
@@ -119,34 +135,22 @@ func (t *sentinels) failed(at *server, err error) {
 // forget leaves a server.
 func (t *sentinels) forget(at *server) {
 	t.mu.Lock()
-	closeOld := func() {}
-	if t.master == at {
-		closeOld = t.replaceLocked(nil)
+	known := t.master == at
+	if known {
+		t.master = nil
 	}
 	t.mu.Unlock()
-	closeOld()
-}
 
-// replaceLocked sets the master, and returns a function that closes all connections
-// to the old one. Its caller calls it without mu, because subConn.Close locks mu.
-func (t *sentinels) replaceLocked(to *server) (closeOld func()) {
-	was, conns := t.master, slices.Collect(maps.Keys(t.conns))
-	t.master = to
-	return func() {
-		if was != nil {
-			was.rdb.Close()
-		}
-		for _, c := range conns {
-			c.Conn.Close() // the reader's error then closes c
-		}
+	// Close without mu: with TLS it sends a last message, and may block.
+	if known {
+		at.rdb.Close()
 	}
 }
 
-// answer is a sentinel's answer.
-type answer struct {
+// claimed is a sentinel's answer: which server is the master.
+type claimed struct {
 	addr  string
 	epoch int64
-	err   error
 }
 
 // search queries all sentinels for the master, and adopts it.
@@ -155,79 +159,64 @@ func (t *sentinels) search(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 
-	answers := make(chan answer, len(t.asked))
-	for _, s := range t.asked {
-		t.searches.wg.Go(func() { answers <- t.ask(within, s, timeout) })
-	}
-
-	// Once one has answered, the others have a moment.
-	var last *answer
-	var errs []error
-	late := time.NewTimer(grace)
-	defer late.Stop()
-	for ended := 0; ended < len(t.asked); {
-		stop := late.C
-		if last == nil {
-			stop = nil
-		}
-
-		select {
-		case w := <-answers:
-			ended++
-			if w.err != nil {
-				errs = append(errs, w.err)
-			} else if last == nil || w.epoch > last.epoch {
-				last = &w
-			}
-		case <-stop:
-			cancel() // the others then return errors
-		}
-	}
-
-	if last == nil {
+	answers, errs := askAll(within, t.asked, func(ctx context.Context, s *server) (claimed, error) {
+		return t.ask(ctx, s, timeout)
+	})
+	if len(answers) == 0 {
 		return worst(errs, "sentinels")
 	}
-	return t.adopt(ctx, last, len(errs) == 0)
+	last := slices.MaxFunc(answers, func(a, b claimed) int { return cmp.Compare(a.epoch, b.epoch) })
+	err := t.adopt(ctx, last, len(errs) == 0)
+	if err != nil && t.known() != nil {
+		// The sentinels name another master, which cannot be used yet. The known one may
+		// still answer, so perhaps no message and no failed call starts another search.
+		t.searches.requestNew()
+	}
+	return err
 }
 
 // ask queries one sentinel. It asks for the epoch first, so that the address is not
 // older than the epoch. It asks for the address by a command of its own: during a
 // failover, the reply with the epoch has the address of the old master.
-func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) answer {
+func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
 		v, err := t.d.ask(ctx, s.rdb, "sentinel", what, t.a.master)
 		if err != nil && !errors.Is(err, redis.Nil) {
-			return answer{err: fmt.Errorf("sentinel %s: %w", s.addr, diagnose(err, sentinelHints(t.a), took))}
+			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(err, sentinelHints(t.a), took))
 		}
 		replies[i], _ = v.([]any)
 	}
 
-	w := answer{epoch: -1}
+	epoch := int64(-1)
 	for i := 0; i+1 < len(replies[0]); i += 2 {
 		if text, ok := replies[0][i+1].(string); ok && replies[0][i] == "config-epoch" {
-			w.epoch, _ = strconv.ParseInt(text, 10, 64)
+			epoch, _ = strconv.ParseInt(text, 10, 64)
 		}
 	}
-	if at := replies[1]; w.epoch >= 0 && len(at) == 2 {
+	if at := replies[1]; epoch >= 0 && len(at) == 2 {
 		host, ok1 := at[0].(string)
 		port, ok2 := at[1].(string)
 		if ok1 && ok2 {
-			w.addr = net.JoinHostPort(host, port)
-			return w
+			return claimed{net.JoinHostPort(host, port), epoch}, nil
 		}
 	}
-	return answer{err: fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))}
+	return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))
 }
 
 // adopt makes the server of an answer the master, if the server reports that it is
-// the master. An answer with a lower epoch than the known one is of a sentinel that
-// has missed a failover, unless all sentinels have answered.
-func (t *sentinels) adopt(ctx context.Context, w *answer, all bool) error {
+// the master. While a master is known, adopt ignores an answer with a lower epoch than the
+// known one, because its sentinel has missed a failover. But if all sentinels have
+// answered, even such an answer counts.
+func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	t.mu.Lock()
-	same := t.master != nil && (t.master.addr == w.addr || w.epoch < t.epoch && !all)
+	known := t.master != nil && t.master.addr == w.addr
+	if known && (all || w.epoch > t.epoch) {
+		t.epoch = w.epoch // the master may have been another one meanwhile
+	}
+	keep := known || t.master != nil && w.epoch < t.epoch && !all
 	t.mu.Unlock()
-	if same {
+	if keep {
 		return nil
 	}
 
@@ -245,22 +234,21 @@ func (t *sentinels) adopt(ctx context.Context, w *answer, all bool) error {
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(err, lockHints(t.a), time.Since(began)))
 	}
 
+	// Searches run one at a time, so no other search has set a master since mu was
+	// unlocked. Only forget may have cleared it.
 	t.mu.Lock()
-	// Searches run one at a time. So since mu was unlocked, only forget can have
-	// changed the master.
-	closeOld := t.replaceLocked(to)
-	t.epoch = w.epoch
+	was := t.master
+	t.master, t.epoch = to, w.epoch
 	t.mu.Unlock()
-	closeOld()
+	if was != nil {
+		was.rdb.Close() // also ends the subscriptions, which then move to the new master
+	}
 	return nil
 }
 
 // isMaster refuses a connection to a server that is not the master.
 func isMaster(ctx context.Context, conn *redis.Conn) error {
-	cmd := resp.NewCommand(ctx, []any{"role"})
-	// The command has the same error.
-	_ = conn.Process(ctx, cmd)
-	v, err := cmd.Result()
+	v, err := resp.Do(ctx, conn, []any{"role"})
 	if err != nil {
 		return err
 	}
@@ -275,105 +263,4 @@ type notMaster struct{}
 
 func (notMaster) Error() string {
 	return "it is a replica and not the master (is a failover under way? try again)"
-}
-
-// watch receives the messages of a sentinel as long as the Store is open. The Store
-// watches all sentinels, because some learn of a new master seconds after others.
-func (t *sentinels) watch(s *server) {
-	for {
-		t.receive(s)
-		select {
-		case <-t.d.open.Done():
-			return
-		case <-time.After(retryAfter):
-		}
-	}
-}
-
-// switched is the channel on which a sentinel reports a new master.
-const switched = "+switch-master"
-
-// noRedial is the context of a subscription's reads and writes. If the connection
-// fails, PubSub makes a new one by itself, without a report. With a context that has
-// ended it cannot.
-var noRedial = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
-// receive receives a sentinel's messages until it is silent.
-func (t *sentinels) receive(s *server) {
-	ctx, cancel := context.WithTimeout(t.d.open, silentFor)
-	defer cancel()
-
-	within, end := t.d.calls.Begin(ctx)
-	ps := s.rdb.Subscribe(within)
-	defer ps.Close()
-	err := ps.Subscribe(within, switched)
-	end()
-	if err != nil {
-		return
-	}
-	defer context.AfterFunc(t.d.open, func() { ps.Close() })()
-
-	for asked := false; ; {
-		msg, err := resp.Receive(ps, noRedial, silentFor)
-		switch m := msg.(type) {
-		case *redis.Subscription:
-			t.searches.requestNew() // there may have been a switch before
-		case *redis.Message:
-			if name, _, _ := strings.Cut(m.Payload, " "); name == t.a.master {
-				t.searches.requestNew()
-			}
-		}
-
-		switch {
-		case err == nil:
-			asked = false
-		// The sentinel did not answer the PING either, or the connection has
-		// failed.
-		case asked || !timedOut(err) || ps.Ping(noRedial) != nil:
-			return
-		default:
-			asked = true
-		}
-	}
-}
-
-// subConn is a connection for subscriptions. It is closed when another server
-// becomes the master.
-type subConn struct {
-	net.Conn
-	t *sentinels
-}
-
-func (c *subConn) Close() error {
-	c.t.mu.Lock()
-	delete(c.t.conns, c)
-	c.t.mu.Unlock()
-	return c.Conn.Close()
-}
-
-// dial connects to the master.
-func (t *sentinels) dial(ctx context.Context, network, _ string) (net.Conn, error) {
-	at, err := t.find(ctx, "")
-	if err != nil {
-		return deadConn{err}, nil
-	}
-
-	conn, err := t.d.dial(ctx, network, at.addr)
-	if err != nil {
-		return conn, err
-	}
-	c := &subConn{conn, t}
-
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.master != at { // while it was connected
-		// replaceLocked has not found this connection, so close it here.
-		conn.Close()
-	}
-	t.conns[c] = true
-	return c, nil
 }

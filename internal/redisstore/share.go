@@ -26,37 +26,29 @@ func isLarge(args []any) bool {
 	return n > maxShared
 }
 
-// hesitation is how long callers wait for a wire that is being made, counted from
-// when it was begun. If they did not wait, many would take connections from the
-// pool at once.
+// While one caller makes a wire, the others wait for it, until hesitation has passed
+// since it began. If they did not wait, many would take connections from the pool at
+// once.
 const hesitation = 20 * time.Millisecond
 
-// share sends a command over the server's wire. If there is none, it makes one: the
-// command is then the first on it. share returns resp.ErrUnsent if the caller
-// should use the pool.
+// share sends a command over the server's wire. If there is none, it sends the command
+// over a connection of the pool, and then makes that connection the wire. share returns
+// resp.ErrUnsent if the caller should use the pool.
 func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) {
 	// Try a second time if a wire was given up before it sent the command.
 	for range 2 {
 		w := at.wire.Load()
 		if w == nil {
-			made, cancel := context.WithTimeout(context.Background(), hesitation)
-			defer cancel()
-			if at.making.CompareAndSwap(nil, &made) {
-				// Between the two loads another caller may have made a wire.
-				if at.wire.Load() == nil {
-					// This runs before cancel. So the callers that cancel wakes
-					// find no caller that makes a wire.
-					defer at.making.Store(nil)
-					return s.sendAndShare(ctx, at, args)
-				}
-				at.making.Store(nil)
-			} else if others := at.making.Load(); others != nil {
+			if end, ok := at.beginWire(); ok {
+				defer end()
+				return s.sendAndShare(ctx, at, args)
+			}
+			if others := at.making.Load(); others != nil {
 				select {
 				case <-(*others).Done():
 				case <-ctx.Done():
 				}
 			}
-
 			// If there is no wire now, the other caller has failed or takes too
 			// long.
 			if w = at.wire.Load(); w == nil {
@@ -79,6 +71,26 @@ func (s *Store) share(ctx context.Context, at *server, args []any) (any, error) 
 	return nil, resp.ErrUnsent
 }
 
+// beginWire reports whether the caller is to make a wire: there is none, and no other
+// caller makes one. If so, the caller calls end when it has made the wire or has failed.
+func (at *server) beginWire() (end func(), ok bool) {
+	made, cancel := context.WithTimeout(context.Background(), hesitation)
+	if at.making.CompareAndSwap(nil, &made) {
+		// Since share loaded wire, another caller may have made one.
+		if at.wire.Load() == nil {
+			return func() {
+				// First clear making: a caller that cancel wakes may soon make a wire
+				// itself.
+				at.making.Store(nil)
+				cancel()
+			}, true
+		}
+		at.making.Store(nil)
+	}
+	cancel()
+	return nil, false
+}
+
 var errWrongServer = errors.New("the connection leads to the wrong server")
 
 // isWrongServer reports whether a reply means that another server has the address
@@ -88,7 +100,7 @@ func isWrongServer(err error, addr string) bool {
 		return false
 	}
 	to, moved := redis.IsMovedError(err)
-	return moved && to == addr || redis.HasErrorPrefix(err, "READONLY")
+	return moved && to == addr || isReadOnly(err)
 }
 
 // sendAndShare sends a command over a connection of the pool. If the command
@@ -96,22 +108,20 @@ func isWrongServer(err error, addr string) bool {
 func (s *Store) sendAndShare(ctx context.Context, at *server, args []any) (any, error) {
 	owner := at.rdb.(*redis.Client).Conn()
 	within, end := s.calls.Begin(ctx)
-	cmd := resp.NewCommand(within, args)
 	began := time.Now()
-	// The command has the same error.
-	_ = owner.Process(within, cmd)
+	v, err := resp.Do(within, owner, args)
 	end()
 
-	v, err := cmd.Result()
 	if err != nil && err != redis.Nil || !s.startWire(at, owner, within, time.Since(began)) {
 		owner.Close() // returns the connection to the pool, or drops it after an error
 	}
 	return v, err
 }
 
-// startWire makes a wire of the connection that a call has used. within is the
-// call's context, and took its duration, with the time to connect if the connection
-// is new. startWire reports false if there is no wire.
+// startWire makes a wire of the connection that a call has used. within is the call's
+// context. took is how long the call lasted, with the time to connect if the connection
+// is new. If the connection is not known, or the Store is being closed, startWire
+// returns false.
 func (s *Store) startWire(at *server, owner *redis.Conn, within context.Context, took time.Duration) bool {
 	conn := s.calls.Conn(within)
 	if conn == nil {
@@ -135,36 +145,39 @@ func (s *Store) startWire(at *server, owner *redis.Conn, within context.Context,
 	go func() {
 		defer s.wires.wg.Done()
 		w.Read()
-		// Before End, which waits for the writer: new callers need another wire.
+		// This comes before End, which waits for the writer. New callers need another
+		// wire now.
 		at.wire.CompareAndSwap(w, nil)
 		w.End()
 	}()
 	return true
 }
 
-// wires counts the wires of a Store.
-type wires struct {
-	mu   sync.Mutex // guards over; after over, wg does not grow
-	over bool
+// group counts goroutines, so that close can wait for them.
+type group struct {
+	mu   sync.Mutex // guards over
+	over bool       // add counts no more goroutines
 	wg   sync.WaitGroup
 }
 
-// add counts one more wire. It reports false if the Store is closed.
-func (ws *wires) add() bool {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	// close sets over with mu held before it waits, so wg does not grow during that
-	// wait.
-	if !ws.over {
-		ws.wg.Add(1)
+// add counts one more goroutine, which calls wg.Done at its end. It reports false after
+// close has begun: then no goroutine may start.
+func (g *group) add() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	// close sets over with mu held before it waits. During that wait, wg grows only if a
+	// counted goroutine starts another one.
+	if !g.over {
+		g.wg.Add(1)
 	}
-	return !ws.over
+	return !g.over
 }
 
-// close waits until all wires have ended. Their connections are closed already.
-func (ws *wires) close() {
-	ws.mu.Lock()
-	ws.over = true
-	ws.mu.Unlock()
-	ws.wg.Wait()
+// close waits until all goroutines have ended. The caller has closed what they wait
+// for.
+func (g *group) close() {
+	g.mu.Lock()
+	g.over = true
+	g.mu.Unlock()
+	g.wg.Wait()
 }

@@ -19,16 +19,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// between fails unless an event came in time.
-func between(t *testing.T, what string, began time.Time, from, to time.Duration) {
-	t.Helper()
-	if took := time.Since(began); took < from || took > to {
-		t.Errorf("%s: after %v, want %v to %v", what, took, from, to)
-	}
-}
-
-// Who makes a wire, and hears nothing, is waited for once.
-func TestNobodyHesitatesTwice(t *testing.T) {
+// The callers wait only once for a wire that is being made.
+func TestCallersWaitOnceForAWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Store
 		var at server
@@ -45,10 +37,10 @@ func TestNobodyHesitatesTwice(t *testing.T) {
 	})
 }
 
-// tick is that of a wire.
+// tick is the tick of a wire.
 const tick = 25 * time.Millisecond
 
-// bubble runs f in virtual time, with a Store of a server behind a proxy.
+// bubble runs f in virtual time, with a Store of one server behind a proxy.
 func bubble(t *testing.T, f func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy)) {
 	synctest.Test(t, func(t *testing.T) {
 		v := redistest.Virtual(t)
@@ -66,14 +58,14 @@ func bubble(t *testing.T, f func(t *testing.T, s *Store, at *server, p *faultpro
 			return d.calls.Wrap(conn), nil
 		}
 		at := newServer(o)
-		s := &Store{calls: &d.calls, rdb: at.rdb, servers: single{at}, close: at.rdb.Close}
-		s.subscribe()
+		s := &Store{calls: &d.calls, servers: single{at}, close: at.rdb.Close}
+		s.subscribe(nil)
 		defer s.Close()
 		f(t, s, at, v.Proxy)
 	})
 }
 
-// Wires are of virtual time where everything is, and leave no goroutine.
+// In a bubble of testing/synctest, wires use virtual time and leave no goroutine.
 func TestWiresInABubble(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy) {
 		var shared sync.WaitGroup
@@ -114,9 +106,8 @@ func TestWiresInABubble(t *testing.T) {
 	})
 }
 
-// A connection that goes dead without a word takes those with it whose commands
-// it has, and nobody else.
-func TestDeadConnectionTakesFewCallersAlong(t *testing.T) {
+// If a connection dies silently, only the calls fail whose commands were written to it.
+func TestDeadConnectionFailsFewCalls(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy) {
 		for i := range 2 {
 			at.callers.Add(1)

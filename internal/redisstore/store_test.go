@@ -4,22 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// counting adds one to its key, so that it shows how often it ran.
+// counting adds its argument to its key, which so shows how often it ran.
 var counting = NewScript(`return redis.call('INCRBY', KEYS[1], ARGV[1])`)
 
-// clients are those that somebody may hand in, as eager to retry as go-redis
-// can make them, through a proxy.
+// clients runs f with clients that a caller may pass, behind a proxy. They retry as
+// often as go-redis can.
 func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client)) {
 	kinds := map[string]func(o *redis.Options) redis.UniversalClient{
 		"plain": func(o *redis.Options) redis.UniversalClient { return redis.NewClient(o) },
@@ -53,8 +56,8 @@ func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *fa
 	}
 }
 
-// TestSentOnce loses the reply of what the server carried out. Whoever sends
-// it again counts twice.
+// The reply to a command that was executed is lost. If the command were sent again, it
+// would count twice.
 func TestSentOnce(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
@@ -79,31 +82,30 @@ func TestSentOnce(t *testing.T) {
 				if err := way(key); err == nil {
 					t.Errorf("%s: fault %d: no error", name, fault)
 				}
-				n := 0 // the server may be late
+				n := 0 // the server may execute it late
 				for end := time.Now().Add(soon); n == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 					n, _ = direct.Get(ctx, key).Int()
 				}
 				if n != 1 {
-					t.Errorf("%s: fault %d: carried out %d times", name, fault, n)
+					t.Errorf("%s: fault %d: executed %d times", name, fault, n)
 				}
 			}
 		})
 	}
 }
 
-// A bare command of the same clients is sent again: the test above would see
-// it.
-func TestOthersAreSentAgain(t *testing.T) {
+// The same clients send a bare command again. So the test above can fail.
+func TestBareCommandsAreSentAgain(t *testing.T) {
 	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
 		p.Fail("bare", faultproxy.LoseReply)
 		rdb.Incr(t.Context(), "bare")
 		if n, _ := direct.Get(t.Context(), "bare").Int(); n != 2 {
-			t.Errorf("carried out %d times", n)
+			t.Errorf("executed %d times", n)
 		}
 	})
 }
 
-func TestScriptsAreSentWholeOnlyToWhomeverLacksThem(t *testing.T) {
+func TestSourceIsSentOnlyToServersThatLackAScript(t *testing.T) {
 	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
 		s := New(rdb)
 		calls := make([]Call, 5)
@@ -136,7 +138,7 @@ func TestScriptsAreSentWholeOnlyToWhomeverLacksThem(t *testing.T) {
 	})
 }
 
-// tally counts scripts run.
+// tally counts the runs of scripts, by the hash and with the source.
 func tally(commands []string) string {
 	n := map[string]int{}
 	for _, c := range commands {
@@ -177,7 +179,7 @@ func TestRunEachEndsWithItsContext(t *testing.T) {
 		began, over := time.Now(), false
 		s.RunEach(ctx, counting, calls, func(i int, _ any, err error) {
 			if over {
-				t.Errorf("%s: told after the end", name)
+				t.Errorf("%s: done was called after the end", name)
 			}
 			if ctx.Err() == nil {
 				t.Errorf("%s: call %d answered: %v", name, i, err)
@@ -189,11 +191,11 @@ func TestRunEachEndsWithItsContext(t *testing.T) {
 			t.Errorf("%s: took %v", name, d)
 		}
 	}
-	rdb.Close() // ends the reads under way, whose answers nobody may hear
+	rdb.Close() // ends the reads that are still in flight
 }
 
-// One master that hangs costs the other's keys nothing.
-func TestRunEachOnAClusterWaitsForNobodyElse(t *testing.T) {
+// A master that hangs does not delay the calls for the keys of another.
+func TestRunEachOnAClusterWaitsForEachMasterAlone(t *testing.T) {
 	good := redistest.Start(t, &redistest.Options{Own: true})
 	bad := redistest.Start(t, &redistest.Options{Own: true})
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
@@ -217,12 +219,12 @@ func TestRunEachOnAClusterWaitsForNobodyElse(t *testing.T) {
 	}
 	s.RunEach(t.Context(), counting, calls, func(int, any, error) {})
 	bad.Pause()
-	for round := range 8 { // nobody knows which of the servers has its turn first
+	for round := range 8 { // the order of the servers is random
 		ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
 		got := 0
 		s.RunEach(ctx, counting, calls, func(i int, v any, err error) {
 			if ctx.Err() != nil && err != nil {
-				return // has found no connection by then
+				return // it had no connection by then
 			}
 			if v != int64(2+round) || slot.Of(calls[i].Keys[0]) >= slot.Count/2 {
 				t.Errorf("%s: got %v, %v", calls[i].Keys[0], v, err)
@@ -248,21 +250,18 @@ func TestErrorsNameTheServerAndKeepTheCause(t *testing.T) {
 	if !errors.As(err, &reply) || !strings.HasPrefix(err.Error(), "redis "+srv.Addr+": ERR") {
 		t.Errorf("got %v", err)
 	}
-	if v, err := s.Do(t.Context(), "get", "nobody has this key"); v != nil || err != nil {
+	if v, err := s.Do(t.Context(), "get", "no such key"); v != nil || err != nil {
 		t.Errorf("nil: got %v, %v", v, err)
 	}
 }
 
-func TestCloseClosesOnlyWhatOpenOpened(t *testing.T) {
+func TestCloseClosesOnlyConnectionsOfOpen(t *testing.T) {
 	srv := redistest.Start(t, nil)
 	rdb := srv.Client()
 	if err := New(rdb).Close(); err != nil || rdb.Ping(t.Context()).Err() != nil {
-		t.Errorf("a client that was handed in is closed (%v)", err)
+		t.Errorf("a client that the caller passed is closed (%v)", err)
 	}
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, srv.URL(), nil)
 	for range 2 {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -273,8 +272,8 @@ func TestCloseClosesOnlyWhatOpenOpened(t *testing.T) {
 	}
 }
 
-// A hook that stops a batch before it is sent says so only once, for all.
-func TestRunEachHearsOfAHook(t *testing.T) {
+// A hook that stops a batch before it is sent returns one error for all of its commands.
+func TestRunEachReportsTheErrorOfAHook(t *testing.T) {
 	rdb := redistest.Start(t, nil).Client()
 	stop := errors.New("circuit open")
 	rdb.AddHook(hook{stop})
@@ -285,10 +284,319 @@ func TestRunEachHearsOfAHook(t *testing.T) {
 	})
 }
 
+// Callers that want locks may use all connections of a client that was passed. A
+// renewal does not wait for one of them.
+func TestRenewalThroughAClientWhosePoolIsInUse(t *testing.T) {
+	srv := redistest.Start(t, nil)
+	o := srv.ClientOptions()
+	o.PoolSize, o.PoolTimeout = 1, time.Nanosecond
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	conn := rdb.Conn() // the only connection of the pool
+	defer conn.Close()
+	if err := conn.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s := New(rdb)
+	if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrPoolTimeout) {
+		t.Fatalf("a command: %v, want %v", err, redis.ErrPoolTimeout)
+	}
+
+	for n := 1; n <= 2; n++ {
+		calls := make([]Call, n)
+		for i := range calls {
+			calls[i] = Call{[]string{fmt.Sprint("lone", i)}, []any{1}}
+		}
+		s.RunEach(t.Context(), counting, calls, func(i int, _ any, err error) {
+			if err != nil {
+				t.Errorf("renewal %d of %d: %v", i, n, err)
+			}
+		})
+	}
+}
+
+// A password may be a word of the reply that a script is not known.
+func TestPasswordThatIsAWordOfAReply(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Password: "script"})
+	s := opened(t, srv.URL(), nil)
+	for range 2 {
+		if _, err := s.Run(t.Context(), counting, Call{[]string{"k"}, []any{1}}); err != nil {
+			t.Fatal(err)
+		}
+		srv.Client().ScriptFlush(t.Context())
+	}
+}
+
+// A server repeats the arguments of a command that it does not know. No error has the
+// password of a client that was passed.
+func TestErrorsOfAPassedClientHaveNoPassword(t *testing.T) {
+	const password = "k7fw2px9"
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Password: password})
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{srv.Addr}, Password: password,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
+		}})
+	defer cluster.Close()
+	for _, rdb := range []redis.UniversalClient{srv.Client(), cluster} {
+		_, err := New(rdb).Do(t.Context(), "no-command", "k", password)
+		if err == nil || !strings.Contains(err.Error(), "***") || strings.Contains(err.Error(), password) {
+			t.Errorf("%T: got %v", rdb, err)
+		}
+	}
+}
+
 type hook struct{ err error }
 
 func (hook) DialHook(next redis.DialHook) redis.DialHook          { return next }
 func (hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 func (h hook) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(context.Context, []redis.Cmder) error { return h.err }
+}
+
+// A time to live can be longer than a Duration.
+func TestTermsBeyondADuration(t *testing.T) {
+	for pttl, want := range map[int64]time.Duration{-1: -time.Millisecond, 0: 0, 5: 5 * time.Millisecond, 1<<63 - 1: 100 * 365 * 24 * time.Hour} {
+		if got := Term(pttl); got != want {
+			t.Errorf("%d: got %v", pttl, got)
+		}
+	}
+	f, _ := Decode([]any{int64(1 << 60), "token#owner", ""})
+	var held *backend.HeldError
+	if errors.As(f.Held(), &held); held.RetryAfter <= 0 || f.Status().TTL <= 0 {
+		t.Errorf("%v, %v", held, f.Status())
+	}
+}
+
+func TestTermsAreRoundedUp(t *testing.T) {
+	for d, want := range map[time.Duration]int64{
+		time.Second: 1000, time.Second + 1: 1001, time.Second - 1: 1000, 100 * time.Millisecond: 100, time.Nanosecond: 1,
+	} {
+		if got := Millis(d); got != want {
+			t.Errorf("%v: got %d ms, want %d", d, got, want)
+		}
+	}
+}
+
+// Owner returns a part of a record only if hasp wrote the record. Another value
+// may be a secret.
+func TestOwnerOfAForeignRecordIsEmpty(t *testing.T) {
+	for record, want := range map[string]string{
+		"AZaz09-_#host/1/job": "host/1/job", "t#": "", "t#a#b": "a#b", "t#\x00\xff": "\x00\xff",
+		"": "", "#": "", "#owner": "", "8c0b3f0e-5d0c-4f6e-9a0e-0f3f0c8d9b1a": "", "pass word#1": "", "é#x": "", "a=b#c": "",
+	} {
+		if got := Owner(record); got != want {
+			t.Errorf("%q: got %q, want %q", record, got, want)
+		}
+	}
+}
+
+// virtualStore is a Store over a client of a server in virtual time.
+func virtualStore(t *testing.T) (*Store, *redistest.VirtualServer) {
+	v := redistest.Virtual(t)
+	return New(v.Client()), v
+}
+
+func TestDoAllAnswersEachCommandByItself(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, nil)
+	s := opened(t, srv.URL(), nil)
+	key := "together:" + t.Name()
+	replies := s.DoAll(t.Context(),
+		[]any{"set", key, "one", "px", 60000, "nx"},
+		[]any{"set", key, "two", "px", 60000, "nx"},
+		[]any{"get", key},
+		[]any{"get", key + ":none"},
+		[]any{"lpush", key, "x"},
+		[]any{"exists", key},
+		[]any{"time"})
+	want := []any{"OK", nil, "one", nil, nil, int64(1)}
+	for i, w := range want {
+		if failed := i == 4; replies[i].Value != w || (replies[i].Err != nil) != failed {
+			t.Errorf("reply %d: %v, %v; want %v", i, replies[i].Value, replies[i].Err, w)
+		}
+	}
+	if err := replies[4].Err; !strings.HasPrefix(err.Error(), s.Name()+": WRONGTYPE") {
+		t.Errorf("%v does not name the server", err)
+	}
+	if parts, ok := replies[6].Value.([]any); !ok || len(parts) != 2 {
+		t.Errorf("time: %v, %v", replies[6].Value, replies[6].Err)
+	}
+}
+
+// No command is sent again, because the store may have executed it.
+func TestDoAllSendsOnce(t *testing.T) {
+	for name, fault := range map[string]faultproxy.Fault{"reply": faultproxy.LoseReply, "request": faultproxy.LoseRequest} {
+		synctest.Test(t, func(t *testing.T) {
+			s, v := virtualStore(t)
+			v.Proxy.Commands()
+			v.Proxy.Fail("incr n", fault)
+			replies := s.DoAll(t.Context(), []any{"incr", "n"}, []any{"get", "n"})
+			for i, r := range replies {
+				if r.Err == nil || r.Value != nil || !strings.HasPrefix(r.Err.Error(), s.Name()+": ") {
+					t.Errorf("%s lost: reply %d: %v, %v", name, i, r.Value, r.Err)
+				}
+			}
+			count := 0
+			for _, c := range v.Proxy.Commands() {
+				if c == "incr n" {
+					count++
+				}
+			}
+			if count != 1 {
+				t.Errorf("%s lost: sent %d times", name, count)
+			}
+		})
+	}
+}
+
+func TestDoAllEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, v := virtualStore(t)
+		if r := s.DoAll(t.Context(), []any{"ping"}); r[0].Value != "PONG" {
+			t.Fatalf("ping: %v", r[0].Err)
+		}
+		v.Proxy.Stall()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		replies := s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"})
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("took %v", took)
+		}
+		for i, r := range replies {
+			if r.Err == nil {
+				t.Errorf("reply %d of a server that hangs: %v", i, r.Value)
+			}
+		}
+		v.Proxy.Flow()
+	})
+}
+
+// If a caller leaves, the connections of a Store that was opened end its call, and the
+// error says that the context has ended.
+func TestDoAllIsInterrupted(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	proxy := srv.Proxy()
+	s := opened(t, "redis://"+proxy.Addr(), nil)
+	proxy.Stall()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan []Reply, 1)
+	go func() { done <- s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"}) }()
+	cancel()
+	select {
+	case replies := <-done:
+		for i, r := range replies {
+			if r.Err == nil || !strings.Contains(r.Err.Error(), context.Canceled.Error()) {
+				t.Errorf("reply %d: %v, %v", i, r.Value, r.Err)
+			}
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a call whose caller has gone does not end")
+	}
+	proxy.Flow()
+}
+
+func TestEnds(t *testing.T) {
+	srv := redistest.Start(t, nil)
+	s := opened(t, srv.URL(), nil)
+	if got := s.Ends(); got != backend.EndsPromptly {
+		t.Errorf("by URL: got %v", got)
+	}
+	for name, c := range map[string]struct {
+		set  func(o *redis.Options)
+		want backend.Ends
+	}{
+		"by default":            {func(o *redis.Options) {}, backend.EndsSometime},
+		"with contexts":         {func(o *redis.Options) { o.ContextTimeoutEnabled = true }, backend.EndsByDeadline},
+		"without time-outs":     {func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = true, -1, -1 }, backend.EndsByDeadline},
+		"reads without an end":  {func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = true, -2 }, backend.EndsSometime},
+		"writes without an end": {func(o *redis.Options) { o.ContextTimeoutEnabled, o.WriteTimeout = true, -2 }, backend.EndsSometime},
+		"asks for a password": {func(o *redis.Options) {
+			o.ContextTimeoutEnabled, o.CredentialsProvider = true, func() (string, string) { return "", "" }
+		}, backend.EndsSometime},
+	} {
+		o := srv.ClientOptions()
+		c.set(o)
+		rdb := redis.NewClient(o)
+		defer rdb.Close()
+		if got := New(rdb).Ends(); got != c.want {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
+	}
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{srv.Addr}, ContextTimeoutEnabled: true})
+	defer cluster.Close()
+	if got := New(cluster).Ends(); got != backend.EndsSometime {
+		t.Errorf("cluster: got %v", got)
+	}
+}
+
+// A call over a client that the caller passed ends as Ends says.
+func TestPassedClientEndsByDeadline(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	o := srv.ClientOptions()
+	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout, o.PoolSize = true, time.Minute, time.Minute, 1
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	s := New(rdb)
+	pings(t, s)
+	srv.Pause()
+	defer srv.Resume()
+	pingsEnd(t, s)
+}
+
+// pingsEnd tests that calls to a server that hangs end by their deadlines.
+func pingsEnd(t *testing.T, s *Store) {
+	t.Helper()
+	for _, what := range []string{"a read", "a new connection"} {
+		returns(t, what, func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if _, err := s.Do(ctx, "ping"); err == nil {
+				t.Errorf("%s: no error", what)
+			}
+		})
+	}
+}
+
+// plainDeadlines is a connection as a later go-redis might make it: it passes
+// deadlines on as other values of the same instant.
+type plainDeadlines struct{ net.Conn }
+
+func (c plainDeadlines) SetDeadline(t time.Time) error      { return c.Conn.SetDeadline(t.UTC()) }
+func (c plainDeadlines) SetReadDeadline(t time.Time) error  { return c.Conn.SetReadDeadline(t.UTC()) }
+func (c plainDeadlines) SetWriteDeadline(t time.Time) error { return c.Conn.SetWriteDeadline(t.UTC()) }
+
+type plainHook struct{ hook }
+
+func (plainHook) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := next(ctx, network, addr)
+		return plainDeadlines{conn}, err
+	}
+}
+
+func (plainHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// If go-redis passes deadlines on as other values, a Store notices it when it is
+// opened. Calls then end by their deadlines.
+func TestStoreWhoseDeadlinesAreAlteredEndsByDeadline(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	s, probe := prepared(t, srv.URL(), nil, 1)
+	s.servers.(single).rdb.AddHook(plainHook{})
+	if err := probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Ends(); got != backend.EndsByDeadline {
+		t.Errorf("got %v", got)
+	}
+
+	srv.Pause()
+	defer srv.Resume()
+	for _, others := range []int32{0, 1} { // alone, and with another caller, so that a wire would be made
+		s.servers.(single).callers.Add(others)
+		pingsEnd(t, s)
+	}
 }

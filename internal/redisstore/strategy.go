@@ -5,14 +5,128 @@ import (
 	_ "embed"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// This file has the parts of a driver that strategies on one Redis share.
+// This file has what the strategies on Redis share: the names of keys, the records of
+// holds, and the parts of a driver.
 
-// FenceSrc is the beginning of a script that draws a fence: it defines nextFence.
+// ours is the beginning of each key that hasp derives.
+const ours = "hasp:{"
+
+// LockKey returns the Redis key of the lock on key, for all strategies. It is key
+// itself, so that the strategies exclude each other and other programs. If key could be
+// a derived key, such as a fence, LockKey returns a derived name.
+func LockKey(key string) string {
+	if strings.HasPrefix(key, ours) {
+		return DerivedKey("lock", key)
+	}
+	return key
+}
+
+// DerivedKey returns the name of a Redis key that belongs to the lock on key, such as
+// its fence. It is in the cluster slot of LockKey(key), whatever bytes key has. No two
+// keys or kinds have the same name.
+func DerivedKey(kind, key string) string {
+	return ours + slot.Tag(key) + "}:" + kind + ":" + key
+}
+
+// Channel returns the name of a channel of hasp's on which scripts on key can publish.
+// On a cluster there is one for each slot.
+func (s *Store) Channel(name, key string) string {
+	if s.isCluster {
+		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
+	}
+	return "hasp:" + name
+}
+
+// Mark ends the token in a record, token#owner. No token contains it.
+const Mark = "#"
+
+// Owner returns the owner in a record. If the value is not a record of hasp's, it
+// returns an empty string.
+func Owner(record string) string {
+	token, owner, ok := strings.Cut(record, Mark)
+	// A value of another program may contain Mark. It is a record only if a token
+	// precedes Mark.
+	for _, r := range token {
+		if !strings.ContainsRune("-_", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
+			return ""
+		}
+	}
+
+	if !ok || token == "" {
+		return ""
+	}
+	return owner
+}
+
+// Millis returns a term in milliseconds, rounded up.
+func Millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at
+// most, because a PTTL can be longer than a Duration.
+func Term(pttl int64) time.Duration {
+	const most = 100 * 365 * 24 * time.Hour / time.Millisecond
+	return min(time.Duration(pttl), most) * time.Millisecond
+}
+
+// Found is a script's report on a key: {PTTL, start of the record, fence}.
+type Found struct {
+	pttl          int64
+	record, fence string
+}
+
+// Decode decodes the reply of such a script, and reports whether it is valid.
+func Decode(reply any) (Found, bool) {
+	parts, _ := reply.([]any)
+	if len(parts) != 3 {
+		return Found{}, false
+	}
+	pttl, ok1 := parts[0].(int64)
+	record, ok2 := parts[1].(string)
+	fence, ok3 := parts[2].(string)
+	return Found{pttl, record, fence}, ok1 && ok2 && ok3 && pttl >= -2
+}
+
+// Record returns the start of the record. It is empty if the key is free.
+func (f Found) Record() string { return f.record }
+
+// Free reports whether the key did not exist.
+func (f Found) Free() bool { return f.pttl == -2 }
+
+// Held returns the error for a key that is held.
+func (f Found) Held() error {
+	e := &backend.HeldError{Owner: Owner(f.record)}
+	if f.pttl >= 0 {
+		// A PTTL of 0 still means held, but a RetryAfter of 0 would mean that the
+		// end is not known.
+		e.RetryAfter = Term(max(f.pttl, 1))
+	}
+	return e
+}
+
+// Status returns the status of the key.
+func (f Found) Status() backend.Status {
+	var s backend.Status
+	if f.pttl != -2 {
+		s.Held, s.Owner, s.TTL = true, Owner(f.record), Term(f.pttl)
+	}
+
+	// A counter that is no number gives no fence. The status is valid without it.
+	if n, err := strconv.ParseUint(f.fence, 10, 64); err == nil {
+		s.Fence = n
+	}
+	return s
+}
+
+// FenceSrc is the beginning of a script that makes a fence: it defines nextFence.
 //
 //go:embed fence.lua
 var FenceSrc string
@@ -83,7 +197,7 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 }
 
 // Owned decodes the reply of a script that returns 1 if its token held the key, and
-// 0 if not. Then the error is backend.ErrLost.
+// 0 if not. For 0 the error is backend.ErrLost. If err is not nil, Owned returns it.
 func (s *Store) Owned(reply any, err error) error {
 	switch {
 	case err != nil:
@@ -110,7 +224,7 @@ func FenceTTL(params map[string]string) (time.Duration, error) {
 	}
 	ttl, err := time.ParseDuration(text)
 	if err != nil || ttl < time.Millisecond {
-		return 0, fmt.Errorf("%w: parameter fence_ttl=%q: want a positive duration such as 720h", backend.ErrInvalid, text)
+		return 0, fmt.Errorf("%w: parameter fence_ttl=%q: want at least 1ms, such as 720h", backend.ErrInvalid, text)
 	}
 	return ttl, nil
 }
@@ -129,3 +243,16 @@ func CheckFenceTTL(ttl time.Duration) (time.Duration, error) {
 	}
 	return ttl, nil
 }
+
+// Outage adds to err the time at which the store stopped answering. err is the error of
+// a call whose outcome is unknown. Package hasp reads the time by the method Since of a
+// Waiter's error.
+func Outage(err error, since time.Time) error { return &outage{err, since} }
+
+type outage struct {
+	error
+	since time.Time
+}
+
+func (o *outage) Unwrap() error    { return o.error }
+func (o *outage) Since() time.Time { return o.since }

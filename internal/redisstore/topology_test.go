@@ -17,8 +17,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// eventually repeats f until it returns nil: servers that fail over take a
-// while.
+// eventually repeats f until it returns nil, because a failover takes a while.
 func eventually(t *testing.T, what string, f func(ctx context.Context) error) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
@@ -36,7 +35,7 @@ func eventually(t *testing.T, what string, f func(ctx context.Context) error) {
 	}
 }
 
-// expect is that a command gets a reply, once things have settled.
+// expect waits until a command gets a reply.
 func expect(t *testing.T, s *Store, what string, want any, args ...any) {
 	t.Helper()
 	eventually(t, what, func(ctx context.Context) error {
@@ -48,7 +47,7 @@ func expect(t *testing.T, s *Store, what string, want any, args ...any) {
 	})
 }
 
-// counted has a script counted that must run once, wherever it goes.
+// counted tests that a script runs once, on whichever server.
 func counted(t *testing.T, s *Store, what, key string, want int64) {
 	t.Helper()
 	if v, err := s.Run(t.Context(), counting, Call{[]string{key}, []any{1}}); v != want || err != nil {
@@ -61,7 +60,7 @@ func counted(t *testing.T, s *Store, what, key string, want int64) {
 	})
 }
 
-// confirmed waits until the replicas have what was written.
+// confirmed waits until the replicas have all writes.
 func confirmed(t *testing.T, srv *redistest.Server, replicas int64) {
 	t.Helper()
 	rdb := srv.Client()
@@ -80,14 +79,11 @@ func confirmed(t *testing.T, srv *redistest.Server, replicas int64) {
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
-	s, err := open(t, set.URL(), nil)
-	if err != nil {
+	s := opened(t, set.URL(), nil)
+	topology := s.servers.(*sentinels)
+	if _, err := s.Listen(t.Context(), "news", "news", func(string, bool) {}); err != nil {
 		t.Fatal(err)
 	}
-	topology := s.servers.(*sentinels)
-	subscription := s.rdb.Subscribe(t.Context(), "news")
-	defer subscription.Close()
-	subscription.Channel() // has somebody read, and connect again
 	subscribed := func(at *redistest.Server) {
 		t.Helper()
 		rdb := at.Client()
@@ -105,7 +101,7 @@ func TestSentinel(t *testing.T) {
 	first := set.Master()
 	callsEnd(t, s, first)
 
-	// Who fails is asked about, though he may be right.
+	// After an error of the master there is a search, even if the master is well.
 	searched := func() time.Time {
 		topology.searches.mu.Lock()
 		defer topology.searches.mu.Unlock()
@@ -120,18 +116,31 @@ func TestSentinel(t *testing.T) {
 		return nil
 	})
 
-	// A sentinel that missed something does not count, and a server that is
-	// no master is none, whoever says so.
-	old := &answer{addr: set.Servers[1].Addr, epoch: topology.epoch - 1}
+	// The answer of a sentinel that has missed a failover does not count. A server
+	// that is a replica does not become the master, whichever sentinel names it.
+	old := claimed{addr: set.Servers[1].Addr, epoch: topology.epoch - 1}
 	if err := topology.adopt(t.Context(), old, false); err != nil || topology.known().addr != first.Addr {
-		t.Errorf("an old word: got %v, %v", topology.known().addr, err)
+		t.Errorf("an old answer: got %v, %v", topology.known().addr, err)
 	}
 	if err := topology.adopt(t.Context(), old, true); !errors.As(err, new(notMaster)) || topology.known().addr != first.Addr {
-		t.Errorf("a wrong word: got %v, %v", topology.known().addr, err)
+		t.Errorf("a wrong answer: got %v, %v", topology.known().addr, err)
 	}
 
+	// The master may come back with a higher epoch. Then the epochs between are old as well.
+	epoch := topology.epoch
+	if err := topology.adopt(t.Context(), claimed{first.Addr, epoch + 2}, false); err != nil {
+		t.Error(err)
+	}
+	if err := topology.adopt(t.Context(), claimed{set.Servers[1].Addr, epoch + 1}, false); err != nil {
+		t.Errorf("an answer that is one failover old: %v", err)
+	}
+	topology.mu.Lock()
+	topology.epoch = epoch
+	topology.mu.Unlock()
+
 	set.Failover()
-	// Nobody asks for anything, nothing fails: the sentinels tell.
+	// Without a command and without an error, a message of the sentinels reports the
+	// new master.
 	eventually(t, "switch", func(context.Context) error {
 		if at := topology.known(); at == nil || at.addr == first.Addr {
 			return fmt.Errorf("still %v", at)
@@ -155,21 +164,18 @@ func TestSentinel(t *testing.T) {
 	third.Resume()
 }
 
-// A master that becomes a replica says so, and is left, whoever tells first.
+// hasp leaves a master that replies that it is a replica now.
 func TestSentinelLeavesAReplica(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
-	s, err := open(t, set.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, set.URL(), nil)
 	topology := s.servers.(*sentinels)
 	at := topology.known()
 	replica := set.Servers[1]
 	wrong := options(topology.a, topology.d, replica.Addr)
 	eventually(t, "a replica", func(context.Context) error {
 		topology.mu.Lock()
-		topology.master = newServer(wrong) // as if it had been the master until now, and until the next sentinel says who is
+		topology.master = newServer(wrong) // as if it had been the master until now; a sentinel's next message corrects it
 		topology.mu.Unlock()
 		_, err := s.Do(t.Context(), "set", "k", "v")
 		if !redis.HasErrorPrefix(err, "READONLY") || !strings.Contains(err.Error(), replica.Addr) {
@@ -184,11 +190,11 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 		t.Errorf("went to %v", now)
 	}
 	at.rdb.Close()
-	// And it is not even connected to, if it says so at once.
+	// A new connection to a replica is refused.
 	wrong.OnConnect = isMaster
 	fake := newServer(wrong)
 	defer fake.rdb.Close()
-	if err := fake.rdb.Process(t.Context(), resp.NewCommand(t.Context(), []any{"get", "k"})); !errors.As(err, new(notMaster)) {
+	if _, err := resp.Do(t.Context(), fake.rdb, []any{"get", "k"}); !errors.As(err, new(notMaster)) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -196,22 +202,16 @@ func TestSentinelLeavesAReplica(t *testing.T) {
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, nil)
-	s, err := open(t, set.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, set.URL(), nil)
 	if got := s.Ends(); got != backend.EndsPromptly {
 		t.Errorf("ends %v", got)
 	}
 	replicasConfirm(t, set)
 	callsEnd(t, s, set.Master("k"))
-	one, err := open(t, strings.Split(set.URL(), ",")[0], nil) // by one node of it
-	if err != nil {
-		t.Fatal(err)
-	}
-	one.always = true // over wires, which are told of every move
+	one := opened(t, strings.Split(set.URL(), ",")[0], nil) // by one of its nodes
+	one.always = true                                       // over wires, which get every redirection
 	expect(t, one, "by one node", "v", "get", "k")
-	n, err := s.Do(t.Context(), "get", "{k}n") // which callsEnd has counted, or not
+	n, err := s.Do(t.Context(), "get", "{k}n") // callsEnd has counted it, or not
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,8 +248,7 @@ func TestCluster(t *testing.T) {
 	back.Resume()
 }
 
-// spread runs a script for keys of all masters while one hangs: the keys of
-// the others are answered.
+// spread runs a script for keys of all masters while one hangs. The others answer.
 func spread(t *testing.T, s *Store, set *redistest.Cluster, hung *redistest.Server) {
 	t.Helper()
 	var calls []Call
@@ -257,7 +256,7 @@ func spread(t *testing.T, s *Store, set *redistest.Cluster, hung *redistest.Serv
 	for i := range 12 {
 		call := Call{[]string{fmt.Sprint("spread", i)}, []any{1}}
 		if set.Master(call.Keys[0]) == hung {
-			calls = append([]Call{call}, calls...) // first, to hold up as many as it can
+			calls = append([]Call{call}, calls...) // first, where it could delay the most calls
 			continue
 		}
 		calls = append(calls, call)
@@ -269,10 +268,10 @@ func spread(t *testing.T, s *Store, set *redistest.Cluster, hung *redistest.Serv
 	for range 5 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		got := 0
-		ended(t, "a batch", func() {
+		returns(t, "a batch", func() {
 			s.RunEach(ctx, counting, calls, func(i int, v any, err error) {
 				if ctx.Err() != nil {
-					return // those of the other, which it ended
+					return // the calls of the other master, which cancel has ended
 				}
 				if err != nil {
 					t.Errorf("%s: got %v, %v", calls[i].Keys[0], v, err)
@@ -289,8 +288,7 @@ func spread(t *testing.T, s *Store, set *redistest.Cluster, hung *redistest.Serv
 	}
 }
 
-// Everything at once: certificates of both sides, users, passwords that are
-// hard to write.
+// Certificates of both sides, users, and passwords that must be encoded, together.
 func TestSecureTopologies(t *testing.T) {
 	o := &redistest.Options{Mutual: true, User: "ann", Password: "p@ss/w%rd?&#:,", SentinelUser: "sen", SentinelPassword: "o/th@r"}
 	for name, start := range map[string]func(t *testing.T) (url string, params map[string]string){
@@ -309,10 +307,7 @@ func TestSecureTopologies(t *testing.T) {
 			t.Parallel()
 			url, params := start(t)
 			params["replicas"] = "1"
-			s, err := open(t, url, params)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := opened(t, url, params)
 			for i := range 5 {
 				expect(t, s, "set", "OK", "set", fmt.Sprint("k", i), "v")
 			}
@@ -339,10 +334,9 @@ func TestSecureTopologies(t *testing.T) {
 	}
 }
 
-// A server that was given up has sent nothing, so the command goes to the
-// server that has the slot now. If that is the same one, nothing is repeated,
-// and nothing after Close.
-func TestACommandLeavesAServerThatWasGivenUp(t *testing.T) {
+// If the client of a server was closed, nothing was sent. So the command goes to the
+// server that has the slot now, unless that is the same one, or the Store is closed.
+func TestACommandLeavesAServerThatWasClosed(t *testing.T) {
 	open, end := context.WithCancel(t.Context())
 	old, now := &server{addr: "old"}, &server{addr: "now"}
 	c := &cluster{d: &dialer{open: open}, servers: map[string]*server{"now": now}}
@@ -352,7 +346,7 @@ func TestACommandLeavesAServerThatWasGivenUp(t *testing.T) {
 		at, to *server
 		err    error
 	}{
-		{"given up", old, now, redis.ErrClosed},
+		{"closed", old, now, redis.ErrClosed},
 		{"the same", now, nil, redis.ErrClosed},
 		{"another error", old, nil, io.EOF},
 		{"no error", old, nil, nil},

@@ -16,35 +16,23 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// wired has the callers of a store use a wire, even one alone, which is there
-// until somebody closes it. It returns the server and the wire.
+// wired makes all callers of a Store use a wire, even one alone. The wire stays until its
+// connection is closed. wired returns the server and the wire.
 func wired(t *testing.T, s *Store) (*server, *resp.Wire) {
 	t.Helper()
 	s.always = true
 	at := s.servers.(single).server
-	if _, err := s.Do(t.Context(), "ping"); err != nil {
-		t.Fatal(err)
-	}
+	pings(t, s)
 	w := at.wire.Load()
 	if w == nil {
-		t.Fatal("nobody has made a wire")
+		t.Fatal("there is no wire")
 	}
 	return at, w
 }
 
-// until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(soon); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, soon)
-		}
-	}
-}
-
-// connections is how many there are to the server, and how many are idle.
+// connections returns how many connections to the server there are, and how many are idle.
 func connections(s *Store) (all, idle uint32) {
-	stats := s.rdb.(*redis.Client).PoolStats()
+	stats := s.servers.(single).rdb.(*redis.Client).PoolStats()
 	return stats.TotalConns, stats.IdleConns
 }
 
@@ -73,36 +61,28 @@ func TestManyShareOneConnection(t *testing.T) {
 	})
 }
 
-func TestWhoIsAloneMakesNoWire(t *testing.T) {
-	s, err := open(t, redistest.Start(t, nil).URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestALoneCallerMakesNoWire(t *testing.T) {
+	s := opened(t, redistest.Start(t, nil).URL(), nil)
 	for range 100 {
-		if _, err := s.Do(t.Context(), "ping"); err != nil {
-			t.Fatal(err)
-		}
+		pings(t, s)
 	}
 	if s.servers.(single).wire.Load() != nil {
 		t.Error("there is a wire")
 	}
 }
 
-// Two at once: the one waits for the server, the other has the wire made.
-func TestWhoIsNotAloneMakesAWire(t *testing.T) {
+// While one caller waits for the server, another makes a wire.
+func TestTwoCallersMakeAWire(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	p := srv.Proxy()
-	s, err := open(t, "redis://"+p.Addr(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, "redis://"+p.Addr(), nil)
 	at := s.servers.(single).server
 	first, cancel := context.WithCancel(t.Context())
 	p.Fail("first", faultproxy.HangReply)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Do(first, "get", "first") })
 	until(t, "the first", func() bool { return at.callers.Load() == 1 })
-	until(t, "a wire", func() bool { // which is not kept
+	until(t, "a wire", func() bool { // the wire is not kept
 		if _, err := s.Do(t.Context(), "get", "second"); err != nil {
 			t.Error(err)
 		}
@@ -112,14 +92,11 @@ func TestWhoIsNotAloneMakesAWire(t *testing.T) {
 	wg.Wait()
 }
 
-// Who makes a wire, and hears nothing, holds up nobody.
-func TestWhoMakesAWireHoldsUpNobody(t *testing.T) {
+// A caller that makes a wire and gets no reply does not delay the others.
+func TestACallerThatMakesAWireDelaysNoOther(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	p := srv.Proxy()
-	s, err := open(t, "redis://"+p.Addr(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, "redis://"+p.Addr(), nil)
 	s.always = true
 	at := s.servers.(single).server
 	first, cancel := context.WithCancel(t.Context())
@@ -127,7 +104,7 @@ func TestWhoMakesAWireHoldsUpNobody(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Do(first, "get", "first") })
 	until(t, "the first", func() bool { return at.making.Load() != nil && p.Pending() == 0 })
-	ended(t, "the second", func() {
+	returns(t, "the second", func() {
 		if _, err := s.Do(t.Context(), "get", "second"); err != nil {
 			t.Error(err)
 		}
@@ -139,7 +116,7 @@ func TestWhoMakesAWireHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// What callsEnd says of calls, on wires.
+// Calls on a wire end as all calls do.
 func TestCallsOnAWireEndWithTheirContext(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		wired(t, s)
@@ -147,8 +124,8 @@ func TestCallsOnAWireEndWithTheirContext(t *testing.T) {
 	})
 }
 
-// Half of those who wait leave, the others are answered, over the same wire.
-func TestWhoLeavesAWireTakesNobodyAlong(t *testing.T) {
+// Half of the callers leave. The others get their replies over the same wire.
+func TestCallersThatLeaveAWireEndNoOtherCall(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		_, w := wired(t, s)
 		const callers = 20
@@ -171,29 +148,26 @@ func TestWhoLeavesAWireTakesNobodyAlong(t *testing.T) {
 		}
 		until(t, "all are sent", func() bool { _, sent := w.Pending(); return sent == callers })
 		cancel()
-		ended(t, "those who leave", leaving.Wait)
+		returns(t, "the callers that leave", leaving.Wait)
 		srv.Resume()
-		ended(t, "those who stay", staying.Wait)
+		returns(t, "the callers that stay", staying.Wait)
 		for i := range callers {
 			switch {
 			case i%2 == 0 && !errors.Is(errs[i], context.Canceled):
-				t.Errorf("caller %d, who left: %v, %v", i, answers[i], errs[i])
+				t.Errorf("caller %d, which left: %v, %v", i, answers[i], errs[i])
 			case i%2 == 1 && answers[i] != fmt.Sprint(i):
-				t.Errorf("caller %d, who stayed: %v, %v", i, answers[i], errs[i])
+				t.Errorf("caller %d, which stayed: %v, %v", i, answers[i], errs[i])
 			}
 		}
 	})
 }
 
-// The outcome of what was lost is unknown, and it was sent once.
+// If a reply is lost, the outcome is unknown, and the command was sent once.
 func TestSentOnceOverAWire(t *testing.T) {
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
 		srv := redistest.Start(t, &redistest.Options{Own: true})
 		p, direct := srv.Proxy(), srv.Client()
-		s, err := open(t, "redis://"+p.Addr(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := opened(t, "redis://"+p.Addr(), nil)
 		_, w := wired(t, s)
 		p.Fail("lost", fault)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -203,11 +177,11 @@ func TestSentOnceOverAWire(t *testing.T) {
 				t.Errorf("fault %d: got %v", fault, err)
 			}
 		})
-		until(t, "carried out", func() bool { return direct.Exists(t.Context(), "lost").Val() == 1 })
+		until(t, "executed", func() bool { return direct.Exists(t.Context(), "lost").Val() == 1 })
 		if fault == faultproxy.HangReply {
 			cancel()
 		}
-		ended(t, "a call", wg.Wait)
+		returns(t, "a call", wg.Wait)
 		cancel()
 		if v, err := direct.Incr(t.Context(), "lost").Result(); v != 2 {
 			t.Errorf("fault %d: after it: got %v, %v", fault, v, err)
@@ -215,21 +189,16 @@ func TestSentOnceOverAWire(t *testing.T) {
 	}
 }
 
-// Of a batch that was not sent at all nothing is lost.
-func TestWhatAWireDidNotSendIsSentOtherwise(t *testing.T) {
-	s, err := open(t, redistest.Start(t, nil).URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+// A command that a wire did not send travels over the pool.
+func TestCommandsThatAWireDidNotSendUseThePool(t *testing.T) {
+	s := opened(t, redistest.Start(t, nil).URL(), nil)
 	_, w := wired(t, s)
 	w.GiveUp(errors.New("over"))
 	if v, err := w.Do(t.Context(), []any{"ping"}); err != resp.ErrUnsent {
 		t.Errorf("got %v, %v", v, err)
 	}
-	if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
-		t.Errorf("got %v, %v", v, err)
-	}
-	// What is no string and no number is go-redis' affair.
+	pings(t, s)
+	// An argument that is neither a string nor an integer is encoded by go-redis.
 	if v, err := s.Do(t.Context(), "set", "float", 1.5); v != "OK" {
 		t.Errorf("got %v, %v", v, err)
 	}
@@ -240,27 +209,15 @@ func TestWhatAWireDidNotSendIsSentOtherwise(t *testing.T) {
 
 func TestServerThatComesBackIsFoundAtOnceWithWires(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, srv.URL(), nil)
 	at, w := wired(t, s)
 	srv.Kill()
 	until(t, "the wire's end", func() bool { return at.wire.Load() != w })
-	for range 100 {
-		if _, err := s.Do(t.Context(), "ping"); err == nil {
-			t.Fatal("a dead server answers")
-		}
-	}
-	srv.Restart()
-	if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
-		t.Errorf("got %v, %v", v, err)
-	}
+	findsServerAgain(t, s, srv)
 }
 
-// One that is refused, or has a script that nobody knows, or wants half the
-// memory, is nobody else's trouble.
-func TestRepliesOverAWireAreTheirOwnCallers(t *testing.T) {
+// Errors, unknown scripts and huge replies on a wire concern their own callers only.
+func TestRepliesOverAWireReachTheirOwnCallers(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		wired(t, s)
 		huge := strings.Repeat("0123456789", 50_000)
@@ -301,7 +258,7 @@ func TestRepliesOverAWireAreTheirOwnCallers(t *testing.T) {
 	})
 }
 
-// Those who wait hear of Close, and nothing runs on.
+// Close ends the calls on a wire, and its goroutines.
 func TestCloseEndsWires(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		_, w := wired(t, s)
@@ -316,33 +273,29 @@ func TestCloseEndsWires(t *testing.T) {
 			})
 		}
 		until(t, "all are sent", func() bool { _, sent := w.Pending(); return sent == 10 })
-		ended(t, "Close", func() { s.Close() })
-		ended(t, "a call", wg.Wait)
-		ended(t, "a wire", s.wires.wg.Wait)
+		returns(t, "Close", func() { s.Close() })
+		returns(t, "a call", wg.Wait)
+		returns(t, "a wire", s.wires.wg.Wait)
 		if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
 	})
 }
 
-// A wire that nobody uses is a connection like any other, and no goroutine.
+// A wire without callers becomes a connection of the pool, and its goroutine ends.
 func TestIdleWireGoesBackToThePool(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		at := s.servers.(single).server
 		for range 2 {
 			at.callers.Add(1)
-			if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
-				t.Errorf("got %v, %v", v, err)
-			}
+			pings(t, s)
 			at.callers.Add(-1)
 			until(t, "idle", func() bool { return at.wire.Load() == nil })
-			ended(t, "a goroutine", s.wires.wg.Wait)
+			returns(t, "a goroutine", s.wires.wg.Wait)
 			if all, idle := connections(s); all != 1 || idle != 1 {
 				t.Errorf("%d connections, %d idle", all, idle)
 			}
-			if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
-				t.Errorf("alone again: got %v, %v", v, err)
-			}
+			pings(t, s)
 			if all, _ := connections(s); all != 1 {
 				t.Errorf("alone again: %d connections", all)
 			}
@@ -350,14 +303,11 @@ func TestIdleWireGoesBackToThePool(t *testing.T) {
 	})
 }
 
-// A server that has become a replica may have a successor at its address, to
-// which a new connection leads.
+// If a server has become a replica, a new connection to its address may lead to another
+// server.
 func TestWireToAReplicaIsLeft(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, srv.URL(), nil)
 	at := s.servers.(single).server
 	at.callers.Add(1)
 	set := func() error { _, err := s.Do(t.Context(), "set", "k", "v"); return err }
@@ -373,7 +323,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	if err := direct.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // over the wire, and twice otherwise
+	for range 3 { // over the wire, and twice over the pool
 		if err := set(); !redis.HasErrorPrefix(err, "READONLY") {
 			t.Errorf("got %v", err)
 		}
@@ -382,7 +332,7 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 		t.Errorf("over the wire: got %v, %v", v, err)
 	}
 	until(t, "the wire's end", func() bool { return at.wire.Load() == nil })
-	ended(t, "a goroutine", s.wires.wg.Wait)
+	returns(t, "a goroutine", s.wires.wg.Wait)
 	if all, _ := connections(s); all != 0 {
 		t.Errorf("%d connections are left", all)
 	}
@@ -397,18 +347,35 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	}
 }
 
-// Who comes while the Store is closed makes no wire, and hangs on none.
-func TestNobodyMakesAWireAfterClose(t *testing.T) {
-	s, err := open(t, redistest.Start(t, nil).URL(), nil)
-	if err != nil {
-		t.Fatal(err)
+// A replica of Redis 5 or 6 refuses the write of a script with the word in the middle.
+func TestWireIsLeftAfterAScriptAtAReplica(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	s := opened(t, srv.URL(), nil)
+	s.always = true
+	at := s.servers.(single).server
+	until(t, "a wire", func() bool {
+		_, err := s.Do(t.Context(), "set", "k", "v")
+		return err == nil && at.wire.Load() != nil
+	})
+	w := at.wire.Load()
+	_, err := s.Do(t.Context(), "eval", `return redis.error_reply("ERR Error running script (call to f_0): `+
+		`@user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.")`, 0)
+	if !mayHaveMoved(err) {
+		t.Errorf("got %v", err)
 	}
+	until(t, "the end of the wire", func() bool {
+		_, err := w.Do(t.Context(), []any{"ping"})
+		return err == resp.ErrUnsent
+	})
+}
+
+// A caller that comes while the Store is being closed makes no wire, and does not hang.
+func TestNoWireIsMadeAfterClose(t *testing.T) {
+	s := opened(t, redistest.Start(t, nil).URL(), nil)
 	s.always = true
 	s.wires.close()
 	for range 3 {
-		if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
-			t.Errorf("got %v, %v", v, err)
-		}
+		pings(t, s)
 		if all, idle := connections(s); all != 1 || idle != 1 {
 			t.Errorf("%d connections, %d idle", all, idle)
 		}
@@ -418,14 +385,11 @@ func TestNobodyMakesAWireAfterClose(t *testing.T) {
 	}
 }
 
-// A server that finds an argument too long closes the connection. That must not
-// be the one that others share.
+// A server closes the connection if it finds an argument too long. That must not be the
+// connection that other callers share.
 func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Args: []string{"--proto-max-bulk-len", "1mb"}})
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, srv.URL(), nil)
 	at, w := wired(t, s)
 	for _, args := range [][]any{{"set", "k", strings.Repeat("v", 2<<20)}, {"get", strings.Repeat("k", 2<<20)}} {
 		if v, err := s.Do(t.Context(), args...); err == nil {
@@ -435,46 +399,43 @@ func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
 			t.Errorf("%v: the wire has ended (%v, %v)", args[0], v, err)
 		}
 	}
-	// What is only long travels and is answered.
+	// A long value below the limit is stored.
 	long := strings.Repeat("v", maxShared+1)
 	if v, err := s.Do(t.Context(), "set", "k", long); v != "OK" {
 		t.Errorf("got %v, %v", v, err)
 	}
 }
 
-// The connection of a dead wire is nobody's next one.
+// No caller gets the connection of a dead wire.
 func TestDeadWireIsReplaced(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
 		// The connection of this command is the one that the wire takes.
 		within, end := s.calls.Begin(t.Context())
-		resp.Process(within, s.rdb, resp.NewCommand(within, []any{"ping"}))
+		if _, err := resp.Do(within, s.servers.(single).rdb, []any{"ping"}); err != nil {
+			t.Error(err)
+		}
 		end()
 		conn := s.calls.Conn(within)
 
 		at, w := wired(t, s)
 		conn.Close()
 		until(t, "the wire's end", func() bool { return at.wire.Load() != w })
-		ended(t, "a goroutine", s.wires.wg.Wait)
+		returns(t, "a goroutine", s.wires.wg.Wait)
 		if all, _ := connections(s); all != 0 {
 			t.Errorf("%d connections are left", all)
 		}
-		if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
-			t.Errorf("got %v, %v", v, err)
-		}
+		pings(t, s)
 	})
 }
 
-// Who is to wait for replicas has a connection of his own, since they confirm
-// what came over one.
+// A hold that replicas must confirm has a connection of its own, because WAIT covers the
+// writes of one connection.
 func TestHoldsThatReplicasConfirmUseNoWire(t *testing.T) {
-	s, err := open(t, redistest.Start(t, nil).URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t, redistest.Start(t, nil).URL(), nil)
 	s.always, s.replicas = true, 1
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err = s.Hold(ctx, "set", "kept", "v")
+	_, err := s.Send(ctx, "kept", true, "set", "kept", "v")
 	if s.servers.(single).wire.Load() != nil {
 		t.Errorf("there is a wire (%v)", err)
 	}

@@ -17,8 +17,8 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// BenchmarkWire measures taking and giving back free keys by many goroutines,
-// each with keys of its own, in ways that take turns within one run:
+// BenchmarkWire measures how many goroutines lock and release free keys, each its own
+// keys, in several ways. The ways take turns within one run:
 //
 //	bare   the two commands on a go-redis client
 //	auto   the same on its AutoPipeline
@@ -26,8 +26,8 @@ import (
 //	driver Acquire and Release of a spinlock by URL
 //	hasp   Lock and Unlock of one
 //
-// It reports the median time of a pair over the rounds, the ratios to bare, as
-// how many times as many pairs there were, and allocations a pair.
+// It reports the median time of a pair over the rounds, how many times as many pairs
+// there were as with bare, and the allocations of a pair.
 func BenchmarkWire(b *testing.B) {
 	srv := redistest.Start(b, &redistest.Options{Own: true})
 	rdb := srv.Client()
@@ -96,8 +96,8 @@ func BenchmarkWire(b *testing.B) {
 	}
 }
 
-// race has callers take and give back keys for a moment, and returns the time
-// and the allocations that a pair took.
+// race makes callers lock and release keys for a moment. It returns the time and the
+// allocations of a pair.
 func race(b *testing.B, callers int, pair func(context.Context, string) error) (ns, objects float64) {
 	const moment = 200 * time.Millisecond
 	counts := make([]int, callers)
@@ -108,7 +108,7 @@ func race(b *testing.B, callers int, pair func(context.Context, string) error) (
 	for i := range callers {
 		wg.Go(func() {
 			key := fmt.Sprint("bench", i)
-			ctx, cancel := context.WithCancel(b.Context()) // as that of a request
+			ctx, cancel := context.WithCancel(b.Context()) // as a request has
 			defer cancel()
 			for time.Since(began) < moment {
 				if err := pair(ctx, key); err != nil {
@@ -136,13 +136,13 @@ func median(all []float64) float64 {
 
 const benchToken = "0123456789abcdefghijkl"
 
-// releaseBare compares and deletes.
+// releaseBare deletes the key if it has the token.
 var releaseBare = redis.NewScript(releaseSource)
 
 const releaseSource = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
 
-// barePair is what anybody would write: SET NX PX, and a script that compares
-// and deletes.
+// barePair is a lock without a library: SET NX PX, and a script that compares and
+// deletes.
 func barePair(rdb redis.UniversalClient) func(context.Context, string) error {
 	return func(ctx context.Context, key string) error {
 		if err := rdb.SetArgs(ctx, key, benchToken, redis.SetArgs{Mode: "NX", TTL: 30 * time.Second}).Err(); err != nil {

@@ -48,6 +48,18 @@ func certify(dir string) (Certificate, error) {
 		os.WriteFile(c.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
 }
 
+// params returns the parameters of a URL with TLS.
+func (c Certificate) params(o *Options) map[string]string {
+	p := map[string]string{}
+	if o.tls() {
+		p["ca"] = c.CAFile
+	}
+	if o.Mutual {
+		p["cert"], p["key"] = c.CertFile, c.KeyFile
+	}
+	return p
+}
+
 // config returns the TLS configuration of a client.
 func (c Certificate) config(mutual bool) (*tls.Config, error) {
 	pem, err := os.ReadFile(c.CAFile)

@@ -121,11 +121,8 @@ func Settled(count func() int64) int64 {
 // Keys lists the keys of each node.
 func (ns *Nodes) Keys(ctx context.Context) ([][]string, error) {
 	all := make([][]string, len(ns.Servers))
-	err := each(len(all), func(i int) error {
-		rdb := ns.Servers[i].patient()
-		defer rdb.Close()
-		var err error
-		all[i], err = rdb.Keys(ctx, "*").Result()
+	err := each(len(all), func(i int) (err error) {
+		all[i], err = ns.Servers[i].command(ctx, "keys", "*").StringSlice()
 		return err
 	})
 	return all, err

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,22 +21,17 @@ type process struct {
 	dir  string
 	args []string
 	cmd  *exec.Cmd
-	out  *output
-	done chan struct{} // closed when the process has ended
+	out  *bytes.Buffer // its output, complete when it has ended
+	done chan struct{} // closed when it has ended
 
 	env   []string // added to the environment of this process
 	clock string   // the file of Options.Clock
 }
 
 func (s *Server) startProcess() error {
-	dir, err := tempDir(s.t)
+	dir, err := s.tempDir(s.t, &s.o)
 	if err != nil {
 		return err
-	}
-	if s.o.tls() {
-		if s.Certificate, err = certify(dir); err != nil {
-			return err
-		}
 	}
 	return again(func() error {
 		port, release, err := reserve(0)
@@ -62,10 +55,15 @@ func again(start func() error) error {
 	}
 }
 
-func tempDir(t testing.TB) (string, error) {
-	dir, err := os.MkdirTemp("", "redistest")
-	if err == nil {
-		t.Cleanup(func() { os.RemoveAll(dir) })
+// tempDir makes a directory, which ends with the test, and the certificate in it
+// if o needs one.
+func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "redistest"); err != nil {
+		return "", err
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if o.tls() {
+		*c, err = certify(dir)
 	}
 	return dir, err
 }
@@ -85,8 +83,7 @@ func (s *Server) run(p *process) error {
 		}
 	}
 	err := s.up(p)
-	if err != nil && strings.Contains(p.out.String(), "Address already in use") {
-		p.kill()
+	if err != nil && p.kill() == nil && bytes.Contains(p.out.Bytes(), []byte("Address already in use")) {
 		return errTaken
 	}
 	return err
@@ -130,7 +127,7 @@ func (s *Server) up(p *process) error {
 		return err
 	}
 	answers := make(chan error, 1)
-	go func() { answers <- s.ready(startTimeout) }()
+	go func() { answers <- s.ready() }()
 	select {
 	case err := <-answers:
 		if err == nil && p.clock != "" {
@@ -145,7 +142,7 @@ func (s *Server) up(p *process) error {
 // start starts the process from a thread that lives as long as the process. On
 // Linux, endWithParent kills the process when the thread that forked it ends.
 func (p *process) start() error {
-	p.out = &output{}
+	p.out = &bytes.Buffer{}
 	p.done = make(chan struct{})
 	p.cmd = exec.Command("redis-server", p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
@@ -177,36 +174,21 @@ func (p *process) kill() error {
 	select {
 	case <-p.done:
 		return nil
-	case <-time.After(startTimeout):
+	case <-time.After(patience):
 		return fmt.Errorf("process %d has not ended after SIGKILL", p.cmd.Process.Pid)
 	}
 }
 
-func (p *process) wipe() error { return os.RemoveAll(filepath.Join(p.dir, "appendonlydir")) }
-
-func (p *process) restart() error {
+func (p *process) restart(data bool) error {
 	select {
 	case <-p.done:
-		return p.start()
 	default:
 		return errors.New("the process still runs")
 	}
-}
-
-// output keeps the output of a process.
-type output struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
+	if !data {
+		if err := os.RemoveAll(filepath.Join(p.dir, "appendonlydir")); err != nil {
+			return err
+		}
+	}
+	return p.start()
 }

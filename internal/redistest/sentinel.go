@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -20,144 +21,99 @@ type Sentinel struct {
 	// Name is the name of the master.
 	Name string
 
-	// Servers are the first master and its replicas.
-	Servers, Sentinels []*Server
+	Sentinels []*Server
 }
 
 // StartSentinel starts a Sentinel set for t.
 func StartSentinel(t testing.TB, o *Options) *Sentinel {
 	t.Helper()
-	NeedSets(t)
-	set, err := newSet(t, o)
-	s := &Sentinel{Set: set, Name: "mymaster"}
-	if err == nil {
-		err = s.startServers()
+	s := &Sentinel{Set: newSet(t, o), Name: "mymaster"}
+	for range 3 {
+		must(t, "server", s.startServer())
 	}
-	if err == nil {
-		err = again(s.startSentinels)
-	}
-	if err == nil {
-		err = until("Sentinel set", s.complete)
-	}
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	must(t, "sentinels", again(s.startSentinels))
+	s.must("Sentinel set", s.complete)
 	return s
 }
 
-func (s *Sentinel) startServers() error {
-	for i := range 3 {
-		srv, dir, err := s.server("server")
-		if err != nil {
-			return err
-		}
-		args := s.chain()
-		if i > 0 {
-			host, port, _ := net.SplitHostPort(s.Servers[0].Addr)
-			args = append(args, "--replicaof", host, port)
-		}
-		s.Servers = append(s.Servers, srv)
-		err = again(func() error {
-			p, err := s.port()
-			if err != nil {
-				return err
-			}
-			return srv.startAt(dir, p, args...)
-		})
-		if err != nil {
-			return err
-		}
+// startServer starts the master, or a replica of it.
+func (s *Sentinel) startServer() error {
+	srv, dir, err := s.server("server")
+	if err != nil {
+		return err
 	}
-	return nil
+	args := s.chain()
+	if len(s.Servers) > 0 {
+		host, port, _ := net.SplitHostPort(s.Servers[0].Addr)
+		args = append(args, "--replicaof", host, port)
+	}
+	s.Servers = append(s.Servers, srv)
+	return again(func() error {
+		p, err := s.port()
+		if err != nil {
+			return err
+		}
+		return srv.startAt(dir, p, args...)
+	})
 }
 
 // startSentinels starts three sentinels. Their configuration names each other and
 // the replicas; to discover them would take seconds.
 func (s *Sentinel) startSentinels() error {
-	for _, old := range s.Sentinels {
-		old.Stop()
-	}
-	s.Sentinels = nil
-	all, err := s.ports(3)
+	all, err := s.ports(3, s.Sentinels)
 	if err != nil {
 		return err
 	}
+	s.Sentinels = nil
 	for i, p := range all {
 		srv, dir, err := s.server("sentinel")
 		if err != nil {
 			return err
 		}
 		srv.o.User, srv.o.Password = s.o.SentinelUser, s.o.SentinelPassword
-		srv.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(p))
+		s.Sentinels = append(s.Sentinels, srv)
 		file := filepath.Join(dir, "sentinel.conf")
-		if err := os.WriteFile(file, []byte(s.config(dir, all, i)), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(s.config(all, i)), 0o600); err != nil {
 			return err
 		}
-		s.Sentinels = append(s.Sentinels, srv)
-		if err := srv.run(&process{dir: dir, args: []string{file, "--sentinel"}}); err != nil {
+		args := append(append([]string{file}, srv.args(dir, p)...), s.chain()...)
+		if err := srv.run(&process{dir: dir, args: append(args, "--sentinel")}); err != nil {
 			return err
 		}
 		// Since Redis 7: a sentinel must not enter its TILT mode if the machine
 		// stands still for seconds.
-		srv.hurry()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		srv.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
+		cancel()
 	}
 	return nil
 }
 
-func (s *Server) hurry() {
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	s.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
-}
-
-// id returns the ID of a sentinel or of a cluster node.
-func id(port int) string { return fmt.Sprintf("%040x", port) }
-
 // config returns the configuration of the sentinel at all[i].
-func (s *Sentinel) config(dir string, all []int, i int) string {
+func (s *Sentinel) config(all []int, i int) string {
 	var b strings.Builder
-	line := func(words ...any) { fmt.Fprintln(&b, words...) }
-	plain, tls := all[i], 0
-	if s.o.tls() {
-		plain, tls = 0, all[i]
-	}
-	line("port", plain)
-	line("bind 127.0.0.1")
-	line("dir", dir)
-	if s.o.tls() {
-		line("tls-port", tls)
-		line("tls-cert-file", s.CertFile)
-		line("tls-key-file", s.KeyFile)
-		line("tls-ca-cert-file", s.CAFile)
-		line("tls-auth-clients", map[bool]string{true: "yes", false: "no"}[s.o.Mutual])
-		line("tls-replication yes")
-	}
-	switch {
-	case s.o.SentinelUser != "":
-		line("user", s.o.SentinelUser, "on", strconv.Quote(">"+s.o.SentinelPassword), "~* &* +@all")
-		line("user default off")
-		line("sentinel sentinel-user", s.o.SentinelUser)
-		line("sentinel sentinel-pass", strconv.Quote(s.o.SentinelPassword))
-	case s.o.SentinelPassword != "":
-		line("requirepass", strconv.Quote(s.o.SentinelPassword))
-	}
+	line := func(words ...any) { fmt.Fprintln(&b, append([]any{"sentinel"}, words...)...) }
 	at := func(srv *Server) string { return strings.Replace(srv.Addr, ":", " ", 1) }
-	line("sentinel myid", id(all[i]))
-	line("sentinel monitor", s.Name, at(s.Servers[0]), 2)
-	line("sentinel down-after-milliseconds", s.Name, 600000)
-	line("sentinel failover-timeout", s.Name, 10000)
+	line("myid", id(all[i]))
+	line("monitor", s.Name, at(s.Servers[0]), 2)
+	line("down-after-milliseconds", s.Name, 600000)
+	line("failover-timeout", s.Name, 10000)
+	if s.o.SentinelUser != "" {
+		line("sentinel-user", s.o.SentinelUser)
+		line("sentinel-pass", strconv.Quote(s.o.SentinelPassword))
+	}
 	if s.o.User != "" {
-		line("sentinel auth-user", s.Name, s.o.User)
+		line("auth-user", s.Name, s.o.User)
 	}
 	if s.o.Password != "" {
-		line("sentinel auth-pass", s.Name, strconv.Quote(s.o.Password))
+		line("auth-pass", s.Name, strconv.Quote(s.o.Password))
 	}
 	for _, replica := range s.Servers[1:] {
-		line("sentinel known-replica", s.Name, at(replica))
+		line("known-replica", s.Name, at(replica))
 	}
 	for j, p := range all {
 		if j != i {
-			line("sentinel known-sentinel", s.Name, "127.0.0.1", p, id(p))
+			line("known-sentinel", s.Name, "127.0.0.1", p, id(p))
 		}
 	}
 	return b.String()
@@ -165,63 +121,45 @@ func (s *Sentinel) config(dir string, all []int, i int) string {
 
 // complete returns an error until all servers know each other.
 func (s *Sentinel) complete(ctx context.Context) error {
+	err := s.Servers[0].followed(ctx, 2)
 	for _, replica := range s.Servers[1:] {
-		if role, inStep, err := replica.role(ctx); err != nil || role != "slave" || !inStep {
-			return fmt.Errorf("replica %s: %s, in step: %v, %v", replica.Addr, role, inStep, err)
-		}
-	}
-	if err := s.Servers[0].followed(ctx, 2); err != nil {
-		return err
+		err = errors.Join(err, replica.inStep(ctx))
 	}
 	for _, sentinel := range s.Sentinels {
-		if _, err := sentinel.command(ctx, "sentinel", "ckquorum", s.Name); err != nil {
-			return err
-		}
+		err = errors.Join(err, sentinel.command(ctx, "sentinel", "ckquorum", s.Name).Err())
 	}
-	return nil
+	return err
 }
 
 // URL returns the URL of the set for hasp. Params belong to it.
 func (s *Sentinel) URL() string { return s.url("sentinel", s.Sentinels, "/"+s.Name+"/0") }
 
 // Master returns the server that the sentinels name.
-func (s *Sentinel) Master() *Server {
+func (s *Sentinel) Master() (master *Server) {
 	s.t.Helper()
-	var master *Server
-	s.must("master", until("master", func(ctx context.Context) (err error) {
+	s.must("master", func(ctx context.Context) (err error) {
 		master, err = s.master(ctx)
 		return err
-	}))
+	})
 	return master
 }
 
 // master returns the server that all running sentinels agree on.
 func (s *Sentinel) master(ctx context.Context) (*Server, error) {
-	named := ""
-	for _, sentinel := range s.Sentinels {
-		if sentinel.away.Load() {
-			continue
+	addr, err := agree(s.Sentinels, func(sentinel *Server) (string, error) {
+		parts, err := sentinel.command(ctx, "sentinel", "get-master-addr-by-name", s.Name).StringSlice()
+		if err == nil && len(parts) != 2 {
+			err = fmt.Errorf("unexpected reply %q", parts)
 		}
-		v, err := sentinel.command(ctx, "sentinel", "get-master-addr-by-name", s.Name)
 		if err != nil {
-			return nil, err
+			return "", err
 		}
-		parts, _ := v.([]any)
-		if len(parts) != 2 {
-			return nil, fmt.Errorf("unexpected reply %v", v)
-		}
-		addr := net.JoinHostPort(fmt.Sprint(parts[0]), fmt.Sprint(parts[1]))
-		if named != "" && named != addr {
-			return nil, fmt.Errorf("the sentinels disagree on %s and %s", named, addr)
-		}
-		named = addr
+		return net.JoinHostPort(parts[0], parts[1]), nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	for _, srv := range s.Servers {
-		if srv.Addr == named {
-			return srv, nil
-		}
-	}
-	return nil, fmt.Errorf("no server is at %q", named)
+	return s.at(addr)
 }
 
 // Failover makes the sentinels fail over to a replica, whether the old master runs
@@ -229,42 +167,20 @@ func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 // a replica a moment later, or after its restart.
 func (s *Sentinel) Failover() {
 	s.t.Helper()
-	old := s.Master()
-	asked := time.Time{}
-	s.must("failover", until("failover", func(ctx context.Context) error {
+	old, asked := s.Master(), time.Time{}
+	s.must("failover", func(ctx context.Context) error {
 		master, err := s.master(ctx)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case master != old:
+			return master.is(ctx, "master")
+		case time.Since(asked) > time.Second:
+			// Repeat the command: a sentinel that finds no suitable replica gives up. The
+			// first sentinel makes all failovers, so that it knows of one in progress.
+			asked = time.Now()
+			err = running(s.Sentinels)[0].command(ctx, "sentinel", "failover", s.Name).Err()
 		}
-		if master == old {
-			// Repeat the command: a sentinel that finds no suitable replica gives up.
-			if time.Since(asked) > time.Second {
-				asked = time.Now()
-				_, err = s.leader().command(ctx, "sentinel", "failover", s.Name)
-			}
-			return fmt.Errorf("%s is still the master: %w", old.Addr, err)
-		}
-		if role, _, err := master.role(ctx); err != nil || role != "master" {
-			return fmt.Errorf("%s is %s, %v", master.Addr, role, err)
-		}
-		return nil
-	}))
-}
-
-// leader returns the sentinel that makes all failovers, so that it knows of one in
-// progress.
-func (s *Sentinel) leader() *Server {
-	for _, sentinel := range s.Sentinels {
-		if !sentinel.away.Load() {
-			return sentinel
-		}
-	}
-	return s.Sentinels[0]
-}
-
-func (s *Set) must(what string, err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatalf("redistest: %s: %v", what, err)
-	}
+		return errors.Join(fmt.Errorf("%s is still the master", old.Addr), err)
+	})
 }

@@ -5,26 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
-
-// patience is the time in which a set of servers must agree. It is much longer
-// than they need, because the machine may be busy.
-const patience = 90 * time.Second
 
 // NeedSets skips the test if there are no redis-server processes, which a set of
 // servers needs.
 func NeedSets(t testing.TB) {
 	t.Helper()
 	kind, err := choose(os.Getenv(Env), true)
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	must(t, "set", err)
 	if kind != "process" {
 		t.Skip("needs a set of redis-server processes; this run uses miniredis")
 	}
@@ -36,22 +28,26 @@ type Set struct {
 	// Certificate is the certificate of all servers, for TLS.
 	Certificate
 
+	// Servers are the first masters, and then their replicas.
+	Servers []*Server
+
 	t   testing.TB
 	o   Options
 	dir string
 }
 
-func newSet(t testing.TB, o *Options) (Set, error) {
+func newSet(t testing.TB, o *Options) Set {
+	t.Helper()
+	NeedSets(t)
 	s := Set{t: t}
 	if o != nil {
 		s.o = *o
 	}
 	s.o.needClock(t)
-	var err error
-	if s.dir, err = tempDir(t); err == nil && s.o.tls() {
-		s.Certificate, err = certify(s.dir)
-	}
-	return s, err
+	dir, err := s.tempDir(t, &s.o)
+	must(t, "set", err)
+	s.dir = dir
+	return s
 }
 
 // Params returns the parameters that belong to URL.
@@ -70,6 +66,35 @@ func (s *Set) Params() map[string]string {
 func (s *Set) server(name string) (*Server, string, error) {
 	dir, err := os.MkdirTemp(s.dir, name)
 	return &Server{t: s.t, o: s.o, Certificate: s.Certificate}, dir, err
+}
+
+// at returns the server at an address.
+func (s *Set) at(addr string) (*Server, error) {
+	i := slices.IndexFunc(s.Servers, func(srv *Server) bool { return srv.Addr == addr })
+	if i < 0 {
+		return nil, fmt.Errorf("no server is at %q", addr)
+	}
+	return s.Servers[i], nil
+}
+
+// running returns those of all servers that are neither paused nor killed.
+func running(all []*Server) []*Server {
+	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return s.away.Load() })
+}
+
+// agree asks all running servers, and returns their answer if it is the same.
+func agree[A comparable](all []*Server, ask func(*Server) (A, error)) (answer A, err error) {
+	for i, srv := range running(all) {
+		next, err := ask(srv)
+		if err != nil {
+			return answer, err
+		}
+		if i > 0 && next != answer {
+			return answer, fmt.Errorf("the servers disagree: %v and %v", answer, next)
+		}
+		answer = next
+	}
+	return answer, nil
 }
 
 // chain returns the arguments by which the servers of a set reach each other.
@@ -100,67 +125,10 @@ func (s *Set) url(kind string, servers []*Server, suffix string) string {
 	return scheme + kind + "://" + userinfo(s.o.User, s.o.Password) + strings.Join(addrs, ",") + suffix
 }
 
-// until calls ask until it returns nil. The error of ask says what is missing.
-func until(what string, ask func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for {
-		within, done := context.WithTimeout(ctx, 5*time.Second)
-		err := ask(within)
-		done()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w", what, err)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// command sends one command to a server on a connection of its own.
-func (s *Server) command(ctx context.Context, args ...any) (any, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, s.network(), s.Addr)
-	if err != nil {
-		return nil, err // go-redis would log the failed dial
-	}
-	conn.Close()
-	rdb := s.patient()
-	defer rdb.Close()
-	return rdb.Do(ctx, args...).Result()
-}
-
-// text is command for a reply that is a string.
-func (s *Server) text(ctx context.Context, args ...any) (string, error) {
-	v, err := s.command(ctx, args...)
-	text, ok := v.(string)
-	if err == nil && !ok {
-		err = fmt.Errorf("%v: unexpected reply %v", args, v)
-	}
-	return text, err
-}
-
-// role returns "master" or "slave", and whether a slave is in step.
-func (s *Server) role(ctx context.Context) (role string, inStep bool, err error) {
-	v, err := s.command(ctx, "role")
-	if err != nil {
-		return "", false, err
-	}
-	parts, _ := v.([]any)
-	if len(parts) < 3 {
-		return "", false, errors.New("short reply to role")
-	}
-	return fmt.Sprint(parts[0]), len(parts) > 3 && parts[3] == "connected", nil
-}
-
-// followed returns an error until a master has that many replicas in step.
-func (s *Server) followed(ctx context.Context, replicas int64) error {
-	v, err := s.command(ctx, "wait", replicas, 1000)
-	if n, _ := v.(int64); err == nil && n < replicas {
-		err = fmt.Errorf("%s has %d replicas", s.Addr, n)
-	}
-	return err
+// must fails the test unless ask returns nil in the end.
+func (s *Set) must(what string, ask func(ctx context.Context) error) {
+	s.t.Helper()
+	must(s.t, what, until(ask))
 }
 
 // port reserves a port, and the port 10,000 higher, which a cluster node needs.
@@ -184,17 +152,18 @@ func (s *Set) port() (int, error) {
 	return 0, errors.New("no free port")
 }
 
-// ports reserves n different ports.
-func (s *Set) ports(n int) ([]int, error) {
-	var all []int
-	for len(all) < n {
+// ports reserves n ports for other servers than those of old, which it stops.
+func (s *Set) ports(n int, old []*Server) ([]int, error) {
+	for _, srv := range old {
+		srv.Stop()
+	}
+	all := make([]int, n)
+	for i := range all {
 		p, err := s.port()
 		if err != nil {
 			return nil, err
 		}
-		if !slices.Contains(all, p) {
-			all = append(all, p)
-		}
+		all[i] = p
 	}
 	return all, nil
 }

@@ -11,29 +11,27 @@ import (
 )
 
 // book records what callers observe, and reports what a lock must not do. All
-// times are the bubble's, so that every comparison is exact.
+// times are those of the bubble, so every comparison is exact.
 type book struct {
 	t    *testing.T
 	seed string
 
-	mu     sync.Mutex
-	keys   map[string]*page
-	events map[string]*tally // by the Client's name
-	granted,
-	refused int
-	forgot time.Time // when the store last lost what it may lose
+	mu      sync.Mutex // guards all below
+	keys    map[string]*page
+	events  map[string]*tally // by the Client's name
+	granted int
+	forgot  time.Time // the store may have lost what it granted before
+	woke    time.Time // when the Clients' host last slept
 }
 
 // page is what is known of one key.
 type page struct {
-	calls  map[string]int           // under way, by the Client's name
-	had    map[string][]*hasp.Lease // that were trusted at the last look, by the Client's name
-	ended  map[string]time.Time     // when one of them was last found to have ended
-	began  []time.Time              // of each group: when the Lock of its first lease began
-	live   []entry                  // leases that were held at the last look
-	fence  uint64                   // the largest granted
-	fenced time.Time                // when that fence was noted
-	broke  time.Time                // no hold that began before is exclusive, since a Break may have ended it
+	began  []time.Time       // of each group: when the Lock of its first lease began
+	live   []entry           // leases that were trusted at the last check
+	fence  uint64            // the largest granted
+	fenced time.Time         // when that fence was noted
+	broke  time.Time         // a Break may have ended what was granted before
+	users  map[string]*usage // by the Client's name
 }
 
 // entry is one lease. Leases of one group share a hold, by re-entry. The store
@@ -42,6 +40,13 @@ type entry struct {
 	lease *hasp.Lease
 	group int
 	since time.Time
+}
+
+// usage is what is known of one key and one Client.
+type usage struct {
+	calls  int           // in flight
+	leases []*hasp.Lease // that were trusted at the last check
+	ended  time.Time     // when a check last found that one of them had ended
 }
 
 // tally counts the calls and the events of one Client.
@@ -56,64 +61,91 @@ func (b *book) errorf(format string, args ...any) {
 	b.t.Errorf("%s at %v: %s", b.seed, time.Now().Format("05.000"), fmt.Sprintf(format, args...))
 }
 
-// has notes that a Client has a lease. Its caller may not have it yet.
+// entryOf returns m[k], which it makes first if it is not there.
+func entryOf[K comparable, V any](m map[K]*V, k K) *V {
+	if m[k] == nil {
+		m[k] = new(V)
+	}
+	return m[k]
+}
+
+// usageLocked returns the usage of a key by a Client.
+func (b *book) usageLocked(client, key string) *usage {
+	p := entryOf(b.keys, key)
+	if p.users == nil {
+		p.users = map[string]*usage{}
+	}
+	return entryOf(p.users, client)
+}
+
+// has notes that a Client has a lease, before its caller gets it.
 func (b *book) has(client string, l *hasp.Lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := b.page(l.Key())
-	p.had[client] = append(p.had[client], l)
+	u := b.usageLocked(client, l.Key())
+	u.leases = append(u.leases, l)
 }
 
-// took notes a new lease, whose Lock began at since, and returns its group.
-// Group is 0 for a new hold, or that of the lease which was re-entered.
+// took notes a lease that a caller got by a Lock that began at since. A group of 0
+// is a new hold; otherwise the lease re-entered the hold of that group. took
+// returns the group.
 func (b *book) took(l *hasp.Lease, group int, since time.Time) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := b.page(l.Key())
+	p := entryOf(b.keys, l.Key())
 	if group == 0 {
 		b.granted++
 		p.began = append(p.began, since)
 		group = len(p.began)
-		if fence := l.Fence(); fence > 0 {
-			// A grant on its way while the store lost its data comes too late.
-			// So does a grant on its way when its hold is broken, if the next holder is
-			// noted first.
-			if fence <= p.fence && !since.Before(b.forgot) && !(since.Before(p.broke) && since.Before(p.fenced)) {
-				b.errorf("key %s: fence %d after %d", l.Key(), fence, p.fence)
-			}
-			if fence > p.fence {
-				p.fence, p.fenced = fence, time.Now()
-			}
-		}
+		b.checkFenceLocked(p, l, since)
 	}
 	if l.Err() == nil {
 		p.live = append(p.live, entry{l, group, p.began[group-1]})
 	}
-	b.check(l.Key(), p)
+	b.checkLocked(l.Key(), p)
 	return group
 }
 
-// look checks all keys at this instant.
-func (b *book) look() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for key, p := range b.keys {
-		b.check(key, p)
+// checkFenceLocked reports a fence that does not grow.
+func (b *book) checkFenceLocked(p *page, l *hasp.Lease, since time.Time) {
+	fence := l.Fence()
+	if fence == 0 {
+		return
+	}
+	// A grant may be in flight while the store loses its data. Its hold may also be
+	// broken, and the next holder may be noted first.
+	late := since.Before(b.forgot) || since.Before(p.broke) && since.Before(p.fenced)
+	if fence <= p.fence && !late {
+		b.errorf("key %s: fence %d after %d", l.Key(), fence, p.fence)
+	}
+	if fence > p.fence {
+		p.fence, p.fenced = fence, time.Now()
 	}
 }
 
-// check reports two holds of one key that are both trusted. The caller holds
-// mu.
-func (b *book) check(key string, p *page) {
+// checkAll checks all keys now.
+func (b *book) checkAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key, p := range b.keys {
+		b.checkLocked(key, p)
+	}
+}
+
+// checkLocked reports two holds of one key that are both trusted.
+func (b *book) checkLocked(key string, p *page) {
+	if !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond {
+		return // a Client notices a suspend up to a millisecond later
+	}
+	// Of a hold that was granted before these times, the store may not know.
+	known := func(e entry) bool { return !e.since.Before(b.forgot) && !e.since.Before(p.broke) }
 	kept := p.live[:0]
 	for _, e := range p.live {
 		if e.lease.Err() != nil {
 			continue
 		}
 		for _, o := range kept {
-			// What was granted before the store lost its data is not known to it.
-			known := !o.since.Before(b.forgot) && !e.since.Before(b.forgot) && !o.since.Before(p.broke) && !e.since.Before(p.broke)
-			if o.group != e.group && known {
+			if o.group != e.group && known(o) && known(e) {
 				b.errorf("key %s: two holders, since %v and %v", key, o.since.Format("05.000"), e.since.Format("05.000"))
 			}
 		}
@@ -122,12 +154,12 @@ func (b *book) check(key string, p *page) {
 	clear(p.live[len(kept):])
 	p.live = kept
 
-	for client, leases := range p.had {
-		p.had[client] = slices.DeleteFunc(leases, func(l *hasp.Lease) bool {
+	for _, u := range p.users {
+		u.leases = slices.DeleteFunc(u.leases, func(l *hasp.Lease) bool {
 			if l.Err() == nil {
 				return false
 			}
-			p.ended[client] = time.Now()
+			u.ended = time.Now()
 			return true
 		})
 	}
@@ -137,45 +169,33 @@ func (b *book) check(key string, p *page) {
 func (b *book) forget() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.forgot = time.Now().Add(1) // what was granted at this very instant is lost, too
+	b.forgot = time.Now().Add(1) // what was granted at this very instant is lost as well
 }
 
-// broke notes that a Break of key may be carried out at any time before until.
+// slept notes that the host of the Clients sleeps now.
+func (b *book) slept() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.woke = time.Now()
+}
+
+// broke notes that a Break of key may happen at any time before until.
 func (b *book) broke(key string, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p := b.page(key); until.After(p.broke) {
+	if p := entryOf(b.keys, key); until.After(p.broke) {
 		p.broke = until
 	}
 }
 
-// held reports whether this Client has a lease of key that is trusted now, or had
-// one within the last while.
+// held reports whether a Client has a lease of key that is trusted now, or had one
+// within that time.
 func (b *book) held(client, key string, within time.Duration) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := b.page(key)
-	b.check(key, p)
-	return len(p.had[client]) > 0 || time.Since(p.ended[client]) < within
-}
-
-func (b *book) page(key string) *page {
-	p := b.keys[key]
-	if p == nil {
-		p = &page{calls: map[string]int{}, had: map[string][]*hasp.Lease{}, ended: map[string]time.Time{}}
-		b.keys[key] = p
-	}
-	return p
-}
-
-// tallyOf returns the counts of one Client, which are guarded by mu.
-func (b *book) tallyOf(client string) *tally {
-	t := b.events[client]
-	if t == nil {
-		t = &tally{}
-		b.events[client] = t
-	}
-	return t
+	b.checkLocked(key, entryOf(b.keys, key))
+	u := b.usageLocked(client, key)
+	return len(u.leases) > 0 || time.Since(u.ended) < within
 }
 
 // observe returns an Options.Observe for a Client.
@@ -183,13 +203,12 @@ func (b *book) observe(client string) func(hasp.Event) {
 	return func(e hasp.Event) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		t := b.tallyOf(client)
+		t := entryOf(b.events, client)
 		switch e.Kind {
 		case hasp.EventAcquired:
 			t.acquired++
 		case hasp.EventRefused:
 			t.refused++
-			b.refused++
 		case hasp.EventReleased:
 			t.released++
 		case hasp.EventLost:
@@ -202,25 +221,25 @@ func (b *book) observe(client string) func(hasp.Event) {
 func (b *book) called(client, key string) (done func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.tallyOf(client).calls++
-	calls := b.page(key).calls
-	calls[client]++
+	entryOf(b.events, client).calls++
+	u := b.usageLocked(client, key)
+	u.calls++
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		calls[client]--
+		u.calls--
 	}
 }
 
-// asked reports whether a call of this Client for key is under way.
+// asked reports whether a call of a Client for key is in flight.
 func (b *book) asked(client, key string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.page(key).calls[client] > 0
+	return b.usageLocked(client, key).calls > 0
 }
 
-// audit checks, once all Clients are closed and all callers have returned, that
-// the events of each Client add up.
+// audit checks that the events of each Client add up. All Clients are closed, and
+// all callers have returned.
 func (b *book) audit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

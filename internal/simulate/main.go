@@ -1,14 +1,13 @@
-// Command simulate runs Clients, a store and the network between them in
-// virtual time, as a seed says, and checks what callers observe: one holder of
-// each key, fences that grow, calls that return in time, nothing left behind,
-// events that add up.
+// Command simulate runs Clients, a store and the network between them in virtual
+// time, and checks what callers observe: each key has one holder, fences grow,
+// calls return in time, nothing is left behind, and events add up.
 //
 //	go run ./internal/simulate -seeds 100000
 //	go run ./internal/simulate -kind redlock3 -from 17 -seeds 1
 //
 // A seed decides what every caller and every fault does. Goroutines that are ready
-// at one instant run in the order that the scheduler chooses. So a failing seed
-// may have to be run several times.
+// at the same instant run in the order that the scheduler chooses. So a seed that
+// fails may have to be run several times.
 package main
 
 import (
@@ -28,49 +27,58 @@ import (
 func main() {
 	testing.Init()
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(400) // a seed lives for a moment, and makes much garbage
+		debug.SetGCPercent(400) // a seed is short, and makes much garbage
 	}
-	kind := flag.String("kind", "", "which store: "+strings.Join(names(), ", ")+"; default all")
+	which := names()
+	flag.Func("kind", "the `store`: "+strings.Join(which, ", ")+"; all if not given", func(kind string) error {
+		if which = []string{kind}; kinds[kind] == nil {
+			return fmt.Errorf("want one of %s", strings.Join(names(), ", "))
+		}
+		return nil
+	})
 	from := flag.Uint64("from", 1, "the first seed")
 	seeds := flag.Uint64("seeds", 1000, "how many seeds, of all kinds together")
 	flag.Parse()
-	which := names()
-	if *kind != "" {
-		which = []string{*kind}
-	}
-	if kinds[which[0]] == nil {
-		fmt.Fprintf(os.Stderr, "simulate: no kind %q; there are %s\n", *kind, strings.Join(names(), ", "))
-		os.Exit(2)
-	}
+
+	p := &progress{which: which, from: *from, seeds: *seeds}
 	began := time.Now()
-	var next, granted atomic.Uint64
-	var failed atomic.Bool
-	work := func(t *testing.T) {
-		t.Parallel()
-		// A seed that fails ends this goroutine.
-		defer func() {
-			if t.Failed() {
-				failed.Store(true)
-			}
-		}()
-		for !failed.Load() {
-			i := next.Add(1) - 1
-			if i >= *seeds {
-				return
-			}
-			n := uint64(len(which))
-			granted.Add(uint64(simulate(t, which[i%n], *from+i/n)))
-		}
-	}
+	// Package testing gives each worker a test, which synctest needs.
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Seeds", F: func(t *testing.T) {
 		t.Cleanup(func() {
-			fmt.Printf("%d seeds, %d holds, in %v\n", min(next.Load(), *seeds), granted.Load(), time.Since(began).Round(time.Second))
+			fmt.Printf("%d seeds, %d holds, in %v\n", min(p.next.Load(), p.seeds), p.granted.Load(), time.Since(began).Round(time.Second))
 		})
 		for range runtime.GOMAXPROCS(0) {
-			t.Run("worker", work)
+			t.Run("worker", p.work)
 		}
 	}}}, nil, nil)
 }
 
-// names are the kinds, sorted.
+// progress says which seeds are run, and which were.
+type progress struct {
+	which         []string // kinds of stores
+	from, seeds   uint64
+	next, granted atomic.Uint64
+	failed        atomic.Bool
+}
+
+// work runs seeds until all were run or one has failed.
+func (p *progress) work(t *testing.T) {
+	t.Parallel()
+	// A seed that fails ends this goroutine.
+	defer func() {
+		if t.Failed() {
+			p.failed.Store(true)
+		}
+	}()
+	n := uint64(len(p.which))
+	for !p.failed.Load() {
+		i := p.next.Add(1) - 1
+		if i >= p.seeds {
+			return
+		}
+		p.granted.Add(uint64(simulate(t, p.which[i%n], p.from+i/n)))
+	}
+}
+
+// names returns the kinds of stores, sorted.
 func names() []string { return slices.Sorted(maps.Keys(kinds)) }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -11,69 +12,115 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// errNet is what a lossy link reports.
+// model is a store in memory with links that fail.
+type model struct {
+	mem    *memlock.Store
+	waits  bool    // its drivers are Waiters
+	bad    float64 // how often a link fails
+	traits backend.Traits
+	links  []*lossy
+}
+
+func newModel(r *rand.Rand, waits bool) store {
+	m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
+	m.traits = backend.Traits{Fenced: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
+	return m
+}
+
+func (m *model) link(r *rand.Rand, timeout time.Duration) (backend.Driver, link) {
+	l := &lossy{Driver: m.mem.Driver(), traits: m.traits, timeout: timeout, r: r, bad: m.bad}
+	l.traits.Ends = backend.Ends(r.IntN(3))
+	m.links = append(m.links, l)
+	if m.waits {
+		return waits{l}, l
+	}
+	return polled{l}, l
+}
+
+// strike makes one link silent. Other faults happen without a strike.
+func (m *model) strike(r *rand.Rand, _ func()) (heal func()) {
+	return m.links[r.IntN(len(m.links))].silence()
+}
+
+func (m *model) heal() {
+	for _, l := range m.links {
+		l.locked(func() { l.bad = 0 })
+	}
+}
+
+// skip ends the holds whose term ends within d. It does not shorten the others: no run is
+// so long that a few short skips matter to a long term.
+func (m *model) skip(d time.Duration) {
+	mem := m.mem.Driver()
+	for i := range keyCount {
+		if st, err := mem.Inspect(context.Background(), key(i)); err == nil && st.Held && st.TTL <= d {
+			_ = mem.Break(context.Background(), key(i))
+		}
+	}
+}
+
+func (m *model) longest() time.Duration { return longTerm }
+
+func (m *model) left() (held []string) {
+	for i := range keyCount {
+		if st, err := m.mem.Driver().Inspect(context.Background(), key(i)); err != nil || st.Held || len(st.Waiters) > 0 {
+			held = append(held, fmt.Sprintf("%s: %+v, %v", key(i), st, err))
+		}
+	}
+	return held
+}
+
+// errNet is the error of a lossy link.
 var errNet = errors.New("connection reset")
 
-// lossy is a driver whose store works and whose network does not: it loses
-// requests and replies, delivers late, and hangs.
+// lossy is a driver of a store that works, over a link that does not. The link
+// loses requests and replies, delivers requests late, and hangs.
 type lossy struct {
 	*memlock.Driver
 	traits  backend.Traits
 	timeout time.Duration
 
-	mu  sync.Mutex // guards all below
-	r   *rand.Rand
-	bad float64       // how often something goes wrong
-	off chan struct{} // closed while the link is not silent
+	mu    sync.Mutex // guards all below
+	r     *rand.Rand
+	bad   float64 // how often the link fails
+	quiet int     // silences that have not ended
 }
 
-// Traits hides what memlock can do beyond a spin lock, if the seed says so.
+// Traits are those of the model, which may be less than memlock can do.
 func (l *lossy) Traits() backend.Traits { return l.traits }
 
-func (l *lossy) dice() float64 {
+// locked calls f with l.mu held.
+func (l *lossy) locked(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.r.Float64()
+	f()
+}
+
+// dice returns a random number below 1.
+func (l *lossy) dice() (x float64) {
+	l.locked(func() { x = l.r.Float64() })
+	return x
 }
 
 func (l *lossy) upTo(d time.Duration) time.Duration { return time.Duration(l.dice() * float64(d)) }
 
-// well has nothing go wrong any more.
-func (l *lossy) well() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.bad = 0
-}
-
-// silence loses all that is sent from now on, without a sign, until heal is
-// called.
+// silence loses everything that is sent from now on, without an error, until heal
+// is called.
 func (l *lossy) silence() (heal func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	off := make(chan struct{})
-	l.off = off
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.off == off {
-			l.off = nil
-		}
-		close(off)
-	}
+	l.locked(func() { l.quiet++ })
+	return func() { l.locked(func() { l.quiet-- }) }
 }
 
-func (l *lossy) silent() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.off != nil
+func (l *lossy) silent() (silent bool) {
+	l.locked(func() { silent = l.quiet > 0 })
+	return silent
 }
 
-// send carries apply out at the store, unless the network has other plans.
-// Like the call of a real driver it outlasts its context only if the traits
-// say so.
-func (l *lossy) send(ctx context.Context, apply func() error) error {
+// send makes the store carry out a request, unless the link fails. Like the call of
+// a real driver, it outlasts its context only if the traits say so.
+func (l *lossy) send(ctx context.Context, request func() error) error {
 	done := make(chan error, 1)
-	go func() { done <- l.travel(apply) }()
+	go func() { done <- l.travel(request) }()
 	var end <-chan struct{}
 	switch l.traits.Ends {
 	case backend.EndsPromptly:
@@ -93,11 +140,11 @@ func (l *lossy) send(ctx context.Context, apply func() error) error {
 	}
 }
 
-func (l *lossy) travel(apply func() error) error {
+// travel carries a request to the store and its reply back.
+func (l *lossy) travel(request func() error) error {
 	time.Sleep(l.upTo(3 * time.Millisecond))
-	l.mu.Lock()
-	bad := l.bad
-	l.mu.Unlock()
+	var bad float64
+	l.locked(func() { bad = l.bad })
 	if l.silent() {
 		time.Sleep(l.timeout + l.upTo(l.timeout))
 		return errNet
@@ -106,20 +153,20 @@ func (l *lossy) travel(apply func() error) error {
 	case x < bad/4: // the request is lost
 		return errNet
 	case x < bad/2: // the reply is lost
-		_ = apply()
+		_ = request()
 		return errNet
-	case x < bad*3/4: // delivered late, but while its sender cleans up
+	case x < bad*3/4: // the request arrives late, while its sender cleans up
 		time.Sleep(l.upTo(l.timeout * 9 / 10))
-		_ = apply()
+		_ = request()
 		return errNet
-	case x < bad: // no sign at all
+	case x < bad: // the request or its reply is lost, and no error says so
 		if l.dice() < 0.5 {
-			_ = apply()
+			_ = request()
 		}
 		time.Sleep(l.timeout + l.upTo(l.timeout))
 		return errNet
 	}
-	err := apply()
+	err := request()
 	time.Sleep(l.upTo(3 * time.Millisecond))
 	return err
 }
@@ -129,7 +176,7 @@ func (l *lossy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, er
 	granted := make(chan backend.Grant, 1)
 	err := l.send(ctx, func() error {
 		g, err := l.Driver.Acquire(context.Background(), c)
-		g.Until = time.Time{} // as a store would answer, which does not know the caller's clock
+		g.Until = time.Time{} // a store over a network does not know the caller's clock
 		granted <- g
 		return err
 	})
@@ -154,45 +201,44 @@ func (l *lossy) Renew(ctx context.Context, cs []backend.Claim, done func(int, ba
 	})
 }
 
-// polled hides that memlock is a Waiter, by a method of another form.
+// polled is a driver that is not a Waiter: its method Wait replaces that of memlock.
 type polled struct{ *lossy }
 
-// Wait is no backend.Waiter's.
+// Wait is not the method of a backend.Waiter.
 func (polled) Wait() {}
 
 // poll is how often a Wait checks that the store answers.
 const poll = time.Second
 
-// waits is a Waiter over a link. It leaves to the engine what its contract
-// leaves to it: a Wait that is cut short may have left its claim in the store.
+// waits is a Waiter over a link. A Wait that ends early may have left its claim in
+// the store. By its contract, the engine cleans up.
 type waits struct{ *lossy }
 
-// Wait is memlock's, with requests, replies and grants that are lost.
+// Wait is memlock's, over a link that loses requests, replies and grants.
 func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
-	answered := make(chan struct{})
-	var g backend.Grant
-	err := w.send(ctx, func() error { close(answered); return nil })
-	if err != nil {
+	arrived := make(chan struct{})
+	if err := w.send(ctx, func() error { close(arrived); return nil }); err != nil {
 		select {
-		case <-answered: // the request arrived: the claim is in the queue, and the engine must remove it
+		case <-arrived: // the claim is in the queue, and the engine must remove it
 			go w.abandon(c)
 		default:
 		}
 		return backend.Grant{}, err
 	}
+
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go w.watch(ctx, cancel)
-	g, err = w.Driver.Wait(ctx, c)
+	g, err := w.Driver.Wait(ctx, c)
 	if out, ok := context.Cause(ctx).(outage); ok && err != nil {
-		return backend.Grant{}, out
+		err = out
 	}
 	if err != nil {
 		return backend.Grant{}, err
 	}
 	if w.silent() || w.dice() < w.bad/4 {
-		return backend.Grant{}, outage{errNet, began} // the key is ours, and no reply says so
+		return backend.Grant{}, outage{errNet, began} // the claim has the key, and the reply is lost
 	}
 	g.Until = time.Now().Add(c.TTL - backend.Drift(c.TTL))
 	return g, nil
@@ -216,14 +262,14 @@ func (w waits) watch(ctx context.Context, end context.CancelCauseFunc) {
 }
 
 // abandon waits in the queue for a caller that has given up, as a store does
-// that was not asked to remove it.
+// until it is asked to remove the caller's place.
 func (w waits) abandon(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
 	defer cancel()
 	_, _ = w.Driver.Wait(ctx, c)
 }
 
-// outage says since when the store has not answered.
+// outage is the error of a store that has not answered since a time.
 type outage struct {
 	error
 	since time.Time

@@ -6,21 +6,23 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 const (
 	keyCount = 2
-	longTerm = time.Minute      // of a lease whose record nothing but a release removes while a run lasts
+	longTerm = time.Minute      // of leases whose records stay until they are released, since a run is shorter
 	shortMax = 2 * time.Second  // max_ttl of redlock, if there are no long terms
-	month    = 24 * time.Hour   // max_ttl of redlock under a leader
+	day      = 24 * time.Hour   // max_ttl of redlock under a leader
 	stuck    = 5 * time.Minute  // of real time, for one seed
-	settled  = 12 * time.Second // until all clean-up has ended once faults are over: some Timeouts
+	settled  = 12 * time.Second // the clean-up ends within this time after the faults; some Timeouts
 )
 
 func key(i int) string { return fmt.Sprintf("key%d", i) }
@@ -32,28 +34,32 @@ type world struct {
 	seed  uint64
 	store store
 	book  *book
+	r     *rand.Rand // of the goroutine that runs the world
+	// breaks means that callers break keys. It is set before they start.
+	breaks bool
+
+	suspends bool         // the host of the Clients sleeps now and then
+	asleep   atomic.Int64 // how long it has slept, as a time.Duration
 
 	mu      sync.Mutex // guards all below
-	r       *rand.Rand
 	clients int
-	quiet   map[*client][]span
-	away    []span // in which a majority of the store did not answer anybody
-	breaks  bool   // callers break keys
+	quiet   map[*client][]span // when a Client's link was silent
+	away    []span             // when a majority of the store answered no Client
 }
 
-// span is a time in which a link was silent. The end is zero while it is.
+// span is a time of silence. Its end is zero while the silence lasts.
 type span struct{ from, to time.Time }
 
-// simulate runs one seed of one kind of store, and reports what went wrong with
-// t. It calls synctest.Test, so t has no bubble yet.
+// simulate runs one seed of one kind of store. It reports errors to t, and returns
+// how many holds were granted. It calls synctest.Test, so t has no bubble yet.
 func simulate(t *testing.T, kind string, seed uint64) (granted int) {
-	// The time of a bubble stands still while a goroutine computes. So a seed that
-	// computes for ever is ended from without.
+	// The time of a bubble stands still while a goroutine computes. So a timer
+	// outside the bubble ends a seed that computes without end.
 	name := fmt.Sprintf("-kind %s -from %d", kind, seed)
 	defer time.AfterFunc(stuck, func() { panic(name + ": no end after " + stuck.String()) }).Stop()
 	defer func() {
 		if p := recover(); p != nil {
-			panic(fmt.Sprint(name, ": ", p)) // a goroutine that is left
+			panic(fmt.Sprint(name, ": ", p)) // a goroutine is left
 		}
 	}()
 	synctest.Test(t, func(t *testing.T) {
@@ -71,7 +77,7 @@ func simulate(t *testing.T, kind string, seed uint64) (granted int) {
 	return granted
 }
 
-// live lets callers and faults meet, then lets all faults heal and looks what
+// live runs callers and faults together. Then it heals all faults and checks what
 // is left.
 func (w *world) live() {
 	var stay []*client
@@ -79,44 +85,29 @@ func (w *world) live() {
 		stay = append(stay, w.client(w.r))
 	}
 	w.breaks = w.r.IntN(2) == 0
+	w.suspends = w.r.IntN(2) == 0
 	closeEarly := w.r.IntN(5) == 0
 	for i, c := range stay {
-		// What a Client still holds at Close is left to its term.
+		// Close leaves the holds of its Client to their terms.
 		c.long = w.store.longest() >= longTerm && !(closeEarly && i == 0)
 	}
-	var callers sync.WaitGroup
-	for i := range 6 + w.r.IntN(6) {
-		a := &caller{w: w, c: stay[w.r.IntN(len(stay))], r: rand.New(rand.NewPCG(w.seed, uint64(i)+1))}
-		callers.Go(a.run)
-	}
-	nemesis := rand.New(rand.NewPCG(w.seed, 1<<32))
-	faults := make(chan struct{})
-	go func(stay []*client) { // stay changes below
-		defer close(faults)
-		w.faults(nemesis, stay)
-	}(stay)
+	over := w.start(stay)
 	if closeEarly {
 		time.Sleep(time.Duration(w.r.Int64N(int64(2 * time.Second))))
 		w.close(stay[0])
 		stay = stay[1:]
 	}
-
-	done := make(chan struct{})
-	go func() {
-		callers.Wait()
-		close(done)
-	}()
 	select {
-	case <-done:
+	case <-over:
 	case <-time.After(10 * time.Minute):
 		w.book.errorf("callers are stuck")
-		<-done
+		<-over
 	}
-	<-faults
-	w.book.look()
+
+	w.book.checkAll()
 	w.store.heal()
-	// Short terms end meanwhile. Long ones were unlocked or lost, and their Clients
-	// are open and have all this time to remove what is left of them.
+	// Short terms end meanwhile. Leases with long terms were unlocked or lost. Their
+	// Clients are open, and this time is enough to remove what is left of them.
 	time.Sleep(settled)
 	for _, l := range w.store.left() {
 		w.book.errorf("left: %s", l)
@@ -129,15 +120,31 @@ func (w *world) live() {
 	time.Sleep(time.Hour) // for calls that the network holds; synctest reports a goroutine that stays
 }
 
-// programs are Clients that are opened for one lock, one after another, as hasp
-// run does, while the servers are well and the links to some of them slow. What
-// a Client leaves at Close would be in the way of others for a term.
+// start starts callers and faults. It closes over when they have ended.
+func (w *world) start(stay []*client) (over chan struct{}) {
+	var all sync.WaitGroup
+	for i := range 6 + w.r.IntN(6) {
+		a := &caller{w: w, c: stay[w.r.IntN(len(stay))], r: rand.New(rand.NewPCG(w.seed, uint64(i)+1))}
+		all.Go(a.run)
+	}
+	all.Go(func() { w.faults(rand.New(rand.NewPCG(w.seed, 1<<32)), stay) })
+	over = make(chan struct{})
+	go func() {
+		all.Wait()
+		close(over)
+	}()
+	return over
+}
+
+// programs opens Clients for one lock each, one after another, as "hasp run" does.
+// The servers are well, and some links are slow. Anything that a Client leaves at
+// Close would block others for a term.
 func (w *world) programs() {
 	s, ok := w.store.(*servers)
 	if !ok {
-		return // the model's links lose what they like
+		return // a link of the model may lose the release
 	}
-	// Servers that were restarted vote when somebody has waited for them.
+	// A server that was restarted votes only after a while.
 	first := w.client(w.r)
 	err := errors.New("not asked")
 	for range 10 + int(w.store.longest().Seconds()) {
@@ -150,9 +157,10 @@ func (w *world) programs() {
 	}
 	w.close(first)
 	if err != nil {
-		w.book.errorf("Lock, while all is well: %v", err)
+		w.book.errorf("Lock without a fault: %v", err)
 		return
 	}
+
 	for range 4 {
 		c := w.open(w.r, hasp.DefaultTimeout)
 		for _, p := range s.links[len(s.links)-1].proxies {
@@ -161,54 +169,66 @@ func (w *world) programs() {
 		began := time.Now()
 		l, err := c.Lock(context.Background(), key(0))
 		if err != nil {
-			w.book.errorf("Lock, while all is well: %v", err)
+			w.book.errorf("Lock without a fault: %v", err)
 			continue
 		}
 		w.book.took(l, 0, began)
 		err = l.Unlock(context.Background())
 		w.close(c)
-		synctest.Wait() // a server hears that a connection is closed
+		synctest.Wait() // until the servers learn that the connections are closed
 		for _, rest := range w.store.left() {
 			w.book.errorf("left at Close, after an Unlock that returned %v: %s", err, rest)
 		}
 	}
 }
 
-// lead is a leader that renews for a month or longer, while nobody else comes.
-// Then one server cannot be reached, another loses its data, and others come
-// before the leader's term has ended. The leader is
-// a driver: a Client looks at its clock each second, which takes too long here.
+// leader is a driver that keeps a key. The engine of a Client checks its clock each
+// second, which would take too long here.
+type leader struct {
+	backend.Driver
+	w     *world
+	claim backend.Claim
+}
+
+// ask makes a call to the store, and reports its error.
+func (l leader) ask(call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	err := call(ctx)
+	if err != nil {
+		l.w.book.errorf("the leader: %v", err)
+	}
+	return err
+}
+
+// renew renews the claim some times, each after a sixth of a day.
+func (l leader) renew(times int) {
+	for range times {
+		time.Sleep(day / 6)
+		_ = l.ask(func(ctx context.Context) (err error) {
+			l.Renew(ctx, []backend.Claim{l.claim}, func(_ int, _ backend.Grant, e error) { err = e })
+			return err
+		})
+	}
+}
+
+// lead runs a leader that renews for a month or longer, without other callers.
+// Then one server is unreachable to it, and another loses its data. Others come
+// before the leader's term has ended, and must not get the key.
 func (w *world) lead() {
 	s := w.store.(*servers)
 	d, _ := s.link(nil, 0)
 	defer d.Close()
-	claim := backend.Claim{Key: key(0), Token: "leader", TTL: month / 2, Timeout: time.Second, Fenced: true}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if _, err := d.Acquire(ctx, claim); err != nil {
-		w.book.errorf("the leader: %v", err)
+	l := leader{d, w, backend.Claim{Key: key(0), Token: "leader", TTL: day / 2, Timeout: time.Second, Fenced: true}}
+	if l.ask(func(ctx context.Context) error { _, err := d.Acquire(ctx, l.claim); return err }) != nil {
 		return
 	}
-	renew := func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		d.Renew(ctx, []backend.Claim{claim}, func(_ int, _ backend.Grant, err error) {
-			if err != nil {
-				w.book.errorf("the leader: %v", err)
-			}
-		})
-	}
-	for range (30 + w.r.IntN(10)) * 6 {
-		time.Sleep(month / 6)
-		renew()
-	}
-	// The leader keeps a bare quorum, of which one server then loses its data.
+	l.renew((30 + w.r.IntN(10)) * 6)
+
+	// The leader keeps a bare quorum. Then one of its servers loses its data.
 	order := w.r.Perm(len(s.nodes))
 	s.links[0].proxies[order[0]].Stall()
-	for range 4 {
-		time.Sleep(month / 6)
-		renew()
-	}
+	l.renew(4)
 	s.nodes[order[1]].Restart(false)
 	for range 4 {
 		time.Sleep(time.Duration(w.r.IntN(60)) * time.Minute)
@@ -218,14 +238,15 @@ func (w *world) lead() {
 		}
 		w.close(c)
 	}
+
 	s.links[0].proxies[order[0]].Flow()
-	ctx, cancel = context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = d.Release(ctx, claim) // of which too few servers have a record
+	_ = d.Release(ctx, l.claim) // too few servers have a record
 	w.book.granted++
 }
 
-// client opens one more Client.
+// client opens a Client.
 func (w *world) client(r *rand.Rand) *client {
 	timeout := 50*time.Millisecond + time.Duration(r.IntN(300))*time.Millisecond
 	if r.IntN(4) == 0 {
@@ -234,7 +255,7 @@ func (w *world) client(r *rand.Rand) *client {
 	return w.open(r, timeout)
 }
 
-// open is client with a Timeout.
+// open opens a Client with a Timeout.
 func (w *world) open(r *rand.Rand, timeout time.Duration) *client {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -249,103 +270,27 @@ func (w *world) open(r *rand.Rand, timeout time.Duration) *client {
 	} else {
 		driver = t
 	}
-	c.Client = hasp.New(driver, &hasp.Options{
+	opts := &hasp.Options{
 		TTL: hasp.MinTTL + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
 		Owner: c.name, Observe: w.book.observe(c.name),
-	})
+	}
+
+	// Worlds of other seeds make Clients meanwhile.
+	sleepy.Lock()
+	defer sleepy.Unlock()
+	hostclock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
+	c.Client = hasp.New(driver, opts)
 	return c
 }
+
+// sleepy guards hostclock.Suspended, which is one for the process.
+var sleepy sync.Mutex
 
 // close closes a Client and reports a Close that takes too long.
 func (w *world) close(c *client) {
 	began := time.Now()
 	_ = c.Close()
-	if d := time.Since(began); d > c.timeout+4*time.Second { // drivers wait for calls under way
+	if d := time.Since(began); d > c.timeout+4*time.Second { // drivers wait for calls in flight
 		w.book.errorf("Close of %s took %v", c.name, d)
 	}
-}
-
-// faults strikes a while, and heals all.
-func (w *world) faults(r *rand.Rand, stay []*client) {
-	for range r.IntN(12) {
-		time.Sleep(time.Duration(r.Int64N(int64(300 * time.Millisecond))))
-		if s, ok := w.store.(*servers); ok && len(s.nodes) > 1 && r.IntN(8) == 0 {
-			w.majority(s, r)
-			continue
-		}
-		if r.IntN(4) == 0 {
-			c := stay[r.IntN(len(stay))]
-			heal := w.silence(c)
-			most := 800 * time.Millisecond
-			if r.IntN(3) == 0 {
-				most = 6 * time.Second // until nothing that the store has said counts any more
-			}
-			time.Sleep(time.Duration(r.Int64N(int64(most))))
-			heal()
-			continue
-		}
-		w.mu.Lock() // no link is added meanwhile
-		_, heal := w.store.strike(r, w.book.forget)
-		w.mu.Unlock()
-		if heal != nil {
-			time.Sleep(time.Duration(r.Int64N(int64(500 * time.Millisecond))))
-			heal()
-		}
-	}
-}
-
-// silence lets nothing of c through until heal is called, and notes when.
-func (w *world) silence(c *client) (heal func()) {
-	end := c.link.silence()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.quiet[c] = append(w.quiet[c], span{from: time.Now()})
-	return func() {
-		w.mu.Lock()
-		spans := w.quiet[c]
-		spans[len(spans)-1].to = time.Now()
-		w.mu.Unlock()
-		end() // after that, since an answer takes no time
-	}
-}
-
-// majority has a majority of the servers be down for a while. On the others are
-// the records of a stranger.
-func (w *world) majority(s *servers, r *rand.Rand) {
-	order := r.Perm(len(s.nodes))
-	k := len(s.nodes)/2 + 1
-	for _, i := range order[:k] {
-		s.nodes[i].Kill()
-	}
-	w.mu.Lock()
-	w.away = append(w.away, span{from: time.Now()})
-	w.mu.Unlock()
-	for _, i := range order[k:] {
-		s.strangers(s.nodes[i], true)
-	}
-	time.Sleep(time.Duration(r.Int64N(int64(4 * time.Second))))
-	w.mu.Lock()
-	w.away[len(w.away)-1].to = time.Now()
-	w.mu.Unlock()
-	for _, i := range order[k:] {
-		s.strangers(s.nodes[i], false)
-	}
-	for _, i := range order[:k] {
-		s.nodes[i].Start(true)
-	}
-}
-
-// unheard reports whether the store has told c nothing from since until now: c's
-// link is silent, or a majority of the servers is away.
-func (w *world) unheard(c *client, since time.Time) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, all := range [][]span{w.quiet[c], w.away} {
-		for _, s := range all {
-			if s.from.Before(since) && (s.to.IsZero() || time.Now().Before(s.to)) {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -2,7 +2,6 @@ package strategytest
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,7 +162,7 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 
 // ServerIsGone proves that a server that refuses connections is an outage.
 func (s Strategy) ServerIsGone(t *testing.T) {
-	// Port 1 is that of tcpmux, which no socket gets by chance.
+	// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer rdb.Close()
 	r := rig{Redis: rdb, Driver: s.open(rdb)}
@@ -171,43 +170,4 @@ func (s Strategy) ServerIsGone(t *testing.T) {
 	Outage(t, "acquire", err)
 	Outage(t, "renew", r.Renew(t, Claim("k")))
 	Outage(t, "release", r.Driver.Release(t.Context(), Claim("k")))
-}
-
-// RestartWithoutData proves that a Redis that has lost its holds and scripts
-// reports the loss, and serves again with larger fences.
-func (s Strategy) RestartWithoutData(t *testing.T) {
-	r := s.setup(t, nil)
-	c, f := Claim("k"), Fenced("f")
-	r.Acquire(t, c)
-	last := r.Acquire(t, f).Fence
-	r.Renew(t, c)
-	r.Server.Kill()
-	r.Server.Restart()
-	Lost(t, "renew", r.Renew(t, c))
-	Lost(t, "release", r.Driver.Release(t.Context(), c))
-
-	next := Claim("k")
-	r.Acquire(t, next)
-	if err := r.Renew(t, next); err != nil {
-		t.Errorf("renew: %v", err)
-	}
-	if g := r.Acquire(t, Fenced("f")); g.Fence <= last {
-		t.Errorf("fence %d after %d", g.Fence, last)
-	}
-}
-
-// RestartWithData proves that a Redis that has kept its data has kept the
-// holds.
-func (s Strategy) RestartWithData(t *testing.T) {
-	r := s.setup(t, &redistest.Options{Keep: true})
-	c := Fenced("k")
-	last := r.Acquire(t, c).Fence
-	r.Server.Kill()
-	r.Server.Restart()
-	if err := errors.Join(r.Renew(t, c), r.Driver.Release(t.Context(), c)); err != nil {
-		t.Errorf("renew and release: %v", err)
-	}
-	if g := r.Acquire(t, Fenced("k")); g.Fence <= last {
-		t.Errorf("fence %d after %d", g.Fence, last)
-	}
 }

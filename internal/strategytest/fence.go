@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/spinlock"
 )
 
@@ -42,9 +43,7 @@ func (s Strategy) FenceGrows(t *testing.T) {
 		if got, err := r.Driver.Inspect(t.Context(), "k"); got.Fence != last {
 			t.Errorf("%s: inspect: %+v, %v", what, got, err)
 		}
-		if err := d.Release(t.Context(), c); err != nil {
-			t.Error(err)
-		}
+		Want(t, "release", d.Release(t.Context(), c), nil)
 	}
 	spin := spinlock.New(r.Redis, nil)
 
@@ -147,6 +146,12 @@ func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 	if g := r.Acquire(t, Fenced("k")); g.Fence != 9007199254740991 {
 		t.Errorf("the last fence: got %d", g.Fence)
 	}
+
+	// A counter that may not be read is another error: there is nothing to remove.
+	r = s.setup(t, &redistest.Options{Own: true, Real: true})
+	r.Forbid(t, "-getrange")
+	_, err := r.Driver.Acquire(ctx, Fenced("j"))
+	Outage(t, "a counter that may not be read", err)
 }
 
 // OddKeysDoNotMeet proves that keys of any bytes are locks of their own with

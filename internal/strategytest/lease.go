@@ -46,9 +46,7 @@ func Lock(t *testing.T, c *hasp.Client, opts ...hasp.Option) *hasp.Lease {
 // Unlock unlocks lease.
 func Unlock(t *testing.T, lease *hasp.Lease) {
 	t.Helper()
-	if err := lease.Unlock(t.Context()); err != nil {
-		t.Errorf("unlock: %v", err)
-	}
+	Want(t, "unlock", lease.Unlock(t.Context()), nil)
 }
 
 // held fails the test unless lease is good and c cannot lock k.
@@ -161,13 +159,9 @@ func lostReplies(t *testing.T, v *redistest.VirtualServer, c *hasp.Client, fault
 	lease := Lock(t, c)
 	v.Proxy.Fail("evalsha", fault)
 	time.Sleep(2 * hasp.DefaultTTL)
-	if err := lease.Err(); err != nil {
-		t.Errorf("renew: %v", err)
-	}
+	Want(t, "renew", lease.Err(), nil)
 	late() // a late renewal shortens nothing
-	if err := lease.Unlock(t.Context()); err != nil {
-		t.Errorf("unlock after a lost renewal: %v", err)
-	}
+	Want(t, "unlock after a lost renewal", lease.Unlock(t.Context()), nil)
 
 	lease = Lock(t, c)
 	v.Proxy.Fail("evalsha", fault)
@@ -193,54 +187,6 @@ func Clean(t *testing.T, v *redistest.VirtualServer, fault faultproxy.Fault, wha
 	if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
 		t.Errorf("%s: left %q; %d faults did not happen", what, keys, v.Proxy.Pending())
 	}
-}
-
-// LateReleaseDoesNotFreeTheSuccessor proves that a release which arrives when
-// the key has another holder does not release it.
-func (s Strategy) LateReleaseDoesNotFreeTheSuccessor(t *testing.T) {
-	s.virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-		Unlock(t, Lock(t, a))
-		lease := Lock(t, a)
-		v.Proxy.Fail("evalsha", faultproxy.HoldRequest)
-		if err := lease.Unlock(t.Context()); err == nil {
-			t.Fatal("unlock: no error")
-		}
-		next := Lock(t, b) // after the clean-up's release, or at the term's end
-		v.Proxy.Release()
-		time.Sleep(hasp.DefaultTTL)
-		if err := next.Err(); err != nil {
-			t.Errorf("the successor: %v", err)
-		}
-		Unlock(t, next)
-	})
-}
-
-// LostDataIsReportedAsLoss proves, in real time, that a holder is notified if
-// the Redis has lost its data, and that the next lease is renewed.
-func (s Strategy) LostDataIsReportedAsLoss(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	c, err := hasp.Open(t.Context(), s.Name+"+"+srv.URL()+"?ttl=6s", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	lease := Lock(t, c)
-	srv.Kill()
-	srv.Restart()
-	select {
-	case <-lease.Context().Done():
-	case <-time.After(30 * time.Second):
-		t.Fatal("the loss is not reported")
-	}
-	if err := lease.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
-		t.Errorf("unlock: %v", err)
-	}
-
-	next := Lock(t, c)
-	before := next.Expires()
-	Eventually(t, "the next lease is renewed", func() bool { return next.Expires().After(before) })
-	Unlock(t, next)
 }
 
 // HungServerBlocksNoCaller proves that calls end when they must, although the

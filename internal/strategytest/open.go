@@ -51,9 +51,7 @@ func (s Strategy) OpenByConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	Want(t, "close", c.Close(), nil)
 }
 
 // OpenErrors proves that an error of Open says what is wrong, in one line and
@@ -73,8 +71,8 @@ func (s Strategy) OpenErrors(t *testing.T) {
 		{"+redis-sentinel://joe:hunter2@a,b", true, []string{"name of the master"}},
 		{"+redis-cluster://joe:hunter2@a,b/1", true, []string{"no databases"}},
 		{"+redis-cluster://joe:hunter2@a,b?sentinel_password=hunter2", true, []string{"redis-sentinel://"}},
-		{"+redis-cluster://joe:hunter2@127.0.0.1:1,127.0.0.1:2?timeout=20s", false, []string{"none of 2 nodes answers", "connection refused"}},
-		{"+redis-sentinel://joe:hunter2@127.0.0.1:1,127.0.0.1:2/m?timeout=20s", false, []string{"none of 2 sentinels answers", "connection refused"}},
+		{"+redis-cluster://joe:hunter2@127.0.0.1:1,127.0.0.1:2?timeout=20s", false, []string{"none of 2 nodes can be used", "connection refused"}},
+		{"+redis-sentinel://joe:hunter2@127.0.0.1:1,127.0.0.1:2/m?timeout=20s", false, []string{"none of 2 sentinels can be used", "connection refused"}},
 		{"+redis://joe:hunter2@h?replicas=few", true, []string{"replicas"}},
 		{"+redis://joe:hunter2@h?fence_tll=1h", true, []string{"fence_tll", "fence_ttl"}},
 		{"+redis://joe:hunter2@h?fence_ttl=soon", true, []string{"fence_ttl", "720h"}},
@@ -95,6 +93,14 @@ func (s Strategy) openError(t *testing.T, url string, invalid bool, wants []stri
 	t.Helper()
 	began := time.Now()
 	_, err := hasp.Open(t.Context(), url, nil)
+	wants = append(wants, "hasp: open "+s.Name+": ")
+	for range 3 {
+		if lacks(err, wants) == "" {
+			break
+		}
+		// On a slow machine a call may time out a moment before its cause is known.
+		_, err = hasp.Open(t.Context(), url, nil)
+	}
 	if err == nil {
 		t.Errorf("%s: no error", url)
 		return
@@ -103,10 +109,8 @@ func (s Strategy) openError(t *testing.T, url string, invalid bool, wants []stri
 	if errors.Is(err, hasp.ErrInvalid) != invalid {
 		t.Errorf("%s: ErrInvalid: %v", err, !invalid)
 	}
-	for _, want := range append(wants, "hasp: open "+s.Name+": ") {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q does not contain %q", err, want)
-		}
+	if want := lacks(err, wants); want != "" {
+		t.Errorf("%q does not contain %q", err, want)
 	}
 	if strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("%q contains the password, or is not one line", err)
@@ -114,6 +118,16 @@ func (s Strategy) openError(t *testing.T, url string, invalid bool, wants []stri
 	if d := time.Since(began); d > 15*time.Second {
 		t.Errorf("%s: took %v", err, d)
 	}
+}
+
+// lacks returns the first of these texts that err does not contain, or "".
+func lacks(err error, texts []string) string {
+	for _, text := range texts {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			return text
+		}
+	}
+	return ""
 }
 
 // ConfigWithTwoNodes proves that a Config with two nodes is refused.

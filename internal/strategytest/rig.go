@@ -118,12 +118,21 @@ func Outage(t *testing.T, what string, err error) {
 	}
 }
 
+// Want fails the test unless err matches target, or is nil if target is nil.
+func Want(t *testing.T, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Errorf("%s: got %v, want %v", what, err, target)
+	}
+}
+
+// ErrOf returns the error of a call that has another result.
+func ErrOf[T any](_ T, err error) error { return err }
+
 // Lost fails the test unless err is a loss.
 func Lost(t *testing.T, what string, err error) {
 	t.Helper()
-	if !errors.Is(err, backend.ErrLost) {
-		t.Errorf("%s: got %v, want %v", what, err, backend.ErrLost)
-	}
+	Want(t, what, err, backend.ErrLost)
 }
 
 // Eventually waits until f is true. It fails the test after 20 seconds.

@@ -14,12 +14,10 @@ const patience = 3 * time.Minute
 // seat is a place for a client process. When the process is killed, another
 // takes its place.
 type seat struct {
-	n       int
-	rec     *record
-	url     string
-	program string // the binary; if empty, this one
-	gen     int    // how many processes the seat has had
-	proc    *proc
+	*run
+	n    int
+	gen  int // how many processes the seat has had
+	proc *proc
 }
 
 // proc is a client process.
@@ -33,19 +31,26 @@ type proc struct {
 }
 
 // fill starts a process.
-func (s *seat) fill(o order) error {
+func (s *seat) fill() {
 	child, err := crew.Start(s.program, "client")
-	if err != nil {
-		return err
-	}
+	s.Check(err)
 	p := &proc{Process: child, seat: s.n, gen: s.gen, rec: s.rec, fresh: true, done: make(chan struct{}), reports: make(chan report, 8)}
 	s.proc = p
 	s.gen++
 	go p.record()
-	o.Op, o.URL, o.Owner = "start", s.url, p.String()
-	o.Seed += uint64(s.n)<<32 + uint64(p.gen)
+
+	o := order{Op: "start", URL: s.store.urls[s.n], Owner: p.String(), Seed: s.seed + uint64(s.n)<<32 + uint64(p.gen),
+		Keys: s.all, Bare: 0.3, Term: s.term, Plant: s.plant, Dir: s.store.dir, Ahead: offset(s.n), Steady: s.n == spared}
+	if s.losing {
+		// Fences are promised if the store loses its data, or if its clock goes back.
+		// If both happen before the next grant of a key, they are not. So there are
+		// no keys that are granted rarely, and no holds without a fence.
+		o.Keys, o.Bare = s.names, 0
+	}
+	for _, srv := range s.store.servers {
+		o.Direct = append(o.Direct, srv.Addr)
+	}
 	p.send(o)
-	return nil
 }
 
 // record records reports until the process has ended, and answers those about
@@ -62,8 +67,9 @@ func (p *proc) record() {
 		case began, idle, closed, broke:
 			p.reports <- r
 		default:
-			if refused := p.rec.take(p, r); r.What == touch {
-				p.send(order{Op: "touched", ID: r.ID, Refused: refused})
+			p.rec.take(p, r)
+			if r.What == touch {
+				p.send(order{Op: "touched"})
 			}
 		}
 	}
@@ -74,21 +80,22 @@ func (p *proc) String() string { return fmt.Sprintf("client %d.%d", p.seat, p.ge
 func (p *proc) send(o order) { _ = p.Send(o) } // fails if the process was killed
 
 // await waits for a report of a kind.
-func (p *proc) await(what string) (report, error) {
+func (s *seat) await(what string) (r report) {
+	p := s.proc
 	select {
-	case r := <-p.reports:
+	case r = <-p.reports:
 		if r.What == broke {
-			return r, fmt.Errorf("%s: %s", p, r.Err)
+			s.Fatalf("%s: %s", p, r.Err)
 		}
 		if r.What != what {
-			return r, fmt.Errorf("%s: %s before %s", p, r.What, what)
+			s.Fatalf("%s: %s before %s", p, r.What, what)
 		}
-		return r, nil
 	case <-p.done:
-		return report{}, fmt.Errorf("%s ended", p)
+		s.Fatalf("%s ended", p)
 	case <-time.After(patience):
-		return report{}, fmt.Errorf("%s is not %s after %v", p, what, patience)
+		s.Fatalf("%s is not %s after %v", p, what, patience)
 	}
+	return r
 }
 
 // kill ends the process as SIGKILL does, and returns when all its reports are

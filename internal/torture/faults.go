@@ -4,175 +4,202 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/hasplock/hasp/internal/redistest"
 )
+
+// fault is a kind of failure.
+type fault struct {
+	name        string
+	class       string  // two faults at once have different classes
+	thins       bool    // a minority loses locks; a lease that only a quorum had may be lost
+	least, most float64 // the length, in terms
+	inject      inject
+
+	at       []int64         // when it was injected
+	recovery []time.Duration // after each injection
+}
+
+// Classes of faults.
+const (
+	process = "process"
+	link    = "link"
+	server  = "server"
+)
+
+// catalog is a list of faults.
+type catalog []*fault
+
+// add adds a fault that lasts from least to most terms.
+func (c *catalog) add(class string, least, most float64, name string, inject inject) *fault {
+	f := &fault{name: name, class: class, least: least, most: most, inject: inject}
+	*c = append(*c, f)
+	return f
+}
 
 // faults returns the faults of a strategy's store and clients: those that take
 // locks away if losing, and otherwise those that do not.
-func (s *store) faults(losing bool) []fault {
+func (s *store) faults(losing bool) (all catalog) {
 	switch {
-	case losing && s.dir != "":
-		return nil
+	case losing && s.dir == "":
+		all.losses(s)
 	case losing:
-		return losses(s)
 	case s.dir != "":
-		return append(processFaults(s), fileFaults(s)...)
-	case s.service != nil:
-		return append(append(processFaults(s), linkFaults()...), setFaults(s)...)
-	case s.sentinel != nil || s.cluster != nil:
-		return append(processFaults(s), setFaults(s)...)
+		all.processes(s)
+		all.files(s)
+	case s.sentinel != nil, s.cluster != nil:
+		all.processes(s)
+		all.set(s)
+	default:
+		all.processes(s)
+		all.links()
+		if s.service != nil {
+			all.set(s)
+		} else {
+			all.servers(s)
+		}
 	}
-	return append(append(processFaults(s), linkFaults()...), serverFaults(s)...)
+	return all
 }
 
-func processFaults(s *store) (all []fault) {
-	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
-		all = append(all, fault{name: name, class: process, least: least, most: most, inject: inject})
-	}
-	add(0, 0.2, "holder killed", killed((*nemesis).holder))
-	add(0, 0.2, "waiter killed", killed((*nemesis).waiter))
-	add(1.2, 3, "holder stopped past its term", stopped((*nemesis).holder))
-	add(0.5, 3, "waiter stopped", stopped((*nemesis).waiter))
+func (c *catalog) processes(s *store) {
+	c.add(process, 0, 0.2, "holder killed", killed(holders))
+	c.add(process, 0, 0.2, "waiter killed", killed(waiters))
+	c.add(process, 1.2, 3, "holder stopped past its term", stopped(holders))
+	c.add(process, 0.5, 3, "waiter stopped", stopped(waiters))
 	if s.jumps {
-		add(0.5, 2, "holder's wall clock jumps by a minute", jumped((*nemesis).holder))
-		add(0.5, 2, "waiter's wall clock jumps by a minute", jumped((*nemesis).waiter))
+		c.add(process, 0.5, 2, "holder's wall clock jumps by a minute", jumped(holders))
+		c.add(process, 0.5, 2, "waiter's wall clock jumps by a minute", jumped(waiters))
 	}
 	if s.strategy == fairlock {
-		add(0, 0.2, "head of the queue killed", killed((*nemesis).first))
-		add(1.2, 3, "head of the queue stopped", stopped((*nemesis).first))
+		c.add(process, 0, 0.2, "head of the queue killed", killed(heads))
+		c.add(process, 1.2, 3, "head of the queue stopped", stopped(heads))
 	}
-	return all
 }
 
-func fileFaults(s *store) (all []fault) {
-	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
-		all = append(all, fault{name: name, class: link, least: least, most: most, inject: inject})
-	}
-	add(0.5, 2, "a process cannot write, as by its limit", limited)
-	add(0, 0.2, "a process dies within a write", torn)
+func (c *catalog) files(s *store) {
+	c.add(link, 0.5, 2, "a process cannot write, as by its limit", limited)
+	c.add(link, 0, 0.2, "a process dies within a write", torn)
 	if s.small {
-		add(0.5, 2, "the disk is full", full)
+		c.add(link, 0.5, 2, "the disk is full", full)
 	}
-	return all
 }
 
-// linkFaults are the faults of the links of one client.
-func linkFaults() (all []fault) {
-	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
-		all = append(all, fault{name: name, class: link, least: least, most: most, inject: inject})
-	}
+// links adds the faults of the links of one client.
+func (c *catalog) links() {
 	for _, v := range []struct {
 		name string
-		find victim
-	}{{"holder's", (*nemesis).holder}, {"waiter's", (*nemesis).waiter}} {
-		add(0.5, 0.5, v.name+" connections cut", linked(v.find, (*faultproxy.Proxy).Cut, nil))
-		add(0.6, 3, v.name+" link stalled", linked(v.find, (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow))
-		add(0.6, 3, v.name+" link cut one way, to the server", linked(v.find, (*faultproxy.Proxy).StallRequests, (*faultproxy.Proxy).Flow))
-		add(0.6, 3, v.name+" link cut one way, from the server", linked(v.find, (*faultproxy.Proxy).StallReplies, (*faultproxy.Proxy).Flow))
-		add(0.6, 3, v.name+" link down", linked(v.find, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
-		add(0.6, 3, v.name+" bytes trickle", linked(v.find,
+		who  victims
+	}{{"holder's", holders}, {"waiter's", waiters}} {
+		c.add(link, 0.5, 0.5, v.name+" connections cut", linked(v.who, (*faultproxy.Proxy).Cut, nil))
+		c.add(link, 0.6, 3, v.name+" link stalled", linked(v.who, (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow))
+		c.add(link, 0.6, 3, v.name+" link cut one way, to the server", linked(v.who, (*faultproxy.Proxy).StallRequests, (*faultproxy.Proxy).Flow))
+		c.add(link, 0.6, 3, v.name+" link cut one way, from the server", linked(v.who, (*faultproxy.Proxy).StallReplies, (*faultproxy.Proxy).Flow))
+		c.add(link, 0.6, 3, v.name+" link down", linked(v.who, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
+		c.add(link, 0.6, 3, v.name+" bytes trickle", linked(v.who,
 			func(p *faultproxy.Proxy) { p.Trickle(term / 2) },
 			func(p *faultproxy.Proxy) { p.Trickle(0) }))
 	}
+
 	for _, op := range []string{acquire, renew, release} {
-		add(0.5, 0.5, op+": reply lost", spoiled(op, faultproxy.LoseReply))
-		add(0.6, 2, op+": reply never comes", spoiled(op, faultproxy.HangReply))
-		add(0.5, 0.5, op+": request lost", spoiled(op, faultproxy.LoseRequest))
-		add(0.6, 3, op+": request delivered late", spoiled(op, faultproxy.HoldRequest))
+		c.add(link, 0.5, 0.5, op+": reply lost", spoiled(op, faultproxy.LoseReply))
+		c.add(link, 0.6, 2, op+": reply never comes", spoiled(op, faultproxy.HangReply))
+		c.add(link, 0.5, 0.5, op+": request lost", spoiled(op, faultproxy.LoseRequest))
+		c.add(link, 0.6, 3, op+": request delivered late", spoiled(op, faultproxy.HoldRequest))
 	}
-	return all
 }
 
-// serverFaults are the faults of one server, or of a minority and a majority of
-// the servers.
-func serverFaults(s *store) (all []fault) {
-	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
-		all = append(all, fault{name: name, class: server, least: least, most: most, inject: inject})
-	}
+// Commands by which servers evict keys, and refuse writes, for want of memory. The
+// last one restores the defaults.
+const (
+	evictKeys    = "config set maxmemory 1; config set maxmemory-policy allkeys-random"
+	refuseWrites = "config set maxmemory 1; config set maxmemory-policy noeviction"
+	enoughMemory = "config set maxmemory 0; config set maxmemory-policy noeviction"
+)
+
+// servers adds the faults of one server, or of a minority and a majority of the
+// servers.
+func (c *catalog) servers(s *store) {
 	n := len(s.servers)
-	counts := []int{1}
-	if n > 1 {
-		counts = []int{(n - 1) / 2, n/2 + 1}
-	}
-	for _, k := range counts {
-		add(0.2, 2, of(n, k, "restarted with data"), restarted(k, true))
-		add(0.6, 3, of(n, k, "stopped"), frozen(k))
-		add(0.6, 3, of(n, k, "unreachable"), unreachable(k))
-		add(0.6, 2, of(n, k, "slow to answer"), slow(k))
-		add(0.6, 2, of(n, k, "a read-only replica"), demotedFor(k))
-		add(0.6, 2, of(n, k, "out of memory, noeviction"), configured(k, "maxmemory", "1", "maxmemory-policy", "noeviction"))
-		add(0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), ordered(k, "client", "kill", "type", "normal"))
-		add(0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), ordered(k, "client", "kill", "type", "pubsub"))
-		add(0.5, 0.5, of(n, k, "SCRIPT FLUSH"), ordered(k, "script", "flush"))
-		add(0.6, 2, of(n, k, "CLIENT PAUSE"), paused(k, "all"))
-		add(0.6, 2, of(n, k, "CLIENT PAUSE of writes"), paused(k, "write"))
+	minority, majority := (n-1)/2, n/2+1
+	for _, k := range []int{minority, majority} {
+		if k == 0 {
+			continue
+		}
+		add := func(least, most float64, what string, inject inject) {
+			c.add(server, least, most, of(n, k, what), inject)
+		}
+		add(0.2, 2, "restarted with data", restarted(k, true))
+		add(0.6, 3, "stopped", frozen(k))
+		add(0.6, 3, "unreachable", unreachable(k))
+		add(0.6, 2, "slow to answer", slow(k))
+		// A replica of an unreachable master keeps its data and refuses writes.
+		add(0.6, 2, "a read-only replica", ordered(k, "replicaof 127.0.0.1 1", "replicaof no one"))
+		add(0.6, 2, "out of memory, noeviction", ordered(k, refuseWrites, enoughMemory))
+		add(0.5, 0.5, "CLIENT KILL of normal connections", ordered(k, killNormal, ""))
+		add(0.5, 0.5, "CLIENT KILL of subscribers", ordered(k, killSubscribers, ""))
+		add(0.5, 0.5, "SCRIPT FLUSH", ordered(k, forgetScripts, ""))
+		add(0.6, 2, "CLIENT PAUSE", paused(k, "all"))
+		add(0.6, 2, "CLIENT PAUSE of writes", paused(k, "write"))
 		if s.skews {
-			add(0.5, 2, of(n, k, "clock steps by less than the drift"), stepped(k))
+			add(0.5, 2, "clock steps by less than the drift", stepped(k))
 		}
 	}
-	if n > 1 {
-		k := (n - 1) / 2
-		add(0.2, 2, of(n, k, "restarted without data"), restarted(k, false))
-		add(0.5, 0.5, of(n, k, "emptied by FLUSHALL"), flushed(k))
-		add(0.6, 2, of(n, k, "evicting keys"), configured(k, "maxmemory", "1", "maxmemory-policy", "allkeys-random"))
-		for i := len(all) - 3; i < len(all); i++ {
-			all[i].thins = true
-		}
+
+	if minority > 0 {
+		c.add(server, 0.2, 2, of(n, minority, "restarted without data"), restarted(minority, false)).thins = true
+		c.add(server, 0.5, 0.5, of(n, minority, "emptied by FLUSHALL"), ordered(minority, "flushall", "")).thins = true
+		c.add(server, 0.6, 2, of(n, minority, "evicting keys"), ordered(minority, evictKeys, enoughMemory)).thins = true
 	}
-	return all
 }
 
-// setFaults are the faults of servers that form one Redis.
-func setFaults(s *store) (all []fault) {
-	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
-		all = append(all, fault{name: name, class: server, least: least, most: most, inject: inject})
-	}
+const (
+	killNormal      = "client kill type normal"
+	killSubscribers = "client kill type pubsub"
+	forgetScripts   = "script flush"
+)
+
+// set adds the faults of servers that form one Redis.
+func (c *catalog) set(s *store) {
 	n := len(s.servers)
-	add(0.5, 0.5, "every server: CLIENT KILL of normal connections", ordered(n, "client", "kill", "type", "normal"))
-	add(0.5, 0.5, "every server: CLIENT KILL of subscribers", ordered(n, "client", "kill", "type", "pubsub"))
-	add(0.5, 0.5, "every server: SCRIPT FLUSH", ordered(n, "script", "flush"))
-	add(0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
+	c.add(server, 0.5, 0.5, "every server: CLIENT KILL of normal connections", ordered(n, killNormal, ""))
+	c.add(server, 0.5, 0.5, "every server: CLIENT KILL of subscribers", ordered(n, killSubscribers, ""))
+	c.add(server, 0.5, 0.5, "every server: SCRIPT FLUSH", ordered(n, forgetScripts, ""))
+	c.add(server, 0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
 	if s.service != nil {
-		add(0.5, 2, "the replica stopped", withReplica((*redistest.Server).Pause, (*redistest.Server).Resume))
-		add(0.5, 1, "the master hands over to its replica, and the address follows", moved(false))
-		add(0.5, 1, "the master is killed, and the address leads to its replica", moved(true))
+		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
+		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved(false))
+		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", moved(true))
 	}
 	if s.cluster != nil {
-		add(0.5, 1, "the key's master hands over to its replica", takenOver(false))
-		add(0.5, 2, "the key's slot moves to another master", resharded)
+		c.add(server, 0.5, 1, "the key's master hands over to its replica", takenOver(false))
+		c.add(server, 0.5, 2, "the key's slot moves to another master", resharded)
 	}
-	return all
 }
 
-// losses are the faults that take locks away.
-func losses(s *store) (all []fault) {
-	add := func(least, most float64, name string, inject func(n *nemesis) (injection, bool)) {
-		all = append(all, fault{name: name, class: server, loses: true, least: least, most: most, inject: inject})
-	}
+// losses adds the faults that take locks away.
+func (c *catalog) losses(s *store) {
 	switch n := len(s.servers); {
 	case s.service != nil:
 	case s.sentinel != nil:
-		add(0.5, 1, "Sentinel fails over", failedOver(false))
-		add(0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
+		c.add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
+		c.add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
 	case s.cluster != nil:
-		add(0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
+		c.add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
 	default:
-		most := n/2 + 1
-		add(0.5, 1, of(n, most, "emptied by FLUSHALL"), flushed(most))
-		add(0.2, 1, of(n, most, "restarted without data"), restarted(most, false))
-		add(0.6, 2, of(n, most, "evicting keys"), configured(most, "maxmemory", "1", "maxmemory-policy", "allkeys-random"))
-		if s.skews {
-			add(0.5, 2, of(n, most, clockBack), skewed(most, -time.Minute))
-			add(0.5, 2, of(n, most, bootedBack), booted(most))
-		}
-		if s.skews && n > 1 {
-			// A lease that had a bare majority has it no more when one of them has
-			// ended its term, and the others do not know.
-			add(0.5, 2, of(n, (n-1)/2, clockBack), skewed((n-1)/2, -time.Minute))
-			add(0.5, 2, of(n, (n-1)/2, bootedBack), booted((n-1)/2))
+		minority, majority := (n-1)/2, n/2+1
+		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))
+		c.add(server, 0.2, 1, of(n, majority, "restarted without data"), restarted(majority, false))
+		c.add(server, 0.6, 2, of(n, majority, "evicting keys"), ordered(majority, evictKeys, enoughMemory))
+
+		// For clocks a minority is enough. A lease that had a bare majority loses it
+		// when one of its servers ends the term early, and the other servers do not
+		// know.
+		for _, k := range []int{majority, minority} {
+			if s.skews && k > 0 {
+				c.add(server, 0.5, 2, of(n, k, clockBack), skewed(k, -time.Minute))
+				c.add(server, 0.5, 2, of(n, k, bootedBack), booted(k))
+			}
 		}
 	}
-	return all
 }
 
 // clockBack sets the clock back first. The opposite order is not tested: if a

@@ -25,12 +25,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -41,6 +47,7 @@ import (
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/walljump"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/redlock"
 	_ "github.com/hasplock/hasp/spinlock"
@@ -62,43 +69,30 @@ func main() {
 	o := options{term: term, patience: patience}
 	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
 	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
-	flag.Uint64Var(&o.seed, "seed", 0, "decides which faults happen; 0 draws a seed")
+	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
 	flag.StringVar(&o.place, "on", onServer, "`store` of the strategies on one Redis: redis, sentinel, cluster or service")
 	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
 	flag.BoolVar(&p.clocks, "clocks", true, "make the wall clocks of clients jump; this builds the clients again")
-	only := flag.String("faults", "", "regular expression of the `names` of faults")
+	flag.Func("faults", "regular expression of the `names` of faults", func(text string) (err error) {
+		o.only, err = regexp.Compile(text)
+		return err
+	})
 	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal or wake-up")
-	flag.StringVar(&p.history, "history", "", "write all reports of the clients to a `file`, as lines of JSON")
-	flag.StringVar(&p.results, "results", "", "append the results to a `file`, as lines of JSON")
+	fileVar(&o.history, "history", os.O_TRUNC, "write all reports of the clients to a `file`, as lines of JSON")
+	fileVar(&o.results, "results", os.O_APPEND, "append the results to a `file`, as lines of JSON")
 	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" from the files of results in the arguments")
 	flag.Parse()
-
 	logging.Disable() // go-redis logs servers that are down
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 
-	if o.seed == 0 {
-		o.seed = rand.Uint64N(1_000_000) + 1
-	}
-	p.strategies = strings.FieldsFunc(*names, func(r rune) bool { return r == ',' })
-	if len(p.strategies) == 0 {
-		p.strategies = strategies
-		if o.place != onServer {
-			p.strategies = strategies[:3]
-		}
-	}
 	kept, err := true, error(nil)
-	unknown := slices.IndexFunc(p.strategies, func(name string) bool { return !slices.Contains(strategies, name) })
 	switch {
-	case unknown >= 0:
-		err = fmt.Errorf("-strategy: %q is none of %s", p.strategies[unknown], strings.Join(strategies, ", "))
 	case *tables:
 		err = document(flag.Args())
 	case flag.NArg() > 0:
 		err = fmt.Errorf("unknown argument %q", flag.Arg(0))
 	default:
-		kept, err = p.carryOut(ctx, o, *only)
+		kept, err = p.carryOut(*names, o)
 	}
 	switch {
 	case err != nil:
@@ -107,4 +101,135 @@ func main() {
 	case !kept:
 		os.Exit(1)
 	}
+}
+
+// fileVar defines a flag that opens a file for writing.
+func fileVar(to **os.File, name string, mode int, usage string) {
+	flag.Func(name, usage, func(path string) (err error) {
+		*to, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|mode, 0o666)
+		return err
+	})
+}
+
+// plan says which runs are made.
+type plan struct {
+	strategies []string
+	parallel   int  // runs at a time
+	clocks     bool // the wall clocks of clients jump
+}
+
+// choose sets the strategies to those of a comma-separated list.
+func (p *plan) choose(names, place string) error {
+	p.strategies = strings.FieldsFunc(names, func(r rune) bool { return r == ',' })
+	for _, name := range p.strategies {
+		if !slices.Contains(strategies, name) {
+			return fmt.Errorf("-strategy: %q is none of %s", name, strings.Join(strategies, ", "))
+		}
+	}
+	switch {
+	case len(p.strategies) > 0:
+	case place == onServer:
+		p.strategies = strategies
+	default:
+		p.strategies = strategies[:3]
+	}
+	return nil
+}
+
+// carryOut makes all runs and prints their verdicts in order.
+func (p plan) carryOut(names string, o options) (kept bool, err error) {
+	if err := p.choose(names, o.place); err != nil {
+		return false, err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if p.clocks {
+		dir, err := os.MkdirTemp("", "torture-")
+		if err != nil {
+			return false, err
+		}
+		defer os.RemoveAll(dir)
+		o.program = jumper(ctx, dir)
+	}
+	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	kept = true
+	injected := 0
+	for _, j := range p.start(ctx, o) {
+		<-j.done
+		fmt.Print(j.out.String())
+		if j.res != nil {
+			injected += j.res.Injected
+			kept = kept && len(j.res.Violations) == 0
+		}
+		if j.err != nil {
+			cancel() // the other runs end early
+			err = cmp.Or(err, fmt.Errorf("%s, seed %d: %w", j.strategy, j.seed, j.err))
+		}
+	}
+	if injected == 0 && err == nil {
+		err = cmp.Or(ctx.Err(), errors.New("no fault was injected: the strategy has none of that name, or the time was too short"))
+	}
+	return kept, err
+}
+
+// start starts all runs, and returns them in order: each strategy without faults
+// that take locks away, and then with them.
+func (p plan) start(ctx context.Context, o options) (jobs []*job) {
+	o.whole = o.time
+	for _, o.strategy = range p.strategies {
+		for _, o.losing = range []bool{false, true} {
+			j := &job{options: o, done: make(chan struct{})}
+			if o.losing {
+				j.time /= 3
+			}
+			jobs = append(jobs, j)
+		}
+	}
+	go func() {
+		slots := make(chan struct{}, max(p.parallel, 1))
+		for _, j := range jobs {
+			slots <- struct{}{}
+			go func() {
+				j.work(ctx)
+				<-slots
+			}()
+		}
+	}()
+	return jobs
+}
+
+// job is one run of the plan.
+type job struct {
+	options
+	out  strings.Builder
+	res  *result
+	err  error
+	done chan struct{} // closed when the run has been made
+}
+
+func (j *job) work(ctx context.Context) {
+	defer close(j.done)
+	if j.err = ctx.Err(); j.err != nil {
+		return
+	}
+	j.res, j.err = do(ctx, j.options, &j.out)
+	if j.res != nil && j.results != nil {
+		// A line is one write, so those of two runs do not mix.
+		j.err = errors.Join(j.err, json.NewEncoder(j.results).Encode(j.res))
+	}
+}
+
+// jumper builds this program again, for clients whose wall clocks can jump. If
+// that fails, it returns "", and the clients have the host's clock.
+func jumper(ctx context.Context, dir string) (program string) {
+	fmt.Println("building clients whose wall clocks can jump; the first time takes minutes")
+	program = filepath.Join(dir, "client.exe")
+	if err := walljump.Build(ctx, "github.com/hasplock/hasp/internal/torture", program); err != nil {
+		fmt.Println("the wall clocks of clients do not jump:", err)
+		return ""
+	}
+	return program
 }

@@ -3,7 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"io"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +15,6 @@ import (
 // zero until known.
 type turn struct {
 	proc    *proc
-	id      int64
 	key     int
 	fenced  bool
 	fence   uint64
@@ -39,12 +38,7 @@ func (t *turn) holding() bool { return t.got != 0 && t.end == 0 }
 // process was stopped meanwhile.
 func (t *turn) void() bool { return t.end <= t.got }
 
-// grant is the event that a key was granted.
-type grant struct {
-	at        int64
-	key, seat int
-}
-
+// turnID names a turn of a process.
 type turnID struct {
 	proc *proc
 	id   int64
@@ -53,23 +47,18 @@ type turnID struct {
 // record is the history of a run. It is also the resource that the locks
 // protect.
 type record struct {
-	mu      sync.Mutex // guards all below
-	log     *json.Encoder
+	mu      sync.Mutex       // guards all below
+	history *os.File         // gets all reports, or nil
 	open    map[turnID]*turn // turns that have not ended
-	turns   []*turn          // turns that were granted
+	turns   []*turn          // turns that were granted, in the order of the reports
 	highest []uint64         // by key, the largest fence that the resource has seen
-	grants  []grant          // in the order of the reports
 	errs    map[string]int   // of Lock and Unlock, by kind
-	uses    []sample
-	refused int // uses of the resource with an old fence
+	uses    []use            // of the process that is never killed, one a second
+	refused int              // uses of the resource with an old fence
 }
 
-func newRecord(keys int, log io.Writer) *record {
-	r := &record{open: map[turnID]*turn{}, highest: make([]uint64, keys), errs: map[string]int{}}
-	if log != nil {
-		r.log = json.NewEncoder(log)
-	}
-	return r
+func newRecord(keys int, history *os.File) *record {
+	return &record{history: history, open: map[turnID]*turn{}, highest: make([]uint64, keys), errs: map[string]int{}}
 }
 
 // take records a report. For a use of the resource, it returns whether the
@@ -77,60 +66,67 @@ func newRecord(keys int, log io.Writer) *record {
 func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.log != nil {
-		_ = r.log.Encode(struct {
+	if r.history != nil {
+		// A line is one write, so those of two runs do not mix.
+		_ = json.NewEncoder(r.history).Encode(struct {
 			Client string
 			report
 		}{p.String(), e})
 	}
-	if e.What == used {
-		r.uses = append(r.uses, sample{p.seat, p.gen, e.T, *e.Use})
-		return false
-	}
+
 	id := turnID{p, e.ID}
-	if e.What == asks {
-		r.open[id] = &turn{proc: p, id: e.ID, key: e.Key, asked: e.T, fenced: e.Fenced}
-		return false
-	}
 	t := r.open[id]
-	if t == nil {
-		return false
+	switch {
+	case e.What == used && p.seat == spared:
+		r.uses = append(r.uses, *e.Use)
+	case e.What == asks:
+		r.open[id] = &turn{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced}
+	case t == nil:
+	case e.What == touch:
+		refused = r.touchLocked(t)
+	default:
+		r.noteLocked(t, e)
 	}
-	if e.Expires != 0 {
+	if t != nil && e.Expires != 0 {
 		t.expires = e.Expires
 	}
+	if e.What == failed || e.What == freed {
+		delete(r.open, id)
+	}
+	return refused
+}
+
+// touchLocked uses the resource, and reports whether the resource refused it.
+func (r *record) touchLocked(t *turn) (refused bool) {
+	if t.fenced && t.fence < r.highest[t.key] {
+		t.mistaken = hostclock.Now()
+		r.refused++
+		return true
+	}
+	r.highest[t.key] = max(r.highest[t.key], t.fence)
+	return false
+}
+
+// noteLocked notes in a turn how its Lock and its lease have ended.
+func (r *record) noteLocked(t *turn, e report) {
 	switch e.What {
 	case failed:
 		t.failed = e.T
 		r.errs[e.Err]++
-		delete(r.open, id)
 	case got:
 		t.got, t.fence, t.plan = e.T, e.Fence, e.Plan
 		r.turns = append(r.turns, t)
-		r.grants = append(r.grants, grant{e.T, t.key, p.seat})
-	case touch:
-		if refused = t.fenced && t.fence < r.highest[t.key]; refused {
-			t.mistaken = hostclock.Now()
-			r.refused++
-			return true
-		}
-		r.highest[t.key] = max(r.highest[t.key], t.fence)
 	case ended:
 		t.end = e.End
-		if e.Lost {
-			t.lost = e.T
-		}
 	case freed:
 		t.freed = e.T
-		if e.Lost && t.lost == 0 {
-			t.lost = e.T
-		}
 		if e.Err != "" {
 			r.errs["unlock: "+e.Err]++
 		}
-		delete(r.open, id)
 	}
-	return false
+	if e.Lost && t.lost == 0 {
+		t.lost = e.T
+	}
 }
 
 // died ends the turns of a process that was killed.
@@ -167,25 +163,18 @@ func (r *record) seen() (holders, waiters []turn) {
 	return holders, waiters
 }
 
-// after returns when key was first granted after t, or 0. A negative key means
+// after returns when key was first granted after a time, or 0. A negative key means
 // any key, and a negative seat any client.
-func (r *record) after(key, seat int, t int64) (first int64) {
+func (r *record) after(key, seat int, since int64) (first int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, g := range r.latest(t) {
-		if g.at > t && (key < 0 || g.key == key) && (seat < 0 || g.seat == seat) && (first == 0 || g.at < first) {
-			first = g.at
+	for _, t := range slices.Backward(r.turns) {
+		if t.got < since-int64(10*time.Second) { // a process that was stopped reports its grants late
+			break
+		}
+		if t.got > since && (key < 0 || t.key == key) && (seat < 0 || t.proc.seat == seat) && (first == 0 || t.got < first) {
+			first = t.got
 		}
 	}
 	return first
-}
-
-// latest returns the grants after t and some before. A process that was stopped
-// reports its grants late.
-func (r *record) latest(t int64) []grant {
-	i := len(r.grants)
-	for i > 0 && r.grants[i-1].at > t-int64(10*time.Second) {
-		i--
-	}
-	return r.grants[i:]
 }

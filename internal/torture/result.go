@@ -1,9 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"os"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -48,11 +54,10 @@ func (n *nemesis) result(lasted time.Duration, f found) *result {
 		res.Violations = append(res.Violations, v)
 	}
 	for _, f := range n.faults {
-		t := n.tally[f.name]
-		if t == nil {
+		if len(f.at) == 0 {
 			continue
 		}
-		k := kind{Name: f.name, Class: f.class, Loses: f.loses, Thins: f.thins, Injected: len(t.at), Recovery: t.recovery}
+		k := kind{Name: f.name, Class: f.class, Loses: n.losing, Thins: f.thins, Injected: len(f.at), Recovery: f.recovery}
 		for _, v := range res.Violations {
 			k.Violations += one(v.After == k.Name)
 		}
@@ -86,12 +91,88 @@ func (n *nemesis) again() string {
 // before returns the last fault that was injected before a moment.
 func (n *nemesis) before(at int64) (name string) {
 	var last int64
-	for k, t := range n.tally {
-		for _, when := range t.at {
+	for _, f := range n.faults {
+		for _, when := range f.at {
 			if when <= at && when > last {
-				last, name = when, k
+				last, name = when, f.name
 			}
 		}
 	}
 	return name
+}
+
+// page is the page with the figures of runs. They stand between
+// <!-- torture: NAME --> and <!-- /torture -->.
+const page = "docs/guarantees.md"
+
+// document writes the figures of all runs in the files into the page.
+func document(files []string) error {
+	if len(files) == 0 {
+		return errors.New("-document: name files of results")
+	}
+	runs, err := readResults(files)
+	if err != nil {
+		return err
+	}
+	old, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	text, err := fillPage(old, runs)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(page, text, 0o644)
+}
+
+// readResults reads the results of runs from files of JSON lines.
+func readResults(files []string) (runs []*result, err error) {
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		for d := json.NewDecoder(bytes.NewReader(text)); ; {
+			var r result
+			if err := d.Decode(&r); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			runs = append(runs, &r)
+		}
+	}
+	return runs, nil
+}
+
+// part matches a table of the page.
+var part = regexp.MustCompile(`(?s)<!-- torture: ([a-z]+) -->\n.*?<!-- /torture -->`)
+
+// parts are the tables of faults, by name. Each selects the faults it shows.
+var parts = map[string]func(r *result, k kind) bool{
+	"clients":  func(r *result, k kind) bool { return r.Place == onServer && k.Class != server },
+	"server":   func(r *result, k kind) bool { return r.Place == onServer && k.Class == server && r.Strategy != redlock },
+	"servers":  func(r *result, k kind) bool { return r.Place == onServer && k.Class == server && r.Strategy == redlock },
+	"sentinel": func(r *result, _ kind) bool { return r.Place == onSentinel },
+	"cluster":  func(r *result, _ kind) bool { return r.Place == onCluster },
+	"service":  func(r *result, _ kind) bool { return r.Place == onService },
+}
+
+// fillPage replaces the tables of the page.
+func fillPage(page []byte, runs []*result) (filled []byte, err error) {
+	filled = part.ReplaceAllFunc(page, func(old []byte) []byte {
+		name := string(part.FindSubmatch(old)[1])
+		var b bytes.Buffer
+		switch {
+		case name == "totals":
+			table(&b, totals(runs))
+		case parts[name] != nil:
+			table(&b, byFault(runs, parts[name]))
+		default:
+			err = fmt.Errorf("unknown part %q", name)
+			return old
+		}
+		return fmt.Appendf(nil, "<!-- torture: %s -->\n%s<!-- /torture -->", name, b.Bytes())
+	})
+	return filled, err
 }

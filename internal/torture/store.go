@@ -18,22 +18,23 @@ import (
 
 // store is the place of the locks, with the links of the clients to it.
 type store struct {
-	strategy string
-	what     string   // a description
-	urls     []string // by seat
-	servers  []*redistest.Server
-	admin    []*redis.Client       // by server, without a proxy
-	links    [][]*faultproxy.Proxy // by seat, then by server
-	texts    map[string][]string   // by operation, how its commands begin
-	names    []string              // the keys
-	sentinel *redistest.Sentinel   // or nil
-	cluster  *redistest.Cluster    // or nil
-	service  *service              // or nil
-	ordered  *hasp.Client          // inspects the queue of a strategy that has one
-	dir      string                // of the files, or empty
-	small    bool                  // dir is on a small disk of its own
-	jumps    bool                  // the wall clocks of clients can jump
-	skews    bool                  // the clocks of servers can jump
+	*redistest.Lab // ends the servers
+	strategy       string
+	what           string   // a description
+	urls           []string // by seat
+	servers        []*redistest.Server
+	admin          []*redis.Client       // by server, without a proxy
+	links          [][]*faultproxy.Proxy // by seat, then by server
+	texts          map[string][]string   // by operation, how its commands begin
+	names          []string              // the keys
+	sentinel       *redistest.Sentinel   // or nil
+	cluster        *redistest.Cluster    // or nil
+	service        *service              // or nil
+	ordered        *hasp.Client          // inspects the queue of a strategy that has one
+	dir            string                // of the files, or empty
+	small          bool                  // dir is on a small disk of its own
+	jumps          bool                  // the wall clocks of clients can jump
+	skews          bool                  // the clocks of servers can jump
 }
 
 // Operations that single commands belong to.
@@ -60,121 +61,129 @@ const (
 )
 
 // openStore starts the servers of a strategy and the links of the clients.
-func (o *options) openStore(l *redistest.Lab, keys []string) (*store, error) {
-	s := &store{strategy: o.strategy, names: keys, jumps: o.program != "", skews: o.place == onServer && redistest.ClocksCanJump()}
-	if o.place == onService {
-		return s, s.openService(l)
+func (o *options) openStore(l *redistest.Lab, keys []string) *store {
+	s := &store{Lab: l, strategy: o.strategy, names: keys, jumps: o.program != "", skews: o.place == onServer && redistest.ClocksCanJump()}
+	oneRedis := o.strategy != redlock && o.strategy != filelock
+	switch {
+	case o.place == onServer && o.strategy == filelock:
+		s.openFiles()
+	case o.place == onServer && o.strategy == redlock:
+		s.openServers(o.nodes)
+	case o.place == onServer:
+		s.openServers(1)
+	case !oneRedis:
+		l.Fatalf("%s does not use one Redis", s.strategy)
+	case o.place == onService:
+		s.openService()
+	default:
+		s.openSet(o.place)
 	}
-	if o.place != onServer {
-		return s, s.openSet(l, o.place, seats)
+	return s
+}
+
+func (s *store) openFiles() {
+	dir, err := os.MkdirTemp("", "torture-")
+	s.Check(err)
+	s.Cleanup(func() { os.RemoveAll(dir) })
+	if unmount, err := mountSmall(dir); err == nil {
+		s.Cleanup(func() { _ = unmount() })
+		s.small = true
 	}
-	if o.strategy == filelock {
-		dir, err := os.MkdirTemp("", "torture-")
-		if err != nil {
-			return nil, err
-		}
-		l.Cleanup(func() { os.RemoveAll(dir) })
-		if unmount, err := mountSmall(dir); err == nil {
-			l.Cleanup(func() { _ = unmount() })
-			s.small = true
-		}
-		s.what, s.dir = "files", filepath.Join(dir, "locks")
-		for range seats {
-			s.urls = append(s.urls, "filelock://"+s.dir)
-		}
-		return s, nil
-	}
-	n := 1
-	if o.strategy == redlock {
-		n = o.nodes
-	}
+	s.what, s.dir = "files", filepath.Join(dir, "locks")
+	s.urls = slices.Repeat([]string{"filelock://" + s.dir}, seats)
+}
+
+func (s *store) openServers(n int) {
 	for range n {
-		// Without fsync: what the server has written survives its process.
-		srv := redistest.Start(l, &redistest.Options{Own: true, Real: true, Keep: true, Clock: s.skews, Args: []string{"--appendfsync", "no"}})
-		s.servers = append(s.servers, srv)
-		s.admin = append(s.admin, srv.Client())
+		s.start()
 	}
 	s.what = "one Redis"
 	if n > 1 {
 		s.what = fmt.Sprint(n, " Redis servers")
 	}
-	if err := s.openWays(); err != nil {
-		return nil, err
-	}
-	return s, s.openQueue(l, o.strategy+"+"+s.servers[0].URL())
+	s.openWays()
+	s.openQueue(s.strategy + "+" + s.servers[0].URL())
 }
 
-// openWays makes the links of each client, and learns the commands.
-func (s *store) openWays() error {
-	for range seats {
-		url, links := s.way()
-		s.urls, s.links = append(s.urls, url), append(s.links, links)
-	}
-	err := s.learn(s.names[0])
-	for try := 1; err != nil && try < 5; try++ { // its leases expire if the machine stands still
-		err = s.learn(s.names[0])
-	}
-	return err
+// withoutSync are arguments of servers that do not wait for the disk. What a
+// server has written survives its process.
+var withoutSync = []string{"--appendfsync", "no"}
+
+// start starts a server.
+func (s *store) start(args ...string) *redistest.Server {
+	srv := redistest.Start(s.Lab, &redistest.Options{Own: true, Real: true, Keep: true, Clock: s.skews, Args: append(args, withoutSync...)})
+	s.servers, s.admin = append(s.servers, srv), append(s.admin, srv.Client())
+	return srv
 }
 
 // openSet starts servers that form one Redis. Clients reach them without proxies.
-func (s *store) openSet(l *redistest.Lab, place string, seats int) error {
-	if s.strategy == redlock || s.strategy == filelock {
-		return fmt.Errorf("%s does not use one Redis", s.strategy)
-	}
-	o := &redistest.Options{Keep: true, Args: []string{"--appendfsync", "no"}}
+func (s *store) openSet(place string) {
+	o := &redistest.Options{Keep: true, Args: withoutSync}
 	var url string
 	switch place {
 	case onSentinel:
 		s.what = "a master with Sentinel"
-		s.sentinel = redistest.StartSentinel(l, o)
+		s.sentinel = redistest.StartSentinel(s.Lab, o)
 		s.servers, url = s.sentinel.Servers, s.sentinel.URL()
 	case onCluster:
 		s.what = "a cluster"
-		s.cluster = redistest.StartCluster(l, o)
+		s.cluster = redistest.StartCluster(s.Lab, o)
 		s.servers, url = s.cluster.Servers, s.cluster.URL()
 	default:
-		return fmt.Errorf("unknown store %q", place)
+		s.Fatalf("unknown store %q", place)
 	}
-	url = s.strategy + "+" + url
+
 	for _, srv := range s.servers {
 		rdb := srv.Client()
 		s.admin = append(s.admin, rdb)
-		if s.cluster == nil {
-			continue
-		}
-		// Replicas do not fail over by themselves. The timeout is short because
-		// masters vote for another replica only after two timeouts.
-		for pair := range slices.Chunk([]string{"cluster-replica-no-failover", "yes", "cluster-node-timeout", "3000"}, 2) {
-			if err := rdb.ConfigSet(context.Background(), pair[0], pair[1]).Err(); err != nil {
-				return err
-			}
+		if s.cluster != nil {
+			// Replicas do not fail over by themselves. The timeout is short because
+			// masters vote for another replica only after two timeouts.
+			s.Check(rdb.ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
+			s.Check(rdb.ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
 		}
 	}
+	url = s.strategy + "+" + url
+	s.urls = slices.Repeat([]string{url}, seats)
+	s.openQueue(url)
+}
+
+// openWays makes the links of each client, and learns the commands.
+func (s *store) openWays() {
 	for range seats {
-		s.urls = append(s.urls, url)
+		url, links := s.way()
+		s.urls, s.links = append(s.urls, url), append(s.links, links)
 	}
-	return s.openQueue(l, url)
+	for try := 1; ; try++ {
+		err := s.Do(func() error { s.learn(s.names[0]); return nil })
+		if err == nil {
+			return
+		}
+		if try == 5 { // leases of learn expire if the machine stands still
+			s.Check(err)
+		}
+	}
 }
 
 // openQueue opens a client that inspects the queue, if the strategy has one.
-func (s *store) openQueue(l *redistest.Lab, url string) error {
-	if s.strategy != fairlock {
-		return nil
+func (s *store) openQueue(url string) {
+	if s.strategy == fairlock {
+		s.ordered = s.open(context.Background(), url, nil)
+		s.Cleanup(func() { s.ordered.Close() })
 	}
-	c, err := hasp.Open(context.Background(), url, nil)
-	if err != nil {
-		return err
-	}
-	l.Cleanup(func() { c.Close() })
-	s.ordered = c
-	return nil
+}
+
+// open opens a Client, which the caller closes.
+func (s *store) open(ctx context.Context, url string, o *hasp.Options) *hasp.Client {
+	c, err := hasp.Open(ctx, url, o)
+	s.Check(err)
+	return c
 }
 
 // way returns a URL of the servers through new proxies.
 func (s *store) way() (url string, links []*faultproxy.Proxy) {
 	if s.service != nil {
-		return s.service.way(s.strategy)
+		return s.serviceWay()
 	}
 	var addrs []string
 	for _, srv := range s.servers {
@@ -193,24 +202,18 @@ func (s *store) way() (url string, links []*faultproxy.Proxy) {
 }
 
 // learn finds out how the commands of each operation begin.
-func (s *store) learn(key string) error {
+func (s *store) learn(key string) {
 	ctx := context.Background()
 	url, links := s.way()
-	o := &hasp.Options{TTL: maxTerm}
-	holder, err := hasp.Open(ctx, url, o)
-	if err != nil {
-		return err
-	}
+	holder := s.open(ctx, url, &hasp.Options{TTL: maxTerm})
 	defer holder.Close()
-	waiter, err := hasp.Open(ctx, url, o)
-	if err != nil {
-		return err
-	}
+	waiter := s.open(ctx, url, &hasp.Options{TTL: maxTerm})
 	defer waiter.Close()
 	for _, p := range links {
 		defer p.Close()
 		p.Commands()
 	}
+
 	s.texts = map[string][]string{}
 	note := func(op string) {
 		for _, p := range links {
@@ -223,28 +226,20 @@ func (s *store) learn(key string) error {
 	}
 	for _, o := range []hasp.Option{nil, hasp.WithFence()} {
 		lease, err := holder.Lock(ctx, key, o)
-		if err != nil {
-			return err
-		}
-		note(acquire)
+		s.Check(err)
 		if lease, err := waiter.Lock(ctx, key, hasp.WithMaxWait(50*time.Millisecond), o); err == nil {
 			lease.Unlock(ctx)
 		}
 		note(acquire)
-		if err := lease.Extend(ctx, time.Second); err != nil {
-			return err
-		}
+		s.Check(lease.Extend(ctx, time.Second))
 		note(renew)
-		if err := lease.Unlock(ctx); err != nil {
-			return err
-		}
+		s.Check(lease.Unlock(ctx))
 		time.Sleep(50 * time.Millisecond) // a quorum does not wait for the last server
 		note(release)
 	}
 	s.texts[acquire] = slices.DeleteFunc(s.texts[acquire], func(t string) bool {
 		return slices.Contains(s.texts[renew], t) || slices.Contains(s.texts[release], t)
 	})
-	return nil
 }
 
 // opening returns the text by which a command about key is recognized, or "".
@@ -270,69 +265,55 @@ func (s *store) head(key string) string {
 	return status.Waiters[0]
 }
 
-// left lists what clients have left on the servers: records, and channels with
+// left lists what clients have left in the store: records, and channels with
 // subscribers.
-func (s *store) left(ctx context.Context) (all []string, err error) {
+func (s *store) left(ctx context.Context) (all []string) {
 	if s.dir != "" {
-		// The file of a killed holder stays until a caller takes the key.
-		if err := s.take(ctx); err != nil {
-			return nil, err
-		}
-		files, err := os.ReadDir(s.dir)
-		for _, f := range files {
-			if n := f.Name(); strings.HasPrefix(n, "key-") && strings.HasSuffix(n, ".lock") {
-				all = append(all, "file "+n)
-			}
-		}
-		return all, err
+		return s.filesLeft(ctx)
 	}
 	if s.ordered != nil {
 		s.ordered.Close() // it may have subscriptions
 	}
-	if all, err = s.records(ctx); err != nil {
-		return nil, err
-	}
+	all = s.records(ctx)
 	for i, rdb := range s.admin {
 		channels, err := rdb.PubSubChannels(ctx, "*").Result()
-		if err != nil {
-			return nil, err
-		}
+		s.Check(err)
 		for _, c := range channels {
-			if strings.HasPrefix(c, "__sentinel__") {
-				continue
+			if !strings.HasPrefix(c, "__sentinel__") {
+				all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
 			}
-			all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
 		}
 	}
-	return all, nil
+	return all
 }
 
 // records lists the keys on the servers, without fence counters and marks.
-func (s *store) records(ctx context.Context) (all []string, err error) {
+func (s *store) records(ctx context.Context) (all []string) {
 	for i, rdb := range s.admin {
 		keys, err := rdb.Keys(ctx, "*").Result()
-		if err != nil {
-			return nil, err
-		}
+		s.Check(err)
 		for _, k := range keys {
 			if !strings.Contains(k, "}:fence:") && k != "hasp:{redlock}:mark" {
 				all = append(all, fmt.Sprintf("key %s on server %d", k, i))
 			}
 		}
 	}
-	return all, nil
+	return all
 }
 
-// take locks all keys once and unlocks them.
-func (s *store) take(ctx context.Context) error {
-	c, err := hasp.Open(ctx, s.urls[0], nil)
-	if err != nil {
-		return err
-	}
+// filesLeft lists the files of keys. The file of a killed holder stays until a
+// caller takes the key, so it first locks all keys once and unlocks them.
+func (s *store) filesLeft(ctx context.Context) (all []string) {
+	c := s.open(ctx, s.urls[0], nil)
 	defer c.Close()
-	all, err := hasp.LockAll(ctx, c, s.names)
-	if err != nil {
-		return err
+	leases, err := hasp.LockAll(ctx, c, s.names)
+	s.Check(err)
+	s.Check(leases.Unlock(ctx))
+
+	names, err := filepath.Glob(filepath.Join(s.dir, "key-*.lock"))
+	s.Check(err)
+	for _, name := range names {
+		all = append(all, "file "+filepath.Base(name))
 	}
-	return all.Unlock(ctx)
+	return all
 }

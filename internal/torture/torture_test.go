@@ -82,7 +82,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 						return
 					}
 				}
-				t.Errorf("%s: not found in 20 runs, the last of which was\n%s", plants[bug], b.String())
+				t.Errorf("%s: not found in 20 runs, the last of which was\n%s", bug, b.String())
 			})
 		}
 	}
@@ -96,7 +96,7 @@ func history(all ...turn) *nemesis {
 		t.expires = max(t.expires, t.end)
 		r.turns = append(r.turns, &t)
 	}
-	return &nemesis{run: &run{rec: r, names: []string{"k"}}, tally: map[string]*tally{}}
+	return &nemesis{run: &run{rec: r, names: []string{"k"}}}
 }
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {

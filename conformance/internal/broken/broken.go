@@ -9,7 +9,6 @@ package broken
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -27,9 +26,9 @@ type Fault struct {
 	// empty for a sound driver.
 	Clause string
 
-	kind  kind
+	kind  kind             // the interfaces of the driver
 	cost  conformance.Cost // if the driver takes more commands, which is not its fault
-	spoil func(d *driver)
+	spoil spoil
 }
 
 // twice is the cost of a driver whose calls take two commands each.
@@ -38,20 +37,12 @@ var twice = conformance.Cost{Acquire: 2, Renew: 2, Release: 2, Waiting: 80}
 // Sound returns drivers without a fault, one of each kind.
 func Sound() []Fault {
 	return []Fault{
-		{Name: "none, polls", kind: polls},
+		{Name: "none, polls"},
 		{Name: "none, waits", kind: waits},
 		{Name: "none, keeps the order", kind: orders},
-		{Name: "none, with a lock delay", kind: polls, spoil: lockDelay},
-		{Name: "none, ends its calls", kind: waits, spoil: func(d *driver) { d.claimEnds(backend.EndsPromptly) }},
+		{Name: "none, with a lock delay", spoil: changes(func(s *store) { s.delay = time.Second })},
+		{Name: "none, ends its calls", kind: waits, spoil: claimsEnds(backend.EndsPromptly)},
 	}
-}
-
-// lockDelay makes the store refuse a key to every caller for a second after a
-// hold has expired, as some stores do.
-func lockDelay(d *driver) {
-	d.way.store.mu.Lock()
-	defer d.way.store.mu.Unlock()
-	d.way.store.delay = time.Second
 }
 
 // Harness returns a harness for the driver with the fault, on a new store, with all
@@ -59,8 +50,7 @@ func lockDelay(d *driver) {
 // one fault is for a clause over several processes.
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
-	var mu sync.Mutex // guards ways
-	ways := map[string]*way{"": newWay(s)}
+	ways := &ways{store: s, byName: map[string]*way{"": newWay(s)}}
 	return conformance.Harness{
 		Name: f.Name,
 		Cost: f.cost,
@@ -68,9 +58,7 @@ func (f Fault) Harness() conformance.Harness {
 			return "", func() { close(s.ended) }, nil
 		},
 		Open: func(_ context.Context, store string) (backend.Driver, error) {
-			mu.Lock()
-			defer mu.Unlock()
-			d := newDriver(ways[store], f.kind)
+			d := newDriver(ways.named(store), f.kind)
 			if f.spoil != nil {
 				f.spoil(d)
 			}
@@ -78,45 +66,22 @@ func (f Fault) Harness() conformance.Harness {
 		},
 		Stop:  func(context.Context, string) error { s.stop(); return nil },
 		Start: func(_ context.Context, _ string, data bool) error { s.start(data); return nil },
-		Link: func(context.Context, string) (*conformance.Link, error) {
-			mu.Lock()
-			defer mu.Unlock()
-			name, w := "link "+string(rune('a'+len(ways))), newWay(s)
-			ways[name] = w
-			return &conformance.Link{Store: name, Set: w.set, SetAfter: w.setAfter, Close: func() { w.set(conformance.Down) }}, nil
-		},
-		Flush: func(context.Context, string) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.flushes++
-			return nil
-		},
-		Kick: func(context.Context, string) error {
-			s.mu.Lock()
-			close(s.kicked)
-			s.kicked = make(chan struct{})
-			s.mu.Unlock()
-			mu.Lock()
-			defer mu.Unlock()
-			for _, w := range ways {
-				w.set(conformance.Down)
-				w.set(conformance.Up)
-			}
-			return nil
-		},
+		Link:  func(context.Context, string) (*conformance.Link, error) { return ways.link(), nil },
+		Flush: func(context.Context, string) error { s.locked(func() { s.flushes++ }); return nil },
+		Kick:  func(context.Context, string) error { ways.kick(); return nil },
 		Advance: func(_ context.Context, _ string, d time.Duration) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.ahead += d
+			s.locked(func() { s.ahead += d })
 			return nil
 		},
-		Commands: func(context.Context, string) (int64, error) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return s.commands, nil
+		Commands: func(context.Context, string) (n int64, err error) {
+			s.locked(func() { n = s.commands })
+			return n, nil
 		},
 		Entries: func(context.Context, string) ([]string, error) { return s.entries(), nil },
-		Others:  []conformance.Other{{Name: "other", Open: func(context.Context, string) (backend.Driver, error) { return other(s, f.kind), nil }}},
+		Others: []conformance.Other{{
+			Name: "other",
+			Open: func(context.Context, string) (backend.Driver, error) { return other(s, f.kind), nil },
+		}},
 	}
 }
 

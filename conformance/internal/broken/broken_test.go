@@ -29,7 +29,7 @@ func check(t *testing.T, f broken.Fault, only func(clause string) bool) (all []c
 		h := f.Harness()
 		h.Only = func(clause string) bool { return !overProcesses(clause) && only(clause) }
 		conformance.Check(t.Context(), h, func(r conformance.Result) { all = append(all, r) })
-		time.Sleep(time.Hour) // what faults have left hanging ends by and by
+		time.Sleep(time.Hour) // for calls that a fault has left hanging
 	})
 	return all
 }
@@ -101,9 +101,8 @@ func caught(t *testing.T, f broken.Fault, all []conformance.Result) string {
 	return line
 }
 
-// caughtOverProcesses runs one clause in real time. Its children come to the
-// same place by the arguments of the program, which no test in parallel may
-// look at meanwhile.
+// caughtOverProcesses runs one clause in real time. Its children run the same test by
+// the arguments of the program. No test in parallel may read them meanwhile.
 func caughtOverProcesses(t *testing.T, f broken.Fault) string {
 	t.Helper()
 	h := f.Harness()

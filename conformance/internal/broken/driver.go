@@ -19,9 +19,10 @@ const (
 
 // driver is a correct driver until a fault replaces some of its parts.
 type driver struct {
-	way  *way
-	kind kind
-	typ  string // the type of its records: their tokens begin with it
+	way     *way
+	kind    kind
+	typ     string                   // the type of its records: their tokens begin with it
+	granted map[string]backend.Claim // what Acquire was granted, by token; for faults; the store's mu guards it
 
 	// Parts that faults replace. The first four name keys, compare tokens, choose
 	// terms and compute deadlines.
@@ -34,64 +35,24 @@ type driver struct {
 	wait     call
 	renewOne call
 	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
-	release  func(ctx context.Context, c backend.Claim) error
+	release  call
 	inspect  func(ctx context.Context, key string) (backend.Status, error)
-	breakKey func(ctx context.Context, key string) error
+	breakKey call
 	quit     func(c backend.Claim)
 	close    func() error
 }
 
-// call is Acquire, Wait, or the renewal of one hold.
+// call is a call of a driver for one claim. Only Acquire, Wait and the renewal of
+// one hold return a grant. The claim of a Break has nothing but a key.
 type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
 
-// asks returns next with other claims.
-func asks(next call, f func(c *backend.Claim)) call {
-	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-		f(&c)
-		return next(ctx, c)
-	}
-}
-
-// answers returns next with other results.
-func answers(next call, f func(c backend.Claim, g *backend.Grant, err *error)) call {
-	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-		g, err := next(ctx, c)
-		f(c, &g, &err)
-		return g, err
-	}
-}
-
-// onGrant makes Acquire run f in the store after each grant.
-func (d *driver) onGrant(f func(s *store, c backend.Claim, now time.Time)) {
-	d.acquire = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-		g, err := d.soundAcquire(ctx, c)
-		if err == nil {
-			d.at(ctx, func(s *store, now time.Time) { f(s, c, now) })
-		}
-		return g, err
-	}
-}
-
-// claims makes the driver claim other traits.
-func (d *driver) claims(f func(t *backend.Traits)) {
-	next := d.traits
-	d.traits = func() backend.Traits {
-		t := next()
-		f(&t)
-		return t
-	}
-}
-
-// claimEnds makes the driver claim when its calls end.
-func (d *driver) claimEnds(ends backend.Ends) { d.claims(func(t *backend.Traits) { t.Ends = ends }) }
-
-// anyToken takes every token for the right one.
-func anyToken(string) bool { return true }
+// command is what the store does for a call. The claim is in the store's form.
+type command = func(s *store, c backend.Claim, now time.Time) (fence uint64, err error)
 
 func newDriver(w *way, k kind) *driver {
-	d := &driver{way: w, kind: k}
+	d := &driver{way: w, kind: k, granted: map[string]backend.Claim{}}
 	d.key = func(key string) string { return key }
-	d.mine = func(c backend.Claim, token string) bool { return token == d.typ+c.Token }
+	d.mine = func(c backend.Claim, token string) bool { return token == c.Token }
 	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
 	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
 	d.traits = func() backend.Traits {
@@ -125,7 +86,10 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 }
 
 // Release ends a hold.
-func (d *driver) Release(ctx context.Context, c backend.Claim) error { return d.release(ctx, c) }
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
+	_, err := d.release(ctx, c)
+	return err
+}
 
 // Close ends the driver.
 func (d *driver) Close() error { return d.close() }
@@ -136,31 +100,54 @@ type waiter struct{ *driver }
 func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return w.wait(ctx, c)
 }
+
 func (w waiter) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return w.inspect(ctx, key)
 }
-func (w waiter) Break(ctx context.Context, key string) error { return w.breakKey(ctx, key) }
+
+func (w waiter) Break(ctx context.Context, key string) error {
+	_, err := w.breakKey(ctx, backend.Claim{Key: key})
+	return err
+}
+
+// at runs f in the store.
+func (d *driver) at(ctx context.Context, f func(s *store, now time.Time)) error {
+	return d.way.call(ctx, func(now time.Time) { f(d.way.store, now) })
+}
 
 // asked returns c in the form that the store gets.
 func (d *driver) asked(c backend.Claim) backend.Claim {
-	c.Token, c.TTL = d.typ+c.Token, d.ttl(c)
+	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
 	return c
 }
 
-func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
-	if c.Fenced && d.kind == polls {
-		return g, errUnsupported
-	}
+// send runs f in the store for c and returns its answer.
+func (d *driver) send(ctx context.Context, c backend.Claim, f command) (g backend.Grant, err error) {
 	called := time.Now()
-	if cerr := d.way.call(ctx, func(now time.Time) {
-		g.Fence, err = d.way.store.acquire(d.key(c.Key), d.asked(c), now)
-	}); cerr != nil {
-		return backend.Grant{}, cerr
+	// If the reply is lost, f may have run all the same. So its answer does not count.
+	lost := d.at(ctx, func(s *store, now time.Time) { g.Fence, err = f(s, d.asked(c), now) })
+	if lost != nil {
+		return backend.Grant{}, lost
 	}
 	if err == nil {
 		g.Until = d.deadline(c, called)
 	}
 	return g, err
+}
+
+func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if c.Fenced && d.kind == polls {
+		return backend.Grant{}, errUnsupported
+	}
+	return d.send(ctx, c, d.acquireIn)
+}
+
+// acquireIn is the command of Acquire.
+func (d *driver) acquireIn(s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
+	if fence, err = s.acquire(c, now); err == nil {
+		d.granted[c.Token] = c
+	}
+	return fence, err
 }
 
 // soundWait polls at once, when the key may be free, when the holder's term ends,
@@ -170,14 +157,16 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 		return backend.Grant{}, errUnsupported
 	}
 	var last error
-	well := time.Now()
+	well := time.Now() // when the store answered last
+
 	for {
-		changed := d.way.store.watch(d.key(c.Key)) // before the poll
+		// Watch before the poll: a release between the two then closes the channel.
+		changed := d.way.store.watch(d.key(c.Key))
 		called := time.Now()
-		fence, err := d.lookOnce(ctx, c)
+		g, err := d.look(ctx, c)
 		switch {
 		case err == nil:
-			return backend.Grant{Fence: fence, Until: d.deadline(c, called)}, nil
+			return g, nil
 		case definite(err):
 			last, well = err, called
 		case ctx.Err() == nil && time.Since(well) >= c.Timeout:
@@ -186,9 +175,12 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 		case ctx.Err() == nil:
 			last = err
 		}
+
 		if ctx.Err() == nil {
 			d.await(ctx, changed, last)
 		}
+
+		// After ErrHeld, only a place that Stays may be left in the store.
 		if ctx.Err() != nil {
 			if !c.Stays || !errors.Is(last, backend.ErrHeld) {
 				d.quit(c)
@@ -201,17 +193,13 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 	}
 }
 
-// lookOnce polls once, for c.Timeout at most.
-func (d *driver) lookOnce(ctx context.Context, c backend.Claim) (fence uint64, err error) {
+// look is one poll of a Wait. It lasts for c.Timeout at most.
+func (d *driver) look(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	cerr := d.way.call(ctx, func(now time.Time) {
-		fence, err = d.way.store.look(d.key(c.Key), d.asked(c), d.kind == orders, now)
+	return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
+		return s.look(c, d.kind == orders, now)
 	})
-	if cerr != nil {
-		return 0, cerr
-	}
-	return fence, err
 }
 
 // await sleeps until the next poll is due.
@@ -222,13 +210,14 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 	} else if !definite(last) {
 		sleep = 20 * time.Millisecond
 	}
+
 	t := time.NewTimer(sleep)
 	defer t.Stop()
 	select {
 	case <-t.C:
 	case <-ctx.Done():
 	case <-changed:
-		if !d.way.hears() {
+		if !d.way.delivers() {
 			select {
 			case <-t.C:
 			case <-ctx.Done():
@@ -241,42 +230,50 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 func (d *driver) soundQuit(c backend.Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
-	d.way.call(ctx, func(now time.Time) { d.way.store.quit(d.key(c.Key), d.asked(c), now) })
+	d.at(ctx, func(s *store, now time.Time) { s.quit(d.asked(c), now) })
 }
 
-func (d *driver) soundRenewOne(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
-	called := time.Now()
-	if cerr := d.way.call(ctx, func(now time.Time) {
-		err = d.way.store.renew(d.key(c.Key), d.ttl(c), func(token string) bool { return d.mine(c, token) }, now)
-	}); cerr != nil {
-		return backend.Grant{}, cerr
-	}
-	if err == nil {
-		g.Until = d.deadline(c, called)
-	}
-	return g, err
+func (d *driver) soundRenewOne(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return d.send(ctx, c, d.renewIn)
+}
+
+// renewIn is the command of a renewal.
+func (d *driver) renewIn(s *store, c backend.Claim, now time.Time) (uint64, error) {
+	return 0, s.renew(c, func(token string) bool { return d.mine(c, token) }, now)
 }
 
 func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	backend.RenewEach(ctx, cs, done, d.renewOne)
 }
 
-func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (err error) {
-	if cerr := d.way.call(ctx, func(now time.Time) {
-		err = d.way.store.release(d.key(c.Key), func(token string) bool { return d.mine(c, token) }, now)
-	}); cerr != nil {
-		return cerr
-	}
-	return err
+func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return d.send(ctx, c, d.releaseIn)
+}
+
+// releaseIn is the command of Release.
+func (d *driver) releaseIn(s *store, c backend.Claim, now time.Time) (uint64, error) {
+	return 0, s.release(c, func(token string) bool { return d.mine(c, token) }, now)
 }
 
 func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Status, err error) {
-	err = d.way.call(ctx, func(now time.Time) { st = d.way.store.inspect(d.key(key), now) })
+	err = d.at(ctx, func(s *store, now time.Time) { st = s.inspect(d.key(key), now) })
 	return st, err
 }
 
-func (d *driver) soundBreak(ctx context.Context, key string) error {
-	return d.way.call(ctx, func(now time.Time) {
-		d.way.store.release(d.key(key), anyToken, now)
+func (d *driver) soundBreak(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
+		s.release(c, anyToken, now)
+		return 0, nil
 	})
+}
+
+// anyToken takes every token for the right one.
+func anyToken(string) bool { return true }
+
+// holder returns the token that holds key.
+func (d *driver) holder(ctx context.Context, key string) (token string, err error) {
+	err = d.at(ctx, func(s *store, now time.Time) {
+		s.with(d.key(key), now, func(r *record) { token = r.token })
+	})
+	return token, err
 }

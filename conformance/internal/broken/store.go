@@ -51,6 +51,7 @@ type place struct {
 func newStore() *store {
 	s := &store{keys: map[string]*record{}, fences: map[string]uint64{}, running: true,
 		changed: map[string]chan struct{}{}, ended: make(chan struct{}), kicked: make(chan struct{}), stay: window}
+
 	// Fences that go by the clock grow also when the counter is lost.
 	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }
 	s.lose = func(data bool) {
@@ -76,21 +77,24 @@ func (s *store) do(f func(now time.Time)) error {
 	return nil
 }
 
-func (s *store) stop() {
+// locked runs f with the lock of s.
+func (s *store) locked(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.running = false
+	f()
 }
+
+func (s *store) stop() { s.locked(func() { s.running = false }) }
 
 // start makes the store answer again.
 func (s *store) start(data bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.running = true
-	s.lose(data)
-	for key := range s.changed {
-		s.signal(key)
-	}
+	s.locked(func() {
+		s.running = true
+		s.lose(data)
+		for key := range s.changed {
+			s.signal(key)
+		}
+	})
 }
 
 // get returns the record of key, or a new one. It first removes what has expired.
@@ -134,6 +138,13 @@ func (s *store) watch(key string) <-chan struct{} {
 	return c
 }
 
+// with runs f on the record of key.
+func (s *store) with(key string, now time.Time, f func(r *record)) {
+	r := s.get(key, now)
+	defer s.put(key, r)
+	f(r)
+}
+
 func (r *record) refusal(now time.Time) error {
 	if r.token == "" {
 		return &backend.HeldError{}
@@ -142,39 +153,41 @@ func (r *record) refusal(now time.Time) error {
 }
 
 // give makes c the holder of a key that is free.
-func (s *store) give(key string, r *record, c backend.Claim, now time.Time) uint64 {
+func (s *store) give(r *record, c backend.Claim, now time.Time) (fence uint64) {
 	r.token, r.owner, r.since, r.until, r.fence = c.Token, c.Owner, now, now.Add(c.TTL), 0
 	if c.Fenced {
-		s.fences[key] = s.count(s.fences[key], now)
-		r.fence = s.fences[key]
+		s.fences[c.Key] = s.count(s.fences[c.Key], now)
+		r.fence = s.fences[c.Key]
 	}
 	return r.fence
 }
 
-// acquire grants key to c if no token holds it or waits for it.
-func (s *store) acquire(key string, c backend.Claim, now time.Time) (fence uint64, err error) {
-	r := s.get(key, now)
-	defer s.put(key, r)
+// acquire grants a key to c if no token holds it or waits for it.
+func (s *store) acquire(c backend.Claim, now time.Time) (fence uint64, err error) {
+	r := s.get(c.Key, now)
+	defer s.put(c.Key, r)
 	if r.token != "" || len(r.queue) > 0 || now.Before(r.barred) {
 		return 0, r.refusal(now)
 	}
-	return s.give(key, r, c, now), nil
+	return s.give(r, c, now), nil
 }
 
-// look is the poll of a Wait. It grants key to c if no token holds it and no place
-// is before c's place. Otherwise, if inQueue, it takes or keeps c's place. It may be
-// repeated.
-func (s *store) look(key string, c backend.Claim, inQueue bool, now time.Time) (fence uint64, err error) {
-	r := s.get(key, now)
-	defer s.put(key, r)
+// look is the poll of a Wait. It grants the key to c if no token holds it and no
+// place is before c's place. Otherwise, if inQueue, it takes or keeps c's place. It
+// may be repeated.
+func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64, err error) {
+	r := s.get(c.Key, now)
+	defer s.put(c.Key, r)
 	if r.token == c.Token {
 		return r.fence, nil
 	}
+
 	at := slices.IndexFunc(r.queue, func(p place) bool { return p.token == c.Token })
 	if r.token == "" && (at == 0 || len(r.queue) == 0) {
 		r.queue = r.queue[min(1, len(r.queue)):]
-		return s.give(key, r, c, now), nil
+		return s.give(r, c, now), nil
 	}
+
 	if !inQueue {
 		return 0, r.refusal(now)
 	}
@@ -182,43 +195,45 @@ func (s *store) look(key string, c backend.Claim, inQueue bool, now time.Time) (
 		at = len(r.queue)
 		r.queue = append(r.queue, place{})
 	}
+
+	// Each poll keeps the place for another while.
 	r.queue[at] = place{c.Token, c.Owner, now.Add(s.stay)}
 	return 0, r.refusal(now)
 }
 
 // quit removes c's place in the queue, or its hold.
-func (s *store) quit(key string, c backend.Claim, now time.Time) {
-	r := s.get(key, now)
-	defer s.put(key, r)
+func (s *store) quit(c backend.Claim, now time.Time) {
+	r := s.get(c.Key, now)
+	defer s.put(c.Key, r)
 	if r.token == c.Token {
 		r.token = ""
 	}
 	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return p.token == c.Token })
-	s.signal(key)
+	s.signal(c.Key)
 }
 
-// renew prolongs the hold of key if mine accepts its token.
-func (s *store) renew(key string, ttl time.Duration, mine func(token string) bool, now time.Time) error {
-	r := s.get(key, now)
-	defer s.put(key, r)
+// renew prolongs the hold of a key if mine accepts its token.
+func (s *store) renew(c backend.Claim, mine func(token string) bool, now time.Time) error {
+	r := s.get(c.Key, now)
+	defer s.put(c.Key, r)
 	if r.token == "" || !mine(r.token) {
 		return backend.ErrLost
 	}
-	if until := now.Add(ttl); until.After(r.until) {
+	if until := now.Add(c.TTL); until.After(r.until) {
 		r.until = until
 	}
 	return nil
 }
 
-// release ends the hold of key if mine accepts its token.
-func (s *store) release(key string, mine func(token string) bool, now time.Time) error {
-	r := s.get(key, now)
-	defer s.put(key, r)
+// release ends the hold of a key if mine accepts its token.
+func (s *store) release(c backend.Claim, mine func(token string) bool, now time.Time) error {
+	r := s.get(c.Key, now)
+	defer s.put(c.Key, r)
 	if r.token == "" || !mine(r.token) {
 		return backend.ErrLost
 	}
 	r.token = ""
-	s.signal(key)
+	s.signal(c.Key)
 	return nil
 }
 
@@ -239,6 +254,7 @@ func (s *store) entries() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now().Add(s.ahead)
+
 	for key := range s.keys {
 		r := s.get(key, now)
 		if r.token != "" {

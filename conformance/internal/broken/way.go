@@ -3,6 +3,7 @@ package broken
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -82,14 +83,17 @@ func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 		if state != conformance.Hung {
 			break
 		}
+
+		// The request arrives when the link works again.
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+
 	if err := pause(ctx, latency); err != nil {
-		return err
+		return err // the request was not sent
 	}
 	if err := w.store.do(f); err != nil {
 		return err
@@ -109,6 +113,8 @@ func (w *way) reply(ctx context.Context) error {
 		case conformance.Up:
 			return pause(ctx, latency)
 		}
+
+		// A deaf link loses the reply for good. A hung link only holds it back.
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -120,8 +126,46 @@ func (w *way) reply(ctx context.Context) error {
 	}
 }
 
-// hears reports whether messages of the store arrive.
-func (w *way) hears() bool {
+// ways are the ways to a store, by the addresses that Open gets.
+type ways struct {
+	store *store
+
+	mu     sync.Mutex // guards byName
+	byName map[string]*way
+}
+
+func (ws *ways) named(name string) *way {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return ws.byName[name]
+}
+
+// link makes a new way.
+func (ws *ways) link() *conformance.Link {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	name, w := fmt.Sprintf("link %d", len(ws.byName)), newWay(ws.store)
+	ws.byName[name] = w
+	return &conformance.Link{Store: name, Set: w.set, SetAfter: w.setAfter, Close: func() { w.set(conformance.Down) }}
+}
+
+// kick ends all connections.
+func (ws *ways) kick() {
+	ws.store.locked(func() {
+		close(ws.store.kicked)
+		ws.store.kicked = make(chan struct{})
+	})
+
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	for _, w := range ws.byName {
+		w.set(conformance.Down)
+		w.set(conformance.Up)
+	}
+}
+
+// delivers reports whether messages of the store arrive.
+func (w *way) delivers() bool {
 	state, _ := w.now()
 	return state == conformance.Up || state == conformance.Slow
 }

@@ -18,46 +18,20 @@ const doubtFor = 5 * time.Second
 // server returns the client of the server that has the slot of slotKey. Scripts
 // publish there.
 func (b *Subscriber) server(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
-	switch rdb := b.store.Client.(type) {
-	case *redis.ClusterClient:
-		if err := b.learnKind(ctx, slotKey); err != nil {
-			return nil, err
-		}
-		return master(ctx, rdb, slotKey)
-	case *redis.Ring:
-		return shard(rdb, slotKey)
+	client, err := b.store.Server(ctx, slotKey)
+	if err != nil || !b.store.Cluster || b.kind.Load() != kindUnknown {
+		return client, err
 	}
-	return b.store.Client, nil
-}
-
-func master(ctx context.Context, rdb *redis.ClusterClient, key string) (redis.UniversalClient, error) {
-	client, err := rdb.MasterForKey(ctx, key)
-	if err != nil {
-		return nil, err // not client: a nil *redis.Client is no nil interface
-	}
-	return client, nil
-}
-
-func shard(rdb *redis.Ring, key string) (redis.UniversalClient, error) {
-	client, err := rdb.GetShardClientForKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return client, nil
-}
-
-// isCluster reports whether the channels are in slots, which can move.
-func (b *Subscriber) isCluster() bool {
-	_, ok := b.store.Client.(*redis.ClusterClient)
-	return ok
+	// Several callers may ask at once.
+	return client, b.learnKind(ctx, client)
 }
 
 // Sharded reports whether messages must be published by SPUBLISH instead of
 // PUBLISH: on a cluster of Redis 7 or later. The first call asks the server that
 // has slotKey. If that fails, Sharded returns false, and a message may be lost.
 func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
-	if b.isCluster() {
-		_ = b.learnKind(ctx, slotKey)
+	if b.store.Cluster && b.kind.Load() == kindUnknown {
+		_, _ = b.server(ctx, slotKey)
 	}
 	return b.kind.Load() == kindSharded
 }
@@ -69,22 +43,10 @@ const (
 	kindSharded
 )
 
-// learnKind queries once whether the channels are in slots. All clients that
-// publish and subscribe must have the same answer, so it is the server's: a
-// cluster client may also be used with a server that is in no cluster. The commands
-// have no effect.
-func (b *Subscriber) learnKind(ctx context.Context, slotKey string) error {
-	if b.kind.Load() != kindUnknown {
-		return nil
-	}
-
-	// Several callers may ask at once. They ask the same cluster, so the last one to
-	// store the kind changes nothing.
-	client, err := master(ctx, b.store.Client.(*redis.ClusterClient), slotKey)
-	if err != nil {
-		return err
-	}
-
+// learnKind asks the server once whether channels are in slots. The client's type does
+// not say it: a cluster client may be used with a server that is in no cluster. All
+// clients that publish and subscribe must agree. The commands have no effect.
+func (b *Subscriber) learnKind(ctx context.Context, client redis.UniversalClient) error {
 	kind := kindSharded
 	for _, q := range []struct {
 		args    []any
@@ -94,21 +56,28 @@ func (b *Subscriber) learnKind(ctx context.Context, slotKey string) error {
 		{[]any{"cluster", "info"}, "cluster support disabled"},
 	} {
 		within, end := b.store.Begin(ctx)
-		cmd := resp.NewCommand(within, q.args)
-		resp.Process(within, client, cmd)
+		_, err := resp.Do(within, client, q.args)
 		end()
 
-		err := cmd.Err()
-		// Without a reply the kind stays unknown, and the next call asks again.
-		if err != nil && !resp.IsReply(err) {
+		// Without a reply the kind stays unknown, and the next call asks again. The same
+		// applies to a reply that says nothing about the command.
+		if err != nil && (!resp.IsReply(err) || willPass(err)) {
 			return err
 		}
 		if err != nil && strings.Contains(err.Error(), q.isPlain) {
 			kind = kindPlain
 		}
 	}
-	b.kind.Store(kind)
+	// While a cluster is upgraded, two callers may learn different kinds. The first counts.
+	b.kind.CompareAndSwap(kindUnknown, kind)
 	return nil
+}
+
+// willPass reports whether a server replies err to any command for a while.
+func willPass(err error) bool {
+	return slices.ContainsFunc([]string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH"}, func(word string) bool {
+		return redis.HasErrorPrefix(err, word)
+	})
 }
 
 // moveLocked finds the new server of channels that are not at n any more.
@@ -131,24 +100,31 @@ func (b *Subscriber) moveLocked(n *node, chs []*channel) {
 	b.wg.Go(func() { b.findServers(chs, wait) })
 }
 
-// findServers places channels as soon as the cluster reports their servers.
+// findServers places channels as soon as the store knows their servers.
 func (b *Subscriber) findServers(chs []*channel, wait time.Duration) {
 	for try := 0; len(chs) > 0; try++ {
-		b.store.Reload(b.open)
-		// The client reloads in the background, and the pause gives it time.
+		// Reload is not nil here: without it Server does not fail, and channels do not
+		// move. It works in the background, and the pause gives it time.
+		b.store.Reload()
 		select {
 		case <-time.After(wait + backoff(try)):
 		case <-b.open.Done():
 			return
 		}
-		chs = slices.DeleteFunc(chs, b.findServer)
+
+		ctx, cancel := context.WithTimeout(b.open, connectTimeout)
+		chs = slices.DeleteFunc(chs, func(ch *channel) bool {
+			_, err := b.findServer(ctx, ch, nil)
+			return err == nil
+		})
+		cancel()
 	}
 }
 
-// findServer tries once to place ch, and reports whether ch needs no further try.
-func (b *Subscriber) findServer(ch *channel) (done bool) {
-	ctx, cancel := context.WithTimeout(b.open, connectTimeout)
-	defer cancel()
+// findServer moves ch from n to the server that has its slot now. n is nil if ch is at no
+// server. findServer reports false if ch is not at n any more, or already at that server.
+func (b *Subscriber) findServer(ctx context.Context, ch *channel, n *node) (moved bool, err error) {
+	// mu is not held while the server is found, because that may need a call.
 	client, err := b.server(ctx, ch.slotKey)
 
 	b.mu.Lock()
@@ -156,71 +132,64 @@ func (b *Subscriber) findServer(ch *channel) (done bool) {
 
 	// Meanwhile the channel may have been placed, removed, or replaced by one with its
 	// name.
-	if b.closed || ch.node != nil || b.channels[ch.name] != ch {
-		return true
+	if b.closed || ch.node != n || b.channels[ch.name] != ch {
+		return false, nil
 	}
-	if err != nil {
+	if n == nil && err != nil {
 		// Calls of Listen return now. A Listener that stays waits for the next try.
 		ch.failLocked(err)
 	}
 
 	switch {
-	case len(ch.listeners) == 0:
+	case n == nil && len(ch.listeners) == 0:
 		delete(b.channels, ch.name)
-		return true
+		return false, nil
 	case err != nil:
-		return false
+		return false, err
+	case n != nil && client == n.client:
+		return false, nil
 	}
 	b.placeLocked(ch, client)
-	return true
+	return true, nil
 }
 
-// Demoted closes the connection to a server that has become a replica. It waits
-// until the connection is a second old, because other commands in flight get the
-// same reply. On a cluster, rehome follows the slots.
+// Demoted closes the connection to a server that has become a replica, but not before
+// the connection is a second old. All commands in flight get the same reply. Without the
+// delay, each of them would close the connection that was just made. On a cluster, rehome
+// follows the slots.
 func (b *Subscriber) Demoted(client redis.UniversalClient) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n := b.nodes[client]; n != nil && n.link != nil {
-		n.link.demoted = true
+		n.link.dropped = true
 		n.wakeWriter()
 	}
 }
 
-// rehome moves the channels of n that the cluster reports at another server, and
-// returns them. A server that has become a replica may have confirmed them and
-// pass on their messages, but publishers do not count its subscribers.
+// rehome moves the channels of n that are at another server now, and returns them. A
+// server that has become a replica may still confirm subscriptions and pass on messages.
+// But PUBLISH on the master does not count its subscribers.
 func (b *Subscriber) rehome(n *node) (gone []*channel) {
-	if !b.isCluster() {
+	if b.store.Reload == nil {
 		return nil
 	}
 	b.mu.Lock()
 	chs, doubt := n.channelsLocked(), time.Since(b.lost) < doubtFor
 	b.mu.Unlock()
 	if doubt {
-		b.store.Reload(b.open)
+		b.store.Reload()
 	}
 
-	// mu is not held while the server of a channel is found, because that may need a
-	// call.
 	ctx, cancel := context.WithTimeout(b.open, connectTimeout)
 	defer cancel()
 	for _, ch := range chs {
-		client, err := b.server(ctx, ch.slotKey)
+		moved, err := b.findServer(ctx, ch, n)
 		if err != nil {
 			break // the others stay
 		}
-		if client == n.client {
-			continue
-		}
-
-		// Meanwhile the channel may have moved or been removed.
-		b.mu.Lock()
-		if b.channels[ch.name] == ch && ch.node == n && !b.closed {
+		if moved {
 			gone = append(gone, ch)
-			b.placeLocked(ch, client)
 		}
-		b.mu.Unlock()
 	}
 	return gone
 }

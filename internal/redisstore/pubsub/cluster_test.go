@@ -1,6 +1,7 @@
 package pubsub_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,7 +12,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Listeners end up on the new master, also when the old one stays there.
+// After a failover Listeners are on the new master, also if the old one is still up.
 func TestListenersFollowTheMaster(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
@@ -27,15 +28,15 @@ func TestListenersFollowTheMaster(t *testing.T) {
 	}
 	handedIn := redisstore.New(failover)
 	defer handedIn.Close()
-	both := []*ear{listenTo(t, byURL, "ch"), listenTo(t, handedIn, "ch")}
+	both := []*recorder{listenTo(t, byURL, "ch"), listenTo(t, handedIn, "ch")}
 	there := func() {
 		t.Helper()
 		rdb := set.Master().Client()
-		comes(t, "two subscribers at "+rdb.Options().Addr, func() bool {
+		until(t, "two subscribers at "+rdb.Options().Addr, func() bool {
 			return rdb.PubSubNumSub(t.Context(), "ch").Val()["ch"] == 2
 		})
 		for _, e := range both {
-			hearsSoon(t, rdb, e, "ch")
+			getsSoon(t, rdb, e, "ch")
 		}
 	}
 	there()
@@ -43,13 +44,13 @@ func TestListenersFollowTheMaster(t *testing.T) {
 	there()
 	for i, e := range both {
 		if e.count() == 0 {
-			t.Errorf("%d was not told", i)
+			t.Errorf("%d did not learn that messages may be missing", i)
 		}
 	}
 }
 
-// Listeners are where their slot is, though it moves, or its node fails over
-// or dies.
+// Listeners are at the server of their slot, also if the slot moves, or if its server
+// fails over or dies.
 func TestListenersFollowTheirSlot(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, nil)
@@ -69,21 +70,21 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 		nodes[s.Addr] = s.Client()
 	}
 	names := []string{"a", "{a}x", "b", "c", "d", "e"}
-	ears := map[string][]*ear{}
+	recorders := map[string][]*recorder{}
 	for _, name := range names {
 		for _, s := range both {
-			ears[name] = append(ears[name], listenTo(t, s, name))
+			recorders[name] = append(recorders[name], listenTo(t, s, name))
 		}
 	}
 	there := func() {
 		t.Helper()
 		for _, name := range names {
 			rdb := nodes[set.Master(name).Addr]
-			comes(t, "two subscribers of "+name+" at "+rdb.Options().Addr, func() bool {
+			until(t, "two subscribers of "+name+" at "+rdb.Options().Addr, func() bool {
 				return rdb.PubSubShardNumSub(t.Context(), name).Val()[name] == 2
 			})
-			for _, e := range ears[name] {
-				comes(t, "a message on "+name, func() bool {
+			for _, e := range recorders[name] {
+				until(t, "a message on "+name, func() bool {
 					rdb.SPublish(t.Context(), name, "x")
 					return strings.Contains(e.take(), "x")
 				})
@@ -93,11 +94,11 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 	connections := func(rdb *redis.Client) int {
 		return strings.Count(fmt.Sprint(rdb.Do(t.Context(), "client", "list", "type", "pubsub")), "id=")
 	}
-	told := func(name string, n int) {
+	missed := func(name string, n int) {
 		t.Helper()
-		for i, e := range ears[name] {
+		for i, e := range recorders[name] {
 			if e.count() < n {
-				t.Errorf("%d was told %d times, want %d", i, e.count(), n)
+				t.Errorf("%d learned %d times that messages may be missing, want %d", i, e.count(), n)
 			}
 		}
 	}
@@ -108,38 +109,37 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 	}
 	there()
 	for _, rdb := range nodes {
-		comes(t, "one connection of each at most", func() bool { return connections(rdb) <= 2 })
+		until(t, "one connection of each at most", func() bool { return connections(rdb) <= 2 })
 	}
 	set.Move("a")()
 	there()
-	told("a", 1)
-	told("{a}x", 1)
+	missed("a", 1)
+	missed("{a}x", 1)
 	set.Failover("a")
 	there()
-	told("a", 2)
+	missed("a", 2)
 	set.Master("b").Kill()
 	set.Failover("b")
 	there()
-	told("b", 1)
+	missed("b", 1)
 	for _, s := range both {
 		s.Close()
 	}
 	for _, rdb := range nodes {
-		if rdb.Ping(t.Context()).Err() == nil { // the one that was killed aside
-			comes(t, "nothing left", func() bool { return connections(rdb) == 0 })
+		if rdb.Ping(t.Context()).Err() == nil { // not the one that was killed
+			until(t, "nothing left", func() bool { return connections(rdb) == 0 })
 		}
 	}
 }
 
-// What kind of cluster it is the server says that is concerned: another one may
-// hang.
+// Sharded asks the server that has the slot of the key, because another one may hang.
 func TestShardedWhileAnotherServerHangs(t *testing.T) {
 	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
 	s, err := open(t, set.URL(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	hangs := set.Master("") // is asked if no key is named
+	hangs := set.Master("") // has the slot of the empty key
 	key := ""
 	for i := 0; key == "" || set.Master(key) == hangs; i++ {
 		key = fmt.Sprint("key", i)
@@ -148,5 +148,31 @@ func TestShardedWhileAnotherServerHangs(t *testing.T) {
 	defer hangs.Resume()
 	if !s.Sharded(t.Context(), key) {
 		t.Error("not sharded")
+	}
+}
+
+// An error that will pass says nothing about the kind of the channels. The next call asks
+// again.
+func TestKindIsNotLearnedFromAServerThatIsBusy(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Args: []string{"--busy-reply-threshold", "10"}})
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
+	}})
+	defer rdb.Close()
+	s := redisstore.New(rdb)
+	defer s.Close()
+
+	other := srv.Client()
+	go other.Eval(context.WithoutCancel(t.Context()), "while true do end", nil)
+	until(t, "a busy server", func() bool { return redis.HasErrorPrefix(other.Get(t.Context(), "k").Err(), "BUSY") })
+	s.Sharded(t.Context(), "k")
+	if err := other.ScriptKill(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the end of the script", func() bool { return other.Get(t.Context(), "k").Err() == redis.Nil })
+
+	// The server is in no cluster.
+	if s.Sharded(t.Context(), "k") {
+		t.Error("sharded")
 	}
 }

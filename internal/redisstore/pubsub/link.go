@@ -25,14 +25,14 @@ type link struct {
 	expect  []command // sent and not answered yet, in this order
 	asked   time.Time // when the last of expect was sent
 	useful  bool      // the server has answered something
-	dropped bool      // the writer closes the connection now
-	demoted bool      // the writer closes it when it is not young any more
+	dropped bool      // the writer closes the connection, as soon as it is not young any more
 }
 
-// inFlight is how many commands may be unanswered. PubSub reads and writes with one
-// lock held. If a write waited for a server that itself waits to be read, neither
-// would go on. Channels that arrive meanwhile travel together in the next command.
-// On a cluster each slot needs a command of its own; these commands are too small
+// inFlight is how many commands may be unanswered. PubSub holds a lock while it writes,
+// and needs that lock before and after each read. So nothing is read while a write
+// blocks. If the server blocked in a write at the same time, neither would go on. Channels
+// that are added while a command is unanswered travel together in the next one. If the
+// channels are sharded, each slot needs a command of its own. These commands are too small
 // to fill the connection.
 const (
 	inFlight        = 1
@@ -73,8 +73,10 @@ var errOutOfStep = errors.New("unexpected reply on the connection of the subscri
 func (c *link) read() error {
 	for {
 		// The writer demands an answer each second, so silence for deadAfter means
-		// that the connection is dead.
-		msg, err := resp.Receive(c.ps, timeout(deadAfter), 0)
+		// that the connection is dead. ReceiveTimeout panics if a reply does not have
+		// the form of a message.
+		var msg any
+		err := resp.Survive(func() (err error) { msg, err = c.ps.ReceiveTimeout(timeout(deadAfter), 0); return err })
 		inStep := true
 		switch m := msg.(type) {
 		case *redis.Message:
@@ -107,7 +109,7 @@ func (c *link) message(name, payload string) {
 	}
 	c.node.b.mu.Unlock()
 
-	// mu is not held, because heard may call the Subscriber.
+	// mu is not held, because receive may call the Subscriber.
 	deliver(listeners, payload, false)
 }
 
@@ -130,14 +132,16 @@ func (c *link) subscription(kind, name string) bool {
 	b := c.node.b
 	b.mu.Lock()
 	var again []*Listener
-	// The reader delivers before it reads on. So a Listener learns of a gap before it
-	// gets the first message after the gap.
+	// The reader delivers before it reads on. So a Listener learns that messages may be
+	// missing before it gets the first message of the new subscription.
 	defer func() {
 		b.mu.Unlock()
 		deliver(again, "", true)
 	}()
 
-	kind = unsharded(kind)
+	if kind == "ssubscribe" || kind == "sunsubscribe" {
+		kind = kind[1:]
+	}
 	if len(c.expect) > 0 && c.expect[0].name == kind && c.expect[0].chs[0].name == name {
 		head := &c.expect[0]
 		ch := head.chs[0]
@@ -152,21 +156,13 @@ func (c *link) subscription(kind, name string) bool {
 		return true
 	}
 
-	if kind != "unsubscribe" || !b.isCluster() {
+	if kind != "unsubscribe" || !b.store.Cluster {
 		return false
 	}
 	if ch := b.channels[name]; ch != nil {
 		b.moveLocked(c.node, []*channel{ch})
 	}
 	return true
-}
-
-// unsharded returns the kind without the s of ssubscribe and sunsubscribe.
-func unsharded(kind string) string {
-	if kind == "ssubscribe" || kind == "sunsubscribe" {
-		return kind[1:]
-	}
-	return kind
 }
 
 // refused processes an error that the server has replied to a command. It reports
@@ -181,11 +177,13 @@ func (c *link) refused(err error) bool {
 
 	cmd := c.expect[0]
 	defer c.answeredLocked()
+	// While the command was in flight, channels may have moved or been removed.
+	cmd.chs = slices.DeleteFunc(cmd.chs, func(ch *channel) bool { return ch.node != c.node || ch.state != isSent })
 
 	switch {
 	// An error reply to a ping or an unsubscription also shows that the server answers.
-	case cmd.name != "subscribe":
-	case b.isCluster() && redis.HasErrorPrefix(err, "MOVED"):
+	case cmd.name != "subscribe", len(cmd.chs) == 0:
+	case b.store.Cluster && redis.HasErrorPrefix(err, "MOVED"):
 		b.moveLocked(c.node, cmd.chs)
 	case len(cmd.chs) > 1:
 		// The error does not say which channel is refused. Try them one by one.
@@ -247,8 +245,8 @@ func (c *link) takeCommands(tick bool) (cmds []command, ok bool) {
 	defer b.mu.Unlock()
 	if tick {
 		c.queue = append(c.queue, c.bundleLocked("unsubscribe", append(gone, c.sweepLocked()...))...)
-		// If the node was removed, or the server owes a reply, the connection ends.
-		// Messages may still arrive on it, so the reader does not notice.
+		// If the node was removed, or the server has owed a reply for deadAfter, the
+		// connection ends. Messages may still arrive on it, so the reader does not notice.
 		if b.nodes[n.client] != n || len(c.expect) > 0 && time.Since(c.asked) > deadAfter {
 			return nil, false
 		}
@@ -261,21 +259,17 @@ func (c *link) takeCommands(tick bool) (cmds []command, ok bool) {
 		c.queue = c.bundleLocked("subscribe", n.takeLocked())
 	}
 
-	k := min(len(c.queue), c.window()-len(c.expect))
+	window := inFlight
+	if c.isSharded() {
+		window = inFlightSharded
+	}
+	k := min(len(c.queue), window-len(c.expect))
 	cmds, c.queue = c.queue[:k:k], c.queue[k:]
 	if k > 0 {
 		// Before the commands are sent: the reader may get the replies at once.
 		c.expect, c.asked = append(c.expect, cmds...), time.Now()
 	}
-	return cmds, !c.dropped && !(c.demoted && time.Since(c.born) > youngFor)
-}
-
-// window returns how many commands may be unanswered.
-func (c *link) window() int {
-	if c.isSharded() {
-		return inFlightSharded
-	}
-	return inFlight
+	return cmds, !c.dropped || time.Since(c.born) <= youngFor
 }
 
 // answeredLocked removes the first command of expect, which has its reply.
@@ -323,7 +317,7 @@ func (c *link) sweepLocked() (idle []*channel) {
 	return idle
 }
 
-// bundleLocked returns the commands for channels. On a cluster, the channels of a
+// bundleLocked returns the commands for channels. If the channels are sharded, those of a
 // command are in one slot.
 func (c *link) bundleLocked(name string, chs []*channel) (cmds []command) {
 	bySlot := map[int][]*channel{}

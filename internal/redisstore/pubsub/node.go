@@ -2,6 +2,7 @@ package pubsub
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -13,7 +14,7 @@ import (
 
 const (
 	pingEvery      = time.Second      // how often the server must answer something
-	deadAfter      = 3 * time.Second  // a connection is dead if nothing arrives for as long
+	deadAfter      = 3 * time.Second  // a connection is dead if nothing arrives for that long
 	writeTimeout   = time.Second      // or if a write takes longer
 	connectTimeout = 5 * time.Second  // the most that it takes to connect
 	lingering      = time.Second      // how long a channel without listeners is kept
@@ -109,7 +110,10 @@ func (n *node) connectAndRead() (*link, error) {
 	// The reply to the Ping is not read yet, so it is the first that read expects.
 	c := &link{node: n, ps: ps, born: time.Now(), expect: []command{{name: "ping"}}, over: make(chan struct{})}
 	c.asked = c.born
-	n.attach(c)
+	n.b.mu.Lock()
+	n.link = c
+	n.wakeWriter()
+	n.b.mu.Unlock()
 
 	written := make(chan struct{})
 	go func() {
@@ -126,27 +130,23 @@ func (n *node) connectAndRead() (*link, error) {
 	return c, err
 }
 
-// attach sets the connection of the node.
-func (n *node) attach(c *link) {
-	n.b.mu.Lock()
-	defer n.b.mu.Unlock()
-	n.link = c
-	n.wakeWriter()
-}
-
-// lost has all channels subscribed to again after c has ended, or after a
-// connection could not be made and c is nil. Calls of Listen wait for the next
-// connection, except if this one has answered nothing: then they fail. lost reports
-// whether the node is removed.
+// lost queues the channels of n for the next connection, after c has ended, and removes
+// those without listeners. c is nil if there was no connection. lost reports whether the
+// node is removed.
+//
+// A call of Listen that is in progress goes on with the next connection. It fails if the
+// server has answered nothing on c, unless the store has closed n's client. The store
+// closes the client if another server has taken n's place. Then rehome finds that server.
 func (n *node) lost(c *link, err error) (over bool) {
 	b := n.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	// The pending channels are among those of the node, which are all added again.
+	// The pending channels are among those of the node, which are added again below.
 	n.link, n.pending, b.lost = nil, nil, time.Now()
+	fails := (c == nil || !c.useful) && !(b.store.Reload != nil && errors.Is(err, redis.ErrClosed))
 	for _, ch := range n.channelsLocked() {
-		if c == nil || !c.useful {
+		if fails {
 			ch.failLocked(n.wrap(err))
 		}
 		if len(ch.listeners) == 0 {
@@ -160,9 +160,10 @@ func (n *node) lost(c *link, err error) (over bool) {
 }
 
 // waitForChannels waits until the node has channels. If it has none for idleAfter,
-// it is removed. On a cluster its channels may have moved to another server.
+// waitForChannels removes the node and reports false.
 func (n *node) waitForChannels() bool {
 	b := n.b
+	// Another server may have taken over the slots, or be the master now.
 	b.rehome(n)
 	for idle := false; ; {
 		b.mu.Lock()
@@ -199,7 +200,7 @@ func (n *node) channelsLocked() (chs []*channel) {
 
 // wrap adds the address of the node to an error, if the store has several servers.
 func (n *node) wrap(err error) error {
-	if client, ok := n.client.(*redis.Client); ok && n.client != n.b.store.Client {
+	if client, ok := n.client.(*redis.Client); ok && n.b.store.Reload != nil {
 		return fmt.Errorf("%s: %w", client.Options().Addr, err)
 	}
 	return err

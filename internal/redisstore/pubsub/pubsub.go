@@ -18,15 +18,20 @@ import (
 
 // Config is what a Subscriber needs of its store.
 type Config struct {
-	// Client is the client of the whole store, whatever its topology.
-	Client redis.UniversalClient
+	// Server returns the client of the server that has the slot of a key.
+	Server func(ctx context.Context, slotKey string) (redis.UniversalClient, error)
+
+	// Cluster reports whether the servers are a cluster, whose channels may be in
+	// slots.
+	Cluster bool
+
+	// Reload makes the store find out soon which server has which slot, or which server
+	// is the master. It is nil if channels cannot move to another server.
+	Reload func()
 
 	// Begin returns the context for one call of a client, and a function that the
 	// Subscriber calls when the call has returned.
 	Begin func(context.Context) (within context.Context, end func())
-
-	// Reload makes the client of a cluster query soon which server has which slot.
-	Reload func(context.Context)
 
 	// Wrap adds the name of the store to an error.
 	Wrap func(error) error
@@ -52,14 +57,14 @@ type Subscriber struct {
 
 // Listener receives the messages of one channel.
 type Listener struct {
-	heard func(payload string, again bool)
-	stays bool // goes on if there is no subscription yet
-	sub   *Subscriber
-	ch    *channel // nil if the Subscriber was closed before
+	receive func(payload string, again bool)
+	stays   bool // if listen returns an error, the Listener waits for a later subscription
+	sub     *Subscriber
+	ch      *channel // nil if the Subscriber was closed before, or no server was found
 
 	settled chan struct{} // closed when err and up are decided
 	err     error         // why there is no subscription
-	up      bool          // the subscription was confirmed once
+	up      bool          // settled without an error
 	closed  atomic.Bool
 }
 
@@ -78,8 +83,8 @@ type channel struct {
 type state int
 
 const (
-	isPending   state = iota // SUBSCRIBE is not sent yet
-	isSent                   // it is sent
+	isPending   state = iota // the link has not taken it over yet
+	isSent                   // SUBSCRIBE is in the queue of the link, or is sent
 	isConfirmed              // the server has confirmed it
 	isRefused                // the server has refused it
 )
@@ -97,12 +102,13 @@ func New(c Config) *Subscriber {
 // returns an error if ctx ends, the server cannot be reached, or the server refuses
 // the channel, for example with NOPERM.
 //
-// heard(payload, false) reports a message. heard("", true) reports that messages
+// receive(payload, false) reports a message. receive("", true) reports that messages
 // may have been missed: the connection was lost, and the subscription has just been
-// confirmed again. heard runs on the goroutine that reads the connection, and must
-// not block. It may run before Listen returns, and once more during Close.
-func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
-	l, err := b.listen(ctx, channel, slotKey, &Listener{heard: heard})
+// confirmed again. receive runs on the goroutine that reads the connection, and must
+// not block. It may run before Listen returns. Close does not wait for receive, so it may
+// run once more after Close has returned.
+func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
+	l, err := b.listen(ctx, channel, slotKey, &Listener{receive: receive})
 	if err != nil {
 		l.Close()
 		return nil, err
@@ -111,10 +117,10 @@ func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, heard 
 }
 
 // Subscribe is Listen for a caller that can work without a subscription. If it
-// returns an error, the Listener retries until it is closed, and heard("", true)
+// returns an error, the Listener retries until it is closed, and receive("", true)
 // reports each confirmation.
-func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, heard func(payload string, again bool)) (*Listener, error) {
-	return b.listen(ctx, channel, slotKey, &Listener{heard: heard, stays: true})
+func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
+	return b.listen(ctx, channel, slotKey, &Listener{receive: receive, stays: true})
 }
 
 // listen adds l to its channel, and waits until the subscription is settled.
@@ -179,9 +185,9 @@ func (l *Listener) Close() {
 	}
 }
 
-// Relisten replaces a connection on which messages do not arrive. Each Listener on
-// it is called once its subscription is confirmed again. Relisten does nothing if
-// the connection is younger than a second.
+// Relisten replaces a connection on which messages do not arrive. When a subscription is
+// confirmed again, its Listeners are called with again set to true. Relisten does nothing
+// if the connection is younger than a second.
 func (l *Listener) Relisten() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
@@ -223,52 +229,56 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
-	var err error
-	if b.channels[name] == nil && !b.closed {
-		// Finding the server may need a call, so not with mu held. Meanwhile another
-		// caller may have added the channel, or closed the Subscriber.
-		b.mu.Unlock()
-		var client redis.UniversalClient
-		client, err = b.server(ctx, slotKey)
-		b.mu.Lock()
-
-		switch {
-		// The channel is there, or the Subscriber is closed: an error of this
-		// search does not matter.
-		case b.channels[name] != nil || b.closed:
-			err = nil
-		case err == nil:
-			ch := &channel{name: name, slotKey: slotKey}
-			b.channels[name] = ch
-			b.placeLocked(ch, client)
-		case l.stays:
-			ch := &channel{name: name, slotKey: slotKey}
-			b.channels[name] = ch
-			// The search goes on in the background, while l returns the error.
-			b.wg.Go(func() { b.findServers([]*channel{ch}, 0) })
-		default:
-			return err
-		}
-	}
-	if b.closed {
-		return redis.ErrClosed
-	}
-
+	err := b.addChannelLocked(ctx, name, slotKey, l.stays)
 	ch := b.channels[name]
-	l.ch = ch
-	ch.listeners = append(slices.Clip(ch.listeners), l)
-	if err != nil {
-		l.settleLocked(err)
+	switch {
+	case b.closed:
+		return redis.ErrClosed
+	case ch == nil:
 		return err
 	}
 
-	switch ch.state {
-	case isConfirmed:
+	l.ch = ch
+	ch.listeners = append(slices.Clip(ch.listeners), l)
+	switch {
+	case err != nil:
+		l.settleLocked(err)
+	case ch.state == isConfirmed:
 		l.settleLocked(nil)
-	case isRefused: // the user's rights may have changed
+	case ch.state == isRefused: // the user's rights may have changed
 		ch.node.addLocked(ch)
 	}
-	return nil
+	return err
+}
+
+// addChannelLocked adds the channel of a name, if it is not there. It unlocks mu for a
+// while. If the server of the channel is not found, addChannelLocked returns an error.
+// If stays is true, it then adds the channel nevertheless, and searches on.
+func (b *Subscriber) addChannelLocked(ctx context.Context, name, slotKey string, stays bool) error {
+	if b.channels[name] != nil || b.closed {
+		return nil
+	}
+
+	// Finding the server may need a call, so not with mu held. Meanwhile another
+	// caller may have added the channel, or closed the Subscriber: then an error of
+	// this search does not matter.
+	b.mu.Unlock()
+	client, err := b.server(ctx, slotKey)
+	b.mu.Lock()
+	if b.channels[name] != nil || b.closed {
+		return nil
+	}
+
+	ch := &channel{name: name, slotKey: slotKey}
+	switch {
+	case err == nil:
+		b.channels[name] = ch
+		b.placeLocked(ch, client)
+	case stays:
+		b.channels[name] = ch
+		b.wg.Go(func() { b.findServers([]*channel{ch}, 0) })
+	}
+	return err
 }
 
 // placeLocked has the node of client subscribe to ch.
@@ -305,7 +315,7 @@ func (ch *channel) removeLocked(l *Listener) {
 	}
 }
 
-// failLocked ends the calls of Listen that wait for ch with an error.
+// failLocked ends the calls of Listen that wait for ch. They return err.
 func (ch *channel) failLocked(err error) {
 	// removeLocked replaces the slice instead of changing it, so the loop may call it.
 	for _, l := range ch.listeners {
@@ -318,8 +328,8 @@ func (ch *channel) failLocked(err error) {
 	}
 }
 
-// confirmLocked ends the calls of Listen that wait for ch. It returns the Listeners
-// that had a subscription before, and may have missed messages.
+// confirmLocked ends the calls of Listen that wait for ch. It returns the other
+// Listeners, which may have missed messages.
 func (ch *channel) confirmLocked() (again []*Listener) {
 	ch.state, ch.alone, ch.moves = isConfirmed, false, 0
 
@@ -338,7 +348,7 @@ func deliver(listeners []*Listener, payload string, again bool) {
 	for _, l := range listeners {
 		// A Listener may have been closed since listeners was read.
 		if !l.closed.Load() {
-			l.heard(payload, again)
+			l.receive(payload, again)
 		}
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// listening is a Store in virtual time, and what it does to its server.
+// listening is a Store in virtual time, with its server.
 type listening struct {
 	*redisstore.Store
 	t      *testing.T
@@ -34,8 +34,8 @@ type listening struct {
 	dials  atomic.Int64
 }
 
-// virtually runs f in virtual time. Nothing may be left when the Store has
-// been closed.
+// virtually runs f in virtual time. When the Store has been closed, no goroutine may be
+// left.
 func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -67,8 +67,8 @@ func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
 	})
 }
 
-// goroutines returns the stacks of those of a Store, in virtual time, but
-// for the caller's.
+// goroutines returns the stacks of a Store's goroutines in virtual time, without the
+// caller's.
 func goroutines() string {
 	buf := make([]byte, 4<<20)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
@@ -78,16 +78,16 @@ func goroutines() string {
 	return strings.Join(all, "\n\n")
 }
 
-// ear collects what a Listener hears.
-type ear struct {
+// recorder keeps the messages of a Listener.
+type recorder struct {
 	*pubsub.Listener
 	mu     sync.Mutex
 	all    []string
 	agains int
-	also   func() // is called after each
+	also   func() // is called after each message
 }
 
-func (e *ear) heard(payload string, again bool) {
+func (e *recorder) record(payload string, again bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if again {
@@ -100,8 +100,8 @@ func (e *ear) heard(payload string, again bool) {
 	}
 }
 
-// take returns what was heard since the last call.
-func (e *ear) take() string {
+// take returns the messages since the last call.
+func (e *recorder) take() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	all := strings.Join(e.all, " ")
@@ -109,23 +109,23 @@ func (e *ear) take() string {
 	return all
 }
 
-// count is how often e has heard "again".
-func (e *ear) count() int {
+// count returns how often messages may have been missed.
+func (e *recorder) count() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.agains
 }
 
-func (e *ear) silent() bool {
+func (e *recorder) isEmpty() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.all) == 0
 }
 
-func (s *listening) listen(name string) *ear {
+func (s *listening) listen(name string) *recorder {
 	s.t.Helper()
-	e := &ear{}
-	l, err := s.Listen(s.t.Context(), name, name, e.heard)
+	e := &recorder{}
+	l, err := s.Listen(s.t.Context(), name, name, e.record)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -133,14 +133,14 @@ func (s *listening) listen(name string) *ear {
 	return e
 }
 
-// listenTo listens in real time, in which a connection may take several
-// attempts on a busy machine.
-func listenTo(t *testing.T, s *redisstore.Store, name string) *ear {
+// listenTo listens in real time. On a busy machine a connection may take several
+// attempts.
+func listenTo(t *testing.T, s *redisstore.Store, name string) *recorder {
 	t.Helper()
-	e := &ear{}
+	e := &recorder{}
 	for end := time.Now().Add(time.Minute); ; {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		l, err := s.Listen(ctx, name, name, e.heard)
+		l, err := s.Listen(ctx, name, name, e.record)
 		cancel()
 		if err == nil {
 			e.Listener = l
@@ -160,21 +160,21 @@ func (s *listening) publish(name, payload string) {
 	synctest.Wait()
 }
 
-// hook has the server ask f before each command.
+// hook makes the server call f before each command.
 func (s *listening) hook(f func(c *mini.Peer, cmd string, args ...string) bool) {
-	s.direct.Ping(s.t.Context()) // which starts it
+	s.direct.Ping(s.t.Context()) // starts the server
 	s.srv.Mini.Server().SetPreHook(f)
 }
 
-func (s *listening) hears(e *ear, want string) {
+func (s *listening) wants(e *recorder, want string) {
 	s.t.Helper()
 	synctest.Wait()
 	if got := e.take(); got != want {
-		s.t.Errorf("heard %q, want %q", got, want)
+		s.t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// commands returns how often each was sent since the last call.
+// commands returns how often each command was sent since the last call.
 func (s *listening) commands() string {
 	n := map[string]int{}
 	for _, c := range s.srv.Proxy.Commands() {
@@ -186,26 +186,26 @@ func (s *listening) commands() string {
 	return fmt.Sprint(n)
 }
 
-func TestListenHearsWhatIsPublishedAfterIt(t *testing.T) {
+func TestListenReceivesLaterMessages(t *testing.T) {
 	for _, protocol := range []int{2, 3} {
 		virtually(t, protocol, func(t *testing.T, s *listening) {
 			a, b := s.listen("a"), s.listen("b")
 			s.publish("a", "one")
 			s.publish("b", "two")
 			s.publish("a", "three")
-			s.hears(a, "one three")
-			s.hears(b, "two")
+			s.wants(a, "one three")
+			s.wants(b, "two")
 			a.Close()
 			s.publish("a", "four")
-			s.hears(a, "")
+			s.wants(a, "")
 			c := s.listen("c")
-			last, err := s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("heard though closed") })
+			last, err := s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("a closed Listener got a message") })
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.also = last.Close
 			s.publish("c", "x")
-			s.hears(c, "x")
+			s.wants(c, "x")
 			if n := s.dials.Load(); n != 1 {
 				t.Errorf("%d connections", n)
 			}
@@ -213,14 +213,14 @@ func TestListenHearsWhatIsPublishedAfterIt(t *testing.T) {
 	}
 }
 
-// Many Listeners of a channel share its subscription; who comes to one that is
-// confirmed needs nothing of the server.
+// The Listeners of a channel share its subscription. A Listener that comes when it is
+// confirmed sends nothing.
 func TestSubscriptionsAreShared(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Commands()
 		first := s.listen("ch")
 		s.srv.Proxy.Stall()
-		var all []*ear
+		var all []*recorder
 		for range 100 {
 			all = append(all, s.listen("ch"))
 		}
@@ -228,19 +228,18 @@ func TestSubscriptionsAreShared(t *testing.T) {
 		first.Close()
 		s.publish("ch", "x")
 		for _, e := range all {
-			s.hears(e, "x")
+			s.wants(e, "x")
 			e.Close()
 		}
-		s.hears(first, "")
+		s.wants(first, "")
 		if got, want := s.commands(), "map[subscribe:1]"; got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	})
 }
 
-// A hot key, which somebody waits for most of the time, is subscribed to once.
-// When nobody waits any more, nothing is left on the server, and some time
-// later there is no connection.
+// The channel of a contended key is subscribed to once, if there is a Listener most of the
+// time. After the last Listener the subscription ends, and later the connection.
 func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Commands()
@@ -258,11 +257,11 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 			t.Errorf("subscribed to %q", got)
 		}
 		other.Close()
-		other.Close() // counts once
+		other.Close() // the second call does nothing
 		again := s.listen("other")
 		time.Sleep(time.Minute)
 		s.publish("other", "x")
-		s.hears(again, "x")
+		s.wants(again, "x")
 		again.Close()
 		time.Sleep(pubsub.Lingering + 2*pubsub.PingEvery)
 		synctest.Wait()
@@ -272,32 +271,36 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 		if s.dials.Load() != 1 {
 			t.Errorf("%d connections", s.dials.Load())
 		}
-		time.Sleep(2 * pubsub.IdleAfter)
+		connected := s.srv.Mini.CurrentConnectionCount()
+		for end := time.Now().Add(2 * pubsub.IdleAfter); s.srv.Mini.CurrentConnectionCount() == connected && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
 		synctest.Wait()
 		if left := goroutines(); left != "" {
 			t.Errorf("after a while:\n%s", left)
 		}
-		back := s.listen("other")
+		back := s.listen("other") // at once, so that nothing that is left may end its connection
+		time.Sleep(2 * pubsub.IdleAfter)
 		s.publish("other", "y")
-		s.hears(back, "y")
+		s.wants(back, "y")
 		if s.dials.Load() != 2 {
 			t.Errorf("%d connections", s.dials.Load())
 		}
 	})
 }
 
-// Those who listen at about the same time are subscribed by one command.
+// One command subscribes to all channels whose Listeners come at about the same time.
 func TestManyChannelsTravelTogether(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		s.listen("first")
 		s.srv.Proxy.Commands()
 		s.srv.Proxy.Stall()
-		ears := make([]*ear, 1000)
+		recorders := make([]*recorder, 1000)
 		var wg sync.WaitGroup
-		for i := range ears {
-			wg.Go(func() { ears[i] = s.listen(fmt.Sprint("ch", i)) })
+		for i := range recorders {
+			wg.Go(func() { recorders[i] = s.listen(fmt.Sprint("ch", i)) })
 		}
-		synctest.Wait() // a write to a stalled proxy blocks: then the rest waits for it
+		synctest.Wait() // a write to a stalled proxy blocks, and the others wait for it
 		s.srv.Proxy.Flow()
 		wg.Wait()
 		if n := s.srv.Proxy.Count(); n > 5 {
@@ -305,15 +308,15 @@ func TestManyChannelsTravelTogether(t *testing.T) {
 		}
 		s.srv.Proxy.Cut()
 		time.Sleep(time.Second)
-		for i := range ears {
+		for i := range recorders {
 			if err := s.direct.Publish(t.Context(), fmt.Sprint("ch", i), "x").Err(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		synctest.Wait()
-		for i, e := range ears {
+		for i, e := range recorders {
 			if got, want := e.take(), "again x"; got != want {
-				t.Errorf("channel %d: heard %q, want %q", i, got, want)
+				t.Errorf("channel %d: got %q, want %q", i, got, want)
 			}
 		}
 		if got, want := s.dials.Load(), int64(2); got != want {
@@ -322,57 +325,56 @@ func TestManyChannelsTravelTogether(t *testing.T) {
 	})
 }
 
-// A connection on which nothing comes any more is found out, though what is
-// written to it goes through.
+// A connection on which nothing arrives is replaced, even if writes to it succeed.
 func TestPongIsDemanded(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		a, b := s.listen("a"), s.listen("b")
 		time.Sleep(time.Minute)
-		s.hears(a, "") // a connection that lives is left alone
+		s.wants(a, "") // a connection that works is not replaced
 		s.srv.Proxy.Fail("ping", faultproxy.HangReply)
 		began := time.Now()
-		for b.silent() && time.Since(began) < time.Minute {
+		for b.isEmpty() && time.Since(began) < time.Minute {
 			time.Sleep(time.Millisecond)
 			synctest.Wait()
 		}
 		if d := time.Since(began); d > pubsub.PingEvery+pubsub.DeadAfter+time.Second {
 			t.Errorf("took %v", d)
 		}
-		s.hears(a, "again")
-		s.hears(b, "again")
+		s.wants(a, "again")
+		s.wants(b, "again")
 		s.publish("a", "x")
-		s.hears(a, "x")
+		s.wants(a, "x")
 	})
 }
 
-// All channels of a connection that was lost are confirmed again before their
-// Listeners hear of it. A server that is down is not hammered, and Listen says
-// so.
+// After a connection was lost, a channel is confirmed again before its Listeners learn of
+// the gap. While a server is down there are few attempts to connect, and Listen returns
+// the error.
 func TestReconnect(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		a, b := s.listen("a"), s.listen("b")
-		b.heard("", false)
+		b.record("", false)
 		b.take()
 		for range 3 {
 			s.srv.Proxy.Cut()
 			time.Sleep(100 * time.Millisecond)
-			s.hears(a, "again")
-			s.hears(b, "again")
+			s.wants(a, "again")
+			s.wants(b, "again")
 			s.publish("b", "x")
-			s.hears(b, "x")
+			s.wants(b, "x")
 		}
-		for range 20 { // that each lived for long count for nothing
+		for range 20 { // connections that lasted for a while are no failures
 			time.Sleep(time.Minute)
 			s.srv.Proxy.Cut()
 			time.Sleep(20 * time.Millisecond)
-			s.hears(a, "again")
-			s.hears(b, "again")
+			s.wants(a, "again")
+			s.wants(b, "again")
 		}
 		s.srv.Proxy.Down()
 		s.dials.Store(0)
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			_, err := s.Listen(ctx, "c", "c", a.heard)
+			_, err := s.Listen(ctx, "c", "c", a.record)
 			cancel()
 			if err == nil || !strings.HasPrefix(err.Error(), `redis virtual:6379: channel "c": `) || ctx.Err() == context.DeadlineExceeded {
 				t.Fatalf("server down: %v", err)
@@ -381,17 +383,17 @@ func TestReconnect(t *testing.T) {
 		if n := s.dials.Load(); n < 30 || n > 150 {
 			t.Errorf("%d attempts in a minute", n)
 		}
-		s.hears(a, "")
+		s.wants(a, "")
 		s.srv.Proxy.Up()
 		time.Sleep(2 * time.Second)
-		s.hears(a, "again")
+		s.wants(a, "again")
 		s.publish("a", "x")
-		s.hears(a, "x")
+		s.wants(a, "x")
 	})
 }
 
-// A server that is down is not hammered by those who come and go, either.
-func TestListensDoNotHammer(t *testing.T) {
+// While a server is down, many short calls of Listen make few attempts to connect.
+func TestListenConnectsRarelyToAServerThatIsDown(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Down()
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); {
@@ -405,7 +407,7 @@ func TestListensDoNotHammer(t *testing.T) {
 	})
 }
 
-// A server that hangs up on whoever comes is not hammered.
+// If a server closes each connection at once, there are few attempts to connect.
 func TestShortConnectionsCountAsFailures(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		s.listen("a")
@@ -428,7 +430,7 @@ func TestListenEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
 		defer cancel()
 		began := time.Now()
-		_, err := s.Listen(ctx, "b", "b", func(string, bool) { t.Error("heard") })
+		_, err := s.Listen(ctx, "b", "b", func(string, bool) { t.Error("got a message") })
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second/2 {
 			t.Errorf("got %v after %v", err, time.Since(began))
 		}
@@ -442,7 +444,7 @@ func TestListenEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Relisten makes one new connection, however many ask for it.
+// Many calls of Relisten make one new connection.
 func TestRelisten(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		a, b := s.listen("a"), s.listen("b")
@@ -453,13 +455,13 @@ func TestRelisten(t *testing.T) {
 				b.Relisten()
 			}
 			time.Sleep(100 * time.Millisecond)
-			s.hears(a, "again")
-			s.hears(b, "again")
+			s.wants(a, "again")
+			s.wants(b, "again")
 			s.publish("b", "x")
-			s.hears(b, "x")
-			a.Relisten() // has just been done
+			s.wants(b, "x")
+			a.Relisten() // does nothing, because the connection is new
 			time.Sleep(2 * time.Second)
-			s.hears(a, "")
+			s.wants(a, "")
 		}
 		if n := s.dials.Load(); n != 4 {
 			t.Errorf("%d connections", n)
@@ -469,8 +471,8 @@ func TestRelisten(t *testing.T) {
 	})
 }
 
-// A server that has become a replica is left, once, however many commands it
-// refuses and however young the connection is.
+// The connection to a server that has become a replica is replaced once, however many
+// commands the server refuses, and however young the connection is.
 func TestSubscriptionsLeaveAReplica(t *testing.T) {
 	for _, text := range []string{
 		"READONLY You can't write against a read only replica.",
@@ -489,16 +491,16 @@ func TestSubscriptionsLeaveAReplica(t *testing.T) {
 					t.Error("no error")
 				}
 			}
-			s.hears(a, "")
+			s.wants(a, "")
 			time.Sleep(time.Minute)
-			s.hears(a, "again")
+			s.wants(a, "again")
 			s.publish("a", "x")
-			s.hears(a, "x")
+			s.wants(a, "x")
 		})
 	}
 }
 
-// A Listener that stays is confirmed some time, whatever the matter was.
+// A Listener of Subscribe is confirmed when the fault has ended.
 func TestSubscribeGoesOn(t *testing.T) {
 	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
 		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
@@ -513,18 +515,18 @@ func TestSubscribeGoesOn(t *testing.T) {
 				mend := fault(s.srv.Proxy)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
-				e := &ear{}
-				l, err := s.Subscribe(ctx, "a", "a", e.heard)
+				e := &recorder{}
+				l, err := s.Subscribe(ctx, "a", "a", e.record)
 				if err == nil || l.Command() != "" {
 					t.Errorf("got %v, %q", err, l.Command())
 				}
 				time.Sleep(20 * time.Second)
-				s.hears(e, "")
+				s.wants(e, "")
 				mend()
 				time.Sleep(10 * time.Second)
-				s.hears(e, "again")
+				s.wants(e, "again")
 				s.publish("a", "x")
-				s.hears(e, "x")
+				s.wants(e, "x")
 				if got := l.Command(); got != "PUBLISH" {
 					t.Errorf("publishes with %q", got)
 				}
@@ -545,7 +547,7 @@ func TestCloseEndsListening(t *testing.T) {
 		s.srv.Proxy.Stall()
 		ended := make(chan error)
 		go func() {
-			_, err := s.Listen(t.Context(), "b", "b", a.heard)
+			_, err := s.Listen(t.Context(), "b", "b", a.record)
 			ended <- err
 		}()
 		synctest.Wait()
@@ -553,15 +555,15 @@ func TestCloseEndsListening(t *testing.T) {
 		if err := <-ended; !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("got %v", err)
 		}
-		if _, err := s.Listen(t.Context(), "a", "a", a.heard); !errors.Is(err, redis.ErrClosed) {
+		if _, err := s.Listen(t.Context(), "a", "a", a.record); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("got %v", err)
 		}
 		a.Relisten()
 		a.Close()
 		s.srv.Proxy.Flow()
-		s.hears(a, "")
+		s.wants(a, "")
 	})
-	virtually(t, 3, func(t *testing.T, s *listening) { // that was never used
+	virtually(t, 3, func(t *testing.T, s *listening) { // a Store that was never used
 		s.Close()
 		if _, err := s.Listen(t.Context(), "a", "a", nil); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("got %v", err)
@@ -569,8 +571,8 @@ func TestCloseEndsListening(t *testing.T) {
 	})
 }
 
-// A user who may not PING, or not UNSUBSCRIBE, still hears: being refused is
-// an answer.
+// A user without the right to PING or UNSUBSCRIBE receives messages: a refusal is an
+// answer as well.
 func TestListenNeedsOnlySubscribe(t *testing.T) {
 	virtually(t, 3, func(t *testing.T, s *listening) {
 		s.hook(func(c *mini.Peer, cmd string, _ ...string) bool {
@@ -590,16 +592,17 @@ func TestListenNeedsOnlySubscribe(t *testing.T) {
 		b := s.listen("b")
 		s.publish("a", "x")
 		s.publish("b", "y")
-		s.hears(a, "x")
-		s.hears(b, "y")
+		s.wants(a, "x")
+		s.wants(b, "y")
 		if n := s.dials.Load(); n != 1 {
 			t.Errorf("%d connections", n)
 		}
 	})
 }
 
-// One that is refused among others is found out, and the others are had.
-func TestRefusedAmongOthers(t *testing.T) {
+// If the server refuses a command because of one channel, the other channels are
+// subscribed to.
+func TestOneRefusedChannelOfMany(t *testing.T) {
 	for _, protocol := range []int{2, 3} {
 		virtually(t, protocol, func(t *testing.T, s *listening) {
 			var allowed atomic.Bool
@@ -621,9 +624,9 @@ func TestRefusedAmongOthers(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 			}
-			ears := make([]*ear, 50)
-			for i := range ears {
-				wg.Go(func() { ears[i] = s.listen(fmt.Sprint("good", i)) })
+			recorders := make([]*recorder, 50)
+			for i := range recorders {
+				wg.Go(func() { recorders[i] = s.listen(fmt.Sprint("good", i)) })
 				if i%10 == 0 {
 					wg.Go(bad)
 				}
@@ -632,29 +635,29 @@ func TestRefusedAmongOthers(t *testing.T) {
 			s.srv.Proxy.Flow()
 			wg.Wait()
 			bad()
-			s.hears(first, "")
+			s.wants(first, "")
 			allowed.Store(true)
-			ears = append(ears, s.listen("bad"))
+			recorders = append(recorders, s.listen("bad"))
 			for range 2 {
-				for i, e := range ears[:50] {
+				for i, e := range recorders[:50] {
 					s.publish(fmt.Sprint("good", i), "x")
-					s.hears(e, "x")
+					s.wants(e, "x")
 				}
-				s.hears(first, "")
+				s.wants(first, "")
 				s.publish("bad", "x")
-				s.hears(ears[50], "x")
+				s.wants(recorders[50], "x")
 
-				allowed.Store(false) // as who listens already finds out at the next connection
+				allowed.Store(false) // the Listener that exists learns it at the next connection
 				s.srv.Proxy.Cut()
 				time.Sleep(time.Second)
-				for _, e := range append(ears[:50:50], first) {
-					s.hears(e, "again")
+				for _, e := range append(recorders[:50:50], first) {
+					s.wants(e, "again")
 				}
-				s.hears(ears[50], "")
+				s.wants(recorders[50], "")
 				bad()
 				allowed.Store(true)
 				time.Sleep(2 * pubsub.PingEvery)
-				s.hears(ears[50], "again")
+				s.wants(recorders[50], "again")
 			}
 		})
 	}

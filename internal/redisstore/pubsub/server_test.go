@@ -18,18 +18,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// comes fails unless ok comes true. A busy machine takes its time.
-func comes(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 30s", what)
-		}
-	}
-}
-
-// undisturbed fails if f says that something is wrong, unless the machine
-// stood still meanwhile, which ends connections: then it tries again.
+// undisturbed fails the test if f returns what is wrong. But if the machine stood still
+// meanwhile, which ends connections, it tries again.
 func undisturbed(t *testing.T, rdb *redis.Client, f func() (wrong string)) {
 	t.Helper()
 	for range 20 {
@@ -61,16 +51,16 @@ func undisturbed(t *testing.T, rdb *redis.Client, f func() (wrong string)) {
 	t.Fatal("this machine stands still too often")
 }
 
-// hearsAgain waits until e hears that messages may have been missed.
-func (e *ear) hearsAgain(t *testing.T) {
+// getsAgain waits until e learns that messages may have been missed.
+func (e *recorder) getsAgain(t *testing.T) {
 	t.Helper()
-	comes(t, "again", func() bool { return strings.Contains(e.take(), "again") })
+	until(t, "again", func() bool { return strings.Contains(e.take(), "again") })
 }
 
-// hearsSoon publishes until e hears it.
-func hearsSoon(t *testing.T, rdb redis.UniversalClient, e *ear, name string) {
+// getsSoon publishes until e gets a message.
+func getsSoon(t *testing.T, rdb redis.UniversalClient, e *recorder, name string) {
 	t.Helper()
-	comes(t, "a message on "+name, func() bool {
+	until(t, "a message on "+name, func() bool {
 		if err := rdb.Publish(t.Context(), name, "x").Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +68,7 @@ func hearsSoon(t *testing.T, rdb redis.UniversalClient, e *ear, name string) {
 	})
 }
 
-// Every kind of client that may be handed in, and every URL.
+// Listen works over every kind of client that a caller may pass, and by URL.
 func TestListenByAnyClient(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
@@ -105,11 +95,6 @@ func TestListenByAnyClient(t *testing.T) {
 		"hooks": func(t *testing.T) *redisstore.Store {
 			rdb := srv.Client()
 			rdb.AddHook(hook{})
-			return redisstore.New(rdb)
-		},
-		"ring": func(t *testing.T) *redisstore.Store {
-			rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": srv.Addr}})
-			t.Cleanup(func() { rdb.Close() })
 			return redisstore.New(rdb)
 		},
 		"cluster without one": func(t *testing.T) *redisstore.Store {
@@ -139,19 +124,19 @@ func TestListenByAnyClient(t *testing.T) {
 				defer b.Close()
 				for _, ch := range []string{"a", "b"} {
 					if n := rdb.Publish(t.Context(), name+ch, ch).Val(); n != 1 {
-						return fmt.Sprintf("%s: %d hear it", ch, n)
+						return fmt.Sprintf("%s: %d subscribers", ch, n)
 					}
 				}
-				for _, e := range []*ear{a, b} {
-					comes(t, "something", func() bool { return !e.silent() })
+				for _, e := range []*recorder{a, b} {
+					until(t, "a message", func() bool { return !e.isEmpty() })
 				}
 				if got := a.take() + b.take(); got != "ab" {
-					return fmt.Sprintf("heard %q", got)
+					return fmt.Sprintf("got %q", got)
 				}
 				return ""
 			})
 			s.Close()
-			comes(t, "the end of the connection", func() bool { return len(rdb.PubSubChannels(t.Context(), name+"*").Val()) == 0 })
+			until(t, "the end of the connection", func() bool { return len(rdb.PubSubChannels(t.Context(), name+"*").Val()) == 0 })
 		})
 	}
 }
@@ -159,47 +144,46 @@ func TestListenByAnyClient(t *testing.T) {
 func TestListenByURL(t *testing.T) {
 	stores(t, func(t *testing.T, s *redisstore.Store, srv *redistest.Server) {
 		e := listenTo(t, s, "ch")
-		hearsSoon(t, srv.Client(), e, "ch")
-		for _, end := range endings {
+		getsSoon(t, srv.Client(), e, "ch")
+		for _, end := range redistest.Endings {
 			srv.Pause()
-			ended(t, end.name, func() {
-				ctx, cancel := end.start(t.Context())
+			returns(t, end.Name, func() {
+				ctx, cancel := end.Start(t.Context())
 				defer cancel()
-				if _, err := s.Listen(ctx, end.name, end.name, e.heard); !isOneOf(err, end.errors) {
-					t.Errorf("%s: got %v", end.name, err)
+				if _, err := s.Listen(ctx, end.Name, end.Name, e.record); !end.Match(err) {
+					t.Errorf("%s: got %v", end.Name, err)
 				}
 			})
 			srv.Resume()
 		}
-		hearsSoon(t, srv.Client(), e, "ch")
+		getsSoon(t, srv.Client(), e, "ch")
 		srv.Pause()
 		defer srv.Resume()
-		ended(t, "Close", func() { s.Close() })
-		ended(t, "all goroutines", s.Subscriber.Wait)
+		returns(t, "Close", func() { s.Close() })
+		returns(t, "all goroutines", s.Subscriber.Wait)
 	})
 }
 
-// The first Listen makes the connection, and ends though the server hangs.
+// The first Listen makes the connection. If the server hangs, it ends with its context.
 func TestFirstListenEndsWithItsContext(t *testing.T) {
 	stores(t, func(t *testing.T, s *redisstore.Store, srv *redistest.Server) {
 		srv.Pause()
 		defer srv.Resume()
-		for _, end := range endings {
-			ended(t, end.name, func() {
-				ctx, cancel := end.start(t.Context())
+		for _, end := range redistest.Endings {
+			returns(t, end.Name, func() {
+				ctx, cancel := end.Start(t.Context())
 				defer cancel()
-				if _, err := s.Listen(ctx, "ch", "ch", nil); !isOneOf(err, end.errors) {
-					t.Errorf("%s: got %v", end.name, err)
+				if _, err := s.Listen(ctx, "ch", "ch", nil); !end.Match(err) {
+					t.Errorf("%s: got %v", end.Name, err)
 				}
 			})
 		}
-		ended(t, "Close", func() { s.Close() })
-		ended(t, "all goroutines", s.Subscriber.Wait)
+		returns(t, "Close", func() { s.Close() })
+		returns(t, "all goroutines", s.Subscriber.Wait)
 	})
 }
 
-// A thousand keys at once, on one connection, none of which is refused, lost
-// or forgotten, though the connection is killed meanwhile.
+// A thousand channels share one connection. None is lost when the connection is killed.
 func TestThousandChannels(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Real: true})
@@ -208,23 +192,23 @@ func TestThousandChannels(t *testing.T) {
 		t.Fatal(err)
 	}
 	rdb := srv.Client()
-	ears := make([]*ear, 1000)
+	recorders := make([]*recorder, 1000)
 	var wg sync.WaitGroup
-	for i := range ears {
-		wg.Go(func() { ears[i] = listenTo(t, s, fmt.Sprint("ch", i)) })
+	for i := range recorders {
+		wg.Go(func() { recorders[i] = listenTo(t, s, fmt.Sprint("ch", i)) })
 	}
 	wg.Wait()
 	clients := func() int {
 		return strings.Count(rdb.Do(t.Context(), "client", "list", "type", "pubsub").String(), "id=")
 	}
-	comes(t, "one connection", func() bool { return clients() == 1 })
+	until(t, "one connection", func() bool { return clients() == 1 })
 	hear := func() {
 		t.Helper()
-		missing := map[string]*ear{}
-		for i, e := range ears {
+		missing := map[string]*recorder{}
+		for i, e := range recorders {
 			missing[fmt.Sprint("ch", i)] = e
 		}
-		comes(t, "all messages", func() bool {
+		until(t, "all messages", func() bool {
 			pipe := rdb.Pipeline()
 			for name := range missing {
 				pipe.Publish(t.Context(), name, "x")
@@ -245,12 +229,12 @@ func TestThousandChannels(t *testing.T) {
 	if err := rdb.Do(t.Context(), "client", "kill", "type", "pubsub").Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range ears {
-		comes(t, "again", func() bool { return e.count() > 0 })
+	for _, e := range recorders {
+		until(t, "again", func() bool { return e.count() > 0 })
 	}
 	hear()
 	s.Close()
-	comes(t, "no connection", func() bool { return clients() == 0 })
+	until(t, "no connection", func() bool { return clients() == 0 })
 }
 
 func TestListenersOutliveTheServer(t *testing.T) {
@@ -262,19 +246,19 @@ func TestListenersOutliveTheServer(t *testing.T) {
 	}
 	a, b := listenTo(t, s, "a"), listenTo(t, s, "b")
 	srv.Kill()
-	ended(t, "a Listen without a server", func() {
+	returns(t, "a Listen without a server", func() {
 		if _, err := s.Listen(t.Context(), "c", "c", nil); err == nil || !strings.Contains(err.Error(), srv.Addr) {
 			t.Errorf("got %v", err)
 		}
 	})
 	srv.Restart()
-	a.hearsAgain(t)
-	b.hearsAgain(t)
-	hearsSoon(t, srv.Client(), a, "a")
+	a.getsAgain(t)
+	b.getsAgain(t)
+	getsSoon(t, srv.Client(), a, "a")
 }
 
-// A channel that the server refuses is refused to who asked for it, at once
-// and by its name. The others do not suffer, and it may be allowed later.
+// If the server refuses a channel, Listen returns at once with an error that names it.
+// The other channels work, and the channel works once it is allowed.
 func TestRefusedChannel(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
@@ -293,15 +277,15 @@ func TestRefusedChannel(t *testing.T) {
 		app := redis.NewClient(o)
 		defer app.Close()
 		s := redisstore.New(app)
-		ears := make([]*ear, 20)
+		recorders := make([]*recorder, 20)
 		undisturbed(t, rdb, func() string {
 			var wg sync.WaitGroup
-			for i := range ears {
-				wg.Go(func() { ears[i] = listenTo(t, s, fmt.Sprint("good", i)) })
+			for i := range recorders {
+				wg.Go(func() { recorders[i] = listenTo(t, s, fmt.Sprint("good", i)) })
 				wg.Go(func() {
 					name := fmt.Sprint("bad", i)
 					_, err := s.Listen(t.Context(), name, name, nil)
-					for range 10 { // where it is the connection that could not be made
+					for range 10 { // if the connection could not be made
 						if err == nil || redis.HasErrorPrefix(err, "NOPERM") {
 							break
 						}
@@ -313,27 +297,27 @@ func TestRefusedChannel(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			for i, e := range ears {
-				hearsSoon(t, rdb, e, fmt.Sprint("good", i))
+			for i, e := range recorders {
+				getsSoon(t, rdb, e, fmt.Sprint("good", i))
 				if e.count() > 0 {
 					return "the connection was lost"
 				}
 			}
 			return ""
 		})
-		allow("&good1", "&bad1") // which ends the connections of those who have more
-		ears[1].hearsAgain(t)
-		hearsSoon(t, rdb, ears[1], "good1")
-		hearsSoon(t, rdb, listenTo(t, s, "bad1"), "bad1")
+		allow("&good1", "&bad1") // ends the connections of users with more rights
+		recorders[1].getsAgain(t)
+		getsSoon(t, rdb, recorders[1], "good1")
+		getsSoon(t, rdb, listenTo(t, s, "bad1"), "bad1")
 		allow("&*")
-		ears[2].hearsAgain(t)
-		hearsSoon(t, rdb, ears[2], "good2")
+		recorders[2].getsAgain(t)
+		getsSoon(t, rdb, recorders[2], "good2")
 		s.Close()
 	}
 }
 
-// Listeners come and go by the dozen while connections are killed. Whoever
-// listens in the end hears, and nothing else is left.
+// Many Listeners come and go while connections are killed. Those that remain get
+// messages, and no other subscription is left.
 func TestListenersComeAndGo(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
@@ -343,7 +327,7 @@ func TestListenersComeAndGo(t *testing.T) {
 	}
 	p := srv.Client()
 	var wg sync.WaitGroup
-	kept := make([]*ear, 8)
+	kept := make([]*recorder, 8)
 	for i := range kept {
 		wg.Go(func() {
 			for n := range 60 {
@@ -368,13 +352,13 @@ func TestListenersComeAndGo(t *testing.T) {
 	}
 	wg.Wait()
 	for i, e := range kept {
-		hearsSoon(t, p, e, fmt.Sprint("ch", i%4))
+		getsSoon(t, p, e, fmt.Sprint("ch", i%4))
 		e.Close()
 	}
-	comes(t, "no subscription", func() bool { return len(p.PubSubChannels(t.Context(), "*").Val()) == 0 })
+	until(t, "no subscription", func() bool { return len(p.PubSubChannels(t.Context(), "*").Val()) == 0 })
 }
 
-// A half-open connection over TCP.
+// A half-open connection over TCP is replaced.
 func TestSilentConnectionIsReplaced(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
@@ -387,21 +371,21 @@ func TestSilentConnectionIsReplaced(t *testing.T) {
 	defer s.Close()
 	e := listenTo(t, s, "ch")
 	p.Fail("ping", faultproxy.HangReply)
-	e.hearsAgain(t)
-	hearsSoon(t, srv.Client(), e, "ch")
+	e.getsAgain(t)
+	getsSoon(t, srv.Client(), e, "ch")
 }
 
-// BenchmarkHeard is the time from a PUBLISH to the hearing of it, beside that
-// of a bare PubSub.
-func BenchmarkHeard(b *testing.B) {
+// BenchmarkMessage measures the time from a PUBLISH to the arrival of its message, beside
+// a bare PubSub.
+func BenchmarkMessage(b *testing.B) {
 	srv := redistest.Start(b, nil)
 	rdb := srv.Client()
-	run := func(b *testing.B, heard <-chan struct{}) {
+	run := func(b *testing.B, arrived <-chan struct{}) {
 		for b.Loop() {
 			if err := rdb.Publish(b.Context(), b.Name(), "x").Err(); err != nil {
 				b.Fatal(err)
 			}
-			<-heard
+			<-arrived
 		}
 	}
 	b.Run("bare", func(b *testing.B) {
@@ -410,16 +394,16 @@ func BenchmarkHeard(b *testing.B) {
 		if _, err := ps.Receive(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		heard := make(chan struct{}, 1)
+		arrived := make(chan struct{}, 1)
 		go func() {
 			for {
 				if _, err := ps.Receive(context.Background()); err != nil {
 					return
 				}
-				heard <- struct{}{}
+				arrived <- struct{}{}
 			}
 		}()
-		run(b, heard)
+		run(b, arrived)
 	})
 	b.Run("listen", func(b *testing.B) {
 		s, err := redisstore.Open(b.Context(), srv.URL(), nil)
@@ -427,10 +411,10 @@ func BenchmarkHeard(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer s.Close()
-		heard := make(chan struct{}, 1)
-		if _, err := s.Listen(b.Context(), b.Name(), "k", func(string, bool) { heard <- struct{}{} }); err != nil {
+		arrived := make(chan struct{}, 1)
+		if _, err := s.Listen(b.Context(), b.Name(), "k", func(string, bool) { arrived <- struct{}{} }); err != nil {
 			b.Fatal(err)
 		}
-		run(b, heard)
+		run(b, arrived)
 	})
 }

@@ -5,9 +5,11 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// deadlines is a connection that remembers what was set last.
+// deadlines is a connection that keeps the deadlines that were set last.
 type deadlines struct {
 	net.Conn
 	read, write time.Time
@@ -17,7 +19,7 @@ func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = t; return nil
 func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = t; return nil }
 func (d *deadlines) SetDeadline(t time.Time) error      { d.read, d.write = t, t; return nil }
 
-// The orders in which a call, its end and the next call may come, each.
+// A call, its end and the next call on the connection come in every possible order.
 func TestInterruptFindsItsConnection(t *testing.T) {
 	ended, cancel := context.WithTimeout(t.Context(), time.Hour)
 	cancel()
@@ -32,30 +34,30 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 	for name, f := range map[string]func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time{
 		"while it is used": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			return past
 		},
-		"before it is known": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
-			cs.interrupt(a)
+		"before it has a connection": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
+			cs.interrupt(a, context.Canceled)
 			use(c, a)
 			return past
 		},
 		"between write and read": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			d, _ := a.Deadline()
 			c.SetWriteDeadline(d)
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			c.SetReadDeadline(d)
 			return past
 		},
-		"before the farewell": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
+		"before the last message of TLS": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			c.SetWriteDeadline(time.Now().Add(5 * time.Second))
 			return past
 		},
-		"in the pool, which looks after it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
+		"in the pool, which checks the connection": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			c.SetDeadline(time.Time{})
 			use(c, b)
 			return end
@@ -63,26 +65,26 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 		"when the next is about to take it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			c.SetDeadline(time.Time{})
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			return time.Time{}
 		},
 		"when the next has taken it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			c.SetDeadline(time.Time{})
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			use(c, b)
 			return end
 		},
 		"when the next uses it": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			use(c, b)
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			return end
 		},
 		"when it has returned": func(cs *Calls, c net.Conn, a, b *call, over func()) time.Time {
 			use(c, a)
 			over()
-			cs.interrupt(a)
+			cs.interrupt(a, context.Canceled)
 			c.SetReadDeadline(end)
 			c.SetWriteDeadline(end)
 			return end
@@ -99,7 +101,7 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 		over()
 		overB()
 		if len(cs.under) > 0 {
-			t.Errorf("%s: %d calls are not forgotten", name, len(cs.under))
+			t.Errorf("%s: %d calls are still under way", name, len(cs.under))
 		}
 	}
 
@@ -109,7 +111,7 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 	use(cs.Wrap(d), a)
 	over()
 	if !d.read.IsZero() || !d.write.IsZero() {
-		t.Errorf("without an end: reads until %v, writes until %v", d.read, d.write)
+		t.Errorf("without a deadline: reads until %v, writes until %v", d.read, d.write)
 	}
 	a, over = cs.Begin(ended)
 	defer over()
@@ -125,7 +127,7 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 	}
 }
 
-// BenchmarkBegin is what it costs a call to be known.
+// BenchmarkBegin measures what Calls costs a call.
 func BenchmarkBegin(b *testing.B) {
 	var cs Calls
 	c := cs.Wrap(&deadlines{})
@@ -142,5 +144,35 @@ func BenchmarkBegin(b *testing.B) {
 				end()
 			}
 		})
+	}
+}
+
+// A call that begins after the end of a quit that is watched no longer is over at once.
+// A later call ends at its own deadline, even if earlier calls had later ones.
+func TestCallsAfterTheEndOfAQuit(t *testing.T) {
+	t.Parallel()
+	var cs Calls
+	closing, quit := context.WithCancel(t.Context())
+	defer quit()
+	for _, d := range []time.Duration{time.Hour, time.Hour, time.Millisecond} {
+		if d < time.Hour {
+			closing = t.Context()
+		}
+		within := lazyctx.WithTimeout(t.Context(), closing, d)
+		defer within.End()
+		ctx, end := cs.Begin(within)
+		quit() // ends the first call; the second begins after it
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Second):
+			t.Error("the call goes on")
+		}
+		end()
+	}
+}
+
+func TestAPanicOfTheClientIsAnError(t *testing.T) {
+	if reply, err := Do(t.Context(), nil, []any{"get", "k"}); err == nil {
+		t.Errorf("got %v and no error", reply)
 	}
 }

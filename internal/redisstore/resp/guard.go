@@ -9,11 +9,13 @@ import (
 )
 
 // Limits of a reply. The longest reply that hasp asks for lists the waiters of a
-// key. It is far below these limits.
+// key. It is far below these limits. The longest line is an error, of a few hundred
+// bytes. A value in an array counts twice towards maxItems: when the array announces it,
+// and when it arrives.
 const (
 	maxReply = 64 << 20 // bytes in a reply
 	maxItems = 1 << 18  // values in a reply
-	maxLine  = 64 << 10 // bytes in a line
+	maxLine  = 32 << 10 // bytes in a line
 	maxDepth = 32       // of arrays in arrays
 )
 
@@ -25,7 +27,7 @@ var (
 // guard is a connection that protects its reader from the server. go-redis
 // allocates the length that a reply announces before the reply arrives, and reads
 // a line of any length. If bytes are not a reply, or a reply is too long, the
-// guard returns an error and passes nothing on from then.
+// guard returns an error, and from then on it passes on nothing.
 type guard struct {
 	net.Conn
 	replies replies
@@ -39,9 +41,19 @@ func (g *guard) Read(p []byte) (int, error) {
 	if g.err != nil {
 		return 0, g.err
 	}
+	// The bytes are parsed before the reader sees them. If they are refused, the reader
+	// sees nothing of this read.
 	n, err := g.Conn.Read(p)
-	if g.err = g.replies.pass(p[:n]); g.err != nil {
-		return 0, g.err
+	for b := p[:n]; len(b) > 0; {
+		parse := g.replies.passLine
+		if g.replies.bulk > 0 {
+			parse = g.replies.passBulk
+		}
+		var m int
+		if m, g.err = parse(b); g.err != nil {
+			return 0, g.err
+		}
+		b = b[m:]
 	}
 	return n, err
 }
@@ -61,31 +73,19 @@ type replies struct {
 	bytes, items int // so far, of the current reply
 }
 
-// maxHead is how much of a line replies keeps. No valid length is longer.
+// maxHead is how many bytes of a line are kept. No valid line that announces a length is
+// longer.
 const maxHead = 16
-
-// pass parses the bytes that have arrived. It returns an error if they must not be
-// passed on.
-func (r *replies) pass(b []byte) error {
-	for len(b) > 0 {
-		parse := r.passLine
-		if r.bulk > 0 {
-			parse = r.passBulk
-		}
-		n, err := parse(b)
-		if err != nil {
-			return err
-		}
-		b = b[n:]
-	}
-	return nil
-}
 
 // passBulk parses the next bytes of a string, and returns how many of b they are.
 func (r *replies) passBulk(b []byte) (int, error) {
 	n := min(r.bulk, len(b))
-	if !r.isBulk(b[:n]) {
-		return 0, errProtocol
+	const end = "\r\n"
+	for i := range end {
+		// The end may arrive in two parts. Look only at what is in this one.
+		if at := r.bulk - len(end) + i; 0 <= at && at < n && b[at] != end[i] {
+			return 0, errProtocol
+		}
 	}
 	if r.bulk -= n; r.bulk == 0 {
 		r.endValue()
@@ -101,6 +101,7 @@ func (r *replies) passLine(b []byte) (int, error) {
 		n = len(b)
 	}
 
+	// A line may arrive in parts. Only its beginning is kept, and its length.
 	r.head = append(r.head, b[:min(n, maxHead-len(r.head))]...)
 	if r.length += n; r.length > maxLine {
 		return 0, errTooMuch
@@ -110,21 +111,11 @@ func (r *replies) passLine(b []byte) (int, error) {
 		return n, nil
 	}
 
+	// If the LF came alone, the byte before it is the last of the part before.
 	if n > 1 {
 		r.last = b[n-2]
 	}
 	return n, r.endLine()
-}
-
-// isBulk reports whether b can be the next bytes of a string, which ends in CR LF.
-func (r *replies) isBulk(b []byte) bool {
-	const end = "\r\n"
-	for i := range end {
-		if at := r.bulk - len(end) + i; at < len(b) && at >= 0 && b[at] != end[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // endLine parses a line that has arrived. r.last is the byte before its LF.
@@ -142,34 +133,38 @@ func (r *replies) endLine() error {
 	r.items++
 
 	switch kind {
-	case '+', '-', ':', '_', '#', ',', '(':
+	case '+', '-', ':', '_', '#', ',', '(': // the line is the value
 		r.endValue()
-		return r.checkLimits()
-	case '$', '=', '!', '*', '~', '>', '%', '|':
+	case '$', '=', '!', '*', '~', '>', '%', '|': // the line announces a length
+		if length > maxHead {
+			return errProtocol
+		}
+		n, err := strconv.Atoi(string(bytes.TrimSuffix(text, []byte("\r\n"))))
+		switch {
+		case n == -1 && (kind == '$' || kind == '*'): // nil
+			r.endValue()
+		case err != nil || n < 0:
+			return errProtocol
+		default:
+			r.begin(kind, n)
+		}
 	default:
 		return errProtocol
 	}
-	if length > maxHead {
-		return errProtocol
+
+	if r.bytes > maxReply || r.items > maxItems || len(r.open) > maxDepth+1 {
+		return fmt.Errorf("%w: more than %d bytes, %d values or %d levels", errTooMuch, maxReply, maxItems, maxDepth)
 	}
-	n, err := strconv.Atoi(string(bytes.TrimSuffix(text, []byte("\r\n"))))
-	switch {
-	case n == -1 && (kind == '$' || kind == '*'): // nil
-		r.endValue()
-		return nil
-	case err != nil || n < 0:
-		return errProtocol
-	}
-	return r.begin(kind, n)
+	return nil
 }
 
 // begin begins a string of n bytes or an array of n values, or of n pairs.
-func (r *replies) begin(kind byte, n int) error {
+func (r *replies) begin(kind byte, n int) {
 	switch kind {
 	case '$', '=', '!':
 		r.bulk = n + 2
 		r.bytes += min(n, 2*maxReply)
-		return r.checkLimits()
+		return
 	case '|': // attributes do not count as a value: the value follows them
 		r.open[len(r.open)-1]++
 		fallthrough
@@ -177,12 +172,13 @@ func (r *replies) begin(kind byte, n int) error {
 		n *= 2
 	}
 
+	// min, so that the sum does not overflow. An array of no values ends at once.
 	r.items += min(n, 2*maxItems)
-	if r.open = append(r.open, n); n == 0 {
-		r.open = r.open[:len(r.open)-1]
+	if n == 0 {
 		r.endValue()
+		return
 	}
-	return r.checkLimits()
+	r.open = append(r.open, n)
 }
 
 // endValue ends a value, and each array whose last value it is.
@@ -193,12 +189,4 @@ func (r *replies) endValue() {
 		}
 		r.open = r.open[:i]
 	}
-}
-
-// checkLimits returns an error if the current reply is too long.
-func (r *replies) checkLimits() error {
-	if r.bytes > maxReply || r.items > maxItems || len(r.open) > maxDepth+1 {
-		return fmt.Errorf("%w: more than %d bytes, %d values or %d levels", errTooMuch, maxReply, maxItems, maxDepth)
-	}
-	return nil
 }

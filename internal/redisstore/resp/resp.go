@@ -1,6 +1,6 @@
-// Package resp is hasp's part of a connection of go-redis: calls that end when
-// they are cancelled, a guard against replies that are too long, and wires, which
-// many callers share.
+// Package resp has what hasp adds to the connections of go-redis: calls that end when
+// they are cancelled, a guard against replies that are too long, and wires, which many
+// callers share.
 package resp
 
 import (
@@ -48,134 +48,86 @@ type replyError string
 
 func (e replyError) Error() string { return string(e) }
 
-// RedisError marks a reply, by go-redis' convention: the server is well.
+// RedisError marks the error as a reply, as go-redis' own errors do: the server answers.
 func (replyError) RedisError() {}
 
 // push is a message that is no reply to a command.
 type push struct{ value any }
 
-// readReply reads one reply: nil, an int64, a string, a []any or a replyError. With
-// RESP3 it can also be a bool, a float64 or a push. A map is read as an array of
-// its keys and values.
-func readReply(in *bufio.Reader) (any, error) { return readValue(in, maxDepth) }
-
-// readValue reads one value in which arrays may be nested to a depth.
-
-func readValue(in *bufio.Reader, depth int) (any, error) {
-	line, err := readLine(in)
+// readReply reads one reply: nil, an int64, a string, a []any, a replyError or a push.
+// No command that hasp sends over a wire has a reply of another type. The connection
+// below has a guard. It has checked the lengths of lines, strings and arrays, and how
+// deep they are nested.
+func readReply(in *bufio.Reader) (any, error) {
+	line, err := in.ReadSlice('\n')
 	if err != nil {
 		return nil, err
 	}
-	kind, text := line[0], line[1:]
+
+	kind, text := line[0], line[1:len(line)-2]
 	switch kind {
-	case '+', '(':
+	case '+':
 		if string(text) == "OK" {
-			return "OK", nil
+			return "OK", nil // not allocated
 		}
 		return string(text), nil
 	case '-':
 		return replyError(text), nil
-	case ':':
-		n, err := strconv.ParseInt(string(text), 10, 64)
-		return n, protocolError(err)
 	case '_':
 		return nil, nil
-	case '#':
-		return string(text) == "t", nil
-	case ',':
-		f, err := strconv.ParseFloat(string(text), 64)
-		return f, protocolError(err)
+	case ':', '$', '*', '>':
+	default:
+		return nil, errProtocol
 	}
 
-	n, err := strconv.Atoi(string(text)) // all other kinds have a length
+	// The line has a number: the value itself, or a length. A negative length is nil.
+	n, err := strconv.ParseInt(string(text), 10, 64)
 	switch {
-	case err != nil, n < -1, n > maxReply, depth == 0:
-		return nil, errProtocol
-	case n < 0 && (kind == '$' || kind == '*'):
-		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: %v", errProtocol, err)
+	case kind == ':':
+		return n, nil
 	case n < 0:
-		return nil, errProtocol
+		return nil, nil
+	case kind == '$':
+		return readBulk(in, int(n))
 	}
 
-	switch kind {
-	case '$', '=', '!':
-		return readBulk(in, kind, n)
-	case '*', '~':
-		return readArray(in, n, depth)
-	case '%':
-		return readArray(in, 2*n, depth)
-	case '>':
-		all, err := readArray(in, n, depth)
+	all, err := readArray(in, int(n))
+	if kind == '>' {
 		return push{all}, err
-	case '|': // attributes of the value that follows
-		if _, err := readArray(in, 2*n, depth); err != nil {
-			return nil, err
-		}
-		return readValue(in, depth-1)
 	}
-	return nil, errProtocol
-}
-
-// readLine returns a line without CR LF. The line is valid until the next read.
-func readLine(in *bufio.Reader) ([]byte, error) {
-	line, err := in.ReadSlice('\n')
-	if err == bufio.ErrBufferFull { // the line is longer than the buffer
-		var long []byte
-		for err == bufio.ErrBufferFull && len(long) < maxLine {
-			long = append(long, line...)
-			line, err = in.ReadSlice('\n')
-		}
-		line = append(long, line...)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if len(line) < 3 || line[len(line)-2] != '\r' {
-		return nil, errProtocol
-	}
-	return line[:len(line)-2], nil
+	return all, err
 }
 
 // readBulk reads a string of n bytes.
-func readBulk(in *bufio.Reader, kind byte, n int) (any, error) {
+func readBulk(in *bufio.Reader, n int) (any, error) {
+	// Most strings fit into the buffer, and are copied once. Two more bytes are the CR LF.
 	buf, err := in.Peek(n + 2)
 	if err == nil {
+		// Deferred, because buf is a part of in's buffer until the return copies it.
 		defer in.Discard(n + 2)
 	} else if err == bufio.ErrBufferFull {
 		var all bytes.Buffer // grows with the bytes that arrive, not with the length announced
 		_, err = io.CopyN(&all, in, int64(n+2))
 		buf = all.Bytes()
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case buf[n] != '\r' || buf[n+1] != '\n':
-		return nil, errProtocol
-	case kind == '=' && n >= 4:
-		return string(buf[4:n]), nil // after "txt:"
-	case kind == '!':
-		return replyError(buf[:n]), nil
 	}
 	return string(buf[:n]), nil
 }
 
 // readArray reads n values.
-func readArray(in *bufio.Reader, n, depth int) (any, error) {
+func readArray(in *bufio.Reader, n int) ([]any, error) {
+	// The length is only announced, so memory for all of it is not allocated yet.
 	all := make([]any, 0, min(n, 64))
 	for range n {
-		v, err := readValue(in, depth-1)
+		v, err := readReply(in)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, v)
 	}
 	return all, nil
-}
-
-// protocolError returns err as an error of the protocol, and nil for nil.
-func protocolError(err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%w: %v", errProtocol, err)
 }

@@ -47,12 +47,12 @@ type Wire struct {
 	out   []byte
 	batch []*request
 
-	// Only the reader uses these, except that End follows the reader.
+	// Only the reader uses these, and End when the reader has ended.
 	due      []*request    // taken from sent: their replies come next
 	answered int           // how many of due have their reply
 	inReply  bool          // a part of a reply has arrived
 	received bool          // bytes have arrived since the last tick
-	busy     bool          // at the last tick, a reply was outstanding
+	busy     bool          // at the last tick, a reply was outstanding or the writer ran
 	quiet    int           // ticks in a row without bytes and without a change of busy
 	tickEnd  time.Time     // when the current tick ends
 	trip     time.Duration // the round trip, smoothed
@@ -79,8 +79,9 @@ func (w *Wire) Pending() (queued, sent int) {
 	return len(w.queue), len(w.sent)
 }
 
-// request is one command on a wire. Its caller and its reply meet in met: the
-// second of them finds that the first has set it, and decides what to do.
+// request is one command on a wire. The reply sets met, and so does a caller that
+// leaves. If the reply is first, the caller gets it. If the caller is first, the reply is
+// dropped.
 type request struct {
 	args  []any
 	until time.Time   // when the caller leaves; zero if it has no deadline
@@ -118,22 +119,22 @@ func (w *Wire) answer(r *request, reply any, err error) {
 	r.done <- result{reply, err}
 }
 
-// maxKept is how large a buffer for commands an idle wire keeps.
+// maxKept is the largest buffer for commands that a wire keeps for the next batch.
 const maxKept = 256 << 10
 
 var (
-	// ErrUnsent means that a wire has not sent a command, and will not send it.
+	// ErrUnsent means that the command was not sent and will not be sent.
 	ErrUnsent = errors.New("not sent")
 
-	// ErrNoReply means that the reply has not arrived in time. The outcome of the
-	// command is unknown.
+	// ErrNoReply means that the caller left, its deadline passed, or a silent wire ended,
+	// before the reply arrived. The outcome of the command is unknown.
 	ErrNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 
 	errIdle = errors.New("idle")
 )
 
-// Do sends a command and returns its reply. It returns ErrUnsent if the command was
-// not sent and will not be sent.
+// Do sends a command and returns its reply. If the wire is over, or an argument has a
+// type that a wire cannot encode, it returns ErrUnsent.
 func (w *Wire) Do(ctx context.Context, args []any) (any, error) {
 	r := w.newRequest()
 	r.args = args
@@ -144,14 +145,14 @@ func (w *Wire) Do(ctx context.Context, args []any) (any, error) {
 	}
 
 	// The reader enforces the deadline, so the caller needs no timer.
-	done, quit, _ := lazyctx.Split(ctx)
+	parent, quit, _, _ := lazyctx.Split(ctx)
 	var res result
 	select {
 	case res = <-r.done:
 		w.recycle(r)
 		return res.reply, res.err
-	case <-done:
-	case <-quit:
+	case <-parent.Done():
+	case <-quit.Done():
 	}
 
 	// The caller leaves. From the swap on, the request belongs to the wire.
@@ -204,6 +205,7 @@ func (w *Wire) write() {
 
 		_ = w.conn.SetWriteDeadline(time.Now().Add(silence))
 		if _, err := w.conn.Write(w.out); err != nil {
+			// A command may be cut in two, so nothing more can be written.
 			w.fail(err)
 		}
 	}
@@ -222,6 +224,7 @@ func (w *Wire) nextBatch() bool {
 		}
 		w.batch = nil
 	}
+	// mu is still held: if the writer ends here, the next caller starts a new one.
 	w.writing = len(w.batch) > 0
 	return w.writing
 }
@@ -234,6 +237,8 @@ func (w *Wire) encode() {
 		w.out = nil
 	}
 
+	// For this moment the reader finds the batch in no list. If the deadline of a request
+	// passes now, the reader ends the request later, at the end of the tick at the latest.
 	now := time.Now()
 	sent := w.batch[:0]
 	for _, r := range w.batch {
@@ -289,5 +294,6 @@ func (w *Wire) Over() bool {
 // fail gives the wire up and closes the connection, which ends the reader.
 func (w *Wire) fail(err error) {
 	w.GiveUp(err)
+	// To close the TLS instead could block, because it sends a last message.
 	w.base.Close()
 }

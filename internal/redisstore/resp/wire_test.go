@@ -8,41 +8,21 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// soon is what a call may take that is to end within a moment: much longer
-// than any machine needs, much shorter than any other bound here.
-const soon = 20 * time.Second
+// Shorter names for the helpers of package redistest.
+const soon = redistest.Soon
 
-// until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(soon); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, soon)
-		}
-	}
-}
+var returns, until, between = redistest.Returns, redistest.Until, redistest.Between
 
-// ended fails unless f returns soon.
-func ended(t *testing.T, what string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() { defer close(done); f() }()
-	select {
-	case <-done:
-	case <-time.After(soon):
-		t.Fatalf("%s goes on", what)
-	}
-}
-
-// piped is a wire to a server that the test plays, and what its connection was
-// worth in the end.
+// piped returns a wire, and the server's end of its connection. At the end of the wire,
+// back says whether the connection is in order.
 func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool) {
 	near, far := net.Pipe()
 	ended := make(chan bool, 1)
-	w = &Wire{conn: near, base: near, kept: kept, back: func(ok bool) { ended <- ok }}
+	w = &Wire{conn: Guard(near), base: near, kept: kept, back: func(ok bool) { ended <- ok }}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -56,8 +36,8 @@ func piped(t *testing.T, kept bool) (w *Wire, server net.Conn, back <-chan bool)
 	return w, far, ended
 }
 
-// A command whose caller left before it was written is not written.
-func TestWhoLeftBeforeTheWriteIsNotSent(t *testing.T) {
+// If a caller leaves before its command is written, the command is not sent.
+func TestCommandOfACallerThatLeftIsNotSent(t *testing.T) {
 	w, server, _ := piped(t, true)
 	var wg sync.WaitGroup
 	send := func(ctx context.Context, name string, want error) {
@@ -67,7 +47,7 @@ func TestWhoLeftBeforeTheWriteIsNotSent(t *testing.T) {
 			}
 		})
 	}
-	send(t.Context(), "first", nil) // and as long as it is written, the others wait
+	send(t.Context(), "first", nil) // while it is being written, the others wait
 	until(t, "the first is sent", func() bool { _, sent := w.Pending(); return sent == 1 })
 	leave, cancel := context.WithCancel(t.Context())
 	send(leave, "second", os.ErrDeadlineExceeded)
@@ -93,18 +73,18 @@ func TestWhoLeftBeforeTheWriteIsNotSent(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	fmt.Fprint(server, "+1\r\n+3\r\n")
-	ended(t, "a call", wg.Wait)
+	returns(t, "a call", wg.Wait)
 }
 
-// What is no reply, or nobody's, ends the wire and not the program.
-func TestNonsenseEndsAWire(t *testing.T) {
+// An invalid reply, or one without a command, ends the wire.
+func TestInvalidRepliesEndAWire(t *testing.T) {
 	for _, text := range []string{"HTTP/1.1 400 Bad Request\r\n", "+unasked\r\n", "$5\r\nlonger\r\n", "*-7\r\n", "\r\n", "$99999999999\r\n"} {
 		w, server, _ := piped(t, true)
 		fmt.Fprint(server, text)
-		ended(t, text, func() {
+		returns(t, text, func() {
 			buf := make([]byte, 1)
 			if _, err := server.Read(buf); err == nil {
-				t.Errorf("%q: it goes on", text)
+				t.Errorf("%q: the wire goes on", text)
 			}
 		})
 		if _, err := w.Do(t.Context(), []any{"ping"}); err != ErrUnsent {
@@ -113,9 +93,9 @@ func TestNonsenseEndsAWire(t *testing.T) {
 	}
 }
 
-// A status that is no reply to what was asked ends the wire: what comes next,
-// nobody knows for whom, grants nothing.
-func TestAfterAWrongStatusNobodyIsAnswered(t *testing.T) {
+// A reply OK to a command that never has one ends the wire. The replies may be out of
+// step with the commands, so the next reply must not grant anything.
+func TestNoReplyCountsAfterAWrongStatus(t *testing.T) {
 	for _, first := range []string{"evalsha", "eval", "set"} {
 		w, server, _ := piped(t, true)
 		var wg sync.WaitGroup
@@ -126,7 +106,7 @@ func TestAfterAWrongStatusNobodyIsAnswered(t *testing.T) {
 				}
 			})
 		}
-		ask(first) // and as long as it is written, the other waits
+		ask(first) // while it is being written, the other waits
 		until(t, "the first is sent", func() bool { _, sent := w.Pending(); return sent == 1 })
 		ask("set")
 		until(t, "the second is queued", func() bool { queued, _ := w.Pending(); return queued == 1 })
@@ -136,6 +116,6 @@ func TestAfterAWrongStatusNobodyIsAnswered(t *testing.T) {
 			}
 		}
 		fmt.Fprint(server, "+FINE\r\n+OK\r\n")
-		ended(t, "a call", wg.Wait)
+		returns(t, "a call", wg.Wait)
 	}
 }

@@ -16,11 +16,11 @@ import (
 // fails few calls. The wire then takes no more commands. Commands that are not
 // written go elsewhere. Commands that are written are not repeated: their callers
 // wait until their deadlines, as on a connection of their own. A caller without a
-// deadline waits until nothing has arrived for silence. If all of them are answered
-// after all, the connection is in order.
+// deadline waits until nothing has arrived for the time silence. If all written commands
+// are answered after all, the connection is in order.
 //
-// The reader counts ticks and not time. So a process that was stopped first reads
-// the replies that have arrived, and then decides.
+// The reader counts ticks and not time. If the process was stopped for a while, the
+// reader reads the replies that have arrived meanwhile, and only then decides.
 const (
 	tick       = 25 * time.Millisecond
 	rest       = 250 * time.Millisecond
@@ -33,7 +33,8 @@ const (
 // Read, and then End.
 func (w *Wire) Read() {
 	_ = w.checkTime() // replaces the deadline that go-redis' last call has set
-	in := bufio.NewReaderSize(wireReader{w}, 32<<10)
+	// readReply needs a whole line in the buffer. The guard refuses a longer one.
+	in := bufio.NewReaderSize(wireReader{w}, maxLine)
 	for {
 		reply, err := w.readNext(in)
 		if _, ok := reply.(push); ok && err == nil {
@@ -51,6 +52,7 @@ func (w *Wire) Read() {
 			w.trip += (time.Since(r.sent) - w.trip) / 8
 		}
 		w.answered++
+		// After answer, r may be in use for another command already.
 		if refused, ok := reply.(replyError); ok {
 			w.answer(r, nil, refused)
 		} else {
@@ -68,6 +70,7 @@ func (w *Wire) readNext(in *bufio.Reader) (any, error) {
 		return nil, err
 	}
 	w.inReply = true
+	// Before readReply, which overwrites the buffer that begin is a part of.
 	isStatus := begin[0] == '+'
 
 	reply, err := readReply(in)
@@ -133,11 +136,14 @@ func (r wireReader) Read(p []byte) (int, error) {
 // wakeAtLocked has the reader wake at a time if nothing arrives before.
 func (w *Wire) wakeAtLocked(at time.Time) {
 	w.wake = at
+	// With TLS this locks Calls.mu while mu is held. No code locks them the other way
+	// round.
 	_ = w.conn.SetReadDeadline(at) // fails on a closed connection only
 }
 
-// checkTime ends the requests whose deadline has passed. The reader then sleeps
-// until the next deadline or the end of the tick. An error ends the wire.
+// checkTime ends the tick if it is over, and the requests whose deadline has passed. The
+// reader then sleeps until the next deadline or the end of the tick. If checkTime returns
+// an error, the wire ends.
 func (w *Wire) checkTime() error {
 	now := time.Now()
 	w.mu.Lock()
@@ -190,6 +196,7 @@ func (w *Wire) tickLocked(now time.Time) error {
 	switch {
 	case w.over != nil:
 	case !busy && quiet >= rest:
+		// No writer runs, so the queue is empty.
 		w.over = errIdle
 	case busy && quiet >= max(2*tick, min(roundTrips*w.trip, impatience)):
 		w.giveUpLocked(ErrNoReply)
@@ -207,16 +214,16 @@ func (w *Wire) tickLocked(now time.Time) error {
 	return w.over
 }
 
-// End returns the connection of a wire whose Read has returned, and ends the
-// requests that are left.
+// End is called when Read has returned. It gives the connection back to the pool, or
+// closes it if it is not in order. It ends the requests that are left.
 func (w *Wire) End() {
 	w.mu.Lock()
 	good := !w.inReply && !w.writing && w.answered == len(w.due) && len(w.sent) == 0
 	w.mu.Unlock()
 
-	// The wire is over, so nothing more is written. If the reader has ended the
-	// wire, and not the connection, and all commands are answered, then the
-	// connection is in order.
+	// The wire is over, so nothing more is written. The connection can be used again if
+	// the wire was idle or silent, and all commands were answered. It cannot if it has
+	// failed, or if a caller has given the wire up.
 	good = good && (w.ended == errIdle || w.ended == ErrNoReply)
 	if !good {
 		w.base.Close()

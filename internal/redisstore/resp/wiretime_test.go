@@ -15,7 +15,8 @@ import (
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// asked has somebody send a command, and tells how that ended.
+// asked sends a command on a goroutine of its own, and returns a channel that gets its
+// error.
 func asked(w *Wire, ctx context.Context) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -25,16 +26,8 @@ func asked(w *Wire, ctx context.Context) <-chan error {
 	return done
 }
 
-// between fails unless an event came in time.
-func between(t *testing.T, what string, began time.Time, from, to time.Duration) {
-	t.Helper()
-	if took := time.Since(began); took < from || took > to {
-		t.Errorf("%s: after %v, want %v to %v", what, took, from, to)
-	}
-}
-
-// One who waits without an end hears that the connection is dead, one with a
-// deadline leaves by then, and nobody waits for a dead one twice.
+// On a dead connection, a caller without a deadline gets an error after a while. A caller
+// with a deadline leaves by then. No later caller waits for the dead connection.
 func TestSilentWireIsDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, back := piped(t, false)
@@ -61,8 +54,19 @@ func TestSilentWireIsDead(t *testing.T) {
 	})
 }
 
-// A wire that says nothing is given up after a few of its round trips. Those
-// who wait already are as patient as they are.
+// diesOfSilence fails unless a wire ends because nothing has arrived since began. A caller
+// without a deadline gets its error then.
+func diesOfSilence(t *testing.T, caller <-chan error, back <-chan bool, began time.Time) {
+	t.Helper()
+	if err := <-caller; !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a caller without a deadline: got %v", err)
+	}
+	<-back
+	between(t, "the end", began, silence, silence+2*tick)
+}
+
+// A wire on which nothing arrives is given up after a few of its round trips. Callers
+// that wait already go on waiting.
 func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
 	for trip, after := range map[time.Duration]time.Duration{
 		0: 2 * tick, time.Millisecond: 2 * tick, 100 * time.Millisecond: 400 * time.Millisecond, time.Second: impatience,
@@ -71,7 +75,7 @@ func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
 			w, server, back := piped(t, false)
 			w.trip = trip
 			go io.Copy(io.Discard, server)
-			time.Sleep(rest / 2) // silence before anything was asked does not count
+			time.Sleep(rest / 2) // silence before the first command does not count
 			began := time.Now()
 			patient := asked(w, t.Context())
 			time.Sleep(after - time.Millisecond)
@@ -84,22 +88,18 @@ func TestSilentWireIsGivenUpAfterAFewRoundTrips(t *testing.T) {
 			if err := <-asked(w, t.Context()); err != ErrUnsent {
 				t.Errorf("trip %v: after it: got %v", trip, err)
 			}
-			if err := <-patient; !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("got %v", err)
-			}
-			<-back
-			between(t, "the end", began, silence, silence+2*tick)
+			diesOfSilence(t, patient, back, began)
 		})
 	}
 }
 
-// The round trips of a wire are measured, so that a server that is far away is
-// not taken for a dead one.
+// The round trips of a wire are measured. So a server that is far away does not count as
+// dead.
 func TestServerFarAwayIsNotGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, _ := piped(t, false)
 		const away = 40 * time.Millisecond
-		w.trip = away / 2 // as yet
+		w.trip = away / 2 // so far
 		go io.Copy(io.Discard, server)
 		for far := away; far < impatience; far = far * 3 / 2 {
 			for range 10 {
@@ -114,8 +114,8 @@ func TestServerFarAwayIsNotGivenUp(t *testing.T) {
 	})
 }
 
-// Whose context has a deadline, and no timer, leaves by then all the same,
-// whether his command is under way or waits for its turn, and so do all others.
+// A caller whose context has a deadline without a timer leaves in time, whether its
+// command is in flight or queued.
 func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, _ := piped(t, true)
@@ -136,11 +136,11 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 			time.Sleep(after)
 		}
 		within := func(d time.Duration) *lazyctx.Context { return lazyctx.WithTimeout(t.Context(), nil, d) }
-		ask(time.Millisecond, within(700*time.Millisecond), "under way", "") // and as long as it is written, the others wait
+		ask(time.Millisecond, within(700*time.Millisecond), "under way", "") // while it is being written, the others wait
 		ask(0, within(5*time.Second), "stays", "yes")
 		ask(0, within(300*time.Millisecond), "waits long", "")
 		ask(0, within(50*time.Millisecond), "waits", "")
-		ask(0, within(50*time.Millisecond), "waits, too", "")
+		ask(0, within(50*time.Millisecond), "waits as well", "")
 		ask(0, within(0), "too late", "")
 		time.Sleep(60 * time.Millisecond)
 		ask(0, within(20*time.Millisecond), "comes later", "")
@@ -161,8 +161,7 @@ func TestCallersWithoutATimerLeaveInTime(t *testing.T) {
 	})
 }
 
-// Whose client is closed leaves at once, though neither his context nor his
-// deadline has ended.
+// When its Client is closed, a caller leaves at once, before its context ends.
 func TestCallersLeaveWhenTheirClientIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, back := piped(t, false)
@@ -183,9 +182,9 @@ func TestCallersLeaveWhenTheirClientIsClosed(t *testing.T) {
 	})
 }
 
-// Who has more time than the wire is answered by a server that was away for a
-// while, as on a connection of his own.
-func TestSilentWireWaitsForThePatient(t *testing.T) {
+// A caller with a late deadline gets the reply of a server that was silent for a while, as
+// on a connection of its own.
+func TestSilentWireStillAnswersCallersThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, back := piped(t, false)
 		go io.Copy(io.Discard, server)
@@ -194,20 +193,20 @@ func TestSilentWireWaitsForThePatient(t *testing.T) {
 		first, second := asked(w, ctx), asked(w, ctx)
 		time.Sleep(2 * silence)
 		if err := <-asked(w, ctx); err != ErrUnsent {
-			t.Errorf("who comes late: got %v", err)
+			t.Errorf("a later caller: got %v", err)
 		}
 		fmt.Fprint(server, "$1\r\nv\r\n$1\r\nv\r\n")
 		if err := errors.Join(<-first, <-second); err != nil {
 			t.Errorf("got %v", err)
 		}
-		if !<-back { // all are answered
+		if !<-back { // all commands are answered
 			t.Error("the connection counts as bad")
 		}
 	})
 }
 
-// A connection on which something has begun that nobody asked for is no good.
-func TestWireThatIsIdleInTheMiddleOfSomethingIsDead(t *testing.T) {
+// A connection on which a part of a message has arrived does not go back to the pool.
+func TestWireThatIsIdleInTheMiddleOfAMessageIsDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, back := piped(t, false)
 		go io.Copy(io.Discard, server)
@@ -223,9 +222,8 @@ func TestWireThatIsIdleInTheMiddleOfSomethingIsDead(t *testing.T) {
 	})
 }
 
-// Neither a caller that was cancelled nor one whose deadline is short says
-// anything about the connection.
-func TestWhoLeavesDoesNotEndAWire(t *testing.T) {
+// Callers that leave, by cancellation or by a short deadline, do not end the wire.
+func TestCallersThatLeaveDoNotEndAWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, _ := piped(t, true)
 		go io.Copy(io.Discard, server)
@@ -252,7 +250,7 @@ func TestWhoLeavesDoesNotEndAWire(t *testing.T) {
 	})
 }
 
-// A reply that comes slowly is no silence.
+// A reply that arrives slowly does not count as silence.
 func TestSlowReplyIsNoSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, server, back := piped(t, false)
@@ -265,15 +263,14 @@ func TestSlowReplyIsNoSilence(t *testing.T) {
 		if err := <-answered; err != nil {
 			t.Errorf("got %v", err)
 		}
-		if !<-back { // nobody asks for more
+		if !<-back { // no caller sends another command
 			t.Error("the connection counts as bad")
 		}
 	})
 }
 
-// Who does not even read what he is sent is dead as well. What was waiting for
-// its turn was never sent.
-func TestWireThatTakesNothingIsDead(t *testing.T) {
+// A server that does not read counts as dead as well. Queued commands are not sent.
+func TestWireWhoseServerDoesNotReadIsDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, back := piped(t, false)
 		began := time.Now()
@@ -284,11 +281,7 @@ func TestWireThatTakesNothingIsDead(t *testing.T) {
 			t.Errorf("the second: got %v", err)
 		}
 		between(t, "the second", began, 2*tick, 3*tick)
-		if err := <-first; !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("the first: got %v", err)
-		}
-		<-back
-		between(t, "the end", began, silence, silence+2*tick)
+		diesOfSilence(t, first, back, began)
 	})
 }
 

@@ -31,8 +31,10 @@ func hashed(key string) string {
 	return key
 }
 
-// Tag returns a text that, between braces, leads to the slot of key. It is the part of
-// key that decides the slot. If that part has a closing brace, it is Number of the slot.
+// Tag returns a text for the braces in the name of another Redis key, which is then in
+// the slot of key. The text is the part of key that decides the slot. But if that part is
+// empty, or has a closing brace, which would end the tag too early, Tag returns Number of
+// the slot.
 func Tag(key string) string {
 	if tag := hashed(key); tag != "" && !strings.Contains(tag, "}") {
 		return tag

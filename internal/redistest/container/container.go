@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -23,9 +22,10 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
-	"github.com/redis/go-redis/v9"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/wait"
+
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // ImageEnv is the environment variable that names the image.
@@ -72,7 +72,7 @@ func Start(t testing.TB) *Server {
 	t.Cleanup(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if err := testcontainers.TerminateContainer(s.c, testcontainers.StopTimeout(0)); err != nil {
+		if err := s.remove(); err != nil {
 			t.Logf("container: %v", err)
 		}
 	})
@@ -96,7 +96,20 @@ func (s *Server) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.ready(ctx)
+	return redistest.Ready(s.Addr) // Docker accepts connections earlier
+}
+
+// removing is held while a container is removed. If several are removed at once, the
+// networks of some Docker engines deadlock, and the engine answers no more.
+var removing sync.Mutex
+
+// remove removes the container. It does not wait for ever for an engine that hangs.
+func (s *Server) remove() error {
+	removing.Lock()
+	defer removing.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return testcontainers.TerminateContainer(s.c, testcontainers.StopTimeout(0), testcontainers.StopContext(ctx))
 }
 
 // Kill ends the server as SIGKILL does.
@@ -112,7 +125,7 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !data {
-		if err := testcontainers.TerminateContainer(s.c, testcontainers.StopTimeout(0)); err != nil {
+		if err := s.remove(); err != nil {
 			return err
 		}
 		return s.run(ctx)
@@ -120,7 +133,7 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	if err := s.c.Start(ctx); err != nil {
 		return err
 	}
-	return s.ready(ctx)
+	return redistest.Ready(s.Addr)
 }
 
 // Pause makes the server hang: it keeps its connections and answers nothing.
@@ -133,23 +146,6 @@ func (s *Server) Pause(ctx context.Context) error {
 func (s *Server) Resume(ctx context.Context) error {
 	_, err := s.api.ContainerUnpause(ctx, s.c.GetContainerID(), client.ContainerUnpauseOptions{})
 	return err
-}
-
-// ready waits until the server answers. Docker accepts connections earlier.
-func (s *Server) ready(ctx context.Context) error {
-	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true})
-	defer rdb.Close()
-	for {
-		err := rdb.Ping(ctx).Err()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer: %w", s.Addr, err)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
 }
 
 // The ports of containers. None is used twice.

@@ -9,14 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 )
 
 // Demo says what to show.
@@ -28,50 +26,40 @@ type Demo struct {
 	NoLock     bool          // increment without the lock
 	SVG        string        // write the timeline to this file as a picture, unless it is empty
 	Store      hasp.Config   // where the lock is kept; the zero Config is a temporary directory
+	Ordered    bool          // the store serves waiters in order of arrival
 
 	// Run sets these.
-	place   string // describes the store
-	ordered bool   // the store serves waiters in order, and Inspect returns the queue
-	key     string
-	file    string // has the number in it
+	Key   string
+	File  string // has the number in it
+	place string // describes the store
 }
 
-// Error is a failure of the demo itself or of one of its workers, not of the
+// failure is a failure of the demo itself or of one of its workers, not of the
 // store.
-type Error struct {
-	Code int // the exit code for it
-	Err  error
+type failure struct {
+	error
+	code int
 }
 
-func (e *Error) Error() string { return e.Err.Error() }
-func (e *Error) Unwrap() error { return e.Err }
+// ExitCode returns the exit code for the failure. If a worker failed, it is the
+// worker's own.
+func (f failure) ExitCode() int { return f.code }
 
-// Exit codes of an Error. That of a worker is the worker's own.
 const (
 	exitFailed = 1
 	exitUnread = 128 + int(syscall.SIGPIPE) // no process reads the output any more
 )
 
-// failed returns err as an Error, or nil.
-func failed(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &Error{exitFailed, err}
-}
+func failed(err error) error { return failure{err, exitFailed} }
 
 // expected is the number at the end if no increment is lost.
 func (d *Demo) expected() int { return d.Workers * d.Increments }
 
-// Run runs the demo and shows it on out, unless out is nil. When Run returns, it
-// has left no process and no temporary file. A wrong number is not an error; see
-// Summary.OK.
+// Run runs the demo and shows it on out. When Run returns, it has left no process and
+// no temporary file. A wrong number is not an error; see Summary.OK.
 //
-// The program must run Work when it is started as "hasp demo-worker".
+// The program must run [Work] in the role [Role].
 func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
-	if err := d.tryPicture(); err != nil {
-		return Summary{}, failed(err)
-	}
 	dir, err := os.MkdirTemp("", "hasp-demo-")
 	if err != nil {
 		return Summary{}, failed(err)
@@ -81,36 +69,49 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 		return Summary{}, err
 	}
 
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	v := d.view(out, func(err error) { cancel(&Error{exitUnread, err}) })
-	r := &referee{Demo: d, view: v}
+	// Before anything runs, so that a wrong name costs no time.
+	var svg *os.File
+	if d.SVG != "" {
+		if svg, err = os.Create(d.SVG); err != nil {
+			return Summary{}, failed(fmt.Errorf("--svg: %w", err))
+		}
+		defer svg.Close()
+	}
+
+	r := &referee{Demo: d, view: d.view(out)}
 	err = r.run(ctx)
-	v.close()
+	r.view.close(&r.timeline)
 	if err != nil {
 		return Summary{}, err
 	}
 
-	number, err := readNumber(d.file)
+	s, err := r.finish(svg)
 	if err != nil {
-		return Summary{}, failed(err)
-	}
-	s := r.summary(number)
-	if err := d.writePicture(&r.timeline, s); err != nil {
 		return s, failed(err)
 	}
-	if out != nil {
-		d.report(out, s)
-	}
+	d.report(out, s)
 	return s, nil
+}
+
+// finish returns the summary, and draws the picture unless svg is nil.
+func (r *referee) finish(svg *os.File) (Summary, error) {
+	number, err := readNumber(r.File)
+	if err != nil {
+		return Summary{}, err
+	}
+	s := r.summary(number)
+	if svg == nil {
+		return s, nil
+	}
+	return s, errors.Join(drawPicture(svg, r.Demo, &r.timeline, s), svg.Close())
 }
 
 // prepare chooses the store and the key, writes the first number, and checks
 // that the store works.
 func (d *Demo) prepare(ctx context.Context, dir string) error {
-	d.key = "hasp-demo-" + rand.Text()
-	d.file = filepath.Join(dir, "number")
-	if err := writeNumber(d.file, 0); err != nil {
+	d.Key = "hasp-demo-" + rand.Text()
+	d.File = filepath.Join(dir, "number")
+	if err := writeNumber(d.File, 0); err != nil {
 		return failed(err)
 	}
 
@@ -123,9 +124,6 @@ func (d *Demo) prepare(ctx context.Context, dir string) error {
 		d.place = "filelock, no server"
 	default:
 		d.place = d.Store.Strategy
-		// The referee knows the workers in the queue by their owners.
-		d.Store.Params = maps.Clone(d.Store.Params)
-		delete(d.Store.Params, "owner")
 	}
 	return d.tryStore(ctx)
 }
@@ -138,41 +136,9 @@ func (d *Demo) tryStore(ctx context.Context) error {
 		return err
 	}
 	defer client.Close()
-	driver, err := d.Store.Driver(ctx)
-	if err != nil {
-		return err
-	}
-	defer driver.Close()
-	_, inspects := driver.(backend.Inspector)
-	d.ordered = inspects && driver.Traits().Ordered
-
-	lease, err := client.TryLock(ctx, d.key, hasp.WithTTL(d.TTL))
+	lease, err := client.TryLock(ctx, d.Key, hasp.WithTTL(d.TTL))
 	if err != nil {
 		return err
 	}
 	return lease.Unlock(ctx)
-}
-
-// tryPicture checks that the picture can be written, before anything runs.
-func (d *Demo) tryPicture() error {
-	if d.SVG == "" {
-		return nil
-	}
-	f, err := os.OpenFile(d.SVG, os.O_WRONLY|os.O_CREATE, 0o666)
-	if err != nil {
-		return fmt.Errorf("--svg: %w", err)
-	}
-	return f.Close()
-}
-
-// writePicture writes the picture, if one is wanted.
-func (d *Demo) writePicture(t *timeline, s Summary) error {
-	if d.SVG == "" {
-		return nil
-	}
-	f, err := os.Create(d.SVG)
-	if err != nil {
-		return fmt.Errorf("--svg: %w", err)
-	}
-	return errors.Join(drawSVG(f, d, t, s), f.Close())
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/xml"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,7 @@ const ms = time.Millisecond
 func TestWrongNumberIsNotOK(t *testing.T) {
 	t.Parallel()
 	r := &referee{Demo: &Demo{Workers: 2, Increments: 3}}
-	r.lanes = make([]lane, 2)
+	r.Lanes = make([]lane, 2)
 	for _, c := range []struct {
 		number, done int
 		want         bool
@@ -27,7 +26,7 @@ func TestWrongNumberIsNotOK(t *testing.T) {
 		{7, 6, false},
 		{6, 5, false}, // the workers report fewer increments
 	} {
-		r.lanes[0].done, r.lanes[1].done = 3, c.done-3
+		r.Lanes[0].done, r.Lanes[1].done = 3, c.done-3
 		if got := r.summary(c.number).OK; got != c.want {
 			t.Errorf("number %d after %d increments: ok is %v, want %v", c.number, c.done, got, c.want)
 		}
@@ -36,10 +35,10 @@ func TestWrongNumberIsNotOK(t *testing.T) {
 
 func TestTimeline(t *testing.T) {
 	t.Parallel()
-	tl := &timeline{lanes: make([]lane, 3)}
+	tl := &timeline{Lanes: make([]lane, 3)}
 	check := func(lane int, at time.Duration, want state) {
 		t.Helper()
-		if got := tl.lanes[lane].at(at).state; got != want {
+		if got := tl.Lanes[lane].at(at).State; got != want {
 			t.Errorf("lane %d at %v: %v, want %v", lane, at, got, want)
 		}
 	}
@@ -58,7 +57,7 @@ func TestTimeline(t *testing.T) {
 	// The next hold ends the killed worker's hold.
 	tl.enter(2, holding, 50*ms)
 	check(1, 50*ms, idle)
-	if d := tl.killed; d.heir != 2 || d.takeover != 20*ms {
+	if d := tl.Death; d.Heir != 2 || d.Takeover != 20*ms {
 		t.Errorf("takeover: %+v", d)
 	}
 	if got := tl.heldAtOnce(); got != 1 {
@@ -70,55 +69,12 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-func TestTimelineKnowsTheLine(t *testing.T) {
-	t.Parallel()
-	tl := &timeline{lanes: make([]lane, 5)}
-	tl.enter(0, holding, 0)
-	tl.enter(1, waiting, 30*ms)
-	tl.enter(2, waiting, 10*ms)
-	tl.enter(3, waiting, 20*ms)
-	tl.enter(4, waiting, 40*ms)
-	for name, c := range map[string]struct {
-		queue   []int
-		queueAt time.Duration
-		want    []int
-	}{
-		"without a queue, by arrival":    {nil, 0, []int{2, 3, 1, 4}},
-		"as in the queue":                {[]int{1, 2, 3, 4}, 45 * ms, []int{1, 2, 3, 4}},
-		"two came after it":              {[]int{3, 1}, 35 * ms, []int{3, 1, 2, 4}},
-		"the first has the lock now":     {[]int{0, 3, 1, 2}, 45 * ms, []int{3, 1, 2, 4}},
-		"two had the lock and wait anew": {[]int{4, 1, 2, 3}, 25 * ms, []int{2, 3, 1, 4}},
-	} {
-		tl.queue, tl.queueAt = c.queue, c.queueAt
-		if got := tl.inLine(50 * ms); !slices.Equal(got, c.want) {
-			t.Errorf("%s: queue %v: got %v, want %v", name, c.queue, got, c.want)
-		}
-	}
-}
-
-// Any program can put any owner into the queue.
-func TestRefereeFindsItsWorkersInTheQueue(t *testing.T) {
-	t.Parallel()
-	r := &referee{}
-	for i := range 3 {
-		r.procs = append(r.procs, &process{lane: i, owner: fmt.Sprintf("hasp demo 7 worker %d", i+1)})
-	}
-	r.setQueue(time.Now(), []string{"hasp demo 7 worker 3", "\x1b[2J\u202e", "hasp demo 7 worker 1", "hasp demo 17 worker 2", ""})
-	if want := []int{2, 0}; !slices.Equal(r.queue, want) {
-		t.Errorf("got %v, want %v", r.queue, want)
-	}
-	r.setQueue(time.Now(), nil)
-	if len(r.queue) != 0 {
-		t.Errorf("got %v of an empty queue", r.queue)
-	}
-}
-
 func TestPictureTakesAnyText(t *testing.T) {
 	t.Parallel()
 	d := &Demo{Workers: 1, Increments: 1, place: "<&\"\x00\x1b[2J'>"}
-	tl := &timeline{lanes: []lane{{pid: 1, spans: []span{{holding, 0, time.Second}}}}}
+	tl := &timeline{Lanes: []lane{{PID: 1, Spans: []span{{holding, 0, time.Second}}}}}
 	var b bytes.Buffer
-	if err := drawSVG(&b, d, tl, Summary{Expected: 1}); err != nil {
+	if err := drawPicture(&b, d, tl, Summary{Expected: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if bytes.ContainsAny(b.Bytes(), "\x00\x1b") {
@@ -159,28 +115,28 @@ func TestScreenStaysWithinItsSize(t *testing.T) {
 	d := &Demo{Workers: 2, Increments: 5, place: strings.Repeat("a very long name ", 20)}
 	var b bytes.Buffer
 	s := newScreen(&b, d, func() int { return minWidth })
-	tl := &timeline{began: time.Now().Add(-time.Second), lanes: []lane{{pid: 1 << 22}, {pid: 1}}}
+	tl := &timeline{began: time.Now().Add(-time.Second), Lanes: []lane{{PID: 1 << 22}, {PID: 1}}}
 	tl.enter(0, holding, 0)
 	tl.kill(0, 10*ms)
-	tl.number = []point{{1, 100}} // more than the expected number
+	tl.Points = []point{{1, 100}} // more than the expected number
 	for range 2 * maxNotes {
-		s.note(time.Hour, strings.Repeat("word ", 40))
+		_ = s.note(time.Hour, strings.Repeat("word ", 40))
 	}
 	s.draw(tl)
-	s.close()
+	s.close(tl)
 	checkSize(t, b.String(), minWidth-1, d.Workers)
 	if !strings.Contains(b.String(), "A\r") {
 		t.Error("the second frame is not drawn over the first")
 	}
 }
 
-// inLine returns a timeline in which worker 1 holds the lock, and worker 3 is
-// before worker 2 in the queue.
+// inLine returns a timeline in which worker 1 holds the lock, and worker 3 came
+// before worker 2.
 func inLine() *timeline {
-	tl := &timeline{began: time.Now().Add(-time.Second), lanes: make([]lane, 3), queue: []int{2, 1}, queueAt: 3 * ms}
+	tl := &timeline{began: time.Now().Add(-time.Second), Lanes: make([]lane, 3)}
 	tl.enter(0, holding, 0)
-	tl.enter(1, waiting, 1*ms)
-	tl.enter(2, waiting, 2*ms)
+	tl.enter(1, waiting, 2*ms)
+	tl.enter(2, waiting, 1*ms)
 	return tl
 }
 
@@ -188,7 +144,7 @@ func TestScreenShowsTheLine(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{true, false} {
 		var b bytes.Buffer
-		s := newScreen(&b, &Demo{Workers: 3, Increments: 5, ordered: ordered}, func() int { return 100 })
+		s := newScreen(&b, &Demo{Workers: 3, Increments: 5, Ordered: ordered}, func() int { return 100 })
 		s.colour = false
 		s.draw(inLine())
 		if got := strings.Contains(b.String(), "  in line       next 3, then 2"); got != ordered {
@@ -208,10 +164,43 @@ func TestLinesShowTheLine(t *testing.T) {
 	t.Parallel()
 	for ordered, want := range map[bool]string{true: "; in line: 3, 2\n", false: "; waiting: 2, 3\n"} {
 		var b bytes.Buffer
-		v := &lines{out: &b, d: &Demo{Workers: 3, Increments: 5, ordered: ordered}}
-		v.wrote(inLine(), 0, 5*ms, 1)
+		v := &lines{out: &b, d: &Demo{Workers: 3, Increments: 5, Ordered: ordered}}
+		if err := v.wrote(inLine(), 0, 5*ms, 1); err != nil {
+			t.Fatal(err)
+		}
 		if !strings.HasSuffix(b.String(), want) {
 			t.Errorf("ordered %v: %q does not end with %q", ordered, b.String(), want)
 		}
+	}
+}
+
+// The reports of two workers arrive in any order, and are shown in order of time.
+func TestLinesAreInOrderOfTime(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	d := &Demo{Workers: 2, Increments: 2}
+	r := &referee{Demo: d, view: &lines{out: &b, d: d}}
+	r.began, r.Lanes = time.Now(), make([]lane, 2)
+	happens := func(i int, kind string, at time.Duration, number int) {
+		e := event{Kind: kind, At: r.began.Add(at), Number: number}
+		r.pending = append(r.pending, report{e.At, func() error { return r.handle(t.Context(), i, e) }})
+	}
+	happens(0, isHolds, 30*ms, 0)
+	happens(0, isWrote, 40*ms, 2)
+	happens(0, isFrees, 41*ms, 0)
+	happens(1, isHolds, 10*ms, 0)
+	happens(1, isWrote, 20*ms, 1)
+	happens(1, isFrees, 21*ms, 0)
+	happens(1, isWrote, 60*ms, 3) // not older than the lag yet
+	if err := r.settle(r.began.Add(50 * ms)); err != nil {
+		t.Fatal(err)
+	}
+
+	const want = "   0.020s  worker 2 writes 1 of 4, holding for 10ms\n   0.040s  worker 1 writes 2 of 4, holding for 10ms\n"
+	if b.String() != want {
+		t.Errorf("got\n%swant\n%s", b.String(), want)
+	}
+	if got := r.heldAtOnce(); got != 1 || len(r.pending) != 1 {
+		t.Errorf("%d held at once, %d reports pending", got, len(r.pending))
 	}
 }

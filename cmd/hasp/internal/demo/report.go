@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -9,6 +10,50 @@ import (
 
 	"github.com/hasplock/hasp/cmd/hasp/internal/text"
 )
+
+// Summary is the outcome of a demo. Times are in the unit that the JSON name
+// says.
+type Summary struct {
+	OK          bool    `json:"ok"`       // the number is right, and the workers agree
+	Expected    int     `json:"expected"` // the number, if no increment is lost
+	Number      int     `json:"number"`
+	Store       string  `json:"store"`   // the strategy, or "none"
+	Workers     int     `json:"workers"` // without the one that starts after the kill
+	Seconds     float64 `json:"seconds"`
+	HeldAtOnce  int     `json:"held_at_once"` // the most workers that held the lock at one time
+	MedianHold  float64 `json:"median_hold_ms"`
+	LongestWait float64 `json:"longest_wait_ms"`
+	Killed      int     `json:"killed_worker,omitempty"` // from 1
+	KilledPID   int     `json:"killed_pid,omitempty"`
+	Heir        int     `json:"heir_worker,omitempty"` // the next worker that held the lock, from 1
+	Takeover    float64 `json:"takeover_ms,omitempty"` // from the kill until then
+}
+
+func (r *referee) summary(number int) Summary {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	s := Summary{
+		OK:         number == r.expected() && r.done() == r.expected(),
+		Expected:   r.expected(),
+		Number:     number,
+		Store:      cmp.Or(r.Store.Strategy, "none"),
+		Workers:    r.Workers,
+		Seconds:    r.timeline.End.Seconds(),
+		HeldAtOnce: r.heldAtOnce(),
+	}
+	if h := r.lengths(holding); len(h) > 0 {
+		s.MedianHold = ms(h[len(h)/2])
+	}
+	if w := r.lengths(waiting); len(w) > 0 {
+		s.LongestWait = ms(w[len(w)-1])
+	}
+	if k := r.Death; k != nil {
+		s.Killed, s.KilledPID = k.Lane+1, r.Lanes[k.Lane].PID
+		if k.Heir >= 0 {
+			s.Heir, s.Takeover = k.Heir+1, ms(k.Takeover)
+		}
+	}
+	return s
+}
 
 // report says how the demo ended, and what to try next.
 func (d *Demo) report(out io.Writer, s Summary) {

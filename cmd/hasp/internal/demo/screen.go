@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -48,8 +47,8 @@ type screen struct {
 	width  int        // of the last frame
 	height int        // of the last frame, in lines; 0 before the first
 	colour bool
-	notes  []note    // the last few, oldest first
-	last   *timeline // of the last frame
+	notes  []note // the last few, oldest first
+	rows   []*row // of the frame that is being drawn
 }
 
 type note struct {
@@ -63,29 +62,28 @@ func newScreen(out io.Writer, d *Demo, resize func() int) *screen {
 }
 
 // wrote does nothing: draw shows the number.
-func (s *screen) wrote(*timeline, int, time.Duration, int) {}
+func (s *screen) wrote(*timeline, int, time.Duration, int) error { return nil }
 
-func (s *screen) note(at time.Duration, what string) {
+func (s *screen) note(at time.Duration, what string) error {
 	s.notes = append(s.notes, note{at, what})
 	s.notes = s.notes[max(0, len(s.notes)-maxNotes):]
+	return nil
 }
 
 // draw shows the last few seconds.
 func (s *screen) draw(t *timeline) {
-	s.last = t
 	s.width = min(max(s.resize(), minWidth)-1, maxWidth)
-	columns := s.columns()
+
 	// Whole steps: so columns move to the left from frame to frame and do not
 	// change.
 	end := t.now() / step * step
-	s.paint(t, end-time.Duration(2*columns)*step, step, t.now())
+	s.paint(t, end-time.Duration(2*s.columns())*step, step, t.now())
 }
 
 // close shows the whole run, and leaves it on the terminal.
-func (s *screen) close() {
-	if t := s.last; t != nil {
-		end := t.end()
-		s.paint(t, 0, max(end/time.Duration(2*s.columns()), 1), end)
+func (s *screen) close(t *timeline) {
+	if s.height > 0 {
+		s.paint(t, 0, max(t.End/time.Duration(2*s.columns()), 1), t.End)
 	}
 	fmt.Fprint(s.out, "\x1b[?25h\n") // show the cursor
 }
@@ -96,53 +94,53 @@ func (s *screen) columns() int { return s.width - leftWidth - rightWidth }
 // the same in all lanes. So two lanes show a hold in the same half column only
 // if two workers held the lock at once.
 func (s *screen) paint(t *timeline, from, half, now time.Duration) {
-	var lines []string
-	add := func(build func(r *row)) {
-		r := &row{max: s.width, colour: s.colour}
-		build(r)
-		lines = append(lines, r.String())
+	s.rows = nil
+	head := s.row("")
+	head.put(styleBold, "  hasp demo  ")
+	head.put(styleDim, "%s · one number in a file · %s", text.Count(s.d.Workers, "process", "processes"), s.d.place)
+	s.row("")
+	s.progress(t, now)
+	if s.d.Ordered {
+		s.queue(t.inLine(now))
 	}
 
-	add(func(r *row) {
-		r.put(styleBold, "  hasp demo  ")
-		r.put(styleDim, fmt.Sprintf("%s · one number in a file · %s", text.Count(s.d.Workers, "process", "processes"), s.d.place))
-	})
-	add(func(*row) {})
-	add(func(r *row) { s.progress(r, t, now) })
-	if s.d.ordered {
-		add(func(r *row) { s.queue(r, t.inLine(now)) })
+	s.row("")
+	for i := range max(len(t.Lanes), s.d.Workers) {
+		r := s.row("")
+		if i < len(t.Lanes) {
+			s.lane(r, t, i, from, half, now)
+		}
 	}
-	add(func(*row) {})
-	for i := range max(len(t.lanes), s.d.Workers) {
-		add(func(r *row) { s.lane(r, t, i, from, half, now) })
-	}
-	add(func(*row) {})
-	add(s.legend)
+
+	s.row("")
+	s.legend()
 	for _, n := range s.notes {
-		add(func(r *row) {
-			r.put(styleDim, fmt.Sprintf("%9.2fs  ", n.at.Seconds()))
-			r.put("", n.text)
-		})
+		r := s.row("")
+		r.put(styleDim, "%9.2fs  ", n.at.Seconds())
+		r.put("", "%s", n.text)
 	}
+	s.show()
+}
 
-	// Move up to where the last frame begins, and write over it.
+// show moves up to where the last frame begins, and writes the new one over it.
+func (s *screen) show() {
 	var b strings.Builder
 	if s.height > 0 {
 		fmt.Fprintf(&b, "\x1b[%dA", s.height)
 	}
-	for _, line := range lines {
-		b.WriteString("\r" + line + "\x1b[K\n")
+	for _, r := range s.rows {
+		fmt.Fprintf(&b, "\r%s\x1b[K\n", r)
 	}
 	b.WriteString("\x1b[J")
-	s.height = len(lines)
+	s.height = len(s.rows)
 	_, _ = io.WriteString(s.out, b.String())
 }
 
 // progress draws the number as a bar, an eighth of a column at a time.
-func (s *screen) progress(r *row, t *timeline, now time.Duration) {
+func (s *screen) progress(t *timeline, now time.Duration) {
 	n := 0
-	if len(t.number) > 0 {
-		n = t.number[len(t.number)-1].n
+	if len(t.Points) > 0 {
+		n = t.Points[len(t.Points)-1].Number
 	}
 	full := s.columns() * 8
 	eighths := min(full*n/s.d.expected(), full)
@@ -150,103 +148,79 @@ func (s *screen) progress(r *row, t *timeline, now time.Duration) {
 	if rest := eighths % 8; rest > 0 {
 		bar += string([]rune(" ▏▎▍▌▋▊▉")[rest])
 	}
-	r.put("", fmt.Sprintf("%-*s", leftWidth, "  number"))
-	r.put(styleGood, bar)
-	r.put(styleDim, strings.Repeat("·", full/8-(eighths+7)/8))
-	r.put(styleBold, fmt.Sprintf("  %-12s", fmt.Sprintf("%d of %d", n, s.d.expected())))
-	r.put(styleDim, fmt.Sprintf("%8.2fs", now.Seconds()))
+
+	r := s.row("  number")
+	r.put(styleGood, "%s", bar)
+	r.put(styleDim, "%s", strings.Repeat("·", full/8-(eighths+7)/8))
+	r.put(styleBold, "  %-12s", fmt.Sprintf("%d of %d", n, s.d.expected()))
+	r.put(styleDim, "%8.2fs", now.Seconds())
 }
 
-// queue names the workers that wait, in the order in which the store will serve
-// them.
-func (s *screen) queue(r *row, lanes []int) {
-	r.put("", fmt.Sprintf("%-*s", leftWidth, "  in line"))
+// queue names the workers that wait, in the order in which they should be served.
+func (s *screen) queue(lanes []int) {
+	r := s.row("  in line")
+	before := "next "
 	for n, i := range lanes {
-		switch n {
-		case 0:
-			r.put(styleDim, "next ")
-		case 1:
-			r.put(styleDim, ", then ")
-		default:
-			r.put(styleDim, ", ")
+		if n == 1 {
+			before = ", then "
+		} else if n > 1 {
+			before = ", "
 		}
-		r.put(laneStyle(i), strconv.Itoa(i+1))
+		r.put(styleDim, "%s", before)
+		r.put(laneStyle(i), "%d", i+1)
 	}
 }
 
 // lane draws the line of one worker: its number and process, its timeline, and
 // its status.
 func (s *screen) lane(r *row, t *timeline, i int, from, half, now time.Duration) {
-	if i >= len(t.lanes) {
-		return
-	}
-	l := &t.lanes[i]
-	r.put(laneStyle(i), fmt.Sprintf("  %-3d", i+1))
-	r.put(styleDim, fmt.Sprintf("%-*s", leftWidth-5, fmt.Sprintf("pid %d", l.pid)))
+	l := &t.Lanes[i]
+	r.put(laneStyle(i), "  %-3d", i+1)
+	r.put(styleDim, "%-*s", leftWidth-5, fmt.Sprintf("pid %d", l.PID))
 
 	died := openEnd
 	if l.killed {
-		died = t.killed.at
+		died = t.Death.At
 	}
 	for c := range s.columns() {
 		at := from + time.Duration(2*c)*half
 		if died >= at && died < at+2*half {
 			r.put(styleDead, "✗")
 		} else {
-			drawCell(r, laneStyle(i), l.at(at).state, l.at(at+half).state)
+			r.cell(laneStyle(i), l.at(at).State, l.at(at+half).State)
 		}
 	}
 	s.status(r, t, i, now)
 }
 
-// drawCell draws two moments in one column. If only one fits, a hold is shown
-// rather than a wait.
-func drawCell(r *row, style string, a, b state) {
-	switch {
-	case a == holding && b == holding:
-		r.put(style, "█")
-	case a == holding:
-		r.put(style, "▌")
-	case b == holding:
-		r.put(style, "▐")
-	case a == dead || b == dead:
-		r.put(styleDead, "░")
-	case a == waiting || b == waiting:
-		r.put(styleDim, "─")
-	default:
-		r.put("", " ")
-	}
-}
-
 // status names the present state of a worker.
 func (s *screen) status(r *row, t *timeline, i int, now time.Duration) {
-	l := &t.lanes[i]
-	r.put(styleBold, fmt.Sprintf("  %3d ", l.done))
+	l := &t.Lanes[i]
+	r.put(styleBold, "  %3d ", l.done)
 	switch sp := l.at(now); {
-	case sp.state == dead:
+	case sp.State == dead:
 		r.put(styleDead, "dead, key locked")
 	case l.killed:
 		r.put(styleDead, "killed")
 	case l.ended:
 		r.put(styleGood, "done")
-	case sp.state == holding:
-		r.put(styleBold, "holds "+text.Duration(now-sp.from))
-	case sp.state == waiting:
-		r.put(styleDim, "waits "+text.Duration(now-sp.from))
-		if s.d.ordered && t.inLine(now)[0] == i {
+	case sp.State == holding:
+		r.put(styleBold, "holds %s", text.Duration(now-sp.From))
+	case sp.State == waiting:
+		r.put(styleDim, "waits %s", text.Duration(now-sp.From))
+		if s.d.Ordered && t.inLine(now)[0] == i {
 			r.put(laneStyle(i), ", next")
 		}
 	}
 }
 
-func (s *screen) legend(r *row) {
-	r.put("", fmt.Sprintf("%-*s", leftWidth, ""))
+func (s *screen) legend() {
+	r := s.row(" ")
+	r.put(styleBold, "█")
 	if s.d.NoLock {
-		r.put(styleBold, "█")
 		r.put(styleDim, " reads, pauses and writes, without a lock")
 		return
 	}
-	r.put(styleBold, "█")
 	r.put(styleDim, " holds   ─ waits   ")
 	r.put(styleDead, "✗")
 	r.put(styleDim, " killed   ")
@@ -263,18 +237,24 @@ type row struct {
 	colour bool
 }
 
+// row adds a row to the frame. If it has a title, the title fills the left column.
+func (s *screen) row(title string) *row {
+	r := &row{max: s.width, colour: s.colour}
+	s.rows = append(s.rows, r)
+	if title != "" {
+		r.put("", "%-*s", leftWidth, title)
+	}
+	return r
+}
+
 // put adds text as far as it fits into the row. Each of its runes must be one
 // column wide.
-func (r *row) put(style, what string) {
+func (r *row) put(style, format string, args ...any) {
 	if r.colour && style != r.style {
-		r.b.WriteString("\x1b[0")
-		if style != "" {
-			r.b.WriteString(";" + style)
-		}
-		r.b.WriteString("m")
+		r.b.WriteString("\x1b[0;" + style + "m")
 		r.style = style
 	}
-	for _, c := range what {
+	for _, c := range fmt.Sprintf(format, args...) {
 		if r.n < r.max {
 			r.b.WriteRune(c)
 			r.n++
@@ -282,6 +262,26 @@ func (r *row) put(style, what string) {
 	}
 }
 
+// cell adds a column that shows two moments. If only one fits, a hold is shown
+// rather than a wait.
+func (r *row) cell(style string, a, b state) {
+	switch {
+	case a == holding && b == holding:
+		r.put(style, "█")
+	case a == holding:
+		r.put(style, "▌")
+	case b == holding:
+		r.put(style, "▐")
+	case a == dead || b == dead:
+		r.put(styleDead, "░")
+	case a == waiting || b == waiting:
+		r.put(styleDim, "─")
+	default:
+		r.put("", " ")
+	}
+}
+
+// String returns the text of the row, in its styles.
 func (r *row) String() string {
 	if r.style != "" {
 		return r.b.String() + "\x1b[0m"

@@ -1,45 +1,38 @@
 package demo
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/signal"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
-// WorkerCommand is the command of hasp that runs Work.
-const WorkerCommand = "demo-worker"
+// Role is the role of a worker process: a program in which [crew.Role] returns it
+// runs [Work].
+const Role = "demo worker"
 
-// order is the first line of a worker's standard input. It is not in the
-// arguments, which other users can read, because the nodes may hold a password.
+// order is the first message to a worker. The second one starts its turns, whatever
+// it contains.
 type order struct {
-	Owner  string        `json:"owner"` // the label of its locks
-	Store  hasp.Config   `json:"store"`
-	NoLock bool          `json:"no_lock"`
-	Key    string        `json:"key"`
-	TTL    time.Duration `json:"ttl"`
-	File   string        `json:"file"`  // has the number in it
-	Turns  int           `json:"turns"` // how many increments to make
-	Stall  int           `json:"stall"` // the turn, from 1, in which it stops while it holds the lock; 0 is none
-	Work   time.Duration `json:"work"`  // about how long a turn holds the lock
+	Demo
+	Turns int // how many increments to make
+	Stall int // the turn, from 1, in which it stops while it holds the lock; 0 is no turn
 }
 
-// event is a report of a worker: a line on its standard output.
+// event is a message of a worker.
 type event struct {
 	Kind   string    `json:"kind"`
 	At     time.Time `json:"at"`
 	Number int       `json:"number,omitempty"` // the number it wrote
+	Error  string    `json:"error,omitempty"`  // why it failed
 }
 
 // Kinds of events.
@@ -50,6 +43,7 @@ const (
 	isStalls = "stalls" // holds the lock, and does nothing more
 	isWrote  = "wrote"
 	isFrees  = "frees" // is about to unlock
+	isFailed = "failed"
 )
 
 // worker is one process of the demo. It increments a number in a file without
@@ -57,40 +51,45 @@ const (
 // writing the same number.
 type worker struct {
 	order
-	client *hasp.Client
-	out    *json.Encoder
+	client  *hasp.Client
+	referee *crew.Pipe
 }
 
-// Work is a worker process of a demo. It reads its order from in. When in ends, it
-// ends the process, because the referee has ended.
-func Work(ctx context.Context, in io.Reader, out io.Writer) error {
-	w := &worker{out: json.NewEncoder(out)}
-	lines := bufio.NewReader(in)
-	line, err := lines.ReadBytes('\n')
-	if err != nil {
-		return fmt.Errorf("%w: %s can only be started by hasp demo", hasp.ErrInvalid, WorkerCommand)
-	}
-	if err := json.Unmarshal(line, &w.order); err != nil {
-		return err
-	}
+// Work is a worker process of a demo. If the referee ends, Work ends the process.
+func Work(ctx context.Context) error {
 	// Ctrl-C reaches the whole process group. The referee ends its workers
 	// itself.
 	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
+
+	w := &worker{referee: crew.Parent()}
+	err := w.work(ctx)
+	if err != nil {
+		w.report(event{Kind: isFailed, Error: err.Error()})
+	}
+	return err
+}
+
+func (w *worker) work(ctx context.Context) (err error) {
+	if err := w.referee.Receive(&w.order); err != nil {
+		return err
+	}
 	if !w.NoLock {
-		if w.client, err = w.Store.Open(ctx, &hasp.Options{Owner: w.Owner}); err != nil {
+		if w.client, err = w.Store.Open(ctx, nil); err != nil {
 			return err
 		}
 		defer w.client.Close()
 	}
 
+	var message any
 	w.report(event{Kind: isReady})
-	if _, err := lines.ReadByte(); err != nil { // the start
-		return nil
+	if err := w.referee.Receive(&message); err != nil {
+		return err
 	}
 	go func() {
-		_, _ = io.Copy(io.Discard, lines)
+		_ = w.referee.Receive(&message) // fails at the referee's end
 		os.Exit(exitFailed)
 	}()
+
 	for i := range w.Turns {
 		time.Sleep(about(w.Work)) // work that needs no lock
 		if err := w.turn(ctx, i+1 == w.Stall); err != nil {
@@ -104,42 +103,39 @@ func Work(ctx context.Context, in io.Reader, out io.Writer) error {
 // turn repeats it.
 func (w *worker) turn(ctx context.Context, stall bool) error {
 	if w.NoLock {
-		w.report(event{Kind: isHolds})
-		defer w.report(event{Kind: isFrees})
-		return w.increment(func() error { return nil })
+		return w.increment(func() error { return nil }, false)
 	}
 	for {
+		wrote := false
 		w.report(event{Kind: isWaits})
-		lease, err := w.client.Lock(ctx, w.Key, hasp.WithTTL(w.TTL))
-		if err != nil {
+		err := hasp.Do(ctx, w.client, w.Key, func(_ context.Context, lease *hasp.Lease) error {
+			err := w.increment(lease.Err, stall)
+			wrote = err == nil
 			return err
-		}
-		w.report(event{Kind: isHolds})
-		if stall {
-			w.report(event{Kind: isStalls})
-			select {} // until the referee kills it
-		}
+		}, hasp.WithTTL(w.TTL))
 
-		err = w.increment(lease.Err)
-		w.report(event{Kind: isFrees})
-		unlockErr := lease.Unlock(ctx)
+		// After a loss the number may be written already: increment checks the lease
+		// before it writes, and the lease may be lost after that.
+		lost := errors.Is(err, hasp.ErrLost)
 		switch {
-		case errors.Is(err, hasp.ErrLost): // the number is not written
-			continue
-		case err != nil:
+		case !lost:
 			return err
-		case errors.Is(unlockErr, hasp.ErrLost):
-			// The lease was lost after increment checked it. The number is
-			// written, so the turn is not repeated.
+		case wrote:
 			return nil
 		}
-		return unlockErr
 	}
 }
 
 // increment reads, pauses and writes. It calls valid just before it writes,
 // because the lease may be lost during the pause.
-func (w *worker) increment(valid func() error) error {
+func (w *worker) increment(valid func() error, stall bool) error {
+	w.report(event{Kind: isHolds})
+	defer w.report(event{Kind: isFrees})
+	if stall {
+		w.report(event{Kind: isStalls})
+		select {} // until the referee kills it
+	}
+
 	n, err := readNumber(w.File)
 	if err != nil {
 		return err
@@ -157,7 +153,7 @@ func (w *worker) increment(valid func() error) error {
 
 func (w *worker) report(e event) {
 	e.At = time.Now()
-	_ = w.out.Encode(e) // if the referee has ended, standard input ends as well
+	_ = w.referee.Send(e) // if the referee has ended, work ends the process
 }
 
 // about returns a random duration between d/2 and 3d/2.
@@ -165,16 +161,12 @@ func about(d time.Duration) time.Duration {
 	return d/2 + rand.N(d+1)
 }
 
-func readNumber(file string) (int, error) {
+func readNumber(file string) (n int, err error) {
 	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, err
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &n)
 	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		return 0, fmt.Errorf("%s does not hold a number: %w", file, err)
-	}
-	return n, nil
+	return n, err
 }
 
 // writeNumber replaces the whole file at once. So a worker that reads without

@@ -52,16 +52,20 @@ func (j *Job) suspend() {
 	if sid, err := unix.Getsid(0); err != nil || sid == unix.Getpgrp() {
 		return
 	}
+
 	for len(j.w.Signals) > 0 { // an old SIGCONT is not the one that ends this stop
 		if sig := <-j.w.Signals; sig != unix.SIGCONT {
 			j.signal(sig.(syscall.Signal))
 		}
 	}
 	j.settle()
+
+	// Ignore SIGTSTP before the group gets it, so that hasp itself takes SIGSTOP.
 	signals := NotIgnored(PassedOn)
 	signal.Ignore(unix.SIGTSTP)
 	_ = syscall.Kill(0, unix.SIGTSTP)
 	_ = syscall.Kill(syscall.Getpid(), unix.SIGSTOP)
+
 	for sig := range j.w.Signals {
 		if sig == unix.SIGCONT {
 			break
@@ -87,6 +91,7 @@ func (j *Job) DieAlike(r Result) {
 	if !r.typed {
 		return
 	}
+
 	signal.Reset(unix.SIGINT)
 	_ = syscall.Kill(0, unix.SIGINT)
 	time.Sleep(time.Second) // cut short by the signal, unless this group ignores it

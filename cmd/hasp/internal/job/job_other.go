@@ -3,7 +3,6 @@
 package job
 
 import (
-	"errors"
 	"os"
 	"os/exec"
 )
@@ -16,45 +15,41 @@ var Ending = []os.Signal{os.Interrupt}
 var PassedOn = Ending
 
 // Job is a command.
-type Job struct {
-	cmd  *exec.Cmd
-	done chan struct{}
-}
+type Job struct{ *exec.Cmd }
 
 // Start starts a command with hasp's own standard streams.
 func Start(path string, argv, env []string) (*Job, error) {
-	cmd := &exec.Cmd{Path: path, Args: argv, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	j := &Job{cmd: cmd, done: make(chan struct{})}
-	go func() {
-		defer close(j.done)
-		var exit *exec.ExitError
-		if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
-			_ = cmd.Process.Kill()
-		}
-	}()
-	return j, nil
+	j := &Job{&exec.Cmd{Path: path, Args: argv, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}}
+	return j, j.Cmd.Start()
 }
 
 // Attend returns when the command has ended. If the lease is lost, it kills the
 // command at once: there is no SIGTERM here.
 func (j *Job) Attend(w Watch) Result {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = j.Wait()
+	}()
+
 	var r Result
+	var reported <-chan struct{}
 	gone := w.Lease.Context().Done()
 	for {
 		select {
-		case <-j.done:
-			if r.Code = j.cmd.ProcessState.ExitCode(); r.Code < 0 {
+		case <-done:
+			if r.Code = j.ProcessState.ExitCode(); r.Code < 0 {
 				r.Code = exitFailed
+			}
+			if r.Lost {
+				awaitReport(reported)
 			}
 			return r
 		case <-w.Signals:
 		case <-gone:
 			r.Lost, gone = true, nil
-			w.OnLoss()
-			_ = j.cmd.Process.Kill()
+			_ = j.Process.Kill()
+			reported = w.reportLoss()
 		}
 	}
 }

@@ -16,8 +16,8 @@ import (
 // Ending are the signals that end hasp while it waits for the lock.
 var Ending = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
 
-// PassedOn are the signals that Job.Attend passes on to the command: those of
-// Ending, and those of the terminal.
+// PassedOn are the signals that Job.Attend passes on to the command: the signals in
+// Ending, and the signals of the terminal.
 var PassedOn = append([]os.Signal{unix.SIGWINCH, unix.SIGCONT, unix.SIGTSTP}, Ending...)
 
 // sweepEvery is how often Attend checks whether any process of a group is left
@@ -28,13 +28,15 @@ const sweepEvery = 20 * time.Millisecond
 // process id.
 type Job struct {
 	pid     int
-	tty     *terminal               // nil if hasp has none
+	tty     *terminal               // nil if hasp has no terminal
 	changes chan syscall.WaitStatus // stops, and the end as the last
 
 	// Attend sets these.
 	w        Watch
 	lost     bool             // the lease is lost, and the group has got SIGTERM
 	deadline <-chan time.Time // when the group gets SIGKILL; nil before the loss
+	killed   bool             // the group has got SIGKILL
+	reported <-chan struct{}  // closed when OnLoss has returned
 }
 
 // Start starts a command with hasp's own standard streams.
@@ -51,6 +53,7 @@ func Start(path string, argv, env []string) (*Job, error) {
 			j.wait()
 		}
 	}()
+
 	if err := <-started; err != nil {
 		j.tty.takeBack() // fork may have given it away before it failed
 		return nil, err
@@ -66,11 +69,13 @@ func (j *Job) fork(path string, argv, env []string) error {
 		sys.Foreground, sys.Ctty = true, j.tty.fd
 		j.tty.lent = true
 	}
+
 	attr := &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}, Sys: sys}
 	pid, err := syscall.ForkExec(path, argv, attr)
 	if errors.Is(err, syscall.ENOEXEC) { // a script without #!, which execvp(3) gives to the shell
 		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", path}, argv[1:]...), attr)
 	}
+
 	if j.tty != nil {
 		// hasp takes the terminal back and prints even from the background, which
 		// SIGTTOU would stop. Ignore it only now, because a child inherits that.
@@ -91,6 +96,7 @@ func (j *Job) wait() {
 		default:
 			ws = exitFailed << 8 // it has ended; the kernel does not say how
 		}
+
 		j.changes <- ws
 		if !ws.Stopped() {
 			return
@@ -98,8 +104,8 @@ func (j *Job) wait() {
 	}
 }
 
-// Attend returns when the command has ended. If the lease is lost, it calls
-// OnLoss and ends the whole group.
+// Attend returns when the command has ended. If the lease is lost, it ends the whole
+// group and calls OnLoss.
 func (j *Job) Attend(w Watch) Result {
 	j.w = w
 	gone := w.Lease.Context().Done()
@@ -114,7 +120,7 @@ func (j *Job) Attend(w Watch) Result {
 		case <-gone:
 			gone = nil
 		case <-j.deadline:
-			j.signal(unix.SIGKILL)
+			j.kill()
 		}
 
 		// Check before anything that lets the command continue: hasp may have been
@@ -137,11 +143,12 @@ func (j *Job) checkLost() {
 	if j.lost || j.w.Lease.Err() == nil {
 		return
 	}
+
 	j.lost = true
-	j.w.OnLoss()
 	j.deadline = time.After(j.w.Grace)
 	j.signal(unix.SIGTERM)
 	j.signal(unix.SIGCONT)
+	j.reported = j.w.reportLoss()
 }
 
 // passOn sends the group a signal that hasp received.
@@ -179,12 +186,17 @@ func (j *Job) signal(sig syscall.Signal) {
 func (j *Job) ended(ws syscall.WaitStatus) Result {
 	if j.lost {
 		j.sweep()
+		awaitReport(j.reported)
 	}
+
 	r := Result{Code: ws.ExitStatus(), Lost: j.lost}
 	if ws.Signaled() {
 		r.Code = exitSignal + int(ws.Signal())
 		r.typed = j.tty.lentTo(j.pid) && ws.Signal() == unix.SIGINT
 	}
+
+	// First, because the shell may have taken the terminal, and hasp must not take it
+	// from the shell.
 	j.continued()
 	if j.tty.takeBack() {
 		// Other processes of hasp's own group, such as a pager at the end of a pipe,
@@ -194,16 +206,34 @@ func (j *Job) ended(ws syscall.WaitStatus) Result {
 	return r
 }
 
-// sweep blocks until the group is empty. At the deadline it kills the group.
+// kill kills the group.
+func (j *Job) kill() {
+	j.killed = true
+	j.signal(unix.SIGKILL)
+}
+
+// sweep blocks until the group is empty, but not after the group was killed. At the
+// deadline it kills the group. A killed process may stay in the group for good, if the
+// process that adopted it does not wait for it.
 func (j *Job) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
-	for syscall.Kill(-j.pid, 0) == nil {
+	for !j.killed && j.left() {
 		select {
 		case <-tick.C:
 		case <-j.deadline:
-			j.signal(unix.SIGKILL)
-			return
+			j.kill()
+		}
+	}
+}
+
+// left reports whether any process of the group is left. If hasp is the first process
+// of a container, it has adopted processes of the group, and must wait for them.
+func (j *Job) left() bool {
+	for {
+		pid, err := syscall.Wait4(-j.pid, nil, syscall.WNOHANG, nil)
+		if pid <= 0 && err != syscall.EINTR {
+			return syscall.Kill(-j.pid, 0) == nil
 		}
 	}
 }

@@ -1,0 +1,188 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// linkClauses disturb a link to the store, of which each has its own.
+var linkClauses = given(link, []clause{
+	{name: "link-outage", says: saysOutage, check: linkOutage,
+		why: "An outage is not reported as ErrHeld, ErrLost or ErrInvalid. The driver works again after it."},
+	{name: "link-sent-once", says: saysOnce, check: linkSentOnce,
+		why: "If the reply is lost, the call was sent once and reports an unknown outcome. A Release with its token undoes it."},
+	{name: "link-wait-reply", need: waiter, says: saysWaitUnknown, check: linkWaitReply,
+		why: "If the reply is lost, a Wait still gets the key or reports an unknown outcome. A Release with its token undoes it."},
+	{name: "link-late-release", says: saysOneStep, check: linkLateRelease,
+		why: "If a Release arrives after its hold has ended, it does not affect the successor, even if the hold was alive when the call began."},
+	{name: "link-late-renew", says: saysOneStep, check: linkLateRenew,
+		why: "If a renewal arrives after its hold has ended, it neither ends nor prolongs the successor's hold, even if the hold was alive when the call began."},
+	{name: "link-deadline", says: saysCallBegan, check: linkDeadline,
+		why: "A deadline counts from the moment before the call was sent, not from its reply."},
+	{name: "link-hung-store", says: saysHasp, check: linkHungStore,
+		why: "If the store hangs, every call of a Client ends within its timeout or with its context, and a lease ends at its deadline."},
+	{name: "link-ends", need: ends, says: saysEndsInTime, check: linkEnds,
+		why: "If Traits.Ends says so, a call to a store that hangs ends shortly after its context."},
+	{name: "link-cut-waiter", need: waiter, says: saysDeadWaiter, check: linkCutWaiter,
+		why: "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again."},
+})
+
+// cable makes a link. The end of the try first makes it work again, and closes it
+// after its drivers.
+func (e *env) cable() *Link {
+	l, err := e.h.Link(e.ctx, e.store)
+	hooked(err)
+	e.onEnd(l.Close)
+	e.mu.Lock()
+	e.mends = append(e.mends, func() { l.Set(Up) })
+	e.mu.Unlock()
+	return l
+}
+
+// outageCalls returns calls of each kind, by name: of a free key, of other, which
+// another driver holds, and of mine, which d holds.
+func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(context.Context) error {
+	calls := map[string]func(context.Context) error{
+		"Acquire of a free key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claim(e.h.Long))) },
+		"Acquire of a held key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claimOf(other.Key, e.h.Long))) },
+		"Release":               func(ctx context.Context) error { return d.Release(ctx, e.claimOf(mine.Key, e.h.Long)) },
+		"Renew":                 func(ctx context.Context) error { return errOf(renewBy(ctx, d, mine)) },
+	}
+
+	if e.waiter {
+		calls["Wait"] = func(ctx context.Context) error {
+			c := e.claim(e.h.Long)
+			c.Timeout = e.term
+			return errOf(d.Driver.(backend.Waiter).Wait(ctx, c))
+		}
+	}
+	return calls
+}
+
+// allUnknown ends the try unless each call reports an unknown outcome.
+func (e *env) allUnknown(during string, calls map[string]func(context.Context) error) {
+	ctx := e.timeout(2 * e.term)
+	for what, call := range calls {
+		what += " " + during
+		must(unknown(what, e.within(what, func() error { return call(ctx) })))
+	}
+}
+
+func linkOutage(e *env) {
+	l := e.cable()
+	d, b := e.openAt(l.Store), e.open()
+	held, other := d.hold(e.h.Long), b.hold(e.h.Long)
+	for _, state := range []LinkState{Down, Hung} {
+		l.Set(state)
+		e.allUnknown(fmt.Sprintf("over a link that is %v", state), e.outageCalls(d, held, other))
+		l.Set(Up)
+		e.recovers(d)
+	}
+
+	must(b.refused(held.Key))
+	d.give(held)
+}
+
+// recovers waits until a driver works again after an outage.
+func (e *env) recovers(ds ...*driver) {
+	for _, d := range ds {
+		e.retry("a driver works when an outage is over", func() error {
+			ctx, cancel := context.WithTimeout(e.ctx, e.h.Timeout)
+			defer cancel()
+			c := e.claim(e.h.Long)
+			if _, err := d.Acquire(ctx, c); err != nil {
+				return err
+			}
+			return d.Release(ctx, c)
+		})
+	}
+}
+
+func linkDeadline(e *env) {
+	l := e.cable()
+	d, b := e.openAt(l.Store), e.open()
+	for _, renewed := range []bool{false, true} {
+		c := e.claim(max(e.term, 3*Delay))
+		call := d.acquire
+		if renewed {
+			d.take(c)
+			call = d.renew
+		}
+
+		l.Set(Slow)
+		called := time.Now()
+		g, err := call(c)
+		l.Set(Up)
+		mustInTime(err, "a call over a slow link")
+
+		s := succession{until: until(g, c, called)}
+		s.seizedBy(b, c.Key)
+		mustf(s.inTime(), "with a reply that took %v", Delay)
+	}
+}
+
+func linkHungStore(e *env) {
+	l := e.cable()
+	b := e.open()
+	c, t := e.tappedAt(l.Store, hasp.Options{Timeout: e.term})
+	lease, other := e.lockInTime(c, e.key(), hasp.WithTTL(e.term)), e.lockInTime(c, e.key())
+
+	// No renewal arrives, so the short lease ends in the store.
+	l.Set(Hung)
+	b.succeed(lease.Key(), e.h.Long)
+	isLost(lease, "cut off, when another holds the key")
+
+	hangs := func(what string, call func() error) { must(unknown(what, e.within(what, call))) }
+	hangs("TryLock of a store that hangs", func() error { return errOf(c.TryLock(e.ctx, e.key())) })
+	hangs("Lock of a store that hangs", func() error { return errOf(c.Lock(e.ctx, e.key())) })
+	hangs("Unlock over a store that hangs", func() error { return other.Unlock(e.ctx) })
+
+	best := patience
+	for range 4 {
+		took, err := t.cancelLock(e.key(), 0, nil)
+		best = min(best, took)
+
+		// On a slow machine the Lock may have timed out before.
+		requireInTime(errors.Is(err, context.Canceled), "a cancelled Lock of a store that hangs: %v, want the context's error", err)
+	}
+
+	requireInTime(best <= promptly, "of several cancelled Locks of a store that hangs the fastest took %v", best)
+
+	l.Set(Up)
+	var again *hasp.Lease
+	e.retry("Lock when the store answers again", func() (err error) {
+		again, err = c.Lock(e.ctx, e.key())
+		return err
+	})
+
+	e.unlockInTime(again)
+}
+
+func linkCutWaiter(e *env) {
+	l := e.cable()
+	d := e.openAt(l.Store)
+	a, b := e.open(), e.open()
+	c := a.hold(e.h.Long)
+
+	cut := d.wants(c.Key)
+	e.queued(a, c.Key, 1)
+	w := b.wants(c.Key)
+	e.queued(a, c.Key, 2)
+
+	// The waiter that is cut off is the first in line.
+	l.Set(Hung)
+	a.give(c)
+	w.granted("Wait while another waiter is cut off")
+	b.keep(w.c)
+	l.Set(Up)
+	b.give(w.c)
+
+	// The Wait may have ended by its timeout. Then it has left nothing.
+	cut.servedOrUnknown("Wait that was cut off")
+	must(b.grantedAtLast(c.Key))
+}

@@ -1,0 +1,185 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+var acquireFaults = []Fault{
+	{Name: "no call reaches the store", Clause: "takes-and-releases",
+		spoil: onAcquire.first(func(context.Context, *driver, backend.Claim) error { return errRefused })},
+	{Name: "every attempt is granted", Clause: "acquire-excludes", spoil: onAcquire.inStore(giveAnyway)},
+	{Name: "the check and the grant are two commands", Clause: "acquire-one-winner",
+		spoil: spoils(onAcquire.inStore(giveAnyway), onAcquire.first(checkIsFree))},
+	{Name: "a driver takes a key again that it holds", Clause: "acquire-not-reentrant",
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			r := s.get(c.Key, now)
+			if own, ok := d.granted[r.token]; ok && own.Owner == c.Owner {
+				return s.give(r, c, now), nil
+			}
+			return d.acquireIn(s, c, now)
+		})},
+	{Name: "Acquire waits until the key is free", Clause: "acquire-one-attempt",
+		spoil: onAcquire.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
+			return d.insist(ctx, c, 10*time.Millisecond)
+		})},
+	{Name: "a refused attempt prolongs the hold", Clause: "acquire-refused-changes-nothing",
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			fence, err := d.acquireIn(s, c, now)
+			if errors.Is(err, backend.ErrHeld) {
+				s.renew(c, anyToken, now)
+			}
+			return fence, err
+		})},
+	{Name: "a held key is reported as an outage", Clause: "acquire-excludes", kind: waits,
+		spoil: onAcquire.fails(func(err error) error {
+			if errors.Is(err, backend.ErrHeld) {
+				return errors.New("broken: could not lock")
+			}
+			return err
+		})},
+	{Name: "RetryAfter is in the wrong unit", Clause: "acquire-held-details",
+		spoil: onAcquire.fails(func(err error) error {
+			var he *backend.HeldError
+			if errors.As(err, &he) {
+				return &backend.HeldError{RetryAfter: 1000 * he.RetryAfter, Owner: he.Owner} // ms for µs
+			}
+			return err
+		})},
+	{Name: "MaxTTL is claimed, but longer terms are granted", Clause: "acquire-max-ttl",
+		spoil: claims(func(t *backend.Traits) { t.MaxTTL = time.Hour })},
+	{Name: "a context that has ended is reported as ErrHeld", Clause: "acquire-dead-context",
+		spoil: onAcquire.first(func(ctx context.Context, _ *driver, _ backend.Claim) error {
+			if ctx.Err() != nil {
+				return backend.ErrHeld
+			}
+			return nil
+		})},
+}
+
+// giveAnyway is a command that grants a key without looking at its hold.
+func giveAnyway(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+	return s.give(s.get(c.Key, now), c, now), nil
+}
+
+// checkIsFree sends a command that only looks whether the key is held.
+func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
+	lost := d.at(ctx, func(s *store, now time.Time) {
+		s.with(d.key(c.Key), now, func(r *record) {
+			if r.token != "" {
+				err = r.refusal(now)
+			}
+		})
+	})
+	return errors.Join(lost, err)
+}
+
+// insist repeats an attempt until the key is granted, whatever becomes of ctx.
+func (d *driver) insist(ctx context.Context, c backend.Claim, pause time.Duration) (backend.Grant, error) {
+	for {
+		g, err := d.soundAcquire(context.WithoutCancel(ctx), c)
+		if !errors.Is(err, backend.ErrHeld) || isClosed(d.way.store.ended) {
+			return g, err
+		}
+		time.Sleep(pause)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// halfATermLate moves a deadline.
+func halfATermLate(_ *driver, c backend.Claim, g *backend.Grant) { g.Until = g.Until.Add(c.TTL / 2) }
+
+// twoTermsLong is a deadline that is a term late.
+func twoTermsLong(c backend.Claim, called time.Time) time.Time { return called.Add(2 * c.TTL) }
+
+var termFaults = []Fault{
+	{Name: "holds never end", Clause: "expiry-frees",
+		spoil: terms(func(backend.Claim) time.Duration { return 1000 * time.Hour })},
+	{Name: "terms are cut short", Clause: "expiry-not-early",
+		spoil: terms(func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 })},
+	{Name: "all holds have the same term", Clause: "expiry-own-term",
+		spoil: terms(func(backend.Claim) time.Duration { return 400 * time.Millisecond })},
+	{Name: "long terms overflow", Clause: "expiry-long-term",
+		spoil: terms(func(c backend.Claim) time.Duration { return min(c.TTL, time.Hour) })},
+	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
+	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-after-renewal", kind: waits, spoil: onRenew.grants(halfATermLate)},
+	{Name: "a late deadline lets a lease live on", Clause: "lease-loss-before-others", spoil: deadlines(twoTermsLong)},
+	{Name: "the deadline counts from the reply", Clause: "link-deadline",
+		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},
+}
+
+var releaseFaults = []Fault{
+	{Name: "Release ignores the token", Clause: "release-foreign",
+		spoil: onRelease.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			return 0, s.release(c, anyToken, now)
+		})},
+	{Name: "Release by a foreign token is reported as an outage", Clause: "release-foreign",
+		spoil: onRelease.fails(func(err error) error {
+			if errors.Is(err, backend.ErrLost) {
+				return errors.New("broken: could not unlock")
+			}
+			return err
+		})},
+	{Name: "Release trusts the driver's memory of its holds", Clause: "release-stale",
+		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			defer delete(d.granted, c.Token)
+			if _, ok := d.granted[c.Token]; ok {
+				return 0, s.release(c, anyToken, now)
+			}
+			return d.releaseIn(s, c, now)
+		})},
+	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
+		spoil: onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
+			if token, err := d.holder(ctx, c.Key); err != nil {
+				return backend.Grant{}, err
+			} else if token != c.Token {
+				return backend.Grant{}, backend.ErrLost
+			}
+			return d.soundBreak(ctx, c)
+		})},
+	{Name: "a second Release is not an error", Clause: "release-double", spoil: onRelease.fails(lostIsNoError)},
+	{Name: "Release of an expired hold is not an error", Clause: "release-expired",
+		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			defer delete(d.granted, c.Token)
+			_, own := d.granted[c.Token]
+			_, err := d.releaseIn(s, c, now)
+			if errors.Is(err, backend.ErrLost) && own && s.get(c.Key, now).token == "" {
+				return 0, nil
+			}
+			return 0, err
+		})},
+	{Name: "the timer of a hold outlives it and ends the next hold", Clause: "release-for-good",
+		spoil: onAcquire.grants(func(d *driver, c backend.Claim, _ *backend.Grant) {
+			time.AfterFunc(c.TTL, func() { d.soundBreak(context.Background(), c) })
+		})},
+	{Name: "tokens are compared up to the end of the shorter token", Clause: "token-whole",
+		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool {
+			return strings.HasPrefix(token, c.Token) || strings.HasPrefix(c.Token, token)
+		})},
+	{Name: "tokens are compared without case", Clause: "token-whole",
+		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return strings.EqualFold(c.Token, token) })},
+	{Name: "the owner is the proof", Clause: "token-whole",
+		spoil: accepts(func(d *driver, c backend.Claim, token string) bool {
+			return token == c.Token || d.granted[token].Owner == c.Owner
+		})},
+}
+
+// lostIsNoError turns ErrLost into success.
+func lostIsNoError(err error) error {
+	if errors.Is(err, backend.ErrLost) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,151 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+var outageFaults = []Fault{
+	{Name: "an outage is reported as ErrHeld", Clause: "link-outage", kind: waits, spoil: onAcquire.fails(anyErrorIs(backend.ErrHeld))},
+	{Name: "an outage is reported as success", Clause: "link-outage", spoil: onRelease.fails(anyErrorIs(nil))},
+	{Name: "a stopped store is reported as ErrLost", Clause: "restart-outage", kind: waits, spoil: onRelease.fails(anyErrorIs(backend.ErrLost))},
+	{Name: "a call does not end while the store hangs", Clause: "link-outage", spoil: onRelease.by(untilTheStoreEnds)},
+	{Name: "a driver does not work again after an outage", Clause: "link-outage", spoil: dieInAnOutage},
+	{Name: "a call whose reply is lost is repeated", Clause: "link-sent-once", spoil: onAcquire.by(again)},
+	{Name: "a call of two commands whose reply is lost is repeated", Clause: "link-sent-once", cost: twice,
+		spoil: spoils(onAcquire.by(again), onAcquire.first(extraCommand))},
+	{Name: "Wait repeats an attempt whose reply is lost, and waits for its own hold", Clause: "link-wait-reply", kind: waits,
+		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+			g, err := d.soundAcquire(ctx, c)
+			if err == nil {
+				return g, nil
+			}
+			if errors.Is(err, errNoReply) {
+				c.Token += "-again"
+			}
+			return next(ctx, c)
+		})},
+	{Name: "EndsPromptly is claimed, but the second command ignores the cancellation", Clause: "link-ends", cost: twice,
+		spoil: spoils(claimsEnds(backend.EndsPromptly), onRelease.by(for3s), onRelease.first(extraCommand))},
+	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter", kind: orders,
+		spoil: changes(func(s *store) { s.stay = time.Hour })},
+	{Name: "EndsByDeadline is claimed, but a call ends a second later", Clause: "link-ends",
+		spoil: spoils(claimsEnds(backend.EndsByDeadline), onAcquire.by(byDeadline(time.Second)))},
+	{Name: "EndsPromptly is claimed, but a call ignores the cancellation", Clause: "link-ends",
+		spoil: spoils(claimsEnds(backend.EndsPromptly), onRelease.by(byDeadline(0)))},
+	{Name: "the deadline of a cut-off lease is late", Clause: "link-hung-store", spoil: deadlines(twoTermsLong)},
+	{Name: "a dropped script is not loaded again", Clause: "flush-unnoticed", kind: waits, spoil: loadOnce},
+	{Name: "a waiter does not notice that its connection has ended", Clause: "kick-ridden-out", kind: waits, spoil: onWait.by(waitUntilKicked)},
+	{Name: "renewals trust the driver's memory", Clause: "restart-without-data", spoil: onRenew.fails(lostIsNoError)},
+	{Name: "holds do not survive a restart of the store", Clause: "restart-with-data",
+		spoil: changes(func(s *store) { s.lose = func(bool) { clear(s.keys) } })},
+	{Name: "Wait reports a restart as ErrHeld", Clause: "restart-waiter", kind: waits,
+		spoil: spoils(
+			onWait.asks(func(c *backend.Claim) { c.Timeout = 4 * latency }), // gives up at once
+			onWait.fails(anyErrorIs(backend.ErrHeld)))},
+	{Name: "Network is claimed, but the driver reaches one process", Clause: "reach"},
+}
+
+// anyErrorIs replaces every error by want.
+func anyErrorIs(want error) func(error) error { return func(error) error { return want } }
+
+// untilTheStoreEnds is a call that does not end with its context.
+func untilTheStoreEnds(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	go func() {
+		select {
+		case <-d.way.store.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return next(ctx, c)
+}
+
+// for3s is a call that ends after 3 s at the latest, not with its context.
+func for3s(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	return next(ctx, c)
+}
+
+// byDeadline returns a call that ends late by d after the deadline of its context,
+// and not when its context is cancelled.
+func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
+	return func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+		deadline, ok := ctx.Deadline()
+		ctx = context.WithoutCancel(ctx)
+		if ok {
+			later, cancel := context.WithDeadline(ctx, deadline.Add(late))
+			defer cancel()
+			ctx = later
+		}
+		return next(ctx, c)
+	}
+}
+
+// dieInAnOutage makes Acquire refuse every call after the first outage.
+func dieInAnOutage(d *driver) {
+	var dead atomic.Bool
+	onAcquire.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+		if dead.Load() {
+			return backend.Grant{}, errRefused
+		}
+		g, err := next(ctx, c)
+		if errors.Is(err, errRefused) {
+			dead.Store(true)
+		}
+		return g, err
+	})(d)
+}
+
+// again is a call that is repeated if its reply is lost.
+func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+	g, err := next(ctx, c)
+	if errors.Is(err, errNoReply) {
+		return next(ctx, c)
+	}
+	return g, err
+}
+
+// loadOnce makes renewals use a script that was loaded when the driver was opened.
+func loadOnce(d *driver) {
+	s := d.way.store
+	flushes := func() (n int) { s.locked(func() { n = s.flushes }); return n }
+	loaded := flushes()
+	onRenew.first(func(context.Context, *driver, backend.Claim) error {
+		if flushes() != loaded {
+			return errors.New("broken: no such script")
+		}
+		return nil
+	})(d)
+}
+
+// waitUntilKicked is a Wait on a connection that the store may end. After that no
+// message reaches it.
+func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+	s := d.way.store
+	var kicked chan struct{}
+	s.locked(func() { kicked = s.kicked })
+	on, stop := context.WithCancel(ctx)
+	defer stop()
+
+	go func() {
+		select {
+		case <-kicked:
+			stop() // this connection carries nothing any more
+		case <-on.Done():
+		}
+	}()
+
+	g, err := next(on, c)
+	if err != nil && isClosed(kicked) {
+		<-ctx.Done()
+	}
+	return g, err
+}

@@ -1,0 +1,158 @@
+package broken
+
+import (
+	"context"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// spoil puts a fault into a driver.
+type spoil func(d *driver)
+
+// spoils returns a spoil that does several, one after another.
+func spoils(all ...spoil) spoil {
+	return func(d *driver) {
+		for _, spoil := range all {
+			spoil(d)
+		}
+	}
+}
+
+// part is a call of a driver that a fault changes.
+type part func(d *driver) *call
+
+var (
+	onAcquire part = func(d *driver) *call { return &d.acquire }
+	onWait    part = func(d *driver) *call { return &d.wait }
+	onRenew   part = func(d *driver) *call { return &d.renewOne }
+	onRelease part = func(d *driver) *call { return &d.release }
+	onBreak   part = func(d *driver) *call { return &d.breakKey }
+)
+
+// by makes f stand in for the call. next executes it.
+func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error)) spoil {
+	return func(d *driver) {
+		next := *p(d)
+		*p(d) = func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return f(ctx, d, c, next) }
+	}
+}
+
+// first runs f before the call. An error of f is the error of the call.
+func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) error) spoil {
+	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+		if err := f(ctx, d, c); err != nil {
+			return backend.Grant{}, err
+		}
+		return next(ctx, c)
+	})
+}
+
+// asks changes the claim of the call.
+func (p part) asks(f func(c *backend.Claim)) spoil {
+	return p.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+		f(&c)
+		return next(ctx, c)
+	})
+}
+
+// grants runs f after a call that succeeded. f may change the grant.
+func (p part) grants(f func(d *driver, c backend.Claim, g *backend.Grant)) spoil {
+	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+		g, err := next(ctx, c)
+		if err == nil {
+			f(d, c, &g)
+		}
+		return g, err
+	})
+}
+
+// fails replaces the error of a call that failed.
+func (p part) fails(f func(err error) error) spoil {
+	return p.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+		g, err := next(ctx, c)
+		if err != nil {
+			err = f(err)
+		}
+		return g, err
+	})
+}
+
+// inStore makes f the command of the call.
+func (p part) inStore(f func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error)) spoil {
+	return p.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
+		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) { return f(d, s, c, now) })
+	})
+}
+
+// extraCommand sends the store a command that does nothing.
+func extraCommand(ctx context.Context, d *driver, _ backend.Claim) error {
+	return d.at(ctx, func(*store, time.Time) {})
+}
+
+// names replaces the names under which the store keeps keys.
+func names(f func(key string) string) spoil { return func(d *driver) { d.key = f } }
+
+// terms replaces the terms that the store is asked for.
+func terms(f func(c backend.Claim) time.Duration) spoil { return func(d *driver) { d.ttl = f } }
+
+// deadlines replaces the deadlines of grants. called is when the call began.
+func deadlines(f func(c backend.Claim, called time.Time) time.Time) spoil {
+	return func(d *driver) { d.deadline = f }
+}
+
+// accepts replaces the comparison of a claim with the token of a hold.
+func accepts(f func(d *driver, c backend.Claim, token string) bool) spoil {
+	return func(d *driver) { d.mine = func(c backend.Claim, token string) bool { return f(d, c, token) } }
+}
+
+// claims makes the driver claim other traits.
+func claims(f func(t *backend.Traits)) spoil {
+	return func(d *driver) {
+		next := d.traits
+		d.traits = func() backend.Traits {
+			t := next()
+			f(&t)
+			return t
+		}
+	}
+}
+
+// claimsEnds makes the driver claim when its calls end.
+func claimsEnds(ends backend.Ends) spoil {
+	return claims(func(t *backend.Traits) { t.Ends = ends })
+}
+
+// inspects changes what Inspect returns.
+func inspects(f func(st *backend.Status)) spoil {
+	return func(d *driver) {
+		d.inspect = func(ctx context.Context, key string) (backend.Status, error) {
+			st, err := d.soundInspect(ctx, key)
+			f(&st)
+			return st, err
+		}
+	}
+}
+
+// renews makes f stand in for the renewal of several holds.
+func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error))) spoil {
+	return func(d *driver) {
+		d.renew = func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+			f(ctx, d, cs, done)
+		}
+	}
+}
+
+// closes makes Close run f in the store.
+func closes(f func(d *driver, s *store, now time.Time)) spoil {
+	return func(d *driver) {
+		d.close = func() error {
+			return d.at(context.Background(), func(s *store, now time.Time) { f(d, s, now) })
+		}
+	}
+}
+
+// changes changes the store itself.
+func changes(f func(s *store)) spoil {
+	return func(d *driver) { d.way.store.locked(func() { f(d.way.store) }) }
+}

@@ -1,0 +1,109 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// A check is a list of steps. A step that fails ends the try of its clause, as
+// t.Fatal ends a test: it panics with an abort, and env.try returns the error.
+// The functions of this file are such steps, or judge an error.
+
+// abort is the value that a failed step panics with.
+type abort struct{ error }
+
+// must ends the try if err is not nil.
+func must(err error) {
+	if err != nil {
+		panic(abort{err})
+	}
+}
+
+// mustf is must, with the step that failed in front of the error.
+func mustf(err error, format string, args ...any) {
+	if err != nil {
+		fail("%s: %w", fmt.Sprintf(format, args...), err)
+	}
+}
+
+// require ends the try unless ok.
+func require(ok bool, format string, args ...any) {
+	if !ok {
+		fail(format, args...)
+	}
+}
+
+// fail ends the try.
+func fail(format string, args ...any) { panic(abort{fmt.Errorf(format, args...)}) }
+
+// slowError is a failure that a slow machine or a wrong driver may have caused. It
+// counts if it also happens with the longest terms.
+type slowError struct{ error }
+
+func (e *slowError) Unwrap() error { return e.error }
+
+func slow(format string, args ...any) error { return &slowError{fmt.Errorf(format, args...)} }
+
+// mustInTime is mustf for a step that a slow machine may make fail.
+func mustInTime(err error, format string, args ...any) {
+	if err != nil {
+		must(slow("%s: %w", fmt.Sprintf(format, args...), err))
+	}
+}
+
+// requireInTime is require for a condition that a slow machine may break.
+func requireInTime(ok bool, format string, args ...any) {
+	if !ok {
+		must(slow(format, args...))
+	}
+}
+
+// skipError ends a clause that turns out to be pointless.
+type skipError struct{ reason string }
+
+func (e *skipError) Error() string { return e.reason }
+
+// hooked ends the try if a hook of the Harness failed. If the hook does not support
+// the call, the clause is skipped.
+func hooked(err error) {
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = &skipError{err.Error()}
+	}
+	must(err)
+}
+
+// is returns an error if got is not want.
+func is(what string, got, want error) error {
+	if errors.Is(got, want) {
+		return nil
+	}
+	if got == nil {
+		return fmt.Errorf("%s: no error, want %q", what, want)
+	}
+	return fmt.Errorf("%s: %q, want %q", what, got, want)
+}
+
+// definite reports whether err says that the call has changed nothing in the store.
+func definite(err error) bool {
+	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) ||
+		errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
+}
+
+// unknown returns an error unless err leaves the outcome of a call unknown.
+func unknown(what string, err error) error {
+	if err == nil || definite(err) {
+		return fmt.Errorf("%s: %v, want an error of unknown outcome", what, err)
+	}
+	return nil
+}
+
+// isContextEnd reports whether err is the end of a context.
+func isContextEnd(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// errOf returns the error of a call whose result does not matter.
+func errOf[T any](_ T, err error) error { return err }

@@ -1,0 +1,201 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+)
+
+// Do is Send for a command whose first argument after the name is its key.
+func (s *Store) Do(ctx context.Context, args ...any) (any, error) {
+	key := ""
+	if len(args) > 1 {
+		key, _ = args[1].(string)
+	}
+	return s.Send(ctx, key, false, args...)
+}
+
+// maxHops is how many redirections a command follows.
+const maxHops = 8
+
+// Send sends one command, once, to the server that has key. It returns the reply: nil,
+// an int64, a string or a []any. Errors name the server. If ctx ends, Send may read
+// args for a moment after it has returned.
+//
+// kept is true for a command that takes or extends a hold. Then, if the Store waits for
+// replicas and too few confirm it in time, Send returns an error, and the outcome is
+// unknown. If the reply is nil, or 0 or less, or an array that begins with one of these,
+// then the command took nothing, and no replica needs to confirm that.
+func (s *Store) Send(ctx context.Context, key string, kept bool, args ...any) (any, error) {
+	at, err := s.servers.find(ctx, key)
+	if err != nil {
+		return nil, s.fail(err)
+	}
+
+	asking := false
+	for hops := 0; ; hops++ {
+		v, short, err := s.sendTo(ctx, at, asking, kept, args)
+		if err == nil && short == nil {
+			return v, nil
+		}
+		// The caller has left, and the outcome is unknown. Do not follow this error
+		// to another server.
+		if cancelled(ctx, err) {
+			return nil, s.named(at.name, ctx.Err())
+		}
+
+		// A server that redirects a command has not executed it. Servers that
+		// disagree about a slot may redirect to each other without end.
+		to, ask := s.servers.follow(at, key, err)
+		if to == nil || hops == maxHops {
+			return s.outcome(at, v, err, short)
+		}
+		at, asking = to, ask
+	}
+}
+
+// sendTo sends a command over the right connection: a lane, the wire if there are
+// other callers, or one of the pool. short is an error if too few replicas have
+// confirmed the command.
+func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []any) (v any, short, err error) {
+	others := at.callers.Add(1) > 1
+	defer at.callers.Add(-1)
+	kept = kept && s.replicas > 0
+
+	// ASKING counts for the next command on its connection only. So a command after it
+	// needs a connection of its own.
+	if s.calls != nil && !asking && (kept || others || s.always) && !isLarge(args) {
+		if kept {
+			return s.hold(ctx, at, args)
+		}
+		// ErrUnsent means that nothing was sent, so the command may travel over the
+		// pool.
+		if v, err := s.share(ctx, at, args); err != resp.ErrUnsent {
+			return v, nil, err
+		}
+	}
+
+	if asking || kept {
+		replies, short := s.pipeline(ctx, at, asking, kept, args)
+		return replies[0].Value, short, replies[0].Err
+	}
+	v, err = s.calls.Do(ctx, at.rdb, args)
+	return v, nil, err
+}
+
+// cancelled reports whether err is the error of a call that was interrupted
+// because ctx was cancelled.
+func cancelled(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// outcome returns the reply v to a command, or its error err. If the command took a
+// hold and too few replicas confirmed it, outcome returns short. It reports the error to
+// the topology, and a READONLY to the Subscriber as well.
+func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
+	if errors.Is(err, redis.Nil) {
+		v, err = nil, nil
+	}
+	if err == nil && short != nil && !tookNothing(v) {
+		// The master has the hold, but a failover could lose it.
+		err = short
+	}
+	if err == nil {
+		return v, nil
+	}
+
+	// The callers of outcome look for NOSCRIPT, so this error keeps its text even if a
+	// password is a part of the text.
+	if isUnknown(err) {
+		return nil, err
+	}
+
+	s.servers.failed(at, err)
+	if isReadOnly(err) {
+		// The address leads to another master now, or soon will. The new master's
+		// messages do not arrive on the connection to the old one.
+		s.Demoted(at.rdb)
+	}
+
+	if _, ok := redis.IsMovedError(err); ok && s.servers == (single{at}) {
+		err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
+	}
+	return nil, s.named(at.name, err)
+}
+
+// single is the topology of one server. It follows no redirection, and never searches.
+type single struct{ *server }
+
+func (s single) find(context.Context, string) (*server, error)           { return s.server, nil }
+func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
+func (s single) failed(*server, error)                                   {}
+func (s single) close() error                                            { return s.rdb.Close() }
+
+// Script is a Lua script. A Store runs it by its hash. It sends the source to a server
+// that does not know the script, and Run sends it the first time.
+type Script struct {
+	src, sha any  // strings; as any, they need no allocation for each command
+	kept     bool // see Store.Send
+}
+
+// NewScript returns a script with this source.
+func NewScript(src string) *Script {
+	sum := sha1.Sum([]byte(src))
+	return &Script{src: src, sha: hex.EncodeToString(sum[:])}
+}
+
+// NewHold returns a script that takes or extends a hold. Replicas confirm it, as
+// [Store.Send] says of kept.
+func NewHold(src string) *Script {
+	sc := NewScript(src)
+	sc.kept = true
+	return sc
+}
+
+// Call has the arguments for one run of a script. There is at least one key, and all
+// keys are in one cluster slot.
+type Call struct {
+	Keys []string
+	Args []any
+}
+
+// args returns the command that runs s, by its hash or with its source.
+func (s *Script) args(c Call, whole bool) []any {
+	all := make([]any, 0, 3+len(c.Keys)+len(c.Args))
+	if whole {
+		all = append(all, "eval", s.src)
+	} else {
+		all = append(all, "evalsha", s.sha)
+	}
+	all = append(all, len(c.Keys))
+	for _, k := range c.Keys {
+		all = append(all, k)
+	}
+	return append(all, c.Args...)
+}
+
+// isUnknown reports whether a server does not know a script. Then the script has not
+// run, so it may be sent again.
+func isUnknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// Run runs sc once and returns its reply as Send does.
+func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
+	// Until there is a reply, each call of Run sends the source. If they sent the hash,
+	// many concurrent first runs would all be refused, and be sent twice.
+	_, ran := s.ran.Load(sc)
+	v, err := s.Send(ctx, c.Keys[0], sc.kept, sc.args(c, !ran)...)
+	switch {
+	case !ran && err == nil:
+		s.ran.Store(sc, nil)
+	case ran && isUnknown(err):
+		return s.Send(ctx, c.Keys[0], sc.kept, sc.args(c, true)...)
+	}
+	return v, err
+}

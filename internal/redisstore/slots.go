@@ -1,0 +1,217 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
+)
+
+// This file asks the servers of a cluster which slots they have, and whether they can be
+// used.
+
+// span is a range of slots and the address of their server.
+type span struct {
+	first, last int64
+	addr        string
+}
+
+// search queries one server after another for the slots, until one answers. It
+// queries the next one when one has failed or is slow.
+func (c *cluster) search(ctx context.Context) error {
+	timeout := time.Duration(c.d.timeout.Load())
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+
+	type found struct {
+		spans []span
+		err   error
+	}
+	nodes := c.nodes()
+	// There is room for all answers, because search returns after the first good one.
+	answers := make(chan found, len(nodes))
+
+	var errs []error
+	for next := 0; len(errs) < len(nodes); {
+		var hedge <-chan time.Time
+		if next < len(nodes) {
+			s := nodes[next]
+			next++
+			c.searches.wg.Go(func() {
+				spans, err := c.ask(within, s, timeout)
+				answers <- found{spans, err}
+			})
+			hedge = time.After(hedgeAfter)
+		}
+
+		select {
+		case a := <-answers:
+			if a.err == nil {
+				// cancel ends the queries that are still in flight.
+				c.adopt(a.spans)
+				return nil
+			}
+			errs = append(errs, a.err)
+		// This server is slow. It may still answer first.
+		case <-hedge:
+		}
+	}
+	return worst(errs, "nodes")
+}
+
+// nodes returns the servers to query, in this order.
+func (c *cluster) nodes() []*server {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, addr := range c.a.addrs {
+		c.serverLocked(addr)
+	}
+
+	var all []*server
+	for _, s := range c.servers {
+		all = append(all, s)
+	}
+
+	// Random, so that the clients of a cluster do not all query one server.
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	if i := slices.Index(all, c.suspect); i >= 0 {
+		all = append(slices.Delete(all, i, i+1), c.suspect)
+	}
+	return all
+}
+
+// ask queries one server for the slots.
+func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]span, error) {
+	v, err := c.d.ask(ctx, s.rdb, "cluster", "slots")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.addr, diagnose(err, lockHints(c.a), took))
+	}
+
+	var spans []span
+	total := int64(0)
+	ranges, _ := v.([]any)
+	for _, r := range ranges {
+		parts, _ := r.([]any)
+		if len(parts) < 3 {
+			continue
+		}
+		first, _ := parts[0].(int64)
+		last, ok := parts[1].(int64)
+		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && first <= last && last < slot.Count {
+			host, _ := who[0].(string) // nil if the server does not know it
+			port, _ := who[1].(int64)
+			spans = append(spans, span{first, last, hostport(host, strconv.FormatInt(port, 10), s.addr)})
+			total += last - first + 1
+		}
+		// A cluster has slot.Count slots, so some of these ranges overlap.
+		if total > slot.Count {
+			return nil, fmt.Errorf("%s: %w", s.addr, resp.Unexpected(v, c.a.secrets()...))
+		}
+	}
+	if len(spans) == 0 {
+		return nil, fmt.Errorf("%s: the cluster is down: no server has a slot", s.addr)
+	}
+	return spans, nil
+}
+
+// adopt takes over the slots of an answer. It closes the clients of servers that have
+// had no slot for a while.
+func (c *cluster) adopt(spans []span) {
+	// Clients are closed without mu, because to close a TLS connection may block.
+	var unused []*server
+	defer func() {
+		for _, s := range unused {
+			s.rdb.Close()
+		}
+	}()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	c.slots = [slot.Count]*server{}
+	used := map[*server]bool{}
+	for _, sp := range spans {
+		s := c.serverLocked(sp.addr)
+		used[s] = true
+		for i := sp.first; i <= sp.last; i++ {
+			c.slots[i] = s
+		}
+	}
+	c.asked = time.Now()
+
+	for addr, s := range c.servers {
+		switch since, gone := c.gone[addr]; {
+		case used[s]:
+			delete(c.gone, addr)
+		case !gone:
+			c.gone[addr] = c.asked
+		// Not sooner, because callers that found the server earlier may still use
+		// its client.
+		case c.asked.Sub(since) > staleAfter:
+			unused = append(unused, s)
+			delete(c.servers, addr)
+			delete(c.gone, addr)
+		}
+	}
+}
+
+// probe asks all masters. It returns an error if one refuses, or if none answers. If
+// only some do not answer, the others can be used.
+func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
+	answers, errs := askAll(ctx, c.masters(), func(ctx context.Context, s *server) (struct{}, error) {
+		err := ask(ctx, s)
+		if err == nil {
+			err = c.healthy(ctx, s)
+		}
+		return struct{}{}, err
+	})
+	if len(errs) == 0 {
+		return nil
+	}
+	if err := worst(errs, "masters"); len(answers) == 0 || errors.As(err, new(redis.Error)) {
+		return err
+	}
+	return nil
+}
+
+// masters returns the servers that have slots.
+func (c *cluster) masters() []*server {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []*server
+	for _, s := range c.slots {
+		if s != nil && !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// healthy returns an error if a server reports that the cluster is down. If the user has
+// no right to ask for this, healthy returns nil: the user can still use the cluster.
+func (c *cluster) healthy(ctx context.Context, s *server) error {
+	v, err := c.d.ask(ctx, s.rdb, "cluster", "info")
+	info, _ := v.(string)
+
+	// The error does not matter: the server has run a script, so it can be used.
+	if err != nil || !strings.Contains(info, "cluster_state:fail") {
+		return nil
+	}
+	return clusterDown{s.name}
+}
+
+// clusterDown reports that a server's cluster is down.
+type clusterDown struct{ node string }
+
+func (e clusterDown) Error() string {
+	return e.node + ": CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)"
+}
+func (clusterDown) RedisError() {}

@@ -1,0 +1,291 @@
+package redistest
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
+)
+
+// VirtualServer is a Redis with the virtual time of a testing/synctest bubble.
+type VirtualServer struct {
+	Mini  *miniredis.Miniredis
+	Proxy *faultproxy.Proxy
+	Dials atomic.Int64 // how often Client dialed
+
+	t    testing.TB
+	o    *Options
+	addr string
+	id   identity
+	dead atomic.Bool
+}
+
+// Virtual starts a VirtualServer without a socket. Call it inside the bubble. The
+// server ends with the test.
+func Virtual(t testing.TB) *VirtualServer { return virtual(t, &Options{}, "virtual:6379") }
+
+// VirtualNodes starts n servers with different addresses.
+func VirtualNodes(t testing.TB, n int) VirtualServers {
+	all := make(VirtualServers, n)
+	for i := range all {
+		all[i] = virtual(t, &Options{}, fmt.Sprintf("node%d:6379", i+1))
+	}
+	return all
+}
+
+func virtual(t testing.TB, o *Options, addr string) *VirtualServer {
+	v := &VirtualServer{Mini: miniredis.NewMiniRedis(), t: t, o: o, addr: addr}
+	v.Mini.ClockTTL(true)
+	conn, err := v.Mini.Dial() // this starts it
+	must(t, "miniredis", err)
+	conn.Close()
+	switch {
+	case o.User != "":
+		v.Mini.RequireUserAuth(o.User, o.Password)
+	case o.Password != "":
+		v.Mini.RequireAuth(o.Password)
+	}
+	v.id.renew()
+	v.Mini.Server().SetPreHook(v.id.answer)
+	v.Proxy = faultproxy.New(v.Mini.Dial)
+	t.Cleanup(func() {
+		v.Proxy.Close()
+		v.Mini.Close()
+	})
+	return v
+}
+
+// Kill ends the server for all clients of its Proxy. New connections are refused.
+func (v *VirtualServer) Kill() {
+	v.dead.Store(true)
+	v.Proxy.Down()
+}
+
+// Start starts a killed server again, with or without its data.
+func (v *VirtualServer) Start(data bool) {
+	if err := v.start(data); err != nil {
+		v.t.Errorf("redistest: %v", err)
+	}
+}
+
+func (v *VirtualServer) start(data bool) error {
+	if !data {
+		v.Mini.FlushAll()
+	}
+	err := v.Direct().ScriptFlush(context.Background()).Err() // as a real server forgets its scripts
+	v.id.renew()
+	v.Proxy.Up()
+	v.dead.Store(false)
+	return err
+}
+
+// Restart is Kill and Start.
+func (v *VirtualServer) Restart(data bool) { v.Kill(); v.Start(data) }
+
+// Skew sets the clock of TIME ahead by d. It does not change terms.
+func (v *VirtualServer) Skew(d time.Duration) {
+	v.id.mu.Lock()
+	defer v.id.mu.Unlock()
+	v.id.skew = d
+}
+
+// Skip lets d pass for the server alone: for its terms and its uptime. TIME does not move,
+// because miniredis counts the end of a PEXPIREAT from another clock.
+func (v *VirtualServer) Skip(d time.Duration) {
+	v.id.mu.Lock()
+	v.id.began = v.id.began.Add(-d)
+	v.id.mu.Unlock()
+	v.Mini.FastForward(d)
+}
+
+// Client returns a go-redis client of the server, through its Proxy. Only their
+// contexts bound its calls, and each is sent once.
+func (v *VirtualServer) Client() *redis.Client {
+	dial := v.Proxy.Dialer()
+	return v.client(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		v.Dials.Add(1)
+		if v.dead.Load() {
+			return refused{}, nil
+		}
+		return dial(ctx, network, addr)
+	})
+}
+
+// Link returns a client of the server with a Proxy of its own, in front of the
+// server's Proxy.
+func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
+	behind := v.Proxy.Dialer()
+	link := faultproxy.New(func() (net.Conn, error) {
+		if v.dead.Load() {
+			return nil, errRefused
+		}
+		return behind(context.Background(), "", "")
+	})
+	v.t.Cleanup(link.Close)
+	return v.client(link.Dialer()), link
+}
+
+// refused is a connection that could not be made. go-redis would log an error of
+// the dialer.
+type refused struct{ net.Conn }
+
+// errRefused is a joined error, because go-redis unwraps errors by one layer.
+var errRefused = errors.Join(&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED})
+
+func (refused) Read([]byte) (int, error)         { return 0, errRefused }
+func (refused) Write([]byte) (int, error)        { return 0, errRefused }
+func (refused) Close() error                     { return nil }
+func (refused) RemoteAddr() net.Addr             { return nil }
+func (refused) SetDeadline(time.Time) error      { return nil }
+func (refused) SetReadDeadline(time.Time) error  { return nil }
+func (refused) SetWriteDeadline(time.Time) error { return nil }
+
+// Direct is Client without the Proxy.
+func (v *VirtualServer) Direct() *redis.Client {
+	return v.client(func(context.Context, string, string) (net.Conn, error) { return v.Mini.Dial() })
+}
+
+func (v *VirtualServer) client(dial func(context.Context, string, string) (net.Conn, error)) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{
+		Addr:                  v.addr,
+		Username:              v.o.User,
+		Password:              v.o.Password,
+		Dialer:                dial,
+		ContextTimeoutEnabled: true,
+		ReadTimeout:           -1,
+		WriteTimeout:          -1,
+		// No caller may wait for a connection: go-redis keeps its timers for the
+		// whole process, and a timer of one bubble is fatal in another.
+		PoolSize: 10_000,
+		// go-redis takes 32 KiB for a connection, and 256 KiB for one of pipelines.
+		// To clear them costs more than to use them.
+		ReadBufferSize:          1024,
+		WriteBufferSize:         1024,
+		PipelineReadBufferSize:  1024,
+		PipelineWriteBufferSize: 1024,
+
+		DialerRetries:   1,
+		MaxRetries:      -1,
+		DisableIdentity: true,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled,
+		},
+	})
+	v.t.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+// VirtualServers are independent of each other.
+type VirtualServers []*VirtualServer
+
+// Clients returns a client of each, as Client does.
+func (vs VirtualServers) Clients() []redis.UniversalClient {
+	all := make([]redis.UniversalClient, len(vs))
+	for i, v := range vs {
+		all[i] = v.Client()
+	}
+	return all
+}
+
+// inProcess is a miniredis behind a socket. Its proxy keeps the address when the
+// server restarts.
+type inProcess struct {
+	*VirtualServer
+	keep bool
+}
+
+func (s *Server) startInProcess() error {
+	ln, err := s.listen()
+	if err != nil {
+		return err
+	}
+	p := &inProcess{virtual(s.t, &s.o, ""), s.o.Keep}
+	p.Proxy.Serve(ln)
+	s.Addr, s.flav = p.Proxy.Addr(), p
+	return s.ready()
+}
+
+// listen listens on a socket in a directory, or on a port, with TLS if the options
+// ask for it.
+func (s *Server) listen() (net.Listener, error) {
+	if !s.o.tls() && !s.o.Unix {
+		return net.Listen("tcp", "127.0.0.1:0")
+	}
+	dir, err := s.tempDir(s.t, &s.o)
+	if err != nil {
+		return nil, err
+	}
+	if s.o.Unix {
+		return net.Listen("unix", filepath.Join(dir, "redis.sock"))
+	}
+
+	config, err := s.config(true)
+	if err != nil {
+		return nil, err
+	}
+	if s.o.Mutual {
+		config.ClientCAs, config.ClientAuth = config.RootCAs, tls.RequireAndVerifyClientCert
+	}
+	return tls.Listen("tcp", "127.0.0.1:0", config)
+}
+
+func (p *inProcess) pause() error  { p.Proxy.Stall(); return nil }
+func (p *inProcess) resume() error { p.Proxy.Flow(); return nil }
+func (p *inProcess) kill() error   { p.Kill(); return nil }
+
+func (p *inProcess) restart(data bool) error { return p.start(data && p.keep) }
+
+// identity adds to miniredis a run ID, and a clock that can be set.
+type identity struct {
+	mu    sync.Mutex // guards all below
+	run   string
+	began time.Time
+	skew  time.Duration
+}
+
+// renew starts a new run of the server.
+func (i *identity) renew() {
+	b := make([]byte, 20)
+	rand.Read(b)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.run, i.began = fmt.Sprintf("%x", b), time.Now()
+}
+
+// answer is a hook of miniredis, which calls it for every command, including those
+// of scripts. It reports whether it has answered.
+func (i *identity) answer(c *server.Peer, cmd string, args ...string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case cmd == "INFO" && (len(args) == 0 || slices.ContainsFunc(args, func(a string) bool { return strings.EqualFold(a, "server") })):
+		c.WriteBulk(fmt.Sprintf("# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\nrun_id:%s\r\nuptime_in_seconds:%d\r\n",
+			i.run, int(time.Since(i.began).Seconds())))
+		return true
+	case cmd == "TIME" && i.skew != 0:
+		now := time.Now().Add(i.skew)
+		c.WriteLen(2)
+		c.WriteBulk(strconv.FormatInt(now.Unix(), 10))
+		c.WriteBulk(strconv.Itoa(now.Nanosecond() / 1000))
+		return true
+	}
+	return false
+}

@@ -1,0 +1,286 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// Server is a running Redis. It ends with the test.
+type Server struct {
+	// Addr is host:port, or the path of the socket.
+	Addr string
+
+	// Certificate is the certificate of a TLS server.
+	Certificate
+
+	t    testing.TB
+	o    Options
+	db   int
+	flav flavour     // nil if the server is not ours
+	away atomic.Bool // paused or killed
+}
+
+// flavour has the operations that differ between the kinds of servers.
+type flavour interface {
+	pause() error            // the server hangs: it keeps connections and answers nothing
+	resume() error           // ends pause
+	kill() error             // ends the server at once, as SIGKILL does
+	restart(data bool) error // starts a killed server at its old address, with or without its data
+}
+
+// Real reports whether the server is a real Redis.
+func (s *Server) Real() bool {
+	_, mini := s.flav.(*inProcess)
+	return !mini
+}
+
+// URL returns the URL of the server for hasp. Params belong to it.
+func (s *Server) URL() string {
+	user := userinfo(s.o.User, s.o.Password)
+	switch {
+	case s.o.Unix:
+		return "unix://" + user + s.Addr
+	case s.o.tls():
+		return "rediss://" + user + s.Addr
+	}
+	return fmt.Sprint("redis://", user, s.Addr, "/", s.db)
+}
+
+func userinfo(user, password string) string {
+	if user == "" && password == "" {
+		return ""
+	}
+	return url.UserPassword(user, password).String() + "@"
+}
+
+// Params returns the parameters that belong to URL.
+func (s *Server) Params() map[string]string { return s.params(&s.o) }
+
+// ClientOptions returns options of a go-redis client of the server. Its timeouts
+// are longer than any machine needs. The test may change them.
+func (s *Server) ClientOptions() *redis.Options {
+	o := &redis.Options{Addr: s.Addr, Username: s.o.User, Password: s.o.Password, DB: s.db,
+		DialTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute, PoolTimeout: time.Minute,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
+	if s.o.tls() {
+		config, err := s.config(s.o.Mutual)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		o.TLSConfig = config
+	}
+	return o
+}
+
+// Client returns a client of the server, which ends with the test.
+func (s *Server) Client() *redis.Client {
+	rdb := redis.NewClient(s.ClientOptions())
+	s.t.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+// Proxy returns a fault proxy in front of the server.
+func (s *Server) Proxy() *faultproxy.Proxy {
+	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial(s.network(), s.Addr) })
+	must(s.t, "proxy", err)
+	s.t.Cleanup(p.Close)
+	return p
+}
+
+func (s *Server) network() string {
+	if s.o.Unix {
+		return "unix"
+	}
+	return "tcp"
+}
+
+// own returns the operations of the server. If it is not ours, the test is skipped.
+func (s *Server) own() flavour {
+	if s.flav == nil {
+		s.t.Skip("needs a server of its own")
+	}
+	return s.flav
+}
+
+// Pause makes the server hang: it keeps its connections and answers nothing.
+func (s *Server) Pause() {
+	s.t.Helper()
+	s.away.Store(true)
+	must(s.t, "pause", s.own().pause())
+}
+
+// Resume ends Pause.
+func (s *Server) Resume() {
+	s.t.Helper()
+	must(s.t, "resume", s.own().resume())
+	s.away.Store(false)
+}
+
+// Kill ends the server as SIGKILL does.
+func (s *Server) Kill() { s.t.Helper(); must(s.t, "kill", s.Stop()) }
+
+// Restart starts a killed server again at its address, without its data
+// unless Options.Keep.
+func (s *Server) Restart() { s.t.Helper(); must(s.t, "restart", s.Start(true)) }
+
+// Start is Restart, but returns its error, and may be called on any goroutine. If
+// data is false, the server has lost its data.
+func (s *Server) Start(data bool) error {
+	if err := s.own().restart(data); err != nil {
+		return err
+	}
+	err := s.ready()
+	s.away.Store(err != nil)
+	return err
+}
+
+// Stop is Kill, but returns its error, and may be called on any goroutine.
+func (s *Server) Stop() error {
+	s.away.Store(true)
+	return s.own().kill()
+}
+
+// Forget makes the server forget all scripts.
+func (s *Server) Forget(ctx context.Context) error { return s.command(ctx, "script", "flush").Err() }
+
+// Kick makes the server close all connections. With miniredis, p closes the
+// connections through it.
+func (s *Server) Kick(ctx context.Context, p *faultproxy.Proxy) error {
+	if !s.Real() {
+		p.Cut()
+		return nil
+	}
+	return errors.Join(s.command(ctx, "client", "kill", "type", "pubsub").Err(),
+		s.command(ctx, "client", "kill", "type", "normal", "skipme", "yes").Err())
+}
+
+// Follow makes the server a replica of the one at addr, and waits until it is in
+// step.
+func (s *Server) Follow(addr string) {
+	s.t.Helper()
+	host, port, _ := net.SplitHostPort(addr)
+	must(s.t, "follow", until(func(ctx context.Context) error { return s.command(ctx, "replicaof", host, port).Err() }))
+	must(s.t, "follow", until(s.inStep))
+}
+
+// Demoted waits until the server, which was a master, is a replica.
+func (s *Server) Demoted() {
+	s.t.Helper()
+	must(s.t, "demoted", until(func(ctx context.Context) error { return s.is(ctx, "slave") }))
+}
+
+// role returns the reply to ROLE: "master", or "slave", the master's host, its
+// port and the state of the link to it.
+func (s *Server) role(ctx context.Context) ([]any, error) {
+	parts, err := s.command(ctx, "role").Slice()
+	if err == nil && len(parts) < 3 {
+		err = fmt.Errorf("short reply to role: %v", parts)
+	}
+	return parts, err
+}
+
+// is returns an error unless the server has that role.
+func (s *Server) is(ctx context.Context, role string) error {
+	parts, err := s.role(ctx)
+	if err == nil && parts[0] != role {
+		err = fmt.Errorf("%s is a %v", s.Addr, parts[0])
+	}
+	return err
+}
+
+// inStep returns an error unless the server is a replica in step with its master.
+func (s *Server) inStep(ctx context.Context) error {
+	parts, err := s.role(ctx)
+	if err == nil && (parts[0] != "slave" || parts[3] != "connected") {
+		err = fmt.Errorf("%s is no replica in step: %v", s.Addr, parts)
+	}
+	return err
+}
+
+// follows reports whether the server is a replica of master.
+func (s *Server) follows(ctx context.Context, master *Server) bool {
+	parts, err := s.role(ctx)
+	return err == nil && parts[0] == "slave" && net.JoinHostPort(fmt.Sprint(parts[1]), fmt.Sprint(parts[2])) == master.Addr
+}
+
+// followed returns an error unless that many replicas of the server are in step.
+func (s *Server) followed(ctx context.Context, replicas int64) error {
+	n, err := s.command(ctx, "wait", replicas, 1000).Int64()
+	if err == nil && n < replicas {
+		err = fmt.Errorf("%s has %d replicas", s.Addr, n)
+	}
+	return err
+}
+
+// ready waits until the server answers.
+func (s *Server) ready() error {
+	return until(func(ctx context.Context) error { return s.command(ctx, "ping").Err() })
+}
+
+// Ready waits until the Redis at addr answers.
+func Ready(addr string) error { return (&Server{Addr: addr}).ready() }
+
+// command sends one command on a connection of its own. Several goroutines may
+// call it.
+func (s *Server) command(ctx context.Context, args ...any) *redis.Cmd {
+	cmd := redis.NewCmd(ctx, args...)
+	s.process(ctx, cmd)
+	return cmd
+}
+
+// process sends a command once, and waits for the reply until ctx ends.
+func (s *Server) process(ctx context.Context, cmd redis.Cmder) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, s.network(), s.Addr)
+	if err != nil { // go-redis would log it
+		cmd.SetErr(err)
+		return err
+	}
+	conn.Close()
+
+	o := s.ClientOptions()
+	o.DialerRetries, o.MaxRetries, o.ContextTimeoutEnabled, o.ReadTimeout = 1, -1, true, -1
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	return rdb.Process(ctx, cmd)
+}
+
+// patience is the time in which servers must do what they were told. It is much
+// longer than they need, because the machine may be busy.
+const patience = 90 * time.Second
+
+// until calls ask until it returns nil. The error of ask says what is missing.
+func until(ask func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for {
+		within, done := context.WithTimeout(ctx, 5*time.Second)
+		err := ask(within)
+		done()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// must fails the test if err is not nil.
+func must(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("redistest: %s: %v", what, err)
+	}
+}

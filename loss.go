@@ -1,0 +1,79 @@
+package hasp
+
+import "slices"
+
+// This file ends holds that are not unlocked: by the clock, by an answer of the store, or
+// by Close.
+
+// endExpiredLocked ends the leases of h whose time is over by the clock, and returns
+// them. After the caller has released mu, it calls endContext of each.
+func (c *Client) endExpiredLocked(h *hold, now instant) []*Lease {
+	if now >= min(instant(h.deadline.Load()), h.limit) {
+		h.lapsed = true
+		return c.loseLocked(h)
+	}
+
+	// The hold goes on. Leases whose WithMaxHold has passed end.
+	var ended []*Lease
+	for i := len(h.leases) - 1; i >= 0; i-- {
+		if l := h.leases[i]; now >= l.maxHold {
+			h.leases = append(h.leases[:i], h.leases[i+1:]...)
+			l.state.Store(lost)
+			ended = append(ended, l)
+		}
+	}
+	if len(ended) > 0 && len(h.leases) == 0 {
+		h.lapsed = true
+		c.loseLocked(h)
+	} else if len(ended) > 0 {
+		c.scheduleLocked(h)
+	}
+	return ended
+}
+
+// loseLocked ends h as lost, and returns its leases. After the caller has released mu,
+// it calls endContext of each.
+func (c *Client) loseLocked(h *hold) []*Lease {
+	ended := h.leases
+	h.leases = nil
+	for _, l := range ended {
+		l.state.Store(lost)
+	}
+	c.unscheduleLocked(h)
+	c.leaveHeadLocked(h)
+	return ended
+}
+
+// closeHoldLocked ends the leases of h for Close, and returns them. They can still be
+// unlocked. After the caller has released mu, it calls endContext of each.
+func (c *Client) closeHoldLocked(h *hold) []*Lease {
+	for _, l := range h.leases {
+		l.state.Store(closed)
+	}
+	c.unscheduleLocked(h)
+	return slices.Clone(h.leases) // Unlock changes h.leases
+}
+
+// expire ends the leases of h whose time is over by the clock.
+func (c *Client) expire(h *hold) {
+	now := c.clock.now()
+	c.mu.Lock()
+	var gone []*Lease
+	if h.index >= 0 { // otherwise it has ended already
+		gone = c.endExpiredLocked(h, now)
+	}
+	c.mu.Unlock()
+	for _, l := range gone {
+		l.endContext(ErrLost) // not under mu
+	}
+}
+
+// endContext ends the context of a lease that has ended, and queues its event for the
+// observer. The caller must not hold mu, because the end of a context runs code of its
+// users.
+func (l *Lease) endContext(cause error) {
+	if x := l.ctx.Load(); x != nil {
+		x.cancel(cause)
+	}
+	l.c.observeEnd(l, EventLost, cause)
+}

@@ -1,0 +1,117 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// aWait is a Wait in progress.
+type aWait struct {
+	done chan struct{} // closed when it has returned
+	err  error
+}
+
+func startWait(ctx context.Context, d *Driver, c backend.Claim) *aWait {
+	w := &aWait{done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		_, w.err = d.Wait(ctx, c)
+	}()
+	return w
+}
+
+// The nodes hang for longer than a third of Timeout until ctx ends the wait. Then the last
+// answer, which was that the key is held, says nothing about the present.
+func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
+	for _, hung := range []string{"012", "12"} { // the lead may still answer
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			holder := aClaim("k")
+			holder.TTL = time.Minute
+			tr.acquire(t, tr.d, holder)
+			ctx, cancel := context.WithCancel(t.Context())
+			c := aClaim("k")
+			c.Timeout = 9 * time.Second
+			w := startWait(ctx, tr.d, c)
+			time.Sleep(3 * time.Second)
+			for _, i := range hung {
+				tr.vs[i-'0'].Proxy.Stall()
+			}
+			stalled := time.Now()
+			time.Sleep(maxSleep + c.Timeout/3 + 100*time.Millisecond) // an attempt begins within maxSleep
+			cancel()
+			<-w.done
+			var dated interface{ Since() time.Time }
+			if definite(w.err) || !errors.As(w.err, &dated) || dated.Since().Before(stalled) {
+				t.Errorf("%s hang: got %v, want an outage since then", hung, w.err)
+			}
+			for _, v := range tr.vs {
+				v.Proxy.Flow()
+			}
+		})
+	}
+}
+
+// In an outage a Wait ends about a Timeout after the first call that was not answered, even
+// if Timeout is shorter than the sleep between two attempts.
+func TestAnOutageEndsAWaitAfterTimeout(t *testing.T) {
+	for range 8 { // sleeps are random
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			holder := aClaim("k")
+			holder.TTL = time.Minute
+			tr.acquire(t, tr.d, holder)
+			c := aClaim("k")
+			c.Timeout = 200 * time.Millisecond
+			w := startWait(t.Context(), tr.d, c)
+			time.Sleep(3 * time.Second)
+			for _, v := range tr.vs {
+				v.Proxy.Down()
+			}
+			<-w.done
+			var dated interface{ Since() time.Time }
+			if !errors.As(w.err, &dated) {
+				t.Fatalf("got %v, want an outage", w.err)
+			}
+			if took := time.Since(dated.Since()); took > c.Timeout+50*time.Millisecond {
+				t.Errorf("an outage of %v, want about %v", took, c.Timeout)
+			}
+		})
+	}
+}
+
+// A second Break wakes the waiters as the first one did, although no release came between.
+func TestEachBreakWakesTheWaiters(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		holder := aClaim("k")
+		holder.TTL = time.Minute
+		tr.acquire(t, tr.d, holder)
+		waits := map[*aWait]bool{}
+		for range 4 {
+			c := aClaim("k")
+			c.TTL = time.Minute
+			waits[startWait(t.Context(), tr.direct(t, nil), c)] = true
+		}
+		for len(waits) > 0 {
+			time.Sleep(4 * time.Second) // the waiters sleep for up to a second
+			if err := tr.d.Break(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * maxScatter)
+			had := 0
+			for w := range waits {
+				select {
+				case <-w.done:
+					had++
+					delete(waits, w)
+				default:
+				}
+			}
+			if had != 1 {
+				t.Errorf("%d of the waiters have the key soon after a Break, want 1; %d still wait", had, len(waits))
+			}
+		}
+	})
+}

@@ -1,0 +1,321 @@
+package hasp
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// This file has the code for a caller that asks the store and does not get the key at
+// once. The caller waits in the driver, or sleeps between two attempts.
+
+// answerTime returns how long a healthy store may take to answer.
+func (w *wait) answerTime() time.Duration {
+	return min(max(4*time.Duration(w.c.trip.Load()), 50*time.Millisecond), w.c.opts.Timeout)
+}
+
+// shouldWait reports whether to call the Wait of a Waiter instead of Acquire. That needs
+// a reason to expect that Acquire would be refused. With a Waiter that is not Ordered,
+// the only reason is w.refused: the store has just refused this caller. With an Ordered
+// one there are two more: other callers of this Client want the key, or the driver has
+// refused the key lately.
+func (w *wait) shouldWait() bool {
+	if w.refused || !w.c.traits.Ordered {
+		return w.refused
+	}
+	if w.end != never && w.end.sub(w.c.clock.now()) < w.answerTime() {
+		return false // there is time only for one attempt
+	}
+
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	// In an outage an attempt comes first: a Wait would give no answer, and so not end
+	// the outage, until it returns. If the driver has Turns, an attempt also comes first
+	// as long as the line has no answer: the callers in line need one, for their errors.
+	if last := w.line.lastAnswer; !errors.Is(last, ErrHeld) && (last != nil || w.c.lined) {
+		return false
+	}
+	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
+}
+
+// await calls the driver's Wait for as long as this caller may wait. It uses the
+// caller's place in the driver's queue, if it has one.
+func (w *wait) await(ctx context.Context) (*hold, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(w.c.closing, cancel)()
+	if w.end != never {
+		var stop context.CancelFunc
+		ctx, stop = context.WithDeadline(ctx, w.c.clock.time(w.end))
+		defer stop()
+	}
+
+	start, slept := w.c.clock.read()
+	token := ""
+	if w.place != nil {
+		// The grant may count from an earlier Wait on this place. If the machine has slept
+		// since, the later reading would make the term too long.
+		token, slept = w.place.claim.Token, w.place.slept
+	}
+	cl := w.c.claim(&w.r, token)
+	cl.Stays = w.c.traits.Ordered && w.c.lined
+
+	h, err := w.c.await(ctx, cl, start, slept)
+	w.place = nil // the call has used up the place; below, it may leave one
+	if !errors.Is(err, ErrHeld) {
+		return h, err
+	}
+	if isContextError(err) {
+		// The place is being released. Report only that the key was held: ctx may
+		// have ended by WithMaxWait and not by the caller's context.
+		var held *backend.HeldError
+		if errors.As(err, &held) {
+			return nil, held
+		}
+		return nil, ErrHeld
+	}
+	if cl.Stays {
+		w.place = &place{cl, slept}
+	}
+	return nil, err
+}
+
+// await calls the driver's Wait for cl. If its outcome is unknown, the token is
+// released in the background. Start is the present time. Slept is how long the machine had
+// slept when the first Wait for cl began. The driver reads the clock for Grant.Until later
+// than that.
+func (c *Client) await(ctx context.Context, cl backend.Claim, start instant, slept int64) (*hold, error) {
+	g, err := run(c, ctx, nil, nil, c.withCleanUp(cl, c.waiter.Wait), c.releaseLate(cl), func() {})
+	if err != nil {
+		if ctx.Err() == nil {
+			err = plainDated(err, cl.Timeout)
+		}
+		return nil, err
+	}
+	now, _ := c.clock.read()
+	return c.newHold(cl, g, start, now, slept)
+}
+
+// withCleanUp returns f, followed by cleanUpUnknown.
+func (c *Client) withCleanUp(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
+	return func(ctx context.Context) (backend.Grant, error) {
+		g, err := f(ctx, cl)
+		c.cleanUpUnknown(cl, err)
+		return g, err
+	}
+}
+
+// cleanUpUnknown releases the token of cl in the background if err leaves the outcome
+// unknown. That includes an error of a context joined with a definite error.
+func (c *Client) cleanUpUnknown(cl backend.Claim, err error) {
+	if err != nil && (!definite(err) || isContextError(err)) {
+		c.reap(cl, reapTwice)
+	}
+}
+
+// releaseLate returns a function for an outcome that came after its caller had left.
+// The function releases the token of cl if the token has the key, or a place in the
+// driver's queue.
+func (c *Client) releaseLate(cl backend.Claim) func(backend.Grant, error) {
+	return func(_ backend.Grant, err error) {
+		if err == nil || cl.Stays && errors.Is(err, ErrHeld) {
+			c.reap(cl, reapOnce)
+		}
+	}
+}
+
+// over records the outcome of a call that returned err. Sent is when the call began, by
+// clock.awake, or for a driver's Wait what outageOf returns. over reports whether the wait is
+// over, and with which error. Last says that the call was begun as the last one.
+func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
+	var outage time.Duration // how long this caller has waited during the outage
+	switch {
+	case errors.Is(err, ErrHeld):
+		w.lastAnswer, w.refused = err, true
+		w.noteAnswer(err, sent)
+		w.noteContended()
+	case definite(err), errors.Is(err, ErrClosed):
+		return true, err
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		// This wait has ended before the store answered.
+		if w.unanswered(sent) {
+			w.lastAnswer = nil
+		}
+	default:
+		outage = w.noteAnswer(err, sent)
+		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
+			w.lastAnswer, w.refused = err, false
+		}
+	}
+
+	switch {
+	case ctx.Err() != nil, w.c.closing.Err() != nil:
+		return true, w.endErr(ctx)
+	case w.once, outage >= w.c.opts.Timeout:
+		return true, err
+	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
+		w.awaitEnd(ctx)
+		return true, w.endErr(ctx)
+	}
+	return false, nil
+}
+
+// awaitEnd waits until ctx has ended, if its deadline is what leaves no time for
+// another call. Then the error can say so.
+func (w *wait) awaitEnd(ctx context.Context) {
+	d, ok := ctx.Deadline()
+	if !ok || !w.c.clock.time(w.end).After(d) {
+		return
+	}
+
+	timer := time.NewTimer(time.Until(d) + grace)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-w.c.closing.Done():
+	}
+}
+
+// noteAnswer records for the line the outcome of a call that began at sent: ErrHeld,
+// or an outage. It returns for how much of the outage this caller has waited.
+func (w *wait) noteAnswer(err error, sent instant) time.Duration {
+	c, ln := w.c, w.line
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.clock.awake()
+	ln.lastAnswer, ln.silent, ln.asking = err, false, false
+	if errors.Is(err, ErrHeld) {
+		ln.outage = false
+		return 0
+	}
+
+	if !ln.outage {
+		ln.outage, ln.outageSince = true, sent
+	}
+	return now.sub(max(ln.outageSince, w.began))
+}
+
+// unanswered records for the line that a call ended with its caller's context,
+// without an answer. The call began at sent. If the line has had no answer for a third
+// of Timeout, unanswered returns true. A last answer of ErrHeld is then too old to report,
+// and is dropped.
+func (w *wait) unanswered(sent instant) bool {
+	c, ln := w.c, w.line
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ln.asking = false
+	if !ln.silent {
+		ln.silent, ln.silence = true, sent
+	}
+	if c.clock.awake().sub(ln.silence) < c.opts.Timeout/3 {
+		return false
+	}
+	if errors.Is(ln.lastAnswer, ErrHeld) {
+		ln.lastAnswer = nil
+	}
+	return true
+}
+
+// outageOf returns when the outage began that a Waiter's err reports, by clock.awake:
+//   - err.Since(), if err has such a method;
+//   - began, if err is only that of the context: the Wait had no answer since then;
+//   - otherwise now.
+func (c *Client) outageOf(err error, began instant) instant {
+	now := c.clock.awake()
+	var dated interface{ Since() time.Time }
+	switch {
+	case errors.As(err, &dated):
+		return min(c.clock.at(dated.Since(), 0), now)
+	case isContextError(err):
+		return began
+	}
+	return now
+}
+
+// noteContended records that an Ordered driver has refused the key.
+func (w *wait) noteContended() {
+	if !w.c.traits.Ordered {
+		return
+	}
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	w.c.contended.note(w.line.key, w.c.clock.now())
+}
+
+// endErr returns the error of a wait that was ended by ctx, by WithMaxWait, or by Close.
+func (w *wait) endErr(ctx context.Context) error {
+	if w.c.closing.Err() != nil {
+		return ErrClosed
+	}
+	if w.lastAnswer == nil {
+		w.lastAnswer = w.heldHere()
+	}
+	if err := withContextEnd(ctx, w.lastAnswer); err != nil {
+		return err
+	}
+	return noAnswer(w.c.clock.now().sub(w.start))
+}
+
+// heldHere returns a HeldError if this Client itself holds the key, which needs no
+// answer of the store. Otherwise it returns nil.
+func (w *wait) heldHere() error {
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	if w.line.hold == nil {
+		return nil
+	}
+	return w.c.refusalLocked(w.line)
+}
+
+// pause returns how long to sleep after an attempt that began at asked and failed with
+// err. If Options.Backoff is set, it decides. Otherwise the pace of the line decides. In
+// an outage the number of attempts decides, and Backoff may only make the sleep longer.
+// But the sleep ends with the holder's term, and in time for a last attempt before the
+// wait ends.
+func (w *wait) pause(ctx context.Context, attempt int, asked instant, err error) time.Duration {
+	c := w.c
+	var held backend.HeldError
+	if he := (*backend.HeldError)(nil); errors.As(err, &he) {
+		held = *he
+	}
+
+	var d time.Duration
+	if c.opts.Backoff != nil {
+		d = jitter(max(c.opts.Backoff(attempt), minSleep))
+	}
+	switch {
+	case !errors.Is(err, ErrHeld):
+		// An outage. Calls that fail at once must not keep a processor busy.
+		// Nor may a long Backoff outlast the time for which Lock retries.
+		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
+		c.mu.Lock()
+		rest := c.opts.Timeout - c.clock.awake().sub(max(w.line.outageSince, w.began))
+		c.mu.Unlock()
+		d = max(min(d, rest), least)
+	case c.opts.Backoff == nil:
+		c.mu.Lock()
+		d = w.line.pace.refusedLocked(asked, c.clock.now(), &held)
+		c.mu.Unlock()
+	}
+	// At the end of the term the key is free, if the holder has died.
+	if held.RetryAfter > 0 {
+		d = min(d, held.RetryAfter+minSleep)
+	}
+	return min(d, max(w.untilLastCall(ctx), 0))
+}
+
+// sleep returns true after d, or false as soon as ctx ends or Close begins.
+func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+	case <-w.c.closing.Done():
+	}
+	return false
+}
