@@ -122,11 +122,15 @@ func (d *driver) give(cs ...backend.Claim) {
 	}
 }
 
-// giveIfHeld releases what c may hold.
+// giveIfHeld releases what c may hold. If another release is under way, each of them may
+// find the hold on too few nodes of a quorum. So a release without an answer is repeated.
 func (d *driver) giveIfHeld(c backend.Claim, what string) {
-	if err := d.release(c); !errors.Is(err, backend.ErrLost) {
-		mustf(err, "release %s", what)
-	}
+	d.e.retry("release "+what, func() error {
+		if err := d.release(c); !errors.Is(err, backend.ErrLost) {
+			return err
+		}
+		return nil
+	})
 }
 
 var errUnanswered = errors.New("renew returned without an answer")
