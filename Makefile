@@ -3,9 +3,9 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, the best there is.
 
-.PHONY: check fmt vet staticcheck tidy test compare torture simulate soak fuzz mutate api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture simulate soak fuzz mutate api.txt
 
-check: fmt vet staticcheck tidy test torture compare
+check: fmt vet staticcheck tidy test bench torture compare
 
 fmt:
 	@out=$$(gofmt -s -l .); [ -z "$$out" ] || { echo "gofmt -s -w these:"; echo "$$out"; exit 1; }
@@ -20,11 +20,14 @@ staticcheck:
 tidy:
 	go mod tidy -diff
 
-# The slowest packages first. Each benchmark runs once, so that none rots. Figures:
-# "go test -run '^$$' -bench . PACKAGE".
+# The slowest packages first. Most of them wait for time to pass, so three run at once.
 test:
-	go test -race -shuffle=on -bench . -benchtime 1x -timeout 15m \
-		./redlock ./internal/acceptance ./internal/torture ./...
+	go test -race -shuffle=on -p 3 -timeout 15m ./redlock ./internal/acceptance ./internal/torture ./...
+
+# Each benchmark once, so that none rots. Figures: "go test -run '^$$' -bench . PACKAGE".
+bench:
+	go test -race -run '^$$' -bench . -benchtime 1x \
+		$$(git grep -l '^func Benchmark' -- '*_test.go' ':!bench' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
 # hasp beside other libraries, within a minute once it is built, for which it
 # takes some minutes the first time: a module of its own, with an etcd in it.

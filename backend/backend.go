@@ -77,7 +77,7 @@ const MinTTL = 100 * time.Millisecond
 
 var (
 	// ErrHeld says that another token holds the key, or is before the caller
-	// in an ordered driver's queue. A driver that knows more returns a
+	// in a driver's queue. A driver that knows more returns a
 	// [*HeldError] instead.
 	ErrHeld = errors.New("held by another")
 

@@ -1,9 +1,9 @@
--- Takes a free key on this node and proposes a fence: the server's time in
--- microseconds, or one more than the last fence if that is larger.
+-- Proposes a fence for a free key: the server's time in microseconds, or one more
+-- than the last fence if that is larger. Then take.lua, which follows, takes the key.
 -- KEYS: the lock, its fence counter, the node's mark
 -- ARGV: the record, the term in ms
--- Returns {1, fence, mark or '', INFO server}; {0, mark or ''} if the key is held;
--- or {-1} if the counter's value is not a number that hasp wrote.
+-- Returns {0, mark or ''} if the key is held, {-1} if the counter's value is not a
+-- number that hasp wrote, or what take.lua returns.
 if redis.call('EXISTS', KEYS[1]) == 1 then return {0, redis.call('GET', KEYS[3]) or ''} end
 
 local last = redis.pcall('GETRANGE', KEYS[2], 0, 16)
@@ -18,8 +18,3 @@ if last ~= '' then
 	if not string.match(last, '^%d+$') or tonumber(last) > 9007199254740990 then return {-1} end
 	fence = math.max(fence, tonumber(last) + 1)
 end
-
--- Read the mark before the key is taken, so that an error of GET takes nothing.
-local mark = redis.call('GET', KEYS[3])
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {1, string.format('%.0f', fence), mark or '', redis.call('INFO', 'server')}

@@ -41,6 +41,7 @@ type attempt struct {
 	ballot  *ballot
 
 	lead      int           // the node that is asked first, or noLead
+	place     *place        // of the caller, for the lead
 	leadVoted chan struct{} // closed when the lead has voted
 
 	// Driver.mu guards the fields below. Slices have one element for each node.
@@ -55,7 +56,7 @@ type attempt struct {
 }
 
 // newAttempt returns the attempt of that number with c's token.
-func (d *Driver) newAttempt(c backend.Claim, number, lead int) *attempt {
+func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attempt {
 	n := len(d.nodes)
 	a := &attempt{
 		d:         d,
@@ -65,6 +66,7 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int) *attempt {
 		began:     time.Now(),
 		ballot:    newBallot(d.nodes, acquireRule),
 		lead:      lead,
+		place:     p,
 		leadVoted: make(chan struct{}),
 		mayHold:   make([]bool, n),
 		mayArrive: make([]bool, n),
@@ -87,12 +89,12 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int) *attempt {
 // tryAcquire makes the nodes vote, and returns as soon as the votes decide the
 // result. Calls in flight continue. If the attempt wins nothing, each of them
 // releases its record when it ends.
-func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int) (backend.Grant, error) {
+func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead int, p *place) (backend.Grant, error) {
 	if err := d.checkTTL(c.TTL); err != nil {
 		return backend.Grant{}, err
 	}
 
-	a := d.newAttempt(c, number, lead)
+	a := d.newAttempt(c, number, lead, p)
 	if !d.register(a) {
 		return backend.Grant{}, errClosed
 	}
@@ -212,7 +214,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	a.d.work.Go(func() { _, _ = a.askNode(a.lead) })
 
 	n := a.d.nodes[a.lead]
-	timeout := max(leadTimeout, 8*time.Duration(n.latency.Load()))
+	timeout := n.patience()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 

@@ -706,7 +706,6 @@ func TestReportedNumbersOfWaitersAreBounded(t *testing.T) {
 			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("%q: had after %v", said, took)
 			}
-			d.released("k", maxCrowd)
 			for _, v := range c.vs {
 				v.Proxy.Answer("evalsha", ":9223372036854775807\r\n")
 			}

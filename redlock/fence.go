@@ -26,36 +26,6 @@ import (
 // in steps of one, so all nodes would propose the same number from then on.
 const maxFence = 1 << 53
 
-// sendFencedAcquire runs the script that takes the key and proposes a fence.
-func (n *node) sendFencedAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
-	counter := redisstore.DerivedKey("fence", a.c.Key)
-	reply, err := n.store.Run(ctx, acquireScript, redisstore.Call{
-		Keys: []string{a.lockKey, counter, markKey},
-		Args: []any{a.record, redisstore.Millis(a.c.TTL)},
-	})
-	if err != nil {
-		return voteAfter(err), 0, id, err
-	}
-
-	switch parts, _ := reply.([]any); {
-	case len(parts) == 4 && parts[0] == int64(1):
-		text, _ := parts[1].(string)
-		mark, ok := parts[2].(string)
-		fence, err = strconv.ParseUint(text, 10, 64)
-		if ok && err == nil && 0 < fence && fence <= maxFence {
-			return yes, fence, identity{run: runOf(parts[3]), mark: mark}, nil
-		}
-	case len(parts) == 2 && parts[0] == int64(0):
-		if mark, ok := parts[1].(string); ok {
-			return no, 0, identity{mark: mark}, nil
-		}
-	case len(parts) == 1 && parts[0] == int64(-1):
-		return failed, 0, id, n.noFence(counter)
-	}
-	// The script may have taken the key before something replaced its reply.
-	return unknown, 0, id, n.store.Unexpected(reply)
-}
-
 // noFence is the error of a node whose fence counter has a value that is not a
 // number. hasp never overwrites it.
 func (n *node) noFence(counter string) error {

@@ -232,9 +232,9 @@ func TestNoFenceFollowsTheLargest(t *testing.T) {
 
 		// A reply with such a fence is no vote, nor one with no fence or no mark.
 		for i, reply := range []string{"+9007199254740993\r\n+mark", "+0\r\n+mark", "+5\r\n:1"} {
-			a := d.newAttempt(aFenced("k"), 0, noLead)
+			a := d.newAttempt(aFenced("k"), 0, noLead, &place{})
 			f.vs[i].Proxy.Answer(a.record, "*4\r\n:1\r\n"+reply+"\r\n+run\r\n")
-			if v, fence, _, err := d.nodes[i].sendFencedAcquire(t.Context(), a); v != unknown || err == nil {
+			if v, fence, _, err := d.nodes[i].sendScript(t.Context(), a); v != unknown || err == nil {
 				t.Errorf("%q: vote %v, fence %d, %v", reply, v, fence, err)
 			}
 		}

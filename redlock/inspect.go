@@ -279,7 +279,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 			}
 
 			_, err := n.store.Run(within, breakScript, redisstore.Call{
-				Keys: []string{redisstore.LockKey(key)},
+				Keys: append([]string{redisstore.LockKey(key)}, queueKeys(key)...),
 				Args: []any{redisstore.DerivedKey("channel", key), message},
 			})
 			if err != nil {

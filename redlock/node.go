@@ -133,6 +133,11 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	}
 }
 
+// patience is how long a caller waits for this node before it asks the others.
+func (n *node) patience() time.Duration {
+	return max(leadTimeout, 8*time.Duration(n.latency.Load()))
+}
+
 // updateLatency includes one answer in the average.
 func (n *node) updateLatency(took time.Duration) {
 	old := time.Duration(n.latency.Load())
@@ -183,10 +188,10 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 }
 
 // sendAcquire sends the commands or the script that take the key. It returns the
-// vote, the proposal for a fenced claim, and the identity of the voter.
+// vote, the proposal of a fence if a script was sent, and the identity of the voter.
 func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
-	if a.c.Fenced {
-		return n.sendFencedAcquire(ctx, a)
+	if a.c.Fenced || n.i == a.lead {
+		return n.sendScript(ctx, a)
 	}
 
 	// Read the mark after taking the lock: a node that loses its data in between

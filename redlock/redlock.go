@@ -22,8 +22,11 @@
 //
 // The guarantee ends if a node's clock steps by more than backend.Drift within a
 // term, if operators delete keys or Redis evicts them, or if two servers answer at
-// the address of one node. The fence then protects the resource. Waiters get the
-// key in no particular order. See docs/redlock.md.
+// the address of one node. The fence then protects the resource. See docs/redlock.md.
+//
+// Waiters usually get the key in the order in which they began to wait. That is not
+// guaranteed. TryLock reports a free key as held while others wait for it, and for a
+// second after the last of them has died.
 //
 // # Cost
 //
@@ -59,8 +62,10 @@
 // or token~n#owner for the n-th attempt of a waiter. hasp and redsync exclude each
 // other on the same nodes. A key with any other value counts as held on its node.
 //
-// A release publishes the token and the number of subscribers to
-// hasp:{tag}:channel:key. A fence counter is a string under hasp:{tag}:fence:key.
+// The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
+// which end two seconds after the last look of a waiter. A release publishes the token
+// to hasp:{tag}:channel:key:waiter, for the first waiter of the queue. If older versions
+// of hasp listen to hasp:{tag}:channel:key, it tells them too. A fence counter is a string under hasp:{tag}:fence:key.
 // A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
 // instead. hasp:{redlock}:mark is a node's mark, which shows whether the node has
 // kept its data.
@@ -139,11 +144,12 @@ type Driver struct {
 
 	// mu guards the fields below, and those fields of attempts and nodes that say so.
 	mu        sync.Mutex
-	closed    bool                 // Close has begun: no new work
-	attempts  map[string]*attempt  // by token
-	sweepAt   int                  // the number of attempts at which expired ones are removed
-	releasing map[nodeRelease]bool // releases that continue in the background
-	wants     map[string]*rivalry  // by key
+	closed    bool                     // Close has begun: no new work
+	attempts  map[string]*attempt      // by token
+	sweepAt   int                      // the number of attempts at which expired ones are removed
+	releasing map[nodeRelease]bool     // releases that continue in the background
+	untold    map[string]chan struct{} // releases, by key, that the lead has not answered
+	wants     map[string]*rivalry      // by key
 }
 
 var (
@@ -199,6 +205,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 		markTurn:    make(chan struct{}, 1),
 		attempts:    map[string]*attempt{},
 		releasing:   map[nodeRelease]bool{},
+		untold:      map[string]chan struct{}{},
 		wants:       map[string]*rivalry{},
 	}
 	d.closing, d.beginClose = context.WithCancel(context.Background())
@@ -270,15 +277,10 @@ func (d *Driver) checkTTL(ttl time.Duration) error {
 
 // Acquire takes c.Key if a quorum of the nodes stores nothing under it. It asks
 // all nodes at once. If other callers had the key within the last second, it asks
-// one node first. It never sleeps.
+// one node first, which also refuses a free key if others wait for it. It never sleeps.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if d.yields(c.Key) > 0 {
-		// This driver has just released the key, and others wait for it. The survey
-		// gives them a round trip to take it first.
-		if s := d.survey(ctx, c, noLead); s.hasQuorum() && !s.unheld() {
-			return backend.Grant{}, s.heldError()
-		}
-	}
+	// If this driver has just released the key, the lead tells whether others wait for it.
+	d.awaitTold(ctx, c.Key)
 
 	// Rivals that ask one node first do not split the votes.
 	lead := noLead
@@ -286,7 +288,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		lead = d.leader(c.Key)
 	}
 
-	g, err := d.tryAcquire(ctx, c, 0, lead)
+	p := &place{}
+	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	if _, held := err.(*backend.HeldError); !held {
 		return g, err
 	}
@@ -297,11 +300,13 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	switch err := s.outage(ctx); {
 	case err != nil && lead != noLead:
 		return backend.Grant{}, err // only the lead has refused, not a quorum
+	case p.answer.Load() == behind:
+		// The key may be free, but others have waited for it.
 	case s.holder == nil && s.unheld():
 		// The records that refused this attempt are about to be released, such as
 		// the votes of a rival that was also refused. If several rivals ask again at
 		// once, one of them nearly always wins.
-		if g, err := d.tryAcquire(ctx, c, 1, noLead); !errors.Is(err, backend.ErrHeld) {
+		if g, err := d.tryAcquire(ctx, c, 1, noLead, p); !errors.Is(err, backend.ErrHeld) {
 			return g, err
 		}
 	}

@@ -32,6 +32,10 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 
 	b := newBallot(d.nodes, holdRule)
 	pools := make([]redis.Pool, len(d.nodes))
+	lead, told := d.leader(c.Key), d.expectTold(c.Key)
+	if lead == noLead {
+		told()
+	}
 	for i, n := range d.nodes {
 		// Count the call before redsync starts its goroutine, which may be after
 		// redsync has returned.
@@ -39,6 +43,9 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		pools[i] = &redsyncPool{release: func() (bool, error) {
 			defer d.work.Done()
 			v, err := n.releaseHold(c, a)
+			if i == lead {
+				told()
+			}
 			b.cast(i, v, err)
 			return v == yes, err
 		}}
@@ -213,14 +220,15 @@ func (r repeatedRelease) run(n *node) {
 func (n *node) release(ctx context.Context, c backend.Claim, prefix, channel string) error {
 	began := time.Now()
 	reply, err := n.store.Run(ctx, releaseScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key)},
+		Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
 		Args: []any{prefix, channel, c.Token},
 	})
 	n.observe(ctx, began, err)
 
-	// A reply above 1 counts the clients that wait for the key.
-	if subscribers, ok := reply.(int64); ok && subscribers > 1 {
-		n.d.released(c.Key, int(min(subscribers-1, maxCrowd)))
+	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
+	// first, which lets them pass.
+	if waiters, ok := reply.(int64); ok && waiters > 1 {
+		n.d.refused(c.Key)
 		reply = int64(1)
 	}
 	return n.store.Owned(reply, err)

@@ -1,10 +1,9 @@
 -- Releases a key on this node, if the token holds it, and publishes the release.
--- KEYS: the lock
+-- KEYS: the lock, the queue's turns and looks
 -- ARGV: the record's prefix: token# or token~n# for one attempt, the token alone
--- for any; the channel, or ''; the message, which the script completes by the
--- number of subscribers
--- Returns 0 if the token does not hold the key, else 1 plus the number of
--- subscribers.
+-- for any; the channel, or ''; the message
+-- Returns 0 if the token does not hold the key, 1 if nobody is known to wait for it,
+-- else a larger number.
 local prefix, record = ARGV[1], redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] + 15)
 if type(record) ~= 'string' then
 	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end
@@ -20,7 +19,4 @@ end
 redis.call('DEL', KEYS[1])
 -- The key is free even if this user may not publish. Waiters also poll.
 if ARGV[2] == '' then return 1 end
--- Assume one subscriber if this user may not count them.
-local subscribers = redis.pcall('PUBSUB', 'NUMSUB', ARGV[2])[2] or 1
-redis.pcall('PUBLISH', ARGV[2], ARGV[3] .. ' ' .. tostring(subscribers))
-return 1 + tonumber(subscribers)
+return 1 + wake(KEYS[2], KEYS[3], ARGV[2], ARGV[3])

@@ -510,7 +510,7 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 		time.Sleep(probeEvery)
 		c := aClaim("k")
 		began := time.Now()
-		_, err := tr.d.tryAcquire(t.Context(), c, 0, noLead)
+		_, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &place{})
 		if !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("got %v, want ErrHeld", err)
 		}
@@ -529,7 +529,7 @@ func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 			synctest.Wait()
 		}
 		tr.vs[0].Proxy.Delay(5 * leadTimeout)
-		if _, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0); err != nil {
+		if _, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0, &place{}); err != nil {
 			t.Error(err)
 		}
 	})

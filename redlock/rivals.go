@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 )
 
@@ -10,11 +9,6 @@ const (
 	wantedFor = time.Second
 	maxWanted = 256 // keys; a forgotten key may cost a split vote
 	shunFor   = 10 * time.Second
-
-	minSlot    = 200 * time.Microsecond // for one of many waiters
-	maxSlot    = 5 * time.Millisecond
-	maxScatter = 50 * time.Millisecond // whatever number of waiters a message reports
-	maxCrowd   = 1000
 )
 
 // rivalry is the contention that this driver has seen for a key.
@@ -22,7 +16,6 @@ type rivalry struct {
 	at      time.Time // of the last refusal
 	shunned int       // the node that must not lead
 	until   time.Time // when that node may lead again
-	yields  time.Time // until when this driver leaves the key to others, after its release
 }
 
 // rivals returns the rivalry for a key. The caller holds d.mu.
@@ -40,7 +33,7 @@ func (d *Driver) rivals(key string) *rivalry {
 	return r
 }
 
-// refused records that another caller had the key.
+// refused records that another caller had the key, or waits for it.
 func (d *Driver) refused(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -64,7 +57,8 @@ func (d *Driver) leads(key string, i int) bool {
 	return r == nil || r.shunned != i || time.Now().After(r.until)
 }
 
-// rivalled reports whether another caller had the key within the last second.
+// rivalled reports whether another caller had the key, or waited for it, within the
+// last second.
 func (d *Driver) rivalled(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,39 +70,6 @@ func (d *Driver) rivalled(key string) bool {
 		r = nil
 	}
 	return r != nil
-}
-
-// released records that this driver has released a key for which crowd clients wait.
-// The releaser learns of the release no later than they do. If it asked again at
-// once, it would get the key each time.
-func (d *Driver) released(key string, crowd int) {
-	// Before mu is locked, because slot locks it.
-	window := min(time.Duration(crowd)*d.slot(key), maxScatter)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	r := d.rivals(key)
-	r.at = time.Now()
-	r.yields = r.at.Add(rand.N(window))
-}
-
-// yields returns how long this driver still leaves the key to others.
-func (d *Driver) yields(key string) time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if r := d.wants[key]; r != nil {
-		return time.Until(r.yields)
-	}
-	return 0
-}
-
-// slot returns the time that each of many waiters should have for its attempt.
-func (d *Driver) slot(key string) time.Duration {
-	lead := d.leader(key)
-	if lead == noLead {
-		return minSlot
-	}
-	return min(max(2*time.Duration(d.nodes[lead].latency.Load()), minSlot), maxSlot)
 }
 
 // doze returns after pause, or sooner when ctx is done.

@@ -70,17 +70,41 @@ func TestScripts(t *testing.T) {
 func recordScripts() []scriptCase {
 	acquire, raise := []string{"k", "fence", "mark"}, []string{"fence", "k"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token"}
+	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
+	leads := turnsSrc + queueSrc + acquireSrc + takeSrc
+	now := time.Now().UnixMilli()
+	stands := func(waiter string, arrived, looked int64) []string {
+		return []string{fmt.Sprintf("zadd turns %d %s", now+arrived, waiter), fmt.Sprintf("zadd looks %d %s", now+looked, waiter)}
+	}
 	const denied = `.*(NOPERM|can't run this command).*`
 	return []scriptCase{
-		{"acquire: held", acquireSrc, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
-		{"acquire: held, marked", acquireSrc, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
-		{"acquire: first fence", acquireSrc, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
-		{"acquire: fence by the clock", acquireSrc, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
-		{"acquire: fence above the clock", acquireSrc, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
-		{"acquire: last fence", acquireSrc, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is no number", acquireSrc, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is a list", acquireSrc, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter cannot be read", acquireSrc, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
+		{"acquire: held", acquireSrc + takeSrc, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
+		{"acquire: held, marked", acquireSrc + takeSrc, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
+		{"acquire: first fence", acquireSrc + takeSrc, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
+		{"acquire: fence by the clock", acquireSrc + takeSrc, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
+		{"acquire: fence above the clock", acquireSrc + takeSrc, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
+		{"acquire: last fence", acquireSrc + takeSrc, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is no number", acquireSrc + takeSrc, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is a list", acquireSrc + takeSrc, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter cannot be read", acquireSrc + takeSrc, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
+
+		{"lead: free", turnsSrc + queueSrc + takeSrc, []string{"set mark m"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
+		{"lead: fenced", leads, []string{"set fence 9000000000000000"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 9000000000000001  # Server.*\]`, "get k", "token#me"},
+		{"lead: held, first", leads, []string{"set k other", "set mark m"}, lead, []any{"token#me", 5000, "me", 7000}, `\[0 m 1\]`, "zrange turns 0 -1", `\[me\]`},
+		{"lead: held, the queue ends", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "me", 0}, `\[0  1\]`, "pttl turns", `[12]\d{3}`},
+		{"lead: held, behind", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token#me", 5000, "me", 0}, `\[0  0\]`, "zrange turns 0 -1", `\[she me\]`},
+		{"lead: held, has waited longer", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token#me", 5000, "me", 60000}, `\[0  1\]`, "zrange turns 0 -1", `\[me she\]`},
+		{"lead: held, does not wait", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "", 0}, `\[0  1\]`, "exists turns", "0"},
+		{"lead: free, another's turn", leads, stands("she", -500, -200), lead, []any{"token#me", 5000, "me", 0}, `\[0  0\]`, "exists k", "0"},
+		{"lead: free, another's turn, does not wait", leads, stands("she", -500, -200), lead, []any{"token#me", 5000, "", 0}, `\[0  0\]`, "zrange turns 0 -1", `\[she\]`},
+		{"lead: free, its turn", leads, append(stands("me", -500, -200), stands("she", -400, -200)...), lead, []any{"token#me", 5000, "me", 500}, `\[1 .*\]`, "zrange turns 0 -1", `\[she\]`},
+		{"lead: free, the first is gone", leads, stands("she", -5000, -1100), lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "exists turns", "0"},
+		{"lead: free, a look in the future", leads, stands("she", -5000, 90000), lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "exists looks", "0"},
+		{"lead: the queue is a list", leads, []string{"lpush turns 1"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "type turns", "list"},
+		{"lead: no right to a queue", leads, append(stands("she", -500, -200), "acl setuser default -zrange"), lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "get k", "token#me"},
+
+		{"leave", turnsSrc + leaveSrc, append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
+		{"leave: nobody", turnsSrc + leaveSrc, nil, queued, []any{"me", "channel"}, "1", "", ""},
 
 		{"raise: first", raiseSrc, []string{"set k token#me"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "5"},
 		{"raise: higher", raiseSrc, []string{"set k token#me", "set fence 4"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "5"},
@@ -106,16 +130,16 @@ func recordScripts() []scriptCase {
 		{"renew: the lock is a list", renewSrc, []string{"lpush k 1"}, renew, []any{"token#", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
 		{"renew: cannot be read", renewSrc, []string{"set k token#me", "acl setuser default -getrange"}, renew, []any{"token#", 5000, "", 9000}, denied, "", ""},
 
-		{"release", releaseSrc, []string{"set k token#me"}, []string{"k"}, release, "1", "exists k", "0"},
-		{"release: any attempt", releaseSrc, []string{"set k token~3#me"}, []string{"k"}, release, "1", "exists k", "0"},
-		{"release: one attempt", releaseSrc, []string{"set k token~3#me"}, []string{"k"}, []any{"token#", "", "token"}, "0", "exists k", "1"},
-		{"release: no channel", releaseSrc, []string{"set k token#me"}, []string{"k"}, []any{"token#", "", "token"}, "1", "exists k", "0"},
-		{"release: a longer token", releaseSrc, []string{"set k tokens#me"}, []string{"k"}, release, "0", "exists k", "1"},
-		{"release: free", releaseSrc, nil, []string{"k"}, release, "0", "", ""},
-		{"release: a list", releaseSrc, []string{"lpush k 1"}, []string{"k"}, release, "0", "exists k", "1"},
-		{"release: cannot be read", releaseSrc, []string{"set k token#me", "acl setuser default -getrange"}, []string{"k"}, release, denied, "exists k", "1"},
-		{"release: cannot count subscribers", releaseSrc, []string{"set k token#me", "acl setuser default -pubsub"}, []string{"k"}, release, "2", "exists k", "0"},
-		{"release: cannot publish", releaseSrc, []string{"set k token#me", "acl setuser default -publish"}, []string{"k"}, release, "1", "exists k", "0"},
+		{"release", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, release, "1", "exists k", "0"},
+		{"release: any attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, release, "1", "exists k", "0"},
+		{"release: one attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, []any{"token#", "", "token"}, "0", "exists k", "1"},
+		{"release: no channel", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, []any{"token#", "", "token"}, "1", "exists k", "0"},
+		{"release: a longer token", turnsSrc + releaseSrc, []string{"set k tokens#me"}, queued, release, "0", "exists k", "1"},
+		{"release: free", turnsSrc + releaseSrc, nil, queued, release, "0", "", ""},
+		{"release: a list", turnsSrc + releaseSrc, []string{"lpush k 1"}, queued, release, "0", "exists k", "1"},
+		{"release: cannot be read", turnsSrc + releaseSrc, []string{"set k token#me", "acl setuser default -getrange"}, queued, release, denied, "exists k", "1"},
+		{"release: cannot count subscribers", turnsSrc + releaseSrc, []string{"set k token#me", "acl setuser default -pubsub"}, queued, release, "2", "exists k", "0"},
+		{"release: cannot publish", turnsSrc + releaseSrc, []string{"set k token#me", "acl setuser default -publish"}, queued, release, "1", "exists k", "0"},
 
 		{"repair", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
 		{"repair: too late", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
@@ -125,9 +149,9 @@ func recordScripts() []scriptCase {
 		{"inspect: held", inspectSrc, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
 		{"inspect: a list", inspectSrc, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
 
-		{"break", breakSrc, []string{"lpush k 1"}, []string{"k"}, []any{"channel", "broken"}, "1", "exists k", "0"},
-		{"break: free", breakSrc, nil, []string{"k"}, []any{"channel", "broken"}, "0", "", ""},
-		{"break: cannot publish", breakSrc, []string{"set k other", "acl setuser default -publish"}, []string{"k"}, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break", turnsSrc + breakSrc, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break: free", turnsSrc + breakSrc, nil, queued, []any{"channel", "broken"}, "0", "", ""},
+		{"break: cannot publish", turnsSrc + breakSrc, []string{"set k other", "acl setuser default -publish"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
 	}
 }
 

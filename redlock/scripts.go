@@ -8,8 +8,16 @@ import (
 
 // Each script describes its keys, arguments and reply in its header.
 var (
+	//go:embed turns.lua
+	turnsSrc string
 	//go:embed acquire.lua
 	acquireSrc string
+	//go:embed take.lua
+	takeSrc string
+	//go:embed queue.lua
+	queueSrc string
+	//go:embed leave.lua
+	leaveSrc string
 	//go:embed raise.lua
 	raiseSrc string
 	//go:embed renew.lua
@@ -25,12 +33,15 @@ var (
 	//go:embed mark.lua
 	markSrc string
 
-	acquireScript = redisstore.NewScript(acquireSrc)
+	acquireScript = redisstore.NewScript(acquireSrc + takeSrc)
+	leadScript    = redisstore.NewScript(turnsSrc + queueSrc + takeSrc)
+	leadFenced    = redisstore.NewScript(turnsSrc + queueSrc + acquireSrc + takeSrc)
+	leaveScript   = redisstore.NewScript(turnsSrc + leaveSrc)
 	raiseScript   = redisstore.NewScript(raiseSrc)
 	renewScript   = redisstore.NewScript(renewSrc)
 	repairScript  = redisstore.NewScript(repairSrc)
-	releaseScript = redisstore.NewScript(releaseSrc)
+	releaseScript = redisstore.NewScript(turnsSrc + releaseSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)
-	breakScript   = redisstore.NewScript(breakSrc)
+	breakScript   = redisstore.NewScript(turnsSrc + breakSrc)
 	markScript    = redisstore.NewScript(markSrc)
 )

@@ -41,7 +41,7 @@ func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 				tr.vs[i-'0'].Proxy.Stall()
 			}
 			stalled := time.Now()
-			time.Sleep(maxSleep + c.Timeout/3 + 100*time.Millisecond) // an attempt begins within maxSleep
+			time.Sleep(2*lookEvery + c.Timeout/3) // all nodes are asked within 2*lookEvery
 			cancel()
 			<-w.done
 			var dated interface{ Since() time.Time }
@@ -95,11 +95,11 @@ func TestEachBreakWakesTheWaiters(t *testing.T) {
 			waits[startWait(t.Context(), tr.direct(t, nil), c)] = true
 		}
 		for len(waits) > 0 {
-			time.Sleep(4 * time.Second) // the waiters sleep for up to a second
+			time.Sleep(4 * time.Second) // a waiter looks several times
 			if err := tr.d.Break(t.Context(), "k"); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(2 * maxScatter)
+			time.Sleep(100 * time.Millisecond)
 			had := 0
 			for w := range waits {
 				select {

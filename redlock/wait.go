@@ -2,12 +2,11 @@ package redlock
 
 import (
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -19,25 +18,25 @@ import (
 // Bounds of the sleep between two attempts at a key.
 const (
 	minSleep = time.Millisecond
-	maxSleep = time.Second            // without a message
-	maxPoll  = 100 * time.Millisecond // if the waiter is subscribed to less than a quorum
-	refusal  = 50 * time.Millisecond  // the first sleep after a refused attempt; it doubles
-	straggle = 3 * time.Millisecond   // for the lead's message, once a quorum's messages are here
-
-	surveyEvery = 250 * time.Millisecond // while messages arrive
+	maxPoll  = 100 * time.Millisecond // if the waiter is not subscribed
+	refusal  = 50 * time.Millisecond  // the first sleep of the next waiter; it doubles
 )
 
 // waiting is one Wait.
 type waiting struct {
 	d    *Driver
 	c    backend.Claim
-	life context.Context // bounds the subscriptions
+	life context.Context // bounds subscriptions under way
 	wake chan struct{}   // has room for one
 
+	waiter string             // the name in the queue
+	began  time.Time          // when Wait began
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
+	answer int32              // of the lead to the last attempt
 	vain   int                // refused attempts since the last message
-	late   int                // refused attempts that followed a message
+	shares bool               // the waiter subscribes to the channel of older versions
+	final  bool               // the coming attempt is the last one before the end of ctx
 	held   *backend.HeldError // the last answer of a quorum
 	silent time.Time          // since when no quorum has answered; zero if one has
 	outage error              // the last error since then
@@ -47,37 +46,26 @@ type waiting struct {
 	stray    string    // the record that the lead had then
 	since    time.Time // when the lead first had that record
 
-	mu     sync.Mutex         // guards the fields below
-	ears   []*pubsub.Listener // subscriptions
-	closed bool               // Wait has returned
-	token  string             // of the release that the last message reports
-	heard  []bool             // the nodes that have published that release
-	woken  bool               // that release has woken the waiter
-	crowd  int                // clients that wait for the key, by that message
+	mu    sync.Mutex         // guards the fields below
+	queue int                // the node on whose queue the waiter stands, or noLead
+	ears  []*pubsub.Listener // the confirmed subscriptions there
 }
 
-// Wait makes an attempt whenever a quorum of the nodes has published a release,
-// when the holder's term ends, and from time to time. It asks one node first, the
-// lead, and the others only if the lead votes yes. Waiters usually agree on the
-// lead, so they do not split the vote. Waiters that were woken together also sleep
-// for a random time.
+// Wait queues on one node, the lead. It makes an attempt when a release there wakes
+// this waiter, when the holder's term ends, and from time to time. It asks the
+// lead first, and the others only if the lead votes yes. Waiters usually agree on the
+// lead, so they do not split the vote.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	life, cancel := context.WithCancel(context.Background())
-	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), heard: make([]bool, len(d.nodes))}
-	// At the end, cancel runs first: it ends subscriptions under way. Then close ends
-	// the others.
-	defer w.close()
+	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: crand.Text(), began: time.Now(), queue: noLead}
+	// At the end, cancel runs first: it ends a subscription under way.
+	defer w.stand(life, noLead)
 	defer cancel()
 
-	w.listen(ctx)
-
-	// If this driver has just released the key, other waiters come first.
-	doze(ctx, d.yields(c.Key))
 	w.surveyed = time.Now() // the engine's attempt has just been refused
-	heard := true           // a message has arrived, or the engine's attempt was refused
 
 	for ctx.Err() == nil {
-		g, err := w.look(ctx, heard)
+		g, err := w.look(ctx)
 		switch {
 		case err == nil:
 			return g, nil
@@ -90,23 +78,23 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		case time.Since(w.silent) >= c.Timeout:
 			return backend.Grant{}, redisstore.Outage(err, w.silent)
 		}
-		heard = w.sleep(ctx)
+		w.sleep(ctx)
 	}
 	return backend.Grant{}, w.why(ctx)
 }
 
-// look makes one attempt. If it is refused, look asks all nodes who holds the key.
-// After a message it does so at most every surveyEvery, because a rival usually
-// was faster.
-func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
+// look makes one attempt. If it is refused, look asks all nodes who holds the key,
+// unless it has done so recently.
+func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.d.leader(w.c.Key)
+	w.stand(ctx, lead)
 	g, err := w.attempt(ctx, lead)
 
 	var held *backend.HeldError
 	switch {
 	case !errors.As(err, &held):
-	case heard && began.Sub(w.surveyed) < surveyEvery:
+	case w.knows(began):
 		w.d.refused(w.c.Key)
 	default:
 		w.surveyed = began
@@ -116,9 +104,11 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 		case s.hasQuorum() && s.free < w.d.quorum():
 			w.d.refused(w.c.Key)
 			err = s.heldError()
-		case s.hasQuorum() && (strayed || w.stray == ""):
+		case s.hasQuorum() && (strayed || w.stray == "" && w.answer != behind):
 			// The record on the lead is gone, or blocks no quorum.
-			g, err = w.attempt(ctx, w.d.leader(w.c.Key))
+			lead = w.d.leader(w.c.Key)
+			w.stand(ctx, lead)
+			g, err = w.attempt(ctx, lead)
 		case s.hasQuorum():
 			w.d.refused(w.c.Key)
 		default:
@@ -128,12 +118,16 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 
 	w.trip = time.Since(began)
 	if err == nil {
+		if w.answer == granted {
+			w.stand(ctx, noLead)
+		}
 		// Count from before the nodes were asked, so that the term ends here no
 		// later than there.
 		g.Until = w.asked.Add(w.c.TTL - backend.Drift(w.c.TTL))
 		return g, nil
 	}
 
+	w.share()
 	w.vain++
 	switch {
 	case definite(err):
@@ -149,6 +143,94 @@ func (w *waiting) look(ctx context.Context, heard bool) (backend.Grant, error) {
 		w.outage = fmt.Errorf("no quorum has answered for %v: %w", w.trip.Round(time.Millisecond), os.ErrDeadlineExceeded)
 	}
 	return backend.Grant{}, err
+}
+
+// knows reports whether a refusal by the lead is enough at that time, because all nodes
+// were asked recently. The next waiter asks them at each look: it has to find out if the
+// lead's record is a leftover. An outage of the other nodes is found by asking them.
+func (w *waiting) knows(now time.Time) bool {
+	recent := min(time.Second, w.c.Timeout/3)
+	if w.answer != behind {
+		recent = lookEvery * 3 / 4
+	}
+	return w.silent.IsZero() && !w.final && now.Sub(w.surveyed) < recent
+}
+
+// stand makes a node the one on whose queue the waiter stands, and leaves the queue of
+// another node. It returns when the subscription there is confirmed, so that no release
+// falls between the subscription and the attempt that follows, or when the node takes
+// too long.
+func (w *waiting) stand(ctx context.Context, lead int) {
+	w.mu.Lock()
+	was, ears := w.queue, w.ears
+	if was != lead {
+		w.queue, w.ears = lead, nil
+	}
+	w.mu.Unlock()
+	if was == lead {
+		return
+	}
+
+	for _, ear := range ears {
+		ear.Close()
+	}
+	w.shares = false
+	if was != noLead && w.answer != granted {
+		w.d.leave(was, w.c, w.waiter)
+	}
+	if lead == noLead {
+		return
+	}
+
+	n := w.d.nodes[lead]
+	done := make(chan struct{})
+	if !w.d.spawn(func() { w.listen(n, w.channel()+":"+w.waiter); close(done) }) {
+		return // Close has begun, and the next attempt reports it
+	}
+	timer := time.NewTimer(n.patience())
+	defer timer.Stop()
+	select {
+	case <-done:
+	// The subscription is made nevertheless, and serves later attempts.
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// share subscribes to the channel of older versions of hasp, on the lead. A release by
+// them wakes nobody in the queue, so its first waiter listens to that channel, too.
+// Otherwise new versions would hardly get a turn during a rolling deployment.
+func (w *waiting) share() {
+	if w.shares || w.answer != next || w.queue == noLead {
+		return
+	}
+	n := w.d.nodes[w.queue]
+	w.shares = w.d.spawn(func() { w.listen(n, w.channel()) })
+}
+
+// channel returns the channel of older versions.
+func (w *waiting) channel() string { return redisstore.DerivedKey("channel", w.c.Key) }
+
+// listen subscribes to a channel on a node. Each message, and a subscription that was
+// interrupted, ends the sleep.
+func (w *waiting) listen(n *node, channel string) {
+	ctx, cancel := context.WithTimeout(w.life, w.c.Timeout)
+	defer cancel()
+	ear, err := n.store.Listen(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) { w.rouse() })
+	if err != nil {
+		return
+	}
+
+	w.mu.Lock()
+	stays := w.queue == n.i
+	if stays {
+		w.ears = append(w.ears, ear)
+	}
+	w.mu.Unlock()
+	if !stays {
+		// The waiter has left the queue while the node confirmed.
+		ear.Close()
+	}
 }
 
 // strayed reports whether the lead has had a record that no quorum can have, for
@@ -171,7 +253,10 @@ func (w *waiting) strayed(lead int, s survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	return w.d.tryAcquire(ctx, w.c, w.number, lead)
+	p := &place{waiter: w.waiter, since: w.began}
+	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
+	w.answer = p.answer.Load()
+	return g, err
 }
 
 // leader returns the node that contended attempts ask first: the first one in order
@@ -194,104 +279,6 @@ func (d *Driver) leader(key string) int {
 	return noLead
 }
 
-// listen subscribes to releases on every node. It returns when a quorum has
-// confirmed, so that no release falls between the subscription and the attempt that
-// follows. It waits a third of Timeout at most, so that the attempt has time.
-func (w *waiting) listen(ctx context.Context) {
-	within, cancel := context.WithTimeout(ctx, min(w.c.Timeout/3, maxSleep))
-	defer cancel()
-	// There is room for all, because listen may return before the last one.
-	tried := make(chan bool, len(w.d.nodes))
-	for _, n := range w.d.nodes {
-		if !w.d.spawn(func() { tried <- w.listenTo(n) }) {
-			// Close has begun, and the next attempt reports it.
-			return
-		}
-	}
-
-	ears := 0
-	for range w.d.nodes {
-		select {
-		case ok := <-tried:
-			if ok {
-				ears++
-			}
-		// The other subscriptions are made nevertheless, and serve later attempts.
-		case <-within.Done():
-			return
-		}
-		if ears == w.d.quorum() {
-			return
-		}
-	}
-}
-
-// listenTo subscribes to releases on one node.
-func (w *waiting) listenTo(n *node) bool {
-	ctx, cancel := context.WithTimeout(w.life, w.c.Timeout)
-	defer cancel()
-	ear, err := n.store.Listen(ctx, redisstore.DerivedKey("channel", w.c.Key), redisstore.LockKey(w.c.Key), func(message string, again bool) {
-		w.hear(n.i, message, again)
-	})
-	if err != nil {
-		return false
-	}
-
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		// Wait has returned while the node confirmed, and close did not see ear.
-		ear.Close()
-	} else {
-		w.ears = append(w.ears, ear)
-	}
-	return true
-}
-
-// hear is called for each message. Again means that messages may have been missed.
-func (w *waiting) hear(i int, message string, again bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if again {
-		// The missed message may have been a release. An attempt finds out.
-		w.rouse()
-		return
-	}
-
-	token, crowd, _ := strings.Cut(message, " ")
-	// A number that is missing or wrong counts as 0; scatter then does not sleep.
-	n, _ := strconv.Atoi(crowd)
-	w.crowd = min(n, maxCrowd)
-
-	if token != w.token {
-		w.token, w.woken = token, false
-		clear(w.heard)
-	}
-	w.heard[i] = true
-
-	count := 0
-	for _, h := range w.heard {
-		if h {
-			count++
-		}
-	}
-
-	if w.woken || count < w.d.quorum() {
-		return
-	}
-
-	// leader locks Driver.mu while w.mu is held. No caller locks them in the other
-	// order.
-	if lead := w.d.leader(w.c.Key); lead == noLead || w.heard[lead] {
-		w.woken = true
-		w.rouse()
-	} else if count == w.d.quorum() {
-		// The key is free, but an attempt would find the record that the lead is
-		// about to release.
-		time.AfterFunc(straggle, w.rouse)
-	}
-}
-
 // rouse ends the sleep between two attempts.
 func (w *waiting) rouse() {
 	select {
@@ -301,73 +288,43 @@ func (w *waiting) rouse() {
 	}
 }
 
-func (w *waiting) close() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.closed = true
-
-	// From here on listenTo closes its subscription itself.
-	for _, ear := range w.ears {
-		ear.Close()
-	}
-}
-
-// sleep returns when the next attempt is due, or when ctx is done. It reports
-// whether a message ended the sleep.
-func (w *waiting) sleep(ctx context.Context) bool {
+// sleep returns when the next attempt is due, or when ctx is done.
+func (w *waiting) sleep(ctx context.Context) {
 	timer := time.NewTimer(w.pause(ctx))
 	defer timer.Stop()
 	select {
 	case <-w.wake:
 		w.vain = 0
-		w.scatter(ctx)
-		return true
 	case <-timer.C:
 	case <-ctx.Done():
-	}
-	return false
-}
-
-// scatter spreads the attempts of many waiters that were woken together, by a
-// random sleep. A waiter that was often too late sleeps less. The number of
-// waiters comes from the message, which any client may send, so maxScatter bounds
-// the sleep.
-func (w *waiting) scatter(ctx context.Context) {
-	w.mu.Lock()
-	crowd := w.crowd
-	w.mu.Unlock()
-	if crowd <= 1 {
-		return
-	}
-
-	slot := w.d.slot(w.c.Key)
-	window := time.Duration(crowd-1) * slot
-	window = max(window>>min(w.late/6, 4), min(window, 8*slot))
-	w.late++
-
-	doze(ctx, rand.N(min(window, maxScatter)))
-	select {
-	case <-w.wake: // the attempt that follows also serves this message
-	default:
 	}
 }
 
 // pause returns how long to sleep if no message arrives.
 func (w *waiting) pause(ctx context.Context) time.Duration {
-	longest := maxSleep
+	longest := lookEvery
 	w.mu.Lock()
-	if len(w.ears) < w.d.quorum() {
-		// Without a quorum of subscriptions the waiter misses releases, so it
-		// polls.
-		longest = maxPoll
+	if len(w.ears) == 0 {
+		longest = maxPoll // nothing wakes the waiter
 	}
 	w.mu.Unlock()
 
-	d := min(refusal<<min(w.vain, 10), longest)
-	// Waiters that were refused together must not ask again together.
-	d -= rand.N(d * 3 / 4)
+	var d time.Duration
+	switch w.answer {
+	case behind:
+		// Nothing but a look keeps the place in the queue.
+		d = longest - rand.N(longest/6)
+	case granted:
+		// Other nodes have refused. A rival that asked another node first is about to
+		// release its votes, or holds the key.
+		d = min(minSleep<<min(w.vain, 10), longest)
+		d -= rand.N(d * 3 / 4)
+	default:
+		d = min(refusal<<min(w.vain, 10), longest)
+		d -= rand.N(d * 3 / 4)
+	}
 
-	if w.held != nil && w.held.RetryAfter > 0 {
+	if w.answer != behind && w.held != nil && w.held.RetryAfter > 0 {
 		left := w.held.RetryAfter
 		d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
 	}
@@ -378,9 +335,10 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	}
 
 	// Make a last attempt before ctx ends, in case a release was not published.
+	w.final = false
 	if end, ok := ctx.Deadline(); ok {
-		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep {
-			d = min(d, left)
+		if left := time.Until(end) - w.trip*3/2 - minSleep; left >= minSleep && left <= d {
+			d, w.final = left, true
 		}
 	}
 	return d

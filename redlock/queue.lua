@@ -1,0 +1,31 @@
+-- Refuses a key on the lead if it is held, or if another caller has waited longer. A
+-- refused waiter gets a place in the queue, or keeps the one it has. If nothing is
+-- refused, acquire.lua or take.lua follows.
+-- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
+-- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms
+-- Returns {0, mark or '', 1 if no other caller has waited longer, else 0}, or what
+-- the script that follows returns.
+local waiter, held, first = ARGV[3], redis.call('EXISTS', KEYS[1]) == 1, true
+local fence = 0 -- unless acquire.lua follows
+
+-- The order is advice. If this user may not keep a queue, or if another value has
+-- its name, callers take the key in any order.
+pcall(function()
+	local now = clock()
+	local arrived = now - tonumber(ARGV[4])
+	local longest, since = head(KEYS[4], KEYS[5])
+	first = not longest or longest == waiter or arrived < since
+
+	if waiter == '' then return end
+	if first and not held then
+		remove(KEYS[4], KEYS[5], waiter)
+		return
+	end
+	redis.call('ZADD', KEYS[4], arrived, waiter)
+	redis.call('ZADD', KEYS[5], now, waiter)
+	redis.call('PEXPIRE', KEYS[4], 2 * window)
+	redis.call('PEXPIRE', KEYS[5], 2 * window)
+end)
+if held or not first then
+	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or 0}
+end

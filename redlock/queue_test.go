@@ -1,0 +1,189 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// line is waiters of one key that arrive one after another, each with a driver of its
+// own. Driver 0 holds the key.
+type line struct {
+	*crowd
+	holder  backend.Claim
+	cancels []context.CancelFunc
+	wg      sync.WaitGroup
+	served  []int // the waiters, in the order of their grants
+}
+
+func newLine(t *testing.T, nodes, waiters int) *line {
+	l := &line{crowd: newCrowd(t, nodes, waiters+1)}
+	l.holder = l.claim()
+	take(t, l.drivers[0], l.holder)
+	for i := 1; i <= waiters; i++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		l.cancels = append(l.cancels, cancel)
+		l.wg.Go(func() {
+			claim := l.claim()
+			if _, err := l.drivers[i].Wait(ctx, claim); err != nil {
+				if ctx.Err() == nil {
+					t.Errorf("waiter %d: %v", i, err)
+				}
+				return
+			}
+			l.mu.Lock()
+			l.served = append(l.served, i)
+			l.mu.Unlock()
+			if err := l.drivers[i].Release(t.Context(), claim); err != nil {
+				t.Errorf("release by waiter %d: %v", i, err)
+			}
+		})
+		time.Sleep(20 * time.Millisecond) // the next one arrives later
+	}
+	return l
+}
+
+// release releases the key and waits for the others. It returns how long they took.
+func (l *line) release() time.Duration {
+	began := time.Now()
+	if err := l.drivers[0].Release(l.t.Context(), l.holder); err != nil {
+		l.t.Error(err)
+	}
+	l.wg.Wait()
+	return time.Since(began)
+}
+
+// Whatever happens to the lead, waiters get the key in the order in which they began to
+// wait.
+func TestWaitersGetTheKeyInOrder(t *testing.T) {
+	for name, spoil := range map[string]func(l *line){
+		"all well":            func(*line) {},
+		"the lead dies":       func(l *line) { l.vs[0].Proxy.Down() },
+		"the lead hangs":      func(l *line) { l.vs[0].Proxy.Stall() },
+		"the lead is emptied": func(l *line) { l.vs[0].Mini.FlushAll() },
+		"the lead is slow":    func(l *line) { l.vs[0].Proxy.Delay(200 * time.Millisecond) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLine(t, 5, 12)
+				time.Sleep(2 * time.Second)
+				spoil(l)
+				time.Sleep(2 * time.Second)
+				took := l.release()
+				if !slices.IsSorted(l.served) || len(l.served) != 12 {
+					t.Errorf("served in the order %v", l.served)
+				}
+				if took > 3*time.Second {
+					t.Errorf("all are served after %v", took)
+				}
+				l.vs[0].Proxy.Flow()
+			})
+		})
+	}
+}
+
+// A waiter that leaves does not keep the next one from the key, and leaves no trace.
+func TestAWaiterThatLeavesLetsTheNextPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 3)
+		l.cancels[0]()
+		l.cancels[1]()
+		synctest.Wait()
+		time.Sleep(time.Millisecond)
+		if took := l.release(); took > 10*time.Millisecond || !slices.Equal(l.served, []int{3}) {
+			t.Errorf("served %v after %v", l.served, took)
+		}
+		time.Sleep(time.Second)
+		for i, v := range l.vs {
+			for _, key := range v.Mini.Keys() {
+				if strings.Contains(key, ":turns:") || strings.Contains(key, ":looks:") {
+					t.Errorf("node %d keeps %s", i, key)
+				}
+			}
+		}
+	})
+}
+
+// A waiter that has died keeps the others from the key for little more than a second.
+func TestADeadWaiterCountsAsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 2)
+		keys, now := queueKeys("k"), float64(time.Now().UnixMilli())
+		for i, v := range l.vs {
+			if _, err := v.Mini.ZAdd(keys[0], now-60_000, "dead"); err != nil {
+				t.Fatalf("node %d: %v", i, err)
+			}
+			if _, err := v.Mini.ZAdd(keys[1], now, "dead"); err != nil {
+				t.Fatalf("node %d: %v", i, err)
+			}
+		}
+		took := l.release()
+		if took < 500*time.Millisecond || took > time.Second+lookEvery+50*time.Millisecond || !slices.Equal(l.served, []int{1, 2}) {
+			t.Errorf("served %v after %v", l.served, took)
+		}
+	})
+}
+
+// Who releases a key and wants it again at once comes after those who wait.
+func TestAcquireLetsWaitersPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 1)
+		if err := l.drivers[0].Release(t.Context(), l.holder); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.drivers[0].Acquire(t.Context(), l.claim()); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("got %v, want ErrHeld", err)
+		}
+		l.wg.Wait()
+		synctest.Wait()
+		take(t, l.drivers[0], l.claim()) // nobody waits any more
+	})
+}
+
+// A release by an older version of hasp, which knows no queue, wakes the first waiter.
+func TestAnOlderReleaseWakesTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 3)
+		vanish(l.crowd)
+		for _, v := range l.vs {
+			v.Mini.Publish("hasp:{k}:channel:k", l.holder.Token+" 1")
+		}
+		began := time.Now()
+		l.wg.Wait()
+		if took := time.Since(began); took > 10*time.Millisecond || !slices.Equal(l.served, []int{1, 2, 3}) {
+			t.Errorf("served %v after %v", l.served, took)
+		}
+	})
+}
+
+// Without a queue, waiters get the key in any order.
+func TestWaitersWithoutAQueue(t *testing.T) {
+	for i, key := range queueKeys("k") {
+		t.Run(fmt.Sprint("key ", i), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLine(t, 3, 4)
+				for _, v := range l.vs {
+					v.Mini.Del(key)
+					v.Mini.Set(key, "another value")
+				}
+				if took := l.release(); took > time.Second || len(l.served) != 4 {
+					t.Errorf("served %v after %v", l.served, took)
+				}
+				for _, v := range l.vs {
+					if got, _ := v.Mini.Get(key); got != "another value" {
+						t.Errorf("%s is now %q", key, got)
+					}
+				}
+			})
+		})
+	}
+}

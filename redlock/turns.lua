@@ -1,0 +1,48 @@
+-- The waiters of a key stand in a queue on one node, the lead. Two sorted sets keep
+-- it: when each waiter arrived, and when it last looked. A waiter that has not
+-- looked for a second counts as gone.
+local window = 1000
+
+local function clock()
+	local time = redis.call('TIME')
+	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function remove(turns, looks, waiter)
+	redis.call('ZREM', turns, waiter)
+	redis.call('ZREM', looks, waiter)
+end
+
+-- head returns the waiter that has waited longest, and when it arrived. It returns
+-- nothing if nobody waits. It removes those that are gone.
+local function head(turns, looks)
+	local now
+	while true do
+		local first = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')
+		if not first[1] then return nil end
+		now = now or clock()
+		local looked = tonumber(redis.call('ZSCORE', looks, first[1]) or 0)
+		-- A look in the future comes from before the clock was set back.
+		if now - looked < window and looked <= now + 50 then return first[1], tonumber(first[2]) end
+		remove(turns, looks, first[1])
+	end
+end
+
+-- wake publishes that the key is free, and returns how many are known to wait for it.
+-- The first waiter of the queue has a channel of its own. Older versions of hasp know
+-- no queue. Their waiters share a channel, and expect the message and their number.
+-- All of this may be forbidden to this user: waiters also look by themselves.
+local function wake(turns, looks, channel, message)
+	local waiters = 0
+	local ok, first = pcall(head, turns, looks)
+	if ok and first then
+		redis.pcall('PUBLISH', channel .. ':' .. first, message)
+		waiters = 1
+	end
+	local older = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
+	if older ~= 0 then
+		redis.pcall('PUBLISH', channel, message .. ' ' .. tostring(older or 1))
+		waiters = waiters + (older or 1)
+	end
+	return waiters
+end
