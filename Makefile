@@ -1,7 +1,7 @@
-# Everything CI runs is a target here; "make check" runs them all.
+# "make check" runs what CI runs. The other targets take longer.
 #
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
-# tests use; unset, the best there is.
+# tests use; unset, redis-server if it is installed, else miniredis.
 
 .PHONY: check fmt vet staticcheck tidy test bench compare torture simulate soak fuzz mutate api.txt
 
@@ -10,7 +10,7 @@ check: fmt vet staticcheck tidy test bench torture compare
 fmt:
 	@out=$$(gofmt -s -l .); [ -z "$$out" ] || { echo "gofmt -s -w these:"; echo "$$out"; exit 1; }
 
-# With -race as the tests, so that packages are compiled once.
+# With -race, as the tests, so that both use the same compiled packages.
 vet:
 	go vet -race ./...
 
@@ -29,15 +29,15 @@ bench:
 	go test -race -run '^$$' -bench . -benchtime 1x \
 		$$(git grep -l '^func Benchmark' -- '*_test.go' ':!bench' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
-# hasp beside other libraries, within a minute once it is built, for which it
-# takes some minutes the first time: a module of its own, with an etcd in it.
+# hasp beside other libraries. The first run builds an etcd, which takes minutes; later
+# runs take less than one. bench is a module of its own.
 compare:
 	cd bench && go mod tidy -diff && go vet ./... && $$(go -C .. tool -n staticcheck) ./... && go test ./...
 	@command -v redis-server >/dev/null || echo "no redis-server: hasp beside other libraries is left out"
 	! command -v redis-server >/dev/null || (cd bench && go run . --quick --out results/quick)
 
-# Every strategy under faults, for half a minute, with a seed that stays and
-# with a fresh one, which is printed.
+# Every strategy but memlock under faults, twice: with seed 1 and with a new seed, which
+# is printed.
 torture:
 	@command -v redis-server >/dev/null || echo "no redis-server: only files are tortured"
 	@all=$$(command -v redis-server >/dev/null || echo "-strategy filelock"); set -x; \
@@ -49,7 +49,7 @@ SEEDS ?= 20000
 simulate:
 	go run ./internal/simulate -seeds $(SEEDS)
 
-# The same for SOAK. It fails if a client takes more and more of the machine.
+# The faults of torture for SOAK. It fails if a client takes more and more of the machine.
 SOAK ?= 10m
 soak:
 	go run ./internal/torture -parallel 5 -time $(SOAK) -results soak.jsonl
@@ -66,8 +66,8 @@ fuzz:
 		done; \
 	done
 
-# Bugs planted one at a time, for the tests to find: by hand and weekly, since
-# it takes an hour or two. Each week has a seed of its own.
+# Plants bugs one at a time, and checks that the tests find them. It takes an hour or two:
+# start it weekly, by hand. Each week has a seed of its own.
 SEED ?= $(shell date +%G%V)
 
 mutate:

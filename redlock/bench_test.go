@@ -49,7 +49,7 @@ func crowdOf(b *testing.B, clients, nodes int) {
 	}
 
 	before := commands(b, admin)
-	var mu sync.Mutex // guards the fields below
+	var mu sync.Mutex // guards the variables below
 	var longest time.Duration
 	shares := make([]int, clients)
 	left := b.N

@@ -12,14 +12,16 @@ import (
 
 // The waiters of a key stand in a queue on the lead, the node that contended attempts
 // ask first. The lead refuses a free key to a caller if another has waited longer. A
-// release wakes the first waiter of the queue, and no other.
+// release wakes the first waiter of the queue, and the waiters of older versions of hasp.
 //
-// The order is advice. The votes decide who holds the key, and they do not depend on
-// the queue: clients that see another lead, older versions of hasp and redsync pass it.
-// A waiter keeps its arrival when the lead changes, because it tells each lead how long
-// it has waited.
+// The order is not guaranteed. The queue can make the lead vote no, and never yes. Some
+// callers do not stand in it: those that see another lead, those that have met no
+// contention, older versions of hasp, and redsync. Each of them may get the key first. A
+// waiter keeps its arrival when the lead changes, because it tells each lead how long it
+// has waited.
 
-// lookEvery is how often a waiter looks at the queue. A waiter that has not looked for a
+// lookEvery is the longest time between two looks of a waiter. A look is an attempt that
+// asks the lead, and it keeps the waiter's place. A waiter that has not looked for a
 // second, the window of turns.lua, counts as gone.
 const lookEvery = 300 * time.Millisecond
 
@@ -29,20 +31,19 @@ func queueKeys(key string) []string {
 	return []string{redisstore.DerivedKey("turns", key), redisstore.DerivedKey("looks", key)}
 }
 
-// place is what the caller of one attempt tells the lead of itself, and what the lead
-// answers.
+// place is what an attempt tells the lead about its caller, and the lead's answer.
 type place struct {
 	waiter string    // the name in the queue; empty for a caller that does not queue
 	since  time.Time // when the waiter arrived
 	answer atomic.Int32
 }
 
-// Answers of the lead.
+// Answers of the lead. The script returns 0 for behind and 1 for next, so next follows.
 const (
 	unanswered int32 = iota
-	behind           // refused, and another caller has waited longer
-	next             // refused, and no other caller has waited longer
-	granted          // the lead has voted yes, and the waiter has left the queue
+	behind           // no, and another caller has waited longer
+	next             // no, and no other caller has waited longer
+	leadYes          // yes, and the waiter has left the queue
 )
 
 // sendScript runs the script that takes the key. It proposes a fence for a fenced claim.
@@ -67,7 +68,11 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 	}
 	reply, err := n.store.Run(ctx, script, call)
 	if err != nil {
-		return voteAfter(err), 0, id, err
+		v = voteAfter(err)
+		if n.i == a.lead && v == failed {
+			n.d.shun(a.c.Key, n.i) // it keeps no queue, so waiters would not be woken
+		}
+		return v, 0, id, err
 	}
 
 	switch parts, _ := reply.([]any); {
@@ -77,7 +82,7 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 		fence, err = strconv.ParseUint(text, 10, 64)
 		if ok && err == nil && (fence > 0) == a.c.Fenced && fence <= maxFence {
 			if n.i == a.lead {
-				a.place.answer.Store(granted)
+				a.place.answer.Store(leadYes)
 			}
 			return yes, fence, identity{run: runOf(parts[3]), mark: mark}, nil
 		}
@@ -94,12 +99,13 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 	case len(parts) == 1 && parts[0] == int64(-1):
 		return failed, 0, id, n.noFence(counter)
 	}
-	// The script may have granted the key before something replaced its reply.
+	// This reply is not the script's. The script may have taken the key all the same.
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
-// leave removes a waiter from the queue on node i, in the background. If that fails, the
-// waiter counts as gone a second after its last look.
+// leave removes a waiter from the queue on node i, in the background. If the key is free,
+// the node wakes the next waiter. If leave fails, the waiter counts as gone a second after
+// its last look.
 func (d *Driver) leave(i int, c backend.Claim, waiter string) {
 	n := d.nodes[i]
 	d.spawn(func() {
@@ -117,30 +123,30 @@ func (d *Driver) leave(i int, c backend.Claim, waiter string) {
 	})
 }
 
-// expectTold is called before a release. It returns a function for the release's end on
-// the lead, which has then told whether others wait for the key.
-func (d *Driver) expectTold(key string) (told func()) {
+// expectReleaseOnLead is called before a release. The caller calls the function that it
+// returns when the release has ended on the lead.
+func (d *Driver) expectReleaseOnLead(key string) (ended func()) {
 	ch := make(chan struct{})
 	d.mu.Lock()
-	d.untold[key] = ch
+	d.onLead[key] = ch
 	d.mu.Unlock()
 	return func() {
 		close(ch)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		// A later release of the key may have replaced it.
-		if d.untold[key] == ch {
-			delete(d.untold, key)
+		if d.onLead[key] == ch {
+			delete(d.onLead, key)
 		}
 	}
 }
 
-// awaitTold returns when the lead has answered the last release of the key, or does not
-// answer in time. Release returns earlier, when any quorum has answered. Without this,
-// who unlocks and locks again could pass the waiters each time.
-func (d *Driver) awaitTold(ctx context.Context, key string) {
+// awaitReleaseOnLead waits until this driver's last release of the key has ended on the
+// lead, at most for leadTimeout. Release itself waits for any quorum. A caller that
+// unlocks and locks again could otherwise overtake the waiters each time.
+func (d *Driver) awaitReleaseOnLead(ctx context.Context, key string) {
 	d.mu.Lock()
-	ch := d.untold[key]
+	ch := d.onLead[key]
 	d.mu.Unlock()
 	if ch == nil {
 		return

@@ -1,6 +1,6 @@
 -- Refuses a key on the lead if it is held, or if another caller has waited longer. A
--- refused waiter gets a place in the queue, or keeps the one it has. If nothing is
--- refused, acquire.lua or take.lua follows.
+-- refused waiter gets a place in the queue, or keeps the one it has. A waiter that is not
+-- refused leaves the queue, and acquire.lua or take.lua follows.
 -- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
 -- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms
 -- Returns {0, mark or '', 1 if no other caller has waited longer, else 0}, or what
@@ -8,13 +8,13 @@
 local waiter, held, first = ARGV[3], redis.call('EXISTS', KEYS[1]) == 1, true
 local fence = 0 -- unless acquire.lua follows
 
--- The order is advice. If this user may not keep a queue, or if another value has
--- its name, callers take the key in any order.
+-- The order is not guaranteed. If this user may not keep a queue, or if another value
+-- has one of its keys, callers take the lock in any order.
 pcall(function()
 	local now = clock()
 	local arrived = now - tonumber(ARGV[4])
-	local longest, since = head(KEYS[4], KEYS[5])
-	first = not longest or longest == waiter or arrived < since
+	local ahead, since = head(KEYS[4], KEYS[5])
+	first = not ahead or ahead == waiter or arrived < since
 
 	if waiter == '' then return end
 	if first and not held then

@@ -25,14 +25,15 @@
 // the address of one node. The fence then protects the resource. See docs/redlock.md.
 //
 // Waiters usually get the key in the order in which they began to wait. That is not
-// guaranteed. TryLock reports a free key as held while others wait for it, and for a
+// guaranteed. TryLock may report a free key as held while others wait for it, and for a
 // second after the last of them has died.
 //
 // # Cost
 //
 // Each call goes to all nodes at once. It takes one round trip to lock a free key,
 // with three commands for each node, and one to unlock it, with a script for each
-// node. A fence takes one more round trip, and so does the name of the holder of a
+// node. If others wanted the key within the last second, one node is asked first, which
+// takes one more round trip. So does a fence, and so does the name of the holder of a
 // held key. All waiters of a Client share one more connection to each node.
 // Renewals travel in batches.
 //
@@ -59,13 +60,14 @@
 // # Keys and channels
 //
 // A lock is a string on each node, under the key itself. Its value is token#owner,
-// or token~n#owner for the n-th attempt of a waiter. hasp and redsync exclude each
+// or token~n#owner for a later attempt. hasp and redsync exclude each
 // other on the same nodes. A key with any other value counts as held on its node.
 //
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
-// which end two seconds after the last look of a waiter. A release publishes the token
-// to hasp:{tag}:channel:key:waiter, for the first waiter of the queue. If older versions
-// of hasp listen to hasp:{tag}:channel:key, it tells them too. A fence counter is a string under hasp:{tag}:fence:key.
+// which expire two seconds after any waiter last looked. A release publishes the token
+// to hasp:{tag}:channel:key:waiter, for the first waiter. If anybody listens to
+// hasp:{tag}:channel:key, it publishes there too: older versions of hasp listen there. A
+// fence counter is a string under hasp:{tag}:fence:key.
 // A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
 // instead. hasp:{redlock}:mark is a node's mark, which shows whether the node has
 // kept its data.
@@ -148,7 +150,7 @@ type Driver struct {
 	attempts  map[string]*attempt      // by token
 	sweepAt   int                      // the number of attempts at which expired ones are removed
 	releasing map[nodeRelease]bool     // releases that continue in the background
-	untold    map[string]chan struct{} // releases, by key, that the lead has not answered
+	onLead    map[string]chan struct{} // releases, by key, that have not ended on the lead
 	wants     map[string]*rivalry      // by key
 }
 
@@ -205,7 +207,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 		markTurn:    make(chan struct{}, 1),
 		attempts:    map[string]*attempt{},
 		releasing:   map[nodeRelease]bool{},
-		untold:      map[string]chan struct{}{},
+		onLead:      map[string]chan struct{}{},
 		wants:       map[string]*rivalry{},
 	}
 	d.closing, d.beginClose = context.WithCancel(context.Background())
@@ -276,11 +278,13 @@ func (d *Driver) checkTTL(ttl time.Duration) error {
 }
 
 // Acquire takes c.Key if a quorum of the nodes stores nothing under it. It asks
-// all nodes at once. If other callers had the key within the last second, it asks
-// one node first, which also refuses a free key if others wait for it. It never sleeps.
+// all nodes at once. If it has lately met other callers of the key, it asks one node
+// first, which also refuses a free key if others wait for it. It does not wait for the
+// key.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	// If this driver has just released the key, the lead tells whether others wait for it.
-	d.awaitTold(ctx, c.Key)
+	// If this driver has just released the key, wait for the lead's reply: it says whether
+	// others wait for the key.
+	d.awaitReleaseOnLead(ctx, c.Key)
 
 	// Rivals that ask one node first do not split the votes.
 	lead := noLead

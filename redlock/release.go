@@ -32,9 +32,9 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 
 	b := newBallot(d.nodes, holdRule)
 	pools := make([]redis.Pool, len(d.nodes))
-	lead, told := d.leader(c.Key), d.expectTold(c.Key)
+	lead, ended := d.leader(c.Key), d.expectReleaseOnLead(c.Key)
 	if lead == noLead {
-		told()
+		ended()
 	}
 	for i, n := range d.nodes {
 		// Count the call before redsync starts its goroutine, which may be after
@@ -44,7 +44,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 			defer d.work.Done()
 			v, err := n.releaseHold(c, a)
 			if i == lead {
-				told()
+				ended()
 			}
 			b.cast(i, v, err)
 			return v == yes, err
@@ -226,7 +226,7 @@ func (n *node) release(ctx context.Context, c backend.Claim, prefix, channel str
 	n.observe(ctx, began, err)
 
 	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
-	// first, which lets them pass.
+	// first, so they go first.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
 		n.d.refused(c.Key)
 		reply = int64(1)

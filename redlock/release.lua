@@ -17,6 +17,5 @@ if string.sub(record, 1, #prefix) ~= prefix
 end
 
 redis.call('DEL', KEYS[1])
--- The key is free even if this user may not publish. Waiters also poll.
 if ARGV[2] == '' then return 1 end
 return 1 + wake(KEYS[2], KEYS[3], ARGV[2], ARGV[3])

@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	wantedFor = time.Second
-	maxWanted = 256 // keys; a forgotten key may cost a split vote
-	shunFor   = 10 * time.Second
+	wantedFor = time.Second      // how long a contended key counts as contended
+	maxWanted = 256              // keys; a forgotten key may cost a split vote, or a place in the order
+	shunFor   = 10 * time.Second // how long a node must not lead
 )
 
 // rivalry is the contention that this driver has seen for a key.
@@ -18,13 +18,12 @@ type rivalry struct {
 	until   time.Time // when that node may lead again
 }
 
-// rivals returns the rivalry for a key. The caller holds d.mu.
+// rivals returns the rivalry for a key, or a new one. The caller holds d.mu.
 func (d *Driver) rivals(key string) *rivalry {
 	r := d.wants[key]
 	if r == nil {
 		if len(d.wants) >= maxWanted {
-			// To forget all keys costs a split vote at most. To find the oldest
-			// costs time.
+			// To find the oldest key would take time.
 			clear(d.wants)
 		}
 		r = &rivalry{}
@@ -41,7 +40,7 @@ func (d *Driver) refused(key string) {
 }
 
 // shun excludes node i from leading for a while. The node has a record that blocks
-// only callers that ask this node first.
+// only callers that ask this node first, or it cannot keep a queue.
 func (d *Driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +57,7 @@ func (d *Driver) leads(key string, i int) bool {
 }
 
 // rivalled reports whether another caller had the key, or waited for it, within the
-// last second.
+// last second. It is also true while a node must not lead.
 func (d *Driver) rivalled(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

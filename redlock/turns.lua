@@ -1,4 +1,4 @@
--- The waiters of a key stand in a queue on one node, the lead. Two sorted sets keep
+-- Functions for the scripts that follow in the same text. The waiters of a key stand in a queue on one node, the lead. Two sorted sets keep
 -- it: when each waiter arrived, and when it last looked. A waiter that has not
 -- looked for a second counts as gone.
 local window = 1000
@@ -14,7 +14,7 @@ local function remove(turns, looks, waiter)
 end
 
 -- head returns the waiter that has waited longest, and when it arrived. It returns
--- nothing if nobody waits. It removes those that are gone.
+-- nothing if nobody waits. It removes those before it that are gone.
 local function head(turns, looks)
 	local now
 	while true do
@@ -22,16 +22,18 @@ local function head(turns, looks)
 		if not first[1] then return nil end
 		now = now or clock()
 		local looked = tonumber(redis.call('ZSCORE', looks, first[1]) or 0)
-		-- A look in the future comes from before the clock was set back.
+		-- A look in the future comes from before the clock was set back. 50 ms are
+		-- allowed, because clocks are also adjusted by little.
 		if now - looked < window and looked <= now + 50 then return first[1], tonumber(first[2]) end
 		remove(turns, looks, first[1])
 	end
 end
 
--- wake publishes that the key is free, and returns how many are known to wait for it.
--- The first waiter of the queue has a channel of its own. Older versions of hasp know
--- no queue. Their waiters share a channel, and expect the message and their number.
--- All of this may be forbidden to this user: waiters also look by themselves.
+-- wake publishes that the key is free. It returns 0 if nobody is known to wait for it,
+-- else a larger number. The first waiter of the queue has a channel of its own. Older
+-- versions of hasp know no queue. Their waiters share a channel, and expect the message
+-- and their number, which counts as 1 if this user may not ask for it. If this user may
+-- not publish, waiters find the key free at their next look.
 local function wake(turns, looks, channel, message)
 	local waiters = 0
 	local ok, first = pcall(head, turns, looks)

@@ -15,18 +15,18 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// Bounds of the sleep between two attempts at a key.
+// The sleep between two looks. lookEvery is the longest.
 const (
-	minSleep = time.Millisecond
-	maxPoll  = 100 * time.Millisecond // if the waiter is not subscribed
-	refusal  = 50 * time.Millisecond  // the first sleep of the next waiter; it doubles
+	minSleep   = time.Millisecond
+	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
+	firstSleep = 50 * time.Millisecond  // of the first waiter; it doubles with each look
 )
 
 // waiting is one Wait.
 type waiting struct {
 	d    *Driver
 	c    backend.Claim
-	life context.Context // bounds subscriptions under way
+	life context.Context // ends with Wait, and ends subscriptions that are not confirmed yet
 	wake chan struct{}   // has room for one
 
 	waiter string             // the name in the queue
@@ -34,27 +34,27 @@ type waiting struct {
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
 	answer int32              // of the lead to the last attempt
-	vain   int                // refused attempts since the last message
-	shares bool               // the waiter subscribes to the channel of older versions
+	vain   int                // looks without success since the waiter was last woken
+	older  bool               // the waiter also listens to the channel of older versions
 	final  bool               // the coming attempt is the last one before the end of ctx
-	held   *backend.HeldError // the last answer of a quorum
+	held   *backend.HeldError // the last answer of all nodes; without a holder if only the lead has answered
 	silent time.Time          // since when no quorum has answered; zero if one has
 	outage error              // the last error since then
-	trip   time.Duration      // how long the last attempt took
+	trip   time.Duration      // how long the last look took
 
 	surveyed time.Time // when all nodes were last asked
 	stray    string    // the record that the lead had then
-	since    time.Time // when the lead first had that record
+	since    time.Time // since when this waiter has seen that record there
 
 	mu    sync.Mutex         // guards the fields below
 	queue int                // the node on whose queue the waiter stands, or noLead
 	ears  []*pubsub.Listener // the confirmed subscriptions there
 }
 
-// Wait queues on one node, the lead. It makes an attempt when a release there wakes
-// this waiter, when the holder's term ends, and from time to time. It asks the
-// lead first, and the others only if the lead votes yes. Waiters usually agree on the
-// lead, so they do not split the vote.
+// Wait queues on one node, the lead. It makes an attempt when a release there wakes this
+// waiter, and from time to time. The first waiter also tries when the holder's term ends.
+// An attempt asks the lead first, and the others if the lead votes yes or does not answer
+// in time. Waiters usually agree on the lead, so they do not split the vote.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	life, cancel := context.WithCancel(context.Background())
 	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: crand.Text(), began: time.Now(), queue: noLead}
@@ -62,7 +62,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	defer w.stand(life, noLead)
 	defer cancel()
 
-	w.surveyed = time.Now() // the engine's attempt has just been refused
+	w.surveyed = time.Now() // Acquire has just asked all nodes
 
 	for ctx.Err() == nil {
 		g, err := w.look(ctx)
@@ -84,7 +84,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 }
 
 // look makes one attempt. If it is refused, look asks all nodes who holds the key,
-// unless it has done so recently.
+// unless it has done so recently. If nobody holds it, look tries once more.
 func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
 	lead := w.d.leader(w.c.Key)
@@ -96,6 +96,9 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	case !errors.As(err, &held):
 	case w.knows(began):
 		w.d.refused(w.c.Key)
+		if w.held != nil {
+			err = w.held // the answer of all nodes says more
+		}
 	default:
 		w.surveyed = began
 		s := w.d.survey(ctx, w.c, lead)
@@ -105,7 +108,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 			w.d.refused(w.c.Key)
 			err = s.heldError()
 		case s.hasQuorum() && (strayed || w.stray == "" && w.answer != behind):
-			// The record on the lead is gone, or blocks no quorum.
+			// The lead shows no record, or one that blocks no quorum.
 			lead = w.d.leader(w.c.Key)
 			w.stand(ctx, lead)
 			g, err = w.attempt(ctx, lead)
@@ -118,7 +121,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 
 	w.trip = time.Since(began)
 	if err == nil {
-		if w.answer == granted {
+		if w.answer == leadYes {
 			w.stand(ctx, noLead)
 		}
 		// Count from before the nodes were asked, so that the term ends here no
@@ -127,7 +130,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		return g, nil
 	}
 
-	w.share()
+	w.listenToOlder()
 	w.vain++
 	switch {
 	case definite(err):
@@ -146,8 +149,8 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 }
 
 // knows reports whether a refusal by the lead is enough at that time, because all nodes
-// were asked recently. The next waiter asks them at each look: it has to find out if the
-// lead's record is a leftover. An outage of the other nodes is found by asking them.
+// were asked recently. The first waiter asks them more often, because it has to find out
+// if the lead's record is a leftover. To ask them also shows an outage of the others.
 func (w *waiting) knows(now time.Time) bool {
 	recent := min(time.Second, w.c.Timeout/3)
 	if w.answer != behind {
@@ -156,10 +159,10 @@ func (w *waiting) knows(now time.Time) bool {
 	return w.silent.IsZero() && !w.final && now.Sub(w.surveyed) < recent
 }
 
-// stand makes a node the one on whose queue the waiter stands, and leaves the queue of
-// another node. It returns when the subscription there is confirmed, so that no release
-// falls between the subscription and the attempt that follows, or when the node takes
-// too long.
+// stand moves the waiter to another node: it leaves the old queue, and subscribes on the
+// new node. With noLead it only leaves. The next attempt takes the place in the queue, and
+// a release after it wakes the waiter. If the node takes too long to confirm the
+// subscription, stand does not wait for it.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	w.mu.Lock()
 	was, ears := w.queue, w.ears
@@ -174,8 +177,8 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	for _, ear := range ears {
 		ear.Close()
 	}
-	w.shares = false
-	if was != noLead && w.answer != granted {
+	w.older = false
+	if was != noLead && w.answer != leadYes {
 		w.d.leave(was, w.c, w.waiter)
 	}
 	if lead == noLead {
@@ -184,7 +187,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 
 	n := w.d.nodes[lead]
 	done := make(chan struct{})
-	if !w.d.spawn(func() { w.listen(n, w.channel()+":"+w.waiter); close(done) }) {
+	if !w.d.spawn(func() { w.listen(n, w.sharedChannel()+":"+w.waiter); close(done) }) {
 		return // Close has begun, and the next attempt reports it
 	}
 	timer := time.NewTimer(n.patience())
@@ -197,19 +200,19 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	}
 }
 
-// share subscribes to the channel of older versions of hasp, on the lead. A release by
-// them wakes nobody in the queue, so its first waiter listens to that channel, too.
-// Otherwise new versions would hardly get a turn during a rolling deployment.
-func (w *waiting) share() {
-	if w.shares || w.answer != next || w.queue == noLead {
+// listenToOlder subscribes the first waiter to the channel of older versions of hasp, on
+// the lead. Their releases wake nobody in the queue. Otherwise new versions would hardly
+// get a turn during a rolling deployment.
+func (w *waiting) listenToOlder() {
+	if w.older || w.answer != next || w.queue == noLead {
 		return
 	}
 	n := w.d.nodes[w.queue]
-	w.shares = w.d.spawn(func() { w.listen(n, w.channel()) })
+	w.older = w.d.spawn(func() { w.listen(n, w.sharedChannel()) })
 }
 
-// channel returns the channel of older versions.
-func (w *waiting) channel() string { return redisstore.DerivedKey("channel", w.c.Key) }
+// sharedChannel returns the channel to which all waiters of older versions listen.
+func (w *waiting) sharedChannel() string { return redisstore.DerivedKey("channel", w.c.Key) }
 
 // listen subscribes to a channel on a node. Each message, and a subscription that was
 // interrupted, ends the sleep.
@@ -233,9 +236,9 @@ func (w *waiting) listen(n *node, channel string) {
 	}
 }
 
-// strayed reports whether the lead has had a record that no quorum can have, for
-// leadTimeout or longer. Usually the record belongs to a rival that is about to ask
-// the other nodes, but it may be a leftover. Then the next node leads.
+// strayed reports whether the lead has a leftover: a record that has been there for
+// leadTimeout or longer, and that no quorum can have. Then it makes the next node lead. A
+// newer record usually belongs to a rival that is about to ask the other nodes.
 func (w *waiting) strayed(lead int, s survey) bool {
 	record, most := s.record(lead)
 	if record != w.stray {
@@ -259,9 +262,9 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 	return g, err
 }
 
-// leader returns the node that contended attempts ask first: the first one in order
-// that is healthy and not much slower than the fastest. If clients disagree, they
-// may split a vote. Nothing else depends on it.
+// leader returns the node that contended attempts ask first: the first one in order that
+// votes, is healthy, and is not much slower than the fastest. If clients disagree, they
+// may split a vote, and stand in different queues.
 func (d *Driver) leader(key string) int {
 	fastest := time.Duration(1<<63 - 1)
 	for _, n := range d.nodes {
@@ -314,18 +317,18 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	case behind:
 		// Nothing but a look keeps the place in the queue.
 		d = longest - rand.N(longest/6)
-	case granted:
+	case leadYes:
 		// Other nodes have refused. A rival that asked another node first is about to
 		// release its votes, or holds the key.
 		d = min(minSleep<<min(w.vain, 10), longest)
 		d -= rand.N(d * 3 / 4)
 	default:
-		d = min(refusal<<min(w.vain, 10), longest)
+		d = min(firstSleep<<min(w.vain, 10), longest)
 		d -= rand.N(d * 3 / 4)
 	}
 
 	if w.answer != behind && w.held != nil && w.held.RetryAfter > 0 {
-		left := w.held.RetryAfter
+		left := max(w.held.RetryAfter-time.Since(w.surveyed), 0)
 		d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
 	}
 
