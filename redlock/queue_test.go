@@ -46,7 +46,7 @@ func newLine(t *testing.T, nodes, waiters int) *line {
 				t.Errorf("release by waiter %d: %v", i, err)
 			}
 		})
-		time.Sleep(20 * time.Millisecond) // the next one arrives later
+		time.Sleep(100 * time.Millisecond) // the next one arrives later
 	}
 	return l
 }
