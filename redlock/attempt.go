@@ -350,6 +350,10 @@ func (a *attempt) cleanUpLocked(i int) {
 	a.mayHold[i], a.mayArrive[i] = false, false
 
 	r := repeatedRelease{c: a.c, prefix: a.prefix, answers: answers, until: a.expiry}
+	if i == a.lead {
+		// This caller has left the queue, so the next waiter must be woken.
+		r.channel = redisstore.DerivedKey("channel", a.c.Key)
+	}
 	n := a.d.nodes[i]
 	// The caller itself counts as work. So Close waits for this goroutine even if
 	// Close has already begun.

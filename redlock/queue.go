@@ -97,6 +97,9 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 			return no, 0, identity{mark: mark}, nil
 		}
 	case len(parts) == 1 && parts[0] == int64(-1):
+		if n.i == a.lead {
+			n.d.shun(a.c.Key, n.i)
+		}
 		return failed, 0, id, n.noFence(counter)
 	}
 	// This reply is not the script's. The script may have taken the key all the same.
@@ -123,39 +126,54 @@ func (d *Driver) leave(i int, c backend.Claim, waiter string) {
 	})
 }
 
-// expectReleaseOnLead is called before a release. The caller calls the function that it
-// returns when the release has ended on the lead.
-func (d *Driver) expectReleaseOnLead(key string) (ended func()) {
-	ch := make(chan struct{})
+// leadRelease is a release that is under way on the lead.
+type leadRelease struct {
+	lead  *node
+	ended chan struct{}
+}
+
+// expectRelease is called before a release of the key. The caller calls the function that
+// it returns when the release has ended on the lead.
+func (d *Driver) expectRelease(key string, lead int) (ended func()) {
+	if lead == noLead {
+		return func() {}
+	}
+	r := &leadRelease{d.nodes[lead], make(chan struct{})}
 	d.mu.Lock()
-	d.onLead[key] = ch
+	d.onLead[key] = r
 	d.mu.Unlock()
 	return func() {
-		close(ch)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		// A later release of the key may have replaced it.
-		if d.onLead[key] == ch {
-			delete(d.onLead, key)
-		}
+		close(r.ended)
+		d.forget(key, r)
 	}
 }
 
-// awaitReleaseOnLead waits until this driver's last release of the key has ended on the
-// lead, at most for leadTimeout. Release itself waits for any quorum. A caller that
-// unlocks and locks again could otherwise overtake the waiters each time.
-func (d *Driver) awaitReleaseOnLead(ctx context.Context, key string) {
+// forget removes r, unless a later release of the key has replaced it.
+func (d *Driver) forget(key string, r *leadRelease) {
 	d.mu.Lock()
-	ch := d.onLead[key]
+	defer d.mu.Unlock()
+	if d.onLead[key] == r {
+		delete(d.onLead, key)
+	}
+}
+
+// awaitRelease waits until this driver's last release of the key has ended on the lead,
+// but not longer than for a vote of the lead. Release itself waits for any quorum. A caller
+// that unlocks and locks again could otherwise overtake the waiters each time.
+func (d *Driver) awaitRelease(ctx context.Context, key string) {
+	d.mu.Lock()
+	r := d.onLead[key]
 	d.mu.Unlock()
-	if ch == nil {
+	if r == nil {
 		return
 	}
-	timer := time.NewTimer(leadTimeout)
+	timer := time.NewTimer(r.lead.patience())
 	defer timer.Stop()
 	select {
-	case <-ch:
+	case <-r.ended:
 	case <-timer.C:
+		r.lead.latency.Store(0) // it does not lead until it answers
+		d.forget(key, r)
 	case <-ctx.Done():
 	}
 }

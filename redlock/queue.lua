@@ -21,10 +21,10 @@ pcall(function()
 		remove(KEYS[4], KEYS[5], waiter)
 		return
 	end
-	redis.call('ZADD', KEYS[4], arrived, waiter)
 	redis.call('ZADD', KEYS[5], now, waiter)
-	redis.call('PEXPIRE', KEYS[4], 2 * window)
 	redis.call('PEXPIRE', KEYS[5], 2 * window)
+	redis.call('ZADD', KEYS[4], 'NX', arrived, waiter)
+	redis.call('PEXPIRE', KEYS[4], 2 * window)
 end)
 if held or not first then
 	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or 0}

@@ -26,6 +26,11 @@ type line struct {
 
 func newLine(t *testing.T, nodes, waiters int) *line {
 	l := &line{crowd: newCrowd(t, nodes, waiters+1)}
+	for _, d := range l.drivers {
+		for _, n := range d.nodes {
+			n.latency.Store(int64(trip)) // all have the same lead
+		}
+	}
 	l.holder = l.claim()
 	take(t, l.drivers[0], l.holder)
 	for i := 1; i <= waiters; i++ {
@@ -192,4 +197,31 @@ func TestWaitersWithoutAQueue(t *testing.T) {
 			})
 		})
 	}
+}
+
+// If the lead lacks the holder's record, no release is published there. The waiter moves to
+// a node that has it.
+func TestAWaiterLeavesALeadWithoutTheHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 0)
+		l.drivers = append(l.drivers, drives(t, l.vs.Clients(), nil))
+		l.vs[0].Mini.Del("k")
+		claim := l.claim()
+		had := make(chan error, 1)
+		go func() {
+			_, err := l.drivers[1].Wait(t.Context(), claim)
+			had <- err
+		}()
+		time.Sleep(3 * time.Second)
+		if len(had) > 0 {
+			t.Fatal("the waiter has a key that is held")
+		}
+		if err := l.drivers[0].Release(t.Context(), l.holder); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if err := <-had; err != nil || time.Since(began) > 10*time.Millisecond {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
 }

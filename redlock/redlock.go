@@ -65,7 +65,7 @@
 //
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token
-// to hasp:{tag}:channel:key:waiter, for the first waiter. If anybody listens to
+// to hasp:{tag}:channel:key:driver, for the first waiter's driver. If anybody listens to
 // hasp:{tag}:channel:key, it publishes there too: older versions of hasp listen there. A
 // fence counter is a string under hasp:{tag}:fence:key.
 // A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
@@ -78,6 +78,7 @@ package redlock
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -130,6 +131,7 @@ type Options struct {
 
 // Driver is a [backend.Driver] that keeps its locks on several masters.
 type Driver struct {
+	id          string // of the channels on which this driver's waiters are woken
 	nodes       []*node
 	maxTTL      time.Duration
 	fenceTTL    time.Duration
@@ -146,12 +148,12 @@ type Driver struct {
 
 	// mu guards the fields below, and those fields of attempts and nodes that say so.
 	mu        sync.Mutex
-	closed    bool                     // Close has begun: no new work
-	attempts  map[string]*attempt      // by token
-	sweepAt   int                      // the number of attempts at which expired ones are removed
-	releasing map[nodeRelease]bool     // releases that continue in the background
-	onLead    map[string]chan struct{} // releases, by key, that have not ended on the lead
-	wants     map[string]*rivalry      // by key
+	closed    bool                    // Close has begun: no new work
+	attempts  map[string]*attempt     // by token
+	sweepAt   int                     // the number of attempts at which expired ones are removed
+	releasing map[nodeRelease]bool    // releases that continue in the background
+	onLead    map[string]*leadRelease // by key
+	wants     map[string]*rivalry     // by key
 }
 
 var (
@@ -200,6 +202,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 		o = &Options{}
 	}
 	d := &Driver{
+		id:          rand.Text(),
 		maxTTL:      cmp.Or(o.MaxTTL, DefaultMaxTTL),
 		fenceTTL:    cmp.Or(o.FenceTTL, DefaultFenceTTL),
 		durable:     o.Durable,
@@ -207,7 +210,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 		markTurn:    make(chan struct{}, 1),
 		attempts:    map[string]*attempt{},
 		releasing:   map[nodeRelease]bool{},
-		onLead:      map[string]chan struct{}{},
+		onLead:      map[string]*leadRelease{},
 		wants:       map[string]*rivalry{},
 	}
 	d.closing, d.beginClose = context.WithCancel(context.Background())
@@ -284,7 +287,7 @@ func (d *Driver) checkTTL(ttl time.Duration) error {
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// If this driver has just released the key, wait for the lead's reply: it says whether
 	// others wait for the key.
-	d.awaitReleaseOnLead(ctx, c.Key)
+	d.awaitRelease(ctx, c.Key)
 
 	// Rivals that ask one node first do not split the votes.
 	lead := noLead

@@ -32,10 +32,8 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 
 	b := newBallot(d.nodes, holdRule)
 	pools := make([]redis.Pool, len(d.nodes))
-	lead, ended := d.leader(c.Key), d.expectReleaseOnLead(c.Key)
-	if lead == noLead {
-		ended()
-	}
+	lead := d.leader(c.Key)
+	ended := d.expectRelease(c.Key, lead)
 	for i, n := range d.nodes {
 		// Count the call before redsync starts its goroutine, which may be after
 		// redsync has returned.

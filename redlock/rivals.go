@@ -13,9 +13,9 @@ const (
 
 // rivalry is the contention that this driver has seen for a key.
 type rivalry struct {
-	at      time.Time // of the last refusal
-	shunned int       // the node that must not lead
-	until   time.Time // when that node may lead again
+	at      time.Time         // of the last refusal
+	shunned map[int]time.Time // nodes that must not lead, and when they may again
+	until   time.Time         // when all nodes may lead again
 }
 
 // rivals returns the rivalry for a key, or a new one. The caller holds d.mu.
@@ -26,7 +26,7 @@ func (d *Driver) rivals(key string) *rivalry {
 			// To find the oldest key would take time.
 			clear(d.wants)
 		}
-		r = &rivalry{}
+		r = &rivalry{shunned: map[int]time.Time{}}
 		d.wants[key] = r
 	}
 	return r
@@ -39,13 +39,15 @@ func (d *Driver) refused(key string) {
 	d.rivals(key).at = time.Now()
 }
 
-// shun excludes node i from leading for a while. The node has a record that blocks
-// only callers that ask this node first, or it cannot keep a queue.
+// shun excludes node i from leading for a while. The node has a record that blocks only
+// callers that ask this node first; or it lacks the holder's record, so the release wakes
+// nobody there; or it cannot keep a queue.
 func (d *Driver) shun(key string, i int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.rivals(key)
-	r.shunned, r.until = i, time.Now().Add(shunFor)
+	r.until = time.Now().Add(shunFor)
+	r.shunned[i] = r.until
 }
 
 // leads reports whether node i may lead.
@@ -53,7 +55,7 @@ func (d *Driver) leads(key string, i int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.wants[key]
-	return r == nil || r.shunned != i || time.Now().After(r.until)
+	return r == nil || time.Now().After(r.shunned[i])
 }
 
 // rivalled reports whether another caller had the key, or waited for it, within the

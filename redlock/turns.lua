@@ -30,15 +30,15 @@ local function head(turns, looks)
 end
 
 -- wake publishes that the key is free. It returns 0 if nobody is known to wait for it,
--- else a larger number. The first waiter of the queue has a channel of its own. Older
--- versions of hasp know no queue. Their waiters share a channel, and expect the message
--- and their number, which counts as 1 if this user may not ask for it. If this user may
--- not publish, waiters find the key free at their next look.
+-- else a larger number. A waiter is named driver~waiter, and each driver has a channel
+-- of its own. Older versions of hasp know no queue. Their waiters share a channel, and
+-- expect the message and their number, which counts as 1 if this user may not ask for
+-- it. If this user may not publish, waiters find the key free at their next look.
 local function wake(turns, looks, channel, message)
 	local waiters = 0
 	local ok, first = pcall(head, turns, looks)
 	if ok and first then
-		redis.pcall('PUBLISH', channel .. ':' .. first, message)
+		redis.pcall('PUBLISH', channel .. ':' .. string.match(first, '^[^~]*'), message)
 		waiters = 1
 	end
 	local older = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]

@@ -49,6 +49,7 @@ type waiting struct {
 	mu    sync.Mutex         // guards the fields below
 	queue int                // the node on whose queue the waiter stands, or noLead
 	ears  []*pubsub.Listener // the confirmed subscriptions there
+	deaf  bool               // a subscription there has failed; the next look tries again
 }
 
 // Wait queues on one node, the lead. It makes an attempt when a release there wakes this
@@ -57,7 +58,7 @@ type waiting struct {
 // in time. Waiters usually agree on the lead, so they do not split the vote.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	life, cancel := context.WithCancel(context.Background())
-	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: crand.Text(), began: time.Now(), queue: noLead}
+	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: d.id + "~" + crand.Text(), began: time.Now(), queue: noLead}
 	// At the end, cancel runs first: it ends a subscription under way.
 	defer w.stand(life, noLead)
 	defer cancel()
@@ -107,6 +108,9 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		case s.hasQuorum() && s.free < w.d.quorum():
 			w.d.refused(w.c.Key)
 			err = s.heldError()
+			if s.holder != nil && w.answer == leadYes {
+				w.d.shun(w.c.Key, lead) // it lacks the holder's record
+			}
 		case s.hasQuorum() && (strayed || w.stray == "" && w.answer != behind):
 			// The lead shows no record, or one that blocks no quorum.
 			lead = w.d.leader(w.c.Key)
@@ -120,10 +124,11 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	}
 
 	w.trip = time.Since(began)
+	if lead != noLead {
+		// A look that is not refused by the lead takes twice as long.
+		w.trip = max(w.trip, 2*time.Duration(w.d.nodes[lead].latency.Load()))
+	}
 	if err == nil {
-		if w.answer == leadYes {
-			w.stand(ctx, noLead)
-		}
 		// Count from before the nodes were asked, so that the term ends here no
 		// later than there.
 		g.Until = w.asked.Add(w.c.TTL - backend.Drift(w.c.TTL))
@@ -166,11 +171,12 @@ func (w *waiting) knows(now time.Time) bool {
 func (w *waiting) stand(ctx context.Context, lead int) {
 	w.mu.Lock()
 	was, ears := w.queue, w.ears
-	if was != lead {
-		w.queue, w.ears = lead, nil
+	stays := was == lead && !w.deaf
+	if !stays {
+		w.queue, w.ears, w.deaf = lead, nil, false
 	}
 	w.mu.Unlock()
-	if was == lead {
+	if stays {
 		return
 	}
 
@@ -178,7 +184,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		ear.Close()
 	}
 	w.older = false
-	if was != noLead && w.answer != leadYes {
+	if was != noLead && was != lead && w.answer != leadYes {
 		w.d.leave(was, w.c, w.waiter)
 	}
 	if lead == noLead {
@@ -187,7 +193,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 
 	n := w.d.nodes[lead]
 	done := make(chan struct{})
-	if !w.d.spawn(func() { w.listen(n, w.sharedChannel()+":"+w.waiter); close(done) }) {
+	if !w.d.spawn(func() { w.listen(n, w.sharedChannel()+":"+w.d.id); close(done) }) {
 		return // Close has begun, and the next attempt reports it
 	}
 	timer := time.NewTimer(n.patience())
@@ -221,6 +227,9 @@ func (w *waiting) listen(n *node, channel string) {
 	defer cancel()
 	ear, err := n.store.Listen(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) { w.rouse() })
 	if err != nil {
+		w.mu.Lock()
+		w.deaf = w.queue == n.i
+		w.mu.Unlock()
 		return
 	}
 
@@ -327,8 +336,8 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		d -= rand.N(d * 3 / 4)
 	}
 
-	if w.answer != behind && w.held != nil && w.held.RetryAfter > 0 {
-		left := max(w.held.RetryAfter-time.Since(w.surveyed), 0)
+	// The holder may have renewed since all nodes were asked.
+	if left := w.termLeft(); left > 0 && w.answer != behind {
 		d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
 	}
 
@@ -345,6 +354,15 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		}
 	}
 	return d
+}
+
+// termLeft returns how long the holder's term lasts, by the last answer of all nodes; 0 if
+// it is over, or not known.
+func (w *waiting) termLeft() time.Duration {
+	if w.held == nil || w.held.RetryAfter == 0 {
+		return 0
+	}
+	return max(w.held.RetryAfter-time.Since(w.surveyed), 0)
 }
 
 // why returns the error of a wait that ctx has ended.
