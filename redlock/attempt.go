@@ -351,7 +351,9 @@ func (a *attempt) cleanUpLocked(i int) {
 
 	r := repeatedRelease{c: a.c, prefix: a.prefix, answers: answers, until: a.expiry}
 	if i == a.lead {
-		// This caller has left the queue, so the next waiter must be woken.
+		// This caller has left the queue, so the next waiter must be woken. Nothing is
+		// published to the shared channel: this caller may listen to it, and would wake itself.
+		r.alone = true
 		r.channel = redisstore.DerivedKey("channel", a.c.Key)
 	}
 	n := a.d.nodes[i]

@@ -111,7 +111,7 @@ func (n *node) releaseHold(c backend.Claim, a *attempt) (vote, error) {
 	err := n.admit()
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
-		err = n.release(ctx, c, c.Token, channel)
+		err = n.release(ctx, c, c.Token, channel, false)
 		cancel()
 	}
 
@@ -177,6 +177,7 @@ type repeatedRelease struct {
 	c       backend.Claim
 	prefix  string        // of the record
 	channel string        // to publish to; empty if no release is published
+	alone   bool          // wake the first waiter of the queue only
 	answers int           // how many releases must be answered
 	pause   time.Duration // before the first release
 	until   time.Time     // when the record has expired on the node
@@ -196,7 +197,7 @@ func (r repeatedRelease) run(n *node) {
 		}
 		if err == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
-			err = n.release(ctx, r.c, r.prefix, r.channel)
+			err = n.release(ctx, r.c, r.prefix, r.channel, r.alone)
 			cancel()
 		}
 
@@ -215,11 +216,15 @@ func (r repeatedRelease) run(n *node) {
 }
 
 // release releases the key on the node, if its record begins with prefix.
-func (n *node) release(ctx context.Context, c backend.Claim, prefix, channel string) error {
+func (n *node) release(ctx context.Context, c backend.Claim, prefix, channel string, alone bool) error {
+	message := c.Token
+	if alone {
+		message = ""
+	}
 	began := time.Now()
 	reply, err := n.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
-		Args: []any{prefix, channel, c.Token},
+		Args: []any{prefix, channel, message},
 	})
 	n.observe(ctx, began, err)
 

@@ -33,7 +33,8 @@ end
 -- else a larger number. A waiter is named driver~waiter, and each driver has a channel
 -- of its own. Older versions of hasp know no queue. Their waiters share a channel, and
 -- expect the message and their number, which counts as 1 if this user may not ask for
--- it. If this user may not publish, waiters find the key free at their next look.
+-- it. If this user may not publish, waiters find the key free at their next look. An
+-- empty message is for the first waiter alone.
 local function wake(turns, looks, channel, message)
 	local waiters = 0
 	local ok, first = pcall(head, turns, looks)
@@ -41,6 +42,7 @@ local function wake(turns, looks, channel, message)
 		redis.pcall('PUBLISH', channel .. ':' .. string.match(first, '^[^~]*'), message)
 		waiters = 1
 	end
+	if message == '' then return waiters end
 	local older = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
 	if older ~= 0 then
 		redis.pcall('PUBLISH', channel, message .. ' ' .. tostring(older or 1))
