@@ -97,7 +97,7 @@ func (k *clock) at(t time.Time, slept int64) instant {
 
 // time converts t to a time, for people and for timers.
 func (k *clock) time(t instant) time.Time {
-	// The wall clock in base does not include suspends since then. That of now does.
+	// base's wall clock does not count the suspends since base was read. now's does.
 	now := time.Now()
 	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }

@@ -28,7 +28,7 @@ func beNobody() error {
 	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(nobody), syscall.Setuid(nobody))
 }
 
-// become changes the user of this process to nobody, and prints the error, which may be nil.
+// become makes this process run as the user nobody. It prints the error, or nil.
 func become([]string) error {
 	fmt.Println(beNobody())
 	return nil

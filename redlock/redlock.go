@@ -65,10 +65,11 @@
 //
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token
-// to hasp:{tag}:channel:key:driver, for the first waiter's driver. If anybody listens to
-// hasp:{tag}:channel:key, it publishes there too: older versions of hasp listen there. A
-// fence counter is a string under hasp:{tag}:fence:key.
-// A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
+// to the channel of the first waiter's driver, hasp:{tag}:channel:key:driver. Older
+// versions of hasp listen to hasp:{tag}:channel:key. If that channel has subscribers, the
+// release is published there too.
+//
+// A fence counter is a string under hasp:{tag}:fence:key. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
 // instead. hasp:{redlock}:mark is a node's mark, which shows whether the node has
 // kept its data.
 //

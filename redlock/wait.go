@@ -210,6 +210,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 // the lead. Their releases wake nobody in the queue. Otherwise new versions would hardly
 // get a turn during a rolling deployment.
 func (w *waiting) listenToOlder() {
+	// Only this goroutine writes queue, so it reads queue without mu.
 	if w.older || w.answer != next || w.queue == noLead {
 		return
 	}
@@ -233,6 +234,7 @@ func (w *waiting) listen(n *node, channel string) {
 		return
 	}
 
+	// stand may have moved the waiter while the node confirmed.
 	w.mu.Lock()
 	stays := w.queue == n.i
 	if stays {
@@ -240,7 +242,6 @@ func (w *waiting) listen(n *node, channel string) {
 	}
 	w.mu.Unlock()
 	if !stays {
-		// The waiter has left the queue while the node confirmed.
 		ear.Close()
 	}
 }
