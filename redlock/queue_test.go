@@ -225,3 +225,18 @@ func TestAWaiterLeavesALeadWithoutTheHolder(t *testing.T) {
 		}
 	})
 }
+
+// A driver that is closed while it waits keeps no place in the queue.
+func TestCloseOfAWaitingDriverLetsTheNextPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 2)
+		l.cancels[0]() // as the engine does before it closes a driver
+		synctest.Wait()
+		if err := l.drivers[1].Close(); err != nil {
+			t.Error(err)
+		}
+		if took := l.release(); took > 10*time.Millisecond || !slices.Equal(l.served, []int{2}) {
+			t.Errorf("served %v after %v", l.served, took)
+		}
+	})
+}
