@@ -38,7 +38,7 @@ type Client struct {
 	lines     map[string]*line
 	most      int        // the largest len(lines) since the map was created
 	spare     []*line    // for reuse
-	contended contended  // keys that an Ordered driver has refused lately
+	contended contended  // keys that a Waiter has refused lately
 	holds     holdHeap   // holds that are trusted, ordered by when the renewer must serve them
 	open      int        // holds that are trusted or being released, or ended by Close and not unlocked
 	callers   int        // in all lines

@@ -183,6 +183,7 @@ func (c *Client) leaveHeadLocked(h *hold) {
 	ln := h.line
 	switch {
 	case ln.callers == 1: // the line ends
+		c.noteGapLocked(ln)
 	case c.lined:
 		c.promoteNextLocked(ln, nil)
 	case ln.hold == h:

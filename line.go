@@ -45,6 +45,8 @@ type line struct {
 	silent  bool    // the store has answered no attempt since silence; each ended with its caller's context
 	silence instant // by clock.awake
 
+	sought bool // the head's hold came after a refusal, so others may want the key
+
 	pace    pace    // how the key is shared with other Clients
 	gapEnds instant // when the last gap ends or has ended
 }
@@ -339,15 +341,23 @@ func (c *Client) refusalLocked(ln *line) error {
 	return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
 }
 
-// contended has the keys that an Ordered driver has refused lately, and when it first
-// refused each. A caller that wants one of them joins the driver's queue at once. An
+// contended has the keys that a Waiter has refused lately.
+//
+// A caller that wants such a key joins the queue of an Ordered driver at once. An
 // attempt before that would cost a round trip, in which callers of other Clients could
-// join the queue first.
-type contended map[string]instant
+// join the queue first. With another Waiter, a caller that comes back right after its
+// Unlock leaves the key to other Clients for a gap. Otherwise it would take the key
+// before the Clients that the release has woken.
+type contended map[string]contention
+
+type contention struct {
+	since   instant // when the key was refused first
+	gapEnds instant // when a gap after the last release ends or has ended
+}
 
 const (
 	contendedFor = time.Second
-	maxContended = 256 // keys; one that is forgotten costs a round trip
+	maxContended = 256 // keys; for one that is forgotten, a caller makes an attempt too many or leaves no gap
 )
 
 func (k *contended) note(key string, now instant) {
@@ -355,15 +365,41 @@ func (k *contended) note(key string, now instant) {
 		*k = contended{}
 	}
 	if !k.lately(key, now) {
-		(*k)[key] = now
+		(*k)[key] = contention{since: now}
 	}
 }
 
 func (k *contended) lately(key string, now instant) bool {
 	at, ok := (*k)[key]
-	if ok && now.sub(at) >= contendedFor {
+	if ok && now.sub(at.since) >= contendedFor {
 		delete(*k, key)
 		ok = false
 	}
 	return ok
+}
+
+// noteGapLocked begins a gap after a release of the last caller in line, if the key is
+// contended.
+func (c *Client) noteGapLocked(ln *line) {
+	if c.traits.Ordered || c.waiter == nil || len(c.contended) == 0 && !ln.sought {
+		return
+	}
+	now := c.clock.now()
+	if ln.sought {
+		c.contended.note(ln.key, now) // others waited when this hold began
+	}
+	if c.contended.lately(ln.key, now) {
+		k := c.contended[ln.key]
+		k.gapEnds = now.add(c.gapLocked(ln, now))
+		c.contended[ln.key] = k
+	}
+}
+
+// restOfGapLocked returns how long a new head must leave key to other Clients.
+func (c *Client) restOfGapLocked(key string) time.Duration {
+	k, ok := c.contended[key]
+	if !ok || k.gapEnds == 0 {
+		return 0
+	}
+	return max(k.gapEnds.sub(c.clock.now()), 0)
 }

@@ -28,7 +28,7 @@ type wait struct {
 	tries int     // calls to the store so far
 
 	line       *line
-	stood      bool  // the caller has waited in the line
+	stood      bool  // the caller has waited in the line, or for the end of a gap
 	turn       turn  // its entry there
 	lastAnswer error // why the caller does not have the key, as far as it knows
 	refused    bool  // the store has just refused this caller; for a new head and an Ordered driver, see takeTicket
@@ -134,6 +134,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	if w.line.pace != (pace{}) {
 		w.line.pace.acquiredLocked(w.tries == 1)
 	}
+	w.line.sought = w.tries > 1 // the release leaves a gap then, however long ago the refusal was
 	return c.startHoldLocked(ctx, r, w.line, h), nil
 }
 
@@ -169,7 +170,12 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	// waits for it, unless the last answer was an outage.
 	if !c.lined && (!w.once || ln.callers == 1 || ln.lastAnswer != nil && !errors.Is(ln.lastAnswer, ErrHeld)) || c.lined && !ln.hasHead {
 		ln.hasHead = true
+		gap := c.restOfGapLocked(key)
 		c.mu.Unlock()
+		if gap = min(gap, w.untilLastCall(ctx)); gap > 0 && !w.once { // a TryLock does not wait
+			w.stood = true
+			w.sleep(ctx, gap)
+		}
 		return nil, nil
 	}
 	if w.once {

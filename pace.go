@@ -25,9 +25,10 @@ const (
 	slower  = 1.25                 // factor when it finds the same hold; with both, about one attempt in four finds another
 	rounded = 2 * time.Millisecond // stores round the rest of a term by less than this
 
-	maxGap  = time.Millisecond // if the store wakes waiters, a gap is at most this and two round trips
-	maxLone = 4                // after so many consecutive gaps that no other Client used, gaps are shortened
-	probe   = 8                // then one gap in so many keeps its length
+	maxGap   = time.Millisecond       // if the store wakes waiters, a gap is at most this and two round trips
+	maxTrips = 100 * time.Millisecond // of these: one slow answer must not leave a free key alone for seconds
+	maxLone  = 4                      // after so many consecutive gaps that no other Client used, gaps are shortened
+	probe    = 8                      // then one gap in so many keeps its length
 )
 
 // pace is how the callers of one Client share a key with other Clients. It belongs
@@ -53,13 +54,13 @@ func (c *Client) rowOverLocked(ln *line, now instant) bool {
 
 // gapLocked returns how long to leave the key to other Clients after a row. If the
 // store wakes waiters, a moment is enough. If waiters poll, the gap is as long as a sleep
-// by this Client's own pace, but at most half as long as the row. If the last gaps
+// by this Client's own pace, but at most a third as long as the row. If the last gaps
 // brought no other Client, most gaps are short. One in probe keeps its length, so that a
 // new Client can still get the key. Every gap lasts at least two round trips.
 func (c *Client) gapLocked(ln *line, now instant) time.Duration {
 	p := &ln.pace
 	lasted := now.sub(p.began)
-	d := max(2*time.Duration(c.trip.Load()), minSleep)
+	d := min(max(2*time.Duration(c.trip.Load()), minSleep), maxTrips)
 	if c.waiter != nil {
 		return d + min(lasted/12, maxGap)
 	}
@@ -69,7 +70,7 @@ func (c *Client) gapLocked(ln *line, now instant) time.Duration {
 		p.mean = min(max(lasted/4, minPace), maxPace)
 	}
 	if p.lone < maxLone || p.lone%probe == 0 {
-		d = max(d, min(p.sleep(), lasted/2))
+		d = max(d, min(p.sleep(), lasted/3))
 	}
 	return d
 }

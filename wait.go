@@ -235,9 +235,9 @@ func (c *Client) outageOf(err error, began instant) instant {
 	return now
 }
 
-// noteContended records that an Ordered driver has refused the key.
+// noteContended records that a Waiter has refused the key.
 func (w *wait) noteContended() {
-	if !w.c.traits.Ordered {
+	if w.c.waiter == nil {
 		return
 	}
 	w.c.mu.Lock()

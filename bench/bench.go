@@ -42,7 +42,7 @@ func newBench(ctx context.Context, p plan, all []contestant) (b *bench, err erro
 		return b, err
 	}
 	processes := 0
-	for _, c := range slices.Concat(p.contests, p.fair) {
+	for _, c := range slices.Concat(p.contests, p.fair, p.growth.contests) {
 		processes = max(processes, c.processes)
 	}
 	for range processes {
@@ -134,6 +134,8 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 				add(b.plan.degraded, c, func(ctx context.Context) (figures, error) { return b.masters(ctx, c, b.plan.degraded) })
 			}
 		}
+	case growth:
+		b.growth(order, add)
 	}
 	return all
 }
@@ -144,14 +146,18 @@ func (b *bench) turns(round int, scenario string) (all []turn) {
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for i, scenario := range names {
-			if scenario == fair && round > 0 {
+			if (scenario == fair || scenario == growth) && round > 0 {
 				continue // its turns are long
 			}
 			budget := b.plan.budget
 			if b.plan.rounds == 1 {
 				budget = budget * time.Duration(i+1) / time.Duration(len(names))
 			}
-			if err := b.round(ctx, round, scenario, b.began.Add(budget)); err != nil {
+			until := b.began.Add(budget)
+			if scenario == growth {
+				until = time.Now().Add(b.plan.growth.budget)
+			}
+			if err := b.round(ctx, round, scenario, until); err != nil {
 				return err
 			}
 		}

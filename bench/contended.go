@@ -46,7 +46,7 @@ func (b *bench) contended(ctx context.Context, scenario string, c contestant, s 
 
 	// The workers stop also if the window fails.
 	w := window{}
-	err = w.open(ctx, b, c, s.length)
+	err = w.open(ctx, b, c, s)
 	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, s.processes)...)
 	if err := errors.Join(err, failed); err != nil {
 		return nil, err
@@ -87,20 +87,33 @@ func placeRing(orders []order) {
 type window struct {
 	from, to int64
 	server   spent
+	client   float64 // seconds of CPU time of the workers
 }
 
-func (w *window) open(ctx context.Context, b *bench, c contestant, length time.Duration) error {
-	time.Sleep(min(max(length/4, 2*arrival), warmup))
+func (w *window) open(ctx context.Context, b *bench, c contestant, s contest) error {
+	time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
 	before, err := b.meter.read(ctx, c)
-	if err != nil {
+	used, failed := b.cpu(s.processes)
+	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
 	w.from = now()
-	time.Sleep(length)
+	time.Sleep(s.length)
 	w.to = now()
 	after, err := b.meter.read(ctx, c)
+	w.client, failed = b.cpu(s.processes)
+	w.client -= used
 	w.server = after.since(before)
-	return err
+	return errors.Join(err, failed)
+}
+
+// cpu returns the seconds of CPU time that the first workers have used.
+func (b *bench) cpu(workers int) (sum float64, err error) {
+	reports, err := b.order(slices.Repeat([]order{{Op: "cpu"}}, workers)...)
+	for _, r := range reports {
+		sum += r.CPU
+	}
+	return sum, err
 }
 
 // figures returns what the reports say about the window.
@@ -190,6 +203,8 @@ func (w *window) pass(holds []hold) figures {
 		"changes_per_s":      changes / seconds,
 		"between_p50_us":     percentile(between, 50),
 		"commands_per_lock":  w.server.commands / n,
+		"client_us_per_lock": w.client / n * 1e6,
+		"server_us_per_lock": w.server.cpu / n * 1e6,
 		"held_percent":       float64(held) / float64(w.to-w.from) * 100,
 		"overlaps":           overlaps,
 	}

@@ -57,6 +57,7 @@ type contestant struct {
 	alike  bool   // the same as another if there is no contention
 	asked  bool   // takes part only if --only names it
 	most   int    // the most leases that it is measured with
+	grows  int    // the same, in the scenario of growth
 	open   opener // nil for the ring
 }
 
@@ -70,12 +71,13 @@ func contestants() []contestant {
 		{name: "bare", group: bare, nodes: 1, waits: true, fair: true, open: openBare(false, polling)},
 		{name: "bare-batched", group: bare, nodes: 1, waits: true, fair: true, open: openBare(true, polling)},
 		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
-		{name: "hasp-spinlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("spinlock", "")},
+		{name: "hasp-spinlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, grows: all, open: openHasp("spinlock", "")},
 		{name: "hasp-pubsublock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: few, open: openHasp("pubsublock", "")},
-		{name: "hasp-fairlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("fairlock", "")},
+		{name: "hasp-fairlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, grows: 100_000, open: openHasp("fairlock", "")},
 		{name: "hasp-fairlock-turns", group: ours, nodes: 1, waits: true, fair: true, alike: true, asked: true, open: openHasp("fairlock", "?turns=32")},
-		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, open: openRedlock},
+		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, grows: few, open: openRedlock},
 		{name: "hasp-redlock-3", group: ours, nodes: 3, fair: true, alike: true, open: openRedlock},
+		{name: "hasp-memlock", group: ours, nodes: 1, alike: true, grows: 100_000, open: openMemlock},
 		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false, seldom)},
 		{name: "redislock-batched", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(true, seldom)},
 		{name: "redislock-eager", group: theirs, nodes: 1, waits: true, fair: true, alike: true, open: openRedislock(false, often)},

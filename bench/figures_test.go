@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -154,6 +155,7 @@ func TestResultsCanBeReadAgain(t *testing.T) {
 
 func TestPagesAreFilledBetweenMarks(t *testing.T) {
 	r := newResults(contestants(), "7")
+	r.add(callers(64).cell("etcd"), figures{"pairs_per_s": 1})
 	page := "a\n<!-- bench: run -->\nold\n<!-- /bench -->\nb\n"
 	got, err := r.fill([]byte(page))
 	if err != nil {
@@ -171,6 +173,99 @@ func TestPagesAreFilledBetweenMarks(t *testing.T) {
 	}
 }
 
+// A run has figures of growth, or of the other scenarios. The parts of the others stay.
+func TestARunFillsOnlyWhatItMeasured(t *testing.T) {
+	p := planOf(false)
+	page := []byte("<!-- bench: free -->\nold1\n<!-- /bench -->\n<!-- bench: growth-nodes -->\nold2\n<!-- /bench -->\n")
+	for _, x := range []struct {
+		in    section
+		stays []string
+	}{
+		{callers(64), []string{"old2"}},
+		{section{growth, p.growth.nodes[2].String()}, []string{"old1"}},
+		{section{}, []string{"old1", "old2"}},
+	} {
+		r := newResults(contestants(), "7")
+		if x.in.scenario != "" {
+			r.add(x.in.cell("hasp-redlock"), figures{"p50_us": 123, "pairs_per_s": 456})
+		}
+		got, err := r.fill(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, old := range []string{"old1", "old2"} {
+			if is, want := strings.Contains(string(got), old), slices.Contains(x.stays, old); is != want {
+				t.Errorf("%v: %s stays: %v, want %v:\n%s", x.in, old, is, want, got)
+			}
+		}
+	}
+}
+
+func TestFiguresAreReadFromThePage(t *testing.T) {
+	page := []byte(`<!-- bench: free -->
+|  | 1 | server CPU µs |
+| --- | --: | --: |
+| x | 5 (1×) | 1 |
+| y | 1,234.5 (2×) | – |
+<!-- /bench -->
+<!-- bench: other -->
+|  | 1 |
+| --- | --: |
+| y | 7 |
+<!-- /bench -->
+`)
+	for _, x := range []struct {
+		part, row, column string
+		want              float64
+	}{
+		{"free", "x", "1", 5}, {"free", "y", "1", 1234.5}, {"free", "x", "server CPU µs", 1}, {"other", "y", "1", 7},
+		{"free", "y", "server CPU µs", math.NaN()}, {"free", "z", "1", math.NaN()}, {"free", "x", "2", math.NaN()}, {"none", "x", "1", math.NaN()},
+	} {
+		got := onPage(page, x.part, x.row, x.column)
+		if got != x.want && !(math.IsNaN(got) && math.IsNaN(x.want)) {
+			t.Errorf("%s, %s, %s: got %v, want %v", x.part, x.row, x.column, got, x.want)
+		}
+	}
+}
+
+func TestRounded(t *testing.T) {
+	for f, want := range map[float64]float64{0: 0, 0.123: 0.123, 999.5: 999.5, 1234: 1230, 257_732: 258_000, 999_600: 1_000_000} {
+		if got := rounded(f); got != want {
+			t.Errorf("%v: got %v, want %v", f, got, want)
+		}
+	}
+	if got := rounded(math.NaN()); !math.IsNaN(got) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// The table of what systems bear finds the rows and columns that it names.
+func TestScaleFindsItsFigures(t *testing.T) {
+	page, err := os.ReadFile("../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(part, row, column string) {
+		if math.IsNaN(onPage(page, part, row, column)) {
+			t.Errorf("%s has no %s of %s", part, column, row)
+		}
+	}
+	for _, s := range systems {
+		want(s.pairs, s.contestant, "server CPU µs")
+		want(s.pairs, s.contestant, "client CPU µs")
+		want(s.part, s.contestant+", "+s.lease, "client bytes/lease")
+		want("contended64", s.contestant, "acquisitions/s")
+		if s.part == "growth-keys" {
+			want(s.part, s.contestant+", "+s.lease, "server CPU µs/renewal")
+			want(s.part, s.contestant+", "+s.lease, "server bytes/lease")
+		}
+	}
+	for _, name := range []string{"hasp-spinlock", "hasp-fairlock"} {
+		want("growth-waiters", name+", 10,000 in 1 process", "client bytes/waiter")
+		want("growth-waiters", name+", 10,000 in 1 process", "server bytes/waiter")
+	}
+}
+
 // The marks in the pages are the parts that render knows.
 func TestPagesCanBeRendered(t *testing.T) {
 	for _, page := range []string{"README.md", "docs/performance.md"} {
@@ -178,7 +273,10 @@ func TestPagesCanBeRendered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := newResults(contestants(), "7").fill(text); err != nil {
+		r := newResults(contestants(), "7")
+		r.add(callers(64).cell("etcd"), figures{"pairs_per_s": 1})
+		r.add(section{growth, "5 nodes"}.cell("hasp-redlock"), figures{"p50_us": 1})
+		if _, err := r.fill(text); err != nil {
 			t.Errorf("%s: %v", page, err)
 		}
 	}
@@ -199,5 +297,22 @@ func TestPictureHasLinesAndBars(t *testing.T) {
 	}
 	if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
 		t.Error("the picture has coordinates that are not numbers")
+	}
+}
+
+func TestPictureOfGrowthHasLines(t *testing.T) {
+	p := planOf(false)
+	r := newResults(contestants(), "7")
+	for _, n := range p.growth.nodes {
+		r.add(section{growth, n.String()}.cell("hasp-redlock"), figures{"client_us_per_pair": 100 * float64(n), "server_us_per_pair": 50})
+	}
+	text := string(r.growthPicture(p))
+	for _, want := range []string{"<svg", ">hasp-redlock<", ">1,000,000<", ">10,000<", ">64<", ">15<", "</svg>"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the picture has no %s", want)
+		}
+	}
+	if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") || strings.Count(text, `stroke-width="3"`) != 2 {
+		t.Errorf("the picture is wrong: %s", text)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/memlock"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/redlock"
 	_ "github.com/hasplock/hasp/spinlock"
@@ -21,13 +22,23 @@ func openHasp(strategy, params string) opener {
 	}
 }
 
-// openRedlock joins the hosts of five URLs to one URL.
+// openMemlock needs no store. It shows what the engine costs.
+func openMemlock(ctx context.Context, _ stores, term time.Duration) (locker, error) {
+	return openURL(ctx, "memlock://", term)
+}
+
+// openRedlock joins the hosts of the URLs to one URL. There are five, or fewer or
+// more in the scenario of growth.
 func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
 	hosts := make([]string, len(s.Five))
 	for i, url := range s.Five {
 		hosts[i] = strings.TrimSuffix(strings.TrimPrefix(url, "redis://"), "/0")
 	}
-	return openURL(ctx, "redlock+redis://"+strings.Join(hosts, ","), term)
+	url := "redlock+redis://" + strings.Join(hosts, ",")
+	if len(hosts) < 3 {
+		url += "?allow_unsafe_nodes=true"
+	}
+	return openURL(ctx, url, term)
 }
 
 func openURL(ctx context.Context, url string, term time.Duration) (locker, error) {

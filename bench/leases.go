@@ -25,7 +25,7 @@ const (
 // probing is the pause of the lone caller between two pairs.
 const probing = 10 * time.Millisecond
 
-var errMany = errors.New("it does not take that many leases in " + acquiring.String())
+var errMany = errors.New("it does not take that many leases in time")
 
 // leases measures the cost of many leases, and their effect on a lone caller.
 // The lone caller is measured without leases first.
@@ -53,7 +53,7 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		return nil, err
 	}
 	name := "bench:" + rand.Text()[:8]
-	probe := &prober{l, name, s.term}
+	probe := &prober{l, name, s.term, probing}
 	memory, goroutines := heap(), runtime.NumGoroutine()
 	without, err := probe.beside(ctx, m, c, alone)
 	if err != nil {
@@ -98,9 +98,10 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 
 // prober is the lone caller.
 type prober struct {
-	l    locker
-	key  string
-	term time.Duration
+	l     locker
+	key   string
+	term  time.Duration
+	pause time.Duration // between two pairs
 }
 
 // spell is what the lone caller measured, and what all cost meanwhile.
@@ -119,7 +120,7 @@ func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time
 	bound, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
 	cpu, began := cpuTime(), time.Now()
-	for end := began.Add(length); s.pairs == nil || time.Now().Before(end); time.Sleep(probing) {
+	for end := began.Add(length); s.pairs == nil || time.Now().Before(end); time.Sleep(p.pause) {
 		if err := p.pair(bound, &s); err != nil {
 			return s, err
 		}
@@ -149,7 +150,7 @@ func (p *prober) pair(ctx context.Context, s *spell) error {
 // because the machine was slow.
 func acquire(ctx context.Context, l locker, name string, s crowd) (all []held, err error) {
 	all = make([]held, s.leases)
-	end := time.Now().Add(acquiring)
+	end := time.Now().Add(cmp.Or(s.acquiring, acquiring))
 	err = together(s.leases, func(i int) error {
 		began := time.Now()
 		if began.After(end) {

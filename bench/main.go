@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9/logging"
@@ -38,7 +39,7 @@ func main() {
 	var o options
 	flag.BoolVar(&o.quick, "quick", false, "measure everything once, within a minute")
 	flag.StringVar(&o.out, "out", "results", "write to this `directory`")
-	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+"), parts of names of contestants, and texts with a space that settings must contain, such as \"hold 1ms\"")
+	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(usual, ", ")+", and by default not "+growth+"), parts of names of contestants, and texts with a space that settings must contain, such as \"hold 1ms\"")
 	from := flag.String("render", "", "measure nothing; put the figures of `FILE`, a results.json, into README.md and docs")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -80,6 +81,9 @@ func measure(ctx context.Context, o options) error {
 		return errors.New("--only: no contestant has such a name")
 	}
 	p := planOf(o.quick)
+	if !slices.Contains(names, growth) {
+		p.growth = growthPlan{} // needs many processes
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.limit, errTime)
 	defer cancel()
 

@@ -20,10 +20,11 @@ type spent struct {
 	scripts  float64
 	cpu      float64 // seconds
 	bytes    float64 // on the wire, both ways
+	memory   float64 // bytes that the servers have allocated
 }
 
 func (s spent) since(before spent) spent {
-	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu, s.bytes - before.bytes}
+	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu, s.bytes - before.bytes, s.memory - before.memory}
 }
 
 // meter asks the stores what they have spent.
@@ -74,7 +75,7 @@ func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	nodes := m.five
 	switch c.nodes {
 	case 0:
-		sum = spent{math.NaN(), math.NaN(), 0, math.NaN()} // etcd counts no commands
+		sum = spent{math.NaN(), math.NaN(), 0, math.NaN(), math.NaN()} // etcd counts no commands
 		return sum, errors.Join(m.etcd.Send("cpu"), m.etcd.Receive(&sum.cpu))
 	case 1:
 		nodes = []*redis.Client{m.one}
@@ -114,6 +115,8 @@ func (s *spent) add(info string) {
 			s.cpu += n
 		case name == "total_net_input_bytes", name == "total_net_output_bytes":
 			s.bytes += n
+		case name == "used_memory":
+			s.memory += n
 		}
 	}
 }

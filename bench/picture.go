@@ -13,6 +13,7 @@ import (
 var colors = map[string]string{
 	"bare": "#202020", ringName: "#707070",
 	"hasp-spinlock": "#0072b2", "hasp-pubsublock": "#d55e00", "hasp-fairlock": "#009e73",
+	"hasp-redlock": "#cc79a7", "hasp-memlock": "#56b4e9",
 	"redislock": "#e69f00", "redsync": "#94679d", "rueidislock": "#bcbd22", "etcd": "#a02020",
 }
 
@@ -27,76 +28,111 @@ func (s *svg) line(x1, y1, x2, y2 float64, color string) {
 	fmt.Fprintf(s, "<path d=\"M%.1f,%.1fL%.1f,%.1f\" stroke=\"%s\"/>\n", x1, y1, x2, y2, color)
 }
 
-// picture returns the picture of the front page as SVG. Above are pairs on free
-// keys, and one contended key; below is one key that is held.
-func (r *results) picture(p plan) []byte {
-	var s svg
-	fmt.Fprint(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="740" viewBox="0 0 1000 740" font-family="Liberation Sans,Arial,sans-serif">
-<rect width="1000" height="740" fill="#fff"/>
-`)
-	r.drawFree(&s, p)
-	rates := []string{"acquisitions_per_s", "holders_per_s"}
-	rate := "acquisitions/s (full color: by another caller)"
-	r.drawBars(&s, 500, 0, "One key, hold 0, 64 waiters, 4 processes", rate, queue(64), rates...)
-	r.drawBars(&s, 0, 380, "The same, hold 1 ms", rate, queueOf1ms, rates...)
-	r.drawBars(&s, 500, 380, "The same, hold 1 ms", "longest wait, ms", queueOf1ms, "longest_wait_ms")
-	fmt.Fprintln(&s, "</svg>")
+// newSVG begins a picture of four diagrams.
+func newSVG(width int) *svg {
+	s := new(svg)
+	fmt.Fprintf(s, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="740" viewBox="0 0 %d 740" font-family="Liberation Sans,Arial,sans-serif">
+<rect width="%d" height="740" fill="#fff"/>
+`, width, width, width)
+	return s
+}
+
+func (s *svg) end() []byte {
+	fmt.Fprintln(s, "</svg>")
 	return s.Bytes()
 }
 
-// drawFree draws pairs/s over goroutines, both on logarithmic axes.
+// picture returns the picture of the front page as SVG. Above are pairs on free
+// keys, and one contended key; below is one key that is held.
+func (r *results) picture(p plan) []byte {
+	s := newSVG(1000)
+	r.drawFree(s, p)
+	rates := []string{"acquisitions_per_s", "holders_per_s"}
+	rate := "acquisitions/s (full color: by another caller)"
+	r.drawBars(s, 500, 0, "One key, hold 0, 64 waiters, 4 processes", rate, queue(64), rates...)
+	r.drawBars(s, 0, 380, "The same, hold 1 ms", rate, queueOf1ms, rates...)
+	r.drawBars(s, 500, 380, "The same, hold 1 ms", "longest wait, ms", queueOf1ms, "longest_wait_ms")
+	return s.end()
+}
+
+// drawFree draws pairs/s over goroutines.
 func (r *results) drawFree(s *svg, p plan) {
-	const left, right, top, bottom = 70, 400, 40, 310
-	names := append([]string{"bare"}, shown[:6]...)
+	var sizes []int
+	for _, d := range p.distinct {
+		sizes = append(sizes, d.goroutines)
+	}
+	var curves []curve
 	low, high := math.Inf(1), 0.0
-	for _, name := range names {
-		for _, d := range p.distinct {
-			if v := r.median(callers(d.goroutines).cell(name), "pairs_per_s"); v > 0 {
+	for _, name := range append([]string{"bare"}, shown[:6]...) {
+		k := curve{name: name, color: colors[name], width: 1.5}
+		switch r.contestant(name).group {
+		case ours:
+			k.width = 3
+		case theirs:
+			k.dashes = ` stroke-dasharray="6 3"`
+		}
+		for _, n := range sizes {
+			v := r.median(callers(n).cell(name), "pairs_per_s")
+			if v > 0 {
 				low, high = min(low, v), max(high, v)
 			}
+			k.values = append(k.values, v)
 		}
+		curves = append(curves, k)
 	}
-	if high == 0 {
-		return
+	if high > 0 {
+		s.diagram("Lock and Unlock of a free key, pairs/s", "goroutines", sizes, low, max(high, 1.1*low), curves)
 	}
-	first, last := p.distinct[0].goroutines, p.distinct[len(p.distinct)-1].goroutines
+}
+
+// curve is a line of a diagram. It has a value for each size; NaN if there is none.
+type curve struct {
+	name, color string
+	width       float64
+	dashes      string
+	values      []float64
+}
+
+// diagram draws curves over sizes, both on logarithmic axes.
+func (s *svg) diagram(title, unit string, sizes []int, low, high float64, curves []curve) {
+	const left, right, top, bottom = 70, 400, 40, 310
+	first, last := sizes[0], sizes[len(sizes)-1]
 	x := func(n int) float64 {
 		return left + (right-left)*math.Log(float64(n)/float64(first))/math.Log(float64(last)/float64(first))
 	}
-	y := func(v float64) float64 { return bottom - (bottom-top)*math.Log(v/low)/math.Log(max(high/low, 1.1)) }
+	y := func(v float64) float64 { return bottom - (bottom-top)*math.Log(v/low)/math.Log(high/low) }
 
-	s.text((left+right)/2, 22, "middle", 13, "Lock and Unlock of a free key, pairs/s")
-	s.text((left+right)/2, 350, "middle", 11, "goroutines")
-	for _, d := range p.distinct {
-		s.line(x(d.goroutines), top, x(d.goroutines), bottom, "#ddd")
-		s.text(x(d.goroutines), bottom+18, "middle", 11, number(float64(d.goroutines)))
+	s.text((left+right)/2, 22, "middle", 13, title)
+	s.text((left+right)/2, 350, "middle", 11, unit)
+	for _, n := range sizes {
+		s.line(x(n), top, x(n), bottom, "#ddd")
+		s.text(x(n), bottom+18, "middle", 11, number(float64(n)))
 	}
-	for _, v := range []float64{1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6} {
-		if v >= low && v <= high {
-			s.line(left, y(v), right, y(v), "#ddd")
-			s.text(left-6, y(v)+4, "end", 11, number(v))
+	for decade := math.Pow(10, math.Floor(math.Log10(low))); decade <= high; decade *= 10 {
+		for _, v := range []float64{decade, 2 * decade, 5 * decade} {
+			if v >= low && v <= high {
+				s.line(left, y(v), right, y(v), "#ddd")
+				s.text(left-6, y(v)+4, "end", 11, number(v))
+			}
 		}
 	}
-	for i, name := range names {
+	at := float64(top + 20)
+	for _, k := range curves {
 		path, step := "", "M"
-		for _, d := range p.distinct {
-			if v := r.median(callers(d.goroutines).cell(name), "pairs_per_s"); v > 0 {
-				path += fmt.Sprintf("%s%.1f,%.1f", step, x(d.goroutines), y(v))
+		for i, v := range k.values {
+			if v > 0 {
+				path += fmt.Sprintf("%s%.1f,%.1f", step, x(sizes[i]), y(v))
 				step = "L"
 			}
 		}
-		width, dashes := 1.5, ""
-		switch r.contestant(name).group {
-		case ours:
-			width = 3
-		case theirs:
-			dashes = ` stroke-dasharray="6 3"`
+		if path == "" {
+			continue
 		}
-		at := float64(top + 20 + 20*i)
 		for _, d := range []string{path, fmt.Sprintf("M%d,%.1fh24", right+14, at-4)} { // the line, and its sample in the legend
-			fmt.Fprintf(s, "<path d=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\"%s/>\n", d, colors[name], width, dashes)
+			fmt.Fprintf(s, "<path d=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\"%s/>\n", d, k.color, k.width, k.dashes)
 		}
-		s.text(right+44, at, "start", 11, name)
+		s.text(right+44, at, "start", 11, k.name)
+		at += 20
 	}
 }
 

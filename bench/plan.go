@@ -17,6 +17,7 @@ type plan struct {
 	fair     []contest // of a key that is held
 	crowds   []crowd
 	degraded degraded
+	growth   growthPlan
 }
 
 // distinct is a setting of the scenario without contention. In each round every
@@ -38,8 +39,12 @@ type contest struct {
 	nodes              int           // of the contestants; 0 means any
 }
 
-// warmup is the longest time before the part of a contest that counts.
+// warmup is the longest time before the part of a contest that counts, without queueing.
 const warmup = 400 * time.Millisecond
+
+// queueing is how much longer it is for each caller, because thousands that arrive
+// at once take a while to queue.
+const queueing = 200 * time.Microsecond
 
 // includes reports whether the setting is for a contestant.
 func (c contest) includes(d contestant) bool {
@@ -57,6 +62,7 @@ type crowd struct {
 	length      time.Duration // of the part with leases
 	five        bool          // for contestants on five nodes; otherwise for the others
 	unreachable bool          // one of the five nodes is unreachable
+	acquiring   time.Duration // how long taking the leases may last; 0 means the default
 }
 
 // alone is the length of the part without leases.
@@ -78,6 +84,20 @@ type degraded struct {
 	pause  time.Duration // between two locks
 	length time.Duration
 }
+
+// growthPlan has the sizes for which the scenario of growth measures hasp.
+type growthPlan struct {
+	budget   time.Duration // after it, no turn begins
+	nodes    []quorumSize
+	length   time.Duration // of the pairs of a lone caller
+	contests []contest
+	keys     []crowd
+}
+
+// quorumSize is a number of nodes of redlock.
+type quorumSize int
+
+func (n quorumSize) String() string { return count(int(n), "node", "nodes") }
 
 func (d distinct) String() string { return count(d.goroutines, "goroutine", "goroutines") }
 
@@ -132,6 +152,14 @@ func planOf(quick bool) plan {
 				{leases: 100, term: 3 * s, length: 1200 * ms, unreachable: true},
 			},
 			degraded: degraded{200 * ms, 25 * ms, 300 * ms},
+			growth: growthPlan{
+				budget: 36 * s, nodes: []quorumSize{1, 3}, length: 50 * ms,
+				contests: []contest{
+					{waiters: 100, processes: 1, length: 60 * ms, nodes: 1},
+					{waiters: 2, processes: 2, hold: ms, length: 100 * ms, nodes: 1},
+				},
+				keys: []crowd{{leases: 100, term: 3 * s, length: 1200 * ms}},
+			},
 		}
 	}
 	p := plan{
@@ -168,6 +196,36 @@ func planOf(quick bool) plan {
 		}
 	}
 	p.fair = append(p.fair, contest{waiters: 64, processes: 4, hold: ms, length: 1500 * ms, think: 100 * ms, nodes: 1})
+
+	// Each length of keys is enough for one renewal of each lease. A single lease and
+	// a hundred are too few for figures of renewals. The terms are longer for more
+	// leases, because they take longer to take and to renew.
+	p.growth = growthPlan{
+		budget: 285 * s, nodes: []quorumSize{1, 3, 5, 9, 15}, length: s,
+		keys: []crowd{
+			{leases: 1, term: 6 * s},
+			{leases: 100, term: 6 * s},
+			{leases: 10_000, term: 12 * s, length: 4200 * ms},
+			{leases: 100_000, term: 15 * s, length: 5500 * ms},
+			{leases: 1_000_000, term: 60 * s, length: 21 * s, acquiring: 25 * s},
+		},
+	}
+	grow := func(waiters, processes int, hold, length time.Duration) {
+		p.growth.contests = append(p.growth.contests, contest{waiters: waiters, processes: processes, hold: hold, length: length, nodes: 1})
+	}
+	for _, n := range []int{1, 4, 16, 64} {
+		grow(n, n, ms, time.Duration(n)*30*ms+s)
+	}
+	for _, n := range []int{1, 10, 100} {
+		grow(n, 1, 0, s)
+	}
+	grow(100, 4, 0, s)
+	for _, processes := range []int{1, 4} {
+		grow(1000, processes, 0, 2*s)
+	}
+	for _, processes := range []int{1, 4} {
+		grow(10_000, processes, 0, 4*s)
+	}
 	return p
 }
 
@@ -178,12 +236,16 @@ const (
 	fair        = "fair" // measured in the first round only, because its turns are long
 	leases      = "leases"
 	masters     = "masters"
+	growth      = "growth" // measured once, and only if --only names it
 )
 
-var scenarios = []string{uncontended, contended, leases, masters, fair}
+var (
+	usual     = []string{uncontended, contended, leases, masters, fair}
+	scenarios = append(slices.Clone(usual), growth)
+)
 
 // split separates the names of scenarios, parts of names of contestants, and parts
-// of the texts of settings, which have spaces. Without a scenario it returns all.
+// of the texts of settings, which have spaces. Without a scenario it returns the usual ones.
 func split(words []string) (names, others, settings []string) {
 	for _, w := range words {
 		switch {
@@ -196,7 +258,7 @@ func split(words []string) (names, others, settings []string) {
 		}
 	}
 	if names == nil {
-		names = scenarios
+		names = usual
 	}
 	return names, others, settings
 }

@@ -12,15 +12,25 @@ import (
 	"time"
 )
 
-// render puts the figures of a run into the documentation: a picture, and the
-// parts of pages between <!-- bench: NAME --> and <!-- /bench -->.
+// render puts the figures of a run into the documentation: pictures, and the
+// parts of pages between <!-- bench: NAME --> and <!-- /bench -->. The scenario of
+// growth has its own picture and parts. If the run did not measure growth, or only
+// growth, the other parts stay as they are.
 func render(path, root string) error {
 	r, err := readResults(path)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "docs", "fast.svg"), r.picture(planOf(r.Quick)), 0o644); err != nil {
-		return err
+	p := planOf(r.Quick)
+	if r.has(false) {
+		if err := os.WriteFile(filepath.Join(root, "docs", "fast.svg"), r.picture(p), 0o644); err != nil {
+			return err
+		}
+	}
+	if r.has(true) {
+		if err := os.WriteFile(filepath.Join(root, "docs", "growth.svg"), r.growthPicture(p), 0o644); err != nil {
+			return err
+		}
 	}
 	for _, page := range []string{"README.md", "docs/performance.md"} {
 		name := filepath.Join(root, page)
@@ -41,7 +51,7 @@ func render(path, root string) error {
 
 var part = regexp.MustCompile(`(?s)<!-- bench: ([a-z0-9-]+) -->\n.*?<!-- /bench -->`)
 
-// fill returns a page with its parts filled.
+// fill returns a page with its parts filled, as render says.
 func (r *results) fill(page []byte) (filled []byte, err error) {
 	p := planOf(r.Quick)
 	parts := map[string]func() string{
@@ -62,27 +72,56 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 		"held-commands": func() string { return r.bySetting(p, "commands_per_lock") },
 		"leases":        func() string { return r.kept(p) },
 		"masters":       func() string { return r.degraded(p) },
+
+		"growth-run":       r.growthRun,
+		"growth-keys":      func() string { return r.growthKeys(p) },
+		"growth-waiters":   func() string { return r.growthContests(p, false) },
+		"growth-processes": func() string { return r.growthContests(p, true) },
+		"growth-nodes":     func() string { return r.growthNodes(p) },
 	}
 	filled = part.ReplaceAllFunc(page, func(old []byte) []byte {
 		name := string(part.FindSubmatch(old)[1])
 		write, ok := parts[name]
-		if !ok {
+		switch {
+		case !ok && name != scalePart:
 			err = fmt.Errorf("unknown part %q", name)
 			return old
+		case !ok || !r.has(strings.HasPrefix(name, growth)):
+			return old
 		}
-		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, write())
+		return filledPart(name, write())
+	})
+
+	// This part has figures of both kinds of runs, so it is made from the filled page.
+	before := filled
+	filled = part.ReplaceAllFunc(filled, func(old []byte) []byte {
+		if string(part.FindSubmatch(old)[1]) != scalePart {
+			return old
+		}
+		return filledPart(scalePart, scale(before))
 	})
 	return filled, err
+}
+
+// scalePart is the part that is made from other parts of its page.
+const scalePart = "growth-scale"
+
+func filledPart(name, text string) []byte {
+	return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, text)
 }
 
 // run describes the run.
 func (r *results) run() string {
 	text := fmt.Sprintf("%s, Redis %s, clients and servers on one machine; %s, %.0f minutes; medians of %s in which all contestants take turns. A held key is measured in one of them, for longer.\n",
 		r.Machine, r.Redis, r.Began.UTC().Format(time.DateOnly), r.Took.Minutes(), count(planOf(r.Quick).rounds, "round", "rounds"))
-	if len(r.Skipped) > 0 {
-		text += "Not measured for lack of time: " + strings.Join(r.Skipped, "; ") + ".\n"
+	return text + r.notMeasured()
+}
+
+func (r *results) notMeasured() string {
+	if len(r.Skipped) == 0 {
+		return ""
 	}
-	return text
+	return "Not measured for lack of time: " + strings.Join(r.Skipped, "; ") + ".\n"
 }
 
 // row is a row of a table: one contestant in one section.

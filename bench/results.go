@@ -145,7 +145,13 @@ func (r *results) page() []byte {
 			fmt.Fprintf(&out, "\n## %s\n\n%s", title, text)
 		}
 	}
-	fmt.Fprintf(&out, "# hasp and other libraries\n\n%s", r.run())
+	fmt.Fprint(&out, "# hasp and other libraries\n\n")
+	if r.has(false) {
+		fmt.Fprint(&out, r.run())
+	}
+	if r.has(true) {
+		fmt.Fprint(&out, r.growthRun())
+	}
 	part("A free key: pairs/s (ratio to bare commands)", r.free(1))
 	part("A free key, on five nodes", r.free(5))
 	for _, c := range p.contests {
@@ -156,7 +162,14 @@ func (r *results) page() []byte {
 	}
 	part("Many leases", r.kept(p))
 	part("Five masters, "+p.degraded.String(), r.degraded(p))
-	fmt.Fprintf(&out, "\n## Where hasp is not ahead\n\n%s\n## Notes\n\n", r.behindList(p))
+	part("Growth: keys held", r.growthKeys(p))
+	part("Growth: waiters of one key", r.growthContests(p, false))
+	part("Growth: processes for one key", r.growthContests(p, true))
+	part("Growth: nodes of redlock", r.growthNodes(p))
+	if r.has(false) {
+		fmt.Fprintf(&out, "\n## Where hasp is not ahead\n\n%s", r.behindList(p))
+	}
+	fmt.Fprint(&out, "\n## Notes\n\n")
 	for _, path := range modules {
 		fmt.Fprintf(&out, "- %s: %s\n", path, r.Versions[path])
 	}

@@ -5,12 +5,15 @@
 -- or {-1} if the counter's value is not a number that hasp wrote.
 if redis.call('EXISTS', lock, queue) > 0 then
 	local handed = {}
-	if not holder() then handed = handOver('', 0, '') end
-	-- If all waiters were dead, the queue is gone now and the caller may take the key.
 	local token, owner = holder()
+	if not token then
+		handed = handOver('', 0, '')
+		token, owner = holder()
+	end
+	-- If all waiters were dead, the queue is gone now and the caller may take the key.
 	if token or redis.call('EXISTS', queue) == 1 then
 		return {0, redis.call('PTTL', lock), owner or '', unpack(handed)}
 	end
 end
-local fence = grant(ARGV[2], ARGV[3], ARGV[4], ARGV[5])
+local fence = grant(ARGV[2], ARGV[3], ARGV[4], ARGV[5], '-')
 return fence and {1, fence} or {-1}

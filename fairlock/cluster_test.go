@@ -102,9 +102,8 @@ func TestSubscriberAtAReplicaReceivesNoGrant(t *testing.T) {
 	const channel = "hasp:{k}:grant:elsewhere"
 	rdb := master.Client()
 	pipe := rdb.Pipeline()
-	pipe.RPush(ctx, queueKey, "waiter")
-	pipe.HSet(ctx, entriesKey, "waiter", "SPUBLISH "+channel+" 1 60000 0 elsewhere")
-	pipe.ZAdd(ctx, aliveKey, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: channel})
+	pipe.ZAdd(ctx, queueKey, redis.Z{Score: 1, Member: "waiter SPUBLISH " + channel + " 1 60000 0 elsewhere"})
+	pipe.ZAdd(ctx, clientsKey, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: channel})
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}

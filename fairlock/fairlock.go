@@ -67,17 +67,16 @@
 //
 // # Keys
 //
-// A lock is a hash under the key itself, with the fields token, owner, since (the
-// start of the hold in ms) and fence. Its time to live is the term. A key with any
+// A lock is a string under the key itself. It has a mark, and the start, token,
+// fence, term and owner of the hold. Its time to live is the term. A key with any
 // other value counts as held. In the same cluster slot are
 //
-//	hasp:{tag}:queue:key    list of the tokens that wait, in order of arrival
-//	hasp:{tag}:entries:key  hash of each token's request, with its channel
-//	hasp:{tag}:alive:key    sorted set of channels, by when their places end
+//	hasp:{tag}:places:key   sorted set of the waiters' places, in order of arrival
+//	hasp:{tag}:clients:key  sorted set of channels, by when their places end
 //	hasp:{tag}:fence:key    the fence counter
 //
-// The first three exist while callers wait, and expire with the window of the last
-// of them. A user's key that begins with "hasp:{" is stored under
+// The sorted sets expire when the window of the last Client has passed. The first
+// is removed earlier if no caller waits. A user's key that begins with "hasp:{" is stored under
 // hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, on a cluster
 // hasp:{tag}:grant:ID, with an ID for each Client.
 //
@@ -155,7 +154,7 @@ type Driver struct {
 	waiters       map[string]*waiter       // by token
 	subscriptions map[string]*subscription // by channel
 	parked        map[string]*waiter       // by token: waiters that keep their place although no Wait runs
-	late          map[string]bool          // by token of a hold that an unanswered enqueue may follow: whether it was released
+	left          map[string]*leftover     // by token: what its Wait may have left in the queue
 	due           []*group                 // to be polled now
 }
 
@@ -184,7 +183,7 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{
 		store: s, window: DefaultWindow, id: rand.Text(), began: time.Now(),
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
-		parked: map[string]*waiter{}, late: map[string]bool{},
+		parked: map[string]*waiter{}, left: map[string]*leftover{},
 	}
 
 	if o == nil {

@@ -1,4 +1,6 @@
 -- Writes the record of a lock. This part follows record.lua.
+-- ARGV[1]: the counter's own term in ms
+local granted -- whether the record was written
 
 -- Returns the next fence and stores it. Returns nil if the counter's value is not a number that
 -- hasp wrote.
@@ -16,15 +18,13 @@ local function nextFence()
 	return fence
 end
 
--- Grants a free key. Returns the fence, which is '0' if none is wanted, or nil if there can be none.
-local function grant(token, owner, term, fenced)
+-- Grants a key that is free, or whose record is given up. Returns the fence, which is '0' if none is
+-- wanted, or nil if there can be none.
+local function grant(token, owner, term, fenced, mark)
 	local fence = fenced == '0' and '0' or nextFence()
 	if not fence then return end
-	redis.call('HSET', lock, 'token', token, 'owner', owner, 'since', now(), 'fence', fence)
-	if redis.pcall('PEXPIRE', lock, term) ~= 1 then
-		-- A user that may not PEXPIRE must not leave a lock without an end.
-		redis.call('DEL', lock)
-		redis.call('PEXPIRE', lock, term) -- raises the error
-	end
+	local since = string.format('%013.0f', time and now() or 0)
+	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, token, fence, term, owner}, ' '), 'PX', term)
+	granted = true
 	return fence
 end

@@ -94,36 +94,37 @@ const continueTimeout = 3 * time.Second
 // continueHandOver goes on with a hand-over that stopped within a long queue. If it
 // fails, the polls of the waiters hand the key over.
 func (d *Driver) continueHandOver(key string, handed fields) {
-	if handed.int(0) != 2 || !d.begin() {
-		return
+	if handed.int(0) == 2 && d.begin() {
+		go d.goThroughQueue(key, handed)
 	}
+}
 
-	go func() {
-		defer d.background.Done()
+// goThroughQueue makes the calls of continueHandOver.
+func (d *Driver) goThroughQueue(key string, handed fields) {
+	defer d.background.Done()
 
-		// After Close has begun, the polls of other Clients go on with a long queue. A
-		// call in flight may still end, because it uses calls and not open.
-		for handed.int(0) == 2 && d.open.Err() == nil {
-			ctx, cancel := context.WithTimeout(d.calls, continueTimeout)
-			sent := time.Now()
+	// After Close has begun, the polls of other Clients go on with a long queue. A
+	// call in flight may still end, because it uses calls and not open.
+	for handed.int(0) == 2 && d.open.Err() == nil {
+		ctx, cancel := context.WithTimeout(d.calls, continueTimeout)
+		sent := time.Now()
 
-			// The poll has no tokens, so it keeps no place alive. A grant for the channel
-			// of this Driver comes with the reply.
-			reply, err := d.store.Run(ctx, pollScript,
-				d.call(key, noCommand, d.channelFor(key), redisstore.Millis(d.window), handed.int(1), handed.text(2)))
-			cancel()
+		// The poll has no entries, so it keeps no place alive. A grant for the channel
+		// of this Driver comes with the reply.
+		reply, err := d.store.Run(ctx, pollScript,
+			d.call(key, noCommand, d.channelFor(key), redisstore.Millis(d.window), handed.int(1), handed.text(2)))
+		cancel()
 
-			r, ok := reportOf(reply)
-			if err != nil || !ok {
-				// The script may have run. Then the waiter finds the grant at its next poll.
-				return
-			}
-			// For 2, deliver would begin a second loop.
-			if handed = r.handed; handed.int(0) != 2 {
-				d.deliver(key, handed, sent)
-			}
+		r, ok := reportOf(reply)
+		if err != nil || !ok {
+			// The script may have run. Then the waiter finds the grant at its next poll.
+			return
 		}
-	}()
+		// For 2, deliver would begin a second loop.
+		if handed = r.handed; handed.int(0) != 2 {
+			d.deliver(key, handed, sent)
+		}
+	}
 }
 
 // channelFor returns the channel of this Driver's waiters for key, or an empty

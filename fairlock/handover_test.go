@@ -24,18 +24,18 @@ func TestHandOverContinuesWhereItStopped(t *testing.T) {
 	}
 	d := New(rdb, nil)
 	defer d.Close()
+	entry := func(i int) string { return fmt.Sprintf("t%d PUBLISH c%d 1 60000 0 owner of t%d", i, i, i) }
 	for _, c := range []struct {
 		position int
 		before   string
 		want     string
-	}{{0, "", "t0"}, {1, "t0", "t1"}, {2, "t1", "t2"}, {2, "t0", "t0"}, {1, "", "t0"}, {3, "t2", ""}, {4, "t3", "t0"}} {
+	}{{0, "", "t0"}, {1, entry(0), "t1"}, {2, entry(1), "t2"}, {2, entry(0), "t0"}, {1, "", "t0"}, {3, entry(2), ""}, {4, entry(3), "t0"}} {
 		rdb.FlushAll(ctx)
 		call := d.call("k", noCommand, "", redisstore.Millis(d.window), c.position, c.before)
 		for i := range 3 {
-			token, channel := fmt.Sprint("t", i), fmt.Sprint("c", i)
-			rdb.RPush(ctx, call.Keys[2], token)
-			rdb.HSet(ctx, call.Keys[3], token, "PUBLISH "+channel+" 1 60000 0 owner of "+token)
-			rdb.ZAdd(ctx, call.Keys[4], redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: channel})
+			channel := fmt.Sprint("c", i)
+			rdb.ZAdd(ctx, call.Keys[2], redis.Z{Score: float64(i + 1), Member: entry(i)})
+			rdb.ZAdd(ctx, call.Keys[3], redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: channel})
 		}
 		reply, err := d.store.Run(ctx, pollScript, call)
 		if s, ok := reportOf(reply); err != nil || !ok || s.token != c.want || c.want != "" && s.owner != "owner of "+c.want {

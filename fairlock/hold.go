@@ -14,6 +14,8 @@ import (
 var (
 	//go:embed record.lua
 	recordSrc string
+	//go:embed prolong.lua
+	prolongSrc string
 	//go:embed grant.lua
 	grantSrc string
 	//go:embed offer.lua
@@ -39,26 +41,30 @@ var (
 
 	handingOver   = recordSrc + grantSrc + offerSrc + handOverSrc // the beginning of each script that may hand a key over
 	acquireScript = redisstore.NewHold(handingOver + acquireSrc)
-	enqueueScript = redisstore.NewHold(handingOver + reportSrc + enqueueSrc)
+	enqueueScript = redisstore.NewHold(handingOver + prolongSrc + reportSrc + enqueueSrc)
 	pollScript    = redisstore.NewScript(handingOver + reportSrc + pollSrc)
 	releaseScript = redisstore.NewScript(handingOver + releaseSrc)
 	breakScript   = redisstore.NewScript(handingOver + breakSrc)
-	renewScript   = redisstore.NewHold(renewSrc)
-	inspectScript = redisstore.NewScript(inspectSrc)
+	renewScript   = redisstore.NewHold(recordSrc + prolongSrc + renewSrc)
+	inspectScript = redisstore.NewScript(recordSrc + inspectSrc)
 )
 
-// call returns the call of a script that may hand the key over.
-func (d *Driver) call(key string, args ...any) redisstore.Call {
-	return redisstore.Call{
-		Keys: []string{
-			redisstore.LockKey(key),
-			redisstore.DerivedKey("fence", key),
-			redisstore.DerivedKey("queue", key),
-			redisstore.DerivedKey("entries", key),
-			redisstore.DerivedKey("alive", key),
-		},
-		Args: append([]any{redisstore.Millis(d.fenceTTL)}, args...),
+// keysOf returns the Redis keys of a lock, as the scripts expect them.
+func keysOf(key string) []string {
+	return []string{
+		redisstore.LockKey(key),
+		redisstore.DerivedKey("fence", key),
+		redisstore.DerivedKey("places", key),
+		redisstore.DerivedKey("clients", key),
 	}
+}
+
+// call returns the call of a script that may hand the key over.
+func (d *Driver) call(key string, args ...any) redisstore.Call { return d.callOn(keysOf(key), args...) }
+
+// callOn is call for keys that the caller has already.
+func (d *Driver) callOn(keys []string, args ...any) redisstore.Call {
+	return redisstore.Call{Keys: keys, Args: append([]any{redisstore.Millis(d.fenceTTL)}, args...)}
 }
 
 // Acquire takes c.Key if nothing is stored under it and no caller waits for it.
@@ -94,26 +100,31 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	// With turns, c.Token may have a place although no Wait runs.
 	if w := d.unpark(c); w != nil {
 		d.leave(w)
-		if w.unanswered {
-			// The enqueue may arrive after the script below, and take a place again.
-			d.expectLateEnqueue(c)
-		}
+		// If an enqueue was not answered, it may arrive after the script below, and take a
+		// place again.
+		d.remember(w, w.unanswered)
 	}
 
 	// Note the release before the script runs. If the reply came after the timer of
-	// expectLateEnqueue, a later note would be too late for the repeat.
+	// remember, a later note would be too late for the repeat.
+	var entries []string
 	d.mu.Lock()
-	if _, ok := d.late[c.Token]; ok {
-		d.late[c.Token] = true
+	if r := d.left[c.Token]; r != nil {
+		r.released, entries = true, r.entries
 	}
 	d.mu.Unlock()
 
-	return d.release(ctx, c)
+	return d.release(ctx, c, entries)
 }
 
-// release runs the script, which also removes c.Token from the queue.
-func (d *Driver) release(ctx context.Context, c backend.Claim) error {
-	reply, err := d.store.Run(ctx, releaseScript, d.call(c.Key, c.Token))
+// release runs the script, which also removes c.Token from the queue. Without
+// entries, the script searches the queue for the token, unless it holds the key.
+func (d *Driver) release(ctx context.Context, c backend.Claim, entries []string) error {
+	args := []any{c.Token}
+	for _, e := range entries {
+		args = append(args, e)
+	}
+	reply, err := d.store.Run(ctx, releaseScript, d.call(c.Key, args...))
 	if err != nil {
 		return err
 	}
@@ -130,21 +141,47 @@ func (d *Driver) release(ctx context.Context, c backend.Claim) error {
 	return d.store.Unexpected(reply)
 }
 
-// expectLateEnqueue prepares for an enqueue of c.Token that was not answered. It
-// arrives within c.Timeout, if at all. While c.Token holds the key, the enqueue
-// changes nothing. After the release it would take a new place. So if c.Token is
-// released by then, the release is repeated after c.Timeout.
-func (d *Driver) expectLateEnqueue(c backend.Claim) {
+// leftover is what a Wait may have left in the queue.
+type leftover struct {
+	entries  []string // of the token
+	released bool     // a release of the token was sent since
+}
+
+// remember notes the entries of w, whose Wait has ended, so that releases of its token
+// need no search.
+//
+// If late is true, an enqueue was not answered. It arrives within Timeout, if at all. While
+// the token holds the key, the enqueue changes nothing. After the release it would take
+// a new place. So if the token is released by then, the release is repeated after
+// Timeout. If not, only the entries are removed: the enqueue may have arrived before
+// the key was handed over on another entry.
+func (d *Driver) remember(w *waiter, late bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.late[c.Token] = false
+	r := &leftover{entries: w.entriesLocked()}
+	if len(r.entries) == 0 {
+		return
+	}
+	c := w.c
+	d.left[c.Token] = r
 
-	time.AfterFunc(c.Timeout, func() {
+	// The engine repeats the release of a token whose Wait failed until the term has ended
+	// and the calls before have.
+	after := c.TTL + 2*c.Timeout
+	if late {
+		after = c.Timeout
+	}
+	time.AfterFunc(after, func() {
 		// mu decides the race with Release. Either Release has noted itself, and is
 		// repeated, or it sends its script when the enqueue can no longer arrive.
 		d.mu.Lock()
-		repeat := d.late[c.Token] && d.beginLocked()
-		delete(d.late, c.Token)
+		if d.left[c.Token] == r {
+			delete(d.left, c.Token)
+		}
+		if !r.released {
+			c.Token = "" // holds nothing, so the script only removes the entries
+		}
+		repeat := late && d.beginLocked()
 		d.mu.Unlock()
 		if !repeat {
 			return
@@ -154,6 +191,6 @@ func (d *Driver) expectLateEnqueue(c backend.Claim) {
 		defer d.background.Done()
 		ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
 		defer cancel()
-		_ = d.release(ctx, c) // if this fails, the entry expires
+		_ = d.release(ctx, c, r.entries) // if this fails, the entry expires
 	})
 }

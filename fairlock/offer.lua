@@ -1,12 +1,5 @@
 -- Offers a free key to one waiter. This part follows grant.lua.
 
--- Takes an entry out of the queue.
-local function remove(token)
-	redis.call('LREM', queue, 1, token)
-	redis.call('HDEL', entries, token)
-	if redis.call('EXISTS', queue) == 0 then redis.call('DEL', entries, alive) end
-end
-
 -- Reports whether the server knows that a channel has no subscriber. PUBLISH also counts subscribers
 -- by pattern. SPUBLISH does not count subscribers at a replica, although they get the message.
 local function unsubscribed(command, channel)
@@ -15,14 +8,17 @@ end
 
 -- Returns nil if the waiter is gone, false if it gets no message and keeps its place, and otherwise
 -- what handOver returns.
-local function offer(token, own)
-	local entry = redis.call('HGET', entries, token) or ''
-	local command, channel, round, term, fenced, owner = string.match(entry, '^(%S+) (%S+) (%S+) (%S+) (%S+) (.*)$')
-	local till = channel and redis.call('ZSCORE', alive, channel)
-	if not till or tonumber(till) <= now() then return remove(token) end
+local function offer(entry, own)
+	local token, command, channel, round, term, fenced, owner = parse(entry)
+	local till = token and redis.call('ZSCORE', clients, channel)
+	if not till or tonumber(till) <= now() then
+		redis.call('ZREM', queue, entry)
+		return
+	end
 	local mine = channel == own
 	if not mine and unsubscribed(command, channel) then return false end
-	local fence = grant(token, owner, term, fenced)
+	-- Others may wait behind this one. If none do, the mark only costs the release a command.
+	local fence = grant(token, owner, term, fenced, '+')
 	local count = not mine and command ~= '-' and redis.pcall(command, channel, table.concat({token, round, fence or '-'}, ' '))
 	-- A user that may not use PUBSUB learns here that the channel has no subscriber.
 	if fence and count == 0 then redis.call('DEL', lock) return false end
@@ -31,7 +27,7 @@ local function offer(token, own)
 	if fence and not mine and type(count) ~= 'number' and now() + term < tonumber(till) then
 		redis.pcall('PEXPIREAT', lock, string.format('%.0f', tonumber(till)))
 	end
-	remove(token)
+	redis.call('ZREM', queue, entry)
 	if mine then return {fence and 1 or -1, token, round, fence or '0'} end
 	return fence and {} or nil
 end

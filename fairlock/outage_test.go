@@ -116,6 +116,40 @@ func TestLateEnqueue(t *testing.T) {
 	}
 }
 
+// An enqueue is delayed, and its client gets a subscription meanwhile. So the waiter
+// queues again with another entry, and the late enqueue adds a second one. That entry
+// never gets the key, whenever the hold ends.
+func TestLateEnqueueOfAnotherEntry(t *testing.T) {
+	for _, held := range []time.Duration{0, time.Minute} {
+		inWorld(t, func(w *world) {
+			holder, ps := w.procs(3)
+			ps[1].wait().stop()
+			time.Sleep(2 * time.Second) // the subscription ends
+			ps[1].proxy.Answer("subscribe ", "-ERR max number of clients reached\r\n")
+			c := claim("k")
+			ps[1].lose = c.Token
+			x := ps[1].wait(func(was *backend.Claim) { was.Token, was.Owner = c.Token, c.Owner })
+			time.Sleep(100 * time.Millisecond) // it repeats the enqueue
+			ps[1].proxy.Forgive()
+			time.Sleep(time.Second)
+			ps[1].deliverLate()
+			next, last := ps[2].wait(), ps[1].wait()
+			w.queued(x.c.Owner, x.c.Owner, next.c.Owner, last.c.Owner)
+
+			ps[0].release(holder)
+			x.gotWithin(time.Now(), 0)
+			for began := time.Now(); time.Since(began) < held; time.Sleep(time.Second) {
+				want(w.T, "renew", ps[1].renew(x.c), nil)
+			}
+			x.release()
+			next.servedAtOnce()
+			last.servedAtOnce()
+			time.Sleep(x.c.Timeout)
+			w.empty("all were served")
+		})
+	}
+}
+
 func TestWaitSurvivesAShortOutage(t *testing.T) {
 	for name, fault := range strategytest.Outages {
 		t.Run(name, func(t *testing.T) {
@@ -234,8 +268,8 @@ func TestWaitThatEndsWhileItQueuesAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, ps := w.procs(2)
 		x := ps[1].wait()
-		w.v.Mini.Del("hasp:{k}:queue:k")
-		ps[1].proxy.Fail(x.c.Owner, faultproxy.HoldRequest) // only an enqueue has the owner
+		w.v.Mini.Del(queueKey)
+		ps[1].proxy.Fail(fmt.Sprint(" 2 ", window.Milliseconds(), " 0 ", x.c.Owner), faultproxy.HoldRequest) // the entry of the second round
 		for ps[1].proxy.Pending() > 0 {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -284,7 +318,7 @@ func TestWaitersSurviveTheLossOfTheData(t *testing.T) {
 				for _, one := range xs {
 					select {
 					case <-one.done:
-						if w.rdb.HGet(w.Context(), "k", "token").Val() == one.c.Token {
+						if recordOf(w.T, w.rdb, "k").token == one.c.Token {
 							x = one
 						}
 					default:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/internal/redisstore"
@@ -22,14 +23,16 @@ const (
 // group is the waiters of this Driver for one key. It exists while there are any,
 // and polls the key for all of them.
 type group struct {
-	d   *Driver
-	key string
-	sub *subscription
+	d    *Driver
+	key  string
+	keys []string // in the Redis
+	sub  *subscription
 
 	// Driver.mu guards these.
 	waiters     map[string]*waiter // by token
 	timer       *time.Timer        // starts the next poll; nil before the first
 	next        time.Time          // when the next poll is due; zero if none is scheduled
+	extended    time.Time          // when the last call was sent that kept the places of this client alive
 	pending     int                // polls queued or in flight; above one only if there are many waiters
 	sent        time.Time          // when the polls in flight were sent; zero if none is
 	again       bool               // another poll became due while polls were pending
@@ -50,7 +53,7 @@ func (d *Driver) join(ctx context.Context, w *waiter) {
 	defer d.mu.Unlock()
 	g := d.groups[w.c.Key]
 	if g == nil {
-		g = &group{d: d, key: w.c.Key, sub: s, waiters: map[string]*waiter{}}
+		g = &group{d: d, key: w.c.Key, keys: keysOf(w.c.Key), sub: s, waiters: map[string]*waiter{}}
 		d.groups[g.key] = g
 	}
 
@@ -163,11 +166,11 @@ type poll struct {
 	done    bool // answered
 }
 
-// place is a waiter that has a place in the queue, in the round in which it was
-// polled.
+// place is a waiter that has a place in the queue, and the entry that the poll asks
+// about.
 type place struct {
 	w     *waiter
-	round int
+	entry string
 }
 
 // pollDue polls for all groups that are due. The polls travel as renewals do: each
@@ -186,7 +189,7 @@ func (d *Driver) pollDue() {
 			// A poll might overtake an enqueue in flight, and find no place. So it asks only
 			// for places that are confirmed.
 			if w.queued && w.handed == nil {
-				places = append(places, place{w, w.round})
+				places = append(places, place{w, w.entry})
 				if timeout == 0 || w.c.Timeout < timeout {
 					timeout = w.c.Timeout
 				}
@@ -218,9 +221,9 @@ func (d *Driver) send(polls []*poll, timeout time.Duration) {
 	for i, p := range polls {
 		args := []any{p.command, p.g.sub.channel, redisstore.Millis(d.window), 0, ""}
 		for _, pl := range p.places {
-			args = append(args, pl.w.c.Token)
+			args = append(args, pl.entry)
 		}
-		calls[i] = d.call(p.g.key, args...)
+		calls[i] = d.callOn(p.g.keys, args...)
 	}
 
 	ctx, cancel := context.WithTimeout(d.calls, timeout)
@@ -264,6 +267,9 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}
+		if strings.Contains(r.found, "1") && sent.After(g.extended) {
+			g.extended = sent
+		}
 		command := g.sub.command()
 		for i, pl := range p.places {
 			g.updateLocked(pl, r, r.found[i] == '1', command, sent)
@@ -281,7 +287,7 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 func (g *group) updateLocked(pl place, r report, found bool, command string, sent time.Time) {
 	w := pl.w
 	switch {
-	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
+	case w.entry != pl.entry || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
 		return // a message or another reply was faster
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
 		// The message about this hold was lost, or is late. It is not known when the hold

@@ -1,13 +1,10 @@
 -- Keeps a client's places in the queue alive, reports them, and hands over a free key.
 -- KEYS: see record.lua
 -- ARGV[2..]: PUBLISH, SPUBLISH or - for the command that publishes to the client, channel, window in ms,
--- the position in the queue to begin at and the token before it, and the client's tokens, if any
+-- the position in the queue to begin at and the entry before it, and the client's entries, if any
 -- Returns what report returns.
-if redis.call('LLEN', queue) ~= redis.call('HLEN', entries) then
-	redis.call('DEL', queue, entries, alive) -- a part of the queue was evicted: all waiters queue again
-end
 local found = ''
-for i = 7, #ARGV do found = found .. redis.call('HEXISTS', entries, ARGV[i]) end
+for i = 7, #ARGV do found = found .. (redis.call('ZSCORE', queue, ARGV[i]) and 1 or 0) end
 if string.find(found, '1', 1, true) then keepAlive(ARGV[3], ARGV[4]) end
 local has, whose, fence = holder()
 if has then return report(nil, found, ARGV[2], ARGV[3], nil, has, whose, fence) end

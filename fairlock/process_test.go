@@ -71,7 +71,7 @@ func (r rig) unsubscribed(t *testing.T, n int) {
 	t.Helper()
 	atLast(t, fmt.Sprintf("%d channels without a subscriber", n), func() bool {
 		gone := 0
-		for _, channel := range r.Redis.ZRange(t.Context(), aliveKey, 0, -1).Val() {
+		for _, channel := range r.Redis.ZRange(t.Context(), clientsKey, 0, -1).Val() {
 			if r.Redis.PubSubNumSub(t.Context(), channel).Val()[channel] == 0 {
 				gone++
 			}
@@ -116,7 +116,7 @@ func TestLivingWaiterBehindTenThatWereKilled(t *testing.T) {
 	r.Release(t, c)
 	x.got(t)
 	t.Logf("the waiter behind the ten got the key %v after the release", time.Since(began))
-	if n := r.Redis.LLen(t.Context(), queueKey).Val(); n != 10 {
+	if n := r.Redis.ZCard(t.Context(), queueKey).Val(); n != 10 {
 		t.Errorf("%d are in the queue, want the ten", n)
 	}
 	x.release(t)
@@ -258,7 +258,8 @@ func TestUserWhoMayNotSetTheEndOfAQueue(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	_, err := d.Wait(ctx, backend.Claim{Key: "k", Token: "dies", Owner: "me", TTL: time.Second, Timeout: time.Second})
-	if err == nil || !strings.Contains(err.Error(), "can't run this command") {
+	// The first text is of Redis 7.0, the second of later servers.
+	if err == nil || !strings.Contains(err.Error(), "can't run this command") && !strings.Contains(err.Error(), "ACL failure in script") {
 		t.Errorf("got %v", err)
 	}
 	if after := r.Redis.Keys(t.Context(), "*").Val(); len(after) != len(before) {

@@ -1,7 +1,11 @@
--- Reads the record of a lock. Every script that may grant the key begins with this part.
--- KEYS: the lock, its fence counter, the queue, its entries, alive-until
--- ARGV: the counter's own term in ms, and then the script's own arguments
-local lock, counter, queue, entries, alive = unpack(KEYS)
+-- Reads records and entries. Every script begins with this part.
+-- KEYS: the lock, its fence counter, the queue, the clients (a script that uses the record alone gets
+-- only the lock)
+--
+-- The record is "fairlock", a mark, and " since token fence term owner". The mark is + if callers may
+-- wait, and otherwise -. Since has 13 digits. It is 0 if the script that granted the key did not read
+-- the clock. Then the start follows from the term and the PTTL, until a script prolongs the hold.
+local lock, counter, queue, clients = unpack(KEYS)
 local time
 
 -- Returns the server's clock in ms.
@@ -12,11 +16,25 @@ end
 
 local function wrongtype(reply) return string.find(reply.err, 'WRONGTYPE', 1, true) end
 
--- Returns token, owner and fence of the hold; true if the record is not of this strategy; or nil if
--- the key is free.
+-- Returns token, command, channel, round, term, whether fenced, and owner of an entry of the queue; or
+-- nil if it is no entry.
+local function parse(entry) return string.match(entry, '^(%S+) (%S+) (%S+) (%S+) (%d+) ([01]) (.*)$') end
+
+-- Returns when a hold began, if nothing has prolonged it. Left is the rest of its term. A program that
+-- shortened a term of many years must not make it negative: it has 13 digits.
+local function start(left, term) return string.format('%013.0f', math.max(now() + math.min(left - term, 0), 1)) end
+
+-- Returns token, owner, fence, mark, since and term of the hold; true if the record is not of this
+-- strategy; or nil if the key is free.
 local function holder()
-	local r = redis.pcall('HMGET', lock, 'token', 'owner', 'fence')
-	if r.err and not wrongtype(r) then redis.call('HMGET', lock, 'token') end -- raises the error
-	if r[1] then return r[1], r[2], r[3] end
-	if r.err or redis.call('EXISTS', lock) == 1 then return true end
+	-- The value of another program may be long.
+	local r = redis.pcall('GETRANGE', lock, 0, 4095)
+	if type(r) ~= 'string' then
+		if not wrongtype(r) then redis.call('GETRANGE', lock, 0, 0) end -- raises the error
+		return true
+	end
+	if r == '' then return redis.call('EXISTS', lock) == 1 or nil end
+	local mark, since, token, fence, term, owner = string.match(r, '^fairlock([-+]) (%d+) (%S+) (%d+) (%d+) (.*)$')
+	if not token then return true end
+	return token, owner, fence, mark, since, term
 end

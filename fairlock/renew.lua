@@ -1,15 +1,8 @@
--- Prolongs a hold, and never shortens it.
+-- Prolongs a hold, and never shortens it. This part follows prolong.lua.
 -- KEYS: the lock
 -- ARGV: the token, the term in ms
 -- Returns 1, or 0 if the token does not hold the key.
-local token = redis.pcall('HGET', KEYS[1], 'token')
-if type(token) == 'table' then
-	if not string.find(token.err, 'WRONGTYPE', 1, true) then return token end
-	return 0
-end
+local token, _, _, _, since, lasts = holder()
 if token ~= ARGV[1] then return 0 end
-local left = redis.call('PTTL', KEYS[1])
--- A PTTL of -1 means that the key has no end. Leave it so.
--- Replicas confirm only what was written. So PEXPIRE runs even if the term is longer already.
-if left ~= -1 then redis.call('PEXPIRE', KEYS[1], math.max(left, ARGV[2])) end
+prolong(ARGV[2], since, lasts)
 return 1

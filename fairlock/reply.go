@@ -48,21 +48,24 @@ func (r fields) isText(i int) bool {
 	return ok
 }
 
+// noPTTL is the PTTL of a brief report, which does not say it.
+const noPTTL = -3
+
 // report is the reply of the scripts that end with report.lua.
 type report struct {
-	pttl         int64
+	pttl         int64  // noPTTL in a brief report
 	foreign      bool   // the holder is of another strategy
 	unsubscribed bool   // the server knows that the client's channel has no subscriber
 	token        string // of the hold
 	fence        uint64
 	owner        string
-	found        string // for each queried token 1 if it is in the queue, and otherwise 0
+	found        string // for each queried entry 1 if it is in the queue, and otherwise 0
 	handed       fields // the return values of handOver, if the key was free
 }
 
 func reportOf(reply any) (report, bool) {
 	r := fieldsOf(reply)
-	if len(r) < 8 || r.int(1) < -2 || !r.isText(4) || !r.isText(5) || !r.isText(6) || !r.isText(7) {
+	if len(r) < 8 || r.int(1) < noPTTL || !r.isText(4) || !r.isText(5) || !r.isText(6) || !r.isText(7) {
 		return report{}, false
 	}
 
@@ -88,14 +91,17 @@ func noFence(key string) error {
 // noQueue returns err, or a better error if err says that a key of the queue has
 // another type. The script has written nothing then.
 func noQueue(key string, err error) error {
+	if err == nil {
+		return nil
+	}
 	var answer redis.Error
 	if !errors.As(err, &answer) || !strings.Contains(err.Error(), "WRONGTYPE") {
 		return err
 	}
 
 	// Redis does not say which of the keys has the wrong type.
-	return fmt.Errorf("%w: the value of %q, %q or %q is no queue; remove it (%v)", backend.ErrInvalid,
-		redisstore.DerivedKey("queue", key), redisstore.DerivedKey("entries", key), redisstore.DerivedKey("alive", key), err)
+	return fmt.Errorf("%w: the value of %q or %q is no queue; remove it (%v)", backend.ErrInvalid,
+		redisstore.DerivedKey("places", key), redisstore.DerivedKey("clients", key), err)
 }
 
 func flag(b bool) int {

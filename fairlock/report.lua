@@ -2,25 +2,27 @@
 
 -- Extends the life of a client's places in the queue, and of the queue.
 local function keepAlive(channel, window)
-	local last = redis.call('ZREVRANGE', alive, 0, 0, 'WITHSCORES')[2]
+	local last = redis.call('ZRANGE', clients, -1, -1, 'WITHSCORES')[2]
 	last = string.format('%.0f', math.max(now() + window, tonumber(last or 0)))
-	-- If the user may not PEXPIREAT, this raises the error before alive is written.
+	-- If the user may not PEXPIREAT, this raises the error before clients is written.
 	redis.call('PEXPIREAT', queue, last)
-	redis.call('PEXPIREAT', entries, last)
-	redis.call('ZADD', alive, now() + window, channel)
-	redis.call('ZREMRANGEBYSCORE', alive, '-inf', now())
-	redis.call('PEXPIREAT', alive, last)
+	redis.call('ZADD', clients, now() + window, channel)
+	redis.call('PEXPIREAT', clients, last)
+	-- The user may not have this right, so clients has its end already.
+	redis.call('ZREMRANGEBYSCORE', clients, '-inf', now())
 end
 
 -- Returns {1 if the asking token holds the key and otherwise 0, PTTL, 1 if the holder is of another
 -- strategy, 1 if the client's channel has no subscriber, token, fence and owner of the hold, for each
--- queried token 1 if it is in the queue and otherwise 0}, followed by what handOver returned. The
--- script passes either that, if the key was free, or the holder.
-local function report(asking, found, command, channel, handed, token, owner, fence)
+-- queried entry 1 if it is in the queue and otherwise 0}, followed by what handOver returned. The
+-- script passes either that, if the key was free, or the holder. A brief report leaves out what
+-- another report to the client has said or will say soon: its PTTL is -3, and the subscriber is not
+-- checked.
+local function report(asking, found, command, channel, handed, token, owner, fence, brief)
 	if handed then token, owner, fence = holder() end
 	local foreign = token == true and 1 or 0
 	if foreign == 1 or not token then token = '' end
 	local mine = token == asking and 1 or 0
-	local lost = unsubscribed(command, channel) and 1 or 0
-	return {mine, redis.call('PTTL', lock), foreign, lost, token, fence or '0', owner or '', found, unpack(handed or {})}
+	local lost = not brief and unsubscribed(command, channel) and 1 or 0
+	return {mine, brief and -3 or redis.call('PTTL', lock), foreign, lost, token, fence or '0', owner or '', found, unpack(handed or {})}
 end

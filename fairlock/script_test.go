@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,9 +19,8 @@ import (
 
 // The keys of the queue of "k".
 const (
-	queueKey   = "hasp:{k}:queue:k"
-	entriesKey = "hasp:{k}:entries:k"
-	aliveKey   = "hasp:{k}:alive:k"
+	queueKey   = "hasp:{k}:places:k"
+	clientsKey = "hasp:{k}:clients:k"
 )
 
 // another returns one more driver on the same Redis. Its window is longer than the
@@ -63,8 +63,21 @@ func (r rig) wait(t *testing.T, d *fairlock.Driver, c backend.Claim, n int) *wai
 // queued returns when n wait for key.
 func (r rig) queued(t *testing.T, key string, n int) {
 	t.Helper()
+	defer func() {
+		if r.Redis.TTL(t.Context(), "hasp:{"+key+"}:places:"+key).Val() == -1 {
+			t.Error("the queue has no end")
+		}
+	}()
 	atLast(t, fmt.Sprintf("%d in the queue", n), func() bool {
-		return r.Redis.LLen(t.Context(), "hasp:{"+key+"}:queue:"+key).Val() == int64(n)
+		return r.Redis.ZCard(t.Context(), "hasp:{"+key+"}:places:"+key).Val() == int64(n)
+	})
+}
+
+// left returns the keys in the Redis without those of clients, if they will expire.
+func (r rig) left(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(r.Redis.Keys(t.Context(), "*").Val(), func(key string) bool {
+		return key == clientsKey && r.Left(t, key) > 0
 	})
 }
 
@@ -99,11 +112,13 @@ func (r rig) dead(t *testing.T, n int, command string, alive time.Duration) {
 	ctx := t.Context()
 	now := r.Redis.Time(ctx).Val()
 	pipe := r.Redis.Pipeline()
+	if r.Redis.Exists(ctx, "k").Val() == 1 {
+		pipe.SetRange(ctx, "k", int64(len("fairlock")), "+") // as an enqueue does
+	}
 	for i := range n {
 		token, channel := "dead-"+claim("k").Token, fmt.Sprint("hasp:grant:dead", i)
-		pipe.RPush(ctx, queueKey, token)
-		pipe.HSet(ctx, entriesKey, token, command+" "+channel+" 1 60000 0 a dead one")
-		pipe.ZAdd(ctx, aliveKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: channel})
+		pipe.ZAdd(ctx, queueKey, redis.Z{Score: float64(i + 1), Member: token + " " + command + " " + channel + " 1 60000 0 a dead one"})
+		pipe.ZAdd(ctx, clientsKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: channel})
 	}
 	want(t, "exec", errOf(pipe.Exec(ctx)), nil)
 }
@@ -118,7 +133,7 @@ func TestLongQueueOfTheDead(t *testing.T) {
 		next := r.wait(t, r.another(t), claim("k"), n+2)
 		r.Release(t, c)
 		x.got(t)
-		if left := r.Redis.LLen(t.Context(), queueKey).Val(); left != int64(n+1) {
+		if left := r.Redis.ZCard(t.Context(), queueKey).Val(); left != int64(n+1) {
 			t.Errorf("%d are left in the queue, want the %d dead and one", left, n)
 		}
 		// Break hands the key over in the same way.
@@ -156,7 +171,7 @@ func TestEntriesOfDeadClientsAreRemoved(t *testing.T) {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
 	r.Release(t, c)
-	atLast(t, "no queue", func() bool { return r.Redis.Exists(t.Context(), queueKey, entriesKey, aliveKey).Val() == 0 })
+	atLast(t, "no queue", func() bool { return r.Redis.Exists(t.Context(), queueKey).Val() == 0 })
 	r.dead(t, 10, "PUBLISH", -time.Second)
 	r.Acquire(t, claim("k"))
 }
@@ -167,7 +182,7 @@ func TestChannelsOfDeadClientsAreRemoved(t *testing.T) {
 	r.Acquire(t, claim("k"))
 	r.dead(t, 40, "PUBLISH", -time.Second)
 	r.wait(t, r.another(t), claim("k"), 41)
-	if n := r.Redis.ZCard(t.Context(), aliveKey).Val(); n != 1 {
+	if n := r.Redis.ZCard(t.Context(), clientsKey).Val(); n != 1 {
 		t.Errorf("%d channels, want that of the living client", n)
 	}
 }
@@ -189,7 +204,7 @@ func TestEntryWithoutACommand(t *testing.T) {
 // Redis may evict any of the keys, because each has a time to live.
 func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	t.Parallel()
-	for _, gone := range []string{queueKey, entriesKey, aliveKey} {
+	for _, gone := range []string{queueKey, clientsKey} {
 		r := setup(t, nil)
 		c := r.hold(t)
 		d := fairlock.New(r.Server.Client(), &fairlock.Options{Window: 600 * time.Millisecond})
@@ -198,7 +213,7 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 		r.Release(t, c)
 		x.served(t)
 		d.Close()
-		if left := r.Redis.Keys(t.Context(), "*").Val(); len(left) > 0 {
+		if left := r.left(t); len(left) > 0 {
 			t.Errorf("without %s: %q are left", gone, left)
 		}
 	}
@@ -208,9 +223,7 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 func TestBadEntriesAreRemoved(t *testing.T) {
 	r := setup(t, nil)
 	c := r.hold(t)
-	r.Redis.RPush(t.Context(), queueKey, "half")
-	r.Redis.RPush(t.Context(), queueKey, "odd")
-	r.Redis.HSet(t.Context(), entriesKey, "odd", "odd")
+	r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: 1, Member: "odd"}, redis.Z{Score: 2, Member: "almost PUBLISH channel 1 term 0 an entry"})
 	x := r.wait(t, r.another(t), claim("k"), 3)
 	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != x.c.Owner {
 		t.Errorf("inspect: %+v, %v", s, err)
@@ -302,9 +315,12 @@ func TestReleaseWithoutMemory(t *testing.T) {
 	x := r.wait(t, r.another(t), fenced("k"), 1)
 	r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
 	r.Release(t, c)
+	if got := recordOf(t, r.Redis, "k").token; got != x.c.Token {
+		t.Errorf("%q has the key", got)
+	}
 	x.served(t)
-	if n := r.Redis.DBSize(t.Context()).Val(); n != 1 {
-		t.Errorf("%d keys are left, want the counter", n)
+	if left := r.left(t); !slices.Equal(left, []string{counter}) {
+		t.Errorf("left %q, want the counter", left)
 	}
 }
 
@@ -318,7 +334,7 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 	r.wait(t, r.another(t), short, 1) // it polls three times a minute
 	r.Forbid(t, "-publish")
 	r.Release(t, c)
-	if got := r.Redis.HGet(t.Context(), "k", "token").Val(); got != short.Token {
+	if got := recordOf(t, r.Redis, "k").token; got != short.Token {
 		t.Errorf("%q has the key", got)
 	}
 	if left := r.Left(t, "k"); left < 20*time.Second {
@@ -343,7 +359,7 @@ func TestReleaseByAUserThatMayNotCountSubscribers(t *testing.T) {
 func TestInspectOfAQueueThatMayNotBeRead(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	r.Acquire(t, claim("k"))
-	r.Forbid(t, "-lrange")
+	r.Forbid(t, "-zrange")
 	_, err := r.Driver.Inspect(t.Context(), "k")
 	outage(t, "inspect", err)
 }
@@ -377,20 +393,20 @@ func (r rig) changes(t *testing.T) string {
 func TestReleaseThatCannotHandOver(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c := r.hold(t)
-	r.Forbid(t, "-lindex")
+	r.Forbid(t, "-zrange")
 	if err := r.Driver.Release(t.Context(), c); err != nil || r.Redis.Exists(t.Context(), "k").Val() != 0 {
 		t.Errorf("release: %v", err)
 	}
 }
 
-// If the term cannot be set, the record is removed.
-func TestNoHoldWithoutAnEnd(t *testing.T) {
+// If the user may not use SET, an acquire is an outage and leaves nothing.
+func TestAcquireWithoutTheRightToSet(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.Forbid(t, "-pexpire")
+	r.Forbid(t, "-set")
 	_, err := r.Driver.Acquire(t.Context(), claim("k"))
 	outage(t, "acquire", err)
 	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
-		t.Error("held without an end")
+		t.Error("something is left")
 	}
 }
 
@@ -406,7 +422,7 @@ func TestCounterThatMayNotBeRead(t *testing.T) {
 // If a key of the queue has a value of another type, waits report it, no script
 // changes it, and holds are not affected.
 func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
-	for _, kind := range []string{"queue", "entries", "alive"} {
+	for _, kind := range []string{"places", "clients"} {
 		r := setup(t, nil)
 		foreign := "hasp:{k}:" + kind + ":k"
 		holder := claim("k")
@@ -429,7 +445,7 @@ func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
 		}
 		next := claim("k")
 		switch _, err := r.Driver.Acquire(ctx, next); {
-		case kind != "queue" && err != nil, kind == "queue" && !errors.Is(err, backend.ErrInvalid):
+		case kind != "places" && err != nil, kind == "places" && !errors.Is(err, backend.ErrInvalid):
 			t.Errorf("%s: acquire a free key: %v", kind, err)
 		case err == nil:
 			if err := r.Driver.Release(ctx, next); err != nil {

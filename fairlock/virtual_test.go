@@ -351,12 +351,13 @@ func (w *world) queued(owners ...string) {
 	}
 }
 
-// empty fails unless nothing but fence counters is left.
+// empty fails unless nothing but fence counters is left, and clients that will expire.
 func (w *world) empty(what string) {
 	w.Helper()
 	var left []string
 	for _, key := range w.v.Mini.Keys() {
-		if !strings.Contains(key, "}:fence:") {
+		expires := key == clientsKey && w.v.Mini.TTL(key) > 0 && w.v.Mini.TTL(key) <= window
+		if !expires && !strings.Contains(key, "}:fence:") {
 			left = append(left, key)
 		}
 	}
@@ -439,6 +440,34 @@ func TestManyWaitersOfOneClient(t *testing.T) {
 	})
 }
 
+// A waiter that queues between two polls of its Client leaves it to them to keep the
+// Client alive.
+func TestPollsKeepAClientAlive(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(2)
+		kept := func(x *wait) (keeps bool) {
+			for _, cmd := range ps[1].proxy.Commands() {
+				// The entry is followed by the whole term, the window, and whether to keep alive.
+				if _, args, ok := strings.Cut(cmd, x.c.Owner+" "); ok && strings.HasPrefix(cmd, "eval") {
+					keeps = keeps || strings.Fields(args)[2] == "1"
+				}
+			}
+			return keeps
+		}
+		ps[1].proxy.Commands()
+		if !kept(ps[1].wait()) {
+			t.Error("the first waiter does not keep its Client alive")
+		}
+		for range 3 {
+			time.Sleep(window/3 + 100*time.Millisecond)
+			ps[1].proxy.Commands()
+			if kept(ps[1].wait()) {
+				t.Error("a waiter keeps its Client alive, beside polls")
+			}
+		}
+	})
+}
+
 func TestLivingWaitersKeepTheirPlaces(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
@@ -468,6 +497,21 @@ func TestNextWaiterGetsTheKeyWhenADeadHoldersTermEnds(t *testing.T) {
 		// That waiter dies without a renewal, so the term is that of a hand-over.
 		next := p.wait()
 		next.gotWithin(x.at, window+10*time.Millisecond)
+	})
+}
+
+// A hold that a Client learns of between its polls may end before the next poll.
+func TestShortTermThatEndsBeforeTheNextPoll(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, ps := w.procs(3)
+		dies := ps[1].wait(func(c *backend.Claim) { c.TTL = time.Second })
+		x := ps[2].wait()
+		time.Sleep(100 * time.Millisecond)
+		ps[0].release(c)
+		released := time.Now()
+		dies.gotWithin(released, 0)
+		ps[2].wait() // learns the term
+		x.gotWithin(released, time.Second+10*time.Millisecond)
 	})
 }
 

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -27,7 +30,10 @@ type waiter struct {
 	round     int                // is written into the entry; a grant counts only if its round is the same
 	notBefore time.Time          // no hold of this round began before; the term counts from here
 	queued    bool               // the store has confirmed the place in this round
+	unsure    bool               // an enqueue of this round was not answered
 	command   string             // the publishing command in the entry
+	entry     string             // what the last enqueue put into the queue; empty before the first
+	older     []string           // other entries that may be in the queue, or may still get there
 	handed    *handedOver        // the hold, once the key was handed over
 	failed    error              // why the wait cannot go on
 	held      *backend.HeldError // the store's last answer
@@ -64,10 +70,12 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 
 	d.leave(w)
+	if err != nil || w.unanswered {
+		// If the wait failed, the engine releases the token. If not, an unanswered enqueue may
+		// still arrive after the release of this hold. Both need the entries.
+		d.remember(w, err == nil)
+	}
 	switch {
-	case err == nil && w.unanswered:
-		// The enqueue may still arrive after the release of this hold.
-		d.expectLateEnqueue(c)
 	case errors.Is(err, backend.ErrHeld):
 		// The place is still in the queue. With ctx's error the outcome is unknown, so
 		// the engine releases the token.
@@ -221,7 +229,7 @@ func (w *waiter) outcome() (backend.Grant, bool, error) {
 func (w *waiter) newRoundLocked() {
 	// From here on, messages about the rounds before no longer count.
 	w.round++
-	w.notBefore, w.queued, w.handed = time.Time{}, false, nil
+	w.notBefore, w.queued, w.unsure, w.handed = time.Time{}, false, false, nil
 }
 
 // grantLocked returns the grant of the hold that was handed over, and whether
@@ -264,11 +272,16 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	if w.notBefore.IsZero() {
 		w.notBefore = sent
 	}
-	w.command = g.sub.command()
+	w.newEntryLocked()
 	gaps := g.sub.gaps // before the call: the key may be handed over before the reply comes
+	// Another call may have kept the client alive, for all its waiters.
+	full := sent.Sub(g.extended) > d.window/3
+	args := []any{w.entry, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window), flag(full)}
+	for _, e := range w.older {
+		args = append(args, e)
+	}
 	d.mu.Unlock()
-	reply, err := d.store.Run(ctx, enqueueScript, d.call(w.c.Key, w.c.Token, w.c.Owner, redisstore.Millis(w.term), flag(w.c.Fenced),
-		w.command, g.sub.channel, w.round, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window)))
+	reply, err := d.store.Run(ctx, enqueueScript, d.callOn(g.keys, args...))
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
 		// This is an answer, and no outage. outcome ends the wait with it.
@@ -279,15 +292,45 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	}
 	if err != nil {
 		// This call may arrive even after a later one is answered, so it stays noted.
-		w.unanswered = true
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		w.unanswered, w.unsure = true, true
 		return err
 	}
-	return w.enqueued(reply, sent, gaps)
+	return w.enqueued(reply, sent, gaps, full)
+}
+
+// newEntryLocked makes the entry of the next enqueue. It differs from the last entry
+// if the round or the command has changed.
+func (w *waiter) newEntryLocked() {
+	w.command = w.group.sub.command()
+	w.replaceEntryLocked(strings.Join([]string{
+		w.c.Token, w.command, w.group.sub.channel, strconv.Itoa(w.round),
+		strconv.FormatInt(redisstore.Millis(w.term), 10), strconv.Itoa(flag(w.c.Fenced)), w.c.Owner,
+	}, " "))
+}
+
+// replaceEntryLocked makes entry the present one. The last one moves to older, because
+// it may be in the queue.
+func (w *waiter) replaceEntryLocked(entry string) {
+	if entry != w.entry {
+		// The script must not remove the entry that it adds.
+		w.older = slices.DeleteFunc(w.entriesLocked(), func(e string) bool { return e == entry })
+		w.entry = entry
+	}
+}
+
+// entriesLocked returns all entries of w that may be in the queue.
+func (w *waiter) entriesLocked() []string {
+	if w.entry == "" {
+		return nil
+	}
+	return append(slices.Clone(w.older), w.entry)
 }
 
 // enqueued handles the reply to an enqueue that was sent at the given time. The
-// subscription had that many gaps then.
-func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
+// subscription had that many gaps then. If full, the script has kept the client alive.
+func (w *waiter) enqueued(reply any, sent time.Time, gaps int, full bool) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
 	if !ok {
@@ -297,6 +340,9 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if !w.unanswered {
+		w.older = nil // the script has removed them, or a hand-over before
+	}
 	if r.unsubscribed {
 		g.sub.listener.Relisten()
 	}
@@ -315,10 +361,22 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 		w.handed = &handedOver{r.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
 	default:
 		w.queuedLocked(r, sent)
-		g.pollByLocked(g.nextPoll(r, sent))
+		if full && sent.After(g.extended) {
+			g.extended = sent
+		}
+		// Count from the call that kept the client alive. This reply may be brief.
+		// After a brief one, a poll in flight schedules the next poll.
+		if r.pttl != noPTTL || g.pending == 0 {
+			g.pollByLocked(g.nextPoll(r, g.extended))
+		}
 		if g.sub.gaps != gaps {
 			// The message for this place may have fallen into a gap.
 			g.pollByLocked(sent)
+		}
+		if w.unsure {
+			// The call that was not answered may have led to a hold that has ended since. A
+			// message about that hold may still come, so this round must not count.
+			w.newRoundLocked()
 		}
 	}
 	return nil

@@ -261,9 +261,8 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		// The key is free, even if the message reached no waiter. Waiters without a message
 		// retry within a second.
 		if reached, ok := parts[1].(int64); ok && reached >= 0 {
-			// So many connections are those of several Clients that wait.
 			if reached > maxAlone {
-				d.crowds.note(c.Key)
+				d.crowds.note(c.Key, int(reached))
 			}
 			return nil
 		}

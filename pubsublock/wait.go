@@ -21,8 +21,9 @@ const (
 	minSleep = time.Millisecond
 	maxSleep = time.Second            // with a subscription, if no message comes
 	maxPoll  = 100 * time.Millisecond // without a subscription
-	maxStart = time.Millisecond       // between a message and the attempt
-	minStart = 200 * time.Microsecond // a bound that is smaller is not worth a timer
+	minDelay = 200 * time.Microsecond // a shorter delay is not worth a timer
+	oneDelay = 10 * time.Millisecond  // at most, for one turn of another Client
+	maxDelay = 100 * time.Millisecond // for all of them
 )
 
 // grace is how long an attempt may take after its deadline to return its own
@@ -43,14 +44,15 @@ type waiting struct {
 	outage       error              // the error of that call
 	trip         time.Duration      // how long the last answer took
 	woken        time.Time          // when the last message came, or the wait began
-	raced        bool               // the attempt in flight follows a message
+	ahead        int                // how many Clients have their turns first, as far as is known
 }
 
 // Wait makes an attempt when a release is published, when the holder's term
 // ends, and once a second. An attempt of unknown outcome ends the wait, since
 // the engine then releases the token.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), woken: time.Now()}
+	now := time.Now()
+	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), woken: now, ahead: d.crowds.ahead(c.Key, now)}
 	defer w.close()
 
 	for ctx.Err() == nil {
@@ -126,11 +128,6 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 	defer cancel()
 
 	g, err := w.attempt(within)
-	// Another caller was faster after the same message.
-	if w.raced && errors.Is(err, backend.ErrHeld) {
-		w.d.crowds.note(w.c.Key)
-	}
-	w.raced = false
 
 	switch {
 	case err == nil:
@@ -221,35 +218,33 @@ func (w *waiting) sleep(ctx context.Context) {
 	defer timer.Stop()
 
 	// wake keeps a message that came during the attempt, so that no release is missed.
-	select {
-	case <-w.wake:
-		w.scatter(ctx)
-	case <-timer.C:
-	case <-ctx.Done():
+	for {
+		select {
+		case <-w.wake:
+			d := w.delay(time.Now())
+			if d < minDelay {
+				return
+			}
+			// Another message meanwhile means that a Client with an earlier turn had the key.
+			timer.Reset(min(d, w.pause(ctx)))
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
-// scatter sleeps for a random time after a message, if several Clients wait for the
-// key. Redis sends a message to its subscribers in the same order each time. Without
-// the sleep, one of them would take the key again and again. The bound is a twelfth
-// of the time since the last message.
-func (w *waiting) scatter(ctx context.Context) {
-	now := time.Now()
-	bound := min(now.Sub(w.woken)/12, maxStart)
-
-	// The attempt is noted even if it begins at once. If it finds the key taken, another
-	// Client waits, and the next message is followed by a sleep.
-	w.woken, w.raced = now, true
-	if bound < minStart || !w.d.crowds.lately(w.c.Key, now) {
-		return
-	}
-
-	timer := time.NewTimer(rand.N(bound))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+// delay returns how long to leave the key to other Clients after a message. Redis sends
+// a message to its subscribers in the same order each time. If all attempted at once,
+// one of them would take the key again and again. So the Client that has waited longest
+// attempts at once. The others wait for oneDelay at most for each Client with an earlier
+// turn. If such a Client has left, the key stays free meanwhile, so the delay also has
+// bounds by the time since the last message, and in all.
+func (w *waiting) delay(now time.Time) time.Duration {
+	since := now.Sub(w.woken) // a turn of another Client
+	w.woken, w.ahead = now, max(w.ahead-1, 0)
+	return min(time.Duration(w.ahead)*min(since/8, oneDelay), since/2, maxDelay)
 }
 
 // pause is how long to sleep if no message comes.
@@ -292,41 +287,45 @@ func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
 }
 
-// crowds is the keys for which several Clients waited lately. A driver learns it
-// when another Client takes a key after a message, and when its own message reaches
-// several Clients.
+// crowds is how many Clients waited for a key when this driver released it. The others
+// have a turn before this driver's next one.
 type crowds struct {
 	mu    sync.Mutex // guards noted
-	noted map[string]time.Time
+	noted map[string]crowd
+}
+
+type crowd struct {
+	clients int // connections that received the message of the release; one is taken for this driver's own
+	at      time.Time
 }
 
 const (
-	crowdFor  = time.Second
-	maxCrowds = 256 // keys; if one is forgotten, one Client may come first more often
-	maxAlone  = 2   // connections that a message reaches if one Client waits: its own, and perhaps this Client's
+	crowdFor  = 250 * time.Millisecond // a Wait that begins later after the release does not wait for its turn
+	maxCrowds = 256                    // keys; if one is forgotten, one Client may come first more often
+	maxAlone  = 2                      // connections that a message reaches if one Client waits: its own, and perhaps this Client's
 )
 
-func (c *crowds) note(key string) {
+func (c *crowds) note(key string, clients int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
 	// Forget all keys at once: that needs no order among them, and each is soon noted
 	// again.
 	if c.noted == nil || len(c.noted) >= maxCrowds {
-		c.noted = map[string]time.Time{}
+		c.noted = map[string]crowd{}
 	}
-	c.noted[key] = time.Now()
+	c.noted[key] = crowd{clients, time.Now()}
 }
 
-func (c *crowds) lately(key string, now time.Time) bool {
+// ahead returns how many Clients have a turn before a Wait that begins now.
+func (c *crowds) ahead(key string, now time.Time) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	at, ok := c.noted[key]
-	if ok && now.Sub(at) >= crowdFor {
-		// No timer removes old entries.
-		delete(c.noted, key)
-		ok = false
+	cr, ok := c.noted[key]
+	delete(c.noted, key) // it counts for one Wait
+	if !ok || now.Sub(cr.at) >= crowdFor {
+		return 0
 	}
-	return ok
+	return cr.clients - 1
 }

@@ -191,6 +191,51 @@ func TestLastLookBeforeTheEnd(t *testing.T) {
 	})
 }
 
+// A Client that has just had a key leaves it to those that waited meanwhile. If they have
+// left, its delay is short, and ends before its wait does.
+func TestDelayOfAClientThatHadTheKey(t *testing.T) {
+	for _, left := range []time.Duration{time.Minute, 5 * time.Millisecond} {
+		bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+			first := claim("k")
+			a.Acquire(t, first)
+			second := b.wait(t, t.Context(), claim("k"))
+			var others []*waiter
+			for range 2 {
+				rdb := v.Direct()
+				r := rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
+				defer r.Driver.Close()
+				others = append(others, r.wait(t, t.Context(), claim("k")))
+			}
+
+			// One of three takes the key, and the other two leave.
+			a.Release(t, first)
+			all := append(others, second)
+			holder := slices.IndexFunc(all, func(w *waiter) bool {
+				time.Sleep(time.Millisecond)
+				select {
+				case <-w.done:
+					return true
+				default:
+					return false
+				}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second+left)
+			defer cancel()
+			w := a.wait(t, ctx, claim("k"))
+			for i, o := range all {
+				if i != holder {
+					o.stop()
+					<-o.done
+				}
+			}
+			time.Sleep(time.Second)
+			began := time.Now()
+			b.Release(t, all[holder].c)
+			w.granted(t, began, min(left, 10*time.Millisecond)-2*time.Millisecond, min(left, 30*time.Millisecond))
+		})
+	}
+}
+
 func TestCancelledWaitSaysHeldAndLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := claim("k")
@@ -503,14 +548,21 @@ func TestWaitOnAClosedDriver(t *testing.T) {
 	})
 }
 
-// Redis wakes the Clients that wait for a key in the same order each time. The first
-// of them does not take the key each time.
-func TestNoClientOfACrowdTakesEveryRelease(t *testing.T) {
+// Redis wakes the Clients that wait for a key in the same order each time. They take
+// turns nevertheless.
+func TestClientsOfACrowdTakeTurns(t *testing.T) {
+	const clients, turns = 6, 120
 	srv := redistest.Start(t, &redistest.Options{Real: true})
 	first := strategytest.Claim(t.Name())
 	var rivals []rig
 	var all []*waiter
-	for i := range 3 {
+	granted := make(chan int, clients)
+	wait := func(i int) *waiter {
+		w := rivals[i].begin(t.Context(), strategytest.Claim(t.Name()))
+		go func() { <-w.done; granted <- i }()
+		return w
+	}
+	for i := range clients {
 		rdb := srv.Client()
 		r := rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
 		defer r.Driver.Close()
@@ -518,38 +570,31 @@ func TestNoClientOfACrowdTakesEveryRelease(t *testing.T) {
 			r.Acquire(t, first)
 		}
 		rivals = append(rivals, r)
-		all = append(all, r.begin(t.Context(), strategytest.Claim(t.Name())))
+		all = append(all, wait(i))
 	}
 
-	wins := make([]int, len(rivals))
+	wins := make([]int, clients)
 	holder := rivals[0]
-	for range 60 {
+	for range turns {
 		time.Sleep(20 * time.Millisecond)
 		holder.Release(t, first)
-		i := -1
-		select {
-		case <-all[0].done:
-			i = 0
-		case <-all[1].done:
-			i = 1
-		case <-all[2].done:
-			i = 2
-		}
+		i := <-granted
 		if err := all[i].err; err != nil {
 			t.Fatal(err)
 		}
 		wins[i]++
 		holder, first = rivals[i], all[i].c
-		all[i] = rivals[i].begin(t.Context(), strategytest.Claim(t.Name()))
+		all[i] = wait(i)
 	}
 	for _, w := range all {
 		w.stop()
 		<-w.done
 	}
 	holder.Release(t, first)
+	t.Logf("turns of each Client: %v", wins)
 	for i, n := range wins {
-		if n < 3 {
-			t.Errorf("waiter %d took %d of 60 releases", i, n)
+		if n < turns/clients/2 {
+			t.Errorf("Client %d got %d of %d turns", i, n, turns)
 		}
 	}
 }

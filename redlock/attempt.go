@@ -40,6 +40,7 @@ type attempt struct {
 	began   time.Time
 	ballot  *ballot
 
+	commands  [][]any       // take the key without a fence; all nodes get the same
 	lead      int           // the node that is asked first, or noLead
 	place     *place        // of the caller, for the lead
 	leadVoted chan struct{} // closed when the lead has voted
@@ -55,9 +56,13 @@ type attempt struct {
 	expiry    time.Time       // when the record has expired on every node
 }
 
+// The commands after the one that takes the key.
+var getMark, getRun = []any{"get", markKey}, []any{"info", "server"}
+
 // newAttempt returns the attempt of that number with c's token.
 func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attempt {
 	n := len(d.nodes)
+	flags := make([]bool, 2*n)
 	a := &attempt{
 		d:         d,
 		c:         c,
@@ -68,8 +73,8 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 		lead:      lead,
 		place:     p,
 		leadVoted: make(chan struct{}),
-		mayHold:   make([]bool, n),
-		mayArrive: make([]bool, n),
+		mayHold:   flags[:n:n],
+		mayArrive: flags[n:],
 		inFlight:  make([]chan struct{}, n),
 		proposals: make([]uint64, n),
 	}
@@ -78,6 +83,14 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 		a.prefix = c.Token + "~" + strconv.Itoa(number) + tokenEnd
 	}
 	a.record = a.prefix + c.Owner
+	// Read the mark after taking the lock: a node that loses its data in between also
+	// loses its mark. Read the run over the same connection, because another connection
+	// may lead to another server.
+	a.commands = [][]any{
+		{"set", a.lockKey, a.record, "px", redisstore.Millis(c.TTL), "nx"},
+		getMark,
+		getRun,
+	}
 	a.expiry = a.began.Add(c.TTL + c.Timeout)
 
 	for i := range a.inFlight {
@@ -108,12 +121,7 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 			// whether it took the key.
 			counted <- redsyncMutex(c, a.record, a.pools()).TryLockContext(context.Background())
 		})
-		select {
-		case <-a.ballot.done:
-		case <-ctx.Done():
-			// If a vote decides the ballot at the same moment, that verdict stays.
-			a.ballot.decide(abandoned)
-		}
+		a.awaitVotes(ctx)
 	}
 
 	var g backend.Grant
@@ -138,6 +146,32 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 		a.cleanUp()
 	}
 	return g, err
+}
+
+// awaitVotes returns when the ballot is decided, or ctx has ended. If a node is silent for
+// longer than usual, and a rival has a vote of another node, it gives up: otherwise the
+// votes that this attempt has would block all others for as long as that node hangs.
+func (a *attempt) awaitVotes(ctx context.Context) {
+	patience := time.Duration(0)
+	for _, n := range a.d.nodes {
+		patience = max(patience, n.patience())
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+
+	for {
+		select {
+		case <-a.ballot.done:
+			return
+		case <-timer.C:
+			a.ballot.refuseIfSplit()
+			timer.Reset(patience)
+		case <-ctx.Done():
+			// If a vote decides the ballot at the same moment, that verdict stays.
+			a.ballot.decide(abandoned)
+			return
+		}
+	}
 }
 
 // register adds an attempt to the driver, for as long as its commands are in
@@ -190,19 +224,21 @@ func (a *attempt) grant(ctx context.Context, counted error) (backend.Grant, erro
 // win, as soon as it gives up. The driver ignores that, and releases the record on
 // a node when the call to that node has ended.
 func (a *attempt) pools() []redis.Pool {
-	pools := make([]redis.Pool, len(a.d.nodes))
+	n := len(a.d.nodes)
+	pools, all := make([]redis.Pool, n), make([]redsyncPool, n)
 	for i := range pools {
-		take := func() (bool, error) { return a.leadVote() }
-		if i != a.lead {
+		if i == a.lead {
+			all[i].take = a.leadVote
+		} else {
 			// Count the call here, not in its goroutine: redsync may return before
 			// that goroutine starts, and Close would not wait for it.
 			a.d.work.Add(1)
-			take = func() (bool, error) {
+			all[i].take = func() (bool, error) {
 				defer a.d.work.Done()
 				return a.askNode(i)
 			}
 		}
-		pools[i] = &redsyncPool{take: take, release: func() (bool, error) { return false, errNotAsked }}
+		pools[i] = &all[i]
 	}
 	return pools
 }
@@ -349,13 +385,13 @@ func (a *attempt) cleanUpLocked(i int) {
 	// Each record is released once, from here or from takeRecord.
 	a.mayHold[i], a.mayArrive[i] = false, false
 
-	r := repeatedRelease{c: a.c, prefix: a.prefix, answers: answers, until: a.expiry}
+	channel, alone := "", false
 	if i == a.lead {
 		// This caller has left the queue, so the next waiter must be woken. Nothing is
 		// published to the shared channel: this caller may listen to it, and would wake itself.
-		r.alone = true
-		r.channel = redisstore.DerivedKey("channel", a.c.Key)
+		channel, alone = redisstore.DerivedKey("channel", a.c.Key), true
 	}
+	r := repeatedRelease{c: a.c, call: releaseCall(a.c, a.prefix, channel, alone), answers: answers, until: a.expiry}
 	n := a.d.nodes[i]
 	// The caller itself counts as work. So Close waits for this goroutine even if
 	// Close has already begun.

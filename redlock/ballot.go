@@ -3,7 +3,6 @@ package redlock
 import (
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 
 	"github.com/hasplock/hasp/backend"
@@ -75,12 +74,12 @@ type ballot struct {
 	verdict verdict
 	votes   []vote  // by node
 	count   [5]int  // of nodes, by vote
-	errs    []error // by node; of nodes that do not vote
+	errs    []error // by node; of nodes that do not vote; nil until there is an error
 }
 
 func newBallot(nodes []*node, r rule) *ballot {
 	n := len(nodes)
-	b := &ballot{rule: r, nodes: nodes, quorum: n/2 + 1, done: make(chan struct{}), votes: make([]vote, n), errs: make([]error, n)}
+	b := &ballot{rule: r, nodes: nodes, quorum: n/2 + 1, done: make(chan struct{}), votes: make([]vote, n)}
 	b.count[pending] = n
 	return b
 }
@@ -93,7 +92,13 @@ func (b *ballot) cast(i int, v vote, err error) (result verdict, decided bool) {
 
 	b.count[b.votes[i]]--
 	b.count[v]++
-	b.votes[i], b.errs[i] = v, err
+	b.votes[i] = v
+	if err != nil && b.errs == nil {
+		b.errs = make([]error, len(b.votes))
+	}
+	if b.errs != nil {
+		b.errs[i] = err
+	}
 
 	// The verdict never changes. Later votes count only for has, vote and failures.
 	if b.verdict == undecided {
@@ -109,6 +114,16 @@ func (b *ballot) decide(v verdict) {
 	defer b.mu.Unlock()
 	if b.verdict == undecided {
 		b.decideLocked(v)
+	}
+}
+
+// refuseIfSplit decides a ballot as refused if a quorum has voted, and some nodes have
+// voted no. Only silent nodes could still decide it otherwise.
+func (b *ballot) refuseIfSplit() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.verdict == undecided && b.count[no] > 0 && b.count[yes]+b.count[no] >= b.quorum {
+		b.decideLocked(refused)
 	}
 }
 
@@ -147,7 +162,8 @@ func (b *ballot) failures() error {
 	defer b.mu.Unlock()
 
 	// Votes may still arrive and change errs, so work on a copy.
-	errs := slices.Clone(b.errs)
+	errs := make([]error, len(b.votes))
+	copy(errs, b.errs)
 	for i, v := range b.votes {
 		if v == pending && b.verdict == abandoned {
 			errs[i] = fmt.Errorf("%s: no answer yet: %w", b.nodes[i].name, os.ErrDeadlineExceeded)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,20 +18,30 @@ import (
 
 // BenchmarkCrowd lets 64 Clients, each with a driver and connections of its own, contend
 // for a key that they hold for a millisecond. It reports holds each second, commands for
-// each hold, the longest wait and Jain's index of the shares.
+// each hold, the longest wait and Jain's index of the shares. After a third of the holds
+// the first node, which is the lead, may be stopped or killed.
 //
 //	go test ./redlock -run '^$' -bench Crowd -benchtime 2000x
 func BenchmarkCrowd(b *testing.B) {
 	for _, n := range []int{3, 5} {
-		b.Run(fmt.Sprint(n, " nodes"), func(b *testing.B) { crowdOf(b, 64, n) })
+		b.Run(fmt.Sprint(n, " nodes"), func(b *testing.B) { crowdOf(b, 64, n, nil, nil) })
+		b.Run(fmt.Sprint(n, " nodes, the lead hangs"), func(b *testing.B) {
+			crowdOf(b, 64, n, (*redistest.Server).Pause, (*redistest.Server).Resume)
+		})
+		b.Run(fmt.Sprint(n, " nodes, the lead dies"), func(b *testing.B) {
+			crowdOf(b, 64, n, (*redistest.Server).Kill, (*redistest.Server).Restart)
+		})
 	}
 }
 
-func crowdOf(b *testing.B, clients, nodes int) {
+// crowdOf is one part of BenchmarkCrowd. Fault and mend may be nil.
+func crowdOf(b *testing.B, clients, nodes int, fault, mend func(*redistest.Server)) {
+	var servers []*redistest.Server
 	var admin []*goredis.Client
 	var addrs []string
 	for range nodes {
 		srv := redistest.Start(b, &redistest.Options{Own: true, Real: true})
+		servers = append(servers, srv)
 		admin = append(admin, srv.Client())
 		addrs = append(addrs, srv.Addr)
 	}
@@ -62,10 +73,13 @@ func crowdOf(b *testing.B, clients, nodes int) {
 			for {
 				mu.Lock()
 				left--
-				ended := left < 0
+				ended, now := left < 0, b.N > 2 && left == b.N*2/3
 				mu.Unlock()
 				if ended {
 					return
+				}
+				if now && fault != nil {
+					fault(servers[0])
 				}
 				waited := holdFor(b, c, "k", time.Millisecond)
 				mu.Lock()
@@ -79,13 +93,18 @@ func crowdOf(b *testing.B, clients, nodes int) {
 
 	took := time.Since(began)
 	b.StopTimer()
+	if fault != nil && b.N > 2 {
+		mend(servers[0])
+	}
 	sum, squares := 0.0, 0.0
 	for _, s := range shares {
 		sum += float64(s)
 		squares += float64(s * s)
 	}
 	b.ReportMetric(float64(b.N)/took.Seconds(), "holds/s")
-	b.ReportMetric(float64(commands(b, admin)-before)/float64(b.N), "commands/hold")
+	if fault == nil { // all servers answer
+		b.ReportMetric(float64(commands(b, admin)-before)/float64(b.N), "commands/hold")
+	}
 	b.ReportMetric(longest.Seconds()*1000, "longest-ms")
 	b.ReportMetric(sum*sum/squares/float64(clients), "Jain")
 	b.Logf("%d holds in %v, %d to %d each", b.N, took, slices.Min(shares), slices.Max(shares))
@@ -122,4 +141,31 @@ func commands(b *testing.B, admin []*goredis.Client) (total int64) {
 		total += n
 	}
 	return total
+}
+
+// BenchmarkUncontended locks and unlocks free keys on five nodes:
+//
+//	go test ./redlock -run '^$' -bench Uncontended -benchmem
+func BenchmarkUncontended(b *testing.B) {
+	addrs := make([]string, 5)
+	for i := range addrs {
+		addrs[i] = redistest.Start(b, &redistest.Options{Own: true, Real: true}).Addr
+	}
+	c, err := hasp.Open(b.Context(), "redlock+redis://"+strings.Join(addrs, ","), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	holdFor(b, c, "first", 0) // connections are made
+
+	b.ReportAllocs()
+	for b.Loop() {
+		l, err := c.Lock(b.Context(), "k")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Unlock(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

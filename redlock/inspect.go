@@ -197,20 +197,21 @@ func (s survey) heldError() error {
 }
 
 // survey asks the nodes about c's key, until the answers show the holder, or show that
-// there is none. It waits a moment longer for the answer of the lead.
+// there is none. When a quorum has answered, it waits a moment longer: for the lead, and
+// for nodes whose answers decide whether there is a holder. A node that hangs must not
+// make callers wait while the others hand the key on.
 func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	return d.sum(d.query(ctx, c.Key, c.Timeout, func(all []answer) bool {
 		s := d.sum(all)
-		if s.holder == nil && !s.unheld() {
+		if !s.hasQuorum() {
 			return false
 		}
-		if _, ok := s.answer(lead); lead == noLead || ok {
+		_, answered := s.answer(lead)
+		if (s.holder != nil || s.unheld()) && (lead == noLead || answered) {
 			return true
 		}
-		// The result is known. The answer of the lead shows only whether its record
-		// is a leftover, so bound the wait for it.
 		time.AfterFunc(leadTimeout, cancel)
 		return false
 	}))

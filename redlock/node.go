@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hasplock/hasp/internal/lazyctx"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
@@ -151,8 +152,8 @@ func (n *node) updateLatency(took time.Duration) {
 func (n *node) requestVote(a *attempt) (vote, error) {
 	// The caller's context does not end the call. If the caller leaves, the call still
 	// learns whether it took the key, and can release it.
-	ctx, cancel := context.WithTimeout(context.Background(), a.c.Timeout)
-	defer cancel()
+	ctx := lazyctx.WithTimeout(context.Background(), nil, a.c.Timeout)
+	defer ctx.End()
 
 	err := n.admit()
 	if err == nil {
@@ -194,13 +195,7 @@ func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint6
 		return n.sendScript(ctx, a)
 	}
 
-	// Read the mark after taking the lock: a node that loses its data in between
-	// also loses its mark. Read the run over the same connection, because another
-	// connection may lead to another server.
-	replies := n.store.DoAll(ctx,
-		[]any{"set", a.lockKey, a.record, "px", redisstore.Millis(a.c.TTL), "nx"},
-		[]any{"get", markKey},
-		[]any{"info", "server"})
+	replies := n.store.DoAll(ctx, a.commands...)
 	set, get, info := replies[0], replies[1], replies[2]
 	id.mark, _ = get.Value.(string)
 	id.run = runOf(info.Value)

@@ -16,8 +16,7 @@ import (
 // driver decides when a call is sent, and handles its outcome after redsync has
 // returned. So no call ends with redsync's context.
 type redsyncPool struct {
-	take    func() (bool, error) // SET NX
-	release func() (bool, error) // the script that deletes
+	take func() (bool, error) // SET NX
 }
 
 // redsyncMutex returns redsync's mutex over pools.
@@ -41,15 +40,9 @@ type redsyncConn struct{ pool *redsyncPool }
 
 func (c redsyncConn) SetNX(string, string, time.Duration) (bool, error) { return c.pool.take() }
 
-// Eval releases the key. A Mutex that is only locked and unlocked runs no other
-// script.
-func (c redsyncConn) Eval(*redis.Script, ...any) (any, error) {
-	released, err := c.pool.release()
-	if released {
-		return int64(1), err
-	}
-	return int64(0), err
-}
+// Eval does nothing. A Mutex that gave up would release the key, but the driver does that
+// itself.
+func (redsyncConn) Eval(*redis.Script, ...any) (any, error) { return int64(0), errNotAsked }
 
 func (redsyncConn) Close() error                       { return nil }
 func (redsyncConn) Get(string) (string, error)         { return "", errors.ErrUnsupported }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/go-redsync/redsync/v4/redis"
-
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/lazyctx"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
@@ -31,27 +30,19 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	defer d.work.Done()
 
 	b := newBallot(d.nodes, holdRule)
-	pools := make([]redis.Pool, len(d.nodes))
 	lead := d.leader(c.Key)
 	ended := d.expectRelease(c.Key, lead)
+	call := releaseCall(c, c.Token, redisstore.DerivedKey("channel", c.Key), false) // the same for all nodes
 	for i, n := range d.nodes {
-		// Count the call before redsync starts its goroutine, which may be after
-		// redsync has returned.
-		d.work.Add(1)
-		pools[i] = &redsyncPool{release: func() (bool, error) {
-			defer d.work.Done()
-			v, err := n.releaseHold(c, a)
+		// This does not use redsync, which cannot tell a lost hold from an outage.
+		d.work.Go(func() {
+			v, err := n.releaseHold(c, a, call)
 			if i == lead {
 				ended()
 			}
 			b.cast(i, v, err)
-			return v == yes, err
-		}}
+		})
 	}
-	d.work.Go(func() {
-		// The ballot has the result; redsync cannot tell a lost hold from an outage.
-		_, _ = redsyncMutex(c, c.Token, pools).UnlockContext(context.Background())
-	})
 
 	select {
 	case <-b.done:
@@ -85,10 +76,10 @@ func (d *Driver) beginRelease(c backend.Claim) (*attempt, error) {
 	return a, nil
 }
 
-// releaseHold releases c on the node, after the commands in flight there for c. If
-// the outcome is unknown, it repeats the release in the background. A is nil if the
+// releaseHold releases c on the node by call, after the commands in flight there for c.
+// If the outcome is unknown, it repeats the release in the background. A is nil if the
 // driver does not know the hold.
-func (n *node) releaseHold(c backend.Claim, a *attempt) (vote, error) {
+func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (vote, error) {
 	answers, until := 1, time.Now().Add(c.TTL+c.Timeout)
 	if a != nil {
 		// A command in flight may still write the record. It ends within its Timeout.
@@ -104,15 +95,14 @@ func (n *node) releaseHold(c backend.Claim, a *attempt) (vote, error) {
 		}
 	}
 
-	channel := redisstore.DerivedKey("channel", c.Key)
 	began := time.Now()
 
 	// A suspect node is not asked now, but in the background.
 	err := n.admit()
 	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
-		err = n.release(ctx, c, c.Token, channel, false)
-		cancel()
+		ctx := lazyctx.WithTimeout(context.Background(), nil, c.Timeout)
+		err = n.release(ctx, c.Key, call)
+		ctx.End()
 	}
 
 	pause := firstRetry
@@ -123,7 +113,7 @@ func (n *node) releaseHold(c backend.Claim, a *attempt) (vote, error) {
 		pause = c.Timeout
 	}
 	if answers > 0 {
-		n.releaseInBackground(repeatedRelease{c: c, prefix: c.Token, channel: channel, answers: answers, pause: pause, until: until})
+		n.releaseInBackground(repeatedRelease{c: c, call: call, answers: answers, pause: pause, until: until})
 	}
 	switch {
 	case err == nil:
@@ -175,12 +165,10 @@ func (n *node) releaseInBackground(r repeatedRelease) {
 // answered release removes it.
 type repeatedRelease struct {
 	c       backend.Claim
-	prefix  string        // of the record
-	channel string        // to publish to; empty if no release is published
-	alone   bool          // wake the first waiter of the queue only
-	answers int           // how many releases must be answered
-	pause   time.Duration // before the first release
-	until   time.Time     // when the record has expired on the node
+	call    redisstore.Call // of the script
+	answers int             // how many releases must be answered
+	pause   time.Duration   // before the first release
+	until   time.Time       // when the record has expired on the node
 }
 
 // run repeats the release until it is done, the record has expired or Close has
@@ -197,7 +185,7 @@ func (r repeatedRelease) run(n *node) {
 		}
 		if err == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
-			err = n.release(ctx, r.c, r.prefix, r.channel, r.alone)
+			err = n.release(ctx, r.c.Key, r.call)
 			cancel()
 		}
 
@@ -215,23 +203,30 @@ func (r repeatedRelease) run(n *node) {
 	}
 }
 
-// release releases the key on the node, if its record begins with prefix.
-func (n *node) release(ctx context.Context, c backend.Claim, prefix, channel string, alone bool) error {
+// releaseCall returns the arguments that release c where its record begins with prefix.
+// The script publishes to channel, unless it is empty. If alone is true, it wakes the
+// first waiter of the queue only.
+func releaseCall(c backend.Claim, prefix, channel string, alone bool) redisstore.Call {
 	message := c.Token
 	if alone {
 		message = ""
 	}
-	began := time.Now()
-	reply, err := n.store.Run(ctx, releaseScript, redisstore.Call{
+	return redisstore.Call{
 		Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
 		Args: []any{prefix, channel, message},
-	})
+	}
+}
+
+// release releases key on the node by call.
+func (n *node) release(ctx context.Context, key string, call redisstore.Call) error {
+	began := time.Now()
+	reply, err := n.store.Run(ctx, releaseScript, call)
 	n.observe(ctx, began, err)
 
 	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
 	// first, so they go first.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
-		n.d.refused(c.Key)
+		n.d.refused(key)
 		reply = int64(1)
 	}
 	return n.store.Owned(reply, err)

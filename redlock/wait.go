@@ -46,6 +46,9 @@ type waiting struct {
 	stray    string    // the record that the lead had then
 	since    time.Time // since when this waiter has seen that record there
 
+	lacked      string    // the holder's record that the lead lacked then
+	lackedSince time.Time // since when
+
 	mu    sync.Mutex         // guards the fields below
 	queue int                // the node on whose queue the waiter stands, or noLead
 	ears  []*pubsub.Listener // the confirmed subscriptions there
@@ -108,8 +111,8 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		case s.hasQuorum() && s.free < w.d.quorum():
 			w.d.refused(w.c.Key)
 			err = s.heldError()
-			if s.holder != nil && w.answer == leadYes {
-				w.d.shun(w.c.Key, lead) // it lacks the holder's record
+			if w.lacksHolder(lead, s) {
+				w.d.shun(w.c.Key, lead)
 			}
 		case s.hasQuorum() && (strayed || w.stray == "" && w.answer != behind):
 			// The lead shows no record, or one that blocks no quorum.
@@ -260,6 +263,21 @@ func (w *waiting) strayed(lead int, s survey) bool {
 	}
 	w.d.shun(w.c.Key, lead)
 	return true
+}
+
+// lacksHolder reports whether the lead has voted yes although another caller holds the key,
+// and has lacked that record for leadTimeout or longer. One look is not enough: a rival may
+// have written its record there after the lead answered.
+func (w *waiting) lacksHolder(lead int, s survey) bool {
+	f, ok := s.answer(lead)
+	if s.holder == nil || w.answer != leadYes || !ok || f.err != nil || f.Record() == s.holder.Record() {
+		w.lacked = ""
+		return false
+	}
+	if w.lacked != s.holder.Record() {
+		w.lacked, w.lackedSince = s.holder.Record(), time.Now()
+	}
+	return time.Since(w.lackedSince) >= leadTimeout
 }
 
 // attempt makes the nodes vote, with a record that no earlier attempt has had.

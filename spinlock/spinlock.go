@@ -13,7 +13,8 @@
 //
 // It takes one round trip to lock a free key and one to unlock it. If the key is
 // held, a second round trip asks for the holder and the rest of the term. With
-// WithFence the first one brings these, too. Renewals travel in batches.
+// WithFence the first round trip reports both. So does an attempt of the same Client
+// within a second of a refusal. Renewals travel in batches.
 //
 // # URL
 //
@@ -90,6 +91,7 @@ type Driver struct {
 	store    *redisstore.Store
 	registry string // see Options.Registry; if it is "", releases are not published
 	fenceTTL time.Duration
+	refusals refusals
 }
 
 var _ backend.Inspector = (*Driver)(nil)
@@ -156,6 +158,8 @@ func (d *Driver) Close() error { return d.store.Close() }
 var (
 	//go:embed acquire.lua
 	acquireSrc string
+	//go:embed again.lua
+	againSrc string
 	//go:embed renew.lua
 	renewSrc string
 	//go:embed release.lua
@@ -166,6 +170,7 @@ var (
 	breakSrc string
 
 	acquireScript = redisstore.NewHold(redisstore.FenceSrc + acquireSrc)
+	againScript   = redisstore.NewHold(againSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)
@@ -181,6 +186,9 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.acquireFenced(ctx, c)
 	}
 	key := redisstore.LockKey(c.Key)
+	if r, ok := d.refusals.get(key); ok {
+		return d.acquireAgain(ctx, c, key, r)
+	}
 
 	// SET is enough if no fence is requested, and cheaper for the server than a script.
 	reply, err := d.store.Send(ctx, key, true, "set", key, c.Token+mark+c.Owner, "px", redisstore.Millis(c.TTL), "nx")
@@ -202,7 +210,7 @@ func (d *Driver) held(ctx context.Context, key string) error {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: []string{key}})
 	// By now the key may be free, or the server may not answer.
 	if found, ok := redisstore.Decode(reply); err == nil && ok {
-		return found.Held()
+		return d.refused(key, found)
 	}
 	return &backend.HeldError{}
 }

@@ -40,6 +40,7 @@ func TestEventsHoldNoPassword(t *testing.T) {
 				}
 			}
 			p.Forgive()
+			client.Close() // after the last event
 			seen.mu.Lock()
 			defer seen.mu.Unlock()
 			for _, kind := range []hasp.EventKind{hasp.EventRefused, hasp.EventReleased, hasp.EventLost, hasp.EventRenewFailed} {

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 
@@ -31,23 +32,28 @@ func (s *Store) pipeline(ctx context.Context, at *server, asking, kept bool, com
 	}
 
 	pipe := at.rdb.Pipeline()
-	add := func(args ...any) *resp.Command {
-		cmd := &resp.Command{Cmd: redis.NewCmd(within, args...)}
+	add := func(cmd *resp.Command, args ...any) {
+		cmd.Cmd = redis.NewCmd(within, args...)
 		_ = pipe.Process(within, cmd) // only queues the command; Exec sets its error
-		return cmd
 	}
-	cmds := make([]*resp.Command, len(commands))
+	cmds := make([]resp.Command, len(commands))
 	for i, args := range commands {
 		if asking {
-			add("asking")
+			add(new(resp.Command), "asking")
 		}
-		cmds[i] = add(args...)
+		if s.calls == nil {
+			// A hook of the caller's client may change the arguments, and other
+			// pipelines may send the same slice.
+			args = slices.Clone(args)
+		}
+		add(&cmds[i], args...)
 	}
 	var wait *resp.Command
 	if kept {
 		// WAIT must travel in the same pipeline, because it covers only writes of
 		// its own connection.
-		wait = add("wait", s.replicas, patience(ctx))
+		wait = new(resp.Command)
+		add(wait, "wait", s.replicas, patience(ctx))
 	}
 
 	err := resp.Survive(func() error { _, err := pipe.Exec(within); return err })

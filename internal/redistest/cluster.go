@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -76,11 +77,24 @@ func nodes(all []int, me int) string {
 		if i == me {
 			flags = "myself," + flags
 		}
-		fmt.Fprintf(&b, "%s 127.0.0.1:%d@%d %s %s 0 0 %d connected%s\n", id(p), p, p+10000, flags, master, epoch, served)
+		shard := ""
+		if keepsShards() {
+			shard = ",,shard-id=" + id(all[i%masters])
+		}
+		fmt.Fprintf(&b, "%s 127.0.0.1:%d@%d%s %s %s 0 0 %d connected%s\n", id(p), p, p+10000, shard, flags, master, epoch, served)
 	}
 	fmt.Fprintf(&b, "vars currentEpoch %d lastVoteEpoch 0\n", masters)
 	return b.String()
 }
+
+// keepsShards reports whether the installed server reads the shards of nodes from their
+// file, as Redis does since 7.2. There a master that is in no shard aborts at SPUBLISH.
+var keepsShards = sync.OnceValue(func() bool {
+	_, version, _ := strings.Cut(version(), " v=")
+	var major, minor int
+	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
+	return err == nil && (major > 7 || major == 7 && minor >= 2)
+})
 
 // complete returns an error until all nodes serve.
 func (c *Cluster) complete(ctx context.Context) error {

@@ -127,6 +127,13 @@ func choose(asked string, own bool) (string, error) {
 	return "", fmt.Errorf("%s=%s: want container, process, inprocess or redis://host:port", Env, asked)
 }
 
+// version returns what the installed server says of itself, as "Redis server v=7.0.15".
+func version() string {
+	out, _ := exec.Command("redis-server", "--version").Output()
+	version, _, _ := strings.Cut(string(out), " sha=")
+	return version
+}
+
 var announced sync.Map
 
 // announce prints the kind of server, once for each kind.
@@ -136,9 +143,7 @@ func announce(kind string) {
 	}
 	text := "miniredis, in process"
 	if kind == "process" {
-		out, _ := exec.Command("redis-server", "--version").Output()
-		version, _, _ := strings.Cut(string(out), " sha=")
-		text = "a redis-server process (" + version + ")"
+		text = "a redis-server process (" + version() + ")"
 	} else if o, err := redis.ParseURL(kind); err == nil {
 		text = "the Redis at " + o.Addr
 	}

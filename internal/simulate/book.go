@@ -114,7 +114,7 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, since time.Time) {
 	}
 	// A grant may be in flight while the store loses its data. Its hold may also be
 	// broken, and the next holder may be noted first.
-	late := since.Before(b.forgot) || since.Before(p.broke) && since.Before(p.fenced)
+	late := since.Before(b.forgot) || since.Before(p.broke) && !since.After(p.fenced)
 	if fence <= p.fence && !late {
 		b.errorf("key %s: fence %d after %d", l.Key(), fence, p.fence)
 	}

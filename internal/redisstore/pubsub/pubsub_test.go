@@ -238,6 +238,34 @@ func TestSubscriptionsAreShared(t *testing.T) {
 	})
 }
 
+// Thousands of Listeners of a channel may come and go. If each of them copied the list of
+// all others, this would allocate 800 MB.
+func TestManyListenersOfAChannel(t *testing.T) {
+	virtually(t, 3, func(t *testing.T, s *listening) {
+		const n = 10_000
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		all := make([]*pubsub.Listener, n)
+		for i := range all {
+			var err error
+			if all[i], err = s.Listen(t.Context(), "ch", "ch", func(string, bool) { t.Error("a closed Listener got a message") }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e := s.listen("ch")
+		for _, l := range all {
+			l.Close()
+			l.Close() // does nothing
+		}
+		runtime.ReadMemStats(&after)
+		if mb := (after.TotalAlloc - before.TotalAlloc) >> 20; mb > 100 {
+			t.Errorf("%d MB allocated", mb)
+		}
+		s.publish("ch", "x")
+		s.wants(e, "x")
+	})
+}
+
 // The channel of a contended key is subscribed to once, if there is a Listener most of the
 // time. After the last Listener the subscription ends, and later the connection.
 func TestSubscriptionsAreDroppedLazily(t *testing.T) {

@@ -1,0 +1,192 @@
+package fairlock_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// commands returns how many commands the server has run since the last call, with
+// those inside scripts, and without those of the test and of new or idle connections.
+func (r rig) commands(t *testing.T) (n int) {
+	t.Helper()
+	for line := range strings.Lines(r.Redis.Info(t.Context(), "commandstats").Val()) {
+		name, stats, _ := strings.Cut(line, ":")
+		switch name, _, _ = strings.Cut(name, "|"); name {
+		case "cmdstat_zcard", "cmdstat_ttl", "cmdstat_info", "cmdstat_config", "cmdstat_hello", "cmdstat_client", "cmdstat_ping":
+			continue
+		}
+		var calls int
+		fmt.Sscanf(stats, "calls=%d", &calls)
+		n += calls
+	}
+	want(t, "reset", r.Redis.ConfigResetStat(t.Context()).Err(), nil)
+	return n
+}
+
+// A pair of acquire and release on a free key costs six commands on the server, and
+// nine with a fence. An acquisition in a queue costs 13, however many callers wait.
+func TestCommandsOfAPair(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	pair := func(c backend.Claim) {
+		r.Acquire(t, c)
+		r.Release(t, c)
+	}
+	for n, kind := range map[int]func(string) backend.Claim{6: claim, 9: fenced} {
+		pair(kind("k")) // sends the scripts
+		r.commands(t)
+		pair(kind("k"))
+		if got := r.commands(t); got != n {
+			t.Errorf("a pair on a free key costs %d commands, want %d", got, n)
+		}
+	}
+
+	const waiters, rounds = 64, 100
+	var ds []*fairlock.Driver
+	for range 4 {
+		ds = append(ds, r.another(t)) // they poll after 20 s
+	}
+	release := func(d *fairlock.Driver, c backend.Claim) { want(t, "release", d.Release(t.Context(), c), nil) }
+	holder := r.hold(t)
+	var xs []*waiting
+	for i := range waiters {
+		xs = append(xs, r.wait(t, ds[i%len(ds)], claim("k"), i+1))
+	}
+	release(r.Driver, holder)
+	turn := func() {
+		x := xs[0]
+		x.got(t)
+		xs = append(xs[1:], r.wait(t, x.d, claim("k"), waiters))
+		x.release(t)
+	}
+	for range ds {
+		turn() // sends the scripts
+	}
+	r.commands(t)
+	for range rounds {
+		turn()
+	}
+	if n := r.commands(t); n != 13*rounds {
+		t.Errorf("an acquisition among %d waiters costs %.2f commands, want 13", waiters, float64(n)/rounds)
+	}
+}
+
+// A record has the mark as soon as a caller waits, and so has each record that is
+// written beside a queue. Renewals keep it. It does not change the term.
+func TestMark(t *testing.T) {
+	r := setup(t, nil)
+	marked := func(when, mark string) {
+		t.Helper()
+		if got := recordOf(t, r.Redis, "k"); got.mark != mark {
+			t.Errorf("%s: the mark is %q, want %q", when, got.mark, mark)
+		}
+	}
+	c := r.hold(t)
+	marked("no caller waits", "-")
+	x := r.wait(t, r.another(t), claim("k"), 1)
+	marked("a caller waits", "+")
+	if left := r.Left(t, "k"); left <= time.Hour-time.Minute || left > time.Hour {
+		t.Errorf("%v are left", left)
+	}
+	for range 2 { // the first writes when the hold began
+		want(t, "renew", r.Renew(t, c), nil)
+		marked("renewed", "+")
+	}
+	y := r.wait(t, r.another(t), claim("k"), 2)
+	r.Release(t, c)
+	x.got(t)
+	marked("handed over", "+")
+	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
+	y.got(t)
+	marked("broken", "+")
+	y.release(t)
+	c = r.hold(t)
+	marked("the queue is gone", "-")
+
+	// Whoever gives up leaves the mark. The release finds no waiter, and frees the key.
+	x = r.wait(t, r.another(t), claim("k"), 1)
+	want(t, "release of a place", x.d.Release(t.Context(), x.c), backend.ErrLost)
+	marked("the waiter gave up", "+")
+	r.Release(t, c)
+	r.Acquire(t, claim("k"))
+	marked("granted", "-")
+}
+
+// Until the first renewal, the start of a hold follows from its term. Renewals keep it.
+func TestSinceIsTheStartOfTheHold(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	since := func(when string, earliest, latest time.Time) time.Time {
+		t.Helper()
+		s, err := r.Driver.Inspect(t.Context(), "k")
+		// The server rounds the clock down to ms, and the PTTL to the next ms.
+		if err != nil || s.Since.Before(earliest.Add(-2*time.Millisecond)) || s.Since.After(latest.Add(2*time.Millisecond)) {
+			t.Errorf("%s: since %v, %v; want %v to %v", when, s.Since, err, earliest, latest)
+		}
+		return s.Since
+	}
+	now := func() time.Time { return r.Redis.Time(t.Context()).Val() }
+
+	c := claim("k")
+	c.TTL = time.Hour
+	const ago = 10 * time.Minute
+	earliest := now()
+	r.Acquire(t, c)
+	latest := now()
+	since("acquired", earliest, latest)
+	// As if it were ten minutes later. No memory is free.
+	earliest = now().Add(-ago)
+	want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", c.TTL-ago).Err(), nil)
+	latest = now().Add(-ago)
+	r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
+	since("later", earliest, latest)
+	want(t, "renew", r.Renew(t, c), nil)
+	r.Redis.ConfigSet(t.Context(), "maxmemory", "0")
+	first := since("renewed", earliest, latest)
+	c.TTL *= 2
+	want(t, "renew", r.Renew(t, c), nil)
+	if again := since("renewed again", earliest, latest); again != first {
+		t.Errorf("since %v, and then %v", first, again)
+	}
+
+	// A wait that finds that its token has the key prolongs the hold like a renewal.
+	r.Release(t, c)
+	c = claim("k")
+	r.Acquire(t, c)
+	earliest = now().Add(-c.TTL / 2)
+	want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", c.TTL/2).Err(), nil)
+	latest = now().Add(-c.TTL / 2)
+	want(t, "wait", errOf(r.Driver.Wait(t.Context(), c)), nil)
+	since("confirmed", earliest, latest)
+
+	// Without an end, the start is unknown.
+	r.Release(t, c)
+	r.Acquire(t, c)
+	r.Redis.Persist(t.Context(), "k")
+	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !s.Since.IsZero() || s.Owner != c.Owner {
+		t.Errorf("without an end: %+v, %v", s, err)
+	}
+}
+
+// An owner may have any bytes. It comes last in records and entries.
+func TestOwnersOfAnyBytes(t *testing.T) {
+	r := setup(t, nil)
+	for _, owner := range []string{"", " ", "a b  c ", "#", "fairlock+ 1 2 3 4 5", "\x00\r\n\xff", "PUBLISH x 1 1 0 y"} {
+		c, next := r.hold(t), claim("k")
+		next.Owner = owner
+		x := r.wait(t, r.another(t), next, 1)
+		if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != owner {
+			t.Errorf("%q: %+v, %v", owner, s, err)
+		}
+		r.Release(t, c)
+		x.got(t)
+		if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || s.Owner != owner {
+			t.Errorf("%q: %+v, %v", owner, s, err)
+		}
+		x.release(t)
+	}
+}

@@ -1,0 +1,16 @@
+-- Takes a key that is free and has no queue.
+-- KEYS: see record.lua
+-- ARGV[2..]: token, owner, term in ms, whether fenced (0 or 1)
+-- Returns {1, fence}; {0, PTTL, owner} and what handOver returns, if the key is held or has a queue;
+-- or {-1} if the counter's value is not a number that hasp wrote.
+if redis.call('EXISTS', lock, queue) > 0 then
+	local handed = {}
+	if not holder() then handed = handOver('', 0, '') end
+	-- If all waiters were dead, the queue is gone now and the caller may take the key.
+	local token, owner = holder()
+	if token or redis.call('EXISTS', queue) == 1 then
+		return {0, redis.call('PTTL', lock), owner or '', unpack(handed)}
+	end
+end
+local fence = grant(ARGV[2], ARGV[3], ARGV[4], ARGV[5])
+return fence and {1, fence} or {-1}

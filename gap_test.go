@@ -1,0 +1,80 @@
+package hasp_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// woken is a Waiter that is not Ordered. Its first Acquire is slow, as one that dials.
+type woken struct {
+	*memlock.Driver
+	first time.Duration
+}
+
+func (w *woken) Traits() backend.Traits {
+	return backend.Traits{Reach: backend.Network, Ends: backend.EndsPromptly}
+}
+
+func (w *woken) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	time.Sleep(w.first + 200*time.Microsecond)
+	w.first = 0
+	return w.Driver.Acquire(ctx, c)
+}
+
+// One slow answer must not make a later Lock leave a free key alone for long.
+func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
+	slow := func(d *memlock.Driver) backend.Driver { return &woken{d, 2 * time.Second} }
+	withRival(t, slow, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+		first := make(chan *hasp.Lease, 1)
+		go func() {
+			l, err := c.Lock(t.Context(), "k")
+			if err != nil {
+				t.Error(err)
+			}
+			first <- l
+		}()
+		time.Sleep(2100 * time.Millisecond)
+		rival.Unlock(t.Context())
+		l := <-first
+		time.Sleep(100 * time.Millisecond)
+		l.Unlock(t.Context())
+
+		began := time.Now()
+		l, err := c.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > 150*time.Millisecond {
+			t.Errorf("Lock took %v for a free key that nobody else wants", took)
+		}
+		l.Unlock(t.Context())
+	})
+}
+
+// A key is contended if its holder had to wait for it, however long ago that was. A caller
+// that comes back leaves it to others for a gap.
+func TestGapAfterALongHold(t *testing.T) {
+	withRival(t, func(d *memlock.Driver) backend.Driver { return &woken{d, 0} }, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })
+		for _, gap := range []bool{true, false} {
+			l := lockNow(t, c, "k")
+			time.Sleep(time.Minute)
+			l.Unlock(t.Context())
+
+			began := time.Now()
+			l = lockNow(t, c, "k")
+			// Without a gap, the Lock takes one round trip of 200 µs.
+			if took := time.Since(began); (took > 500*time.Microsecond) != gap {
+				t.Errorf("the key was taken again after %v, gap: %v", took, gap)
+			}
+			time.Sleep(time.Minute)
+			l.Unlock(t.Context())
+			time.Sleep(time.Minute)
+		}
+	})
+}
