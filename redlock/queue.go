@@ -33,12 +33,15 @@ func queueKeys(key string) []string {
 
 // place is what an attempt tells the lead about its caller, and the lead's answer.
 type place struct {
-	waiter string    // the name in the queue; empty for a caller that does not queue
-	since  time.Time // when the waiter arrived
+	waiter string       // the name in the queue; empty for a caller that does not queue
+	since  time.Time    // when the waiter arrived
+	left   *atomic.Bool // the waiter has left this queue; nil for a caller that does not queue
+
 	answer atomic.Int32
+	spare  atomic.Bool // the answer is behind, and the lead has no record of the key
 }
 
-// Answers of the lead. The script returns 0 for behind and 1 for next, so next follows.
+// Answers of the lead.
 const (
 	unanswered int32 = iota
 	behind           // no, and another caller has waited longer
@@ -88,8 +91,7 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 		}
 	case n.i == a.lead && len(parts) == 3 && parts[0] == int64(0):
 		mark, ok := parts[1].(string)
-		if ok && (parts[2] == int64(0) || parts[2] == int64(1)) {
-			a.place.answer.Store(behind + int32(parts[2].(int64)))
+		if ok && n.placed(a, parts[2]) {
 			return no, 0, identity{mark: mark}, nil
 		}
 	case n.i != a.lead && len(parts) == 2 && parts[0] == int64(0):
@@ -104,6 +106,28 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 	}
 	// This reply is not the script's. The script may have taken the key all the same.
 	return unknown, 0, id, n.store.Unexpected(reply)
+}
+
+// placed keeps what the lead's queue says to a refused caller. It returns false if the
+// script cannot have said that.
+func (n *node) placed(a *attempt, says any) bool {
+	p := a.place
+	switch says {
+	case int64(0), int64(2):
+		p.spare.Store(says == int64(2))
+		p.answer.Store(behind)
+	case int64(1):
+		p.answer.Store(next)
+	default:
+		return false
+	}
+
+	// The attempt may have ended without this answer, and the waiter with it. What it did to
+	// leave may have arrived before the script that gave it a place.
+	if p.left != nil && p.left.Load() {
+		n.d.leave(n.i, a.c, p.waiter)
+	}
+	return true
 }
 
 // leave removes a waiter from the queue on node i, in the background. If the key is free,

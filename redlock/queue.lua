@@ -3,8 +3,9 @@
 -- refused leaves the queue, and acquire.lua or take.lua follows.
 -- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
 -- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms
--- Returns {0, mark or '', 1 if no other caller has waited longer, else 0}, or what
--- the script that follows returns.
+-- Returns {0, mark or '', what the queue says}, or what the script that follows returns.
+-- The queue says 1 if no other caller has waited longer. Otherwise it says 2 if the key is
+-- free, and 0 if it is held.
 local waiter, held, first = ARGV[3], redis.call('EXISTS', KEYS[1]) == 1, true
 local fence = 0 -- unless acquire.lua follows
 
@@ -27,5 +28,5 @@ pcall(function()
 	redis.call('PEXPIRE', KEYS[4], 2 * window)
 end)
 if held or not first then
-	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or 0}
+	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or held and 0 or 2}
 end

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -134,6 +135,47 @@ func TestADeadWaiterCountsAsGone(t *testing.T) {
 		if took < 500*time.Millisecond || took > time.Second+lookEvery+50*time.Millisecond || !slices.Equal(l.served, []int{1, 2}) {
 			t.Errorf("served %v after %v", l.served, took)
 		}
+	})
+}
+
+// A free key is not refused for the place of a waiter that does not take it.
+func TestAcquireDoesNotWaitForADeadWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 0)
+		keys, now := queueKeys("k"), float64(time.Now().UnixMilli())
+		for i := range keys {
+			if _, err := l.vs[0].Mini.ZAdd(keys[i], now, "dead"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.drivers[0].refused("k") // so it asks the lead first
+
+		l.release()
+		began := time.Now()
+		take(t, l.drivers[0], l.claim())
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("got the key after %v", took)
+		}
+	})
+}
+
+// A place that the lead makes after the waiter has left is removed.
+func TestALatePlaceIsRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 1) // the other waiter keeps its place
+		p := &place{waiter: "late", since: time.Now(), left: new(atomic.Bool)}
+		p.left.Store(true)
+		if _, err := l.drivers[0].tryAcquire(t.Context(), l.claim(), 1, 0, p); !errors.Is(err, backend.ErrHeld) {
+			t.Fatalf("got %v, want ErrHeld", err)
+		}
+		synctest.Wait()
+		time.Sleep(10 * trip)
+		for _, key := range queueKeys("k") {
+			if members, err := l.vs[0].Mini.ZMembers(key); err != nil || len(members) != 1 || members[0] == "late" {
+				t.Errorf("%s: %v, %v", key, members, err)
+			}
+		}
+		l.release()
 	})
 }
 

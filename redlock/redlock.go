@@ -298,7 +298,16 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	p := &place{}
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
-	if _, held := err.(*backend.HeldError); !held {
+	number := 1
+	for pause := minSleep; spared(p, err) && pause < leadTimeout; pause *= 2 {
+		// The first waiter is about to take the key, or the last one has it no more and is
+		// about to leave the queue.
+		doze(ctx, pause)
+		p = &place{}
+		g, err = d.tryAcquire(ctx, c, number, lead, p)
+		number++
+	}
+	if !isHeld(err) {
 		return g, err
 	}
 	d.refused(c.Key)
@@ -308,18 +317,29 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	switch err := s.outage(ctx); {
 	case err != nil && lead != noLead:
 		return backend.Grant{}, err // only the lead has refused, not a quorum
-	case p.answer.Load() == behind:
-		// The key may be free, but others have waited for it.
+	case p.answer.Load() == behind && !p.spare.Load():
+		// Others have waited for the key, and one of them takes it next.
 	case s.holder == nil && s.unheld():
 		// The records that refused this attempt are about to be released, such as
 		// the votes of a rival that was also refused. If several rivals ask again at
-		// once, one of them nearly always wins.
-		if g, err := d.tryAcquire(ctx, c, 1, noLead, p); !errors.Is(err, backend.ErrHeld) {
+		// once, one of them nearly always wins. If it was the queue that refused, its
+		// first waiter has left the key alone all this time, and is likely to be gone.
+		if g, err := d.tryAcquire(ctx, c, number, noLead, p); !isHeld(err) {
 			return g, err
 		}
 	}
 	return backend.Grant{}, s.heldError()
 }
+
+// isHeld reports whether an attempt was refused.
+func isHeld(err error) bool {
+	_, held := err.(*backend.HeldError)
+	return held
+}
+
+// spared reports whether only the queue has refused an attempt: the key was free on the
+// lead.
+func spared(p *place, err error) bool { return isHeld(err) && p.spare.Load() }
 
 // spawn runs f on a goroutine that Close waits for. It returns false, and does not
 // run f, if Close has begun.

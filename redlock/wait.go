@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -33,6 +34,7 @@ type waiting struct {
 	began  time.Time          // when Wait began
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
+	left   *atomic.Bool       // set when the waiter leaves the queue that it stands in
 	answer int32              // of the lead to the last attempt
 	vain   int                // looks without success since the waiter was last woken
 	older  bool               // the waiter also listens to the channel of older versions
@@ -187,8 +189,16 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		ear.Close()
 	}
 	w.older = false
-	if was != noLead && was != lead && w.answer != leadYes {
-		w.d.leave(was, w.c, w.waiter)
+	if was != noLead && was != lead {
+		// A vote in flight may still make a place. It reads left when it ends, so set left
+		// before the place is removed.
+		w.left.Store(true)
+		if w.answer != leadYes {
+			w.d.leave(was, w.c, w.waiter)
+		}
+	}
+	if was != lead {
+		w.left = new(atomic.Bool)
 	}
 	if lead == noLead {
 		return
@@ -284,7 +294,7 @@ func (w *waiting) lacksHolder(lead int, s survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	p := &place{waiter: w.waiter, since: w.began}
+	p := &place{waiter: w.waiter, since: w.began, left: w.left}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
 	w.answer = p.answer.Load()
 	return g, err
