@@ -217,6 +217,18 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	}))
 }
 
+// clearSurvey is a survey by a caller that will not ask again. If nodes are late, and the
+// answers of the others neither show the holder nor show that there is none, it asks again,
+// for 60 ms at most: a late node may be free, and a record may be about to be released.
+func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
+	s := d.survey(ctx, c, noLead)
+	for pause := minSleep; pause <= 2*leadTimeout && len(s.all) < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause *= 2 {
+		doze(ctx, pause)
+		s = d.survey(ctx, c, noLead)
+	}
+	return s
+}
+
 // Inspect reports the holder of key, whose record a quorum of the nodes has. Status
 // has no Since and no waiters, because the record does not contain them. A holder
 // that is not a program of hasp has no Owner.

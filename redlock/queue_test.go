@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
 )
 
 // line is waiters of one key that arrive one after another, each with a driver of its
@@ -156,6 +157,25 @@ func TestAcquireDoesNotWaitForADeadWaiter(t *testing.T) {
 		if took := time.Since(began); took > 100*time.Millisecond {
 			t.Errorf("got the key after %v", took)
 		}
+	})
+}
+
+// A free key is not refused because two nodes still have a record of the last hold while a
+// third one is late.
+func TestAcquireSeesThroughALateNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 5, 0)
+		l.release()
+		synctest.Wait()
+		for _, v := range l.vs[:2] {
+			v.Mini.Set(redisstore.LockKey("k"), l.holder.Token+tokenEnd)
+		}
+		l.vs[2].Proxy.Delay(25 * time.Millisecond)
+		time.AfterFunc(30*time.Millisecond, func() {
+			l.vs[0].Mini.Del(redisstore.LockKey("k"))
+			l.vs[1].Mini.Del(redisstore.LockKey("k"))
+		})
+		take(t, l.drivers[0], l.claim())
 	})
 }
 

@@ -307,29 +307,32 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
 		number++
 	}
-	if !isHeld(err) {
-		return g, err
-	}
-	d.refused(c.Key)
+	for round := 0; isHeld(err); round++ {
+		d.refused(c.Key)
+		s := d.clearSurvey(ctx, c)
 
-	s := d.survey(ctx, c, noLead)
+		switch err := s.outage(ctx); {
+		case err != nil && lead != noLead:
+			return backend.Grant{}, err // only the lead has refused, not a quorum
+		case s.holder != nil, !s.unheld(), round == maxRounds:
+			return backend.Grant{}, s.heldError()
+		case p.answer.Load() == behind && !p.spare.Load():
+			// Others have waited for the key, and one of them takes it next.
+			return backend.Grant{}, s.heldError()
+		}
 
-	switch err := s.outage(ctx); {
-	case err != nil && lead != noLead:
-		return backend.Grant{}, err // only the lead has refused, not a quorum
-	case p.answer.Load() == behind && !p.spare.Load():
-		// Others have waited for the key, and one of them takes it next.
-	case s.holder == nil && s.unheld():
 		// The records that refused this attempt are about to be released, such as
 		// the votes of a rival that was also refused. If several rivals ask again at
 		// once, one of them nearly always wins. If it was the queue that refused, its
 		// first waiter has left the key alone all this time, and is likely to be gone.
-		if g, err := d.tryAcquire(ctx, c, number, noLead, p); !isHeld(err) {
-			return g, err
-		}
+		g, err = d.tryAcquire(ctx, c, number, noLead, p)
+		number++
 	}
-	return backend.Grant{}, s.heldError()
+	return g, err
 }
+
+// maxRounds is how often Acquire asks all nodes again if they have refused a free key.
+const maxRounds = 3
 
 // isHeld reports whether an attempt was refused.
 func isHeld(err error) bool {
