@@ -284,7 +284,8 @@ func (d *Driver) checkTTL(ttl time.Duration) error {
 // Acquire takes c.Key if a quorum of the nodes stores nothing under it. It asks
 // all nodes at once. If it has lately met other callers of the key, it asks one node
 // first, which also refuses a free key if others wait for it. It does not wait for the
-// key.
+// key. But if the answers are not clear, it asks again: as long as only the queue refuses
+// it, and after the votes of a key that nobody seems to hold.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// If this driver has just released the key, wait for the lead's reply: it says whether
 	// others wait for the key.
