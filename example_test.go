@@ -231,6 +231,29 @@ func ExampleClient_TryLock() {
 	// true
 }
 
+// At most two downloads at a time, in all processes together.
+func ExampleWithSlots() {
+	ctx := context.Background()
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+
+	first, _ := c.Lock(ctx, "download", hasp.WithSlots(2))
+	second, _ := c.Lock(ctx, "download", hasp.WithSlots(2))
+	fmt.Println(first.Slot()+second.Slot() == 1) // slots 0 and 1, in either order
+	_, err := c.TryLock(ctx, "download", hasp.WithSlots(2))
+	fmt.Println(errors.Is(err, hasp.ErrHeld))
+
+	first.Unlock(ctx)
+	third, _ := c.TryLock(ctx, "download", hasp.WithSlots(2))
+	fmt.Println(third.Slot() == first.Slot())
+	second.Unlock(ctx)
+	third.Unlock(ctx)
+	// Output:
+	// true
+	// true
+	// true
+}
+
 // Transfers between accounts in both directions. LockAll sorts the keys, so two
 // transfers that name them in another order do not block each other for ever.
 func ExampleLockAll() {

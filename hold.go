@@ -135,7 +135,7 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 	if l.c != nil {
 		l = new(Lease)
 	}
-	l.c, l.hold, l.key, l.parent, l.around = c, h, r.key, ctx, r.around
+	l.c, l.hold, l.key, l.slot, l.parent, l.around = c, h, r.name, r.slot, ctx, r.around
 	l.jump = l
 	if l.around != nil {
 		l.nest()
@@ -180,6 +180,7 @@ func (c *Client) leaveHeadLocked(h *hold) {
 	}
 	h.leftHead = true
 	c.open--
+	c.slotFreedLocked(h)
 	ln := h.line
 	switch {
 	case ln.callers == 1: // the line ends

@@ -18,7 +18,8 @@ import (
 type Lease struct {
 	c       *Client
 	hold    *hold
-	key     string
+	key     string                       // as the caller gave it
+	slot    int                          // from 1; 0 without WithSlots
 	parent  context.Context              // Lock's
 	around  *Lease                       // the innermost lease in the context that Lock was called with, or nil
 	depth   int                          // how many leases are around it

@@ -53,7 +53,11 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 	w.began = c.clock.withoutSleep(w.start)
 	err := w.prepare(ctx, op, key, opts)
 	var l *Lease
-	if err == nil {
+	switch {
+	case err != nil:
+	case w.r.slots > 0:
+		l, err = w.takeSlot(ctx)
+	default:
 		l, err = w.take(ctx)
 	}
 	if err != nil {
@@ -70,7 +74,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 // prepare sets w to the arguments of a call, and returns an error if they are invalid.
 func (w *wait) prepare(ctx context.Context, op, key string, opts []Option) error {
 	r := &w.r
-	r.op, r.key, r.ttl = op, key, w.c.opts.TTL
+	r.op, r.name, r.key, r.ttl = op, key, key, w.c.opts.TTL
 	for _, o := range opts {
 		if o != nil {
 			o(r)

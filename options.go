@@ -112,12 +112,15 @@ type Option func(*request)
 // request is the arguments of one call.
 type request struct {
 	op      string // "lock" or "trylock"
-	key     string // as the caller gave it
+	name    string // the key as the caller gave it
+	key     string // name, or the key of a slot
 	around  *Lease // the innermost lease in the caller's context, or nil
 	ttl     time.Duration
 	maxWait time.Duration
 	bounded bool          // maxWait was given
 	maxHold time.Duration // 0 if there is none
+	slots   int           // 0 without WithSlots
+	slot    int           // which slot is asked for, from 1; 0 without WithSlots
 	noRenew bool
 	fenced  bool
 	err     error // the error of the first invalid option

@@ -32,6 +32,7 @@ type run struct {
 	noWait bool
 	ttl    time.Duration
 	fence  bool
+	slots  int // 0 without --slots
 	grace  time.Duration
 }
 
@@ -43,6 +44,10 @@ hasp ends COMMAND: it sends SIGTERM, and SIGKILL after --grace.
 COMMAND finds the key in HASP_KEY and, with --fence, the fence in HASP_FENCE. A
 fence is a number that grows with every holder. Pass it to the resource that the
 lock protects, so that the resource can refuse a holder that is late.
+
+With --slots N, up to N commands run at once under KEY. COMMAND finds its slot in
+HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp break.
+All runs of KEY must give the same N. A run without --slots does not count.
 
 If COMMAND calls hasp run with the same KEY and store, the inner hasp run exits
 with 75 at once, because the two would wait for each other. The outer hasp run
@@ -92,6 +97,7 @@ func (a *app) runCommand() *cobra.Command {
 	f.BoolVar(&r.noWait, "no-wait", false, "make one attempt, and exit with 75 if the key is held")
 	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
+	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
 	f.DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
 	return cmd
 }
@@ -123,6 +129,9 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	}
 	if r.fence {
 		opts = append(opts, hasp.WithFence())
+	}
+	if cmd.Flag("slots").Changed {
+		opts = append(opts, hasp.WithSlots(r.slots))
 	}
 	return opts
 }
@@ -178,7 +187,7 @@ func (r *run) runUnder(ctx context.Context, client *hasp.Client, path string, wa
 		return fmt.Errorf("%s: %w before the command was run", text.Quote(r.key), err)
 	}
 
-	j, err := job.Start(path, r.argv, environment(os.Environ(), lease, r.owner))
+	j, err := job.Start(path, r.argv, r.environment(os.Environ(), lease))
 	if err != nil {
 		return errors.Join(cannotRun(r.argv[0], err), lease.Unlock(ctx))
 	}

@@ -76,6 +76,30 @@ func TestCommandKnowsItsLock(t *testing.T) {
 	}
 }
 
+func TestRunWithSlots(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	const show = `echo "$HASP_KEY/${HASP_SLOT-none}"`
+	hasp := executable(t)
+	// Both slots are held, one by the run around the other.
+	inner := []string{"--", hasp, "run", "key", "--slots", "2", "--", "sh", "-c"}
+	o := runHasp(t, url, append(append([]string{"run", "key", "--slots", "2"}, inner...), show)...).want(t, 0)
+	if o.out != "key/0\n" && o.out != "key/1\n" {
+		t.Errorf("got %q", o.out)
+	}
+	full := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 --no-wait -- echo ran")
+	contains(t, runHasp(t, url, full...).want(t, exitNotAcquired).err, `"key" is held`)
+	waits := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 --wait 1500ms -- echo ran")
+	contains(t, runHasp(t, url, waits...).want(t, exitNotAcquired).err, `waiting for one of the 2 slots of "key"`)
+
+	// A run without slots does not count, and does not pass on the slot of the outer run.
+	o = runHasp(t, url, "run", "key", "--slots", "1", "--", hasp, "run", "key", "--", "sh", "-c", show).want(t, 0)
+	if o.out != "key/none\n" {
+		t.Errorf("inner: %q", o.out)
+	}
+	contains(t, runHasp(t, url, "run", "key", "--slots", "0", "--", "true").want(t, exitUsage).err, "0 slots: give 1 to 100")
+}
+
 // A hasp run inside another of the same key would wait until the other ends, which
 // waits for it.
 func TestRunInsideItselfDoesNotHang(t *testing.T) {

@@ -55,6 +55,12 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 // the key is held. It says nothing if ctx ends before, and reports whether it said
 // anything.
 func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
+	if r.slots > 0 {
+		// Each slot has a holder of its own.
+		r.complain("waiting for one of the %v slots of %s", r.slots, text.Quote(r.key))
+		return true
+	}
+
 	for ctx.Err() == nil {
 		s, err := client.Inspect(ctx, r.key)
 
@@ -81,25 +87,29 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 const (
 	keyEnv   = "HASP_KEY="
 	fenceEnv = "HASP_FENCE="
+	slotEnv  = "HASP_SLOT="
 
 	// heldEnv has the keys and owners of this lock and of the locks around it, in the
 	// form of a URL's query. A hasp run inside the command reads it.
 	heldEnv = "HASP_HELD="
 )
 
-// environment returns env with the key and the fence of lease, and adds the lease to
-// the locks that env says are held. It removes the key and the fence of another lock,
-// which a hasp around this one may have set.
-func environment(env []string, lease *hasp.Lease, owner string) []string {
+// environment returns env with the key, the fence and the slot of lease, and adds the lease
+// to the locks that env says are held. It removes the key, the fence and the slot of another
+// lock, which a hasp around this one may have set.
+func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	held := heldAround()
-	held.Add(lease.Key(), owner)
+	held.Add(lease.Key(), r.owner)
 
 	env = slices.DeleteFunc(env, func(v string) bool {
-		return strings.HasPrefix(v, keyEnv) || strings.HasPrefix(v, fenceEnv) || strings.HasPrefix(v, heldEnv)
+		return strings.HasPrefix(v, keyEnv) || strings.HasPrefix(v, fenceEnv) || strings.HasPrefix(v, slotEnv) || strings.HasPrefix(v, heldEnv)
 	})
 	env = append(env, keyEnv+lease.Key(), heldEnv+held.Encode())
 	if fence := lease.Fence(); fence != 0 {
 		env = append(env, fenceEnv+strconv.FormatUint(fence, 10))
+	}
+	if r.slots > 0 {
+		env = append(env, slotEnv+strconv.Itoa(lease.Slot()))
 	}
 	return env
 }

@@ -1,0 +1,355 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// slotUse counts the leases that hold slots of one key.
+type slotUse struct {
+	t      *testing.T
+	n      int
+	mu     sync.Mutex
+	inside map[int]int // leases by slot
+	total  int
+	most   int
+}
+
+func (u *slotUse) enter(l *hasp.Lease) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.inside[l.Slot()]++
+	u.total++
+	u.most = max(u.most, u.total)
+	if u.inside[l.Slot()] > 1 || u.total > u.n || l.Slot() >= u.n {
+		u.t.Errorf("slot %d has %d leases, all slots have %d", l.Slot(), u.inside[l.Slot()], u.total)
+	}
+}
+
+func (u *slotUse) leave(l *hasp.Lease) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.inside[l.Slot()]--
+	u.total--
+}
+
+// Callers of several Clients never hold more than n slots, and hold all of them. Each
+// gets its share, and the one that looks makes few calls.
+func TestSlotsAreShared(t *testing.T) {
+	const clients, callers, n = 4, 64, 8
+	for _, ordered := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ordered=%t", ordered), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				store := memlock.NewStore()
+				use := &slotUse{t: t, n: n, inside: map[int]int{}}
+				var mu sync.Mutex
+				attempts, longest := 0, time.Duration(0)
+				var wg sync.WaitGroup
+				shares := make([]int, callers)
+				for i := range clients {
+					var d backend.Driver = store.Driver()
+					if !ordered {
+						f := newFaulty()
+						f.Driver = store.Driver()
+						f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+							time.Sleep(200 * time.Microsecond)
+							mu.Lock()
+							attempts++
+							mu.Unlock()
+							return send()
+						}
+						d = f
+					}
+					c := hasp.New(d, nil)
+					defer c.Close()
+					for j := i; j < callers; j += clients {
+						wg.Go(func() {
+							for ctx.Err() == nil {
+								asked := time.Now()
+								l, err := c.Lock(ctx, "k", hasp.WithSlots(n), hasp.WithFence())
+								if err != nil {
+									return
+								}
+								use.enter(l)
+								mu.Lock()
+								longest = max(longest, time.Since(asked))
+								shares[j]++
+								mu.Unlock()
+								time.Sleep(rand.N(20 * time.Millisecond))
+								use.leave(l)
+								l.Unlock(context.Background())
+							}
+						})
+					}
+				}
+				wg.Wait()
+
+				total := 0
+				for j, s := range shares {
+					total += s
+					if s == 0 {
+						t.Errorf("caller %d got no slot", j)
+					}
+				}
+				t.Logf("%d leases, %d at once, longest wait %v, %d attempts", total, use.most, longest, attempts)
+				if use.most != n {
+					t.Errorf("at most %d of %d slots were held", use.most, n)
+				}
+				mu.Lock() // an Acquire whose Lock has ended may still be on its way
+				defer mu.Unlock()
+				if attempts > 5*n*total {
+					t.Errorf("%d attempts for %d leases", attempts, total)
+				}
+			})
+		})
+	}
+}
+
+// withSlots runs a test with two Clients of one store. The first one has taken two of two
+// slots.
+func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease), opts ...hasp.Option) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		other := newFaulty()
+		other.Driver = store.Driver()
+		holder := hasp.New(other, nil)
+		defer holder.Close()
+		var taken []*hasp.Lease
+		for range 2 {
+			taken = append(taken, lockNow(t, holder, "k", append(opts, hasp.WithSlots(2))...))
+		}
+		if taken[0].Slot()+taken[1].Slot() != 1 {
+			t.Errorf("slots %d and %d", taken[0].Slot(), taken[1].Slot())
+		}
+
+		f := newFaulty()
+		f.Driver = store.Driver()
+		c := hasp.New(f, o)
+		defer func() {
+			for _, l := range taken {
+				l.Unlock(context.Background())
+			}
+			c.Close()
+			nothingLeft(t, c)
+			freed(t, other, "k#queue", "the queue is still held")
+		}()
+		run(t, f, c, taken)
+	})
+}
+
+// A slot that another Client frees is taken within 100 ms, and one that this Client frees
+// at once.
+func TestFreedSlotIsTaken(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		got := make(chan *hasp.Lease)
+		for range 2 {
+			go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
+		}
+		time.Sleep(3 * time.Second)
+		began := time.Now()
+		unlock(t, taken[1])
+		l := <-got
+		within(t, "a slot of another Client", began, 100*time.Millisecond)
+		if l.Slot() != taken[1].Slot() || l.Key() != "k" {
+			t.Errorf("slot %d of %q, want slot %d", l.Slot(), l.Key(), taken[1].Slot())
+		}
+
+		time.Sleep(3 * time.Second)
+		began = time.Now()
+		unlock(t, l)
+		l = <-got
+		within(t, "a slot of this Client", began, time.Millisecond)
+		unlock(t, l)
+	})
+}
+
+func TestSlotOfADeadHolder(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		began := time.Now()
+		l := lockNow(t, c, "k", hasp.WithSlots(2), hasp.WithFence())
+		within(t, "a slot whose holder does not renew", began, 2*time.Second+10*time.Millisecond)
+		for _, dead := range taken {
+			if dead.Slot() == l.Slot() && l.Fence() <= dead.Fence() {
+				t.Errorf("fence %d after %d", l.Fence(), dead.Fence())
+			}
+		}
+		unlock(t, l)
+	}, hasp.WithTTL(2*time.Second), hasp.WithoutRenewal(), hasp.WithFence())
+}
+
+func TestTryLockLooksAtEachSlotOnce(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		for range 3 {
+			_, err := c.TryLock(t.Context(), "k", hasp.WithSlots(2))
+			want(t, "full", err, hasp.ErrHeld)
+			var held *backend.HeldError
+			if !errors.As(err, &held) || held.RetryAfter <= 0 {
+				t.Errorf("no RetryAfter in %v", err)
+			}
+		}
+		want(t, "WithMaxWait(0)", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2), hasp.WithMaxWait(0))), hasp.ErrHeld)
+		if n, _, _ := f.calls(); n != 8 {
+			t.Errorf("%d calls, want 8", n)
+		}
+		unlock(t, taken[0])
+		l, err := c.TryLock(t.Context(), "k", hasp.WithSlots(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Slot() != taken[0].Slot() {
+			t.Errorf("slot %d", l.Slot())
+		}
+		unlock(t, l)
+	})
+}
+
+func TestWaitForASlotEnds(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		// Two callers each time: one looks for a slot, and the other waits in the queue.
+		both := func(ctx context.Context, opts ...hasp.Option) (errs [2]error) {
+			var wg sync.WaitGroup
+			for i := range errs {
+				wg.Go(func() { errs[i] = errOf(c.Lock(ctx, "k", append(opts, hasp.WithSlots(2))...)) })
+			}
+			wg.Wait()
+			return errs
+		}
+		began := time.Now()
+		for _, err := range both(t.Context(), hasp.WithMaxWait(time.Second)) {
+			want(t, "max wait", err, hasp.ErrHeld)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		for _, err := range both(ctx) {
+			want(t, "deadline", err, hasp.ErrHeld)
+			want(t, "deadline", err, context.DeadlineExceeded)
+		}
+		within(t, "two waits of a second", began, 2*time.Second+50*time.Millisecond)
+		time.AfterFunc(time.Second, func() { c.Close() })
+		for _, err := range both(t.Context()) {
+			want(t, "closed", err, hasp.ErrClosed)
+		}
+	})
+}
+
+// A Lock that looks for a slot survives a short outage, and reports a long one.
+func TestLookForASlotInAnOutage(t *testing.T) {
+	withSlots(t, &hasp.Options{Timeout: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		time.AfterFunc(time.Second, func() { f.set(down) })
+		time.AfterFunc(1500*time.Millisecond, func() { f.set(up) })
+		time.AfterFunc(2*time.Second, func() { taken[0].Unlock(t.Context()) })
+		l := lockNow(t, c, "k", hasp.WithSlots(2))
+		time.AfterFunc(time.Second, func() { f.set(down) })
+		began := time.Now()
+		_, err := c.Lock(t.Context(), "k", hasp.WithSlots(2))
+		if err == nil || errors.Is(err, hasp.ErrHeld) {
+			t.Errorf("got %v, want an outage", err)
+		}
+		within(t, "an outage", began, 3*time.Second)
+		f.set(up)
+		unlock(t, l)
+		time.Sleep(10 * time.Second) // clean-up
+	})
+}
+
+// If the lease of the queue is lost, two callers look at once. They still get one slot each.
+func TestBreakOfTheQueueOfSlots(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		got := make(chan *hasp.Lease)
+		for range 2 {
+			go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
+		}
+		time.Sleep(time.Second)
+		if err := c.Break(t.Context(), "k#queue"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		unlock(t, taken[0])
+		l := <-got
+		time.Sleep(time.Second)
+		unlock(t, taken[1])
+		m := <-got
+		if l.Slot() == m.Slot() {
+			t.Errorf("both have slot %d", l.Slot())
+		}
+		unlock(t, l)
+		unlock(t, m)
+	})
+}
+
+func TestReentryOfASlot(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		lockNow(t, c, "k", hasp.WithSlots(3))
+		outer := lockNow(t, c, "k", hasp.WithSlots(3))
+		inner := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(2))
+		if inner.Slot() != outer.Slot() || inner.Key() != "k" {
+			t.Errorf("slot %d of %q in slot %d", inner.Slot(), inner.Key(), outer.Slot())
+		}
+		plain := lockIn(t, c, outer.Context(), "k")
+		if plain.Slot() != 0 {
+			t.Errorf("slot %d without WithSlots", plain.Slot())
+		}
+		unlock(t, plain)
+		unlock(t, inner)
+		if free(t, f, fmt.Sprint("k#", outer.Slot())) {
+			t.Error("the slot is free, though the outer lease holds it")
+		}
+		unlock(t, outer)
+		freed(t, f, fmt.Sprint("k#", outer.Slot()), "the slot is still held")
+	})
+}
+
+// A call with slots has the events of one call, whatever it takes to find a slot.
+func TestEventsOfSlots(t *testing.T) {
+	var mu sync.Mutex
+	count := map[hasp.EventKind]int{}
+	o := &hasp.Options{Observe: func(e hasp.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		count[e.Kind]++
+		if e.Key != "k" {
+			t.Errorf("%v of %q", e.Kind, e.Key)
+		}
+	}}
+	withSlots(t, o, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		got := make(chan *hasp.Lease)
+		go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
+		want(t, "refused", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		if err := c.Break(t.Context(), "k#queue"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		unlock(t, taken[0])
+		unlock(t, <-got)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if count[hasp.EventRefused] != 1 || count[hasp.EventAcquired] != 1 || count[hasp.EventReleased] != 1 || count[hasp.EventLost] != 0 {
+			t.Errorf("events: %v", count)
+		}
+	})
+}
+
+func TestBadSlots(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		for _, n := range []int{-1, 0, 101} {
+			want(t, fmt.Sprint(n), errOf(c.Lock(t.Context(), "k", hasp.WithSlots(n))), hasp.ErrInvalid)
+			want(t, fmt.Sprint(n), errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(n))), hasp.ErrInvalid)
+		}
+		unlock(t, lockNow(t, c, "k", hasp.WithSlots(100)))
+		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
+	})
+}
