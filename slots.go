@@ -74,11 +74,13 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		// If this fails, the Client repeats it in the background.
-		_, _ = queue.unlock(ctx)
-	}()
-	return w.lookUntilFree(ctx)
+	l, err := w.lookUntilFree(ctx)
+
+	// The caller does not wait for this, because the store may hang. If it fails, the
+	// Client repeats it.
+	ctx = context.WithoutCancel(ctx)
+	w.c.spawn(func() { _, _ = queue.unlock(ctx) })
+	return l, err
 }
 
 // reenterSlot re-enters the slot that the caller's context holds. It returns nil, nil if

@@ -119,6 +119,49 @@ func (a *caller) unlock(ctx context.Context, l *hasp.Lease) {
 	}
 }
 
+// slotted is a key with slots, and slots is how many.
+const (
+	slotted = "slotted"
+	slots   = 2
+)
+
+// slot takes a slot of a key, and sometimes re-enters it.
+func (a *caller) slot() {
+	b := a.bounds()
+	defer b.cancel()
+	opts := append(b.opts, hasp.WithSlots(slots))
+	start := a.start(slotted)
+	lock := a.c.Lock
+	if a.chance(4) {
+		b.try(a.c)
+		b.end = b.end.Add((slots - 1) * a.c.timeout) // one attempt for each slot
+		lock = a.c.TryLock
+	}
+	l, err := lock(b.ctx, slotted, opts...)
+	if !a.took("lock of a slot", b, start, err) {
+		return
+	}
+	if l.Slot() >= slots {
+		a.w.book.errorf("slot %d of %d", l.Slot(), slots)
+	}
+
+	group := a.w.book.took(l, 0, start.at)
+	if a.chance(3) {
+		began := time.Now()
+		if x, err := a.c.Lock(l.Context(), slotted, opts...); err == nil {
+			if l.Err() == nil {
+				a.w.book.took(x, group, began)
+			}
+			defer a.unlock(b.ctx, x)
+		}
+	}
+	a.nap(100 * time.Millisecond)
+	a.w.book.checkAll()
+	if b.long || !a.chance(20) { // else never unlocked: the term ends it
+		a.unlock(b.ctx, l)
+	}
+}
+
 // all is LockAll.
 func (a *caller) all() {
 	b := a.bounds()

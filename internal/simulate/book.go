@@ -92,7 +92,11 @@ func (b *book) has(client string, l *hasp.Lease) {
 func (b *book) took(l *hasp.Lease, group int, since time.Time) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := entryOf(b.keys, l.Key())
+	key := l.Key()
+	if key == slotted {
+		key = fmt.Sprintf("%s#%d", key, l.Slot())
+	}
+	p := entryOf(b.keys, key)
 	if group == 0 {
 		b.granted++
 		p.began = append(p.began, since)
@@ -102,7 +106,7 @@ func (b *book) took(l *hasp.Lease, group int, since time.Time) int {
 	if l.Err() == nil {
 		p.live = append(p.live, entry{l, group, p.began[group-1]})
 	}
-	b.checkLocked(l.Key(), p)
+	b.checkLocked(key, p)
 	return group
 }
 
