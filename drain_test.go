@@ -12,7 +12,7 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// This file tests that Do and DoAll renew until fn returns.
+// This file tests that Do, DoAll and Lead renew until fn returns.
 
 // withTwo is withClient with a second Client on the same store.
 func withTwo(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c, rival *hasp.Client)) {
@@ -55,6 +55,9 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 		}},
 		{"DoAll", []string{"a", "k", "z"}, func(ctx context.Context, c *hasp.Client, f fn) error {
 			return hasp.DoAll(ctx, c, []string{"z", "k", "a"}, func(ctx context.Context, _ *hasp.Leases) error { return f(ctx) })
+		}},
+		{"Lead", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
+			return hasp.Lead(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error { return f(ctx) })
 		}},
 		{"Do in the context of a lease", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
 			outer, err := c.Lock(ctx, "k")
@@ -176,6 +179,9 @@ func TestLossWhileFnDrains(t *testing.T) {
 					},
 					"DoAll": func(ctx context.Context, cancel context.CancelFunc) error {
 						return hasp.DoAll(ctx, c, []string{"k"}, func(ctx context.Context, ls *hasp.Leases) error { return fn(ctx, cancel, ls.All()[0]) })
+					},
+					"Lead": func(ctx context.Context, cancel context.CancelFunc) error {
+						return hasp.Lead(ctx, c, "k", func(ctx context.Context, l *hasp.Lease) error { return fn(ctx, cancel, l) })
 					},
 				} {
 					ctx, cancel := context.WithCancel(t.Context())
@@ -373,6 +379,7 @@ func TestNilFnIsInvalid(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		want(t, "Do", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
 		want(t, "DoAll", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
+		want(t, "Lead", hasp.Lead(t.Context(), c, "k", nil), hasp.ErrInvalid)
 		if a, _, _ := f.calls(); a != 0 {
 			t.Errorf("%d attempts, want none", a)
 		}
