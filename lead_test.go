@@ -193,6 +193,34 @@ func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 	}
 }
 
+// After a term of leading, the first pause is short again, however long the outage
+// before was.
+func TestLeadForgetsAnEarlierOutage(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		runs, tries := 0, 0
+		var refused time.Time
+		l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+			if tries++; tries <= 20 || tries == 22 {
+				refused = time.Now()
+				return nil, errNet
+			}
+			return c.Lock(ctx, key, opts...)
+		})
+		want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(ctx context.Context, _ *hasp.Lease) error {
+			if runs++; runs == 1 {
+				f.Break(ctx, "k")
+				<-ctx.Done()
+				return nil
+			}
+			within(t, "the try after a refusal", refused, 100*time.Millisecond)
+			return nil
+		}), nil)
+		if runs != 2 || tries != 23 {
+			t.Errorf("%d runs, %d tries", runs, tries)
+		}
+	})
+}
+
 func TestLeadEndsWithItsContext(t *testing.T) {
 	boom := errors.New("boom")
 	for _, tc := range []struct {
