@@ -101,7 +101,7 @@ func newClient(d backend.Driver, opts Options) *Client {
 //
 // The context bounds the wait and the hold: when it ends, the context of the lease
 // ends as well. The lease is then renewed for at most one more term. The key stays locked
-// until Unlock, or until the term ends.
+// until Unlock, or until the term ends. Do renews the lease until its function returns.
 //
 // A context derived from a lease's context re-enters: if that lease holds the same
 // key on the same Client, Lock returns at once with a lease on the same hold. Unlock

@@ -38,7 +38,7 @@ var (
 // Error is the error of every call that concerns a key. It says what was tried, on
 // which key, and why it failed.
 type Error struct {
-	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break"
+	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "do", "lead"
 	Key string // as the caller gave it, without Options.Prefix
 	Err error
 }

@@ -299,6 +299,69 @@ func ExampleLockAll() {
 	// <nil>
 }
 
+// A report over several accounts, which no transfer changes meanwhile.
+func ExampleDoAll() {
+	ctx := context.Background()
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+
+	balance := map[string]int{"account/3": 100, "account/7": 50}
+	accounts := []string{"account/3", "account/7"}
+	err := hasp.DoAll(ctx, c, accounts, func(ctx context.Context, leases *hasp.Leases) error {
+		sum := 0
+		for _, account := range accounts {
+			sum += balance[account]
+		}
+		fmt.Println(len(leases.All()), "accounts,", sum)
+		return ctx.Err() // ended if one of the leases was lost
+	}, hasp.WithMaxWait(time.Minute))
+	fmt.Println(err)
+	// Output:
+	// 2 accounts, 150
+	// <nil>
+}
+
+// One of two workers leads. When it must stop, it finishes what it has begun. The
+// other worker leads after that, and not sooner.
+func ExampleLead() {
+	c := hasp.New(memlock.New(), nil) // in a program: hasp.Open
+	defer c.Close()
+
+	work := func(ctx context.Context, name string, began func()) error {
+		return hasp.Lead(ctx, c, "scheduler", func(ctx context.Context, lease *hasp.Lease) error {
+			fmt.Println(name, "leads")
+			began()
+
+			<-ctx.Done() // the worker must stop, or has lost the lead
+			if err := lease.Err(); err != nil {
+				return err // lost: Lead competes again
+			}
+			time.Sleep(20 * time.Millisecond) // the lease is renewed meanwhile
+			fmt.Println(name, "has finished")
+			return nil
+		})
+	}
+
+	// In a program, these contexts come from signal.NotifyContext.
+	first, stopFirst := context.WithCancel(context.Background())
+	second, stopSecond := context.WithCancel(context.Background())
+	defer stopSecond()
+
+	ended := make(chan error)
+	leads := make(chan bool)
+	go func() { ended <- work(first, "first", func() { close(leads) }) }()
+	<-leads
+	go func() { ended <- work(second, "second", stopSecond) }()
+	stopFirst()
+	fmt.Println(<-ended, <-ended)
+	// Output:
+	// first leads
+	// first has finished
+	// second leads
+	// second has finished
+	// <nil> <nil>
+}
+
 // A context derived from a lease's re-enters its key.
 func ExampleLease_Context() {
 	ctx := context.Background()

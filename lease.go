@@ -35,6 +35,8 @@ type Lease struct {
 	parentDoneRead bool
 
 	// All below is guarded by c.mu.
+	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
+
 	observed bool   // EventAcquired has been reported
 	unseen   *Event // the lease's end, if it came before EventAcquired
 
@@ -126,6 +128,21 @@ func (l *Lease) Context() context.Context {
 		x.cancel(err)
 	}
 	return x
+}
+
+// renewUntilUnlock makes renewals go on until Unlock, also after the end of Lock's
+// context. WithoutRenewal and WithMaxHold keep their effect.
+func (l *Lease) renewUntilUnlock() {
+	c, h := l.c, l.hold
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.untilUnlock = true
+
+	// If the process was stopped since Lock returned, renewal may have stopped by now,
+	// because the contexts of all Locks had ended.
+	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(c.clock.now()) {
+		c.scheduleLocked(h)
+	}
 }
 
 // Unlock ends the lease. If it is the last lease of its hold, Unlock releases the

@@ -106,7 +106,7 @@ func (w *wait) prepare(ctx context.Context, op, key string, opts []Option) error
 // take returns a lease: by re-entry, handed over in the line, or from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
 	c, r := w.c, &w.r
-	if r.around != nil {
+	if r.around != nil && !r.apart {
 		if l, err := c.reenter(ctx, r); l != nil || err != nil {
 			return l, err
 		}

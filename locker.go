@@ -22,6 +22,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,30 +43,87 @@ type Locker interface {
 }
 
 // Do runs fn while it holds key. The context that fn gets is the lease's: it
-// ends when the lock is lost, and locking the same key with it re-enters.
+// ends with ctx and when the lock is lost, and locking the same key with it re-enters.
+//
+// The lease is renewed until fn returns, also when ctx has ended, so that no other
+// caller gets the key while fn cleans up. A fn that ignores the end of its context
+// keeps the key. Bound that by WithMaxHold.
 //
 // If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the
 // error of fn, joined with the error of Unlock. ErrLost means that the lock was lost
 // while fn ran, even if fn returned nil. It is not an error if fn unlocked the lease
-// itself. If fn panics, Do unlocks the key and the panic continues.
-func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) (err error) {
+// itself. If fn panics or calls runtime.Goexit, Do unlocks the key, and the panic goes
+// on. If fn is nil, Do returns ErrInvalid.
+func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
+	if fn == nil {
+		return &Error{"do", key, errNoFunc}
+	}
 	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
 		return err
 	}
+	ferr, uerr := lease.do(ctx, fn)
+	return joined(ferr, uerr)
+}
+
+// errNoFunc says that the fn of Do, DoAll or Lead is nil.
+var errNoFunc = fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
+
+// do runs fn under l, and unlocks l. It returns the errors of fn and of Unlock.
+func (l *Lease) do(ctx context.Context, fn func(context.Context, *Lease) error) (ferr, uerr error) {
+	l.renewUntilUnlock()
 
 	// Unlock is deferred, so that the key is unlocked even if fn panics.
+	defer func() { uerr = unlessReleased(l.Unlock(ctx)) }()
+	ferr = fn(l.Context(), l)
+	return
+}
+
+// unlessReleased returns the error of an Unlock after fn, or nil if fn has unlocked the
+// lease itself.
+func unlessReleased(err error) error {
+	if errors.Is(err, ErrReleased) {
+		return nil
+	}
+	return err
+}
+
+// joined returns err and other joined, or the only one that is not nil, as it is.
+func joined(err, other error) error {
+	if err == nil || other == nil {
+		return cmp.Or(err, other)
+	}
+	return errors.Join(err, other)
+}
+
+// DoAll is [Do] for several keys, locked as by [LockAll]. WithMaxWait(0) takes all of
+// them at once or returns ErrHeld. The context that fn gets ends when any of the leases
+// is lost. The others are renewed until fn returns.
+func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
+	if fn == nil {
+		return fmt.Errorf("hasp: do all: %w", errNoFunc)
+	}
+	all, err := LockAll(ctx, l, keys, opts...)
+	if err != nil {
+		return err
+	}
+	return all.do(ctx, fn)
+}
+
+// do runs fn under all of ls, and unlocks them. It returns the errors of both.
+func (ls *Leases) do(ctx context.Context, fn func(context.Context, *Leases) error) (err error) {
+	for _, l := range ls.leases {
+		l.renewUntilUnlock()
+	}
+
 	defer func() {
-		uerr := lease.Unlock(ctx)
-		switch {
-		case uerr == nil || errors.Is(uerr, ErrReleased): // ErrReleased: fn has unlocked the lease
-		case err == nil:
-			err = uerr
-		default:
-			err = errors.Join(err, uerr)
+		errs := ls.unlock(ctx)
+		for i, uerr := range errs {
+			errs[i] = unlessReleased(uerr)
 		}
+		err = joined(err, errors.Join(errs...))
 	}()
-	return fn(lease.Context(), lease)
+	return fn(ls.Context(), ls)
 }
 
 // LockAll locks all of keys or none. It locks them one after another in sorted
@@ -151,6 +209,11 @@ func (ls *Leases) Err() error {
 // each on a goroutine of its own. So during an outage Unlock takes at most two
 // timeouts, however many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
+	return errors.Join(ls.unlock(ctx)...)
+}
+
+// unlock returns the errors of Unlock by lease.
+func (ls *Leases) unlock(ctx context.Context) []error {
 	errs := make([]error, len(ls.leases))
 	outage := false // the outcome of an Unlock is unknown
 
@@ -165,5 +228,5 @@ func (ls *Leases) Unlock(ctx context.Context) error {
 		outage = errs[i] != nil && !errors.Is(errs[i], ErrLost) && !errors.Is(errs[i], ErrReleased)
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return errs
 }

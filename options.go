@@ -106,7 +106,7 @@ func defaultOwner() string {
 	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), filepath.Base(os.Args[0]))
 }
 
-// Option changes one call of Lock, TryLock, Do or LockAll.
+// Option changes one call of Lock, TryLock, LockAll, Do, DoAll or Lead.
 type Option func(*request)
 
 // request is the arguments of one call.
@@ -122,6 +122,7 @@ type request struct {
 	slots   int           // 0 without WithSlots
 	slot    int           // which slot is asked for, from 1; 0 without WithSlots
 	noRenew bool
+	apart   bool // WithoutReentry
 	fenced  bool
 	err     error // the error of the first invalid option
 }
@@ -202,6 +203,15 @@ func WithMaxHold(d time.Duration) Option {
 // unless Extend prolongs it. The option has no effect on a Lock that re-enters.
 func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
+}
+
+// WithoutReentry makes the caller a stranger to leases in its context: it
+// waits for the key even if its context derives from a lease that holds it.
+// Use it when goroutines started under a lease must exclude one another. A
+// caller that waits for its own lease waits until its context ends. The
+// context of the new lease still ends with the outer lease.
+func WithoutReentry() Option {
+	return func(r *request) { r.apart = true }
 }
 
 // WithFence requests a fence. If the driver has no fences, the error is

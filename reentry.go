@@ -71,14 +71,21 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 	}
 
 	l := c.addLeaseLocked(ctx, r, h, now)
-	if !h.renew && !h.unrenewed {
-		// Renewal had stopped: the contexts of all Locks had ended, or the term had
-		// reached the max hold.
-		h.renew, h.orphaned = true, 0
-		h.renewAt(now, now)
-	}
+	h.resumeRenewalLocked(now)
 	c.scheduleLocked(h)
 	return l, nil
+}
+
+// resumeRenewalLocked makes renewals of h go on if they have stopped, and reports whether
+// they had: the contexts of all Locks had ended, or the term had reached the max hold.
+// After it has returned true, the caller schedules h.
+func (h *hold) resumeRenewalLocked(now instant) bool {
+	if h.renew || h.unrenewed {
+		return false
+	}
+	h.renew, h.orphaned = true, 0
+	h.renewAt(now, now)
+	return true
 }
 
 // nest places l inside l.around. With LockAll, there may be thousands of leases around

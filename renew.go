@@ -269,8 +269,11 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 		return cl, false // it has ended
 	}
 
+	// Leases of Do and Lead are wanted whatever their contexts say. This is read here and
+	// not before, so that a renewal in preparation does not miss a call of
+	// renewUntilUnlock.
 	switch {
-	case wanted:
+	case wanted, slices.ContainsFunc(h.leases, func(l *Lease) bool { return l.untilUnlock }):
 		h.orphaned = 0
 	case h.orphaned == 0:
 		h.orphaned = now

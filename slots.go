@@ -86,7 +86,7 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 // reenterSlot re-enters the slot that the caller's context holds. It returns nil, nil if
 // there is none.
 func (w *wait) reenterSlot(ctx context.Context) (*Lease, error) {
-	if w.r.around == nil {
+	if w.r.around == nil || w.r.apart {
 		return nil, nil
 	}
 	// The outer lease may have had a larger n.

@@ -302,6 +302,11 @@ func TestReentryOfASlot(t *testing.T) {
 		if plain.Slot() != 0 {
 			t.Errorf("slot %d without WithSlots", plain.Slot())
 		}
+		other := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(3), hasp.WithoutReentry())
+		if other.Slot() == outer.Slot() {
+			t.Errorf("both have slot %d", other.Slot())
+		}
+		unlock(t, other)
 		unlock(t, plain)
 		unlock(t, inner)
 		if free(t, f, fmt.Sprint("k#", outer.Slot())) {

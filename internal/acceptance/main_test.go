@@ -5,10 +5,17 @@ import (
 	"testing"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/childtest"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+// roles are the children of tests. The files of the tests set them.
+var roles = childtest.Roles{}
+
+func TestMain(m *testing.M) {
+	childtest.Main(roles)
+	os.Exit(redistest.Main(m))
+}
 
 // needContainers skips the test in runs without containers.
 func needContainers(t *testing.T) {

@@ -1,0 +1,387 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// This file tests that Do, DoAll and Lead renew until fn returns.
+
+// withTwo is withClient with a second Client on the same store.
+func withTwo(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c, rival *hasp.Client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		f := &faulty{Driver: store.Driver()}
+		c, rival := hasp.New(f, o), hasp.New(store.Driver(), nil)
+		defer c.Close()
+		defer rival.Close()
+		run(t, f, c, rival)
+	})
+}
+
+// drain waits for the end of ctx and then works on for three terms. It fails the test
+// unless all keys stay held.
+func drain(t *testing.T, f *faulty, ctx context.Context, keys ...string) {
+	t.Helper()
+	<-ctx.Done()
+	for range 30 {
+		time.Sleep(hasp.DefaultTTL / 10)
+		for _, key := range keys {
+			if free(t, f, key) {
+				t.Errorf("%s was free while fn drained", key)
+				return
+			}
+		}
+	}
+}
+
+func TestRenewedUntilFnReturns(t *testing.T) {
+	type fn = func(ctx context.Context) error
+	for _, tc := range []struct {
+		name string
+		keys []string
+		do   func(ctx context.Context, c *hasp.Client, f fn) error
+	}{
+		{"Do", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
+			return hasp.Do(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error { return f(ctx) })
+		}},
+		{"DoAll", []string{"a", "k", "z"}, func(ctx context.Context, c *hasp.Client, f fn) error {
+			return hasp.DoAll(ctx, c, []string{"z", "k", "a"}, func(ctx context.Context, _ *hasp.Leases) error { return f(ctx) })
+		}},
+		{"Lead", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
+			return hasp.Lead(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error { return f(ctx) })
+		}},
+		{"Do in the context of a lease", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
+			outer, err := c.Lock(ctx, "k")
+			if err != nil {
+				return err
+			}
+			err = hasp.Do(outer.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error { return f(ctx) })
+			return errors.Join(err, outer.Unlock(ctx))
+		}},
+		{"Do in a lease that is unlocked first", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
+			outer, err := c.Lock(ctx, "k")
+			if err != nil {
+				return err
+			}
+			return hasp.Do(outer.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error {
+				return errors.Join(outer.Unlock(ctx), f(ctx))
+			})
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(time.Minute, cancel)
+				var inside, got time.Time // fn returned; the rival got the key
+				var wg sync.WaitGroup
+				err := tc.do(ctx, c, func(ctx context.Context) error {
+					wg.Go(func() {
+						l := lockNow(t, rival, "k")
+						got = time.Now()
+						unlock(t, l)
+					})
+					drain(t, f, ctx, tc.keys...)
+					inside = time.Now()
+					return nil
+				})
+				want(t, "result", err, nil)
+				wg.Wait()
+				if d := got.Sub(inside); d != 0 {
+					t.Errorf("another Client got the key %v after fn had returned, want at once", d)
+				}
+				for _, key := range tc.keys {
+					freed(t, f, key, key+" is still held")
+				}
+				synctest.Wait()
+				nothingLeft(t, c)
+			})
+		})
+	}
+}
+
+// A hold that was handed over in the line is renewed until fn returns as well.
+func TestDoWithAHandedOverHoldDrains(t *testing.T) {
+	withTwo(t, nil, func(t *testing.T, f *faulty, c, _ *hasp.Client) {
+		first, end := context.WithCancel(t.Context())
+		l := lockIn(t, c, first, "k")
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			want(t, "Do", hasp.Do(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error {
+				cancel()
+				drain(t, f, ctx, "k")
+				return nil
+			}), nil)
+			freed(t, f, "k", "the key is still held")
+		})
+		synctest.Wait()
+		end() // the one whose hold it was wants it no longer
+		unlock(t, l)
+		wg.Wait()
+		if a, _, r := f.calls(); a != 1 || r != 1 {
+			t.Errorf("%d attempts and %d releases, want a hand-over", a, r)
+		}
+	})
+}
+
+// After Do, another caller on the same hold has one more term, as after any end of all
+// contexts.
+func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var inner *hasp.Lease
+		want(t, "Do", hasp.Do(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error {
+			inner = lockIn(t, c, ctx, "k")
+			cancel()
+			drain(t, f, ctx, "k")
+			return nil
+		}), nil)
+		time.Sleep(hasp.DefaultTTL)
+		want(t, "within the term", inner.Err(), nil)
+		time.Sleep(2 * hasp.DefaultTTL)
+		want(t, "after it", inner.Err(), hasp.ErrLost)
+		freed(t, f, "k", "the key is still held")
+		want(t, "Unlock", inner.Unlock(t.Context()), hasp.ErrLost)
+	})
+}
+
+func TestLossWhileFnDrains(t *testing.T) {
+	boom := errors.New("boom")
+	for name, lose := range map[string]func(f *faulty){
+		"broken": func(f *faulty) { f.Break(context.Background(), "k") },
+		"outage": func(f *faulty) { f.set(down) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				fn := func(ctx context.Context, cancel context.CancelFunc, lease *hasp.Lease) error {
+					cancel()
+					time.Sleep(2 * hasp.DefaultTTL)
+					want(t, "before the loss", lease.Err(), nil)
+					lose(f)
+					time.Sleep(hasp.DefaultTTL)
+					want(t, "after the loss", lease.Err(), hasp.ErrLost)
+					want(t, "the context ended first", context.Cause(ctx), context.Canceled)
+					f.set(up)
+					return boom
+				}
+				for call, do := range map[string]func(context.Context, context.CancelFunc) error{
+					"Do": func(ctx context.Context, cancel context.CancelFunc) error {
+						return hasp.Do(ctx, c, "k", func(ctx context.Context, l *hasp.Lease) error { return fn(ctx, cancel, l) })
+					},
+					"DoAll": func(ctx context.Context, cancel context.CancelFunc) error {
+						return hasp.DoAll(ctx, c, []string{"k"}, func(ctx context.Context, ls *hasp.Leases) error { return fn(ctx, cancel, ls.All()[0]) })
+					},
+					"Lead": func(ctx context.Context, cancel context.CancelFunc) error {
+						return hasp.Lead(ctx, c, "k", func(ctx context.Context, l *hasp.Lease) error { return fn(ctx, cancel, l) })
+					},
+				} {
+					ctx, cancel := context.WithCancel(t.Context())
+					err := do(ctx, cancel)
+					want(t, call, err, hasp.ErrLost)
+					want(t, call, err, boom)
+				}
+			})
+		})
+	}
+}
+
+// WithMaxHold and WithoutRenewal keep their meaning.
+func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		opt         hasp.Option
+		least, most time.Duration
+	}{
+		{"WithMaxHold", hasp.WithMaxHold(3 * hasp.DefaultTTL), 3 * hasp.DefaultTTL, 3 * hasp.DefaultTTL},
+		{"WithoutRenewal", hasp.WithoutRenewal(), hasp.DefaultTTL * 9 / 10, hasp.DefaultTTL},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				ctx, cancel := context.WithCancel(t.Context())
+				start := time.Now()
+				err := hasp.Do(ctx, c, "k", func(_ context.Context, l *hasp.Lease) error {
+					cancel()
+					for l.Err() == nil {
+						time.Sleep(10 * time.Millisecond)
+					}
+					if d := time.Since(start); d < tc.least || d > tc.most+10*time.Millisecond {
+						t.Errorf("the lease lasted %v, want %v to %v", d, tc.least, tc.most)
+					}
+					time.Sleep(hasp.DefaultTTL / 10)
+					freed(t, f, "k", "the key is still held")
+					return nil
+				}, tc.opt)
+				want(t, "Do", err, hasp.ErrLost)
+			})
+		})
+	}
+}
+
+// Close ends the renewal for Do as well. A holder that drains has Timeout.
+func TestCloseWhileFnDrains(t *testing.T) {
+	for name, slow := range map[string]bool{"in time": false, "too long": true} {
+		t.Run(name, func(t *testing.T) {
+			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+				ctx, cancel := context.WithCancel(t.Context())
+				err := hasp.Do(ctx, c, "k", func(_ context.Context, l *hasp.Lease) error {
+					cancel()
+					time.Sleep(2 * hasp.DefaultTTL)
+					go c.Close()
+					synctest.Wait()
+					want(t, "Err", l.Err(), hasp.ErrClosed)
+					if !slow {
+						time.Sleep(hasp.DefaultTimeout / 2)
+						return nil
+					}
+					time.Sleep(hasp.DefaultTTL + hasp.DefaultTimeout)
+					unlock(t, lockNow(t, rival, "k", hasp.WithMaxWait(0))) // nothing has renewed it
+					return nil
+				})
+				if slow {
+					want(t, "Do", err, hasp.ErrClosed)
+				} else {
+					want(t, "Do", err, nil)
+					unlock(t, lockNow(t, rival, "k", hasp.WithMaxWait(0)))
+				}
+			})
+		})
+	}
+}
+
+// lockerFunc is a Locker whose Lock is a function.
+type lockerFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
+
+func (f lockerFunc) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+	return f(ctx, key, opts...)
+}
+
+func (f lockerFunc) TryLock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+	return f(ctx, key, opts...)
+}
+
+// A wrapper returns the lease so late that its renewal has stopped. Do resumes it.
+func TestDoResumesARenewalThatHasStopped(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		ctx, cancel := context.WithCancel(t.Context())
+		late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+			l := lockIn(t, c, ctx, key, opts...)
+			cancel()
+			_, before, _ := f.calls()
+			for quiet := 0; quiet < 45; quiet++ { // for nearly half a term
+				time.Sleep(hasp.DefaultTTL / 100)
+				if _, n, _ := f.calls(); n > before {
+					before, quiet = n, 0
+				}
+			}
+			return l, l.Err()
+		})
+		want(t, "Do", hasp.Do(ctx, late, "k", func(ctx context.Context, _ *hasp.Lease) error {
+			drain(t, f, ctx, "k")
+			return nil
+		}), nil)
+	})
+}
+
+// Do begins while the renewal that would be the last asks the contexts.
+func TestDoWhileTheLastRenewalAsks(t *testing.T) {
+	const ttl = 300 * time.Millisecond
+	withClient(t, &hasp.Options{TTL: ttl}, func(t *testing.T, _ *faulty, c *hasp.Client) {
+		ctx, cancel := context.WithCancel(t.Context())
+		first := lockIn(t, c, ctx, "k")
+		live := context.WithoutCancel(first.Context())
+		cancel()
+		time.Sleep(320 * time.Millisecond) // the next renewal is the last
+
+		returns, entered := make(chan struct{}), make(chan struct{})
+		asked := sync.OnceFunc(func() {
+			close(returns)
+			<-entered
+		})
+		second, cancelSecond := context.WithCancel(live)
+		if _, err := c.Lock(askedContext{second, asked}, "k"); err != nil {
+			t.Fatal(err)
+		}
+		cancelSecond()
+
+		late := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {
+			<-returns
+			return first, nil
+		})
+		want(t, "Do", hasp.Do(ctx, late, "k", func(context.Context, *hasp.Lease) error {
+			close(entered)
+			time.Sleep(10 * ttl)
+			return nil
+		}), nil)
+	})
+}
+
+func TestDoAll(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		boom := errors.New("boom")
+		keys := []string{"b", "a"}
+		do := func(fn func(context.Context, *hasp.Leases) error) error { return hasp.DoAll(t.Context(), c, keys, fn) }
+
+		want(t, "fn returned nil", do(func(ctx context.Context, ls *hasp.Leases) error {
+			if ctx != ls.Context() || len(ls.All()) != 2 {
+				t.Error("fn did not get the leases and their context")
+			}
+			return hasp.DoAll(ctx, c, keys, func(context.Context, *hasp.Leases) error { return nil })
+		}), nil)
+		if err := do(func(context.Context, *hasp.Leases) error { return boom }); err != boom {
+			t.Errorf("got %v, want fn's own error", err)
+		}
+		want(t, "fn unlocked the leases itself", do(func(ctx context.Context, ls *hasp.Leases) error { return ls.Unlock(ctx) }), nil)
+		want(t, "fn unlocked one itself", do(func(ctx context.Context, ls *hasp.Leases) error { return ls.All()[1].Unlock(ctx) }), nil)
+
+		// The loss of one key ends the context. The other stays locked until fn returns.
+		err := do(func(ctx context.Context, ls *hasp.Leases) error {
+			f.Break(ctx, "a")
+			<-ctx.Done()
+			want(t, "cause", context.Cause(ctx), hasp.ErrLost)
+			drain(t, f, ctx, "b")
+			return ls.All()[1].Unlock(ctx)
+		})
+		want(t, "one was lost", err, hasp.ErrLost)
+		if errors.Is(err, hasp.ErrReleased) {
+			t.Errorf("got %v, want nothing of the other", err)
+		}
+
+		func() {
+			defer func() {
+				if r := recover(); r != "oops" {
+					t.Errorf("recovered %v", r)
+				}
+			}()
+			do(func(context.Context, *hasp.Leases) error { panic("oops") })
+		}()
+		l := lockNow(t, c, "b")
+		want(t, "one is held", hasp.DoAll(t.Context(), c, keys, func(context.Context, *hasp.Leases) error {
+			t.Error("fn ran")
+			return nil
+		}, hasp.WithMaxWait(0)), hasp.ErrHeld)
+		unlock(t, l)
+		for _, key := range keys {
+			freed(t, f, key, key+" is still held")
+		}
+	})
+}
+
+func TestNilFnIsInvalid(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		want(t, "Do", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
+		want(t, "DoAll", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
+		want(t, "Lead", hasp.Lead(t.Context(), c, "k", nil), hasp.ErrInvalid)
+		if a, _, _ := f.calls(); a != 0 {
+			t.Errorf("%d attempts, want none", a)
+		}
+	})
+}

@@ -1,0 +1,408 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+func TestLeadRefusesBadInputAtOnce(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
+		start := time.Now()
+		for _, tc := range []struct {
+			name, key string
+			fn        func(context.Context, *hasp.Lease) error
+			opt       hasp.Option
+			says      string
+		}{
+			{"fn is nil", "k", nil, nil, "pass the function"},
+			{"a max wait", "k", fn, hasp.WithMaxWait(time.Second), "bound that instead"},
+			{"a max wait of zero", "k", fn, hasp.WithMaxWait(0), "bound that instead"},
+			{"an empty key", "", fn, nil, "empty key"},
+			{"a short term", "k", fn, hasp.WithTTL(time.Millisecond), "below"},
+		} {
+			err := hasp.Lead(t.Context(), c, tc.key, tc.fn, tc.opt)
+			want(t, tc.name, err, hasp.ErrInvalid)
+			var e *hasp.Error
+			if !errors.As(err, &e) || e.Key != tc.key || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("%s: got %v, want %q in it", tc.name, err, tc.says)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		want(t, "cancelled before", hasp.Lead(ctx, c, "k", fn), context.Canceled)
+		if a, _, _ := f.calls(); a != 0 || time.Since(start) != 0 {
+			t.Errorf("%d attempts, %v", a, time.Since(start))
+		}
+		c.Close()
+		want(t, "closed", hasp.Lead(t.Context(), c, "k", fn), hasp.ErrClosed)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(&bulk{Driver: memlock.New()}, nil)
+		defer c.Close()
+		err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }, hasp.WithFence())
+		want(t, "no fences", err, errors.ErrUnsupported)
+	})
+}
+
+func TestLeadReturnsWhatFnReturns(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		boom := errors.New("boom")
+		lead := func(fn func(context.Context, *hasp.Lease) error) error { return hasp.Lead(t.Context(), c, "k", fn) }
+		if err := lead(func(ctx context.Context, l *hasp.Lease) error {
+			if ctx != l.Context() || l.Key() != "k" {
+				t.Error("fn did not get the lease and its context")
+			}
+			time.Sleep(time.Hour)
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		if err := lead(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
+			t.Errorf("got %v, want fn's own error", err)
+		}
+		want(t, "fn unlocked the lease itself", lead(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
+		freed(t, f, "k", "the key is still held")
+
+		err := lead(func(context.Context, *hasp.Lease) error { f.set(down); return boom })
+		want(t, "Unlock failed", err, boom)
+		want(t, "Unlock failed", err, errNet)
+	})
+}
+
+// Each time that the lease is lost, fn runs again, whatever it has returned.
+func TestLeadCompetesAgainAfterALoss(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		var runs int
+		var last uint64
+		var returned time.Time
+		inside := false
+		err := hasp.Lead(t.Context(), c, "k", func(ctx context.Context, l *hasp.Lease) error {
+			if inside {
+				t.Error("fn runs twice at once")
+			}
+			inside = true
+			defer func() { inside, returned = false, time.Now() }()
+			if l.Fence() <= last {
+				t.Errorf("fence %d after %d", l.Fence(), last)
+			}
+			last = l.Fence()
+			if d := time.Since(returned); runs > 0 && d > 100*time.Millisecond {
+				t.Errorf("led again %v after fn had returned, want at most 100ms", d)
+			}
+			runs++
+			switch runs {
+			case 1, 2:
+				f.Break(ctx, "k")
+				<-ctx.Done()
+				want(t, "cause", context.Cause(ctx), hasp.ErrLost)
+				if runs == 1 {
+					return nil
+				}
+				return errors.New("of a term that was lost")
+			case 3:
+				// It takes no notice of its context, and runs beside the next leader.
+				f.Break(ctx, "k")
+				time.Sleep(3 * hasp.DefaultTTL)
+				unlock(t, lockNow(t, c, "k", hasp.WithMaxWait(0)))
+				return nil
+			}
+			return nil
+		}, hasp.WithFence())
+		if err != nil || runs != 4 {
+			t.Errorf("%v after %d runs, want nil after 4", err, runs)
+		}
+	})
+}
+
+// A max hold makes leaders take turns.
+func TestLeadWithAMaxHold(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		ctx, cancel := context.WithCancel(t.Context())
+		runs := 0
+		want(t, "Lead", hasp.Lead(ctx, c, "k", func(ctx context.Context, l *hasp.Lease) error {
+			if runs++; runs == 5 {
+				cancel()
+				return nil
+			}
+			start := time.Now()
+			<-ctx.Done()
+			within(t, "one turn", start, time.Hour)
+			return nil
+		}, hasp.WithMaxHold(time.Hour)), nil)
+	})
+}
+
+func TestLeadGoesOnThroughOutages(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.set(down)
+		start := time.Now()
+		time.AfterFunc(time.Minute, func() { f.set(up) })
+		runs := 0
+		want(t, "Lead", hasp.Lead(t.Context(), c, "k", func(ctx context.Context, l *hasp.Lease) error {
+			if runs++; runs == 2 {
+				return nil
+			}
+			within(t, "Lead, while the store was down for a minute,", start, time.Minute+time.Second)
+
+			// The lease ends at its deadline. A successor cannot have come sooner.
+			began := time.Now()
+			f.set(down)
+			<-ctx.Done()
+			want(t, "cause", context.Cause(ctx), hasp.ErrLost)
+			within(t, "the end of the context", began, hasp.DefaultTTL)
+			time.AfterFunc(time.Minute, func() { f.set(up) })
+			return nil
+		}), nil)
+		if runs != 2 {
+			t.Errorf("%d runs, want 2", runs)
+		}
+	})
+}
+
+// A Lock that fails at once, and a Lock that a wrapper bounds, are repeated with pauses.
+func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
+	for _, refusal := range []error{errNet, hasp.ErrHeld} {
+		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+			start := time.Now()
+			tries := 0
+			l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+				tries++
+				if time.Since(start) < time.Minute {
+					return nil, refusal
+				}
+				return c.Lock(ctx, key, opts...)
+			})
+			want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(context.Context, *hasp.Lease) error { return nil }), nil)
+			within(t, "Lead", start, time.Minute+time.Second)
+			if tries < 60 || tries > 130 {
+				t.Errorf("%d tries in a minute", tries)
+			}
+		})
+	}
+}
+
+// After a term of leading, the first pause is short again, however long the outage
+// before was.
+func TestLeadForgetsAnEarlierOutage(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		runs, tries := 0, 0
+		var refused time.Time
+		l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+			if tries++; tries <= 20 || tries == 22 {
+				refused = time.Now()
+				return nil, errNet
+			}
+			return c.Lock(ctx, key, opts...)
+		})
+		want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(ctx context.Context, _ *hasp.Lease) error {
+			if runs++; runs == 1 {
+				f.Break(ctx, "k")
+				<-ctx.Done()
+				return nil
+			}
+			within(t, "the try after a refusal", refused, 100*time.Millisecond)
+			return nil
+		}), nil)
+		if runs != 2 || tries != 23 {
+			t.Errorf("%d runs, %d tries", runs, tries)
+		}
+	})
+}
+
+func TestLeadEndsWithItsContext(t *testing.T) {
+	boom := errors.New("boom")
+	for _, tc := range []struct {
+		name  string
+		begin func(t *testing.T, f *faulty, rival *hasp.Client)
+		wants []error
+	}{
+		{"waiting", func(t *testing.T, _ *faulty, rival *hasp.Client) { lockNow(t, rival, "k") }, []error{hasp.ErrHeld, boom}},
+		{"in an outage", func(_ *testing.T, f *faulty, _ *hasp.Client) { f.set(down) }, []error{boom}},
+		{"before a store that hangs", func(_ *testing.T, f *faulty, _ *hasp.Client) {
+			f.set(func(f *faulty) {
+				f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+					time.Sleep(10 * time.Second)
+					return backend.Grant{}, errNet
+				}
+			})
+		}, []error{boom}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for after := 20 * time.Second; after < 24*time.Second; after += 170 * time.Millisecond {
+				withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+					tc.begin(t, f, rival)
+					ctx, cancel := context.WithCancelCause(t.Context())
+					var cancelled time.Time
+					time.AfterFunc(after, func() { cancelled = time.Now(); cancel(boom) })
+					err := hasp.Lead(ctx, c, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
+					within(t, "the return", cancelled, 50*time.Millisecond)
+					want(t, "Lead", err, context.Canceled)
+					for _, target := range tc.wants {
+						want(t, "Lead", err, target)
+					}
+					time.Sleep(20 * time.Second) // for calls that hang
+				})
+			}
+		})
+	}
+}
+
+// An outage that a wrapper reports just as ctx ends does not hide the end of ctx.
+func TestLeadWhoseContextEndsWithAnOutage(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	l := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {
+		cancel()
+		return nil, errNet
+	})
+	err := hasp.Lead(ctx, l, "k", func(context.Context, *hasp.Lease) error { return nil })
+	want(t, "Lead", err, context.Canceled)
+	want(t, "Lead", err, errNet)
+}
+
+func TestLeadEndsWithItsClient(t *testing.T) {
+	for name, hold := range map[string]bool{"waiting": true, "in an outage": false} {
+		t.Run(name, func(t *testing.T) {
+			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+				if hold {
+					lockNow(t, rival, "k")
+				} else {
+					f.set(down)
+				}
+				var closed time.Time
+				time.AfterFunc(20*time.Second, func() { closed = time.Now(); c.Close() })
+				err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
+				want(t, "Lead", err, hasp.ErrClosed)
+				within(t, "the return", closed, time.Second+50*time.Millisecond)
+				rival.Close()
+			})
+		})
+	}
+
+	// A leader that returns in time unlocks the key.
+	withTwo(t, nil, func(t *testing.T, _ *faulty, c, rival *hasp.Client) {
+		time.AfterFunc(time.Hour, func() { c.Close() })
+		err := hasp.Lead(t.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		want(t, "Lead", err, hasp.ErrClosed)
+		unlock(t, lockNow(t, rival, "k", hasp.WithMaxWait(0)))
+	})
+}
+
+func TestLeadUnlocksIfFnPanics(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		for _, lost := range []bool{false, true} {
+			fn := func(end func()) func(ctx context.Context, _ *hasp.Lease) error {
+				return func(ctx context.Context, _ *hasp.Lease) error {
+					if lost {
+						f.Break(ctx, "k")
+						<-ctx.Done()
+					}
+					end()
+					return nil
+				}
+			}
+			func() {
+				defer func() {
+					if r := recover(); r != "oops" {
+						t.Errorf("recovered %v", r)
+					}
+				}()
+				hasp.Lead(t.Context(), c, "k", fn(func() { panic("oops") }))
+				t.Error("the panic was swallowed")
+			}()
+			freed(t, f, "k", "a panic left the key locked")
+
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				hasp.Lead(t.Context(), c, "k", fn(runtime.Goexit))
+				t.Error("Lead returned in spite of Goexit")
+			}()
+			<-done
+			freed(t, f, "k", "Goexit left the key locked")
+		}
+	})
+}
+
+// Of three candidates one leads. Each leader in turn is cut off, and a successor leads
+// within the term and 100 ms. The old leader competes again by itself.
+func TestLeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = time.Second
+		store := memlock.NewStore()
+		var valid, runs atomic.Int32 // leases that are trusted
+		var wg sync.WaitGroup
+		leads := make(chan int)
+		var ended [3]error
+		ctx, cancel := context.WithCancel(t.Context())
+		var links []*faulty
+		for i := range 3 {
+			f := &faulty{Driver: store.Driver()}
+			links = append(links, f)
+			c := hasp.New(f, &hasp.Options{TTL: ttl})
+			defer c.Close()
+			wg.Go(func() {
+				ended[i] = hasp.Lead(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error {
+					runs.Add(1)
+					if valid.Add(1) > 1 {
+						t.Error("two lead at once")
+					}
+					select {
+					case leads <- i:
+						<-ctx.Done()
+					case <-ctx.Done():
+					}
+					valid.Add(-1)
+					time.Sleep(ttl / 3) // it cleans up
+					return nil
+				})
+			})
+		}
+
+		var led [3]int
+		for range 100 {
+			i := <-leads
+			led[i]++
+			time.Sleep(ttl)
+			links[i].set(down)
+			cut := time.Now()
+			for before := runs.Load(); runs.Load() == before; {
+				time.Sleep(time.Millisecond)
+			}
+			within(t, "a successor", cut, ttl+100*time.Millisecond)
+			links[i].set(up)
+		}
+		for i, n := range led {
+			if n < 10 {
+				t.Errorf("candidate %d led %d times of 100", i, n)
+			}
+		}
+
+		// The end of ctx ends the one that leads with nil. The others wait for the key.
+		last := <-leads
+		time.Sleep(ttl)
+		cancel()
+		wg.Wait()
+		for i, err := range ended {
+			if i == last {
+				want(t, "the last leader", err, nil)
+			} else {
+				want(t, "a candidate", err, context.Canceled)
+			}
+		}
+	})
+}
