@@ -105,7 +105,7 @@ func (a *app) root() *cobra.Command {
 	root.SetVersionTemplate("hasp {{.Version}}\n")
 
 	a.store.register(root)
-	root.AddCommand(a.runCommand(), a.demoCommand(), a.inspectCommand(), a.breakCommand(),
+	root.AddCommand(a.runCommand(), a.leadCommand(), a.demoCommand(), a.inspectCommand(), a.breakCommand(),
 		a.strategiesCommand(), a.conformCommand(), a.versionCommand())
 
 	// Without this, "hasp help" prints the help of hasp for an unknown command.

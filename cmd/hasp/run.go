@@ -95,11 +95,17 @@ func (a *app) runCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.DurationVar(&r.wait, "wait", 0, "wait this long at most, such as 10s or 5m; 0 is one attempt (default: no limit)")
 	f.BoolVar(&r.noWait, "no-wait", false, "make one attempt, and exit with 75 if the key is held")
+	r.commonFlags(cmd)
+	return cmd
+}
+
+// commonFlags are those of hasp run and hasp lead.
+func (r *run) commonFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
 	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
 	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
 	f.DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
-	return cmd
 }
 
 // runArgs wants a key, two dashes, and a command.
@@ -121,7 +127,7 @@ func runArgs(cmd *cobra.Command, args []string) error {
 // options returns the flags as options of Lock.
 func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	var opts []hasp.Option
-	if r.noWait || cmd.Flag("wait").Changed {
+	if wait := cmd.Flag("wait"); r.noWait || wait != nil && wait.Changed {
 		opts = append(opts, hasp.WithMaxWait(r.wait))
 	}
 	if cmd.Flag("ttl").Changed {
