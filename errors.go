@@ -103,22 +103,12 @@ func plain(err error, d time.Duration) error {
 // does the result.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
-	var dated interface{ Since() time.Time }
+	var dated *backend.UnavailableError
 	if errors.As(flat, &dated) || !errors.As(err, &dated) {
 		return flat
 	}
-	return datedError{flat, dated.Since()}
+	return &backend.UnavailableError{Since: dated.Since, Err: flat}
 }
-
-// datedError is an error that says when its outage began.
-type datedError struct {
-	error
-	since time.Time
-}
-
-func (e datedError) Unwrap() error { return e.error }
-
-func (e datedError) Since() time.Time { return e.since }
 
 // isContextError reports whether err is, or wraps, the error of a context that
 // has ended.
