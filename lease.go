@@ -132,8 +132,8 @@ func (l *Lease) Context() context.Context {
 // call; Options.Timeout bounds it.
 //
 // ErrLost means that the lease was lost before: another caller may have held the
-// key since. ErrReleased means that Unlock has succeeded before. After any other
-// error of the store the outcome is unknown: the lease has ended and is no longer
+// key since. ErrReleased means that Unlock has succeeded before. After
+// ErrUnavailable the outcome is unknown: the lease has ended and is no longer
 // renewed, and the Client repeats the release in the background. Call Unlock again
 // to learn the outcome. ErrClosed means that Close had stopped waiting for the holder:
 // the key is free when its term ends, at the latest.
@@ -147,7 +147,7 @@ func (l *Lease) Unlock(ctx context.Context) error {
 		l.c.observeEnd(l, kind, err)
 	}
 	if err != nil {
-		return &Error{"unlock", l.key, err}
+		return newError("unlock", l.key, err)
 	}
 	return nil
 }
@@ -337,11 +337,12 @@ func (l *Lease) settle(err error) bool {
 // Extend makes the lease last for at least ttl from now, in one call to the store.
 // It never shortens the lease. Renewals still ask for the lease's own term. A ttl
 // below 100 ms, or one that WithMaxHold or the store does not allow, is ErrInvalid.
-// If the lease has ended, the error is ErrLost, ErrReleased or ErrClosed. After any
-// other error the outcome is unknown, and the lease lasts at least as long as before.
+// If the lease has ended, the error is ErrLost, ErrReleased or ErrClosed. After
+// ErrUnavailable or an error of ctx the outcome is unknown, and the lease lasts at
+// least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	if err := l.extend(ctx, ttl); err != nil {
-		return &Error{"extend", l.key, err}
+		return newError("extend", l.key, err)
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 		l, err = w.take(ctx)
 	}
 	if err != nil {
-		err = &Error{op, key, err}
+		err = newError(op, key, err)
 		c.observe(Event{Kind: EventRefused, Key: key, Wait: c.clock.now().sub(w.start), Tries: w.tries, Err: err})
 		return nil, err
 	}

@@ -140,8 +140,8 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		// This wait has ended before the store answered.
-		if w.unanswered(sent) {
-			w.lastAnswer = nil
+		if w.unanswered(sent) && errors.Is(w.lastAnswer, ErrHeld) {
+			w.lastAnswer = nil // a failure of the store is still reported
 		}
 	default:
 		outage = w.noteAnswer(err, sent)
