@@ -115,7 +115,7 @@ func ExampleOptions_observe() {
 	var mu sync.Mutex
 	count := map[hasp.EventKind]int{}
 	var waited, held time.Duration
-	observe := func(e hasp.Event) {
+	observe := func(_ context.Context, e hasp.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		count[e.Kind]++
@@ -140,11 +140,12 @@ func ExampleOptions_observe() {
 	}
 	c.Close() // waits for Observe
 
-	for _, kind := range []hasp.EventKind{hasp.EventAcquired, hasp.EventRefused, hasp.EventReleased, hasp.EventLost} {
+	for _, kind := range []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventRefused, hasp.EventReleased, hasp.EventLost} {
 		fmt.Println(kind, count[kind])
 	}
 	fmt.Println("held for longer than waited for:", held > waited)
 	// Output:
+	// requested 6
 	// acquired 3
 	// refused 3
 	// released 3

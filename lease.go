@@ -19,6 +19,9 @@ type Lease struct {
 	c       *Client
 	hold    *hold
 	key     string
+	id      uint64                       // of its events
+	op      string                       // of its events
+	reentry bool                         // the caller had the hold already
 	parent  context.Context              // Lock's
 	around  *Lease                       // the innermost lease in the context that Lock was called with, or nil
 	depth   int                          // how many leases are around it
@@ -140,11 +143,7 @@ func (l *Lease) Context() context.Context {
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
 	if ends && l.c.opts.Observe != nil {
-		kind := EventReleased
-		if errors.Is(err, ErrLost) {
-			kind = EventLost
-		}
-		l.c.observeEnd(l, kind, err)
+		l.c.observeUnlock(ctx, l, err)
 	}
 	if err != nil {
 		return newError("unlock", l.key, err)
@@ -167,6 +166,9 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	}
 
 	l.state.Store(released)
+	if l.observed && state == held {
+		c.unlockBegunLocked(l.key) // before another caller can get the key
+	}
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
 	// The hold goes on with its other leases, or with the next caller in line.

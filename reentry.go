@@ -71,6 +71,7 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 	}
 
 	l := c.addLeaseLocked(ctx, r, h, now)
+	l.reentry = true
 	if !h.renew && !h.unrenewed {
 		// Renewal had stopped: the contexts of all Locks had ended, or the term had
 		// reached the max hold.
