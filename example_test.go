@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -151,6 +153,29 @@ func ExampleOptions_observe() {
 	// released 3
 	// lost 0
 	// held for longer than waited for: true
+}
+
+// A log of what is lost or goes wrong; at slog.LevelDebug it has every event.
+func ExampleLogEvents() {
+	withoutTime := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == "id" || a.Key == "hold" {
+			return slog.Attr{} // they differ in each run
+		}
+		return a
+	}}
+	logger := slog.New(slog.NewTextHandler(os.Stdout, withoutTime))
+
+	ctx := context.Background()
+	c := hasp.New(memlock.New(), &hasp.Options{Observe: hasp.LogEvents(logger)})
+	lease, err := c.Lock(ctx, "report", hasp.WithMaxHold(10*time.Millisecond))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	<-lease.Context().Done()
+	c.Close() // waits for the log
+	// Output:
+	// level=ERROR msg="hasp: lost" key=report op=lock err="lease lost"
 }
 
 // A job in steps that asks for the time of each step before it begins. If the

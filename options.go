@@ -68,7 +68,8 @@ type Options struct {
 	// caller's Lock waits for that, but only for a third of its term, at most for Timeout,
 	// and not after the end of its context. EventLost has no such order.
 	//
-	// Observe must not call the Client. A panic in Observe is not recovered.
+	// Observe must not call the Client. A panic in Observe is not recovered. LogEvents
+	// returns an Observe that writes a log.
 	Observe func(ctx context.Context, e Event)
 }
 
