@@ -320,6 +320,33 @@ func TestObserveGetsTheContext(t *testing.T) {
 	})
 }
 
+// An outage is told by the same error in events as in calls. The end of the engine's own
+// contexts does not look like that of the caller's.
+func TestErrorsOfEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		got := map[hasp.EventKind]error{}
+		f := newFaulty()
+		c := hasp.New(f, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			got[e.Kind] = e.Err
+		}})
+		l := lockNow(t, c, "k")
+		f.set(down)
+		f.set(func(f *faulty) { f.renew = hungRenew })
+		time.Sleep(hasp.DefaultTTL * 2 / 3)
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "other")), hasp.ErrUnavailable)
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
+		synctest.Wait()
+		for _, kind := range []hasp.EventKind{hasp.EventRenewFailed, hasp.EventRefused, hasp.EventReleased} {
+			wantOutage(t, kind.String(), got[kind])
+		}
+		f.set(up)
+		c.Close()
+	})
+}
+
 // A lease that re-enters says so in each of its events, and has Tries 0 as one that
 // was handed over, which does not.
 func TestEventsOfAReentry(t *testing.T) {

@@ -21,7 +21,7 @@ type observer struct {
 	// Guarded by Client.mu.
 	running bool                // the goroutine exists; it ends when the queue is empty
 	queue   []unobserved        // in the order in which they happened
-	unlocks map[string]*unlocks // by key: calls of Unlock whose EventReleased is still to be reported
+	unlocks map[string]*unlocks // by the store's key: calls of Unlock whose EventReleased is still to be reported
 }
 
 // unobserved is an event that waits for Observe.
@@ -119,7 +119,7 @@ func (c *Client) observeAcquired(ctx context.Context, l *Lease, e Event) {
 // answered, from stopping other callers.
 func (c *Client) awaitUnlocks(ctx context.Context, l *Lease) {
 	c.mu.Lock()
-	u := c.observer.unlocks[l.key]
+	u := c.observer.unlocks[l.hold.claim.Key]
 	if u == nil {
 		c.mu.Unlock()
 		return
@@ -140,9 +140,9 @@ func (c *Client) awaitUnlocks(ctx context.Context, l *Lease) {
 	}
 }
 
-// unlockBegunLocked notes that an Unlock of key has begun. unlockReported follows.
-func (c *Client) unlockBegunLocked(key string) {
-	o := &c.observer
+// unlockBegunLocked notes that an Unlock of l has begun. unlockReported follows.
+func (c *Client) unlockBegunLocked(l *Lease) {
+	o, key := &c.observer, l.hold.claim.Key
 	if o.unlocks == nil {
 		o.unlocks = map[string]*unlocks{}
 	}
@@ -154,11 +154,11 @@ func (c *Client) unlockBegunLocked(key string) {
 	u.n++
 }
 
-// unlockReported notes that the end of a lease of key was reported, after
-// unlockBegunLocked.
-func (c *Client) unlockReported(key string) {
+// unlockReported notes that the end of l was reported, after unlockBegunLocked.
+func (c *Client) unlockReported(l *Lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	key := l.hold.claim.Key
 	u := c.observer.unlocks[key]
 	if u.n--; u.n > 0 {
 		return
@@ -171,7 +171,7 @@ func (c *Client) unlockReported(key string) {
 
 // observeUnlock reports the end of l by an Unlock that has returned err.
 func (c *Client) observeUnlock(ctx context.Context, l *Lease, err error) {
-	defer c.unlockReported(l.key) // also if Observe panics
+	defer c.unlockReported(l) // also if Observe panics
 	if errors.Is(err, ErrLost) {
 		c.observeLost(l, err)
 		return
