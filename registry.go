@@ -279,8 +279,8 @@ func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	switch {
 	case end == nil:
 		return plain(err, timeout)
-	case isContextError(err), errors.Is(err, os.ErrDeadlineExceeded):
-		// The caller's context has ended the call, and the store has not failed.
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		// The deadline was the caller's, so the store has not failed.
 		return fmt.Errorf("%w (%v)", end, err)
 	}
 	return &waitError{err, end}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -281,6 +282,9 @@ func TestOpenOfAnUnavailableStore(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		wantOnly(t, "a short deadline", try(ctx, hang), context.DeadlineExceeded)
+		wantOnly(t, "a short deadline of a connection", try(ctx, func(context.Context, hasp.Config) (backend.Driver, error) {
+			return nil, fmt.Errorf("read: %w", os.ErrDeadlineExceeded)
+		}), context.DeadlineExceeded)
 		wantOutage(t, "refused, then ended", try(ctx, refuse), errNet, context.DeadlineExceeded)
 		wantOnly(t, "a bad parameter", try(t.Context(), func(_ context.Context, c hasp.Config) (backend.Driver, error) {
 			return nil, fmt.Errorf("%w: size", hasp.ErrInvalid)

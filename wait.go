@@ -140,8 +140,8 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		// This wait has ended before the store answered.
-		if w.unanswered(sent) && errors.Is(w.lastAnswer, ErrHeld) {
-			w.lastAnswer = nil // a failure of the store is still reported
+		if w.unanswered(sent) {
+			w.forgetHeld()
 		}
 	default:
 		outage = w.noteAnswer(err, sent)
@@ -233,6 +233,13 @@ func (c *Client) outageOf(err error, began instant) instant {
 		return began
 	}
 	return now
+}
+
+// forgetHeld drops a last answer of ErrHeld. A failure of the store is still reported.
+func (w *wait) forgetHeld() {
+	if errors.Is(w.lastAnswer, ErrHeld) {
+		w.lastAnswer = nil
+	}
 }
 
 // noteContended records that a Waiter has refused the key.
