@@ -94,7 +94,7 @@ func newClient(d backend.Driver, opts Options) *Client {
 
 // Lock waits until it holds key. Its errors are of type [*Error]. It returns ErrHeld
 // if ctx or WithMaxWait ended the wait while another caller held the key. It returns
-// the store's error if the store could not be reached for Options.Timeout, or until
+// ErrUnavailable if the store could not be reached for Options.Timeout, or until
 // WithMaxWait ended the wait. It returns the context's error if ctx ended the wait before
 // the store had answered. Its other errors are ErrClosed, ErrInvalid and
 // errors.ErrUnsupported.
@@ -125,14 +125,14 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	in, err := c.inspector(key)
 	if err != nil {
-		return backend.Status{}, &Error{"inspect", key, err}
+		return backend.Status{}, newError("inspect", key, err)
 	}
 	defer c.leave()
 	s, err := call(c, ctx, c.opts.Timeout, func(ctx context.Context) (backend.Status, error) {
 		return in.Inspect(ctx, c.opts.Prefix+key)
 	}, nil)
 	if err != nil {
-		return backend.Status{}, &Error{"inspect", key, err}
+		return backend.Status{}, newError("inspect", key, err)
 	}
 	return s, nil
 }
@@ -142,7 +142,7 @@ func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error
 func (c *Client) Break(ctx context.Context, key string) error {
 	in, err := c.inspector(key)
 	if err != nil {
-		return &Error{"break", key, err}
+		return newError("break", key, err)
 	}
 	defer c.leave()
 	_, err = call(c, ctx, c.opts.Timeout, func(ctx context.Context) (struct{}, error) {
@@ -152,7 +152,7 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	// Break may have removed the hold even if err is not nil.
 	c.confirmSoon(key)
 	if err != nil {
-		return &Error{"break", key, err}
+		return newError("break", key, err)
 	}
 	return nil
 }

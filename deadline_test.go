@@ -59,7 +59,7 @@ func TestLossIsToldAtOnceWhenTheStoreSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
 		var events []hasp.Event
-		c := hasp.New(f, &hasp.Options{Observe: func(e hasp.Event) { events = append(events, e) }})
+		c := hasp.New(f, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { events = append(events, e) }})
 		defer c.Close()
 		start := time.Now()
 		l := lockNow(t, c, "k")
@@ -68,8 +68,8 @@ func TestLossIsToldAtOnceWhenTheStoreSaysSo(t *testing.T) {
 		within(t, "the report, which comes with the first renewal,", start, hasp.DefaultTTL/3)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
 		synctest.Wait()
-		if n := len(events); n != 2 || events[1].Kind != hasp.EventLost || events[1].Err != hasp.ErrLost || events[1].Hold <= 0 {
-			t.Errorf("got events %v, want acquired and lost", events)
+		if n := len(events); n != 3 || events[2].Kind != hasp.EventLost || events[2].Err != hasp.ErrLost || events[2].Hold <= 0 {
+			t.Errorf("got events %v, want requested, acquired and lost", events)
 		}
 	})
 }
@@ -202,7 +202,7 @@ func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
 // after it.
 func TestLossIsReportedAfterASlowObserver(t *testing.T) {
 	var kinds []hasp.EventKind
-	o := &hasp.Options{Timeout: time.Second, Observe: func(e hasp.Event) {
+	o := &hasp.Options{Timeout: time.Second, Observe: func(_ context.Context, e hasp.Event) {
 		if e.Kind == hasp.EventAcquired {
 			time.Sleep(10 * time.Second)
 		}
@@ -214,7 +214,7 @@ func TestLossIsReportedAfterASlowObserver(t *testing.T) {
 		synctest.Wait()
 		c.Close()
 		want(t, "Unlock", (<-leases).Unlock(t.Context()), hasp.ErrClosed)
-		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventAcquired, hasp.EventLost}) {
+		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
 			t.Errorf("got %v", kinds)
 		}
 	})

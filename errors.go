@@ -12,8 +12,8 @@ import (
 )
 
 // These are the errors to test for with errors.Is. A call may also return
-// errors.ErrUnsupported, or the error of its context. Any other error is an outage: the
-// store did not answer, or answered with an error, which the outage wraps.
+// errors.ErrUnsupported, or the error of its context. Any other error of the store is
+// ErrUnavailable.
 var (
 	// ErrHeld says that another caller holds the key, or comes first. errors.As with a
 	// *backend.HeldError returns the holder and the rest of its term, if they are
@@ -33,6 +33,21 @@ var (
 
 	// ErrInvalid says that an argument, an option or a parameter is wrong.
 	ErrInvalid = backend.ErrInvalid
+
+	// ErrUnavailable says that the store failed or did not answer. What was asked
+	// may or may not have been done; a failed Lock leaves nothing behind.
+	//
+	// It matches refused and broken connections, timeouts, every error that the
+	// server itself reports (no memory, no permission, read only, loading), a lost
+	// quorum, and Unlock or Extend of unknown outcome; also from Open, Inspect and
+	// Break. The driver's error stays wrapped. It never matches an error that is
+	// ErrHeld, ErrLost, ErrReleased, ErrClosed, ErrInvalid or errors.ErrUnsupported,
+	// except where LockAll or Do joins several errors.
+	//
+	// If the caller's context ended before the store had failed once, the error
+	// matches the context's error only: a short deadline is not an outage. If the
+	// store had failed, both match, so ask about the context first.
+	ErrUnavailable = backend.ErrUnavailable
 )
 
 // Error is the error of every call that concerns a key. It says what was tried, on
@@ -50,6 +65,34 @@ func (e *Error) Error() string {
 
 // Unwrap returns e.Err.
 func (e *Error) Unwrap() error { return e.Err }
+
+// newError returns the error of a call that concerns a key.
+func newError(op, key string, err error) error { return &Error{op, key, marked(err)} }
+
+// marked returns err so that it matches ErrUnavailable if it is an outage, and does not
+// otherwise. All errors of calls pass here, so that drivers need not mark theirs.
+func marked(err error) error {
+	switch outage := isOutage(err); {
+	case outage == errors.Is(err, ErrUnavailable):
+		return err
+	case outage:
+		return &backend.UnavailableError{Err: err}
+	}
+	return available{err}
+}
+
+// available is an error that does not match ErrUnavailable although a part of it does. Such
+// a part comes from the caller, as the cause of its context, or meets the loss of a lease
+// around the call. available does not unwrap, so that errors.Is cannot find that part.
+type available struct{ err error }
+
+func (e available) Error() string { return e.err.Error() }
+
+func (e available) Is(target error) bool {
+	return target != ErrUnavailable && errors.Is(e.err, target)
+}
+
+func (e available) As(target any) bool { return errors.As(e.err, target) }
 
 // waitError is the error of a wait that ended with its caller's context. errors.Is
 // matches both parts.
@@ -103,22 +146,25 @@ func plain(err error, d time.Duration) error {
 // does the result.
 func plainDated(err error, d time.Duration) error {
 	flat := plain(err, d)
-	var dated interface{ Since() time.Time }
+	var dated *backend.UnavailableError
 	if errors.As(flat, &dated) || !errors.As(err, &dated) {
 		return flat
 	}
-	return datedError{flat, dated.Since()}
+	return &backend.UnavailableError{Since: dated.Since, Err: flat}
 }
 
-// datedError is an error that says when its outage began.
-type datedError struct {
-	error
-	since time.Time
+// isOutage reports whether err, which a call is about to return, says that the store failed
+// or did not answer.
+func isOutage(err error) bool {
+	if err == nil || definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
+		return false
+	}
+	// What the context's end interrupted decides. An outage matches no context's error.
+	if w, ok := err.(*waitError); ok {
+		err = w.err
+	}
+	return !isContextError(err)
 }
-
-func (e datedError) Unwrap() error { return e.error }
-
-func (e datedError) Since() time.Time { return e.since }
 
 // isContextError reports whether err is, or wraps, the error of a context that
 // has ended.

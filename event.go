@@ -6,9 +6,13 @@ import "time"
 type EventKind int
 
 const (
-	// EventAcquired: a caller got a lease, after Wait and Tries. Tries is 0 if the
-	// hold was handed over in the line or re-entered.
-	EventAcquired EventKind = iota + 1
+	// EventRequested: a call of Lock or TryLock began. Each is followed by one
+	// EventAcquired or EventRefused of the same ID, and each EventAcquired by one
+	// EventReleased or EventLost.
+	EventRequested EventKind = iota + 1
+
+	// EventAcquired: a caller got a lease, after Wait and Tries.
+	EventAcquired
 
 	// EventRefused: a caller did not get a lease. Err says why.
 	EventRefused
@@ -26,12 +30,12 @@ const (
 	EventRenewFailed
 )
 
-var eventNames = [...]string{EventAcquired: "acquired", EventRefused: "refused", EventReleased: "released",
+var eventNames = [...]string{EventRequested: "requested", EventAcquired: "acquired", EventRefused: "refused", EventReleased: "released",
 	EventLost: "lost", EventRenewFailed: "renew failed"}
 
 // String returns the kind in lower-case words, such as "acquired".
 func (k EventKind) String() string {
-	if k < EventAcquired || int(k) >= len(eventNames) {
+	if k < EventRequested || int(k) >= len(eventNames) {
 		return "unknown"
 	}
 	return eventNames[k]
@@ -40,12 +44,19 @@ func (k EventKind) String() string {
 // Event reports one change of a lock, for metrics, traces and logs. It has no token
 // and no secret of the store.
 type Event struct {
-	Kind  EventKind
-	Key   string        // as the caller gave it
-	Owner string        // Options.Owner
-	Fence uint64        // the lease's, or 0
-	Wait  time.Duration // EventAcquired, EventRefused: how long the caller waited
-	Hold  time.Duration // EventReleased, EventLost: how long the lease lasted
-	Tries int           // EventAcquired, EventRefused: calls to the store; a driver's Wait is one call
-	Err   error         // the reason, for the kinds that have one
+	Kind    EventKind
+	ID      uint64        // of the call of Lock or TryLock; unique in the process
+	Op      string        // "lock" or "trylock": the call that has the ID
+	Key     string        // as the caller gave it
+	Owner   string        // Options.Owner
+	Reentry bool          // EventAcquired and later: on a hold that the caller had; count holds without these
+	Fence   uint64        // the lease's, or 0
+	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
+	Hold    time.Duration // EventReleased, EventLost: how long the lease lasted
+	Err     error         // the reason, for the kinds that have one
+
+	// Tries is how many calls to the store EventAcquired or EventRefused took. A driver's
+	// Wait is one call. EventAcquired with 0, and without Reentry, was handed over
+	// within the Client.
+	Tries int
 }

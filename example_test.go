@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -115,7 +117,7 @@ func ExampleOptions_observe() {
 	var mu sync.Mutex
 	count := map[hasp.EventKind]int{}
 	var waited, held time.Duration
-	observe := func(e hasp.Event) {
+	observe := func(_ context.Context, e hasp.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		count[e.Kind]++
@@ -140,16 +142,40 @@ func ExampleOptions_observe() {
 	}
 	c.Close() // waits for Observe
 
-	for _, kind := range []hasp.EventKind{hasp.EventAcquired, hasp.EventRefused, hasp.EventReleased, hasp.EventLost} {
+	for _, kind := range []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventRefused, hasp.EventReleased, hasp.EventLost} {
 		fmt.Println(kind, count[kind])
 	}
 	fmt.Println("held for longer than waited for:", held > waited)
 	// Output:
+	// requested 6
 	// acquired 3
 	// refused 3
 	// released 3
 	// lost 0
 	// held for longer than waited for: true
+}
+
+// A log of what is lost or goes wrong; at slog.LevelDebug it has every event.
+func ExampleLogEvents() {
+	withoutTime := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == "id" || a.Key == "hold" {
+			return slog.Attr{} // they differ in each run
+		}
+		return a
+	}}
+	logger := slog.New(slog.NewTextHandler(os.Stdout, withoutTime))
+
+	ctx := context.Background()
+	c := hasp.New(memlock.New(), &hasp.Options{Observe: hasp.LogEvents(logger)})
+	lease, err := c.Lock(ctx, "report", hasp.WithMaxHold(10*time.Millisecond))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	<-lease.Context().Done()
+	c.Close() // waits for the log
+	// Output:
+	// level=ERROR msg="hasp: lost" key=report op=lock err="lease lost"
 }
 
 // A job in steps that asks for the time of each step before it begins. If the

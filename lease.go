@@ -20,6 +20,9 @@ type Lease struct {
 	hold    *hold
 	key     string                       // as the caller gave it
 	slot    int                          // from 1; 0 without WithSlots
+	id      uint64                       // of its events
+	op      string                       // of its events
+	reentry bool                         // the caller had the hold already
 	parent  context.Context              // Lock's
 	around  *Lease                       // the innermost lease in the context that Lock was called with, or nil
 	depth   int                          // how many leases are around it
@@ -150,22 +153,18 @@ func (l *Lease) renewUntilUnlock() {
 // call; Options.Timeout bounds it.
 //
 // ErrLost means that the lease was lost before: another caller may have held the
-// key since. ErrReleased means that Unlock has succeeded before. After any other
-// error of the store the outcome is unknown: the lease has ended and is no longer
+// key since. ErrReleased means that Unlock has succeeded before. After
+// ErrUnavailable the outcome is unknown: the lease has ended and is no longer
 // renewed, and the Client repeats the release in the background. Call Unlock again
 // to learn the outcome. ErrClosed means that Close had stopped waiting for the holder:
 // the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
 	ends, err := l.unlock(ctx)
 	if ends && l.c.opts.Observe != nil {
-		kind := EventReleased
-		if errors.Is(err, ErrLost) {
-			kind = EventLost
-		}
-		l.c.observeEnd(l, kind, err)
+		l.c.observeUnlock(ctx, l, err)
 	}
 	if err != nil {
-		return &Error{"unlock", l.key, err}
+		return newError("unlock", l.key, err)
 	}
 	return nil
 }
@@ -185,6 +184,9 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	}
 
 	l.state.Store(released)
+	if l.observed && state == held {
+		c.unlockBegunLocked(l) // before another caller can get the key
+	}
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
 	// The hold goes on with its other leases, or with the next caller in line.
@@ -355,11 +357,12 @@ func (l *Lease) settle(err error) bool {
 // Extend makes the lease last for at least ttl from now, in one call to the store.
 // It never shortens the lease. Renewals still ask for the lease's own term. A ttl
 // below 100 ms, or one that WithMaxHold or the store does not allow, is ErrInvalid.
-// If the lease has ended, the error is ErrLost, ErrReleased or ErrClosed. After any
-// other error the outcome is unknown, and the lease lasts at least as long as before.
+// If the lease has ended, the error is ErrLost, ErrReleased or ErrClosed. After
+// ErrUnavailable or an error of ctx the outcome is unknown, and the lease lasts at
+// least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	if err := l.extend(ctx, ttl); err != nil {
-		return &Error{"extend", l.key, err}
+		return newError("extend", l.key, err)
 	}
 	return nil
 }

@@ -503,7 +503,7 @@ func TestEventsAddUp(t *testing.T) {
 				var mu sync.Mutex
 				counts := map[hasp.EventKind]int{}
 				f := newFaulty()
-				c := hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: func(e hasp.Event) {
+				c := hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: func(_ context.Context, e hasp.Event) {
 					mu.Lock()
 					defer mu.Unlock()
 					counts[e.Kind]++

@@ -49,6 +49,10 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 		waitPool.Put(w)
 	}()
 
+	if c.opts.Observe != nil {
+		w.r.id = lastEventID.Add(1)
+		c.observe(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: op, Key: key}) // before the time of the wait begins
+	}
 	w.c, w.start, w.end = c, c.clock.now(), never
 	w.began = c.clock.withoutSleep(w.start)
 	err := w.prepare(ctx, op, key, opts)
@@ -61,12 +65,16 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 		l, err = w.take(ctx)
 	}
 	if err != nil {
-		err = &Error{op, key, err}
-		c.observe(Event{Kind: EventRefused, Key: key, Wait: c.clock.now().sub(w.start), Tries: w.tries, Err: err})
+		err = newError(op, key, err)
+		if c.opts.Observe != nil {
+			c.observe(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: op, Key: key, Wait: c.clock.now().sub(w.start), Tries: w.tries, Err: err})
+		}
 		return nil, err
 	}
 	if c.opts.Observe != nil {
-		c.observeAcquired(l, Event{Kind: EventAcquired, Key: key, Fence: l.Fence(), Wait: l.since.sub(w.start), Tries: w.tries})
+		e := l.event(EventAcquired, nil)
+		e.Wait, e.Tries = l.since.sub(w.start), w.tries
+		c.observeAcquired(ctx, l, e)
 	}
 	return l, nil
 }

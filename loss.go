@@ -75,5 +75,5 @@ func (l *Lease) endContext(cause error) {
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(cause)
 	}
-	l.c.observeEnd(l, EventLost, cause)
+	l.c.observeLost(l, cause)
 }

@@ -1,45 +1,60 @@
 package hasp
 
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+)
+
 // maxUnobserved is how many events may wait for Observe. Beyond it, events of failed
 // renewals are dropped, because such events repeat.
 const maxUnobserved = 4096
+
+// lastEventID is the last Event.ID of the process.
+var lastEventID atomic.Uint64
 
 // observer calls Options.Observe for events that no caller waits for. It does so on
 // a goroutine of its own, so that an Observe that blocks delays neither renewals nor
 // the end of a context.
 type observer struct {
 	// Guarded by Client.mu.
-	running bool    // the goroutine exists; it ends when the queue is empty
-	queue   []Event // in the order in which they happened
+	running bool                // the goroutine exists; it ends when the queue is empty
+	queue   []unobserved        // in the order in which they happened
+	unlocks map[string]*unlocks // by the store's key: calls of Unlock whose EventReleased is still to be reported
+}
+
+// unobserved is an event that waits for Observe.
+type unobserved struct {
+	ctx context.Context // Lock's, which may have ended
+	e   Event
+}
+
+// unlocks are calls of Unlock for one key whose EventReleased is still to be reported. A
+// caller of the same Client that gets the key reports its EventAcquired after them.
+type unlocks struct {
+	n    int
+	done chan struct{} // closed when n is 0; nil unless a caller waits for that
 }
 
 // observe calls Observe, if there is one, on the caller's goroutine.
-func (c *Client) observe(e Event) {
+func (c *Client) observe(ctx context.Context, e Event) {
 	if c.opts.Observe != nil {
-		e.Owner = c.opts.Owner
-		c.opts.Observe(e)
+		e.Owner, e.Err = c.opts.Owner, marked(e.Err)
+		c.opts.Observe(ctx, e)
 	}
 }
 
-// observeLater queues e for Observe and returns at once.
-func (c *Client) observeLater(e Event) {
-	if c.opts.Observe == nil {
-		return
-	}
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.observeLaterLocked(e)
+// event returns an event of l with what all of them have.
+func (l *Lease) event(kind EventKind, err error) Event {
+	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
 }
 
-// observeLaterLocked is observeLater under mu.
-func (c *Client) observeLaterLocked(e Event) {
+// observeLaterLocked queues an event of l for Observe.
+func (c *Client) observeLaterLocked(l *Lease, e Event) {
 	o := &c.observer
-	if e.Kind == EventRenewFailed && len(o.queue) >= maxUnobserved {
-		return
-	}
 	// The queue keeps the order of events. One goroutine at a time serves it.
-	o.queue = append(o.queue, e)
+	o.queue = append(o.queue, unobserved{l.parent, e})
 	if !o.running {
 		o.running = c.spawnLocked(c.runObserver)
 	}
@@ -59,53 +74,139 @@ func (c *Client) runObserver() {
 		}
 		c.mu.Unlock()
 
-		// Observe is called without mu, because it is the user's code.
-		for _, e := range events {
-			c.observe(e)
+		// Observe is called without mu, because it is the user's code. So are the
+		// methods of the context.
+		for _, u := range events {
+			c.observe(context.WithoutCancel(u.ctx), u.e)
 		}
+	}
+}
+
+// observeRenewFailedLocked queues the event of a failed renewal of h.
+func (c *Client) observeRenewFailedLocked(h *hold, err error) {
+	if c.opts.Observe == nil || len(h.leases) == 0 || len(c.observer.queue) >= maxUnobserved {
+		return
+	}
+	// The outermost lease stands for those that have re-entered. If its EventAcquired was
+	// not reported yet, the event is dropped: a later renewal reports another.
+	if l := h.leases[0]; l.observed {
+		c.observeLaterLocked(l, l.event(EventRenewFailed, err))
 	}
 }
 
 // observeAcquired reports that a caller got l. If the lease has ended already,
 // observeAcquired then also reports that end.
-func (c *Client) observeAcquired(l *Lease, e Event) {
-	c.observe(e)
+func (c *Client) observeAcquired(ctx context.Context, l *Lease, e Event) {
+	if !l.reentry {
+		c.awaitUnlocks(ctx, l)
+	}
+	c.observe(ctx, e)
 
 	// The lease may have ended while Observe ran.
 	c.mu.Lock()
 	l.observed = true
-	switch end := l.unseen; {
-	case end == nil:
-	case c.stopped:
-		// Close waits no longer, so no goroutine may report it.
-		defer c.observe(*end) // after mu was unlocked
-	default:
-		c.observeLaterLocked(*end)
-	}
+	end := l.unseen
 	l.unseen = nil
+	now := end != nil && c.observeLostLocked(l, *end)
 	c.mu.Unlock()
+	if now {
+		c.observe(context.WithoutCancel(l.parent), *end)
+	}
 }
 
-// observeEnd reports the end of a lease: EventReleased on the caller's goroutine, and
-// EventLost on the observer's. If EventAcquired was not reported yet, observeEnd
-// only keeps the event, for observeAcquired.
-func (c *Client) observeEnd(l *Lease, kind EventKind, err error) {
+// awaitUnlocks blocks until each EventReleased is reported that comes before l's
+// EventAcquired. The bounds keep an Observe that blocks, and a release that is not
+// answered, from stopping other callers.
+func (c *Client) awaitUnlocks(ctx context.Context, l *Lease) {
+	c.mu.Lock()
+	u := c.observer.unlocks[l.hold.claim.Key]
+	if u == nil {
+		c.mu.Unlock()
+		return
+	}
+	if u.done == nil {
+		u.done = make(chan struct{})
+	}
+	done := u.done
+	c.mu.Unlock()
+
+	timer := time.NewTimer(min(c.opts.Timeout, l.end().sub(c.clock.now())/3))
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-c.closing.Done():
+	}
+}
+
+// unlockBegunLocked notes that an Unlock of l has begun. unlockReported follows.
+func (c *Client) unlockBegunLocked(l *Lease) {
+	o, key := &c.observer, l.hold.claim.Key
+	if o.unlocks == nil {
+		o.unlocks = map[string]*unlocks{}
+	}
+	u := o.unlocks[key]
+	if u == nil {
+		u = new(unlocks)
+		o.unlocks[key] = u
+	}
+	u.n++
+}
+
+// unlockReported notes that the end of l was reported, after unlockBegunLocked.
+func (c *Client) unlockReported(l *Lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := l.hold.claim.Key
+	u := c.observer.unlocks[key]
+	if u.n--; u.n > 0 {
+		return
+	}
+	delete(c.observer.unlocks, key)
+	if u.done != nil {
+		close(u.done)
+	}
+}
+
+// observeUnlock reports the end of l by an Unlock that has returned err.
+func (c *Client) observeUnlock(ctx context.Context, l *Lease, err error) {
+	defer c.unlockReported(l) // also if Observe panics
+	if errors.Is(err, ErrLost) {
+		c.observeLost(l, err)
+		return
+	}
+	e := l.event(EventReleased, err)
+	e.Hold = c.clock.now().sub(l.since)
+	c.observe(ctx, e)
+}
+
+// observeLost reports that l has ended before it was unlocked.
+func (c *Client) observeLost(l *Lease, err error) {
 	if c.opts.Observe == nil {
 		return
 	}
-
-	e := Event{Kind: kind, Key: l.key, Fence: l.hold.fence, Hold: c.clock.now().sub(l.since), Err: err}
+	e := l.event(EventLost, err)
+	e.Hold = c.clock.now().sub(l.since)
 	c.mu.Lock()
+	now := c.observeLostLocked(l, e)
+	c.mu.Unlock()
+	if now {
+		c.observe(context.WithoutCancel(l.parent), e)
+	}
+}
+
+// observeLostLocked queues e, the EventLost of l, or keeps it until EventAcquired was
+// reported. If Close waits no longer, no goroutine may report it: then observeLostLocked
+// returns true, and the caller reports e after it has released mu.
+func (c *Client) observeLostLocked(l *Lease, e Event) (now bool) {
 	switch {
 	case !l.observed:
-		l.unseen = &e // EventAcquired comes first
-	case kind == EventReleased:
-		defer c.observe(e) // after mu was unlocked
+		l.unseen = &e
 	case c.stopped:
-		// Close waits no longer, so no goroutine may report it.
-		defer c.observe(e) // after mu was unlocked
+		return true
 	default:
-		c.observeLaterLocked(e)
+		c.observeLaterLocked(l, e)
 	}
-	c.mu.Unlock()
+	return false
 }

@@ -1,6 +1,7 @@
 package hasp_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -18,7 +19,7 @@ func TestBlockedObserverCostsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
 		var told atomic.Int32
-		c := hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(e hasp.Event) {
+		c := hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
 			if e.Kind == hasp.EventLost {
 				told.Add(1)
 				time.Sleep(10 * time.Second)
@@ -74,7 +75,7 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 		f := newFaulty()
 		block := make(chan struct{})
 		counts := map[hasp.EventKind]int{}
-		c := hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(e hasp.Event) {
+		c := hasp.New(f, &hasp.Options{TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) {
 			if e.Kind == hasp.EventLost || e.Kind == hasp.EventRenewFailed {
 				<-block
 				counts[e.Kind]++
@@ -106,15 +107,15 @@ func TestLossThatUnlockFindsAfterCloseIsReported(t *testing.T) {
 			return backend.ErrLost
 		}
 		var kinds []hasp.EventKind
-		c := hasp.New(f, &hasp.Options{TTL: hasp.MinTTL, Observe: func(e hasp.Event) { kinds = append(kinds, e.Kind) }})
+		c := hasp.New(f, &hasp.Options{TTL: hasp.MinTTL, Observe: func(_ context.Context, e hasp.Event) { kinds = append(kinds, e.Kind) }})
 		l := lockNow(t, c, "k")
 		unlocked := make(chan error)
 		go func() { unlocked <- l.Unlock(t.Context()) }()
 		synctest.Wait()
 		c.Close()
 		want(t, "Unlock", <-unlocked, hasp.ErrLost)
-		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventAcquired, hasp.EventLost}) {
-			t.Errorf("got events %v, want acquired and lost", kinds)
+		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
+			t.Errorf("got events %v, want requested, acquired and lost", kinds)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -50,16 +51,26 @@ type Options struct {
 	// only during an outage.
 	Backoff func(attempt int) time.Duration
 
-	// Observe is called with every event. EventAcquired, EventRefused and EventReleased
-	// come on the caller's goroutine, or on one that Leases.Unlock starts. EventAcquired
-	// comes while the key is held: a slow Observe makes other callers wait, and may
-	// outlast a term that is not renewed. EventLost and EventRenewFailed come one at a
-	// time, on a goroutine of the Client. No renewal and no end of a context waits for
-	// them, and Close waits for them up to Timeout. Once Close waits no longer, EventLost
-	// may come on any goroutine. If thousands of events wait for Observe,
-	// EventRenewFailed is dropped. Observe must not call the Client. A panic in Observe is
-	// not recovered.
-	Observe func(Event)
+	// Observe is called with every event. Those of a call come on the caller's
+	// goroutine, or on one that Leases.Unlock starts, with the context of Lock;
+	// EventReleased has Unlock's. EventAcquired comes while the key is held: a slow
+	// Observe makes other callers wait, and may outlast a term that is not renewed.
+	//
+	// EventLost and EventRenewFailed come one at a time on a goroutine of the Client's
+	// own, with the values of Lock's context. No renewal and no context of a lease waits
+	// for them, and Close waits for them up to Timeout. Once Close waits no longer,
+	// EventLost may come on any goroutine. If thousands of events wait for Observe, or
+	// EventAcquired of the lease does, EventRenewFailed is dropped.
+	//
+	// The events of one lease come in order. If a caller gets the key from another caller of
+	// the Client by its Unlock, Observe has returned from the EventReleased of the one
+	// before EventAcquired of the next. So a gauge of holds counts no key twice. The next
+	// caller's Lock waits for that, but only for a third of its term, at most for Timeout,
+	// and not after the end of its context. EventLost has no such order.
+	//
+	// Observe must not call the Client. A panic in Observe is not recovered. LogEvents
+	// returns an Observe that writes a log.
+	Observe func(ctx context.Context, e Event)
 }
 
 // withDefaults returns a copy of o whose zero fields have the defaults. It returns an
@@ -112,6 +123,7 @@ type Option func(*request)
 // request is the arguments of one call.
 type request struct {
 	op      string // "lock" or "trylock"
+	id      uint64 // of its events; 0 without Observe
 	name    string // the key as the caller gave it
 	key     string // name, or the key of a slot
 	around  *Lease // the innermost lease in the caller's context, or nil

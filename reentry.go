@@ -71,6 +71,7 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 	}
 
 	l := c.addLeaseLocked(ctx, r, h, now)
+	l.reentry = true
 	h.resumeRenewalLocked(now)
 	c.scheduleLocked(h)
 	return l, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -223,9 +224,9 @@ func (c *Config) options(o *Options) (Options, error) {
 }
 
 // Open opens the driver that c names, and returns a Client over it. The parameters of
-// c override o. Open calls the store once, within Options.Timeout, and returns an
-// error if it cannot be reached. If c is wrong, or the TTL is above the longest term
-// that the store grants, the error is ErrInvalid.
+// c override o. Open calls the store once, within Options.Timeout, and returns
+// ErrUnavailable if it cannot be reached. If c is wrong, or the TTL is above the
+// longest term that the store grants, the error is ErrInvalid.
 func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	d, opts, err := c.open(ctx, o)
 	if err != nil {
@@ -258,13 +259,31 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, whole.hidden(err))
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
+	within, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
-	d, err := opener(ctx, c)
+	d, err := opener(within, c)
 	if err != nil {
-		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, whole.hidden(err))
+		err = whole.hidden(err)
+		if !definite(err) {
+			err = openErr(ctx, err, opts.Timeout)
+		}
+		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, marked(err))
 	}
 	return d, opts, nil
+}
+
+// openErr returns err, by which an opener failed, joined with the end of ctx if ctx has
+// ended. Timeout is how long the opener had at most.
+func openErr(ctx context.Context, err error, timeout time.Duration) error {
+	end := withContextEnd(ctx, nil)
+	switch {
+	case end == nil:
+		return plain(err, timeout)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		// The deadline was the caller's, so the store has not failed.
+		return fmt.Errorf("%w (%v)", end, err)
+	}
+	return &waitError{err, end}
 }
 
 // Open calls [ParseURL] and [Config.Open]. The program must import the strategy's

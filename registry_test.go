@@ -146,7 +146,7 @@ func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
 func TestConfigWinsOverOptions(t *testing.T) {
 	var got []hasp.Event
 	c, err := hasp.Open(t.Context(), "memlock://?owner=me&prefix=a:&ttl=1h&timeout=1s",
-		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(e hasp.Event) { got = append(got, e) }})
+		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	if err != nil || !st.Held || st.Owner != "me" || st.TTL < 59*time.Minute {
 		t.Errorf("got %+v, %v", st, err)
 	}
-	if len(got) != 1 || got[0].Owner != "me" || got[0].Key != "k" {
+	if len(got) != 2 || got[1].Owner != "me" || got[1].Key != "k" {
 		t.Errorf("got events %v", got)
 	}
 }
@@ -234,22 +234,36 @@ func (p plainDriver) Close() error                                       { retur
 func TestEventsOfACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []hasp.Event
-		c := hasp.New(&faulty{Driver: memlock.New(), acquire: slowAcquire(time.Millisecond)}, &hasp.Options{Observe: func(e hasp.Event) { got = append(got, e) }})
+		c := hasp.New(&faulty{Driver: memlock.New(), acquire: slowAcquire(time.Millisecond)}, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
 		defer c.Close()
 		l := lockNow(t, c, "k", hasp.WithFence())
 		c.TryLock(t.Context(), "k")
 		time.Sleep(time.Second)
 		l.Unlock(t.Context())
-		if len(got) != 3 {
+		if len(got) != 5 {
 			t.Fatalf("got %v", got)
 		}
-		if e := got[0]; e.Kind != hasp.EventAcquired || e.Tries != 1 || e.Fence == 0 || e.Wait != time.Millisecond {
+		for i, e := range got {
+			op, id := "lock", got[0].ID
+			if i == 2 || i == 3 {
+				op, id = "trylock", id+1
+			}
+			if e.ID != id || e.Op != op || e.Key != "k" || e.Reentry {
+				t.Errorf("got %+v, want the ID %d of a %s", e, id, op)
+			}
+		}
+		for _, e := range []hasp.Event{got[0], got[2]} {
+			if e.Kind != hasp.EventRequested || e.Wait != 0 || e.Err != nil || e.Kind.String() != "requested" {
+				t.Errorf("got %+v", e)
+			}
+		}
+		if e := got[1]; e.Kind != hasp.EventAcquired || e.Tries != 1 || e.Fence == 0 || e.Wait != time.Millisecond {
 			t.Errorf("got %+v", e)
 		}
-		if e := got[1]; e.Kind != hasp.EventRefused || e.Tries != 0 || !errors.Is(e.Err, hasp.ErrHeld) {
+		if e := got[3]; e.Kind != hasp.EventRefused || e.Tries != 0 || !errors.Is(e.Err, hasp.ErrHeld) {
 			t.Errorf("got %+v", e)
 		}
-		if e := got[2]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[0].Fence || e.Kind.String() != "released" {
+		if e := got[4]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[1].Fence || e.Kind.String() != "released" {
 			t.Errorf("got %+v", e)
 		}
 	})
@@ -260,7 +274,7 @@ func TestEventOfARenewalThatFails(t *testing.T) {
 		var mu sync.Mutex // guards failed
 		var failed []hasp.Event
 		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{Observe: func(e hasp.Event) {
+		c := hasp.New(f, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			if e.Kind == hasp.EventRenewFailed {

@@ -237,6 +237,9 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	h := b.holds[i]
 	b.holds[i] = nil
 	b.c.mu.Unlock()
+	if err != nil && !definite(err) {
+		err = plain(err, b.try) // the context that has ended is the engine's own
+	}
 	b.ended(b.c.answer(h, b.claims[i].TTL, b.sent, b.slept, g, err))
 }
 
@@ -328,7 +331,7 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 		h.failed++
 		h.renewAt(now, now.add(jitter(h.termLocked()/(3*triesPerT))))
 		c.scheduleLocked(h)
-		defer c.observeLater(Event{Kind: EventRenewFailed, Key: h.first.key, Fence: h.fence, Err: err})
+		c.observeRenewFailedLocked(h, err)
 	}
 	c.mu.Unlock()
 

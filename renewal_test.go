@@ -91,7 +91,7 @@ func TestRenewalRidesOutAnOutageShorterThanTheRestOfTheTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
 		failures := 0
-		c := hasp.New(f, &hasp.Options{Observe: func(e hasp.Event) {
+		c := hasp.New(f, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
 			if e.Kind == hasp.EventRenewFailed && errors.Is(e.Err, errNet) {
 				failures++
 			}
@@ -474,7 +474,7 @@ func TestFailedRenewalsAreSpaced(t *testing.T) {
 func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var failed atomic.Int64
-		c := hasp.New(short{memlock.New()}, &hasp.Options{TTL: 5 * time.Second, Observe: func(e hasp.Event) {
+		c := hasp.New(short{memlock.New()}, &hasp.Options{TTL: 5 * time.Second, Observe: func(_ context.Context, e hasp.Event) {
 			if e.Kind == hasp.EventRenewFailed {
 				failed.Add(1)
 			}

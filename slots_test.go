@@ -321,7 +321,7 @@ func TestReentryOfASlot(t *testing.T) {
 func TestEventsOfSlots(t *testing.T) {
 	var mu sync.Mutex
 	count := map[hasp.EventKind]int{}
-	o := &hasp.Options{Observe: func(e hasp.Event) {
+	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		count[e.Kind]++

@@ -141,7 +141,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		// This wait has ended before the store answered.
 		if w.unanswered(sent) {
-			w.lastAnswer = nil
+			w.forgetHeld()
 		}
 	default:
 		outage = w.noteAnswer(err, sent)
@@ -220,19 +220,26 @@ func (w *wait) unanswered(sent instant) bool {
 }
 
 // outageOf returns when the outage began that a Waiter's err reports, by clock.awake:
-//   - err.Since(), if err has such a method;
+//   - Since of a [backend.UnavailableError], if err is one and knows;
 //   - began, if err is only that of the context: the Wait had no answer since then;
 //   - otherwise now.
 func (c *Client) outageOf(err error, began instant) instant {
 	now := c.clock.awake()
-	var dated interface{ Since() time.Time }
+	var dated *backend.UnavailableError
 	switch {
-	case errors.As(err, &dated):
-		return min(c.clock.at(dated.Since(), 0), now)
+	case errors.As(err, &dated) && !dated.Since.IsZero():
+		return min(c.clock.at(dated.Since, 0), now)
 	case isContextError(err):
 		return began
 	}
 	return now
+}
+
+// forgetHeld drops a last answer of ErrHeld. A failure of the store is still reported.
+func (w *wait) forgetHeld() {
+	if errors.Is(w.lastAnswer, ErrHeld) {
+		w.lastAnswer = nil
+	}
 }
 
 // noteContended records that a Waiter has refused the key.

@@ -349,17 +349,8 @@ func (e *enduring) Wait(_ context.Context, c backend.Claim) (backend.Grant, erro
 	e.set(down)
 	since := time.Now()
 	time.Sleep(c.Timeout)
-	return backend.Grant{}, outage{e.why, since}
+	return backend.Grant{}, &backend.UnavailableError{Since: since, Err: e.why}
 }
-
-// outage is an error that says since when.
-type outage struct {
-	error
-	since time.Time
-}
-
-func (o outage) Unwrap() error    { return o.error }
-func (o outage) Since() time.Time { return o.since }
 
 // failing has the attempts of these numbers, from 1, fail.
 func failing(f *faulty, numbers ...int) {

@@ -88,6 +88,10 @@ var (
 	// ErrInvalid says that what was asked for can never succeed: a bad key,
 	// a term out of range, a parameter that does not exist.
 	ErrInvalid = errors.New("invalid")
+
+	// ErrUnavailable is matched by an [*UnavailableError]. Drivers need not return
+	// it: the engine takes every error that is not definite for it.
+	ErrUnavailable = errors.New("store unavailable")
 )
 
 // HeldError is ErrHeld with the details that the store knows about the hold.
@@ -113,6 +117,30 @@ func (e *HeldError) Error() string {
 
 // Is reports whether target is [ErrHeld], which every HeldError matches.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// UnavailableError is how [Waiter.Wait] reports an outage that began at Since. It
+// matches [ErrUnavailable].
+type UnavailableError struct {
+	// Since is when the store stopped answering; zero if that is not known.
+	Since time.Time
+
+	// Err is the store's error.
+	Err error
+}
+
+// Error returns the text of e.Err.
+func (e *UnavailableError) Error() string {
+	if e.Err == nil {
+		return ErrUnavailable.Error()
+	}
+	return e.Err.Error()
+}
+
+// Unwrap returns e.Err.
+func (e *UnavailableError) Unwrap() error { return e.Err }
+
+// Is reports whether target is [ErrUnavailable], which every UnavailableError matches.
+func (e *UnavailableError) Is(target error) bool { return target == ErrUnavailable }
 
 // Driver keeps claims in one store with one strategy.
 //
@@ -198,10 +226,9 @@ type Waiter interface {
 	// answer was ErrHeld. Otherwise Wait returns the outage, if there was one. If
 	// a call has had no answer for a third of c.Timeout by then, the last answer
 	// is too old, and Wait returns the outage as well.
-	// An error of unknown outcome may have a method Since() time.Time that
-	// returns when the store stopped answering. The engine bounds the whole
-	// outage by Options.Timeout. Without Since, it assumes that the outage has
-	// just begun.
+	// An error of unknown outcome may be an [*UnavailableError], whose Since says
+	// when the store stopped answering. The engine bounds the whole outage by
+	// Options.Timeout. Without Since, it assumes that the outage has just begun.
 	Wait(ctx context.Context, c Claim) (Grant, error)
 }
 

@@ -25,6 +25,20 @@ func TestHeldErrorIsErrHeld(t *testing.T) {
 	}
 }
 
+func TestUnavailableErrorIsErrUnavailable(t *testing.T) {
+	down := errors.New("connection refused")
+	err := error(&backend.UnavailableError{Since: time.Now(), Err: down})
+	if !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, down) || errors.Is(err, backend.ErrHeld) {
+		t.Errorf("got %v", err)
+	}
+	if got := err.Error(); got != down.Error() {
+		t.Errorf("got %q, want the text of the store's error", got)
+	}
+	if got := (&backend.UnavailableError{}).Error(); got != backend.ErrUnavailable.Error() {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestDrift(t *testing.T) {
 	if got, want := backend.Drift(30*time.Second), 302*time.Millisecond; got != want {
 		t.Errorf("got %v, want %v", got, want)

@@ -39,7 +39,7 @@ func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) { return e.tappedAt(e.
 func (e *env) tappedAt(store string, o hasp.Options) (*hasp.Client, *tap) {
 	t := &tap{Driver: e.openOwn(e.h.Open, store), e: e}
 
-	o.Observe = func(ev hasp.Event) {
+	o.Observe = func(_ context.Context, ev hasp.Event) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.events = append(t.events, ev)

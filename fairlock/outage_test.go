@@ -178,8 +178,8 @@ func TestWaitReportsAnOutage(t *testing.T) {
 		down := time.Now()
 		ps[1].proxy.Down()
 		x.fails("a wait")
-		var dated interface{ Since() time.Time }
-		if !errors.As(x.err, &dated) || dated.Since().Before(down) || dated.Since().Sub(down) > window/3 {
+		var dated *backend.UnavailableError
+		if !errors.As(x.err, &dated) || dated.Since.Before(down) || dated.Since.Sub(down) > window/3 {
 			w.Errorf("%v says since %v, it was %v", x.err, dated, down)
 		}
 		if took := time.Since(down); took < x.c.Timeout || took > window/3+2*x.c.Timeout {
@@ -254,8 +254,8 @@ func TestWaitThatEndsInAnOutage(t *testing.T) {
 			time.Sleep(window/3 + x.c.Timeout/3) // a poll has failed, or has been unanswered for a third of Timeout
 			x.stop()
 			x.fails(name)
-			var dated interface{ Since() time.Time }
-			if !errors.As(x.err, &dated) || dated.Since().Before(down) {
+			var dated *backend.UnavailableError
+			if !errors.As(x.err, &dated) || dated.Since.Before(down) {
 				w.Errorf("%s: %v does not say since when", name, x.err)
 			}
 			mend()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
@@ -339,7 +340,7 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	// A waiter without a confirmed place measures the outage by its own calls.
 	for _, w := range g.waiters {
 		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
-			w.failed = redisstore.Outage(err, g.outageSince)
+			w.failed = &backend.UnavailableError{Since: g.outageSince, Err: err}
 			w.wakeUp()
 		}
 	}
@@ -351,12 +352,13 @@ func (g *group) failedLocked(err error, sent time.Time) {
 func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
 	switch {
 	case g.outageSince.After(answered):
-		return redisstore.Outage(g.outage, g.outageSince)
+		return &backend.UnavailableError{Since: g.outageSince, Err: g.outage}
 
 	// A poll that may still be answered counts only after a while.
 	case g.sent.After(answered) && time.Since(g.sent) >= timeout/3:
 		took := time.Since(g.sent).Round(time.Millisecond)
-		return redisstore.Outage(fmt.Errorf("%s: no answer for %v: %w", g.d.store.Name(), took, os.ErrDeadlineExceeded), g.sent)
+		return &backend.UnavailableError{Since: g.sent,
+			Err: fmt.Errorf("%s: no answer for %v: %w", g.d.store.Name(), took, os.ErrDeadlineExceeded)}
 	}
 	return nil
 }

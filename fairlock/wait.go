@@ -147,7 +147,7 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			w.outageSince = began
 		}
 		if time.Since(w.outageSince) >= w.c.Timeout {
-			return backend.Grant{}, redisstore.Outage(w.outage, w.outageSince)
+			return backend.Grant{}, &backend.UnavailableError{Since: w.outageSince, Err: w.outage}
 		}
 		w.sleep(ctx, time.After(pause(try)))
 		try++
@@ -190,7 +190,7 @@ func (w *waiter) endError(ctx context.Context) error {
 	switch {
 	case w.outage != nil:
 		// This is newer than any answer: an answer to an enqueue would have cleared it.
-		return redisstore.Outage(w.outage, w.outageSince)
+		return &backend.UnavailableError{Since: w.outageSince, Err: w.outage}
 	case ctx.Err() == nil:
 		return errClosed
 	case w.held != nil:

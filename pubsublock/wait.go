@@ -138,14 +138,14 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 		w.silent, w.trip = time.Time{}, time.Since(began)
 	case ctx.Err() != nil && w.held != nil && time.Since(w.since(began)) >= w.c.Timeout/3:
 		// The store may hang, so its last answer says nothing about the present.
-		err = redisstore.Outage(err, w.since(began))
+		err = &backend.UnavailableError{Since: w.since(began), Err: err}
 	case ctx.Err() != nil && w.held != nil:
 		// With ctx's error the outcome is unknown, so the engine releases the token.
 		err = errors.Join(w.held, ctx.Err())
 	case ctx.Err() != nil:
 		err = w.why(ctx)
 	default:
-		err = redisstore.Outage(err, w.since(began))
+		err = &backend.UnavailableError{Since: w.since(began), Err: err}
 	}
 
 	return g, err
@@ -277,7 +277,7 @@ func (w *waiting) why(ctx context.Context) error {
 	case w.held != nil:
 		return w.held
 	case w.outage != nil:
-		return redisstore.Outage(w.outage, w.silent)
+		return &backend.UnavailableError{Since: w.silent, Err: w.outage}
 	}
 	return ctx.Err()
 }

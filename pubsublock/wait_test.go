@@ -388,12 +388,12 @@ func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
 					}
 					<-w.done
 					outage(t, "wait", w.err)
-					var since interface{ Since() time.Time }
+					var since *backend.UnavailableError
 					if !errors.As(w.err, &since) {
 						t.Fatalf("%v does not say since when", w.err)
 					}
-					quiet := w.at.Sub(since.Since())
-					if took := since.Since().Sub(began); took < 0 || took > time.Second || before && took > 0 {
+					quiet := w.at.Sub(since.Since)
+					if took := since.Since.Sub(began); took < 0 || took > time.Second || before && took > 0 {
 						t.Errorf("before %v: an outage noticed %v after it began", before, took)
 					}
 					if quiet < c.took || quiet > c.took+100*time.Millisecond {
@@ -425,8 +425,8 @@ func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 		cancel()
 		<-w.done
 		outage(t, "wait", w.err)
-		var since interface{ Since() time.Time }
-		if !errors.As(w.err, &since) || since.Since().Before(stalled) {
+		var since *backend.UnavailableError
+		if !errors.As(w.err, &since) || since.Since.Before(stalled) {
 			t.Errorf("%v does not say since when", w.err)
 		}
 		v.Proxy.Flow()
@@ -448,9 +448,9 @@ func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
 		stalled := time.Now()
 		<-w.done
 		outage(t, "wait", w.err)
-		var since interface{ Since() time.Time }
-		if !errors.As(w.err, &since) || since.Since().Before(stalled) {
-			t.Errorf("%v, since %v before the outage", w.err, stalled.Sub(since.Since()))
+		var since *backend.UnavailableError
+		if !errors.As(w.err, &since) || since.Since.Before(stalled) {
+			t.Errorf("%v, since %v before the outage", w.err, stalled.Sub(since.Since))
 		}
 		v.Proxy.Flow()
 		time.Sleep(10 * time.Second)

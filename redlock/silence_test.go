@@ -44,8 +44,8 @@ func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 			time.Sleep(2*lookEvery + c.Timeout/3) // all nodes are asked within 2*lookEvery
 			cancel()
 			<-w.done
-			var dated interface{ Since() time.Time }
-			if definite(w.err) || !errors.As(w.err, &dated) || dated.Since().Before(stalled) {
+			var dated *backend.UnavailableError
+			if definite(w.err) || !errors.As(w.err, &dated) || dated.Since.Before(stalled) {
 				t.Errorf("%s hang: got %v, want an outage since then", hung, w.err)
 			}
 			for _, v := range tr.vs {
@@ -71,11 +71,11 @@ func TestAnOutageEndsAWaitAfterTimeout(t *testing.T) {
 				v.Proxy.Down()
 			}
 			<-w.done
-			var dated interface{ Since() time.Time }
+			var dated *backend.UnavailableError
 			if !errors.As(w.err, &dated) {
 				t.Fatalf("got %v, want an outage", w.err)
 			}
-			if took := time.Since(dated.Since()); took > c.Timeout+50*time.Millisecond {
+			if took := time.Since(dated.Since); took > c.Timeout+50*time.Millisecond {
 				t.Errorf("an outage of %v, want about %v", took, c.Timeout)
 			}
 		})

@@ -82,7 +82,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 			return backend.Grant{}, err
 		// A shorter outage may end by itself, and the wait goes on.
 		case time.Since(w.silent) >= c.Timeout:
-			return backend.Grant{}, redisstore.Outage(err, w.silent)
+			return backend.Grant{}, &backend.UnavailableError{Since: w.silent, Err: err}
 		}
 		w.sleep(ctx)
 	}
@@ -398,7 +398,7 @@ func (w *waiting) termLeft() time.Duration {
 func (w *waiting) why(ctx context.Context) error {
 	switch {
 	case !w.silent.IsZero():
-		return redisstore.Outage(w.outage, w.silent)
+		return &backend.UnavailableError{Since: w.silent, Err: w.outage}
 	case w.held != nil:
 		return w.held
 	}

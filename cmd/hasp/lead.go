@@ -173,7 +173,7 @@ func (l *lead) term(ctx context.Context, lease *hasp.Lease) error {
 }
 
 // observe keeps what the user is told about the store.
-func (l *lead) observe(e hasp.Event) {
+func (l *lead) observe(_ context.Context, e hasp.Event) {
 	switch e.Kind {
 	case hasp.EventRenewFailed:
 		l.unanswered.Store(&e.Err)
@@ -182,9 +182,7 @@ func (l *lead) observe(e hasp.Event) {
 		l.down.Store(false)
 	case hasp.EventRefused:
 		// Lead goes on after an outage. Say so once.
-		outage := !errors.Is(e.Err, hasp.ErrHeld) && !errors.Is(e.Err, hasp.ErrInvalid) && !errors.Is(e.Err, errors.ErrUnsupported) &&
-			!errors.Is(e.Err, context.Canceled)
-		if outage && !l.down.Swap(true) {
+		if errors.Is(e.Err, hasp.ErrUnavailable) && !l.down.Swap(true) {
 			l.complain("%v; hasp goes on asking", e.Err)
 		}
 	}

@@ -154,7 +154,7 @@ func (r *run) run(cmd *cobra.Command) error {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
 	var unanswered atomic.Pointer[error] // why the last renewal failed
-	client, err := r.open(cmd, "hasp run "+filepath.Base(r.argv[0]), func(e hasp.Event) {
+	client, err := r.open(cmd, "hasp run "+filepath.Base(r.argv[0]), func(_ context.Context, e hasp.Event) {
 		if e.Kind == hasp.EventRenewFailed {
 			unanswered.Store(&e.Err)
 		}

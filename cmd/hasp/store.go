@@ -127,7 +127,7 @@ func exclusive(cmd *cobra.Command, one, other string) error {
 }
 
 // open opens the store that the flags name. doing becomes part of the owner.
-func (a *app) open(cmd *cobra.Command, doing string, observe func(hasp.Event)) (*hasp.Client, error) {
+func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event)) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package acceptance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -64,7 +65,7 @@ type observed struct {
 	failed map[hasp.EventKind]bool
 }
 
-func (o *observed) observe(e hasp.Event) {
+func (o *observed) observe(_ context.Context, e hasp.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.failed[e.Kind] = o.failed[e.Kind] || e.Err != nil

@@ -243,16 +243,3 @@ func CheckFenceTTL(ttl time.Duration) (time.Duration, error) {
 	}
 	return ttl, nil
 }
-
-// Outage adds to err the time at which the store stopped answering. err is the error of
-// a call whose outcome is unknown. Package hasp reads the time by the method Since of a
-// Waiter's error.
-func Outage(err error, since time.Time) error { return &outage{err, since} }
-
-type outage struct {
-	error
-	since time.Time
-}
-
-func (o *outage) Unwrap() error    { return o.error }
-func (o *outage) Since() time.Time { return o.since }

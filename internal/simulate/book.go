@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -50,7 +51,31 @@ type usage struct {
 }
 
 // tally counts the calls and the events of one Client.
-type tally struct{ calls, acquired, refused, released, lost int }
+type tally struct {
+	calls, acquired, refused, released, lost int
+
+	open map[uint64]hasp.EventKind // by Event.ID: the last event of a call or a lease that has not ended
+}
+
+// follows notes e, and reports whether it may follow the event with the same ID before it.
+func (t *tally) follows(e hasp.Event) bool {
+	before := t.open[e.ID]
+	switch e.Kind {
+	case hasp.EventRequested:
+		t.open[e.ID] = e.Kind
+		return before == 0
+	case hasp.EventAcquired:
+		t.open[e.ID] = e.Kind
+		return before == hasp.EventRequested
+	case hasp.EventRefused:
+		delete(t.open, e.ID)
+		return before == hasp.EventRequested
+	case hasp.EventReleased, hasp.EventLost:
+		delete(t.open, e.ID)
+		return before == hasp.EventAcquired
+	}
+	return true // a renewal that failed may be reported late
+}
 
 func newBook(t *testing.T, seed string) *book {
 	return &book{t: t, seed: seed, keys: map[string]*page{}, events: map[string]*tally{}}
@@ -203,11 +228,17 @@ func (b *book) held(client, key string, within time.Duration) bool {
 }
 
 // observe returns an Options.Observe for a Client.
-func (b *book) observe(client string) func(hasp.Event) {
-	return func(e hasp.Event) {
+func (b *book) observe(client string) func(context.Context, hasp.Event) {
+	return func(_ context.Context, e hasp.Event) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		t := entryOf(b.events, client)
+		if t.open == nil {
+			t.open = map[uint64]hasp.EventKind{}
+		}
+		if before := t.open[e.ID]; !t.follows(e) {
+			b.errorf("%s: %+v came after %q", client, e, before)
+		}
 		switch e.Kind {
 		case hasp.EventAcquired:
 			t.acquired++
@@ -248,7 +279,7 @@ func (b *book) audit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for client, t := range b.events {
-		if t.calls != t.acquired+t.refused || t.acquired != t.released+t.lost {
+		if t.calls != t.acquired+t.refused || t.acquired != t.released+t.lost || len(t.open) > 0 {
 			b.errorf("events of %s do not add up: %+v", client, *t)
 		}
 	}

@@ -214,7 +214,25 @@ func (a *caller) took(what string, b bounds, start start, err error) bool {
 	case errors.Is(err, hasp.ErrHeld) && !start.here:
 		a.checkHeld(what, start, err)
 	}
+	a.checkOutage(what, err)
 	return false
+}
+
+// checkOutage reports an error that a caller could not tell apart: it must be exactly one of
+// held, closed and unavailable, or only the end of the caller's context.
+func (a *caller) checkOutage(what string, err error) {
+	if what == "LockAll" {
+		return // it may join the errors of Unlocks
+	}
+	n := 0
+	for _, kind := range []error{hasp.ErrHeld, hasp.ErrLost, hasp.ErrClosed, hasp.ErrUnavailable} {
+		if errors.Is(err, kind) {
+			n++
+		}
+	}
+	if n > 1 || n == 0 && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		a.w.book.errorf("%s by %s matches %d kinds of errors: %v", what, a.c.name, n, err)
+	}
 }
 
 // checkHeld reports an ErrHeld that the store cannot have caused, because it has

@@ -231,14 +231,14 @@ func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error)
 	defer cancel(nil)
 	go w.watch(ctx, cancel)
 	g, err := w.Driver.Wait(ctx, c)
-	if out, ok := context.Cause(ctx).(outage); ok && err != nil {
+	if out, ok := context.Cause(ctx).(*backend.UnavailableError); ok && err != nil {
 		err = out
 	}
 	if err != nil {
 		return backend.Grant{}, err
 	}
 	if w.silent() || w.dice() < w.bad/4 {
-		return backend.Grant{}, outage{errNet, began} // the claim has the key, and the reply is lost
+		return backend.Grant{}, &backend.UnavailableError{Since: began, Err: errNet} // the claim has the key, and the reply is lost
 	}
 	g.Until = time.Now().Add(c.TTL - backend.Drift(c.TTL))
 	return g, nil
@@ -255,7 +255,7 @@ func (w waits) watch(ctx context.Context, end context.CancelCauseFunc) {
 		began := time.Now()
 		for ctx.Err() == nil && w.send(ctx, func() error { return nil }) != nil {
 			if time.Since(began) >= w.timeout {
-				end(outage{errNet, began})
+				end(&backend.UnavailableError{Since: began, Err: errNet})
 			}
 		}
 	}
@@ -268,12 +268,3 @@ func (w waits) abandon(c backend.Claim) {
 	defer cancel()
 	_, _ = w.Driver.Wait(ctx, c)
 }
-
-// outage is the error of a store that has not answered since a time.
-type outage struct {
-	error
-	since time.Time
-}
-
-func (o outage) Since() time.Time { return o.since }
-func (o outage) Unwrap() error    { return o.error }

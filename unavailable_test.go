@@ -1,0 +1,294 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// kinds are all errors to test for, but ErrUnavailable.
+var kinds = []error{hasp.ErrHeld, hasp.ErrLost, hasp.ErrReleased, hasp.ErrClosed, hasp.ErrInvalid, errors.ErrUnsupported}
+
+// wantOutage fails the test unless err matches ErrUnavailable and all of also, and
+// nothing else that a caller tests for.
+func wantOutage(t *testing.T, what string, err error, also ...error) {
+	t.Helper()
+	for _, target := range append(also, hasp.ErrUnavailable) {
+		want(t, what, err, target)
+	}
+	for _, k := range kinds {
+		if errors.Is(err, k) {
+			t.Errorf("%s: %v matches ErrUnavailable and %v", what, err, k)
+		}
+	}
+	if ended := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded); ended && len(also) < 2 {
+		t.Errorf("%s: %v matches a context's error", what, err)
+	}
+}
+
+// wantOnly fails the test unless err matches target, and not ErrUnavailable.
+func wantOnly(t *testing.T, what string, err, target error) {
+	t.Helper()
+	want(t, what, err, target)
+	if errors.Is(err, hasp.ErrUnavailable) {
+		t.Errorf("%s: %v matches ErrUnavailable", what, err)
+	}
+}
+
+// inspected is a faulty driver whose Inspect and Break fail with err.
+type inspected struct {
+	*faulty
+	err error
+}
+
+func (d inspected) Inspect(context.Context, string) (backend.Status, error) {
+	return backend.Status{}, d.err
+}
+
+func (d inspected) Break(context.Context, string) error { return d.err }
+
+// everyEnd is all values of Traits.Ends: the engine makes its calls in different ways.
+var everyEnd = []backend.Ends{backend.EndsSometime, backend.EndsByDeadline, backend.EndsPromptly}
+
+// failWith makes every call fail with err.
+func failWith(f *faulty, err error) {
+	down(f)
+	f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) { return backend.Grant{}, err }
+	f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+		return backend.Grant{}, err
+	}
+	f.release = func(backend.Claim, func() error) error { return err }
+}
+
+// What the driver returns, other than a definite error, is an outage in every call. The
+// driver need not say so, and its error stays wrapped.
+func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
+	for _, ends := range everyEnd {
+		for _, err := range []error{
+			errNet,
+			errors.New("OOM command not allowed when used memory > 'maxmemory'"),
+			fmt.Errorf("dial: %w", context.DeadlineExceeded), // as a timeout of package net
+			&backend.UnavailableError{Since: time.Now(), Err: errNet},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFaulty()
+				f.ends = ends
+				c := hasp.New(inspected{f, err}, nil)
+				defer c.Close()
+				l := lockNow(t, c, "held")
+				f.set(func(f *faulty) { failWith(f, err) })
+
+				text := err.Error()
+				for what, got := range map[string]error{
+					"Lock":                   errOf(c.Lock(t.Context(), "k")),
+					"Lock with a bound":      errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))),
+					"TryLock":                errOf(c.TryLock(t.Context(), "k")),
+					"Extend, outcome open":   l.Extend(t.Context(), time.Minute),
+					"Inspect":                errOf(c.Inspect(t.Context(), "k")),
+					"Break":                  c.Break(t.Context(), "k"),
+					"Unlock, outcome open":   l.Unlock(t.Context()),
+					"Unlock again, the same": l.Unlock(t.Context()),
+				} {
+					wantOutage(t, what, got)
+					if !isTimeout(err) {
+						want(t, what, got, err)
+					}
+					var e *hasp.Error
+					if !errors.As(got, &e) || len(e.Err.Error()) < len(text) || e.Err.Error()[:len(text)] != text {
+						t.Errorf("%s: %q, want the text of the driver's error", what, got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// isTimeout reports whether err is a timeout of the network that looks as if a context
+// had ended. The engine keeps only its text.
+func isTimeout(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
+
+// A store that does not answer is unavailable too, also if WithMaxWait ends the wait.
+func TestSilenceIsUnavailable(t *testing.T) {
+	for _, ends := range everyEnd {
+		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			l := lockNow(t, c, "held")
+			f.set(func(f *faulty) {
+				f.acquire, f.renew = hungAcquire, hungRenew
+				f.release = func(backend.Claim, func() error) error {
+					time.Sleep(time.Hour)
+					return errNet
+				}
+			})
+			wantOutage(t, "Lock", errOf(c.Lock(t.Context(), "k")))
+			wantOutage(t, "Lock with a bound", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(20*time.Millisecond))))
+			wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")))
+			wantOutage(t, "Extend", l.Extend(t.Context(), time.Minute))
+			wantOutage(t, "Unlock", l.Unlock(t.Context()))
+			c.Close()
+			time.Sleep(2 * time.Hour) // for calls that hang
+		})
+	}
+}
+
+// A grant that comes after its term is an outage, and a lost reply is.
+func TestLateGrantAndLostReplyAreUnavailable(t *testing.T) {
+	withClient(t, &hasp.Options{TTL: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			defer time.Sleep(2 * time.Second)
+			return send()
+		}
+		wantOutage(t, "a grant that comes late", errOf(c.TryLock(t.Context(), "k")))
+		f.set(func(f *faulty) { f.acquire = lostReply })
+		wantOutage(t, "a lost reply", errOf(c.TryLock(t.Context(), "other")), errNet)
+	})
+}
+
+// A short deadline is not an outage: the store may be well.
+func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
+	for _, ends := range everyEnd {
+		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			l := lockNow(t, c, "held")
+			f.set(func(f *faulty) { f.acquire, f.renew = hungAcquire, hungRenew })
+			short := func() context.Context {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				t.Cleanup(cancel)
+				return ctx
+			}
+			wantOnly(t, "Lock", errOf(c.Lock(short(), "k")), context.DeadlineExceeded)
+			wantOnly(t, "TryLock", errOf(c.TryLock(short(), "k")), context.DeadlineExceeded)
+			wantOnly(t, "Extend", l.Extend(short(), time.Minute), context.DeadlineExceeded)
+
+			// The cause belongs to the caller, whatever it matches.
+			for _, cause := range []error{errors.New("enough"), hasp.ErrUnavailable, fmt.Errorf("stop: %w", context.Canceled)} {
+				ended, cancel := context.WithCancelCause(t.Context())
+				cancel(cause)
+				err := errOf(c.Lock(ended, "k"))
+				wantOnly(t, "Lock with a context that has ended", err, context.Canceled)
+				if cause != hasp.ErrUnavailable {
+					want(t, "its cause", err, cause)
+				}
+			}
+			f.set(up)
+			unlock(t, l)
+			c.Close()
+			time.Sleep(2 * time.Hour) // for calls that hang
+		})
+	}
+}
+
+// If the store had failed, the error says both, also for those in line.
+func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
+	for _, ends := range everyEnd {
+		for _, then := range []acquireHook{nil, hungAcquire} {
+			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				fail := func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+					return backend.Grant{}, errNet
+				}
+				f.acquire = fail
+				if then != nil { // fails once and then hangs for longer than Timeout/3
+					onlyOnce(f, func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+						f.set(func(f *faulty) { f.acquire = then })
+						return fail(cl, send)
+					})
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), hasp.DefaultTimeout/2)
+				defer cancel()
+				inLine := make(chan error)
+				time.AfterFunc(time.Millisecond, func() { inLine <- errOf(c.Lock(ctx, "k")) })
+				wantOutage(t, "Lock", errOf(c.Lock(ctx, "k")), errNet, context.DeadlineExceeded)
+				wantOutage(t, "Lock in line", <-inLine, errNet, context.DeadlineExceeded)
+				c.Close()
+				time.Sleep(2 * time.Hour) // for calls that hang
+			})
+		}
+	}
+}
+
+// The other errors are definite.
+func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, hasp.ErrUnavailable)
+		defer cancel()
+		wantOnly(t, "held", errOf(c.Lock(ctx, "k")), hasp.ErrHeld)
+		wantOnly(t, "held, by TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		var held *backend.HeldError
+		if err := errOf(c.Lock(ctx, "k")); errors.As(err, &held) {
+			t.Errorf("%v, want the context's error", err) // ctx had ended before
+		}
+		wantOnly(t, "no key", errOf(c.Lock(t.Context(), "")), hasp.ErrInvalid)
+		wantOnly(t, "a term too short", l.Extend(t.Context(), 1), hasp.ErrInvalid)
+		f.Break(t.Context(), "k")
+		wantOnly(t, "lost", l.Extend(t.Context(), time.Minute), hasp.ErrLost)
+		wantOnly(t, "lost, by Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+		l = lockNow(t, c, "k")
+		unlock(t, l)
+		wantOnly(t, "released", l.Unlock(t.Context()), hasp.ErrReleased)
+		c.Close()
+		wantOnly(t, "closed", errOf(c.Lock(t.Context(), "k")), hasp.ErrClosed)
+		wantOnly(t, "closed", errOf(c.Inspect(t.Context(), "k")), hasp.ErrClosed)
+	})
+
+	c := hasp.New(plainDriver{memlock.New()}, nil)
+	defer c.Close()
+	wantOnly(t, "unsupported", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
+}
+
+// The loss of a lease around the call ends it while the store is down. The error
+// matches ErrLost, and so not ErrUnavailable. The details can still be had.
+func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, &hasp.Options{TTL: time.Second, Timeout: time.Minute})
+		defer c.Close()
+		outer := lockNow(t, c, "outer")
+		f.set(func(f *faulty) { failWith(f, &backend.UnavailableError{Err: errNet}) })
+		err := errOf(c.Lock(outer.Context(), "inner"))
+		wantOnly(t, "Lock", err, hasp.ErrLost)
+		want(t, "Lock", err, errNet)
+		var out *backend.UnavailableError
+		if !errors.As(err, &out) {
+			t.Errorf("%v: its details are hidden", err)
+		}
+		f.set(up)
+	})
+}
+
+// Open by URL says the same as the calls of a Client.
+func TestOpenOfAnUnavailableStore(t *testing.T) {
+	var open hasp.Opener
+	hasp.Register("unavailabletest", func(ctx context.Context, c hasp.Config) (backend.Driver, error) { return open(ctx, c) })
+	try := func(ctx context.Context, o hasp.Opener) error {
+		open = o
+		return errOf(hasp.Open(ctx, "unavailabletest://?timeout=1s", nil))
+	}
+	hang := func(ctx context.Context, _ hasp.Config) (backend.Driver, error) {
+		<-ctx.Done()
+		return nil, fmt.Errorf("ping: %w", ctx.Err())
+	}
+	refuse := func(context.Context, hasp.Config) (backend.Driver, error) { return nil, errNet }
+
+	synctest.Test(t, func(t *testing.T) {
+		wantOutage(t, "refused", try(t.Context(), refuse), errNet)
+		wantOutage(t, "silent", try(t.Context(), hang))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		wantOnly(t, "a short deadline", try(ctx, hang), context.DeadlineExceeded)
+		wantOnly(t, "a short deadline of a connection", try(ctx, func(context.Context, hasp.Config) (backend.Driver, error) {
+			return nil, fmt.Errorf("read: %w", os.ErrDeadlineExceeded)
+		}), context.DeadlineExceeded)
+		wantOutage(t, "refused, then ended", try(ctx, refuse), errNet, context.DeadlineExceeded)
+		wantOnly(t, "a bad parameter", try(t.Context(), func(_ context.Context, c hasp.Config) (backend.Driver, error) {
+			return nil, fmt.Errorf("%w: size", hasp.ErrInvalid)
+		}), hasp.ErrInvalid)
+		wantOnly(t, "no such strategy", errOf(hasp.Open(t.Context(), "nosuch://", nil)), hasp.ErrInvalid)
+	})
+}
