@@ -3,6 +3,7 @@
 //
 //	hasp demo                          several processes take turns at one lock
 //	hasp run backup -- ./backup.sh     like flock(1), or on many hosts with --url
+//	hasp lead mailer -- ./mailer       one leader among all hosts
 //	hasp inspect backup                who holds the key, since when, who waits
 //
 // A URL says where the locks are kept, as in package hasp. It comes from --url,
