@@ -23,9 +23,6 @@ func Kept(c backend.Claim, d time.Duration) backend.Claim {
 // record with that end.
 func (s Strategy) KeptRecord(t *testing.T) {
 	r := s.setup(t, nil)
-	if !r.Driver.Traits().Keeps {
-		t.Skip("no Keeps")
-	}
 	ctx := t.Context()
 	for what, before := range map[string]func(c backend.Claim){
 		"a term":      func(backend.Claim) {},
@@ -68,9 +65,6 @@ func (s Strategy) KeptRecord(t *testing.T) {
 // alone, and frees the key if KeepUntil has passed.
 func (s Strategy) KeptForeignValue(t *testing.T) {
 	r := s.setup(t, nil)
-	if !r.Driver.Traits().Keeps {
-		t.Skip("no Keeps")
-	}
 	ctx := t.Context()
 	values := maps.Clone(foreign)
 	maps.Copy(values, s.Foreign)
@@ -104,9 +98,6 @@ func (s Strategy) KeptAtOneCommand(t *testing.T) {
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
 	r := rig{srv, rdb, s.open(rdb)}
-	if !r.Driver.Traits().Keeps {
-		t.Skip("no Keeps")
-	}
 
 	var cs []backend.Claim
 	for i := range 3 {
