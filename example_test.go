@@ -211,7 +211,6 @@ func ExampleWithFence() {
 	// stale writer
 }
 
-// Skip a run rather than queue behind the one under way.
 // Two schedulers come to the same tick, one a little later. The job runs once.
 func ExampleWithMinHold() {
 	ctx := context.Background()
@@ -234,6 +233,7 @@ func ExampleWithMinHold() {
 	// b is late: true
 }
 
+// Skip a run rather than queue behind the one under way.
 func ExampleClient_TryLock() {
 	ctx := context.Background()
 	c := hasp.New(memlock.New(), &hasp.Options{Owner: "worker 1"})
