@@ -58,6 +58,7 @@ func (r *reaper) poke() {
 type reap struct {
 	claim  backend.Claim
 	lease  *Lease  // whose Unlock this repeats, or nil
+	keep   instant // until when the release leaves the key taken, for WithMinHold; 0 if it does not
 	at     instant // of the next try, by clock.awake
 	until  instant // by clock.awake: the token has expired in the store by then
 	times  int     // releases that are still to be answered
@@ -103,10 +104,11 @@ func (c *Client) reapLocked(cl backend.Claim, times int) {
 	c.addReapLocked(&reap{claim: cl, at: now, until: now.add(cl.TTL + c.opts.Timeout), times: times})
 }
 
-// reapHoldLocked releases the token of a hold that was lost.
-func (c *Client) reapHoldLocked(h *hold) {
+// reapHoldLocked releases the token of a hold that was lost. Keep is h.keep if the store
+// may still have the hold, and 0 if the store has answered that it is lost.
+func (c *Client) reapHoldLocked(h *hold, keep instant) {
 	now := c.clock.awake()
-	c.addReapLocked(&reap{claim: h.claim, at: now, until: now.add(c.keptFor(h) + c.opts.Timeout), times: reapOnce})
+	c.addReapLocked(&reap{claim: h.claim, keep: keep, at: now, until: now.add(c.keptFor(h) + c.opts.Timeout), times: reapOnce})
 }
 
 // reapLease repeats the Unlock of l, which was not answered.
@@ -114,7 +116,7 @@ func (c *Client) reapLease(l *Lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.clock.awake()
-	c.addReapLocked(&reap{claim: l.hold.claim, lease: l, at: now.add(jitter(firstRetry)),
+	c.addReapLocked(&reap{claim: l.hold.claim, lease: l, keep: l.hold.keep, at: now.add(jitter(firstRetry)),
 		until: now.add(c.keptFor(l.hold) + c.opts.Timeout), times: reapOnce, failed: 1, repeat: true})
 }
 
@@ -223,7 +225,7 @@ func (c *Client) release(x *reap) {
 	})
 
 	ctx, cancel := context.WithTimeout(context.Background(), c.opts.Timeout)
-	err := c.driver.Release(ctx, x.claim)
+	err := c.driver.Release(ctx, c.keeping(x.claim, x.keep))
 	cancel()
 	timer.Stop()
 	settled := err == nil || errors.Is(err, ErrLost)

@@ -237,6 +237,28 @@ func ExampleWithFence() {
 	// stale writer
 }
 
+// Two schedulers come to the same tick, one a little later. The job runs once.
+func ExampleWithMinHold() {
+	ctx := context.Background()
+	store := memlock.NewStore()
+	for _, name := range []string{"a", "b"} {
+		c := hasp.New(store.Driver(), nil)
+		defer c.Close()
+		lease, err := c.TryLock(ctx, "cron/report", hasp.WithMinHold(30*time.Second))
+		if err != nil {
+			fmt.Println(name, "is late:", errors.Is(err, hasp.ErrHeld))
+			continue
+		}
+		fmt.Println(name, "runs the report")
+		if err := lease.Unlock(ctx); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// a runs the report
+	// b is late: true
+}
+
 // Skip a run rather than queue behind the one under way.
 func ExampleClient_TryLock() {
 	ctx := context.Background()

@@ -36,6 +36,7 @@ type hold struct {
 	confirmed  instant // when the last call that confirmed it began; see newHold for a Waiter's grant
 	distrusted instant // the last Break, or re-entry with a longer term: a call that began earlier confirms nothing
 	limit      instant // the end of WithMaxHold: renewals ask for little more
+	keep       instant // the latest end of WithMinHold: a release before leaves the key taken until then; 0 if there is none
 
 	// Its renewal.
 	renew     bool          // renewals go on
@@ -145,6 +146,9 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
 		l.maxHold = l.since.add(r.maxHold)
+	}
+	if r.minHold > 0 {
+		h.keep = max(h.keep, l.since.add(r.minHold))
 	}
 
 	if h.leases == nil {

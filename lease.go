@@ -224,7 +224,7 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 		if h.lapsed {
 			// The store may still have the hold, until the term ends by its clock.
 			h.lapsed = false
-			c.reapHoldLocked(h)
+			c.reapHoldLocked(h, h.keep)
 		}
 		return ErrLost
 	case l.settled:
@@ -266,7 +266,7 @@ func (l *Lease) release(ctx context.Context) error {
 		}
 	}
 
-	err := c.callRelease(ctx, h.claim)
+	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))
 
 	c.mu.Lock()
 	unknown := err != nil && !errors.Is(err, ErrLost)
@@ -296,6 +296,19 @@ func (l *Lease) release(ctx context.Context) error {
 	return err
 }
 
+// keeping returns the claim of a release now, which leaves the key taken until keep if
+// that has not passed. Each call computes KeepUntil anew, because the machine may have
+// slept since the last one.
+func (c *Client) keeping(cl backend.Claim, keep instant) backend.Claim {
+	if keep == 0 {
+		return cl
+	}
+	if now, _ := c.clock.read(); now < keep {
+		cl.KeepUntil = c.clock.time(keep)
+	}
+	return cl
+}
+
 // callRelease calls the driver's Release. The end of ctx does not interrupt it.
 func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
 	if ctx.Done() != nil {
@@ -313,7 +326,7 @@ func (c *Client) callRelease(ctx context.Context, cl backend.Claim) error {
 // unlockAgain repeats a release whose outcome is unknown.
 func (l *Lease) unlockAgain(ctx context.Context) error {
 	defer l.c.leave() // unlockEndedLocked has counted the call
-	err := l.c.callRelease(ctx, l.hold.claim)
+	err := l.c.callRelease(ctx, l.c.keeping(l.hold.claim, l.hold.keep))
 	if !l.settle(err) {
 		if isClosed(l.c.closed) {
 			return ErrClosed // the driver was closed during the call

@@ -291,7 +291,7 @@ func (c *Client) handOverLocked(h *hold) bool {
 	ln := h.line
 	now := c.clock.now()
 	if ln.hold != h || c.rowOverLocked(ln, now) || h.extended || !h.renew ||
-		h.claim.Fenced || h.limit != never || c.closing.Err() != nil {
+		h.claim.Fenced || h.limit != never || h.keep != 0 || c.closing.Err() != nil {
 		return false
 	}
 
@@ -299,7 +299,7 @@ func (c *Client) handOverLocked(h *hold) bool {
 	// moment ago, after the last Break.
 	next := ln.waiting.first.r
 	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
-		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {
+		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 || next.minHold > 0 {
 		return false
 	}
 

@@ -95,6 +95,9 @@ func (w *wait) prepare(ctx context.Context, op, key string, opts []Option) error
 	case r.fenced && !w.c.traits.Fenced && r.err == nil:
 		r.err = fmt.Errorf("fence: %w", errUnsupported)
 	}
+	if r.err == nil {
+		r.err = w.c.checkMinHold(r)
+	}
 	if r.err != nil {
 		return r.err
 	}
@@ -368,5 +371,8 @@ func (c *Client) claim(r *request, token string) backend.Claim {
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
-		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Renewed: !r.noRenew}
+		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced,
+		// With a min hold, Wait must grant the whole term: it counts even if the holder
+		// dies before the first renewal.
+		Renewed: !r.noRenew && r.minHold == 0}
 }

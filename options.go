@@ -131,6 +131,7 @@ type request struct {
 	maxWait time.Duration
 	bounded bool          // maxWait was given
 	maxHold time.Duration // 0 if there is none
+	minHold time.Duration // 0 if there is none
 	slots   int           // 0 without WithSlots
 	slot    int           // which slot is asked for, from 1; 0 without WithSlots
 	noRenew bool
@@ -209,6 +210,53 @@ func WithMaxHold(d time.Duration) Option {
 		}
 		r.maxHold = d
 	}
+}
+
+// WithMinHold keeps the key taken for at least d after the grant, so that a
+// short job runs once per tick although clocks differ. If Unlock comes sooner,
+// the lease ends at once, with EventReleased and without waiting, and the store
+// frees the key when d is over. Until then others get ErrHeld with the rest as
+// RetryAfter. Client.Close and the end of the process do not change that. Break
+// frees the key sooner.
+//
+// The term of the lease is raised to d if it is shorter, so that the key also
+// stays taken for d if the holder dies. Under re-entry the latest end counts. Zero
+// is no minimum. A d below zero, above WithMaxHold, or too long for the store, is
+// ErrInvalid. So is an inner d that outlasts the outer lease's WithMaxHold, or its
+// term if it is WithoutRenewal. If the driver has no [backend.Traits].Keeps, the
+// error is errors.ErrUnsupported, and the key is not locked.
+func WithMinHold(d time.Duration) Option {
+	return func(r *request) {
+		if d < 0 {
+			r.refuse("min hold %v is negative", d)
+		}
+		r.minHold = d
+	}
+}
+
+// checkMinHold returns an error if r's min hold cannot be kept, and raises the term
+// to it.
+func (c *Client) checkMinHold(r *request) error {
+	if r.minHold == 0 {
+		return nil
+	}
+	if r.maxHold > 0 && r.minHold > r.maxHold {
+		return fmt.Errorf("%w: min hold %v is above the max hold, %v", ErrInvalid, r.minHold, r.maxHold)
+	}
+	if !c.traits.Keeps {
+		return fmt.Errorf("min hold: %w", errUnsupported)
+	}
+
+	// Above maxTTL, termFor might overflow.
+	if r.minHold > maxTTL/2 {
+		return fmt.Errorf("%w: min hold %v is above %v", ErrInvalid, r.minHold, maxTTL/2)
+	}
+	term := termFor(r.minHold)
+	if err := c.checkLongest(term); err != nil {
+		return fmt.Errorf("min hold %v: %w", r.minHold, err)
+	}
+	r.ttl = max(r.ttl, term)
+	return nil
 }
 
 // WithoutRenewal switches renewal off for this lease. The lease ends with its term,

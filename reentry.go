@@ -61,9 +61,21 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 		return nil, nil // it ended after innermost had returned it
 	}
 
+	// The key must stay taken for the min hold even if the holder dies. Neither a max hold
+	// of the outer lease nor a term that is not renewed can be raised.
+	now := c.clock.now()
+	if r.minHold > 0 {
+		end := h.limit
+		if h.unrenewed {
+			end = min(end, instant(h.deadline.Load()))
+		}
+		if now.add(r.minHold) > end {
+			return nil, fmt.Errorf("%w: the outer lease ends in %v, before the min hold, %v", ErrInvalid, end.sub(now), r.minHold)
+		}
+	}
+
 	// If the hold is renewed, a renewal asks for a longer term at once. Until its answer,
 	// the term is the shorter one.
-	now := c.clock.now()
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.distrusted = now // so that a renewal in flight, which asked for less, is followed by another

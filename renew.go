@@ -326,7 +326,7 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 		gone = c.loseLocked(h)
 		// A part of the store may still have the hold, such as a minority of a
 		// quorum's nodes. That would block the key for the next holder.
-		c.reapHoldLocked(h)
+		c.reapHoldLocked(h, 0)
 	default:
 		h.failed++
 		h.renewAt(now, now.add(jitter(h.termLocked()/(3*triesPerT))))

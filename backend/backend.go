@@ -183,7 +183,8 @@ type Driver interface {
 	Renew(ctx context.Context, cs []Claim, done func(i int, g Grant, err error))
 
 	// Release gives c.Key back if c.Token holds it. Otherwise it returns
-	// ErrLost and changes nothing.
+	// ErrLost and changes nothing. With c.KeepUntil it ends the hold of c.Token
+	// and leaves the key taken.
 	Release(ctx context.Context, c Claim) error
 
 	// Close ends what the driver has opened, and leaves no goroutine behind.
@@ -265,6 +266,10 @@ type Traits struct {
 	// Fenced drivers grant a fence when a claim asks for one. Others return
 	// errors.ErrUnsupported and grant nothing.
 	Fenced bool
+
+	// Keeps drivers obey Claim.KeepUntil. Others ignore it, and the engine
+	// returns errors.ErrUnsupported to a Lock that needs it.
+	Keeps bool
 
 	// MaxTTL is the longest term that the driver grants; a longer one is
 	// ErrInvalid. Zero means that there is no limit.
@@ -366,6 +371,15 @@ type Claim struct {
 	// for another, or calls Release, which removes the place. Stays is set only if
 	// Traits.Turns is above 1.
 	Stays bool
+
+	// KeepUntil is read by Release only, and zero if the key is to be freed. If
+	// c.Token holds the key, Release leaves it taken, by no token that a caller
+	// knows. It sets the rest of the term to end at KeepUntil, be that sooner or
+	// later than before. From then on c.Token has lost the key, so a late Renew or a
+	// repeated Release returns ErrLost. A Break frees the key sooner. If KeepUntil
+	// has passed, Release frees the key at once. A Wait learns of the new end as it
+	// learns of a release.
+	KeepUntil time.Time
 }
 
 // Grant describes a hold that was taken or renewed.

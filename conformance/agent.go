@@ -37,7 +37,7 @@ func Child() bool { return os.Getenv(childEnv) != "" }
 // request is a line from the parent.
 type request struct {
 	ID    int
-	Op    string // "acquire", "wait", "renew", "release"; "lock", "err", "unlock"; "count"
+	Op    string // "acquire", "wait", "renew", "release"; "lock", "err", "unlock", "min-hold"; "count"
 	Claim backend.Claim
 	Dir   string // of count
 	Times int
@@ -191,6 +191,8 @@ func (a *agent) do(ctx context.Context, rq request) error {
 		return a.lease(c).Err()
 	case "unlock":
 		return a.lease(c).Unlock(ctx)
+	case "min-hold":
+		return a.lockAndKeep(ctx, c)
 	case "count":
 		return count(ctx, a.client, c.Key, rq.Dir, rq.Times)
 	}
@@ -207,6 +209,15 @@ func (a *agent) lock(ctx context.Context, c backend.Claim) error {
 	defer a.mu.Unlock()
 	a.leases[c.Token] = lease
 	return nil
+}
+
+// lockAndKeep locks with a min hold of c.TTL, and unlocks.
+func (a *agent) lockAndKeep(ctx context.Context, c backend.Claim) error {
+	lease, err := a.client.Lock(ctx, c.Key, hasp.WithMinHold(c.TTL))
+	if err != nil {
+		return err
+	}
+	return lease.Unlock(ctx)
 }
 
 // lease returns the lease that the request of c has locked.

@@ -146,7 +146,7 @@ func (m message) error() error {
 }
 
 func (r *remote) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Reach: backend.Network}
+	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Reach: backend.Network}
 }
 
 func (r *remote) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {

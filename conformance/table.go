@@ -40,7 +40,7 @@ const (
 // run alone are last, because the others run before them.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	waitClauses, orderClauses, inspectClauses, closeClauses,
+	keepClauses, waitClauses, orderClauses, inspectClauses, closeClauses,
 	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
@@ -105,6 +105,8 @@ var (
 	turns     = needs("one turn on a place by its Traits", func(s *suite) bool { return s.traits.Turns > 1 })
 	fenced    = needs("not Fenced by its Traits", func(s *suite) bool { return s.traits.Fenced })
 	unfenced  = needs("Fenced by its Traits", func(s *suite) bool { return !s.traits.Fenced })
+	keeps     = needs("no Keeps by its Traits", func(s *suite) bool { return s.traits.Keeps })
+	unkept    = needs("Keeps by its Traits", func(s *suite) bool { return !s.traits.Keeps })
 	ends      = needs("ends a call sometime by its Traits", func(s *suite) bool { return s.traits.Ends != backend.EndsSometime })
 	limited   = needs("grants any term by its Traits", func(s *suite) bool { return s.traits.MaxTTL > 0 })
 	processes = needs("reaches one process by its Traits", func(s *suite) bool { return s.traits.Reach != backend.Process })

@@ -68,8 +68,10 @@
 // # Keys
 //
 // A lock is a string under the key itself. It has a mark, and the start, token,
-// fence, term and owner of the hold. Its time to live is the term. A key with any
-// other value counts as held. In the same cluster slot are
+// fence, term and owner of the hold. Its time to live is the term. If
+// hasp.WithMinHold keeps the key after an Unlock, the token begins with kept-, and a
+// message asks the first waiter to look for the new end. A key with any other value
+// counts as held. In the same cluster slot are
 //
 //	hasp:{tag}:places:key   sorted set of the waiters' places, in order of arrival
 //	hasp:{tag}:clients:key  sorted set of channels, by when their places end
@@ -212,11 +214,11 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 
 // Traits reports that the driver serves waiters in order of arrival, with
 // Options.Turns callers on one place, that it excludes all clients of the same
-// Redis, and that it grants fences. Calls of a driver that was opened by URL end
-// promptly. Calls over a *redis.Client with ContextTimeoutEnabled end at their
-// deadlines.
+// Redis, that it grants fences, and that it obeys KeepUntil. Calls of a driver that was
+// opened by URL end promptly. Calls over a *redis.Client with ContextTimeoutEnabled end
+// at their deadlines.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Turns: d.turns, Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Ordered: true, Turns: d.turns, Fenced: true, Keeps: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // closing is how long Close waits for calls in flight. After it has cancelled

@@ -9,10 +9,14 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// received handles a message about a grant: token, round, and fence. In place of
-// the fence is - if there can be none.
+// received handles a message. It is about a grant: token, round, and fence, or - if there
+// can be no fence. Or it is a token and "look": the term of the holder has another end now.
 func (d *Driver) received(payload string) {
 	f := strings.Fields(payload)
+	if len(f) == 2 && f[1] == "look" {
+		d.look(f[0])
+		return
+	}
 	if len(f) != 3 {
 		return // not from hasp
 	}
@@ -33,6 +37,21 @@ func (d *Driver) received(payload string) {
 		return // not from hasp; the next poll asks the store
 	}
 	w.wakeUp()
+}
+
+// look makes the group of a waiter poll now. The reply schedules a poll for the end of the
+// term.
+func (d *Driver) look(token string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.waiters[token]
+	if w == nil {
+		return
+	}
+	w.group.pollByLocked(time.Now())
+	// A poll does not ask for a waiter whose enqueue is in flight. That waiter compares gaps
+	// when the reply comes, because the script may have run before the term was changed.
+	w.group.sub.gaps++
 }
 
 // deliver handles the return values of handOver, from the reply to a call that was

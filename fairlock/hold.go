@@ -3,6 +3,7 @@ package fairlock
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"strconv"
 	"time"
 
@@ -36,6 +37,8 @@ var (
 	breakSrc string
 	//go:embed renew.lua
 	renewSrc string
+	//go:embed keep.lua
+	keepSrc string
 	//go:embed inspect.lua
 	inspectSrc string
 
@@ -46,6 +49,7 @@ var (
 	releaseScript = redisstore.NewScript(handingOver + releaseSrc)
 	breakScript   = redisstore.NewScript(handingOver + breakSrc)
 	renewScript   = redisstore.NewHold(recordSrc + prolongSrc + renewSrc)
+	keepScript    = redisstore.NewScript(recordSrc + keepSrc)
 	inspectScript = redisstore.NewScript(recordSrc + inspectSrc)
 )
 
@@ -95,7 +99,8 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 }
 
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a
-// place in the queue, Release gives up that place.
+// place in the queue, Release gives up that place. With c.KeepUntil, the next waiter
+// gets the key then.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	// With turns, c.Token may have a place although no Wait runs.
 	if w := d.unpark(c); w != nil {
@@ -110,7 +115,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	var entries []string
 	d.mu.Lock()
 	if r := d.left[c.Token]; r != nil {
-		r.released, entries = true, r.entries
+		r.released, r.keepUntil, entries = true, c.KeepUntil, r.entries
 	}
 	d.mu.Unlock()
 
@@ -120,6 +125,14 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // release runs the script, which also removes c.Token from the queue. Without
 // entries, the script searches the queue for the token, unless it holds the key.
 func (d *Driver) release(ctx context.Context, c backend.Claim, entries []string) error {
+	if left := redisstore.Rest(c.KeepUntil); left > 0 {
+		// If c.Token does not hold the key, it may have a place, which the other script
+		// removes.
+		if err := d.keep(ctx, c, left, entries); !errors.Is(err, backend.ErrLost) {
+			return err
+		}
+	}
+
 	args := []any{c.Token}
 	for _, e := range entries {
 		args = append(args, e)
@@ -141,10 +154,20 @@ func (d *Driver) release(ctx context.Context, c backend.Claim, entries []string)
 	return d.store.Unexpected(reply)
 }
 
+// keep ends the hold of c.Token and leaves the key taken for so many milliseconds.
+func (d *Driver) keep(ctx context.Context, c backend.Claim, left int64, entries []string) error {
+	args := []any{c.Token, left}
+	for _, e := range entries {
+		args = append(args, e)
+	}
+	return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{Keys: keysOf(c.Key), Args: args}))
+}
+
 // leftover is what a Wait may have left in the queue.
 type leftover struct {
-	entries  []string // of the token
-	released bool     // a release of the token was sent since
+	entries   []string  // of the token
+	released  bool      // a release of the token was sent since
+	keepUntil time.Time // KeepUntil of that release
 }
 
 // remember notes the entries of w, whose Wait has ended, so that releases of its token
@@ -178,6 +201,8 @@ func (d *Driver) remember(w *waiter, late bool) {
 		if d.left[c.Token] == r {
 			delete(d.left, c.Token)
 		}
+		// The release may not have arrived. So the repeat must not free the key sooner.
+		c.KeepUntil = r.keepUntil
 		if !r.released {
 			c.Token = "" // holds nothing, so the script only removes the entries
 		}

@@ -27,7 +27,7 @@ type subscription struct {
 
 	// Driver.mu guards these.
 	waiters int // how many use the subscription
-	gaps    int // how often messages may have been missed
+	gaps    int // how often messages may have been missed, or came before the reply that they are about
 }
 
 // command returns the command that publishes on s, or noCommand.

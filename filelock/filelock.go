@@ -147,9 +147,9 @@ func New(dir string, opts *Options) *Driver {
 	return d
 }
 
-// Traits returns Fenced, Host.
+// Traits returns Fenced, Keeps, Host.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Reach: backend.Host}
+	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Host}
 }
 
 // Acquire takes c.Key if no record says that it is held.
@@ -219,15 +219,23 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // Release removes the record if it is c.Token's and its term has not ended. It
-// works on a full disk.
+// works on a full disk. With c.KeepUntil it writes a record without the token, which
+// ends then. On a full disk it may fail to do so, and the record stays for its term.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	return d.guarded(ctx, c.Key, c.Timeout, func() error {
-		r, err := d.load(c.Key, d.clock())
+	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
+		now := d.clock()
+		r, err := d.load(c.Key, now)
 		if err != nil {
 			return err
 		}
 		if r == nil || r.token != c.Token {
 			return backend.ErrLost
+		}
+
+		if left := time.Until(c.KeepUntil); left > 0 {
+			r.token = "kept-" + r.token // no claim has this token
+			r.endIn(now, left)
+			return g.store(r)
 		}
 
 		err = os.Remove(d.path(c.Key))
@@ -242,7 +250,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // that cannot be read or is of another kind, such as a symbolic link or an empty
 // directory.
 func (d *Driver) Break(ctx context.Context, key string) error {
-	return d.guarded(ctx, key, 0, func() error {
+	return d.guarded(ctx, key, 0, func(*guard) error {
 		err := os.Remove(d.path(key))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -252,7 +260,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 }
 
 // guarded calls f while it holds the guard of key.
-func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration, f func() error) error {
+func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration, f func(g *guard) error) error {
 	ctx, cancel := withTimeout(ctx, timeout)
 	defer cancel()
 	g, err := d.lockGuard(ctx, stripeOf(key))
@@ -260,7 +268,7 @@ func (d *Driver) guarded(ctx context.Context, key string, timeout time.Duration,
 		return d.explain(err)
 	}
 	defer g.drop()
-	return d.explain(f())
+	return d.explain(f(g))
 }
 
 // Inspect returns what the record of key says. If the platform can read a record
@@ -274,7 +282,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		return s, d.explain(err)
 	}
 	var s backend.Status
-	err := d.guarded(ctx, key, 0, func() (err error) {
+	err := d.guarded(ctx, key, 0, func(*guard) (err error) {
 		s, err = d.status(key)
 		return err
 	})

@@ -44,6 +44,41 @@ func TestTermEndsAndIsNeverRevived(t *testing.T) {
 	acquire(t, d, next)
 }
 
+// The rest of the term is counted by the boot clock from the release on.
+func TestReleaseThatKeepsTheKey(t *testing.T) {
+	for _, keep := range []time.Duration{10 * time.Second, 10 * time.Minute} {
+		clock := newDial()
+		dir := t.TempDir()
+		a, b := clock.on(dir), clock.on(dir)
+		old, next := fenced(claim("k")), fenced(claim("k"))
+		acquire(t, a, old)
+		old.KeepUntil = time.Now().Add(keep)
+		release(t, b, old)
+		lost(t, "late renewal", renew(a, old)[0])
+		lost(t, "release again", a.Release(t.Context(), old))
+		clock.pass(keep - time.Second)
+		refused(t, a, next, backend.ErrHeld)
+		if st, err := a.Inspect(t.Context(), "k"); err != nil || st.Owner != old.Owner || st.TTL > time.Second || st.Fence == 0 {
+			t.Errorf("got %+v, %v", st, err)
+		}
+		clock.pass(time.Second)
+		acquire(t, a, next)
+	}
+
+	// Break and a KeepUntil that has passed free the key.
+	d := New(t.TempDir(), nil)
+	c := claim("k")
+	acquire(t, d, c)
+	c.KeepUntil = time.Now().Add(time.Hour)
+	release(t, d, c)
+	must(t, d.Break(t.Context(), "k"))
+	c = claim("k")
+	acquire(t, d, c)
+	c.KeepUntil = time.Now()
+	release(t, d, c)
+	notHeld(t, d, "k")
+}
+
 func TestRenewalNeverShortens(t *testing.T) {
 	clock := newDial()
 	d := clock.on(t.TempDir())

@@ -59,9 +59,14 @@ func (r *record) extend(now instant, ttl time.Duration) bool {
 	if r.left(now) >= ttl {
 		return false
 	}
-	// A sum that overflows is harmless: the subtraction in left overflows back.
-	r.clock, r.end, r.until = now.clock, now.up+ttl, now.wall.Add(ttl).UTC()
+	r.endIn(now, ttl)
 	return true
+}
+
+// endIn sets the rest of the term, shorter or longer.
+func (r *record) endIn(now instant, left time.Duration) {
+	// A sum that overflows is harmless: the subtraction in left overflows back.
+	r.clock, r.end, r.until = now.clock, now.up+left, now.wall.Add(left).UTC()
 }
 
 // encode returns the content of the state file. Strings are quoted and in ASCII,

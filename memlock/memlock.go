@@ -85,9 +85,9 @@ type waiter struct {
 	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one
 }
 
-// Traits returns Ordered, Fenced, Process.
+// Traits returns Ordered, Fenced, Keeps, Process.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Reach: backend.Process}
+	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Reach: backend.Process}
 }
 
 // Acquire takes the key if it has neither a holder nor a waiter.
@@ -214,7 +214,12 @@ func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
 	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}, nil
 }
 
-// Release hands the key to the first waiter.
+// keptToken takes the place of the token of a hold that was released with KeepUntil. No
+// claim has it, because it is not made of URL-safe characters.
+const keptToken = "(kept)"
+
+// Release hands the key to the first waiter. With c.KeepUntil, the first waiter gets it
+// then.
 func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	if err := d.closedErr(); err != nil {
 		return err
@@ -228,7 +233,15 @@ func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	if e == nil {
 		return backend.ErrLost
 	}
-	s.freeLocked(e, now)
+	if !c.KeepUntil.After(now) {
+		s.freeLocked(e, now)
+		return nil
+	}
+
+	e.claim.Token, e.until = keptToken, c.KeepUntil
+	if w := e.first(); w != nil {
+		w.signal() // its timer runs until the old end
+	}
 	return nil
 }
 

@@ -48,12 +48,13 @@
 // # Keys and channels
 //
 // A lock is a hash under the key itself, and its time to live is the term. It has
-// one field, token#owner, with the value 1. An RLock is stored in the same way:
+// one field, token#owner, with the value 1. If hasp.WithMinHold keeps the key after an
+// Unlock, the field is kept-token#owner. An RLock is stored in the same way:
 // its field is id:thread, and its value counts re-entries. A key with any other
 // value counts as held.
 //
 // A release publishes 0 to redisson_lock__channel:{key}, or without the braces
-// if the key has an opening brace itself. On a cluster of Redis 7 or later the
+// if the key has an opening brace itself. So does a release that keeps the key. On a cluster of Redis 7 or later the
 // channel is sharded, as Redisson's is. If braces in the key would put that
 // channel into another slot than the key, the channel is hasp:{tag}:channel:key.
 // If the Redis user may not publish, the key is freed without a message. If it
@@ -187,11 +188,11 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-// Traits reports that the driver excludes all clients of the same Redis and draws
-// fences. Calls of a driver that was opened by URL end promptly. Calls over a
+// Traits reports that the driver excludes all clients of the same Redis, draws
+// fences, and obeys KeepUntil. Calls of a driver that was opened by URL end promptly. Calls over a
 // *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // Close closes the connections of the subscriptions. If the Driver was opened by
@@ -206,6 +207,8 @@ var (
 	renewSrc string
 	//go:embed release.lua
 	releaseSrc string
+	//go:embed keep.lua
+	keepSrc string
 	//go:embed inspect.lua
 	inspectSrc string
 	//go:embed break.lua
@@ -214,6 +217,7 @@ var (
 	acquireScript = redisstore.NewHold(redisstore.FenceSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
+	keepScript    = redisstore.NewScript(keepSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)
 	breakScript   = redisstore.NewScript(breakSrc)
 )
@@ -245,8 +249,16 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.store.Renew(ctx, renewScript, cs, mark, done)
 }
 
-// Release removes the record of c.Token and wakes the waiters.
+// Release removes the record of c.Token and wakes the waiters. With c.KeepUntil it
+// replaces the token in the record, which ends then.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	if left := redisstore.Rest(c.KeepUntil); left > 0 {
+		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{
+			Keys: []string{redisstore.LockKey(c.Key)},
+			Args: append([]any{c.Token + mark, left}, d.channels(ctx, c.Key)...),
+		}))
+	}
+
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: append([]any{c.Token + mark, c.Owner}, d.channels(ctx, c.Key)...),

@@ -108,6 +108,22 @@ func TestReleaseWakesAtOnce(t *testing.T) {
 	})
 }
 
+// The holder's term ends in a minute. A release with KeepUntil makes that shorter, and the
+// waiter learns of it at once, and not at its next attempt.
+func TestReleaseThatKeepsTheKeyWakesToSleepLess(t *testing.T) {
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		c := claim("k")
+		b.Acquire(t, c)
+		w := a.wait(t, t.Context(), claim("k"))
+		const keep = 300 * time.Millisecond
+		time.Sleep(2300 * time.Millisecond)
+		b.Release(t, strategytest.Kept(c, keep))
+		released := time.Now()
+		w.waits(t)
+		w.granted(t, released, keep, keep+30*time.Millisecond)
+	})
+}
+
 func TestBreakWakesAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		b.Redis.Set(t.Context(), "k", "somebody's", 0)

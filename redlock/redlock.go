@@ -60,8 +60,8 @@
 // # Keys and channels
 //
 // A lock is a string on each node, under the key itself. Its value is token#owner,
-// or token~n#owner for a later attempt. hasp and redsync exclude each
-// other on the same nodes. A key with any other value counts as held on its node.
+// or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
+// Unlock, kept- comes before the token. hasp and redsync exclude each other on the same nodes. A key with any other value counts as held on its node.
 //
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token
@@ -264,9 +264,9 @@ func checkNodes(names []string, allowUnsafe bool) error {
 }
 
 // Traits describes the driver: it excludes all callers that use the same nodes, it
-// gives fences, and its calls end with their contexts.
+// gives fences, obeys KeepUntil, and its calls end with their contexts.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, Keeps: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // quorum is the smallest majority of the nodes.

@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -21,8 +22,12 @@ type nodeRelease struct {
 
 // Release removes the record of c.Token from all nodes, and publishes the release.
 // It returns as soon as a quorum has answered. The other nodes are released in the
-// background.
+// background. With c.KeepUntil each node keeps a record until then, without the token.
+// On a node that does not answer, the old record stays for its term.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	if err := d.checkTTL(time.Until(c.KeepUntil)); err != nil {
+		return err
+	}
 	a, err := d.beginRelease(c)
 	if err != nil {
 		return err
@@ -101,7 +106,7 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 	err := n.admit()
 	if err == nil {
 		ctx := lazyctx.WithTimeout(context.Background(), nil, c.Timeout)
-		err = n.release(ctx, c.Key, call)
+		err = n.release(ctx, c, call)
 		ctx.End()
 	}
 
@@ -185,7 +190,7 @@ func (r repeatedRelease) run(n *node) {
 		}
 		if err == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
-			err = n.release(ctx, r.c.Key, r.call)
+			err = n.release(ctx, r.c, r.call)
 			cancel()
 		}
 
@@ -217,8 +222,12 @@ func releaseCall(c backend.Claim, prefix, channel string, alone bool) redisstore
 	}
 }
 
-// release releases key on the node by call.
-func (n *node) release(ctx context.Context, key string, call redisstore.Call) error {
+// release releases c on the node by call, to which it adds the rest of the term if the
+// key stays taken.
+func (n *node) release(ctx context.Context, c backend.Claim, call redisstore.Call) error {
+	if left := redisstore.Rest(c.KeepUntil); left > 0 {
+		call.Args = append(slices.Clip(call.Args), left) // other nodes have the same arguments
+	}
 	began := time.Now()
 	reply, err := n.store.Run(ctx, releaseScript, call)
 	n.observe(ctx, began, err)
@@ -226,7 +235,7 @@ func (n *node) release(ctx context.Context, key string, call redisstore.Call) er
 	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
 	// first, so they go first.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {
-		n.d.refused(key)
+		n.d.refused(c.Key)
 		reply = int64(1)
 	}
 	return n.store.Owned(reply, err)

@@ -141,6 +141,17 @@ func recordScripts() []scriptCase {
 		{"release: cannot count subscribers", turnsSrc + releaseSrc, []string{"set k token#me", "acl setuser default -pubsub"}, queued, release, "2", "exists k", "0"},
 		{"release: cannot publish", turnsSrc + releaseSrc, []string{"set k token#me", "acl setuser default -publish"}, queued, release, "1", "exists k", "0"},
 
+		{"keep: shorter", turnsSrc + releaseSrc, []string{"set k token#me px 90000"}, queued, []any{"token", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
+		{"keep: longer", turnsSrc + releaseSrc, []string{"set k token#me px 1000"}, queued, []any{"token#", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
+		{"keep: without an end", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, []any{"token", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
+		{"keep: any attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, []any{"token", "channel", "token", 5000}, "1", "get k", "kept-token~3#me"},
+		{"keep: again", turnsSrc + releaseSrc, []string{"set k kept-token#me"}, queued, []any{"token", "channel", "token", 5000}, "0", "get k", "kept-token#me"},
+		{"keep: another's", turnsSrc + releaseSrc, []string{"set k tokens#me"}, queued, []any{"token", "channel", "token", 5000}, "0", "pttl k", "-1"},
+		{"keep: free", turnsSrc + releaseSrc, nil, queued, []any{"token", "channel", "token", 5000}, "0", "exists k", "0"},
+		{"keep: tells the first waiter", turnsSrc + releaseSrc, append(stands("d~she", -500, -200), "set k token#me"), queued, []any{"token", "channel", "token", 5000}, "2", "exists k", "1"},
+		{"keep: no memory", turnsSrc + releaseSrc, []string{"set k token#me px 90000", "config set maxmemory 1"}, queued, []any{"token", "channel", "token", 5000}, "1", "config set maxmemory 0", "OK"},
+		{"renew: kept", renewSrc, []string{"set k kept-token#me px 5000"}, renew, []any{"token", 90000, "", 9000}, `\[0 0 \d{13}\]`, "pttl k", `[45]\d\d\d`},
+
 		{"repair", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
 		{"repair: too late", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
 		{"repair: held", repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},

@@ -39,7 +39,8 @@
 // # Keys
 //
 // A lock is a string under the key itself. Its value is token#owner, and its time
-// to live is the term. Spring's RedisLockRegistry stores its locks in the same
+// to live is the term. If hasp.WithMinHold keeps the key after an Unlock, the value is
+// kept-token#owner. Spring's RedisLockRegistry stores its locks in the same
 // way. With the prefix "registry:", hasp and
 // new RedisLockRegistry(connectionFactory, "registry") exclude each other. A key
 // with any other value counts as held.
@@ -143,12 +144,12 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	return &Driver{store: s, registry: o.Registry, fenceTTL: ttl}, nil
 }
 
-// Traits reports that the driver excludes all clients of the same Redis and grants
-// fences. Calls of a driver that was opened by URL end promptly. Calls over a
+// Traits reports that the driver excludes all clients of the same Redis, grants
+// fences, and obeys KeepUntil. Calls of a driver that was opened by URL end promptly. Calls over a
 // *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
 // -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // Close closes the connections of a Driver that was opened by URL.
@@ -164,6 +165,8 @@ var (
 	renewSrc string
 	//go:embed release.lua
 	releaseSrc string
+	//go:embed keep.lua
+	keepSrc string
 	//go:embed inspect.lua
 	inspectSrc string
 	//go:embed break.lua
@@ -173,6 +176,7 @@ var (
 	againScript   = redisstore.NewHold(againSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
+	keepScript    = redisstore.NewScript(keepSrc)
 	inspectScript = redisstore.NewScript(inspectSrc)
 	breakScript   = redisstore.NewScript(breakSrc)
 )
@@ -233,9 +237,13 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 	d.store.Renew(ctx, renewScript, cs, mark, done)
 }
 
-// Release removes the record of c.Token.
+// Release removes the record of c.Token. With c.KeepUntil it replaces the token in the
+// record, which ends then.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	key := redisstore.LockKey(c.Key)
+	if left := redisstore.Rest(c.KeepUntil); left > 0 {
+		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, left}}))
+	}
 	args := []any{c.Token + mark}
 	if d.registry != "" {
 		args = append(args, d.channel(key))

@@ -32,7 +32,8 @@ type run struct {
 	noWait bool
 	ttl    time.Duration
 	fence  bool
-	slots  int // 0 without --slots
+	slots  int           // 0 without --slots
+	least  time.Duration // of the hold
 	grace  time.Duration
 }
 
@@ -44,6 +45,10 @@ hasp ends COMMAND: it sends SIGTERM, and SIGKILL after --grace.
 COMMAND finds the key in HASP_KEY and, with --fence, the fence in HASP_FENCE. A
 fence is a number that grows with every holder. Pass it to the resource that the
 lock protects, so that the resource can refuse a holder that is late.
+
+With --min-hold D, KEY stays taken for D after hasp got it, also if COMMAND ends
+sooner. hasp itself ends with COMMAND. So a short job that several hosts start at
+the same time runs once: hasp run job --no-wait --min-hold 30s.
 
 With --slots N, up to N commands run at once under KEY. COMMAND finds its slot in
 HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp break.
@@ -105,6 +110,7 @@ func (r *run) commonFlags(cmd *cobra.Command) {
 	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
 	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
+	f.DurationVar(&r.least, "min-hold", 0, "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner")
 	f.DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
 }
 
@@ -135,6 +141,9 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	}
 	if r.fence {
 		opts = append(opts, hasp.WithFence())
+	}
+	if cmd.Flag("min-hold").Changed {
+		opts = append(opts, hasp.WithMinHold(r.least))
 	}
 	if cmd.Flag("slots").Changed {
 		opts = append(opts, hasp.WithSlots(r.slots))

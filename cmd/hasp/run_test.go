@@ -100,6 +100,21 @@ func TestRunWithSlots(t *testing.T) {
 	contains(t, runHasp(t, url, "run", "key", "--slots", "0", "--", "true").want(t, exitUsage).err, "0 slots: give 1 to 100")
 }
 
+func TestRunWithMinHold(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	began := time.Now()
+	lock(t, url, 0, "--min-hold", "3s")
+	if code := runHasp(t, url, "run", "key", "--no-wait", "--", "true").code; code != exitNotAcquired && time.Since(began) < 3*time.Second {
+		t.Errorf("the key was free after %v", time.Since(began))
+	}
+	lock(t, url, 0)
+	if took := time.Since(began); took < 3*time.Second {
+		t.Errorf("the key was free after %v", took)
+	}
+	lock(t, url, exitUsage, "--min-hold", "-1s")
+}
+
 // A hasp run inside another of the same key would wait until the other ends, which
 // waits for it.
 func TestRunInsideItselfDoesNotHang(t *testing.T) {

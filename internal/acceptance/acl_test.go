@@ -181,6 +181,12 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 	with("fenced", func(key string, lease *hasp.Lease) {
 		try("unlock", lease.Unlock(ctx))
 	}, hasp.WithFence())
+	with("kept", func(key string, lease *hasp.Lease) {
+		try("unlock", lease.Unlock(ctx))
+		if _, err := two.TryLock(ctx, key); !errors.Is(err, hasp.ErrHeld) {
+			try("lock", fmt.Errorf("of a key that is kept: %v", err))
+		}
+	}, hasp.WithMinHold(30*time.Second))
 	if lease, err := one.TryLock(ctx, moving+name); err == nil { // or is asked to try again
 		try("unlock", lease.Unlock(ctx))
 	}

@@ -70,6 +70,16 @@ func Millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
+// Rest returns the milliseconds until then, rounded up: the term of a key that is
+// released with KeepUntil. It returns 0 if then is zero or has passed, so that the key is
+// to be freed.
+func Rest(then time.Time) int64 {
+	if then.IsZero() {
+		return 0
+	}
+	return max(Millis(time.Until(then)), 0)
+}
+
 // Term returns a PTTL, which is in milliseconds, as a Duration. It is a hundred years at
 // most, because a PTTL can be longer than a Duration.
 func Term(pttl int64) time.Duration {

@@ -15,6 +15,9 @@ func (a *caller) lock() {
 	b := a.bounds()
 	defer b.cancel()
 	key := a.key()
+	if a.chance(5) {
+		a.keep(&b)
+	}
 	start := a.start(key)
 	lock := a.c.Lock
 	if a.chance(4) {
@@ -46,6 +49,9 @@ func (a *caller) lock() {
 // it, and what ends their contexts.
 func (a *caller) hold(b *bounds, l *hasp.Lease, since time.Time) (leases []*hasp.Lease, cancel func()) {
 	group := a.w.book.took(l, 0, since)
+	if b.minHold > 0 {
+		a.w.book.keep(l, since, b.minHold)
+	}
 	leases = append(leases, l)
 	over, cancel := context.WithCancel(context.Background())
 	for range a.r.IntN(6) {

@@ -33,6 +33,9 @@ type page struct {
 	fenced time.Time         // when that fence was noted
 	broke  time.Time         // a Break may have ended what was granted before
 	users  map[string]*usage // by the Client's name
+
+	kept      time.Time // the end of the last min hold
+	keptSince time.Time // when the Lock with that min hold began
 }
 
 // entry is one lease. Leases of one group share a hold, by re-entry. The store
@@ -127,6 +130,7 @@ func (b *book) took(l *hasp.Lease, group int, since time.Time) int {
 		p.began = append(p.began, since)
 		group = len(p.began)
 		b.checkFenceLocked(p, l, since)
+		b.checkKeptLocked(p, l)
 	}
 	if l.Err() == nil {
 		p.live = append(p.live, entry{l, group, p.began[group-1]})
@@ -149,6 +153,25 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, since time.Time) {
 	}
 	if fence > p.fence {
 		p.fence, p.fenced = fence, time.Now()
+	}
+}
+
+// keep notes that l, whose Lock began at since, has a min hold of d.
+func (b *book) keep(l *hasp.Lease, since time.Time, d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := entryOf(b.keys, l.Key())
+	// The engine counts from the grant. No time passes in the bubble between the two.
+	if end := time.Now().Add(d); end.After(p.kept) && l.Err() == nil {
+		p.kept, p.keptSince = end, since
+	}
+}
+
+// checkKeptLocked reports a hold that began during the min hold of another.
+func (b *book) checkKeptLocked(p *page, l *hasp.Lease) {
+	known := !p.keptSince.Before(b.forgot) && !p.keptSince.Before(p.broke) && !p.keptSince.Before(b.woke)
+	if early := time.Until(p.kept); known && early > 0 && l.Err() == nil {
+		b.errorf("key %s: granted %v before the end of a min hold", l.Key(), early)
 	}
 }
 

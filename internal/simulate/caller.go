@@ -120,6 +120,8 @@ type bounds struct {
 	end    time.Time // of the wait
 	within bool      // WithMaxWait ends the wait, and not ctx
 	long   bool      // the term is long
+
+	minHold time.Duration // WithMinHold, or 0
 }
 
 const (
@@ -174,6 +176,12 @@ func (a *caller) bounds() bounds {
 		}
 	}
 	return b
+}
+
+// keep draws a min hold, and a max hold that is not shorter.
+func (a *caller) keep(b *bounds) {
+	b.minHold = 1 + a.upTo(300*time.Millisecond)
+	b.opts = append(b.opts, hasp.WithMinHold(b.minHold), hasp.WithMaxHold(b.minHold+a.upTo(500*time.Millisecond)))
 }
 
 // try limits b to one attempt.

@@ -71,6 +71,9 @@ func Run(t *testing.T, s Strategy) {
 		s.RenewAnswersEachClaimOfABatch, s.ForeignValueIsHeld, s.InspectAndBreak, s.CommandsPerOperation, s.NewPanicsOnMisuse,
 		s.CloseLeavesTheCallersClientOpen,
 
+		// keep.go
+		s.KeptRecord, s.KeptForeignValue, s.KeptAtOneCommand,
+
 		// fence.go
 		s.FenceGrows, s.FenceOnlyOnRequest, s.FenceTTLIsAnOption, s.NewFenceCounterIsTheServersTime, s.ForeignFenceCounterIsRefused, s.OddKeysDoNotMeet,
 

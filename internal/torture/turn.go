@@ -184,6 +184,9 @@ func (w *client) options(r *rand.Rand) (opts []hasp.Option, fenced bool) {
 	if r.IntN(3) == 0 {
 		opts = append(opts, hasp.WithTTL(time.Duration((0.7+r.Float64())*float64(w.Term))))
 	}
+	if r.IntN(20) == 0 {
+		opts = append(opts, hasp.WithMinHold(time.Duration(r.Float64()*0.2*float64(w.Term))))
+	}
 	return opts, fenced
 }
 

@@ -102,7 +102,7 @@ func retryAfter(err error) time.Duration {
 // Faults returns all faults.
 func Faults() []Fault {
 	var all []Fault
-	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults,
+	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults,
 		waitFaults, orderFaults, inspectFaults, closeFaults, otherFaults, outageFaults, costFaults} {
 		all = append(all, group...)
 	}

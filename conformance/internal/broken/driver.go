@@ -56,7 +56,7 @@ func newDriver(w *way, k kind) *driver {
 	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
 	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
 	d.traits = func() backend.Traits {
-		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Reach: backend.Network}
+		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Keeps: k != polls, Reach: backend.Network}
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
@@ -252,6 +252,12 @@ func (d *driver) soundRelease(ctx context.Context, c backend.Claim) (backend.Gra
 
 // releaseIn is the command of Release.
 func (d *driver) releaseIn(s *store, c backend.Claim, now time.Time) (uint64, error) {
+	if d.kind == polls {
+		c.KeepUntil = time.Time{} // not Keeps by its Traits
+	}
+	if !c.KeepUntil.IsZero() {
+		c.KeepUntil = now.Add(time.Until(c.KeepUntil)) // by the store's clock
+	}
 	return 0, s.release(c, func(token string) bool { return d.mine(c, token) }, now)
 }
 

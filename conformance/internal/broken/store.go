@@ -233,9 +233,15 @@ func (s *store) release(c backend.Claim, mine func(token string) bool, now time.
 		return backend.ErrLost
 	}
 	r.token = ""
+	if c.KeepUntil.After(now) {
+		r.token, r.until = keptToken, c.KeepUntil
+	}
 	s.signal(c.Key)
 	return nil
 }
+
+// keptToken holds a key that was released with KeepUntil.
+const keptToken = "(kept)"
 
 func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	r := s.get(key, now)

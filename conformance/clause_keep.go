@@ -1,0 +1,229 @@
+package conformance
+
+import (
+	"errors"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+var keepClauses = append(given(keeps, []clause{
+	{name: "keep-refuses", says: saysKeeps, check: keepRefuses,
+		why: "A Release with KeepUntil leaves the key taken until then. Then others get it."},
+	{name: "keep-shortens", says: saysKeepEnds, check: keepShortens,
+		why: "KeepUntil ends a longer term sooner."},
+	{name: "keep-prolongs", says: saysKeepEnds, check: keepProlongs,
+		why: "KeepUntil ends a shorter term later."},
+	{name: "keep-renew", says: saysKeepLoses, check: keepRenew,
+		why: "After a Release with KeepUntil, a late Renew returns ErrLost and does not prolong the term."},
+	{name: "keep-release", says: saysKeepLoses, check: keepRelease,
+		why: "After a Release with KeepUntil, a repeated Release, with it or without, frees nothing early."},
+	{name: "keep-foreign", says: saysRefuses, check: keepForeign,
+		why: "A Release with KeepUntil and a token that does not hold the key returns ErrLost and changes nothing."},
+	{name: "keep-past", says: saysKeepPast, check: keepPast,
+		why: "If KeepUntil has passed, Release frees the key at once."},
+	{name: "keep-fence", need: fenced, says: saysFence, check: keepFence,
+		why: "Fences grow also over a hold that was released with KeepUntil."},
+	{name: "keep-wait", need: waiter, says: saysKeepWait, check: keepWait,
+		why: "A waiter gets a key at the end of KeepUntil, not before, and not only at the end of the term."},
+	{name: "keep-break", need: inspector, says: saysKeepBreak, check: keepBreak,
+		why: "A Break frees a key that was released with KeepUntil."},
+	{name: "lock-min-hold", says: saysHasp, check: lockMinHold,
+		why: "After the Unlock of a lease WithMinHold, the key is free at the end of the min hold."},
+	{name: "process-min-hold", need: processes, says: saysHasp, check: processMinHold,
+		why: "The min hold goes on after the end of the process that unlocked."},
+}),
+	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: keepUnclaimed,
+		why: "A driver without Keeps frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
+
+// keptFor returns c with a KeepUntil in d.
+func keptFor(c backend.Claim, d time.Duration) backend.Claim {
+	c.KeepUntil = time.Now().Add(d)
+	return c
+}
+
+// taken ends the try unless key is refused, with no more than left as the rest of its
+// term.
+func (d *driver) taken(key string, left time.Duration) {
+	c := d.e.claimOf(key, d.e.h.Long)
+	_, err := d.acquire(c)
+	if err == nil {
+		d.release(c)
+	}
+	must(is("acquire a key that was released with KeepUntil", err, backend.ErrHeld))
+
+	// A store may count terms in whole seconds.
+	var held *backend.HeldError
+	if errors.As(err, &held) {
+		require(held.RetryAfter <= left+time.Second, "a refusal for %v, want %v at most", held.RetryAfter, left)
+	}
+}
+
+// endsAt ends the try unless d gets key, and not before end.
+func (d *driver) endsAt(key string, end time.Time) {
+	c, at, err := d.seize(key, d.e.h.Long)
+	must(err)
+	d.e.notBefore(end, at)
+	d.give(c)
+}
+
+// notBefore ends the try if a key whose hold ends at end was granted at a time before.
+// The store's clock may run at a different speed.
+func (e *env) notBefore(end, at time.Time) {
+	early := end.Sub(at) - backend.Drift(3*e.term)
+	require(early <= 0, "the key was granted %v before the end of KeepUntil", early)
+}
+
+// keptHold takes a key for ttl, and releases it with KeepUntil after rest.
+func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
+	c := keptFor(d.hold(ttl), rest)
+	if ttl <= rest {
+		// On a slow machine the term may have ended.
+		mustInTime(d.release(c), "release with KeepUntil")
+	} else {
+		mustf(d.release(c), "release with KeepUntil")
+	}
+	return c
+}
+
+func keepRefuses(e *env) {
+	a, b := e.open(), e.open()
+	c := a.keptHold(3*e.term, 2*e.term)
+	for _, d := range []*driver{a, b} {
+		requireInTime(time.Until(c.KeepUntil) > e.term/2, "%v until the end of KeepUntil", time.Until(c.KeepUntil))
+		d.taken(c.Key, 2*e.term)
+	}
+	if e.inspector {
+		s := a.inspect(c.Key)
+		requireInTime(s.Held, "inspect %s, which was released with KeepUntil: %+v", brief(c.Key), s)
+		require(s.Owner == "" || s.Owner == c.Owner, "inspect %s: owner %q, want %q", brief(c.Key), s.Owner, c.Owner)
+		require(s.TTL <= 2*e.term+time.Second, "inspect %s: %v left, want %v at most", brief(c.Key), s.TTL, 2*e.term)
+	}
+	b.endsAt(c.Key, c.KeepUntil)
+}
+
+func keepShortens(e *env) {
+	a, b := e.open(), e.open()
+	c := a.keptHold(e.h.Long, e.term)
+	b.endsAt(c.Key, c.KeepUntil)
+}
+
+func keepProlongs(e *env) {
+	a, b := e.open(), e.open()
+	c := a.keptHold(e.term, 3*e.term)
+	b.endsAt(c.Key, c.KeepUntil)
+}
+
+func keepRenew(e *env) {
+	a, b := e.open(), e.open()
+	c := a.keptHold(e.h.Long, 2*e.term)
+	for _, d := range []*driver{a, b} {
+		must(is("renewal after a release with KeepUntil", d.renews(c), backend.ErrLost))
+	}
+	b.endsAt(c.Key, c.KeepUntil)
+}
+
+func keepRelease(e *env) {
+	a, b := e.open(), e.open()
+	c := a.keptHold(e.h.Long, 2*e.term)
+	for _, d := range []*driver{a, b} {
+		for _, again := range []time.Time{c.KeepUntil, {}} {
+			repeat := c
+			repeat.KeepUntil = again
+			must(is("repeat of a release with KeepUntil", d.release(repeat), backend.ErrLost))
+		}
+	}
+	b.endsAt(c.Key, c.KeepUntil)
+}
+
+func keepForeign(e *env) {
+	a, b := e.open(), e.open()
+	c := a.hold(e.h.Long)
+	for _, d := range []*driver{a, b} {
+		foreign := keptFor(e.claimOf(c.Key, e.h.Long), e.term)
+		must(is("release with KeepUntil and a foreign token", d.release(foreign), backend.ErrLost))
+	}
+	b.outlast(e.term)
+	mustf(b.refused(c.Key), "after a release with KeepUntil and a foreign token")
+	a.give(c)
+
+	free := keptFor(e.claim(e.h.Long), e.h.Long)
+	must(is("release with KeepUntil of a free key", a.release(free), backend.ErrLost))
+	must(b.granted(free.Key))
+}
+
+func keepPast(e *env) {
+	a, b := e.open(), e.open()
+	for _, past := range []time.Duration{0, time.Millisecond, time.Hour} {
+		c := a.hold(e.h.Long)
+		mustf(a.release(keptFor(c, -past)), "release with a KeepUntil that has passed")
+		mustf(b.granted(c.Key), "after a release with a KeepUntil that has passed")
+	}
+}
+
+func keepFence(e *env) {
+	a, b := e.open(), e.open()
+	f := e.fences()
+	c := f.take("first", a)
+	mustf(a.release(keptFor(c, e.term)), "release with KeepUntil")
+	var g backend.Grant
+	e.until("acquire after KeepUntil", func() bool {
+		var err error
+		g, err = b.acquire(f.claim(e.h.Long))
+		if !errors.Is(err, backend.ErrHeld) {
+			must(err)
+		}
+		return err == nil
+	})
+	f.add("after KeepUntil", g)
+}
+
+func keepWait(e *env) {
+	a, b := e.open(), e.open()
+	for _, ttl := range []time.Duration{e.h.Long, 2 * e.term} {
+		c := a.hold(ttl)
+		w := b.wants(c.Key)
+		e.queued(a, c.Key, 1)
+		c = keptFor(c, 3*e.term)
+		mustInTime(a.release(c), "release with KeepUntil")
+		w.granted("Wait for a key that was released with KeepUntil")
+		e.notBefore(c.KeepUntil, time.Now())
+		w.use()
+	}
+}
+
+func keepBreak(e *env) {
+	a, b := e.open(), e.open()
+	c := a.keptHold(e.h.Long, e.h.Long)
+	a.taken(c.Key, e.h.Long)
+	b.breakKey(c.Key)
+	must(a.granted(c.Key))
+}
+
+func lockMinHold(e *env) {
+	c, b, key := e.newClient(), e.open(), e.key()
+	began := time.Now()
+	lease := e.lock(c, key, hasp.WithMinHold(2*e.term))
+	must(lease.Unlock(e.ctx))
+	b.endsAt(key, began.Add(2*e.term))
+}
+
+func processMinHold(e *env) {
+	b, p := e.open(), e.spawn()
+	c := e.claim(2 * e.term)
+	began := time.Now()
+	must(p.do("min-hold", c))
+	p.kill()
+	b.endsAt(c.Key, began.Add(2*e.term))
+}
+
+func keepUnclaimed(e *env) {
+	a, b := e.open(), e.open()
+	c := keptFor(a.hold(e.h.Long), e.h.Long)
+	mustf(a.release(c), "release with KeepUntil by a driver without Keeps")
+	mustf(b.granted(c.Key), "after a release with KeepUntil by a driver without Keeps")
+
+	_, err := e.newClient().TryLock(e.ctx, e.key(), hasp.WithMinHold(e.term))
+	must(is("TryLock with a min hold over a driver without Keeps", err, errors.ErrUnsupported))
+}

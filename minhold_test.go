@@ -1,0 +1,465 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// keptFor fails the test unless a stranger is refused key for d from now, and gets it
+// then. The answer names what is left.
+func keptFor(t *testing.T, f *faulty, key string, d time.Duration) {
+	t.Helper()
+	c := backend.Claim{Key: key, Token: "stranger", TTL: time.Minute, Timeout: time.Second}
+	_, err := f.Driver.Acquire(t.Context(), c)
+	var held *backend.HeldError
+	if !errors.As(err, &held) || held.RetryAfter != d {
+		t.Fatalf("got %v (%+v), want a refusal for %v", err, held, d)
+	}
+	time.Sleep(d - 1)
+	if free(t, f, key) {
+		t.Errorf("the key was free before %v had passed", d)
+	}
+	time.Sleep(time.Nanosecond)
+	freed(t, f, key, "the key is held after the min hold")
+}
+
+func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		opts []hasp.Option
+		held time.Duration // until Unlock
+		kept time.Duration // after it; 0 if the key is free at once
+	}{
+		{"shorter than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
+		{"longer than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
+		{"with several renewals", []hasp.Option{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
+		{"without renewal", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 59 * time.Second, time.Second},
+		{"with as long a max hold", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
+		{"with a fence", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
+		{"that is over", []hasp.Option{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
+		{"of zero", []hasp.Option{hasp.WithMinHold(0)}, 0, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var events []hasp.EventKind
+			o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { events = append(events, e.Kind) }}
+			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+				l := lockNow(t, c, "k", tc.opts...)
+				time.Sleep(tc.held)
+				start := time.Now()
+				unlock(t, l)
+				within(t, "Unlock", start, 0)
+				want(t, "Err", l.Err(), hasp.ErrReleased)
+				want(t, "a second Unlock", l.Unlock(t.Context()), hasp.ErrReleased)
+				if tc.kept == 0 {
+					freed(t, f, "k", "the key is held after Unlock")
+				} else {
+					want(t, "TryLock of the same Client", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+					keptFor(t, f, "k", tc.kept)
+				}
+				nothingLeft(t, c)
+				for _, kind := range events {
+					if kind == hasp.EventLost {
+						t.Errorf("events %v", events)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The holder dies: nothing is renewed, and nobody unlocks.
+func TestMinHoldRaisesTheTerm(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		lockNow(t, c, "k", hasp.WithMinHold(5*time.Second), hasp.WithTTL(500*time.Millisecond))
+		f.set(down)
+		time.Sleep(5 * time.Second)
+		if free(t, f, "k") {
+			t.Error("the key was free before the min hold had passed")
+		}
+		time.Sleep(100 * time.Millisecond)
+		freed(t, f, "k", "the term is much longer than the min hold")
+	})
+}
+
+// A Wait may grant less than the term to a lease that is renewed. That would be less
+// than the min hold if the holder died at once.
+func TestMinHoldAsksAWaiterForTheWholeTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &claims{Driver: memlock.New()}
+		c := hasp.New(d, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		got := make(chan *hasp.Lease)
+		go func() { got <- lockNow(t, c, "k", hasp.WithMinHold(time.Minute)) }()
+		synctest.Wait()
+		unlock(t, l)
+		unlock(t, <-got)
+		if d.last.Renewed || d.last.TTL < time.Minute || !d.last.KeepUntil.IsZero() {
+			t.Errorf("waits with %+v", d.last)
+		}
+	})
+}
+
+// claims records the last claim of a Wait.
+type claims struct {
+	*memlock.Driver
+	last backend.Claim
+}
+
+func (d *claims) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	d.last = c
+	return d.Driver.Wait(ctx, c)
+}
+
+func TestMinHoldOutOfRange(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		for what, opts := range map[string][]hasp.Option{
+			"below zero":                           {hasp.WithMinHold(-1)},
+			"above the max hold":                   {hasp.WithMinHold(time.Second + 1), hasp.WithMaxHold(time.Second)},
+			"above the max hold, in another order": {hasp.WithMaxHold(time.Second), hasp.WithMinHold(time.Second + 1)},
+			"of 200 years":                         {hasp.WithMinHold(200 * 365 * 24 * time.Hour)},
+		} {
+			want(t, "Lock with a min hold "+what, errOf(c.Lock(t.Context(), "k", opts...)), hasp.ErrInvalid)
+			want(t, "TryLock with a min hold "+what, errOf(c.TryLock(t.Context(), "k", opts...)), hasp.ErrInvalid)
+		}
+		if a, _, _ := f.calls(); a != 0 {
+			t.Errorf("%d attempts", a)
+		}
+	})
+}
+
+// other has other traits than a faulty driver.
+type other struct {
+	*faulty
+	traits backend.Traits
+}
+
+func (o other) Traits() backend.Traits { return o.traits }
+
+func TestMinHoldThatTheDriverCannotKeep(t *testing.T) {
+	for _, tc := range []struct {
+		what   string
+		traits backend.Traits
+		want   error
+	}{
+		{"without Keeps", backend.Traits{Reach: backend.Network}, errors.ErrUnsupported},
+		{"with a shorter MaxTTL", backend.Traits{Keeps: true, MaxTTL: time.Minute, Reach: backend.Network}, hasp.ErrInvalid},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			c := hasp.New(other{f, tc.traits}, nil)
+			defer c.Close()
+			l := lockNow(t, c, "k")
+			start := time.Now()
+			want(t, tc.what, errOf(c.Lock(t.Context(), "k", hasp.WithMinHold(time.Minute))), tc.want)
+			want(t, tc.what+", TryLock of a free key", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(time.Minute))), tc.want)
+			want(t, tc.what+", re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithMinHold(time.Minute))), tc.want)
+			want(t, tc.what+", and no min hold", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(0))), nil)
+			within(t, "the refusals", start, 0)
+			unlock(t, l)
+		})
+	}
+}
+
+func TestMinHoldUnderReentry(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		outer, inner time.Duration // min holds; the inner Lock comes after a second
+		kept         time.Duration // after the last Unlock, in the second second
+	}{
+		{"of the outer lease", 10 * time.Second, 0, 8 * time.Second},
+		{"of the inner lease", 0, 10 * time.Second, 9 * time.Second},
+		{"that ends last outside", 20 * time.Second, 10 * time.Second, 18 * time.Second},
+		{"that ends last inside", 10 * time.Second, 20 * time.Second, 19 * time.Second},
+		{"longer than the term inside", 0, 10 * time.Minute, 10*time.Minute - time.Second},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				outer := lockNow(t, c, "k", hasp.WithMinHold(tc.outer))
+				time.Sleep(time.Second)
+				inner := lockIn(t, c, outer.Context(), "k", hasp.WithMinHold(tc.inner))
+				unlock(t, inner)
+				if _, _, r := f.calls(); r != 0 {
+					t.Error("the Unlock of the inner lease released the key")
+				}
+				time.Sleep(time.Second)
+				unlock(t, outer)
+				keptFor(t, f, "k", tc.kept)
+			})
+		})
+	}
+}
+
+// The term of such an outer lease cannot be raised.
+func TestMinHoldThatOutlastsTheOuterLease(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+		for what, opt := range map[string]hasp.Option{"max hold": hasp.WithMaxHold(10 * time.Second), "no renewal": hasp.WithoutRenewal()} {
+			outer := lockNow(t, c, what, opt, hasp.WithTTL(10*time.Second))
+			time.Sleep(2 * time.Second)
+			want(t, what, errOf(c.Lock(outer.Context(), what, hasp.WithMinHold(9*time.Second))), hasp.ErrInvalid)
+			unlock(t, lockIn(t, c, outer.Context(), what, hasp.WithMinHold(7*time.Second)))
+			unlock(t, outer)
+		}
+	})
+}
+
+// The next caller in line gets the key at the end of the min hold, and asks the store
+// for it.
+func TestMinHoldIsNotHandedOver(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		first, next []hasp.Option
+		waits       time.Duration
+	}{
+		{"of the first", []hasp.Option{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second},
+		{"of the first, and over", []hasp.Option{hasp.WithMinHold(1)}, nil, 0},
+		{"of the next", nil, []hasp.Option{hasp.WithMinHold(10 * time.Second)}, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				start := time.Now()
+				l := lockNow(t, c, "k", tc.first...)
+				got := make(chan *hasp.Lease)
+				go func() { got <- lockNow(t, c, "k", tc.next...) }()
+				synctest.Wait()
+				time.Sleep(time.Millisecond)
+				unlock(t, l)
+				next := <-got
+				if waited := time.Since(start); waited < tc.waits || waited > tc.waits+100*time.Millisecond {
+					t.Errorf("the next caller waited %v, want %v", waited, tc.waits)
+				}
+				if a, _, r := f.calls(); a < 2 || r != 1 {
+					t.Errorf("%d attempts and %d releases: the hold was handed over", a, r)
+				}
+				unlock(t, next)
+			})
+		})
+	}
+}
+
+func TestCloseDoesNotWaitForTheMinHold(t *testing.T) {
+	for _, unlocked := range []string{"before Close", "during Close", "never"} {
+		t.Run("unlocked "+unlocked, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memlock.NewStore()
+				f := &faulty{Driver: store.Driver()}
+				c := hasp.New(f, nil)
+				f = &faulty{Driver: store.Driver()} // the other is closed with c
+				l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
+				start := time.Now()
+				switch unlocked {
+				case "before Close":
+					unlock(t, l)
+				case "during Close":
+					time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
+				}
+				c.Close()
+				most := map[string]time.Duration{"during Close": time.Second, "never": hasp.DefaultTimeout}
+				within(t, "Close", start, most[unlocked])
+
+				time.Sleep(time.Until(start.Add(time.Minute - 1)))
+				if free(t, f, "k") {
+					t.Error("the key was free before the min hold had passed")
+				}
+				time.Sleep(time.Second)
+				freed(t, f, "k", "the key is held after the min hold")
+			})
+		})
+	}
+}
+
+// A release whose outcome is unknown is repeated with the same end, and frees nothing
+// early.
+func TestMinHoldOfUnknownOutcome(t *testing.T) {
+	for _, carried := range []bool{false, true} {
+		for _, again := range []bool{false, true} {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				l := lockNow(t, c, "k", hasp.WithMinHold(10*time.Second))
+				end := time.Now().Add(10 * time.Second)
+				var ends []time.Time
+				f.set(func(f *faulty) {
+					f.release = func(cl backend.Claim, send func() error) error {
+						ends = append(ends, cl.KeepUntil)
+						if carried {
+							send()
+						}
+						return errNet
+					}
+				})
+				want(t, "Unlock", l.Unlock(t.Context()), errNet)
+				time.Sleep(time.Second)
+				f.set(up)
+				if again {
+					want(t, "Unlock called again", l.Unlock(t.Context()), nil)
+				}
+				time.Sleep(time.Until(end.Add(-time.Second)))
+				keptFor(t, f, "k", time.Second)
+				want(t, "Unlock in the end", l.Unlock(t.Context()), map[bool]error{true: hasp.ErrReleased}[again])
+				for _, at := range ends {
+					if !at.Equal(end) {
+						t.Errorf("a release until %v, want %v", at, end)
+					}
+				}
+			})
+		}
+	}
+}
+
+// The repeats come after the min hold: then they free the key.
+func TestMinHoldThatEndsDuringAnOutage(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithMinHold(5*time.Second))
+		f.set(down)
+		want(t, "Unlock", l.Unlock(t.Context()), errNet)
+		time.Sleep(6 * time.Second)
+		f.set(up)
+		time.Sleep(5 * time.Second)
+		freed(t, f, "k", "the key is held until the end of the term")
+	})
+}
+
+// The lease is lost by its own clock while the store cannot be reached. The store still
+// has the hold.
+func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		outer := lockNow(t, c, "k")
+		f.set(down)
+		lockIn(t, c, outer.Context(), "k", hasp.WithMinHold(40*time.Second))
+		time.Sleep(30*time.Second - time.Millisecond) // less than the drift before the end of the term
+		want(t, "Err", outer.Err(), hasp.ErrLost)
+		f.set(up)
+		want(t, "Unlock", outer.Unlock(t.Context()), hasp.ErrLost)
+		synctest.Wait()
+		keptFor(t, f, "k", 10*time.Second+time.Millisecond)
+	})
+}
+
+// The machine sleeps for a part of the min hold. The rest is shorter by that.
+func TestMinHoldCountsASuspend(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		suspend := hasp.Suspendable(c)
+		l := lockNow(t, c, "k", hasp.WithMinHold(20*time.Second))
+		time.Sleep(time.Second)
+		suspend(15 * time.Second)
+		time.Sleep(2 * time.Millisecond)
+		unlock(t, l)
+		st, err := f.Inspect(t.Context(), "k")
+		if left := st.TTL.Round(time.Millisecond); err != nil || left != 4*time.Second-2*time.Millisecond {
+			t.Errorf("the key is kept for %v more (%v)", left, err)
+		}
+	})
+}
+
+func TestBreakEndsAMinHold(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		unlock(t, lockNow(t, c, "k", hasp.WithMinHold(time.Minute)))
+		want(t, "Break", c.Break(t.Context(), "k"), nil)
+		freed(t, f, "k", "the key is held after Break")
+
+		// The Unlock of a hold that was broken keeps nothing.
+		l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
+		want(t, "Break", f.Break(t.Context(), "k"), nil)
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+		freed(t, f, "k", "an Unlock after Break took the key")
+	})
+}
+
+// A renewal that finds the key broken releases what a part of the store may still have,
+// and keeps nothing.
+func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
+		var kept atomic.Bool
+		f.set(func(f *faulty) {
+			f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+				return backend.Grant{}, hasp.ErrLost
+			}
+			f.release = func(c backend.Claim, send func() error) error {
+				if !c.KeepUntil.IsZero() {
+					kept.Store(true)
+				}
+				return send()
+			}
+		})
+		<-l.Context().Done()
+		time.Sleep(time.Second)
+		if kept.Load() {
+			t.Error("a release after a loss keeps the key")
+		}
+		freed(t, f, "k", "the key is held after its loss")
+	})
+}
+
+// Two schedulers run a job of 1 ms on each tick. Their clocks differ.
+func TestMinHoldRunsAJobOncePerTick(t *testing.T) {
+	const ticks = 100
+	run := func(t *testing.T, opts ...hasp.Option) (runs map[time.Time]int, lost int) {
+		runs = map[time.Time]int{}
+		synctest.Test(t, func(t *testing.T) {
+			store := memlock.NewStore()
+			base := time.Now()
+			var mu sync.Mutex // guards runs and lost
+			var wg sync.WaitGroup
+			for i := range 2 {
+				c := hasp.New(store.Driver(), &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+					mu.Lock()
+					defer mu.Unlock()
+					if e.Kind == hasp.EventLost {
+						lost++
+					}
+				}})
+				wg.Go(func() {
+					for n := range ticks {
+						tick := base.Add(time.Duration(n+1) * time.Second)
+						ahead := time.Duration((n*7+i*11)%100) * time.Millisecond // of this clock
+						time.Sleep(time.Until(tick.Add(ahead)))
+						l, err := c.TryLock(t.Context(), "report", opts...)
+						if err != nil {
+							want(t, "TryLock", err, hasp.ErrHeld)
+							continue
+						}
+						mu.Lock()
+						runs[tick]++
+						mu.Unlock()
+						time.Sleep(time.Millisecond)
+						unlock(t, l)
+					}
+					start := time.Now()
+					c.Close()
+					within(t, "Close", start, 0)
+				})
+			}
+			wg.Wait()
+		})
+		return runs, lost
+	}
+
+	runs, lost := run(t, hasp.WithMinHold(500*time.Millisecond))
+	if len(runs) != ticks || lost != 0 {
+		t.Errorf("%d of %d ticks ran, %d leases were lost", len(runs), ticks, lost)
+	}
+	for tick, n := range runs {
+		if n != 1 {
+			t.Errorf("tick %v ran %d times", tick, n)
+		}
+	}
+
+	// Without the min hold the clocks are too different for that.
+	twice := 0
+	runs, _ = run(t)
+	for _, n := range runs {
+		twice += n - 1
+	}
+	if twice == 0 {
+		t.Error("each tick ran once without a min hold: the test shows nothing")
+	}
+}

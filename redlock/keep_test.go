@@ -1,0 +1,186 @@
+package redlock
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
+)
+
+// kept fails the test unless each node has what on says: k is a record that was kept for c,
+// x one with its token, and - none. The kept records end in left.
+func (tr trial) kept(t *testing.T, what string, c backend.Claim, on string, left time.Duration) {
+	t.Helper()
+	synctest.Wait()
+	var got []byte
+	for i, v := range tr.vs {
+		record, err := v.Mini.Get(c.Key)
+		switch {
+		case err != nil:
+			got = append(got, '-')
+		case strings.HasPrefix(record, "kept-"+c.Token):
+			got = append(got, 'k')
+			if ttl := v.Mini.TTL(c.Key); ttl < left-time.Millisecond || ttl > left+10*time.Millisecond {
+				t.Errorf("%s: node %d keeps the key for %v, want %v", what, i, ttl, left)
+			}
+		default:
+			got = append(got, 'x')
+		}
+	}
+	if string(got) != on {
+		t.Errorf("%s: the nodes have %s, want %s", what, got, on)
+	}
+}
+
+func TestKeepOnAllNodes(t *testing.T) {
+	for _, keep := range []time.Duration{5 * time.Second, 20 * time.Second} { // the term is 10 s
+		held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+			other := tr.direct(t, nil)
+			c = strategytest.Kept(c, keep)
+			tr.release(t, tr.d, c)
+			tr.kept(t, "released", c, "kkk", keep)
+			for _, d := range []*Driver{tr.d, other} {
+				if err := renewOne(d, c, time.Second); !errors.Is(err, backend.ErrLost) {
+					t.Errorf("late renewal: got %v, want ErrLost", err)
+				}
+				if err := d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+					t.Errorf("release again: got %v, want ErrLost", err)
+				}
+				var refused *backend.HeldError
+				_, err := d.Acquire(t.Context(), aClaim("k"))
+				if !errors.As(err, &refused) || refused.Owner != c.Owner || refused.RetryAfter > keep || refused.RetryAfter < keep-100*time.Millisecond {
+					t.Errorf("acquire: got %+v (%v)", refused, err)
+				}
+			}
+			tr.kept(t, "after late calls", c, "kkk", time.Until(c.KeepUntil))
+			time.Sleep(time.Until(c.KeepUntil) + 10*time.Millisecond)
+			tr.acquire(t, other, aClaim("k"))
+		})
+	}
+}
+
+// A minority that misses the release keeps the old record, which no late call prolongs to
+// a hold. The release reaches it when it is back, with what is left then.
+func TestKeepThatAMinorityMisses(t *testing.T) {
+	for _, back := range []time.Duration{2 * time.Second, 7 * time.Second} {
+		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
+			other := tr.direct(t, nil)
+			tr.each("13", func(v *redistest.VirtualServer) { v.Proxy.Down() })
+			c = strategytest.Kept(c, 5*time.Second)
+			tr.release(t, tr.d, c)
+			tr.kept(t, "released", c, "kxkxk", 5*time.Second)
+			for _, d := range []*Driver{tr.d, other} {
+				if err := renewOne(d, c, time.Second); !errors.Is(err, backend.ErrLost) {
+					t.Errorf("late renewal: got %v, want ErrLost", err)
+				}
+			}
+			tr.kept(t, "after a late renewal", c, "kxkxk", time.Until(c.KeepUntil))
+
+			time.Sleep(back)
+			tr.each("13", func(v *redistest.VirtualServer) { v.Proxy.Up() })
+			time.Sleep(2 * time.Second)
+			if back < 5*time.Second {
+				tr.kept(t, "when they are back", c, "kkkkk", time.Until(c.KeepUntil))
+			} else {
+				tr.kept(t, "when they are back after the keep", c, "-----", 0)
+			}
+			time.Sleep(max(time.Until(c.KeepUntil), 0) + 10*time.Millisecond)
+			tr.acquire(t, other, aClaim("k"))
+		})
+	}
+}
+
+// A minority that is down at the end of the keep blocks no caller.
+func TestKeepEndsWithoutAMinority(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.vs[0].Proxy.Down()
+		tr.release(t, tr.d, strategytest.Kept(c, time.Second))
+		client := hasp.New(tr.direct(t, nil), nil)
+		defer client.Close()
+		began := time.Now()
+		lease, err := client.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waited := time.Since(began); waited < time.Second || waited > 2*time.Second {
+			t.Errorf("waited %v, want 1s", waited)
+		}
+		tr.vs[0].Proxy.Up()
+		if err := lease.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A repair that is on its way when the hold is released writes the old record after the
+// release. The driver waits for it, and then keeps it.
+func TestKeepAfterARepairOnItsWay(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.lose("0", "k")
+		hold(tr.vs[0].Proxy, c.Token+"#"+c.Owner, 300*time.Millisecond)
+		tr.renews(t, "with two of three", c)
+		synctest.Wait()
+		c = strategytest.Kept(c, 5*time.Second)
+		tr.release(t, tr.d, c)
+		time.Sleep(time.Second)
+		tr.kept(t, "afterwards", c, "kkk", 4*time.Second)
+		time.Sleep(5 * time.Second)
+		tr.kept(t, "in the end", c, "---", 0)
+	})
+}
+
+// The Client repeats an Unlock that too few nodes answered. It frees no node early.
+func TestMinHoldOfAnUnlockThatIsNotAnswered(t *testing.T) {
+	for name, fault := range losses {
+		t.Run(name, func(t *testing.T) {
+			try(t, 5, nil, func(t *testing.T, tr trial) {
+				c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second})
+				defer c.Close()
+				lease := strategytest.Lock(t, c, hasp.WithMinHold(20*time.Second))
+				end := time.Now().Add(20 * time.Second)
+				synctest.Wait()
+				tr.each("034", func(v *redistest.VirtualServer) { v.Proxy.Fail("}:channel:k", fault) })
+				if err := lease.Unlock(t.Context()); err == nil || definite(err) {
+					t.Errorf("got %v, want an outage", err)
+				}
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				for i, v := range tr.vs {
+					record, _ := v.Mini.Get("k")
+					if left := time.Until(end); !strings.HasPrefix(record, "kept-") || (v.Mini.TTL("k")-left).Abs() > 10*time.Millisecond {
+						t.Errorf("node %d has %q for %v, want %v", i, record, v.Mini.TTL("k"), left)
+					}
+				}
+				if err := lease.Unlock(t.Context()); err != nil && !errors.Is(err, hasp.ErrReleased) {
+					t.Errorf("again: %v", err)
+				}
+				time.Sleep(time.Until(end) + 10*time.Millisecond)
+				tr.want(t, "in the end", backend.Claim{Key: "k"}, "-----")
+			})
+		})
+	}
+}
+
+// A node that was restarted does not vote for MaxTTL. So no key is kept for longer.
+func TestKeepAboveMaxTTL(t *testing.T) {
+	try(t, 3, &Options{MaxTTL: time.Minute}, func(t *testing.T, tr trial) {
+		c := aClaim("k")
+		tr.acquire(t, tr.d, c)
+		if err := tr.d.Release(t.Context(), strategytest.Kept(c, 61*time.Second)); !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("got %v, want ErrInvalid", err)
+		}
+		tr.release(t, tr.d, c)
+
+		client := hasp.New(tr.direct(t, &Options{MaxTTL: time.Minute}), nil)
+		defer client.Close()
+		if _, err := client.Lock(t.Context(), "k", hasp.WithMinHold(time.Minute)); !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("got %v, want ErrInvalid", err)
+		}
+	})
+}
