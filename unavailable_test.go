@@ -262,13 +262,18 @@ func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	})
 }
 
+// away opens the strategy "away" as a test says.
+var away hasp.Opener
+
+func init() {
+	hasp.Register("away", func(ctx context.Context, c hasp.Config) (backend.Driver, error) { return away(ctx, c) })
+}
+
 // Open by URL says the same as the calls of a Client.
 func TestOpenOfAnUnavailableStore(t *testing.T) {
-	var open hasp.Opener
-	hasp.Register("unavailabletest", func(ctx context.Context, c hasp.Config) (backend.Driver, error) { return open(ctx, c) })
 	try := func(ctx context.Context, o hasp.Opener) error {
-		open = o
-		return errOf(hasp.Open(ctx, "unavailabletest://?timeout=1s", nil))
+		away = o
+		return errOf(hasp.Open(ctx, "away://?timeout=1s", nil))
 	}
 	hang := func(ctx context.Context, _ hasp.Config) (backend.Driver, error) {
 		<-ctx.Done()
