@@ -262,18 +262,18 @@ func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	})
 }
 
-// away opens the strategy "away" as a test says.
-var away hasp.Opener
+// zone opens the strategy "zone" as a test says.
+var zone hasp.Opener
 
 func init() {
-	hasp.Register("away", func(ctx context.Context, c hasp.Config) (backend.Driver, error) { return away(ctx, c) })
+	hasp.Register("zone", func(ctx context.Context, c hasp.Config) (backend.Driver, error) { return zone(ctx, c) })
 }
 
 // Open by URL says the same as the calls of a Client.
 func TestOpenOfAnUnavailableStore(t *testing.T) {
 	try := func(ctx context.Context, o hasp.Opener) error {
-		away = o
-		return errOf(hasp.Open(ctx, "away://?timeout=1s", nil))
+		zone = o
+		return errOf(hasp.Open(ctx, "zone://?timeout=1s", nil))
 	}
 	hang := func(ctx context.Context, _ hasp.Config) (backend.Driver, error) {
 		<-ctx.Done()
