@@ -58,7 +58,7 @@ var fixes = []fix{
 		"O2", "redlock: a lost lease leaves its records on a minority",
 		"a refused renewal is not followed by a release",
 		[]replacement{
-			{"renew.go", "\t\tc.reapHoldLocked(h)\n\tdefault:", "\tdefault:"},
+			{"renew.go", "\t\tc.reapHoldLocked(h, 0)\n\tdefault:", "\tdefault:"},
 		},
 		[]string{
 			"test . -run TestTokenOfALostLeaseIsReleased",

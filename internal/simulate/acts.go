@@ -50,7 +50,7 @@ func (a *caller) lock() {
 func (a *caller) hold(b *bounds, l *hasp.Lease, since time.Time) (leases []*hasp.Lease, cancel func()) {
 	group := a.w.book.took(l, 0, since)
 	if b.minHold > 0 {
-		a.w.book.keep(l, since, b.minHold)
+		a.w.book.keep(l, since, b.grant, b.minHold)
 	}
 	leases = append(leases, l)
 	over, cancel := context.WithCancel(context.Background())

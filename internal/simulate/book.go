@@ -156,13 +156,33 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, since time.Time) {
 	}
 }
 
-// keep notes that l, whose Lock began at since, has a min hold of d.
-func (b *book) keep(l *hasp.Lease, since time.Time, d time.Duration) {
+// grant is when a call got its hold. The caller gets the lease later, if the release of the
+// hold before is still to be reported.
+type grant struct{ asked, at time.Time }
+
+// grantKey is the key of a *grant in the context of a call.
+type grantKey struct{}
+
+// note sets g by the events of its call.
+func (g *grant) note(e hasp.Event) {
+	switch e.Kind {
+	case hasp.EventRequested:
+		g.asked = time.Now()
+	case hasp.EventAcquired:
+		// If the host slept meanwhile, Wait counts that too, and only this is known: the
+		// grant came after the call.
+		if g.at = g.asked.Add(e.Wait); g.at.After(time.Now()) {
+			g.at = g.asked
+		}
+	}
+}
+
+// keep notes that l has a min hold of d. Its Lock began at since, and got the hold at g.at.
+func (b *book) keep(l *hasp.Lease, since time.Time, g *grant, d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := entryOf(b.keys, l.Key())
-	// The engine counts from the grant. No time passes in the bubble between the two.
-	if end := time.Now().Add(d); end.After(p.kept) && l.Err() == nil {
+	if end := g.at.Add(d); end.After(p.kept) && l.Err() == nil {
 		p.kept, p.keptSince = end, since
 	}
 }
@@ -252,9 +272,12 @@ func (b *book) held(client, key string, within time.Duration) bool {
 
 // observe returns an Options.Observe for a Client.
 func (b *book) observe(client string) func(context.Context, hasp.Event) {
-	return func(_ context.Context, e hasp.Event) {
+	return func(ctx context.Context, e hasp.Event) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		if g, ok := ctx.Value(grantKey{}).(*grant); ok {
+			g.note(e)
+		}
 		t := entryOf(b.events, client)
 		if t.open == nil {
 			t.open = map[uint64]hasp.EventKind{}

@@ -122,6 +122,7 @@ type bounds struct {
 	long   bool      // the term is long
 
 	minHold time.Duration // WithMinHold, or 0
+	grant   *grant        // of a call with a min hold
 }
 
 const (
@@ -180,7 +181,8 @@ func (a *caller) bounds() bounds {
 
 // keep draws a min hold, and a max hold that is not shorter.
 func (a *caller) keep(b *bounds) {
-	b.minHold = 1 + a.upTo(300*time.Millisecond)
+	b.minHold, b.grant = 1+a.upTo(300*time.Millisecond), new(grant)
+	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
 	b.opts = append(b.opts, hasp.WithMinHold(b.minHold), hasp.WithMaxHold(b.minHold+a.upTo(500*time.Millisecond)))
 }
 
