@@ -70,6 +70,10 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 		return l, err
 	}
 
+	// The store would say so as well, but only after the wait in the queue.
+	if err := w.c.checkLongest(w.c.claim(&w.r, "-").TTL); err != nil {
+		return nil, err
+	}
 	queue, err := w.queueForSlots(ctx)
 	if err != nil {
 		return nil, err

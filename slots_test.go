@@ -453,3 +453,21 @@ func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 		unlock(t, b)
 	})
 }
+
+// A term that the store never grants is refused at once, not after the wait.
+func TestSlotsRefuseATermThatIsTooLongAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(shortTerms{memlock.New()}, &hasp.Options{TTL: time.Second})
+		defer c.Close()
+		l := lockNow(t, c, "k", hasp.WithSlots(1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		go c.Lock(ctx, "k", hasp.WithSlots(1)) // has the queue
+		synctest.Wait()
+		_, err := c.Lock(ctx, "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))
+		want(t, "Lock", err, hasp.ErrInvalid)
+		want(t, "the context", ctx.Err(), nil)
+		cancel()
+		unlock(t, l)
+	})
+}
