@@ -199,6 +199,9 @@ func (w *wait) look(ctx context.Context) (l *Lease, retry time.Duration, err err
 	// Clients begin at different slots, so that they seldom ask for the same one.
 	n, first := w.r.slots, rand.N(w.r.slots)
 	for j := range n {
+		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.answerTime() {
+			break // the rest of the slots would take too long; see WithMaxWait
+		}
 		p := w.part(w.slotRequest((first+j)%n), true)
 		l, answer := p.take(ctx)
 		w.tries += p.tries

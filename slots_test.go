@@ -471,3 +471,21 @@ func TestSlotsRefuseATermThatIsTooLongAtOnce(t *testing.T) {
 		unlock(t, l)
 	})
 }
+
+// A look at many slots does not outlast WithMaxWait by more than an attempt may.
+func TestLookAtManySlotsEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, f := memlock.NewStore(), newFaulty()
+		f.Driver, f.acquire = store.Driver(), slowAcquire(20*time.Millisecond)
+		other, c := hasp.New(store.Driver(), &hasp.Options{Timeout: time.Millisecond}), hasp.New(f, nil)
+		defer other.Close()
+		defer c.Close()
+		for range 100 {
+			lockNow(t, other, "k", hasp.WithSlots(100))
+		}
+		start := time.Now()
+		_, err := c.Lock(t.Context(), "k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond))
+		want(t, "Lock", err, hasp.ErrHeld)
+		within(t, "Lock", start, 300*time.Millisecond)
+	})
+}
