@@ -389,6 +389,7 @@ func TestLookForASlotEndsInAnOutage(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		f.set(up)
+		time.Sleep(10 * time.Second) // clean-up
 	})
 }
 
