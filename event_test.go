@@ -395,3 +395,25 @@ func TestObserverThatBlocksForTwoSecondsCostsNoLease(t *testing.T) {
 		}
 	})
 }
+
+// The error of EventRefused is an outage if that of Lock is one.
+func TestEventOfAnOutageThatTheContextEnds(t *testing.T) {
+	var mu sync.Mutex
+	var refused []hasp.Event
+	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Kind == hasp.EventRefused {
+			refused = append(refused, e)
+		}
+	}}
+	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.set(down)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Lock(ctx, "k")
+		want(t, "Lock", err, hasp.ErrUnavailable)
+		want(t, "Lock", err, context.DeadlineExceeded)
+		want(t, "event", refused[0].Err, hasp.ErrUnavailable)
+	})
+}

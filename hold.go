@@ -148,7 +148,8 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 		l.maxHold = l.since.add(r.maxHold)
 	}
 	if r.minHold > 0 {
-		h.keep = max(h.keep, l.since.add(r.minHold))
+		l.keep, l.before = l.since.add(r.minHold), h.keep
+		h.keep = max(h.keep, l.keep)
 	}
 
 	if h.leases == nil {

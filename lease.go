@@ -29,6 +29,8 @@ type Lease struct {
 	jump    *Lease                       // one of these, or itself if there is none: see nest
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
+	keep    instant                      // end of WithMinHold, or 0
+	before  instant                      // the hold's keep without it
 	state   atomic.Int32                 // held, lost, closed or released
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
@@ -145,6 +147,15 @@ func (l *Lease) renewUntilUnlock() {
 	// because the contexts of all Locks had ended.
 	if l.state.Load() == held && h.index >= 0 && h.resumeRenewalLocked(c.clock.now()) {
 		c.scheduleLocked(h)
+	}
+}
+
+// withdrawMinHold makes l's min hold count no more. A min hold of another lease counts on.
+func (l *Lease) withdrawMinHold() {
+	l.c.mu.Lock()
+	defer l.c.mu.Unlock()
+	if l.keep != 0 && l.hold.keep == l.keep {
+		l.hold.keep = l.before
 	}
 }
 

@@ -130,7 +130,8 @@ func (ls *Leases) do(ctx context.Context, fn func(context.Context, *Leases) erro
 // order. So two calls with overlapping keys cannot deadlock. A key that is given twice
 // is locked only once. WithMaxWait bounds the waits for held keys, all of them
 // together. Once that time is over, LockAll still locks a key that is free, and fails
-// at one that is held. The other options apply to each key.
+// at one that is held. The other options apply to each key. If LockAll fails, WithMinHold
+// keeps none of the keys.
 //
 // While LockAll waits for a key, the leases that it already has are renewed, unless
 // WithoutRenewal is among opts. In that case choose a TTL much longer than all the waits
@@ -156,7 +157,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 	returns := false
 	defer func() {
 		if !returns {
-			_ = all.Unlock(ctx)
+			_ = all.undo(ctx)
 		}
 	}()
 
@@ -170,13 +171,22 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		if err != nil {
 			// All or none: the keys so far are unlocked.
 			returns = true
-			return nil, errors.Join(err, all.Unlock(ctx))
+			return nil, errors.Join(err, all.undo(ctx))
 		}
 		all.leases = append(all.leases, lease)
 		ctx = lease.Context() // so the loss of one lease ends the wait for the next
 	}
 	returns = true
 	return all, nil
+}
+
+// undo unlocks the leases of a LockAll that has failed. A min hold does not keep their
+// keys, because nothing was done under them.
+func (ls *Leases) undo(ctx context.Context) error {
+	for _, l := range ls.leases {
+		l.withdrawMinHold()
+	}
+	return ls.Unlock(ctx)
 }
 
 // Leases are the leases that LockAll returned, at least one. The zero value has

@@ -463,3 +463,14 @@ func TestMinHoldRunsAJobOncePerTick(t *testing.T) {
 		t.Error("each tick ran once without a min hold: the test shows nothing")
 	}
 }
+
+// Nothing was done under the keys, so the next caller need not wait for the min hold.
+func TestLockAllThatFailsKeepsNothing(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		other := lockNow(t, c, "b")
+		_, err := hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMaxWait(0), hasp.WithMinHold(time.Hour))
+		want(t, "LockAll", err, hasp.ErrHeld)
+		freed(t, f, "a", "the key is kept although LockAll has failed")
+		unlock(t, other)
+	})
+}

@@ -40,7 +40,10 @@ type unlocks struct {
 // observe calls Observe, if there is one, on the caller's goroutine.
 func (c *Client) observe(ctx context.Context, e Event) {
 	if c.opts.Observe != nil {
-		e.Owner, e.Err = c.opts.Owner, marked(e.Err)
+		e.Owner = c.opts.Owner
+		if _, ok := e.Err.(*Error); !ok { // Lock's own error, which is marked already
+			e.Err = marked(e.Err)
+		}
 		c.opts.Observe(ctx, e)
 	}
 }

@@ -70,6 +70,10 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 		return l, err
 	}
 
+	// The store would say so as well, but only after the wait in the queue.
+	if err := w.c.checkLongest(w.c.claim(&w.r, "-").TTL); err != nil {
+		return nil, err
+	}
 	queue, err := w.queueForSlots(ctx)
 	if err != nil {
 		return nil, err
@@ -89,14 +93,25 @@ func (w *wait) reenterSlot(ctx context.Context) (*Lease, error) {
 	if w.r.around == nil || w.r.apart {
 		return nil, nil
 	}
-	// The outer lease may have had a larger n.
-	for i := range maxSlots {
-		r := w.slotRequest(i)
+	for {
+		// The innermost lease counts: with WithoutReentry, leases around it may hold other
+		// slots. One of them may have had a larger n.
+		var inner *Lease
+		slot := 0
+		for i := range maxSlots {
+			if l := w.c.innermost(w.r.around, slotKey(w.r.name, i)); l != nil && (inner == nil || l.depth > inner.depth) {
+				inner, slot = l, i
+			}
+		}
+		if inner == nil {
+			return nil, nil
+		}
+
+		r := w.slotRequest(slot)
 		if l, err := w.c.reenter(ctx, &r); l != nil || err != nil {
-			return l, err
+			return l, err // otherwise the lease has just ended
 		}
 	}
-	return nil, nil
 }
 
 // slotRequest returns the request for slot i.
@@ -116,6 +131,9 @@ func (w *wait) part(r request, once bool) *wait {
 // queueForSlots waits until the caller is the one that looks for a slot.
 func (w *wait) queueForSlots(ctx context.Context) (*Lease, error) {
 	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: min(w.c.opts.TTL, queueTTL)}
+	if longest := w.c.traits.MaxTTL; longest > 0 {
+		r.ttl = min(r.ttl, longest) // Options.TTL may be longer if every caller gives WithTTL
+	}
 	p := w.part(r, false)
 	l, err := p.take(ctx)
 	w.tries += p.tries
@@ -128,7 +146,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	freed := c.beginLooking(w.r.name)
 	defer c.endLooking(w.r.name, freed)
 
-	var refusal error  // the last answer of ErrHeld
+	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
 	var outage instant // when an outage began, by clock.awake; 0 if the store answers
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
 		asked := c.clock.awake()
@@ -138,17 +156,18 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 			return l, nil
 		case c.closing.Err() != nil:
 			return nil, ErrClosed
-		case ctx.Err() != nil && refusal != nil:
-			return nil, withContextEnd(ctx, refusal)
+		case ctx.Err() != nil && last != nil:
+			return nil, withContextEnd(ctx, last)
 		case ctx.Err() != nil:
 			return nil, err
 		case errors.Is(err, ErrHeld):
-			refusal, outage = err, 0
+			outage = 0
 		case definite(err), errors.Is(err, ErrClosed):
 			return nil, err
 		case outage == 0:
 			outage = asked
 		}
+		last = err
 		if outage != 0 && c.clock.awake().sub(outage) >= c.opts.Timeout || c.clock.now() >= w.end {
 			return nil, err
 		}
@@ -175,21 +194,27 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan struct{}, d time.D
 
 // look makes one attempt at each slot, until it gets one. If all are held, it returns the
 // shortest time after which one of them is free if its holder has died, or 0 if the store
-// does not say.
+// does not say. The error is that of the same slot.
 func (w *wait) look(ctx context.Context) (l *Lease, retry time.Duration, err error) {
 	// Clients begin at different slots, so that they seldom ask for the same one.
 	n, first := w.r.slots, rand.N(w.r.slots)
 	for j := range n {
+		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.answerTime() {
+			break // the rest of the slots would take too long; see WithMaxWait
+		}
 		p := w.part(w.slotRequest((first+j)%n), true)
-		l, err = p.take(ctx)
+		l, answer := p.take(ctx)
 		w.tries += p.tries
-		if !errors.Is(err, ErrHeld) {
-			return l, 0, err
+		if !errors.Is(answer, ErrHeld) {
+			return l, 0, answer
 		}
 
 		var held *backend.HeldError
-		if errors.As(err, &held) && held.RetryAfter > 0 && (retry == 0 || held.RetryAfter < retry) {
-			retry = held.RetryAfter
+		if errors.As(answer, &held) && held.RetryAfter > 0 && (retry == 0 || held.RetryAfter < retry) {
+			retry, err = held.RetryAfter, answer
+		}
+		if retry == 0 {
+			err = answer
 		}
 	}
 	return nil, retry, err

@@ -375,3 +375,118 @@ func TestBadSlots(t *testing.T) {
 		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
 	})
 }
+
+// An answer from before an outage does not hide the outage.
+func TestLookForASlotEndsInAnOutage(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		time.AfterFunc(time.Second, func() { f.set(down) })
+		_, err := c.Lock(ctx, "k", hasp.WithSlots(2))
+		want(t, "Lock", err, hasp.ErrUnavailable)
+		want(t, "Lock", err, context.DeadlineExceeded)
+		if errors.Is(err, hasp.ErrHeld) {
+			t.Errorf("got %v", err)
+		}
+		f.set(up)
+		time.Sleep(10 * time.Second) // clean-up
+	})
+}
+
+// shortTerms grants terms of up to a second.
+type shortTerms struct{ *memlock.Driver }
+
+func (shortTerms) Traits() backend.Traits {
+	return backend.Traits{Reach: backend.Network, MaxTTL: time.Second}
+}
+func (d shortTerms) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if c.TTL > time.Second {
+		return backend.Grant{}, backend.ErrInvalid
+	}
+	return d.Driver.Acquire(ctx, c)
+}
+func (shortTerms) Wait() {}
+
+// The queue asks for no longer term than the store grants.
+func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(shortTerms{memlock.New()}, nil)
+		defer c.Close()
+		unlock(t, lockNow(t, c, "k", hasp.WithTTL(time.Second)))
+		unlock(t, lockNow(t, c, "k", hasp.WithTTL(time.Second), hasp.WithSlots(2)))
+	})
+}
+
+// With WithoutReentry, a context may have several slots.
+func TestReentryOfTheInnermostSlot(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		for range 20 {
+			outer := lockNow(t, c, "k", hasp.WithSlots(2))
+			inner := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(2), hasp.WithoutReentry())
+			again := lockIn(t, c, inner.Context(), "k", hasp.WithSlots(2))
+			if again.Slot() != inner.Slot() || outer.Slot() == inner.Slot() {
+				t.Errorf("outer %d, inner %d, re-entered %d", outer.Slot(), inner.Slot(), again.Slot())
+			}
+			unlock(t, again)
+			unlock(t, inner)
+			unlock(t, outer)
+		}
+	})
+}
+
+// RetryAfter is until the first of the slots is free.
+func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		mine, other := hasp.New(store.Driver(), nil), hasp.New(store.Driver(), nil)
+		defer mine.Close()
+		defer other.Close()
+		a := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Minute))
+		b := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Hour))
+		for range 20 {
+			_, err := other.TryLock(t.Context(), "k", hasp.WithSlots(2))
+			var held *backend.HeldError
+			if !errors.As(err, &held) || held.RetryAfter > time.Minute {
+				t.Errorf("got %v %+v", err, held)
+			}
+		}
+		unlock(t, a)
+		unlock(t, b)
+	})
+}
+
+// A term that the store never grants is refused at once, not after the wait.
+func TestSlotsRefuseATermThatIsTooLongAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(shortTerms{memlock.New()}, &hasp.Options{TTL: time.Second})
+		defer c.Close()
+		l := lockNow(t, c, "k", hasp.WithSlots(1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		go c.Lock(ctx, "k", hasp.WithSlots(1)) // has the queue
+		synctest.Wait()
+		_, err := c.Lock(ctx, "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))
+		want(t, "Lock", err, hasp.ErrInvalid)
+		want(t, "the context", ctx.Err(), nil)
+		cancel()
+		unlock(t, l)
+	})
+}
+
+// A look at many slots does not outlast WithMaxWait by more than an attempt may.
+func TestLookAtManySlotsEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, f := memlock.NewStore(), newFaulty()
+		f.Driver, f.acquire = store.Driver(), slowAcquire(20*time.Millisecond)
+		other, c := hasp.New(store.Driver(), &hasp.Options{Timeout: time.Millisecond}), hasp.New(f, nil)
+		defer other.Close()
+		defer c.Close()
+		for range 100 {
+			lockNow(t, other, "k", hasp.WithSlots(100))
+		}
+		start := time.Now()
+		_, err := c.Lock(t.Context(), "k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond))
+		want(t, "Lock", err, hasp.ErrHeld)
+		within(t, "Lock", start, 300*time.Millisecond)
+	})
+}

@@ -93,7 +93,7 @@ func (l *lead) lead(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer client.Close()
-	if err := refuseNested(cmd.Context(), client, l.key); err != nil {
+	if err := l.refuseNested(cmd.Context(), client); err != nil {
 		return err
 	}
 

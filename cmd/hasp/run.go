@@ -55,8 +55,9 @@ HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp brea
 All runs of KEY must give the same N. A run without --slots does not count.
 
 If COMMAND calls hasp run with the same KEY and store, the inner hasp run exits
-with 75 at once, because the two would wait for each other. The outer hasp run
-lists its locks for the inner one in HASP_HELD.
+with 75 at once, because the two would wait for each other. With --slots, it takes
+another slot, unless such calls hold them all. The outer hasp run lists its locks
+for the inner one in HASP_HELD.
 
 COMMAND inherits the rest of the environment, also HASP_URL and a password in
 it. hasp does not pass --url and --config on: repeat them for a hasp inside

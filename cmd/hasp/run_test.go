@@ -89,8 +89,10 @@ func TestRunWithSlots(t *testing.T) {
 	}
 	full := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 --no-wait -- echo ran")
 	contains(t, runHasp(t, url, full...).want(t, exitNotAcquired).err, `"key" is held`)
-	waits := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 --wait 1500ms -- echo ran")
+	waits := append(append([]string{"run", "key", "--slots", "2"}, inner...), "unset HASP_HELD; "+hasp+" run key --slots 2 --wait 1500ms -- echo ran")
 	contains(t, runHasp(t, url, waits...).want(t, exitNotAcquired).err, `waiting for one of the 2 slots of "key"`)
+	hangs := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 -- echo ran")
+	contains(t, runHasp(t, url, hangs...).want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
 
 	// A run without slots does not count, and does not pass on the slot of the outer run.
 	o = runHasp(t, url, "run", "key", "--slots", "1", "--", hasp, "run", "key", "--", "sh", "-c", show).want(t, 0)

@@ -22,7 +22,7 @@ const noticeAfter = time.Second
 // acquire waits for the key. If it waits for long, it says when the wait begins and
 // ends.
 func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
-	if err := refuseNested(ctx, client, r.key); err != nil {
+	if err := r.refuseNested(ctx, client); err != nil {
 		return nil, err
 	}
 
@@ -124,21 +124,30 @@ func heldAround() url.Values {
 	return held
 }
 
-// refuseNested returns an error if a hasp run around this one holds key: that one waits
-// until this process ends, so this one must not wait for the key.
+// refuseNested returns an error if hasp runs around this one hold the key, or all of its
+// slots: they wait until this process ends, so this one must not wait for them.
 //
 // The environment alone does not prove it. A process that a command left in the
 // background keeps the environment when the lock is free, and another store may have
-// the same key. So refuseNested asks the store for the owner.
-func refuseNested(ctx context.Context, client *hasp.Client, key string) error {
-	owners := heldAround()[key]
+// the same key. So refuseNested asks the store for the owners.
+func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
+	owners := heldAround()[r.key]
 	if len(owners) == 0 {
 		return nil
 	}
-	s, err := client.Inspect(ctx, key)
-	if err != nil || !s.Held || !slices.Contains(owners, s.Owner) {
-		return nil
+
+	owner := ""
+	for i := range max(r.slots, 1) {
+		key := r.key
+		if r.slots > 0 {
+			key += "#" + strconv.Itoa(i)
+		}
+		s, err := client.Inspect(ctx, key)
+		if err != nil || !s.Held || !slices.Contains(owners, s.Owner) {
+			return nil
+		}
+		owner = s.Owner
 	}
 	return codeError{exitNotAcquired, fmt.Errorf("%s is held by %s, the hasp run that this one runs inside: "+
-		"each would wait for the other to end; the command was not run", text.Quote(key), text.Quote(s.Owner))}
+		"each would wait for the other to end; the command was not run", text.Quote(r.key), text.Quote(owner))}
 }
