@@ -3,9 +3,9 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy test bench compare torture simulate soak fuzz mutate api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture simulate soak fuzz mutate modules api.txt
 
-check: fmt vet staticcheck tidy test bench torture compare
+check: fmt vet staticcheck tidy test modules bench torture compare
 
 fmt:
 	@out=$$(gofmt -s -l .); [ -z "$$out" ] || { echo "gofmt -s -w these:"; echo "$$out"; exit 1; }
@@ -23,6 +23,16 @@ tidy:
 # The slowest packages first, so that none of them runs alone at the end.
 test:
 	go test -race -shuffle=on -timeout 15m ./redlock ./internal/acceptance ./internal/torture ./...
+
+# The modules that need other libraries. The second has the code of docs/integrations.md. Its
+# tests of goose and of a fence in SQL are skipped if no PostgreSQL is installed.
+modules:
+	@for dir in gocronhasp internal/integrations; do \
+		echo "$$dir"; \
+		(cd $$dir && go mod tidy -diff && go vet -race ./... && \
+			GOFLAGS=-race $$(go -C $(CURDIR) tool -n staticcheck) ./... && \
+			go test -race -shuffle=on -timeout 5m ./...) || exit 1; \
+	done
 
 # Each benchmark once, so that none rots. Figures: "go test -run '^$$' -bench . PACKAGE".
 bench:

@@ -1,0 +1,37 @@
+package gocronhasp_test
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/gocronhasp"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// Two schedulers of one store. In a program each is in a process of its own, and the
+// store is a Redis or a directory.
+func ExampleNewLocker() {
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+
+	at := gocron.OneTimeJobStartDateTime(time.Now().Add(100 * time.Millisecond))
+	for range 2 {
+		s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronhasp.NewLocker(c, time.Minute)))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer s.Shutdown()
+		report := gocron.NewTask(func() { fmt.Println("the report of today") })
+		if _, err := s.NewJob(gocron.OneTimeJob(at), report, gocron.WithName("report")); err != nil {
+			fmt.Println(err)
+			return
+		}
+		s.Start()
+	}
+	time.Sleep(time.Second)
+	// Output: the report of today
+}

@@ -1,0 +1,150 @@
+// Package gocronhasp runs the jobs of [gocron] once, although several processes
+// schedule them. [NewLocker] takes a lock for each run of a job. [NewElector] lets one
+// process run all jobs.
+//
+//	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronhasp.NewLocker(c, 30*time.Second)))
+//
+// Neither ends a job that runs. If a lease is lost, for example because the process
+// was stopped for longer than the term, another process may start the job while the
+// old run goes on. gocron has no way to tell the job. A job that must know calls
+// [hasp.Do] itself, or sends a fence with its writes.
+//
+// [gocron]: https://github.com/go-co-op/gocron
+package gocronhasp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+
+	"github.com/hasplock/hasp"
+)
+
+// Locker is a [gocron.Locker] over a [hasp.Locker]. Several schedulers may use it.
+type Locker struct {
+	l    hasp.Locker
+	opts []hasp.Option
+}
+
+var _ gocron.Locker = (*Locker)(nil)
+
+// NewLocker returns a Locker that keeps the key of a job taken for at least minHold
+// after a run has started; see [hasp.WithMinHold]. So a job of a millisecond runs once
+// per tick, although the clocks of the schedulers differ. minHold must be longer than
+// the clocks differ, and shorter than the time between two ticks less that difference.
+// Half of the time between two ticks is a good choice. If jobs have different periods, give
+// each job a Locker of its own by [gocron.WithDistributedJobLocker].
+//
+// The opts apply to each Lock. If a scheduler dies during a run, the job runs elsewhere
+// at its next tick after the term of the lease, which [hasp.WithTTL] sets.
+func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locker {
+	return &Locker{l, append([]hasp.Option{hasp.WithMinHold(minHold)}, opts...)}
+}
+
+// Lock makes one attempt to lock key, which is the name of the job. Give every job a name
+// of its own by [gocron.WithName], the same in all processes: by default the name is that
+// of the Go function.
+//
+// The lock is renewed until gocron calls Unlock when the run has ended. The end of ctx
+// does not end it: gocron cancels ctx when the job is removed and when the scheduler shuts
+// down, while the job may still run.
+//
+// If Lock returns an error, gocron skips this run, and passes the error to the listener
+// [gocron.AfterLockError] only. [hasp.ErrHeld] is usual: the job runs elsewhere, or has run
+// for this tick. Every other error deserves a log line. [hasp.ErrUnavailable] says that
+// the store failed: if it fails for all processes, the job does not run for this tick.
+// [hasp.ErrInvalid] and [errors.ErrUnsupported] say that the job never runs. gocron
+// discards the error of Unlock; hasp.Options.Observe reports losses.
+func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &hasp.Error{Op: "trylock", Key: key, Err: err}
+	}
+	lease, err := k.l.TryLock(context.WithoutCancel(ctx), key, slices.Clip(k.opts)...)
+	if err != nil {
+		return nil, err // not lease: a nil *Lease in a gocron.Lock is not nil
+	}
+	return lease, nil
+}
+
+// ErrNotLeader says that another process leads, that no process does, or that the
+// store cannot be reached.
+var ErrNotLeader = errors.New("gocronhasp: not the leader")
+
+// Elector is a [gocron.Elector]. It competes for a key in the background, and is the leader
+// while it holds the key.
+type Elector struct {
+	lease  atomic.Pointer[hasp.Lease] // nil unless this Elector leads
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the Elector competes no longer
+	err    error         // why; read it after done
+}
+
+var _ gocron.Elector = (*Elector)(nil)
+
+// NewElector returns an Elector that competes for key by [hasp.Lead] until Close, or until
+// ctx ends. It takes the options of Lead.
+//
+// When a leader ends by Close, another process leads at once. When a leader dies, another
+// one leads after the term of the lease. Meanwhile no process starts jobs: a tick may be
+// left out. If clocks differ, a tick at which the leader changes may also run twice. A
+// Locker does not prevent that: a scheduler that has an Elector asks no Locker.
+func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Option) *Elector {
+	ctx, cancel := context.WithCancel(ctx)
+	e := &Elector{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(e.done)
+		err := hasp.Lead(ctx, l, key, e.hold, opts...)
+
+		// An end by Close or ctx is no error, but for the Unlock that follows.
+		if ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+			e.err = err
+		}
+	}()
+	return e
+}
+
+// hold makes e the leader until ctx ends.
+func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
+	e.lease.Store(lease)
+	<-ctx.Done()
+	e.lease.Store(nil) // before Lead unlocks the key
+	return lease.Err()
+}
+
+// IsLeader returns nil if this process leads. It reads the clock and makes no call to the
+// store: a process that was stopped past its term is no leader at its first call. It does
+// not read ctx.
+//
+// It returns [ErrNotLeader] otherwise. If the Elector has ended by itself, the error also
+// matches the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or [hasp.ErrClosed].
+// gocron discards the error and skips the run, so call IsLeader once at the start to find
+// a wrong option.
+func (e *Elector) IsLeader(ctx context.Context) error {
+	if lease := e.lease.Load(); lease != nil && lease.Err() == nil {
+		return nil
+	}
+	select {
+	case <-e.done:
+		if e.err != nil {
+			return fmt.Errorf("%w: %w", ErrNotLeader, e.err)
+		}
+	default:
+	}
+	return ErrNotLeader
+}
+
+// Close ends the candidature and, if this process leads, unlocks the key. It returns when
+// that is done. Call it after Shutdown of the scheduler, which waits for running jobs:
+// otherwise a successor may start a job that still runs here. For the same reason ctx of
+// NewElector should not end before. Close returns the error of the Unlock, or the reason why
+// the Elector had ended by itself.
+func (e *Elector) Close() error {
+	e.cancel()
+	<-e.done
+	return e.err
+}

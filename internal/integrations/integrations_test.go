@@ -1,0 +1,302 @@
+//go:build unix
+
+package integrations
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/robfig/cron/v3"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/redistest"
+	_ "github.com/hasplock/hasp/spinlock"
+)
+
+func TestMain(m *testing.M) {
+	childtest.Main(childtest.Roles{"migrate": migrateInChild})
+	os.Exit(redistest.Main(m))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, url string, o *hasp.Options) *hasp.Client {
+	t.Helper()
+	c, err := hasp.Open(t.Context(), url, o)
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// store is a Redis with a prefix for the keys of one test.
+func store(t *testing.T) string {
+	return "spinlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":"
+}
+
+var fence = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
+
+func TestPageShowsTheCode(t *testing.T) {
+	page, err := os.ReadFile("../../docs/integrations.md")
+	must(t, err)
+	code, err := os.ReadFile("integrations.go")
+	must(t, err)
+	blocks := fence.FindAllStringSubmatch(string(page), -1)
+	if len(blocks) < 6 {
+		t.Errorf("the page has %d blocks", len(blocks))
+	}
+	for _, b := range blocks {
+		if !strings.Contains(string(code), b[1]) {
+			t.Errorf("this block is not in integrations.go:\n%s", b[1])
+		}
+	}
+}
+
+func TestGocronLocker(t *testing.T) {
+	t.Parallel()
+	ran := make(chan bool, 2)
+	url := store(t)
+	for range 2 {
+		s, err := scheduleOnce(open(t, url, nil), func() { ran <- true })
+		must(t, err)
+		defer s.Shutdown()
+		s.Start()
+		must(t, s.Jobs()[0].RunNow()) // no need to wait for the minute
+	}
+	redistest.Returns(t, "the job", func() { <-ran })
+	time.Sleep(500 * time.Millisecond)
+	if len(ran) > 0 {
+		t.Error("both processes ran the job")
+	}
+}
+
+func TestGocronElector(t *testing.T) {
+	t.Parallel()
+	s, e, err := scheduleOnLeader(t.Context(), open(t, store(t), nil))
+	must(t, err)
+	redistest.Until(t, "the only process leads", func() bool { return e.IsLeader(t.Context()) == nil })
+	must(t, s.Shutdown())
+	must(t, e.Close())
+}
+
+func TestRobfigCron(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	var mu sync.Mutex
+	runs := map[int64]int{}
+	job := cron.FuncJob(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		runs[time.Now().Unix()]++
+	})
+	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1500 * time.Millisecond)))
+	first := time.Now().Unix() + 1
+	for i := range 2 {
+		late := func(j cron.Job) cron.Job { // the clock of the second process is behind
+			return cron.FuncJob(func() {
+				time.Sleep(time.Duration(i) * 200 * time.Millisecond)
+				j.Run()
+			})
+		}
+		cr := cron.New(cron.WithSeconds())
+		chain := cron.NewChain(late, once(open(t, url, nil), "report", 500*time.Millisecond, cron.DefaultLogger))
+		_, err := cr.AddJob("* * * * * *", chain.Then(job))
+		must(t, err)
+		cr.Start()
+		defer cr.Stop()
+	}
+	time.Sleep(5*time.Second + 200*time.Millisecond)
+
+	mu.Lock()
+	defer mu.Unlock()
+	for tick := first; tick < first+5; tick++ {
+		if runs[tick] != 1 {
+			t.Errorf("tick %d ran %d times", tick-first, runs[tick])
+		}
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	c := open(t, "spinlock+"+srv.URL(), &hasp.Options{Timeout: 500 * time.Millisecond})
+	entered, leave := make(chan bool), make(chan bool)
+	h := exclusive(c, func(r *http.Request) string { return r.URL.Path }, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- true
+		<-leave
+	}))
+	get := func() *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/orders/7", nil))
+		return w
+	}
+
+	first := make(chan int)
+	go func() { first <- get().Code }()
+	<-entered
+	if code := get().Code; code != http.StatusConflict {
+		t.Errorf("while another request is served: got %d, want 409", code)
+	}
+	leave <- true
+	if code := <-first; code != http.StatusOK {
+		t.Errorf("the first request: got %d, want 200", code)
+	}
+	go func() { first <- get().Code }()
+	redistest.Returns(t, "the key is free again", func() { <-entered })
+	leave <- true
+	if code := <-first; code != http.StatusOK {
+		t.Errorf("the next request: got %d, want 200", code)
+	}
+
+	srv.Kill()
+	if w := get(); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
+		t.Errorf("without a store: got %d, want 503 with Retry-After", w.Code)
+	}
+}
+
+// postgres starts a PostgreSQL of its own and returns its URL.
+func postgres(t *testing.T) string {
+	t.Helper()
+	initdb, err := exec.LookPath("initdb")
+	if installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb"); err != nil && len(installed) > 0 {
+		initdb, err = installed[0], nil // Debian does not put it on the PATH
+	}
+	if err != nil {
+		t.Skip("no PostgreSQL is installed: ", err)
+	}
+	initdb, err = filepath.EvalSymlinks(initdb)
+	must(t, err)
+	dir, err := os.MkdirTemp("", "hasp-pg") // short, for the path of the socket
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+
+	// PostgreSQL refuses to run as root.
+	attr := &syscall.SysProcAttr{}
+	if os.Getuid() == 0 {
+		const nobody = 65534
+		must(t, os.Chown(dir, nobody, nobody))
+		attr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	}
+	command := func(name string, args ...string) *exec.Cmd {
+		cmd := exec.Command(filepath.Join(filepath.Dir(initdb), name), args...)
+		cmd.SysProcAttr, cmd.Dir = attr, dir
+		return cmd
+	}
+	data := filepath.Join(dir, "data")
+	if out, err := command("initdb", "-D", data, "-U", "hasp", "-A", "trust", "--no-sync").CombinedOutput(); err != nil {
+		t.Fatalf("initdb: %v\n%s", err, out)
+	}
+	server := command("postgres", "-D", data, "-k", dir, "-c", "listen_addresses=", "-F")
+	must(t, server.Start())
+	t.Cleanup(func() {
+		server.Process.Signal(syscall.SIGINT)
+		server.Wait()
+	})
+
+	url := "host=" + dir + " user=hasp dbname=postgres"
+	db := connect(t, url)
+	redistest.Until(t, "PostgreSQL starts", func() bool { return db.Ping() == nil })
+	return url
+}
+
+func connect(t *testing.T, url string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("pgx", url)
+	must(t, err)
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+func TestPostgreSQL(t *testing.T) {
+	t.Parallel()
+	url := postgres(t)
+	t.Run("Fence", func(t *testing.T) { testFence(t, connect(t, url)) })
+	t.Run("Goose", func(t *testing.T) { testGoose(t, url) })
+}
+
+func testFence(t *testing.T, db *sql.DB) {
+	ctx := t.Context()
+	_, err := db.ExecContext(ctx, `CREATE TABLE accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL, fence BIGINT NOT NULL DEFAULT 0);
+		INSERT INTO accounts VALUES (7, 100)`)
+	must(t, err)
+	c := open(t, store(t), nil)
+	old, err := c.Lock(ctx, "account/7", hasp.WithFence())
+	must(t, err)
+	must(t, c.Break(ctx, "account/7"))
+	lease, err := c.Lock(ctx, "account/7", hasp.WithFence())
+	must(t, err)
+
+	must(t, setBalance(ctx, db, lease, 7, 80))
+	if err := setBalance(ctx, db, old, 7, 95); !errors.Is(err, errStale) {
+		t.Errorf("the late write returned %v", err)
+	}
+	must(t, setBalance(ctx, db, lease, 7, 70)) // the same holder may write again
+	var balance int64
+	must(t, db.QueryRowContext(ctx, `SELECT balance FROM accounts WHERE id = 7`).Scan(&balance))
+	if balance != 70 {
+		t.Errorf("the balance is %d, want 70", balance)
+	}
+}
+
+// The first migration is slow, so that the processes meet.
+var files fs.FS = fstest.MapFS{
+	"00001_a.sql": {Data: []byte("-- +goose Up\nCREATE TABLE a (x int);\nSELECT pg_sleep(1);\n")},
+	"00002_b.sql": {Data: []byte("-- +goose Up\nINSERT INTO a VALUES (1);\n")},
+}
+
+func migrateInChild(args []string) error {
+	ctx := context.Background()
+	db, err := sql.Open("pgx", args[0])
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	c, err := hasp.Open(ctx, args[1], nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	results, err := migrate(ctx, c, db, files)
+	fmt.Println(len(results))
+	return err
+}
+
+func testGoose(t *testing.T, url string) {
+	locks := store(t)
+	var children []*childtest.Child
+	for range 3 {
+		children = append(children, childtest.Start(t, "migrate", url, locks))
+	}
+	applied := 0
+	for _, child := range children {
+		n, err := strconv.Atoi(child.Line(t))
+		must(t, err)
+		applied += n
+		child.End(t)
+	}
+	if applied != 2 {
+		t.Errorf("the three processes applied %d migrations, want 2", applied)
+	}
+}
