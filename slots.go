@@ -194,10 +194,13 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan struct{}, d time.D
 
 // look makes one attempt at each slot, until it gets one. If all are held, it returns the
 // shortest time after which one of them is free if its holder has died, or 0 if the store
-// does not say. The error is that of the same slot.
+// does not say. The error is that of the same slot. One slot may fail to answer; if a second
+// one does, look ends.
 func (w *wait) look(ctx context.Context) (l *Lease, retry time.Duration, err error) {
 	// Clients begin at different slots, so that they seldom ask for the same one.
 	n, first := w.r.slots, rand.N(w.r.slots)
+	var outage error  // of the first slot that did not answer
+	answered := false // the store has refused a slot
 	for j := range n {
 		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.answerTime() {
 			break // the rest of the slots would take too long; see WithMaxWait
@@ -205,8 +208,14 @@ func (w *wait) look(ctx context.Context) (l *Lease, retry time.Duration, err err
 		p := w.part(w.slotRequest((first+j)%n), true)
 		l, answer := p.take(ctx)
 		w.tries += p.tries
-		if !errors.Is(answer, ErrHeld) {
+		switch {
+		case errors.Is(answer, ErrHeld):
+			answered = answered || p.tries > 0 // otherwise the Client knew it
+		case answer == nil, definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil, outage != nil:
 			return l, 0, answer
+		default:
+			outage = answer // the other slots may be on servers that answer
+			continue
 		}
 
 		var held *backend.HeldError
@@ -216,6 +225,9 @@ func (w *wait) look(ctx context.Context) (l *Lease, retry time.Duration, err err
 		if retry == 0 {
 			err = answer
 		}
+	}
+	if outage != nil && (w.once || !answered) {
+		return nil, 0, outage
 	}
 	return nil, retry, err
 }

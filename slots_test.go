@@ -376,6 +376,31 @@ func TestBadSlots(t *testing.T) {
 	})
 }
 
+// If the server of one slot does not answer, the other slots are still found.
+func TestSlotThatDoesNotAnswer(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		away := fmt.Sprint("k#", taken[1].Slot())
+		f.set(func(f *faulty) {
+			f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				if cl.Key == away {
+					time.Sleep(time.Minute)
+					return backend.Grant{}, errNet
+				}
+				return send()
+			}
+		})
+		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrUnavailable)
+		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // longer than Timeout
+		l := lockNow(t, c, "k", hasp.WithSlots(2))
+		if l.Slot() != taken[0].Slot() {
+			t.Errorf("slot %d", l.Slot())
+		}
+		unlock(t, l)
+		f.set(up)
+		time.Sleep(2 * time.Minute)
+	})
+}
+
 // An answer from before an outage does not hide the outage.
 func TestLookForASlotEndsInAnOutage(t *testing.T) {
 	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
