@@ -37,16 +37,16 @@ var (
 	// ErrUnavailable says that the store failed or did not answer. What was asked
 	// may or may not have been done; a failed Lock leaves nothing behind.
 	//
-	// It matches refused and broken connections, timeouts, every error that the
-	// server itself reports (no memory, no permission, read only, loading), a lost
-	// quorum, and Unlock or Extend of unknown outcome; also from Open, Inspect and
-	// Break. The driver's error stays wrapped. It never matches an error that is
-	// ErrHeld, ErrLost, ErrReleased, ErrClosed, ErrInvalid or errors.ErrUnsupported,
-	// except where LockAll or Do joins several errors.
+	// It matches refused and broken connections, timeouts, every error that the server
+	// itself reports (no memory, no permission, read only, loading), a lost quorum, and
+	// an Unlock or Extend whose outcome is unknown. Open, Inspect and Break return it
+	// too. The driver's error stays wrapped. It never matches an error that is ErrHeld,
+	// ErrLost, ErrReleased, ErrClosed, ErrInvalid or errors.ErrUnsupported, except
+	// where LockAll or Do joins several errors.
 	//
-	// If the caller's context ended before the store had failed once, the error
-	// matches the context's error only: a short deadline is not an outage. If the
-	// store had failed, both match, so ask about the context first.
+	// If the caller's context ends before any call has failed, the error matches only
+	// the context's error: a short deadline is not an outage. If a call had failed
+	// before, the error matches both. So test the context first.
 	ErrUnavailable = backend.ErrUnavailable
 )
 

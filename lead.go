@@ -28,12 +28,13 @@ const (
 // once in one Lead. An outage does not end Lead: it tries again after a pause of up to
 // a second. Options.Observe reports outages and losses.
 //
-// fn's context ends with ErrLost when the lease is lost, at its deadline at
-// the latest, and with ctx. When ctx ends, the lease is renewed until fn has
-// returned, so that no successor starts while fn cleans up. Then the key is
-// unlocked, and a successor leads at once. If that lease is lost meanwhile,
-// the error matches ErrLost. A fn that ignores its context after a loss runs
-// beside the next leader: only a fence stops its writes.
+// fn's context ends when ctx ends, or when the lease is lost, at its deadline at the
+// latest. To tell which, call lease.Err: it is ErrLost after a loss, and nil if only
+// ctx has ended. When ctx ends, the lease is renewed until fn has returned, so that no
+// successor starts while fn cleans up. Then the key is unlocked, and a successor leads
+// at once. If that lease is lost meanwhile, the error matches ErrLost. A fn that
+// ignores its context after a loss runs beside the next leader: only a fence stops its
+// writes.
 //
 // If fn panics or calls runtime.Goexit, the key is unlocked and the panic goes
 // on. [Client.Inspect] shows who leads.

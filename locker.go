@@ -50,10 +50,10 @@ type Locker interface {
 // keeps the key. Bound that by WithMaxHold.
 //
 // If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the
-// error of fn, joined with the error of Unlock. ErrLost means that the lock was lost
-// while fn ran, even if fn returned nil. It is not an error if fn unlocked the lease
-// itself. If fn panics or calls runtime.Goexit, Do unlocks the key, and the panic goes
-// on. If fn is nil, Do returns ErrInvalid.
+// error of fn, joined with the error of Unlock. If the lock was lost while fn ran, the
+// error matches ErrLost, also if fn returned nil. fn may unlock the lease itself; that
+// is no error. If fn panics or calls runtime.Goexit, Do unlocks the key, and the panic
+// goes on. If fn is nil, Do returns ErrInvalid.
 func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
 	if fn == nil {
 		return &Error{"do", key, errNoFunc}

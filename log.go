@@ -6,11 +6,11 @@ import (
 	"log/slog"
 )
 
-// LogEvents returns an [Options.Observe] that writes to l: EventLost with
-// ErrLost at Error; EventRenewFailed, and EventRefused with ErrUnavailable, at
-// Warn; all else at Debug, as "hasp: acquired" with key, id, op, wait, hold,
-// fence and err, as far as the event has them. If l is nil, it is what
-// slog.Default returns at each event.
+// LogEvents returns an [Options.Observe] that writes to l. A lost lease is an Error. A
+// failed renewal is a Warn, and so is a Lock refused with ErrUnavailable. All else is
+// Debug, which slog does not show by default. A line is such as "hasp: acquired", with
+// those of key, id, op, wait, hold, fence and err that the event has. If l is nil,
+// LogEvents asks slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l

@@ -51,22 +51,24 @@ type Options struct {
 	// only during an outage.
 	Backoff func(attempt int) time.Duration
 
-	// Observe is called with every event. Those of a call come on the caller's
-	// goroutine, or on one that Leases.Unlock starts, with the context of Lock;
-	// EventReleased has Unlock's. EventAcquired comes while the key is held: a slow
-	// Observe makes other callers wait, and may outlast a term that is not renewed.
+	// Observe is called with every event. EventRequested, EventAcquired, EventRefused
+	// and EventReleased come on the goroutine that called Lock or Unlock, with the
+	// context of that call. Leases.Unlock may call Observe on goroutines of its own.
+	// EventAcquired comes while the key is held: a slow Observe makes other callers
+	// wait, and may outlast a term that is not renewed.
 	//
-	// EventLost and EventRenewFailed come one at a time on a goroutine of the Client's
-	// own, with the values of Lock's context. No renewal and no context of a lease waits
-	// for them, and Close waits for them up to Timeout. Once Close waits no longer,
-	// EventLost may come on any goroutine. If thousands of events wait for Observe, or
-	// EventAcquired of the lease does, EventRenewFailed is dropped.
+	// EventLost and EventRenewFailed come one at a time, on a goroutine of the Client.
+	// Their context has the values of Lock's context. They delay no renewal and no end
+	// of a lease. Close waits for them, up to Timeout; after that, EventLost may come
+	// on any goroutine. EventRenewFailed is dropped if thousands of events wait for
+	// Observe, or if Observe has not returned from EventAcquired of the same lease.
 	//
-	// The events of one lease come in order. If a caller gets the key from another caller of
-	// the Client by its Unlock, Observe has returned from the EventReleased of the one
-	// before EventAcquired of the next. So a gauge of holds counts no key twice. The next
-	// caller's Lock waits for that, but only for a third of its term, at most for Timeout,
-	// and not after the end of its context. EventLost has no such order.
+	// The events of one lease come in order. If one caller of the Client unlocks and
+	// the next one gets the key, Observe returns from the first one's EventReleased
+	// before it gets the second one's EventAcquired. So a gauge of holds counts no key
+	// twice. The next caller's Lock waits for that, but only for a third of its term,
+	// at most for Timeout, and not after the end of its context. EventLost has no such
+	// order.
 	//
 	// Observe must not call the Client. A panic in Observe is not recovered. LogEvents
 	// returns an Observe that writes a log.
@@ -212,19 +214,20 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps the key taken for at least d after the grant, so that a
-// short job runs once per tick although clocks differ. If Unlock comes sooner,
-// the lease ends at once, with EventReleased and without waiting, and the store
-// frees the key when d is over. Until then others get ErrHeld with the rest as
-// RetryAfter. Client.Close and the end of the process do not change that. Break
-// frees the key sooner.
+// WithMinHold keeps the key taken for at least d after the grant, so that a short job
+// runs once per tick although clocks differ. Unlock does not wait: the lease ends and
+// EventReleased comes. If d is not over, the store keeps the key until then, also if
+// the Client is closed or the process ends. Meanwhile others get ErrHeld. Its
+// RetryAfter is the rest of d, and its Owner is the last holder. Break frees the key
+// sooner.
 //
-// The term of the lease is raised to d if it is shorter, so that the key also
-// stays taken for d if the holder dies. Under re-entry the latest end counts. Zero
-// is no minimum. A d below zero, above WithMaxHold, or too long for the store, is
-// ErrInvalid. So is an inner d that outlasts the outer lease's WithMaxHold, or its
-// term if it is WithoutRenewal. If the driver has no [backend.Traits].Keeps, the
-// error is errors.ErrUnsupported, and the key is not locked.
+// If the term is shorter than d, it becomes d. So a holder that dies keeps the key for
+// its term, which may be longer than d. Under re-entry the latest end counts. Zero is
+// no minimum. A d below zero, above WithMaxHold, or too long for the store, is
+// ErrInvalid. Under re-entry, a d that ends after the outer lease's WithMaxHold is
+// ErrInvalid too. So is one that ends after the outer lease's term, if that lease is
+// WithoutRenewal. If the driver has no [backend.Traits].Keeps, the error is
+// errors.ErrUnsupported, and the key is not locked.
 func WithMinHold(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {
@@ -265,11 +268,12 @@ func WithoutRenewal() Option {
 	return func(r *request) { r.noRenew = true }
 }
 
-// WithoutReentry makes the caller a stranger to leases in its context: it
-// waits for the key even if its context derives from a lease that holds it.
-// Use it when goroutines started under a lease must exclude one another. A
-// caller that waits for its own lease waits until its context ends. The
-// context of the new lease still ends with the outer lease.
+// WithoutReentry makes the caller a stranger to leases in its context: it waits for the
+// key even if its context derives from a lease that holds it. Use it when goroutines
+// started under a lease must exclude one another. Do not wait for such a call while you
+// hold the outer lease: it cannot get the key before you unlock. The end of the outer
+// lease also ends the context of the new one. Give the call context.WithoutCancel(ctx)
+// to avoid that.
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }

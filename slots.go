@@ -29,18 +29,19 @@ const (
 	queueTTL = 5 * time.Second
 )
 
-// WithSlots lets up to n leases hold the key at once, each on a slot of its
-// own: slot i is the exclusive key KEY#i, under which Inspect and Break show it. All
-// callers of a key must use the same n; while a deployment changes it, up to the
-// larger n hold. The slot of a holder that died is free after its term. WithSlots(1) and a
-// lock without WithSlots do not exclude each other.
+// WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
+// ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that
+// key. Inspect of KEY itself says that it is free. All callers of a key must use the
+// same n; while a deployment changes it, up to the larger n hold. The slot of a holder
+// that died is free after its term. WithSlots(1) and a lock without WithSlots do not
+// exclude each other.
 //
-// Lock waits in the order of the strategy for KEY#queue. Its holder alone looks for a free
-// slot. It asks for each slot in turn, and again at most 80 ms later, or as soon as a lease
-// of this Client ends. So a Lock costs a lock and an unlock of KEY#queue, and one attempt
-// at each slot that it finds held. If this Client knows that a slot is held, that attempt
-// makes no call. TryLock does not queue. It looks at each slot once, so it makes up to n
-// calls.
+// Lock first locks the key KEY#queue, in the order of the strategy. Only the caller
+// that holds KEY#queue looks for a free slot. It asks for each slot in turn, and again
+// at most 80 ms later, or as soon as a lease of this Client ends. So a Lock costs a
+// lock and an unlock of KEY#queue, and one call for each slot that it tries. It makes
+// no call for a slot that this Client knows to be held. TryLock does not queue. It
+// looks at each slot once, so it makes up to n calls.
 //
 // A caller that holds a slot of KEY by its context re-enters that slot. Fences are per
 // slot. n below 1 or above 100 is ErrInvalid.

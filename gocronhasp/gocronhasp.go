@@ -122,8 +122,8 @@ func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
 //
 // It returns [ErrNotLeader] otherwise. If the Elector has ended by itself, the error also
 // matches the reason: [hasp.ErrInvalid], [errors.ErrUnsupported] or [hasp.ErrClosed].
-// gocron discards the error and skips the run, so call IsLeader once at the start to find
-// a wrong option.
+// gocron discards the error and skips the run. An Elector starts in the background: a moment
+// after the start, IsLeader also reports a wrong option.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	if lease := e.lease.Load(); lease != nil && lease.Err() == nil {
 		return nil

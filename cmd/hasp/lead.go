@@ -45,8 +45,9 @@ is the leader. If hasp loses KEY, it ends COMMAND: it sends SIGTERM, and SIGKILL
 after --grace. Then it waits for KEY again, and starts COMMAND again.
 
 When COMMAND ends while hasp holds KEY, hasp frees KEY and exits with COMMAND's
-code. The next program leads at once. A store that does not answer does not end
-hasp lead: it goes on asking.
+code. The next program leads at once, or with --min-hold when that is over. If the
+store cannot be reached at the start, hasp exits with 69. Later outages do not end
+hasp lead: it goes on asking. With --slots N, up to N programs lead at once.
 
 A signal that ends hasp while it waits is passed on to COMMAND while that runs.
 hasp keeps KEY until COMMAND has ended, so that no other COMMAND starts before.

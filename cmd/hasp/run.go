@@ -48,7 +48,8 @@ lock protects, so that the resource can refuse a holder that is late.
 
 With --min-hold D, KEY stays taken for D after hasp got it, also if COMMAND ends
 sooner. hasp itself ends with COMMAND. So a short job that several hosts start at
-the same time runs once: hasp run job --no-wait --min-hold 30s.
+the same time runs once: hasp run job --no-wait --min-hold 30s. hasp inspect shows
+the last holder meanwhile. If hasp itself is killed, KEY is free after its term.
 
 With --slots N, up to N commands run at once under KEY. COMMAND finds its slot in
 HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp break.
