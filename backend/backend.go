@@ -15,11 +15,13 @@
 // # Holds
 //
 // A hold is the grant of one key to one token. At most one token holds a key
-// at a time, however many callers ask for it. A hold lasts until every term that its
-// claim or a renewal was granted has run out, by the store's clock. While the store
-// keeps its data, a hold ends with its term, by Release, or by Break, and by nothing
-// else. Then others get the key. After a term has run out, a store may refuse the key
-// to every caller for some seconds.
+// at a time, however many callers ask for it. Shared holds are the exception: any
+// number of them may hold a key together, but never beside a hold that is not shared.
+//
+// A hold lasts until every term that its claim or a renewal was granted has run out, by
+// the store's clock. While the store keeps its data, a hold ends with its term, by
+// Release, or by Break, and by nothing else. Then others get the key. After a term has
+// run out, a store may refuse the key to every caller for some seconds.
 //
 // The token is the only proof of a hold. Release and Renew work with it from
 // any driver on the same store, also when the driver that acquired the key is
@@ -75,6 +77,10 @@ import (
 // renewal and its repeat over an ordinary network.
 const MinTTL = 100 * time.Millisecond
 
+// AskAgain is how soon a caller with Claim.Waiting asks again at the latest, if a
+// shared hold has refused it and the store answers.
+const AskAgain = 100 * time.Millisecond
+
 var (
 	// ErrHeld says that another token holds the key, or is before the caller
 	// in a driver's queue. A driver that knows more returns a
@@ -102,8 +108,11 @@ type HeldError struct {
 	RetryAfter time.Duration
 
 	// Owner is the holder's label for people; empty if the driver does not
-	// know it.
+	// know it. Of a shared hold it is the owner of one of the holders.
 	Owner string
+
+	// Shared says that the hold is shared.
+	Shared bool
 }
 
 // Error names the holder, if it is known. The name is quoted, because an owner may
@@ -271,6 +280,10 @@ type Traits struct {
 	// returns errors.ErrUnsupported to a Lock that needs it.
 	Keeps bool
 
+	// Shared drivers obey Claim.Shared. Others ignore it, and the engine returns
+	// errors.ErrUnsupported to a Lock that needs it.
+	Shared bool
+
 	// MaxTTL is the longest term that the driver grants; a longer one is
 	// ErrInvalid. Zero means that there is no limit.
 	MaxTTL time.Duration
@@ -335,7 +348,7 @@ func (r Reach) String() string {
 }
 
 // Claim is the request to a driver. Drivers read the fields that they need. Renew
-// and Release find a hold by Key and Token.
+// and Release find a hold by Key and Token, and a shared one also by Shared.
 type Claim struct {
 	// Key is the name that is locked: any bytes, never empty. Keys of up to
 	// 1,000 bytes are different locks if any byte differs. A key may look like
@@ -361,6 +374,21 @@ type Claim struct {
 
 	// Fenced requests a fence.
 	Fenced bool
+
+	// Shared asks for a shared hold, which other shared holds may join. A key with
+	// a shared hold is free for a shared claim and held for every other claim, unless
+	// callers wait: see Waiting. Each shared hold has its own token, term and fence: a
+	// renewal or a release of one changes no other. The key is free when the last of
+	// them has ended. KeepUntil has no effect on a shared hold.
+	Shared bool
+
+	// Waiting says that the caller of Acquire will ask again within
+	// [AskAgain] if it is refused. A caller that waits for a key with a shared hold
+	// gets it although other shared claims keep coming: the driver refuses new shared
+	// claims until that caller has had the key or has left. If it has died, the driver
+	// grants shared claims again after some seconds at most. Callers of Wait are always
+	// waiting.
+	Waiting bool
 
 	// Renewed says that the hold will be renewed from a third of its term on,
 	// so that Wait may grant less than TTL.
@@ -408,6 +436,10 @@ type Status struct {
 	TTL     time.Duration `json:"ttl_ns,omitempty"`  // the rest of the term; negative if the hold has no end
 	Fence   uint64        `json:"fence,omitempty"`   // the fence of the last fenced hold that the store remembers
 	Waiters []string      `json:"waiters,omitempty"` // their owners, in order if the driver is Ordered
+
+	// Shared is the owners of the holders of a shared hold, up to 1,000 of them. Owner
+	// is empty then, TTL is the longest, and Since is zero.
+	Shared []string `json:"shared,omitempty"`
 }
 
 // Drift returns the part of a term that a holder must not trust, because clocks

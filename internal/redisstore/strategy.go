@@ -4,8 +4,10 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -87,22 +89,31 @@ func Term(pttl int64) time.Duration {
 	return min(time.Duration(pttl), most) * time.Millisecond
 }
 
-// Found is a script's report on a key: {PTTL, start of the record, fence}.
+// Found is a script's report on a key: {PTTL, start of the record, fence}. If the record is
+// shared, members of it follow, and the start of the record is empty.
 type Found struct {
 	pttl          int64
 	record, fence string
+	members       []string
 }
 
 // Decode decodes the reply of such a script, and reports whether it is valid.
 func Decode(reply any) (Found, bool) {
 	parts, _ := reply.([]any)
-	if len(parts) != 3 {
+	if len(parts) < 3 {
 		return Found{}, false
 	}
 	pttl, ok1 := parts[0].(int64)
 	record, ok2 := parts[1].(string)
 	fence, ok3 := parts[2].(string)
-	return Found{pttl, record, fence}, ok1 && ok2 && ok3 && pttl >= -2
+	f := Found{pttl: pttl, record: record, fence: fence}
+	ok := ok1 && ok2 && ok3 && pttl >= -2
+	for _, part := range parts[3:] {
+		member, isText := part.(string)
+		f.members = append(f.members, member)
+		ok = ok && isText
+	}
+	return f, ok
 }
 
 // Record returns the start of the record. It is empty if the key is free.
@@ -114,6 +125,9 @@ func (f Found) Free() bool { return f.pttl == -2 }
 // Held returns the error for a key that is held.
 func (f Found) Held() error {
 	e := &backend.HeldError{Owner: Owner(f.record)}
+	if len(f.members) > 0 {
+		e.Owner, e.Shared = Owner(f.members[0]), true
+	}
 	if f.pttl >= 0 {
 		// A PTTL of 0 still means held, but a RetryAfter of 0 would mean that the
 		// end is not known.
@@ -127,6 +141,9 @@ func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {
 		s.Held, s.Owner, s.TTL = true, Owner(f.record), Term(f.pttl)
+	}
+	for _, m := range f.members {
+		s.Shared = append(s.Shared, Owner(m))
 	}
 
 	// A counter that is no number gives no fence. The status is valid without it.
@@ -152,18 +169,52 @@ func OpenOne(ctx context.Context, strategy string, nodes []string, params map[st
 // Renew runs sc once for each claim, and passes the results to done, as
 // backend.Driver's Renew does. The script extends the hold on its key. Its arguments
 // are the claim's token with mark after it, and the term in milliseconds. It returns
-// 1, or 0 if the token does not hold the key.
+// 1, or 0 if the token does not hold the key. Shared holds have a script of their own.
 func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
-	calls := make([]Call, len(cs))
+	if !slices.ContainsFunc(cs, func(c backend.Claim) bool { return c.Shared }) {
+		s.renew(ctx, sc, cs, nil, mark, done) // this is the usual case
+		return
+	}
+
+	var alone, shared []int // indexes in cs
 	for i, c := range cs {
+		if c.Shared {
+			shared = append(shared, i)
+		} else {
+			alone = append(alone, i)
+		}
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait() // done must not be called after Renew has returned
+	if len(alone) > 0 {
+		wg.Go(func() { s.renew(ctx, sc, cs, alone, mark, done) })
+	}
+	s.renew(ctx, sharedRenewScript, cs, shared, mark, done)
+}
+
+// renew is Renew for the claims with the given indexes, or for all if which is nil.
+func (s *Store) renew(ctx context.Context, sc *Script, cs []backend.Claim, which []int, mark string, done func(i int, g backend.Grant, err error)) {
+	index := func(i int) int { return i }
+	n := len(cs)
+	if which != nil {
+		index = func(i int) int { return which[i] }
+		n = len(which)
+	}
+
+	calls := make([]Call, n)
+	for i := range calls {
+		c := &cs[index(i)]
 		calls[i] = Call{
 			Keys: []string{LockKey(c.Key)},
 			Args: []any{c.Token + mark, Millis(c.TTL)},
 		}
+		if c.Shared {
+			calls[i].Args = append(calls[i].Args, c.Owner)
+		}
 	}
 
 	s.RunEach(ctx, sc, calls, func(i int, reply any, err error) {
-		done(i, backend.Grant{}, s.Owned(reply, err))
+		done(index(i), backend.Grant{}, s.Owned(reply, err))
 	})
 }
 
@@ -184,7 +235,8 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 // Granted decodes the reply of a script that takes a hold. The reply is one of these:
 //
 //   - {1, fence} is a grant. The fence is empty if the claim wants none.
-//   - {0, PTTL, start of the record} means that the key is held.
+//   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
+//     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
 func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 	switch parts, _ := reply.([]any); {
@@ -196,8 +248,8 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 		if n, err := strconv.ParseUint(fence, 10, 64); err == nil && n > 0 && c.Fenced {
 			return backend.Grant{Fence: n}, nil
 		}
-	case len(parts) == 3 && parts[0] == int64(0):
-		if found, ok := Decode(append(parts[1:], "")); ok {
+	case len(parts) >= 3 && parts[0] == int64(0):
+		if found, ok := Decode(slices.Insert(parts[1:], 2, any(""))); ok {
 			return backend.Grant{}, found.Held()
 		}
 	case c.Fenced && len(parts) == 1 && parts[0] == int64(-1):

@@ -1,0 +1,66 @@
+package redisstore
+
+import (
+	"context"
+	_ "embed"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// This file has shared holds for the strategies whose waiters have no queue in the store.
+// A shared record is the same for all of them, so their readers hold a key together.
+
+// IntentTTL is how long an intent keeps new shared holds away, unless the caller that waits
+// repeats it. It is three times as long as that caller sleeps.
+const IntentTTL = 3 * backend.AskAgain
+
+// SharedSrc is the beginning of a script that meets a shared record.
+//
+//go:embed shared.lua
+var SharedSrc string
+
+var (
+	//go:embed sharedacquire.lua
+	sharedAcquireSrc string
+	//go:embed sharedrenew.lua
+	sharedRenewSrc string
+	//go:embed sharedrelease.lua
+	sharedReleaseSrc string
+
+	sharedAcquireScript = NewHold(SharedSrc + FenceSrc + sharedAcquireSrc)
+	sharedRenewScript   = NewHold(SharedSrc + sharedRenewSrc)
+	sharedReleaseScript = NewScript(SharedSrc + sharedReleaseSrc)
+)
+
+// IntentKey returns the Redis key of the intent of a caller that waits until a key has no
+// shared hold. Its value is the caller's token.
+func IntentKey(key string) string { return DerivedKey("intent", key) }
+
+// AcquireShared makes one attempt to take c.Key shared.
+func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL time.Duration) (backend.Grant, error) {
+	call := Call{
+		Keys: []string{LockKey(c.Key), IntentKey(c.Key)},
+		Args: []any{c.Token + Mark + c.Owner, Millis(c.TTL)},
+	}
+	if c.Fenced {
+		// The script draws a fence only if it gets the counter's key.
+		call.Keys = append(call.Keys, DerivedKey("fence", c.Key))
+		call.Args = append(call.Args, Millis(fenceTTL))
+	}
+	reply, err := s.Run(ctx, sharedAcquireScript, call)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	return s.Granted(reply, c)
+}
+
+// ReleaseShared releases a shared hold. Publish is nothing if a release is not published.
+// Otherwise it is the message, the channel, the command that publishes, and a second
+// channel if releases are also published unsharded.
+func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...any) error {
+	return s.Owned(s.Run(ctx, sharedReleaseScript, Call{
+		Keys: []string{LockKey(c.Key)},
+		Args: append([]any{c.Token + Mark, c.Owner}, publish...),
+	}))
+}

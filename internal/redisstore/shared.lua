@@ -1,0 +1,55 @@
+-- This part handles shared records. A script that meets one begins with it.
+--
+-- A shared record is a sorted set under the key of the lock. For each holder it has a
+-- member, token#owner, whose score is the end of the holder's term by the server's clock,
+-- in ms. The set's own time to live ends with the latest of them. So the key exists as
+-- long as the lock is held, as with every other record.
+
+-- clock returns the server's clock in ms.
+local function clock()
+	local time = redis.call('TIME')
+	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- readers removes the members of a shared record whose term has ended, and returns how
+-- many are left. It returns 0 if the key is free, and nil if it has another value. A set is a
+-- shared record only if it has an end and its first member has the form of one.
+local function readers(lock, now)
+	local first = redis.pcall('ZRANGE', lock, 0, 0)
+	if first.err then
+		if not string.find(first.err, 'WRONGTYPE', 1, true) then redis.call('ZRANGE', lock, 0, 0) end -- raises the error
+		return nil
+	end
+	if not first[1] then return 0 end
+	if redis.call('PTTL', lock) < 0 or not string.find(first[1], '^[%w_~-]+#') then return nil end
+	redis.call('ZREMRANGEBYSCORE', lock, '-inf', string.format('%.0f', now))
+	return redis.call('ZCARD', lock)
+end
+
+-- fit sets the time to live of a shared record that has members.
+local function fit(lock, now)
+	local last = redis.call('ZREVRANGE', lock, 0, 0, 'WITHSCORES')
+	redis.call('PEXPIRE', lock, string.format('%.0f', math.max(tonumber(last[2]) - now, 1)))
+end
+
+-- enter gives a member a term in ms, which may be shorter than the one it has. It
+-- returns nothing, or the error of PEXPIRE.
+local function enter(lock, member, term, now)
+	redis.call('ZADD', lock, string.format('%.0f', now + term), member)
+	local ok, err = pcall(fit, lock, now)
+	if not ok then
+		-- A user that may not PEXPIRE must not leave a record without an end.
+		redis.call('ZREM', lock, member)
+		return type(err) == 'table' and err or {err = tostring(err)}
+	end
+end
+
+-- find returns the member of a token and the end of its term, or nil if the record
+-- has none. Prefix is the token with '#' after it. The owner is usually the record's.
+local function find(lock, prefix, owner)
+	local till = redis.call('ZSCORE', lock, prefix .. owner)
+	if till then return prefix .. owner, tonumber(till) end
+	for _, member in ipairs(redis.call('ZRANGE', lock, 0, -1)) do
+		if string.sub(member, 1, #prefix) == prefix then return member, tonumber(redis.call('ZSCORE', lock, member)) end
+	end
+end

@@ -1,0 +1,26 @@
+-- Takes a key shared, if it is free or has a shared record, and no caller waits for it
+-- alone. The texts of shared.lua and fence.lua come before this part.
+-- KEYS: the lock, the intent of a caller that waits, and the fence counter if a fence is
+-- wanted
+-- ARGV: the member, the term in ms, the counter's own term in ms
+-- Returns {1, fence}; {0, PTTL, start of the record} if the key is held; {0, PTTL of the
+-- intent, ''} if a caller waits; or {-1} if the counter's value is not a number that hasp
+-- wrote.
+local now = clock()
+if not readers(KEYS[1], now) then
+	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
+	if type(record) ~= 'string' then
+		record = redis.pcall('HLEN', KEYS[1]) == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
+	end
+	return {0, redis.call('PTTL', KEYS[1]), string.sub(record, 1, 1024)}
+end
+local waits = redis.call('PTTL', KEYS[2])
+if waits ~= -2 then return {0, waits, ''} end
+
+local fence, refused = '', nil
+if KEYS[3] then
+	-- Write the counter first: if a later write is refused, no key is taken.
+	fence, refused = nextFence(KEYS[3], ARGV[3])
+	if not fence then return refused end
+end
+return enter(KEYS[1], ARGV[1], tonumber(ARGV[2]), now) or {1, fence}

@@ -1,0 +1,13 @@
+-- Prolongs one shared hold, and never shortens it. The text of shared.lua comes before
+-- this part.
+-- KEYS: the lock
+-- ARGV: the token with '#' after it, the term in ms, the owner
+-- Returns 1, or 0 if the token does not hold the key.
+local now = clock()
+if (readers(KEYS[1], now) or 0) == 0 then return 0 end
+local member, till = find(KEYS[1], ARGV[1], ARGV[3])
+if not member then
+	-- The set's end was the end of those that readers has removed, or a later one.
+	return 0
+end
+return enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now) or 1
