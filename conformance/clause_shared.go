@@ -55,7 +55,7 @@ func (d *driver) join(key string, ttl time.Duration) backend.Claim {
 	return c
 }
 
-// refusesShared ends the try unless d is refused a shared hold of key.
+// refusesShared returns an error unless d is refused a shared hold of key.
 func (d *driver) refusesShared(key string) error {
 	c := shared(d.e.claimOf(key, d.e.h.Long))
 	_, err := d.acquire(c)
@@ -121,17 +121,27 @@ func sharedWait(e *env) {
 		e.queued(a, key, 1)
 		a.give(one)
 		if ttl == e.h.Long {
-			e.sleep(e.term / 8)
-			a.keep(two) // so the Wait has not got the key
+			w.stillWaits("Wait for a key with a shared hold")
 			a.give(two)
 		}
 		w.granted("Wait for a key that was held shared")
 
 		r := a.want(shared(e.claimOf(key, e.h.Long)))
 		e.queued(a, key, 1)
+		r.stillWaits("shared Wait for a key that is held")
 		b.keep(w.c)
 		b.give(w.c)
 		r.served("shared Wait for a key that was released")
+	}
+}
+
+// stillWaits ends the try if the Wait ends within a moment.
+func (w *wanted) stillWaits(what string) {
+	w.d.e.sleep(w.d.e.term / 8)
+	select {
+	case err := <-w.done:
+		fail("%s: ended with %v", what, err)
+	default:
 	}
 }
 

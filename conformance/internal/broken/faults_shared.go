@@ -45,6 +45,10 @@ var sharedFaults = []Fault{
 				})
 			})
 		})},
+	{Name: "a Wait that is not shared joins readers", Clause: "shared-wait", kind: waits,
+		spoil: onWait.by(joins(false))},
+	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
+		spoil: onWait.by(joins(true))},
 	{Name: "the release of one reader frees the key", Clause: "shared-last", kind: waits,
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			_, err := d.releaseIn(s, c, now)
@@ -156,6 +160,19 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "shared claims are obeyed, but Shared is not claimed", Clause: "shared-unclaimed", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Shared = false })},
+}
+
+// joins is a Wait that gets the key at once if its claim is shared, or if it is not.
+func joins(shared bool) func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+	return func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+		if c.Shared != shared {
+			return next(ctx, c)
+		}
+		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
+			s.with(c.Key, now, func(r *record) { fence = s.give(r, c, now) })
+			return fence, nil
+		})
+	}
 }
 
 // exclusively makes a claim ask for a hold that is not shared.
