@@ -40,7 +40,7 @@ const (
 // run alone are last, because the others run before them.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	keepClauses, sharedClauses, waitClauses, orderClauses, inspectClauses, closeClauses,
+	keepClauses, sharedClauses, sharedHoldClauses, waitClauses, orderClauses, inspectClauses, closeClauses,
 	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
