@@ -23,6 +23,12 @@ var sharedHoldClauses = given(shares, []clause{
 		why: "Shared Waits of several drivers get a key that is released, and hold it together."},
 	{name: "shared-wait-cancelled", need: waiter, says: saysWaitLeaves, check: sharedWaitCancelled,
 		why: "If a shared Wait is cancelled while the key is released, it gets the key or leaves nothing."},
+	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered, check: sharedOrder,
+		why: "Ordered drivers serve shared Waits and others in order of arrival, and shared Waits that follow one another together."},
+	{name: "shared-no-barging", need: ordered, says: saysBarge, check: sharedNoBarging,
+		why: "Ordered drivers refuse a shared Acquire while any caller waits, although the key has a shared hold."},
+	{name: "shared-sent-once", need: link, says: saysOnce, check: sharedSentOnce,
+		why: "If the reply to a shared call is lost, the call reports an unknown outcome. A Release with its token undoes it, and no other hold."},
 	{name: "shared-cut-writer", need: all(link, waiter), says: saysSharedGone, check: sharedCutWriter,
 		why: "Shared claims are granted again while a caller that waits for their end is cut off."},
 })
@@ -104,6 +110,49 @@ func sharedWaitTogether(e *env) {
 	must(a.granted(c.Key))
 }
 
+// sharedOrder lets two readers, a writer and two more readers wait.
+func sharedOrder(e *env) {
+	a, b := e.open(), e.open()
+	c := a.hold(e.h.Long)
+	ws := make([]*wanted, 5)
+	const writer = 2
+	for i := range ws {
+		claim := e.claimOf(c.Key, e.h.Long)
+		claim.Shared = i != writer
+		ws[i] = b.want(claim)
+		e.queued(a, c.Key, i+1)
+	}
+	a.give(c)
+
+	for i, w := range ws {
+		w.granted("one of readers and a writer in a line")
+		if i == 0 {
+			continue // the second reader gets the key beside the first
+		}
+		if i < writer {
+			b.give(ws[0].c)
+		}
+		if i <= writer {
+			ws[i+1].stillWaits("Wait behind another that cannot share the key")
+			w.use()
+		}
+	}
+	b.give(ws[3].c, ws[4].c)
+}
+
+func sharedNoBarging(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	r := a.join(key, e.h.Long)
+	w := b.wants(key)
+	e.queued(a, key, 1)
+	for _, d := range []*driver{a, b} {
+		mustf(d.refusesShared(key), "while a caller waits")
+	}
+	w.stillWaits("Wait for a key with a shared hold")
+	a.give(r)
+	w.served("Wait for a key whose shared hold was released")
+}
+
 func sharedWaitCancelled(e *env) {
 	a, b := e.open(), e.open()
 	for round := range 40 {
@@ -127,6 +176,41 @@ func sharedWaitCancelled(e *env) {
 		}
 		mustf(a.grantedAtLast(c.Key), "round %d: after a shared Wait cancelled at the release", round)
 	}
+}
+
+// sharedSentOnce loses replies. Another reader holds the key when the token is released.
+func sharedSentOnce(e *env) {
+	l := e.cable()
+	d, b := e.openAt(l.Store), e.open()
+	e.recovers(d) // connections are made
+	c, _ := e.loses(l, d, b, lostReply{
+		what: "shared Acquire whose reply is lost",
+		begin: func() (backend.Claim, func() error) {
+			c := shared(e.claim(e.h.Long))
+			return c, func() error { return errOf(d.acquire(c)) }
+		},
+		landed: func(c backend.Claim) bool { return b.holds(c.Key) },
+	})
+	other := b.join(c.Key, e.h.Long)
+	d.giveIfHeld(c, "after a shared Acquire whose reply is lost")
+	b.keep(other)
+	b.give(other)
+	mustf(b.granted(c.Key), "after the releases")
+
+	c, _ = e.loses(l, d, b, lostReply{
+		what: "Release of a shared hold whose reply is lost",
+		begin: func() (backend.Claim, func() error) {
+			c := shared(e.claim(e.h.Long))
+			d.take(c)
+			return c, func() error { return d.release(c) }
+		},
+		landed: func(c backend.Claim) bool { return !b.holds(c.Key) },
+	})
+	other = b.join(c.Key, e.h.Long)
+	d.giveIfHeld(c, "after a Release whose reply is lost")
+	b.keep(other)
+	b.give(other)
+	mustf(b.granted(c.Key), "after the releases")
 }
 
 // sharedCutWriter lets a writer wait whose link then loses everything. A reader stays,

@@ -2,6 +2,7 @@ package broken
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -41,23 +42,7 @@ var sharedHoldFaults = []Fault{
 			return 0, err
 		})},
 	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
-		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			for c.Shared {
-				g, err := d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
-					if r := s.get(c.Key, now); len(r.readers) > 0 {
-						return 0, r.refusal(now)
-					}
-					return s.look(c, false, now)
-				})
-				if !definite(err) {
-					return g, err
-				}
-				if pause(ctx, 10*latency) != nil {
-					return backend.Grant{}, err
-				}
-			}
-			return next(ctx, c)
-		})},
+		spoil: onWait.by(oneByOne)},
 	{Name: "a shared Wait cancelled during its attempt keeps the key", Clause: "shared-wait-cancelled", kind: waits,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
@@ -66,6 +51,50 @@ var sharedHoldFaults = []Fault{
 				}
 			}
 		}},
+	{Name: "a reader that waits passes a writer that came before it", Clause: "shared-order", kind: orders,
+		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
+			return d.at(ctx, func(s *store, now time.Time) {
+				c := d.asked(c)
+				s.look(c, true, now)
+				s.with(c.Key, now, func(r *record) {
+					slices.SortStableFunc(r.queue, func(a, b place) int {
+						switch {
+						case a.shared == b.shared:
+							return 0
+						case a.shared:
+							return -1
+						}
+						return 1
+					})
+				})
+			})
+		})},
+	{Name: "readers in a queue get the key one after another", Clause: "shared-order", kind: orders,
+		spoil: onWait.by(oneByOne)},
+	{Name: "a shared Acquire joins readers past the queue", Clause: "shared-no-barging", kind: orders,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			if r := s.get(c.Key, now); c.Shared && len(r.readers) > 0 {
+				return s.give(r, c, now), nil
+			}
+			return d.acquireIn(s, c, now)
+		})},
+	{Name: "a shared call whose reply is lost is repeated", Clause: "shared-sent-once", kind: waits,
+		spoil: onAcquire.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+			if c.Shared {
+				return again(ctx, d, c, next)
+			}
+			return next(ctx, c)
+		})},
+	{Name: "an intent stays although its caller has left", Clause: "leftovers-shared", kind: waits,
+		spoil: changes(func(s *store) { s.stay = time.Hour })},
+	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-shared", kind: waits,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			fence, err := d.acquireIn(s, c, now)
+			if err == nil && c.Shared {
+				s.leave("owner of "+c.Token, now)
+			}
+			return fence, err
+		})},
 	{Name: "a writer that is cut off keeps readers out", Clause: "shared-cut-writer", kind: waits,
 		spoil: changes(func(s *store) { s.stay = time.Hour })},
 	{Name: "a writer that is cut off keeps its place before readers", Clause: "shared-cut-writer", kind: orders,
@@ -80,4 +109,23 @@ func (s *store) endsNoLaterThan(key string, end time.Time) {
 			r.readers[i].until = end
 		}
 	}
+}
+
+// oneByOne is a Wait that is granted a shared hold only if there is none.
+func oneByOne(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+	for c.Shared {
+		g, err := d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
+			if r := s.get(c.Key, now); len(r.readers) > 0 {
+				return 0, r.refusal(now)
+			}
+			return s.look(c, d.kind == orders, now)
+		})
+		if !definite(err) {
+			return g, err
+		}
+		if pause(ctx, 10*latency) != nil {
+			return backend.Grant{}, err
+		}
+	}
+	return next(ctx, c)
 }
