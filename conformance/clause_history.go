@@ -38,6 +38,8 @@ func historyShared(e *env) {
 	for range 3 { // writers find the key free in few rounds
 		must(e.sharedHistory(drivers, e.traits.Fenced).check(false))
 	}
+	h := &history{e: e, fenced: e.traits.Fenced, shared: true, keep: 4 * time.Millisecond}
+	must(h.byClients([]*hasp.Client{e.newClient(), e.newClient(), e.newClient()}).check(false))
 }
 
 // step is one call and its answer.
@@ -244,7 +246,11 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 
 // lockerHistory records goroutines that use Clients on two keys.
 func (e *env) lockerHistory(clients []*hasp.Client, fenced bool, keep time.Duration) *history {
-	h := &history{e: e, fenced: fenced, keep: keep}
+	return (&history{e: e, fenced: fenced, keep: keep}).byClients(clients)
+}
+
+func (h *history) byClients(clients []*hasp.Client) *history {
+	e := h.e
 	keys := []string{e.key(), e.key()}
 	began := time.Now()
 	must(e.each(9, func(i int) {
@@ -263,7 +269,10 @@ func (h *history) useClient(c *hasp.Client, client int, keys []string) {
 	if h.fenced && rand.N(2) == 0 {
 		opts = append(opts, hasp.WithFence())
 	}
-	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1))}
+	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1)), shared: h.shared && rand.N(2) == 0}
+	if s.shared {
+		opts = append(opts, hasp.WithShared())
+	}
 	lock, refusal := c.TryLock, hasp.ErrHeld
 	if rand.N(3) == 0 {
 		s.op, lock, refusal = "wait", c.Lock, nil

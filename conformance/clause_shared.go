@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -38,9 +39,17 @@ var sharedClauses = append(given(shares, []clause{
 		why: "Inspect lists the owners of all shared holds, and the longest rest of a term."},
 	{name: "shared-break", need: inspector, says: saysBreak, check: sharedBreak,
 		why: "Break ends all shared holds of a key."},
+	{name: "lock-shared", says: saysHasp, check: lockShared,
+		why: "Leases WithShared of one Client and of several hold a key at once, and exclude others. The last Unlock frees the key."},
+	{name: "lock-shared-writer", says: saysHasp, check: lockSharedWriter,
+		why: "A Lock gets the key although callers WithShared keep coming, in its Client and in another."},
+	{name: "lock-shared-writer-gone", says: saysHasp, check: lockSharedWriterGone,
+		why: "After a Lock that waited for shared leases has given up, TryLock WithShared gets the key."},
+	{name: "reentry-shared", says: saysHasp, check: reentryShared,
+		why: "A Lock WithShared re-enters an exclusive lease and a shared one. An exclusive Lock under a shared lease is ErrInvalid at once."},
 }),
 	clause{name: "shared-unclaimed", need: unshared, says: saysKeepIgnored, check: sharedUnclaimed,
-		why: "A driver without Shared excludes shared claims from one another."})
+		why: "A driver without Shared excludes shared claims from one another, and WithShared is errors.ErrUnsupported."})
 
 // shared returns c as a shared claim.
 func shared(c backend.Claim) backend.Claim {
@@ -351,4 +360,126 @@ func sharedUnclaimed(e *env) {
 	must(b.refused(c.Key))
 	a.keep(c)
 	a.give(c)
+
+	for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){e.newClient().TryLock, e.newClient().Lock} {
+		err := e.within("a Lock WithShared", func() error { return errOf(lock(e.ctx, e.key(), hasp.WithShared())) })
+		must(is("a Lock WithShared over a driver without Shared", err, errors.ErrUnsupported))
+	}
+}
+
+func lockShared(e *env) {
+	a, b, key := e.newClient(), e.newClient(), e.key()
+	for _, waits := range []bool{false, true} {
+		var leases []*hasp.Lease
+		for _, c := range []*hasp.Client{a, a, b} {
+			leases = append(leases, e.lock(c, key, hasp.WithShared()))
+		}
+		for i, lease := range leases {
+			for _, c := range []*hasp.Client{a, b} {
+				must(is("TryLock of a key with shared leases", errOf(c.TryLock(e.ctx, key)), hasp.ErrHeld))
+			}
+			if waits && i == len(leases)-1 {
+				done := e.locks(a, key)
+				e.sleep(e.term / 8)
+				must(lease.Unlock(e.ctx))
+				must(e.arrives("Lock of a key whose last shared lease was unlocked", done))
+				continue
+			}
+			must(lease.Unlock(e.ctx))
+		}
+
+		lease := e.lock(b, key)
+		for _, c := range []*hasp.Client{a, b} {
+			must(is("TryLock WithShared of a held key", errOf(c.TryLock(e.ctx, key, hasp.WithShared())), hasp.ErrHeld))
+		}
+		done := e.begin(func() error {
+			l, err := a.Lock(e.ctx, key, hasp.WithShared())
+			if err != nil {
+				return err
+			}
+			return l.Unlock(e.ctx)
+		})
+		must(lease.Unlock(e.ctx))
+		must(e.arrives("Lock WithShared of a key that was unlocked", done))
+	}
+}
+
+// sharedLeasesOf keeps key locked shared by each Client until stop is called or the try
+// ends. Each locks again before it unlocks, unless it would have to wait.
+func (e *env) sharedLeasesOf(key string, clients ...*hasp.Client) (stop func() error) {
+	ctx, cancel := context.WithCancel(e.ctx)
+	var ends []<-chan error
+	for _, c := range clients {
+		last := e.lock(c, key, hasp.WithShared())
+		ends = append(ends, e.begin(func() error {
+			for ctx.Err() == nil {
+				e.sleep(e.term / 40)
+				next, err := c.TryLock(e.ctx, key, hasp.WithShared())
+				must(last.Unlock(e.ctx))
+				if errors.Is(err, hasp.ErrHeld) {
+					next, err = c.Lock(e.ctx, key, hasp.WithShared())
+				}
+				must(err)
+				last = next
+			}
+			return last.Unlock(e.ctx)
+		}))
+	}
+	return func() error {
+		cancel()
+		var errs []error
+		for _, end := range ends {
+			errs = append(errs, e.arrives("the end of the shared leases", end))
+		}
+		return errors.Join(errs...)
+	}
+}
+
+func lockSharedWriter(e *env) {
+	a, b, key := e.newClient(), e.newClient(), e.key()
+	stop := e.sharedLeasesOf(key, a, a, b, b)
+	for range 3 {
+		must(e.arrives("Lock while shared leases keep coming", e.locks(a, key)))
+	}
+	must(stop())
+}
+
+func lockSharedWriterGone(e *env) {
+	a, b, key := e.newClient(), e.newClient(), e.key()
+	lease := e.lock(a, key, hasp.WithShared())
+	for _, c := range []*hasp.Client{a, b} {
+		must(is("Lock of a key with a shared lease", errOf(c.Lock(e.timeout(e.term/2), key)), context.DeadlineExceeded))
+		e.retry("TryLock WithShared after a Lock has given up", func() error {
+			l, err := b.TryLock(e.ctx, key, hasp.WithShared())
+			if err != nil {
+				return err
+			}
+			return l.Unlock(e.ctx)
+		})
+	}
+	must(lease.Unlock(e.ctx))
+}
+
+func reentryShared(e *env) {
+	c, t := e.tapped(hasp.Options{})
+	b, key := e.open(), e.key()
+	for _, opts := range [][]hasp.Option{nil, {hasp.WithShared()}} {
+		outer := e.lock(c, key, opts...)
+		asked := t.asked()
+		inner, err := c.Lock(outer.Context(), key, hasp.WithShared())
+		mustf(err, "lock WithShared with the lease's context")
+		if opts != nil {
+			for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
+				err := e.within("an exclusive Lock", func() error { return errOf(lock(inner.Context(), key)) })
+				must(is("an exclusive Lock with the context of a shared lease", err, hasp.ErrInvalid))
+			}
+		}
+		n := t.asked() - asked
+		require(n == 0, "re-entry asked the store %d times", n)
+
+		must(outer.Unlock(e.ctx))
+		mustf(b.refused(key), "after one of two Unlocks")
+		must(inner.Unlock(e.ctx))
+		must(b.granted(key))
+	}
 }
