@@ -129,3 +129,6 @@ func oneByOne(ctx context.Context, d *driver, c backend.Claim, next call) (backe
 	}
 	return next(ctx, c)
 }
+
+// sharesToo makes a driver that polls obey Claim.Shared.
+func sharesToo(d *driver) { d.shares = true }
