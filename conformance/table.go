@@ -109,7 +109,7 @@ var (
 	unkept    = needs("Keeps by its Traits", func(s *suite) bool { return !s.traits.Keeps })
 	shares    = needs("no Shared by its Traits", func(s *suite) bool { return s.traits.Shared })
 	unshared  = needs("Shared by its Traits", func(s *suite) bool { return !s.traits.Shared })
-	unqueued  = needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered })
+	polling   = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter })
 	ends      = needs("ends a call sometime by its Traits", func(s *suite) bool { return s.traits.Ends != backend.EndsSometime })
 	limited   = needs("grants any term by its Traits", func(s *suite) bool { return s.traits.MaxTTL > 0 })
 	processes = needs("reaches one process by its Traits", func(s *suite) bool { return s.traits.Reach != backend.Process })
