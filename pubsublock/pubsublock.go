@@ -119,6 +119,7 @@ type Driver struct {
 	both     bool   // Options.PublishBoth
 	fenceTTL time.Duration
 	crowds   crowds
+	intents  intents
 }
 
 var (
@@ -189,10 +190,10 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 }
 
 // Traits reports that the driver excludes all clients of the same Redis, draws
-// fences, and obeys KeepUntil. Calls of a driver that was opened by URL end promptly. Calls over a
+// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end promptly. Calls over a
 // *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // Close closes the connections of the subscriptions. If the Driver was opened by
@@ -214,34 +215,24 @@ var (
 	//go:embed break.lua
 	breakSrc string
 
-	acquireScript = redisstore.NewHold(redisstore.FenceSrc + acquireSrc)
+	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	keepScript    = redisstore.NewScript(keepSrc)
-	inspectScript = redisstore.NewScript(inspectSrc)
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(breakSrc)
 )
 
 // mark ends the token in a record.
 const mark = redisstore.Mark
 
-// Acquire takes c.Key if nothing is stored under it.
+// Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
+// readers, unless a caller has left an intent.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	call := redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key)},
-		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL)},
+	if c.Waiting {
+		return d.acquire(ctx, c, redisstore.IntentTTL)
 	}
-	if c.Fenced {
-		// The script draws a fence only if it gets the counter's key.
-		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
-		call.Args = append(call.Args, redisstore.Millis(d.fenceTTL))
-	}
-
-	reply, err := d.store.Run(ctx, acquireScript, call)
-	if err != nil {
-		return backend.Grant{}, err
-	}
-	return d.store.Granted(reply, c)
+	return d.acquire(ctx, c, 0)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
@@ -250,8 +241,13 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 }
 
 // Release removes the record of c.Token and wakes the waiters. With c.KeepUntil it
-// replaces the token in the record, which ends then.
+// replaces the token in the record, which ends then. Of a shared record it removes the
+// member of c.Token, and wakes the waiters if that was the last one.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	if c.Shared {
+		return d.store.ReleaseShared(ctx, c, append([]any{"0"}, d.channels(ctx, c.Key)...)...)
+	}
+
 	if left := redisstore.Rest(c.KeepUntil); left > 0 {
 		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{
 			Keys: []string{redisstore.LockKey(c.Key)},
@@ -259,8 +255,12 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		}))
 	}
 
+	keys := []string{redisstore.LockKey(c.Key)}
+	if d.intents.has(c.Key) {
+		keys = append(keys, redisstore.IntentKey(c.Key))
+	}
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key)},
+		Keys: keys,
 		Args: append([]any{c.Token + mark, c.Owner}, d.channels(ctx, c.Key)...),
 	})
 
