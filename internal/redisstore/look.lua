@@ -9,11 +9,11 @@ local function look(lock, n)
 	if redis.call('PTTL', lock) < 0 then return {} end
 	local time = redis.call('TIME')
 	local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-	local found = redis.call('ZREVRANGE', lock, 0, n - 1, 'WITHSCORES')
+	local found = redis.call('ZRANGE', lock, -n, -1, 'WITHSCORES')
 	local members = {}
-	for i = 1, #found, 2 do
+	for i = #found - 1, 1, -2 do
 		-- As long as the key exists, the first one has it.
-		if i == 1 or tonumber(found[i + 1]) > now then members[#members + 1] = string.sub(found[i], 1, 1024) end
+		if i == #found - 1 or tonumber(found[i + 1]) > now then members[#members + 1] = string.sub(found[i], 1, 1024) end
 	end
 	return members
 end
