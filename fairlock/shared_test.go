@@ -151,6 +151,7 @@ func TestTermsOfSharedHolds(t *testing.T) {
 	r.holds(t, long, short)
 	long.TTL = time.Second
 	want(t, "renew for less", r.Renew(t, long), nil)
+	want(t, "wait for less", errOf(r.Driver.Wait(t.Context(), long)), nil)
 	if left := r.Left(t, "k"); left < 59*time.Minute {
 		t.Errorf("a renewal has shortened the term to %v", left)
 	}
@@ -275,6 +276,41 @@ func TestWriterThatGivesUp(t *testing.T) {
 	r.holds(t, a, x.c, y.c)
 }
 
+// The readers behind a writer that gives up need no poll.
+func TestWriterThatGivesUpWakesReaders(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ps := []*proc{w.proc(), w.proc(), w.proc()}
+		c := claim("k")
+		c.Shared, c.TTL = true, time.Hour
+		want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
+		writer := ps[1].wait()
+		x := ps[2].wait(toShared)
+		x.waits()
+		writer.stop()
+		<-writer.done
+		var held *backend.HeldError
+		if !errors.As(writer.err, &held) || !held.Shared || held.Owner != c.Owner {
+			w.Errorf("the writer got %#v, want a refusal by readers", writer.err)
+		}
+		w.settle()
+		x.gotWithin(time.Now(), 0)
+	})
+}
+
+// A reader that queues behind others without a subscriber joins a shared record at once.
+func TestReaderQueuesBehindTheDead(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.proc()
+		c := claim("k")
+		c.Shared, c.TTL = true, time.Hour
+		want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
+		till := float64(time.Now().Add(time.Hour).UnixMilli())
+		w.rdb.ZAdd(w.Context(), queueKey, redis.Z{Score: 1, Member: "dead PUBLISH hasp:grant:dead 1 60000 2 a dead one"})
+		w.rdb.ZAdd(w.Context(), clientsKey, redis.Z{Score: till, Member: "hasp:grant:dead"})
+		p.wait(toShared).servedAtOnce()
+	})
+}
+
 // A reader may give up, too.
 func TestReaderThatGivesUp(t *testing.T) {
 	r := onServer(t)
@@ -347,6 +383,7 @@ func TestSecondEntryOfAReader(t *testing.T) {
 	r.Release(t, c)
 	x.got(t)
 	want(t, "zadd", r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: 1, Member: entry}).Err(), nil)
+	r.Forbid(t, "-pubsub") // so that only PUBLISH counts the subscribers
 	r.refused(t, claim("k"), true)
 	r.holds(t, x.c)
 	r.queued(t, "k", 0)
