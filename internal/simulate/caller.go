@@ -19,6 +19,7 @@ type client struct {
 	link    link
 	timeout time.Duration
 	waits   bool         // its driver is a Waiter
+	shares  bool         // its driver has Traits.Shared
 	long    bool         // its callers may ask for long terms
 	slowest atomic.Int64 // the longest time to an answer of an attempt so far
 }
@@ -120,6 +121,7 @@ type bounds struct {
 	end    time.Time // of the wait
 	within bool      // WithMaxWait ends the wait, and not ctx
 	long   bool      // the term is long
+	shared bool      // WithShared
 
 	minHold time.Duration // WithMinHold, or 0
 	grant   *grant        // of a call with a min hold
@@ -184,6 +186,14 @@ func (a *caller) keep(b *bounds) {
 	b.minHold, b.grant = 1+a.upTo(300*time.Millisecond), new(grant)
 	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
 	b.opts = append(b.opts, hasp.WithMinHold(b.minHold), hasp.WithMaxHold(b.minHold+a.upTo(500*time.Millisecond)))
+}
+
+// share makes some calls shared.
+func (a *caller) share(b *bounds) {
+	if a.c.shares && a.chance(2) {
+		b.shared = true
+		b.opts = append(b.opts, hasp.WithShared())
+	}
 }
 
 // try limits b to one attempt.
