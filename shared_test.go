@@ -10,7 +10,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/filelock"
 )
 
 func TestSharedLeasesHoldAKeyTogether(t *testing.T) {
@@ -114,10 +113,19 @@ func TestSharedWithOtherOptions(t *testing.T) {
 	})
 }
 
+// unshared is a driver without Traits.Shared.
+type unshared struct{ *faulty }
+
+func (u unshared) Traits() backend.Traits { return backend.Traits{Reach: backend.Network} }
+
 func TestSharedWithoutTheTrait(t *testing.T) {
-	c := hasp.New(filelock.New(t.TempDir(), nil), nil)
+	f := newFaulty()
+	c := hasp.New(unshared{f}, nil)
 	defer c.Close()
 	want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithShared())), errors.ErrUnsupported)
+	if len(f.acquired) > 0 {
+		t.Error("the store was asked")
+	}
 }
 
 // An exclusive caller that readers keep from the key asks again within AskAgain, whatever
