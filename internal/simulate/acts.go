@@ -95,12 +95,10 @@ func (a *caller) reenter(l *hasp.Lease, n int, shared bool) *hasp.Lease {
 	}
 	began := time.Now()
 	x, err := a.c.Lock(l.Context(), l.Key(), opts...)
-	switch {
-	case err != nil && (!invalid || errors.Is(err, hasp.ErrInvalid)):
-		return nil
-	case invalid && l.Context().Err() == nil:
+	if invalid && !errors.Is(err, hasp.ErrInvalid) && l.Context().Err() == nil {
 		a.w.book.errorf("an exclusive Lock under a shared lease: %v", err)
-	case l.Err() == nil:
+	}
+	if err == nil && l.Err() == nil {
 		a.w.book.took(x, n, began)
 	}
 	return x

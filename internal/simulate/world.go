@@ -111,10 +111,11 @@ func (w *world) live() {
 	// Short terms end meanwhile. Leases with long terms were unlocked or lost. Their
 	// Clients are open, and this time is enough to remove what is left of them.
 	time.Sleep(settled)
+	w.overtake(stay)
+	time.Sleep(settled)
 	for _, l := range w.store.left() {
 		w.book.errorf("left: %s", l)
 	}
-	w.overtake(stay)
 	for _, c := range stay {
 		w.close(c)
 	}
