@@ -160,6 +160,9 @@ func (a *caller) slot() {
 		lock = a.c.TryLock
 	}
 	l, err := lock(b.ctx, slotted, opts...)
+	if b.within {
+		b.end = b.end.Add(a.c.patience()) // the last attempt is at two slots
+	}
 	if !a.took("lock of a slot", b, start, err) {
 		return
 	}
