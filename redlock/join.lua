@@ -5,6 +5,6 @@
 if held then return {0, redis.call('GET', KEYS[3]) or ''} end
 -- Read the mark first: if GET fails, the script ends and takes nothing.
 local mark = redis.call('GET', KEYS[3])
-local refused = enter(KEYS[1], ARGV[1], tonumber(ARGV[2]), now)
+local refused = enter(KEYS[1], ARGV[1], tonumber(ARGV[2]), at)
 if refused then return refused end
 return {1, string.format('%.0f', fence), mark or '', redis.call('INFO', 'server')}
