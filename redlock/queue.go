@@ -35,6 +35,7 @@ func queueKeys(key string) []string {
 type place struct {
 	waiter string       // the name in the queue; empty for a caller that does not queue
 	since  time.Time    // when the waiter arrived
+	keeps  bool         // the waiter stays in the queue until it leaves
 	left   *atomic.Bool // the waiter has left this queue; nil for a caller that does not queue
 
 	answer atomic.Int32
@@ -64,6 +65,9 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 			waited = time.Since(a.place.since).Milliseconds()
 		}
 		call.Args = append(call.Args, a.place.waiter, waited)
+		if a.place.keeps {
+			call.Args = append(call.Args, 1)
+		}
 	}
 	reply, err := n.store.Run(ctx, voteScript(n.i == a.lead, a.c), call)
 	if err != nil {

@@ -3,7 +3,8 @@
 -- refused leaves the queue, and acquire.lua, take.lua or join.lua follows. A reader, which
 -- takes the key shared, passes other readers. alone.lua or share.lua comes before this part.
 -- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
--- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms
+-- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms;
+-- anything more if the waiter keeps its place until it leaves
 -- Returns {0, mark or '', what the queue says}, or what the script that follows returns.
 -- The queue says 1 if no other caller has waited longer. Otherwise it says 2 if the key is
 -- free, and 0 if it is held, by readers or otherwise.
@@ -19,7 +20,7 @@ pcall(function()
 	first = not ahead or ahead == waiter or arrived < since
 
 	if waiter == '' then return end
-	if first and not held then
+	if first and not held and not ARGV[5] then
 		remove(KEYS[4], KEYS[5], waiter)
 		return
 	end

@@ -35,6 +35,7 @@ type waiting struct {
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
 	left   *atomic.Bool       // set when the waiter leaves the queue that it stands in
+	keeps  bool               // readers have refused this writer, so it leaves the queue at its end
 	answer int32              // of the lead to the last attempt
 	vain   int                // looks without success since the waiter was last woken
 	older  bool               // the waiter also listens to the channel of older versions
@@ -198,7 +199,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		// A vote in flight may still make a place. It reads left when it ends, so set left
 		// before the place is removed.
 		w.left.Store(true)
-		if w.answer != leadYes {
+		if w.answer != leadYes || w.keeps {
 			w.d.leave(was, w.c, w.waiter)
 		}
 	}
@@ -269,7 +270,8 @@ func (w *waiting) listen(n *node, channel string) {
 // newer record usually belongs to a rival that is about to ask the other nodes.
 func (w *waiting) strayed(lead int, s survey) bool {
 	record, most := s.record(lead, w.stray)
-	if record != w.stray {
+	if record != w.stray || most >= w.d.quorum() {
+		// Readers come and go, so count only the time without a quorum.
 		w.stray, w.since = record, time.Now()
 	}
 
@@ -303,7 +305,10 @@ func (w *waiting) lacksHolder(lead int, s survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	p := &place{waiter: w.waiter, since: w.began, left: w.left}
+	// If other nodes refuse a writer, for releases that have not arrived, new readers could
+	// pass the lead before the writer looks again. So its place stays.
+	w.keeps = w.keeps || !w.c.Shared && w.held != nil && w.held.Shared
+	p := &place{waiter: w.waiter, since: w.began, keeps: w.keeps, left: w.left}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
 	w.answer = p.answer.Load()
 	return g, err
