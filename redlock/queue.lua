@@ -16,7 +16,7 @@ local fence = 0 -- unless acquire.lua follows
 pcall(function()
 	local now = clock()
 	local arrived = now - tonumber(ARGV[4])
-	local ahead, since = head(KEYS[4], KEYS[5], shares)
+	local ahead, since = head(KEYS[4], KEYS[5], shares and waiter)
 	first = not ahead or ahead == waiter or arrived < since
 
 	if waiter == '' then return end

@@ -17,9 +17,10 @@ end
 -- driver~r~waiter.
 local function reads(waiter) return string.find(waiter, '^[^~]*~r~') end
 
--- head returns the waiter that has waited longest, and when it arrived. With alone it
--- skips readers. It returns nothing if nobody waits. It removes those before it that are gone.
-local function head(turns, looks, alone)
+-- head returns the waiter that has waited longest, and when it arrived. For a reader it
+-- skips other readers. It returns nothing if nobody waits. It removes those before it that
+-- are gone.
+local function head(turns, looks, reader)
 	local now
 	local i = 0
 	while true do
@@ -31,7 +32,7 @@ local function head(turns, looks, alone)
 		-- allowed, because clocks are also adjusted by little.
 		if now - looked >= window or looked > now + 50 then
 			remove(turns, looks, first[1]) -- the next one takes its rank
-		elseif alone and reads(first[1]) then
+		elseif reader and first[1] ~= reader and reads(first[1]) then
 			i = i + 1
 		else
 			return first[1], tonumber(first[2])
