@@ -214,11 +214,11 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 
 // Traits reports that the driver serves waiters in order of arrival, with
 // Options.Turns callers on one place, that it excludes all clients of the same
-// Redis, that it grants fences, and that it obeys KeepUntil. Calls of a driver that was
+// Redis, that it grants fences and shared holds, and that it obeys KeepUntil. Calls of a driver that was
 // opened by URL end promptly. Calls over a *redis.Client with ContextTimeoutEnabled end
 // at their deadlines.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Turns: d.turns, Fenced: true, Keeps: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Ordered: true, Turns: d.turns, Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // closing is how long Close waits for calls in flight. After it has cancelled

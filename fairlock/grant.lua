@@ -18,11 +18,27 @@ local function nextFence()
 	return fence
 end
 
--- Grants a key that is free, or whose record is given up. Returns the fence, which is '0' if none is
--- wanted, or nil if there can be none.
-local function grant(token, owner, term, fenced, mark)
-	local fence = fenced == '0' and '0' or nextFence()
+-- Removes a member of a shared record.
+local function quit(member)
+	redis.call('ZREM', lock, member)
+	shared = redis.call('ZCARD', lock) > 0
+	if shared then pcall(fit, lock, now()) end
+end
+
+-- Grants a key that is free, or whose record is given up. With flags for a shared hold, the key may
+-- also have a shared record. If the token is a member of that already, its term is prolonged, and never
+-- shortened. Returns the fence, which is '0' if none is wanted, or nil if there can be none.
+local function grant(token, owner, term, flags, mark)
+	local fence = flags % 2 == 0 and '0' or nextFence()
 	if not fence then return end
+	if isShared(flags) then
+		local member = token .. '#' .. owner
+		local till = redis.call('ZSCORE', lock, member) or 0
+		local refused = enter(lock, member, math.max(term, till - now()), now())
+		if refused then error(refused.err) end
+		shared, granted = true, true
+		return fence
+	end
 	local since = string.format('%013.0f', time and now() or 0)
 	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, token, fence, term, owner}, ' '), 'PX', term)
 	granted = true

@@ -62,12 +62,26 @@ func (d *Driver) deliver(key string, handed fields, sent time.Time) {
 	}
 
 	// This takes mu, so it comes before the lock.
-	d.continueHandOver(key, handed)
+	grants, stopped := handed.split()
+	d.continueHandOver(key, stopped)
+	d.deliverGrants(key, grants, sent)
+}
 
+// deliverGrants is deliver for the grants alone.
+func (d *Driver) deliverGrants(key string, grants fields, sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for len(grants) > 0 {
+		n := min(4, len(grants))
+		d.deliverLocked(key, grants[:n], sent)
+		grants = grants[n:]
+	}
+}
+
+// deliverLocked handles one grant.
+func (d *Driver) deliverLocked(key string, handed fields, sent time.Time) {
 	w := d.recipientLocked(handed.text(1), handed.text(2))
-	if w == nil || handed.int(0) == 2 {
+	if w == nil {
 		return
 	}
 
@@ -139,10 +153,10 @@ func (d *Driver) goThroughQueue(key string, handed fields) {
 			// The script may have run. Then the waiter finds the grant at its next poll.
 			return
 		}
-		// For 2, deliver would begin a second loop.
-		if handed = r.handed; handed.int(0) != 2 {
-			d.deliver(key, handed, sent)
-		}
+		// deliver would begin a second loop.
+		var grants fields
+		grants, handed = r.handed.split()
+		d.deliverGrants(key, grants, sent)
 	}
 }
 

@@ -42,15 +42,16 @@ var (
 	//go:embed inspect.lua
 	inspectSrc string
 
-	handingOver   = recordSrc + grantSrc + offerSrc + handOverSrc // the beginning of each script that may hand a key over
+	readingSrc    = redisstore.SharedSrc + recordSrc               // the beginning of each script
+	handingOver   = readingSrc + grantSrc + offerSrc + handOverSrc // the beginning of each script that may hand a key over
 	acquireScript = redisstore.NewHold(handingOver + acquireSrc)
 	enqueueScript = redisstore.NewHold(handingOver + prolongSrc + reportSrc + enqueueSrc)
 	pollScript    = redisstore.NewScript(handingOver + reportSrc + pollSrc)
 	releaseScript = redisstore.NewScript(handingOver + releaseSrc)
 	breakScript   = redisstore.NewScript(handingOver + breakSrc)
-	renewScript   = redisstore.NewHold(recordSrc + prolongSrc + renewSrc)
-	keepScript    = redisstore.NewScript(recordSrc + keepSrc)
-	inspectScript = redisstore.NewScript(recordSrc + inspectSrc)
+	renewScript   = redisstore.NewHold(readingSrc + prolongSrc + renewSrc)
+	keepScript    = redisstore.NewScript(readingSrc + keepSrc)
+	inspectScript = redisstore.NewScript(readingSrc + inspectSrc)
 )
 
 // keysOf returns the Redis keys of a lock, as the scripts expect them.
@@ -71,9 +72,10 @@ func (d *Driver) callOn(keys []string, args ...any) redisstore.Call {
 	return redisstore.Call{Keys: keys, Args: append([]any{redisstore.Millis(d.fenceTTL)}, args...)}
 }
 
-// Acquire takes c.Key if nothing is stored under it and no caller waits for it.
+// Acquire takes c.Key if nothing is stored under it and no caller waits for it. A
+// shared claim may also join a shared hold.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flag(c.Fenced)))
+	reply, err := d.store.Run(ctx, acquireScript, d.call(c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flags(c)))
 	if err != nil {
 		return backend.Grant{}, noQueue(c.Key, err)
 	}
@@ -84,9 +86,9 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		if n, err := strconv.ParseUint(r.text(1), 10, 64); err == nil && (n > 0) == c.Fenced {
 			return backend.Grant{Fence: n}, nil
 		}
-	case r.int(0) == 0 && r.int(1) >= -2 && r.isText(2):
-		d.continueHandOver(c.Key, r[3:])
-		return backend.Grant{}, held(r.int(1), r.text(2))
+	case r.int(0) == 0 && r.int(1) >= -2 && r.isText(2) && r.int(3) >= 0:
+		d.continueHandOver(c.Key, r[4:])
+		return backend.Grant{}, held(r.int(1), r.text(2), r.int(3) == 1)
 	case r.int(0) == -1 && len(r) == 1:
 		return backend.Grant{}, noFence(c.Key)
 	}
@@ -125,7 +127,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // release runs the script, which also removes c.Token from the queue. Without
 // entries, the script searches the queue for the token, unless it holds the key.
 func (d *Driver) release(ctx context.Context, c backend.Claim, entries []string) error {
-	if left := redisstore.Rest(c.KeepUntil); left > 0 {
+	if left := redisstore.Rest(c.KeepUntil); left > 0 && !c.Shared {
 		// If c.Token does not hold the key, it may have a place, which the other script
 		// removes.
 		if err := d.keep(ctx, c, left, entries); !errors.Is(err, backend.ErrLost) {
@@ -133,7 +135,11 @@ func (d *Driver) release(ctx context.Context, c backend.Claim, entries []string)
 		}
 	}
 
-	args := []any{c.Token}
+	token := c.Token
+	if c.Shared {
+		token += redisstore.Mark + c.Owner
+	}
+	args := []any{token}
 	for _, e := range entries {
 		args = append(args, e)
 	}
@@ -147,8 +153,9 @@ func (d *Driver) release(ctx context.Context, c backend.Claim, entries []string)
 		// The key is released, whether or not the script has reached a waiter.
 		d.continueHandOver(c.Key, r[1:])
 		return nil
-	case r.int(0) == 0 && len(r) == 1:
+	case r.int(0) == 0 && (len(r) == 1 || len(r) == 4 && r.int(1) == 2):
 		// The script has removed a place of the token, if there was one.
+		d.continueHandOver(c.Key, r[1:])
 		return backend.ErrLost
 	}
 	return d.store.Unexpected(reply)

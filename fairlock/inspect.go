@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Inspect returns the holder of key, the start of the hold, and the waiters in
+// Inspect returns the holder of key, or its shared holders, the start of the hold, and the waiters in
 // order. For a holder of another strategy, Owner and Since are zero.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	call := d.call(key)
@@ -19,7 +19,7 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	}
 
 	r := fieldsOf(reply)
-	if len(r) < 4 || r.int(0) < -2 || !r.isText(3) {
+	if len(r) < 5 || r.int(0) < -2 || !r.isText(3) || r.int(4) < 0 || r.int(4) > int64(len(r)-5) {
 		return backend.Status{}, d.store.Unexpected(reply)
 	}
 
@@ -33,8 +33,12 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	}
 	// A counter that hasp did not write counts as none.
 	s.Fence, _ = strconv.ParseUint(r.text(3), 10, 64)
-	for i := range r[4:] {
-		s.Waiters = append(s.Waiters, r.text(4+i))
+	waiters := 5 + int(r.int(4))
+	for i := 5; i < waiters; i++ {
+		s.Shared = append(s.Shared, r.text(i))
+	}
+	for i := waiters; i < len(r); i++ {
+		s.Waiters = append(s.Waiters, r.text(i))
 	}
 
 	return s, nil

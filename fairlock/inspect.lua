@@ -1,13 +1,16 @@
 -- Reports the holder of a key and its waiters.
 -- KEYS: see record.lua
--- Returns {PTTL, owner, since in ms, fence, owners of the waiters in order}, with '' for
+-- Returns {PTTL, owner, since in ms, fence, how many owners of shared holds follow, these owners, owners
+-- of the waiters in order}, with '' for
 -- what does not exist. A PTTL of -2 means that the key is free, and -1 that it has no end.
 local fence = redis.pcall('GETRANGE', counter, 0, 16)
 local ok, token, owner, _, _, since, lasts = pcall(holder)
 local left = redis.call('PTTL', lock)
 -- Until the first renewal, the start follows from what is left of the term.
 if ok and since and tonumber(since) == 0 then since = left >= 0 and start(left, lasts) or '' end
-local reply = {left, ok and owner or '', ok and since or '', type(fence) == 'string' and fence or ''}
+local members = ok and shared and redis.call('ZRANGE', lock, 0, 999) or {}
+local reply = {left, ok and not shared and owner or '', ok and since or '', type(fence) == 'string' and fence or '', #members}
+for _, member in ipairs(members) do reply[#reply + 1] = string.match(member, '#(.*)$') end
 -- A value of another type is no queue.
 local entries = redis.pcall('ZRANGE', queue, 0, -1)
 if entries.err and not wrongtype(entries) then return entries end

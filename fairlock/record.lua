@@ -1,12 +1,14 @@
--- Reads records and entries. Every script begins with this part.
+-- Reads records and entries. Every script begins with shared.lua of redisstore and this part.
 -- KEYS: the lock, its fence counter, the queue, the clients (a script that uses the record alone gets
 -- only the lock)
 --
 -- The record is "fairlock", a mark, and " since token fence term owner". The mark is + if callers may
 -- wait, and otherwise -. Since has 13 digits. It is 0 if the script that granted the key did not read
 -- the clock. Then the start follows from the term and the PTTL, until a script prolongs the hold.
+-- The record of shared holds is a sorted set; see shared.lua.
 local lock, counter, queue, clients = unpack(KEYS)
 local time
+local shared -- whether the key has a shared record; set by holder, and by what changes the record
 
 -- Returns the server's clock in ms.
 local function now()
@@ -16,22 +18,29 @@ end
 
 local function wrongtype(reply) return string.find(reply.err, 'WRONGTYPE', 1, true) end
 
--- Returns token, command, channel, round, term, whether fenced, and owner of an entry of the queue; or
--- nil if it is no entry.
-local function parse(entry) return string.match(entry, '^(%S+) (%S+) (%S+) (%S+) (%d+) ([01]) (.*)$') end
+-- Returns token, command, channel, round, term, flags, and owner of an entry of the queue; or nil if it
+-- is no entry. The flags are one digit: 1 if fenced, and 2 more if shared. Older versions of hasp know
+-- only 0 and 1. They remove an entry with another digit, and its waiter queues again.
+local function parse(entry) return string.match(entry, '^(%S+) (%S+) (%S+) (%S+) (%d+) ([0-3]) (.*)$') end
+
+local function isShared(flags) return tonumber(flags) >= 2 end
 
 -- Returns when a hold began, if nothing has prolonged it. Left is the rest of its term. A program that
 -- shortened a term of many years must not make it negative: it has 13 digits.
 local function start(left, term) return string.format('%013.0f', math.max(now() + math.min(left - term, 0), 1)) end
 
 -- Returns token, owner, fence, mark, since and term of the hold; true if the record is not of this
--- strategy; or nil if the key is free.
+-- strategy; true and the owner of one holder if the record is shared; or nil if the key is free.
 local function holder()
+	shared = nil
 	-- The value of another program may be long.
 	local r = redis.pcall('GETRANGE', lock, 0, 4095)
 	if type(r) ~= 'string' then
 		if not wrongtype(r) then redis.call('GETRANGE', lock, 0, 0) end -- raises the error
-		return true
+		local count = readers(lock, now())
+		if count == 0 then return end
+		shared = count and true
+		return true, shared and string.match(redis.call('ZRANGE', lock, 0, 0)[1], '#(.*)$')
 	end
 	if r == '' then return redis.call('EXISTS', lock) == 1 or nil end
 	local mark, since, token, fence, term, owner = string.match(r, '^fairlock([-+]) (%d+) (%S+) (%d+) (%d+) (.*)$')

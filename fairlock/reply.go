@@ -53,8 +53,9 @@ const noPTTL = -3
 
 // report is the reply of the scripts that end with report.lua.
 type report struct {
-	pttl         int64  // noPTTL in a brief report
-	foreign      bool   // the holder is of another strategy
+	pttl         int64 // noPTTL in a brief report
+	foreign      bool  // the holder is of another strategy, or may be, because the record is shared
+	shared       bool
 	unsubscribed bool   // the server knows that the client's channel has no subscriber
 	token        string // of the hold
 	fence        uint64
@@ -70,12 +71,12 @@ func reportOf(reply any) (report, bool) {
 	}
 
 	fence, _ := strconv.ParseUint(r.text(5), 10, 64) // in a record of another strategy it may be anything
-	return report{r.int(1), r.int(2) == 1, r.int(3) == 1, r.text(4), fence, r.text(6), r.text(7), r[8:]}, true
+	return report{r.int(1), r.int(2) >= 1, r.int(2) == 2, r.int(3) == 1, r.text(4), fence, r.text(6), r.text(7), r[8:]}, true
 }
 
 // held returns the error for a key that is held, or waited for, with pttl ms left.
-func held(pttl int64, owner string) *backend.HeldError {
-	e := &backend.HeldError{Owner: owner}
+func held(pttl int64, owner string, shared bool) *backend.HeldError {
+	e := &backend.HeldError{Owner: owner, Shared: shared}
 	if pttl >= 0 {
 		// In the last millisecond PTTL is 0, but a RetryAfter of 0 means unknown.
 		e.RetryAfter = redisstore.Term(max(pttl, 1))
@@ -109,4 +110,16 @@ func flag(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// flags returns the flags of c in an entry of the queue.
+func flags(c backend.Claim) int { return flag(c.Fenced) + 2*flag(c.Shared) }
+
+// split splits the return values of handOver into grants, and where it stopped in the queue.
+func (r fields) split() (grants, stopped fields) {
+	n := 0
+	for n < len(r) && r.int(n) != 2 {
+		n = min(n+4, len(r))
+	}
+	return r[:n], r[n:]
 }

@@ -13,15 +13,17 @@ local function keepAlive(channel, window)
 end
 
 -- Returns {1 if the asking token holds the key and otherwise 0, PTTL, 1 if the holder is of another
--- strategy, 1 if the client's channel has no subscriber, token, fence and owner of the hold, for each
+-- strategy and 2 if the record is shared, 1 if the client's channel has no subscriber, token, fence and owner of the hold, for each
 -- queried entry 1 if it is in the queue and otherwise 0}, followed by what handOver returned. The
 -- script passes either that, if the key was free, or the holder. A brief report leaves out what
 -- another report to the client has said or will say soon: its PTTL is -3, and the subscriber is not
 -- checked.
 local function report(asking, found, command, channel, handed, token, owner, fence, brief)
 	if handed then token, owner, fence = holder() end
-	local foreign = token == true and 1 or 0
-	if foreign == 1 or not token then token = '' end
+	local foreign = shared and 2 or token == true and 1 or 0
+	-- A shared record has many holders. It is reported as the asking token's if that has just got it.
+	if shared and handed and handed[1] == 1 and handed[2] == asking then token, fence = asking, handed[4] end
+	if token == true or not token then token = '' end
 	local mine = token == asking and 1 or 0
 	local lost = not brief and unsubscribed(command, channel) and 1 or 0
 	return {mine, brief and -3 or redis.call('PTTL', lock), foreign, lost, token, fence or '0', owner or '', found, unpack(handed or {})}

@@ -306,7 +306,7 @@ func (w *waiter) newEntryLocked() {
 	w.command = w.group.sub.command()
 	w.replaceEntryLocked(strings.Join([]string{
 		w.c.Token, w.command, w.group.sub.channel, strconv.Itoa(w.round),
-		strconv.FormatInt(redisstore.Millis(w.term), 10), strconv.Itoa(flag(w.c.Fenced)), w.c.Owner,
+		strconv.FormatInt(redisstore.Millis(w.term), 10), strconv.Itoa(flags(w.c)), w.c.Owner,
 	}, " "))
 }
 
@@ -389,5 +389,5 @@ func (w *waiter) queuedLocked(r report, sent time.Time) {
 	if sent.After(w.notBefore) {
 		w.notBefore = sent
 	}
-	w.held, w.heldAt = held(r.pttl, r.owner), sent
+	w.held, w.heldAt = held(r.pttl, r.owner, r.shared), sent
 }

@@ -198,7 +198,7 @@ func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark 
 	if len(alone) > 0 {
 		wg.Go(func() { s.renew(ctx, sc, cs, alone, mark, done) })
 	}
-	s.renew(ctx, sharedRenewScript, cs, shared, mark, done)
+	s.renew(ctx, sharedRenewScript, cs, shared, Mark, done) // the mark of every shared record
 }
 
 // renew is Renew for the claims with the given indexes, or for all if which is nil.

@@ -102,7 +102,7 @@ func retryAfter(err error) time.Duration {
 // Faults returns all faults.
 func Faults() []Fault {
 	var all []Fault
-	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults,
+	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults,
 		waitFaults, orderFaults, inspectFaults, closeFaults, otherFaults, outageFaults, costFaults} {
 		all = append(all, group...)
 	}

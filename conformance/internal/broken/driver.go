@@ -56,7 +56,7 @@ func newDriver(w *way, k kind) *driver {
 	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
 	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
 	d.traits = func() backend.Traits {
-		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Keeps: k != polls, Reach: backend.Network}
+		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Keeps: k != polls, Shared: k != polls, Reach: backend.Network}
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
@@ -118,6 +118,7 @@ func (d *driver) at(ctx context.Context, f func(s *store, now time.Time)) error 
 // asked returns c in the form that the store gets.
 func (d *driver) asked(c backend.Claim) backend.Claim {
 	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
+	c.Shared = c.Shared && d.kind != polls // not Shared by its Traits
 	return c
 }
 
@@ -268,7 +269,9 @@ func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Statu
 
 func (d *driver) soundBreak(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
+		s.with(c.Key, now, func(r *record) { r.readers, r.writer = nil, place{} })
 		s.release(c, anyToken, now)
+		s.signal(c.Key)
 		return 0, nil
 	})
 }
