@@ -272,8 +272,9 @@ func (w *waiting) listen(n *node, channel string) {
 }
 
 // strayed reports whether the lead has a leftover: a record that has been there for
-// leadTimeout or longer, and that no quorum can have. Unless the
-// record is shared, it makes the next node lead. A newer record usually belongs to a rival that is about to ask the other nodes.
+// leadTimeout or longer, and that no quorum can have. A newer record usually belongs to a
+// rival that is about to ask the other nodes. Unless the leftover is a shared record,
+// strayed makes the next node lead.
 func (w *waiting) strayed(lead int, s survey) bool {
 	record, most := s.record(lead, w.stray)
 	if record != w.stray || most >= w.d.quorum() {
