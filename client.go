@@ -36,16 +36,17 @@ type Client struct {
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
 	lines     map[string]*line
-	most      int                      // the largest len(lines) since the map was created
-	spare     []*line                  // for reuse
-	lookers   map[string]chan struct{} // wakes the caller that looks for a slot of the key
-	contended contended                // keys that a Waiter has refused lately
-	holds     holdHeap                 // holds that are trusted, ordered by when the renewer must serve them
-	open      int                      // holds that are trusted or being released, or ended by Close and not unlocked
-	callers   int                      // in all lines
-	calls     int                      // goroutines of this Client, and calls of callers other than Lock and TryLock
-	stopped   bool                     // Close waits no longer, and closes the driver: no goroutine may start
-	changed   *sync.Cond               // signals that open, callers or calls has become smaller; Close waits for it
+	most      int                       // the largest len(lines) since the map was created
+	spare     []*line                   // for reuse
+	readers   map[string]map[*line]bool // by key: the lines of shared callers, one for each
+	lookers   map[string]chan struct{}  // wakes the caller that looks for a slot of the key
+	contended contended                 // keys that a Waiter has refused lately
+	holds     holdHeap                  // holds that are trusted, ordered by when the renewer must serve them
+	open      int                       // holds that are trusted or being released, or ended by Close and not unlocked
+	callers   int                       // in all lines
+	calls     int                       // goroutines of this Client, and calls of callers other than Lock and TryLock
+	stopped   bool                      // Close waits no longer, and closes the driver: no goroutine may start
+	changed   *sync.Cond                // signals that open, callers or calls has become smaller; Close waits for it
 
 	renewer  renewer
 	reaper   reaper

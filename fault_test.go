@@ -35,7 +35,7 @@ type faulty struct {
 func newFaulty() *faulty { return &faulty{Driver: memlock.New()} }
 
 func (f *faulty) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Network, Ends: f.ends}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: f.ends}
 }
 
 // until is call, left behind when ctx ends if f is to end its calls by itself.

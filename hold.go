@@ -137,7 +137,7 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 		l = new(Lease)
 	}
 	l.c, l.hold, l.key, l.slot, l.parent, l.around = c, h, r.name, r.slot, ctx, r.around
-	l.id, l.op = r.id, r.op
+	l.id, l.op, l.shared = r.id, r.op, r.shared
 	l.jump = l
 	if l.around != nil {
 		l.nest()

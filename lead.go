@@ -20,7 +20,7 @@ const (
 // was held until then. Otherwise it returns
 //   - fn's error, joined with Unlock's, if the key was held until fn returned;
 //   - the error of Lock if ctx ended or the Client was closed while waiting, and
-//     at once ErrInvalid (fn is nil; WithMaxWait) and errors.ErrUnsupported.
+//     at once ErrInvalid (fn is nil; WithMaxWait, WithShared) and errors.ErrUnsupported.
 //
 // After a loss Lead discards fn's result, even nil, since others may have led
 // meanwhile: fn must be safe to run again. Before it competes again it waits
@@ -50,6 +50,10 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 	}
 	if r.bounded {
 		return &Error{"lead", key, fmt.Errorf("%w: WithMaxWait: Lead waits until its context ends; bound that instead", ErrInvalid)}
+	}
+
+	if r.shared {
+		return &Error{"lead", key, fmt.Errorf("%w: WithShared: several would lead at once", ErrInvalid)}
 	}
 
 	refused := 0 // calls of Lock in a row that failed

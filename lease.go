@@ -23,6 +23,7 @@ type Lease struct {
 	id      uint64                       // of its events
 	op      string                       // of its events
 	reentry bool                         // the caller had the hold already
+	shared  bool                         // WithShared
 	parent  context.Context              // Lock's
 	around  *Lease                       // the innermost lease in the context that Lock was called with, or nil
 	depth   int                          // how many leases are around it

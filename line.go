@@ -23,6 +23,7 @@ const freshEnough = 50 * time.Millisecond
 // driver's queue: the others wait here, and get the key one after another on that place.
 type line struct {
 	key     string
+	shared  bool  // it is one shared caller's: see shared.go
 	callers int   // including the head
 	waiting queue // the callers behind the head
 	hasHead bool
@@ -381,7 +382,7 @@ func (k *contended) lately(key string, now instant) bool {
 // noteGapLocked begins a gap after a release of the last caller in line, if the key is
 // contended.
 func (c *Client) noteGapLocked(ln *line) {
-	if c.traits.Ordered || c.waiter == nil || len(c.contended) == 0 && !ln.sought {
+	if c.traits.Ordered || c.waiter == nil || ln.shared || len(c.contended) == 0 && !ln.sought {
 		return
 	}
 	now := c.clock.now()

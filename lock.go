@@ -96,6 +96,9 @@ func (w *wait) prepare(ctx context.Context, op, key string, opts []Option) error
 		r.err = fmt.Errorf("fence: %w", errUnsupported)
 	}
 	if r.err == nil {
+		r.err = w.c.checkShared(r)
+	}
+	if r.err == nil {
 		r.err = w.c.checkMinHold(r)
 	}
 	if r.err != nil {
@@ -164,21 +167,21 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 		return nil, ErrClosed
 	}
 
-	ln := c.lines[key]
-	if ln == nil {
-		// The key is not in use in this Client. Its line takes the memory of an old one.
-		if n := len(c.spare); n > 0 {
-			ln, c.spare = c.spare[n-1], c.spare[:n-1]
-		} else {
-			ln = new(line)
-		}
-		ln.key = key
+	var ln *line
+	if w.r.shared {
+		ln = c.addReaderLocked(key)
+	} else if ln = c.lines[key]; ln == nil {
+		ln = c.newLineLocked(key)
 		c.lines[key] = ln
 		c.most = max(c.most, len(c.lines))
 	}
 	ln.callers++
 	c.callers++
 	w.line = ln
+	if w.r.shared {
+		c.mu.Unlock()
+		return nil, nil
+	}
 
 	// An Ordered driver queues the callers itself, so all of them may ask. But a
 	// TryLock need not ask the store if another caller of this Client has the key or
@@ -200,6 +203,16 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	return w.waitInLineLocked(ctx)
 }
 
+// newLineLocked returns a line for key. It takes the memory of an old one.
+func (c *Client) newLineLocked(key string) *line {
+	ln := new(line)
+	if n := len(c.spare); n > 0 {
+		ln, c.spare = c.spare[n-1], c.spare[:n-1]
+	}
+	ln.key = key
+	return ln
+}
+
 // leaveLocked takes a caller out of the count. After the last one, the line may be
 // reused for another key.
 func (c *Client) leaveLocked(ln *line) {
@@ -210,7 +223,11 @@ func (c *Client) leaveLocked(ln *line) {
 	}
 
 	// No caller refers to the line any more.
-	delete(c.lines, ln.key)
+	if ln.shared {
+		c.removeReaderLocked(ln)
+	} else {
+		delete(c.lines, ln.key)
+	}
 	if c.most > minShrink && len(c.lines) < c.most/16 {
 		// A map keeps the memory of its largest size, and maps.Clone copies that memory
 		// as well. So the remaining lines move to a new map.
@@ -248,7 +265,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		if useWait {
 			h, err = w.await(ctx)
 		} else {
-			h, err = w.attempt(ctx, asked)
+			h, err = w.attempt(ctx, asked, last)
 		}
 		if err == nil {
 			return h, nil
@@ -287,10 +304,11 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 
 // attempt makes one attempt. If its outcome is unknown, the token is released in the
 // background; the outcome of a driver of Reach Process is always known. Start is the time
-// at which the caller last read the clock.
-func (w *wait) attempt(ctx context.Context, start instant) (*hold, error) {
+// at which the caller last read the clock. Last says that no attempt follows.
+func (w *wait) attempt(ctx context.Context, start instant, last bool) (*hold, error) {
 	c := w.c
 	cl, bound := c.claim(&w.r, ""), w.beginAttempt()
+	cl.Waiting = !last
 	slept := c.clock.slept.Load()
 	var g backend.Grant
 	var err error
@@ -371,7 +389,7 @@ func (c *Client) claim(r *request, token string) backend.Claim {
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
-		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced,
+		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared,
 		// With a min hold, Wait must grant the whole term: it counts even if the holder
 		// dies before the first renewal.
 		Renewed: !r.noRenew && r.minHold == 0}

@@ -19,15 +19,22 @@ var lastEventID atomic.Uint64
 // the end of a context.
 type observer struct {
 	// Guarded by Client.mu.
-	running bool                // the goroutine exists; it ends when the queue is empty
-	queue   []unobserved        // in the order in which they happened
-	unlocks map[string]*unlocks // by the store's key: calls of Unlock whose EventReleased is still to be reported
+	running bool                   // the goroutine exists; it ends when the queue is empty
+	queue   []unobserved           // in the order in which they happened
+	unlocks map[unlockKey]*unlocks // calls of Unlock whose EventReleased is still to be reported
 }
 
 // unobserved is an event that waits for Observe.
 type unobserved struct {
 	ctx context.Context // Lock's, which may have ended
 	e   Event
+}
+
+// unlockKey is the store's key, and whether the leases are shared. Shared leases do not wait
+// for the events of one another.
+type unlockKey struct {
+	key    string
+	shared bool
 }
 
 // unlocks are calls of Unlock for one key whose EventReleased is still to be reported. A
@@ -50,7 +57,7 @@ func (c *Client) observe(ctx context.Context, e Event) {
 
 // event returns an event of l with what all of them have.
 func (l *Lease) event(kind EventKind, err error) Event {
-	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
+	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.shared, Reentry: l.reentry, Fence: l.hold.fence, Err: err}
 }
 
 // observeLaterLocked queues an event of l for Observe.
@@ -121,8 +128,14 @@ func (c *Client) observeAcquired(ctx context.Context, l *Lease, e Event) {
 // EventAcquired. The bounds keep an Observe that blocks, and a release that is not
 // answered, from stopping other callers.
 func (c *Client) awaitUnlocks(ctx context.Context, l *Lease) {
+	k := l.unlockKey()
 	c.mu.Lock()
-	u := c.observer.unlocks[l.hold.claim.Key]
+	u := c.observer.unlocks[unlockKey{k.key, false}]
+	if u == nil && !k.shared {
+		// The leases before were shared. If there were exclusive ones after these, the
+		// first of them has waited.
+		u = c.observer.unlocks[unlockKey{k.key, true}]
+	}
 	if u == nil {
 		c.mu.Unlock()
 		return
@@ -143,11 +156,14 @@ func (c *Client) awaitUnlocks(ctx context.Context, l *Lease) {
 	}
 }
 
+// unlockKey returns where an Unlock of l is noted.
+func (l *Lease) unlockKey() unlockKey { return unlockKey{l.hold.claim.Key, l.hold.claim.Shared} }
+
 // unlockBegunLocked notes that an Unlock of l has begun. unlockReported follows.
 func (c *Client) unlockBegunLocked(l *Lease) {
-	o, key := &c.observer, l.hold.claim.Key
+	o, key := &c.observer, l.unlockKey()
 	if o.unlocks == nil {
-		o.unlocks = map[string]*unlocks{}
+		o.unlocks = map[unlockKey]*unlocks{}
 	}
 	u := o.unlocks[key]
 	if u == nil {
@@ -161,7 +177,7 @@ func (c *Client) unlockBegunLocked(l *Lease) {
 func (c *Client) unlockReported(l *Lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := l.hold.claim.Key
+	key := l.unlockKey()
 	u := c.observer.unlocks[key]
 	if u.n--; u.n > 0 {
 		return

@@ -44,6 +44,9 @@ type Options struct {
 	// During an outage it may be longer, but ends at most Timeout/8 after the outage has
 	// lasted Timeout.
 	//
+	// An exclusive caller that shared leases keep from the key sleeps for 100 ms at most.
+	// Otherwise new shared callers could overtake it.
+	//
 	// By default the sleeps follow how often the key changes hands: they grow while
 	// attempts find the same hold, up to 75 ms, and shrink when one finds another.
 	//
@@ -136,6 +139,7 @@ type request struct {
 	minHold time.Duration // 0 if there is none
 	slots   int           // 0 without WithSlots
 	slot    int           // which slot is asked for, from 1; 0 without WithSlots
+	shared  bool          // WithShared
 	noRenew bool
 	apart   bool // WithoutReentry
 	fenced  bool
@@ -276,6 +280,41 @@ func WithoutRenewal() Option {
 // to avoid that.
 func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
+}
+
+// WithShared takes the key shared: any number of shared leases may hold it at once, and
+// no exclusive lease with them. A Lock without WithShared that waits gets the key
+// although shared callers keep coming, of this Client too: new ones wait behind it. Each
+// shared caller asks the store itself, and its lease is renewed and lost by itself.
+//
+// In the context of an exclusive lease of the key, a shared Lock re-enters that lease and
+// is exclusive. In the context of a shared lease, it re-enters the shared one. There an
+// exclusive Lock or TryLock is ErrInvalid at once: a shared lease cannot become an
+// exclusive one, because two that tried would wait for each other.
+//
+// With WithFence, a shared lease draws a fence of its own. The resource then keeps two
+// numbers: it refuses a write whose fence is smaller than the largest that it has seen,
+// and a read whose fence is smaller than the largest that it has seen with a write.
+//
+// WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no
+// [backend.Traits].Shared, the error is errors.ErrUnsupported, and the key is not locked.
+func WithShared() Option {
+	return func(r *request) { r.shared = true }
+}
+
+// checkShared returns an error if r cannot be shared.
+func (c *Client) checkShared(r *request) error {
+	switch {
+	case !r.shared:
+		return nil
+	case r.minHold > 0:
+		return fmt.Errorf("%w: WithShared and WithMinHold: only an exclusive lease can keep the key", ErrInvalid)
+	case r.slots > 0:
+		return fmt.Errorf("%w: WithShared and WithSlots: a slot is exclusive", ErrInvalid)
+	case !c.traits.Shared:
+		return fmt.Errorf("shared: %w", errUnsupported)
+	}
+	return nil
 }
 
 // WithFence requests a fence. If the driver has no fences, the error is

@@ -27,13 +27,20 @@ func (c *Client) innermost(around *Lease, key string) *Lease {
 func (c *Client) around(inner *Lease, key string) *Lease {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln := c.lines[key]
-	if ln == nil || ln.hold == nil {
-		return nil
+	if ln := c.lines[key]; ln != nil && ln.hold != nil {
+		for _, o := range slices.Backward(ln.hold.leases) {
+			if o.state.Load() == held && o.isAround(inner) {
+				return o
+			}
+		}
 	}
-	for _, o := range slices.Backward(ln.hold.leases) {
-		if o.state.Load() == held && o.isAround(inner) {
-			return o
+
+	// There may be more shared holds of the key than leases around the caller.
+	if readers := c.readers[key]; len(readers) > 0 {
+		for o := inner; o != nil; o = o.around {
+			if o.c == c && readers[o.hold.line] && o.state.Load() == held {
+				return o
+			}
 		}
 	}
 	return nil
@@ -47,6 +54,9 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 		return nil, nil
 	}
 	h := outer.hold
+	if h.claim.Shared && !r.shared {
+		return nil, fmt.Errorf("%w: the outer lease of the key is shared, and cannot become exclusive; unlock it first", ErrInvalid)
+	}
 	if r.fenced && !h.claim.Fenced {
 		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
 	}

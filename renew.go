@@ -368,10 +368,16 @@ func (h *hold) callEndedLocked() {
 func (c *Client) confirmSoon(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln := c.lines[key]
+	for ln := range c.readers[key] {
+		c.confirmLineLocked(ln)
+	}
+	if ln := c.lines[key]; ln != nil {
+		c.confirmLineLocked(ln)
+	}
+}
+
+func (c *Client) confirmLineLocked(ln *line) {
 	switch {
-	case ln == nil:
-		return
 	case ln.hold == nil:
 		// The store may have granted a hold just before the Break, and its answer is on
 		// the way.

@@ -144,6 +144,7 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, 
 			}
 			c.Close()
 			nothingLeft(t, c)
+			synctest.Wait() // the holder unlocks the queue in the background
 			freed(t, other, "k#queue", "the queue is still held")
 		}()
 		run(t, f, c, taken)

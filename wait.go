@@ -60,7 +60,7 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 		token, slept = w.place.claim.Token, w.place.slept
 	}
 	cl := w.c.claim(&w.r, token)
-	cl.Stays = w.c.traits.Ordered && w.c.lined
+	cl.Stays = w.c.traits.Ordered && w.c.lined && !w.r.shared
 
 	h, err := w.c.await(ctx, cl, start, slept)
 	w.place = nil // the call has used up the place; below, it may leave one
@@ -306,6 +306,10 @@ func (w *wait) pause(ctx context.Context, attempt int, asked instant, err error)
 		c.mu.Lock()
 		d = w.line.pace.refusedLocked(asked, c.clock.now(), &held)
 		c.mu.Unlock()
+	}
+	// New shared callers wait behind this one only for a while after each attempt.
+	if held.Shared && !w.r.shared {
+		d = min(d, backend.AskAgain)
 	}
 	// At the end of the term the key is free, if the holder has died.
 	if held.RetryAfter > 0 {

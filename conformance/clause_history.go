@@ -22,6 +22,8 @@ var historyClauses = []clause{
 		why: "Simultaneous calls are linearizable: the answers fit an order of the calls in which one lock gives them."},
 	{name: "history-locker", says: saysHasp, check: func(e *env) { must(e.ownLockers().check(false)) },
 		why: "Lock, TryLock and Unlock of several Clients are linearizable, and fences grow in that order."},
+	{name: "history-shared", need: shares, says: saysTogether, check: historyShared,
+		why: "Simultaneous shared calls and others are linearizable as one lock with readers and writers."},
 	{name: "history-refusals", optional: chance, says: saysGrants, check: historyRefusals,
 		why: "ErrHeld is true: in such an order, the key was held at each refusal."},
 }
@@ -29,6 +31,15 @@ var historyClauses = []clause{
 func historyRefusals(e *env) {
 	must(e.ownDrivers().check(true))
 	must(e.ownLockers().check(true))
+}
+
+func historyShared(e *env) {
+	drivers := []*driver{e.open(), e.open(), e.open()}
+	for range 3 { // writers find the key free in few rounds
+		must(e.sharedHistory(drivers, e.traits.Fenced).check(false))
+	}
+	h := &history{e: e, fenced: e.traits.Fenced, shared: true, keep: 4 * time.Millisecond}
+	must(h.byClients([]*hasp.Client{e.newClient(), e.newClient(), e.newClient()}).check(false))
 }
 
 // step is one call and its answer.
@@ -39,34 +50,67 @@ type step struct {
 	hold   int  // the attempt or hold that it is about, from 1
 	yes    bool // granted, renewed, released; else ErrHeld or ErrLost
 	fence  uint64
+	shared bool // the hold
 	maybe  bool // a refusal that another call of the same Client explains
 }
 
 func (s step) String() string {
 	answer := map[bool]string{true: "yes", false: "no"}[s.yes]
-	return fmt.Sprintf("client %d: %s #%d of key %d: %s, fence %d", s.client, s.op, s.hold, s.key, answer, s.fence)
+	how := map[bool]string{true: " shared"}[s.shared]
+	return fmt.Sprintf("client %d:%s %s #%d of key %d: %s, fence %d", s.client, how, s.op, s.hold, s.key, answer, s.fence)
 }
 
-// lockState is the state of one lock: its token, and the largest fence so far.
+// lockState is the state of one lock: its holders, and the largest fence so far.
 type lockState struct {
-	hold  int // 0: none
-	fence uint64
+	hold    int // 0: none, or shared
+	readers readers
+	fence   uint64
+}
+
+// readers is a set of shared holds, one bit each. States are compared, so it is an array.
+type readers [maxHolds/64 + 1]uint64
+
+// maxHolds is the largest number of a hold in a history.
+const maxHolds = 255
+
+func (r readers) has(hold int) bool { return r[hold/64]>>(hold%64)&1 == 1 }
+
+// change returns r with hold if it was without, and the reverse.
+func (r readers) change(hold int) readers {
+	r[hold/64] ^= 1 << (hold % 64)
+	return r
 }
 
 // after returns the state after s, and whether a lock in state l gives that answer.
 func (l lockState) after(s step, strict bool) (lockState, bool) {
+	free := l.hold == 0 && (s.shared || l.readers == readers{})
+	holds := l.hold == s.hold || l.readers.has(s.hold)
+	next := l
 	switch {
 	case (s.op == "acquire" || s.op == "wait") && s.yes:
-		next := lockState{s.hold, max(l.fence, s.fence)}
-		return next, l.hold == 0 && (s.fence == 0 || s.fence > l.fence)
+		next.fence = max(l.fence, s.fence)
+		return next.change(s), free && (s.fence == 0 || s.fence > l.fence)
 	case s.op == "acquire":
-		return l, l.hold != 0 || s.maybe || !strict
+		return l, !free || s.maybe || !strict
 	case s.yes && s.op == "release":
-		return lockState{0, l.fence}, l.hold == s.hold
+		return next.change(s), holds
 	case s.yes:
-		return l, l.hold == s.hold
+		return l, holds
 	}
-	return l, l.hold != s.hold
+	return l, !holds
+}
+
+// change returns l after the begin or the end of the hold of s.
+func (l lockState) change(s step) lockState {
+	switch {
+	case s.shared:
+		l.readers = l.readers.change(s.hold)
+	case l.hold == 0:
+		l.hold = s.hold
+	default:
+		l.hold = 0
+	}
+	return l
 }
 
 // model is a set of locks, by key.
@@ -97,6 +141,7 @@ func model(strict bool) porcupine.Model {
 type history struct {
 	e      *env
 	fenced bool          // every second hold has a fence
+	shared bool          // every second hold is shared
 	keep   time.Duration // how long a lease is kept at most
 	clock  atomic.Int64
 	holds  atomic.Int64
@@ -156,7 +201,16 @@ func (e *env) ownLockers() *history {
 
 // driverHistory records goroutines that use drivers on two keys.
 func (e *env) driverHistory(drivers []*driver, fenced bool) *history {
-	h := &history{e: e, fenced: fenced}
+	return (&history{e: e, fenced: fenced}).byDrivers(drivers)
+}
+
+// sharedHistory is driverHistory with shared holds.
+func (e *env) sharedHistory(drivers []*driver, fenced bool) *history {
+	return (&history{e: e, fenced: fenced, shared: true}).byDrivers(drivers)
+}
+
+func (h *history) byDrivers(drivers []*driver) *history {
+	e := h.e
 	keys := []string{e.key(), e.key()}
 	must(e.each(6, func(i int) {
 		for range 25 {
@@ -171,7 +225,8 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 	k := rand.N(len(keys))
 	c := h.e.claimOf(keys[k], h.e.h.Long)
 	c.Fenced = h.fenced && rand.N(2) == 0
-	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1))}
+	c.Shared = h.shared && rand.N(2) == 0
+	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1)), shared: c.Shared}
 	h.record(s, backend.ErrHeld, func() (uint64, error) {
 		g, err := d.acquire(c)
 		return g.Fence, err
@@ -191,7 +246,11 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 
 // lockerHistory records goroutines that use Clients on two keys.
 func (e *env) lockerHistory(clients []*hasp.Client, fenced bool, keep time.Duration) *history {
-	h := &history{e: e, fenced: fenced, keep: keep}
+	return (&history{e: e, fenced: fenced, keep: keep}).byClients(clients)
+}
+
+func (h *history) byClients(clients []*hasp.Client) *history {
+	e := h.e
 	keys := []string{e.key(), e.key()}
 	began := time.Now()
 	must(e.each(9, func(i int) {
@@ -210,7 +269,10 @@ func (h *history) useClient(c *hasp.Client, client int, keys []string) {
 	if h.fenced && rand.N(2) == 0 {
 		opts = append(opts, hasp.WithFence())
 	}
-	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1))}
+	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1)), shared: h.shared && rand.N(2) == 0}
+	if s.shared {
+		opts = append(opts, hasp.WithShared())
+	}
 	lock, refusal := c.TryLock, hasp.ErrHeld
 	if rand.N(3) == 0 {
 		s.op, lock, refusal = "wait", c.Lock, nil

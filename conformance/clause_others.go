@@ -20,6 +20,8 @@ var otherClauses = given(others, []clause{
 		why: "Inspect reports the hold of another strategy, and Break ends it. Its holder gets ErrLost, and a waiter of either strategy gets the key."},
 	{name: "others-fence", need: fenced, says: saysShared, check: othersFence,
 		why: "Strategies that share keys have fences that grow together."},
+	{name: "others-shared", need: shares, says: saysShared, check: func(e *env) { e.pairs(othersShared) },
+		why: "A shared hold excludes other strategies' claims that are not shared, and the reverse. Strategies that share one record may hold a key shared together."},
 	{name: "others-history", says: saysShared, check: othersHistory,
 		why: "Simultaneous calls of all strategies that share keys are linearizable as one lock."},
 })
@@ -114,6 +116,44 @@ func othersBreak(e *env, first, second Other) {
 
 	a.lost(c, "a hold that was broken")
 	must(errors.Join(a.grantedAtLast(c.Key), b.grantedAtLast(c.Key)))
+}
+
+// othersShared checks that holds of a and b exclude each other if one of the two is not
+// shared.
+func othersShared(e *env, first, second Other) {
+	a, b := e.openBy(first.Open, e.store), e.openBy(second.Open, e.store)
+	key := e.key()
+	if a.Traits().Shared {
+		r := a.join(key, e.h.Long)
+		mustf(b.refused(key), "a key with a shared hold of %s", first.Name)
+		b.lost(e.claimOf(key, e.h.Long), "another's shared hold")
+
+		if b.Traits().Shared {
+			c := shared(e.claimOf(key, e.h.Long))
+			if err := errOf(b.acquire(c)); err == nil {
+				a.give(r)
+				mustf(a.refused(key), "a key with a shared hold of %s", second.Name)
+				b.keep(c)
+				b.give(c)
+				r = a.join(key, e.h.Long)
+			} else {
+				must(is("acquire shared a key with a shared hold of "+first.Name, err, backend.ErrHeld))
+			}
+		}
+		a.keep(r)
+		a.give(r)
+		mustf(b.granted(key), "after the release of a shared hold")
+	}
+
+	if b.Traits().Shared {
+		c := e.claimOf(key, e.h.Long)
+		a.take(c)
+		must(b.refusesShared(key))
+		b.lost(shared(e.claimOf(key, e.h.Long)), "another's hold")
+		a.keep(c)
+		a.give(c)
+		b.give(b.join(key, e.h.Long))
+	}
 }
 
 // othersFence gets fences from all strategies in turn.

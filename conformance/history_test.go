@@ -11,6 +11,7 @@ func TestModelOfALock(t *testing.T) {
 		return porcupine.Operation{ClientId: s.client, Input: s, Call: call, Return: ret}
 	}
 	acquire := func(hold int, yes bool) step { return step{op: "acquire", hold: hold, yes: yes} }
+	read := func(s step) step { s.shared = true; return s }
 	withFence := func(s step, n uint64) step { s.fence = n; return s }
 	for name, tt := range map[string]struct {
 		ops           []porcupine.Operation
@@ -38,6 +39,21 @@ func TestModelOfALock(t *testing.T) {
 			op(acquire(1, true), 1, 2), op(step{op: "release", hold: 1}, 3, 4)}, false, false},
 		"renewal after the release": {[]porcupine.Operation{
 			op(acquire(1, true), 1, 2), op(step{op: "release", hold: 1, yes: true}, 3, 4), op(step{op: "renew", hold: 1, yes: true}, 5, 6)}, false, false},
+		"two readers at once, then a writer": {[]porcupine.Operation{
+			op(read(acquire(1, true)), 1, 2), op(read(acquire(2, true)), 3, 4), op(read(step{op: "renew", hold: 1, yes: true}), 5, 6),
+			op(read(step{op: "release", hold: 1, yes: true}), 7, 8), op(acquire(3, false), 9, 10),
+			op(read(step{op: "release", hold: 2, yes: true}), 11, 12), op(acquire(4, true), 13, 14)}, true, true},
+		"a writer beside a reader": {[]porcupine.Operation{
+			op(read(acquire(1, true)), 1, 2), op(acquire(2, true), 3, 4)}, false, false},
+		"a reader beside a writer": {[]porcupine.Operation{
+			op(acquire(1, true), 1, 2), op(read(acquire(2, true)), 3, 4)}, false, false},
+		"a reader refused by a reader": {[]porcupine.Operation{
+			op(read(acquire(1, true)), 1, 2), op(read(acquire(2, false)), 3, 4)}, true, false},
+		"the end of one reader ends another": {[]porcupine.Operation{
+			op(read(acquire(1, true)), 1, 2), op(read(acquire(2, true)), 3, 4), op(read(step{op: "release", hold: 1, yes: true}), 5, 6),
+			op(read(step{op: "renew", hold: 2}), 7, 8)}, false, false},
+		"a reader with the fence of another": {[]porcupine.Operation{
+			op(withFence(read(acquire(1, true)), 7), 1, 2), op(withFence(read(acquire(2, true)), 7), 3, 4)}, false, false},
 		"a fence that repeats": {[]porcupine.Operation{
 			op(withFence(acquire(1, true), 7), 1, 2), op(step{op: "release", hold: 1, yes: true}, 3, 4),
 			op(withFence(acquire(2, true), 7), 5, 6)}, false, false},

@@ -23,6 +23,7 @@ type message struct {
 	Status backend.Status `json:",omitzero"`
 	Err    string         `json:",omitempty"`
 	Kind   string         `json:",omitempty"`
+	Shared bool           `json:",omitempty"` // a shared hold refused the claim
 }
 
 var errorKinds = map[string]error{"held": backend.ErrHeld, "lost": backend.ErrLost, "invalid": backend.ErrInvalid}
@@ -139,6 +140,9 @@ func (m message) error() error {
 	if m.Err == "" {
 		return nil
 	}
+	if m.Shared {
+		return &backend.HeldError{Shared: true}
+	}
 	if e := errorKinds[m.Kind]; e != nil {
 		return e
 	}
@@ -146,7 +150,7 @@ func (m message) error() error {
 }
 
 func (r *remote) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Reach: backend.Network}
+	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Network}
 }
 
 func (r *remote) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {

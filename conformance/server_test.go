@@ -185,6 +185,8 @@ func (s *server) do(ctx context.Context, d *memlock.Driver, m *message) {
 	m.Fence = g.Fence
 	if err != nil {
 		m.Err = err.Error()
+		var held *backend.HeldError
+		m.Shared = errors.As(err, &held) && held.Shared
 		for kind, e := range errorKinds {
 			if errors.Is(err, e) {
 				m.Kind = kind

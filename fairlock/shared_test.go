@@ -471,6 +471,18 @@ func TestSharedAcquireWithoutTheRightToSetATerm(t *testing.T) {
 	}
 }
 
+// A hold whose term cannot be prolonged keeps the term that it has.
+func TestSharedHoldThatCannotBeConfirmed(t *testing.T) {
+	r := onServer(t)
+	c := shared()
+	r.Acquire(t, c)
+	r.Forbid(t, "-pexpire")
+	c.Timeout = 300 * time.Millisecond
+	_, err := r.Driver.Wait(t.Context(), c)
+	outage(t, "wait", err)
+	r.holds(t, c)
+}
+
 // A server without free memory still releases a reader's hold and hands the key over.
 func TestSharedReleaseWithoutMemory(t *testing.T) {
 	r := onServer(t)

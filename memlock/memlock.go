@@ -70,11 +70,21 @@ var errClosed = errors.New("memlock: driver is closed")
 // entry is a key that has a holder or waiters.
 type entry struct {
 	key   string
-	claim backend.Claim // the holder's; Token is empty if there is no holder
-	fence uint64        // the holder's, or 0
-	since time.Time     // when the hold began
-	until time.Time     // when its term ends
+	claim backend.Claim // the exclusive holder's; Token is empty if there is none
+	fence uint64        // the last holder's, or 0
+	since time.Time     // when the exclusive hold began
+	until time.Time     // when its term ends, or the last term of the readers
 	queue list.List     // of *waiter, in order of arrival
+
+	// The holders of a shared hold, by token. Some of their terms may have ended.
+	readers map[string]*reader
+}
+
+// reader is one holder of a shared hold.
+type reader struct {
+	owner string
+	fence uint64
+	until time.Time // when its term ends
 }
 
 // waiter is a place in the queue.
@@ -85,12 +95,12 @@ type waiter struct {
 	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one
 }
 
-// Traits returns Ordered, Fenced, Keeps, Process.
+// Traits returns Ordered, Fenced, Keeps, Shared, Process.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Reach: backend.Process}
+	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Process}
 }
 
-// Acquire takes the key if it has neither a holder nor a waiter.
+// Acquire takes the key if it has no waiter, and is free for c.
 func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(c); err != nil {
 		return backend.Grant{}, err
@@ -101,7 +111,7 @@ func (d *Driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 	defer s.mu.Unlock()
 	now := time.Now()
 	e := s.entryLocked(c.Key, now)
-	if !e.idle(now) {
+	if e.queue.Len() > 0 || !e.freeFor(c, now) {
 		// If the term has just ended, the key belongs to the first waiter, whose timer
 		// is about to fire.
 		return backend.Grant{}, e.refusal(now)
@@ -180,7 +190,7 @@ func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 	default:
 		return false, 0, nil
 	}
-	s.quitLocked(e, w)
+	s.quitLocked(e, w, now)
 	return false, 0, err
 }
 
@@ -204,14 +214,20 @@ func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	e := s.heldLocked(c, now)
+	e, r := s.heldLocked(c, now)
 	if e == nil {
 		return backend.Grant{}, backend.ErrLost
 	}
-	if until := now.Add(c.TTL); until.After(e.until) { // a renewal never shortens a term
-		e.until = until
+
+	// A renewal never shortens a term.
+	g := backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
+	until := now.Add(c.TTL)
+	if r != nil {
+		g.Fence = r.fence
+		r.until = later(r.until, until)
 	}
-	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}, nil
+	e.until = later(e.until, until)
+	return g, nil
 }
 
 // keptToken takes the place of the token of a hold that was released with KeepUntil. No
@@ -229,9 +245,13 @@ func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	e := s.heldLocked(c, now)
-	if e == nil {
+	e, r := s.heldLocked(c, now)
+	switch {
+	case e == nil:
 		return backend.ErrLost
+	case r != nil:
+		s.leaveLocked(e, c.Token, now)
+		return nil
 	}
 	if !c.KeepUntil.After(now) {
 		s.freeLocked(e, now)
@@ -259,7 +279,17 @@ func (d *Driver) Inspect(_ context.Context, key string) (backend.Status, error) 
 	if e == nil {
 		return st, nil
 	}
-	if now := time.Now(); e.held(now) {
+	now := time.Now()
+	switch {
+	case !e.held(now):
+	case len(e.readers) > 0:
+		st = backend.Status{Held: true, TTL: e.until.Sub(now), Fence: e.fence}
+		for _, r := range e.readers {
+			if now.Before(r.until) && len(st.Shared) < maxShown {
+				st.Shared = append(st.Shared, r.owner)
+			}
+		}
+	default:
 		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.until.Sub(now), Fence: e.fence}
 	}
 	for p := e.queue.Front(); p != nil; p = p.Next() {
@@ -315,7 +345,24 @@ func trustedUntil(now time.Time, ttl time.Duration) time.Time {
 	return now.Add(ttl - backend.Drift(ttl))
 }
 
-func (e *entry) held(now time.Time) bool { return e.claim.Token != "" && now.Before(e.until) }
+// maxShown is how many readers Inspect names.
+const maxShown = 1000
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+func (e *entry) held(now time.Time) bool {
+	return (e.claim.Token != "" || len(e.readers) > 0) && now.Before(e.until)
+}
+
+// freeFor reports whether the key has no holder that excludes c.
+func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
+	return !e.held(now) || c.Shared && len(e.readers) > 0
+}
 
 // idle reports whether the key has neither a holder nor a waiter.
 func (e *entry) idle(now time.Time) bool { return !e.held(now) && e.queue.Len() == 0 }
@@ -326,6 +373,13 @@ func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
 		he.Owner, he.RetryAfter = e.claim.Owner, e.until.Sub(now)
+	}
+	for _, r := range e.readers {
+		he.Shared = he.RetryAfter > 0
+		if he.Shared && now.Before(r.until) {
+			he.Owner = r.owner
+			break
+		}
 	}
 	return he
 }
@@ -338,13 +392,21 @@ func (e *entry) first() *waiter {
 	return nil
 }
 
-// heldLocked returns the entry that c.Token holds, or nil.
-func (s *Store) heldLocked(c backend.Claim, now time.Time) *entry {
+// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, it also
+// returns the reader.
+func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	// A hold whose term has ended is lost, even if no caller has taken the key since.
-	if e := s.keys[c.Key]; e != nil && e.claim.Token == c.Token && e.held(now) {
-		return e
+	e := s.keys[c.Key]
+	if e == nil || !e.held(now) {
+		return nil, nil
 	}
-	return nil
+	if r := e.readers[c.Token]; r != nil && now.Before(r.until) {
+		return e, r
+	}
+	if e.claim.Token == c.Token {
+		return e, nil
+	}
+	return nil, nil
 }
 
 // entryLocked returns the entry of key. It makes one if there is none.
@@ -360,49 +422,98 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 	return e
 }
 
-// grantLocked makes c the holder of e.
+// grantLocked makes c the holder of e, or one more reader.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
-	e.claim, e.since, e.until, e.fence = c, now, now.Add(c.TTL), 0
+	if !e.held(now) {
+		e.claim, e.readers, e.until, e.fence = backend.Claim{}, nil, now, 0
+	}
 	if c.Fenced {
 		s.fence++
 		e.fence = s.fence
 	}
+	if c.Shared {
+		return s.enterLocked(e, c, now)
+	}
+	e.claim, e.since, e.until = c, now, now.Add(c.TTL)
 	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
 }
 
-// freeLocked ends the hold of e, if there is one, and hands the key on.
-func (s *Store) freeLocked(e *entry, now time.Time) {
-	e.claim.Token = ""
+// enterLocked makes c a reader of e.
+func (s *Store) enterLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
+	// Readers that died are removed a few at a time. Otherwise they would add up while
+	// other readers keep the key shared.
+	looked := 0
+	for token, r := range e.readers {
+		if looked++; looked > 2 {
+			break
+		}
+		if !now.Before(r.until) {
+			delete(e.readers, token)
+		}
+	}
+
+	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
+	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
+	if c.Fenced {
+		r.fence, g.Fence = e.fence, e.fence
+	}
+	if e.readers == nil {
+		e.readers = map[string]*reader{}
+	}
+	e.readers[c.Token] = r
+	e.until = later(e.until, r.until)
+	return g
+}
+
+// leaveLocked ends the shared hold of a token. The key is then held until the last term of
+// the others.
+func (s *Store) leaveLocked(e *entry, token string, now time.Time) {
+	left := e.readers[token]
+	delete(e.readers, token)
+	if len(e.readers) > 0 && left.until.Before(e.until) {
+		return // another reader has the last term
+	}
+
+	e.until = now
+	for _, r := range e.readers {
+		e.until = later(e.until, r.until)
+	}
+	if w := e.first(); w != nil && e.held(now) {
+		w.signal() // its timer runs until the old end
+	}
 	s.advanceLocked(e, now)
 }
 
-// advanceLocked hands the key to the first waiter if the key is free. The next
-// waiter is then first, and watches the new holder's term. If the key is free and
-// has no waiter, advanceLocked removes its entry.
+// freeLocked ends the holds of e, if there are any, and hands the key on.
+func (s *Store) freeLocked(e *entry, now time.Time) {
+	e.claim.Token, e.readers = "", nil
+	s.advanceLocked(e, now)
+}
+
+// advanceLocked hands the key to the first waiter if the key is free for it. Shared
+// waiters behind a shared one get the key with it. The next waiter is then first, and
+// watches the term. If the key is free and has no waiter, advanceLocked removes its entry.
 func (s *Store) advanceLocked(e *entry, now time.Time) {
-	if e.held(now) {
-		return
+	granted := false
+	for w := e.first(); w != nil && e.freeFor(w.claim, now); w = e.first() {
+		e.queue.Remove(w.place)
+		g := s.grantLocked(e, w.claim, now)
+		w.grant, granted = &g, true
+		w.signal()
 	}
-
-	w := e.first()
-	if w == nil {
-		s.removeLocked(e)
-		return
-	}
-
-	e.queue.Remove(w.place)
-	g := s.grantLocked(e, w.claim, now)
-	w.grant = &g
-	w.signal()
-	if next := e.first(); next != nil {
+	switch next := e.first(); {
+	case granted && next != nil:
 		next.signal()
+	case next == nil && !e.held(now):
+		s.removeLocked(e)
 	}
 }
 
 // quitLocked gives up w's place in the queue of e. The key is held, so e stays.
-func (s *Store) quitLocked(e *entry, w *waiter) {
+func (s *Store) quitLocked(e *entry, w *waiter, now time.Time) {
 	wasFirst := e.first() == w
 	e.queue.Remove(w.place)
+	s.advanceLocked(e, now) // w may have kept shared waiters from a shared key
 	// Only the first waiter watches the holder's term, so the new first waiter
 	// must begin to.
 	if next := e.first(); wasFirst && next != nil {

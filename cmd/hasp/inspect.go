@@ -58,7 +58,9 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 
 // foreign reports whether the key is held by a value that the strategy did not write.
 // Every hold of a hasp Client has an owner and a term.
-func foreign(s backend.Status) bool { return s.Held && (s.Owner == "" || s.TTL < 0) }
+func foreign(s backend.Status) bool {
+	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
+}
 
 // printStatus prints s for people.
 func printStatus(out io.Writer, key string, s backend.Status) error {
@@ -76,6 +78,9 @@ func printStatus(out io.Writer, key string, s backend.Status) error {
 		}
 		if s.Owner != "" {
 			row("owner", "%s", text.Quote(s.Owner))
+		}
+		for i, owner := range s.Shared {
+			row(fmt.Sprintf("shared by %d", i+1), "%s", text.Quote(owner))
 		}
 		if !s.Since.IsZero() {
 			row("since", "%s (%s ago)", s.Since.Format(time.RFC3339), text.Duration(time.Since(s.Since)))

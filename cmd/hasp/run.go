@@ -32,7 +32,8 @@ type run struct {
 	noWait bool
 	ttl    time.Duration
 	fence  bool
-	slots  int           // 0 without --slots
+	slots  int // 0 without --slots
+	shared bool
 	least  time.Duration // of the hold
 	grace  time.Duration
 }
@@ -54,6 +55,10 @@ the last holder meanwhile. If hasp itself is killed, KEY is free after its term.
 With --slots N, up to N commands run at once under KEY. COMMAND finds its slot in
 HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp break.
 All runs of KEY must give the same N. A run without --slots does not count.
+
+With --shared, any number of commands run at once under KEY, as long as all are
+shared. A run without --shared waits for them to end, and then runs alone. While
+it waits, new shared ones wait behind it.
 
 If COMMAND calls hasp run with the same KEY and store, the inner hasp run exits
 with 75 at once, because the two would wait for each other. With --slots, it takes
@@ -102,6 +107,7 @@ func (a *app) runCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.DurationVar(&r.wait, "wait", 0, "wait this long at most, such as 10s or 5m; 0 is one attempt (default: no limit)")
 	f.BoolVar(&r.noWait, "no-wait", false, "make one attempt, and exit with 75 if the key is held")
+	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
 	r.commonFlags(cmd)
 	return cmd
 }
@@ -146,6 +152,9 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	}
 	if cmd.Flag("min-hold").Changed {
 		opts = append(opts, hasp.WithMinHold(r.least))
+	}
+	if r.shared {
+		opts = append(opts, hasp.WithShared())
 	}
 	if cmd.Flag("slots").Changed {
 		opts = append(opts, hasp.WithSlots(r.slots))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -115,6 +116,21 @@ func TestRunWithMinHold(t *testing.T) {
 		t.Errorf("the key was free after %v", took)
 	}
 	lock(t, url, exitUsage, "--min-hold", "-1s")
+}
+
+func TestRunShared(t *testing.T) {
+	t.Parallel()
+	url, hasp := "fairlock+"+redistest.Start(t, nil).URL(), executable(t)
+	// A shared run in a shared one would hang if the second were exclusive.
+	try := []string{hasp, "run", "key", "--no-wait"}
+	script := strings.Join(append(try, "--shared", "--", "echo", "both"), " ") + "; " +
+		strings.Join(append(try, "--", "true"), " ") + "; echo code $?"
+	o := runHasp(t, url, "run", "key", "--shared", "--", "env", "-u", "HASP_HELD", "sh", "-c", script).want(t, 0)
+	if o.out != "both\ncode 75\n" {
+		t.Errorf("got %q", o.out)
+	}
+	lock(t, url, 0)
+	contains(t, runHasp(t, url, "run", "key", "--shared", "--min-hold", "1s", "--", "true").want(t, exitUsage).err, "WithShared")
 }
 
 // A hasp run inside another of the same key would wait until the other ends, which

@@ -40,12 +40,22 @@ type record struct {
 	fence        uint64
 	barred       time.Time // until then no caller gets the key
 	queue        []place
+	readers      []reader // the shared holds
+	writer       place    // a claim that readers refused and that waits; keeps new readers out while it is alive
+}
+
+// reader is a shared hold.
+type reader struct {
+	token, owner string
+	until        time.Time
+	fence        uint64
 }
 
 // place is one waiter's in a queue.
 type place struct {
 	token, owner string
 	alive        time.Time
+	shared       bool
 }
 
 func newStore() *store {
@@ -107,13 +117,23 @@ func (s *store) get(key string, now time.Time) *record {
 	if r.token != "" && !now.Before(r.until) {
 		r.token, r.barred = "", r.until.Add(s.delay)
 	}
+	r.readers = slices.DeleteFunc(r.readers, func(h reader) bool {
+		over := !now.Before(h.until)
+		if over {
+			r.barred = h.until.Add(s.delay)
+		}
+		return over
+	})
 	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return !now.Before(p.alive) })
+	if !now.Before(r.writer.alive) {
+		r.writer = place{}
+	}
 	return r
 }
 
 // put removes an empty record.
 func (s *store) put(key string, r *record) {
-	if r.token == "" && len(r.queue) == 0 && s.delay == 0 {
+	if r.token == "" && len(r.readers) == 0 && r.writer.token == "" && len(r.queue) == 0 && s.delay == 0 {
 		delete(s.keys, key)
 	}
 }
@@ -146,28 +166,65 @@ func (s *store) with(key string, now time.Time, f func(r *record)) {
 }
 
 func (r *record) refusal(now time.Time) error {
+	if len(r.readers) > 0 {
+		return &backend.HeldError{RetryAfter: r.lastReader().Sub(now), Owner: r.readers[0].owner, Shared: true}
+	}
 	if r.token == "" {
 		return &backend.HeldError{}
 	}
 	return &backend.HeldError{RetryAfter: r.until.Sub(now), Owner: r.owner}
 }
 
+// lastReader returns the end of the longest shared hold.
+func (r *record) lastReader() (until time.Time) {
+	for _, h := range r.readers {
+		if h.until.After(until) {
+			until = h.until
+		}
+	}
+	return until
+}
+
+// reads returns the index of the shared hold whose token mine accepts, or -1.
+func (r *record) reads(mine func(token string) bool) int {
+	return slices.IndexFunc(r.readers, func(h reader) bool { return mine(h.token) })
+}
+
+// free reports whether no hold refuses c.
+func (r *record) free(c backend.Claim) bool {
+	return r.token == "" && (c.Shared || len(r.readers) == 0)
+}
+
+// refuse returns the refusal of a claim. If readers refuse a writer that waits, they
+// are the last ones before it.
+func (s *store) refuse(r *record, c backend.Claim, waits bool, now time.Time) error {
+	if waits && !c.Shared && len(r.readers) > 0 {
+		r.writer = place{token: c.Token, owner: c.Owner, alive: now.Add(s.stay)}
+	}
+	return r.refusal(now)
+}
+
 // give makes c the holder of a key that is free.
 func (s *store) give(r *record, c backend.Claim, now time.Time) (fence uint64) {
-	r.token, r.owner, r.since, r.until, r.fence = c.Token, c.Owner, now, now.Add(c.TTL), 0
 	if c.Fenced {
 		s.fences[c.Key] = s.count(s.fences[c.Key], now)
-		r.fence = s.fences[c.Key]
+		fence = s.fences[c.Key]
 	}
-	return r.fence
+	if c.Shared {
+		r.readers = append(r.readers, reader{c.Token, c.Owner, now.Add(c.TTL), fence})
+		return fence
+	}
+	r.token, r.owner, r.since, r.until, r.fence = c.Token, c.Owner, now, now.Add(c.TTL), fence
+	r.writer = place{}
+	return fence
 }
 
 // acquire grants a key to c if no token holds it or waits for it.
 func (s *store) acquire(c backend.Claim, now time.Time) (fence uint64, err error) {
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
-	if r.token != "" || len(r.queue) > 0 || now.Before(r.barred) {
-		return 0, r.refusal(now)
+	if !r.free(c) || len(r.queue) > 0 || now.Before(r.barred) || c.Shared && r.writer.token != "" {
+		return 0, s.refuse(r, c, c.Waiting, now)
 	}
 	return s.give(r, c, now), nil
 }
@@ -182,14 +239,30 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 		return r.fence, nil
 	}
 
+	if i := r.reads(func(token string) bool { return token == c.Token }); i >= 0 {
+		return r.readers[i].fence, nil
+	}
+
 	at := slices.IndexFunc(r.queue, func(p place) bool { return p.token == c.Token })
-	if r.token == "" && (at == 0 || len(r.queue) == 0) {
-		r.queue = r.queue[min(1, len(r.queue)):]
+	before := r.queue
+	if at >= 0 {
+		before = r.queue[:at]
+	}
+
+	// Readers that stand together get the key together.
+	first := !slices.ContainsFunc(before, func(p place) bool { return !c.Shared || !p.shared })
+	if !inQueue && c.Shared && r.writer.token != "" {
+		first = false
+	}
+	if r.free(c) && first {
+		if at >= 0 {
+			r.queue = slices.Delete(r.queue, at, at+1)
+		}
 		return s.give(r, c, now), nil
 	}
 
 	if !inQueue {
-		return 0, r.refusal(now)
+		return 0, s.refuse(r, c, true, now)
 	}
 	if at < 0 {
 		at = len(r.queue)
@@ -197,7 +270,7 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 	}
 
 	// Each poll keeps the place for another while.
-	r.queue[at] = place{c.Token, c.Owner, now.Add(s.stay)}
+	r.queue[at] = place{c.Token, c.Owner, now.Add(s.stay), c.Shared}
 	return 0, r.refusal(now)
 }
 
@@ -208,6 +281,10 @@ func (s *store) quit(c backend.Claim, now time.Time) {
 	if r.token == c.Token {
 		r.token = ""
 	}
+	if r.writer.token == c.Token {
+		r.writer = place{}
+	}
+	r.readers = slices.DeleteFunc(r.readers, func(h reader) bool { return h.token == c.Token })
 	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return p.token == c.Token })
 	s.signal(c.Key)
 }
@@ -216,6 +293,16 @@ func (s *store) quit(c backend.Claim, now time.Time) {
 func (s *store) renew(c backend.Claim, mine func(token string) bool, now time.Time) error {
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
+	if c.Shared {
+		i := r.reads(mine)
+		if i < 0 {
+			return backend.ErrLost
+		}
+		if until := now.Add(c.TTL); until.After(r.readers[i].until) {
+			r.readers[i].until = until
+		}
+		return nil
+	}
 	if r.token == "" || !mine(r.token) {
 		return backend.ErrLost
 	}
@@ -229,6 +316,18 @@ func (s *store) renew(c backend.Claim, mine func(token string) bool, now time.Ti
 func (s *store) release(c backend.Claim, mine func(token string) bool, now time.Time) error {
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
+	if r.writer.token == c.Token {
+		r.writer = place{} // it waits no more
+	}
+	if c.Shared {
+		i := r.reads(mine)
+		if i < 0 {
+			return backend.ErrLost
+		}
+		r.readers = slices.Delete(r.readers, i, i+1)
+		s.signal(c.Key)
+		return nil
+	}
 	if r.token == "" || !mine(r.token) {
 		return backend.ErrLost
 	}
@@ -249,6 +348,10 @@ func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	if r.token != "" {
 		st = backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.until.Sub(now), Fence: r.fence}
 	}
+	for _, h := range r.readers {
+		st.Held, st.TTL, st.Fence = true, r.lastReader().Sub(now), max(st.Fence, h.fence)
+		st.Shared = append(st.Shared, h.owner)
+	}
 	for _, p := range r.queue {
 		st.Waiters = append(st.Waiters, p.owner)
 	}
@@ -265,6 +368,12 @@ func (s *store) entries() (all []string) {
 		r := s.get(key, now)
 		if r.token != "" {
 			all = append(all, "hold of "+key)
+		}
+		for _, h := range r.readers {
+			all = append(all, "shared hold of "+key+" by "+h.owner)
+		}
+		if r.writer.token != "" {
+			all = append(all, "intent of "+r.writer.owner+" for "+key)
 		}
 		for _, p := range r.queue {
 			all = append(all, "place of "+p.owner+" for "+key)

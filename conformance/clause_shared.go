@@ -1,0 +1,485 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+var sharedClauses = append(given(shares, []clause{
+	{name: "shared-together", says: saysTogether, check: sharedTogether,
+		why: "Shared claims of one driver and of several hold a key at once, each with its own token."},
+	{name: "shared-excludes", says: saysSharedHeld, check: sharedExcludes,
+		why: "A shared hold refuses a claim that is not shared, and the reverse."},
+	{name: "shared-error", says: saysSharedError, check: sharedError,
+		why: "A refusal by a shared hold is a HeldError that says so. A refusal by another hold does not."},
+	{name: "shared-wait", need: waiter, says: saysWaitGets, check: sharedWait,
+		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
+	{name: "shared-last", says: saysSharedLast, check: sharedLast,
+		why: "The key is free when the last shared hold is released or runs out, and not before."},
+	{name: "shared-term", says: saysSharedOwn, check: sharedTerm,
+		why: "The renewal of one shared hold does not keep another whose term has ended."},
+	{name: "shared-shorter", says: saysSharedOwn, check: sharedShorter,
+		why: "A shorter shared hold does not shorten a longer one. After the release of the longer one, the key is free when the shorter one ends."},
+	{name: "shared-foreign", says: saysSharedOwn, check: sharedForeign,
+		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
+	{name: "shared-fence", need: fenced, says: saysFence, check: sharedFence,
+		why: "A shared hold has a fence of its own. Fences grow over shared holds and others."},
+	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
+		why: "A claim with Waiting that is not shared gets the key although shared claims keep coming."},
+	{name: "shared-writer-waits", need: waiter, says: saysSharedWaiting, check: sharedWriterWaits,
+		why: "A Wait that is not shared gets the key although shared claims keep coming."},
+	{name: "shared-writer-gone", says: saysSharedGone, check: sharedWriterGone,
+		why: "Shared claims are granted again after a caller that they made wait has left or died."},
+	{name: "shared-inspect", need: inspector, says: saysSharedStatus, check: sharedInspect,
+		why: "Inspect lists the owners of all shared holds, and the longest rest of a term."},
+	{name: "shared-break", need: inspector, says: saysBreak, check: sharedBreak,
+		why: "Break ends all shared holds of a key."},
+	{name: "lock-shared", says: saysHasp, check: lockShared,
+		why: "Leases WithShared of one Client and of several hold a key at once, and exclude others. The last Unlock frees the key."},
+	{name: "lock-shared-writer", says: saysHasp, check: lockSharedWriter,
+		why: "A Lock gets the key although callers WithShared keep coming, in its Client and in another."},
+	{name: "lock-shared-writer-gone", says: saysHasp, check: lockSharedWriterGone,
+		why: "After a Lock that waited for shared leases has given up, TryLock WithShared gets the key."},
+	{name: "reentry-shared", says: saysHasp, check: reentryShared,
+		why: "A Lock WithShared re-enters an exclusive lease and a shared one. An exclusive Lock under a shared lease is ErrInvalid at once."},
+}),
+	clause{name: "shared-unclaimed", need: unshared, says: saysKeepIgnored, check: sharedUnclaimed,
+		why: "A driver without Shared excludes shared claims from one another, and WithShared is errors.ErrUnsupported."})
+
+// shared returns c as a shared claim.
+func shared(c backend.Claim) backend.Claim {
+	c.Shared = true
+	return c
+}
+
+// join acquires key shared for ttl.
+func (d *driver) join(key string, ttl time.Duration) backend.Claim {
+	c := shared(d.e.claimOf(key, ttl))
+	d.take(c)
+	return c
+}
+
+// refusesShared returns an error unless d is refused a shared hold of key.
+func (d *driver) refusesShared(key string) error {
+	c := shared(d.e.claimOf(key, d.e.h.Long))
+	_, err := d.acquire(c)
+	if err == nil {
+		d.release(c)
+	}
+	return is("acquire a key shared that another holds", err, backend.ErrHeld)
+}
+
+func sharedTogether(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	cs := []backend.Claim{a.join(key, e.h.Long), a.join(key, e.h.Long), b.join(key, e.h.Long)}
+	for _, c := range cs {
+		b.keep(c)
+	}
+	for _, c := range cs {
+		mustf(a.refused(key), "before the last release of a shared hold")
+		b.give(c)
+	}
+	must(a.granted(key))
+}
+
+func sharedExcludes(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	for _, d := range []*driver{a, b} {
+		r := a.join(key, e.h.Long)
+		mustf(d.refused(key), "a key with a shared hold")
+		a.give(r)
+
+		c := e.claimOf(key, e.h.Long)
+		a.take(c)
+		must(d.refusesShared(key))
+		a.keep(c)
+		a.give(c)
+	}
+}
+
+func sharedError(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	for _, isShared := range []bool{true, false} {
+		c := e.claimOf(key, e.h.Long)
+		c.Shared = isShared
+		a.take(c)
+
+		_, err := b.acquire(e.claimOf(key, e.h.Long))
+		must(is("acquire a key that is held", err, backend.ErrHeld))
+		var held *backend.HeldError
+		require(errors.As(err, &held) || !isShared, "a refusal by a shared hold is %#v, want a HeldError", err)
+		if held != nil {
+			require(held.Shared == isShared, "a refusal has Shared %v, want %v", held.Shared, isShared)
+			require(held.Owner == "" || held.Owner == c.Owner, "a refusal names owner %q, want %q", held.Owner, c.Owner)
+		}
+		a.give(c)
+	}
+}
+
+func sharedWait(e *env) {
+	a, b := e.open(), e.open()
+	for _, ttl := range []time.Duration{e.h.Long, e.term} {
+		key := e.key()
+		one, two := a.join(key, e.h.Long), a.join(key, ttl)
+		w := b.wants(key)
+		e.queued(a, key, 1)
+		a.give(one)
+		if ttl == e.h.Long {
+			w.stillWaits("Wait for a key with a shared hold")
+			a.give(two)
+		}
+		w.granted("Wait for a key that was held shared")
+
+		r := a.want(shared(e.claimOf(key, e.h.Long)))
+		e.queued(a, key, 1)
+		r.stillWaits("shared Wait for a key that is held")
+		b.keep(w.c)
+		b.give(w.c)
+		r.served("shared Wait for a key that was released")
+	}
+}
+
+// stillWaits ends the try if the Wait ends within a moment.
+func (w *wanted) stillWaits(what string) {
+	w.d.e.sleep(w.d.e.term / 8)
+	select {
+	case err := <-w.done:
+		fail("%s: ended with %v", what, err)
+	default:
+	}
+}
+
+func sharedLast(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	one, two := a.join(key, e.h.Long), b.join(key, e.h.Long)
+	a.give(one)
+	mustf(a.refused(key), "after the release of one of two shared holds")
+	b.keep(two)
+	b.give(two)
+	mustf(a.granted(key), "after the release of both shared holds")
+
+	a.give(a.join(key, e.h.Long))
+	b.join(key, e.term)
+	must(a.grantedAtLast(key))
+}
+
+func sharedTerm(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	long := a.join(key, e.h.Long)
+	short := b.join(key, e.term)
+	a.keep(long)
+	a.outlast(e.term)
+	b.lost(short, "a shared hold that has expired beside another")
+	a.keep(long)
+	a.give(long)
+	must(b.grantedAtLast(key))
+}
+
+func sharedShorter(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	long := a.join(key, e.h.Long)
+	short := b.join(key, e.term)
+	b.outlast(e.term)
+	mustf(b.refused(key), "after the end of the shorter of two shared holds")
+	a.keep(long)
+	b.lost(short, "a shorter shared hold that has expired")
+
+	b.join(key, e.term)
+	a.give(long)
+	must(b.grantedAtLast(key))
+}
+
+func sharedForeign(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	one, two := a.join(key, e.h.Long), a.join(key, e.h.Long)
+	a.give(one)
+	b.lost(one, "a shared hold that was released beside another")
+	b.lost(shared(e.claimOf(key, e.h.Long)), "a shared hold that never was")
+	a.keep(two)
+	mustf(b.refused(key), "after a release by a foreign token")
+	a.give(two)
+}
+
+func sharedFence(e *env) {
+	a, b := e.open(), e.open()
+	f := e.fences()
+	for range 3 {
+		w := f.take("not shared", a)
+		a.give(w)
+
+		var readers []backend.Claim
+		for _, d := range []*driver{a, b, a} {
+			c := shared(f.claim(e.h.Long))
+			f.add("shared", d.take(c))
+			g := d.keep(c)
+			require(g.Fence == 0 || g.Fence == f.last, "a renewal returns fence %d of a hold with fence %d", g.Fence, f.last)
+			readers = append(readers, c)
+		}
+		a.give(readers...)
+	}
+}
+
+// readersOf keeps key held shared by two drivers until the try ends or stop is called.
+// Each takes its next hold before it releases the last, if it is granted.
+func (e *env) readersOf(key string) (stop func() error) {
+	ctx, cancel := context.WithCancel(e.ctx)
+	var ends []<-chan error
+	for _, d := range []*driver{e.open(), e.open()} {
+		last := d.join(key, e.h.Long)
+		ends = append(ends, e.begin(func() error {
+			for held := true; ctx.Err() == nil; e.sleep(e.term / 40) {
+				next := shared(e.claimOf(key, e.h.Long))
+				_, err := d.acquire(next)
+				if held {
+					d.give(last)
+				}
+				if held = err == nil; held {
+					last = next
+				} else if !errors.Is(err, backend.ErrHeld) {
+					return err
+				}
+				if ctx.Err() != nil && held {
+					d.give(last)
+				}
+			}
+			return nil
+		}))
+	}
+	return func() error {
+		cancel()
+		var errs []error
+		for _, end := range ends {
+			errs = append(errs, e.arrives("the end of the readers", end))
+		}
+		return errors.Join(errs...)
+	}
+}
+
+func sharedWriter(e *env) {
+	a, key := e.open(), e.key()
+	stop := e.readersOf(key)
+	c := e.claimOf(key, e.h.Long)
+	c.Waiting = true
+	e.until("acquire with Waiting while readers keep coming", func() bool {
+		c.Token = e.claimOf(key, e.h.Long).Token
+		_, err := a.acquire(c)
+		if !errors.Is(err, backend.ErrHeld) {
+			must(err)
+		}
+		return err == nil
+	})
+	a.keep(c)
+	a.give(c)
+	must(stop())
+}
+
+func sharedWriterWaits(e *env) {
+	a, key := e.open(), e.key()
+	stop := e.readersOf(key)
+	a.wants(key).served("Wait while readers keep coming")
+	must(stop())
+}
+
+// sharedWriterGone has a reader that stays, so that no grant ends what the writer left.
+func sharedWriterGone(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	a.join(key, e.h.Long)
+	again := func(after string) {
+		e.until("a shared grant after "+after, func() bool {
+			c := shared(e.claimOf(key, e.h.Long))
+			_, err := b.acquire(c)
+			if errors.Is(err, backend.ErrHeld) {
+				return false
+			}
+			must(err)
+			b.give(c)
+			return true
+		})
+	}
+
+	if !e.traits.Ordered {
+		c := e.claimOf(key, e.h.Long)
+		c.Waiting = true
+		must(is("acquire a key with a shared hold", errOf(b.acquire(c)), backend.ErrHeld))
+		again("a caller with Waiting died")
+	}
+	if e.waiter {
+		w := b.wants(key)
+		e.queued(a, key, 1)
+		w.abandon(w.cancel())
+		again("a Wait was cancelled")
+	}
+}
+
+func sharedInspect(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	cs := []backend.Claim{a.join(key, e.h.Long), b.join(key, e.h.Long/2), a.join(key, e.h.Long/2)}
+	for len(cs) > 0 {
+		s := b.inspect(key)
+		var want []string
+		for _, c := range cs {
+			want = append(want, c.Owner)
+		}
+		slices.Sort(want)
+		got := slices.Sorted(slices.Values(s.Shared))
+		require(s.Held && slices.Equal(got, want), "inspect a key with shared holds of %q: %+v", want, s)
+		require(s.Owner == "" && s.Since.IsZero(), "inspect a key with shared holds: owner %q, since %v", s.Owner, s.Since)
+
+		// The longest is the last to be released.
+		require(s.TTL > e.h.Long/2+time.Second && s.TTL <= e.h.Long+time.Second,
+			"inspect a key with shared holds: %v left, want the longest term, which began with %v", s.TTL, e.h.Long)
+		last := len(cs) - 1
+		a.give(cs[last])
+		cs = cs[:last]
+	}
+
+	s := b.inspect(key)
+	require(!s.Held && len(s.Shared) == 0, "inspect a key whose shared holds were released: %+v", s)
+}
+
+func sharedBreak(e *env) {
+	a, b, key := e.open(), e.open(), e.key()
+	cs := []backend.Claim{a.join(key, e.h.Long), a.join(key, e.h.Long)}
+	b.breakKey(key)
+	for _, c := range cs {
+		a.lost(c, "a shared hold that was broken")
+	}
+	must(b.granted(key))
+}
+
+func sharedUnclaimed(e *env) {
+	a, b := e.open(), e.open()
+	c := shared(e.claim(e.h.Long))
+	a.take(c)
+	mustf(b.refusesShared(c.Key), "a driver without Shared")
+	must(b.refused(c.Key))
+	a.keep(c)
+	a.give(c)
+
+	for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){e.newClient().TryLock, e.newClient().Lock} {
+		err := e.within("a Lock WithShared", func() error { return errOf(lock(e.ctx, e.key(), hasp.WithShared())) })
+		must(is("a Lock WithShared over a driver without Shared", err, errors.ErrUnsupported))
+	}
+}
+
+func lockShared(e *env) {
+	a, b, key := e.newClient(), e.newClient(), e.key()
+	for _, waits := range []bool{false, true} {
+		var leases []*hasp.Lease
+		for _, c := range []*hasp.Client{a, a, b} {
+			leases = append(leases, e.lock(c, key, hasp.WithShared()))
+		}
+		for i, lease := range leases {
+			for _, c := range []*hasp.Client{a, b} {
+				must(is("TryLock of a key with shared leases", errOf(c.TryLock(e.ctx, key)), hasp.ErrHeld))
+			}
+			if waits && i == len(leases)-1 {
+				done := e.locks(a, key)
+				e.sleep(e.term / 8)
+				must(lease.Unlock(e.ctx))
+				must(e.arrives("Lock of a key whose last shared lease was unlocked", done))
+				continue
+			}
+			must(lease.Unlock(e.ctx))
+		}
+
+		lease := e.lock(b, key)
+		for _, c := range []*hasp.Client{a, b} {
+			must(is("TryLock WithShared of a held key", errOf(c.TryLock(e.ctx, key, hasp.WithShared())), hasp.ErrHeld))
+		}
+		done := e.begin(func() error {
+			l, err := a.Lock(e.ctx, key, hasp.WithShared())
+			if err != nil {
+				return err
+			}
+			return l.Unlock(e.ctx)
+		})
+		must(lease.Unlock(e.ctx))
+		must(e.arrives("Lock WithShared of a key that was unlocked", done))
+	}
+}
+
+// sharedLeasesOf keeps key locked shared by each Client until stop is called or the try
+// ends. Each locks again before it unlocks, unless it would have to wait.
+func (e *env) sharedLeasesOf(key string, clients ...*hasp.Client) (stop func() error) {
+	ctx, cancel := context.WithCancel(e.ctx)
+	var ends []<-chan error
+	for _, c := range clients {
+		last := e.lock(c, key, hasp.WithShared())
+		ends = append(ends, e.begin(func() error {
+			for ctx.Err() == nil {
+				e.sleep(e.term / 40)
+				next, err := c.TryLock(e.ctx, key, hasp.WithShared())
+				must(last.Unlock(e.ctx))
+				if errors.Is(err, hasp.ErrHeld) {
+					next, err = c.Lock(e.ctx, key, hasp.WithShared())
+				}
+				must(err)
+				last = next
+			}
+			return last.Unlock(e.ctx)
+		}))
+	}
+	return func() error {
+		cancel()
+		var errs []error
+		for _, end := range ends {
+			errs = append(errs, e.arrives("the end of the shared leases", end))
+		}
+		return errors.Join(errs...)
+	}
+}
+
+func lockSharedWriter(e *env) {
+	a, b, key := e.newClient(), e.newClient(), e.key()
+	stop := e.sharedLeasesOf(key, a, a, b, b)
+	for range 3 {
+		must(e.arrives("Lock while shared leases keep coming", e.locks(a, key)))
+	}
+	must(stop())
+}
+
+func lockSharedWriterGone(e *env) {
+	a, b, key := e.newClient(), e.newClient(), e.key()
+	lease := e.lock(a, key, hasp.WithShared())
+	for _, c := range []*hasp.Client{a, b} {
+		must(is("Lock of a key with a shared lease", errOf(c.Lock(e.timeout(e.term/2), key)), context.DeadlineExceeded))
+		e.retry("TryLock WithShared after a Lock has given up", func() error {
+			l, err := b.TryLock(e.ctx, key, hasp.WithShared())
+			if err != nil {
+				return err
+			}
+			return l.Unlock(e.ctx)
+		})
+	}
+	must(lease.Unlock(e.ctx))
+}
+
+func reentryShared(e *env) {
+	c, t := e.tapped(hasp.Options{})
+	b, key := e.open(), e.key()
+	for _, opts := range [][]hasp.Option{nil, {hasp.WithShared()}} {
+		outer := e.lock(c, key, opts...)
+		asked := t.asked()
+		inner, err := c.Lock(outer.Context(), key, hasp.WithShared())
+		mustf(err, "lock WithShared with the lease's context")
+		if opts != nil {
+			for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
+				err := e.within("an exclusive Lock", func() error { return errOf(lock(inner.Context(), key)) })
+				must(is("an exclusive Lock with the context of a shared lease", err, hasp.ErrInvalid))
+			}
+		}
+		n := t.asked() - asked
+		require(n == 0, "re-entry asked the store %d times", n)
+
+		must(outer.Unlock(e.ctx))
+		mustf(b.refused(key), "after one of two Unlocks")
+		must(inner.Unlock(e.ctx))
+		must(b.granted(key))
+	}
+}

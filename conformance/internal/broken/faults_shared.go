@@ -1,0 +1,182 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+var sharedFaults = []Fault{
+	{Name: "shared claims exclude one another", Clause: "shared-together", kind: waits,
+		spoil: spoils(onAcquire.asks(exclusively), onRenew.asks(exclusively), onRelease.asks(exclusively))},
+	{Name: "a reader is granted without being recorded", Clause: "shared-excludes", kind: waits,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			fence, err := d.acquireIn(s, c, now)
+			if r := s.keys[c.Key]; err == nil && c.Shared && len(r.readers) == 1 {
+				s.quit(c, now)
+			}
+			return fence, err
+		})},
+	{Name: "a reader joins a hold that is not shared", Clause: "shared-excludes", kind: waits,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
+			if !c.Shared {
+				return d.acquireIn(s, c, now)
+			}
+			s.with(c.Key, now, func(r *record) { fence = s.give(r, c, now) })
+			return fence, nil
+		})},
+	{Name: "a refusal by readers does not say that they are", Clause: "shared-error", kind: waits,
+		spoil: onAcquire.fails(func(err error) error {
+			var held *backend.HeldError
+			if errors.As(err, &held) {
+				return &backend.HeldError{RetryAfter: held.RetryAfter, Owner: held.Owner}
+			}
+			return err
+		})},
+	{Name: "a writer waits for the end of the reader that refused it, not of the last", Clause: "shared-wait", kind: waits,
+		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
+			return d.at(ctx, func(s *store, now time.Time) {
+				s.with(c.Key, now, func(r *record) {
+					if !c.Shared && len(r.readers) > 1 {
+						r.readers = r.readers[:1]
+					}
+				})
+			})
+		})},
+	{Name: "a Wait that is not shared joins readers", Clause: "shared-wait", kind: waits,
+		spoil: onWait.by(joins(false))},
+	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
+		spoil: onWait.by(joins(true))},
+	{Name: "the release of one reader frees the key", Clause: "shared-last", kind: waits,
+		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			_, err := d.releaseIn(s, c, now)
+			if err == nil && c.Shared {
+				s.with(c.Key, now, func(r *record) { r.readers = nil })
+			}
+			return 0, err
+		})},
+	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-shorter", kind: waits,
+		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			r := s.get(c.Key, now)
+			last := r.lastReader()
+			_, err := d.releaseIn(s, c, now)
+			if err == nil && c.Shared && len(r.readers) > 0 {
+				r.readers[0].until = last
+			}
+			return 0, err
+		})},
+	{Name: "a renewal prolongs all readers", Clause: "shared-term", kind: waits,
+		spoil: onRenew.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			_, err := d.renewIn(s, c, now)
+			if err == nil && c.Shared {
+				r := s.get(c.Key, now)
+				for i := range r.readers {
+					r.readers[i].until = r.lastReader()
+				}
+			}
+			return 0, err
+		})},
+	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-shorter", kind: waits,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			fence, err := d.acquireIn(s, c, now)
+			if err == nil && c.Shared {
+				r := s.get(c.Key, now)
+				for i, h := range r.readers {
+					if end := now.Add(c.TTL); end.Before(h.until) {
+						r.readers[i].until = end
+					}
+				}
+			}
+			return fence, err
+		})},
+	{Name: "any token renews and releases a shared hold", Clause: "shared-foreign", kind: waits,
+		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return c.Shared || token == c.Token })},
+	{Name: "a reader gets the fence of the writer before it", Clause: "shared-fence", kind: waits,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			last := s.fences[c.Key]
+			fence, err := d.acquireIn(s, c, now)
+			if err == nil && c.Shared && c.Fenced && last > 0 {
+				s.fences[c.Key], fence = last, last
+			}
+			return fence, err
+		})},
+	{Name: "a writer that asks again is not served while readers come", Clause: "shared-writer", kind: polls,
+		spoil: func(d *driver) {
+			sharesToo(d)
+			onAcquire.asks(func(c *backend.Claim) { c.Waiting = false })(d)
+		}},
+	{Name: "a writer that waits is not served while readers come", Clause: "shared-writer-waits", kind: waits,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			s.with(c.Key, now, func(r *record) { r.writer = place{} })
+			return d.acquireIn(s, c, now)
+		})},
+	{Name: "a writer that died keeps readers out", Clause: "shared-writer-gone", kind: waits,
+		spoil: changes(func(s *store) { s.stay = time.Hour })},
+	{Name: "Inspect does not list the readers", Clause: "shared-inspect", kind: waits,
+		spoil: inspects(func(st *backend.Status) { st.Shared = nil })},
+	{Name: "Inspect shows one reader as the owner", Clause: "shared-inspect", kind: waits,
+		spoil: inspects(func(st *backend.Status) {
+			if len(st.Shared) > 0 {
+				st.Owner = st.Shared[0]
+			}
+		})},
+	{Name: "Break ends one shared hold", Clause: "shared-break", kind: waits,
+		spoil: onBreak.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			c.Shared = len(s.get(c.Key, now).readers) > 0
+			s.release(c, anyToken, now)
+			return 0, nil
+		})},
+	{Name: "a writer checks for readers in one command and locks in another", Clause: "history-shared", kind: waits, cost: twice,
+		spoil: onAcquire.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+			if c.Shared {
+				return next(ctx, c)
+			}
+			var refusal error
+			err := d.at(ctx, func(s *store, now time.Time) {
+				s.with(c.Key, now, func(r *record) {
+					if !r.free(c) {
+						refusal = r.refusal(now)
+					}
+				})
+			})
+			if err = errors.Join(err, refusal); err != nil {
+				return backend.Grant{}, err
+			}
+			return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
+				err = &backend.HeldError{}
+				s.with(c.Key, now, func(r *record) {
+					if r.token == "" {
+						fence, err = s.give(r, c, now), nil
+					}
+				})
+				return fence, err
+			})
+		})},
+	{Name: "a shared claim does not see a hold of another strategy", Clause: "others-shared", kind: waits,
+		spoil: onAcquire.first(func(ctx context.Context, d *driver, c backend.Claim) error {
+			if c.Shared {
+				return overlook(ctx, d, c)
+			}
+			return nil
+		})},
+	{Name: "shared claims are obeyed, but Shared is not claimed", Clause: "shared-unclaimed", kind: waits,
+		spoil: claims(func(t *backend.Traits) { t.Shared = false })},
+}
+
+// joins is a Wait that gets the key at once if its claim is shared, or if it is not.
+func joins(shared bool) func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+	return func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+		if c.Shared != shared {
+			return next(ctx, c)
+		}
+		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
+			s.with(c.Key, now, func(r *record) { fence = s.give(r, c, now) })
+			return fence, nil
+		})
+	}
+}
+
+// exclusively makes a claim ask for a hold that is not shared.
+func exclusively(c *backend.Claim) { c.Shared = false }
