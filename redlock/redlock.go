@@ -140,6 +140,7 @@ type Driver struct {
 	allowUnsafe bool
 
 	longestTTL atomic.Int64  // the longest term of any caller in ms, as far as the marks name it
+	met        atomic.Bool   // meet has asked the nodes
 	splits     atomic.Int64  // attempts that were refused with some votes of yes
 	markTurn   chan struct{} // holds a value while a caller marks a new set
 
@@ -264,9 +265,9 @@ func checkNodes(names []string, allowUnsafe bool) error {
 }
 
 // Traits describes the driver: it excludes all callers that use the same nodes, it
-// gives fences, obeys KeepUntil, and its calls end with their contexts.
+// gives fences, obeys KeepUntil and Shared, and its calls end with their contexts.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // quorum is the smallest majority of the nodes.
@@ -293,7 +294,12 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	// Rivals that ask one node first do not split the votes.
 	lead := noLead
-	if d.rivalled(c.Key) {
+	if c.Shared {
+		// Ask first in any case: only the lead knows whether a writer waits. Other readers
+		// refuse nobody, so this driver may not have met any refusal.
+		d.meet(ctx, c)
+		lead = d.leader(c.Key)
+	} else if d.rivalled(c.Key) {
 		lead = d.leader(c.Key)
 	}
 
@@ -315,7 +321,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		switch err := s.outage(ctx); {
 		case err != nil && lead != noLead:
 			return backend.Grant{}, err // only the lead has refused, not a quorum
-		case s.holder != nil, !s.unheld(), round == maxRounds:
+		case s.blocked(), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
 		case p.answer.Load() == behind && !p.spare.Load():
 			// Others have waited for the key, and one of them takes it next.

@@ -14,6 +14,7 @@ import (
 
 // renewal is the renewal of one hold.
 type renewal struct {
+	i      int // in the claims of Renew
 	c      backend.Claim
 	a      *attempt // that took the hold; nil if the driver does not know of it
 	ballot *ballot
@@ -35,37 +36,43 @@ type serverTime struct {
 // renewed if a quorum still had it. The nodes without the hold get it afterwards,
 // and count from the next renewal on.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	var renewals []*renewal
-	var claims []int // the index in cs of each renewal
+	var alone, shared []*renewal // they need different scripts
 	for i, c := range cs {
 		r, err := d.newRenewal(c)
 		if err != nil {
 			done(i, backend.Grant{}, err)
 			continue
 		}
-		renewals, claims = append(renewals, r), append(claims, i)
-	}
-	if len(renewals) == 0 {
-		return
-	}
-
-	decided := make(chan int, len(renewals)) // each renewal is decided once
-	for _, n := range d.nodes {
-		// If Close has begun, done is not called, and the outcome of these claims
-		// is unknown.
-		if !d.spawn(func() { n.renew(renewals, decided) }) {
-			return
+		r.i = i
+		if c.Shared {
+			shared = append(shared, r)
+		} else {
+			alone = append(alone, r)
 		}
 	}
 
-	for range renewals {
+	decided := make(chan *renewal, len(alone)+len(shared)) // each renewal is decided once
+	for _, renewals := range [][]*renewal{alone, shared} {
+		if len(renewals) == 0 {
+			continue
+		}
+		for _, n := range d.nodes {
+			// If Close has begun, done is not called, and the outcome of these claims
+			// is unknown.
+			if !d.spawn(func() { n.renew(renewals, decided) }) {
+				return
+			}
+		}
+	}
+
+	for range cap(decided) {
 		select {
-		case j := <-decided:
-			done(claims[j], backend.Grant{}, renewals[j].ballot.err())
+		case r := <-decided:
+			done(r.i, backend.Grant{}, r.ballot.err())
 		case <-ctx.Done():
 			// A quorum after this moment must not repair the hold: the lease may have
 			// ended, and another caller may have the key.
-			for _, r := range renewals {
+			for _, r := range slices.Concat(alone, shared) {
 				r.ballot.decide(abandoned)
 			}
 			return
@@ -100,9 +107,9 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 	return r, nil
 }
 
-// renew renews holds on one node. It continues when Renew has returned: a late
+// renew renews holds on one node: all of them are shared, or none. It continues when Renew has returned: a late
 // answer shows that the node needs a repair.
-func (n *node) renew(renewals []*renewal, decided chan<- int) {
+func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	timeout := renewals[0].c.Timeout
 	// The context of Renew does not end the call, because a late answer counts for the
 	// repair.
@@ -115,7 +122,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 		r := renewals[j]
 		verdict, now := r.ballot.cast(n.i, v, err)
 		if now {
-			decided <- j // never blocks
+			decided <- r // never blocks
 		}
 		// A vote of no before the verdict is repaired by the vote that decides, and a
 		// later one by itself.
@@ -124,7 +131,11 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 		}
 	}
 
-	n.store.RunEach(ctx, renewScript, n.renewCalls(renewals), func(j int, reply any, err error) {
+	script := renewScript
+	if renewals[0].c.Shared {
+		script = renewSharedScript
+	}
+	n.store.RunEach(ctx, script, n.renewCalls(renewals), func(j int, reply any, err error) {
 		v, err := n.renewed(renewals[j], reply, err)
 		cast(j, v, err)
 	})
@@ -169,6 +180,9 @@ func (n *node) renewCalls(renewals []*renewal) []redisstore.Call {
 		calls[j] = redisstore.Call{
 			Keys: []string{redisstore.LockKey(r.c.Key), markKey, redisstore.DerivedKey("fence", r.c.Key)},
 			Args: []any{prefix, redisstore.Millis(r.c.TTL), fence, redisstore.Millis(n.d.fenceTTL)},
+		}
+		if r.c.Shared {
+			calls[j].Args = append(calls[j].Args, r.c.Owner)
 		}
 	}
 	return calls
@@ -253,7 +267,11 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 		defer close(ended)
 		ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
 		defer cancel()
-		_, err := n.store.Run(ctx, repairScript, redisstore.Call{
+		script := repairScript
+		if r.c.Shared {
+			script = repairSharedScript
+		}
+		_, err := n.store.Run(ctx, script, redisstore.Call{
 			Keys: []string{a.lockKey},
 			Args: []any{a.record, at.millis + left.Milliseconds()},
 		})

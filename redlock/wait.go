@@ -35,6 +35,7 @@ type waiting struct {
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
 	left   *atomic.Bool       // set when the waiter leaves the queue that it stands in
+	keeps  bool               // readers have refused this writer, so it leaves the queue at its end
 	answer int32              // of the lead to the last attempt
 	vain   int                // looks without success since the waiter was last woken
 	older  bool               // the waiter also listens to the channel of older versions
@@ -62,8 +63,13 @@ type waiting struct {
 // An attempt asks the lead first, and the others if the lead votes yes or does not answer
 // in time. Waiters usually agree on the lead, so they do not split the vote.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	reads := "~"
+	if c.Shared {
+		reads = "~r~" // turns.lua knows readers by it
+		d.meet(ctx, c)
+	}
 	life, cancel := context.WithCancel(context.Background())
-	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: d.id + "~" + crand.Text(), began: time.Now(), queue: noLead}
+	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: d.id + reads + crand.Text(), began: time.Now(), queue: noLead}
 	// At the end, cancel runs first: it ends a subscription under way.
 	defer w.stand(life, noLead)
 	defer cancel()
@@ -110,7 +116,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		s := w.d.survey(ctx, w.c, lead)
 		strayed := w.strayed(lead, s)
 		switch {
-		case s.hasQuorum() && s.free < w.d.quorum():
+		case s.hasQuorum() && s.open() < w.d.quorum():
 			w.d.refused(w.c.Key)
 			err = s.heldError()
 			if w.lacksHolder(lead, s) {
@@ -193,7 +199,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		// A vote in flight may still make a place. It reads left when it ends, so set left
 		// before the place is removed.
 		w.left.Store(true)
-		if w.answer != leadYes {
+		if w.answer != leadYes || w.keeps {
 			w.d.leave(was, w.c, w.waiter)
 		}
 	}
@@ -263,8 +269,9 @@ func (w *waiting) listen(n *node, channel string) {
 // leadTimeout or longer, and that no quorum can have. Then it makes the next node lead. A
 // newer record usually belongs to a rival that is about to ask the other nodes.
 func (w *waiting) strayed(lead int, s survey) bool {
-	record, most := s.record(lead)
-	if record != w.stray {
+	record, most := s.record(lead, w.stray)
+	if record != w.stray || most >= w.d.quorum() {
+		// Readers come and go, so count only the time without a quorum.
 		w.stray, w.since = record, time.Now()
 	}
 
@@ -280,12 +287,16 @@ func (w *waiting) strayed(lead int, s survey) bool {
 // have written its record there after the lead answered.
 func (w *waiting) lacksHolder(lead int, s survey) bool {
 	f, ok := s.answer(lead)
-	if s.holder == nil || w.answer != leadYes || !ok || f.err != nil || f.Record() == s.holder.Record() {
+	if s.holder == nil || w.answer != leadYes || !ok || f.err != nil || has(f.Found, s.holder) {
 		w.lacked = ""
 		return false
 	}
-	if w.lacked != s.holder.Record() {
-		w.lacked, w.lackedSince = s.holder.Record(), time.Now()
+	record := s.holder.Record()
+	if len(s.holder.Members()) > 0 {
+		record = "shared" // readers come and go
+	}
+	if w.lacked != record {
+		w.lacked, w.lackedSince = record, time.Now()
 	}
 	return time.Since(w.lackedSince) >= leadTimeout
 }
@@ -294,7 +305,10 @@ func (w *waiting) lacksHolder(lead int, s survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	p := &place{waiter: w.waiter, since: w.began, left: w.left}
+	// If other nodes refuse a writer, for releases that have not arrived, new readers could
+	// pass the lead before the writer looks again. So its place stays.
+	w.keeps = w.keeps || !w.c.Shared && w.held != nil && w.held.Shared
+	p := &place{waiter: w.waiter, since: w.began, keeps: w.keeps, left: w.left}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
 	w.answer = p.answer.Load()
 	return g, err

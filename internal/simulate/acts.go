@@ -17,6 +17,8 @@ func (a *caller) lock() {
 	key := a.key()
 	if a.chance(5) {
 		a.keep(&b)
+	} else {
+		a.share(&b)
 	}
 	start := a.start(key)
 	lock := a.c.Lock
@@ -48,7 +50,7 @@ func (a *caller) lock() {
 // hold is what a holder does. It returns the lease and those that were taken under
 // it, and what ends their contexts.
 func (a *caller) hold(b *bounds, l *hasp.Lease, since time.Time) (leases []*hasp.Lease, cancel func()) {
-	group := a.w.book.took(l, 0, since)
+	n := a.w.book.take(l, 0, group{since, b.shared})
 	if b.minHold > 0 {
 		a.w.book.keep(l, since, b.grant, b.minHold)
 	}
@@ -57,12 +59,7 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, since time.Time) (leases []*hasp
 	for range a.r.IntN(6) {
 		switch a.r.IntN(7) {
 		case 0: // re-entry
-			began := time.Now()
-			x, err := a.c.Lock(l.Context(), l.Key(), hasp.WithTTL(a.term(400*time.Millisecond)))
-			if err == nil && l.Err() == nil {
-				a.w.book.took(x, group, began)
-			}
-			if err == nil {
+			if x := a.reenter(l, n, b.shared); x != nil {
 				leases = append(leases, x)
 			}
 		case 1:
@@ -86,6 +83,25 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, since time.Time) (leases []*hasp
 		}
 	}
 	return leases, cancel
+}
+
+// reenter re-enters the hold of group n, of which l is a lease. An exclusive Lock in the
+// context of a shared lease must fail.
+func (a *caller) reenter(l *hasp.Lease, n int, shared bool) *hasp.Lease {
+	opts := []hasp.Option{hasp.WithTTL(a.term(400 * time.Millisecond))}
+	invalid := shared && a.chance(2)
+	if a.c.shares && !invalid && (shared || a.chance(2)) {
+		opts = append(opts, hasp.WithShared())
+	}
+	began := time.Now()
+	x, err := a.c.Lock(l.Context(), l.Key(), opts...)
+	if invalid && !errors.Is(err, hasp.ErrInvalid) && l.Context().Err() == nil {
+		a.w.book.errorf("an exclusive Lock under a shared lease: %v", err)
+	}
+	if err == nil && l.Err() == nil {
+		a.w.book.took(x, n, began)
+	}
+	return x
 }
 
 // under locks a key under a lease of, often, another key. Its context ends when
@@ -144,6 +160,9 @@ func (a *caller) slot() {
 		lock = a.c.TryLock
 	}
 	l, err := lock(b.ctx, slotted, opts...)
+	if b.within {
+		b.end = b.end.Add(a.c.patience()) // the last attempt is at two slots
+	}
 	if !a.took("lock of a slot", b, start, err) {
 		return
 	}
@@ -151,12 +170,12 @@ func (a *caller) slot() {
 		a.w.book.errorf("slot %d of %d", l.Slot(), slots)
 	}
 
-	group := a.w.book.took(l, 0, start.at)
+	n := a.w.book.took(l, 0, start.at)
 	if a.chance(3) {
 		began := time.Now()
 		if x, err := a.c.Lock(l.Context(), slotted, opts...); err == nil {
 			if l.Err() == nil {
-				a.w.book.took(x, group, began)
+				a.w.book.took(x, n, began)
 			}
 			defer a.unlock(b.ctx, x)
 		}
@@ -172,6 +191,7 @@ func (a *caller) slot() {
 func (a *caller) all() {
 	b := a.bounds()
 	defer b.cancel()
+	a.share(&b)
 	keys := []string{a.key(), a.key(), a.key()}
 	start := a.start(keys...)
 	ls, err := hasp.LockAll(b.ctx, a.c, keys, b.opts...)
@@ -186,7 +206,7 @@ func (a *caller) all() {
 		return
 	}
 	for _, l := range ls.All() {
-		a.w.book.took(l, 0, start.at)
+		a.w.book.take(l, 0, group{start.at, b.shared})
 	}
 	a.nap(100 * time.Millisecond)
 	_ = ls.Unlock(b.ctx)
@@ -196,11 +216,12 @@ func (a *caller) all() {
 func (a *caller) do() {
 	b := a.bounds()
 	defer b.cancel()
+	a.share(&b)
 	entered, began := false, time.Now()
 	defer func() { _ = recover() }()
 	err := hasp.Do(b.ctx, a.c, a.key(), func(ctx context.Context, l *hasp.Lease) error {
 		entered = true
-		a.w.book.took(l, 0, began)
+		a.w.book.take(l, 0, group{began, b.shared})
 		a.nap(200 * time.Millisecond)
 		switch a.r.IntN(5) {
 		case 0:
@@ -226,7 +247,7 @@ func (a *caller) nested() {
 	var leases []*hasp.Lease
 	var asked atomic.Int64
 	var ctx context.Context = counted{base, &asked}
-	group, key := 0, a.key()
+	n, key := 0, a.key()
 	for range 2 + a.r.IntN(9) { // if each context asked the next one twice, one more would double the cost
 		began := time.Now()
 		l, err := a.c.Lock(ctx, key)
@@ -234,7 +255,7 @@ func (a *caller) nested() {
 			break
 		}
 		if len(leases) == 0 || leases[0].Err() == nil {
-			group = a.w.book.took(l, group, began)
+			n = a.w.book.took(l, n, began)
 		}
 		leases = append(leases, l)
 		ctx = counted{l.Context(), &asked}
@@ -342,9 +363,10 @@ func (a *caller) short() {
 	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
 	b := p.bounds()
 	defer b.cancel()
+	p.share(&b)
 	began := time.Now()
 	if l, err := p.c.Lock(b.ctx, a.key(), b.opts...); err == nil {
-		a.w.book.took(l, 0, began)
+		a.w.book.take(l, 0, group{began, b.shared})
 		a.nap(20 * time.Millisecond)
 		_ = l.Unlock(b.ctx)
 	}

@@ -16,6 +16,7 @@ import (
 type book struct {
 	t    *testing.T
 	seed string
+	same bool // two shared holds may have the same fence
 
 	mu      sync.Mutex // guards all below
 	keys    map[string]*page
@@ -27,10 +28,12 @@ type book struct {
 
 // page is what is known of one key.
 type page struct {
-	began  []time.Time       // of each group: when the Lock of its first lease began
+	groups []group           // group n is groups[n-1]
 	live   []entry           // leases that were trusted at the last check
 	fence  uint64            // the largest granted
 	fenced time.Time         // when that fence was noted
+	alone  uint64            // the largest granted to an exclusive hold
+	drawn  map[uint64]bool   // all that were granted
 	broke  time.Time         // a Break may have ended what was granted before
 	users  map[string]*usage // by the Client's name
 
@@ -38,12 +41,17 @@ type page struct {
 	keptSince time.Time // when the Lock with that min hold began
 }
 
-// entry is one lease. Leases of one group share a hold, by re-entry. The store
-// granted that hold after since.
+// group is the leases of one hold, by re-entry. The store granted the hold after since.
+type group struct {
+	since  time.Time
+	shared bool // WithShared
+}
+
+// entry is one lease, and the number of its group.
 type entry struct {
 	lease *hasp.Lease
-	group int
-	since time.Time
+	n     int
+	group
 }
 
 // usage is what is known of one key and one Client.
@@ -114,10 +122,15 @@ func (b *book) has(client string, l *hasp.Lease) {
 	u.leases = append(u.leases, l)
 }
 
-// took notes a lease that a caller got by a Lock that began at since. A group of 0
-// is a new hold; otherwise the lease re-entered the hold of that group. took
-// returns the group.
-func (b *book) took(l *hasp.Lease, group int, since time.Time) int {
+// took notes a lease that a caller got by a Lock that began at since. If n is 0, it has a
+// new hold; otherwise the lease re-entered the hold of group n. took returns the number
+// of the group.
+func (b *book) took(l *hasp.Lease, n int, since time.Time) int {
+	return b.take(l, n, group{since: since})
+}
+
+// take is took for a hold that may be shared.
+func (b *book) take(l *hasp.Lease, n int, g group) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	key := l.Key()
@@ -125,35 +138,50 @@ func (b *book) took(l *hasp.Lease, group int, since time.Time) int {
 		key = fmt.Sprintf("%s#%d", key, l.Slot())
 	}
 	p := entryOf(b.keys, key)
-	if group == 0 {
+	if n == 0 {
 		b.granted++
-		p.began = append(p.began, since)
-		group = len(p.began)
-		b.checkFenceLocked(p, l, since)
+		p.groups = append(p.groups, g)
+		n = len(p.groups)
+		b.checkFenceLocked(p, l, g)
 		b.checkKeptLocked(p, l)
 	}
 	if l.Err() == nil {
-		p.live = append(p.live, entry{l, group, p.began[group-1]})
+		p.live = append(p.live, entry{l, n, p.groups[n-1]})
 	}
 	b.checkLocked(key, p)
-	return group
+	return n
 }
 
-// checkFenceLocked reports a fence that does not grow.
-func (b *book) checkFenceLocked(p *page, l *hasp.Lease, since time.Time) {
+// checkFenceLocked reports a fence that does not grow, or that two holds have.
+func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	fence := l.Fence()
 	if fence == 0 {
 		return
 	}
 	// A grant may be in flight while the store loses its data. Its hold may also be
 	// broken, and the next holder may be noted first.
-	late := since.Before(b.forgot) || since.Before(p.broke) && !since.After(p.fenced)
-	if fence <= p.fence && !late {
-		b.errorf("key %s: fence %d after %d", l.Key(), fence, p.fence)
+	late := g.since.Before(b.forgot) || g.since.Before(p.broke) && !g.since.After(p.fenced)
+	before := p.fence
+	if g.shared && !g.since.After(p.fenced) {
+		before = p.alone // two shared holds that were asked for at once may be noted in either order
 	}
+	if fence <= before && !late {
+		b.errorf("key %s: fence %d after %d (shared: %v)", l.Key(), fence, before, g.shared)
+	}
+	if p.drawn[fence] && !late && !(g.shared && b.same) {
+		b.errorf("key %s: two holds have fence %d", l.Key(), fence)
+	}
+
 	if fence > p.fence {
 		p.fence, p.fenced = fence, time.Now()
 	}
+	if !g.shared {
+		p.alone = max(p.alone, fence)
+	}
+	if p.drawn == nil {
+		p.drawn = map[uint64]bool{}
+	}
+	p.drawn[fence] = true
 }
 
 // grant is when a call got its hold. The caller gets the lease later, if the release of the
@@ -204,7 +232,7 @@ func (b *book) checkAll() {
 	}
 }
 
-// checkLocked reports two holds of one key that are both trusted.
+// checkLocked reports two holds of one key that are both trusted, unless both are shared.
 func (b *book) checkLocked(key string, p *page) {
 	if !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond {
 		return // a Client notices a suspend up to a millisecond later
@@ -217,8 +245,9 @@ func (b *book) checkLocked(key string, p *page) {
 			continue
 		}
 		for _, o := range kept {
-			if o.group != e.group && known(o) && known(e) {
-				b.errorf("key %s: two holders, since %v and %v", key, o.since.Format("05.000"), e.since.Format("05.000"))
+			if o.n != e.n && !(o.shared && e.shared) && known(o) && known(e) {
+				b.errorf("key %s: two holders, since %v (shared: %v) and %v (shared: %v)", key,
+					o.since.Format("05.000"), o.shared, e.since.Format("05.000"), e.shared)
 			}
 		}
 		kept = append(kept, e)

@@ -23,7 +23,7 @@ type model struct {
 
 func newModel(r *rand.Rand, waits bool) store {
 	m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
-	m.traits = backend.Traits{Fenced: true, Keeps: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
+	m.traits = backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
 	return m
 }
 

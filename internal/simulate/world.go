@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -66,6 +67,7 @@ func simulate(t *testing.T, kind string, seed uint64) (granted int) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		w := &world{t: t, kind: kind, seed: seed, r: r, quiet: map[*client][]span{}}
 		w.book = newBook(t, name)
+		w.book.same = strings.HasPrefix(kind, "redlock")
 		w.store = kinds[kind](t, r)
 		if kind == "leader" {
 			w.lead()
@@ -109,6 +111,8 @@ func (w *world) live() {
 	// Short terms end meanwhile. Leases with long terms were unlocked or lost. Their
 	// Clients are open, and this time is enough to remove what is left of them.
 	time.Sleep(settled)
+	w.overtake(stay)
+	time.Sleep(settled)
 	for _, l := range w.store.left() {
 		w.book.errorf("left: %s", l)
 	}
@@ -144,20 +148,10 @@ func (w *world) programs() {
 	if !ok {
 		return // a link of the model may lose the release
 	}
-	// A server that was restarted votes only after a while.
 	first := w.client(w.r)
-	err := errors.New("not asked")
-	for range 10 + int(w.store.longest().Seconds()) {
-		var l *hasp.Lease
-		if l, err = first.Lock(context.Background(), key(0)); err == nil {
-			_ = l.Unlock(context.Background())
-			break
-		}
-		time.Sleep(time.Second)
-	}
+	well := w.well(first)
 	w.close(first)
-	if err != nil {
-		w.book.errorf("Lock without a fault: %v", err)
+	if !well {
 		return
 	}
 
@@ -180,6 +174,72 @@ func (w *world) programs() {
 			w.book.errorf("left at Close, after an Unlock that returned %v: %s", err, rest)
 		}
 	}
+}
+
+// well reports whether c can lock a key, without a fault. A server that was restarted
+// votes only after a while.
+func (w *world) well(c *client) bool {
+	err := errors.New("not asked")
+	for range 10 + int(w.store.longest().Seconds()) {
+		var l *hasp.Lease
+		if l, err = c.Lock(context.Background(), key(0)); err == nil {
+			_ = l.Unlock(context.Background())
+			return true
+		}
+		time.Sleep(time.Second)
+	}
+	w.book.errorf("Lock without a fault: %v", err)
+	return false
+}
+
+// overtakes is how long a caller may wait for a key that shared callers keep taking.
+const overtakes = 2 * time.Second
+
+// overtake runs shared callers that never leave a key free, and an exclusive caller that
+// must get it nevertheless. No fault happens.
+func (w *world) overtake(stay []*client) {
+	if w.kind == "polled" || len(stay) == 0 || !stay[0].shares || !w.well(stay[0]) {
+		return // a store of memlock has no queue for callers that poll
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var readers sync.WaitGroup
+	over := make(chan struct{})
+	for i := range 5 {
+		c, length := stay[w.r.IntN(len(stay))], time.Duration(20+w.r.IntN(100))*time.Millisecond
+		time.Sleep(time.Duration(i) * 5 * time.Millisecond)
+		readers.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				began := time.Now()
+				l, err := c.Lock(ctx, key(0), hasp.WithShared())
+				if err != nil {
+					w.book.errorf("a shared Lock without a fault: %v", err)
+					return
+				}
+				w.book.take(l, 0, group{began, true})
+				time.Sleep(length)
+				_ = l.Unlock(ctx)
+			}
+		})
+	}
+	time.Sleep(200 * time.Millisecond)
+
+	began := time.Now()
+	l, err := stay[w.r.IntN(len(stay))].Lock(ctx, key(0))
+	if d := time.Since(began); err != nil || d > overtakes {
+		w.book.errorf("an exclusive Lock beside shared ones: %v after %v", err, d)
+	}
+	if err == nil {
+		w.book.took(l, 0, began)
+		_ = l.Unlock(ctx)
+	}
+	close(over)
+	readers.Wait()
 }
 
 // leader is a driver that keeps a key. The engine of a Client checks its clock each
@@ -263,7 +323,7 @@ func (w *world) open(r *rand.Rand, timeout time.Duration) *client {
 	c := &client{w: w, name: fmt.Sprintf("client%d", w.clients), timeout: timeout}
 	own := rand.New(rand.NewPCG(w.seed, 1<<33+uint64(w.clients)))
 	driver, link := w.store.link(own, c.timeout)
-	c.link = link
+	c.link, c.shares = link, driver.Traits().Shared
 	t := timed{driver.(backend.Inspector), &c.slowest}
 	if waiter, ok := driver.(backend.Waiter); ok {
 		driver, c.waits = timedWaiter{t, waiter}, true

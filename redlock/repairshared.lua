@@ -1,0 +1,11 @@
+-- Writes a shared hold to a node that has lost it, until the hold ends elsewhere. The text
+-- of shared.lua comes before this part.
+-- KEYS: the lock
+-- ARGV: the record, the end of the hold by this server's time in ms
+-- Returns 1, or 0 if the key is held otherwise or the hold has ended.
+local now = clock()
+local left = tonumber(ARGV[2]) - now - 1 -- clock rounds down
+if left < 1 or not readers(KEYS[1], now) then return 0 end
+local till = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if till then left = math.max(left, tonumber(till) - now) end
+return enter(KEYS[1], ARGV[1], left, now, till and tonumber(till)) or 1
