@@ -384,7 +384,7 @@ func TestSecondEntryOfAReader(t *testing.T) {
 	x.got(t)
 	want(t, "zadd", r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: 1, Member: entry}).Err(), nil)
 	want(t, "close", x.d.Close(), nil) // ends the subscription
-	r.Forbid(t, "-pubsub") // so that only PUBLISH counts the subscribers
+	r.Forbid(t, "-pubsub")             // so that only PUBLISH counts the subscribers
 	r.refused(t, claim("k"), true)
 	r.holds(t, x.c)
 	r.queued(t, "k", 0)
