@@ -384,7 +384,7 @@ func TestSecondEntryOfAReader(t *testing.T) {
 	x.got(t)
 	want(t, "zadd", r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: 1, Member: entry}).Err(), nil)
 	want(t, "close", x.d.Close(), nil) // ends the subscription
-	r.Forbid(t, "-pubsub") // so that only PUBLISH counts the subscribers
+	r.Forbid(t, "-pubsub")             // so that only PUBLISH counts the subscribers
 	r.refused(t, claim("k"), true)
 	r.holds(t, x.c)
 	r.queued(t, "k", 0)
@@ -469,6 +469,18 @@ func TestSharedAcquireWithoutTheRightToSetATerm(t *testing.T) {
 	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
 		t.Error("something is left")
 	}
+}
+
+// A hold whose term cannot be prolonged keeps the term that it has.
+func TestSharedHoldThatCannotBeConfirmed(t *testing.T) {
+	r := onServer(t)
+	c := shared()
+	r.Acquire(t, c)
+	r.Forbid(t, "-pexpire")
+	c.Timeout = 300 * time.Millisecond
+	_, err := r.Driver.Wait(t.Context(), c)
+	outage(t, "wait", err)
+	r.holds(t, c)
 }
 
 // A server without free memory still releases a reader's hold and hands the key over.
