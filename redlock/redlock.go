@@ -63,6 +63,11 @@
 // or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
 // Unlock, kept- comes before the token. hasp and redsync exclude each other on the same nodes. A key with any other value counts as held on its node.
 //
+// A shared lock is a sorted set on each node, under the key itself. Each holder has a member
+// like the value above, whose score is the end of its term in ms by the node's clock. The
+// time to live of the key is the longest term. A sorted set without an end, or with a
+// member of another form, counts as held.
+//
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token
 // to the channel of the first waiter's driver, hasp:{tag}:channel:key:driver. Older
