@@ -387,7 +387,7 @@ type Claim struct {
 	// gets it although other shared claims keep coming: the driver refuses new shared
 	// claims until that caller has had the key or has left. If it has died, the driver
 	// grants shared claims again after some seconds at most. Callers of Wait are always
-	// waiting.
+	// waiting, so a Waiter need not obey the field.
 	Waiting bool
 
 	// Renewed says that the hold will be renewed from a third of its term on,

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 )
 
 // leftoverClauses check the store's entries.
@@ -17,6 +18,8 @@ var leftoverClauses = alone(given(entries, []clause{
 		why: "If the Client is closed right after Unlock, the store keeps nothing, one timeout later."},
 	{name: "leftovers-expired", says: saysLeaves, check: leftoversExpired,
 		why: "What an expired or broken hold leaves disappears by itself, even if no caller wants the key again."},
+	{name: "leftovers-shared", need: shares, says: saysLeaves, check: leftoversShared,
+		why: "What shared holds leave, and callers that waited for their end, disappears by itself."},
 }))
 
 // entries lists the store's entries.
@@ -125,6 +128,46 @@ func leftoversExpired(e *env) {
 
 	d.outlast(e.term)
 	e.retry("the end of what the holds have left", func() error {
+		if e.h.Sweep != nil {
+			hooked(e.h.Sweep(e.ctx, e.store))
+		}
+		return e.nothingSince(before)
+	})
+}
+
+// leftoversShared ends shared holds in every way, and leaves no caller that waits.
+func leftoversShared(e *env) {
+	before := e.entries()
+	d := e.open()
+	d.join(e.key(), e.term)
+
+	one, two := d.join(e.key(), e.h.Long), e.fencedIfCan(shared(e.claim(e.term)))
+	two.Key = one.Key
+	d.take(two)
+
+	// This caller asks once and dies.
+	held := d.join(e.key(), e.h.Long)
+	waiting := e.claimOf(held.Key, e.h.Long)
+	waiting.Waiting = true
+	must(is("acquire a key with a shared hold", errOf(d.acquire(waiting)), backend.ErrHeld))
+	d.give(held)
+
+	if e.waiter {
+		w := d.wants(one.Key)
+		e.queued(d, one.Key, 1)
+		w.cancel()
+		_ = d.release(w.c) // as the engine does: the place may still be in the queue
+	}
+	d.give(one)
+
+	if e.inspector {
+		broken := d.join(e.key(), e.h.Long)
+		d.join(broken.Key, e.h.Long)
+		d.breakKey(broken.Key)
+	}
+
+	d.outlast(e.term)
+	e.retry("the end of what the shared holds have left", func() error {
 		if e.h.Sweep != nil {
 			hooked(e.h.Sweep(e.ctx, e.store))
 		}

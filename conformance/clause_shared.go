@@ -29,7 +29,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
 	{name: "shared-fence", need: fenced, says: saysFence, check: sharedFence,
 		why: "A shared hold has a fence of its own. Fences grow over shared holds and others."},
-	{name: "shared-writer", need: unqueued, says: saysSharedWaiting, check: sharedWriter,
+	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
 		why: "A claim with Waiting that is not shared gets the key although shared claims keep coming."},
 	{name: "shared-writer-waits", need: waiter, says: saysSharedWaiting, check: sharedWriterWaits,
 		why: "A Wait that is not shared gets the key although shared claims keep coming."},

@@ -67,6 +67,7 @@ const (
 	saysSharedWaiting = "A caller that waits for a key with a shared hold gets it although other shared claims keep coming: the driver refuses new shared claims until that caller has had the key or has left."
 	saysSharedGone    = "If it has died, the driver grants shared claims again after some seconds at most."
 	saysSharedStatus  = "Shared is the owners of the holders of a shared hold, up to 1,000 of them."
+	saysSharedKeep    = "KeepUntil has no effect on a shared hold."
 	saysMaxTTL        = "MaxTTL is the longest term that the driver grants; a longer one is ErrInvalid."
 	saysReach         = "Reach is how far the exclusion goes."
 	saysEndsInTime    = "Ends says when a call returns at the latest if the store does not answer."

@@ -40,7 +40,7 @@ const (
 // run alone are last, because the others run before them.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	keepClauses, sharedClauses, waitClauses, orderClauses, inspectClauses, closeClauses,
+	keepClauses, sharedClauses, sharedHoldClauses, waitClauses, orderClauses, inspectClauses, closeClauses,
 	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
@@ -109,7 +109,7 @@ var (
 	unkept    = needs("Keeps by its Traits", func(s *suite) bool { return !s.traits.Keeps })
 	shares    = needs("no Shared by its Traits", func(s *suite) bool { return s.traits.Shared })
 	unshared  = needs("Shared by its Traits", func(s *suite) bool { return !s.traits.Shared })
-	unqueued  = needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered })
+	polling   = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter })
 	ends      = needs("ends a call sometime by its Traits", func(s *suite) bool { return s.traits.Ends != backend.EndsSometime })
 	limited   = needs("grants any term by its Traits", func(s *suite) bool { return s.traits.MaxTTL > 0 })
 	processes = needs("reaches one process by its Traits", func(s *suite) bool { return s.traits.Reach != backend.Process })

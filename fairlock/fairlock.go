@@ -19,6 +19,12 @@
 // connection, looks alive. The key is handed to the first of them, and is lost for
 // the window at most. By then the windows of all others have passed too.
 //
+// # Shared holds
+//
+// Readers and writers stand in one queue. The readers at its head get the key
+// together, up to the first writer. A reader that comes while a writer waits is
+// behind it. Readers of spinlock and pubsublock may hold the key beside them.
+//
 // # Turns
 //
 // With turns=N the callers of one Client share a place in the queue. Up to N of
@@ -71,7 +77,8 @@
 // fence, term and owner of the hold. Its time to live is the term. If
 // hasp.WithMinHold keeps the key after an Unlock, the token begins with kept-, and a
 // message asks the first waiter to look for the new end. A key with any other value
-// counts as held. In the same cluster slot are
+// counts as held. The record of shared holds is a sorted set under the key itself, with
+// token#owner of each holder by the end of its term. In the same cluster slot are
 //
 //	hasp:{tag}:places:key   sorted set of the waiters' places, in order of arrival
 //	hasp:{tag}:clients:key  sorted set of channels, by when their places end

@@ -17,9 +17,8 @@ local function offer(entry, own, handed)
 		return
 	end
 	local joins = isShared(flags)
-	if shared and not joins then return 'stop' end
 	local member = token .. '#' .. owner
-	if shared and redis.call('ZSCORE', lock, member) then
+	if shared and joins and redis.call('ZSCORE', lock, member) then
 		-- A late enqueue has queued a token that was granted the key on another entry. It may hold the
 		-- key without a subscription by now, so it must not count as unsubscribed below.
 		redis.call('ZREM', queue, entry)
@@ -27,6 +26,7 @@ local function offer(entry, own, handed)
 	end
 	local mine = channel == own
 	if not mine and unsubscribed(command, channel) then return false end
+	if shared and not joins then return 'stop' end
 	-- Others may wait behind this one. If none do, the mark only costs the release a command.
 	local fence = grant(token, owner, term, flags, '+')
 	local count = not mine and command ~= '-' and redis.pcall(command, channel, table.concat({token, round, fence or '-'}, ' '))

@@ -1,15 +1,29 @@
--- Takes a free key, with a fence if that is wanted. This part follows fence.lua of redisstore.
--- KEYS: the lock, and its fence counter if a fence is wanted
--- ARGV: the field of the record, the term in ms, the counter's own term in ms
--- Returns {1, fence}; {0, PTTL, start of the record's field} if the key is
--- held; or {-1} if the counter's value is not a number that hasp wrote.
+-- Takes a free key, with a fence if that is wanted. It also takes it for a caller that
+-- readers refused before. This part follows fence.lua and look.lua of redisstore.
+-- KEYS: the lock, its fence counter if a fence is wanted, the intent if readers refused
+-- ARGV: the field of the record, the term in ms, the counter's own term in ms or ''; and if
+-- readers refused, the token and the term of the intent in ms, with 0 if the caller does
+-- not wait
+-- Returns {1, fence}; {0, PTTL, start of the record's field} if the key is held, with a
+-- member after it if the record is shared; or {-1} if the counter's value is not a number
+-- that hasp wrote.
+local intent = ARGV[4] and KEYS[#KEYS]
 local left = redis.call('PTTL', KEYS[1])
 if left ~= -2 then
-	local field = redis.pcall('HLEN', KEYS[1]) == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
-	return {0, left, string.sub(field, 1, 1024)}
+	local fields = redis.pcall('HLEN', KEYS[1])
+	if type(fields) == 'number' then
+		local field = fields == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
+		return {0, left, string.sub(field, 1, 1024)}
+	end
+	local member = look(KEYS[1], 1)[1]
+	-- Without the intent the caller is held all the same, but readers may come before it.
+	if member and intent and ARGV[5] ~= '0' then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
+	return {0, left, '', member}
 end
+-- The key is free, so no caller waits for readers any more.
+if intent then redis.call('UNLINK', intent) end
 local fence, refused = '', nil
-if KEYS[2] then
+if (ARGV[3] or '') ~= '' then
 	-- Write the counter first: if a later write is refused, no key is taken.
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end

@@ -1,7 +1,13 @@
--- Reads the record of a key.
+-- Reads the record of a key. This part follows look.lua of redisstore.
 -- KEYS: the lock, its fence counter
 -- Returns {PTTL, start of the record's field, fence}, with '' for what does
--- not exist. A PTTL of -2 means that the key is free, and -1 that it has no end.
-local field = redis.pcall('HLEN', KEYS[1]) == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
+-- not exist, and up to 1,000 members after it if the record is shared.
+-- A PTTL of -2 means that the key is free, and -1 that it has no end.
+local fields = redis.pcall('HLEN', KEYS[1])
+local field = fields == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
 local fence = redis.pcall('GETRANGE', KEYS[2], 0, 16)
-return {redis.call('PTTL', KEYS[1]), string.sub(field, 1, 1024), type(fence) == 'string' and fence or ''}
+local found = {redis.call('PTTL', KEYS[1]), string.sub(field, 1, 1024), type(fence) == 'string' and fence or ''}
+if type(fields) ~= 'number' then
+	for _, member in ipairs(look(KEYS[1], 1000)) do found[#found + 1] = member end
+end
+return found

@@ -60,6 +60,20 @@
 // If the Redis user may not publish, the key is freed without a message. If it
 // may not subscribe, waiters poll every 100 ms at most.
 //
+// A shared lock is a sorted set under the key itself. Each holder has a member
+// token#owner, whose score is the end of its term in ms by the server's clock. The time to
+// live of the key is the longest term. It is the same for spinlock and fairlock, so
+// readers of these three share a key. To hasp, a sorted set without an end, or with a
+// member of another form, is a foreign value that holds the key. Redisson gets WRONGTYPE
+// on a shared lock, an exception instead of "held". The release of the last holder is
+// published, not those before it.
+//
+// A caller that readers refuse, and that waits, leaves an intent: the string
+// hasp:{tag}:intent:key, with its token, for 3 seconds. While it exists, new readers are
+// refused. The caller repeats it with each attempt, and its grant removes it. If the
+// caller gives up, its release removes the intent and publishes 0, so that the readers try
+// at once. The intent of a caller that has died ends by itself.
+//
 // A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
 // under hasp:{tag}:lock:key instead.
@@ -119,6 +133,7 @@ type Driver struct {
 	both     bool   // Options.PublishBoth
 	fenceTTL time.Duration
 	crowds   crowds
+	intents  intents
 }
 
 var (
@@ -189,10 +204,10 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 }
 
 // Traits reports that the driver excludes all clients of the same Redis, draws
-// fences, and obeys KeepUntil. Calls of a driver that was opened by URL end promptly. Calls over a
+// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end promptly. Calls over a
 // *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // Close closes the connections of the subscriptions. If the Driver was opened by
@@ -214,34 +229,24 @@ var (
 	//go:embed break.lua
 	breakSrc string
 
-	acquireScript = redisstore.NewHold(redisstore.FenceSrc + acquireSrc)
+	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	keepScript    = redisstore.NewScript(keepSrc)
-	inspectScript = redisstore.NewScript(inspectSrc)
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(breakSrc)
 )
 
 // mark ends the token in a record.
 const mark = redisstore.Mark
 
-// Acquire takes c.Key if nothing is stored under it.
+// Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
+// readers, unless a caller has left an intent.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	call := redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key)},
-		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL)},
+	if c.Waiting {
+		return d.acquire(ctx, c, redisstore.IntentTTL)
 	}
-	if c.Fenced {
-		// The script draws a fence only if it gets the counter's key.
-		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
-		call.Args = append(call.Args, redisstore.Millis(d.fenceTTL))
-	}
-
-	reply, err := d.store.Run(ctx, acquireScript, call)
-	if err != nil {
-		return backend.Grant{}, err
-	}
-	return d.store.Granted(reply, c)
+	return d.acquire(ctx, c, 0)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
@@ -250,8 +255,13 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 }
 
 // Release removes the record of c.Token and wakes the waiters. With c.KeepUntil it
-// replaces the token in the record, which ends then.
+// replaces the token in the record, which ends then. Of a shared record it removes the
+// member of c.Token, and wakes the waiters if that was the last one.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	if c.Shared {
+		return d.store.ReleaseShared(ctx, c, append([]any{"0"}, d.channels(ctx, c.Key)...)...)
+	}
+
 	if left := redisstore.Rest(c.KeepUntil); left > 0 {
 		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{
 			Keys: []string{redisstore.LockKey(c.Key)},
@@ -259,8 +269,12 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		}))
 	}
 
+	keys := []string{redisstore.LockKey(c.Key)}
+	if d.intents.has(c.Key) {
+		keys = append(keys, redisstore.IntentKey(c.Key))
+	}
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key)},
+		Keys: keys,
 		Args: append([]any{c.Token + mark, c.Owner}, d.channels(ctx, c.Key)...),
 	})
 

@@ -47,6 +47,7 @@ var strategy = strategytest.Strategy{
 		"long field":  hash(strings.Repeat("x", 1<<20), "1"),
 		"two fields":  hash("token#owner", "1", "mode", "write"),
 	},
+	Intents: true,
 	Acquire: "evalsha",
 	Refusal: 1,
 	Waiting: 4, // to subscribe, and a poll once a second

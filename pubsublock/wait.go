@@ -45,6 +45,7 @@ type waiting struct {
 	trip         time.Duration      // how long the last answer took
 	woken        time.Time          // when the last message came, or the wait began
 	ahead        int                // how many Clients have their turns first, as far as is known
+	intends      bool               // readers have refused c, so it may have left an intent
 }
 
 // Wait makes an attempt when a release is published, when the holder's term
@@ -52,7 +53,10 @@ type waiting struct {
 // the engine then releases the token.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	now := time.Now()
-	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), woken: now, ahead: d.crowds.ahead(c.Key, now)}
+	w := &waiting{d: d, c: c, wake: make(chan struct{}, 1), woken: now}
+	if !c.Shared {
+		w.ahead = d.crowds.ahead(c.Key, now) // readers get the key together, so they take no turns
+	}
 	defer w.close()
 
 	for ctx.Err() == nil {
@@ -67,6 +71,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		if !errors.As(err, &w.held) || errors.Is(err, ctx.Err()) {
 			return g, err
 		}
+		w.intends = w.intends || w.held.Shared && !c.Shared
 		w.sleep(ctx)
 	}
 
@@ -170,12 +175,12 @@ type outcome struct {
 // not return when ctx ends. Then attempt leaves the call behind.
 func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
 	if w.d.store.Ends() == backend.EndsPromptly {
-		return w.d.Acquire(ctx, w.c)
+		return w.d.acquire(ctx, w.c, waitIntentTTL)
 	}
 
 	done := make(chan outcome, 1)
 	go func() {
-		g, err := w.d.Acquire(ctx, w.c)
+		g, err := w.d.acquire(ctx, w.c, waitIntentTTL)
 		done <- outcome{g, err}
 	}()
 
@@ -274,6 +279,10 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 // why returns the error of a wait that ctx has ended.
 func (w *waiting) why(ctx context.Context) error {
 	switch {
+	case w.held != nil && w.intends:
+		// With ctx's error the outcome is unknown, so the engine releases the token, and
+		// Release removes the intent.
+		return errors.Join(w.held, ctx.Err())
 	case w.held != nil:
 		return w.held
 	case w.outage != nil:

@@ -143,9 +143,10 @@ func records(f redisstore.Found) []string {
 	return []string{f.Record()}
 }
 
-// has reports whether a node has the holder's record, or one of them if the hold is shared.
-func has(f redisstore.Found, holder *redisstore.Found) bool {
-	return slices.ContainsFunc(records(f), func(r string) bool { return slices.Contains(records(*holder), r) })
+// shared reports whether node i has a shared record.
+func (s survey) shared(i int) bool {
+	f, ok := s.answer(i)
+	return ok && f.err == nil && len(f.Members()) > 0
 }
 
 // joins reports whether the caller could take the key on a node that is not free: it is a
@@ -306,8 +307,15 @@ func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 // has no Since and no waiters, because the record does not contain them. A holder
 // that is not a program of hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	all := d.query(ctx, key, inspectTimeout, func(all []answer) bool {
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	all := d.query(within, key, inspectTimeout, func(all []answer) bool {
 		s := d.sum(all, false)
+		if s.holder != nil && len(s.holder.Members()) > 0 {
+			// Another node may complete the quorum of more readers.
+			time.AfterFunc(leadTimeout, cancel)
+			return false
+		}
 		return s.holder != nil || s.free >= d.quorum()
 	})
 	s := d.sum(all, false)

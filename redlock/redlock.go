@@ -314,6 +314,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
 		number++
 	}
+	asked := lead
 	for round := 0; isHeld(err); round++ {
 		d.refused(c.Key)
 		s := d.clearSurvey(ctx, c)
@@ -323,7 +324,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return backend.Grant{}, err // only the lead has refused, not a quorum
 		case s.blocked(), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
-		case p.answer.Load() == behind && !p.spare.Load():
+		case p.answer.Load() == behind && (!p.spare.Load() || c.Shared && round > 0):
 			// Others have waited for the key, and one of them takes it next.
 			return backend.Grant{}, s.heldError()
 		}
@@ -332,7 +333,13 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		// the votes of a rival that was also refused. If several rivals ask again at
 		// once, one of them nearly always wins. If it was the queue that refused, its
 		// first waiter has left the key alone all this time, and is likely to be gone.
-		g, err = d.tryAcquire(ctx, c, number, noLead, p)
+		lead = noLead
+		if c.Shared && round < maxRounds-1 {
+			// If the record is a leftover, writers wait at another node.
+			lead, p = d.leaderBut(c.Key, asked), &place{}
+			asked = lead
+		}
+		g, err = d.tryAcquire(ctx, c, number, lead, p)
 		number++
 	}
 	return g, err

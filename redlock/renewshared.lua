@@ -8,7 +8,7 @@ local members = (readers(KEYS[1], now) or 0) > 0 and own(KEYS[1], ARGV[1], ARGV[
 if not members[1] then return {0, marked, string.format('%.0f', now)} end
 for _, member in ipairs(members) do
 	local till = tonumber(redis.call('ZSCORE', KEYS[1], member))
-	local refused = enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now)
+	local refused = enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now, till)
 	if refused then return refused end
 end
 return {1, marked}

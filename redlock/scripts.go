@@ -57,7 +57,7 @@ var (
 	renewScript   = redisstore.NewScript(counterSrc + renewSrc)
 	repairScript  = redisstore.NewScript(repairSrc)
 	releaseScript = redisstore.NewScript(turnsSrc + releaseSrc)
-	inspectScript = redisstore.NewScript(inspectSrc)
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(turnsSrc + breakSrc)
 	markScript    = redisstore.NewScript(markSrc)
 

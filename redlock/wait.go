@@ -122,6 +122,12 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 			if w.lacksHolder(lead, s) {
 				w.d.shun(w.c.Key, lead)
 			}
+		case s.hasQuorum() && strayed && s.shared(lead):
+			// A reader has left a member on the lead. The writer stays in the queue there,
+			// because the queue keeps new readers away, and asks all nodes at once.
+			if w.answer != behind {
+				g, err = w.attempt(ctx, noLead)
+			}
 		case s.hasQuorum() && (strayed || w.stray == "" && w.answer != behind):
 			// The lead shows no record, or one that blocks no quorum.
 			lead = w.d.leader(w.c.Key)
@@ -266,8 +272,8 @@ func (w *waiting) listen(n *node, channel string) {
 }
 
 // strayed reports whether the lead has a leftover: a record that has been there for
-// leadTimeout or longer, and that no quorum can have. Then it makes the next node lead. A
-// newer record usually belongs to a rival that is about to ask the other nodes.
+// leadTimeout or longer, and that no quorum can have. Unless the
+// record is shared, it makes the next node lead. A newer record usually belongs to a rival that is about to ask the other nodes.
 func (w *waiting) strayed(lead int, s survey) bool {
 	record, most := s.record(lead, w.stray)
 	if record != w.stray || most >= w.d.quorum() {
@@ -278,7 +284,9 @@ func (w *waiting) strayed(lead int, s survey) bool {
 	if record == "" || most >= w.d.quorum() || time.Since(w.since) < leadTimeout {
 		return false
 	}
-	w.d.shun(w.c.Key, lead)
+	if !s.shared(lead) {
+		w.d.shun(w.c.Key, lead)
+	}
 	return true
 }
 
@@ -287,16 +295,14 @@ func (w *waiting) strayed(lead int, s survey) bool {
 // have written its record there after the lead answered.
 func (w *waiting) lacksHolder(lead int, s survey) bool {
 	f, ok := s.answer(lead)
-	if s.holder == nil || w.answer != leadYes || !ok || f.err != nil || has(f.Found, s.holder) {
+	if s.holder == nil || len(s.holder.Members()) > 0 || s.shared(lead) || w.answer != leadYes || !ok || f.err != nil || f.Record() == s.holder.Record() {
+		// If readers hold the key, or have left a member on the lead, the others keep this
+		// lead. A writer in the queue of another node would not keep new readers away.
 		w.lacked = ""
 		return false
 	}
-	record := s.holder.Record()
-	if len(s.holder.Members()) > 0 {
-		record = "shared" // readers come and go
-	}
-	if w.lacked != record {
-		w.lacked, w.lackedSince = record, time.Now()
+	if w.lacked != s.holder.Record() {
+		w.lacked, w.lackedSince = s.holder.Record(), time.Now()
 	}
 	return time.Since(w.lackedSince) >= leadTimeout
 }
@@ -317,7 +323,10 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 // leader returns the node that contended attempts ask first: the first one in order that
 // votes, is healthy, and is not much slower than the fastest. If clients disagree, they
 // may split a vote, and stand in different queues.
-func (d *Driver) leader(key string) int {
+func (d *Driver) leader(key string) int { return d.leaderBut(key, noLead) }
+
+// leaderBut is leader, without one node.
+func (d *Driver) leaderBut(key string, not int) int {
 	fastest := time.Duration(1<<63 - 1)
 	for _, n := range d.nodes {
 		if trip := time.Duration(n.latency.Load()); trip > 0 && n.healthy() {
@@ -327,7 +336,7 @@ func (d *Driver) leader(key string) int {
 
 	// The margin keeps the lead while latencies vary, so that clients agree on it.
 	for i, n := range d.nodes {
-		if trip := time.Duration(n.latency.Load()); trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.healthy() && n.marks.voting() && d.leads(key, i) {
+		if trip := time.Duration(n.latency.Load()); i != not && trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.healthy() && n.marks.voting() && d.leads(key, i) {
 			return i
 		}
 	}

@@ -1,15 +1,29 @@
--- Takes a free key together with a fence. The text of redisstore's fence.lua comes
--- before this part.
--- KEYS: the lock, its fence counter
--- ARGV: the record, the term in ms, the counter's own term in ms
--- Returns {1, fence}; {0, PTTL, start of the record} if the key is held; or
--- {-1} if the counter's value is not a number that hasp wrote.
+-- Takes a free key, with a fence if that is wanted. It also takes it for a caller that
+-- readers refused before. The texts of redisstore's fence.lua and look.lua come before this
+-- part.
+-- KEYS: the lock, its fence counter if a fence is wanted, the intent if readers refused
+-- ARGV: the record, the term in ms, the counter's own term in ms or ''; and if readers
+-- refused, the token and the term of the intent in ms, with 0 if the caller does not wait
+-- Returns {1, fence}; {0, PTTL, start of the record} if the key is held, with a member
+-- after it if the record is shared; or {-1} if the counter's value is not a number that
+-- hasp wrote.
+local intent = ARGV[4] and KEYS[#KEYS]
 if redis.call('EXISTS', KEYS[1]) == 1 then
 	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
-	return {0, redis.call('PTTL', KEYS[1]), type(record) == 'string' and record or ''}
+	local left = redis.call('PTTL', KEYS[1])
+	if type(record) == 'string' then return {0, left, record} end
+	local member = look(KEYS[1], 1)[1]
+	-- Without the intent the caller is held all the same, but readers may come before it.
+	if member and intent and ARGV[5] ~= '0' then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
+	return {0, left, '', member}
 end
--- Write the counter first: if the second write is refused, no key is taken.
-local fence, refused = nextFence(KEYS[2], ARGV[3])
-if not fence then return refused end
+-- The key is free, so no caller waits for readers any more.
+if intent then redis.call('UNLINK', intent) end
+local fence, refused = '', nil
+if ARGV[3] ~= '' then
+	-- Write the counter first: if the second write is refused, no key is taken.
+	fence, refused = nextFence(KEYS[2], ARGV[3])
+	if not fence then return refused end
+end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {1, fence}

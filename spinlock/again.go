@@ -77,15 +77,40 @@ func (d *Driver) acquireAgain(ctx context.Context, c backend.Claim, key string, 
 		Keys: []string{key},
 		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL), r.record},
 	})
-	switch parts, _ := reply.([]any); {
-	case err != nil:
-		return backend.Grant{}, err
-	case reply == int64(0):
+	if err == nil && reply == int64(0) {
 		return backend.Grant{}, r.after(time.Now())
-	case len(parts) == 3 && parts[0] == int64(0):
-		if found, ok := redisstore.Decode(append(parts[1:], "")); ok {
-			return backend.Grant{}, d.refused(key, found)
-		}
+	}
+	return d.answered(reply, err, c, key)
+}
+
+// acquireAfterReaders makes an attempt at a key that readers held a moment ago. If they
+// still hold it and the caller waits, it leaves an intent, which keeps new readers away.
+// Otherwise it removes the intent of whoever has left one.
+func (d *Driver) acquireAfterReaders(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
+	keys := []string{key}
+	counterTTL := any("")
+	if c.Fenced {
+		keys = append(keys, redisstore.DerivedKey("fence", c.Key))
+		counterTTL = redisstore.Millis(d.fenceTTL)
+	}
+	intentTTL := time.Duration(0)
+	if c.Waiting {
+		intentTTL = redisstore.IntentTTL
+	}
+	reply, err := d.store.Run(ctx, acquireScript, redisstore.Call{
+		Keys: append(keys, redisstore.IntentKey(c.Key)),
+		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL), counterTTL, c.Token, redisstore.Millis(intentTTL)},
+	})
+	return d.answered(reply, err, c, key)
+}
+
+// answered returns the outcome of an attempt at a key that was refused before.
+func (d *Driver) answered(reply any, err error, c backend.Claim, key string) (backend.Grant, error) {
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	if found, ok := redisstore.Refusal(reply); ok {
+		return backend.Grant{}, d.refused(key, found)
 	}
 	d.refusals.forget(key)
 	return d.store.Granted(reply, c)
@@ -95,7 +120,7 @@ func (d *Driver) acquireAgain(ctx context.Context, c backend.Claim, key string, 
 func (d *Driver) refused(key string, found redisstore.Found) error {
 	err := found.Held()
 	var held *backend.HeldError
-	if errors.As(err, &held) && held.Owner != "" {
+	if errors.As(err, &held) && (held.Owner != "" || held.Shared) {
 		d.refusals.put(key, refusal{found.Record(), time.Now(), *held})
 	} else {
 		// A record without a token, or one that cannot be read, does not identify a

@@ -50,6 +50,18 @@
 // the parameter, their threads block until their own timeout. If the Redis user
 // may not publish, the key is freed without a message.
 //
+// A shared lock is a sorted set under the key itself. Each holder has a member
+// token#owner, whose score is the end of its term in ms by the server's clock. The time to
+// live of the key is the longest term. It is the same for pubsublock and fairlock, so
+// readers of these three share a key. To hasp, a sorted set without an end, or with a
+// member of another form, is a foreign value that holds the key. A registry of Spring gets
+// WRONGTYPE on a shared lock, an exception instead of "held".
+//
+// A caller that readers refuse, and that waits, leaves an intent: the string
+// hasp:{tag}:intent:key, with its token, for 300 ms. While it exists, new readers are refused.
+// The caller repeats it with each attempt but the first, and its grant removes it. If the
+// caller gives up, nothing removes the intent: it ends by itself.
+//
 // A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
 // under hasp:{tag}:lock:key instead.
@@ -145,11 +157,11 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 }
 
 // Traits reports that the driver excludes all clients of the same Redis, grants
-// fences, and obeys KeepUntil. Calls of a driver that was opened by URL end promptly. Calls over a
+// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end promptly. Calls over a
 // *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
 // -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // Close closes the connections of a Driver that was opened by URL.
@@ -172,25 +184,32 @@ var (
 	//go:embed break.lua
 	breakSrc string
 
-	acquireScript = redisstore.NewHold(redisstore.FenceSrc + acquireSrc)
-	againScript   = redisstore.NewHold(againSrc)
+	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
+	againScript   = redisstore.NewHold(redisstore.LookSrc + againSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	keepScript    = redisstore.NewScript(keepSrc)
-	inspectScript = redisstore.NewScript(inspectSrc)
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(breakSrc)
 )
 
 // mark ends the token in a record.
 const mark = redisstore.Mark
 
-// Acquire takes c.Key if nothing is stored under it.
+// Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
+// readers, unless a caller has left an intent.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if c.Fenced {
-		return d.acquireFenced(ctx, c)
+	if c.Shared {
+		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 	key := redisstore.LockKey(c.Key)
-	if r, ok := d.refusals.get(key); ok {
+	r, ok := d.refusals.get(key)
+	switch {
+	case ok && r.held.Shared:
+		return d.acquireAfterReaders(ctx, c, key)
+	case c.Fenced:
+		return d.acquireFenced(ctx, c, key)
+	case ok:
 		return d.acquireAgain(ctx, c, key, r)
 	}
 
@@ -221,15 +240,15 @@ func (d *Driver) held(ctx context.Context, key string) error {
 
 // acquireFenced takes the key and gets its fence in one script. So no later hold can
 // get a smaller fence.
-func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
 	reply, err := d.store.Run(ctx, acquireScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(c.Key), redisstore.DerivedKey("fence", c.Key)},
+		Keys: []string{key, redisstore.DerivedKey("fence", c.Key)},
 		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL), redisstore.Millis(d.fenceTTL)},
 	})
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return d.store.Granted(reply, c)
+	return d.answered(reply, nil, c, key)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
@@ -238,9 +257,15 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 }
 
 // Release removes the record of c.Token. With c.KeepUntil it replaces the token in the
-// record, which ends then.
+// record, which ends then. Of a shared record it removes the member of c.Token.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	key := redisstore.LockKey(c.Key)
+	if c.Shared {
+		if d.registry == "" {
+			return d.store.ReleaseShared(ctx, c)
+		}
+		return d.store.ReleaseShared(ctx, c, key, d.channel(key), "publish")
+	}
 	if left := redisstore.Rest(c.KeepUntil); left > 0 {
 		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, left}}))
 	}
@@ -255,7 +280,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // key.
 func (d *Driver) channel(key string) string { return d.registry + "-channel:" + key }
 
-// Inspect returns the holder of key. Since is not recorded. A holder that does not
+// Inspect returns the holders of key. Since is not recorded. A holder that does not
 // use hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)

@@ -32,6 +32,7 @@ var strategy = strategytest.Strategy{
 			return rdb.HSet(ctx, key, "token#owner", "1").Err()
 		},
 	},
+	Intents: true,
 	Acquire: "set k ",
 
 	// The first refused attempt also reads the owner: two commands. Later ones

@@ -187,10 +187,46 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 			try("lock", fmt.Errorf("of a key that is kept: %v", err))
 		}
 	}, hasp.WithMinHold(30*time.Second))
+	readers(ctx, one, two, name+"shared", wait, try)
 	if lease, err := one.TryLock(ctx, moving+name); err == nil { // or is asked to try again
 		try("unlock", lease.Unlock(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// readers uses what the shared holds of a strategy can do, if it has any.
+func readers(ctx context.Context, one, two *hasp.Client, key string, wait time.Duration, try func(what string, err error)) {
+	first, err := one.TryLock(ctx, key, hasp.WithShared(), hasp.WithoutRenewal())
+	if errors.Is(err, errors.ErrUnsupported) {
+		return
+	}
+	try("lock shared", err)
+	if err != nil {
+		return
+	}
+	second, err := two.TryLock(ctx, key, hasp.WithShared(), hasp.WithFence(), hasp.WithoutRenewal())
+	try("lock shared as well", err)
+	try("extend", first.Extend(ctx, time.Hour))
+	_, err = two.Inspect(ctx, key)
+	try("inspect", err)
+	if _, err := one.Lock(ctx, key, hasp.WithMaxWait(wait)); err == nil {
+		try("wait for readers", errors.New("a writer beside readers"))
+	}
+	if second != nil {
+		try("unlock", second.Unlock(ctx))
+	}
+
+	waited := make(chan error)
+	go func() {
+		lease, err := two.Lock(ctx, key)
+		if err == nil {
+			err = lease.Unlock(ctx)
+		}
+		waited <- err
+	}()
+	time.Sleep(wait)
+	try("unlock", first.Unlock(ctx))
+	try("wait for readers", <-waited)
 }
 
 // moving is the begin of the keys of a slot that a cluster is moving.

@@ -20,6 +20,11 @@ const IntentTTL = 3 * backend.AskAgain
 //go:embed shared.lua
 var SharedSrc string
 
+// LookSrc is the beginning of a script that reports on a key: it defines look.
+//
+//go:embed look.lua
+var LookSrc string
+
 var (
 	//go:embed sharedacquire.lua
 	sharedAcquireSrc string

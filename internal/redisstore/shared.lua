@@ -28,18 +28,23 @@ end
 
 -- fit sets the time to live of a shared record that has members.
 local function fit(lock, now)
-	local last = redis.call('ZREVRANGE', lock, 0, 0, 'WITHSCORES')
+	local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
 	redis.call('PEXPIRE', lock, string.format('%.0f', math.max(tonumber(last[2]) - now, 1)))
 end
 
--- enter gives a member a term in ms, which may be shorter than the one it has. It
--- returns nothing, or the error of PEXPIRE.
-local function enter(lock, member, term, now)
+-- enter gives a member a term in ms, which may be shorter than the one it has. Till is the
+-- end of the term that it has, if it has one. It returns nothing, or the error of PEXPIRE.
+local function enter(lock, member, term, now, till)
 	redis.call('ZADD', lock, string.format('%.0f', now + term), member)
 	local ok, err = pcall(fit, lock, now)
 	if not ok then
-		-- A user that may not PEXPIRE must not leave a record without an end.
-		redis.call('ZREM', lock, member)
+		-- A user that may not PEXPIRE must not leave a record without an end. A hold that
+		-- cannot be prolonged keeps its term.
+		if till then
+			redis.call('ZADD', lock, string.format('%.0f', till), member)
+		else
+			redis.call('ZREM', lock, member)
+		end
 		return type(err) == 'table' and err or {err = tostring(err)}
 	end
 end

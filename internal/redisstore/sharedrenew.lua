@@ -6,8 +6,5 @@
 local now = clock()
 if (readers(KEYS[1], now) or 0) == 0 then return 0 end
 local member, till = find(KEYS[1], ARGV[1], ARGV[3])
-if not member then
-	-- The set's end was the end of those that readers has removed, or a later one.
-	return 0
-end
-return enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now) or 1
+if not member then return 0 end
+return enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now, till) or 1

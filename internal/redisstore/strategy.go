@@ -116,6 +116,19 @@ func Decode(reply any) (Found, bool) {
 	return f, ok
 }
 
+// Refusal decodes the reply {0, PTTL, start of the record} of a script that found the key
+// held, and reports whether it is one. If the record is shared, a member of it follows.
+func Refusal(reply any) (Found, bool) {
+	parts, _ := reply.([]any)
+	if len(parts) < 3 || parts[0] != int64(0) {
+		return Found{}, false
+	}
+	return Decode(slices.Insert(slices.Clip(parts[1:]), 2, any("")))
+}
+
+// Shared reports whether the record is shared.
+func (f Found) Shared() bool { return len(f.members) > 0 }
+
 // Record returns the start of the record. It is empty if the key is free.
 func (f Found) Record() string { return f.record }
 
@@ -258,7 +271,7 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 			return backend.Grant{Fence: n}, nil
 		}
 	case len(parts) >= 3 && parts[0] == int64(0):
-		if found, ok := Decode(slices.Insert(parts[1:], 2, any(""))); ok {
+		if found, ok := Refusal(reply); ok {
 			return backend.Grant{}, found.Held()
 		}
 	case c.Fenced && len(parts) == 1 && parts[0] == int64(-1):

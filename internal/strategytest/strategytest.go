@@ -57,6 +57,10 @@ type Strategy struct {
 	// the key.
 	Late time.Duration
 
+	// Intents says that there are shared holds, and that a caller that they refuse leaves
+	// an intent.
+	Intents bool
+
 	// Waiting is conformance.Cost.Waiting.
 	Waiting float64
 }
@@ -64,7 +68,7 @@ type Strategy struct {
 // Run runs the tests. Each is a subtest with the name of its method.
 func Run(t *testing.T, s Strategy) {
 	t.Parallel() // each test has a server of its own, and the slow ones wait
-	for _, f := range []func(*testing.T){
+	tests := []func(*testing.T){
 		// hold.go
 		s.RecordAndTerm, s.HeldErrorNamesOwnerAndTerm, s.ReleaseNeedsTheToken, s.RenewNeverShortensAndNeverRevives,
 		s.RenewAlwaysWrites,
@@ -86,7 +90,13 @@ func Run(t *testing.T, s Strategy) {
 
 		// open.go
 		s.OpenByURL, s.OpenByConfig, s.OpenErrors, s.ConfigWithTwoNodes,
-	} {
+	}
+	if s.Intents {
+		// shared.go
+		tests = append(tests, s.SharedHoldsExcludeOthers, s.SharedTermsAreApart, s.WaitingWriterKeepsReadersOut, s.ForeignSortedSetIsHeld,
+			s.SharedWithoutRights, s.SharedFencesGrow, s.SharedHoldsOfOtherStrategies, s.BreakEndsSharedHolds, s.SharedRenewalsOfABatch)
+	}
+	for _, f := range tests {
 		// The name of a method value is package.Type.Method-fm.
 		name := runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name()
 		name = strings.TrimSuffix(name[strings.LastIndexByte(name, '.')+1:], "-fm")

@@ -38,9 +38,10 @@ var twice = conformance.Cost{Acquire: 2, Renew: 2, Release: 2, Waiting: 80}
 func Sound() []Fault {
 	return []Fault{
 		{Name: "none, polls"},
+		{Name: "none, polls and shares", spoil: sharesToo},
 		{Name: "none, waits", kind: waits},
 		{Name: "none, keeps the order", kind: orders},
-		{Name: "none, with a lock delay", spoil: changes(func(s *store) { s.delay = time.Second })},
+		{Name: "none, with a lock delay", spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
 		{Name: "none, ends its calls", kind: waits, spoil: claimsEnds(backend.EndsPromptly)},
 	}
 }
@@ -102,7 +103,7 @@ func retryAfter(err error) time.Duration {
 // Faults returns all faults.
 func Faults() []Fault {
 	var all []Fault
-	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults,
+	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults, sharedHoldFaults,
 		waitFaults, orderFaults, inspectFaults, closeFaults, otherFaults, outageFaults, costFaults} {
 		all = append(all, group...)
 	}

@@ -21,6 +21,7 @@ const (
 type driver struct {
 	way     *way
 	kind    kind
+	shares  bool                     // obeys Claim.Shared
 	typ     string                   // the type of its records: their tokens begin with it
 	granted map[string]backend.Claim // what Acquire was granted, by token; for faults; the store's mu guards it
 
@@ -50,13 +51,13 @@ type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
 type command = func(s *store, c backend.Claim, now time.Time) (fence uint64, err error)
 
 func newDriver(w *way, k kind) *driver {
-	d := &driver{way: w, kind: k, granted: map[string]backend.Claim{}}
+	d := &driver{way: w, kind: k, shares: k != polls, granted: map[string]backend.Claim{}}
 	d.key = func(key string) string { return key }
 	d.mine = func(c backend.Claim, token string) bool { return token == c.Token }
 	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
 	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
 	d.traits = func() backend.Traits {
-		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Keeps: k != polls, Shared: k != polls, Reach: backend.Network}
+		return backend.Traits{Ordered: k == orders, Fenced: k != polls, Keeps: k != polls, Shared: d.shares, Reach: backend.Network}
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
@@ -118,7 +119,7 @@ func (d *driver) at(ctx context.Context, f func(s *store, now time.Time)) error 
 // asked returns c in the form that the store gets.
 func (d *driver) asked(c backend.Claim) backend.Claim {
 	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
-	c.Shared = c.Shared && d.kind != polls // not Shared by its Traits
+	c.Shared = c.Shared && d.shares
 	return c
 }
 

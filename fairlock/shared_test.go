@@ -1,0 +1,627 @@
+package fairlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/spinlock"
+)
+
+// shared returns a claim for a shared hold of "k".
+func shared() backend.Claim {
+	c := claim("k")
+	c.Shared = true
+	return c
+}
+
+func sharedFenced() backend.Claim {
+	c := fenced("k")
+	c.Shared = true
+	return c
+}
+
+// onServer returns a rig on a real server, whose scripts cannot use undefined globals.
+func onServer(t *testing.T) rig { return setup(t, &redistest.Options{Own: true, Real: true}) }
+
+// refused fails the test unless c is refused, by readers or not.
+func (r rig) refused(t *testing.T, c backend.Claim, byReaders bool) {
+	t.Helper()
+	_, err := r.Driver.Acquire(t.Context(), c)
+	var held *backend.HeldError
+	if !errors.As(err, &held) || held.Shared != byReaders || held.RetryAfter <= 0 || held.Owner == "" {
+		t.Errorf("acquire shared %v: got %#v, want a refusal by readers %v", c.Shared, err, byReaders)
+	}
+}
+
+// holds fails the test unless the members of the shared record of "k" are those of cs.
+func (r rig) holds(t *testing.T, cs ...backend.Claim) {
+	t.Helper()
+	var members []string
+	for _, c := range cs {
+		members = append(members, c.Token+"#"+c.Owner)
+	}
+	slices.Sort(members)
+	got := r.Redis.ZRange(t.Context(), "k", 0, -1).Val()
+	slices.Sort(got)
+	if !slices.Equal(got, members) {
+		t.Errorf("the members are %q, want %q", got, members)
+	}
+	if len(cs) > 0 && r.Left(t, "k") <= 0 {
+		t.Error("the shared record has no end")
+	}
+}
+
+// waits fails the test if x does not wait.
+func (x *waiting) waits(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-x.done:
+		t.Fatalf("the wait has ended: %+v, %v", x.grant, err)
+	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+func TestSharedHolds(t *testing.T) {
+	r := onServer(t)
+	a, b := sharedFenced(), sharedFenced()
+	b.Owner = "b c#d"
+	first, second := r.Acquire(t, a).Fence, r.Acquire(t, b).Fence
+	if second <= first {
+		t.Errorf("fence %d after %d", second, first)
+	}
+	r.holds(t, a, b)
+	r.refused(t, claim("k"), true)
+	s, err := r.Driver.Inspect(t.Context(), "k")
+	slices.Sort(s.Shared)
+	owners := []string{a.Owner, b.Owner}
+	slices.Sort(owners)
+	if err != nil || !s.Held || s.Owner != "" || !s.Since.IsZero() || s.Fence != second || s.TTL <= 0 || !slices.Equal(s.Shared, owners) {
+		t.Errorf("inspect: %+v, %v", s, err)
+	}
+	r.Release(t, a)
+	r.holds(t, b)
+	want(t, "release again", r.Driver.Release(t.Context(), a), backend.ErrLost)
+	want(t, "renew after the release", r.Renew(t, a), backend.ErrLost)
+	// The token alone proves the hold.
+	b.Owner = ""
+	want(t, "renew", r.Renew(t, b), nil)
+	r.Release(t, b)
+	c := fenced("k")
+	if f := r.Acquire(t, c).Fence; f <= second {
+		t.Errorf("fence %d after %d", f, second)
+	}
+	r.refused(t, shared(), false)
+	for _, of := range []backend.Claim{{Key: "k", Token: c.Token, Shared: true, TTL: time.Second}} {
+		want(t, "shared renewal of an exclusive hold", r.Renew(t, of), backend.ErrLost)
+		want(t, "shared release of an exclusive hold", r.Driver.Release(t.Context(), of), backend.ErrLost)
+	}
+	r.Release(t, c)
+	r.Acquire(t, a)
+	a.Shared = false
+	want(t, "exclusive renewal of a shared hold", r.Renew(t, a), backend.ErrLost)
+	want(t, "exclusive release of a shared hold", r.Driver.Release(t.Context(), a), backend.ErrLost)
+	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
+	if left := r.left(t); !slices.Equal(left, []string{counter}) {
+		t.Errorf("left %q, want the counter", left)
+	}
+}
+
+// A batch of renewals may have holds of both kinds.
+func TestRenewalsOfBothKinds(t *testing.T) {
+	r := onServer(t)
+	cs := []backend.Claim{shared(), claim("alone"), shared(), shared()}
+	for _, c := range cs[:3] {
+		r.Acquire(t, c)
+	}
+	errs := make([]error, len(cs))
+	r.Driver.Renew(t.Context(), cs, func(i int, _ backend.Grant, err error) { errs[i] = err })
+	for i, err := range errs {
+		if lost := errors.Is(err, backend.ErrLost); lost != (i == 3) || err != nil && !lost {
+			t.Errorf("claim %d: %v", i, err)
+		}
+	}
+}
+
+// A renewal prolongs one hold. A shorter hold does not shorten a longer one, and the
+// release of the longest shortens the record.
+func TestTermsOfSharedHolds(t *testing.T) {
+	r := onServer(t)
+	long, short, dead := shared(), shared(), shared()
+	long.TTL, short.TTL, dead.TTL = time.Hour, time.Minute, 100*time.Millisecond
+	for _, c := range []backend.Claim{dead, long, short} {
+		r.Acquire(t, c)
+	}
+	want(t, "renew", r.Renew(t, short), nil)
+	if left := r.Left(t, "k"); left < 59*time.Minute {
+		t.Errorf("%v are left", left)
+	}
+	time.Sleep(110 * time.Millisecond)
+	want(t, "renew the dead", r.Renew(t, dead), backend.ErrLost)
+	r.holds(t, long, short)
+	long.TTL = time.Second
+	want(t, "renew for less", r.Renew(t, long), nil)
+	want(t, "wait for less", errOf(r.Driver.Wait(t.Context(), long)), nil)
+	if left := r.Left(t, "k"); left < 59*time.Minute {
+		t.Errorf("a renewal has shortened the term to %v", left)
+	}
+	r.Release(t, long)
+	if left := r.Left(t, "k"); left > time.Minute {
+		t.Errorf("%v are left of the shorter hold", left)
+	}
+}
+
+// Callers of both kinds stand in one queue. Readers at its head get the key together.
+func TestOrderOfReadersAndWriters(t *testing.T) {
+	r := onServer(t)
+	holder := r.hold(t)
+	ds := []*fairlock.Driver{r.another(t), r.another(t)}
+	var xs []*waiting
+	for i, c := range []backend.Claim{sharedFenced(), sharedFenced(), fenced("k"), sharedFenced(), sharedFenced(), sharedFenced(), fenced("k")} {
+		xs = append(xs, r.wait(t, ds[i%2], c, i+1))
+	}
+	r.refused(t, shared(), false)
+	r.Release(t, holder)
+	last := uint64(0)
+	grow := func(x *waiting) {
+		t.Helper()
+		if f := x.got(t).Fence; f <= last {
+			t.Errorf("fence %d after %d", f, last)
+		} else {
+			last = f
+		}
+	}
+	grow(xs[0])
+	grow(xs[1])
+	r.holds(t, xs[0].c, xs[1].c)
+	// A reader does not pass the writer.
+	r.refused(t, shared(), true)
+	late := r.wait(t, ds[0], shared(), 6)
+	late.waits(t)
+	xs[0].release(t)
+	xs[2].waits(t)
+	xs[1].release(t)
+	grow(xs[2])
+	xs[3].waits(t)
+	xs[2].release(t)
+	for _, x := range xs[3:6] {
+		grow(x)
+	}
+	r.holds(t, xs[3].c, xs[4].c, xs[5].c)
+	for _, x := range xs[3:6] {
+		xs[6].waits(t)
+		x.release(t)
+	}
+	grow(xs[6])
+	late.waits(t)
+	xs[6].release(t)
+	late.served(t)
+	if left := r.left(t); !slices.Equal(left, []string{counter}) {
+		t.Errorf("left %q, want the counter", left)
+	}
+}
+
+// A Break hands the key to all readers at the head.
+func TestBreakOfASharedRecord(t *testing.T) {
+	r := onServer(t)
+	r.Acquire(t, shared())
+	d := r.another(t)
+	x := r.wait(t, d, claim("k"), 1)
+	y, z := r.wait(t, d, shared(), 2), r.wait(t, d, shared(), 3)
+	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
+	x.got(t)
+	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
+	y.got(t)
+	z.got(t)
+	r.holds(t, y.c, z.c)
+}
+
+// One script grants the key to 32 readers at most, and the next script continues. They
+// may be of one client or of many, and of the releasing client itself.
+func TestManyReadersAtTheHead(t *testing.T) {
+	for _, n := range []int{32, 33, 100} {
+		for _, own := range []bool{false, true} {
+			r := onServer(t)
+			holder := r.hold(t)
+			ds := []*fairlock.Driver{r.another(t), r.another(t)}
+			if own {
+				ds[0] = r.Driver
+			}
+			var xs []*waiting
+			var cs []backend.Claim
+			for i := range n {
+				xs = append(xs, r.wait(t, ds[i%2], shared(), i+1))
+				cs = append(cs, xs[i].c)
+			}
+			last := r.wait(t, ds[1], claim("k"), n+1)
+			began := time.Now()
+			r.Release(t, holder)
+			for _, x := range xs {
+				x.got(t)
+			}
+			if took := time.Since(began); took > time.Second && !own {
+				t.Errorf("%d readers: took %v", n, took)
+			}
+			r.holds(t, cs...)
+			for _, x := range xs {
+				x.release(t)
+			}
+			last.served(t)
+		}
+	}
+}
+
+// A writer that gives up its place lets the readers behind it join the others.
+func TestWriterThatGivesUp(t *testing.T) {
+	r := onServer(t)
+	a := shared()
+	r.Acquire(t, a)
+	writer := r.wait(t, r.another(t), claim("k"), 1)
+	d := r.another(t)
+	x, y := r.wait(t, d, shared(), 2), r.wait(t, d, shared(), 3)
+	x.waits(t)
+	want(t, "release of a place", writer.d.Release(t.Context(), writer.c), backend.ErrLost)
+	x.got(t)
+	y.got(t)
+	r.holds(t, a, x.c, y.c)
+}
+
+// The readers behind a writer that gives up need no poll.
+func TestWriterThatGivesUpWakesReaders(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ps := []*proc{w.proc(), w.proc(), w.proc()}
+		c := claim("k")
+		c.Shared, c.TTL = true, time.Hour
+		want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
+		writer := ps[1].wait()
+		x := ps[2].wait(toShared)
+		x.waits()
+		writer.stop()
+		<-writer.done
+		var held *backend.HeldError
+		if !errors.As(writer.err, &held) || !held.Shared || held.Owner != c.Owner {
+			w.Errorf("the writer got %#v, want a refusal by readers", writer.err)
+		}
+		w.settle()
+		x.gotWithin(time.Now(), 0)
+	})
+}
+
+// A reader that queues behind others without a subscriber joins a shared record at once.
+func TestReaderQueuesBehindTheDead(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.proc()
+		c := claim("k")
+		c.Shared, c.TTL = true, time.Hour
+		want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
+		till := float64(time.Now().Add(time.Hour).UnixMilli())
+		w.rdb.ZAdd(w.Context(), queueKey, redis.Z{Score: 1, Member: "dead PUBLISH hasp:grant:dead 1 60000 2 a dead one"})
+		w.rdb.ZAdd(w.Context(), clientsKey, redis.Z{Score: till, Member: "hasp:grant:dead"})
+		p.wait(toShared).servedAtOnce()
+	})
+}
+
+// A reader may give up, too.
+func TestReaderThatGivesUp(t *testing.T) {
+	r := onServer(t)
+	holder := r.hold(t)
+	x := r.wait(t, r.another(t), shared(), 1)
+	for _, c := range []backend.Claim{{Key: "k", Token: x.c.Token, Shared: true, Timeout: time.Second}, x.c} {
+		want(t, "release of a place", r.Driver.Release(t.Context(), c), backend.ErrLost)
+		r.queued(t, "k", 0)
+	}
+	r.Release(t, holder)
+	r.Acquire(t, claim("k"))
+}
+
+// A reader without a subscriber keeps its place. The others get the key.
+func TestReadersWithoutASubscriber(t *testing.T) {
+	for _, forbidden := range []string{"", "-pubsub"} {
+		r := onServer(t)
+		c := r.hold(t)
+		r.deadReaders(t, 3, "PUBLISH", time.Hour)
+		x := r.wait(t, r.another(t), shared(), 4)
+		y := r.wait(t, r.another(t), claim("k"), 5)
+		if forbidden != "" {
+			r.Forbid(t, forbidden)
+		}
+		r.Release(t, c)
+		x.got(t)
+		r.holds(t, x.c)
+		r.queued(t, "k", 4)
+		x.release(t)
+		y.served(t)
+	}
+}
+
+// A reader that cannot be told has a hold until it would poll, and others hold the key
+// beside it.
+func TestReaderWithoutACommand(t *testing.T) {
+	r := onServer(t)
+	c := r.hold(t)
+	r.deadReaders(t, 1, "-", 2*time.Minute)
+	x := r.wait(t, r.another(t), shared(), 2)
+	y := r.wait(t, r.another(t), claim("k"), 3)
+	r.Release(t, c)
+	x.got(t)
+	x.release(t)
+	y.waits(t)
+	s, err := r.Driver.Inspect(t.Context(), "k")
+	if err != nil || !slices.Equal(s.Shared, []string{"a dead one"}) || s.TTL < 110*time.Second {
+		t.Errorf("inspect: %+v, %v", s, err)
+	}
+}
+
+// deadReaders is dead for readers.
+func (r rig) deadReaders(t *testing.T, n int, command string, alive time.Duration) {
+	t.Helper()
+	r.dead(t, n, command, alive)
+	for _, z := range r.Redis.ZRangeWithScores(t.Context(), queueKey, 0, -1).Val() {
+		entry := z.Member.(string)
+		r.Redis.ZRem(t.Context(), queueKey, entry)
+		r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: z.Score, Member: strings.Replace(entry, " 0 a dead one", " 2 a dead one", 1)})
+	}
+}
+
+// An entry of a token that holds the key already is removed, and the hold stays. A late
+// enqueue may leave one.
+func TestSecondEntryOfAReader(t *testing.T) {
+	r := onServer(t)
+	c := r.hold(t)
+	x := r.wait(t, r.another(t), shared(), 1)
+	entry := r.Redis.ZRange(t.Context(), queueKey, 0, 0).Val()[0]
+	r.Release(t, c)
+	x.got(t)
+	want(t, "zadd", r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: 1, Member: entry}).Err(), nil)
+	want(t, "close", x.d.Close(), nil) // ends the subscription
+	r.Forbid(t, "-pubsub") // so that only PUBLISH counts the subscribers
+	r.refused(t, claim("k"), true)
+	r.holds(t, x.c)
+	r.queued(t, "k", 0)
+	r.Release(t, x.c)
+}
+
+// Values that are no shared record are held, and stay as they are.
+func TestForeignSortedSet(t *testing.T) {
+	for name, put := range map[string]func(r rig){
+		"without an end": func(r rig) { r.Redis.ZAdd(t.Context(), "k", redis.Z{Score: 1, Member: "token#owner"}) },
+		"another form": func(r rig) {
+			r.Redis.ZAdd(t.Context(), "k", redis.Z{Score: 1, Member: "member"})
+			r.Redis.PExpire(t.Context(), "k", time.Hour)
+		},
+	} {
+		r := onServer(t)
+		put(r)
+		before := r.Redis.Dump(t.Context(), "k").Val()
+		for _, c := range []backend.Claim{claim("k"), shared()} {
+			var held *backend.HeldError
+			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared {
+				t.Errorf("%s: acquire: %#v", name, err)
+			}
+			want(t, "renew", r.Renew(t, c), backend.ErrLost)
+			want(t, "release", r.Driver.Release(t.Context(), c), backend.ErrLost)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			if _, err := r.Driver.Wait(ctx, c); !errors.Is(err, backend.ErrHeld) {
+				t.Errorf("%s: wait: %v", name, err)
+			}
+			cancel()
+		}
+		if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !s.Held || len(s.Shared) > 0 {
+			t.Errorf("%s: inspect: %+v, %v", name, s, err)
+		}
+		if after := r.Redis.Dump(t.Context(), "k").Val(); after != before {
+			t.Errorf("%s: it has changed", name)
+		}
+	}
+}
+
+// A string of another strategy refuses readers.
+func TestStringOfAnotherStrategyRefusesReaders(t *testing.T) {
+	r := onServer(t)
+	other := spinlock.New(r.Server.Client(), nil)
+	defer other.Close()
+	c := claim("k")
+	want(t, "acquire", errOf(other.Acquire(t.Context(), c)), nil)
+	if _, err := r.Driver.Acquire(t.Context(), shared()); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("acquire: %v", err)
+	}
+	want(t, "release", other.Release(t.Context(), c), nil)
+	a := shared()
+	r.Acquire(t, a)
+	if _, err := other.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("acquire beside a reader: %v", err)
+	}
+	r.Release(t, a)
+}
+
+// Scripts of a version that does not know shared entries must read none of them: it
+// would grant the key alone to a reader.
+func TestSharedEntryIsNoneToOlderVersions(t *testing.T) {
+	r := onServer(t)
+	r.hold(t)
+	for i, c := range []backend.Claim{shared(), sharedFenced(), claim("k"), fenced("k")} {
+		r.wait(t, r.another(t), c, i+1)
+	}
+	for i, entry := range r.Redis.ZRange(t.Context(), queueKey, 0, -1).Val() {
+		script := `return string.match(ARGV[1], '^(%S+) (%S+) (%S+) (%S+) (%d+) ([01]) (.*)$') and 1 or 0`
+		if read := r.Redis.Eval(t.Context(), script, nil, entry).Val() == int64(1); read != (i >= 2) {
+			t.Errorf("entry %q is read: %v", entry, read)
+		}
+	}
+}
+
+// If a reader's term cannot be set, the reader leaves nothing.
+func TestSharedAcquireWithoutTheRightToSetATerm(t *testing.T) {
+	r := onServer(t)
+	r.Forbid(t, "-pexpire")
+	_, err := r.Driver.Acquire(t.Context(), shared())
+	outage(t, "acquire", err)
+	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
+		t.Error("something is left")
+	}
+}
+
+// A server without free memory still releases a reader's hold and hands the key over.
+func TestSharedReleaseWithoutMemory(t *testing.T) {
+	r := onServer(t)
+	c := shared()
+	r.Acquire(t, c)
+	x := r.wait(t, r.another(t), fenced("k"), 1)
+	r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
+	r.Release(t, c)
+	x.got(t)
+}
+
+func toShared(c *backend.Claim) { c.Shared = true }
+
+// The reply or the message that grants a shared hold is lost. The waiter finds its hold.
+func TestReplyToASharedEnqueueIsLost(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.proc()
+		p.wait(toShared).release()
+		beside := p.wait(toShared)
+		beside.got()
+		c := claim("k")
+		p.proxy.Fail(c.Token, faultproxy.LoseReply)
+		x := p.wait(toShared, func(was *backend.Claim) { was.Token, was.Fenced = c.Token, true })
+		x.gotWithin(x.asked, time.Second)
+		if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence || len(s.Shared) != 2 {
+			w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
+		}
+		x.release()
+		beside.release()
+		time.Sleep(x.c.Timeout + time.Second)
+		w.empty("released")
+	})
+}
+
+// Messages about shared holds are lost or late. The next poll finds all the holds.
+func TestLostMessagesToReaders(t *testing.T) {
+	inWorld(t, func(w *world) {
+		holder, ps := w.procs(2)
+		x := ps[1].wait(toShared, func(c *backend.Claim) { c.Fenced = true })
+		y := ps[1].wait(toShared)
+		deliver := ps[1].delayMessages()
+		ps[0].release(holder)
+		released := time.Now()
+		x.gotWithin(released, window/3)
+		y.gotWithin(released, window/3)
+		deliver()
+		w.settle()
+		for _, x := range []*wait{x, y} {
+			want(w.T, "renew", ps[1].renew(x.c), nil)
+			x.release()
+		}
+		w.empty("released")
+	})
+}
+
+// When the terms of all readers have ended, a poll hands the key to the writer.
+func TestReadersThatExpire(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ps := []*proc{w.proc(), w.proc()}
+		var last backend.Claim
+		for _, ttl := range []time.Duration{time.Second, 3 * time.Second} {
+			last = claim("k")
+			last.Shared, last.TTL = true, ttl
+			want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), last)), nil)
+		}
+		x := ps[1].wait()
+		x.gotWithin(x.asked, 3*time.Second+20*time.Millisecond)
+		if took := x.at.Sub(x.asked); took < 2900*time.Millisecond {
+			w.Errorf("after %v", took)
+		}
+		want(w.T, "renew", ps[0].renew(last), backend.ErrLost)
+		x.release()
+	})
+}
+
+// A writer that was cut off keeps readers away from a shared key for a window at most.
+func TestDeadWriterBeforeReaders(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ps := []*proc{w.proc(), w.proc(), w.proc()}
+		c := claim("k")
+		c.Shared, c.TTL = true, time.Hour
+		want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
+		ps[1].wait()
+		ps[1].dropMessages()
+		ps[1].proxy.Stall()
+		began := time.Now()
+		x := ps[2].wait(toShared)
+		x.waits()
+		x.gotWithin(began, window+window/3)
+		x.release()
+		ps[1].proxy.Flow()
+	})
+}
+
+// A reader that was cut off at the head keeps a writer away for a window at most, and
+// the readers behind it not at all.
+func TestDeadReaderAtTheHead(t *testing.T) {
+	inWorld(t, func(w *world) {
+		holder, ps := w.procs(4)
+		ps[1].wait(toShared)
+		ps[1].dropMessages()
+		ps[1].proxy.Stall()
+		x, y := ps[2].wait(toShared), ps[3].wait()
+		began := time.Now()
+		ps[0].release(holder)
+		x.gotWithin(began, 10*time.Millisecond)
+		x.release()
+		y.waits()
+		y.gotWithin(began, window+20*time.Millisecond)
+		y.release()
+		ps[1].proxy.Flow()
+	})
+}
+
+// Shared callers have places of their own although the Client has turns.
+func TestReadersOfAClientWithTurns(t *testing.T) {
+	inWorld(t, func(w *world) {
+		holder, ps := w.procs(1)
+		p := w.proc(func(o *fairlock.Options) { o.Turns = 8 })
+		var xs []*wait
+		for range 3 {
+			xs = append(xs, p.wait(toShared))
+		}
+		ps[0].release(holder)
+		for _, x := range xs {
+			x.gotWithin(time.Now(), 0)
+		}
+		for _, x := range xs {
+			x.release()
+		}
+		w.empty("released")
+	})
+}
+
+// Readers of spinlock hold the key together with those of fairlock. The end of the last
+// one is noticed within a second.
+func TestReadersOfAnotherStrategy(t *testing.T) {
+	r := onServer(t)
+	a, b := shared(), shared()
+	r.Acquire(t, a)
+	want(t, "zadd", r.Redis.ZAdd(t.Context(), "k", redis.Z{
+		Score: float64(r.Redis.Time(t.Context()).Val().Add(time.Minute).UnixMilli()), Member: b.Token + "#" + b.Owner,
+	}).Err(), nil)
+	r.holds(t, a, b)
+	x := r.wait(t, r.another(t), claim("k"), 1)
+	r.Release(t, a)
+	x.waits(t)
+	r.Redis.Del(t.Context(), "k") // spinlock publishes nothing
+	began := time.Now()
+	x.served(t)
+	if took := time.Since(began); took > 1500*time.Millisecond {
+		t.Error(fmt.Sprint("took ", took))
+	}
+}

@@ -1,0 +1,86 @@
+package spinlock_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
+	"github.com/hasplock/hasp/spinlock"
+)
+
+var shared = strategytest.Shared
+
+// The last reader's release is published as Spring publishes its own. The others are not.
+func TestLastReaderWakesSpring(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r.Driver = spinlock.New(r.Redis, &spinlock.Options{Registry: "registry"})
+	sub := r.Redis.Subscribe(t.Context(), "registry-channel:k")
+	defer sub.Close()
+	if _, err := sub.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a, b := shared("k"), shared("k")
+	r.Acquire(t, a)
+	r.Acquire(t, b)
+	r.Release(t, a)
+	r.Redis.Publish(t.Context(), "registry-channel:k", "between")
+	r.Release(t, b)
+	for _, want := range []string{"between", "k"} {
+		if m, err := sub.ReceiveMessage(strategytest.Bounded(t, 20*time.Second)); err != nil || m.Payload != want {
+			t.Errorf("got %v, %v, want %q", m, err, want)
+		}
+	}
+}
+
+// A caller that was refused by a writer and then by readers leaves its intent at the next
+// attempt. Each attempt but the first is one command.
+func TestReadersAfterAWriter(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	p := srv.Proxy()
+	o := srv.ClientOptions()
+	o.Addr = p.Addr()
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	r := rig{Server: srv, Redis: srv.Client(), Driver: open(rdb)}
+	attempt := func(byReaders bool) {
+		t.Helper()
+		c := claim("k")
+		c.Waiting = true
+		var held *backend.HeldError
+		if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders || held.Owner == "" {
+			t.Fatalf("got %#v", err)
+		}
+	}
+	writer := claim("k")
+	r.Acquire(t, writer)
+	attempt(false)
+	attempt(false)
+	r.Release(t, writer)
+	reader := shared("k")
+	r.Acquire(t, reader)
+	p.Commands()
+	attempt(true)
+	attempt(true)
+	if sent := p.Commands(); len(sent) != 2 {
+		t.Errorf("sent %q", sent)
+	}
+	if _, err := r.Driver.Acquire(t.Context(), shared("k")); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("a new reader: %v", err)
+	}
+
+	// A writer again: the driver asks as if there had never been readers.
+	r.Redis.FlushAll(t.Context())
+	r.Acquire(t, writer)
+	attempt(false)
+	attempt(false)
+	p.Commands()
+	attempt(false)
+	if sent := p.Commands(); len(sent) != 1 {
+		t.Errorf("sent %q", sent)
+	}
+}
