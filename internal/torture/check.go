@@ -14,6 +14,7 @@ import (
 // found counts events in the history that break no promise.
 type found struct {
 	Holds, Fenced int
+	Shared        int  // holds with WithShared
 	Void          int  // leases that had ended before Lock returned
 	Killed        int  // holds whose process was killed
 	Lost          int  // holders that learned that the lease was lost
@@ -37,6 +38,7 @@ func (n *nemesis) check() (f found) {
 	for _, t := range n.rec.turns {
 		byKey[t.key] = append(byKey[t.key], t)
 		f.Fenced += one(t.fenced)
+		f.Shared += one(t.shared)
 		f.Killed += one(t.killed)
 		f.Lost += one(t.lost != 0)
 		f.Void += one(t.void())
@@ -46,7 +48,7 @@ func (n *nemesis) check() (f found) {
 	for _, all := range byKey {
 		slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.got, b.got) })
 		f.Overlaps += n.checkOrder(all, &f)
-		if !n.losing && len(all) > 0 && !linear(all, &f) {
+		if !n.losing && len(all) > 0 && !linear(all, n.strategy == redlock, &f) {
 			n.fail("order", all[0].got, fmt.Sprintf("key %d: no order of the grants explains the fences", all[0].key))
 		}
 	}
@@ -82,44 +84,69 @@ func (n *nemesis) checkLoss(t *turn) {
 	}
 }
 
-// checkOrder checks the holds of a key, in order of their begin: no two at once,
-// and growing fences. Where locks were lost, it counts the overlaps instead.
+// latest are the hold with the latest end and the hold with the largest fence, of some.
+type latest struct{ end, fence *turn }
+
+func (l *latest) add(t *turn) {
+	if l.end == nil || t.end > l.end.end {
+		l.end = t
+	}
+	if t.fenced && (l.fence == nil || t.fence > l.fence.fence) {
+		l.fence = t
+	}
+}
+
+// checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone,
+// and fences grow. Where locks were lost, it counts the overlaps instead.
 func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
-	var last, fenced *turn // the hold with the latest end, and with the largest fence
+	var any, alone latest // of all holds, and of the exclusive ones
 	for _, t := range all {
 		if t.void() {
 			continue
 		}
-		if last != nil && t.got < last.end {
+		before := any
+		if t.shared {
+			before = alone
+		}
+		if last := before.end; last != nil && t.got < last.end {
 			// The store may have forgotten either of them: a grant may reach its
 			// caller when another caller has the key already.
 			if within(n.losses, min(last.asked, t.asked), t.got) {
 				overlaps++
 				f.Unaware += one(last.lost == 0 && !last.killed && t.lost == 0 && !t.killed)
 			} else {
-				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s got it, and %s held it until %v later",
-					t.key, t.proc, last.proc, time.Duration(min(last.end, t.end)-t.got)))
+				n.fail("one at a time", t.got, fmt.Sprintf("key %d: %s got it (shared: %v), and %s held it (shared: %v) until %v later",
+					t.key, t.proc, t.shared, last.proc, last.shared, time.Duration(min(last.end, t.end)-t.got)))
 			}
 		}
-		if last == nil || t.end > last.end {
-			last = t
+		if t.fenced {
+			n.checkFence(t, before.fence, any.fence)
 		}
-		if !t.fenced {
-			continue
-		}
-
-		// If one of two callers asked before the other got the key, the store may
-		// have granted them in either order. The order is also open if a grant
-		// reached its caller after the store had forgotten it and made another.
-		if fenced != nil && t.fence <= fenced.fence &&
-			(t.asked > fenced.got || t.got >= fenced.end && !within(n.losses, t.asked, t.got)) {
-			n.fail("fence", t.got, fmt.Sprintf("key %d: fence %d of %s after %d of %s", t.key, t.fence, t.proc, fenced.fence, fenced.proc))
-		}
-		if fenced == nil || t.fence > fenced.fence {
-			fenced = t
+		any.add(t)
+		if !t.shared {
+			alone.add(t)
 		}
 	}
 	return overlaps
+}
+
+// checkFence compares the fence of t with the largest of the holds that t excludes, and with
+// the largest of all. Both may be nil.
+func (n *nemesis) checkFence(t, excluded, largest *turn) {
+	// If one of two callers asked before the other got the key, the store may
+	// have granted them in either order. The order is also open if a grant
+	// reached its caller after the store had forgotten it and made another. Shared holds
+	// have no order unless one was asked for after the other began.
+	last := excluded
+	wrong := last != nil && t.fence <= last.fence &&
+		(t.asked > last.got || t.got >= last.end && !within(n.losses, t.asked, t.got))
+	if !wrong && largest != nil {
+		last, wrong = largest, t.fence <= largest.fence && t.asked > largest.got
+	}
+	if wrong {
+		n.fail("fence", t.got, fmt.Sprintf("key %d: fence %d of %s (shared: %v) after %d of %s (shared: %v)",
+			t.key, t.fence, t.proc, t.shared, last.fence, last.proc, last.shared))
+	}
 }
 
 // step is a grant or the end of a hold, for porcupine.
@@ -128,29 +155,49 @@ type step struct {
 	ends bool
 }
 
-// lock is the state of a key: its holder, and the largest fence so far.
+// lock is the state of a key: its exclusive holder or its shared ones in order of their
+// Locks, and the largest fence so far.
 type lock struct {
 	holder *turn
+	shared []*turn // is not changed in place
 	fence  uint64
 }
 
-func (l lock) after(s step) (bool, lock) {
-	switch t := s.turn; {
+// after returns the state after s, if s can happen in l. If same is set, two shared holds
+// may have the same fence.
+func (l lock) after(s step, same bool) (bool, lock) {
+	t := s.turn
+	switch i := slices.Index(l.shared, t); {
+	case s.ends && t.shared:
+		if i < 0 {
+			return false, l
+		}
+		return true, lock{nil, slices.Concat(l.shared[:i], l.shared[i+1:]), l.fence}
 	case s.ends:
-		return l.holder == t, lock{nil, l.fence}
-	case l.holder != nil, t.fenced && t.fence <= l.fence:
+		return l.holder == t, lock{nil, nil, l.fence}
+	case l.holder != nil, len(l.shared) > 0 && !t.shared:
 		return false, l
-	default:
-		return true, lock{t, max(l.fence, t.fence)}
+	case t.fenced && (t.fence < l.fence || t.fence == l.fence && !(t.shared && same)):
+		return false, l
+	case t.shared:
+		all := append(slices.Clone(l.shared), t)
+		slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.place, b.place) })
+		return true, lock{nil, all, max(l.fence, t.fence)}
 	}
+	return true, lock{t, nil, max(l.fence, t.fence)}
 }
 
-// linear reports whether there is an order of the grants in which one hold
-// follows another with growing fences. Each grant happened at some moment before
-// Lock returned. Leases that had ended when Lock returned count as well.
-func linear(all []*turn, f *found) bool {
+func (l lock) equal(o lock) bool {
+	return l.holder == o.holder && l.fence == o.fence && slices.Equal(l.shared, o.shared)
+}
+
+// linear reports whether there is an order of the grants in which an exclusive hold is
+// alone and fences grow. Each grant happened at some moment before Lock returned. Leases
+// that had ended when Lock returned count as well.
+func linear(all []*turn, same bool, f *found) bool {
 	var ops []porcupine.Operation
 	for i, t := range all {
+		t.place = i
 		end := t.end
 		if t.void() {
 			end = t.asked // its caller did not rely on it
@@ -162,9 +209,10 @@ func linear(all []*turn, f *found) bool {
 	model := porcupine.Model{
 		Init: func() any { return lock{} },
 		Step: func(state, input, _ any) (bool, any) {
-			ok, next := state.(lock).after(input.(step))
+			ok, next := state.(lock).after(input.(step), same)
 			return ok, next
 		},
+		Equal: func(a, b any) bool { return a.(lock).equal(b.(lock)) },
 	}
 	switch porcupine.CheckOperationsTimeout(model, ops, 30*time.Second) {
 	case porcupine.Illegal:

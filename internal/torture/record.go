@@ -17,6 +17,7 @@ type turn struct {
 	proc    *proc
 	key     int
 	fenced  bool
+	shared  bool // its uses of the resource are reads
 	fence   uint64
 	asked   int64
 	failed  int64 // when Lock returned an error
@@ -28,6 +29,7 @@ type turn struct {
 	lost    int64 // when the caller learned that the lease was lost
 	killed  bool  // the process was killed before the end of the turn
 
+	place    int   // among the turns of its key, by the time of got
 	mistaken int64 // when the resource last refused a use
 }
 
@@ -52,13 +54,14 @@ type record struct {
 	open    map[turnID]*turn // turns that have not ended
 	turns   []*turn          // turns that were granted, in the order of the reports
 	highest []uint64         // by key, the largest fence that the resource has seen
+	written []uint64         // by key, the largest fence of a write
 	errs    map[string]int   // of Lock and Unlock, by kind
 	uses    []use            // of the process that is never killed, one a second
 	refused int              // uses of the resource with an old fence
 }
 
 func newRecord(keys int, history *os.File) *record {
-	return &record{history: history, open: map[turnID]*turn{}, highest: make([]uint64, keys), errs: map[string]int{}}
+	return &record{history: history, open: map[turnID]*turn{}, highest: make([]uint64, keys), written: make([]uint64, keys), errs: map[string]int{}}
 }
 
 // take records a report. For a use of the resource, it returns whether the
@@ -80,7 +83,7 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	case e.What == used && p.seat == spared:
 		r.uses = append(r.uses, *e.Use)
 	case e.What == asks:
-		r.open[id] = &turn{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced}
+		r.open[id] = &turn{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced, shared: e.Shared}
 	case t == nil:
 	case e.What == touch:
 		refused = r.touchLocked(t)
@@ -96,14 +99,22 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	return refused
 }
 
-// touchLocked uses the resource, and reports whether the resource refused it.
+// touchLocked uses the resource, and reports whether the resource refused it. A read may be
+// older than another read, but not than a write.
 func (r *record) touchLocked(t *turn) (refused bool) {
-	if t.fenced && t.fence < r.highest[t.key] {
+	least := r.highest[t.key]
+	if t.shared {
+		least = r.written[t.key]
+	}
+	if t.fenced && t.fence < least {
 		t.mistaken = hostclock.Now()
 		r.refused++
 		return true
 	}
 	r.highest[t.key] = max(r.highest[t.key], t.fence)
+	if !t.shared {
+		r.written[t.key] = max(r.written[t.key], t.fence)
+	}
 	return false
 }
 

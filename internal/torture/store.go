@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -224,10 +225,13 @@ func (s *store) learn(key string) {
 			}
 		}
 	}
-	for _, o := range []hasp.Option{nil, hasp.WithFence()} {
-		lease, err := holder.Lock(ctx, key, o)
+	for _, opts := range [][]hasp.Option{nil, {hasp.WithFence()}, {hasp.WithShared()}, {hasp.WithShared(), hasp.WithFence()}} {
+		lease, err := holder.Lock(ctx, key, opts...)
+		if errors.Is(err, errors.ErrUnsupported) {
+			continue // the driver has no shared holds
+		}
 		s.Check(err)
-		if lease, err := waiter.Lock(ctx, key, hasp.WithMaxWait(50*time.Millisecond), o); err == nil {
+		if lease, err := waiter.Lock(ctx, key, append(opts, hasp.WithMaxWait(50*time.Millisecond))...); err == nil {
 			lease.Unlock(ctx)
 		}
 		note(acquire)

@@ -30,8 +30,8 @@ func (r *result) verdict(out io.Writer) {
 	table(out, byFault([]*result{r}, func(*result, kind) bool { return true }))
 
 	f := r.Found
-	fmt.Fprintf(out, "\n%d holds, %d of them fenced; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
-		f.Holds, f.Fenced, f.Void, f.Killed, f.Lost, f.Refused)
+	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d shared; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
+		f.Holds, f.Fenced, f.Shared, f.Void, f.Killed, f.Lost, f.Refused)
 	if r.Losing {
 		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away; %d times neither of them learned of it.\n", f.Overlaps, f.Unaware)
 	}

@@ -112,7 +112,14 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		turns    []turn
 		promises []string
 	}{
-		"nothing":           {sound, nil},
+		"nothing":          {sound, nil},
+		"shared":           {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 71, got: 73, end: 90, fence: 5, shared: true}, turn{asked: 74, got: 91, end: 92, fence: 7}), nil},
+		"shared beside it": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 79, end: 90}), []string{"one at a time", "order"}},
+		"beside shared":    {more(turn{asked: 71, got: 72, end: 80}, turn{asked: 71, got: 79, end: 90, shared: true}), []string{"one at a time", "order"}},
+		"behind a short one": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 73, end: 75, shared: true}, turn{asked: 71, got: 79, end: 90}),
+			[]string{"one at a time", "order"}},
+		"one fence for two": {more(turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}, turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"order"}},
+		"a reader's fence":  {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence", "order"}},
 		"two at once":       {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time", "order"}},
 		"fence goes back":   {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence", "order"}},
 		"fence stays":       {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence", "order"}},
@@ -175,21 +182,23 @@ func TestCheckAfterALoss(t *testing.T) {
 func TestResourceRefusesAnOldFence(t *testing.T) {
 	r := newRecord(1, nil)
 	p := &proc{}
-	for id, fence := range []uint64{5, 6, 0} {
-		r.take(p, report{What: asks, ID: int64(id), T: 1, Fenced: fence > 0})
-		r.take(p, report{What: got, ID: int64(id), T: 2, Fence: fence})
+	for id, c := range []struct {
+		fence  uint64
+		shared bool
+	}{{5, false}, {6, false}, {0, false}, {7, true}, {8, true}} {
+		r.take(p, report{What: asks, ID: int64(id), T: 1, Fenced: c.fence > 0, Shared: c.shared})
+		r.take(p, report{What: got, ID: int64(id), T: 2, Fence: c.fence})
 	}
 	for i, c := range []struct {
 		id      int64
-		fence   uint64
 		refused bool
-	}{{0, 5, false}, {1, 6, false}, {0, 5, true}, {1, 6, false}, {2, 0, false}} {
-		if got := r.take(p, report{What: touch, ID: c.id, Fence: c.fence}); got != c.refused {
+	}{{0, false}, {1, false}, {0, true}, {1, false}, {2, false}, {4, false}, {3, false}, {1, true}} {
+		if got := r.take(p, report{What: touch, ID: c.id}); got != c.refused {
 			t.Errorf("use %d: refused: %v", i, got)
 		}
 	}
-	if r.refused != 1 {
-		t.Errorf("%d refused, want 1", r.refused)
+	if r.refused != 2 {
+		t.Errorf("%d refused, want 2", r.refused)
 	}
 }
 

@@ -95,7 +95,7 @@ type hold struct {
 func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which []int) (had bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	opts, fenced := w.options(r)
+	opts, ask := w.options(r)
 	length := time.Duration(r.IntN(20)) * time.Millisecond
 	if r.IntN(10) == 0 {
 		length = time.Duration((0.5 + 1.5*r.Float64()) * float64(w.Term))
@@ -105,7 +105,7 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		defer time.AfterFunc(time.Duration(r.Float64()*2*float64(w.Term)), cancel).Stop()
 	}
 
-	holds, planned := w.begin(ctx, c, which, opts, fenced, length)
+	holds, planned := w.begin(ctx, c, which, opts, ask, length)
 	if holds == nil {
 		return false
 	}
@@ -113,7 +113,7 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	last := holds[len(holds)-1] // if the context of any hold ends, this one ends as well
 	var inner []*hasp.Lease
 	if which[0] < keys && r.IntN(4) == 0 {
-		inner = w.nest(r, c, last.lease)
+		inner = w.nest(r, c, last.lease, ask.Shared)
 	}
 	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
 		w.turn(last.lease.Context(), c, r, []int{1}) // in this order only, to avoid a deadlock
@@ -139,13 +139,14 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 	return true
 }
 
-// begin locks the keys of a turn and reports the holds. It returns when the caller
-// plans to unlock them, or no holds if Lock fails.
-func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option, fenced bool, length time.Duration) (holds []*hold, planned int64) {
+// begin locks the keys of a turn, of which ask is the report, and reports the holds. It
+// returns when the caller plans to unlock them, or no holds if Lock fails.
+func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option, ask report, length time.Duration) (holds []*hold, planned int64) {
 	ids := make([]int64, len(which))
 	for i, k := range which {
 		ids[i] = w.ids.Add(1)
-		w.report(report{What: asks, ID: ids[i], Key: k, T: hostclock.Now(), Fenced: fenced})
+		ask.ID, ask.Key, ask.T = ids[i], k, hostclock.Now()
+		w.report(ask)
 	}
 	leases, err := w.lock(ctx, c, which, opts)
 	t := hostclock.Now()
@@ -170,10 +171,14 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 	return holds, planned
 }
 
-// options draws the options of a Lock.
-func (w *client) options(r *rand.Rand) (opts []hasp.Option, fenced bool) {
-	if fenced = r.Float64() >= w.Bare; fenced {
+// options draws the options of a Lock, and returns them with a report of it.
+func (w *client) options(r *rand.Rand) (opts []hasp.Option, ask report) {
+	ask.What = asks
+	if ask.Fenced = r.Float64() >= w.Bare; ask.Fenced {
 		opts = append(opts, hasp.WithFence())
+	}
+	if ask.Shared = r.IntN(3) == 0 && w.shares.Load(); ask.Shared {
+		opts = append(opts, hasp.WithShared())
 	}
 	switch r.IntN(12) {
 	case 0, 1:
@@ -184,10 +189,10 @@ func (w *client) options(r *rand.Rand) (opts []hasp.Option, fenced bool) {
 	if r.IntN(3) == 0 {
 		opts = append(opts, hasp.WithTTL(time.Duration((0.7+r.Float64())*float64(w.Term))))
 	}
-	if r.IntN(20) == 0 {
+	if r.IntN(20) == 0 && !ask.Shared {
 		opts = append(opts, hasp.WithMinHold(time.Duration(r.Float64()*0.2*float64(w.Term))))
 	}
-	return opts, fenced
+	return opts, ask
 }
 
 // lock locks one key by Lock, and several by LockAll. The leases are in the
@@ -211,7 +216,11 @@ func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []h
 // nest re-enters a lease, sometimes deeply. It cancels the contexts from one of
 // them inwards, and unlocks some of the inner leases in any order. It returns the
 // others, which outlast the outer lease.
-func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease) (rest []*hasp.Lease) {
+func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, shared bool) (rest []*hasp.Lease) {
+	var opts []hasp.Option
+	if shared {
+		opts = append(opts, hasp.WithShared())
+	}
 	ctx := outer.Context()
 	var cancels []context.CancelFunc
 	each := r.IntN(2) == 0 // each lease has a context of its own
@@ -221,7 +230,7 @@ func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease) (rest []*
 			defer cancel()
 			ctx, cancels = own, append(cancels, cancel)
 		}
-		l, err := c.Lock(ctx, outer.Key())
+		l, err := c.Lock(ctx, outer.Key(), opts...)
 		if err != nil {
 			break
 		}

@@ -48,6 +48,7 @@ type report struct {
 	Wall int64  `json:",omitempty"` // the time, by the wall clock, in Unix nanoseconds
 
 	Fenced  bool   `json:",omitempty"` // asks
+	Shared  bool   `json:",omitempty"` // asks
 	Fence   uint64 `json:",omitempty"` // got, touch
 	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
 	Expires int64  `json:",omitempty"` // got, touch, ended: until when the lease is trusted without a renewal
@@ -85,6 +86,7 @@ const (
 type client struct {
 	order
 	c       *hasp.Client
+	shares  atomic.Bool // the driver has Traits.Shared
 	ids     atomic.Int64
 	drained atomic.Bool
 
@@ -159,6 +161,7 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	w.shares.Store(d.Traits().Shared)
 	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner}), nil
 }
 
