@@ -1,5 +1,5 @@
 // Command simulate runs Clients, a store and the network between them in virtual
-// time, and checks what callers observe: each key has one holder, fences grow,
+// time, and checks what callers observe: an exclusive holder is alone, fences grow,
 // calls return in time, nothing is left behind, and events add up.
 //
 //	go run ./internal/simulate -seeds 100000

@@ -8,7 +8,7 @@
 // lost, requests delivered late, servers stopped, restarted and filled up, and
 // clocks set. Then torture checks the history:
 //
-//   - No two callers hold a key at once. A caller holds it from the return of Lock
+//   - No two callers hold a key at once, unless both hold it shared. A caller holds it from the return of Lock
 //     to the call of Unlock or the end of the lease, whichever is first.
 //   - No lease is lost before its end, and fences grow.
 //   - Every key is granted after every fault, and at the end to every waiter.
