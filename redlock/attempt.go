@@ -227,7 +227,7 @@ func (a *attempt) pools() []redis.Pool {
 	n := len(a.d.nodes)
 	pools, all := make([]redis.Pool, n), make([]redsyncPool, n)
 	for i := range pools {
-		if i == a.lead {
+		if i == a.lead && !a.place.keeps {
 			all[i].take = a.leadVote
 		} else {
 			// Count the call here, not in its goroutine: redsync may return before
@@ -310,7 +310,7 @@ func (a *attempt) askNode(i int) (bool, error) {
 		a.ballot.decide(refused)
 	}
 	a.ballot.cast(i, v, err)
-	if i == a.lead {
+	if i == a.lead && !a.place.keeps {
 		// Close it after the cast, because leadVote reads the vote from the ballot.
 		close(a.leadVoted)
 	}
@@ -386,8 +386,9 @@ func (a *attempt) cleanUpLocked(i int) {
 	a.mayHold[i], a.mayArrive[i] = false, false
 
 	channel, alone := "", false
-	if i == a.lead {
-		// This caller has left the queue, so the next waiter must be woken. Nothing is
+	if i == a.lead && !a.place.keeps {
+		// If this caller is still in the queue, it is first there, and would wake itself without
+		// end. Otherwise it has left the queue, so the next waiter must be woken. Nothing is
 		// published to the shared channel: this caller may listen to it, and would wake itself.
 		channel, alone = redisstore.DerivedKey("channel", a.c.Key), true
 	}

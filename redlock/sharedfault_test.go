@@ -462,3 +462,30 @@ func TestAWritersLeftoverBesideReaders(t *testing.T) {
 		})
 	}
 }
+
+// A writer that readers refused stays in the queue while it asks the nodes. If the lead has
+// lost the readers' record, its votes there are in vain, and must not wake it again.
+func TestAWriterDoesNotWakeItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 3, 2)
+		r := c.claim()
+		r.Shared = true
+		take(t, c.drivers[0], r)
+		time.Sleep(time.Second)
+		c.vs[0].Mini.Del("k")
+
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = c.drivers[1].Wait(ctx, c.claim()) })
+		time.Sleep(time.Second)
+		before := c.commands()
+		time.Sleep(5 * time.Second)
+		n := c.commands() - before
+		cancel()
+		wg.Wait()
+		t.Logf("%d commands in 5 s", n)
+		if n > 2000 {
+			t.Errorf("%d commands in 5 s", n)
+		}
+	})
+}
