@@ -227,7 +227,7 @@ func (a *attempt) pools() []redis.Pool {
 	n := len(a.d.nodes)
 	pools, all := make([]redis.Pool, n), make([]redsyncPool, n)
 	for i := range pools {
-		if i == a.lead && !a.place.keeps {
+		if i == a.lead {
 			all[i].take = a.leadVote
 		} else {
 			// Count the call here, not in its goroutine: redsync may return before
@@ -310,7 +310,7 @@ func (a *attempt) askNode(i int) (bool, error) {
 		a.ballot.decide(refused)
 	}
 	a.ballot.cast(i, v, err)
-	if i == a.lead && !a.place.keeps {
+	if i == a.lead {
 		// Close it after the cast, because leadVote reads the vote from the ballot.
 		close(a.leadVoted)
 	}
