@@ -235,9 +235,14 @@ func sharedCutWriter(e *env) {
 		return true
 	})
 
-	// The Wait may have ended by its timeout. Then it has left nothing.
+	// The Wait may have ended by its timeout, or by the server's. Then it has left nothing.
 	l.Set(Up)
 	a.give(stays)
-	cut.servedOrUnknown("Wait that was cut off")
+	switch err := e.arrives("Wait that was cut off", cut.done); {
+	case err == nil:
+		cut.use()
+	case !errors.Is(err, backend.ErrHeld):
+		must(unknown("Wait that was cut off", err))
+	}
 	must(b.grantedAtLast(key))
 }

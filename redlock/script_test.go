@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -71,6 +72,7 @@ func recordScripts() []scriptCase {
 	acquire, raise := []string{"k", "fence", "mark"}, []string{"fence", "k"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token"}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
+	looks := redisstore.LookSrc + inspectSrc
 	leads := aloneSrc + turnsSrc + queueSrc + acquireSrc + takeSrc
 	now := time.Now().UnixMilli()
 	stands := func(waiter string, arrived, looked int64) []string {
@@ -156,9 +158,9 @@ func recordScripts() []scriptCase {
 		{"repair: too late", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
 		{"repair: held", repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
 
-		{"inspect: free", inspectSrc, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
-		{"inspect: held", inspectSrc, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
-		{"inspect: a list", inspectSrc, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+		{"inspect: free", looks, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
+		{"inspect: held", looks, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
+		{"inspect: a list", looks, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
 
 		{"break", turnsSrc + breakSrc, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
 		{"break: free", turnsSrc + breakSrc, nil, queued, []any{"channel", "broken"}, "0", "", ""},
