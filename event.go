@@ -49,7 +49,7 @@ type Event struct {
 	Op      string        // "lock" or "trylock": the call that has the ID
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
-	Shared  bool          // WithShared; not set in EventRequested
+	Shared  bool          // WithShared; not set in EventRequested and EventRefused
 	Reentry bool          // EventAcquired and later: on a hold that the caller had; count holds without these
 	Fence   uint64        // the lease's, or 0
 	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited

@@ -67,7 +67,8 @@ func (l *Lease) Key() string { return l.key }
 
 // Fence returns a number that grows with every new hold of the key. Send it with
 // each write to the resource that the lock protects, and have the resource refuse a
-// fence smaller than the largest it has seen. Fence returns 0 if the hold was taken
+// fence smaller than the largest it has seen. Shared leases need two such numbers: see
+// WithShared. Fence returns 0 if the hold was taken
 // without WithFence.
 func (l *Lease) Fence() uint64 { return l.hold.fence }
 

@@ -77,8 +77,8 @@ import (
 // renewal and its repeat over an ordinary network.
 const MinTTL = 100 * time.Millisecond
 
-// AskAgain is how soon a caller with Claim.Waiting asks again at the latest, if a
-// shared hold has refused it and the store answers.
+// AskAgain is the longest sleep before the next attempt of a caller with Claim.Waiting
+// that is not shared, if a shared hold has refused it.
 const AskAgain = 100 * time.Millisecond
 
 var (
@@ -108,10 +108,10 @@ type HeldError struct {
 	RetryAfter time.Duration
 
 	// Owner is the holder's label for people; empty if the driver does not
-	// know it. Of a shared hold it is the owner of one of the holders.
+	// know it. Of shared holds it is the owner of one.
 	Owner string
 
-	// Shared says that the hold is shared.
+	// Shared says that the key is held by shared holds.
 	Shared bool
 }
 
@@ -382,8 +382,9 @@ type Claim struct {
 	// them has ended. KeepUntil has no effect on a shared hold.
 	Shared bool
 
-	// Waiting says that the caller of Acquire will ask again within
-	// [AskAgain] if it is refused. A caller that waits for a key with a shared hold
+	// Waiting says that the caller of Acquire will ask again if it is refused. If a
+	// shared hold refuses a claim that is not shared, the caller sleeps for [AskAgain] at
+	// most. A caller that waits for a key with a shared hold
 	// gets it although other shared claims keep coming: the driver refuses new shared
 	// claims until that caller has had the key or has left. If it has died, the driver
 	// grants shared claims again after some seconds at most. Callers of Wait are always

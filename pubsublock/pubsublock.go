@@ -63,14 +63,14 @@
 // A shared lock is a sorted set under the key itself. Each holder has a member
 // token#owner, whose score is the end of its term in ms by the server's clock. The time to
 // live of the key is the longest term. It is the same for spinlock and fairlock, so
-// readers of these three share a key. To hasp, a sorted set without an end, or with a
-// member of another form, is a foreign value that holds the key. Redisson gets WRONGTYPE
+// readers of these three share a key. To hasp, a sorted set without an end, or whose
+// first member has another form, is a foreign value that holds the key. Redisson gets WRONGTYPE
 // on a shared lock, an exception instead of "held". The release of the last holder is
 // published, not those before it.
 //
 // A caller that readers refuse, and that waits, leaves an intent: the string
-// hasp:{tag}:intent:key, with its token, for 3 seconds. While it exists, new readers are
-// refused. The caller repeats it with each attempt, and its grant removes it. If the
+// hasp:{tag}:intent:key, with its token, for 3 seconds. While it exists, new readers are refused, but not
+// those of fairlock. The caller repeats it with each attempt, and its grant removes it. If the
 // caller gives up, its release removes the intent and publishes 0, so that the readers try
 // at once. The intent of a caller that has died ends by itself.
 //

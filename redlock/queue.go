@@ -35,7 +35,7 @@ func queueKeys(key string) []string {
 type place struct {
 	waiter string       // the name in the queue; empty for a caller that does not queue
 	since  time.Time    // when the waiter arrived
-	keeps  bool         // the waiter stays in the queue until it leaves
+	keeps  bool         // the waiter stays in the queue until its Wait ends
 	left   *atomic.Bool // the waiter has left this queue; nil for a caller that does not queue
 
 	answer atomic.Int32
@@ -47,7 +47,7 @@ const (
 	unanswered int32 = iota
 	behind           // no, and another caller has waited longer
 	next             // no, and no other caller has waited longer
-	leadYes          // yes, and the waiter has left the queue
+	leadYes          // yes, and the waiter has left the queue, unless place.keeps
 )
 
 // sendScript runs the script that takes the key. It proposes a fence for a fenced claim.

@@ -65,8 +65,8 @@
 //
 // A shared lock is a sorted set on each node, under the key itself. Each holder has a member
 // like the value above, whose score is the end of its term in ms by the node's clock. The
-// time to live of the key is the longest term. A sorted set without an end, or with a
-// member of another form, counts as held.
+// time to live of the key is the longest term. A sorted set without an end, or whose
+// first member has another form, counts as held.
 //
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token

@@ -85,7 +85,7 @@ func (d *Driver) acquireAgain(ctx context.Context, c backend.Claim, key string, 
 
 // acquireAfterReaders makes an attempt at a key that readers held a moment ago. If they
 // still hold it and the caller waits, it leaves an intent, which keeps new readers away.
-// Otherwise it removes the intent of whoever has left one.
+// If the key is free, it takes the key and removes any intent, also another caller's.
 func (d *Driver) acquireAfterReaders(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
 	keys := []string{key}
 	counterTTL := any("")

@@ -53,12 +53,13 @@
 // A shared lock is a sorted set under the key itself. Each holder has a member
 // token#owner, whose score is the end of its term in ms by the server's clock. The time to
 // live of the key is the longest term. It is the same for pubsublock and fairlock, so
-// readers of these three share a key. To hasp, a sorted set without an end, or with a
-// member of another form, is a foreign value that holds the key. A registry of Spring gets
+// readers of these three share a key. To hasp, a sorted set without an end, or whose
+// first member has another form, is a foreign value that holds the key. A registry of Spring gets
 // WRONGTYPE on a shared lock, an exception instead of "held".
 //
 // A caller that readers refuse, and that waits, leaves an intent: the string
-// hasp:{tag}:intent:key, with its token, for 300 ms. While it exists, new readers are refused.
+// hasp:{tag}:intent:key, with its token, for 300 ms. While it exists, new readers are refused, but not
+// those of fairlock.
 // The caller repeats it with each attempt but the first, and its grant removes it. If the
 // caller gives up, nothing removes the intent: it ends by itself.
 //

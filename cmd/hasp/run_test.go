@@ -129,6 +129,10 @@ func TestRunShared(t *testing.T) {
 	if o.out != "both\ncode 75\n" {
 		t.Errorf("got %q", o.out)
 	}
+	for _, inner := range [][]string{{"--shared"}, nil} {
+		args := slices.Concat([]string{"run", "key", "--shared", "--", hasp, "run", "key"}, inner, []string{"--", "echo", "ran"})
+		contains(t, runHasp(t, url, args...).want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
+	}
 	lock(t, url, 0)
 	contains(t, runHasp(t, url, "run", "key", "--shared", "--min-hold", "1s", "--", "true").want(t, exitUsage).err, "WithShared")
 }

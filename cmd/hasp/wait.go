@@ -143,10 +143,17 @@ func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
 			key += "#" + strconv.Itoa(i)
 		}
 		s, err := client.Inspect(ctx, key)
-		if err != nil || !s.Held || !slices.Contains(owners, s.Owner) {
+		if err != nil || !s.Held {
 			return nil
 		}
-		owner = s.Owner
+		// A shared hold counts as well, even if this run is shared: a run that is not may wait
+		// between the two.
+		holders := append(s.Shared, s.Owner)
+		at := slices.IndexFunc(holders, func(h string) bool { return slices.Contains(owners, h) })
+		if at < 0 {
+			return nil
+		}
+		owner = holders[at]
 	}
 	return codeError{exitNotAcquired, fmt.Errorf("%s is held by %s, the hasp run that this one runs inside: "+
 		"each would wait for the other to end; the command was not run", text.Quote(r.key), text.Quote(owner))}

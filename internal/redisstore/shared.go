@@ -8,11 +8,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// This file has shared holds for the strategies whose waiters have no queue in the store.
-// A shared record is the same for all of them, so their readers hold a key together.
+// This file has the shared holds of spinlock and pubsublock. fairlock writes the same
+// record, so readers of the three hold a key together. redlock uses shared.lua as well.
 
-// IntentTTL is how long an intent keeps new shared holds away, unless the caller that waits
-// repeats it. It is three times as long as that caller sleeps.
+// IntentTTL is how long an intent of Acquire keeps new shared holds away, unless the caller
+// that waits repeats it. It is three times as long as that caller sleeps.
 const IntentTTL = 3 * backend.AskAgain
 
 // SharedSrc is the beginning of a script that meets a shared record.
