@@ -282,10 +282,11 @@ func WithoutReentry() Option {
 	return func(r *request) { r.apart = true }
 }
 
-// WithShared takes the key shared: any number of shared leases may hold it at once, and
-// no exclusive lease with them. A Lock without WithShared that waits gets the key
-// although shared callers keep coming, of this Client too: new ones wait behind it. Each
-// shared caller asks the store itself, and its lease is renewed and lost by itself.
+// WithShared takes the key shared. Any number of shared leases may hold a key at once, but
+// never beside an exclusive lease. If a Lock without WithShared waits, new shared callers
+// wait behind it, also those of this Client. So it gets the key although shared callers
+// keep coming. Each shared caller asks the store itself. Each shared lease is renewed, and
+// may be lost, on its own.
 //
 // In the context of an exclusive lease of the key, a shared Lock re-enters that lease and
 // is exclusive. In the context of a shared lease, it re-enters the shared one. There an

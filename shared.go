@@ -1,11 +1,11 @@
 package hasp
 
-// Shared callers of a key do not stand in its line. Each asks the store itself, and has a
-// hold of its own. If a Client handed its shared holds on to new callers, it would never
-// leave the key to a caller of another Client that wants it alone.
+// Shared callers do not wait in the line of the key. Each asks the store itself, and has a
+// hold of its own. A Client that handed a shared hold from caller to caller might never let
+// go of the key, and an exclusive caller of another Client would never get it.
 //
-// So that the code for a line serves both, each shared caller has a line of its own, in
-// which it is the head from the beginning, and which nobody joins.
+// The code for lines serves shared callers too: each has a line of its own, is the head of
+// it from the start, and no other caller joins.
 
 // addReaderLocked adds the line of one more shared caller of key.
 func (c *Client) addReaderLocked(key string) *line {

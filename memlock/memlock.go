@@ -71,7 +71,7 @@ var errClosed = errors.New("memlock: driver is closed")
 type entry struct {
 	key   string
 	claim backend.Claim // the exclusive holder's; Token is empty if there is none
-	fence uint64        // the last holder's, or 0
+	fence uint64        // the largest of the holders', or 0
 	since time.Time     // when the exclusive hold began
 	until time.Time     // when its term ends, or the last term of the readers
 	queue list.List     // of *waiter, in order of arrival

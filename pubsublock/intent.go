@@ -10,9 +10,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A caller that readers refuse, and that waits, leaves an intent, which keeps new readers
-// away. A driver does so only for a key where readers have refused it, so that a key
-// without readers costs nothing more.
+// If readers refuse a caller that waits, it leaves an intent, which keeps new readers away.
+// The driver sends the intent's key only after readers have refused it at that key. So a key
+// without readers costs no more than before.
 
 // waitIntentTTL is the term of the intent that a Wait leaves. A Wait sleeps for maxSleep at
 // most.

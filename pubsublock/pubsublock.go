@@ -204,7 +204,8 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 }
 
 // Traits reports that the driver excludes all clients of the same Redis, draws
-// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end promptly. Calls over a
+// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end
+// promptly. Calls over a
 // *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}

@@ -104,7 +104,7 @@ func (d *Driver) acquireAfterReaders(ctx context.Context, c backend.Claim, key s
 	return d.answered(reply, err, c, key)
 }
 
-// answered returns the outcome of an attempt at a key that was refused before.
+// answered returns the outcome of a script that takes key. It remembers a refusal.
 func (d *Driver) answered(reply any, err error, c backend.Claim, key string) (backend.Grant, error) {
 	if err != nil {
 		return backend.Grant{}, err

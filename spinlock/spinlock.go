@@ -158,7 +158,8 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 }
 
 // Traits reports that the driver excludes all clients of the same Redis, grants
-// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end promptly. Calls over a
+// fences, and obeys KeepUntil and Shared. Calls of a driver that was opened by URL end
+// promptly. Calls over a
 // *redis.Client end at their deadlines, if it has ContextTimeoutEnabled, no timeout of
 // -2, no Limiter, no CredentialsProvider and no StreamingCredentialsProvider.
 func (d *Driver) Traits() backend.Traits {
