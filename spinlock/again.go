@@ -27,6 +27,10 @@ type refusal struct {
 	record string
 	at     time.Time
 	held   backend.HeldError
+
+	// When readers last refused this driver. Until IntentTTL later, an intent of this
+	// driver may be there, also if another caller's exclusive hold came in between.
+	readers time.Time
 }
 
 // after returns the error of the refusal for a later time. If the term has ended by
@@ -121,7 +125,14 @@ func (d *Driver) refused(key string, found redisstore.Found) error {
 	err := found.Held()
 	var held *backend.HeldError
 	if errors.As(err, &held) && (held.Owner != "" || held.Shared) {
-		d.refusals.put(key, refusal{found.Record(), time.Now(), *held})
+		r := refusal{record: found.Record(), at: time.Now(), held: *held}
+		if before, ok := d.refusals.get(key); ok {
+			r.readers = before.readers
+		}
+		if held.Shared {
+			r.readers = r.at
+		}
+		d.refusals.put(key, r)
 	} else {
 		// A record without a token, or one that cannot be read, does not identify a
 		// hold: Spring's registry writes the same one each time.

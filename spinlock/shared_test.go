@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/spinlock"
@@ -82,5 +83,42 @@ func TestReadersAfterAWriter(t *testing.T) {
 	attempt(false)
 	if sent := p.Commands(); len(sent) != 1 {
 		t.Errorf("sent %q", sent)
+	}
+}
+
+// A writer left an intent, and another writer had the key before it. Its grant removes the
+// intent nevertheless, so that readers need not wait until the intent ends.
+func TestIntentOutlastsAnotherWriter(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	other := spinlock.New(r.Redis, nil)
+	defer other.Close()
+	attempt := func(byReaders bool) {
+		t.Helper()
+		c := claim("k")
+		c.Waiting = true
+		var held *backend.HeldError
+		if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders {
+			t.Fatalf("got %#v", err)
+		}
+	}
+	reader, between := shared("k"), claim("k")
+	r.Acquire(t, reader)
+	attempt(true)
+	began := time.Now()
+	attempt(true)                                           // leaves the intent
+	r.Redis.Persist(t.Context(), redisstore.IntentKey("k")) // only the grant may end it
+	r.Release(t, reader)
+	if _, err := other.Acquire(t.Context(), between); err != nil {
+		t.Fatal(err)
+	}
+	attempt(false)
+	attempt(false)
+	if err := other.Release(t.Context(), between); err != nil {
+		t.Fatal(err)
+	}
+	r.Acquire(t, claim("k"))
+	took := time.Since(began)
+	if n := r.Redis.Exists(t.Context(), redisstore.IntentKey("k")).Val(); n != 0 && took < redisstore.IntentTTL {
+		t.Error("the intent is still there")
 	}
 }

@@ -207,7 +207,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	key := redisstore.LockKey(c.Key)
 	r, ok := d.refusals.get(key)
 	switch {
-	case ok && r.held.Shared:
+	case ok && (r.held.Shared || time.Since(r.readers) < redisstore.IntentTTL):
 		return d.acquireAfterReaders(ctx, c, key)
 	case c.Fenced:
 		return d.acquireFenced(ctx, c, key)
