@@ -63,7 +63,7 @@ const (
 	saysSharedHeld    = "A key with a shared hold is free for a shared claim and held for every other claim, unless callers wait: see Waiting."
 	saysSharedOwn     = "Each shared hold has its own token, term and fence: a renewal or a release of one changes no other."
 	saysSharedLast    = "The key is free when the last of them has ended."
-	saysSharedError   = "Shared says that the hold is shared."
+	saysSharedError   = "Shared says that the key is held by shared holds."
 	saysSharedWaiting = "A caller that waits for a key with a shared hold gets it although other shared claims keep coming: the driver refuses new shared claims until that caller has had the key or has left."
 	saysSharedGone    = "If it has died, the driver grants shared claims again after some seconds at most."
 	saysSharedStatus  = "Shared is the owners of the holders of a shared hold, up to 1,000 of them."
