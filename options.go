@@ -293,8 +293,7 @@ func WithoutReentry() Option {
 // exclusive Lock or TryLock is ErrInvalid at once: a shared lease cannot become an
 // exclusive one, because two that tried would wait for each other.
 //
-// With WithFence, a shared lease gets a fence as well. Two shared leases that begin
-// together may have the same one. The resource then keeps two numbers: it refuses a write whose fence is smaller than the largest that it has seen,
+// With WithFence, a shared lease draws a fence of its own. The resource then keeps two numbers: it refuses a write whose fence is smaller than the largest that it has seen,
 // and a read whose fence is smaller than the largest that it has seen with a write.
 //
 // WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no

@@ -1,11 +1,10 @@
 -- Proposes a fence for a free key: the server's time in microseconds, or one more
--- than the last fence if that is larger. Then take.lua or join.lua, which
--- follows, takes the key. alone.lua or share.lua comes before this part.
+-- than the last fence if that is larger. Then take.lua, which follows, takes the key.
 -- KEYS: the lock, its fence counter, the node's mark
 -- ARGV: the record, the term in ms
 -- Returns {0, mark or ''} if the key is held, {-1} if the counter's value is not a
 -- number that hasp wrote, or what take.lua returns.
-if held then return {0, redis.call('GET', KEYS[3]) or ''} end
+if redis.call('EXISTS', KEYS[1]) == 1 then return {0, redis.call('GET', KEYS[3]) or ''} end
 
 local last = redis.pcall('GETRANGE', KEYS[2], 0, 16)
 if type(last) ~= 'string' then

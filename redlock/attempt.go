@@ -386,9 +386,8 @@ func (a *attempt) cleanUpLocked(i int) {
 	a.mayHold[i], a.mayArrive[i] = false, false
 
 	channel, alone := "", false
-	if i == a.lead && !a.place.keeps {
-		// If this caller is still in the queue, it is first there, and would wake itself without
-		// end. Otherwise it has left the queue, so the next waiter must be woken. Nothing is
+	if i == a.lead {
+		// This caller has left the queue, so the next waiter must be woken. Nothing is
 		// published to the shared channel: this caller may listen to it, and would wake itself.
 		channel, alone = redisstore.DerivedKey("channel", a.c.Key), true
 	}

@@ -75,7 +75,6 @@ func (n *node) query(call redisstore.Call, timeout time.Duration) answer {
 // survey is the sum of the nodes' answers about a key.
 type survey struct {
 	d      *Driver
-	reader bool // shared records are not in the caller's way
 	all    []answer
 	holder *redisstore.Found  // the record of a quorum, from the node that ends the quorum; or nil
 	taken  []redisstore.Found // the records
@@ -84,8 +83,8 @@ type survey struct {
 }
 
 // sum returns the survey of answers.
-func (d *Driver) sum(all []answer, reader bool) survey {
-	s := survey{d: d, reader: reader, all: all}
+func (d *Driver) sum(all []answer) survey {
+	s := survey{d: d, all: all}
 	byRecord := map[string][]redisstore.Found{}
 	for _, f := range all {
 		switch {
@@ -95,77 +94,20 @@ func (d *Driver) sum(all []answer, reader bool) survey {
 			s.free++
 		default:
 			s.taken = append(s.taken, f.Found)
-			for _, record := range records(f.Found) {
-				byRecord[record] = append(byRecord[record], f.Found)
-			}
+			byRecord[f.Record()] = append(byRecord[f.Record()], f.Found)
 		}
 	}
 
 	// A record has a quorum until so many of its copies have expired that no quorum
 	// is left.
-	var members []string // of a shared record, on a quorum
-	for record, fs := range byRecord {
-		switch {
-		case len(fs) < d.quorum():
-		case len(fs[0].Members()) > 0:
-			members = append(members, record)
-		default:
-			slices.SortFunc(fs, longestFirst)
+	for _, fs := range byRecord {
+		if len(fs) >= d.quorum() {
+			slices.SortFunc(fs, func(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) })
 			s.holder = &fs[d.quorum()-1]
 		}
 	}
-	if len(members) > 0 {
-		// A node is taken until the last of its members has ended.
-		var fs []redisstore.Found
-		for _, f := range s.taken {
-			if len(f.Members()) > 0 {
-				fs = append(fs, f)
-			}
-		}
-		slices.SortFunc(fs, longestFirst)
-		slices.Sort(members)
-		holder := fs[d.quorum()-1].Of(members[:min(len(members), maxShared)])
-		s.holder = &holder
-	}
 	return s
 }
-
-// maxShared is how many holders of a shared hold a status names.
-const maxShared = 1000
-
-func longestFirst(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) }
-
-// records returns the records on a node: the members of a shared record, or its one record.
-func records(f redisstore.Found) []string {
-	if len(f.Members()) > 0 {
-		return f.Members()
-	}
-	return []string{f.Record()}
-}
-
-// shared reports whether node i has a shared record.
-func (s survey) shared(i int) bool {
-	f, ok := s.answer(i)
-	return ok && f.err == nil && len(f.Members()) > 0
-}
-
-// joins reports whether the caller could take the key on a node that is not free: it is a
-// reader, and so are the holders there.
-func (s survey) joins(f redisstore.Found) bool { return s.reader && len(f.Members()) > 0 }
-
-// open returns how many nodes have no record that is in the caller's way.
-func (s survey) open() int {
-	n := s.free
-	for _, f := range s.taken {
-		if s.joins(f) {
-			n++
-		}
-	}
-	return n
-}
-
-// blocked reports whether the key has a holder that is in the caller's way.
-func (s survey) blocked() bool { return s.holder != nil && !s.joins(*s.holder) }
 
 // remaining returns how long a record lasts.
 func remaining(f redisstore.Found) time.Duration {
@@ -206,49 +148,33 @@ func (s survey) answer(i int) (answer, bool) {
 	return answer{}, false
 }
 
-// record returns the record on node i that is in the caller's way, and how many nodes may
-// have the same record at most. Of several members it returns the usual one if it is there,
-// and the most that any of them may have.
-func (s survey) record(i int, usual string) (record string, most int) {
+// record returns the record on node i, and how many nodes may have the same record
+// at most.
+func (s survey) record(i int) (record string, most int) {
 	f, ok := s.answer(i)
-	if !ok || f.err != nil || f.Free() || s.joins(f.Found) {
+	if !ok || f.err != nil || f.Free() {
 		return "", 0
 	}
-	here, count := records(f.Found), s.count()
-	record = here[0]
-	if slices.Contains(here, usual) {
-		record = usual
-	}
-	for _, r := range here {
-		most = max(most, count[r])
-	}
-	return record, most + s.silent()
-}
-
-// count returns how many nodes have each record that is in the caller's way.
-func (s survey) count() map[string]int {
-	count := map[string]int{}
-	for _, f := range s.taken {
-		if s.joins(f) {
-			continue
-		}
-		for _, r := range records(f) {
-			count[r]++
+	most = s.silent()
+	for _, other := range s.taken {
+		if other.Record() == f.Record() {
+			most++
 		}
 	}
-	return count
+	return f.Record(), most
 }
 
-// unheld reports whether no holder is in the caller's way: no record has a quorum,
-// whatever the silent nodes have.
+// unheld reports whether the key has no holder: no record has a quorum, whatever
+// the silent nodes have.
 func (s survey) unheld() bool {
-	if s.open() >= s.d.quorum() {
+	if s.free >= s.d.quorum() {
 		return true
 	}
 
-	most := 0
-	for _, n := range s.count() {
-		most = max(most, n)
+	count, most := map[string]int{}, 0
+	for _, f := range s.taken {
+		count[f.Record()]++
+		most = max(most, count[f.Record()])
 	}
 
 	// All silent nodes may have the most frequent record.
@@ -278,7 +204,7 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	return d.sum(d.query(ctx, c.Key, c.Timeout, func(all []answer) bool {
-		s := d.sum(all, c.Shared)
+		s := d.sum(all)
 		if !s.hasQuorum() {
 			return false
 		}
@@ -288,7 +214,7 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 		}
 		time.AfterFunc(leadTimeout, cancel)
 		return false
-	}), c.Shared)
+	}))
 }
 
 // clearSurvey is a survey by a caller that will not ask again. If nodes are late, and the
@@ -307,18 +233,11 @@ func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 // has no Since and no waiters, because the record does not contain them. A holder
 // that is not a program of hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	within, cancel := context.WithCancel(ctx)
-	defer cancel()
-	all := d.query(within, key, inspectTimeout, func(all []answer) bool {
-		s := d.sum(all, false)
-		if s.holder != nil && len(s.holder.Members()) > 0 {
-			// Another node may complete the quorum of more readers.
-			time.AfterFunc(leadTimeout, cancel)
-			return false
-		}
+	all := d.query(ctx, key, inspectTimeout, func(all []answer) bool {
+		s := d.sum(all)
 		return s.holder != nil || s.free >= d.quorum()
 	})
-	s := d.sum(all, false)
+	s := d.sum(all)
 	if err := s.outage(ctx); err != nil {
 		return backend.Status{}, err
 	}

@@ -1,7 +1,7 @@
--- Removes a waiter from the queue. If the key is free or shared, wakes the next one.
+-- Removes a waiter from the queue. If the key is free, wakes the next one.
 -- KEYS: the lock, the queue's turns and looks
 -- ARGV: the waiter, the channel
 -- Returns 1.
 remove(KEYS[2], KEYS[3], ARGV[1])
-if redis.call('EXISTS', KEYS[1]) == 0 or type(redis.pcall('ZCARD', KEYS[1])) == 'number' then wake(KEYS[2], KEYS[3], ARGV[2], 'left') end
+if redis.call('EXISTS', KEYS[1]) == 0 then wake(KEYS[2], KEYS[3], ARGV[2], 'left') end
 return 1

@@ -191,7 +191,7 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 // sendAcquire sends the commands or the script that take the key. It returns the
 // vote, the proposal of a fence for a fenced claim, and the identity of the voter.
 func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
-	if a.c.Fenced || a.c.Shared || n.i == a.lead {
+	if a.c.Fenced || n.i == a.lead {
 		return n.sendScript(ctx, a)
 	}
 

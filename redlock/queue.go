@@ -35,7 +35,6 @@ func queueKeys(key string) []string {
 type place struct {
 	waiter string       // the name in the queue; empty for a caller that does not queue
 	since  time.Time    // when the waiter arrived
-	keeps  bool         // the waiter stays in the queue until its Wait ends
 	left   *atomic.Bool // the waiter has left this queue; nil for a caller that does not queue
 
 	answer atomic.Int32
@@ -47,29 +46,30 @@ const (
 	unanswered int32 = iota
 	behind           // no, and another caller has waited longer
 	next             // no, and no other caller has waited longer
-	leadYes          // yes, and the waiter has left the queue, unless place.keeps
+	leadYes          // yes, and the waiter has left the queue
 )
 
 // sendScript runs the script that takes the key. It proposes a fence for a fenced claim.
 // On the lead, the script also keeps the queue.
 func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
 	counter := redisstore.DerivedKey("fence", a.c.Key)
-	call := redisstore.Call{
+	script, call := acquireScript, redisstore.Call{
 		Keys: []string{a.lockKey, counter, markKey},
 		Args: []any{a.record, redisstore.Millis(a.c.TTL)},
 	}
 	if n.i == a.lead {
+		script = leadScript
+		if a.c.Fenced {
+			script = leadFenced
+		}
 		call.Keys = append(call.Keys, queueKeys(a.c.Key)...)
 		waited := int64(0)
 		if a.place.waiter != "" {
 			waited = time.Since(a.place.since).Milliseconds()
 		}
 		call.Args = append(call.Args, a.place.waiter, waited)
-		if a.place.keeps {
-			call.Args = append(call.Args, 1)
-		}
 	}
-	reply, err := n.store.Run(ctx, voteScript(n.i == a.lead, a.c), call)
+	reply, err := n.store.Run(ctx, script, call)
 	if err != nil {
 		v = voteAfter(err)
 		if n.i == a.lead && v == failed {
@@ -106,26 +106,6 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 	}
 	// This reply is not the script's. The script may have taken the key all the same.
 	return unknown, 0, id, n.store.Unexpected(reply)
-}
-
-// voteScript returns the script that takes the key for a claim, on the lead or on another
-// node.
-func voteScript(lead bool, c backend.Claim) *redisstore.Script {
-	switch {
-	case lead && c.Shared && c.Fenced:
-		return leadJoinFenced
-	case lead && c.Shared:
-		return leadJoin
-	case lead && c.Fenced:
-		return leadFenced
-	case lead:
-		return leadScript
-	case c.Shared && c.Fenced:
-		return joinFenced
-	case c.Shared:
-		return joinScript
-	}
-	return acquireScript
 }
 
 // placed keeps what the lead's queue says to a refused caller. It returns false if the
@@ -168,36 +148,6 @@ func (d *Driver) leave(i int, c backend.Claim, waiter string) {
 		})
 		n.observe(ctx, began, err)
 	})
-}
-
-// meet asks the nodes that this driver has not met yet for their marks, so that one of them
-// can lead. It waits for a quorum, and a moment longer for the others.
-func (d *Driver) meet(ctx context.Context, c backend.Claim) {
-	if d.leader(c.Key) != noLead || d.met.Swap(true) {
-		return
-	}
-	answered := make(chan bool, len(d.nodes))
-	for _, n := range d.nodes {
-		if !d.spawn(func() {
-			within, cancel := context.WithTimeout(context.Background(), c.Timeout)
-			defer cancel()
-			answered <- n.admit() == nil && n.loadMark(within) == nil
-		}) {
-			return
-		}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	for range d.nodes {
-		select {
-		case <-answered:
-			if d.leader(c.Key) != noLead {
-				time.AfterFunc(leadTimeout, cancel)
-			}
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // leadRelease is a release that is under way on the lead.

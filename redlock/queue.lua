@@ -1,14 +1,12 @@
 -- Refuses a key on the lead if it is held, or if another caller has waited longer. A
 -- refused waiter gets a place in the queue, or keeps the one it has. A waiter that is not
--- refused leaves the queue, and acquire.lua, take.lua or join.lua follows. A reader, which
--- takes the key shared, passes other readers. alone.lua or share.lua comes before this part.
+-- refused leaves the queue, and acquire.lua or take.lua follows.
 -- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
--- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms;
--- anything more if the waiter keeps its place until it leaves
+-- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms
 -- Returns {0, mark or '', what the queue says}, or what the script that follows returns.
 -- The queue says 1 if no other caller has waited longer. Otherwise it says 2 if the key is
--- free, and 0 if it is held, by readers or otherwise.
-local waiter, first = ARGV[3], true
+-- free, and 0 if it is held.
+local waiter, held, first = ARGV[3], redis.call('EXISTS', KEYS[1]) == 1, true
 local fence = 0 -- unless acquire.lua follows
 
 -- The order is not guaranteed. If this user may not keep a queue, or if another value
@@ -16,11 +14,11 @@ local fence = 0 -- unless acquire.lua follows
 pcall(function()
 	local now = clock()
 	local arrived = now - tonumber(ARGV[4])
-	local ahead, since = head(KEYS[4], KEYS[5], shares and waiter)
+	local ahead, since = head(KEYS[4], KEYS[5])
 	first = not ahead or ahead == waiter or arrived < since
 
 	if waiter == '' then return end
-	if first and not held and not ARGV[5] then
+	if first and not held then
 		remove(KEYS[4], KEYS[5], waiter)
 		return
 	end
@@ -30,5 +28,5 @@ pcall(function()
 	redis.call('PEXPIRE', KEYS[4], 2 * window)
 end)
 if held or not first then
-	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or taken and 0 or 2}
+	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or held and 0 or 2}
 end

@@ -63,11 +63,6 @@
 // or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
 // Unlock, kept- comes before the token. hasp and redsync exclude each other on the same nodes. A key with any other value counts as held on its node.
 //
-// A shared lock is a sorted set on each node, under the key itself. Each holder has a member
-// like the value above, whose score is the end of its term in ms by the node's clock. The
-// time to live of the key is the longest term. A sorted set without an end, or whose
-// first member has another form, counts as held.
-//
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token
 // to the channel of the first waiter's driver, hasp:{tag}:channel:key:driver. Older
@@ -145,7 +140,6 @@ type Driver struct {
 	allowUnsafe bool
 
 	longestTTL atomic.Int64  // the longest term of any caller in ms, as far as the marks name it
-	met        atomic.Bool   // meet has asked the nodes
 	splits     atomic.Int64  // attempts that were refused with some votes of yes
 	markTurn   chan struct{} // holds a value while a caller marks a new set
 
@@ -270,9 +264,9 @@ func checkNodes(names []string, allowUnsafe bool) error {
 }
 
 // Traits describes the driver: it excludes all callers that use the same nodes, it
-// gives fences, obeys KeepUntil and Shared, and its calls end with their contexts.
+// gives fences, obeys KeepUntil, and its calls end with their contexts.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, Keeps: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // quorum is the smallest majority of the nodes.
@@ -299,12 +293,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	// Rivals that ask one node first do not split the votes.
 	lead := noLead
-	if c.Shared {
-		// Ask first in any case: only the lead knows whether a writer waits. Other readers
-		// refuse nobody, so this driver may not have met any refusal.
-		d.meet(ctx, c)
-		lead = d.leader(c.Key)
-	} else if d.rivalled(c.Key) {
+	if d.rivalled(c.Key) {
 		lead = d.leader(c.Key)
 	}
 
@@ -319,7 +308,6 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		g, err = d.tryAcquire(ctx, c, number, lead, p)
 		number++
 	}
-	asked := lead
 	for round := 0; isHeld(err); round++ {
 		d.refused(c.Key)
 		s := d.clearSurvey(ctx, c)
@@ -327,9 +315,9 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		switch err := s.outage(ctx); {
 		case err != nil && lead != noLead:
 			return backend.Grant{}, err // only the lead has refused, not a quorum
-		case s.blocked(), !s.unheld(), round == maxRounds:
+		case s.holder != nil, !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
-		case p.answer.Load() == behind && (!p.spare.Load() || c.Shared && round > 0):
+		case p.answer.Load() == behind && !p.spare.Load():
 			// Others have waited for the key, and one of them takes it next.
 			return backend.Grant{}, s.heldError()
 		}
@@ -338,13 +326,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		// the votes of a rival that was also refused. If several rivals ask again at
 		// once, one of them nearly always wins. If it was the queue that refused, its
 		// first waiter has left the key alone all this time, and is likely to be gone.
-		lead = noLead
-		if c.Shared && round < maxRounds-1 {
-			// If the record is a leftover, writers wait at another node.
-			lead, p = d.leaderBut(c.Key, asked), &place{}
-			asked = lead
-		}
-		g, err = d.tryAcquire(ctx, c, number, lead, p)
+		g, err = d.tryAcquire(ctx, c, number, noLead, p)
 		number++
 	}
 	return g, err

@@ -14,7 +14,6 @@ import (
 
 // renewal is the renewal of one hold.
 type renewal struct {
-	i      int // in the claims of Renew
 	c      backend.Claim
 	a      *attempt // that took the hold; nil if the driver does not know of it
 	ballot *ballot
@@ -36,43 +35,37 @@ type serverTime struct {
 // renewed if a quorum still had it. The nodes without the hold get it afterwards,
 // and count from the next renewal on.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
-	var alone, shared []*renewal // they need different scripts
+	var renewals []*renewal
+	var claims []int // the index in cs of each renewal
 	for i, c := range cs {
 		r, err := d.newRenewal(c)
 		if err != nil {
 			done(i, backend.Grant{}, err)
 			continue
 		}
-		r.i = i
-		if c.Shared {
-			shared = append(shared, r)
-		} else {
-			alone = append(alone, r)
+		renewals, claims = append(renewals, r), append(claims, i)
+	}
+	if len(renewals) == 0 {
+		return
+	}
+
+	decided := make(chan int, len(renewals)) // each renewal is decided once
+	for _, n := range d.nodes {
+		// If Close has begun, done is not called, and the outcome of these claims
+		// is unknown.
+		if !d.spawn(func() { n.renew(renewals, decided) }) {
+			return
 		}
 	}
 
-	decided := make(chan *renewal, len(alone)+len(shared)) // each renewal is decided once
-	for _, renewals := range [][]*renewal{alone, shared} {
-		if len(renewals) == 0 {
-			continue
-		}
-		for _, n := range d.nodes {
-			// If Close has begun, done is not called, and the outcome of these claims
-			// is unknown.
-			if !d.spawn(func() { n.renew(renewals, decided) }) {
-				return
-			}
-		}
-	}
-
-	for range cap(decided) {
+	for range renewals {
 		select {
-		case r := <-decided:
-			done(r.i, backend.Grant{}, r.ballot.err())
+		case j := <-decided:
+			done(claims[j], backend.Grant{}, renewals[j].ballot.err())
 		case <-ctx.Done():
 			// A quorum after this moment must not repair the hold: the lease may have
 			// ended, and another caller may have the key.
-			for _, r := range slices.Concat(alone, shared) {
+			for _, r := range renewals {
 				r.ballot.decide(abandoned)
 			}
 			return
@@ -107,9 +100,9 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 	return r, nil
 }
 
-// renew renews holds on one node: all of them are shared, or none. It continues when Renew has returned: a late
+// renew renews holds on one node. It continues when Renew has returned: a late
 // answer shows that the node needs a repair.
-func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
+func (n *node) renew(renewals []*renewal, decided chan<- int) {
 	timeout := renewals[0].c.Timeout
 	// The context of Renew does not end the call, because a late answer counts for the
 	// repair.
@@ -122,7 +115,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 		r := renewals[j]
 		verdict, now := r.ballot.cast(n.i, v, err)
 		if now {
-			decided <- r // never blocks
+			decided <- j // never blocks
 		}
 		// A vote of no before the verdict is repaired by the vote that decides, and a
 		// later one by itself.
@@ -131,11 +124,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 		}
 	}
 
-	script := renewScript
-	if renewals[0].c.Shared {
-		script = renewSharedScript
-	}
-	n.store.RunEach(ctx, script, n.renewCalls(renewals), func(j int, reply any, err error) {
+	n.store.RunEach(ctx, renewScript, n.renewCalls(renewals), func(j int, reply any, err error) {
 		v, err := n.renewed(renewals[j], reply, err)
 		cast(j, v, err)
 	})
@@ -180,9 +169,6 @@ func (n *node) renewCalls(renewals []*renewal) []redisstore.Call {
 		calls[j] = redisstore.Call{
 			Keys: []string{redisstore.LockKey(r.c.Key), markKey, redisstore.DerivedKey("fence", r.c.Key)},
 			Args: []any{prefix, redisstore.Millis(r.c.TTL), fence, redisstore.Millis(n.d.fenceTTL)},
-		}
-		if r.c.Shared {
-			calls[j].Args = append(calls[j].Args, r.c.Owner)
 		}
 	}
 	return calls
@@ -267,11 +253,7 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 		defer close(ended)
 		ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
 		defer cancel()
-		script := repairScript
-		if r.c.Shared {
-			script = repairSharedScript
-		}
-		_, err := n.store.Run(ctx, script, redisstore.Call{
+		_, err := n.store.Run(ctx, repairScript, redisstore.Call{
 			Keys: []string{a.lockKey},
 			Args: []any{a.record, at.millis + left.Milliseconds()},
 		})

@@ -1,9 +1,24 @@
--- Prolongs a hold on this node, and never shortens it. counter.lua comes before this part.
+-- Prolongs a hold on this node, and never shortens it; raises the fence counter
+-- even if the hold is gone, because the node may have lost both.
 -- KEYS: the lock, the node's mark, the fence counter
 -- ARGV: the record's prefix: token# or token~n# for one attempt, the token alone
 -- for any; the term in ms; the hold's fence or ''; the counter's own term in ms
 -- Returns {1, marked}, or {0, marked, the server's time in ms} if the token does
 -- not hold the key. Marked is 1 if the node has a mark, else 0.
+local marked = redis.call('EXISTS', KEYS[2])
+if ARGV[3] ~= '' then
+	local last = redis.pcall('GETRANGE', KEYS[3], 0, 16)
+	if last == '' then last = '0' end
+	-- Leave any other value alone. The next fenced acquire reports it.
+	if type(last) == 'string' and string.match(last, '^%d+$') then
+		if tonumber(last) < tonumber(ARGV[3]) then
+			redis.call('SET', KEYS[3], ARGV[3], 'PX', ARGV[4])
+		else
+			redis.call('PEXPIRE', KEYS[3], ARGV[4])
+		end
+	end
+end
+
 local prefix, record = ARGV[1], redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] + 15)
 if type(record) ~= 'string' then
 	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end

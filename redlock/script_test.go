@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -72,25 +71,24 @@ func recordScripts() []scriptCase {
 	acquire, raise := []string{"k", "fence", "mark"}, []string{"fence", "k"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token"}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
-	looks := redisstore.LookSrc + inspectSrc
-	leads := aloneSrc + turnsSrc + queueSrc + acquireSrc + takeSrc
+	leads := turnsSrc + queueSrc + acquireSrc + takeSrc
 	now := time.Now().UnixMilli()
 	stands := func(waiter string, arrived, looked int64) []string {
 		return []string{fmt.Sprintf("zadd turns %d %s", now+arrived, waiter), fmt.Sprintf("zadd looks %d %s", now+looked, waiter)}
 	}
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return []scriptCase{
-		{"acquire: held", aloneSrc + acquireSrc + takeSrc, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
-		{"acquire: held, marked", aloneSrc + acquireSrc + takeSrc, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
-		{"acquire: first fence", aloneSrc + acquireSrc + takeSrc, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
-		{"acquire: fence by the clock", aloneSrc + acquireSrc + takeSrc, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
-		{"acquire: fence above the clock", aloneSrc + acquireSrc + takeSrc, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
-		{"acquire: last fence", aloneSrc + acquireSrc + takeSrc, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is no number", aloneSrc + acquireSrc + takeSrc, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is a list", aloneSrc + acquireSrc + takeSrc, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter cannot be read", aloneSrc + acquireSrc + takeSrc, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
+		{"acquire: held", acquireSrc + takeSrc, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
+		{"acquire: held, marked", acquireSrc + takeSrc, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
+		{"acquire: first fence", acquireSrc + takeSrc, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
+		{"acquire: fence by the clock", acquireSrc + takeSrc, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
+		{"acquire: fence above the clock", acquireSrc + takeSrc, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
+		{"acquire: last fence", acquireSrc + takeSrc, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is no number", acquireSrc + takeSrc, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is a list", acquireSrc + takeSrc, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter cannot be read", acquireSrc + takeSrc, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
 
-		{"lead: free", aloneSrc + turnsSrc + queueSrc + takeSrc, []string{"set mark m"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
+		{"lead: free", turnsSrc + queueSrc + takeSrc, []string{"set mark m"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
 		{"lead: fenced", leads, []string{"set fence 9000000000000000"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 9000000000000001  # Server.*\]`, "get k", "token#me"},
 		{"lead: held, first", leads, []string{"set k other", "set mark m"}, lead, []any{"token#me", 5000, "me", 7000}, `\[0 m 1\]`, "zrange turns 0 -1", `\[me\]`},
 		{"lead: held, the queue ends", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "me", 0}, `\[0  1\]`, "pttl turns", `[12]\d{3}`},
@@ -119,18 +117,18 @@ func recordScripts() []scriptCase {
 		{"raise: counter is a list", raiseSrc, []string{"lpush fence 1"}, raise, []any{"token#", "5", 9000}, "-1", "", ""},
 		{"raise: counter cannot be read", raiseSrc, []string{"acl setuser default -getrange"}, raise, []any{"token#", "5", 9000}, denied, "exists fence", "0"},
 
-		{"renew: longer", counterSrc + renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", `[45]\d\d\d`},
-		{"renew: never shorter", counterSrc + renewSrc, []string{"set k token#me px 90000", "set mark m"}, renew, []any{"token#", 5000, "", 9000}, `\[1 1\]`, "pttl k", `[89]\d{4}`},
-		{"renew: without an end", counterSrc + renewSrc, []string{"set k token#me"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", "-1"},
-		{"renew: any attempt", counterSrc + renewSrc, []string{"set k token~12#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
-		{"renew: first attempt by token", counterSrc + renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
-		{"renew: a longer token", counterSrc + renewSrc, []string{"set k tokens#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
-		{"renew: gone, fence stays", counterSrc + renewSrc, nil, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "5"},
-		{"renew: fence is higher", counterSrc + renewSrc, []string{"set fence 6"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "pttl fence", `[89]\d\d\d`},
-		{"renew: counter is no number", counterSrc + renewSrc, []string{"set fence x"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "x"},
-		{"renew: counter is a list", counterSrc + renewSrc, []string{"lpush fence 1"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "type fence", "list"},
-		{"renew: the lock is a list", counterSrc + renewSrc, []string{"lpush k 1"}, renew, []any{"token#", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
-		{"renew: cannot be read", counterSrc + renewSrc, []string{"set k token#me", "acl setuser default -getrange"}, renew, []any{"token#", 5000, "", 9000}, denied, "", ""},
+		{"renew: longer", renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", `[45]\d\d\d`},
+		{"renew: never shorter", renewSrc, []string{"set k token#me px 90000", "set mark m"}, renew, []any{"token#", 5000, "", 9000}, `\[1 1\]`, "pttl k", `[89]\d{4}`},
+		{"renew: without an end", renewSrc, []string{"set k token#me"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", "-1"},
+		{"renew: any attempt", renewSrc, []string{"set k token~12#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
+		{"renew: first attempt by token", renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
+		{"renew: a longer token", renewSrc, []string{"set k tokens#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
+		{"renew: gone, fence stays", renewSrc, nil, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "5"},
+		{"renew: fence is higher", renewSrc, []string{"set fence 6"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "pttl fence", `[89]\d\d\d`},
+		{"renew: counter is no number", renewSrc, []string{"set fence x"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "x"},
+		{"renew: counter is a list", renewSrc, []string{"lpush fence 1"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "type fence", "list"},
+		{"renew: the lock is a list", renewSrc, []string{"lpush k 1"}, renew, []any{"token#", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
+		{"renew: cannot be read", renewSrc, []string{"set k token#me", "acl setuser default -getrange"}, renew, []any{"token#", 5000, "", 9000}, denied, "", ""},
 
 		{"release", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, release, "1", "exists k", "0"},
 		{"release: any attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, release, "1", "exists k", "0"},
@@ -152,15 +150,15 @@ func recordScripts() []scriptCase {
 		{"keep: free", turnsSrc + releaseSrc, nil, queued, []any{"token", "channel", "token", 5000}, "0", "exists k", "0"},
 		{"keep: tells the first waiter", turnsSrc + releaseSrc, append(stands("d~she", -500, -200), "set k token#me"), queued, []any{"token", "channel", "token", 5000}, "2", "exists k", "1"},
 		{"keep: no memory", turnsSrc + releaseSrc, []string{"set k token#me px 90000", "config set maxmemory 1"}, queued, []any{"token", "channel", "token", 5000}, "1", "config set maxmemory 0", "OK"},
-		{"renew: kept", counterSrc + renewSrc, []string{"set k kept-token#me px 5000"}, renew, []any{"token", 90000, "", 9000}, `\[0 0 \d{13}\]`, "pttl k", `[45]\d\d\d`},
+		{"renew: kept", renewSrc, []string{"set k kept-token#me px 5000"}, renew, []any{"token", 90000, "", 9000}, `\[0 0 \d{13}\]`, "pttl k", `[45]\d\d\d`},
 
 		{"repair", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
 		{"repair: too late", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
 		{"repair: held", repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
 
-		{"inspect: free", looks, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
-		{"inspect: held", looks, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
-		{"inspect: a list", looks, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+		{"inspect: free", inspectSrc, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
+		{"inspect: held", inspectSrc, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
+		{"inspect: a list", inspectSrc, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
 
 		{"break", turnsSrc + breakSrc, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
 		{"break: free", turnsSrc + breakSrc, nil, queued, []any{"channel", "broken"}, "0", "", ""},

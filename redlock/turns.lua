@@ -13,30 +13,19 @@ local function remove(turns, looks, waiter)
 	redis.call('ZREM', looks, waiter)
 end
 
--- reads reports whether a waiter is a reader. It wants the key shared, and is named
--- driver~r~waiter.
-local function reads(waiter) return string.find(waiter, '^[^~]*~r~') end
-
--- head returns the waiter that has waited longest, and when it arrived. For a reader it
--- skips other readers. It returns nothing if nobody waits. It removes those before it that
--- are gone.
-local function head(turns, looks, reader)
+-- head returns the waiter that has waited longest, and when it arrived. It returns
+-- nothing if nobody waits. It removes those before it that are gone.
+local function head(turns, looks)
 	local now
-	local i = 0
 	while true do
-		local first = redis.call('ZRANGE', turns, i, i, 'WITHSCORES')
+		local first = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')
 		if not first[1] then return nil end
 		now = now or clock()
 		local looked = tonumber(redis.call('ZSCORE', looks, first[1]) or 0)
 		-- A look in the future comes from before the clock was set back. 50 ms are
 		-- allowed, because clocks are also adjusted by little.
-		if now - looked >= window or looked > now + 50 then
-			remove(turns, looks, first[1]) -- the next one takes its rank
-		elseif reader and first[1] ~= reader and reads(first[1]) then
-			i = i + 1
-		else
-			return first[1], tonumber(first[2])
-		end
+		if now - looked < window and looked <= now + 50 then return first[1], tonumber(first[2]) end
+		remove(turns, looks, first[1])
 	end
 end
 
@@ -45,22 +34,12 @@ end
 -- of its own. Older versions of hasp know no queue. Their waiters share a channel, and
 -- expect the message and their number, which counts as 1 if this user may not ask for
 -- it. If this user may not publish, waiters find the key free at their next look. An
--- empty message is for the first waiter alone. If it is a reader, the readers right behind
--- it are woken with it.
+-- empty message is for the first waiter alone.
 local function wake(turns, looks, channel, message)
 	local waiters = 0
 	local ok, first = pcall(head, turns, looks)
 	if ok and first then
-		local woken = {}
-		-- Readers take the key together. More than 32 notice it at their next look.
-		for _, waiter in ipairs(reads(first) and redis.call('ZRANGE', turns, 0, 31) or {first}) do
-			if waiter ~= first and not reads(waiter) then break end
-			local driver = string.match(waiter, '^[^~]*')
-			if not woken[driver] then
-				woken[driver] = true
-				redis.pcall('PUBLISH', channel .. ':' .. driver, message)
-			end
-		end
+		redis.pcall('PUBLISH', channel .. ':' .. string.match(first, '^[^~]*'), message)
 		waiters = 1
 	end
 	if message == '' then return waiters end

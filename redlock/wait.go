@@ -35,7 +35,6 @@ type waiting struct {
 	number int                // of the last attempt
 	asked  time.Time          // when the last attempt began
 	left   *atomic.Bool       // set when the waiter leaves the queue that it stands in
-	keeps  bool               // readers have refused this writer, so it leaves the queue at its end
 	answer int32              // of the lead to the last attempt
 	vain   int                // looks without success since the waiter was last woken
 	older  bool               // the waiter also listens to the channel of older versions
@@ -63,13 +62,8 @@ type waiting struct {
 // An attempt asks the lead first, and the others if the lead votes yes or does not answer
 // in time. Waiters usually agree on the lead, so they do not split the vote.
 func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	reads := "~"
-	if c.Shared {
-		reads = "~r~" // turns.lua knows readers by it
-		d.meet(ctx, c)
-	}
 	life, cancel := context.WithCancel(context.Background())
-	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: d.id + reads + crand.Text(), began: time.Now(), queue: noLead}
+	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: d.id + "~" + crand.Text(), began: time.Now(), queue: noLead}
 	// At the end, cancel runs first: it ends a subscription under way.
 	defer w.stand(life, noLead)
 	defer cancel()
@@ -116,17 +110,11 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		s := w.d.survey(ctx, w.c, lead)
 		strayed := w.strayed(lead, s)
 		switch {
-		case s.hasQuorum() && s.open() < w.d.quorum():
+		case s.hasQuorum() && s.free < w.d.quorum():
 			w.d.refused(w.c.Key)
 			err = s.heldError()
 			if w.lacksHolder(lead, s) {
 				w.d.shun(w.c.Key, lead)
-			}
-		case s.hasQuorum() && strayed && s.shared(lead):
-			// A reader has left a member on the lead. The writer stays in the queue there,
-			// because the queue keeps new readers away, and asks all nodes at once.
-			if w.answer != behind {
-				g, err = w.attempt(ctx, noLead)
 			}
 		case s.hasQuorum() && (strayed || w.stray == "" && w.answer != behind):
 			// The lead shows no record, or one that blocks no quorum.
@@ -205,7 +193,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		// A vote in flight may still make a place. It reads left when it ends, so set left
 		// before the place is removed.
 		w.left.Store(true)
-		if w.answer != leadYes || w.keeps {
+		if w.answer != leadYes {
 			w.d.leave(was, w.c, w.waiter)
 		}
 	}
@@ -272,22 +260,18 @@ func (w *waiting) listen(n *node, channel string) {
 }
 
 // strayed reports whether the lead has a leftover: a record that has been there for
-// leadTimeout or longer, and that no quorum can have. A newer record usually belongs to a
-// rival that is about to ask the other nodes. Unless the leftover is a shared record,
-// strayed makes the next node lead.
+// leadTimeout or longer, and that no quorum can have. Then it makes the next node lead. A
+// newer record usually belongs to a rival that is about to ask the other nodes.
 func (w *waiting) strayed(lead int, s survey) bool {
-	record, most := s.record(lead, w.stray)
-	if record != w.stray || most >= w.d.quorum() {
-		// Readers come and go, so count only the time without a quorum.
+	record, most := s.record(lead)
+	if record != w.stray {
 		w.stray, w.since = record, time.Now()
 	}
 
 	if record == "" || most >= w.d.quorum() || time.Since(w.since) < leadTimeout {
 		return false
 	}
-	if !s.shared(lead) {
-		w.d.shun(w.c.Key, lead)
-	}
+	w.d.shun(w.c.Key, lead)
 	return true
 }
 
@@ -296,9 +280,7 @@ func (w *waiting) strayed(lead int, s survey) bool {
 // have written its record there after the lead answered.
 func (w *waiting) lacksHolder(lead int, s survey) bool {
 	f, ok := s.answer(lead)
-	if s.holder == nil || len(s.holder.Members()) > 0 || s.shared(lead) || w.answer != leadYes || !ok || f.err != nil || f.Record() == s.holder.Record() {
-		// If readers hold the key, or have left a member on the lead, the others keep this
-		// lead. A writer in the queue of another node would not keep new readers away.
+	if s.holder == nil || w.answer != leadYes || !ok || f.err != nil || f.Record() == s.holder.Record() {
 		w.lacked = ""
 		return false
 	}
@@ -312,10 +294,7 @@ func (w *waiting) lacksHolder(lead int, s survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) {
 	w.number++
 	w.asked = time.Now()
-	// If other nodes refuse a writer, for releases that have not arrived, new readers could
-	// pass the lead before the writer looks again. So its place stays.
-	w.keeps = w.keeps || !w.c.Shared && w.held != nil && w.held.Shared
-	p := &place{waiter: w.waiter, since: w.began, keeps: w.keeps, left: w.left}
+	p := &place{waiter: w.waiter, since: w.began, left: w.left}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
 	w.answer = p.answer.Load()
 	return g, err
@@ -324,10 +303,7 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 // leader returns the node that contended attempts ask first: the first one in order that
 // votes, is healthy, and is not much slower than the fastest. If clients disagree, they
 // may split a vote, and stand in different queues.
-func (d *Driver) leader(key string) int { return d.leaderBut(key, noLead) }
-
-// leaderBut is leader, without one node.
-func (d *Driver) leaderBut(key string, not int) int {
+func (d *Driver) leader(key string) int {
 	fastest := time.Duration(1<<63 - 1)
 	for _, n := range d.nodes {
 		if trip := time.Duration(n.latency.Load()); trip > 0 && n.healthy() {
@@ -337,7 +313,7 @@ func (d *Driver) leaderBut(key string, not int) int {
 
 	// The margin keeps the lead while latencies vary, so that clients agree on it.
 	for i, n := range d.nodes {
-		if trip := time.Duration(n.latency.Load()); i != not && trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.healthy() && n.marks.voting() && d.leads(key, i) {
+		if trip := time.Duration(n.latency.Load()); trip > 0 && trip <= 4*fastest+2*time.Millisecond && n.healthy() && n.marks.voting() && d.leads(key, i) {
 			return i
 		}
 	}

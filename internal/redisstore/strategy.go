@@ -132,15 +132,6 @@ func (f Found) Shared() bool { return len(f.members) > 0 }
 // Record returns the start of the record. It is empty if the key is free.
 func (f Found) Record() string { return f.record }
 
-// Members returns members of the record if it is shared, and otherwise nothing.
-func (f Found) Members() []string { return f.members }
-
-// Of returns f with these members of a shared record.
-func (f Found) Of(members []string) Found {
-	f.members = members
-	return f
-}
-
 // Free reports whether the key did not exist.
 func (f Found) Free() bool { return f.pttl == -2 }
 
