@@ -1,8 +1,8 @@
 -- Takes a key that has no queue and is free. A shared hold may join a shared record.
 -- KEYS: see record.lua
 -- ARGV[2..]: token, owner, term in ms, flags as in an entry
--- Returns {1, fence}; {0, PTTL, owner, whether shared (0 or 1)} and what handOver returns, if the key is held or has a queue;
--- or {-1} if the counter's value is not a number that hasp wrote.
+-- Returns {1, fence}; {-1} if the counter's value is not a number that hasp wrote; or, if the key is
+-- held or has a queue, {0, PTTL, owner, 1 if shared and otherwise 0} and then what handOver returns.
 if redis.call('EXISTS', lock, queue) > 0 then
 	local handed = {}
 	local token, owner = holder()

@@ -39,7 +39,11 @@ local function offer(entry, own, handed)
 	-- Without a message the waiter finds the grant at its next poll, before its client counts as dead.
 	-- Until then the key is kept for it. Otherwise the next waiter would overtake it.
 	if fence and not mine and type(count) ~= 'number' and now() + term < tonumber(till) then
-		if joins then enter(lock, member, till - now(), now(), now() + term) else redis.pcall('PEXPIREAT', lock, string.format('%.0f', tonumber(till))) end
+		if joins then
+			enter(lock, member, till - now(), now(), now() + term)
+		else
+			redis.pcall('PEXPIREAT', lock, string.format('%.0f', tonumber(till)))
+		end
 	end
 	redis.call('ZREM', queue, entry)
 	if mine then

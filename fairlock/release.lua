@@ -1,7 +1,8 @@
 -- Releases a key, if the token holds it, and hands it to the next waiter. Removes the given entries
 -- from the queue. Without entries, and if the token does not hold the key, it searches for the token.
 -- KEYS: see record.lua
--- ARGV[2..]: the token, for a shared hold with # and the owner after it, and the token's entries that may be in the queue, if the client knows them
+-- ARGV[2..]: the token, or token#owner for a shared hold; then the token's entries that may be in the
+-- queue, if the client knows them
 -- Returns {1} and what handOver returns, or {0} and that if the token does not hold the key.
 local token, alone, owner = string.match(ARGV[2], '^([^#]*)(#?)(.*)$')
 alone = alone == ''

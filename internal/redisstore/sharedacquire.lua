@@ -1,5 +1,5 @@
--- Takes a key shared, if it is free or has a shared record, and no caller waits for it
--- alone. The texts of shared.lua and fence.lua come before this part.
+-- Takes a key shared, if it is free or has a shared record, and there is no intent. The
+-- texts of shared.lua and fence.lua come before this part.
 -- KEYS: the lock, the intent of a caller that waits, and the fence counter if a fence is
 -- wanted
 -- ARGV: the member, the term in ms, the counter's own term in ms
