@@ -3,7 +3,7 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy test bench compare torture simulate soak fuzz mutate modules api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture hosts simulate soak fuzz mutate model modules api.txt
 
 check: fmt vet staticcheck tidy test modules bench torture compare
 
@@ -24,20 +24,24 @@ tidy:
 test:
 	go test -race -shuffle=on -timeout 15m ./redlock ./internal/acceptance ./internal/torture ./...
 
-# The modules that need other libraries. The second has the code of docs/integrations.md. Its
-# tests of goose and of a fence in SQL are skipped if no PostgreSQL is installed.
+# The modules that need other libraries. internal/integrations has the code of
+# docs/integrations.md. Its tests of goose and of a fence in SQL are skipped if no PostgreSQL is
+# installed, and so are those of pglock. internal/browser tests the page of hasp ui. It is skipped
+# if no Chromium is installed. The tests of etcdlock are skipped if no etcd is installed;
+# HASP_TEST_ETCD=FILE names another one.
 modules:
-	@for dir in gocronhasp internal/integrations; do \
+	@for dir in gocronhasp otelhasp pglock etcdlock all internal/integrations internal/browser; do \
 		echo "$$dir"; \
 		(cd $$dir && go mod tidy -diff && go vet -race ./... && \
 			GOFLAGS=-race $$(go -C $(CURDIR) tool -n staticcheck) ./... && \
-			go test -race -shuffle=on -timeout 5m ./...) || exit 1; \
+			go test -race -shuffle=on -timeout 5m -bench . -benchtime 1x ./...) || exit 1; \
 	done
 
-# Each benchmark once, so that none rots. Figures: "go test -run '^$$' -bench . PACKAGE".
+# Each benchmark once, so that none rots; "make modules" runs those of other modules.
+# Figures: "go test -run '^$$' -bench . PACKAGE".
 bench:
-	go test -race -run '^$$' -bench . -benchtime 1x \
-		$$(git grep -l '^func Benchmark' -- '*_test.go' ':!bench' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
+	go test -race -short -run '^$$' -bench . -benchtime 1x \
+		$$(git grep -l '^func Benchmark' -- '*_test.go' ':!bench' ':!otelhasp' ':!pglock' ':!etcdlock' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 
 # hasp beside other libraries. The first run builds an etcd, which takes minutes; later
 # runs take less than one. bench is a module of its own.
@@ -53,6 +57,12 @@ torture:
 	@all=$$(command -v redis-server >/dev/null || echo "-strategy filelock"); set -x; \
 	go run ./internal/torture -clocks=false -parallel 3 -time 15s -seed 1 $$all && \
 	go run ./internal/torture -clocks=false -parallel 3 -time 15s $$all
+
+# The strategies on Redis, with each process on a host of its own. The hosts are network
+# namespaces, so this needs root.
+hosts:
+	HASP_TEST_HOSTS=1 go test -race ./internal/torture/...
+	go run ./internal/torture -on hosts -parallel 4 -time 30s
 
 # Seeds of the simulation in virtual time; "go test" runs a few.
 SEEDS ?= 20000
@@ -82,6 +92,10 @@ SEED ?= $(shell date +%G%V)
 
 mutate:
 	go run ./internal/mutate -seed $(SEED)
+
+# The protocols of redlock and fairlock as models: docs/model/README.md. It needs spin.
+model:
+	docs/model/run
 
 # The exported API, checked by internal/api. Run this when it changes.
 api.txt:

@@ -39,8 +39,8 @@ var (
 	//
 	// It matches refused and broken connections, timeouts, every error that the server
 	// itself reports (no memory, no permission, read only, loading), a lost quorum, and
-	// an Unlock or Extend whose outcome is unknown. Open, Inspect and Break return it
-	// too. The driver's error stays wrapped. It never matches an error that is ErrHeld,
+	// an Unlock or Extend whose outcome is unknown. Open, Inspect, Break and List return
+	// it too. The driver's error stays wrapped. It never matches an error that is ErrHeld,
 	// ErrLost, ErrReleased, ErrClosed, ErrInvalid or errors.ErrUnsupported, except
 	// where LockAll or Do joins several errors.
 	//
@@ -53,14 +53,15 @@ var (
 // Error is the error of every call that concerns a key. It says what was tried, on
 // which key, and why it failed.
 type Error struct {
-	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "do", "lead"
-	Key string // as the caller gave it, without Options.Prefix
+	Op  string // "lock", "trylock", "extend", "unlock", "inspect", "break", "list", "do", "lead"
+	Key string // as the caller gave it, without Options.Prefix; of List the prefix
 	Err error
 }
 
-// Error returns the message. The key is quoted, because it may be any bytes.
+// Error returns the message. The key is quoted, because it may be any bytes, and the middle of
+// a long one is left out.
 func (e *Error) Error() string {
-	return "hasp: " + e.Op + " " + strconv.Quote(e.Key) + ": " + e.Err.Error()
+	return "hasp: " + e.Op + " " + brief(e.Key) + ": " + e.Err.Error()
 }
 
 // Unwrap returns e.Err.
@@ -176,4 +177,15 @@ func isContextError(err error) bool {
 // has changed nothing.
 func definite(err error) bool {
 	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported)
+}
+
+// longKey is the most bytes of a key that an error quotes.
+const longKey = 200
+
+// brief quotes a key, and leaves out the middle of a long one.
+func brief(key string) string {
+	if len(key) <= longKey {
+		return strconv.Quote(key)
+	}
+	return fmt.Sprintf("%q…%q (%d bytes)", key[:longKey/2], key[len(key)-longKey/4:], len(key))
 }

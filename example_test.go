@@ -302,6 +302,29 @@ func ExampleWithSlots() {
 	// true
 }
 
+// Any number of readers use the table at once. A writer waits for them, and then has the
+// table alone. New readers wait behind it.
+func ExampleWithShared() {
+	ctx := context.Background()
+	c := hasp.New(memlock.New(), nil)
+	defer c.Close()
+
+	one, _ := c.Lock(ctx, "table", hasp.WithShared())
+	two, _ := c.Lock(ctx, "table", hasp.WithShared())
+	_, err := c.TryLock(ctx, "table")
+	fmt.Println("beside readers:", errors.Is(err, hasp.ErrHeld))
+
+	one.Unlock(ctx)
+	two.Unlock(ctx)
+	writer, _ := c.TryLock(ctx, "table")
+	_, err = c.TryLock(ctx, "table", hasp.WithShared())
+	fmt.Println("beside a writer:", errors.Is(err, hasp.ErrHeld))
+	writer.Unlock(ctx)
+	// Output:
+	// beside readers: true
+	// beside a writer: true
+}
+
 // Transfers between accounts in both directions. LockAll sorts the keys, so two
 // transfers that name them in another order do not block each other for ever.
 func ExampleLockAll() {

@@ -66,6 +66,7 @@ type hold struct {
 // grant's term has ended before the answer came, newHold releases the token in the
 // background and returns errLate.
 func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
+	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
 	until := start.add(term)
 	if !g.Until.IsZero() {

@@ -293,8 +293,11 @@ func WithoutReentry() Option {
 // exclusive Lock or TryLock is ErrInvalid at once: a shared lease cannot become an
 // exclusive one, because two that tried would wait for each other.
 //
-// With WithFence, a shared lease draws a fence of its own. The resource then keeps two numbers: it refuses a write whose fence is smaller than the largest that it has seen,
-// and a read whose fence is smaller than the largest that it has seen with a write.
+// With WithFence, a shared lease also gets a fence. With redlock, two shared leases that
+// begin at the same moment may get the same fence. A resource that checks the fences of
+// readers and writers keeps two numbers. It refuses a write whose fence is smaller than the
+// largest that it has seen, and a read whose fence is smaller than the largest that it has
+// seen with a write.
 //
 // WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no
 // [backend.Traits].Shared, the error is errors.ErrUnsupported, and the key is not locked.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -339,4 +340,13 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 		f.set(up)
 		want(t, "Unlock after the term", l.Unlock(t.Context()), hasp.ErrLost)
 	})
+}
+
+// An error leaves out the middle of a long key.
+func TestErrorOfALongKeyIsShort(t *testing.T) {
+	key := "begin" + strings.Repeat("k", 1<<20) + "end"
+	text := (&hasp.Error{Op: "lock", Key: key, Err: hasp.ErrHeld}).Error()
+	if len(text) > 300 || !strings.Contains(text, "begin") || !strings.Contains(text, "end") || !strings.Contains(text, "1048584 bytes") {
+		t.Errorf("%d bytes: %.300s", len(text), text)
+	}
 }

@@ -337,8 +337,9 @@ func Strategies() []string {
 	return slices.Sorted(maps.Keys(registry.openers))
 }
 
-// ownStrategies are the strategies of this module. Each is the name of its package.
-var ownStrategies = []string{"fairlock", "filelock", "memlock", "pubsublock", "redlock", "spinlock"}
+// ownStrategies are hasp's strategies. Each is the name of its package. etcdlock and pglock are
+// modules of their own.
+var ownStrategies = []string{"etcdlock", "fairlock", "filelock", "memlock", "pglock", "pubsublock", "redlock", "spinlock"}
 
 // lookup returns the opener of a strategy. If there is none, the error says which
 // import or change may be missing.

@@ -319,6 +319,9 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 	case h.index < 0:
 		// The hold was unlocked or lost meanwhile. The answer changes nothing.
 	case err == nil:
+		if g.Handle != nil {
+			h.claim.Handle = g.Handle
+		}
 		h.renewedLocked(now, start, until)
 		c.scheduleLocked(h)
 	case errors.Is(err, ErrLost):

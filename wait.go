@@ -119,7 +119,8 @@ func (c *Client) cleanUpUnknown(cl backend.Claim, err error) {
 // The function releases the token of cl if the token has the key, or a place in the
 // driver's queue.
 func (c *Client) releaseLate(cl backend.Claim) func(backend.Grant, error) {
-	return func(_ backend.Grant, err error) {
+	return func(g backend.Grant, err error) {
+		cl.Handle = g.Handle
 		if err == nil || cl.Stays && errors.Is(err, ErrHeld) {
 			c.reap(cl, reapOnce)
 		}

@@ -10,7 +10,8 @@
 //
 // With a plain driver, the engine polls. A driver that can wait better than by
 // asking again is also a [Waiter]. A driver that can report who holds a key is
-// an [Inspector]. [Traits] describes the other differences.
+// an [Inspector], and one that can report which keys are held is a [Lister]. [Traits]
+// describes the other differences.
 //
 // # Holds
 //
@@ -31,6 +32,20 @@
 // What a hold or a waiter leaves in the store disappears by itself, even if no
 // caller wants the key again. Only a fence counter may stay. A store that
 // removes such leftovers only from time to time bounds how much it keeps.
+//
+// # Stores that do not fit
+//
+// A lock that ends with a connection or a session is not a hold. Examples are an
+// advisory lock of PostgreSQL, and a lock that a session of ZooKeeper or Consul keeps.
+// Such a lock has no term of its own: it ends when the store notices that the
+// connection or the session is gone. No other process can renew or release it. If the
+// connection is lost, the lock ends while its holder is at work, and so do all other
+// locks of the process. A row of a table, or a key with a term of its own, fits in the
+// same store.
+//
+// In some stores a term cannot be made longer or shorter for one key, as in etcd, where a
+// lease has the term that it was created with. Such a driver makes a lease for the new
+// term and moves the key to it.
 //
 // # Errors
 //
@@ -69,6 +84,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"time"
 )
@@ -257,6 +273,25 @@ type Inspector interface {
 	Break(ctx context.Context, key string) error
 }
 
+// Lister is a [Driver] that can list the keys that are held or waited for.
+type Lister interface {
+	Driver
+
+	// List yields the keys that begin with prefix and are held or waited for, each with
+	// what the store knows of it. Prefix is literal text. The list is no snapshot. A key
+	// that is held all the time is in it. A key that is taken or freed meanwhile may be
+	// missing, and a key may come twice.
+	//
+	// The data of another program is never listed: unless callers wait for the key, a hold
+	// is in the list only if its record names an owner as this driver's records do.
+	//
+	// List sends nothing before the loop asks for the next entry, and nothing after the
+	// loop has ended. One call to the store looks at 1,000 entries at most, and lasts for
+	// timeout at most. An error ends the list: it is yielded once, last, with a zero
+	// Entry. If ctx ends before the list does, that error matches ctx's error.
+	List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[Entry, error]
+}
+
 // Traits is what a driver can do. The engine, the conformance suite and the
 // documentation rely on it. Claiming less or more than is true fails the suite.
 type Traits struct {
@@ -287,6 +322,11 @@ type Traits struct {
 	// MaxTTL is the longest term that the driver grants; a longer one is
 	// ErrInvalid. Zero means that there is no limit.
 	MaxTTL time.Duration
+
+	// MinTTL is the shortest term that the driver grants, and TTLUnit is the unit of its
+	// terms. A driver rounds a term up to both. Zero means MinTTL of this package, and a
+	// millisecond or less.
+	MinTTL, TTLUnit time.Duration
 
 	// Reach is how far the exclusion goes.
 	Reach Reach
@@ -348,7 +388,8 @@ func (r Reach) String() string {
 }
 
 // Claim is the request to a driver. Drivers read the fields that they need. Renew
-// and Release find a hold by Key and Token, and a shared one also by Shared.
+// and Release find a hold by Key and Token, and a shared one also by Shared. Handle may
+// help them.
 type Claim struct {
 	// Key is the name that is locked: any bytes, never empty. Keys of up to
 	// 1,000 bytes are different locks if any byte differs. A key may look like
@@ -368,6 +409,13 @@ type Claim struct {
 	// TTL is the requested term, at least MinTTL. A store that counts in coarser
 	// units rounds it up.
 	TTL time.Duration
+
+	// Handle is the last Handle that a grant of this driver gave for the hold. It is
+	// for Renew and Release, and only saves the driver a search: the token is the proof.
+	// It is nil if another driver made the hold, or if the outcome of the call
+	// that made it is unknown. Then the driver goes by the token. A late call may bring
+	// the Handle of a hold that has ended.
+	Handle any
 
 	// Timeout bounds one call to the store.
 	Timeout time.Duration
@@ -392,7 +440,7 @@ type Claim struct {
 	Waiting bool
 
 	// Renewed says that the hold will be renewed from a third of its term on,
-	// so that Wait may grant less than TTL.
+	// so that Acquire and Wait may grant less than TTL.
 	Renewed bool
 
 	// Stays says that a Wait that ends with ErrHeld leaves its place in the
@@ -419,12 +467,18 @@ type Grant struct {
 	// data. A renewal need not repeat the fence.
 	Fence uint64
 
+	// Handle is what the driver wants to know in later calls for this hold, such as the
+	// number of a lease in the store. The engine does not look at it. It passes it to
+	// Renew and Release as Claim.Handle. A renewal may give another one; nil keeps the
+	// one before.
+	Handle any
+
 	// Until is the moment until which the holder may trust the hold, by this
 	// process's clock. Until has passed before another token is granted the key.
 	// The zero value means: the moment the call began + TTL − [Drift](TTL), which
 	// is right for every store that starts the whole term when it is asked. The
-	// first renewal is due after a third of the term at the latest. If Wait
-	// granted less than TTL, it is due after a third of the rest at the latest.
+	// first renewal is due after a third of the term at the latest. If less
+	// than TTL was granted, it is due after a third of the rest at the latest.
 	Until time.Time
 }
 
@@ -441,6 +495,12 @@ type Status struct {
 	// Shared is the owners of the holders of a shared hold, up to 1,000 of them. Owner
 	// is empty then, TTL is the longest, and Since is zero.
 	Shared []string `json:"shared,omitempty"`
+}
+
+// Entry is one key of a [Lister]'s list.
+type Entry struct {
+	Key string `json:"key"`
+	Status
 }
 
 // Drift returns the part of a term that a holder must not trust, because clocks

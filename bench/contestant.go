@@ -34,6 +34,8 @@ type stores struct {
 	One  string   // URL of a Redis
 	Five []string // URLs of five independent masters
 	Etcd string   // the address that etcd serves
+
+	Postgres string // URL of a database
 }
 
 // The groups of contestants.
@@ -50,7 +52,7 @@ type opener func(ctx context.Context, s stores, term time.Duration) (locker, err
 type contestant struct {
 	name   string
 	group  string
-	nodes  int    // how many Redis servers it takes; 0 means an etcd
+	nodes  int    // how many Redis servers it takes; 0 means an etcd, onPostgres a PostgreSQL
 	waits  bool   // takes part in the scenario of a contended key
 	fair   bool   // takes part in the scenario of a contended key that is held
 	renews bool   // by itself
@@ -78,6 +80,10 @@ func contestants() []contestant {
 		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, grows: few, open: openRedlock},
 		{name: "hasp-redlock-3", group: ours, nodes: 3, fair: true, alike: true, open: openRedlock},
 		{name: "hasp-memlock", group: ours, nodes: 1, alike: true, grows: 100_000, open: openMemlock},
+		{name: "hasp-etcdlock", group: ours, waits: true, renews: true, most: few, open: openEtcdlock},
+		{name: "hasp-pglock", group: ours, nodes: onPostgres, waits: true, renews: true, most: few, asked: true, open: openPglock},
+		{name: "postgres-rows", group: bare, nodes: onPostgres, waits: true, asked: true, open: openRows},
+		{name: "postgres-advisory", group: theirs, nodes: onPostgres, waits: true, asked: true, open: openAdvisory},
 		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false, seldom)},
 		{name: "redislock-batched", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(true, seldom)},
 		{name: "redislock-eager", group: theirs, nodes: 1, waits: true, fair: true, alike: true, open: openRedislock(false, often)},

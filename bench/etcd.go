@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
+	_ "github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
@@ -34,6 +35,10 @@ func openEtcd(_ context.Context, s stores, term time.Duration) (locker, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return e, nil
+}
+
+func openEtcdlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
+	return openURL(ctx, "etcdlock+etcd://"+s.Etcd, term)
 }
 
 func (e *etcdCaller) caller(context.Context) (locker, error) {

@@ -77,6 +77,8 @@ func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	case 0:
 		sum = spent{math.NaN(), math.NaN(), 0, math.NaN(), math.NaN()} // etcd counts no commands
 		return sum, errors.Join(m.etcd.Send("cpu"), m.etcd.Receive(&sum.cpu))
+	case onPostgres:
+		return spent{math.NaN(), math.NaN(), math.NaN(), math.NaN(), math.NaN()}, nil
 	case 1:
 		nodes = []*redis.Client{m.one}
 	case 3:

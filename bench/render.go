@@ -60,6 +60,7 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 		"behind-list":   func() string { return r.behindList(p) },
 		"free":          func() string { return r.free(1) },
 		"free-five":     func() string { return r.free(5) },
+		"free-postgres": func() string { return r.free(onPostgres) },
 		"contended64":   func() string { return r.crowded(queue(64)) },
 		"contended512":  func() string { return r.crowded(queue(512)) },
 		"held":          func() string { return r.crowded(queueOf1ms) },
@@ -89,7 +90,11 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 		case !ok || !r.has(strings.HasPrefix(name, growth)):
 			return old
 		}
-		return filledPart(name, write())
+		text := write()
+		if name == "free-postgres" && !hasRows(text) {
+			return old // only runs that name these contestants measure them
+		}
+		return filledPart(name, text)
 	})
 
 	// This part has figures of both kinds of runs, so it is made from the filled page.
@@ -160,6 +165,9 @@ func (r *results) table(rows []row, columns ...column) string {
 	return out.String()
 }
 
+// hasRows reports whether a table has more than its head.
+func hasRows(table string) bool { return strings.Count(table, "\n") > 2 }
+
 // plain is a column of one metric, in the section of the row.
 func (r *results) plain(title, metric string) column {
 	return column{title, func(x row) string { return number(r.median(x.cell(x.contestant), metric)) }}
@@ -192,6 +200,8 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 		base = ringName
 	case r.contestant(name).nodes == 5:
 		base = "bare-quorum"
+	case r.contestant(name).nodes == onPostgres:
+		base = "postgres-rows"
 	}
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
 }
@@ -250,11 +260,11 @@ func (p plan) held(nodes int) (all []section) {
 	return all
 }
 
-// rows returns a row for each contestant on that many nodes. etcd counts as one
-// node; nodes 0 selects all.
+// rows returns a row for each contestant on that many nodes, or on a PostgreSQL if nodes is
+// onPostgres. etcd counts as one node; nodes 0 selects all.
 func (r *results) rows(s section, nodes int) (rows []row) {
 	for _, c := range r.contestants {
-		if nodes == 0 || (nodes == 5) == (c.nodes == 5) {
+		if nodes == 0 || (nodes == 5) == (c.nodes == 5) && (nodes == onPostgres) == (c.nodes == onPostgres) {
 			rows = append(rows, row{c.name, s, c.name})
 		}
 	}

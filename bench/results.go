@@ -42,7 +42,7 @@ type results struct {
 // modules are the paths of the contestants' modules.
 var modules = []string{
 	"github.com/hasplock/hasp", "github.com/redis/go-redis/v9", "github.com/bsm/redislock", "github.com/go-redsync/redsync/v4",
-	"github.com/redis/rueidis", "go.etcd.io/etcd/client/v3",
+	"github.com/redis/rueidis", "go.etcd.io/etcd/client/v3", "github.com/jackc/pgx/v5",
 }
 
 func newResults(all []contestant, redis string) *results {
@@ -141,7 +141,7 @@ func (r *results) page() []byte {
 	var out bytes.Buffer
 	p := planOf(r.Quick)
 	part := func(title, text string) {
-		if strings.Count(text, "\n") > 2 { // more than the head of a table
+		if hasRows(text) {
 			fmt.Fprintf(&out, "\n## %s\n\n%s", title, text)
 		}
 	}
@@ -154,6 +154,7 @@ func (r *results) page() []byte {
 	}
 	part("A free key: pairs/s (ratio to bare commands)", r.free(1))
 	part("A free key, on five nodes", r.free(5))
+	part("A free key, on a PostgreSQL", r.free(onPostgres))
 	for _, c := range p.contests {
 		part("One key, "+c.String(), r.crowded(section{contended, c.String()}))
 	}

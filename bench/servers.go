@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -32,6 +33,14 @@ func (b *bench) start(ctx context.Context) (err error) {
 	b.at.One = b.redises[0].URL()
 	for _, srv := range b.redises[1:] {
 		b.at.Five = append(b.at.Five, srv.URL())
+	}
+	if needs[onPostgres] {
+		if err := b.servers.Do(func() error {
+			b.at.Postgres = "postgres://hasp@" + pgtest.Start(&b.servers, "max_connections=500").Addr + "/postgres?sslmode=disable"
+			return nil
+		}); err != nil {
+			return err
+		}
 	}
 	if b.meter, err = newMeter(b.at); err != nil || !needs[0] {
 		return err

@@ -176,6 +176,7 @@ func linkCutWaiter(e *env) {
 
 	// The waiter that is cut off is the first in line.
 	l.Set(Hung)
+	e.settle(a)
 	a.give(c)
 	w.granted("Wait while another waiter is cut off")
 	b.keep(w.c)

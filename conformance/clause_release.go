@@ -20,6 +20,8 @@ var releaseClauses = []clause{
 		why: "After a Release the token holds nothing, and others get the key with terms of their own."},
 	{name: "token-whole", says: saysToken, check: tokenWhole,
 		why: "Only the whole token proves a hold: not a part of it, not another case of it, not the owner."},
+	{name: "token-alone", says: saysHandle, check: tokenAlone,
+		why: "Renew and Release work with the token alone, without a handle, in every driver on the store."},
 }
 
 func releaseForeign(e *env) {
@@ -101,4 +103,17 @@ func otherCase(r rune) rune {
 		return unicode.ToLower(r)
 	}
 	return unicode.ToUpper(r)
+}
+
+// tokenAlone calls the drivers without the handles of their grants.
+func tokenAlone(e *env) {
+	a, b := e.open(), e.open()
+	for _, d := range []*driver{a, b} {
+		c := a.hold(e.h.Long)
+		ctx, cancel := d.soon()
+		mustf(errOf(renewBy(ctx, d.Driver, c)), "renewal without a handle")
+		mustf(d.Release(ctx, c), "release without a handle")
+		cancel()
+		mustf(b.grantedAtLast(c.Key), "after a release without a handle")
+	}
 }

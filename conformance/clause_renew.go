@@ -142,14 +142,20 @@ type answers struct {
 // renewAll renews cs and counts the answers.
 func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	a := &answers{count: make([]atomic.Int32, len(cs)), errs: make([]error, len(cs))}
-	d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) {
+	noted := make([]backend.Claim, len(cs))
+	for i, c := range cs {
+		noted[i] = d.noted(c)
+	}
+	d.Renew(ctx, noted, func(i int, g backend.Grant, err error) {
 		switch {
 		case a.over.Load():
 			a.late.Add(1)
 		case i < 0 || i >= len(cs):
 			a.wrong.Add(1)
 		case a.count[i].Add(1) == 1:
-			a.errs[i] = err
+			if a.errs[i] = err; err == nil {
+				d.note(cs[i], g)
+			}
 		}
 	})
 

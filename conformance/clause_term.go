@@ -14,6 +14,8 @@ var termClauses = []clause{
 		why: "A hold lasts for the whole term that was asked for."},
 	{name: "expiry-own-term", says: saysLasts, check: expiryOwnTerm,
 		why: "Each hold has the term that its own claim asked for."},
+	{name: "expiry-rounded", says: saysRounds, check: expiryRounded,
+		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
 	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
 		why: "Grant.Until, or call start + TTL − drift, has passed before another token is granted the key."},
 	{name: "deadline-after-renewal", says: saysUntil, check: deadlineAfterRenewal,
@@ -82,6 +84,23 @@ func expiryOwnTerm(e *env) {
 	a.outlast(e.term)
 	mustf(b.refused(long.Key), "a hold of %v, after two terms of %v", e.h.Long, e.term)
 	a.give(long)
+}
+
+func expiryRounded(e *env) {
+	a, b := e.open(), e.open()
+	for _, ttl := range []time.Duration{max(backend.MinTTL, e.term/3), e.term + e.term/3 + time.Microsecond} {
+		c, whole := e.claim(ttl), e.granted(ttl)
+		called := time.Now()
+		s := succession{until: until(a.take(c), c, called)}
+		s.seizedBy(b, c.Key)
+		must(s.inTime())
+		early := called.Add(whole - backend.Drift(whole)).Sub(s.seized)
+		require(early <= 0, "another token was granted the key %v before the end of a term of %v, asked for as %v", early, whole, ttl)
+
+		c = a.hold(ttl)
+		a.outlast(whole)
+		mustf(b.grantedAtLast(c.Key), "after a term of %v, asked for as %v", whole, ttl)
+	}
 }
 
 func deadlineInTime(e *env) { must(e.succession(false).inTime()) }

@@ -71,8 +71,8 @@ type Harness struct {
 	// goroutines, and in child processes.
 	Open func(ctx context.Context, store string) (backend.Driver, error)
 
-	// Term is the term of leases that expire in a clause; default 400 ms. Long is
-	// a term that outlasts every clause; default and minimum 1 min. Timeout bounds
+	// Term is the term of leases that expire in a clause; default 400 ms. It is rounded
+	// up as the Traits of the driver say. Long is a term that outlasts every clause; default and minimum 1 min. Timeout bounds
 	// one call to the store; default 3 s.
 	Term, Long, Timeout time.Duration
 

@@ -13,8 +13,22 @@ import (
 // driver is a driver under test, with the steps of clauses as methods.
 type driver struct {
 	backend.Driver
-	e    *env
-	once sync.Once // of Close
+	e       *env
+	once    sync.Once // of Close
+	handles sync.Map  // by token; also of holds that have ended
+}
+
+// note keeps the handle of a grant for later calls.
+func (d *driver) note(c backend.Claim, g backend.Grant) {
+	if g.Handle != nil {
+		d.handles.Store(c.Token, g.Handle)
+	}
+}
+
+// noted returns c with its handle, if a grant of this driver has given one.
+func (d *driver) noted(c backend.Claim) backend.Claim {
+	c.Handle, _ = d.handles.Load(c.Token)
+	return c
 }
 
 // opener opens drivers of a strategy on the store at an address.
@@ -66,6 +80,7 @@ func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	switch {
 	case err == nil:
 		d.mine(c)
+		d.note(c, g)
 	case !errors.Is(err, backend.ErrHeld) && time.Since(began) >= c.TTL-backend.Drift(c.TTL):
 		err = slow("%w", err)
 	}
@@ -106,7 +121,7 @@ func (d *driver) release(c backend.Claim) error {
 	ctx, cancel := d.soon()
 	defer cancel()
 
-	err := d.Release(ctx, c)
+	err := d.Release(ctx, d.noted(c))
 	if err == nil {
 		d.e.mu.Lock()
 		delete(d.e.held, c.Token)
@@ -146,7 +161,11 @@ func renewBy(ctx context.Context, d backend.Driver, c backend.Claim) (g backend.
 func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := d.soon()
 	defer cancel()
-	return renewBy(ctx, d.Driver, c)
+	g, err := renewBy(ctx, d.Driver, d.noted(c))
+	if err == nil {
+		d.note(c, g)
+	}
+	return g, err
 }
 
 // renews is renew for callers that need no grant.

@@ -29,6 +29,7 @@ type suite struct {
 	traits    backend.Traits
 	waiter    bool
 	inspector bool
+	lister    bool
 	id        string       // makes this run's keys unique
 	serial    atomic.Int64 // of keys
 	childArgs []string     // arguments of child processes; nil for the program's own
@@ -64,8 +65,10 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	}
 
 	s.traits = d.Traits()
+	s.h.Term = s.granted(s.h.Term)
 	_, s.waiter = d.(backend.Waiter)
 	_, s.inspector = d.(backend.Inspector)
+	_, s.lister = d.(backend.Lister)
 
 	// The driver goes before its store.
 	stopStore := s.stop
@@ -75,6 +78,15 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	}
 
 	return s, nil
+}
+
+// granted returns the term that the driver grants if it is asked for ttl.
+func (s *suite) granted(ttl time.Duration) time.Duration {
+	ttl = max(ttl, s.traits.MinTTL)
+	if unit := s.traits.TTLUnit; unit > 0 {
+		ttl = (ttl + unit - 1) / unit * unit
+	}
+	return ttl
 }
 
 // clauses returns the clauses that the Harness has selected.
@@ -159,6 +171,8 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 		r.Status, r.Reason = Skip, cannot+" ("+err.Error()+")"
 	case declared && c.optional == yes:
 		r.Status, r.Err = Fail, fmt.Errorf("the clause is met, although Harness.Cannot declares that it cannot be (%s): remove the declaration", cannot)
+	case err != nil && c.optional != no:
+		r.Status, r.Err = Fail, fmt.Errorf("%w (a store that cannot meet this clause may declare it in Harness.Cannot)", err)
 	case err != nil:
 		r.Status, r.Err = Fail, err
 	}

@@ -40,7 +40,7 @@ const (
 // run alone are last, because the others run before them.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	keepClauses, sharedClauses, sharedHoldClauses, waitClauses, orderClauses, inspectClauses, closeClauses,
+	keepClauses, sharedClauses, sharedHoldClauses, waitClauses, orderClauses, inspectClauses, listClauses, closeClauses,
 	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
@@ -100,6 +100,8 @@ func (n need) missing(s *suite) string {
 var (
 	waiter    = needs("the driver is not a Waiter", func(s *suite) bool { return s.waiter })
 	inspector = needs("the driver is not an Inspector", func(s *suite) bool { return s.inspector })
+	lister    = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
+	unlister  = needs("the driver is a Lister", func(s *suite) bool { return !s.lister })
 	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
 	unordered = all(needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered }), waiter)
 	turns     = needs("one turn on a place by its Traits", func(s *suite) bool { return s.traits.Turns > 1 })

@@ -24,6 +24,7 @@ func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	g, err := d.Driver.(backend.Waiter).Wait(ctx, c)
 	if err == nil {
 		d.mine(c)
+		d.note(c, g)
 	}
 	return g, err
 }
@@ -113,4 +114,12 @@ func (e *env) queued(d *driver, key string, n int) {
 		return
 	}
 	e.until(fmt.Sprintf("%d waiters in the result of Inspect", n), func() bool { return len(d.inspect(key).Waiters) >= n })
+}
+
+// settle gives the store time to run what others have sent. An attempt that they had sent
+// before their link was cut could otherwise win the key after its release.
+func (e *env) settle(d *driver) {
+	for range 3 {
+		must(d.granted(e.key()))
+	}
 }

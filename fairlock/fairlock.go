@@ -42,10 +42,11 @@
 // its term is above the window; the term is below the window and half of it has
 // passed since the last poll; or replicas must confirm the hold.
 //
-// While callers wait for a key, their Client polls it every third of the window.
-// One script keeps their places alive and checks whether the key is free. A key
-// that another strategy holds is polled once a second, because that strategy's
-// release sends no message. Renewals travel in batches.
+// While callers wait for a key, their Client polls it every third of the window. One script
+// keeps their places alive and checks whether the key is free. A key that another strategy
+// holds is polled once a second, because that strategy's release sends no message. Renewals
+// travel in batches. hasp.Client.List scans the names of all keys of the Redis: see
+// docs/redis.md.
 //
 // A Client subscribes to one channel, on a cluster to one for each slot, over one
 // more connection to each server. If it cannot subscribe, it polls four times a
@@ -170,6 +171,7 @@ type Driver struct {
 var (
 	_ backend.Waiter    = (*Driver)(nil)
 	_ backend.Inspector = (*Driver)(nil)
+	_ backend.Lister    = (*Driver)(nil)
 )
 
 // New returns a Driver over rdb: a client of one server, of a cluster, or of the

@@ -2,6 +2,7 @@ package fairlock
 
 import (
 	"context"
+	"iter"
 	"strconv"
 	"time"
 
@@ -18,17 +19,23 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		return backend.Status{}, err
 	}
 
+	s, _, err := d.status(reply)
+	return s, err
+}
+
+// status decodes the reply of inspect.lua. It reports whether the record is fairlock's, or
+// shared.
+func (d *Driver) status(reply any) (s backend.Status, own bool, err error) {
 	r := fieldsOf(reply)
 	if len(r) < 5 || r.int(0) < -2 || !r.isText(3) || r.int(4) < 0 || r.int(4) > int64(len(r)-5) {
-		return backend.Status{}, d.store.Unexpected(reply)
+		return s, false, d.store.Unexpected(reply)
 	}
 
-	var s backend.Status
 	if pttl := r.int(0); pttl != -2 {
 		s.Held, s.Owner, s.TTL = true, r.text(1), redisstore.Term(pttl)
 		// A record of another strategy has no start.
 		if ms, err := strconv.ParseInt(r.text(2), 10, 64); err == nil {
-			s.Since = time.UnixMilli(ms)
+			s.Since, own = time.UnixMilli(ms), pttl >= 0
 		}
 	}
 	// A counter that hasp did not write counts as none.
@@ -41,7 +48,23 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		s.Waiters = append(s.Waiters, r.text(i))
 	}
 
-	return s, nil
+	return s, own || len(s.Shared) > 0, nil
+}
+
+// records is how a list finds the holds and the queues.
+var records = redisstore.Listing{Type: "string", Peek: []any{"getrange", 0, 9}, Queue: "places", Ours: func(begin any) bool {
+	return begin == "fairlock- " || begin == "fairlock+ "
+}}
+
+// List returns the keys with a record of fairlock, with shared holds, or with waiters. If
+// callers wait for a key that another strategy or another program holds, it has no Owner.
+func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	call := func(c redisstore.Candidate) redisstore.Call { return redisstore.Call{Keys: keysOf(c.Key)} }
+	return d.store.ListBy(ctx, prefix, timeout, records, inspectScript, call, func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
+		s, own, err := d.status(reply)
+		// A key with a record and a queue is found twice, and listed once.
+		return s, own != c.Queued && (own || len(s.Waiters) > 0), err
+	})
 }
 
 // Break removes whatever is stored under key, and hands the key to the next

@@ -30,13 +30,13 @@
 //
 // # Cost
 //
-// An attempt at a held key reads one file and locks none, which takes about 10 µs.
-// So many callers may poll. To take or release a key takes about fifteen system
-// calls, one of which creates a file: tens of microseconds on a local file system.
-// A batch of renewals locks each guard once. Only the first fence in half a minute
-// waits for the disk. Records need not survive a power failure, because holders do
-// not. If a power failure leaves an incomplete record, the key is free after the
-// next boot.
+// An attempt at a held key reads one file and locks none, which takes about 10 µs. So many
+// callers may poll. To take or release a key takes about fifteen system calls, one of which
+// creates a file: tens of microseconds on a local file system. A list reads 256 names at a
+// time, and then the record of each. On Unix it locks no guard. A batch of renewals locks
+// each guard once. Only the first fence in half a minute waits for the disk. Records need
+// not survive a power failure, because holders do not. If a power failure leaves an
+// incomplete record, the key is free after the next boot.
 //
 // # URL
 //
@@ -97,8 +97,8 @@ type Options struct {
 	Mode fs.FileMode
 }
 
-// Driver is a [backend.Driver] on a directory. It is fenced, an Inspector, and
-// reaches all processes of the host.
+// Driver is a [backend.Driver] on a directory. It is fenced, an Inspector and a Lister,
+// and reaches all processes of the host.
 type Driver struct {
 	dir    string
 	dirErr error       // why dir or mode cannot be used; every call returns it
@@ -113,7 +113,10 @@ type Driver struct {
 	closed  atomic.Bool
 }
 
-var _ backend.Inspector = (*Driver)(nil)
+var (
+	_ backend.Inspector = (*Driver)(nil)
+	_ backend.Lister    = (*Driver)(nil)
+)
 
 // defaultTimeout bounds the wait for a guard if the call has no bound of its own.
 const defaultTimeout = 3 * time.Second
@@ -295,7 +298,12 @@ func (d *Driver) status(key string) (backend.Status, error) {
 	if r == nil {
 		return backend.Status{}, err
 	}
-	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}, nil
+	return r.status(now), nil
+}
+
+// status returns what Inspect and List report of a record.
+func (r *record) status(now instant) backend.Status {
+	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
 }
 
 // Close makes every later call return an error. A driver has no file open between

@@ -29,22 +29,36 @@ const maxPlain = 120
 // current directory or a device (NUL, con). Because of the suffix, the last
 // character is never a dot or a space, which Windows ignores.
 func stateName(key string) string {
+	// Each byte of the key takes a byte at least.
+	if len(key) <= maxPlain {
+		if plain := escape(key); len(plain) <= maxPlain {
+			return plainPrefix + plain + suffix
+		}
+	}
+	sum := sha256.Sum256([]byte(key))
+	return sumPrefix + hex.EncodeToString(sum[:]) + suffix
+}
+
+// The parts of the names of state files.
+const (
+	plainPrefix = "key-"
+	sumPrefix   = "sha256-"
+	suffix      = ".lock"
+)
+
+// escape encodes a short key, or the beginning of one.
+func escape(key string) string {
 	const digits = "0123456789abcdef"
-	plain := make([]byte, 0, 2*maxPlain)
-	for i := 0; i < len(key) && len(plain) <= maxPlain; i++ {
-		switch c := key[i]; {
+	plain := make([]byte, 0, 3*len(key))
+	for _, c := range []byte(key) {
+		switch {
 		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
 			plain = append(plain, c)
 		default:
 			plain = append(plain, '%', digits[c>>4], digits[c&15])
 		}
 	}
-
-	if len(plain) <= maxPlain {
-		return "key-" + string(plain) + ".lock"
-	}
-	sum := sha256.Sum256([]byte(key))
-	return "sha256-" + hex.EncodeToString(sum[:]) + ".lock"
+	return string(plain)
 }
 
 // stripeOf returns the number of key's stripe.

@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"strings"
 	"sync"
@@ -53,7 +54,7 @@ func (s *Store) Driver() *Driver { return &Driver{store: s, closed: make(chan st
 func New() *Driver { return NewStore().Driver() }
 
 // Driver is a [backend.Driver] on a [Store]. It is a Waiter that keeps the
-// order of arrival, fenced, and an Inspector.
+// order of arrival, fenced, an Inspector, and a Lister.
 type Driver struct {
 	store  *Store
 	once   sync.Once     // closes closed
@@ -63,6 +64,7 @@ type Driver struct {
 var (
 	_ backend.Waiter    = (*Driver)(nil)
 	_ backend.Inspector = (*Driver)(nil)
+	_ backend.Lister    = (*Driver)(nil)
 )
 
 var errClosed = errors.New("memlock: driver is closed")
@@ -275,27 +277,66 @@ func (d *Driver) Inspect(_ context.Context, key string) (backend.Status, error) 
 	s := d.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.keys[key]
-	if e == nil {
-		return st, nil
-	}
-	now := time.Now()
-	switch {
-	case !e.held(now):
-	case len(e.readers) > 0:
-		st = backend.Status{Held: true, TTL: e.until.Sub(now), Fence: e.fence}
-		for _, r := range e.readers {
-			if now.Before(r.until) && len(st.Shared) < maxShown {
-				st.Shared = append(st.Shared, r.owner)
-			}
-		}
-	default:
-		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.until.Sub(now), Fence: e.fence}
-	}
-	for p := e.queue.Front(); p != nil; p = p.Next() {
-		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
+	if e := s.keys[key]; e != nil {
+		st = e.status(time.Now())
 	}
 	return st, nil
+}
+
+// pageSize is how many keys List looks at before it lets other calls go on.
+const pageSize = 256
+
+// List yields the keys in no particular order. It looks at 256 keys at a time.
+func (d *Driver) List(ctx context.Context, prefix string, _ time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		for page := range d.store.pages(prefix) {
+			err := ctx.Err()
+			if err == nil {
+				err = d.closedErr()
+			}
+			if err != nil {
+				yield(backend.Entry{}, err)
+				return
+			}
+			for _, e := range page {
+				if !yield(e, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// pages yields the entries of a list, page by page. A page may be empty, and there is at
+// least one. The store is not locked while a page is used.
+func (s *Store) pages(prefix string) iter.Seq[[]backend.Entry] {
+	return func(yield func([]backend.Entry) bool) {
+		var page []backend.Entry
+		flush := func() bool {
+			full := page
+			page = nil
+			s.mu.Unlock()
+			defer s.mu.Lock() // also if yield panics
+			return yield(full)
+		}
+
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		looked := 0
+		for key, e := range s.keys {
+			// The store is unlocked between two pages, so an entry may be gone by now. fitLocked may
+			// even have replaced the map that this loop walks. So look each key up again.
+			if strings.HasPrefix(key, prefix) && s.keys[key] == e {
+				if st := e.status(time.Now()); st.Held || len(st.Waiters) > 0 {
+					page = append(page, backend.Entry{Key: key, Status: st})
+				}
+			}
+			if looked++; looked%pageSize == 0 && !flush() {
+				return
+			}
+		}
+		flush()
+	}
 }
 
 // Break takes the key from its holder and hands it to the first waiter.
@@ -345,7 +386,7 @@ func trustedUntil(now time.Time, ttl time.Duration) time.Time {
 	return now.Add(ttl - backend.Drift(ttl))
 }
 
-// maxShown is how many readers Inspect names.
+// maxShown is how many readers Inspect and List name.
 const maxShown = 1000
 
 func later(a, b time.Time) time.Time {
@@ -362,6 +403,26 @@ func (e *entry) held(now time.Time) bool {
 // freeFor reports whether the key has no holder that excludes c.
 func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
 	return !e.held(now) || c.Shared && len(e.readers) > 0
+}
+
+// status returns what Inspect and List report of the key.
+func (e *entry) status(now time.Time) (st backend.Status) {
+	switch {
+	case !e.held(now):
+	case len(e.readers) > 0:
+		st = backend.Status{Held: true, TTL: e.until.Sub(now), Fence: e.fence}
+		for _, r := range e.readers {
+			if now.Before(r.until) && len(st.Shared) < maxShown {
+				st.Shared = append(st.Shared, r.owner)
+			}
+		}
+	default:
+		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.until.Sub(now), Fence: e.fence}
+	}
+	for p := e.queue.Front(); p != nil; p = p.Next() {
+		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
+	}
+	return st
 }
 
 // idle reports whether the key has neither a holder nor a waiter.

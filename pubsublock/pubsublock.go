@@ -18,11 +18,11 @@
 //
 // # Cost
 //
-// It takes one round trip to lock a free key, one to find that a key is held, and
-// one to unlock. A Client uses one more connection to each server for all its
-// subscriptions. It subscribes to the channel of a key once, and stays subscribed
-// while callers wait for the key. After a release each process that waits makes
-// one attempt. Renewals travel in batches.
+// It takes one round trip to lock a free key, one to find that a key is held, and one to
+// unlock. A Client uses one more connection to each server for all its subscriptions. It
+// subscribes to the channel of a key once, and stays subscribed while callers wait for the
+// key. After a release each process that waits makes one attempt. Renewals travel in
+// batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
 // # URL
 //
@@ -86,6 +86,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -139,6 +140,7 @@ type Driver struct {
 var (
 	_ backend.Waiter    = (*Driver)(nil)
 	_ backend.Inspector = (*Driver)(nil)
+	_ backend.Lister    = (*Driver)(nil)
 )
 
 // New returns a Driver over rdb: a client of one server, of a cluster, or of the
@@ -301,6 +303,15 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 // holder that does not use hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
+}
+
+// records is how a list finds the holds.
+var records = redisstore.Listing{Type: "hash", Peek: []any{"hlen"}, Ours: func(fields any) bool { return fields == int64(1) }}
+
+// List returns the keys with a record of pubsublock, or with shared holds. The holds of
+// other strategies and of other programs, such as Redisson, are not listed.
+func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return d.store.List(ctx, prefix, timeout, records, inspectScript)
 }
 
 // Break removes whatever is stored under key, and wakes the waiters.

@@ -152,10 +152,7 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 // longer than usual, and a rival has a vote of another node, it gives up: otherwise the
 // votes that this attempt has would block all others for as long as that node hangs.
 func (a *attempt) awaitVotes(ctx context.Context) {
-	patience := time.Duration(0)
-	for _, n := range a.d.nodes {
-		patience = max(patience, n.patience())
-	}
+	patience := a.d.patience()
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 

@@ -80,10 +80,14 @@ func (n *node) raiseFence(a *attempt, fence uint64) (vote, error) {
 	defer cancel()
 
 	counter := redisstore.DerivedKey("fence", a.c.Key)
-	reply, err := n.store.Run(ctx, raiseScript, redisstore.Call{
+	call := redisstore.Call{
 		Keys: []string{counter, a.lockKey},
 		Args: []any{a.prefix, strconv.FormatUint(fence, 10), redisstore.Millis(n.d.fenceTTL)},
-	})
+	}
+	if a.c.Shared {
+		call.Args = append(call.Args, a.record)
+	}
+	reply, err := n.store.Run(ctx, raiseScript, call)
 
 	switch {
 	case err != nil:

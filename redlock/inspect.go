@@ -75,6 +75,7 @@ func (n *node) query(call redisstore.Call, timeout time.Duration) answer {
 // survey is the sum of the nodes' answers about a key.
 type survey struct {
 	d      *Driver
+	reader bool // shared records are not in the caller's way
 	all    []answer
 	holder *redisstore.Found  // the record of a quorum, from the node that ends the quorum; or nil
 	taken  []redisstore.Found // the records
@@ -83,8 +84,8 @@ type survey struct {
 }
 
 // sum returns the survey of answers.
-func (d *Driver) sum(all []answer) survey {
-	s := survey{d: d, all: all}
+func (d *Driver) sum(all []answer, reader bool) survey {
+	s := survey{d: d, reader: reader, all: all}
 	byRecord := map[string][]redisstore.Found{}
 	for _, f := range all {
 		switch {
@@ -94,20 +95,88 @@ func (d *Driver) sum(all []answer) survey {
 			s.free++
 		default:
 			s.taken = append(s.taken, f.Found)
-			byRecord[f.Record()] = append(byRecord[f.Record()], f.Found)
+			for _, record := range records(f.Found) {
+				byRecord[record] = append(byRecord[record], f.Found)
+			}
 		}
 	}
 
 	// A record has a quorum until so many of its copies have expired that no quorum
 	// is left.
-	for _, fs := range byRecord {
-		if len(fs) >= d.quorum() {
-			slices.SortFunc(fs, func(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) })
+	var members []string // of a shared record, on a quorum
+	for record, fs := range byRecord {
+		switch {
+		case len(fs) < d.quorum():
+		case fs[0].Shared():
+			members = append(members, record)
+		default:
+			slices.SortFunc(fs, longestFirst)
 			s.holder = &fs[d.quorum()-1]
 		}
 	}
+	if len(members) > 0 {
+		// A writer can take a node when the last member there has expired. So the rest of the
+		// term is that of the node with which the quorum ends.
+		var fs []redisstore.Found
+		for _, f := range s.taken {
+			if f.Shared() {
+				fs = append(fs, f)
+			}
+		}
+		slices.SortFunc(fs, longestFirst)
+		slices.Sort(members)
+		holder := fs[d.quorum()-1].Of(members[:min(len(members), maxShared)])
+		s.holder = &holder
+	}
 	return s
 }
+
+// maxShared is how many holders of a shared hold a status names.
+const maxShared = 1000
+
+func longestFirst(a, b redisstore.Found) int { return -cmp.Compare(remaining(a), remaining(b)) }
+
+// records returns the records on a node: the members of a shared record, or its one record.
+func records(f redisstore.Found) []string {
+	if f.Shared() {
+		return f.Members()
+	}
+	return []string{f.Record()}
+}
+
+// shared reports whether node i has a shared record.
+func (s survey) shared(i int) bool {
+	f, ok := s.answer(i)
+	return ok && f.err == nil && f.Shared()
+}
+
+// joins reports whether the caller could take the key on a node that is not free: it is a
+// reader, and so are the holders there.
+func (s survey) joins(f redisstore.Found) bool { return s.reader && f.Shared() }
+
+// open returns how many nodes have no record that is in the caller's way.
+func (s survey) open() int {
+	n := s.free
+	for _, f := range s.taken {
+		if s.joins(f) {
+			n++
+		}
+	}
+	return n
+}
+
+// amongReaders reports whether readers are in the way of a writer: no other writer holds the
+// key, and some node has a shared record. One such node may be enough to refuse the writer,
+// because rivals may have the votes of the others, or these may be late.
+func (s survey) amongReaders() bool {
+	if s.reader || s.holder != nil && !s.holder.Shared() {
+		return false
+	}
+	return slices.ContainsFunc(s.taken, redisstore.Found.Shared)
+}
+
+// blocked reports whether the key has a holder that is in the caller's way.
+func (s survey) blocked() bool { return s.holder != nil && !s.joins(*s.holder) }
 
 // remaining returns how long a record lasts.
 func remaining(f redisstore.Found) time.Duration {
@@ -148,11 +217,11 @@ func (s survey) answer(i int) (answer, bool) {
 	return answer{}, false
 }
 
-// record returns the record on node i, and how many nodes may have the same record
-// at most.
+// record returns the record on node i, and how many nodes may have the same record at most.
+// It returns "" and 0 for a shared record, because its members differ from node to node.
 func (s survey) record(i int) (record string, most int) {
 	f, ok := s.answer(i)
-	if !ok || f.err != nil || f.Free() {
+	if !ok || f.err != nil || f.Free() || f.Shared() {
 		return "", 0
 	}
 	most = s.silent()
@@ -164,17 +233,30 @@ func (s survey) record(i int) (record string, most int) {
 	return f.Record(), most
 }
 
-// unheld reports whether the key has no holder: no record has a quorum, whatever
-// the silent nodes have.
+// count returns how many nodes have each record that is in the caller's way.
+func (s survey) count() map[string]int {
+	count := map[string]int{}
+	for _, f := range s.taken {
+		if s.joins(f) {
+			continue
+		}
+		for _, r := range records(f) {
+			count[r]++
+		}
+	}
+	return count
+}
+
+// unheld reports whether no holder is in the caller's way: no record has a quorum,
+// whatever the silent nodes have.
 func (s survey) unheld() bool {
-	if s.free >= s.d.quorum() {
+	if s.open() >= s.d.quorum() {
 		return true
 	}
 
-	count, most := map[string]int{}, 0
-	for _, f := range s.taken {
-		count[f.Record()]++
-		most = max(most, count[f.Record()])
+	most := 0
+	for _, n := range s.count() {
+		most = max(most, n)
 	}
 
 	// All silent nodes may have the most frequent record.
@@ -204,7 +286,7 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	return d.sum(d.query(ctx, c.Key, c.Timeout, func(all []answer) bool {
-		s := d.sum(all)
+		s := d.sum(all, c.Shared)
 		if !s.hasQuorum() {
 			return false
 		}
@@ -214,15 +296,19 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 		}
 		time.AfterFunc(leadTimeout, cancel)
 		return false
-	}))
+	}), c.Shared)
 }
 
 // clearSurvey is a survey by a caller that will not ask again. If nodes are late, and the
 // answers of the others neither show the holder nor show that there is none, it asks again,
-// for 60 ms at most: a late node may be free, and a record may be about to be released.
+// for 160 ms or for what slow nodes need: a late node may be free, and a record may be about to
+// be released.
 func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
-	s := d.survey(ctx, c, noLead)
-	for pause := minSleep; pause <= 2*leadTimeout && len(s.all) < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause *= 2 {
+	s, end := d.survey(ctx, c, noLead), time.Now().Add(max(8*leadTimeout, 4*d.patience()))
+	for pause := minSleep; len(s.all) < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
+		if time.Now().After(end) || ctx.Err() != nil {
+			break
+		}
 		doze(ctx, pause)
 		s = d.survey(ctx, c, noLead)
 	}
@@ -233,28 +319,38 @@ func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 // has no Since and no waiters, because the record does not contain them. A holder
 // that is not a program of hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	all := d.query(ctx, key, inspectTimeout, func(all []answer) bool {
-		s := d.sum(all)
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	all := d.query(within, key, inspectTimeout, func(all []answer) bool {
+		s := d.sum(all, false)
+		if s.holder != nil && s.holder.Shared() {
+			// A late node may show that more readers have a quorum. Wait a little for it.
+			time.AfterFunc(leadTimeout, cancel)
+			return false
+		}
 		return s.holder != nil || s.free >= d.quorum()
 	})
-	s := d.sum(all)
+	s := d.sum(all, false)
 	if err := s.outage(ctx); err != nil {
 		return backend.Status{}, err
 	}
+	return s.status(), nil
+}
 
-	var status backend.Status
+// status returns the status of the key.
+func (s survey) status() (st backend.Status) {
 	if s.holder != nil {
-		status = s.holder.Status()
+		st = s.holder.Status()
 	}
 
 	// A granted fence is on a majority. So one of these answers has it, unless a node
 	// has lost its counter.
-	for _, f := range all {
+	for _, f := range s.all {
 		if f.err == nil {
-			status.Fence = max(status.Fence, f.Status().Fence)
+			st.Fence = max(st.Fence, f.Status().Fence)
 		}
 	}
-	return status, nil
+	return st
 }
 
 // votesInFlight returns the channels that are closed when the commands have ended

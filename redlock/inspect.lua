@@ -1,9 +1,16 @@
--- Reads the record of a key on this node, and its fence counter.
+-- Reads the record of a key on this node, and its fence counter. The text of redisstore's
+-- look.lua comes before this part.
 -- KEYS: the lock, its fence counter
 -- Returns {PTTL, start of the record, fence}, with '' for what does not exist.
+-- If the record is shared, up to 1,000 members follow, the longest term first.
 -- A PTTL of -2 means that the key is free, and -1 that it has no end.
 local function text(key, length)
 	local value = redis.pcall('GETRANGE', key, 0, length - 1)
-	return type(value) == 'string' and value or ''
+	return type(value) == 'string' and value
 end
-return {redis.call('PTTL', KEYS[1]), text(KEYS[1], 1024), text(KEYS[2], 17)}
+local record = text(KEYS[1], 1024)
+local reply = {redis.call('PTTL', KEYS[1]), record or '', text(KEYS[2], 17) or ''}
+if not record then
+	for _, member in ipairs(look(KEYS[1], 1000)) do reply[#reply + 1] = member end
+end
+return reply

@@ -120,7 +120,7 @@ func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
 		"all that answer have it":        {[]answer{a, a, silent}, false},
 		"two records, and a silent node": {[]answer{a, b, silent}, false},
 	} {
-		if got := d.sum(c.all).unheld(); got != c.unheld {
+		if got := d.sum(c.all, false).unheld(); got != c.unheld {
 			t.Errorf("%s: unheld is %v", name, got)
 		}
 	}

@@ -119,11 +119,15 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity) error {
 // still id.
 func (n *node) confirmRecord(ctx context.Context, a *attempt, id identity) error {
 	// All three commands use one connection, so one server answers them.
-	replies := n.store.DoAll(ctx, []any{"get", a.lockKey}, []any{"get", markKey}, []any{"info", "server"})
+	read, there := []any{"get", a.lockKey}, func(value any) bool { return value == a.record }
+	if a.c.Shared {
+		read, there = []any{"zscore", a.lockKey, a.record}, func(value any) bool { return value != nil }
+	}
+	replies := n.store.DoAll(ctx, read, []any{"get", markKey}, []any{"info", "server"})
 	switch err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); {
 	case err != nil:
 		return n.nodeError(err, a.c.Timeout)
-	case replies[0].Value != a.record || replies[1].Value != id.mark || runOf(replies[2].Value) != id.run:
+	case !there(replies[0].Value) || replies[1].Value != id.mark || runOf(replies[2].Value) != id.run:
 		return fmt.Errorf("%s: has lost its data since it voted", n.name)
 	}
 	return nil

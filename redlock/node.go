@@ -139,6 +139,14 @@ func (n *node) patience() time.Duration {
 	return max(leadTimeout, 8*time.Duration(n.latency.Load()))
 }
 
+// patience is how long a caller waits for the slowest node.
+func (d *Driver) patience() (most time.Duration) {
+	for _, n := range d.nodes {
+		most = max(most, n.patience())
+	}
+	return most
+}
+
 // updateLatency includes one answer in the average.
 func (n *node) updateLatency(took time.Duration) {
 	old := time.Duration(n.latency.Load())
@@ -191,7 +199,7 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 // sendAcquire sends the commands or the script that take the key. It returns the
 // vote, the proposal of a fence for a fenced claim, and the identity of the voter.
 func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
-	if a.c.Fenced || n.i == a.lead {
+	if a.c.Fenced || a.c.Shared || n.i == a.lead {
 		return n.sendScript(ctx, a)
 	}
 

@@ -37,8 +37,10 @@ type place struct {
 	since  time.Time    // when the waiter arrived
 	left   *atomic.Bool // the waiter has left this queue; nil for a caller that does not queue
 
-	answer atomic.Int32
-	spare  atomic.Bool // the answer is behind, and the lead has no record of the key
+	answer  atomic.Int32
+	spare   atomic.Bool  // the answer is behind, and the lead has no record of the key
+	readers atomic.Bool  // the answer is next, and the lead has a shared record
+	intent  atomic.Int64 // in ms, the rest of an intent for which a node has refused a reader
 }
 
 // Answers of the lead.
@@ -50,14 +52,23 @@ const (
 )
 
 // sendScript runs the script that takes the key. It proposes a fence for a fenced claim.
-// On the lead, the script also keeps the queue.
+// On the lead, the script also keeps the queue. A reader has no lead.
 func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
 	counter := redisstore.DerivedKey("fence", a.c.Key)
 	script, call := acquireScript, redisstore.Call{
 		Keys: []string{a.lockKey, counter, markKey},
 		Args: []any{a.record, redisstore.Millis(a.c.TTL)},
 	}
-	if n.i == a.lead {
+	switch {
+	case a.c.Shared:
+		script = joinScript
+		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key))
+		counterTTL := any("")
+		if a.c.Fenced {
+			counterTTL = redisstore.Millis(n.d.fenceTTL)
+		}
+		call.Args = append(call.Args, counterTTL)
+	case n.i == a.lead:
 		script = leadScript
 		if a.c.Fenced {
 			script = leadFenced
@@ -94,6 +105,14 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 		if ok && n.placed(a, parts[2]) {
 			return no, 0, identity{mark: mark}, nil
 		}
+	case a.c.Shared && len(parts) == 3 && parts[0] == int64(0):
+		mark, ok := parts[1].(string)
+		if rest, isRest := parts[2].(int64); ok && isRest && rest > 0 {
+			// Several nodes may store their rest at once. Any of them will do, because a writer
+			// repeats all of its intents.
+			a.place.intent.Store(rest)
+			return no, 0, identity{mark: mark}, nil
+		}
 	case n.i != a.lead && len(parts) == 2 && parts[0] == int64(0):
 		if mark, ok := parts[1].(string); ok {
 			return no, 0, identity{mark: mark}, nil
@@ -116,7 +135,8 @@ func (n *node) placed(a *attempt, says any) bool {
 	case int64(0), int64(2):
 		p.spare.Store(says == int64(2))
 		p.answer.Store(behind)
-	case int64(1):
+	case int64(1), int64(3):
+		p.readers.Store(says == int64(3))
 		p.answer.Store(next)
 	default:
 		return false

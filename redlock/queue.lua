@@ -4,8 +4,8 @@
 -- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
 -- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms
 -- Returns {0, mark or '', what the queue says}, or what the script that follows returns.
--- The queue says 1 if no other caller has waited longer. Otherwise it says 2 if the key is
--- free, and 0 if it is held.
+-- The queue says 1 if no other caller has waited longer, or 3 if readers hold the key then.
+-- Otherwise it says 2 if the key is free, and 0 if it is held.
 local waiter, held, first = ARGV[3], redis.call('EXISTS', KEYS[1]) == 1, true
 local fence = 0 -- unless acquire.lua follows
 
@@ -28,5 +28,7 @@ pcall(function()
 	redis.call('PEXPIRE', KEYS[4], 2 * window)
 end)
 if held or not first then
-	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or held and 0 or 2}
+	local says = held and 0 or 2
+	if first then says = type(redis.pcall('ZCARD', KEYS[1])) == 'number' and 3 or 1 end
+	return {0, redis.call('GET', KEYS[3]) or '', says}
 end

@@ -1,6 +1,7 @@
 -- Raises a fence counter on this node, and never lowers it.
 -- KEYS: the fence counter, the lock
--- ARGV: the prefix of the attempt's record, the fence, the counter's own term in ms
+-- ARGV: the prefix of the attempt's record, the fence, the counter's own term in ms; the
+-- record if the hold is shared
 -- Returns 1 if this node has the attempt's record, 0 if it does not, or -1 if the
 -- counter's value is not a number that hasp wrote.
 local last = redis.pcall('GETRANGE', KEYS[1], 0, 16)
@@ -15,6 +16,7 @@ else
 	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
 
+if ARGV[4] then return type(redis.pcall('ZSCORE', KEYS[2], ARGV[4])) == 'string' and 1 or 0 end
 -- Another type of value is another holder's.
 if redis.pcall('GETRANGE', KEYS[2], 0, #ARGV[1] - 1) == ARGV[1] then return 1 end
 return 0

@@ -63,6 +63,14 @@
 // or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
 // Unlock, kept- comes before the token. hasp and redsync exclude each other on the same nodes. A key with any other value counts as held on its node.
 //
+// A shared lock is a sorted set on each node, under the key itself. Each holder has a
+// member like the value above, whose score is the end of its term in ms by the node's
+// clock. The time to live of the key is the longest term. A sorted set without an end, or
+// whose first member has another form, counts as held. A caller that readers refuse, and
+// that waits, leaves an intent on each node: the string hasp:{tag}:intent:key, which
+// expires after 300 ms plus twice the time of the last look. A node with an intent refuses
+// new readers.
+//
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token
 // to the channel of the first waiter's driver, hasp:{tag}:channel:key:driver. Older
@@ -264,9 +272,9 @@ func checkNodes(names []string, allowUnsafe bool) error {
 }
 
 // Traits describes the driver: it excludes all callers that use the same nodes, it
-// gives fences, obeys KeepUntil, and its calls end with their contexts.
+// gives fences, obeys KeepUntil and Shared, and its calls end with their contexts.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // quorum is the smallest majority of the nodes.
@@ -281,7 +289,8 @@ func (d *Driver) checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// Acquire takes c.Key if a quorum of the nodes stores nothing under it. It asks
+// Acquire takes c.Key if a quorum of the nodes stores nothing under it, or, for a shared
+// claim, nothing but a shared record. It asks
 // all nodes at once. If it has lately met other callers of the key, it asks one node
 // first, which also refuses a free key if others wait for it. It does not wait for the
 // key. But if the answers are not clear, it asks again: as long as only the queue refuses
@@ -291,9 +300,10 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	// others wait for the key.
 	d.awaitRelease(ctx, c.Key)
 
-	// Rivals that ask one node first do not split the votes.
+	// Rivals that ask one node first do not split the votes. Readers are no rivals of each
+	// other, and the queue is not for them.
 	lead := noLead
-	if d.rivalled(c.Key) {
+	if !c.Shared && d.rivalled(c.Key) {
 		lead = d.leader(c.Key)
 	}
 
@@ -310,12 +320,16 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	for round := 0; isHeld(err); round++ {
 		d.refused(c.Key)
+		// A waiting writer keeps readers out until its intent ends, whatever the nodes store.
+		if rest := p.intent.Load(); rest > 0 {
+			return backend.Grant{}, &backend.HeldError{RetryAfter: time.Duration(rest) * time.Millisecond}
+		}
 		s := d.clearSurvey(ctx, c)
 
 		switch err := s.outage(ctx); {
 		case err != nil && lead != noLead:
 			return backend.Grant{}, err // only the lead has refused, not a quorum
-		case s.holder != nil, !s.unheld(), round == maxRounds:
+		case s.blocked(), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
 		case p.answer.Load() == behind && !p.spare.Load():
 			// Others have waited for the key, and one of them takes it next.

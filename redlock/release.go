@@ -37,7 +37,11 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	b := newBallot(d.nodes, holdRule)
 	lead := d.leader(c.Key)
 	ended := d.expectRelease(c.Key, lead)
-	call := releaseCall(c, c.Token, redisstore.DerivedKey("channel", c.Key), false) // the same for all nodes
+	prefix := c.Token
+	if c.Shared && a != nil {
+		prefix = a.prefix // the node need not search its members
+	}
+	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key), false) // the same for all nodes
 	for i, n := range d.nodes {
 		// This does not use redsync, which cannot tell a lost hold from an outage.
 		d.work.Go(func() {
@@ -216,20 +220,27 @@ func releaseCall(c backend.Claim, prefix, channel string, alone bool) redisstore
 	if alone {
 		message = ""
 	}
+	args := []any{prefix, channel, message}
+	if c.Shared {
+		args = append(args, c.Owner)
+	}
 	return redisstore.Call{
 		Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
-		Args: []any{prefix, channel, message},
+		Args: args,
 	}
 }
 
 // release releases c on the node by call, to which it adds the rest of the term if the
 // key stays taken.
 func (n *node) release(ctx context.Context, c backend.Claim, call redisstore.Call) error {
-	if left := redisstore.Rest(c.KeepUntil); left > 0 {
+	script := releaseScript
+	if c.Shared {
+		script = releaseSharedScript
+	} else if left := redisstore.Rest(c.KeepUntil); left > 0 {
 		call.Args = append(slices.Clip(call.Args), left) // other nodes have the same arguments
 	}
 	began := time.Now()
-	reply, err := n.store.Run(ctx, releaseScript, call)
+	reply, err := n.store.Run(ctx, script, call)
 	n.observe(ctx, began, err)
 
 	// A reply above 1 says that others wait for the key. The next Acquire asks the lead

@@ -170,6 +170,9 @@ func (n *node) renewCalls(renewals []*renewal) []redisstore.Call {
 			Keys: []string{redisstore.LockKey(r.c.Key), markKey, redisstore.DerivedKey("fence", r.c.Key)},
 			Args: []any{prefix, redisstore.Millis(r.c.TTL), fence, redisstore.Millis(n.d.fenceTTL)},
 		}
+		if r.c.Shared {
+			calls[j].Args = append(calls[j].Args, r.c.Owner)
+		}
 	}
 	return calls
 }
@@ -253,7 +256,11 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 		defer close(ended)
 		ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
 		defer cancel()
-		_, err := n.store.Run(ctx, repairScript, redisstore.Call{
+		script := repairScript
+		if r.c.Shared {
+			script = repairSharedScript
+		}
+		_, err := n.store.Run(ctx, script, redisstore.Call{
 			Keys: []string{a.lockKey},
 			Args: []any{a.record, at.millis + left.Milliseconds()},
 		})

@@ -1,8 +1,10 @@
 -- Prolongs a hold on this node, and never shortens it; raises the fence counter
--- even if the hold is gone, because the node may have lost both.
+-- even if the hold is gone, because the node may have lost both. The texts of redisstore's
+-- shared.lua and of own.lua come before this part.
 -- KEYS: the lock, the node's mark, the fence counter
 -- ARGV: the record's prefix: token# or token~n# for one attempt, the token alone
--- for any; the term in ms; the hold's fence or ''; the counter's own term in ms
+-- for any; the term in ms; the hold's fence or ''; the counter's own term in ms; the owner
+-- if the hold is shared
 -- Returns {1, marked}, or {0, marked, the server's time in ms} if the token does
 -- not hold the key. Marked is 1 if the node has a mark, else 0.
 local marked = redis.call('EXISTS', KEYS[2])
@@ -17,6 +19,18 @@ if ARGV[3] ~= '' then
 			redis.call('PEXPIRE', KEYS[3], ARGV[4])
 		end
 	end
+end
+
+-- A shared hold: each member of this caller gets the new term, and never a shorter one.
+if ARGV[5] then
+	local now = clock()
+	local members = (readers(KEYS[1], now) or 0) > 0 and own(KEYS[1], ARGV[1], ARGV[5]) or {}
+	for _, member in ipairs(members) do
+		local till = tonumber(redis.call('ZSCORE', KEYS[1], member))
+		local refused = enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now, till)
+		if refused then return refused end
+	end
+	return members[1] and {1, marked} or {0, marked, string.format('%.0f', now)}
 end
 
 local prefix, record = ARGV[1], redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] + 15)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -76,6 +77,15 @@ func recordScripts() []scriptCase {
 	stands := func(waiter string, arrived, looked int64) []string {
 		return []string{fmt.Sprintf("zadd turns %d %s", now+arrived, waiter), fmt.Sprintf("zadd looks %d %s", now+looked, waiter)}
 	}
+	shared := redisstore.SharedSrc
+	renews, inspects := shared+ownSrc+renewSrc, redisstore.LookSrc+inspectSrc
+	joins, leaves := shared+redisstore.FenceSrc+joinSrc, shared+ownSrc+turnsSrc+releaseSharedSrc
+	join := []string{"k", "fence", "mark", "intent"}
+	reader := func(member string, left int64) []string {
+		return []string{fmt.Sprintf("zadd k %d %s", now+left, member), "pexpire k 60000"}
+	}
+	ends := func(left int64) string { return fmt.Sprintf("zcount k %d %d", now+left-2000, now+left+2000) }
+	two := append(reader("token~2#me", 5000), reader("tokens#she", 60000)...)
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return []scriptCase{
 		{"acquire: held", acquireSrc + takeSrc, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
@@ -117,18 +127,18 @@ func recordScripts() []scriptCase {
 		{"raise: counter is a list", raiseSrc, []string{"lpush fence 1"}, raise, []any{"token#", "5", 9000}, "-1", "", ""},
 		{"raise: counter cannot be read", raiseSrc, []string{"acl setuser default -getrange"}, raise, []any{"token#", "5", 9000}, denied, "exists fence", "0"},
 
-		{"renew: longer", renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", `[45]\d\d\d`},
-		{"renew: never shorter", renewSrc, []string{"set k token#me px 90000", "set mark m"}, renew, []any{"token#", 5000, "", 9000}, `\[1 1\]`, "pttl k", `[89]\d{4}`},
-		{"renew: without an end", renewSrc, []string{"set k token#me"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", "-1"},
-		{"renew: any attempt", renewSrc, []string{"set k token~12#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
-		{"renew: first attempt by token", renewSrc, []string{"set k token#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
-		{"renew: a longer token", renewSrc, []string{"set k tokens#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
-		{"renew: gone, fence stays", renewSrc, nil, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "5"},
-		{"renew: fence is higher", renewSrc, []string{"set fence 6"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "pttl fence", `[89]\d\d\d`},
-		{"renew: counter is no number", renewSrc, []string{"set fence x"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "x"},
-		{"renew: counter is a list", renewSrc, []string{"lpush fence 1"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "type fence", "list"},
-		{"renew: the lock is a list", renewSrc, []string{"lpush k 1"}, renew, []any{"token#", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
-		{"renew: cannot be read", renewSrc, []string{"set k token#me", "acl setuser default -getrange"}, renew, []any{"token#", 5000, "", 9000}, denied, "", ""},
+		{"renew: longer", renews, []string{"set k token#me px 1000"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", `[45]\d\d\d`},
+		{"renew: never shorter", renews, []string{"set k token#me px 90000", "set mark m"}, renew, []any{"token#", 5000, "", 9000}, `\[1 1\]`, "pttl k", `[89]\d{4}`},
+		{"renew: without an end", renews, []string{"set k token#me"}, renew, []any{"token#", 5000, "", 9000}, `\[1 0\]`, "pttl k", "-1"},
+		{"renew: any attempt", renews, []string{"set k token~12#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
+		{"renew: first attempt by token", renews, []string{"set k token#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[1 0\]`, "", ""},
+		{"renew: a longer token", renews, []string{"set k tokens#me px 1000"}, renew, []any{"token", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
+		{"renew: gone, fence stays", renews, nil, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "5"},
+		{"renew: fence is higher", renews, []string{"set fence 6"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "pttl fence", `[89]\d\d\d`},
+		{"renew: counter is no number", renews, []string{"set fence x"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "get fence", "x"},
+		{"renew: counter is a list", renews, []string{"lpush fence 1"}, renew, []any{"token#", 5000, "5", 9000}, `\[0 0 \d{13}\]`, "type fence", "list"},
+		{"renew: the lock is a list", renews, []string{"lpush k 1"}, renew, []any{"token#", 5000, "", 9000}, `\[0 0 \d{13}\]`, "", ""},
+		{"renew: cannot be read", renews, []string{"set k token#me", "acl setuser default -getrange"}, renew, []any{"token#", 5000, "", 9000}, denied, "", ""},
 
 		{"release", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, release, "1", "exists k", "0"},
 		{"release: any attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, release, "1", "exists k", "0"},
@@ -150,15 +160,45 @@ func recordScripts() []scriptCase {
 		{"keep: free", turnsSrc + releaseSrc, nil, queued, []any{"token", "channel", "token", 5000}, "0", "exists k", "0"},
 		{"keep: tells the first waiter", turnsSrc + releaseSrc, append(stands("d~she", -500, -200), "set k token#me"), queued, []any{"token", "channel", "token", 5000}, "2", "exists k", "1"},
 		{"keep: no memory", turnsSrc + releaseSrc, []string{"set k token#me px 90000", "config set maxmemory 1"}, queued, []any{"token", "channel", "token", 5000}, "1", "config set maxmemory 0", "OK"},
-		{"renew: kept", renewSrc, []string{"set k kept-token#me px 5000"}, renew, []any{"token", 90000, "", 9000}, `\[0 0 \d{13}\]`, "pttl k", `[45]\d\d\d`},
+		{"renew: kept", renews, []string{"set k kept-token#me px 5000"}, renew, []any{"token", 90000, "", 9000}, `\[0 0 \d{13}\]`, "pttl k", `[45]\d\d\d`},
 
 		{"repair", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
 		{"repair: too late", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
 		{"repair: held", repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
 
-		{"inspect: free", inspectSrc, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
-		{"inspect: held", inspectSrc, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
-		{"inspect: a list", inspectSrc, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+		{"inspect: free", inspects, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
+		{"inspect: held", inspects, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
+		{"inspect: a list", inspects, []string{"lpush k 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+
+		{"inspect: readers", inspects, two, []string{"k", "fence"}, nil, `\[\d{5}   tokens#she token~2#me\]`, "", ""},
+		{"inspect: a foreign set", inspects, []string{"zadd k 1 a"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+
+		{"join: free", joins, []string{"set mark m"}, join, []any{"token#me", 5000, ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
+		{"join: fenced", joins, []string{"set fence 9000000000000000"}, join, []any{"token#me", 5000, 9000}, `\[1 9000000000000001  # Server.*\]`, "get fence", "9000000000000001"},
+		{"join: beside readers", joins, two, join, []any{"token#me", 5000, ""}, `\[1 0  # Server.*\]`, "zcard k", "3"},
+		{"join: after a reader's end", joins, reader("old#she", -1), join, []any{"token#me", 5000, ""}, `\[1 0  # Server.*\]`, "zrange k 0 -1", `\[token#me\]`},
+		{"join: held", joins, []string{"set k other", "set mark m"}, join, []any{"token#me", 5000, ""}, `\[0 m\]`, "get k", "other"},
+		{"join: a foreign set", joins, []string{"zadd k 1 a"}, join, []any{"token#me", 5000, ""}, `\[0 \]`, "zcard k", "1"},
+		{"join: a caller waits", joins, append(two, "set mark m", "set intent t"), join, []any{"token#me", 5000, ""}, `\[0 m 1\]`, "zcard k", "2"},
+		{"join: counter is no number", joins, []string{"set fence x"}, join, []any{"token#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
+		{"join: the set gets no end", joins, []string{"acl setuser default -pexpire"}, join, []any{"token#me", 5000, ""}, denied, "exists k", "0"},
+		{"lead: readers, first", leads, two, lead, []any{"token#me", 5000, "me", 0}, `\[0  3\]`, "zcard turns", "1"},
+		{"lead: readers, behind", leads, append(stands("she", -500, -200), two...), lead, []any{"token#me", 5000, "me", 0}, `\[0  0\]`, "zcard turns", "2"},
+		{"renew: a reader", renews, two, renew, []any{"token~2#", 30000, "", 9000, "me"}, `\[1 0\]`, ends(30000), "1"},
+		{"renew: a reader, any attempt", renews, two, renew, []any{"token", 30000, "", 9000, "me"}, `\[1 0\]`, ends(60000), "1"},
+		{"renew: a reader, never shorter", renews, two, renew, []any{"tokens#", 100, "", 9000, "she"}, `\[1 0\]`, ends(60000), "1"},
+		{"renew: no reader", renews, two, renew, []any{"other", 30000, "", 9000, "me"}, `\[0 0 \d{13}\]`, "zcard k", "2"},
+		{"renew: a reader's term is over", renews, append(two, reader("old#me", -1)...), renew, []any{"old#", 30000, "", 9000, "me"}, `\[0 0 \d{13}\]`, "zcard k", "2"},
+		{"repair: a reader", shared + repairSharedSrc, two, []string{"k"}, []any{"token#me", now + 30000}, "1", "zcard k", "3"},
+		{"repair: a reader, held", shared + repairSharedSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", now + 30000}, "0", "get k", "other"},
+		{"repair: a reader, too late", shared + repairSharedSrc, nil, []string{"k"}, []any{"token#me", now - 30000}, "0", "exists k", "0"},
+		{"raise: a reader", raiseSrc, two, raise, []any{"token~2#", "5", 9000, "token~2#me"}, "1", "get fence", "5"},
+		{"raise: no reader", raiseSrc, two, raise, []any{"token#", "5", 9000, "token#me"}, "0", "get fence", "5"},
+		{"release: a reader", leaves, two, queued, []any{"token~2#", "channel", "token", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
+		{"release: a reader, any attempt", leaves, two, queued, []any{"token", "channel", "token", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
+		{"release: the last reader", leaves, append(stands("d~she", -500, -200), reader("token#me", 5000)...), queued, []any{"token#", "channel", "token", "me"}, "2", "exists k", "0"},
+		{"release: no reader", leaves, two, queued, []any{"other", "channel", "token", "me"}, "0", "zcard k", "2"},
+		{"release: a reader, held", leaves, []string{"set k token#me"}, queued, []any{"token#", "channel", "token", "me"}, "0", "get k", "token#me"},
 
 		{"break", turnsSrc + breakSrc, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
 		{"break: free", turnsSrc + breakSrc, nil, queued, []any{"channel", "broken"}, "0", "", ""},

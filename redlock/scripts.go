@@ -10,6 +10,14 @@ import (
 var (
 	//go:embed turns.lua
 	turnsSrc string
+	//go:embed join.lua
+	joinSrc string
+	//go:embed own.lua
+	ownSrc string
+	//go:embed releaseshared.lua
+	releaseSharedSrc string
+	//go:embed repairshared.lua
+	repairSharedSrc string
 	//go:embed acquire.lua
 	acquireSrc string
 	//go:embed take.lua
@@ -38,10 +46,14 @@ var (
 	leadFenced    = redisstore.NewScript(turnsSrc + queueSrc + acquireSrc + takeSrc)
 	leaveScript   = redisstore.NewScript(turnsSrc + leaveSrc)
 	raiseScript   = redisstore.NewScript(raiseSrc)
-	renewScript   = redisstore.NewScript(renewSrc)
+	renewScript   = redisstore.NewScript(redisstore.SharedSrc + ownSrc + renewSrc)
 	repairScript  = redisstore.NewScript(repairSrc)
 	releaseScript = redisstore.NewScript(turnsSrc + releaseSrc)
-	inspectScript = redisstore.NewScript(inspectSrc)
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(turnsSrc + breakSrc)
 	markScript    = redisstore.NewScript(markSrc)
+
+	joinScript          = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + joinSrc)
+	repairSharedScript  = redisstore.NewScript(redisstore.SharedSrc + repairSharedSrc)
+	releaseSharedScript = redisstore.NewScript(redisstore.SharedSrc + ownSrc + turnsSrc + releaseSharedSrc)
 )

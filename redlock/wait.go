@@ -36,6 +36,10 @@ type waiting struct {
 	asked  time.Time          // when the last attempt began
 	left   *atomic.Bool       // set when the waiter leaves the queue that it stands in
 	answer int32              // of the lead to the last attempt
+	barred time.Duration      // the rest of an intent that has refused this reader, or 0
+	wants  bool               // readers have refused this writer, so it leaves intents
+	among  bool               // readers were in the way of this writer at the last survey
+	intent bool               // it has left some intents
 	vain   int                // looks without success since the waiter was last woken
 	older  bool               // the waiter also listens to the channel of older versions
 	final  bool               // the coming attempt is the last one before the end of ctx
@@ -66,6 +70,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	w := &waiting{d: d, c: c, life: life, wake: make(chan struct{}, 1), waiter: d.id + "~" + crand.Text(), began: time.Now(), queue: noLead}
 	// At the end, cancel runs first: it ends a subscription under way.
 	defer w.stand(life, noLead)
+	defer w.endIntent()
 	defer cancel()
 
 	w.surveyed = time.Now() // Acquire has just asked all nodes
@@ -93,8 +98,7 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 // unless it has done so recently. If nobody holds it, look tries once more.
 func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
-	lead := w.d.leader(w.c.Key)
-	w.stand(ctx, lead)
+	lead := w.lead(ctx)
 	g, err := w.attempt(ctx, lead)
 
 	var held *backend.HeldError
@@ -108,18 +112,22 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	default:
 		w.surveyed = began
 		s := w.d.survey(ctx, w.c, lead)
+		w.among = s.amongReaders()
 		strayed := w.strayed(lead, s)
 		switch {
-		case s.hasQuorum() && s.free < w.d.quorum():
+		case s.hasQuorum() && s.open() < w.d.quorum():
 			w.d.refused(w.c.Key)
 			err = s.heldError()
 			if w.lacksHolder(lead, s) {
 				w.d.shun(w.c.Key, lead)
 			}
+		case w.barred > 0 && s.hasQuorum():
+			// Another look would be refused too.
 		case s.hasQuorum() && (strayed || w.stray == "" && w.answer != behind):
 			// The lead shows no record, or one that blocks no quorum.
-			lead = w.d.leader(w.c.Key)
-			w.stand(ctx, lead)
+			if lead = w.lead(ctx); s.shared(lead) {
+				lead = noLead // a reader has left its record there, and the others are free
+			}
 			g, err = w.attempt(ctx, lead)
 		case s.hasQuorum():
 			w.d.refused(w.c.Key)
@@ -141,6 +149,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	}
 
 	w.listenToOlder()
+	w.leaveIntent()
 	w.vain++
 	switch {
 	case definite(err):
@@ -163,16 +172,29 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 // if the lead's record is a leftover. To ask them also shows an outage of the others.
 func (w *waiting) knows(now time.Time) bool {
 	recent := min(time.Second, w.c.Timeout/3)
-	if w.answer != behind {
+	if w.answer != behind && !w.c.Shared {
 		recent = lookEvery * 3 / 4
 	}
 	return w.silent.IsZero() && !w.final && now.Sub(w.surveyed) < recent
 }
 
+// lead returns the node that the next attempt asks first, after the waiter has moved there.
+// A reader asks all nodes at once.
+func (w *waiting) lead(ctx context.Context) int {
+	lead := w.d.leader(w.c.Key)
+	w.stand(ctx, lead)
+	if w.c.Shared {
+		return noLead
+	}
+	return lead
+}
+
 // stand moves the waiter to another node: it leaves the old queue, and subscribes on the
 // new node. With noLead it only leaves. The next attempt takes the place in the queue, and
 // a release after it wakes the waiter. If the node takes too long to confirm the
-// subscription, stand does not wait for it.
+// subscription, stand does not wait for it. A reader has no place in the queue. It
+// subscribes to the channel that all waiters of a key share, because one release lets all
+// readers in.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	w.mu.Lock()
 	was, ears := w.queue, w.ears
@@ -193,7 +215,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		// A vote in flight may still make a place. It reads left when it ends, so set left
 		// before the place is removed.
 		w.left.Store(true)
-		if w.answer != leadYes {
+		if w.answer != leadYes && !w.c.Shared {
 			w.d.leave(was, w.c, w.waiter)
 		}
 	}
@@ -204,9 +226,12 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		return
 	}
 
-	n := w.d.nodes[lead]
+	n, channel := w.d.nodes[lead], w.sharedChannel()
+	if !w.c.Shared {
+		channel += ":" + w.d.id
+	}
 	done := make(chan struct{})
-	if !w.d.spawn(func() { w.listen(n, w.sharedChannel()+":"+w.d.id); close(done) }) {
+	if !w.d.spawn(func() { w.listen(n, channel); close(done) }) {
 		return // Close has begun, and the next attempt reports it
 	}
 	timer := time.NewTimer(n.patience())
@@ -231,7 +256,7 @@ func (w *waiting) listenToOlder() {
 	w.older = w.d.spawn(func() { w.listen(n, w.sharedChannel()) })
 }
 
-// sharedChannel returns the channel to which all waiters of older versions listen.
+// sharedChannel returns the channel to which readers and all waiters of older versions listen.
 func (w *waiting) sharedChannel() string { return redisstore.DerivedKey("channel", w.c.Key) }
 
 // listen subscribes to a channel on a node. Each message, and a subscription that was
@@ -280,12 +305,16 @@ func (w *waiting) strayed(lead int, s survey) bool {
 // have written its record there after the lead answered.
 func (w *waiting) lacksHolder(lead int, s survey) bool {
 	f, ok := s.answer(lead)
-	if s.holder == nil || w.answer != leadYes || !ok || f.err != nil || f.Record() == s.holder.Record() {
+	if s.holder == nil || w.answer != leadYes || !ok || f.err != nil || f.Shared() || !s.holder.Shared() && f.Record() == s.holder.Record() {
 		w.lacked = ""
 		return false
 	}
-	if w.lacked != s.holder.Record() {
-		w.lacked, w.lackedSince = s.holder.Record(), time.Now()
+	lacked := s.holder.Record()
+	if s.holder.Shared() {
+		lacked = "shared" // the holders may change, and the lead has none of them
+	}
+	if w.lacked != lacked {
+		w.lacked, w.lackedSince = lacked, time.Now()
 	}
 	return time.Since(w.lackedSince) >= leadTimeout
 }
@@ -296,7 +325,8 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 	w.asked = time.Now()
 	p := &place{waiter: w.waiter, since: w.began, left: w.left}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
-	w.answer = p.answer.Load()
+	w.answer, w.barred = p.answer.Load(), time.Duration(p.intent.Load())*time.Millisecond
+	w.wants = !w.c.Shared && (p.readers.Load() || w.answer != behind && w.among)
 	return g, err
 }
 
@@ -344,6 +374,9 @@ func (w *waiting) sleep(ctx context.Context) {
 // pause returns how long to sleep if no message arrives.
 func (w *waiting) pause(ctx context.Context) time.Duration {
 	longest := lookEvery
+	if w.wants {
+		longest = backend.AskAgain // each look repeats the intent
+	}
 	w.mu.Lock()
 	if len(w.ears) == 0 {
 		longest = maxPoll // nothing wakes the waiter
@@ -351,11 +384,11 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	w.mu.Unlock()
 
 	var d time.Duration
-	switch w.answer {
-	case behind:
+	switch {
+	case w.answer == behind:
 		// Nothing but a look keeps the place in the queue.
 		d = longest - rand.N(longest/6)
-	case leadYes:
+	case w.answer == leadYes || w.c.Shared:
 		// Other nodes have refused. A rival that asked another node first is about to
 		// release its votes, or holds the key.
 		d = min(minSleep<<min(w.vain, 10), longest)
@@ -363,6 +396,10 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	default:
 		d = min(firstSleep<<min(w.vain, 10), longest)
 		d -= rand.N(d * 3 / 4)
+	}
+
+	if w.barred > 0 {
+		d = min(d, w.barred+minSleep) // if the writer has died, nothing else wakes this reader
 	}
 
 	// The holder may have renewed since all nodes were asked.

@@ -11,10 +11,16 @@
 //
 // # Cost
 //
-// It takes one round trip to lock a free key and one to unlock it. If the key is
-// held, a second round trip asks for the holder and the rest of the term. With
-// WithFence the first round trip reports both. So does an attempt of the same Client
-// within a second of a refusal. Renewals travel in batches.
+// It takes one round trip to lock a free key and one to unlock it. If the key is held, a
+// second round trip asks for the holder and the rest of the term. With WithFence the first
+// round trip reports both. So does an attempt of the same Client within a second of a
+// refusal. Renewals travel in batches. hasp.Client.List scans the names of all keys of the
+// Redis: see docs/redis.md.
+//
+// Redis 8.4 and Valkey 9 have a command that deletes a key only if it has a given value:
+// DELEX or DELIFEQ. Without registry, releases use that command instead of a script. The
+// first release asks the server whether it has the command and whether the user may send
+// it.
 //
 // # URL
 //
@@ -73,6 +79,7 @@ package spinlock
 import (
 	"context"
 	_ "embed"
+	"iter"
 	"slices"
 	"time"
 
@@ -106,9 +113,13 @@ type Driver struct {
 	registry string // see Options.Registry; if it is "", releases are not published
 	fenceTTL time.Duration
 	refusals refusals
+	deletion deletion
 }
 
-var _ backend.Inspector = (*Driver)(nil)
+var (
+	_ backend.Inspector = (*Driver)(nil)
+	_ backend.Lister    = (*Driver)(nil)
+)
 
 // New returns a Driver over rdb: a client of one server, of a cluster, or of the
 // master that sentinels name. A redis.Ring does not fit: it moves keys to other
@@ -271,11 +282,10 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	if left := redisstore.Rest(c.KeepUntil); left > 0 {
 		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, left}}))
 	}
-	args := []any{c.Token + mark}
-	if d.registry != "" {
-		args = append(args, d.channel(key))
+	if d.registry == "" {
+		return d.release(ctx, c, key)
 	}
-	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{Keys: []string{key}, Args: args}))
+	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, d.channel(key)}}))
 }
 
 // channel returns the channel on which Spring's registry listens for a release of
@@ -286,6 +296,12 @@ func (d *Driver) channel(key string) string { return d.registry + "-channel:" + 
 // use hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return d.store.Inspect(ctx, inspectScript, key)
+}
+
+// List returns the keys with a record of spinlock or redlock, or with shared holds. The
+// holds of other strategies and of other programs are not listed.
+func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return d.store.List(ctx, prefix, timeout, redisstore.ByToken, inspectScript)
 }
 
 // Break removes whatever is stored under key.

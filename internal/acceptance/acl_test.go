@@ -107,7 +107,7 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 			// A refusal may come after a longer wait.
 			for wait := 50 * time.Millisecond; ; wait *= 4 {
 				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule }))
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+2*wait)
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+6*wait) // work waits four times
 				err := use(ctx, name, "", wait)
 				cancel()
 				if all := p.refused(t, name); len(all) > 0 {
@@ -294,6 +294,17 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 			t.Fatal("docs/redis.md has no rules for redlock on each node")
 		}
 		p.needs(t, "redlock", own, own)
+	})
+	t.Run("list", func(t *testing.T) {
+		t.Parallel()
+		p := places["server"](t)
+		p.use = lists
+		more := besides["hasp ls, hasp ui and Client.List"]
+		for _, strategy := range onRedis() {
+			t.Run(strategy, func(t *testing.T) {
+				p.needs(t, strategy, append(slices.Clone(strategies[strategy]["server"]), more...), more)
+			})
+		}
 	})
 	t.Run("database", func(t *testing.T) {
 		t.Parallel()

@@ -16,9 +16,10 @@ import (
 // caller does. It fails if a writer holds the key together with another caller.
 func BenchmarkShared(b *testing.B) {
 	one := redistest.Start(b, &redistest.Options{Own: true, Real: true}).URL()
+	three := redistest.StartNodes(b, 3, &redistest.Options{Own: true, Real: true}).URL()
 	for _, s := range []struct{ name, url string }{
 		{"memlock", "memlock://"}, {"spinlock", "spinlock+" + one}, {"pubsublock", "pubsublock+" + one},
-		{"fairlock", "fairlock+" + one},
+		{"fairlock", "fairlock+" + one}, {"redlock", "redlock+" + three},
 	} {
 		for _, mode := range []string{"shared", "exclusive"} {
 			b.Run(s.name+"/"+mode, func(b *testing.B) { benchmarkShared(b, s.url, mode == "shared") })

@@ -32,11 +32,14 @@ func TestSlotsOfEveryStrategy(t *testing.T) {
 			}
 			var mu sync.Mutex
 			holders, most, last := map[int]int{}, 0, map[int]uint64{}
-			all := 0
+			all, full := 0, make(chan struct{})
 			enter := func(l *hasp.Lease) {
 				mu.Lock()
 				defer mu.Unlock()
 				all++
+				if all > most && all == slots {
+					close(full)
+				}
 				most = max(most, all)
 				if holders[l.Slot()]++; holders[l.Slot()] > 1 || all > slots {
 					t.Errorf("%d leases on slot %d, %d on all", holders[l.Slot()], l.Slot(), all)
@@ -70,7 +73,11 @@ func TestSlotsOfEveryStrategy(t *testing.T) {
 								return
 							}
 							enter(l)
-							time.Sleep(10 * time.Millisecond)
+							select { // the first leases last until all slots are taken
+							case <-full:
+								time.Sleep(10 * time.Millisecond)
+							case <-time.After(10 * time.Second):
+							}
 							leave(l)
 							if err := l.Unlock(context.Background()); err != nil {
 								t.Error(err)

@@ -1,5 +1,5 @@
-// Package integrations has the code of docs/integrations.md. Its tests run that code, and
-// check that the page shows it.
+// Package integrations has the code of docs/integrations.md and docs/telemetry.md. Its tests
+// run that code, and check that the pages show it.
 package integrations
 
 import (

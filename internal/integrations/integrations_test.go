@@ -11,13 +11,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -27,6 +24,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
 	_ "github.com/hasplock/hasp/spinlock"
 )
@@ -58,18 +56,29 @@ func store(t *testing.T) string {
 
 var fence = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
 
-func TestPageShowsTheCode(t *testing.T) {
-	page, err := os.ReadFile("../../docs/integrations.md")
-	must(t, err)
-	code, err := os.ReadFile("integrations.go")
-	must(t, err)
-	blocks := fence.FindAllStringSubmatch(string(page), -1)
-	if len(blocks) < 6 {
-		t.Errorf("the page has %d blocks", len(blocks))
-	}
-	for _, b := range blocks {
-		if !strings.Contains(string(code), b[1]) {
-			t.Errorf("this block is not in integrations.go:\n%s", b[1])
+// The pages show code of this package, and as many pieces of it as are expected.
+func TestPagesShowTheCode(t *testing.T) {
+	for name, least := range map[string]int{"integrations": 6, "telemetry": 3, "drivers": 8} {
+		page, err := os.ReadFile("../../docs/" + name + ".md")
+		must(t, err)
+		files := []string{name + ".go"}
+		if name == "drivers" {
+			files = []string{"rowlock/rowlock.go", "rowlock/rowlock_test.go"}
+		}
+		var code string
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			must(t, err)
+			code += string(text)
+		}
+		blocks := fence.FindAllStringSubmatch(string(page), -1)
+		if len(blocks) < least {
+			t.Errorf("%s.md has %d blocks", name, len(blocks))
+		}
+		for _, b := range blocks {
+			if !strings.Contains(code, b[1]) {
+				t.Errorf("this block is not in %v:\n%s", files, b[1])
+			}
 		}
 	}
 }
@@ -179,46 +188,7 @@ func TestHTTP(t *testing.T) {
 // postgres starts a PostgreSQL of its own and returns its URL.
 func postgres(t *testing.T) string {
 	t.Helper()
-	initdb, err := exec.LookPath("initdb")
-	if installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb"); err != nil && len(installed) > 0 {
-		initdb, err = installed[0], nil // Debian does not put it on the PATH
-	}
-	if err != nil {
-		t.Skip("no PostgreSQL is installed: ", err)
-	}
-	initdb, err = filepath.EvalSymlinks(initdb)
-	must(t, err)
-	dir, err := os.MkdirTemp("", "hasp-pg") // short, for the path of the socket
-	must(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-
-	// PostgreSQL refuses to run as root.
-	attr := &syscall.SysProcAttr{}
-	if os.Getuid() == 0 {
-		const nobody = 65534
-		must(t, os.Chown(dir, nobody, nobody))
-		attr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
-	}
-	command := func(name string, args ...string) *exec.Cmd {
-		cmd := exec.Command(filepath.Join(filepath.Dir(initdb), name), args...)
-		cmd.SysProcAttr, cmd.Dir = attr, dir
-		return cmd
-	}
-	data := filepath.Join(dir, "data")
-	if out, err := command("initdb", "-D", data, "-U", "hasp", "-A", "trust", "--no-sync").CombinedOutput(); err != nil {
-		t.Fatalf("initdb: %v\n%s", err, out)
-	}
-	server := command("postgres", "-D", data, "-k", dir, "-c", "listen_addresses=", "-F")
-	must(t, server.Start())
-	t.Cleanup(func() {
-		server.Process.Signal(syscall.SIGINT)
-		server.Wait()
-	})
-
-	url := "host=" + dir + " user=hasp dbname=postgres"
-	db := connect(t, url)
-	redistest.Until(t, "PostgreSQL starts", func() bool { return db.Ping() == nil })
-	return url
+	return "postgres://hasp@" + pgtest.Start(t).Addr + "/postgres?sslmode=disable"
 }
 
 func connect(t *testing.T, url string) *sql.DB {

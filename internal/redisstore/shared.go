@@ -9,7 +9,7 @@ import (
 )
 
 // This file has the shared holds of spinlock and pubsublock. fairlock writes the same
-// record, so readers of the three hold a key together.
+// record, so readers of the three hold a key together. redlock writes it to each node.
 
 // IntentTTL is how long an intent of Acquire keeps new shared holds away, unless the caller
 // that waits repeats it. It is three times as long as that caller sleeps.

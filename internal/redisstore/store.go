@@ -54,6 +54,9 @@ type topology interface {
 	// find returns the server that has the slot of a key.
 	find(ctx context.Context, key string) (*server, error)
 
+	// all returns the servers that have keys.
+	all(ctx context.Context) ([]*server, error)
+
 	// follow reports to which server to send a command again, and whether ASKING must
 	// precede it. to is nil unless at redirected the command, or at's client was closed
 	// because it is not in use any more.

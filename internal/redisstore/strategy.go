@@ -52,19 +52,23 @@ const Mark = "#"
 // Owner returns the owner in a record. If the value is not a record of hasp's, it
 // returns an empty string.
 func Owner(record string) string {
-	token, owner, ok := strings.Cut(record, Mark)
 	// A value of another program may contain Mark. It is a record only if a token
 	// precedes Mark.
-	for _, r := range token {
-		if !strings.ContainsRune("-_", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
-			return ""
+	if token, owner, ok := strings.Cut(record, Mark); ok && isToken(token) {
+		return owner
+	}
+	return ""
+}
+
+// isToken reports whether a text has the characters of a token, or of redlock's
+// token~n.
+func isToken(text string) bool {
+	for _, r := range text {
+		if !strings.ContainsRune("-_~", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
+			return false
 		}
 	}
-
-	if !ok || token == "" {
-		return ""
-	}
-	return owner
+	return text != ""
 }
 
 // Millis returns a term in milliseconds, rounded up.
@@ -129,8 +133,17 @@ func Refusal(reply any) (Found, bool) {
 // Shared reports whether the record is shared.
 func (f Found) Shared() bool { return len(f.members) > 0 }
 
+// Members returns the starts of the members of a shared record.
+func (f Found) Members() []string { return f.members }
+
 // Record returns the start of the record. It is empty if the key is free.
 func (f Found) Record() string { return f.record }
+
+// Of returns f with these members of a shared record.
+func (f Found) Of(members []string) Found {
+	f.members = members
+	return f
+}
 
 // Free reports whether the key did not exist.
 func (f Found) Free() bool { return f.pttl == -2 }

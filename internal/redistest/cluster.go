@@ -42,46 +42,41 @@ func (c *Cluster) start() error {
 	if c.o.Bare {
 		n = masters
 	}
-	all, err := c.ports(n, c.Servers)
+	all, err := c.members(n, "node", c.Servers)
 	if err != nil {
 		return err
 	}
-	c.Servers = make([]*Server, n)
+	c.Servers = nil
+	for i, m := range all {
+		c.Servers = append(c.Servers, m.Server)
+		if err := os.WriteFile(filepath.Join(m.dir, "nodes.conf"), []byte(nodes(all, i)), 0o600); err != nil {
+			return err
+		}
+	}
 	return each(n, func(i int) error {
-		srv, dir, err := c.server("node")
-		if err != nil {
-			return err
-		}
-		c.Servers[i] = srv
-		if err := os.WriteFile(filepath.Join(dir, "nodes.conf"), []byte(nodes(all, i)), 0o600); err != nil {
-			return err
-		}
-		return srv.startAt(dir, all[i], append(c.chain(), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+		return all[i].start(append(c.chain(), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
 			"--cluster-node-timeout", "60000", "--cluster-migration-barrier", "9")...)
 	})
 }
 
-// id returns the ID of a sentinel or of a cluster node.
-func id(port int) string { return fmt.Sprintf("%040x", port) }
-
 // nodes returns the configuration file of the node at all[me].
-func nodes(all []int, me int) string {
+func nodes(all []member, me int) string {
 	var b strings.Builder
-	for i, p := range all {
+	for i, m := range all {
 		flags, master, epoch, served := "master", "-", i+1, ""
 		if i < masters {
 			served = fmt.Sprintf(" %d-%d", i*slots/masters, (i+1)*slots/masters-1)
 		} else {
-			flags, master, epoch = "slave", id(all[i-masters]), i-masters+1
+			flags, master, epoch = "slave", all[i-masters].id(), i-masters+1
 		}
 		if i == me {
 			flags = "myself," + flags
 		}
 		shard := ""
 		if keepsShards() {
-			shard = ",,shard-id=" + id(all[i%masters])
+			shard = ",,shard-id=" + all[i%masters].id()
 		}
-		fmt.Fprintf(&b, "%s 127.0.0.1:%d@%d%s %s %s 0 0 %d connected%s\n", id(p), p, p+10000, shard, flags, master, epoch, served)
+		fmt.Fprintf(&b, "%s %s@%d%s %s %s 0 0 %d connected%s\n", m.id(), m.Addr, m.port+10000, shard, flags, master, epoch, served)
 	}
 	fmt.Fprintf(&b, "vars currentEpoch %d lastVoteEpoch 0\n", masters)
 	return b.String()

@@ -18,6 +18,7 @@ import (
 
 // process is a redis-server of this machine.
 type process struct {
+	at   *Place // or nil
 	dir  string
 	args []string
 	cmd  *exec.Cmd
@@ -33,6 +34,12 @@ func (s *Server) startProcess() error {
 	if err != nil {
 		return err
 	}
+	if err := s.settle(); err != nil {
+		return err
+	}
+	if s.at != nil {
+		return s.startAt(dir, ownPort)
+	}
 	return again(func() error {
 		port, release, err := reserve(0)
 		if err != nil {
@@ -41,6 +48,25 @@ func (s *Server) startProcess() error {
 		s.t.Cleanup(release)
 		return s.startAt(dir, port)
 	})
+}
+
+// ownPort is the port of a server that has a host of its own.
+const ownPort = 6379
+
+// settle chooses the place of a server.
+func (s *Server) settle() (err error) {
+	if s.o.Where != nil {
+		s.at, err = s.o.Where()
+	}
+	return err
+}
+
+// ip is the address of the server's host.
+func (s *Server) ip() string {
+	if s.at != nil {
+		return s.at.IP
+	}
+	return "127.0.0.1"
 }
 
 // errTaken means that another program took a port between the check and the start.
@@ -70,7 +96,7 @@ func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) 
 
 // startAt starts redis-server on a port.
 func (s *Server) startAt(dir string, port int, more ...string) error {
-	return s.run(&process{dir: dir, args: append(s.args(dir, port), more...)})
+	return s.run(&process{at: s.at, dir: dir, args: append(s.args(dir, port), more...)})
 }
 
 // run starts p and waits until it answers.
@@ -91,12 +117,17 @@ func (s *Server) run(p *process) error {
 
 // args are the arguments of redis-server.
 func (s *Server) args(dir string, port int) []string {
-	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	s.Addr = net.JoinHostPort(s.ip(), strconv.Itoa(port))
 	plain, tls := port, 0
 	if s.o.tls() {
 		plain, tls = 0, port
 	}
-	args := []string{"--port", strconv.Itoa(plain), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--daemonize", "no"}
+	args := []string{"--port", strconv.Itoa(plain), "--dir", dir, "--save", "", "--daemonize", "no"}
+	if s.at == nil {
+		args = append(args, "--bind", "127.0.0.1")
+	} else {
+		args = append(args, "--bind", "0.0.0.0", "--protected-mode", "no")
+	}
 	if s.o.tls() {
 		ask := "no"
 		if s.o.Mutual {
@@ -144,14 +175,18 @@ func (s *Server) up(p *process) error {
 func (p *process) start() error {
 	p.out = &bytes.Buffer{}
 	p.done = make(chan struct{})
-	p.cmd = exec.Command("redis-server", p.args...)
+	p.cmd = exec.Command(program(), p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.Env = append(os.Environ(), p.env...)
 	endWithParent(p.cmd)
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		err := p.cmd.Start()
+		start := p.cmd.Start
+		if p.at != nil {
+			start = func() error { return p.at.Do(p.cmd.Start) }
+		}
+		err := start()
 		started <- err
 		if err == nil {
 			p.cmd.Wait()

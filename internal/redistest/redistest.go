@@ -10,9 +10,13 @@
 // If it is unset, tests use a process if redis-server is installed, and miniredis
 // otherwise. If the selected kind is not available, the test fails. The first
 // Start of a test binary prints the kind.
+//
+// HASP_TEST_REDIS_SERVER is the path of another server program than redis-server, such
+// as a newer Redis, or a Valkey.
 package redistest
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -30,6 +34,12 @@ import (
 
 // Env is the environment variable that selects the Redis of the tests.
 const Env = "HASP_TEST_REDIS"
+
+// ServerEnv is the environment variable that names the server program of the tests.
+const ServerEnv = "HASP_TEST_REDIS_SERVER"
+
+// program returns the server program.
+func program() string { return cmp.Or(os.Getenv(ServerEnv), "redis-server") }
 
 // Options describe the server that a test needs. Nil means a plain server.
 type Options struct {
@@ -72,6 +82,20 @@ type Options struct {
 
 	// Bare means a cluster without replicas, for StartCluster.
 	Bare bool
+
+	// Where returns the place of a server that is not on the loopback interface. It is
+	// called once for each server, and implies Real.
+	Where func() (*Place, error)
+}
+
+// Place is a host of its own, in which a server runs. The server listens on all of its
+// addresses.
+type Place struct {
+	// IP is an IPv4 address that reaches the host.
+	IP string
+
+	// Do runs a function whose processes start on the host.
+	Do func(func() error) error
 }
 
 func (o *Options) own() bool {
@@ -80,7 +104,7 @@ func (o *Options) own() bool {
 
 func (o *Options) tls() bool { return o.TLS || o.Mutual }
 
-func (o *Options) real() bool { return o.Real || o.Clock || len(o.Args) > 0 }
+func (o *Options) real() bool { return o.Real || o.Clock || len(o.Args) > 0 || o.Where != nil }
 
 // Start starts a Redis for t, or returns the one at the URL in HASP_TEST_REDIS.
 func Start(t testing.TB, o *Options) *Server {
@@ -110,10 +134,10 @@ func Start(t testing.TB, o *Options) *Server {
 
 // choose returns "process", "inprocess" or a URL.
 func choose(asked string, own bool) (string, error) {
-	_, missing := exec.LookPath("redis-server")
+	_, missing := exec.LookPath(program())
 	switch {
 	case asked == "process" && missing != nil:
-		return "", fmt.Errorf("%s=process, but there is no redis-server: %w", Env, missing)
+		return "", fmt.Errorf("%s=process, but there is no %s: %w", Env, program(), missing)
 	case asked == "process", asked == "inprocess":
 		return asked, nil
 	case strings.HasPrefix(asked, "redis://") && !own:
@@ -129,7 +153,7 @@ func choose(asked string, own bool) (string, error) {
 
 // version returns what the installed server says of itself, as "Redis server v=7.0.15".
 func version() string {
-	out, _ := exec.Command("redis-server", "--version").Output()
+	out, _ := exec.Command(program(), "--version").Output()
 	version, _, _ := strings.Cut(string(out), " sha=")
 	return version
 }

@@ -15,6 +15,7 @@ import (
 
 func TestChoose(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // no redis-server here
+	t.Setenv(ServerEnv, "")
 	for _, c := range []struct {
 		asked string
 		own   bool

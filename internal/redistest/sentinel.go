@@ -38,63 +38,56 @@ func StartSentinel(t testing.TB, o *Options) *Sentinel {
 
 // startServer starts the master, or a replica of it.
 func (s *Sentinel) startServer() error {
-	srv, dir, err := s.server("server")
-	if err != nil {
-		return err
-	}
 	args := s.chain()
 	if len(s.Servers) > 0 {
 		host, port, _ := net.SplitHostPort(s.Servers[0].Addr)
 		args = append(args, "--replicaof", host, port)
 	}
-	s.Servers = append(s.Servers, srv)
+	s.Servers = append(s.Servers, nil)
 	return again(func() error {
-		p, err := s.port()
+		m, err := s.server("server")
 		if err != nil {
 			return err
 		}
-		return srv.startAt(dir, p, args...)
+		s.Servers[len(s.Servers)-1] = m.Server
+		return m.start(args...)
 	})
 }
 
 // startSentinels starts three sentinels. Their configuration names each other and
 // the replicas; to discover them would take seconds.
 func (s *Sentinel) startSentinels() error {
-	all, err := s.ports(3, s.Sentinels)
+	all, err := s.members(3, "sentinel", s.Sentinels)
 	if err != nil {
 		return err
 	}
 	s.Sentinels = nil
-	for i, p := range all {
-		srv, dir, err := s.server("sentinel")
-		if err != nil {
-			return err
-		}
-		srv.o.User, srv.o.Password = s.o.SentinelUser, s.o.SentinelPassword
-		s.Sentinels = append(s.Sentinels, srv)
-		file := filepath.Join(dir, "sentinel.conf")
+	for i, m := range all {
+		m.o.User, m.o.Password = s.o.SentinelUser, s.o.SentinelPassword
+		s.Sentinels = append(s.Sentinels, m.Server)
+		file := filepath.Join(m.dir, "sentinel.conf")
 		if err := os.WriteFile(file, []byte(s.config(all, i)), 0o600); err != nil {
 			return err
 		}
-		args := append(append([]string{file}, srv.args(dir, p)...), s.chain()...)
-		if err := srv.run(&process{dir: dir, args: append(args, "--sentinel")}); err != nil {
+		args := append(append([]string{file}, m.args(m.dir, m.port)...), s.chain()...)
+		if err := m.run(&process{at: m.at, dir: m.dir, args: append(args, "--sentinel")}); err != nil {
 			return err
 		}
 		// Since Redis 7: a sentinel must not enter its TILT mode if the machine
 		// stands still for seconds.
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		srv.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
+		m.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
 		cancel()
 	}
 	return nil
 }
 
 // config returns the configuration of the sentinel at all[i].
-func (s *Sentinel) config(all []int, i int) string {
+func (s *Sentinel) config(all []member, i int) string {
 	var b strings.Builder
 	line := func(words ...any) { fmt.Fprintln(&b, append([]any{"sentinel"}, words...)...) }
 	at := func(srv *Server) string { return strings.Replace(srv.Addr, ":", " ", 1) }
-	line("myid", id(all[i]))
+	line("myid", all[i].id())
 	line("monitor", s.Name, at(s.Servers[0]), 2)
 	line("down-after-milliseconds", s.Name, 600000)
 	line("failover-timeout", s.Name, 10000)
@@ -111,9 +104,9 @@ func (s *Sentinel) config(all []int, i int) string {
 	for _, replica := range s.Servers[1:] {
 		line("known-replica", s.Name, at(replica))
 	}
-	for j, p := range all {
+	for j, m := range all {
 		if j != i {
-			line("known-sentinel", s.Name, "127.0.0.1", p, id(p))
+			line("known-sentinel", s.Name, at(m.Server), m.id())
 		}
 	}
 	return b.String()

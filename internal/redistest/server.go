@@ -25,6 +25,7 @@ type Server struct {
 
 	t    testing.TB
 	o    Options
+	at   *Place // nil is the loopback interface
 	db   int
 	flav flavour     // nil if the server is not ours
 	away atomic.Bool // paused or killed

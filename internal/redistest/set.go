@@ -2,11 +2,15 @@ package redistest
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -62,10 +66,54 @@ func (s *Set) Params() map[string]string {
 	return p
 }
 
-// server returns a server that is not started, and a directory for it.
-func (s *Set) server(name string) (*Server, string, error) {
-	dir, err := os.MkdirTemp(s.dir, name)
-	return &Server{t: s.t, o: s.o, Certificate: s.Certificate}, dir, err
+// member is a server of a set that is not started.
+type member struct {
+	*Server
+	dir  string
+	port int
+}
+
+// start starts the server.
+func (m member) start(args ...string) error { return m.startAt(m.dir, m.port, args...) }
+
+// server returns a server that is not started, with a directory and an address.
+func (s *Set) server(name string) (m member, err error) {
+	m.Server = &Server{t: s.t, o: s.o, Certificate: s.Certificate}
+	if m.dir, err = os.MkdirTemp(s.dir, name); err != nil {
+		return m, err
+	}
+	if err = m.settle(); err != nil {
+		return m, err
+	}
+	if m.port = ownPort; m.at == nil {
+		m.port, err = s.port()
+	}
+	m.Addr = net.JoinHostPort(m.ip(), strconv.Itoa(m.port))
+	return m, err
+}
+
+// members returns n servers that are not started, in the place of those of old, which it
+// stops.
+func (s *Set) members(n int, name string, old []*Server) ([]member, error) {
+	for _, srv := range old {
+		srv.Stop()
+	}
+	all := make([]member, n)
+	for i := range all {
+		m, err := s.server(name)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = m
+	}
+	return all, nil
+}
+
+// id returns the ID of a sentinel or of a cluster node.
+func (m member) id() string {
+	a := netip.MustParseAddrPort(m.Addr)
+	ip := a.Addr().As4()
+	return fmt.Sprintf("%036x%04x", binary.BigEndian.Uint32(ip[:]), a.Port())
 }
 
 // at returns the server at an address.
@@ -150,22 +198,6 @@ func (s *Set) port() (int, error) {
 		return p, nil
 	}
 	return 0, errors.New("no free port")
-}
-
-// ports reserves n ports for other servers than those of old, which it stops.
-func (s *Set) ports(n int, old []*Server) ([]int, error) {
-	for _, srv := range old {
-		srv.Stop()
-	}
-	all := make([]int, n)
-	for i := range all {
-		p, err := s.port()
-		if err != nil {
-			return nil, err
-		}
-		all[i] = p
-	}
-	return all, nil
 }
 
 // each calls f for 0 to n-1 at once. It returns the first error, but prefers one

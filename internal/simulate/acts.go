@@ -151,7 +151,7 @@ const (
 func (a *caller) slot() {
 	b := a.bounds()
 	defer b.cancel()
-	opts := append(b.opts, hasp.WithSlots(slots))
+	opts := slices.Clip(append(b.opts, hasp.WithSlots(slots)))
 	start := a.start(slotted)
 	lock := a.c.Lock
 	if a.chance(4) {
@@ -177,6 +177,14 @@ func (a *caller) slot() {
 			if l.Err() == nil {
 				a.w.book.took(x, n, began)
 			}
+			defer a.unlock(b.ctx, x)
+		}
+	}
+	if a.chance(4) {
+		// Without re-entry it gets the other slot, and keeps it for as long.
+		began := time.Now()
+		if x, err := a.c.TryLock(l.Context(), slotted, append(opts, a.w.calls.apart())...); err == nil {
+			a.w.book.took(x, 0, began)
 			defer a.unlock(b.ctx, x)
 		}
 	}

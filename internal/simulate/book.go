@@ -14,9 +14,10 @@ import (
 // book records what callers observe, and reports what a lock must not do. All
 // times are those of the bubble, so every comparison is exact.
 type book struct {
-	t    *testing.T
-	seed string
-	same bool // two shared holds may have the same fence
+	t     *testing.T
+	seed  string
+	found func(string) // gets the errors instead of t, if it is not nil
+	same  bool         // two shared holds may have the same fence
 
 	mu      sync.Mutex // guards all below
 	keys    map[string]*page
@@ -94,7 +95,12 @@ func newBook(t *testing.T, seed string) *book {
 
 func (b *book) errorf(format string, args ...any) {
 	b.t.Helper()
-	b.t.Errorf("%s at %v: %s", b.seed, time.Now().Format("05.000"), fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	if b.found != nil {
+		b.found(text)
+		return
+	}
+	b.t.Errorf("%s at %v: %s", b.seed, time.Now().Format("05.000"), text)
 }
 
 // entryOf returns m[k], which it makes first if it is not there.
@@ -143,7 +149,7 @@ func (b *book) take(l *hasp.Lease, n int, g group) int {
 		p.groups = append(p.groups, g)
 		n = len(p.groups)
 		b.checkFenceLocked(p, l, g)
-		b.checkKeptLocked(p, l)
+		b.checkKeptLocked(p, l, g)
 	}
 	if l.Err() == nil {
 		p.live = append(p.live, entry{l, n, p.groups[n-1]})
@@ -165,7 +171,9 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	if g.shared && !g.since.After(p.fenced) {
 		before = p.alone // two shared holds that were asked for at once may be noted in either order
 	}
-	if fence <= before && !late {
+	// A lease may end while its Lock still waits until the release before it is reported.
+	// Then later holds may be noted first.
+	if fence <= before && !late && l.Err() == nil && !b.wakingLocked() {
 		b.errorf("key %s: fence %d after %d (shared: %v)", l.Key(), fence, before, g.shared)
 	}
 	if p.drawn[fence] && !late && !(g.shared && b.same) {
@@ -216,8 +224,13 @@ func (b *book) keep(l *hasp.Lease, since time.Time, g *grant, d time.Duration) {
 }
 
 // checkKeptLocked reports a hold that began during the min hold of another.
-func (b *book) checkKeptLocked(p *page, l *hasp.Lease) {
-	known := !p.keptSince.Before(b.forgot) && !p.keptSince.Before(p.broke) && !p.keptSince.Before(b.woke)
+func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
+	// Of either hold, the store may have forgotten what it granted before these times. A
+	// LockAll notes its first lease only when it has the last.
+	known := true
+	for _, since := range []time.Time{p.keptSince, g.since} {
+		known = known && !since.Before(b.forgot) && !since.Before(p.broke) && !since.Before(b.woke)
+	}
 	if early := time.Until(p.kept); known && early > 0 && l.Err() == nil {
 		b.errorf("key %s: granted %v before the end of a min hold", l.Key(), early)
 	}
@@ -234,8 +247,8 @@ func (b *book) checkAll() {
 
 // checkLocked reports two holds of one key that are both trusted, unless both are shared.
 func (b *book) checkLocked(key string, p *page) {
-	if !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond {
-		return // a Client notices a suspend up to a millisecond later
+	if b.wakingLocked() {
+		return
 	}
 	// Of a hold that was granted before these times, the store may not know.
 	known := func(e entry) bool { return !e.since.Before(b.forgot) && !e.since.Before(p.broke) }
@@ -278,6 +291,12 @@ func (b *book) slept() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.woke = time.Now()
+}
+
+// wakingLocked reports whether the Clients' host has just slept. They notice that up to a
+// millisecond later, so until then they may trust leases that have ended.
+func (b *book) wakingLocked() bool {
+	return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond
 }
 
 // broke notes that a Break of key may happen at any time before until.

@@ -100,9 +100,9 @@ func (a *caller) key() string { return key(a.r.IntN(keyCount)) }
 
 // run does what users do, several times.
 func (a *caller) run() {
-	acts := []func(){a.all, a.do, a.nested, a.short, a.odd, a.breaks, a.polls, a.robbed, a.slot}
+	acts := []func(){a.all, a.do, a.nested, a.short, a.odd, a.breaks, a.polls, a.robbed, a.slot, a.lead, a.doAll, a.withoutReentry}
 	for range 4 + a.r.IntN(10) {
-		if i := a.r.IntN(14); i < len(acts) {
+		if i := a.r.IntN(18); i < len(acts) {
 			acts[i]()
 		} else {
 			a.lock()

@@ -1,9 +1,11 @@
 // Command simulate runs Clients, a store and the network between them in virtual
 // time, and checks what callers observe: an exclusive holder is alone, fences grow,
-// calls return in time, nothing is left behind, and events add up.
+// calls return in time, nothing is left behind, and events add up. Lead, DoAll and
+// WithoutReentry do what their comments say.
 //
 //	go run ./internal/simulate -seeds 100000
 //	go run ./internal/simulate -kind redlock3 -from 17 -seeds 1
+//	go run ./internal/simulate -kind fairlock -seeds 1000000 -time 10m
 //
 // A seed decides what every caller and every fault does. Goroutines that are ready
 // at the same instant run in the order that the scheduler chooses. So a seed that
@@ -38,10 +40,14 @@ func main() {
 	})
 	from := flag.Uint64("from", 1, "the first seed")
 	seeds := flag.Uint64("seeds", 1000, "how many seeds, of all kinds together")
+	limit := flag.Duration("time", 0, "begin no seed after this time; 0 is no limit")
 	flag.Parse()
 
 	p := &progress{which: which, from: *from, seeds: *seeds}
 	began := time.Now()
+	if *limit > 0 {
+		p.end = began.Add(*limit)
+	}
 	// Package testing gives each worker a test, which synctest needs.
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Seeds", F: func(t *testing.T) {
 		t.Cleanup(func() {
@@ -57,6 +63,7 @@ func main() {
 type progress struct {
 	which         []string // kinds of stores
 	from, seeds   uint64
+	end           time.Time // no seed begins after it, if it is not zero
 	next, granted atomic.Uint64
 	failed        atomic.Bool
 }
@@ -71,7 +78,7 @@ func (p *progress) work(t *testing.T) {
 		}
 	}()
 	n := uint64(len(p.which))
-	for !p.failed.Load() {
+	for !p.failed.Load() && (p.end.IsZero() || time.Now().Before(p.end)) {
 		i := p.next.Add(1) - 1
 		if i >= p.seeds {
 			return

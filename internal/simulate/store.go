@@ -124,7 +124,14 @@ func (s *servers) link(*rand.Rand, time.Duration) (backend.Driver, link) {
 	return s.open(clients), w
 }
 
-func (s *servers) heal() {}
+// heal ends the faults that still wait for a command.
+func (s *servers) heal() {
+	for _, w := range s.links {
+		for _, p := range w.proxies {
+			p.Forgive()
+		}
+	}
+}
 
 func (s *servers) skip(d time.Duration) {
 	for _, v := range s.nodes {

@@ -35,6 +35,7 @@ type world struct {
 	seed  uint64
 	store store
 	book  *book
+	calls calls
 	r     *rand.Rand // of the goroutine that runs the world
 	// breaks means that callers break keys. It is set before they start.
 	breaks bool
@@ -54,6 +55,12 @@ type span struct{ from, to time.Time }
 // simulate runs one seed of one kind of store. It reports errors to t, and returns
 // how many holds were granted. It calls synctest.Test, so t has no bubble yet.
 func simulate(t *testing.T, kind string, seed uint64) (granted int) {
+	return simulateCalls(t, kind, seed, sound, nil)
+}
+
+// simulateCalls is simulate with other calls. If found is not nil, it gets the errors
+// instead of t.
+func simulateCalls(t *testing.T, kind string, seed uint64, calls calls, found func(string)) (granted int) {
 	// The time of a bubble stands still while a goroutine computes. So a timer
 	// outside the bubble ends a seed that computes without end.
 	name := fmt.Sprintf("-kind %s -from %d", kind, seed)
@@ -65,8 +72,9 @@ func simulate(t *testing.T, kind string, seed uint64) (granted int) {
 	}()
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		w := &world{t: t, kind: kind, seed: seed, r: r, quiet: map[*client][]span{}}
+		w := &world{t: t, kind: kind, seed: seed, calls: calls, r: r, quiet: map[*client][]span{}}
 		w.book = newBook(t, name)
+		w.book.found = found
 		w.book.same = strings.HasPrefix(kind, "redlock")
 		w.store = kinds[kind](t, r)
 		if kind == "leader" {
@@ -112,6 +120,7 @@ func (w *world) live() {
 	// Clients are open, and this time is enough to remove what is left of them.
 	time.Sleep(settled)
 	w.overtake(stay)
+	w.succeed(stay)
 	time.Sleep(settled)
 	for _, l := range w.store.left() {
 		w.book.errorf("left: %s", l)
@@ -240,6 +249,74 @@ func (w *world) overtake(stay []*client) {
 	}
 	close(over)
 	readers.Wait()
+}
+
+// succession is what is known of callers that hold a key one after another.
+type succession struct {
+	w     *world
+	mu    sync.Mutex // guards all below
+	taken bool
+	freed time.Time // when the last one was about to free the key
+}
+
+// hold holds the key for a while, then ends the context of its call, and cleans up. Without
+// a fault it keeps the key meanwhile.
+func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func() error) {
+	s.mu.Lock()
+	if d := time.Since(s.freed); s.taken || d > overtakes {
+		s.w.book.errorf("without a fault, a holder came %v after the last one; that one still held the key: %v", d, s.taken)
+	}
+	s.taken = true
+	s.mu.Unlock()
+
+	time.Sleep(lasts)
+	cancel()
+	time.Sleep(cleans)
+	if err := held(); err != nil {
+		s.w.book.errorf("without a fault, a holder that cleaned up for %v: %v", cleans, err)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken, s.freed = false, time.Now()
+}
+
+// succeed runs two leaders and a DoAll that hold a key one after another, and clean up for
+// longer than a term after the end of their contexts. No fault happens.
+func (w *world) succeed(stay []*client) {
+	if len(stay) == 0 || !w.well(stay[0]) {
+		return
+	}
+	var all sync.WaitGroup
+	s := succession{w: w, freed: time.Now()}
+	for i := range 3 {
+		t := &tracked{client: stay[w.r.IntN(len(stay))]}
+		lasts, cleans := time.Duration(w.r.IntN(200))*time.Millisecond, time.Duration(w.r.IntN(1500))*time.Millisecond
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			var err error
+			if i == 0 {
+				err = w.calls.doAll(ctx, t, []string{key(0), key(1)}, func(_ context.Context, ls *hasp.Leases) error {
+					for i, l := range ls.All() {
+						w.book.took(l, 0, t.began[i])
+					}
+					s.hold(cancel, lasts, cleans, ls.Err)
+					return nil
+				})
+			} else {
+				err = w.calls.lead(ctx, t, key(0), func(_ context.Context, l *hasp.Lease) error {
+					w.book.took(l, 0, t.began[len(t.began)-1])
+					s.hold(cancel, lasts, cleans, l.Err)
+					return nil
+				})
+			}
+			if err != nil {
+				w.book.errorf("Lead or DoAll without a fault: %v", err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // leader is a driver that keeps a key. The engine of a Client checks its clock each

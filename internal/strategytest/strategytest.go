@@ -88,6 +88,9 @@ func Run(t *testing.T, s Strategy) {
 		s.RenewalHoldsPastManyTerms, s.WaiterTakesOverAfterTheLoss, s.RenewalRidesOutAnOutage, s.LostRepliesLeaveNothing,
 		s.HungServerBlocksNoCaller,
 
+		// list.go
+		s.ListNamesOnlyOurOwn, s.ListNeedsRights,
+
 		// open.go
 		s.OpenByURL, s.OpenByConfig, s.OpenErrors, s.ConfigWithTwoNodes,
 	}

@@ -21,7 +21,7 @@ func (r *run) calm() {
 	}
 	parts := []func(context.Context){r.brief}
 	if !r.losing {
-		parts = append(parts, r.nested, r.crowd, r.busy, r.moves)
+		parts = append(parts, r.nested, r.crowd, r.busy, r.moves, r.kept)
 	}
 	for _, part := range parts {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -48,7 +48,7 @@ func (r *run) open(ctx context.Context, seat int, term time.Duration) *hasp.Clie
 // does, without a fault. Anything they leave would block others for a term, so
 // they may leave nothing.
 func (r *run) brief(ctx context.Context) {
-	if r.place != onServer || r.store.dir != "" {
+	if r.place != onServer && r.place != onHosts || r.store.dir != "" {
 		return // a release reaches a replica later
 	}
 	const rounds = 40

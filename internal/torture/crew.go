@@ -32,7 +32,11 @@ type proc struct {
 
 // fill starts a process.
 func (s *seat) fill() {
-	child, err := crew.Start(s.program, "client")
+	var child *crew.Process
+	err := s.store.on(s.n, func() (err error) {
+		child, err = crew.Start(s.program, "client")
+		return err
+	})
 	s.Check(err)
 	p := &proc{Process: child, seat: s.n, gen: s.gen, rec: s.rec, fresh: true, done: make(chan struct{}), reports: make(chan report, 8)}
 	s.proc = p

@@ -47,10 +47,19 @@ func (s *store) faults(losing bool) (all catalog) {
 		all.files(s)
 	case s.sentinel != nil, s.cluster != nil:
 		all.processes(s)
+		if s.apart != nil {
+			all.clientHosts(s)
+			all.network(s)
+		}
 		all.set(s)
 	default:
 		all.processes(s)
-		all.links()
+		if s.apart != nil {
+			all.clientHosts(s)
+			all.network(s)
+		} else {
+			all.links()
+		}
 		if s.service != nil {
 			all.set(s)
 		} else {
@@ -188,6 +197,9 @@ func (c *catalog) losses(s *store) {
 		minority, majority := (n-1)/2, n/2+1
 		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))
 		c.add(server, 0.2, 1, of(n, majority, "restarted without data"), restarted(majority, false))
+		if s.apart != nil {
+			c.add(server, 0.6, 2, of(n, majority, "lost power, and booted without data"), unplugged(majority, false))
+		}
 		c.add(server, 0.6, 2, of(n, majority, "evicting keys"), ordered(majority, evictKeys, enoughMemory))
 
 		// For clocks a minority is enough. A lease that had a bare majority loses it

@@ -9,6 +9,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
 // onServers is a fault of k servers. fail disturbs each of them, and heal ends it.
@@ -48,13 +49,22 @@ func links(do func(*faultproxy.Proxy)) func(n *nemesis, i int) {
 }
 
 func unreachable(k int) inject {
-	return onServers(k, links((*faultproxy.Proxy).Down), links((*faultproxy.Proxy).Up))
+	return func(n *nemesis) *injection {
+		if n.store.apart != nil {
+			return ofAll(n.store.apart.Impose(cutOff, n.wires(n.rand.Perm(len(n.store.servers))[:k]...)...))
+		}
+		return onServers(k, links((*faultproxy.Proxy).Down), links((*faultproxy.Proxy).Up))(n)
+	}
 }
 
 // slow delays replies by more than half a term.
 func slow(k int) inject {
 	return func(n *nemesis) *injection {
 		d := n.span(0.5, 0.7)
+		if n.store.apart != nil {
+			servers := n.rand.Perm(len(n.store.servers))[:k]
+			return ofAll(n.store.apart.Impose(hosts.Fault{Delay: d / 2}, n.wires(servers...)...))
+		}
 		return onServers(k,
 			links(func(p *faultproxy.Proxy) { p.Delay(d) }),
 			links(func(p *faultproxy.Proxy) { p.Delay(0) }))(n)

@@ -10,8 +10,9 @@
 //
 //   - No two callers hold a key at once, unless both hold it shared. A caller holds it from the return of Lock
 //     to the call of Unlock or the end of the lease, whichever is first.
+//   - At most as many slots of a key are held at once as it has, each by one caller.
 //   - No lease is lost before its end, and fences grow.
-//   - Every key is granted after every fault, and at the end to every waiter.
+//   - Every key and every slot is granted after every fault, and at the end to every waiter.
 //   - Nothing is left: no keys, queue entries or subscriptions on the servers, and
 //     no goroutines or descriptors in the clients.
 //   - No client uses more and more of the machine.
@@ -47,6 +48,7 @@ import (
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/torture/hosts"
 	"github.com/hasplock/hasp/internal/walljump"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/redlock"
@@ -71,18 +73,29 @@ func main() {
 	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
-	flag.StringVar(&o.place, "on", onServer, "`store` of the strategies on one Redis: redis, sentinel, cluster or service")
+	flag.StringVar(&o.place, "on", onServer, "`store`: redis, sentinel, cluster or service; with each process on a host of its own, which needs root: hosts, hosts-sentinel, hosts-cluster or hosts-service")
 	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
 	flag.BoolVar(&p.clocks, "clocks", true, "make the wall clocks of clients jump; this builds the clients again")
 	flag.Func("faults", "regular expression of the `names` of faults", func(text string) (err error) {
 		o.only, err = regexp.Compile(text)
 		return err
 	})
-	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal or wake-up")
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up or slots")
 	fileVar(&o.history, "history", os.O_TRUNC, "write all reports of the clients to a `file`, as lines of JSON")
 	fileVar(&o.results, "results", os.O_APPEND, "append the results to a `file`, as lines of JSON")
+	optional := flag.Bool("optional", false, "with -on hosts: end without an error where hosts cannot be made")
 	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" from the files of results in the arguments")
 	flag.Parse()
+	if o.apart() && !*tables {
+		if err := hosts.Apart(); err != nil {
+			fmt.Fprintln(os.Stderr, "torture:", err)
+			if *optional {
+				os.Exit(0)
+			}
+			os.Exit(2)
+		}
+		o.term *= hostTerms
+	}
 	logging.Disable() // go-redis logs servers that are down
 
 	kept, err := true, error(nil)
@@ -130,6 +143,8 @@ func (p *plan) choose(names, place string) error {
 	case len(p.strategies) > 0:
 	case place == onServer:
 		p.strategies = strategies
+	case place == onHosts:
+		p.strategies = strategies[:4]
 	default:
 		p.strategies = strategies[:3]
 	}
@@ -143,7 +158,7 @@ func (p plan) carryOut(names string, o options) (kept bool, err error) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if p.clocks {
+	if p.clocks && !o.apart() {
 		dir, err := os.MkdirTemp("", "torture-")
 		if err != nil {
 			return false, err

@@ -41,6 +41,8 @@ type nemesis struct {
 	count   int           // of injected faults
 	lasts   time.Duration // length of the current fault
 	at      int64         // when the current fault was injected
+
+	rejoined time.Duration // after the last fault, until the client of each seat had a key
 }
 
 // torture injects faults until the time is up.
@@ -143,8 +145,10 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	}
 	if in.seat < 0 && in.key < 0 {
 		keys = keys[:0]
-		for k := range n.names {
-			keys = append(keys, k)
+		for k := range slotted + slots {
+			if contended(k) {
+				keys = append(keys, k)
+			}
 		}
 	}
 
@@ -167,6 +171,24 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 		n.Check(errStill)
 	}
 	f.recovery = append(f.recovery, time.Duration(last-since))
+}
+
+// everyone waits, after the last fault, until the client of each seat has a key again.
+func (n *nemesis) everyone() {
+	n.seated()
+	since := hostclock.Now()
+	for _, s := range n.seats {
+		var at int64
+		granted := until(n.patience, 2*time.Millisecond, func() bool {
+			at = n.rec.after(-1, s.n, since)
+			return at != 0
+		})
+		if !granted {
+			n.fail("stood still", since, fmt.Sprintf("after the last fault no caller of client %d was granted a key for %v", s.n, n.patience))
+			n.Check(errStill)
+		}
+		n.rejoined = max(n.rejoined, time.Duration(at-since))
+	}
 }
 
 // search is how long the nemesis searches for a victim.
@@ -195,27 +217,36 @@ type victims func(n *nemesis) []turn
 func holders(n *nemesis) []turn {
 	all, _ := n.rec.seen()
 	return slices.DeleteFunc(all, func(h turn) bool {
-		return h.key >= keys || h.plan-hostclock.Now() <= int64(n.term/3)
+		return !contended(h.key) || h.plan-hostclock.Now() <= int64(n.term/3)
 	})
 }
 
 // waiters returns the callers that wait.
 func waiters(n *nemesis) []turn {
 	_, all := n.rec.seen()
-	return slices.DeleteFunc(all, func(w turn) bool { return w.key >= keys })
+	return slices.DeleteFunc(all, func(w turn) bool { return !contended(w.key) })
 }
 
 // heads returns the first waiters in the queues of keys that are held.
 func heads(n *nemesis) (all []turn) {
 	for _, h := range holders(n) {
-		owner := n.store.head(n.names[h.key])
+		queue := n.queue(h.key)
+		owner := n.store.head(queue)
 		for _, w := range waiters(n) {
-			if w.key == h.key && w.proc.String() == owner && w.proc.seat != h.proc.seat {
+			if n.queue(w.key) == queue && w.proc.String() == owner && w.proc.seat != h.proc.seat {
 				all = append(all, w)
 			}
 		}
 	}
 	return all
+}
+
+// queue returns the key for which the waiters of a key queue in the store.
+func (r *run) queue(key int) string {
+	if key >= slotted {
+		return slotQueue
+	}
+	return r.all[key]
 }
 
 // mortal returns those of who that may be killed.

@@ -15,7 +15,7 @@ import (
 // zero until known.
 type turn struct {
 	proc    *proc
-	key     int
+	key     int // of a slot, see slotted; slot 0 until the grant
 	fenced  bool
 	shared  bool // its uses of the resource are reads
 	fence   uint64
@@ -53,15 +53,15 @@ type record struct {
 	history *os.File         // gets all reports, or nil
 	open    map[turnID]*turn // turns that have not ended
 	turns   []*turn          // turns that were granted, in the order of the reports
-	highest []uint64         // by key, the largest fence that the resource has seen
-	written []uint64         // by key, the largest fence of a write
+	highest map[int]uint64   // by key, the largest fence that the resource has seen
+	written map[int]uint64   // by key, the largest fence of a write
 	errs    map[string]int   // of Lock and Unlock, by kind
 	uses    []use            // of the process that is never killed, one a second
 	refused int              // uses of the resource with an old fence
 }
 
-func newRecord(keys int, history *os.File) *record {
-	return &record{history: history, open: map[turnID]*turn{}, highest: make([]uint64, keys), written: make([]uint64, keys), errs: map[string]int{}}
+func newRecord(history *os.File) *record {
+	return &record{history: history, open: map[turnID]*turn{}, highest: map[int]uint64{}, written: map[int]uint64{}, errs: map[string]int{}}
 }
 
 // take records a report. For a use of the resource, it returns whether the
@@ -126,6 +126,7 @@ func (r *record) noteLocked(t *turn, e report) {
 		r.errs[e.Err]++
 	case got:
 		t.got, t.fence, t.plan = e.T, e.Fence, e.Plan
+		t.key += e.Slot
 		r.turns = append(r.turns, t)
 	case ended:
 		t.end = e.End

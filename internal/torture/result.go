@@ -23,6 +23,8 @@ type result struct {
 	Command         string // repeats the run
 	Injected        int    // faults
 	Lasted          time.Duration
+	Term            time.Duration
+	Rejoined        time.Duration // after the last fault, until every client had a key
 	Kinds           []kind
 	Found           found
 	Errors          map[string]int // of Lock and Unlock, by kind
@@ -48,7 +50,7 @@ type violation struct {
 
 func (n *nemesis) result(lasted time.Duration, f found) *result {
 	res := &result{Strategy: n.strategy, Place: n.place, What: n.store.what, Losing: n.losing, Seed: n.seed, Command: n.again(),
-		Injected: n.count, Lasted: lasted, Found: f, Errors: maps.Clone(n.rec.errs)}
+		Injected: n.count, Lasted: lasted, Term: n.term, Rejoined: n.rejoined, Found: f, Errors: maps.Clone(n.rec.errs)}
 	for _, v := range n.wrong {
 		v.After = cmp.Or(n.before(v.At), "nothing")
 		res.Violations = append(res.Violations, v)
@@ -76,7 +78,7 @@ func (n *nemesis) again() string {
 	if n.strategy == redlock && n.nodes != leastNodes {
 		s += fmt.Sprint(" -nodes ", n.nodes)
 	}
-	if n.program == "" {
+	if n.program == "" && !n.apart() {
 		s += " -clocks=false"
 	}
 	if n.plant != "" {
@@ -146,7 +148,7 @@ func readResults(files []string) (runs []*result, err error) {
 }
 
 // part matches a table of the page.
-var part = regexp.MustCompile(`(?s)<!-- torture: ([a-z]+) -->\n.*?<!-- /torture -->`)
+var part = regexp.MustCompile(`(?s)<!-- torture: ([a-z-]+) -->\n.*?<!-- /torture -->`)
 
 // parts are the tables of faults, by name. Each selects the faults it shows.
 var parts = map[string]func(r *result, k kind) bool{
@@ -156,22 +158,34 @@ var parts = map[string]func(r *result, k kind) bool{
 	"sentinel": func(r *result, _ kind) bool { return r.Place == onSentinel },
 	"cluster":  func(r *result, _ kind) bool { return r.Place == onCluster },
 	"service":  func(r *result, _ kind) bool { return r.Place == onService },
+
+	"hosts":          func(r *result, _ kind) bool { return r.Place == onHosts },
+	"hosts-sentinel": func(r *result, _ kind) bool { return r.Place == onHostsSentinel },
+	"hosts-cluster":  func(r *result, _ kind) bool { return r.Place == onHostsCluster },
+	"hosts-service":  func(r *result, _ kind) bool { return r.Place == onHostsService },
 }
 
-// fillPage replaces the tables of the page.
+// fillPage replaces the tables of the page of which there are runs.
 func fillPage(page []byte, runs []*result) (filled []byte, err error) {
 	filled = part.ReplaceAllFunc(page, func(old []byte) []byte {
 		name := string(part.FindSubmatch(old)[1])
 		var b bytes.Buffer
+		var rows [][]string
 		switch {
 		case name == "totals":
-			table(&b, totals(runs))
+			rows = totals(runs, false)
+		case name == "together":
+			rows = totals(runs, true)
 		case parts[name] != nil:
-			table(&b, byFault(runs, parts[name]))
+			rows = byFault(runs, parts[name])
 		default:
 			err = fmt.Errorf("unknown part %q", name)
 			return old
 		}
+		if len(rows) == 1 { // only a heading: the files have no run for this table
+			return old
+		}
+		table(&b, rows)
 		return fmt.Appendf(nil, "<!-- torture: %s -->\n%s<!-- /torture -->", name, b.Bytes())
 	})
 	return filled, err

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -38,7 +39,29 @@ const (
 	callers = 3   // in each
 	keys    = 2   // that all contend for
 	cold    = 200 // more keys, which a caller sometimes takes all at once
+	slots   = 2   // of one more key that all contend for
 )
+
+// slotted is the number of the key with slots, after all other keys. A turn that has slot i
+// counts as a turn of key slotted+i, because each slot is exclusive and has its own fences.
+const slotted = keys + cold
+
+// slottedName is the key with slots, and slotQueue is the key of its queue.
+const (
+	slottedName = "torture-slots"
+	slotQueue   = slottedName + "#queue"
+)
+
+// contended reports whether all callers contend for a key.
+func contended(key int) bool { return key < keys || key >= slotted }
+
+// title names a key or a slot in a message.
+func title(key int) string {
+	if key >= slotted {
+		return fmt.Sprint("slot ", key-slotted)
+	}
+	return fmt.Sprint("key ", key)
+}
 
 // run is one store with its clients under faults. Its errors are errors of the
 // harness; Check ends the run.
@@ -48,8 +71,8 @@ type run struct {
 
 	store  *store
 	rec    *record
-	names  []string // the keys that all contend for
-	all    []string // these and the cold ones
+	names  []string // the keys without slots that all contend for
+	all    []string // these and the cold ones, by number
 	seats  []*seat
 	faults []*fault
 	wrong  []violation
@@ -79,12 +102,16 @@ func do(ctx context.Context, o options, out io.Writer) (res *result, err error) 
 
 // run makes a run. l ends its servers and processes.
 func (o options) run(ctx context.Context, l *redistest.Lab) *result {
-	r := &run{options: o, Lab: l, rec: newRecord(keys+cold, o.history)}
+	r := &run{options: o, Lab: l, rec: newRecord(o.history)}
 	for k := range keys + cold {
 		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
 	}
 	r.names = r.all[:keys]
-	r.store = o.openStore(l, r.all)
+	stored := append(slices.Clone(r.all), slotQueue)
+	for i := range slots + 1 { // the bug "slots" has one more
+		stored = append(stored, fmt.Sprint(slottedName, "#", i))
+	}
+	r.store = o.openStore(l, stored)
 	for _, f := range r.store.faults(o.losing) {
 		if o.only == nil || o.only.MatchString(f.name) {
 			r.faults = append(r.faults, f)
@@ -106,6 +133,7 @@ func (o options) run(ctx context.Context, l *redistest.Lab) *result {
 	began := hostclock.Now()
 	err := r.Do(func() error {
 		n.torture(ctx, time.Now().Add(o.time))
+		n.everyone()
 		r.drain()
 		return nil
 	})
@@ -139,7 +167,7 @@ func (r *run) drain() {
 	})
 	if !over {
 		for _, w := range waiters {
-			r.fail("stood still", w.asked, fmt.Sprintf("%s has waited for key %d for %v; holders: %d", w.proc, w.key, time.Duration(hostclock.Now()-w.asked), len(holders)))
+			r.fail("stood still", w.asked, fmt.Sprintf("%s has waited for %s for %v; holders: %d", w.proc, title(w.key), time.Duration(hostclock.Now()-w.asked), len(holders)))
 		}
 		r.Check(errStill)
 	}

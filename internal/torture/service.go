@@ -2,6 +2,7 @@ package main
 
 import (
 	"net"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 // where it is. The replica confirms holds.
 type service struct {
 	master atomic.Int32        // index of the master in the servers of the store
-	copies []*faultproxy.Proxy // by server, the link that its replica uses
+	copies []*faultproxy.Proxy // by server, the link that its replica uses; nil on hosts
+	addr   netip.Addr          // on hosts: leads to the master
 }
 
 // away is the delay between the replica and the master.
@@ -24,13 +26,24 @@ func (s *store) openService() {
 	s.what = "a master and its replica behind one address, replicas=1"
 	s.service = &service{}
 	for range 2 {
-		p := s.start("--repl-diskless-sync-delay", "0").Proxy()
+		srv := s.start("--repl-diskless-sync-delay", "0")
+		if s.apart != nil {
+			continue
+		}
+		p := srv.Proxy()
 		p.Delay(away)
 		s.service.copies = append(s.service.copies, p)
 	}
+	if s.apart != nil {
+		s.what += ownHosts
+		s.service.addr = s.apart.share()
+	}
 	s.follow(1, 0)
 	s.openWays()
-	url, _ := s.way()
+	url := s.urls[0]
+	if s.apart == nil {
+		url, _ = s.way()
+	}
 	s.openQueue(url)
 }
 
@@ -46,7 +59,19 @@ func (s *store) serviceWay() (url string, links []*faultproxy.Proxy) {
 
 // follow makes a server the replica of another.
 func (s *store) follow(replica, master int) {
-	s.servers[replica].Follow(s.service.copies[master].Addr())
+	addr := s.servers[master].Addr
+	if s.apart == nil {
+		addr = s.service.copies[master].Addr()
+	}
+	s.servers[replica].Follow(addr)
+}
+
+// lead makes the address lead to a server, which is the master now.
+func (s *store) lead(master int) {
+	s.service.master.Store(int32(master))
+	if s.apart != nil {
+		s.apart.Route(s.service.addr, s.apart.servers[master].Port)
+	}
 }
 
 // replicaStopped stops the server that is the replica now.
@@ -71,7 +96,7 @@ func moved(dead bool) inject {
 			s.servers[old].Demoted()
 		}
 
-		s.service.master.Store(int32(next))
+		s.lead(next)
 		return ofAll(func() {
 			if dead {
 				s.servers[old].Restart()

@@ -27,7 +27,7 @@ type store struct {
 	admin          []*redis.Client       // by server, without a proxy
 	links          [][]*faultproxy.Proxy // by seat, then by server
 	texts          map[string][]string   // by operation, how its commands begin
-	names          []string              // the keys
+	names          []string              // the keys in the store
 	sentinel       *redistest.Sentinel   // or nil
 	cluster        *redistest.Cluster    // or nil
 	service        *service              // or nil
@@ -36,6 +36,7 @@ type store struct {
 	small          bool                  // dir is on a small disk of its own
 	jumps          bool                  // the wall clocks of clients can jump
 	skews          bool                  // the clocks of servers can jump
+	apart          *apart                // or nil
 }
 
 // Operations that single commands belong to.
@@ -59,22 +60,32 @@ const (
 	onSentinel = "sentinel"
 	onCluster  = "cluster"
 	onService  = "service"
+
+	// The same, on hosts of their own.
+	onHosts         = "hosts"
+	onHostsSentinel = "hosts-sentinel"
+	onHostsCluster  = "hosts-cluster"
+	onHostsService  = "hosts-service"
 )
 
 // openStore starts the servers of a strategy and the links of the clients.
 func (o *options) openStore(l *redistest.Lab, keys []string) *store {
-	s := &store{Lab: l, strategy: o.strategy, names: keys, jumps: o.program != "", skews: o.place == onServer && redistest.ClocksCanJump()}
+	s := &store{Lab: l, strategy: o.strategy, names: keys, jumps: o.program != "" && !o.apart()}
+	s.skews = (o.place == onServer || o.place == onHosts) && redistest.ClocksCanJump()
 	oneRedis := o.strategy != redlock && o.strategy != filelock
+	if o.apart() {
+		s.openHosts(o.seed)
+	}
 	switch {
 	case o.place == onServer && o.strategy == filelock:
 		s.openFiles()
-	case o.place == onServer && o.strategy == redlock:
+	case (o.place == onServer || o.place == onHosts) && o.strategy == redlock:
 		s.openServers(o.nodes)
-	case o.place == onServer:
-		s.openServers(1)
 	case !oneRedis:
 		l.Fatalf("%s does not use one Redis", s.strategy)
-	case o.place == onService:
+	case o.place == onServer, o.place == onHosts:
+		s.openServers(1)
+	case o.place == onService, o.place == onHostsService:
 		s.openService()
 	default:
 		s.openSet(o.place)
@@ -102,6 +113,9 @@ func (s *store) openServers(n int) {
 	if n > 1 {
 		s.what = fmt.Sprint(n, " Redis servers")
 	}
+	if s.apart != nil {
+		s.what += ownHosts
+	}
 	s.openWays()
 	s.openQueue(s.strategy + "+" + s.servers[0].URL())
 }
@@ -112,7 +126,11 @@ var withoutSync = []string{"--appendfsync", "no"}
 
 // start starts a server.
 func (s *store) start(args ...string) *redistest.Server {
-	srv := redistest.Start(s.Lab, &redistest.Options{Own: true, Real: true, Keep: true, Clock: s.skews, Args: append(args, withoutSync...)})
+	o := &redistest.Options{Own: true, Real: true, Keep: true, Clock: s.skews, Args: append(args, withoutSync...)}
+	if s.apart != nil {
+		o.Where, o.Args = s.apart.server, append(o.Args, soonGone...)
+	}
+	srv := redistest.Start(s.Lab, o)
 	s.servers, s.admin = append(s.servers, srv), append(s.admin, srv.Client())
 	return srv
 }
@@ -120,18 +138,24 @@ func (s *store) start(args ...string) *redistest.Server {
 // openSet starts servers that form one Redis. Clients reach them without proxies.
 func (s *store) openSet(place string) {
 	o := &redistest.Options{Keep: true, Args: withoutSync}
+	if s.apart != nil {
+		o.Where, o.Args = s.apart.server, slices.Concat(withoutSync, soonGone)
+	}
 	var url string
 	switch place {
-	case onSentinel:
+	case onSentinel, onHostsSentinel:
 		s.what = "a master with Sentinel"
 		s.sentinel = redistest.StartSentinel(s.Lab, o)
 		s.servers, url = s.sentinel.Servers, s.sentinel.URL()
-	case onCluster:
+	case onCluster, onHostsCluster:
 		s.what = "a cluster"
 		s.cluster = redistest.StartCluster(s.Lab, o)
 		s.servers, url = s.cluster.Servers, s.cluster.URL()
 	default:
 		s.Fatalf("unknown store %q", place)
+	}
+	if s.apart != nil {
+		s.what += ownHosts
 	}
 
 	for _, srv := range s.servers {
@@ -151,6 +175,10 @@ func (s *store) openSet(place string) {
 
 // openWays makes the links of each client, and learns the commands.
 func (s *store) openWays() {
+	if s.apart != nil {
+		s.urls = slices.Repeat([]string{s.directURL()}, seats)
+		return
+	}
 	for range seats {
 		url, links := s.way()
 		s.urls, s.links = append(s.urls, url), append(s.links, links)
@@ -192,6 +220,11 @@ func (s *store) way() (url string, links []*faultproxy.Proxy) {
 		links = append(links, p)
 		addrs = append(addrs, p.Addr())
 	}
+	return s.urlOf(addrs), links
+}
+
+// urlOf returns the URL of servers that are reached at addrs.
+func (s *store) urlOf(addrs []string) (url string) {
 	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
 	if s.strategy == redlock {
 		url += "?max_ttl=" + maxTerm.String()
@@ -199,7 +232,7 @@ func (s *store) way() (url string, links []*faultproxy.Proxy) {
 			url += "&allow_unsafe_nodes=true"
 		}
 	}
-	return url, links
+	return url
 }
 
 // learn finds out how the commands of each operation begin.
@@ -254,8 +287,8 @@ func opening(command, key string) string {
 		return ""
 	case words[0] == "evalsha":
 		return "evalsha " + words[1]
-	case words[0] == "set" && words[1] == key:
-		return "set " + key
+	case slices.Contains([]string{"set", "delex", "delifeq"}, words[0]) && words[1] == key:
+		return words[0] + " " + key
 	}
 	return ""
 }

@@ -25,15 +25,18 @@ func (r *result) verdict(out io.Writer) {
 		verdict = "kept by the fence only"
 	}
 	fmt.Fprintf(out, "\n## %s on %s%s: %s\n", r.Strategy, r.What, what, verdict)
-	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys, term %v; %d faults in %v. Seed %d: %s\n\n",
-		seats, callers, keys, term, r.Injected, r.Lasted.Round(time.Second), r.Seed, r.Command)
+	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys and a key with %d slots, term %v; %d faults in %v. Seed %d: %s\n\n",
+		seats, callers, keys, slots, r.Term, r.Injected, r.Lasted.Round(time.Second), r.Seed, r.Command)
 	table(out, byFault([]*result{r}, func(*result, kind) bool { return true }))
 
 	f := r.Found
-	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d shared; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
-		f.Holds, f.Fenced, f.Shared, f.Void, f.Killed, f.Lost, f.Refused)
+	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d shared, %d of a slot; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
+		f.Holds, f.Fenced, f.Shared, f.Slots, f.Void, f.Killed, f.Lost, f.Refused)
 	if r.Losing {
 		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away; %d times neither of them learned of it.\n", f.Overlaps, f.Unaware)
+	}
+	if r.Rejoined > 0 {
+		fmt.Fprintf(out, "After the last fault every process had a key within %s ms.\n", millis(r.Rejoined))
 	}
 	if f.Undecided {
 		fmt.Fprintln(out, "porcupine ran out of time.")
@@ -164,7 +167,7 @@ func (t *total) add(r *result) {
 	}
 	for _, v := range r.Violations {
 		switch v.Promise {
-		case "one at a time", "order":
+		case "one at a time", "order", "slots":
 			t.two++
 		case "leftovers":
 			t.left++
@@ -174,10 +177,14 @@ func (t *total) add(r *result) {
 	}
 }
 
-// totals returns a table of all runs, by strategy and place.
-func totals(runs []*result) [][]string {
+// totals returns a table of the runs on hosts of their own, or of all others, by strategy
+// and place.
+func totals(runs []*result, apart bool) [][]string {
 	var all []*total
 	for _, r := range runs {
+		if isApart(r.Place) != apart {
+			continue
+		}
 		i := slices.IndexFunc(all, func(t *total) bool { return t.strategy == r.Strategy && t.what == r.What })
 		if i < 0 {
 			i = len(all)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,14 +15,37 @@ import (
 
 	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
 func TestMain(m *testing.M) {
 	if crew.Role() != "" {
 		work(crew.Parent())
 	}
+	if hostsMissing() == nil {
+		if err := hosts.Apart(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	logging.Disable()
 	os.Exit(m.Run())
+}
+
+// hostsMissing returns why the tests make no hosts.
+func hostsMissing() error {
+	if os.Getenv("HASP_TEST_HOSTS") == "" {
+		return errors.New(`tests make network namespaces only if HASP_TEST_HOSTS is set, as "make hosts" does`)
+	}
+	return hosts.Missing()
+}
+
+// needHosts skips a test of a store with hosts of its own where they cannot be made.
+func needHosts(t *testing.T, place string) {
+	t.Helper()
+	if err := hostsMissing(); err != nil && isApart(place) {
+		t.Skip(err)
+	}
 }
 
 // Every strategy keeps its promises for some seconds of faults. A slow machine
@@ -31,6 +55,7 @@ func TestPromises(t *testing.T) {
 	promise := func(name string, o options) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			needHosts(t, o.place)
 			o.seed, o.term, o.patience = 1, 2*term, patience
 			var b strings.Builder
 			res, err := do(t.Context(), o, &b)
@@ -49,6 +74,11 @@ func TestPromises(t *testing.T) {
 	for _, strategy := range strategies[:3] {
 		promise(strategy+" on a service", options{strategy: strategy, place: onService, time: 2 * time.Second})
 	}
+	for _, strategy := range strategies[:4] {
+		promise(strategy+" on hosts", options{strategy: strategy, place: onHosts, nodes: leastNodes, time: 5 * time.Second})
+		promise(strategy+" on hosts losing data", options{strategy: strategy, place: onHosts, nodes: leastNodes, losing: true, time: time.Second})
+	}
+	promise("fairlock on hosts of a service", options{strategy: fairlock, place: onHostsService, time: 5 * time.Second})
 	for _, n := range []int{1, 4} {
 		promise(fmt.Sprint("redlock on ", n), options{strategy: redlock, place: onServer, nodes: n, time: 2 * time.Second})
 	}
@@ -65,11 +95,15 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		"release": {"holder stopped", patience, []string{"one at a time", "kept until its end"}},
 		"renewal": {"waiter killed", patience, []string{"one at a time", "kept until its end"}},
 		"wake-up": {"waiter killed", 3 * time.Second, []string{"stood still"}},
+		"slots":   {"waiter killed", patience, []string{"slots"}},
 	} {
-		for _, strategy := range strategies {
-			t.Run(bug+" "+strategy, func(t *testing.T) {
+		for _, at := range []struct{ strategy, place string }{{"spinlock", onServer}, {"pubsublock", onServer}, {fairlock, onServer},
+			{redlock, onServer}, {filelock, onServer}, {"pubsublock", onHosts}, {redlock, onHosts}} {
+			strategy, place := at.strategy, at.place
+			t.Run(bug+" "+strategy+" on "+place, func(t *testing.T) {
 				t.Parallel()
-				o := options{strategy: strategy, place: onServer, nodes: leastNodes, plant: bug, only: regexp.MustCompile(c.faults), time: 2 * time.Second,
+				needHosts(t, place)
+				o := options{strategy: strategy, place: place, nodes: leastNodes, plant: bug, only: regexp.MustCompile(c.faults), time: 2 * time.Second,
 					term: term, patience: c.patience}
 				var b strings.Builder
 				for o.seed = 1; o.seed <= 20; o.seed++ {
@@ -90,7 +124,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 
 // history returns a run with turns of one key.
 func history(all ...turn) *nemesis {
-	r := newRecord(1, nil)
+	r := newRecord(nil)
 	for _, t := range all {
 		t.proc, t.fenced = &proc{}, t.fence != 0
 		t.expires = max(t.expires, t.end)
@@ -118,14 +152,18 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		"beside shared":    {more(turn{asked: 71, got: 72, end: 80}, turn{asked: 71, got: 79, end: 90, shared: true}), []string{"one at a time", "order"}},
 		"behind a short one": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 73, end: 75, shared: true}, turn{asked: 71, got: 79, end: 90}),
 			[]string{"one at a time", "order"}},
-		"one fence for two": {more(turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}, turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"order"}},
-		"a reader's fence":  {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence", "order"}},
-		"two at once":       {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time", "order"}},
-		"fence goes back":   {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence", "order"}},
-		"fence stays":       {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence", "order"}},
-		"void out of order": {more(turn{asked: 71, got: 90, end: 80, fence: 1}), []string{"order"}},
-		"lost early":        {more(turn{asked: 71, got: 72, end: 80, lost: 81, expires: 90}), []string{"kept until its end"}},
-		"refused":           {more(turn{asked: 71, got: 72, end: 80, fence: 5, mistaken: 79}), []string{"fence"}},
+		"one fence for two":  {more(turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}, turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"order"}},
+		"a reader's fence":   {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence", "order"}},
+		"two at once":        {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time", "order"}},
+		"fence goes back":    {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence", "order"}},
+		"fence stays":        {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence", "order"}},
+		"void out of order":  {more(turn{asked: 71, got: 90, end: 80, fence: 1}), []string{"order"}},
+		"lost early":         {more(turn{asked: 71, got: 72, end: 80, lost: 81, expires: 90}), []string{"kept until its end"}},
+		"two slots":          {more(turn{key: slotted, asked: 71, got: 72, end: 80, fence: 5}, turn{key: slotted + 1, asked: 71, got: 73, end: 90, fence: 5}, turn{key: slotted, asked: 74, got: 81, end: 90, fence: 6}), nil},
+		"three of two slots": {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted + 1, asked: 71, got: 73, end: 90}, turn{key: slotted + 2, asked: 74, got: 79, end: 90}), []string{"slots"}},
+		"one slot twice":     {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted, asked: 71, got: 79, end: 90}), []string{"one at a time", "order"}},
+		"fence of a slot":    {more(turn{key: slotted + 1, asked: 71, got: 72, end: 80, fence: 9}, turn{key: slotted + 1, asked: 81, got: 82, end: 90, fence: 8}), []string{"fence", "order"}},
+		"refused":            {more(turn{asked: 71, got: 72, end: 80, fence: 5, mistaken: 79}), []string{"fence"}},
 	} {
 		n := history(c.turns...)
 		f := n.check()
@@ -180,7 +218,7 @@ func TestCheckAfterALoss(t *testing.T) {
 }
 
 func TestResourceRefusesAnOldFence(t *testing.T) {
-	r := newRecord(1, nil)
+	r := newRecord(nil)
 	p := &proc{}
 	for id, c := range []struct {
 		fence  uint64
@@ -209,7 +247,7 @@ func TestThePageHasEveryFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	has := map[[3]string]bool{} // by table, fault and strategy
-	for _, p := range regexp.MustCompile(`(?s)<!-- torture: ([a-z]+) -->\n(.*?)<!-- /torture -->`).FindAllStringSubmatch(string(text), -1) {
+	for _, p := range regexp.MustCompile(`(?s)<!-- torture: ([a-z-]+) -->\n(.*?)<!-- /torture -->`).FindAllStringSubmatch(string(text), -1) {
 		var columns []string
 		for line := range strings.Lines(p[2]) {
 			cells := strings.Split(line, "|")
@@ -226,18 +264,18 @@ func TestThePageHasEveryFault(t *testing.T) {
 	}
 	all := &store{jumps: true, skews: true, small: true}
 	for _, strategy := range strategies {
-		for _, place := range []string{onServer, onSentinel, onCluster, onService} {
+		for _, place := range []string{onServer, onSentinel, onCluster, onService, onHosts, onHostsSentinel, onHostsCluster, onHostsService} {
 			s := *all
 			s.strategy = strategy
 			n := map[string]int{redlock: leastNodes, filelock: 0}
 			switch count, own := n[strategy]; {
-			case own && place != onServer:
+			case strategy == filelock && place != onServer, own && place != onServer && place != onHosts:
 				continue
-			case place == onSentinel:
+			case place == onSentinel, place == onHostsSentinel:
 				s.sentinel = &redistest.Sentinel{}
-			case place == onCluster:
+			case place == onCluster, place == onHostsCluster:
 				s.cluster = &redistest.Cluster{}
-			case place == onService:
+			case place == onService, place == onHostsService:
 				s.service = &service{}
 			case own:
 				s.servers = make([]*redistest.Server, count)
@@ -246,6 +284,9 @@ func TestThePageHasEveryFault(t *testing.T) {
 			}
 			if strategy == filelock {
 				s.dir = "locks"
+			}
+			if isApart(place) {
+				s.apart, s.jumps = &apart{}, false
 			}
 			for _, losing := range []bool{false, true} {
 				for _, f := range s.faults(losing) {

@@ -41,15 +41,23 @@ func (w *client) round(r *rand.Rand) (had bool) {
 	case x == 0 && len(w.Keys) > keys:
 		return w.many(r)
 	case x < 6:
-		hot := make([]int, keys)
-		for k := range hot {
-			hot[k] = k
+		both := make([]int, keys)
+		for k := range both {
+			both[k] = k
 		}
-		return w.turn(context.Background(), w.c, r, hot)
+		return w.turn(context.Background(), w.c, r, both)
 	case x < 10:
 		return w.single(r)
 	}
-	return w.turn(context.Background(), w.c, r, []int{r.IntN(keys)})
+	return w.turn(context.Background(), w.c, r, hot(r))
+}
+
+// hot draws a key that all contend for.
+func hot(r *rand.Rand) []int {
+	if r.IntN(4) == 0 {
+		return []int{slotted}
+	}
+	return []int{r.IntN(keys)}
 }
 
 // single is a Client that is opened for one Lock, as "hasp run" does.
@@ -61,7 +69,7 @@ func (w *client) single(r *rand.Rand) (had bool) {
 		return false
 	}
 	defer c.Close()
-	return w.turn(context.Background(), c, r, []int{r.IntN(keys)})
+	return w.turn(context.Background(), c, r, hot(r))
 }
 
 // many takes hundreds of keys, one after another or all at once.
@@ -95,7 +103,7 @@ type hold struct {
 func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which []int) (had bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	opts, ask := w.options(r)
+	opts, ask := w.options(r, which[0])
 	length := time.Duration(r.IntN(20)) * time.Millisecond
 	if r.IntN(10) == 0 {
 		length = time.Duration((0.5 + 1.5*r.Float64()) * float64(w.Term))
@@ -112,11 +120,12 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 
 	last := holds[len(holds)-1] // if the context of any hold ends, this one ends as well
 	var inner []*hasp.Lease
-	if which[0] < keys && r.IntN(4) == 0 {
-		inner = w.nest(r, c, last.lease, ask.Shared)
+	if contended(which[0]) && r.IntN(4) == 0 {
+		inner = w.nest(r, c, last.lease, ask)
 	}
 	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
-		w.turn(last.lease.Context(), c, r, []int{1}) // in this order only, to avoid a deadlock
+		under := []int{1, slotted}[r.IntN(2)] // in this order only, to avoid a deadlock
+		w.turn(last.lease.Context(), c, r, []int{under})
 	}
 
 	for hostclock.Now() < planned && last.lease.Err() == nil {
@@ -162,7 +171,7 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 		h := &hold{id: ids[i], lease: l, over: make(chan struct{})}
 		h.lost.Store(1<<63 - 1)
 		holds = append(holds, h)
-		w.report(report{What: got, ID: h.id, T: t, Fence: l.Fence(), Plan: planned, Expires: expires(l)})
+		w.report(report{What: got, ID: h.id, T: t, Slot: l.Slot(), Fence: l.Fence(), Plan: planned, Expires: expires(l)})
 		h.stop = context.AfterFunc(l.Context(), func() {
 			h.lost.Store(hostclock.Now())
 			close(h.over)
@@ -171,13 +180,24 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 	return holds, planned
 }
 
+// slots is the option of every Lock of the key with slots.
+func (w *client) slots() hasp.Option {
+	if w.Plant == oneTooMany {
+		return hasp.WithSlots(slots + 1)
+	}
+	return hasp.WithSlots(slots)
+}
+
 // options draws the options of a Lock, and returns them with a report of it.
-func (w *client) options(r *rand.Rand) (opts []hasp.Option, ask report) {
-	ask.What = asks
+func (w *client) options(r *rand.Rand, key int) (opts []hasp.Option, ask report) {
+	ask.What, ask.Key = asks, key
+	if key == slotted {
+		opts = append(opts, w.slots())
+	}
 	if ask.Fenced = r.Float64() >= w.Bare; ask.Fenced {
 		opts = append(opts, hasp.WithFence())
 	}
-	if ask.Shared = r.IntN(3) == 0 && w.shares.Load(); ask.Shared {
+	if ask.Shared = r.IntN(3) == 0 && w.shares.Load() && key != slotted; ask.Shared {
 		opts = append(opts, hasp.WithShared())
 	}
 	switch r.IntN(12) {
@@ -199,7 +219,11 @@ func (w *client) options(r *rand.Rand) (opts []hasp.Option, ask report) {
 // order of the keys.
 func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option) ([]*hasp.Lease, error) {
 	if len(which) == 1 {
-		l, err := c.Lock(ctx, w.Keys[which[0]], opts...)
+		name := slottedName
+		if which[0] != slotted {
+			name = w.Keys[which[0]]
+		}
+		l, err := c.Lock(ctx, name, opts...)
 		return []*hasp.Lease{l}, err
 	}
 	var names []string
@@ -213,13 +237,16 @@ func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []h
 	return all.All(), nil
 }
 
-// nest re-enters a lease, sometimes deeply. It cancels the contexts from one of
+// nest re-enters a lease, of which ask is the report, sometimes deeply. It cancels the contexts from one of
 // them inwards, and unlocks some of the inner leases in any order. It returns the
 // others, which outlast the outer lease.
-func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, shared bool) (rest []*hasp.Lease) {
+func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, ask report) (rest []*hasp.Lease) {
 	var opts []hasp.Option
-	if shared {
+	if ask.Shared {
 		opts = append(opts, hasp.WithShared())
+	}
+	if ask.Key == slotted {
+		opts = append(opts, w.slots())
 	}
 	ctx := outer.Context()
 	var cancels []context.CancelFunc

@@ -49,6 +49,7 @@ type report struct {
 
 	Fenced  bool   `json:",omitempty"` // asks
 	Shared  bool   `json:",omitempty"` // asks
+	Slot    int    `json:",omitempty"` // got: which slot of a key with slots
 	Fence   uint64 `json:",omitempty"` // got, touch
 	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
 	Expires int64  `json:",omitempty"` // got, touch, ended: until when the lease is trusted without a renewal

@@ -42,6 +42,9 @@ func Sound() []Fault {
 		{Name: "none, waits", kind: waits},
 		{Name: "none, keeps the order", kind: orders},
 		{Name: "none, with a lock delay", spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
+		{Name: "none, counts in seconds and gives handles", kind: waits, spoil: spoils(
+			claims(func(t *backend.Traits) { t.MinTTL, t.TTLUnit = 2*time.Second, time.Second }),
+			terms(wholeSeconds), handles(onRelease, byHandle))},
 		{Name: "none, ends its calls", kind: waits, spoil: claimsEnds(backend.EndsPromptly)},
 	}
 }
@@ -104,7 +107,7 @@ func retryAfter(err error) time.Duration {
 func Faults() []Fault {
 	var all []Fault
 	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults, sharedHoldFaults,
-		waitFaults, orderFaults, inspectFaults, closeFaults, otherFaults, outageFaults, costFaults} {
+		waitFaults, orderFaults, inspectFaults, listFaults, closeFaults, otherFaults, outageFaults, costFaults} {
 		all = append(all, group...)
 	}
 	return all

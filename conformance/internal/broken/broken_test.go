@@ -129,7 +129,7 @@ func TestFaultsAreNamedOnce(t *testing.T) {
 
 // throughTheEngine are the clauses over histories and processes, and clauses that
 // a driver's fault fails only together with clauses that call the driver itself.
-var throughTheEngine = []string{"lock-", "lease-", "unlock-", "reentry", "client-", "commands-reentry", "history-", "process-"}
+var throughTheEngine = []string{"lock-", "lease-", "unlock-", "reentry", "client-", "list-client", "list-unsupported", "commands-reentry", "history-", "process-"}
 
 // If no fault makes a clause fail, the clause may check nothing.
 func TestEveryClauseCatchesAFault(t *testing.T) {

@@ -3,6 +3,7 @@ package broken
 import (
 	"context"
 	"errors"
+	"iter"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -38,6 +39,7 @@ type driver struct {
 	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
 	release  call
 	inspect  func(ctx context.Context, key string) (backend.Status, error)
+	list     lists
 	breakKey call
 	quit     func(c backend.Claim)
 	close    func() error
@@ -46,6 +48,9 @@ type driver struct {
 // call is a call of a driver for one claim. Only Acquire, Wait and the renewal of
 // one hold return a grant. The claim of a Break has nothing but a key.
 type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
+
+// lists is the List of a driver.
+type lists = func(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error]
 
 // command is what the store does for a call. The claim is in the store's form.
 type command = func(s *store, c backend.Claim, now time.Time) (fence uint64, err error)
@@ -61,6 +66,7 @@ func newDriver(w *way, k kind) *driver {
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
+	d.list = d.soundList
 	d.close = func() error { return nil }
 	return d
 }
@@ -95,7 +101,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // Close ends the driver.
 func (d *driver) Close() error { return d.close() }
 
-// waiter is a driver with Wait, Inspect and Break.
+// waiter is a driver with Wait, Inspect, Break and List.
 type waiter struct{ *driver }
 
 func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -104,6 +110,10 @@ func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error
 
 func (w waiter) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return w.inspect(ctx, key)
+}
+
+func (w waiter) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return w.list(ctx, prefix, timeout)
 }
 
 func (w waiter) Break(ctx context.Context, key string) error {
@@ -266,6 +276,30 @@ func (d *driver) releaseIn(s *store, c backend.Claim, now time.Time) (uint64, er
 func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Status, err error) {
 	err = d.at(ctx, func(s *store, now time.Time) { st = s.inspect(d.key(key), now) })
 	return st, err
+}
+
+// listPage is how many keys soundList gets by one command.
+const listPage = 500
+
+func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		for after, more := "", true; more; {
+			within, cancel := context.WithTimeout(ctx, timeout)
+			var page []backend.Entry
+			err := d.at(within, func(s *store, now time.Time) { page, more = s.list(d.key(prefix), after, listPage, now) })
+			cancel()
+			if err != nil {
+				yield(backend.Entry{}, err)
+				return
+			}
+			for _, e := range page {
+				after = e.Key
+				if !yield(e, nil) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func (d *driver) soundBreak(ctx context.Context, c backend.Claim) (backend.Grant, error) {

@@ -52,6 +52,12 @@ var acquireFaults = []Fault{
 		})},
 	{Name: "MaxTTL is claimed, but longer terms are granted", Clause: "acquire-max-ttl",
 		spoil: claims(func(t *backend.Traits) { t.MaxTTL = time.Hour })},
+	{Name: "TTLUnit is claimed, but terms are not rounded up", Clause: "expiry-rounded",
+		spoil: claims(func(t *backend.Traits) { t.TTLUnit = 300 * time.Millisecond })},
+	{Name: "MinTTL is claimed, but shorter terms are granted", Clause: "expiry-rounded",
+		spoil: claims(func(t *backend.Traits) { t.MinTTL = 2 * time.Second })},
+	{Name: "terms are rounded up by more than the traits say", Clause: "expiry-rounded",
+		spoil: terms(func(c backend.Claim) time.Duration { return max(c.TTL, time.Minute) })},
 	{Name: "a context that has ended is reported as ErrHeld", Clause: "acquire-dead-context",
 		spoil: onAcquire.first(func(ctx context.Context, _ *driver, _ backend.Claim) error {
 			if ctx.Err() != nil {

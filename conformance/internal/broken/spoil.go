@@ -2,6 +2,7 @@ package broken
 
 import (
 	"context"
+	"iter"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -132,6 +133,32 @@ func inspects(f func(st *backend.Status)) spoil {
 			return st, err
 		}
 	}
+}
+
+// listsBy makes f stand in for List. next executes it.
+func listsBy(f func(ctx context.Context, d *driver, prefix string, next lists) iter.Seq2[backend.Entry, error]) spoil {
+	return func(d *driver) {
+		next := d.list
+		d.list = func(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+			return f(ctx, d, prefix, func(ctx context.Context, prefix string, _ time.Duration) iter.Seq2[backend.Entry, error] {
+				return next(ctx, prefix, timeout)
+			})
+		}
+	}
+}
+
+// yields changes the entries that List yields, and leaves out those for which f returns
+// false.
+func yields(f func(d *driver, e *backend.Entry) bool) spoil {
+	return listsBy(func(ctx context.Context, d *driver, prefix string, next lists) iter.Seq2[backend.Entry, error] {
+		return func(yield func(backend.Entry, error) bool) {
+			for e, err := range next(ctx, prefix, 0) {
+				if (err != nil || f(d, &e)) && !yield(e, err) {
+					return
+				}
+			}
+		}
+	})
 }
 
 // renews makes f stand in for the renewal of several holds.

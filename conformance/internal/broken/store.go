@@ -2,7 +2,9 @@ package broken
 
 import (
 	"errors"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -356,6 +358,23 @@ func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 		st.Waiters = append(st.Waiters, p.owner)
 	}
 	return st
+}
+
+// list returns the first keys after one key that begin with prefix, up to n of them, and
+// whether there may be more.
+func (s *store) list(prefix, after string, n int, now time.Time) (page []backend.Entry, more bool) {
+	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
+		if key <= after || !strings.HasPrefix(key, prefix) {
+			continue
+		}
+		if st := s.inspect(key, now); st.Held || len(st.Waiters) > 0 {
+			page = append(page, backend.Entry{Key: key, Status: st})
+		}
+		if len(page) == n {
+			return page, true
+		}
+	}
+	return page, false
 }
 
 // entries lists the holds and places that have not expired.

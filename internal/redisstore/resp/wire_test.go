@@ -96,7 +96,7 @@ func TestInvalidRepliesEndAWire(t *testing.T) {
 // A reply OK to a command that never has one ends the wire. The replies may be out of
 // step with the commands, so the next reply must not grant anything.
 func TestNoReplyCountsAfterAWrongStatus(t *testing.T) {
-	for _, first := range []string{"evalsha", "eval", "set"} {
+	for _, first := range []string{"evalsha", "eval", "set", "delex", "delifeq"} {
 		w, server, _ := piped(t, true)
 		var wg sync.WaitGroup
 		ask := func(name string) {

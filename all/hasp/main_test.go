@@ -1,0 +1,145 @@
+//go:build unix
+
+package main
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/pgtest"
+)
+
+// role makes the test binary the command.
+const role = "HASP_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(role) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func run(t *testing.T, url string, args ...string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, args...)
+	cmd.Env = append(os.Environ(), role+"=hasp", "HASP_URL="+url, "GORACE=atexit_sleep_ms=0")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("hasp %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func TestStrategiesAreAsDescribed(t *testing.T) {
+	for _, s := range strategies {
+		if c, err := hasp.ParseURL(s.URL); err != nil || c.Strategy != s.Name || !slices.Contains(hasp.Strategies(), s.Name) {
+			t.Errorf("%s: %+v, %v", s.URL, c, err)
+		}
+	}
+	out := run(t, "", "strategies")
+	for _, name := range hasp.Strategies() {
+		if !strings.Contains(out, "\n"+name+" ") {
+			t.Errorf("%s is not listed:\n%s", name, out)
+		}
+	}
+}
+
+func TestOnPostgreSQL(t *testing.T) {
+	holds(t, "pglock", "pglock+postgres://hasp@"+pgtest.Start(t).Addr+"/postgres?sslmode=disable")
+}
+
+func TestOnEtcd(t *testing.T) { holds(t, "etcdlock", "etcdlock+etcd://"+startEtcd(t)) }
+
+// holds runs commands that show a lock that this process holds.
+func holds(t *testing.T, strategy, url string) {
+	config, err := hasp.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := config.Driver(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := hasp.New(d, nil)
+	defer c.Close()
+	traits := d.Traits()
+	for _, s := range strategies {
+		if s.Name == strategy && (traits.Reach.String() != s.Reach || traits.Fenced != s.Fence || traits.Ordered != (s.Order != "none")) {
+			t.Errorf("%+v has the traits %+v", s, traits)
+		}
+	}
+
+	l, err := c.Lock(t.Context(), "backup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out := run(t, url, "ls"); !strings.Contains(out, "backup") {
+		t.Errorf("ls: %s", out)
+	}
+	if out := run(t, url, "inspect", "backup"); !strings.Contains(out, "held") {
+		t.Errorf("inspect: %s", out)
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if out := run(t, url, "run", "backup", "--", "echo", "locked"); out != "locked\n" {
+		t.Errorf("run: %q", out)
+	}
+}
+
+// startEtcd starts an etcd that ends with the test, and returns its address.
+func startEtcd(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("etcd")
+	if err != nil {
+		if os.Getenv("HASP_TEST_ETCD") == "required" {
+			t.Fatal(err)
+		}
+		t.Skip("no etcd is installed: ", err)
+	}
+	client, peer := freePort(t), freePort(t)
+	cmd := exec.Command(path, "--data-dir", t.TempDir(), "--log-level", "error",
+		"--listen-client-urls", "http://"+client, "--advertise-client-urls", "http://"+client,
+		"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer,
+		"--initial-cluster", "default=http://"+peer)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	for range 600 {
+		resp, err := http.Get("http://" + client + "/health")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return client
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Fatal("etcd is not healthy after a minute")
+	return ""
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}

@@ -1,0 +1,282 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+var listClauses = append(given(lister, []clause{
+	{name: "list-held", says: saysList, check: listHeld,
+		why: "List yields a held key with its owner, the remaining term and the fence. It does not yield a key that was released or whose hold has expired."},
+	{name: "list-kept", need: keeps, says: saysList, check: listKept,
+		why: "List yields a key that was released with KeepUntil, until its term ends."},
+	{name: "list-waiters", need: ordered, says: saysList, check: listWaiters,
+		why: "List yields the waiters of an Ordered driver, in order."},
+	{name: "list-shared", need: shares, says: saysSharedStatus, check: listShared,
+		why: "List yields a shared key with the owners of its holders, and not those that have ended."},
+	{name: "list-prefix", says: saysListPrefix, check: listPrefix,
+		why: "List yields the keys that begin with the prefix, whatever bytes it has, and no others."},
+	{name: "list-foreign", need: all(inspector, others), says: saysListOurs, check: listForeign,
+		why: "List yields the hold of another strategy with its owner, or not at all."},
+	{name: "list-pages", alone: true, says: saysListHeld, check: listPages,
+		why: "List yields every held key, also of more than 1,000."},
+	{name: "list-stops", says: saysListLazy, check: listStops,
+		why: "The loop may end a List early. The driver works as before."},
+	{name: "list-lazy", need: commands, alone: true, says: saysListLazy, check: listLazy,
+		why: "List sends nothing if the loop asks for no entry."},
+	{name: "list-cancelled", says: saysListCtx, check: listCancelled,
+		why: "If the context has ended, List yields one error, which matches the context's."},
+	{name: "list-outage", need: link, says: saysListError, check: listOutage,
+		why: "If the store cannot be reached or does not answer, List yields one error, which is not definite. It works again after the outage."},
+	{name: "list-client", says: saysHasp, check: listClient,
+		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
+}),
+	clause{name: "list-unsupported", need: unlister, says: saysHasp, check: listUnsupported,
+		why: "Client.List over a driver that is no Lister is errors.ErrUnsupported."})
+
+// listing begins a list. A call of a list may read hundreds of names and records, so it may
+// take longer than other calls.
+func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
+	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.h.Timeout)
+}
+
+// list returns the status of each key of a list. It ends the try if the list fails.
+func (d *driver) list(prefix string) map[string]backend.Status {
+	all, err := listed(d.listing(d.e.ctx, prefix))
+	mustf(err, "list")
+	return all
+}
+
+// listed returns a list and its error. It ends the try if something follows the error.
+func listed(list iter.Seq2[backend.Entry, error]) (map[string]backend.Status, error) {
+	all, last := map[string]backend.Status{}, error(nil)
+	for entry, err := range list {
+		require(last == nil, "List goes on after an error: %v", last)
+		if last = err; err == nil {
+			all[entry.Key] = entry.Status
+		} else {
+			require(entry.Key == "" && !entry.Held, "List yields %+v with an error", entry)
+		}
+	}
+	return all, last
+}
+
+// keysFor returns new keys with one prefix.
+func (e *env) keysFor(n int) (prefix string, keys []string) {
+	prefix = e.key() + "-"
+	for i := range n {
+		keys = append(keys, fmt.Sprint(prefix, i))
+	}
+	return prefix, keys
+}
+
+func listHeld(e *env) {
+	a, b := e.open(), e.open()
+	prefix, keys := e.keysFor(3)
+	c := e.fencedIfCan(e.claimOf(keys[0], e.h.Long))
+	g := a.take(c)
+	freed := e.claimOf(keys[1], e.h.Long)
+	a.take(freed)
+
+	all := b.list(prefix)
+	require(len(all) == 2, "list of two held keys: %+v", all)
+	s := all[c.Key]
+	require(s.Held && s.Owner == c.Owner, "list of a key that %q holds: %+v", c.Owner, s)
+	require(s.Fence == g.Fence, "list of a key with the fence %d: %+v", g.Fence, s)
+	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "list: %v left of a term of %v", s.TTL, c.TTL)
+	require(len(s.Waiters) == 0 && len(s.Shared) == 0, "list of a key that no other caller wants: %+v", s)
+
+	a.give(freed)
+	a.take(e.claimOf(keys[2], e.term))
+	a.outlast(e.term)
+	all = b.list(prefix)
+	require(len(all) == 1 && all[c.Key].Held, "list after the others were released or expired: %+v", all)
+}
+
+func listKept(e *env) {
+	a := e.open()
+	prefix, keys := e.keysFor(1)
+	c := e.claimOf(keys[0], e.h.Long)
+	a.take(c)
+	c.KeepUntil = time.Now().Add(e.h.Long)
+	a.give(c)
+	all := a.list(prefix)
+	require(len(all) == 1 && all[c.Key].Held, "list of a key that was released with KeepUntil: %+v", all)
+}
+
+func listWaiters(e *env) {
+	a, b := e.open(), e.open()
+	prefix, keys := e.keysFor(1)
+	a.take(e.claimOf(keys[0], e.h.Long))
+	var owners []string
+	for _, w := range e.queue(keys[0], 3, a, b) {
+		owners = append(owners, w.c.Owner)
+	}
+	all := a.list(prefix)
+	require(len(all) == 1 && slices.Equal(all[keys[0]].Waiters, owners), "list of a key with the waiters %q: %+v", owners, all)
+}
+
+func listShared(e *env) {
+	a, b := e.open(), e.open()
+	prefix, keys := e.keysFor(1)
+	var owners []string
+	for _, d := range []*driver{a, b} {
+		c := shared(e.claimOf(keys[0], e.h.Long))
+		d.take(c)
+		owners = append(owners, c.Owner)
+	}
+	gone := shared(e.claimOf(keys[0], e.h.Long))
+	a.take(gone)
+	a.give(gone)
+
+	all := b.list(prefix)
+	s := all[keys[0]]
+	slices.Sort(owners)
+	slices.Sort(s.Shared)
+	require(len(all) == 1 && s.Held && s.Owner == "" && slices.Equal(s.Shared, owners), "list of a key that %q hold shared: %+v", owners, all)
+}
+
+func listPrefix(e *env) {
+	d := e.open()
+	base := e.key()
+	// If one of these were a pattern, it would match another.
+	for _, name := range []string{"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%"} {
+		d.take(e.claimOf(base+name, e.h.Long))
+	}
+	for prefix, want := range map[string]int{"": 10, "*": 1, "?": 1, "[": 1, "[a-z]": 1, "x": 2, "x/": 1, `\`: 1, `\*`: 1, "hasp:{": 1, " ": 1, "%": 1, "y": 0} {
+		all := d.list(base + prefix)
+		require(len(all) == want, "list by the prefix KEY%s: %d keys, want %d: %+v", prefix, len(all), want, all)
+	}
+
+	// Redis strategies store these under other names.
+	odd := "hasp:{" + base
+	d.take(e.claimOf(odd+"}:lock:1", e.h.Long))
+	d.take(e.claimOf(odd, e.h.Long))
+	all := d.list(odd)
+	require(len(all) == 2 && all[odd].Held, "list by the prefix %q: %+v, want 2 keys", odd, all)
+}
+
+func listForeign(e *env) {
+	this := e.open()
+	for _, o := range e.h.Others {
+		other := e.openBy(o.Open, e.store)
+		prefix, keys := e.keysFor(1)
+		c := e.claimOf(keys[0], e.h.Long)
+		other.take(c)
+		named := this.inspect(c.Key).Owner != ""
+		all := this.list(prefix)
+		require(len(all) == 0 && !named || len(all) == 1 && all[c.Key].Owner == c.Owner,
+			"list of a key that %q holds with %s, and that Inspect shows with its owner: %t: %+v", c.Owner, o.Name, named, all)
+	}
+}
+
+func listPages(e *env) {
+	const n, at = 1100, 8 // at a time
+	d := e.open()
+	prefix, keys := e.keysFor(n)
+	cs := make([]backend.Claim, n)
+	must(e.each(at, func(first int) {
+		for i := first; i < n; i += at {
+			cs[i] = e.claimOf(keys[i], e.h.Long)
+			d.take(cs[i])
+		}
+	}))
+
+	all := d.list(prefix)
+	for _, key := range keys {
+		require(all[key].Held, "list of %d held keys: %q is missing", n, key)
+	}
+	require(len(all) == n, "list of %d held keys: %d keys", n, len(all))
+	must(e.each(at, func(first int) {
+		for i := first; i < n; i += at {
+			d.give(cs[i])
+		}
+	}))
+}
+
+func listStops(e *env) {
+	d := e.open()
+	prefix, keys := e.keysFor(3)
+	for _, key := range keys {
+		d.take(e.claimOf(key, e.h.Long))
+	}
+	for range 3 {
+		for _, err := range d.listing(e.ctx, prefix) {
+			mustf(err, "list")
+			break
+		}
+	}
+	must(d.granted(e.key()))
+	all := d.list(prefix)
+	require(len(all) == 3, "list of 3 held keys, after a loop that ended early: %+v", all)
+}
+
+func listLazy(e *env) {
+	d := e.open()
+	prefix, keys := e.keysFor(1)
+	d.take(e.claimOf(keys[0], e.h.Long))
+	d.list(prefix) // scripts are loaded, connections made
+	e.costs("List without a loop", 40, 0, func(int) { d.listing(e.ctx, prefix) })
+}
+
+func listCancelled(e *env) {
+	d := e.open()
+	prefix, keys := e.keysFor(1)
+	d.take(e.claimOf(keys[0], e.h.Long))
+	all, err := listed(d.listing(e.deadContext(), prefix))
+	must(is("List with a context that was cancelled", err, context.Canceled))
+	require(len(all) == 0, "List with a context that was cancelled yields %+v", all)
+}
+
+func listOutage(e *env) {
+	l := e.cable()
+	d := e.openAt(l.Store)
+	prefix, keys := e.keysFor(1)
+	d.take(e.claimOf(keys[0], e.h.Long))
+	for _, state := range []LinkState{Down, Hung} {
+		l.Set(state)
+		mustf(e.within("List while the link is "+state.String(), func() error {
+			_, err := listed(d.Driver.(backend.Lister).List(e.ctx, prefix, e.h.Timeout))
+			return unknown("List while the link is "+state.String(), err)
+		}), "list")
+		l.Set(Up)
+		e.retry("List after an outage", func() error {
+			_, err := listed(d.listing(e.ctx, prefix))
+			return err
+		})
+	}
+}
+
+func listClient(e *env) {
+	prefix, keys := e.keysFor(2)
+	c := e.client(e.openOwn(e.h.Open, e.store), hasp.Options{Prefix: prefix})
+	defer e.lock(c, keys[0]).Unlock(e.ctx)
+	slot, err := c.TryLock(e.ctx, keys[1], hasp.WithSlots(1)) // a Lock would also hold KEY#queue for a moment
+	must(err)
+	defer slot.Unlock(e.ctx)
+	var got []string
+	for entry, err := range c.List(e.ctx, "") {
+		must(err)
+		if !slices.Contains(got, entry.Key) {
+			got = append(got, entry.Key)
+		}
+	}
+	slices.Sort(got)
+	want := []string{keys[0], keys[1] + "#0"}
+	require(slices.Equal(got, want), "Client.List: %q, want %q", got, want)
+}
+
+func listUnsupported(e *env) {
+	for _, err := range e.newClient().List(e.ctx, "") {
+		must(is("Client.List over a driver that is no Lister", err, errors.ErrUnsupported))
+		return
+	}
+	fail("Client.List over a driver that is no Lister yields nothing")
+}

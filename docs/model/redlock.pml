@@ -1,0 +1,514 @@
+/*
+ * redlock: three nodes, two clients, one key. README.md says what this shows and how to run it.
+ *
+ * Checked: at no time have both clients a lease (one holder), and with FENCES each fence is larger
+ * than all fences granted before (growing fences).
+ *
+ * Messages. A request, once sent, may reach a node at any later time, any number of times, or
+ * never. So no channel is needed: a node may run each request that was ever sent. A reply is kept
+ * in a field until the client reads it, at any later time or never. No vote of no is kept, because
+ * a client may give up at any time.
+ *
+ * Time is an order of events. Each attempt and each renewal of a client begins a term, numbered
+ * from 1. The event that ends a term also ends a lease that has no later term. After it, each node
+ * may forget a record with this term at any moment, or keep it. So a node never forgets a record
+ * before the term has ended by the client's clock. How fast clocks run does not matter.
+ *
+ * Records of attempts that have ended are freed at once. If one stayed, it could only refuse
+ * requests, and a refused request has the same effect as one that is late.
+ *
+ * Sizes: TERMS terms for each client, FAULTS faults in all. Without FENCES there are no fences.
+ */
+
+#ifndef TERMS
+#define TERMS 2
+#endif
+#ifndef FAULTS
+#define FAULTS 1
+#endif
+
+#define NODES 3
+#define QUORUM 2
+#define NOBODY 2
+
+/* The place of client c and node n in an array for all pairs. */
+#define AT(c, n) ((c) * NODES + (n))
+
+/* Client. */
+#define IDLE 0     /* no attempt */
+#define ASKING 1   /* tryAcquire: the nodes vote */
+#define RAISING 2  /* raiseFence: a quorum has voted yes, and may not have the fence yet */
+#define HOLDS 3    /* the caller has a lease */
+byte state[2];
+byte began[2];    /* the last term that has begun */
+byte ended[2];    /* all terms up to this one have ended */
+byte attempt[2];  /* the last attempt: the number of its first term */
+byte until[2];    /* the term with which the lease ends */
+byte fence[2];    /* of the attempt that has won */
+byte raised[2];   /* the nodes that have stored the fence, as bits */
+
+/* The ballot of an attempt. A vote that is SENT has not been checked yet. */
+#define NONE 0
+#define SENT 1
+#define YES 2
+byte vote[2 * NODES];
+byte voteMark[2 * NODES];  /* the mark that came with the vote; 0 if it is not of the voter's run */
+byte proposal[2 * NODES];  /* of a fence */
+
+/* The last renewal of a lease. */
+byte renewal[2];    /* its term, or 0 */
+byte renewYes[2];   /* the nodes that had the record, as bits */
+byte lost[2];       /* the nodes that did not have it, as bits */
+bool confirmed[2];  /* a quorum had it, so the other nodes get a repair */
+
+/* Node. */
+byte holder[NODES];   /* the client whose record is there */
+byte expires[NODES];  /* the term of the record */
+byte counter[NODES];  /* the fence counter */
+byte mark[NODES];     /* 0 if there is none */
+bool thisRun[NODES];  /* the mark names the run of the server that answers */
+
+/* Marks are numbered as they are made. Mark 1 is that of a set in use, and does not wait. A node
+ * with another mark waits until all terms have ended that had begun when the mark was made:
+ * max_ttl is the longest term, so they are over then. */
+#define MARKS (2 + 3 * FAULTS)
+byte marks;
+byte waitsFor[2 * MARKS];  /* for each mark, the last term of client 0, and then of client 1 */
+
+#ifdef RECORD_PER_TOKEN
+byte token[2];  /* the last term before the present token */
+#endif
+
+byte faults;
+byte endsWith[2];  /* the term of the other client with which an attempt ends at the latest, or 0 */
+byte lastFence;  /* the largest fence of all leases so far */
+
+byte i;  /* of loops; 0 between steps */
+
+#define over(m) (waitsFor[2 * (m)] == 0 && waitsFor[2 * (m) + 1] == 0)
+#define bit(mask, n) (((mask) >> (n)) & 1)
+#define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
+#define voted(c) ((vote[AT(c, 0)] == YES) + (vote[AT(c, 1)] == YES) + (vote[AT(c, 2)] == YES))
+#define mayVote(n) (mark[n] != 0 && thisRun[n])
+
+/* markOfVote is the mark that comes with a vote. */
+#ifdef RUN_ELSEWHERE
+#define markOfVote(n) mark[n]  /* the run is asked on a connection to the old server */
+#else
+#define markOfVote(n) (thisRun[n] -> mark[n] : 0)
+#endif
+
+/* counts says where a fence counts. */
+#ifdef FENCE_ANYWHERE
+#define counts(c, n) true
+#else
+#define counts(c, n) (holder[n] == c)
+#endif
+
+/* mayHold says when a lease with a fence begins. */
+#ifdef FENCE_NOT_STORED
+#define mayHold(c) true
+#else
+#define mayHold(c) quorumOf(raised[c])
+#endif
+
+/* renewCounts says where a renewal counts. RENEW_VOTERS and CONFIRM are not in the code: they are
+ * two remedies for LONG_TIMEOUTS. */
+#ifdef RENEW_VOTERS
+#define renewCounts(n) (mayVote(n) && over(mark[n]))
+#else
+#define renewCounts(n) true
+#endif
+
+inline forget(n) {
+	holder[n] = NOBODY;
+	expires[n] = 0
+}
+
+/* clearBallot forgets what is not needed any more, so that equal states look equal. */
+inline clearBallot(c) {
+	for (i : 0 .. NODES - 1) {
+		vote[AT(c, i)] = NONE;
+		voteMark[AT(c, i)] = 0;
+		proposal[AT(c, i)] = 0
+	}
+	i = 0;
+	raised[c] = 0
+}
+
+inline clearRenewal(c) {
+	renewal[c] = 0;
+	renewYes[c] = 0;
+	lost[c] = 0;
+	confirmed[c] = false
+}
+
+/* atWork is called when a SET or a repair of client c arrives in the given term. An attempt lasts for
+ * one Timeout at most, and a request is late by one Timeout at most. With the default settings these
+ * two are much shorter than a term. So an attempt of the other client that is under way now ends
+ * before this term of c does. LONG_TIMEOUTS drops this assumption. */
+inline atWork(c, term) {
+#ifndef LONG_TIMEOUTS
+	if
+	:: (state[1 - c] == ASKING || state[1 - c] == RAISING) && endsWith[1 - c] == 0 -> endsWith[1 - c] = term
+	:: else
+	fi
+#else
+	skip
+#endif
+}
+
+/* end ends an attempt, with or without a lease. Then its records may be released. */
+inline end(c) {
+#ifdef RECORD_PER_TOKEN
+	if
+	:: state[c] == HOLDS -> token[c] = began[c]
+	:: else
+	fi;
+#endif
+	state[c] = IDLE;
+	endsWith[c] = 0;
+	until[c] = 0;
+	fence[c] = 0;
+	clearBallot(c);
+	for (i : 0 .. NODES - 1) {
+		if
+		:: holder[i] == c -> forget(i)
+		:: else
+		fi
+	}
+#ifndef REPAIR_OVERWRITES
+	clearRenewal(c);
+#endif
+	i = 0
+}
+
+/* hold begins a lease. */
+inline hold(c) {
+	printf("client %d: holds the key, fence %d\n", c, fence[c]);
+	assert(state[1 - c] != HOLDS);  /* one holder */
+#ifdef FENCES
+#ifndef NOFENCECHECK
+	assert(fence[c] > lastFence);   /* growing fences */
+#endif
+	lastFence = fence[c];
+#endif
+	state[c] = HOLDS;
+	endsWith[c] = 0;
+	until[c] = attempt[c];
+	clearBallot(c)
+}
+
+/* endTerm ends the next term of a client, and what depends on it. */
+inline endTerm(c, other) {
+	ended[c]++;
+	printf("time: term %d of client %d ends\n", ended[c], c);
+	if
+	:: endsWith[other] > 0 && ended[c] >= endsWith[other] -> end(other)
+	:: else
+	fi;
+#ifndef LATE_END
+	if
+	:: state[c] == HOLDS && ended[c] >= until[c] -> end(c)
+	:: (state[c] == ASKING || state[c] == RAISING) && ended[c] >= attempt[c] -> end(c)
+	:: else
+	fi;
+#endif
+	for (i : 0 .. MARKS - 1) {
+		if
+		:: waitsFor[2 * i + c] <= ended[c] -> waitsFor[2 * i + c] = 0
+		:: else
+		fi
+	}
+	i = 0
+}
+
+/* newMark gives a node a mark. If the node must wait, it waits for all terms that have begun. */
+inline newMark(n, mustWait) {
+	mark[n] = marks + 1;
+	marks++;
+	thisRun[n] = true;
+	if
+	:: mustWait && ended[0] < began[0] -> waitsFor[2 * marks] = began[0]
+	:: else
+	fi;
+	if
+	:: mustWait && ended[1] < began[1] -> waitsFor[2 * marks + 1] = began[1]
+	:: else
+	fi
+}
+
+/* refreshMark is mark.lua, and before it the search for a new set. A set is new if a majority
+ * answers and no node that answers has a mark. Which nodes answer is a free choice, so a second
+ * node without a mark is enough. */
+inline refreshMark(n) {
+	if
+	:: mark[n] == 0 && mark[(n + 1) % NODES] == 0 ->
+		newMark((n + 1) % NODES, false);
+		newMark(n, false)
+	:: mark[n] == 0 && mark[(n + 1) % NODES] != 0 && mark[(n + 2) % NODES] == 0 ->
+		newMark((n + 2) % NODES, false);
+		newMark(n, false)
+	:: else ->
+#ifdef VOTES_AT_ONCE
+		newMark(n, false)
+#else
+		newMark(n, true)
+#endif
+	fi
+}
+
+/* checkVote. A vote with a mark of the voter's own run counts when the wait of that mark is over.
+ * Any other vote needs a mark first, and then confirmRecord: the record must still be there. */
+#define countable(c, n) (vote[AT(c, n)] == SENT && (voteMark[AT(c, n)] == 0 || over(voteMark[AT(c, n)])))
+inline checkVote(c, n) {
+	printf("client %d: checks the vote of node %d\n", c, n);
+	if
+	:: voteMark[AT(c, n)] == 0 && !mayVote(n) -> refreshMark(n)
+	:: else
+	fi;
+	if
+	:: voteMark[AT(c, n)] != 0 -> vote[AT(c, n)] = YES; voteMark[AT(c, n)] = 0
+	:: voteMark[AT(c, n)] == 0 && holder[n] == c -> voteMark[AT(c, n)] = mark[n]
+	:: else -> vote[AT(c, n)] = NONE
+	fi
+}
+
+proctype Client(byte c) {
+	do
+	/* Acquire, or the next attempt of a Wait. Clients are alike, so client 0 begins first. */
+	:: d_step { state[c] == IDLE && began[c] < TERMS && (c == 0 || began[0] > 0) ->
+		began[c]++;
+		attempt[c] = began[c];
+		state[c] = ASKING;
+		clearRenewal(c);
+		printf("client %d: asks all nodes, attempt %d\n", c, attempt[c])
+	}
+	:: d_step { state[c] == ASKING && countable(c, 0) -> checkVote(c, 0) }
+	:: d_step { state[c] == ASKING && countable(c, 1) -> checkVote(c, 1) }
+	:: d_step { state[c] == ASKING && countable(c, 2) -> checkVote(c, 2) }
+#ifdef FENCES
+	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] ->
+		printf("client %d: has a quorum of votes\n", c);
+		for (i : 0 .. NODES - 1) {
+			if
+			:: vote[AT(c, i)] == YES && proposal[AT(c, i)] > fence[c] -> fence[c] = proposal[AT(c, i)]
+			:: else
+			fi
+		}
+		i = 0;
+		state[c] = RAISING
+	}
+	:: d_step { state[c] == RAISING && mayHold(c) && ended[c] < attempt[c] -> hold(c) }
+#else
+#ifdef CONFIRM
+	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] ->
+		printf("client %d: has a quorum of votes\n", c);
+		state[c] = RAISING
+	}
+	:: d_step { state[c] == RAISING && mayHold(c) && ended[c] < attempt[c] -> hold(c) }
+#else
+	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] -> hold(c) }
+#endif
+#endif
+	/* The attempt is refused, or its caller leaves, or it takes too long. */
+	:: d_step { state[c] == ASKING || state[c] == RAISING ->
+		printf("client %d: gives up\n", c);
+		end(c)
+	}
+	/* Unlock. */
+	:: d_step { state[c] == HOLDS ->
+		printf("client %d: unlocks\n", c);
+		end(c)
+	}
+	/* Renew. */
+	:: d_step { state[c] == HOLDS && began[c] < TERMS ->
+		began[c]++;
+		clearRenewal(c);
+		renewal[c] = began[c];
+		printf("client %d: renews, term %d\n", c, renewal[c])
+	}
+	/* A quorum has renewed the lease. A lease that has ended is never renewed. */
+	:: d_step { state[c] == HOLDS && renewal[c] > until[c] && quorumOf(renewYes[c]) ->
+		until[c] = renewal[c];
+		confirmed[c] = true;
+		printf("client %d: is renewed\n", c)
+	}
+	od
+}
+
+/* Link runs the requests of client c at node n. Each step is a script. */
+proctype Link(byte c; byte n) {
+	do
+	/* acquire.lua, or SET NX, GET of the mark and INFO in one pipeline. */
+	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && holder[n] == NOBODY ->
+		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
+		holder[n] = c;
+		expires[n] = attempt[c];
+		atWork(c, attempt[c]);
+		if
+		:: state[c] == ASKING && vote[AT(c, n)] == NONE ->
+			vote[AT(c, n)] = SENT;
+			voteMark[AT(c, n)] = markOfVote(n);
+#ifdef FENCES
+			proposal[AT(c, n)] = counter[n] + 1;
+#endif
+		:: else
+		fi
+	}
+	/* The term of the record ends on the node. */
+	:: d_step { holder[n] == c && ended[c] >= expires[n] ->
+		printf("node %d: the record of client %d expires\n", n, c);
+		forget(n)
+	}
+#ifdef CONFIRM
+	/* The winner asks whether its record is still there. */
+	:: d_step { state[c] == RAISING && !bit(raised[c], n) && holder[n] == c ->
+		raised[c] = raised[c] | (1 << n)
+	}
+#endif
+#ifdef FENCES
+	/* raise.lua. The fence counts only where the attempt has its record. */
+	:: d_step { state[c] == RAISING && !bit(raised[c], n) && (counter[n] < fence[c] || counts(c, n)) ->
+		printf("node %d: raises its counter to the fence of client %d, %d\n", n, c, fence[c]);
+		if
+		:: counter[n] < fence[c] -> counter[n] = fence[c]
+		:: else
+		fi;
+		if
+		:: counts(c, n) -> raised[c] = raised[c] | (1 << n)
+		:: else
+		fi
+	}
+#endif
+	/* renew.lua. It also raises the counter, whether or not the record is there. */
+	:: d_step { state[c] == HOLDS && renewal[c] > 0 && !bit(renewYes[c] | lost[c], n) ->
+		if
+		:: counter[n] < fence[c] -> counter[n] = fence[c]
+		:: else
+		fi;
+		if
+		:: holder[n] == c ->
+			printf("node %d: renews the record of client %d\n", n, c);
+			if
+			:: renewCounts(n) -> renewYes[c] = renewYes[c] | (1 << n)
+			:: else
+			fi;
+			expires[n] = renewal[c]
+		:: else ->
+			printf("node %d: has no record of client %d to renew\n", n, c);
+			lost[c] = lost[c] | (1 << n)
+		fi
+	}
+	/* repair.lua. */
+	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && holder[n] == NOBODY ->
+		printf("node %d: repairs the record of client %d\n", n, c);
+		holder[n] = c;
+		expires[n] = renewal[c];
+		atWork(c, renewal[c]);
+		lost[c] = lost[c] & ~(1 << n)
+	}
+#ifdef REPAIR_OVERWRITES
+	/* The repair of a lease that has ended arrives late, and writes over another record. */
+	:: d_step { state[c] == IDLE && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && holder[n] == 1 - c ->
+		printf("node %d: a late repair for client %d replaces the record of client %d\n", n, c, 1 - c);
+		forget(n)
+	}
+#endif
+#ifdef RELEASE_ANY
+	/* The release of an attempt that has ended does not compare the token. */
+	:: d_step { (state[c] == IDLE && attempt[c] > 0 || attempt[c] > 1) && holder[n] != NOBODY ->
+		printf("node %d: a release of client %d removes the record of client %d\n", n, c, holder[n]);
+		forget(n)
+	}
+#endif
+#ifdef RECORD_PER_TOKEN
+	/* cleanUp of an attempt of the same token removes the record of this one. */
+	:: d_step { state[c] != IDLE && attempt[c] > token[c] + 1 && holder[n] == c ->
+		printf("node %d: the clean-up of an earlier attempt removes the record of client %d\n", n, c);
+		forget(n)
+	}
+#endif
+	/* A refusal or a renewal finds no mark, or a driver uses the node for the first time. */
+	:: d_step { !mayVote(n) ->
+		printf("client %d: asks node %d for its mark\n", c, n);
+		refreshMark(n)
+	}
+	od
+}
+
+/* Time ends terms. */
+proctype Time(byte c; byte other) {
+	do
+	:: d_step { ended[c] < began[c] -> endTerm(c, other) }
+#ifdef LATE_END
+	:: d_step { state[c] == HOLDS && ended[c] >= until[c] -> end(c) }
+#endif
+	od
+}
+
+inline lose(n) {
+	forget(n);
+	counter[n] = 0;
+	faults++
+}
+
+/* A node loses its records. (A node that is down for a while and keeps them is only late.) Nodes are
+ * alike, so the first fault is one of node 0, and the second one of node 0 or 1. Operators wait
+ * until the other nodes vote. */
+#define ready(n) (mayVote(n) && over(mark[n]))
+#ifdef QUICK_RESTARTS
+#define mayFail(n) true
+#else
+#define mayFail(n) (ready((n + 1) % NODES) && ready((n + 2) % NODES))
+#endif
+proctype Faults(byte n) {
+	do
+	/* The server restarts without its data, or loses it by FLUSHALL. */
+	:: d_step { faults < FAULTS && (n == 0 || faults > 0) && mayFail(n) ->
+		printf("fault: node %d loses its data\n", n);
+		lose(n);
+		mark[n] = 0;
+		thisRun[n] = false
+	}
+	/* A replica takes over the address. It has the mark, and lacks the newest record. */
+	:: d_step { faults < FAULTS && (n == 0 || faults > 0) && mayFail(n) && mayVote(n) ->
+		printf("fault: a replica takes over as node %d\n", n);
+		lose(n);
+		thisRun[n] = false
+	}
+#ifdef MARKS_EXPIRE
+	:: d_step { faults == FAULTS && mark[n] == 1 ->
+		printf("fault: the mark of node %d expires\n", n);
+		mark[n] = 0;
+		thisRun[n] = false
+	}
+#endif
+	od
+}
+
+init {
+	d_step {
+		for (i : 0 .. NODES - 1) {
+			holder[i] = NOBODY;
+			mark[i] = 1;
+			thisRun[i] = true
+		}
+		i = 0;
+		marks = 1
+	}
+	atomic {
+		run Time(0, 1);
+		run Time(1, 0);
+		run Faults(0);
+		run Faults(1);
+		run Link(0, 0);
+		run Link(0, 1);
+		run Link(0, 2);
+		run Link(1, 0);
+		run Link(1, 1);
+		run Link(1, 2);
+		run Client(0);
+		run Client(1)
+	}
+}

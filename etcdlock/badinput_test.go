@@ -1,0 +1,199 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/etcdlock"
+)
+
+// refused opens a URL and checks that the error is one line with the words, and without the
+// password. invalid says whether it must be ErrInvalid.
+func refused(t *testing.T, url string, invalid bool, words ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := hasp.Open(ctx, "etcdlock+"+url, &hasp.Options{Timeout: 20 * time.Second})
+	if err == nil {
+		c.Close()
+		t.Errorf("%s: opened", url)
+		return
+	}
+	t.Log(err)
+	if got := errors.Is(err, hasp.ErrInvalid); got != invalid {
+		t.Errorf("%s: %v: ErrInvalid %t, want %t", url, err, got, invalid)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: %q, want %q in it", url, err, word)
+		}
+	}
+	if strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "\n") || len(err.Error()) > 300 {
+		t.Errorf("%s: the error has a password, or is long: %q", url, err)
+	}
+}
+
+func TestBadURL(t *testing.T) {
+	for url, words := range map[string][]string{
+		"redis://joe:hunter2@h":             {"etcd://"},
+		"etcd://":                           {"host"},
+		"etcd://joe:hunter2@":               {"host"},
+		"etcd://joe@h":                      {"password"},
+		"etcd://joe:hunter2%@h":             {"%25"},
+		"etcd://joe:hunter2@h:port":         {"port"},
+		"etcd://joe:hunter2@h:0":            {"port"},
+		"etcd://h,,g":                       {"empty host"},
+		"etcd://h/x":                        {"after the hosts"},
+		"etcd://joe:hunter2@h?window=soon":  {"window", "5s"},
+		"etcd://joe:hunter2@h?window=1s":    {"window", "2s"},
+		"etcd://joe:hunter2@h?lease=3s":     {"lease", "window"},
+		"etcd://h?ca=/nowhere":              {"ca", "etcds://"},
+		"etcds://h?ca=/nowhere":             {"ca", "no such file"},
+		"etcds://h?cert=/nowhere":           {"cert"},
+		"etcd://joe:hunter2@h?ttl=90000h&x": {"unknown"},
+	} {
+		refused(t, url, true, words...)
+	}
+}
+
+func TestNobodyThere(t *testing.T) {
+	t.Parallel()
+	addr, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, "etcd://joe:hunter2@"+addr, false, addr, "connection refused")
+	refused(t, "etcd://no-such-host.invalid", false, "no-such-host.invalid:2379", "lookup")
+
+	// This port accepts connections, and says nothing.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	refused(t, "etcd://joe:hunter2@"+l.Addr().String(), false, l.Addr().String())
+}
+
+// TestUsers opens an etcd without users and one with.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1, "--auth-token-ttl", "1")[0]
+	refused(t, "etcd://joe:hunter2@"+s.client, true, "auth enable", "remove user and password")
+	refused(t, "etcds://"+s.client, false, "etcd://")
+
+	client := plainClient(t, s.client)
+	ctx := context.Background()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(client.UserAdd(ctx, "root", "hunter2-root"))
+	must(client.UserGrantRole(ctx, "root", "root"))
+	must(client.RoleAdd(ctx, "locks"))
+	must(client.RoleGrantPermission(ctx, "locks", "hasp/", clientv3.GetPrefixRangeEnd("hasp/"), clientv3.PermissionType(clientv3.PermReadWrite)))
+	must(client.UserAdd(ctx, "joe", "hunter2"))
+	must(client.UserGrantRole(ctx, "joe", "locks"))
+	must(client.UserAdd(ctx, "guest", "hunter2"))
+	must(client.AuthEnable(ctx))
+
+	refused(t, "etcd://joe:hunter2x@"+s.client, false, "check user and password")
+	refused(t, "etcd://nobody:hunter2@"+s.client, false, "check user and password")
+	refused(t, "etcd://"+s.client, false, "user:password@")
+	refused(t, "etcd://guest:hunter2@"+s.client, false, "permission denied", "grant-permission")
+
+	// The role has a right on hasp/ only, and a token lasts for a second.
+	a, b := openDriver(t, "joe:hunter2@"+s.client), openDriver(t, "joe:hunter2@"+s.client)
+	for round := range 3 {
+		c := take(t, a, "users", time.Minute)
+		w := wants(t, b, "users")
+		queued(t, a, "users", 1)
+		if round > 0 {
+			time.Sleep(2500 * time.Millisecond) // etcd looks for old tokens once a second
+		}
+		if err := renew(a, c); err != nil {
+			t.Errorf("renew with a token that has expired: %v", err)
+		}
+		if err := release(a, c); err != nil {
+			t.Errorf("release with a token that has expired: %v", err)
+		}
+		next := w.granted(t)
+		if err := release(b, next); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestLongKey(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d := openDriver(t, s.client)
+	for _, key := range []string{strings.Repeat("k", 1536<<10), strings.Repeat("k", 3<<20)} {
+		for what, take := range map[string]func(context.Context, backend.Claim) (backend.Grant, error){"Acquire": d.Acquire, "Wait": d.Wait} {
+			_, err := take(context.Background(), claimFor(key, time.Minute))
+			if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "too long") || len(err.Error()) > 300 {
+				t.Errorf("%s of a key of %d bytes: %.300v", what, len(key), err)
+			}
+		}
+		if st, err := d.Inspect(context.Background(), key); !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("inspect a key of %d bytes: %+v, %.300v", len(key), st, err)
+		}
+	}
+	for _, key := range []string{strings.Repeat("k", 100_000), strings.Repeat("/", 30_000)} {
+		w := wants(t, d, key)
+		if err := release(d, w.granted(t)); err != nil {
+			t.Errorf("release a key of %d bytes: %.300v", len(key), err)
+		}
+	}
+	long := claimFor("owner", time.Minute)
+	long.Owner = strings.Repeat("o", 1536<<10)
+	if _, err := d.Acquire(context.Background(), long); !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "too long") {
+		t.Errorf("acquire with a long owner: %.300v", err)
+	}
+}
+
+// oldServer answers as an etcd of another version.
+type oldServer struct {
+	pb.UnimplementedMaintenanceServer
+	pb.UnimplementedKVServer
+	version string
+}
+
+func (s *oldServer) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
+	return &pb.StatusResponse{Version: s.version}, nil
+}
+
+func (s *oldServer) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error) {
+	return &pb.RangeResponse{Header: &pb.ResponseHeader{}}, nil
+}
+
+func TestOldServer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	s := &oldServer{version: "3.3.25"}
+	pb.RegisterMaintenanceServer(g, s)
+	pb.RegisterKVServer(g, s)
+	go g.Serve(l)
+	defer g.Stop()
+	refused(t, "etcd://"+l.Addr().String(), true, "3.3.25", "3.4 or later")
+
+	for version, want := range map[string]bool{"3.4.0": true, "3.4.23": true, "3.10.1": true, "4.0.0": true, "3.6.0-rc.3": true, "3.3.0": false, "2.3.8": false, "": false, "x": false} {
+		if err := etcdlock.CheckVersion(version); (err == nil) != want || err != nil && !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("version %q: %v, want accepted %t", version, err, want)
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/etcdlock"
+)
+
+// patience is for an event that must happen. A slow machine may take long for it.
+const patience = time.Minute
+
+func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	d, err := hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + hosts}}.Driver(ctx)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { d.Close() })
+	return d.(*etcdlock.Driver)
+}
+
+var serial = make(chan int, 1)
+
+func init() { serial <- 1 }
+
+// claimFor returns a claim with a token of its own.
+func claimFor(key string, ttl time.Duration) backend.Claim {
+	n := <-serial
+	serial <- n + 1
+	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", n), Owner: fmt.Sprintf("owner %d", n), TTL: ttl, Timeout: 3 * time.Second, Fenced: true}
+}
+
+// bounded calls f with a context of the usual timeout.
+func bounded[T any](f func(ctx context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	return f(ctx)
+}
+
+func acquire(d backend.Driver, c backend.Claim) (backend.Grant, error) {
+	return bounded(func(ctx context.Context) (backend.Grant, error) { return d.Acquire(ctx, c) })
+}
+
+func renew(d backend.Driver, c backend.Claim) error {
+	_, err := bounded(func(ctx context.Context) (any, error) { return nil, renewWithin(ctx, d, c) })
+	return err
+}
+
+func renewWithin(ctx context.Context, d backend.Driver, c backend.Claim) error {
+	err := errors.New("no answer")
+	d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	return err
+}
+
+func release(d backend.Driver, c backend.Claim) error {
+	_, err := bounded(func(ctx context.Context) (any, error) { return nil, d.Release(ctx, c) })
+	return err
+}
+
+// eventually calls f until it returns no error.
+func eventually(tb testing.TB, what string, f func() error) {
+	tb.Helper()
+	var err error
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(20 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	tb.Fatalf("%s: not within %v: %v", what, patience, err)
+}
+
+// take acquires a key that is free.
+func take(tb testing.TB, d backend.Driver, key string, ttl time.Duration) backend.Claim {
+	tb.Helper()
+	c := claimFor(key, ttl)
+	g, err := acquire(d, c)
+	if err != nil {
+		tb.Fatalf("acquire %q: %v", key, err)
+	}
+	c.Handle = g.Handle
+	return c
+}
+
+// waiting is a Wait that goes on over outages, as the engine does it.
+type waiting struct {
+	done chan backend.Claim
+}
+
+func wants(tb testing.TB, d backend.Waiter, key string) waiting {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	tb.Cleanup(cancel)
+	w := waiting{make(chan backend.Claim, 1)}
+	go func() {
+		for ctx.Err() == nil {
+			c := claimFor(key, time.Minute)
+			g, err := d.Wait(ctx, c)
+			if err == nil {
+				c.Handle = g.Handle
+				w.done <- c
+				return
+			}
+			_ = release(d, c)
+		}
+	}()
+	return w
+}
+
+func (w waiting) granted(tb testing.TB) backend.Claim {
+	tb.Helper()
+	select {
+	case c := <-w.done:
+		return c
+	case <-time.After(patience):
+		tb.Fatal("the waiter does not get the key")
+		panic("unreachable")
+	}
+}
+
+// queued waits until n callers wait for key.
+func queued(tb testing.TB, d backend.Inspector, key string, n int) {
+	tb.Helper()
+	eventually(tb, "the waiters in the queue", func() error {
+		st, err := bounded(func(ctx context.Context) (backend.Status, error) { return d.Inspect(ctx, key) })
+		if err == nil && len(st.Waiters) < n {
+			err = fmt.Errorf("waiters %q", st.Waiters)
+		}
+		return err
+	})
+}

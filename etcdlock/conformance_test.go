@@ -1,0 +1,117 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+)
+
+func TestConformance(t *testing.T) {
+	if !conformance.Child() {
+		needEtcd(t)
+	}
+	conformance.Run(t, harness(t))
+}
+
+// harness is for one etcd process.
+func harness(tb testing.TB) conformance.Harness {
+	var s *server
+	return conformance.Harness{
+		Store: func(ctx context.Context) (string, func(), error) {
+			all, err := newServers(tb.TempDir(), 1)
+			if err != nil {
+				return "", nil, err
+			}
+			s = all[0]
+			if err := s.start(); err != nil {
+				return "", nil, err
+			}
+			return s.client, s.kill, s.healthy(ctx)
+		},
+		Open: func(ctx context.Context, store string) (backend.Driver, error) {
+			return hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + store}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
+		},
+		Link: func(_ context.Context, store string) (*conformance.Link, error) { return conformance.TCP(store) },
+		Stop: func(context.Context, string) error { s.kill(); return nil },
+		Start: func(ctx context.Context, _ string, data bool) error {
+			if !data {
+				if err := os.RemoveAll(s.dir); err != nil {
+					return err
+				}
+			}
+			if err := s.start(); err != nil {
+				return err
+			}
+			return s.healthy(ctx)
+		},
+
+		// A compaction is what etcd may do at any time.
+		Flush: func(ctx context.Context, store string) error {
+			return withClient(store, func(c *clientv3.Client) error {
+				r, err := c.Get(ctx, "x")
+				if err == nil {
+					_, err = c.Compact(ctx, r.Header.Revision)
+				}
+				if errors.Is(err, rpctypes.ErrCompacted) {
+					return nil // nothing has changed since the last time
+				}
+				return err
+			})
+		},
+		Timeout:  4 * time.Second, // an etcd that is one of many processes may take seconds for an answer
+		Commands: func(context.Context, string) (int64, error) { return s.received() },
+		Cost:     conformance.Cost{Acquire: 2, Renew: 1, Release: 1, Waiting: 12},
+		Entries:  entries,
+		Cannot:   map[string]string{"fence-data-loss": "an etcd without its data counts its revisions from 1"},
+	}
+}
+
+func withClient(store string, f func(c *clientv3.Client) error) error {
+	c, err := newClient(store)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return f(c)
+}
+
+// entries returns all names and all leases of the store.
+func entries(ctx context.Context, store string) (all []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	err = withClient(store, func(c *clientv3.Client) error {
+		r, err := c.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			return err
+		}
+		for _, kv := range r.Kvs {
+			all = append(all, string(kv.Key))
+		}
+		l, err := c.Leases(ctx)
+		if err != nil {
+			return err
+		}
+		for _, x := range l.Leases {
+			all = append(all, "lease "+strconv.FormatInt(int64(x.ID), 16))
+		}
+		return nil
+	})
+	return all, err
+}
+
+func BenchmarkConformance(b *testing.B) {
+	if !conformance.Child() {
+		needEtcd(b)
+	}
+	conformance.Bench(b, harness(b))
+}

@@ -1,0 +1,105 @@
+package etcdlock
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+)
+
+// An entry is one place in the queue of a key: a hold, or a caller that waits. Its name is
+//
+//	hasp/KEY/xLEASE   or, if the claim is shared,   hasp/KEY/sLEASE
+//
+// KEY is the escaped key. LEASE is the number of the lease that the entry was made with.
+// The create revision of the entry is its place in the queue, and the fence of its hold.
+//
+// The name is not made from the token, because a name that was deleted stays in etcd's
+// index until the next compaction. Leases are used again, so there are few names.
+const root = "hasp/"
+
+var escaper = strings.NewReplacer("%", "%25", "/", "%2F")
+var unescaper = strings.NewReplacer("%25", "%", "%2F", "/")
+
+// escape returns s without a slash. escape(a) is a prefix of escape(b) exactly if a is a
+// prefix of b, so a prefix of keys is a prefix of names.
+func escape(s string) string { return escaper.Replace(s) }
+
+// queueOf returns the prefix of the entries of key. Because an escaped key has no slash,
+// it is a prefix of the entries of no other key.
+func queueOf(key string) string { return root + escape(key) + "/" }
+
+// entryName returns the name of an entry.
+func entryName(key string, lease int64, shared bool) string {
+	mark := "x"
+	if shared {
+		mark = "s"
+	}
+	return queueOf(key) + mark + fmt.Sprintf("%016x", lease)
+}
+
+// isShared reports whether an entry is of a shared claim.
+func isShared(name []byte) bool {
+	return bytes.HasPrefix(name[bytes.LastIndexByte(name, '/')+1:], []byte("s"))
+}
+
+// keyOf returns the key that an entry belongs to.
+func keyOf(name string) (key string, ok bool) {
+	rest, ok := strings.CutPrefix(name, root)
+	escaped, _, ok2 := strings.Cut(rest, "/")
+	return unescaper.Replace(escaped), ok && ok2
+}
+
+// record is the value of an entry.
+type record struct {
+	fenced bool // the claim asked for a fence
+	token  string
+	since  time.Time // when the entry was made, by the clock of its process
+	owner  string
+}
+
+// kept is the token of a hold that was released with KeepUntil. No claim has it, because
+// a token consists of URL-safe characters.
+const kept = "(kept)"
+
+// encode returns the value of an entry: a version, a flag, the token, the milliseconds of
+// since, and the owner, which may have any bytes.
+func (r record) encode() []byte {
+	mark := "-"
+	if r.fenced {
+		mark = "f"
+	}
+	return fmt.Appendf(nil, "1 %s %s %d %s", mark, r.token, r.since.UnixMilli(), r.owner)
+}
+
+// parseRecord is the reverse of encode. ok is false if value is another program's.
+func parseRecord(value []byte) (r record, ok bool) {
+	f := bytes.SplitN(value, []byte(" "), 5)
+	if len(f) != 5 || string(f[0]) != "1" {
+		return record{}, false
+	}
+	ms, err := strconv.ParseInt(string(f[3]), 10, 64)
+	return record{string(f[1]) == "f", string(f[2]), time.UnixMilli(ms), string(f[4])}, err == nil
+}
+
+// has reports whether kv is an entry of token.
+func has(kv *mvccpb.KeyValue, token string) bool {
+	r, ok := parseRecord(kv.Value)
+	return ok && r.token == token
+}
+
+// holders returns how many of the entries of a key, which are in the order of their create
+// revisions, hold the key. The others wait.
+func holders(kvs []*mvccpb.KeyValue) int {
+	n := 0
+	for n < len(kvs) && isShared(kvs[n].Key) {
+		n++
+	}
+	if n == 0 && len(kvs) > 0 {
+		n = 1
+	}
+	return n
+}

@@ -1,0 +1,123 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+var (
+	errClosed = errors.New("etcdlock: driver is closed")
+	errNoUser = errors.New("etcdlock: no user to get a token for")
+
+	// errGone says that etcd knows no such lease. The call has changed nothing.
+	errGone = errors.New("the lease has ended")
+)
+
+// isUnavailable reports whether the connection has failed, or the member has no leader.
+func isUnavailable(err error) bool { return status.Code(err) == codes.Unavailable }
+
+// isUnsent reports whether a call found no connection, so that it was not sent.
+func isUnsent(err error) bool {
+	return isUnavailable(err) && strings.Contains(status.Convert(err).Message(), "Error while dialing")
+}
+
+// isContextEnd reports whether err is the end of a context, here or at the server.
+func isContextEnd(err error) bool {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	code := status.Code(err)
+	return code == codes.Canceled || code == codes.DeadlineExceeded ||
+		code == codes.Unknown && strings.Contains(status.Convert(err).Message(), "context ")
+}
+
+// isAnswer reports whether err shows that the member and its leader work.
+func isAnswer(err error) bool { return err == nil || !isUnavailable(err) && !isContextEnd(err) }
+
+// isGone reports whether err says that there is no such lease.
+func isGone(err error) bool {
+	return errors.Is(err, errGone) || errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound)
+}
+
+// explain returns the error of a call: the end of ctx, or one line with what to do.
+func explain(ctx context.Context, endpoint string, err error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if isGone(err) {
+		return errGone
+	}
+	if errors.Is(err, backend.ErrInvalid) {
+		return err
+	}
+	if isContextEnd(err) {
+		return fmt.Errorf("etcd at %s: no answer: %w", shown(endpoint), os.ErrDeadlineExceeded)
+	}
+
+	known := rpctypes.Error(err)
+	is := func(targets ...error) bool {
+		for _, t := range targets {
+			if errors.Is(known, t) {
+				return true
+			}
+		}
+		return false
+	}
+	text := rpctypes.ErrorDesc(err)
+	hint := ""
+	switch {
+	case is(rpctypes.ErrRequestTooLarge), status.Code(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max"):
+		return fmt.Errorf("%w: the key or the owner is too long for etcd: use a shorter one, of 1,000 bytes at most", backend.ErrInvalid)
+	case is(rpctypes.ErrNoSpace):
+		hint = "its disk quota is used up: compact and defragment it, then run etcdctl alarm disarm"
+	case is(rpctypes.ErrAuthFailed):
+		hint = "check user and password in the URL"
+	case is(rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrInvalidAuthMgmt):
+		hint = "it wants a user and a password: put them into the URL, as in etcd://user:password@host:2379"
+	case is(rpctypes.ErrPermissionDenied):
+		hint = "grant the user's role readwrite on the prefix " + root + ": etcdctl role grant-permission ROLE readwrite --prefix " + root
+	case is(rpctypes.ErrLeaseTTLTooLarge):
+		return fmt.Errorf("%w: the term is too long for etcd", backend.ErrInvalid)
+	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "handshake failed: EOF"):
+		hint = "it speaks no TLS: use etcd:// and not etcds://"
+	case strings.Contains(text, "error reading server preface"):
+		hint = "it is no etcd, or wants TLS: check the port, or use etcds://"
+	case strings.Contains(text, "certificate"), strings.HasPrefix(endpoint, "https:") && (strings.Contains(text, "broken pipe") || strings.Contains(text, "reset by peer")):
+		hint = "check the parameters ca and server_name, and cert and key if it wants a certificate of its clients"
+	}
+	text = plain(text)
+	if text == "EOF" {
+		text = "connection closed"
+	}
+	if hint != "" {
+		text += " (" + hint + ")"
+	}
+	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)
+}
+
+// plain returns the cause of an error of gRPC, which is at its end.
+func plain(text string) string {
+	for _, before := range []string{"Error while dialing: ", "authentication handshake failed: ", "desc = "} {
+		if i := strings.LastIndex(text, before); i >= 0 {
+			text = text[i+len(before):]
+		}
+	}
+	return strings.TrimPrefix(strings.Trim(text, `"`), "etcdserver: ")
+}
+
+// shown returns an endpoint without its scheme.
+func shown(endpoint string) string {
+	if _, host, ok := strings.Cut(endpoint, "://"); ok {
+		return host
+	}
+	return endpoint
+}

@@ -1,0 +1,25 @@
+package etcdlock
+
+// Member returns the endpoint of the member in use, or "".
+func (d *Driver) Member() string {
+	d.cluster.mu.Lock()
+	defer d.cluster.mu.Unlock()
+	if d.cluster.current == nil {
+		return ""
+	}
+	return shown(d.cluster.current.endpoint)
+}
+
+// Idle returns how many leases the pool has.
+func (d *Driver) Idle() int {
+	d.pool.mu.Lock()
+	defer d.pool.mu.Unlock()
+	n := 0
+	for _, ls := range d.pool.idle {
+		n += len(ls)
+	}
+	return n
+}
+
+// CheckVersion is checkVersion.
+func CheckVersion(version string) error { return checkVersion(version) }

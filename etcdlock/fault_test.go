@@ -1,0 +1,297 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/etcdlock"
+)
+
+// survives takes a key and lets others wait for it, breaks something, and checks that the
+// hold and the waiter go on. fault gets the members that the holder and the waiter use, and
+// returns what mends it.
+func survives(t *testing.T, at string, fault func(holders, waiters string) (mend func())) {
+	t.Helper()
+	a, b, other := openDriver(t, at), openDriver(t, at), openDriver(t, at)
+	key := t.Name()
+	c := take(t, a, key, 5*time.Minute)
+	w := wants(t, b, key)
+	queued(t, a, key, 1)
+
+	mend := fault(a.Member(), b.Member())
+	eventually(t, "a renewal after the fault", func() error {
+		err := renew(a, c)
+		if errors.Is(err, backend.ErrLost) {
+			t.Fatal("the hold was lost")
+		}
+		return err
+	})
+	eventually(t, "a call of another driver", func() error {
+		_, err := acquire(other, claimFor(key, time.Minute))
+		if err == nil {
+			t.Fatal("a second driver was granted a held key")
+		}
+		if !errors.Is(err, backend.ErrHeld) {
+			return err
+		}
+		return nil
+	})
+	eventually(t, "the release", func() error {
+		err := release(a, c)
+		if errors.Is(err, backend.ErrLost) {
+			return nil // the release before, whose answer was lost
+		}
+		return err
+	})
+	next := w.granted(t)
+	eventually(t, "the waiter's renewal", func() error { return renew(b, next) })
+	mend()
+	eventually(t, "the waiter's release", func() error { return release(b, next) })
+	eventually(t, "the key after all that", func() error {
+		c := claimFor(key, time.Minute)
+		_, err := acquire(other, c)
+		if err == nil {
+			err = release(other, c)
+		}
+		return err
+	})
+}
+
+// TestMembers breaks one of three members, or two.
+func TestMembers(t *testing.T) {
+	t.Parallel()
+	servers := startServers(t, 3)
+	at := func(host string) *server {
+		i := slices.IndexFunc(servers, func(s *server) bool { return s.client == host })
+		if i < 0 {
+			t.Fatalf("no member at %q", host)
+		}
+		return servers[i]
+	}
+	leader := func() *server {
+		var found *server
+		eventually(t, "a leader", func() error {
+			for _, s := range servers {
+				if s.isLeader() {
+					found = s
+					return nil
+				}
+			}
+			return errors.New("no leader")
+		})
+		return found
+	}
+	restart := func(s *server) func() {
+		return func() {
+			if err := s.start(); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			if err := s.healthy(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	killed := func(s *server) func() { s.kill(); return restart(s) }
+	stopped := func(s *server) func() {
+		s.signal(t, syscall.SIGSTOP)
+		return func() { s.signal(t, syscall.SIGCONT) }
+	}
+
+	t.Run("the holder's is killed", func(t *testing.T) {
+		survives(t, hosts(servers), func(holders, _ string) func() { return killed(at(holders)) })
+	})
+	t.Run("the waiter's is killed", func(t *testing.T) {
+		survives(t, hosts(servers), func(_, waiters string) func() { return killed(at(waiters)) })
+	})
+	t.Run("the holder's is stopped", func(t *testing.T) {
+		survives(t, hosts(servers), func(holders, _ string) func() { return stopped(at(holders)) })
+	})
+	t.Run("the waiter's is stopped", func(t *testing.T) {
+		survives(t, hosts(servers), func(_, waiters string) func() { return stopped(at(waiters)) })
+	})
+	t.Run("the leader is killed", func(t *testing.T) {
+		survives(t, hosts(servers), func(_, _ string) func() { return killed(leader()) })
+	})
+	t.Run("the leader is stopped", func(t *testing.T) {
+		survives(t, hosts(servers), func(_, _ string) func() { return stopped(leader()) })
+	})
+	t.Run("the waiter's is cut off from the others", func(t *testing.T) {
+		// Its peers are stopped, and then go on. It answers TCP all the time.
+		survives(t, hosts(servers), func(_, waiters string) func() {
+			lonely := etcdlock.New(plainClient(t, waiters), nil)
+			defer lonely.Close()
+			for _, s := range servers {
+				if s.client != waiters {
+					s.signal(t, syscall.SIGSTOP)
+				}
+			}
+			_, err := acquire(lonely, claimFor("x", time.Minute))
+			for _, s := range servers {
+				if s.client != waiters {
+					s.signal(t, syscall.SIGCONT)
+				}
+			}
+			if err == nil || errors.Is(err, backend.ErrHeld) {
+				t.Errorf("acquire without a majority: %v, want an outage", err)
+			}
+			return func() {}
+		})
+	})
+
+	t.Run("paths are cut off or slow", func(t *testing.T) {
+		for _, state := range []conformance.LinkState{conformance.Hung, conformance.Down, conformance.Slow} {
+			t.Run(state.String(), func(t *testing.T) {
+				links := map[string]*conformance.Link{}
+				var all []string
+				for _, s := range servers {
+					l, err := conformance.TCP(s.client)
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(l.Close)
+					links[l.Store] = l
+					all = append(all, l.Store)
+				}
+				survives(t, strings.Join(all, ","), func(holders, waiters string) func() {
+					links[holders].Set(state)
+					links[waiters].Set(state)
+					return func() {
+						links[holders].Set(conformance.Up)
+						links[waiters].Set(conformance.Up)
+					}
+				})
+			})
+		}
+	})
+}
+
+// TestTermAfterLeaderChange checks that a term does not end early when the leader dies.
+func TestTermAfterLeaderChange(t *testing.T) {
+	t.Parallel()
+	servers := startServers(t, 3)
+	a, b := openDriver(t, hosts(servers)), openDriver(t, hosts(servers))
+	const ttl = 4 * time.Second
+	began := time.Now()
+	c := take(t, a, "term", ttl)
+	for _, s := range servers {
+		if s.isLeader() {
+			s.kill()
+			break
+		}
+	}
+	next := wants(t, b, "term").granted(t)
+	if lasted := time.Since(began); lasted < ttl-backend.Drift(ttl) {
+		t.Errorf("a term of %v ended after %v", ttl, lasted)
+	}
+	eventually(t, "ErrLost for the hold that has ended", func() error {
+		if err := renew(a, c); !errors.Is(err, backend.ErrLost) {
+			return fmt.Errorf("renew: %v", err)
+		}
+		return nil
+	})
+	if err := release(b, next); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCompaction lets etcd forget its history while callers hold and wait.
+func TestCompaction(t *testing.T) {
+	t.Parallel()
+	servers := startServers(t, 1)
+	a, b := openDriver(t, hosts(servers)), openDriver(t, hosts(servers))
+	client := plainClient(t, hosts(servers))
+	for range 5 {
+		c := take(t, a, "compacted", time.Minute)
+		w := wants(t, b, "compacted")
+		queued(t, a, "compacted", 1)
+		var last int64
+		for range 10 {
+			r, err := client.Put(context.Background(), "elsewhere", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = r.Header.Revision
+		}
+		if _, err := client.Compact(context.Background(), last, clientv3.WithCompactPhysical()); err != nil {
+			t.Fatal(err)
+		}
+		if err := renew(a, c); err != nil {
+			t.Fatal(err)
+		}
+		if err := release(a, c); err != nil {
+			t.Fatal(err)
+		}
+		if err := release(b, w.granted(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestNoSpace uses up the quota of etcd. Then holds go on and can be released, and no
+// key can be taken until an operator has made room.
+func TestNoSpace(t *testing.T) {
+	t.Parallel()
+	servers := startServers(t, 1, "--quota-backend-bytes", "1000000")
+	d := openDriver(t, hosts(servers))
+	client := plainClient(t, hosts(servers))
+	ctx := context.Background()
+	c := take(t, d, "before", 5*time.Minute)
+
+	var full error
+	for range 1000 {
+		if _, full = client.Put(ctx, "filler", strings.Repeat("x", 100_000)); full != nil {
+			break
+		}
+	}
+	if full == nil {
+		t.Fatal("the quota is not used up")
+	}
+
+	_, err := acquire(d, claimFor("after", time.Minute))
+	if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
+		t.Errorf("acquire without space: %v, want an outage that says what to do", err)
+	}
+	if err := renew(d, c); err != nil {
+		t.Errorf("renew without space: %v", err)
+	}
+	if err := release(d, c); err != nil {
+		t.Errorf("release without space: %v", err)
+	}
+
+	r, err := client.Get(ctx, "filler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Compact(ctx, r.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Delete(ctx, "filler"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Defragment(ctx, servers[0].client); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.AlarmDisarm(ctx, &clientv3.AlarmMember{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "acquire with space again", func() error {
+		c := claimFor("after", time.Minute)
+		_, err := acquire(d, c)
+		if err == nil {
+			err = release(d, c)
+		}
+		return err
+	})
+}

@@ -1,0 +1,270 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// hold is the Handle of a hold of this driver.
+type hold struct {
+	d     *Driver
+	token string
+	entry *mvccpb.KeyValue // as this driver has written it
+	lease *lease
+	over  atomic.Bool   // it was released, or lost, or moved to another lease
+	busy  chan struct{} // has room for one: a Release or a move is under way
+}
+
+// newHold returns the grant of an entry. The holder may trust it for ttl from began on.
+func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, began time.Time, ttl time.Duration) backend.Grant {
+	g := backend.Grant{Until: began.Add(ttl - backend.Drift(ttl)),
+		Handle: &hold{d: d, token: c.Token, entry: entry, lease: l, busy: make(chan struct{}, 1)}}
+	if c.Fenced {
+		g.Fence = uint64(entry.CreateRevision)
+	}
+	return g
+}
+
+// maxAge is how much of its term a lease of the pool may have lost if it is used again for
+// a hold that will be renewed; and never more than a tenth of the term.
+const maxAge = time.Second
+
+// newEntry returns the entry that a claim makes with a lease. Its revisions are 0.
+func newEntry(c backend.Claim, l *lease) *mvccpb.KeyValue {
+	r := record{fenced: c.Fenced, token: c.Token, since: time.Now(), owner: c.Owner}
+	return &mvccpb.KeyValue{Key: []byte(entryName(c.Key, l.id, c.Shared)), Value: r.encode(), Lease: l.id}
+}
+
+// handleOf returns the hold that c is about, or nil if c must go by its token.
+func (d *Driver) handleOf(c backend.Claim) *hold {
+	h, _ := c.Handle.(*hold)
+	if h == nil || h.d != d || h.token != c.Token || h.over.Load() {
+		return nil
+	}
+	return h
+}
+
+// Acquire takes a key whose queue is empty. A shared claim also takes a key whose queue has
+// shared holds only.
+func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if err := d.check(ctx, c); err != nil {
+		return backend.Grant{}, err
+	}
+	for {
+		called := time.Now()
+		l, err := d.pool.take(ctx, seconds(c.TTL))
+		if err != nil {
+			return backend.Grant{}, err
+		}
+		g, err := d.acquire(ctx, c, l, called)
+		if !errors.Is(err, errGone) {
+			return g, err
+		}
+		// The put was refused, so nothing has changed. The next lease may be alive.
+		d.pool.flush()
+	}
+}
+
+// acquire makes an attempt with a lease. It returns errGone if the lease has ended.
+func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Time) (backend.Grant, error) {
+	// A lease of the pool has run for a while. If the hold will be renewed, a little less
+	// than its term will do. Otherwise the term begins anew beside the put.
+	var b *beat
+	began := called
+	if at := d.began.Add(time.Duration(l.began.Load())); at.Before(called) && c.Renewed && called.Sub(at) < min(c.TTL/10, maxAge) {
+		began = at
+	} else if at.Before(called) {
+		var err error
+		if b, err = d.cluster.beat(ctx, l.id); err != nil {
+			d.bury(l, "", "")
+			return backend.Grant{}, err
+		}
+	}
+
+	queue, entry := queueOf(c.Key), newEntry(c, l)
+	rivals := queue
+	if c.Shared {
+		rivals += "x"
+	}
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
+		return m.kv.Txn(ctx, txn([]*pb.Compare{createdAt(rivals, prefixEnd(rivals), 0)},
+			[]*pb.RequestOp{put(string(entry.Key), entry.Value, l.id)}, first(queue)))
+	})
+	switch {
+	case isGone(err):
+		return backend.Grant{}, errGone
+	case err != nil:
+		if definite(err) {
+			d.pool.give(l)
+		} else {
+			d.bury(l, c.Token, "")
+		}
+		return backend.Grant{}, err
+	}
+
+	if b != nil {
+		ttl, err := b.wait(ctx)
+		if err == nil && ttl > 0 {
+			d.beganAt(l, b.began)
+		}
+		if r.Succeeded && (err != nil || ttl <= 0) {
+			// The key is taken, but perhaps not for the whole term.
+			if err == nil {
+				err = errors.New("etcd: the lease ended just when the key was taken")
+			}
+			d.bury(l, c.Token, "")
+			return backend.Grant{}, err
+		}
+		if err != nil || ttl <= 0 {
+			l.doubtful.Store(true)
+		}
+	}
+	if !r.Succeeded {
+		d.pool.give(l)
+		return backend.Grant{}, refusal(r.Responses[0].GetResponseRange().Kvs)
+	}
+	entry.CreateRevision, entry.ModRevision = r.Header.Revision, r.Header.Revision
+	return d.newHold(c, entry, l, began, c.TTL), nil
+}
+
+// refusal returns the HeldError of a queue whose first entry is in kvs.
+func refusal(kvs []*mvccpb.KeyValue) error {
+	he := &backend.HeldError{}
+	if len(kvs) > 0 {
+		if r, ok := parseRecord(kvs[0].Value); ok {
+			he.Owner = r.owner
+		}
+		he.Shared = isShared(kvs[0].Key)
+	}
+	return he
+}
+
+// Renew begins the terms of the leases anew, on streams that all renewals share. A hold that needs a longer term
+// than its lease has moves to another lease.
+func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	type sent struct {
+		i int
+		h *hold
+		*beat
+	}
+	var beats []sent
+	var others []int // go by the token, or move
+	for i, c := range cs {
+		if err := d.check(ctx, c); err != nil {
+			done(i, backend.Grant{}, err)
+			continue
+		}
+		h := d.handleOf(c)
+		if h == nil || seconds(c.TTL) > h.lease.ttl {
+			others = append(others, i)
+			continue
+		}
+		b, err := d.cluster.beat(ctx, h.lease.id)
+		if err != nil {
+			done(i, backend.Grant{}, err)
+			continue
+		}
+		beats = append(beats, sent{i, h, b})
+	}
+
+	for _, s := range beats {
+		ttl, err := s.wait(ctx)
+		switch {
+		case err != nil:
+			// It may still arrive, and prolong whatever the lease is used for then.
+			s.h.lease.doubtful.Store(true)
+			done(s.i, backend.Grant{}, err)
+		case ttl <= 0:
+			// The hold is lost, unless another driver has moved it to another lease.
+			s.h.over.Store(true)
+			others = append(others, s.i)
+		default:
+			d.beganAt(s.h.lease, s.began)
+			done(s.i, backend.Grant{}, nil)
+		}
+	}
+	if len(others) == 0 {
+		return
+	}
+
+	rest := make([]backend.Claim, len(others))
+	for n, i := range others {
+		rest[n] = cs[i]
+	}
+	backend.RenewEach(ctx, rest, func(n int, g backend.Grant, err error) { done(others[n], g, err) }, d.renewOther)
+}
+
+// renewOther renews a hold that needs a longer term than its lease has, or that is not
+// known by its lease.
+func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if h := d.handleOf(c); h != nil {
+		g, err := d.attach(ctx, c, h.entry, 0)
+		if !errors.Is(err, errGone) {
+			return g, err
+		}
+	}
+	return d.renewByToken(ctx, c)
+}
+
+// Release removes the entry of the hold or of the place in the queue.
+func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	select {
+	case <-d.closed:
+		return errClosed
+	default:
+	}
+	if c.Shared {
+		c.KeepUntil = time.Time{}
+	}
+	h := d.handleOf(c)
+	if h == nil || c.KeepUntil.After(time.Now()) {
+		return d.releaseByToken(ctx, c)
+	}
+
+	// Only one Release at a time may remove the name. The next hold of the lease may have
+	// the same.
+	select {
+	case h.busy <- struct{}{}:
+		defer func() { <-h.busy }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if h.over.Load() {
+		return d.releaseByToken(ctx, c)
+	}
+	removed, err := d.removeEntry(ctx, h.lease, string(h.entry.Key), h.entry.CreateRevision)
+	h.over.Store(true)
+	switch {
+	case err != nil:
+		d.bury(h.lease, c.Token, "")
+		return err
+	case !removed:
+		d.bury(h.lease, "", "")
+		return backend.ErrLost
+	}
+	d.pool.give(h.lease)
+	return nil
+}
+
+// removeEntry removes an entry of a lease of this driver. It reports whether it was there,
+// with the create revision, unless that is 0.
+func (d *Driver) removeEntry(ctx context.Context, l *lease, name string, revision int64) (bool, error) {
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.DeleteRangeResponse, error) {
+		return m.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte(name), PrevKv: true})
+	})
+	if err != nil {
+		return false, err
+	}
+	// If another driver has moved the entry to another lease, it may revoke this one.
+	if len(r.PrevKvs) == 1 && r.PrevKvs[0].Lease != l.id {
+		l.doubtful.Store(true)
+	}
+	return len(r.PrevKvs) == 1 && (revision == 0 || r.PrevKvs[0].CreateRevision == revision), nil
+}

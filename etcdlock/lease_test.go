@@ -1,0 +1,96 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+)
+
+// nothingLeft waits until etcd has neither entries nor leases.
+func nothingLeft(t *testing.T, at string) {
+	t.Helper()
+	eventually(t, "the end of all entries and leases", func() error {
+		left, err := entries(context.Background(), at)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left: %q", left)
+		}
+		return err
+	})
+}
+
+// TestLeaseReused checks that holds one after another use one lease, and that Close
+// revokes it.
+func TestLeaseReused(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d := openDriver(t, s.client)
+	for range 20 {
+		if err := release(d, take(t, d, "reused", 5*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := d.Idle(); n != 1 {
+		t.Errorf("%d idle leases after 20 holds, want 1", n)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, s.client)
+}
+
+// TestDoubtfulLease loses the reply to a call of each kind. The lease must be revoked, and
+// never used again.
+func TestDoubtfulLease(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	for _, what := range []string{"release", "renew", "acquire"} {
+		t.Run(what, func(t *testing.T) {
+			link, err := conformance.TCP(s.client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(link.Close)
+			d := openDriver(t, link.Store)
+			c := take(t, d, "doubtful", 5*time.Minute)
+			if what == "acquire" {
+				if err := release(d, c); err != nil {
+					t.Fatal(err)
+				}
+				c = claimFor("doubtful", 5*time.Minute)
+			}
+
+			link.Set(conformance.Deaf)
+			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+			defer cancel()
+			switch what {
+			case "release":
+				err = d.Release(ctx, c)
+			case "renew":
+				err = renewWithin(ctx, d, c)
+			case "acquire":
+				_, err = d.Acquire(ctx, c)
+			}
+			if err == nil {
+				t.Fatalf("%s without a reply: no error", what)
+			}
+			link.Set(conformance.Up)
+			if what == "renew" {
+				eventually(t, "the release after a renewal of unknown outcome", func() error {
+					if err := release(d, c); !errors.Is(err, backend.ErrLost) {
+						return err
+					}
+					return nil // the release before, whose outcome was unknown, has ended the hold
+				})
+			}
+			if n := d.Idle(); n != 0 {
+				t.Errorf("%d idle leases after a %s of unknown outcome, want 0", n, what)
+			}
+			nothingLeft(t, s.client)
+		})
+	}
+}

@@ -1,0 +1,116 @@
+package etcdlock
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+)
+
+// member is one connection to one member of the etcd. The driver uses one member at a
+// time. It gives up a member that does not answer while another does.
+type member struct {
+	c        *cluster
+	endpoint string
+	conn     *grpc.ClientConn
+	kv       pb.KVClient
+	leases   pb.LeaseClient
+	watches  pb.WatchClient
+	beats    [streams]beats // by the number of the lease
+
+	ctx context.Context // ends when the member is given up; streams live in it
+	end context.CancelFunc
+
+	mu      sync.Mutex // guards all below
+	pending int        // calls that have no answer yet
+	silent  time.Time  // since when calls have had no answer; zero if the last answer was the last event
+	heard   time.Time  // when the last answer came
+}
+
+func (c *cluster) connect(endpoint string) (*member, error) {
+	conn, err := c.dial(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{c: c, endpoint: endpoint, conn: conn, kv: pb.NewKVClient(conn), leases: pb.NewLeaseClient(conn), watches: pb.NewWatchClient(conn)}
+	for i := range m.beats {
+		m.beats[i].m, m.beats[i].wake = m, make(chan struct{}, 1)
+	}
+	m.ctx, m.end = context.WithCancel(c.ctx)
+	return m, nil
+}
+
+// close gives the member up. Its calls fail, with unknown outcomes.
+func (m *member) close() {
+	m.end()
+	m.conn.Close()
+}
+
+// drain ends the streams of the member, and closes its connection when its calls have ended.
+func (m *member) drain() {
+	m.end()
+	m.c.wg.Go(func() {
+		t := time.NewTicker(lookEvery)
+		defer t.Stop()
+		for began := time.Now(); time.Since(began) < drainTime; {
+			select {
+			case <-t.C:
+			case <-m.c.ctx.Done():
+			}
+			if _, _, busy := m.state(); !busy || m.c.ctx.Err() != nil {
+				break
+			}
+		}
+		m.conn.Close()
+	})
+}
+
+// asked notes that a call is sent.
+func (m *member) asked() {
+	m.mu.Lock()
+	m.pending++
+	if m.silent.IsZero() {
+		m.silent = time.Now()
+	}
+	m.mu.Unlock()
+	m.c.watchOver()
+}
+
+// done notes the end of a call. If the member has not answered, it counts as silent until
+// an answer to another call comes.
+func (m *member) done(answered bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pending--
+	if !answered {
+		return
+	}
+	m.heard = time.Now()
+	m.silent = time.Time{}
+	if m.pending > 0 {
+		m.silent = m.heard
+	}
+}
+
+// state returns since when the member has been silent, which is zero if it is not, when it
+// answered last, and whether it has calls.
+func (m *member) state() (silent, heard time.Time, busy bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.silent, m.heard, m.pending > 0
+}
+
+// probe asks for an answer that takes a leader and a majority. A member that is cut off
+// from the others answers nothing else than that.
+func (m *member) probe(ctx context.Context) error {
+	m.asked()
+	_, err := m.kv.Range(ctx, &pb.RangeRequest{Key: []byte(root), KeysOnly: true})
+	answered := isAnswer(err)
+	m.done(answered)
+	if answered {
+		return nil
+	}
+	return err
+}

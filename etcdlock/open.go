@@ -1,0 +1,222 @@
+package etcdlock
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+const (
+	form        = "etcd://user:password@host:2379,host:2379, or etcds://… with TLS"
+	defaultPort = "2379"
+	oldest      = 4 // etcd 3.4 is the oldest version that the tests run with
+)
+
+// tlsParams are the parameters of etcds://.
+var tlsParams = []string{"ca", "cert", "key", "server_name"}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
+}
+
+// open is the Opener of etcdlock+etcd:// and etcdlock+etcds://.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	if err := c.Check(append([]string{"window"}, tlsParams...)...); err != nil {
+		return nil, err
+	}
+	o := &Options{}
+	if text, ok := c.Params["window"]; ok {
+		var err error
+		if o.Window, err = time.ParseDuration(text); err != nil || o.Window < minTTL {
+			return nil, invalid("parameter window=%q: want a duration of %v or more, such as %v", text, minTTL, DefaultWindow)
+		}
+	}
+	if len(c.Nodes) != 1 {
+		return nil, invalid("nodes: want one node with all members, not %d: %s", len(c.Nodes), form)
+	}
+	conf, err := parse(c.Nodes[0])
+	if err != nil {
+		return nil, err
+	}
+	if conf.TLS, err = tlsConfig(conf, c.Params); err != nil {
+		return nil, err
+	}
+
+	// The etcd client itself logs and retries. It only makes connections for the driver.
+	var a *auth
+	if conf.Username != "" {
+		a = &auth{user: conf.Username, password: conf.Password}
+		conf.DialOptions = []grpc.DialOption{grpc.WithPerRPCCredentials(a)}
+		conf.Username, conf.Password = "", ""
+	}
+	if name := c.Params["server_name"]; name != "" {
+		conf.DialOptions = append(conf.DialOptions, grpc.WithTransportCredentials(named{credentials.NewTLS(conf.TLS), name}))
+	}
+	conf.Logger, conf.MaxUnaryRetries = zap.NewNop(), 1
+	client, err := clientv3.New(conf)
+	if err != nil {
+		return nil, explain(ctx, conf.Endpoints[0], err)
+	}
+	d := New(client, o)
+	d.client, d.cluster.auth = client, a
+	if err := d.probe(ctx); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// probe checks the user, the version of etcd, and whether the user may read.
+func (d *Driver) probe(ctx context.Context) error {
+	m, err := d.cluster.member(ctx)
+	if err != nil {
+		return err
+	}
+	if a := d.cluster.auth; a != nil {
+		switch err := a.renew(ctx, m, ""); {
+		case errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled):
+			return invalid("etcd has authentication switched off, so it ignores the password: " +
+				"remove user and password from the URL, or run etcdctl auth enable")
+		case err != nil:
+			return explain(ctx, m.endpoint, err)
+		}
+	}
+
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.StatusResponse, error) {
+		return pb.NewMaintenanceClient(m.conn).Status(ctx, &pb.StatusRequest{})
+	})
+	if err == nil {
+		err = checkVersion(r.Version)
+	}
+	if err == nil {
+		_, err = d.entries(ctx, "probe")
+	}
+	return err
+}
+
+// checkVersion refuses versions that lack what the driver needs.
+func checkVersion(version string) error {
+	f := strings.SplitN(version, ".", 3)
+	if len(f) == 3 {
+		major, err1 := strconv.Atoi(f[0])
+		minor, err2 := strconv.Atoi(f[1])
+		if err1 == nil && err2 == nil && (major > 3 || major == 3 && minor >= oldest) {
+			return nil
+		}
+	}
+	return invalid("etcd has version %q: want 3.%d or later", version, oldest)
+}
+
+// parse returns the settings that a node names. Its errors do not repeat the node, which
+// may contain a password.
+func parse(node string) (conf clientv3.Config, err error) {
+	scheme, rest, _ := strings.Cut(node, "://")
+	if scheme != "etcd" && scheme != "etcds" {
+		return conf, invalid("node: want %s", form)
+	}
+
+	// A password may have an @, so the last one ends it.
+	hosts := rest
+	if i := strings.LastIndex(rest, "@"); i >= 0 {
+		hosts = rest[i+1:]
+		user, password, _ := strings.Cut(rest[:i], ":")
+		var err1, err2 error
+		conf.Username, err1 = url.PathUnescape(user)
+		conf.Password, err2 = url.PathUnescape(password)
+		switch {
+		case err1 != nil || err2 != nil:
+			return conf, invalid("node: user or password is not percent-encoded as in a URL: write %%25 for %%")
+		case conf.Username == "" || conf.Password == "":
+			return conf, invalid("node: a user without a password, or the reverse: want %s", form)
+		}
+	}
+
+	hosts = strings.TrimSuffix(hosts, "/")
+	if strings.ContainsAny(hosts, "/#") {
+		return conf, invalid("node: text after the hosts: want %s", form)
+	}
+	web := "http://"
+	if scheme == "etcds" {
+		web = "https://"
+	}
+	for _, host := range strings.Split(hosts, ",") {
+		if host == "" {
+			return conf, invalid("node: an empty host: want %s", form)
+		}
+		name, port, err := net.SplitHostPort(host)
+		if err != nil {
+			name, port = strings.Trim(host, "[]"), defaultPort
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || name == "" {
+			return conf, invalid("node: a host or a port is wrong: want %s", form)
+		}
+		conf.Endpoints = append(conf.Endpoints, web+net.JoinHostPort(name, port))
+	}
+	return conf, nil
+}
+
+// named checks the server's certificate for a name. Without it, gRPC checks for the host of
+// the endpoint, whatever the TLS settings say.
+type named struct {
+	credentials.TransportCredentials
+	name string
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (n named) ClientHandshake(ctx context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return n.TransportCredentials.ClientHandshake(ctx, n.name, c)
+}
+
+// Clone implements credentials.TransportCredentials.
+func (n named) Clone() credentials.TransportCredentials {
+	return named{n.TransportCredentials.Clone(), n.name}
+}
+
+// tlsConfig returns the settings for etcds://, and nil for etcd://.
+func tlsConfig(conf clientv3.Config, params hasp.Params) (*tls.Config, error) {
+	if !strings.HasPrefix(conf.Endpoints[0], "https:") {
+		for _, name := range tlsParams {
+			if params[name] != "" {
+				return nil, invalid("parameter %s: that is for etcds://", name)
+			}
+		}
+		return nil, nil
+	}
+
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if file := params["ca"]; file != "" {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return nil, invalid("parameter ca: %v", err)
+		}
+		if t.RootCAs = x509.NewCertPool(); !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, invalid("parameter ca: no certificate in %s: want a PEM file", file)
+		}
+	}
+	if cert, key := params["cert"], params["key"]; cert != "" || key != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, invalid("parameters cert and key: %v", err)
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	return t, nil
+}

@@ -1,0 +1,209 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// This file has what goes by the token, because the hold is another driver's or its state
+// is not known, and what moves a hold to another lease.
+
+// renewByToken renews the hold of a token.
+func (d *Driver) renewByToken(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	for {
+		kv, holds, err := d.find(ctx, c)
+		if err == nil && !holds {
+			err = backend.ErrLost
+		}
+		if err != nil {
+			return backend.Grant{}, err
+		}
+
+		b, err := d.cluster.beat(ctx, kv.Lease)
+		if err != nil {
+			return backend.Grant{}, err
+		}
+		ttl, err := b.wait(ctx)
+		switch {
+		case err != nil:
+			return backend.Grant{}, err
+		case ttl <= 0:
+			return backend.Grant{}, backend.ErrLost
+		}
+
+		g, err := d.attach(ctx, c, kv, ttl)
+		if !errors.Is(err, errGone) {
+			return g, err
+		}
+	}
+}
+
+// attach puts a hold under a lease that is long enough: its present one, which has a term
+// of ttl, or a new one. The entry keeps its name and its create revision, and so its place
+// and its fence. attach returns errGone if the entry has changed since it was read.
+//
+// The put is necessary also if the lease stays. It fails if another driver has ended the
+// hold meanwhile, and has perhaps used the lease for another one. And if an earlier put is
+// still under way, whose outcome is unknown, that one then finds the entry changed.
+func (d *Driver) attach(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, ttl int64) (backend.Grant, error) {
+	began, name, id := time.Now(), string(kv.Key), kv.Lease
+	var l *lease
+	if ttl < seconds(c.TTL) {
+		var err error
+		if l, err = d.pool.grant(ctx, seconds(c.TTL)); err != nil {
+			return backend.Grant{}, err
+		}
+		id = l.id
+	}
+
+	h := d.handleOf(c)
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
+		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, kv.Value, id)}))
+	})
+	if err == nil && !r.Succeeded {
+		err = errGone
+	}
+	switch {
+	case err != nil && !definite(err):
+		// The hold may be under either lease. The next call goes by the token.
+		if h != nil {
+			h.over.Store(true)
+		}
+		return backend.Grant{}, err
+	case l == nil:
+		return backend.Grant{}, err
+	case err != nil:
+		d.pool.give(l)
+		return backend.Grant{}, err
+	}
+
+	// The name has the number of the old lease, so that lease is not used again.
+	if h != nil {
+		h.over.Store(true)
+	}
+	d.bury(foreign(kv.Lease), "", "")
+	moved := &mvccpb.KeyValue{Key: kv.Key, Value: kv.Value, Lease: l.id, CreateRevision: kv.CreateRevision, ModRevision: r.Header.Revision}
+	g := d.newHold(c, moved, l, began, c.TTL)
+	g.Fence = 0
+	return g, nil
+}
+
+// find returns the entry of a claim's token, and whether it holds the key. If there is
+// none, it returns ErrLost.
+func (d *Driver) find(ctx context.Context, c backend.Claim) (kv *mvccpb.KeyValue, holds bool, err error) {
+	kvs, err := d.entries(ctx, c.Key)
+	if err != nil {
+		return nil, false, err
+	}
+	for i, kv := range kvs {
+		if has(kv, c.Token) {
+			return kv, i < holders(kvs), nil
+		}
+	}
+	return nil, false, backend.ErrLost
+}
+
+// entries returns the entries of a key, in the order of the queue.
+func (d *Driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, error) {
+	if err := d.checkKey(ctx, key); err != nil {
+		return nil, err
+	}
+	queue := queueOf(key)
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.RangeResponse, error) {
+		return m.kv.Range(ctx, &pb.RangeRequest{Key: []byte(queue), RangeEnd: prefixEnd(queue),
+			SortTarget: pb.RangeRequest_CREATE, SortOrder: pb.RangeRequest_ASCEND})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.Kvs, nil
+}
+
+// releaseByToken removes the entry of the token, or leaves it until c.KeepUntil.
+func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
+	// If the lease is being revoked, its end is the end of the token.
+	d.mu.Lock()
+	b := d.burials[c.Token]
+	d.mu.Unlock()
+	if b != nil {
+		select {
+		case <-b.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if b.ended {
+			return nil
+		}
+	}
+
+	for {
+		kv, holds, err := d.find(ctx, c)
+		if err != nil {
+			return err
+		}
+		if holds && c.KeepUntil.After(time.Now()) {
+			err = d.keep(ctx, c, kv)
+		} else {
+			err = d.evict(ctx, kv)
+		}
+		if !errors.Is(err, errGone) {
+			if h := d.handleOf(c); h != nil && err == nil {
+				h.over.Store(true)
+			}
+			return err
+		}
+	}
+}
+
+// evict removes an entry of any driver, and ends its lease. It returns errGone if the entry
+// has changed since it was read.
+//
+// If the entry was removed here, the driver that made it finds that out at its Release, and
+// does not use the lease again. So the lease can be revoked without harm to another hold.
+func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
+	name := string(kv.Key)
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
+		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{remove(name)}))
+	})
+	switch {
+	case err != nil:
+		return err
+	case !r.Succeeded:
+		return errGone
+	}
+	if err := d.revoke(ctx, kv.Lease); err != nil {
+		d.bury(foreign(kv.Lease), "", "") // the hold has ended, but its holder must learn of it
+	}
+	return nil
+}
+
+// keep leaves the key taken until c.KeepUntil, by no token: it puts the entry under a lease
+// that ends then, or up to a second later.
+func (d *Driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
+	rec, _ := parseRecord(kv.Value)
+	rec.token = kept
+	l, err := d.pool.grant(ctx, seconds(time.Until(c.KeepUntil)))
+	if err != nil {
+		return err
+	}
+	name := string(kv.Key)
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
+		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, rec.encode(), l.id)}))
+	})
+	switch {
+	case err != nil && !definite(err):
+		// The repeat of the Release finds out. The leases end by themselves.
+		return err
+	case err != nil || !r.Succeeded:
+		d.pool.give(l)
+		return errGone
+	}
+	d.bury(foreign(kv.Lease), "", "")
+	return nil
+}

@@ -1,0 +1,107 @@
+package hasp_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// A renewal and a release get the handle that the last grant gave. A nil handle of a
+// renewal keeps the one before.
+func TestHandleIsPassedBack(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		var seen []any
+		gives := []any{"second", nil, "third"}
+		f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			seen = append(seen, c.Handle)
+			g, err := send()
+			g.Handle = "first"
+			return g, err
+		}
+		f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			seen = append(seen, c.Handle)
+			g, err := send()
+			g.Handle, gives = gives[0], gives[1:]
+			return g, err
+		}
+		f.release = func(c backend.Claim, send func() error) error {
+			seen = append(seen, c.Handle)
+			return send()
+		}
+
+		l := lockNow(t, c, "k")
+		for range 3 {
+			want(t, "Extend", l.Extend(t.Context(), time.Minute), nil)
+		}
+		want(t, "Unlock", l.Unlock(t.Context()), nil)
+		wantHandles(t, seen, nil, "first", "second", "second", "third")
+	})
+}
+
+// The driver goes by the token if the outcome of the grant is unknown.
+func TestNoHandleAfterUnknownOutcome(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		var seen []any
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			send()
+			return backend.Grant{}, errNet
+		}
+		f.release = func(c backend.Claim, send func() error) error {
+			seen = append(seen, c.Handle)
+			return send()
+		}
+		_, err := c.TryLock(t.Context(), "k")
+		want(t, "TryLock whose reply is lost", err, errNet)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantHandles(t, seen, nil, nil)
+	})
+}
+
+// A grant that arrives after its caller has left is released with its handle. So is one
+// that arrives after the end of its term.
+func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
+	for what, late := range map[string]time.Duration{"left": 2 * time.Second, "too late": 25 * time.Second} {
+		t.Run(what, func(t *testing.T) {
+			withClient(t, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *testing.T, f *faulty, c *hasp.Client) {
+				var seen []any
+				f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+					time.Sleep(late)
+					g, err := send()
+					g.Handle, g.Until = "late", time.Time{}
+					return g, err
+				}
+				f.release = func(c backend.Claim, send func() error) error {
+					seen = append(seen, c.Handle)
+					return send()
+				}
+				ctx := t.Context()
+				if what == "left" {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
+					defer cancel()
+				}
+				if _, err := c.TryLock(ctx, "k"); err == nil {
+					t.Error("TryLock: granted")
+				}
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				if len(seen) == 0 || seen[0] != "late" {
+					t.Errorf("releases with the handles %v, want the grant's", seen)
+				}
+			})
+		})
+	}
+}
+
+func wantHandles(t *testing.T, got []any, all ...any) {
+	t.Helper()
+	if !slices.Equal(got, all) {
+		t.Errorf("calls with the handles %v, want %v", got, all)
+	}
+}

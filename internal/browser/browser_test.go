@@ -1,0 +1,447 @@
+package browser
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+
+	"github.com/hasplock/hasp"
+	_ "github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/redistest"
+	_ "github.com/hasplock/hasp/redlock"
+)
+
+// patience is how long a test waits for an event before it fails.
+const patience = time.Minute
+
+// program is the path of hasp, and chromium the context of the browser. All tests share
+// them. chromium is nil if none is installed.
+var (
+	program  string
+	chromium context.Context
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+// run runs the tests. If HASP_TEST_CHROMIUM is "required", a missing Chromium is a failure.
+func run(m *testing.M) int {
+	fail := func(err error) int {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	dir, err := os.MkdirTemp("", "hasp-browser-")
+	if err != nil {
+		return fail(err)
+	}
+	defer os.RemoveAll(dir)
+
+	ctx, stop, err := Start(context.Background(), filepath.Join(dir, "chromium"))
+	switch {
+	case errors.Is(err, ErrNone) && os.Getenv("HASP_TEST_CHROMIUM") != "required":
+	case err != nil:
+		return fail(err)
+	default:
+		defer stop()
+		chromium = ctx
+		if program, err = Build(ctx, "../..", dir); err != nil {
+			return fail(err)
+		}
+	}
+	return redistest.Main(m)
+}
+
+// tab is a tab of the browser.
+type tab struct {
+	*testing.T
+	ctx context.Context
+}
+
+// open opens an address in a new tab.
+func open(t *testing.T, url string) tab {
+	t.Helper()
+	needChromium(t)
+	ctx, stop := chromedp.NewContext(chromium)
+	t.Cleanup(stop)
+	b := tab{t, ctx}
+	b.visit(url)
+	return b
+}
+
+func needChromium(t *testing.T) {
+	t.Helper()
+	if chromium == nil {
+		t.Skip(ErrNone)
+	}
+}
+
+func (b tab) visit(url string) {
+	b.Helper()
+	must(b.T, chromedp.Do(b.ctx, chromedp.Navigate(url)))
+}
+
+// eval returns the value of a JavaScript expression.
+func eval[V any](b tab, script string) V {
+	b.Helper()
+	v, err := chromedp.Run(b.ctx, chromedp.Evaluate[V](script))
+	if err != nil {
+		b.Fatalf("%s: %v", script, err)
+	}
+	return v
+}
+
+// until waits until a JavaScript expression is true.
+func (b tab) until(script string) {
+	b.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if eval[bool](b, script) {
+			return
+		}
+		if time.Now().After(end) {
+			b.Fatalf("not within %v: %s\nthe page:\n%s", patience, script, eval[string](b, "document.body.innerText"))
+		}
+	}
+}
+
+// shows waits until the element with an ID shows a text.
+func (b tab) shows(id, text string) {
+	b.Helper()
+	b.until(fmt.Sprintf("document.getElementById(%s).textContent.includes(%s)", quote(id), quote(text)))
+}
+
+// press presses keys.
+func (b tab) press(keys string) {
+	b.Helper()
+	must(b.T, chromedp.Do(b.ctx, chromedp.KeyEvent(keys)))
+}
+
+func quote(s string) string {
+	text, _ := json.Marshal(s)
+	return string(text)
+}
+
+// cell is a cell of the first row whose key contains a text.
+func cell(key string, column int) string {
+	return fmt.Sprintf(`([...document.querySelectorAll("#rows tr")].find((r) => r.children[0].textContent.includes(%s))?.children[%d].textContent ?? "")`, quote(key), column)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serve starts hasp ui, or another command, until the end of the test.
+func serve(t *testing.T, store string, env []string, args ...string) *Page {
+	t.Helper()
+	needChromium(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	p, err := Serve(ctx, program, store, env, args...)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cancel(); _ = p.cmd.Wait() })
+	return p
+}
+
+// ui starts hasp ui on a free port.
+func ui(t *testing.T, store string, args ...string) *Page {
+	t.Helper()
+	return serve(t, store, nil, append([]string{"ui", "--listen", "127.0.0.1:0"}, args...)...)
+}
+
+func client(t *testing.T, store, owner string) *hasp.Client {
+	t.Helper()
+	c, err := hasp.Open(t.Context(), store, &hasp.Options{Owner: owner})
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func lock(t *testing.T, c *hasp.Client, key string, o ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	l, err := c.Lock(t.Context(), key, o...)
+	must(t, err)
+	// Close waits for holders. A test may have unlocked or lost the lease.
+	t.Cleanup(func() { _ = l.Unlock(context.Background()) })
+	return l
+}
+
+// A key that is taken appears, a hand-over is followed, and a holder that dies is seen to
+// lose the key.
+func TestPageFollowsTheStore(t *testing.T) {
+	needChromium(t)
+	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	page := ui(t, store)
+	b := open(t, page.URL)
+	b.shows("status", "live")
+	b.until("!document.getElementById('empty').hidden")
+
+	one, two := client(t, store, "owner one"), client(t, store, "owner two")
+	began := time.Now()
+	lease := lock(t, one, "backup", hasp.WithFence())
+	b.until(cell("backup", 1) + ` === "owner one"`)
+	t.Logf("the page shows a new key after %v", time.Since(began))
+	b.until(cell("backup", 4) + ` === ` + quote(fmt.Sprint(lease.Fence())))
+
+	second := make(chan *hasp.Lease, 1)
+	go func() {
+		l, _ := two.Lock(t.Context(), "backup")
+		second <- l
+	}()
+	b.until(cell("backup", 5) + ` === "1"`)
+	eval[any](b, `document.querySelector("#rows button").click()`)
+	b.shows("queue", "owner two")
+	b.shows("queue-title", "in order")
+
+	must(t, lease.Unlock(t.Context()))
+	b.until(cell("backup", 1) + ` === "owner two"`)
+	b.shows("story", "owner one releases the key after ")
+	b.shows("story", "owner two gets the key after waiting ")
+	b.until(`document.querySelectorAll("#timeline .holds").length === 2 && document.querySelectorAll("#timeline .waits").length === 1`)
+	must(t, (<-second).Unlock(t.Context()))
+	b.until(`document.querySelectorAll("#rows tr").length === 0`)
+
+	// A holder that does not renew, as one that has died.
+	lock(t, one, "backup", hasp.WithTTL(4*time.Second), hasp.WithoutRenewal())
+	b.shows("detail-state", "does not renew")
+	b.until(`document.querySelectorAll("#timeline .lost").length === 1`)
+	b.shows("story", "owner one lost the key")
+}
+
+func TestPageShowsAnOutageAndRecovers(t *testing.T) {
+	needChromium(t)
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	store := "fairlock+" + srv.URL()
+	b := open(t, ui(t, store).URL)
+	c := client(t, store, "holder")
+	lock(t, c, "kept", hasp.WithTTL(10*time.Minute))
+	b.until(cell("kept", 1) + ` === "holder"`)
+	eval[any](b, `document.querySelector("#rows button").click()`)
+
+	must(t, srv.Stop())
+	b.shows("status", "outage since ")
+	if got := eval[string](b, cell("kept", 1)); got != "holder" {
+		t.Errorf("during the outage the page shows %q", got)
+	}
+	if !eval[bool](b, `document.body.classList.contains("stale") && document.title.startsWith("⚠")`) {
+		t.Error("nothing says that the page is old")
+	}
+	must(t, srv.Start(true))
+	b.shows("status", "live")
+	b.shows("story", "outage: nothing is known")
+	b.until(`!document.body.classList.contains("stale")`)
+}
+
+// The page survives the end of hasp ui, and goes on with the next one.
+func TestPageConnectsAgain(t *testing.T) {
+	store := "filelock://" + t.TempDir()
+	page := ui(t, store)
+	b := open(t, page.URL)
+	b.shows("status", "live")
+	must(t, page.Stop())
+	b.shows("status", "not connected")
+	at := strings.TrimSuffix(strings.TrimPrefix(page.URL, "http://"), "/")
+	serve(t, store, nil, "ui", "--listen", at)
+	b.shows("status", "live")
+}
+
+func TestTokenIsNeeded(t *testing.T) {
+	const token = "a-token-of-some-length"
+	page := serve(t, "filelock://"+t.TempDir(), []string{"HASP_UI_TOKEN=" + token}, "ui", "--listen", "127.0.0.1:0")
+	b := open(t, page.URL)
+	if got := eval[string](b, "document.body.innerText"); !strings.Contains(got, "a token is needed") {
+		t.Errorf("without the token: %q", got)
+	}
+	b.visit(page.URL + "?token=another-token-of-some-length")
+	if got := eval[string](b, "document.body.innerText"); !strings.Contains(got, "a token is needed") {
+		t.Errorf("with another token: %q", got)
+	}
+	b.visit(page.URL + "?token=" + token)
+	b.shows("status", "live")
+	if got := eval[string](b, "location.href + document.cookie + JSON.stringify(localStorage)"); strings.Contains(got, "token") || strings.Contains(got, "hasp_ui") {
+		t.Errorf("scripts see the token: %s", got)
+	}
+	b.visit(page.URL) // the cookie is enough
+	b.shows("status", "live")
+}
+
+// Keys and owners of all kinds stay text.
+func TestHostileKeysStayText(t *testing.T) {
+	needChromium(t)
+	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	const image = `<img src=x onerror="window.pwned=1">`
+	hostile := []string{
+		image, `"><script>window.pwned=1</script>`, `</script><svg onload=window.pwned=1>`, "javascript:window.pwned=1",
+		"\x1b[2J\u202ereversed", "{{constructor.constructor('window.pwned=1')()}}", "\xff\xfe", "data: x\n\nevent: y", "__proto__",
+	}
+	b := open(t, ui(t, store).URL)
+	eval[any](b, `document.addEventListener("securitypolicyviolation", () => { window.violated = true }), 0`)
+	for i, text := range hostile {
+		lock(t, client(t, store, text), text)
+		waiter := client(t, store, fmt.Sprint(text, i))
+		go func() { _, _ = waiter.Lock(t.Context(), text) }()
+	}
+	b.until(fmt.Sprintf(`[...document.querySelectorAll("#rows tr")].filter((r) => r.children[5].textContent === "1").length === %d`, len(hostile)))
+	for i := range hostile {
+		eval[any](b, fmt.Sprintf(`document.querySelectorAll("#rows button")[%d].click()`, i))
+		b.until(fmt.Sprintf(`document.getElementById("detail-key").textContent === document.querySelectorAll("#rows button")[%d].textContent && document.getElementById("queue").children.length === 1`, i))
+		b.until(`document.querySelectorAll("#timeline .waits").length === 1`)
+	}
+	if got := eval[string](b, `document.body.innerText`); !strings.Contains(got, "<script>window.pwned=1") || strings.ContainsAny(got, "\x1b\u202e") {
+		t.Errorf("the page shows:\n%s", got)
+	}
+	if eval[bool](b, `window.pwned === 1 || window.violated === true || document.querySelectorAll("main img, main script, main svg svg").length > 0`) {
+		t.Error("a key became markup")
+	}
+
+	// If the page itself tried, the browser would refuse.
+	if !eval[bool](b, `(() => { try { document.body.innerHTML = "<b>x</b>"; return false } catch { return true } })()`) {
+		t.Error("the page's policy lets text become markup")
+	}
+}
+
+// Another site can neither read the page nor show it in a frame.
+func TestOtherOriginsAreRefused(t *testing.T) {
+	page := ui(t, "filelock://"+t.TempDir())
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprintf(w, `<title>other</title><script>
+			window.results = [];
+			fetch(%[1]q + "key?id=YQ").then(() => results.push("read"), () => results.push("refused"));
+			fetch(%[1]q, {mode: "no-cors"}).then(() => results.push("read"), () => results.push("refused"));
+			const s = new EventSource(%[1]q + "events");
+			s.onmessage = () => results.push("read");
+			s.onerror = () => { s.close(); results.push("refused") };
+			const i = new Image(); i.onload = () => results.push("read"); i.onerror = () => results.push("refused"); i.src = %[1]q + "icon.svg";
+		</script><iframe src=%[1]q></iframe>`, page.URL)
+	}))
+	defer other.Close()
+	for _, origin := range []string{other.URL, strings.Replace(other.URL, "127.0.0.1", "localhost", 1)} {
+		b := open(t, origin)
+		b.until("results.length >= 4")
+		if got := eval[string](b, "results.join()"); strings.Contains(got, "read") {
+			t.Errorf("from %s: %s", origin, got)
+		}
+		if eval[bool](b, `(() => { try { return frames[0].document.title === "hasp" } catch { return false } })()`) {
+			t.Errorf("%s shows the page in a frame", origin)
+		}
+	}
+}
+
+func TestNodesOfRedlock(t *testing.T) {
+	needChromium(t)
+	nodes := redistest.StartNodes(t, 3, &redistest.Options{Own: true})
+	store := "redlock+" + nodes.URL()
+	b := open(t, ui(t, store).URL)
+	lock(t, client(t, store, "holder"), "key", hasp.WithTTL(time.Minute))
+	b.until(cell("key", 1) + ` === "holder"`)
+	eval[any](b, `document.querySelector("#rows button").click()`)
+	b.until(`[...document.querySelectorAll("#node-rows tr")].filter((r) => r.children[1].textContent === "votes" && r.children[2].textContent === "yes, for holder").length === 3`)
+	b.shows("nodes-caption", "3 of 3 nodes vote; a lock needs 2")
+
+	must(t, nodes.Servers[1].Stop())
+	b.until(`document.querySelector("#node-rows").children[1].textContent.includes("does not answer")`)
+	must(t, nodes.Servers[1].Start(false))
+	b.until(`document.querySelector("#node-rows").children[1].textContent.includes("in quarantine")`)
+	b.shows("nodes-caption", "2 of 3 nodes vote")
+	if got := eval[string](b, cell("key", 1)); got != "holder" {
+		t.Errorf("the key is shown as held by %q", got)
+	}
+}
+
+func TestKeyboardAndScreenReader(t *testing.T) {
+	needChromium(t)
+	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	c := client(t, store, "owner")
+	for _, key := range []string{"a", "b", "c"} {
+		lock(t, c, key)
+	}
+	b := open(t, ui(t, store).URL)
+	b.until(`document.querySelectorAll("#rows tr").length === 3`)
+
+	// chromedp types a letter also if the page has handled its key.
+	eval[any](b, `document.dispatchEvent(new KeyboardEvent("keydown", { key: "/" }))`)
+	b.press("b")
+	b.until(`document.querySelectorAll("#rows tr").length === 1 && document.activeElement.id === "filter"`)
+	b.shows("count", "1 of 3 keys")
+	for range 12 { // the checkbox, the table, the names of six columns, and the key
+		b.press("\t")
+		if eval[bool](b, `document.activeElement.textContent === "b"`) {
+			break
+		}
+	}
+	b.press("\r")
+	b.until(`document.activeElement.id === "detail-key"`)
+	b.until(`getComputedStyle(document.activeElement).outlineStyle !== "none"`)
+	b.press("\x1b")
+	b.until(`document.getElementById("detail").hidden && document.activeElement.textContent === "b"`)
+
+	const order = `[...document.querySelectorAll("#rows th")].map((e) => e.textContent).join("")`
+	eval[any](b, `document.getElementById("filter").value = "", document.getElementById("filter").dispatchEvent(new Event("input"))`)
+	b.until(order + ` === "abc"`)
+	eval[any](b, `document.querySelector("[data-sort=key]").click()`)
+	b.until(order + ` === "cba"`)
+	if got := eval[string](b, `[...document.querySelectorAll("#locks thead th")].map((e) => e.getAttribute("aria-sort") ?? "").join()`); got != "descending,,,,," {
+		t.Errorf("aria-sort: %s", got)
+	}
+	// A list that comes meanwhile does not take the focus away.
+	eval[any](b, `document.querySelector("#rows button").focus()`)
+	l := lock(t, c, "d")
+	b.until(order + ` === "dcba"`)
+	if !eval[bool](b, `document.activeElement.textContent === "c"`) {
+		t.Error("the focus is gone")
+	}
+	must(t, l.Unlock(t.Context()))
+
+	// What every control and table is called.
+	if got := eval[string](b, `[...document.querySelectorAll("button:not([hidden]), select, input")].filter((e) => !(e.textContent || e.labels?.length)).map((e) => e.outerHTML).join()`); got != "" {
+		t.Errorf("without a name: %s", got)
+	}
+	if !eval[bool](b, `document.querySelector("#locks caption").textContent !== "" && document.getElementById("status").getAttribute("aria-live") === "polite" && document.documentElement.lang === "en"`) {
+		t.Error("the table has no caption, or the status is not announced")
+	}
+}
+
+func TestLightAndDark(t *testing.T) {
+	page := ui(t, "filelock://"+t.TempDir())
+	b := open(t, page.URL)
+	const back = `getComputedStyle(document.body).backgroundColor`
+	prefer := func(scheme string) {
+		_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+		})
+		must(t, err)
+	}
+	prefer("light")
+	b.until(back + ` === "rgb(255, 255, 255)"`)
+	prefer("dark")
+	b.until(back + ` === "rgb(13, 17, 23)"`)
+	eval[any](b, `document.getElementById("theme").value = "light", document.getElementById("theme").dispatchEvent(new Event("change"))`)
+	b.until(back + ` === "rgb(255, 255, 255)"`)
+	b.visit(page.URL)
+	b.until(back + ` === "rgb(255, 255, 255)"`)
+}
+
+// The page of the demo shows the key, the worker that is killed, and the one that takes
+// over.
+func TestDemoShowsItselfOnThePage(t *testing.T) {
+	page := serve(t, "", nil, "demo", "--ui", "--workers", "3", "--increments", "3", "--work", "400ms", "--ttl", "2s")
+	b := open(t, page.URL)
+	b.shows("detail-key", "hasp-demo-")
+	b.until(`document.querySelectorAll("#timeline .lost").length > 0`)
+	b.shows("story", "lost the key: it did not renew")
+	b.until(`document.querySelectorAll("#timeline .holds.c2, #timeline .holds.c3").length > 0`)
+}

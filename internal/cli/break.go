@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+func (a *app) breakCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "break KEY",
+		Short: "Free a key while another program holds it (dangerous)",
+		Long: `break frees KEY, whichever program holds it. The holder learns of it at its next
+renewal. Until then it works as if it held the lock, and the next holder may
+already work at the same time. So make sure first that the holder has ended.
+
+A holder that has died needs no break: its key is free when its term is over.
+
+On a terminal break asks for confirmation. Elsewhere it requires --force. If the
+value under KEY is not a record of the strategy, break always requires --force,
+because it would delete data that may not be a lock.`,
+		Example: `  hasp inspect backup
+  hasp break backup`,
+		Args: oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+				return a.breakKey(ctx, client, args[0], force)
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "do not ask")
+	return cmd
+}
+
+// breakKey breaks key if it is held.
+func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
+	before, err := client.Inspect(ctx, key)
+	if err != nil && !force { // with force, break also frees a record that cannot be read
+		return err
+	}
+	if err == nil && !before.Held {
+		fmt.Fprintf(a.out, "%s is free\n", text.Quote(key))
+		return nil
+	}
+	if !force {
+		if foreign(before) {
+			return usagef("%s holds a value that is not a record of this strategy: "+
+				"it may be data of an application, or a lock of another strategy or library; --force deletes it", text.Quote(key))
+		}
+		if err := a.confirm(ctx, key, before); err != nil {
+			return err
+		}
+		// The user needs time to answer, and the answer concerns only the holder that
+		// the question named.
+		now, err := client.Inspect(ctx, key)
+		if err != nil {
+			return err
+		}
+		if !sameHold(before, now) {
+			return failedf("%s has changed hands since the question, and was not broken", text.Quote(key))
+		}
+	}
+	if err := client.Break(ctx, key); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "broke %s; the holder's work may still be running\n", text.Quote(key))
+	return nil
+}
+
+// confirm asks the user whether to break key, and returns an error if not.
+func (a *app) confirm(ctx context.Context, key string, s backend.Status) error {
+	held := text.Quote(key) + " is held"
+	if s.Owner != "" {
+		held += " by " + text.Quote(s.Owner)
+	}
+	if !isTerminal(a.in) {
+		return usagef("%s, and the holder's work may still be running; --force breaks it without a question", held)
+	}
+	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", held)
+
+	answer := make(chan string, 1)
+	go func() { // if a signal ends the wait, this goroutine stays until the program ends
+		line, _ := bufio.NewReader(a.in).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+
+	select {
+	case line := <-answer:
+		if line == "y" || line == "yes" {
+			return nil
+		}
+		return failedf("%s was not broken", text.Quote(key))
+	case <-ctx.Done():
+		fmt.Fprintln(a.err)
+		return ctx.Err()
+	}
+}
+
+// sameHold reports whether a and b show the same hold, as far as the store
+// distinguishes holds.
+func sameHold(a, b backend.Status) bool {
+	return a.Held == b.Held && a.Owner == b.Owner && a.Since.Equal(b.Since) && a.Fence == b.Fence
+}

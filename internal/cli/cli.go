@@ -1,0 +1,187 @@
+// Package cli is the command hasp. Programs that offer more strategies than this module
+// have it in common with cmd/hasp.
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp/internal/cli/demo"
+	"github.com/hasplock/hasp/internal/cli/job"
+	"github.com/hasplock/hasp/internal/crew"
+)
+
+// Main is the command hasp with the strategies of this module and more. It returns the exit
+// code. The program imports the packages of more.
+func Main(more ...Strategy) int {
+	described = append(described, more...)
+	if crew.Role() == demo.Role {
+		return exitCode(demo.Work(context.Background()))
+	}
+	return execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+}
+
+// execute runs one command line and returns the exit code.
+func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	ctx, release := interruptible(context.Background(), job.Ending...)
+	a := &app{in: stdin, out: stdout, err: stderr, release: release}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+
+	cmd, err := root.ExecuteContextC(ctx)
+	if cause := release(); cause != nil && err != nil {
+		err = cause // the rest is about the call that the signal interrupted
+	}
+	return a.exit(cmd, err)
+}
+
+// app is what the commands share.
+type app struct {
+	in       io.Reader
+	out, err io.Writer
+	release  func() error // after it, signals do not end the command's context; see interruptible
+	store    storeFlags
+	owner    string // of the locks of this process; open sets it
+	ran      bool   // a command has begun; errors before that concern the command line
+	code     int    // the exit code of a command that returned no error
+}
+
+const rootHelp = `hasp runs programs under named locks. While one program holds a name, which hasp
+calls a key, no other program gets it. If a holder dies, its lock ends by itself
+when its term is over, by default after 30 seconds.
+
+Start with "hasp demo", which needs no server, or with
+
+  hasp run backup -- ./backup.sh
+
+This runs ./backup.sh under the key "backup". A second hasp run with the same
+key waits until the first has ended.
+
+A URL names the strategy and the store in which the locks are kept. hasp takes
+the first of these that is given:
+
+  --url URL or --config FILE    a URL, or a YAML file with the same content
+  HASP_URL                      a URL in the environment
+  filelock://                   files in this user's state directory: the locks
+                                are shared by this user's programs on this host
+
+Programs on several hosts share locks in a Redis, for example with --url
+spinlock+redis://localhost:6379/0?ttl=10s. "hasp strategies" lists the choices.
+Put a password into HASP_URL or the file: other users of this host can read the
+arguments of a program.
+
+"hasp run --help" lists the exit codes.`
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:                        "hasp",
+		Short:                      "Named locks that processes share",
+		Long:                       rootHelp,
+		Args:                       noArgs,
+		PersistentPreRun:           func(*cobra.Command, []string) { a.ran = true },
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors:              true,
+		SilenceUsage:               true,
+		SuggestionsMinimumDistance: 2,
+		Version:                    version(),
+	}
+	root.SetVersionTemplate("hasp {{.Version}}\n")
+
+	a.store.register(root)
+	root.AddCommand(a.runCommand(), a.leadCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
+		a.breakCommand(), a.strategiesCommand(), a.conformCommand(), a.versionCommand())
+
+	// Without this, "hasp help" prints the help of hasp for an unknown command.
+	root.InitDefaultHelpCmd()
+	help, _, _ := root.Find([]string{"help"})
+	help.Args = func(_ *cobra.Command, args []string) error {
+		cmd, rest, err := root.Find(args)
+		if err == nil && cmd == root {
+			err = noArgs(root, rest)
+		}
+		return err
+	}
+	return root
+}
+
+// noArgs refuses arguments. An argument of the root is an unknown command.
+func noArgs(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case cmd.HasParent():
+		return fmt.Errorf("%s takes no arguments", cmd.CommandPath())
+	}
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		return fmt.Errorf("unknown command %q, did you mean %q?", args[0], near[0])
+	}
+	return fmt.Errorf("unknown command %q", args[0])
+}
+
+// oneKey wants exactly one argument, the key.
+func oneKey(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("want one argument, the key; got %d", len(args))
+	}
+	return nil
+}
+
+// interruptible returns a context that ends with the first of sigs, which its cause
+// names. release stops that, leaves the context as it is, and
+// returns the cause if the context has ended.
+func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, job.NotIgnored(sigs)...)
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case sig := <-signals:
+			cancel(endedBy(sig))
+		case <-stop:
+		}
+	})
+
+	return ctx, sync.OnceValue(func() error {
+		signal.Stop(signals)
+		close(stop)
+		watch.Wait()
+		return context.Cause(ctx)
+	})
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(a.out, "hasp", version())
+			return printed(err)
+		},
+	}
+}
+
+// version returns the versions of the module, with the commit where the build
+// knows it, and of Go, and the platform.
+func version() string {
+	module := ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		module = info.Main.Version
+	}
+	return fmt.Sprintf("%s %s %s/%s", cmp.Or(module, "(devel)"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}

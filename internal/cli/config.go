@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// maxConfig is larger than any configuration. The file may be endless, such as
+// /dev/zero.
+const maxConfig = 1 << 20
+
+// readConfig reads a YAML file and refuses unknown fields. Its errors show no
+// value of the file, because any value may be a password.
+func readConfig(file string) (hasp.Config, error) {
+	var c hasp.Config
+	err := decodeConfig(file, &c)
+	if err == nil {
+		err = registered(c)
+	}
+	if err != nil {
+		err = usagef("--config %s: %w", text.Quote(file), err)
+	}
+	return c, err
+}
+
+func decodeConfig(file string, c *hasp.Config) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+
+	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > maxConfig {
+		return errors.New("the file is larger than any configuration")
+	}
+
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(c); err != nil {
+		return yamlError(err)
+	}
+	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return errors.New("want one YAML document")
+	}
+	return nil
+}
+
+// wantConfig is the form of a configuration.
+const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}"`
+
+var unknownField = regexp.MustCompile(`field (.+) not found in type`)
+
+// yamlError returns err without the values that package yaml quotes, and without
+// its names of Go types.
+func yamlError(err error) error {
+	var te *yaml.TypeError
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("the file is empty; " + wantConfig)
+	case errors.As(err, &te):
+		line, what, _ := strings.Cut(te.Errors[0], ": ")
+		if m := unknownField.FindStringSubmatch(what); m != nil {
+			return fmt.Errorf("%s: unknown field %q (want strategy, nodes, params)", line, m[1])
+		}
+		if strings.HasPrefix(what, "mapping key") {
+			return errors.New(te.Errors[0])
+		}
+		return errors.New(line + ": " + wantConfig)
+	case strings.ContainsAny(err.Error(), "`'"): // the name of an anchor, or the value of a tag
+		return errors.New("a value that begins with * or ! must be quoted")
+	}
+	return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+}

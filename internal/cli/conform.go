@@ -1,0 +1,175 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// clause is a conformance.Result as JSON.
+type clause struct {
+	Name   string  `json:"name"`
+	Status string  `json:"status"`
+	Millis float64 `json:"ms"`
+	Why    string  `json:"why"`
+	Reason string  `json:"reason,omitempty"`
+	Error  string  `json:"error,omitempty"`
+}
+
+// colours are the styles of a status on a terminal, as parameters of SGR.
+var colours = map[string]string{"pass": "32", "fail": "31", "skip": "2"}
+
+func (a *app) conformCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "conform",
+		Short: "Check whether a strategy keeps its promises on your store",
+		Long: `conform runs hasp's conformance suite on the strategy and the store that --url
+names. The suite is a list of clauses. Each clause checks one promise about
+locks, here on your store, your network and your settings. It takes ten to thirty
+seconds.
+
+The keys contain "hasp-conformance-" and a random part. Fence counters remain. On
+Redis they expire after fence_ttl, which is 30 days unless the URL sets it.
+
+A clause is skipped, with the reason, if the strategy does not make the promise,
+or if the check would have to stop the store or move its clock. The exit code is
+1 if a clause failed.`,
+		Example: `  hasp conform
+  hasp conform --url spinlock+redis://localhost:6379`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.config(cmd)
+			if err != nil {
+				return err
+			}
+			return a.conform(cmd.Context(), c, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// conform runs the suite. Some clauses start this program again with the same
+// arguments; in those processes, Check does not return.
+func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
+	var all []clause
+	began := time.Now()
+	counts := map[string]int{}
+	err := conformance.Check(ctx, harness(c), func(r conformance.Result) {
+		c := clause{r.Name, r.Status.String(), float64(r.Elapsed.Microseconds()) / 1000, r.Why, r.Reason, ""}
+		if r.Err != nil {
+			c.Error = a.store.redact(r.Err.Error())
+		}
+		counts[c.Status]++
+		all = append(all, c)
+		if !asJSON {
+			a.printClause(c, r.Elapsed)
+		}
+	})
+
+	switch {
+	case len(all) == 0 && err != nil: // the suite did not begin
+		return cmp.Or(errors.Unwrap(err), err)
+	case asJSON:
+		if perr := a.printJSON(all); perr != nil {
+			return perr
+		}
+	default:
+		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
+			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
+		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)
+	}
+	if err != nil && ctx.Err() == nil {
+		return failedf("%s", strings.TrimPrefix(err.Error(), "conformance: "))
+	}
+	return err
+}
+
+// printClause prints one line, and two more for a failure.
+func (a *app) printClause(c clause, elapsed time.Duration) {
+	status, took := c.Status, ""
+	if isTerminal(a.out) {
+		status = "\x1b[" + colours[status] + "m" + status + "\x1b[0m"
+	}
+	if elapsed > 0 {
+		took = text.Duration(elapsed)
+	}
+
+	line := fmt.Sprintf("%s  %-34s %8s  %s", status, text.Plain(c.Name), took, text.Plain(c.Reason))
+	fmt.Fprintln(a.out, strings.TrimRight(line, " "))
+	if c.Error != "" {
+		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(c.Why), text.Plain(c.Error))
+	}
+}
+
+// harness returns a harness that opens drivers of c. If the only node is a server
+// on plain TCP, the suite also connects through links of its own and disturbs
+// them. The server only sees clients connect and disconnect.
+func harness(c hasp.Config) conformance.Harness {
+	server := serverOf(c)
+	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
+		linked := c
+		if link != "" {
+			u := *server
+			u.Host = link
+			linked.Nodes = []string{u.String()}
+		}
+		return linked.Driver(ctx)
+	}}
+	if server != nil {
+		h.Link = func(context.Context, string) (*conformance.Link, error) { return conformance.TCP(server.Host) }
+	}
+
+	// On one Redis, the strategies must exclude each other.
+	if slices.Contains(onRedis, c.Strategy) {
+		for _, other := range onRedis {
+			if other != c.Strategy {
+				h.Others = append(h.Others, conformance.Other{Name: other, Open: sameStore(c, other)})
+			}
+		}
+	}
+	return h
+}
+
+// serverOf returns the URL of the only node of c, if it is one server on plain TCP,
+// and otherwise nil.
+func serverOf(c hasp.Config) *url.URL {
+	if len(c.Nodes) != 1 {
+		return nil
+	}
+	u, err := url.Parse(c.Nodes[0])
+	if err != nil || u.Scheme != "redis" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(u.Host); err != nil { // several servers, or no port
+		return nil
+	}
+	return u
+}
+
+// onRedis are the strategies that exclude each other on one Redis.
+var onRedis = []string{"spinlock", "pubsublock", "fairlock"}
+
+// sameStore opens drivers of another strategy on the store of c. It keeps the
+// parameters that all of them have.
+func sameStore(c hasp.Config, strategy string) func(context.Context, string) (backend.Driver, error) {
+	c.Strategy, c.Params = strategy, maps.Clone(c.Params)
+	maps.DeleteFunc(c.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
+	return func(ctx context.Context, _ string) (backend.Driver, error) { return c.Driver(ctx) }
+}

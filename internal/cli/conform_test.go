@@ -1,0 +1,145 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestConform(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, store(t), "conform").want(t, 0)
+	// process-exclusion starts processes.
+	contains(t, o.out, "pass  acquire-excludes", "pass  process-exclusion", " 0 failed, ", "filelock: ")
+	if o.err != "" {
+		t.Errorf("stderr: %s", o.err)
+	}
+}
+
+// The strategy unfenced claims to have no fences, but its store has them.
+func TestConformFails(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, "", "conform", "--url", "unfenced://", "--json").want(t, exitFailed)
+	contains(t, o.err, "clauses failed: ")
+	var all []clause
+	o.decode(t, &all)
+	failed := 0
+	for _, c := range all {
+		if c.Status == "fail" {
+			failed++
+			if c.Error == "" || c.Why == "" || !strings.Contains(o.err, c.Name) {
+				t.Errorf("%+v", c)
+			}
+		}
+	}
+	if failed == 0 || failed == len(all) {
+		t.Errorf("%d of %d clauses failed", failed, len(all))
+	}
+}
+
+// On a Redis server, the suite also runs the clauses about a bad network and about
+// the other strategies on Redis.
+func TestConformOnRedis(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, "fairlock+"+redistest.Start(t, nil).URL()+"?window=4s&ttl=10s", "conform").want(t, 0)
+	contains(t, o.out, "pass  link-outage", "pass  order-of-arrival", "pass  others-exclude", " 0 failed, ")
+}
+
+// conform checks a strategy with all others of its store. Each gets only the
+// parameters that it knows.
+func TestConformKnowsTheOtherStrategies(t *testing.T) {
+	t.Parallel()
+	url := redistest.Start(t, nil).URL()
+	for _, c := range []hasp.Config{
+		{Strategy: "spinlock", Nodes: []string{url}, Params: hasp.Params{"fence_ttl": "1h", "ttl": "10s"}},
+		{Strategy: "pubsublock", Nodes: []string{url}, Params: hasp.Params{"channel": "c"}},
+		{Strategy: "fairlock", Nodes: []string{url}, Params: hasp.Params{"window": "3s"}},
+	} {
+		names := []string{c.Strategy}
+		for _, other := range harness(c).Others {
+			names = append(names, other.Name)
+			d, err := other.Open(t.Context(), "")
+			if err != nil {
+				t.Fatalf("%s beside %+v: %v", other.Name, c, err)
+			}
+			d.Close()
+		}
+		slices.Sort(names)
+		if want := []string{"fairlock", "pubsublock", "spinlock"}; !slices.Equal(names, want) {
+			t.Errorf("%s is checked with %q, want %q", c.Strategy, names, want)
+		}
+	}
+	if h := harness(hasp.Config{Strategy: "filelock"}); h.Others != nil {
+		t.Errorf("filelock is checked with %+v", h.Others)
+	}
+}
+
+// Clauses about a bad network need one server on plain TCP.
+func TestServerOf(t *testing.T) {
+	t.Parallel()
+	for node, want := range map[string]string{
+		"redis://u:p%40ss@h:1/2": "h:1", "redis://[::1]:1/0": "[::1]:1",
+		"rediss://h:1": "", "redis://h": "", "redis://a:1,b:2": "", "unix:///h:1": "", "/var/lock": "", "": "",
+	} {
+		got := ""
+		if u := serverOf(hasp.Config{Nodes: []string{node}}); u != nil {
+			got = u.Host
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", node, got, want)
+		}
+	}
+}
+
+func TestStrategies(t *testing.T) {
+	t.Parallel()
+	contains(t, call("strategies").want(t, 0).out,
+		"filelock", "memlock://", "spinlock+redis://", "pubsublock+redis://", "fairlock+redis://", "redlock+redis://")
+	var all []Strategy
+	call("strategies", "--json").want(t, 0).decode(t, &all)
+	if len(all) < 3 {
+		t.Errorf("%+v", all)
+	}
+}
+
+func TestStrategiesAreAsDescribed(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t, nil).URL()
+	nodes := map[string]string{"memlock": "", "filelock": t.TempDir(), "redlock": redistest.StartNodes(t, 3, nil).URL()}
+	for _, name := range hasp.Strategies() {
+		if describe(name).Name != name && name != "unfenced" {
+			t.Errorf("%s is not described", name)
+		}
+	}
+	for _, s := range described {
+		node, ok := nodes[s.Name]
+		if !ok {
+			node = redis
+		}
+		d, err := hasp.Config{Strategy: s.Name, Nodes: []string{node}}.Driver(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		if got := d.Traits(); got.Reach.String() != s.Reach || got.Fenced != s.Fence || got.Ordered != (s.Order != "none") {
+			t.Errorf("%+v has the traits %+v", s, got)
+		}
+		if c, err := hasp.ParseURL(s.URL); err != nil || c.Strategy != s.Name {
+			t.Errorf("%s: %+v, %v", s.URL, c, err)
+		}
+	}
+}
+
+func TestVersionAndHelp(t *testing.T) {
+	t.Parallel()
+	version := call("version").want(t, 0).out
+	contains(t, version, "hasp ")
+	if got := call("--version").want(t, 0).out; got != version {
+		t.Errorf("--version prints %q, version %q", got, version)
+	}
+	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
+	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
+}

@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/demo"
+	"github.com/hasplock/hasp/internal/cli/ui"
+)
+
+// Upper bounds of the demo's flags, so that a person can follow it.
+const (
+	maxWorkers    = 64
+	maxIncrements = 100_000
+)
+
+func (a *app) demoCommand() *cobra.Command {
+	var d demo.Demo
+	var asJSON, page bool
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Watch several processes take turns at one lock",
+		Long: `demo starts worker processes that increment a number in a file. Each of them
+reads the number, pauses, and writes it back. Two workers that do so at the same
+time overwrite each other's increments, and the lock prevents that.
+
+On the way, demo kills one worker with SIGKILL while it holds the lock. The key
+stays locked until its term ends; then another worker takes over. A new process
+makes the increments that the killed worker had left. At the end the number must
+be right. If the strategy serves waiters in order, demo shows who is next.
+
+Without --url, --config or HASP_URL the lock is a file in a temporary directory.
+With --no-lock there is no lock, and the number goes wrong.
+
+With --ui, demo waits until a browser has opened the page of "hasp ui", and works
+slowly enough to be followed there. The page stays until Ctrl-C.
+
+The exit code is 0 if the number is right, and 1 if it is wrong.`,
+		Example: `  hasp demo
+  hasp demo --no-lock
+  hasp demo --ui
+  hasp demo --svg demo.svg --url spinlock+redis://localhost:6379`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd, &d, asJSON, page) },
+	}
+	f := cmd.Flags()
+	f.IntVar(&d.Workers, "workers", 5, "number of worker processes")
+	f.IntVar(&d.Increments, "increments", 20, "increments that each worker makes")
+	f.DurationVar(&d.TTL, "ttl", 1500*time.Millisecond, "term of the lock: how long the key stays locked after the kill")
+	f.DurationVar(&d.Work, "work", 20*time.Millisecond, "about how long each increment takes")
+	f.BoolVar(&d.NoLock, "no-lock", false, "use no lock, and see the number go wrong")
+	f.StringVar(&d.SVG, "svg", "", "write the timeline to `FILE`, as a picture")
+	f.BoolVar(&page, "ui", false, "show the lock on a web page, as hasp ui does")
+	f.BoolVar(&asJSON, "json", false, "print only a summary, as JSON")
+	return cmd
+}
+
+// demo is hasp demo.
+func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
+	if err := a.checkDemo(cmd, d); err != nil {
+		return err
+	}
+	if page {
+		end, err := a.demoPage(cmd, d)
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
+	// In "hasp demo | head", SIGPIPE would end hasp and leave its workers and
+	// files behind. While it is caught, a write returns an error instead, and the
+	// demo cleans up.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	out := a.out
+	if asJSON {
+		out = io.Discard
+	}
+
+	s, err := d.Run(cmd.Context(), out)
+	if err != nil {
+		return err
+	}
+	if !s.OK {
+		a.code = exitFailed
+	}
+	if asJSON {
+		return a.printJSON(s)
+	}
+	return nil
+}
+
+// checkDemo refuses flags that the demo cannot show, and sets the store.
+func (a *app) checkDemo(cmd *cobra.Command, d *demo.Demo) (err error) {
+	switch {
+	case d.Workers < 1 || d.Workers > maxWorkers:
+		return usagef("--workers %d: want 1 to %d", d.Workers, maxWorkers)
+	case d.Increments < 1 || d.Increments > maxIncrements:
+		return usagef("--increments %d: want 1 to %d", d.Increments, maxIncrements)
+	case d.TTL < hasp.MinTTL:
+		return usagef("--ttl %v: want %v or more", d.TTL, hasp.MinTTL)
+	case d.Work < 0:
+		return usagef("--work %v: want 0 or more", d.Work)
+	case d.NoLock || !a.store.given(cmd):
+		return nil
+	}
+
+	if d.Store, err = a.config(cmd); err != nil {
+		return err
+	}
+	s := describe(d.Store.Strategy)
+	if s.Reach == backend.Process.String() {
+		return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", s.Name)
+	}
+	d.Ordered = s.Order == InOrder
+	return nil
+}
+
+// Defaults of --ui. A person follows holds of this length, and the page lists often enough
+// to see each.
+const (
+	pageWork       = 300 * time.Millisecond
+	pageIncrements = 8
+	pageEvery      = 100 * time.Millisecond
+)
+
+// demoPage makes d show itself on the page of hasp ui, until end is called.
+func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) (end func(), err error) {
+	if d.NoLock {
+		return nil, usagef("--ui and --no-lock cannot be used together: without a lock there is nothing to show")
+	}
+	if err := exclusive(cmd, "ui", "json"); err != nil {
+		return nil, err
+	}
+	if !cmd.Flag("work").Changed {
+		d.Work = pageWork
+	}
+	if !cmd.Flag("increments").Changed {
+		d.Increments = pageIncrements
+	}
+
+	stop := func() {} // before the page is served
+	d.Before = func(ctx context.Context, d *demo.Demo) error {
+		src, closeStore, err := a.uiSource(ctx, d.Store, cmd.CommandPath())
+		if err != nil {
+			return err
+		}
+		ln, err := listenAt(ctx, "127.0.0.1:0")
+		if err != nil {
+			closeStore()
+			return err
+		}
+		s := ui.New(src, ui.Options{Store: d.Store.Strategy, Ordered: d.Ordered, Prefix: d.Key, Every: pageEvery,
+			Listen: ln.Addr().String(), Redact: a.store.redact})
+
+		serving, cancel := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			defer closeStore()
+			_ = s.Serve(serving, ln) // if it fails, the browser shows that
+		}()
+		stop = sync.OnceFunc(func() { cancel(); <-ended })
+		_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
+		if err != nil {
+			return printed(err)
+		}
+		return s.AwaitBrowser(ctx)
+	}
+	d.After = func(ctx context.Context) {
+		fmt.Fprintln(a.out, "the page stays until Ctrl-C")
+		<-ctx.Done()
+		stop() // before the directory of the locks is removed
+	}
+	return func() { stop() }, nil
+}

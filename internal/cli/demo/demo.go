@@ -1,0 +1,157 @@
+// Package demo shows a lock at work for "hasp demo": several processes
+// increment a number in a file, and one of them is killed while it holds the
+// lock.
+package demo
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/hasplock/hasp"
+)
+
+// Demo says what to show.
+type Demo struct {
+	Workers    int           // processes; at least 1
+	Increments int           // of each worker; at least 1
+	TTL        time.Duration // the term of the lock
+	Work       time.Duration // about how long an increment takes
+	NoLock     bool          // increment without the lock
+	SVG        string        // write the timeline to this file as a picture, unless it is empty
+	Store      hasp.Config   // where the lock is kept; the zero Config is a temporary directory
+	Ordered    bool          // the store serves waiters in order of arrival
+
+	// Before, if it is not nil, is called when the store is chosen and nothing runs yet.
+	// After is called when everything has run, while the store is still there.
+	Before func(ctx context.Context, d *Demo) error `json:"-"`
+	After  func(ctx context.Context)                `json:"-"`
+
+	// Run sets these.
+	Key   string
+	File  string // has the number in it
+	place string // describes the store
+}
+
+// failure is a failure of the demo itself or of one of its workers, not of the
+// store.
+type failure struct {
+	error
+	code int
+}
+
+// ExitCode returns the exit code for the failure. If a worker failed, it is the
+// worker's own.
+func (f failure) ExitCode() int { return f.code }
+
+const (
+	exitFailed = 1
+	exitUnread = 128 + int(syscall.SIGPIPE) // no process reads the output any more
+)
+
+func failed(err error) error { return failure{err, exitFailed} }
+
+// expected is the number at the end if no increment is lost.
+func (d *Demo) expected() int { return d.Workers * d.Increments }
+
+// Run runs the demo and shows it on out. When Run returns, it has left no process and
+// no temporary file. A wrong number is not an error; see Summary.OK.
+//
+// The program must run [Work] in the role [Role].
+func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
+	dir, err := os.MkdirTemp("", "hasp-demo-")
+	if err != nil {
+		return Summary{}, failed(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := d.prepare(ctx, dir); err != nil {
+		return Summary{}, err
+	}
+
+	// Before anything runs, so that a wrong name costs no time.
+	var svg *os.File
+	if d.SVG != "" {
+		if svg, err = os.Create(d.SVG); err != nil {
+			return Summary{}, failed(fmt.Errorf("--svg: %w", err))
+		}
+		defer svg.Close()
+	}
+
+	if d.Before != nil {
+		if err := d.Before(ctx, d); err != nil {
+			return Summary{}, err
+		}
+	}
+	r := &referee{Demo: d, view: d.view(out)}
+	err = r.run(ctx)
+	r.view.close(&r.timeline)
+	if err != nil {
+		return Summary{}, err
+	}
+
+	s, err := r.finish(svg)
+	if err != nil {
+		return s, failed(err)
+	}
+	d.report(out, s)
+	if d.After != nil {
+		d.After(ctx)
+	}
+	return s, nil
+}
+
+// finish returns the summary, and draws the picture unless svg is nil.
+func (r *referee) finish(svg *os.File) (Summary, error) {
+	number, err := readNumber(r.File)
+	if err != nil {
+		return Summary{}, err
+	}
+	s := r.summary(number)
+	if svg == nil {
+		return s, nil
+	}
+	return s, errors.Join(drawPicture(svg, r.Demo, &r.timeline, s), svg.Close())
+}
+
+// prepare chooses the store and the key, writes the first number, and checks
+// that the store works.
+func (d *Demo) prepare(ctx context.Context, dir string) error {
+	d.Key = "hasp-demo-" + rand.Text()
+	d.File = filepath.Join(dir, "number")
+	if err := writeNumber(d.File, 0); err != nil {
+		return failed(err)
+	}
+
+	switch {
+	case d.NoLock:
+		d.place = "no lock at all"
+		return nil
+	case d.Store.Strategy == "":
+		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
+		d.place = "filelock, no server"
+	default:
+		d.place = d.Store.Strategy
+	}
+	return d.tryStore(ctx)
+}
+
+// tryStore locks and unlocks the key, so that a store that does not work is
+// reported before any process is started.
+func (d *Demo) tryStore(ctx context.Context) error {
+	client, err := d.Store.Open(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	lease, err := client.TryLock(ctx, d.Key, hasp.WithTTL(d.TTL))
+	if err != nil {
+		return err
+	}
+	return lease.Unlock(ctx)
+}

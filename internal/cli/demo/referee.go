@@ -1,0 +1,228 @@
+package demo
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/crew"
+)
+
+// frameEvery is how often the view is drawn.
+const frameEvery = 40 * time.Millisecond
+
+// lag is how long after it happened the referee handles what happened. The reports of
+// different workers arrive in any order. Within the lag, the referee sorts them by time.
+const lag = 100 * time.Millisecond
+
+// referee starts the workers of a demo, kills one, and keeps the timeline. Only
+// the goroutine of run uses its fields.
+type referee struct {
+	*Demo
+	timeline
+	view    view
+	procs   []*process     // by lane
+	ready   int            // processes that have been ready
+	running int            // processes that have not ended
+	reports chan report    // from the goroutines that read from workers
+	pending []report       // younger than lag
+	live    sync.WaitGroup // goroutines that read from workers
+}
+
+// process is one worker process.
+type process struct {
+	*crew.Process
+	failed string // why it failed
+}
+
+// report is something that happened, and how to handle it.
+type report struct {
+	at     time.Time
+	handle func() error
+}
+
+// run runs all workers to their end. When it returns, no process and no
+// goroutine is left, whether or not it returns an error.
+func (r *referee) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	r.reports = make(chan report)
+	defer func() {
+		cancel()
+		for _, p := range r.procs {
+			_ = p.Kill()
+		}
+		r.live.Wait()
+	}()
+
+	for i := range r.Workers {
+		o := order{Turns: r.Increments}
+		if i == r.victim() && !r.NoLock {
+			o.Stall = r.Increments/3 + 1
+		}
+		if err := r.start(ctx, o); err != nil {
+			return err
+		}
+	}
+	return r.watch(ctx)
+}
+
+// victim is the lane of the worker that will be killed.
+func (r *referee) victim() int { return r.Workers / 3 }
+
+// start starts a worker process in the next lane, and sends it o.
+func (r *referee) start(ctx context.Context, o order) error {
+	i := len(r.procs)
+	o.Demo = *r.Demo
+	p, err := crew.Start("", Role)
+	if err != nil {
+		return err
+	}
+
+	r.procs = append(r.procs, &process{Process: p})
+	r.Lanes = append(r.Lanes, lane{PID: p.Pid})
+	r.running++
+	r.live.Go(func() {
+		for e := (event{}); p.Receive(&e) == nil; e = (event{}) {
+			r.pass(ctx, report{e.At, func() error { return r.handle(ctx, i, e) }})
+		}
+		err := p.Wait()
+		r.pass(ctx, report{time.Now(), func() error { return r.ended(i, err) }})
+	})
+	return p.Send(o)
+}
+
+// pass passes a report on to watch, unless ctx ends first.
+func (r *referee) pass(ctx context.Context, what report) {
+	select {
+	case r.reports <- what:
+	case <-ctx.Done():
+	}
+}
+
+// watch handles reports and draws, until the last worker has ended.
+func (r *referee) watch(ctx context.Context) error {
+	tick := time.NewTicker(frameEvery)
+	defer tick.Stop()
+
+	for r.running > 0 {
+		var err error
+		select {
+		case what := <-r.reports:
+			r.pending = append(r.pending, what)
+		case <-tick.C:
+			err = r.settle(time.Now().Add(-lag))
+			if !r.began.IsZero() && r.now() > 0 {
+				r.view.draw(&r.timeline)
+			}
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle handles, in order of time, the reports of what happened before until.
+func (r *referee) settle(until time.Time) error {
+	slices.SortStableFunc(r.pending, func(a, b report) int { return a.at.Compare(b.at) })
+	for len(r.pending) > 0 && r.pending[0].at.Before(until) {
+		what := r.pending[0]
+		r.pending = r.pending[1:]
+		if err := what.handle(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// handle records an event of the worker in a lane.
+func (r *referee) handle(ctx context.Context, i int, e event) error {
+	at := e.At.Sub(r.began)
+	switch e.Kind {
+	case isReady:
+		return r.begin(i)
+	case isWaits:
+		r.enter(i, waiting, at)
+	case isHolds:
+		takesOver := r.Death != nil && r.Death.Heir < 0
+		r.enter(i, holding, at)
+		if takesOver {
+			return r.view.note(at, fmt.Sprintf("worker %d takes over, %s after the kill", i+1, text.Duration(r.Death.Takeover)))
+		}
+	case isWrote:
+		r.Lanes[i].done++
+		r.Points = append(r.Points, point{at, e.Number})
+		return r.view.wrote(&r.timeline, i, at, e.Number)
+	case isStalls:
+		return r.kill(ctx)
+	case isFrees:
+		r.enter(i, idle, at)
+	case isFailed:
+		r.procs[i].failed = e.Error
+	}
+	return nil
+}
+
+// begin lets the worker in a lane start its turns. The first workers wait until all
+// are ready.
+func (r *referee) begin(i int) error {
+	start := r.procs[i : i+1]
+	switch r.ready++; {
+	case r.ready < r.Workers:
+		return nil
+	case r.ready == r.Workers:
+		start = r.procs
+		// Without the monotonic reading: workers report wall clock times.
+		r.began = time.Now().Round(0)
+	}
+
+	for _, p := range start {
+		if err := p.Send("start"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kill kills the worker that stalls. After the lag, another one starts for its
+// remaining turns.
+func (r *referee) kill(ctx context.Context) error {
+	v, at := r.victim(), time.Now()
+	r.pending = append(r.pending, report{at, func() error {
+		at := at.Sub(r.began)
+		r.timeline.kill(v, at)
+		return errors.Join(
+			r.view.note(at, fmt.Sprintf("worker %d (pid %d) is killed while it holds the lock", v+1, r.Lanes[v].PID)),
+			r.view.note(at, fmt.Sprintf("worker %d starts in its place; the key stays locked until the term ends", len(r.procs)+1)),
+			r.start(ctx, order{Turns: r.Increments - r.Lanes[v].done}))
+	}})
+	return r.procs[v].Kill()
+}
+
+// ended records the end of the worker in a lane, and returns its error, if it has
+// failed.
+func (r *referee) ended(i int, err error) error {
+	r.running--
+	l := &r.Lanes[i]
+	l.ended = true
+	if l.killed || err == nil {
+		return nil
+	}
+
+	code := exitFailed
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > 0 { // not ended by a signal
+		code = exit.ExitCode()
+	}
+	why := cmp.Or(r.procs[i].failed, err.Error())
+	return failure{fmt.Errorf("worker %d: %s", i+1, strings.TrimPrefix(why, "hasp: ")), code}
+}

@@ -1,0 +1,104 @@
+package demo
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// Summary is the outcome of a demo. Times are in the unit that the JSON name
+// says.
+type Summary struct {
+	OK          bool    `json:"ok"`       // the number is right, and the workers agree
+	Expected    int     `json:"expected"` // the number, if no increment is lost
+	Number      int     `json:"number"`
+	Store       string  `json:"store"`   // the strategy, or "none"
+	Workers     int     `json:"workers"` // without the one that starts after the kill
+	Seconds     float64 `json:"seconds"`
+	HeldAtOnce  int     `json:"held_at_once"` // the most workers that held the lock at one time
+	MedianHold  float64 `json:"median_hold_ms"`
+	LongestWait float64 `json:"longest_wait_ms"`
+	Killed      int     `json:"killed_worker,omitempty"` // from 1
+	KilledPID   int     `json:"killed_pid,omitempty"`
+	Heir        int     `json:"heir_worker,omitempty"` // the next worker that held the lock, from 1
+	Takeover    float64 `json:"takeover_ms,omitempty"` // from the kill until then
+}
+
+func (r *referee) summary(number int) Summary {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	s := Summary{
+		OK:         number == r.expected() && r.done() == r.expected(),
+		Expected:   r.expected(),
+		Number:     number,
+		Store:      cmp.Or(r.Store.Strategy, "none"),
+		Workers:    r.Workers,
+		Seconds:    r.timeline.End.Seconds(),
+		HeldAtOnce: r.heldAtOnce(),
+	}
+	if h := r.lengths(holding); len(h) > 0 {
+		s.MedianHold = ms(h[len(h)/2])
+	}
+	if w := r.lengths(waiting); len(w) > 0 {
+		s.LongestWait = ms(w[len(w)-1])
+	}
+	if k := r.Death; k != nil {
+		s.Killed, s.KilledPID = k.Lane+1, r.Lanes[k.Lane].PID
+		if k.Heir >= 0 {
+			s.Heir, s.Takeover = k.Heir+1, ms(k.Takeover)
+		}
+	}
+	return s
+}
+
+// report says how the demo ended, and what to try next.
+func (d *Demo) report(out io.Writer, s Summary) {
+	ms := func(v float64) string { return text.Duration(time.Duration(v * float64(time.Millisecond))) }
+	say := func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
+	hasp := command()
+
+	switch {
+	case d.NoLock && s.OK:
+		say("ok: %d of %d, by luck: no lock kept the workers apart. Try it again.", s.Number, s.Expected)
+		return
+	case d.NoLock:
+		say("WRONG: the number is %d, and %s were made.", s.Number, text.Count(s.Expected, "increment", "increments"))
+		say("Up to %d workers had read the same number before one of them wrote: %s overwritten.", s.HeldAtOnce,
+			text.Count(s.Expected-s.Number, "increment was", "increments were"))
+		say("A lock prevents that: %s demo", hasp)
+		return
+	case s.OK:
+		say("ok: the number is %d after %d increments by %s, in %.1fs.", s.Number, s.Expected,
+			text.Count(s.Workers, "process", "processes"), s.Seconds)
+	default:
+		say("WRONG: the number is %d after %d increments; up to %d workers held the lock at once.", s.Number, s.Expected, s.HeldAtOnce)
+	}
+
+	if s.Heir > 0 {
+		say("Worker %d was killed while it held the lock. Its term of %s ended, and worker %d took over %s after the kill.",
+			s.Killed, text.Duration(d.TTL), s.Heir, ms(s.Takeover))
+	}
+	say("Median hold %s, longest wait %s.", ms(s.MedianHold), ms(s.LongestWait))
+	if d.SVG != "" {
+		say("The timeline is in %s", text.Plain(d.SVG))
+	}
+	if d.Store.Strategy == "filelock" && s.OK {
+		fmt.Fprintln(out)
+		say("Without the lock:         %s demo --no-lock", hasp)
+		say("A command under a lock:   %s run backup -- sh -c 'echo only one at a time; sleep 1'", hasp)
+		say("With a Redis:             %s demo --url spinlock+redis://localhost:6379", hasp)
+	}
+}
+
+// command returns what the user can paste to start this program again. A program
+// that "go run" has started is in the build cache, or removed already.
+func command() string {
+	if strings.Contains(os.Args[0], "go-build") {
+		return "go run github.com/hasplock/hasp/cmd/hasp"
+	}
+	return os.Args[0]
+}

@@ -1,0 +1,145 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// Exit codes of hasp itself. Few commands use these: 64, 69 and 75 have the
+// meaning of sysexits.h, and 126 and 127 the meaning of every shell.
+const (
+	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout could not be written
+	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong
+	exitStore       = 69  // EX_UNAVAILABLE: the store cannot be reached or did not answer
+	exitNotAcquired = 75  // EX_TEMPFAIL: another program holds the key; try again later
+	exitLost        = 79  // the lock was lost while the command ran
+	exitCannotRun   = 126 // the command exists and cannot be executed
+	exitNotFound    = 127 // the command does not exist
+	exitSignal      = 128 // + the number of the signal
+)
+
+const exitCodes = `Exit codes:
+
+  the code of COMMAND, if it ran to its end under the lock
+  128+n  signal n ended COMMAND, or hasp while it waited
+  64     wrong usage: a flag, the key, the URL or the configuration
+  69     the store could not be reached or did not answer
+  75     not acquired: another program holds the key
+  79     lost: the lock was lost while COMMAND ran, so another program may
+         have run at the same time; COMMAND's own code is not used
+  126    COMMAND cannot be executed
+  127    COMMAND was not found
+
+If the code is one of hasp's own, a line on stderr that begins with "hasp:" says
+why.`
+
+// codeError is an error with an exit code of its own.
+type codeError struct {
+	code int
+	err  error
+}
+
+func (e codeError) Error() string { return e.err.Error() }
+func (e codeError) Unwrap() error { return e.err }
+func (e codeError) ExitCode() int { return e.code }
+
+// usagef is an error about how hasp was called.
+func usagef(format string, args ...any) error {
+	return codeError{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// failedf is the error of a check that failed.
+func failedf(format string, args ...any) error {
+	return codeError{exitFailed, fmt.Errorf(format, args...)}
+}
+
+// printed returns err, the error of writing to stdout, with the exit code of a failure.
+// Otherwise it would look as if the store had failed.
+func printed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return codeError{exitFailed, err}
+}
+
+// endedBy is the error of a command that a signal has ended. As in shells, the code is
+// 128 and the number of the signal.
+func endedBy(sig os.Signal) error {
+	code := exitFailed
+	if n, ok := sig.(syscall.Signal); ok {
+		code = exitSignal + int(n)
+	}
+	return codeError{code, errors.New("ended by signal: " + sig.String())}
+}
+
+// exit prints err in one line and returns the exit code.
+func (a *app) exit(cmd *cobra.Command, err error) int {
+	if err == nil {
+		return a.code
+	}
+	if !a.ran {
+		a.complain("%v (see %q)", err, cmd.CommandPath()+" --help")
+		return exitUsage
+	}
+
+	code := exitCode(err)
+	if code != exitSignal+int(syscall.SIGPIPE) { // the reader is gone on purpose, as in "hasp demo | head"
+		a.complain("%v", err)
+	}
+	return code
+}
+
+// complain prints one line to stderr. It removes passwords from args, which are strings
+// and errors. The words of format stay, even if a password is such a word.
+func (a *app) complain(format string, args ...any) {
+	for i, arg := range args {
+		args[i] = a.store.redact(fmt.Sprint(arg))
+	}
+	line := "hasp: " + text.Plain(strings.TrimPrefix(fmt.Sprintf(format, args...), "hasp: ")) + "\n"
+
+	// The write may block: a pager may not read on, and Ctrl-S stops a terminal. hasp
+	// must not keep a key because of that, or ignore a signal. The line appears when
+	// stderr is read, unless hasp has ended by then.
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		_, _ = io.WriteString(a.err, line)
+	}()
+	select {
+	case <-written:
+	case <-time.After(complainTimeout):
+	}
+}
+
+// complainTimeout is how long complain waits for stderr.
+const complainTimeout = time.Second
+
+func exitCode(err error) int {
+	var own interface {
+		error
+		ExitCode() int
+	}
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &own):
+		return own.ExitCode()
+	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported):
+		return exitUsage
+	case errors.Is(err, hasp.ErrHeld):
+		return exitNotAcquired
+	case errors.Is(err, hasp.ErrLost):
+		return exitLost
+	}
+	return exitStore
+}

@@ -1,0 +1,23 @@
+package cli
+
+import (
+	"os"
+	"testing"
+)
+
+// The exit code of an output that cannot be written is not the one of a store that
+// cannot be reached.
+func TestFullOutputIsNoOutage(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	for _, args := range [][]string{{"inspect", "key"}, {"inspect", "key", "--json"}, {"ls"}, {"strategies"}, {"strategies", "--json"}, {"version"}} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer full.Close()
+		cmd := self(t, "hasp", url, args...)
+		cmd.Stdout = full
+		contains(t, start(t, cmd).wait().want(t, exitFailed).err, "no space left on device")
+	}
+}

@@ -1,0 +1,136 @@
+package cli
+
+import (
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// No error about a configuration file contains a password that is in it.
+func FuzzReadConfig(f *testing.F) {
+	for _, s := range []string{"%s", "nodes: %s", "params: {sentinel_password: *%s}", "params: {a: !!int %s}", "nodes: !!int a`%s", "nodes: ['redis://:%s@h'\nx: y",
+		"strategy: spinlock\nnodes: [redis://:%s@h]\nparams: {a: [%s]}", "nodes: \"\\%s\"", "%%%s\n---\n", "a: !x!%s b"} {
+		f.Add(s)
+	}
+	file := filepath.Join(f.TempDir(), "config.yaml")
+	f.Fuzz(func(t *testing.T, form string) {
+		const pw = "S3cretOfThe5tore"
+		if strings.Contains(form, pw) {
+			return
+		}
+		if err := os.WriteFile(file, []byte(strings.ReplaceAll(form, "%s", pw)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := readConfig(file)
+		if err != nil && strings.Contains(err.Error(), pw) && !strings.Contains(c.Strategy, pw) && !mayName(err.Error()) {
+			t.Error(err)
+		}
+	})
+}
+
+// mayName reports whether an error names an unknown field or strategy. These are
+// shown, so they are no place for a password.
+func mayName(text string) bool {
+	for _, before := range []string{"unknown field", "mapping key", "unknown strategy"} {
+		if strings.Contains(text, before) {
+			return true
+		}
+	}
+	return false
+}
+
+// No command shows the password of its store, wherever the password comes from and
+// whatever is wrong with the server.
+func TestNoCommandShowsThePassword(t *testing.T) {
+	clear, err := url.PathUnescape(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	refuses := redistest.Start(t, &redistest.Options{Own: true, Password: "another"})
+	for name, addr := range map[string]string{
+		"refuses": refuses.Addr, "is down": "127.0.0.1:1",
+		"repeats it":   replies(t, "-ERR unknown command AUTH "+clear+" \x1b[2J\u202e\r\n"),
+		"is not Redis": replies(t, "HTTP/1.1 400 "+clear+"\r\n"),
+	} {
+		for _, strategy := range []string{"spinlock", "redlock"} {
+			node := "redis://user:" + secret + "@" + addr
+			content := "strategy: " + strategy + "\nnodes: ['" + node + "']\nparams: {timeout: 2s"
+			raw := strategy + "+" + node + "?timeout=2s"
+			if strategy == "redlock" {
+				content += ", allow_unsafe_nodes: true"
+				raw += "&allow_unsafe_nodes=true"
+			}
+			config := file(t, "hasp.yaml", content+"}\n", 0o600)
+			for _, how := range [][]string{{"--url", raw}, {"--config", config}, nil} {
+				t.Setenv("HASP_URL", "")
+				if how == nil {
+					t.Setenv("HASP_URL", raw)
+				}
+				showsNothing(t, name, how, secret, clear)
+			}
+		}
+	}
+}
+
+// showsNothing checks that no command fails in a way that shows one of passwords. how
+// names the store.
+func showsNothing(t *testing.T, name string, how []string, passwords ...string) {
+	t.Helper()
+	for _, args := range [][]string{{"inspect", "k"}, {"inspect", "k", "--json"}, {"ls"}, {"ls", "k", "--json"}, {"ui", "--listen", "127.0.0.1:0"}, {"break", "k", "--force"}, {"demo"},
+		{"conform"}, {"conform", "--json"}, {"strategies"}, {"run", "k", "--", "true"}} {
+		o := call(slices.Concat(args[:1], how, args[1:])...)
+		for _, pw := range passwords {
+			if strings.Contains(o.out+o.err, pw) {
+				t.Errorf("%s, %q, %q: shown:\n%s%s", name, args, how, o.out, o.err)
+			}
+		}
+		if strings.ContainsAny(o.out+o.err, "\x1b\u202e") {
+			t.Errorf("%s, %q: raw: %q", name, args, o.out+o.err)
+		}
+		if warned := strings.Contains(o.err, "--url holds a password"); warned != (how != nil && how[0] == "--url" && args[0] != "strategies") {
+			t.Errorf("%q, %q: warned: %v", args, how, warned)
+		}
+		if o.code == 0 && args[0] != "strategies" {
+			t.Errorf("%s, %q, %q: exit code 0", name, args, how)
+		}
+	}
+}
+
+// replies returns the address of a server that replies the same to everything.
+func replies(t *testing.T, reply string) string {
+	t.Helper()
+	return redistest.Serve(t, func(c net.Conn) {
+		defer c.Close()
+		buf := make([]byte, 4096)
+		for {
+			if _, err := c.Read(buf); err != nil {
+				return
+			}
+			if _, err := c.Write([]byte(reply)); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// break --force frees a record that inspect cannot read.
+func TestBreakFreesADamagedRecord(t *testing.T) {
+	dir := t.TempDir()
+	at := "filelock://" + filepath.ToSlash(dir)
+	call("run", "--url", at, "a", "--", os.Args[0], "-test.list", "^$").want(t, 0)
+	if err := os.WriteFile(filepath.Join(dir, "key-a.lock"), []byte("hasp filelock record 1\nrubbish"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if o := call("inspect", "--url", at, "a"); o.code == 0 {
+		t.Errorf("inspect: %+v", o)
+	}
+	call("break", "--url", at, "--force", "a").want(t, 0)
+	call("inspect", "--url", at, "a").want(t, 0)
+}

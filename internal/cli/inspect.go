@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+func (a *app) inspectCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "inspect KEY",
+		Short: "Show who holds a key, and, if stored, since when and who waits",
+		Long: `inspect shows what the store knows about KEY: its holder, since when the holder
+has it, how much of the term is left, the fence, and the waiters in order. Not
+every strategy stores all of these. An owner is a label for people; hasp run
+uses HOST/PID/hasp run COMMAND.
+
+Any value that is stored under KEY counts as a hold. If the strategy did not
+write that value, inspect says so, and with --json "foreign" is true. Such a value
+belongs to another strategy, another library, or an application.
+
+The exit code is 0 whether or not the key is held. With --json, "held" says so.`,
+		Example: `  hasp inspect backup
+  hasp inspect backup --json --url spinlock+redis://localhost:6379`,
+		Args: oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+				status, err := client.Inspect(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				if !asJSON {
+					return printStatus(a.out, args[0], status)
+				}
+				return a.printJSON(struct {
+					Key     string `json:"key"`
+					Foreign bool   `json:"foreign,omitempty"`
+					backend.Status
+				}{args[0], foreign(status), status})
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// foreign reports whether the key is held by a value that the strategy did not write.
+// Every hold of a hasp Client has an owner and a term.
+func foreign(s backend.Status) bool {
+	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
+}
+
+// printStatus prints s for people.
+func printStatus(out io.Writer, key string, s backend.Status) error {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+
+	row("key", "%s", text.Quote(key))
+	fence := "fence"
+	if s.Held {
+		row("state", "held")
+		if foreign(s) {
+			row("value", "not a record of this strategy: of another strategy, another library, or an application")
+		}
+		if s.Owner != "" {
+			row("owner", "%s", text.Quote(s.Owner))
+		}
+		for i, owner := range s.Shared {
+			row(fmt.Sprintf("shared by %d", i+1), "%s", text.Quote(owner))
+		}
+		if !s.Since.IsZero() {
+			row("since", "%s (%s ago)", s.Since.Format(time.RFC3339), text.Duration(time.Since(s.Since)))
+		}
+		if s.TTL < 0 {
+			row("term", "without an end")
+		} else {
+			row("term", "%s left, unless it is renewed", text.Duration(s.TTL))
+		}
+	} else {
+		row("state", "free")
+		fence = "last fence"
+	}
+	if s.Fence != 0 {
+		row(fence, "%d", s.Fence)
+	}
+
+	for i, waiter := range s.Waiters {
+		row(fmt.Sprintf("waiter %d", i+1), "%s", text.Quote(waiter))
+	}
+	return printed(w.Flush())
+}
+
+// printJSON prints v for programs.
+func (a *app) printJSON(v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = a.out.Write(append(text.JSON(b), '\n'))
+	return printed(err)
+}
+
+// isTerminal reports whether f is a terminal.
+func isTerminal(f any) bool {
+	file, ok := f.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}

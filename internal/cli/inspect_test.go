@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestInspect(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "free")
+	hold(t, url, "--fence")
+	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out,
+		`"key"`, "held", "/hasp run sh\"", "ago)", "left, unless it is renewed", "fence")
+	var s struct {
+		Key string
+		backend.Status
+	}
+	runHasp(t, url, "inspect", "key", "--json").want(t, 0).decode(t, &s)
+	if s.Key != "key" || !s.Held || s.Fence == 0 || s.TTL <= 0 || time.Since(s.Since) > time.Hour {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestStatusShowsNothingRaw(t *testing.T) {
+	t.Parallel()
+	const evil = "\x1b[2J\r\nhasp: all is well\u202e"
+	var b bytes.Buffer
+	err := printStatus(&b, evil, backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(b.String(), "\x1b\r\u202e") || strings.Contains(b.String(), "\nhasp:") {
+		t.Errorf("raw: %q", b.String())
+	}
+	contains(t, b.String(), "without an end", "waiter 1", `waiter 2   "next"`)
+}
+
+func TestBreak(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	contains(t, runHasp(t, url, "break", "key").want(t, 0).out, `"key" is free`)
+	hold(t, url, "--ttl", "10m")
+	runHasp(t, url, "break", "key").refused(t, exitUsage, "--force breaks it without a question")
+	lock(t, url, exitNotAcquired, "--no-wait")
+	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	lock(t, url, 0, "--no-wait")
+}
+
+// Any value under a key counts as a hold, even an application's own. inspect says that
+// it is no lock of hasp's, and only --force deletes it.
+func TestForeignValueIsNotBrokenWithoutForce(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, nil)
+	rdb := s.Client()
+	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock"} {
+		url := strategy + "+" + s.URL() + "?prefix=" + t.Name() + strategy + ":"
+		for kind, put := range map[string]func(key string) error{
+			"a string":             func(key string) error { return rdb.Set(t.Context(), key, "value", 0).Err() },
+			"a string with a term": func(key string) error { return rdb.Set(t.Context(), key, "value", time.Hour).Err() },
+			"a PERSISTed hold":     func(key string) error { return rdb.Set(t.Context(), key, "token#owner", 0).Err() },
+			"a list":               func(key string) error { return rdb.LPush(t.Context(), key, "value").Err() },
+		} {
+			key := t.Name() + strategy + ":" + kind
+			if err := put(key); err != nil {
+				t.Fatal(err)
+			}
+			contains(t, call("inspect", "--url", url, kind).want(t, 0).out, "held", "not a record of this strategy")
+			contains(t, call("inspect", "--url", url, kind, "--json").want(t, 0).out, `"foreign": true`)
+			call("break", "--url", url, kind).refused(t, exitUsage, "--force deletes it")
+			if rdb.Exists(t.Context(), key).Val() != 1 {
+				t.Errorf("%s: break deleted %s", strategy, kind)
+			}
+			call("break", "--url", url, kind, "--force").want(t, 0)
+			if shown := call("inspect", "--url", url, kind).want(t, 0).out; !strings.Contains(shown, "free") || strings.Contains(shown, "record") {
+				t.Errorf("%s: after the break of %s:\n%s", strategy, kind, shown)
+			}
+		}
+	}
+}
+
+// A free key has no fence, but the store may remember the last one.
+func TestInspectNamesTheLastFence(t *testing.T) {
+	t.Parallel()
+	for held, want := range map[bool]string{true: "\nfence   7\n", false: "\nlast fence   7\n"} {
+		var b bytes.Buffer
+		if err := printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}); err != nil {
+			t.Fatal(err)
+		}
+		contains(t, b.String(), want)
+	}
+}
+
+// The user confirms the break of the holder that the question named.
+func TestSameHold(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	a := backend.Status{Held: true, Owner: "a", Since: now, TTL: 5, Fence: 1}
+	renewed := a
+	renewed.TTL = 9
+	for b, want := range map[*backend.Status]bool{
+		&renewed: true,
+		{Held: true, Owner: "b", Since: now, Fence: 1}:        false,
+		{Held: true, Owner: "a", Since: now.Add(1), Fence: 1}: false,
+		{Held: true, Owner: "a", Since: now, Fence: 2}:        false,
+		{}: false,
+	} {
+		if got := sameHold(a, *b); got != want {
+			t.Errorf("%+v and %+v are the same hold: %v, want %v", a, *b, got, want)
+		}
+	}
+}

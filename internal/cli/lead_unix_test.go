@@ -1,0 +1,99 @@
+//go:build unix
+
+package cli
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+func TestLeadIsRunOfTheLeader(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	o := runHasp(t, url, "lead", "key", "--fence", "--", "sh", "-c", `echo "$HASP_KEY ${HASP_FENCE:+fence}"; exit 7`).want(t, 7)
+	if o.out != "key fence\n" {
+		t.Errorf("got %q", o.out)
+	}
+	contains(t, o.err, `leads "key"`)
+	lock(t, url, 0, "--no-wait") // the key is free
+
+	runHasp(t, url, "lead", "key", "--", "no-such-command").want(t, exitNotFound)
+	runHasp(t, url, "lead", "key", "--", t.TempDir()).want(t, exitCannotRun)
+	runHasp(t, url, "lead", "key", "--ttl", "1ms", "--", "true").want(t, exitUsage)
+	runHasp(t, url, "lead", "key", "--grace", "-1s", "--", "true").want(t, exitUsage)
+}
+
+// A successor leads when the leader has ended, and only then.
+func TestLeadersFollowEachOther(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	script := []string{"lead", "key", "--ttl", soonLost, "--", "sh", "-c", `trap 'sleep 1; echo drained; exit 3' TERM; echo leads; while :; do sleep 0.02; done`}
+	first := startHasp(t, url, script...)
+	first.out.expect("leads")
+	second := startHasp(t, url, script...)
+	second.err.expect(`waiting for "key", held by`)
+
+	// The first one drains for longer than a term. The key stays its own meanwhile.
+	first.signal(syscall.SIGTERM)
+	time.Sleep(700 * time.Millisecond)
+	runHasp(t, url, "run", "key", "--no-wait", "--", "true").want(t, exitNotAcquired)
+	contains(t, first.wait().want(t, 3).out, "drained")
+	second.out.expect("leads")
+
+	// A killed leader has a successor after its term.
+	third := startHasp(t, url, script...)
+	second.signal(os.Kill)
+	third.out.expect("leads")
+	third.signal(syscall.SIGTERM)
+	third.wait().want(t, 3)
+}
+
+// A leader that has lost the key ends its command, and competes again.
+func TestLeadResumesAfterALoss(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	p := startHasp(t, url, "lead", "key", "--ttl", soonLost, "--", "sh", "-c", `trap 'echo stopped; exit 0' TERM; echo leads; while :; do sleep 0.02; done`)
+	times := func(n int, what string) {
+		t.Helper()
+		p.out.await(what, func(text string, _ bool) bool { return strings.Count(text, what) == n })
+	}
+	times(1, "leads")
+	for i := range 2 {
+		runHasp(t, url, "break", "key", "--force").want(t, 0)
+		times(i+1, "stopped")
+		times(i+2, "leads")
+	}
+	contains(t, p.err.String(), "the store does not have it any more")
+
+	p.signal(syscall.SIGTERM)
+	p.wait().want(t, 0)
+
+	// A signal ends a leader that waits.
+	holder := hold(t, url)
+	p = startHasp(t, url, "lead", "key", "--", "true")
+	p.err.expect("waiting for")
+	p.signal(syscall.SIGTERM)
+	p.wait().want(t, exitSignal+int(syscall.SIGTERM))
+	holder.free()
+}
+
+// An outage does not end a leader that waits.
+func TestLeadRidesOutAnOutage(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	url := redisURL(t, srv) + "?timeout=300ms"
+	holder := hold(t, url, "--ttl", "1s")
+	p := startHasp(t, url, "lead", "key", "--", "echo", "leads")
+	p.err.expect("waiting for")
+	srv.Kill()
+	holder.wait().want(t, exitLost)
+	p.err.expect("hasp goes on asking")
+	srv.Restart()
+	p.out.expect("leads")
+	p.wait().want(t, 0)
+}

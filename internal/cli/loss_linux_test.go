@@ -1,0 +1,146 @@
+package cli
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	roles["adopter"] = adopter
+	roles["careless"] = careless
+}
+
+// adopter becomes hasp. Processes whose parent ends become its children, as those of
+// the first process of a container.
+func adopter(args []string) int {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 1
+	}
+	os.Setenv(role, "hasp")
+	_ = syscall.Exec("/proc/self/exe", append([]string{"hasp"}, args...), os.Environ())
+	return 1
+}
+
+// careless is the first process of a container that runs hasp and never waits for the
+// processes that it adopts.
+func careless(args []string) int {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 1
+	}
+	os.Setenv(role, "hasp")
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	_ = cmd.Run()
+	return cmd.ProcessState.ExitCode()
+}
+
+// A process of the group that has ended stays in the group until its parent has waited
+// for it. In a container that may be never.
+func TestLossEndsInAContainer(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ as, script, grace string }{
+		"whose first process is hasp": {
+			"adopter", `sleep 600 & echo ready; wait`, "10m"},
+		"whose first process is hasp, and the command ignores SIGTERM": {
+			"adopter", `trap '' TERM; sleep 600 & echo ready; wait`, "200ms"},
+		"that waits for no process, and the command ignores SIGTERM": {
+			"careless", `trap '' TERM; sleep 600 & echo ready; wait`, "200ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := store(t)
+			p := start(t, self(t, c.as, url, "run", "key", "--ttl", soonLost, "--grace", c.grace, "--", "sh", "-c", c.script))
+			p.out.expect("ready")
+			runHasp(t, url, "break", "key", "--force").want(t, 0)
+			select {
+			case <-p.ended:
+			case <-time.After(20 * time.Second):
+				t.Fatalf("hasp does not end; stderr: %s", p.err)
+			}
+			p.wait().want(t, exitLost)
+		})
+	}
+}
+
+// endsByItself is a script that ends on SIGTERM, or after 20 seconds without one.
+const endsByItself = `trap 'echo got SIGTERM; exit' TERM; echo ready; for i in $(seq 400); do sleep 0.05; done; echo no signal`
+
+// No process reads what hasp says. Its message about the loss must not end hasp before
+// it has ended the group.
+func TestLossEndsTheGroupIfStderrIsBroken(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := self(t, "hasp", url, "run", "key", "--ttl", soonLost, "--", "sh", "-c", `sh -c "$0" 2>/dev/null & wait`, endsByItself)
+	cmd.Stderr = w
+	p := start(t, cmd)
+	w.Close()
+	p.out.expect("ready")
+	r.Close()
+	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	contains(t, p.wait().want(t, exitLost).out, "got SIGTERM")
+}
+
+// blocked returns the write end of a pipe that is full and is not read before the end of
+// the test, as if a pager did not read on.
+func blocked(t *testing.T) *os.File {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	_ = w.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	_, _ = w.WriteString(strings.Repeat("x", 1<<20))
+	return w
+}
+
+// endsSoon checks that a program ends although its stderr blocks.
+func endsSoon(t *testing.T, p *running, code int) outcome {
+	t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(40 * time.Second):
+		t.Error("hasp does not end")
+		_ = p.cmd.Process.Kill()
+	}
+	return p.wait().want(t, code)
+}
+
+func TestLossEndsTheCommandIfStderrBlocks(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	cmd := self(t, "hasp", url, "run", "key", "--ttl", soonLost, "--", "sh", "-c", "exec 2>/dev/null; "+endsByItself)
+	cmd.Stderr = blocked(t)
+	p := start(t, cmd)
+	p.out.expect("ready")
+	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	contains(t, endsSoon(t, p, exitLost).out, "got SIGTERM")
+}
+
+// hasp says that it waits, and that it has the key. Neither may block it.
+func TestWaitGoesOnIfStderrBlocks(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	holder := hold(t, url)
+	var waiting []*running
+	for range 2 {
+		cmd := self(t, "hasp", url, "run", "key", "--", "true")
+		cmd.Stderr = blocked(t)
+		waiting = append(waiting, start(t, cmd))
+	}
+	time.Sleep(noticeAfter + 500*time.Millisecond) // both are in the middle of saying so, or later
+	waiting[0].signal(unix.SIGTERM)
+	endsSoon(t, waiting[0], 128+int(unix.SIGTERM))
+	holder.free().want(t, 0)
+	endsSoon(t, waiting[1], 0)
+}

@@ -1,0 +1,376 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// ls is hasp ls: its flags, and where it prints.
+type ls struct {
+	out     io.Writer
+	prefix  string
+	json    bool
+	sort    string
+	waiting bool
+	watch   bool
+	every   time.Duration
+	size    func() (width, height int) // of the terminal; nil if out is none
+	drawn   int                        // lines of the last table on the terminal
+	warn    func(format string, args ...any)
+}
+
+func (a *app) lsCommand() *cobra.Command {
+	l := &ls{out: a.out, warn: a.complain}
+	cmd := &cobra.Command{
+		Use:   "ls [PREFIX]",
+		Short: "List the keys that are held, with their holders",
+		Long: `ls lists the keys that are held or waited for, and begin with PREFIX: the owner,
+for how long it has had the key, how much of the term is left, the fence, and
+how many callers wait. A dash stands for what the strategy does not store. In a
+network only fairlock stores who waits, so --waiting lists nothing with others. Each
+slot is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a slot,
+KEY#queue is listed too.
+
+ls lists only locks in the form that this strategy writes. For a key that another
+program holds, use "hasp inspect". On a Redis, ls reads the names of
+all keys, a few hundred at a time, with rests in between. So the list is no
+snapshot.
+
+On a terminal, ls shortens keys and owners to fit. With --watch it draws the
+table again and again. Elsewhere it appends the new rows to the old ones, each
+with the time. If the store cannot be reached meanwhile, it says so and goes on.`,
+		Example: `  hasp ls
+  hasp ls mail: --sort age
+  hasp ls --waiting --watch --url fairlock+redis://localhost:6379
+  hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fmt.Errorf("want one argument, the prefix of the keys, or none; got %d", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				l.prefix = args[0]
+			}
+			if !slices.Contains(orders, l.sort) {
+				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
+			}
+			if cmd.Flags().Changed("every") && !l.watch {
+				return usagef("--every is for --watch")
+			}
+			if l.every < minEvery {
+				return usagef("--every %v: want %v or more", l.every, minEvery)
+			}
+			if isTerminal(a.out) {
+				l.size = func() (int, int) { return sizeOf(a.out.(*os.File)) }
+			}
+			return a.withClient(cmd, l.run)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&l.json, "json", false, "print JSON, an object on each line")
+	f.StringVar(&l.sort, "sort", orders[0], "order of the keys: `ORDER` is "+strings.Join(orders, ", ")+"; the oldest hold or the most waiters come first")
+	f.BoolVar(&l.waiting, "waiting", false, "list only keys that callers wait for")
+	f.BoolVar(&l.watch, "watch", false, "list again and again")
+	f.DurationVar(&l.every, "every", 2*time.Second, "rest between two lists of --watch")
+	return cmd
+}
+
+// orders are the values of --sort.
+var orders = []string{"key", "age", "waiters"}
+
+// minEvery is the shortest rest of --watch.
+const minEvery = 100 * time.Millisecond
+
+// sizeOf returns the size of a terminal, or 80 by 24 if it does not tell.
+func sizeOf(f *os.File) (width, height int) {
+	width, height, err := term.GetSize(int(f.Fd()))
+	if err != nil || width <= 0 || height <= 0 {
+		return 80, 24
+	}
+	return width, height
+}
+
+// run lists once, or until ctx ends.
+func (l *ls) run(ctx context.Context, client *hasp.Client) error {
+	first, outage := true, false
+	for {
+		all, err := l.list(ctx, client)
+		switch {
+		case err == nil:
+			if err := printed(l.print(all, time.Now(), first)); err != nil || !l.watch {
+				return err
+			}
+			if outage {
+				l.warn("the store answers again")
+			}
+			first, outage = false, false
+		case first || !errors.Is(err, hasp.ErrUnavailable):
+			return err
+		case !outage:
+			outage, l.drawn = true, 0 // the next table comes below
+			l.warn("%v; --watch goes on", err)
+		}
+		select {
+		case <-time.After(l.every):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// list returns the entries in their order. A key that came twice has its last entry.
+func (l *ls) list(ctx context.Context, client *hasp.Client) ([]backend.Entry, error) {
+	byKey := map[string]backend.Entry{}
+	for e, err := range client.List(ctx, l.prefix) {
+		if err != nil {
+			return nil, err
+		}
+		if !l.waiting || len(e.Waiters) > 0 {
+			byKey[e.Key] = e
+		}
+	}
+
+	all := make([]backend.Entry, 0, len(byKey))
+	for _, e := range byKey {
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b backend.Entry) int {
+		order := 0
+		switch l.sort {
+		case "age":
+			order = cmp.Or(cmp.Compare(unknown(a), unknown(b)), a.Since.Compare(b.Since))
+		case "waiters":
+			order = cmp.Compare(len(b.Waiters), len(a.Waiters))
+		}
+		return cmp.Or(order, cmp.Compare(a.Key, b.Key))
+	})
+	return all, nil
+}
+
+// unknown returns 1 if it is not known when a hold began, and otherwise 0.
+func unknown(e backend.Entry) int {
+	if e.Since.IsZero() {
+		return 1
+	}
+	return 0
+}
+
+// print prints one list.
+func (l *ls) print(all []backend.Entry, now time.Time, first bool) error {
+	var lines []string
+	switch {
+	case l.json:
+		var err error
+		if lines, err = l.jsonLines(all, now); err != nil {
+			return err
+		}
+	case l.size != nil && l.watch:
+		return l.draw(all, now)
+	case l.size != nil:
+		width, _ := l.size()
+		lines = table(all, now, "", width, true)
+	case l.watch:
+		lines = table(all, now, now.Format(time.TimeOnly), 0, first)
+	default:
+		lines = table(all, now, "", 0, true)
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	_, err := io.WriteString(l.out, strings.Join(lines, "\n")+"\n")
+	return err
+}
+
+// jsonLines returns a line of JSON for each entry.
+func (l *ls) jsonLines(all []backend.Entry, now time.Time) (lines []string, err error) {
+	if !l.watch {
+		now = time.Time{}
+	}
+	for _, e := range all {
+		b, err := json.Marshal(struct {
+			At time.Time `json:"at,omitzero"` // of the list, with --watch
+			backend.Entry
+		}{now, e})
+		if err != nil {
+			return nil, err
+		}
+		lines = append(lines, string(text.JSON(b)))
+	}
+	return lines, nil
+}
+
+// draw draws the table over the one before. It shows as many rows as the terminal has room
+// for.
+func (l *ls) draw(all []backend.Entry, now time.Time) error {
+	width, height := l.size()
+	head := fmt.Sprintf("%s  %s", now.Format(time.TimeOnly), text.Count(len(all), "key", "keys"))
+	room := max(height-3, 1) // without the head, the names of the columns, and the line of the cursor
+	if len(all) > room {
+		all = all[:max(room-1, 1)]
+		head += fmt.Sprintf(", the first %d shown", len(all))
+	}
+	lines := append([]string{head}, table(all, now, "", width, true)...)
+
+	var b strings.Builder
+	if l.drawn > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA", l.drawn)
+	}
+	for _, line := range lines {
+		// A terminal that has become narrower must not wrap a line.
+		fmt.Fprintf(&b, "\r%s\x1b[K\n", line[:min(len(line), width)])
+	}
+	b.WriteString("\x1b[J")
+	l.drawn = len(lines)
+	_, err := io.WriteString(l.out, b.String())
+	return err
+}
+
+// gap is the space between two columns.
+const gap = "  "
+
+// minCell is the least width to which a key or an owner is shortened.
+const minCell = 8
+
+// table returns the lines of a table. If stamp is not empty, it begins each row. If width is
+// not 0, keys and owners are shortened so that the lines fit. All cells are printable ASCII.
+func table(all []backend.Entry, now time.Time, stamp string, width int, names bool) (lines []string) {
+	rows := [][]string{{"KEY", "OWNER", "AGE", "LEFT", "FENCE", "WAITERS"}}
+	for _, e := range all {
+		rows = append(rows, []string{label(e.Key), holder(e), age(e, now), left(e), number(e.Fence), number(uint64(len(e.Waiters)))})
+	}
+
+	widths := make([]int, len(rows[0]))
+	total := (len(widths) - 1) * len(gap)
+	for i := range widths {
+		for _, r := range rows {
+			widths[i] = max(widths[i], len(r[i]))
+		}
+		total += widths[i]
+	}
+	if total > width && width > 0 {
+		room := width - (total - widths[0] - widths[1])
+		half := max(room/2, minCell)
+		switch {
+		case widths[0] <= half:
+			widths[1] = max(room-widths[0], minCell)
+		case widths[1] <= half:
+			widths[0] = max(room-widths[1], minCell)
+		default:
+			widths[0], widths[1] = half, max(room-half, minCell)
+		}
+	}
+
+	if !names {
+		rows = rows[1:]
+	}
+	for i, r := range rows {
+		var cells []string
+		if stamp != "" {
+			cells = append(cells, stamp)
+			if names && i == 0 {
+				cells[0] = fmt.Sprintf("%-*s", len(stamp), "TIME")
+			}
+		}
+		for j, cell := range r {
+			cell = shorten(cell, widths[j])
+			if j < 2 {
+				cells = append(cells, fmt.Sprintf("%-*s", widths[j], cell))
+			} else {
+				cells = append(cells, fmt.Sprintf("%*s", widths[j], cell))
+			}
+		}
+		lines = append(lines, strings.Join(cells, gap))
+	}
+	return lines
+}
+
+// shorten cuts the middle out of a cell that is too long. Its end may be the number of a
+// slot.
+func shorten(cell string, width int) string {
+	if len(cell) <= width {
+		return cell
+	}
+	const dots = ".."
+	end := (width - len(dots)) / 3
+	return cell[:width-len(dots)-end] + dots + cell[len(cell)-end:]
+}
+
+// label returns a key or an owner. It is quoted unless it is one line of ordinary text.
+func label(s string) string {
+	plain := s != "" && s == strings.TrimSpace(s) && !strings.Contains(s, gap) && !strings.ContainsAny(s, `"\`)
+	for _, c := range []byte(s) {
+		plain = plain && c >= ' ' && c < 0x7f
+	}
+	if plain {
+		return s
+	}
+	return text.Quote(s)
+}
+
+// holder returns the owner, or those of a shared hold.
+func holder(e backend.Entry) string {
+	switch {
+	case !e.Held:
+		return "(free)"
+	case len(e.Shared) > 0:
+		owners := make([]string, len(e.Shared))
+		for i, o := range e.Shared {
+			owners[i] = label(o)
+		}
+		slices.Sort(owners)
+		return fmt.Sprintf("(%d shared) %s", len(owners), strings.Join(owners, ", "))
+	case foreign(e.Status):
+		return "(not of this strategy)"
+	}
+	return label(e.Owner)
+}
+
+func age(e backend.Entry, now time.Time) string {
+	if !e.Held || e.Since.IsZero() {
+		return "-"
+	}
+	return seconds(now.Sub(e.Since))
+}
+
+func left(e backend.Entry) string {
+	switch {
+	case !e.Held:
+		return "-"
+	case e.TTL < 0:
+		return "no end"
+	}
+	return seconds(e.TTL)
+}
+
+// seconds returns a duration for a column: 0.4s, 12s, 3m5s.
+func seconds(d time.Duration) string {
+	if d = max(d, 0); d < 10*time.Second {
+		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
+	}
+	return text.Duration(d.Round(time.Second))
+}
+
+func number(n uint64) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.FormatUint(n, 10)
+}

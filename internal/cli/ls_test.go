@@ -1,0 +1,183 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+const evil = "\x1b[2J\r\nhasp: all is well\u202e\u009b"
+
+// someEntries are locks of every kind, at some time.
+func someEntries(now time.Time) []backend.Entry {
+	held := func(key, owner string, age, left time.Duration, fence uint64, waiters ...string) backend.Entry {
+		return backend.Entry{Key: key, Status: backend.Status{Held: true, Owner: owner, Since: now.Add(-age), TTL: left, Fence: fence, Waiters: waiters}}
+	}
+	return []backend.Entry{
+		held("backup", "db1/4711/hasp run ./backup.sh", 75*time.Second, 29400*time.Millisecond, 1795458000123456, "a", "b"),
+		held("mail#0", "web1/12/mailer", 3*time.Second, 8*time.Second, 0),
+		{Key: "report", Status: backend.Status{Held: true, Shared: []string{"r2", "r1"}, TTL: time.Minute}},
+		{Key: "wanted", Status: backend.Status{Waiters: []string{"w"}}},
+		{Key: "java", Status: backend.Status{Held: true, TTL: -1, Waiters: []string{"w"}}},
+		held(evil, evil, time.Second, time.Second, 1, evil),
+		held("", "  spaces  ", time.Second, time.Second, 0),
+	}
+}
+
+func TestTableOfLocks(t *testing.T) {
+	now := time.Now()
+	got := strings.Join(table(someEntries(now)[:5], now, "", 80, true), "\n")
+	for _, line := range strings.Split(got, "\n") {
+		if len(line) > 80 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+	contains(t, got, "KEY     OWNER", "AGE    LEFT             FENCE  WAITERS\n",
+		"1m15s     29s  1795458000123456        2\n", "mail#0  web1/12/mailer", "3.0s    8.0s                 -        -\n",
+		"report  (2 shared) r1, r2", "-    1m0s", "wanted  (free)", "java    (not of this strategy)", "no end")
+	if t.Failed() {
+		t.Log("\n" + got)
+	}
+}
+
+func TestTableFits(t *testing.T) {
+	now := time.Now()
+	long := strings.Repeat("long", 30)
+	for _, e := range [][]backend.Entry{
+		someEntries(now),
+		{{Key: long + "#7", Status: backend.Status{Held: true, Owner: long}}},
+		{{Key: "short", Status: backend.Status{Held: true, Owner: long, Fence: 1 << 63}}},
+		{{Key: long, Status: backend.Status{Held: true, Owner: "short"}}},
+		nil,
+	} {
+		for _, width := range []int{80, 100, 300} {
+			for _, line := range table(e, now, "", width, true) {
+				if len(line) > width {
+					t.Errorf("%d columns, want %d: %s", len(line), width, line)
+				}
+				for _, c := range []byte(line) {
+					if c < ' ' || c > '~' {
+						t.Fatalf("raw: %q", line)
+					}
+				}
+			}
+		}
+	}
+	last := table([]backend.Entry{{Key: long + "#7", Status: backend.Status{Held: true, Owner: long}}}, now, "", 80, true)[1]
+	if !strings.Contains(last, "#7 ") {
+		t.Errorf("the number of the slot is cut off: %s", last)
+	}
+	if line := table([]backend.Entry{{Key: long, Status: backend.Status{Held: true, Owner: long}}}, now, "", 0, true)[1]; strings.Count(line, long) != 2 {
+		t.Errorf("cut, although there is no terminal: %s", line)
+	}
+}
+
+// A key or an owner may be any bytes. None of them reaches the terminal.
+func TestLsShowsNothingRaw(t *testing.T) {
+	now := time.Now()
+	for _, l := range []*ls{{}, {json: true}, {watch: true}, {json: true, watch: true},
+		{watch: true, size: func() (int, int) { return 80, 24 }}, {size: func() (int, int) { return 80, 24 }}} {
+		var b bytes.Buffer
+		l.out = &b
+		for _, first := range []bool{true, false} {
+			if err := l.print(someEntries(now), now, first); err != nil {
+				t.Fatal(err)
+			}
+		}
+		shown := b.String()
+		if l.watch && l.size != nil && !l.json {
+			for _, ours := range []string{"\x1b[K", "\x1b[J", fmt.Sprintf("\x1b[%dA", l.drawn), "\r"} {
+				if !strings.Contains(shown, ours) {
+					t.Errorf("%q is missing", ours)
+				}
+				shown = strings.ReplaceAll(shown, ours, "")
+			}
+		}
+		if strings.Trim(strings.ReplaceAll(shown, "\n", ""), asciiText()) != "" || strings.Contains(shown, "\nhasp:") {
+			t.Errorf("raw: %q", shown)
+		}
+	}
+}
+
+// asciiText is all printable characters of ASCII.
+func asciiText() string {
+	var b strings.Builder
+	for c := byte(' '); c <= '~'; c++ {
+		b.WriteByte(c)
+	}
+	return b.String()
+}
+
+func TestLsWatchFitsTheTerminal(t *testing.T) {
+	now := time.Now()
+	var all []backend.Entry
+	for i := range 100 {
+		all = append(all, backend.Entry{Key: fmt.Sprint("key ", i), Status: backend.Status{Held: true, Owner: "me"}})
+	}
+	var b bytes.Buffer
+	l := &ls{out: &b, watch: true, size: func() (int, int) { return 40, 10 }}
+	for range 2 {
+		b.Reset()
+		if err := l.print(all, now, false); err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(b.String(), "\n"); n > 9 {
+			t.Errorf("%d lines on a terminal of 10", n)
+		}
+		for line := range strings.Lines(strings.ReplaceAll(b.String(), "\x1b[K", "")) {
+			if len(strings.Trim(line, "\r\n")) > 40 && !strings.Contains(line, "\x1b[") {
+				t.Errorf("%q is too long", line)
+			}
+		}
+	}
+	contains(t, b.String(), "100 keys, the first 6 shown", "\x1b[8A")
+}
+
+// rowsOf decodes lines of JSON.
+func rowsOf(t *testing.T, out string) (all []backend.Entry) {
+	t.Helper()
+	for line := range strings.Lines(out) {
+		var e backend.Entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+func TestLs(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	if out := runHasp(t, url, "ls", "--json").want(t, 0).out; out != "" {
+		t.Errorf("no lock: %q", out)
+	}
+	contains(t, runHasp(t, url, "ls").want(t, 0).out, "KEY  OWNER")
+	hold(t, url, "--fence")
+	contains(t, runHasp(t, url, "ls").want(t, 0).out, "\nkey  ", "/hasp run sh ")
+
+	all := rowsOf(t, runHasp(t, url, "ls", "k", "--json").want(t, 0).out)
+	if len(all) != 1 || all[0].Key != "key" || !all[0].Held || all[0].Fence == 0 || all[0].TTL <= 0 || all[0].Owner == "" {
+		t.Errorf("got %+v", all)
+	}
+	for _, args := range [][]string{{"x"}, {"--waiting"}} {
+		if all := rowsOf(t, runHasp(t, url, append([]string{"ls", "--json"}, args...)...).want(t, 0).out); len(all) != 0 {
+			t.Errorf("%q: got %+v", args, all)
+		}
+	}
+
+	s := startHasp(t, url, "ls", "--watch", "--every", "100ms")
+	s.out.expect("TIME      KEY")
+	for range 3 {
+		s.out.expect("/hasp run sh ")
+	}
+
+	for flags, says := range map[string]string{"--sort size": `--sort "size": want key, age, waiters`, "--watch --every 1ms": "--every 1ms: want 100ms", "--every 1s": "--every is for --watch", "a b": "got 2"} {
+		runHasp(t, url, append([]string{"ls"}, strings.Fields(flags)...)...).refused(t, exitUsage, says)
+	}
+}

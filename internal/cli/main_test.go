@@ -1,0 +1,312 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// patience is how long a test waits for an event before it fails.
+const patience = time.Minute
+
+// role is the environment variable that makes the test binary another program:
+// hasp itself, or a helper of a test.
+const role = "HASP_TEST_ROLE"
+
+// roles are the programs that the test binary can be.
+var roles = map[string]func(args []string) int{
+	"hasp": func([]string) int { return Main() },
+}
+
+func TestMain(m *testing.M) {
+	if f := roles[os.Getenv(role)]; f != nil {
+		os.Exit(f(os.Args[1:]))
+	}
+	// A shell that starts the tests in the background may make them ignore these
+	// signals. Once they are caught here, programs that the tests start have the
+	// default again.
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+	os.Exit(redistest.Main(m))
+}
+
+// store returns the URL of an empty store.
+func store(t *testing.T) string {
+	t.Helper()
+	return "filelock://" + t.TempDir()
+}
+
+// file writes a file and returns its path.
+func file(t *testing.T, name, content string, mode os.FileMode) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// executable returns the path of the test binary.
+func executable(t *testing.T) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exe
+}
+
+// self returns the test binary in a role, with url in HASP_URL unless it is
+// empty.
+func self(t *testing.T, as, url string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), executable(t), args...)
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "HASP_URL=") })
+	// A program with the race detector sleeps for a second before it exits.
+	cmd.Env = append(env, role+"="+as, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	if url != "" {
+		cmd.Env = append(cmd.Env, "HASP_URL="+url)
+	}
+	cmd.WaitDelay = patience
+	apart(cmd)
+	return cmd
+}
+
+// outcome is how a program ended.
+type outcome struct {
+	code     int
+	out, err string
+}
+
+// call runs a command line in this process.
+func call(args ...string) outcome {
+	var out, errs bytes.Buffer
+	code := execute(args, strings.NewReader(""), &out, &errs)
+	return outcome{code, out.String(), errs.String()}
+}
+
+// runHasp runs hasp to its end.
+func runHasp(t *testing.T, url string, args ...string) outcome {
+	t.Helper()
+	return startHasp(t, url, args...).wait()
+}
+
+// lock runs "true" under "key" with more flags, and checks the exit code.
+func lock(t *testing.T, url string, code int, flags ...string) {
+	t.Helper()
+	runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "true"})...).want(t, code)
+}
+
+// want checks the exit code.
+func (o outcome) want(t *testing.T, code int) outcome {
+	t.Helper()
+	if o.code != code {
+		t.Fatalf("exit code %d, want %d\nstdout: %s\nstderr: %s", o.code, code, o.out, o.err)
+	}
+	return o
+}
+
+// decode decodes the output as JSON.
+func (o outcome) decode(t *testing.T, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(o.out), v); err != nil {
+		t.Fatalf("%v in:\n%s%s", err, o.out, o.err)
+	}
+}
+
+// contains checks that text contains all of wants.
+func contains(t *testing.T, text string, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in:\n%s", want, text)
+		}
+	}
+}
+
+// running is a program that runs while the test does.
+type running struct {
+	t        *testing.T
+	cmd      *exec.Cmd
+	in       io.WriteCloser
+	out, err *stream
+	ended    chan struct{} // closed when the program has ended, and all that inherited its output
+}
+
+// startHasp starts hasp.
+func startHasp(t *testing.T, url string, args ...string) *running {
+	t.Helper()
+	return start(t, self(t, "hasp", url, args...))
+}
+
+// script starts hasp run with a shell script under "key", and waits until the
+// script has printed "ready".
+func script(t *testing.T, url, script string, flags ...string) *running {
+	t.Helper()
+	p := startHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "sh", "-c", script})...)
+	p.out.expect("ready")
+	return p
+}
+
+// hold starts a hasp run that holds "key" until free.
+func hold(t *testing.T, url string, flags ...string) *running {
+	t.Helper()
+	return script(t, url, "echo ready; cat", flags...)
+}
+
+// start starts a program. If it has no streams yet, the test writes its input and
+// reads its output. The end of the test kills it.
+func start(t *testing.T, cmd *exec.Cmd) *running {
+	t.Helper()
+	p := &running{t: t, cmd: cmd, out: newStream(t), err: newStream(t), ended: make(chan struct{})}
+	if cmd.Stdin == nil {
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.in = in
+	}
+	if cmd.Stdout == nil {
+		cmd.Stdout = p.out
+	}
+	if cmd.Stderr == nil {
+		cmd.Stderr = p.err
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait()
+		p.out.end()
+		p.err.end()
+		close(p.ended)
+	}()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return p
+}
+
+// signal sends a signal to the program.
+func (p *running) signal(sig os.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// free ends a program that hold has started.
+func (p *running) free() outcome {
+	p.t.Helper()
+	p.in.Close()
+	return p.wait()
+}
+
+// wait waits until the program and its output have ended.
+func (p *running) wait() outcome {
+	p.t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(5 * patience):
+		p.t.Fatalf("%q does not end\nstdout: %s\nstderr: %s", p.cmd.Args[1:], p.out, p.err)
+	}
+	return outcome{p.cmd.ProcessState.ExitCode(), p.out.String(), p.err.String()}
+}
+
+// stream is the output of a program so far.
+type stream struct {
+	t       *testing.T
+	mu      sync.Mutex // guards all below
+	text    strings.Builder
+	ended   bool
+	changed chan struct{} // closed and replaced at each change
+}
+
+func newStream(t *testing.T) *stream { return &stream{t: t, changed: make(chan struct{})} }
+
+// listen reads r until it ends.
+func listen(t *testing.T, r io.ReadCloser) *stream {
+	s := newStream(t)
+	t.Cleanup(func() { r.Close() })
+	go func() {
+		_, _ = io.Copy(s, r)
+		s.end()
+	}()
+	return s
+}
+
+// pipe returns the write end of a pipe, and a stream of what is written to it. The
+// stream ends when no process has the pipe open.
+func pipe(t *testing.T) (*stream, *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return listen(t, r), w
+}
+
+// Write adds output.
+func (s *stream) Write(b []byte) (int, error) {
+	s.update(string(b), false)
+	return len(b), nil
+}
+
+// end says that there is no more output.
+func (s *stream) end() { s.update("", true) }
+
+func (s *stream) update(text string, ended bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text.WriteString(text)
+	s.ended = ended
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// await waits until ok returns true. It fails if the output ends before.
+func (s *stream) await(what string, ok func(text string, ended bool) bool) {
+	s.t.Helper()
+	timeout := time.After(patience)
+	for {
+		s.mu.Lock()
+		text, ended, changed := s.text.String(), s.ended, s.changed
+		s.mu.Unlock()
+		switch {
+		case ok(text, ended):
+			return
+		case ended:
+			s.t.Fatalf("%s: missing in:\n%s", what, text)
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			s.t.Fatalf("%s: missing after %v; so far:\n%s", what, patience, text)
+		}
+	}
+}
+
+// expect waits for a text.
+func (s *stream) expect(want string) {
+	s.t.Helper()
+	s.await(want, func(text string, _ bool) bool { return strings.Contains(text, want) })
+}
+
+func (s *stream) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}

@@ -1,0 +1,64 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// person is the master side of a pseudo-terminal, where a person types and reads.
+type person struct {
+	*stream
+	master *os.File
+}
+
+// openPTY opens a pseudo-terminal of 100 columns and 40 lines, and returns its
+// master side and its slave side. The caller closes the slave after it has started
+// a program on it.
+func openPTY(t *testing.T) (*person, *os.File) {
+	t.Helper()
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	master := os.NewFile(uintptr(fd), "/dev/ptmx")
+	n, err1 := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	err2 := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	err3 := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 100})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { slave.Close() })
+	return &person{listen(t, master), master}, slave
+}
+
+// startOnPTY starts a program in a session of its own on a pseudo-terminal.
+func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
+	t.Helper()
+	p, slave := openPTY(t)
+	defer slave.Close()
+	cmd.Stdin, cmd.Stderr = slave, slave
+	if cmd.Stdout == nil {
+		cmd.Stdout = slave
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+	start(t, cmd)
+	return p
+}
+
+// types writes text as if a person typed it.
+func (p *person) types(text string) {
+	p.t.Helper()
+	if _, err := p.master.Write([]byte(text)); err != nil {
+		p.t.Fatal(err)
+	}
+}

@@ -1,0 +1,266 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/cli/job"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// run is a call of hasp run.
+type run struct {
+	*app
+	key  string
+	argv []string // the command
+
+	// Flags.
+	wait   time.Duration // 0 with noWait
+	noWait bool
+	ttl    time.Duration
+	fence  bool
+	slots  int // 0 without --slots
+	shared bool
+	least  time.Duration // of the hold
+	grace  time.Duration
+}
+
+const runHelp = `run waits until it holds KEY, runs COMMAND, and frees KEY when COMMAND has ended.
+If it waits for more than a second, it says so on stderr, and says when it holds
+KEY. hasp renews the lock while COMMAND runs. If the lock is lost nevertheless,
+hasp ends COMMAND: it sends SIGTERM, and SIGKILL after --grace.
+
+COMMAND finds the key in HASP_KEY and, with --fence, the fence in HASP_FENCE. A
+fence is a number that grows with every holder. Pass it to the resource that the
+lock protects, so that the resource can refuse a holder that is late.
+
+With --min-hold D, KEY stays taken for D after hasp got it, also if COMMAND ends
+sooner. hasp itself ends with COMMAND. So a short job that several hosts start at
+the same time runs once: hasp run job --no-wait --min-hold 30s. hasp inspect shows
+the last holder meanwhile. If hasp itself is killed, KEY is free after its term.
+
+With --slots N, up to N commands run at once under KEY. COMMAND finds its slot in
+HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp break.
+All runs of KEY must give the same N. A run without --slots does not count.
+
+With --shared, any number of commands run at once under KEY, as long as all are
+shared. A run without --shared waits for them to end, and then runs alone. While
+it waits, new shared ones wait behind it. filelock:// cannot share a key.
+
+If COMMAND calls hasp run with the same KEY and store, the inner hasp run exits
+with 75 at once, because the two would wait for each other. With --slots, it takes
+another slot, unless such calls hold them all. The outer hasp run lists its locks
+for the inner one in HASP_HELD.
+
+COMMAND inherits the rest of the environment, also HASP_URL and a password in
+it. hasp does not pass --url and --config on: repeat them for a hasp inside
+COMMAND, or use HASP_URL. To keep the password from COMMAND, use a --config file
+that COMMAND may not read.
+
+COMMAND runs in a process group of its own. hasp passes INT, TERM, HUP, QUIT,
+USR1, USR2, WINCH, TSTP and CONT on to that group. On a terminal the group is in
+the foreground: editors, ssh and shells work, and Ctrl-C reaches COMMAND
+directly. Ctrl-Z stops COMMAND and hasp. A stopped hasp does not renew the lock.
+If it continues after the term, the lock is lost, and hasp ends COMMAND.
+
+Processes that COMMAND leaves in the background do not hold KEY. If hasp itself
+is killed with SIGKILL, KEY is free when its term is over. On Linux the kernel
+then kills COMMAND, but not a set-uid COMMAND, nor the processes that COMMAND has
+started.
+
+`
+
+func (a *app) runCommand() *cobra.Command {
+	r := run{app: a}
+	cmd := &cobra.Command{
+		Use:   "run KEY [flags] -- COMMAND [ARG]...",
+		Short: "Run a command while holding a key",
+		Long:  runHelp + exitCodes,
+		Example: `  hasp run backup -- ./backup.sh
+  hasp run backup --no-wait -- ./backup.sh || echo "exit code $?"
+  hasp run deploy --wait 5m --fence --url spinlock+redis://redis:6379 -- sh -c 'deploy --fence $HASP_FENCE'`,
+		Args: runArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := exclusive(cmd, "wait", "no-wait"); err != nil {
+				return err
+			}
+			if r.wait < 0 || r.grace < 0 {
+				return usagef("--wait and --grace cannot be negative")
+			}
+			r.key, r.argv = args[0], args[1:]
+			return r.run(cmd)
+		},
+	}
+	f := cmd.Flags()
+	f.DurationVar(&r.wait, "wait", 0, "wait this long at most, such as 10s or 5m; 0 is one attempt (default: no limit)")
+	f.BoolVar(&r.noWait, "no-wait", false, "make one attempt, and exit with 75 if the key is held")
+	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
+	r.commonFlags(cmd)
+	return cmd
+}
+
+// commonFlags are those of hasp run and hasp lead.
+func (r *run) commonFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
+	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
+	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
+	f.DurationVar(&r.least, "min-hold", 0, "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner")
+	f.DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
+}
+
+// runArgs wants a key, two dashes, and a command.
+func runArgs(cmd *cobra.Command, args []string) error {
+	const want = `want "hasp run KEY -- COMMAND [ARG]..."`
+	switch dash := cmd.ArgsLenAtDash(); {
+	case len(args) == 0 || dash == 0:
+		return errors.New("no key given: " + want)
+	case len(args) == 1:
+		return errors.New("no command given: " + want)
+	case dash < 0:
+		return errors.New(`no "--" before the command: ` + want)
+	case dash > 1:
+		return fmt.Errorf("%d keys given: %s", dash, want)
+	}
+	return nil
+}
+
+// options returns the flags as options of Lock.
+func (r *run) options(cmd *cobra.Command) []hasp.Option {
+	var opts []hasp.Option
+	if wait := cmd.Flag("wait"); r.noWait || wait != nil && wait.Changed {
+		opts = append(opts, hasp.WithMaxWait(r.wait))
+	}
+	if cmd.Flag("ttl").Changed {
+		opts = append(opts, hasp.WithTTL(r.ttl))
+	}
+	if r.fence {
+		opts = append(opts, hasp.WithFence())
+	}
+	if cmd.Flag("min-hold").Changed {
+		opts = append(opts, hasp.WithMinHold(r.least))
+	}
+	if r.shared {
+		opts = append(opts, hasp.WithShared())
+	}
+	if cmd.Flag("slots").Changed {
+		opts = append(opts, hasp.WithSlots(r.slots))
+	}
+	return opts
+}
+
+// run locks, runs the command, and unlocks.
+func (r *run) run(cmd *cobra.Command) error {
+	path, err := exec.LookPath(r.argv[0])
+	if err != nil { // before hasp waits for the key
+		return cannotRun(r.argv[0], err)
+	}
+
+	// If no process reads stderr, a message must not end hasp: the command or the lock
+	// would be left. The command itself gets the default action of SIGPIPE.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
+	var unanswered atomic.Pointer[error] // why the last renewal failed
+	client, err := r.open(cmd, "hasp run "+filepath.Base(r.argv[0]), func(_ context.Context, e hasp.Event) {
+		if e.Kind == hasp.EventRenewFailed {
+			unanswered.Store(&e.Err)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx := cmd.Context()
+	lease, err := r.acquire(ctx, client, r.options(cmd))
+	if err != nil {
+		return err
+	}
+
+	// From here on a signal is the command's. It must not end ctx, because the lease
+	// ends with ctx. Notify comes before release, so that no signal is lost.
+	signals := make(chan os.Signal, 32)
+	signal.Notify(signals, job.NotIgnored(job.PassedOn)...)
+	defer signal.Stop(signals)
+	if cause := r.release(); cause != nil { // the signal and the lock came at the same time
+		return errors.Join(cause, lease.Unlock(ctx))
+	}
+
+	watch := job.Watch{Lease: lease, Signals: signals, Grace: r.grace, OnLoss: func() {
+		r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s",
+			text.Quote(r.key), whyLost(lease, unanswered.Load()), text.Duration(r.grace))
+	}}
+	return r.runUnder(ctx, client, path, watch)
+}
+
+// runUnder runs the command under a lease, and unlocks.
+func (r *run) runUnder(ctx context.Context, client *hasp.Client, path string, watch job.Watch) error {
+	// hasp may have been stopped until after the term.
+	lease := watch.Lease
+	if err := lease.Err(); err != nil {
+		return fmt.Errorf("%s: %w before the command was run", text.Quote(r.key), err)
+	}
+
+	j, err := job.Start(path, r.argv, r.environment(os.Environ(), lease))
+	if err != nil {
+		return errors.Join(cannotRun(r.argv[0], err), lease.Unlock(ctx))
+	}
+	result := j.Attend(watch)
+	r.finish(result, lease.Unlock(ctx))
+	client.Close() // DieAlike may end the process
+	if r.code != exitLost {
+		j.DieAlike(result)
+	}
+	return nil
+}
+
+// whyLost returns the reason of a loss. If the lease has ended before its term, the
+// store refused a renewal. Otherwise the term ended without a renewal.
+func whyLost(lease *hasp.Lease, unanswered *error) string {
+	switch {
+	case time.Now().Before(lease.Expires()):
+		return "the store does not have it any more: it was broken, or the store lost its data"
+	case unanswered != nil:
+		return fmt.Sprintf("no renewal was answered before its term ended (%v)", *unanswered)
+	}
+	return "hasp was stopped for longer than its term"
+}
+
+// finish sets the exit code according to the ends of the command and of the
+// lease.
+func (r *run) finish(result job.Result, unlock error) {
+	r.code = result.Code
+	switch {
+	case result.Lost:
+		r.code = exitLost
+	case errors.Is(unlock, hasp.ErrLost):
+		r.complain("lost %s before the command ended: another program may have held it at the same time", text.Quote(r.key))
+		r.code = exitLost
+	case unlock != nil:
+		r.complain("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: "))
+	}
+}
+
+// cannotRun returns err with the exit code that a shell would use.
+func cannotRun(name string, err error) error {
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+		err = inner // the errors around it repeat the name
+	}
+	code := exitCannotRun
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		code = exitNotFound
+	}
+	return codeError{code, fmt.Errorf("cannot run %s: %w", text.Quote(name), err)}
+}

@@ -1,0 +1,375 @@
+//go:build unix
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/memlock"
+)
+
+func TestRunExitsLikeItsCommand(t *testing.T) {
+	t.Parallel()
+	noInterpreter := file(t, "script", "exit 7\n", 0o700) // without #!
+	plain := file(t, "plain", "no program", 0o600)
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		command []string
+		code    int
+		says    string
+	}{
+		"success":                {[]string{"true"}, 0, ""},
+		"its own code":           {[]string{"sh", "-c", "exit 3"}, 3, ""},
+		"a code that hasp uses":  {[]string{"sh", "-c", "exit 75"}, 75, ""},
+		"ended by a signal":      {[]string{"sh", "-c", "kill -KILL $$"}, 128 + 9, ""},
+		"a script without shell": {[]string{noInterpreter}, 7, ""},
+		"not found":              {[]string{"hasp-no-such-command"}, exitNotFound, `cannot run "hasp-no-such-command": executable file not found in $PATH`},
+		"no such file":           {[]string{dir + "/none"}, exitNotFound, "no such file or directory"},
+		"not executable":         {[]string{plain}, exitCannotRun, "permission denied"},
+		"a directory":            {[]string{dir}, exitCannotRun, "is a directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := store(t)
+			o := runHasp(t, url, append([]string{"run", "key", "--"}, c.command...)...).want(t, c.code)
+			if c.says == "" && o.err != "" {
+				t.Errorf("stderr: %s", o.err)
+			}
+			contains(t, o.err, c.says)
+			lock(t, url, 0, "--no-wait") // the key is free
+		})
+	}
+}
+
+func TestCommandKnowsItsLock(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	const show = `echo "$HASP_KEY/${HASP_FENCE-none}"`
+	if o := runHasp(t, url, "run", "a key", "--", "sh", "-c", show+`; echo "$HASP_URL"`).want(t, 0); o.out != "a key/none\n"+url+"\n" {
+		t.Errorf("unfenced: %q", o.out)
+	}
+	last := uint64(0)
+	for range 3 {
+		o := runHasp(t, url, "run", "a key", "--fence", "--", "sh", "-c", show).want(t, 0)
+		fence, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(o.out), "a key/"), 10, 64)
+		if err != nil || fence <= last {
+			t.Fatalf("fence after %d: %q (%v)", last, o.out, err)
+		}
+		last = fence
+	}
+	// An unfenced run inside a fenced one does not pass on the fence of the outer
+	// lock.
+	o := runHasp(t, url, "run", "outer", "--fence", "--", executable(t), "run", "inner", "--", "sh", "-c", show).want(t, 0)
+	if o.out != "inner/none\n" {
+		t.Errorf("inner: %q", o.out)
+	}
+}
+
+func TestRunWithSlots(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	const show = `echo "$HASP_KEY/${HASP_SLOT-none}"`
+	hasp := executable(t)
+	// Both slots are held, one by the run around the other.
+	inner := []string{"--", hasp, "run", "key", "--slots", "2", "--", "sh", "-c"}
+	o := runHasp(t, url, append(append([]string{"run", "key", "--slots", "2"}, inner...), show)...).want(t, 0)
+	if o.out != "key/0\n" && o.out != "key/1\n" {
+		t.Errorf("got %q", o.out)
+	}
+	full := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 --no-wait -- echo ran")
+	contains(t, runHasp(t, url, full...).want(t, exitNotAcquired).err, `"key" is held`)
+	waits := append(append([]string{"run", "key", "--slots", "2"}, inner...), "unset HASP_HELD; "+hasp+" run key --slots 2 --wait 1500ms -- echo ran")
+	contains(t, runHasp(t, url, waits...).want(t, exitNotAcquired).err, `waiting for one of the 2 slots of "key"`)
+	hangs := append(append([]string{"run", "key", "--slots", "2"}, inner...), hasp+" run key --slots 2 -- echo ran")
+	contains(t, runHasp(t, url, hangs...).want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
+
+	// A run without slots does not count, and does not pass on the slot of the outer run.
+	o = runHasp(t, url, "run", "key", "--slots", "1", "--", hasp, "run", "key", "--", "sh", "-c", show).want(t, 0)
+	if o.out != "key/none\n" {
+		t.Errorf("inner: %q", o.out)
+	}
+	contains(t, runHasp(t, url, "run", "key", "--slots", "0", "--", "true").want(t, exitUsage).err, "0 slots: give 1 to 100")
+}
+
+func TestRunWithMinHold(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	began := time.Now()
+	lock(t, url, 0, "--min-hold", "3s")
+	if code := runHasp(t, url, "run", "key", "--no-wait", "--", "true").code; code != exitNotAcquired && time.Since(began) < 3*time.Second {
+		t.Errorf("the key was free after %v", time.Since(began))
+	}
+	lock(t, url, 0)
+	if took := time.Since(began); took < 3*time.Second {
+		t.Errorf("the key was free after %v", took)
+	}
+	lock(t, url, exitUsage, "--min-hold", "-1s")
+}
+
+func TestRunShared(t *testing.T) {
+	t.Parallel()
+	url, hasp := "fairlock+"+redistest.Start(t, nil).URL(), executable(t)
+	// A shared run in a shared one would hang if the second were exclusive.
+	try := []string{hasp, "run", "key", "--no-wait"}
+	script := strings.Join(append(try, "--shared", "--", "echo", "both"), " ") + "; " +
+		strings.Join(append(try, "--", "true"), " ") + "; echo code $?"
+	o := runHasp(t, url, "run", "key", "--shared", "--", "env", "-u", "HASP_HELD", "sh", "-c", script).want(t, 0)
+	if o.out != "both\ncode 75\n" {
+		t.Errorf("got %q", o.out)
+	}
+	for _, inner := range [][]string{{"--shared"}, nil} {
+		args := slices.Concat([]string{"run", "key", "--shared", "--", hasp, "run", "key"}, inner, []string{"--", "echo", "ran"})
+		contains(t, runHasp(t, url, args...).want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
+	}
+	lock(t, url, 0)
+	contains(t, runHasp(t, url, "run", "key", "--shared", "--min-hold", "1s", "--", "true").want(t, exitUsage).err, "WithShared")
+}
+
+// A hasp run inside another of the same key would wait until the other ends, which
+// waits for it.
+func TestRunInsideItselfDoesNotHang(t *testing.T) {
+	t.Parallel()
+	url, hasp := store(t), executable(t)
+	inner := []string{"--", hasp, "run", "key", "--", "echo", "ran"}
+	for name, between := range map[string][]string{
+		"directly":                   nil,
+		"inside another key's":       {"--", hasp, "run", "another"},
+		"by another URL, same store": {"--", hasp, "run", "another", "--url", url + "?ttl=1m"},
+	} {
+		o := runHasp(t, url, slices.Concat([]string{"run", "key"}, between, inner)...).want(t, exitNotAcquired)
+		contains(t, o.err, `hasp: "key" is held by "`, "the hasp run that this one runs inside")
+		if strings.Contains(o.out, "ran") {
+			t.Errorf("%s: the command ran", name)
+		}
+	}
+	o := runHasp(t, url+"?owner=me", append([]string{"run", "key"}, inner...)...).want(t, exitNotAcquired)
+	contains(t, o.err, `held by "me", the hasp run`)
+}
+
+// The same key of another store is another lock. And a process that a command has left
+// behind may lock what the command held.
+func TestRunInsideAnotherLock(t *testing.T) {
+	t.Parallel()
+	url, hasp := store(t), executable(t)
+	o := runHasp(t, url, "run", "key", "--", hasp, "run", "key", "--url", store(t), "--", "echo", "ran").want(t, 0)
+	contains(t, o.out, "ran")
+
+	p := startHasp(t, url, "run", "key", "--", "sh", "-c",
+		`(while ! "$0" inspect key | grep -q free; do sleep 0.05; done; "$0" run key -- echo ran) &`, hasp)
+	contains(t, p.wait().want(t, 0).out, "ran")
+}
+
+func TestRunGivesTheCommandItsStreams(t *testing.T) {
+	t.Parallel()
+	p := startHasp(t, store(t), "run", "key", "--", "sh", "-c", "cat; echo problem >&2")
+	if _, err := p.in.Write([]byte("text\n")); err != nil {
+		t.Fatal(err)
+	}
+	if o := p.free().want(t, 0); o.out != "text\n" || o.err != "problem\n" {
+		t.Errorf("stdout %q, stderr %q", o.out, o.err)
+	}
+}
+
+func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	holder := hold(t, url)
+	for _, flags := range [][]string{{"--no-wait"}, {"--wait", "0"}, {"--wait", "2s"}} {
+		o := runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "echo", "ran"})...).want(t, exitNotAcquired)
+		if o.out != "" {
+			t.Errorf("%q: the command ran: %s", flags, o.out)
+		}
+		contains(t, o.err, `"key" is held by "`, "/hasp run sh")
+	}
+	holder.free().want(t, 0)
+	lock(t, url, 0, "--no-wait")
+}
+
+func TestRunWaitsForTheHolderBefore(t *testing.T) {
+	t.Parallel()
+	url, log := store(t), filepath.Join(t.TempDir(), "log")
+	write := func(what string) string { return "echo " + what + " >> '" + log + "'" }
+	first := script(t, url, "echo ready; cat; "+write("first"))
+	second := startHasp(t, url, "run", "key", "--wait", "1m", "--", "sh", "-c", write("second"))
+	third := startHasp(t, url, "run", "key", "--", "sh", "-c", write("third"))
+	lock(t, url, exitNotAcquired, "--wait", "1s")
+	first.in.Close()
+	for _, p := range []*running{first, second, third} {
+		p.wait().want(t, 0)
+	}
+	b, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Fields(string(b)); len(got) != 3 || got[0] != "first" {
+		t.Errorf("order: %q", got)
+	}
+}
+
+func TestRunHoldsPastItsTerm(t *testing.T) {
+	t.Parallel()
+	withTerm(t, func(ttl time.Duration) bool {
+		url := store(t)
+		holder := hold(t, url, "--ttl", ttl.String())
+		o := runHasp(t, url, "run", "key", "--wait", (3 * ttl).String(), "--", "true")
+		return holder.free().code == 0 && o.code == exitNotAcquired
+	})
+}
+
+// withTerm checks that a lock is held past its term. A machine that pauses for a
+// whole term loses every lock, so withTerm tries again with a longer term.
+func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
+	t.Helper()
+	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second} {
+		if holds(ttl) {
+			return
+		}
+		t.Logf("not with a term of %v", ttl)
+	}
+	t.Error("lost")
+}
+
+// soonLost is a term. hasp notices the loss of such a lock within two seconds,
+// and a slow machine does not lose the lock before the test breaks it.
+const soonLost = "6s"
+
+func TestLossEndsTheCommand(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ script, grace, out string }{
+		"which cleans up": {
+			`trap 'echo cleaning up; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, "1m", "cleaning up"},
+		"which ignores SIGTERM": {
+			`trap '' TERM; echo ready; while :; do sleep 0.05; done`, "100ms", ""},
+		// The command ends at once. Its child in the group takes longer; wait
+		// returns when the child has closed the output.
+		"and its child, which cleans up": {
+			`sh -c 'trap "sleep 0.3; echo child ends; exit" TERM; echo ready; while :; do sleep 0.05; done' & wait`, "10m", "child ends"},
+		"and its child, which ignores SIGTERM": {
+			`sh -c 'trap "" TERM; echo ready; while :; do sleep 0.05; done' & wait`, "200ms", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := store(t)
+			p := script(t, url, c.script, "--ttl", soonLost, "--grace", c.grace)
+			contains(t, runHasp(t, url, "break", "key", "--force").want(t, 0).out, "work may still be running")
+			o := p.wait().want(t, exitLost)
+			contains(t, o.out, c.out)
+			contains(t, o.err, `hasp: lost "key": the store does not have it any more`)
+		})
+	}
+}
+
+func TestLossIsReportedWhenTheStoreLosesItsData(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	p := script(t, "filelock://"+dir, "echo ready; exec sleep 600", "--ttl", soonLost)
+	// Again and again, because a renewal in flight may write the file once more.
+	for end := time.Now().Add(patience); p.err.String() == "" && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		empty(t, dir)
+	}
+	contains(t, p.wait().want(t, exitLost).err, `hasp: lost "key"`)
+}
+
+// A loss that hasp had not noticed while the command ran is found by the unlock.
+func TestLossIsReportedAtTheEnd(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	p := hold(t, url, "--ttl", "10m")
+	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	contains(t, p.free().want(t, exitLost).err, `lost "key" before the command ended`)
+}
+
+func TestRunChecksItsDurations(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{{"--grace", "-1s"}, {"--wait", "-1s"}, {"--wait", "1s", "--no-wait"}} {
+		lock(t, store(t), exitUsage, flags...)
+	}
+}
+
+// The log of a run says that it waits, and later for how long it has waited.
+func TestRunSaysThatItWaits(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	holder := hold(t, url)
+	p := startHasp(t, url, "run", "key", "--", "true")
+	p.err.expect(`hasp: waiting for "key", held by "`)
+	holder.free().want(t, 0)
+	o := p.wait().want(t, 0)
+	if lines := strings.Split(o.err, "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], `hasp: got "key" after `) {
+		t.Errorf("stderr: %s", o.err)
+	}
+}
+
+// answering is a store whose Inspect gives the answers in turn.
+type answering struct {
+	*memlock.Driver
+	answers []func() (backend.Status, error)
+}
+
+func (a *answering) Inspect(context.Context, string) (backend.Status, error) {
+	next := a.answers[0]
+	a.answers = a.answers[1:]
+	return next()
+}
+
+// In an outage, run does not say that it waits for a key.
+func TestRunSaysThatItWaitsWhenTheKeyIsHeld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var said strings.Builder
+		outage := func() (backend.Status, error) {
+			if said.Len() > 0 {
+				t.Errorf("before the key was found held: %s", &said)
+			}
+			return backend.Status{}, errors.New("no answer")
+		}
+		free := func() (backend.Status, error) { return backend.Status{}, nil }
+		held := func() (backend.Status, error) { return backend.Status{Held: true, Owner: "me"}, nil }
+		ended := func() (backend.Status, error) { cancel(); return held() }
+
+		store := &answering{memlock.New(), []func() (backend.Status, error){outage, free, outage, held, ended}}
+		client := hasp.New(store, nil)
+		defer client.Close()
+		r := run{app: &app{err: &said}, key: "q"}
+		if !r.sayWaiting(ctx, client) || said.String() != "hasp: waiting for \"q\", held by \"me\"\n" {
+			t.Errorf("while held: %q", said.String())
+		}
+		said.Reset()
+		if r.sayWaiting(ctx, client) || said.Len() > 0 {
+			t.Errorf("when the wait has ended: %q", said.String())
+		}
+	})
+}
+
+// A run that does not wait for long, or that gets no lock, says nothing of a wait
+// that ended.
+func TestRunSaysNothingOfAShortWait(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	o := runHasp(t, url, "run", "key", "--", "true").want(t, 0)
+	if o.err != "" {
+		t.Errorf("stderr: %s", o.err)
+	}
+	hold(t, url)
+	began := time.Now()
+	o = runHasp(t, url, "run", "key", "--wait", (noticeAfter+200*time.Millisecond).String(), "--", "true").want(t, exitNotAcquired)
+	if strings.Contains(o.err, "got") {
+		t.Errorf("stderr: %s", o.err)
+	}
+	if time.Since(began) < noticeAfter {
+		t.Error("the wait was shorter than --wait")
+	}
+}

@@ -1,0 +1,166 @@
+package cli
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	roles["shell"] = shell
+	roles["steady"] = steady
+}
+
+// steady is a command that exits with 4 on SIGINT. It is not a shell script,
+// because a shell starts processes. If a stop signal meets a shell between vfork
+// and exec, it stops the child, and the shell is neither running nor stopped.
+func steady([]string) int {
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, unix.SIGINT)
+	fmt.Println("ready")
+	<-ch
+	fmt.Println("caught")
+	return 4
+}
+
+// runSteady returns arguments of hasp that run steady under a lock.
+func runSteady(t *testing.T) []string {
+	t.Helper()
+	return []string{"run", "key", "--ttl", "10m", "--", "env", role + "=steady", executable(t)}
+}
+
+// shell is a shell with job control for one job. It runs args in a process group
+// of their own, in the foreground unless the first is "&". On descriptor 3 it
+// reports each change of the job and which group has the terminal. It reads the
+// orders "fg" and "bg" from descriptor 4.
+func shell(args []string) int {
+	unix.CloseOnExec(3)
+	unix.CloseOnExec(4)
+	report, orders := os.NewFile(3, "report"), bufio.NewReader(os.NewFile(4, "orders"))
+	// Caught and not ignored, because a job inherits ignored signals.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP)
+	background := args[0] == "&"
+	if background {
+		args = args[1:]
+	}
+	os.Setenv(role, "hasp")
+	job, err := syscall.ForkExec(args[0], args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2},
+		Sys: &syscall.SysProcAttr{Setpgid: true, Foreground: !background, Ctty: 0, Pdeathsig: unix.SIGKILL}})
+	if err != nil {
+		fmt.Fprintln(report, err)
+		return 1
+	}
+	signal.Ignore(unix.SIGTTOU)
+	for {
+		var ws syscall.WaitStatus
+		if _, err := syscall.Wait4(job, &ws, syscall.WUNTRACED, nil); err == syscall.EINTR {
+			continue
+		}
+		terminal := takeTerminal(job)
+		switch {
+		case ws.Exited():
+			fmt.Fprintf(report, "exited %d: %s\n", ws.ExitStatus(), terminal)
+		case ws.Signaled():
+			fmt.Fprintf(report, "killed by %d: %s\n", ws.Signal(), terminal)
+		}
+		if !ws.Stopped() {
+			// When the shell ends, the kernel hangs up the terminal, and output
+			// that the test has not read yet may be lost. So wait for the test.
+			fmt.Fprintln(os.Stderr, farewell)
+			_, _ = orders.WriteTo(io.Discard)
+			return 0
+		}
+		fmt.Fprintf(report, "stopped: %s\n", terminal)
+		order, err := orders.ReadString('\n')
+		if err != nil {
+			return 1
+		}
+		if order == "fg\n" {
+			_ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, job)
+		}
+		_ = unix.Kill(-job, unix.SIGCONT)
+		fmt.Fprint(report, "continued\n")
+	}
+}
+
+// takeTerminal gives the shell the terminal, and returns which group had it.
+func takeTerminal(job int) string {
+	had := "another group has the terminal"
+	switch pgrp, _ := unix.IoctlGetInt(0, unix.TIOCGPGRP); pgrp {
+	case job:
+		had = "the job has the terminal"
+	case unix.Getpgrp():
+		had = "the shell has the terminal"
+	}
+	if err := unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, unix.Getpgrp()); err != nil {
+		had += ", and " + err.Error()
+	}
+	return had
+}
+
+// farewell is the last line of a shell.
+const farewell = "the shell has no jobs left"
+
+// session is a person at a terminal with a shell that runs one job.
+type session struct {
+	*person
+	piped  *stream // the job's standard output, if it is not the terminal
+	report *stream // from the shell
+	orders *os.File
+}
+
+// startSession runs hasp with args in a shell, in the background if the first is
+// "&". If piped, the job's standard output is a pipe.
+func startSession(t *testing.T, url string, piped bool, args ...string) *session {
+	t.Helper()
+	at := 0
+	if args[0] == "&" {
+		at = 1
+	}
+	args = slices.Insert(args, at, executable(t))
+	return startJobIn(t, self(t, "shell", url, args...), piped)
+}
+
+func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
+	t.Helper()
+	s := &session{}
+	report, reportW := pipe(t)
+	defer reportW.Close()
+	ordersR, ordersW, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ordersR.Close()
+	t.Cleanup(func() { ordersW.Close() })
+	s.report, s.orders = report, ordersW
+
+	if piped {
+		s.piped = newStream(t)
+		cmd.Stdout = s.piped
+	}
+	cmd.ExtraFiles = []*os.File{reportW, ordersR}
+	s.person = startOnPTY(t, cmd)
+	return s
+}
+
+// end waits until the test has read all output of the job.
+func (s *session) end() {
+	s.t.Helper()
+	s.expect(farewell)
+}
+
+// order gives the shell an order.
+func (s *session) order(text string) {
+	s.t.Helper()
+	if _, err := s.orders.Write([]byte(text + "\n")); err != nil {
+		s.t.Fatal(err)
+	}
+}

@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestSignalEndsTheWait(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	holder := hold(t, url)
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1} {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			p := startHasp(t, url, "run", "key", "--", "echo", "ran")
+			p.err.expect(`hasp: waiting for "key", held by "`)
+			p.signal(sig)
+			o := p.wait().want(t, 128+int(sig))
+			if o.out != "" {
+				t.Errorf("the command ran")
+			}
+			contains(t, o.err, "hasp: ended by signal")
+		})
+	}
+	holder.free().want(t, 0)
+	lock(t, url, 0, "--no-wait")
+}
+
+// The server accepts the connection and does not answer.
+func TestSignalEndsTheOpening(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"run", "key", "--", "true"}, {"inspect", "key"}, {"demo"}} {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+		p := startHasp(t, "spinlock+redis://"+silent.Addr().String()+"?timeout=10m", args...)
+		conn, err := silent.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		p.signal(unix.SIGTERM)
+		contains(t, p.wait().want(t, 128+15).err, "hasp: ended by signal")
+	}
+}
+
+// Only the command has the output open, so the output ends with the command.
+func TestCommandDiesWithHasp(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	p := script(t, url, "echo ready; exec sleep 600", "--ttl", soonLost)
+	p.signal(unix.SIGKILL)
+	p.wait() // also waits for the end of the output
+	lock(t, url, 0, "--wait", "1m")
+}
+
+// hasp is stopped past its term, and another program takes the key. When hasp
+// continues, it ends its command.
+func TestStoppedPastItsTerm(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	p := script(t, url, `trap 'echo ended; exit' TERM; echo ready; while :; do sleep 0.05; done`, "--ttl", "9s", "--grace", "10m")
+	p.signal(unix.SIGSTOP)
+	lock(t, url, 0, "--wait", "1m")
+	p.signal(unix.SIGCONT)
+	o := p.wait().want(t, exitLost)
+	contains(t, o.out, "ended")
+	contains(t, o.err, "hasp was stopped for longer than its term")
+}
+
+// A stopped command still holds the lock. If the lock is lost, hasp ends the
+// command.
+func TestStoppedCommandKeepsTheLock(t *testing.T) {
+	t.Parallel()
+	withTerm(t, func(ttl time.Duration) bool {
+		url := store(t)
+		p := script(t, url, `echo "ready $$."; read x`, "--ttl", ttl.String(), "--grace", "10m")
+		p.out.expect(".\n")
+		var pid int
+		if _, err := fmt.Sscanf(p.out.String(), "ready %d.", &pid); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if runHasp(t, url, "run", "key", "--wait", (3*ttl).String(), "--", "true").code != exitNotAcquired {
+			return false
+		}
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); p.err.String() == "" && (err != nil || !strings.Contains(string(b), ") T ")) {
+			t.Errorf("the command was continued: %s (%v)", b, err)
+		}
+		runHasp(t, url, "break", "key", "--force")
+		p.wait().want(t, exitLost)
+		return true
+	})
+}

@@ -1,0 +1,201 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// defaultURL needs no server: files in the user's state directory.
+const defaultURL = "filelock://"
+
+// storeFlags say where the locks are kept.
+type storeFlags struct {
+	url    string
+	file   string
+	secret []string // the passwords that redact removes; learn adds them
+}
+
+func (s *storeFlags) register(root *cobra.Command) {
+	f := root.PersistentFlags()
+	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
+	f.StringVar(&s.file, "config", "", "read where the locks are kept from a YAML `FILE`, with the fields strategy, nodes and params")
+}
+
+// given reports whether the user named a store, by a flag or by HASP_URL.
+func (s *storeFlags) given(cmd *cobra.Command) bool {
+	_, set := os.LookupEnv("HASP_URL")
+	return set || cmd.Flag("url").Changed || cmd.Flag("config").Changed
+}
+
+// config returns where the locks are kept, and learns the passwords in it. It
+// warns about a password in --url, which every user of the host can read.
+func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
+	s := &a.store
+	if err := exclusive(cmd, "url", "config"); err != nil {
+		return hasp.Config{}, err
+	}
+
+	for _, name := range []string{"url", "config"} {
+		if f := cmd.Flag(name); f.Changed && f.Value.String() == "" {
+			return hasp.Config{}, usagef("--%s is empty: give it a value, or leave it out", name)
+		}
+	}
+	if s.file != "" {
+		c, err := readConfig(s.file)
+		s.learn(c)
+		return c, err
+	}
+
+	raw, set := os.LookupEnv("HASP_URL")
+	switch {
+	case s.url != "":
+		raw = s.url
+	case !set:
+		raw = defaultURL
+	case raw == "":
+		// Perhaps the value was lost on its way. The default would exclude no
+		// program on another host.
+		return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
+	}
+
+	c, err := hasp.ParseURL(raw)
+	s.learn(c)
+	if err != nil {
+		return c, err
+	}
+
+	// The processes that the conformance suite starts have the same arguments.
+	if s.url != "" && len(s.secret) > 0 && !conformance.Child() {
+		a.complain("warning: --url holds a password, which other users of this host can read in the process list; put the URL into HASP_URL or a --config file")
+	}
+	return c, registered(c)
+}
+
+// registered returns an error if this program does not have the strategy of c.
+// The library's error would suggest an import.
+func registered(c hasp.Config) error {
+	all := hasp.Strategies()
+	names := strings.Join(all, ", ")
+	switch {
+	case slices.Contains(all, c.Strategy):
+		return nil
+	case c.Strategy == "":
+		return usagef("no strategy given (want one of %s)", names)
+	case strings.ContainsAny(c.Strategy, "@:/"): // perhaps a URL with a password: do not show it
+		return usagef("strategy: want one of %s; put a URL into nodes", names)
+	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
+		return usagef("%s is a transport: put a strategy before it, as in spinlock+%s://… (want one of %s)",
+			text.Quote(c.Strategy), text.Plain(c.Strategy), names)
+	}
+
+	if near := nearest(c.Strategy, all); near != "" {
+		return usagef("unknown strategy %s, did you mean %q?", text.Quote(c.Strategy), near)
+	}
+	if c.Strategy == "pglock" || c.Strategy == "etcdlock" {
+		return usagef("this hasp is built without %s: in the clone, \"go -C all install ./hasp\" installs one that has it", c.Strategy)
+	}
+	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
+}
+
+// nearest returns the name among names that a misspelt one probably means, or an empty
+// string. It asks cobra, which does the same for commands.
+func nearest(misspelt string, names []string) string {
+	parent := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, name := range names {
+		parent.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	if near := parent.SuggestionsFor(misspelt); len(near) > 0 {
+		return near[0]
+	}
+	return ""
+}
+
+// exclusive refuses two flags if both are given.
+func exclusive(cmd *cobra.Command, one, other string) error {
+	if cmd.Flag(one).Changed && cmd.Flag(other).Changed {
+		return usagef("--%s and --%s cannot both be given", one, other)
+	}
+	return nil
+}
+
+// open opens the store that the flags name. doing becomes part of the owner.
+func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event)) (*hasp.Client, error) {
+	c, err := a.config(cmd)
+	if err != nil {
+		return nil, err
+	}
+
+	a.owner = ownerOf(c, doing)
+	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: a.owner, Observe: observe})
+	if err == nil && c.Strategy == "memlock" {
+		a.complain("warning: memlock keeps locks inside this process, where no other program sees them; use filelock://")
+	}
+	return client, err
+}
+
+// withClient runs f with a Client on the store that the flags name.
+func (a *app) withClient(cmd *cobra.Command, f func(context.Context, *hasp.Client) error) error {
+	client, err := a.open(cmd, cmd.CommandPath(), nil)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return f(cmd.Context(), client)
+}
+
+// learn remembers the passwords in c.
+func (s *storeFlags) learn(c hasp.Config) {
+	for _, node := range c.Nodes {
+		_, rest, ok := strings.Cut(node, "://")
+		at := strings.LastIndex(rest, "@")
+		if !ok || at < 0 {
+			continue
+		}
+		if _, pw, ok := strings.Cut(rest[:at], ":"); ok && pw != "" {
+			s.secret = append(s.secret, pw)
+			if clear, err := url.PathUnescape(pw); err == nil && clear != pw {
+				s.secret = append(s.secret, clear)
+			}
+		}
+	}
+
+	for name, value := range c.Params {
+		if strings.Contains(name, "password") && value != "" {
+			s.secret = append(s.secret, value)
+		}
+	}
+}
+
+// redact removes the store's passwords from a text. The library's errors contain no
+// password, but an error of a server or of the operating system may.
+func (s *storeFlags) redact(text string) string {
+	for _, pw := range s.secret {
+		if len(pw) < 4 { // so short a password also occurs inside words
+			text = strings.ReplaceAll(text, ":"+pw+"@", ":xxxxx@")
+		} else {
+			text = strings.ReplaceAll(text, pw, "xxxxx")
+		}
+	}
+	return text
+}
+
+// ownerOf returns the owner of the locks of c: the one in its parameters, or
+// host/pid/doing.
+func ownerOf(c hasp.Config, doing string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	return cmp.Or(c.Params["owner"], fmt.Sprintf("%s/%d/%s", host, os.Getpid(), doing))
+}

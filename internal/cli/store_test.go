@@ -1,0 +1,232 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// unfenced is a strategy with the fewest abilities that are allowed.
+type unfenced struct{ backend.Driver }
+
+func (unfenced) Traits() backend.Traits { return backend.Traits{} }
+
+func init() {
+	s := memlock.NewStore()
+	hasp.Register("unfenced", func(context.Context, hasp.Config) (backend.Driver, error) {
+		return unfenced{s.Driver()}, nil
+	})
+}
+
+// secret is the password in these tests. No output may contain it.
+const secret = "s3cr%21t-pw"
+
+// redisURL returns the URL of spinlock on a server, with a prefix of this test.
+func redisURL(t *testing.T, s *redistest.Server) string {
+	return "spinlock+" + s.URL() + "?prefix=" + strings.ReplaceAll(t.Name(), "/", "-") + ":"
+}
+
+// refused checks the exit code and the form of an error: one line on stderr,
+// without a stack trace and without the secret.
+func (o outcome) refused(t *testing.T, code int, says string) {
+	t.Helper()
+	o.want(t, code)
+	lines := strings.Split(strings.TrimSuffix(o.err, "\n"), "\n")
+	if strings.Contains(lines[0], "warning: --url holds a password") {
+		lines = lines[1:]
+	}
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], "hasp: ") {
+		t.Errorf("stderr: want one line that begins with hasp:, got\n%s", o.err)
+	}
+	contains(t, o.err, says)
+	for _, bad := range []string{secret[:4], "goroutine", "Usage:", ".go:", "\x1b"} {
+		if strings.Contains(o.err+o.out, bad) {
+			t.Errorf("%q is in:\n%s", bad, o.err+o.out)
+		}
+	}
+	if o.out != "" {
+		t.Errorf("stdout: %s", o.out)
+	}
+}
+
+// empty removes the content of a directory.
+func empty(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// unwritable returns a path below a file. Nothing can be created there, not even
+// by root.
+func unwritable(t *testing.T, name string) string {
+	t.Helper()
+	return filepath.Join(file(t, name, "", 0o600), "directory")
+}
+
+func TestBadInput(t *testing.T) {
+	t.Setenv("HASP_URL", store(t))
+	dir := t.TempDir()
+	config := func(content string) string { return file(t, "hasp.yaml", content, 0o600) }
+	redis := "spinlock+redis://user:" + secret + "@127.0.0.1"
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"unknown command":      {[]string{"rum"}, exitUsage, `unknown command "rum", did you mean "run"?`},
+		"unknown flag":         {[]string{"inspect", "--tll", "key"}, exitUsage, `unknown flag: --tll (see "hasp inspect --help")`},
+		"no key":               {[]string{"inspect"}, exitUsage, "want one argument, the key; got 0"},
+		"two keys":             {[]string{"break", "a", "b"}, exitUsage, "got 2"},
+		"no command":           {[]string{"run", "key"}, exitUsage, `no command given: want "hasp run KEY -- COMMAND`},
+		"nothing after --":     {[]string{"run", "key", "--"}, exitUsage, "no command given"},
+		"no --":                {[]string{"run", "key", "true"}, exitUsage, `no "--" before the command: want "hasp run KEY -- COMMAND`},
+		"no run arguments":     {[]string{"run"}, exitUsage, "no key given"},
+		"only a command":       {[]string{"run", "--", "true"}, exitUsage, "no key given"},
+		"two keys, run":        {[]string{"run", "a", "b", "--", "true"}, exitUsage, "2 keys given"},
+		"help for nothing":     {[]string{"help", "rum"}, exitUsage, `unknown command "rum", did you mean "run"?`},
+		"not a duration":       {[]string{"run", "key", "--wait", "5", "--", "true"}, exitUsage, "missing unit in duration"},
+		"empty key":            {[]string{"run", "", "--", "true"}, exitUsage, "empty key"},
+		"empty key, inspect":   {[]string{"inspect", ""}, exitUsage, "empty key"},
+		"short ttl":            {[]string{"run", "key", "--ttl", "99ms", "--", "true"}, exitUsage, "ttl 99ms is below 100ms"},
+		"short ttl in the url": {[]string{"run", "key", "--url", "memlock://?ttl=99ms", "--", "true"}, exitUsage, "ttl 99ms is below 100ms"},
+		"argument of demo":     {[]string{"demo", "5"}, exitUsage, "hasp demo takes no arguments"},
+
+		"empty url":           {[]string{"inspect", "key", "--url", ""}, exitUsage, "--url is empty"},
+		"no url":              {[]string{"inspect", "key", "--url", "localhost:6379"}, exitUsage, "want STRATEGY://"},
+		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok", did you mean "spinlock"?`},
+		"misspelt strategy":   {[]string{"inspect", "key", "--url", "fairlok://"}, exitUsage, `did you mean "fairlock"?`},
+		"another strategy":    {[]string{"inspect", "key", "--url", "zookeeper://h"}, exitUsage, `unknown strategy "zookeeper" (want one of fairlock, `},
+		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "want the name of a strategy first"},
+		"of another module":   {[]string{"inspect", "key", "--url", "pglock+postgres://h/db"}, exitUsage, `this hasp is built without pglock: in the clone, "go -C all install ./hasp"`},
+		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport: put a strategy before it, as in spinlock+redis://… (want one of fairlock, `},
+		"unknown parameter":   {[]string{"inspect", "key", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
+		"bad parameter":       {[]string{"inspect", "key", "--url", "memlock://?ttl=long"}, exitUsage, "want a positive duration"},
+		"bad escape":          {[]string{"inspect", "key", "--url", redis + "/?ttl=%zz"}, exitUsage, "malformed parameters"},
+		"bad port":            {[]string{"inspect", "key", "--url", redis + ":port"}, exitUsage, "port"},
+		"bad database":        {[]string{"inspect", "key", "--url", redis + "/zero"}, exitUsage, "database"},
+		"control characters":  {[]string{"inspect", "key", "--url", "mem\x1b[2Jlock://"}, exitUsage, `unknown strategy "mem\x1b[2Jlock"`},
+		"url and config":      {[]string{"inspect", "key", "--url", "memlock://", "--config", "x"}, exitUsage, "--url and --config cannot both be given"},
+		"no server":           {[]string{"inspect", "key", "--url", redis + ":1"}, exitStore, "connection refused"},
+		"directory is a file": {[]string{"inspect", "key", "--url", "filelock://" + unwritable(t, "file")}, exitStore, "not a directory"},
+
+		"escapes in a path": {[]string{"inspect", "key", "--url", "filelock://" + unwritable(t, "\x1b[2J")}, exitStore, `\x1b[2J`},
+
+		"no such config":      {[]string{"inspect", "key", "--config", dir + "/none"}, exitUsage, "no such file"},
+		"config is empty":     {[]string{"inspect", "key", "--config", config("")}, exitUsage, "the file is empty"},
+		"config, not yaml":    {[]string{"inspect", "key", "--config", config("a: b: " + secret)}, exitUsage, "mapping values are not allowed"},
+		"unknown field":       {[]string{"inspect", "key", "--config", config("strategy: memlock\nnode: x")}, exitUsage, `line 2: unknown field "node" (want strategy, nodes, params)`},
+		"nodes, not a list":   {[]string{"inspect", "key", "--config", config("nodes: " + secret)}, exitUsage, `line 1: want "strategy: NAME", "nodes: [URL, `},
+		"params, not a map":   {[]string{"inspect", "key", "--config", config("params: [" + secret + "]")}, exitUsage, `"params: {NAME: VALUE, `},
+		"parameter is a list": {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {ttl: [1s]}")}, exitUsage, "line 2"},
+		"config, large":       {[]string{"inspect", "key", "--config", config(strings.Repeat("# filling\n", 200_000))}, exitUsage, "larger than any configuration"},
+		"config, a URL":       {[]string{"inspect", "key", "--config", config("strategy: fairlock+redis://:" + secret + "@h")}, exitUsage, "put a URL into nodes"},
+		"field given twice":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nstrategy: memlock")}, exitUsage, `mapping key "strategy" already defined`},
+		"unquoted *":          {[]string{"inspect", "key", "--config", config("nodes: [*topsecret]")}, exitUsage, "must be quoted"},
+		"two documents":       {[]string{"inspect", "key", "--config", config("strategy: memlock\n---\nstrategy: memlock")}, exitUsage, "want one YAML document"},
+		"config, no strategy": {[]string{"inspect", "key", "--config", config("params: {ttl: 5s}")}, exitUsage, "no strategy given"},
+		"config, unknown":     {[]string{"inspect", "key", "--config", config("strategy: memlok")}, exitUsage, `unknown strategy "memlok", did you mean "memlock"?`},
+		"config, parameter":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {tll: 5}")}, exitUsage, `unknown parameter "tll"`},
+		"config, refused":     {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: ['redis://:" + secret + "@127.0.0.1:1']")}, exitStore, "connection refused"},
+
+		"demo, no workers":   {[]string{"demo", "--workers", "0"}, exitUsage, "--workers 0: want 1 to 64"},
+		"demo, ttl":          {[]string{"demo", "--ttl", "5ms"}, exitUsage, "want 100ms or more"},
+		"demo, one process":  {[]string{"demo", "--url", "memlock://"}, exitUsage, "excludes the callers of one process"},
+		"demo, no store":     {[]string{"demo", "--url", redis + ":1"}, exitStore, "connection refused"},
+		"demo, picture":      {[]string{"demo", "--svg", unwritable(t, "file")}, exitFailed, "--svg"},
+		"conform, no store":  {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
+		"conform, parameter": {[]string{"conform", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
+		"fence, unsupported": {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, "unsupported"},
+		"break without asking": {[]string{"break", "key", "--url", "unfenced://"}, exitUsage,
+			`cannot inspect: unsupported operation`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			call(c.args...).refused(t, c.code, c.says)
+		})
+	}
+}
+
+func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
+	url := "spinlock+redis://user:" + secret + "@127.0.0.1:1"
+	contains(t, call("inspect", "key", "--url", url).err, "hasp: warning: --url holds a password")
+	contains(t, call("inspect", "key", "--url", strings.Replace(url, secret, "password", 1)).err, "hasp: warning: --url holds a password")
+	for _, harmless := range []string{"spinlock+redis://user@127.0.0.1:1", store(t)} {
+		if o := call("inspect", "key", "--url", harmless); strings.Contains(o.err, "warning") {
+			t.Errorf("%s: %s", harmless, o.err)
+		}
+	}
+	t.Setenv("HASP_URL", "")
+	call("inspect", "key").refused(t, exitUsage, "HASP_URL is empty: give it a URL, or unset it for filelock://")
+	t.Setenv("HASP_URL", url)
+	if o := call("inspect", "key"); strings.Contains(o.err, "warning") {
+		t.Errorf("HASP_URL: %s", o.err)
+	}
+}
+
+func TestWhereTheLocksAreKept(t *testing.T) {
+	dirs := map[string]string{"url": t.TempDir(), "config": t.TempDir(), "env": t.TempDir(), "state": t.TempDir()}
+	config := file(t, "hasp.yaml", "strategy: filelock\nnodes: ["+dirs["config"]+"]\nparams: {ttl: 20s, prefix: 7}\n", 0o600)
+	for _, c := range []struct {
+		used, env string
+		flags     []string
+	}{
+		{"url", "filelock://" + dirs["env"], []string{"--url", "filelock://" + dirs["url"]}},
+		{"config", "filelock://" + dirs["env"], []string{"--config", config}},
+		{"env", "filelock://" + dirs["env"], nil},
+		{"state", "", nil},
+	} {
+		cmd := self(t, "hasp", c.env, append(append([]string{"run", "key"}, c.flags...), "--", "true")...)
+		cmd.Env = append(cmd.Env, "XDG_STATE_HOME="+dirs["state"])
+		start(t, cmd).wait().want(t, 0)
+		for name, dir := range dirs {
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := len(entries) > 0, name == c.used; got != want {
+				t.Errorf("store of %s: %s used: %v", c.used, name, got)
+			}
+			empty(t, dir)
+		}
+	}
+}
+
+func TestRedactRemovesPasswords(t *testing.T) {
+	t.Parallel()
+	for node, text := range map[string]string{
+		"redis://u:pa%20ss@h":   "denied: pa%20ss, pa ss",
+		"redis://:a@h":          "dial redis://:a@h: a bad day",
+		"redis://u:p@ss:word@h": "denied: p@ss:word",
+	} {
+		var s storeFlags
+		s.learn(hasp.Config{Nodes: []string{node}})
+		got := s.redact(text)
+		for _, pw := range s.secret {
+			if strings.Contains(got, ":"+pw+"@") || len(pw) > 3 && strings.Contains(got, pw) {
+				t.Errorf("%s: %q", node, got)
+			}
+		}
+		if len(s.secret) == 0 {
+			t.Errorf("%s: no password found", node)
+		}
+	}
+}
+
+func TestLockInsideThisProcessIsWarnedOf(t *testing.T) {
+	for _, args := range [][]string{{"run", "key", "--url", "memlock://", "--", "true"}, {"inspect", "key", "--url", "memlock://"}} {
+		contains(t, call(args...).want(t, 0).err, "hasp: warning: memlock")
+	}
+}

@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/filelock"
+	_ "github.com/hasplock/hasp/memlock"
+	_ "github.com/hasplock/hasp/pubsublock"
+	_ "github.com/hasplock/hasp/redlock"
+	_ "github.com/hasplock/hasp/spinlock"
+)
+
+// Strategy describes a strategy.
+type Strategy struct {
+	Name  string `json:"name"`
+	Reach string `json:"reach,omitempty"` // process, host or network
+	Order string `json:"order,omitempty"` // of waiters: InOrder, or none
+	Fence bool   `json:"fence"`
+	URL   string `json:"url"` // an example
+	About string `json:"about,omitempty"`
+}
+
+// InOrder is the Order of a strategy that serves waiters in order of arrival.
+const InOrder = "arrival"
+
+// described are the strategies of this program.
+var described = []Strategy{
+	{"memlock", "process", InOrder, true, "memlock://", "one process: tests and examples"},
+	{"filelock", "host", "none", true, "filelock:///var/lib/app/locks", "files; no server"},
+	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; polls"},
+	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; a release wakes the waiters; shares locks with Redisson"},
+	{"fairlock", "network", InOrder, true, "fairlock+redis://localhost:6379/0", "one Redis; first come, first served"},
+	{"redlock", "network", "none", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, of which a minority may fail"},
+}
+
+// describe returns the description of a strategy, or the zero Strategy.
+func describe(name string) Strategy {
+	i := slices.IndexFunc(described, func(s Strategy) bool { return s.Name == name })
+	if i < 0 {
+		return Strategy{}
+	}
+	return described[i]
+}
+
+func (a *app) strategiesCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "strategies",
+		Short: "List the strategies that --url can name",
+		Long: `strategies lists the strategies that --url can name. The columns are:
+
+  REACH   which programs share the locks: those in one process, those on one
+          host, or those in a network that reach the same store
+  ORDER   whether waiters get a key in their order of arrival, or in no order
+  FENCE   whether a lock can have a fence, see "hasp run --help"
+  URL     an example`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if asJSON {
+				return a.printJSON(described)
+			}
+			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tFENCE\tURL\tABOUT")
+			for _, s := range described {
+				fence := "no"
+				if s.Fence {
+					fence = "yes"
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Reach, s.Order, fence, s.URL, s.About)
+			}
+			return printed(w.Flush())
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}

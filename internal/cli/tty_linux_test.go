@@ -1,0 +1,229 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// whereAmI is a shell script that prints whether it is in the foreground.
+const whereAmI = `set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo foreground || echo background; `
+
+func TestTerminalIsLentToTheCommand(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"; exit 6`)
+	s.expect("foreground")
+	s.types("some text\n")
+	s.expect("got some text")
+	s.report.expect("exited 6: the job has the terminal") // hasp took it back
+}
+
+func TestLsWatchOnATerminal(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	p := hold(t, url)
+	s := startSession(t, url, false, "ls", "--watch", "--every", "100ms")
+	s.expect("1 key")
+	s.expect("/hasp run")
+	s.expect("\x1b[3A") // over the table before
+	p.in.Close()
+	s.expect("0 keys")
+	s.types("\x03")
+	s.report.expect("exited 130")
+}
+
+func TestTerminalIsTakenBackFromACommandThatCannotRun(t *testing.T) {
+	t.Parallel()
+	program := file(t, "program", "#!/hasp/no/such/interpreter\n", 0o700)
+	s := startSession(t, store(t), false, "run", "key", "--", program)
+	s.report.expect("exited 127: the job has the terminal")
+}
+
+func TestCtrlCEndsTheCommandAndHasp(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	s := startSession(t, url, false, "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600")
+	s.expect("ready")
+	s.types("\x03")
+	s.report.expect("killed by 2: the job has the terminal")
+	lock(t, url, 0, "--no-wait") // hasp has unlocked before it ended
+}
+
+func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
+	t.Parallel()
+	s := startJobIn(t, self(t, "shell", store(t), "/bin/sh", "-c", `"$0" "$@"; echo went on`,
+		executable(t), "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600"), false)
+	s.expect("ready")
+	s.types("\x03")
+	s.report.expect("killed by 2")
+	s.end()
+	if strings.Contains(s.String(), "went on") {
+		t.Error("the script went on")
+	}
+}
+
+func TestCommandCanCatchCtrlC(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), false, runSteady(t)...)
+	s.expect("ready")
+	s.types("\x03")
+	s.expect("caught")
+	s.report.expect("exited 4")
+}
+
+func TestCtrlZStopsAndFgGoesOn(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	s := startSession(t, url, false, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
+	s.expect("foreground")
+	s.types("\x1a")
+	s.report.expect("stopped: the job has the terminal")
+	lock(t, url, exitNotAcquired, "--no-wait") // still held
+	s.order("fg")
+	s.types("more\n")
+	s.expect("got more")
+	s.report.expect("exited 0: the job has the terminal")
+}
+
+// fg comes after the term: the lock is lost, and the command must not continue.
+func TestCtrlZPastTheTerm(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	file := t.TempDir() + "/work"
+	// Not a program in Go: its runtime would handle SIGTERM on one thread while
+	// others continue.
+	s := startSession(t, url, false, "run", "key", "--ttl", "3s", "--",
+		"sh", "-c", `exec dd if=/dev/zero of="$0" bs=1`, file)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if f, err := os.Stat(file); err == nil && f.Size() > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the command has not begun")
+		}
+	}
+	s.types("\x1a")
+	s.report.expect("stopped")
+	lock(t, url, 0, "--wait", "1m")
+	before, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.order("fg")
+	s.report.expect(fmt.Sprintf("exited %d: the job has the terminal", exitLost))
+	s.expect("hasp was stopped for longer than its term")
+	after, err := os.Stat(file)
+	if err != nil || after.Size() != before.Size() {
+		t.Errorf("the command continued without the lock: it wrote %d bytes (%v)", after.Size()-before.Size(), err)
+	}
+}
+
+// In $(…) or a pipe, hasp lends the terminal when the command reads from it.
+func TestTerminalIsLentOnDemand(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), true, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
+	s.piped.expect("background")
+	s.types("text\n")
+	s.piped.expect("got text")
+	s.report.expect("exited 0: the job has the terminal")
+}
+
+// Then Ctrl-C and Ctrl-Z reach hasp instead of the command.
+func TestKeysArePassedOnToACommandWithoutTheTerminal(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), true, runSteady(t)...)
+	s.piped.expect("ready")
+	s.types("\x1a")
+	s.report.expect("stopped")
+	s.order("fg")
+	s.report.expect("continued")
+	s.types("\x03")
+	s.piped.expect("caught")
+	s.report.expect("exited 4")
+}
+
+// A job in the background stops when its command reads from the terminal, like
+// any job.
+func TestBackgroundJobStopsWhenItReads(t *testing.T) {
+	t.Parallel()
+	s := startSession(t, store(t), false, "&", "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"`)
+	s.expect("background")
+	s.report.expect("stopped: the shell has the terminal")
+	s.order("fg")
+	s.types("text\n")
+	s.expect("got text")
+	s.report.expect("exited 0: the job has the terminal")
+}
+
+// After kill -STOP and bg, the shell has the terminal.
+func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
+	t.Parallel()
+	file := t.TempDir() + "/go"
+	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c",
+		`trap 'echo goes on' CONT; echo "hasp is $PPID."; while ! [ -e "$0" ]; do sleep 0.05; done`, file)
+	s.expect(".\r\n")
+	var pid int
+	if _, err := fmt.Sscanf(s.String(), "hasp is %d.", &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s.report.expect("stopped")
+	s.order("bg")
+	s.report.expect("continued")
+	s.expect("goes on") // hasp has passed SIGCONT on, and has checked the terminal before
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.report.expect("exited 0: the shell has the terminal")
+}
+
+// Under ssh or in a container, no shell would continue a stopped hasp.
+func TestCtrlZWithoutAShellGoesOn(t *testing.T) {
+	t.Parallel()
+	p := startOnPTY(t, self(t, "hasp", store(t), "run", "key", "--", "sh", "-c", "echo ready; read x; echo got $x; read y"))
+	p.expect("ready")
+	p.types("\x1a")
+	p.types("text\n")
+	p.expect("got text")
+}
+
+func TestBreakAsks(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]struct{ says, code string }{
+		"y\n":  {"broke \"key\"", "exited 0"},
+		"n\n":  {"was not broken", "exited 1"},
+		"\n":   {"was not broken", "exited 1"},
+		"\x03": {"ended by signal", "exited 130"},
+	} {
+		t.Run(fmt.Sprintf("%q", answer), func(t *testing.T) {
+			t.Parallel()
+			url := store(t)
+			hold(t, url)
+			s := startSession(t, url, false, "break", "key")
+			s.expect("Break it? [y/N]")
+			s.types(answer)
+			s.expect(want.says)
+			s.report.expect(want.code)
+		})
+	}
+}
+
+func TestBreakConcernsTheHolderOfTheQuestion(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	first := hold(t, url)
+	s := startSession(t, url, false, "break", "key")
+	s.expect("Break it? [y/N]")
+	first.free().want(t, 0)
+	second := hold(t, url)
+	s.types("y\n")
+	s.expect("has changed hands")
+	s.report.expect("exited 1")
+	second.free().want(t, 0) // not lost
+}

@@ -1,0 +1,206 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
+	"github.com/hasplock/hasp/internal/cli/ui"
+	"github.com/hasplock/hasp/redlock"
+)
+
+// uiToken is the environment variable for --token.
+const uiToken = "HASP_UI_TOKEN"
+
+// minToken is the length of the shortest token, in characters.
+const minToken = 16
+
+func (a *app) uiCommand() *cobra.Command {
+	var o ui.Options
+	cmd := &cobra.Command{
+		Use:   "ui [PREFIX]",
+		Short: "Show the locks on a web page that updates itself",
+		Long: `ui serves a web page that shows the keys that are held or waited for, and begin
+with PREFIX, as they change: the holder, the age, the term, the fence, and how many
+callers wait. For each key the page has a timeline and the queue, and for redlock
+the nodes with their votes. The page only reads. "hasp break" frees a key.
+
+ui prints the address of the page, and runs until Ctrl-C. While no browser is
+connected, it leaves the store alone. Otherwise it lists the store twice a second,
+once for all browsers. After a list it rests for at least twice as long as the
+list took.
+
+If --listen is not a loopback address, a token is required. Each browser presents
+it once: append ?token=TOKEN to the address. Without a token
+all users of this host can open the page. Put the token into ` + uiToken + `: other
+users of this host can read the arguments of a program. docs/ui.md has more.`,
+		Example: `  hasp ui
+  hasp ui mail: --url fairlock+redis://localhost:6379
+  export ` + uiToken + `=$(openssl rand -hex 16); echo $` + uiToken + `
+  hasp ui --listen 0.0.0.0:7420`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fmt.Errorf("want one argument, the prefix of the keys, or none; got %d", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				o.Prefix = args[0]
+			}
+			return a.ui(cmd, o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:7420", "serve the page at `HOST:PORT`; port 0 is any free one")
+	f.StringVar(&o.Token, "token", "", "let only browsers in that present `TOKEN` (default: "+uiToken+" in the environment)")
+	f.StringSliceVar(&o.Hosts, "host", nil, "another `NAME` of this host, under which browsers reach the page; may be repeated")
+	return cmd
+}
+
+// ui is hasp ui.
+func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
+	fromFlag := o.Token != ""
+	o.Token = cmp.Or(o.Token, os.Getenv(uiToken))
+	host, _, err := net.SplitHostPort(o.Listen)
+	switch {
+	case err != nil:
+		return usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:7420", text.Quote(o.Listen))
+	case o.Token == "" && !ui.IsLoopback(host):
+		return usagef("--listen %s: other hosts can reach this address, so it needs --token, or %s in the environment", text.Quote(o.Listen), uiToken)
+	case o.Token != "" && len(o.Token) < minToken:
+		return usagef("the token has %d characters: want %d or more", len(o.Token), minToken)
+	}
+	if fromFlag {
+		a.complain("warning: other users of this host can read --token in the process list; put the token into %s", uiToken)
+	}
+
+	c, err := a.config(cmd)
+	if err != nil {
+		return err
+	}
+	if o.Token != "" {
+		a.store.secret = append(a.store.secret, o.Token)
+	}
+	src, closeStore, err := a.uiSource(cmd.Context(), c, cmd.CommandPath())
+	if err != nil {
+		return err
+	}
+	defer closeStore()
+	s := describe(c.Strategy)
+	o.Store, o.Ordered, o.Redact = c.Strategy, s.Order == InOrder, a.store.redact
+	if s.Reach == backend.Process.String() {
+		a.complain("warning: %s keeps locks inside this process, where no other program sees them; use filelock://", c.Strategy)
+	}
+
+	ln, err := listenAt(cmd.Context(), o.Listen)
+	if err != nil {
+		return err
+	}
+	o.Listen = ln.Addr().String()
+	at, _ := ln.Addr().(*net.TCPAddr)
+	if o.Token == "" && (at == nil || !at.IP.IsLoopback()) { // a name may have led to any address
+		ln.Close()
+		return usagef("--listen: other hosts can reach %s, so it needs --token, or %s in the environment", o.Listen, uiToken)
+	}
+	shown := o.Listen
+	if name, err := os.Hostname(); err == nil && at != nil && at.IP.IsUnspecified() {
+		o.Hosts = append(o.Hosts, name)
+		shown = net.JoinHostPort(name, strconv.Itoa(at.Port))
+	}
+	if err := a.announce(o, shown); err != nil {
+		ln.Close()
+		return err
+	}
+	return ui.New(src, o).Serve(cmd.Context(), ln)
+}
+
+// announce prints where the page is: at a host and port.
+func (a *app) announce(o ui.Options, at string) error {
+	_, err := fmt.Fprintf(a.out, "hasp ui: the locks of %s are at http://%s/ until Ctrl-C\n", o.Store, at)
+	if err == nil && o.Token != "" {
+		_, err = fmt.Fprintf(a.out, "hasp ui: open http://%s/?token=TOKEN with your token in place of TOKEN\n", at)
+	}
+	return printed(err)
+}
+
+// listenAt opens the address of the page.
+func listenAt(ctx context.Context, at string) (net.Listener, error) {
+	var config net.ListenConfig
+	ln, err := config.Listen(ctx, "tcp", at)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, failedf("--listen %s: another program has this port; use port 0 for any free one", at)
+	case err != nil:
+		return nil, failedf("--listen: %w", err)
+	}
+	return ln, nil
+}
+
+// uiSource opens the store that c names for the page.
+func (a *app) uiSource(ctx context.Context, c hasp.Config, doing string) (src ui.Source, closeStore func() error, err error) {
+	d, err := c.Driver(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	// Driver has checked the parameters. It does not apply those of the Client.
+	o := &hasp.Options{Owner: ownerOf(c, doing), Prefix: c.Params["prefix"]}
+	if text, ok := c.Params["timeout"]; ok {
+		if o.Timeout, err = time.ParseDuration(text); err != nil {
+			d.Close()
+			return nil, nil, err
+		}
+	}
+	client := hasp.New(d, o)
+	if n, ok := d.(nodeLister); ok {
+		return nodeSource{client, n, o.Prefix}, client.Close, nil
+	}
+	return client, client.Close, nil
+}
+
+// nodeLister is a driver that keeps its locks on several nodes, such as redlock's.
+type nodeLister interface {
+	Nodes(ctx context.Context, timeout time.Duration, keys ...string) ([]redlock.Node, error)
+}
+
+// nodeTimeout bounds a question to a node, so that one that hangs does not stop the page.
+const nodeTimeout = time.Second
+
+// nodeSource is a Client over a nodeLister.
+type nodeSource struct {
+	*hasp.Client
+	nodes  nodeLister
+	prefix string // of the Client
+}
+
+// Nodes implements ui.NodeSource.
+func (s nodeSource) Nodes(ctx context.Context, keys []string) ([]ui.Node, error) {
+	whole := make([]string, len(keys))
+	for i, key := range keys {
+		whole[i] = s.prefix + key
+	}
+	all, err := s.nodes.Nodes(ctx, nodeTimeout, whole...)
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]ui.Node, len(all))
+	for i, n := range all {
+		nodes[i] = ui.Node{Name: n.Name, Err: n.Err, Away: n.Away, VotesFrom: n.VotesFrom}
+		for _, v := range n.Votes {
+			nodes[i].Votes = append(nodes[i].Votes, ui.Vote(v))
+		}
+	}
+	return nodes, nil
+}

@@ -1,0 +1,143 @@
+package ui
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// guard refuses requests without the token, and requests that a page of another site makes.
+// Such a page must not read the locks, even if its host name resolves to this server (DNS
+// rebinding). It must not show the page in a frame.
+type guard struct {
+	hosts    []string // names of the server, in lower case
+	loopback bool     // the server listens on this host only
+	token    string   // empty if none is needed
+	cookie   string   // the name of the cookie that stands for the token
+}
+
+// policy is the Content-Security-Policy. The page consists of files of this server, and
+// its script cannot turn text into markup.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+func newGuard(o Options) guard {
+	host, port, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		host = o.Listen
+	}
+	g := guard{token: o.Token, loopback: IsLoopback(host)}
+	for _, name := range append([]string{"localhost", host}, o.Hosts...) {
+		if name != "" {
+			g.hosts = append(g.hosts, strings.ToLower(name))
+		}
+	}
+	// A browser sends a cookie to all ports of a host, so the cookie's name has the port.
+	g.cookie = "hasp_ui_" + port
+	return g
+}
+
+// IsLoopback reports whether host is "localhost" or a loopback address, which other hosts
+// cannot reach.
+func IsLoopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
+}
+
+// admit answers a request that is refused, and returns false. It sets the headers that all
+// answers have.
+func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store")
+
+	switch {
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		h.Set("Allow", "GET, HEAD")
+		http.Error(w, "this page is read-only: use GET", http.StatusMethodNotAllowed)
+		return false
+	case !g.isMine(r.Host):
+		http.Error(w, "unknown host name: start hasp ui with --host and this name", http.StatusMisdirectedRequest)
+		return false
+	case !sameOrigin(r):
+		http.Error(w, "requests of other sites are refused: type the address into the browser", http.StatusForbidden)
+		return false
+	}
+	return g.token == "" || g.authorized(w, r)
+}
+
+// isMine reports whether a Host header names this server. A request of another site's page
+// has that site's name in its Host header. If the server listens on loopback only, it
+// accepts no other addresses.
+func (g *guard) isMine(host string) bool {
+	name := strings.ToLower((&url.URL{Host: host}).Hostname())
+	if addr, err := netip.ParseAddr(name); err == nil && (addr.IsLoopback() || !g.loopback) {
+		return true
+	}
+	return slices.Contains(g.hosts, name)
+}
+
+// sameOrigin reports whether a request comes from this page, or from no page at all.
+// Browsers add these headers, and scripts cannot change them.
+func sameOrigin(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "same-origin", "none":
+	default:
+		return false
+	}
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return true
+	}
+	u, err := url.Parse(origin)
+	return err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host)
+}
+
+// authorized reports whether a request has the token: as "Authorization: Bearer TOKEN", as
+// ?token=TOKEN, or in the cookie. A browser uses ?token= once. It gets the cookie, and is
+// sent on to the address without the token, so that no history keeps it.
+func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
+	if given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && equal(given, g.token) {
+		return true
+	}
+	// With ?token= in the address, the redirect below removes it.
+	if c, err := r.Cookie(g.cookie); err == nil && equal(c.Value, g.pass()) && !r.URL.Query().Has("token") {
+		return true
+	}
+	if given := r.URL.Query().Get("token"); given != "" && equal(given, g.token) {
+		http.SetCookie(w, &http.Cookie{
+			Name: g.cookie, Value: g.pass(), Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil,
+		})
+		w.Header().Set("Location", "/")
+		w.WriteHeader(http.StatusSeeOther)
+		return false
+	}
+	w.Header().Set("WWW-Authenticate", "Bearer")
+	http.Error(w, "a token is needed: add ?token= and the token to the address", http.StatusUnauthorized)
+	return false
+}
+
+// pass returns the value of the cookie. It does not show the token, and changes with it.
+func (g *guard) pass() string {
+	m := hmac.New(sha256.New, []byte(g.token))
+	m.Write([]byte("hasp ui cookie"))
+	return hex.EncodeToString(m.Sum(nil))
+}
+
+// equal compares two secrets in a time that depends on neither.
+func equal(a, b string) bool {
+	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
+	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
+}

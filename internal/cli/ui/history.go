@@ -1,0 +1,235 @@
+package ui
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// The bounds of a history.
+const (
+	maxSpans    = 20_000  // spans that have ended, of all keys
+	spanBytes   = 8 << 20 // of their keys and owners
+	maxGaps     = 50
+	maxLanes    = 64  // of one key in one answer
+	spansInLane = 300 // in one answer
+)
+
+// What an owner did in a span.
+const (
+	holds  = "holds"
+	shares = "shares" // holds together with others
+	waits  = "waits"
+)
+
+// How a span ended.
+const (
+	released = "released" // before the end of the term
+	expired  = "expired"  // the holder had stopped renewing, and the term ended
+	ended    = "ended"    // not known how
+	got      = "got"      // the waiter holds the key now
+	left     = "left"     // the waiter gave up
+)
+
+// span is a stretch of time in which an owner held a key or waited for it. Only what two
+// lists have shown is known: shorter holds in between are not seen.
+type span struct {
+	key, owner string
+	State      string `json:"state"`
+	From       int64  `json:"from"`
+	To         int64  `json:"to,omitempty"`   // 0 while it lasts
+	How        string `json:"how,omitempty"`  // it ended
+	Stale      int64  `json:"late,omitempty"` // when a renewal was due that did not come
+}
+
+// lane is what one owner did with a key.
+type lane struct {
+	Owner string `json:"owner"`
+	Spans []span `json:"spans"`
+	first int    // the index of its first span
+}
+
+// gap is a time for which nothing is known.
+type gap struct {
+	Why  string `json:"why"` // outage or unwatched
+	From int64  `json:"from"`
+	To   int64  `json:"to,omitempty"` // 0 while it lasts
+}
+
+// history has the spans of all keys that have ended, the oldest first.
+type history struct {
+	spans []span
+	start int // of the oldest span in spans; those before are forgotten
+	bytes int
+	lost  int64 // the end of the last span that was forgotten
+	gaps  []gap
+}
+
+// follow compares two entries of a key, from lists that began at prev and later. It sets
+// the open spans of l, and remembers those of old that have ended. blind says that nothing
+// was seen in between. old is nil if the key was not listed.
+func (h *history) follow(old, l *lock, prev time.Time, blind bool) {
+	var before []span
+	same := false
+	if old != nil {
+		before = slices.Clone(old.open)
+		same = sameHold(old, l)
+	}
+
+	// The moment of a change, as well as it is known: between the two lists.
+	at := l.seen
+	if old != nil && old.Held && !same && blind && !old.until().IsZero() && old.until().Before(at) {
+		at = old.until()
+	}
+	began := l.seen
+	if !l.Since.IsZero() && l.Since.Before(began) {
+		began = l.Since
+		if old != nil && began.Before(old.seen) {
+			began = old.seen // the clocks of the store and of this process differ
+		}
+		if !same {
+			at = began
+		}
+	}
+
+	open := func(owner, state string, from time.Time) {
+		for i, s := range before {
+			// A new hold of the same owner is a new span.
+			if s.owner == owner && s.State == state && (state == waits || same) {
+				l.open = append(l.open, s)
+				before = slices.Delete(before, i, i+1)
+				return
+			}
+		}
+		l.open = append(l.open, span{key: l.Key, owner: owner, State: state, From: ms(from)})
+	}
+	switch {
+	case l.share > 0:
+		for _, owner := range l.Shared {
+			open(owner, shares, l.seen)
+		}
+	case l.Held:
+		open(l.Owner, holds, began)
+	}
+	for _, owner := range l.Waiters {
+		open(owner, waits, l.seen)
+	}
+
+	for _, s := range before {
+		s.To, s.How = ms(l.seen), left
+		switch {
+		case s.State == waits:
+			if slices.ContainsFunc(l.open, func(now span) bool { return now.owner == s.owner && now.State != waits }) {
+				s.To, s.How = ms(at), got
+			}
+		default:
+			s.To, s.How = ms(at), how(old, at)
+			if s.How == expired {
+				s.Stale = ms(old.until().Add(-old.most * 2 / 3))
+			}
+		}
+		s.From = min(s.From, s.To)
+		h.add(s)
+	}
+
+	// A holder that does not renew is shown as such while the term lasts.
+	if l.unrenewed() {
+		for i := range l.open {
+			if l.open[i].State == holds {
+				l.open[i].Stale = max(ms(l.until().Add(-l.most*2/3)), l.open[i].From)
+			}
+		}
+	}
+}
+
+// how returns how a hold ended that was gone at a time.
+func how(old *lock, at time.Time) string {
+	until := old.until()
+	switch {
+	case until.IsZero():
+		return ended
+	case old.unrenewed() && at.After(until.Add(-inexact)):
+		return expired
+	case at.Before(until):
+		return released
+	}
+	return ended
+}
+
+// inexact is how much later than it is the end of a term may seem to be, because the rest
+// of the term was measured before the answer arrived.
+const inexact = 250 * time.Millisecond
+
+// add remembers a span that has ended, and forgets the oldest ones if there are too many.
+func (h *history) add(s span) {
+	h.spans = append(h.spans, s)
+	h.bytes += len(s.key) + len(s.owner)
+	for len(h.spans)-h.start > maxSpans || h.bytes > spanBytes {
+		old := &h.spans[h.start]
+		h.bytes -= len(old.key) + len(old.owner)
+		h.lost = max(h.lost, old.To)
+		*old = span{} // lets go of its text
+		h.start++
+	}
+	if h.start > maxSpans {
+		h.spans = slices.Clone(h.spans[h.start:])
+		h.start = 0
+	}
+}
+
+// addGap remembers a time for which nothing is known.
+func (h *history) addGap(why string, from, to time.Time) {
+	if len(h.gaps) == maxGaps {
+		h.gaps = slices.Delete(h.gaps, 0, 1)
+	}
+	h.gaps = append(h.gaps, gap{why, ms(from), ms(to)})
+}
+
+// gapsSince returns the gaps that end after a time.
+func (h *history) gapsSince(from int64) []gap {
+	gaps := []gap{}
+	for _, g := range h.gaps {
+		if g.To > from {
+			gaps = append(gaps, g)
+		}
+	}
+	return gaps
+}
+
+// lanes returns the spans of a key by owner, in the order in which the owners came, and
+// when the history of the key begins. l is nil if the key is free.
+func (h *history) lanes(key string, l *lock) (lanes []lane, from int64) {
+	var spans []span
+	for _, s := range h.spans[h.start:] {
+		if s.key == key {
+			spans = append(spans, s)
+		}
+	}
+	if l != nil {
+		spans = append(spans, l.open...)
+	}
+	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
+
+	lanes, at := []lane{}, map[string]int{}
+	for n, s := range slices.Backward(spans) { // the latest owners, if there are too many
+		i, ok := at[s.owner]
+		if !ok {
+			if len(lanes) == maxLanes {
+				continue
+			}
+			i = len(lanes)
+			at[s.owner] = i
+			lanes = append(lanes, lane{Owner: shown(s.owner)})
+		}
+		if len(lanes[i].Spans) < spansInLane {
+			lanes[i].Spans = append(lanes[i].Spans, s)
+			lanes[i].first = n
+		}
+		from = s.From
+	}
+	for _, l := range lanes {
+		slices.Reverse(l.Spans)
+	}
+	slices.SortStableFunc(lanes, func(a, b lane) int { return cmp.Compare(a.first, b.first) })
+	return lanes, from
+}

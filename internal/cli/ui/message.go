@@ -1,0 +1,154 @@
+package ui
+
+import (
+	"encoding/base64"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// These are the messages to the browsers. Times are milliseconds since 1970 by this
+// process's clock, or 0. Text is printable: the page shows it as it is.
+
+// changes is a message of the stream.
+type changes struct {
+	Now    int64       `json:"now"`
+	Whole  bool        `json:"whole,omitempty"` // forget what you know: Set has all keys
+	Store  *store      `json:"store,omitempty"`
+	Set    []row       `json:"set,omitempty"`
+	Gone   []string    `json:"gone,omitempty"` // IDs
+	Status status      `json:"status"`
+	Nodes  []nodeState `json:"nodes,omitempty"`
+}
+
+// store says what is listed.
+type store struct {
+	Name    string `json:"name"`
+	Prefix  string `json:"prefix"`
+	Ordered bool   `json:"ordered"`
+}
+
+// status says how the last list went.
+type status struct {
+	Listed int64  `json:"listed"` // the last list that succeeded; 0 before the first
+	Took   int64  `json:"took"`   // ms
+	Rest   int64  `json:"rest"`   // ms until the next
+	Keys   int    `json:"keys"`
+	More   int    `json:"more,omitempty"` // keys beyond the bounds
+	Error  string `json:"error,omitempty"`
+	Since  int64  `json:"since,omitempty"` // of the error
+}
+
+// row is a line of the table.
+type row struct {
+	ID      string `json:"id"`
+	Key     string `json:"key"`
+	Held    bool   `json:"held,omitempty"`
+	Owner   string `json:"owner,omitempty"`
+	Shared  int    `json:"shared,omitempty"`  // owners of a shared hold; Owner is the first
+	Foreign bool   `json:"foreign,omitempty"` // not a record of this strategy
+	Since   int64  `json:"since,omitempty"`   // when the hold began
+	Seen    int64  `json:"seen,omitempty"`    // when the hold was seen first
+	Until   int64  `json:"until,omitempty"`   // the end of the term
+	Late    bool   `json:"late,omitempty"`    // the holder seems to have stopped renewing
+	Fence   string `json:"fence,omitempty"`   // may be too large for a number of JavaScript
+	Waiting int    `json:"waiting,omitempty"`
+}
+
+// rowOf returns the row of a lock.
+func rowOf(l *lock) row {
+	r := row{ID: ID(l.Key), Key: shown(l.Key), Held: l.Held, Waiting: l.wait}
+	if l.Fence != 0 {
+		r.Fence = strconv.FormatUint(l.Fence, 10)
+	}
+	if !l.Held {
+		return r
+	}
+	r.Owner, r.Shared = shown(l.Owner), l.share
+	if len(l.Shared) > 0 {
+		r.Owner = shown(l.Shared[0])
+	}
+	r.Foreign = l.Owner == "" && l.share == 0 || l.TTL < 0
+	r.Since, r.Seen, r.Until, r.Late = ms(l.Since), ms(l.first), ms(l.until()), l.unrenewed()
+	return r
+}
+
+// like reports whether a browser that has s need not be sent r. The end of a term is
+// measured, so it varies by the time of an answer.
+func (r row) like(s row) bool {
+	d := r.Until - s.Until
+	r.Until, r.Seen = s.Until, s.Seen
+	return r == s && -300 <= d && d <= 300
+}
+
+// nodeState is the state of a node.
+type nodeState struct {
+	Name      string `json:"name"`
+	Error     string `json:"error,omitempty"`
+	Away      bool   `json:"away,omitempty"`
+	VotesFrom int64  `json:"votesFrom,omitempty"`
+}
+
+// voteState is the vote of a node, in the order of the nodes.
+type voteState struct {
+	Known  bool   `json:"known"`
+	Held   bool   `json:"held,omitempty"`
+	Quorum bool   `json:"quorum,omitempty"`
+	Owner  string `json:"owner,omitempty"`
+	Shared int    `json:"shared,omitempty"`
+}
+
+// detail is what is known of one key.
+type detail struct {
+	ID      string      `json:"id"`
+	Key     string      `json:"key"`
+	Now     int64       `json:"now"`
+	Listed  int64       `json:"listed"`
+	Row     *row        `json:"row"`     // nil if the key is free
+	Waiters []string    `json:"waiters"` // the first of them
+	Shared  []string    `json:"shared"`  // the first owners of a shared hold
+	Votes   []voteState `json:"votes,omitempty"`
+	From    int64       `json:"from"` // when the history begins
+	Lanes   []lane      `json:"lanes"`
+	Gaps    []gap       `json:"gaps"`
+}
+
+// ms returns a time for a message.
+func ms(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+// ID returns the name of a key in messages and addresses. A key may be any bytes. The page
+// opens with the key's detail if its address ends with # and the ID.
+func ID(key string) string { return base64.RawURLEncoding.EncodeToString([]byte(key)) }
+
+func parseID(id string) (key string, err error) {
+	b, err := base64.RawURLEncoding.DecodeString(id)
+	return string(b), err
+}
+
+// maxShown is how many bytes of a key are shown.
+const maxShown = 512
+
+// shown returns a key or an owner as printable text. It is quoted if it is not one line of
+// ordinary text, so that two different keys look different.
+func shown(s string) string {
+	end := ""
+	if len(s) > maxShown {
+		s, end = s[:maxShown], "…"
+	}
+	plain := s == strings.TrimSpace(s) && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`) && !strings.Contains(s, "  ")
+	for _, c := range s {
+		plain = plain && strconv.IsPrint(c)
+	}
+	if !plain {
+		s = text.Quote(s)
+	}
+	return s + end
+}

@@ -1,0 +1,478 @@
+// The page of "hasp ui". The server sends the differences between two lists of the store.
+// Texts of the store are only ever set as textContent or as an attribute, never as markup.
+
+const $ = (id) => document.getElementById(id);
+const known = new Map(); // rows of the server, by ID
+const lines = new Map(); // lines of the table, by ID
+const SVG = "http://www.w3.org/2000/svg";
+const STEP = 200; // lines that are shown at first, and added by a click
+
+let store = { name: "", prefix: "", ordered: false };
+let status = null; // of the last message
+let nodes = [];
+let skew = 0; // the server's clock minus ours, in ms
+let cut = false; // the connection to hasp ui is broken
+let sort = { by: "key", down: false };
+let most = STEP;
+let chosen = null; // the ID of the key whose detail is shown
+let detail = null;
+
+const now = () => Date.now() + skew;
+
+// element returns a new element with a text.
+function element(name, text, attributes = {}) {
+  const e = document.createElement(name);
+  if (text !== undefined) e.textContent = text;
+  for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
+  return e;
+}
+
+// set changes a text only if it differs, so that a screen reader does not repeat it.
+function set(e, text) {
+  if (e.textContent !== text) e.textContent = text;
+}
+
+function seconds(ms) {
+  const s = Math.max(ms, 0) / 1000;
+  if (s < 10) return s.toFixed(1) + "s";
+  const t = Math.round(s);
+  if (t < 60) return t + "s";
+  if (t < 3600) return Math.floor(t / 60) + "m" + (t % 60) + "s";
+  if (t < 86400) return Math.floor(t / 3600) + "h" + Math.floor((t % 3600) / 60) + "m";
+  return Math.floor(t / 86400) + "d" + Math.floor((t % 86400) / 3600) + "h";
+}
+
+const clock = (ms) => new Date(ms - skew).toLocaleTimeString([], { hour12: false });
+const keys = (n) => (n === 1 ? "1 key" : n.toLocaleString("en") + " keys");
+const named = (owner) => owner || "(no owner)";
+
+// The stream.
+
+const stream = new EventSource("events");
+stream.onmessage = (e) => {
+  const m = JSON.parse(e.data);
+  skew = m.now - Date.now();
+  cut = false;
+  status = m.status;
+  if (m.store) store = m.store;
+  if (m.nodes) nodes = m.nodes;
+  if (m.whole) known.clear();
+  for (const r of m.set ?? []) known.set(r.id, r);
+  for (const id of m.gone ?? []) known.delete(id);
+  draw();
+  if (chosen) fetchDetail();
+};
+stream.onerror = () => {
+  cut = true;
+  drawStatus();
+  // A browser gives up if it is refused. That passes, too: hasp ui may be started again.
+  if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
+};
+
+function drawStatus() {
+  const s = $("status");
+  let text = "connecting";
+  let kind = "";
+  if (cut) {
+    [text, kind] = ["not connected to hasp ui; what is shown is old", "bad"];
+  } else if (status?.error) {
+    [text, kind] = ["outage since " + clock(status.since) + ": " + status.error, "bad"];
+  } else if (status?.listed) {
+    [text, kind] = ["live", "good"];
+  } else if (status) {
+    text = "reading the first list";
+  }
+  set(s, text);
+  s.className = kind;
+  document.body.classList.toggle("stale", kind === "bad");
+  if (!status) return;
+  set($("store"), store.name + (store.prefix ? ", keys that begin with " + store.prefix : ""));
+  document.title = (kind === "bad" ? "⚠ " : "") + keys(status.keys) + " – hasp " + store.name;
+  let pace = "";
+  if (status.took >= 1000) pace = "A list takes " + seconds(status.took) + ". The next one begins " + seconds(status.rest) + " later.";
+  if (status.more) pace += " " + keys(status.more) + " more are left out: begin hasp ui with a prefix.";
+  set($("pace"), pace);
+}
+
+// The table.
+
+const text = {
+  key: (r) => r.key,
+  owner: (r) => {
+    if (!r.held) return "(free)";
+    if (r.shared) return "(" + r.shared + " shared) " + r.owner + (r.shared > 1 ? ", …" : "");
+    return r.foreign && !r.owner ? "(not of this strategy)" : named(r.owner);
+  },
+  age: (r) => (!r.held ? "–" : r.since ? seconds(now() - r.since) : "≥ " + seconds(now() - r.seen)),
+  left: (r) => (!r.held ? "–" : !r.until ? "no end" : seconds(r.until - now()) + (r.late ? ", not renewed" : "")),
+  fence: (r) => r.fence || "–",
+  waiting: (r) => (r.waiting ? String(r.waiting) : "–"),
+};
+const columns = Object.keys(text);
+
+const byText = new Intl.Collator("en", { numeric: true }).compare;
+const compare = {
+  key: (a, b) => byText(a.key, b.key),
+  owner: (a, b) => byText(text.owner(a), text.owner(b)),
+  age: (a, b) => (b.since || b.seen || Infinity) - (a.since || a.seen || Infinity) || 0,
+  left: (a, b) => (a.until || Infinity) - (b.until || Infinity) || 0,
+  fence: (a, b) => (a.fence ?? "").length - (b.fence ?? "").length || byText(a.fence ?? "", b.fence ?? ""),
+  waiting: (a, b) => (a.waiting ?? 0) - (b.waiting ?? 0),
+};
+
+function draw() {
+  drawStatus();
+  const wanted = $("filter").value.toLowerCase();
+  const waited = $("waited").checked;
+  const rows = [];
+  for (const r of known.values()) {
+    if (waited && !r.waiting) continue;
+    if (wanted && !r.key.toLowerCase().includes(wanted) && !(r.owner ?? "").toLowerCase().includes(wanted)) continue;
+    rows.push(r);
+  }
+  rows.sort((a, b) => (sort.down ? -1 : 1) * compare[sort.by](a, b) || compare.key(a, b) || (a.id < b.id ? -1 : 1));
+  const visible = rows.slice(0, most);
+
+  // Lines are kept, so that a focus or a selection stays where it is.
+  const focus = document.activeElement;
+  const body = $("rows");
+  const kept = new Set();
+  visible.forEach((r, i) => {
+    kept.add(r.id);
+    const line = lines.get(r.id) ?? newLine(r);
+    fill(line, r);
+    if (body.children[i] !== line) body.insertBefore(line, body.children[i] ?? null);
+  });
+  for (const [id, line] of lines) {
+    if (kept.has(id)) continue;
+    line.remove();
+    lines.delete(id);
+  }
+  if (focus && focus !== document.activeElement && focus.isConnected) focus.focus({ preventScroll: true });
+
+  set($("count"), rows.length === known.size ? keys(rows.length) : rows.length.toLocaleString("en") + " of " + keys(known.size));
+  $("further").hidden = rows.length <= most;
+  set($("further"), "Show " + Math.min(STEP, rows.length - most) + " more of " + keys(rows.length));
+  $("empty").hidden = !status?.listed || rows.length > 0;
+  set($("empty"), known.size ? "No key matches the filter." : "No key is held.");
+  drawNodes();
+}
+
+function newLine(r) {
+  const line = element("tr");
+  const head = element("th", undefined, { scope: "row" });
+  const button = element("button", undefined, { type: "button", title: r.key });
+  button.append(element("bdi", r.key));
+  button.addEventListener("click", () => choose(r.id));
+  head.append(button);
+  line.append(head);
+  for (const c of columns.slice(1)) line.append(element("td", "", c === "owner" ? {} : { class: "number" }));
+  line.children[1].append(element("bdi"));
+  lines.set(r.id, line);
+  return line;
+}
+
+function fill(line, r) {
+  line.classList.toggle("chosen", r.id === chosen);
+  if (r.id === chosen) line.setAttribute("aria-current", "true");
+  else line.removeAttribute("aria-current");
+  columns.forEach((c, i) => {
+    if (c === "key") return;
+    const cell = line.children[i];
+    const s = text[c](r);
+    if (c === "owner") {
+      set(cell.firstChild, s);
+      cell.title = s;
+    } else {
+      set(cell, s);
+    }
+    if (c === "left") cell.classList.toggle("late", Boolean(r.late));
+  });
+}
+
+// Times go on between two messages.
+setInterval(() => {
+  if (document.hidden) return;
+  for (const [id, line] of lines) {
+    const r = known.get(id);
+    if (!r || cut || status?.error) continue;
+    set(line.children[2], text.age(r));
+    set(line.children[3], text.left(r));
+  }
+  if (detail) drawTimeline();
+}, 500);
+
+for (const button of document.querySelectorAll("button[data-sort]")) {
+  button.addEventListener("click", () => {
+    const by = button.dataset.sort;
+    // Of ages and waiters, the largest are the first to be looked at.
+    sort = { by, down: sort.by === by ? !sort.down : by === "age" || by === "waiting" };
+    for (const b of document.querySelectorAll("button[data-sort]")) b.closest("th").removeAttribute("aria-sort");
+    button.closest("th").setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+    draw();
+  });
+}
+$("filters").addEventListener("submit", (e) => e.preventDefault());
+for (const id of ["filter", "waited"]) {
+  $(id).addEventListener("input", () => {
+    most = STEP;
+    draw();
+  });
+}
+$("further").addEventListener("click", () => {
+  most += STEP;
+  draw();
+});
+
+// The nodes of redlock.
+
+function drawNodes() {
+  $("nodes").hidden = nodes.length === 0;
+  if (!nodes.length) return;
+  const body = $("node-rows");
+  while (body.children.length > nodes.length) body.lastChild.remove();
+  let voting = 0;
+  nodes.forEach((n, i) => {
+    let line = body.children[i];
+    if (!line) {
+      line = element("tr");
+      line.append(element("th", "", { scope: "row" }), element("td"), element("td"));
+      body.append(line);
+    }
+    let state = "votes";
+    if (n.error) {
+      state = "does not answer: " + n.error;
+    } else if (n.away) {
+      state = "in quarantine, does not vote" + (n.votesFrom ? " for another " + seconds(n.votesFrom - now()) : "") + ": it was restarted or has lost its data";
+    } else {
+      voting++;
+    }
+    set(line.children[0], n.name);
+    set(line.children[1], state);
+    line.children[1].className = n.error ? "error" : n.away ? "away" : "";
+    line.children[1].title = state;
+    const v = chosen && detail?.id === chosen ? detail.votes?.[i] : null;
+    let vote = "–";
+    if (v && !v.known) vote = "unknown";
+    else if (v && !v.held) vote = "has no record";
+    else if (v) vote = (v.quorum ? "yes, for " : "another record, of ") + named(v.owner) + (v.shared > 1 ? " and " + (v.shared - 1) + " more" : "");
+    set(line.children[2], vote);
+  });
+  const quorum = Math.floor(nodes.length / 2) + 1;
+  set($("nodes-caption"), voting + " of " + nodes.length + " nodes vote; a lock needs " + quorum);
+}
+
+// The detail of a key.
+
+function choose(id) {
+  chosen = id;
+  history.replaceState(null, "", "#" + id);
+  detail = null;
+  draw();
+  fetchDetail().then(() => $("detail-key").focus());
+}
+
+function close() {
+  const button = lines.get(chosen)?.querySelector("button");
+  chosen = detail = null;
+  history.replaceState(null, "", location.pathname);
+  $("detail").hidden = true;
+  draw();
+  button?.focus();
+}
+$("close").addEventListener("click", close);
+$("window").addEventListener("change", drawTimeline);
+
+document.addEventListener("keydown", (e) => {
+  if (e.ctrlKey || e.metaKey || e.altKey) return;
+  if (e.key === "Escape" && chosen) close();
+  if (e.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "")) {
+    e.preventDefault();
+    $("filter").focus();
+  }
+});
+
+let fetching = false;
+async function fetchDetail() {
+  const id = chosen;
+  if (fetching && detail) return; // the next message asks again
+  fetching = true;
+  try {
+    const answer = await fetch("key?id=" + encodeURIComponent(id));
+    if (!answer.ok || id !== chosen) return;
+    const d = await answer.json();
+    if (id !== chosen) return;
+    detail = d;
+    drawDetail();
+  } catch {
+    // The stream reports that the connection is broken.
+  } finally {
+    fetching = false;
+  }
+}
+
+function drawDetail() {
+  const d = detail;
+  const r = d.row;
+  $("detail").hidden = false;
+  set($("detail-key"), d.key);
+  let state = "free";
+  if (r?.held) {
+    state = r.shared ? "shared by " + d.shared.map(named).join(", ") : "held by " + text.owner(r);
+    if (r.since) state += ", since " + clock(r.since);
+    if (r.late) state += ". The holder does not renew. The key stays locked until the term ends.";
+  } else if (r) {
+    state = "free, and waited for";
+  }
+  if (r?.fence) state += " (fence " + r.fence + ")";
+  set($("detail-state"), state);
+
+  $("queue-part").hidden = !r?.waiting;
+  if (r?.waiting) {
+    set($("queue-title"), store.ordered ? "Queue, in order" : "Callers that wait");
+    list($("queue"), d.waiters.map((w) => [named(w)]));
+    if (r.waiting > d.waiters.length) $("queue").append(element("li", "and " + (r.waiting - d.waiters.length) + " more"));
+  }
+  drawTimeline();
+  drawStory();
+  drawNodes();
+}
+
+// list shows items, each of which has a text and perhaps a time before it.
+function list(e, items) {
+  const lines = items.map(([s, at]) => (at ? clock(at) + " " : "") + s);
+  if (e.dataset.shown === lines.join("\n")) return; // leave a selection alone
+  e.dataset.shown = lines.join("\n");
+  e.replaceChildren(
+    ...items.map(([s, at]) => {
+      const li = element("li");
+      if (at) li.append(element("time", clock(at), { datetime: new Date(at).toISOString() }));
+      li.append(element("bdi", s));
+      return li;
+    }),
+  );
+}
+
+const endings = {
+  released: "releases the key after ",
+  expired: "lost the key: it did not renew, and the term ended after ",
+  ended: "no longer has the key, after ",
+  got: "gets the key after waiting ",
+  left: "gives up after waiting ",
+};
+
+function drawStory() {
+  const items = [];
+  for (const lane of detail.lanes) {
+    for (const s of lane.spans) {
+      if (s.state === "waits") items.push([named(lane.owner) + " waits", s.from]);
+      else if (!lane.spans.some((w) => w.how === "got" && w.to === s.from)) {
+        items.push([named(lane.owner) + (s.state === "shares" ? " shares the key" : " holds the key"), s.from]);
+      }
+      if (s.to) items.push([named(lane.owner) + " " + endings[s.how] + seconds(s.to - s.from), s.to]);
+    }
+  }
+  for (const g of detail.gaps) {
+    items.push([g.why === "outage" ? "outage: nothing is known until it is over" : "nobody watched", g.from]);
+    if (g.to) items.push(["known again", g.to]);
+  }
+  items.sort((a, b) => b[1] - a[1]);
+  list($("story"), items.slice(0, 100));
+}
+
+// The timeline.
+
+const WIDTH = 1100, LEFT = 260, TOP = 22, LANE = 26;
+
+function shape(name, attributes, tip) {
+  const e = document.createElementNS(SVG, name);
+  for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
+  if (tip) {
+    const t = document.createElementNS(SVG, "title");
+    t.textContent = tip;
+    e.append(t);
+  }
+  return e;
+}
+
+function label(s, attributes) {
+  const e = shape("text", attributes);
+  e.textContent = s;
+  return e;
+}
+
+function drawTimeline() {
+  if (!detail) return;
+  const span = Number($("window").value) * 1000;
+  const end = cut || status?.error ? Math.max(detail.now, detail.listed) : now();
+  const begin = end - span;
+  const x = (t) => LEFT + ((WIDTH - LEFT - 10) * (Math.min(Math.max(t, begin), end) - begin)) / span;
+  const lanes = detail.lanes.filter((l) => l.spans.some((s) => !s.to || s.to > begin));
+  const bottom = TOP + Math.max(lanes.length, 1) * LANE;
+
+  const parts = [];
+  const hatch = shape("pattern", { id: "dead", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+  hatch.append(shape("rect", { class: "dead", width: 2.5, height: 7 }));
+  const defs = shape("defs", {});
+  defs.append(hatch);
+  parts.push(defs);
+  for (const g of detail.gaps) {
+    const to = g.to || end;
+    if (to > begin) parts.push(shape("rect", { class: "gap", x: x(g.from), y: TOP, width: Math.max(x(to) - x(g.from), 1), height: bottom - TOP }, g.why));
+  }
+  for (let i = 0; i <= 6; i++) {
+    const t = begin + (span * i) / 6;
+    parts.push(shape("line", { class: "rule", x1: x(t), x2: x(t), y1: TOP, y2: bottom }));
+    parts.push(label(i === 6 ? "now" : "–" + seconds(end - t), { class: "tick", x: x(t) - (i === 6 ? 6 : 0), y: 14 }));
+  }
+  detail.lanes.forEach((lane, colour) => {
+    const row = lanes.indexOf(lane);
+    if (row < 0) return;
+    const y = TOP + row * LANE + LANE / 2;
+    const owner = named(lane.owner);
+    const short = owner.length > 34 ? owner.slice(0, 22) + "…" + owner.slice(-11) : owner;
+    const head = label(short, { x: 4, y: y + 4 });
+    head.append(shape("title", {}));
+    head.lastChild.textContent = owner;
+    parts.push(head);
+    for (const s of lane.spans) {
+      const to = s.to || end;
+      if (to <= begin) continue;
+      const width = Math.max(x(to) - x(s.from), 0.8);
+      const took = seconds(to - s.from);
+      if (s.state === "waits") {
+        parts.push(shape("rect", { class: "waits", x: x(s.from), y: y - 1, width, height: 2 }, owner + " waits: " + took + (s.how === "left" ? ", then gives up" : "")));
+        continue;
+      }
+      const late = s.late ? Math.min(s.late, to) : to;
+      const tip = owner + (s.to ? " held: " : " holds: ") + took;
+      parts.push(shape("rect", { class: "holds c" + (colour % 8), x: x(s.from), y: y - 8, width: Math.max(x(late) - x(s.from), 0.8), height: 16, rx: 1.5 }, tip));
+      if (late < to) {
+        parts.push(shape("rect", { class: "lost", fill: "url(#dead)", x: x(late), y: y - 8, width: Math.max(x(to) - x(late), 0.8), height: 16 }, owner + " does not renew"));
+      }
+    }
+  });
+  if (!lanes.length) parts.push(label("nothing seen in this time", { x: LEFT + 10, y: TOP + LANE / 2 + 4 }));
+
+  const svg = $("timeline");
+  svg.setAttribute("viewBox", "0 0 " + WIDTH + " " + (bottom + 6));
+  svg.setAttribute("aria-label", "Timeline of " + lanes.length + (lanes.length === 1 ? " owner" : " owners") + "; the list below has the same as text");
+  svg.replaceChildren(...parts);
+}
+
+// The address may name a key.
+if (/^#[\w-]+$/.test(location.hash)) choose(location.hash.slice(1));
+
+// Colours.
+
+const theme = $("theme");
+function paint(value) {
+  if (value) document.documentElement.dataset.theme = value;
+  else delete document.documentElement.dataset.theme;
+}
+theme.addEventListener("change", () => {
+  localStorage.setItem("hasp-theme", theme.value);
+  paint(theme.value);
+});
+theme.value = localStorage.getItem("hasp-theme") ?? "";
+paint(theme.value);

@@ -1,0 +1,172 @@
+// Package ui is the web page of "hasp ui": a live table of the locks in a store, and for
+// each key a timeline, its queue, and the votes of redlock's nodes. It only reads.
+//
+// One watcher lists the store for all browsers, and only while a browser is connected. If
+// listing takes long, the watcher lists less often. So the cost for the store does not
+// depend on the number of browsers. The watcher compares each list with the one before. It
+// sends the differences to the browsers as server-sent events, and remembers who held a key
+// and who waited for it, within fixed bounds of memory.
+package ui
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"iter"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Source is a store. A *hasp.Client is one.
+type Source interface {
+	// List yields the keys that are held or waited for.
+	List(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error]
+}
+
+// NodeSource is a Source whose locks are kept on several nodes.
+type NodeSource interface {
+	Source
+
+	// Nodes returns the state of each node, and its votes on some keys, in their order.
+	Nodes(ctx context.Context, keys []string) ([]Node, error)
+}
+
+// Node is one node of a NodeSource.
+type Node struct {
+	Name      string
+	Err       error
+	Away      bool      // it answers, and does not vote
+	VotesFrom time.Time // when it votes again; zero if that is not known
+	Votes     []Vote    // nil if Err is not
+}
+
+// Vote is what a node stores under a key.
+type Vote struct {
+	Held   bool
+	Owner  string
+	Shared int  // how many share it; Owner is the first
+	Quorum bool // a quorum has the same
+}
+
+// Options say what the page shows, and to whom.
+type Options struct {
+	Store   string // the name of the strategy
+	Prefix  string // of the keys that are listed
+	Ordered bool   // waiters are served in order of arrival
+
+	// Token is what a browser must present, unless it is empty. See guard.
+	Token string
+
+	// Listen is the address of the listener, HOST:PORT. Hosts are more names under which
+	// browsers may reach it, without a port.
+	Listen string
+	Hosts  []string
+
+	// Every is the time from the beginning of one list to the next. Default Every.
+	Every time.Duration
+
+	// Redact removes secrets from the text of an error; nil removes nothing.
+	Redact func(string) string
+}
+
+// Every is how often the store is listed. A key that is taken is on the page within a
+// second.
+const Every = 500 * time.Millisecond
+
+// Server is the page. It is an http.Handler.
+type Server struct {
+	guard
+	*watcher
+	mux http.ServeMux
+}
+
+//go:embed page
+var files embed.FS
+
+// New returns a Server. It lists nothing before Run.
+func New(src Source, o Options) *Server {
+	if o.Every == 0 {
+		o.Every = Every
+	}
+	if o.Redact == nil {
+		o.Redact = func(s string) string { return s }
+	}
+	s := &Server{guard: newGuard(o), watcher: newWatcher(src, o)}
+
+	// The types are named here, because a host's table of types may lack them.
+	for path, file := range map[string]struct{ name, kind string }{
+		"/{$}":      {"index.html", "text/html; charset=utf-8"},
+		"/page.css": {"page.css", "text/css; charset=utf-8"},
+		"/page.js":  {"page.js", "text/javascript; charset=utf-8"},
+		"/icon.svg": {"icon.svg", "image/svg+xml"},
+	} {
+		s.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", file.kind)
+			text, err := files.ReadFile("page/" + file.name)
+			if err != nil {
+				panic(err) // the file is part of the program
+			}
+			_, _ = w.Write(text)
+		})
+	}
+	s.mux.HandleFunc("/events", s.serveEvents)
+	s.mux.HandleFunc("/key", s.serveKey)
+	return s
+}
+
+// ServeHTTP answers a request that the guard lets pass.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.admit(w, r) {
+		s.mux.ServeHTTP(w, r)
+	}
+}
+
+// Serve serves the page on ln until ctx ends. It returns nil then, and the error of the
+// listener otherwise. It closes ln.
+func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watched := make(chan struct{})
+	go func() { defer close(watched); s.Run(ctx) }()
+
+	srv := &http.Server{
+		Handler:           s,
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // its end ends all streams
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       5 * time.Second,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    1 << 17,
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Serve(ln) }()
+
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		within, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer stop()
+		if srv.Shutdown(within) != nil {
+			srv.Close() // a request is still being answered
+		}
+	}
+	cancel()
+	<-watched
+	return err
+}
+
+// serveKey answers with what is known of one key. It also makes the watcher ask the nodes
+// about the key for a while.
+func (s *Server) serveKey(w http.ResponseWriter, r *http.Request) {
+	key, err := parseID(r.URL.Query().Get("id"))
+	if err != nil {
+		http.Error(w, "id: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.detail(key)) // if the browser has gone, nobody reads the error
+}

@@ -1,0 +1,708 @@
+package ui
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// source is a store whose content a test sets.
+type source struct {
+	mu      sync.Mutex // guards all below
+	entries []backend.Entry
+	err     error
+	took    time.Duration // by a list
+	lists   int
+}
+
+func (s *source) List(ctx context.Context, _ string) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		s.mu.Lock()
+		entries, err, took := s.entries, s.err, s.took
+		s.lists++
+		s.mu.Unlock()
+		select {
+		case <-time.After(took):
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		if err != nil {
+			yield(backend.Entry{}, err)
+			return
+		}
+		for _, e := range entries {
+			if !yield(e, nil) {
+				return
+			}
+		}
+	}
+}
+
+// set sets what the next list shows.
+func (s *source) set(err error, entries ...backend.Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries, s.err = entries, err
+}
+
+func (s *source) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lists
+}
+
+// held is a key that is held.
+func held(key, owner string, left time.Duration, waiters ...string) backend.Entry {
+	return backend.Entry{Key: key, Status: backend.Status{Held: true, Owner: owner, TTL: left, Waiters: waiters}}
+}
+
+// runs starts a Server over src in a synctest bubble.
+func runs(t *testing.T, src Source, o Options) *Server {
+	t.Helper()
+	s := New(src, o)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return s
+}
+
+// next returns the next message of a browser.
+func next(t *testing.T, sub *subscriber) changes {
+	t.Helper()
+	select {
+	case m := <-sub.messages:
+		return decode(t, []byte(m.data))
+	case <-sub.dropped:
+		t.Fatal("the browser was dropped")
+	case <-time.After(time.Minute):
+		t.Fatal("no message")
+	}
+	return changes{}
+}
+
+func decode(t *testing.T, data []byte) (c changes) {
+	t.Helper()
+	if err := json.Unmarshal(data, &c); err != nil {
+		t.Fatalf("%v in %s", err, data)
+	}
+	return c
+}
+
+// Names that are cut do not keep the whole text, and keys that are known do not grow beyond
+// the bound.
+func TestBoundsOfNames(t *testing.T) {
+	memory := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	src := &source{}
+	w := newWatcher(src, Options{})
+	list := func(n int, entry func(key string) backend.Entry) {
+		t.Helper()
+		var all []backend.Entry
+		for i := range n {
+			all = append(all, entry(fmt.Sprint("key", i)))
+		}
+		src.set(nil, all...)
+		next, _, err := w.list(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.compare(next, time.Now(), time.Now(), false)
+		src.set(nil)
+	}
+
+	before := memory()
+	list(100, func(key string) backend.Entry {
+		return held(key, strings.Repeat("o", 1<<20), time.Minute, strings.Repeat("w", 1<<20))
+	})
+	if grown := int64(memory()) - int64(before); grown > 20<<20 {
+		t.Errorf("100 long names take %d MiB", grown>>20)
+	}
+
+	const keys = 2000
+	list(keys, func(key string) backend.Entry { return held(key, "owner", time.Minute) })
+	waiters := slices.Repeat([]string{strings.Repeat("w", 256)}, 100)
+	list(keys, func(key string) backend.Entry { return held(key, "owner", time.Minute, waiters...) })
+	size := 0
+	for _, l := range w.known {
+		for _, name := range append(l.Waiters, l.Key, l.Owner) {
+			size += len(name)
+		}
+		if l.wait != len(waiters) {
+			t.Fatalf("%s: %d waiters", l.Key, l.wait)
+		}
+	}
+	if len(w.known) != keys || size > maxBytes+maxBytes/10 {
+		t.Errorf("%d keys with names of %d MiB", len(w.known), size>>20)
+	}
+	runtime.KeepAlive(w)
+}
+
+func TestWhoIsRefused(t *testing.T) {
+	t.Parallel()
+	const token = "the-token-of-this-test"
+	local := Options{Listen: "127.0.0.1:7420"}
+	wide := Options{Listen: "0.0.0.0:7420", Token: token, Hosts: []string{"locks.example"}}
+	bearer := "Authorization: Bearer " + token
+	for _, c := range []struct {
+		o       Options
+		method  string
+		host    string
+		headers []string
+		want    int
+	}{
+		{local, "GET", "127.0.0.1:7420", nil, 200},
+		{local, "HEAD", "localhost:7420", nil, 200},
+		{local, "GET", "LocalHost:7420", nil, 200},
+		{local, "GET", "[::1]:7420", nil, 200},
+		{local, "POST", "127.0.0.1:7420", nil, 405},
+		{local, "DELETE", "127.0.0.1:7420", nil, 405},
+		{local, "OPTIONS", "127.0.0.1:7420", []string{"Origin: http://evil.example"}, 405},
+
+		// A name of another site that leads to this address.
+		{local, "GET", "evil.example:7420", nil, 421},
+		{local, "GET", "127.0.0.1.evil.example:7420", nil, 421},
+		{local, "GET", "192.0.2.1:7420", nil, 421},
+		{local, "GET", "", nil, 421},
+
+		{local, "GET", "127.0.0.1:7420", []string{"Origin: http://127.0.0.1:7420", "Sec-Fetch-Site: same-origin"}, 200},
+		{local, "GET", "127.0.0.1:7420", []string{"Sec-Fetch-Site: none"}, 200},
+		{local, "GET", "127.0.0.1:7420", []string{"Origin: http://evil.example"}, 403},
+		{local, "GET", "127.0.0.1:7420", []string{"Origin: http://127.0.0.1:8080"}, 403},
+		{local, "GET", "127.0.0.1:7420", []string{"Origin: null"}, 403},
+		{local, "GET", "127.0.0.1:7420", []string{"Sec-Fetch-Site: cross-site"}, 403},
+		{local, "GET", "127.0.0.1:7420", []string{"Sec-Fetch-Site: same-site"}, 403},
+
+		{wide, "GET", "192.0.2.1:7420", nil, 401},
+		{wide, "GET", "192.0.2.1:7420", []string{bearer}, 200},
+		{wide, "GET", "locks.example", []string{bearer}, 200},
+		{wide, "GET", "evil.example", []string{bearer}, 421},
+		{wide, "GET", "192.0.2.1:7420", []string{bearer, "Origin: http://evil.example"}, 403},
+		{wide, "GET", "192.0.2.1:7420", []string{bearer + "x"}, 401},
+		{wide, "GET", "192.0.2.1:7420", []string{"Authorization: Bearer "}, 401},
+		{wide, "GET", "192.0.2.1:7420", []string{"Cookie: hasp_ui_7420=" + token}, 401},
+		{wide, "GET", "192.0.2.1:7420", []string{"Cookie: hasp_ui_7420="}, 401},
+	} {
+		for _, path := range []string{"/", "/page.js", "/key?id=YQ"} {
+			s := New(&source{}, c.o)
+			r := httptest.NewRequest(c.method, path, nil)
+			r.Host = c.host
+			for _, h := range c.headers {
+				name, value, _ := strings.Cut(h, ": ")
+				r.Header.Set(name, value)
+			}
+			w := httptest.NewRecorder()
+			s.ServeHTTP(w, r)
+			if w.Code != c.want {
+				t.Errorf("%s %s of %q, %q: got %d, want %d", c.method, path, c.host, c.headers, w.Code, c.want)
+			}
+			if got := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; ") || strings.Contains(got, "unsafe") {
+				t.Errorf("%s: policy %q", path, got)
+			}
+			if w.Header().Get("Access-Control-Allow-Origin") != "" {
+				t.Errorf("%s: other sites may read the answer", path)
+			}
+		}
+	}
+}
+
+func TestTokenBecomesACookie(t *testing.T) {
+	t.Parallel()
+	const token = "the-token-of-this-test"
+	s := New(&source{}, Options{Listen: "127.0.0.1:7420", Token: token})
+	get := func(path string, cookies ...*http.Cookie) *http.Response {
+		r := httptest.NewRequest("GET", path, nil)
+		r.Host = "127.0.0.1:7420"
+		for _, c := range cookies {
+			r.AddCookie(c)
+		}
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, r)
+		return w.Result()
+	}
+	for path, want := range map[string]int{"/": 401, "/?token=": 401, "/?token=" + token[1:]: 401, "/events": 401, "/key?id=YQ": 401, "/icon.svg": 401} {
+		if got := get(path); got.StatusCode != want || len(got.Cookies()) > 0 {
+			t.Errorf("%s: got %d, want %d", path, got.StatusCode, want)
+		}
+	}
+
+	answer := get("/?token=" + token)
+	if answer.StatusCode != 303 || answer.Header.Get("Location") != "/" || len(answer.Cookies()) != 1 {
+		t.Fatalf("got %d to %q with %v", answer.StatusCode, answer.Header.Get("Location"), answer.Cookies())
+	}
+	c := answer.Cookies()[0]
+	if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || strings.Contains(c.Value, token) {
+		t.Errorf("the cookie: %v", c)
+	}
+	if got := get("/", c); got.StatusCode != 200 {
+		t.Errorf("with the cookie: %d", got.StatusCode)
+	}
+	c.Value = strings.ToUpper(c.Value)
+	if got := get("/", c); got.StatusCode != 401 {
+		t.Errorf("with another cookie: %d", got.StatusCode)
+	}
+}
+
+// All that a store returns is printable text in JSON, in one line.
+func TestHostileTextIsEscaped(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hostile := []string{"</script><script>alert(1)</script>", "\x1b[2J\r\n\r\ndata: x", "\u202eabc\u2066", "\xff\xfe\x00", `"'\`, "a\u2028b", " ", "__proto__"}
+		src := &source{}
+		for _, h := range hostile {
+			src.entries = append(src.entries, held(h, h, time.Minute, h))
+		}
+		s := runs(t, src, Options{})
+		sub, _ := s.subscribe("")
+		m := <-sub.messages
+		if strings.ContainsAny(m.data, "<>\n\r\x1b\u202e\u2066\u2028\u0000") || strings.Contains(m.data, "\ufffd") {
+			t.Errorf("raw: %s", m.data)
+		}
+		rows := decode(t, []byte(m.data)).Set
+		seen := map[string]bool{}
+		for _, r := range rows {
+			key, err := parseID(r.ID)
+			if err != nil || !slices.Contains(hostile, key) {
+				t.Errorf("ID %q is of %q, %v", r.ID, key, err)
+			}
+			seen[r.Key] = true
+			w := httptest.NewRecorder()
+			s.serveKey(w, httptest.NewRequest("GET", "/key?id="+r.ID, nil))
+			if body := w.Body.String(); w.Code != 200 || strings.ContainsAny(body, "<>\x1b\u202e") || !strings.Contains(body, `"state":"waits"`) {
+				t.Errorf("key %q: %d %s", key, w.Code, body)
+			}
+		}
+		if len(seen) != len(hostile) {
+			t.Errorf("%d different labels for %d keys", len(seen), len(hostile))
+		}
+	})
+	w := httptest.NewRecorder()
+	New(&source{}, Options{}).serveKey(w, httptest.NewRequest("GET", "/key?id=%3Cb%3E", nil))
+	if w.Code != 400 || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
+		t.Errorf("a wrong ID: %d, %q", w.Code, w.Body)
+	}
+}
+
+// The store is listed for all browsers at once, and only while there is one.
+func TestListsOnlyWhileABrowserWatches(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{}
+		s := runs(t, src, Options{})
+		time.Sleep(time.Minute)
+		if n := src.count(); n != 0 {
+			t.Fatalf("%d lists for nobody", n)
+		}
+
+		var subs []*subscriber
+		for range 10 {
+			sub, _ := s.subscribe("")
+			subs = append(subs, sub)
+			go func() {
+				for range sub.messages {
+				}
+			}()
+		}
+		time.Sleep(10*time.Second + Every/2)
+		if n := src.count(); n < 19 || n > 21 {
+			t.Errorf("%d lists in 10 s for 10 browsers, want 20", n)
+		}
+
+		for _, sub := range subs {
+			s.unsubscribe(sub)
+			close(sub.messages)
+		}
+		time.Sleep(Every)
+		before := src.count()
+		time.Sleep(time.Hour)
+		if n := src.count() - before; n > 0 {
+			t.Errorf("%d lists for nobody", n)
+		}
+	})
+}
+
+// Browsers that come and go do not make the watcher list more often.
+func TestLongListsAreFollowedByLongRests(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{took: 4 * time.Second}
+		s := runs(t, src, Options{})
+		for range 120 {
+			sub, _ := s.subscribe("")
+			time.Sleep(time.Second / 2)
+			s.unsubscribe(sub)
+			time.Sleep(time.Second / 2)
+		}
+		if n := src.count(); n < 9 || n > 11 { // each takes 12 s with its rest
+			t.Errorf("%d lists in two minutes, want 10", n)
+		}
+	})
+}
+
+func TestOutageIsShownAndEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{}
+		src.set(nil, held("k", "owner", time.Hour))
+		s := runs(t, src, Options{Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2", "xxxxx") }})
+		sub, first := s.subscribe("")
+		if c := decode(t, []byte(first[0].data)); !c.Whole || c.Status.Listed != 0 || c.Status.Error != "" {
+			t.Errorf("at first: %+v", c)
+		}
+		if c := next(t, sub); len(c.Set) != 1 || c.Status.Error != "" {
+			t.Errorf("before: %+v", c)
+		}
+
+		src.set(errors.New("refused hunter2\n\x1b[2J"))
+		c := next(t, sub)
+		for range 6 {
+			c = next(t, sub)
+		}
+		if c.Status.Error != `refused xxxxx; \x1b[2J` || time.Since(time.UnixMilli(c.Status.Since)) < 6*Every-time.Millisecond || len(c.Gone) > 0 {
+			t.Errorf("during the outage: %+v", c)
+		}
+		if d := s.detail("k"); d.Row == nil || len(d.Gaps) != 1 || d.Gaps[0].To != 0 {
+			t.Errorf("the key during the outage: %+v", d)
+		}
+		if other, all := s.subscribe(""); decode(t, []byte(all[0].data)).Status.Error == "" || len(decode(t, []byte(all[0].data)).Set) != 1 {
+			t.Errorf("a browser that comes during the outage: %s", all[0].data)
+		} else {
+			s.unsubscribe(other)
+		}
+
+		src.set(nil, held("k", "owner", time.Hour))
+		c = next(t, sub)
+		for c.Status.Error != "" {
+			c = next(t, sub)
+		}
+		if d := s.detail("k"); len(d.Gaps) != 1 || d.Gaps[0].Why != "outage" || d.Gaps[0].To == 0 || len(d.Lanes) != 1 || len(d.Lanes[0].Spans) != 1 {
+			t.Errorf("the key after the outage: %+v", d)
+		}
+	})
+}
+
+// A browser that does not read is dropped, and the others go on. When it comes back, it is
+// sent what it has missed.
+func TestSlowBrowserIsDropped(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{}
+		s := runs(t, src, Options{})
+		slow, _ := s.subscribe("")
+		well, _ := s.subscribe("")
+		for range pending + 1 {
+			next(t, well)
+		}
+		select {
+		case <-slow.dropped:
+		default:
+			t.Fatal("the slow browser is still served")
+		}
+		last := <-slow.messages // the one that it has read
+		for range 3 {
+			next(t, well)
+		}
+
+		again, missed := s.subscribe(fmt.Sprintf("%s.%d", s.boot, last.seq))
+		if len(missed) != pending+3 || missed[0].seq != last.seq+1 {
+			t.Errorf("missed: %d messages, the first is %d", len(missed), missed[0].seq)
+		}
+		s.unsubscribe(again)
+		for _, id := range []string{"", "x", s.boot + ".", s.boot + ".-1", s.boot + ".99999", "OTHER.1", s.boot + ".99999999999999999999"} {
+			sub, first := s.subscribe(id)
+			if len(first) != 1 || !decode(t, []byte(first[0].data)).Whole {
+				t.Errorf("after %q: %d messages", id, len(first))
+			}
+			s.unsubscribe(sub)
+		}
+
+		for range maxBrowsers {
+			s.subscribe("")
+		}
+		w := httptest.NewRecorder()
+		s.serveEvents(w, httptest.NewRequest("GET", "/events", nil))
+		if w.Code != 503 {
+			t.Errorf("one browser too many: %d", w.Code)
+		}
+	})
+}
+
+// What a large store costs in memory is bounded, and the same keys stay on the page.
+func TestMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	w := newWatcher(&source{}, Options{})
+	src := w.src.(*source)
+	sub, _ := w.subscribe("")
+	long := strings.Repeat("x", 2*maxName)
+	waiters := make([]string, 2*maxNames)
+	for i := range waiters {
+		waiters[i] = "w"
+	}
+	var kept map[string]*lock
+	for round := range 6 {
+		entries := make([]backend.Entry, 0, maxKeys*3/2)
+		for i := range maxKeys * 3 / 2 {
+			e := held(fmt.Sprint("key", i), fmt.Sprint(round, long), time.Minute)
+			if i%100 == 0 {
+				e.Waiters = waiters
+			}
+			entries = append(entries, e)
+		}
+		if round%2 == 1 {
+			slices.Reverse(entries)
+		}
+		src.set(nil, entries...)
+		w.look(t.Context(), false)
+		if len(w.known) > maxKeys || w.bytes > maxBytes || w.more != len(entries)-len(w.known) {
+			t.Fatalf("%d keys, %d bytes, %d more", len(w.known), w.bytes, w.more)
+		}
+		for key, l := range w.known {
+			if kept != nil && kept[key] == nil {
+				t.Fatalf("round %d: another key is shown: %s", round, key)
+			}
+			if len(l.Waiters) > maxNames || len(l.Owner) > maxName || l.wait != 0 && l.wait != len(waiters) {
+				t.Fatalf("%d waiters of %d, an owner of %d bytes", len(l.Waiters), l.wait, len(l.Owner))
+			}
+		}
+		kept = w.known
+		h := &w.history
+		if len(h.spans)-h.start > maxSpans || len(h.spans) > 2*maxSpans+1 || h.bytes > spanBytes {
+			t.Fatalf("history: %d spans from %d, %d bytes", len(h.spans), h.start, h.bytes)
+		}
+		if len(w.recent) > maxRecent {
+			t.Fatalf("%d messages", len(w.recent))
+		}
+	}
+	w.unsubscribe(sub)
+
+	for range 2 * maxGaps {
+		w.history.addGap("outage", time.Now(), time.Now())
+	}
+	if len(w.history.gaps) != maxGaps {
+		t.Errorf("%d gaps", len(w.history.gaps))
+	}
+}
+
+// What the timeline shows of two owners, one of whom dies.
+func TestTimeline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{}
+		s := runs(t, src, Options{Ordered: true})
+		sub, _ := s.subscribe("")
+		go func() {
+			for range sub.messages {
+			}
+		}()
+		defer func() { s.unsubscribe(sub); close(sub.messages) }()
+		at := func(entries ...backend.Entry) {
+			src.set(nil, entries...)
+			time.Sleep(Every)
+			synctest.Wait()
+		}
+		spans := func() (all []string) {
+			for _, l := range s.detail("k").Lanes {
+				for _, sp := range l.Spans {
+					all = append(all, l.Owner+" "+sp.State+" "+sp.How)
+				}
+			}
+			return all
+		}
+		want := func(what string, want ...string) {
+			t.Helper()
+			if got := spans(); !slices.Equal(got, want) {
+				t.Errorf("%s: got %q, want %q", what, got, want)
+			}
+		}
+
+		since := time.Now()
+		a := held("k", "a", 6*time.Second, "b", "c")
+		a.Since = since
+		at(a)
+		want("held", "a holds ", "b waits ", "c waits ")
+		b := held("k", "b", 3*time.Second)
+		b.Since = time.Now().Add(100 * time.Millisecond)
+		at(b)
+		want("handed over", "a holds released", "b waits got", "b holds ", "c waits left")
+		if l := s.detail("k").Lanes; l[0].Spans[0].To != ms(b.Since) || l[1].Spans[0].To != ms(b.Since) {
+			t.Errorf("the hand-over is not at %d: %+v", ms(b.Since), l)
+		}
+
+		// b does not renew any more.
+		for left := 3 * time.Second; left > 0; left -= Every {
+			b.TTL = left
+			at(b)
+		}
+		if l := s.detail("k").Lanes; l[1].Spans[1].Stale == 0 || !s.detail("k").Row.Late {
+			t.Errorf("b is not shown as late: %+v", l)
+		}
+		at()
+		want("expired", "a holds released", "b waits got", "b holds expired", "c waits left")
+		if s.detail("k").Row != nil {
+			t.Error("the key is still held")
+		}
+
+		// Two holders at once, of a shared hold.
+		shared := backend.Entry{Key: "k", Status: backend.Status{Held: true, TTL: time.Minute, Shared: []string{"d", "e"}}}
+		at(shared)
+		shared.Shared = []string{"e"}
+		at(shared)
+		if got := spans()[4:]; !slices.Equal(got, []string{"d shares released", "e shares "}) {
+			t.Errorf("shared: %q", got)
+		}
+	})
+}
+
+// Nobody knows what happened while nobody watched.
+func TestTimeWithoutBrowsersIsAGap(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{}
+		src.set(nil, held("k", "a", time.Minute), held("long", "a", time.Hour))
+		s := runs(t, src, Options{})
+		sub, _ := s.subscribe("")
+		next(t, sub)
+		s.unsubscribe(sub)
+		time.Sleep(10 * time.Minute)
+
+		src.set(nil, held("k", "b", time.Minute), held("long", "a", time.Hour))
+		sub, _ = s.subscribe("")
+		next(t, sub)
+		d := s.detail("k")
+		if len(d.Gaps) != 1 || d.Gaps[0].Why != "unwatched" || d.Lanes[0].Spans[0].How != ended {
+			t.Errorf("got %+v", d)
+		}
+		if d := s.detail("long"); len(d.Lanes) != 1 || len(d.Lanes[0].Spans) != 1 || d.Lanes[0].Spans[0].To != 0 {
+			t.Errorf("the hold that lasts: %+v", d)
+		}
+	})
+}
+
+// nodeSource is a source with nodes.
+type nodeSource struct {
+	source
+	asked []string
+}
+
+func (s *nodeSource) Nodes(_ context.Context, keys []string) ([]Node, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = keys
+	votes := make([]Vote, len(keys))
+	for i := range votes {
+		votes[i] = Vote{Held: true, Owner: "a", Quorum: true}
+	}
+	return []Node{{Name: "one", Votes: votes}, {Name: "two", Err: errors.New("down")}, {Name: "three", Away: true, Votes: votes}}, nil
+}
+
+// Nodes are asked about the keys that browsers look at, and about no others.
+func TestNodesAreAskedAboutTheKeysThatAreLookedAt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &nodeSource{}
+		src.set(nil, held("k", "a", time.Hour))
+		s := runs(t, src, Options{})
+		sub, _ := s.subscribe("")
+		c := next(t, sub)
+		if len(c.Nodes) != 3 || c.Nodes[1].Error != "down" || !c.Nodes[2].Away || len(src.asked) != 0 {
+			t.Errorf("got %+v, asked about %q", c.Nodes, src.asked)
+		}
+		for i := range 2 * maxLooked {
+			s.detail(fmt.Sprint("k", i))
+		}
+		next(t, sub)
+		next(t, sub)
+		if len(src.asked) != maxLooked {
+			t.Errorf("asked about %d keys", len(src.asked))
+		}
+		if v := s.detail("k0").Votes; len(v) != 3 || !v[0].Quorum || v[1].Known || !v[2].Known {
+			t.Errorf("votes: %+v", v)
+		}
+		for end := time.Now().Add(2 * lookedFor); time.Now().Before(end); {
+			next(t, sub)
+		}
+		if len(src.asked) != 0 {
+			t.Errorf("still asked about %q", src.asked)
+		}
+	})
+}
+
+// A browser follows a Client over HTTP, and the end of the context ends its stream.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	client := hasp.New(memlock.New(), &hasp.Options{Owner: "me"})
+	defer client.Close()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(client, Options{Store: "memlock", Listen: ln.Addr().String()})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, ln) }()
+
+	answer, err := http.Get("http://" + ln.Addr().String() + "/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if got := answer.Header.Get("Content-Type"); got != "text/event-stream" {
+		t.Errorf("type %q", got)
+	}
+	if err := s.AwaitBrowser(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := client.Lock(t.Context(), "key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(answer.Body)
+	await := func(what string, ok func(changes) bool) {
+		t.Helper()
+		for lines.Scan() {
+			if data, is := strings.CutPrefix(lines.Text(), "data: "); is && ok(decode(t, []byte(data))) {
+				return
+			}
+		}
+		t.Fatalf("%s: the stream has ended: %v", what, lines.Err())
+	}
+	await("taken", func(c changes) bool { return len(c.Set) == 1 && c.Set[0].Key == "key" && c.Set[0].Owner == "me" })
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	await("freed", func(c changes) bool { return len(c.Gone) == 1 && c.Gone[0] == ID("key") })
+
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+	for lines.Scan() {
+	}
+	if s.watched() {
+		t.Error("a browser is still connected")
+	}
+}

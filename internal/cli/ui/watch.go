@@ -1,0 +1,372 @@
+package ui
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// The bounds of a watcher's memory. Keys beyond them are not shown, and the page says so.
+const (
+	maxKeys   = 20_000
+	maxBytes  = 16 << 20 // of the keys, owners and waiters that are listed
+	maxNames  = 100      // waiters, or owners of a shared hold, of one key
+	maxName   = 256      // bytes of an owner; the rest is cut off
+	maxLooked = 32       // keys about which nodes are asked
+)
+
+// restFactor is how many times as long as a list took the watcher rests after it, at least.
+const restFactor = 2
+
+// lookedFor is how long nodes are asked about a key after a browser has asked for it.
+const lookedFor = 10 * time.Second
+
+// watcher lists a store and compares the lists.
+type watcher struct {
+	src   Source
+	nodes NodeSource // src, or nil if it has no nodes
+	o     Options
+	wake  chan struct{} // has a value if a browser has come since Run last looked
+	came  chan struct{} // closed when the first browser has come
+
+	// mu guards all below. It is not held while the store is asked. Only the goroutine of
+	// Run changes the maps and the history.
+	mu      sync.Mutex
+	subs    map[*subscriber]bool
+	boot    string           // differs between two servers
+	seq     int              // of the last message
+	recent  []message        // the last messages
+	first   message          // all keys, for browsers that come before the next message
+	made    time.Time        // when first was made
+	known   map[string]*lock // by key
+	bytes   int              // of known
+	more    int              // keys of the last list that are not in known
+	listed  time.Time        // when the last list that succeeded began; zero before the first
+	took    time.Duration    // by that list
+	rest    time.Duration    // from a list to the next
+	failed  string           // why the last list failed, or empty
+	since   time.Time        // when it failed first
+	state   []nodeState      // of the nodes
+	votes   map[string][]voteState
+	looked  map[string]time.Time // by key: when a browser asked for it
+	history history
+}
+
+// lock is a key that is held or waited for.
+type lock struct {
+	backend.Entry
+	seen  time.Time     // when the entry arrived
+	first time.Time     // when this hold was seen first
+	most  time.Duration // the longest rest of the term of this hold so far
+	size  int           // in bytes
+	sent  row           // as the browsers know it
+	open  []span        // that have not ended
+	wait  int           // callers that wait, of whom Waiters has the first
+	share int           // owners of a shared hold, of whom Shared has the first
+}
+
+func newWatcher(src Source, o Options) *watcher {
+	w := &watcher{
+		src: src, o: o, wake: make(chan struct{}, 1), came: make(chan struct{}), boot: newBoot(),
+		subs: map[*subscriber]bool{}, known: map[string]*lock{}, looked: map[string]time.Time{},
+	}
+	w.nodes, _ = src.(NodeSource)
+	return w
+}
+
+// Run lists the store while a browser is connected, until ctx ends.
+func (w *watcher) Run(ctx context.Context) {
+	for idle := true; ctx.Err() == nil; {
+		if !w.watched() {
+			idle = true
+			select {
+			case <-w.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+
+		began := time.Now()
+		w.look(ctx, idle)
+		idle = false
+		took := time.Since(began)
+		rest := max(w.o.Every-took, restFactor*took)
+		w.mu.Lock()
+		w.rest = rest
+		w.mu.Unlock()
+		// The rest is kept also if all browsers go and come back.
+		select {
+		case <-time.After(rest):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// AwaitBrowser returns when the first browser has connected, or with the end of ctx.
+func (w *watcher) AwaitBrowser(ctx context.Context) error {
+	select {
+	case <-w.came:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// watched reports whether a browser is connected.
+func (w *watcher) watched() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.subs) > 0
+}
+
+// look lists the store once, and tells the browsers what has changed. idle says that
+// nobody watched before.
+func (w *watcher) look(ctx context.Context, idle bool) {
+	began := time.Now()
+	next, more, err := w.list(ctx)
+	var nodes []Node
+	var asked []string
+	if w.nodes != nil {
+		asked = w.lookedAt(began)
+		nodes, _ = w.nodes.Nodes(ctx, asked) // without an answer the page keeps what it has
+	}
+	if ctx.Err() != nil {
+		return
+	}
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if nodes != nil {
+		w.setNodes(nodes, asked)
+	}
+	if err != nil {
+		if w.failed == "" {
+			w.since = now
+		}
+		w.failed = text.Plain(w.o.Redact(err.Error()))
+		w.broadcast(w.change(nil, nil))
+		return
+	}
+
+	// Between two lists far apart, holds may have come and gone.
+	gap := ""
+	switch {
+	case w.listed.IsZero():
+	case w.failed != "":
+		gap = "outage"
+	case idle:
+		gap = "unwatched"
+	}
+	if gap != "" {
+		w.history.addGap(gap, w.listed, now)
+	}
+	set, gone := w.compare(next, began, now, gap != "")
+	w.listed, w.took, w.more, w.failed = began, now.Sub(began), more, ""
+	w.broadcast(w.change(set, gone))
+}
+
+// list returns the locks of the store by key, and the number of keys beyond the bounds.
+// Keys that are known come before others, so that the same keys stay on the page.
+func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, err error) {
+	next = map[string]*lock{}
+	keys, bytes := maxKeys-len(w.known), maxBytes-w.bytes // room for keys that are not known
+	for e, err := range w.src.List(ctx, w.o.Prefix) {
+		if err != nil {
+			return nil, 0, err
+		}
+		l := newLock(e)
+		old := w.known[e.Key]
+		_, again := next[e.Key]
+		switch {
+		case again:
+		case old != nil:
+			if l.size-old.size > bytes {
+				l.shorten()
+			}
+			bytes -= l.size - old.size
+		case keys <= 0 || bytes < l.size:
+			more++
+			continue
+		default:
+			keys, bytes = keys-1, bytes-l.size
+		}
+		next[e.Key] = l
+	}
+	return next, more, nil
+}
+
+// newLock returns an entry that has just arrived, without what is too long.
+func newLock(e backend.Entry) *lock {
+	l := &lock{Entry: e, seen: time.Now(), wait: len(e.Waiters), share: len(e.Shared)}
+	cut := func(names []string) (short []string) {
+		for _, s := range names[:min(len(names), maxNames)] {
+			s = strings.Clone(s[:min(len(s), maxName)]) // lets go of the rest
+			l.size += len(s)
+			short = append(short, s)
+		}
+		return short
+	}
+	l.Owner = strings.Clone(e.Owner[:min(len(e.Owner), maxName)])
+	l.Waiters, l.Shared = cut(e.Waiters), cut(e.Shared)
+	l.size += len(l.Key) + len(l.Owner)
+	return l
+}
+
+// shorten leaves out most names. Their numbers stay.
+func (l *lock) shorten() {
+	l.Waiters, l.Shared = nil, l.Shared[:min(len(l.Shared), 1)]
+	l.size = len(l.Key) + len(l.Owner) + len(strings.Join(l.Shared, ""))
+}
+
+// until is when the term ends; zero if it has no end or is not known.
+func (l *lock) until() time.Time {
+	if !l.Held || l.TTL < 0 {
+		return time.Time{}
+	}
+	return l.seen.Add(l.TTL)
+}
+
+// unrenewed reports whether the holder seems to have stopped renewing: hasp renews after a
+// third of a term.
+func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
+
+// sameHold reports whether two entries of a key are one hold, as far as can be told. A
+// store that does not record when holds began may have had another hold of the same owner.
+func sameHold(a, b *lock) bool {
+	return a.Held && b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
+		a.Since.Equal(b.Since) && a.Fence == b.Fence
+}
+
+// compare replaces what is known by next, and returns the rows that have changed and the
+// keys that are gone. The lists began at w.listed and at began. blind says that nothing was
+// seen in between. The caller holds mu.
+func (w *watcher) compare(next map[string]*lock, began, now time.Time, blind bool) (set []row, gone []string) {
+	bytes := 0
+	for key, l := range next {
+		bytes += l.size
+		l.first, l.most = l.seen, l.TTL
+		old := w.known[key]
+		if old != nil && sameHold(old, l) {
+			l.first, l.most = old.first, max(old.most, l.TTL)
+		}
+		w.history.follow(old, l, w.listed, blind)
+
+		l.sent = rowOf(l)
+		if old != nil && l.sent.like(old.sent) {
+			l.sent = old.sent
+			continue
+		}
+		set = append(set, l.sent)
+	}
+	for key, old := range w.known {
+		if next[key] == nil {
+			w.history.follow(old, &lock{Entry: backend.Entry{Key: key}, seen: now}, w.listed, blind)
+			gone = append(gone, ID(key))
+		}
+	}
+	w.known, w.bytes = next, bytes
+	return set, gone
+}
+
+// lookedAt returns the keys that browsers look at, and forgets those of old.
+func (w *watcher) lookedAt(now time.Time) (keys []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for key, at := range w.looked {
+		if now.Sub(at) > max(lookedFor, 2*w.rest) {
+			delete(w.looked, key)
+			continue
+		}
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// setNodes keeps the state of the nodes, and their votes on keys. The caller holds mu.
+func (w *watcher) setNodes(nodes []Node, keys []string) {
+	w.state, w.votes = nil, map[string][]voteState{}
+	for _, n := range nodes {
+		s := nodeState{Name: shown(n.Name), Away: n.Away, VotesFrom: ms(n.VotesFrom)}
+		if n.Err != nil {
+			s.Error = text.Plain(w.o.Redact(n.Err.Error()))
+		}
+		w.state = append(w.state, s)
+		for i, key := range keys {
+			v := voteState{}
+			if n.Err == nil && i < len(n.Votes) {
+				at := n.Votes[i]
+				v = voteState{Known: true, Held: at.Held, Quorum: at.Quorum, Owner: shown(at.Owner), Shared: at.Shared}
+			}
+			w.votes[key] = append(w.votes[key], v)
+		}
+	}
+}
+
+// detail returns what is known of a key, and remembers that a browser looks at it.
+func (w *watcher) detail(key string) detail {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if w.nodes != nil && len(key) <= maxBytes/maxKeys {
+		if _, ok := w.looked[key]; ok || len(w.looked) < maxLooked {
+			w.looked[key] = now
+		}
+	}
+
+	d := detail{ID: ID(key), Key: shown(key), Now: ms(now), Listed: ms(w.listed), Votes: w.votes[key], Waiters: []string{}, Shared: []string{}}
+	l := w.known[key]
+	if l != nil {
+		d.Row = &l.sent
+		for _, s := range l.Waiters {
+			d.Waiters = append(d.Waiters, shown(s))
+		}
+		for _, s := range l.Shared {
+			d.Shared = append(d.Shared, shown(s))
+		}
+	}
+	d.Lanes, d.From = w.history.lanes(key, l)
+	d.Gaps = w.history.gapsSince(d.From)
+	if w.failed != "" && !w.listed.IsZero() {
+		d.Gaps = append(d.Gaps, gap{"outage", ms(w.listed), 0})
+	}
+	return d
+}
+
+// change returns the message about the last list. The caller holds mu.
+func (w *watcher) change(set []row, gone []string) []byte {
+	return encode(changes{Now: ms(time.Now()), Set: set, Gone: gone, Status: w.status(), Nodes: w.state})
+}
+
+// whole returns the message that tells a browser everything. The caller holds mu.
+func (w *watcher) whole() []byte {
+	set := make([]row, 0, len(w.known))
+	for _, l := range w.known {
+		set = append(set, l.sent)
+	}
+	return encode(changes{Now: ms(time.Now()), Whole: true, Set: set, Status: w.status(), Nodes: w.state,
+		Store: &store{w.o.Store, shown(w.o.Prefix), w.o.Ordered}})
+}
+
+func (w *watcher) status() status {
+	s := status{Listed: ms(w.listed), Took: w.took.Milliseconds(), Rest: w.rest.Milliseconds(), Keys: len(w.known), More: w.more}
+	if w.failed != "" {
+		s.Error, s.Since = w.failed, ms(w.since)
+	}
+	return s
+}
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // the messages consist of plain types
+	}
+	return b
+}

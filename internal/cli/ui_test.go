@@ -1,0 +1,188 @@
+package cli
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+var address = regexp.MustCompile(`http://[^\s/]+/`)
+
+// page starts hasp ui, or another command, and returns the address of its page.
+func page(t *testing.T, url string, args ...string) (*running, string) {
+	t.Helper()
+	p := startHasp(t, url, args...)
+	p.out.expect("http://")
+	return p, address.FindString(p.out.String())
+}
+
+// get returns the answer to a request, with headers "NAME: VALUE".
+func get(t *testing.T, at string, headers ...string) (code int, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), "GET", at, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Set(name, value)
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(text)
+}
+
+func TestUIServesThePageUntilCtrlC(t *testing.T) {
+	t.Parallel()
+	p, at := page(t, store(t), "ui", "--listen", "127.0.0.1:0")
+	for path, want := range map[string]string{"": "<title>hasp</title>", "page.js": "EventSource", "page.css": "prefers-color-scheme", "icon.svg": "<svg", "key?id=YQ": `"row":null`} {
+		if code, body := get(t, at+path); code != 200 || !strings.Contains(body, want) {
+			t.Errorf("/%s: %d, %.200s", path, code, body)
+		}
+	}
+	if code, _ := get(t, at+"other"); code != 404 {
+		t.Errorf("another path: %d", code)
+	}
+	if code, _ := get(t, at, "Origin: http://evil.example"); code != 403 {
+		t.Errorf("another origin: %d", code)
+	}
+
+	// A browser that is connected does not keep hasp from ending.
+	answer, err := http.Get(at + "events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	p.wait().want(t, 0)
+}
+
+func TestUIWantsATokenOffThisHost(t *testing.T) {
+	t.Setenv("HASP_URL", store(t))
+	t.Setenv(uiToken, "")
+	const token = "the-token-of-this-test"
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--listen", "0.0.0.0:0"}, "needs --token"},
+		{[]string{"--listen", ":0"}, "needs --token"},
+		{[]string{"--listen", "[::]:0"}, "needs --token"},
+		{[]string{"--listen", "192.0.2.1:0"}, "needs --token"},
+		{[]string{"--listen", "host.example:0"}, "needs --token"},
+		{[]string{"--listen", "127.0.0.1"}, "want HOST:PORT"},
+		{[]string{"--token", "short"}, "want 16 or more"},
+		{[]string{"a", "b"}, "want one argument"},
+	} {
+		o := call(append([]string{"ui"}, c.args...)...).want(t, exitUsage)
+		contains(t, o.err, c.want)
+	}
+
+	_, named := page(t, store(t), "ui", "--listen", "0.0.0.0:0", "--token", token)
+	u, err := url.Parse(named)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := "http://127.0.0.1:" + u.Port() + "/"
+	r, err := http.NewRequestWithContext(t.Context(), "GET", at, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = u.Host // as a browser on another host sends it
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode != 401 {
+		t.Errorf("under the name %s, without the token: %d", u.Host, answer.StatusCode)
+	}
+	if code, _ := get(t, at); code != 401 {
+		t.Errorf("without the token: %d", code)
+	}
+	if code, _ := get(t, at, "Authorization: Bearer "+token); code != 200 {
+		t.Errorf("with the token: %d", code)
+	}
+}
+
+func TestUIWarnsOfATokenThatOthersCanRead(t *testing.T) {
+	t.Parallel()
+	const token = "the-token-of-this-test"
+	p, _ := page(t, "", "ui", "--url", store(t), "--listen", "127.0.0.1:0", "--token", token)
+	p.err.expect("put the token into " + uiToken)
+	if got := p.out.String() + p.err.String(); strings.Contains(got, token) || strings.Contains(got, "holds a password") {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestUIOnAPortThatIsTaken(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	o := call("ui", "--url", store(t), "--listen", ln.Addr().String()).want(t, exitFailed)
+	contains(t, o.err, "another program has this port")
+}
+
+// The parameters of the URL that belong to the Client count for the page.
+func TestUIUsesTheURLsPrefix(t *testing.T) {
+	t.Parallel()
+	url := "spinlock+" + redistest.Start(t, nil).URL()
+	hold(t, url+"?prefix=app:")
+	_, at := page(t, url+"?prefix=app:&timeout=20s", "ui", "--listen", "127.0.0.1:0")
+	answer, err := http.Get(at + "events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var seen strings.Builder
+	buf := make([]byte, 4096)
+	for !strings.Contains(seen.String(), `"key":"key"`) {
+		n, err := answer.Body.Read(buf)
+		seen.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("%v after %s", err, seen.String())
+		}
+	}
+}
+
+func TestDemoOnThePage(t *testing.T) {
+	for _, c := range []struct {
+		flag, want string
+	}{{"--no-lock", "nothing to show"}, {"--json", "cannot both be given"}} {
+		o := call("demo", "--url", store(t), "--ui", c.flag).want(t, exitUsage)
+		contains(t, o.err, c.want)
+	}
+
+	p, at := page(t, "", "demo", "--ui", "--workers", "2", "--increments", "1", "--work", "10ms")
+	answer, err := http.Get(at + "events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	p.out.expect("the page stays until Ctrl-C")
+	if code, body := get(t, at); code != 200 || !strings.Contains(body, "<title>hasp") {
+		t.Errorf("after the demo: %d", code)
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	p.wait().want(t, 0)
+}

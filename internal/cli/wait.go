@@ -1,0 +1,160 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
+)
+
+// noticeAfter is how long run waits before it says that it waits.
+const noticeAfter = time.Second
+
+// acquire waits for the key. If it waits for long, it says when the wait begins and
+// ends.
+func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
+	if err := r.refuseNested(ctx, client); err != nil {
+		return nil, err
+	}
+
+	began := time.Now()
+	waiting, done := context.WithCancel(ctx)
+	defer done()
+	said := make(chan bool, 1)
+	notice := time.AfterFunc(noticeAfter, func() { said <- r.sayWaiting(waiting, client) })
+
+	lease, err := client.Lock(ctx, r.key, opts...)
+
+	// If the notice is being printed, wait for it: it comes before any other line.
+	done()
+	if !notice.Stop() && <-said && err == nil {
+		r.complain("got %s after %s", text.Quote(r.key), text.Duration(time.Since(began)))
+	}
+	if !errors.Is(err, hasp.ErrHeld) {
+		return lease, err
+	}
+
+	held, within := &backend.HeldError{}, ""
+	errors.As(err, &held) // names the holder, if the store does
+	if r.wait > 0 {
+		within = " and was not free within " + text.Duration(r.wait)
+	}
+	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s; the command was not run", text.Quote(r.key), held, within)}
+}
+
+// sayWaiting says that hasp waits, and for which holder, as soon as the store says that
+// the key is held. It says nothing if ctx ends before, and reports whether it said
+// anything.
+func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
+	if r.slots > 0 {
+		// Each slot has a holder of its own.
+		r.complain("waiting for one of the %v slots of %s", r.slots, text.Quote(r.key))
+		return true
+	}
+
+	for ctx.Err() == nil {
+		s, err := client.Inspect(ctx, r.key)
+
+		// A store that cannot inspect does not say whether the key is held.
+		if ctx.Err() == nil && (s.Held || errors.Is(err, errors.ErrUnsupported)) {
+			by := ""
+			if s.Owner != "" {
+				by = ", held by " + text.Quote(s.Owner)
+			}
+			r.complain("waiting for %s%s", text.Quote(r.key), by)
+			return true
+		}
+
+		// The store cannot be reached, or the key is between two holders.
+		select {
+		case <-ctx.Done():
+		case <-time.After(noticeAfter):
+		}
+	}
+	return false
+}
+
+// Environment variables of the command of hasp run.
+const (
+	keyEnv   = "HASP_KEY="
+	fenceEnv = "HASP_FENCE="
+	slotEnv  = "HASP_SLOT="
+
+	// heldEnv has the keys and owners of this lock and of the locks around it, in the
+	// form of a URL's query. A hasp run inside the command reads it.
+	heldEnv = "HASP_HELD="
+)
+
+// environment returns env with the key, the fence and the slot of lease, and adds the lease
+// to the locks that env says are held. It removes the key, the fence and the slot of another
+// lock, which a hasp around this one may have set.
+func (r *run) environment(env []string, lease *hasp.Lease) []string {
+	held := heldAround()
+	held.Add(lease.Key(), r.owner)
+
+	env = slices.DeleteFunc(env, func(v string) bool {
+		return strings.HasPrefix(v, keyEnv) || strings.HasPrefix(v, fenceEnv) || strings.HasPrefix(v, slotEnv) || strings.HasPrefix(v, heldEnv)
+	})
+	env = append(env, keyEnv+lease.Key(), heldEnv+held.Encode())
+	if fence := lease.Fence(); fence != 0 {
+		env = append(env, fenceEnv+strconv.FormatUint(fence, 10))
+	}
+	if r.slots > 0 {
+		env = append(env, slotEnv+strconv.Itoa(lease.Slot()))
+	}
+	return env
+}
+
+// heldAround returns the owners, by key, of the locks that the hasp runs around this
+// process took.
+func heldAround() url.Values {
+	held, err := url.ParseQuery(os.Getenv(strings.TrimSuffix(heldEnv, "=")))
+	if err != nil { // no hasp has set it
+		return url.Values{}
+	}
+	return held
+}
+
+// refuseNested returns an error if hasp runs around this one hold the key, or all of its
+// slots: they wait until this process ends, so this one must not wait for them.
+//
+// The environment alone does not prove it. A process that a command left in the
+// background keeps the environment when the lock is free, and another store may have
+// the same key. So refuseNested asks the store for the owners.
+func (r *run) refuseNested(ctx context.Context, client *hasp.Client) error {
+	owners := heldAround()[r.key]
+	if len(owners) == 0 {
+		return nil
+	}
+
+	owner := ""
+	for i := range max(r.slots, 1) {
+		key := r.key
+		if r.slots > 0 {
+			key += "#" + strconv.Itoa(i)
+		}
+		s, err := client.Inspect(ctx, key)
+		if err != nil || !s.Held {
+			return nil
+		}
+		// A shared hold counts as well, even if this run is shared: a run that is not may wait
+		// between the two.
+		holders := append(s.Shared, s.Owner)
+		at := slices.IndexFunc(holders, func(h string) bool { return slices.Contains(owners, h) })
+		if at < 0 {
+			return nil
+		}
+		owner = holders[at]
+	}
+	return codeError{exitNotAcquired, fmt.Errorf("%s is held by %s, the hasp run that this one runs inside: "+
+		"each would wait for the other to end; the command was not run", text.Quote(r.key), text.Quote(owner))}
+}

@@ -1,0 +1,349 @@
+//go:build unix
+
+package integrations
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/promql/parser"
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hasplock/hasp"
+)
+
+// scrape fetches /metrics as Prometheus 3 does by default, which also takes names that have
+// dots.
+func scrape(t *testing.T, url string) map[string]*dto.MetricFamily {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	must(t, err)
+	req.Header.Set("Accept", "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.9,text/plain;version=0.0.4;q=0.8")
+	resp, err := http.DefaultClient.Do(req)
+	must(t, err)
+	defer resp.Body.Close()
+	p := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := p.TextToMetricFamilies(resp.Body)
+	must(t, err)
+	return families
+}
+
+// series is what a scrape has: the values of labels by label by the name of a time series. Of
+// a histogram there are three names.
+type series map[string]map[string][]string
+
+func seriesOf(families map[string]*dto.MetricFamily) series {
+	all := series{}
+	for name, f := range families {
+		names := []string{name}
+		if f.GetType() == dto.MetricType_HISTOGRAM {
+			names = []string{name + "_bucket", name + "_count", name + "_sum"}
+		}
+		for _, n := range names {
+			all[n] = map[string][]string{"job": {"app"}, "instance": {"host"}} // which Prometheus adds
+			if strings.HasSuffix(n, "_bucket") {
+				all[n]["le"] = []string{"+Inf"}
+			}
+			for _, m := range f.Metric {
+				for _, l := range m.Label {
+					all[n][l.GetName()] = append(all[n][l.GetName()], l.GetValue())
+				}
+			}
+		}
+	}
+	return all
+}
+
+// value returns the sum over the series of a family that have the labels, such as
+// "error_type=held". Of a histogram it is the count.
+func value(families map[string]*dto.MetricFamily, name string, labels ...string) float64 {
+	sum := 0.0
+	for _, m := range families[name].GetMetric() {
+		var has []string
+		for _, l := range m.Label {
+			has = append(has, l.GetName()+"="+l.GetValue())
+		}
+		if slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(has, l) }) {
+			continue
+		}
+		sum += m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+	}
+	return sum
+}
+
+// served has the metrics of a program that has locked, waited, timed out, lost and failed.
+type served struct {
+	url   string // of /metrics
+	spans *tracetest.InMemoryExporter
+}
+
+// serve runs the code of docs/telemetry.md. It is not for parallel tests, because it sets the
+// global providers.
+func serve(t *testing.T) served {
+	t.Helper()
+	meters, tracers := otel.GetMeterProvider(), otel.GetTracerProvider()
+	t.Cleanup(func() {
+		otel.SetMeterProvider(meters)
+		otel.SetTracerProvider(tracers)
+	})
+	spans := tracetest.NewInMemoryExporter()
+	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)))
+	provider, handler, err := serveMetrics()
+	must(t, err)
+	t.Cleanup(func() { provider.Shutdown(context.Background()) })
+	srv := httptest.NewServer(handler)
+	t.Cleanup(srv.Close)
+
+	url := store(t)
+	for _, open := range []func(context.Context, string) (*hasp.Client, error){openObserved, openWithAll} {
+		c, err := open(t.Context(), url)
+		must(t, err)
+		defer c.Close()
+		l, err := c.Lock(t.Context(), "invoices/2024-06")
+		must(t, err)
+		if _, err = c.Lock(t.Context(), "invoices/2024-06", hasp.WithMaxWait(0)); !errors.Is(err, hasp.ErrHeld) {
+			t.Fatal(err)
+		}
+		if _, err = c.TryLock(t.Context(), "invoices/2024-06"); !errors.Is(err, hasp.ErrHeld) {
+			t.Fatal(err)
+		}
+		must(t, l.Unlock(t.Context()))
+
+		l, err = c.Lock(t.Context(), "invoices/2024-07")
+		must(t, err)
+		must(t, c.Break(t.Context(), "invoices/2024-07"))
+		if err := l.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
+			t.Fatal(err)
+		}
+		must(t, c.Close()) // so that the loss was reported
+	}
+	return served{srv.URL, spans}
+}
+
+// A scrape over HTTP has exactly what happened.
+func TestScrapeOfPrometheus(t *testing.T) {
+	s := serve(t)
+	got := scrape(t, s.url)
+	for _, tc := range []struct {
+		name   string
+		labels []string
+		want   float64
+	}{
+		{"hasp_client_lock_wait_time_seconds", []string{"hasp_operation_name=lock"}, 6},
+		{"hasp_client_lock_wait_time_seconds", []string{"hasp_operation_name=lock", "error_type=held"}, 2},
+		{"hasp_client_lock_wait_time_seconds", []string{"hasp_operation_name=trylock", "error_type=held"}, 2},
+		{"hasp_client_lock_wait_time_seconds", []string{"hasp_key=invoices", "hasp_strategy=spinlock"}, 4},
+		{"hasp_client_lock_use_time_seconds", nil, 4},
+		{"hasp_client_lock_use_time_seconds", []string{"error_type=lost"}, 2},
+		{"hasp_client_lock_timeouts_total", nil, 2},
+		{"hasp_client_lock_losses_total", nil, 2},
+		{"hasp_client_lock_renewal_failures_total", nil, 0},
+		{"hasp_client_lock_count", []string{"hasp_client_lock_state=used"}, 0},
+		{"hasp_client_lock_pending_requests", nil, 0},
+	} {
+		if _, ok := got[tc.name]; !ok {
+			t.Errorf("the scrape has no %s, but %v", tc.name, slices.Sorted(maps.Keys(got)))
+		} else if v := value(got, tc.name, tc.labels...); v != tc.want {
+			t.Errorf("%s %v: got %v, want %v", tc.name, tc.labels, v, tc.want)
+		}
+	}
+	names := map[string]int{}
+	for _, span := range s.spans.GetSpans() {
+		names[span.Name]++
+	}
+	if names["hasp wait"] != 8 || names["hasp hold"] != 2 {
+		t.Errorf("got the spans %v, want 8 waits, and 2 holds of the second Client", names)
+	}
+}
+
+// checkQuery parses a query and checks that each metric and each label in it is in the
+// scrape. It returns the names of the metrics.
+func checkQuery(t *testing.T, where, query string, have series) (names []string) {
+	t.Helper()
+	// Grafana replaces these.
+	query = strings.NewReplacer("$__rate_interval", "5m", "$job", ".+").Replace(query)
+	expr, err := parser.NewParser(parser.Options{}).ParseExpr(query)
+	if err != nil {
+		t.Errorf("%s: %q: %v", where, query, err)
+		return nil
+	}
+	var used []string // labels of by and on
+	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
+		switch n := node.(type) {
+		case *parser.VectorSelector:
+			names = append(names, n.Name)
+			if have[n.Name] == nil {
+				t.Errorf("%s: %q: there is no metric %s", where, query, n.Name)
+				return nil
+			}
+			for _, m := range n.LabelMatchers {
+				checkMatcher(t, where, m, have[n.Name])
+			}
+		case *parser.AggregateExpr:
+			used = append(used, n.Grouping...)
+		case *parser.BinaryExpr:
+			if n.VectorMatching != nil {
+				used = append(used, n.VectorMatching.MatchingLabels...)
+			}
+		}
+		return nil
+	})
+	if len(names) == 0 {
+		t.Errorf("%s: %q has no metric", where, query)
+	}
+	for _, l := range used {
+		for _, n := range names {
+			if have[n] != nil && have[n][l] == nil {
+				t.Errorf("%s: %q: %s has no label %s", where, query, n, l)
+			}
+		}
+	}
+	return names
+}
+
+// errorTypes are the values that the documentation of otelhasp lists. A run has not all.
+var errorTypes = []string{"unavailable", "closed", "invalid", "unsupported", "canceled", "held", "deadline_exceeded", "lost"}
+
+func checkMatcher(t *testing.T, where string, m *labels.Matcher, have map[string][]string) {
+	t.Helper()
+	values, ok := have[m.Name]
+	switch {
+	case m.Name == model.MetricNameLabel:
+	case !ok:
+		t.Errorf("%s: no series has the label of %v", where, m)
+	case m.Name == "error_type":
+		if m.Value != "" && !slices.ContainsFunc(errorTypes, m.Matches) {
+			t.Errorf("%s: %v matches no error type", where, m)
+		}
+	case !slices.ContainsFunc(values, m.Matches):
+		t.Errorf("%s: %v matches none of %v", where, m, values)
+	}
+}
+
+// Each query of the dashboard and each alert of the page parses, and names metrics and
+// labels that a scrape has. Both use every instrument.
+func TestDashboardAndAlertsUseWhatAScrapeHas(t *testing.T) {
+	have := seriesOf(scrape(t, serve(t).url))
+
+	file, err := os.ReadFile("../../docs/grafana-dashboard.json")
+	must(t, err)
+	var board struct {
+		Title  string
+		UID    string
+		Panels []struct {
+			ID          int
+			Title       string
+			Description string
+			GridPos     struct{ X, Y, W, H int }
+			Targets     []struct{ Expr, RefID string }
+		}
+		Templating struct {
+			List []struct{ Name, Type, Query string }
+		}
+	}
+	must(t, json.Unmarshal(file, &board))
+	var used []string
+	ids := map[int]bool{}
+	for _, p := range board.Panels {
+		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 || ids[p.ID] || p.GridPos.X+p.GridPos.W > 24 || p.GridPos.H == 0 {
+			t.Errorf("panel %q: it must have a title, a description, a query, an ID of its own and a place", p.Title)
+		}
+		ids[p.ID] = true
+		for _, target := range p.Targets {
+			used = append(used, checkQuery(t, "panel "+p.Title, target.Expr, have)...)
+		}
+	}
+	values := regexp.MustCompile(`^label_values\((\w+), ?(\w+)\)$`)
+	for _, v := range board.Templating.List {
+		if v.Type != "query" {
+			continue
+		}
+		m := values.FindStringSubmatch(v.Query)
+		if m == nil || have[m[1]][m[2]] == nil {
+			t.Errorf("variable %s: %q", v.Name, v.Query)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		if strings.HasPrefix(name, "hasp_") && !strings.HasSuffix(name, "_sum") && !slices.Contains(used, name) {
+			t.Errorf("no panel shows %s", name)
+		}
+	}
+
+	for _, rule := range alerts(t) {
+		checkQuery(t, "alert "+rule.Alert, rule.Expr, have)
+		if rule.Annotations["summary"] == "" || rule.Labels["severity"] == "" {
+			t.Errorf("alert %s has no summary or no severity", rule.Alert)
+		}
+	}
+}
+
+type rule struct {
+	Alert       string
+	Expr        string
+	For         model.Duration
+	Labels      map[string]string
+	Annotations map[string]string
+}
+
+// alerts returns the rules of docs/telemetry.md, which are in the form of a file of rules of
+// Prometheus.
+func alerts(t *testing.T) []rule {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/telemetry.md")
+	must(t, err)
+	blocks := regexp.MustCompile("(?ms)^```yml\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
+	if len(blocks) != 1 {
+		t.Fatalf("%d blocks of rules, want one", len(blocks))
+	}
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []rule
+		}
+	}
+	d := yaml.NewDecoder(strings.NewReader(blocks[0][1]))
+	d.KnownFields(true)
+	must(t, d.Decode(&file))
+	if len(file.Groups) != 1 || len(file.Groups[0].Rules) < 5 {
+		t.Fatalf("got %+v", file)
+	}
+	return file.Groups[0].Rules
+}
+
+// The tables of the page have each instrument and each alert.
+func TestPageOfTelemetryListsAll(t *testing.T) {
+	page, err := os.ReadFile("../../docs/telemetry.md")
+	must(t, err)
+	for name := range scrape(t, serve(t).url) {
+		if strings.HasPrefix(name, "hasp_") && !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("the page does not list %s", name)
+		}
+	}
+	for _, rule := range alerts(t) {
+		if !strings.Contains(string(page), fmt.Sprintf("| `%s` |", rule.Alert)) {
+			t.Errorf("the page does not explain %s", rule.Alert)
+		}
+	}
+	for _, name := range errorTypes {
+		if !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("the page does not explain the error type %s", name)
+		}
+	}
+}

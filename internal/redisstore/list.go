@@ -1,0 +1,442 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
+)
+
+// This file lists the locks of a Redis. SCAN brings the names of keys of one type, page by
+// page. Most keys of a Redis may belong to other programs. So each page asks first for a few
+// bytes of the values, and then for the records.
+
+// The sizes of a list's calls. Other clients wait while a server executes such a call, for
+// about half a millisecond. Smaller calls make a list much longer.
+const (
+	namesAtOnce   = 500 // names that SCAN looks at
+	peeksAtOnce   = 250 // types, or beginnings of values, in a pipeline
+	recordsAtOnce = 25  // records in a pipeline
+)
+
+// rest sleeps for as long as the call that began at began has taken, so that the server can
+// serve others. It returns early if ctx ends.
+func rest(ctx context.Context, began time.Time) {
+	select {
+	case <-time.After(time.Since(began)):
+	case <-ctx.Done():
+	}
+}
+
+// Listing says how the records of a strategy are found.
+type Listing struct {
+	// Type is the Redis type of a record that is not shared.
+	Type string
+
+	// Peek is a command that reads a little of such a value. The key is put after its
+	// first element. Ours reports whether its reply may be of a record.
+	Peek []any
+	Ours func(reply any) bool
+
+	// Queue is the kind of the derived key that exists while callers wait, or empty.
+	Queue string
+}
+
+// ByToken lists records token#owner that are strings.
+var ByToken = Listing{Type: "string", Peek: []any{"getrange", 0, maxToken}, Ours: func(reply any) bool {
+	text, _ := reply.(string)
+	return hasToken(text)
+}}
+
+// The lengths of a token. A value of another program, such as "user#7", is not listed
+// because its text before Mark is shorter.
+const (
+	minToken = 16
+	maxToken = 127
+)
+
+// hasToken reports whether a value begins as a record does.
+func hasToken(record string) bool {
+	token, _, ok := strings.Cut(record, Mark)
+	return ok && len(token) >= minToken && isToken(token)
+}
+
+// sharedRecords lists the records of shared holds. Each has an end. A queue is a sorted set
+// too.
+var sharedRecords = Listing{Type: "zset", Peek: []any{"pttl"}, Ours: func(reply any) bool {
+	left, ok := reply.(int64)
+	return ok && left >= 0
+}}
+
+// Candidate is a key that may be held or waited for.
+type Candidate struct {
+	Key    string
+	Queued bool // found by its queue; otherwise by its record
+}
+
+// List yields the keys whose records sc reports. Its keys are the lock and the fence
+// counter, and its reply is as in [Found].
+func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script) iter.Seq2[backend.Entry, error] {
+	call := func(c Candidate) Call {
+		return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}}
+	}
+	return s.ListBy(ctx, prefix, timeout, l, sc, call, func(_ Candidate, reply any) (backend.Status, bool, error) {
+		f, ok := Decode(reply)
+		if !ok {
+			return backend.Status{}, false, s.Unexpected(reply)
+		}
+		return f.Status(), f.IsOurs(), nil
+	})
+}
+
+// IsOurs reports whether the key has a record of hasp's. Each has an end.
+func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.record)) }
+
+// ListBy is List for a script with other keys and another reply. status reads the reply,
+// and reports whether to list the key.
+func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script,
+	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		for page, err := range s.Scan(ctx, prefix, timeout, l) {
+			if err != nil {
+				yield(backend.Entry{}, err)
+				return
+			}
+			for some := range slices.Chunk(page, recordsAtOnce) {
+				began := time.Now()
+				entries, err := s.records(ctx, timeout, sc, some, call, status)
+				if err != nil {
+					yield(backend.Entry{}, endOr(ctx, err))
+					return
+				}
+				rest(ctx, began)
+				for _, e := range entries {
+					if !yield(e, nil) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// records reads the records of some keys in one pipeline for each server.
+func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, some []Candidate,
+	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) ([]backend.Entry, error) {
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	calls := make([]Call, len(some))
+	for i, c := range some {
+		calls[i] = call(c)
+	}
+
+	var entries []backend.Entry
+	var failed error
+	answered := 0
+	s.RunEach(within, sc, calls, func(i int, reply any, err error) {
+		answered++
+		switch {
+		case redis.HasErrorPrefix(err, "WRONGTYPE"):
+			return // another program has replaced the record
+		case err != nil:
+			failed = cmp.Or(failed, err) // a pipeline that fails has the same error for each record
+			return
+		}
+		st, ok, err := status(some[i], reply)
+		if err != nil {
+			failed = err
+		}
+		if ok && (st.Held || len(st.Waiters) > 0) {
+			entries = append(entries, backend.Entry{Key: some[i].Key, Status: st})
+		}
+	})
+	if failed == nil && answered < len(calls) {
+		failed = s.fail(within.Err())
+	}
+	return entries, failed
+}
+
+// endOr returns ctx's error if ctx has ended, and otherwise err.
+func endOr(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// isPrivate reports whether a server has refused a command because this user may not
+// use the key, or because the key has another type by now.
+func isPrivate(err error) bool {
+	return redis.HasErrorPrefix(err, "WRONGTYPE") || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), " access ")
+}
+
+// Scan yields pages of the keys that begin with prefix and may be held or waited for. A
+// page may be empty. After each call it rests for as long as the call took.
+func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, l Listing) iter.Seq2[[]Candidate, error] {
+	return func(yield func([]Candidate, error) bool) {
+		all, err := s.masters(ctx, timeout)
+		if err != nil {
+			yield(nil, endOr(ctx, s.fail(err)))
+			return
+		}
+		sc := &scan{s: s, timeout: timeout, prefix: prefix, l: l}
+		for _, sc.at = range all {
+			types := []string{l.Type, sharedRecords.Type}
+			for i := 0; i < len(types); i++ {
+				for sc.typ, sc.cursor = types[i], "0"; ; {
+					page, err := sc.page(ctx)
+					if err != nil && sc.typ != "" && redis.HasErrorPrefix(err, "syntax error") {
+						types, i = []string{""}, -1 // a Redis before 6 cannot scan by type
+						break
+					}
+					if err != nil {
+						yield(nil, endOr(ctx, err))
+						return
+					}
+					if !yield(page, nil) {
+						return
+					}
+					if sc.cursor == "0" {
+						break
+					}
+				}
+			}
+		}
+	}
+}
+
+// masters returns the servers to scan.
+func (s *Store) masters(ctx context.Context, timeout time.Duration) ([]*server, error) {
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := within.Err(); err != nil {
+		return nil, err
+	}
+	return s.servers.all(within)
+}
+
+// scan is a Scan that is under way.
+type scan struct {
+	s       *Store
+	timeout time.Duration
+	prefix  string
+	l       Listing
+
+	at     *server
+	typ    string // scans keys of this type; all if it is empty
+	cursor string // "0" before the first page and after the last
+}
+
+// page gets the next page.
+func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
+	if t, ok := sc.s.servers.(*sentinels); ok && t.known() != sc.at {
+		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
+	}
+	command := []any{"scan", sc.cursor, "count", namesAtOnce}
+	if sc.typ != "" {
+		command = append(command, "type", sc.typ)
+	}
+	if match := pattern(sc.prefix, sc.l); match != "" {
+		command = append(command, "match", match)
+	}
+	reply, err := sc.peek(ctx, []string{""}, func(string) []any { return command })
+	if err != nil {
+		return nil, err
+	}
+	next, names, ok := scanned(reply[0])
+	if !ok {
+		return nil, sc.s.Unexpected(reply[0])
+	}
+	sc.cursor = next
+
+	var locks []string // names of keys that may have a record
+	keys := map[string]string{}
+	for _, name := range names {
+		key, kind, ok := keyOf(name)
+		switch {
+		case !ok || key == "" || !strings.HasPrefix(key, sc.prefix):
+		case kind == "":
+			locks, keys[name] = append(locks, name), key
+		case kind == sc.l.Queue:
+			page = append(page, Candidate{key, true})
+		}
+	}
+
+	types, err := sc.types(ctx, locks)
+	if err != nil {
+		return nil, err
+	}
+	byType := map[any][]string{}
+	for i, name := range locks {
+		byType[types[i]] = append(byType[types[i]], name)
+	}
+	for _, kind := range []Listing{sc.l, sharedRecords} {
+		begins, err := sc.peek(ctx, byType[kind.Type], func(name string) []any {
+			return slices.Insert(slices.Clone(kind.Peek), 1, any(name))
+		})
+		if err != nil {
+			return nil, err
+		}
+		for i, name := range byType[kind.Type] {
+			if kind.Ours(begins[i]) {
+				page = append(page, Candidate{keys[name], false})
+			}
+		}
+	}
+	return page, nil
+}
+
+// types returns the types of keys.
+func (sc *scan) types(ctx context.Context, names []string) ([]any, error) {
+	if sc.typ != "" {
+		return slices.Repeat([]any{sc.typ}, len(names)), nil
+	}
+	return sc.peek(ctx, names, func(name string) []any { return []any{"type", name} })
+}
+
+// scanned decodes the reply of SCAN.
+func scanned(reply any) (next string, names []string, ok bool) {
+	parts, _ := reply.([]any)
+	if len(parts) != 2 {
+		return "", nil, false
+	}
+	next, ok = parts[0].(string)
+	all, isArray := parts[1].([]any)
+	for _, v := range all {
+		name, isText := v.(string)
+		names = append(names, name)
+		ok = ok && isText
+	}
+	return next, names, ok && isArray && next != ""
+}
+
+// peek sends one command for each key in pipelines to the server, and rests after each. The
+// reply to a command on a key that this user may not use is nil.
+func (sc *scan) peek(ctx context.Context, names []string, command func(name string) []any) ([]any, error) {
+	var all []any
+	for some := range slices.Chunk(names, peeksAtOnce) {
+		began := time.Now()
+		replies, err := sc.pipeline(ctx, some, command)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, replies...)
+		rest(ctx, began)
+	}
+	return all, nil
+}
+
+// pipeline sends one command for each key.
+func (sc *scan) pipeline(ctx context.Context, names []string, command func(name string) []any) ([]any, error) {
+	within, cancel := context.WithTimeout(ctx, sc.timeout)
+	defer cancel()
+	commands := make([][]any, len(names))
+	for i, name := range names {
+		commands[i] = command(name)
+	}
+	all := make([]any, len(names))
+	replies, _ := sc.s.pipeline(within, sc.at, false, false, commands...)
+	for i, r := range replies {
+		var err error
+		if isRedirection(r.Err) && sc.s.isCluster {
+			// The slot of this key moves, or this server is no master any more.
+			all[i], err = sc.s.Send(within, names[i], false, commands[i]...)
+		} else {
+			all[i], err = sc.s.outcome(sc.at, r.Value, r.Err, nil)
+		}
+		if err != nil && !isPrivate(err) {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func isRedirection(err error) bool {
+	if err == nil {
+		return false
+	}
+	_, moved := redis.IsMovedError(err)
+	_, ask := redis.IsAskError(err)
+	return moved || ask
+}
+
+// keyOf returns the key to which a Redis key belongs. Kind is empty if a lock is stored
+// there, and otherwise the kind of the derived key. ok is false if hasp makes no such name.
+func keyOf(name string) (key, kind string, ok bool) {
+	rest, derived := strings.CutPrefix(name, ours)
+	if !derived {
+		return name, "", true
+	}
+	_, rest, _ = strings.Cut(rest, "}:")
+	kind, key, ok = strings.Cut(rest, ":")
+	if !ok || DerivedKey(kind, key) != name {
+		return "", "", false
+	}
+	if kind == "lock" {
+		return key, "", LockKey(key) == name
+	}
+	return key, kind, true
+}
+
+// pattern returns the glob of the names that belong to keys with a prefix, or "" if that is
+// every name.
+func pattern(prefix string, l Listing) string {
+	if prefix == "" {
+		return ""
+	}
+	var b strings.Builder
+	if l.Queue != "" || strings.HasPrefix(prefix, ours) {
+		b.WriteByte('*') // for derived names, which have the key at their end
+	}
+	for _, c := range []byte(prefix) {
+		if strings.IndexByte(`*?[]\`, c) >= 0 {
+			b.WriteByte('\\')
+		}
+		b.WriteByte(c)
+	}
+	b.WriteByte('*')
+	return b.String()
+}
+
+func (s single) all(ctx context.Context) ([]*server, error) {
+	cluster, ok := s.rdb.(*redis.ClusterClient)
+	if !ok {
+		return []*server{s.server}, nil
+	}
+	var mu sync.Mutex
+	var all []*server
+	err := cluster.ForEachMaster(ctx, func(_ context.Context, rdb *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		addr := rdb.Options().Addr
+		all = append(all, &server{rdb: rdb, addr: addr, name: "redis " + addr})
+		return nil
+	})
+	return all, err
+}
+
+func (t *sentinels) all(ctx context.Context) ([]*server, error) {
+	at, err := t.find(ctx, "")
+	return []*server{at}, err
+}
+
+func (c *cluster) all(ctx context.Context) ([]*server, error) {
+	if _, err := c.find(ctx, slot.Number(0)); err != nil { // waits for the first map of slots
+		return nil, err
+	}
+	all := c.masters()
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no server has a slot")
+	}
+	return all, nil
+}

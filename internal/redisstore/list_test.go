@@ -1,0 +1,138 @@
+package redisstore
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// fill writes n records, and a shared one.
+func fill(t *testing.T, rdb *redis.Client, n int) {
+	t.Helper()
+	pipe := rdb.Pipeline()
+	token := strings.Repeat("A", 22)
+	for i := range n {
+		pipe.Set(t.Context(), fmt.Sprint("key ", i), token+"#me", time.Hour)
+	}
+	pipe.ZAdd(t.Context(), "shared", redis.Z{Score: 1e15, Member: token + "#me"})
+	pipe.Expire(t.Context(), "shared", time.Hour)
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A Redis before 6 does not know the option TYPE of SCAN.
+func TestListWithoutScanByType(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	fill(t, srv.Client(), 1200)
+	srv.Client().SAdd(t.Context(), "set", "x")
+	proxy := srv.Proxy()
+	proxy.Answer("count 500 type ", "-ERR syntax error\r\n")
+	s, err := Open(t.Context(), "redis://"+proxy.Addr(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	seen := map[string]bool{}
+	for page, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range page {
+			seen[c.Key] = true
+		}
+	}
+	if len(seen) != 1201 || !seen["shared"] {
+		t.Errorf("%d keys", len(seen))
+	}
+	if all := proxy.Commands(); len(all) > 0 && !slices.ContainsFunc(all, func(c string) bool { return strings.HasPrefix(c, "type ") }) {
+		t.Error("no key's type was asked for")
+	}
+}
+
+// If the sentinels name another master, the rest of a list would be of a server that may
+// have lost keys.
+func TestListOfAMasterThatIsReplaced(t *testing.T) {
+	set := redistest.StartSentinel(t, nil)
+	s, err := Open(t.Context(), set.URL(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	fill(t, set.Servers[0].Client(), 1200)
+	servers := s.servers.(*sentinels)
+	pages, last := 0, error(nil)
+	for _, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
+		pages, last = pages+1, err
+		if at := servers.known(); at != nil {
+			servers.forget(at)
+		}
+	}
+	if pages != 2 || last == nil || !strings.Contains(last.Error(), "named a new master") {
+		t.Errorf("%d pages, and the error %v", pages, last)
+	}
+}
+
+func TestKeyOfItsName(t *testing.T) {
+	for _, key := range []string{"k", "", "hasp:", "hasp:{", "hasp:{x}:fence:k", "hasp:{x}:lock:k", "a{b}c", "}", "\x00"} {
+		if got, kind, ok := keyOf(LockKey(key)); !ok || got != key || kind != "" {
+			t.Errorf("the lock of %q: got %q, %q, %t", key, got, kind, ok)
+		}
+		if got, kind, ok := keyOf(DerivedKey("places", key)); !ok || got != key || kind != "places" {
+			t.Errorf("the places of %q: got %q, %q, %t", key, got, kind, ok)
+		}
+	}
+	for _, name := range []string{"hasp:{", "hasp:{}", "hasp:{x}:lock:k", "hasp:{k}:lock:k", "hasp:{x}:places:k", "hasp:{redlock}:mark"} {
+		if got, kind, ok := keyOf(name); ok {
+			t.Errorf("%q: got %q, %q: hasp makes no such name", name, got, kind)
+		}
+	}
+}
+
+// A name of a key with the prefix matches the pattern. path.Match reads these patterns as
+// Redis does, as long as no name has a slash.
+func TestPatternFindsEveryName(t *testing.T) {
+	for _, key := range []string{"k*", "k?[a]", `k\*`, "hasp:{x", "hasp:{x}:lock:k", "kk"} {
+		for i := range len(key) + 1 {
+			for _, l := range []Listing{{}, {Queue: "places"}} {
+				p := pattern(key[:i], l)
+				names := []string{LockKey(key)}
+				if l.Queue != "" {
+					names = append(names, DerivedKey(l.Queue, key))
+				}
+				for _, name := range names {
+					if ok, err := path.Match(p, name); p != "" && (!ok || err != nil) {
+						t.Errorf("pattern %q does not match %q: %v", p, name, err)
+					}
+				}
+			}
+		}
+	}
+	if ok, _ := path.Match(pattern("k*", ByToken), "kk"); ok {
+		t.Error("a prefix is taken for a pattern")
+	}
+}
+
+func TestRecordsOfAnyAttempt(t *testing.T) {
+	token := strings.Repeat("A", 22)
+	for record, owner := range map[string]string{
+		token + "#me": "me", "kept-" + token + "#me": "me", token + "~2#me": "me", token + "#": "", token + "#a#b": "a#b",
+		token: "", "#me": "", "a b#me": "", "a:b#me": "",
+	} {
+		if got := Owner(record); got != owner {
+			t.Errorf("owner of %q: got %q, want %q", record, got, owner)
+		}
+	}
+	for record, want := range map[string]bool{token + "#": true, token + "~2#me": true, token: false, "user#7": false, "a b" + token + "#me": false} {
+		if hasToken(record) != want {
+			t.Errorf("%q is a record: %t", record, !want)
+		}
+	}
+}

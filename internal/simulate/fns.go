@@ -1,0 +1,373 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp"
+)
+
+// calls are those of package hasp that the tests replace by broken ones.
+type calls struct {
+	lead  func(context.Context, hasp.Locker, string, func(context.Context, *hasp.Lease) error, ...hasp.Option) error
+	doAll func(context.Context, hasp.Locker, []string, func(context.Context, *hasp.Leases) error, ...hasp.Option) error
+	apart func() hasp.Option
+}
+
+// sound has the real functions of package hasp.
+var sound = calls{lead: hasp.Lead, doAll: hasp.DoAll, apart: hasp.WithoutReentry}
+
+// tracked is the Locker of one Lead or DoAll. It keeps what their Locks return.
+type tracked struct {
+	*client
+	leases []*hasp.Lease
+	began  []time.Time // when the Lock of each lease began
+	lost   time.Time   // when an fn of Lead returned without its lease, and no Lock has begun since
+}
+
+func (t *tracked) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+	began := time.Now()
+	if d := began.Sub(t.lost); !t.lost.IsZero() && d > leadPause {
+		t.w.book.errorf("Lead by %s competed again %v after a loss", t.name, d)
+	}
+	t.lost = time.Time{}
+	l, err := t.client.Lock(ctx, key, opts...)
+	if err == nil {
+		t.leases, t.began = append(t.leases, l), append(t.began, began)
+	}
+	return l, err
+}
+
+// leadPause is the longest pause of Lead after a loss.
+const leadPause = 100 * time.Millisecond
+
+// checkEnded reports a lease that is still trusted, although its call has returned.
+func (t *tracked) checkEnded(what string) {
+	for _, l := range t.leases {
+		if l.Err() == nil {
+			t.w.book.errorf("%s by %s has returned, and a lease of %s is trusted", what, t.name, l.Key())
+		}
+	}
+}
+
+// errFn is the error of an fn, and panicFn is its panic.
+var errFn = errors.New("fn")
+
+const panicFn = "fn"
+
+// recovered is called by defer after a call with an fn that may panic.
+func recovered() {
+	if p := recover(); p != nil && p != panicFn {
+		panic(p)
+	}
+}
+
+// checkContext reports the context of an fn that goes on although a lease of the fn, or
+// the context of the call, has ended.
+func (a *caller) checkContext(what string, ctx, outer context.Context, held func() error) {
+	if held() == nil && outer.Err() == nil || ctx.Err() != nil {
+		return
+	}
+	time.Sleep(time.Nanosecond) // the end may be on its way at this very instant
+	if ctx.Err() == nil {
+		a.w.book.errorf("the context of the fn of %s by %s goes on: %v, %v", what, a.c.name, held(), outer.Err())
+	}
+}
+
+// inside is what most fns do.
+func (a *caller) inside(what string, ctx, outer context.Context, held func() error) {
+	for range 1 + a.r.IntN(4) {
+		a.checkContext(what, ctx, outer, held)
+		a.w.book.checkAll()
+		if a.chance(3) {
+			a.nap(20 * time.Millisecond)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(a.upTo(200 * time.Millisecond)):
+		}
+	}
+	if a.chance(3) {
+		a.nap(500 * time.Millisecond) // it cleans up, or does not notice the end of its context
+		a.w.book.checkAll()
+	}
+}
+
+// outcome is how an fn has returned. The zero value is that it has not.
+type outcome struct {
+	at   time.Time
+	err  error
+	lost bool // a lease had ended with ErrLost
+	over bool // the context of the call had ended
+}
+
+func (o outcome) String() string {
+	return fmt.Sprintf("returned %v at %v, its lease lost: %v, its context over: %v", o.err, o.at.Format("05.000"), o.lost, o.over)
+}
+
+// returns sets the outcome of an fn.
+func (o *outcome) returns(ctx context.Context, held func() error, err error) error {
+	*o = outcome{at: time.Now(), err: err, lost: errors.Is(held(), hasp.ErrLost), over: ctx.Err() != nil}
+	return err
+}
+
+// maxRuns is how often the fn of a Lead runs before its caller gives up.
+const maxRuns = 5
+
+// lead is Lead, with an fn that may fail, panic or unlock.
+func (a *caller) lead() {
+	b := a.bounds()
+	defer b.cancel()
+	if a.chance(10) {
+		a.share(&b)
+	}
+	t := &tracked{client: a.c}
+	var last outcome
+	runs, running := 0, false
+	defer recovered()
+	defer t.checkEnded("Lead")
+	err := a.w.calls.lead(b.ctx, t, a.key(), func(ctx context.Context, l *hasp.Lease) error {
+		if running {
+			a.w.book.errorf("the fn of Lead by %s runs twice at once", a.c.name)
+		}
+		running, last = true, outcome{}
+		defer func() { running = false }()
+		n := a.w.book.took(l, 0, t.began[len(t.began)-1])
+		if runs++; runs == maxRuns || a.chance(6) {
+			b.cancel()
+			b.end = time.Now()
+		}
+		a.inside("Lead", ctx, b.ctx, l.Err)
+		if a.chance(4) {
+			if x := a.reenter(l, n, false); x != nil {
+				a.unlock(ctx, x)
+			}
+		}
+
+		switch a.r.IntN(8) {
+		case 0:
+			panic(panicFn)
+		case 1:
+			_ = l.Unlock(ctx)
+		case 2, 3:
+			return last.returns(b.ctx, l.Err, errFn)
+		}
+		if l.Err() == nil && a.chance(2) {
+			a.nap(300 * time.Millisecond)
+		}
+		err := last.returns(b.ctx, l.Err, nil)
+		if last.lost && !last.over {
+			t.lost = last.at
+		}
+		return err
+	}, b.opts...)
+	a.checkLead(b, runs, last, err)
+}
+
+// checkLead checks what a Lead returned after some runs of its fn.
+func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
+	if b.within || b.shared {
+		if !errors.Is(err, hasp.ErrInvalid) || runs > 0 {
+			a.w.book.errorf("Lead with WithMaxWait or WithShared: %v after %d runs", err, runs)
+		}
+		return
+	}
+
+	// Without an fn that held the key until it returned, only the end of the context or
+	// of the Client ends Lead.
+	held := runs > 0 && !last.lost
+	ended := b.ctx.Err() != nil || errors.Is(err, hasp.ErrClosed)
+	switch {
+	case err == nil && (!held || last.err != nil):
+		a.w.book.errorf("Lead by %s returned nil; the last of %d runs %v", a.c.name, runs, last)
+	case !held && !ended:
+		a.w.book.errorf("Lead by %s ended after %d runs, the last of which %v: %v", a.c.name, runs, last, err)
+	case runs > 0 && last.lost && last.over && !errors.Is(err, hasp.ErrLost):
+		a.w.book.errorf("Lead by %s lost the key after the end of its context: %v", a.c.name, err)
+	case errors.Is(err, errFn) && last.lost && !errors.Is(err, hasp.ErrLost):
+		a.w.book.errorf("Lead by %s returned the result of a term that was lost: %v", a.c.name, err)
+	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported), errors.Is(err, hasp.ErrReleased):
+		a.w.book.errorf("Lead by %s: %v", a.c.name, err)
+	}
+	a.checkReturn("Lead", b, last, err)
+}
+
+// checkReturn reports a call that returned late: after the end of its wait, or after its
+// fn. It unlocks as a lease does, or two of them.
+func (a *caller) checkReturn(what string, b bounds, last outcome, err error) {
+	due := a.due(b)
+	if unlocked := last.at.Add(3*a.c.timeout + late); unlocked.After(due) {
+		due = unlocked
+	}
+	if d := time.Since(due); d > 0 {
+		a.w.book.errorf("%s by %s returned %v late: %v", what, a.c.name, d, err)
+	}
+}
+
+// doAll is DoAll, with an fn that may fail, panic or unlock.
+func (a *caller) doAll() {
+	b := a.bounds()
+	defer b.cancel()
+	a.share(&b)
+	keys := []string{a.key(), a.key(), a.key()}[:1+a.r.IntN(3)]
+	if a.chance(4) {
+		// One attempt for each key, and the last release of the Client may be unanswered.
+		b.try(a.c)
+		b.end = b.end.Add(time.Duration(len(keys)) * a.c.timeout)
+		b.opts = append(b.opts, hasp.WithMaxWait(0))
+	}
+	if b.within {
+		b.end = b.end.Add(2 * a.c.timeout) // after the wait, it still locks keys that are free
+	}
+	b.end = b.end.Add(2 * a.c.timeout) // if it fails, it unlocks the leases that it has
+
+	t := &tracked{client: a.c}
+	var last outcome
+	entered := false
+	start := a.start(keys...)
+	defer recovered()
+	defer t.checkEnded("DoAll")
+	err := a.w.calls.doAll(b.ctx, t, keys, func(ctx context.Context, ls *hasp.Leases) error {
+		entered = true
+		a.took("LockAll", b, start, nil)
+		var has []string
+		for i, l := range ls.All() {
+			has = append(has, l.Key())
+			a.w.book.take(l, 0, group{t.began[i], b.shared})
+		}
+		if want := slices.Compact(slices.Sorted(slices.Values(keys))); !slices.Equal(has, want) {
+			a.w.book.errorf("the fn of DoAll by %s runs with %q, want %q", a.c.name, has, want)
+		}
+		a.inside("DoAll", ctx, b.ctx, ls.Err)
+
+		switch a.r.IntN(8) {
+		case 0:
+			panic(panicFn)
+		case 1:
+			all := ls.All()
+			_ = all[a.r.IntN(len(all))].Unlock(ctx)
+		case 2, 3:
+			return last.returns(b.ctx, ls.Err, errFn)
+		}
+		return last.returns(b.ctx, ls.Err, nil)
+	}, b.opts...)
+
+	if !entered {
+		// ErrLost is of the lease of one key, while LockAll waited for the next.
+		if !errors.Is(err, hasp.ErrLost) && a.took("LockAll", b, start, err) {
+			a.w.book.errorf("DoAll by %s returned nil, and fn has not run", a.c.name)
+		}
+		return
+	}
+	if !errors.Is(err, last.err) && last.err != nil || last.lost && !errors.Is(err, hasp.ErrLost) || errors.Is(err, hasp.ErrReleased) {
+		a.w.book.errorf("DoAll by %s: %v after an fn that %v", a.c.name, err, last)
+	}
+	a.checkReturn("DoAll", b, last, err)
+}
+
+// withoutReentry holds a key, and asks for it again by WithoutReentry.
+func (a *caller) withoutReentry() {
+	b := a.bounds()
+	defer b.cancel()
+	a.share(&b)
+	key := a.key()
+	start := a.start(key)
+	l, err := a.c.Lock(b.ctx, key, b.opts...)
+	if !a.took("lock", b, start, err) {
+		return
+	}
+	a.w.book.take(l, 0, group{start.at, b.shared})
+
+	if a.chance(2) {
+		after := a.apart(key, l)
+		a.nap(200 * time.Millisecond)
+		a.w.book.checkAll()
+		a.unlock(b.ctx, l)
+		<-after
+		return
+	}
+	x := a.apartInside(key, l)
+	a.unlock(b.ctx, l)
+	if x == nil {
+		return
+	}
+	if x.Context().Err() == nil {
+		a.w.book.errorf("the context of a lease by WithoutReentry goes on after the end of the lease around it")
+	}
+	a.unlock(b.ctx, x)
+}
+
+// apartOptions draws the options of a call with WithoutReentry.
+func (a *caller) apartOptions() (opts []hasp.Option, shared bool) {
+	opts = []hasp.Option{a.w.calls.apart(), hasp.WithTTL(a.term(300 * time.Millisecond))}
+	if a.chance(3) {
+		opts = append(opts, hasp.WithFence())
+	}
+	if shared = a.c.shares && a.chance(3); shared {
+		opts = append(opts, hasp.WithShared())
+	}
+	return opts, shared
+}
+
+// apartInside asks for the key of l in its context, while l may be held. It gets the key
+// only if both are shared, or if l is lost.
+func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
+	opts, shared := a.apartOptions()
+	b := bounds{end: time.Now().Add(a.c.timeout)}
+	start := a.start(key)
+	var x *hasp.Lease
+	var err error
+	if a.chance(2) {
+		x, err = a.c.TryLock(l.Context(), key, opts...)
+	} else {
+		wait := a.upTo(200 * time.Millisecond)
+		b = bounds{end: start.at.Add(wait), within: true}
+		x, err = a.c.Lock(l.Context(), key, append(opts, hasp.WithMaxWait(wait))...)
+	}
+	if err != nil && l.Context().Err() != nil {
+		return nil // the cause may be that l was lost
+	}
+	if !a.took("lock by WithoutReentry", b, start, err) {
+		return nil
+	}
+	a.w.book.take(x, 0, group{start.at, shared})
+	return x
+}
+
+// apart asks for the key of l on another goroutine, in a context that outlasts l. It
+// closes after when that goroutine has ended.
+func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
+	opts, shared := a.apartOptions()
+	wait, lasts := a.upTo(2*time.Second), a.upTo(100*time.Millisecond)
+	again, start := a.chance(2), a.start(key)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.Context()), wait)
+	after = make(chan struct{})
+	go func() {
+		defer close(after)
+		defer cancel()
+		x, err := a.c.Lock(ctx, key, opts...)
+		if !a.took("lock by WithoutReentry", bounds{end: start.at.Add(wait)}, start, err) {
+			return
+		}
+		n := a.w.book.take(x, 0, group{start.at, shared})
+		if again && !shared {
+			began := time.Now()
+			if y, err := a.c.Lock(x.Context(), key); err == nil { // it re-enters the new lease
+				if x.Err() == nil {
+					a.w.book.took(y, n, began)
+				}
+				defer func() { _ = y.Unlock(ctx) }()
+			}
+		}
+		time.Sleep(lasts)
+		if x.Context().Err() != nil && x.Err() == nil && ctx.Err() == nil {
+			a.w.book.errorf("the context of a lease by WithoutReentry ended before the lease: %v", context.Cause(x.Context()))
+		}
+		_ = x.Unlock(ctx)
+	}()
+	return after
+}

@@ -1,0 +1,160 @@
+package strategytest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// Listed returns the entries of a list by key, and the error at its end.
+func Listed(ctx context.Context, d backend.Driver, prefix string) (map[string]backend.Entry, error) {
+	all := map[string]backend.Entry{}
+	for e, err := range d.(backend.Lister).List(ctx, prefix, 3*time.Second) {
+		if err != nil {
+			return all, err
+		}
+		all[e.Key] = e
+	}
+	return all, nil
+}
+
+// wantListed fails the test unless a list has exactly these keys.
+func (r Rig[D]) wantListed(t *testing.T, what, prefix string, keys ...string) {
+	t.Helper()
+	all, err := Listed(t.Context(), r.Driver, prefix)
+	Want(t, what, err, nil)
+	slices.Sort(keys)
+	if got := slices.Sorted(maps.Keys(all)); !slices.Equal(got, keys) {
+		t.Errorf("%s: got %q, want %q", what, got, keys)
+	}
+}
+
+// ListClaim is Claim with a token as long as the engine's.
+func ListClaim(key string) backend.Claim {
+	c := Claim(key)
+	c.Token = fmt.Sprintf("%s-%022d", c.Token, 0)
+	return c
+}
+
+// foreignKeys writes values of every type that look a little like locks, with an end and
+// without one. Some are a megabyte long.
+func foreignKeys(t *testing.T, rdb *redis.Client) {
+	t.Helper()
+	ctx := t.Context()
+	long := strings.Repeat("long value ", 100_000)
+	token := "AAAABBBBCCCCDDDDEEEEFF"
+	pipe := rdb.Pipeline()
+	for i, v := range []string{"", "1", long, token, "user#7", "red#ff0000", "fairlock", "fairlock? x", "a b" + token + "#me", "\x00#"} {
+		pipe.Set(ctx, fmt.Sprint("string ", i), v, 0)
+		pipe.Set(ctx, fmt.Sprint("string with an end ", i), v, time.Hour)
+	}
+	pipe.Set(ctx, "no end", token+"#me", 0)
+	pipe.Set(ctx, "fairlock without an end", "fairlock- 1700000000000 "+token+" 0 1000 me", 0)
+	pipe.HSet(ctx, "hash without an end", token+"#me", 1)
+	for i, field := range []string{"x", "user#7", long, "b5c7d8e9-0000-0000-0000-000000000000:42"} {
+		key := fmt.Sprint("hash ", i)
+		pipe.HSet(ctx, key, field, 1)
+		pipe.Expire(ctx, key, time.Hour)
+		pipe.HSet(ctx, key+" of two fields", field, 1, "other", long)
+	}
+	for i, member := range []string{"x", long, "#me", " #me"} {
+		key := fmt.Sprint("sorted set ", i)
+		pipe.ZAdd(ctx, key, redis.Z{Member: member})
+		pipe.Expire(ctx, key, time.Hour)
+	}
+	pipe.ZAdd(ctx, "sorted set without an end", redis.Z{Member: token + "#me"})
+	pipe.RPush(ctx, "list", long)
+	pipe.SAdd(ctx, "set", long)
+	pipe.XAdd(ctx, &redis.XAddArgs{Stream: "stream", Values: []string{"field", long}})
+	for _, name := range []string{"hasp:{", "hasp:{x}", "hasp:{x}:lock:", "hasp:{x}:lock:x", "hasp:{x}:places:y", "hasp:{}:fence:", "hasp:{x}:fence:x"} {
+		pipe.Set(ctx, name, token+"#me", time.Hour)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ListNamesOnlyOurOwn proves that a list has hasp's records only, and that the values of
+// other programs are not read.
+func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
+	r := s.setup(t, &redistest.Options{Own: true, Real: true})
+	ctx := t.Context()
+	foreignKeys(t, r.Redis)
+	for name, write := range s.Foreign {
+		if err := write(ctx, r.Redis, "foreign "+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.wantListed(t, "no lock", "")
+
+	odd := "hasp:{a}:fence:b"
+	keys := []string{"k", "k{tag}", "k}", odd, "k*", "\x00\xff"}
+	for _, key := range keys {
+		r.Acquire(t, ListClaim(key))
+	}
+	kept := ListClaim("kept")
+	r.Acquire(t, kept)
+	r.Release(t, Kept(kept, Term))
+
+	before := r.sent(t)
+	r.wantListed(t, "all", "", append(keys, "kept")...)
+	if n := r.sent(t) - before; n > 100_000 {
+		t.Errorf("the server sent %d bytes for a list", n)
+	}
+	r.wantListed(t, "k", "k", "k", "k{tag}", "k}", "k*", "kept")
+	r.wantListed(t, "k*", "k*", "k*")
+	for _, prefix := range []string{"h", "hasp:{", "hasp:{a", odd} {
+		r.wantListed(t, prefix, prefix, odd)
+	}
+
+	if s.Intents {
+		c := ListClaim("shared")
+		c.Shared = true
+		r.Acquire(t, c)
+		all, err := Listed(ctx, r.Driver, "sh")
+		if e := all["shared"]; err != nil || len(all) != 1 || !slices.Equal(e.Shared, []string{c.Owner}) || e.TTL <= 0 || e.TTL > Term {
+			t.Errorf("shared: got %+v, %v", all, err)
+		}
+	}
+	r.Redis.FlushAll(ctx)
+}
+
+// sent returns how many bytes the server has sent.
+func (r Rig[D]) sent(t *testing.T) int64 {
+	t.Helper()
+	n, err := strconv.ParseInt(r.Redis.InfoMap(t.Context(), "stats").Item("Stats", "total_net_output_bytes"), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// ListNeedsRights proves that a user without the right to list gets an error, and that the
+// keys that a user may not use are left out.
+func (s Strategy) ListNeedsRights(t *testing.T) {
+	r := s.setup(t, &redistest.Options{Own: true, Real: true})
+	foreignKeys(t, r.Redis)
+	for _, key := range []string{"app:a", "app:b", "other"} {
+		r.Acquire(t, ListClaim(key))
+	}
+	r.Forbid(t, "resetkeys", "~app:*", "~hasp:*")
+	r.wantListed(t, "rights to some keys", "", "app:a", "app:b")
+
+	// The fences of its own locks are not for this user either, as with Inspect.
+	r.Forbid(t, "resetkeys", "~app:*")
+	_, err := Listed(t.Context(), r.Driver, "")
+	Outage(t, "without the right to fences", err)
+	r.Forbid(t, "allkeys", "-scan")
+	_, err = Listed(t.Context(), r.Driver, "")
+	Outage(t, "without the right to scan", err)
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/internal/torture/hosts"
+)
+
+// These are the faults of links between hosts. Times that depend on the term are for the
+// longer term of hosts.
+var (
+	cutOff    = hosts.Fault{Cut: true}
+	flapping  = hosts.Fault{Flap: hostTerms * term / 4}
+	lossy     = hosts.Fault{Loss: 0.2}
+	distant   = hosts.Fault{Delay: 100 * time.Millisecond}
+	scrambled = hosts.Fault{Jitter: hostTerms * term / 20, Twice: 0.2}
+	narrow    = hosts.Fault{Rate: 10_000}
+)
+
+// clientHosts adds the faults of the links of one client's host.
+func (c *catalog) clientHosts(s *store) {
+	for _, v := range []struct {
+		name string
+		who  victims
+	}{{"holder's", holders}, {"waiter's", waiters}} {
+		add := func(what string, inject inject) { c.add(link, 0.6, 3, v.name+" "+what, inject) }
+		add("host cut off", disturbed(v.who, cutOff, bothWays))
+		add("host cut off one way, to the servers", disturbed(v.who, cutOff, toServers))
+		add("host cut off one way, from the servers", disturbed(v.who, cutOff, fromServers))
+		if len(s.servers) >= leastNodes {
+			add("host cut off from a minority of the servers", disturbed(v.who, cutOff, bothWaysOfFew))
+		}
+		add("link flaps", disturbed(v.who, flapping, bothWays))
+		add("link loses a fifth of the packets", disturbed(v.who, lossy, bothWays))
+		add("link takes 200 ms there and back", disturbed(v.who, distant, bothWays))
+		add("link reorders and repeats packets", disturbed(v.who, scrambled, bothWays))
+		add("link carries 10 kB/s", disturbed(v.who, narrow, bothWays))
+		c.add(process, 0.6, 2, v.name+" host loses power, and boots", unpluggedClient(v.who))
+	}
+}
+
+// network adds the faults of many links at once.
+func (c *catalog) network(s *store) {
+	for _, v := range []struct {
+		name  string
+		fault hosts.Fault
+	}{{"flaps", flapping}, {"loses a fifth of the packets", lossy}, {"takes 200 ms there and back", distant},
+		{"reorders and repeats packets", scrambled}, {"carries 10 kB/s", narrow}} {
+		c.add(link, 1, 3, "every link "+v.name, everywhere(v.fault))
+	}
+	c.add(link, 0.5, 0.5, "the network forgets idle connections", forgotten(hostTerms*term/4))
+	c.add(link, 0.5, 0.5, "the network forgets all connections", forgotten(0))
+	c.add(server, 0.6, 3, "half of the clients cut off", split(0))
+
+	n := len(s.servers)
+	minority, majority := (n-1)/2, n/2+1
+	switch {
+	case s.service != nil:
+		c.add(server, 0.6, 3, "the master and its replica cut off from each other", replicaCutOff(func(a, b []*hosts.Host) []hosts.Pair { return hosts.Between(a, b) }))
+		c.add(server, 0.6, 3, "the replica cut off one way, from the master", replicaCutOff(hosts.From))
+		return
+	case s.sentinel != nil, s.cluster != nil:
+		c.add(server, 0.6, 3, "a minority of the servers unreachable", unreachable(minority))
+		c.add(server, 0.6, 3, "every server unreachable", unreachable(n))
+		return
+	case minority > 0:
+		c.add(server, 0.6, 3, "two halves with a bridge, which is one server", bridged)
+		c.add(server, 0.6, 3, "half of the clients left with a minority of the servers", split(minority))
+		c.add(server, 0.6, 3, "every server unreachable", unreachable(n))
+		c.add(server, 0.6, 2, of(n, minority, "lost power, and booted with data"), unplugged(minority, true))
+		c.add(server, 0.6, 2, of(n, minority, "lost power, and booted without data"), unplugged(minority, false)).thins = true
+	}
+	c.add(server, 0.6, 2, of(n, majority, "lost power, and booted with data"), unplugged(majority, true))
+}
+
+// direction returns the pairs of a client's host and those of servers.
+type direction func(n *nemesis, client []*hosts.Host) []hosts.Pair
+
+func bothWays(n *nemesis, client []*hosts.Host) []hosts.Pair {
+	return hosts.Between(client, n.store.apart.servers)
+}
+
+func toServers(n *nemesis, client []*hosts.Host) []hosts.Pair {
+	return hosts.From(client, n.store.apart.servers)
+}
+
+func fromServers(n *nemesis, client []*hosts.Host) []hosts.Pair {
+	return hosts.From(n.store.apart.servers, client)
+}
+
+func bothWaysOfFew(n *nemesis, client []*hosts.Host) []hosts.Pair {
+	all := n.shuffled(n.store.apart.servers)
+	return hosts.Between(client, all[:(len(all)-1)/2])
+}
+
+// shuffled returns the hosts in another order.
+func (n *nemesis) shuffled(all []*hosts.Host) []*hosts.Host {
+	all = slices.Clone(all)
+	n.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// host returns the host of a turn's process.
+func (n *nemesis) host(t *turn) []*hosts.Host { return n.store.apart.clients[t.proc.seat:][:1] }
+
+// disturbed disturbs the links of a client's host.
+func disturbed(who victims, f hosts.Fault, which direction) inject {
+	return onVictim(who, func(n *nemesis, t *turn) *injection {
+		return ofSeat(t.proc.seat, n.store.apart.Impose(f, which(n, n.host(t))...))
+	})
+}
+
+// unpluggedClient ends a process without a packet of the host to anybody. A new process
+// takes its seat when the host has booted.
+func unpluggedClient(who victims) inject {
+	return onVictim(mortal(who), func(n *nemesis, t *turn) *injection {
+		boot := n.store.apart.Impose(cutOff, hosts.Between(n.host(t), n.store.apart.all())...)
+		t.proc.kill()
+		return &injection{from: true, key: t.key, seat: -1, heal: func() {
+			boot()
+			n.seats[t.proc.seat].fill()
+		}}
+	})
+}
+
+// unplugged kills k servers without a packet of their hosts to anybody, and starts them
+// again with or without their data.
+func unplugged(k int, data bool) inject {
+	return func(n *nemesis) *injection {
+		a, servers := n.store.apart, n.rand.Perm(len(n.store.servers))[:k]
+		var boots []func()
+		for _, i := range servers {
+			boots = append(boots, a.Impose(cutOff, hosts.Between(a.servers[i:][:1], a.all())...))
+		}
+		for _, i := range servers {
+			n.store.servers[i].Kill()
+		}
+		return ofAll(func() {
+			for j, i := range servers {
+				n.Check(n.store.servers[i].Start(data))
+				boots[j]()
+			}
+		})
+	}
+}
+
+// everywhere disturbs every link.
+func everywhere(f hosts.Fault) inject {
+	return func(n *nemesis) *injection {
+		all := n.store.apart.all()
+		return ofAll(n.store.apart.Impose(f, hosts.From(all, all)...))
+	}
+}
+
+// forgotten makes the network forget connections, as a firewall does.
+func forgotten(idle time.Duration) inject {
+	return func(n *nemesis) *injection {
+		n.store.apart.Forget(idle)
+		return ofAll(nil)
+	}
+}
+
+// split cuts the network in two. Half of the clients are with all servers but some, and
+// the other half is with these.
+func split(some int) inject {
+	return func(n *nemesis) *injection {
+		a := n.store.apart
+		servers, clients := n.shuffled(a.servers), n.shuffled(a.clients)
+		half := len(clients) / 2
+		pairs := append(hosts.Between(clients[half:], servers[:some]), hosts.Between(clients[:half], servers[some:])...)
+		pairs = append(pairs, hosts.Between(servers[:some], servers[some:])...)
+		return ofAll(a.Impose(cutOff, pairs...))
+	}
+}
+
+// bridged makes two halves, each with half of the clients, and with half of the servers
+// but one. The one, the bridge, reaches everybody. The halves do not reach each other.
+func bridged(n *nemesis) *injection {
+	a := n.store.apart
+	servers, clients := n.shuffled(a.servers)[1:], n.shuffled(a.clients)
+	left := append(clients[:len(clients)/2:len(clients)/2], servers[:len(servers)/2]...)
+	right := append(clients[len(clients)/2:], servers[len(servers)/2:]...)
+	return ofAll(a.Impose(cutOff, hosts.Between(left, right)...))
+}
+
+// replicaCutOff cuts the links between the master and its replica.
+func replicaCutOff(which func(from, to []*hosts.Host) []hosts.Pair) inject {
+	return func(n *nemesis) *injection {
+		a, master := n.store.apart, int(n.store.service.master.Load())
+		return ofAll(a.Impose(cutOff, which(a.servers[master:][:1], a.servers[1-master:][:1])...))
+	}
+}
+
+// wires returns the pairs of the hosts of some servers and all clients.
+func (n *nemesis) wires(servers ...int) (all []hosts.Pair) {
+	for _, i := range servers {
+		all = append(all, hosts.Between(n.store.apart.servers[i:][:1], n.store.apart.clients)...)
+	}
+	return all
+}

@@ -1,0 +1,272 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// listOf returns the entries of a list, ordered by key, and its error.
+func listOf(c *hasp.Client, ctx context.Context, prefix string) (all []backend.Entry, err error) {
+	for e, err := range c.List(ctx, prefix) {
+		if err != nil {
+			return all, err
+		}
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b backend.Entry) int { return slices.Compare([]byte(a.Key), []byte(b.Key)) })
+	return all, nil
+}
+
+func keysOf(all []backend.Entry) (keys []string) {
+	for _, e := range all {
+		keys = append(keys, e.Key)
+	}
+	return keys
+}
+
+func TestListTakesThePrefixOff(t *testing.T) {
+	store := memlock.NewStore()
+	c := hasp.New(store.Driver(), &hasp.Options{Prefix: "app:", Owner: "me"})
+	defer c.Close()
+	bare := hasp.New(store.Driver(), nil)
+	defer bare.Close()
+	lease := lockNow(t, c, "mail", hasp.WithFence())
+	defer lease.Unlock(t.Context())
+	for _, key := range []string{"app", "app:*", "mail"} {
+		defer lockNow(t, bare, key).Unlock(t.Context())
+	}
+
+	all, err := listOf(c, t.Context(), "m")
+	want(t, "list", err, nil)
+	if len(all) != 1 || all[0].Key != "mail" || all[0].Owner != "me" || all[0].Fence != lease.Fence() || !all[0].Held {
+		t.Errorf("got %+v", all)
+	}
+	all, err = listOf(c, t.Context(), "*")
+	want(t, "list", err, nil)
+	if got := keysOf(all); !slices.Equal(got, []string{"*"}) {
+		t.Errorf("got %q: a prefix is literal text", got)
+	}
+	all, err = listOf(bare, t.Context(), "")
+	want(t, "list", err, nil)
+	if got := keysOf(all); !slices.Equal(got, []string{"app", "app:*", "app:mail", "mail"}) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Slots are keys of their own. A shared key has the owners of its holders.
+func TestListOfSlotsAndSharedLeases(t *testing.T) {
+	store := memlock.NewStore()
+	for i := range 2 {
+		c := hasp.New(store.Driver(), &hasp.Options{Owner: fmt.Sprint("owner ", i)})
+		defer c.Close()
+		defer lockNow(t, c, "slots", hasp.WithSlots(2)).Unlock(t.Context())
+		defer lockNow(t, c, "shared", hasp.WithShared()).Unlock(t.Context())
+	}
+	c := hasp.New(store.Driver(), nil)
+	defer c.Close()
+	all, err := listOf(c, t.Context(), "s")
+	want(t, "list", err, nil)
+	// The queue of the slots may be freed after Lock has returned.
+	all = slices.DeleteFunc(all, func(e backend.Entry) bool { return e.Key == "slots#queue" })
+	if got := keysOf(all); !slices.Equal(got, []string{"shared", "slots#0", "slots#1"}) {
+		t.Fatalf("got %q", got)
+	}
+	slices.Sort(all[0].Shared)
+	owners := []string{all[1].Owner, all[2].Owner}
+	slices.Sort(owners)
+	for _, got := range [][]string{all[0].Shared, owners} {
+		if !slices.Equal(got, []string{"owner 0", "owner 1"}) {
+			t.Errorf("got %+v", all)
+		}
+	}
+}
+
+func TestListErrors(t *testing.T) {
+	c := hasp.New(plainDriver{memlock.New()}, nil)
+	_, err := listOf(c, t.Context(), "p")
+	wantOnly(t, "a driver that is no Lister", err, errors.ErrUnsupported)
+	var e *hasp.Error
+	if !errors.As(err, &e) || e.Op != "list" || e.Key != "p" {
+		t.Errorf("got %v", err)
+	}
+	c.Close()
+
+	c = hasp.New(memlock.New(), nil)
+	ended, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	_, err = listOf(c, ended, "")
+	wantOnly(t, "a context that has ended", err, context.Canceled)
+	want(t, "its cause", err, why)
+	c.Close()
+	_, err = listOf(c, t.Context(), "")
+	wantOnly(t, "a Client that is closed", err, hasp.ErrClosed)
+}
+
+// lister yields a page of two entries, and then what next yields. It counts the steps.
+type lister struct {
+	backend.Driver
+	ends  backend.Ends
+	steps *int
+	next  func(ctx context.Context) error
+}
+
+func (d lister) Traits() backend.Traits {
+	return backend.Traits{Reach: backend.Network, Ends: d.ends}
+}
+
+func (d lister) List(ctx context.Context, _ string, _ time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		for range 2 {
+			*d.steps++
+			if !yield(backend.Entry{Key: fmt.Sprint(*d.steps)}, nil) {
+				return
+			}
+		}
+		*d.steps++
+		if err := d.next(ctx); err != nil {
+			yield(backend.Entry{}, err)
+		}
+	}
+}
+
+func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
+	for _, ends := range everyEnd {
+		t.Run(fmt.Sprint(ends), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				steps := 0
+				down := errors.New("connection refused")
+				c := hasp.New(lister{memlock.New(), ends, &steps, func(context.Context) error { return down }}, nil)
+				defer c.Close()
+				list := c.List(t.Context(), "")
+				time.Sleep(time.Second)
+				if steps != 0 {
+					t.Errorf("%d steps before the loop", steps)
+				}
+				for _, err := range list {
+					want(t, "list", err, nil)
+					time.Sleep(time.Second)
+					if steps != 1 {
+						t.Errorf("%d steps during the first turn", steps)
+					}
+					break
+				}
+				time.Sleep(time.Second)
+				if steps != 1 {
+					t.Errorf("%d steps after the loop", steps)
+				}
+
+				all, err := listOf(c, t.Context(), "")
+				wantOutage(t, "list", err, down)
+				if len(all) != 2 {
+					t.Errorf("got %d entries before the error", len(all))
+				}
+			})
+		})
+	}
+}
+
+// A call that hangs is left behind when its caller leaves, or the Client is closed.
+func TestListIsLeft(t *testing.T) {
+	for _, ends := range everyEnd {
+		for _, how := range []string{"cancelled", "deadline", "closed"} {
+			t.Run(fmt.Sprint(ends, how), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					steps, stuck := 0, make(chan struct{})
+					c := hasp.New(lister{memlock.New(), ends, &steps, func(ctx context.Context) error {
+						if ends == backend.EndsPromptly {
+							<-ctx.Done()
+							return ctx.Err()
+						}
+						<-stuck
+						return errors.New("late")
+					}}, &hasp.Options{Timeout: time.Minute})
+					ctx, cancel := context.WithCancel(t.Context())
+					target := context.Canceled
+					switch how {
+					case "cancelled":
+						time.AfterFunc(time.Second, cancel)
+					case "deadline":
+						ctx, cancel = context.WithTimeout(ctx, time.Second)
+						target = context.DeadlineExceeded
+					case "closed":
+						time.AfterFunc(time.Second, func() { c.Close() })
+						target = hasp.ErrClosed
+					}
+					defer cancel()
+					began := time.Now()
+					_, err := listOf(c, ctx, "")
+					wantOnly(t, "list", err, target)
+					if took := time.Since(began); took != time.Second {
+						t.Errorf("took %v", took)
+					}
+					close(stuck)
+					c.Close()
+				})
+			})
+		}
+	}
+}
+
+// Close in the loop's body ends the list, and does not wait for it.
+func TestCloseDuringAList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(memlock.New(), nil)
+		for i := range 3 {
+			_, err := c.Lock(t.Context(), fmt.Sprint(i), hasp.WithMaxHold(time.Second))
+			want(t, "lock", err, nil)
+		}
+		turns, last := 0, error(nil)
+		for _, err := range c.List(t.Context(), "") {
+			turns, last = turns+1, err
+			c.Close()
+		}
+		if turns != 2 {
+			t.Errorf("%d turns", turns)
+		}
+		wantOnly(t, "list", last, hasp.ErrClosed)
+	})
+}
+
+// The store of memlock changes while its keys are listed, page by page.
+func TestListWhileKeysComeAndGo(t *testing.T) {
+	const keys = 5000
+	c := hasp.New(memlock.New(), &hasp.Options{TTL: time.Hour})
+	defer c.Close()
+	var leases []*hasp.Lease
+	for i := range keys {
+		l, err := c.Lock(t.Context(), fmt.Sprint("key ", i), hasp.WithoutRenewal())
+		want(t, "lock", err, nil)
+		leases = append(leases, l)
+	}
+	seen := map[string]bool{}
+	for e, err := range c.List(t.Context(), "") {
+		want(t, "list", err, nil)
+		if seen[e.Key] = true; len(seen) == 10 {
+			for _, l := range leases[100:] { // so many that the store makes a new map
+				want(t, "unlock", l.Unlock(t.Context()), nil)
+			}
+		}
+	}
+	for i := range 100 {
+		if key := fmt.Sprint("key ", i); !seen[key] {
+			t.Errorf("%s was held all the time and is missing", key)
+		}
+	}
+	if len(seen) > 800 {
+		t.Errorf("%d keys seen, most of which were free", len(seen))
+	}
+	for _, l := range leases[:100] {
+		want(t, "unlock", l.Unlock(t.Context()), nil)
+	}
+}

@@ -1,0 +1,202 @@
+// Package otelhasp records what a hasp.Client does as metrics and traces of [OpenTelemetry].
+// [Observe] makes both from the events of the Client:
+//
+//	c, err := hasp.Open(ctx, url, &hasp.Options{Observe: otelhasp.Observe(nil)})
+//
+// The names follow db.client.connection.* of the semantic conventions: a lock is waited
+// for, used and given back, as a connection of a pool is. The instruments are:
+//
+//   - hasp.client.lock.wait_time, a histogram in seconds: how long each call of Lock or
+//     TryLock took, with hasp.operation.name ("lock" or "trylock"). If the caller did not
+//     get the key, error.type says why.
+//   - hasp.client.lock.use_time, a histogram in seconds: how long each hold lasted. If the
+//     hold was not unlocked, or the outcome of the Unlock is unknown, error.type says so.
+//   - hasp.client.lock.count, an up-down counter: how many holds there are. Its attribute
+//     hasp.client.lock.state is "used".
+//   - hasp.client.lock.pending_requests, an up-down counter: how many calls of Lock or
+//     TryLock have not returned, with hasp.operation.name.
+//   - hasp.client.lock.timeouts, a counter: calls of Lock that WithMaxWait or the deadline of
+//     the context ended before they got the key. A Lock with WithMaxWait(0) that finds the
+//     key held is one of them. A TryLock is not.
+//   - hasp.client.lock.losses, a counter: leases that ended as lost. Each of them is a
+//     caller that may have worked while another one held the key.
+//   - hasp.client.lock.renewal_failures, a counter: renewals and calls of Extend that failed
+//     or were not answered. hasp repeats a renewal until the lease ends.
+//
+// A lease that re-entered shares a hold. It is counted in pending_requests and losses, and not
+// in the others.
+//
+// The values of error.type are: held, unavailable, canceled, deadline_exceeded, closed, lost,
+// invalid, unsupported and _OTHER. If several of them apply, the value is the first of
+// unavailable, closed, invalid, unsupported, canceled, held, deadline_exceeded and lost.
+//
+// Each call of Lock or TryLock has a span "hasp wait", unless it re-entered. With
+// [WithHoldSpans], each hold has a span "hasp hold". Both are children of the span in the
+// context of that call. The context of the lease stays as it is: spans made under the lease are
+// children of the caller's span. No span and no metric has the key, unless [WithKey] asks
+// for it.
+//
+// [OpenTelemetry]: https://opentelemetry.io
+package otelhasp
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/hasplock/hasp"
+)
+
+// scope is the name of the meter and of the tracer.
+const scope = "github.com/hasplock/hasp/otelhasp"
+
+// Names of attributes.
+const (
+	operationKey = attribute.Key("hasp.operation.name")
+	stateKey     = attribute.Key("hasp.client.lock.state")
+	keyKey       = attribute.Key("hasp.key")
+	triesKey     = attribute.Key("hasp.tries")
+	fenceKey     = attribute.Key("hasp.fence")
+	errorTypeKey = attribute.Key("error.type")
+)
+
+// Option changes what [Observe] records.
+type Option func(*config)
+
+type config struct {
+	meters    metric.MeterProvider
+	tracers   trace.TracerProvider
+	attrs     []attribute.KeyValue
+	key       func(string) string // nil without WithKey
+	holdSpans bool
+}
+
+// WithMeterProvider sets where metrics go. The default is the global provider. A provider
+// of package metric/noop switches metrics off.
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return func(c *config) { c.meters = p }
+}
+
+// WithTracerProvider sets where spans go. The default is the global provider. A provider
+// of package trace/noop switches spans off.
+func WithTracerProvider(p trace.TracerProvider) Option {
+	return func(c *config) { c.tracers = p }
+}
+
+// WithAttributes adds attrs to every metric and span. If a program has several Clients,
+// attributes such as the name of the strategy tell them apart.
+func WithAttributes(attrs ...attribute.KeyValue) Option {
+	return func(c *config) { c.attrs = append(c.attrs, attrs...) }
+}
+
+// WithKey adds the attribute hasp.key to every metric and span. Its value is what name
+// returns for the key as the caller gave it. If name returns "", the attribute is left
+// out.
+//
+// Each value makes a time series of each metric, which the provider keeps for as long as it
+// lives. So name should return few values: "invoices" for the key "invoices/2024-06". The
+// function is called at each event, from many goroutines.
+func WithKey(name func(key string) string) Option {
+	return func(c *config) { c.key = name }
+}
+
+// WithHoldSpans adds a span for each hold. It begins when the caller gets the key, and ends
+// when the hold has ended. Each failed renewal is an event of the span.
+func WithHoldSpans() Option {
+	return func(c *config) { c.holdSpans = true }
+}
+
+// Observe returns a function for hasp.Options.Observe that records metrics and spans. Then it
+// calls next with the same arguments, unless next is nil.
+//
+// Call Observe once for each Client. Errors of the provider go to the error handler of package
+// otel. The function makes no call to another process, unless the provider does.
+func Observe(next func(context.Context, hasp.Event), opts ...Option) func(context.Context, hasp.Event) {
+	return newObserver(next, opts).observe
+}
+
+// observer is what Observe has set up.
+type observer struct {
+	config
+	next    func(context.Context, hasp.Event) // nil if there is none
+	metrics metrics
+	spans   spans
+}
+
+func newObserver(next func(context.Context, hasp.Event), opts []Option) *observer {
+	o := &observer{next: next}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&o.config)
+		}
+	}
+	if o.meters == nil {
+		o.meters = otel.GetMeterProvider()
+	}
+	if o.tracers == nil {
+		o.tracers = otel.GetTracerProvider()
+	}
+	o.metrics.init(&o.config)
+	o.spans.init(&o.config)
+	return o
+}
+
+// observe records e.
+func (o *observer) observe(ctx context.Context, e hasp.Event) {
+	key := ""
+	if o.key != nil {
+		key = o.key(e.Key)
+	}
+	kind := errorType(e.Err)
+	o.metrics.record(ctx, e, kind, key)
+	o.spans.record(ctx, e, kind, key)
+	if o.next != nil {
+		o.next(ctx, e)
+	}
+}
+
+// attributes returns the attributes of all metrics and spans, with those of one of them.
+func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {
+	attrs := append(slices.Clone(c.attrs), more...)
+	if key != "" {
+		attrs = append(attrs, keyKey.String(key))
+	}
+	return attrs
+}
+
+// errorTypes are the values of error.type. An error that matches several of them has the
+// first one.
+var errorTypes = []struct {
+	err  error
+	name string
+}{
+	{hasp.ErrUnavailable, "unavailable"},
+	{hasp.ErrClosed, "closed"},
+	{hasp.ErrInvalid, "invalid"},
+	{errors.ErrUnsupported, "unsupported"},
+	{context.Canceled, "canceled"}, // before held: the caller gave up, and did not time out
+	{hasp.ErrHeld, "held"},
+	{context.DeadlineExceeded, "deadline_exceeded"},
+	{hasp.ErrLost, "lost"},
+}
+
+// otherError is the error.type of an error that has no name.
+const otherError = "_OTHER"
+
+// errorType returns the error.type of err, or "" if err is nil.
+func errorType(err error) string {
+	if err == nil {
+		return ""
+	}
+	for _, t := range errorTypes {
+		if errors.Is(err, t.err) {
+			return t.name
+		}
+	}
+	return otherError
+}

@@ -1,0 +1,85 @@
+package otelhasp
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/hasplock/hasp"
+)
+
+// spans makes the spans of one Observe.
+type spans struct {
+	config *config
+	tracer trace.Tracer
+	holds  sync.Map // spans of holds that have not ended, a trace.Span by Event.ID
+}
+
+func (s *spans) init(c *config) {
+	s.config = c
+	s.tracer = c.tracers.Tracer(scope)
+}
+
+// record makes, changes or ends the span of e, whose error has the type kind. The
+// contexts that Start returns are not used, because the lease's context is made without
+// them.
+func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
+	switch e.Kind {
+	case hasp.EventAcquired, hasp.EventRefused:
+		if e.Reentry {
+			return
+		}
+		s.waited(ctx, e, kind, key)
+		if s.config.holdSpans && e.Kind == hasp.EventAcquired {
+			s.begin(ctx, e, key)
+		}
+
+	case hasp.EventReleased, hasp.EventLost:
+		if span, ok := s.holds.LoadAndDelete(e.ID); ok {
+			end(span.(trace.Span), kind)
+		}
+
+	case hasp.EventRenewFailed:
+		if span, ok := s.holds.Load(e.ID); ok {
+			span.(trace.Span).AddEvent("renewal failed", trace.WithAttributes(errorTypeKey.String(kind)))
+		}
+	}
+}
+
+// waited makes the span of a wait that has ended. The wait is known from the event, so
+// nothing has to be kept while it lasts.
+func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
+	now := time.Now()
+	_, span := s.tracer.Start(ctx, "hasp wait", trace.WithTimestamp(now.Add(-e.Wait)),
+		trace.WithAttributes(s.config.attributes(key, operationKey.String(e.Op), triesKey.Int(e.Tries))...))
+	end(span, kind, trace.WithTimestamp(now))
+}
+
+// begin starts the span of a hold.
+func (s *spans) begin(ctx context.Context, e hasp.Event, key string) {
+	attrs := []attribute.KeyValue{operationKey.String(e.Op)}
+	if e.Fence != 0 {
+		attrs = append(attrs, fenceKey.Int64(int64(e.Fence)))
+	}
+	_, span := s.tracer.Start(ctx, "hasp hold", trace.WithAttributes(s.config.attributes(key, attrs...)...))
+	if span.IsRecording() {
+		s.holds.Store(e.ID, span)
+	}
+}
+
+// end ends span. The text of the error is left out, because it has the key.
+func end(span trace.Span, kind string, opts ...trace.SpanEndOption) {
+	if kind != "" {
+		span.SetAttributes(errorTypeKey.String(kind))
+	}
+	switch kind {
+	case "", "held", "canceled", "closed": // usual outcomes
+	default:
+		span.SetStatus(codes.Error, kind)
+	}
+	span.End(opts...)
+}

@@ -1,0 +1,181 @@
+package otelhasp_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/memlock"
+	"github.com/hasplock/hasp/otelhasp"
+)
+
+// newTracer returns a TracerProvider whose spans that have ended are in the exporter.
+func newTracer() (*sdktrace.TracerProvider, *tracetest.InMemoryExporter) {
+	spans := tracetest.NewInMemoryExporter()
+	return sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)), spans
+}
+
+// text returns a span in a line: its name, how long it took, its attributes, its status
+// and its events.
+func text(s tracetest.SpanStub) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %v", s.Name, s.EndTime.Sub(s.StartTime).Round(time.Millisecond))
+	for _, a := range s.Attributes {
+		fmt.Fprintf(&b, " %s=%s", a.Key, a.Value.String())
+	}
+	if s.Status.Code != codes.Unset {
+		fmt.Fprintf(&b, ", %s", s.Status.Code)
+	}
+	if len(s.Events) > 0 {
+		fmt.Fprintf(&b, ", %s %s", s.Events[0].Name, s.Events[0].Attributes[0].Value.String())
+	}
+	return b.String()
+}
+
+// The spans of a holder and of the caller that waits for it. Both are children of the span in
+// the context of Lock, also if Unlock gets another one.
+func TestSpans(t *testing.T) {
+	for _, holds := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			tracer, spans := newTracer()
+			opts := []otelhasp.Option{otelhasp.WithTracerProvider(tracer), otelhasp.WithMeterProvider(newMeter())}
+			if holds {
+				opts = append(opts, otelhasp.WithHoldSpans())
+			}
+			c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, opts...)})
+			defer c.Close()
+
+			first, parent := tracer.Tracer("test").Start(t.Context(), "parent")
+			l, err := c.Lock(first, "k", hasp.WithFence())
+			must(t, err)
+			second, other := tracer.Tracer("test").Start(t.Context(), "other")
+			go func() {
+				time.Sleep(5 * time.Second)
+				l.Unlock(second)
+			}()
+			_, err = c.TryLock(second, "k")
+			wantErr(t, err, hasp.ErrHeld)
+			next, err := c.Lock(second, "k")
+			must(t, err)
+			time.Sleep(time.Second)
+			must(t, next.Unlock(context.Background()))
+
+			var got []string
+			for _, s := range spans.GetSpans() {
+				of := "parent"
+				if s.Parent.SpanID() == other.SpanContext().SpanID() {
+					of = "other"
+				} else if s.Parent.SpanID() != parent.SpanContext().SpanID() {
+					t.Errorf("%s has another parent", s.Name)
+				}
+				if s.SpanKind != trace.SpanKindInternal || s.InstrumentationScope.Name != "github.com/hasplock/hasp/otelhasp" {
+					t.Errorf("%+v", s)
+				}
+				got = append(got, of+": "+text(s))
+			}
+			want := []string{
+				"parent: hasp wait 0s hasp.operation.name=lock hasp.tries=1",
+				"other: hasp wait 0s hasp.operation.name=trylock hasp.tries=0 error.type=held",
+				"parent: hasp hold 5s hasp.operation.name=lock hasp.fence=1",
+				"other: hasp wait 5s hasp.operation.name=lock hasp.tries=1",
+				"other: hasp hold 1s hasp.operation.name=lock",
+			}
+			if !holds {
+				want = slices.DeleteFunc(want, func(s string) bool { return strings.Contains(s, "hold") })
+			}
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+		})
+	}
+}
+
+// Ends other than by Unlock, and the key if it is asked for. A re-entry has no span.
+func TestSpansOfOtherEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tracer, spans := newTracer()
+		f := &flaky{Driver: memlock.New()}
+		c := hasp.New(f, &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
+			otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans(), otelhasp.WithKey(strings.ToUpper))})
+		_, err := c.Lock(t.Context(), "k", hasp.WithTTL(time.Millisecond))
+		wantErr(t, err, hasp.ErrInvalid)
+
+		l, err := c.Lock(t.Context(), "lost")
+		must(t, err)
+		inner, err := c.Lock(l.Context(), "lost")
+		must(t, err)
+		f.set(true)
+		<-l.Context().Done()
+		synctest.Wait()
+		f.set(false)
+		wantErr(t, inner.Unlock(t.Context()), hasp.ErrLost)
+
+		_, err = c.Lock(t.Context(), "left")
+		must(t, err)
+		c.Close()
+
+		var got []string
+		for _, s := range spans.GetSpans() {
+			line := text(s)
+			if s.Name == "hasp hold" {
+				line = strings.Join(slices.Delete(strings.Fields(line), 2, 3), " ") // without the time
+			}
+			if strings.Contains(s.Status.Description, "lost") && s.Status.Description != "lost" {
+				t.Errorf("the status has the text of the error, and with it the key: %q", s.Status.Description)
+			}
+			got = append(got, line)
+		}
+		want := []string{
+			"hasp wait 0s hasp.operation.name=lock hasp.tries=0 hasp.key=K error.type=invalid, Error",
+			"hasp wait 0s hasp.operation.name=lock hasp.tries=1 hasp.key=LOST",
+			"hasp hold hasp.operation.name=lock hasp.key=LOST error.type=lost, Error, renewal failed unavailable",
+			"hasp wait 0s hasp.operation.name=lock hasp.tries=1 hasp.key=LEFT",
+			"hasp hold hasp.operation.name=lock hasp.key=LEFT error.type=closed",
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	})
+}
+
+// The lease's context has the caller's span and no other one, and no span ends it.
+func TestLeaseContextStays(t *testing.T) {
+	tracer, _ := newTracer()
+	c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
+		otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans())})
+	defer c.Close()
+	ctx, parent := tracer.Tracer("test").Start(t.Context(), "parent")
+	l, err := c.Lock(ctx, "k")
+	must(t, err)
+	if got := trace.SpanFromContext(l.Context()); got != parent {
+		t.Errorf("the lease's context has the span %v, want the caller's", got)
+	}
+	parent.End()
+	must(t, l.Context().Err())
+	must(t, l.Unlock(t.Context()))
+}
+
+// A span that is not sampled is not kept, and locks work.
+func TestSpansThatAreNotSampled(t *testing.T) {
+	spans := tracetest.NewInMemoryExporter()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans), sdktrace.WithSampler(sdktrace.NeverSample()))
+	c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
+		otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans())})
+	defer c.Close()
+	must(t, hasp.Do(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }))
+	if n := len(spans.GetSpans()); n != 0 {
+		t.Errorf("%d spans", n)
+	}
+}

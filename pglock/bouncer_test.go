@@ -1,0 +1,93 @@
+//go:build unix
+
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/pglock"
+	"github.com/hasplock/hasp/pglock/internal/pgtest"
+)
+
+// The suite passes through a PgBouncer in transaction mode, which keeps no session of ours.
+func TestConformanceBouncer(t *testing.T) {
+	if !conformance.Child() {
+		pgtest.Need(t, "pgbouncer")
+	}
+	h, server := harness()
+	startServer := h.Store
+	h.Store = func(ctx context.Context) (string, func(), error) {
+		_, stopServer, err := startServer(ctx)
+		if err != nil {
+			return "", nil, err
+		}
+		b, err := server().StartBouncer(ctx)
+		if err != nil {
+			stopServer()
+			return "", nil, err
+		}
+		return b.Addr, func() { b.Remove(); stopServer() }, nil
+	}
+	// PgBouncer has its own errors and times during a restart, and it would end the server's
+	// connections on its own time after a Kick. TestBouncer has a restart behind it.
+	h.Stop, h.Start, h.Kick = nil, nil, nil
+	h.Cost.Waiting = 40 // callers poll
+	conformance.Run(t, h)
+}
+
+// A driver behind a PgBouncer listens to nothing and leaves nothing in the server's sessions.
+func TestBouncer(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	b := s.Bouncer(t)
+	ctx := t.Context()
+	d, err := open(ctx, b.Addr)
+	must(t, err)
+	c := hasp.New(d, nil)
+	defer c.Close()
+	direct := client(t, s.Addr, "", nil)
+
+	held, err := direct.Lock(ctx, "key")
+	must(t, err)
+	if _, err := c.Lock(ctx, "key", hasp.WithMaxWait(300*time.Millisecond)); !errors.Is(err, hasp.ErrHeld) {
+		t.Errorf("Lock of a held key: %v, want ErrHeld", err)
+	}
+	if pd := d.(*pglock.Driver); !pd.Polls() || pd.Listens() {
+		t.Errorf("behind a PgBouncer: polls %v, listens %v", pd.Polls(), pd.Listens())
+	}
+	got := make(chan error, 1)
+	go func() {
+		lease, err := c.Lock(ctx, "key")
+		if err == nil {
+			err = lease.Unlock(ctx)
+		}
+		got <- err
+	}()
+	time.Sleep(50 * time.Millisecond)
+	must(t, held.Unlock(ctx))
+	must(t, <-got)
+
+	// The sessions of the server are as PgBouncer made them.
+	left, err := s.Rows(ctx, `SELECT l.mode FROM pg_locks l WHERE l.locktype = 'advisory'`)
+	must(t, err)
+	prepared, err := pgRows(ctx, b, `SELECT name FROM pg_prepared_statements UNION ALL SELECT * FROM pg_listening_channels()
+		UNION ALL SELECT name FROM pg_settings WHERE source = 'session' AND name IN ('default_transaction_isolation', 'lock_timeout', 'synchronous_commit')`)
+	must(t, err)
+	if len(left)+len(prepared) > 0 {
+		t.Errorf("left in the sessions of the server: %q %q", left, prepared)
+	}
+
+	// It works again after the server behind it was restarted.
+	s.Stop(syscall.SIGINT)
+	must(t, s.Run(ctx))
+	until(t, "Lock after a restart behind PgBouncer", func() bool {
+		lease, err := c.Lock(ctx, "key")
+		return err == nil && lease.Unlock(ctx) == nil
+	})
+}

@@ -1,0 +1,76 @@
+//go:build unix
+
+package pglock_test
+
+import (
+	"context"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/pglock"
+	"github.com/hasplock/hasp/pglock/internal/pgtest"
+)
+
+// open opens a driver by URL.
+func open(ctx context.Context, addr string) (backend.Driver, error) {
+	c, err := hasp.ParseURL("pglock+postgres://postgres@" + addr + "/postgres?sslmode=disable&pool_size=8")
+	if err != nil {
+		return nil, err
+	}
+	return c.Driver(ctx)
+}
+
+// harness runs the suite on a server of its own.
+func harness() (h conformance.Harness, server func() *pgtest.Server) {
+	var s *pgtest.Server
+	return conformance.Harness{
+		Store: func(ctx context.Context) (string, func(), error) {
+			var err error
+			if s, err = pgtest.Start(ctx); err != nil {
+				return "", nil, err
+			}
+			return s.Addr, s.Remove, nil
+		},
+		Open: open,
+		Link: func(_ context.Context, store string) (*conformance.Link, error) { return conformance.TCP(store) },
+		// A crash may lose the last releases, whose holds then end with their terms. TestKilled has that.
+		Stop: func(context.Context, string) error { s.Stop(syscall.SIGINT); return nil },
+		Start: func(ctx context.Context, _ string, data bool) error {
+			if !data {
+				if err := s.Empty(); err != nil {
+					return err
+				}
+			}
+			return s.Run(ctx)
+		},
+		Kick:     func(ctx context.Context, _ string) error { return s.Kick(ctx) },
+		Commands: func(context.Context, string) (int64, error) { return pglock.Statements.Load(), nil },
+		Cost:     conformance.Cost{Renew: 0.1, Waiting: 4},
+		Entries: func(ctx context.Context, _ string) ([]string, error) {
+			return s.Rows(ctx, `SELECT encode(key, 'escape') || ' ' || concat_ws(' ', token, readers, expires) FROM hasp_locks
+				WHERE length(key) > 0 AND expires IS NOT NULL OR writer_until > clock_timestamp()`)
+		},
+		Sweep: func(ctx context.Context, store string) error {
+			d, err := open(ctx, store)
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			return d.(*pglock.Driver).Sweep(ctx, 0)
+		},
+	}, func() *pgtest.Server { return s }
+}
+
+func TestConformance(t *testing.T) {
+	if !conformance.Child() {
+		pgtest.Need(t)
+	}
+	h, _ := harness()
+	conformance.Run(t, h)
+}
+
+func TestMain(m *testing.M) { os.Exit(m.Run()) }

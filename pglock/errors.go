@@ -1,0 +1,126 @@
+package pglock
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// said is an error with another text.
+type said struct {
+	text string
+	err  error
+}
+
+func (s *said) Error() string { return s.text }
+func (s *said) Unwrap() error { return s.err }
+
+// oneLine returns err with a text of one line. An error about several hosts has more.
+func oneLine(err error) error {
+	if err == nil || !strings.ContainsAny(err.Error(), "\n\r") {
+		return err
+	}
+	return &said{strings.Join(strings.Fields(err.Error()), " "), err}
+}
+
+// badConfig returns the error of a URL or a parameter that pgx cannot use. The text of pgx
+// begins with the URL, between backquotes, so only what follows is shown, and only if it has
+// none of the secrets.
+func badConfig(err error, secrets ...string) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return fmt.Errorf("%w: %s %s: %w", backend.ErrInvalid, path.Op, path.Path, path.Err)
+	}
+
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	text = text[strings.LastIndex(text, "`")+1:]
+	for _, secret := range secrets {
+		if secret != "" && strings.Contains(text, secret) {
+			text = ""
+		}
+	}
+	return fmt.Errorf("%w: the address of the PostgreSQL or one of its parameters is wrong%s (want postgres://user:password@host:port/database)", backend.ErrInvalid, text)
+}
+
+// diagnose returns the error of opening a driver in one line, with what to do about it.
+func diagnose(err error) error {
+	if err == nil {
+		return nil
+	}
+	hint := hint(err)
+	var connect *pgconn.ConnectError
+	var reply *pgconn.PgError
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	switch {
+	case errors.As(err, &reply):
+		text = reply.Message
+	case errors.As(err, &connect):
+		text = strings.TrimPrefix(text, "failed to connect to ")
+	}
+	if hint != "" {
+		text += " (" + hint + ")"
+	}
+	return &said{"postgresql: " + text, err}
+}
+
+// hint returns what to do about the error of a connection, or "".
+func hint(err error) string {
+	switch c := code(err); {
+	case c == "28P01":
+		return "check user and password in the URL: postgres://user:password@host/database"
+	case c == "28000":
+		return "check the user in the URL, sslmode, and pg_hba.conf of the server"
+	case c == "3D000":
+		return "check the database in the URL, or create it: createdb"
+	case c == insufficientRights:
+		return "grant the user the right to connect, and the use of the schema"
+	case c == tooManyConnections:
+		return "the server has no connection left: lower pool_size, or raise max_connections"
+	case c == readOnlyTransaction:
+		return "this server is a replica; name all servers in the URL, or the address of the primary"
+	case c == "57P03":
+		return "the server is starting up or shutting down: try again"
+	case c != "":
+		return ""
+	}
+
+	var (
+		dns       *net.DNSError
+		authority x509.UnknownAuthorityError
+		name      x509.HostnameError
+		record    tls.RecordHeaderError
+	)
+	switch {
+	case errors.As(err, &authority):
+		return "name the file of its certificate authority: sslrootcert=/path/to/ca.pem"
+	case errors.As(err, &name):
+		return "name the host that the certificate is for"
+	case errors.As(err, &record):
+		return "does this server speak TLS? if not: sslmode=disable"
+	case strings.Contains(err.Error(), "server refused TLS"):
+		return "the server has no TLS: sslmode=disable, or switch on ssl in postgresql.conf"
+	case errors.As(err, &dns):
+		return "check the host in the URL"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "is PostgreSQL running there? check host and port"
+	case errors.Is(err, fs.ErrNotExist):
+		return "is PostgreSQL running, with this directory in unix_socket_directories?"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return "no answer: check host and port, and that no firewall is in between"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return "is that a PostgreSQL?"
+	}
+	return ""
+}

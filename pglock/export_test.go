@@ -1,0 +1,48 @@
+package pglock
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Statements is how many statements the drivers of this process have sent.
+var Statements atomic.Int64
+
+type counter struct{}
+
+func (counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	Statements.Add(1)
+	return ctx
+}
+
+func (counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func init() { tracer = counter{} }
+
+// Sweep deletes the rows of keys that were not used for age.
+func (d *Driver) Sweep(ctx context.Context, age time.Duration) error { return d.sweepAll(ctx, age) }
+
+// SweepInTurn is what a driver does from time to time.
+func (d *Driver) SweepInTurn(ctx context.Context) { d.sweepInTurn(ctx) }
+
+// Polls reports whether the driver has noticed a connection pooler.
+func (d *Driver) Polls() bool { return d.bouncer.Load() }
+
+// Listens reports whether the driver has a connection for messages.
+func (d *Driver) Listens() bool {
+	d.listener.mu.Lock()
+	defer d.listener.mu.Unlock()
+	return d.listener.running
+}
+
+// Channel is the channel of the driver's messages.
+func (d *Driver) Channel() string { return d.channel }
+
+// SQL returns the text of a statement for the table with the default name.
+func SQL(name string) string {
+	s := newStatements("public", DefaultTable)
+	return map[string]string{"take": s.take, "release": s.release}[name]
+}

@@ -1,0 +1,370 @@
+//go:build unix
+
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/pglock"
+	"github.com/hasplock/hasp/pglock/internal/pgtest"
+)
+
+// contend has each Client lock one key rounds times with a fence. It fails the test if two
+// have the key at once, if a fence is not larger than the one before, or if a call fails.
+func contend(t *testing.T, clients []*hasp.Client, rounds int) {
+	t.Helper()
+	var inside atomic.Int32
+	var mu sync.Mutex
+	var last uint64
+	var wg sync.WaitGroup
+	for _, c := range clients {
+		wg.Go(func() {
+			for range rounds {
+				lease, err := c.Lock(t.Context(), "contended", hasp.WithFence())
+				if err != nil {
+					t.Errorf("Lock: %v", err)
+					return
+				}
+				if n := inside.Add(1); n != 1 {
+					t.Errorf("%d holders at once", n)
+				}
+				mu.Lock()
+				if lease.Fence() <= last {
+					t.Errorf("fence %d after %d", lease.Fence(), last)
+				}
+				last = lease.Fence()
+				mu.Unlock()
+				inside.Add(-1)
+				if err := lease.Unlock(t.Context()); err != nil {
+					t.Errorf("Unlock: %v", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Fences grow although all rows are deleted all the time.
+func TestFencesGrowAfterSweeps(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	var clients []*hasp.Client
+	for range 64 {
+		clients = append(clients, client(t, s.Addr, "&pool_size=2", &hasp.Options{Timeout: 30 * time.Second}))
+	}
+	d, err := open(t.Context(), s.Addr)
+	must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	var sweeps sync.WaitGroup
+	sweeps.Go(func() {
+		defer d.Close()
+		for ctx.Err() == nil {
+			if err := d.(*pglock.Driver).Sweep(ctx, 0); err != nil && ctx.Err() == nil {
+				t.Errorf("sweep: %v", err)
+				return
+			}
+		}
+	})
+	contend(t, clients, 5)
+	stop()
+	sweeps.Wait()
+}
+
+// The sweep deletes what is old, more than one batch of it, and nothing else. One client
+// sweeps in a minute.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	ctx := t.Context()
+	c := client(t, s.Addr, "", nil)
+	held, err := c.Lock(ctx, "held")
+	must(t, err)
+	defer held.Unlock(ctx)
+	new, err := c.Lock(ctx, "new")
+	must(t, err)
+	must(t, new.Unlock(ctx))
+	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced)
+		SELECT ('old' || n)::bytea, now() - interval '2 h', CASE WHEN n % 2 = 0 THEN now() - interval '61 min' END, 1, true FROM generate_series(1, 2500) n`)
+	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced) VALUES ('recent', now() - interval '2 h', now() - interval '59 min', 1, true)`)
+
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	keys := func() []string {
+		rows, err := s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 ORDER BY key`)
+		must(t, err)
+		return rows
+	}
+	d.(*pglock.Driver).SweepInTurn(ctx)
+	if got := fmt.Sprint(keys()); got != "[held new recent]" {
+		t.Errorf("after the sweep: %s", got)
+	}
+	s.Must(t, `UPDATE hasp_locks SET since = now() - interval '2 h', expires = now() - interval '2 h' WHERE key = 'recent'`)
+	d.(*pglock.Driver).SweepInTurn(ctx)
+	if got := fmt.Sprint(keys()); got != "[held new recent]" {
+		t.Errorf("after a second sweep within the minute: %s", got)
+	}
+	for entry, err := range c.List(ctx, "") {
+		must(t, err)
+		if entry.Key != "held" {
+			t.Errorf("List yields %q", entry.Key)
+		}
+	}
+}
+
+// The isolation level that a database has by default does not matter, also over a pool whose
+// sessions are not the driver's own.
+func TestIsolation(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"repeatable read", "serializable"} {
+		t.Run(level, func(t *testing.T) {
+			s := pgtest.New(t, "default_transaction_isolation="+level)
+			var clients []*hasp.Client
+			for i := range 8 {
+				if i%2 == 0 {
+					clients = append(clients, client(t, s.Addr, "", nil))
+					continue
+				}
+				d, err := pglock.New(t.Context(), newPool(t, s.URL("postgres")), nil)
+				must(t, err)
+				c := hasp.New(d, nil)
+				t.Cleanup(func() { c.Close() })
+				clients = append(clients, c)
+			}
+			contend(t, clients, 20)
+		})
+	}
+}
+
+// Renewals in any order never deadlock.
+func TestRenewalsDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	ctx := t.Context()
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	cs := make([]backend.Claim, 256)
+	for i := range cs {
+		cs[i] = backend.Claim{Key: fmt.Sprint("k", i), Token: fmt.Sprint("t", i), TTL: time.Hour, Timeout: time.Minute, Shared: i%4 == 0}
+		_, err := d.Acquire(ctx, cs[i])
+		must(t, err)
+	}
+
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 15 {
+				var some []backend.Claim
+				for _, i := range rand.Perm(len(cs))[:64] {
+					some = append(some, cs[i])
+				}
+				d.Renew(ctx, some, func(i int, _ backend.Grant, err error) {
+					if err != nil {
+						t.Errorf("renewal of %s: %v", some[i].Key, err)
+					}
+				})
+			}
+		})
+	}
+	wg.Wait()
+	// The driver repeats what a deadlock has undone, so ask the server. It counts with delay.
+	time.Sleep(time.Second)
+	rows, err := s.Rows(ctx, `SELECT deadlocks::text FROM pg_stat_database WHERE datname = 'postgres'`)
+	must(t, err)
+	if len(rows) != 1 || rows[0] != "0" {
+		t.Errorf("deadlocks: %v", rows)
+	}
+}
+
+// What was confirmed before a crash of the server is there after it.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	ctx := t.Context()
+	a, b := client(t, s.Addr, "", &hasp.Options{TTL: time.Minute}), client(t, s.Addr, "", nil)
+	lease, err := a.Lock(ctx, "key", hasp.WithFence())
+	must(t, err)
+	s.Stop(syscall.SIGKILL)
+	if _, err := b.TryLock(ctx, "key"); !errors.Is(err, hasp.ErrUnavailable) {
+		t.Errorf("TryLock while the server is down: %v, want ErrUnavailable", err)
+	}
+	must(t, s.Run(ctx))
+
+	until(t, "an answer after the crash", func() bool {
+		_, err := b.TryLock(ctx, "key")
+		return errors.Is(err, hasp.ErrHeld)
+	})
+	must(t, lease.Extend(ctx, time.Minute))
+	waits := make(chan uint64, 1)
+	go func() {
+		if next, err := b.Lock(ctx, "key", hasp.WithFence()); err == nil {
+			waits <- next.Fence()
+		}
+		close(waits)
+	}()
+	time.Sleep(50 * time.Millisecond)
+	must(t, lease.Unlock(ctx))
+	if fence := <-waits; fence <= lease.Fence() {
+		t.Errorf("fence %d after %d and a crash", fence, lease.Fence())
+	}
+}
+
+// A failover to a replica that lags loses the newest locks: the key is granted again, with a
+// larger fence, and the first holder learns of the loss at its next renewal.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	r := s.Replica(t)
+	ctx := t.Context()
+	both := s.Addr + "," + r.Addr
+	a, b := client(t, both, "", &hasp.Options{TTL: 3 * time.Second}), client(t, both, "", nil)
+
+	old, err := a.Lock(ctx, "old", hasp.WithFence())
+	must(t, err)
+	until(t, "the replica has the first lock", func() bool {
+		rows, err := r.Rows(ctx, `SELECT token FROM hasp_locks WHERE key = 'old' AND token IS NOT NULL`)
+		return err == nil && len(rows) == 1
+	})
+	must(t, r.Signal("walreceiver", syscall.SIGSTOP))
+	lost, err := a.Lock(ctx, "lost", hasp.WithFence())
+	must(t, err)
+
+	s.Stop(syscall.SIGKILL)
+	must(t, r.Signal("walreceiver", syscall.SIGKILL))
+	until(t, "the replica is promoted", func() bool {
+		return r.Exec(ctx, "SELECT pg_promote()") == nil || r.Exec(ctx, "CREATE TEMP TABLE t ()") == nil
+	})
+
+	next, err := lockAgain(t, b, "lost")
+	must(t, err)
+	if next.Fence() <= lost.Fence() {
+		t.Errorf("fence %d after %d and a failover", next.Fence(), lost.Fence())
+	}
+	select {
+	case <-lost.Context().Done():
+	case <-time.After(time.Minute):
+		t.Error("the first holder did not learn of the loss")
+	}
+
+	// The lock that the replica had was renewed by the new primary, or has ended in time.
+	if old.Err() == nil {
+		if _, err := b.TryLock(ctx, "old"); !errors.Is(err, hasp.ErrHeld) {
+			t.Errorf("TryLock of a lock that the replica had: %v, want ErrHeld", err)
+		}
+	}
+}
+
+// lockAgain locks a key after an outage.
+func lockAgain(t *testing.T, c *hasp.Client, key string) (lease *hasp.Lease, err error) {
+	until(t, "Lock after the outage", func() bool {
+		lease, err = c.Lock(t.Context(), key, hasp.WithFence())
+		return err == nil
+	})
+	return lease, err
+}
+
+// When the server has no connection left, a Client goes on with those that it has.
+func TestConnectionLimit(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t, "max_connections=12", "superuser_reserved_connections=1")
+	s.Must(t, "CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app")
+	ctx := t.Context()
+	c, err := hasp.Open(ctx, "pglock+postgres://app@"+s.Addr+"/postgres?sslmode=disable", nil)
+	must(t, err)
+	defer c.Close()
+	for {
+		other, err := pgx.Connect(ctx, "postgres://app@"+s.Addr+"/postgres?sslmode=disable")
+		if err != nil {
+			break
+		}
+		defer other.Close(ctx)
+	}
+
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			lease, err := c.Lock(ctx, fmt.Sprint("key", i))
+			if err == nil {
+				err = lease.Unlock(ctx)
+			}
+			if err != nil {
+				t.Errorf("Lock without free connections: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+
+	_, err = hasp.Open(ctx, "pglock+postgres://app@"+s.Addr+"/postgres?sslmode=disable", nil)
+	clear(t, err, "max_connections")
+}
+
+// Timeouts of the server's configuration end statements and sessions. Clients go on.
+func TestServerTimeouts(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t, "statement_timeout=2s", "idle_in_transaction_session_timeout=200ms", "idle_session_timeout=300ms")
+	ctx := t.Context()
+	a, b := client(t, s.Addr, "", &hasp.Options{TTL: 2 * time.Second}), client(t, s.Addr, "", nil)
+	for range 2 {
+		lease, err := a.Lock(ctx, "key")
+		must(t, err)
+		got := make(chan error, 1)
+		go func() {
+			next, err := b.Lock(ctx, "key")
+			if err == nil {
+				err = next.Unlock(ctx)
+			}
+			got <- err
+		}()
+
+		// All idle sessions end meanwhile, also the one that listens.
+		select {
+		case err := <-got:
+			t.Fatalf("Lock of a held key: %v", err)
+		case <-time.After(2500 * time.Millisecond):
+		}
+		must(t, lease.Unlock(ctx))
+		must(t, <-got)
+	}
+}
+
+// A connection that listens exists only while callers wait.
+func TestListensOnlyWhileWaiting(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	ctx := t.Context()
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	pd := d.(*pglock.Driver)
+	c := hasp.New(d, nil)
+	defer c.Close()
+	lease, err := c.Lock(ctx, "key")
+	must(t, err)
+	if pd.Listens() {
+		t.Error("listens although nobody waits")
+	}
+	other := client(t, s.Addr, "", nil)
+	held, err := other.Lock(ctx, "held")
+	must(t, err)
+	if _, err := c.Lock(ctx, "held", hasp.WithMaxWait(200*time.Millisecond)); !errors.Is(err, hasp.ErrHeld) {
+		t.Error(err)
+	}
+	if !pd.Listens() {
+		t.Error("does not listen right after a wait")
+	}
+	until(t, "the end of listening", func() bool { return !pd.Listens() })
+	must(t, errors.Join(lease.Unlock(ctx), held.Unlock(ctx)))
+}

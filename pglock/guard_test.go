@@ -1,0 +1,219 @@
+//go:build unix
+
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/pglock"
+	"github.com/hasplock/hasp/pglock/internal/pgtest"
+)
+
+// guard is what a transaction runs before it writes. It returns a row if the fence is the
+// last one of its key, and then no later holder gets the key before the transaction ends.
+const guard = `SELECT FROM hasp_locks WHERE key = $1 AND fence = $2 AND expires > clock_timestamp() FOR KEY SHARE`
+
+var errSuperseded = errors.New("the lock is lost")
+
+// guarded runs write in a transaction that commits only if lease still has its lock.
+func guarded(ctx context.Context, db *pgxpool.Pool, lease *hasp.Lease, write func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, guard, []byte(lease.Key()), int64(lease.Fence()))
+		if err == nil && tag.RowsAffected() == 0 {
+			err = errSuperseded
+		}
+		if err != nil {
+			return err
+		}
+		return write(tx)
+	})
+}
+
+// newPool returns a pool that ends with the test.
+func newPool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	p, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// client opens a Client that ends with the test. Params begin with &.
+func client(t testing.TB, addr, params string, o *hasp.Options) *hasp.Client {
+	t.Helper()
+	c, err := hasp.Open(t.Context(), "pglock+postgres://postgres@"+addr+"/postgres?sslmode=disable"+params, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A holder that writes under a guard is safe however late it is: its successor waits for the
+// end of the transaction, and a holder whose successor has come writes nothing.
+func TestGuard(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	s.Must(t, "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL); INSERT INTO accounts VALUES (7, 100)")
+	ctx, db := t.Context(), newPool(t, s.URL("postgres"))
+	const term = 2 * time.Second
+	a := client(t, s.Addr, "", &hasp.Options{TTL: term})
+	b := client(t, s.Addr, "", nil)
+
+	lease, err := a.Lock(ctx, "account/7", hasp.WithFence())
+	must(t, err)
+	inside, finished, ended := make(chan bool), make(chan bool), make(chan error, 1)
+	finish := sync.OnceFunc(func() { close(finished) })
+	defer finish()
+	go func() {
+		ended <- guarded(ctx, db, lease, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "UPDATE accounts SET balance = 80 WHERE id = 7"); err != nil {
+				return err
+			}
+			close(inside)
+			<-finished
+			return nil
+		})
+	}()
+	<-inside
+
+	// The holder's renewals pass the guard.
+	must(t, lease.Extend(ctx, term))
+
+	// The hold is broken, and another caller wants the key. It waits for the transaction.
+	must(t, b.Break(ctx, "account/7"))
+	type result struct {
+		balance int
+		lease   *hasp.Lease
+		err     error
+	}
+	next := make(chan result, 1)
+	go func() {
+		var r result
+		if r.lease, r.err = b.Lock(ctx, "account/7", hasp.WithFence()); r.err == nil {
+			r.err = db.QueryRow(ctx, "SELECT balance FROM accounts WHERE id = 7").Scan(&r.balance)
+		}
+		next <- r
+	}()
+	select {
+	case r := <-next:
+		t.Fatalf("the successor got the key during the guarded transaction: %+v", r)
+	case <-time.After(2500 * time.Millisecond): // longer than an attempt waits for a row
+	}
+	if _, err := b.TryLock(ctx, "account/7"); !errors.Is(err, hasp.ErrHeld) {
+		t.Errorf("TryLock during the guarded transaction: %v, want ErrHeld", err)
+	}
+
+	finish()
+	must(t, <-ended)
+	r := <-next
+	must(t, r.err)
+	if r.balance != 80 {
+		t.Errorf("the successor read %d, want 80", r.balance)
+	}
+
+	// The old holder writes nothing any more.
+	late := guarded(ctx, db, lease, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "UPDATE accounts SET balance = 95 WHERE id = 7")
+		return err
+	})
+	if !errors.Is(late, errSuperseded) {
+		t.Errorf("a late guarded write: %v, want errSuperseded", late)
+	}
+	must(t, r.lease.Unlock(ctx))
+	_ = lease.Unlock(ctx)
+}
+
+// While guarded transactions of many keys keep successors waiting, leases are renewed and
+// released: attempts leave connections for them.
+func TestGuardsLeaveConnections(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	ctx, db := t.Context(), newPool(t, s.URL("postgres")+"&pool_max_conns=20")
+	a := client(t, s.Addr, "", nil)
+	b := client(t, s.Addr, "&pool_size=4", &hasp.Options{TTL: 3 * time.Second})
+
+	mine, err := b.Lock(ctx, "mine")
+	must(t, err)
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	for i := range 8 {
+		key := fmt.Sprint("guarded/", i)
+		lease, err := a.Lock(ctx, key, hasp.WithFence())
+		must(t, err)
+		tx, err := db.Begin(ctx)
+		must(t, err)
+		defer tx.Rollback(context.WithoutCancel(ctx))
+		tag, err := tx.Exec(ctx, guard, []byte(key), int64(lease.Fence()))
+		if err != nil || tag.RowsAffected() != 1 {
+			t.Fatal(tag, err)
+		}
+		must(t, a.Break(ctx, key))
+		go b.Lock(waiting, key)
+	}
+
+	// The lease outlives its term several times.
+	select {
+	case <-mine.Context().Done():
+		t.Errorf("a lease was not renewed: %v", context.Cause(mine.Context()))
+	case <-time.After(5 * time.Second):
+	}
+	must(t, mine.Unlock(ctx))
+}
+
+// A transaction that commits only while its lock is the newest. Exactly this is tested by
+// TestGuard.
+func Example_fence() {
+	var db *pgxpool.Pool // the database that has both the locks and the accounts
+	ctx := context.Background()
+	d, err := pglock.New(ctx, db, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	locks := hasp.New(d, nil)
+	defer locks.Close()
+
+	lease, err := locks.Lock(ctx, "account/7", hasp.WithFence())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lease.Unlock(ctx)
+
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		// With Options.Prefix, the prefix is a part of the key.
+		tag, err := tx.Exec(ctx, `SELECT FROM hasp_locks
+			WHERE key = $1 AND fence = $2 AND expires > clock_timestamp() FOR KEY SHARE`,
+			[]byte(lease.Key()), int64(lease.Fence()))
+		if err == nil && tag.RowsAffected() == 0 {
+			err = errors.New("the lock is lost")
+		}
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, "UPDATE accounts SET balance = balance - 20 WHERE id = 7")
+		return err
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+}

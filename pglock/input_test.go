@@ -1,0 +1,166 @@
+//go:build unix
+
+package pglock_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/pglock"
+	"github.com/hasplock/hasp/pglock/internal/pgtest"
+)
+
+const password = "s3cr3t-W0rd"
+
+// clear fails the test unless err is one clear line: it contains all texts and no password.
+func clear(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Error("no error")
+		return
+	}
+	t.Log(err)
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("the error does not contain %q: %v", text, err)
+		}
+	}
+	if strings.ContainsAny(err.Error(), "\n\r\t") || strings.Contains(err.Error(), password) || strings.Contains(err.Error(), "s3cr3t") {
+		t.Errorf("the error has several lines, or the password: %q", err)
+	}
+}
+
+func TestBadURLs(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ url, text string }{
+		{"pglock://host/db", "postgres://user"},
+		{"pglock+mysql://u:" + password + "@host/db", "postgres://user"},
+		{"pglock+postgres://u:" + password + "@host/db?sslmod=disable", `unknown parameter "sslmod"`},
+		{"pglock+postgres://u:" + password + "@host/db?statement_timeout=5", `unknown parameter "statement_timeout"`},
+		{"pglock+postgres://u:" + password + "@host/db?pool_max_conns=5", `unknown parameter "pool_max_conns"`},
+		{"pglock+postgres://u:" + password + "@host/db?pool_size=0", "from 1 to 1000"},
+		{"pglock+postgres://u:" + password + "@host/db?pool_size=many", "from 1 to 1000"},
+		{"pglock+postgres://u:" + password + "@host/db?sslmode=maybe", "sslmode"},
+		{"pglock+postgres://u:" + password + "@host/db?sslrootcert=/no/such/file&sslmode=verify-full", "/no/such/file"},
+		{"pglock+postgres://u:" + password + "@host/db?target_session_attrs=some", "target_session_attrs"},
+		{"pglock+postgres://u:" + password + "@host/db?table=" + strings.Repeat("x", 64), "63 bytes"},
+		{"pglock+postgres://u:" + password + "@host:port/db", "port"},
+		{"pglock+postgres://u:" + password + "@@host/db", "%40"},
+		{"pglock+postgres://u:" + password + "%zz@host/db", "percent-encoded"},
+	} {
+		_, err := hasp.Open(t.Context(), tt.url, nil)
+		clear(t, err, tt.text)
+		if !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", tt.url, err)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	l.Close()
+	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+l.Addr().String()+"/db", nil)
+	clear(t, err, "is PostgreSQL running there?")
+	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+l.Addr().String()+","+l.Addr().String()+"/db", nil)
+	clear(t, err, "is PostgreSQL running there?")
+
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer silent.Close()
+	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+silent.Addr().String()+"/db", &hasp.Options{Timeout: 500 * time.Millisecond})
+	clear(t, err, "no answer")
+}
+
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	s.Must(t, "CREATE ROLE app LOGIN PASSWORD '"+password+"'")
+	s.Must(t, "CREATE ROLE guest LOGIN PASSWORD '"+password+"'")
+	s.Must(t, "CREATE SCHEMA locks")
+	s.Must(t, "CREATE TABLE customers (id int)")
+	hba := "host all postgres all trust\nhost all app,guest all scram-sha-256\nhostssl all other all scram-sha-256\n"
+	must(t, os.WriteFile(s.File("pg_hba.conf"), []byte(hba), 0o600))
+	s.Must(t, "SELECT pg_reload_conf()")
+	ctx := t.Context()
+	open := func(user, password, rest string) (*hasp.Client, error) {
+		return hasp.Open(ctx, "pglock+postgres://"+user+":"+password+"@"+s.Addr+"/"+rest, nil)
+	}
+	fails := func(user, password, rest string, texts ...string) {
+		t.Helper()
+		c, err := open(user, password, rest)
+		if err == nil {
+			c.Close()
+		}
+		clear(t, err, texts...)
+	}
+
+	until(t, "the server asks for passwords", func() bool {
+		c, err := open("app", password+"x", "postgres")
+		if err == nil {
+			c.Close()
+		}
+		return err != nil && strings.Contains(err.Error(), "password")
+	})
+	fails("app", password+"x", "postgres", "password authentication failed", "check user and password")
+	fails("app", password, "nowhere", `database "nowhere" does not exist`, "createdb")
+	fails("other", password, "postgres?sslmode=disable", "pg_hba.conf")
+	fails("app", password, "postgres?sslmode=require", "sslmode=disable")
+	fails("postgres", "", "postgres?table=customers", "is not a table of hasp's locks", "parameter table")
+	fails("postgres", "", "postgres?schema=elsewhere", `no schema "elsewhere"`)
+
+	// The DDL of the error is what someone else can run. Then the user can use the table.
+	_, err := open("app", password, "postgres?schema=locks")
+	clear(t, err, "may not create the table", "have someone run: CREATE TABLE", "GRANT SELECT")
+	_, ddl, _ := strings.Cut(err.Error(), "have someone run: ")
+	ddl, _, _ = strings.Cut(ddl, " (ERROR")
+	s.Must(t, ddl)
+	s.Must(t, "GRANT USAGE ON SCHEMA locks TO guest")
+	c, err := open("app", password, "postgres?schema=locks")
+	must(t, err)
+	defer c.Close()
+	lease, err := c.Lock(ctx, "key")
+	must(t, err)
+	must(t, lease.Unlock(ctx))
+	fails("guest", password, "postgres?schema=locks", "may not use the table", "GRANT SELECT, INSERT, UPDATE, DELETE")
+
+	// Keys have a limit.
+	_, err = c.Lock(ctx, strings.Repeat("k", 3<<19))
+	clear(t, err, "2000", "hash")
+	if !errors.Is(err, hasp.ErrInvalid) {
+		t.Errorf("a key of 1.5 MB: %v, want ErrInvalid", err)
+	}
+	lease, err = c.Lock(ctx, strings.Repeat("k", pglock.MaxKey))
+	must(t, err)
+	must(t, lease.Unlock(ctx))
+
+	// Tables apart have locks apart. Names are taken literally.
+	other, err := hasp.Open(ctx, "pglock+postgres://postgres@"+s.Addr+`/postgres?schema=locks&table=My%20"Locks"`, nil)
+	must(t, err)
+	defer other.Close()
+	for _, c := range []*hasp.Client{c, other} {
+		lease, err := c.TryLock(ctx, "key")
+		must(t, err)
+		defer lease.Unlock(ctx)
+	}
+	c.Close()
+	if _, err := c.Lock(context.Background(), "key"); !errors.Is(err, hasp.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// A replica cannot grant locks.
+func TestReplica(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	r := s.Replica(t)
+	_, err := hasp.Open(t.Context(), "pglock+postgres://postgres@"+r.Addr+"/postgres?sslmode=disable", nil)
+	clear(t, err, "replica", "primary")
+}

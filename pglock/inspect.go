@@ -1,0 +1,122 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// scanEntry reads a row of inspect or of list.
+func scanEntry(rows pgx.Rows) (backend.Entry, error) {
+	var (
+		key, owner  []byte
+		held        bool
+		since       time.Time
+		left, fence int64
+		readers     [][]byte
+	)
+	if err := rows.Scan(&key, &held, &owner, &since, &left, &fence, &readers); err != nil {
+		return backend.Entry{}, err
+	}
+
+	s := backend.Status{Held: held, Fence: uint64(fence)}
+	if held {
+		s.TTL = time.Duration(left) * time.Microsecond
+		if readers == nil {
+			s.Owner, s.Since = string(owner), since
+		}
+		for _, r := range readers {
+			s.Shared = append(s.Shared, string(r))
+		}
+	}
+	return backend.Entry{Key: string(key), Status: s}, nil
+}
+
+// Inspect returns the holder of key. The waiters are not recorded. Every hold raises the fence,
+// but the Fence is zero if the last hold did not ask for one.
+func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	if err := checkKey(key); err != nil {
+		return backend.Status{}, err
+	}
+	var e backend.Entry
+	err := d.query(ctx, d.sql.inspect, func(rows pgx.Rows) (err error) {
+		e, err = scanEntry(rows)
+		return err
+	}, []byte(key))
+	if errors.Is(err, errNoRow) {
+		err = nil // nobody has held the key lately
+	}
+	return e.Status, err
+}
+
+// Break ends every hold of key, and wakes the callers that wait for it.
+func (d *Driver) Break(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	err := d.exec(ctx, d.sql.breakKey, []byte(key), d.channel, message(key), lockTimeout(ctx, maxBlocked))
+	if errors.Is(err, errNoRow) {
+		return nil
+	}
+	return err
+}
+
+// List returns the keys that are held. Each statement looks at 1,000 rows.
+func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		for after, end := []byte(nil), afterPrefix(prefix); ; {
+			page, last, err := d.page(ctx, []byte(prefix), after, end, timeout)
+			for _, e := range page {
+				if e.Held && !yield(e, nil) {
+					return
+				}
+			}
+			switch {
+			case ctx.Err() != nil:
+				yield(backend.Entry{}, ctx.Err())
+				return
+			case err != nil:
+				yield(backend.Entry{}, err)
+				return
+			case last == nil:
+				return
+			}
+			after = last
+		}
+	}
+}
+
+// page returns the held ones of the next rows, and the last key, or nil if there is no row.
+func (d *Driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err = d.query(within, d.sql.list, func(rows pgx.Rows) error {
+		e, err := scanEntry(rows)
+		page, last = append(page, e), []byte(e.Key)
+		return err
+	}, prefix, after, end)
+	if errors.Is(err, errNoRow) {
+		return nil, nil, nil
+	}
+	return page, last, err
+}
+
+// afterPrefix returns the first key after those that begin with prefix, or nil if there is
+// none.
+func afterPrefix(prefix string) []byte {
+	b := []byte(prefix)
+	for len(b) > 0 {
+		last := len(b) - 1
+		if b[last] < 0xff {
+			b[last]++
+			return b
+		}
+		b = b[:last]
+	}
+	return nil
+}

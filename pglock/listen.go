@@ -1,0 +1,200 @@
+package pglock
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Times of the listener.
+const (
+	checkListening = 3 * time.Second // without a message for so long, the connection is checked
+	listenAgain    = time.Second     // after a failure
+	lingers        = 5 * time.Second // the connection stays open for so long without waiters
+)
+
+// message returns what a release of key sends. Another key with the same message only makes
+// its waiters look once too often.
+func message(key string) string {
+	h := fnv.New64a()
+	h.Write([]byte(key))
+	return fmt.Sprintf("%x", h.Sum64())
+}
+
+// listener is the connection by which a driver learns of releases. It exists only while
+// callers wait, because each NOTIFY costs every session that listens some time.
+type listener struct {
+	d *Driver
+
+	mu      sync.Mutex                        // guards all below
+	waits   map[string]map[chan struct{}]bool // by message
+	last    time.Time                         // when a wait began or ended
+	running bool
+	deaf    bool // the last attempt to listen failed, so waiters poll
+}
+
+// add registers a wait for key. The channel receives when a release of the key may have been
+// sent, and when releases may have been missed. The caller calls remove.
+func (l *listener) add(key string) (wake chan struct{}, remove func()) {
+	m := message(key)
+	wake = make(chan struct{}, 1)
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waits[m] == nil {
+		l.waits[m] = map[chan struct{}]bool{}
+	}
+	l.waits[m][wake] = true
+	l.last = time.Now()
+	if !l.running && !l.d.bouncer.Load() && l.d.closing.Err() == nil {
+		l.running, l.deaf = true, false
+		l.d.wg.Go(l.run)
+	}
+
+	return wake, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.waits[m], wake)
+		if len(l.waits[m]) == 0 {
+			delete(l.waits, m)
+		}
+		l.last = time.Now()
+	}
+}
+
+// hears reports whether releases wake the waiters, or soon will.
+func (l *listener) hears() bool {
+	if l.d.bouncer.Load() {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.deaf
+}
+
+// wakeLocked wakes the waits for a message.
+func (l *listener) wakeLocked(m string) {
+	for wake := range l.waits[m] {
+		select {
+		case wake <- struct{}{}:
+		default: // the next attempt begins after this release as well
+		}
+	}
+}
+
+func (l *listener) wake(m string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wakeLocked(m)
+}
+
+// set notes whether the driver listens now, and wakes all waits. Releases may have been
+// missed until now, and waits that heard nothing must begin to poll.
+func (l *listener) set(deaf bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deaf = deaf
+	for m := range l.waits {
+		l.wakeLocked(m)
+	}
+}
+
+// unused reports whether nobody has waited for some time. If so, the run must end.
+func (l *listener) unused() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waits) > 0 || time.Since(l.last) < lingers {
+		return false
+	}
+	l.running = false // a wait that begins from now on starts another run
+	return true
+}
+
+// run listens until nobody waits any more, or the driver is closed.
+func (l *listener) run() {
+	ctx := l.d.closing
+	for {
+		failed := l.session(ctx)
+		if ctx.Err() != nil || l.unused() {
+			return
+		}
+		if !failed {
+			continue // a wait has just begun
+		}
+		l.set(true)
+
+		select {
+		case <-time.After(listenAgain):
+		case <-ctx.Done():
+			return
+		}
+		if l.unused() {
+			return
+		}
+	}
+}
+
+// session connects and listens until nobody waits any more, ctx ends, or the connection
+// fails.
+func (l *listener) session(ctx context.Context) (failed bool) {
+	c, err := l.d.connect(ctx)
+	if err != nil {
+		return true
+	}
+	defer func() {
+		bye, cancel := context.WithTimeout(context.Background(), closeGrace/2)
+		defer cancel()
+		c.Close(bye)
+	}()
+
+	if _, err := c.Exec(ctx, "LISTEN "+l.d.channel, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return true
+	}
+	l.set(false)
+	for {
+		within, cancel := context.WithTimeout(ctx, checkListening)
+		n, err := c.WaitForNotification(within)
+		quiet := within.Err() != nil
+		cancel()
+		switch {
+		case err == nil:
+			l.wake(n.Payload)
+		case ctx.Err() != nil || !quiet:
+			return true
+		case l.idle():
+			return false
+		default:
+			// The connection may be half open. The waits look once a second meanwhile.
+			within, cancel := context.WithTimeout(ctx, checkListening)
+			err := c.Ping(within)
+			cancel()
+			if err != nil {
+				return true
+			}
+		}
+	}
+}
+
+// idle reports whether nobody has waited for some time.
+func (l *listener) idle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.waits) == 0 && time.Since(l.last) >= lingers
+}
+
+// connect makes a connection beside the pool, with the pool's settings.
+func (d *Driver) connect(ctx context.Context) (*pgx.Conn, error) {
+	cfg := d.pool.Config()
+	within, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	if cfg.BeforeConnect != nil {
+		if err := cfg.BeforeConnect(within, cfg.ConnConfig); err != nil {
+			return nil, err
+		}
+	}
+	return pgx.ConnectConfig(within, cfg.ConnConfig)
+}

@@ -1,0 +1,137 @@
+package pglock
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+func init() { hasp.Register("pglock", open) }
+
+// Defaults of connections.
+const (
+	defaultPoolSize = 10
+	maxPoolSize     = 1000
+	connectTimeout  = 10 * time.Second
+)
+
+// ownParams are hasp's parameters, and libpqParams are those that PostgreSQL documents.
+var (
+	ownParams   = []string{"schema", "table", "pool_size"}
+	libpqParams = []string{
+		"host", "port", "dbname", "user", "password", "passfile", "service", "servicefile",
+		"connect_timeout", "application_name", "target_session_attrs",
+		"sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslsni", "sslnegotiation", "channel_binding",
+	}
+)
+
+// tracer counts statements in tests.
+var tracer pgx.QueryTracer
+
+// open is the Opener of this strategy.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	if err := c.Check(slices.Concat(ownParams, libpqParams)...); err != nil {
+		return nil, err
+	}
+	o := Options{Schema: c.Params["schema"], Table: c.Params["table"]}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	cfg, err := parse(c)
+	if err != nil {
+		return nil, err
+	}
+
+	dl := newDialer(cfg.ConnConfig)
+	cfg.ConnConfig.Tracer = tracer
+	cfg.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) { return isQuiet(conn.PgConn().Conn()), nil }
+	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // PrepareConn needs no round trip
+	var d *Driver
+	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
+		withoutCancels(cc, func() bool { return d.bouncer.Load() })
+		return nil
+	}
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return d.notice(ctx, conn, true) }
+	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
+	if err != nil {
+		return nil, diagnose(err)
+	}
+	d = newDriver(pool, dl, o)
+	if err := d.setUp(ctx); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// parse makes the settings of the pool. It accepts no parameter that is not in the lists, so
+// that no misspelt one is taken for a setting of the server.
+func parse(c hasp.Config) (*pgxpool.Config, error) {
+	const want = "want postgres://user:password@host:port/database"
+	if len(c.Nodes) != 1 {
+		return nil, fmt.Errorf("%w: pglock takes one node, got %d: %s", backend.ErrInvalid, len(c.Nodes), want)
+	}
+	scheme, place, ok := strings.Cut(c.Nodes[0], "://")
+	if !ok || scheme != "postgres" && scheme != "postgresql" {
+		return nil, fmt.Errorf("%w: the node is no address of a PostgreSQL: %s", backend.ErrInvalid, want)
+	}
+	// The errors below do not repeat the URL, which may contain a password.
+	if strings.ContainsAny(place, "?#") {
+		return nil, fmt.Errorf("%w: the node has a question mark or a number sign: put parameters into params, and in a password write %%3F or %%23", backend.ErrInvalid)
+	}
+	if strings.Count(place, "@") > 1 {
+		return nil, fmt.Errorf("%w: the node has several @: in a password write %%40", backend.ErrInvalid)
+	}
+
+	size, err := poolSize(c.Params["pool_size"])
+	if err != nil {
+		return nil, err
+	}
+	query := url.Values{}
+	for name, value := range maps.All(c.Params) {
+		if slices.Contains(libpqParams, name) {
+			query.Set(name, value)
+		}
+	}
+	hosts := c.Params["host"]
+	if hosts == "" {
+		hosts, _, _ = strings.Cut(place[strings.LastIndex(place, "@")+1:], "/")
+	}
+	if strings.Contains(hosts, ",") && !query.Has("target_session_attrs") {
+		query.Set("target_session_attrs", "read-write")
+	}
+
+	cfg, err := pgxpool.ParseConfig("postgres://" + place + "?" + query.Encode())
+	if err != nil {
+		user, _, _ := strings.Cut(place, "@")
+		_, password, _ := strings.Cut(user, ":")
+		return nil, badConfig(err, password, c.Params["password"], c.Params["sslpassword"])
+	}
+	cfg.MaxConns = int32(size)
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	return cfg, nil
+}
+
+func poolSize(s string) (int, error) {
+	if s == "" {
+		return defaultPoolSize, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 || n > maxPoolSize {
+		return 0, fmt.Errorf("%w: parameter pool_size=%q: want a number from 1 to %d", backend.ErrInvalid, s, maxPoolSize)
+	}
+	return n, nil
+}

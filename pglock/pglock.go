@@ -1,0 +1,356 @@
+// Package pglock implements locks on a PostgreSQL database. A service that has a
+// PostgreSQL needs no other server for its locks.
+//
+// # Guarantees
+//
+// A key has one holder at a time, as long as the PostgreSQL keeps what it has confirmed and
+// its clock does not step by more than backend.Drift. A lock and its renewals are on the
+// server's disk before they are confirmed. So holds survive a restart, and a crash. A
+// failover to a replica that lags may lose the newest locks: see docs/pglock.md. Fences grow
+// also then, if the clocks of both servers agree. Waiters get the key in no particular
+// order.
+//
+// A fence can be checked in the transaction of the write that it guards:
+//
+//	SELECT FROM hasp_locks WHERE key = $1 AND fence = $2 AND expires > clock_timestamp()
+//	FOR KEY SHARE
+//
+// If this returns a row, no later holder gets the key before the transaction has ended. That
+// makes the write safe, however long it takes. The holder's renewals go on meanwhile. See the
+// example.
+//
+// # Cost
+//
+// It takes one statement to lock a free key, one to find that a key is held, one to renew up
+// to 256 leases of a Client, and one to unlock. A caller that waits uses LISTEN: the release
+// wakes it by NOTIFY. It looks once a second as well, and when the holder's term ends. A
+// Client makes one more connection while its callers wait. A shared lease rewrites the row of
+// its key, with all shared leases of the key. So a key should have tens of them, not thousands.
+//
+// # URL
+//
+//	pglock+postgres://user:password@host:port/database
+//	pglock+postgres://user:password@host1:port,host2:port/database
+//
+// or postgresql in place of postgres, with these parameters of hasp:
+//
+//	schema     the schema of the table (default: the first in the search path)
+//	table      the name of the table (default hasp_locks)
+//	pool_size  the most connections for statements, from 1 to 1000 (default 10)
+//
+// and these of libpq, as PostgreSQL documents them:
+//
+//	host, port, dbname, user, password, passfile, service, servicefile, connect_timeout,
+//	application_name, target_session_attrs, sslmode, sslrootcert, sslcert, sslkey, sslpassword,
+//	sslsni, sslnegotiation, channel_binding
+//
+// If there are several hosts, target_session_attrs is read-write unless it is given, so that
+// the primary is found after a failover.
+//
+// A PgBouncer in between is noticed. Then nothing is prepared, and waiters poll, because
+// LISTEN does not work through it.
+//
+// # Table
+//
+// A row is a key. The first Client creates the table, if it may. If not, the error has the
+// statement for someone who may. A key is deleted when it was not used for an hour. Keys have
+// up to 2,000 bytes.
+//
+// PostgreSQL 13 or later.
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// DefaultTable is the name of the table, unless Options.Table is set.
+const DefaultTable = "hasp_locks"
+
+// MaxKey is the longest key in bytes. A longer one is backend.ErrInvalid. PostgreSQL
+// has no index on longer values.
+const MaxKey = 2000
+
+// Options are the settings of a [Driver]. Nil and the zero value mean the defaults.
+type Options struct {
+	// Schema and Table name the table of the locks. All clients that share locks must use
+	// the same. They are taken literally: case counts. The default of Schema is the schema
+	// in the search path that has the table, or else the first schema of the search path.
+	Schema, Table string
+}
+
+// Driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
+type Driver struct {
+	pool    *pgxpool.Pool
+	dialer  *dialer // of the driver's own pool; nil if the caller passed the pool
+	options Options // as they were passed
+	sql     *statements
+	channel string      // of the messages of releases
+	bouncer atomic.Bool // sessions are not the driver's own, so nothing may be left in them
+
+	// takes bounds the attempts under way. They may wait for a row that another
+	// transaction has locked. Renewals and releases then still get a connection.
+	takes chan struct{}
+
+	listener listener
+	sweeper  sweeper
+
+	closing context.Context // ends when Close begins
+	stop    context.CancelFunc
+	wg      sync.WaitGroup // of the driver's goroutines
+}
+
+var (
+	_ backend.Waiter    = (*Driver)(nil)
+	_ backend.Inspector = (*Driver)(nil)
+	_ backend.Lister    = (*Driver)(nil)
+)
+
+// New returns a Driver over pool. It calls the database to find the table, and creates the
+// table if there is none. If the database cannot be used, the error says what to do; it has
+// no password. The pool remains the caller's: Close does not close it. While callers wait,
+// the Driver makes one more connection with the settings of the pool. New panics if pool is
+// nil.
+func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
+	if pool == nil {
+		panic("pglock: New: pool is nil")
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	d := newDriver(pool, nil, *o)
+	if err := d.setUp(ctx); err != nil {
+		d.stop()
+		return nil, err
+	}
+	return d, nil
+}
+
+func newDriver(pool *pgxpool.Pool, dl *dialer, o Options) *Driver {
+	size := int(pool.Config().MaxConns)
+	d := &Driver{pool: pool, dialer: dl, options: o, takes: make(chan struct{}, max(size-max(size/8, 1), 1))}
+	d.closing, d.stop = context.WithCancel(context.Background())
+	d.listener.d = d
+	d.listener.waits = map[string]map[chan struct{}]bool{}
+	return d
+}
+
+// Traits reports that the driver excludes all clients of the same table, draws fences, and
+// obeys KeepUntil and Shared. Its calls end promptly.
+func (d *Driver) Traits() backend.Traits {
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: backend.EndsPromptly}
+}
+
+// closeGrace is how long Close waits for the server, which may not answer.
+const closeGrace = time.Second
+
+// Close closes the driver's connections: all that it has opened, and none of a pool that was
+// passed to New.
+func (d *Driver) Close() error {
+	d.stop()
+	if d.dialer == nil {
+		d.wg.Wait()
+		return nil
+	}
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.pool.Close()
+		d.wg.Wait()
+	}()
+
+	// Connections say goodbye, unless their server does not answer.
+	timer := time.NewTimer(closeGrace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+	d.dialer.close()
+	<-done
+	return nil
+}
+
+// Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a
+// caller waits for their end.
+func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	g, _, err := d.take(ctx, c)
+	return g, err
+}
+
+// refusal is what a refused attempt has learnt besides its HeldError.
+type refusal struct {
+	marked  bool // the next release wakes those who wait, and it will for another second
+	blocked bool // another transaction has locked the row
+}
+
+// maxBlocked is how long an attempt waits for a row that another transaction has locked, such
+// as one that guards a write of the last holder. The attempt keeps a connection meanwhile.
+const maxBlocked = time.Second
+
+// take makes one attempt.
+func (d *Driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
+	if err := checkKey(c.Key); err != nil {
+		return backend.Grant{}, refusal{}, err
+	}
+	select {
+	case d.takes <- struct{}{}:
+		defer func() { <-d.takes }()
+	case <-ctx.Done():
+		return backend.Grant{}, refusal{}, ctx.Err()
+	}
+
+	sql := d.sql.take
+	if c.Shared {
+		sql = d.sql.join
+	}
+	var (
+		fence, left    *int64
+		owner          []byte
+		shared, marked bool
+	)
+	err := d.query(ctx, sql, func(rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
+		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockTimeout(ctx, maxBlocked))
+
+	switch {
+	case errors.Is(err, errNoRow):
+		// The key was free when the statement began. Another caller has taken it since.
+		return backend.Grant{}, refusal{}, backend.ErrHeld
+	case isLockTimeout(err):
+		return backend.Grant{}, refusal{blocked: true}, d.blocked(ctx, c, err)
+	case isConflict(err):
+		return backend.Grant{}, refusal{}, backend.ErrHeld // see query
+	case err != nil:
+		return backend.Grant{}, refusal{}, err
+	case fence == nil:
+		held := &backend.HeldError{Owner: string(owner), Shared: shared}
+		if left != nil {
+			held.RetryAfter = max(time.Duration(*left)*time.Microsecond, 0)
+		}
+		return backend.Grant{}, refusal{marked: marked}, held
+	}
+
+	d.sweeper.taken(d)
+	if !c.Fenced {
+		return backend.Grant{}, refusal{}, nil
+	}
+	return backend.Grant{Fence: uint64(*fence)}, refusal{}, nil
+}
+
+// blocked returns the error of an attempt that has waited too long for a lock of PostgreSQL.
+// If the row can be read, another transaction has locked only the row, so the key is held.
+// Otherwise the whole table is locked, which is an outage. Nothing was changed in either case.
+func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) error {
+	s, lookErr := d.Inspect(ctx, c.Key)
+	switch {
+	case lookErr != nil:
+		return err
+	case !s.Held:
+		return &backend.HeldError{}
+	}
+	return &backend.HeldError{RetryAfter: s.TTL, Owner: s.Owner, Shared: s.Shared != nil}
+}
+
+// Renew raises the term of each hold to at least its claim's TTL, all in one statement, and
+// all shared ones in another.
+func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+	var exclusive, shared []int
+	for i, c := range cs {
+		if c.Shared {
+			shared = append(shared, i)
+		} else {
+			exclusive = append(exclusive, i)
+		}
+	}
+	d.renew(ctx, d.sql.renew, cs, exclusive, done)
+	d.renew(ctx, d.sql.renewShared, cs, shared, done)
+}
+
+// renew renews the claims of cs with these indexes.
+func (d *Driver) renew(ctx context.Context, sql string, cs []backend.Claim, which []int, done func(i int, g backend.Grant, err error)) {
+	if len(which) == 0 {
+		return
+	}
+	keys, tokens, ttls := make([][]byte, len(which)), make([]string, len(which)), make([]int64, len(which))
+	for n, i := range which {
+		keys[n], tokens[n], ttls[n] = []byte(cs[i].Key), cs[i].Token, micros(cs[i].TTL)
+	}
+
+	renewed := make([]bool, len(which))
+	err := d.query(ctx, sql, func(rows pgx.Rows) error {
+		var n int64
+		if err := rows.Scan(&n); err != nil {
+			return err
+		}
+		renewed[n-1] = true
+		return nil
+	}, keys, tokens, ttls, lockTimeout(ctx, maxBlocked))
+
+	for n, i := range which {
+		switch {
+		case err != nil && !errors.Is(err, errNoRow):
+			done(i, backend.Grant{}, err)
+		case !renewed[n]:
+			done(i, backend.Grant{}, backend.ErrLost)
+		default:
+			done(i, backend.Grant{}, nil)
+		}
+	}
+}
+
+// Release frees c.Key and wakes the callers that wait for it. With c.KeepUntil it leaves the
+// key taken until then. A release of a shared hold leaves the others.
+func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
+	if checkKey(c.Key) != nil {
+		return backend.ErrLost
+	}
+	key, message, wait := []byte(c.Key), message(c.Key), lockTimeout(ctx, c.Timeout)
+
+	var err error
+	rest := time.Until(c.KeepUntil)
+	switch {
+	case c.Shared:
+		err = d.exec(ctx, d.sql.leave, key, c.Token, d.channel, message, wait)
+	case !c.KeepUntil.IsZero() && rest > 0:
+		err = d.exec(ctx, d.sql.keep, key, c.Token, micros(rest), d.channel, message, wait)
+	default:
+		err = d.exec(ctx, d.sql.release, key, c.Token, d.channel, message, wait)
+	}
+	if !errors.Is(err, errNoRow) {
+		return err
+	}
+
+	// The token may belong to a caller that has waited, and that keeps readers out.
+	if !c.Shared {
+		if err := d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait); err != nil && !errors.Is(err, errNoRow) {
+			return err
+		}
+	}
+	return backend.ErrLost
+}
+
+// checkKey returns ErrInvalid if key is too long.
+func checkKey(key string) error {
+	if len(key) > MaxKey {
+		return fmt.Errorf("%w: the key has %d bytes; pglock takes up to %d: use a hash of it", backend.ErrInvalid, len(key), MaxKey)
+	}
+	return nil
+}
+
+// micros returns d in microseconds, rounded up.
+func micros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
+}

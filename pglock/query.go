@@ -1,0 +1,157 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// errNoRow says that a statement returned no row.
+var errNoRow = errors.New("pglock: no row")
+
+// Codes of PostgreSQL's errors.
+const (
+	serializationFailure = "40001"
+	deadlockDetected     = "40P01"
+	lockNotAvailable     = "55P03"
+	undefinedTable       = "42P01"
+	readOnlyTransaction  = "25006"
+	duplicateObject      = "42P07"
+	uniqueViolation      = "23505"
+	insufficientRights   = "42501"
+	tooManyConnections   = "53300"
+)
+
+// code returns the code of a PostgreSQL error, or "".
+func code(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		return pe.Code
+	}
+	return ""
+}
+
+func isLockTimeout(err error) bool { return code(err) == lockNotAvailable }
+
+// isConflict reports whether PostgreSQL has undone a statement because of another one.
+func isConflict(err error) bool {
+	c := code(err)
+	return c == serializationFailure || c == deadlockDetected
+}
+
+// maxConflicts is how often a statement is repeated after a conflict. In each conflict
+// another statement got through.
+const maxConflicts = 10
+
+// query runs a statement and calls scan for each row. Without a row the error is errNoRow.
+//
+// query repeats a statement that PostgreSQL has undone, so that it has changed nothing:
+// because of a conflict, which happens if the default isolation level is above read
+// committed, or because the table is missing. No other error is repeated: the statement may
+// have been carried out.
+func (d *Driver) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+	for conflicts, made := 0, false; ; {
+		err := d.queryOnce(ctx, sql, scan, args)
+		switch {
+		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
+			conflicts++
+		case code(err) == undefinedTable && !made && ctx.Err() == nil:
+			// The database has lost its data, or is another one.
+			made = true
+			if d.makeTable(ctx) != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// exec is query for a statement whose values do not matter.
+func (d *Driver) exec(ctx context.Context, sql string, args ...any) error {
+	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
+}
+
+func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) error, args []any) error {
+	c, err := d.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if c.Conn().IsClosed() {
+			// The call has failed. The library still asks the server to cancel the statement,
+			// which may take long. Without Hijack that would keep a place in the pool.
+			c.Hijack()
+			return
+		}
+		c.Release()
+	}()
+
+	if d.bouncer.Load() {
+		args = append([]any{pgx.QueryExecModeExec}, args...)
+	}
+	rows, err := c.Conn().Query(ctx, sql, args...)
+	if err != nil {
+		return d.failed(c.Conn(), err)
+	}
+	defer rows.Close()
+	n := 0
+	for ; rows.Next(); n++ {
+		if err := scan(rows); err != nil {
+			return err
+		}
+	}
+	rows.Close() // the statement has ended, and rows.Err is its outcome
+	switch err := rows.Err(); {
+	case err != nil:
+		return d.failed(c.Conn(), err)
+	case n == 0:
+		return errNoRow
+	}
+	return nil
+}
+
+// acquire returns a connection of the pool.
+func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	for {
+		c, err := d.pool.Acquire(ctx)
+		if code(err) != tooManyConnections || d.pool.Stat().TotalConns() == 0 {
+			return c, oneLine(err)
+		}
+
+		// The server grants no further connection. One of those that there are will be idle.
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, oneLine(err)
+		}
+	}
+}
+
+// failed returns the error of a statement.
+func (d *Driver) failed(c *pgx.Conn, err error) error {
+	if code(err) == readOnlyTransaction {
+		// The server was the primary, and is a replica now. The next connection may reach
+		// the new primary.
+		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+		defer cancel()
+		c.Close(ctx)
+		return fmt.Errorf("%w (this server is a replica; name all servers in the URL, or the address of the primary)", err)
+	}
+	return oneLine(err)
+}
+
+// lockTimeout is how long a statement may wait for a lock of PostgreSQL: at most as long as
+// its caller waits for the statement. Otherwise it could be carried out much later.
+func lockTimeout(ctx context.Context, most time.Duration) string {
+	if end, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(end))
+	}
+	return strconv.FormatInt(max(most.Milliseconds(), 1), 10)
+}

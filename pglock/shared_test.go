@@ -1,0 +1,55 @@
+//go:build unix
+
+package pglock_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/pglock/internal/pgtest"
+)
+
+// A shared hold whose renewal arrives just before its end is either lost, or keeps the key for
+// its whole term. The many other holds make the statement slow, so that the end may come while
+// it runs.
+func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
+	t.Parallel()
+	s, ctx := pgtest.New(t), t.Context()
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	renewed := 0
+	for n := range 60 {
+		s.Must(t, `INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
+			SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '4 s')),
+				now(), clock_timestamp() + interval '5 s', 1, true
+			FROM generate_series(1, 300) i
+			ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`)
+		c := backend.Claim{Key: "k", Token: fmt.Sprint("reader", n), TTL: backend.MinTTL, Timeout: 5 * time.Second, Shared: true}
+		_, err := d.Acquire(ctx, c)
+		must(t, err)
+		var end int64
+		rows, err := s.Rows(ctx, `SELECT (extract(epoch FROM (readers -> '`+c.Token+`' ->> 'end')::timestamptz) * 1000000)::bigint::text FROM hasp_locks WHERE key = 'k'`)
+		must(t, err)
+		if len(rows) == 0 {
+			continue // this machine was too slow
+		}
+		fmt.Sscan(rows[0], &end)
+		time.Sleep(time.Until(time.UnixMicro(end)) - time.Duration(300+n%24*100)*time.Microsecond)
+
+		c.TTL = 20 * time.Second
+		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+		if err != nil {
+			continue
+		}
+		renewed++
+		rows, err = s.Rows(ctx, `SELECT ((readers -> '`+c.Token+`' ->> 'end')::timestamptz > expires)::text FROM hasp_locks WHERE key = 'k'`)
+		must(t, err)
+		if len(rows) != 1 || rows[0] != "false" {
+			t.Fatalf("round %d: a hold that was renewed ends after its key: %v", n, rows)
+		}
+	}
+	t.Logf("%d of 60 renewals came in time", renewed)
+}

@@ -1,0 +1,20 @@
+-- list reports on the held ones of the next 1,000 keys.
+-- $1 prefix, $2 the last key of the page before or NULL, $3 the first key after the prefix or NULL
+-- Returns a row as inspect does for each key that is held, and for the last of the 1,000, from
+-- which the next call continues.
+WITH page AS MATERIALIZED (
+    -- A key is never empty. The row of the empty key belongs to the sweep.
+    SELECT * FROM {table}
+    WHERE key >= $1::bytea AND key > coalesce($2::bytea, '') AND ($3::bytea IS NULL OR key < $3::bytea)
+    ORDER BY key LIMIT 1000
+)
+SELECT key, coalesce(expires > clock_timestamp(), false), owner, since,
+    CASE WHEN expires > clock_timestamp()
+        THEN (extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint ELSE 0 END,
+    CASE WHEN fenced THEN fence ELSE 0 END,
+    CASE WHEN readers IS NULL THEN NULL ELSE ARRAY(
+        SELECT decode(r.value ->> 'owner', 'hex') FROM jsonb_each(readers) r
+        WHERE (r.value ->> 'end')::timestamptz > clock_timestamp() LIMIT 1000) END
+FROM page
+WHERE expires > clock_timestamp() OR key = (SELECT key FROM page ORDER BY key DESC LIMIT 1)
+ORDER BY key

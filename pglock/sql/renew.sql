@@ -1,0 +1,17 @@
+-- renew prolongs any number of holds that are not shared.
+-- $1 keys, $2 tokens, $3 terms in µs, $4 lock_timeout
+-- Returns the position of each claim that was renewed, from 1 on.
+WITH setting AS MATERIALIZED (
+    SELECT set_config('lock_timeout', $4, true)
+), locked AS MATERIALIZED (
+    -- The rows are locked in one order, so that renewals of several callers never
+    -- deadlock. FOR NO KEY UPDATE passes a row that is locked FOR KEY SHARE.
+    SELECT l.key FROM setting, {table} l WHERE l.key = ANY($1::bytea[])
+    ORDER BY l.key FOR NO KEY UPDATE OF l
+)
+UPDATE {table} l
+SET expires = greatest(l.expires, clock_timestamp() + c.ttl * interval '1 us')
+FROM locked, unnest($1::bytea[], $2::text[], $3::bigint[]) WITH ORDINALITY AS c (key, token, ttl, n)
+-- If the row has changed since the statement began, this is checked again on its last version.
+WHERE l.key = locked.key AND c.key = l.key AND l.token = c.token AND l.expires > clock_timestamp()
+RETURNING c.n

@@ -1,0 +1,51 @@
+package pglock
+
+import (
+	"embed"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+//go:embed sql/*.sql
+var files embed.FS
+
+// statements are the texts of the files in sql, for one table.
+type statements struct {
+	table, take, join, mark, renew, renewShared, release, keep, leave, unmark, breakKey, inspect, list, sweep string
+}
+
+// newStatements returns the statements for a table. An empty schema leaves it to the search
+// path.
+func newStatements(schema, table string) *statements {
+	name := pgx.Identifier{table}.Sanitize()
+	if schema != "" {
+		name = pgx.Identifier{schema, table}.Sanitize()
+	}
+	text := func(file string) string {
+		b, err := files.ReadFile("sql/" + file + ".sql")
+		if err != nil {
+			panic(err) // the file is missing in the package
+		}
+		return strings.ReplaceAll(withoutComments(string(b)), "{table}", name)
+	}
+	return &statements{
+		table: text("table"), take: text("take"), join: text("join"), mark: text("mark"),
+		renew: text("renew"), renewShared: text("renewshared"),
+		release: text("release"), keep: text("keep"), leave: text("leave"), unmark: text("unmark"),
+		breakKey: text("break"), inspect: text("inspect"), list: text("list"), sweep: text("sweep"),
+	}
+}
+
+// withoutComments removes the comments, so that they are not sent. No string in the files
+// contains two dashes.
+func withoutComments(sql string) string {
+	var b strings.Builder
+	for line := range strings.Lines(sql) {
+		if code, _, _ := strings.Cut(line, "--"); strings.TrimSpace(code) != "" {
+			b.WriteString(strings.TrimRight(code, " \n"))
+			b.WriteByte('\n')
+		}
+	}
+	return strings.TrimSpace(b.String())
+}

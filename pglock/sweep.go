@@ -1,0 +1,70 @@
+package pglock
+
+import (
+	"context"
+	"crypto/rand"
+	mathrand "math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Times and numbers of the sweep.
+const (
+	sweepAge   = time.Hour   // a key that was not used for so long is deleted; keeps fences growing if the clock is set back by less
+	sweepEvery = time.Minute // of all clients together, at most
+	sweepOneIn = 1000        // grants, on average, lead to an attempt to sweep
+	sweepBatch = 1000        // rows in one statement; see sweep.sql
+	sweepCall  = 10 * time.Second
+)
+
+// sweeper deletes the rows of keys that nobody uses. The number of grants decides when, so
+// that programs that live for a second also do their part.
+type sweeper struct {
+	busy atomic.Bool
+	next atomic.Int64 // UnixNano; before then this driver does not try
+}
+
+// taken is called after each grant.
+func (s *sweeper) taken(d *Driver) {
+	if mathrand.N(sweepOneIn) != 0 || time.Now().UnixNano() < s.next.Load() || d.closing.Err() != nil {
+		return
+	}
+	if s.busy.CompareAndSwap(false, true) {
+		s.next.Store(time.Now().Add(sweepEvery).UnixNano())
+		d.wg.Go(func() {
+			defer s.busy.Store(false)
+			d.sweepInTurn(d.closing)
+		})
+	}
+}
+
+// sweepInTurn sweeps unless a client has swept within the last minute. The clients agree on
+// that by a lock on the empty key, which no caller can have. Its term ends by itself.
+func (d *Driver) sweepInTurn(ctx context.Context) {
+	turn := backend.Claim{Token: rand.Text(), TTL: sweepEvery, Timeout: sweepCall}
+	within, cancel := context.WithTimeout(ctx, sweepCall)
+	defer cancel()
+	if _, err := d.Acquire(within, turn); err == nil {
+		_ = d.sweepAll(ctx, sweepAge) // a later sweep deletes what this one has not
+	}
+}
+
+// sweepAll deletes the rows of all keys that were not used for age.
+func (d *Driver) sweepAll(ctx context.Context, age time.Duration) error {
+	for n := int64(sweepBatch); n == sweepBatch; {
+		within, cancel := context.WithTimeout(ctx, sweepCall)
+		err := d.query(within, d.sql.sweep, func(rows pgx.Rows) error {
+			var mode *string
+			return rows.Scan(&n, &mode)
+		}, micros(age))
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

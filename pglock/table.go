@@ -1,0 +1,186 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// minVersion is the oldest PostgreSQL, as server_version_num has it.
+const minVersion = 130000
+
+// columns are the columns of the table, with their types.
+var columns = []string{
+	"expires timestamp with time zone", "fence bigint", "fenced boolean", "key bytea", "owner bytea",
+	"readers jsonb", "since timestamp with time zone", "token text", "wanted timestamp with time zone",
+	"writer text", "writer_until timestamp with time zone",
+}
+
+// found is what the database says about the table.
+type found struct {
+	version  int
+	user     string
+	database string
+	current  string   // the first schema of the search path; empty if there is none
+	schema   string   // of the table; empty if there is no table
+	columns  []string // of the table
+	primary  bool     // its key is the primary key
+	rights   bool     // this user may use it
+}
+
+const find = `SELECT current_setting('server_version_num')::int, current_user::text, current_database()::text,
+	coalesce(current_schema(), '')::text, coalesce(n.nspname, '')::text,
+	ARRAY(SELECT a.attname || ' ' || format_type(a.atttypid, NULL) FROM pg_attribute a
+		WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attname COLLATE "C"),
+	EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ALL (i.indkey)
+		WHERE i.indrelid = c.oid AND i.indisprimary AND a.attname = 'key'),
+	coalesce(has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AND
+		has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE'), false)
+FROM (SELECT to_regclass($1) AS oid) t
+	LEFT JOIN pg_class c ON c.oid = t.oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace`
+
+// check returns ErrInvalid if a name is impossible.
+func (o *Options) check() error {
+	for what, name := range map[string]string{"schema": o.Schema, "table": o.Table} {
+		if len(name) > 63 || strings.Contains(name, "\x00") {
+			return fmt.Errorf("%w: %s %q: PostgreSQL takes names of up to 63 bytes", backend.ErrInvalid, what, name)
+		}
+	}
+	if o.Table == "" {
+		o.Table = DefaultTable
+	}
+	return nil
+}
+
+// setUp finds the table, or creates it. Then the driver is ready.
+func (d *Driver) setUp(ctx context.Context) error {
+	c, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return diagnose(err)
+	}
+	defer c.Release()
+	if err := d.notice(ctx, c.Conn(), false); err != nil {
+		return diagnose(err)
+	}
+
+	f, err := d.find(ctx, c.Conn())
+	if err == nil && f.schema == "" {
+		if err = d.create(ctx, c.Conn(), f); err == nil {
+			f, err = d.find(ctx, c.Conn())
+		}
+	}
+	if err != nil {
+		return err
+	}
+
+	if err := f.check(d.options.Table); err != nil {
+		return err
+	}
+	d.sql = newStatements(f.schema, d.options.Table)
+	h := fnv.New64a()
+	h.Write([]byte(f.schema + "\x00" + d.options.Table))
+	d.channel = fmt.Sprintf("hasp_%x", h.Sum64())
+	return nil
+}
+
+// find looks for the table.
+func (d *Driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
+	name := pgx.Identifier{d.options.Table}
+	if d.options.Schema != "" {
+		name = pgx.Identifier{d.options.Schema, d.options.Table}
+	}
+	err = c.QueryRow(ctx, find, pgx.QueryExecModeExec, name.Sanitize()).Scan(
+		&f.version, &f.user, &f.database, &f.current, &f.schema, &f.columns, &f.primary, &f.rights)
+	if f.version > 0 && f.version < minVersion {
+		return f, fmt.Errorf("%w: this server is PostgreSQL %d.%d: pglock needs version 13 or later", backend.ErrInvalid, f.version/10000, f.version%10000)
+	}
+	if code(err) == insufficientRights {
+		// PostgreSQL does not say whether the table exists in a schema that may not be used.
+		return f, noRights(err, c.Config().User, d.options.Schema, d.options.Table)
+	}
+	return f, diagnose(err)
+}
+
+// noRights returns the error of a user who may not create the table. It has all that someone
+// else may have to run.
+func noRights(err error, user, schema, table string) error {
+	ddl := strings.Join(strings.Fields(newStatements(schema, table).table), " ")
+	s, t, u := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{schema, table}.Sanitize(), pgx.Identifier{user}.Sanitize()
+	return fmt.Errorf("user %s may not create the table of the locks in schema %s; have someone run: "+
+		"%s; GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s (%w)",
+		user, schema, ddl, s, u, t, u, err)
+}
+
+// create creates the table. It is no error if another client has just done so.
+func (d *Driver) create(ctx context.Context, c *pgx.Conn, f found) error {
+	schema := d.options.Schema
+	if schema == "" {
+		schema = f.current
+	}
+	if schema == "" {
+		return fmt.Errorf("%w: the search path of user %s has no schema: name one with the parameter schema", backend.ErrInvalid, f.user)
+	}
+
+	ddl := newStatements(schema, d.options.Table).table
+	_, err := c.Exec(ctx, ddl, pgx.QueryExecModeExec)
+	switch code(err) {
+	case duplicateObject, uniqueViolation:
+		return nil
+	case insufficientRights:
+		return noRights(err, f.user, schema, d.options.Table)
+	case "3F000":
+		return fmt.Errorf("%w: there is no schema %q in database %s: create it, or check the parameter schema", backend.ErrInvalid, schema, f.database)
+	}
+	return diagnose(err)
+}
+
+// makeTable creates the table again after it has vanished. The driver keeps its statements.
+func (d *Driver) makeTable(ctx context.Context) error {
+	return d.exec1(ctx, d.sql.table)
+}
+
+// exec1 runs a statement that returns nothing, once.
+func (d *Driver) exec1(ctx context.Context, sql string) error {
+	err := d.queryOnce(ctx, sql, func(pgx.Rows) error { return nil }, nil)
+	if errors.Is(err, errNoRow) || code(err) == duplicateObject || code(err) == uniqueViolation {
+		return nil
+	}
+	return err
+}
+
+// check returns an error if the table is not one of hasp, or may not be used.
+func (f found) check(table string) error {
+	name := pgx.Identifier{f.schema, table}.Sanitize()
+	switch {
+	case f.schema == "":
+		return fmt.Errorf("the table %q vanished after its creation: try again", table)
+	case !slices.Equal(f.columns, columns) || !f.primary:
+		return fmt.Errorf("%w: the table %s is not a table of hasp's locks: name another one with the parameter table", backend.ErrInvalid, name)
+	case !f.rights:
+		return fmt.Errorf("user %s may not use the table %s; have its owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s",
+			f.user, name, name, pgx.Identifier{f.user}.Sanitize())
+	}
+	return nil
+}
+
+// notice finds out whether a connection pooler is in between: the server process is not the
+// one that the connection began with. If own is set, the session is the driver's own unless
+// there is a pooler, and gets the isolation level that has no conflicts.
+func (d *Driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
+	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
+		THEN set_config('default_transaction_isolation', 'read committed', false) END`
+	var pooled bool
+	var level *string
+	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &level)
+	if err == nil {
+		d.bouncer.Store(pooled)
+	}
+	return err
+}

@@ -1,0 +1,492 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// A sorted set that is not a shared record is held, and stays as it is.
+func TestAForeignSortedSetIsHeld(t *testing.T) {
+	for name, store := range map[string]func(v *redistest.VirtualServer){
+		"without an end": func(v *redistest.VirtualServer) { v.Mini.ZAdd("k", 1, "token#me") },
+		"other members":  func(v *redistest.VirtualServer) { v.Mini.ZAdd("k", 1, "a b"); v.Mini.SetTTL("k", time.Hour) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			try(t, 3, nil, func(t *testing.T, tr trial) {
+				for _, v := range tr.vs {
+					store(v)
+				}
+				for _, c := range []backend.Claim{aReader("k"), aClaim("k")} {
+					if _, err := tr.d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
+						t.Errorf("acquire: %v", err)
+					}
+					if err := renewOne(tr.d, c, time.Second); !errors.Is(err, backend.ErrLost) {
+						t.Errorf("renewal: %v", err)
+					}
+					if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
+						t.Errorf("release: %v", err)
+					}
+				}
+				for i, v := range tr.vs {
+					if m, err := v.Mini.ZMembers("k"); err != nil || len(m) != 1 {
+						t.Errorf("node %d has %q, %v", i, m, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A late vote for a reader is removed, and leaves other readers.
+func TestAReadersLateVoteIsRemoved(t *testing.T) {
+	for _, fenced := range []bool{false, true} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			other := tr.direct(t, nil)
+			w := aReader("w")
+			w.Fenced = fenced
+			tr.warm(t, tr.d, w)
+			stays := aReader("k")
+			tr.acquire(t, other, stays)
+			synctest.Wait()
+			// Nodes 0 and 1 are held by a program that is not hasp.
+			for _, v := range tr.vs[:2] {
+				v.Mini.Del("k")
+				elsewhere(t, v, "k")
+			}
+			for range 10 {
+				tr.vs[2].Proxy.Delay(300 * time.Millisecond)
+				c := aReader("k")
+				c.Fenced = fenced
+				if _, err := tr.d.Acquire(t.Context(), c); err == nil {
+					t.Error("granted")
+				}
+				tr.vs[2].Proxy.Delay(0)
+				time.Sleep(3 * time.Second / 10)
+			}
+			time.Sleep(3 * time.Second)
+			if m, err := tr.vs[2].Mini.ZMembers("k"); err != nil || !slices.Equal(m, []string{stays.Token + "#" + stays.Owner}) {
+				t.Errorf("node 2 has %q, %v", m, err)
+			}
+		})
+	}
+}
+
+// Readers need a quorum only.
+func TestReadersWithANodeDown(t *testing.T) {
+	for down := range 3 {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			tr.vs[down].Proxy.Down()
+			other := drives(t, tr.vs.Clients(), nil)
+			one, two, writer := aReader("k"), aReader("k"), aClaim("k")
+			tr.acquire(t, tr.d, one)
+			tr.acquire(t, other, two)
+			_, err := other.Acquire(t.Context(), writer)
+			refusedBy(t, "writer", err, true)
+			if err := renewOne(tr.d, one, time.Second); err != nil {
+				t.Error(err)
+			}
+			tr.release(t, tr.d, one)
+			tr.release(t, other, two)
+			synctest.Wait()
+			tr.acquire(t, tr.d, writer)
+			_, err = other.Acquire(t.Context(), one)
+			refusedBy(t, "reader", err, false)
+			tr.release(t, tr.d, writer)
+		})
+	}
+}
+
+// The release of the last reader wakes the writer that waits, and the writer's release
+// wakes all readers.
+func TestTheLastReaderWakesAWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 3, 8)
+		one, two := c.claim(), c.claim()
+		one.Shared, two.Shared = true, true
+		take(t, c.drivers[0], one)
+		take(t, c.drivers[1], two)
+		var wg sync.WaitGroup
+		var at time.Time
+		writer := c.claim()
+		wg.Go(func() {
+			if _, err := c.drivers[2].Wait(t.Context(), writer); err != nil {
+				t.Error(err)
+			}
+			at = time.Now()
+		})
+		time.Sleep(5 * time.Second)
+		if err := c.drivers[0].Release(t.Context(), one); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(5 * time.Second)
+		if !at.IsZero() {
+			t.Error("the writer has the key beside a reader")
+		}
+		began := time.Now()
+		if err := c.drivers[1].Release(t.Context(), two); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		t.Logf("writer after %v", at.Sub(began))
+		if at.Sub(began) > 20*time.Millisecond {
+			t.Errorf("writer after %v", at.Sub(began))
+		}
+		for i := 3; i < 8; i++ {
+			wg.Go(func() {
+				r := c.claim()
+				r.Shared = true
+				if _, err := c.drivers[i].Wait(t.Context(), r); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(5 * time.Second)
+		began = time.Now()
+		if err := c.drivers[2].Release(t.Context(), writer); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		t.Logf("readers after %v", time.Since(began))
+		if time.Since(began) > 20*time.Millisecond {
+			t.Errorf("readers after %v", time.Since(began))
+		}
+	})
+}
+
+// flow makes readers come on each driver until stop.
+func (c *crowd) flow(first, last int, hold time.Duration, waits bool) (stop func() []int) {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	var wg sync.WaitGroup
+	got := make([]int, last)
+	for i := first; i < last; i++ {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				r := c.claim()
+				r.Shared, r.TTL = true, 2*time.Second
+				var err error
+				if waits {
+					_, err = c.drivers[i].Wait(ctx, r)
+				} else {
+					_, err = c.drivers[i].Acquire(ctx, r)
+				}
+				if err != nil {
+					time.Sleep(time.Duration(1+rand.IntN(5)) * time.Millisecond)
+					continue
+				}
+				got[i]++
+				time.Sleep(hold/2 + rand.N(hold))
+				_ = c.drivers[i].Release(context.Background(), r)
+			}
+		})
+	}
+	return func() []int { cancel(); wg.Wait(); return got }
+}
+
+// A leftover of a reader, on any node, keeps a writer from the key no longer than without
+// it, although readers keep coming.
+func TestAReadersLeftover(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		for on := -1; on < 3; on++ {
+			t.Run(fmt.Sprint("on ", on, " waits ", waits), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := newCrowd(t, 3, 7)
+					if on >= 0 {
+						v := c.vs[on]
+						v.Mini.ZAdd("k", float64(time.Now().Add(60*time.Second).UnixMilli()), "leftover#dead")
+						v.Mini.SetTTL("k", 60*time.Second)
+					}
+					stop := c.flow(1, 7, 40*time.Millisecond, waits)
+					time.Sleep(200 * time.Millisecond)
+					longest := time.Duration(0)
+					for range 2 {
+						w := c.claim()
+						ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+						began := time.Now()
+						_, err := c.drivers[0].Wait(ctx, w)
+						cancel()
+						longest = max(longest, time.Since(began))
+						if err != nil {
+							t.Errorf("writer: %v after %v", err, time.Since(began))
+							break
+						}
+						if err := c.drivers[0].Release(t.Context(), w); err != nil {
+							t.Error(err)
+						}
+						time.Sleep(100 * time.Millisecond)
+					}
+					t.Logf("longest %v, readers %v", longest, stop())
+					if longest > 2*time.Second {
+						t.Errorf("a writer waited for %v", longest)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A reader that waits asks all nodes at each look, and a writer asks one of them. So readers
+// keep the nodes busier, but by no more than that.
+func TestWaitingReadersCost(t *testing.T) {
+	cost := func(shared bool) (n int64) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCrowd(t, 3, 40)
+			w := c.claim()
+			take(t, c.drivers[0], w)
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for i := 1; i < 40; i++ {
+				wg.Go(func() {
+					r := c.claim()
+					r.Shared = shared
+					_, _ = c.drivers[i].Wait(ctx, r)
+				})
+			}
+			time.Sleep(2 * time.Second)
+			before := c.commands()
+			time.Sleep(5 * time.Second)
+			n = c.commands() - before
+			cancel()
+			wg.Wait()
+		})
+		return n
+	}
+	alone, shared := cost(false), cost(true)
+	t.Logf("in 5 s, 39 writers send %d commands, and 39 readers %d", alone, shared)
+	if shared > 3*alone {
+		t.Errorf("39 readers send %d commands, 39 writers %d", shared, alone)
+	}
+}
+
+// Inspect lists all members of a quorum, although one of them is missing on a node.
+func TestInspectListsAllReaders(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		one, two := aReader("k"), aReader("k")
+		one.Owner, two.Owner = "one", "two"
+		tr.acquire(t, tr.d, one)
+		tr.acquire(t, tr.d, two)
+		synctest.Wait()
+		if _, err := tr.vs[0].Mini.ZRem("k", two.Token+"#two"); err != nil {
+			t.Fatal(err)
+		}
+		tr.vs[2].Proxy.Delay(time.Millisecond)
+		s, err := tr.d.Inspect(t.Context(), "k")
+		if err != nil || len(s.Shared) != 2 {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
+}
+
+// guard knows who holds a key.
+type guard struct {
+	t          *testing.T
+	mu         sync.Mutex
+	readers    map[string]time.Time // until when each trusts its hold
+	writers    map[string]time.Time
+	last       uint64 // the largest fence of a hold whose grant is over
+	wgot, rgot int
+}
+
+func (g *guard) enter(c backend.Claim, until time.Time, fence, before uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	for token, end := range g.writers {
+		if now.Before(end) {
+			g.t.Errorf("%s (shared %v) is granted while writer %s holds for %v", c.Token, c.Shared, token, end.Sub(now))
+		}
+	}
+	if c.Shared {
+		g.rgot++
+		g.readers[c.Token] = until
+	} else {
+		g.wgot++
+		for token, end := range g.readers {
+			if now.Before(end) {
+				g.t.Errorf("writer %s is granted while reader %s holds for %v", c.Token, token, end.Sub(now))
+			}
+		}
+		g.writers[c.Token] = until
+	}
+	if fence > 0 {
+		if fence <= before {
+			g.t.Errorf("%s (shared %v) has fence %d, and %d was granted before it began", c.Token, c.Shared, fence, before)
+		}
+		if !c.Shared && fence <= g.last {
+			g.t.Errorf("writer %s has fence %d after %d", c.Token, fence, g.last)
+		}
+		g.last = max(g.last, fence)
+	}
+}
+
+func (g *guard) leave(c backend.Claim) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.readers, c.Token)
+	delete(g.writers, c.Token)
+}
+
+// Whatever happens to a minority, readers and writers exclude each other.
+func TestReadersAndWritersUnderFaults(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		for round := range 2 {
+			t.Run(fmt.Sprint(n, " nodes ", round), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					vs := redistest.VirtualNodes(t, n)
+					var ds []*Driver
+					for range 6 {
+						d := drives(t, vs.Clients(), nil)
+						ds = append(ds, d)
+						take(t, d, claim(fmt.Sprint("its-own", len(ds))))
+					}
+					g := &guard{t: t, readers: map[string]time.Time{}, writers: map[string]time.Time{}}
+					var wg sync.WaitGroup
+					for i, d := range ds {
+						for j := range 2 {
+							wg.Go(func() {
+								for range 12 {
+									c := aClaim("k")
+									c.TTL, c.Timeout = time.Second, 200*time.Millisecond
+									c.Shared = rand.IntN(4) > 0
+									c.Fenced = rand.IntN(2) > 0
+									g.mu.Lock()
+									before := g.last
+									g.mu.Unlock()
+									began := time.Now()
+									ctx, cancel := context.WithTimeout(t.Context(), rand.N(2*time.Second))
+									var gr backend.Grant
+									var err error
+									if (i+j)%2 == 0 {
+										gr, err = d.Wait(ctx, c)
+									} else {
+										gr, err = d.Acquire(ctx, c)
+									}
+									cancel()
+									if err == nil {
+										until := gr.Until
+										if until.IsZero() {
+											until = began.Add(c.TTL - backend.Drift(c.TTL))
+										}
+										if time.Now().Before(until) {
+											g.enter(c, until, gr.Fence, before)
+										}
+										for range rand.IntN(3) {
+											time.Sleep(rand.N(400 * time.Millisecond))
+											asked := time.Now()
+											if time.Now().After(until) || renewOne(d, c, 200*time.Millisecond) != nil {
+												break
+											}
+											g.mu.Lock()
+											m := g.writers
+											if c.Shared {
+												m = g.readers
+											}
+											if _, ok := m[c.Token]; ok && time.Now().Before(until) {
+												until = asked.Add(c.TTL - backend.Drift(c.TTL))
+												m[c.Token] = until
+											}
+											g.mu.Unlock()
+										}
+										time.Sleep(rand.N(100 * time.Millisecond))
+									}
+									g.leave(c)
+									rel, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+									_ = d.Release(rel, c)
+									cancel()
+									time.Sleep(rand.N(20 * time.Millisecond))
+								}
+							})
+						}
+					}
+					stop, done := make(chan struct{}), make(chan struct{})
+					var proxies []*faultproxy.Proxy
+					for _, v := range vs {
+						proxies = append(proxies, v.Proxy)
+					}
+					go func() {
+						defer close(done)
+						disturb(proxies, func() time.Duration { return rand.N(400 * time.Millisecond) }, stop)
+					}()
+					wg.Wait()
+					close(stop)
+					<-done
+					for _, p := range proxies {
+						p.Delay(0)
+						p.Release()
+						p.Forgive()
+					}
+					time.Sleep(10 * time.Second)
+					for i, v := range vs {
+						if v.Mini.Exists("k") {
+							t.Errorf("node %d has k", i)
+						}
+					}
+					t.Logf("%d readers, %d writers", g.rgot, g.wgot)
+				})
+			})
+		}
+	}
+}
+
+// A leftover of a writer on the lead does not let readers pass a writer that waits.
+func TestAWritersLeftoverBesideReaders(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCrowd(t, 3, 7)
+			elsewhere(t, c.vs[0], "k")
+			stop := c.flow(1, 7, 40*time.Millisecond, waits)
+			time.Sleep(time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			began := time.Now()
+			w := c.claim()
+			if _, err := c.drivers[0].Wait(ctx, w); err != nil {
+				t.Errorf("writer: %v", err)
+			} else if err := c.drivers[0].Release(t.Context(), w); err != nil {
+				t.Error(err)
+			}
+			took := time.Since(began)
+			t.Logf("waits %v: writer after %v, readers %v", waits, took, stop())
+			if took > 3*time.Second {
+				t.Errorf("the writer waited for %v", took)
+			}
+		})
+	}
+}
+
+// If the lead has lost the readers' record, a writer's votes there are in vain, and must not
+// wake it again.
+func TestAWriterDoesNotWakeItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 3, 2)
+		r := c.claim()
+		r.Shared = true
+		take(t, c.drivers[0], r)
+		time.Sleep(time.Second)
+		c.vs[0].Mini.Del("k")
+
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = c.drivers[1].Wait(ctx, c.claim()) })
+		time.Sleep(time.Second)
+		before := c.commands()
+		time.Sleep(5 * time.Second)
+		n := c.commands() - before
+		cancel()
+		wg.Wait()
+		t.Logf("%d commands in 5 s", n)
+		if n > 2000 {
+			t.Errorf("%d commands in 5 s", n)
+		}
+	})
+}

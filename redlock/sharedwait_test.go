@@ -1,0 +1,153 @@
+package redlock
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
+)
+
+// One node of three is late. Then a writer keeps the lead's vote while it waits for that node,
+// and readers have the two others. So a survey that ends early sees a rival writer on one node
+// and readers on another one. The writers leave intents nevertheless.
+func TestWritersBesideASlowNode(t *testing.T) {
+	for round := range 4 {
+		synctest.Test(t, func(t *testing.T) {
+			const writers, readers = 3, 6
+			c := newCrowd(t, 3, writers+readers)
+			stop := c.flow(writers, writers+readers, 40*time.Millisecond, false)
+			time.Sleep(300 * time.Millisecond)
+			c.vs[round%2].Proxy.Delay(200 * time.Millisecond)
+			var wg sync.WaitGroup
+			for i := range writers {
+				wg.Go(func() {
+					for range 4 {
+						w := c.claim()
+						ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+						_, err := c.drivers[i].Wait(ctx, w)
+						cancel()
+						if err != nil {
+							t.Errorf("round %d: writer %d got nothing in 6 s: %v", round, i, err)
+							break
+						}
+						time.Sleep(10 * time.Millisecond)
+						_ = c.drivers[i].Release(t.Context(), w)
+						time.Sleep(50 * time.Millisecond)
+					}
+				})
+			}
+			wg.Wait()
+			stop()
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// If nodes are far away, a look takes longer than 300 ms, and the intents last until the
+// next one.
+func TestAWriterFarAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 3, 13)
+		for _, v := range c.vs {
+			v.Proxy.Delay(200 * time.Millisecond)
+		}
+		stop := c.flow(1, 13, time.Second, true)
+		time.Sleep(2 * time.Second)
+		for range 3 {
+			w := c.claim()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			began := time.Now()
+			_, err := c.drivers[0].Wait(ctx, w)
+			cancel()
+			if took := time.Since(began); err != nil || took > 5*time.Second {
+				t.Errorf("writer: %v after %v", err, took)
+				break
+			}
+			_ = c.drivers[0].Release(t.Context(), w)
+			time.Sleep(100 * time.Millisecond)
+		}
+		stop()
+	})
+}
+
+// If the lead has lost the record of readers, the writers that wait go to another lead. On
+// that lead each would get a vote in vain, and its release would wake the next one.
+func TestWritersDoNotWakeEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const writers = 4
+		c := newCrowd(t, 3, writers+1)
+		r := c.claim()
+		r.Shared = true
+		take(t, c.drivers[0], r)
+		time.Sleep(time.Second)
+		c.vs[c.drivers[0].leader("k")].Mini.Del("k")
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for i := range writers {
+			wg.Go(func() { _, _ = c.drivers[i+1].Wait(ctx, c.claim()) })
+		}
+		time.Sleep(time.Second)
+		before := c.commands()
+		time.Sleep(5 * time.Second)
+		n := c.commands() - before
+		cancel()
+		wg.Wait()
+		if t.Logf("%d writers: %d commands in 5 s", writers, n); n > 1500 {
+			t.Errorf("%d writers send %d commands in 5 s", writers, n)
+		}
+	})
+}
+
+// When a writer that waits dies, its intent ends, and a reader gets the key then.
+func TestAReaderAfterADeadWriter(t *testing.T) {
+	worst := time.Duration(0)
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCrowd(t, 3, 2)
+			var clients []redis.UniversalClient
+			var links []*faultproxy.Proxy
+			for _, v := range c.vs {
+				rdb, link := v.Link()
+				clients, links = append(clients, rdb), append(links, link)
+			}
+			dies := drives(t, clients, nil)
+			take(t, dies, claim("its-own-x"))
+			r := c.claim()
+			r.Shared = true
+			take(t, c.drivers[0], r)
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { _, _ = dies.Wait(ctx, c.claim()) })
+			time.Sleep(time.Second)
+			var at time.Time
+			wg.Go(func() {
+				r := c.claim()
+				r.Shared = true
+				if _, err := c.drivers[1].Wait(t.Context(), r); err != nil {
+					t.Error(err)
+				}
+				at = time.Now()
+			})
+			time.Sleep(2*time.Second + rand.N(300*time.Millisecond))
+			for _, l := range links {
+				l.Down()
+			}
+			died := time.Now()
+			time.Sleep(2 * time.Second)
+			cancel()
+			wg.Wait()
+			worst = max(worst, at.Sub(died))
+		})
+	}
+	if t.Logf("worst %v", worst); worst > 320*time.Millisecond {
+		t.Errorf("a reader got in %v after the writer died", worst)
+	}
+}
