@@ -22,7 +22,7 @@ tidy:
 
 # The slowest packages first, so that none of them runs alone at the end.
 test:
-	go test -race -shuffle=on -timeout 15m ./redlock ./internal/acceptance ./internal/torture ./...
+	go test -race -shuffle=on -timeout 15m ./redlock ./internal/acceptance ./internal/torture/rig ./...
 
 # The modules that need other libraries. internal/integrations has the code of
 # docs/integrations.md. Its tests of goose and of a fence in SQL are skipped if no PostgreSQL is

@@ -123,7 +123,9 @@ func (p *Proxy) locked(f func()) {
 }
 
 // Fail makes the next command fail whose text contains match. The text is the
-// arguments, joined by spaces. Faults with the same match happen one after another.
+// arguments, joined by spaces. On a connection without commands, such as one of another
+// protocol, the text of whatever comes next is empty. Faults with the same match happen one
+// after another.
 func (p *Proxy) Fail(match string, f Fault) { p.add(rule{match: match, fault: f}) }
 
 // Answer answers all commands whose text contains match with reply, until Forgive.
@@ -242,16 +244,15 @@ func (p *Proxy) Close() {
 	p.wg.Wait()
 }
 
-// judge returns the rule for a command, and counts and records the command.
+// judge returns the rule for a command, and counts and records the command. Bytes that are
+// no command have no args.
 func (p *Proxy) judge(args []string) rule {
-	if len(args) == 0 {
-		return rule{}
-	}
 	text := strings.Join(args, " ")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch strings.ToLower(args[0]) {
-	case "hello", "auth", "select", "client":
+	name, _, _ := strings.Cut(strings.ToLower(text), " ")
+	switch name {
+	case "", "hello", "auth", "select", "client":
 	default:
 		if p.count++; p.record {
 			p.commands = append(p.commands, text)

@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"context"
@@ -37,6 +37,7 @@ type store struct {
 	jumps          bool                  // the wall clocks of clients can jump
 	skews          bool                  // the clocks of servers can jump
 	apart          *apart                // or nil
+	other          *Store                // or nil
 }
 
 // Operations that single commands belong to.
@@ -66,12 +67,18 @@ const (
 	onHostsSentinel = "hosts-sentinel"
 	onHostsCluster  = "hosts-cluster"
 	onHostsService  = "hosts-service"
+
+	onOther = "other" // a Store
 )
 
 // openStore starts the servers of a strategy and the links of the clients.
 func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 	s := &store{Lab: l, strategy: o.strategy, names: keys, jumps: o.program != "" && !o.apart()}
 	s.skews = (o.place == onServer || o.place == onHosts) && redistest.ClocksCanJump()
+	if more := o.more(); more != nil {
+		s.openOther(more)
+		return s
+	}
 	oneRedis := o.strategy != redlock && o.strategy != filelock
 	if o.apart() {
 		s.openHosts(o.seed)
@@ -211,8 +218,11 @@ func (s *store) open(ctx context.Context, url string, o *hasp.Options) *hasp.Cli
 
 // way returns a URL of the servers through new proxies.
 func (s *store) way() (url string, links []*faultproxy.Proxy) {
-	if s.service != nil {
+	switch {
+	case s.service != nil:
 		return s.serviceWay()
+	case s.other != nil:
+		return s.otherWay()
 	}
 	var addrs []string
 	for _, srv := range s.servers {
@@ -305,7 +315,10 @@ func (s *store) head(key string) string {
 // left lists what clients have left in the store: records, and channels with
 // subscribers.
 func (s *store) left(ctx context.Context) (all []string) {
-	if s.dir != "" {
+	switch {
+	case s.other != nil:
+		return s.records(ctx)
+	case s.dir != "":
 		return s.filesLeft(ctx)
 	}
 	if s.ordered != nil {
@@ -326,6 +339,11 @@ func (s *store) left(ctx context.Context) (all []string) {
 
 // records lists the keys on the servers, without fence counters and marks.
 func (s *store) records(ctx context.Context) (all []string) {
+	if s.other != nil {
+		all, err := s.other.Left(ctx)
+		s.Check(err)
+		return all
+	}
 	for i, rdb := range s.admin {
 		keys, err := rdb.Keys(ctx, "*").Result()
 		s.Check(err)

@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"time"
@@ -39,6 +39,8 @@ func (c *catalog) add(class string, least, most float64, name string, inject inj
 // locks away if losing, and otherwise those that do not.
 func (s *store) faults(losing bool) (all catalog) {
 	switch {
+	case s.other != nil:
+		all.others(s, losing)
 	case losing && s.dir == "":
 		all.losses(s)
 	case losing:
@@ -94,6 +96,14 @@ func (c *catalog) files(s *store) {
 
 // links adds the faults of the links of one client.
 func (c *catalog) links() {
+	c.connections()
+	for _, op := range []string{acquire, renew, release} {
+		c.spoils(op)
+	}
+}
+
+// connections adds the faults of all connections of one client.
+func (c *catalog) connections() {
 	for _, v := range []struct {
 		name string
 		who  victims
@@ -108,12 +118,14 @@ func (c *catalog) links() {
 			func(p *faultproxy.Proxy) { p.Trickle(0) }))
 	}
 
-	for _, op := range []string{acquire, renew, release} {
-		c.add(link, 0.5, 0.5, op+": reply lost", spoiled(op, faultproxy.LoseReply))
-		c.add(link, 0.6, 2, op+": reply never comes", spoiled(op, faultproxy.HangReply))
-		c.add(link, 0.5, 0.5, op+": request lost", spoiled(op, faultproxy.LoseRequest))
-		c.add(link, 0.6, 3, op+": request delivered late", spoiled(op, faultproxy.HoldRequest))
-	}
+}
+
+// spoils adds the faults of one command of an operation.
+func (c *catalog) spoils(op string) {
+	c.add(link, 0.5, 0.5, op+": reply lost", spoiled(op, faultproxy.LoseReply))
+	c.add(link, 0.6, 2, op+": reply never comes", spoiled(op, faultproxy.HangReply))
+	c.add(link, 0.5, 0.5, op+": request lost", spoiled(op, faultproxy.LoseRequest))
+	c.add(link, 0.6, 3, op+": request delivered late", spoiled(op, faultproxy.HoldRequest))
 }
 
 // Commands by which servers evict keys, and refuse writes, for want of memory. The

@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"context"
@@ -48,7 +48,7 @@ func (r *run) open(ctx context.Context, seat int, term time.Duration) *hasp.Clie
 // does, without a fault. Anything they leave would block others for a term, so
 // they may leave nothing.
 func (r *run) brief(ctx context.Context) {
-	if r.place != onServer && r.place != onHosts || r.store.dir != "" {
+	if r.place != onServer && r.place != onHosts && r.place != onOther || r.store.dir != "" {
 		return // a release reaches a replica later
 	}
 	const rounds = 40

@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 
 // options describe a run.
 type options struct {
+	Program
 	strategy string
 	place    string         // of a strategy on one Redis
 	nodes    int            // servers of redlock

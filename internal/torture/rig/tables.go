@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"cmp"
@@ -131,8 +131,12 @@ func byFault(runs []*result, has func(*result, kind) bool) [][]string {
 	return rows
 }
 
-// inOrder compares two strategies by their places in the tables.
-func inOrder(a, b string) int { return slices.Index(strategies, a) - slices.Index(strategies, b) }
+// inOrder compares two strategies by their places in the tables. Those of other modules
+// are the last ones.
+func inOrder(a, b string) int {
+	place := func(name string) uint { return uint(slices.Index(strategies, name)) }
+	return cmp.Compare(place(a), place(b))
+}
 
 // promise says whether exclusion is kept.
 func (k kind) promise() string {

@@ -1,4 +1,4 @@
-package main
+package rig
 
 import (
 	"bytes"
@@ -71,8 +71,8 @@ func (n *nemesis) result(lasted time.Duration, f found) *result {
 
 // again returns the command that repeats the run.
 func (n *nemesis) again() string {
-	s := fmt.Sprintf("go run ./internal/torture -strategy %s -seed %d -time %v", n.strategy, n.seed, n.whole)
-	if n.place != onServer {
+	s := fmt.Sprintf("%s -strategy %s -seed %d -time %v", n.Command, n.strategy, n.seed, n.whole)
+	if n.place != onServer && n.place != onOther {
 		s += " -on " + n.place
 	}
 	if n.strategy == redlock && n.nodes != leastNodes {
@@ -158,6 +158,10 @@ var parts = map[string]func(r *result, k kind) bool{
 	"sentinel": func(r *result, _ kind) bool { return r.Place == onSentinel },
 	"cluster":  func(r *result, _ kind) bool { return r.Place == onCluster },
 	"service":  func(r *result, _ kind) bool { return r.Place == onService },
+
+	"others":   func(r *result, k kind) bool { return r.Place == onOther && k.Class != server },
+	"pglock":   func(r *result, k kind) bool { return r.Strategy == "pglock" && k.Class == server },
+	"etcdlock": func(r *result, k kind) bool { return r.Strategy == "etcdlock" && k.Class == server },
 
 	"hosts":          func(r *result, _ kind) bool { return r.Place == onHosts },
 	"hosts-sentinel": func(r *result, _ kind) bool { return r.Place == onHostsSentinel },

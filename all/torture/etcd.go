@@ -1,0 +1,269 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	_ "github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/etcdtest"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/torture/rig"
+)
+
+// patience is the time for a step of the harness.
+const patience = time.Minute
+
+// cluster is an etcd of three members.
+type cluster struct {
+	members []*etcdtest.Server
+	client  *clientv3.Client
+}
+
+func openEtcd(l *redistest.Lab) *rig.Store {
+	c := &cluster{members: etcdtest.Start(l, 3, "--snapshot-count=1000")}
+	var addrs []string
+	for _, m := range c.members {
+		addrs = append(addrs, m.Client)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+	l.Check(err)
+	c.client = client
+	l.Cleanup(func() { client.Close() })
+	return &rig.Store{
+		What:    "three members",
+		Servers: addrs,
+		URL:     func(addrs []string) string { return "etcdlock+etcd://" + strings.Join(addrs, ",") },
+		Left:    c.left,
+		Faults:  c.faults(),
+	}
+}
+
+// left lists entries and leases.
+func (c *cluster) left(ctx context.Context) (all []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	r, err := c.client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return nil, err
+	}
+	for _, kv := range r.Kvs {
+		all = append(all, "entry "+string(kv.Key))
+	}
+	leases, err := c.client.Leases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range leases.Leases {
+		all = append(all, fmt.Sprintf("lease %x", l.ID))
+	}
+	return all, nil
+}
+
+func (c *cluster) faults() []rig.Fault {
+	var all []rig.Fault
+	add := func(least, most float64, name string, inject inject) {
+		all = append(all, rig.Fault{Name: name, Least: least, Most: most, Inject: inject})
+	}
+	for _, k := range []int{1, 2} {
+		who := "a minority: "
+		if k == 2 {
+			who = "a majority: "
+		}
+		add(0.2, 1.5, who+"killed, and started again", c.each(k, killed, started))
+		add(0.3, 1.5, who+"stopped", c.each(k, (*etcdtest.Server).Pause, (*etcdtest.Server).Resume))
+		add(0.3, 1.5, who+"stutters", c.stutters(k))
+	}
+	add(0.2, 1.5, "the leader killed, and started again", c.leader(killed, started))
+	add(0.3, 1.5, "the leader stopped", c.leader((*etcdtest.Server).Pause, (*etcdtest.Server).Resume))
+	add(0.2, 0.2, "another member leads", c.moved)
+	add(0.3, 1, "NOSPACE", c.full)
+	add(0.1, 0.1, "compacted, and defragmented", c.compacted)
+	all = append(all,
+		rig.Fault{Name: "every entry deleted", Loses: true, Least: 0.2, Most: 0.5, Inject: c.emptied},
+		rig.Fault{Name: "every lease revoked", Loses: true, Least: 0.2, Most: 0.5, Inject: c.revoked})
+	return all
+}
+
+func killed(s *etcdtest.Server) error { s.Kill(); return nil }
+
+func started(s *etcdtest.Server) error { return s.Start() }
+
+// healthy waits until all members answer.
+func (c *cluster) healthy() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, m := range c.members {
+		if err := m.Healthy(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// on disturbs some members, and heals them.
+func (c *cluster) on(some []*etcdtest.Server, fail, heal func(*etcdtest.Server) error) (func() error, error) {
+	var errs []error
+	for _, m := range some {
+		errs = append(errs, fail(m))
+	}
+	return func() error {
+		var errs []error
+		for _, m := range some {
+			errs = append(errs, heal(m))
+		}
+		return errors.Join(append(errs, c.healthy())...)
+	}, errors.Join(errs...)
+}
+
+// some returns k members.
+func (c *cluster) some(r *rand.Rand, k int) (some []*etcdtest.Server) {
+	for _, i := range r.Perm(len(c.members))[:k] {
+		some = append(some, c.members[i])
+	}
+	return some
+}
+
+type inject = func(r *rand.Rand, lasts time.Duration) (heal func() error, err error)
+
+func (c *cluster) each(k int, fail, heal func(*etcdtest.Server) error) inject {
+	return func(r *rand.Rand, _ time.Duration) (func() error, error) { return c.on(c.some(r, k), fail, heal) }
+}
+
+func (c *cluster) leader(fail, heal func(*etcdtest.Server) error) inject {
+	return func(*rand.Rand, time.Duration) (func() error, error) {
+		for _, m := range c.members {
+			if m.IsLeader() {
+				return c.on([]*etcdtest.Server{m}, fail, heal)
+			}
+		}
+		return nil, nil // an election is on
+	}
+}
+
+// stutters stops members again and again, each time for less than an election takes.
+func (c *cluster) stutters(k int) inject {
+	return func(r *rand.Rand, _ time.Duration) (func() error, error) {
+		over, ended := make(chan struct{}), make(chan error, 1)
+		some := c.some(r, k)
+		go func() {
+			var errs []error
+			for on := true; on; {
+				for _, m := range some {
+					errs = append(errs, m.Pause())
+				}
+				time.Sleep(200 * time.Millisecond)
+				for _, m := range some {
+					errs = append(errs, m.Resume())
+				}
+				select {
+				case <-time.After(100 * time.Millisecond):
+				case <-over:
+					on = false
+				}
+			}
+			ended <- errors.Join(errs...)
+		}()
+		return func() error {
+			close(over)
+			return errors.Join(<-ended, c.healthy())
+		}, nil
+	}
+}
+
+// moved makes another member lead.
+func (c *cluster) moved(r *rand.Rand, _ time.Duration) (func() error, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, m := range c.members {
+		status, err := c.client.Status(ctx, m.Client)
+		if err != nil {
+			return nil, err
+		}
+		if status.Header.MemberId != status.Leader {
+			continue
+		}
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{m.Client}, Logger: zap.NewNop()})
+		if err != nil {
+			return nil, err
+		}
+		defer client.Close()
+		other := c.members[(r.IntN(2)+1+c.index(m))%3]
+		to, err := c.client.Status(ctx, other.Client)
+		if err != nil {
+			return nil, err
+		}
+		_, err = client.MoveLeader(ctx, to.Header.MemberId)
+		return c.healthy, err
+	}
+	return nil, nil // an election is on
+}
+
+func (c *cluster) index(m *etcdtest.Server) int {
+	for i, other := range c.members {
+		if other == m {
+			return i
+		}
+	}
+	return -1
+}
+
+// full makes every member refuse writes, as it does when its quota is used up.
+func (c *cluster) full(*rand.Rand, time.Duration) (func() error, error) {
+	err := c.alarm(etcdserverpb.AlarmRequest_ACTIVATE)
+	return func() error { return c.alarm(etcdserverpb.AlarmRequest_DEACTIVATE) }, err
+}
+
+func (c *cluster) alarm(action etcdserverpb.AlarmRequest_AlarmAction) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	status, err := c.client.Status(ctx, c.members[0].Client)
+	if err != nil {
+		return err
+	}
+	_, err = etcdserverpb.NewMaintenanceClient(c.client.ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
+		Action: action, MemberID: status.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE})
+	return err
+}
+
+func (c *cluster) compacted(*rand.Rand, time.Duration) (func() error, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	r, err := c.client.Get(ctx, "none")
+	if err != nil {
+		return nil, err
+	}
+	_, err = c.client.Compact(ctx, r.Header.Revision)
+	for _, m := range c.members {
+		_, err1 := c.client.Defragment(ctx, m.Client)
+		err = errors.Join(err, err1)
+	}
+	return nil, err
+}
+
+func (c *cluster) emptied(*rand.Rand, time.Duration) (func() error, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := c.client.Delete(ctx, "hasp/", clientv3.WithPrefix())
+	return nil, err
+}
+
+func (c *cluster) revoked(*rand.Rand, time.Duration) (func() error, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	r, err := c.client.Leases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range r.Leases {
+		_, _ = c.client.Revoke(ctx, l.ID) // it may have ended
+	}
+	return nil, nil
+}

@@ -1,0 +1,209 @@
+//go:build unix
+
+// Package etcdtest starts etcd servers for tests and torture. Each is a process on free
+// ports of the loopback interface. It needs an etcd that is installed.
+package etcdtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Server is one member of a cluster.
+type Server struct {
+	Name         string
+	Client, Peer string // addresses, host:port
+	Args         []string
+
+	log string
+	mu  sync.Mutex // guards cmd
+	cmd *exec.Cmd  // nil if it does not run
+}
+
+// Binary returns the etcd to test with: the file that HASP_TEST_ETCD names, or the one that
+// is installed.
+func Binary() string {
+	if file := os.Getenv("HASP_TEST_ETCD"); file != "" && file != "required" {
+		return file
+	}
+	return "etcd"
+}
+
+// Need skips the test if no etcd is installed, unless HASP_TEST_ETCD is set.
+func Need(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath(Binary()); err == nil {
+		return
+	}
+	if os.Getenv("HASP_TEST_ETCD") != "" {
+		t.Fatalf("%s is not installed: apt-get install etcd-server", Binary())
+	}
+	t.Skip("no etcd is installed: apt-get install etcd-server")
+}
+
+// Start starts a cluster of n servers, which ends with the test.
+func Start(t testing.TB, n int, args ...string) []*Server {
+	t.Helper()
+	Need(t)
+	dir, err := os.MkdirTemp("", "hasp-etcd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	all, err := New(dir, n, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
+		t.Cleanup(s.Kill)
+		if err := s.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, s := range all {
+		if err := s.Healthy(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// New returns n servers of one cluster, which do not run yet. Their files are in dir. What
+// a server has written survives its process, not a crash of the machine.
+func New(dir string, n int, args ...string) ([]*Server, error) {
+	var all []*Server
+	var cluster []string
+	for i := range n {
+		client, err1 := freePort()
+		peer, err2 := freePort()
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, err
+		}
+		s := &Server{Name: fmt.Sprint("m", i), Client: client, Peer: peer}
+		s.log = filepath.Join(dir, s.Name+".log")
+		all = append(all, s)
+		cluster = append(cluster, s.Name+"=http://"+peer)
+	}
+	for _, s := range all {
+		s.Args = append([]string{"--name", s.Name, "--data-dir", filepath.Join(dir, s.Name),
+			"--listen-client-urls", "http://" + s.Client, "--advertise-client-urls", "http://" + s.Client,
+			"--listen-peer-urls", "http://" + s.Peer, "--initial-advertise-peer-urls", "http://" + s.Peer,
+			"--initial-cluster", strings.Join(cluster, ","), "--initial-cluster-state", "new",
+			"--unsafe-no-fsync", "--logger=zap", "--log-level=error"}, args...)
+	}
+	return all, nil
+}
+
+// freePort returns an address of the loopback interface on which nobody listens now.
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// Start starts the process, and does not wait until it answers.
+func (s *Server) Start() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	log, err := os.OpenFile(s.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(Binary(), s.Args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = endsWithParent()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.cmd = cmd
+	return nil
+}
+
+// Healthy waits until the server answers and has a leader.
+func (s *Server) Healthy(ctx context.Context) error {
+	for {
+		ask, cancel := context.WithTimeout(ctx, time.Second)
+		_, err := s.get(ask, "/health")
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			out, _ := os.ReadFile(s.log)
+			return fmt.Errorf("etcd %s does not answer: %w: %s", s.Name, ctx.Err(), out)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Metrics returns the server's metrics as text.
+func (s *Server) Metrics(ctx context.Context) (string, error) { return s.get(ctx, "/metrics") }
+
+func (s *Server) get(ctx context.Context, path string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, "GET", "http://"+s.Client+path, nil)
+	if err != nil {
+		return "", err
+	}
+	r, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if r.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s", path, r.Status)
+	}
+	return string(b), err
+}
+
+// IsLeader reports whether the server leads the cluster.
+func (s *Server) IsLeader() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	text, _ := s.Metrics(ctx)
+	return strings.Contains(text, "\netcd_server_is_leader 1")
+}
+
+// Kill ends the process at once. Its files stay.
+func (s *Server) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cmd == nil {
+		return
+	}
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+	s.cmd = nil
+}
+
+// Pause stops the process, which keeps its connections.
+func (s *Server) Pause() error { return s.Signal(syscall.SIGSTOP) }
+
+// Resume ends a Pause.
+func (s *Server) Resume() error { return s.Signal(syscall.SIGCONT) }
+
+// Signal sends a signal to the process.
+func (s *Server) Signal(sig syscall.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cmd.Process.Signal(sig)
+}
