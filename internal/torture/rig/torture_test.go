@@ -242,7 +242,7 @@ func TestResourceRefusesAnOldFence(t *testing.T) {
 
 // Every fault of every strategy is in the page.
 func TestThePageHasEveryFault(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", page))
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", page))
 	if err != nil {
 		t.Fatal(err)
 	}
