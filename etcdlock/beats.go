@@ -29,7 +29,7 @@ type beats struct {
 // beat is one request to begin a lease's term anew.
 type beat struct {
 	lease int64
-	began time.Time // before it was sent, so the term ends later than began + ttl
+	began time.Duration // by the clock, before it was sent, so the term ends later than began + ttl
 	done  chan struct{}
 
 	// Set when done is closed.
@@ -59,7 +59,7 @@ func (c *cluster) tryBeat(lease int64) *beat {
 }
 
 func (m *member) beat(lease int64) *beat {
-	b := &beat{lease: lease, began: time.Now(), done: make(chan struct{})}
+	b := &beat{lease: lease, began: m.c.clock.now(), done: make(chan struct{})}
 	m.asked()
 	m.beats[uint64(lease)%streams].add(b)
 	return b

@@ -77,8 +77,8 @@ type Driver struct {
 	cluster *cluster
 	client  *clientv3.Client // opened by URL, or nil
 	pool    pool
-	window  int64     // Options.Window in seconds
-	began   time.Time // the zero of lease.began
+	window  int64 // Options.Window in seconds
+	clock   *clock
 	wg      sync.WaitGroup
 	cancel  context.CancelFunc // ends the cluster's context, and everything with it
 	closed  chan struct{}      // closed when Close begins
@@ -127,11 +127,11 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	if window < minTTL {
 		panic(fmt.Sprintf("etcdlock: New: window %v is below %v", window, minTTL))
 	}
-	d := &Driver{window: seconds(window), began: time.Now(), closed: make(chan struct{}), burials: map[string]*burial{}, queues: map[string]*queue{}}
+	d := &Driver{window: seconds(window), clock: newClock(), closed: make(chan struct{}), burials: map[string]*burial{}, queues: map[string]*queue{}}
 	d.pool = pool{d: d, idle: map[int64][]idleLease{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	d.cancel = cancel
-	d.cluster = &cluster{dial: client.Dial, endpoints: client.Endpoints(), ctx: ctx, wg: &d.wg}
+	d.cluster = &cluster{dial: client.Dial, endpoints: client.Endpoints(), clock: d.clock, ctx: ctx, wg: &d.wg}
 	return d
 }
 

@@ -1,5 +1,10 @@
 package etcdlock
 
+import (
+	"sync/atomic"
+	"time"
+)
+
 // Member returns the endpoint of the member in use, or "".
 func (d *Driver) Member() string {
 	d.cluster.mu.Lock()
@@ -23,3 +28,12 @@ func (d *Driver) Idle() int {
 
 // CheckVersion is checkVersion.
 func CheckVersion(version string) error { return checkVersion(version) }
+
+// Suspendable returns a function that makes d's clock see that the machine has slept for
+// some more time. It is called before the first claim.
+func Suspendable(d *Driver) func(time.Duration) {
+	before := d.clock.suspended
+	var slept atomic.Int64
+	d.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
+	return func(t time.Duration) { slept.Add(int64(t)) }
+}

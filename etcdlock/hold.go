@@ -22,9 +22,10 @@ type hold struct {
 	busy  chan struct{} // has room for one: a Release or a move is under way
 }
 
-// newHold returns the grant of an entry. The holder may trust it for ttl from began on.
-func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, began time.Time, ttl time.Duration) backend.Grant {
-	g := backend.Grant{Until: began.Add(ttl - backend.Drift(ttl)),
+// newHold returns the grant of an entry. The holder may trust it for ttl from began on, by
+// the clock.
+func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, began, ttl time.Duration) backend.Grant {
+	g := backend.Grant{Until: d.clock.time(began).Add(ttl - backend.Drift(ttl)),
 		Handle: &hold{d: d, token: c.Token, entry: entry, lease: l, busy: make(chan struct{}, 1)}}
 	if c.Fenced {
 		g.Fence = uint64(entry.CreateRevision)
@@ -58,7 +59,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, err
 	}
 	for {
-		called := time.Now()
+		called := d.clock.now()
 		l, err := d.pool.take(ctx, seconds(c.TTL))
 		if err != nil {
 			return backend.Grant{}, err
@@ -73,14 +74,14 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
-func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Time) (backend.Grant, error) {
+func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
 	// A lease of the pool has run for a while. If the hold will be renewed, a little less
 	// than its term will do. Otherwise the term begins anew beside the put.
 	var b *beat
 	began := called
-	if at := d.began.Add(time.Duration(l.began.Load())); at.Before(called) && c.Renewed && called.Sub(at) < min(c.TTL/10, maxAge) {
+	if at := time.Duration(l.began.Load()); at < called && c.Renewed && called-at < min(c.TTL/10, maxAge) {
 		began = at
-	} else if at.Before(called) {
+	} else if at < called {
 		var err error
 		if b, err = d.cluster.beat(ctx, l.id); err != nil {
 			d.bury(l, "", "")

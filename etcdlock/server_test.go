@@ -190,6 +190,25 @@ func (s *server) metrics(ctx context.Context) (string, error) {
 	return string(b), err
 }
 
+// metric returns the sum of the metrics whose lines begin with a pattern.
+func metric(tb testing.TB, s *server, pattern string) (sum float64) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	text, err := s.metrics(ctx)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^`+pattern+` (\S+)$`).FindAllStringSubmatch(text, -1) {
+		x, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		sum += x
+	}
+	return sum
+}
+
 // isLeader reports whether the member is the leader.
 func (s *server) isLeader() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

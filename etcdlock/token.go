@@ -52,7 +52,7 @@ func (d *Driver) renewByToken(ctx context.Context, c backend.Claim) (backend.Gra
 // hold meanwhile, and has perhaps used the lease for another one. And if an earlier put is
 // still under way, whose outcome is unknown, that one then finds the entry changed.
 func (d *Driver) attach(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, ttl int64) (backend.Grant, error) {
-	began, name, id := time.Now(), string(kv.Key), kv.Lease
+	began, name, id := d.clock.now(), string(kv.Key), kv.Lease
 	var l *lease
 	if ttl < seconds(c.TTL) {
 		var err error

@@ -300,8 +300,8 @@ func (s *wait) grant(ctx context.Context) (g backend.Grant, ok bool, err error) 
 	if s.c.Renewed {
 		enough = term * 2 / 3
 	}
-	began := s.d.began.Add(time.Duration(s.lease.began.Load()))
-	if term-time.Since(began) < enough || s.lease.doubtful.Load() {
+	began := time.Duration(s.lease.began.Load())
+	if term-(s.d.clock.now()-began) < enough || s.lease.doubtful.Load() {
 		b, err := s.d.cluster.beat(within, s.lease.id)
 		if err != nil {
 			return g, false, s.failed(ctx, err)
