@@ -14,9 +14,9 @@
 // A waiter that died, or is cut off, keeps its place for the window at most. The default is
 // 5 s.
 //
-// etcd must know the key's lease for a hold to last: hasp keeps it alive. To end a hold by
-// hand, use hasp's Break or revoke the lease. If somebody deletes the entry only, the holder
-// does not learn of it.
+// etcd must know the key's lease and its entry for a hold to last: hasp keeps the lease
+// alive, and reads the entry. To end a hold by hand, use hasp's Break or revoke the lease.
+// The holder learns of it at its next renewal.
 //
 // # Cost
 //
@@ -24,7 +24,7 @@
 // for a second; the first hold of a lease also takes a call that makes the lease. To unlock
 // takes one call. A refused TryLock takes one transaction that writes nothing. A waiter
 // takes one transaction, and a release wakes it by an event. A renewal is a message on
-// streams that all renewals share. docs/etcdlock.md has the whole table.
+// streams that all renewals share, and one read for up to 100 holds. docs/etcdlock.md has the whole table.
 //
 // # URL
 //

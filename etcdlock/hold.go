@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -147,8 +148,10 @@ func refusal(kvs []*mvccpb.KeyValue) error {
 	return he
 }
 
-// Renew begins the terms of the leases anew, on streams that all renewals share. A hold that needs a longer term
-// than its lease has moves to another lease.
+// Renew begins the terms of the leases anew, on streams that all renewals share. It also
+// reads the entries: if another process has removed one and died before it revoked the lease,
+// the hold is lost although its lease lives. A hold that needs a longer term than its lease
+// has moves to another lease.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	type sent struct {
 		i int
@@ -175,7 +178,12 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		beats = append(beats, sent{i, h, b})
 	}
 
-	for _, s := range beats {
+	hs := make([]*hold, len(beats))
+	for n, s := range beats {
+		hs[n] = s.h
+	}
+	attached, failed := d.attached(ctx, hs)
+	for n, s := range beats {
 		ttl, err := s.wait(ctx)
 		switch {
 		case err != nil:
@@ -185,6 +193,11 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		case ttl <= 0:
 			// The hold is lost, unless another driver has moved it to another lease.
 			s.h.over.Store(true)
+			others = append(others, s.i)
+		case failed[n] != nil:
+			done(s.i, backend.Grant{}, failed[n])
+		case !attached[n]:
+			s.h.abandon()
 			others = append(others, s.i)
 		default:
 			d.beganAt(s.h.lease, s.began)
@@ -200,6 +213,54 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		rest[n] = cs[i]
 	}
 	backend.RenewEach(ctx, rest, func(n int, g backend.Grant, err error) { done(others[n], g, err) }, d.renewOther)
+}
+
+const (
+	maxReads = 100     // entries that one transaction reads; etcd allows 128
+	maxNames = 1 << 19 // bytes of their names; etcd takes requests of 1.5 MiB
+)
+
+// attached reports which holds have an entry that is under their lease. A hold whose read
+// failed has an error instead.
+func (d *Driver) attached(ctx context.Context, hs []*hold) (is []bool, failed []error) {
+	is, failed = make([]bool, len(hs)), make([]error, len(hs))
+	var wg sync.WaitGroup
+	for from := 0; from < len(hs); {
+		var reads []*pb.RequestOp
+		for size := 0; from+len(reads) < len(hs) && len(reads) < maxReads && (size == 0 || size < maxNames); {
+			name := hs[from+len(reads)].entry.Key
+			reads = append(reads, read(&pb.RangeRequest{Key: name, KeysOnly: true}))
+			size += len(name)
+		}
+		first := from
+		from += len(reads)
+		wg.Go(func() {
+			r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) { return m.kv.Txn(ctx, txn(nil, reads)) })
+			for i := range reads {
+				if failed[first+i] = err; err == nil {
+					h, kvs := hs[first+i], r.Responses[i].GetResponseRange().Kvs
+					is[first+i] = len(kvs) == 1 && kvs[0].CreateRevision == h.entry.CreateRevision && kvs[0].Lease == h.lease.id
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return is, failed
+}
+
+// abandon ends the lease of a hold whose entry is not under it, unless a Release does that.
+// A Release may also be why the entry is gone. Then it may have given the lease to another
+// hold, so it must not be revoked here.
+func (h *hold) abandon() {
+	select {
+	case h.busy <- struct{}{}:
+		defer func() { <-h.busy }()
+	default:
+		return
+	}
+	if h.over.CompareAndSwap(false, true) {
+		h.d.bury(h.lease, "", "")
+	}
 }
 
 // renewOther renews a hold that needs a longer term than its lease has, or that is not

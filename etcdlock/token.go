@@ -164,6 +164,10 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // evict removes an entry of any driver, and ends its lease. It returns errGone if the entry
 // has changed since it was read.
 //
+// The entry goes first, because until then its driver may end the hold and use the lease for
+// another one. If this process dies in between, the lease goes on. Then the holder learns
+// at its next renewal, which reads the entry, that the hold is lost.
+//
 // If the entry was removed here, the driver that made it finds that out at its Release, and
 // does not use the lease again. So the lease can be revoked without harm to another hold.
 func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
@@ -178,7 +182,8 @@ func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 		return errGone
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil {
-		d.bury(foreign(kv.Lease), "", "") // the hold has ended, but its holder must learn of it
+		d.bury(foreign(kv.Lease), "", "")
+		return err
 	}
 	return nil
 }
