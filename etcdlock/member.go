@@ -18,7 +18,7 @@ type member struct {
 	kv       pb.KVClient
 	leases   pb.LeaseClient
 	watches  pb.WatchClient
-	beats    [streams]beats // by the number of the lease
+	beats    [maxStreams]beats
 
 	ctx context.Context // ends when the member is given up; streams live in it
 	end context.CancelFunc

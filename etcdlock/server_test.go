@@ -24,6 +24,7 @@ import (
 
 // server is one etcd process.
 type server struct {
+	index              int    // in the cluster
 	name, client, peer string // the addresses are host:port
 	dir                string
 	args               []string
@@ -75,7 +76,7 @@ func newServers(dir string, n int, args ...string) ([]*server, error) {
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
-		s := &server{name: fmt.Sprint("m", i), client: client, peer: peer, dir: filepath.Join(dir, fmt.Sprint("m", i))}
+		s := &server{index: i, name: fmt.Sprint("m", i), client: client, peer: peer, dir: filepath.Join(dir, fmt.Sprint("m", i))}
 		all = append(all, s)
 		cluster = append(cluster, s.name+"=http://"+peer)
 	}
@@ -225,6 +226,13 @@ func startServers(tb testing.TB, n int, args ...string) []*server {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	run(tb, all)
+	return all
+}
+
+// run starts servers that end with the test.
+func run(tb testing.TB, all []*server) {
+	tb.Helper()
 	for _, s := range all {
 		tb.Cleanup(s.kill)
 		if err := s.start(); err != nil {
@@ -238,7 +246,6 @@ func startServers(tb testing.TB, n int, args ...string) []*server {
 			tb.Fatal(err)
 		}
 	}
-	return all
 }
 
 // hosts returns the addresses of servers, as in a URL.
