@@ -37,3 +37,17 @@ func Suspendable(d *Driver) func(time.Duration) {
 	d.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
 	return func(t time.Duration) { slept.Add(int64(t)) }
 }
+
+// Behind returns how many waiters have read their queues.
+func (d *Driver) Behind() (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.queues {
+		for w := range q.waiters {
+			if w.mine != 0 {
+				n++
+			}
+		}
+	}
+	return n
+}

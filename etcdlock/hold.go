@@ -228,9 +228,9 @@ func (d *Driver) attached(ctx context.Context, hs []*hold) (is []bool, failed []
 	for from := 0; from < len(hs); {
 		var reads []*pb.RequestOp
 		for size := 0; from+len(reads) < len(hs) && len(reads) < maxReads && (size == 0 || size < maxNames); {
-			name := hs[from+len(reads)].entry.Key
-			reads = append(reads, read(&pb.RangeRequest{Key: name, KeysOnly: true}))
-			size += len(name)
+			entry := string(hs[from+len(reads)].entry.Key)
+			reads = append(reads, name(entry))
+			size += len(entry)
 		}
 		first := from
 		from += len(reads)

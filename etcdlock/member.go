@@ -17,7 +17,8 @@ type member struct {
 	conn     *grpc.ClientConn
 	kv       pb.KVClient
 	leases   pb.LeaseClient
-	watches  pb.WatchClient
+	watching pb.WatchClient
+	watches  watches
 	beats    [maxStreams]beats
 
 	ctx context.Context // ends when the member is given up; streams live in it
@@ -34,7 +35,7 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &member{c: c, endpoint: endpoint, conn: conn, kv: pb.NewKVClient(conn), leases: pb.NewLeaseClient(conn), watches: pb.NewWatchClient(conn)}
+	m := &member{c: c, endpoint: endpoint, conn: conn, kv: pb.NewKVClient(conn), leases: pb.NewLeaseClient(conn), watching: pb.NewWatchClient(conn)}
 	for i := range m.beats {
 		m.beats[i].m, m.beats[i].wake = m, make(chan struct{}, 1)
 	}
