@@ -179,6 +179,9 @@ func definite(err error) bool {
 	return false
 }
 
+// unchanged is definite, and also true of a full disk, which is an outage for callers.
+func unchanged(err error) bool { return definite(err) || errors.Is(err, errNoSpace) }
+
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
 // It waits for etcd for a second at most: what is left then ends with its term. If the
 // Driver was opened by URL, Close also closes the client.

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 )
@@ -50,4 +51,20 @@ func (d *Driver) Behind() (n int) {
 		}
 	}
 	return n
+}
+
+// RenewToken gets another token for the user.
+func (d *Driver) RenewToken(ctx context.Context) error {
+	m, err := d.cluster.member(ctx)
+	if err != nil {
+		return err
+	}
+	return d.cluster.auth.renew(ctx, m, d.cluster.auth.current())
+}
+
+// AsksForToken reports whether a request for a token is under way.
+func (d *Driver) AsksForToken() bool {
+	d.cluster.auth.mu.Lock()
+	defer d.cluster.auth.mu.Unlock()
+	return d.cluster.auth.busy != nil
 }

@@ -19,8 +19,9 @@ type hold struct {
 	token string
 	entry *mvccpb.KeyValue // as this driver has written it
 	lease *lease
-	over  atomic.Bool   // it was released, or lost, or moved to another lease
-	busy  chan struct{} // has room for one: a Release or a move is under way
+	over  atomic.Bool           // it was released, or lost, or moved to another lease
+	other atomic.Pointer[lease] // if a move has an unknown outcome, the lease that it was to
+	busy  chan struct{}         // has room for one: a Release or a move is under way
 }
 
 // newHold returns the grant of an entry. The holder may trust it for ttl from began on, by
@@ -103,7 +104,7 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	case isGone(err):
 		return backend.Grant{}, errGone
 	case err != nil:
-		if definite(err) {
+		if unchanged(err) {
 			d.pool.give(l)
 		} else {
 			d.bury(l, c.Token, "")
@@ -184,24 +185,10 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	}
 	attached, failed := d.attached(ctx, hs)
 	for n, s := range beats {
-		ttl, err := s.wait(ctx)
-		switch {
-		case err != nil:
-			// It may still arrive, and prolong whatever the lease is used for then.
-			s.h.lease.doubtful.Store(true)
+		if err := s.h.renewed(ctx, s.beat, attached[n], failed[n]); errors.Is(err, errGone) {
+			others = append(others, s.i)
+		} else {
 			done(s.i, backend.Grant{}, err)
-		case ttl <= 0:
-			// The hold is lost, unless another driver has moved it to another lease.
-			s.h.over.Store(true)
-			others = append(others, s.i)
-		case failed[n] != nil:
-			done(s.i, backend.Grant{}, failed[n])
-		case !attached[n]:
-			s.h.abandon()
-			others = append(others, s.i)
-		default:
-			d.beganAt(s.h.lease, s.began)
-			done(s.i, backend.Grant{}, nil)
 		}
 	}
 	if len(others) == 0 {
@@ -248,6 +235,28 @@ func (d *Driver) attached(ctx context.Context, hs []*hold) (is []bool, failed []
 	return is, failed
 }
 
+// renewed takes in the answers to a beat of the hold's lease and to the read of its entry. It
+// returns errGone if the hold is lost, unless another driver has moved it to another lease.
+func (h *hold) renewed(ctx context.Context, b *beat, attached bool, failed error) error {
+	ttl, err := b.wait(ctx)
+	switch {
+	case err != nil:
+		// It may still arrive, and prolong whatever the lease is used for then.
+		h.lease.doubtful.Store(true)
+		return err
+	case ttl <= 0:
+		h.over.Store(true)
+		return errGone
+	case failed != nil:
+		return failed
+	case !attached:
+		h.abandon()
+		return errGone
+	}
+	h.d.beganAt(h.lease, b.began)
+	return nil
+}
+
 // abandon ends the lease of a hold whose entry is not under it, unless a Release does that.
 // A Release may also be why the entry is gone. Then it may have given the lease to another
 // hold, so it must not be revoked here.
@@ -268,11 +277,29 @@ func (h *hold) abandon() {
 func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if h := d.handleOf(c); h != nil {
 		g, err := d.attach(ctx, c, h.entry, 0)
+		if errors.Is(err, errNoSpace) {
+			g, err = d.renewShort(ctx, c, h)
+		}
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
 	}
 	return d.renewByToken(ctx, c)
+}
+
+// renewShort renews a hold for the term of its lease, which is shorter than was asked for:
+// etcd has no space to move the hold to another lease.
+func (d *Driver) renewShort(ctx context.Context, c backend.Claim, h *hold) (backend.Grant, error) {
+	b, err := d.cluster.beat(ctx, h.lease.id)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	attached, failed := d.attached(ctx, []*hold{h})
+	if err := h.renewed(ctx, b, attached[0], failed[0]); err != nil {
+		return backend.Grant{}, err
+	}
+	term := min(c.TTL, time.Duration(h.lease.ttl)*time.Second)
+	return backend.Grant{Until: d.clock.time(b.began).Add(term - backend.Drift(term))}, nil
 }
 
 // Release removes the entry of the hold or of the place in the queue.

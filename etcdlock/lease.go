@@ -100,7 +100,7 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 		return m.leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: l.id, TTL: secs})
 	})
 	if err != nil {
-		if !definite(err) {
+		if !unchanged(err) {
 			l.ttl = secs
 			p.d.bury(l, "", "")
 		}

@@ -84,3 +84,71 @@ func TestRenewMany(t *testing.T) {
 		t.Errorf("%d answers to %d renewals", answers, len(cs))
 	}
 }
+
+// TestKeepUntilIsNotExceeded keeps a key for little longer than a second. A lease of etcd
+// lasts for 2 s at least, so the driver must end it.
+func TestKeepUntilIsNotExceeded(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, other := openDriver(t, s.client), openDriver(t, s.client)
+	var late time.Duration
+	for range 5 { // a slow machine may be late now and then
+		c := take(t, d, "kept", time.Minute)
+		c.KeepUntil = time.Now().Add(1050 * time.Millisecond)
+		if err := release(d, c); err != nil {
+			t.Fatal(err)
+		}
+		next := wants(t, other, "kept").granted(t)
+		if late = time.Since(c.KeepUntil); late < 0 {
+			t.Fatalf("the key was free %v before KeepUntil", -late)
+		}
+		if err := release(other, next); err != nil {
+			t.Fatal(err)
+		}
+		if late < 900*time.Millisecond {
+			return
+		}
+	}
+	t.Errorf("the key was free %v after KeepUntil", late)
+}
+
+// TestLostFirstRenewal loses the renewal that moves a hold to a lease of the whole term, or
+// its reply. Then the hold goes on, and after its release nothing is left.
+func TestLostFirstRenewal(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	for _, what := range []string{"request", "reply"} {
+		for _, then := range []string{"renewed", "released"} {
+			t.Run(what+" lost, then "+then, func(t *testing.T) {
+				d, meddler := openMeddled(t, s.client, nil)
+				c := claimFor("first renewal", 5*time.Minute)
+				c.Renewed = true
+				g, err := d.Wait(context.Background(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Handle = g.Handle
+
+				if what == "request" {
+					meddler.set(losing("Txn"), nil)
+				} else {
+					meddler.set(nil, losing("Txn"))
+				}
+				if err := renew(d, c); err == nil {
+					t.Error("the renewal succeeded")
+				}
+				meddler.set(nil, nil)
+				if then == "renewed" {
+					if err := renew(d, c); err != nil {
+						t.Errorf("the next renewal: %v", err)
+					}
+				}
+				if err := release(d, c); err != nil {
+					t.Errorf("release: %v", err)
+				}
+				d.Close()
+				nothingLeft(t, s.client)
+			})
+		}
+	}
+}

@@ -47,13 +47,22 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	s.q.leave(c.Key, s.w)
 
 	if err != nil && s.lease != nil {
-		name := ""
-		if s.sure && s.beat == nil {
-			name = entryName(c.Key, s.lease.id, c.Shared)
-		}
-		d.bury(s.lease, c.Token, name)
+		s.leave()
 	}
 	return g, err
+}
+
+// leave ends the lease of a Wait that has failed, and the entry with it.
+func (s *wait) leave() {
+	switch {
+	case s.unknown != nil:
+		// The entry may be under another lease, so a Release must look for it.
+		s.d.bury(s.lease, "", "")
+	case s.sure && s.beat == nil:
+		s.d.bury(s.lease, s.c.Token, string(s.entry.Key))
+	default:
+		s.d.bury(s.lease, s.c.Token, "")
+	}
 }
 
 // run returns the grant, or the error that ends the Wait.
@@ -364,7 +373,11 @@ func (s *wait) grant(ctx context.Context) (g backend.Grant, ok bool, err error) 
 
 // lengthen moves the entry from the lease of a place to one with the whole term.
 func (s *wait) lengthen(ctx context.Context) (backend.Grant, bool, error) {
-	g, err := s.d.attach(ctx, s.c, s.entry, 0)
+	l, err := s.d.pool.grant(ctx, seconds(s.c.TTL))
+	if err != nil {
+		return backend.Grant{}, false, err
+	}
+	g, err := s.d.move(ctx, s.c, s.entry, l)
 	switch {
 	case err == nil:
 		g.Fence = 0
@@ -375,8 +388,10 @@ func (s *wait) lengthen(ctx context.Context) (backend.Grant, bool, error) {
 	case errors.Is(err, errGone):
 		// It was removed. The event may not have come yet.
 		return g, false, err
-	case !definite(err):
+	case !unchanged(err):
+		// The entry may be under either lease. The hold was not granted, so both end.
 		s.unknown = err
+		s.d.bury(l, "", "")
 	}
 	return g, false, err
 }

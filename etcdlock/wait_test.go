@@ -39,3 +39,30 @@ func TestWaitThatBeginsInAnOutage(t *testing.T) {
 		t.Errorf("the outage is said to have begun %v after the Wait", late)
 	}
 }
+
+// TestLostReplyToTheMove loses the reply when a Wait moves its place to a lease of the whole
+// term. A Release must free the key.
+func TestLostReplyToTheMove(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, meddler := openMeddled(t, s.client, nil)
+	txns := 0
+	meddler.set(nil, func(method string) error {
+		if method == "Txn" {
+			if txns++; txns == 2 { // after the one that queues
+				return lost
+			}
+		}
+		return nil
+	})
+	c := claimFor("moved", 5*time.Minute)
+	g, err := d.Wait(context.Background(), c)
+	if err == nil {
+		t.Fatalf("wait whose last reply was lost: %+v", g)
+	}
+	meddler.set(nil, nil)
+	if err := release(d, c); err != nil && !errors.Is(err, backend.ErrLost) {
+		t.Errorf("release after a wait of unknown outcome: %v", err)
+	}
+	nothingLeft(t, s.client)
+}
