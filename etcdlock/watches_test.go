@@ -1,10 +1,14 @@
 package etcdlock_test
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -71,5 +75,36 @@ func TestMemoryOfWaiters(t *testing.T) {
 	t.Logf("%.0f bytes for each of 150 waiters, %.0f for each of 900", few, many)
 	if many > 2*few {
 		t.Errorf("%.0f bytes for each of 150 waiters, %.0f for each of 900: want as much, or less than twice that", few, many)
+	}
+}
+
+// TestRefusedWatch takes the user's right away. The driver must not ask for a watch all the
+// time.
+func TestRefusedWatch(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	enableUsers(t, s)
+	d := openDriver(t, "joe:hunter2@"+s.client)
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if _, err := root.UserRevokeRole(context.Background(), "joe", "locks"); err != nil {
+		t.Fatal(err)
+	}
+
+	const most = 12 // 20 ms, 40 ms, 80 ms and so on up to 1 s make 10 in 5 s
+	asked := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="Watch".*`) }
+	before := asked()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	c := claimFor("refused", time.Minute)
+	c.Timeout = time.Minute
+	if _, err := d.Wait(ctx, c); err == nil {
+		t.Error("a Wait without the right was granted")
+	}
+	if n := asked() - before; n < 2 || n > most {
+		t.Errorf("%v requests for a watch that is refused, want 2 to %d", n, most)
 	}
 }
