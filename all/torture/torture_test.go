@@ -13,6 +13,7 @@ import (
 func TestMain(m *testing.M) {
 	if crew.Role() != "" || os.Getenv("HASP_TORTURE") != "" {
 		main()
+		os.Exit(0) // the tests must not run once more
 	}
 	os.Exit(m.Run())
 }
