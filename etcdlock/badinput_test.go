@@ -69,10 +69,11 @@ func TestBadURL(t *testing.T) {
 
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
-	addr, err := freePort()
+	down, err := newServers(t.TempDir(), 1) // never started
 	if err != nil {
 		t.Fatal(err)
 	}
+	addr := down[0].Client
 	refused(t, "etcd://joe:hunter2@"+addr, false, addr, "connection refused")
 	refused(t, "etcd://no-such-host.invalid", false, "no-such-host.invalid:2379", "lookup")
 
@@ -89,18 +90,18 @@ func TestNobodyThere(t *testing.T) {
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1, "--auth-token-ttl", "1")[0]
-	refused(t, "etcd://joe:hunter2@"+s.client, true, "auth enable", "remove user and password")
-	refused(t, "etcds://"+s.client, false, "etcd://")
+	refused(t, "etcd://joe:hunter2@"+s.Client, true, "auth enable", "remove user and password")
+	refused(t, "etcds://"+s.Client, false, "etcd://")
 
 	enableUsers(t, s)
 
-	refused(t, "etcd://joe:hunter2x@"+s.client, false, "check user and password")
-	refused(t, "etcd://nobody:hunter2@"+s.client, false, "check user and password")
-	refused(t, "etcd://"+s.client, false, "user:password@")
-	refused(t, "etcd://guest:hunter2@"+s.client, false, "permission denied", "grant-permission")
+	refused(t, "etcd://joe:hunter2x@"+s.Client, false, "check user and password")
+	refused(t, "etcd://nobody:hunter2@"+s.Client, false, "check user and password")
+	refused(t, "etcd://"+s.Client, false, "user:password@")
+	refused(t, "etcd://guest:hunter2@"+s.Client, false, "permission denied", "grant-permission")
 
 	// The role has a right on hasp/ only, and a token lasts for a second.
-	a, b := openDriver(t, "joe:hunter2@"+s.client), openDriver(t, "joe:hunter2@"+s.client)
+	a, b := openDriver(t, "joe:hunter2@"+s.Client), openDriver(t, "joe:hunter2@"+s.Client)
 	for round := range 3 {
 		c := take(t, a, "users", time.Minute)
 		w := wants(t, b, "users")
@@ -124,7 +125,7 @@ func TestUsers(t *testing.T) {
 // enableUsers switches authentication on, with the users root and joe.
 func enableUsers(t *testing.T, s *server) {
 	t.Helper()
-	client := plainClient(t, s.client)
+	client := plainClient(t, s.Client)
 	ctx := context.Background()
 	must := func(_ any, err error) {
 		t.Helper()
@@ -147,7 +148,7 @@ func TestTokenForMany(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	enableUsers(t, s)
-	link, err := conformance.TCP(s.client)
+	link, err := conformance.TCP(s.Client)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +180,7 @@ func TestTokenForMany(t *testing.T) {
 func TestLongKey(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d := openDriver(t, s.client)
+	d := openDriver(t, s.Client)
 	for _, key := range []string{strings.Repeat("k", 1536<<10), strings.Repeat("k", 3<<20)} {
 		for what, take := range map[string]func(context.Context, backend.Claim) (backend.Grant, error){"Acquire": d.Acquire, "Wait": d.Wait} {
 			_, err := take(context.Background(), claimFor(key, time.Minute))

@@ -8,13 +8,14 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 // TestRenewalsOverAFollower renews many holds by a member that is not the leader, and has a
 // slow path to it.
 func TestRenewalsOverAFollower(t *testing.T) {
 	t.Parallel()
-	needEtcd(t)
+	etcdtest.Need(t)
 
 	// The members reach each other over links.
 	servers, err := newServers(t.TempDir(), 3)
@@ -23,44 +24,46 @@ func TestRenewalsOverAFollower(t *testing.T) {
 	}
 	var links []*conformance.Link
 	for _, s := range servers {
-		l, err := conformance.TCP(s.peer)
+		l, err := conformance.TCP(s.Peer)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(l.Close)
 		links = append(links, l)
 	}
-	for _, s := range servers {
-		for i, arg := range s.args {
-			switch s.args[max(i-1, 0)] {
+	var members []*etcdtest.Server
+	for n, s := range servers {
+		members = append(members, s.Server)
+		for i, arg := range s.Args {
+			switch s.Args[max(i-1, 0)] {
 			case "--initial-advertise-peer-urls":
-				s.args[i] = "http://" + links[s.index].Store
+				s.Args[i] = "http://" + links[n].Store
 			case "--initial-cluster":
-				s.args[i] = ""
+				s.Args[i] = ""
 				for j, other := range servers {
-					s.args[i] += fmt.Sprintf(",%s=http://%s", other.name, links[j].Store)
+					s.Args[i] += fmt.Sprintf(",%s=http://%s", other.Name, links[j].Store)
 				}
-				s.args[i] = s.args[i][1:]
+				s.Args[i] = s.Args[i][1:]
 			default:
-				s.args[i] = arg
+				s.Args[i] = arg
 			}
 		}
 	}
-	run(t, servers)
+	etcdtest.Run(t, members)
 
 	var follower *server
 	for _, s := range servers {
-		if !s.isLeader() {
+		if !s.IsLeader() {
 			follower = s
 		}
 	}
-	d := openDriver(t, follower.client)
+	d := openDriver(t, follower.Client)
 	var cs []backend.Claim
 	for i := range 384 {
 		cs = append(cs, take(t, d, fmt.Sprint("followed-", i), 5*time.Minute))
 	}
 	for i, s := range servers {
-		if s.isLeader() {
+		if s.IsLeader() {
 			links[i].Set(conformance.Slow)
 		}
 	}

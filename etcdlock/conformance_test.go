@@ -14,11 +14,12 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 func TestConformance(t *testing.T) {
 	if !conformance.Child() {
-		needEtcd(t)
+		etcdtest.Need(t)
 	}
 	conformance.Run(t, harness(t))
 }
@@ -33,26 +34,26 @@ func harness(tb testing.TB) conformance.Harness {
 				return "", nil, err
 			}
 			s = all[0]
-			if err := s.start(); err != nil {
+			if err := s.Start(); err != nil {
 				return "", nil, err
 			}
-			return s.client, s.kill, s.healthy(ctx)
+			return s.Client, s.Kill, s.Healthy(ctx)
 		},
 		Open: func(ctx context.Context, store string) (backend.Driver, error) {
 			return hasp.Config{Strategy: "etcdlock", Nodes: []string{"etcd://" + store}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
 		},
 		Link: func(_ context.Context, store string) (*conformance.Link, error) { return conformance.TCP(store) },
-		Stop: func(context.Context, string) error { s.kill(); return nil },
+		Stop: func(context.Context, string) error { s.Kill(); return nil },
 		Start: func(ctx context.Context, _ string, data bool) error {
 			if !data {
-				if err := os.RemoveAll(s.dir); err != nil {
+				if err := os.RemoveAll(s.Dir); err != nil {
 					return err
 				}
 			}
-			if err := s.start(); err != nil {
+			if err := s.Start(); err != nil {
 				return err
 			}
-			return s.healthy(ctx)
+			return s.Healthy(ctx)
 		},
 
 		// A compaction is what etcd may do at any time.
@@ -111,7 +112,7 @@ func entries(ctx context.Context, store string) (all []string, err error) {
 
 func BenchmarkConformance(b *testing.B) {
 	if !conformance.Child() {
-		needEtcd(b)
+		etcdtest.Need(b)
 	}
 	conformance.Bench(b, harness(b))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -72,7 +71,7 @@ func TestMembers(t *testing.T) {
 	t.Parallel()
 	servers := startServers(t, 3)
 	at := func(host string) *server {
-		i := slices.IndexFunc(servers, func(s *server) bool { return s.client == host })
+		i := slices.IndexFunc(servers, func(s *server) bool { return s.Client == host })
 		if i < 0 {
 			t.Fatalf("no member at %q", host)
 		}
@@ -82,7 +81,7 @@ func TestMembers(t *testing.T) {
 		var found *server
 		eventually(t, "a leader", func() error {
 			for _, s := range servers {
-				if s.isLeader() {
+				if s.IsLeader() {
 					found = s
 					return nil
 				}
@@ -93,20 +92,20 @@ func TestMembers(t *testing.T) {
 	}
 	restart := func(s *server) func() {
 		return func() {
-			if err := s.start(); err != nil {
+			if err := s.Start(); err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			if err := s.healthy(ctx); err != nil {
+			if err := s.Healthy(ctx); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	killed := func(s *server) func() { s.kill(); return restart(s) }
+	killed := func(s *server) func() { s.Kill(); return restart(s) }
 	stopped := func(s *server) func() {
-		s.signal(t, syscall.SIGSTOP)
-		return func() { s.signal(t, syscall.SIGCONT) }
+		s.pause(t)
+		return func() { s.resume(t) }
 	}
 
 	t.Run("the holder's is killed", func(t *testing.T) {
@@ -133,14 +132,14 @@ func TestMembers(t *testing.T) {
 			lonely := etcdlock.New(plainClient(t, waiters), nil)
 			defer lonely.Close()
 			for _, s := range servers {
-				if s.client != waiters {
-					s.signal(t, syscall.SIGSTOP)
+				if s.Client != waiters {
+					s.pause(t)
 				}
 			}
 			_, err := acquire(lonely, claimFor("x", time.Minute))
 			for _, s := range servers {
-				if s.client != waiters {
-					s.signal(t, syscall.SIGCONT)
+				if s.Client != waiters {
+					s.resume(t)
 				}
 			}
 			if err == nil || errors.Is(err, backend.ErrHeld) {
@@ -156,7 +155,7 @@ func TestMembers(t *testing.T) {
 				links := map[string]*conformance.Link{}
 				var all []string
 				for _, s := range servers {
-					l, err := conformance.TCP(s.client)
+					l, err := conformance.TCP(s.Client)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -186,8 +185,8 @@ func TestTermAfterLeaderChange(t *testing.T) {
 	began := time.Now()
 	c := take(t, a, "term", ttl)
 	for _, s := range servers {
-		if s.isLeader() {
-			s.kill()
+		if s.IsLeader() {
+			s.Kill()
 			break
 		}
 	}
@@ -299,7 +298,7 @@ func TestNoSpace(t *testing.T) {
 	if _, err := client.Delete(ctx, "filler"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Defragment(ctx, servers[0].client); err != nil {
+	if _, err := client.Defragment(ctx, servers[0].Client); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.AlarmDisarm(ctx, &clientv3.AlarmMember{}); err != nil {

@@ -14,7 +14,7 @@ import (
 func TestLongAnswers(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d := openDriver(t, s.client)
+	d := openDriver(t, s.Client)
 	const n = 55
 	for i := range n {
 		c := claimFor("long", 5*time.Minute)
@@ -34,7 +34,7 @@ func TestLongAnswers(t *testing.T) {
 func TestLastSecond(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d, other := openDriver(t, s.client), openDriver(t, s.client)
+	d, other := openDriver(t, s.Client), openDriver(t, s.Client)
 	take(t, d, "last second", 2*time.Second)
 	eventually(t, "the end of the term", func() error {
 		st, err := bounded(func(ctx context.Context) (backend.Status, error) { return d.Inspect(ctx, "last second") })

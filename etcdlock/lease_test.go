@@ -29,7 +29,7 @@ func nothingLeft(t *testing.T, at string) {
 func TestLeaseReused(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d := openDriver(t, s.client)
+	d := openDriver(t, s.Client)
 	for range 20 {
 		if err := release(d, take(t, d, "reused", 5*time.Minute)); err != nil {
 			t.Fatal(err)
@@ -41,7 +41,7 @@ func TestLeaseReused(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
-	nothingLeft(t, s.client)
+	nothingLeft(t, s.Client)
 }
 
 // TestDoubtfulLease loses the reply to a call of each kind. The lease must be revoked, and
@@ -51,7 +51,7 @@ func TestDoubtfulLease(t *testing.T) {
 	s := startServers(t, 1)[0]
 	for _, what := range []string{"release", "renew", "acquire"} {
 		t.Run(what, func(t *testing.T) {
-			link, err := conformance.TCP(s.client)
+			link, err := conformance.TCP(s.Client)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,7 +91,7 @@ func TestDoubtfulLease(t *testing.T) {
 			if n := d.Idle(); n != 0 {
 				t.Errorf("%d idle leases after a %s of unknown outcome, want 0", n, what)
 			}
-			nothingLeft(t, s.client)
+			nothingLeft(t, s.Client)
 		})
 	}
 }
@@ -101,7 +101,7 @@ func TestDoubtfulLease(t *testing.T) {
 func TestSuspend(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d, other := openDriver(t, s.client), openDriver(t, s.client)
+	d, other := openDriver(t, s.Client), openDriver(t, s.Client)
 	suspend := etcdlock.Suspendable(d)
 	beats := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="LeaseKeepAlive".*`) }
 

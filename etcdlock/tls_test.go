@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 // authority makes certificates.
@@ -72,7 +73,7 @@ func (a *authority) issue(t *testing.T, name string) (certFile, keyFile string) 
 // TestTLS opens an etcd that wants certificates of its clients.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	needEtcd(t)
+	etcdtest.Need(t)
 	dir := t.TempDir()
 	a := newAuthority(t, dir)
 	serverCert, serverKey := a.issue(t, "etcd.example")
@@ -84,16 +85,16 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := all[0]
-	s.args = append(s.args, "--listen-client-urls", "https://"+s.client, "--advertise-client-urls", "https://"+s.client,
+	s.Args = append(s.Args, "--listen-client-urls", "https://"+s.Client, "--advertise-client-urls", "https://"+s.Client,
 		"--cert-file", serverCert, "--key-file", serverKey, "--trusted-ca-file", ca, "--client-cert-auth")
-	t.Cleanup(s.kill)
-	if err := s.start(); err != nil {
+	t.Cleanup(s.Kill)
+	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}
 
 	q := url.Values{"ca": {ca}, "cert": {cert}, "key": {key}}
 	eventually(t, "a lock over TLS", func() error {
-		c, err := hasp.Open(context.Background(), "etcdlock+etcds://"+s.client+"?"+q.Encode(), nil)
+		c, err := hasp.Open(context.Background(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)
 		if err != nil {
 			return err
 		}
@@ -101,7 +102,7 @@ func TestTLS(t *testing.T) {
 		return pair(context.Background(), c, "tls")
 	})
 	q.Set("server_name", "etcd.example")
-	c, err := hasp.Open(context.Background(), "etcdlock+etcds://"+s.client+"?"+q.Encode(), nil)
+	c, err := hasp.Open(context.Background(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)
 	if err != nil {
 		t.Error(err)
 	} else {
@@ -109,8 +110,8 @@ func TestTLS(t *testing.T) {
 	}
 
 	q.Set("server_name", "other.example")
-	refused(t, "etcds://"+s.client+"?"+q.Encode(), false, "server_name")
-	refused(t, "etcds://"+s.client, false, "certificate", "ca")
-	refused(t, "etcds://"+s.client+"?"+url.Values{"ca": {ca}}.Encode(), false, "certificate")
-	refused(t, "etcd://"+s.client, false, "etcds://")
+	refused(t, "etcds://"+s.Client+"?"+q.Encode(), false, "server_name")
+	refused(t, "etcds://"+s.Client, false, "certificate", "ca")
+	refused(t, "etcds://"+s.Client+"?"+url.Values{"ca": {ca}}.Encode(), false, "certificate")
+	refused(t, "etcd://"+s.Client, false, "etcds://")
 }

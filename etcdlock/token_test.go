@@ -21,8 +21,8 @@ func TestEvictionCutOff(t *testing.T) {
 		"Release": func(d backend.Inspector, c backend.Claim) error { c.Handle = nil; return release(d, c) },
 	} {
 		t.Run(what, func(t *testing.T) {
-			holder := openDriver(t, s.client)
-			other, meddler := openMeddled(t, s.client, nil)
+			holder := openDriver(t, s.Client)
+			other, meddler := openMeddled(t, s.Client, nil)
 			c, kept := take(t, holder, "cut off", 5*time.Minute), take(t, holder, "kept", 5*time.Minute)
 			meddler.set(losing("LeaseRevoke"), nil)
 			if err := evict(other, c); err == nil {
@@ -48,7 +48,7 @@ func TestEvictionCutOff(t *testing.T) {
 				t.Error(err)
 			}
 			holder.Close()
-			nothingLeft(t, s.client)
+			nothingLeft(t, s.Client)
 		})
 	}
 }
@@ -58,7 +58,7 @@ func TestEvictionCutOff(t *testing.T) {
 func TestRenewMany(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d := openDriver(t, s.client)
+	d := openDriver(t, s.Client)
 	var cs []backend.Claim
 	for i := range 220 {
 		key := fmt.Sprint("many-", i)
@@ -90,7 +90,7 @@ func TestRenewMany(t *testing.T) {
 func TestKeepUntilIsNotExceeded(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d, other := openDriver(t, s.client), openDriver(t, s.client)
+	d, other := openDriver(t, s.Client), openDriver(t, s.Client)
 	var late time.Duration
 	for range 5 { // a slow machine may be late now and then
 		c := take(t, d, "kept", time.Minute)
@@ -120,7 +120,7 @@ func TestLostFirstRenewal(t *testing.T) {
 	for _, what := range []string{"request", "reply"} {
 		for _, then := range []string{"renewed", "released"} {
 			t.Run(what+" lost, then "+then, func(t *testing.T) {
-				d, meddler := openMeddled(t, s.client, nil)
+				d, meddler := openMeddled(t, s.Client, nil)
 				c := claimFor("first renewal", 5*time.Minute)
 				c.Renewed = true
 				g, err := d.Wait(context.Background(), c)
@@ -147,7 +147,7 @@ func TestLostFirstRenewal(t *testing.T) {
 					t.Errorf("release: %v", err)
 				}
 				d.Close()
-				nothingLeft(t, s.client)
+				nothingLeft(t, s.Client)
 			})
 		}
 	}

@@ -15,7 +15,7 @@ import (
 func TestWaitThatBeginsInAnOutage(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	link, err := conformance.TCP(s.client)
+	link, err := conformance.TCP(s.Client)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestWaitThatBeginsInAnOutage(t *testing.T) {
 func TestLostReplyToTheMove(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	d, meddler := openMeddled(t, s.client, nil)
+	d, meddler := openMeddled(t, s.Client, nil)
 	txns := 0
 	meddler.set(nil, func(method string) error {
 		if method == "Txn" {
@@ -64,5 +64,5 @@ func TestLostReplyToTheMove(t *testing.T) {
 	if err := release(d, c); err != nil && !errors.Is(err, backend.ErrLost) {
 		t.Errorf("release after a wait of unknown outcome: %v", err)
 	}
-	nothingLeft(t, s.client)
+	nothingLeft(t, s.Client)
 }

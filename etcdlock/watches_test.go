@@ -18,7 +18,7 @@ import (
 func TestManyKeysWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1, "--max-concurrent-streams", "100")[0]
-	holder, waiter := openDriver(t, s.client), openDriver(t, s.client)
+	holder, waiter := openDriver(t, s.Client), openDriver(t, s.Client)
 
 	var held []backend.Claim
 	var waits []waiting
@@ -47,9 +47,9 @@ func TestManyKeysWaitedFor(t *testing.T) {
 // one's must not grow with their number.
 func TestMemoryOfWaiters(t *testing.T) {
 	s := startServers(t, 1)[0]
-	holder := openDriver(t, s.client)
+	holder := openDriver(t, s.Client)
 	each := func(n int) float64 {
-		d := openDriver(t, s.client)
+		d := openDriver(t, s.Client)
 		key := fmt.Sprint("memory-", n)
 		take(t, holder, key, 5*time.Minute)
 		heap := func() float64 {
@@ -84,8 +84,8 @@ func TestRefusedWatch(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	enableUsers(t, s)
-	d := openDriver(t, "joe:hunter2@"+s.client)
-	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
+	d := openDriver(t, "joe:hunter2@"+s.Client)
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 type Server struct {
 	Name         string
 	Client, Peer string // addresses, host:port
+	Dir          string // of its data
 	Args         []string
 
 	log string
@@ -66,6 +67,13 @@ func Start(t testing.TB, n int, args ...string) []*Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	Run(t, all)
+	return all
+}
+
+// Run starts servers, which end with the test, and waits until they answer.
+func Run(t testing.TB, all []*Server) {
+	t.Helper()
 	for _, s := range all {
 		t.Cleanup(s.Kill)
 		if err := s.Start(); err != nil {
@@ -79,7 +87,6 @@ func Start(t testing.TB, n int, args ...string) []*Server {
 			t.Fatal(err)
 		}
 	}
-	return all
 }
 
 // New returns n servers of one cluster, which do not run yet. Their files are in dir. What
@@ -93,13 +100,13 @@ func New(dir string, n int, args ...string) ([]*Server, error) {
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
-		s := &Server{Name: fmt.Sprint("m", i), Client: client, Peer: peer}
-		s.log = filepath.Join(dir, s.Name+".log")
+		s := &Server{Name: fmt.Sprint("m", i), Client: client, Peer: peer, Dir: filepath.Join(dir, fmt.Sprint("m", i))}
+		s.log = s.Dir + ".log"
 		all = append(all, s)
 		cluster = append(cluster, s.Name+"=http://"+peer)
 	}
 	for _, s := range all {
-		s.Args = append([]string{"--name", s.Name, "--data-dir", filepath.Join(dir, s.Name),
+		s.Args = append([]string{"--name", s.Name, "--data-dir", s.Dir,
 			"--listen-client-urls", "http://" + s.Client, "--advertise-client-urls", "http://" + s.Client,
 			"--listen-peer-urls", "http://" + s.Peer, "--initial-advertise-peer-urls", "http://" + s.Peer,
 			"--initial-cluster", strings.Join(cluster, ","), "--initial-cluster-state", "new",
