@@ -46,3 +46,15 @@ func SQL(name string) string {
 	s := newStatements("public", DefaultTable)
 	return map[string]string{"take": s.take, "release": s.release}[name]
 }
+
+// Fill makes all connections of the pool.
+func (d *Driver) Fill(ctx context.Context) error {
+	for range d.pool.Config().MaxConns {
+		c, err := d.acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer c.Release()
+	}
+	return nil
+}

@@ -101,6 +101,7 @@ type Driver struct {
 	// transaction has locked. Renewals and releases then still get a connection.
 	takes chan struct{}
 
+	silence  silence
 	listener listener
 	sweeper  sweeper
 
@@ -142,6 +143,7 @@ func newDriver(pool *pgxpool.Pool, dl *dialer, o Options) *Driver {
 	size := int(pool.Config().MaxConns)
 	d := &Driver{pool: pool, dialer: dl, options: o, takes: make(chan struct{}, max(size-max(size/8, 1), 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
+	d.silence.began = time.Now()
 	d.listener.d = d
 	d.listener.waits = map[string]map[chan struct{}]bool{}
 	return d

@@ -181,6 +181,7 @@ func (d *Driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &level)
 	if err == nil {
 		d.bouncer.Store(pooled)
+		d.silence.lastAnswer(c)
 	}
 	return err
 }
