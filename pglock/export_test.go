@@ -58,3 +58,15 @@ func (d *Driver) Fill(ctx context.Context) error {
 	}
 	return nil
 }
+
+// TakeAllPlaces takes all places of attempts until vacate is called.
+func (d *Driver) TakeAllPlaces() (vacate func()) {
+	for range cap(d.takes) {
+		d.takes <- struct{}{}
+	}
+	return func() {
+		for range cap(d.takes) {
+			<-d.takes
+		}
+	}
+}

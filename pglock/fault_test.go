@@ -341,6 +341,43 @@ func TestServerTimeouts(t *testing.T) {
 	}
 }
 
+// While another statement locks the whole table, a free key is not reported as held, also if
+// the server has a lock_timeout. That is an outage.
+func TestTableLock(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t, "lock_timeout=100ms")
+	b := s.Bouncer(t)
+	ctx := t.Context()
+	o := &hasp.Options{Timeout: 2 * time.Second}
+	pd, err := pglock.New(ctx, newPool(t, s.URL("postgres")), nil)
+	must(t, err)
+	passed := hasp.New(pd, o)
+	defer passed.Close()
+	clients := map[string]*hasp.Client{"own": client(t, s.Addr, "", o), "pool": passed, "bouncer": client(t, b.Addr, "", o)}
+
+	for _, mode := range []string{"SHARE", "ACCESS EXCLUSIVE"} {
+		tx, err := newPool(t, s.URL("postgres")).Begin(ctx)
+		must(t, err)
+		_, err = tx.Exec(ctx, "LOCK TABLE hasp_locks IN "+mode+" MODE")
+		must(t, err)
+		for name, c := range clients {
+			if _, err := c.TryLock(ctx, "free"); !errors.Is(err, hasp.ErrUnavailable) || errors.Is(err, hasp.ErrHeld) {
+				t.Errorf("%s: TryLock while the table is locked in mode %s: %v, want ErrUnavailable", name, mode, err)
+			}
+		}
+		must(t, tx.Rollback(ctx))
+		for name, c := range clients {
+			lease, err := c.TryLock(ctx, "free")
+			if err == nil {
+				err = lease.Unlock(ctx)
+			}
+			if err != nil {
+				t.Errorf("%s: after the table lock: %v", name, err)
+			}
+		}
+	}
+}
+
 // A connection that listens exists only while callers wait.
 func TestListensOnlyWhileWaiting(t *testing.T) {
 	t.Parallel()
