@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -378,6 +379,37 @@ func TestTableLock(t *testing.T) {
 	}
 }
 
+// Of several hosts, the first does not answer at all. A Client opens within its Timeout, and
+// its callers are woken by releases.
+func TestSilentHost(t *testing.T) {
+	t.Parallel()
+	s := pgtest.New(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing
+	must(t, err)
+	defer silent.Close()
+	ctx := t.Context()
+	c := client(t, silent.Addr().String()+","+s.Addr, "", nil)
+	lease, err := c.Lock(ctx, "key")
+	must(t, err)
+
+	got := make(chan error, 1)
+	other := client(t, silent.Addr().String()+","+s.Addr, "", nil)
+	go func() {
+		next, err := other.Lock(ctx, "key")
+		if err == nil {
+			err = next.Unlock(ctx)
+		}
+		got <- err
+	}()
+	until(t, "listening", func() bool {
+		rows, err := s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN hasp%'`)
+		must(t, err)
+		return len(rows) == 1
+	})
+	must(t, lease.Unlock(ctx))
+	must(t, <-got)
+}
+
 // A connection that listens exists only while callers wait.
 func TestListensOnlyWhileWaiting(t *testing.T) {
 	t.Parallel()
@@ -402,6 +434,10 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	if !pd.Listens() {
 		t.Error("does not listen right after a wait")
 	}
-	until(t, "the end of listening", func() bool { return !pd.Listens() })
+	// Also while others hand keys over.
+	until(t, "the end of listening", func() bool {
+		s.Must(t, "NOTIFY "+pd.Channel()+", 'other'")
+		return !pd.Listens()
+	})
 	must(t, errors.Join(lease.Unlock(ctx), held.Unlock(ctx)))
 }
