@@ -100,6 +100,8 @@ func TestSweep(t *testing.T) {
 	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced)
 		SELECT ('old' || n)::bytea, now() - interval '2 h', CASE WHEN n % 2 = 0 THEN now() - interval '61 min' END, 1, true FROM generate_series(1, 2500) n`)
 	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced) VALUES ('recent', now() - interval '2 h', now() - interval '59 min', 1, true)`)
+	// The fence of a clock that was ahead. If its row went, the next fence could be smaller.
+	s.Must(t, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('fence', now() - interval '2 h', extract(epoch FROM now()) * 1000000, true)`)
 
 	d, err := open(ctx, s.Addr)
 	must(t, err)
@@ -110,12 +112,12 @@ func TestSweep(t *testing.T) {
 		return rows
 	}
 	d.(*pglock.Driver).SweepInTurn(ctx)
-	if got := fmt.Sprint(keys()); got != "[held new recent]" {
+	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
 		t.Errorf("after the sweep: %s", got)
 	}
 	s.Must(t, `UPDATE hasp_locks SET since = now() - interval '2 h', expires = now() - interval '2 h' WHERE key = 'recent'`)
 	d.(*pglock.Driver).SweepInTurn(ctx)
-	if got := fmt.Sprint(keys()); got != "[held new recent]" {
+	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
 		t.Errorf("after a second sweep within the minute: %s", got)
 	}
 	for entry, err := range c.List(ctx, "") {
