@@ -11,6 +11,9 @@ import (
 // Statements is how many statements the drivers of this process have sent.
 var Statements atomic.Int64
 
+// MaxBlocked is how long an attempt waits for a row.
+const MaxBlocked = maxBlocked
+
 type counter struct{}
 
 func (counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -59,13 +62,14 @@ func (d *Driver) Fill(ctx context.Context) error {
 	return nil
 }
 
-// TakeAllPlaces takes all places of attempts until vacate is called.
-func (d *Driver) TakeAllPlaces() (vacate func()) {
-	for range cap(d.takes) {
+// TakePlaces takes all places of attempts but some, until vacate is called.
+func (d *Driver) TakePlaces(but int) (vacate func()) {
+	n := cap(d.takes) - but
+	for range n {
 		d.takes <- struct{}{}
 	}
 	return func() {
-		for range cap(d.takes) {
+		for range n {
 			<-d.takes
 		}
 	}

@@ -16,8 +16,8 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // guard is what a transaction runs before it writes. It returns a row if the fence is the
@@ -73,9 +73,9 @@ func must(t testing.TB, err error) {
 // end of the transaction, and a holder whose successor has come writes nothing.
 func TestGuard(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	s.Must(t, "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL); INSERT INTO accounts VALUES (7, 100)")
-	ctx, db := t.Context(), newPool(t, s.URL("postgres"))
+	ctx, db := t.Context(), newPool(t, s.URL())
 	const term = 2 * time.Second
 	a := client(t, s.Addr, "", &hasp.Options{TTL: term})
 	b := client(t, s.Addr, "", nil)
@@ -148,8 +148,8 @@ func TestGuard(t *testing.T) {
 // released: attempts leave connections for them.
 func TestGuardsLeaveConnections(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
-	ctx, db := t.Context(), newPool(t, s.URL("postgres")+"&pool_max_conns=20")
+	s := pgtest.Start(t)
+	ctx, db := t.Context(), newPool(t, s.URL()+"&pool_max_conns=20")
 	a := client(t, s.Addr, "", nil)
 	b := client(t, s.Addr, "&pool_size=4", &hasp.Options{TTL: 3 * time.Second})
 
@@ -186,7 +186,7 @@ func TestGuardsLeaveConnections(t *testing.T) {
 func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) {
 	t.Helper()
 	ctx, c := t.Context(), client(t, s.Addr, "", nil)
-	tx, err := newPool(t, s.URL("postgres")).Begin(ctx)
+	tx, err := newPool(t, s.URL()).Begin(ctx)
 	must(t, err)
 	t.Cleanup(func() { tx.Rollback(context.Background()) })
 	for i := range n {
@@ -207,7 +207,7 @@ func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) 
 // before, and an attempt at a guarded key is refused.
 func TestGuardsLeaveOthersPrompt(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	ctx := t.Context()
 	c := client(t, s.Addr, "", nil)
 	pairs := func() time.Duration {
@@ -262,43 +262,37 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 	}
 }
 
-// Callers of many more guarded keys than the Client has connections wait for longer than
-// Timeout. That is no outage.
-func TestManyGuardsAreNoOutage(t *testing.T) {
+// An attempt at a guarded key waits for the guard a little, but not while all places of
+// attempts are taken: others need them.
+func TestAttemptsMakeRoom(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	ctx := t.Context()
-	const timeout = time.Second
-	c := client(t, s.Addr, "&pool_size=2", &hasp.Options{Timeout: timeout})
-	keys, tx := guardAll(t, s, 60) // if each first attempt waited for the row, they would take 3 s
-	got := make(chan error, len(keys))
-	for _, key := range keys {
-		go func() {
-			lease, err := c.Lock(ctx, key)
-			if err == nil {
-				err = lease.Unlock(ctx)
-			}
-			got <- err
-		}()
-	}
-	select {
-	case err := <-got:
-		t.Errorf("Lock of a guarded key: %v", err)
-	case <-time.After(4 * timeout):
-	}
-	must(t, tx.Commit(ctx))
-	for range len(keys) - len(got) {
-		if err := <-got; err != nil {
-			t.Error(err)
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	pd := d.(*pglock.Driver)
+	keys, _ := guardAll(t, s, 1)
+	attempt := func() time.Duration {
+		began := time.Now()
+		if _, err := pd.Acquire(ctx, backend.Claim{Key: keys[0], Token: "one", TTL: time.Minute, Timeout: time.Minute}); !errors.Is(err, hasp.ErrHeld) {
+			t.Fatalf("Acquire of a guarded key: %v, want ErrHeld", err)
 		}
+		return time.Since(began)
 	}
+	if took := attempt(); took < pglock.MaxBlocked {
+		t.Errorf("an attempt takes %v", took)
+	}
+	vacate := pd.TakePlaces(1)
+	defer vacate()
+	until(t, "an attempt that does not wait", func() bool { return attempt() < pglock.MaxBlocked })
 }
 
 // A caller that waits for longer than Timeout because all places of attempts are taken waits
 // on, while the server answers others. If it answers nobody, that is an outage.
 func TestFullQueueIsNoOutage(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	ctx := t.Context()
 	d, err := open(ctx, s.Addr)
 	must(t, err)
@@ -306,7 +300,7 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 	pd := d.(*pglock.Driver)
 	claim := backend.Claim{Key: "key", Token: "one", TTL: time.Minute, Timeout: 300 * time.Millisecond}
 
-	vacate := pd.TakeAllPlaces()
+	vacate := pd.TakePlaces(0)
 	began := time.Now()
 	_, err = pd.Wait(ctx, claim)
 	var out *backend.UnavailableError

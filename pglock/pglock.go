@@ -227,27 +227,16 @@ const (
 	// others, so they poll.
 	stillBlocked = time.Millisecond
 
-	// maxRenewBlocked is for renewals and breaks, which a guard does not block.
+	// maxRenewBlocked is for renewals and breaks, which a guard does not block, and for an
+	// attempt if the row is not locked.
 	maxRenewBlocked = time.Second
 )
 
-// answer is a row that take, join and blocked return.
-type answer struct {
-	fence, left *int64
-	owner       []byte
-	shared      bool
-	last        bool // marked, or whether the table is locked
-}
-
-func (a *answer) scan(rows pgx.Rows) error {
-	return rows.Scan(&a.fence, &a.owner, &a.shared, &a.left, &a.last)
-}
-
-// held returns the answer about a hold.
-func (a *answer) held() *backend.HeldError {
-	held := &backend.HeldError{Owner: string(a.owner), Shared: a.shared}
-	if a.left != nil {
-		held.RetryAfter = max(time.Duration(*a.left)*time.Microsecond, 0)
+// heldError returns the error about a hold. Left is in microseconds.
+func heldError(owner []byte, shared bool, left *int64) *backend.HeldError {
+	held := &backend.HeldError{Owner: string(owner), Shared: shared}
+	if left != nil {
+		held.RetryAfter = max(time.Duration(*left)*time.Microsecond, 0)
 	}
 	return held
 }
@@ -261,53 +250,84 @@ func (d *Driver) take(ctx context.Context, c backend.Claim, most time.Duration) 
 	if len(d.takes) == cap(d.takes) {
 		most = stillBlocked
 	}
+
+	for {
+		g, last, err := d.takeOnce(ctx, c, most)
+		if !isLockTimeout(err) {
+			return g, last, err
+		}
+		last.blocked, err = d.blocked(ctx, c, err)
+		if err != nil {
+			return backend.Grant{}, last, err
+		}
+		most = maxRenewBlocked // nothing guards the row
+	}
+}
+
+// takeOnce is one statement of take.
+func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leaves time to ask what was locked
 	}
-
 	sql := d.sql.take
 	if c.Shared {
 		sql = d.sql.join
 	}
-	var a answer
-	err := d.query(ctx, sql, a.scan, []byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockTimeout(ctx, most))
+	var (
+		fence, left    *int64
+		owner          []byte
+		shared, marked bool
+	)
+	err := d.query(ctx, sql, func(rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
+		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockTimeout(ctx, most))
 
 	switch {
 	case errors.Is(err, errNoRow):
 		// The key was free when the statement began. Another caller has taken it since.
 		return backend.Grant{}, refusal{}, backend.ErrHeld
-	case isLockTimeout(err):
-		return d.blocked(ctx, c, err)
 	case isConflict(err):
 		return backend.Grant{}, refusal{}, backend.ErrHeld // see query
 	case err != nil:
 		return backend.Grant{}, refusal{}, err
-	case a.fence == nil:
-		return backend.Grant{}, refusal{marked: a.last}, a.held()
+	case fence == nil:
+		return backend.Grant{}, refusal{marked: marked}, heldError(owner, shared, left)
 	}
 
 	d.sweeper.taken(d)
 	if !c.Fenced {
 		return backend.Grant{}, refusal{}, nil
 	}
-	return backend.Grant{Fence: uint64(*a.fence)}, refusal{}, nil
+	return backend.Grant{Fence: uint64(*fence)}, refusal{}, nil
 }
 
-// blocked returns the outcome of an attempt that has waited too long for a lock of PostgreSQL,
-// and so has changed nothing. If another transaction has locked only the row, the key is held.
-// If a statement such as CREATE INDEX locks the whole table, that is an outage: nobody can
-// take or renew a lock. The table lock ends an attempt only if the server, the role or the
-// database has a lock_timeout; the attempt sets its own after PostgreSQL has locked the table.
-func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (backend.Grant, refusal, error) {
-	var a answer
-	lookErr := d.query(ctx, d.sql.blocked, a.scan, []byte(c.Key), d.sql.name)
+// blocked tells why an attempt has waited too long for a lock of PostgreSQL, and so has
+// changed nothing. If another transaction has locked the row, the key is held. If a statement
+// such as CREATE INDEX locks the whole table, that is an outage: nobody can take or renew a
+// lock. The table lock ends an attempt only if the server, the role or the database has a
+// lock_timeout; the attempt sets its own after PostgreSQL has locked the table. The error is
+// nil if the lock was another one, or is gone. Then the attempt is due again.
+func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
+	var (
+		held, shared, table bool
+		owner               []byte
+		left                *int64
+	)
+	lookErr := d.query(ctx, d.sql.blocked, func(rows pgx.Rows) error {
+		return rows.Scan(&held, &owner, &shared, &left, &table, &row)
+	}, []byte(c.Key), d.sql.name, lockTimeout(ctx, maxRenewBlocked))
 	switch {
 	case lookErr != nil:
-		return backend.Grant{}, refusal{}, err
-	case a.last:
-		return backend.Grant{}, refusal{}, fmt.Errorf("%w (another statement, such as CREATE INDEX, locks the whole table)", err)
+		return false, err
+	case held:
+		return false, heldError(owner, shared, left)
+	case table:
+		return false, fmt.Errorf("%w (another statement, such as CREATE INDEX, locks the whole table)", err)
+	case row:
+		return true, &backend.HeldError{}
+	case ctx.Err() != nil:
+		return false, err
 	}
-	return backend.Grant{}, refusal{blocked: a.left == nil}, a.held()
+	return false, nil
 }
 
 // Renew raises the term of each hold to at least its claim's TTL, all in one statement, and

@@ -10,14 +10,14 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
+	"github.com/hasplock/hasp/internal/pgtest"
 )
 
 // A clock that was ahead has left a mark of a caller that waits for the end of shared holds. It
 // keeps no shared hold out, and no such caller from its own mark.
 func TestMarkOfAWrongClock(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.New(t), t.Context()
+	s, ctx := pgtest.Start(t), t.Context()
 	a, b := client(t, s.Addr, "", nil), client(t, s.Addr, "", nil)
 	first, err := a.Lock(ctx, "key", hasp.WithShared())
 	must(t, err)
@@ -48,7 +48,7 @@ func TestMarkOfAWrongClock(t *testing.T) {
 // number makes the statement slow, so that their end may come while it runs.
 func TestLeaveAtTheEndOfOthers(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.New(t), t.Context()
+	s, ctx := pgtest.Start(t), t.Context()
 	d, err := open(ctx, s.Addr)
 	must(t, err)
 	defer d.Close()
@@ -81,7 +81,7 @@ func TestLeaveAtTheEndOfOthers(t *testing.T) {
 // it runs.
 func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.New(t), t.Context()
+	s, ctx := pgtest.Start(t), t.Context()
 	d, err := open(ctx, s.Addr)
 	must(t, err)
 	defer d.Close()

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // firewall carries connections to a server until it forgets them: then nothing passes, and
@@ -81,7 +81,7 @@ func (f *firewall) forget() {
 // A firewall forgets all connections of a pool. One call loses its time, and no lease is lost.
 func TestForgottenConnections(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	f := newFirewall(t, s.Addr)
 	ctx := t.Context()
 	o := &hasp.Options{Timeout: time.Second, TTL: 4 * time.Second}

@@ -12,7 +12,7 @@ import (
 // Bounds of the sleep between two attempts.
 const (
 	minSleep = time.Millisecond
-	maxSleep = time.Second            // if a release wakes the waiter
+	maxSleep = time.Second            // if a release wakes the waiter, or a transaction guards the key
 	maxPoll  = 100 * time.Millisecond // if not
 )
 
@@ -168,10 +168,15 @@ func (w *waiting) sleep(ctx context.Context) {
 func (w *waiting) pause(ctx context.Context) time.Duration {
 	// Without the random part, waits that began together would always attempt together.
 	d := maxSleep - rand.N(maxSleep/8)
-	if w.last.blocked || !w.d.listener.hears() {
+	switch {
+	case w.last.blocked:
+		// A guard that has lasted for some time may last for as long again.
+		d = minSleep + rand.N(min(minSleep<<min(w.polls, 10), maxSleep))
+		w.polls++
+	case !w.d.listener.hears():
 		d = minSleep + rand.N(min(minSleep<<min(w.polls, 10), maxPoll))
 		w.polls++
-	} else {
+	default:
 		w.polls = 0
 	}
 
