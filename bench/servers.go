@@ -36,7 +36,7 @@ func (b *bench) start(ctx context.Context) (err error) {
 	}
 	if needs[onPostgres] {
 		if err := b.servers.Do(func() error {
-			b.at.Postgres = "postgres://hasp@" + pgtest.Start(&b.servers, "max_connections=500").Addr + "/postgres?sslmode=disable"
+			b.at.Postgres = pgtest.Start(&b.servers, "max_connections=500").URL()
 			return nil
 		}); err != nil {
 			return err

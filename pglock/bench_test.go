@@ -17,8 +17,8 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // The bare statements: what a program without hasp would write, on a table of the same form.
@@ -39,7 +39,7 @@ const benchPool = 16
 
 // durable is a server that waits for its disk, as servers do.
 func durable(b *testing.B, opts ...string) *pgtest.Server {
-	return pgtest.New(b, append(opts, "fsync=on")...)
+	return pgtest.Start(b, append(opts, "fsync=on")...)
 }
 
 // inParallel runs f n times, by g goroutines, each with keys of its own. It returns the time.
@@ -88,7 +88,7 @@ func compare(b *testing.B, g int, hasp, bare func(key string) error) {
 func BenchmarkPairs(b *testing.B) {
 	s := durable(b)
 	s.Must(b, bareTable)
-	db := newPool(b, fmt.Sprintf("%s&pool_max_conns=%d", s.URL("postgres"), benchPool))
+	db := newPool(b, fmt.Sprintf("%s&pool_max_conns=%d", s.URL(), benchPool))
 	c := client(b, s.Addr, fmt.Sprintf("&pool_size=%d", benchPool), nil)
 	ctx := context.Background()
 	for _, g := range []int{1, 16, 64} {
@@ -150,8 +150,8 @@ func BenchmarkHandOver(b *testing.B) {
 	s.Must(b, bareTable)
 	ctx := context.Background()
 	one, two := client(b, s.Addr, "", nil), client(b, s.Addr, "", nil)
-	db := newPool(b, s.URL("postgres"))
-	listens, err := pgx.Connect(ctx, s.URL("postgres"))
+	db := newPool(b, s.URL())
+	listens, err := pgx.Connect(ctx, s.URL())
 	must(b, err)
 	defer listens.Close(ctx)
 	_, err = listens.Exec(ctx, "LISTEN bare")
@@ -291,7 +291,7 @@ func listen(b *testing.B, s *pgtest.Server, n int) error {
 	}
 	defer d.Close()
 	for range n {
-		c, err := pgx.Connect(context.Background(), s.URL("postgres"))
+		c, err := pgx.Connect(context.Background(), s.URL())
 		if err != nil {
 			return err
 		}

@@ -5,14 +5,13 @@ package pglock_test
 import (
 	"context"
 	"errors"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // The suite passes through a PgBouncer in transaction mode, which keeps no session of ours.
@@ -27,7 +26,7 @@ func TestConformanceBouncer(t *testing.T) {
 		if err != nil {
 			return "", nil, err
 		}
-		b, err := server().StartBouncer(ctx)
+		b, err := server().NewBouncer()
 		if err != nil {
 			stopServer()
 			return "", nil, err
@@ -44,7 +43,7 @@ func TestConformanceBouncer(t *testing.T) {
 // A driver behind a PgBouncer listens to nothing and leaves nothing in the server's sessions.
 func TestBouncer(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	b := s.Bouncer(t)
 	ctx := t.Context()
 	d, err := open(ctx, b.Addr)
@@ -76,7 +75,7 @@ func TestBouncer(t *testing.T) {
 	// The sessions of the server are as PgBouncer made them.
 	left, err := s.Rows(ctx, `SELECT l.mode FROM pg_locks l WHERE l.locktype = 'advisory'`)
 	must(t, err)
-	prepared, err := pgRows(ctx, b, `SELECT name FROM pg_prepared_statements UNION ALL SELECT * FROM pg_listening_channels()
+	prepared, err := b.Rows(ctx, `SELECT name FROM pg_prepared_statements UNION ALL SELECT * FROM pg_listening_channels()
 		UNION ALL SELECT name FROM pg_settings WHERE source = 'session' AND name IN ('default_transaction_isolation', 'lock_timeout', 'synchronous_commit')`)
 	must(t, err)
 	if len(left)+len(prepared) > 0 {
@@ -84,8 +83,8 @@ func TestBouncer(t *testing.T) {
 	}
 
 	// It works again after the server behind it was restarted.
-	s.Stop(syscall.SIGINT)
-	must(t, s.Run(ctx))
+	must(t, s.Stop())
+	must(t, s.Start())
 	until(t, "Lock after a restart behind PgBouncer", func() bool {
 		lease, err := c.Lock(ctx, "key")
 		return err == nil && lease.Unlock(ctx) == nil

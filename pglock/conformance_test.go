@@ -5,14 +5,13 @@ package pglock_test
 import (
 	"context"
 	"os"
-	"syscall"
 	"testing"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // open opens a driver by URL.
@@ -28,9 +27,9 @@ func open(ctx context.Context, addr string) (backend.Driver, error) {
 func harness() (h conformance.Harness, server func() *pgtest.Server) {
 	var s *pgtest.Server
 	return conformance.Harness{
-		Store: func(ctx context.Context) (string, func(), error) {
+		Store: func(context.Context) (string, func(), error) {
 			var err error
-			if s, err = pgtest.Start(ctx); err != nil {
+			if s, err = pgtest.New(); err != nil {
 				return "", nil, err
 			}
 			return s.Addr, s.Remove, nil
@@ -38,14 +37,14 @@ func harness() (h conformance.Harness, server func() *pgtest.Server) {
 		Open: open,
 		Link: func(_ context.Context, store string) (*conformance.Link, error) { return conformance.TCP(store) },
 		// A crash may lose the last releases, whose holds then end with their terms. TestKilled has that.
-		Stop: func(context.Context, string) error { s.Stop(syscall.SIGINT); return nil },
-		Start: func(ctx context.Context, _ string, data bool) error {
+		Stop: func(context.Context, string) error { return s.Stop() },
+		Start: func(_ context.Context, _ string, data bool) error {
 			if !data {
 				if err := s.Empty(); err != nil {
 					return err
 				}
 			}
-			return s.Run(ctx)
+			return s.Start()
 		},
 		Kick:     func(ctx context.Context, _ string) error { return s.Kick(ctx) },
 		Commands: func(context.Context, string) (int64, error) { return pglock.Statements.Load(), nil },

@@ -11,6 +11,9 @@ import (
 // Statements is how many statements the drivers of this process have sent.
 var Statements atomic.Int64
 
+// MaxBlocked is how long an attempt waits for a row.
+const MaxBlocked = maxBlocked
+
 type counter struct{}
 
 func (counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -45,4 +48,29 @@ func (d *Driver) Channel() string { return d.channel }
 func SQL(name string) string {
 	s := newStatements("public", DefaultTable)
 	return map[string]string{"take": s.take, "release": s.release}[name]
+}
+
+// Fill makes all connections of the pool.
+func (d *Driver) Fill(ctx context.Context) error {
+	for range d.pool.Config().MaxConns {
+		c, err := d.acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer c.Release()
+	}
+	return nil
+}
+
+// TakePlaces takes all places of attempts but some, until vacate is called.
+func (d *Driver) TakePlaces(but int) (vacate func()) {
+	n := cap(d.takes) - but
+	for range n {
+		d.takes <- struct{}{}
+	}
+	return func() {
+		for range n {
+			<-d.takes
+		}
+	}
 }

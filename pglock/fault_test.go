@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -17,8 +18,8 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // contend has each Client lock one key rounds times with a fence. It fails the test if two
@@ -60,7 +61,7 @@ func contend(t *testing.T, clients []*hasp.Client, rounds int) {
 // Fences grow although all rows are deleted all the time.
 func TestFencesGrowAfterSweeps(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	var clients []*hasp.Client
 	for range 64 {
 		clients = append(clients, client(t, s.Addr, "&pool_size=2", &hasp.Options{Timeout: 30 * time.Second}))
@@ -87,7 +88,7 @@ func TestFencesGrowAfterSweeps(t *testing.T) {
 // sweeps in a minute.
 func TestSweep(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	ctx := t.Context()
 	c := client(t, s.Addr, "", nil)
 	held, err := c.Lock(ctx, "held")
@@ -99,6 +100,8 @@ func TestSweep(t *testing.T) {
 	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced)
 		SELECT ('old' || n)::bytea, now() - interval '2 h', CASE WHEN n % 2 = 0 THEN now() - interval '61 min' END, 1, true FROM generate_series(1, 2500) n`)
 	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced) VALUES ('recent', now() - interval '2 h', now() - interval '59 min', 1, true)`)
+	// The fence of a clock that was ahead. If its row went, the next fence could be smaller.
+	s.Must(t, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('fence', now() - interval '2 h', extract(epoch FROM now()) * 1000000, true)`)
 
 	d, err := open(ctx, s.Addr)
 	must(t, err)
@@ -109,12 +112,12 @@ func TestSweep(t *testing.T) {
 		return rows
 	}
 	d.(*pglock.Driver).SweepInTurn(ctx)
-	if got := fmt.Sprint(keys()); got != "[held new recent]" {
+	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
 		t.Errorf("after the sweep: %s", got)
 	}
 	s.Must(t, `UPDATE hasp_locks SET since = now() - interval '2 h', expires = now() - interval '2 h' WHERE key = 'recent'`)
 	d.(*pglock.Driver).SweepInTurn(ctx)
-	if got := fmt.Sprint(keys()); got != "[held new recent]" {
+	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
 		t.Errorf("after a second sweep within the minute: %s", got)
 	}
 	for entry, err := range c.List(ctx, "") {
@@ -131,14 +134,14 @@ func TestIsolation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
-			s := pgtest.New(t, "default_transaction_isolation="+level)
+			s := pgtest.Start(t, "default_transaction_isolation="+level)
 			var clients []*hasp.Client
 			for i := range 8 {
 				if i%2 == 0 {
 					clients = append(clients, client(t, s.Addr, "", nil))
 					continue
 				}
-				d, err := pglock.New(t.Context(), newPool(t, s.URL("postgres")), nil)
+				d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
 				must(t, err)
 				c := hasp.New(d, nil)
 				t.Cleanup(func() { c.Close() })
@@ -152,7 +155,7 @@ func TestIsolation(t *testing.T) {
 // Renewals in any order never deadlock.
 func TestRenewalsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	ctx := t.Context()
 	d, err := open(ctx, s.Addr)
 	must(t, err)
@@ -193,16 +196,16 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 // What was confirmed before a crash of the server is there after it.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	ctx := t.Context()
 	a, b := client(t, s.Addr, "", &hasp.Options{TTL: time.Minute}), client(t, s.Addr, "", nil)
 	lease, err := a.Lock(ctx, "key", hasp.WithFence())
 	must(t, err)
-	s.Stop(syscall.SIGKILL)
+	s.Kill()
 	if _, err := b.TryLock(ctx, "key"); !errors.Is(err, hasp.ErrUnavailable) {
 		t.Errorf("TryLock while the server is down: %v, want ErrUnavailable", err)
 	}
-	must(t, s.Run(ctx))
+	must(t, s.Start())
 
 	until(t, "an answer after the crash", func() bool {
 		_, err := b.TryLock(ctx, "key")
@@ -227,7 +230,7 @@ func TestKilled(t *testing.T) {
 // larger fence, and the first holder learns of the loss at its next renewal.
 func TestFailover(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	r := s.Replica(t)
 	ctx := t.Context()
 	both := s.Addr + "," + r.Addr
@@ -243,7 +246,7 @@ func TestFailover(t *testing.T) {
 	lost, err := a.Lock(ctx, "lost", hasp.WithFence())
 	must(t, err)
 
-	s.Stop(syscall.SIGKILL)
+	s.Kill()
 	must(t, r.Signal("walreceiver", syscall.SIGKILL))
 	until(t, "the replica is promoted", func() bool {
 		return r.Exec(ctx, "SELECT pg_promote()") == nil || r.Exec(ctx, "CREATE TEMP TABLE t ()") == nil
@@ -280,7 +283,7 @@ func lockAgain(t *testing.T, c *hasp.Client, key string) (lease *hasp.Lease, err
 // When the server has no connection left, a Client goes on with those that it has.
 func TestConnectionLimit(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t, "max_connections=12", "superuser_reserved_connections=1")
+	s := pgtest.Start(t, "max_connections=12", "superuser_reserved_connections=1")
 	s.Must(t, "CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app")
 	ctx := t.Context()
 	c, err := hasp.Open(ctx, "pglock+postgres://app@"+s.Addr+"/postgres?sslmode=disable", nil)
@@ -315,7 +318,7 @@ func TestConnectionLimit(t *testing.T) {
 // Timeouts of the server's configuration end statements and sessions. Clients go on.
 func TestServerTimeouts(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t, "statement_timeout=2s", "idle_in_transaction_session_timeout=200ms", "idle_session_timeout=300ms")
+	s := pgtest.Start(t, "statement_timeout=2s", "idle_in_transaction_session_timeout=200ms", "idle_session_timeout=300ms")
 	ctx := t.Context()
 	a, b := client(t, s.Addr, "", &hasp.Options{TTL: 2 * time.Second}), client(t, s.Addr, "", nil)
 	for range 2 {
@@ -341,10 +344,110 @@ func TestServerTimeouts(t *testing.T) {
 	}
 }
 
+// While another statement locks the whole table, a free key is not reported as held, also if
+// the server has a lock_timeout. That is an outage.
+func TestTableLock(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t, "lock_timeout=100ms")
+	b := s.Bouncer(t)
+	ctx := t.Context()
+	o := &hasp.Options{Timeout: 2 * time.Second}
+	pd, err := pglock.New(ctx, newPool(t, s.URL()), nil)
+	must(t, err)
+	passed := hasp.New(pd, o)
+	defer passed.Close()
+	clients := map[string]*hasp.Client{"own": client(t, s.Addr, "", o), "pool": passed, "bouncer": client(t, b.Addr, "", o)}
+
+	for _, mode := range []string{"SHARE", "ACCESS EXCLUSIVE"} {
+		tx, err := newPool(t, s.URL()).Begin(ctx)
+		must(t, err)
+		_, err = tx.Exec(ctx, "LOCK TABLE hasp_locks IN "+mode+" MODE")
+		must(t, err)
+		for name, c := range clients {
+			if _, err := c.TryLock(ctx, "free"); !errors.Is(err, hasp.ErrUnavailable) || errors.Is(err, hasp.ErrHeld) {
+				t.Errorf("%s: TryLock while the table is locked in mode %s: %v, want ErrUnavailable", name, mode, err)
+			}
+		}
+		must(t, tx.Rollback(ctx))
+		for name, c := range clients {
+			lease, err := c.TryLock(ctx, "free")
+			if err == nil {
+				err = lease.Unlock(ctx)
+			}
+			if err != nil {
+				t.Errorf("%s: after the table lock: %v", name, err)
+			}
+		}
+	}
+}
+
+// An attempt may wait for locks of PostgreSQL that are not for the row of its key. That does
+// not mean that the key is held.
+func TestOtherLocks(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	ctx := t.Context()
+	c := client(t, s.Addr, "", nil)
+	lease, err := c.Lock(ctx, "other") // there is a connection
+	must(t, err)
+	must(t, lease.Unlock(ctx))
+	tx, err := newPool(t, s.URL()).Begin(ctx)
+	must(t, err)
+	_, err = tx.Exec(ctx, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('free', now(), 1, true)`)
+	must(t, err)
+
+	got := make(chan error, 1)
+	go func() {
+		lease, err := c.TryLock(ctx, "free")
+		if err == nil {
+			err = lease.Unlock(ctx)
+		}
+		got <- err
+	}()
+	until(t, "an attempt that waits", func() bool {
+		rows, err := s.Rows(ctx, `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`)
+		must(t, err)
+		return len(rows) > 0 || len(got) > 0
+	})
+	must(t, tx.Rollback(ctx))
+	must(t, <-got)
+}
+
+// Of several hosts, the first does not answer at all. A Client opens within its Timeout, and
+// its callers are woken by releases.
+func TestSilentHost(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing
+	must(t, err)
+	defer silent.Close()
+	ctx := t.Context()
+	c := client(t, silent.Addr().String()+","+s.Addr, "", nil)
+	lease, err := c.Lock(ctx, "key")
+	must(t, err)
+
+	got := make(chan error, 1)
+	other := client(t, silent.Addr().String()+","+s.Addr, "", nil)
+	go func() {
+		next, err := other.Lock(ctx, "key")
+		if err == nil {
+			err = next.Unlock(ctx)
+		}
+		got <- err
+	}()
+	until(t, "listening", func() bool {
+		rows, err := s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN hasp%'`)
+		must(t, err)
+		return len(rows) == 1
+	})
+	must(t, lease.Unlock(ctx))
+	must(t, <-got)
+}
+
 // A connection that listens exists only while callers wait.
 func TestListensOnlyWhileWaiting(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	ctx := t.Context()
 	d, err := open(ctx, s.Addr)
 	must(t, err)
@@ -365,6 +468,10 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	if !pd.Listens() {
 		t.Error("does not listen right after a wait")
 	}
-	until(t, "the end of listening", func() bool { return !pd.Listens() })
+	// Also while others hand keys over.
+	until(t, "the end of listening", func() bool {
+		s.Must(t, "NOTIFY "+pd.Channel()+", 'other'")
+		return !pd.Listens()
+	})
 	must(t, errors.Join(lease.Unlock(ctx), held.Unlock(ctx)))
 }

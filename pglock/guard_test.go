@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,8 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // guard is what a transaction runs before it writes. It returns a row if the fence is the
@@ -71,9 +73,9 @@ func must(t testing.TB, err error) {
 // end of the transaction, and a holder whose successor has come writes nothing.
 func TestGuard(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	s.Must(t, "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL); INSERT INTO accounts VALUES (7, 100)")
-	ctx, db := t.Context(), newPool(t, s.URL("postgres"))
+	ctx, db := t.Context(), newPool(t, s.URL())
 	const term = 2 * time.Second
 	a := client(t, s.Addr, "", &hasp.Options{TTL: term})
 	b := client(t, s.Addr, "", nil)
@@ -146,8 +148,8 @@ func TestGuard(t *testing.T) {
 // released: attempts leave connections for them.
 func TestGuardsLeaveConnections(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
-	ctx, db := t.Context(), newPool(t, s.URL("postgres")+"&pool_max_conns=20")
+	s := pgtest.Start(t)
+	ctx, db := t.Context(), newPool(t, s.URL()+"&pool_max_conns=20")
 	a := client(t, s.Addr, "", nil)
 	b := client(t, s.Addr, "&pool_size=4", &hasp.Options{TTL: 3 * time.Second})
 
@@ -177,6 +179,149 @@ func TestGuardsLeaveConnections(t *testing.T) {
 	case <-time.After(5 * time.Second):
 	}
 	must(t, mine.Unlock(ctx))
+}
+
+// guardAll takes keys, has one transaction guard them all, and breaks their locks. The keys are
+// free when the transaction ends.
+func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) {
+	t.Helper()
+	ctx, c := t.Context(), client(t, s.Addr, "", nil)
+	tx, err := newPool(t, s.URL()).Begin(ctx)
+	must(t, err)
+	t.Cleanup(func() { tx.Rollback(context.Background()) })
+	for i := range n {
+		key := fmt.Sprint("guarded/", i)
+		lease, err := c.Lock(ctx, key, hasp.WithFence())
+		must(t, err)
+		tag, err := tx.Exec(ctx, guard, []byte(key), int64(lease.Fence()))
+		if err != nil || tag.RowsAffected() != 1 {
+			t.Fatal(tag, err)
+		}
+		must(t, c.Break(ctx, key))
+		keys = append(keys, key)
+	}
+	return keys, tx
+}
+
+// While callers of a Client wait for many guarded keys, its other locks are about as fast as
+// before, and an attempt at a guarded key is refused.
+func TestGuardsLeaveOthersPrompt(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	ctx := t.Context()
+	c := client(t, s.Addr, "", nil)
+	pairs := func() time.Duration {
+		var all []time.Duration
+		for range 50 {
+			began := time.Now()
+			lease, err := c.Lock(ctx, "free")
+			must(t, err)
+			must(t, lease.Unlock(ctx))
+			all = append(all, time.Since(began))
+		}
+		slices.Sort(all)
+		return all[len(all)/2]
+	}
+	keys, tx := guardAll(t, s, 40)
+	alone := pairs()
+
+	got := make(chan error, len(keys))
+	for _, key := range keys {
+		go func() {
+			lease, err := c.Lock(ctx, key)
+			if err == nil {
+				err = lease.Unlock(ctx)
+			}
+			got <- err
+		}()
+	}
+	time.Sleep(time.Second)
+	if beside := pairs(); beside > 15*alone {
+		t.Errorf("a pair takes %v while others wait for guarded keys, %v without them", beside, alone)
+	}
+
+	// They poll, and leave most of the connections to others.
+	blocked := 0
+	for range 50 {
+		rows, err := s.Rows(ctx, `SELECT 1::text FROM pg_stat_activity WHERE wait_event_type = 'Lock'`)
+		must(t, err)
+		blocked += len(rows)
+	}
+	if blocked > 4*50 {
+		t.Errorf("%.1f connections wait for guards, on average", float64(blocked)/50)
+	}
+
+	soon, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if _, err := c.TryLock(soon, keys[0]); !errors.Is(err, hasp.ErrHeld) {
+		t.Errorf("TryLock of a guarded key: %v, want ErrHeld", err)
+	}
+	must(t, tx.Commit(ctx))
+	for range keys {
+		must(t, <-got)
+	}
+}
+
+// An attempt at a guarded key waits for the guard a little, but not while all places of
+// attempts are taken: others need them.
+func TestAttemptsMakeRoom(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	ctx := t.Context()
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	pd := d.(*pglock.Driver)
+	keys, _ := guardAll(t, s, 1)
+	attempt := func() time.Duration {
+		began := time.Now()
+		if _, err := pd.Acquire(ctx, backend.Claim{Key: keys[0], Token: "one", TTL: time.Minute, Timeout: time.Minute}); !errors.Is(err, hasp.ErrHeld) {
+			t.Fatalf("Acquire of a guarded key: %v, want ErrHeld", err)
+		}
+		return time.Since(began)
+	}
+	if took := attempt(); took < pglock.MaxBlocked {
+		t.Errorf("an attempt takes %v", took)
+	}
+	vacate := pd.TakePlaces(1)
+	defer vacate()
+	until(t, "an attempt that does not wait", func() bool { return attempt() < pglock.MaxBlocked })
+}
+
+// A caller that waits for longer than Timeout because all places of attempts are taken waits
+// on, while the server answers others. If it answers nobody, that is an outage.
+func TestFullQueueIsNoOutage(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	ctx := t.Context()
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	pd := d.(*pglock.Driver)
+	claim := backend.Claim{Key: "key", Token: "one", TTL: time.Minute, Timeout: 300 * time.Millisecond}
+
+	vacate := pd.TakePlaces(0)
+	began := time.Now()
+	_, err = pd.Wait(ctx, claim)
+	var out *backend.UnavailableError
+	if !errors.As(err, &out) || time.Since(began) < claim.Timeout {
+		t.Errorf("Wait without an answer: %v after %v", err, time.Since(began))
+	}
+
+	got := make(chan error, 1)
+	go func() { _, err := pd.Wait(ctx, claim); got <- err }()
+	for began = time.Now(); time.Since(began) < 4*claim.Timeout; {
+		if _, err := pd.Inspect(ctx, "key"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-got:
+		t.Fatalf("Wait in a queue: %v", err)
+	default:
+	}
+	vacate()
+	must(t, <-got)
 }
 
 // A transaction that commits only while its lock is the newest. Exactly this is tested by

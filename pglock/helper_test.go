@@ -3,13 +3,8 @@
 package pglock_test
 
 import (
-	"context"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 // until waits until f returns true. It gives a slow machine a minute.
@@ -20,18 +15,4 @@ func until(t testing.TB, what string, f func() bool) {
 			t.Fatalf("%s: not within a minute", what)
 		}
 	}
-}
-
-// pgRows returns the first column of a query that is sent without a prepared statement.
-func pgRows(ctx context.Context, s *pgtest.Server, sql string) ([]string, error) {
-	c, err := pgx.Connect(ctx, s.URL("postgres"))
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close(ctx)
-	rows, err := c.Query(ctx, sql, pgx.QueryExecModeSimpleProtocol)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
-	"github.com/hasplock/hasp/pglock/internal/pgtest"
 )
 
 const password = "s3cr3t-W0rd"
@@ -81,7 +81,7 @@ func TestUnreachable(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	s.Must(t, "CREATE ROLE app LOGIN PASSWORD '"+password+"'")
 	s.Must(t, "CREATE ROLE guest LOGIN PASSWORD '"+password+"'")
 	s.Must(t, "CREATE SCHEMA locks")
@@ -159,7 +159,7 @@ func TestBadInput(t *testing.T) {
 // A replica cannot grant locks.
 func TestReplica(t *testing.T) {
 	t.Parallel()
-	s := pgtest.New(t)
+	s := pgtest.Start(t)
 	r := s.Replica(t)
 	_, err := hasp.Open(t.Context(), "pglock+postgres://postgres@"+r.Addr+"/postgres?sslmode=disable", nil)
 	clear(t, err, "replica", "primary")

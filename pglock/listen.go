@@ -151,7 +151,10 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		c.Close(bye)
 	}()
 
-	if _, err := c.Exec(ctx, "LISTEN "+l.d.channel, pgx.QueryExecModeSimpleProtocol); err != nil {
+	within, cancel := context.WithTimeout(ctx, checkListening)
+	_, err = c.Exec(within, "LISTEN "+l.d.channel, pgx.QueryExecModeSimpleProtocol)
+	cancel()
+	if err != nil {
 		return true
 	}
 	l.set(false)
@@ -163,6 +166,10 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		switch {
 		case err == nil:
 			l.wake(n.Payload)
+			// Other Clients may hand keys over all the time, so there may be no quiet moment.
+			if l.idle() {
+				return false
+			}
 		case ctx.Err() != nil || !quiet:
 			return true
 		case l.idle():
@@ -189,12 +196,13 @@ func (l *listener) idle() bool {
 // connect makes a connection beside the pool, with the pool's settings.
 func (d *Driver) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg := d.pool.Config()
-	within, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = connectTimeout // for each host
+	}
 	if cfg.BeforeConnect != nil {
-		if err := cfg.BeforeConnect(within, cfg.ConnConfig); err != nil {
+		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
 			return nil, err
 		}
 	}
-	return pgx.ConnectConfig(within, cfg.ConnConfig)
+	return pgx.ConnectConfig(ctx, cfg.ConnConfig)
 }

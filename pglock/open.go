@@ -21,9 +21,10 @@ func init() { hasp.Register("pglock", open) }
 
 // Defaults of connections.
 const (
-	defaultPoolSize = 10
-	maxPoolSize     = 1000
-	connectTimeout  = 10 * time.Second
+	defaultPoolSize   = 10
+	maxPoolSize       = 1000
+	connectTimeout    = 10 * time.Second
+	minConnectTimeout = 500 * time.Millisecond // for each of several hosts
 )
 
 // ownParams are hasp's parameters, and libpqParams are those that PostgreSQL documents.
@@ -48,7 +49,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	cfg, err := parse(c)
+	cfg, err := parse(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -76,8 +77,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 // parse makes the settings of the pool. It accepts no parameter that is not in the lists, so
-// that no misspelt one is taken for a setting of the server.
-func parse(c hasp.Config) (*pgxpool.Config, error) {
+// that no misspelt one is taken for a setting of the server. The deadline of ctx is the Timeout
+// of the Client.
+func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	const want = "want postgres://user:password@host:port/database"
 	if len(c.Nodes) != 1 {
 		return nil, fmt.Errorf("%w: pglock takes one node, got %d: %s", backend.ErrInvalid, len(c.Nodes), want)
@@ -120,9 +122,27 @@ func parse(c hasp.Config) (*pgxpool.Config, error) {
 	}
 	cfg.MaxConns = int32(size)
 	if cfg.ConnConfig.ConnectTimeout == 0 {
-		cfg.ConnConfig.ConnectTimeout = connectTimeout
+		cfg.ConnConfig.ConnectTimeout = timeoutPerHost(ctx, cfg.ConnConfig)
 	}
 	return cfg, nil
+}
+
+// timeoutPerHost returns the default of connect_timeout. Several hosts are tried one after
+// another, so each gets its part of the Timeout. Otherwise a host that does not answer would
+// leave no time for the next one.
+func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
+	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
+	for _, f := range cfg.Fallbacks {
+		hosts[fmt.Sprint(f.Host, ":", f.Port)] = true // sslmode=prefer has each host twice
+	}
+	if len(hosts) == 1 {
+		return connectTimeout
+	}
+	timeout := hasp.DefaultTimeout
+	if end, ok := ctx.Deadline(); ok {
+		timeout = time.Until(end)
+	}
+	return max(timeout/time.Duration(len(hosts)), minConnectTimeout)
 }
 
 func poolSize(s string) (int, error) {

@@ -101,6 +101,7 @@ type Driver struct {
 	// transaction has locked. Renewals and releases then still get a connection.
 	takes chan struct{}
 
+	silence  silence
 	listener listener
 	sweeper  sweeper
 
@@ -142,6 +143,7 @@ func newDriver(pool *pgxpool.Pool, dl *dialer, o Options) *Driver {
 	size := int(pool.Config().MaxConns)
 	d := &Driver{pool: pool, dialer: dl, options: o, takes: make(chan struct{}, max(size-max(size/8, 1), 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
+	d.silence.began = time.Now()
 	d.listener.d = d
 	d.listener.waits = map[string]map[chan struct{}]bool{}
 	return d
@@ -187,32 +189,86 @@ func (d *Driver) Close() error {
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a
 // caller waits for their end.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, _, err := d.take(ctx, c)
+	if err := d.enter(ctx); err != nil {
+		return backend.Grant{}, err
+	}
+	defer d.leave()
+	g, _, err := d.take(ctx, c, maxBlocked)
 	return g, err
 }
+
+// enter waits for a place among the attempts. The caller calls leave.
+func (d *Driver) enter(ctx context.Context) error {
+	select {
+	case d.takes <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (d *Driver) leave() { <-d.takes }
 
 // refusal is what a refused attempt has learnt besides its HeldError.
 type refusal struct {
 	marked  bool // the next release wakes those who wait, and it will for another second
-	blocked bool // another transaction has locked the row
+	blocked bool // another transaction has locked the row of a free key
 }
 
-// maxBlocked is how long an attempt waits for a row that another transaction has locked, such
-// as one that guards a write of the last holder. The attempt keeps a connection meanwhile.
-const maxBlocked = time.Second
+// How long a statement waits for a row that another transaction has locked. It keeps a
+// connection meanwhile.
+const (
+	// maxBlocked is for an attempt. It is long enough for the commits of other attempts. A
+	// transaction that guards a write of the last holder may take longer.
+	maxBlocked = 50 * time.Millisecond
 
-// take makes one attempt.
-func (d *Driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
+	// stillBlocked is for an attempt after one that was blocked, and for one while all places
+	// are taken. Many callers may wait for guarded keys, and must leave connections to the
+	// others, so they poll.
+	stillBlocked = time.Millisecond
+
+	// maxRenewBlocked is for renewals and breaks, which a guard does not block, and for an
+	// attempt if the row is not locked.
+	maxRenewBlocked = time.Second
+)
+
+// heldError returns the error about a hold. Left is in microseconds.
+func heldError(owner []byte, shared bool, left *int64) *backend.HeldError {
+	held := &backend.HeldError{Owner: string(owner), Shared: shared}
+	if left != nil {
+		held.RetryAfter = max(time.Duration(*left)*time.Microsecond, 0)
+	}
+	return held
+}
+
+// take makes one attempt. It waits for a locked row for at most a time. The caller has called
+// enter.
+func (d *Driver) take(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, refusal{}, err
 	}
-	select {
-	case d.takes <- struct{}{}:
-		defer func() { <-d.takes }()
-	case <-ctx.Done():
-		return backend.Grant{}, refusal{}, ctx.Err()
+	if len(d.takes) == cap(d.takes) {
+		most = stillBlocked
 	}
 
+	for {
+		g, last, err := d.takeOnce(ctx, c, most)
+		if !isLockTimeout(err) {
+			return g, last, err
+		}
+		last.blocked, err = d.blocked(ctx, c, err)
+		if err != nil {
+			return backend.Grant{}, last, err
+		}
+		most = maxRenewBlocked // nothing guards the row
+	}
+}
+
+// takeOnce is one statement of take.
+func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
+	if end, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(end)/2) // leaves time to ask what was locked
+	}
 	sql := d.sql.take
 	if c.Shared {
 		sql = d.sql.join
@@ -223,24 +279,18 @@ func (d *Driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 		shared, marked bool
 	)
 	err := d.query(ctx, sql, func(rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
-		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockTimeout(ctx, maxBlocked))
+		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockTimeout(ctx, most))
 
 	switch {
 	case errors.Is(err, errNoRow):
 		// The key was free when the statement began. Another caller has taken it since.
 		return backend.Grant{}, refusal{}, backend.ErrHeld
-	case isLockTimeout(err):
-		return backend.Grant{}, refusal{blocked: true}, d.blocked(ctx, c, err)
 	case isConflict(err):
 		return backend.Grant{}, refusal{}, backend.ErrHeld // see query
 	case err != nil:
 		return backend.Grant{}, refusal{}, err
 	case fence == nil:
-		held := &backend.HeldError{Owner: string(owner), Shared: shared}
-		if left != nil {
-			held.RetryAfter = max(time.Duration(*left)*time.Microsecond, 0)
-		}
-		return backend.Grant{}, refusal{marked: marked}, held
+		return backend.Grant{}, refusal{marked: marked}, heldError(owner, shared, left)
 	}
 
 	d.sweeper.taken(d)
@@ -250,18 +300,34 @@ func (d *Driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 	return backend.Grant{Fence: uint64(*fence)}, refusal{}, nil
 }
 
-// blocked returns the error of an attempt that has waited too long for a lock of PostgreSQL.
-// If the row can be read, another transaction has locked only the row, so the key is held.
-// Otherwise the whole table is locked, which is an outage. Nothing was changed in either case.
-func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) error {
-	s, lookErr := d.Inspect(ctx, c.Key)
+// blocked tells why an attempt has waited too long for a lock of PostgreSQL, and so has
+// changed nothing. If another transaction has locked the row, the key is held. If a statement
+// such as CREATE INDEX locks the whole table, that is an outage: nobody can take or renew a
+// lock. The table lock ends an attempt only if the server, the role or the database has a
+// lock_timeout; the attempt sets its own after PostgreSQL has locked the table. The error is
+// nil if the lock was another one, or is gone. Then the attempt is due again.
+func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
+	var (
+		held, shared, table bool
+		owner               []byte
+		left                *int64
+	)
+	lookErr := d.query(ctx, d.sql.blocked, func(rows pgx.Rows) error {
+		return rows.Scan(&held, &owner, &shared, &left, &table, &row)
+	}, []byte(c.Key), d.sql.name, lockTimeout(ctx, maxRenewBlocked))
 	switch {
 	case lookErr != nil:
-		return err
-	case !s.Held:
-		return &backend.HeldError{}
+		return false, err
+	case held:
+		return false, heldError(owner, shared, left)
+	case table:
+		return false, fmt.Errorf("%w (another statement, such as CREATE INDEX, locks the whole table)", err)
+	case row:
+		return true, &backend.HeldError{}
+	case ctx.Err() != nil:
+		return false, err
 	}
-	return &backend.HeldError{RetryAfter: s.TTL, Owner: s.Owner, Shared: s.Shared != nil}
+	return false, nil
 }
 
 // Renew raises the term of each hold to at least its claim's TTL, all in one statement, and
@@ -297,7 +363,7 @@ func (d *Driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 		}
 		renewed[n-1] = true
 		return nil
-	}, keys, tokens, ttls, lockTimeout(ctx, maxBlocked))
+	}, keys, tokens, ttls, lockTimeout(ctx, maxRenewBlocked))
 
 	for n, i := range which {
 		switch {

@@ -78,12 +78,14 @@ func (d *Driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
 }
 
-func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) error, args []any) error {
+func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) error, args []any) (err error) {
 	c, err := d.acquire(ctx)
 	if err != nil {
 		return err
 	}
+	sent := d.silence.now()
 	defer func() {
+		d.silence.note(ctx, c.Conn(), sent, err)
 		if c.Conn().IsClosed() {
 			// The call has failed. The library still asks the server to cancel the statement,
 			// which may take long. Without Hijack that would keep a place in the pool.
@@ -117,10 +119,15 @@ func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	return nil
 }
 
-// acquire returns a connection of the pool.
+// acquire returns a connection of the pool. It closes those that are in doubt.
 func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
 		c, err := d.pool.Acquire(ctx)
+		if err == nil && d.silence.doubts(c.Conn()) {
+			hangUp(c.Conn())
+			c.Release() // which removes it from the pool
+			continue
+		}
 		if code(err) != tooManyConnections || d.pool.Stat().TotalConns() == 0 {
 			return c, oneLine(err)
 		}
@@ -134,14 +141,19 @@ func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	}
 }
 
+// hangUp closes c at once. It says goodbye, but waits for no answer.
+func hangUp(c *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	c.Close(ctx)
+}
+
 // failed returns the error of a statement.
 func (d *Driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
 		// The server was the primary, and is a replica now. The next connection may reach
 		// the new primary.
-		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-		defer cancel()
-		c.Close(ctx)
+		hangUp(c)
 		return fmt.Errorf("%w (this server is a replica; name all servers in the URL, or the address of the primary)", err)
 	}
 	return oneLine(err)

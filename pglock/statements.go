@@ -12,7 +12,9 @@ var files embed.FS
 
 // statements are the texts of the files in sql, for one table.
 type statements struct {
-	table, take, join, mark, renew, renewShared, release, keep, leave, unmark, breakKey, inspect, list, sweep string
+	name string // of the table, in quotes
+
+	table, take, join, blocked, mark, renew, renewShared, release, keep, leave, unmark, breakKey, inspect, list, sweep string
 }
 
 // newStatements returns the statements for a table. An empty schema leaves it to the search
@@ -30,7 +32,8 @@ func newStatements(schema, table string) *statements {
 		return strings.ReplaceAll(withoutComments(string(b)), "{table}", name)
 	}
 	return &statements{
-		table: text("table"), take: text("take"), join: text("join"), mark: text("mark"),
+		name:  name,
+		table: text("table"), take: text("take"), join: text("join"), blocked: text("blocked"), mark: text("mark"),
 		renew: text("renew"), renewShared: text("renewshared"),
 		release: text("release"), keep: text("keep"), leave: text("leave"), unmark: text("unmark"),
 		breakKey: text("break"), inspect: text("inspect"), list: text("list"), sweep: text("sweep"),

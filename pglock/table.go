@@ -172,15 +172,18 @@ func (f found) check(table string) error {
 
 // notice finds out whether a connection pooler is in between: the server process is not the
 // one that the connection began with. If own is set, the session is the driver's own unless
-// there is a pooler, and gets the isolation level that has no conflicts.
+// there is a pooler. Then it gets the isolation level that has no conflicts, and waits for table
+// locks as long as its caller does: a lock_timeout of the server, the role or the database could
+// otherwise end a wait for a table lock, which looks like one for a row. See blocked.
 func (d *Driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
-		THEN set_config('default_transaction_isolation', 'read committed', false) END`
+		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`
 	var pooled bool
-	var level *string
-	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &level)
+	var settings *string
+	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &settings)
 	if err == nil {
 		d.bouncer.Store(pooled)
+		d.silence.lastAnswer(c)
 	}
 	return err
 }

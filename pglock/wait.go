@@ -12,7 +12,7 @@ import (
 // Bounds of the sleep between two attempts.
 const (
 	minSleep = time.Millisecond
-	maxSleep = time.Second            // if a release wakes the waiter
+	maxSleep = time.Second            // if a release wakes the waiter, or a transaction guards the key
 	maxPoll  = 100 * time.Millisecond // if not
 )
 
@@ -38,6 +38,9 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	w := &waiting{d: d, c: c, wake: wake}
 
 	for ctx.Err() == nil {
+		if err := w.enter(ctx); err != nil {
+			return backend.Grant{}, err
+		}
 		g, err := w.attempt(ctx)
 		if !errors.As(err, &w.held) || errors.Is(err, ctx.Err()) {
 			return g, err
@@ -58,19 +61,42 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return backend.Grant{}, w.why(ctx)
 }
 
-// attempt makes one attempt. If ctx ends it, its error matches ctx's, because the attempt may
-// still take the key.
+// enter waits for a place among the attempts of the driver. While the server answers others,
+// a long queue is no outage.
+func (w *waiting) enter(ctx context.Context) error {
+	for ctx.Err() == nil {
+		began, answered := time.Now(), w.d.silence.last.Load()
+		within, cancel := context.WithTimeout(ctx, w.c.Timeout)
+		err := w.d.enter(within)
+		cancel()
+		switch {
+		case err == nil:
+			return nil
+		case w.d.silence.last.Load() == answered:
+			return w.failed(ctx, began, err)
+		}
+	}
+	return w.why(ctx)
+}
+
+// attempt makes one attempt, and leaves the place that enter has got. If ctx ends the attempt,
+// its error matches ctx's, because it may still take the key.
 func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
+	defer w.d.leave()
+	most := maxBlocked
+	if w.last.blocked {
+		most = stillBlocked
+	}
 	began := time.Now()
 	within, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
 
-	g, last, err := w.d.take(within, w.c)
+	g, last, err := w.d.take(within, w.c, most)
 	if err == backend.ErrHeld {
 		// Another caller has taken the key during the attempt. All those that a release has
 		// woken get here but one. A look at the row spares each of them a mark.
 		began = time.Now()
-		g, last, err = w.d.take(within, w.c)
+		g, last, err = w.d.take(within, w.c, most)
 	}
 	w.last = last
 	switch {
@@ -142,10 +168,15 @@ func (w *waiting) sleep(ctx context.Context) {
 func (w *waiting) pause(ctx context.Context) time.Duration {
 	// Without the random part, waits that began together would always attempt together.
 	d := maxSleep - rand.N(maxSleep/8)
-	if w.last.blocked || !w.d.listener.hears() {
+	switch {
+	case w.last.blocked:
+		// A guard that has lasted for some time may last for as long again.
+		d = minSleep + rand.N(min(minSleep<<min(w.polls, 10), maxSleep))
+		w.polls++
+	case !w.d.listener.hears():
 		d = minSleep + rand.N(min(minSleep<<min(w.polls, 10), maxPoll))
 		w.polls++
-	} else {
+	default:
 		w.polls = 0
 	}
 

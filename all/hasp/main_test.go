@@ -56,7 +56,7 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 }
 
 func TestOnPostgreSQL(t *testing.T) {
-	holds(t, "pglock", "pglock+postgres://hasp@"+pgtest.Start(t).Addr+"/postgres?sslmode=disable")
+	holds(t, "pglock", "pglock+"+pgtest.Start(t).URL())
 }
 
 func TestOnEtcd(t *testing.T) { holds(t, "etcdlock", "etcdlock+etcd://"+startEtcd(t)) }

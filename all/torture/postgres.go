@@ -27,27 +27,23 @@ type database struct {
 }
 
 func openPostgres(l *redistest.Lab) *rig.Store {
-	d := &database{server: pgtest.Start(l, "max_connections=150")}
+	server := pgtest.Start(l, "max_connections=150")
+	d := &database{server: server, data: filepath.Dir(server.File("PG_VERSION"))}
 	l.Check(d.each("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app"))
-	l.Check(d.with(func(ctx context.Context, c *pgx.Conn) error {
-		return c.QueryRow(ctx, "SHOW data_directory").Scan(&d.data)
-	}))
 	return &rig.Store{
 		What:    "one PostgreSQL",
 		Servers: []string{d.server.Addr},
-		URL:     func(addrs []string) string { return "pglock+" + address("app", addrs[0]) },
+		URL:     func(addrs []string) string { return "pglock+" + "postgres://app@" + addrs[0] + "/postgres" },
 		Left:    d.left,
 		Faults:  d.faults(),
 	}
 }
 
-func address(user, addr string) string { return "postgres://" + user + "@" + addr + "/postgres" }
-
 // with calls f with a connection of the harness.
 func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := pgx.Connect(ctx, address("hasp", d.server.Addr))
+	c, err := pgx.Connect(ctx, d.server.URL())
 	if err != nil {
 		return err
 	}
@@ -121,7 +117,7 @@ func (d *database) each(statements string) error {
 func (d *database) holds(sql string) inject {
 	return func(*rand.Rand, time.Duration) (func() error, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		c, err := pgx.Connect(ctx, address("hasp", d.server.Addr))
+		c, err := pgx.Connect(ctx, d.server.URL())
 		if err == nil {
 			_, err = c.Exec(ctx, "BEGIN; "+sql)
 		}
@@ -138,7 +134,7 @@ func (d *database) holds(sql string) inject {
 
 // stopped stops the processes of the server. They keep their connections.
 func (d *database) stopped(*rand.Rand, time.Duration) (func() error, error) {
-	text, err := os.ReadFile(filepath.Join(d.data, "postmaster.pid"))
+	text, err := os.ReadFile(d.server.File("postmaster.pid"))
 	if err != nil {
 		return nil, err
 	}
@@ -170,9 +166,7 @@ func (d *database) restarted(old bool) inject {
 			}
 			time.Sleep(lasts) // clients go on, and the copy gets old
 		}
-		if err := d.server.Stop(); err != nil {
-			return nil, err
-		}
+		d.server.Kill()
 		return func() error {
 			if old {
 				if err := os.RemoveAll(d.data); err != nil {
@@ -189,9 +183,7 @@ func (d *database) restarted(old bool) inject {
 
 // copied makes a copy of the data. The server is killed for it, and started again.
 func (d *database) copied() error {
-	if err := d.server.Stop(); err != nil {
-		return err
-	}
+	d.server.Kill()
 	if out, err := exec.Command("cp", "-a", d.data, d.data+".copy").CombinedOutput(); err != nil {
 		return fmt.Errorf("cp: %w: %s", err, out)
 	}

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 // Both keep their promises for some seconds of faults. A slow machine only injects fewer of
 // them.
 func TestPromises(t *testing.T) {
-	for strategy, need := range map[string]func(testing.TB){"pglock": func(t testing.TB) { pgtest.Start(t) }, "etcdlock": etcdtest.Need} {
+	for strategy, need := range map[string]func(testing.TB){"pglock": func(t testing.TB) { pgtest.Need(t) }, "etcdlock": etcdtest.Need} {
 		t.Run(strategy, func(t *testing.T) {
 			t.Parallel()
 			need(t)

@@ -188,7 +188,7 @@ func TestHTTP(t *testing.T) {
 // postgres starts a PostgreSQL of its own and returns its URL.
 func postgres(t *testing.T) string {
 	t.Helper()
-	return "postgres://hasp@" + pgtest.Start(t).Addr + "/postgres?sslmode=disable"
+	return pgtest.Start(t).URL()
 }
 
 func connect(t *testing.T, url string) *sql.DB {

@@ -1,114 +1,207 @@
 //go:build unix
 
-// Package pgtest starts PostgreSQL servers for tests. It needs a PostgreSQL that is
-// installed.
+// Package pgtest starts PostgreSQL servers and PgBouncers for tests. Each is a process on a
+// free port of the loopback interface, with its files in a directory of its own. It needs a
+// PostgreSQL that is installed.
 package pgtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// Server is a PostgreSQL server with a directory of its own.
+// Server is a PostgreSQL or a PgBouncer. Its user postgres needs no password.
 type Server struct {
-	Addr string // host:port; the user is hasp, without a password, and the database postgres
+	Addr string // host:port
 
-	bin, data string
-	attr      *syscall.SysProcAttr
-	cmd       *exec.Cmd // nil while the server is stopped
+	dir     string        // for all of its files
+	program string        // postgres or pgbouncer
+	options []string      // of Start and Replica
+	cmd     *exec.Cmd     // nil while the server is stopped
+	ended   chan struct{} // closed when cmd has ended
 }
 
-// programs returns the directory of PostgreSQL's programs.
-func programs() (string, error) {
-	initdb, err := exec.LookPath("initdb")
-	if installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb"); err != nil && len(installed) > 0 {
-		initdb, err = installed[0], nil // Debian does not put it on the PATH
-	}
-	if err == nil {
-		initdb, err = filepath.EvalSymlinks(initdb)
-	}
-	return filepath.Dir(initdb), err
-}
-
-// Start starts a server that ends with the test. Options are options of postgres, such as
+// Start starts a server that ends with the test. Options are settings of postgres, such as
 // "max_connections=20". The test is skipped if no PostgreSQL is installed, unless the
 // variable HASP_TEST_POSTGRES is "required".
 func Start(t testing.TB, options ...string) *Server {
 	t.Helper()
-	s, err := start(t, options)
+	Need(t)
+	s, err := New(options...)
+	return endsWith(t, s, err)
+}
+
+func endsWith(t testing.TB, s *Server, err error) *Server {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(s.Remove)
 	return s
 }
 
-func start(t testing.TB, options []string) (*Server, error) {
-	bin, err := programs()
-	if err != nil {
-		if os.Getenv("HASP_TEST_POSTGRES") == "required" {
-			return nil, err
+// Need skips the test as Start does, if PostgreSQL or one of the other programs is not
+// installed.
+func Need(t testing.TB, programs ...string) {
+	t.Helper()
+	for _, name := range append(programs, "initdb") {
+		_, err := find(name)
+		switch {
+		case err == nil:
+		case os.Getenv("HASP_TEST_POSTGRES") == "required":
+			t.Fatal(err)
+		default:
+			t.Skip("not installed: ", err)
 		}
-		t.Skip("no PostgreSQL is installed: ", err)
 	}
-	dir, err := os.MkdirTemp("", "hasp-pg") // short, for the path of the socket
-	if err != nil {
-		return nil, err
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &Server{bin: bin, data: filepath.Join(dir, "data"), attr: &syscall.SysProcAttr{}}
+}
 
-	// PostgreSQL refuses to run as root.
-	if os.Getuid() == 0 {
-		const nobody = 65534
-		if err := os.Chown(dir, nobody, nobody); err != nil {
-			return nil, err
-		}
-		s.attr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
-	}
-	if out, err := s.command("initdb", "-D", s.data, "-U", "hasp", "-A", "trust", "--no-sync").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("initdb: %w\n%s", err, out)
-	}
-	config := "listen_addresses = '127.0.0.1'\nunix_socket_directories = '" + dir + "'\nfsync = off\n"
-	for _, o := range options {
-		name, value, _ := strings.Cut(o, "=")
-		config += name + " = '" + value + "'\n"
-	}
-	if err := os.WriteFile(filepath.Join(s.data, "postgresql.auto.conf"), []byte(config), 0o644); err != nil {
-		return nil, err
-	}
-	t.Cleanup(func() { s.Stop() })
+// New is Start without a test. The caller calls Remove.
+func New(options ...string) (*Server, error) {
+	return start("postgres", options, func(s *Server) error { return s.init() })
+}
+
+// Replica starts a server that follows s, and that ends with the test.
+func (s *Server) Replica(t testing.TB, options ...string) *Server {
+	t.Helper()
+	r, err := start("postgres", slices.Concat(s.options, options), func(r *Server) error {
+		return r.run("pg_basebackup", "-h", "127.0.0.1", "-p", s.port(), "-U", "postgres", "-D", r.data(), "-R", "--checkpoint=fast", "--no-sync")
+	})
+	return endsWith(t, r, err)
+}
+
+// start makes the files of a server and starts it.
+func start(program string, options []string, files func(*Server) error) (s *Server, err error) {
 	for range 5 { // another program may take the port
-		if err = s.pickPort(); err == nil {
-			if err = s.Start(); err == nil {
-				return s, nil
-			}
+		s = &Server{program: program, options: options}
+		if err = s.place(); err == nil {
+			err = files(s)
 		}
+		if err == nil {
+			err = s.Start()
+		}
+		if err == nil {
+			return s, nil
+		}
+		s.Remove()
 	}
 	return nil, err
 }
 
-func (s *Server) command(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(s.bin, name), args...)
-	cmd.SysProcAttr, cmd.Dir = s.attr, filepath.Dir(s.data)
-	return cmd
-}
-
-// pickPort finds a port that is free.
-func (s *Server) pickPort() error {
+// place finds a free port and makes a directory that the server may use.
+func (s *Server) place() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
+	defer l.Close()
 	s.Addr = l.Addr().String()
-	return l.Close()
+	if s.dir, err = os.MkdirTemp("", "pg"); err != nil { // a short path, for the socket
+		return err
+	}
+	if err := os.Chmod(s.dir, 0o755); err != nil {
+		return err
+	}
+	if c := credential(); c != nil {
+		return os.Chown(s.dir, int(c.Uid), int(c.Gid))
+	}
+	return nil
+}
+
+// credential is the user of the servers, which refuse to run as root.
+func credential() *syscall.Credential {
+	if os.Getuid() != 0 {
+		return nil
+	}
+	const nobody = 65534
+	return &syscall.Credential{Uid: nobody, Gid: nobody}
+}
+
+// find returns the path of a program. Debian has those of PostgreSQL in a directory that is
+// not on the PATH. The ones of PATH are wrappers there, so they come second.
+func find(name string) (string, error) {
+	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
+	if len(installed) > 0 {
+		return slices.Max(installed), nil
+	}
+	const bouncer = "/usr/sbin/pgbouncer"
+	if _, err := os.Stat(bouncer); name == "pgbouncer" && err == nil {
+		return bouncer, nil
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+func (s *Server) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	path, err := find(name)
+	if err != nil {
+		path = name // fails with a clear error
+	}
+	c := exec.CommandContext(ctx, path, args...)
+	c.Dir = s.dir
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: credential()}
+	return c
+}
+
+func (s *Server) run(name string, args ...string) error {
+	out, err := s.command(context.Background(), name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, out)
+	}
+	return nil
+}
+
+func (s *Server) port() string {
+	_, port, _ := net.SplitHostPort(s.Addr)
+	return port
+}
+
+func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+
+func (s *Server) init() error {
+	return s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+}
+
+// Empty throws the data of a stopped server away.
+func (s *Server) Empty() error {
+	return errors.Join(os.RemoveAll(s.data()), s.init())
+}
+
+// File returns the path of one of the server's files, such as pg_hba.conf.
+func (s *Server) File(name string) string { return filepath.Join(s.data(), name) }
+
+// URL is the URL of the database postgres.
+func (s *Server) URL() string { return "postgres://postgres@" + s.Addr + "/postgres?sslmode=disable" }
+
+// Log returns what the server has logged.
+func (s *Server) Log() string {
+	b, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+	return string(b)
+}
+
+func (s *Server) arguments() []string {
+	if s.program == "pgbouncer" {
+		return []string{s.ini()}
+	}
+	args := []string{"-D", s.data(), "-p", s.port(), "-k", s.dir}
+	for _, o := range append([]string{"listen_addresses=127.0.0.1", "max_connections=400", "fsync=off"}, s.options...) {
+		args = append(args, "-c", o)
+	}
+	return args
 }
 
 // Start starts a server that was stopped, at the same address and with its data. It returns
@@ -117,41 +210,123 @@ func (s *Server) Start() error {
 	if s.cmd != nil {
 		return nil
 	}
-	_, port, _ := net.SplitHostPort(s.Addr)
-	cmd := s.command("postgres", "-D", s.data, "-p", port)
-	log := new(strings.Builder)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
+	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
+	if err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	s.cmd = cmd
-	for range 600 {
-		ready := s.command("pg_isready", "-q", "-h", "127.0.0.1", "-p", port, "-t", "1").Run() == nil
+	defer log.Close()
+	c := s.command(context.Background(), s.program, s.arguments()...)
+	c.Stdout, c.Stderr = log, log
+	if err := c.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	go func() { c.Wait(); close(ended) }()
+	s.cmd, s.ended = c, ended
+
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		if s.run("pg_isready", "-q", "-h", "127.0.0.1", "-p", s.port(), "-t", "5") == nil {
+			return nil
+		}
 		select {
-		case err := <-ended:
+		case <-ended:
 			s.cmd = nil
-			return fmt.Errorf("postgres ended: %w\n%s", err, log)
-		default:
-			if ready {
-				return nil
-			}
-			time.Sleep(100 * time.Millisecond)
+			return fmt.Errorf("%s has ended: %s", s.program, s.Log())
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	return errors.New("postgres does not take connections after a minute")
+	s.Kill()
+	return fmt.Errorf("%s takes no connections after a minute: %s", s.program, s.Log())
 }
 
-// Stop ends the server at once, as a crash does.
+// Stop ends the server as a machine does that shuts down. Nothing is lost.
 func (s *Server) Stop() error {
 	if s.cmd == nil {
 		return nil
 	}
-	out, err := s.command("pg_ctl", "-D", s.data, "-m", "immediate", "-w", "stop").CombinedOutput()
-	s.cmd = nil
-	if err != nil {
-		return fmt.Errorf("pg_ctl stop: %w: %s", err, out)
+	s.cmd.Process.Signal(syscall.SIGINT)
+	select {
+	case <-s.ended:
+		s.cmd = nil
+		return nil
+	case <-time.After(time.Minute):
 	}
-	return nil
+	s.Kill()
+	return fmt.Errorf("%s does not stop: %s", s.program, s.Log())
+}
+
+// Kill kills all processes of the server, like a crash of the machine.
+func (s *Server) Kill() {
+	if s.cmd == nil {
+		return
+	}
+	// The first process starts another one for each that ends. So it is stopped, then all are
+	// killed, the first process first.
+	s.cmd.Process.Signal(syscall.SIGSTOP)
+	pids := children(s.cmd.Process.Pid)
+	s.cmd.Process.Kill()
+	<-s.ended
+	s.cmd = nil
+	for _, pid := range pids {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	for end := time.Now().Add(time.Minute); slices.ContainsFunc(pids, lives) && time.Now().Before(end); {
+		time.Sleep(time.Millisecond) // a server does not start while one of them lives
+	}
+}
+
+// Remove ends the server and deletes its files.
+func (s *Server) Remove() {
+	s.Kill()
+	if s.dir != "" {
+		os.RemoveAll(s.dir)
+	}
+}
+
+// Signal sends a signal to a process of the server whose title contains a text, such as
+// "walreceiver".
+func (s *Server) Signal(title string, sig syscall.Signal) error {
+	for _, pid := range children(s.cmd.Process.Pid) {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.Contains(string(line), title) {
+			return syscall.Kill(pid, sig)
+		}
+	}
+	return fmt.Errorf("no process %q", title)
+}
+
+// children returns the processes that a process has started.
+func children(pid int) (pids []int) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if _, parent := stat(n); parent == pid {
+			pids = append(pids, n)
+		}
+	}
+	if len(stats) == 0 { // a system without /proc
+		out, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
+		for f := range strings.FieldsSeq(string(out)) {
+			n, _ := strconv.Atoi(f)
+			pids = append(pids, n)
+		}
+	}
+	return pids
+}
+
+// stat returns the state of a process and its parent, by /proc.
+func stat(pid int) (state string, parent int) {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(b), ") ") // after the name
+	if f := strings.Fields(rest); len(f) > 1 {
+		parent, _ = strconv.Atoi(f[1])
+		return f[0], parent
+	}
+	return "", 0
+}
+
+// lives reports whether a process has not ended. A zombie has.
+func lives(pid int) bool {
+	state, _ := stat(pid)
+	return state != "Z" && syscall.Kill(pid, 0) == nil
 }

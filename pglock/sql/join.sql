@@ -6,7 +6,9 @@ WITH setting AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT owner, readers, expires, wanted > clock_timestamp() + interval '1500 ms' AS marked
     FROM {table} WHERE key = $1
-        AND (readers IS NULL AND expires > clock_timestamp() OR writer_until > clock_timestamp())
+        AND (readers IS NULL AND expires > clock_timestamp()
+            -- No mark is for more than 3 s. A later one comes from a clock that was wrong.
+            OR writer_until > clock_timestamp() AND writer_until <= clock_timestamp() + interval '3 s')
 ), taken AS (
     INSERT INTO {table} AS l (key, readers, since, expires, fence, fenced)
     SELECT $1, jsonb_build_object($2::text, jsonb_build_object('owner', encode($3::bytea, 'hex'),
@@ -29,7 +31,8 @@ WITH setting AS MATERIALIZED (
         fence = greatest(l.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
         fenced = excluded.fenced
     WHERE (l.expires IS NULL OR l.expires <= clock_timestamp() OR l.readers IS NOT NULL)
-        AND (l.writer_until IS NULL OR l.writer_until <= clock_timestamp())
+        AND (l.writer_until IS NULL OR l.writer_until <= clock_timestamp()
+            OR l.writer_until > clock_timestamp() + interval '3 s')
     RETURNING fence
 )
 SELECT fence, NULL::bytea, false, NULL::bigint, false FROM taken

@@ -11,7 +11,9 @@ WITH setting AS MATERIALIZED (
         writer_until = CASE WHEN readers IS NOT NULL AND NOT $3
             THEN clock_timestamp() + interval '3 s' ELSE writer_until END
     FROM setting
-    WHERE key = $1 AND (expires > clock_timestamp() OR $3 AND writer_until > clock_timestamp())
+    WHERE key = $1 AND (expires > clock_timestamp()
+        OR $3 AND writer_until > clock_timestamp()
+            AND writer_until <= clock_timestamp() + interval '3 s') -- see join
     RETURNING 1
 )
 -- A mark that a crash loses costs a second at most: those who wait look once a second.

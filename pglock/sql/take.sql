@@ -8,7 +8,8 @@ WITH setting AS MATERIALIZED (
     -- Look first. A refusal then locks no row and writes nothing.
     SELECT owner, readers, expires,
         wanted > clock_timestamp() + interval '1500 ms'
-            AND (readers IS NULL OR writer_until > clock_timestamp() + interval '1500 ms') AS marked
+            AND (readers IS NULL OR writer_until > clock_timestamp() + interval '1500 ms'
+                AND writer_until <= clock_timestamp() + interval '3 s') AS marked -- see join
     FROM {table} WHERE key = $1 AND expires > clock_timestamp()
 ), taken AS (
     INSERT INTO {table} AS l (key, token, owner, since, expires, fence, fenced)

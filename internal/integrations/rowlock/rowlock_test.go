@@ -18,7 +18,7 @@ import (
 // dsn returns how to connect to a server. A query to a server that does not answer ends
 // with its context.
 func dsn(addr string) string {
-	return "postgres://hasp@" + addr + "/postgres?sslmode=disable&connect_timeout=3"
+	return "postgres://postgres@" + addr + "/postgres?sslmode=disable&connect_timeout=3"
 }
 
 func open(ctx context.Context, addr string) (backend.Driver, error) {

@@ -1,0 +1,41 @@
+//go:build unix
+
+package pgtest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Bouncer starts a PgBouncer in transaction mode before s. It ends with the test.
+func (s *Server) Bouncer(t testing.TB) *Server {
+	t.Helper()
+	Need(t, "pgbouncer")
+	b, err := s.NewBouncer()
+	return endsWith(t, b, err)
+}
+
+// NewBouncer is Bouncer without a test. The caller calls Remove.
+func (s *Server) NewBouncer() (*Server, error) {
+	return start("pgbouncer", nil, func(b *Server) error {
+		users := filepath.Join(b.dir, "users")
+		settings := fmt.Sprintf(`[databases]
+* = host=127.0.0.1 port=%s user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %s
+unix_socket_dir =
+auth_type = any
+auth_file = %s
+pool_mode = transaction
+max_client_conn = 500
+default_pool_size = 20
+`, s.port(), b.port(), users)
+		return errors.Join(os.WriteFile(b.ini(), []byte(settings), 0o644), os.WriteFile(users, []byte(`"postgres" ""`), 0o644))
+	})
+}
+
+func (s *Server) ini() string { return filepath.Join(s.dir, "bouncer.ini") }

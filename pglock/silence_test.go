@@ -1,0 +1,103 @@
+//go:build unix
+
+package pglock_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/pgtest"
+	"github.com/hasplock/hasp/pglock"
+)
+
+// firewall carries connections to a server until it forgets them: then nothing passes, and
+// neither end learns of it.
+type firewall struct {
+	addr string
+
+	mu      sync.Mutex
+	current *atomic.Bool // of the connections made since the last forget
+}
+
+func newFirewall(t testing.TB, target string) *firewall {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	f := &firewall{addr: l.Addr().String(), current: new(atomic.Bool)}
+	var wg sync.WaitGroup
+	ctx, stop := context.WithCancel(context.Background())
+	t.Cleanup(func() { stop(); l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s, err := net.Dial("tcp", target)
+			if err != nil {
+				c.Close()
+				continue
+			}
+			f.mu.Lock()
+			forgotten := f.current
+			f.mu.Unlock()
+			closeBoth := func() { c.Close(); s.Close() }
+			context.AfterFunc(ctx, closeBoth)
+			pass := func(to, from net.Conn) {
+				b := make([]byte, 4096)
+				for {
+					n, err := from.Read(b)
+					if forgotten.Load() {
+						io.Copy(io.Discard, from)
+						return
+					}
+					if _, writeErr := to.Write(b[:n]); err != nil || writeErr != nil {
+						closeBoth()
+						return
+					}
+				}
+			}
+			wg.Go(func() { pass(s, c) })
+			wg.Go(func() { pass(c, s) })
+		}
+	})
+	return f
+}
+
+// forget forgets all connections. Those that are made from now on pass.
+func (f *firewall) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.current.Store(true)
+	f.current = new(atomic.Bool)
+}
+
+// A firewall forgets all connections of a pool. One call loses its time, and no lease is lost.
+func TestForgottenConnections(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	f := newFirewall(t, s.Addr)
+	ctx := t.Context()
+	o := &hasp.Options{Timeout: time.Second, TTL: 4 * time.Second}
+	d, err := open(ctx, f.addr)
+	must(t, err)
+	c := hasp.New(d, o)
+	defer c.Close()
+	must(t, d.(*pglock.Driver).Fill(ctx))
+
+	lease, err := c.Lock(ctx, "key")
+	must(t, err)
+	f.forget()
+	select {
+	case <-lease.Context().Done():
+		t.Fatalf("the lease was lost: %v", context.Cause(lease.Context()))
+	case <-time.After(2 * o.TTL):
+	}
+	must(t, lease.Unlock(ctx))
+}
