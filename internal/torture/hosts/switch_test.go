@@ -196,6 +196,40 @@ func TestSwitchForgetsIdleConnections(t *testing.T) {
 	})
 }
 
+func TestSwitchMutesAPort(t *testing.T) {
+	testSwitch(t, func(t *testing.T, s *Switch, a, b *wire, ab, ba func(flags, mark byte) []byte) {
+		s.Mute(1)
+		a.in <- ab(plain, 1)
+		b.in <- ba(plain, 2)
+		if toB, toA := b.got(), a.got(); !slices.Equal(toB, []byte{1}) || toA != nil {
+			t.Errorf("b got %v, a got %v; b must lose what it sends, and nothing else", toB, toA)
+		}
+		b.in <- ba(reset, 3)
+		if toA := a.got(); !slices.Equal(toA, []byte{3}) {
+			t.Errorf("a reset: a got %v", toA)
+		}
+		a.in <- ab(opening, 4)
+		toB := b.got()
+		b.in <- ba(plain, 5)
+		if toA := a.got(); !slices.Equal(toB, []byte{4}) || !slices.Equal(toA, []byte{5}) {
+			t.Errorf("a new connection: b got %v, a got %v", toB, toA)
+		}
+	})
+}
+
+// A connection that is opened anew, with the ports of one that is muted, is not muted.
+func TestSwitchHearsANewConnection(t *testing.T) {
+	testSwitch(t, func(t *testing.T, s *Switch, a, b *wire, ab, ba func(flags, mark byte) []byte) {
+		s.Mute(1)
+		a.in <- ab(opening, 1)
+		toB := b.got()
+		b.in <- ba(plain, 2)
+		if toA := a.got(); !slices.Equal(toB, []byte{1}) || !slices.Equal(toA, []byte{2}) {
+			t.Errorf("b got %v, a got %v", toB, toA)
+		}
+	})
+}
+
 func TestSwitchMovesAnAddress(t *testing.T) {
 	testSwitch(t, func(t *testing.T, s *Switch, a, b *wire, ab, ba func(flags, mark byte) []byte) {
 		s.Route(netip.MustParseAddr("198.18.0.2"), 0)

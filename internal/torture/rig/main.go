@@ -62,12 +62,13 @@ func Main(program Program) {
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
 	flag.StringVar(&o.place, "on", cmp.Or(o.place, onServer), "`store`: redis, sentinel, cluster or service; with each process on a host of its own, which needs root: hosts, hosts-sentinel, hosts-cluster or hosts-service")
 	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
+	flag.DurationVar(&o.far, "far", 0, "with -on hosts: how long a packet takes to every second client and back, without a fault")
 	flag.BoolVar(&p.clocks, "clocks", true, "make the wall clocks of clients jump; this builds the clients again")
 	flag.Func("faults", "regular expression of the `names` of faults", func(text string) (err error) {
 		o.only, err = regexp.Compile(text)
 		return err
 	})
-	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up or slots")
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up or slots; on hosts also reply, queue or subscription")
 	fileVar(&o.history, "history", os.O_TRUNC, "write all reports of the clients to a `file`, as lines of JSON")
 	fileVar(&o.results, "results", os.O_APPEND, "append the results to a `file`, as lines of JSON")
 	optional := flag.Bool("optional", false, "with -on hosts: end without an error where hosts cannot be made")
@@ -82,6 +83,9 @@ func Main(program Program) {
 			os.Exit(2)
 		}
 		o.term *= hostTerms
+	} else if o.far != 0 && !*tables {
+		fmt.Fprintln(os.Stderr, "torture: -far needs hosts: give -on hosts")
+		os.Exit(2)
 	}
 	logging.Disable() // go-redis logs servers that are down
 

@@ -81,7 +81,7 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 	}
 	oneRedis := o.strategy != redlock && o.strategy != filelock
 	if o.apart() {
-		s.openHosts(o.seed)
+		s.openHosts(o.seed, o.far)
 	}
 	switch {
 	case o.place == onServer && o.strategy == filelock:

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/hostclock"
 	"github.com/hasplock/hasp/internal/walljump"
@@ -150,7 +151,18 @@ func (w *client) open() (err error) {
 
 // dial opens a Client.
 func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
-	config, err := hasp.ParseURL(w.URL)
+	d, err := openDriver(ctx, w.URL, w.Plant, w.Direct, w.Dir)
+	if err != nil {
+		return nil, err
+	}
+	w.shares.Store(d.Traits().Shared)
+	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner}), nil
+}
+
+// openDriver opens a driver, and puts a bug into it, if bug is not empty. The locks are on
+// the servers at addrs or in dir.
+func openDriver(ctx context.Context, url, bug string, addrs []string, dir string) (backend.Driver, error) {
+	config, err := hasp.ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
@@ -158,12 +170,7 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err = plant(w.Plant, w.Direct, w.Dir, d)
-	if err != nil {
-		return nil, err
-	}
-	w.shares.Store(d.Traits().Shared)
-	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner}), nil
+	return plant(bug, config.Nodes, addrs, dir, d)
 }
 
 func (w *client) report(r report) {
