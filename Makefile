@@ -3,7 +3,7 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy test bench compare torture hosts simulate soak fuzz mutate model modules api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture hosts hosts-short wide simulate soak fuzz mutate model modules api.txt
 
 check: fmt vet staticcheck tidy test modules bench torture compare
 
@@ -63,6 +63,14 @@ torture:
 hosts:
 	HASP_TEST_HOSTS=1 go test -race ./internal/torture/...
 	go run ./internal/torture -on hosts -parallel 4 -time 30s
+
+# 30 s of hosts. Where hosts cannot be made, it says so and does nothing else.
+hosts-short:
+	go run ./internal/torture -on hosts -optional -parallel 4 -time 30s
+
+# Locks whose servers and clients are far apart: docs/performance.md. It needs root.
+wide:
+	go run ./internal/torture/wide
 
 # Seeds of the simulation in virtual time; "go test" runs a few.
 SEEDS ?= 20000
