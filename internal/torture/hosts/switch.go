@@ -108,12 +108,13 @@ func (s *Switch) Impose(f Fault, pairs ...Pair) (lift func()) {
 
 // Forget makes the switch forget the TCP connections that were idle for a time, as a
 // firewall does. From then on all their packets are lost, and neither side learns of it.
-// It returns how many these are.
-func (s *Switch) Forget(idle time.Duration) (forgotten int) {
+// It returns how many these are. The connections of spared addresses are kept.
+func (s *Switch) Forget(idle time.Duration, spared ...netip.Addr) (forgotten int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for f, k := range s.flows {
-		if time.Since(k.last) >= idle {
+		kept := slices.Contains(spared, f[0].Addr()) || slices.Contains(spared, f[1].Addr())
+		if !kept && time.Since(k.last) >= idle {
 			delete(s.flows, f)
 			forgotten++
 		}

@@ -174,6 +174,9 @@ func TestSwitchForgetsIdleConnections(t *testing.T) {
 		if n := s.Forget(2 * time.Second); n != 0 {
 			t.Errorf("%d connections forgotten that were not idle", n)
 		}
+		if n := s.Forget(time.Second, netip.MustParseAddr("198.18.0.2")); n != 0 {
+			t.Errorf("%d connections of a spared address forgotten", n)
+		}
 		if n := s.Forget(time.Second); n != 1 {
 			t.Errorf("%d connections forgotten, want 1", n)
 		}

@@ -124,7 +124,7 @@ func (r *run) kept(ctx context.Context) {
 		return
 	}
 	const lasts = 3 * maxTerm // the terms are long, so that a slow machine loses none
-	a, own := r.store.apart, []*hosts.Host{{Port: 0}}
+	a, own := r.store.apart, []*hosts.Host{r.store.apart.Own()}
 	few := a.servers[:(len(a.servers)-1)/2]
 	c := r.store.open(ctx, r.store.urls[0], &hasp.Options{TTL: maxTerm, Timeout: maxTerm / 2})
 	defer c.Close()

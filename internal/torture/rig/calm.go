@@ -19,6 +19,8 @@ import (
 func (r *run) calm() {
 	parts := []func(context.Context){r.brief}
 	switch {
+	case r.foreign() != nil:
+		return // they check what hasp promises
 	case r.plant == queued && !r.losing:
 		parts = []func(context.Context){r.busy} // the part that finds it
 	case r.plant != "":
@@ -229,8 +231,7 @@ func (r *run) busy(ctx context.Context) {
 		leases[i] = some
 	}
 	if a := r.store.apart; a != nil {
-		own := []*hosts.Host{{Port: 0}}
-		defer a.Impose(hosts.Fault{Delay: 20 * time.Millisecond}, hosts.Between(own, a.servers)...)()
+		defer a.Impose(hosts.Fault{Delay: 20 * time.Millisecond}, hosts.Between([]*hosts.Host{a.Own()}, a.servers)...)()
 	}
 
 	began := hostclock.Now()

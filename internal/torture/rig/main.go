@@ -45,7 +45,7 @@ type Program struct {
 // Main runs the command, and ends the program.
 func Main(program Program) {
 	if crew.Role() != "" {
-		work(crew.Parent())
+		work(crew.Parent(), program.More)
 	}
 
 	var p plan
@@ -54,9 +54,15 @@ func Main(program Program) {
 		o.place, strategies = onOther, nil
 		for _, s := range program.More {
 			strategies = append(strategies, s.Name)
+			if s.Client == nil {
+				p.usual = append(p.usual, s.Name)
+			}
+		}
+		if len(p.usual) == 0 {
+			p.usual = strategies
 		}
 	}
-	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
+	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all of hasp that can use the store")
 	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
@@ -118,8 +124,9 @@ func fileVar(to **os.File, name string, mode int, usage string) {
 // plan says which runs are made.
 type plan struct {
 	strategies []string
-	parallel   int  // runs at a time
-	clocks     bool // the wall clocks of clients jump
+	usual      []string // the strategies of a program that has its own: those of hasp, if it has any
+	parallel   int      // runs at a time
+	clocks     bool     // the wall clocks of clients jump
 }
 
 // choose sets the strategies to those of a comma-separated list.
@@ -132,7 +139,9 @@ func (p *plan) choose(names, place string) error {
 	}
 	switch {
 	case len(p.strategies) > 0:
-	case place == onServer, place == onOther:
+	case len(p.usual) > 0:
+		p.strategies = p.usual
+	case place == onServer:
 		p.strategies = strategies
 	case place == onHosts:
 		p.strategies = strategies[:4]

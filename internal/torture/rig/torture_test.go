@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if crew.Role() != "" {
-		work(crew.Parent())
+		work(crew.Parent(), others)
 	}
 	if hostsMissing() == nil {
 		if err := hosts.Apart(); err != nil {

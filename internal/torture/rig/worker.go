@@ -25,16 +25,17 @@ type order struct {
 	Op string // "start", "touched", "clock", "fragile", "drain" or "close"
 
 	// For start.
-	URL    string        `json:",omitempty"`
-	Plant  string        `json:",omitempty"`
-	Direct []string      `json:",omitempty"` // addresses of the servers, for planted bugs
-	Dir    string        `json:",omitempty"` // directory of the files, for planted bugs
-	Owner  string        `json:",omitempty"`
-	Seed   uint64        `json:",omitempty"`
-	Keys   []string      `json:",omitempty"`
-	Term   time.Duration `json:",omitempty"`
-	Bare   float64       `json:",omitempty"` // share of locks without a fence
-	Steady bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
+	Strategy string        `json:",omitempty"`
+	URL      string        `json:",omitempty"`
+	Plant    string        `json:",omitempty"`
+	Direct   []string      `json:",omitempty"` // addresses of the servers, for planted bugs
+	Dir      string        `json:",omitempty"` // directory of the files, for planted bugs
+	Owner    string        `json:",omitempty"`
+	Seed     uint64        `json:",omitempty"`
+	Keys     []string      `json:",omitempty"`
+	Term     time.Duration `json:",omitempty"`
+	Bare     float64       `json:",omitempty"` // share of locks without a fence
+	Steady   bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
 
 	// For start and clock.
 	Ahead time.Duration `json:",omitempty"` // by how much the wall clock is ahead
@@ -88,6 +89,7 @@ const (
 type client struct {
 	order
 	c       *hasp.Client
+	locker  Locker      // instead of c, if the library is another one
 	shares  atomic.Bool // the driver has Traits.Shared
 	ids     atomic.Int64
 	drained atomic.Bool
@@ -97,8 +99,9 @@ type client struct {
 	touched chan struct{}
 }
 
-// work obeys orders until the parent ends.
-func work(parent *crew.Pipe) {
+// work obeys orders until the parent ends. The strategies are those of the program, besides
+// those of hasp.
+func work(parent *crew.Pipe, strategies []Strategy) {
 	bearLimits()
 	logging.Disable() // go-redis logs servers that are down
 	w := &client{parent: parent, touched: make(chan struct{}, 1)}
@@ -115,7 +118,7 @@ func work(parent *crew.Pipe) {
 			w.order = o
 			go w.watch()
 			goroutines, files = runtime.NumGoroutine(), openFiles()
-			if err := w.open(); err != nil {
+			if err := w.open(strategies); err != nil {
 				w.report(report{What: broke, Err: err.Error()})
 				continue
 			}
@@ -139,7 +142,10 @@ func work(parent *crew.Pipe) {
 
 // open opens the Client. It tries again and again, because the store may be in the
 // middle of a fault.
-func (w *client) open() (err error) {
+func (w *client) open(strategies []Strategy) (err error) {
+	if s := (&options{Program: Program{More: strategies}, strategy: w.Strategy}).foreign(); s != nil {
+		return w.openForeign(s)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	until(time.Minute, 20*time.Millisecond, func() bool {
@@ -191,7 +197,7 @@ func (w *client) watch() {
 // close closes the client, and counts the goroutines and descriptors that are left.
 func (w *client) close(goroutines, files int) {
 	r := report{What: closed}
-	if err := w.c.Close(); err != nil {
+	if err := w.closeClient(); err != nil {
 		r.Err = err.Error()
 	}
 	own := goroutines + 1 // with this one
@@ -204,6 +210,13 @@ func (w *client) close(goroutines, files int) {
 		fmt.Fprintf(os.Stderr, "%s\n", stacks[:runtime.Stack(stacks, true)])
 	}
 	w.report(r)
+}
+
+func (w *client) closeClient() error {
+	if w.locker != nil {
+		return w.locker.Close()
+	}
+	return w.c.Close()
 }
 
 // warm makes the runtime open the descriptors that it keeps for all connections.
