@@ -114,9 +114,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	}
 }
 
-// Some bugs do no harm, or hardly any, if nothing is far away and the end of a connection is
-// always noticed. The command that each run prints finds them on hosts. With -on redis or
-// -on service instead, it does not.
+// Some bugs do hardly any harm if nothing is far away and the end of a connection is always
+// noticed. docs/guarantees.md says what the same runs find on loopback.
 func TestPlantedBugsOfLatencyAreFound(t *testing.T) {
 	redistest.NeedSets(t)
 	for bug, c := range map[string]struct {
