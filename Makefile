@@ -3,7 +3,7 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy test bench compare torture torture-more hosts simulate soak fuzz mutate model modules api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture torture-more hosts hosts-short wide simulate soak fuzz mutate model modules api.txt
 
 check: fmt vet staticcheck tidy test modules bench torture compare
 
@@ -60,13 +60,21 @@ torture:
 
 # pglock and etcdlock under faults.
 torture-more:
-	cd all && go run ./torture -clocks=false -parallel 2 -time 60s -seed 1
+	cd all && go run ./torture -clocks=false -parallel 2 -time 60s -seed 1 -strategy pglock,etcdlock
 
 # The strategies on Redis, with each process on a host of its own. The hosts are network
 # namespaces, so this needs root.
 hosts:
 	HASP_TEST_HOSTS=1 go test -race ./internal/torture/...
 	go run ./internal/torture -on hosts -parallel 4 -time 30s
+
+# 30 s of hosts. Where hosts cannot be made, it says so and does nothing else.
+hosts-short:
+	go run ./internal/torture -on hosts -optional -parallel 4 -time 30s
+
+# Locks whose servers and clients are far apart: docs/performance.md. It needs root.
+wide:
+	go run ./internal/torture/wide
 
 # Seeds of the simulation in virtual time; "go test" runs a few.
 SEEDS ?= 20000

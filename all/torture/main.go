@@ -2,7 +2,7 @@
 // keep their locks there. It checks what github.com/hasplock/hasp/internal/torture checks,
 // and has its flags. From the directory all:
 //
-//	go run ./torture [-strategy pglock,etcdlock] [-seed N] [-time 60s] [-faults REGEXP]
+//	go run ./torture [-strategy pglock,etcdlock,concurrency,hasp-etcdlock] [-seed N] [-time 60s] [-faults REGEXP]
 package main
 
 import (
@@ -11,14 +11,20 @@ import (
 	"github.com/hasplock/hasp/internal/torture/rig"
 )
 
+// term is the shortest term of etcd.
+const term = 2 * time.Second
+
 func main() {
 	rig.Main(rig.Program{
 		Command: "cd all && go run ./torture",
 		Package: "github.com/hasplock/hasp/all/torture",
 		More: []rig.Strategy{
 			{Name: "pglock", Term: time.Second, Open: openPostgres},
-			// The shortest term of etcd.
-			{Name: "etcdlock", Term: 2 * time.Second, Open: openEtcd},
+			{Name: "etcdlock", Term: term, Open: openEtcd},
+
+			// The same faults, for programs that do only what all libraries can do.
+			{Name: "concurrency", Term: term, Open: openPlainEtcd, Client: openConcurrency},
+			{Name: "hasp-etcdlock", Term: term, Open: openPlainEtcd, Client: openHasp},
 		},
 	})
 }

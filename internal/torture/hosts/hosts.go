@@ -55,6 +55,9 @@ func (n *Net) Host() (*Host, error) {
 	return h, err
 }
 
+// Own returns the host of this process.
+func (n *Net) Own() *Host { return n.hosts[0] }
+
 // join gives a host its address and joins it to the switch.
 func (n *Net) join(h *Host) error {
 	h.Port, h.Addr = len(n.hosts), n.addr(len(n.hosts)+1)

@@ -21,7 +21,7 @@ type Switch struct {
 	ports  []*port
 	routes map[netip.Addr]int // the port of an address
 	links  map[Pair][]*fault  // what is imposed on the packets of a pair
-	flows  map[flow]time.Time // when the last packet of a TCP connection passed
+	flows  map[flow]*known    // the TCP connections
 	sent   int64              // packets, for their order
 	closed bool
 }
@@ -53,9 +53,15 @@ type fault struct {
 // flow is a TCP connection. The lesser address is first.
 type flow [2]netip.AddrPort
 
+// known is what the switch knows of a TCP connection.
+type known struct {
+	last  time.Time    // when a packet passed
+	muted map[int]bool // the ports whose packets are lost
+}
+
 // NewSwitch returns a switch without ports. The seed decides which packets are lost.
 func NewSwitch(seed uint64) *Switch {
-	return &Switch{rand: rand.New(rand.NewPCG(seed, 0)), routes: map[netip.Addr]int{}, links: map[Pair][]*fault{}, flows: map[flow]time.Time{}}
+	return &Switch{rand: rand.New(rand.NewPCG(seed, 0)), routes: map[netip.Addr]int{}, links: map[Pair][]*fault{}, flows: map[flow]*known{}}
 }
 
 // Attach adds a port for a device, whose Read and Write take one packet each, and returns
@@ -102,17 +108,32 @@ func (s *Switch) Impose(f Fault, pairs ...Pair) (lift func()) {
 
 // Forget makes the switch forget the TCP connections that were idle for a time, as a
 // firewall does. From then on all their packets are lost, and neither side learns of it.
-// It returns how many these are.
-func (s *Switch) Forget(idle time.Duration) (forgotten int) {
+// It returns how many these are. The connections of spared addresses are kept.
+func (s *Switch) Forget(idle time.Duration, spared ...netip.Addr) (forgotten int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for f, last := range s.flows {
-		if time.Since(last) >= idle {
+	for f, k := range s.flows {
+		kept := slices.Contains(spared, f[0].Addr()) || slices.Contains(spared, f[1].Addr())
+		if !kept && time.Since(k.last) >= idle {
 			delete(s.flows, f)
 			forgotten++
 		}
 	}
 	return forgotten
+}
+
+// Mute loses what a port sends on the TCP connections that there are now, but for resets.
+// A host that has lost power sends nothing more on them, not even after it has booted. The
+// kernel of a namespace would: it repeats the end of a connection whose process was killed.
+func (s *Switch) Mute(port int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.flows {
+		if k.muted == nil {
+			k.muted = map[int]bool{}
+		}
+		k.muted[port] = true
+	}
 }
 
 // Close closes all devices, and waits until the switch no longer uses them.
@@ -199,7 +220,7 @@ func (s *Switch) forward(from int, b []byte) {
 		return
 	}
 	delays := s.passLocked(Pair{from, to}, len(b))
-	if len(delays) == 0 || !s.knownLocked(h) {
+	if len(delays) == 0 || !s.knownLocked(from, h) {
 		return
 	}
 
@@ -256,7 +277,7 @@ func (s *Switch) passLocked(p Pair, size int) (delays []time.Duration) {
 
 // knownLocked reports whether the packet may pass as far as its connection is concerned: it
 // belongs to one that the switch knows, or it opens one. The caller holds mu.
-func (s *Switch) knownLocked(h header) bool {
+func (s *Switch) knownLocked(from int, h header) bool {
 	if !h.tcp {
 		return true
 	}
@@ -264,11 +285,15 @@ func (s *Switch) knownLocked(h header) bool {
 	if f[1].Compare(f[0]) < 0 {
 		f[0], f[1] = f[1], f[0]
 	}
-	_, known := s.flows[f]
-	if !known && !h.opens {
+	k := s.flows[f]
+	switch {
+	case h.opens && (k == nil || k.muted != nil):
+		k = &known{}
+		s.flows[f] = k
+	case k == nil, k.muted[from] && !h.resets:
 		return false
 	}
-	if s.flows[f] = time.Now(); h.resets {
+	if k.last = time.Now(); h.resets {
 		delete(s.flows, f)
 	}
 	return true

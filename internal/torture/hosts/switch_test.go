@@ -174,6 +174,9 @@ func TestSwitchForgetsIdleConnections(t *testing.T) {
 		if n := s.Forget(2 * time.Second); n != 0 {
 			t.Errorf("%d connections forgotten that were not idle", n)
 		}
+		if n := s.Forget(time.Second, netip.MustParseAddr("198.18.0.2")); n != 0 {
+			t.Errorf("%d connections of a spared address forgotten", n)
+		}
 		if n := s.Forget(time.Second); n != 1 {
 			t.Errorf("%d connections forgotten, want 1", n)
 		}
@@ -192,6 +195,40 @@ func TestSwitchForgetsIdleConnections(t *testing.T) {
 		a.in <- ab(reset, 6)
 		if got := b.got(); !slices.Equal(got, []byte{6}) || s.Forget(0) != 0 {
 			t.Errorf("a reset: b got %v, and the connection must be gone", got)
+		}
+	})
+}
+
+func TestSwitchMutesAPort(t *testing.T) {
+	testSwitch(t, func(t *testing.T, s *Switch, a, b *wire, ab, ba func(flags, mark byte) []byte) {
+		s.Mute(1)
+		a.in <- ab(plain, 1)
+		b.in <- ba(plain, 2)
+		if toB, toA := b.got(), a.got(); !slices.Equal(toB, []byte{1}) || toA != nil {
+			t.Errorf("b got %v, a got %v; b must lose what it sends, and nothing else", toB, toA)
+		}
+		b.in <- ba(reset, 3)
+		if toA := a.got(); !slices.Equal(toA, []byte{3}) {
+			t.Errorf("a reset: a got %v", toA)
+		}
+		a.in <- ab(opening, 4)
+		toB := b.got()
+		b.in <- ba(plain, 5)
+		if toA := a.got(); !slices.Equal(toB, []byte{4}) || !slices.Equal(toA, []byte{5}) {
+			t.Errorf("a new connection: b got %v, a got %v", toB, toA)
+		}
+	})
+}
+
+// A connection that is opened anew, with the ports of one that is muted, is not muted.
+func TestSwitchHearsANewConnection(t *testing.T) {
+	testSwitch(t, func(t *testing.T, s *Switch, a, b *wire, ab, ba func(flags, mark byte) []byte) {
+		s.Mute(1)
+		a.in <- ab(opening, 1)
+		toB := b.got()
+		b.in <- ba(plain, 2)
+		if toA := a.got(); !slices.Equal(toB, []byte{1}) || !slices.Equal(toA, []byte{2}) {
+			t.Errorf("b got %v, a got %v", toB, toA)
 		}
 	})
 }

@@ -21,6 +21,9 @@ type apart struct {
 	lab     *redistest.Lab
 	servers []*hosts.Host // in the order of their starts
 	clients []*hosts.Host // by seat
+
+	far      []*hosts.Host // clients that are far from all servers
+	distance time.Duration // there and back
 }
 
 // hostTerms is how many times longer the terms on hosts are. A call may take half a term,
@@ -43,16 +46,20 @@ func (o *options) apart() bool { return isApart(o.place) }
 // isApart reports whether a store has hosts of its own.
 func isApart(place string) bool { return strings.HasPrefix(place, onHosts) }
 
-// openHosts makes the hosts of the clients. Each server makes one more.
-func (s *store) openHosts(seed uint64) {
+// openHosts makes the hosts of the clients. Each server makes one more. The far clients are
+// those of every second seat.
+func (s *store) openHosts(seed uint64, far time.Duration) {
 	n, err := hosts.Start(seed)
 	s.Check(err)
 	s.Cleanup(n.Close)
 	s.apart = &apart{Net: n, lab: s.Lab}
-	for range seats {
+	for i := range seats {
 		h, err := s.apart.host()
 		s.Check(err)
 		s.apart.clients = append(s.apart.clients, h)
+		if far > 0 && i%2 == 1 {
+			s.apart.far, s.apart.distance = append(s.apart.far, h), far
+		}
 	}
 }
 
@@ -77,6 +84,7 @@ func (a *apart) server() (*redistest.Place, error) {
 		return nil, err
 	}
 	a.servers = append(a.servers, h)
+	a.Impose(hosts.Fault{Delay: a.distance / 2}, hosts.Between([]*hosts.Host{h}, a.far)...)
 	return &redistest.Place{IP: h.Addr.String(), Do: h.Do}, nil
 }
 
@@ -116,7 +124,7 @@ func (r *run) kept(ctx context.Context) {
 		return
 	}
 	const lasts = 3 * maxTerm // the terms are long, so that a slow machine loses none
-	a, own := r.store.apart, []*hosts.Host{{Port: 0}}
+	a, own := r.store.apart, []*hosts.Host{r.store.apart.Own()}
 	few := a.servers[:(len(a.servers)-1)/2]
 	c := r.store.open(ctx, r.store.urls[0], &hasp.Options{TTL: maxTerm, Timeout: maxTerm / 2})
 	defer c.Close()

@@ -11,16 +11,21 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
 // calm runs programs at the end of a run, after its faults. Each part checks a
 // promise whose violation another fault would hide.
 func (r *run) calm() {
-	if r.plant != "" {
-		return
-	}
 	parts := []func(context.Context){r.brief}
-	if !r.losing {
+	switch {
+	case r.foreign() != nil:
+		return // they check what hasp promises
+	case r.plant == queued && !r.losing:
+		parts = []func(context.Context){r.busy} // the part that finds it
+	case r.plant != "":
+		return
+	case !r.losing:
 		parts = append(parts, r.nested, r.crowd, r.busy, r.moves, r.kept)
 	}
 	for _, part := range parts {
@@ -41,7 +46,14 @@ const calmTimeout = 10 * time.Second
 
 // open opens a Client with the link of a seat. The caller closes it.
 func (r *run) open(ctx context.Context, seat int, term time.Duration) *hasp.Client {
-	return r.store.open(ctx, r.store.urls[seat], &hasp.Options{TTL: term, Timeout: calmTimeout})
+	var direct []string
+	for _, srv := range r.store.servers {
+		direct = append(direct, srv.Addr)
+	}
+	url := r.store.urls[seat]
+	d, err := openDriver(ctx, url, r.plant, direct, r.store.dir)
+	r.Check(err)
+	return hasp.New(d, &hasp.Options{TTL: term, Timeout: calmTimeout})
 }
 
 // brief runs programs that lock once and end, one after another, as "hasp run"
@@ -195,14 +207,20 @@ func try(ctx context.Context, c *hasp.Client, key string) {
 	}
 }
 
-// busy runs a Client that keeps some keys while hundreds of its callers take
-// others. Each of their holds waits for a distant replica, and the renewals must
+// busy runs a Client that keeps some keys while many of its callers take others. Their
+// holds wait for a distant replica, or the servers are far away, and the renewals must
 // not wait behind them. Another Client keeps as many keys and does nothing else.
 func (r *run) busy(ctx context.Context) {
-	if r.store.service == nil {
+	const kept, lasts = 20, 3 * maxTerm
+	callers := 800
+	switch {
+	case r.store.service != nil:
+	case r.store.apart != nil, r.plant == queued:
+		// If nothing is far away, the bug does no harm. This shows it.
+		callers = 100
+	default:
 		return
 	}
-	const kept, callers, lasts = 20, 800, 3 * maxTerm
 	var all [2]*hasp.Client
 	var leases [2]*hasp.Leases
 	for i := range all {
@@ -211,6 +229,9 @@ func (r *run) busy(ctx context.Context) {
 		some, err := hasp.LockAll(ctx, all[i], r.all[i*kept:][:kept])
 		r.Check(err)
 		leases[i] = some
+	}
+	if a := r.store.apart; a != nil {
+		defer a.Impose(hosts.Fault{Delay: 20 * time.Millisecond}, hosts.Between([]*hosts.Host{a.Own()}, a.servers)...)()
 	}
 
 	began := hostclock.Now()
@@ -270,7 +291,7 @@ func (r *run) moves(ctx context.Context) {
 
 	start(&holds[0])
 	time.Sleep(time.Second) // so that they wait in the queue
-	moved(false)(&nemesis{run: r}).heal()
+	moved(&nemesis{run: r}).heal()
 	start(&holds[1])
 
 	time.Sleep(lasts / 2) // they may learn of it at their next check of the queue

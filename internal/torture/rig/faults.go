@@ -187,8 +187,11 @@ func (c *catalog) set(s *store) {
 	c.add(server, 0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
 	if s.service != nil {
 		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
-		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved(false))
-		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", moved(true))
+		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
+		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", replaced)
+		if s.apart != nil {
+			c.add(server, 0.5, 1, "the master's host loses power, and the address leads to its replica", masterUnplugged)
+		}
 	}
 	if s.cluster != nil {
 		c.add(server, 0.5, 1, "the key's master hands over to its replica", takenOver(false))

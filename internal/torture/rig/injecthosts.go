@@ -156,7 +156,8 @@ func everywhere(f hosts.Fault) inject {
 // forgotten makes the network forget connections, as a firewall does.
 func forgotten(idle time.Duration) inject {
 	return func(n *nemesis) *injection {
-		n.store.apart.Forget(idle)
+		// Without its connections, this process would wait a minute for the next command.
+		n.store.apart.Forget(idle, n.store.apart.Own().Addr)
 		return ofAll(nil)
 	}
 }

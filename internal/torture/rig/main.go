@@ -45,7 +45,7 @@ type Program struct {
 // Main runs the command, and ends the program.
 func Main(program Program) {
 	if crew.Role() != "" {
-		work(crew.Parent())
+		work(crew.Parent(), program.More)
 	}
 
 	var p plan
@@ -54,20 +54,27 @@ func Main(program Program) {
 		o.place, strategies = onOther, nil
 		for _, s := range program.More {
 			strategies = append(strategies, s.Name)
+			if s.Client == nil {
+				p.usual = append(p.usual, s.Name)
+			}
+		}
+		if len(p.usual) == 0 {
+			p.usual = strategies
 		}
 	}
-	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
+	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all of hasp that can use the store")
 	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
 	flag.StringVar(&o.place, "on", cmp.Or(o.place, onServer), "`store`: redis, sentinel, cluster or service; with each process on a host of its own, which needs root: hosts, hosts-sentinel, hosts-cluster or hosts-service")
 	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
+	flag.DurationVar(&o.far, "far", 0, "with -on hosts: how long a packet takes to every second client and back, without a fault")
 	flag.BoolVar(&p.clocks, "clocks", true, "make the wall clocks of clients jump; this builds the clients again")
 	flag.Func("faults", "regular expression of the `names` of faults", func(text string) (err error) {
 		o.only, err = regexp.Compile(text)
 		return err
 	})
-	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up or slots")
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up or slots; on hosts also reply, queue or subscription")
 	fileVar(&o.history, "history", os.O_TRUNC, "write all reports of the clients to a `file`, as lines of JSON")
 	fileVar(&o.results, "results", os.O_APPEND, "append the results to a `file`, as lines of JSON")
 	optional := flag.Bool("optional", false, "with -on hosts: end without an error where hosts cannot be made")
@@ -82,6 +89,9 @@ func Main(program Program) {
 			os.Exit(2)
 		}
 		o.term *= hostTerms
+	} else if o.far != 0 && !*tables {
+		fmt.Fprintln(os.Stderr, "torture: -far needs hosts: give -on hosts")
+		os.Exit(2)
 	}
 	logging.Disable() // go-redis logs servers that are down
 
@@ -114,8 +124,9 @@ func fileVar(to **os.File, name string, mode int, usage string) {
 // plan says which runs are made.
 type plan struct {
 	strategies []string
-	parallel   int  // runs at a time
-	clocks     bool // the wall clocks of clients jump
+	usual      []string // the strategies of a program that has its own: those of hasp, if it has any
+	parallel   int      // runs at a time
+	clocks     bool     // the wall clocks of clients jump
 }
 
 // choose sets the strategies to those of a comma-separated list.
@@ -128,7 +139,9 @@ func (p *plan) choose(names, place string) error {
 	}
 	switch {
 	case len(p.strategies) > 0:
-	case place == onServer, place == onOther:
+	case len(p.usual) > 0:
+		p.strategies = p.usual
+	case place == onServer:
 		p.strategies = strategies
 	case place == onHosts:
 		p.strategies = strategies[:4]

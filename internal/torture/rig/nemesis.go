@@ -146,7 +146,7 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	if in.seat < 0 && in.key < 0 {
 		keys = keys[:0]
 		for k := range slotted + slots {
-			if contended(k) {
+			if contended(k) && (k < slotted || n.foreign() == nil) {
 				keys = append(keys, k)
 			}
 		}

@@ -11,13 +11,19 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Strategy is a strategy whose store this package does not know.
+// Strategy is a strategy whose store this package does not know, or another library.
 type Strategy struct {
 	Name string
 	Term time.Duration // of all leases
 
-	// Open starts the servers. The Lab ends them, and is told what goes wrong.
-	Open func(*redistest.Lab) *Store
+	// Open starts the servers. The Lab ends them, and is told what goes wrong. If it is nil,
+	// the strategy uses Redis servers on hosts of their own.
+	Open  func(*redistest.Lab) *Store
+	Redis int // how many of them
+
+	// Client opens a client of another library, with servers at addrs. If it is nil, the
+	// clients are those of hasp. If Open is set as well, URL joins addrs with commas.
+	Client func(ctx context.Context, addrs []string, term time.Duration) (Locker, error)
 }
 
 // Store is a store that this package does not know. Clients reach each of its servers

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,13 +22,16 @@ import (
 // driver.
 const oneTooMany = "slots"
 
-// plant puts a bug into a driver, whose locks are on the servers at addrs or in
-// dir. It shows that the harness finds such bugs.
-func plant(name string, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
+// queued is the bug "queue": see inLine.
+const queued = "queue"
+
+// plant puts a bug into a driver of some nodes, whose locks are on the servers at addrs or
+// in dir. It shows that the harness finds such bugs.
+func plant(name string, nodes, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
 	if name == "" || name == oneTooMany {
 		return d, nil
 	}
-	b := buggy{Driver: d, ground: newGround(addrs, dir), release: d.Release}
+	b := buggy{Driver: d, ground: newGround(addrs, dir), acquire: d.Acquire, renew: d.Renew, release: d.Release}
 	var wait waitFunc
 	if w, ok := d.(backend.Waiter); ok {
 		wait = w.Wait
@@ -37,6 +43,20 @@ func plant(name string, addrs []string, dir string, d backend.Driver) (backend.D
 		b.release = b.renewLate
 	case "wake-up":
 		wait = b.waitDeaf
+	case "reply":
+		b.acquire, b.renew = b.acquireLate, b.renewFromReply
+		wait = b.waitPolling
+	case queued:
+		line := make(chan struct{}, 1)
+		b.acquire, b.renew = b.acquireInLine(line), b.renewInLine(line)
+		wait = b.waitPolling
+	case "subscription":
+		s, err := subscribe(nodes[0])
+		if err != nil {
+			return nil, err
+		}
+		b.ground.rdbs = append(b.ground.rdbs, s.rdb)
+		wait = b.waitFor(s)
 	default:
 		return nil, fmt.Errorf("unknown bug %q", name)
 	}
@@ -46,11 +66,21 @@ func plant(name string, addrs []string, dir string, d backend.Driver) (backend.D
 	return buggyWaiter{b, wait}, nil
 }
 
-// buggy is a driver with another Release, and with access to its store.
+// buggy is a driver some of whose functions have a bug, with access to its store.
 type buggy struct {
 	backend.Driver
 	ground  ground
+	acquire waitFunc
+	renew   renewFunc
 	release func(context.Context, backend.Claim) error
+}
+
+func (b buggy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return b.acquire(ctx, c)
+}
+
+func (b buggy) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	b.renew(ctx, cs, done)
 }
 
 func (b buggy) Release(ctx context.Context, c backend.Claim) error { return b.release(ctx, c) }
@@ -68,7 +98,10 @@ func (b buggy) Close() error {
 	return b.Driver.Close()
 }
 
-type waitFunc func(context.Context, backend.Claim) (backend.Grant, error)
+type (
+	waitFunc  func(context.Context, backend.Claim) (backend.Grant, error)
+	renewFunc func(context.Context, []backend.Claim, func(int, backend.Grant, error))
+)
 
 // buggyWaiter is a buggy driver that can wait.
 type buggyWaiter struct {
@@ -102,21 +135,138 @@ func (b buggy) renewLate(ctx context.Context, c backend.Claim) error {
 // waitDeaf is the bug "wake-up": a waiter sometimes misses a release between its
 // check and its subscription.
 func (b buggy) waitDeaf(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return b.poll(ctx, c, func() <-chan time.Time {
+		if rand.IntN(100) == 0 {
+			return nil
+		}
+		return time.After(pollEvery)
+	})
+}
+
+const pollEvery = 5 * time.Millisecond
+
+// waitPolling is a Wait without a bug of its own.
+func (b buggy) waitPolling(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return b.poll(ctx, c, func() <-chan time.Time { return time.After(pollEvery) })
+}
+
+// poll asks for the key until it gets it. Between two attempts it waits for what next
+// returned before the first of them.
+func (b buggy) poll(ctx context.Context, c backend.Claim, next func() <-chan time.Time) (backend.Grant, error) {
 	for {
+		again := next()
 		g, err := b.Acquire(ctx, c)
 		if err == nil {
 			return g, nil
 		}
-		sleep := 5 * time.Millisecond
-		if rand.IntN(100) == 0 {
-			sleep = time.Hour
-		}
 		select {
 		case <-ctx.Done():
 			return g, err
-		case <-time.After(sleep):
+		case <-again:
 		}
 	}
+}
+
+// late counts a grant's term from the reply, not from the request that was sent at began.
+func late(g backend.Grant, c backend.Claim, began time.Time) backend.Grant {
+	if g.Until.IsZero() {
+		g.Until = began.Add(c.TTL - backend.Drift(c.TTL))
+	}
+	g.Until = g.Until.Add(time.Since(began))
+	return g
+}
+
+// acquireLate and renewFromReply are the bug "reply".
+func (b buggy) acquireLate(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	began := time.Now()
+	g, err := b.Driver.Acquire(ctx, c)
+	return late(g, c, began), err
+}
+
+func (b buggy) renewFromReply(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	began := time.Now()
+	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, late(g, cs[i], began), err) })
+}
+
+// acquireInLine and renewInLine are the bug "queue": a renewal waits behind the acquires
+// of its Client.
+func (b buggy) acquireInLine(line chan struct{}) waitFunc {
+	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+		select {
+		case line <- struct{}{}:
+		case <-ctx.Done():
+			return backend.Grant{}, ctx.Err()
+		}
+		defer func() { <-line }()
+		return b.Driver.Acquire(ctx, c)
+	}
+}
+
+func (b buggy) renewInLine(line chan struct{}) renewFunc {
+	return func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+		select {
+		case line <- struct{}{}:
+		case <-ctx.Done():
+			return // the outcome of all claims is unknown
+		}
+		defer func() { <-line }()
+		b.Driver.Renew(ctx, cs, done)
+	}
+}
+
+// subscription is the bug "subscription": it only listens. So it stays at a server that is
+// gone without a word, and that the address does not lead to any more.
+type subscription struct {
+	rdb *redis.Client
+
+	mu   sync.Mutex
+	rung chan time.Time // guarded by mu; closed by the next message
+}
+
+func subscribe(node string) (*subscription, error) {
+	u, err := url.Parse(node)
+	if err != nil {
+		return nil, err
+	}
+	// The kernel does not ask either whether the other side is there.
+	o := clientOptions(u.Host)
+	dialer := net.Dialer{KeepAlive: -1}
+	o.Dialer = dialer.DialContext
+	s := &subscription{rdb: redis.NewClient(o), rung: make(chan time.Time)}
+	go s.listen()
+	return s, nil
+}
+
+func (s *subscription) listen() {
+	ctx := context.Background()
+	ps := s.rdb.PSubscribe(ctx, "*")
+	defer ps.Close()
+	for {
+		// After an error, Receive connects and subscribes again, which is a message as well.
+		_, err := ps.Receive(ctx)
+		if errors.Is(err, redis.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(pollEvery)
+		}
+		s.mu.Lock()
+		close(s.rung)
+		s.rung = make(chan time.Time)
+		s.mu.Unlock()
+	}
+}
+
+// next returns a channel that the next message closes.
+func (s *subscription) next() <-chan time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rung
+}
+
+// waitFor returns a Wait that asks for the key after each message.
+func (b buggy) waitFor(s *subscription) waitFunc {
+	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return b.poll(ctx, c, s.next) }
 }
 
 // ground is the store of the locks, without the driver.
@@ -128,10 +278,14 @@ type ground struct {
 func newGround(addrs []string, dir string) ground {
 	g := ground{dir: dir}
 	for _, addr := range addrs {
-		g.rdbs = append(g.rdbs, redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true,
-			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}))
+		g.rdbs = append(g.rdbs, redis.NewClient(clientOptions(addr)))
 	}
 	return g
+}
+
+func clientOptions(addr string) *redis.Options {
+	return &redis.Options{Addr: addr, ContextTimeoutEnabled: true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
 }
 
 // save returns a function that restores the record of a key as it is now.

@@ -78,6 +78,9 @@ func (n *nemesis) again() string {
 	if n.strategy == redlock && n.nodes != leastNodes {
 		s += fmt.Sprint(" -nodes ", n.nodes)
 	}
+	if n.far != 0 {
+		s += fmt.Sprint(" -far ", n.far)
+	}
 	if n.program == "" && !n.apart() {
 		s += " -clocks=false"
 	}

@@ -22,6 +22,7 @@ type options struct {
 	strategy string
 	place    string         // of a strategy on one Redis
 	nodes    int            // servers of redlock
+	far      time.Duration  // on hosts: the time to every second client and back, or zero
 	losing   bool           // use the faults that take locks away
 	only     *regexp.Regexp // the names of the faults, or nil for all
 	seed     uint64

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
 // service is a master and its replica behind one address, as with a Service of
@@ -66,6 +67,10 @@ func (s *store) follow(replica, master int) {
 	s.servers[replica].Follow(addr)
 }
 
+// master and replica return the indexes of the servers.
+func (s *store) master() int  { return int(s.service.master.Load()) }
+func (s *store) replica() int { return 1 - s.master() }
+
 // lead makes the address lead to a server, which is the master now.
 func (s *store) lead(master int) {
 	s.service.master.Store(int32(master))
@@ -76,32 +81,45 @@ func (s *store) lead(master int) {
 
 // replicaStopped stops the server that is the replica now.
 func replicaStopped(n *nemesis) *injection {
-	replica := n.store.servers[1-n.store.service.master.Load()]
+	replica := n.store.servers[n.store.replica()]
 	replica.Pause()
 	return ofAll(replica.Resume)
 }
 
-// moved makes the replica the master, and the address lead to it. If dead, it
-// kills the old master first. Otherwise the connections to the old master stay.
-func moved(dead bool) inject {
-	return func(n *nemesis) *injection {
-		s := n.store
-		old := int(s.service.master.Load())
-		next := 1 - old
-		if dead {
-			s.servers[old].Kill()
-			n.command(next, "replicaof no one")
-		} else {
-			n.command(old, "failover")
-			s.servers[old].Demoted()
-		}
+// moved makes the replica the master, and the address lead to it. The connections to the
+// old master stay.
+func moved(n *nemesis) *injection {
+	s, old, next := n.store, n.store.master(), n.store.replica()
+	n.command(old, "failover")
+	s.servers[old].Demoted()
+	s.lead(next)
+	return ofAll(func() { s.follow(old, next) })
+}
 
-		s.lead(next)
-		return ofAll(func() {
-			if dead {
-				s.servers[old].Restart()
-			}
-			s.follow(old, next)
-		})
+// replaced makes the replica the master after the old master was killed, and the address
+// lead to it.
+func replaced(n *nemesis) *injection {
+	s, old, next := n.store, n.store.master(), n.store.replica()
+	s.servers[old].Kill()
+	n.command(next, "replicaof no one")
+	s.lead(next)
+	return ofAll(func() {
+		s.servers[old].Restart()
+		s.follow(old, next)
+	})
+}
+
+// masterUnplugged is like replaced, but the old master's host sends nothing more on its
+// connections. So a client that only listens on one does not learn that it has ended.
+func masterUnplugged(n *nemesis) *injection {
+	a, old := n.store.apart, n.store.apart.servers[n.store.master():][:1]
+	boot := a.Impose(cutOff, hosts.Between(old, a.all())...)
+	a.Mute(old[0].Port)
+	in := replaced(n)
+	restart := in.heal
+	in.heal = func() {
+		boot()
+		restart()
 	}
+	return in
 }

@@ -38,6 +38,7 @@ type store struct {
 	skews          bool                  // the clocks of servers can jump
 	apart          *apart                // or nil
 	other          *Store                // or nil
+	foreign        bool                  // the clients are those of another library
 }
 
 // Operations that single commands belong to.
@@ -75,18 +76,26 @@ const (
 func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 	s := &store{Lab: l, strategy: o.strategy, names: keys, jumps: o.program != "" && !o.apart()}
 	s.skews = (o.place == onServer || o.place == onHosts) && redistest.ClocksCanJump()
-	if more := o.more(); more != nil {
+	more := o.more()
+	switch {
+	case more == nil:
+	case more.Open != nil:
 		s.openOther(more)
 		return s
+	case o.place != onHosts:
+		l.Fatalf("%s runs on hosts only: give -on %s", more.Name, onHosts)
+	default:
+		o.nodes = more.Redis
 	}
+	s.foreign = o.foreign() != nil
 	oneRedis := o.strategy != redlock && o.strategy != filelock
 	if o.apart() {
-		s.openHosts(o.seed)
+		s.openHosts(o.seed, o.far)
 	}
 	switch {
 	case o.place == onServer && o.strategy == filelock:
 		s.openFiles()
-	case (o.place == onServer || o.place == onHosts) && o.strategy == redlock:
+	case more != nil, (o.place == onServer || o.place == onHosts) && o.strategy == redlock:
 		s.openServers(o.nodes)
 	case !oneRedis:
 		l.Fatalf("%s does not use one Redis", s.strategy)
@@ -233,8 +242,11 @@ func (s *store) way() (url string, links []*faultproxy.Proxy) {
 	return s.urlOf(addrs), links
 }
 
-// urlOf returns the URL of servers that are reached at addrs.
+// urlOf returns the URL of servers that are reached at addrs. Other libraries get only these.
 func (s *store) urlOf(addrs []string) (url string) {
+	if s.foreign {
+		return strings.Join(addrs, ",")
+	}
 	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
 	if s.strategy == redlock {
 		url += "?max_ttl=" + maxTerm.String()

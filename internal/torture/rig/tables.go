@@ -21,6 +21,8 @@ func (r *result) verdict(out io.Writer) {
 	switch {
 	case len(r.Violations) > 0:
 		verdict = fmt.Sprintf("broken %d times", len(r.Violations))
+	case r.Found.Overlaps > 0 && r.Found.Fenced == 0:
+		verdict = "two held a key at once, without a fence"
 	case r.Found.Overlaps > 0:
 		verdict = "kept by the fence only"
 	}

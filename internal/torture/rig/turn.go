@@ -17,7 +17,12 @@ import (
 func (w *client) run() {
 	var wg sync.WaitGroup
 	for i := range callers {
-		wg.Go(func() { w.call(rand.New(rand.NewPCG(w.Seed, uint64(i)))) })
+		r := rand.New(rand.NewPCG(w.Seed, uint64(i)))
+		if w.locker != nil {
+			wg.Go(func() { w.callForeign(r) })
+			continue
+		}
+		wg.Go(func() { w.call(r) })
 	}
 	wg.Wait()
 	w.report(report{What: idle})

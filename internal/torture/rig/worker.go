@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/hostclock"
 	"github.com/hasplock/hasp/internal/walljump"
@@ -24,16 +25,17 @@ type order struct {
 	Op string // "start", "touched", "clock", "fragile", "drain" or "close"
 
 	// For start.
-	URL    string        `json:",omitempty"`
-	Plant  string        `json:",omitempty"`
-	Direct []string      `json:",omitempty"` // addresses of the servers, for planted bugs
-	Dir    string        `json:",omitempty"` // directory of the files, for planted bugs
-	Owner  string        `json:",omitempty"`
-	Seed   uint64        `json:",omitempty"`
-	Keys   []string      `json:",omitempty"`
-	Term   time.Duration `json:",omitempty"`
-	Bare   float64       `json:",omitempty"` // share of locks without a fence
-	Steady bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
+	Strategy string        `json:",omitempty"`
+	URL      string        `json:",omitempty"`
+	Plant    string        `json:",omitempty"`
+	Direct   []string      `json:",omitempty"` // addresses of the servers, for planted bugs
+	Dir      string        `json:",omitempty"` // directory of the files, for planted bugs
+	Owner    string        `json:",omitempty"`
+	Seed     uint64        `json:",omitempty"`
+	Keys     []string      `json:",omitempty"`
+	Term     time.Duration `json:",omitempty"`
+	Bare     float64       `json:",omitempty"` // share of locks without a fence
+	Steady   bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
 
 	// For start and clock.
 	Ahead time.Duration `json:",omitempty"` // by how much the wall clock is ahead
@@ -87,6 +89,7 @@ const (
 type client struct {
 	order
 	c       *hasp.Client
+	locker  Locker      // instead of c, if the library is another one
 	shares  atomic.Bool // the driver has Traits.Shared
 	ids     atomic.Int64
 	drained atomic.Bool
@@ -96,8 +99,9 @@ type client struct {
 	touched chan struct{}
 }
 
-// work obeys orders until the parent ends.
-func work(parent *crew.Pipe) {
+// work obeys orders until the parent ends. The strategies are those of the program, besides
+// those of hasp.
+func work(parent *crew.Pipe, strategies []Strategy) {
 	bearLimits()
 	logging.Disable() // go-redis logs servers that are down
 	w := &client{parent: parent, touched: make(chan struct{}, 1)}
@@ -114,7 +118,7 @@ func work(parent *crew.Pipe) {
 			w.order = o
 			go w.watch()
 			goroutines, files = runtime.NumGoroutine(), openFiles()
-			if err := w.open(); err != nil {
+			if err := w.open(strategies); err != nil {
 				w.report(report{What: broke, Err: err.Error()})
 				continue
 			}
@@ -138,7 +142,10 @@ func work(parent *crew.Pipe) {
 
 // open opens the Client. It tries again and again, because the store may be in the
 // middle of a fault.
-func (w *client) open() (err error) {
+func (w *client) open(strategies []Strategy) (err error) {
+	if s := (&options{Program: Program{More: strategies}, strategy: w.Strategy}).foreign(); s != nil {
+		return w.openForeign(s)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	until(time.Minute, 20*time.Millisecond, func() bool {
@@ -150,7 +157,18 @@ func (w *client) open() (err error) {
 
 // dial opens a Client.
 func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
-	config, err := hasp.ParseURL(w.URL)
+	d, err := openDriver(ctx, w.URL, w.Plant, w.Direct, w.Dir)
+	if err != nil {
+		return nil, err
+	}
+	w.shares.Store(d.Traits().Shared)
+	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner}), nil
+}
+
+// openDriver opens a driver, and puts a bug into it, if bug is not empty. The locks are on
+// the servers at addrs or in dir.
+func openDriver(ctx context.Context, url, bug string, addrs []string, dir string) (backend.Driver, error) {
+	config, err := hasp.ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
@@ -158,12 +176,7 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err = plant(w.Plant, w.Direct, w.Dir, d)
-	if err != nil {
-		return nil, err
-	}
-	w.shares.Store(d.Traits().Shared)
-	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner}), nil
+	return plant(bug, config.Nodes, addrs, dir, d)
 }
 
 func (w *client) report(r report) {
@@ -184,7 +197,7 @@ func (w *client) watch() {
 // close closes the client, and counts the goroutines and descriptors that are left.
 func (w *client) close(goroutines, files int) {
 	r := report{What: closed}
-	if err := w.c.Close(); err != nil {
+	if err := w.closeClient(); err != nil {
 		r.Err = err.Error()
 	}
 	own := goroutines + 1 // with this one
@@ -197,6 +210,13 @@ func (w *client) close(goroutines, files int) {
 		fmt.Fprintf(os.Stderr, "%s\n", stacks[:runtime.Stack(stacks, true)])
 	}
 	w.report(r)
+}
+
+func (w *client) closeClient() error {
+	if w.locker != nil {
+		return w.locker.Close()
+	}
+	return w.c.Close()
 }
 
 // warm makes the runtime open the descriptors that it keeps for all connections.
