@@ -271,6 +271,47 @@ func TestFailover(t *testing.T) {
 	}
 }
 
+// With a synchronous replica, a failover loses no lock that was confirmed.
+func TestSynchronousFailover(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	r := s.Replica(t)
+	ctx := t.Context()
+	s.Must(t, "ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
+	s.Must(t, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+	s.Must(t, "SELECT pg_reload_conf()")
+	until(t, "the replica is synchronous", func() bool {
+		rows, err := s.Rows(ctx, `SELECT sync_state FROM pg_stat_replication`)
+		return err == nil && len(rows) == 1 && rows[0] == "sync"
+	})
+	a := client(t, s.Addr+","+r.Addr, "", &hasp.Options{TTL: 5 * time.Minute})
+	b := client(t, s.Addr+","+r.Addr, "", nil)
+
+	fences := map[string]uint64{}
+	for n := range 50 {
+		key := fmt.Sprint("key", n)
+		lease, err := a.Lock(ctx, key, hasp.WithFence())
+		must(t, err)
+		fences[key] = lease.Fence()
+	}
+	s.Kill()
+	until(t, "the replica is promoted", func() bool {
+		return r.Exec(ctx, "SELECT pg_promote()") == nil || r.Exec(ctx, "CREATE TEMP TABLE t ()") == nil
+	})
+	until(t, "an answer after the failover", func() bool {
+		_, err := b.TryLock(ctx, "key0")
+		return errors.Is(err, hasp.ErrHeld)
+	})
+	for key, fence := range fences {
+		if _, err := b.TryLock(ctx, key); !errors.Is(err, hasp.ErrHeld) {
+			t.Errorf("%s: %v, want ErrHeld", key, err)
+		}
+		if s, err := b.Inspect(ctx, key); err != nil || s.Fence != fence {
+			t.Errorf("%s has fence %d, want %d: %v", key, s.Fence, fence, err)
+		}
+	}
+}
+
 // lockAgain locks a key after an outage.
 func lockAgain(t *testing.T, c *hasp.Client, key string) (lease *hasp.Lease, err error) {
 	until(t, "Lock after the outage", func() bool {

@@ -3,6 +3,8 @@
 package pglock_test
 
 import (
+	"os"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -14,5 +16,13 @@ func until(t testing.TB, what string, f func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("%s: not within a minute", what)
 		}
+	}
+}
+
+// own gives a file to the owner of another one.
+func own(t testing.TB, path string, like os.FileInfo) {
+	t.Helper()
+	if stat, ok := like.Sys().(*syscall.Stat_t); ok && os.Getuid() == 0 {
+		must(t, os.Chown(path, int(stat.Uid), int(stat.Gid)))
 	}
 }
