@@ -14,17 +14,19 @@
 // A waiter that died, or is cut off, keeps its place for the window at most. The default is
 // 5 s.
 //
-// etcd must know the key's lease and its entry for a hold to last: hasp keeps the lease
-// alive, and reads the entry. To end a hold by hand, use hasp's Break or revoke the lease.
+// A hold lasts while etcd has both its lease and its entry. A renewal keeps the lease alive and
+// reads the entry. To end a hold by hand, use hasp's Break or revoke the lease.
 // The holder learns of it at its next renewal.
 //
 // # Cost
 //
-// To lock a free key takes one transaction, and one more message if the lease was not used
-// for a second; the first hold of a lease also takes a call that makes the lease. To unlock
-// takes one call. A refused TryLock takes one transaction that writes nothing. A waiter
-// takes one transaction, and a release wakes it by an event. A renewal is a message on
-// streams that all renewals share, and one read for up to 100 holds. docs/etcdlock.md has the whole table.
+// To lock a free key takes one transaction. If the lease comes from the pool, the call also
+// sends a keep-alive, unless the hold is renewed and the lease's term began less than a
+// second and less than a tenth of the term ago. The first hold of a lease also takes a call
+// that creates the lease. To unlock takes one call. A refused TryLock takes one transaction
+// that writes nothing. A waiter takes one transaction, and a release wakes it by an event. A
+// renewal is a message on streams that all renewals share, and one read for up to 100 holds.
+// docs/etcdlock.md has the whole table.
 //
 // # URL
 //

@@ -35,8 +35,8 @@ func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, bega
 	return g
 }
 
-// maxAge is how much of its term a lease of the pool may have lost if it is used again for
-// a hold that will be renewed; and never more than a tenth of the term.
+// maxAge limits the age of a pooled lease that is reused without a keep-alive. A tenth of
+// the term limits it as well, and only holds that will be renewed may use such a lease.
 const maxAge = time.Second
 
 // newEntry returns the entry that a claim makes with a lease. Its revisions are 0.

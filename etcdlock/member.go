@@ -117,8 +117,8 @@ func (m *member) state() (silent, heard time.Time, busy bool) {
 	return m.silent, m.heard, m.pending > 0
 }
 
-// probe asks for an answer that takes a leader and a majority. A member that is cut off
-// from the others answers nothing else than that.
+// probe makes a linearizable read, which needs a leader and a majority. A member that is cut off
+// from the others may still answer other requests, but not this one.
 func (m *member) probe(ctx context.Context) error {
 	m.asked()
 	_, err := m.kv.Range(ctx, &pb.RangeRequest{Key: []byte(root), KeysOnly: true})

@@ -332,9 +332,9 @@ func (s *wait) beaten(b *beat) {
 	}
 }
 
-// grant returns the hold of an entry that is at the front. The hold has its whole term. If
-// it will be renewed, the hold has what is left to its place, which is at least two thirds of
-// that; the first renewal then makes it longer.
+// grant returns the hold of an entry at the front of the queue. A hold that is not renewed
+// gets the whole TTL. A hold that is renewed starts with the rest of its place's lease, at
+// least two thirds of that term, and its first renewal moves it to a lease of the whole TTL.
 func (s *wait) grant(ctx context.Context) (g backend.Grant, ok bool, err error) {
 	within, cancel := s.bounded(ctx)
 	defer cancel()

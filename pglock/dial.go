@@ -44,9 +44,9 @@ func newDialer(cfg *pgx.ConnConfig) *dialer {
 
 var errNoCancel = errors.New("pglock: no requests to cancel statements")
 
-// withoutCancels has the connection of cfg send no request to cancel a statement while
-// refuse returns true. The library sends one if the context of a statement ends. A PgBouncer
-// before version 1.19 may crash from it. The lock_timeout ends the statement anyway.
+// withoutCancels makes connections of cfg that send no cancel request while refuse returns
+// true. pgx sends one if the context of a statement ends, and a PgBouncer before 1.19 may
+// crash from it. lock_timeout still bounds how long the statement waits for locks.
 func withoutCancels(cfg *pgx.ConnConfig, refuse func() bool) {
 	var established atomic.Bool
 	dial := cfg.DialFunc

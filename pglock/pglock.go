@@ -34,7 +34,7 @@
 //
 // or postgresql in place of postgres, with these parameters of hasp:
 //
-//	schema     the schema of the table (default: the first in the search path)
+//	schema     the schema of the table (default: the one in the search path that has it, else the first)
 //	table      the name of the table (default hasp_locks)
 //	pool_size  the most connections for statements, from 1 to 1000 (default 10)
 //

@@ -27,14 +27,17 @@ type renewal struct {
 
 // proof says whether the record on a node counts for a renewal.
 //
-// It counts if the node has had it without a break since a vote that counted. A vote is not
-// enough for ever: the record may have expired, another caller may have got a vote of the
-// node, and the node may have lost that and taken this record from a late command. Then
-// both would count the node. docs/model/redlock.pml has the case: RENEW_ANYWHERE.
+// It counts if the node has had it without a break since a vote that counted.
 //
-// Any other record counts from the next renewal on, if it was there a Timeout before the
-// end of a term that a quorum has granted: a vote that another caller got before is too
-// old by the time when the nodes of that quorum are free.
+// A vote does not prove the record for ever. The record may have expired, the node may have
+// voted for another caller, lost that vote with its data, and then stored this record from a
+// late command. Then both callers would count the node: see RENEW_ANYWHERE in
+// docs/model/redlock.pml.
+//
+// Any other record counts from the next renewal on, if the node had it at least one Timeout
+// before the end of a term that a quorum has granted. An attempt of another caller that got
+// this node's vote earlier lasts at most one Timeout. So it ends before the other nodes of
+// that quorum are free.
 type proof struct {
 	until time.Time // the record is there until then, if the node keeps its data
 	lost  time.Time // when the last renewal began that did not find it
@@ -187,9 +190,9 @@ func (a *attempt) proven(i int) bool {
 	return time.Now().Before(a.proofs[i].until)
 }
 
-// prove notes that the record on node i counts for a term that began then. If less than
-// spare of the term is left, it is too late. So it is if a later renewal has not found the
-// record: this answer has been overtaken.
+// prove notes that the record on node i counts until the end of a term that began at began.
+// It does nothing if less than spare of the term is left, or if a renewal that began later
+// did not find the record, because this reply is then out of date.
 func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 	end := began.Add(ttl - backend.Drift(ttl))
 	a.d.mu.Lock()

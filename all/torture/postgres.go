@@ -51,7 +51,8 @@ func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
 	return f(ctx, c)
 }
 
-// left lists keys that are held. The row of a free key stays, with its fence.
+// left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
+// because it has the fence.
 func (d *database) left(context.Context) (all []string, err error) {
 	err = d.with(func(ctx context.Context, c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp()

@@ -255,7 +255,7 @@ func (s *Server) Stop() error {
 	return fmt.Errorf("%s does not stop: %s", s.program, s.Log())
 }
 
-// Kill kills all processes of the server, like a crash of the machine.
+// Kill sends SIGKILL to all processes of the server. What they have written survives.
 func (s *Server) Kill() {
 	if s.cmd == nil {
 		return

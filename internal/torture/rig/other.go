@@ -16,7 +16,7 @@ type Strategy struct {
 	Name string
 	Term time.Duration // of all leases
 
-	// Open starts the servers. The Lab ends them, and is told what goes wrong. If it is nil,
+	// Open starts the servers. The Lab stops them, and Open reports errors to it. If it is nil,
 	// the strategy uses Redis servers on hosts of their own.
 	Open  func(*redistest.Lab) *Store
 	Redis int // how many of them

@@ -22,7 +22,7 @@ import (
 // driver.
 const oneTooMany = "slots"
 
-// queued is the bug "queue": see inLine.
+// queued is the bug "queue": see acquireInLine and renewInLine.
 const queued = "queue"
 
 // plant puts a bug into a driver of some nodes, whose locks are on the servers at addrs or
