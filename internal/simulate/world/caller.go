@@ -1,4 +1,4 @@
-package main
+package world
 
 import (
 	"context"
@@ -14,9 +14,9 @@ import (
 // client is one hasp.Client of a world.
 type client struct {
 	*hasp.Client
-	w       *world
+	w       *World
 	name    string
-	link    link
+	link    Link
 	timeout time.Duration
 	waits   bool         // its driver is a Waiter
 	shares  bool         // its driver has Traits.Shared
@@ -82,7 +82,7 @@ func (c *client) TryLock(ctx context.Context, key string, opts ...hasp.Option) (
 
 // caller is a goroutine that uses a Client as its seed says.
 type caller struct {
-	w *world
+	w *World
 	c *client
 	r *rand.Rand
 }
@@ -96,7 +96,7 @@ func (a *caller) term(more time.Duration) time.Duration { return hasp.MinTTL + a
 
 func (a *caller) nap(d time.Duration) { time.Sleep(a.upTo(d)) }
 
-func (a *caller) key() string { return key(a.r.IntN(keyCount)) }
+func (a *caller) key() string { return Key(a.r.IntN(KeyCount)) }
 
 // run does what users do, several times.
 func (a *caller) run() {
@@ -166,7 +166,7 @@ func (a *caller) bounds() bounds {
 		often = 2 // only a record with a long term shows that a broken hold has left something
 	}
 	if a.c.long && a.chance(often) {
-		term, b.long = longTerm, true
+		term, b.long = LongTerm, true
 		b.opts = append(b.opts, hasp.WithTTL(term))
 	}
 	for _, o := range []hasp.Option{
