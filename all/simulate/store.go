@@ -102,7 +102,11 @@ func (s *store) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
 	}
 	s.links = append(s.links, w)
 	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-		return dial[addr](ctx, "", addr)
+		c, err := dial[addr](ctx, "", addr)
+		if err != nil {
+			return nil, err
+		}
+		return newBuffered(c), nil
 	})}
 	client, err := clientv3.New(conf)
 	if err != nil {

@@ -228,12 +228,15 @@ func (c *Cluster) Keys() (all []string) {
 	return all
 }
 
-// Leases returns the numbers of all leases.
+// Leases returns the numbers of all leases, except those without entries that somebody
+// tried to revoke before they were granted. Their grants came too late to be of use.
 func (c *Cluster) Leases() (all []int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for id := range c.state.leases {
-		all = append(all, id)
+	for id, l := range c.state.leases {
+		if !l.tardy || len(l.keys) > 0 {
+			all = append(all, id)
+		}
 	}
 	slices.Sort(all)
 	return all

@@ -25,6 +25,7 @@ type lease struct {
 	id, ttl int64
 	end     time.Time // of its term
 	keys    map[string]bool
+	tardy   bool // somebody tried to revoke it before it was granted
 }
 
 func (l *lease) expired() bool { return !time.Now().Before(l.end) }
@@ -43,7 +44,7 @@ func (s *state) grant(r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
 	if s.leases[id] != nil {
 		return nil, rpctypes.ErrGRPCLeaseExist
 	}
-	l := &lease{id: id, ttl: max(r.TTL, minTTL), keys: map[string]bool{}}
+	l := &lease{id: id, ttl: max(r.TTL, minTTL), keys: map[string]bool{}, tardy: s.unknown[id]}
 	l.renew()
 	s.leases[id] = l
 	return &pb.LeaseGrantResponse{Header: header(s.rev), ID: id, TTL: l.ttl}, nil
@@ -53,6 +54,7 @@ func (s *state) grant(r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
 func (s *state) revoke(id int64) (*pb.LeaseRevokeResponse, error) {
 	l := s.leases[id]
 	if l == nil {
+		s.unknown[id] = true
 		return nil, rpctypes.ErrGRPCLeaseNotFound
 	}
 	w := &write{state: s}

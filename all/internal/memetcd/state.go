@@ -19,11 +19,12 @@ type state struct {
 	kvs            map[string]*mvccpb.KeyValue // as of rev; no KeyValue is ever changed
 	log            []*mvccpb.Event             // all changes in order, each with PrevKv
 	leases         map[int64]*lease
-	full           bool // the alarm NOSPACE is on
+	unknown        map[int64]bool // leases that were to be revoked when they were not there
+	full           bool           // the alarm NOSPACE is on
 }
 
 func newState() *state {
-	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{}}
+	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{}, unknown: map[int64]bool{}}
 }
 
 // span is a range of keys as a request names it.
@@ -136,6 +137,9 @@ func (w *write) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 		return res, nil
 	}
 
+	if r.Limit > 0 && r.SortOrder == pb.RangeRequest_NONE && r.MinModRevision+r.MaxModRevision+r.MinCreateRevision+r.MaxCreateRevision == 0 {
+		kvs = kvs[:min(r.Limit+1, int64(len(kvs)))] // etcd sorts only these
+	}
 	kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool {
 		return r.MaxModRevision != 0 && kv.ModRevision > r.MaxModRevision || r.MinModRevision != 0 && kv.ModRevision < r.MinModRevision ||
 			r.MaxCreateRevision != 0 && kv.CreateRevision > r.MaxCreateRevision || r.MinCreateRevision != 0 && kv.CreateRevision < r.MinCreateRevision
@@ -451,18 +455,14 @@ func (p *path) ops(r *pb.TxnRequest) []*pb.RequestOp {
 	return r.Failure
 }
 
-// check returns the error of an operation on the path. Then none is carried out.
-func (w *write) check(r *pb.TxnRequest, p *path) error {
+// check returns the first error that f returns for an operation on the path. Then none is
+// carried out.
+func (w *write) check(r *pb.TxnRequest, p *path, f func(*pb.RequestOp) error) error {
 	n := 0
 	for _, op := range p.ops(r) {
-		var err error
-		switch op := op.Request.(type) {
-		case *pb.RequestOp_RequestRange:
-			err = w.checkRevision(op.RequestRange)
-		case *pb.RequestOp_RequestPut:
-			err = w.checkKept(op.RequestPut)
-		case *pb.RequestOp_RequestTxn:
-			err = w.check(op.RequestTxn, p.inner[n])
+		err := f(op)
+		if t := op.GetRequestTxn(); t != nil {
+			err = w.check(t, p.inner[n], f)
 			n++
 		}
 		if err != nil {
@@ -475,7 +475,21 @@ func (w *write) check(r *pb.TxnRequest, p *path) error {
 // txn carries out a transaction.
 func (w *write) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	p := w.path(r)
-	if err := w.check(r, p); err != nil {
+	err := w.check(r, p, func(op *pb.RequestOp) error {
+		if put := op.GetRequestPut(); put != nil {
+			return w.checkKept(put)
+		}
+		return nil
+	})
+	if err == nil {
+		err = w.check(r, p, func(op *pb.RequestOp) error {
+			if get := op.GetRequestRange(); get != nil {
+				return w.checkRevision(get)
+			}
+			return nil
+		})
+	}
+	if err != nil {
 		return nil, err
 	}
 	return w.walk(r, p)

@@ -211,7 +211,7 @@ func (w *watcher) news(s *state, at int64) (all []*pb.WatchResponse) {
 		if !w.span.has(e.Kv.Key) || slices.Contains(w.create.Filters, filterOf(e)) {
 			continue
 		}
-		if !w.create.PrevKv {
+		if !w.create.PrevKv || rev-1 < s.compacted {
 			e = &mvccpb.Event{Type: e.Type, Kv: e.Kv}
 		}
 		if n := len(all); n == 0 || all[n-1].Header.Revision != rev {
