@@ -22,9 +22,14 @@ import (
 )
 
 // kinds are the stores.
-var kinds = []world.Kind{{Name: "etcdlock", Open: open(func(d driver) backend.Driver { return d })}}
+var kinds = []world.Kind{kind(func(d driver) backend.Driver { return d })}
 
-// open starts an etcd of three members. wrap may replace the driver by a broken one.
+// kind returns the kind of store whose drivers wrap may replace by broken ones.
+func kind(wrap func(driver) backend.Driver) world.Kind {
+	return world.Kind{Name: "etcdlock", Open: open(wrap), Shortest: 2 * time.Second, Unit: time.Second}
+}
+
+// open starts an etcd of three members.
 func open(wrap func(driver) backend.Driver) func(*testing.T, *rand.Rand) world.Store {
 	return func(t *testing.T, r *rand.Rand) world.Store {
 		s := &store{t: t, wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}

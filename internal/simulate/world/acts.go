@@ -69,7 +69,7 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, since time.Time) (leases []*hasp
 			}
 			_ = l.Extend(b.ctx, ttl)
 		case 2:
-			a.nap(300 * time.Millisecond)
+			a.nap(max(300*time.Millisecond, 3*a.w.kind.shortest()/2))
 		case 3:
 			a.nap(5 * time.Millisecond)
 		case 4:

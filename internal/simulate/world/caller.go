@@ -91,8 +91,13 @@ func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
 
 func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
 
-// term draws a term that is a little longer than the shortest.
-func (a *caller) term(more time.Duration) time.Duration { return hasp.MinTTL + a.upTo(more) }
+// term draws a term that is a little longer than the shortest, or some whole units.
+func (a *caller) term(more time.Duration) time.Duration {
+	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
+		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
+	}
+	return a.w.kind.shortest() + a.upTo(more)
+}
 
 func (a *caller) nap(d time.Duration) { time.Sleep(a.upTo(d)) }
 
@@ -144,7 +149,7 @@ func (a *caller) due(b bounds) time.Time {
 // bounds draws the bounds of a call. Every call has some, so that a caller that is
 // stuck is reported.
 func (a *caller) bounds() bounds {
-	b, wait := bounds{}, 10*time.Millisecond+a.upTo(2*time.Second)
+	b, wait := bounds{}, 10*time.Millisecond+a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
 	switch a.r.IntN(4) {
 	case 0: // a deadline
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)

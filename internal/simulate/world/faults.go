@@ -9,6 +9,7 @@ import (
 // faults injects some faults, one after another, and heals each.
 func (w *World) faults(r *rand.Rand, stay []*client) {
 	upTo := func(d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
+	short := w.kind.shortest()
 	for range r.IntN(12) {
 		time.Sleep(upTo(300 * time.Millisecond))
 		if w.suspends && r.IntN(4) == 0 {
@@ -16,12 +17,12 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 			continue
 		}
 		if s, ok := w.Store.(Quorum); ok && r.IntN(8) == 0 {
-			w.majority(s, r, 4*time.Second)
+			w.majority(s, r, max(4*time.Second, 3*short))
 			continue
 		}
 		if r.IntN(4) == 0 {
 			heal := w.silence(stay[r.IntN(len(stay))])
-			most := 800 * time.Millisecond
+			most := max(800*time.Millisecond, 2*short)
 			if r.IntN(3) == 0 {
 				most = 6 * time.Second // until the store's earlier answers no longer count
 			}
@@ -34,7 +35,7 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 		heal := w.Store.Strike(r, w.book.forget)
 		w.mu.Unlock()
 		if heal != nil {
-			time.Sleep(upTo(500 * time.Millisecond))
+			time.Sleep(upTo(max(500*time.Millisecond, 2*short)))
 			heal()
 		}
 	}
@@ -43,7 +44,7 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 // suspend makes the host of all Clients sleep. Its goroutines and Go's clock stand still
 // meanwhile, so only the store's time passes, and the time of sleep.
 func (w *World) suspend(r *rand.Rand) {
-	least, most := time.Duration(0), 500*time.Millisecond // as long as many terms
+	least, most := time.Duration(0), max(500*time.Millisecond, 2*w.kind.shortest()) // as long as many terms
 	switch r.IntN(3) {
 	case 0:
 		least, most = LongTerm, 2*LongTerm // all terms end

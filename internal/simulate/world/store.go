@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -16,9 +17,17 @@ type Kind struct {
 	// Live runs the seed, if it is not nil. Otherwise callers and faults do.
 	Live func(*World)
 
+	// Shortest is the shortest term of the store, in whole units of which it counts terms. Zero
+	// means hasp.MinTTL and no unit. Callers ask for short terms, and faults last for one
+	// or two of them.
+	Shortest, Unit time.Duration
+
 	SameFences bool // two shared holds may have the same fence
 	Overtaken  bool // shared callers may overtake an exclusive one for ever
 }
+
+// shortest returns the shortest term.
+func (k Kind) shortest() time.Duration { return max(k.Shortest, hasp.MinTTL) }
 
 // Store is what the Clients of a world share.
 type Store interface {

@@ -24,8 +24,7 @@ const KeyCount = 2
 const LongTerm = time.Minute
 
 const (
-	stuck   = 5 * time.Minute  // of real time, for one seed
-	settled = 12 * time.Second // the clean-up ends within this time after the faults; some Timeouts
+	stuck = 5 * time.Minute // of real time, for one seed
 )
 
 // Key returns the key with the number i.
@@ -142,10 +141,10 @@ func (w *World) live() {
 	w.Store.Heal()
 	// Short terms end meanwhile. Leases with long terms were unlocked or lost. Their
 	// Clients are open, and this time is enough to remove what is left of them.
-	time.Sleep(settled)
+	time.Sleep(w.settled())
 	w.overtake(stay)
 	w.succeed(stay)
-	time.Sleep(settled)
+	time.Sleep(w.settled())
 	for _, l := range w.Store.Left() {
 		w.book.errorf("left: %s", l)
 	}
@@ -355,11 +354,20 @@ func (w *World) TryLock(key string) bool {
 	return err == nil
 }
 
+// settled returns the time within which the clean-up ends after the faults: some Timeouts
+// and terms.
+func (w *World) settled() time.Duration {
+	return 12*time.Second + 5*w.kind.Shortest
+}
+
 // client opens a Client.
 func (w *World) client(r *rand.Rand) *client {
 	timeout := 50*time.Millisecond + time.Duration(r.IntN(300))*time.Millisecond
 	if r.IntN(4) == 0 {
 		timeout *= 5 // longer than many callers wait
+	}
+	if short := w.kind.Shortest; short > 0 && r.IntN(2) == 0 {
+		timeout = 50*time.Millisecond + time.Duration(r.Int64N(int64(2*short)))
 	}
 	return w.open(r, timeout)
 }
@@ -383,7 +391,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 		driver = t
 	}
 	opts := &hasp.Options{
-		TTL: hasp.MinTTL + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
+		TTL: w.kind.shortest() + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
 		Owner: c.name, Observe: w.book.observe(c.name),
 	}
 
