@@ -3,7 +3,7 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy test bench compare torture hosts simulate soak fuzz mutate model modules api.txt
+.PHONY: check fmt vet staticcheck tidy test bench compare torture torture-more hosts simulate soak fuzz mutate model modules api.txt
 
 check: fmt vet staticcheck tidy test modules bench torture compare
 
@@ -57,6 +57,10 @@ torture:
 	@all=$$(command -v redis-server >/dev/null || echo "-strategy filelock"); set -x; \
 	go run ./internal/torture -clocks=false -parallel 3 -time 15s -seed 1 $$all && \
 	go run ./internal/torture -clocks=false -parallel 3 -time 15s $$all
+
+# pglock and etcdlock under faults.
+torture-more:
+	cd all && go run ./torture -clocks=false -parallel 2 -time 60s -seed 1
 
 # The strategies on Redis, with each process on a host of its own. The hosts are network
 # namespaces, so this needs root.

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/credentials"
 )
+
+// tokenTime is for one request for a token. etcd makes passwords slow to check.
+const tokenTime = 10 * time.Second
 
 // auth adds the token of a user to each call. The etcd client can do that as well, but
 // against etcd 3.4 its renewal of a token that has expired fails: it sends that token.
@@ -49,7 +53,8 @@ func isStale(err error) bool {
 	return errors.Is(known, rpctypes.ErrInvalidAuthToken) || errors.Is(known, rpctypes.ErrAuthOldRevision) || errors.Is(known, rpctypes.ErrUserEmpty)
 }
 
-// renew gets a token that is not old. Only one request is under way at a time.
+// renew gets a token that is not old. Only one request is under way at a time, for all its
+// callers. So it does not end with one of them.
 func (a *auth) renew(ctx context.Context, m *member, old string) error {
 	a.mu.Lock()
 	if a.token != old {
@@ -57,21 +62,30 @@ func (a *auth) renew(ctx context.Context, m *member, old string) error {
 		return nil
 	}
 	busy := a.busy
-	if busy != nil {
-		a.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return ctx.Err()
+	if busy == nil {
+		busy = make(chan struct{})
+		if !m.c.spawn(func() { a.request(m, busy) }) {
+			a.mu.Unlock()
+			return errClosed
 		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.err
+		a.busy = busy
 	}
-	busy = make(chan struct{})
-	a.busy = busy
 	a.mu.Unlock()
 
+	select {
+	case <-busy:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err
+}
+
+// request asks for a token, and closes busy.
+func (a *auth) request(m *member, busy chan struct{}) {
+	ctx, cancel := context.WithTimeout(m.ctx, tokenTime)
+	defer cancel()
 	m.asked()
 	r, err := pb.NewAuthClient(m.conn).Authenticate(ctx, &pb.AuthenticateRequest{Name: a.user, Password: a.password})
 	m.done(isAnswer(err))
@@ -83,5 +97,4 @@ func (a *auth) renew(ctx context.Context, m *member, old string) error {
 		a.token = r.Token
 	}
 	close(busy)
-	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
 )
 
@@ -91,22 +92,7 @@ func TestUsers(t *testing.T) {
 	refused(t, "etcd://joe:hunter2@"+s.client, true, "auth enable", "remove user and password")
 	refused(t, "etcds://"+s.client, false, "etcd://")
 
-	client := plainClient(t, s.client)
-	ctx := context.Background()
-	must := func(_ any, err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(client.UserAdd(ctx, "root", "hunter2-root"))
-	must(client.UserGrantRole(ctx, "root", "root"))
-	must(client.RoleAdd(ctx, "locks"))
-	must(client.RoleGrantPermission(ctx, "locks", "hasp/", clientv3.GetPrefixRangeEnd("hasp/"), clientv3.PermissionType(clientv3.PermReadWrite)))
-	must(client.UserAdd(ctx, "joe", "hunter2"))
-	must(client.UserGrantRole(ctx, "joe", "locks"))
-	must(client.UserAdd(ctx, "guest", "hunter2"))
-	must(client.AuthEnable(ctx))
+	enableUsers(t, s)
 
 	refused(t, "etcd://joe:hunter2x@"+s.client, false, "check user and password")
 	refused(t, "etcd://nobody:hunter2@"+s.client, false, "check user and password")
@@ -132,6 +118,61 @@ func TestUsers(t *testing.T) {
 		if err := release(b, next); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// enableUsers switches authentication on, with the users root and joe.
+func enableUsers(t *testing.T, s *server) {
+	t.Helper()
+	client := plainClient(t, s.client)
+	ctx := context.Background()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(client.UserAdd(ctx, "root", "hunter2-root"))
+	must(client.UserGrantRole(ctx, "root", "root"))
+	must(client.RoleAdd(ctx, "locks"))
+	must(client.RoleGrantPermission(ctx, "locks", "hasp/", clientv3.GetPrefixRangeEnd("hasp/"), clientv3.PermissionType(clientv3.PermReadWrite)))
+	must(client.UserAdd(ctx, "joe", "hunter2"))
+	must(client.UserGrantRole(ctx, "joe", "locks"))
+	must(client.UserAdd(ctx, "guest", "hunter2"))
+	must(client.AuthEnable(ctx))
+}
+
+// TestTokenForMany lets two callers wait for one token, of which the first gives up.
+func TestTokenForMany(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	enableUsers(t, s)
+	link, err := conformance.TCP(s.client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(link.Close)
+	d := openDriver(t, "joe:hunter2@"+link.Store)
+
+	link.Set(conformance.Hung)
+	first, cancel := context.WithCancel(context.Background())
+	left, got := make(chan error, 1), make(chan error, 1)
+	go func() { left <- d.RenewToken(first) }()
+	eventually(t, "the request", func() error {
+		if !d.AsksForToken() {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	go func() { got <- d.RenewToken(context.Background()) }()
+	time.Sleep(20 * time.Millisecond) // lets the second one come, or else the test finds nothing
+	cancel()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("the caller that gave up: %v", err)
+	}
+	link.Set(conformance.Up)
+	if err := <-got; err != nil {
+		t.Errorf("the other caller: %v", err)
 	}
 }
 

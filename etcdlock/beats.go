@@ -4,21 +4,27 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// streams is how many streams a member has for keep-alives. A member that is not the leader
-// forwards each keep-alive to the leader, and answers those of a stream one after another.
-// With one stream, most of 10,000 leases of 10 s ended.
-const streams = 8
+// A member that is not the leader forwards each keep-alive to the leader, and answers those
+// of a stream one after another: one in each round trip between the members. So there are
+// several streams, and more of them if answers are slow.
+const (
+	fewStreams = 8  // that are used if answers come at once
+	maxStreams = 64 // a server may allow 100 streams or 250 for each connection
+	backlog    = 4  // unanswered requests of a stream from which on another one is used
+)
 
 // beats keeps leases alive on a stream of a member. Requests are sent without waiting
 // for the answers to those before. etcd answers in order.
 type beats struct {
 	m    *member
 	wake chan struct{} // signals that out has grown; has room for one
+	open atomic.Int64  // requests without an answer
 
 	mu      sync.Mutex // guards all below
 	running bool       // a stream is open
@@ -29,7 +35,7 @@ type beats struct {
 // beat is one request to begin a lease's term anew.
 type beat struct {
 	lease int64
-	began time.Time // before it was sent, so the term ends later than began + ttl
+	began time.Duration // by the clock, before it was sent, so the term ends later than began + ttl
 	done  chan struct{}
 
 	// Set when done is closed.
@@ -59,10 +65,30 @@ func (c *cluster) tryBeat(lease int64) *beat {
 }
 
 func (m *member) beat(lease int64) *beat {
-	b := &beat{lease: lease, began: time.Now(), done: make(chan struct{})}
+	b := &beat{lease: lease, began: m.c.clock.now(), done: make(chan struct{})}
 	m.asked()
-	m.beats[uint64(lease)%streams].add(b)
+	m.leastBusy(lease).add(b)
 	return b
+}
+
+// leastBusy returns the stream for a request. Each lease has a stream of its own choice among
+// the first few. If many requests of that one have no answer, the stream with the fewest
+// is used.
+func (m *member) leastBusy(lease int64) *beats {
+	best := &m.beats[uint64(lease)%fewStreams]
+	least := best.open.Load()
+	if least < backlog {
+		return best
+	}
+	for i := range m.beats {
+		if n := m.beats[i].open.Load(); n < least {
+			best, least = &m.beats[i], n
+		}
+		if least == 0 {
+			break
+		}
+	}
+	return best
 }
 
 // wait returns the term of the lease in seconds, which is 0 or less if the lease has ended.
@@ -78,6 +104,7 @@ func (b *beat) wait(ctx context.Context) (ttl int64, err error) {
 func (s *beats) add(b *beat) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.open.Add(1)
 	s.out = append(s.out, b)
 	if !s.running {
 		s.running = true
@@ -181,6 +208,7 @@ func (s *beats) receive(stream pb.Lease_LeaseKeepAliveClient) (answered bool, er
 		s.sent = s.sent[1:]
 		s.mu.Unlock()
 		answered = true
+		s.open.Add(-1)
 		b.ttl = r.TTL
 		s.m.done(true)
 		close(b.done)
@@ -191,6 +219,7 @@ func (s *beats) receive(stream pb.Lease_LeaseKeepAliveClient) (answered bool, er
 func (s *beats) failLocked(err error) {
 	for _, bs := range [][]*beat{s.sent, s.out} {
 		for _, b := range bs {
+			s.open.Add(-1)
 			b.err = err
 			s.m.done(false)
 			close(b.done)

@@ -28,6 +28,7 @@ const (
 type cluster struct {
 	dial      func(endpoint string) (*grpc.ClientConn, error)
 	endpoints []string
+	clock     *clock
 	auth      *auth           // nil without a user, or if a client was handed in
 	ctx       context.Context // ends with the driver
 	wg        *sync.WaitGroup // of the driver's goroutines

@@ -18,6 +18,9 @@ var (
 	errClosed = errors.New("etcdlock: driver is closed")
 	errNoUser = errors.New("etcdlock: no user to get a token for")
 
+	// errNoSpace says that etcd's disk quota is used up. The call has changed nothing.
+	errNoSpace = errors.New("its disk quota is used up: compact and defragment it, then run etcdctl alarm disarm")
+
 	// errGone says that etcd knows no such lease. The call has changed nothing.
 	errGone = errors.New("the lease has ended")
 )
@@ -75,10 +78,12 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	text := rpctypes.ErrorDesc(err)
 	hint := ""
 	switch {
+	// The driver takes answers of any size. So a message that is larger than allowed is its own
+	// request, whether gRPC says so here or at the server.
 	case is(rpctypes.ErrRequestTooLarge), status.Code(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max"):
 		return fmt.Errorf("%w: the key or the owner is too long for etcd: use a shorter one, of 1,000 bytes at most", backend.ErrInvalid)
 	case is(rpctypes.ErrNoSpace):
-		hint = "its disk quota is used up: compact and defragment it, then run etcdctl alarm disarm"
+		return fmt.Errorf("etcd at %s: %s (%w)", shown(endpoint), plain(text), errNoSpace)
 	case is(rpctypes.ErrAuthFailed):
 		hint = "check user and password in the URL"
 	case is(rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrInvalidAuthMgmt):

@@ -14,9 +14,9 @@
 // A waiter that died, or is cut off, keeps its place for the window at most. The default is
 // 5 s.
 //
-// etcd must know the key's lease for a hold to last: hasp keeps it alive. To end a hold by
-// hand, use hasp's Break or revoke the lease. If somebody deletes the entry only, the holder
-// does not learn of it.
+// etcd must know the key's lease and its entry for a hold to last: hasp keeps the lease
+// alive, and reads the entry. To end a hold by hand, use hasp's Break or revoke the lease.
+// The holder learns of it at its next renewal.
 //
 // # Cost
 //
@@ -24,7 +24,7 @@
 // for a second; the first hold of a lease also takes a call that makes the lease. To unlock
 // takes one call. A refused TryLock takes one transaction that writes nothing. A waiter
 // takes one transaction, and a release wakes it by an event. A renewal is a message on
-// streams that all renewals share. docs/etcdlock.md has the whole table.
+// streams that all renewals share, and one read for up to 100 holds. docs/etcdlock.md has the whole table.
 //
 // # URL
 //
@@ -77,8 +77,8 @@ type Driver struct {
 	cluster *cluster
 	client  *clientv3.Client // opened by URL, or nil
 	pool    pool
-	window  int64     // Options.Window in seconds
-	began   time.Time // the zero of lease.began
+	window  int64 // Options.Window in seconds
+	clock   *clock
 	wg      sync.WaitGroup
 	cancel  context.CancelFunc // ends the cluster's context, and everything with it
 	closed  chan struct{}      // closed when Close begins
@@ -127,11 +127,11 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	if window < minTTL {
 		panic(fmt.Sprintf("etcdlock: New: window %v is below %v", window, minTTL))
 	}
-	d := &Driver{window: seconds(window), began: time.Now(), closed: make(chan struct{}), burials: map[string]*burial{}, queues: map[string]*queue{}}
+	d := &Driver{window: seconds(window), clock: newClock(), closed: make(chan struct{}), burials: map[string]*burial{}, queues: map[string]*queue{}}
 	d.pool = pool{d: d, idle: map[int64][]idleLease{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	d.cancel = cancel
-	d.cluster = &cluster{dial: client.Dial, endpoints: client.Endpoints(), ctx: ctx, wg: &d.wg}
+	d.cluster = &cluster{dial: client.Dial, endpoints: client.Endpoints(), clock: d.clock, ctx: ctx, wg: &d.wg}
 	return d
 }
 
@@ -178,6 +178,9 @@ func definite(err error) bool {
 	}
 	return false
 }
+
+// unchanged is definite, and also true of a full disk, which is an outage for callers.
+func unchanged(err error) bool { return definite(err) || errors.Is(err, errNoSpace) }
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
 // It waits for etcd for a second at most: what is left then ends with its term. If the

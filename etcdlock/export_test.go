@@ -1,5 +1,11 @@
 package etcdlock
 
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
 // Member returns the endpoint of the member in use, or "".
 func (d *Driver) Member() string {
 	d.cluster.mu.Lock()
@@ -23,3 +29,42 @@ func (d *Driver) Idle() int {
 
 // CheckVersion is checkVersion.
 func CheckVersion(version string) error { return checkVersion(version) }
+
+// Suspendable returns a function that makes d's clock see that the machine has slept for
+// some more time. It is called before the first claim.
+func Suspendable(d *Driver) func(time.Duration) {
+	before := d.clock.suspended
+	var slept atomic.Int64
+	d.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
+	return func(t time.Duration) { slept.Add(int64(t)) }
+}
+
+// Behind returns how many waiters have read their queues.
+func (d *Driver) Behind() (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.queues {
+		for w := range q.waiters {
+			if w.mine != 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// RenewToken gets another token for the user.
+func (d *Driver) RenewToken(ctx context.Context) error {
+	m, err := d.cluster.member(ctx)
+	if err != nil {
+		return err
+	}
+	return d.cluster.auth.renew(ctx, m, d.cluster.auth.current())
+}
+
+// AsksForToken reports whether a request for a token is under way.
+func (d *Driver) AsksForToken() bool {
+	d.cluster.auth.mu.Lock()
+	defer d.cluster.auth.mu.Unlock()
+	return d.cluster.auth.busy != nil
+}

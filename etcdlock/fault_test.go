@@ -244,10 +244,20 @@ func TestCompaction(t *testing.T) {
 func TestNoSpace(t *testing.T) {
 	t.Parallel()
 	servers := startServers(t, 1, "--quota-backend-bytes", "1000000")
-	d := openDriver(t, hosts(servers))
+	d, _ := openMeddled(t, hosts(servers), &etcdlock.Options{Window: time.Minute})
 	client := plainClient(t, hosts(servers))
 	ctx := context.Background()
 	c := take(t, d, "before", 5*time.Minute)
+
+	// The lease of a hold that was waited for has the term of the window. The first renewal
+	// would move the hold to another lease.
+	waited := claimFor("waited for", 5*time.Minute)
+	waited.Renewed = true
+	g, err := d.Wait(ctx, waited)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited.Handle = g.Handle
 
 	var full error
 	for range 1000 {
@@ -259,7 +269,7 @@ func TestNoSpace(t *testing.T) {
 		t.Fatal("the quota is not used up")
 	}
 
-	_, err := acquire(d, claimFor("after", time.Minute))
+	_, err = acquire(d, claimFor("after", time.Minute))
 	if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
 		t.Errorf("acquire without space: %v, want an outage that says what to do", err)
 	}
@@ -268,6 +278,15 @@ func TestNoSpace(t *testing.T) {
 	}
 	if err := release(d, c); err != nil {
 		t.Errorf("release without space: %v", err)
+	}
+	began := time.Now()
+	d.Renew(ctx, []backend.Claim{waited}, func(_ int, g backend.Grant, e error) {
+		if err = e; err == nil && (g.Until.Before(began.Add(30*time.Second)) || g.Until.After(time.Now().Add(time.Minute))) {
+			t.Errorf("renewal without space of a hold that was waited for: for %v, want the window of a minute", g.Until.Sub(began))
+		}
+	})
+	if err != nil {
+		t.Errorf("renewal without space of a hold that was waited for: %v", err)
 	}
 
 	r, err := client.Get(ctx, "filler")
@@ -285,6 +304,9 @@ func TestNoSpace(t *testing.T) {
 	}
 	if _, err := client.AlarmDisarm(ctx, &clientv3.AlarmMember{}); err != nil {
 		t.Fatal(err)
+	}
+	if err := renew(d, waited); err != nil {
+		t.Errorf("renewal with space again: %v", err)
 	}
 	eventually(t, "acquire with space again", func() error {
 		c := claimFor("after", time.Minute)

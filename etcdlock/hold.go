@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,13 +19,15 @@ type hold struct {
 	token string
 	entry *mvccpb.KeyValue // as this driver has written it
 	lease *lease
-	over  atomic.Bool   // it was released, or lost, or moved to another lease
-	busy  chan struct{} // has room for one: a Release or a move is under way
+	over  atomic.Bool           // it was released, or lost, or moved to another lease
+	other atomic.Pointer[lease] // if a move has an unknown outcome, the lease that it was to
+	busy  chan struct{}         // has room for one: a Release or a move is under way
 }
 
-// newHold returns the grant of an entry. The holder may trust it for ttl from began on.
-func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, began time.Time, ttl time.Duration) backend.Grant {
-	g := backend.Grant{Until: began.Add(ttl - backend.Drift(ttl)),
+// newHold returns the grant of an entry. The holder may trust it for ttl from began on, by
+// the clock.
+func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, began, ttl time.Duration) backend.Grant {
+	g := backend.Grant{Until: d.clock.time(began).Add(ttl - backend.Drift(ttl)),
 		Handle: &hold{d: d, token: c.Token, entry: entry, lease: l, busy: make(chan struct{}, 1)}}
 	if c.Fenced {
 		g.Fence = uint64(entry.CreateRevision)
@@ -58,7 +61,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, err
 	}
 	for {
-		called := time.Now()
+		called := d.clock.now()
 		l, err := d.pool.take(ctx, seconds(c.TTL))
 		if err != nil {
 			return backend.Grant{}, err
@@ -73,14 +76,14 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
-func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Time) (backend.Grant, error) {
+func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
 	// A lease of the pool has run for a while. If the hold will be renewed, a little less
 	// than its term will do. Otherwise the term begins anew beside the put.
 	var b *beat
 	began := called
-	if at := d.began.Add(time.Duration(l.began.Load())); at.Before(called) && c.Renewed && called.Sub(at) < min(c.TTL/10, maxAge) {
+	if at := time.Duration(l.began.Load()); at < called && c.Renewed && called-at < min(c.TTL/10, maxAge) {
 		began = at
-	} else if at.Before(called) {
+	} else if at < called {
 		var err error
 		if b, err = d.cluster.beat(ctx, l.id); err != nil {
 			d.bury(l, "", "")
@@ -101,7 +104,7 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	case isGone(err):
 		return backend.Grant{}, errGone
 	case err != nil:
-		if definite(err) {
+		if unchanged(err) {
 			d.pool.give(l)
 		} else {
 			d.bury(l, c.Token, "")
@@ -146,8 +149,10 @@ func refusal(kvs []*mvccpb.KeyValue) error {
 	return he
 }
 
-// Renew begins the terms of the leases anew, on streams that all renewals share. A hold that needs a longer term
-// than its lease has moves to another lease.
+// Renew begins the terms of the leases anew, on streams that all renewals share. It also
+// reads the entries: if another process has removed one and died before it revoked the lease,
+// the hold is lost although its lease lives. A hold that needs a longer term than its lease
+// has moves to another lease.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	type sent struct {
 		i int
@@ -174,20 +179,16 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		beats = append(beats, sent{i, h, b})
 	}
 
-	for _, s := range beats {
-		ttl, err := s.wait(ctx)
-		switch {
-		case err != nil:
-			// It may still arrive, and prolong whatever the lease is used for then.
-			s.h.lease.doubtful.Store(true)
-			done(s.i, backend.Grant{}, err)
-		case ttl <= 0:
-			// The hold is lost, unless another driver has moved it to another lease.
-			s.h.over.Store(true)
+	hs := make([]*hold, len(beats))
+	for n, s := range beats {
+		hs[n] = s.h
+	}
+	attached, failed := d.attached(ctx, hs)
+	for n, s := range beats {
+		if err := s.h.renewed(ctx, s.beat, attached[n], failed[n]); errors.Is(err, errGone) {
 			others = append(others, s.i)
-		default:
-			d.beganAt(s.h.lease, s.began)
-			done(s.i, backend.Grant{}, nil)
+		} else {
+			done(s.i, backend.Grant{}, err)
 		}
 	}
 	if len(others) == 0 {
@@ -201,16 +202,104 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	backend.RenewEach(ctx, rest, func(n int, g backend.Grant, err error) { done(others[n], g, err) }, d.renewOther)
 }
 
+const (
+	maxReads = 100     // entries that one transaction reads; etcd allows 128
+	maxNames = 1 << 19 // bytes of their names; etcd takes requests of 1.5 MiB
+)
+
+// attached reports which holds have an entry that is under their lease. A hold whose read
+// failed has an error instead.
+func (d *Driver) attached(ctx context.Context, hs []*hold) (is []bool, failed []error) {
+	is, failed = make([]bool, len(hs)), make([]error, len(hs))
+	var wg sync.WaitGroup
+	for from := 0; from < len(hs); {
+		var reads []*pb.RequestOp
+		for size := 0; from+len(reads) < len(hs) && len(reads) < maxReads && (size == 0 || size < maxNames); {
+			entry := string(hs[from+len(reads)].entry.Key)
+			reads = append(reads, name(entry))
+			size += len(entry)
+		}
+		first := from
+		from += len(reads)
+		wg.Go(func() {
+			r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) { return m.kv.Txn(ctx, txn(nil, reads)) })
+			for i := range reads {
+				if failed[first+i] = err; err == nil {
+					h, kvs := hs[first+i], r.Responses[i].GetResponseRange().Kvs
+					is[first+i] = len(kvs) == 1 && kvs[0].CreateRevision == h.entry.CreateRevision && kvs[0].Lease == h.lease.id
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return is, failed
+}
+
+// renewed takes in the answers to a beat of the hold's lease and to the read of its entry. It
+// returns errGone if the hold is lost, unless another driver has moved it to another lease.
+func (h *hold) renewed(ctx context.Context, b *beat, attached bool, failed error) error {
+	ttl, err := b.wait(ctx)
+	switch {
+	case err != nil:
+		// It may still arrive, and prolong whatever the lease is used for then.
+		h.lease.doubtful.Store(true)
+		return err
+	case ttl <= 0:
+		h.over.Store(true)
+		return errGone
+	case failed != nil:
+		return failed
+	case !attached:
+		h.abandon()
+		return errGone
+	}
+	h.d.beganAt(h.lease, b.began)
+	return nil
+}
+
+// abandon ends the lease of a hold whose entry is not under it, unless a Release does that.
+// A Release may also be why the entry is gone. Then it may have given the lease to another
+// hold, so it must not be revoked here.
+func (h *hold) abandon() {
+	select {
+	case h.busy <- struct{}{}:
+		defer func() { <-h.busy }()
+	default:
+		return
+	}
+	if h.over.CompareAndSwap(false, true) {
+		h.d.bury(h.lease, "", "")
+	}
+}
+
 // renewOther renews a hold that needs a longer term than its lease has, or that is not
 // known by its lease.
 func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if h := d.handleOf(c); h != nil {
 		g, err := d.attach(ctx, c, h.entry, 0)
+		if errors.Is(err, errNoSpace) {
+			g, err = d.renewShort(ctx, c, h)
+		}
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
 	}
 	return d.renewByToken(ctx, c)
+}
+
+// renewShort renews a hold for the term of its lease, which is shorter than was asked for:
+// etcd has no space to move the hold to another lease.
+func (d *Driver) renewShort(ctx context.Context, c backend.Claim, h *hold) (backend.Grant, error) {
+	b, err := d.cluster.beat(ctx, h.lease.id)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	attached, failed := d.attached(ctx, []*hold{h})
+	if err := h.renewed(ctx, b, attached[0], failed[0]); err != nil {
+		return backend.Grant{}, err
+	}
+	term := min(c.TTL, time.Duration(h.lease.ttl)*time.Second)
+	return backend.Grant{Until: d.clock.time(b.began).Add(term - backend.Drift(term))}, nil
 }
 
 // Release removes the entry of the hold or of the place in the queue.

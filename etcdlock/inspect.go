@@ -75,7 +75,7 @@ type listed struct {
 	left []time.Duration // the rest of each holder's term; 0 or less if it has ended
 }
 
-// terms asks for the rest of the holders' terms.
+// terms asks for the rest of the holders' terms, rounded up to seconds.
 func (d *Driver) terms(ctx context.Context, all []listed) error {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, atOnce)
@@ -91,9 +91,12 @@ func (d *Driver) terms(ctx context.Context, all []listed) error {
 				r, err := call(ctx, d.cluster, func(m *member) (*pb.LeaseTimeToLiveResponse, error) {
 					return m.leases.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: l.kvs[n].Lease})
 				})
-				if err == nil {
-					l.left[n] = time.Duration(r.TTL) * time.Second
-				} else if !isGone(err) {
+				switch {
+				case err == nil && r.GrantedTTL > 0:
+					// etcd rounds down. A term that has ended goes on until etcd notices that.
+					l.left[n] = time.Duration(max(min(r.TTL+1, r.GrantedTTL), 1)) * time.Second
+				case err == nil: // there is no such lease
+				case !isGone(err):
 					mu.Lock()
 					failed = err
 					mu.Unlock()
@@ -105,8 +108,8 @@ func (d *Driver) terms(ctx context.Context, all []listed) error {
 	return failed
 }
 
-// status returns what Inspect and List report. An entry whose term has ended counts as
-// gone: etcd removes it within half a second.
+// status returns what Inspect and List report. An entry without its lease was removed after
+// it was read.
 func (l *listed) status() (st backend.Status) {
 	for n, left := range l.left {
 		kv := l.kvs[n]

@@ -16,8 +16,8 @@ type lease struct {
 	asked int64 // the term that was asked for, in seconds
 	ttl   int64 // the term that etcd has granted, in seconds
 
-	// began is when the last request that began its term anew was sent, in nanoseconds of
-	// the driver's clock. The lease does not end before began + ttl.
+	// began is when the last request that began its term anew was sent, by the driver's
+	// clock. The lease does not end before began + ttl.
 	began atomic.Int64
 
 	// doubtful is set if a call about the lease has an unknown outcome. Such a lease is
@@ -56,14 +56,17 @@ func seconds(ttl time.Duration) int64 {
 
 // left returns how long a lease lasts at least.
 func (d *Driver) left(l *lease) time.Duration {
-	return time.Duration(l.ttl)*time.Second - (time.Since(d.began) - time.Duration(l.began.Load()))
+	return time.Duration(l.ttl)*time.Second - d.age(l)
 }
 
-// beganAt notes that the term of l began anew at a time or later.
-func (d *Driver) beganAt(l *lease, at time.Time) {
-	for t := int64(at.Sub(d.began)); ; {
+// age returns how long ago the term of l began, at most.
+func (d *Driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
+
+// beganAt notes that the term of l began anew at a time of the clock, or later.
+func (d *Driver) beganAt(l *lease, at time.Duration) {
+	for {
 		old := l.began.Load()
-		if old >= t || l.began.CompareAndSwap(old, t) {
+		if old >= int64(at) || l.began.CompareAndSwap(old, int64(at)) {
 			return
 		}
 	}
@@ -90,14 +93,14 @@ func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 // if the answer is lost.
 func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	l := &lease{id: rand.Int64N(1<<62) + 1, asked: secs}
-	at := time.Now()
-	l.began.Store(int64(at.Sub(p.d.began)))
+	at := p.d.clock.now()
+	l.began.Store(int64(at))
 	r, err := call(ctx, p.d.cluster, func(m *member) (*pb.LeaseGrantResponse, error) {
-		at = time.Now()
+		at = p.d.clock.now()
 		return m.leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: l.id, TTL: secs})
 	})
 	if err != nil {
-		if !definite(err) {
+		if !unchanged(err) {
 			l.ttl = secs
 			p.d.bury(l, "", "")
 		}

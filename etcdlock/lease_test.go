@@ -9,6 +9,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/etcdlock"
 )
 
 // nothingLeft waits until etcd has neither entries nor leases.
@@ -92,5 +93,58 @@ func TestDoubtfulLease(t *testing.T) {
 			}
 			nothingLeft(t, s.client)
 		})
+	}
+}
+
+// TestSuspend takes keys after the machine was suspended. The driver must not trust its
+// leases as if no time had passed: it begins their terms anew.
+func TestSuspend(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, other := openDriver(t, s.client), openDriver(t, s.client)
+	suspend := etcdlock.Suspendable(d)
+	beats := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="LeaseKeepAlive".*`) }
+
+	// A lease of the pool has lost a fifth of its term.
+	c := claimFor("suspend", time.Minute)
+	c.Renewed = true
+	g, err := acquire(d, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Handle = g.Handle
+	if err := release(d, c); err != nil {
+		t.Fatal(err)
+	}
+	suspend(12 * time.Second)
+	before := beats()
+	c.Token += "x"
+	if _, err = acquire(d, c); err != nil {
+		t.Fatal(err)
+	}
+	if after := beats(); after == before {
+		t.Error("the driver trusts a lease of the pool as it was before the suspend")
+	}
+
+	// The lease of a place has lost more than a third of its term.
+	c = claimFor("suspend place", time.Minute)
+	c.Renewed = true
+	held := take(t, other, c.Key, 5*time.Minute)
+	granted := make(chan error, 1)
+	go func() {
+		_, err := d.Wait(context.Background(), c)
+		granted <- err
+	}()
+	queued(t, other, c.Key, 1)
+	before = beats()
+	suspend(2 * time.Second)
+	if err := release(other, held); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-granted; err != nil {
+		t.Fatal(err)
+	}
+	if after := beats(); after == before {
+		t.Error("the driver trusts the lease of a place as it was before the suspend")
 	}
 }

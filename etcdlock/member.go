@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 
@@ -17,8 +18,9 @@ type member struct {
 	conn     *grpc.ClientConn
 	kv       pb.KVClient
 	leases   pb.LeaseClient
-	watches  pb.WatchClient
-	beats    [streams]beats // by the number of the lease
+	watching pb.WatchClient
+	watches  watches
+	beats    [maxStreams]beats
 
 	ctx context.Context // ends when the member is given up; streams live in it
 	end context.CancelFunc
@@ -34,12 +36,25 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &member{c: c, endpoint: endpoint, conn: conn, kv: pb.NewKVClient(conn), leases: pb.NewLeaseClient(conn), watches: pb.NewWatchClient(conn)}
+	calls := unlimited{conn}
+	m := &member{c: c, endpoint: endpoint, conn: conn, kv: pb.NewKVClient(calls), leases: pb.NewLeaseClient(calls), watching: pb.NewWatchClient(calls)}
 	for i := range m.beats {
 		m.beats[i].m, m.beats[i].wake = m, make(chan struct{}, 1)
 	}
 	m.ctx, m.end = context.WithCancel(c.ctx)
 	return m, nil
+}
+
+// unlimited is a connection that takes answers of any size. gRPC takes 4 MiB, and a queue of
+// waiters with long names and owners may have more.
+type unlimited struct{ *grpc.ClientConn }
+
+func (u unlimited) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return u.ClientConn.Invoke(ctx, method, args, reply, append(opts, grpc.MaxCallRecvMsgSize(math.MaxInt32))...)
+}
+
+func (u unlimited) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return u.ClientConn.NewStream(ctx, desc, method, append(opts, grpc.MaxCallRecvMsgSize(math.MaxInt32))...)
 }
 
 // close gives the member up. Its calls fail, with unknown outcomes.

@@ -28,9 +28,15 @@ func first(queue string) *pb.RequestOp {
 		SortTarget: pb.RangeRequest_CREATE, SortOrder: pb.RangeRequest_ASCEND})
 }
 
-// names reads the names and revisions of all entries of a queue.
-func names(queue string) *pb.RequestOp {
-	return read(&pb.RangeRequest{Key: []byte(queue), RangeEnd: prefixEnd(queue), KeysOnly: true})
+// names reads the names and revisions of the entries of a queue that were created after a
+// revision.
+func names(queue string, after int64) *pb.RequestOp {
+	return read(&pb.RangeRequest{Key: []byte(queue), RangeEnd: prefixEnd(queue), KeysOnly: true, MinCreateRevision: after + 1})
+}
+
+// name reads the revisions of an entry.
+func name(entry string) *pb.RequestOp {
+	return read(&pb.RangeRequest{Key: []byte(entry), KeysOnly: true})
 }
 
 // createdAt compares the create revision of an entry, which is 0 if there is no entry. With

@@ -24,6 +24,7 @@ import (
 
 // server is one etcd process.
 type server struct {
+	index              int    // in the cluster
 	name, client, peer string // the addresses are host:port
 	dir                string
 	args               []string
@@ -75,7 +76,7 @@ func newServers(dir string, n int, args ...string) ([]*server, error) {
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
-		s := &server{name: fmt.Sprint("m", i), client: client, peer: peer, dir: filepath.Join(dir, fmt.Sprint("m", i))}
+		s := &server{index: i, name: fmt.Sprint("m", i), client: client, peer: peer, dir: filepath.Join(dir, fmt.Sprint("m", i))}
 		all = append(all, s)
 		cluster = append(cluster, s.name+"=http://"+peer)
 	}
@@ -190,6 +191,25 @@ func (s *server) metrics(ctx context.Context) (string, error) {
 	return string(b), err
 }
 
+// metric returns the sum of the metrics whose lines begin with a pattern.
+func metric(tb testing.TB, s *server, pattern string) (sum float64) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	text, err := s.metrics(ctx)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^`+pattern+` (\S+)$`).FindAllStringSubmatch(text, -1) {
+		x, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		sum += x
+	}
+	return sum
+}
+
 // isLeader reports whether the member is the leader.
 func (s *server) isLeader() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -206,6 +226,13 @@ func startServers(tb testing.TB, n int, args ...string) []*server {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	run(tb, all)
+	return all
+}
+
+// run starts servers that end with the test.
+func run(tb testing.TB, all []*server) {
+	tb.Helper()
 	for _, s := range all {
 		tb.Cleanup(s.kill)
 		if err := s.start(); err != nil {
@@ -219,7 +246,6 @@ func startServers(tb testing.TB, n int, args ...string) []*server {
 			tb.Fatal(err)
 		}
 	}
-	return all
 }
 
 // hosts returns the addresses of servers, as in a URL.

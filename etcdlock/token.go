@@ -45,23 +45,33 @@ func (d *Driver) renewByToken(ctx context.Context, c backend.Claim) (backend.Gra
 }
 
 // attach puts a hold under a lease that is long enough: its present one, which has a term
-// of ttl, or a new one. The entry keeps its name and its create revision, and so its place
-// and its fence. attach returns errGone if the entry has changed since it was read.
+// of ttl, or a new one. It returns errGone if the entry has changed since it was read.
+//
+// If the outcome is unknown, the entry may be under either lease. So neither is revoked. The
+// next renewal or release goes by the token and finds out: see settle.
+func (d *Driver) attach(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, ttl int64) (backend.Grant, error) {
+	if ttl >= seconds(c.TTL) {
+		return d.move(ctx, c, kv, nil)
+	}
+	l, err := d.pool.grant(ctx, seconds(c.TTL))
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	return d.move(ctx, c, kv, l)
+}
+
+// move puts a hold under a lease, or again under its present one if l is nil. The entry keeps
+// its name and its create revision, and so its place and its fence. move returns errGone if
+// the entry has changed since it was read.
 //
 // The put is necessary also if the lease stays. It fails if another driver has ended the
 // hold meanwhile, and has perhaps used the lease for another one. And if an earlier put is
 // still under way, whose outcome is unknown, that one then finds the entry changed.
-func (d *Driver) attach(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, ttl int64) (backend.Grant, error) {
-	began, name, id := time.Now(), string(kv.Key), kv.Lease
-	var l *lease
-	if ttl < seconds(c.TTL) {
-		var err error
-		if l, err = d.pool.grant(ctx, seconds(c.TTL)); err != nil {
-			return backend.Grant{}, err
-		}
+func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, l *lease) (backend.Grant, error) {
+	name, id := string(kv.Key), kv.Lease
+	if l != nil {
 		id = l.id
 	}
-
 	h := d.handleOf(c)
 	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
 		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, kv.Value, id)}))
@@ -70,13 +80,16 @@ func (d *Driver) attach(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValu
 		err = errGone
 	}
 	switch {
-	case err != nil && !definite(err):
-		// The hold may be under either lease. The next call goes by the token.
+	case err != nil && !unchanged(err):
 		if h != nil {
+			h.other.Store(l)
 			h.over.Store(true)
 		}
 		return backend.Grant{}, err
 	case l == nil:
+		if err == nil {
+			d.settle(c, id)
+		}
 		return backend.Grant{}, err
 	case err != nil:
 		d.pool.give(l)
@@ -88,10 +101,27 @@ func (d *Driver) attach(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValu
 		h.over.Store(true)
 	}
 	d.bury(foreign(kv.Lease), "", "")
+	d.settle(c, id)
 	moved := &mvccpb.KeyValue{Key: kv.Key, Value: kv.Value, Lease: l.id, CreateRevision: kv.CreateRevision, ModRevision: r.Header.Revision}
-	g := d.newHold(c, moved, l, began, c.TTL)
+	g := d.newHold(c, moved, l, time.Duration(l.began.Load()), c.TTL)
 	g.Fence = 0
 	return g, nil
+}
+
+// settle ends the leases that a move of unknown outcome has left, except the one that the
+// hold is under now. It is called after the entry has changed, so a late put changes nothing.
+func (d *Driver) settle(c backend.Claim, used int64) {
+	h, _ := c.Handle.(*hold)
+	if h == nil || h.d != d || h.token != c.Token {
+		return
+	}
+	if other := h.other.Swap(nil); other != nil {
+		for _, l := range []*lease{h.lease, other} {
+			if l.id != used {
+				d.bury(l, "", "")
+			}
+		}
+	}
 }
 
 // find returns the entry of a claim's token, and whether it holds the key. If there is
@@ -144,6 +174,9 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 
 	for {
 		kv, holds, err := d.find(ctx, c)
+		if errors.Is(err, backend.ErrLost) {
+			d.settle(c, 0)
+		}
 		if err != nil {
 			return err
 		}
@@ -156,6 +189,9 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 			if h := d.handleOf(c); h != nil && err == nil {
 				h.over.Store(true)
 			}
+			if err == nil {
+				d.settle(c, 0)
+			}
 			return err
 		}
 	}
@@ -163,6 +199,10 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 
 // evict removes an entry of any driver, and ends its lease. It returns errGone if the entry
 // has changed since it was read.
+//
+// The entry goes first, because until then its driver may end the hold and use the lease for
+// another one. If this process dies in between, the lease goes on. Then the holder learns
+// at its next renewal, which reads the entry, that the hold is lost.
 //
 // If the entry was removed here, the driver that made it finds that out at its Release, and
 // does not use the lease again. So the lease can be revoked without harm to another hold.
@@ -178,13 +218,15 @@ func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 		return errGone
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil {
-		d.bury(foreign(kv.Lease), "", "") // the hold has ended, but its holder must learn of it
+		d.bury(foreign(kv.Lease), "", "")
+		return err
 	}
 	return nil
 }
 
-// keep leaves the key taken until c.KeepUntil, by no token: it puts the entry under a lease
-// that ends then, or up to a second later.
+// keep leaves the key taken until c.KeepUntil, by no token: it puts the entry under another
+// lease. This process ends the lease at that time. If it cannot, because it has ended, or the
+// driver is closed, the lease ends with its term, up to 2.5 s later.
 func (d *Driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
 	rec, _ := parseRecord(kv.Value)
 	rec.token = kept
@@ -197,13 +239,19 @@ func (d *Driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, rec.encode(), l.id)}))
 	})
 	switch {
-	case err != nil && !definite(err):
+	case err != nil && !unchanged(err):
 		// The repeat of the Release finds out. The leases end by themselves.
 		return err
-	case err != nil || !r.Succeeded:
+	case err != nil:
+		d.pool.give(l)
+		return err
+	case !r.Succeeded:
 		d.pool.give(l)
 		return errGone
 	}
 	d.bury(foreign(kv.Lease), "", "")
+
+	// The term of a lease is at least 2 s and whole seconds, and etcd ends it late.
+	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l, "", "") })
 	return nil
 }

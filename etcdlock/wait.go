@@ -24,7 +24,7 @@ type wait struct {
 	entry *mvccpb.KeyValue
 	sure  bool      // the entry of lease is in the queue, and no call about it is unanswered
 	held  error     // the last answer, if it was that the key is held
-	since time.Time // when the calls of this Wait began to fail, or zero
+	since time.Time // when the first of the calls that failed began, or zero
 	err   error     // by which they failed
 	beat  *beat     // that is under way, or nil
 
@@ -47,13 +47,22 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	s.q.leave(c.Key, s.w)
 
 	if err != nil && s.lease != nil {
-		name := ""
-		if s.sure && s.beat == nil {
-			name = entryName(c.Key, s.lease.id, c.Shared)
-		}
-		d.bury(s.lease, c.Token, name)
+		s.leave()
 	}
 	return g, err
+}
+
+// leave ends the lease of a Wait that has failed, and the entry with it.
+func (s *wait) leave() {
+	switch {
+	case s.unknown != nil:
+		// The entry may be under another lease, so a Release must look for it.
+		s.d.bury(s.lease, "", "")
+	case s.sure && s.beat == nil:
+		s.d.bury(s.lease, s.c.Token, string(s.entry.Key))
+	default:
+		s.d.bury(s.lease, s.c.Token, "")
+	}
 }
 
 // run returns the grant, or the error that ends the Wait.
@@ -62,6 +71,7 @@ func (s *wait) run(ctx context.Context) (backend.Grant, error) {
 		if err := s.ended(ctx); err != nil {
 			return backend.Grant{}, err
 		}
+		began := time.Now()
 		switch s.q.place(s.w) {
 		case front:
 			g, ok, err := s.grant(ctx)
@@ -72,15 +82,23 @@ func (s *wait) run(ctx context.Context) (backend.Grant, error) {
 			if ok || err != nil && definite(err) && !errors.Is(err, errGone) {
 				return g, err
 			}
-			s.note(ctx, err)
+			s.note(ctx, began, err)
 		case behind:
 			s.sleep(ctx)
 		case unsure:
-			err := s.enter(ctx)
+			if !s.turn(ctx) {
+				continue
+			}
+			began = time.Now()
+			armed, err := s.enter(ctx)
+			<-s.q.turns
+			if armed != nil {
+				err = s.watched(ctx, armed)
+			}
 			if err != nil && definite(err) && !errors.Is(err, errGone) {
 				return backend.Grant{}, err
 			}
-			s.note(ctx, err)
+			s.note(ctx, began, err)
 		}
 	}
 }
@@ -123,8 +141,9 @@ func (s *wait) ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// note takes in the outcome of a call. After an outage it sleeps for a moment.
-func (s *wait) note(ctx context.Context, err error) {
+// note takes in the outcome of a call that began at a time. After an outage it sleeps for a
+// moment.
+func (s *wait) note(ctx context.Context, began time.Time, err error) {
 	switch {
 	case err == nil:
 		s.since, s.err = time.Time{}, nil
@@ -137,7 +156,7 @@ func (s *wait) note(ctx context.Context, err error) {
 		s.q.forget(s.w)
 	case ctx.Err() == nil:
 		if s.err = err; s.since.IsZero() {
-			s.since = time.Now()
+			s.since = began
 		}
 		pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
 	}
@@ -152,16 +171,40 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// bounded returns a context for one call.
+// bounded returns a context for one call, which ends with the longest outage that this Wait
+// may go on in.
 func (s *wait) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, s.c.Timeout)
+	left := s.c.Timeout
+	if !s.since.IsZero() {
+		left -= time.Since(s.since)
+	}
+	ctx, cancel := context.WithTimeout(ctx, left)
 	stop := context.AfterFunc(s.d.cluster.ctx, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
+// turn waits for this waiter's turn to enter the queue. It returns false if that takes
+// long, so that the caller looks for an end of the Wait.
+func (s *wait) turn(ctx context.Context) bool {
+	if s.lease != nil {
+		s.keepAlive()
+	}
+	t := time.NewTimer(100 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case s.q.turns <- struct{}{}:
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	case <-s.d.closed:
+	}
+	return false
+}
+
 // enter puts the entry into the queue, unless it is there, and reads the queue. A repeat
-// finds the entry in its place.
-func (s *wait) enter(ctx context.Context) error {
+// finds the entry in its place. If there is no watch, enter returns a channel that is closed
+// when there is one.
+func (s *wait) enter(ctx context.Context) (armed <-chan struct{}, err error) {
 	within, cancel := s.bounded(ctx)
 	defer cancel()
 	if s.w.isLost(s.q) && s.lease != nil {
@@ -172,46 +215,50 @@ func (s *wait) enter(ctx context.Context) error {
 	if s.lease == nil {
 		l, err := s.d.pool.take(within, min(seconds(s.c.TTL), s.d.window))
 		if err != nil {
-			return s.failed(ctx, err)
+			return nil, s.failed(ctx, err)
 		}
 		s.lease = l
 	}
 
 	// The watch comes first, so that no deletion falls between the two.
 	s.entry = newEntry(s.c, s.lease)
-	name := string(s.entry.Key)
-	ok, armed := s.q.begin(s.w, name)
+	entry := string(s.entry.Key)
+	known, ok, armed := s.q.begin(s.w, entry)
 	if !ok {
-		select {
-		case <-armed:
-			return nil
-		case <-s.d.closed:
-			return nil
-		case <-within.Done():
-			return s.failed(ctx, errors.New("etcd: no answer to a watch"))
-		}
+		return armed, nil
 	}
 
 	queue := queueOf(s.c.Key)
 	s.sure = false
 	r, err := call(within, s.d.cluster, func(m *member) (*pb.TxnResponse, error) {
-		return m.kv.Txn(within, txn([]*pb.Compare{createdAt(name, nil, 0)},
-			[]*pb.RequestOp{put(name, s.entry.Value, s.lease.id), names(queue), first(queue)}, names(queue), first(queue)))
+		return m.kv.Txn(within, txn([]*pb.Compare{createdAt(entry, nil, 0)},
+			[]*pb.RequestOp{put(entry, s.entry.Value, s.lease.id), name(entry), names(queue, known), first(queue)},
+			name(entry), names(queue, known), first(queue)))
 	})
 	if err != nil {
-		return s.failed(ctx, err)
+		return nil, s.failed(ctx, err)
 	}
-	ops := r.Responses[len(r.Responses)-2:]
+	ops := r.Responses[len(r.Responses)-3:]
 	s.sure = true
-	kvs := ops[0].GetResponseRange().Kvs
-	for _, kv := range kvs {
-		if string(kv.Key) == name {
-			s.entry.CreateRevision, s.entry.ModRevision = kv.CreateRevision, kv.ModRevision
-		}
+	own := ops[0].GetResponseRange().Kvs[0]
+	s.entry.CreateRevision, s.entry.ModRevision = own.CreateRevision, own.ModRevision
+	s.q.read(s.w, own.CreateRevision, r.Header.Revision, ops[1].GetResponseRange().Kvs)
+	s.held = refusalFor(ops[2].GetResponseRange().Kvs, entry)
+	return nil, nil
+}
+
+// watched waits until the queue has a watch.
+func (s *wait) watched(ctx context.Context, armed <-chan struct{}) error {
+	within, cancel := s.bounded(ctx)
+	defer cancel()
+	select {
+	case <-armed:
+		return nil
+	case <-s.d.closed:
+		return nil
+	case <-within.Done():
+		return s.failed(ctx, errors.New("etcd: no answer to a watch"))
 	}
-	s.q.read(s.w, s.entry.CreateRevision, kvs)
-	s.held = refusalFor(ops[1].GetResponseRange().Kvs, name)
-	return nil
 }
 
 // refusalFor is refusal for a waiter, who may be the first.
@@ -300,8 +347,8 @@ func (s *wait) grant(ctx context.Context) (g backend.Grant, ok bool, err error) 
 	if s.c.Renewed {
 		enough = term * 2 / 3
 	}
-	began := s.d.began.Add(time.Duration(s.lease.began.Load()))
-	if term-time.Since(began) < enough || s.lease.doubtful.Load() {
+	began := time.Duration(s.lease.began.Load())
+	if term-(s.d.clock.now()-began) < enough || s.lease.doubtful.Load() {
 		b, err := s.d.cluster.beat(within, s.lease.id)
 		if err != nil {
 			return g, false, s.failed(ctx, err)
@@ -326,7 +373,11 @@ func (s *wait) grant(ctx context.Context) (g backend.Grant, ok bool, err error) 
 
 // lengthen moves the entry from the lease of a place to one with the whole term.
 func (s *wait) lengthen(ctx context.Context) (backend.Grant, bool, error) {
-	g, err := s.d.attach(ctx, s.c, s.entry, 0)
+	l, err := s.d.pool.grant(ctx, seconds(s.c.TTL))
+	if err != nil {
+		return backend.Grant{}, false, err
+	}
+	g, err := s.d.move(ctx, s.c, s.entry, l)
 	switch {
 	case err == nil:
 		g.Fence = 0
@@ -337,8 +388,10 @@ func (s *wait) lengthen(ctx context.Context) (backend.Grant, bool, error) {
 	case errors.Is(err, errGone):
 		// It was removed. The event may not have come yet.
 		return g, false, err
-	case !definite(err):
+	case !unchanged(err):
+		// The entry may be under either lease. The hold was not granted, so both end.
 		s.unknown = err
+		s.d.bury(l, "", "")
 	}
 	return g, false, err
 }

@@ -50,6 +50,7 @@ type attempt struct {
 	mayArrive []bool          // a command of unknown outcome may still write the record
 	inFlight  []chan struct{} // closed when the last command that writes the record has ended
 	proposals []uint64        // of a fence
+	proofs    []proof         // whether the record counts for a renewal
 	fence     uint64          // of the hold, written to a quorum; 0 if the hold has none
 	failed    bool            // the attempt holds nothing: nodes must release the record
 	released  bool            // Release was called: no command may write the record again
@@ -77,6 +78,7 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 		mayArrive: flags[n:],
 		inFlight:  make([]chan struct{}, n),
 		proposals: make([]uint64, n),
+		proofs:    make([]proof, n),
 	}
 
 	if number > 0 {
@@ -301,6 +303,10 @@ func (a *attempt) askNode(i int) (bool, error) {
 	}
 
 	v, err := n.requestVote(a)
+	if v == yes {
+		// The record counts for renewals before the vote can decide the ballot.
+		a.prove(i, a.began, a.c.TTL, 0)
+	}
 	// Decide before the vote is cast: one vote of no decides no ballot, but a refusal
 	// by the lead ends the attempt before it takes votes elsewhere.
 	if i == a.lead && v == no {

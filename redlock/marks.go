@@ -81,9 +81,9 @@ func (n *node) loadMark(ctx context.Context) error {
 	return err
 }
 
-// checkVote returns nil if a vote for a, which came with id, counts. Otherwise it
-// returns why the vote does not count.
-func (n *node) checkVote(ctx context.Context, a *attempt, id identity) error {
+// checkVote returns nil if a vote for a counts, which came with id, and was asked for at
+// began. Otherwise it returns why the vote does not count.
+func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began time.Time) error {
 	s := n.marks.current.Load()
 	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longestOf(s.mark) {
 		// The vote is from another run, or the mark has changed since. Only the
@@ -105,9 +105,12 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity) error {
 		}
 	}
 
-	switch left := time.Until(s.votesFrom); {
+	// The node must have voted when it was asked. The reply may be read later, and the node
+	// may have lost its data once more meanwhile.
+	switch {
 	case s.votesFrom.IsZero():
-	case left > 0:
+	case began.Before(s.votesFrom):
+		left := max(time.Until(s.votesFrom), time.Millisecond)
 		return fmt.Errorf("%s: was restarted or has lost its data, and does not vote for another %v (max_ttl)", n.name, left.Round(time.Millisecond))
 	default:
 		n.refreshInBackground(a.c.Timeout) // writes into the mark that the wait is over

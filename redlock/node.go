@@ -187,7 +187,7 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	case err != nil:
 		return v, n.nodeError(err, time.Since(began))
 	case v == yes:
-		if err := n.checkVote(ctx, a, id); err != nil {
+		if err := n.checkVote(ctx, a, id, began); err != nil {
 			return unknown, err // the vote does not count, but the record is there
 		}
 	case v == no:

@@ -19,10 +19,25 @@ type renewal struct {
 	ballot *ballot
 	began  time.Time
 
-	// lost has one element for each node: the clock of a node that reported that it
-	// does not have the hold, until the hold is repaired there. ballot.mu guards it. A
-	// node writes it before it casts its vote.
-	lost []serverTime
+	// Both have one element for each node. ballot.mu guards them. A node writes them
+	// before it casts its vote.
+	lost   []serverTime // the clock of a node without the hold, until the hold is repaired there
+	unsure []bool       // the node has the record, which does not count
+}
+
+// proof says whether the record on a node counts for a renewal.
+//
+// It counts if the node has had it without a break since a vote that counted. A vote is not
+// enough for ever: the record may have expired, another caller may have got a vote of the
+// node, and the node may have lost that and taken this record from a late command. Then
+// both would count the node. docs/model/redlock.pml has the case: RENEW_ANYWHERE.
+//
+// Any other record counts from the next renewal on, if it was there a Timeout before the
+// end of a term that a quorum has granted: a vote that another caller got before is too
+// old by the time when the nodes of that quorum are free.
+type proof struct {
+	until time.Time // the record is there until then, if the node keeps its data
+	lost  time.Time // when the last renewal began that did not find it
 }
 
 // serverTime is the clock of a server.
@@ -84,7 +99,7 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 	if lost {
 		return nil, backend.ErrLost
 	}
-	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now(), lost: make([]serverTime, len(d.nodes))}
+	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now(), lost: make([]serverTime, len(d.nodes)), unsure: make([]bool, len(d.nodes))}
 	if a == nil {
 		return r, nil
 	}
@@ -151,11 +166,37 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
 	if !marked {
 		n.refreshInBackground(r.c.Timeout)
 	}
-	if holds {
-		return yes, nil
+	switch {
+	case !holds:
+		r.setLost(n.i, serverTime{now, time.Now()})
+		return no, nil
+	case r.a != nil && !r.a.proven(n.i):
+		r.setUnsure(n.i)
+		return failed, fmt.Errorf("%s: has a record that counts from the next renewal on", n.name)
+	case r.a != nil:
+		r.a.prove(n.i, r.began, r.c.TTL, 0)
 	}
-	r.setLost(n.i, serverTime{now, time.Now()})
-	return no, nil
+	return yes, nil
+}
+
+// proven reports whether the record on node i counts for a renewal that has just been
+// answered.
+func (a *attempt) proven(i int) bool {
+	a.d.mu.Lock()
+	defer a.d.mu.Unlock()
+	return time.Now().Before(a.proofs[i].until)
+}
+
+// prove notes that the record on node i counts for a term that began then. If less than
+// spare of the term is left, it is too late. So it is if a later renewal has not found the
+// record: this answer has been overtaken.
+func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
+	end := began.Add(ttl - backend.Drift(ttl))
+	a.d.mu.Lock()
+	defer a.d.mu.Unlock()
+	if p := &a.proofs[i]; time.Until(end) >= spare && !began.Before(p.lost) && end.After(p.until) {
+		p.until = end
+	}
 }
 
 // renewCalls returns the calls of renew.lua for renewals.
@@ -209,20 +250,40 @@ func (d *Driver) fenceOf(a *attempt) string {
 
 // setLost records that node i does not have the hold.
 func (r *renewal) setLost(i int, at serverTime) {
+	if a := r.a; a != nil {
+		a.d.mu.Lock()
+		a.proofs[i] = proof{lost: r.began}
+		a.d.mu.Unlock()
+	}
 	r.ballot.mu.Lock()
 	defer r.ballot.mu.Unlock()
 	r.lost[i] = at
 }
 
+// setUnsure records that node i has the record, which does not count.
+func (r *renewal) setUnsure(i int) {
+	r.ballot.mu.Lock()
+	defer r.ballot.mu.Unlock()
+	r.unsure[i] = true
+}
+
 // repair writes the hold to the nodes that have reported that they do not have it,
-// once to each.
+// once to each. A quorum has renewed the hold, so the records on all other nodes count
+// from now on.
 func (r *renewal) repair(d *Driver) {
 	// Take and clear in one step: several votes may call repair at once, and each node
 	// is repaired once.
 	r.ballot.mu.Lock()
-	lost := slices.Clone(r.lost)
+	lost, unsure := slices.Clone(r.lost), slices.Clone(r.unsure)
 	clear(r.lost)
+	clear(r.unsure)
 	r.ballot.mu.Unlock()
+
+	for i, there := range unsure {
+		if there {
+			r.a.prove(i, r.began, r.c.TTL, r.c.Timeout)
+		}
+	}
 
 	for i, at := range lost {
 		if at.millis > 0 {
@@ -260,10 +321,13 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 		if r.c.Shared {
 			script = repairSharedScript
 		}
-		_, err := n.store.Run(ctx, script, redisstore.Call{
+		reply, err := n.store.Run(ctx, script, redisstore.Call{
 			Keys: []string{a.lockKey},
 			Args: []any{a.record, at.millis + left.Milliseconds()},
 		})
+		if reply == int64(1) {
+			a.prove(n.i, r.began, r.c.TTL, r.c.Timeout)
+		}
 		if err != nil && voteAfter(err) == unknown {
 			d.mu.Lock()
 			// The command may still arrive. This is set before ended is closed,

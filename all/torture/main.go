@@ -16,6 +16,7 @@ func main() {
 		Command: "cd all && go run ./torture",
 		Package: "github.com/hasplock/hasp/all/torture",
 		More: []rig.Strategy{
+			{Name: "pglock", Term: time.Second, Open: openPostgres},
 			// The shortest term of etcd.
 			{Name: "etcdlock", Term: 2 * time.Second, Open: openEtcd},
 		},

@@ -55,9 +55,12 @@ byte vote[2 * NODES];
 byte voteMark[2 * NODES];  /* the mark that came with the vote; 0 if it is not of the voter's run */
 byte proposal[2 * NODES];  /* of a fence */
 
+byte sure[2 * NODES];  /* the term until whose end the record on a node counts for renewals */
+
 /* The last renewal of a lease. */
 byte renewal[2];    /* its term, or 0 */
-byte renewYes[2];   /* the nodes that had the record, as bits */
+byte renewYes[2];   /* the nodes that had the record, and were sure, as bits */
+byte unsure[2];     /* the nodes that had the record, and were not sure, as bits */
 byte lost[2];       /* the nodes that did not have it, as bits */
 bool confirmed[2];  /* a quorum had it, so the other nodes get a repair */
 
@@ -112,12 +115,15 @@ byte i;  /* of loops; 0 between steps */
 #define mayHold(c) quorumOf(raised[c])
 #endif
 
-/* renewCounts says where a renewal counts. RENEW_VOTERS and CONFIRM are not in the code: they are
- * two remedies for LONG_TIMEOUTS. */
-#ifdef RENEW_VOTERS
-#define renewCounts(n) (mayVote(n) && over(mark[n]))
+/* isSure says whether a record counts for a renewal. */
+#ifdef RENEW_ANYWHERE
+#define isSure(c, n) true
 #else
-#define renewCounts(n) true
+#ifdef SURE_FOREVER
+#define isSure(c, n) (sure[AT(c, n)] > 0)
+#else
+#define isSure(c, n) (sure[AT(c, n)] > ended[c])
+#endif
 #endif
 
 inline forget(n) {
@@ -139,22 +145,22 @@ inline clearBallot(c) {
 inline clearRenewal(c) {
 	renewal[c] = 0;
 	renewYes[c] = 0;
+	unsure[c] = 0;
 	lost[c] = 0;
 	confirmed[c] = false
 }
 
-/* atWork is called when a SET or a repair of client c arrives in the given term. An attempt lasts for
- * one Timeout at most, and a request is late by one Timeout at most. With the default settings these
- * two are much shorter than a term. So an attempt of the other client that is under way now ends
- * before this term of c does. LONG_TIMEOUTS drops this assumption. */
-inline atWork(c, term) {
-#ifndef LONG_TIMEOUTS
+/* becomesSure is called when a record gets sure that was written by a repair, or by a request
+ * whose vote does not count. This happens a Timeout before the end of its term at the latest. An
+ * attempt lasts for one Timeout at most. So an attempt of the other client that is under way now
+ * ends before this term does. */
+inline becomesSure(c, n) {
+	sure[AT(c, n)] = renewal[c];
+#ifndef SURE_LATE
 	if
-	:: (state[1 - c] == ASKING || state[1 - c] == RAISING) && endsWith[1 - c] == 0 -> endsWith[1 - c] = term
+	:: (state[1 - c] == ASKING || state[1 - c] == RAISING) && endsWith[1 - c] == 0 -> endsWith[1 - c] = renewal[c]
 	:: else
 	fi
-#else
-	skip
 #endif
 }
 
@@ -171,6 +177,9 @@ inline end(c) {
 	until[c] = 0;
 	fence[c] = 0;
 	clearBallot(c);
+	for (i : 0 .. NODES - 1) {
+		sure[AT(c, i)] = 0
+	}
 	for (i : 0 .. NODES - 1) {
 		if
 		:: holder[i] == c -> forget(i)
@@ -196,6 +205,14 @@ inline hold(c) {
 	state[c] = HOLDS;
 	endsWith[c] = 0;
 	until[c] = attempt[c];
+	for (i : 0 .. NODES - 1) {
+		if
+		:: vote[AT(c, i)] == YES || (vote[AT(c, i)] == SENT && voteMark[AT(c, i)] != 0 && over(voteMark[AT(c, i)])) ->
+			sure[AT(c, i)] = attempt[c]
+		:: else
+		fi
+	}
+	i = 0;
 	clearBallot(c)
 }
 
@@ -261,6 +278,11 @@ inline refreshMark(n) {
 /* checkVote. A vote with a mark of the voter's own run counts when the wait of that mark is over.
  * Any other vote needs a mark first, and then confirmRecord: the record must still be there. */
 #define countable(c, n) (vote[AT(c, n)] == SENT && (voteMark[AT(c, n)] == 0 || over(voteMark[AT(c, n)])))
+#ifdef WAITS_FOR_REPLY
+#define waited(m) true  /* the wait counts when the reply is read */
+#else
+#define waited(m) over(m)
+#endif
 inline checkVote(c, n) {
 	printf("client %d: checks the vote of node %d\n", c, n);
 	if
@@ -269,7 +291,7 @@ inline checkVote(c, n) {
 	fi;
 	if
 	:: voteMark[AT(c, n)] != 0 -> vote[AT(c, n)] = YES; voteMark[AT(c, n)] = 0
-	:: voteMark[AT(c, n)] == 0 && holder[n] == c -> voteMark[AT(c, n)] = mark[n]
+	:: voteMark[AT(c, n)] == 0 && holder[n] == c && waited(mark[n]) -> voteMark[AT(c, n)] = mark[n]
 	:: else -> vote[AT(c, n)] = NONE
 	fi
 }
@@ -301,15 +323,7 @@ proctype Client(byte c) {
 	}
 	:: d_step { state[c] == RAISING && mayHold(c) && ended[c] < attempt[c] -> hold(c) }
 #else
-#ifdef CONFIRM
-	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] ->
-		printf("client %d: has a quorum of votes\n", c);
-		state[c] = RAISING
-	}
-	:: d_step { state[c] == RAISING && mayHold(c) && ended[c] < attempt[c] -> hold(c) }
-#else
 	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] -> hold(c) }
-#endif
 #endif
 	/* The attempt is refused, or its caller leaves, or it takes too long. */
 	:: d_step { state[c] == ASKING || state[c] == RAISING ->
@@ -345,9 +359,15 @@ proctype Link(byte c; byte n) {
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		holder[n] = c;
 		expires[n] = attempt[c];
-		atWork(c, attempt[c]);
 		if
-		:: state[c] == ASKING && vote[AT(c, n)] == NONE ->
+		:: state[c] == HOLDS && markOfVote(n) != 0 && over(markOfVote(n)) ->
+			if
+			:: sure[AT(c, n)] < attempt[c] -> sure[AT(c, n)] = attempt[c]  /* a late vote */
+			:: else
+			fi
+		:: state[c] == HOLDS && !(markOfVote(n) != 0 && over(markOfVote(n))) -> skip
+		/* The vote of a node that still waits never counts, however late its reply is read. */
+		:: state[c] == ASKING && vote[AT(c, n)] == NONE && (markOfVote(n) == 0 || waited(markOfVote(n))) ->
 			vote[AT(c, n)] = SENT;
 			voteMark[AT(c, n)] = markOfVote(n);
 #ifdef FENCES
@@ -361,12 +381,6 @@ proctype Link(byte c; byte n) {
 		printf("node %d: the record of client %d expires\n", n, c);
 		forget(n)
 	}
-#ifdef CONFIRM
-	/* The winner asks whether its record is still there. */
-	:: d_step { state[c] == RAISING && !bit(raised[c], n) && holder[n] == c ->
-		raised[c] = raised[c] | (1 << n)
-	}
-#endif
 #ifdef FENCES
 	/* raise.lua. The fence counts only where the attempt has its record. */
 	:: d_step { state[c] == RAISING && !bit(raised[c], n) && (counter[n] < fence[c] || counts(c, n)) ->
@@ -382,7 +396,7 @@ proctype Link(byte c; byte n) {
 	}
 #endif
 	/* renew.lua. It also raises the counter, whether or not the record is there. */
-	:: d_step { state[c] == HOLDS && renewal[c] > 0 && !bit(renewYes[c] | lost[c], n) ->
+	:: d_step { state[c] == HOLDS && renewal[c] > 0 && !bit(renewYes[c] | unsure[c] | lost[c], n) ->
 		if
 		:: counter[n] < fence[c] -> counter[n] = fence[c]
 		:: else
@@ -391,13 +405,14 @@ proctype Link(byte c; byte n) {
 		:: holder[n] == c ->
 			printf("node %d: renews the record of client %d\n", n, c);
 			if
-			:: renewCounts(n) -> renewYes[c] = renewYes[c] | (1 << n)
-			:: else
+			:: isSure(c, n) -> renewYes[c] = renewYes[c] | (1 << n); sure[AT(c, n)] = renewal[c]
+			:: else -> unsure[c] = unsure[c] | (1 << n)
 			fi;
 			expires[n] = renewal[c]
 		:: else ->
 			printf("node %d: has no record of client %d to renew\n", n, c);
-			lost[c] = lost[c] | (1 << n)
+			lost[c] = lost[c] | (1 << n);
+			sure[AT(c, n)] = 0
 		fi
 	}
 	/* repair.lua. */
@@ -405,8 +420,14 @@ proctype Link(byte c; byte n) {
 		printf("node %d: repairs the record of client %d\n", n, c);
 		holder[n] = c;
 		expires[n] = renewal[c];
-		atWork(c, renewal[c]);
-		lost[c] = lost[c] & ~(1 << n)
+		lost[c] = lost[c] & ~(1 << n);
+		unsure[c] = unsure[c] | (1 << n)
+	}
+	/* A node with the record counts from the next renewal on. */
+	:: d_step { state[c] == HOLDS && confirmed[c] && bit(unsure[c], n) && ended[c] < renewal[c] ->
+		printf("node %d: its record of client %d is sure\n", n, c);
+		unsure[c] = unsure[c] & ~(1 << n);
+		becomesSure(c, n)
 	}
 #ifdef REPAIR_OVERWRITES
 	/* The repair of a lease that has ended arrives late, and writes over another record. */

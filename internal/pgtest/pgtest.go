@@ -148,7 +148,10 @@ func (s *Server) Stop() error {
 	if s.cmd == nil {
 		return nil
 	}
-	err := s.command("pg_ctl", "-D", s.data, "-m", "immediate", "-w", "stop").Run()
+	out, err := s.command("pg_ctl", "-D", s.data, "-m", "immediate", "-w", "stop").CombinedOutput()
 	s.cmd = nil
-	return err
+	if err != nil {
+		return fmt.Errorf("pg_ctl stop: %w: %s", err, out)
+	}
+	return nil
 }

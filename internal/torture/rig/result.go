@@ -177,9 +177,11 @@ func fillPage(page []byte, runs []*result) (filled []byte, err error) {
 		var rows [][]string
 		switch {
 		case name == "totals":
-			rows = totals(runs, false)
+			rows = totals(runs, func(place string) bool { return place != onOther && !isApart(place) })
 		case name == "together":
-			rows = totals(runs, true)
+			rows = totals(runs, isApart)
+		case name == "others-together":
+			rows = totals(runs, func(place string) bool { return place == onOther })
 		case parts[name] != nil:
 			rows = byFault(runs, parts[name])
 		default:

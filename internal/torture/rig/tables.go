@@ -181,12 +181,11 @@ func (t *total) add(r *result) {
 	}
 }
 
-// totals returns a table of the runs on hosts of their own, or of all others, by strategy
-// and place.
-func totals(runs []*result, apart bool) [][]string {
+// totals returns a table of the runs at some places, by strategy and place.
+func totals(runs []*result, at func(place string) bool) [][]string {
 	var all []*total
 	for _, r := range runs {
-		if isApart(r.Place) != apart {
+		if !at(r.Place) {
 			continue
 		}
 		i := slices.IndexFunc(all, func(t *total) bool { return t.strategy == r.Strategy && t.what == r.What })

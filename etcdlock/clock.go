@@ -1,0 +1,46 @@
+package etcdlock
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// clock tells the ages of leases. Go's monotonic clock does not count the time for which
+// the machine was suspended, but a lease grows old meanwhile. So this clock adds it.
+type clock struct {
+	base      time.Time
+	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
+	slept     atomic.Int64         // the largest reading of suspended so far
+}
+
+func newClock() *clock {
+	k := &clock{base: time.Now(), suspended: hostclock.Suspended}
+	k.slept.Store(int64(k.suspended()))
+	return k
+}
+
+// now returns the time since some moment in the past.
+func (k *clock) now() time.Duration {
+	// A pause within a reading makes it too small, so the largest one counts.
+	seen := int64(k.suspended())
+	for {
+		old := k.slept.Load()
+		if old >= seen {
+			seen = old
+			break
+		}
+		if k.slept.CompareAndSwap(old, seen) {
+			break
+		}
+	}
+	return time.Since(k.base) + time.Duration(seen)
+}
+
+// time converts at to Go's clock. A suspend during the call makes the result too early,
+// which is safe for the end of a term.
+func (k *clock) time(at time.Duration) time.Time {
+	now := time.Now()
+	return now.Add(at - k.now())
+}

@@ -1,0 +1,154 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// TestEvictionCutOff lets a process die between the removal of an entry and the end of its
+// lease. The holder must learn of it at its next renewal.
+func TestEvictionCutOff(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	for what, evict := range map[string]func(d backend.Inspector, c backend.Claim) error{
+		"Break":   func(d backend.Inspector, c backend.Claim) error { return d.Break(context.Background(), c.Key) },
+		"Release": func(d backend.Inspector, c backend.Claim) error { c.Handle = nil; return release(d, c) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			holder := openDriver(t, s.client)
+			other, meddler := openMeddled(t, s.client, nil)
+			c, kept := take(t, holder, "cut off", 5*time.Minute), take(t, holder, "kept", 5*time.Minute)
+			meddler.set(losing("LeaseRevoke"), nil)
+			if err := evict(other, c); err == nil {
+				t.Errorf("%s returned no error, although the lease was not revoked", what)
+			}
+			other.Close()
+
+			errs := map[int]error{}
+			bounded(func(ctx context.Context) (any, error) {
+				holder.Renew(ctx, []backend.Claim{c, kept}, func(i int, _ backend.Grant, err error) { errs[i] = err })
+				return nil, nil
+			})
+			if !errors.Is(errs[0], backend.ErrLost) {
+				t.Errorf("renewal after a %s that was cut off: %v, want ErrLost", what, errs[0])
+			}
+			if errs[1] != nil {
+				t.Errorf("renewal of another hold: %v", errs[1])
+			}
+			if err := release(holder, c); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("release after a %s that was cut off: %v, want ErrLost", what, err)
+			}
+			if err := release(holder, kept); err != nil {
+				t.Error(err)
+			}
+			holder.Close()
+			nothingLeft(t, s.client)
+		})
+	}
+}
+
+// TestRenewMany renews more holds at once than one transaction can read, some with long
+// names.
+func TestRenewMany(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d := openDriver(t, s.client)
+	var cs []backend.Claim
+	for i := range 220 {
+		key := fmt.Sprint("many-", i)
+		if i%20 == 0 {
+			key += strings.Repeat("x", 90_000)
+		}
+		cs = append(cs, take(t, d, key, 5*time.Minute))
+	}
+	if err := release(d, cs[150]); err != nil {
+		t.Fatal(err)
+	}
+	answers := 0
+	bounded(func(ctx context.Context) (any, error) {
+		d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) {
+			answers++
+			if i == 150 && !errors.Is(err, backend.ErrLost) || i != 150 && err != nil {
+				t.Errorf("renewal of hold %d: %v", i, err)
+			}
+		})
+		return nil, nil
+	})
+	if answers != len(cs) {
+		t.Errorf("%d answers to %d renewals", answers, len(cs))
+	}
+}
+
+// TestKeepUntilIsNotExceeded keeps a key for little longer than a second. A lease of etcd
+// lasts for 2 s at least, so the driver must end it.
+func TestKeepUntilIsNotExceeded(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, other := openDriver(t, s.client), openDriver(t, s.client)
+	var late time.Duration
+	for range 5 { // a slow machine may be late now and then
+		c := take(t, d, "kept", time.Minute)
+		c.KeepUntil = time.Now().Add(1050 * time.Millisecond)
+		if err := release(d, c); err != nil {
+			t.Fatal(err)
+		}
+		next := wants(t, other, "kept").granted(t)
+		if late = time.Since(c.KeepUntil); late < 0 {
+			t.Fatalf("the key was free %v before KeepUntil", -late)
+		}
+		if err := release(other, next); err != nil {
+			t.Fatal(err)
+		}
+		if late < 900*time.Millisecond {
+			return
+		}
+	}
+	t.Errorf("the key was free %v after KeepUntil", late)
+}
+
+// TestLostFirstRenewal loses the renewal that moves a hold to a lease of the whole term, or
+// its reply. Then the hold goes on, and after its release nothing is left.
+func TestLostFirstRenewal(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	for _, what := range []string{"request", "reply"} {
+		for _, then := range []string{"renewed", "released"} {
+			t.Run(what+" lost, then "+then, func(t *testing.T) {
+				d, meddler := openMeddled(t, s.client, nil)
+				c := claimFor("first renewal", 5*time.Minute)
+				c.Renewed = true
+				g, err := d.Wait(context.Background(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Handle = g.Handle
+
+				if what == "request" {
+					meddler.set(losing("Txn"), nil)
+				} else {
+					meddler.set(nil, losing("Txn"))
+				}
+				if err := renew(d, c); err == nil {
+					t.Error("the renewal succeeded")
+				}
+				meddler.set(nil, nil)
+				if then == "renewed" {
+					if err := renew(d, c); err != nil {
+						t.Errorf("the next renewal: %v", err)
+					}
+				}
+				if err := release(d, c); err != nil {
+					t.Errorf("release: %v", err)
+				}
+				d.Close()
+				nothingLeft(t, s.client)
+			})
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package etcdlock_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// TestManyKeysWaitedFor waits for more keys than the server allows streams for each
+// connection.
+func TestManyKeysWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1, "--max-concurrent-streams", "100")[0]
+	holder, waiter := openDriver(t, s.client), openDriver(t, s.client)
+
+	var held []backend.Claim
+	var waits []waiting
+	for i := range 300 {
+		key := fmt.Sprint("many-", i)
+		held = append(held, take(t, holder, key, 5*time.Minute))
+		waits = append(waits, wants(t, waiter, key))
+	}
+	for _, c := range held {
+		queued(t, holder, c.Key, 1)
+	}
+	if err := release(waiter, take(t, waiter, "another", time.Minute)); err != nil {
+		t.Error(err)
+	}
+	for i, c := range held {
+		if err := release(holder, c); err != nil {
+			t.Error(err)
+		}
+		if err := release(waiter, waits[i].granted(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestMemoryOfWaiters compares the memory of few waiters for a key with that of many. Each
+// one's must not grow with their number.
+func TestMemoryOfWaiters(t *testing.T) {
+	s := startServers(t, 1)[0]
+	holder := openDriver(t, s.client)
+	each := func(n int) float64 {
+		d := openDriver(t, s.client)
+		key := fmt.Sprint("memory-", n)
+		take(t, holder, key, 5*time.Minute)
+		heap := func() float64 {
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return float64(m.HeapAlloc + m.StackInuse)
+		}
+		before := heap()
+		for range n {
+			wants(t, d, key)
+		}
+		queued(t, holder, key, n)
+		eventually(t, "the reads of the waiters", func() error {
+			if k := d.Behind(); k < n {
+				return fmt.Errorf("%d of %d", k, n)
+			}
+			return nil
+		})
+		return (heap() - before) / float64(n)
+	}
+	few, many := each(150), each(900)
+	t.Logf("%.0f bytes for each of 150 waiters, %.0f for each of 900", few, many)
+	if many > 2*few {
+		t.Errorf("%.0f bytes for each of 150 waiters, %.0f for each of 900: want as much, or less than twice that", few, many)
+	}
+}
+
+// TestRefusedWatch takes the user's right away. The driver must not ask for a watch all the
+// time.
+func TestRefusedWatch(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	enableUsers(t, s)
+	d := openDriver(t, "joe:hunter2@"+s.client)
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if _, err := root.UserRevokeRole(context.Background(), "joe", "locks"); err != nil {
+		t.Fatal(err)
+	}
+
+	const most = 12 // 20 ms, 40 ms, 80 ms and so on up to 1 s make 10 in 5 s
+	asked := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="Watch".*`) }
+	before := asked()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	c := claimFor("refused", time.Minute)
+	c.Timeout = time.Minute
+	if _, err := d.Wait(ctx, c); err == nil {
+		t.Error("a Wait without the right was granted")
+	}
+	if n := asked() - before; n < 2 || n > most {
+		t.Errorf("%v requests for a watch that is refused, want 2 to %d", n, most)
+	}
+}

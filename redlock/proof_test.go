@@ -1,0 +1,102 @@
+package redlock
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
+)
+
+// linked returns a driver with links of its own.
+func (tr trial) linked(t *testing.T) (*Driver, []*faultproxy.Proxy) {
+	clients, links := tr.vs.Clients(), make([]*faultproxy.Proxy, len(tr.vs))
+	for i, v := range tr.vs {
+		clients[i], links[i] = v.Link()
+	}
+	d := drives(t, clients, nil)
+	for range 2 {
+		tr.warm(t, d, aClaim("warm"))
+	}
+	return d, links
+}
+
+// B has the vote of node 0, which then loses it and takes A's record from a command that
+// comes late. If A renewed by that record, B would hold the key when the term on node 2
+// has ended, and A as well. docs/model found it.
+func TestARecordThatCameLateRenewsNothing(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		a, ofA := tr.linked(t)
+		b, ofB := tr.linked(t)
+		ofA[0].Fail("a-key", faultproxy.HoldRequest)
+		c := aClaim("a-key")
+		tr.acquire(t, a, c)
+		tr.want(t, "A", c, "-xx")
+		time.Sleep(2 * c.Timeout) // A gives up the command that is held
+
+		ofB[1].StallRequests()
+		ofB[2].StallRequests()
+		late := aClaim("a-key")
+		late.TTL, late.Timeout = 20*time.Second, 20*time.Second
+		granted := make(chan error, 1)
+		go func() {
+			_, err := b.Acquire(t.Context(), late)
+			granted <- err
+		}()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		tr.want(t, "B", late, "x??")
+
+		tr.vs[0].Mini.FlushAll()
+		ofA[0].Release()
+		synctest.Wait()
+		tr.want(t, "A, late", c, "xxx")
+		ofA[2].Down()
+		renewed := renewOne(a, c, c.Timeout)
+		time.Sleep(8 * time.Second) // the term of the record on node 2 ends
+		ofB[2].Flow()
+		if err := <-granted; err != nil {
+			t.Errorf("B: %v", err)
+		} else if renewed == nil {
+			t.Error("A has renewed its lease, and B holds the key as well")
+		}
+	})
+}
+
+// A record that a vote did not prove counts from the next renewal on.
+func TestAnUnprovenRecordCountsFromTheNextRenewalOn(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.d.attempts[c.Token].proofs[0] = proof{} // as if its vote had been lost
+		tr.vs[2].Proxy.Stall()
+		if err := renewOne(tr.d, c, c.Timeout); err == nil {
+			t.Error("a record without a proof counts")
+		}
+		tr.vs[2].Proxy.Flow()
+		time.Sleep(time.Second)
+		tr.renews(t, "by the other two", c)
+		tr.vs[2].Proxy.Stall()
+		tr.renews(t, "the record counts now", c)
+	})
+}
+
+// A vote counts only if the node did not wait any more when it was asked, however late its
+// reply comes.
+func TestAVoteOfANodeThatWaitsNeverCounts(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		b, ofB := tr.linked(t)
+		tr.vs[0].Mini.FlushAll()
+		tr.vs[2].Proxy.Down()
+		end := tr.abstains(t, "at once", b, aClaim, "0", absence)
+		time.Sleep(time.Until(end) - 100*time.Millisecond)
+		ofB[0].Delay(300 * time.Millisecond)
+		c := aClaim("k")
+		if _, err := b.Acquire(t.Context(), c); err == nil {
+			t.Error("it counts when its reply comes after the wait")
+		}
+		time.Sleep(time.Second)
+		if _, err := b.Acquire(t.Context(), aClaim("k")); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
