@@ -7,4 +7,4 @@ import (
 )
 
 // Some seeds. From the directory all, go run ./simulate runs more.
-func TestSeeds(t *testing.T) { world.Test(t, kinds[0], 100) }
+func TestSeeds(t *testing.T) { world.Test(t, kinds[0], 60) }
