@@ -68,12 +68,12 @@ func (s *side) receive() {
 		if err != nil {
 			return
 		}
-		if r.Created || r.Canceled || r.WatchId == -1 {
-			s.control <- r
-		}
 		s.mu.Lock()
 		s.events[r.WatchId] = append(s.events[r.WatchId], r.Events...)
 		s.mu.Unlock()
+		if r.Created || r.Canceled || r.WatchId == -1 {
+			s.control <- r // which next changes
+		}
 	}
 }
 
