@@ -379,6 +379,12 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	w.clients++
 	c := &client{w: w, name: fmt.Sprintf("client%d", w.clients), timeout: timeout}
 	own := rand.New(rand.NewPCG(w.seed, 1<<33+uint64(w.clients)))
+
+	// Drivers and Clients keep the clock that they find when they are made. Worlds of other
+	// seeds make some meanwhile.
+	sleepy.Lock()
+	defer sleepy.Unlock()
+	hostclock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
 	driver, link := w.Store.Link(own, c.timeout)
 	c.link, c.shares = link, driver.Traits().Shared
 	if w.clients == 1 {
@@ -395,10 +401,6 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 		Owner: c.name, Observe: w.book.observe(c.name),
 	}
 
-	// Worlds of other seeds make Clients meanwhile.
-	sleepy.Lock()
-	defer sleepy.Unlock()
-	hostclock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
 	c.Client = hasp.New(driver, opts)
 	return c
 }
