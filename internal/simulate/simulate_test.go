@@ -1,32 +1,26 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/hasplock/hasp/internal/simulate/world"
+)
 
 // Some seeds of each kind of store. go run ./internal/simulate runs more.
 func TestSeeds(t *testing.T) {
-	for _, kind := range names() {
-		t.Run(kind, func(t *testing.T) {
+	for _, kind := range kinds {
+		t.Run(kind.Name, func(t *testing.T) {
 			t.Parallel()
 			seeds := uint64(8)
-			if kind == "polled" || kind == "waiter" {
+			switch kind.Name {
+			case "polled", "waiter":
 				seeds = 300
-			}
-			if kind == "leader" {
+			case "leader":
 				seeds = 6
-			}
-			if kind == "redlock3" || kind == "redlock5" {
+			case "redlock3", "redlock5":
 				seeds = 4
 			}
-			if testing.Short() || raceEnabled {
-				seeds /= 4
-			}
-			granted := 0
-			for seed := uint64(1); seed <= seeds && !t.Failed(); seed++ {
-				granted += simulate(t, kind, seed)
-			}
-			if granted < int(seeds) {
-				t.Errorf("%d holds in %d seeds: the simulation stands still", granted, seeds)
-			}
+			world.Test(t, kind, seeds)
 		})
 	}
 }

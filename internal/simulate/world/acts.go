@@ -1,4 +1,4 @@
-package main
+package world
 
 import (
 	"context"
@@ -65,11 +65,11 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, since time.Time) (leases []*hasp
 		case 1:
 			ttl := a.term(300 * time.Millisecond)
 			if a.c.long && a.chance(3) {
-				ttl, b.long = longTerm, true
+				ttl, b.long = LongTerm, true
 			}
 			_ = l.Extend(b.ctx, ttl)
 		case 2:
-			a.nap(300 * time.Millisecond)
+			a.nap(max(300*time.Millisecond, 3*a.w.kind.shortest()/2))
 		case 3:
 			a.nap(5 * time.Millisecond)
 		case 4:
@@ -314,8 +314,8 @@ func (a *caller) breaks() {
 		return
 	}
 	c := a.w.client(a.r)
-	if link, ok := c.link.(*wires); ok && a.chance(2) {
-		link.proxies[a.r.IntN(len(link.proxies))].Down()
+	if link, ok := c.link.(Wires); ok && a.chance(2) {
+		link.Down(a.r)
 	}
 	key := a.key()
 	a.w.book.broke(key, time.Now().Add(time.Hour))
@@ -323,27 +323,24 @@ func (a *caller) breaks() {
 	a.w.close(c)
 }
 
-// robbed is a caller whose key is removed from a majority of the servers. Its next
-// renewal is refused. The rest of its hold would block the key for a minute.
+// robbed is a caller whose key is taken away in the store. Its next renewal is refused. The rest of its hold would block the key for a minute.
 func (a *caller) robbed() {
-	s, ok := a.w.store.(*servers)
+	s, ok := a.w.Store.(Robber)
 	if !ok || !a.c.long {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), a.upTo(2*time.Second))
 	defer cancel()
 	key, began := a.key(), time.Now()
-	l, err := a.c.Lock(ctx, key, hasp.WithTTL(longTerm))
+	l, err := a.c.Lock(ctx, key, hasp.WithTTL(LongTerm))
 	if err != nil {
 		return
 	}
 	a.w.book.took(l, 0, began)
 
 	a.w.book.broke(key, time.Now().Add(1))
-	for _, i := range a.r.Perm(len(s.nodes))[:len(s.nodes)/2+1] {
-		s.nodes[i].Mini.Del(key)
-	}
-	a.nap(longTerm / 2) // the renewal comes after a third of the term
+	s.Rob(a.r, key)
+	a.nap(LongTerm / 2) // the renewal comes after a third of the term
 	a.unlock(context.Background(), l)
 }
 

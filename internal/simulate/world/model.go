@@ -1,4 +1,4 @@
-package main
+package world
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -21,13 +22,20 @@ type model struct {
 	links  []*lossy
 }
 
-func newModel(r *rand.Rand, waits bool) store {
+// Polled is a kind of store in memory whose links fail. Its drivers are no Waiters, and it
+// has no queue for callers that poll.
+var Polled = Kind{Name: "polled", Overtaken: true, Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, false) }}
+
+// Waiting is Polled with drivers that are Waiters.
+var Waiting = Kind{Name: "waiter", Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, true) }}
+
+func newModel(r *rand.Rand, waits bool) Store {
 	m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
 	m.traits = backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
 	return m
 }
 
-func (m *model) link(r *rand.Rand, timeout time.Duration) (backend.Driver, link) {
+func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link) {
 	l := &lossy{Driver: m.mem.Driver(), traits: m.traits, timeout: timeout, r: r, bad: m.bad}
 	l.traits.Ends = backend.Ends(r.IntN(3))
 	m.links = append(m.links, l)
@@ -37,34 +45,34 @@ func (m *model) link(r *rand.Rand, timeout time.Duration) (backend.Driver, link)
 	return polled{l}, l
 }
 
-// strike makes one link silent. Other faults happen without a strike.
-func (m *model) strike(r *rand.Rand, _ func()) (heal func()) {
-	return m.links[r.IntN(len(m.links))].silence()
+// Strike makes one link silent. Other faults happen without a strike.
+func (m *model) Strike(r *rand.Rand, _ func()) (heal func()) {
+	return m.links[r.IntN(len(m.links))].Silence()
 }
 
-func (m *model) heal() {
+func (m *model) Heal() {
 	for _, l := range m.links {
 		l.locked(func() { l.bad = 0 })
 	}
 }
 
-// skip ends the holds whose term ends within d. It does not shorten the others: no run is
+// Skip ends the holds whose term ends within d. It does not shorten the others: no run is
 // so long that a few short skips matter to a long term.
-func (m *model) skip(d time.Duration) {
+func (m *model) Skip(d time.Duration) {
 	mem := m.mem.Driver()
-	for i := range keyCount {
-		if st, err := mem.Inspect(context.Background(), key(i)); err == nil && st.Held && st.TTL <= d {
-			_ = mem.Break(context.Background(), key(i))
+	for i := range KeyCount {
+		if st, err := mem.Inspect(context.Background(), Key(i)); err == nil && st.Held && st.TTL <= d {
+			_ = mem.Break(context.Background(), Key(i))
 		}
 	}
 }
 
-func (m *model) longest() time.Duration { return longTerm }
+func (m *model) Longest() time.Duration { return LongTerm }
 
-func (m *model) left() (held []string) {
-	for i := range keyCount {
-		if st, err := m.mem.Driver().Inspect(context.Background(), key(i)); err != nil || st.Held || len(st.Waiters) > 0 {
-			held = append(held, fmt.Sprintf("%s: %+v, %v", key(i), st, err))
+func (m *model) Left() (held []string) {
+	for i := range KeyCount {
+		if st, err := m.mem.Driver().Inspect(context.Background(), Key(i)); err != nil || st.Held || len(st.Waiters) > 0 {
+			held = append(held, fmt.Sprintf("%s: %+v, %v", Key(i), st, err))
 		}
 	}
 	return held
@@ -104,9 +112,9 @@ func (l *lossy) dice() (x float64) {
 
 func (l *lossy) upTo(d time.Duration) time.Duration { return time.Duration(l.dice() * float64(d)) }
 
-// silence loses everything that is sent from now on, without an error, until heal
+// Silence loses everything that is sent from now on, without an error, until heal
 // is called.
-func (l *lossy) silence() (heal func()) {
+func (l *lossy) Silence() (heal func()) {
 	l.locked(func() { l.quiet++ })
 	return func() { l.locked(func() { l.quiet-- }) }
 }

@@ -1,4 +1,4 @@
-package main
+package world
 
 import (
 	"context"
@@ -14,9 +14,9 @@ import (
 // client is one hasp.Client of a world.
 type client struct {
 	*hasp.Client
-	w       *world
+	w       *World
 	name    string
-	link    link
+	link    Link
 	timeout time.Duration
 	waits   bool         // its driver is a Waiter
 	shares  bool         // its driver has Traits.Shared
@@ -82,7 +82,7 @@ func (c *client) TryLock(ctx context.Context, key string, opts ...hasp.Option) (
 
 // caller is a goroutine that uses a Client as its seed says.
 type caller struct {
-	w *world
+	w *World
 	c *client
 	r *rand.Rand
 }
@@ -91,12 +91,17 @@ func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
 
 func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
 
-// term draws a term that is a little longer than the shortest.
-func (a *caller) term(more time.Duration) time.Duration { return hasp.MinTTL + a.upTo(more) }
+// term draws a term that is a little longer than the shortest, or some whole units.
+func (a *caller) term(more time.Duration) time.Duration {
+	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
+		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
+	}
+	return a.w.kind.shortest() + a.upTo(more)
+}
 
 func (a *caller) nap(d time.Duration) { time.Sleep(a.upTo(d)) }
 
-func (a *caller) key() string { return key(a.r.IntN(keyCount)) }
+func (a *caller) key() string { return Key(a.r.IntN(KeyCount)) }
 
 // run does what users do, several times.
 func (a *caller) run() {
@@ -144,7 +149,7 @@ func (a *caller) due(b bounds) time.Time {
 // bounds draws the bounds of a call. Every call has some, so that a caller that is
 // stuck is reported.
 func (a *caller) bounds() bounds {
-	b, wait := bounds{}, 10*time.Millisecond+a.upTo(2*time.Second)
+	b, wait := bounds{}, 10*time.Millisecond+a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
 	switch a.r.IntN(4) {
 	case 0: // a deadline
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
@@ -166,7 +171,7 @@ func (a *caller) bounds() bounds {
 		often = 2 // only a record with a long term shows that a broken hold has left something
 	}
 	if a.c.long && a.chance(often) {
-		term, b.long = longTerm, true
+		term, b.long = LongTerm, true
 		b.opts = append(b.opts, hasp.WithTTL(term))
 	}
 	for _, o := range []hasp.Option{

@@ -1,4 +1,4 @@
-package main
+package world
 
 import (
 	"context"
@@ -129,7 +129,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 			var all []string
 			found := false
 			for seed := uint64(1); seed <= 300 && !found; seed++ {
-				simulateCalls(t, "waiter", seed, c.broken, func(text string) {
+				run(t, Waiting, seed, c.broken, func(text string) {
 					mu.Lock()
 					defer mu.Unlock()
 					all = append(all, text)

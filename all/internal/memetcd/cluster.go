@@ -1,0 +1,260 @@
+// Package memetcd is an etcd in memory, for tests in the virtual time of package
+// testing/synctest. Its members answer the public API over connections without sockets.
+//
+// It is an imitation. All members share one state, which stands for their consensus. A
+// member that is cut off from the others keeps its old state until it is back. TestLikeEtcd
+// compares the answers with those of a real etcd. There are no users, no disks, and no
+// changes of the members. A leader that is cut off confirms no keep-alives, as it does since
+// etcd 3.4.25 and 3.5.8.
+package memetcd
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// Cluster is an etcd. All its methods may be called at any time.
+type Cluster struct {
+	Members []*Member
+
+	over chan struct{} // closed by Close
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex // guards all below, and the fields of the members
+	r        *rand.Rand
+	state    *state
+	leader   *Member       // nil while there is none
+	term     uint64        // of the leader
+	electing bool          // an election is under way
+	changed  chan struct{} // closed and replaced when the state, or that of a member, changes
+}
+
+// New starts an etcd with n members. The random numbers decide what is open in etcd: how
+// late a term ends, how long an election takes, and what comes of a call that is cut off.
+func New(n int, r *rand.Rand) *Cluster {
+	c := &Cluster{over: make(chan struct{}), r: r, state: newState(), term: 2, changed: make(chan struct{})}
+	for i := range n {
+		m := &Member{c: c, id: uint64(i) + 1, up: true, conns: map[*conn]bool{}, accepts: make(chan *conn)}
+		c.Members = append(c.Members, m)
+		m.server = grpc.NewServer()
+		pb.RegisterKVServer(m.server, kv{m: m})
+		pb.RegisterLeaseServer(m.server, leases{m: m})
+		pb.RegisterWatchServer(m.server, watches{m: m})
+		pb.RegisterMaintenanceServer(m.server, maintenance{m: m})
+		pb.RegisterClusterServer(m.server, members{m: m})
+		c.wg.Go(func() { _ = m.server.Serve(listener{m}) })
+	}
+	c.leader = c.Members[r.IntN(n)]
+	c.wg.Go(c.expire)
+	return c
+}
+
+// Close ends the etcd, and all its connections and goroutines.
+func (c *Cluster) Close() {
+	close(c.over)
+	for _, m := range c.Members {
+		m.server.Stop()
+	}
+	c.wg.Wait()
+}
+
+// do calls f with the mutex held, and wakes all that wait for a change.
+func (c *Cluster) do(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	c.changeLocked()
+}
+
+func (c *Cluster) changeLocked() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// await waits until ready returns true, which is called with the mutex held, and returns
+// true with the mutex held. If end is closed first, it returns false without it.
+func (c *Cluster) await(ready func() bool, end <-chan struct{}) bool {
+	for {
+		c.mu.Lock()
+		if ready() {
+			return true
+		}
+		changed := c.changed
+		c.mu.Unlock()
+		select {
+		case <-changed:
+		case <-end:
+			return false
+		case <-c.over:
+			return false
+		}
+	}
+}
+
+// upToLocked returns a random duration below d.
+func (c *Cluster) upToLocked(d time.Duration) time.Duration {
+	return time.Duration(c.r.Int64N(int64(d)))
+}
+
+func (c *Cluster) upTo(d time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.upToLocked(d)
+}
+
+// quorumLocked reports whether the leader and a majority can work.
+func (c *Cluster) quorumLocked() bool {
+	return c.leader != nil && c.leader.worksLocked() && 2*len(c.workingLocked()) > len(c.Members)
+}
+
+// workingLocked returns the members that reach each other.
+func (c *Cluster) workingLocked() (all []*Member) {
+	for _, m := range c.Members {
+		if m.worksLocked() {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// expire looks for leases whose terms have ended, again and again.
+func (c *Cluster) expire() {
+	c.sleep(c.upTo(tick))
+	for c.sleep(tick) {
+		c.mu.Lock()
+		if c.quorumLocked() && c.state.expire(time.Now()) {
+			c.changeLocked()
+		}
+		c.mu.Unlock()
+	}
+}
+
+// sleep sleeps, and reports whether the cluster is still open.
+func (c *Cluster) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-c.over:
+		return false
+	}
+}
+
+// electLocked begins an election if the leader has gone.
+func (c *Cluster) electLocked() {
+	if c.electing || c.quorumLocked() {
+		return
+	}
+	c.electing = true
+	timeout := time.Second + c.upToLocked(time.Second)
+	c.wg.Go(func() {
+		for c.sleep(timeout) {
+			c.mu.Lock()
+			if c.tryLocked() {
+				c.electing = false
+				c.changeLocked()
+				c.mu.Unlock()
+				return
+			}
+			timeout = 100*time.Millisecond + c.upToLocked(100*time.Millisecond)
+			c.mu.Unlock()
+		}
+	})
+}
+
+// tryLocked ends an election. It reports whether there is a leader.
+func (c *Cluster) tryLocked() bool {
+	if c.quorumLocked() {
+		return true // the old one is back in time
+	}
+	working := c.workingLocked()
+	if 2*len(working) <= len(c.Members) {
+		return false
+	}
+	c.leadLocked(working[c.r.IntN(len(working))])
+	return true
+}
+
+// leadLocked makes m the leader.
+func (c *Cluster) leadLocked(m *Member) {
+	c.leader = m
+	c.term++
+	c.state.promote()
+}
+
+// MoveLeader makes another member lead, if one can.
+func (c *Cluster) MoveLeader() {
+	c.do(func() {
+		others := slices.DeleteFunc(c.workingLocked(), func(m *Member) bool { return m == c.leader })
+		if c.quorumLocked() && len(others) > 0 {
+			c.leadLocked(others[c.r.IntN(len(others))])
+		}
+	})
+}
+
+// Fill switches the alarm NOSPACE on or off. While it is on, nothing can be put.
+func (c *Cluster) Fill(full bool) { c.do(func() { c.state.full = full }) }
+
+// Compact forgets old revisions.
+func (c *Cluster) Compact() { c.do(func() { _ = c.state.compact(c.state.rev) }) }
+
+// Skip lets d pass for the leases at once.
+func (c *Cluster) Skip(d time.Duration) {
+	c.do(func() {
+		for _, l := range c.state.leases {
+			l.end = l.end.Add(-d)
+		}
+		if c.quorumLocked() {
+			c.state.expire(time.Now().Add(-tick)) // a tick has come after the end of these
+		}
+	})
+}
+
+// Keys returns the names of all entries.
+func (c *Cluster) Keys() (all []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range c.state.kvs {
+		all = append(all, key)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Leases returns the numbers of all leases, except those without entries that somebody
+// tried to revoke before they were granted. Their grants came too late to be of use.
+func (c *Cluster) Leases() (all []int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, l := range c.state.leases {
+		if !l.tardy || len(l.keys) > 0 {
+			all = append(all, id)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Rob revokes the lease of the oldest entry whose name begins with prefix.
+func (c *Cluster) Rob(prefix string) {
+	c.do(func() {
+		kvs := span{[]byte(prefix), []byte(prefixEnd(prefix))}.in(c.state.kvs)
+		order(kvs, pb.RangeRequest_CREATE, pb.RangeRequest_ASCEND)
+		if len(kvs) > 0 {
+			_, _ = c.state.revoke(kvs[0].Lease)
+		}
+	})
+}
+
+// prefixEnd returns the end of the range of all names with a prefix that ends with a slash.
+func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }
+
+// patience is how long a member waits for the others before it answers with an error.
+const patience = 7 * time.Second

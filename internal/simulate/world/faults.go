@@ -1,0 +1,102 @@
+package world
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// faults injects some faults, one after another, and heals each.
+func (w *World) faults(r *rand.Rand, stay []*client) {
+	upTo := func(d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
+	short := w.kind.shortest()
+	for range r.IntN(12) {
+		time.Sleep(upTo(300 * time.Millisecond))
+		if w.suspends && r.IntN(4) == 0 {
+			w.suspend(r)
+			continue
+		}
+		if s, ok := w.Store.(Quorum); ok && r.IntN(8) == 0 {
+			w.majority(s, r, max(4*time.Second, 3*short))
+			continue
+		}
+		if r.IntN(4) == 0 {
+			heal := w.silence(stay[r.IntN(len(stay))])
+			most := max(800*time.Millisecond, 2*short)
+			if r.IntN(3) == 0 {
+				most = 6 * time.Second // until the store's earlier answers no longer count
+			}
+			time.Sleep(upTo(most))
+			heal()
+			continue
+		}
+
+		w.mu.Lock() // no link is added meanwhile
+		heal := w.Store.Strike(r, w.book.forget)
+		w.mu.Unlock()
+		if heal != nil {
+			time.Sleep(upTo(max(500*time.Millisecond, 2*short)))
+			heal()
+		}
+	}
+}
+
+// suspend makes the host of all Clients sleep. Its goroutines and Go's clock stand still
+// meanwhile, so only the store's time passes, and the time of sleep.
+func (w *World) suspend(r *rand.Rand) {
+	least, most := time.Duration(0), max(500*time.Millisecond, 2*w.kind.shortest()) // as long as many terms
+	switch r.IntN(3) {
+	case 0:
+		least, most = LongTerm, 2*LongTerm // all terms end
+	case 1:
+		if w.real { // the model does not shorten the terms that go on
+			most = LongTerm
+		}
+	}
+	d := least + time.Duration(r.Int64N(int64(most)))
+	w.book.slept()
+	w.Store.Skip(d)
+	w.asleep.Add(int64(d))
+}
+
+// silence stops everything on the link of c until heal is called, and notes when.
+func (w *World) silence(c *client) (heal func()) {
+	end := c.link.Silence()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.quiet[c] = append(w.quiet[c], span{from: time.Now()})
+	return func() {
+		w.mu.Lock()
+		spans := w.quiet[c]
+		spans[len(spans)-1].to = time.Now()
+		w.mu.Unlock()
+		end() // only now, because an answer takes no time
+	}
+}
+
+// majority stops a majority of the servers for a while.
+func (w *World) majority(s Quorum, r *rand.Rand, most time.Duration) {
+	heal := s.Majority(r)
+	w.mu.Lock()
+	w.away = append(w.away, span{from: time.Now()})
+	w.mu.Unlock()
+	time.Sleep(time.Duration(r.Int64N(int64(most))))
+
+	w.mu.Lock()
+	w.away[len(w.away)-1].to = time.Now()
+	w.mu.Unlock()
+	heal() // only now, because an answer takes no time
+}
+
+// unheard reports whether the store has sent c nothing since that time: c's link
+// is silent, or a majority of the servers is away.
+func (w *World) unheard(c *client, since time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range append(slices.Clone(w.quiet[c]), w.away...) {
+		if s.from.Before(since) && (s.to.IsZero() || time.Now().Before(s.to)) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,84 @@
+package world
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// Kind is a kind of store.
+type Kind struct {
+	Name string // that the flag -kind takes
+	Open func(t *testing.T, r *rand.Rand) Store
+
+	// Live runs the seed, if it is not nil. Otherwise callers and faults do.
+	Live func(*World)
+
+	// Shortest is the shortest term of the store, in whole units of which it counts terms. Zero
+	// means hasp.MinTTL and no unit. Callers ask for short terms, and faults last for one
+	// or two of them.
+	Shortest, Unit time.Duration
+
+	SameFences bool // two shared holds may have the same fence
+	Overtaken  bool // shared callers may overtake an exclusive one for ever
+}
+
+// shortest returns the shortest term.
+func (k Kind) shortest() time.Duration { return max(k.Shortest, hasp.MinTTL) }
+
+// Store is what the Clients of a world share.
+type Store interface {
+	// Link returns a driver for a new Client, and the Client's link to the store.
+	Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link)
+
+	// Strike makes a fault happen now. No link is added meanwhile. It returns what ends the fault, or nil if
+	// the fault ends by itself. If the store loses its holds, it calls forgot.
+	Strike(r *rand.Rand, forgot func()) (heal func())
+
+	// Heal ends the faults that happen without a strike.
+	Heal()
+
+	// Skip lets d pass in the store, while no time passes for the Clients.
+	Skip(d time.Duration)
+
+	// Longest returns the longest term that callers may ask for.
+	Longest() time.Duration
+
+	// Left returns the records of locks that are still in the store.
+	Left() []string
+}
+
+// Link is one Client's link to the store.
+type Link interface {
+	// Silence stops everything on the link, without an error, until heal is called.
+	Silence() (heal func())
+}
+
+// Wires is a Link of a real driver. Its store is a real one, or imitates a real one.
+type Wires interface {
+	Link
+
+	// Down cuts the link to one of the servers for good.
+	Down(r *rand.Rand)
+
+	// Slow makes the link a little slower.
+	Slow(r *rand.Rand)
+}
+
+// Quorum is a Store that can be without a majority.
+type Quorum interface {
+	Store
+
+	// Majority makes the store answer no Client from now on, until heal is called.
+	Majority(r *rand.Rand) (heal func())
+}
+
+// Robber is a Store that can take a key away from its holder, who learns of it when it
+// renews.
+type Robber interface {
+	Store
+	Rob(r *rand.Rand, key string)
+}
