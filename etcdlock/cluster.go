@@ -244,6 +244,8 @@ func (c *cluster) searchLocked(old *member) *search {
 		c.search = nil
 		given := c.current // nil, or old, or nil because old failed meanwhile
 		switch {
+		case m != nil && c.ctx.Err() != nil:
+			defer m.close() // Close has begun, and will not find it
 		case m != nil:
 			c.current, c.down, c.err = m, time.Time{}, nil
 		default:

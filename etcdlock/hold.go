@@ -19,9 +19,12 @@ type hold struct {
 	token string
 	entry *mvccpb.KeyValue // as this driver has written it
 	lease *lease
-	over  atomic.Bool           // it was released, or lost, or moved to another lease
-	other atomic.Pointer[lease] // if a move has an unknown outcome, the lease that it was to
-	busy  chan struct{}         // has room for one: a Release or a move is under way
+	over  atomic.Bool   // it was released, or lost, or moved to another lease
+	busy  chan struct{} // has room for one: a Release or a move is under way
+
+	mu     sync.Mutex // guards both
+	others []*lease   // of moves of unknown outcome, the leases that they were to
+	ended  bool       // the entry is gone
 }
 
 // newHold returns the grant of an entry. The holder may trust it for ttl from began on, by
@@ -47,8 +50,17 @@ func newEntry(c backend.Claim, l *lease) *mvccpb.KeyValue {
 
 // handleOf returns the hold that c is about, or nil if c must go by its token.
 func (d *Driver) handleOf(c backend.Claim) *hold {
+	if h := d.ownHold(c); h != nil && !h.over.Load() {
+		return h
+	}
+	return nil
+}
+
+// ownHold returns the hold that c is about, also if it is over, or nil if another driver
+// made it.
+func (d *Driver) ownHold(c backend.Claim) *hold {
 	h, _ := c.Handle.(*hold)
-	if h == nil || h.d != d || h.token != c.Token || h.over.Load() {
+	if h == nil || h.d != d || h.token != c.Token {
 		return nil
 	}
 	return h
@@ -330,6 +342,9 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	}
 	removed, err := d.removeEntry(ctx, h.lease, string(h.entry.Key), h.entry.CreateRevision)
 	h.over.Store(true)
+	if err == nil {
+		d.settle(c, 0) // a move may have begun meanwhile
+	}
 	switch {
 	case err != nil:
 		d.bury(h.lease, c.Token, "")
@@ -351,9 +366,11 @@ func (d *Driver) removeEntry(ctx context.Context, l *lease, name string, revisio
 	if err != nil {
 		return false, err
 	}
-	// If another driver has moved the entry to another lease, it may revoke this one.
 	if len(r.PrevKvs) == 1 && r.PrevKvs[0].Lease != l.id {
+		// The entry was moved to another lease, by a renewal that was still under way or by
+		// another driver, which may revoke this one.
 		l.doubtful.Store(true)
+		d.bury(d.foreign(r.PrevKvs[0].Lease), "", "")
 	}
 	return len(r.PrevKvs) == 1 && (revision == 0 || r.PrevKvs[0].CreateRevision == revision), nil
 }

@@ -25,8 +25,13 @@ type lease struct {
 	doubtful atomic.Bool
 }
 
-// foreign returns a lease that this driver only ends.
-func foreign(id int64) *lease { return &lease{id: id, asked: 1, ttl: 1} }
+// foreign returns a lease that this driver only ends. Its term is not known, and counts from
+// now.
+func (d *Driver) foreign(id int64) *lease {
+	l := &lease{id: id, asked: 1, ttl: 1}
+	l.began.Store(int64(d.clock.now()))
+	return l
+}
 
 const (
 	idleTime   = 5 * time.Second // an unused lease is revoked after this time
@@ -83,7 +88,11 @@ func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 			p.mu.Unlock()
 			return l.lease, nil
 		}
-		delete(p.idle, secs) // they end by themselves
+		// They would end by themselves, but a new leader begins their terms anew.
+		for _, l := range ls {
+			p.d.bury(l.lease, "", "")
+		}
+		delete(p.idle, secs)
 	}
 	p.mu.Unlock()
 	return p.grant(ctx, secs)
@@ -137,9 +146,7 @@ func (p *pool) prune() {
 	for secs, ls := range p.idle {
 		n := 0
 		for n < len(ls) && time.Since(ls[n].since) >= idleTime-idleTime/10 {
-			if p.d.left(ls[n].lease) > 0 {
-				p.d.bury(ls[n].lease, "", "")
-			}
+			p.d.bury(ls[n].lease, "", "")
 			n++
 		}
 		p.idle[secs] = append([]idleLease(nil), ls[n:]...)
@@ -152,10 +159,16 @@ func (p *pool) prune() {
 	}
 }
 
-// flush forgets all leases: etcd does not know one of them, so it has lost its data.
+// flush revokes all leases: etcd does not know one of them, so it has lost its data, or
+// somebody has revoked leases. etcd may still have the others.
 func (p *pool) flush() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, ls := range p.idle {
+		for _, l := range ls {
+			p.d.bury(l.lease, "", "")
+		}
+	}
 	clear(p.idle)
 }
 

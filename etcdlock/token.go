@@ -72,7 +72,7 @@ func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue,
 	if l != nil {
 		id = l.id
 	}
-	h := d.handleOf(c)
+	h := d.ownHold(c)
 	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
 		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, kv.Value, id)}))
 	})
@@ -82,8 +82,17 @@ func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue,
 	switch {
 	case err != nil && !unchanged(err):
 		if h != nil {
-			h.other.Store(l)
 			h.over.Store(true)
+			h.mu.Lock()
+			ended := h.ended
+			if l != nil && !ended {
+				h.others = append(h.others, l)
+			}
+			h.mu.Unlock()
+			if l != nil && ended {
+				// A Release has removed the entry meanwhile, and will not come again.
+				d.bury(l, "", "")
+			}
 		}
 		return backend.Grant{}, err
 	case l == nil:
@@ -100,7 +109,7 @@ func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue,
 	if h != nil {
 		h.over.Store(true)
 	}
-	d.bury(foreign(kv.Lease), "", "")
+	d.bury(d.foreign(kv.Lease), "", "")
 	d.settle(c, id)
 	moved := &mvccpb.KeyValue{Key: kv.Key, Value: kv.Value, Lease: l.id, CreateRevision: kv.CreateRevision, ModRevision: r.Header.Revision}
 	g := d.newHold(c, moved, l, time.Duration(l.began.Load()), c.TTL)
@@ -108,18 +117,24 @@ func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue,
 	return g, nil
 }
 
-// settle ends the leases that a move of unknown outcome has left, except the one that the
-// hold is under now. It is called after the entry has changed, so a late put changes nothing.
+// settle ends the leases that moves of unknown outcome have left, except the one that the
+// hold is under now, or 0 if the entry is gone. It is called after the entry has changed, so
+// a late put changes nothing.
 func (d *Driver) settle(c backend.Claim, used int64) {
-	h, _ := c.Handle.(*hold)
-	if h == nil || h.d != d || h.token != c.Token {
+	h := d.ownHold(c)
+	if h == nil {
 		return
 	}
-	if other := h.other.Swap(nil); other != nil {
-		for _, l := range []*lease{h.lease, other} {
-			if l.id != used {
-				d.bury(l, "", "")
-			}
+	h.mu.Lock()
+	others := h.others
+	h.others, h.ended = nil, h.ended || used == 0
+	h.mu.Unlock()
+	if len(others) == 0 {
+		return
+	}
+	for _, l := range append(others, h.lease) {
+		if l.id != used {
+			d.bury(l, "", "")
 		}
 	}
 }
@@ -168,6 +183,7 @@ func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 			return ctx.Err()
 		}
 		if b.ended {
+			d.settle(c, 0)
 			return nil
 		}
 	}
@@ -218,7 +234,7 @@ func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 		return errGone
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil {
-		d.bury(foreign(kv.Lease), "", "")
+		d.bury(d.foreign(kv.Lease), "", "")
 		return err
 	}
 	return nil
@@ -249,7 +265,7 @@ func (d *Driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		d.pool.give(l)
 		return errGone
 	}
-	d.bury(foreign(kv.Lease), "", "")
+	d.bury(d.foreign(kv.Lease), "", "")
 
 	// The term of a lease is at least 2 s and whole seconds, and etcd ends it late.
 	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l, "", "") })

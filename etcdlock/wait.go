@@ -29,6 +29,7 @@ type wait struct {
 	beat  *beat     // that is under way, or nil
 
 	unknown error // the entry may be under another lease
+	late    bool  // a put of the entry had no answer, and may still arrive
 }
 
 // Wait puts an entry into the queue of the key, and returns when all entries before it that
@@ -58,7 +59,7 @@ func (s *wait) leave() {
 	case s.unknown != nil:
 		// The entry may be under another lease, so a Release must look for it.
 		s.d.bury(s.lease, "", "")
-	case s.sure && s.beat == nil:
+	case s.sure && s.beat == nil && !s.late:
 		s.d.bury(s.lease, s.c.Token, string(s.entry.Key))
 	default:
 		s.d.bury(s.lease, s.c.Token, "")
@@ -217,7 +218,7 @@ func (s *wait) enter(ctx context.Context) (armed <-chan struct{}, err error) {
 		if err != nil {
 			return nil, s.failed(ctx, err)
 		}
-		s.lease = l
+		s.lease, s.late = l, false
 	}
 
 	// The watch comes first, so that no deletion falls between the two.
@@ -236,6 +237,7 @@ func (s *wait) enter(ctx context.Context) (armed <-chan struct{}, err error) {
 			name(entry), names(queue, known), first(queue)))
 	})
 	if err != nil {
+		s.late = s.late || !unchanged(err)
 		return nil, s.failed(ctx, err)
 	}
 	ops := r.Responses[len(r.Responses)-3:]
@@ -367,6 +369,11 @@ func (s *wait) grant(ctx context.Context) (g backend.Grant, ok bool, err error) 
 	// The entry may have been removed meanwhile, by a Break, whose event has come.
 	if s.q.place(s.w) != front {
 		return g, false, nil
+	}
+	if s.late {
+		// A put that arrives after the release would take the key for nobody, if the lease
+		// lived on.
+		s.lease.doubtful.Store(true)
 	}
 	return s.d.newHold(s.c, s.entry, s.lease, began, term), true, nil
 }

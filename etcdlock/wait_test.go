@@ -3,8 +3,11 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
@@ -65,4 +68,45 @@ func TestLostReplyToTheMove(t *testing.T) {
 		t.Errorf("release after a wait of unknown outcome: %v", err)
 	}
 	nothingLeft(t, s.Client)
+}
+
+// TestLatePut loses the first put of a Wait, which may still arrive. The lease must not serve
+// another hold after the Release: then the put would take the key for nobody.
+func TestLatePut(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, meddler := openMeddled(t, s.Client, nil)
+	var puts atomic.Int32
+	meddler.set(func(method string) error {
+		if method == "Txn" && puts.Add(1) == 1 {
+			return lost
+		}
+		return nil
+	}, nil)
+	client, ctx := plainClient(t, s.Client), context.Background()
+	leaseOf := func(key string) int64 {
+		r, err := client.Get(ctx, "hasp/"+key+"/", clientv3.WithPrefix())
+		if err != nil || len(r.Kvs) != 1 {
+			t.Fatalf("entries of %s: %v, %v", key, r, err)
+		}
+		return r.Kvs[0].Lease
+	}
+
+	first, second := claimFor("late", 5*time.Second), claimFor("next", 5*time.Second)
+	first.Renewed = true
+	g, err := d.Wait(ctx, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := leaseOf("late")
+	first.Handle = g.Handle
+	if err := release(d, first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Acquire(ctx, second); err != nil {
+		t.Fatal(err)
+	}
+	if leaseOf("next") == used {
+		t.Error("the lease of the lost put serves another hold")
+	}
 }

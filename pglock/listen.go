@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/hasplock/hasp"
 )
 
 // Times of the listener.
@@ -197,7 +199,7 @@ func (l *listener) idle() bool {
 func (d *Driver) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg := d.pool.Config()
 	if cfg.ConnConfig.ConnectTimeout == 0 {
-		cfg.ConnConfig.ConnectTimeout = connectTimeout // for each host
+		cfg.ConnConfig.ConnectTimeout = hasp.DefaultTimeout // for each host; a pool that was handed in may have none
 	}
 	if cfg.BeforeConnect != nil {
 		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {

@@ -23,8 +23,7 @@ func init() { hasp.Register("pglock", open) }
 const (
 	defaultPoolSize   = 10
 	maxPoolSize       = 1000
-	connectTimeout    = 10 * time.Second
-	minConnectTimeout = 500 * time.Millisecond // for each of several hosts
+	minConnectTimeout = 500 * time.Millisecond // for each host
 )
 
 // ownParams are hasp's parameters, and libpqParams are those that PostgreSQL documents.
@@ -129,14 +128,12 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 
 // timeoutPerHost returns the default of connect_timeout. Several hosts are tried one after
 // another, so each gets its part of the Timeout. Otherwise a host that does not answer would
-// leave no time for the next one.
+// leave no time for the next one. And a connection that is begun in an outage keeps its place
+// in the pool for this time, after the outage as well.
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {
 		hosts[fmt.Sprint(f.Host, ":", f.Port)] = true // sslmode=prefer has each host twice
-	}
-	if len(hosts) == 1 {
-		return connectTimeout
 	}
 	timeout := hasp.DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {

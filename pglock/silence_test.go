@@ -4,6 +4,7 @@ package pglock_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -76,6 +77,49 @@ func (f *firewall) forget() {
 	defer f.mu.Unlock()
 	f.current.Store(true)
 	f.current = new(atomic.Bool)
+}
+
+// swallow makes the firewall forget all connections, and carry nothing of new ones, until
+// the next forget.
+func (f *firewall) swallow() {
+	f.forget()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.current.Store(true)
+}
+
+// Connections that callers begin in a short outage do not keep the pool full for long after
+// it. So no lease is lost.
+func TestConnectionsBegunInAnOutage(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	f := newFirewall(t, s.Addr)
+	ctx := t.Context()
+	o := &hasp.Options{Timeout: time.Second, TTL: 9 * time.Second}
+	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+f.addr+"/postgres?sslmode=disable", o)
+	must(t, err)
+	defer c.Close()
+	lease, err := c.Lock(ctx, "key")
+	must(t, err)
+
+	f.swallow()
+	var wg sync.WaitGroup
+	for i := range 12 {
+		wg.Go(func() {
+			for range 2 {
+				c.TryLock(ctx, fmt.Sprint("other-", i))
+			}
+		})
+	}
+	time.Sleep(3 * o.Timeout / 2)
+	f.forget()
+	wg.Wait()
+	select {
+	case <-lease.Context().Done():
+		t.Fatalf("the lease was lost: %v", context.Cause(lease.Context()))
+	case <-time.After(o.TTL):
+	}
+	must(t, lease.Unlock(ctx))
 }
 
 // A firewall forgets all connections of a pool. One call loses its time, and no lease is lost.
