@@ -41,8 +41,8 @@ func (a *app) conformCommand() *cobra.Command {
 		Short: "Check whether a strategy keeps its promises on your store",
 		Long: `conform runs hasp's conformance suite on the strategy and the store that --url
 names. The suite is a list of clauses. Each clause checks one promise about
-locks, here on your store, your network and your settings. It takes ten to thirty
-seconds.
+locks, here on your store, your network and your settings. It takes ten seconds to a
+minute.
 
 The keys contain "hasp-conformance-" and a random part. Fence counters remain. On
 Redis they expire after fence_ttl, which is 30 days unless the URL sets it.

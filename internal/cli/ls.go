@@ -43,7 +43,8 @@ func (a *app) lsCommand() *cobra.Command {
 		Long: `ls lists the keys that are held or waited for, and begin with PREFIX: the owner,
 for how long it has had the key, how much of the term is left, the fence, and
 how many callers wait. A dash stands for what the strategy does not store. In a
-network only fairlock stores who waits, so --waiting lists nothing with others. Each
+network only fairlock and etcdlock store who waits, so --waiting lists nothing
+with others. Each
 slot is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a slot,
 KEY#queue is listed too.
 

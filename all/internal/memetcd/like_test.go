@@ -416,7 +416,7 @@ func wait(t *testing.T, problem func() string) {
 	}
 }
 
-// A term ends late by half a second at most, and never early, and takes its entries along.
+// A lease whose term has ended is gone, and its entries with it, as in a real etcd.
 func TestTermsEndLikeEtcds(t *testing.T) {
 	t.Parallel()
 	all := sides(t)
