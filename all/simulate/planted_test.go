@@ -11,11 +11,14 @@ import (
 	"github.com/hasplock/hasp/internal/simulate/world"
 )
 
-// deaf takes a renewal that was not answered for one that succeeded.
-type deaf struct{ driver }
+// hasty counts each renewal as done without asking etcd, which is what a driver does that
+// takes a sent keep-alive for an answered one.
+type hasty struct{ driver }
 
-func (d deaf) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	d.driver.Renew(ctx, cs, func(i int, _ backend.Grant, _ error) { done(i, backend.Grant{}, nil) })
+func (d hasty) Renew(_ context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	for i := range cs {
+		done(i, backend.Grant{}, nil)
+	}
 }
 
 // impatient grants a key while another entry is ahead.
@@ -37,8 +40,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		wrap  func(driver) backend.Driver
 		finds string // a part of an error that finds the bug
 	}{
-		"every renewal counts as done": {func(d driver) backend.Driver { return deaf{d} }, "two holders"},
-		"a grant before its turn":      {func(d driver) backend.Driver { return impatient{d} }, "two holders"},
+		"a renewal that asks nobody": {func(d driver) backend.Driver { return hasty{d} }, "two holders"},
+		"a grant before its turn":    {func(d driver) backend.Driver { return impatient{d} }, "two holders"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
