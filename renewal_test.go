@@ -68,23 +68,50 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 	})
 }
 
-func TestATryLastsATenthOfTheTermOrTimeout(t *testing.T) {
-	for ttl, most := range map[time.Duration]time.Duration{time.Second: 100 * time.Millisecond, time.Minute: 3 * time.Second} {
-		withClient(t, &hasp.Options{TTL: ttl}, func(t *testing.T, f *faulty, c *hasp.Client) {
-			var took time.Duration
+func TestATryLastsATenthOrAFifthOfTheTermOrTimeout(t *testing.T) {
+	const short, long, timeout = 100 * time.Millisecond, 200 * time.Millisecond, 3 * time.Second
+	for ttl, want := range map[time.Duration][]time.Duration{time.Second: {short, long, short}, time.Minute: {timeout, timeout, timeout}} {
+		withClient(t, &hasp.Options{TTL: ttl, Timeout: timeout}, func(t *testing.T, f *faulty, c *hasp.Client) {
+			var took []time.Duration
 			f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 				start := time.Now()
-				defer func() { took = max(took, time.Since(start)) }()
+				defer func() { took = append(took, time.Since(start)) }()
 				return hungRenew(ctx, c, send)
 			}
 			l := lockNow(t, c, "k")
 			<-l.Context().Done()
 			c.Close()
-			if took != most {
-				t.Errorf("TTL %v: a try took %v, want %v", ttl, took, most)
+			if len(took) < len(want) || !slices.Equal(took[:len(want)], want) {
+				t.Errorf("TTL %v: tries took %v, want %v first", ttl, took, want)
 			}
 		})
 	}
+}
+
+// The store is 20 round trips of the term away. On a new connection it answers after three
+// of them, and a try that is not answered closes its connection.
+func TestRenewalsReachAStoreThatIsFarAway(t *testing.T) {
+	const trip = 50 * time.Millisecond
+	withClient(t, &hasp.Options{TTL: 20 * trip}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		connected := false
+		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			needs := trip
+			if !connected {
+				needs = 3 * trip
+			}
+			select {
+			case <-time.After(needs):
+				connected = true
+				return send()
+			case <-ctx.Done():
+				connected = false
+				return backend.Grant{}, ctx.Err()
+			}
+		}
+		l := lockNow(t, c, "k")
+		time.Sleep(100 * trip)
+		unlock(t, l)
+	})
 }
 
 func TestRenewalRidesOutAnOutageShorterThanTheRestOfTheTerm(t *testing.T) {

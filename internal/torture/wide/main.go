@@ -38,7 +38,7 @@ const near = time.Millisecond
 var distances = []time.Duration{time.Millisecond, 10 * time.Millisecond, 80 * time.Millisecond}
 
 // terms are the terms of leases that the far client keeps, in units of the distance.
-var terms = []int{10, 20, 40, 60}
+var terms = []int{10, 15, 20, 30, 40}
 
 func main() {
 	if crew.Role() != "" {
