@@ -156,14 +156,16 @@ type total struct {
 	strategy, what            string
 	lasted                    time.Duration
 	holds                     int
-	faults                    int // that take no locks away
-	two, left, other          int // broken promises
-	losses, overlaps, unaware int // with faults that take locks away
+	faults                    int           // that take no locks away
+	two, left, other          int           // broken promises
+	rejoined                  time.Duration // the longest of all runs
+	losses, overlaps, unaware int           // with faults that take locks away
 }
 
 func (t *total) add(r *result) {
 	t.lasted += r.Lasted
 	t.holds += r.Found.Holds
+	t.rejoined = max(t.rejoined, r.Rejoined)
 	if r.Losing {
 		t.losses += r.Injected
 		t.overlaps += r.Found.Overlaps
@@ -199,7 +201,7 @@ func totals(runs []*result, at func(place string) bool) [][]string {
 	}
 	slices.SortStableFunc(all, func(a, b *total) int { return inOrder(a.strategy, b.strategy) })
 
-	rows := [][]string{{"strategy", "on", "minutes", "faults", "holds", "two at once", "left behind", "other broken promises", "with loss: faults", "two at once, separated by the fence", "holders that learned of it"}}
+	rows := [][]string{{"strategy", "on", "minutes", "faults", "holds", "two at once", "left behind", "other broken promises", "with loss: faults", "two at once, separated by the fence", "holders that learned of it", "ms from the last fault until every client had a key"}}
 	for _, t := range all {
 		row := texts(t.strategy, t.what, fmt.Sprintf("%.0f", t.lasted.Minutes()), t.faults, t.holds, t.two, t.left, t.other)
 		if t.losses == 0 {
@@ -207,7 +209,7 @@ func totals(runs []*result, at func(place string) bool) [][]string {
 		} else {
 			row = append(row, texts(t.losses, t.overlaps, fmt.Sprintf("%d of %d", t.overlaps-t.unaware, t.overlaps))...)
 		}
-		rows = append(rows, row)
+		rows = append(rows, append(row, millis(t.rejoined)))
 	}
 	return rows
 }
