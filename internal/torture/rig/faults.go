@@ -187,6 +187,12 @@ func (c *catalog) set(s *store) {
 	c.add(server, 0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
 	if s.service != nil {
 		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
+	}
+	switch {
+	case s.service == nil:
+	case s.service.names != nil:
+		c.names()
+	default:
 		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
 		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", replaced)
 		if s.apart != nil {

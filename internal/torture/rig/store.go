@@ -68,6 +68,7 @@ const (
 	onHostsSentinel = "hosts-sentinel"
 	onHostsCluster  = "hosts-cluster"
 	onHostsService  = "hosts-service"
+	onHostsName     = "hosts-name" // the address is that of a name in DNS
 
 	onOther = "other" // a Store
 )
@@ -101,8 +102,8 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 		l.Fatalf("%s does not use one Redis", s.strategy)
 	case o.place == onServer, o.place == onHosts:
 		s.openServers(1)
-	case o.place == onService, o.place == onHostsService:
-		s.openService()
+	case o.place == onService, o.place == onHostsService, o.place == onHostsName:
+		s.openService(o.place)
 	default:
 		s.openSet(o.place)
 	}
