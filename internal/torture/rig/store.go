@@ -176,14 +176,10 @@ func (s *store) openSet(place string) {
 	}
 
 	for _, srv := range s.servers {
-		rdb := srv.Client()
-		s.admin = append(s.admin, rdb)
-		if s.cluster != nil {
-			// Replicas do not fail over by themselves. The timeout is short because
-			// masters vote for another replica only after two timeouts.
-			s.Check(rdb.ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
-			s.Check(rdb.ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
-		}
+		s.admin = append(s.admin, srv.Client())
+	}
+	if s.cluster != nil {
+		s.cluster.Elect(false)
 	}
 	url = s.strategy + "+" + url
 	s.urls = slices.Repeat([]string{url}, seats)
