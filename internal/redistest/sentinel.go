@@ -134,14 +134,12 @@ const (
 // the master for a second, or forbids it.
 func (s *Sentinel) Elect(on bool) {
 	s.t.Helper()
-	down, timeout, publish := neverDown, failoverTimeout, 2000
+	down, timeout := neverDown, failoverTimeout
 	if on {
-		down, timeout, publish = 1000, 3000, 500
+		down, timeout = 1000, 3000
 	}
 	for _, sentinel := range s.Sentinels {
 		s.must("elect", func(ctx context.Context) error {
-			// Since Redis 7: a sentinel demotes an old master after four of these periods.
-			_ = sentinel.command(ctx, "sentinel", "debug", "publish-period", publish)
 			return sentinel.command(ctx, "sentinel", "set", s.Name, "down-after-milliseconds", down, "failover-timeout", timeout).Err()
 		})
 	}
@@ -164,7 +162,7 @@ func (s *Sentinel) Elected(old *Server, without []string) {
 }
 
 // Settled waits until the sentinels agree on a master, and the other servers are replicas in
-// step.
+// step. The sentinels demote an old master when it has been back for eight seconds.
 func (s *Sentinel) Settled() {
 	s.t.Helper()
 	s.must("settled", func(ctx context.Context) error {
