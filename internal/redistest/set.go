@@ -130,6 +130,11 @@ func running(all []*Server) []*Server {
 	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return s.away.Load() })
 }
 
+// except returns those of all servers that are not at some addresses.
+func except(all []*Server, addrs []string) []*Server {
+	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return slices.Contains(addrs, s.Addr) })
+}
+
 // agree asks all running servers, and returns their answer if it is the same.
 func agree[A comparable](all []*Server, ask func(*Server) (A, error)) (answer A, err error) {
 	for i, srv := range running(all) {

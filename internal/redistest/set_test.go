@@ -31,6 +31,37 @@ func TestSentinelFailsOver(t *testing.T) {
 	}
 }
 
+// Without Failover, a set replaces its master only if Elect lets it.
+func TestSetsElectByThemselves(t *testing.T) {
+	type set interface {
+		Elect(bool)
+		Elected(*Server, []string)
+		Settled()
+	}
+	elect := func(t *testing.T, s set, master func() *Server) {
+		t.Parallel()
+		old := master()
+		s.Elect(true)
+		old.Pause()
+		s.Elected(old, []string{old.Addr})
+		old.Resume()
+		s.Elect(false)
+		s.Settled()
+		if now := master(); now == old {
+			t.Errorf("%s is the master again", old.Addr)
+		}
+		old.Demoted()
+	}
+	t.Run("sentinel", func(t *testing.T) {
+		s := StartSentinel(t, nil)
+		elect(t, s, s.Master)
+	})
+	t.Run("cluster", func(t *testing.T) {
+		c := StartCluster(t, nil)
+		elect(t, c, func() *Server { return c.Master("k") })
+	})
+}
+
 func TestClusterFailsOverAndMovesSlots(t *testing.T) {
 	for name, o := range map[string]*Options{
 		"plain":  nil,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ type apart struct {
 	lab     *redistest.Lab
 	servers []*hosts.Host // in the order of their starts
 	clients []*hosts.Host // by seat
+	names   []*hosts.Host // of the name server, if there is one
 
 	far      []*hosts.Host // clients that are far from all servers
 	distance time.Duration // there and back
@@ -74,8 +76,11 @@ func (a *apart) host() (*hosts.Host, error) {
 
 // all returns all hosts, without that of this process.
 func (a *apart) all() []*hosts.Host {
-	return append(append([]*hosts.Host{}, a.servers...), a.clients...)
+	return slices.Concat(a.servers, a.clients, a.names)
 }
+
+// remote returns the hosts that clients connect to.
+func (a *apart) remote() []*hosts.Host { return slices.Concat(a.servers, a.names) }
 
 // server makes the host of one more server.
 func (a *apart) server() (*redistest.Place, error) {
@@ -95,12 +100,16 @@ func (a *apart) share() netip.Addr {
 	return addr
 }
 
-// directURL returns the URL of the servers, or of their shared address.
+// directURL returns the URL of the servers, or of their shared address or name.
 func (s *store) directURL() string {
 	if s.service != nil {
 		_, port, err := net.SplitHostPort(s.servers[0].Addr)
 		s.Check(err)
-		return s.urlOf([]string{net.JoinHostPort(s.service.addr.String(), port)}) + "?replicas=1"
+		host := s.service.addr.String()
+		if s.service.names != nil {
+			host = s.service.names.name
+		}
+		return s.urlOf([]string{net.JoinHostPort(host, port)}) + "?replicas=1"
 	}
 	var addrs []string
 	for _, srv := range s.servers {

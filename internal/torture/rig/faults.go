@@ -187,6 +187,12 @@ func (c *catalog) set(s *store) {
 	c.add(server, 0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
 	if s.service != nil {
 		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
+	}
+	switch {
+	case s.service == nil:
+	case s.service.names != nil:
+		c.names()
+	default:
 		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
 		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", replaced)
 		if s.apart != nil {
@@ -206,8 +212,18 @@ func (c *catalog) losses(s *store) {
 	case s.sentinel != nil:
 		c.add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
 		c.add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
+		if s.apart != nil {
+			c.add(server, 0.5, 2, "the master's host is cut off, and Sentinel fails over by itself", elected(false, false))
+			c.add(server, 0.5, 2, "the master's host loses power, and Sentinel fails over by itself", elected(true, false))
+			c.add(server, 0.5, 2, "the master is cut off with half of the clients and a sentinel, and the other sentinels fail over", elected(false, true))
+		}
 	case s.cluster != nil:
 		c.add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
+		if s.apart != nil {
+			c.add(server, 0.5, 2, "a master's host is cut off, and its replica takes over by itself", elected(false, false))
+			c.add(server, 0.5, 2, "a master's host loses power, and its replica takes over by itself", elected(true, false))
+			c.add(server, 0.5, 2, "a master is cut off with half of the clients, and its replica takes over by itself", elected(false, true))
+		}
 	default:
 		minority, majority := (n-1)/2, n/2+1
 		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))

@@ -78,15 +78,15 @@ func (c *catalog) network(s *store) {
 type direction func(n *nemesis, client []*hosts.Host) []hosts.Pair
 
 func bothWays(n *nemesis, client []*hosts.Host) []hosts.Pair {
-	return hosts.Between(client, n.store.apart.servers)
+	return hosts.Between(client, n.store.apart.remote())
 }
 
 func toServers(n *nemesis, client []*hosts.Host) []hosts.Pair {
-	return hosts.From(client, n.store.apart.servers)
+	return hosts.From(client, n.store.apart.remote())
 }
 
 func fromServers(n *nemesis, client []*hosts.Host) []hosts.Pair {
-	return hosts.From(n.store.apart.servers, client)
+	return hosts.From(n.store.apart.remote(), client)
 }
 
 func bothWaysOfFew(n *nemesis, client []*hosts.Host) []hosts.Pair {
@@ -169,7 +169,7 @@ func split(some int) inject {
 		a := n.store.apart
 		servers, clients := n.shuffled(a.servers), n.shuffled(a.clients)
 		half := len(clients) / 2
-		pairs := append(hosts.Between(clients[half:], servers[:some]), hosts.Between(clients[:half], servers[some:])...)
+		pairs := append(hosts.Between(clients[half:], servers[:some]), hosts.Between(clients[:half], append(servers[some:], a.names...))...)
 		pairs = append(pairs, hosts.Between(servers[:some], servers[some:])...)
 		return ofAll(a.Impose(cutOff, pairs...))
 	}

@@ -66,7 +66,7 @@ func Main(program Program) {
 	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
-	flag.StringVar(&o.place, "on", cmp.Or(o.place, onServer), "`store`: redis, sentinel, cluster or service; with each process on a host of its own, which needs root: hosts, hosts-sentinel, hosts-cluster or hosts-service")
+	flag.StringVar(&o.place, "on", cmp.Or(o.place, onServer), "`store`: redis, sentinel, cluster or service; with each process on a host of its own, which needs root: hosts, hosts-sentinel, hosts-cluster, hosts-service or hosts-name")
 	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
 	flag.DurationVar(&o.far, "far", 0, "with -on hosts: how long a packet takes to every second client and back, without a fault")
 	flag.BoolVar(&p.clocks, "clocks", true, "make the wall clocks of clients jump; this builds the clients again")
@@ -74,7 +74,7 @@ func Main(program Program) {
 		o.only, err = regexp.Compile(text)
 		return err
 	})
-	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up or slots; on hosts also reply, queue or subscription")
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up or slots; on hosts also reply, queue, subscription or name")
 	fileVar(&o.history, "history", os.O_TRUNC, "write all reports of the clients to a `file`, as lines of JSON")
 	fileVar(&o.results, "results", os.O_APPEND, "append the results to a `file`, as lines of JSON")
 	optional := flag.Bool("optional", false, "with -on hosts: end without an error where hosts cannot be made")
@@ -89,6 +89,7 @@ func Main(program Program) {
 			os.Exit(2)
 		}
 		o.term *= hostTerms
+		resolveBy(ownNames)
 	} else if o.far != 0 && !*tables {
 		fmt.Fprintln(os.Stderr, "torture: -far needs hosts: give -on hosts")
 		os.Exit(2)

@@ -25,10 +25,13 @@ const oneTooMany = "slots"
 // queued is the bug "queue": see acquireInLine and renewInLine.
 const queued = "queue"
 
+// resolvedOnce is the bug "name": see resolveOnce.
+const resolvedOnce = "name"
+
 // plant puts a bug into a driver of some nodes, whose locks are on the servers at addrs or
 // in dir. It shows that the harness finds such bugs.
 func plant(name string, nodes, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
-	if name == "" || name == oneTooMany {
+	if name == "" || name == oneTooMany || name == resolvedOnce {
 		return d, nil
 	}
 	b := buggy{Driver: d, ground: newGround(addrs, dir), acquire: d.Acquire, renew: d.Renew, release: d.Release}
@@ -212,6 +215,24 @@ func (b buggy) renewInLine(line chan struct{}) renewFunc {
 		defer func() { <-line }()
 		b.Driver.Renew(ctx, cs, done)
 	}
+}
+
+// resolveOnce is the bug "name": the driver has the address of a name instead of the name. So
+// it stays at a server that the name does not lead to any more.
+func resolveOnce(ctx context.Context, nodes []string) error {
+	for i, node := range nodes {
+		u, err := url.Parse(node)
+		if err != nil {
+			return err
+		}
+		addrs, err := net.DefaultResolver.LookupHost(ctx, u.Hostname())
+		if err != nil {
+			return err
+		}
+		u.Host = net.JoinHostPort(addrs[0], u.Port())
+		nodes[i] = u.String()
+	}
+	return nil
 }
 
 // subscription is the bug "subscription": it only listens. So it stays at a server that is

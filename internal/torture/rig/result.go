@@ -170,6 +170,7 @@ var parts = map[string]func(r *result, k kind) bool{
 	"hosts-sentinel": func(r *result, _ kind) bool { return r.Place == onHostsSentinel },
 	"hosts-cluster":  func(r *result, _ kind) bool { return r.Place == onHostsCluster },
 	"hosts-service":  func(r *result, _ kind) bool { return r.Place == onHostsService },
+	"hosts-name":     func(r *result, _ kind) bool { return r.Place == onHostsName },
 }
 
 // fillPage replaces the tables of the page of which there are runs.

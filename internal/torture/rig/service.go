@@ -16,15 +16,19 @@ import (
 type service struct {
 	master atomic.Int32        // index of the master in the servers of the store
 	copies []*faultproxy.Proxy // by server, the link that its replica uses; nil on hosts
-	addr   netip.Addr          // on hosts: leads to the master
+	addr   netip.Addr          // on hosts: leads to the master, unless names does
+	names  *names              // or nil
 }
 
 // away is the delay between the replica and the master.
 const away = 3 * time.Millisecond
 
 // openService starts the servers and the links of the clients to them.
-func (s *store) openService() {
+func (s *store) openService(place string) {
 	s.what = "a master and its replica behind one address, replicas=1"
+	if place == onHostsName {
+		s.what = "a master and its replica behind one name, replicas=1"
+	}
 	s.service = &service{}
 	for range 2 {
 		srv := s.start("--repl-diskless-sync-delay", "0")
@@ -37,6 +41,11 @@ func (s *store) openService() {
 	}
 	if s.apart != nil {
 		s.what += ownHosts
+	}
+	switch {
+	case place == onHostsName:
+		s.service.names = s.openNames()
+	case s.apart != nil:
 		s.service.addr = s.apart.share()
 	}
 	s.follow(1, 0)
@@ -71,10 +80,13 @@ func (s *store) follow(replica, master int) {
 func (s *store) master() int  { return int(s.service.master.Load()) }
 func (s *store) replica() int { return 1 - s.master() }
 
-// lead makes the address lead to a server, which is the master now.
+// lead makes the address or the name lead to a server, which is the master now.
 func (s *store) lead(master int) {
 	s.service.master.Store(int32(master))
-	if s.apart != nil {
+	switch {
+	case s.service.names != nil:
+		s.service.names.lead(s.apart.servers[master].Addr)
+	case s.apart != nil:
 		s.apart.Route(s.service.addr, s.apart.servers[master].Port)
 	}
 }

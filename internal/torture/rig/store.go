@@ -68,6 +68,7 @@ const (
 	onHostsSentinel = "hosts-sentinel"
 	onHostsCluster  = "hosts-cluster"
 	onHostsService  = "hosts-service"
+	onHostsName     = "hosts-name" // the address is that of a name in DNS
 
 	onOther = "other" // a Store
 )
@@ -101,8 +102,8 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 		l.Fatalf("%s does not use one Redis", s.strategy)
 	case o.place == onServer, o.place == onHosts:
 		s.openServers(1)
-	case o.place == onService, o.place == onHostsService:
-		s.openService()
+	case o.place == onService, o.place == onHostsService, o.place == onHostsName:
+		s.openService(o.place)
 	default:
 		s.openSet(o.place)
 	}
@@ -175,14 +176,10 @@ func (s *store) openSet(place string) {
 	}
 
 	for _, srv := range s.servers {
-		rdb := srv.Client()
-		s.admin = append(s.admin, rdb)
-		if s.cluster != nil {
-			// Replicas do not fail over by themselves. The timeout is short because
-			// masters vote for another replica only after two timeouts.
-			s.Check(rdb.ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
-			s.Check(rdb.ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
-		}
+		s.admin = append(s.admin, srv.Client())
+	}
+	if s.cluster != nil {
+		s.cluster.Elect(false)
 	}
 	url = s.strategy + "+" + url
 	s.urls = slices.Repeat([]string{url}, seats)

@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		resolveBy(ownNames)
 	}
 	logging.Disable()
 	os.Exit(m.Run())
@@ -83,6 +84,7 @@ func TestPromises(t *testing.T) {
 		promise(strategy+" on hosts", options{strategy: strategy, place: onHosts, nodes: leastNodes, time: 5 * time.Second})
 		promise(strategy+" on hosts losing data", options{strategy: strategy, place: onHosts, nodes: leastNodes, losing: true, time: time.Second})
 	}
+	promise("pubsublock on hosts behind a name", options{strategy: "pubsublock", place: onHostsName, time: 5 * time.Second})
 	promise("fairlock on hosts of a service", options{strategy: fairlock, place: onHostsService, time: 5 * time.Second})
 	for _, n := range []int{1, 4} {
 		promise(fmt.Sprint("redlock on ", n), options{strategy: redlock, place: onServer, nodes: n, time: 2 * time.Second})
@@ -126,6 +128,7 @@ func TestPlantedBugsOfLatencyAreFound(t *testing.T) {
 		"reply":        {options{strategy: "spinlock", place: onHosts, far: 200 * time.Millisecond, time: 10 * time.Second, patience: patience}, "holder stopped", "one at a time"},
 		queued:         {options{strategy: "spinlock", place: onHosts, time: time.Second, patience: patience}, "waiter killed", "kept until its end"},
 		"subscription": {options{strategy: "pubsublock", place: onHostsService, time: 10 * time.Second, patience: 5 * time.Second}, "the address leads to its replica", "stood still"},
+		resolvedOnce:   {options{strategy: "spinlock", place: onHostsName, time: 10 * time.Second, patience: 10 * time.Second}, "the name leads to its replica", "stood still"},
 	} {
 		t.Run(bug, func(t *testing.T) {
 			t.Parallel()
@@ -294,7 +297,7 @@ func TestThePageHasEveryFault(t *testing.T) {
 	}
 	all := &store{jumps: true, skews: true, small: true}
 	for _, strategy := range strategies {
-		for _, place := range []string{onServer, onSentinel, onCluster, onService, onHosts, onHostsSentinel, onHostsCluster, onHostsService} {
+		for _, place := range []string{onServer, onSentinel, onCluster, onService, onHosts, onHostsSentinel, onHostsCluster, onHostsService, onHostsName} {
 			s := *all
 			s.strategy = strategy
 			n := map[string]int{redlock: leastNodes, filelock: 0}
@@ -307,6 +310,8 @@ func TestThePageHasEveryFault(t *testing.T) {
 				s.cluster = &redistest.Cluster{}
 			case place == onService, place == onHostsService:
 				s.service = &service{}
+			case place == onHostsName:
+				s.service = &service{names: &names{}}
 			case own:
 				s.servers = make([]*redistest.Server, count)
 			default:

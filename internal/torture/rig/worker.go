@@ -30,6 +30,7 @@ type order struct {
 	Plant    string        `json:",omitempty"`
 	Direct   []string      `json:",omitempty"` // addresses of the servers, for planted bugs
 	Dir      string        `json:",omitempty"` // directory of the files, for planted bugs
+	Names    string        `json:",omitempty"` // address of a name server, if there is one
 	Owner    string        `json:",omitempty"`
 	Seed     uint64        `json:",omitempty"`
 	Keys     []string      `json:",omitempty"`
@@ -116,6 +117,9 @@ func work(parent *crew.Pipe, strategies []Strategy) {
 			walljump.Set(o.Ahead)
 			warm()
 			w.order = o
+			if o.Names != "" {
+				resolveBy(func() (string, error) { return o.Names, nil })
+			}
 			go w.watch()
 			goroutines, files = runtime.NumGoroutine(), openFiles()
 			if err := w.open(strategies); err != nil {
@@ -171,6 +175,11 @@ func openDriver(ctx context.Context, url, bug string, addrs []string, dir string
 	config, err := hasp.ParseURL(url)
 	if err != nil {
 		return nil, err
+	}
+	if bug == resolvedOnce {
+		if err := resolveOnce(ctx, config.Nodes); err != nil {
+			return nil, err
+		}
 	}
 	d, err := config.Driver(ctx)
 	if err != nil {
