@@ -162,13 +162,17 @@ var parts = map[string]func(r *result, k kind) bool{
 	"cluster":  func(r *result, _ kind) bool { return r.Place == onCluster },
 	"service":  func(r *result, _ kind) bool { return r.Place == onService },
 
-	"others":   func(r *result, k kind) bool { return r.Place == onOther && k.Class != server },
-	"pglock":   func(r *result, k kind) bool { return r.Place == onOther && r.Strategy == "pglock" && k.Class == server },
-	"etcdlock": func(r *result, k kind) bool { return r.Place == onOther && r.Strategy == "etcdlock" && k.Class == server },
+	"others": func(r *result, k kind) bool { return r.Place == onOther && k.Class != server },
+	"pglock": func(r *result, k kind) bool { return r.Place == onOther && r.Strategy == "pglock" && k.Class == server },
+	"etcdlock": func(r *result, k kind) bool {
+		return r.Place == onOther && r.Strategy == "etcdlock" && k.Class == server
+	},
 
-	"hosts-others":   func(r *result, k kind) bool { return otherOnHosts(r) && k.Class != server },
-	"hosts-pglock":   func(r *result, k kind) bool { return r.Place == onHosts && r.Strategy == "pglock" && k.Class == server },
-	"hosts-etcdlock": func(r *result, k kind) bool { return r.Place == onHosts && r.Strategy == "etcdlock" && k.Class == server },
+	"hosts-others": func(r *result, k kind) bool { return otherOnHosts(r) && k.Class != server },
+	"hosts-pglock": func(r *result, k kind) bool { return r.Place == onHosts && r.Strategy == "pglock" && k.Class == server },
+	"hosts-etcdlock": func(r *result, k kind) bool {
+		return r.Place == onHosts && r.Strategy == "etcdlock" && k.Class == server
+	},
 
 	"hosts":          func(r *result, _ kind) bool { return r.Place == onHosts && slices.Contains(strategies, r.Strategy) },
 	"hosts-sentinel": func(r *result, _ kind) bool { return r.Place == onHostsSentinel },
