@@ -62,11 +62,13 @@ torture:
 torture-more:
 	cd all && go run ./torture -clocks=false -parallel 2 -time 60s -seed 1 -strategy pglock,etcdlock
 
-# The strategies on Redis, with each process on a host of its own. The hosts are network
-# namespaces, so this needs root.
+# The strategies on Redis, pglock and etcdlock, with each process on a host of its own. The hosts
+# are network namespaces, so this needs root.
 hosts:
 	HASP_TEST_HOSTS=1 go test -race ./internal/torture/...
 	go run ./internal/torture -on hosts -parallel 4 -time 30s
+	cd all && HASP_TEST_HOSTS=1 go test -race ./torture
+	cd all && go run ./torture -on hosts -parallel 2 -time 60s -strategy pglock,etcdlock
 
 # 30 s of hosts. Where hosts cannot be made, it says so and does nothing else.
 hosts-short:

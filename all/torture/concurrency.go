@@ -11,12 +11,13 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/testhost"
 	"github.com/hasplock/hasp/internal/torture/rig"
 )
 
 // openPlainEtcd starts the servers of openEtcd, for clients that get only addresses.
-func openPlainEtcd(l *redistest.Lab) *rig.Store {
-	s := openEtcd(l)
+func openPlainEtcd(l *redistest.Lab, where testhost.Where) *rig.Store {
+	s := openEtcd(l, where)
 	s.URL = func(addrs []string) string { return strings.Join(addrs, ",") }
 	return s
 }

@@ -5,16 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
 	_ "github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/testhost"
 	"github.com/hasplock/hasp/internal/torture/rig"
 )
 
@@ -27,8 +30,8 @@ type cluster struct {
 	client  *clientv3.Client
 }
 
-func openEtcd(l *redistest.Lab) *rig.Store {
-	c := &cluster{members: etcdtest.Start(l, 3, "--snapshot-count=1000")}
+func openEtcd(l *redistest.Lab, where testhost.Where) *rig.Store {
+	c := &cluster{members: etcdtest.StartAt(l, where, 3, "--snapshot-count=1000")}
 	var addrs []string
 	for _, m := range c.members {
 		addrs = append(addrs, m.Client)
@@ -43,7 +46,16 @@ func openEtcd(l *redistest.Lab) *rig.Store {
 		URL:     func(addrs []string) string { return "etcdlock+etcd://" + strings.Join(addrs, ",") },
 		Left:    c.left,
 		Faults:  c.faults(),
+		Kill:    func(i int) { c.members[i].Kill() },
+		Start:   func(i int) error { return c.members[i].Start() },
+		Ready:   c.healthy,
+		Leader:  c.leads,
 	}
+}
+
+// leads returns the member that leads, or -1 during an election.
+func (c *cluster) leads() int {
+	return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader)
 }
 
 // left lists entries and leases.
@@ -96,7 +108,7 @@ func killed(s *etcdtest.Server) error { s.Kill(); return nil }
 
 func started(s *etcdtest.Server) error { return s.Start() }
 
-// healthy waits until all members answer.
+// healthy waits until all members answer and have a leader.
 func (c *cluster) healthy() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -106,6 +118,18 @@ func (c *cluster) healthy() error {
 		}
 	}
 	return nil
+}
+
+// again repeats a request, which another fault may disturb, until it succeeds.
+func again(request func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for {
+		err := request(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // on disturbs some members, and heals them.
@@ -119,7 +143,7 @@ func (c *cluster) on(some []*etcdtest.Server, fail, heal func(*etcdtest.Server) 
 		for _, m := range some {
 			errs = append(errs, heal(m))
 		}
-		return errors.Join(append(errs, c.healthy())...)
+		return errors.Join(errs...)
 	}, errors.Join(errs...)
 }
 
@@ -139,12 +163,11 @@ func (c *cluster) each(k int, fail, heal func(*etcdtest.Server) error) inject {
 
 func (c *cluster) leader(fail, heal func(*etcdtest.Server) error) inject {
 	return func(*rand.Rand, time.Duration) (func() error, error) {
-		for _, m := range c.members {
-			if m.IsLeader() {
-				return c.on([]*etcdtest.Server{m}, fail, heal)
-			}
+		i := c.leads()
+		if i < 0 {
+			return nil, rig.ErrNoVictim
 		}
-		return nil, nil // an election is on
+		return c.on(c.members[i:i+1], fail, heal)
 	}
 }
 
@@ -173,7 +196,7 @@ func (c *cluster) stutters(k int) inject {
 		}()
 		return func() error {
 			close(over)
-			return errors.Join(<-ended, c.healthy())
+			return <-ended
 		}, nil
 	}
 }
@@ -182,37 +205,23 @@ func (c *cluster) stutters(k int) inject {
 func (c *cluster) moved(r *rand.Rand, _ time.Duration) (func() error, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	for _, m := range c.members {
-		status, err := c.client.Status(ctx, m.Client)
-		if err != nil {
-			return nil, err
-		}
-		if status.Header.MemberId != status.Leader {
-			continue
-		}
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{m.Client}, Logger: zap.NewNop()})
-		if err != nil {
-			return nil, err
-		}
-		defer client.Close()
-		other := c.members[(r.IntN(2)+1+c.index(m))%3]
-		to, err := c.client.Status(ctx, other.Client)
-		if err != nil {
-			return nil, err
-		}
-		_, err = client.MoveLeader(ctx, to.Header.MemberId)
-		return c.healthy, err
+	i := c.leads()
+	if i < 0 {
+		return nil, rig.ErrNoVictim
 	}
-	return nil, nil // an election is on
-}
-
-func (c *cluster) index(m *etcdtest.Server) int {
-	for i, other := range c.members {
-		if other == m {
-			return i
-		}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{c.members[i].Client}, Logger: zap.NewNop()})
+	if err != nil {
+		return nil, err
 	}
-	return -1
+	defer client.Close()
+	to, err := c.client.Status(ctx, c.members[(r.IntN(2)+1+i)%3].Client)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := client.MoveLeader(ctx, to.Header.MemberId); err != nil {
+		return nil, rig.ErrNoVictim // an election is on, or a link between the members is disturbed
+	}
+	return nil, nil
 }
 
 // full makes every member refuse writes, as it does when its quota is used up.
@@ -222,48 +231,51 @@ func (c *cluster) full(*rand.Rand, time.Duration) (func() error, error) {
 }
 
 func (c *cluster) alarm(action etcdserverpb.AlarmRequest_AlarmAction) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	status, err := c.client.Status(ctx, c.members[0].Client)
-	if err != nil {
+	return again(func(ctx context.Context) error {
+		status, err := c.client.Status(ctx, c.members[0].Client)
+		if err != nil {
+			return err
+		}
+		_, err = etcdserverpb.NewMaintenanceClient(c.client.ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
+			Action: action, MemberID: status.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE})
 		return err
-	}
-	_, err = etcdserverpb.NewMaintenanceClient(c.client.ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
-		Action: action, MemberID: status.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE})
-	return err
+	})
 }
 
 func (c *cluster) compacted(*rand.Rand, time.Duration) (func() error, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	r, err := c.client.Get(ctx, "none")
-	if err != nil {
-		return nil, err
-	}
-	_, err = c.client.Compact(ctx, r.Header.Revision)
-	for _, m := range c.members {
-		_, err1 := c.client.Defragment(ctx, m.Client)
-		err = errors.Join(err, err1)
-	}
-	return nil, err
+	return nil, again(func(ctx context.Context) error {
+		r, err := c.client.Get(ctx, "none")
+		if err != nil {
+			return err
+		}
+		_, err = c.client.Compact(ctx, r.Header.Revision)
+		for _, m := range c.members {
+			_, err1 := c.client.Defragment(ctx, m.Client)
+			err = errors.Join(err, err1)
+		}
+		if errors.Is(err, rpctypes.ErrCompacted) { // by a request whose reply was lost
+			return nil
+		}
+		return err
+	})
 }
 
 func (c *cluster) emptied(*rand.Rand, time.Duration) (func() error, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_, err := c.client.Delete(ctx, "hasp/", clientv3.WithPrefix())
-	return nil, err
+	return nil, again(func(ctx context.Context) error {
+		_, err := c.client.Delete(ctx, "hasp/", clientv3.WithPrefix())
+		return err
+	})
 }
 
 func (c *cluster) revoked(*rand.Rand, time.Duration) (func() error, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	r, err := c.client.Leases(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range r.Leases {
-		_, _ = c.client.Revoke(ctx, l.ID) // it may have ended
-	}
-	return nil, nil
+	return nil, again(func(ctx context.Context) error {
+		r, err := c.client.Leases(ctx)
+		if err != nil {
+			return err
+		}
+		for _, l := range r.Leases {
+			_, _ = c.client.Revoke(ctx, l.ID) // it may have ended
+		}
+		return nil
+	})
 }

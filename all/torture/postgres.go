@@ -16,6 +16,7 @@ import (
 
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/testhost"
 	"github.com/hasplock/hasp/internal/torture/rig"
 	_ "github.com/hasplock/hasp/pglock"
 )
@@ -26,8 +27,8 @@ type database struct {
 	data   string // its directory
 }
 
-func openPostgres(l *redistest.Lab) *rig.Store {
-	server := pgtest.Start(l, "max_connections=150")
+func openPostgres(l *redistest.Lab, where testhost.Where) *rig.Store {
+	server := pgtest.StartAt(l, where, append(soonGone, "max_connections=150")...)
 	d := &database{server: server, data: filepath.Dir(server.File("PG_VERSION"))}
 	l.Check(d.each("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app"))
 	return &rig.Store{
@@ -36,8 +37,14 @@ func openPostgres(l *redistest.Lab) *rig.Store {
 		URL:     func(addrs []string) string { return "pglock+" + "postgres://app@" + addrs[0] + "/postgres" },
 		Left:    d.left,
 		Faults:  d.faults(),
+		Kill:    func(int) { d.server.Kill() },
+		Start:   func(int) error { return d.server.Start() },
 	}
 }
+
+// soonGone makes the server close the connections of a host that is gone within seconds. By
+// default it keeps them, and their subscriptions, for hours.
+var soonGone = []string{"tcp_keepalives_idle=1", "tcp_keepalives_interval=1", "tcp_keepalives_count=5"}
 
 // with calls f with a connection of the harness.
 func (d *database) with(f func(context.Context, *pgx.Conn) error) error {

@@ -1,7 +1,8 @@
 //go:build unix
 
 // Package etcdtest starts etcd servers for tests and torture. Each is a process on free
-// ports of the loopback interface. It needs an etcd that is installed.
+// ports of the loopback interface, or on a host of its own. It needs an etcd that is
+// installed.
 package etcdtest
 
 import (
@@ -19,6 +20,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hasplock/hasp/internal/testhost"
 )
 
 // Server is one member of a cluster.
@@ -28,6 +31,7 @@ type Server struct {
 	Dir          string // of its data
 	Args         []string
 
+	at  *testhost.Place // nil is the loopback interface
 	log string
 	mu  sync.Mutex // guards cmd
 	cmd *exec.Cmd  // nil if it does not run
@@ -57,13 +61,19 @@ func Need(t testing.TB) {
 // Start starts a cluster of n servers, which ends with the test.
 func Start(t testing.TB, n int, args ...string) []*Server {
 	t.Helper()
+	return StartAt(t, nil, n, args...)
+}
+
+// StartAt is Start, with each server at a place.
+func StartAt(t testing.TB, where testhost.Where, n int, args ...string) []*Server {
+	t.Helper()
 	Need(t)
 	dir, err := os.MkdirTemp("", "hasp-etcd")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	all, err := New(dir, n, args...)
+	all, err := newAt(where, dir, n, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,19 +101,19 @@ func Run(t testing.TB, all []*Server) {
 
 // New returns n servers of one cluster, which do not run yet. Their files are in dir. What
 // a server has written survives its process, not a crash of the machine.
-func New(dir string, n int, args ...string) ([]*Server, error) {
+func New(dir string, n int, args ...string) ([]*Server, error) { return newAt(nil, dir, n, args...) }
+
+func newAt(where testhost.Where, dir string, n int, args ...string) ([]*Server, error) {
 	var all []*Server
 	var cluster []string
 	for i := range n {
-		client, err1 := freePort()
-		peer, err2 := freePort()
-		if err := errors.Join(err1, err2); err != nil {
+		s := &Server{Name: fmt.Sprint("m", i), Dir: filepath.Join(dir, fmt.Sprint("m", i))}
+		if err := s.settle(where); err != nil {
 			return nil, err
 		}
-		s := &Server{Name: fmt.Sprint("m", i), Client: client, Peer: peer, Dir: filepath.Join(dir, fmt.Sprint("m", i))}
 		s.log = s.Dir + ".log"
 		all = append(all, s)
-		cluster = append(cluster, s.Name+"=http://"+peer)
+		cluster = append(cluster, s.Name+"=http://"+s.Peer)
 	}
 	for _, s := range all {
 		s.Args = append([]string{"--name", s.Name, "--data-dir", s.Dir,
@@ -113,6 +123,21 @@ func New(dir string, n int, args ...string) ([]*Server, error) {
 			"--unsafe-no-fsync", "--logger=zap", "--log-level=error"}, args...)
 	}
 	return all, nil
+}
+
+// settle chooses the place and the addresses of a server.
+func (s *Server) settle(where testhost.Where) (err error) {
+	if s.at, err = where.Next(); err != nil {
+		return err
+	}
+	if s.at != nil {
+		s.Client, s.Peer = net.JoinHostPort(s.at.IP, "2379"), net.JoinHostPort(s.at.IP, "2380")
+		return nil
+	}
+	var err1, err2 error
+	s.Client, err1 = freePort()
+	s.Peer, err2 = freePort()
+	return errors.Join(err1, err2)
 }
 
 // freePort returns an address of the loopback interface on which nobody listens now.
@@ -137,7 +162,7 @@ func (s *Server) Start() error {
 	cmd := exec.Command(Binary(), s.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = endsWithParent()
-	if err := cmd.Start(); err != nil {
+	if err := s.at.Run(cmd.Start); err != nil {
 		return err
 	}
 	s.cmd = cmd

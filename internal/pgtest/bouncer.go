@@ -20,10 +20,10 @@ func (s *Server) Bouncer(t testing.TB) *Server {
 
 // NewBouncer is Bouncer without a test. The caller calls Remove.
 func (s *Server) NewBouncer() (*Server, error) {
-	return start("pgbouncer", nil, func(b *Server) error {
+	return start("pgbouncer", nil, nil, func(b *Server) error {
 		users := filepath.Join(b.dir, "users")
 		settings := fmt.Sprintf(`[databases]
-* = host=127.0.0.1 port=%s user=postgres
+* = host=%s port=%s user=postgres
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = %s
@@ -33,7 +33,7 @@ auth_file = %s
 pool_mode = transaction
 max_client_conn = 500
 default_pool_size = 20
-`, s.port(), b.port(), users)
+`, s.at.Addr(), s.port(), b.port(), users)
 		return errors.Join(os.WriteFile(b.ini(), []byte(settings), 0o644), os.WriteFile(users, []byte(`"postgres" ""`), 0o644))
 	})
 }

@@ -1,8 +1,8 @@
 //go:build unix
 
 // Package pgtest starts PostgreSQL servers and PgBouncers for tests. Each is a process on a
-// free port of the loopback interface, with its files in a directory of its own. It needs a
-// PostgreSQL that is installed.
+// free port of the loopback interface, or on a host of its own, with its files in a directory
+// of its own. It needs a PostgreSQL that is installed.
 package pgtest
 
 import (
@@ -19,17 +19,20 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hasplock/hasp/internal/testhost"
 )
 
 // Server is a PostgreSQL or a PgBouncer. Its user postgres needs no password.
 type Server struct {
 	Addr string // host:port
 
-	dir     string        // for all of its files
-	program string        // postgres or pgbouncer
-	options []string      // of Start and Replica
-	cmd     *exec.Cmd     // nil while the server is stopped
-	ended   chan struct{} // closed when cmd has ended
+	at      *testhost.Place // nil is the loopback interface
+	dir     string          // for all of its files
+	program string          // postgres or pgbouncer
+	options []string        // of Start and Replica
+	cmd     *exec.Cmd       // nil while the server is stopped
+	ended   chan struct{}   // closed when cmd has ended
 }
 
 // Start starts a server that ends with the test. Options are settings of postgres, such as
@@ -37,8 +40,18 @@ type Server struct {
 // variable HASP_TEST_POSTGRES is "required".
 func Start(t testing.TB, options ...string) *Server {
 	t.Helper()
+	return StartAt(t, nil, options...)
+}
+
+// StartAt is Start at a place.
+func StartAt(t testing.TB, where testhost.Where, options ...string) *Server {
+	t.Helper()
 	Need(t)
-	s, err := New(options...)
+	at, err := where.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := start("postgres", at, options, (*Server).init)
 	return endsWith(t, s, err)
 }
 
@@ -69,22 +82,22 @@ func Need(t testing.TB, programs ...string) {
 
 // New is Start without a test. The caller calls Remove.
 func New(options ...string) (*Server, error) {
-	return start("postgres", options, func(s *Server) error { return s.init() })
+	return start("postgres", nil, options, (*Server).init)
 }
 
 // Replica starts a server that follows s, and that ends with the test.
 func (s *Server) Replica(t testing.TB, options ...string) *Server {
 	t.Helper()
-	r, err := start("postgres", slices.Concat(s.options, options), func(r *Server) error {
-		return r.run("pg_basebackup", "-h", "127.0.0.1", "-p", s.port(), "-U", "postgres", "-D", r.data(), "-R", "--checkpoint=fast", "--no-sync")
+	r, err := start("postgres", nil, slices.Concat(s.options, options), func(r *Server) error {
+		return r.run("pg_basebackup", "-h", s.at.Addr(), "-p", s.port(), "-U", "postgres", "-D", r.data(), "-R", "--checkpoint=fast", "--no-sync")
 	})
 	return endsWith(t, r, err)
 }
 
 // start makes the files of a server and starts it.
-func start(program string, options []string, files func(*Server) error) (s *Server, err error) {
+func start(program string, at *testhost.Place, options []string, files func(*Server) error) (s *Server, err error) {
 	for range 5 { // another program may take the port
-		s = &Server{program: program, options: options}
+		s = &Server{at: at, program: program, options: options}
 		if err = s.place(); err == nil {
 			err = files(s)
 		}
@@ -106,7 +119,7 @@ func (s *Server) place() error {
 		return err
 	}
 	defer l.Close()
-	s.Addr = l.Addr().String()
+	s.Addr = net.JoinHostPort(s.at.Addr(), strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
 	if s.dir, err = os.MkdirTemp("", "pg"); err != nil { // a short path, for the socket
 		return err
 	}
@@ -173,7 +186,17 @@ func (s *Server) port() string {
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
 func (s *Server) init() error {
-	return s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+	err := s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+	if err != nil || s.at == nil {
+		return err
+	}
+	// initdb admits this host only.
+	f, err := os.OpenFile(s.File("pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("host all all samenet trust\n")
+	return errors.Join(err, f.Close())
 }
 
 // Empty throws the data of a stopped server away.
@@ -198,7 +221,7 @@ func (s *Server) arguments() []string {
 		return []string{s.ini()}
 	}
 	args := []string{"-D", s.data(), "-p", s.port(), "-k", s.dir}
-	for _, o := range append([]string{"listen_addresses=127.0.0.1", "max_connections=400", "fsync=off"}, s.options...) {
+	for _, o := range append([]string{"listen_addresses=" + s.at.Addr(), "max_connections=400", "fsync=off"}, s.options...) {
 		args = append(args, "-c", o)
 	}
 	return args
@@ -217,7 +240,7 @@ func (s *Server) Start() error {
 	defer log.Close()
 	c := s.command(context.Background(), s.program, s.arguments()...)
 	c.Stdout, c.Stderr = log, log
-	if err := c.Start(); err != nil {
+	if err := s.at.Run(c.Start); err != nil {
 		return err
 	}
 	ended := make(chan struct{})
@@ -225,7 +248,7 @@ func (s *Server) Start() error {
 	s.cmd, s.ended = c, ended
 
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-		if s.run("pg_isready", "-q", "-h", "127.0.0.1", "-p", s.port(), "-t", "5") == nil {
+		if s.run("pg_isready", "-q", "-h", s.at.Addr(), "-p", s.port(), "-t", "5") == nil {
 			return nil
 		}
 		select {

@@ -55,18 +55,8 @@ const ownPort = 6379
 
 // settle chooses the place of a server.
 func (s *Server) settle() (err error) {
-	if s.o.Where != nil {
-		s.at, err = s.o.Where()
-	}
+	s.at, err = s.o.Where.Next()
 	return err
-}
-
-// ip is the address of the server's host.
-func (s *Server) ip() string {
-	if s.at != nil {
-		return s.at.IP
-	}
-	return "127.0.0.1"
 }
 
 // errTaken means that another program took a port between the check and the start.
@@ -117,7 +107,7 @@ func (s *Server) run(p *process) error {
 
 // args are the arguments of redis-server.
 func (s *Server) args(dir string, port int) []string {
-	s.Addr = net.JoinHostPort(s.ip(), strconv.Itoa(port))
+	s.Addr = net.JoinHostPort(s.at.Addr(), strconv.Itoa(port))
 	plain, tls := port, 0
 	if s.o.tls() {
 		plain, tls = 0, port
@@ -182,11 +172,7 @@ func (p *process) start() error {
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		start := p.cmd.Start
-		if p.at != nil {
-			start = func() error { return p.at.Do(p.cmd.Start) }
-		}
-		err := start()
+		err := p.at.Run(p.cmd.Start)
 		started <- err
 		if err == nil {
 			p.cmd.Wait()

@@ -30,6 +30,8 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/testhost"
 )
 
 // Env is the environment variable that selects the Redis of the tests.
@@ -85,18 +87,12 @@ type Options struct {
 
 	// Where returns the place of a server that is not on the loopback interface. It is
 	// called once for each server, and implies Real.
-	Where func() (*Place, error)
+	Where testhost.Where
 }
 
 // Place is a host of its own, in which a server runs. The server listens on all of its
 // addresses.
-type Place struct {
-	// IP is an IPv4 address that reaches the host.
-	IP string
-
-	// Do runs a function whose processes start on the host.
-	Do func(func() error) error
-}
+type Place = testhost.Place
 
 func (o *Options) own() bool {
 	return o.Own || o.real() || o.User != "" || o.Password != "" || o.tls() || o.Unix || o.Keep

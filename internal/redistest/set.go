@@ -88,7 +88,7 @@ func (s *Set) server(name string) (m member, err error) {
 	if m.port = ownPort; m.at == nil {
 		m.port, err = s.port()
 	}
-	m.Addr = net.JoinHostPort(m.ip(), strconv.Itoa(m.port))
+	m.Addr = net.JoinHostPort(m.at.Addr(), strconv.Itoa(m.port))
 	return m, err
 }
 

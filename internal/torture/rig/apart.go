@@ -143,12 +143,7 @@ func (r *run) kept(ctx context.Context) {
 	began := hostclock.Now()
 	lift := a.Impose(cutOff, hosts.Between(own, few)...)
 	defer lift()
-	slept := time.Duration(0) // the longest time for which this process stood still
-	for last := began; last < began+int64(lasts); {
-		time.Sleep(time.Millisecond)
-		now := hostclock.Now()
-		slept, last = max(slept, time.Duration(now-last)), now
-	}
+	slept := pause(lasts)
 	lost := 0
 	for _, l := range leases.All() {
 		lost += one(l.Err() != nil)
@@ -159,4 +154,16 @@ func (r *run) kept(ctx context.Context) {
 	if lost > 0 && slept < maxTerm/10 {
 		r.fail("kept until its end", began, fmt.Sprintf("%d of 8 leases were lost while %d of %d servers were cut off", lost, len(few), len(a.servers)))
 	}
+}
+
+// pause waits for a time, and returns the longest time for which this process stood still
+// meanwhile.
+func pause(lasts time.Duration) (slept time.Duration) {
+	began := hostclock.Now()
+	for last := began; last < began+int64(lasts); {
+		time.Sleep(time.Millisecond)
+		now := hostclock.Now()
+		slept, last = max(slept, time.Duration(now-last)), now
+	}
+	return slept
 }

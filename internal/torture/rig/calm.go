@@ -26,7 +26,7 @@ func (r *run) calm() {
 	case r.plant != "":
 		return
 	case !r.losing:
-		parts = append(parts, r.nested, r.crowd, r.busy, r.moves, r.kept)
+		parts = append(parts, r.nested, r.crowd, r.busy, r.moves, r.kept, r.majority)
 	}
 	for _, part := range parts {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
-// These are the faults of links between hosts. Times that depend on the term are for the
-// longer term of hosts.
+// These are the faults of links between hosts. Flap and Jitter are for the longer term of
+// hosts of Redis; see scaled.
 var (
 	cutOff    = hosts.Fault{Cut: true}
 	flapping  = hosts.Fault{Flap: hostTerms * term / 4}
@@ -28,7 +28,7 @@ func (c *catalog) clientHosts(s *store) {
 		add("host cut off", disturbed(v.who, cutOff, bothWays))
 		add("host cut off one way, to the servers", disturbed(v.who, cutOff, toServers))
 		add("host cut off one way, from the servers", disturbed(v.who, cutOff, fromServers))
-		if len(s.servers) >= leastNodes {
+		if s.size() >= leastNodes {
 			add("host cut off from a minority of the servers", disturbed(v.who, cutOff, bothWaysOfFew))
 		}
 		add("link flaps", disturbed(v.who, flapping, bothWays))
@@ -49,11 +49,11 @@ func (c *catalog) network(s *store) {
 		{"reorders and repeats packets", scrambled}, {"carries 10 kB/s", narrow}} {
 		c.add(link, 1, 3, "every link "+v.name, everywhere(v.fault))
 	}
-	c.add(link, 0.5, 0.5, "the network forgets idle connections", forgotten(hostTerms*term/4))
+	c.add(link, 0.5, 0.5, "the network forgets idle connections", forgotten(0.25))
 	c.add(link, 0.5, 0.5, "the network forgets all connections", forgotten(0))
 	c.add(server, 0.6, 3, "half of the clients cut off", split(0))
 
-	n := len(s.servers)
+	n := s.size()
 	minority, majority := (n-1)/2, n/2+1
 	switch {
 	case s.service != nil:
@@ -69,9 +69,38 @@ func (c *catalog) network(s *store) {
 		c.add(server, 0.6, 3, "half of the clients left with a minority of the servers", split(minority))
 		c.add(server, 0.6, 3, "every server unreachable", unreachable(n))
 		c.add(server, 0.6, 2, of(n, minority, "lost power, and booted with data"), unplugged(minority, true))
-		c.add(server, 0.6, 2, of(n, minority, "lost power, and booted without data"), unplugged(minority, false)).thins = true
+		if s.other == nil { // others put a member without data out of their set
+			c.add(server, 0.6, 2, of(n, minority, "lost power, and booted without data"), unplugged(minority, false)).thins = true
+		}
 	}
 	c.add(server, 0.6, 2, of(n, majority, "lost power, and booted with data"), unplugged(majority, true))
+	if s.other != nil {
+		c.hostsOfOthers(s)
+	}
+}
+
+// hostsOfOthers adds the faults of the links of servers that this package does not know, and
+// of the links between them.
+func (c *catalog) hostsOfOthers(s *store) {
+	n := s.size()
+	minority, majority := (n-1)/2, n/2+1
+	for _, k := range []int{minority, majority} {
+		if k > 0 {
+			c.add(server, 0.6, 3, of(n, k, "unreachable"), unreachable(k))
+			c.add(server, 0.6, 2, of(n, k, "slow to answer"), slow(k))
+		}
+	}
+	if minority == 0 {
+		return
+	}
+	c.add(server, 0.6, 3, "a minority: cut off from everybody", isolated(minority))
+	c.add(server, 0.6, 3, "a minority: cut off from the other servers, not from the clients", membersCutOff(random(minority), hosts.Between))
+	c.add(server, 0.6, 3, "no two servers reach each other", scattered)
+	if s.other.Leader != nil {
+		c.add(server, 0.6, 3, "the leader cut off from the other servers, not from the clients", membersCutOff(leading, hosts.Between))
+		c.add(server, 0.6, 3, "the leader cut off one way, to the other servers", membersCutOff(leading, hosts.From))
+		c.add(server, 0.6, 3, "the leader cut off one way, from the other servers", membersCutOff(leading, against))
+	}
 }
 
 // direction returns the pairs of a client's host and those of servers.
@@ -104,10 +133,19 @@ func (n *nemesis) shuffled(all []*hosts.Host) []*hosts.Host {
 // host returns the host of a turn's process.
 func (n *nemesis) host(t *turn) []*hosts.Host { return n.store.apart.clients[t.proc.seat:][:1] }
 
+// scaled returns a fault with the times that depend on the term, for the term of the run.
+func (n *nemesis) scaled(f hosts.Fault) hosts.Fault {
+	scale := func(d time.Duration) time.Duration {
+		return time.Duration(float64(d) * float64(n.term) / (hostTerms * float64(term)))
+	}
+	f.Flap, f.Jitter = scale(f.Flap), scale(f.Jitter)
+	return f
+}
+
 // disturbed disturbs the links of a client's host.
 func disturbed(who victims, f hosts.Fault, which direction) inject {
 	return onVictim(who, func(n *nemesis, t *turn) *injection {
-		return ofSeat(t.proc.seat, n.store.apart.Impose(f, which(n, n.host(t))...))
+		return ofSeat(t.proc.seat, n.store.apart.Impose(n.scaled(f), which(n, n.host(t))...))
 	})
 }
 
@@ -128,17 +166,17 @@ func unpluggedClient(who victims) inject {
 // again with or without their data.
 func unplugged(k int, data bool) inject {
 	return func(n *nemesis) *injection {
-		a, servers := n.store.apart, n.rand.Perm(len(n.store.servers))[:k]
+		a, servers := n.store.apart, n.rand.Perm(n.store.size())[:k]
 		var boots []func()
 		for _, i := range servers {
 			boots = append(boots, a.Impose(cutOff, hosts.Between(a.servers[i:][:1], a.all())...))
 		}
 		for _, i := range servers {
-			n.store.servers[i].Kill()
+			n.store.kill(i)
 		}
 		return ofAll(func() {
 			for j, i := range servers {
-				n.Check(n.store.servers[i].Start(data))
+				n.Check(n.store.restart(i, data))
 				boots[j]()
 			}
 		})
@@ -149,15 +187,16 @@ func unplugged(k int, data bool) inject {
 func everywhere(f hosts.Fault) inject {
 	return func(n *nemesis) *injection {
 		all := n.store.apart.all()
-		return ofAll(n.store.apart.Impose(f, hosts.From(all, all)...))
+		return ofAll(n.store.apart.Impose(n.scaled(f), hosts.From(all, all)...))
 	}
 }
 
-// forgotten makes the network forget connections, as a firewall does.
-func forgotten(idle time.Duration) inject {
+// forgotten makes the network forget connections that were idle for a share of a term, as a
+// firewall does.
+func forgotten(idle float64) inject {
 	return func(n *nemesis) *injection {
 		// Without its connections, this process would wait a minute for the next command.
-		n.store.apart.Forget(idle, n.store.apart.Own().Addr)
+		n.store.apart.Forget(n.span(idle, idle), n.store.apart.Own().Addr)
 		return ofAll(nil)
 	}
 }
@@ -183,6 +222,54 @@ func bridged(n *nemesis) *injection {
 	left := append(clients[:len(clients)/2:len(clients)/2], servers[:len(servers)/2]...)
 	right := append(clients[len(clients)/2:], servers[len(servers)/2:]...)
 	return ofAll(a.Impose(cutOff, hosts.Between(left, right)...))
+}
+
+// chosen returns servers that a fault disturbs, and the others, or none.
+type chosen func(n *nemesis) (some, others []*hosts.Host)
+
+// random chooses k servers.
+func random(k int) chosen {
+	return func(n *nemesis) (some, others []*hosts.Host) {
+		all := n.shuffled(n.store.apart.servers)
+		return all[:k], all[k:]
+	}
+}
+
+// leading chooses the leader.
+func leading(n *nemesis) (some, others []*hosts.Host) {
+	all, i := n.store.apart.servers, n.store.other.Leader()
+	if i < 0 {
+		return nil, nil
+	}
+	return all[i : i+1], slices.Delete(slices.Clone(all), i, i+1)
+}
+
+// against returns the direction from each of others to each host of some.
+func against(some, others []*hosts.Host) []hosts.Pair { return hosts.From(others, some) }
+
+// membersCutOff cuts links between servers. The clients reach all servers.
+func membersCutOff(choose chosen, which func(some, others []*hosts.Host) []hosts.Pair) inject {
+	return func(n *nemesis) *injection {
+		some, others := choose(n)
+		if some == nil {
+			return nil
+		}
+		return ofAll(n.store.apart.Impose(cutOff, which(some, others)...))
+	}
+}
+
+// isolated cuts k servers off from the other servers and from all clients.
+func isolated(k int) inject {
+	return func(n *nemesis) *injection {
+		a := n.store.apart
+		return ofAll(a.Impose(cutOff, hosts.Between(n.shuffled(a.servers)[:k], a.all())...))
+	}
+}
+
+// scattered cuts all links between servers.
+func scattered(n *nemesis) *injection {
+	a := n.store.apart
+	return ofAll(a.Impose(cutOff, hosts.From(a.servers, a.servers)...))
 }
 
 // replicaCutOff cuts the links between the master and its replica.

@@ -51,7 +51,7 @@ func links(do func(*faultproxy.Proxy)) func(n *nemesis, i int) {
 func unreachable(k int) inject {
 	return func(n *nemesis) *injection {
 		if n.store.apart != nil {
-			return ofAll(n.store.apart.Impose(cutOff, n.wires(n.rand.Perm(len(n.store.servers))[:k]...)...))
+			return ofAll(n.store.apart.Impose(cutOff, n.wires(n.rand.Perm(n.store.size())[:k]...)...))
 		}
 		return onServers(k, links((*faultproxy.Proxy).Down), links((*faultproxy.Proxy).Up))(n)
 	}
@@ -62,7 +62,7 @@ func slow(k int) inject {
 	return func(n *nemesis) *injection {
 		d := n.span(0.5, 0.7)
 		if n.store.apart != nil {
-			servers := n.rand.Perm(len(n.store.servers))[:k]
+			servers := n.rand.Perm(n.store.size())[:k]
 			return ofAll(n.store.apart.Impose(hosts.Fault{Delay: d / 2}, n.wires(servers...)...))
 		}
 		return onServers(k,

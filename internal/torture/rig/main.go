@@ -198,6 +198,9 @@ func (p plan) start(ctx context.Context, o options) (jobs []*job) {
 	for _, o.strategy = range p.strategies {
 		if more := o.more(); more != nil {
 			o.term = more.Term
+			if o.apart() {
+				o.term = cmp.Or(more.HostTerm, more.Term)
+			}
 		}
 		for _, o.losing = range []bool{false, true} {
 			j := &job{options: o, done: make(chan struct{})}

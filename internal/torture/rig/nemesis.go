@@ -93,6 +93,7 @@ func (n *nemesis) strike(ctx context.Context, f, with *fault) {
 
 	time.Sleep(lasts / 2)
 	n.heal(f, first)
+	n.store.ready()
 	if second != nil {
 		n.recover(ctx, with, second)
 	}

@@ -2,6 +2,7 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -9,16 +10,18 @@ import (
 
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/testhost"
 )
 
 // Strategy is a strategy whose store this package does not know, or another library.
 type Strategy struct {
-	Name string
-	Term time.Duration // of all leases
+	Name     string
+	Term     time.Duration // of all leases
+	HostTerm time.Duration // the same, on hosts of their own; if zero, Term
 
-	// Open starts the servers. The Lab stops them, and Open reports errors to it. If it is nil,
-	// the strategy uses Redis servers on hosts of their own.
-	Open  func(*redistest.Lab) *Store
+	// Open starts the servers, each at a place of its own. The Lab stops them, and Open reports
+	// errors to it. If it is nil, the strategy uses Redis servers on hosts of their own.
+	Open  func(*redistest.Lab, testhost.Where) *Store
 	Redis int // how many of them
 
 	// Client opens a client of another library, with servers at addrs. If it is nil, the
@@ -27,14 +30,28 @@ type Strategy struct {
 }
 
 // Store is a store that this package does not know. Clients reach each of its servers
-// through a proxy of their own, which has the faults of links.
+// through a proxy of their own, which has the faults of links. On hosts of their own, the
+// network between them has these faults.
 type Store struct {
 	What    string                                  // a description
-	Servers []string                                // the address of each server
+	Servers []string                                // the address of each server, in the order of their places
 	URL     func(addrs []string) string             // of the servers, if clients reach them at other addresses
 	Left    func(context.Context) ([]string, error) // lists what clients have left
 	Faults  []Fault
+
+	// Kill ends a server at once, and Start starts it again with its data. Ready waits, after
+	// each fault, until all servers work.
+	Kill  func(server int)
+	Start func(server int) error
+	Ready func() error
+
+	// Leader returns the server that leads the others, or a negative number during an
+	// election. It is nil if none leads.
+	Leader func() int
 }
+
+// ErrNoVictim means that there is nothing now that a fault can disturb.
+var ErrNoVictim = errors.New("no victim")
 
 // Fault is a fault of servers.
 type Fault struct {
@@ -43,7 +60,7 @@ type Fault struct {
 	Least, Most float64 // the length, in terms
 
 	// Inject makes the fault happen. It returns what ends the fault, or nil if there is
-	// nothing to end. Lasts is how long the fault lasts.
+	// nothing to end, or ErrNoVictim. Lasts is how long the fault lasts.
 	Inject func(r *rand.Rand, lasts time.Duration) (heal func() error, err error)
 }
 
@@ -58,7 +75,13 @@ func (o *options) more() *Strategy {
 
 // openOther starts the servers of a strategy.
 func (s *store) openOther(o *Strategy) {
-	s.other = o.Open(s.Lab)
+	if s.apart != nil {
+		s.other = o.Open(s.Lab, s.apart.server)
+		s.what = s.other.What + ownHosts
+		s.urls = slices.Repeat([]string{s.other.URL(s.other.Servers)}, seats)
+		return
+	}
+	s.other = o.Open(s.Lab, nil)
 	s.what = s.other.What
 	for range seats {
 		url, links := s.way()
@@ -85,7 +108,13 @@ func (s *store) otherWay() (url string, links []*faultproxy.Proxy) {
 
 // others adds the faults of a store that this package does not know, and of its clients.
 func (c *catalog) others(s *store, losing bool) {
-	if !losing {
+	switch {
+	case losing:
+	case s.apart != nil:
+		c.processes(s)
+		c.clientHosts(s)
+		c.network(s)
+	default:
 		c.processes(s)
 		c.connections()
 		c.spoils(anyRequest)
@@ -96,6 +125,9 @@ func (c *catalog) others(s *store, losing bool) {
 		}
 		c.add(server, f.Least, f.Most, f.Name, func(n *nemesis) *injection {
 			heal, err := f.Inject(n.rand, n.lasts)
+			if errors.Is(err, ErrNoVictim) {
+				return nil
+			}
 			n.Check(err)
 			return ofAll(func() {
 				if heal != nil {
@@ -103,5 +135,37 @@ func (c *catalog) others(s *store, losing bool) {
 				}
 			})
 		})
+	}
+}
+
+// size is how many servers the store has.
+func (s *store) size() int {
+	if s.other != nil {
+		return len(s.other.Servers)
+	}
+	return len(s.servers)
+}
+
+// kill ends a server at once.
+func (s *store) kill(server int) {
+	if s.other != nil {
+		s.other.Kill(server)
+		return
+	}
+	s.servers[server].Kill()
+}
+
+// restart starts a server that was killed, with or without its data.
+func (s *store) restart(server int, data bool) error {
+	if s.other != nil {
+		return s.other.Start(server)
+	}
+	return s.servers[server].Start(data)
+}
+
+// ready waits until all servers work, after a fault.
+func (s *store) ready() {
+	if s.other != nil && s.other.Ready != nil {
+		s.Check(s.other.Ready())
 	}
 }

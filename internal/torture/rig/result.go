@@ -162,15 +162,28 @@ var parts = map[string]func(r *result, k kind) bool{
 	"cluster":  func(r *result, _ kind) bool { return r.Place == onCluster },
 	"service":  func(r *result, _ kind) bool { return r.Place == onService },
 
-	"others":   func(r *result, k kind) bool { return r.Place == onOther && k.Class != server },
-	"pglock":   func(r *result, k kind) bool { return r.Strategy == "pglock" && k.Class == server },
-	"etcdlock": func(r *result, k kind) bool { return r.Strategy == "etcdlock" && k.Class == server },
+	"others": func(r *result, k kind) bool { return r.Place == onOther && k.Class != server },
+	"pglock": func(r *result, k kind) bool { return r.Place == onOther && r.Strategy == "pglock" && k.Class == server },
+	"etcdlock": func(r *result, k kind) bool {
+		return r.Place == onOther && r.Strategy == "etcdlock" && k.Class == server
+	},
 
-	"hosts":          func(r *result, _ kind) bool { return r.Place == onHosts },
+	"hosts-others": func(r *result, k kind) bool { return otherOnHosts(r) && k.Class != server },
+	"hosts-pglock": func(r *result, k kind) bool { return r.Place == onHosts && r.Strategy == "pglock" && k.Class == server },
+	"hosts-etcdlock": func(r *result, k kind) bool {
+		return r.Place == onHosts && r.Strategy == "etcdlock" && k.Class == server
+	},
+
+	"hosts":          func(r *result, _ kind) bool { return r.Place == onHosts && slices.Contains(strategies, r.Strategy) },
 	"hosts-sentinel": func(r *result, _ kind) bool { return r.Place == onHostsSentinel },
 	"hosts-cluster":  func(r *result, _ kind) bool { return r.Place == onHostsCluster },
 	"hosts-service":  func(r *result, _ kind) bool { return r.Place == onHostsService },
 	"hosts-name":     func(r *result, _ kind) bool { return r.Place == onHostsName },
+}
+
+// otherOnHosts selects the runs of hasp's strategies of other modules on hosts of their own.
+func otherOnHosts(r *result) bool {
+	return r.Place == onHosts && (r.Strategy == "pglock" || r.Strategy == "etcdlock")
 }
 
 // fillPage replaces the tables of the page of which there are runs.
@@ -181,11 +194,13 @@ func fillPage(page []byte, runs []*result) (filled []byte, err error) {
 		var rows [][]string
 		switch {
 		case name == "totals":
-			rows = totals(runs, func(place string) bool { return place != onOther && !isApart(place) })
+			rows = totals(runs, func(r *result) bool { return r.Place != onOther && !isApart(r.Place) })
 		case name == "together":
-			rows = totals(runs, isApart)
+			rows = totals(runs, func(r *result) bool { return isApart(r.Place) && slices.Contains(strategies, r.Strategy) })
 		case name == "others-together":
-			rows = totals(runs, func(place string) bool { return place == onOther })
+			rows = totals(runs, func(r *result) bool { return r.Place == onOther })
+		case name == "hosts-others-together":
+			rows = totals(runs, otherOnHosts)
 		case parts[name] != nil:
 			rows = byFault(runs, parts[name])
 		default:

@@ -80,7 +80,11 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 	more := o.more()
 	switch {
 	case more == nil:
-	case more.Open != nil:
+	case more.Open != nil && o.place == onHosts:
+		s.openHosts(o.seed, o.far)
+		s.openOther(more)
+		return s
+	case more.Open != nil && o.place == onOther:
 		s.openOther(more)
 		return s
 	case o.place != onHosts:

@@ -185,11 +185,11 @@ func (t *total) add(r *result) {
 	}
 }
 
-// totals returns a table of the runs at some places, by strategy and place.
-func totals(runs []*result, at func(place string) bool) [][]string {
+// totals returns a table of some runs, by strategy and place.
+func totals(runs []*result, has func(*result) bool) [][]string {
 	var all []*total
 	for _, r := range runs {
-		if !at(r.Place) {
+		if !has(r) {
 			continue
 		}
 		i := slices.IndexFunc(all, func(t *total) bool { return t.strategy == r.Strategy && t.what == r.What })
