@@ -269,18 +269,24 @@ const enough = 40
 const heapSlack = 4 << 20
 
 // poolSlack is how many descriptors a client may have more. go-redis keeps the connections of
-// the largest burst, ten for each CPU at most, and on slow links a burst is larger.
-var poolSlack = 10 + 10*float64(runtime.GOMAXPROCS(0))
+// the largest burst, at most ten for each CPU and server, and on slow links a burst is larger.
+func (s *store) poolSlack() float64 {
+	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
+}
 
-// figures are the resources that must not grow by more than slack.
-var figures = []struct {
+// figure is a resource that must not grow by more than slack.
+type figure struct {
 	name  string
 	slack float64
 	of    func(use) float64
-}{
-	{"bytes on the heap", heapSlack, func(u use) float64 { return float64(u.Heap) }},
-	{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
-	{"descriptors", poolSlack, func(u use) float64 { return float64(u.Files) }},
+}
+
+func (s *store) figures() []figure {
+	return []figure{
+		{"bytes on the heap", heapSlack, func(u use) float64 { return float64(u.Heap) }},
+		{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
+		{"descriptors", s.poolSlack(), func(u use) float64 { return float64(u.Files) }},
+	}
 }
 
 // checkGrowth reports a violation if the process that lived through the run used
@@ -292,7 +298,7 @@ func (r *run) checkGrowth() {
 		return
 	}
 	quarter := len(all) / 4
-	for _, f := range figures {
+	for _, f := range r.store.figures() {
 		median := func(part []use) float64 {
 			var of []float64
 			for _, u := range part {
