@@ -362,3 +362,53 @@ func Example_fence() {
 		fmt.Println(err)
 	}
 }
+
+// Releases leave a connection to renewals. A Client whose many callers wait for their releases
+// would otherwise lose its other leases.
+func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	ctx := t.Context()
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	held := func(key string) backend.Claim {
+		c := backend.Claim{Key: key, Token: key, TTL: time.Hour, Timeout: time.Hour}
+		_, err := d.Acquire(ctx, c)
+		must(t, err)
+		return c
+	}
+	mine := held("mine")
+	var others []backend.Claim
+	for i := range 20 {
+		others = append(others, held(fmt.Sprint("other/", i)))
+	}
+
+	// The rows of the others are locked, so their releases wait.
+	tx, err := newPool(t, s.URL()).Begin(ctx)
+	must(t, err)
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	_, err = tx.Exec(ctx, "SELECT FROM hasp_locks WHERE key <> 'mine' FOR UPDATE")
+	must(t, err)
+	released := make(chan error, len(others))
+	for _, c := range others {
+		go func() { released <- d.Release(ctx, c) }()
+	}
+	until(t, "releases that wait for rows", func() bool {
+		rows, err := s.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+		must(t, err)
+		return len(rows) >= 7 // of eight connections
+	})
+
+	within, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	d.Renew(within, []backend.Claim{mine}, func(_ int, _ backend.Grant, err error) {
+		if err != nil {
+			t.Errorf("a renewal while releases wait: %v", err)
+		}
+	})
+	must(t, tx.Rollback(ctx))
+	for range others {
+		must(t, <-released)
+	}
+}

@@ -98,8 +98,10 @@ type Driver struct {
 	bouncer atomic.Bool // sessions are not the driver's own, so nothing may be left in them
 
 	// takes bounds the attempts under way. They may wait for a row that another
-	// transaction has locked. Renewals and releases then still get a connection.
-	takes chan struct{}
+	// transaction has locked. Releases then still get a connection. others bounds all
+	// statements but renewals, so that a renewal never waits for a connection behind the
+	// releases of a busy Client.
+	takes, others chan struct{}
 
 	silence  silence
 	listener listener
@@ -141,7 +143,9 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
 
 func newDriver(pool *pgxpool.Pool, dl *dialer, o Options) *Driver {
 	size := int(pool.Config().MaxConns)
-	d := &Driver{pool: pool, dialer: dl, options: o, takes: make(chan struct{}, max(size-max(size/8, 1), 1))}
+	kept := max(size/8, 1) // connections for renewals, and as many for releases
+	d := &Driver{pool: pool, dialer: dl, options: o,
+		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
 	d.silence.began = time.Now()
 	d.listener.d = d
@@ -198,9 +202,12 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // enter waits for a place among the attempts. The caller calls leave.
-func (d *Driver) enter(ctx context.Context) error {
+func (d *Driver) enter(ctx context.Context) error { return place(ctx, d.takes) }
+
+// place waits for a place among some statements. The caller receives from them to leave it.
+func place(ctx context.Context, of chan struct{}) error {
 	select {
-	case d.takes <- struct{}{}:
+	case of <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -356,7 +363,7 @@ func (d *Driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 	}
 
 	renewed := make([]bool, len(which))
-	err := d.query(ctx, sql, func(rows pgx.Rows) error {
+	err := d.queryAtOnce(ctx, sql, func(rows pgx.Rows) error {
 		var n int64
 		if err := rows.Scan(&n); err != nil {
 			return err

@@ -59,10 +59,10 @@ func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
 }
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
-// because it has the fence.
+// because it has the fence. The empty key is the sweeper's: it ends by its term of a minute.
 func (d *database) left(context.Context) (all []string, err error) {
 	err = d.with(func(ctx context.Context, c *pgx.Conn) error {
-		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp()
+		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
 			UNION ALL SELECT 'listener ' || pid FROM pg_stat_activity WHERE query ~* '^listen' AND pid <> pg_backend_pid()`)
 		if err == nil {
 			all, err = pgx.CollectRows(rows, pgx.RowTo[string])
