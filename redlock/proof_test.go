@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,6 +61,34 @@ func TestARecordThatCameLateRenewsNothing(t *testing.T) {
 			t.Errorf("B: %v", err)
 		} else if renewed == nil {
 			t.Error("A has renewed its lease, and B holds the key as well")
+		}
+	})
+}
+
+// Node 2 gets A's member from a repair, and counts for a renewal with a longer term. Then it
+// gets A's first request, which comes late. If that request gave the member its own shorter
+// term, nodes 1 and 2 would soon be free for B. docs/model found it.
+func TestALateRequestOfAReaderShortensNoTerm(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		a, ofA := tr.linked(t)
+		b, _ := tr.linked(t)
+		c := aReader("a-key")
+		tr.warm(t, a, aReader("warm")) // the node has the script
+		ofA[2].Fail("a-key", faultproxy.HoldRequest)
+		tr.acquire(t, a, c)
+		time.Sleep(2 * c.Timeout) // A gives up the command that is held
+
+		first := renewOne(a, c, c.Timeout)
+		synctest.Wait() // node 2 is repaired
+		ofA[1].Down()
+		c.TTL = time.Minute
+		if err := errors.Join(first, renewOne(a, c, c.Timeout)); err != nil {
+			t.Fatalf("renewals: %v", err)
+		}
+		ofA[2].Release()
+		time.Sleep(30 * time.Second)
+		if _, err := b.Acquire(t.Context(), aClaim("a-key")); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("a writer, in the term of the reader: %v", err)
 		}
 	})
 }

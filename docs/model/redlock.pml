@@ -2,7 +2,10 @@
  * redlock: three nodes, two clients, one key. README.md says what this shows and how to run it.
  *
  * Checked: at no time have both clients a lease (one holder), and with FENCES each fence is larger
- * than all fences granted before (growing fences).
+ * than all fences granted before (growing fences). With SHARED each attempt is that of a writer or
+ * of a reader. Readers may have leases at the same time, and the fence of a reader is larger than
+ * those of all writers before it. When the last term of a client has ended, a node may forget its
+ * record at once, whatever others do.
  *
  * Messages. A request, once sent, may reach a node at any later time, any number of times, or
  * never. So no channel is needed: a node may run each request that was ever sent. A reply is kept
@@ -15,7 +18,8 @@
  * before the term has ended by the client's clock. How fast clocks run does not matter.
  *
  * Records of attempts that have ended are freed at once. If one stayed, it could only refuse
- * requests, and a refused request has the same effect as one that is late.
+ * requests, and a refused request has the same effect as one that is late. So the queue of waiters
+ * and intents, which can only refuse, need no part here: see queue.pml and intent.pml.
  *
  * Sizes: TERMS terms for each client, FAULTS faults in all. Without FENCES there are no fences.
  */
@@ -23,13 +27,15 @@
 #ifndef TERMS
 #define TERMS 2
 #endif
+#ifndef TERMS1
+#define TERMS1 TERMS  /* of client 1 */
+#endif
 #ifndef FAULTS
 #define FAULTS 1
 #endif
 
 #define NODES 3
 #define QUORUM 2
-#define NOBODY 2
 
 /* The place of client c and node n in an array for all pairs. */
 #define AT(c, n) ((c) * NODES + (n))
@@ -40,6 +46,7 @@
 #define RAISING 2  /* raiseFence: a quorum has voted yes, and may not have the fence yet */
 #define HOLDS 3    /* the caller has a lease */
 byte state[2];
+byte readers;     /* the clients whose present attempt is shared, as bits; the others are writers */
 byte began[2];    /* the last term that has begun */
 byte ended[2];    /* all terms up to this one have ended */
 byte attempt[2];  /* the last attempt: the number of its first term */
@@ -65,8 +72,8 @@ byte lost[2];       /* the nodes that did not have it, as bits */
 bool confirmed[2];  /* a quorum had it, so the other nodes get a repair */
 
 /* Node. */
-byte holder[NODES];   /* the client whose record is there */
-byte expires[NODES];  /* the term of the record */
+byte records[NODES];  /* the clients that have a record there, as bits; several only if it is shared */
+byte expires[2 * NODES];  /* the term of each record */
 byte counter[NODES];  /* the fence counter */
 byte mark[NODES];     /* 0 if there is none */
 bool thisRun[NODES];  /* the mark names the run of the server that answers */
@@ -78,6 +85,10 @@ bool thisRun[NODES];  /* the mark names the run of the server that answers */
 byte marks;
 byte waitsFor[2 * MARKS];  /* for each mark, the last term of client 0, and then of client 1 */
 
+#ifdef ONE_TERM
+byte newest[NODES];  /* the client whose term was written last */
+byte newestTerm[NODES];
+#endif
 #ifdef RECORD_PER_TOKEN
 byte token[2];  /* the last term before the present token */
 #endif
@@ -85,11 +96,15 @@ byte token[2];  /* the last term before the present token */
 byte faults;
 byte endsWith[2];  /* the term of the other client with which an attempt ends at the latest, or 0 */
 byte lastFence;  /* the largest fence of all leases so far */
+byte lastWriter;  /* the largest fence of all leases of writers so far */
 
 byte i;  /* of loops; 0 between steps */
 
 #define over(m) (waitsFor[2 * (m)] == 0 && waitsFor[2 * (m) + 1] == 0)
 #define bit(mask, n) (((mask) >> (n)) & 1)
+#define has(c, n) bit(records[n], c)
+#define reads(c) bit(readers, c)
+#define joins(c, n) (reads(c) && (records[n] & ~readers) == 0)  /* all records there are shared */
 #define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
 #define voted(c) ((vote[AT(c, 0)] == YES) + (vote[AT(c, 1)] == YES) + (vote[AT(c, 2)] == YES))
 #define mayVote(n) (mark[n] != 0 && thisRun[n])
@@ -105,7 +120,7 @@ byte i;  /* of loops; 0 between steps */
 #ifdef FENCE_ANYWHERE
 #define counts(c, n) true
 #else
-#define counts(c, n) (holder[n] == c)
+#define counts(c, n) has(c, n)
 #endif
 
 /* mayHold says when a lease with a fence begins. */
@@ -126,10 +141,62 @@ byte i;  /* of loops; 0 between steps */
 #endif
 #endif
 
-inline forget(n) {
-	holder[n] = NOBODY;
-	expires[n] = 0
+/* enter writes a record. */
+inline enter(c, n, term) {
+	records[n] = records[n] | (1 << c);
+	expires[AT(c, n)] = term;
+#ifdef ONE_TERM
+	newest[n] = c;
+	newestTerm[n] = term
+#endif
 }
+
+/* forget removes the record of one client, and leaves others alone. */
+inline forget(c, n) {
+	records[n] = records[n] & ~(1 << c);
+	expires[AT(c, n)] = 0
+}
+
+inline forgetAll(n) {
+	forget(0, n);
+	forget(1, n)
+}
+
+/* The parts of scripts that broken variants of shared holds change. */
+#ifdef JOINS_WRITER
+#define open(c, n) (records[n] == 0 || reads(c) && !has(c, n))
+#else
+#define open(c, n) (records[n] == 0 || joins(c, n) && !has(c, n))
+#endif
+#ifdef NO_MEMBER
+#define join(c, n) if :: records[n] == 0 -> enter(c, n, attempt[c]) :: else fi
+#else
+#define join(c, n) enter(c, n, attempt[c])
+#endif
+#ifdef REPAIR_JOINS_WRITER
+#define mayRepair(c, n) (open(c, n) || reads(c))
+#define repair(c, n) if :: joins(c, n) :: else -> forgetAll(n) fi; enter(c, n, renewal[c])
+#else
+#define mayRepair(c, n) open(c, n)
+#define repair(c, n) enter(c, n, renewal[c])
+#endif
+#ifdef RENEW_ALL
+#define renewOthers(c, n) if :: has(1 - c, n) -> expires[AT(1 - c, n)] = began[1 - c] + 1 :: else fi
+#else
+#define renewOthers(c, n) skip
+#endif
+#ifdef ONE_TERM
+#define mayExpire(c, n) (records[n] != 0 && newest[n] == c && ended[c] >= newestTerm[n])
+#define expire(c, n) forgetAll(n)
+#else
+#define mayExpire(c, n) (has(c, n) && ended[c] >= expires[AT(c, n)])
+#define expire(c, n) forget(c, n)
+#endif
+#ifdef FENCE_BORROWED
+#define nextFence(c, n) (reads(c) && counter[n] > 0 -> counter[n] : counter[n] + 1)
+#else
+#define nextFence(c, n) (counter[n] + 1)
+#endif
 
 /* clearBallot forgets what is not needed any more, so that equal states look equal. */
 inline clearBallot(c) {
@@ -164,6 +231,13 @@ inline becomesSure(c, n) {
 #endif
 }
 
+/* releaseRecord is releaseshared.lua, or release.lua. */
+#ifdef RELEASE_ALL
+#define releaseRecord(c, n) forgetAll(n)  /* it removes the other members */
+#else
+#define releaseRecord(c, n) forget(c, n)
+#endif
+
 /* end ends an attempt, with or without a lease. Then its records may be released. */
 inline end(c) {
 #ifdef RECORD_PER_TOKEN
@@ -176,13 +250,14 @@ inline end(c) {
 	endsWith[c] = 0;
 	until[c] = 0;
 	fence[c] = 0;
+	readers = readers & ~(1 << c);
 	clearBallot(c);
 	for (i : 0 .. NODES - 1) {
 		sure[AT(c, i)] = 0
 	}
 	for (i : 0 .. NODES - 1) {
 		if
-		:: holder[i] == c -> forget(i)
+		:: has(c, i) -> releaseRecord(c, i)
 		:: else
 		fi
 	}
@@ -195,12 +270,17 @@ inline end(c) {
 /* hold begins a lease. */
 inline hold(c) {
 	printf("client %d: holds the key, fence %d\n", c, fence[c]);
-	assert(state[1 - c] != HOLDS);  /* one holder */
+	assert(state[1 - c] != HOLDS || reads(0) && reads(1));  /* one writer, or only readers */
 #ifdef FENCES
 #ifndef NOFENCECHECK
-	assert(fence[c] > lastFence);   /* growing fences */
+	assert(fence[c] > lastWriter);  /* growing fences */
+	assert(fence[c] > lastFence || reads(c));
 #endif
-	lastFence = fence[c];
+	lastFence = (fence[c] > lastFence -> fence[c] : lastFence);
+	if
+	:: !reads(c) -> lastWriter = fence[c]
+	:: else
+	fi;
 #endif
 	state[c] = HOLDS;
 	endsWith[c] = 0;
@@ -220,6 +300,9 @@ inline hold(c) {
 inline endTerm(c, other) {
 	ended[c]++;
 	printf("time: term %d of client %d ends\n", ended[c], c);
+	for (i : 0 .. NODES - 1) {
+		assert(ended[c] < began[c] || ended[c] >= expires[AT(c, i)])  /* no record outlasts its term */
+	}
 	if
 	:: endsWith[other] > 0 && ended[c] >= endsWith[other] -> end(other)
 	:: else
@@ -291,21 +374,34 @@ inline checkVote(c, n) {
 	fi;
 	if
 	:: voteMark[AT(c, n)] != 0 -> vote[AT(c, n)] = YES; voteMark[AT(c, n)] = 0
-	:: voteMark[AT(c, n)] == 0 && holder[n] == c && waited(mark[n]) -> voteMark[AT(c, n)] = mark[n]
+	:: voteMark[AT(c, n)] == 0 && has(c, n) && waited(mark[n]) -> voteMark[AT(c, n)] = mark[n]
 	:: else -> vote[AT(c, n)] = NONE
 	fi
+}
+
+#define terms(c) (c == 0 -> TERMS : TERMS1)
+#define mayBegin(c) (state[c] == IDLE && began[c] < terms(c) && (c == 0 || began[0] > 0))
+inline begin(c) {
+	began[c]++;
+	attempt[c] = began[c];
+	state[c] = ASKING;
+	clearRenewal(c)
 }
 
 proctype Client(byte c) {
 	do
 	/* Acquire, or the next attempt of a Wait. Clients are alike, so client 0 begins first. */
-	:: d_step { state[c] == IDLE && began[c] < TERMS && (c == 0 || began[0] > 0) ->
-		began[c]++;
-		attempt[c] = began[c];
-		state[c] = ASKING;
-		clearRenewal(c);
+	:: d_step { mayBegin(c) ->
+		begin(c);
 		printf("client %d: asks all nodes, attempt %d\n", c, attempt[c])
 	}
+#ifdef SHARED
+	:: d_step { mayBegin(c) ->
+		begin(c);
+		readers = readers | (1 << c);
+		printf("client %d: asks all nodes as a reader, attempt %d\n", c, attempt[c])
+	}
+#endif
 	:: d_step { state[c] == ASKING && countable(c, 0) -> checkVote(c, 0) }
 	:: d_step { state[c] == ASKING && countable(c, 1) -> checkVote(c, 1) }
 	:: d_step { state[c] == ASKING && countable(c, 2) -> checkVote(c, 2) }
@@ -336,7 +432,7 @@ proctype Client(byte c) {
 		end(c)
 	}
 	/* Renew. */
-	:: d_step { state[c] == HOLDS && began[c] < TERMS ->
+	:: d_step { state[c] == HOLDS && began[c] < terms(c) ->
 		began[c]++;
 		clearRenewal(c);
 		renewal[c] = began[c];
@@ -354,11 +450,10 @@ proctype Client(byte c) {
 /* Link runs the requests of client c at node n. Each step is a script. */
 proctype Link(byte c; byte n) {
 	do
-	/* acquire.lua, or SET NX, GET of the mark and INFO in one pipeline. */
-	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && holder[n] == NOBODY ->
+	/* acquire.lua, or SET NX, GET of the mark and INFO in one pipeline. For a reader join.lua. */
+	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && open(c, n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
-		holder[n] = c;
-		expires[n] = attempt[c];
+		join(c, n);
 		if
 		:: state[c] == HOLDS && markOfVote(n) != 0 && over(markOfVote(n)) ->
 			if
@@ -371,16 +466,27 @@ proctype Link(byte c; byte n) {
 			vote[AT(c, n)] = SENT;
 			voteMark[AT(c, n)] = markOfVote(n);
 #ifdef FENCES
-			proposal[AT(c, n)] = counter[n] + 1;
+			proposal[AT(c, n)] = nextFence(c, n);
+			if
+			:: reads(c) -> counter[n] = proposal[AT(c, n)]
+			:: else
+			fi
 #endif
 		:: else
 		fi
 	}
 	/* The term of the record ends on the node. */
-	:: d_step { holder[n] == c && ended[c] >= expires[n] ->
+	:: d_step { mayExpire(c, n) ->
 		printf("node %d: the record of client %d expires\n", n, c);
-		forget(n)
+		expire(c, n)
 	}
+#ifdef JOIN_SHORTENS
+	/* A request of a reader arrives again, or after a repair. */
+	:: d_step { (state[c] == RAISING || state[c] == HOLDS) && reads(c) && has(c, n) && expires[AT(c, n)] > attempt[c] ->
+		printf("node %d: a late request gives the member of client %d a shorter term\n", n, c);
+		enter(c, n, attempt[c])
+	}
+#endif
 #ifdef FENCES
 	/* raise.lua. The fence counts only where the attempt has its record. */
 	:: d_step { state[c] == RAISING && !bit(raised[c], n) && (counter[n] < fence[c] || counts(c, n)) ->
@@ -402,24 +508,24 @@ proctype Link(byte c; byte n) {
 		:: else
 		fi;
 		if
-		:: holder[n] == c ->
+		:: has(c, n) ->
 			printf("node %d: renews the record of client %d\n", n, c);
 			if
 			:: isSure(c, n) -> renewYes[c] = renewYes[c] | (1 << n); sure[AT(c, n)] = renewal[c]
 			:: else -> unsure[c] = unsure[c] | (1 << n)
 			fi;
-			expires[n] = renewal[c]
+			enter(c, n, renewal[c]);
+			renewOthers(c, n)
 		:: else ->
 			printf("node %d: has no record of client %d to renew\n", n, c);
 			lost[c] = lost[c] | (1 << n);
 			sure[AT(c, n)] = 0
 		fi
 	}
-	/* repair.lua. */
-	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && holder[n] == NOBODY ->
+	/* repair.lua, or repairshared.lua. */
+	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && mayRepair(c, n) ->
 		printf("node %d: repairs the record of client %d\n", n, c);
-		holder[n] = c;
-		expires[n] = renewal[c];
+		repair(c, n);
 		lost[c] = lost[c] & ~(1 << n);
 		unsure[c] = unsure[c] | (1 << n)
 	}
@@ -431,23 +537,23 @@ proctype Link(byte c; byte n) {
 	}
 #ifdef REPAIR_OVERWRITES
 	/* The repair of a lease that has ended arrives late, and writes over another record. */
-	:: d_step { state[c] == IDLE && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && holder[n] == 1 - c ->
+	:: d_step { state[c] == IDLE && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && has(1 - c, n) ->
 		printf("node %d: a late repair for client %d replaces the record of client %d\n", n, c, 1 - c);
-		forget(n)
+		forgetAll(n)
 	}
 #endif
 #ifdef RELEASE_ANY
 	/* The release of an attempt that has ended does not compare the token. */
-	:: d_step { (state[c] == IDLE && attempt[c] > 0 || attempt[c] > 1) && holder[n] != NOBODY ->
-		printf("node %d: a release of client %d removes the record of client %d\n", n, c, holder[n]);
-		forget(n)
+	:: d_step { (state[c] == IDLE && attempt[c] > 0 || attempt[c] > 1) && records[n] != 0 ->
+		printf("node %d: a release of client %d removes the record\n", n, c);
+		forgetAll(n)
 	}
 #endif
 #ifdef RECORD_PER_TOKEN
 	/* cleanUp of an attempt of the same token removes the record of this one. */
-	:: d_step { state[c] != IDLE && attempt[c] > token[c] + 1 && holder[n] == c ->
+	:: d_step { state[c] != IDLE && attempt[c] > token[c] + 1 && has(c, n) ->
 		printf("node %d: the clean-up of an earlier attempt removes the record of client %d\n", n, c);
-		forget(n)
+		forget(c, n)
 	}
 #endif
 	/* A refusal or a renewal finds no mark, or a driver uses the node for the first time. */
@@ -469,7 +575,7 @@ proctype Time(byte c; byte other) {
 }
 
 inline lose(n) {
-	forget(n);
+	forgetAll(n);
 	counter[n] = 0;
 	faults++
 }
@@ -511,7 +617,6 @@ proctype Faults(byte n) {
 init {
 	d_step {
 		for (i : 0 .. NODES - 1) {
-			holder[i] = NOBODY;
 			mark[i] = 1;
 			thisRun[i] = true
 		}

@@ -1,0 +1,312 @@
+/*
+ * queue: redlock's queue of waiters. README.md says what this shows and how to run it.
+ *
+ * Checked: no caller waits for ever. Each client that lives gets the key, or leaves, TIMES times,
+ * and then the model ends. A wait that cannot go on is an invalid end state. With ANY_QUEUE the
+ * queue may say anything, and it is checked that a key has one holder nevertheless.
+ *
+ * A waiter looks from time to time, so a look is possible at any moment. A look that changes
+ * nothing is no step here. So a state in which all looks are in vain is an end state, and an error.
+ * How often waiters look, and how rivals with different leads get apart, is not checked.
+ *
+ * Nodes do not lose data here; redlock.pml is about that. Limits: LOSSES messages are lost or late,
+ * DEAD clients stop, LEAVES callers leave, MOVES times a client sees another lead or asks all nodes
+ * at once, and DOWN nodes stop.
+ */
+
+#ifndef CLIENTS
+#define CLIENTS 2
+#endif
+#ifndef TIMES
+#define TIMES 2
+#endif
+#ifndef LOSSES
+#define LOSSES 1
+#endif
+#ifndef DEAD
+#define DEAD 0
+#endif
+#ifndef MOVES
+#define MOVES 1
+#endif
+#ifndef DOWN
+#define DOWN 0
+#endif
+
+#ifndef LEAVES
+#define LEAVES 1
+#endif
+
+#define NODES 3
+#define QUORUM 2
+#define NOBODY CLIENTS
+
+/* Client. Each call is a Wait; its first attempt may also be that of an Acquire. */
+#define IDLE 0
+#define ASKS_LEAD 1  /* askLead */
+#define ASKS_ALL 2
+#define WAITS 3      /* sleep */
+#define HOLDS 4
+#define GONE 5       /* the process is stopped */
+byte state[CLIENTS];
+byte times[CLIENTS];
+byte lead[CLIENTS];       /* the node that the last attempt has asked first */
+byte since[CLIENTS];      /* when the waiter arrived: its number among all */
+bool woken[CLIENTS];      /* wake has a message */
+byte asked[CLIENTS];      /* the nodes that have answered the attempt, as bits */
+byte yes[CLIENTS];        /* the nodes that have voted yes */
+byte releasing[CLIENTS];  /* the nodes that have a record of an earlier attempt, which is being released */
+byte wakes[CLIENTS];      /* those of them whose release wakes the first waiter */
+
+/* Node. */
+byte record[NODES];  /* the client whose record is there */
+byte places[NODES];  /* the waiters in the queue, as bits */
+bool stale[NODES];   /* a waiter that has died or left still has a place, before all others */
+bool down[NODES];
+
+byte arrivals;
+byte losses;
+byte dead;
+byte moves;
+byte leaves;
+byte i;
+byte head;  /* of a step; NOBODY between steps */
+
+#define bit(mask, n) (((mask) >> (n)) & 1)
+#define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
+#define stands(c, n) bit(places[n], c)
+#define before(o, c, n) (o < CLIENTS && o != c && stands(o, n) && since[o] < since[c])
+#if CLIENTS == 2
+#define first(c, n) (!stale[n] && !before(0, c, n) && !before(1, c, n))
+#else
+#define first(c, n) (!stale[n] && !before(0, c, n) && !before(1, c, n) && !before(2, c, n))
+#endif
+#define free(n) (record[n] == NOBODY)
+
+/* useful says whether a look changes anything. */
+#define useful(c) (down[lead[c]] || !stands(c, lead[c]) || free(lead[c]) && first(c, lead[c]))
+
+/* The broken variants. */
+#ifdef NO_LOOKS
+#define looks(c) !stands(c, lead[c])  /* a waiter in the queue looks when it is woken only */
+#else
+#define looks(c) useful(c)
+#endif
+#ifdef PLACES_STAY
+#define ends(n) false
+#else
+#define ends(n) stale[n]
+#endif
+#ifdef LEAVES_SILENTLY
+#define wakesNext(n) false
+#else
+#define wakesNext(n) free(n)
+#endif
+#ifdef ANY_QUEUE
+#define says(c, n) true  /* it may say that c is first */
+#define saysNot(c, n) true
+#else
+#define says(c, n) first(c, n)
+#define saysNot(c, n) !first(c, n)
+#endif
+#ifdef QUEUE_VOTES
+#define takes(n) true  /* the first waiter gets a vote of yes for a key that is held */
+#else
+#define takes(n) free(n)
+#endif
+
+/* wake is the function of turns.lua. A message for a waiter that has died is for nobody. */
+inline wake(n) {
+	head = NOBODY;
+	for (i : 0 .. CLIENTS - 1) {
+		if
+		:: !stale[n] && stands(i, n) && (head == NOBODY || since[i] < since[head]) -> head = i
+		:: else
+		fi
+	}
+	i = 0;
+	if
+	:: head != NOBODY -> woken[head] = true; printf("node %d: wakes client %d\n", n, head)
+	:: head != NOBODY && losses < LOSSES -> losses++; printf("node %d: the message for client %d is lost\n", n, head)
+	:: head == NOBODY
+	fi;
+	head = NOBODY
+}
+
+/* leave is leave.lua. If it is late or lost, or a request comes after it, the place stays. */
+inline leave(c, n) {
+	if
+	:: stands(c, n) && !down[n] ->
+		places[n] = places[n] & ~(1 << c);
+		if
+		:: wakesNext(n) -> wake(n)
+		:: !wakesNext(n)
+		:: losses < LOSSES -> losses++; stale[n] = true
+		fi
+	:: !stands(c, n) && !down[n] && state[c] == ASKS_LEAD && losses < LOSSES -> losses++; stale[n] = true
+	:: !stands(c, n) || down[n]
+	fi
+}
+
+/* cleanUp releases the votes of an attempt. It wakes the first waiter of the lead's queue. */
+inline cleanUp(c) {
+	releasing[c] = releasing[c] | yes[c];
+	wakes[c] = wakes[c] & ~yes[c] | yes[c] & (1 << lead[c]);
+	yes[c] = 0;
+	asked[c] = 0
+}
+
+inline endCall(c) {
+	state[c] = IDLE;
+	times[c]++;
+	since[c] = 0;
+	woken[c] = false
+}
+
+/* look begins an attempt, with the lead that the client sees. */
+inline look(c, n) {
+	printf("client %d: looks, with node %d as its lead\n", c, n);
+	if
+	:: lead[c] != n -> leave(c, lead[c])
+	:: else
+	fi;
+	lead[c] = n;
+	woken[c] = false;
+	state[c] = ASKS_LEAD
+}
+
+proctype Client(byte c) {
+	do
+	:: d_step { state[c] == IDLE && times[c] < TIMES ->
+		arrivals++;
+		since[c] = arrivals;
+		state[c] = WAITS;
+		printf("client %d: calls\n", c)
+	}
+	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) && !down[lead[c]] -> look(c, lead[c]) }
+	/* Another node leads for this client. */
+	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) && down[lead[c]] -> look(c, 1 - lead[c]) }
+	:: atomic { state[c] == WAITS && moves < MOVES && !down[1 - lead[c]] -> moves++; look(c, 1 - lead[c]) }
+	/* A client that has met no rival asks all nodes at once. */
+	:: d_step { state[c] == ASKS_LEAD && !stands(c, lead[c]) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
+	/* The lead does not answer. */
+	:: d_step { state[c] == ASKS_LEAD && down[lead[c]] -> state[c] = ASKS_ALL }
+	/* queue.lua. */
+	:: d_step { state[c] == ASKS_LEAD && !down[lead[c]] && takes(lead[c]) && says(c, lead[c]) ->
+		printf("node %d: as the lead, votes for client %d\n", lead[c], c);
+		places[lead[c]] = places[lead[c]] & ~(1 << c);
+		record[lead[c]] = c;
+		yes[c] = 1 << lead[c];
+		asked[c] = yes[c];
+		state[c] = ASKS_ALL
+	}
+	:: d_step { state[c] == ASKS_LEAD && !down[lead[c]] && (!takes(lead[c]) || saysNot(c, lead[c])) ->
+		printf("node %d: as the lead, refuses client %d\n", lead[c], c);
+		places[lead[c]] = places[lead[c]] | (1 << c);
+		state[c] = WAITS
+	}
+	:: d_step { state[c] == ASKS_ALL && quorumOf(yes[c]) ->
+		printf("client %d: holds the key\n", c);
+		for (i : 0 .. CLIENTS - 1) { assert(state[i] != HOLDS) }  /* one holder */
+		i = 0;
+		asked[c] = 0;
+		state[c] = HOLDS
+	}
+	:: d_step { state[c] == ASKS_ALL && asked[c] == 7 && !quorumOf(yes[c]) ->
+		printf("client %d: is refused\n", c);
+		cleanUp(c);
+		state[c] = WAITS
+	}
+	/* Unlock. The releases wake the first waiter of each node. */
+	:: d_step { state[c] == HOLDS ->
+		printf("client %d: unlocks\n", c);
+		releasing[c] = releasing[c] | yes[c];
+		wakes[c] = wakes[c] | yes[c];
+		yes[c] = 0;
+		endCall(c)
+	}
+	/* The caller leaves. */
+	:: atomic { leaves < LEAVES && (state[c] == WAITS || state[c] == ASKS_LEAD || state[c] == ASKS_ALL) ->
+		printf("client %d: leaves\n", c);
+		leaves++;
+		leave(c, lead[c]);
+		cleanUp(c);
+		endCall(c)
+	}
+	:: d_step { state[c] != IDLE && dead < DEAD ->
+		printf("client %d: dies\n", c);
+		dead++;
+		if
+		:: stands(c, lead[c]) -> stale[lead[c]] = true; places[lead[c]] = places[lead[c]] & ~(1 << c)
+		:: else
+		fi;
+		state[c] = GONE;
+		yes[c] = 0;
+		asked[c] = 0;
+		releasing[c] = 0;
+		wakes[c] = 0;
+		woken[c] = false
+	}
+	:: state[c] == GONE || state[c] == IDLE && times[c] == TIMES -> break
+	od
+}
+
+/* Link runs the other requests of client c at node n. */
+proctype Link(byte c; byte n) {
+end:	do
+	/* acquire.lua, or SET NX. */
+	:: d_step { state[c] == ASKS_ALL && !bit(asked[c], n) ->
+		if
+		:: free(n) && !down[n] ->
+			printf("node %d: votes for client %d\n", n, c);
+			record[n] = c;
+			yes[c] = yes[c] | (1 << n)
+		:: else
+		fi;
+		asked[c] = asked[c] | (1 << n)
+	}
+	/* release.lua. */
+	:: atomic { bit(releasing[c], n) ->
+		printf("node %d: releases the record of client %d\n", n, c);
+		releasing[c] = releasing[c] & ~(1 << n);
+		record[n] = NOBODY;
+		if
+		:: bit(wakes[c], n) && !down[n] -> wakes[c] = wakes[c] & ~(1 << n); wake(n)
+		:: else -> wakes[c] = wakes[c] & ~(1 << n)
+		fi
+	}
+	/* The term of a client that has died ends. No release wakes a waiter. */
+	:: d_step { state[c] == GONE && record[n] == c -> record[n] = NOBODY }
+	od
+}
+
+proctype Node(byte n) {
+end:	do
+	/* A waiter that has not looked for a second counts as gone. */
+	:: d_step { ends(n) -> stale[n] = false }
+	:: d_step { n < DOWN && !down[n] ->
+		printf("node %d: stops\n", n);
+		down[n] = true;
+		places[n] = 0;
+		stale[n] = false
+	}
+	od
+}
+
+init {
+	d_step {
+		for (i : 0 .. NODES - 1) { record[i] = NOBODY }
+		i = 0;
+		head = NOBODY
+	}
+	atomic {
+		for (i : 0 .. NODES - 1) { run Node(i) }
+		for (i : 0 .. CLIENTS - 1) {
+			run Client(i);
+			run Link(i, 0);
+			run Link(i, 1);
+			run Link(i, 2)
+		}
+		i = 0
+	}
+}
