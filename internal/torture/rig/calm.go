@@ -23,6 +23,8 @@ func (r *run) calm() {
 		return // they check what hasp promises
 	case r.plant == queued && !r.losing:
 		parts = []func(context.Context){r.busy} // the part that finds it
+	case r.plant == resolvedOnce && !r.losing:
+		parts = []func(context.Context){r.moves}
 	case r.plant != "":
 		return
 	case !r.losing:
@@ -260,10 +262,10 @@ func (r *run) busy(ctx context.Context) {
 	}
 }
 
-// moves runs Clients of a queue that connected before their address led to
-// another master, and Clients that connected later. All must get the key.
+// moves runs Clients that connected before their address or name led to another master, and
+// Clients that connected later. All must get the key, unless the strategy has no turns.
 func (r *run) moves(ctx context.Context) {
-	if r.store.service == nil || r.strategy != fairlock {
+	if r.store.service == nil || r.strategy == "spinlock" {
 		return
 	}
 	const callers, lasts = 2, 10 * time.Second

@@ -128,7 +128,7 @@ func TestPlantedBugsOfLatencyAreFound(t *testing.T) {
 		"reply":        {options{strategy: "spinlock", place: onHosts, far: 200 * time.Millisecond, time: 10 * time.Second, patience: patience}, "holder stopped", "one at a time"},
 		queued:         {options{strategy: "spinlock", place: onHosts, time: time.Second, patience: patience}, "waiter killed", "kept until its end"},
 		"subscription": {options{strategy: "pubsublock", place: onHostsService, time: 10 * time.Second, patience: 5 * time.Second}, "the address leads to its replica", "stood still"},
-		resolvedOnce:   {options{strategy: "spinlock", place: onHostsName, time: 10 * time.Second, patience: 10 * time.Second}, "the name leads to its replica", "stood still"},
+		resolvedOnce:   {options{strategy: "pubsublock", place: onHostsName, time: time.Second, patience: patience}, "waiter killed", "stood still"},
 	} {
 		t.Run(bug, func(t *testing.T) {
 			t.Parallel()
