@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -240,11 +241,23 @@ func (s *Server) Start() error {
 	defer log.Close()
 	c := s.command(context.Background(), s.program, s.arguments()...)
 	c.Stdout, c.Stderr = log, log
-	if err := s.at.Run(c.Start); err != nil {
+	endWithParent(c)
+	started, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		// The kernel kills the server when the thread that forked it ends. So the thread waits
+		// for the server. Then it goes on: it may have forked others.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := s.at.Run(c.Start)
+		started <- err
+		if err == nil {
+			c.Wait()
+		}
+		close(ended)
+	}()
+	if err := <-started; err != nil {
 		return err
 	}
-	ended := make(chan struct{})
-	go func() { c.Wait(); close(ended) }()
 	s.cmd, s.ended = c, ended
 
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
