@@ -20,7 +20,7 @@ const (
 	windowsPerT  = 100                   // renewals that are due within TTL/100, the window, travel together
 	checkEvery   = time.Second           // how often the clock is read while leases are held
 	renewalsPerT = 3                     // a renewal starts at TTL/3
-	triesPerT    = 10                    // a try lasts at most TTL/10, and every second one of a row TTL/5
+	triesPerT    = 10                    // a try lasts at most TTL/10, or TTL/5 after an odd number of failures
 )
 
 // lane has queues of holds that are due, and counts the calls in flight that renew
@@ -40,9 +40,9 @@ const tryClasses = 16
 func (c *Client) tryLocked(h *hold) time.Duration {
 	try := h.termLocked() / triesPerT
 	if h.failed%2 == 1 {
-		// A short try soon finds out that its connection is dead. But a store that is far away
-		// may take longer than that to answer on a new connection, and then no short try
-		// would ever succeed. So every second try lasts longer.
+		// A short try soon shows that its connection is dead. But a distant store may need
+		// longer to answer on a new connection. Then all short tries would fail, so every
+		// second one lasts longer.
 		try *= 2
 	}
 	return min(c.opts.Timeout, try)

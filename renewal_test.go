@@ -68,7 +68,7 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 	})
 }
 
-func TestATryLastsATenthOrAFifthOfTheTermOrTimeout(t *testing.T) {
+func TestEverySecondTryLastsTwiceAsLong(t *testing.T) {
 	const short, long, timeout = 100 * time.Millisecond, 200 * time.Millisecond, 3 * time.Second
 	for ttl, want := range map[time.Duration][]time.Duration{time.Second: {short, long, short}, time.Minute: {timeout, timeout, timeout}} {
 		withClient(t, &hasp.Options{TTL: ttl, Timeout: timeout}, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -88,8 +88,8 @@ func TestATryLastsATenthOrAFifthOfTheTermOrTimeout(t *testing.T) {
 	}
 }
 
-// The store is 20 round trips of the term away. On a new connection it answers after three
-// of them, and a try that is not answered closes its connection.
+// The term is 20 round trips long. On a new connection the store answers after three round
+// trips, and a try without an answer closes its connection.
 func TestRenewalsReachAStoreThatIsFarAway(t *testing.T) {
 	const trip = 50 * time.Millisecond
 	withClient(t, &hasp.Options{TTL: 20 * trip}, func(t *testing.T, f *faulty, c *hasp.Client) {

@@ -97,11 +97,13 @@ type Driver struct {
 	channel string      // of the messages of releases
 	bouncer atomic.Bool // sessions are not the driver's own, so nothing may be left in them
 
-	// takes bounds the attempts under way. They may wait for a row that another
-	// transaction has locked. Releases then still get a connection. others bounds all
-	// statements but renewals, so that a renewal never waits for a connection behind the
-	// releases of a busy Client.
-	takes, others chan struct{}
+	// takes bounds the attempts in flight. They may wait for a row that another transaction
+	// has locked. Releases still get a connection.
+	takes chan struct{}
+
+	// others bounds all statements except renewals. So a renewal never waits for a connection
+	// behind the releases of a busy Client.
+	others chan struct{}
 
 	silence  silence
 	listener listener
@@ -143,7 +145,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
 
 func newDriver(pool *pgxpool.Pool, dl *dialer, o Options) *Driver {
 	size := int(pool.Config().MaxConns)
-	kept := max(size/8, 1) // connections for renewals, and as many for releases
+	kept := max(size/8, 1) // for renewals alone; attempts leave as many again, to releases
 	d := &Driver{pool: pool, dialer: dl, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -201,13 +203,14 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return g, err
 }
 
-// enter waits for a place among the attempts. The caller calls leave.
-func (d *Driver) enter(ctx context.Context) error { return place(ctx, d.takes) }
+// enter blocks until another attempt may begin. The caller calls leave.
+func (d *Driver) enter(ctx context.Context) error { return takeSlot(ctx, d.takes) }
 
-// place waits for a place among some statements. The caller receives from them to leave it.
-func place(ctx context.Context, of chan struct{}) error {
+// takeSlot blocks until slots has room or ctx is done. The caller gives the slot back by
+// receiving from slots.
+func takeSlot(ctx context.Context, slots chan struct{}) error {
 	select {
-	case of <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -363,7 +366,7 @@ func (d *Driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 	}
 
 	renewed := make([]bool, len(which))
-	err := d.queryAtOnce(ctx, sql, func(rows pgx.Rows) error {
+	err := d.queryUnbounded(ctx, sql, func(rows pgx.Rows) error {
 		var n int64
 		if err := rows.Scan(&n); err != nil {
 			return err

@@ -49,23 +49,24 @@ func isConflict(err error) bool {
 // another statement got through.
 const maxConflicts = 10
 
-// query runs a statement and calls scan for each row. Without a row the error is errNoRow. It
-// leaves a connection to renewals.
+// query is queryUnbounded for every statement except a renewal: it waits for a slot of
+// d.others, so that renewals always find a connection.
 func (d *Driver) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
-	if err := place(ctx, d.others); err != nil {
+	if err := takeSlot(ctx, d.others); err != nil {
 		return err
 	}
 	defer func() { <-d.others }()
-	return d.queryAtOnce(ctx, sql, scan, args...)
+	return d.queryUnbounded(ctx, sql, scan, args...)
 }
 
-// queryAtOnce is query for a renewal.
+// queryUnbounded runs a statement and calls scan for each row, without waiting for a slot.
+// Without a row the error is errNoRow.
 //
 // It repeats a statement that PostgreSQL has undone, so that it has changed nothing:
 // because of a conflict, which happens if the default isolation level is above read
 // committed, or because the table is missing. No other error is repeated: the statement may
 // have been carried out.
-func (d *Driver) queryAtOnce(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+func (d *Driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	for conflicts, made := 0, false; ; {
 		err := d.queryOnce(ctx, sql, scan, args)
 		switch {

@@ -18,7 +18,7 @@ if ARGV[3] ~= '' then
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end
 end
--- A late request may find the member that a repair has written. It never shortens its term.
+-- A repair may have written this member before a late request arrives. It keeps the longer term.
 local term, till = tonumber(ARGV[2]), redis.call('ZSCORE', KEYS[1], ARGV[1])
 if till then term = math.max(term, tonumber(till) - now) end
 refused = enter(KEYS[1], ARGV[1], term, now, till and tonumber(till))

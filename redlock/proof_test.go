@@ -65,9 +65,10 @@ func TestARecordThatCameLateRenewsNothing(t *testing.T) {
 	})
 }
 
-// Node 2 gets A's member from a repair, and counts for a renewal with a longer term. Then it
-// gets A's first request, which comes late. If that request gave the member its own shorter
-// term, nodes 1 and 2 would soon be free for B. docs/model found it.
+// A repair writes A's member to node 2. Then A renews with a longer term: node 2 counts, and
+// node 1 misses it. If A's first request, which arrives late, set the acquire's shorter term
+// on node 2, nodes 1 and 2 would be free for B while A still has its lease. docs/model found
+// it.
 func TestALateRequestOfAReaderShortensNoTerm(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		a, ofA := tr.linked(t)

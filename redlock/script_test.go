@@ -177,7 +177,7 @@ func recordScripts() []scriptCase {
 		{"join: fenced", joins, []string{"set fence 9000000000000000"}, join, []any{"token#me", 5000, 9000}, `\[1 9000000000000001  # Server.*\]`, "get fence", "9000000000000001"},
 		{"join: beside readers", joins, two, join, []any{"token#me", 5000, ""}, `\[1 0  # Server.*\]`, "zcard k", "3"},
 		{"join: after a reader's end", joins, reader("old#she", -1), join, []any{"token#me", 5000, ""}, `\[1 0  # Server.*\]`, "zrange k 0 -1", `\[token#me\]`},
-		{"join: never shorter", joins, two, join, []any{"tokens#she", 100, ""}, `\[1 0  # Server.*\]`, ends(60000), "1"},
+		{"join: never shortens a term", joins, two, join, []any{"tokens#she", 100, ""}, `\[1 0  # Server.*\]`, ends(60000), "1"},
 		{"join: held", joins, []string{"set k other", "set mark m"}, join, []any{"token#me", 5000, ""}, `\[0 m\]`, "get k", "other"},
 		{"join: a foreign set", joins, []string{"zadd k 1 a"}, join, []any{"token#me", 5000, ""}, `\[0 \]`, "zcard k", "1"},
 		{"join: a caller waits", joins, append(two, "set mark m", "set intent t"), join, []any{"token#me", 5000, ""}, `\[0 m 1\]`, "zcard k", "2"},
