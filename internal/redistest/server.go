@@ -180,6 +180,23 @@ func (s *Server) Demoted() {
 	must(s.t, "demoted", until(func(ctx context.Context) error { return s.is(ctx, "slave") }))
 }
 
+// HandOver makes a master hand over to its replica, by FAILOVER, and waits until it is a
+// replica itself.
+func (s *Server) HandOver() {
+	s.t.Helper()
+	must(s.t, "hand over", until(func(ctx context.Context) error {
+		err := s.is(ctx, "slave")
+		if err == nil {
+			return nil
+		}
+
+		// FAILOVER waits until the replica is in step. Meanwhile it refuses a replica that
+		// connects again. If the connection has died silently, that would never end without a
+		// timeout.
+		return errors.Join(err, s.command(ctx, "failover", "timeout", 2000).Err())
+	}))
+}
+
 // role returns the reply to ROLE: "master", or "slave", the master's host, its
 // port and the state of the link to it.
 func (s *Server) role(ctx context.Context) ([]any, error) {

@@ -102,8 +102,7 @@ func replicaStopped(n *nemesis) *injection {
 // old master stay.
 func moved(n *nemesis) *injection {
 	s, old, next := n.store, n.store.master(), n.store.replica()
-	n.command(old, "failover")
-	s.servers[old].Demoted()
+	s.servers[old].HandOver()
 	s.lead(next)
 	return ofAll(func() { s.follow(old, next) })
 }

@@ -339,3 +339,21 @@ func TestThePageHasEveryFault(t *testing.T) {
 		}
 	}
 }
+
+// A master hands over to its replica although their connection has died, and neither of the
+// two has noticed.
+func TestHandOverWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	needHosts(t, onHostsService)
+	l := &redistest.Lab{}
+	defer l.Close()
+	if err := l.Do(func() error {
+		s := (&options{strategy: "spinlock", place: onHostsService, term: term}).openStore(l, []string{"k"})
+		s.apart.Forget(0, s.apart.Own().Addr)
+		s.Check(s.admin[s.master()].Set(t.Context(), "k", "v", 0).Err())
+		s.servers[s.master()].HandOver()
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
