@@ -20,7 +20,7 @@ const (
 	windowsPerT  = 100                   // renewals that are due within TTL/100, the window, travel together
 	checkEvery   = time.Second           // how often the clock is read while leases are held
 	renewalsPerT = 3                     // a renewal starts at TTL/3
-	triesPerT    = 10                    // a try lasts at most TTL/10, or TTL/5 after an odd number of failures
+	triesPerT    = 10                    // a try lasts at most TTL/10, the second of a renewal TTL/5
 )
 
 // lane has queues of holds that are due, and counts the calls in flight that renew
@@ -39,10 +39,10 @@ const tryClasses = 16
 // tryLocked returns how long one try to renew h may last.
 func (c *Client) tryLocked(h *hold) time.Duration {
 	try := h.termLocked() / triesPerT
-	if h.failed%2 == 1 {
+	if h.failed == 1 {
 		// A short try soon shows that its connection is dead. But a distant store may need
-		// longer to answer on a new connection. Then all short tries would fail, so every
-		// second one lasts longer.
+		// longer to answer on a new connection, so the second try lasts longer. Later ones are
+		// short again: one of them must begin soon before the term ends.
 		try *= 2
 	}
 	return min(c.opts.Timeout, try)

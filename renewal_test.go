@@ -68,9 +68,9 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 	})
 }
 
-func TestEverySecondTryLastsTwiceAsLong(t *testing.T) {
+func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 	const short, long, timeout = 100 * time.Millisecond, 200 * time.Millisecond, 3 * time.Second
-	for ttl, want := range map[time.Duration][]time.Duration{time.Second: {short, long, short}, time.Minute: {timeout, timeout, timeout}} {
+	for ttl, want := range map[time.Duration][]time.Duration{time.Second: {short, long, short, short}, time.Minute: {timeout, timeout, timeout}} {
 		withClient(t, &hasp.Options{TTL: ttl, Timeout: timeout}, func(t *testing.T, f *faulty, c *hasp.Client) {
 			var took []time.Duration
 			f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
@@ -135,6 +135,18 @@ func TestRenewalRidesOutAnOutageShorterThanTheRestOfTheTerm(t *testing.T) {
 		if failures < 5 {
 			t.Errorf("%d failed renewals were told to Observe", failures)
 		}
+		unlock(t, l)
+	})
+}
+
+// The store swallows all requests until shortly before the end of the term.
+func TestRenewalRidesOutASilenceThatEndsLate(t *testing.T) {
+	withClient(t, &hasp.Options{TTL: 10 * time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.renew = hungRenew
+		l := lockNow(t, c, "k")
+		time.Sleep(8500 * time.Millisecond)
+		f.set(up)
+		time.Sleep(10 * time.Second)
 		unlock(t, l)
 	})
 }
