@@ -273,6 +273,12 @@ func longestOf(mark string) int64 {
 	return longest
 }
 
+// runOfMark returns the run that a mark names, or "" if there is no mark.
+func runOfMark(mark string) string {
+	run, _, _ := strings.Cut(mark, " ")
+	return run
+}
+
 // raiseLongestTTL records the longest term, in ms, that a mark names. A node that
 // has lost its own mark must also wait for that term, and learns of it only from a
 // driver.
@@ -462,6 +468,20 @@ func (d *Driver) checkDistinct(n *node, run string) error {
 	for _, other := range d.nodes {
 		if other != n && other.run == run {
 			return sameServerError{n.name, other.name}
+		}
+	}
+	return nil
+}
+
+// impostor returns another node than n whose mark is known to name a run, or nil. If n's
+// address leads to that node's server, an answer counts for that node only.
+func (d *Driver) impostor(n *node, run string) *node {
+	if d.allowUnsafe || run == "" || run == unknownRun {
+		return nil
+	}
+	for _, other := range d.nodes {
+		if s := other.marks.current.Load(); other != n && s != nil && runOfMark(s.mark) == run {
+			return other
 		}
 	}
 	return nil

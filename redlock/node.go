@@ -192,6 +192,9 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 		}
 	case v == no:
 		n.checkMark(id, a.c.Timeout)
+		if other := n.d.impostor(n, runOfMark(id.mark)); other != nil {
+			return failed, sameServerError{n.name, other.name}
+		}
 	}
 	return v, nil
 }

@@ -2,12 +2,14 @@ package redlock
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // linked returns a driver with links of its own.
@@ -92,6 +94,54 @@ func TestALateRequestOfAReaderShortensNoTerm(t *testing.T) {
 			t.Errorf("a writer, in the term of the reader: %v", err)
 		}
 	})
+}
+
+// The name of node 1 leads A to the server of node 0, as after a wrong answer of DNS, and
+// A's link to node 2 is down. If that one server counted twice, A would go on when B has the
+// key.
+func TestAServerCountsOnceWhateverItsName(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		try(t, 3, nil, func(t *testing.T, tr trial) {
+			var to atomic.Int32
+			to.Store(1)
+			clients, links := tr.vs.Clients(), make([]*faultproxy.Proxy, len(tr.vs))
+			for i, v := range tr.vs {
+				clients[i], links[i] = v.Named(func() *redistest.VirtualServer {
+					if i == 1 {
+						return tr.vs[to.Load()]
+					}
+					return v
+				})
+			}
+			a := drives(t, clients, nil)
+			for range 2 {
+				tr.warm(t, a, aClaim("warm"))
+			}
+			b, _ := tr.linked(t)
+			c := aClaim("a-key")
+			c.Shared = shared
+			tr.acquire(t, a, c)
+
+			to.Store(0)
+			links[1].Cut()
+			links[2].Down()
+			for end := time.Now().Add(c.TTL); time.Now().Before(end); time.Sleep(c.TTL / 10) {
+				if err := renewOne(a, c, c.Timeout); err == nil || errors.Is(err, backend.ErrLost) {
+					t.Fatalf("shared %v: a renewal by one server of three: %v", shared, err)
+				}
+			}
+			tr.acquire(t, b, aClaim("a-key"))
+
+			// The second answer of the server is that A's own record is there.
+			if _, err := a.Acquire(t.Context(), aClaim("free")); err == nil || errors.Is(err, backend.ErrHeld) {
+				t.Errorf("shared %v: a free key, of which one server of three is asked: %v", shared, err)
+			}
+
+			to.Store(1)
+			links[1].Cut()
+			tr.acquire(t, a, aClaim("free"))
+		})
+	}
 }
 
 // A record that a vote did not prove counts from the next renewal on.

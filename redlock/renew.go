@@ -162,14 +162,18 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
 	if err != nil {
 		return failed, n.nodeError(err, r.c.Timeout)
 	}
-	holds, marked, now, ok := decodeRenewal(reply)
+	holds, run, now, ok := decodeRenewal(reply)
 	if !ok {
 		return failed, n.store.Unexpected(reply)
 	}
-	if !marked {
+	s := n.marks.current.Load()
+	if s == nil || run != runOfMark(s.mark) {
 		n.refreshInBackground(r.c.Timeout)
 	}
 	switch {
+	case s != nil && run != "" && run != runOfMark(s.mark):
+		// If the address leads to the server of another node, that server would count twice.
+		return failed, fmt.Errorf("%s: was restarted, or another server answers at its address", n.name)
 	case !holds:
 		r.setLost(n.i, serverTime{now, time.Now()})
 		return no, nil
@@ -221,24 +225,25 @@ func (n *node) renewCalls(renewals []*renewal) []redisstore.Call {
 	return calls
 }
 
-// decodeRenewal decodes the reply of renew.lua: whether the node has the hold,
-// whether it has a mark, and, if it does not have the hold, its time in ms. It
-// returns false in ok if the script cannot give such a reply.
-func decodeRenewal(reply any) (holds, marked bool, now int64, ok bool) {
+// decodeRenewal decodes the reply of renew.lua: whether the node has the hold, the run that
+// its mark names, or "" without a mark, and, if it does not have the hold, its time in ms.
+// It returns false in ok if the script cannot give such a reply.
+func decodeRenewal(reply any) (holds bool, run string, now int64, ok bool) {
 	parts, _ := reply.([]any)
-	if len(parts) < 2 || parts[1] != int64(0) && parts[1] != int64(1) {
-		return false, false, 0, false
+	if len(parts) < 2 {
+		return false, "", 0, false
 	}
-	marked = parts[1] == int64(1)
+	run, ok = parts[1].(string)
 	switch {
+	case !ok:
 	case len(parts) == 2 && parts[0] == int64(1):
-		return true, marked, 0, true
+		return true, run, 0, true
 	case len(parts) == 3 && parts[0] == int64(0):
 		text, _ := parts[2].(string)
 		now, err := strconv.ParseInt(text, 10, 64)
-		return false, marked, now, err == nil && now > 0
+		return false, run, now, err == nil && now > 0
 	}
-	return false, false, 0, false
+	return false, "", 0, false
 }
 
 // fenceOf returns the fence of the hold that a took, or "" if the hold has none.

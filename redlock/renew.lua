@@ -5,9 +5,9 @@
 -- ARGV: the record's prefix: token# or token~n# for one attempt, the token alone
 -- for any; the term in ms; the hold's fence or ''; the counter's own term in ms; the owner
 -- if the hold is shared
--- Returns {1, marked}, or {0, marked, the server's time in ms} if the token does
--- not hold the key. Marked is 1 if the node has a mark, else 0.
-local marked = redis.call('EXISTS', KEYS[2])
+-- Returns {1, run}, or {0, run, the server's time in ms} if the token does not hold the key.
+-- Run is the one that the node's mark names, or '' if the node has no mark.
+local run = string.match(redis.call('GET', KEYS[2]) or '', '^%S*')
 if ARGV[3] ~= '' then
 	local last = redis.pcall('GETRANGE', KEYS[3], 0, 16)
 	if last == '' then last = '0' end
@@ -30,7 +30,7 @@ if ARGV[5] then
 		local refused = enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now, till)
 		if refused then return refused end
 	end
-	return members[1] and {1, marked} or {0, marked, string.format('%.0f', now)}
+	return members[1] and {1, run} or {0, run, string.format('%.0f', now)}
 end
 
 local prefix, record = ARGV[1], redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] + 15)
@@ -43,10 +43,10 @@ local rest = string.sub(record, #prefix + 1)
 if string.sub(record, 1, #prefix) ~= prefix
 	or string.sub(prefix, -1) ~= '#' and not string.find(rest, '^#') and not string.find(rest, '^~%d+#') then
 	local now = redis.call('TIME')
-	return {0, marked, string.format('%.0f', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000))}
+	return {0, run, string.format('%.0f', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000))}
 end
 
 local left = redis.call('PTTL', KEYS[1])
 -- A PTTL of -1 means that the key has no end. Leave it so.
 if left ~= -1 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return {1, marked}
+return {1, run}

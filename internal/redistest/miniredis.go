@@ -132,12 +132,18 @@ func (v *VirtualServer) Client() *redis.Client {
 // Link returns a client of the server with a Proxy of its own, in front of the
 // server's Proxy.
 func (v *VirtualServer) Link() (*redis.Client, *faultproxy.Proxy) {
-	behind := v.Proxy.Dialer()
+	return v.Named(func() *VirtualServer { return v })
+}
+
+// Named is Link, but each new connection leads to the server that now returns, as with a name
+// in DNS that changes.
+func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultproxy.Proxy) {
 	link := faultproxy.New(func() (net.Conn, error) {
-		if v.dead.Load() {
+		to := now()
+		if to.dead.Load() {
 			return nil, errRefused
 		}
-		return behind(context.Background(), "", "")
+		return to.Proxy.Dialer()(context.Background(), "", "")
 	})
 	v.t.Cleanup(link.Close)
 	return v.client(link.Dialer()), link
