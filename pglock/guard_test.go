@@ -412,3 +412,46 @@ func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 		must(t, <-released)
 	}
 }
+
+// A reader joins another reader although a third one changes the row for longer than an
+// attempt usually waits.
+func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	ctx := t.Context()
+	d, err := open(ctx, s.Addr)
+	must(t, err)
+	defer d.Close()
+	reader := func(token string) backend.Claim {
+		return backend.Claim{Key: "k", Token: token, TTL: time.Hour, Timeout: time.Hour, Shared: true}
+	}
+	_, err = d.Acquire(ctx, reader("first"))
+	must(t, err)
+	tx, err := newPool(t, s.URL()).Begin(ctx)
+	must(t, err)
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	_, err = tx.Exec(ctx, "SELECT FROM hasp_locks FOR UPDATE")
+	must(t, err)
+
+	joined := make(chan error, 1)
+	go func() {
+		_, err := d.Acquire(ctx, reader("second"))
+		joined <- err
+	}()
+	waits := map[string]bool{} // by the time when the statement began
+	until(t, "a second wait for the row", func() bool {
+		rows, err := s.Rows(ctx, "SELECT query_start::text FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+		must(t, err)
+		for _, row := range rows {
+			waits[fmt.Sprint(row)] = true
+		}
+		select {
+		case err := <-joined:
+			t.Fatalf("while the row was locked: %v", err)
+		default:
+		}
+		return len(waits) >= 2
+	})
+	must(t, tx.Rollback(ctx))
+	must(t, <-joined)
+}

@@ -257,7 +257,7 @@ func (d *Driver) take(ctx context.Context, c backend.Claim, most time.Duration) 
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, refusal{}, err
 	}
-	if len(d.takes) == cap(d.takes) {
+	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 {
 		most = stillBlocked
 	}
 
@@ -267,11 +267,18 @@ func (d *Driver) take(ctx context.Context, c backend.Claim, most time.Duration) 
 			return g, last, err
 		}
 		last.blocked, err = d.blocked(ctx, c, err)
-		if err != nil {
+		if err != nil && !(most < maxRenewBlocked && joinable(c, err)) {
 			return backend.Grant{}, last, err
 		}
 		most = maxRenewBlocked // nothing guards the row
 	}
+}
+
+// joinable reports whether err is about a shared hold, which a shared claim can join. Then only
+// another caller that joins or leaves has locked the row, for as long as its commit takes.
+func joinable(c backend.Claim, err error) bool {
+	var held *backend.HeldError
+	return c.Shared && errors.As(err, &held) && held.Shared
 }
 
 // takeOnce is one statement of take.
