@@ -6,8 +6,8 @@
  * is where the writer gets the key. With DEAD the writer stops at any moment, and the label is
  * where a reader gets it.
  *
- * An intent lasts until the next look of a writer that lives. This is why its time to live counts
- * how long a look takes. Any message may be lost LOSSES times.
+ * The intent of a living writer lasts until its next look. The code ensures this: the intent's time
+ * to live includes how long a look takes. In all, LOSSES requests or intents are lost.
  */
 
 #ifndef LOSSES
@@ -26,9 +26,9 @@ byte losses;
 byte votes[READERS + 1];
 
 #ifdef NO_INTENT
-#define leaves false
+#define sendsIntent false
 #else
-#define leaves true
+#define sendsIntent true
 #endif
 #ifdef INTENT_STAYS
 #define mayEnd(n) false
@@ -94,12 +94,13 @@ inline take(n) {
 inline leaveIntent(n) {
 	atomic {
 		if
-		:: repeats(n) && leaves -> intent[n] = true; note(n)
+		:: repeats(n) && sendsIntent -> intent[n] = true; note(n)
 		:: else
 		:: losses < LOSSES -> losses++; note(n)
 		fi
 	}
 }
+
 proctype Writer() {
 	do
 	:: take(0);

@@ -5,13 +5,13 @@
  * and then the model ends. A wait that cannot go on is an invalid end state. With ANY_QUEUE the
  * queue may say anything, and it is checked that a key has one holder nevertheless.
  *
- * A waiter looks from time to time, so a look is possible at any moment. A look that changes
- * nothing is no step here. So a state in which all looks are in vain is an end state, and an error.
- * How often waiters look, and how rivals with different leads get apart, is not checked.
+ * A look may happen at any moment. A look that changes nothing is not a step. So a state in which
+ * no look would change anything is an end state, and an error. How often waiters look, and how
+ * rivals with different leads stop splitting the votes, is not checked.
  *
- * Nodes do not lose data here; redlock.pml is about that. Limits: LOSSES messages are lost or late,
- * DEAD clients stop, LEAVES callers leave, MOVES times a client sees another lead or asks all nodes
- * at once, and DOWN nodes stop.
+ * Nodes do not lose data here; redlock.pml is about that. Limits: LOSSES messages and leaves are
+ * lost or late, DEAD clients die, LEAVES callers leave. MOVES times, a client sees another lead or
+ * asks all nodes at once. The first DOWN nodes may stop.
  */
 
 #ifndef CLIENTS
@@ -32,7 +32,6 @@
 #ifndef DOWN
 #define DOWN 0
 #endif
-
 #ifndef LEAVES
 #define LEAVES 1
 #endif
@@ -74,8 +73,8 @@ byte head;  /* of a step; NOBODY between steps */
 
 #define bit(mask, n) (((mask) >> (n)) & 1)
 #define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
-#define stands(c, n) bit(places[n], c)
-#define before(o, c, n) (o < CLIENTS && o != c && stands(o, n) && since[o] < since[c])
+#define queued(c, n) bit(places[n], c)
+#define before(o, c, n) (o < CLIENTS && o != c && queued(o, n) && since[o] < since[c])
 #if CLIENTS == 2
 #define first(c, n) (!stale[n] && !before(0, c, n) && !before(1, c, n))
 #else
@@ -84,11 +83,11 @@ byte head;  /* of a step; NOBODY between steps */
 #define free(n) (record[n] == NOBODY)
 
 /* useful says whether a look changes anything. */
-#define useful(c) (down[lead[c]] || !stands(c, lead[c]) || free(lead[c]) && first(c, lead[c]))
+#define useful(c) (down[lead[c]] || !queued(c, lead[c]) || free(lead[c]) && first(c, lead[c]))
 
 /* The broken variants. */
 #ifdef NO_LOOKS
-#define looks(c) !stands(c, lead[c])  /* a waiter in the queue looks when it is woken only */
+#define looks(c) !queued(c, lead[c])  /* a waiter in the queue looks when it is woken only */
 #else
 #define looks(c) useful(c)
 #endif
@@ -115,12 +114,13 @@ byte head;  /* of a step; NOBODY between steps */
 #define takes(n) free(n)
 #endif
 
-/* wake is the function of turns.lua. A message for a waiter that has died is for nobody. */
+/* wake is the function of turns.lua. If the first place in the queue belongs to a
+ * waiter that is gone, the message wakes nobody. */
 inline wake(n) {
 	head = NOBODY;
 	for (i : 0 .. CLIENTS - 1) {
 		if
-		:: !stale[n] && stands(i, n) && (head == NOBODY || since[i] < since[head]) -> head = i
+		:: !stale[n] && queued(i, n) && (head == NOBODY || since[i] < since[head]) -> head = i
 		:: else
 		fi
 	}
@@ -136,15 +136,15 @@ inline wake(n) {
 /* leave is leave.lua. If it is late or lost, or a request comes after it, the place stays. */
 inline leave(c, n) {
 	if
-	:: stands(c, n) && !down[n] ->
+	:: queued(c, n) && !down[n] ->
 		places[n] = places[n] & ~(1 << c);
 		if
 		:: wakesNext(n) -> wake(n)
 		:: !wakesNext(n)
 		:: losses < LOSSES -> losses++; stale[n] = true
 		fi
-	:: !stands(c, n) && !down[n] && state[c] == ASKS_LEAD && losses < LOSSES -> losses++; stale[n] = true
-	:: !stands(c, n) || down[n]
+	:: !queued(c, n) && !down[n] && state[c] == ASKS_LEAD && losses < LOSSES -> losses++; stale[n] = true
+	:: !queued(c, n) || down[n]
 	fi
 }
 
@@ -188,7 +188,7 @@ proctype Client(byte c) {
 	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) && down[lead[c]] -> look(c, 1 - lead[c]) }
 	:: atomic { state[c] == WAITS && moves < MOVES && !down[1 - lead[c]] -> moves++; look(c, 1 - lead[c]) }
 	/* A client that has met no rival asks all nodes at once. */
-	:: d_step { state[c] == ASKS_LEAD && !stands(c, lead[c]) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
+	:: d_step { state[c] == ASKS_LEAD && !queued(c, lead[c]) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
 	/* The lead does not answer. */
 	:: d_step { state[c] == ASKS_LEAD && down[lead[c]] -> state[c] = ASKS_ALL }
 	/* queue.lua. */
@@ -237,7 +237,7 @@ proctype Client(byte c) {
 		printf("client %d: dies\n", c);
 		dead++;
 		if
-		:: stands(c, lead[c]) -> stale[lead[c]] = true; places[lead[c]] = places[lead[c]] & ~(1 << c)
+		:: queued(c, lead[c]) -> stale[lead[c]] = true; places[lead[c]] = places[lead[c]] & ~(1 << c)
 		:: else
 		fi;
 		state[c] = GONE;

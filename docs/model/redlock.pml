@@ -1,11 +1,9 @@
 /*
  * redlock: three nodes, two clients, one key. README.md says what this shows and how to run it.
  *
- * Checked: at no time have both clients a lease (one holder), and with FENCES each fence is larger
- * than all fences granted before (growing fences). With SHARED each attempt is that of a writer or
- * of a reader. Readers may have leases at the same time, and the fence of a reader is larger than
- * those of all writers before it. When the last term of a client has ended, a node may forget its
- * record at once, whatever others do.
+ * Checked: two clients have leases at the same time only if both are readers (SHARED). A node's
+ * record never outlasts its client's last term. With FENCES, a writer's fence is larger than all
+ * earlier fences, and a reader's is larger than all earlier writers' fences.
  *
  * Messages. A request, once sent, may reach a node at any later time, any number of times, or
  * never. So no channel is needed: a node may run each request that was ever sent. A reply is kept
@@ -21,7 +19,7 @@
  * requests, and a refused request has the same effect as one that is late. So the queue of waiters
  * and intents, which can only refuse, need no part here: see queue.pml and intent.pml.
  *
- * Sizes: TERMS terms for each client, FAULTS faults in all. Without FENCES there are no fences.
+ * Sizes: TERMS terms for client 0, TERMS1 for client 1, FAULTS faults in all.
  */
 
 #ifndef TERMS
@@ -217,10 +215,9 @@ inline clearRenewal(c) {
 	confirmed[c] = false
 }
 
-/* becomesSure is called when a record gets sure that was written by a repair, or by a request
- * whose vote does not count. This happens a Timeout before the end of its term at the latest. An
- * attempt lasts for one Timeout at most. So an attempt of the other client that is under way now
- * ends before this term does. */
+/* becomesSure marks a record as sure if a repair wrote it, or a request whose vote did not count.
+ * This happens at least one Timeout before the end of its term. An attempt lasts at most one
+ * Timeout, so an attempt of the other client that is in flight now ends first. */
 inline becomesSure(c, n) {
 	sure[AT(c, n)] = renewal[c];
 #ifndef SURE_LATE
@@ -358,14 +355,16 @@ inline refreshMark(n) {
 	fi
 }
 
-/* checkVote. A vote with a mark of the voter's own run counts when the wait of that mark is over.
- * Any other vote needs a mark first, and then confirmRecord: the record must still be there. */
+/* countable says whether checkVote may check a vote now. */
 #define countable(c, n) (vote[AT(c, n)] == SENT && (voteMark[AT(c, n)] == 0 || over(voteMark[AT(c, n)])))
 #ifdef WAITS_FOR_REPLY
 #define waited(m) true  /* the wait counts when the reply is read */
 #else
 #define waited(m) over(m)
 #endif
+
+/* checkVote. A vote with a mark of the voter's own run counts when the wait of that mark is over.
+ * Any other vote needs a mark first, and then confirmRecord: the record must still be there. */
 inline checkVote(c, n) {
 	printf("client %d: checks the vote of node %d\n", c, n);
 	if
