@@ -180,6 +180,9 @@ func (s *Server) Demoted() {
 	must(s.t, "demoted", until(func(ctx context.Context) error { return s.is(ctx, "slave") }))
 }
 
+// Runs reports whether the server is neither paused nor killed.
+func (s *Server) Runs() bool { return !s.away.Load() }
+
 // HandOver makes a master hand over to its replica, by FAILOVER, and waits until it is a
 // replica itself.
 func (s *Server) HandOver() {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/hostclock"
 	"github.com/hasplock/hasp/internal/torture/hosts"
 )
@@ -53,7 +54,7 @@ func (r *run) open(ctx context.Context, seat int, term time.Duration) *hasp.Clie
 		direct = append(direct, srv.Addr)
 	}
 	url := r.store.urls[seat]
-	d, err := openDriver(ctx, url, r.plant, direct, r.store.dir)
+	d, err := persist(func() (backend.Driver, error) { return openDriver(ctx, url, r.plant, direct, r.store.dir) })
 	r.Check(err)
 	return hasp.New(d, &hasp.Options{TTL: term, Timeout: calmTimeout})
 }

@@ -92,9 +92,12 @@ func namesCutOff(n *nemesis) *injection {
 	return ofAll(lift)
 }
 
-// disconnect ends the connections of all clients.
+// disconnect ends the connections of all clients. A server that another fault has killed has
+// none.
 func (n *nemesis) disconnect() {
-	for i := range n.store.servers {
-		n.command(i, killNormal+"; "+killSubscribers)
+	for i, srv := range n.store.servers {
+		if srv.Runs() {
+			n.command(i, killNormal+"; "+killSubscribers)
+		}
 	}
 }

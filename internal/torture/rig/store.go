@@ -221,9 +221,19 @@ func (s *store) openQueue(url string) {
 
 // open opens a Client, which the caller closes.
 func (s *store) open(ctx context.Context, url string, o *hasp.Options) *hasp.Client {
-	c, err := hasp.Open(ctx, url, o)
+	c, err := persist(func() (*hasp.Client, error) { return hasp.Open(ctx, url, o) })
 	s.Check(err)
 	return c
+}
+
+// persist calls f again and again while it returns an outage. Nothing disturbs the connections
+// of this process, but the machine may stand still for longer than f waits.
+func persist[T any](f func() (T, error)) (v T, err error) {
+	until(time.Minute, 20*time.Millisecond, func() bool {
+		v, err = f()
+		return !errors.Is(err, hasp.ErrUnavailable)
+	})
+	return v, err
 }
 
 // way returns a URL of the servers through new proxies.
