@@ -311,7 +311,7 @@ func TestThePageHasEveryFault(t *testing.T) {
 			case place == onService, place == onHostsService:
 				s.service = &service{}
 			case place == onHostsName:
-				s.service = &service{names: &names{}}
+				s.service = &service{dns: &nameserver{}}
 			case own:
 				s.servers = make([]*redistest.Server, count)
 			default:
