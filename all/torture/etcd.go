@@ -49,12 +49,12 @@ func openEtcd(l *redistest.Lab, where testhost.Where) *rig.Store {
 		Kill:    func(i int) { c.members[i].Kill() },
 		Start:   func(i int) error { return c.members[i].Start() },
 		Ready:   c.healthy,
-		Leader:  c.leads,
+		Leader:  c.leaderIndex,
 	}
 }
 
-// leads returns the member that leads, or -1 during an election.
-func (c *cluster) leads() int {
+// leaderIndex returns the index of the leader, or -1 during an election.
+func (c *cluster) leaderIndex() int {
 	return slices.IndexFunc(c.members, (*etcdtest.Server).IsLeader)
 }
 
@@ -120,7 +120,8 @@ func (c *cluster) healthy() error {
 	return nil
 }
 
-// again repeats a request, which another fault may disturb, until it succeeds.
+// again repeats a request until it succeeds or patience ends. Another fault may disturb the
+// request.
 func again(request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -129,6 +130,7 @@ func again(request func(context.Context) error) error {
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -163,7 +165,7 @@ func (c *cluster) each(k int, fail, heal func(*etcdtest.Server) error) inject {
 
 func (c *cluster) leader(fail, heal func(*etcdtest.Server) error) inject {
 	return func(*rand.Rand, time.Duration) (func() error, error) {
-		i := c.leads()
+		i := c.leaderIndex()
 		if i < 0 {
 			return nil, rig.ErrNoVictim
 		}
@@ -205,15 +207,18 @@ func (c *cluster) stutters(k int) inject {
 func (c *cluster) moved(r *rand.Rand, _ time.Duration) (func() error, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	i := c.leads()
+	i := c.leaderIndex()
 	if i < 0 {
 		return nil, rig.ErrNoVictim
 	}
+
+	// Only the leader obeys MoveLeader, so this client knows no other member.
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{c.members[i].Client}, Logger: zap.NewNop()})
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
+
 	to, err := c.client.Status(ctx, c.members[(r.IntN(2)+1+i)%3].Client)
 	if err != nil {
 		return nil, err
@@ -249,12 +254,12 @@ func (c *cluster) compacted(*rand.Rand, time.Duration) (func() error, error) {
 			return err
 		}
 		_, err = c.client.Compact(ctx, r.Header.Revision)
+		if errors.Is(err, rpctypes.ErrCompacted) { // by a request whose reply was lost
+			err = nil
+		}
 		for _, m := range c.members {
 			_, err1 := c.client.Defragment(ctx, m.Client)
 			err = errors.Join(err, err1)
-		}
-		if errors.Is(err, rpctypes.ErrCompacted) { // by a request whose reply was lost
-			return nil
 		}
 		return err
 	})

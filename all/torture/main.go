@@ -11,9 +11,9 @@ import (
 	"github.com/hasplock/hasp/internal/torture/rig"
 )
 
-// term is the shortest term of etcd. A call may take half of it. That is also enough on hosts,
-// where the longest links take 200 ms there and back: a call passes three of them, from the
-// client to a member, from there to the leader, and from there to a majority.
+// term is the shortest term that etcd grants. A call may take half of it, 1 s. On hosts a call
+// passes at most three links of 200 ms there and back: to a member, to the leader, and to a
+// majority.
 const term = 2 * time.Second
 
 func main() {
@@ -21,6 +21,7 @@ func main() {
 		Command: "cd all && go run ./torture",
 		Package: "github.com/hasplock/hasp/all/torture",
 		More: []rig.Strategy{
+			// On hosts a call may need a new connection, which takes three round trips more.
 			{Name: "pglock", Term: time.Second, HostTerm: 2 * time.Second, Open: openPostgres},
 			{Name: "etcdlock", Term: term, Open: openEtcd},
 

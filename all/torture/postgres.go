@@ -42,8 +42,8 @@ func openPostgres(l *redistest.Lab, where testhost.Where) *rig.Store {
 	}
 }
 
-// soonGone makes the server close the connections of a host that is gone within seconds. By
-// default it keeps them, and their subscriptions, for hours.
+// soonGone makes the server notice within seconds that a client's host is gone. By default it
+// keeps that host's connections and subscriptions for hours.
 var soonGone = []string{"tcp_keepalives_idle=1", "tcp_keepalives_interval=1", "tcp_keepalives_count=5"}
 
 // with calls f with a connection of the harness.
@@ -59,7 +59,8 @@ func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
 }
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
-// because it has the fence. The empty key is the sweeper's: it ends by its term of a minute.
+// because it has the fence. The empty key is the sweeper's. It is not counted, because its term
+// of a minute ends by itself.
 func (d *database) left(context.Context) (all []string, err error) {
 	err = d.with(func(ctx context.Context, c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''

@@ -21,19 +21,19 @@ func TestMain(m *testing.M) {
 // Both keep their promises for some seconds of faults. A slow machine only injects fewer of
 // them.
 func TestPromises(t *testing.T) {
-	keep(t, "-clocks=false", "-time", "12s", "-seed", "1")
+	runBoth(t, "-clocks=false", "-time", "12s", "-seed", "1")
 }
 
-// The same on hosts of their own, as "make hosts" runs it.
+// pglock and etcdlock keep their promises on hosts of their own.
 func TestPromisesOnHosts(t *testing.T) {
 	if os.Getenv("HASP_TEST_HOSTS") == "" {
 		t.Skip(`makes network namespaces only if HASP_TEST_HOSTS is set, as "make hosts" does`)
 	}
-	keep(t, "-on", "hosts", "-time", "20s", "-seed", "1")
+	runBoth(t, "-on", "hosts", "-time", "20s", "-seed", "1")
 }
 
-// keep runs both strategies.
-func keep(t *testing.T, args ...string) {
+// runBoth runs both strategies.
+func runBoth(t *testing.T, args ...string) {
 	for strategy, need := range map[string]func(testing.TB){"pglock": func(t testing.TB) { pgtest.Need(t) }, "etcdlock": etcdtest.Need} {
 		t.Run(strategy, func(t *testing.T) {
 			t.Parallel()

@@ -33,8 +33,10 @@ type Server struct {
 
 	at  *testhost.Place // nil is the loopback interface
 	log string
-	mu  sync.Mutex // guards cmd
-	cmd *exec.Cmd  // nil if it does not run
+
+	mu    sync.Mutex      // guards all below
+	cmd   *exec.Cmd       // nil if it does not run
+	ended <-chan struct{} // closed when cmd has ended
 }
 
 // Binary returns the etcd to test with: the file that HASP_TEST_ETCD names, or the one that
@@ -161,11 +163,11 @@ func (s *Server) Start() error {
 	defer log.Close()
 	cmd := exec.Command(Binary(), s.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = endsWithParent()
-	if err := s.at.Run(cmd.Start); err != nil {
+	ended, err := testhost.Start(s.at, cmd)
+	if err != nil {
 		return err
 	}
-	s.cmd = cmd
+	s.cmd, s.ended = cmd, ended
 	return nil
 }
 
@@ -223,7 +225,7 @@ func (s *Server) Kill() {
 		return
 	}
 	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
+	<-s.ended
 	s.cmd = nil
 }
 

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,7 +32,7 @@ type Server struct {
 	program string          // postgres or pgbouncer
 	options []string        // of Start and Replica
 	cmd     *exec.Cmd       // nil while the server is stopped
-	ended   chan struct{}   // closed when cmd has ended
+	ended   <-chan struct{} // closed when cmd has ended
 }
 
 // Start starts a server that ends with the test. Options are settings of postgres, such as
@@ -191,7 +190,7 @@ func (s *Server) init() error {
 	if err != nil || s.at == nil {
 		return err
 	}
-	// initdb admits this host only.
+	// initdb lets only loopback clients in.
 	f, err := os.OpenFile(s.File("pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -241,21 +240,8 @@ func (s *Server) Start() error {
 	defer log.Close()
 	c := s.command(context.Background(), s.program, s.arguments()...)
 	c.Stdout, c.Stderr = log, log
-	endWithParent(c)
-	started, ended := make(chan error, 1), make(chan struct{})
-	go func() {
-		// The kernel kills the server when the thread that forked it ends. So the thread waits
-		// for the server. Then it goes on: it may have forked others.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := s.at.Run(c.Start)
-		started <- err
-		if err == nil {
-			c.Wait()
-		}
-		close(ended)
-	}()
-	if err := <-started; err != nil {
+	ended, err := testhost.Start(s.at, c)
+	if err != nil {
 		return err
 	}
 	s.cmd, s.ended = c, ended

@@ -161,9 +161,9 @@ func (c *Cluster) owned(ctx context.Context, srv *Server, slot int) error {
 	return err
 }
 
-// Elect lets the replica of a master that is silent for a second take over by itself, or
-// forbids it. The timeout is not much longer then, because masters vote for another replica
-// only after two timeouts.
+// Elect allows or forbids that a replica takes over by itself after its master was silent for
+// a second. While it is forbidden, the node timeout is only three seconds, because masters
+// vote for another replica only after two timeouts.
 func (c *Cluster) Elect(on bool) {
 	c.t.Helper()
 	forbidden, timeout := "yes", 3000
@@ -178,16 +178,16 @@ func (c *Cluster) Elect(on bool) {
 	}
 }
 
-// ranges are slots of the first masters, one of each.
-var ranges = [masters]int{0, slots / 2, slots - 1}
+// samples has one slot of each of the first masters.
+var samples = [masters]int{0, slots / 2, slots - 1}
 
-// Elected waits until a replica of a master has taken over from it. It does not ask the
-// nodes at some addresses.
-func (c *Cluster) Elected(old *Server, without []string) {
+// Elected waits until a replica of a master has taken over from it. It does not ask the nodes
+// whose addresses are in unasked.
+func (c *Cluster) Elected(old *Server, unasked []string) {
 	c.t.Helper()
-	others := except(c.Servers, without)
+	others := except(c.Servers, unasked)
 	c.must("election", func(ctx context.Context) error {
-		for _, slot := range ranges {
+		for _, slot := range samples {
 			n, err := ownerBy(ctx, others, slot)
 			switch {
 			case err != nil:
@@ -205,7 +205,7 @@ func (c *Cluster) Settled() {
 	c.t.Helper()
 	c.must("settled", func(ctx context.Context) error {
 		var owners []string
-		for _, slot := range ranges {
+		for _, slot := range samples {
 			n, err := c.owner(ctx, slot)
 			if err != nil {
 				return err

@@ -8,12 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/testhost"
 )
 
 // process is a redis-server of this machine.
@@ -22,8 +22,8 @@ type process struct {
 	dir  string
 	args []string
 	cmd  *exec.Cmd
-	out  *bytes.Buffer // its output, complete when it has ended
-	done chan struct{} // closed when it has ended
+	out  *bytes.Buffer   // its output, complete when it has ended
+	done <-chan struct{} // closed when it has ended
 
 	env   []string // added to the environment of this process
 	clock string   // the file of Options.Clock
@@ -160,26 +160,14 @@ func (s *Server) up(p *process) error {
 	}
 }
 
-// start starts the process from a thread that lives as long as the process. On
-// Linux, endWithParent kills the process when the thread that forked it ends.
-func (p *process) start() error {
+// start starts the process. It ends with this program.
+func (p *process) start() (err error) {
 	p.out = &bytes.Buffer{}
-	p.done = make(chan struct{})
 	p.cmd = exec.Command(program(), p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.Env = append(os.Environ(), p.env...)
-	endWithParent(p.cmd)
-	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		err := p.at.Run(p.cmd.Start)
-		started <- err
-		if err == nil {
-			p.cmd.Wait()
-		}
-		close(p.done)
-	}()
-	return <-started
+	p.done, err = testhost.Start(p.at, p.cmd)
+	return err
 }
 
 func (p *process) pause() error  { return crew.Pause(p.cmd.Process) }

@@ -2,15 +2,8 @@ package redistest
 
 import (
 	"os"
-	"os/exec"
 	"syscall"
 )
-
-// endWithParent makes the kernel kill the child when the test binary ends, even by
-// SIGKILL.
-func endWithParent(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-}
 
 // reserve reserves a port of the loopback interface until release is called; port
 // 0 means any. A bound socket that does not listen keeps it reserved, also while

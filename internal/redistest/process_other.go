@@ -4,13 +4,8 @@ package redistest
 
 import (
 	"net"
-	"os/exec"
 	"strconv"
 )
-
-// endWithParent does nothing here: if the test binary is killed, its servers
-// continue to run.
-func endWithParent(*exec.Cmd) {}
 
 // reserve returns a port that was free just now; port 0 means any.
 func reserve(port int) (got int, release func(), err error) {

@@ -130,8 +130,8 @@ const (
 	failoverTimeout = 10000
 )
 
-// Elect lets the sentinels fail over by themselves if a majority of them hears nothing from
-// the master for a second, or forbids it.
+// Elect allows or forbids that the sentinels fail over by themselves if a majority of them
+// cannot reach the master for a second.
 func (s *Sentinel) Elect(on bool) {
 	s.t.Helper()
 	down, timeout := neverDown, failoverTimeout
@@ -145,12 +145,12 @@ func (s *Sentinel) Elect(on bool) {
 	}
 }
 
-// Elected waits until the sentinels have replaced a master. It does not ask the sentinels at
-// some addresses.
-func (s *Sentinel) Elected(old *Server, without []string) {
+// Elected waits until the sentinels have replaced a master. It does not ask the sentinels
+// whose addresses are in unasked.
+func (s *Sentinel) Elected(old *Server, unasked []string) {
 	s.t.Helper()
 	s.must("election", func(ctx context.Context) error {
-		master, err := s.masterBy(ctx, except(s.Sentinels, without))
+		master, err := s.masterBy(ctx, except(s.Sentinels, unasked))
 		switch {
 		case err != nil:
 			return err

@@ -130,7 +130,7 @@ func running(all []*Server) []*Server {
 	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return s.away.Load() })
 }
 
-// except returns those of all servers that are not at some addresses.
+// except returns the servers whose addresses are not in addrs.
 func except(all []*Server, addrs []string) []*Server {
 	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return slices.Contains(addrs, s.Addr) })
 }

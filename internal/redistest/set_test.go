@@ -31,7 +31,7 @@ func TestSentinelFailsOver(t *testing.T) {
 	}
 }
 
-// Without Failover, a set replaces its master only if Elect lets it.
+// After Elect(true), a set replaces a master that does not answer, without Failover.
 func TestSetsElectByThemselves(t *testing.T) {
 	type set interface {
 		Elect(bool)

@@ -1,5 +1,5 @@
 // Package testhost names the place of a server that a test starts: the loopback interface,
-// or a host of its own.
+// or a host of its own. It starts the server's process there.
 package testhost
 
 // Place is a host of its own, in which a server runs. A nil *Place is the loopback interface.

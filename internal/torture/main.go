@@ -22,7 +22,8 @@
 //
 // The seed decides which faults happen, in which order and for how long, and
 // what the clients do. It does not decide the exact timing. The exit status is 1
-// if a promise was broken or a run stood still, and 2 if torture itself failed.
+// if a promise was broken, a run stood still, or a planted bug was not found. It is 2 if
+// torture itself failed, and 130 if a signal ended it.
 package main
 
 import (

@@ -22,7 +22,7 @@ type apart struct {
 	lab     *redistest.Lab
 	servers []*hosts.Host // in the order of their starts
 	clients []*hosts.Host // by seat
-	names   []*hosts.Host // of the name server, if there is one
+	dns     []*hosts.Host // of the name server, if there is one
 
 	far      []*hosts.Host // clients that are far from all servers
 	distance time.Duration // there and back
@@ -76,11 +76,11 @@ func (a *apart) host() (*hosts.Host, error) {
 
 // all returns all hosts, without that of this process.
 func (a *apart) all() []*hosts.Host {
-	return slices.Concat(a.servers, a.clients, a.names)
+	return slices.Concat(a.servers, a.clients, a.dns)
 }
 
 // remote returns the hosts that clients connect to.
-func (a *apart) remote() []*hosts.Host { return slices.Concat(a.servers, a.names) }
+func (a *apart) remote() []*hosts.Host { return slices.Concat(a.servers, a.dns) }
 
 // server makes the host of one more server.
 func (a *apart) server() (*redistest.Place, error) {
@@ -106,8 +106,8 @@ func (s *store) directURL() string {
 		_, port, err := net.SplitHostPort(s.servers[0].Addr)
 		s.Check(err)
 		host := s.service.addr.String()
-		if s.service.names != nil {
-			host = s.service.names.name
+		if s.service.dns != nil {
+			host = s.service.dns.name
 		}
 		return s.urlOf([]string{net.JoinHostPort(host, port)}) + "?replicas=1"
 	}

@@ -239,63 +239,52 @@ func (r *run) busy(ctx context.Context) {
 
 	began := hostclock.Now()
 	var wg sync.WaitGroup
+	var over atomic.Bool
 	for i := range callers {
 		wg.Go(func() {
-			for end := time.Now().Add(lasts); time.Now().Before(end); {
+			for !over.Load() {
 				if l, err := all[0].Lock(ctx, fmt.Sprintf("torture-busy-%03d", i)); err == nil {
 					_ = l.Unlock(ctx)
 				}
 			}
 		})
 	}
-	wg.Wait()
-
+	slept := pause(lasts)
 	var held [2]int
 	for i, some := range leases {
 		for _, l := range some.All() {
 			held[i] += one(l.Err() == nil)
 		}
+	}
+	over.Store(true)
+	wg.Wait()
+	for _, some := range leases {
 		_ = some.Unlock(ctx)
 	}
-	// If the machine stands still for a term, both lose their leases.
-	if held[0] == 0 && held[1] == kept {
+
+	// A machine that stands still for a part of a term may lose leases.
+	if held[0] == 0 && held[1] == kept && slept < maxTerm/10 {
 		r.fail("kept until its end", began, fmt.Sprintf("all of %d leases were lost without a fault while %d callers of their Client took other keys", kept, callers))
 	}
 }
 
-// moves runs Clients that connected before their address or name led to another master, and
-// Clients that connected later. All must get the key, unless the strategy has no turns.
+// moves checks that Clients that connected before their address or name led to another master
+// still get the key, beside Clients that connected later. Spinlock is left out: it has no turns.
 func (r *run) moves(ctx context.Context) {
 	if r.store.service == nil || r.strategy == "spinlock" {
 		return
 	}
-	const callers, lasts = 2, 10 * time.Second
+	const lasts = 10 * time.Second
 	var wg sync.WaitGroup
 	var over atomic.Bool
 	var holds [2]atomic.Int32 // of the Clients before the move, and of those after it
-	start := func(holds *atomic.Int32) {
-		for range 2 {
-			c := r.open(ctx, 0, maxTerm)
-			r.Cleanup(func() { c.Close() })
-			for range callers {
-				wg.Go(func() {
-					for !over.Load() {
-						if l, err := c.Lock(ctx, r.names[0]); err == nil {
-							holds.Add(1)
-							_ = l.Unlock(ctx)
-						}
-					}
-				})
-			}
-		}
-	}
 	defer wg.Wait()
 	defer over.Store(true)
 
-	start(&holds[0])
+	r.contend(ctx, &wg, &over, &holds[0])
 	time.Sleep(time.Second) // so that they wait in the queue
 	moved(&nemesis{run: r}).heal()
-	start(&holds[1])
+	r.contend(ctx, &wg, &over, &holds[1])
 
 	time.Sleep(lasts / 2) // they may learn of it at their next check of the queue
 	began := hostclock.Now()
@@ -303,6 +292,25 @@ func (r *run) moves(ctx context.Context) {
 	holds[1].Store(0)
 	time.Sleep(lasts / 2)
 	if least, most := holds[0].Load(), holds[1].Load(); least == 0 && most > 100 {
-		r.fail("stood still", began, fmt.Sprintf("two Clients never got the key after the address led to another master, and two that connected later got it %d times", most))
+		r.fail("stood still", began, fmt.Sprintf("two Clients never got the key after the address or name led to another master, and two that connected later got it %d times", most))
+	}
+}
+
+// contend starts callers of two Clients, which lock one key again and again until it is over.
+func (r *run) contend(ctx context.Context, wg *sync.WaitGroup, over *atomic.Bool, holds *atomic.Int32) {
+	const clients, callers = 2, 2
+	for range clients {
+		c := r.open(ctx, 0, maxTerm)
+		r.Cleanup(func() { c.Close() })
+		for range callers {
+			wg.Go(func() {
+				for !over.Load() {
+					if l, err := c.Lock(ctx, r.names[0]); err == nil {
+						holds.Add(1)
+						_ = l.Unlock(ctx)
+					}
+				}
+			})
+		}
 	}
 }

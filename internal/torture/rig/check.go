@@ -268,8 +268,8 @@ const enough = 40
 // go-redis refers to as many as were idle at once, even after they were closed.
 const heapSlack = 4 << 20
 
-// poolSlack is how many descriptors a client may have more. go-redis keeps the connections of
-// the largest burst, at most ten for each CPU and server, and on slow links a burst is larger.
+// poolSlack is by how many descriptors a client may grow. go-redis keeps the connections of the
+// largest burst, up to ten for each CPU and server. Slow links make bursts larger.
 func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
 }

@@ -51,8 +51,8 @@ func (s *seat) fill() {
 		// no keys that are granted rarely, and no holds without a fence.
 		o.Keys, o.Bare = s.names, 0
 	}
-	if service := s.store.service; service != nil && service.names != nil {
-		o.Names = service.names.addr
+	if service := s.store.service; service != nil && service.dns != nil {
+		o.Resolver = service.dns.addr
 	}
 	for _, srv := range s.store.servers {
 		o.Direct = append(o.Direct, srv.Addr)

@@ -11,7 +11,7 @@ import (
 // some faults, because a master on a busy machine looks dead.
 type electorate interface {
 	Elect(on bool)                                   // lets them replace a master, or forbids it
-	Elected(old *redistest.Server, without []string) // waits until those that are not at some addresses have replaced it
+	Elected(old *redistest.Server, unasked []string) // waits until they have replaced it; it does not ask those at the addresses unasked
 	Settled()                                        // waits until all agree, and each server is a master or a replica in step
 }
 
@@ -23,38 +23,44 @@ func (s *store) electorate() electorate {
 	return s.sentinel
 }
 
-// elected cuts a master off until the others have replaced it by themselves. If dead, its
-// host has lost power. If split, half of the clients are left with it, and a sentinel if
-// there are any. While the fault lasts, the old master does not know that it is replaced.
-func elected(dead, split bool) inject {
+// outage says what happens to a master besides the cut.
+type outage struct {
+	dead  bool // its host loses power
+	split bool // half of the clients, and a sentinel if there are any, stay with it
+}
+
+// elected cuts a master off and waits until the others have replaced it by themselves. A
+// master that lives does not know that it was replaced.
+func elected(o outage) inject {
 	return func(n *nemesis) *injection {
 		s, a := n.store, n.store.apart
 		old := n.someMaster()
-		side := a.servers[slices.Index(s.servers, old):][:1:1]
-		without := []string{old.Addr}
-		if split {
+		side := a.servers[slices.Index(s.servers, old):][:1:1] // no spare capacity: append must not overwrite a.servers
+		unasked := []string{old.Addr}
+		if o.split {
 			side = append(side, n.shuffled(a.clients)[:seats/2]...)
 			if s.sentinel != nil {
 				// The hosts of the sentinels follow those of the servers.
 				side = append(side, a.servers[len(s.servers)])
-				without = append(without, s.sentinel.Sentinels[0].Addr)
+				unasked = append(unasked, s.sentinel.Sentinels[0].Addr)
 			}
 		}
 
 		rest := slices.DeleteFunc(a.all(), func(h *hosts.Host) bool { return slices.Contains(side, h) })
 		s.electorate().Elect(true)
 		lift := a.Impose(cutOff, hosts.Between(side, rest)...)
-		if dead {
+		if o.dead {
 			a.Mute(side[0].Port)
 			old.Kill()
 		}
-		s.electorate().Elected(old, without)
+		s.electorate().Elected(old, unasked)
 
 		return ofAll(func() {
-			if dead {
+			if o.dead {
 				n.Check(old.Start(true))
 			}
-			// In this order: without the cut, a busy machine must not make them elect.
+			// Forbid elections before the cut ends. Otherwise a busy machine could start
+			// another one.
 			s.electorate().Elect(false)
 			lift()
 			s.electorate().Settled()
@@ -62,7 +68,7 @@ func elected(dead, split bool) inject {
 	}
 }
 
-// someMaster returns the master, or that of a key of a cluster.
+// someMaster returns the master, or in a cluster the master of a random key.
 func (n *nemesis) someMaster() *redistest.Server {
 	if c := n.store.cluster; c != nil {
 		return c.Master(n.names[n.rand.IntN(len(n.names))])

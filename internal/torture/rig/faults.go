@@ -140,7 +140,7 @@ const (
 // servers.
 func (c *catalog) servers(s *store) {
 	n := len(s.servers)
-	minority, majority := (n-1)/2, n/2+1
+	minority, majority := halves(n)
 	for _, k := range []int{minority, majority} {
 		if k == 0 {
 			continue
@@ -187,21 +187,24 @@ func (c *catalog) set(s *store) {
 	c.add(server, 0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
 	if s.service != nil {
 		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
-	}
-	switch {
-	case s.service == nil:
-	case s.service.names != nil:
-		c.names()
-	default:
-		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
-		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", replaced)
-		if s.apart != nil {
-			c.add(server, 0.5, 1, "the master's host loses power, and the address leads to its replica", masterUnplugged)
+		if s.service.dns != nil {
+			c.dns()
+		} else {
+			c.address(s)
 		}
 	}
 	if s.cluster != nil {
 		c.add(server, 0.5, 1, "the key's master hands over to its replica", takenOver(false))
 		c.add(server, 0.5, 2, "the key's slot moves to another master", resharded)
+	}
+}
+
+// address adds the faults of a master and its replica behind an address.
+func (c *catalog) address(s *store) {
+	c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
+	c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", replaced)
+	if s.apart != nil {
+		c.add(server, 0.5, 1, "the master's host loses power, and the address leads to its replica", masterUnplugged)
 	}
 }
 
@@ -213,19 +216,19 @@ func (c *catalog) losses(s *store) {
 		c.add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
 		c.add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
 		if s.apart != nil {
-			c.add(server, 0.5, 2, "the master's host is cut off, and Sentinel fails over by itself", elected(false, false))
-			c.add(server, 0.5, 2, "the master's host loses power, and Sentinel fails over by itself", elected(true, false))
-			c.add(server, 0.5, 2, "the master is cut off with half of the clients and a sentinel, and the other sentinels fail over", elected(false, true))
+			c.add(server, 0.5, 2, "the master's host is cut off, and Sentinel fails over by itself", elected(outage{}))
+			c.add(server, 0.5, 2, "the master's host loses power, and Sentinel fails over by itself", elected(outage{dead: true}))
+			c.add(server, 0.5, 2, "the master is cut off with half of the clients and a sentinel, and the other sentinels fail over", elected(outage{split: true}))
 		}
 	case s.cluster != nil:
 		c.add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
 		if s.apart != nil {
-			c.add(server, 0.5, 2, "a master's host is cut off, and its replica takes over by itself", elected(false, false))
-			c.add(server, 0.5, 2, "a master's host loses power, and its replica takes over by itself", elected(true, false))
-			c.add(server, 0.5, 2, "a master is cut off with half of the clients, and its replica takes over by itself", elected(false, true))
+			c.add(server, 0.5, 2, "a master's host is cut off, and its replica takes over by itself", elected(outage{}))
+			c.add(server, 0.5, 2, "a master's host loses power, and its replica takes over by itself", elected(outage{dead: true}))
+			c.add(server, 0.5, 2, "a master is cut off with half of the clients, and its replica takes over by itself", elected(outage{split: true}))
 		}
 	default:
-		minority, majority := (n-1)/2, n/2+1
+		minority, majority := halves(n)
 		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))
 		c.add(server, 0.2, 1, of(n, majority, "restarted without data"), restarted(majority, false))
 		if s.apart != nil {
@@ -252,6 +255,9 @@ const clockBack = "clock set back by a minute, and forward again"
 
 // bootedBack is a machine that does not know the time when it boots.
 const bootedBack = "restarted with the clock an hour behind, and set right"
+
+// halves returns the sizes of the largest minority and of the smallest majority of n servers.
+func halves(n int) (minority, majority int) { return (n - 1) / 2, n/2 + 1 }
 
 // of names a fault of k servers of n.
 func of(n, k int, what string) string {

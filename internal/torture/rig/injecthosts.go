@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
-// These are the faults of links between hosts. Flap and Jitter are for the longer term of
-// hosts of Redis; see scaled.
+// These are the faults of links between hosts. Flap and Jitter are for a term of
+// hostTerms*term; scaled adapts them to other terms.
 var (
 	cutOff    = hosts.Fault{Cut: true}
 	flapping  = hosts.Fault{Flap: hostTerms * term / 4}
@@ -54,10 +54,10 @@ func (c *catalog) network(s *store) {
 	c.add(server, 0.6, 3, "half of the clients cut off", split(0))
 
 	n := s.size()
-	minority, majority := (n-1)/2, n/2+1
+	minority, majority := halves(n)
 	switch {
 	case s.service != nil:
-		c.add(server, 0.6, 3, "the master and its replica cut off from each other", replicaCutOff(func(a, b []*hosts.Host) []hosts.Pair { return hosts.Between(a, b) }))
+		c.add(server, 0.6, 3, "the master and its replica cut off from each other", replicaCutOff(hosts.Between))
 		c.add(server, 0.6, 3, "the replica cut off one way, from the master", replicaCutOff(hosts.From))
 		return
 	case s.sentinel != nil, s.cluster != nil:
@@ -69,7 +69,8 @@ func (c *catalog) network(s *store) {
 		c.add(server, 0.6, 3, "half of the clients left with a minority of the servers", split(minority))
 		c.add(server, 0.6, 3, "every server unreachable", unreachable(n))
 		c.add(server, 0.6, 2, of(n, minority, "lost power, and booted with data"), unplugged(minority, true))
-		if s.other == nil { // others put a member without data out of their set
+		// An etcd member that has lost its data cannot rejoin, so only Redis boots without data.
+		if s.other == nil {
 			c.add(server, 0.6, 2, of(n, minority, "lost power, and booted without data"), unplugged(minority, false)).thins = true
 		}
 	}
@@ -83,7 +84,7 @@ func (c *catalog) network(s *store) {
 // of the links between them.
 func (c *catalog) hostsOfOthers(s *store) {
 	n := s.size()
-	minority, majority := (n-1)/2, n/2+1
+	minority, majority := halves(n)
 	for _, k := range []int{minority, majority} {
 		if k > 0 {
 			c.add(server, 0.6, 3, of(n, k, "unreachable"), unreachable(k))
@@ -93,9 +94,11 @@ func (c *catalog) hostsOfOthers(s *store) {
 	if minority == 0 {
 		return
 	}
+
 	c.add(server, 0.6, 3, "a minority: cut off from everybody", isolated(minority))
 	c.add(server, 0.6, 3, "a minority: cut off from the other servers, not from the clients", membersCutOff(random(minority), hosts.Between))
 	c.add(server, 0.6, 3, "no two servers reach each other", scattered)
+
 	if s.other.Leader != nil {
 		c.add(server, 0.6, 3, "the leader cut off from the other servers, not from the clients", membersCutOff(leading, hosts.Between))
 		c.add(server, 0.6, 3, "the leader cut off one way, to the other servers", membersCutOff(leading, hosts.From))
@@ -133,7 +136,7 @@ func (n *nemesis) shuffled(all []*hosts.Host) []*hosts.Host {
 // host returns the host of a turn's process.
 func (n *nemesis) host(t *turn) []*hosts.Host { return n.store.apart.clients[t.proc.seat:][:1] }
 
-// scaled returns a fault with the times that depend on the term, for the term of the run.
+// scaled returns f with its times adapted to the term of this run.
 func (n *nemesis) scaled(f hosts.Fault) hosts.Fault {
 	scale := func(d time.Duration) time.Duration {
 		return time.Duration(float64(d) * float64(n.term) / (hostTerms * float64(term)))
@@ -208,7 +211,7 @@ func split(some int) inject {
 		a := n.store.apart
 		servers, clients := n.shuffled(a.servers), n.shuffled(a.clients)
 		half := len(clients) / 2
-		pairs := append(hosts.Between(clients[half:], servers[:some]), hosts.Between(clients[:half], append(servers[some:], a.names...))...)
+		pairs := append(hosts.Between(clients[half:], servers[:some]), hosts.Between(clients[:half], append(servers[some:], a.dns...))...)
 		pairs = append(pairs, hosts.Between(servers[:some], servers[some:])...)
 		return ofAll(a.Impose(cutOff, pairs...))
 	}
@@ -224,7 +227,8 @@ func bridged(n *nemesis) *injection {
 	return ofAll(a.Impose(cutOff, hosts.Between(left, right)...))
 }
 
-// chosen returns servers that a fault disturbs, and the others, or none.
+// chosen returns the servers that a fault disturbs and the other servers, or nil if there is no
+// victim.
 type chosen func(n *nemesis) (some, others []*hosts.Host)
 
 // random chooses k servers.
@@ -244,7 +248,7 @@ func leading(n *nemesis) (some, others []*hosts.Host) {
 	return all[i : i+1], slices.Delete(slices.Clone(all), i, i+1)
 }
 
-// against returns the direction from each of others to each host of some.
+// against returns the pairs from others to some, so that only that direction is cut.
 func against(some, others []*hosts.Host) []hosts.Pair { return hosts.From(others, some) }
 
 // membersCutOff cuts links between servers. The clients reach all servers.

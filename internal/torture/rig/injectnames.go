@@ -6,17 +6,17 @@ import (
 	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
-// names adds the faults of a master and its replica behind a name, and those of the name.
-func (c *catalog) names() {
+// dns adds the faults of a master and its replica behind a name, and those of the name.
+func (c *catalog) dns() {
 	const half = "half of the clients still get the old address"
 	c.add(server, 0.5, 1, "the master hands over to its replica, and the name follows", moved)
 	c.add(server, 0.5, 1, "the master is killed, and the name leads to its replica", replaced)
 	c.add(server, 0.5, 1, "the master's host loses power, and the name leads to its replica", masterUnplugged)
-	c.add(server, 1, 3, "the master hands over to its replica, and the name follows late", movedUnseen)
-	c.add(server, 1, 3, "the master hands over to its replica, and "+half, cached(moved))
-	c.add(server, 1, 3, "the master is killed, and "+half, cached(replaced))
-	c.add(server, 1, 3, "the master's host loses power, and "+half, cached(masterUnplugged))
-	c.add(server, 1, 3, "the master is cut off from its replica, which takes over, and "+half, cached(deposed))
+	c.add(server, 1, 3, "the master hands over to its replica, and the name follows late", cached(moved, seats))
+	c.add(server, 1, 3, "the master hands over to its replica, and "+half, cached(moved, seats/2))
+	c.add(server, 1, 3, "the master is killed, and "+half, cached(replaced, seats/2))
+	c.add(server, 1, 3, "the master's host loses power, and "+half, cached(masterUnplugged, seats/2))
+	c.add(server, 1, 3, "the master is cut off from its replica, which takes over, and "+half, cached(deposed, seats/2))
 
 	// Without a new connection, no client asks for the name.
 	c.add(link, 0.6, 3, "every connection ends, and the name does not exist", nameless(dnsmessage.RCodeNameError))
@@ -25,22 +25,11 @@ func (c *catalog) names() {
 	c.add(link, 0.6, 3, "every connection ends, and the name server is cut off", namesCutOff)
 }
 
-// movedUnseen is like moved, but the name leads to the old master, now a replica, until the
-// end of the fault.
-func movedUnseen(n *nemesis) *injection {
-	s := n.store
-	drop := s.service.names.keep(s.apart.clients)
-	in := moved(n)
-	in.heal = after(in.heal, drop)
-	return in
-}
-
-// cached makes half of the clients get the old address until the end of a fault that moves
-// the name.
-func cached(move inject) inject {
+// cached makes some clients get the old address until the end of a fault that moves the name.
+func cached(move inject, clients int) inject {
 	return func(n *nemesis) *injection {
 		s := n.store
-		drop := s.service.names.keep(n.shuffled(s.apart.clients)[:seats/2])
+		drop := s.service.dns.keep(n.shuffled(s.apart.clients)[:clients])
 		in := move(n)
 		in.heal = after(in.heal, drop)
 		return in
@@ -55,8 +44,8 @@ func after(first, then func()) func() {
 	}
 }
 
-// deposed makes the replica the master while the old master runs, and does not know. No
-// replica confirms a hold until the end of the fault.
+// deposed makes the replica the master although the old master runs and does not notice. Until
+// the fault ends, no replica confirms the old master's holds.
 func deposed(n *nemesis) *injection {
 	s, old, next := n.store, n.store.master(), n.store.replica()
 	lift := s.apart.Impose(cutOff, hosts.Between(s.apart.servers[old:][:1], s.apart.servers[next:][:1])...)
@@ -71,7 +60,7 @@ func deposed(n *nemesis) *injection {
 // nameless ends all connections, and makes the clients get no address for new ones.
 func nameless(code dnsmessage.RCode) inject {
 	return func(n *nemesis) *injection {
-		lift := n.store.service.names.fail(code, 0)
+		lift := n.store.service.dns.fail(code, 0)
 		n.disconnect()
 		return ofAll(lift)
 	}
@@ -79,7 +68,7 @@ func nameless(code dnsmessage.RCode) inject {
 
 // namedLate is like nameless, but the clients get the address late.
 func namedLate(n *nemesis) *injection {
-	lift := n.store.service.names.fail(dnsmessage.RCodeSuccess, n.span(0.2, 2))
+	lift := n.store.service.dns.fail(dnsmessage.RCodeSuccess, n.span(0.2, 2))
 	n.disconnect()
 	return ofAll(lift)
 }
@@ -87,7 +76,7 @@ func namedLate(n *nemesis) *injection {
 // namesCutOff is like nameless, but nothing reaches the name server.
 func namesCutOff(n *nemesis) *injection {
 	a := n.store.apart
-	lift := a.Impose(cutOff, hosts.Between(a.names, a.all())...)
+	lift := a.Impose(cutOff, hosts.Between(a.dns, a.all())...)
 	n.disconnect()
 	return ofAll(lift)
 }

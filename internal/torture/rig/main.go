@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -49,7 +48,7 @@ func Main(program Program) {
 	}
 
 	var p plan
-	o := options{Program: program, term: term, patience: patience}
+	o := options{Program: program, patience: patience}
 	if len(program.More) > 0 {
 		o.place, strategies = onOther, nil
 		for _, s := range program.More {
@@ -80,39 +79,51 @@ func Main(program Program) {
 	optional := flag.Bool("optional", false, "with -on hosts: end without an error where hosts cannot be made")
 	tables := flag.Bool("document", false, "run nothing; write the tables of "+page+" from the files of results in the arguments")
 	flag.Parse()
-	if o.apart() && !*tables {
-		if err := hosts.Apart(); err != nil {
+	if *tables {
+		exit(0, document(flag.Args()))
+	}
+	if flag.NArg() > 0 {
+		exit(2, fmt.Errorf("unknown argument %q", flag.Arg(0)))
+	}
+	if err := p.check(*names, o); err != nil {
+		exit(2, err)
+	}
+	if o.apart() {
+		if err := hosts.Apart(); err != nil && *optional {
 			fmt.Fprintln(os.Stderr, "torture:", err)
-			if *optional {
-				os.Exit(0)
-			}
-			os.Exit(2)
+			exit(0, nil)
+		} else if err != nil {
+			exit(2, err)
 		}
-		o.term *= hostTerms
 		resolveBy(ownNames)
-	} else if o.far != 0 && !*tables {
-		fmt.Fprintln(os.Stderr, "torture: -far needs hosts: give -on hosts")
-		os.Exit(2)
 	}
 	logging.Disable() // go-redis logs servers that are down
 
-	kept, err := true, error(nil)
+	kept, err := p.carryOut(o)
 	switch {
-	case *tables:
-		err = document(flag.Args())
-	case flag.NArg() > 0:
-		err = fmt.Errorf("unknown argument %q", flag.Arg(0))
-	default:
-		kept, err = p.carryOut(*names, o)
-	}
-	switch {
-	case err != nil:
+	case errors.Is(err, errInterrupted):
 		fmt.Fprintln(os.Stderr, "torture:", err)
-		os.Exit(2)
+		exit(130, nil) // as a shell reports the end by SIGINT
+	case err == nil && kept && o.plant != "":
+		fmt.Println("the planted bug was not found")
+		exit(1, nil)
 	case !kept:
-		os.Exit(1)
+		exit(1, err)
 	}
+	exit(0, err)
 }
+
+// exit ends the program. The status after an error is 2.
+func exit(status int, err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "torture:", err)
+		status = 2
+	}
+	os.Exit(status)
+}
+
+// errInterrupted means that a signal ended the runs early.
+var errInterrupted = errors.New("interrupted")
 
 // fileVar defines a flag that opens a file for writing.
 func fileVar(to **os.File, name string, mode int, usage string) {
@@ -134,8 +145,8 @@ type plan struct {
 func (p *plan) choose(names, place string) error {
 	p.strategies = strings.FieldsFunc(names, func(r rune) bool { return r == ',' })
 	for _, name := range p.strategies {
-		if !slices.Contains(strategies, name) {
-			return fmt.Errorf("-strategy: %q is none of %s", name, strings.Join(strategies, ", "))
+		if err := oneOf("strategy", name, strategies); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -153,10 +164,7 @@ func (p *plan) choose(names, place string) error {
 }
 
 // carryOut makes all runs and prints their verdicts in order.
-func (p plan) carryOut(names string, o options) (kept bool, err error) {
-	if err := p.choose(names, o.place); err != nil {
-		return false, err
-	}
+func (p plan) carryOut(o options) (kept bool, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if p.clocks && !o.apart() {
@@ -168,6 +176,7 @@ func (p plan) carryOut(names string, o options) (kept bool, err error) {
 		o.program = jumper(ctx, o.Package, dir)
 	}
 	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
+	interrupted := ctx.Err
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -185,8 +194,11 @@ func (p plan) carryOut(names string, o options) (kept bool, err error) {
 			err = cmp.Or(err, fmt.Errorf("%s, seed %d: %w", j.strategy, j.seed, j.err))
 		}
 	}
-	if injected == 0 && err == nil {
-		err = cmp.Or(ctx.Err(), errors.New("no fault was injected: the strategy has none of that name, or the time was too short"))
+	switch {
+	case interrupted() != nil:
+		err = errInterrupted
+	case injected == 0 && err == nil:
+		err = errors.New("no fault was injected: the strategy has none of that name, or the time was too short")
 	}
 	return kept, err
 }
@@ -196,12 +208,7 @@ func (p plan) carryOut(names string, o options) (kept bool, err error) {
 func (p plan) start(ctx context.Context, o options) (jobs []*job) {
 	o.whole = o.time
 	for _, o.strategy = range p.strategies {
-		if more := o.more(); more != nil {
-			o.term = more.Term
-			if o.apart() {
-				o.term = cmp.Or(more.HostTerm, more.Term)
-			}
-		}
+		o.term = o.usualTerm()
 		for _, o.losing = range []bool{false, true} {
 			j := &job{options: o, done: make(chan struct{})}
 			if o.losing {
@@ -250,7 +257,7 @@ func jumper(ctx context.Context, pkg, dir string) (program string) {
 	fmt.Println("building clients whose wall clocks can jump; the first time takes minutes")
 	program = filepath.Join(dir, "client.exe")
 	if err := walljump.Build(ctx, pkg, program); err != nil {
-		fmt.Println("the wall clocks of clients do not jump:", err)
+		fmt.Printf("the wall clocks of clients do not jump: %v; run it in the module, or give -clocks=false\n", err)
 		return ""
 	}
 	return program

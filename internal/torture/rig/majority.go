@@ -23,9 +23,9 @@ type keeper struct {
 	holds  atomic.Int32 // of that key
 }
 
-// majority cuts one server of an etcd or the like off from the others. These are a majority,
-// and healthy. So the Clients whose server it was must find another one: no lease is lost,
-// and every Client gets keys.
+// majority cuts one server of a set with a leader off from the others, which are a healthy
+// majority. So its Clients must find another server: no lease is lost, and every Client gets
+// its key.
 func (r *run) majority(ctx context.Context) {
 	if r.store.apart == nil || r.store.other == nil || r.store.size() < leastNodes || r.store.other.Leader == nil {
 		return
@@ -57,56 +57,75 @@ func following(n *nemesis) (some, others []*hosts.Host) {
 	return rest[:1], slices.Concat(leader, rest[1:])
 }
 
-// outvoted runs Clients while a server is cut off. A witness knows only the other servers. If
-// the witness fails as well, the store is not healthy, or the machine too slow, and the
-// Clients need not succeed.
+// outvoted runs Clients while a server is cut off. The witness is a Client that knows only the
+// other servers. If it fails as well, the store is not healthy or the machine is too slow, and
+// nothing is checked.
 func (r *run) outvoted(ctx context.Context, what string, some, others, own []*hosts.Host) {
-	const clients, terms = 6, 3
+	const terms = 3
 	term := terms * r.term // an election takes a part of it
-	var all []*keeper
+	all, witness := r.keepers(ctx, some[0], term)
+	defer func() {
+		for _, k := range append(all, witness) {
+			_ = k.leases.Unlock(ctx)
+			_ = k.c.Close()
+		}
+	}()
+
+	began := hostclock.Now()
+	pairs := hosts.Between(some, append(own, others...))
+	lost, idle, healthy := r.disturb(ctx, all, witness, pairs, term)
+
+	if healthy && lost > 0 {
+		r.fail("kept until its end", began, fmt.Sprintf("%d of %d leases with a term of %v were lost while %s", lost, 2*len(all), term, what))
+	}
+	if healthy && idle > 0 {
+		r.fail("stood still", began, fmt.Sprintf("%d of %d Clients got no key from %v to %v after %s", idle, len(all), term, 2*term, what))
+	}
+}
+
+// keepers opens Clients that know all servers, and a witness that knows all but one.
+func (r *run) keepers(ctx context.Context, but *hosts.Host, term time.Duration) (all []*keeper, witness *keeper) {
+	const clients = 6
 	for i := range clients {
 		all = append(all, r.keeper(ctx, r.store.urls[0], i, term))
 	}
+
 	var addrs []string
 	for i, h := range r.store.apart.servers {
-		if h != some[0] {
+		if h != but {
 			addrs = append(addrs, r.store.other.Servers[i])
 		}
 	}
-	witness := r.keeper(ctx, r.store.other.URL(addrs), clients, term)
+	return all, r.keeper(ctx, r.store.other.URL(addrs), clients, term)
+}
 
-	began := hostclock.Now()
+// disturb cuts links for two terms while the Clients work. It returns how many leases they lost,
+// and how many of them got no key in the second term. healthy reports whether these count.
+func (r *run) disturb(ctx context.Context, all []*keeper, witness *keeper, pairs []hosts.Pair, term time.Duration) (lost, idle int, healthy bool) {
+	everyone := append(slices.Clone(all), witness)
 	var wg sync.WaitGroup
 	var over atomic.Bool
-	for _, k := range append(all, witness) {
+	for _, k := range everyone {
 		wg.Go(func() { k.run(ctx, &over) })
 	}
-	lift := r.store.apart.Impose(cutOff, hosts.Between(some, append(own, others...))...)
+	defer wg.Wait()
+	defer over.Store(true)
+	lift := r.store.apart.Impose(cutOff, pairs...)
+	defer lift()
+
+	// The first term includes an election. Only holds of the second term count.
 	slept := pause(term)
-	for _, k := range append(all, witness) {
+	for _, k := range everyone {
 		k.holds.Store(0)
 	}
 	slept = max(slept, pause(term))
-	lost, idle := 0, 0
+
+	// Read all results before lift: afterwards a Client that failed could recover.
 	for _, k := range all {
 		lost += k.lost()
 		idle += one(k.holds.Load() == 0)
 	}
-	healthy := witness.lost() == 0 && witness.holds.Load() > 0 && slept < term/10
-
-	lift()
-	over.Store(true)
-	wg.Wait()
-	for _, k := range append(all, witness) {
-		_ = k.leases.Unlock(ctx)
-		_ = k.c.Close()
-	}
-	if healthy && lost > 0 {
-		r.fail("kept until its end", began, fmt.Sprintf("%d of %d leases with a term of %v were lost while %s", lost, 2*clients, term, what))
-	}
-	if healthy && idle > 0 {
-		r.fail("stood still", began, fmt.Sprintf("%d of %d Clients got no key from %v to %v after %s", idle, clients, term, 2*term, what))
-	}
+	return lost, idle, witness.lost() == 0 && witness.holds.Load() > 0 && slept < term/10
 }
 
 // keeper opens a Client and locks keys of its own.

@@ -15,17 +15,16 @@ import (
 	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
-// names is a name server on a host of its own. It has one name, which leads to the master of
-// a store. Resolvers may keep no answer: its time to live is zero.
-type names struct {
-	name string      // it ends with a dot, so no resolver tries it in another domain
-	host *hosts.Host // the server's
-	addr string      // host:port of the server
+// nameserver is a name server on a host of its own. Its only name leads to the master of a
+// store. The time to live of its answers is zero, so no resolver keeps them.
+type nameserver struct {
+	name string // it ends with a dot, so no resolver tries it in another domain
+	addr string // host:port of the server
 
 	mu      sync.Mutex                // guards all below
 	current netip.Addr                // where the name leads
 	stale   map[netip.Addr]netip.Addr // by client, the address that it gets instead
-	code    dnsmessage.RCode          // if not success, the clients get no address
+	code    dnsmessage.RCode          // unless it is success, the clients get no address
 	late    time.Duration             // how late the clients get their answers
 }
 
@@ -40,11 +39,11 @@ type answer struct {
 var named atomic.Int32
 
 // openNames starts a name server, whose name leads to one of the servers.
-func (s *store) openNames() *names {
+func (s *store) openNames() *nameserver {
 	h, err := s.apart.host()
 	s.Check(err)
-	s.apart.names = append(s.apart.names, h)
-	n := &names{name: fmt.Sprintf("redis%d.test.", named.Add(1)), host: h, current: s.apart.servers[0].Addr, stale: map[netip.Addr]netip.Addr{}}
+	s.apart.dns = append(s.apart.dns, h)
+	n := &nameserver{name: fmt.Sprintf("redis%d.test.", named.Add(1)), current: s.apart.servers[0].Addr, stale: map[netip.Addr]netip.Addr{}}
 
 	var conn net.PacketConn
 	s.Check(h.Do(func() (err error) {
@@ -52,11 +51,13 @@ func (s *store) openNames() *names {
 		return err
 	}))
 	n.addr = conn.LocalAddr().String()
+
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		serveNames(conn, n.answer)
 	}()
+
 	zone.Store(n.name, n)
 	s.Cleanup(func() {
 		zone.Delete(n.name)
@@ -67,7 +68,7 @@ func (s *store) openNames() *names {
 }
 
 // answer returns what the server answers to a client that asks for a name.
-func (n *names) answer(name string, client netip.Addr) answer {
+func (n *nameserver) answer(name string, client netip.Addr) answer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	a := answer{addr: n.current, code: n.code, late: n.late}
@@ -81,15 +82,15 @@ func (n *names) answer(name string, client netip.Addr) answer {
 }
 
 // lead makes the name lead to an address.
-func (n *names) lead(to netip.Addr) {
+func (n *nameserver) lead(to netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.current = to
 }
 
-// keep makes the name go on leading some clients to the present address, as caches do. Drop
-// ends that.
-func (n *names) keep(clients []*hosts.Host) (drop func()) {
+// keep makes the name lead some clients to the current address, whatever lead sets later, as a
+// cache does. drop ends this for all clients.
+func (n *nameserver) keep(clients []*hosts.Host) (drop func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, h := range clients {
@@ -102,8 +103,8 @@ func (n *names) keep(clients []*hosts.Host) (drop func()) {
 	}
 }
 
-// fail makes the clients get no address, or get it late. Lift ends that.
-func (n *names) fail(code dnsmessage.RCode, late time.Duration) (lift func()) {
+// fail makes the clients get no address, or get it late. lift ends this.
+func (n *nameserver) fail(code dnsmessage.RCode, late time.Duration) (lift func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.code, n.late = code, late
@@ -114,15 +115,12 @@ func (n *names) fail(code dnsmessage.RCode, late time.Duration) (lift func()) {
 	}
 }
 
-// serveNames answers questions until conn is closed.
+// serveNames answers questions until conn is closed or fails.
 func serveNames(conn net.PacketConn, ask func(name string, client netip.Addr) answer) {
 	for b := make([]byte, 1500); ; {
 		n, from, err := conn.ReadFrom(b)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
 		if err != nil {
-			continue
+			return
 		}
 		query, err := question(b[:n])
 		if err != nil {
@@ -163,8 +161,8 @@ func response(m dnsmessage.Message, a answer) ([]byte, error) {
 	return m.Pack()
 }
 
-// resolveBy makes this process ask a name server for all names. Call it before the first
-// connection.
+// resolveBy sets the resolver of this process, which then asks one name server for all names.
+// It must be called before the first connection.
 func resolveBy(server func() (addr string, err error)) { net.DefaultResolver = resolver(server) }
 
 // resolver returns a resolver that asks a name server.
@@ -182,7 +180,8 @@ func resolver(server func() (addr string, err error)) *net.Resolver {
 var zone sync.Map
 
 // ownNames is the address of a server on loopback that knows the names of all runs of this
-// process. The process makes its own connections with it, which no fault disturbs.
+// process. The process makes its own connections with it, which no fault disturbs. The server
+// lives as long as the process, because the resolver is global.
 var ownNames = sync.OnceValues(func() (addr string, err error) {
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
@@ -190,7 +189,7 @@ var ownNames = sync.OnceValues(func() (addr string, err error) {
 	}
 	go serveNames(conn, func(name string, _ netip.Addr) answer {
 		if n, ok := zone.Load(name); ok {
-			n := n.(*names)
+			n := n.(*nameserver)
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			return answer{addr: n.current}

@@ -17,13 +17,20 @@ import (
 func TestNameLeadsWhereTheRunSays(t *testing.T) {
 	t.Parallel()
 	old, next := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
-	n := &names{name: "redis.test.", current: old, stale: map[netip.Addr]netip.Addr{}}
+	n := &nameserver{name: "redis.test.", current: old, stale: map[netip.Addr]netip.Addr{}}
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	go serveNames(conn, n.answer)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		serveNames(conn, n.answer)
+	}()
+	defer func() {
+		conn.Close()
+		<-ended
+	}()
 
 	r := resolver(func() (string, error) { return conn.LocalAddr().String(), nil })
 	leads := func(when, name string, want ...string) {

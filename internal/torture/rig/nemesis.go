@@ -93,6 +93,8 @@ func (n *nemesis) strike(ctx context.Context, f, with *fault) {
 
 	time.Sleep(lasts / 2)
 	n.heal(f, first)
+
+	// A second fault may have kept servers from working; their recovery is not the clients'.
 	n.store.ready()
 	if second != nil {
 		n.recover(ctx, with, second)

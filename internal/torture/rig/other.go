@@ -39,14 +39,14 @@ type Store struct {
 	Left    func(context.Context) ([]string, error) // lists what clients have left
 	Faults  []Fault
 
-	// Kill ends a server at once, and Start starts it again with its data. Ready waits, after
-	// each fault, until all servers work.
+	// Kill ends a server at once, and Start starts it again with its data. They are used on
+	// hosts only. Ready waits, after each fault, until all servers work. It may be nil.
 	Kill  func(server int)
 	Start func(server int) error
 	Ready func() error
 
-	// Leader returns the server that leads the others, or a negative number during an
-	// election. It is nil if none leads.
+	// Leader returns the index of the leader, or a negative number during an election. It is
+	// nil if the servers have no leader.
 	Leader func() int
 }
 
@@ -75,14 +75,18 @@ func (o *options) more() *Strategy {
 
 // openOther starts the servers of a strategy.
 func (s *store) openOther(o *Strategy) {
+	var where testhost.Where
 	if s.apart != nil {
-		s.other = o.Open(s.Lab, s.apart.server)
-		s.what = s.other.What + ownHosts
+		where = s.apart.server
+	}
+	s.other = o.Open(s.Lab, where)
+	s.what = s.other.What
+	if s.apart != nil {
+		s.what += ownHosts
 		s.urls = slices.Repeat([]string{s.other.URL(s.other.Servers)}, seats)
 		return
 	}
-	s.other = o.Open(s.Lab, nil)
-	s.what = s.other.What
+
 	for range seats {
 		url, links := s.way()
 		s.urls, s.links = append(s.urls, url), append(s.links, links)
@@ -155,7 +159,7 @@ func (s *store) kill(server int) {
 	s.servers[server].Kill()
 }
 
-// restart starts a server that was killed, with or without its data.
+// restart starts a killed server. Servers of other stores always keep their data.
 func (s *store) restart(server int, data bool) error {
 	if s.other != nil {
 		return s.other.Start(server)

@@ -162,17 +162,13 @@ var parts = map[string]func(r *result, k kind) bool{
 	"cluster":  func(r *result, _ kind) bool { return r.Place == onCluster },
 	"service":  func(r *result, _ kind) bool { return r.Place == onService },
 
-	"others": func(r *result, k kind) bool { return r.Place == onOther && k.Class != server },
-	"pglock": func(r *result, k kind) bool { return r.Place == onOther && r.Strategy == "pglock" && k.Class == server },
-	"etcdlock": func(r *result, k kind) bool {
-		return r.Place == onOther && r.Strategy == "etcdlock" && k.Class == server
-	},
+	"others":   func(r *result, k kind) bool { return r.Place == onOther && k.Class != server },
+	"pglock":   serversOf(onOther, "pglock"),
+	"etcdlock": serversOf(onOther, "etcdlock"),
 
-	"hosts-others": func(r *result, k kind) bool { return otherOnHosts(r) && k.Class != server },
-	"hosts-pglock": func(r *result, k kind) bool { return r.Place == onHosts && r.Strategy == "pglock" && k.Class == server },
-	"hosts-etcdlock": func(r *result, k kind) bool {
-		return r.Place == onHosts && r.Strategy == "etcdlock" && k.Class == server
-	},
+	"hosts-others":   func(r *result, k kind) bool { return otherOnHosts(r) && k.Class != server },
+	"hosts-pglock":   serversOf(onHosts, "pglock"),
+	"hosts-etcdlock": serversOf(onHosts, "etcdlock"),
 
 	"hosts":          func(r *result, _ kind) bool { return r.Place == onHosts && slices.Contains(strategies, r.Strategy) },
 	"hosts-sentinel": func(r *result, _ kind) bool { return r.Place == onHostsSentinel },
@@ -181,7 +177,12 @@ var parts = map[string]func(r *result, k kind) bool{
 	"hosts-name":     func(r *result, _ kind) bool { return r.Place == onHostsName },
 }
 
-// otherOnHosts selects the runs of hasp's strategies of other modules on hosts of their own.
+// serversOf selects the faults of a strategy's servers at a place.
+func serversOf(place, strategy string) func(r *result, k kind) bool {
+	return func(r *result, k kind) bool { return r.Place == place && r.Strategy == strategy && k.Class == server }
+}
+
+// otherOnHosts selects the runs of pglock and etcdlock on hosts of their own.
 func otherOnHosts(r *result) bool {
 	return r.Place == onHosts && (r.Strategy == "pglock" || r.Strategy == "etcdlock")
 }

@@ -16,8 +16,8 @@ import (
 type service struct {
 	master atomic.Int32        // index of the master in the servers of the store
 	copies []*faultproxy.Proxy // by server, the link that its replica uses; nil on hosts
-	addr   netip.Addr          // on hosts: leads to the master, unless names does
-	names  *names              // or nil
+	addr   netip.Addr          // on hosts: leads to the master, unless dns does
+	dns    *nameserver         // or nil
 }
 
 // away is the delay between the replica and the master.
@@ -44,7 +44,7 @@ func (s *store) openService(place string) {
 	}
 	switch {
 	case place == onHostsName:
-		s.service.names = s.openNames()
+		s.service.dns = s.openNames()
 	case s.apart != nil:
 		s.service.addr = s.apart.share()
 	}
@@ -84,8 +84,8 @@ func (s *store) replica() int { return 1 - s.master() }
 func (s *store) lead(master int) {
 	s.service.master.Store(int32(master))
 	switch {
-	case s.service.names != nil:
-		s.service.names.lead(s.apart.servers[master].Addr)
+	case s.service.dns != nil:
+		s.service.dns.lead(s.apart.servers[master].Addr)
 	case s.apart != nil:
 		s.apart.Route(s.service.addr, s.apart.servers[master].Port)
 	}

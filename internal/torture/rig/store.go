@@ -75,6 +75,7 @@ const (
 
 // openStore starts the servers of a strategy and the links of the clients.
 func (o *options) openStore(l *redistest.Lab, keys []string) *store {
+	l.Check(o.fits())
 	s := &store{Lab: l, strategy: o.strategy, names: keys, jumps: o.program != "" && !o.apart()}
 	s.skews = (o.place == onServer || o.place == onHosts) && redistest.ClocksCanJump()
 	more := o.more()
@@ -87,13 +88,10 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 	case more.Open != nil && o.place == onOther:
 		s.openOther(more)
 		return s
-	case o.place != onHosts:
-		l.Fatalf("%s runs on hosts only: give -on %s", more.Name, onHosts)
 	default:
 		o.nodes = more.Redis
 	}
 	s.foreign = o.foreign() != nil
-	oneRedis := o.strategy != redlock && o.strategy != filelock
 	if o.apart() {
 		s.openHosts(o.seed, o.far)
 	}
@@ -102,8 +100,6 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 		s.openFiles()
 	case more != nil, (o.place == onServer || o.place == onHosts) && o.strategy == redlock:
 		s.openServers(o.nodes)
-	case !oneRedis:
-		l.Fatalf("%s does not use one Redis", s.strategy)
 	case o.place == onServer, o.place == onHosts:
 		s.openServers(1)
 	case o.place == onService, o.place == onHostsService, o.place == onHostsName:

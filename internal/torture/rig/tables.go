@@ -30,6 +30,7 @@ func (r *result) verdict(out io.Writer) {
 	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys and a key with %d slots, term %v; %d faults in %v. Seed %d: %s\n\n",
 		seats, callers, keys, slots, r.Term, r.Injected, r.Lasted.Round(time.Second), r.Seed, r.Command)
 	table(out, byFault([]*result{r}, func(*result, kind) bool { return true }))
+	fmt.Fprintln(out, "\nA cell: how many faults, then the median and the longest time to recovery in ms.")
 
 	f := r.Found
 	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d shared, %d of a slot; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",

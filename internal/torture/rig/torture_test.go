@@ -295,34 +295,13 @@ func TestThePageHasEveryFault(t *testing.T) {
 			}
 		}
 	}
-	all := &store{jumps: true, skews: true, small: true}
 	for _, strategy := range strategies {
-		for _, place := range []string{onServer, onSentinel, onCluster, onService, onHosts, onHostsSentinel, onHostsCluster, onHostsService, onHostsName} {
-			s := *all
-			s.strategy = strategy
-			n := map[string]int{redlock: leastNodes, filelock: 0}
-			switch count, own := n[strategy]; {
-			case strategy == filelock && place != onServer, own && place != onServer && place != onHosts:
+		for _, place := range (&options{}).places() {
+			o := options{strategy: strategy, place: place, nodes: leastNodes}
+			if o.fits() != nil {
 				continue
-			case place == onSentinel, place == onHostsSentinel:
-				s.sentinel = &redistest.Sentinel{}
-			case place == onCluster, place == onHostsCluster:
-				s.cluster = &redistest.Cluster{}
-			case place == onService, place == onHostsService:
-				s.service = &service{}
-			case place == onHostsName:
-				s.service = &service{names: &names{}}
-			case own:
-				s.servers = make([]*redistest.Server, count)
-			default:
-				s.servers = make([]*redistest.Server, 1)
 			}
-			if strategy == filelock {
-				s.dir = "locks"
-			}
-			if isApart(place) {
-				s.apart, s.jumps = &apart{}, false
-			}
+			s := o.sketch()
 			for _, losing := range []bool{false, true} {
 				for _, f := range s.faults(losing) {
 					table := place

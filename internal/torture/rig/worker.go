@@ -30,7 +30,7 @@ type order struct {
 	Plant    string        `json:",omitempty"`
 	Direct   []string      `json:",omitempty"` // addresses of the servers, for planted bugs
 	Dir      string        `json:",omitempty"` // directory of the files, for planted bugs
-	Names    string        `json:",omitempty"` // address of a name server, if there is one
+	Resolver string        `json:",omitempty"` // address of a name server, if there is one
 	Owner    string        `json:",omitempty"`
 	Seed     uint64        `json:",omitempty"`
 	Keys     []string      `json:",omitempty"`
@@ -117,8 +117,8 @@ func work(parent *crew.Pipe, strategies []Strategy) {
 			walljump.Set(o.Ahead)
 			warm()
 			w.order = o
-			if o.Names != "" {
-				resolveBy(func() (string, error) { return o.Names, nil })
+			if o.Resolver != "" {
+				resolveBy(func() (string, error) { return o.Resolver, nil })
 			}
 			go w.watch()
 			goroutines, files = runtime.NumGoroutine(), openFiles()
