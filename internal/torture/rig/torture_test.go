@@ -149,6 +149,7 @@ func findPlanted(t *testing.T, bug string, o options, faults string, length time
 			t.Fatal(err)
 		}
 		if slices.ContainsFunc(res.Violations, func(v violation) bool { return slices.Contains(promises, v.Promise) }) {
+			t.Log("found with seed", o.seed)
 			return
 		}
 	}
