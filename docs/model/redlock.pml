@@ -272,12 +272,12 @@ inline hold(c) {
 #ifndef NOFENCECHECK
 	assert(fence[c] > lastWriter);  /* growing fences */
 	assert(fence[c] > lastFence || reads(c));
-#endif
 	lastFence = (fence[c] > lastFence -> fence[c] : lastFence);
 	if
 	:: !reads(c) -> lastWriter = fence[c]
 	:: else
 	fi;
+#endif
 #endif
 	state[c] = HOLDS;
 	endsWith[c] = 0;
