@@ -213,10 +213,10 @@ func TestAcquireLetsWaitersPass(t *testing.T) {
 		if !served && !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("got %v, want ErrHeld", err)
 		}
+		l.wg.Wait() // its release must not end with the test's context
 		if err == nil {
 			return
 		}
-		l.wg.Wait()
 		synctest.Wait()
 		take(t, l.drivers[0], l.claim()) // nobody waits any more
 	})

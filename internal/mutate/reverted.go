@@ -33,7 +33,7 @@ var fixes = []fix{
 		"`mark.lua` writes marks with `PX` of 30 days, and a renewal does not ask for a mark",
 		[]replacement{
 			{"redlock/mark.lua", "redis.call('SET', KEYS[1], mark)", "redis.call('SET', KEYS[1], mark, 'PX', 2592000000)"},
-			{"redlock/renew.go", "if !marked {", "if !marked && n == nil {"},
+			{"redlock/renew.go", "if s == nil || run != runOfMark(s.mark) {", "if s == nil || run != \"\" && run != runOfMark(s.mark) {"},
 		},
 		[]string{
 			"test ./redlock -run TestRenewalsKeepMarks|TestAMarkOutlivesAnyTimeWithoutVotes",
