@@ -235,7 +235,8 @@ func sharedCutWriter(e *env) {
 		return true
 	})
 
-	// The Wait may have ended by its timeout, or by the server's. Then it has left nothing.
+	// The Wait may have ended by its timeout, or by the server's. A request of it that the link
+	// has held up may still take the key.
 	l.Set(Up)
 	a.give(stays)
 	switch err := e.arrives("Wait that was cut off", cut.done); {
@@ -243,6 +244,7 @@ func sharedCutWriter(e *env) {
 		cut.use()
 	case !errors.Is(err, backend.ErrHeld):
 		must(unknown("Wait that was cut off", err))
+		cut.abandon(err)
 	}
 	must(b.grantedAtLast(key))
 }

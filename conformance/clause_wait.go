@@ -201,7 +201,7 @@ func waitIndependent(e *env) {
 	a.give(soon)
 	next.granted("Wait for one key while others wait for another")
 
-	stopped.cancel()
+	stopped.abandon(stopped.cancel())
 	a.give(blocked)
 	left.served("Wait after the end of another for the same key")
 }
