@@ -86,6 +86,29 @@ func TestNobodyThere(t *testing.T) {
 	refused(t, "etcd://joe:hunter2@"+l.Addr().String(), false, l.Addr().String())
 }
 
+// TestResetInTheHandshake opens a server without TLS whose answer is lost: the rest of the
+// client's hello reaches a closed connection.
+func TestResetInTheHandshake(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Read(make([]byte, 1))
+			conn.(*net.TCPConn).SetLinger(0) // Close sends a reset
+			conn.Close()
+		}
+	}()
+	refused(t, "etcds://"+l.Addr().String(), false, "reset by peer", "etcd://")
+}
+
 // TestUsers opens an etcd without users and one with.
 func TestUsers(t *testing.T) {
 	t.Parallel()

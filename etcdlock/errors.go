@@ -94,9 +94,13 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		return fmt.Errorf("%w: the term is too long for etcd", backend.ErrInvalid)
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "handshake failed: EOF"):
 		hint = "it speaks no TLS: use etcd:// and not etcds://"
+	// A server without TLS closes the connection as well. Its answer is lost if the rest of the
+	// client's hello comes after that.
+	case strings.Contains(text, "handshake failed: ") && isCut(text):
+		hint = "it ended the TLS handshake: if it speaks no TLS, use etcd:// and not etcds://; otherwise check the parameters cert and key"
 	case strings.Contains(text, "error reading server preface"):
 		hint = "it is no etcd, or wants TLS: check the port, or use etcds://"
-	case strings.Contains(text, "certificate"), strings.HasPrefix(endpoint, "https:") && (strings.Contains(text, "broken pipe") || strings.Contains(text, "reset by peer")):
+	case strings.Contains(text, "certificate"), strings.HasPrefix(endpoint, "https:") && isCut(text):
 		hint = "check the parameters ca and server_name, and cert and key if it wants a certificate of its clients"
 	}
 	text = plain(text)
@@ -107,6 +111,11 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		text += " (" + hint + ")"
 	}
 	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)
+}
+
+// isCut reports whether text says that the other side has closed the connection.
+func isCut(text string) bool {
+	return strings.Contains(text, "broken pipe") || strings.Contains(text, "reset by peer")
 }
 
 // plain returns the cause of an error of gRPC, which is at its end.
