@@ -416,7 +416,7 @@ func TestFencedGrantAfterItsTermIsAnError(t *testing.T) {
 			c := aFenced("k")
 			c.TTL, c.Timeout = time.Second, 3*time.Second
 			for _, v := range tr.vs {
-				v.Proxy.Fail("2 hasp:{k}:fence:k", faultproxy.HoldRequest)
+				v.Proxy.Fail("3 hasp:{k}:fence:k", faultproxy.HoldRequest)
 				time.AfterFunc(after, v.Proxy.Release)
 			}
 			began := time.Now()

@@ -81,23 +81,25 @@ func (n *node) raiseFence(a *attempt, fence uint64) (vote, error) {
 
 	counter := redisstore.DerivedKey("fence", a.c.Key)
 	call := redisstore.Call{
-		Keys: []string{counter, a.lockKey},
+		Keys: []string{counter, a.lockKey, markKey},
 		Args: []any{a.prefix, strconv.FormatUint(fence, 10), redisstore.Millis(n.d.fenceTTL)},
 	}
 	if a.c.Shared {
 		call.Args = append(call.Args, a.record)
 	}
 	reply, err := n.store.Run(ctx, raiseScript, call)
-
-	switch {
-	case err != nil:
+	if err != nil {
 		return failed, n.nodeError(err, a.c.Timeout)
-	case reply == int64(1):
-		return yes, nil
-	case reply == int64(0):
-		return failed, fmt.Errorf("%s: does not have the lock, so the fence there does not count", n.name)
-	case reply == int64(-1):
-		return failed, n.noFence(counter)
 	}
-	return failed, n.store.Unexpected(reply)
+	switch parts, _ := reply.([]any); {
+	case len(parts) == 1 && parts[0] == int64(-1):
+		return failed, n.noFence(counter)
+	case len(parts) != 2:
+		return failed, n.store.Unexpected(reply)
+	case n.isOfAnotherRun(parts[1]):
+		return failed, n.anotherRun()
+	case parts[0] == int64(1):
+		return yes, nil
+	}
+	return failed, fmt.Errorf("%s: does not have the lock, so the fence there does not count", n.name)
 }

@@ -279,6 +279,19 @@ func runOfMark(mark string) string {
 	return run
 }
 
+// isOfAnotherRun reports whether an answer came from another run of a server than the one that
+// the node's mark is known to name. If the node's address leads to the server of another node,
+// that server would count twice.
+func (n *node) isOfAnotherRun(run any) bool {
+	s := n.marks.current.Load()
+	return s != nil && run != "" && run != runOfMark(s.mark)
+}
+
+// anotherRun is the error of an answer that is of another run.
+func (n *node) anotherRun() error {
+	return fmt.Errorf("%s: was restarted, or another server answers at its address", n.name)
+}
+
 // raiseLongestTTL records the longest term, in ms, that a mark names. A node that
 // has lost its own mark must also wait for that term, and learns of it only from a
 // driver.

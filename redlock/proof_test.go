@@ -125,6 +125,11 @@ func TestAServerCountsOnceWhateverItsName(t *testing.T) {
 			to.Store(0)
 			links[1].Cut()
 			links[2].Down()
+			for range 3 { // the first finds a connection that was cut
+				if _, err := a.attempts[c.Token].raiseFence(t.Context()); err == nil {
+					t.Errorf("shared %v: a fence counts that one server of three has", shared)
+				}
+			}
 			for end := time.Now().Add(c.TTL); time.Now().Before(end); time.Sleep(c.TTL / 10) {
 				if err := renewOne(a, c, c.Timeout); err == nil || errors.Is(err, backend.ErrLost) {
 					t.Fatalf("shared %v: a renewal by one server of three: %v", shared, err)

@@ -171,9 +171,8 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
 		n.refreshInBackground(r.c.Timeout)
 	}
 	switch {
-	case s != nil && run != "" && run != runOfMark(s.mark):
-		// If the address leads to the server of another node, that server would count twice.
-		return failed, fmt.Errorf("%s: was restarted, or another server answers at its address", n.name)
+	case n.isOfAnotherRun(run):
+		return failed, n.anotherRun()
 	case !holds:
 		r.setLost(n.i, serverTime{now, time.Now()})
 		return no, nil

@@ -69,7 +69,7 @@ func TestScripts(t *testing.T) {
 
 // recordScripts are the runs of the scripts for records and fences.
 func recordScripts() []scriptCase {
-	acquire, raise := []string{"k", "fence", "mark"}, []string{"fence", "k"}
+	acquire, raise := []string{"k", "fence", "mark"}, []string{"fence", "k", "mark"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token"}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
 	leads := turnsSrc + queueSrc + acquireSrc + takeSrc
@@ -116,15 +116,16 @@ func recordScripts() []scriptCase {
 		{"leave", turnsSrc + leaveSrc, append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
 		{"leave: nobody", turnsSrc + leaveSrc, nil, queued, []any{"me", "channel"}, "1", "", ""},
 
-		{"raise: first", raiseSrc, []string{"set k token#me"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "5"},
-		{"raise: higher", raiseSrc, []string{"set k token#me", "set fence 4"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "5"},
-		{"raise: never lower", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, "1", "get fence", "6"},
-		{"raise: its term goes on", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, "1", "pttl fence", `[89]\d\d\d`},
-		{"raise: no record", raiseSrc, nil, raise, []any{"token#", "5", 9000}, "0", "get fence", "5"},
-		{"raise: another attempt", raiseSrc, []string{"set k token~1#me"}, raise, []any{"token#", "5", 9000}, "0", "", ""},
-		{"raise: the lock is a list", raiseSrc, []string{"lpush k 1"}, raise, []any{"token#", "5", 9000}, "0", "", ""},
-		{"raise: counter is no number", raiseSrc, []string{"set fence x"}, raise, []any{"token#", "5", 9000}, "-1", "get fence", "x"},
-		{"raise: counter is a list", raiseSrc, []string{"lpush fence 1"}, raise, []any{"token#", "5", 9000}, "-1", "", ""},
+		{"raise: first", raiseSrc, []string{"set k token#me"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "get fence", "5"},
+		{"raise: a mark", raiseSrc, []string{"set k token#me", "set mark run_0_1000"}, raise, []any{"token#", "5", 9000}, `\[1 run\]`, "get fence", "5"},
+		{"raise: higher", raiseSrc, []string{"set k token#me", "set fence 4"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "get fence", "5"},
+		{"raise: never lower", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "get fence", "6"},
+		{"raise: its term goes on", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "pttl fence", `[89]\d\d\d`},
+		{"raise: no record", raiseSrc, nil, raise, []any{"token#", "5", 9000}, `\[0 \]`, "get fence", "5"},
+		{"raise: another attempt", raiseSrc, []string{"set k token~1#me"}, raise, []any{"token#", "5", 9000}, `\[0 \]`, "", ""},
+		{"raise: the lock is a list", raiseSrc, []string{"lpush k 1"}, raise, []any{"token#", "5", 9000}, `\[0 \]`, "", ""},
+		{"raise: counter is no number", raiseSrc, []string{"set fence x"}, raise, []any{"token#", "5", 9000}, `\[-1\]`, "get fence", "x"},
+		{"raise: counter is a list", raiseSrc, []string{"lpush fence 1"}, raise, []any{"token#", "5", 9000}, `\[-1\]`, "", ""},
 		{"raise: counter cannot be read", raiseSrc, []string{"acl setuser default -getrange"}, raise, []any{"token#", "5", 9000}, denied, "exists fence", "0"},
 
 		{"renew: longer", renews, []string{"set k token#me px 1000"}, renew, []any{"token#", 5000, "", 9000}, `\[1 \]`, "pttl k", `[45]\d\d\d`},
@@ -193,8 +194,8 @@ func recordScripts() []scriptCase {
 		{"repair: a reader", shared + repairSharedSrc, two, []string{"k"}, []any{"token#me", now + 30000}, "1", "zcard k", "3"},
 		{"repair: a reader, held", shared + repairSharedSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", now + 30000}, "0", "get k", "other"},
 		{"repair: a reader, too late", shared + repairSharedSrc, nil, []string{"k"}, []any{"token#me", now - 30000}, "0", "exists k", "0"},
-		{"raise: a reader", raiseSrc, two, raise, []any{"token~2#", "5", 9000, "token~2#me"}, "1", "get fence", "5"},
-		{"raise: no reader", raiseSrc, two, raise, []any{"token#", "5", 9000, "token#me"}, "0", "get fence", "5"},
+		{"raise: a reader", raiseSrc, two, raise, []any{"token~2#", "5", 9000, "token~2#me"}, `\[1 \]`, "get fence", "5"},
+		{"raise: no reader", raiseSrc, two, raise, []any{"token#", "5", 9000, "token#me"}, `\[0 \]`, "get fence", "5"},
 		{"release: a reader", leaves, two, queued, []any{"token~2#", "channel", "token", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
 		{"release: a reader, any attempt", leaves, two, queued, []any{"token", "channel", "token", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
 		{"release: the last reader", leaves, append(stands("d~she", -500, -200), reader("token#me", 5000)...), queued, []any{"token#", "channel", "token", "me"}, "2", "exists k", "0"},
