@@ -33,8 +33,7 @@ local function grant(token, owner, term, flags, mark)
 	if not fence then return end
 	if isShared(flags) then
 		local member = token .. '#' .. owner
-		local till = redis.call('ZSCORE', lock, member)
-		local refused = enter(lock, member, math.max(term, (till or 0) - now()), now(), tonumber(till or ''))
+		local refused = enter(lock, member, term, now())
 		if refused then error(refused.err) end
 		shared, granted = true, true
 		return fence

@@ -40,7 +40,7 @@ local function offer(entry, own, handed)
 	-- Until then the key is kept for it. Otherwise the next waiter would overtake it.
 	if fence and not mine and type(count) ~= 'number' and now() + term < tonumber(till) then
 		if joins then
-			enter(lock, member, till - now(), now(), now() + term)
+			enter(lock, member, till - now(), now())
 		else
 			redis.pcall('PEXPIREAT', lock, string.format('%.0f', tonumber(till)))
 		end

@@ -18,9 +18,6 @@ if ARGV[3] ~= '' then
 	fence, refused = nextFence(KEYS[2], ARGV[3])
 	if not fence then return refused end
 end
--- A repair may have written this member before a late request arrives. It keeps the longer term.
-local term, till = tonumber(ARGV[2]), redis.call('ZSCORE', KEYS[1], ARGV[1])
-if till then term = math.max(term, tonumber(till) - now) end
-refused = enter(KEYS[1], ARGV[1], term, now, till and tonumber(till))
+refused = enter(KEYS[1], ARGV[1], tonumber(ARGV[2]), now)
 if refused then return refused end
 return {1, fence, mark, redis.call('INFO', 'server')}

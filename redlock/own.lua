@@ -4,7 +4,7 @@
 -- own returns the members that have a prefix: token# or token~n# for one attempt, the token
 -- alone for any.
 local function own(lock, prefix, owner)
-	if string.sub(prefix, -1) == '#' then return {(find(lock, prefix, owner))} end
+	if string.sub(prefix, -1) == '#' then return {find(lock, prefix, owner)} end
 	local all = {}
 	for _, member in ipairs(redis.call('ZRANGE', lock, 0, -1)) do
 		-- After the token comes #owner or ~n#owner. Anything else is a longer token.

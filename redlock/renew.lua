@@ -26,8 +26,7 @@ if ARGV[5] then
 	local now = clock()
 	local members = (readers(KEYS[1], now) or 0) > 0 and own(KEYS[1], ARGV[1], ARGV[5]) or {}
 	for _, member in ipairs(members) do
-		local till = tonumber(redis.call('ZSCORE', KEYS[1], member))
-		local refused = enter(KEYS[1], member, math.max(tonumber(ARGV[2]), till - now), now, till)
+		local refused = enter(KEYS[1], member, tonumber(ARGV[2]), now)
 		if refused then return refused end
 	end
 	return members[1] and {1, run} or {0, run, string.format('%.0f', now)}

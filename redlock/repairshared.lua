@@ -7,6 +7,4 @@
 local now = clock()
 local left = tonumber(ARGV[2]) - now - 1 -- clock rounds down
 if left < 1 or not readers(KEYS[1], now) then return 0 end
-local till = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if till then left = math.max(left, tonumber(till) - now) end
-return enter(KEYS[1], ARGV[1], left, now, till and tonumber(till)) or 1
+return enter(KEYS[1], ARGV[1], left, now) or 1

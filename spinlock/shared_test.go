@@ -86,6 +86,20 @@ func TestReadersAfterAWriter(t *testing.T) {
 	}
 }
 
+// A request of a reader arrives again after its renewal, or after a longer one. Its hold keeps
+// the longer term.
+func TestARequestThatComesAgainShortensNoTerm(t *testing.T) {
+	r := setup(t, nil)
+	c := shared("k")
+	c.TTL = time.Minute
+	r.Acquire(t, c)
+	c.TTL = time.Second
+	r.Acquire(t, c)
+	if left := r.Redis.PTTL(t.Context(), redisstore.LockKey("k")).Val(); left < 30*time.Second {
+		t.Errorf("%v are left of a minute", left)
+	}
+}
+
 // A writer left an intent, and another writer had the key before it. Its grant removes the
 // intent nevertheless, so that readers need not wait until the intent ends.
 func TestIntentOutlastsAnotherWriter(t *testing.T) {

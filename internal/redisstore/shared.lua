@@ -32,10 +32,11 @@ local function fit(lock, now)
 	redis.call('PEXPIRE', lock, string.format('%.0f', math.max(tonumber(last[2]) - now, 1)))
 end
 
--- enter gives a member a term in ms, which may be shorter than the one it has. Till is the
--- end of the term that it has, if it has one. It returns nothing, or the error of PEXPIRE.
-local function enter(lock, member, term, now, till)
-	redis.call('ZADD', lock, string.format('%.0f', now + term), member)
+-- enter gives a member a term in ms. A longer term that it has stays: a request may arrive
+-- twice, or after a later one. It returns nothing, or the error of PEXPIRE.
+local function enter(lock, member, term, now)
+	local till = tonumber(redis.call('ZSCORE', lock, member) or '')
+	redis.call('ZADD', lock, string.format('%.0f', math.max(now + term, till or 0)), member)
 	local ok, err = pcall(fit, lock, now)
 	if not ok then
 		-- A user that may not PEXPIRE must not leave a record without an end. A hold that
@@ -49,12 +50,10 @@ local function enter(lock, member, term, now, till)
 	end
 end
 
--- find returns the member of a token and the end of its term, or nil if the record
--- has none. Prefix is the token with '#' after it. The owner is usually the record's.
+-- find returns the member of a token, or nil if the record has none. Prefix is the token with '#' after it. The owner is usually the record's.
 local function find(lock, prefix, owner)
-	local till = redis.call('ZSCORE', lock, prefix .. owner)
-	if till then return prefix .. owner, tonumber(till) end
+	if redis.call('ZSCORE', lock, prefix .. owner) then return prefix .. owner end
 	for _, member in ipairs(redis.call('ZRANGE', lock, 0, -1)) do
-		if string.sub(member, 1, #prefix) == prefix then return member, tonumber(redis.call('ZSCORE', lock, member)) end
+		if string.sub(member, 1, #prefix) == prefix then return member end
 	end
 end
