@@ -74,3 +74,22 @@ func (d *Driver) TakePlaces(but int) (vacate func()) {
 		}
 	}
 }
+
+// TakeOthers takes the places of all statements except renewals, until vacate is called.
+func (d *Driver) TakeOthers() (vacate func()) {
+	for range cap(d.others) {
+		d.others <- struct{}{}
+	}
+	return func() {
+		for range cap(d.others) {
+			<-d.others
+		}
+	}
+}
+
+// LockTimeout returns the lock_timeout of a statement that may wait for most, in ms.
+func (d *Driver) LockTimeout(ctx context.Context, most time.Duration) (string, error) {
+	var ms string
+	err := d.query(ctx, "SELECT $1::text", func(rows pgx.Rows) error { return rows.Scan(&ms) }, lockWait(most))
+	return ms, err
+}

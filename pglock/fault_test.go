@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -452,6 +453,35 @@ func TestOtherLocks(t *testing.T) {
 	})
 	must(t, tx.Rollback(ctx))
 	must(t, <-got)
+}
+
+// A statement that has waited for a connection waits for locks no longer than its caller waits
+// for it.
+func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	d, err := pglock.New(t.Context(), newPool(t, s.URL()), nil)
+	must(t, err)
+	defer d.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	end, _ := ctx.Deadline()
+
+	var left time.Duration
+	vacate := d.TakeOthers()
+	time.AfterFunc(200*time.Millisecond, func() {
+		left = time.Until(end)
+		vacate()
+	})
+	text, err := d.LockTimeout(ctx, time.Hour)
+	must(t, err)
+	if ms, err := strconv.Atoi(text); err != nil || int64(ms) > left.Milliseconds() {
+		t.Errorf("lock_timeout %s ms, and the caller leaves in %v", text, left)
+	}
+	text, err = d.LockTimeout(ctx, time.Second)
+	if err != nil || text != "1000" {
+		t.Errorf("lock_timeout %s ms, want 1000: %v", text, err)
+	}
 }
 
 // Of several hosts, the first does not answer at all. A Client opens within its Timeout, and

@@ -59,7 +59,7 @@ func (d *Driver) Break(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	err := d.exec(ctx, d.sql.breakKey, []byte(key), d.channel, message(key), lockTimeout(ctx, maxRenewBlocked))
+	err := d.exec(ctx, d.sql.breakKey, []byte(key), d.channel, message(key), lockWait(maxRenewBlocked))
 	if errors.Is(err, errNoRow) {
 		return nil
 	}

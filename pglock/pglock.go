@@ -296,7 +296,7 @@ func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 		shared, marked bool
 	)
 	err := d.query(ctx, sql, func(rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
-		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockTimeout(ctx, most))
+		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most))
 
 	switch {
 	case errors.Is(err, errNoRow):
@@ -331,7 +331,7 @@ func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 	)
 	lookErr := d.query(ctx, d.sql.blocked, func(rows pgx.Rows) error {
 		return rows.Scan(&held, &owner, &shared, &left, &table, &row)
-	}, []byte(c.Key), d.sql.name, lockTimeout(ctx, maxRenewBlocked))
+	}, []byte(c.Key), d.sql.name, lockWait(maxRenewBlocked))
 	switch {
 	case lookErr != nil:
 		return false, err
@@ -380,7 +380,7 @@ func (d *Driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 		}
 		renewed[n-1] = true
 		return nil
-	}, keys, tokens, ttls, lockTimeout(ctx, maxRenewBlocked))
+	}, keys, tokens, ttls, lockWait(maxRenewBlocked))
 
 	for n, i := range which {
 		switch {
@@ -400,7 +400,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	if checkKey(c.Key) != nil {
 		return backend.ErrLost
 	}
-	key, message, wait := []byte(c.Key), message(c.Key), lockTimeout(ctx, c.Timeout)
+	key, message, wait := []byte(c.Key), message(c.Key), lockWait(c.Timeout)
 
 	var err error
 	rest := time.Until(c.KeepUntil)

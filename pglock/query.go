@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -106,6 +107,11 @@ func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 		c.Release()
 	}()
 
+	if n := len(args) - 1; n >= 0 {
+		if most, ok := args[n].(lockWait); ok {
+			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // a copy, for the next try
+		}
+	}
 	if d.bouncer.Load() {
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
@@ -170,9 +176,14 @@ func (d *Driver) failed(c *pgx.Conn, err error) error {
 	return oneLine(err)
 }
 
-// lockTimeout is how long a statement may wait for a lock of PostgreSQL: at most as long as
-// its caller waits for the statement. Otherwise it could be carried out much later.
-func lockTimeout(ctx context.Context, most time.Duration) string {
+// lockWait is the last argument of a statement that waits for locks of PostgreSQL: how long it
+// may wait, and no longer than its caller waits for the statement. Otherwise it could be carried
+// out much later. The time that is left is read when the statement has a connection.
+type lockWait time.Duration
+
+// timeout returns the value of lock_timeout.
+func (w lockWait) timeout(ctx context.Context) string {
+	most := time.Duration(w)
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end))
 	}

@@ -140,7 +140,7 @@ func (w *waiting) mark(ctx context.Context) (again bool, err error) {
 	began := time.Now()
 	within, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
-	err = w.d.exec(within, w.d.sql.mark, []byte(w.c.Key), w.c.Token, w.c.Shared, lockTimeout(within, maxBlocked))
+	err = w.d.exec(within, w.d.sql.mark, []byte(w.c.Key), w.c.Token, w.c.Shared, lockWait(maxBlocked))
 	switch {
 	case err == nil:
 		return false, nil
