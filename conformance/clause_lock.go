@@ -67,16 +67,9 @@ func lockHeld(e *env) {
 	}
 
 	must(lease.Unlock(e.ctx))
-	again := b.TryLock
-	if e.traits.Ordered {
-		// The Unlock may have handed the key to the place of the Lock that has just
-		// given up. That place is released in the background.
-		again = b.Lock
-	}
-
-	lease, err := again(e.ctx, key)
-	mustf(err, "lock after Unlock by another Client")
-	must(lease.Unlock(e.ctx))
+	// TryLock might find the key held: a Lock that gave up may have a place in a queue, or a
+	// request under way that arrives after the Unlock. Both are released in the background.
+	must(e.lock(b, key).Unlock(e.ctx))
 }
 
 // outage ends the try unless err is the store's own error. An attempt that took too
