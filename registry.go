@@ -358,7 +358,7 @@ func lookup(strategy string) (Opener, error) {
 		registered = "none"
 	}
 
-	hint := "is the import of its package missing?"
+	hint := "is it misspelt, or is the import of its package missing?"
 	name, transport, _ := strings.Cut(strategy, "+")
 	switch {
 	case transport != "" && slices.Contains(names, name):

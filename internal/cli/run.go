@@ -94,8 +94,10 @@ func (a *app) runCommand() *cobra.Command {
   hasp run deploy --wait 5m --fence --url spinlock+redis://redis:6379 -- sh -c 'deploy --fence $HASP_FENCE'`,
 		Args: runArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := exclusive(cmd, "wait", "no-wait"); err != nil {
-				return err
+			for _, pair := range [][2]string{{"wait", "no-wait"}, {"shared", "slots"}, {"shared", "min-hold"}} {
+				if err := exclusive(cmd, pair[0], pair[1]); err != nil {
+					return err
+				}
 			}
 			if r.wait < 0 || r.grace < 0 {
 				return usagef("--wait and --grace cannot be negative")

@@ -134,7 +134,6 @@ func TestRunShared(t *testing.T) {
 		contains(t, runHasp(t, url, args...).want(t, exitNotAcquired).err, "the hasp run that this one runs inside")
 	}
 	lock(t, url, 0)
-	contains(t, runHasp(t, url, "run", "key", "--shared", "--min-hold", "1s", "--", "true").want(t, exitUsage).err, "WithShared")
 }
 
 // A hasp run inside another of the same key would wait until the other ends, which

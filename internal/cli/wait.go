@@ -39,6 +39,9 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	if !notice.Stop() && <-said && err == nil {
 		r.complain("got %s after %s", text.Quote(r.key), text.Duration(time.Since(began)))
 	}
+	if r.shared && errors.Is(err, errors.ErrUnsupported) {
+		return nil, usagef("--shared: this strategy has no shared locks")
+	}
 	if !errors.Is(err, hasp.ErrHeld) {
 		return lease, err
 	}
