@@ -132,13 +132,21 @@ func (c *cluster) renewToken(ctx context.Context, m *member, old string) error {
 // leave gives up a member whose connection has failed, or that has no leader.
 func (c *cluster) leave(m *member) {
 	c.mu.Lock()
-	if c.current != m {
-		c.mu.Unlock()
-		return
-	}
-	c.current, c.down = nil, time.Now()
+	left := c.leaveLocked(m)
 	c.mu.Unlock()
-	m.close()
+	if left {
+		m.close()
+	}
+}
+
+// leaveLocked returns whether the caller must close m.
+func (c *cluster) leaveLocked(m *member) bool {
+	if c.current != m {
+		return false
+	}
+	m.left = true
+	c.current, c.down = nil, time.Now()
+	return true
 }
 
 // silence returns since when the etcd does not answer, or zero.
@@ -211,7 +219,9 @@ func (c *cluster) look() bool {
 	}
 
 	switch {
-	case c.ctx.Err() != nil, c.waiters == 0 && !busy && c.search == nil:
+	// A member that fails each call at once is never busy here. If no call has had an answer,
+	// there is one search after the last of them.
+	case c.ctx.Err() != nil, c.waiters == 0 && c.search == nil && !busy && !m.unanswered(c.failed):
 		c.watching = false
 		return false
 	case m == nil:
@@ -241,6 +251,12 @@ func (c *cluster) searchLocked(old *member) *search {
 	c.wg.Go(func() {
 		m, err := c.find(old)
 		c.mu.Lock()
+		if m != nil && m.left {
+			// The connection of old has failed since it answered, and is closed.
+			c.mu.Unlock()
+			m, err = c.find(nil)
+			c.mu.Lock()
+		}
 		c.search = nil
 		given := c.current // nil, or old, or nil because old failed meanwhile
 		switch {

@@ -16,6 +16,39 @@ func (d *Driver) Member() string {
 	return shown(d.cluster.current.endpoint)
 }
 
+// CutMember closes the connection to the member in use, so that each call on it fails at once.
+func (d *Driver) CutMember() {
+	d.cluster.mu.Lock()
+	defer d.cluster.mu.Unlock()
+	d.cluster.current.conn.Close()
+}
+
+// LeaveInSearch begins a search and gives up the member in use when it has answered the search.
+// It calls pause before and resume after the search has begun, and returns when the search ends.
+func (d *Driver) LeaveInSearch(pause, resume func()) {
+	c := d.cluster
+	pause()
+	c.mu.Lock()
+	m := c.current
+	s := c.searchLocked(m)
+	c.mu.Unlock()
+	time.Sleep(100 * time.Millisecond) // the probe is sent
+	_, before, _ := m.state()
+
+	c.mu.Lock() // the search cannot end
+	resume()
+	for heard := before; heard == before; _, heard, _ = m.state() {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(10 * time.Millisecond)
+	left := c.leaveLocked(m)
+	c.mu.Unlock()
+	if left {
+		m.close()
+	}
+	<-s.done
+}
+
 // Idle returns how many leases the pool has.
 func (d *Driver) Idle() int {
 	d.pool.mu.Lock()

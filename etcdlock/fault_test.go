@@ -176,6 +176,34 @@ func TestMembers(t *testing.T) {
 	})
 }
 
+// TestMemberThatFailsInASearch has the connection of a member fail when the member has just
+// answered a search. The search must not bring it back: it is closed.
+func TestMemberThatFailsInASearch(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d := openDriver(t, s.Client)
+	d.LeaveInSearch(func() { s.pause(t) }, func() { s.resume(t) })
+	if _, err := acquire(d, claimFor("key", time.Minute)); err != nil {
+		t.Errorf("after the search: %v", err)
+	}
+}
+
+// TestCallsThatFailAtOnce has each call fail at once, without an answer of the member. The driver
+// finds another connection although no call is under way when it looks after the member.
+func TestCallsThatFailAtOnce(t *testing.T) {
+	t.Parallel()
+	d := openDriver(t, startServers(t, 1)[0].Client)
+	d.CutMember()
+	c := claimFor("key", time.Minute)
+	eventually(t, "a call on a new connection", func() error {
+		_, err := acquire(d, c)
+		if err != nil {
+			time.Sleep(500 * time.Millisecond) // the driver looks each 200 ms
+		}
+		return err
+	})
+}
+
 // TestTermAfterLeaderChange checks that a term does not end early when the leader dies.
 func TestTermAfterLeaderChange(t *testing.T) {
 	t.Parallel()

@@ -25,10 +25,13 @@ type member struct {
 	ctx context.Context // ends when the member is given up; streams live in it
 	end context.CancelFunc
 
+	left bool // the member was given up, and must not be used again; c.mu guards it
+
 	mu      sync.Mutex // guards all below
 	pending int        // calls that have no answer yet
 	silent  time.Time  // since when calls have had no answer; zero if the last answer was the last event
 	heard   time.Time  // when the last answer came
+	sent    time.Time  // when the last call was sent
 }
 
 func (c *cluster) connect(endpoint string) (*member, error) {
@@ -86,8 +89,9 @@ func (m *member) drain() {
 func (m *member) asked() {
 	m.mu.Lock()
 	m.pending++
+	m.sent = time.Now()
 	if m.silent.IsZero() {
-		m.silent = time.Now()
+		m.silent = m.sent
 	}
 	m.mu.Unlock()
 	m.c.watchOver()
@@ -115,6 +119,17 @@ func (m *member) state() (silent, heard time.Time, busy bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.silent, m.heard, m.pending > 0
+}
+
+// unanswered reports whether a call was sent after t, and no answer has come since. It returns
+// false if m is nil.
+func (m *member) unanswered(t time.Time) bool {
+	if m == nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.silent.IsZero() && m.sent.After(t)
 }
 
 // probe makes a linearizable read, which needs a leader and a majority. A member that is cut off
