@@ -34,7 +34,7 @@ type cluster struct {
 	wg        *sync.WaitGroup // of the driver's goroutines
 
 	mu       sync.Mutex // guards all below
-	current  *member    // nil if the last search has found none
+	current  *member    // nil before the first search, and after a connection has failed
 	search   *search    // that is under way, or nil
 	waiters  int        // callers that wait for an event
 	watching bool       // the goroutine of watchOver runs
@@ -49,9 +49,9 @@ type search struct {
 	err  error
 }
 
-// call makes one call to the etcd. If its member is silent, the call waits until the
-// member answers or another one is found. The call is sent once, or again if the first one
-// has certainly changed nothing.
+// call makes one call to the etcd. On a silent member it waits until the member answers. If another
+// member replaces that one, the call fails, and its outcome is unknown. The call is repeated only
+// if etcd has certainly not carried it out: it found no connection, or its token was refused.
 func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) (v T, err error) {
 	for try := 0; ; try++ {
 		m, err := c.member(ctx)
@@ -367,7 +367,8 @@ func (c *cluster) find(old *member) (*member, error) {
 	return nil, first
 }
 
-// drop closes the members of answers that come later, except the one in use, and m.
+// drop closes m, if it is not nil, and each member whose answer is still to come, except the member
+// in use.
 func (c *cluster) drop(open int, answers <-chan answer, m *member) {
 	if m != nil {
 		m.close()

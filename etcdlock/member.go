@@ -10,8 +10,9 @@ import (
 	"google.golang.org/grpc"
 )
 
-// member is one connection to one member of the etcd. The driver uses one member at a
-// time. It gives up a member that does not answer while another does.
+// member is one connection to one member of the etcd. The driver uses one member at a time. It
+// gives up a member if the connection fails, if the member has no leader, or if the member is
+// silent while another one answers.
 type member struct {
 	c        *cluster
 	endpoint string
@@ -29,7 +30,7 @@ type member struct {
 
 	mu      sync.Mutex // guards all below
 	pending int        // calls that have no answer yet
-	silent  time.Time  // since when calls have had no answer; zero if the last answer was the last event
+	silent  time.Time  // since when calls have had no answer; zero if none waits and none has failed since the last answer
 	heard   time.Time  // when the last answer came
 	sent    time.Time  // when the last call was sent
 }
@@ -113,8 +114,8 @@ func (m *member) done(answered bool) {
 	}
 }
 
-// state returns since when the member has been silent, which is zero if it is not, when it
-// answered last, and whether it has calls.
+// state returns since when the member has been silent (zero if it is not silent), the time of its
+// last answer, and whether calls are under way.
 func (m *member) state() (silent, heard time.Time, busy bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -63,10 +63,10 @@ func (d *Driver) query(ctx context.Context, sql string, scan func(pgx.Rows) erro
 // queryUnbounded runs a statement and calls scan for each row, without waiting for a slot.
 // Without a row the error is errNoRow.
 //
-// It repeats a statement that PostgreSQL has undone, so that it has changed nothing:
-// because of a conflict, which happens if the default isolation level is above read
-// committed, or because the table is missing. No other error is repeated: the statement may
-// have been carried out.
+// It repeats a statement that has certainly changed nothing: PostgreSQL has undone it because of a
+// conflict, or the table is missing. Conflicts are deadlocks and, if the default isolation level is
+// above read committed, serialization failures. After any other error the statement is not
+// repeated, because it may have been carried out.
 func (d *Driver) queryUnbounded(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	for conflicts, made := 0, false; ; {
 		err := d.queryOnce(ctx, sql, scan, args)
@@ -176,9 +176,9 @@ func (d *Driver) failed(c *pgx.Conn, err error) error {
 	return oneLine(err)
 }
 
-// lockWait is the last argument of a statement that waits for locks of PostgreSQL: how long it
-// may wait, and no longer than its caller waits for the statement. Otherwise it could be carried
-// out much later. The time that is left is read when the statement has a connection.
+// lockWait is how long a statement may wait for locks of PostgreSQL. It is the statement's last
+// argument. The statement never waits past its caller's deadline: otherwise it could be carried out
+// long after the caller has left. The time until then is read when the statement has a connection.
 type lockWait time.Duration
 
 // timeout returns the value of lock_timeout.

@@ -81,8 +81,8 @@ func (n *node) loadMark(ctx context.Context) error {
 	return err
 }
 
-// checkVote returns nil if a vote for a counts, which came with id, and was asked for at
-// began. Otherwise it returns why the vote does not count.
+// checkVote returns nil if the node's vote for the attempt a counts, and otherwise the reason. The
+// vote was asked for at began, and its reply came with id.
 func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began time.Time) error {
 	s := n.marks.current.Load()
 	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longestOf(s.mark) {
@@ -105,8 +105,8 @@ func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began tim
 		}
 	}
 
-	// The node must have voted when it was asked. The reply may be read later, and the node
-	// may have lost its data once more meanwhile.
+	// The node's wait must have been over when the vote was asked for. It is not enough that it is
+	// over now: the node may have lost its data again before the reply was read.
 	switch {
 	case s.votesFrom.IsZero():
 	case began.Before(s.votesFrom):
@@ -137,8 +137,8 @@ func (n *node) confirmRecord(ctx context.Context, a *attempt, id identity) error
 }
 
 // checkMark asks for the node's standing in the background if id differs from the
-// known identity. Every use of a node must leave a mark on it. Then, if one node
-// has a mark, the nodes without one have lost their data.
+// known identity. Every use of a node must leave a mark on it. Then a node
+// without a mark, in a set where another node has one, has lost its data or was never used.
 func (n *node) checkMark(id identity, timeout time.Duration) {
 	s := n.marks.current.Load()
 	if s != nil && s.mark == id.mark && (id.run == "" || s.run == id.run) {
@@ -279,9 +279,9 @@ func runOfMark(mark string) string {
 	return run
 }
 
-// isOfAnotherRun reports whether an answer came from another run of a server than the one that
-// the node's mark is known to name. If the node's address leads to the server of another node,
-// that server would count twice.
+// isOfAnotherRun reports whether the mark that came with an answer names another run than the
+// known mark of the node. If the node's address leads to the server of another node, that server
+// would count twice. A new run that still has the old mark is not noticed here.
 func (n *node) isOfAnotherRun(run any) bool {
 	s := n.marks.current.Load()
 	return s != nil && run != "" && run != runOfMark(s.mark)

@@ -50,8 +50,8 @@ type serverTime struct {
 }
 
 // Renew asks all nodes to prolong the holds, with one batch for each node. A hold is
-// renewed if a quorum still had it. The nodes without the hold get it afterwards,
-// and count from the next renewal on.
+// renewed if a quorum has records of it that count: see proof. The nodes that lack it are then
+// repaired, if this driver took the hold.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var renewals []*renewal
 	var claims []int // the index in cs of each renewal
@@ -135,8 +135,8 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 		if now {
 			decided <- j // never blocks
 		}
-		// A vote of no before the verdict is repaired by the vote that decides, and a
-		// later one by itself.
+		// The vote that decides repairs all nodes that have voted no so far. A node that votes no
+		// later is repaired when it votes.
 		if verdict == won && r.a != nil {
 			r.repair(n.d)
 		}
@@ -274,9 +274,9 @@ func (r *renewal) setUnsure(i int) {
 	r.unsure[i] = true
 }
 
-// repair writes the hold to the nodes that have reported that they do not have it,
-// once to each. A quorum has renewed the hold, so the records on all other nodes count
-// from now on.
+// repair is called when a quorum has renewed the hold. A record that did not count so far counts
+// from now on, if at least one Timeout of the term is left. Each node that has reported that it
+// lacks the hold gets the record once.
 func (r *renewal) repair(d *Driver) {
 	// Take and clear in one step: several votes may call repair at once, and each node
 	// is repaired once.
@@ -308,8 +308,8 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 	// that trip, and never after it.
 	left := end.Sub(at.read)
 
-	// The lock is held until the repair counts as in flight. So a Release either
-	// prevents the repair, or waits for it and then removes the record.
+	// d.mu is held until the repair counts as in flight. So a Release either prevents the
+	// repair, or waits for it and then removes the record.
 	a, ended := r.a, make(chan struct{})
 	d.mu.Lock()
 	defer d.mu.Unlock()

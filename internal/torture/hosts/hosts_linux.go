@@ -121,9 +121,9 @@ func (h *Host) Do(f func() error) error {
 	})
 }
 
-// onThread runs f, which may change the namespace of its thread, and changes it back. It
-// runs f on the goroutine of the caller: the thread of a process that is to end with the
-// thread that forked it is the caller's.
+// onThread runs f, which may change the namespace of its thread, and changes it back. It runs f on
+// the caller's own thread: a process that f starts may be set to end with the thread that started
+// it.
 func onThread(f func() error) error {
 	runtime.LockOSThread()
 	old, err := os.Open(threadSpace)
@@ -134,8 +134,7 @@ func onThread(f func() error) error {
 	defer old.Close()
 	err = f()
 	if back := unix.Setns(int(old.Fd()), unix.CLONE_NEWNET); back != nil {
-		// The thread stays locked: the runtime ends it with the goroutine. If f failed, it
-		// has not changed the namespace, and the reason is the same.
+		// The thread stays locked: the runtime ends it with the goroutine.
 		return cmp.Or(err, os.NewSyscallError("setns", back))
 	}
 	runtime.UnlockOSThread()

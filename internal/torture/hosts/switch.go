@@ -122,8 +122,8 @@ func (s *Switch) Forget(idle time.Duration, spared ...netip.Addr) (forgotten int
 	return forgotten
 }
 
-// Mute loses what a port sends on the TCP connections that there are now, but for resets.
-// A host that has lost power sends nothing more on them, not even after it has booted. The
+// Mute makes the switch drop what a port sends on the TCP connections that are open now, except
+// resets. After a loss of power a host only resets them. The
 // kernel of a namespace would: it repeats the end of a connection whose process was killed.
 func (s *Switch) Mute(port int) {
 	s.mu.Lock()

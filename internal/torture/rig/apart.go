@@ -15,8 +15,8 @@ import (
 	"github.com/hasplock/hasp/internal/torture/hosts"
 )
 
-// apart are hosts of their own for each server and for the process of each seat. The links
-// of this process to them are never disturbed.
+// apart are hosts of their own for each server and for the process of each seat. No fault disturbs
+// the links of this process to them. Only checks after the last fault do.
 type apart struct {
 	*hosts.Net
 	lab     *redistest.Lab

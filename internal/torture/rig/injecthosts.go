@@ -204,8 +204,8 @@ func forgotten(idle float64) inject {
 	}
 }
 
-// split cuts the network in two. Half of the clients are with all servers but some, and
-// the other half is with these.
+// split cuts the network in two. Half of the clients reach only some of the servers, and the other
+// half reaches only the rest.
 func split(some int) inject {
 	return func(n *nemesis) *injection {
 		a := n.store.apart
