@@ -92,6 +92,9 @@ func (c Config) GoString() string { return c.String() }
 // PLACE means, and whether it may be a list of hosts.
 func ParseURL(rawURL string) (Config, error) {
 	scheme, rest, ok := strings.Cut(rawURL, "://")
+	if rawURL == "" {
+		return Config{}, fmt.Errorf("%w: url is empty: want STRATEGY://…, such as memlock://", ErrInvalid)
+	}
 	if !ok {
 		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}

@@ -31,7 +31,7 @@ func lockHints(a address) hints {
 	case a.network() != "tcp":
 		h.closed = "" // no certificate is used
 	case !a.tls:
-		h.closed = "a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
+		h.closed = "is that a Redis? a port that speaks TLS wants " + strings.Replace(a.scheme, "redis", "rediss", 1) + "://"
 	}
 	return h
 }
