@@ -26,10 +26,12 @@ type beats struct {
 	wake chan struct{} // signals that out has grown; has room for one
 	open atomic.Int64  // requests without an answer
 
-	mu      sync.Mutex // guards all below
-	running bool       // a stream is open
-	out     []*beat    // not sent yet
-	sent    []*beat    // sent and not answered
+	mu      sync.Mutex         // guards all below
+	running bool               // a stream is open
+	out     []*beat            // not sent yet
+	sent    []*beat            // sent and not answered
+	since   time.Time          // since when the stream owes an answer
+	cancel  context.CancelFunc // ends the stream; nil if none is open
 }
 
 // beat is one request to begin a lease's term anew.
@@ -97,6 +99,11 @@ func (b *beat) wait(ctx context.Context) (ttl int64, err error) {
 	case <-b.done:
 		return b.ttl, b.err
 	case <-ctx.Done():
+	}
+	select {
+	case <-b.done: // select chooses at random if both are ready
+		return b.ttl, b.err
+	default:
 		return 0, ctx.Err()
 	}
 }
@@ -104,7 +111,9 @@ func (b *beat) wait(ctx context.Context) (ttl int64, err error) {
 func (s *beats) add(b *beat) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.open.Add(1)
+	if s.open.Add(1) == 1 {
+		s.since = time.Now()
+	}
 	s.out = append(s.out, b)
 	if !s.running {
 		s.running = true
@@ -149,6 +158,9 @@ func (s *beats) run() {
 func (s *beats) stream() (answered bool, err error) {
 	ctx, cancel := context.WithCancel(s.m.ctx)
 	defer cancel()
+	s.mu.Lock()
+	s.since, s.cancel = time.Now(), cancel
+	s.mu.Unlock()
 	stream, err := s.m.leases.LeaseKeepAlive(ctx)
 	if err != nil {
 		return false, err
@@ -206,12 +218,23 @@ func (s *beats) receive(stream pb.Lease_LeaseKeepAliveClient) (answered bool, er
 		}
 		b := s.sent[0]
 		s.sent = s.sent[1:]
+		s.since = time.Now()
 		s.mu.Unlock()
 		answered = true
 		s.open.Add(-1)
 		b.ttl = r.TTL
 		s.m.done(true)
 		close(b.done)
+	}
+}
+
+// unstick ends the stream if it is stuck. etcd itself may block a stream: a keep-alive of a lease
+// that has expired waits until the lease is revoked.
+func (s *beats) unstick() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel != nil && len(s.sent)+len(s.out) > 0 && s.m.isStuck(s.since) {
+		s.cancel()
 	}
 }
 
@@ -225,7 +248,7 @@ func (s *beats) failLocked(err error) {
 			close(b.done)
 		}
 	}
-	s.out, s.sent, s.running = nil, nil, false
+	s.out, s.sent, s.running, s.cancel = nil, nil, false, nil
 }
 
 // spawn starts a goroutine that the driver's Close waits for. It returns false after Close

@@ -18,6 +18,7 @@ const (
 	// later it may answer. A store that is only slow would otherwise lose its calls.
 	headStart = 500 * time.Millisecond
 
+	stuckTime  = 2 * time.Second        // for a stream without answers, if the member gives others
 	searchTime = 3 * time.Second        // for one search for a member
 	searchRest = 100 * time.Millisecond // after a search that found none
 	lookEvery  = 200 * time.Millisecond
@@ -199,11 +200,26 @@ func (c *cluster) watchOver() {
 			case <-t.C:
 			case <-c.ctx.Done():
 			}
+			c.unstick()
 			if !c.look() {
 				return
 			}
 		}
 	})
+}
+
+// unstick ends the streams of the member in use that are stuck. The caller does not hold mu.
+func (c *cluster) unstick() {
+	c.mu.Lock()
+	m := c.current
+	c.mu.Unlock()
+	if m == nil {
+		return
+	}
+	for i := range m.beats {
+		m.beats[i].unstick()
+	}
+	m.watches.unstick()
 }
 
 // look begins a search if the member is silent. It reports whether there is something left

@@ -196,12 +196,30 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		hs[n] = s.h
 	}
 	attached, failed := d.attached(ctx, hs)
-	for n, s := range beats {
+	// A stream may answer late, and must not delay what is known of the holds on other streams.
+	take := func(n int) {
+		s := beats[n]
 		if err := s.h.renewed(ctx, s.beat, attached[n], failed[n]); errors.Is(err, errGone) {
 			others = append(others, s.i)
 		} else {
 			done(s.i, backend.Grant{}, err)
 		}
+	}
+	var late []int
+	for n, s := range beats {
+		select {
+		case <-s.beat.done:
+			take(n)
+		default:
+			late = append(late, n)
+		}
+	}
+	answered := make(chan int, len(late))
+	for _, n := range late {
+		go func() { _, _ = beats[n].beat.wait(ctx); answered <- n }()
+	}
+	for range late {
+		take(<-answered)
 	}
 	if len(others) == 0 {
 		return

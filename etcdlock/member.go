@@ -133,6 +133,14 @@ func (m *member) unanswered(t time.Time) bool {
 	return !m.silent.IsZero() && m.sent.After(t)
 }
 
+// isStuck reports whether a stream that owes an answer since then is stuck: the member has answered
+// others meanwhile, or it is very late.
+func (m *member) isStuck(since time.Time) bool {
+	_, heard, _ := m.state()
+	late := time.Since(since)
+	return late >= drainTime || late >= stuckTime && heard.Sub(since) >= stuckTime/2
+}
+
 // probe makes a linearizable read, which needs a leader and a majority. A member that is cut off
 // from the others may still answer other requests, but not this one.
 func (m *member) probe(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
@@ -27,6 +28,7 @@ type watchStream struct {
 	mu      sync.Mutex // guards all below
 	out     []*pb.WatchRequest
 	asked   []*watch         // not confirmed yet, in the order of the requests
+	since   time.Time        // since when the first of asked is the first
 	all     map[int64]*watch // by number
 	last    int64            // number
 	retired bool             // no new watch uses the stream
@@ -70,6 +72,9 @@ func (s *watchStream) add(q *queue) *watch {
 	s.last++
 	w := &watch{q: q, s: s, id: s.last, ended: make(chan struct{})}
 	s.all[w.id] = w
+	if len(s.asked) == 0 {
+		s.since = time.Now()
+	}
 	s.asked = append(s.asked, w)
 	s.m.asked() // the stream may hang before etcd has confirmed the watch
 	s.sendLocked(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
@@ -197,7 +202,7 @@ func (s *watchStream) receive(stream pb.Watch_WatchClient) error {
 				return errors.New("etcd confirmed a watch that was not asked for")
 			}
 			w = s.asked[0]
-			s.asked = s.asked[1:]
+			s.asked, s.since = s.asked[1:], time.Now()
 			s.m.done(true)
 		}
 		known := w != nil && s.all[w.id] == w // otherwise it was stopped meanwhile
@@ -213,6 +218,21 @@ func (s *watchStream) receive(stream pb.Watch_WatchClient) error {
 			}
 			w.q.take(r.Events)
 		}
+	}
+}
+
+// unstick ends the stream for new watches if it is stuck and confirms none.
+func (ws *watches) unstick() {
+	ws.mu.Lock()
+	s := ws.current
+	ws.mu.Unlock()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.asked) > 0 && s.m.isStuck(s.since) {
+		s.cancel()
 	}
 }
 

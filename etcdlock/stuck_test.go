@@ -1,0 +1,168 @@
+package etcdlock_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/etcdlock"
+)
+
+// muffler can lose what the first stream of a method sends, so that no answer comes.
+type muffler struct {
+	mu     sync.Mutex
+	opened map[string]int // streams by method
+	mute   string         // a method
+}
+
+// muffled is a stream of a method, the nth of them.
+type muffled struct {
+	grpc.ClientStream
+	m      *muffler
+	method string
+	nth    int
+}
+
+func (s muffled) SendMsg(msg any) error {
+	s.m.mu.Lock()
+	lost := s.nth == 1 && s.method == s.m.mute
+	s.m.mu.Unlock()
+	if lost {
+		return nil
+	}
+	return s.ClientStream.SendMsg(msg)
+}
+
+func (m *muffler) silence(method string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mute = method
+}
+
+func (m *muffler) open(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	stream, err := next(ctx, desc, conn, method, opts...)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	name := method[strings.LastIndexByte(method, '/')+1:]
+	m.opened[name]++
+	return muffled{stream, m, name, m.opened[name]}, nil
+}
+
+func openMuffled(t *testing.T, host string) (*etcdlock.Driver, *muffler) {
+	t.Helper()
+	m := &muffler{opened: map[string]int{}}
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{host}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithStreamInterceptor(m.open)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := etcdlock.New(c, nil)
+	t.Cleanup(func() { d.Close(); c.Close() })
+	return d, m
+}
+
+// One of eight streams is stuck. The holds on the other streams are renewed, and those on the
+// stuck one soon after.
+func TestStuckKeepAlives(t *testing.T) {
+	t.Parallel()
+	d, m := openMuffled(t, startServers(t, 1)[0].Client)
+	var cs []backend.Claim
+	for i := range 64 {
+		cs = append(cs, take(t, d, fmt.Sprint("key-", i), 5*time.Minute))
+	}
+	renewals := func() (failed int) {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		failed = len(cs)
+		d.Renew(ctx, cs, func(_ int, _ backend.Grant, err error) {
+			if err == nil {
+				failed--
+			}
+		})
+		return failed
+	}
+	eventually(t, "renewals before", func() error { return failures(renewals()) })
+	m.silence("LeaseKeepAlive")
+	if n := renewals(); n > 16 {
+		t.Errorf("%d of 64 renewals failed, with one stream of eight stuck", n)
+	}
+	for range 2 {
+		if renewals() == 0 {
+			return
+		}
+	}
+	t.Error("the stuck stream is still in use")
+}
+
+func failures(n int) error {
+	if n > 0 {
+		return fmt.Errorf("%d renewals failed", n)
+	}
+	return nil
+}
+
+// The keep-alive of a waiter is stuck. The waiter keeps its place.
+func TestStuckKeepAliveOfAWaiter(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, m := openMuffled(t, s.Client)
+	h := openDriver(t, s.Client)
+	c := take(t, h, "key", 5*time.Minute)
+	m.silence("LeaseKeepAlive")
+	w := wants(t, d, "key")
+	queued(t, h, "key", 1)
+	places := func() string {
+		r, err := plainClient(t, s.Client).Get(context.Background(), "hasp/key/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for _, kv := range r.Kvs {
+			all = append(all, string(kv.Key))
+		}
+		return strings.Join(all, " ")
+	}
+	before := places()
+	time.Sleep(8 * time.Second) // the window is 5 s
+	if after := places(); after != before {
+		t.Errorf("the places are %q, and were %q", after, before)
+	}
+	if err := release(h, c); err != nil {
+		t.Error(err)
+	}
+	if err := release(d, w.granted(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// The stream of watches is stuck. A caller that waits soon gets another.
+func TestStuckWatches(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, m := openMuffled(t, s.Client)
+	h := openDriver(t, s.Client)
+	c := take(t, h, "key", 5*time.Minute)
+	w := wants(t, d, "key") // opens the stream
+	queued(t, h, "key", 1)
+	if err := release(h, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := release(d, w.granted(t)); err != nil {
+		t.Fatal(err)
+	}
+	m.silence("Watch")
+	if err := release(d, wants(t, d, "free").granted(t)); err != nil {
+		t.Error(err)
+	}
+}
