@@ -36,7 +36,8 @@ type listener struct {
 	waits   map[string]map[chan struct{}]bool // by message
 	last    time.Time                         // when a wait began or ended
 	running bool
-	deaf    bool // the last attempt to listen failed, so waiters poll
+	deaf    bool               // the last attempt to listen failed, so waiters poll
+	end     context.CancelFunc // ends the present session; nil if there is none
 }
 
 // add registers a wait for key. The channel receives when a release of the key may have been
@@ -120,7 +121,12 @@ func (l *listener) unused() bool {
 func (l *listener) run() {
 	ctx := l.d.closing
 	for {
-		failed := l.session(ctx)
+		within, end := context.WithCancel(ctx)
+		l.mu.Lock()
+		l.end = end
+		l.mu.Unlock()
+		failed := l.session(within)
+		end()
 		if ctx.Err() != nil || l.unused() {
 			return
 		}
@@ -137,6 +143,15 @@ func (l *listener) run() {
 		if l.unused() {
 			return
 		}
+	}
+}
+
+// leave ends the present session, if there is one. Its server may be a replica now.
+func (l *listener) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.end != nil {
+		l.end()
 	}
 }
 

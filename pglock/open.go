@@ -62,7 +62,12 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		withoutCancels(cc, func() bool { return d.bouncer.Load() })
 		return nil
 	}
-	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return d.notice(ctx, conn, true) }
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		// ctx has no deadline, and the connection has its place in the pool already.
+		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
+		defer cancel()
+		return d.notice(within, conn, true)
+	}
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return nil, diagnose(err)

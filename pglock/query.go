@@ -112,7 +112,9 @@ func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // a copy, for the next try
 		}
 	}
-	if d.bouncer.Load() {
+	if d.bouncer.Load() || d.silence.lately() {
+		// One round trip. To prepare the statement first would take another, for which a slow
+		// link may leave no time. Then each new connection would fail with its first statement.
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
 	rows, err := c.Conn().Query(ctx, sql, args...)
@@ -171,6 +173,7 @@ func (d *Driver) failed(c *pgx.Conn, err error) error {
 		// The server was the primary, and is a replica now. The next connection may reach
 		// the new primary.
 		hangUp(c)
+		d.listener.leave()
 		return fmt.Errorf("%w (this server is a replica; name all servers in the URL, or the address of the primary)", err)
 	}
 	return oneLine(err)

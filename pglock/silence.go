@@ -57,3 +57,9 @@ func (s *silence) note(ctx context.Context, c *pgx.Conn, sent int64, err error) 
 		}
 	}
 }
+
+// lately reports whether a statement has had no answer within the last minute.
+func (s *silence) lately() bool {
+	doubt := s.doubt.Load()
+	return doubt > 0 && s.now()-doubt < int64(time.Minute)
+}
