@@ -327,6 +327,7 @@ func (c *cluster) find(old *member) (*member, error) {
 			if a.err == nil {
 				return old, nil
 			}
+			old = nil // it gives no answer any more
 		case <-t.C:
 		}
 	}
