@@ -61,12 +61,18 @@ func losing(method string) func(string) error {
 func openMeddled(tb testing.TB, hosts string, o *etcdlock.Options) (*etcdlock.Driver, *meddler) {
 	tb.Helper()
 	m := &meddler{}
+	return openWith(tb, hosts, o, grpc.WithUnaryInterceptor(m.intercept)), m
+}
+
+// openWith opens a driver over a client of its own.
+func openWith(tb testing.TB, hosts string, o *etcdlock.Options, dial grpc.DialOption) *etcdlock.Driver {
+	tb.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: strings.Split(hosts, ","), Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithUnaryInterceptor(m.intercept)}})
+		DialOptions: []grpc.DialOption{dial}})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	d := etcdlock.New(c, o)
 	tb.Cleanup(func() { d.Close(); c.Close() })
-	return d, m
+	return d
 }

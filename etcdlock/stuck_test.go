@@ -9,7 +9,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/hasplock/hasp/backend"
@@ -62,14 +61,7 @@ func (m *muffler) open(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.Cl
 func openMuffled(t *testing.T, host string) (*etcdlock.Driver, *muffler) {
 	t.Helper()
 	m := &muffler{opened: map[string]int{}}
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{host}, Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithStreamInterceptor(m.open)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := etcdlock.New(c, nil)
-	t.Cleanup(func() { d.Close(); c.Close() })
-	return d, m
+	return openWith(t, host, nil, grpc.WithStreamInterceptor(m.open)), m
 }
 
 // One of eight streams is stuck. The holds on the other streams are renewed, and those on the

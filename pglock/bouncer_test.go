@@ -60,14 +60,7 @@ func TestBouncer(t *testing.T) {
 	if pd := d.(*pglock.Driver); !pd.Polls() || pd.Listens() {
 		t.Errorf("behind a PgBouncer: polls %v, listens %v", pd.Polls(), pd.Listens())
 	}
-	got := make(chan error, 1)
-	go func() {
-		lease, err := c.Lock(ctx, "key")
-		if err == nil {
-			err = lease.Unlock(ctx)
-		}
-		got <- err
-	}()
+	got := locks(ctx, c, "key")
 	time.Sleep(50 * time.Millisecond)
 	must(t, held.Unlock(ctx))
 	must(t, <-got)

@@ -366,14 +366,7 @@ func TestServerTimeouts(t *testing.T) {
 	for range 2 {
 		lease, err := a.Lock(ctx, "key")
 		must(t, err)
-		got := make(chan error, 1)
-		go func() {
-			next, err := b.Lock(ctx, "key")
-			if err == nil {
-				err = next.Unlock(ctx)
-			}
-			got <- err
-		}()
+		got := locks(ctx, b, "key")
 
 		// All idle sessions end meanwhile, also the one that listens.
 		select {

@@ -3,10 +3,13 @@
 package pglock_test
 
 import (
+	"context"
 	"os"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hasplock/hasp"
 )
 
 // until waits until f returns true. It gives a slow machine a minute.
@@ -25,4 +28,17 @@ func own(t testing.TB, path string, like os.FileInfo) {
 	if stat, ok := like.Sys().(*syscall.Stat_t); ok && os.Getuid() == 0 {
 		must(t, os.Chown(path, int(stat.Uid), int(stat.Gid)))
 	}
+}
+
+// locks locks a key of c, unlocks it, and sends the outcome.
+func locks(ctx context.Context, c *hasp.Client, key string) <-chan error {
+	got := make(chan error, 1)
+	go func() {
+		lease, err := c.Lock(ctx, key)
+		if err == nil {
+			err = lease.Unlock(ctx)
+		}
+		got <- err
+	}()
+	return got
 }

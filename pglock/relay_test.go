@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -16,35 +17,16 @@ import (
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 
-// relay carries connections to a server. pass sees what the server sends, and may wait. If it
-// returns false, nothing passes on that connection after b. It stays open.
-func relay(t *testing.T, server string, pass func(b []byte) bool) (addr string) {
+// relay carries connections to a server. It calls accepted for each. The function that accepted
+// returns sees what is sent on that connection, by the server or to it, and may wait. If it returns
+// false, nothing passes in that direction any more, and neither end learns of it.
+func relay(t *testing.T, server string, accepted func() (pass func(b []byte, byServer bool) bool)) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	var wg sync.WaitGroup
 	ctx, stop := context.WithCancel(context.Background())
 	t.Cleanup(func() { stop(); l.Close(); wg.Wait() })
-
-	carry := func(to, from net.Conn, lost *atomic.Bool, pass func([]byte) bool) {
-		defer to.Close()
-		defer from.Close()
-		for b := make([]byte, 8192); ; {
-			n, err := from.Read(b)
-			if err != nil {
-				return
-			}
-			if lost.Load() {
-				continue
-			}
-			if !pass(b[:n]) {
-				lost.Store(true)
-			}
-			if _, err := to.Write(b[:n]); err != nil {
-				return
-			}
-		}
-	}
 	wg.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -56,10 +38,25 @@ func relay(t *testing.T, server string, pass func(b []byte) bool) (addr string) 
 				c.Close()
 				continue
 			}
-			context.AfterFunc(ctx, func() { c.Close(); s.Close() })
-			lost := new(atomic.Bool)
-			wg.Go(func() { carry(c, s, lost, pass) })
-			wg.Go(func() { carry(s, c, lost, func([]byte) bool { return true }) })
+			closeBoth := func() { c.Close(); s.Close() }
+			context.AfterFunc(ctx, closeBoth)
+
+			pass := accepted()
+			carry := func(to, from net.Conn, byServer bool) {
+				for b := make([]byte, 8192); ; {
+					n, err := from.Read(b)
+					if !pass(b[:n], byServer) {
+						io.Copy(io.Discard, from)
+						return
+					}
+					if _, writeErr := to.Write(b[:n]); err != nil || writeErr != nil {
+						closeBoth()
+						return
+					}
+				}
+			}
+			wg.Go(func() { carry(s, c, false) })
+			wg.Go(func() { carry(c, s, true) })
 		}
 	})
 	return l.Addr().String()
@@ -75,7 +72,18 @@ func TestSilenceAfterLogin(t *testing.T) {
 	s := pgtest.Start(t)
 	var silent atomic.Bool
 	ready := []byte("Z\x00\x00\x00\x05I") // ReadyForQuery, which ends the login
-	addr := relay(t, s.Addr, func(b []byte) bool { return !silent.Load() || !bytes.Contains(b, ready) })
+	addr := relay(t, s.Addr, func() func([]byte, bool) bool {
+		var lost atomic.Bool
+		return func(b []byte, byServer bool) bool {
+			if lost.Load() {
+				return false
+			}
+			if byServer && silent.Load() && bytes.Contains(b, ready) {
+				lost.Store(true) // what comes after b
+			}
+			return true
+		}
+	})
 	ctx := t.Context()
 	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+addr+"/postgres?sslmode=disable&pool_size=2", &hasp.Options{Timeout: time.Second})
 	must(t, err)
@@ -99,11 +107,13 @@ func TestFirstStatementOverASlowLink(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	var slow atomic.Bool
-	addr := relay(t, s.Addr, func([]byte) bool {
-		if slow.Load() {
-			time.Sleep(1200 * time.Millisecond)
+	addr := relay(t, s.Addr, func() func([]byte, bool) bool {
+		return func(_ []byte, byServer bool) bool {
+			if byServer && slow.Load() {
+				time.Sleep(1200 * time.Millisecond)
+			}
+			return true
 		}
-		return true
 	})
 	ctx := t.Context()
 	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+addr+"/postgres?sslmode=disable&connect_timeout=20", &hasp.Options{Timeout: 2 * time.Second})
@@ -127,14 +137,7 @@ func TestListensAtTheNewPrimary(t *testing.T) {
 	a, b := client(t, both, "", nil), client(t, both, "", nil)
 	lease, err := a.Lock(ctx, "key")
 	must(t, err)
-	got := make(chan error, 1)
-	go func() {
-		next, err := b.Lock(ctx, "key")
-		if err == nil {
-			err = next.Unlock(ctx)
-		}
-		got <- err
-	}()
+	got := locks(ctx, b, "key")
 	listens := func(at *pgtest.Server) func() bool {
 		return func() bool {
 			rows, err := at.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND application_name <> 'psql'")

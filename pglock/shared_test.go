@@ -25,14 +25,7 @@ func TestMarkOfAWrongClock(t *testing.T) {
 	second, err := b.TryLock(ctx, "key", hasp.WithShared())
 	must(t, err)
 
-	got := make(chan error, 1)
-	go func() {
-		lease, err := a.Lock(ctx, "key")
-		if err == nil {
-			err = lease.Unlock(ctx)
-		}
-		got <- err
-	}()
+	got := locks(ctx, a, "key")
 	until(t, "the mark of the caller that waits", func() bool {
 		third, err := b.TryLock(ctx, "key", hasp.WithShared(), hasp.WithoutReentry())
 		if err == nil {

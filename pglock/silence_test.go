@@ -5,8 +5,6 @@ package pglock_test
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,47 +24,14 @@ type firewall struct {
 	current *atomic.Bool // of the connections made since the last forget
 }
 
-func newFirewall(t testing.TB, target string) *firewall {
+func newFirewall(t *testing.T, target string) *firewall {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	f := &firewall{addr: l.Addr().String(), current: new(atomic.Bool)}
-	var wg sync.WaitGroup
-	ctx, stop := context.WithCancel(context.Background())
-	t.Cleanup(func() { stop(); l.Close(); wg.Wait() })
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s, err := net.Dial("tcp", target)
-			if err != nil {
-				c.Close()
-				continue
-			}
-			f.mu.Lock()
-			forgotten := f.current
-			f.mu.Unlock()
-			closeBoth := func() { c.Close(); s.Close() }
-			context.AfterFunc(ctx, closeBoth)
-			pass := func(to, from net.Conn) {
-				b := make([]byte, 4096)
-				for {
-					n, err := from.Read(b)
-					if forgotten.Load() {
-						io.Copy(io.Discard, from)
-						return
-					}
-					if _, writeErr := to.Write(b[:n]); err != nil || writeErr != nil {
-						closeBoth()
-						return
-					}
-				}
-			}
-			wg.Go(func() { pass(s, c) })
-			wg.Go(func() { pass(c, s) })
-		}
+	f := &firewall{current: new(atomic.Bool)}
+	f.addr = relay(t, target, func() func([]byte, bool) bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		forgotten := f.current
+		return func([]byte, bool) bool { return !forgotten.Load() }
 	})
 	return f
 }
