@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,7 +25,6 @@ type Client struct {
 	waiter backend.Waiter // driver, or nil if it is no Waiter
 	traits backend.Traits
 	lined  bool // callers wait in a line of this Client; otherwise the driver queues them
-	turns  int  // holds of one key in a row, before other Clients get a turn
 	opts   Options
 	clock  *clock
 	trip   atomic.Int64 // about how long one call to the store takes, as a time.Duration: a moving average
@@ -36,17 +37,15 @@ type Client struct {
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
 	lines     map[string]*line
-	most      int                       // the largest len(lines) since the map was created
-	spare     []*line                   // for reuse
-	readers   map[string]map[*line]bool // by key: the lines of shared callers, one for each
-	lookers   map[string]chan struct{}  // wakes the caller that looks for a slot of the key
-	contended contended                 // keys that a Waiter has refused lately
-	holds     holdHeap                  // holds that are trusted, ordered by when the renewer must serve them
-	open      int                       // holds that are trusted or being released, or ended by Close and not unlocked
-	callers   int                       // in all lines
-	calls     int                       // goroutines of this Client, and calls of callers other than Lock and TryLock
-	stopped   bool                      // Close waits no longer, and closes the driver: no goroutine may start
-	changed   *sync.Cond                // signals that open, callers or calls has become smaller; Close waits for it
+	most      int                 // the largest len(lines) since the map was created
+	lookers   map[string]chan int // wakes the caller that looks for a slot of the key
+	contended contended           // keys that a Waiter has refused lately
+	holds     holdHeap            // holds that are trusted, ordered by when the renewer must serve them
+	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
+	callers   int                 // in all lines
+	calls     int                 // goroutines of this Client, and calls of callers other than Lock and TryLock
+	stopped   bool                // Close waits no longer, and closes the driver: no goroutine may start
+	changed   *sync.Cond          // signals that open, callers or calls has become smaller; Close waits for it
 
 	renewer  renewer
 	reaper   reaper
@@ -71,21 +70,18 @@ func New(d backend.Driver, o *Options) *Client {
 func newClient(d backend.Driver, opts Options) *Client {
 	traits := d.Traits()
 	c := &Client{
-		driver: d,
-		traits: traits,
-		opts:   opts,
-		clock:  newClock(hostclock.Suspended, traits.Reach == backend.Process),
-		closed: make(chan struct{}),
-		lines:  map[string]*line{},
+		driver:  d,
+		traits:  traits,
+		opts:    opts,
+		clock:   newClock(hostclock.Suspended, traits.Reach == backend.Process),
+		closed:  make(chan struct{}),
+		lines:   map[string]*line{},
+		lookers: map[string]chan int{},
 	}
 	c.changed = sync.NewCond(&c.mu)
 	c.waiter, _ = d.(backend.Waiter)
 
-	// An Ordered driver queues the callers itself, unless it has Turns.
-	c.lined, c.turns = !c.traits.Ordered, maxTurns
-	if c.traits.Ordered {
-		c.lined, c.turns = c.traits.Turns > 1, c.traits.Turns
-	}
+	c.lined = !c.traits.Ordered // an Ordered driver queues the callers itself
 
 	c.closing, c.close = context.WithCancelCause(context.Background())
 	c.renewer.wake = make(chan struct{}, 1)
@@ -124,18 +120,22 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 // the rest of its term, the fence, and the waiters. If the driver cannot inspect, the
 // error is errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	in, err := c.inspector(key)
-	if err != nil {
-		return backend.Status{}, newError("inspect", key, err)
-	}
-	defer c.leave()
-	s, err := call(c, ctx, c.opts.Timeout, func(ctx context.Context) (backend.Status, error) {
-		return in.Inspect(ctx, c.opts.Prefix+key)
-	}, nil)
+	s, err := c.inspect(ctx, key)
 	if err != nil {
 		return backend.Status{}, newError("inspect", key, err)
 	}
 	return s, nil
+}
+
+func (c *Client) inspect(ctx context.Context, key string) (backend.Status, error) {
+	in, err := c.inspector(key)
+	if err != nil {
+		return backend.Status{}, err
+	}
+	defer c.leave()
+	return call(c, ctx, c.opts.Timeout, func(ctx context.Context) (backend.Status, error) {
+		return in.Inspect(ctx, c.opts.Prefix+key)
+	}, nil)
 }
 
 // Break frees key, whichever caller holds it. It is the one call that may admit two
@@ -176,9 +176,10 @@ func (c *Client) inspector(key string) (backend.Inspector, error) {
 // Close ends every wait with ErrClosed, and every lease's context with cause
 // ErrClosed. It stops renewing. Then it waits up to Options.Timeout for the holders
 // to Unlock and for calls in flight. It never frees a key while its holder still
-// runs: the remaining holds expire. At last Close closes the driver, and waits up to a
-// second for calls that have still not ended. It leaves no goroutine behind unless a
-// call of the driver or of Observe does not end. A second Close waits for the first.
+// runs: the remaining holds expire, and Close returns an error that names their keys.
+// At last Close closes the driver, and waits up to a second for calls that have still
+// not ended. It leaves no goroutine behind unless a call of the driver or of Observe
+// does not end. A second Close waits for the first.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing.Err() != nil {
@@ -213,10 +214,32 @@ func (c *Client) Close() error {
 	c.mu.Unlock()
 
 	// A call in flight is left behind. It should end when its driver is closed.
-	err := c.driver.Close()
+	err := joined(c.driver.Close(), notUnlocked(ended))
 	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)
 	return err
+}
+
+// notUnlocked returns an error that names the keys of those leases that were not unlocked
+// since Close has ended them, or nil.
+func notUnlocked(leases []*Lease) error {
+	var keys []string
+	for _, l := range leases {
+		if l.state.Load() == closed {
+			keys = append(keys, brief(l.key))
+		}
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+
+	const most = 10
+	switch n := len(keys); {
+	case n == 0:
+		return nil
+	case n > most:
+		keys = append(keys[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s", strings.Join(keys, ", "))
 }
 
 // lastPatience is how long Close waits for calls to end after it has closed

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -40,7 +41,10 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 					want(t, "Unlock while Close waits", good.Unlock(t.Context()), nil)
 				})
 				start := time.Now()
-				want(t, "Close", c.Close(), nil)
+				const left = `hasp: close: leases were not unlocked, and end with their terms: "bad"`
+				if err := c.Close(); err == nil || err.Error() != left {
+					t.Errorf("Close: got %v, want %s", err, left)
+				}
 				if took := time.Since(start); took != hasp.DefaultTimeout {
 					t.Errorf("Close took %v with a holder that does not unlock, want %v", took, hasp.DefaultTimeout)
 				}
@@ -54,6 +58,27 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 			}) // synctest fails if a goroutine is left
 		})
 	}
+}
+
+// Close names each key of a lease that was not unlocked, and of no other lease.
+func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty()
+		c := hasp.New(f, nil)
+		for i := range 12 {
+			lockIn(t, c, lockNow(t, c, fmt.Sprint("key ", 10+i)).Context(), fmt.Sprint("key ", 10+i))
+		}
+		unlock(t, lockNow(t, c, "unlocked"))
+		<-lockNow(t, c, "lost", hasp.WithMaxHold(1)).Context().Done()
+		unlocked := lockNow(t, c, "of unknown outcome")
+		f.set(down)
+		want(t, "Unlock", unlocked.Unlock(t.Context()), errNet)
+
+		const want = `end with their terms: "key 10", "key 11", "key 12", "key 13", "key 14", "key 15", "key 16", "key 17", "key 18", "key 19", and 2 more`
+		if err := c.Close(); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 func TestCloseNeverFreesAKeyUnderItsHolder(t *testing.T) {
@@ -334,7 +359,7 @@ func TestCloseInEveryState(t *testing.T) {
 				prepare(t, f, c, func(call func()) { callers.Go(call) })
 				synctest.Wait()
 				began := time.Now()
-				if err := c.Close(); err != nil {
+				if err := c.Close(); err != nil && !strings.Contains(err.Error(), "leases were not unlocked") {
 					t.Errorf("%s: %v", name, err)
 				}
 				callers.Wait()

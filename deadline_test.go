@@ -10,8 +10,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/fairlock"
-	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -68,7 +66,7 @@ func TestLossIsToldAtOnceWhenTheStoreSaysSo(t *testing.T) {
 		within(t, "the report, which comes with the first renewal,", start, hasp.DefaultTTL/3)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
 		synctest.Wait()
-		if n := len(events); n != 3 || events[2].Kind != hasp.EventLost || events[2].Err != hasp.ErrLost || events[2].Hold <= 0 {
+		if n := len(events); n != 3 || events[2].Kind != hasp.EventLost || !errors.Is(events[2].Err, hasp.ErrLost) || events[2].Hold <= 0 {
 			t.Errorf("got events %v, want requested, acquired and lost", events)
 		}
 	})
@@ -217,57 +215,5 @@ func TestLossIsReportedAfterASlowObserver(t *testing.T) {
 		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
 			t.Errorf("got %v", kinds)
 		}
-	})
-}
-
-// One Wait leaves its place in fairlock's queue to the next. A grant on that place may
-// count from before a suspend that the second Wait has not seen.
-func TestPlaceThatOutlivesASuspend(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := redistest.Virtual(t)
-		client := func() *hasp.Client {
-			rdb := v.Client()
-			c := hasp.New(fairlock.New(rdb, &fairlock.Options{Turns: 4}), &hasp.Options{TTL: time.Minute})
-			t.Cleanup(func() { c.Close(); rdb.Close() })
-			return c
-		}
-		holder, c, other := client(), client(), client()
-		suspend := hasp.Suspendable(c)
-		held := lockNow(t, holder, "k")
-		leases := make(chan *hasp.Lease, 1)
-		lock := func(ctx context.Context) {
-			go func() {
-				if l, err := c.Lock(ctx, "k"); err == nil {
-					leases <- l
-				}
-			}()
-			time.Sleep(50 * time.Millisecond)
-		}
-		first, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		lock(first)
-		second, end := context.WithTimeout(t.Context(), 20*time.Second)
-		defer end()
-		lock(second)
-
-		// The machine of c sleeps while the key is handed over to it and its term ends.
-		suspend(time.Hour)
-		cancel() // the second caller gets the place of the first
-		time.Sleep(5 * time.Millisecond)
-		unlock(t, held)
-		v.Direct().Del(t.Context(), "k")
-		now := lockNow(t, other, "k")
-		time.Sleep(100 * time.Millisecond)
-		select {
-		case l := <-leases:
-			if l.Err() == nil && now.Err() == nil {
-				t.Errorf("two holders: one trusts its lease for %v more", time.Until(l.Expires()))
-			}
-			l.Unlock(t.Context())
-		default: // c does not have the key
-		}
-		now.Unlock(t.Context())
-		end()
-		time.Sleep(time.Second)
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -43,6 +44,9 @@ func TestDo(t *testing.T) {
 		err := lose(boom)
 		want(t, "lost, fn failed", err, hasp.ErrLost)
 		want(t, "lost, fn failed", err, boom)
+		if text := lose(context.Canceled).Error(); !strings.HasPrefix(text, `hasp: unlock "k": lease lost: the store does not have it`) {
+			t.Errorf("got %q, which does not begin with the loss", text)
+		}
 
 		func() {
 			defer func() {

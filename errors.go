@@ -22,7 +22,7 @@ var (
 	ErrHeld = backend.ErrHeld
 
 	// ErrLost says that a lease ended before it was unlocked. Other callers may have
-	// held the key since.
+	// held the key since. errors.As with a *LostError returns the reason.
 	ErrLost = backend.ErrLost
 
 	// ErrReleased says that a lease was already unlocked.
@@ -35,7 +35,8 @@ var (
 	ErrInvalid = backend.ErrInvalid
 
 	// ErrUnavailable says that the store failed or did not answer. What was asked
-	// may or may not have been done; a failed Lock leaves nothing behind.
+	// may or may not have been done. What a failed Lock may have left in the store is
+	// released in the background.
 	//
 	// It matches refused and broken connections, timeouts, every error that the server
 	// itself reports (no memory, no permission, read only, loading), a lost quorum, and
@@ -49,6 +50,45 @@ var (
 	// before, the error matches both. So test the context first.
 	ErrUnavailable = backend.ErrUnavailable
 )
+
+// LostError is ErrLost with the reason of the loss.
+type LostError struct {
+	Reason string // one of the constants below
+	Err    error  // of LostUnanswered: why the last renewal failed, if that is known
+}
+
+// Reasons of a [LostError].
+const (
+	LostRevoked    = "revoked"     // the store no longer has the hold: it was broken, or the store lost its data
+	LostUnanswered = "unanswered"  // the store answered no renewal before the term ended
+	LostStopped    = "stopped"     // the process or the machine was stopped for longer than the term
+	LostNotRenewed = "not_renewed" // the term ended WithoutRenewal, or after the end of Lock's context
+	LostMaxHold    = "max_hold"    // WithMaxHold is over
+)
+
+// Error says why the lease was lost.
+func (e *LostError) Error() string {
+	why := e.Reason
+	switch e.Reason {
+	case LostRevoked:
+		why = "the store does not have it any more: it was broken, or the store lost its data"
+	case LostUnanswered:
+		why = "no renewal was answered before its term ended"
+	case LostStopped:
+		why = "the process was stopped for longer than its term"
+	case LostNotRenewed:
+		why = "its term ended, and it was not renewed"
+	case LostMaxHold:
+		why = "its max hold is over"
+	}
+	if e.Err != nil {
+		why += " (" + e.Err.Error() + ")"
+	}
+	return ErrLost.Error() + ": " + why
+}
+
+// Is reports whether target is [ErrLost], which every LostError matches.
+func (e *LostError) Is(target error) bool { return target == ErrLost }
 
 // Error is the error of every call that concerns a key. It says what was tried, on
 // which key, and why it failed.
@@ -118,11 +158,15 @@ func withContextEnd(ctx context.Context, err error) error {
 		cause = end
 	}
 
-	if cause != end && !errors.Is(cause, end) {
+	// Is, and not ==, because the error of a context may be of any type.
+	if !errors.Is(cause, end) {
 		cause = &waitError{end, cause}
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return cause
+	case errors.Is(err, end):
+		return err // it says so already
 	}
 	return &waitError{err, cause}
 }

@@ -6,9 +6,9 @@ import "time"
 type EventKind int
 
 const (
-	// EventRequested: a call of Lock or TryLock began. Each is followed by one
-	// EventAcquired or EventRefused of the same ID, and each EventAcquired by one
-	// EventReleased or EventLost.
+	// EventRequested: a call of Lock or TryLock began, by a caller or by Lead. Each is
+	// followed by one EventAcquired or EventRefused of the same ID, and each EventAcquired
+	// by one EventReleased or EventLost.
 	EventRequested EventKind = iota + 1
 
 	// EventAcquired: a caller got a lease, after Wait and Tries.
@@ -21,17 +21,22 @@ const (
 	// Unlock if its outcome is unknown.
 	EventReleased
 
-	// EventLost: a lease ended before it was unlocked. Err is ErrLost or
+	// EventLost: a lease ended before it was unlocked. Err is a *LostError or
 	// ErrClosed.
 	EventLost
 
 	// EventRenewFailed: a renewal or an Extend failed or was not answered. A renewal is
 	// tried again until the deadline. Err is the store's error.
 	EventRenewFailed
+
+	// EventStillHeld: a lease has been held for ten terms, and for a minute at least. It
+	// comes once, and not for Do, DoAll and Lead, which unlock by themselves. The caller
+	// has much to do, or has forgotten to unlock.
+	EventStillHeld
 )
 
 var eventNames = [...]string{EventRequested: "requested", EventAcquired: "acquired", EventRefused: "refused", EventReleased: "released",
-	EventLost: "lost", EventRenewFailed: "renew failed"}
+	EventLost: "lost", EventRenewFailed: "renew failed", EventStillHeld: "still held"}
 
 // String returns the kind in lower-case words, such as "acquired".
 func (k EventKind) String() string {
@@ -46,14 +51,14 @@ func (k EventKind) String() string {
 type Event struct {
 	Kind    EventKind
 	ID      uint64        // of the call of Lock or TryLock; unique in the process
-	Op      string        // "lock" or "trylock": the call that has the ID
+	Op      string        // "lock", "trylock" or "lead": the call that has the ID
 	Key     string        // as the caller gave it
 	Owner   string        // Options.Owner
 	Shared  bool          // WithShared; not set in EventRequested and EventRefused
 	Reentry bool          // EventAcquired and later: on a hold that the caller had; count holds without these
 	Fence   uint64        // the lease's, or 0
 	Wait    time.Duration // EventAcquired, EventRefused: how long the caller waited
-	Hold    time.Duration // EventReleased, EventLost: how long the lease lasted
+	Hold    time.Duration // EventReleased, EventLost, EventStillHeld: how long the lease has lasted
 	Err     error         // the reason, for the kinds that have one
 
 	// Tries is how many calls to the store EventAcquired or EventRefused took. A driver's

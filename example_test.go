@@ -175,7 +175,7 @@ func ExampleLogEvents() {
 	<-lease.Context().Done()
 	c.Close() // waits for the log
 	// Output:
-	// level=ERROR msg="hasp: lost" key=report op=lock err="lease lost"
+	// level=ERROR msg="hasp: lost" key=report op=lock err="lease lost: its max hold is over"
 }
 
 // A job in steps that asks for the time of each step before it begins. If the

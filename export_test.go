@@ -9,7 +9,7 @@ import (
 func Leftovers(c *Client) (lines, holds, reaps int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.lines) + len(c.readers), len(c.holds), len(c.reaper.queue)
+	return len(c.lines), len(c.holds), len(c.reaper.queue)
 }
 
 // Waiters returns how many callers wait in c's line for key.

@@ -28,14 +28,15 @@ type faulty struct {
 	renewed  []time.Time
 	released []string
 	ends     backend.Ends
-	asking   int // Acquires under way
-	crowd    int // most Acquires under way at once
+	cleans   bool // before New
+	asking   int  // Acquires under way
+	crowd    int  // most Acquires under way at once
 }
 
 func newFaulty() *faulty { return &faulty{Driver: memlock.New()} }
 
 func (f *faulty) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: f.ends}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: f.ends, Cleans: f.cleans}
 }
 
 // until is call, left behind when ctx ends if f is to end its calls by itself.
@@ -267,5 +268,25 @@ func want(t *testing.T, what string, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {
 		t.Errorf("%s: got %v, want %v", what, err, target)
+	}
+}
+
+// If the driver cleans up after its calls, the Client does not.
+func TestDriverThatCleans(t *testing.T) {
+	for _, cleans := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFaulty()
+			f.cleans = cleans
+			c := hasp.New(f, nil)
+			defer c.Close()
+			f.set(func(f *faulty) { f.acquire = lostReply })
+			if _, err := c.TryLock(t.Context(), "k"); err == nil {
+				t.Fatal("locked, although the reply was lost")
+			}
+			time.Sleep(time.Hour)
+			if _, _, n := f.calls(); (n == 0) != cleans {
+				t.Errorf("driver that cleans: %v; %d releases", cleans, n)
+			}
+		})
 	}
 }

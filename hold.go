@@ -3,6 +3,7 @@ package hasp
 import (
 	"container/heap"
 	"context"
+	"hash/maphash"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -36,7 +37,7 @@ type hold struct {
 	confirmed  instant // when the last call that confirmed it began; see newHold for a Waiter's grant
 	distrusted instant // the last Break, or re-entry with a longer term: a call that began earlier confirms nothing
 	limit      instant // the end of WithMaxHold: renewals ask for little more
-	keep       instant // the latest end of WithMinHold: a release before leaves the key taken until then; 0 if there is none
+	keep       instant // the latest end of WithMinHold that counts: a release before leaves the key taken until then; 0 if there is none
 
 	// Its renewal.
 	renew     bool          // renewals go on
@@ -46,6 +47,7 @@ type hold struct {
 	queued    bool          // it waits in a lane for a batch
 	busy      chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failed    int           // consecutive renewals that failed or were not answered; a release counts as well
+	failure   error         // why the last of these renewals failed; nil if there is none
 	orphaned  instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
 	extended  bool          // Extend was called, so the hold is not handed over
 	next      instant       // when the renewer must serve it: its key in the heap
@@ -99,18 +101,17 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *hold) *Lease {
 	h.line, h.renew, h.unrenewed = ln, !r.noRenew, r.noRenew
 	ln.hold, ln.lastAnswer, ln.outage, ln.silent, ln.asking = h, nil, false, false, false
-	switch {
-	case c.traits.Ordered:
-		ln.turns = 1
-	default:
-		// A caller may come during the hold and get it by a hand-over. So the row begins
-		// here even if no caller waits yet.
-		if ln.turns == 0 {
-			ln.pace.began = h.granted
+	// A caller may come during the hold and get it by a hand-over. So the row begins
+	// here even if no caller waits yet.
+	if ln.turns == 0 {
+		ln.pace.began = h.granted
+		if ln.pace.row != 0 && !ln.sought {
+			ln.pace.began = ln.pace.row
 		}
-		if ln.waiting.first != nil {
-			ln.turns++
-		}
+		ln.pace.row = 0
+	}
+	if ln.waiting.first != nil {
+		ln.turns++
 	}
 	c.open++
 	// The grant has arrived after the Break, but the store may have made it before.
@@ -137,20 +138,17 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 	if l.c != nil {
 		l = new(Lease)
 	}
-	l.c, l.hold, l.key, l.slot, l.parent, l.around = c, h, r.name, r.slot, ctx, r.around
-	l.id, l.op, l.shared = r.id, r.op, r.shared
-	l.jump = l
-	if l.around != nil {
-		l.nest()
+	l.c, l.hold, l.key, l.slot, l.parent = c, h, r.name, r.slot, ctx
+	if a := r.around; a != nil {
+		l.within = a.within.with(a, maphash.String(keySeed, a.key))
 	}
-
+	l.id, l.op, l.shared = r.id, r.op, r.shared
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
 		l.maxHold = l.since.add(r.maxHold)
 	}
 	if r.minHold > 0 {
-		l.keep, l.before = l.since.add(r.minHold), h.keep
-		h.keep = max(h.keep, l.keep)
+		l.keep = l.since.add(r.minHold) // it counts once the call has returned; see countMinHold
 	}
 
 	if h.leases == nil {
@@ -193,7 +191,7 @@ func (c *Client) leaveHeadLocked(h *hold) {
 	case ln.callers == 1: // the line ends
 		c.noteGapLocked(ln)
 	case c.lined:
-		c.promoteNextLocked(ln, nil)
+		c.promoteNextLocked(ln)
 	case ln.hold == h:
 		ln.hold = nil
 	}
@@ -310,7 +308,7 @@ func (c *Client) runRenewer() {
 		c.mu.Unlock()
 
 		for _, l := range gone {
-			l.endContext(ErrLost) // not under mu
+			l.endContext(l.loss) // not under mu
 		}
 		if over {
 			return

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -56,6 +57,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		return &Error{"lead", key, fmt.Errorf("%w: WithShared: several would lead at once", ErrInvalid)}
 	}
 
+	opts = append(slices.Clip(opts), func(r *request) { r.op = "lead" })
 	refused := 0 // calls of Lock in a row that failed
 	for {
 		lease, err := l.Lock(ctx, key, opts...)

@@ -25,14 +25,12 @@ type Lease struct {
 	reentry bool                         // the caller had the hold already
 	shared  bool                         // WithShared
 	parent  context.Context              // Lock's
-	around  *Lease                       // the innermost lease in the context that Lock was called with, or nil
-	depth   int                          // how many leases are around it
-	jump    *Lease                       // one of these, or itself if there is none: see nest
+	within  *enclosing                   // the leases around it: those in the context that Lock was called with
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
-	before  instant                      // the hold's keep without it
 	state   atomic.Int32                 // held, lost, closed or released
+	loss    *LostError                   // why it was lost; set before state is lost
 	ctx     atomic.Pointer[leaseContext] // made by the first call of Context
 
 	// parentDone is the Done channel of Lock's context. The first renewal reads it,
@@ -44,6 +42,7 @@ type Lease struct {
 	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
 
 	observed bool   // EventAcquired has been reported
+	overdue  bool   // EventStillHeld has been reported
 	unseen   *Event // the lease's end, if it came before EventAcquired
 
 	// An Unlock calls the store without mu. Other calls of Unlock find its state here.
@@ -78,9 +77,10 @@ func (l *Lease) Expires() time.Time { return l.c.clock.time(l.end()) }
 
 func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
 
-// Err returns nil while the lease is held, ErrLost after its loss, ErrReleased after
-// Unlock, and ErrClosed after the Client's Close. It reads the clock. So if a process
-// was stopped until after the lease's term, its first call of Err returns ErrLost.
+// Err returns nil while the lease is held, ErrReleased after Unlock, and ErrClosed after
+// the Client's Close. After its loss, it returns a [*LostError], which matches ErrLost and
+// has the reason. Err reads the clock. So if a process was stopped until after the lease's
+// term, its first call of Err returns that.
 func (l *Lease) Err() error {
 	if l.state.Load() == held {
 		if now, _ := l.c.clock.read(); now < l.end() {
@@ -96,7 +96,7 @@ func (l *Lease) Err() error {
 func (l *Lease) cause() error {
 	switch l.state.Load() {
 	case lost:
-		return ErrLost
+		return l.loss
 	case closed:
 		return ErrClosed
 	case released:
@@ -106,8 +106,8 @@ func (l *Lease) cause() error {
 }
 
 // Context returns the context of the lease, a child of Lock's context. When the
-// lease is lost, the context ends with cause ErrLost: at the lease's deadline at
-// the latest, whether or not the store can be reached. Unlock ends it with cause
+// lease is lost, the context ends with a [*LostError] as its cause: at the lease's deadline
+// at the latest, whether or not the store can be reached. Unlock ends it with cause
 // ErrReleased, and the Client's Close with cause ErrClosed. When Lock's context
 // ends, this context ends with the same cause.
 //
@@ -152,21 +152,20 @@ func (l *Lease) renewUntilUnlock() {
 	}
 }
 
-// withdrawMinHold makes l's min hold count no more. A min hold of another lease counts on.
-func (l *Lease) withdrawMinHold() {
+// countMinHold makes l's min hold count, if l has one. Lock or LockAll calls it when it
+// returns. Before that nothing was done under the key, and an Unlock must not keep it.
+func (l *Lease) countMinHold() {
 	l.c.mu.Lock()
 	defer l.c.mu.Unlock()
-	if l.keep != 0 && l.hold.keep == l.keep {
-		l.hold.keep = l.before
-	}
+	l.hold.keep = max(l.hold.keep, l.keep)
 }
 
 // Unlock ends the lease. If it is the last lease of its hold, Unlock releases the
 // key, in at most one call to the store. The end of ctx does not interrupt that
 // call; Options.Timeout bounds it.
 //
-// ErrLost means that the lease was lost before: another caller may have held the
-// key since. ErrReleased means that Unlock has succeeded before. After
+// ErrLost, which is a [*LostError] with the reason, means that the lease was lost before:
+// another caller may have held the key since. ErrReleased means that Unlock has succeeded before. After
 // ErrUnavailable the outcome is unknown: the lease has ended and is no longer
 // renewed, and the Client repeats the release in the background. Call Unlock again
 // to learn the outcome. ErrClosed means that Close had stopped waiting for the holder:
@@ -239,7 +238,7 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 			h.lapsed = false
 			c.reapHoldLocked(h, h.keep)
 		}
-		return ErrLost
+		return l.loss
 	case l.settled:
 		l.settled = false
 		return nil
@@ -292,7 +291,7 @@ func (l *Lease) release(ctx context.Context) error {
 	c.leaveHeadLocked(h)
 	l.unknown = unknown
 	if errors.Is(err, ErrLost) {
-		l.state.Store(lost)
+		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	}
 
 	// Other calls of Unlock go on when mu is unlocked, and find the outcome set.
@@ -351,7 +350,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	l.settled = false // this call reports the outcome, so the next one must not
 	l.c.mu.Unlock()
 	if l.state.Load() == lost {
-		return ErrLost
+		return l.loss
 	}
 	return nil
 }
@@ -375,7 +374,7 @@ func (l *Lease) settle(err error) bool {
 		// that an earlier release has reached the store. A Break looks the same.
 		l.settled = true
 	} else {
-		l.state.Store(lost)
+		l.loseLocked(&LostError{Reason: LostUnanswered}) // the term has ended meanwhile
 	}
 	return true
 }
@@ -398,6 +397,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	c, h := l.c, l.hold
+	start := c.clock.now()
 	cl, bound, err := l.beginExtend(ctx, ttl)
 	if err != nil {
 		return err
@@ -415,6 +415,11 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 		h.callEndedLocked() // Close waits no longer, so the call may not have begun
 	}
 	c.mu.Unlock()
+
+	// A store without space may renew the hold for the term that it has.
+	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
+		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
+	}
 
 	// Err reads the clock, because the answer may have come after the lease's end.
 	return cmp.Or(l.Err(), err)

@@ -1,8 +1,10 @@
 package hasp
 
 import (
+	"container/list"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -19,16 +21,22 @@ const freshEnough = 50 * time.Millisecond
 // releases it. The others wait in order of arrival.
 //
 // An Ordered driver queues the callers itself. Then all of them ask the store, and the
-// line only counts them. But if the driver has Turns, only the head has a place in the
-// driver's queue: the others wait here, and get the key one after another on that place.
+// line only counts them.
+//
+// A shared caller does not wait in the line of the key. It asks the store itself, and has a
+// hold of its own. A Client that handed a shared hold from caller to caller might never let
+// go of the key, and an exclusive caller of another Client would never get it. The code for
+// lines serves shared callers as well: each has a line of its own, of which it is the head
+// from the start. No other caller joins it.
 type line struct {
 	key     string
-	shared  bool  // it is one shared caller's: see shared.go
-	callers int   // including the head
-	waiting queue // the callers behind the head
+	readers list.List     // of *line, one for each shared caller of the key
+	reader  *list.Element // its place there, if this is the line of one shared caller; else nil
+	callers int           // including the head
+	waiting queue         // the callers behind the head
 	hasHead bool
 	hold    *hold // the head's, until it is lost or released
-	turns   int   // holds in a row while other callers of this Client waited; with an Ordered driver, holds on one place in its queue
+	turns   int   // holds in a row while other callers of this Client waited
 
 	// Why the head does not have the key, or the last head did not have it: the store's
 	// ErrHeld, or an outage. It is errHeldHere if the last head had the key, and nil if
@@ -112,13 +120,6 @@ type ticket struct {
 	// For a new head.
 	lastAnswer error         // of the line; errHeldHere if the head before held the key
 	after      time.Duration // how long to leave the key to other Clients first
-	place      *place        // the old head's place in the driver's queue, if that head gave up; else nil
-}
-
-// place is a place in the driver's queue that one Wait leaves to the next.
-type place struct {
-	claim backend.Claim
-	slept int64 // how long the machine had slept when the first Wait on it began
 }
 
 // errHeldHere says that another caller of this Client has the key, had it until a moment
@@ -128,16 +129,13 @@ var errHeldHere error = &backend.HeldError{}
 // minShrink is the size up to which a map or a heap is not shrunk.
 const minShrink = 4096
 
-// maxSpare is how many lines are kept for reuse.
-const maxSpare = 64
-
 // refuseLocked leaves the line, and returns why the caller does not have the key.
 func (w *wait) refuseLocked() error {
 	err := w.c.refusalLocked(w.line)
 	if err == nil {
 		err = errHeldHere // another caller of this Client wants the key and came first
 	}
-	w.c.leaveLocked(w.line)
+	w.leaveLocked()
 	return err
 }
 
@@ -189,20 +187,19 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	c.mu.Lock()
 	refusal = c.refusalLocked(ln)
 	var handed *Lease
-	if ln.waiting.remove(t) {
-		c.leaveLocked(ln)
-	} else {
+	if !ln.waiting.remove(t) {
 		// The caller got a ticket at the same moment. Its lease must be unlocked, or the
 		// head must pass to the next caller.
 		tk := <-t.ready
 		handed = tk.lease
 		if tk.lease == nil && tk.err == nil {
-			c.promoteNextLocked(ln, tk.place)
-		}
-		if tk.lease == nil {
-			c.leaveLocked(ln)
+			c.promoteNextLocked(ln)
 		}
 	}
+	if handed == nil {
+		c.leaveLocked(ln)
+	}
+	w.line = nil
 	c.mu.Unlock()
 
 	if handed != nil {
@@ -215,43 +212,38 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 // takeTicket takes the ticket that ended the caller's wait behind the head. It returns
 // what waitInLineLocked returns.
 func (w *wait) takeTicket(ctx context.Context, tk ticket) (*Lease, error) {
-	if tk.err != nil {
+	w.turn.ready = nil
+	switch {
+	case tk.lease != nil:
+		w.line = nil // it counts the hold
+	case tk.err != nil:
 		w.c.mu.Lock()
-		w.c.leaveLocked(w.line)
-		w.c.mu.Unlock()
-		return nil, tk.err
-	}
-
-	// Without a lease the caller is the head now, and knows what the head before knew. If
-	// that head was refused or held the key, an Ordered driver may refuse an attempt of
-	// this one.
-	if tk.lease == nil {
+		defer w.c.mu.Unlock()
+		w.leaveLocked()
+	default:
+		// The caller is the head now, and knows what the head before knew.
 		w.lastAnswer = tk.lastAnswer
-		w.refused = w.c.traits.Ordered && errors.Is(tk.lastAnswer, ErrHeld)
-		w.place = tk.place
+		w.refused = false
 		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
 			w.sleep(ctx, d)
 		}
 	}
-	return tk.lease, nil
+	return tk.lease, tk.err
 }
 
-// promoteNextLocked makes the next caller in line the head. P is the place in the
-// driver's queue that the old head leaves, or nil. The next caller gets the place if it
-// can use it. Otherwise the place is released.
-func (c *Client) promoteNextLocked(ln *line, p *place) {
+// promoteNextLocked makes the next caller in line the head.
+func (c *Client) promoteNextLocked(ln *line) {
 	if ln.hold != nil {
 		ln.lastAnswer = errHeldHere
 		if ln.hold.failed > 0 {
 			ln.lastAnswer = nil // the store did not answer the last call for the hold, and may hang
 		}
 	}
-	ln.hasHead, ln.hold, ln.asking = false, nil, false
-	if p != nil && !c.inheritsLocked(ln, p) {
-		c.reapLocked(p.claim, reapOnce)
-		p = nil
+	now := c.clock.now()
+	if ln.hold != nil {
+		ln.pace.ended = now
 	}
-
+	ln.hasHead, ln.hold, ln.asking = false, nil, false
 	if ln.waiting.first == nil {
 		ln.turns = 0
 		return
@@ -261,9 +253,8 @@ func (c *Client) promoteNextLocked(ln *line, p *place) {
 	// moment: quitLine then finds the ticket.
 	next := ln.waiting.pop()
 	ln.hasHead = true
-	t := ticket{lastAnswer: ln.lastAnswer, place: p}
-	now := c.clock.now()
-	if !c.traits.Ordered && c.rowOverLocked(ln, now) {
+	t := ticket{lastAnswer: ln.lastAnswer}
+	if c.rowOverLocked(ln, now) {
 		// Without a gap other Clients would rarely find the key free.
 		ln.turns = 0
 		ln.gapEnds = now.add(c.gapLocked(ln, now))
@@ -271,17 +262,6 @@ func (c *Client) promoteNextLocked(ln *line, p *place) {
 	// The head before may have left during a gap. Then the next one waits for the rest of it.
 	t.after = max(ln.gapEnds.sub(now), 0)
 	next.ready <- t
-}
-
-// inheritsLocked reports whether the next caller in line can use p, which another
-// caller took in the driver's queue: it must want the same term and options.
-func (c *Client) inheritsLocked(ln *line, p *place) bool {
-	if ln.waiting.first == nil || c.closing.Err() != nil {
-		return false
-	}
-	want := c.claim(ln.waiting.first.r, p.claim.Token)
-	want.Stays = true
-	return want == p.claim
 }
 
 // handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It
@@ -300,7 +280,7 @@ func (c *Client) handOverLocked(h *hold) bool {
 	// moment ago, after the last Break.
 	next := ln.waiting.first.r
 	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
-		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 || next.minHold > 0 {
+		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {
 		return false
 	}
 
@@ -314,14 +294,14 @@ func (c *Client) handOverLocked(h *hold) bool {
 // giveUpHeadLocked promotes the next caller after the head has given up. During an
 // outage it first ends the wait of each caller that has waited for a whole Timeout
 // of the outage.
-func (c *Client) giveUpHeadLocked(ln *line, p *place) {
+func (c *Client) giveUpHeadLocked(ln *line) {
 	if ln.outage {
 		now := c.clock.awake()
 		for ln.waiting.first != nil && now.sub(max(ln.outageSince, ln.waiting.first.since)) >= c.opts.Timeout {
 			ln.waiting.pop().ready <- ticket{err: ln.lastAnswer}
 		}
 	}
-	c.promoteNextLocked(ln, p)
+	c.promoteNextLocked(ln)
 }
 
 // refusalLocked returns why a caller in line does not have the key. That is a
@@ -342,18 +322,20 @@ func (c *Client) refusalLocked(ln *line) error {
 	return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
 }
 
-// contended has the keys that a Waiter has refused lately.
+// contended has the keys that the store has refused lately.
 //
 // A caller that wants such a key joins the queue of an Ordered driver at once. An
 // attempt before that would cost a round trip, in which callers of other Clients could
-// join the queue first. With another Waiter, a caller that comes back right after its
+// join the queue first. With another driver, a caller that comes back right after its
 // Unlock leaves the key to other Clients for a gap. Otherwise it would take the key
-// before the Clients that the release has woken.
+// before the Clients that the release has woken, or that poll.
 type contended map[string]contention
 
 type contention struct {
-	since   instant // when the key was refused first
-	gapEnds instant // when a gap after the last release ends or has ended
+	since   instant       // when the key was refused first
+	gapEnds instant       // when a gap after the last release ends or has ended
+	mean    time.Duration // of the pace, if the Client polls
+	began   instant       // when the Client's row began, if it polls and the row goes on
 }
 
 const (
@@ -379,21 +361,39 @@ func (k *contended) lately(key string, now instant) bool {
 	return ok
 }
 
-// noteGapLocked begins a gap after a release of the last caller in line, if the key is
-// contended.
+// noteGapLocked begins a gap after a release of the last caller in line, if others may want
+// the key: this hold came after a refusal. A Client that polls now and then leaves a gap
+// without that, because others would rarely find a key free that it takes again at once.
 func (c *Client) noteGapLocked(ln *line) {
-	if c.traits.Ordered || c.waiter == nil || ln.shared || len(c.contended) == 0 && !ln.sought {
+	now, polls := c.clock.now(), c.waiter == nil
+	lasted := now.sub(ln.pace.began)
+	probes := polls && !ln.sought && lasted >= briefRow && rand.N(probe) == 0
+	if c.traits.Ordered || ln.reader != nil || len(c.contended) == 0 && !ln.sought && !probes {
 		return
 	}
-	now := c.clock.now()
-	if ln.sought {
-		c.contended.note(ln.key, now) // others waited when this hold began
+	if ln.sought || probes {
+		c.contended.note(ln.key, now)
 	}
-	if c.contended.lately(ln.key, now) {
-		k := c.contended[ln.key]
+	if !c.contended.lately(ln.key, now) {
+		return
+	}
+	k := c.contended[ln.key]
+	switch {
+	case !polls:
 		k.gapEnds = now.add(c.gapLocked(ln, now))
-		c.contended[ln.key] = k
+	case lasted < briefRow:
+		k.began, k.mean = ln.pace.began, ln.pace.mean
+	default:
+		k = contention{since: k.since, gapEnds: now.add(c.gapLocked(ln, now)), mean: ln.pace.mean}
 	}
+	switch {
+	case polls && ln.sought:
+		k.since = now
+	case probes && k.mean == 0:
+		// No other Client is known, so the next gap comes by chance, too.
+		k.since, k.gapEnds = now.add(-contendedFor), now.add(probeGap(lasted))
+	}
+	c.contended[ln.key] = k
 }
 
 // restOfGapLocked returns how long a new head must leave key to other Clients.

@@ -27,15 +27,13 @@ type wait struct {
 	end   instant // of WithMaxWait, or never
 	tries int     // calls to the store so far
 
-	line       *line
+	line       *line // the line that counts this caller; nil before it joins, and once it has a hold or has left
 	stood      bool  // the caller has waited in the line, or for the end of a gap
-	turn       turn  // its entry there
+	turn       turn  // its entry there; ready is nil unless it waits there
 	lastAnswer error // why the caller does not have the key, as far as it knows
-	refused    bool  // the store has just refused this caller; for a new head and an Ordered driver, see takeTicket
+	refused    bool  // the store has just refused this caller
 
-	// The place that the caller has in the driver's queue between two calls of the
-	// driver's Wait, or nil.
-	place *place
+	part *wait // with slots, the wait for one of their keys that began last
 }
 
 // waitPool has waits for reuse. Nothing refers to a wait after its call has returned.
@@ -44,21 +42,35 @@ var waitPool = sync.Pool{New: func() any { return new(wait) }}
 // lock implements Lock and TryLock.
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
 	w := waitPool.Get().(*wait)
+	var l *Lease
+	returns := false
 	defer func() {
+		if !returns {
+			w.abandon(l)
+		}
 		*w = wait{}
 		waitPool.Put(w)
 	}()
 
+	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
+	for _, o := range opts {
+		if o != nil {
+			o(&w.r)
+		}
+	}
+	op = w.r.op // Lead has changed it
 	if c.opts.Observe != nil {
 		w.r.id = lastEventID.Add(1)
 		c.observe(ctx, Event{Kind: EventRequested, ID: w.r.id, Op: op, Key: key}) // before the time of the wait begins
 	}
 	w.c, w.start, w.end = c, c.clock.now(), never
 	w.began = c.clock.withoutSleep(w.start)
-	err := w.prepare(ctx, op, key, opts)
-	var l *Lease
+	err := w.prepare(ctx)
+	if err == nil {
+		l, err = c.reenter(ctx, &w.r)
+	}
 	switch {
-	case err != nil:
+	case l != nil || err != nil:
 	case w.r.slots > 0:
 		l, err = w.takeSlot(ctx)
 	default:
@@ -69,6 +81,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 		if c.opts.Observe != nil {
 			c.observe(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: op, Key: key, Wait: c.clock.now().sub(w.start), Tries: w.tries, Err: err})
 		}
+		returns = true
 		return nil, err
 	}
 	if c.opts.Observe != nil {
@@ -76,30 +89,48 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 		e.Wait, e.Tries = l.since.sub(w.start), w.tries
 		c.observeAcquired(ctx, l, e)
 	}
+	if l.keep != 0 && !w.r.oneOfAll {
+		l.countMinHold()
+	}
+	returns = true
 	return l, nil
 }
 
-// prepare sets w to the arguments of a call, and returns an error if they are invalid.
-func (w *wait) prepare(ctx context.Context, op, key string, opts []Option) error {
-	r := &w.r
-	r.op, r.name, r.key, r.ttl = op, key, key, w.c.opts.TTL
-	for _, o := range opts {
-		if o != nil {
-			o(r)
-		}
+// abandon gives up what the call has. The caller's code has panicked or has ended the
+// goroutine: Options.Observe, Options.Backoff, or a method of the context. L is the lease
+// that Lock would have returned, or nil.
+func (w *wait) abandon(l *Lease) {
+	if l != nil {
+		_, _ = l.unlock(context.Background()) // without another event; if it fails, the Client repeats it
 	}
-
+	if w.part != nil {
+		w.part.abandon(nil)
+	}
 	switch {
-	case key == "":
+	case w.line == nil:
+	case w.turn.ready != nil:
+		w.quitLine(context.Background())
+	default:
+		w.c.mu.Lock()
+		defer w.c.mu.Unlock()
+		w.giveUpLocked()
+	}
+}
+
+// prepare returns an error if the arguments of a call are invalid. Otherwise it sets w to
+// what follows from them.
+func (w *wait) prepare(ctx context.Context) error {
+	r := &w.r
+	switch {
+	case r.name == "":
 		r.refuse("empty key")
 	case r.fenced && !w.c.traits.Fenced && r.err == nil:
 		r.err = fmt.Errorf("fence: %w", errUnsupported)
+	case r.minHold > 0 && !w.c.traits.Keeps && r.err == nil:
+		r.err = fmt.Errorf("min hold: %w", errUnsupported)
 	}
 	if r.err == nil {
 		r.err = w.c.checkShared(r)
-	}
-	if r.err == nil {
-		r.err = w.c.checkMinHold(r)
 	}
 	if r.err != nil {
 		return r.err
@@ -110,21 +141,16 @@ func (w *wait) prepare(ctx context.Context, op, key string, opts []Option) error
 
 	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
 	r.around, _ = ctx.Value(leaseKey).(*Lease)
-	w.once = op == "trylock" || r.bounded && r.maxWait == 0
+	w.once = r.op == "trylock" || r.bounded && r.maxWait == 0
 	if r.bounded && !w.once {
 		w.end = w.start.add(r.maxWait)
 	}
 	return nil
 }
 
-// take returns a lease: by re-entry, handed over in the line, or from the store.
+// take returns a lease that was handed over in the line, or one from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
 	c, r := w.c, &w.r
-	if r.around != nil && !r.apart {
-		if l, err := c.reenter(ctx, r); l != nil || err != nil {
-			return l, err
-		}
-	}
 	if l, err := w.joinLine(ctx); l != nil || err != nil {
 		return l, err
 	}
@@ -141,19 +167,31 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		err = ErrClosed
 	}
 	if err != nil {
-		if c.lined {
-			c.giveUpHeadLocked(w.line, w.place)
-		}
-		c.leaveLocked(w.line)
+		w.giveUpLocked()
 		return nil, err
 	}
-	// If no other caller and no other Client wanted the key, the pace is zero, and there
-	// is nothing to note.
-	if w.line.pace != (pace{}) {
-		w.line.pace.acquiredLocked(w.tries == 1)
+
+	ln := w.line
+	if w.tries > 1 || w.stood {
+		ln.pace.acquiredLocked(w.waitedLocked(h.granted))
 	}
-	w.line.sought = w.tries > 1 // the release leaves a gap then, however long ago the refusal was
-	return c.startHoldLocked(ctx, r, w.line, h), nil
+	w.line = nil            // from here on the line counts the hold
+	ln.sought = w.tries > 1 // the release leaves a gap then, however long ago the refusal was
+	return c.startHoldLocked(ctx, r, ln, h), nil
+}
+
+// giveUpLocked leaves the line, whose head the caller was unless the driver is Ordered.
+func (w *wait) giveUpLocked() {
+	if w.c.lined {
+		w.c.giveUpHeadLocked(w.line)
+	}
+	w.leaveLocked()
+}
+
+// leaveLocked leaves the line.
+func (w *wait) leaveLocked() {
+	w.c.leaveLocked(w.line)
+	w.line = nil
 }
 
 // joinLine joins the line of the key. If there is a head, a Lock waits behind it, and a
@@ -167,13 +205,16 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 		return nil, ErrClosed
 	}
 
-	var ln *line
-	if w.r.shared {
-		ln = c.addReaderLocked(key)
-	} else if ln = c.lines[key]; ln == nil {
-		ln = c.newLineLocked(key)
+	ln := c.lines[key]
+	if ln == nil {
+		ln = &line{key: key}
 		c.lines[key] = ln
 		c.most = max(c.most, len(c.lines))
+	}
+	if w.r.shared {
+		reader := &line{key: key, hasHead: true}
+		reader.reader = ln.readers.PushBack(reader)
+		ln = reader
 	}
 	ln.callers++
 	c.callers++
@@ -181,6 +222,10 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	if w.r.shared {
 		c.mu.Unlock()
 		return nil, nil
+	}
+	if ln.callers == 1 {
+		k := c.contended[key]
+		ln.pace.mean, ln.pace.row = k.mean, k.began
 	}
 
 	// An Ordered driver queues the callers itself, so all of them may ask. But a
@@ -203,18 +248,7 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	return w.waitInLineLocked(ctx)
 }
 
-// newLineLocked returns a line for key. It takes the memory of an old one.
-func (c *Client) newLineLocked(key string) *line {
-	ln := new(line)
-	if n := len(c.spare); n > 0 {
-		ln, c.spare = c.spare[n-1], c.spare[:n-1]
-	}
-	ln.key = key
-	return ln
-}
-
-// leaveLocked takes a caller out of the count. After the last one, the line may be
-// reused for another key.
+// leaveLocked takes a caller out of the count. The last one ends the line.
 func (c *Client) leaveLocked(ln *line) {
 	c.callers--
 	c.changed.Broadcast()
@@ -222,22 +256,25 @@ func (c *Client) leaveLocked(ln *line) {
 		return
 	}
 
-	// No caller refers to the line any more.
-	if ln.shared {
-		c.removeReaderLocked(ln)
+	// No caller refers to the line any more. If the key has shared callers, its line stays
+	// for them, and knows nothing of the exclusive callers that have left.
+	if ln.reader != nil {
+		of := c.lines[ln.key]
+		of.readers.Remove(ln.reader)
+		ln = of
 	} else {
-		delete(c.lines, ln.key)
+		*ln = line{key: ln.key, readers: ln.readers}
 	}
+	if ln.callers > 0 || ln.readers.Len() > 0 {
+		return
+	}
+	delete(c.lines, ln.key)
 	if c.most > minShrink && len(c.lines) < c.most/16 {
 		// A map keeps the memory of its largest size, and maps.Clone copies that memory
 		// as well. So the remaining lines move to a new map.
 		few := make(map[string]*line, len(c.lines))
 		maps.Copy(few, c.lines)
 		c.lines, c.most = few, len(few)
-	}
-	if len(c.spare) < maxSpare {
-		*ln = line{}
-		c.spare = append(c.spare, ln)
 	}
 }
 
@@ -280,7 +317,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		if !useWait && mayWait && w.shouldWait() {
 			continue // the driver's Wait is better than a sleep
 		}
-		if !w.sleep(ctx, w.pause(ctx, attempt, asked, err)) {
+		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
 			return nil, w.endErr(ctx)
 		}
 	}
@@ -309,6 +346,11 @@ func (w *wait) attempt(ctx context.Context, start instant, last bool) (*hold, er
 	c := w.c
 	cl, bound := c.claim(&w.r, ""), w.beginAttempt()
 	cl.Waiting = !last
+	if c.waiter == nil {
+		c.mu.Lock()
+		cl.Waited = w.waitedLocked(start)
+		c.mu.Unlock()
+	}
 	slept := c.clock.slept.Load()
 	var g backend.Grant
 	var err error
@@ -389,8 +431,5 @@ func (c *Client) claim(r *request, token string) backend.Claim {
 		ttl = min(ttl, termFor(r.maxHold))
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
-		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared,
-		// With a min hold, Wait must grant the whole term: it counts even if the holder
-		// dies before the first renewal.
-		Renewed: !r.noRenew && r.minHold == 0}
+		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
 }

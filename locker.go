@@ -1,7 +1,8 @@
 // Package hasp provides named locks that processes share, behind one [Locker]
 // interface. A strategy decides how locks are stored and waited for: in one process
-// (memlock), on one host (filelock) or on Redis (spinlock and others). Configuration
-// names the strategy, so a change of strategy is a change of one string.
+// (memlock), on one host (filelock), on Redis (spinlock, pubsublock, fairlock, redlock), in
+// PostgreSQL (pglock) or in etcd (etcdlock). Configuration names the strategy, so a change
+// of strategy is a change of one string.
 //
 //	c, err := hasp.Open(ctx, "spinlock+redis://localhost:6379", nil)
 //	…
@@ -51,7 +52,7 @@ type Locker interface {
 //
 // If Lock fails, Do returns its error and does not call fn. Otherwise Do returns the
 // error of fn, joined with the error of Unlock. If the lock was lost while fn ran, the
-// error matches ErrLost, also if fn returned nil. fn may unlock the lease itself; that
+// error matches ErrLost, also if fn returned nil, and its text begins with the loss. fn may unlock the lease itself; that
 // is no error. If fn panics or calls runtime.Goexit, Do unlocks the key, and the panic
 // goes on. If fn is nil, Do returns ErrInvalid.
 func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
@@ -88,12 +89,16 @@ func unlessReleased(err error) error {
 	return err
 }
 
-// joined returns err and other joined, or the only one that is not nil, as it is.
-func joined(err, other error) error {
-	if err == nil || other == nil {
-		return cmp.Or(err, other)
+// joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as
+// it is. A loss comes first: the error of fn is often only the end of its context then.
+func joined(err, unlock error) error {
+	switch {
+	case err == nil || unlock == nil:
+		return cmp.Or(err, unlock)
+	case errors.Is(unlock, ErrLost):
+		return errors.Join(unlock, err)
 	}
-	return errors.Join(err, other)
+	return errors.Join(err, unlock)
 }
 
 // DoAll is [Do] for several keys, locked as by [LockAll]. WithMaxWait(0) takes all of
@@ -157,10 +162,11 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 	returns := false
 	defer func() {
 		if !returns {
-			_ = all.undo(ctx)
+			_ = all.Unlock(ctx)
 		}
 	}()
 
+	opts = append(slices.Clip(opts), func(r *request) { r.oneOfAll = true })
 	for _, key := range keys {
 		o := opts
 		if r.bounded {
@@ -171,22 +177,17 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		if err != nil {
 			// All or none: the keys so far are unlocked.
 			returns = true
-			return nil, errors.Join(err, all.undo(ctx))
+			return nil, errors.Join(err, all.Unlock(ctx))
 		}
 		all.leases = append(all.leases, lease)
 		ctx = lease.Context() // so the loss of one lease ends the wait for the next
 	}
+
+	for _, lease := range all.leases {
+		lease.countMinHold()
+	}
 	returns = true
 	return all, nil
-}
-
-// undo unlocks the leases of a LockAll that has failed. A min hold does not keep their
-// keys, because nothing was done under them.
-func (ls *Leases) undo(ctx context.Context) error {
-	for _, l := range ls.leases {
-		l.withdrawMinHold()
-	}
-	return ls.Unlock(ctx)
 }
 
 // Leases are the leases that LockAll returned, at least one. The zero value has

@@ -7,8 +7,8 @@ import (
 )
 
 // LogEvents returns an [Options.Observe] that writes to l. A lost lease is an Error. A
-// failed renewal is a Warn, and so is a Lock refused with ErrUnavailable. All else is
-// Debug, which slog does not show by default. A line is such as "hasp: acquired", with
+// failed renewal is a Warn, and so is a Lock refused with ErrUnavailable. EventStillHeld,
+// which finds a forgotten Unlock, is an Info. All else is Debug, which slog does not show by default. A line is such as "hasp: acquired", with
 // those of key, id, op, wait, hold, fence and err that the event has. If l is nil,
 // LogEvents asks slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
@@ -27,7 +27,7 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 		switch e.Kind {
 		case EventAcquired, EventRefused:
 			attrs = append(attrs, slog.Duration("wait", e.Wait))
-		case EventReleased, EventLost:
+		case EventReleased, EventLost, EventStillHeld:
 			attrs = append(attrs, slog.Duration("hold", e.Hold))
 		}
 		if e.Fence != 0 {
@@ -47,6 +47,8 @@ func (e Event) level() slog.Level {
 		return slog.LevelError
 	case e.Kind == EventRenewFailed, e.Kind == EventRefused && errors.Is(e.Err, ErrUnavailable):
 		return slog.LevelWarn
+	case e.Kind == EventStillHeld:
+		return slog.LevelInfo
 	}
 	return slog.LevelDebug
 }

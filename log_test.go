@@ -91,6 +91,25 @@ func TestLogEvents(t *testing.T) {
 	})
 }
 
+// A lease that is held for ten terms is logged once, unless a function holds it.
+func TestLogEventsOfALeaseThatIsNotUnlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &records{least: slog.LevelInfo}
+		c := hasp.New(newFaulty(), &hasp.Options{Observe: hasp.LogEvents(slog.New(r))})
+		l := lockNow(t, c, "forgotten")
+		hasp.Do(t.Context(), c, "used", func(context.Context, *hasp.Lease) error {
+			time.Sleep(time.Hour)
+			return nil
+		})
+		unlock(t, l)
+		unlock(t, lockNow(t, c, "unlocked"))
+		c.Close()
+		if len(r.lines) != 1 || !strings.HasPrefix(r.lines[0], "INFO hasp: still held key=forgotten op=lock hold=5m") {
+			t.Errorf("got %q", r.lines)
+		}
+	})
+}
+
 // A handler gets the context, for what a trace has put there.
 func TestLogEventsPassesTheContextOn(t *testing.T) {
 	type keyOf struct{}

@@ -42,8 +42,8 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 		{"shorter than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
 		{"longer than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
 		{"with several renewals", []hasp.Option{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
-		{"without renewal", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 59 * time.Second, time.Second},
-		{"with as long a max hold", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
+		{"without renewal", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 31 * time.Second},
+		{"with a shorter max hold", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(10 * time.Second)}, time.Second, 59 * time.Second},
 		{"with a fence", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
 		{"that is over", []hasp.Option{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
 		{"of zero", []hasp.Option{hasp.WithMinHold(0)}, 0, 0},
@@ -76,57 +76,38 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 	}
 }
 
-// The holder dies: nothing is renewed, and nobody unlocks.
-func TestMinHoldRaisesTheTerm(t *testing.T) {
+// The holder dies: nothing is renewed, and no caller unlocks. The key is free after the
+// ordinary term, so another process can do the job.
+func TestMinHoldDoesNotRaiseTheTerm(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		lockNow(t, c, "k", hasp.WithMinHold(5*time.Second), hasp.WithTTL(500*time.Millisecond))
+		lockNow(t, c, "k", hasp.WithMinHold(12*time.Hour))
 		f.set(down)
-		time.Sleep(5 * time.Second)
+		time.Sleep(hasp.DefaultTTL - 1)
 		if free(t, f, "k") {
-			t.Error("the key was free before the min hold had passed")
+			t.Error("the key was free before the term had passed")
 		}
-		time.Sleep(100 * time.Millisecond)
-		freed(t, f, "k", "the term is much longer than the min hold")
+		time.Sleep(time.Nanosecond)
+		freed(t, f, "k", "the key is held after the term of a holder that has died")
 	})
 }
 
-// A Wait may grant less than the term to a lease that is renewed. That would be less
-// than the min hold if the holder died at once.
-func TestMinHoldAsksAWaiterForTheWholeTerm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := &claims{Driver: memlock.New()}
-		c := hasp.New(d, nil)
-		defer c.Close()
-		l := lockNow(t, c, "k")
-		got := make(chan *hasp.Lease)
-		go func() { got <- lockNow(t, c, "k", hasp.WithMinHold(time.Minute)) }()
-		synctest.Wait()
-		unlock(t, l)
-		unlock(t, <-got)
-		if d.last.Renewed || d.last.TTL < time.Minute || !d.last.KeepUntil.IsZero() {
-			t.Errorf("waits with %+v", d.last)
-		}
+// With a long min hold, the holder learns of a Break as soon as with none.
+func TestMinHoldDoesNotDelayARenewal(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithMinHold(12*time.Hour))
+		want(t, "Break", f.Break(t.Context(), "k"), nil)
+		start := time.Now()
+		<-l.Context().Done()
+		within(t, "the loss", start, hasp.DefaultTTL/3)
+		want(t, "Err", l.Err(), hasp.ErrLost)
 	})
-}
-
-// claims records the last claim of a Wait.
-type claims struct {
-	*memlock.Driver
-	last backend.Claim
-}
-
-func (d *claims) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	d.last = c
-	return d.Driver.Wait(ctx, c)
 }
 
 func TestMinHoldOutOfRange(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for what, opts := range map[string][]hasp.Option{
-			"below zero":                           {hasp.WithMinHold(-1)},
-			"above the max hold":                   {hasp.WithMinHold(time.Second + 1), hasp.WithMaxHold(time.Second)},
-			"above the max hold, in another order": {hasp.WithMaxHold(time.Second), hasp.WithMinHold(time.Second + 1)},
-			"of 200 years":                         {hasp.WithMinHold(200 * 365 * 24 * time.Hour)},
+			"below zero":   {hasp.WithMinHold(-1)},
+			"of 200 years": {hasp.WithMinHold(200 * 365 * 24 * time.Hour)},
 		} {
 			want(t, "Lock with a min hold "+what, errOf(c.Lock(t.Context(), "k", opts...)), hasp.ErrInvalid)
 			want(t, "TryLock with a min hold "+what, errOf(c.TryLock(t.Context(), "k", opts...)), hasp.ErrInvalid)
@@ -146,28 +127,18 @@ type other struct {
 func (o other) Traits() backend.Traits { return o.traits }
 
 func TestMinHoldThatTheDriverCannotKeep(t *testing.T) {
-	for _, tc := range []struct {
-		what   string
-		traits backend.Traits
-		want   error
-	}{
-		{"without Keeps", backend.Traits{Reach: backend.Network}, errors.ErrUnsupported},
-		{"with a shorter MaxTTL", backend.Traits{Keeps: true, MaxTTL: time.Minute, Reach: backend.Network}, hasp.ErrInvalid},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
-			c := hasp.New(other{f, tc.traits}, nil)
-			defer c.Close()
-			l := lockNow(t, c, "k")
-			start := time.Now()
-			want(t, tc.what, errOf(c.Lock(t.Context(), "k", hasp.WithMinHold(time.Minute))), tc.want)
-			want(t, tc.what+", TryLock of a free key", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(time.Minute))), tc.want)
-			want(t, tc.what+", re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithMinHold(time.Minute))), tc.want)
-			want(t, tc.what+", and no min hold", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(0))), nil)
-			within(t, "the refusals", start, 0)
-			unlock(t, l)
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := hasp.New(other{newFaulty(), backend.Traits{Reach: backend.Network}}, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k")
+		start := time.Now()
+		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
+		want(t, "TryLock of a free key", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
+		want(t, "re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
+		want(t, "no min hold", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(0))), nil)
+		within(t, "the refusals", start, 0)
+		unlock(t, l)
+	})
 }
 
 func TestMinHoldUnderReentry(t *testing.T) {
@@ -199,30 +170,30 @@ func TestMinHoldUnderReentry(t *testing.T) {
 	}
 }
 
-// The term of such an outer lease cannot be raised.
+// The key is kept for longer than such an outer lease could last.
 func TestMinHoldThatOutlastsTheOuterLease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for what, opt := range map[string]hasp.Option{"max hold": hasp.WithMaxHold(10 * time.Second), "no renewal": hasp.WithoutRenewal()} {
 			outer := lockNow(t, c, what, opt, hasp.WithTTL(10*time.Second))
-			time.Sleep(2 * time.Second)
-			want(t, what, errOf(c.Lock(outer.Context(), what, hasp.WithMinHold(9*time.Second))), hasp.ErrInvalid)
-			unlock(t, lockIn(t, c, outer.Context(), what, hasp.WithMinHold(7*time.Second)))
+			unlock(t, lockIn(t, c, outer.Context(), what, hasp.WithMinHold(time.Minute)))
 			unlock(t, outer)
+			keptFor(t, f, what, time.Minute)
 		}
 	})
 }
 
 // The next caller in line gets the key at the end of the min hold, and asks the store
-// for it.
-func TestMinHoldIsNotHandedOver(t *testing.T) {
+// for it. If only the next caller has a min hold, it is handed the hold.
+func TestMinHoldInLine(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
 		first, next []hasp.Option
 		waits       time.Duration
+		asks        int // attempts of both
 	}{
-		{"of the first", []hasp.Option{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second},
-		{"of the first, and over", []hasp.Option{hasp.WithMinHold(1)}, nil, 0},
-		{"of the next", nil, []hasp.Option{hasp.WithMinHold(10 * time.Second)}, 0},
+		{"of the first", []hasp.Option{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second, 2},
+		{"of the first, and over", []hasp.Option{hasp.WithMinHold(1)}, nil, 0, 2},
+		{"of the next", nil, []hasp.Option{hasp.WithMinHold(10 * time.Second)}, 0, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
@@ -237,10 +208,13 @@ func TestMinHoldIsNotHandedOver(t *testing.T) {
 				if waited := time.Since(start); waited < tc.waits || waited > tc.waits+100*time.Millisecond {
 					t.Errorf("the next caller waited %v, want %v", waited, tc.waits)
 				}
-				if a, _, r := f.calls(); a < 2 || r != 1 {
-					t.Errorf("%d attempts and %d releases: the hold was handed over", a, r)
+				if a, _, _ := f.calls(); a < tc.asks || tc.asks == 1 && a > 1 {
+					t.Errorf("%d attempts, want %d", a, tc.asks)
 				}
 				unlock(t, next)
+				if tc.next != nil {
+					keptFor(t, f, "k", 10*time.Second)
+				}
 			})
 		})
 	}
@@ -266,12 +240,16 @@ func TestCloseDoesNotWaitForTheMinHold(t *testing.T) {
 				most := map[string]time.Duration{"during Close": time.Second, "never": hasp.DefaultTimeout}
 				within(t, "Close", start, most[unlocked])
 
-				time.Sleep(time.Until(start.Add(time.Minute - 1)))
+				kept := time.Minute
+				if unlocked == "never" {
+					kept = hasp.DefaultTTL // only the term keeps the key
+				}
+				time.Sleep(time.Until(start.Add(kept - 1)))
 				if free(t, f, "k") {
-					t.Error("the key was free before the min hold had passed")
+					t.Errorf("the key was free before %v had passed", kept)
 				}
 				time.Sleep(time.Second)
-				freed(t, f, "k", "the key is held after the min hold")
+				freed(t, f, "k", "the key is held after its end")
 			})
 		})
 	}
@@ -464,13 +442,70 @@ func TestMinHoldRunsAJobOncePerTick(t *testing.T) {
 	}
 }
 
-// Nothing was done under the keys, so the next caller need not wait for the min hold.
+// Nothing was done under the keys of a LockAll that fails. So its min hold keeps none of
+// them, and changes neither the term nor the min hold of a lease that it re-enters.
 func TestLockAllThatFailsKeepsNothing(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		other := lockNow(t, c, "b")
-		_, err := hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMaxWait(0), hasp.WithMinHold(time.Hour))
+	fails := func(t *testing.T, c *hasp.Client, ctx context.Context, other string) {
+		t.Helper()
+		_, err := hasp.LockAll(ctx, c, []string{"a", other}, hasp.WithMaxWait(time.Second), hasp.WithMinHold(time.Hour))
 		want(t, "LockAll", err, hasp.ErrHeld)
-		freed(t, f, "a", "the key is kept although LockAll has failed")
-		unlock(t, other)
+	}
+	for name, try := range map[string]func(t *testing.T, f *faulty, c *hasp.Client){
+		"of a free key": func(t *testing.T, f *faulty, c *hasp.Client) {
+			fails(t, c, t.Context(), "z1")
+			freed(t, f, "a", "the key is kept")
+		},
+		"twice at once": func(t *testing.T, f *faulty, c *hasp.Client) {
+			outer := lockNow(t, c, "a")
+			var wg sync.WaitGroup
+			wg.Go(func() { fails(t, c, outer.Context(), "z1") })
+			time.Sleep(time.Millisecond)
+			wg.Go(func() { fails(t, c, outer.Context(), "z2") })
+			wg.Wait()
+			unlock(t, outer)
+			freed(t, f, "a", "the key is kept")
+		},
+		"beside a min hold": func(t *testing.T, f *faulty, c *hasp.Client) {
+			outer := lockNow(t, c, "a")
+			var wg sync.WaitGroup
+			wg.Go(func() { fails(t, c, outer.Context(), "z1") })
+			synctest.Wait()
+			unlock(t, lockIn(t, c, outer.Context(), "a", hasp.WithMinHold(30*time.Minute)))
+			wg.Wait()
+			unlock(t, outer)
+			keptFor(t, f, "a", 30*time.Minute-time.Second)
+		},
+		"of a lease that goes on": func(t *testing.T, f *faulty, c *hasp.Client) {
+			outer := lockNow(t, c, "a")
+			fails(t, c, outer.Context(), "z1")
+			time.Sleep(time.Minute)
+			if left := time.Until(outer.Expires()); left > hasp.DefaultTTL {
+				t.Errorf("the outer lease ends in %v", left)
+			}
+			unlock(t, outer)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				for _, key := range []string{"z1", "z2"} {
+					defer lockNow(t, c, key).Unlock(t.Context())
+				}
+				try(t, f, c)
+			})
+		})
+	}
+}
+
+func TestLockAllKeepsEachKey(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		all, err := hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMinHold(time.Hour))
+		want(t, "LockAll", err, nil)
+		want(t, "Unlock", all.Unlock(t.Context()), nil)
+		time.Sleep(time.Hour - 1)
+		for _, key := range []string{"a", "b"} {
+			if free(t, f, key) {
+				t.Errorf("%s was free before the min hold had passed", key)
+			}
+		}
 	})
 }

@@ -22,7 +22,8 @@ const (
 // defaults.
 type Options struct {
 	// TTL is the term of a lease without WithTTL: how long the key stays locked
-	// after its holder has died. The default is 30 s, the minimum is 100 ms.
+	// after its holder has died. The default is 30 s, the minimum is 100 ms. The store may
+	// round it up: see [backend.Traits].
 	TTL time.Duration
 
 	// Timeout bounds one call to the store. It is also how long Lock retries
@@ -38,20 +39,20 @@ type Options struct {
 	Owner string
 
 	// Backoff returns how long to sleep after an attempt that found the key held, or
-	// that failed. Attempts count from 1. The Client shortens each sleep by a random
-	// part of up to a half, so that callers do not stay in step. A sleep ends earlier
-	// if the holder's term ends, or in time for a last attempt before the wait ends.
-	// During an outage it may be longer, but ends at most Timeout/8 after the outage has
-	// lasted Timeout.
+	// that failed. Attempts count from 1. The Client shortens what Backoff returns by a
+	// random part of up to a half, so that callers do not stay in step.
 	//
-	// An exclusive caller that shared leases keep from the key sleeps for 100 ms at most.
-	// Otherwise new shared callers could overtake it.
+	// If it is nil, the sleeps follow how long Clients wait for the key, so that all of
+	// them together make about eight attempts for each hold. They are at most 75 ms, or
+	// 375 ms while the key changes hands within a second.
 	//
-	// By default the sleeps follow how often the key changes hands: they grow while
-	// attempts find the same hold, up to 75 ms, and shrink when one finds another.
+	// A sleep ends earlier if the holder's term ends, or in time for a last attempt before
+	// the wait ends. An exclusive caller that shared leases keep from the key sleeps for
+	// 100 ms at most. Otherwise new shared callers could overtake it. During an outage a
+	// sleep may be longer, but ends at most Timeout/8 after the outage has lasted Timeout.
 	//
-	// A driver that waits by itself is asked without sleeps. Then Backoff is called
-	// only during an outage.
+	// A driver that waits by itself needs no sleeps: then Backoff is called only during
+	// an outage.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event. EventRequested, EventAcquired, EventRefused
@@ -60,7 +61,7 @@ type Options struct {
 	// EventAcquired comes while the key is held: a slow Observe makes other callers
 	// wait, and may outlast a term that is not renewed.
 	//
-	// EventLost and EventRenewFailed come one at a time, on a goroutine of the Client.
+	// The other kinds of events come one at a time, on a goroutine of the Client.
 	// Their context has the values of Lock's context. They delay no renewal and no end
 	// of a lease. Close waits for them, up to Timeout; after that, EventLost may come
 	// on any goroutine. EventRenewFailed is dropped if thousands of events wait for
@@ -73,8 +74,9 @@ type Options struct {
 	// at most for Timeout, and not after the end of its context. EventLost has no such
 	// order.
 	//
-	// Observe must not call the Client. A panic in Observe is not recovered. LogEvents
-	// returns an Observe that writes a log.
+	// Observe must not call the Client. A panic in Observe is not recovered. If Observe
+	// panics at EventAcquired, or ends the goroutine, the key is unlocked, and no other
+	// event of that lease comes. LogEvents returns an Observe that writes a log.
 	Observe func(ctx context.Context, e Event)
 }
 
@@ -127,23 +129,24 @@ type Option func(*request)
 
 // request is the arguments of one call.
 type request struct {
-	op      string // "lock" or "trylock"
-	id      uint64 // of its events; 0 without Observe
-	name    string // the key as the caller gave it
-	key     string // name, or the key of a slot
-	around  *Lease // the innermost lease in the caller's context, or nil
-	ttl     time.Duration
-	maxWait time.Duration
-	bounded bool          // maxWait was given
-	maxHold time.Duration // 0 if there is none
-	minHold time.Duration // 0 if there is none
-	slots   int           // 0 without WithSlots
-	slot    int           // which slot is asked for, from 1; 0 without WithSlots
-	shared  bool          // WithShared
-	noRenew bool
-	apart   bool // WithoutReentry
-	fenced  bool
-	err     error // the error of the first invalid option
+	op       string // "lock", "trylock" or "lead"
+	id       uint64 // of its events; 0 without Observe
+	name     string // the key as the caller gave it
+	key      string // name, or the key of a slot
+	around   *Lease // the innermost lease in the caller's context, or nil
+	ttl      time.Duration
+	maxWait  time.Duration
+	bounded  bool          // maxWait was given
+	maxHold  time.Duration // 0 if there is none
+	minHold  time.Duration // 0 if there is none
+	oneOfAll bool          // LockAll's: the min hold counts when LockAll has the last key
+	slots    int           // 0 without WithSlots
+	slot     int           // which slot is asked for, from 1; 0 without WithSlots
+	shared   bool          // WithShared
+	noRenew  bool
+	apart    bool // WithoutReentry
+	fenced   bool
+	err      error // the error of the first invalid option
 }
 
 // refuse records an error, unless there is an earlier one.
@@ -195,9 +198,9 @@ func WithTTL(ttl time.Duration) Option {
 // bounds the wait and the hold. Zero means one attempt, bounded by Options.Timeout.
 // Negative is ErrInvalid.
 //
-// With a longer wait, an attempt may last longer than the rest of it: for four round trips,
-// but at least 50 ms and at most Options.Timeout. So a healthy store answers even if
-// the wait is shorter than a round trip.
+// If d is above zero, the last attempt may end after d: it may take four round trips, at
+// least 50 ms and at most Options.Timeout. So a healthy store answers even if the wait is
+// shorter than a round trip.
 func WithMaxWait(d time.Duration) Option {
 	return func(r *request) {
 		if d < 0 {
@@ -218,52 +221,28 @@ func WithMaxHold(d time.Duration) Option {
 	}
 }
 
-// WithMinHold keeps the key taken for at least d after the grant, so that a short job
-// runs once per tick although clocks differ. Unlock does not wait: the lease ends and
-// EventReleased comes. If d is not over, the store keeps the key until then, also if
-// the Client is closed or the process ends. Meanwhile others get ErrHeld. Its
-// RetryAfter is the rest of d, and its Owner is the last holder. Break frees the key
-// sooner.
+// WithMinHold keeps the key taken until d after the grant, even if Unlock comes sooner. So
+// a short job runs once per tick although clocks differ. Unlock does not wait: the lease
+// ends and EventReleased comes. But the store keeps the key until d is over, also if the
+// Client is closed or the process ends. Meanwhile others get ErrHeld with a
+// [backend.HeldError]: its RetryAfter is the rest of d, and its Owner is the last holder.
+// Break frees the key sooner.
 //
-// If the term is shorter than d, it becomes d. So a holder that dies keeps the key for
-// its term, which may be longer than d. Under re-entry the latest end counts. Zero is
-// no minimum. A d below zero, above WithMaxHold, or too long for the store, is
-// ErrInvalid. Under re-entry, a d that ends after the outer lease's WithMaxHold is
-// ErrInvalid too. So is one that ends after the outer lease's term, if that lease is
-// WithoutRenewal. If the driver has no [backend.Traits].Keeps, the error is
+// The min hold has no effect until Unlock reaches the store. Until then the lease has
+// its ordinary term. So if the holder dies before Unlock, the key is free after that term,
+// and another process can do the job. The key may also be free before d is over if the lease
+// is lost, or if the store cannot be reached from Unlock until the term ends.
+//
+// Under re-entry the latest end counts. Zero is no minimum. A d below zero or above 36
+// years is ErrInvalid. If the driver has no [backend.Traits].Keeps, the error is
 // errors.ErrUnsupported, and the key is not locked.
 func WithMinHold(d time.Duration) Option {
 	return func(r *request) {
-		if d < 0 {
-			r.refuse("min hold %v is negative", d)
+		if d < 0 || d > maxTTL {
+			r.refuse("min hold %v is out of range", d)
 		}
 		r.minHold = d
 	}
-}
-
-// checkMinHold returns an error if r's min hold cannot be kept, and raises the term
-// to it.
-func (c *Client) checkMinHold(r *request) error {
-	if r.minHold == 0 {
-		return nil
-	}
-	if r.maxHold > 0 && r.minHold > r.maxHold {
-		return fmt.Errorf("%w: min hold %v is above the max hold, %v", ErrInvalid, r.minHold, r.maxHold)
-	}
-	if !c.traits.Keeps {
-		return fmt.Errorf("min hold: %w", errUnsupported)
-	}
-
-	// Above maxTTL, termFor might overflow.
-	if r.minHold > maxTTL/2 {
-		return fmt.Errorf("%w: min hold %v is above %v", ErrInvalid, r.minHold, maxTTL/2)
-	}
-	term := termFor(r.minHold)
-	if err := c.checkLongest(term); err != nil {
-		return fmt.Errorf("min hold %v: %w", r.minHold, err)
-	}
-	r.ttl = max(r.ttl, term)
-	return nil
 }
 
 // WithoutRenewal switches renewal off for this lease. The lease ends with its term,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -91,6 +92,136 @@ func shareAKey(t *testing.T, clients int, hold time.Duration) {
 	}
 	if busy < length*6/10 {
 		t.Errorf("the key was held for %v of %v", busy, length)
+	}
+}
+
+// Clients that have waited for a long hold share the key evenly some seconds after it, also if
+// a round trip takes much less than a hold and each Client has one caller.
+func TestClientsShareAKeyAfterALongHold(t *testing.T) {
+	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
+		t.Run(fmt.Sprint("trip ", trip), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const clients, hold = 5, time.Millisecond
+				store := memlock.NewStore()
+				ctx, cancel := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				var mu sync.Mutex
+				shares := make([]float64, clients)
+				first := hasp.New(store.Driver(), nil)
+				defer first.Close()
+				long := lockNow(t, first, "k")
+				for i := range clients {
+					f := newFaulty()
+					f.Driver = store.Driver()
+					f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+						time.Sleep(trip)
+						return send()
+					}
+					c := hasp.New(f, nil)
+					defer c.Close()
+					wg.Go(func() {
+						for ctx.Err() == nil {
+							l, err := c.Lock(ctx, "k")
+							if err != nil {
+								return
+							}
+							time.Sleep(hold)
+							l.Unlock(context.Background())
+							mu.Lock()
+							shares[i]++
+							mu.Unlock()
+						}
+					})
+				}
+				time.Sleep(5 * time.Second)
+				unlock(t, long)
+				for second := range 9 {
+					mu.Lock()
+					clear(shares)
+					mu.Unlock()
+					time.Sleep(time.Second)
+					mu.Lock()
+					sum, squares := 0.0, 0.0
+					for _, s := range shares {
+						sum += s
+						squares += s * s
+					}
+					jain := sum * sum / squares / clients
+					t.Logf("second %d: %v holds, Jain's index %.2f", second+1, sum, jain)
+					if second == 8 && jain < 0.8 {
+						t.Errorf("Jain's index of the shares in second %d is %.2f: %v", second+1, jain, shares)
+					}
+					mu.Unlock()
+				}
+				cancel()
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// However many Clients poll for one key, the number of attempts for each hold is small, all
+// get the key equally often, and none waits much longer than the others.
+func TestManyClientsThatPollShareAKey(t *testing.T) {
+	await.Crowd(t)
+	for _, clients := range []int{2, 10, 50, 200} {
+		t.Run(fmt.Sprint(clients, " clients"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { pollOneKey(t, clients, 5*time.Millisecond) })
+		})
+	}
+}
+
+func pollOneKey(t *testing.T, clients int, hold time.Duration) {
+	const trip = 200 * time.Microsecond
+	store := memlock.NewStore()
+	settled := time.Now().Add(max(time.Duration(20*clients)*hold, 2*time.Second))
+	end := settled.Add(time.Duration(60*clients) * hold)
+	var mu sync.Mutex
+	var attempts, holds int
+	var longest time.Duration
+	each := make([]float64, clients)
+	var wg sync.WaitGroup
+	for i := range clients {
+		f := newFaulty()
+		f.Driver = store.Driver()
+		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.Sleep(trip)
+			if mu.Lock(); time.Now().After(settled) {
+				attempts++
+			}
+			mu.Unlock()
+			return send()
+		}
+		c := hasp.New(f, nil)
+		defer c.Close()
+		wg.Go(func() {
+			for time.Now().Before(end) {
+				asked := time.Now()
+				l := lockNow(t, c, "k")
+				if mu.Lock(); time.Now().After(settled) {
+					holds++
+					each[i]++
+					longest = max(longest, time.Since(asked))
+				}
+				mu.Unlock()
+				time.Sleep(hold)
+				l.Unlock(context.Background())
+			}
+		})
+	}
+	wg.Wait()
+	var sum, squares float64
+	for _, n := range each {
+		sum, squares = sum+n, squares+n*n
+	}
+	perHold, jain := float64(attempts)/float64(holds), sum*sum/squares/float64(clients)
+	rounds := float64(longest) / float64(time.Duration(clients)*hold)
+	t.Logf("%.1f attempts for each hold, Jain's index %.2f, longest wait %.1f rounds", perHold, jain, rounds)
+	if perHold > 9 || jain < 0.9 || rounds > 10 {
+		t.Error("too many attempts, or an unequal share")
+	}
+	if free := 1 - sum*float64(hold)/float64(end.Sub(settled)); free > 0.25 {
+		t.Errorf("the key was free for %.0f %% of the time", 100*free)
 	}
 }
 
@@ -220,8 +351,8 @@ func TestGapOutlastsACallerThatLeaves(t *testing.T) {
 		time.Sleep(3 * time.Millisecond)
 		first.Unlock(t.Context())
 		wg.Wait()
-		if len(asked) < 2 || asked[1].Sub(freed[0]) < time.Millisecond {
-			t.Errorf("asked at %v, freed at %v: want a gap of some milliseconds", asked, freed)
+		if len(asked) < 2 || asked[1].Sub(freed[0]) < 200*time.Microsecond {
+			t.Errorf("asked at %v, freed at %v: want a gap of two round trips", asked, freed)
 		}
 	})
 }
@@ -242,7 +373,7 @@ func TestLateAnswersAreOfTheSameHold(t *testing.T) {
 		c := hasp.New(f, nil)
 		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(10*time.Second))
 		want(t, "Lock", err, hasp.ErrHeld)
-		// 28 attempts until the pace is 50 ms, and then one in about 60 ms.
+		// Some 55 attempts until the sleep is 50 ms, and then one in about 60 ms.
 		if a, _, _ := f.calls(); a > 230 {
 			t.Errorf("%d attempts in 10 s at one hold", a)
 		}

@@ -3,56 +3,36 @@ package hasp
 import (
 	"context"
 	"fmt"
-	"slices"
+	"hash/maphash"
 )
 
 // A caller whose context is the context of a lease, or was derived from it, re-enters: if
 // that lease, or one around it, holds the key, the new lease shares its hold.
 
-// innermost returns the innermost lease that holds key, or nil if none does. It looks at
-// around, which is the innermost lease of the caller's context, and at the leases that
-// around is nested in.
-func (c *Client) innermost(around *Lease, key string) *Lease {
-	for {
-		o := c.around(around, key)
-		// Err ends the lease if its deadline has passed. It locks mu itself.
-		if o == nil || o.Err() == nil {
-			return o
-		}
-	}
-}
-
-// around searches the leases on the hold of key for inner and for those that inner is
-// nested in. It returns the innermost of them, or nil. The lease may have expired.
-func (c *Client) around(inner *Lease, key string) *Lease {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if ln := c.lines[key]; ln != nil && ln.hold != nil {
-		for _, o := range slices.Backward(ln.hold.leases) {
-			if o.state.Load() == held && o.isAround(inner) {
-				return o
-			}
-		}
-	}
-
-	// There may be more shared holds of the key than leases around the caller.
-	if readers := c.readers[key]; len(readers) > 0 {
-		for o := inner; o != nil; o = o.around {
-			if o.c == c && readers[o.hold.line] && o.state.Load() == held {
-				return o
-			}
-		}
-	}
-	return nil
-}
-
-// reenter adds a lease to the hold of the key, if a lease around the caller has it. It
-// returns nil, nil if there is none, or if it has just ended.
+// reenter adds a lease to the hold of the innermost lease around the caller that holds the
+// key, or a slot of it if r has slots. It returns nil, nil if there is none.
 func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
-	outer := c.innermost(r.around, r.key)
-	if outer == nil {
+	if r.apart {
 		return nil, nil
 	}
+	for o := r.around; o != nil; o = o.within.find(c, r) {
+		if !o.isOf(c, r) || o.Err() != nil {
+			continue
+		}
+		if l, err := c.join(ctx, r, o); l != nil || err != nil {
+			return l, err
+		}
+	}
+	return nil, nil
+}
+
+// isOf reports whether l is a lease of r's key on c, with a slot if r has slots.
+func (l *Lease) isOf(c *Client, r *request) bool {
+	return l.c == c && l.key == r.name && l.slot > 0 == (r.slots > 0)
+}
+
+// join adds a lease to the hold of outer. It returns nil, nil if outer has just ended.
+func (c *Client) join(ctx context.Context, r *request, outer *Lease) (*Lease, error) {
 	h := outer.hold
 	if h.claim.Shared && !r.shared {
 		return nil, fmt.Errorf("%w: the outer lease of the key is shared, and cannot become exclusive; unlock it first", ErrInvalid)
@@ -68,21 +48,10 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if outer.state.Load() != held {
-		return nil, nil // it ended after innermost had returned it
+		return nil, nil
 	}
 
-	// The key must stay taken for the min hold even if the holder dies. Neither a max hold
-	// of the outer lease nor a term that is not renewed can be raised.
 	now := c.clock.now()
-	if r.minHold > 0 {
-		end := h.limit
-		if h.unrenewed {
-			end = min(end, instant(h.deadline.Load()))
-		}
-		if now.add(r.minHold) > end {
-			return nil, fmt.Errorf("%w: the outer lease ends in %v, before the min hold, %v", ErrInvalid, end.sub(now), r.minHold)
-		}
-	}
 
 	// If the hold is renewed, a renewal asks for a longer term at once. Until its answer,
 	// the term is the shorter one.
@@ -92,6 +61,7 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 		h.renewAt(now, now)
 	}
 
+	r.slot = outer.slot
 	l := c.addLeaseLocked(ctx, r, h, now)
 	l.reentry = true
 	h.resumeRenewalLocked(now)
@@ -111,26 +81,39 @@ func (h *hold) resumeRenewalLocked(now instant) bool {
 	return true
 }
 
-// nest places l inside l.around. With LockAll, there may be thousands of leases around
-// one. So each lease has a second pointer outwards, jump, which may skip many
-// leases. Together the pointers are a skip list, in which isAround takes
-// logarithmic time. See https://doi.org/10.1016/0020-0190(83)90106-0 (Myers).
-func (l *Lease) nest() {
-	a := l.around
-	l.depth, l.jump = a.depth+1, a
-	if j := a.jump; a.depth-j.depth == j.depth-j.jump.depth {
-		l.jump = j.jump
-	}
+// enclosing is the leases around a lease, by key. It is a trie that never changes: with
+// returns a new one, which shares most of its nodes with the old one. With LockAll, there
+// may be thousands of leases around one, and each has an enclosing of its own.
+type enclosing struct {
+	lease *Lease        // the innermost one of its key; further ones are in its within
+	next  [4]*enclosing // leases of other keys, by the next two bits of the hash
 }
 
-// isAround reports whether inner is l or nested in it.
-func (l *Lease) isAround(inner *Lease) bool {
-	for inner.depth > l.depth {
-		if inner.jump.depth >= l.depth {
-			inner = inner.jump
-		} else {
-			inner = inner.around
-		}
+// keySeed makes the hashes of keys in this process.
+var keySeed = maphash.MakeSeed()
+
+// with returns e with l, which is inside of all leases in e. Hash is the rest of the hash of
+// l's key.
+func (e *enclosing) with(l *Lease, hash uint64) *enclosing {
+	if e == nil {
+		return &enclosing{lease: l}
 	}
-	return inner == l
+	n := *e
+	if o := e.lease; o.c == l.c && o.key == l.key && o.slot > 0 == (l.slot > 0) {
+		n.lease = l
+	} else {
+		n.next[hash%4] = e.next[hash%4].with(l, hash/4)
+	}
+	return &n
+}
+
+// find returns the innermost lease in e of r's key on c, or nil.
+func (e *enclosing) find(c *Client, r *request) *Lease {
+	for hash := maphash.String(keySeed, r.name); e != nil; hash /= 4 {
+		if e.lease.isOf(c, r) {
+			return e.lease
+		}
+		e = e.next[hash%4]
+	}
+	return nil
 }

@@ -159,20 +159,22 @@ func TestLockAllOfManyKeys(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	outer, err := hasp.LockAll(ctx, c, keys) // took 20 minutes
-	if err != nil {
-		t.Fatal(err)
-	}
-	inner, err := hasp.LockAll(outer.Context(), c, keys) // took 7 s
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, ok := inner.Context().Deadline()
-	if all, _ := ctx.Deadline(); !ok || !got.Equal(all) {
-		t.Errorf("deadline %v, %v", got, ok)
-	}
-	for _, ls := range []*hasp.Leases{inner, outer} {
-		unlock(t, ls)
+	for _, opts := range [][]hasp.Option{nil, {hasp.WithShared()}} {
+		outer, err := hasp.LockAll(ctx, c, keys, opts...) // took 20 minutes
+		if err != nil {
+			t.Fatal(err)
+		}
+		inner, err := hasp.LockAll(outer.Context(), c, keys, opts...) // took 7 s
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, ok := inner.Context().Deadline()
+		if all, _ := ctx.Deadline(); !ok || !got.Equal(all) {
+			t.Errorf("deadline %v, %v", got, ok)
+		}
+		for _, ls := range []*hasp.Leases{inner, outer} {
+			unlock(t, ls)
+		}
 	}
 }
 

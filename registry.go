@@ -237,7 +237,7 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	}
 	if longest := d.Traits().MaxTTL; longest > 0 && opts.TTL > longest {
 		d.Close()
-		return nil, fmt.Errorf("hasp: open %s: %w: ttl %v is above %v, the longest term that this store grants", c.Strategy, ErrInvalid, opts.TTL, longest)
+		return nil, fmt.Errorf("hasp: open %s: %w: ttl %v is above %v, the longest term that this store grants: pass a shorter ttl", c.Strategy, ErrInvalid, opts.TTL, longest)
 	}
 	return newClient(d, opts), nil
 }
@@ -366,6 +366,10 @@ func lookup(strategy string) (Opener, error) {
 	switch {
 	case transport != "" && slices.Contains(names, name):
 		hint = fmt.Sprintf("in a Config the strategy is %q, and the node is %s://…", name, transport)
+	case strategy == "postgres", strategy == "postgresql":
+		hint = fmt.Sprintf("put pglock before it, as in pglock+%s://…", strategy)
+	case strategy == "etcd", strategy == "etcds":
+		hint = fmt.Sprintf("put etcdlock before it, as in etcdlock+%s://…", strategy)
 	case strategy == "unix", strings.HasPrefix(strategy, "redis"):
 		hint = fmt.Sprintf("%s is a transport, which follows the strategy, as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)", strategy)
 	case slices.Contains(ownStrategies, strategy):

@@ -62,7 +62,9 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"unix:///run/redis.sock":                "as in spinlock+unix://…",
 		"short://?ttl=5s1ms":                    "ttl 5.001s is above 5s, the longest term that this store grants",
 		"short://":                              "ttl 30s is above 5s",
-		"memlok://":                             `unknown strategy "memlok" (registered: fairlock, memlock`,
+		"postgres://u:hunter2@a/db":             "put pglock before it, as in pglock+postgres://…",
+		"etcds://a":                             "put etcdlock before it, as in etcdlock+etcds://…",
+		"memlok://":                             `unknown strategy "memlok" (registered: memlock`,
 		"spinlock+redis://u:hunter2@a":          `add: import _ "github.com/hasplock/hasp/spinlock"`,
 		"memlock+redis://u:hunter2@a":           "memlock has no transport",
 		"memlock://?tttl=5s":                    `unknown parameter "tttl" (memlock knows owner, prefix, timeout, ttl)`,
@@ -182,7 +184,7 @@ func TestRegisterPanics(t *testing.T) {
 	opener := func(context.Context, hasp.Config) (backend.Driver, error) { return memlock.New(), nil }
 	panics(t, "nil", func() { hasp.Register("nothing", nil) })
 	panics(t, "twice", func() { hasp.Register("memlock", opener) })
-	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"fairlock", "memlock", "short", "zone"}) {
+	if got := hasp.Strategies(); !reflect.DeepEqual(got, []string{"memlock", "short", "zone"}) {
 		t.Errorf("registered: %v", got)
 	}
 }

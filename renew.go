@@ -20,6 +20,7 @@ const (
 	windowsPerT  = 100                   // renewals that are due within TTL/100, the window, travel together
 	checkEvery   = time.Second           // how often the clock is read while leases are held
 	renewalsPerT = 3                     // a renewal starts at TTL/3
+	overdueTerms = 10                    // a lease that is held for longer is reported: EventStillHeld
 	triesPerT    = 10                    // a try lasts at most TTL/10, the second of a renewal TTL/5
 )
 
@@ -331,14 +332,16 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 		}
 		h.renewedLocked(now, start, until)
 		c.scheduleLocked(h)
+		c.observeStillHeldLocked(h, now)
 	case errors.Is(err, ErrLost):
 		h.failed = 0
-		gone = c.loseLocked(h)
+		gone = c.loseLocked(h, &LostError{Reason: LostRevoked})
 		// A part of the store may still have the hold, such as a minority of a
 		// quorum's nodes. That would block the key for the next holder.
 		c.reapHoldLocked(h, 0)
 	default:
 		h.failed++
+		h.failure = err
 		h.renewAt(now, now.add(jitter(h.termLocked()/(3*triesPerT))))
 		c.scheduleLocked(h)
 		c.observeRenewFailedLocked(h, err)
@@ -346,7 +349,7 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 	c.mu.Unlock()
 
 	for _, l := range gone {
-		l.endContext(ErrLost)
+		l.endContext(l.loss)
 	}
 	return err
 }
@@ -358,11 +361,24 @@ func (h *hold) renewedLocked(now, start, until instant) {
 	// older answer must not move the deadline back.
 	h.deadline.Store(max(h.deadline.Load(), int64(until)))
 	h.confirmed = max(h.confirmed, start)
-	h.failed = 0
+	h.failed, h.failure = 0, nil
 	h.renewAt(now, max(renewalTime(start, min(h.claim.TTL, until.sub(start))), now.add(minSleep)))
 	if start <= h.distrusted {
 		h.renewAt(now, now+1) // the call was sent before the Break, or asked for a shorter term: ask again
 	}
+}
+
+// observeStillHeldLocked queues an event, once, if the outermost lease of h is held for long
+// and its caller must unlock it.
+func (c *Client) observeStillHeldLocked(h *hold, now instant) {
+	l := h.leases[0]
+	if c.opts.Observe == nil || !l.observed || l.overdue || l.untilUnlock || now.sub(l.since) < max(overdueTerms*h.claim.TTL, time.Minute) {
+		return
+	}
+	l.overdue = true
+	e := l.event(EventStillHeld, nil)
+	e.Hold = now.sub(l.since)
+	c.observeLaterLocked(l, e)
 }
 
 // callEndedLocked records that the renewal or Extend in flight has ended.
@@ -378,10 +394,14 @@ func (h *hold) callEndedLocked() {
 func (c *Client) confirmSoon(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for ln := range c.readers[key] {
-		c.confirmLineLocked(ln)
+	ln := c.lines[key]
+	if ln == nil {
+		return
 	}
-	if ln := c.lines[key]; ln != nil {
+	for r := ln.readers.Front(); r != nil; r = r.Next() {
+		c.confirmLineLocked(r.Value.(*line))
+	}
+	if ln.callers > 0 {
 		c.confirmLineLocked(ln)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -233,6 +234,24 @@ func TestExtendWithoutRenewal(t *testing.T) {
 	})
 }
 
+// A store may renew a hold and grant less than Extend asks for, as an etcd without space does.
+func TestExtendByLessThanWasAskedFor(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			g, err := send()
+			g.Until = time.Now().Add(time.Minute)
+			return g, err
+		}
+		l := lockNow(t, c, "k", hasp.WithoutRenewal())
+		want(t, "Extend by an hour", l.Extend(t.Context(), time.Hour), hasp.ErrUnavailable)
+		if left := time.Until(l.Expires()); left != time.Minute {
+			t.Errorf("%v left, want what was granted", left)
+		}
+		want(t, "Extend by what is granted", l.Extend(t.Context(), time.Minute), nil)
+		unlock(t, l)
+	})
+}
+
 func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		f.renew = func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
@@ -440,6 +459,7 @@ func (b *bulk) Renew(ctx context.Context, cs []backend.Claim, done func(int, bac
 
 // Leases of many different terms travel together as leases of one term do.
 func TestManyTermsAreRenewedInBulk(t *testing.T) {
+	await.Crowd(t)
 	n := 20_000
 	if raceEnabled {
 		n = 3_000

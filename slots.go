@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -21,27 +22,35 @@ import (
 const (
 	maxSlots = 100
 
-	// The pause between two looks. A release by this Client ends it.
-	firstLook = 5 * time.Millisecond
-	lastLook  = 80 * time.Millisecond
+	// The pauses between two looks grow from firstLook for each slot to lastLook for each
+	// slot, but at least to slowLook. A release by this Client ends a pause.
+	firstLook = time.Millisecond
+	lastLook  = 10 * time.Millisecond
+	slowLook  = 80 * time.Millisecond
 
 	// queueTTL bounds the term of the queue: if the looker dies, the next one comes then.
 	queueTTL = 5 * time.Second
+
+	// passing is how long a Lock may have the queue before TryLock lets it come first.
+	passing = 100 * time.Millisecond
 )
 
 // WithSlots lets up to n leases hold the key at once. Each has a slot, from 0 to n-1
 // ([Lease.Slot]). Slot i is stored as the exclusive key KEY#i: Inspect or Break that
-// key. Inspect of KEY itself says that it is free. All callers of a key must use the
-// same n; while a deployment changes it, up to the larger n hold. The slot of a holder
-// that died is free after its term. WithSlots(1) and a lock without WithSlots do not
-// exclude each other.
+// key. Inspect of KEY itself says that it is free; hasp inspect KEY also shows its slots.
+// All callers of a key must use the same n; while a deployment changes it, up to the
+// larger n hold. The slot of a holder that died is free after its term. WithSlots(1) and a
+// lock without WithSlots do not exclude each other.
 //
 // Lock first locks the key KEY#queue, in the order of the strategy. Only the caller
-// that holds KEY#queue looks for a free slot. It asks for each slot in turn, and again
-// at most 80 ms later, or as soon as a lease of this Client ends. So a Lock costs a
-// lock and an unlock of KEY#queue, and one call for each slot that it tries. It makes
-// no call for a slot that this Client knows to be held. TryLock does not queue. It
-// looks at each slot once, so it makes up to n calls.
+// that holds KEY#queue looks for a free slot. It asks for each slot in turn. It asks again
+// at most 80 ms later, or n times 10 ms if that is longer, or as soon as a lease of this
+// Client ends. So a Lock costs a lock and an unlock of KEY#queue, and one call for each
+// slot that it tries. It makes no call for a slot that this Client knows to be held.
+//
+// TryLock does not queue. If a Lock of this Client waits for a slot, or one of another
+// Client has waited for 100 ms, TryLock returns ErrHeld. Otherwise it asks for each slot
+// once. So it makes up to n+1 calls.
 //
 // A caller that holds a slot of KEY by its context re-enters that slot. Fences are per
 // slot. n below 1 or above 100 is ErrInvalid.
@@ -63,11 +72,11 @@ func slotKey(key string, i int) string { return key + "#" + strconv.Itoa(i) }
 
 // takeSlot is take for a call with slots.
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
-	if l, err := w.reenterSlot(ctx); l != nil || err != nil {
-		return l, err
-	}
 	if w.once {
-		l, _, err := w.look(ctx)
+		if err := w.askQueue(ctx); err != nil {
+			return nil, err
+		}
+		l, _, err := w.look(ctx, rand.N(w.r.slots))
 		return l, err
 	}
 
@@ -79,40 +88,10 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := w.lookUntilFree(ctx)
-
 	// The caller does not wait for this, because the store may hang. If it fails, the
 	// Client repeats it.
-	ctx = context.WithoutCancel(ctx)
-	w.c.spawn(func() { _, _ = queue.unlock(ctx) })
-	return l, err
-}
-
-// reenterSlot re-enters the slot that the caller's context holds. It returns nil, nil if
-// there is none.
-func (w *wait) reenterSlot(ctx context.Context) (*Lease, error) {
-	if w.r.around == nil || w.r.apart {
-		return nil, nil
-	}
-	for {
-		// The innermost lease counts: with WithoutReentry, leases around it may hold other
-		// slots. One of them may have had a larger n.
-		var inner *Lease
-		slot := 0
-		for i := range maxSlots {
-			if l := w.c.innermost(w.r.around, slotKey(w.r.name, i)); l != nil && (inner == nil || l.depth > inner.depth) {
-				inner, slot = l, i
-			}
-		}
-		if inner == nil {
-			return nil, nil
-		}
-
-		r := w.slotRequest(slot)
-		if l, err := w.c.reenter(ctx, &r); l != nil || err != nil {
-			return l, err // otherwise the lease has just ended
-		}
-	}
+	defer w.c.spawn(func() { _, _ = queue.unlock(context.WithoutCancel(ctx)) })
+	return w.lookUntilFree(ctx)
 }
 
 // slotRequest returns the request for slot i.
@@ -122,45 +101,76 @@ func (w *wait) slotRequest(i int) request {
 	return r
 }
 
-// part returns a wait for r that is a part of w.
-func (w *wait) part(r request, once bool) *wait {
+// takePart takes the key of r, as a part of w.
+func (w *wait) takePart(ctx context.Context, r request, once bool) (*Lease, error) {
 	p := &wait{c: w.c, r: r, start: w.c.clock.now(), end: w.end, once: once}
 	p.began = w.c.clock.withoutSleep(p.start)
-	return p
-}
-
-// queueForSlots waits until the caller is the one that looks for a slot.
-func (w *wait) queueForSlots(ctx context.Context) (*Lease, error) {
-	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: min(w.c.opts.TTL, queueTTL)}
-	if longest := w.c.traits.MaxTTL; longest > 0 {
-		r.ttl = min(r.ttl, longest) // Options.TTL may be longer if every caller gives WithTTL
-	}
-	p := w.part(r, false)
+	w.part = p
 	l, err := p.take(ctx)
 	w.tries += p.tries
 	return l, err
 }
 
+// askQueue returns ErrHeld if a Lock that has found no free slot looks again and again. It
+// comes first: a TryLock in a loop would leave it no slot.
+func (w *wait) askQueue(ctx context.Context) error {
+	c := w.c
+	c.mu.Lock()
+	looks := c.lookers[w.r.name] != nil
+	c.mu.Unlock()
+	if looks {
+		return errHeldHere
+	}
+
+	// A caller of another Client may look. If it has the queue for less than passing, it
+	// may also be about to get a slot, or have one and be about to unlock the queue.
+	w.tries++
+	st, err := c.inspect(ctx, w.r.name+"#queue")
+	switch {
+	case st.Held && st.TTL < c.queueTerm()-passing:
+		return errHeldHere
+	case errors.Is(err, errUnsupported):
+		return nil
+	case ctx.Err() != nil:
+		return withContextEnd(ctx, nil)
+	}
+	return err
+}
+
+// queueTerm returns the term of a queue for slots. It does not depend on Options.TTL, so that
+// askQueue knows how long another Client has the queue.
+func (c *Client) queueTerm() time.Duration {
+	if longest := c.traits.MaxTTL; longest > 0 {
+		return min(queueTTL, longest)
+	}
+	return queueTTL
+}
+
+// queueForSlots waits until the caller is the one that looks for a slot.
+func (w *wait) queueForSlots(ctx context.Context) (*Lease, error) {
+	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: w.c.queueTerm()}
+	return w.takePart(ctx, r, false)
+}
+
 // lookUntilFree looks for a free slot until it has one, or the wait is over.
 func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
-	c := w.c
-	freed := c.beginLooking(w.r.name)
+	c, n := w.c, time.Duration(w.r.slots)
+	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
+	freed := make(chan int, 1)
 	defer c.endLooking(w.r.name, freed)
 
 	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
 	var outage instant // when an outage began, by clock.awake; 0 if the store answers
-	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+	for pause := n * firstLook; ; pause = min(2*pause, max(n*lastLook, slowLook)) {
 		asked := c.clock.awake()
-		l, retry, err := w.look(ctx)
+		l, retry, err := w.look(ctx, first)
 		switch {
 		case err == nil:
 			return l, nil
 		case c.closing.Err() != nil:
 			return nil, ErrClosed
-		case ctx.Err() != nil && last != nil:
-			return nil, withContextEnd(ctx, last)
 		case ctx.Err() != nil:
-			return nil, err
+			return nil, withContextEnd(ctx, cmp.Or(last, err))
 		case errors.Is(err, ErrHeld):
 			outage = 0
 		case definite(err), errors.Is(err, ErrClosed):
@@ -177,41 +187,42 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // the key is free then, if its holder has died
 		}
-		w.pauseLooking(ctx, freed, d)
+		c.looks(w.r.name, freed) // not before: a Lock that finds a slot at once refuses no TryLock
+		first = w.pauseLooking(ctx, freed, d)
 	}
 }
 
-// pauseLooking returns after d, or when a slot was freed, or when the wait is over.
-func (w *wait) pauseLooking(ctx context.Context, freed <-chan struct{}, d time.Duration) {
+// pauseLooking returns after d, or when a slot was freed, or when the wait is over. It
+// returns the slot to ask for first.
+func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Duration) int {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
+	case i := <-freed:
+		return i
 	case <-timer.C:
-	case <-freed:
 	case <-ctx.Done():
 	case <-w.c.closing.Done():
 	}
+	return rand.N(w.r.slots)
 }
 
-// look makes one attempt at each slot, until it gets one. If all are held, it returns the
-// shortest time after which one of them is free if its holder has died, or 0 if the store
-// does not say. The error is that of the same slot. One slot may fail to answer; if a second
-// one does, look ends.
-func (w *wait) look(ctx context.Context) (l *Lease, retry time.Duration, err error) {
-	// Clients begin at different slots, so that they seldom ask for the same one.
-	n, first := w.r.slots, rand.N(w.r.slots)
+// look makes one attempt at each slot, until it gets one. It begins with the slot first. If
+// all are held, it returns the shortest time after which one of them is free if its holder
+// has died, or 0 if the store does not say. The error is that of the same slot. One slot may
+// fail to answer; if a second one does, look ends.
+func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Duration, err error) {
+	n := w.r.slots
 	var outage error  // of the first slot that did not answer
 	answered := false // the store has refused a slot
 	for j := range n {
 		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.answerTime() {
 			break // the rest of the slots would take too long; see WithMaxWait
 		}
-		p := w.part(w.slotRequest((first+j)%n), true)
-		l, answer := p.take(ctx)
-		w.tries += p.tries
+		l, answer := w.takePart(ctx, w.slotRequest((first+j)%n), true)
 		switch {
 		case errors.Is(answer, ErrHeld):
-			answered = answered || p.tries > 0 // otherwise the Client knew it
+			answered = answered || w.part.tries > 0 // otherwise the Client knew it
 		case answer == nil, definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil, outage != nil:
 			return l, 0, answer
 		default:
@@ -233,19 +244,15 @@ func (w *wait) look(ctx context.Context) (l *Lease, retry time.Duration, err err
 	return nil, retry, err
 }
 
-// beginLooking returns a channel that receives when a slot of key may have become free.
-func (c *Client) beginLooking(key string) chan struct{} {
+// looks notes that a caller has found no free slot of key and looks again. Freed receives a
+// slot that may have become free.
+func (c *Client) looks(key string, freed chan int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.lookers == nil {
-		c.lookers = map[string]chan struct{}{}
-	}
-	freed := make(chan struct{}, 1)
 	c.lookers[key] = freed
-	return freed
 }
 
-func (c *Client) endLooking(key string, freed chan struct{}) {
+func (c *Client) endLooking(key string, freed chan int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// If the queue's lease was lost, another caller may look already.
@@ -260,7 +267,7 @@ func (c *Client) slotFreedLocked(h *hold) {
 		return
 	}
 	select {
-	case c.lookers[h.first.key] <- struct{}{}:
+	case c.lookers[h.first.key] <- h.first.slot - 1:
 	default: // nobody looks, or a signal waits already
 	}
 }

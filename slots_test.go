@@ -461,6 +461,25 @@ func TestReentryOfTheInnermostSlot(t *testing.T) {
 }
 
 // RetryAfter is until the first of the slots is free.
+// With a short term, a Lock that has the queue for a moment is no Lock that waits.
+func TestTryLockBesideABriefLookWithAShortTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		mine, other := hasp.New(store.Driver(), &hasp.Options{TTL: time.Second}), hasp.New(store.Driver(), &hasp.Options{TTL: time.Second})
+		defer mine.Close()
+		defer other.Close()
+		for range 20 {
+			a := lockNow(t, mine, "k", hasp.WithSlots(2)) // the queue is unlocked in the background
+			b, err := other.TryLock(t.Context(), "k", hasp.WithSlots(2))
+			want(t, "TryLock of a free slot", err, nil)
+			if err == nil {
+				unlock(t, b)
+			}
+			unlock(t, a)
+		}
+	})
+}
+
 func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
@@ -514,5 +533,90 @@ func TestLookAtManySlotsEnds(t *testing.T) {
 		_, err := c.Lock(t.Context(), "k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond))
 		want(t, "Lock", err, hasp.ErrHeld)
 		within(t, "Lock", start, 300*time.Millisecond)
+	})
+}
+
+// cancelling calls cancel when the queue's key has been granted.
+type cancelling struct {
+	*memlock.Driver
+	cancel func()
+}
+
+func (d *cancelling) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	g, err := d.Driver.Acquire(ctx, c)
+	if c.Key == "k#queue" {
+		d.cancel()
+	}
+	return g, err
+}
+
+func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		d := &cancelling{memlock.New(), func() {}}
+		c := hasp.New(d, nil)
+		defer c.Close()
+		l := lockNow(t, c, "k", hasp.WithSlots(1))
+		synctest.Wait() // the queue is unlocked in the background
+		d.cancel = cancel
+		_, err := c.Lock(ctx, "k", hasp.WithSlots(1))
+		want(t, "Lock", err, context.Canceled)
+		want(t, "Lock", err, hasp.ErrHeld)
+		unlock(t, l)
+	})
+}
+
+// A TryLock in a loop takes no slot before a Lock that waits for one, in this Client or
+// another.
+func TestTryLockComesAfterALockThatLooks(t *testing.T) {
+	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		third := newFaulty()
+		third.Driver = f.Driver
+		other := hasp.New(third, nil)
+		defer other.Close()
+		got := make(chan *hasp.Lease)
+		go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
+		time.Sleep(time.Second)
+		before, _, _ := f.calls()
+		unlock(t, taken[0])
+		for who, l := range map[string]*hasp.Client{"another Client": other, "the same Client": c} {
+			want(t, "TryLock of "+who, errOf(l.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrHeld)
+		}
+		if after, _, _ := f.calls(); after != before {
+			t.Error("the same Client asked for a slot")
+		}
+		unlock(t, <-got)
+		synctest.Wait() // the queue is unlocked in the background
+		l, err := other.TryLock(t.Context(), "k", hasp.WithSlots(2))
+		want(t, "TryLock after that", err, nil)
+		unlock(t, l)
+	})
+}
+
+// While many slots are held, the caller that looks asks for about a hundred a second.
+func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, f := memlock.NewStore(), newFaulty()
+		f.Driver = store.Driver()
+		other, c := hasp.New(store.Driver(), nil), hasp.New(f, nil)
+		defer other.Close()
+		defer c.Close()
+		var taken []*hasp.Lease
+		for range 100 {
+			taken = append(taken, lockNow(t, other, "k", hasp.WithSlots(100)))
+		}
+		got := make(chan *hasp.Lease)
+		go func() { got <- lockNow(t, c, "k", hasp.WithSlots(100)) }()
+		time.Sleep(20 * time.Second)
+		if n, _, _ := f.calls(); n > 4000 {
+			t.Errorf("%d calls in 20 s", n)
+		}
+		start := time.Now()
+		unlock(t, taken[0])
+		unlock(t, <-got)
+		within(t, "a free slot", start, 1100*time.Millisecond)
+		for _, l := range taken[1:] {
+			unlock(t, l)
+		}
 	})
 }

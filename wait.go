@@ -32,16 +32,15 @@ func (w *wait) shouldWait() bool {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
 	// In an outage an attempt comes first: a Wait would give no answer, and so not end
-	// the outage, until it returns. If the driver has Turns, an attempt also comes first
-	// as long as the line has no answer: the callers in line need one, for their errors.
+	// the outage, until it returns. If callers wait in line, an attempt also comes first
+	// as long as the line has no answer: they need one, for their errors.
 	if last := w.line.lastAnswer; !errors.Is(last, ErrHeld) && (last != nil || w.c.lined) {
 		return false
 	}
 	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
 }
 
-// await calls the driver's Wait for as long as this caller may wait. It uses the
-// caller's place in the driver's queue, if it has one.
+// await calls the driver's Wait for as long as this caller may wait.
 func (w *wait) await(ctx context.Context) (*hold, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -52,22 +51,8 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 		defer stop()
 	}
 
-	start, slept := w.c.clock.read()
-	token := ""
-	if w.place != nil {
-		// The grant may count from an earlier Wait on this place. If the machine has slept
-		// since, the later reading would make the term too long.
-		token, slept = w.place.claim.Token, w.place.slept
-	}
-	cl := w.c.claim(&w.r, token)
-	cl.Stays = w.c.traits.Ordered && w.c.lined && !w.r.shared
-
-	h, err := w.c.await(ctx, cl, start, slept)
-	w.place = nil // the call has used up the place; below, it may leave one
-	if !errors.Is(err, ErrHeld) {
-		return h, err
-	}
-	if isContextError(err) {
+	h, err := w.c.await(ctx, w.c.claim(&w.r, ""))
+	if errors.Is(err, ErrHeld) && isContextError(err) {
 		// The place is being released. Report only that the key was held: ctx may
 		// have ended by WithMaxWait and not by the caller's context.
 		var held *backend.HeldError
@@ -76,17 +61,13 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 		}
 		return nil, ErrHeld
 	}
-	if cl.Stays {
-		w.place = &place{cl, slept}
-	}
-	return nil, err
+	return h, err
 }
 
-// await calls the driver's Wait for cl. If its outcome is unknown, the token is
-// released in the background. Start is the present time. Slept is how long the machine had
-// slept when the first Wait for cl began. The driver reads the clock for Grant.Until later
-// than that.
-func (c *Client) await(ctx context.Context, cl backend.Claim, start instant, slept int64) (*hold, error) {
+// await calls the driver's Wait for cl. If its outcome is unknown, the token is released in
+// the background.
+func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
+	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
 	g, err := run(c, ctx, nil, nil, c.withCleanUp(cl, c.waiter.Wait), c.releaseLate(cl), func() {})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -108,20 +89,20 @@ func (c *Client) withCleanUp(cl backend.Claim, f func(context.Context, backend.C
 }
 
 // cleanUpUnknown releases the token of cl in the background if err leaves the outcome
-// unknown. That includes an error of a context joined with a definite error.
+// unknown, and the driver does not clean up. That includes an error of a context joined with a
+// definite error.
 func (c *Client) cleanUpUnknown(cl backend.Claim, err error) {
-	if err != nil && (!definite(err) || isContextError(err)) {
+	if err != nil && !c.traits.Cleans && (!definite(err) || isContextError(err)) {
 		c.reap(cl, reapTwice)
 	}
 }
 
 // releaseLate returns a function for an outcome that came after its caller had left.
-// The function releases the token of cl if the token has the key, or a place in the
-// driver's queue.
+// The function releases the token of cl if the token has the key.
 func (c *Client) releaseLate(cl backend.Claim) func(backend.Grant, error) {
 	return func(g backend.Grant, err error) {
 		cl.Handle = g.Handle
-		if err == nil || cl.Stays && errors.Is(err, ErrHeld) {
+		if err == nil {
 			c.reap(cl, reapOnce)
 		}
 	}
@@ -278,12 +259,11 @@ func (w *wait) heldHere() error {
 	return w.c.refusalLocked(w.line)
 }
 
-// pause returns how long to sleep after an attempt that began at asked and failed with
-// err. If Options.Backoff is set, it decides. Otherwise the pace of the line decides. In
-// an outage the number of attempts decides, and Backoff may only make the sleep longer.
-// But the sleep ends with the holder's term, and in time for a last attempt before the
-// wait ends.
-func (w *wait) pause(ctx context.Context, attempt int, asked instant, err error) time.Duration {
+// pause returns how long to sleep after an attempt that failed with err. If Options.Backoff
+// is set, it decides. Otherwise the pace of the line decides. In an outage the number of
+// attempts decides, and Backoff may only make the sleep longer. But the sleep ends with the
+// holder's term, and in time for a last attempt before the wait ends.
+func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
 	var held backend.HeldError
 	if he := (*backend.HeldError)(nil); errors.As(err, &he) {
@@ -305,7 +285,8 @@ func (w *wait) pause(ctx context.Context, attempt int, asked instant, err error)
 		d = max(min(d, rest), least)
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
-		d = w.line.pace.refusedLocked(asked, c.clock.now(), &held)
+		now := c.clock.now()
+		d = w.line.pace.refusedLocked(now, now.sub(max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
 	// New shared callers wait behind this one only for a while after each attempt.

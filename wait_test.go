@@ -644,7 +644,7 @@ type leaver struct {
 }
 
 func (d *leaver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Turns: 4, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Ordered: true, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 func (d *leaver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -728,15 +728,15 @@ func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 	}
 }
 
-// blinks is an ordered driver over a network whose Wait may be cut short.
+// blinks is a driver over a network whose Wait may be cut short.
 type blinks struct {
 	*memlock.Driver
-	turns int
-	cuts  []time.Duration // when the next Waits fail; then they do not
+	ordered bool
+	cuts    []time.Duration // when the next Waits fail; then they do not
 }
 
 func (b *blinks) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Turns: b.turns, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Ordered: b.ordered, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // Wait is called by one caller at a time.
@@ -752,8 +752,8 @@ func (b *blinks) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 
 // A Wait that goes on says nothing of the outage that ended the one before it.
 func TestOutageThatIsOverIsForgotten(t *testing.T) {
-	for _, turns := range []int{1, 4} {
-		cut := func(d *memlock.Driver) backend.Driver { return &blinks{d, turns, []time.Duration{0, time.Minute}} }
+	for _, ordered := range []bool{true, false} {
+		cut := func(d *memlock.Driver) backend.Driver { return &blinks{d, ordered, []time.Duration{0, time.Minute}} }
 		withRival(t, cut, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 			want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
 			waits := lockLater(t, c, t.Context())
@@ -768,7 +768,7 @@ func TestOutageThatIsOverIsForgotten(t *testing.T) {
 
 // Callers in line behind a Wait have no answer but the one that came before it.
 func TestHeldForThoseInLineBehindAWait(t *testing.T) {
-	uncut := func(d *memlock.Driver) backend.Driver { return &blinks{d, 4, nil} }
+	uncut := func(d *memlock.Driver) backend.Driver { return &blinks{d, false, nil} }
 	withRival(t, uncut, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld) // now the key is sought
 		head := lockLater(t, c, t.Context())

@@ -1,7 +1,7 @@
 // Package backend defines what a store must do to keep locks for package hasp.
 //
-// Authors of drivers import it. Users of locks need it only for [HeldError] and
-// [Status]. Each call of a [Driver] makes one attempt: it takes a key for a token,
+// Authors of drivers import it. Users of locks need it only for [HeldError], [Status]
+// and [Entry]. Each call of a [Driver] makes one attempt: it takes a key for a token,
 // prolongs the term, or gives the key back. A driver does not retry, and it never
 // logs. The engine in package hasp does the rest, once for all drivers: queueing
 // within a process, backoff, renewal in time, deadlines, re-entry, and clean-up after
@@ -93,8 +93,8 @@ import (
 // renewal and its repeat over an ordinary network.
 const MinTTL = 100 * time.Millisecond
 
-// AskAgain is the longest sleep before the next attempt of a caller with Claim.Waiting
-// that is not shared, if a shared hold has refused it.
+// AskAgain bounds a sleep: an exclusive caller with Claim.Waiting that a shared hold has
+// refused asks again within this time.
 const AskAgain = 100 * time.Millisecond
 
 var (
@@ -129,6 +129,10 @@ type HeldError struct {
 
 	// Shared says that the key is held by shared holds.
 	Shared bool
+
+	// Waited is the Waited of the holder's claim; zero if the driver does not know. See
+	// [Claim.Waited].
+	Waited time.Duration
 }
 
 // Error names the holder, if it is known. The name is quoted, because an owner may
@@ -186,8 +190,8 @@ type Driver interface {
 	// the store does not answer, Traits.Ends says when Acquire returns. Unless the
 	// Reach is Process, the engine calls Acquire with a context that ends after
 	// c.Timeout at the latest. If Ends is EndsPromptly, that context also ends when
-	// the caller gives up. An error that ctx has caused is of unknown outcome: the
-	// engine releases c.Token, at once and again after c.Timeout.
+	// the caller gives up. An error that ctx has caused is of unknown outcome: unless
+	// Traits.Cleans is set, the engine releases c.Token, at once and again after c.Timeout.
 	//
 	// A driver that returns before all its commands have ended, as a quorum
 	// does, cleans up after itself, also when it is closed at once.
@@ -230,16 +234,15 @@ type Waiter interface {
 	// other: neither a wait for one key nor its end affects another wait.
 	//
 	// If it returns ErrHeld or another definite error, nothing of c is left in
-	// the store, neither a hold nor a place in a queue, except as Claim.Stays
-	// says. Any other error is of unknown outcome, as from Acquire: a command
-	// may still be under way, and the claim may be in the store. The engine
-	// then releases c.Token, at once and again after c.Timeout. Release
-	// removes a place in a queue as well as a hold.
+	// the store, neither a hold nor a place in a queue. Any other error is of
+	// unknown outcome, as from Acquire: a command may still be under way, and the
+	// claim may be in the store. Unless Traits.Cleans is set, the engine then
+	// releases c.Token, at once and again after c.Timeout. Release removes a place
+	// in a queue as well as a hold.
 	//
 	// An error that matches ctx's own error is of unknown outcome even if it
 	// also matches ErrHeld. So a Wait that ctx ends while c is in a queue
-	// joins the store's last answer and ctx.Err(), and returns at once. If
-	// Claim.Stays is set, it may leave c in the queue and return ErrHeld alone.
+	// joins the store's last answer and ctx.Err(), and returns at once.
 	//
 	// Wait begins to listen before it makes an attempt, so that no release
 	// falls between the two. It bounds each call to the store by c.Timeout, and
@@ -282,8 +285,8 @@ type Lister interface {
 	// that is held all the time is in it. A key that is taken or freed meanwhile may be
 	// missing, and a key may come twice.
 	//
-	// The data of another program is never listed: unless callers wait for the key, a hold
-	// is in the list only if its record names an owner as this driver's records do.
+	// A hold is in the list only if its record names an owner as this driver's records do,
+	// or if callers of this driver wait for the key.
 	//
 	// List sends nothing before the loop asks for the next entry, and nothing after the
 	// loop has ended. One call to the store looks at 1,000 entries at most, and lasts for
@@ -298,14 +301,8 @@ type Traits struct {
 	// Ordered drivers are Waiters that serve the waiters of all processes in
 	// order of arrival. They refuse an Acquire while any caller waits. A waiter
 	// that gives up leaves the order of the others as it was. The engine lets
-	// every caller wait in the driver itself, unless Turns says otherwise.
+	// every caller wait in the driver itself.
 	Ordered bool
-
-	// Turns is how many callers of one Client may have a key in a row on one
-	// place in an Ordered driver's queue. Above 1 the engine lets one of them
-	// wait in the driver, and sets Claim.Stays; the others wait within the
-	// Client. 0 and 1 mean that every caller has a place of its own.
-	Turns int
 
 	// Fenced drivers grant a fence when a claim asks for one. Others return
 	// errors.ErrUnsupported and grant nothing.
@@ -327,6 +324,10 @@ type Traits struct {
 	// terms. A driver rounds a term up to both. Zero means MinTTL of this package, and a
 	// millisecond or less.
 	MinTTL, TTLUnit time.Duration
+
+	// Cleans drivers end what an Acquire or a Wait that fails may have left in the store, also if
+	// its outcome is unknown. So the engine does not release the token of such a call.
+	Cleans bool
 
 	// Reach is how far the exclusion goes.
 	Reach Reach
@@ -399,8 +400,7 @@ type Claim struct {
 
 	// Token is the proof of one attempt, and of the hold that it leads to. It is
 	// random and unique, and consists of URL-safe ASCII characters. It is not used
-	// for another attempt, except as Stays says. The store compares all of it, and
-	// nothing else.
+	// for another attempt. The store compares all of it, and nothing else.
 	Token string
 
 	// Owner is a label for people, and never a proof: any bytes, or none.
@@ -439,23 +439,26 @@ type Claim struct {
 	// waiting, so a Waiter need not obey the field.
 	Waiting bool
 
+	// Waited is how long the Client has waited for the key, since its last hold of it, when
+	// this attempt begins. It is zero for the first attempt of a caller, and if the driver is
+	// a Waiter. A driver that is no Waiter should store it with the hold, and return it in
+	// [HeldError.Waited]. Clients that poll a key then learn how long others wait for it,
+	// and poll at the same pace. Without it they poll more often, and some get the key
+	// more often than others.
+	Waited time.Duration
+
 	// Renewed says that the hold will be renewed from a third of its term on,
 	// so that Acquire and Wait may grant less than TTL.
 	Renewed bool
 
-	// Stays says that a Wait that ends with ErrHeld leaves its place in the
-	// queue. The engine then calls Wait with the same claim, for the same caller or
-	// for another, or calls Release, which removes the place. Stays is set only if
-	// Traits.Turns is above 1.
-	Stays bool
-
 	// KeepUntil is read by Release only, and zero if the key is to be freed. If
 	// c.Token holds the key, Release leaves it taken, by no token that a caller
 	// knows. It sets the rest of the term to end at KeepUntil, be that sooner or
-	// later than before. From then on c.Token has lost the key, so a late Renew or a
-	// repeated Release returns ErrLost. A Break frees the key sooner. If KeepUntil
-	// has passed, Release frees the key at once. A Wait learns of the new end as it
-	// learns of a release.
+	// later than before. KeepUntil may be further ahead than Traits.MaxTTL. From
+	// then on c.Token has lost the key, so a late Renew or a repeated Release
+	// returns ErrLost. A Break frees the key sooner. If KeepUntil has passed,
+	// Release frees the key at once. A Wait learns of the new end as it learns of a
+	// release.
 	KeepUntil time.Time
 }
 
@@ -463,8 +466,10 @@ type Claim struct {
 type Grant struct {
 	// Fence is a number that grows with every new hold of the key, across
 	// clients, releases and expiries; it is zero unless the claim asked for it.
+	// Only two shared holds that begin at the same moment may have the same fence.
 	// Fences still grow after a restart of the store, even if it has lost its
-	// data. A renewal need not repeat the fence.
+	// data. A driver whose store cannot do that says so in its documentation. A
+	// renewal need not repeat the fence.
 	Fence uint64
 
 	// Handle is what the driver wants to know in later calls for this hold, such as the

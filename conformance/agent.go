@@ -1,40 +1,40 @@
 package conformance
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
-// childEnv is the environment variable that makes a process a child of the suite.
-const childEnv = "HASP_CONFORMANCE_CHILD"
+// childRole is the role of a process that is a child of the suite.
+const childRole = "conformance"
 
-// childMark begins the lines of a child that are for its parent. The program may
-// print other lines.
-const childMark = "hasp-conformance: "
-
-// childSpec is the content of childEnv.
+// childSpec is the argument of childRole, in JSON.
 type childSpec struct {
-	Name  string // of the Harness
-	Store string
+	Name          string // of the Harness
+	Store         string
+	Long, Timeout time.Duration // of the child's Client
 }
 
 // Child reports whether the suite has started this process as a child. In a child
 // the next call of Check or Run does not return. A TestMain that starts containers
 // can skip that in a child.
-func Child() bool { return os.Getenv(childEnv) != "" }
+func Child() bool {
+	role, _ := crew.Role()
+	return role == childRole
+}
 
-// request is a line from the parent.
+// request is a message from the parent.
 type request struct {
 	ID    int
 	Op    string // "acquire", "wait", "renew", "release"; "lock", "err", "unlock", "min-hold"; "count"
@@ -43,7 +43,7 @@ type request struct {
 	Times int
 }
 
-// reply is a line from the child. The first one has no ID and reports that the
+// reply is a message from the child. The first one has no ID and reports that the
 // driver is open.
 type reply struct {
 	ID    int
@@ -92,13 +92,12 @@ func (r *reply) error() error {
 
 // serveIfChild does not return in a child of this harness.
 func serveIfChild(ctx context.Context, h Harness) error {
-	text := os.Getenv(childEnv)
-	if text == "" {
+	if !Child() {
 		return nil
 	}
 	var spec childSpec
-	if err := json.Unmarshal([]byte(text), &spec); err != nil {
-		return fmt.Errorf("conformance: %s: %w", childEnv, err)
+	if _, args := crew.Role(); json.Unmarshal([]byte(strings.Join(args, "")), &spec) != nil {
+		return fmt.Errorf("conformance: a child gets %q", args)
 	}
 	if spec.Name != h.Name {
 		return fmt.Errorf("conformance: this process is a child of harness %q, not of %q", spec.Name, h.Name)
@@ -107,55 +106,51 @@ func serveIfChild(ctx context.Context, h Harness) error {
 		return errors.New("conformance: Harness.Open is nil")
 	}
 
-	h.setDefaults()
-	a := &agent{out: os.Stdout, leases: map[string]*hasp.Lease{}}
-	os.Exit(a.serve(ctx, h, spec.Store, os.Stdin))
+	a := &agent{parent: crew.Parent(), leases: map[string]*hasp.Lease{}}
+	os.Exit(a.serve(ctx, h, spec))
 	return nil
 }
 
 // agent executes the parent's requests in a child.
 type agent struct {
+	parent *crew.Pipe
 	d      backend.Driver
 	client *hasp.Client
 
-	mu     sync.Mutex // guards all below
-	out    io.Writer
+	mu     sync.Mutex             // guards leases
 	leases map[string]*hasp.Lease // by the token of the request that locked
 }
 
-// serve answers requests until its input ends. The input also ends with the parent.
+// serve answers requests until no more come. That is also so if the parent has ended.
 // It returns an exit code.
-func (a *agent) serve(ctx context.Context, h Harness, store string, in io.Reader) int {
-	err := a.open(ctx, h, store)
+func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
+	err := a.open(ctx, h, spec)
 	a.reply(0, err)
 	if err != nil {
 		return 1
 	}
 
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	for {
 		var rq request
-		if err := json.Unmarshal(lines.Bytes(), &rq); err != nil {
-			return 1
+		if a.parent.Receive(&rq) != nil {
+			return 0
 		}
 
 		// A Wait must not delay the requests after it.
 		go func() { a.reply(rq.ID, a.do(ctx, rq)) }()
 	}
-	return 0
 }
 
 // open opens a driver, and a Client over another.
-func (a *agent) open(ctx context.Context, h Harness, store string) (err error) {
-	if a.d, err = h.Open(ctx, store); err != nil {
+func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error) {
+	if a.d, err = h.Open(ctx, spec.Store); err != nil {
 		return err
 	}
-	under, err := h.Open(ctx, store)
+	under, err := h.Open(ctx, spec.Store)
 	if err != nil {
 		return err
 	}
-	a.client = hasp.New(under, &hasp.Options{TTL: h.Term, Timeout: h.Timeout})
+	a.client = hasp.New(under, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
 	return nil
 }
 
@@ -163,14 +158,7 @@ func (a *agent) open(ctx context.Context, h Harness, store string) (err error) {
 func (a *agent) reply(id int, err error) {
 	r := reply{ID: id}
 	r.fail(err)
-	b, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // of a struct of strings and numbers
-	}
-
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	fmt.Fprintf(a.out, "\n%s%s\n", childMark, b)
+	a.parent.Send(r)
 }
 
 // do executes a request.
@@ -194,7 +182,7 @@ func (a *agent) do(ctx context.Context, rq request) error {
 	case "min-hold":
 		return a.lockAndKeep(ctx, c)
 	case "count":
-		return count(ctx, a.client, c.Key, rq.Dir, rq.Times)
+		return count(ctx, a.client, c.Key, rq.Dir, rq.Times, c.TTL)
 	}
 
 	return fmt.Errorf("unknown operation %q", rq.Op)
@@ -225,10 +213,4 @@ func (a *agent) lease(c backend.Claim) *hasp.Lease {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.leases[c.Token]
-}
-
-// parseReply decodes a line of a child's output.
-func parseReply(line string) (r reply, ok bool) {
-	text, ok := strings.CutPrefix(line, childMark)
-	return r, ok && json.Unmarshal([]byte(text), &r) == nil
 }

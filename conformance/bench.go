@@ -44,7 +44,7 @@ func Bench(b *testing.B, h Harness) {
 				b.Skip(reason)
 			}
 
-			e := newEnv(ctx, s, s.h.Term)
+			e := newEnv(ctx, s, s.paceOf(0))
 			defer e.close()
 			b.ReportAllocs()
 			if err := e.try(func() { bench.run(b, e) }); err != nil {
@@ -56,7 +56,7 @@ func Bench(b *testing.B, h Harness) {
 
 func benchDriver(b *testing.B, e *env) {
 	d := e.open()
-	c := e.claim(e.h.Long)
+	c := e.claim(e.long)
 	for b.Loop() {
 		// A token is never used twice. The driver does not make it.
 		c.Token = nextToken()
@@ -140,7 +140,7 @@ func benchHandover(b *testing.B, e *env) {
 	must(e.each(len(drivers), func(i int) {
 		d := drivers[i]
 		for turns.Add(1) <= int64(b.N) {
-			c := e.claimOf(key, e.h.Long)
+			c := e.claimOf(key, e.long)
 			must(errOf(d.Driver.(backend.Waiter).Wait(e.ctx, c)))
 			must(d.Release(e.ctx, c))
 		}
@@ -149,7 +149,7 @@ func benchHandover(b *testing.B, e *env) {
 
 func benchRenew(b *testing.B, e *env) {
 	d := e.open()
-	cs := d.holdMany(1000, e.h.Long)
+	cs := d.holdMany(1000, e.long)
 	b.ResetTimer()
 
 	for n := b.N; n > 0; n -= len(cs) {

@@ -1,24 +1,20 @@
 package conformance
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"sync"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 // child is this program, running as a child process.
 type child struct {
-	e   *env
-	cmd *exec.Cmd
-	in  io.WriteCloser
+	e *env
+	*crew.Process
 	log tail
 
 	mu      sync.Mutex // guards all below
@@ -30,37 +26,28 @@ type child struct {
 // spawn starts a child and waits until it has opened a driver of its own. The end
 // of the try kills it.
 func (e *env) spawn() *child {
-	exe, err := os.Executable()
-	must(err)
-	spec, err := json.Marshal(childSpec{e.h.Name, e.store})
+	spec, err := json.Marshal(childSpec{e.h.Name, e.store, e.long, e.timeout})
 	must(err)
 	args := e.childArgs
 	if args == nil {
 		args = os.Args[1:]
 	}
 
-	p := &child{e: e, cmd: exec.Command(exe, args...), waiting: map[int]chan error{}}
-	p.cmd.Env = append(os.Environ(), childEnv+"="+string(spec))
-	p.cmd.Stderr = &p.log
-	p.in, err = p.cmd.StdinPipe()
-	must(err)
-	out, err := p.cmd.StdoutPipe()
-	must(err)
-
 	// The first reply may come at once, so expect it before the process starts.
+	p := &child{e: e, waiting: map[int]chan error{}}
 	hello := p.expect(0)
-	must(p.cmd.Start())
+	p.Process, err = crew.StartProgram(&p.log, args, childRole, string(spec))
+	must(err)
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
-		p.read(out)
+		p.read()
 	}()
 
 	e.onEnd(func() {
-		p.kill()
+		p.Kill()
 		<-read
-		p.cmd.Wait()
-		p.in.Close()
+		p.Wait()
 	})
 
 	err = e.try(func() { must(e.arrives("the start of this program as a child", hello)) })
@@ -77,8 +64,6 @@ func (e *env) spawnMany(n int) []*child {
 	return children
 }
 
-func (p *child) kill() { p.cmd.Process.Kill() }
-
 // expect returns the channel of the error that a reply will bring.
 func (p *child) expect(id int) <-chan error {
 	p.mu.Lock()
@@ -93,15 +78,8 @@ func (p *child) expect(id int) <-chan error {
 }
 
 // read hands out replies until the child ends.
-func (p *child) read(out io.Reader) {
-	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		r, ok := parseReply(lines.Text())
-		if !ok {
-			fmt.Fprintln(&p.log, lines.Text())
-			continue
-		}
+func (p *child) read() {
+	for r := (reply{}); p.Receive(&r) == nil; r = (reply{}) {
 		p.mu.Lock()
 		if c := p.waiting[r.ID]; c != nil {
 			c <- r.error()
@@ -109,8 +87,6 @@ func (p *child) read(out io.Reader) {
 		}
 		p.mu.Unlock()
 	}
-
-	io.Copy(io.Discard, out) // a line may have been too long
 
 	// No reply will come to requests that are still open, nor to later ones.
 	p.mu.Lock()
@@ -131,12 +107,7 @@ func (p *child) begin(rq request) <-chan error {
 	p.mu.Unlock()
 	done := p.expect(rq.ID)
 
-	b, err := json.Marshal(rq)
-	must(err)
-	p.mu.Lock()
-	_, err = p.in.Write(append(b, '\n'))
-	p.mu.Unlock()
-	must(err)
+	must(p.Send(rq))
 	return done
 }
 

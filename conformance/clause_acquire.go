@@ -44,7 +44,7 @@ func takesAndReleases(e *env) {
 func traitsConstant(e *env) {
 	a, b := e.open(), e.open()
 	first := a.Traits()
-	a.give(a.hold(e.h.Long))
+	a.give(a.hold(e.long))
 	for _, t := range []backend.Traits{a.Traits(), b.Traits(), e.traits} {
 		require(t == first, "traits %+v, before %+v", t, first)
 	}
@@ -57,7 +57,7 @@ func traitsConstant(e *env) {
 
 func acquireExcludes(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	must(b.refused(c.Key))
 
 	a.give(c)
@@ -66,8 +66,8 @@ func acquireExcludes(e *env) {
 
 func acquireNotReentrant(e *env) {
 	a := e.open()
-	c := a.hold(e.h.Long)
-	again := e.claimOf(c.Key, e.h.Long)
+	c := a.hold(e.long)
+	again := e.claimOf(c.Key, e.long)
 	again.Owner = c.Owner
 	must(is("acquire again by the same driver and owner with another token", errOf(a.acquire(again)), backend.ErrHeld))
 	a.give(c)
@@ -85,7 +85,7 @@ func acquireOneWinner(e *env) {
 		time.AfterFunc(time.Millisecond, func() { close(start) })
 
 		must(e.each(len(cs), func(i int) {
-			cs[i] = e.claimOf(key, e.h.Long)
+			cs[i] = e.claimOf(key, e.long)
 			<-start
 			_, err := drivers[i%len(drivers)].acquire(cs[i])
 			won[i] = err == nil
@@ -108,14 +108,14 @@ func acquireOneWinner(e *env) {
 
 func acquireOneAttempt(e *env) {
 	a, b := e.open(), e.open()
-	c, ctx := a.hold(e.h.Long), e.timeout(e.h.Timeout)
-	err := e.within("Acquire of a held key", func() error { return errOf(b.Acquire(ctx, e.claimOf(c.Key, e.h.Long))) })
+	c, ctx := a.hold(e.long), e.endingAfter(e.timeout)
+	err := e.within("Acquire of a held key", func() error { return errOf(b.Acquire(ctx, e.claimOf(c.Key, e.long))) })
 	must(is("acquire a held key", err, backend.ErrHeld))
 }
 
 func acquireRefusedChangesNothing(e *env) {
 	a, b := e.open(), e.open()
-	c, short := e.fencedIfCan(e.claim(e.h.Long)), a.hold(e.term)
+	c, short := e.fencedIfCan(e.claim(e.long)), a.hold(e.term)
 	g := a.take(c)
 	for range 3 {
 		must(b.refused(c.Key))
@@ -130,14 +130,14 @@ func acquireRefusedChangesNothing(e *env) {
 	mustf(a.release(c), "release by the holder after attempts that were refused")
 
 	// The refused attempts ask for long terms. They must not prolong the hold.
-	_, _, err := b.seize(short.Key, e.h.Long)
+	_, _, err := b.seize(short.Key, e.long)
 	mustf(err, "the end of a hold of %v whose key others asked for with longer terms", e.term)
 }
 
 func acquireHeldDetails(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
-	_, err := b.acquire(e.claimOf(c.Key, e.h.Long))
+	c := a.hold(e.long)
+	_, err := b.acquire(e.claimOf(c.Key, e.long))
 	must(is("acquire a held key", err, backend.ErrHeld))
 
 	var he *backend.HeldError
@@ -160,25 +160,29 @@ func acquireMaxTTL(e *env) {
 func acquireDeadContext(e *env) {
 	a, b, ctx := e.open(), e.open(), e.deadContext()
 	for range 5 {
-		c := e.claim(e.h.Long)
+		c := e.claim(e.long)
 		err := e.within("Acquire with a context that has ended", func() error { return errOf(a.Acquire(ctx, c)) })
 		require(!definite(err), "acquire a free key with a context that has ended: %q, want the context's error or a grant", err)
-		e.undone(a, b, c)
+		e.undone(a, b, c, err)
 	}
 }
 
-// undone does what the engine does after an attempt of unknown outcome: d releases
-// the token, at once and again after the timeout, when every late command has
-// arrived. undone ends the try unless other then gets the key.
-func (e *env) undone(d, other *driver, c backend.Claim) {
+// undone does what the engine does after an attempt of unknown outcome, which returned err: d
+// releases the token, at once and again after the timeout, when every late command has
+// arrived. If the driver Cleans, it must do that itself. undone ends the try unless other then
+// gets the key.
+func (e *env) undone(d, other *driver, c backend.Claim, err error) {
+	cleans := e.traits.Cleans && err != nil
 	undo := func() error {
-		d.giveIfHeld(c, "of what may have been acquired")
+		if !cleans {
+			d.giveIfHeld(c, "of what may have been acquired")
+		}
 		return other.granted(c.Key)
 	}
-	err := undo()
+	err = undo()
 	if errors.Is(err, backend.ErrHeld) {
-		e.sleep(e.h.Timeout)
+		e.sleep(e.timeout)
 		err = undo()
 	}
-	mustf(err, "after a call of unknown outcome, and Release twice within %v", e.h.Timeout)
+	mustf(err, "after a call of unknown outcome, and %v for its clean-up", e.timeout)
 }

@@ -9,9 +9,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// promptly is how soon a call must return after its context has ended.
-const promptly = 50 * time.Millisecond
-
 // cancelClauses check callers whose context ends.
 var cancelClauses = []clause{
 	{name: "lock-cancelled-before", says: saysHasp, check: lockCancelledBefore,
@@ -54,10 +51,10 @@ func (t *tap) cancelLock(key string, pause time.Duration, cause error) (took tim
 func lockCancelledWaiting(e *env) {
 	_, t := e.tapped(hasp.Options{})
 	a := e.open()
-	best := patience
+	best := e.patience
 
 	for range 6 {
-		holder := a.hold(e.h.Long)
+		holder := a.hold(e.long)
 		cause := errors.New("changed my mind")
 		took, err := t.cancelLock(holder.Key, e.term/4, cause)
 		best = min(best, took)
@@ -69,7 +66,7 @@ func lockCancelledWaiting(e *env) {
 		mustf(a.grantedAtLast(holder.Key), "after a cancelled Lock")
 	}
 
-	requireInTime(best <= promptly, "of several cancelled Locks the fastest took %v to return", best)
+	requireInTime(best <= e.promptly, "of several cancelled Locks the fastest took %v to return", best)
 }
 
 func lockCancelledSent(e *env) {

@@ -54,13 +54,13 @@ func commandsPerOperation(e *env) {
 	const n = 40
 	d, c := e.open(), e.newClient()
 	cost := e.h.Cost
-	warm := d.hold(e.h.Long) // scripts are loaded, connections made
+	warm := d.hold(e.long) // scripts are loaded, connections made
 	d.keep(warm)
 	d.give(warm)
 
 	cs := make([]backend.Claim, n)
 	for i := range cs {
-		cs[i] = e.claim(e.h.Long)
+		cs[i] = e.claim(e.long)
 	}
 	e.costs("Acquire", n, cost.Acquire, func(i int) { d.take(cs[i]) })
 	e.costs(fmt.Sprintf("Renew of %d holds", n), 1, n*cost.Renew, func(int) { renewAll(e.ctx, d, cs).check() })
@@ -84,7 +84,7 @@ func commandsReentry(e *env) {
 
 func commandsWaiting(e *env) {
 	d, c := e.open(), e.newClient()
-	held := d.hold(e.h.Long)
+	held := d.hold(e.long)
 
 	// Connections are made, scripts are loaded.
 	err := errOf(c.Lock(e.ctx, held.Key, hasp.WithMaxWait(e.term)))
@@ -92,7 +92,7 @@ func commandsWaiting(e *env) {
 
 	// An ordered driver makes one call for each waiter.
 	const n = 8
-	ctx := e.timeout(2 * time.Second)
+	ctx := e.endingAfter(2 * time.Second)
 	e.costs(fmt.Sprintf("%d callers waiting for 2 s", n), 1, 2*e.h.Cost.Waiting+2*n, func(int) {
 		must(e.each(n, func(int) {
 			must(is("Lock of a held key until its context ends", errOf(c.Lock(ctx, held.Key)), context.DeadlineExceeded))

@@ -41,7 +41,7 @@ func (f *fences) add(how string, g backend.Grant) {
 
 // take acquires the key, which is free, with a fence.
 func (f *fences) take(how string, d *driver) backend.Claim {
-	c := f.claim(f.e.h.Long)
+	c := f.claim(f.e.long)
 	f.add(how, d.take(c))
 	return c
 }
@@ -92,11 +92,11 @@ func fenceOutlivesDrivers(e *env) {
 func fenceWhenAsked(e *env) {
 	a, key := e.open(), e.key()
 	if e.traits.Fenced {
-		f := fencedClaim(e.claimOf(key, e.h.Long))
+		f := fencedClaim(e.claimOf(key, e.long))
 		a.take(f)
 		a.give(f)
 	}
-	c := e.claimOf(key, e.h.Long)
+	c := e.claimOf(key, e.long)
 	g := a.take(c)
 	require(g.Fence == 0, "fence %d for a claim that did not ask for one", g.Fence)
 	a.give(c)
@@ -104,11 +104,11 @@ func fenceWhenAsked(e *env) {
 
 func fenceUnsupported(e *env) {
 	a, key := e.open(), e.key()
-	g, err := a.acquire(fencedClaim(e.claimOf(key, e.h.Long)))
+	g, err := a.acquire(fencedClaim(e.claimOf(key, e.long)))
 	require(err != nil || g.Fence == 0, "fence %d from a driver that is not Fenced by its Traits", g.Fence)
 	must(is("acquire with a fence from a driver that is not Fenced", err, errors.ErrUnsupported))
 	if e.waiter {
-		w := a.want(fencedClaim(e.claimOf(key, e.h.Long)))
+		w := a.want(fencedClaim(e.claimOf(key, e.long)))
 		must(is("wait with a fence for a driver that is not Fenced", e.arrives("Wait", w.done), errors.ErrUnsupported))
 	}
 	must(a.granted(key))

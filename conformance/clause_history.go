@@ -52,6 +52,7 @@ type step struct {
 	fence  uint64
 	shared bool // the hold
 	maybe  bool // a refusal that another call of the same Client explains
+	twin   bool // has the fence of another shared hold, which began at the same moment
 }
 
 func (s step) String() string {
@@ -89,7 +90,7 @@ func (l lockState) after(s step, strict bool) (lockState, bool) {
 	switch {
 	case (s.op == "acquire" || s.op == "wait") && s.yes:
 		next.fence = max(l.fence, s.fence)
-		return next.change(s), free && (s.fence == 0 || s.fence > l.fence)
+		return next.change(s), free && (s.fence == 0 || s.fence > l.fence || s.twin && s.fence == l.fence)
 	case s.op == "acquire":
 		return l, !free || s.maybe || !strict
 	case s.yes && s.op == "release":
@@ -169,8 +170,9 @@ func (h *history) record(s step, refusal error, f func() (fence uint64, err erro
 // check returns an error unless the answers fit an order of the calls. If strict,
 // refusals must be true.
 func (h *history) check(strict bool) error {
+	h.pair()
 	explained := func(ops []porcupine.Operation) bool {
-		return porcupine.CheckOperationsTimeout(model(strict), ops, patience) != porcupine.Illegal
+		return porcupine.CheckOperationsTimeout(model(strict), ops, 20*time.Second) != porcupine.Illegal
 	}
 	if explained(h.ops) {
 		return nil
@@ -223,7 +225,7 @@ func (h *history) byDrivers(drivers []*driver) *history {
 // useDriver makes one attempt, and uses the hold.
 func (h *history) useDriver(d *driver, client int, keys []string) {
 	k := rand.N(len(keys))
-	c := h.e.claimOf(keys[k], h.e.h.Long)
+	c := h.e.claimOf(keys[k], h.e.long)
 	c.Fenced = h.fenced && rand.N(2) == 0
 	c.Shared = h.shared && rand.N(2) == 0
 	s := step{op: "acquire", key: k, client: client, hold: int(h.holds.Add(1)), shared: c.Shared}
@@ -296,6 +298,29 @@ func (h *history) useClient(c *hasp.Client, client int, keys []string) {
 	h.record(s, hasp.ErrLost, func() (uint64, error) { return 0, lease.Unlock(h.e.ctx) })
 }
 
+// overlap returns the operations on the key of operation i that overlap it.
+func (h *history) overlap(i int) (all []step) {
+	for j, other := range h.ops {
+		if i != j && other.Input.(step).key == h.ops[i].Input.(step).key && other.Call < h.ops[i].Return && h.ops[i].Call < other.Return {
+			all = append(all, other.Input.(step))
+		}
+	}
+	return all
+}
+
+// pair marks twins: with redlock, two shared holds that begin at the same moment may have the
+// same fence.
+func (h *history) pair() {
+	for i := range h.ops {
+		s := h.ops[i].Input.(step)
+		if !s.shared || s.fence == 0 {
+			continue
+		}
+		s.twin = slices.ContainsFunc(h.overlap(i), func(o step) bool { return o.shared && o.fence == s.fence })
+		h.ops[i].Input = s
+	}
+}
+
 // explain marks refusals that are right although no token holds the key. TryLock
 // returns ErrHeld while another caller of its Client acquires or releases the key.
 // An ordered driver returns ErrHeld while any caller waits.
@@ -305,13 +330,9 @@ func (h *history) explain() {
 		if s.op != "acquire" || s.yes {
 			continue
 		}
-		for j, other := range h.ops {
-			o := other.Input.(step)
-			overlap := i != j && o.key == s.key && other.Call < h.ops[i].Return && h.ops[i].Call < other.Return
-			if overlap && (o.client == s.client || h.e.traits.Ordered && o.op == "wait") {
-				s.maybe = true
-			}
-		}
+		s.maybe = slices.ContainsFunc(h.overlap(i), func(o step) bool {
+			return o.client == s.client || h.e.traits.Ordered && o.op == "wait"
+		})
 		h.ops[i].Input = s
 	}
 }

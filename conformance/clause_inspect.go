@@ -29,7 +29,7 @@ var closeClauses = []clause{
 
 func inspectHolder(e *env) {
 	a, b := e.open(), e.open()
-	c := e.fencedIfCan(e.claim(e.h.Long))
+	c := e.fencedIfCan(e.claim(e.long))
 	free := func(s backend.Status) bool { return !s.Held && s.Owner == "" && s.TTL == 0 }
 	s := b.inspect(c.Key)
 	require(free(s) && len(s.Waiters) == 0, "a key that was never held: %+v", s)
@@ -51,7 +51,7 @@ func inspectHolder(e *env) {
 
 func inspectWaiters(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	var owners []string
 	for _, w := range e.queue(c.Key, 3, a, b) {
 		owners = append(owners, w.c.Owner)
@@ -62,12 +62,12 @@ func inspectWaiters(e *env) {
 
 func breakFrees(e *env) {
 	a, b := e.open(), e.open()
-	c := e.claim(e.h.Long)
+	c := e.claim(e.long)
 	b.breakKey(c.Key)
 	a.take(c)
 	b.breakKey(c.Key)
 
-	next := e.claimOf(c.Key, e.h.Long)
+	next := e.claimOf(c.Key, e.long)
 	mustf(errOf(b.acquire(next)), "acquire a key that was broken")
 	a.lost(c, "a hold that was broken")
 	mustf(a.refused(c.Key), "after a late release of a hold that was broken")
@@ -79,7 +79,7 @@ func breakFrees(e *env) {
 
 func breakWakes(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 1)
 	a.breakKey(c.Key)
@@ -88,7 +88,7 @@ func breakWakes(e *env) {
 
 func closeKeepsHolds(e *env) {
 	a, b := e.open(), e.open()
-	mine, other := a.hold(e.h.Long), b.hold(e.h.Long)
+	mine, other := a.hold(e.long), b.hold(e.long)
 
 	must(a.Close())
 	mustf(b.refused(mine.Key), "after its holder's driver was closed")
@@ -98,7 +98,7 @@ func closeKeepsHolds(e *env) {
 
 func tokenAnyDriver(e *env) {
 	a, b := e.open(), e.open()
-	now, later := a.hold(e.h.Long), a.hold(e.h.Long)
+	now, later := a.hold(e.long), a.hold(e.long)
 	must(b.usesAnothers(now))
 	must(a.Close())
 	mustf(b.usesAnothers(later), "when its driver was closed")
@@ -118,7 +118,7 @@ func (d *driver) usesAnothers(c backend.Claim) error {
 func closeLeavesNothing(e *env) {
 	use := func() {
 		d := e.open()
-		c := d.hold(e.h.Long)
+		c := d.hold(e.long)
 		if e.waiter {
 			w := d.wants(c.Key)
 			e.sleep(e.term / 8)

@@ -46,7 +46,7 @@ func keptFor(c backend.Claim, d time.Duration) backend.Claim {
 // taken ends the try unless key is refused, with no more than left as the rest of its
 // term.
 func (d *driver) taken(key string, left time.Duration) {
-	c := d.e.claimOf(key, d.e.h.Long)
+	c := d.e.claimOf(key, d.e.long)
 	_, err := d.acquire(c)
 	if err == nil {
 		d.release(c)
@@ -62,7 +62,7 @@ func (d *driver) taken(key string, left time.Duration) {
 
 // endsAt ends the try unless d gets key, and not before end.
 func (d *driver) endsAt(key string, end time.Time) {
-	c, at, err := d.seize(key, d.e.h.Long)
+	c, at, err := d.seize(key, d.e.long)
 	must(err)
 	d.e.notBefore(end, at)
 	d.give(c)
@@ -105,7 +105,7 @@ func keepRefuses(e *env) {
 
 func keepShortens(e *env) {
 	a, b := e.open(), e.open()
-	c := a.keptHold(e.h.Long, e.term)
+	c := a.keptHold(e.long, e.term)
 	b.endsAt(c.Key, c.KeepUntil)
 }
 
@@ -117,7 +117,7 @@ func keepProlongs(e *env) {
 
 func keepRenew(e *env) {
 	a, b := e.open(), e.open()
-	c := a.keptHold(e.h.Long, 2*e.term)
+	c := a.keptHold(e.long, 2*e.term)
 	for _, d := range []*driver{a, b} {
 		must(is("renewal after a release with KeepUntil", d.renews(c), backend.ErrLost))
 	}
@@ -126,7 +126,7 @@ func keepRenew(e *env) {
 
 func keepRelease(e *env) {
 	a, b := e.open(), e.open()
-	c := a.keptHold(e.h.Long, 2*e.term)
+	c := a.keptHold(e.long, 2*e.term)
 	for _, d := range []*driver{a, b} {
 		for _, again := range []time.Time{c.KeepUntil, {}} {
 			repeat := c
@@ -139,16 +139,16 @@ func keepRelease(e *env) {
 
 func keepForeign(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	for _, d := range []*driver{a, b} {
-		foreign := keptFor(e.claimOf(c.Key, e.h.Long), e.term)
+		foreign := keptFor(e.claimOf(c.Key, e.long), e.term)
 		must(is("release with KeepUntil and a foreign token", d.release(foreign), backend.ErrLost))
 	}
 	b.outlast(e.term)
 	mustf(b.refused(c.Key), "after a release with KeepUntil and a foreign token")
 	a.give(c)
 
-	free := keptFor(e.claim(e.h.Long), e.h.Long)
+	free := keptFor(e.claim(e.long), e.long)
 	must(is("release with KeepUntil of a free key", a.release(free), backend.ErrLost))
 	must(b.granted(free.Key))
 }
@@ -156,7 +156,7 @@ func keepForeign(e *env) {
 func keepPast(e *env) {
 	a, b := e.open(), e.open()
 	for _, past := range []time.Duration{0, time.Millisecond, time.Hour} {
-		c := a.hold(e.h.Long)
+		c := a.hold(e.long)
 		mustf(a.release(keptFor(c, -past)), "release with a KeepUntil that has passed")
 		mustf(b.granted(c.Key), "after a release with a KeepUntil that has passed")
 	}
@@ -170,7 +170,7 @@ func keepFence(e *env) {
 	var g backend.Grant
 	e.until("acquire after KeepUntil", func() bool {
 		var err error
-		g, err = b.acquire(f.claim(e.h.Long))
+		g, err = b.acquire(f.claim(e.long))
 		if !errors.Is(err, backend.ErrHeld) {
 			must(err)
 		}
@@ -181,7 +181,7 @@ func keepFence(e *env) {
 
 func keepWait(e *env) {
 	a, b := e.open(), e.open()
-	for _, ttl := range []time.Duration{e.h.Long, 2 * e.term} {
+	for _, ttl := range []time.Duration{e.long, 2 * e.term} {
 		c := a.hold(ttl)
 		w := b.wants(c.Key)
 		e.queued(a, c.Key, 1)
@@ -195,8 +195,8 @@ func keepWait(e *env) {
 
 func keepBreak(e *env) {
 	a, b := e.open(), e.open()
-	c := a.keptHold(e.h.Long, e.h.Long)
-	a.taken(c.Key, e.h.Long)
+	c := a.keptHold(e.long, e.long)
+	a.taken(c.Key, e.long)
 	b.breakKey(c.Key)
 	must(a.granted(c.Key))
 }
@@ -214,13 +214,13 @@ func processMinHold(e *env) {
 	c := e.claim(2 * e.term)
 	began := time.Now()
 	must(p.do("min-hold", c))
-	p.kill()
+	p.Kill()
 	b.endsAt(c.Key, began.Add(2*e.term))
 }
 
 func keepUnclaimed(e *env) {
 	a, b := e.open(), e.open()
-	c := keptFor(a.hold(e.h.Long), e.h.Long)
+	c := keptFor(a.hold(e.long), e.long)
 	mustf(a.release(c), "release with KeepUntil by a driver without Keeps")
 	mustf(b.granted(c.Key), "after a release with KeepUntil by a driver without Keeps")
 

@@ -60,7 +60,7 @@ func (e *env) keysApart(keys []string) {
 	a, b := e.open(), e.open()
 	cs, fences := make([]backend.Claim, len(keys)), make([]uint64, len(keys))
 	for i, key := range keys {
-		cs[i] = e.fencedIfCan(e.claimOf(key, e.h.Long))
+		cs[i] = e.fencedIfCan(e.claimOf(key, e.long))
 		g, err := a.acquire(cs[i])
 		mustf(err, "acquire %s while others are held", brief(key))
 		fences[i] = g.Fence
@@ -111,11 +111,11 @@ func derivedKeys(k string) []string {
 // lock.
 func keysDerived(e *env) {
 	a, b := e.open(), e.open()
-	c := e.fencedIfCan(e.claim(e.h.Long))
+	c := e.fencedIfCan(e.claim(e.long))
 	before := a.take(c)
 
 	for _, key := range derivedKeys(c.Key) {
-		d := e.fencedIfCan(e.claimOf(key, e.h.Long))
+		d := e.fencedIfCan(e.claimOf(key, e.long))
 		switch _, err := b.acquire(d); {
 		case err == nil:
 			mustf(b.release(d), "release %q", key)
@@ -127,7 +127,7 @@ func keysDerived(e *env) {
 	mustf(b.refused(c.Key), "after locks of derived keys")
 	mustf(a.renews(c), "renewal after locks of derived keys")
 	mustf(a.release(c), "release after locks of derived keys")
-	next := e.fencedIfCan(e.claimOf(c.Key, e.h.Long))
+	next := e.fencedIfCan(e.claimOf(c.Key, e.long))
 	g := b.take(next)
 	require(!next.Fenced || g.Fence > before.Fence, "fence %d after %d and locks of derived keys", g.Fence, before.Fence)
 	b.give(next)
@@ -138,11 +138,11 @@ func ownersOdd(e *env) {
 	for _, owner := range []string{
 		"", "\x00", "a\x00b", "a\r\nb", "#", "a#b", "a:b/c%2F", "🔒", "\xff\xfe", `{"a":1}`, strings.Repeat("x", 1000),
 	} {
-		c := e.claim(e.h.Long)
+		c := e.claim(e.long)
 		c.Owner = owner
 		a.take(c)
 
-		other := e.claimOf(c.Key, e.h.Long)
+		other := e.claimOf(c.Key, e.long)
 		other.Owner = owner
 		must(is(fmt.Sprintf("acquire by another token of owner %.20q", owner), errOf(b.acquire(other)), backend.ErrHeld))
 		must(is(fmt.Sprintf("release by another token of owner %.20q", owner), b.release(other), backend.ErrLost))

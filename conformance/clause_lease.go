@@ -79,7 +79,7 @@ func leaseRenewalStops(e *env) {
 	key := e.key()
 	e.lockInTime(c, key, hasp.WithTTL(e.term))
 	e.sleep(e.term / 2)
-	must(c.Close())
+	_ = c.Close() // its error names the key
 
 	b.outlast(e.term) // for renewals on their way
 	before := t.renewals()
@@ -96,7 +96,7 @@ func leaseLossBeforeOthers(e *env) {
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 	ctx := lease.Context()
 
-	b.succeed(key, e.h.Long)
+	b.succeed(key, e.long)
 
 	// Even the first check after the other's grant must see the loss.
 	require(ctx.Err() != nil, "another holds the key, and the lease's context goes on")
@@ -146,13 +146,13 @@ func leaseExtend(e *env) {
 	c, b, key := e.newClient(), e.open(), e.key()
 	lease := e.lock(c, key, hasp.WithTTL(e.term), hasp.WithoutRenewal())
 	called := time.Now()
-	mustInTime(lease.Extend(e.ctx, e.h.Long), "Extend right after Lock") // a try lasts a tenth of the term
+	mustInTime(lease.Extend(e.ctx, e.long), "Extend right after Lock") // a try lasts a tenth of the term
 	left := lease.Expires().Sub(called)
-	require(left >= e.h.Long, "after Extend by %v the lease lasts %v", e.h.Long, left)
+	require(left >= e.long, "after Extend by %v the lease lasts %v", e.long, left)
 
 	b.outlast(e.term)
-	mustf(lease.Err(), "%v after Extend by %v", e.term, e.h.Long)
-	mustf(b.refused(key), "%v after Extend by %v", e.term, e.h.Long)
+	mustf(lease.Err(), "%v after Extend by %v", e.term, e.long)
+	mustf(b.refused(key), "%v after Extend by %v", e.term, e.long)
 	must(lease.Unlock(e.ctx))
 }
 

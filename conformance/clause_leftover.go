@@ -42,12 +42,12 @@ func (e *env) nothingSince(before []string) error {
 func leftovers(e *env) {
 	before := e.entries()
 	c, b := e.newClient(), e.open()
-	held := b.hold(e.h.Long)
+	held := b.hold(e.long)
 
 	// Each caller gives up at another moment. Some want the held key, some a free
 	// one, and some come back.
 	must(e.each(12, func(i int) {
-		ctx, key := e.timeout(time.Duration(i)*e.term/12), held.Key
+		ctx, key := e.endingAfter(time.Duration(i)*e.term/12), held.Key
 		if i%3 == 0 {
 			key = e.key()
 		}
@@ -63,15 +63,15 @@ func leftovers(e *env) {
 
 	// A late command lands before the last release of its token, which comes a
 	// timeout later. A Client that is closed earlier does not wait for that.
-	e.sleep(e.h.Timeout)
+	e.sleep(e.timeout)
 	must(errors.Join(c.Close(), b.Close()))
-	e.sleep(e.h.Timeout)
+	e.sleep(e.timeout)
 	must(e.nothingSince(before))
 }
 
 // leaveBehind makes each kind of call that could leave something in the store.
 func (e *env) leaveBehind(c *hasp.Client, b *driver) {
-	k := e.fencedIfCan(e.claim(e.h.Long))
+	k := e.fencedIfCan(e.claim(e.long))
 	b.take(k)
 	must(b.refused(k.Key))
 
@@ -96,10 +96,10 @@ func leftoversClose(e *env) {
 		must(e.lockOnce(c, e.key()))
 		must(c.Close())
 
-		d.give(d.hold(e.h.Long))
+		d.give(d.hold(e.long))
 		must(d.Close())
 	}
-	e.sleep(e.h.Timeout)
+	e.sleep(e.timeout)
 	must(e.nothingSince(before))
 }
 
@@ -109,7 +109,7 @@ func leftoversExpired(e *env) {
 	d := e.open()
 	d.take(e.fencedIfCan(e.claim(e.term)))
 	if e.waiter {
-		held := d.hold(e.h.Long)
+		held := d.hold(e.long)
 		w := d.want(e.claimOf(held.Key, e.term))
 		e.queued(d, held.Key, 1)
 		d.give(held)
@@ -119,7 +119,7 @@ func leftoversExpired(e *env) {
 	}
 
 	if e.inspector {
-		broken := e.fencedIfCan(e.claim(e.h.Long))
+		broken := e.fencedIfCan(e.claim(e.long))
 		d.take(broken)
 		d.breakKey(broken.Key)
 	}
@@ -141,13 +141,13 @@ func leftoversShared(e *env) {
 	d := e.open()
 	d.join(e.key(), e.term)
 
-	one, two := d.join(e.key(), e.h.Long), e.fencedIfCan(shared(e.claim(e.term)))
+	one, two := d.join(e.key(), e.long), e.fencedIfCan(shared(e.claim(e.term)))
 	two.Key = one.Key
 	d.take(two)
 
 	// This caller asks once and dies.
-	held := d.join(e.key(), e.h.Long)
-	waiting := e.claimOf(held.Key, e.h.Long)
+	held := d.join(e.key(), e.long)
+	waiting := e.claimOf(held.Key, e.long)
 	waiting.Waiting = true
 	must(is("acquire a key with a shared hold", errOf(d.acquire(waiting)), backend.ErrHeld))
 	d.give(held)
@@ -161,8 +161,8 @@ func leftoversShared(e *env) {
 	d.give(one)
 
 	if e.inspector {
-		broken := d.join(e.key(), e.h.Long)
-		d.join(broken.Key, e.h.Long)
+		broken := d.join(e.key(), e.long)
+		d.join(broken.Key, e.long)
 		d.breakKey(broken.Key)
 	}
 

@@ -48,15 +48,15 @@ func (e *env) cable() *Link {
 // another driver holds, and of mine, which d holds.
 func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(context.Context) error {
 	calls := map[string]func(context.Context) error{
-		"Acquire of a free key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claim(e.h.Long))) },
-		"Acquire of a held key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claimOf(other.Key, e.h.Long))) },
-		"Release":               func(ctx context.Context) error { return d.Release(ctx, e.claimOf(mine.Key, e.h.Long)) },
+		"Acquire of a free key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claim(e.long))) },
+		"Acquire of a held key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claimOf(other.Key, e.long))) },
+		"Release":               func(ctx context.Context) error { return d.Release(ctx, e.claimOf(mine.Key, e.long)) },
 		"Renew":                 func(ctx context.Context) error { return errOf(renewBy(ctx, d, mine)) },
 	}
 
 	if e.waiter {
 		calls["Wait"] = func(ctx context.Context) error {
-			c := e.claim(e.h.Long)
+			c := e.claim(e.long)
 			c.Timeout = e.term
 			return errOf(d.Driver.(backend.Waiter).Wait(ctx, c))
 		}
@@ -66,7 +66,7 @@ func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(
 
 // allUnknown ends the try unless each call reports an unknown outcome.
 func (e *env) allUnknown(during string, calls map[string]func(context.Context) error) {
-	ctx := e.timeout(2 * e.term)
+	ctx := e.endingAfter(2 * e.term)
 	for what, call := range calls {
 		what += " " + during
 		must(unknown(what, e.within(what, func() error { return call(ctx) })))
@@ -76,7 +76,7 @@ func (e *env) allUnknown(during string, calls map[string]func(context.Context) e
 func linkOutage(e *env) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
-	held, other := d.hold(e.h.Long), b.hold(e.h.Long)
+	held, other := d.hold(e.long), b.hold(e.long)
 	for _, state := range []LinkState{Down, Hung} {
 		l.Set(state)
 		e.allUnknown(fmt.Sprintf("over a link that is %v", state), e.outageCalls(d, held, other))
@@ -92,9 +92,9 @@ func linkOutage(e *env) {
 func (e *env) recovers(ds ...*driver) {
 	for _, d := range ds {
 		e.retry("a driver works when an outage is over", func() error {
-			ctx, cancel := context.WithTimeout(e.ctx, e.h.Timeout)
+			ctx, cancel := context.WithTimeout(e.ctx, e.timeout)
 			defer cancel()
-			c := e.claim(e.h.Long)
+			c := e.claim(e.long)
 			if _, err := d.Acquire(ctx, c); err != nil {
 				return err
 			}
@@ -134,7 +134,7 @@ func linkHungStore(e *env) {
 
 	// No renewal arrives, so the short lease ends in the store.
 	l.Set(Hung)
-	b.succeed(lease.Key(), e.h.Long)
+	b.succeed(lease.Key(), e.long)
 	isLost(lease, "cut off, when another holds the key")
 
 	hangs := func(what string, call func() error) { must(unknown(what, e.within(what, call))) }
@@ -142,7 +142,7 @@ func linkHungStore(e *env) {
 	hangs("Lock of a store that hangs", func() error { return errOf(c.Lock(e.ctx, e.key())) })
 	hangs("Unlock over a store that hangs", func() error { return other.Unlock(e.ctx) })
 
-	best := patience
+	best := e.patience
 	for range 4 {
 		took, err := t.cancelLock(e.key(), 0, nil)
 		best = min(best, took)
@@ -151,7 +151,7 @@ func linkHungStore(e *env) {
 		requireInTime(errors.Is(err, context.Canceled), "a cancelled Lock of a store that hangs: %v, want the context's error", err)
 	}
 
-	requireInTime(best <= promptly, "of several cancelled Locks of a store that hangs the fastest took %v", best)
+	requireInTime(best <= e.promptly, "of several cancelled Locks of a store that hangs the fastest took %v", best)
 
 	l.Set(Up)
 	var again *hasp.Lease
@@ -167,7 +167,7 @@ func linkCutWaiter(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 
 	cut := d.wants(c.Key)
 	e.queued(a, c.Key, 1)

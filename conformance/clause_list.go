@@ -44,7 +44,7 @@ var listClauses = append(given(lister, []clause{
 // listing begins a list. A call of a list may read hundreds of names and records, so it may
 // take longer than other calls.
 func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
-	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.h.Timeout)
+	return d.Driver.(backend.Lister).List(ctx, prefix, 10*d.e.timeout)
 }
 
 // list returns the status of each key of a list. It ends the try if the list fails.
@@ -80,9 +80,9 @@ func (e *env) keysFor(n int) (prefix string, keys []string) {
 func listHeld(e *env) {
 	a, b := e.open(), e.open()
 	prefix, keys := e.keysFor(3)
-	c := e.fencedIfCan(e.claimOf(keys[0], e.h.Long))
+	c := e.fencedIfCan(e.claimOf(keys[0], e.long))
 	g := a.take(c)
-	freed := e.claimOf(keys[1], e.h.Long)
+	freed := e.claimOf(keys[1], e.long)
 	a.take(freed)
 
 	all := b.list(prefix)
@@ -103,9 +103,9 @@ func listHeld(e *env) {
 func listKept(e *env) {
 	a := e.open()
 	prefix, keys := e.keysFor(1)
-	c := e.claimOf(keys[0], e.h.Long)
+	c := e.claimOf(keys[0], e.long)
 	a.take(c)
-	c.KeepUntil = time.Now().Add(e.h.Long)
+	c.KeepUntil = time.Now().Add(e.long)
 	a.give(c)
 	all := a.list(prefix)
 	require(len(all) == 1 && all[c.Key].Held, "list of a key that was released with KeepUntil: %+v", all)
@@ -114,7 +114,7 @@ func listKept(e *env) {
 func listWaiters(e *env) {
 	a, b := e.open(), e.open()
 	prefix, keys := e.keysFor(1)
-	a.take(e.claimOf(keys[0], e.h.Long))
+	a.take(e.claimOf(keys[0], e.long))
 	var owners []string
 	for _, w := range e.queue(keys[0], 3, a, b) {
 		owners = append(owners, w.c.Owner)
@@ -128,11 +128,11 @@ func listShared(e *env) {
 	prefix, keys := e.keysFor(1)
 	var owners []string
 	for _, d := range []*driver{a, b} {
-		c := shared(e.claimOf(keys[0], e.h.Long))
+		c := shared(e.claimOf(keys[0], e.long))
 		d.take(c)
 		owners = append(owners, c.Owner)
 	}
-	gone := shared(e.claimOf(keys[0], e.h.Long))
+	gone := shared(e.claimOf(keys[0], e.long))
 	a.take(gone)
 	a.give(gone)
 
@@ -148,7 +148,7 @@ func listPrefix(e *env) {
 	base := e.key()
 	// If one of these were a pattern, it would match another.
 	for _, name := range []string{"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%"} {
-		d.take(e.claimOf(base+name, e.h.Long))
+		d.take(e.claimOf(base+name, e.long))
 	}
 	for prefix, want := range map[string]int{"": 10, "*": 1, "?": 1, "[": 1, "[a-z]": 1, "x": 2, "x/": 1, `\`: 1, `\*`: 1, "hasp:{": 1, " ": 1, "%": 1, "y": 0} {
 		all := d.list(base + prefix)
@@ -157,8 +157,8 @@ func listPrefix(e *env) {
 
 	// Redis strategies store these under other names.
 	odd := "hasp:{" + base
-	d.take(e.claimOf(odd+"}:lock:1", e.h.Long))
-	d.take(e.claimOf(odd, e.h.Long))
+	d.take(e.claimOf(odd+"}:lock:1", e.long))
+	d.take(e.claimOf(odd, e.long))
 	all := d.list(odd)
 	require(len(all) == 2 && all[odd].Held, "list by the prefix %q: %+v, want 2 keys", odd, all)
 }
@@ -168,7 +168,7 @@ func listForeign(e *env) {
 	for _, o := range e.h.Others {
 		other := e.openBy(o.Open, e.store)
 		prefix, keys := e.keysFor(1)
-		c := e.claimOf(keys[0], e.h.Long)
+		c := e.claimOf(keys[0], e.long)
 		other.take(c)
 		named := this.inspect(c.Key).Owner != ""
 		all := this.list(prefix)
@@ -184,7 +184,7 @@ func listPages(e *env) {
 	cs := make([]backend.Claim, n)
 	must(e.each(at, func(first int) {
 		for i := first; i < n; i += at {
-			cs[i] = e.claimOf(keys[i], e.h.Long)
+			cs[i] = e.claimOf(keys[i], e.long)
 			d.take(cs[i])
 		}
 	}))
@@ -205,7 +205,7 @@ func listStops(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(3)
 	for _, key := range keys {
-		d.take(e.claimOf(key, e.h.Long))
+		d.take(e.claimOf(key, e.long))
 	}
 	for range 3 {
 		for _, err := range d.listing(e.ctx, prefix) {
@@ -221,7 +221,7 @@ func listStops(e *env) {
 func listLazy(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(1)
-	d.take(e.claimOf(keys[0], e.h.Long))
+	d.take(e.claimOf(keys[0], e.long))
 	d.list(prefix) // scripts are loaded, connections made
 	e.costs("List without a loop", 40, 0, func(int) { d.listing(e.ctx, prefix) })
 }
@@ -229,7 +229,7 @@ func listLazy(e *env) {
 func listCancelled(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(1)
-	d.take(e.claimOf(keys[0], e.h.Long))
+	d.take(e.claimOf(keys[0], e.long))
 	all, err := listed(d.listing(e.deadContext(), prefix))
 	must(is("List with a context that was cancelled", err, context.Canceled))
 	require(len(all) == 0, "List with a context that was cancelled yields %+v", all)
@@ -239,11 +239,11 @@ func listOutage(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
 	prefix, keys := e.keysFor(1)
-	d.take(e.claimOf(keys[0], e.h.Long))
+	d.take(e.claimOf(keys[0], e.long))
 	for _, state := range []LinkState{Down, Hung} {
 		l.Set(state)
 		mustf(e.within("List while the link is "+state.String(), func() error {
-			_, err := listed(d.Driver.(backend.Lister).List(e.ctx, prefix, e.h.Timeout))
+			_, err := listed(d.Driver.(backend.Lister).List(e.ctx, prefix, e.timeout))
 			return unknown("List while the link is "+state.String(), err)
 		}), "list")
 		l.Set(Up)

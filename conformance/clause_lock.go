@@ -168,7 +168,7 @@ func lockInvalid(e *env) {
 func lockAll(e *env) {
 	a, b := e.newClient(), e.open()
 	keys := []string{e.key(), e.key(), e.key()}
-	holder := e.claimOf(keys[2], e.h.Long)
+	holder := e.claimOf(keys[2], e.long)
 	b.take(holder)
 	_, err := hasp.LockAll(e.ctx, a, keys, hasp.WithMaxWait(e.term/4))
 	requireInTime(errors.Is(err, hasp.ErrHeld), "LockAll with one key held: %v, want ErrHeld", err)

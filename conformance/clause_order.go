@@ -17,8 +17,6 @@ var orderClauses = []clause{
 		why: "Waiters that give up leave the order of the others as it was."},
 	{name: "order-no-barging", need: ordered, says: saysBarge, check: orderNoBarging,
 		why: "Ordered drivers refuse an Acquire while any caller waits."},
-	{name: "place-stays", need: all(turns, inspector), says: saysStays, check: placeStays,
-		why: "With Claim.Stays a place in the queue outlives its Wait. The next Wait has it, and Release removes it."},
 	{name: "order-not-claimed", need: unordered, says: saysClaims, check: orderNotClaimed,
 		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
@@ -29,7 +27,7 @@ var orderClauses = []clause{
 func (e *env) line(n int, quit ...int) []int {
 	a := e.open()
 	drivers := []*driver{e.open(), e.open(), e.open()}
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	ws := e.queue(c.Key, n, a, drivers...)
 	for _, i := range quit {
 		ws[i].abandon(ws[i].cancel()) // as the engine does: otherwise its place is still served
@@ -89,7 +87,7 @@ func orderKept(e *env) { e.inOrder(e.line(6, 0, 3)) }
 // orderNoBarging makes attempts all the time while waiters are served.
 func orderNoBarging(e *env) {
 	a, b, stranger := e.open(), e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	ws := e.queue(c.Key, 4, a, b)
 	var quit atomic.Bool
 	barged := e.begin(func() error {
@@ -117,46 +115,12 @@ func orderNoBarging(e *env) {
 	last.use()
 }
 
-// placeStays stops the first of three waiters, which then waits again, and the last
-// one, which then releases its place.
-func placeStays(e *env) {
-	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
-	first, last := e.claimOf(c.Key, e.h.Long), e.claimOf(c.Key, e.h.Long)
-	first.Stays, last.Stays = true, true
-
-	w := b.want(first)
-	e.queued(a, c.Key, 1)
-	second := a.wants(c.Key)
-	e.queued(a, c.Key, 2)
-	x := b.want(last)
-	e.queued(a, c.Key, 3)
-
-	e.sleep(e.term / 4)
-	for _, stopped := range []*wanted{w, x} {
-		knewItsKeyHeld(stopped.cancel(), e.term/4)
-	}
-
-	e.sleep(e.term / 4)
-	n := len(a.inspect(c.Key).Waiters)
-	require(n == 3, "%d waiters when two have stopped whose places stay, want 3", n)
-
-	must(is("release of a place", b.release(last), backend.ErrLost))
-	e.until("the end of a place that was given up", func() bool { return len(a.inspect(c.Key).Waiters) == 2 })
-
-	a.give(c)
-	b.want(first).granted("the second Wait of a place that stays")
-	b.give(first)
-	second.granted("the waiter behind a place that stayed")
-	a.give(second.c)
-}
-
 // orderNotClaimed gives a driver many chances to break the order. A driver that
 // never does so keeps the order.
 func orderNotClaimed(e *env) {
 	a, b := e.open(), e.open()
 	for i := range 30 {
-		c := a.hold(e.h.Long)
+		c := a.hold(e.long)
 		w := b.wants(c.Key)
 		e.sleep(e.term / 40)
 
@@ -167,7 +131,7 @@ func orderNotClaimed(e *env) {
 		}
 		a.give(c)
 
-		barge := e.claimOf(c.Key, e.h.Long)
+		barge := e.claimOf(c.Key, e.long)
 		_, err := by.acquire(barge)
 		if err == nil {
 			by.give(barge)

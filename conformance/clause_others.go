@@ -49,7 +49,7 @@ func (e *env) pairs(f func(e *env, a, b Other)) {
 // released, and before its term has ended.
 func othersExclude(e *env, first, second Other) {
 	a, b := e.openBy(first.Open, e.store), e.openBy(second.Open, e.store)
-	c := e.claim(e.h.Long)
+	c := e.claim(e.long)
 	c.Fenced = a.Traits().Fenced
 	a.take(c)
 	b.shutOut(c.Key)
@@ -59,7 +59,7 @@ func othersExclude(e *env, first, second Other) {
 
 	old := e.claimOf(c.Key, e.term)
 	a.take(old)
-	next, _, err := b.seize(c.Key, e.h.Long)
+	next, _, err := b.seize(c.Key, e.long)
 	mustf(err, "a key whose holder died")
 
 	a.lost(old, "a hold that has expired")
@@ -70,10 +70,10 @@ func othersExclude(e *env, first, second Other) {
 
 // shutOut ends the try if d can change a key that another strategy holds.
 func (d *driver) shutOut(key string) {
-	c := d.e.claimOf(key, d.e.h.Long)
+	c := d.e.claimOf(key, d.e.long)
 	d.lost(c, "another's hold")
 	if d.Traits().Fenced {
-		err := errOf(d.acquire(fencedClaim(d.e.claimOf(key, d.e.h.Long))))
+		err := errOf(d.acquire(fencedClaim(d.e.claimOf(key, d.e.long))))
 		must(is("acquire with a fence a key that is held", err, backend.ErrHeld))
 	}
 	must(d.refused(key))
@@ -84,13 +84,13 @@ func (d *driver) shutOut(key string) {
 func othersWait(e *env, first, second Other) {
 	a, b := e.openBy(first.Open, e.store), e.clientBy(second.Open)
 	key := e.key()
-	for _, ttl := range []time.Duration{e.h.Long, e.h.Long, e.term} {
+	for _, ttl := range []time.Duration{e.long, e.long, e.term} {
 		c := e.claimOf(key, ttl)
 		a.take(c)
 
 		done := e.locks(b, key)
 		e.sleep(e.term / 8)
-		if ttl == e.h.Long {
+		if ttl == e.long {
 			a.give(c)
 		}
 		must(e.arrives(fmt.Sprintf("Lock of a key that %s had for a term of %v", first.Name, ttl), done))
@@ -104,7 +104,7 @@ func othersBreak(e *env, first, second Other) {
 	if _, ok := b.Driver.(backend.Inspector); !ok {
 		return
 	}
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	b.shows(c, 0)
 
 	waits := []<-chan error{e.locks(e.clientBy(first.Open), c.Key), e.locks(e.clientBy(second.Open), c.Key)}
@@ -124,18 +124,18 @@ func othersShared(e *env, first, second Other) {
 	a, b := e.openBy(first.Open, e.store), e.openBy(second.Open, e.store)
 	key := e.key()
 	if a.Traits().Shared {
-		r := a.join(key, e.h.Long)
+		r := a.join(key, e.long)
 		mustf(b.refused(key), "a key with a shared hold of %s", first.Name)
-		b.lost(e.claimOf(key, e.h.Long), "another's shared hold")
+		b.lost(e.claimOf(key, e.long), "another's shared hold")
 
 		if b.Traits().Shared {
-			c := shared(e.claimOf(key, e.h.Long))
+			c := shared(e.claimOf(key, e.long))
 			if err := errOf(b.acquire(c)); err == nil {
 				a.give(r)
 				mustf(a.refused(key), "a key with a shared hold of %s", second.Name)
 				b.keep(c)
 				b.give(c)
-				r = a.join(key, e.h.Long)
+				r = a.join(key, e.long)
 			} else {
 				must(is("acquire shared a key with a shared hold of "+first.Name, err, backend.ErrHeld))
 			}
@@ -146,13 +146,13 @@ func othersShared(e *env, first, second Other) {
 	}
 
 	if b.Traits().Shared {
-		c := e.claimOf(key, e.h.Long)
+		c := e.claimOf(key, e.long)
 		a.take(c)
 		must(b.refusesShared(key))
-		b.lost(shared(e.claimOf(key, e.h.Long)), "another's hold")
+		b.lost(shared(e.claimOf(key, e.long)), "another's hold")
 		a.keep(c)
 		a.give(c)
-		b.give(b.join(key, e.h.Long))
+		b.give(b.join(key, e.long))
 	}
 }
 

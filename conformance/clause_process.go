@@ -35,8 +35,8 @@ var processClauses = []clause{
 }
 
 func reach(e *env) {
-	c := e.open().hold(e.h.Long)
-	err := e.spawn().do("acquire", e.claimOf(c.Key, e.h.Long))
+	c := e.open().hold(e.long)
+	err := e.spawn().do("acquire", e.claimOf(c.Key, e.long))
 	if e.traits.Reach == backend.Process {
 		require(!errors.Is(err, backend.ErrHeld), "a key that is held is refused to another process by a driver whose Reach is Process")
 		return
@@ -45,11 +45,11 @@ func reach(e *env) {
 }
 
 // count increments the number in a file under the lock. A second file exists while
-// a caller is inside.
-func count(ctx context.Context, c *hasp.Client, key, dir string, times int) error {
+// a caller is inside. It returns an error if that takes longer than a term.
+func count(ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration) error {
 	inside, number := filepath.Join(dir, "inside"), filepath.Join(dir, "number")
-	for began := time.Now(); times > 0 && time.Since(began) < patience; times-- {
-		lease, err := c.Lock(ctx, key, hasp.WithTTL(patience))
+	for began := time.Now(); times > 0 && time.Since(began) < term; times-- {
+		lease, err := c.Lock(ctx, key, hasp.WithTTL(term))
 		if err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func count(ctx context.Context, c *hasp.Client, key, dir string, times int) erro
 	}
 
 	if times > 0 {
-		return fmt.Errorf("%d turns are left after %v", times, patience)
+		return fmt.Errorf("%d turns are left after %v", times, term)
 	}
 	return nil
 }
@@ -95,12 +95,12 @@ func processExclusion(e *env) {
 
 	must(e.each(n, func(i int) {
 		if i == len(children) {
-			must(count(e.ctx, own, key, dir, times))
+			must(count(e.ctx, own, key, dir, times, e.long))
 			return
 		}
 
-		// The limit of arrives is patience as well.
-		done := children[i].begin(request{Op: "count", Claim: e.claimOf(key, e.h.Long), Dir: dir, Times: times})
+		// The limit of count is longer than that of arrives.
+		done := children[i].begin(request{Op: "count", Claim: e.claimOf(key, e.long), Dir: dir, Times: times})
 		select {
 		case err := <-done:
 			must(err)
@@ -118,7 +118,7 @@ func processWoken(e *env) {
 	a, p, key := e.open(), e.spawn(), e.key()
 	for range 5 {
 		// The key goes there and back.
-		mine, theirs := e.claimOf(key, e.h.Long), e.claimOf(key, e.h.Long)
+		mine, theirs := e.claimOf(key, e.long), e.claimOf(key, e.long)
 		a.take(mine)
 		waits := p.begin(request{Op: "wait", Claim: theirs})
 		e.sleep(e.term / 8)
@@ -142,20 +142,20 @@ func processKilledHolder(e *env) {
 	b.refusedWhileRenewed(held.Key, func() error { return p.do("err", held) })
 
 	done := e.locks(c, held.Key)
-	p.kill()
+	p.Kill()
 	must(e.arrives("Lock of a key whose holder was killed", done))
 }
 
 func processKilledWaiter(e *env) {
 	a, b, p := e.open(), e.open(), e.spawn()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	p.begin(request{Op: "wait", Claim: e.claimOf(c.Key, e.term)})
 	e.queued(a, c.Key, 1)
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 2)
 
 	// The waiter that dies is the first in line.
-	p.kill()
+	p.Kill()
 	a.give(c)
 	w.served("Wait behind a waiter that was killed")
 }
@@ -165,14 +165,14 @@ func processStoppedHolder(e *env) {
 	held := e.claim(e.term)
 	must(p.do("lock", held))
 	mustInTime(p.do("err", held), "a lease right after Lock")
-	hooked(pause(p.cmd.Process))
+	hooked(p.Pause())
 
 	// The process may have been stopped during a renewal. The next try has a longer
 	// term, so that is less likely.
-	next, _, err := b.seize(held.Key, e.h.Long)
+	next, _, err := b.seize(held.Key, e.long)
 	mustInTime(err, "a key whose holder was stopped")
 
-	hooked(resume(p.cmd.Process))
+	hooked(p.Resume())
 	must(is("Err of a lease whose process was stopped past its term", p.do("err", held), hasp.ErrLost))
 	must(is("Unlock of a lease whose process was stopped past its term", p.do("unlock", held), hasp.ErrLost))
 
@@ -184,10 +184,10 @@ func processStoppedHolder(e *env) {
 func processOrder(e *env) {
 	const n = 4
 	a, children := e.open(), e.spawnMany(n/2)
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	cs, waits := make([]backend.Claim, n), make([]<-chan error, n)
 	for i := range n {
-		cs[i] = e.claimOf(c.Key, e.h.Long)
+		cs[i] = e.claimOf(c.Key, e.long)
 		waits[i] = children[i%len(children)].begin(request{Op: "wait", Claim: cs[i]})
 		e.queued(a, c.Key, i+1)
 	}

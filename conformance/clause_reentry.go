@@ -66,7 +66,7 @@ func reentryLimits(e *env) {
 func clientClose(e *env) {
 	c, t := e.tapped(hasp.Options{})
 	b, held := e.open(), e.key()
-	blocked := b.hold(e.h.Long)
+	blocked := b.hold(e.long)
 	lease := e.lock(c, held)
 	ctx := lease.Context()
 
@@ -98,7 +98,10 @@ func clientCloseKeeps(e *env) {
 	b, key := e.open(), e.key()
 	lease := e.lockInTime(c, key)
 
-	must(e.within("Close with a lease that is not unlocked", c.Close))
+	must(e.within("Close with a lease that is not unlocked", func() error {
+		_ = c.Close() // its error names the key
+		return nil
+	}))
 	mustf(b.refused(key), "after Close with a lease that is not unlocked")
 	must(is("Unlock after Close", lease.Unlock(e.ctx), hasp.ErrClosed))
 	b.give(t.last())
@@ -119,8 +122,8 @@ func clientLeavesNothing(e *env) {
 			}
 		}
 
-		held := b.hold(e.h.Long)
-		err := errOf(c.Lock(e.timeout(e.term/2), held.Key))
+		held := b.hold(e.long)
+		err := errOf(c.Lock(e.endingAfter(e.term/2), held.Key))
 		must(is("Lock of a held key until its context ends", err, context.DeadlineExceeded))
 		b.give(held)
 		must(c.Close())

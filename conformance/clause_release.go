@@ -26,9 +26,9 @@ var releaseClauses = []clause{
 
 func releaseForeign(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	for _, d := range []*driver{a, b} {
-		must(is("release with a foreign token", d.release(e.claimOf(c.Key, e.h.Long)), backend.ErrLost))
+		must(is("release with a foreign token", d.release(e.claimOf(c.Key, e.long)), backend.ErrLost))
 	}
 	mustf(b.refused(c.Key), "after a release with a foreign token")
 	a.give(c)
@@ -36,7 +36,7 @@ func releaseForeign(e *env) {
 
 func releaseDouble(e *env) {
 	a := e.open()
-	c := e.claim(e.h.Long)
+	c := e.claim(e.long)
 	must(is("release of a key that was never held", a.release(c), backend.ErrLost))
 
 	a.take(c)
@@ -47,7 +47,7 @@ func releaseDouble(e *env) {
 func releaseStale(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.term)
-	next := b.succeed(c.Key, e.h.Long)
+	next := b.succeed(c.Key, e.long)
 
 	must(is("release by the previous holder", a.release(c), backend.ErrLost))
 	mustf(a.refused(c.Key), "after a late release by the previous holder")
@@ -65,7 +65,7 @@ func releaseForGood(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.term)
 	mustInTime(a.release(c), "release by its holder")
-	next := e.claimOf(c.Key, e.h.Long)
+	next := e.claimOf(c.Key, e.long)
 	b.take(next)
 
 	// The end of the first holder's term must not end the second hold.
@@ -76,14 +76,14 @@ func releaseForGood(e *env) {
 
 func tokenWhole(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	for what, token := range map[string]string{
 		"a prefix of the token":            c.Token[:len(c.Token)-1],
 		"a suffix of the token":            c.Token[1:],
 		"a longer token":                   c.Token + "A",
 		"the token in other cases":         strings.Map(otherCase, c.Token),
 		"the owner's label":                c.Owner,
-		"another token and the same owner": e.claim(e.h.Long).Token,
+		"another token and the same owner": e.claim(e.long).Token,
 	} {
 		like := c
 		like.Token = token
@@ -109,7 +109,7 @@ func otherCase(r rune) rune {
 func tokenAlone(e *env) {
 	a, b := e.open(), e.open()
 	for _, d := range []*driver{a, b} {
-		c := a.hold(e.h.Long)
+		c := a.hold(e.long)
 		ctx, cancel := d.soon()
 		mustf(errOf(renewBy(ctx, d.Driver, c)), "renewal without a handle")
 		mustf(d.Release(ctx, c), "release without a handle")

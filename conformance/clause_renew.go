@@ -60,23 +60,23 @@ func renewHolds(e *env) {
 func renewRaises(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.term)
-	c.TTL = e.h.Long
+	c.TTL = e.long
 	mustInTime(a.renews(c), "renewal right after the grant")
 
 	a.outlast(e.term)
-	mustf(b.refused(c.Key), "a term of %v after a renewal for %v", e.term, e.h.Long)
+	mustf(b.refused(c.Key), "a term of %v after a renewal for %v", e.term, e.long)
 	a.give(c)
 }
 
 func renewNeverShortens(e *env) {
 	a, b := e.open(), e.open()
-	one := a.hold(e.h.Long)
+	one := a.hold(e.long)
 	short := one
 	short.TTL = e.term
 	a.keep(short)
 
 	// The same when both renewals are under way at once.
-	many := a.holdMany(8, e.h.Long)
+	many := a.holdMany(8, e.long)
 	err := e.each(2*len(many), func(i int) {
 		c := many[i/2]
 		if i%2 == 0 {
@@ -88,17 +88,17 @@ func renewNeverShortens(e *env) {
 
 	a.outlast(e.term)
 	for _, c := range append(many, one) {
-		mustf(b.refused(c.Key), "after a renewal for %v a hold of %v ended", e.term, e.h.Long)
+		mustf(b.refused(c.Key), "after a renewal for %v a hold of %v ended", e.term, e.long)
 		a.give(c)
 	}
 }
 
 func renewNeverRevives(e *env) {
 	a, b := e.open(), e.open()
-	expired, released, never := a.hold(e.term), a.hold(e.h.Long), e.claim(e.h.Long)
+	expired, released, never := a.hold(e.term), a.hold(e.long), e.claim(e.long)
 	a.give(released)
 	a.outlast(e.term)
-	expired.TTL = e.h.Long
+	expired.TTL = e.long
 
 	for what, c := range map[string]backend.Claim{"has expired": expired, "was released": released, "never was": never} {
 		must(is("renewal of a hold that "+what, a.renews(c), backend.ErrLost))
@@ -111,8 +111,8 @@ func renewNeverRevives(e *env) {
 func renewStale(e *env) {
 	a, b := e.open(), e.open()
 	c, d := a.hold(e.term), a.hold(e.term)
-	long, short := b.succeed(c.Key, e.h.Long), b.succeed(d.Key, e.term)
-	c.TTL, d.TTL = e.h.Long, e.h.Long
+	long, short := b.succeed(c.Key, e.long), b.succeed(d.Key, e.term)
+	c.TTL, d.TTL = e.long, e.long
 	for _, c := range []backend.Claim{c, d} {
 		must(is("renewal by the previous holder", a.renews(c), backend.ErrLost))
 	}
@@ -125,7 +125,7 @@ func renewForeign(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.term)
 	for _, d := range []*driver{a, b} {
-		must(is("renewal with a foreign token", d.renews(e.claimOf(c.Key, e.h.Long)), backend.ErrLost))
+		must(is("renewal with a foreign token", d.renews(e.claimOf(c.Key, e.long)), backend.ErrLost))
 	}
 	mustf(b.grantedAtLast(c.Key), "after a renewal with a foreign token")
 }
@@ -184,16 +184,16 @@ func renewMany(e *env) {
 		cs[i] = e.claim(e.term)
 		switch {
 		case i%4 == 2:
-			b.take(e.claimOf(cs[i].Key, e.h.Long))
+			b.take(e.claimOf(cs[i].Key, e.long))
 		case !holdsNothing(i):
 			// The hold must still exist when the batch is sent.
-			cs[i].TTL = e.h.Long
+			cs[i].TTL = e.long
 			a.take(cs[i])
 		}
 	}
 
 	renewAll(e.ctx, a, nil).check() // an empty batch
-	got := renewAll(e.timeout(patience), a, cs)
+	got := renewAll(e.endingAfter(e.patience), a, cs)
 	a.outlast(e.term)
 	got.check()
 
@@ -214,13 +214,13 @@ func renewMany(e *env) {
 func (e *env) renewedInBatch(a, b *driver) {
 	cs := a.holdMany(10, e.term)
 	for i := range cs {
-		cs[i].TTL = e.h.Long
+		cs[i].TTL = e.long
 	}
-	got := renewAll(e.timeout(patience), a, cs)
+	got := renewAll(e.endingAfter(e.patience), a, cs)
 	a.outlast(e.term)
 	for i, c := range cs {
 		requireInTime(!errors.Is(got.errs[i], backend.ErrLost), "claim %d of %d was lost before its renewal", i, len(cs))
-		mustf(b.refused(c.Key), "claim %d of %d was renewed for %v (answer: %v), and after %v", i, len(cs), e.h.Long, got.errs[i], e.term)
+		mustf(b.refused(c.Key), "claim %d of %d was renewed for %v (answer: %v), and after %v", i, len(cs), e.long, got.errs[i], e.term)
 		a.give(c)
 	}
 }
@@ -229,7 +229,7 @@ func (e *env) renewedInBatch(a, b *driver) {
 // during it.
 func renewAnswers(e *env) {
 	a := e.open()
-	cs := a.holdMany(40, e.h.Long)
+	cs := a.holdMany(40, e.long)
 	var all []*answers
 
 	for round := range 6 {

@@ -66,7 +66,7 @@ func (e *env) restartAnyhow(up func(data bool)) {
 
 func restartOutage(e *env) {
 	d := e.open()
-	held := d.hold(e.h.Long)
+	held := d.hold(e.long)
 	up := e.down()
 	calls := e.outageCalls(d, held, held)
 	calls["Release of its hold"] = func(ctx context.Context) error { return d.Release(ctx, held) }
@@ -78,7 +78,7 @@ func restartOutage(e *env) {
 
 func restartWithData(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 
 	e.restart(true)
 	e.recovers(a, b)
@@ -116,7 +116,7 @@ func restartWithoutData(e *env) {
 
 func restartWaiter(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 1)
 
@@ -149,7 +149,7 @@ func flushUnnoticed(e *env) {
 	d := e.open()
 	drop := func() { hooked(e.h.Flush(e.ctx, e.store)) }
 	for _, fenced := range []bool{false, e.traits.Fenced} {
-		c := e.claim(e.h.Long)
+		c := e.claim(e.long)
 		c.Fenced = fenced
 
 		drop()
@@ -163,7 +163,7 @@ func flushUnnoticed(e *env) {
 
 		if e.waiter {
 			drop()
-			next := e.claimOf(c.Key, e.h.Long)
+			next := e.claimOf(c.Key, e.long)
 			next.Fenced = fenced
 			w := d.want(next)
 			e.queued(d, c.Key, 1)
@@ -190,7 +190,7 @@ func kickRiddenOut(e *env) {
 	lease := e.lockInTime(holder, e.key(), hasp.WithTTL(e.term))
 
 	for range 3 {
-		c, k := a.hold(e.h.Long), a.hold(e.h.Long)
+		c, k := a.hold(e.long), a.hold(e.long)
 		var w *wanted
 		if e.waiter {
 			w = b.wants(c.Key)
@@ -208,8 +208,10 @@ func kickRiddenOut(e *env) {
 		}
 		mustf(e.arrives("Lock whose connection ended", locked), "Lock whose connection ended")
 
-		if w != nil && w.servedOrUnknown("Wait whose connection ended") != nil {
-			e.undone(b, a, w.c)
+		if w != nil {
+			if err := w.servedOrUnknown("Wait whose connection ended"); err != nil {
+				e.undone(b, a, w.c, err)
+			}
 		}
 	}
 

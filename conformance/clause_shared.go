@@ -66,7 +66,7 @@ func (d *driver) join(key string, ttl time.Duration) backend.Claim {
 
 // refusesShared returns an error unless d is refused a shared hold of key.
 func (d *driver) refusesShared(key string) error {
-	c := shared(d.e.claimOf(key, d.e.h.Long))
+	c := shared(d.e.claimOf(key, d.e.long))
 	_, err := d.acquire(c)
 	if err == nil {
 		d.release(c)
@@ -76,7 +76,7 @@ func (d *driver) refusesShared(key string) error {
 
 func sharedTogether(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	cs := []backend.Claim{a.join(key, e.h.Long), a.join(key, e.h.Long), b.join(key, e.h.Long)}
+	cs := []backend.Claim{a.join(key, e.long), a.join(key, e.long), b.join(key, e.long)}
 	for _, c := range cs {
 		b.keep(c)
 	}
@@ -90,11 +90,11 @@ func sharedTogether(e *env) {
 func sharedExcludes(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	for _, d := range []*driver{a, b} {
-		r := a.join(key, e.h.Long)
+		r := a.join(key, e.long)
 		mustf(d.refused(key), "a key with a shared hold")
 		a.give(r)
 
-		c := e.claimOf(key, e.h.Long)
+		c := e.claimOf(key, e.long)
 		a.take(c)
 		must(d.refusesShared(key))
 		a.keep(c)
@@ -105,11 +105,11 @@ func sharedExcludes(e *env) {
 func sharedError(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	for _, isShared := range []bool{true, false} {
-		c := e.claimOf(key, e.h.Long)
+		c := e.claimOf(key, e.long)
 		c.Shared = isShared
 		a.take(c)
 
-		_, err := b.acquire(e.claimOf(key, e.h.Long))
+		_, err := b.acquire(e.claimOf(key, e.long))
 		must(is("acquire a key that is held", err, backend.ErrHeld))
 		var held *backend.HeldError
 		require(errors.As(err, &held) || !isShared, "a refusal by a shared hold is %#v, want a HeldError", err)
@@ -123,19 +123,19 @@ func sharedError(e *env) {
 
 func sharedWait(e *env) {
 	a, b := e.open(), e.open()
-	for _, ttl := range []time.Duration{e.h.Long, e.term} {
+	for _, ttl := range []time.Duration{e.long, e.term} {
 		key := e.key()
-		one, two := a.join(key, e.h.Long), a.join(key, ttl)
+		one, two := a.join(key, e.long), a.join(key, ttl)
 		w := b.wants(key)
 		e.queued(a, key, 1)
 		a.give(one)
-		if ttl == e.h.Long {
+		if ttl == e.long {
 			w.stillWaits("Wait for a key with a shared hold")
 			a.give(two)
 		}
 		w.granted("Wait for a key that was held shared")
 
-		r := a.want(shared(e.claimOf(key, e.h.Long)))
+		r := a.want(shared(e.claimOf(key, e.long)))
 		e.queued(a, key, 1)
 		r.stillWaits("shared Wait for a key that is held")
 		b.keep(w.c)
@@ -156,21 +156,21 @@ func (w *wanted) stillWaits(what string) {
 
 func sharedLast(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	one, two := a.join(key, e.h.Long), b.join(key, e.h.Long)
+	one, two := a.join(key, e.long), b.join(key, e.long)
 	a.give(one)
 	mustf(a.refused(key), "after the release of one of two shared holds")
 	b.keep(two)
 	b.give(two)
 	mustf(a.granted(key), "after the release of both shared holds")
 
-	a.give(a.join(key, e.h.Long))
+	a.give(a.join(key, e.long))
 	b.join(key, e.term)
 	must(a.grantedAtLast(key))
 }
 
 func sharedTerm(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	long := a.join(key, e.h.Long)
+	long := a.join(key, e.long)
 	short := b.join(key, e.term)
 	a.keep(long)
 	a.outlast(e.term)
@@ -182,7 +182,7 @@ func sharedTerm(e *env) {
 
 func sharedShorter(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	long := a.join(key, e.h.Long)
+	long := a.join(key, e.long)
 	short := b.join(key, e.term)
 	b.outlast(e.term)
 	mustf(b.refused(key), "after the end of the shorter of two shared holds")
@@ -196,10 +196,10 @@ func sharedShorter(e *env) {
 
 func sharedForeign(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	one, two := a.join(key, e.h.Long), a.join(key, e.h.Long)
+	one, two := a.join(key, e.long), a.join(key, e.long)
 	a.give(one)
 	b.lost(one, "a shared hold that was released beside another")
-	b.lost(shared(e.claimOf(key, e.h.Long)), "a shared hold that never was")
+	b.lost(shared(e.claimOf(key, e.long)), "a shared hold that never was")
 	a.keep(two)
 	mustf(b.refused(key), "after a release by a foreign token")
 	a.give(two)
@@ -214,7 +214,7 @@ func sharedFence(e *env) {
 
 		var readers []backend.Claim
 		for _, d := range []*driver{a, b, a} {
-			c := shared(f.claim(e.h.Long))
+			c := shared(f.claim(e.long))
 			f.add("shared", d.take(c))
 			g := d.keep(c)
 			require(g.Fence == 0 || g.Fence == f.last, "a renewal returns fence %d of a hold with fence %d", g.Fence, f.last)
@@ -230,10 +230,10 @@ func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
 	for _, d := range []*driver{e.open(), e.open()} {
-		last := d.join(key, e.h.Long)
+		last := d.join(key, e.long)
 		ends = append(ends, e.begin(func() error {
 			for held := true; ctx.Err() == nil; e.sleep(e.term / 40) {
-				next := shared(e.claimOf(key, e.h.Long))
+				next := shared(e.claimOf(key, e.long))
 				_, err := d.acquire(next)
 				if held {
 					d.give(last)
@@ -263,10 +263,10 @@ func (e *env) readersOf(key string) (stop func() error) {
 func sharedWriter(e *env) {
 	a, key := e.open(), e.key()
 	stop := e.readersOf(key)
-	c := e.claimOf(key, e.h.Long)
+	c := e.claimOf(key, e.long)
 	c.Waiting = true
 	e.until("acquire with Waiting while readers keep coming", func() bool {
-		c.Token = e.claimOf(key, e.h.Long).Token
+		c.Token = e.claimOf(key, e.long).Token
 		_, err := a.acquire(c)
 		if !errors.Is(err, backend.ErrHeld) {
 			must(err)
@@ -288,10 +288,10 @@ func sharedWriterWaits(e *env) {
 // sharedWriterGone has a reader that stays, so that no grant ends what the writer left.
 func sharedWriterGone(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	a.join(key, e.h.Long)
+	a.join(key, e.long)
 	again := func(after string) {
 		e.until("a shared grant after "+after, func() bool {
-			c := shared(e.claimOf(key, e.h.Long))
+			c := shared(e.claimOf(key, e.long))
 			_, err := b.acquire(c)
 			if errors.Is(err, backend.ErrHeld) {
 				return false
@@ -303,7 +303,7 @@ func sharedWriterGone(e *env) {
 	}
 
 	if !e.traits.Ordered {
-		c := e.claimOf(key, e.h.Long)
+		c := e.claimOf(key, e.long)
 		c.Waiting = true
 		must(is("acquire a key with a shared hold", errOf(b.acquire(c)), backend.ErrHeld))
 		again("a caller with Waiting died")
@@ -318,7 +318,7 @@ func sharedWriterGone(e *env) {
 
 func sharedInspect(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	cs := []backend.Claim{a.join(key, e.h.Long), b.join(key, e.h.Long/2), a.join(key, e.h.Long/2)}
+	cs := []backend.Claim{a.join(key, e.long), b.join(key, e.long/2), a.join(key, e.long/2)}
 	for len(cs) > 0 {
 		s := b.inspect(key)
 		var want []string
@@ -331,8 +331,8 @@ func sharedInspect(e *env) {
 		require(s.Owner == "" && s.Since.IsZero(), "inspect a key with shared holds: owner %q, since %v", s.Owner, s.Since)
 
 		// The longest is the last to be released.
-		require(s.TTL > e.h.Long/2+time.Second && s.TTL <= e.h.Long+time.Second,
-			"inspect a key with shared holds: %v left, want the longest term, which began with %v", s.TTL, e.h.Long)
+		require(s.TTL > e.long/2+time.Second && s.TTL <= e.long+time.Second,
+			"inspect a key with shared holds: %v left, want the longest term, which began with %v", s.TTL, e.long)
 		last := len(cs) - 1
 		a.give(cs[last])
 		cs = cs[:last]
@@ -344,7 +344,7 @@ func sharedInspect(e *env) {
 
 func sharedBreak(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	cs := []backend.Claim{a.join(key, e.h.Long), a.join(key, e.h.Long)}
+	cs := []backend.Claim{a.join(key, e.long), a.join(key, e.long)}
 	b.breakKey(key)
 	for _, c := range cs {
 		a.lost(c, "a shared hold that was broken")
@@ -354,7 +354,7 @@ func sharedBreak(e *env) {
 
 func sharedUnclaimed(e *env) {
 	a, b := e.open(), e.open()
-	c := shared(e.claim(e.h.Long))
+	c := shared(e.claim(e.long))
 	a.take(c)
 	mustf(b.refusesShared(c.Key), "a driver without Shared")
 	must(b.refused(c.Key))
@@ -448,7 +448,7 @@ func lockSharedWriterGone(e *env) {
 	a, b, key := e.newClient(), e.newClient(), e.key()
 	lease := e.lock(a, key, hasp.WithShared())
 	for _, c := range []*hasp.Client{a, b} {
-		must(is("Lock of a key with a shared lease", errOf(c.Lock(e.timeout(e.term/2), key)), context.DeadlineExceeded))
+		must(is("Lock of a key with a shared lease", errOf(c.Lock(e.endingAfter(e.term/2), key)), context.DeadlineExceeded))
 		e.retry("TryLock WithShared after a Lock has given up", func() error {
 			l, err := b.TryLock(e.ctx, key, hasp.WithShared())
 			if err != nil {

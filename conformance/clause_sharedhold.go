@@ -36,7 +36,7 @@ var sharedHoldClauses = given(shares, []clause{
 func sharedLonger(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	short := a.join(key, e.term)
-	long := b.join(key, e.h.Long)
+	long := b.join(key, e.long)
 	a.outlast(e.term)
 
 	mustf(a.refused(key), "after the end of the first and shorter of two shared holds")
@@ -49,8 +49,8 @@ func sharedLonger(e *env) {
 func sharedRenewRaises(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	c := a.join(key, e.term)
-	other := b.join(key, e.h.Long)
-	c.TTL = e.h.Long
+	other := b.join(key, e.long)
+	c.TTL = e.long
 	mustInTime(a.renews(c), "renewal of a shared hold of %v", e.term)
 
 	a.outlast(e.term)
@@ -62,7 +62,7 @@ func sharedRenewRaises(e *env) {
 
 func sharedRenewNeverShortens(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	long := a.join(key, e.h.Long)
+	long := a.join(key, e.long)
 	short := b.join(key, e.term)
 	mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
 
@@ -81,10 +81,10 @@ func sharedRenewNeverShortens(e *env) {
 func sharedKeep(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	for range 2 {
-		one, two := a.join(key, e.h.Long), b.join(key, e.h.Long)
-		mustf(a.release(keptFor(one, e.h.Long)), "release of a shared hold with KeepUntil")
+		one, two := a.join(key, e.long), b.join(key, e.long)
+		mustf(a.release(keptFor(one, e.long)), "release of a shared hold with KeepUntil")
 		mustf(b.refused(key), "after the release of one of two shared holds")
-		mustf(b.release(keptFor(two, e.h.Long)), "release of a shared hold with KeepUntil")
+		mustf(b.release(keptFor(two, e.long)), "release of a shared hold with KeepUntil")
 		mustf(a.granted(key), "after the release of all shared holds with KeepUntil")
 	}
 }
@@ -92,10 +92,10 @@ func sharedKeep(e *env) {
 func sharedWaitTogether(e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	a := e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	ws := make([]*wanted, 4)
 	for i := range ws {
-		ws[i] = drivers[i%2].want(shared(e.claimOf(c.Key, e.h.Long)))
+		ws[i] = drivers[i%2].want(shared(e.claimOf(c.Key, e.long)))
 		e.queued(a, c.Key, i+1)
 	}
 
@@ -113,11 +113,11 @@ func sharedWaitTogether(e *env) {
 // sharedOrder lets two readers, a writer and two more readers wait.
 func sharedOrder(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	ws := make([]*wanted, 5)
 	const writer = 2
 	for i := range ws {
-		claim := e.claimOf(c.Key, e.h.Long)
+		claim := e.claimOf(c.Key, e.long)
 		claim.Shared = i != writer
 		ws[i] = b.want(claim)
 		e.queued(a, c.Key, i+1)
@@ -142,7 +142,7 @@ func sharedOrder(e *env) {
 
 func sharedNoBarging(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
-	r := a.join(key, e.h.Long)
+	r := a.join(key, e.long)
 	w := b.wants(key)
 	e.queued(a, key, 1)
 	for _, d := range []*driver{a, b} {
@@ -156,8 +156,8 @@ func sharedNoBarging(e *env) {
 func sharedWaitCancelled(e *env) {
 	a, b := e.open(), e.open()
 	for round := range 40 {
-		c := a.hold(e.h.Long)
-		w := b.want(shared(e.claimOf(c.Key, e.h.Long)))
+		c := a.hold(e.long)
+		w := b.want(shared(e.claimOf(c.Key, e.long)))
 		e.sleep(moment(round / 8))
 		if round%2 == 0 {
 			a.give(c)
@@ -186,12 +186,12 @@ func sharedSentOnce(e *env) {
 	c, _ := e.loses(l, d, b, lostReply{
 		what: "shared Acquire whose reply is lost",
 		begin: func() (backend.Claim, func() error) {
-			c := shared(e.claim(e.h.Long))
+			c := shared(e.claim(e.long))
 			return c, func() error { return errOf(d.acquire(c)) }
 		},
 		landed: func(c backend.Claim) bool { return b.holds(c.Key) },
 	})
-	other := b.join(c.Key, e.h.Long)
+	other := b.join(c.Key, e.long)
 	d.giveIfHeld(c, "after a shared Acquire whose reply is lost")
 	b.keep(other)
 	b.give(other)
@@ -200,13 +200,13 @@ func sharedSentOnce(e *env) {
 	c, _ = e.loses(l, d, b, lostReply{
 		what: "Release of a shared hold whose reply is lost",
 		begin: func() (backend.Claim, func() error) {
-			c := shared(e.claim(e.h.Long))
+			c := shared(e.claim(e.long))
 			d.take(c)
 			return c, func() error { return d.release(c) }
 		},
 		landed: func(c backend.Claim) bool { return !b.holds(c.Key) },
 	})
-	other = b.join(c.Key, e.h.Long)
+	other = b.join(c.Key, e.long)
 	d.giveIfHeld(c, "after a Release whose reply is lost")
 	b.keep(other)
 	b.give(other)
@@ -219,13 +219,13 @@ func sharedCutWriter(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
 	a, b, key := e.open(), e.open(), e.key()
-	stays := a.join(key, e.h.Long)
+	stays := a.join(key, e.long)
 	cut := d.wants(key)
 	e.queued(a, key, 1)
 
 	l.Set(Hung)
 	e.until(fmt.Sprintf("a shared grant of %s while a writer is cut off", brief(key)), func() bool {
-		c := shared(e.claimOf(key, e.h.Long))
+		c := shared(e.claimOf(key, e.long))
 		_, err := b.acquire(c)
 		if errors.Is(err, backend.ErrHeld) {
 			return false

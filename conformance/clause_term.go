@@ -57,7 +57,7 @@ func (e *env) succession(renewed bool) (s succession) {
 // seizedBy lets d get key when the hold has ended.
 func (s *succession) seizedBy(d *driver, key string) {
 	var err error
-	_, s.seized, err = d.seize(key, d.e.h.Long)
+	_, s.seized, err = d.seize(key, d.e.long)
 	must(err)
 }
 
@@ -79,10 +79,10 @@ func expiryNotEarly(e *env) {
 
 func expiryOwnTerm(e *env) {
 	a, b := e.open(), e.open()
-	long, short := a.hold(e.h.Long), a.hold(e.term)
-	b.succeed(short.Key, e.h.Long)
+	long, short := a.hold(e.long), a.hold(e.term)
+	b.succeed(short.Key, e.long)
 	a.outlast(e.term)
-	mustf(b.refused(long.Key), "a hold of %v, after two terms of %v", e.h.Long, e.term)
+	mustf(b.refused(long.Key), "a hold of %v, after two terms of %v", e.long, e.term)
 	a.give(long)
 }
 

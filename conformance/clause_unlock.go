@@ -24,11 +24,11 @@ func unlockLost(e *env) {
 	t.cutRenewals(true)
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 
-	next := b.succeed(key, e.h.Long)
+	next := b.succeed(key, e.long)
 	for range 2 {
 		must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
 	}
-	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.h.Long), hasp.ErrLost))
+	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.long), hasp.ErrLost))
 
 	b.outlast(e.term) // for what goes on in the background
 	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")

@@ -47,7 +47,7 @@ func waitWoken(e *env) {
 	a, b := e.open(), e.open()
 	key := e.key()
 	for round := range 60 {
-		c := e.claimOf(key, e.h.Long)
+		c := e.claimOf(key, e.long)
 		a.take(c)
 		w := b.wants(key)
 		e.sleep(moment(round))
@@ -75,7 +75,7 @@ func waitDeadHolder(e *env) {
 
 func waitDeadSuccessor(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	w := b.want(e.claimOf(c.Key, e.term))
 	e.sleep(e.term / 8)
 	a.give(c)
@@ -88,7 +88,7 @@ func waitDeadSuccessor(e *env) {
 
 func waitDeadline(e *env) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.h.Long)
+	c := a.hold(e.long)
 	called := time.Now()
 	w := b.want(e.claimOf(c.Key, e.term))
 
@@ -106,7 +106,7 @@ func waitDeadline(e *env) {
 func waitCancelled(e *env) {
 	a, b := e.open(), e.open()
 	for range 3 {
-		c := a.hold(e.h.Long)
+		c := a.hold(e.long)
 		w := b.wants(c.Key)
 		e.sleep(e.term / 4)
 
@@ -124,8 +124,8 @@ func waitCancelled(e *env) {
 
 func waitDeadContext(e *env) {
 	a, b, ctx := e.open(), e.open(), e.deadContext()
-	holder := a.hold(e.h.Long)
-	free, held := e.claim(e.h.Long), e.claimOf(holder.Key, e.h.Long)
+	holder := a.hold(e.long)
+	free, held := e.claim(e.long), e.claimOf(holder.Key, e.long)
 
 	for _, c := range []backend.Claim{free, held} {
 		err := e.within("Wait with a context that has ended", func() error { return errOf(b.wait(ctx, c)) })
@@ -144,7 +144,7 @@ func waitDeadContext(e *env) {
 func waitCancelRace(e *env) {
 	a, b := e.open(), e.open()
 	for round := range 60 {
-		c := a.hold(e.h.Long)
+		c := a.hold(e.long)
 		w := b.wants(c.Key)
 		e.sleep(moment(round / 8))
 
@@ -190,7 +190,7 @@ func waitEveryone(e *env) {
 
 func waitIndependent(e *env) {
 	a, b := e.open(), e.open()
-	blocked, soon := a.hold(e.h.Long), a.hold(e.h.Long)
+	blocked, soon := a.hold(e.long), a.hold(e.long)
 	left, stopped := b.wants(blocked.Key), b.wants(blocked.Key)
 	e.sleep(e.term / 8)
 
@@ -211,7 +211,7 @@ func waitFence(e *env) {
 	f := e.fences()
 	for range 3 {
 		c := f.take("by Acquire", a)
-		w := b.want(f.claim(e.h.Long))
+		w := b.want(f.claim(e.long))
 		e.sleep(e.term / 8)
 		a.give(c)
 		w.granted("Wait")

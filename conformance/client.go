@@ -10,10 +10,10 @@ import (
 // client makes a Client that the end of the try closes.
 func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 	if o.TTL == 0 {
-		o.TTL = e.h.Long
+		o.TTL = e.long
 	}
 	if o.Timeout == 0 {
-		o.Timeout = e.h.Timeout
+		o.Timeout = e.timeout
 	}
 	c := hasp.New(d, &o)
 	e.onEnd(func() { c.Close() })

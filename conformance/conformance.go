@@ -31,7 +31,9 @@
 // limit: the fastest of several must return within 50 ms.
 //
 // If a slow machine could have caused a failure, the clause is tried again with
-// longer terms. If this process did not run for a part of even the longest term,
+// longer terms, and the result says so. That is so if this process did not run for a
+// part of a term, if a call to the store had no answer for its whole timeout, or if the clause took so
+// long that holds may have expired that were meant to outlast it. If this process did not run for a part of even the longest term,
 // the clause is skipped.
 //
 // # Several processes
@@ -168,7 +170,7 @@ type Result struct {
 	Why      string        // the promise that it checks
 	Contract string        // the sentence of package backend that makes it
 	Status   Status        // Pass, Fail or Skip
-	Reason   string        // of a Skip
+	Reason   string        // of a Skip; or why the clause was tried again
 	Err      error         // of a Fail: the observation that breaks the promise
 	Elapsed  time.Duration // zero if the clause was not tried
 }

@@ -49,7 +49,7 @@ func (e *env) openBy(open opener, store string) *driver {
 
 // openOwn opens a driver that the caller closes. A Client closes its driver.
 func (e *env) openOwn(open opener, store string) backend.Driver {
-	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	ctx, cancel := context.WithTimeout(e.ctx, e.patience)
 	defer cancel()
 
 	d, err := open(ctx, store)
@@ -66,7 +66,7 @@ func (d *driver) Close() (err error) {
 
 // soon returns a context for one call, with more time than the engine gives it.
 func (d *driver) soon() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(d.e.ctx, patience)
+	return context.WithTimeout(d.e.ctx, d.e.patience)
 }
 
 // acquire makes one attempt. A driver may refuse a grant that arrives after the
@@ -186,7 +186,7 @@ func (d *driver) lost(c backend.Claim, what string) {
 
 // refused returns an error unless an attempt at key returns ErrHeld.
 func (d *driver) refused(key string) error {
-	c := d.e.claimOf(key, d.e.h.Long)
+	c := d.e.claimOf(key, d.e.long)
 	switch _, err := d.acquire(c); {
 	case err == nil:
 		d.release(c)
@@ -207,7 +207,7 @@ func (d *driver) refusedWhileRenewed(key string, lease func() error) {
 
 // granted returns an error unless one attempt gets key. It releases key again.
 func (d *driver) granted(key string) error {
-	c := d.e.claimOf(key, d.e.h.Long)
+	c := d.e.claimOf(key, d.e.long)
 	if _, err := d.acquire(c); err != nil {
 		return fmt.Errorf("acquire %.60q, which is free: %w", key, err)
 	}
@@ -216,7 +216,7 @@ func (d *driver) granted(key string) error {
 
 // grantedAtLast is granted for a key that may become free only later.
 func (d *driver) grantedAtLast(key string) error {
-	c, _, err := d.seize(key, d.e.h.Long)
+	c, _, err := d.seize(key, d.e.long)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 // and does not renew it. When that hold has expired by the store's clock, every
 // older hold of the same term has as well.
 func (d *driver) outlast(ttl time.Duration) {
-	c, _, err := d.seize(d.hold(ttl).Key, d.e.h.Long)
+	c, _, err := d.seize(d.hold(ttl).Key, d.e.long)
 	mustf(err, "wait for the end of a term of %v", ttl)
 	d.give(c)
 }

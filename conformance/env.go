@@ -18,8 +18,8 @@ import (
 // env is what one try of a clause works with.
 type env struct {
 	*suite
-	ctx  context.Context
-	term time.Duration // a short term; longer if the clause is repeated
+	pace
+	ctx context.Context
 
 	mu      sync.Mutex // guards all below
 	held    map[string]holding
@@ -34,8 +34,8 @@ type holding struct {
 	c backend.Claim
 }
 
-func newEnv(ctx context.Context, s *suite, term time.Duration) *env {
-	return &env{suite: s, ctx: ctx, term: term, held: map[string]holding{}}
+func newEnv(ctx context.Context, s *suite, p pace) *env {
+	return &env{suite: s, pace: p, ctx: ctx, held: map[string]holding{}}
 }
 
 // try runs f and returns the error of the step that failed in it.
@@ -64,7 +64,7 @@ func (e *env) onEnd(f func()) {
 // close ends the waits of the try, releases its holds and runs its clean-up, even
 // if its context has ended.
 func (e *env) close() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.h.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.timeout)
 	defer cancel()
 
 	e.mu.Lock()
@@ -116,7 +116,7 @@ func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(),
 func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
 	token := "A" + rand.Text() // begins and ends with letters, so that its case can be changed
 	return backend.Claim{Key: key, Token: token, Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
-		TTL: ttl, Timeout: e.h.Timeout}
+		TTL: ttl, Timeout: e.timeout}
 }
 
 // fencedClaim returns c with a request for a fence.
@@ -131,8 +131,8 @@ func (e *env) fencedIfCan(c backend.Claim) backend.Claim {
 	return c
 }
 
-// timeout returns a context that ends after d, or with the try.
-func (e *env) timeout(d time.Duration) context.Context {
+// endingAfter returns a context that ends after d, or with the try.
+func (e *env) endingAfter(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(e.ctx, d)
 	e.onEnd(cancel)
 	return ctx
@@ -164,11 +164,11 @@ func (e *env) sleep(d time.Duration) {
 	}
 }
 
-// poll calls f until it returns true. It returns false if patience has passed.
+// poll calls f until it returns true. It returns false if e.patience has passed.
 func (e *env) poll(f func() bool) bool {
 	began := time.Now()
 	for pause := time.Millisecond; !f(); pause = min(2*pause, 5*time.Millisecond) {
-		if time.Since(began) > patience {
+		if time.Since(began) > e.patience {
 			return false
 		}
 		e.sleep(pause)
@@ -178,7 +178,7 @@ func (e *env) poll(f func() bool) bool {
 
 // until waits until f returns true.
 func (e *env) until(what string, f func() bool) {
-	require(e.poll(f), "%s: not within %v", what, patience)
+	require(e.poll(f), "%s: not within %v", what, e.patience)
 }
 
 // retry calls f until it returns no error.
@@ -188,7 +188,7 @@ func (e *env) retry(what string, f func() error) {
 		last = f()
 		return last == nil
 	})
-	require(ok, "%s: not within %v: %w", what, patience, last)
+	require(ok, "%s: not within %v: %w", what, e.patience, last)
 }
 
 // begin runs f in the background and returns the channel of its error.
@@ -203,13 +203,13 @@ func (e *env) within(what string, f func() error) error { return e.arrives(what,
 
 // arrives returns what a goroutine sends. It ends the try if nothing comes.
 func (e *env) arrives(what string, done <-chan error) error {
-	t := time.NewTimer(patience)
+	t := time.NewTimer(e.patience)
 	defer t.Stop()
 	select {
 	case err := <-done:
 		return err
 	case <-t.C:
-		fail("%s does not return within %v", what, patience)
+		fail("%s does not return within %v", what, e.patience)
 	case <-e.ctx.Done():
 		fail("%s does not return: %w", what, e.ctx.Err())
 	}

@@ -54,6 +54,8 @@ func TestModelOfALock(t *testing.T) {
 			op(read(step{op: "renew", hold: 2}), 7, 8)}, false, false},
 		"a reader with the fence of another": {[]porcupine.Operation{
 			op(withFence(read(acquire(1, true)), 7), 1, 2), op(withFence(read(acquire(2, true)), 7), 3, 4)}, false, false},
+		"two readers at the same moment, with one fence": {[]porcupine.Operation{
+			op(withFence(read(acquire(1, true)), 7), 1, 3), op(withFence(read(acquire(2, true)), 7), 2, 4)}, true, true},
 		"a fence that repeats": {[]porcupine.Operation{
 			op(withFence(acquire(1, true), 7), 1, 2), op(step{op: "release", hold: 1, yes: true}, 3, 4),
 			op(withFence(acquire(2, true), 7), 5, 6)}, false, false},

@@ -52,7 +52,7 @@ func (e *env) leaves(f func()) error {
 		if left = stacks(label); left == "" {
 			return nil
 		}
-		if time.Since(began) > patience {
+		if time.Since(began) > e.patience {
 			return fmt.Errorf("goroutines left behind:\n%s", left)
 		}
 		e.sleep(pause)

@@ -67,7 +67,7 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 		if landed {
 			return c, err
 		}
-		e.undone(d, b, c)
+		e.undone(d, b, c, err)
 	}
 
 	requireInTime(false, "%s: after %d round trips the store has not carried it out", r.what, maxReplies)
@@ -94,7 +94,7 @@ func (d *driver) holds(key string) bool {
 	if d.e.inspector {
 		return d.inspect(key).Held
 	}
-	c := d.e.claimOf(key, d.e.h.Long)
+	c := d.e.claimOf(key, d.e.long)
 	err := errOf(d.acquire(c))
 	if err == nil {
 		d.give(c)
@@ -113,7 +113,7 @@ func linkSentOnce(e *env) {
 		{
 			what: "Acquire whose reply is lost",
 			begin: func() (backend.Claim, func() error) {
-				c := e.claim(e.h.Long)
+				c := e.claim(e.long)
 				return c, func() error { return errOf(d.acquire(c)) }
 			},
 			landed: func(c backend.Claim) bool { return b.holds(c.Key) },
@@ -121,7 +121,7 @@ func linkSentOnce(e *env) {
 		{
 			what: "Release whose reply is lost",
 			begin: func() (backend.Claim, func() error) {
-				c := d.hold(e.h.Long)
+				c := d.hold(e.long)
 				return c, func() error { return d.release(c) }
 			},
 			landed: func(c backend.Claim) bool { return !b.holds(c.Key) },
@@ -152,7 +152,7 @@ func linkWaitReply(e *env) {
 		d.give(c)
 	}
 
-	e.undone(d, b, c)
+	e.undone(d, b, c, err)
 }
 
 // outlives disturbs the round trips of a call in turn. It holds each back until
@@ -164,7 +164,7 @@ func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, 
 	d, b := e.openAt(l.Store), e.open()
 	for n := -1; n < maxReplies; n++ { // -1: the request itself is held back
 		e.recovers(d) // connections are made
-		cs, next := d.holdMany(len(terms), e.h.Long), make([]backend.Claim, len(terms))
+		cs, next := d.holdMany(len(terms), e.long), make([]backend.Claim, len(terms))
 
 		l.disturb(n, Hung)
 		done := e.begin(func() error { return call(d, cs) })
@@ -190,7 +190,7 @@ func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, 
 }
 
 func linkLateRelease(e *env) {
-	e.outlives("a late Release", []time.Duration{e.h.Long},
+	e.outlives("a late Release", []time.Duration{e.long},
 		func(d *driver, cs []backend.Claim) error { return d.release(cs[0]) },
 		func(b *driver, next []backend.Claim) {
 			mustf(b.renews(next[0]), "renewal by the successor")
@@ -199,9 +199,9 @@ func linkLateRelease(e *env) {
 }
 
 func linkLateRenew(e *env) {
-	e.outlives("a late renewal", []time.Duration{e.h.Long, e.term},
+	e.outlives("a late renewal", []time.Duration{e.long, e.term},
 		func(d *driver, cs []backend.Claim) error {
-			return errors.Join(renewAll(e.timeout(patience), d, cs).errs...)
+			return errors.Join(renewAll(e.endingAfter(e.patience), d, cs).errs...)
 		},
 		func(b *driver, next []backend.Claim) {
 			mustf(b.renews(next[0]), "renewal by the successor")
@@ -215,15 +215,15 @@ func linkLateRenew(e *env) {
 func linkEnds(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
-	held := d.hold(e.h.Long)
+	held := d.hold(e.long)
 
 	for what, call := range map[string]func(ctx context.Context) error{
 		"Acquire": func(ctx context.Context) error {
-			c := e.claim(e.h.Long)
+			c := e.claim(e.long)
 			d.mine(c) // it may be in the store, whatever Acquire returns
 			return errOf(d.Acquire(ctx, c))
 		},
-		"Release": func(ctx context.Context) error { return d.Release(ctx, e.claimOf(held.Key, e.h.Long)) },
+		"Release": func(ctx context.Context) error { return d.Release(ctx, e.claimOf(held.Key, e.long)) },
 	} {
 		n := -1
 		for e.endsInTime(l, n, what+" of a store that hangs", call) {
@@ -238,15 +238,16 @@ func linkEnds(e *env) {
 // the call needs more replies than that.
 func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Context) error) (more bool) {
 	defer l.Set(Up)
-	best := patience
+	best := e.patience
 	for range 4 {
 		l.Set(Up)
-		end := time.Now().Add(e.term / 4)
+		pause := e.h.Term / 4 // not the term of the try, because a call may end by itself after some seconds
+		end := time.Now().Add(pause)
 		ctx, cancel := context.WithDeadline(e.ctx, end)
 		if e.traits.Ends == backend.EndsPromptly {
 			cancel()
-			ctx, cancel = context.WithTimeout(e.ctx, e.h.Long)
-			time.AfterFunc(e.term/4, cancel)
+			ctx, cancel = context.WithTimeout(e.ctx, e.long)
+			time.AfterFunc(pause, cancel)
 		}
 
 		l.disturb(n, Hung)
@@ -262,6 +263,6 @@ func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Cont
 		}
 	}
 
-	requireInTime(best <= promptly, "of several calls of %s the fastest ended %v after its context", what, best)
+	requireInTime(best <= e.promptly, "of several calls of %s the fastest ended %v after its context", what, best)
 	return true
 }

@@ -85,6 +85,9 @@ func report(t *testing.T, r Result) {
 		t.Errorf("%v\n%s: %s\nPackage backend: %q", r.Err, r.Name, r.Why, r.Contract)
 	default:
 		t.Logf("%s (%v)", r.Why, r.Elapsed.Round(time.Millisecond))
+		if r.Reason != "" {
+			t.Log(r.Reason)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
 	"runtime/pprof"
 	"strings"
 	"sync"
@@ -12,14 +13,36 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/stall"
 )
 
 const (
-	patience   = 20 * time.Second // for an event that must happen
-	limit      = 2 * time.Minute  // for one try of a clause
-	concurrent = 8                // clauses at a time; they mostly wait
-	tries      = 4                // of a clause whose failure a slow machine may have caused; each doubles the terms
+	limit      = 5 * time.Minute // for one try of a clause; a try that takes longer hangs
+	concurrent = 8               // clauses at a time; they mostly wait
+	tries      = 4               // of a clause whose failure a slow machine may have caused; see paceOf
 )
+
+// pace is how much time a try of a clause has.
+type pace struct {
+	term     time.Duration // of a hold that expires
+	long     time.Duration // of a hold that outlasts the try
+	timeout  time.Duration // of a call to the store
+	patience time.Duration // for an event that must happen
+	promptly time.Duration // for the return of a call whose context has ended
+}
+
+// paceOf returns the pace of the n-th try, from 0. Each has terms that are four times as
+// long as before. So the last has terms of half a minute, unless Traits.MaxTTL forbids
+// holds that outlast them.
+func (s *suite) paceOf(n int) pace {
+	p := pace{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
+		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
+	if most := s.traits.MaxTTL; most > 0 {
+		p.long = min(p.long, max(most, s.h.Long))
+	}
+	p.term = s.granted(max(s.h.Term, min(p.term, p.long/8)))
+	return p
+}
 
 // suite is one run of the table.
 type suite struct {
@@ -159,8 +182,11 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 
 	r := Result{Name: c.name, Why: c.why, Contract: c.says}
 	began := time.Now()
-	err := s.repeat(ctx, c)
+	earlier, err := s.repeat(ctx, c)
 	r.Elapsed = time.Since(began)
+	if len(earlier) > 0 {
+		r.Reason = "tried again: " + strings.Join(earlier, "; ")
+	}
 
 	cannot, declared := s.h.Cannot[c.name]
 	var skip *skipError
@@ -179,61 +205,38 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	return r
 }
 
-// repeat tries a clause until its outcome is not a slowError, tries times at most.
-func (s *suite) repeat(ctx context.Context, c *clause) error {
-	for n := 0; ; n++ {
-		term := s.h.Term << n
-		stalls := watchStalls()
-		err := s.once(ctx, c, term)
-		stalled := stalls()
+// repeat tries a clause until a slow machine cannot have caused its outcome, tries times
+// at most. It returns what the tries found that did not count.
+func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err error) {
+	for n := range tries {
+		p := s.paceOf(n)
+		began, stalls := time.Now(), stall.Watch(nil)
+		err = s.once(ctx, c, p)
+		took, stalled := time.Since(began), stalls()
 
-		var slow *slowError
-		last := n == tries-1
+		// A failure counts at once only if this process ran all the time, if no hold can
+		// have expired that was meant to outlast the try, and if it is not that a call had no
+		// answer for a whole timeout: the store may be slow as well.
+		var late *slowError
+		var skip *skipError
+		silent := took >= p.timeout && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded))
+		disturbed := stalled > p.term/8 || took > p.long/2 || silent
 		switch {
-		case !errors.As(err, &slow) || ctx.Err() != nil:
-			return err
-		case last && stalled > term/4:
-			return &skipError{fmt.Sprintf("this machine is too slow: this process did not run for %v of a term of %v (%v)", stalled, term, err)}
-		case last:
-			return err
+		case err == nil || errors.As(err, &skip) || ctx.Err() != nil || took > limit || !disturbed && !errors.As(err, &late):
+			return earlier, err
+		case n == tries-1 && stalled > p.term/8:
+			return nil, &skipError{fmt.Sprintf("this machine is too slow: this process did not run for %v of a term of %v (%v)", stalled, p.term, err)}
 		}
+		earlier = append(earlier, fmt.Sprintf("with a term of %v, of which this process did not run for %v: %v", p.term, stalled, err))
 	}
-}
-
-// watchStalls measures the longest time for which this process did not run a
-// goroutine that was due. It ends when the caller calls stop.
-func watchStalls() (stop func() time.Duration) {
-	const tick = 10 * time.Millisecond
-	quit, longest := make(chan struct{}), make(chan time.Duration)
-	go func() {
-		var worst time.Duration
-		last := time.Now()
-		t := time.NewTicker(tick)
-		defer t.Stop()
-
-		for {
-			select {
-			case <-t.C: // late by the time of a stall
-				worst = max(worst, time.Since(last)-tick)
-				last = time.Now()
-			case <-quit:
-				longest <- worst
-				return
-			}
-		}
-	}()
-
-	return func() time.Duration {
-		close(quit)
-		return <-longest
-	}
+	return earlier, err
 }
 
 // once tries a clause once, with all its goroutines under one label.
-func (s *suite) once(ctx context.Context, c *clause, term time.Duration) error {
+func (s *suite) once(ctx context.Context, c *clause, p pace) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	e := newEnv(ctx, s, term)
+	e := newEnv(ctx, s, p)
 	label := fmt.Sprintf("%s %s %d", s.id, c.name, s.serial.Add(1))
 	done := make(chan error, 1)
 	go pprof.Do(ctx, pprof.Labels(labelName, label), func(context.Context) {
@@ -250,7 +253,7 @@ func (s *suite) once(ctx context.Context, c *clause, term time.Duration) error {
 
 	// The check sees the end of ctx as well, and its error may say what it waited
 	// for.
-	grace := time.NewTimer(patience)
+	grace := time.NewTimer(p.patience)
 	defer grace.Stop()
 
 	select {

@@ -62,8 +62,8 @@ func TestVerdicts(t *testing.T) {
 					t.Errorf("tried %d times, want %d", len(terms), tt.times)
 				}
 				for i := 1; i < len(terms); i++ {
-					if terms[i] != 2*terms[i-1] {
-						t.Errorf("terms %v, want each twice the one before", terms)
+					if terms[i] != 4*terms[i-1] {
+						t.Errorf("terms %v, want each four times the one before", terms)
 					}
 				}
 				time.Sleep(2 * time.Hour) // for what does not return
@@ -102,20 +102,42 @@ func verdict(t *testing.T, c clause, cannot string) (Result, []time.Duration) {
 	return r, terms
 }
 
-// TestSlowOnlyOnce is a machine that is slow now and then.
+// A failure of a machine that is slow now and then does not count, and the result says so.
 func TestSlowOnlyOnce(t *testing.T) {
-	s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
-	if err != nil {
-		t.Fatal(err)
+	for name, fails := range map[string]func(e *env){
+		"a step that a slow machine makes fail": func(*env) { requireInTime(false, "late") },
+		"a try in which long holds may expire":  func(e *env) { e.sleep(e.long * 2 / 3); fail("late") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := newSuite(t.Context(), Harness{Open: openInert}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.stop()
+				n := 0
+				r := s.run(t.Context(), &clause{check: func(e *env) {
+					if n++; n == 1 {
+						fails(e)
+					}
+				}})
+				if r.Status != Pass || n != 2 || !strings.Contains(r.Reason, "late") {
+					t.Errorf("got %v %v %q after %d tries, want pass after 2", r.Status, r.Err, r.Reason, n)
+				}
+			})
+		})
 	}
-	defer s.stop()
-	n := 0
-	r := s.run(t.Context(), &clause{check: func(*env) {
-		n++
-		requireInTime(n > 1, "late")
-	}})
-	if r.Status != Pass || n != 2 {
-		t.Errorf("got %v %v after %d tries, want pass after 2", r.Status, r.Err, n)
+}
+
+// The longest terms are about half a minute, and other holds outlast them.
+func TestPace(t *testing.T) {
+	for _, most := range []time.Duration{0, 2 * time.Minute} {
+		s := &suite{traits: backend.Traits{MaxTTL: most}}
+		s.h.setDefaults()
+		p := s.paceOf(tries - 1)
+		if p.term < 15*time.Second || most == 0 && p.term < 25*time.Second || p.long < 8*p.term || most > 0 && p.long > most {
+			t.Errorf("with a MaxTTL of %v: %+v", most, p)
+		}
 	}
 }
 
@@ -168,7 +190,7 @@ func TestLeavesFindsItsOwnGoroutines(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.stop()
-		e := &env{suite: s, ctx: t.Context()}
+		e := newEnv(t.Context(), s, s.paceOf(0))
 		end := make(chan struct{})
 		go func() { <-end }() // not started by the clause
 		if err := e.leaves(func() { go time.Sleep(time.Second) }); err != nil {
@@ -183,7 +205,7 @@ func TestLeavesFindsItsOwnGoroutines(t *testing.T) {
 }
 
 func TestAChildOfAnotherHarnessIsRefused(t *testing.T) {
-	t.Setenv(childEnv, `{"Name":"another","Store":"x"}`)
+	t.Setenv("HASP_CREW_ROLE", childRole+"\x1f"+`{"Name":"another","Store":"x"}`)
 	if !Child() {
 		t.Error("Child is false in a child")
 	}

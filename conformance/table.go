@@ -104,7 +104,6 @@ var (
 	unlister  = needs("the driver is a Lister", func(s *suite) bool { return !s.lister })
 	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
 	unordered = all(needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered }), waiter)
-	turns     = needs("one turn on a place by its Traits", func(s *suite) bool { return s.traits.Turns > 1 })
 	fenced    = needs("not Fenced by its Traits", func(s *suite) bool { return s.traits.Fenced })
 	unfenced  = needs("Fenced by its Traits", func(s *suite) bool { return !s.traits.Fenced })
 	keeps     = needs("no Keeps by its Traits", func(s *suite) bool { return s.traits.Keeps })

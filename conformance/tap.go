@@ -59,6 +59,7 @@ func (t *tap) Traits() backend.Traits {
 	traits := t.Driver.Traits()
 	traits.Reach = max(traits.Reach, backend.Host)
 	traits.Ends = backend.EndsSometime // the functions of a tap ignore the context
+	traits.Cleans = false              // they may lose the reply to a call that has succeeded
 	return traits
 }
 

@@ -49,7 +49,7 @@ func (d *driver) want(c backend.Claim) *wanted {
 }
 
 // wants begins a Wait for key with a long term.
-func (d *driver) wants(key string) *wanted { return d.want(d.e.claimOf(key, d.e.h.Long)) }
+func (d *driver) wants(key string) *wanted { return d.want(d.e.claimOf(key, d.e.long)) }
 
 // granted ends the try unless the Wait gets the key.
 func (w *wanted) granted(what string) { mustf(w.d.e.arrives(what, w.done), "%s", what) }

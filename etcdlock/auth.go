@@ -23,6 +23,8 @@ type auth struct {
 	token string
 	busy  chan struct{} // closed when the request for a token ends; nil if there is none
 	err   error         // of that request
+	ended time.Time     // when that request ended
+	rest  time.Duration // from ended on, before the next request
 }
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
@@ -62,6 +64,10 @@ func (a *auth) renew(ctx context.Context, m *member, old string) error {
 		return nil
 	}
 	busy := a.busy
+	if busy == nil && time.Since(a.ended) < a.rest {
+		defer a.mu.Unlock()
+		return a.err
+	}
 	if busy == nil {
 		busy = make(chan struct{})
 		if !m.c.spawn(func() { a.request(m, busy) }) {
@@ -92,9 +98,9 @@ func (a *auth) request(m *member, busy chan struct{}) {
 
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.busy, a.err = nil, err
+	a.busy, a.err, a.ended, a.rest = nil, err, time.Now(), longer(a.rest)
 	if err == nil {
-		a.token = r.Token
+		a.token, a.rest = r.Token, 0
 	}
 	close(busy)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 // refused opens a URL and checks that the error is one line with the words, and without the
@@ -107,6 +109,30 @@ func TestResetInTheHandshake(t *testing.T) {
 		}
 	}()
 	refused(t, "etcds://"+l.Addr().String(), false, "reset by peer", "etcd://")
+}
+
+// A grpc-proxy of etcd is refused: it delays keep-alives, so leases would be lost.
+func TestProxy(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	proxy := exec.Command(etcdtest.Binary(), "grpc-proxy", "start", "--endpoints", s.Client, "--listen-addr", l.Addr().String())
+	if err := proxy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proxy.Process.Kill(); proxy.Wait() })
+	eventually(t, "the proxy", func() error {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+	refused(t, "etcd://"+l.Addr().String(), true, "grpc-proxy", "name the members")
 }
 
 // TestUsers opens an etcd without users and one with.

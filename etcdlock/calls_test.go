@@ -10,6 +10,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // patience is for an event that must happen. A slow machine may take long for it.
@@ -65,17 +66,7 @@ func release(d backend.Driver, c backend.Claim) error {
 	return err
 }
 
-// eventually calls f until it returns no error.
-func eventually(tb testing.TB, what string, f func() error) {
-	tb.Helper()
-	var err error
-	for began := time.Now(); time.Since(began) < patience; time.Sleep(20 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	tb.Fatalf("%s: not within %v: %v", what, patience, err)
-}
+var eventually = await.Success
 
 // take acquires a key that is free.
 func take(tb testing.TB, d backend.Driver, key string, ttl time.Duration) backend.Claim {

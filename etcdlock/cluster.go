@@ -14,34 +14,40 @@ const (
 	// and how often the member is asked while callers wait.
 	liveness = time.Second
 
-	// headStart is how much earlier a silent member is asked than the others, and how much
-	// later it may answer. A store that is only slow would otherwise lose its calls.
-	headStart = 500 * time.Millisecond
+	// headStart is how much earlier a silent member is asked than the others. A store that is
+	// only slow would otherwise lose its calls.
+	headStart = time.Second
 
-	stuckTime  = 2 * time.Second        // for a stream without answers, if the member gives others
 	searchTime = 3 * time.Second        // for one search for a member
-	searchRest = 100 * time.Millisecond // after a search that found none
+	minRest    = 100 * time.Millisecond // after a search that found none, or a refused password
+	maxRest    = time.Second            // … when that happens again and again
 	lookEvery  = 200 * time.Millisecond
-	drainTime  = 30 * time.Second // for calls of a connection that was replaced
 )
+
+// longer returns the rest after another failure.
+func longer(rest time.Duration) time.Duration { return min(max(2*rest, minRest), maxRest) }
 
 // cluster is the etcd: a list of endpoints, and the member that is in use.
 type cluster struct {
 	dial      func(endpoint string) (*grpc.ClientConn, error)
 	endpoints []string
+	check     func(context.Context, *member) // asks a member whether it lives
 	clock     *clock
 	auth      *auth           // nil without a user, or if a client was handed in
+	beats     chan struct{}   // has room for the keep-alives that may be under way
 	ctx       context.Context // ends with the driver
 	wg        *sync.WaitGroup // of the driver's goroutines
 
-	mu       sync.Mutex // guards all below
-	current  *member    // nil before the first search, and after a connection has failed
-	search   *search    // that is under way, or nil
-	waiters  int        // callers that wait for an event
-	watching bool       // the goroutine of watchOver runs
-	down     time.Time  // since when there is no member, or zero
-	failed   time.Time  // when the last search failed
-	err      error      // of the last search
+	mu       sync.Mutex    // guards all below
+	current  *member       // nil before the first search, and after a connection has failed
+	search   *search       // that is under way, or nil
+	waiters  int           // callers that wait for an event
+	watching bool          // the goroutine of watchOver runs
+	checked  time.Time     // when the member was last asked whether it lives
+	down     time.Time     // since when there is no member, or zero
+	failed   time.Time     // when the last search failed
+	rest     time.Duration // from failed on, before the next one
+	err      error         // of the last search
 }
 
 // search is an attempt to find a member that answers.
@@ -57,7 +63,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 	for try := 0; ; try++ {
 		m, err := c.member(ctx)
 		if err != nil {
-			return v, err
+			return v, &unsent{err}
 		}
 
 		token := c.auth.current()
@@ -70,15 +76,26 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		if err == nil {
 			return v, nil
 		}
-		if isUnavailable(err) {
+		// A member that says that a request timed out has answered. It may mean this call's own
+		// deadline. To leave would close the connection under the calls of all others.
+		if isUnavailable(err) && !timedOut(err) {
 			c.leave(m)
 			if try == 0 && isUnsent(err) {
 				continue
 			}
 		}
+		if isUnsent(err) {
+			return v, &unsent{explain(ctx, m.endpoint, err)}
+		}
 		return v, explain(ctx, m.endpoint, err)
 	}
 }
+
+// unsent is the error of a call that was not sent, so it has changed nothing.
+type unsent struct{ err error }
+
+func (u *unsent) Error() string { return u.err.Error() }
+func (u *unsent) Unwrap() error { return u.err }
 
 func asking[T any](m *member, f func(m *member) (T, error)) (T, error) {
 	m.asked()
@@ -102,7 +119,7 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 			defer c.mu.Unlock()
 			return c.current, nil
 		}
-		if c.search == nil && time.Since(c.failed) < searchRest {
+		if c.search == nil && time.Since(c.failed) < c.rest {
 			defer c.mu.Unlock()
 			return nil, c.err
 		}
@@ -120,53 +137,30 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 	}
 }
 
-// renewToken replaces a token with which a stream was refused.
-func (c *cluster) renewToken(ctx context.Context, m *member, old string) error {
-	if c.auth == nil {
-		return errNoUser
-	}
-	ctx, cancel := context.WithTimeout(ctx, searchTime)
-	defer cancel()
-	return c.auth.renew(ctx, m, old)
-}
-
 // leave gives up a member whose connection has failed, or that has no leader.
 func (c *cluster) leave(m *member) {
 	c.mu.Lock()
-	left := c.leaveLocked(m)
+	used := c.current == m
+	if used {
+		m.left = true
+		c.current, c.down = nil, time.Now()
+	}
 	c.mu.Unlock()
-	if left {
+	if used {
 		m.close()
 	}
 }
 
-// leaveLocked returns whether the caller must close m.
-func (c *cluster) leaveLocked(m *member) bool {
-	if c.current != m {
-		return false
-	}
-	m.left = true
-	c.current, c.down = nil, time.Now()
-	return true
-}
-
-// silence returns since when the etcd does not answer, or zero.
-func (c *cluster) silence() time.Time {
-	c.mu.Lock()
-	m, down := c.current, c.down
-	c.mu.Unlock()
-	if m == nil {
-		return down
-	}
-	silent, _, _ := m.state()
-	return silent
-}
-
-// lastErr returns the reason of the last search that failed.
-func (c *cluster) lastErr() error {
+// silence returns since when the etcd does not answer, or zero, and the reason of the last search
+// that failed.
+func (c *cluster) silence() (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.err
+	if c.current == nil {
+		return c.down, c.err
+	}
+	silent, _ := c.current.state(c.failed)
+	return silent, c.err
 }
 
 // wait counts a caller that waits for an event. While there are any, the member is asked
@@ -195,31 +189,13 @@ func (c *cluster) watchOver() {
 	c.wg.Go(func() {
 		t := time.NewTicker(lookEvery)
 		defer t.Stop()
-		for {
+		for c.look() {
 			select {
 			case <-t.C:
 			case <-c.ctx.Done():
 			}
-			c.unstick()
-			if !c.look() {
-				return
-			}
 		}
 	})
-}
-
-// unstick ends the streams of the member in use that are stuck. The caller does not hold mu.
-func (c *cluster) unstick() {
-	c.mu.Lock()
-	m := c.current
-	c.mu.Unlock()
-	if m == nil {
-		return
-	}
-	for i := range m.beats {
-		m.beats[i].unstick()
-	}
-	m.watches.unstick()
 }
 
 // look begins a search if the member is silent. It reports whether there is something left
@@ -228,29 +204,27 @@ func (c *cluster) look() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.current
-	var silent, heard time.Time
-	busy := false
-	if m != nil {
-		silent, heard, busy = m.state()
-	}
-
+	silent, busy := m.state(c.failed)
 	switch {
 	// A member that fails each call at once is never busy here. If no call has had an answer,
 	// there is one search after the last of them.
-	case c.ctx.Err() != nil, c.waiters == 0 && c.search == nil && !busy && !m.unanswered(c.failed):
+	case c.ctx.Err() != nil, c.waiters == 0 && c.search == nil && !busy:
 		c.watching = false
 		return false
 	case m == nil:
-		if c.waiters > 0 && time.Since(c.failed) >= searchRest {
+		if c.waiters > 0 && time.Since(c.failed) >= c.rest {
 			c.searchLocked(nil)
 		}
-	case !silent.IsZero() && time.Since(silent) >= liveness:
-		c.searchLocked(m)
-	case silent.IsZero() && c.waiters > 0 && time.Since(heard) >= liveness:
+	case !silent.IsZero():
+		if time.Since(silent) >= liveness && time.Since(c.failed) >= c.rest {
+			c.searchLocked(m)
+		}
+	case c.waiters > 0 && time.Since(c.checked) >= liveness:
+		c.checked = time.Now()
 		c.wg.Go(func() {
 			ctx, cancel := context.WithTimeout(m.ctx, searchTime)
 			defer cancel()
-			_ = m.probe(ctx)
+			c.check(ctx, m)
 		})
 	}
 	return true
@@ -276,37 +250,37 @@ func (c *cluster) searchLocked(old *member) *search {
 		c.search = nil
 		given := c.current // nil, or old, or nil because old failed meanwhile
 		switch {
-		case m != nil && c.ctx.Err() != nil:
-			defer m.close() // Close has begun, and will not find it
-		case m != nil:
-			c.current, c.down, c.err = m, time.Time{}, nil
-		default:
-			s.err, c.err, c.failed = err, err, time.Now()
+		case m == nil:
+			s.err, c.err = err, err
+			c.failed, c.rest = time.Now(), longer(c.rest)
 			if given == nil && c.down.IsZero() {
 				c.down = time.Now()
+			}
+			given = nil // if no member answers, old stays in use
+		case c.ctx.Err() != nil:
+			given = m // Close has begun, and will not find it
+		default:
+			c.current, c.down, c.rest, c.err = m, time.Time{}, 0, nil
+			if given == m {
+				given = nil
 			}
 		}
 		c.mu.Unlock()
 		close(s.done)
-		switch {
-		case given == nil || m == nil || given == m:
-		case given.endpoint == m.endpoint:
-			given.drain() // the member works, so the old connection may be just slow
-		default:
+		if given != nil {
 			given.close()
 		}
 	})
 	return s
 }
 
-// answer is the outcome of a probe.
+// answer is the outcome of a question whether a member lives.
 type answer struct {
 	m   *member
 	err error
 }
 
-// find returns a member that answers: old, if it does, or the first of the others. If no
-// member answers, old stays in use.
+// find returns a member that answers: old, if it does, or the first of the others.
 func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, searchTime)
 	defer cancel()
@@ -314,7 +288,24 @@ func (c *cluster) find(old *member) (*member, error) {
 	open := 0
 	ask := func(m *member) {
 		open++
-		c.wg.Go(func() { answers <- answer{m, m.probe(ctx)} })
+		c.wg.Go(func() {
+			if _, err := m.read(ctx, root); isAnswer(err) {
+				answers <- answer{m, nil}
+			} else {
+				answers <- answer{m, err}
+			}
+		})
+	}
+	var first error
+	take := func(a answer) bool {
+		open--
+		if a.err != nil && (first == nil || isContextEnd(first)) {
+			first = explain(c.ctx, a.m.endpoint, a.err)
+		}
+		if a.err != nil && a.m != old {
+			a.m.close()
+		}
+		return a.err == nil
 	}
 
 	if old != nil {
@@ -323,18 +314,15 @@ func (c *cluster) find(old *member) (*member, error) {
 		defer t.Stop()
 		select {
 		case a := <-answers:
-			open--
-			if a.err == nil {
+			if take(a) {
 				return old, nil
 			}
-			old = nil // it gives no answer any more
 		case <-t.C:
 		}
 	}
 
 	// Every endpoint gets a new connection, also that of old: a connection may be dead
 	// although its member lives.
-	var first error
 	for _, i := range rand.Perm(len(c.endpoints)) {
 		m, err := c.connect(c.endpoints[i])
 		if err != nil {
@@ -343,63 +331,22 @@ func (c *cluster) find(old *member) (*member, error) {
 		}
 		ask(m)
 	}
-
-	var best *member
-	var late <-chan time.Time
 	for open > 0 {
-		select {
-		case a := <-answers:
-			open--
-			switch {
-			case a.m == old && a.err == nil:
-				c.drop(open, answers, best)
-				return old, nil
-			case a.err == nil && best == nil:
-				best = a.m
-				if old == nil {
-					c.drop(open, answers, nil)
-					return best, nil
-				}
-				late = time.After(headStart)
-			case a.m == old:
-				// Its connection has failed. There is nothing to wait for.
-				if old = nil; best != nil {
-					c.drop(open, answers, nil)
-					return best, nil
-				}
-			default:
-				if first == nil || isContextEnd(first) {
-					first = explain(c.ctx, a.m.endpoint, a.err)
-				}
-				a.m.close()
-			}
-		case <-late:
-			c.drop(open, answers, nil)
-			return best, nil
+		a := <-answers
+		if !take(a) {
+			continue
 		}
-	}
-	if best != nil {
-		return best, nil
+		late := open
+		c.wg.Go(func() {
+			for range late {
+				if other := <-answers; other.m != old {
+					other.m.close()
+				}
+			}
+		})
+		return a.m, nil
 	}
 	return nil, first
-}
-
-// drop closes m, if it is not nil, and each member whose answer is still to come, except the member
-// in use.
-func (c *cluster) drop(open int, answers <-chan answer, m *member) {
-	if m != nil {
-		m.close()
-	}
-	c.mu.Lock()
-	current := c.current
-	c.mu.Unlock()
-	c.wg.Go(func() {
-		for range open {
-			if a := <-answers; a.m != current {
-				a.m.close()
-			}
-		}
-	})
 }
 
 // close ends the connection. The cluster's context has ended.
@@ -409,4 +356,16 @@ func (c *cluster) close() {
 	if c.current != nil {
 		c.current.close()
 	}
+}
+
+// spawn starts a goroutine that the driver's Close waits for. It returns false after Close
+// has begun.
+func (c *cluster) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		return false
+	}
+	c.wg.Go(f)
+	return true
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/hasplock/hasp/backend"
 )
 
 // An entry is one place in the queue of a key: a hold, or a caller that waits. Its name is
@@ -53,11 +55,17 @@ func keyOf(name string) (key string, ok bool) {
 	return unescaper.Replace(escaped), ok && ok2
 }
 
+// newEntry returns the entry that a claim makes with a lease. Its revisions are 0.
+func newEntry(c backend.Claim, l *lease, since time.Time) *mvccpb.KeyValue {
+	r := record{fenced: c.Fenced, token: c.Token, since: since, owner: c.Owner}
+	return &mvccpb.KeyValue{Key: []byte(entryName(c.Key, l.id, c.Shared)), Value: r.encode(), Lease: l.id}
+}
+
 // record is the value of an entry.
 type record struct {
 	fenced bool // the claim asked for a fence
 	token  string
-	since  time.Time // when the entry was made, by the clock of its process
+	since  time.Time // when the hold was granted, by the clock of its process; zero if that is not known
 	owner  string
 }
 
@@ -72,7 +80,7 @@ func (r record) encode() []byte {
 	if r.fenced {
 		mark = "f"
 	}
-	return fmt.Appendf(nil, "1 %s %s %d %s", mark, r.token, r.since.UnixMilli(), r.owner)
+	return fmt.Appendf(nil, "1 %s %s %d %s", mark, r.token, max(r.since.UnixMilli(), 0), r.owner)
 }
 
 // parseRecord is the reverse of encode. ok is false if value is another program's.
@@ -82,13 +90,11 @@ func parseRecord(value []byte) (r record, ok bool) {
 		return record{}, false
 	}
 	ms, err := strconv.ParseInt(string(f[3]), 10, 64)
-	return record{string(f[1]) == "f", string(f[2]), time.UnixMilli(ms), string(f[4])}, err == nil
-}
-
-// has reports whether kv is an entry of token.
-func has(kv *mvccpb.KeyValue, token string) bool {
-	r, ok := parseRecord(kv.Value)
-	return ok && r.token == token
+	r = record{fenced: string(f[1]) == "f", token: string(f[2]), owner: string(f[4])}
+	if ms != 0 {
+		r.since = time.UnixMilli(ms)
+	}
+	return r, err == nil
 }
 
 // holders returns how many of the entries of a key, which are in the order of their create

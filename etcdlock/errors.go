@@ -16,10 +16,12 @@ import (
 
 var (
 	errClosed = errors.New("etcdlock: driver is closed")
-	errNoUser = errors.New("etcdlock: no user to get a token for")
 
 	// errNoSpace says that etcd's disk quota is used up. The call has changed nothing.
 	errNoSpace = errors.New("its disk quota is used up: compact and defragment it, then run etcdctl alarm disarm")
+
+	// errDoubtful says that a keep-alive proves nothing: see renewal.outcome.
+	errDoubtful = errors.New("etcd: the leader has changed, or the lease has ended, during the call")
 
 	// errGone says that etcd knows no such lease. The call has changed nothing.
 	errGone = errors.New("the lease has ended")
@@ -27,6 +29,10 @@ var (
 
 // isUnavailable reports whether the connection has failed, or the member has no leader.
 func isUnavailable(err error) bool { return status.Code(err) == codes.Unavailable }
+
+// timedOut reports whether a member could not commit a request before the call's deadline, or
+// within some seconds. Other calls may be in flight to it.
+func timedOut(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrTimeout) }
 
 // isUnsent reports whether a call found no connection, so that it was not sent.
 func isUnsent(err error) bool {

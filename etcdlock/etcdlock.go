@@ -5,14 +5,15 @@
 //
 // A key has one holder at a time, as long as a majority of the members keeps its data. A
 // hold is in etcd's log, so it survives the loss of a minority, and a change of the leader.
-// The fence is the revision at which the holder joined the queue. TryLock does not pass a
-// queue. Shared claims that follow one another hold the key together.
+// The fence is the revision at which the holder joined the queue. So an etcd that has lost its
+// data may give smaller fences than before. TryLock does not pass a queue. Shared claims that
+// follow one another hold the key together.
 //
 // A term never ends early. It ends up to half a second late, because etcd looks for leases
 // that have ended twice a second. After a change of the leader all terms begin anew.
 //
-// A waiter that died, or is cut off, keeps its place for the window at most. The default is
-// 5 s.
+// A waiter that died, or is cut off, keeps its place for the parameter window, 5 s by default,
+// and up to half a second more.
 //
 // A hold lasts while etcd has both its lease and its entry. A renewal keeps the lease alive and
 // reads the entry. To end a hold by hand, use hasp's Break or revoke the lease.
@@ -20,7 +21,7 @@
 //
 // # Cost
 //
-// To lock a free key takes one transaction. If the lease comes from the pool, the call also
+// To lock a free key takes one transaction. If the driver has a lease left from an earlier hold, the call also
 // sends a keep-alive, unless the hold is renewed and the lease's term began less than a
 // second and less than a tenth of the term ago. The first hold of a lease also takes a call
 // that creates the lease. To unlock takes one call. A refused TryLock takes one transaction
@@ -70,6 +71,10 @@ const (
 // takes requests of 1.5 MiB.
 const maxName = 100 << 10
 
+// maxAsking is how many callers ask for a lease or a place at once. If thousands asked together,
+// their calls would take longer than they may, and be repeated.
+const maxAsking = 64
+
 // closing is how long Close waits for the end of leases, in all.
 const closing = time.Second
 
@@ -81,13 +86,15 @@ type Driver struct {
 	pool    pool
 	window  int64 // Options.Window in seconds
 	clock   *clock
+	turns   chan struct{} // has room for the callers that may ask for a place at once
 	wg      sync.WaitGroup
 	cancel  context.CancelFunc // ends the cluster's context, and everything with it
 	closed  chan struct{}      // closed when Close begins
 	once    sync.Once          // closes closed
 
-	mu      sync.Mutex // guards all below, and every queue and waiter
-	burials map[string]*burial
+	mu      sync.Mutex        // guards all below, and every queue and waiter
+	toBury  []*burial         // that are not under way
+	burying int               // goroutines of buryAll
 	queues  map[string]*queue // by key: the queues that callers wait in
 	active  int               // Waits and burials
 	quiet   chan struct{}     // closed when there are none, once Close has begun
@@ -129,19 +136,20 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	if window < minTTL {
 		panic(fmt.Sprintf("etcdlock: New: window %v is below %v", window, minTTL))
 	}
-	d := &Driver{window: seconds(window), clock: newClock(), closed: make(chan struct{}), burials: map[string]*burial{}, queues: map[string]*queue{}}
+	d := &Driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAsking), closed: make(chan struct{}), queues: map[string]*queue{}}
 	d.pool = pool{d: d, idle: map[int64][]idleLease{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	d.cancel = cancel
-	d.cluster = &cluster{dial: client.Dial, endpoints: client.Endpoints(), clock: d.clock, ctx: ctx, wg: &d.wg}
+	d.cluster = &cluster{dial: client.Dial, endpoints: client.Endpoints(), check: d.checkHead, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: ctx, wg: &d.wg}
 	return d
 }
 
 // Traits reports that the driver serves waiters in order of arrival, that it grants fences
-// and shared holds, and obeys KeepUntil, that terms are whole seconds of 2 or more, that it
-// excludes all clients of the same etcd, and that its calls end promptly.
+// and shared holds, obeys KeepUntil, and cleans up after calls that fail, that terms are whole
+// seconds of 2 or more, that it excludes all clients of the same etcd, and that its calls end
+// promptly.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true,
+	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Cleans: true,
 		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
@@ -182,7 +190,9 @@ func definite(err error) bool {
 }
 
 // unchanged is definite, and also true of a full disk, which is an outage for callers.
-func unchanged(err error) bool { return definite(err) || errors.Is(err, errNoSpace) }
+func unchanged(err error) bool {
+	return definite(err) || errors.Is(err, errNoSpace) || errors.As(err, new(*unsent))
+}
 
 // Close ends all waits, revokes the leases that no hold uses, and closes the connections.
 // It waits for etcd for a second at most: what is left then ends with its term. If the
@@ -214,7 +224,7 @@ func (d *Driver) Close() error {
 	return nil
 }
 
-// begin counts a Wait or a burial, which Close waits for. finish ends it.
+// begin counts a Wait, which Close waits for, as for a burial. finish ends it.
 func (d *Driver) begin() {
 	d.mu.Lock()
 	d.active++
@@ -224,6 +234,10 @@ func (d *Driver) begin() {
 func (d *Driver) finish() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.finishLocked()
+}
+
+func (d *Driver) finishLocked() {
 	if d.active--; d.active == 0 {
 		d.quietLocked()
 	}

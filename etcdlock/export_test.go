@@ -32,20 +32,18 @@ func (d *Driver) LeaveInSearch(pause, resume func()) {
 	m := c.current
 	s := c.searchLocked(m)
 	c.mu.Unlock()
-	time.Sleep(100 * time.Millisecond) // the probe is sent
-	_, before, _ := m.state()
+	time.Sleep(100 * time.Millisecond) // the question is sent
 
 	c.mu.Lock() // the search cannot end
 	resume()
-	for heard := before; heard == before; _, heard, _ = m.state() {
-		time.Sleep(time.Millisecond)
+	for silent := true; silent; time.Sleep(time.Millisecond) {
+		since, _ := m.state(time.Time{})
+		silent = !since.IsZero()
 	}
 	time.Sleep(10 * time.Millisecond)
-	left := c.leaveLocked(m)
+	m.left, c.current = true, nil
 	c.mu.Unlock()
-	if left {
-		m.close()
-	}
+	m.close()
 	<-s.done
 }
 
@@ -58,6 +56,13 @@ func (d *Driver) Idle() int {
 		n += len(ls)
 	}
 	return n
+}
+
+// Burials returns how many leases are still to be ended.
+func (d *Driver) Burials() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.active
 }
 
 // CheckVersion is checkVersion.
@@ -77,7 +82,7 @@ func (d *Driver) Behind() (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, q := range d.queues {
-		for w := range q.waiters {
+		for _, w := range q.waiters {
 			if w.mine != 0 {
 				n++
 			}

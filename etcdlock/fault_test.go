@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hasplock/hasp/backend"
@@ -266,6 +268,38 @@ func TestCompaction(t *testing.T) {
 	}
 }
 
+// A member answers that one call timed out, as etcd does if the deadline of the call passes while
+// it is committed. Other calls to that member go on.
+func TestATimeoutOfOneCallEndsNoOther(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, hosts(startServers(t, 1)), nil)
+	take(t, d, "k", time.Minute)
+	var waits atomic.Bool
+	began, ends := make(chan struct{}), make(chan struct{})
+	m.set(func(string) error {
+		if waits.CompareAndSwap(false, true) {
+			close(began)
+			<-ends
+			return nil
+		}
+		return rpctypes.ErrGRPCTimeout
+	}, nil)
+	inspected := make(chan error, 1)
+	go func() {
+		_, err := d.Inspect(context.Background(), "k")
+		inspected <- err
+	}()
+	<-began
+	if _, err := acquire(d, claimFor("other", time.Minute)); err == nil || errors.Is(err, backend.ErrHeld) {
+		t.Errorf("acquire: %v, want an outage", err)
+	}
+	m.set(nil, nil)
+	close(ends)
+	if err := <-inspected; err != nil {
+		t.Errorf("the other call: %v", err)
+	}
+}
+
 // TestNoSpace uses up the quota of etcd. Then holds go on and can be released, and no
 // key can be taken until an operator has made room.
 func TestNoSpace(t *testing.T) {
@@ -299,6 +333,11 @@ func TestNoSpace(t *testing.T) {
 	_, err = acquire(d, claimFor("after", time.Minute))
 	if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
 		t.Errorf("acquire without space: %v, want an outage that says what to do", err)
+	}
+	within, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if _, err := d.Wait(within, claimFor("after", time.Minute)); err == nil || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
+		t.Errorf("wait without space: %v, want an outage that says what to do", err)
 	}
 	if err := renew(d, c); err != nil {
 		t.Errorf("renew without space: %v", err)

@@ -15,25 +15,30 @@ import (
 
 // hold is the Handle of a hold of this driver.
 type hold struct {
-	d     *Driver
-	token string
-	entry *mvccpb.KeyValue // as this driver has written it
-	lease *lease
-	over  atomic.Bool   // it was released, or lost, or moved to another lease
-	busy  chan struct{} // has room for one: a Release or a move is under way
+	d       *Driver
+	token   string
+	entry   *mvccpb.KeyValue // as this driver has written it
+	lease   *lease
+	granted time.Time
+	over    atomic.Bool   // it was released, or lost, or moved to another lease
+	busy    chan struct{} // has room for one: a Release or a move is under way
 
 	mu     sync.Mutex // guards both
 	others []*lease   // of moves of unknown outcome, the leases that they were to
 	ended  bool       // the entry is gone
 }
 
-// newHold returns the grant of an entry. The holder may trust it for ttl from began on, by
-// the clock.
-func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, began, ttl time.Duration) backend.Grant {
-	g := backend.Grant{Until: d.clock.time(began).Add(ttl - backend.Drift(ttl)),
-		Handle: &hold{d: d, token: c.Token, entry: entry, lease: l, busy: make(chan struct{}, 1)}}
+func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hold {
+	return &hold{d: d, token: c.Token, entry: entry, lease: l, granted: time.Now(), busy: make(chan struct{}, 1)}
+}
+
+// grant returns the grant of h. The holder may trust it for ttl from the last beginning of the
+// lease's term on.
+func (h *hold) grant(c backend.Claim, ttl time.Duration) backend.Grant {
+	began := time.Duration(h.lease.began.Load())
+	g := backend.Grant{Until: h.d.clock.time(began).Add(ttl - backend.Drift(ttl)), Handle: h}
 	if c.Fenced {
-		g.Fence = uint64(entry.CreateRevision)
+		g.Fence = uint64(h.entry.CreateRevision)
 	}
 	return g
 }
@@ -41,12 +46,6 @@ func (d *Driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease, bega
 // maxAge limits the age of a pooled lease that is reused without a keep-alive. A tenth of
 // the term limits it as well, and only holds that will be renewed may use such a lease.
 const maxAge = time.Second
-
-// newEntry returns the entry that a claim makes with a lease. Its revisions are 0.
-func newEntry(c backend.Claim, l *lease) *mvccpb.KeyValue {
-	r := record{fenced: c.Fenced, token: c.Token, since: time.Now(), owner: c.Owner}
-	return &mvccpb.KeyValue{Key: []byte(entryName(c.Key, l.id, c.Shared)), Value: r.encode(), Lease: l.id}
-}
 
 // handleOf returns the hold that c is about, or nil if c must go by its token.
 func (d *Driver) handleOf(c backend.Claim) *hold {
@@ -72,6 +71,14 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err := d.check(ctx, c); err != nil {
 		return backend.Grant{}, err
 	}
+	select {
+	case d.turns <- struct{}{}:
+		defer func() { <-d.turns }()
+	case <-ctx.Done():
+		return backend.Grant{}, &unsent{ctx.Err()}
+	case <-d.closed:
+		return backend.Grant{}, errClosed
+	}
 	for {
 		called := d.clock.now()
 		l, err := d.pool.take(ctx, seconds(c.TTL))
@@ -92,18 +99,11 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	// A lease of the pool has run for a while. If the hold will be renewed, a little less
 	// than its term will do. Otherwise the term begins anew beside the put.
 	var b *beat
-	began := called
-	if at := time.Duration(l.began.Load()); at < called && c.Renewed && called-at < min(c.TTL/10, maxAge) {
-		began = at
-	} else if at < called {
-		var err error
-		if b, err = d.cluster.beat(ctx, l.id); err != nil {
-			d.bury(l, "", "")
-			return backend.Grant{}, err
-		}
+	if age := called - time.Duration(l.began.Load()); age > 0 && !(c.Renewed && age < min(c.TTL/10, maxAge)) {
+		b = d.cluster.beat(ctx, l.id)
 	}
 
-	queue, entry := queueOf(c.Key), newEntry(c, l)
+	queue, entry := queueOf(c.Key), newEntry(c, l, time.Now())
 	rivals := queue
 	if c.Shared {
 		rivals += "x"
@@ -112,115 +112,67 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 		return m.kv.Txn(ctx, txn([]*pb.Compare{createdAt(rivals, prefixEnd(rivals), 0)},
 			[]*pb.RequestOp{put(string(entry.Key), entry.Value, l.id)}, first(queue)))
 	})
-	switch {
-	case isGone(err):
-		return backend.Grant{}, errGone
-	case err != nil:
-		if unchanged(err) {
-			d.pool.give(l)
-		} else {
-			d.bury(l, c.Token, "")
-		}
-		return backend.Grant{}, err
-	}
-
+	var late error
 	if b != nil {
-		ttl, err := b.wait(ctx)
-		if err == nil && ttl > 0 {
+		if <-b.done; b.err == nil && b.ttl > 0 && b.term == r.GetHeader().GetRaftTerm() {
 			d.beganAt(l, b.began)
+		} else if late = b.err; late == nil {
+			late = errDoubtful
 		}
-		if r.Succeeded && (err != nil || ttl <= 0) {
-			// The key is taken, but perhaps not for the whole term.
-			if err == nil {
-				err = errors.New("etcd: the lease ended just when the key was taken")
-			}
-			d.bury(l, c.Token, "")
-			return backend.Grant{}, err
-		}
-		if err != nil || ttl <= 0 {
+		if late != nil {
 			l.doubtful.Store(true)
 		}
 	}
-	if !r.Succeeded {
+	switch {
+	case isGone(err):
+		return backend.Grant{}, errGone
+	case err != nil && !unchanged(err), err == nil && r.Succeeded && late != nil:
+		// The key may be taken, or is taken, but perhaps not for the whole term.
+		d.bury(l, "")
+		return backend.Grant{}, errors.Join(err, late)
+	case err != nil:
+		d.pool.give(l)
+		return backend.Grant{}, err
+	case !r.Succeeded:
 		d.pool.give(l)
 		return backend.Grant{}, refusal(r.Responses[0].GetResponseRange().Kvs)
 	}
 	entry.CreateRevision, entry.ModRevision = r.Header.Revision, r.Header.Revision
-	return d.newHold(c, entry, l, began, c.TTL), nil
+	return d.newHold(c, entry, l).grant(c, c.TTL), nil
 }
 
 // refusal returns the HeldError of a queue whose first entry is in kvs.
 func refusal(kvs []*mvccpb.KeyValue) error {
 	he := &backend.HeldError{}
 	if len(kvs) > 0 {
-		if r, ok := parseRecord(kvs[0].Value); ok {
-			he.Owner = r.owner
-		}
-		he.Shared = isShared(kvs[0].Key)
+		r, _ := parseRecord(kvs[0].Value)
+		he.Owner, he.Shared = r.owner, isShared(kvs[0].Key)
 	}
 	return he
 }
 
-// Renew begins the terms of the leases anew, on streams that all renewals share. It also
-// reads the entries: if another process has removed one and died before it revoked the lease,
-// the hold is lost although its lease lives. A hold that needs a longer term than its lease
-// has moves to another lease.
+// Renew begins the terms of the leases anew, and reads the entries: see prove. A hold that needs
+// a longer term than its lease has moves to another lease.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	type sent struct {
-		i int
-		h *hold
-		*beat
-	}
-	var beats []sent
+	var open []*renewal
 	var others []int // go by the token, or move
 	for i, c := range cs {
+		h := d.handleOf(c)
 		if err := d.check(ctx, c); err != nil {
 			done(i, backend.Grant{}, err)
-			continue
-		}
-		h := d.handleOf(c)
-		if h == nil || seconds(c.TTL) > h.lease.ttl {
+		} else if h == nil || seconds(c.TTL) > h.lease.ttl {
 			others = append(others, i)
-			continue
-		}
-		b, err := d.cluster.beat(ctx, h.lease.id)
-		if err != nil {
-			done(i, backend.Grant{}, err)
-			continue
-		}
-		beats = append(beats, sent{i, h, b})
-	}
-
-	hs := make([]*hold, len(beats))
-	for n, s := range beats {
-		hs[n] = s.h
-	}
-	attached, failed := d.attached(ctx, hs)
-	// A stream may answer late, and must not delay what is known of the holds on other streams.
-	take := func(n int) {
-		s := beats[n]
-		if err := s.h.renewed(ctx, s.beat, attached[n], failed[n]); errors.Is(err, errGone) {
-			others = append(others, s.i)
 		} else {
-			done(s.i, backend.Grant{}, err)
+			open = append(open, &renewal{i: i, h: h})
 		}
 	}
-	var late []int
-	for n, s := range beats {
-		select {
-		case <-s.beat.done:
-			take(n)
-		default:
-			late = append(late, n)
+	d.prove(ctx, open, func(r *renewal, err error) {
+		if errors.Is(err, errGone) {
+			others = append(others, r.i)
+		} else {
+			done(r.i, backend.Grant{}, err)
 		}
-	}
-	answered := make(chan int, len(late))
-	for _, n := range late {
-		go func() { _, _ = beats[n].beat.wait(ctx); answered <- n }()
-	}
-	for range late {
-		take(<-answered)
-	}
+	})
 	if len(others) == 0 {
 		return
 	}
@@ -232,59 +184,117 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	backend.RenewEach(ctx, rest, func(n int, g backend.Grant, err error) { done(others[n], g, err) }, d.renewOther)
 }
 
+// renewal is a keep-alive for a hold, and what a read of its entry says; see read.
+type renewal struct {
+	i        int // of the claim
+	h        *hold
+	beat     *beat
+	attached bool   // the entry is under the lease
+	term     uint64 // of the leader
+	err      error
+}
+
+// prove sends keep-alives for the leases of holds, reads the entries when they were answered, and
+// calls done for each, with errGone if the hold is lost, unless another driver has moved it to
+// another lease. A keep-alive that is late delays no other hold, and does not hide that an entry
+// is gone: the entries are read after a quarter of the time in any case. The late ones then have
+// another turn.
+func (d *Driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
+	for _, r := range open {
+		r.beat = d.cluster.beat(ctx, r.h.lease.id)
+	}
+	for len(open) > 0 {
+		turn := time.Second
+		if end, ok := ctx.Deadline(); ok {
+			turn = max(time.Until(end)/4, minTurn)
+		}
+		within, cancel := context.WithTimeout(ctx, turn)
+		answered := make([]bool, len(open))
+		for n, r := range open {
+			select {
+			case <-r.beat.done:
+				answered[n] = true
+			case <-within.Done():
+			}
+		}
+		cancel()
+		d.read(ctx, open)
+
+		var late []*renewal
+		for n, r := range open {
+			if !answered[n] && ctx.Err() == nil && (r.err != nil || r.attached) {
+				late = append(late, r)
+			} else {
+				done(r, r.outcome())
+			}
+		}
+		open = late
+	}
+}
+
+// minTurn is for one turn of prove.
+const minTurn = 50 * time.Millisecond
+
+// outcome takes in the answers to a keep-alive and to a read of the entry.
+//
+// A keep-alive alone proves nothing. A leader that was deposed may answer it, and so may the
+// leader while it revokes the lease. The read proves that the lease was alive after the answer. If
+// both answers are from the same term of a leader, it has begun the lease's term anew.
+func (r *renewal) outcome() error {
+	h := r.h
+	if r.err == nil && !r.attached {
+		h.abandon()
+		return errGone
+	}
+	<-r.beat.done // at the latest when the context has ended
+	switch b := r.beat; {
+	case b.err == nil && b.ttl <= 0:
+		h.over.Store(true)
+		return errGone
+	case b.err != nil:
+		// It may still arrive, and prolong whatever the lease is used for then.
+		h.lease.doubtful.Store(true)
+		return b.err
+	case r.err != nil:
+		return r.err
+	case b.term != r.term:
+		h.lease.doubtful.Store(true)
+		return errDoubtful
+	default:
+		h.d.beganAt(h.lease, b.began)
+		return nil
+	}
+}
+
 const (
 	maxReads = 100     // entries that one transaction reads; etcd allows 128
 	maxNames = 1 << 19 // bytes of their names; etcd takes requests of 1.5 MiB
 )
 
-// attached reports which holds have an entry that is under their lease. A hold whose read
-// failed has an error instead.
-func (d *Driver) attached(ctx context.Context, hs []*hold) (is []bool, failed []error) {
-	is, failed = make([]bool, len(hs)), make([]error, len(hs))
+// read reads the entries of holds.
+func (d *Driver) read(ctx context.Context, all []*renewal) {
 	var wg sync.WaitGroup
-	for from := 0; from < len(hs); {
+	for len(all) > 0 {
 		var reads []*pb.RequestOp
-		for size := 0; from+len(reads) < len(hs) && len(reads) < maxReads && (size == 0 || size < maxNames); {
-			entry := string(hs[from+len(reads)].entry.Key)
+		for size := 0; len(reads) < min(len(all), maxReads) && (size == 0 || size < maxNames); {
+			entry := string(all[len(reads)].h.entry.Key)
 			reads = append(reads, name(entry))
 			size += len(entry)
 		}
-		first := from
-		from += len(reads)
+		some := all[:len(reads)]
+		all = all[len(reads):]
 		wg.Go(func() {
-			r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) { return m.kv.Txn(ctx, txn(nil, reads)) })
-			for i := range reads {
-				if failed[first+i] = err; err == nil {
-					h, kvs := hs[first+i], r.Responses[i].GetResponseRange().Kvs
-					is[first+i] = len(kvs) == 1 && kvs[0].CreateRevision == h.entry.CreateRevision && kvs[0].Lease == h.lease.id
+			res, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) { return m.kv.Txn(ctx, txn(nil, reads)) })
+			for i, r := range some {
+				if r.err = err; err == nil {
+					kvs := res.Responses[i].GetResponseRange().Kvs
+					r.attached = len(kvs) == 1 && kvs[0].CreateRevision == r.h.entry.CreateRevision && kvs[0].Lease == r.h.lease.id
+					r.term = res.Header.RaftTerm
 				}
 			}
 		})
 	}
 	wg.Wait()
-	return is, failed
-}
-
-// renewed takes in the answers to a beat of the hold's lease and to the read of its entry. It
-// returns errGone if the hold is lost, unless another driver has moved it to another lease.
-func (h *hold) renewed(ctx context.Context, b *beat, attached bool, failed error) error {
-	ttl, err := b.wait(ctx)
-	switch {
-	case err != nil:
-		// It may still arrive, and prolong whatever the lease is used for then.
-		h.lease.doubtful.Store(true)
-		return err
-	case ttl <= 0:
-		h.over.Store(true)
-		return errGone
-	case failed != nil:
-		return failed
-	case !attached:
-		h.abandon()
-		return errGone
-	}
-	h.d.beganAt(h.lease, b.began)
-	return nil
 }
 
 // abandon ends the lease of a hold whose entry is not under it, unless a Release does that.
@@ -298,7 +308,7 @@ func (h *hold) abandon() {
 		return
 	}
 	if h.over.CompareAndSwap(false, true) {
-		h.d.bury(h.lease, "", "")
+		h.d.bury(h.lease, "")
 	}
 }
 
@@ -306,30 +316,17 @@ func (h *hold) abandon() {
 // known by its lease.
 func (d *Driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if h := d.handleOf(c); h != nil {
-		g, err := d.attach(ctx, c, h.entry, 0)
+		g, err := d.lengthen(ctx, c, h.entry)
 		if errors.Is(err, errNoSpace) {
-			g, err = d.renewShort(ctx, c, h)
+			// etcd has no space to move the hold to another lease, but the present one lasts.
+			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
+			g = h.grant(c, min(c.TTL, time.Duration(h.lease.ttl)*time.Second))
 		}
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
 	}
 	return d.renewByToken(ctx, c)
-}
-
-// renewShort renews a hold for the term of its lease, which is shorter than was asked for:
-// etcd has no space to move the hold to another lease.
-func (d *Driver) renewShort(ctx context.Context, c backend.Claim, h *hold) (backend.Grant, error) {
-	b, err := d.cluster.beat(ctx, h.lease.id)
-	if err != nil {
-		return backend.Grant{}, err
-	}
-	attached, failed := d.attached(ctx, []*hold{h})
-	if err := h.renewed(ctx, b, attached[0], failed[0]); err != nil {
-		return backend.Grant{}, err
-	}
-	term := min(c.TTL, time.Duration(h.lease.ttl)*time.Second)
-	return backend.Grant{Until: d.clock.time(b.began).Add(term - backend.Drift(term))}, nil
 }
 
 // Release removes the entry of the hold or of the place in the queue.
@@ -363,16 +360,15 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	if err == nil {
 		d.settle(c, 0) // a move may have begun meanwhile
 	}
-	switch {
-	case err != nil:
-		d.bury(h.lease, c.Token, "")
-		return err
-	case !removed:
-		d.bury(h.lease, "", "")
-		return backend.ErrLost
+	if err == nil && removed {
+		d.pool.give(h.lease)
+		return nil
 	}
-	d.pool.give(h.lease)
-	return nil
+	d.bury(h.lease, "")
+	if err == nil {
+		err = backend.ErrLost
+	}
+	return err
 }
 
 // removeEntry removes an entry of a lease of this driver. It reports whether it was there,
@@ -381,14 +377,14 @@ func (d *Driver) removeEntry(ctx context.Context, l *lease, name string, revisio
 	r, err := call(ctx, d.cluster, func(m *member) (*pb.DeleteRangeResponse, error) {
 		return m.kv.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte(name), PrevKv: true})
 	})
-	if err != nil {
+	if err != nil || len(r.PrevKvs) == 0 {
 		return false, err
 	}
-	if len(r.PrevKvs) == 1 && r.PrevKvs[0].Lease != l.id {
+	if r.PrevKvs[0].Lease != l.id {
 		// The entry was moved to another lease, by a renewal that was still under way or by
 		// another driver, which may revoke this one.
 		l.doubtful.Store(true)
-		d.bury(d.foreign(r.PrevKvs[0].Lease), "", "")
+		d.bury(d.foreign(r.PrevKvs[0].Lease), "")
 	}
-	return len(r.PrevKvs) == 1 && (revision == 0 || r.PrevKvs[0].CreateRevision == revision), nil
+	return revision == 0 || r.PrevKvs[0].CreateRevision == revision, nil
 }

@@ -51,3 +51,41 @@ func TestLastSecond(t *testing.T) {
 		return nil
 	})
 }
+
+// The age of a hold does not count its wait. It is not known before the first renewal.
+func TestAgeOfAHoldThatWaited(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, h := openDriver(t, s.Client), openDriver(t, s.Client)
+	held := take(t, h, "key", 5*time.Minute)
+	c := claimFor("key", 5*time.Minute)
+	c.Renewed = true
+	granted := make(chan backend.Grant)
+	go func() {
+		g, err := d.Wait(context.Background(), c)
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- g
+	}()
+	queued(t, h, "key", 1)
+	time.Sleep(100 * time.Millisecond)
+	before := time.Now()
+	if err := release(h, held); err != nil {
+		t.Fatal(err)
+	}
+	c.Handle = (<-granted).Handle
+	after := time.Now()
+	for i := range 2 {
+		st, err := bounded(func(ctx context.Context) (backend.Status, error) { return h.Inspect(ctx, "key") })
+		if err != nil || !st.Held {
+			t.Fatal(st, err)
+		}
+		if i == 0 && !st.Since.IsZero() || i == 1 && (st.Since.Before(before.Truncate(time.Millisecond)) || st.Since.After(after)) {
+			t.Errorf("after %d renewals, the hold began at %v, want between %v and %v", i, st.Since, before, after)
+		}
+		if err := renew(d, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -90,7 +90,7 @@ func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
 		}
 		// They would end by themselves, but a new leader begins their terms anew.
 		for _, l := range ls {
-			p.d.bury(l.lease, "", "")
+			p.d.bury(l.lease, "")
 		}
 		delete(p.idle, secs)
 	}
@@ -111,7 +111,7 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	if err != nil {
 		if !unchanged(err) {
 			l.ttl = secs
-			p.d.bury(l, "", "")
+			p.d.bury(l, "")
 		}
 		return nil, err
 	}
@@ -123,13 +123,13 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 // give returns a lease whose entry is gone for certain.
 func (p *pool) give(l *lease) {
 	if l.doubtful.Load() || p.d.left(l) < time.Duration(l.ttl)*time.Second/3 {
-		p.d.bury(l, "", "")
+		p.d.bury(l, "")
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || len(p.idle[l.asked]) >= maxIdle {
-		p.d.bury(l, "", "")
+		p.d.bury(l, "")
 		return
 	}
 	p.idle[l.asked] = append(p.idle[l.asked], idleLease{l, time.Now()})
@@ -146,7 +146,7 @@ func (p *pool) prune() {
 	for secs, ls := range p.idle {
 		n := 0
 		for n < len(ls) && time.Since(ls[n].since) >= idleTime-idleTime/10 {
-			p.d.bury(ls[n].lease, "", "")
+			p.d.bury(ls[n].lease, "")
 			n++
 		}
 		p.idle[secs] = append([]idleLease(nil), ls[n:]...)
@@ -166,7 +166,7 @@ func (p *pool) flush() {
 	defer p.mu.Unlock()
 	for _, ls := range p.idle {
 		for _, l := range ls {
-			p.d.bury(l.lease, "", "")
+			p.d.bury(l.lease, "")
 		}
 	}
 	clear(p.idle)
@@ -182,94 +182,91 @@ func (p *pool) close() {
 	}
 	for _, ls := range p.idle {
 		for _, l := range ls {
-			p.d.bury(l.lease, "", "")
+			p.d.bury(l.lease, "")
 		}
 	}
 	clear(p.idle)
 }
 
+// maxBurying bounds the clean-ups under way. After an outage there may be thousands of leases to
+// end, and etcd must also serve its other clients.
+const maxBurying = 64
+
 // burial is the end of a lease that may not be used again.
 type burial struct {
-	done  chan struct{}
-	ended bool // its revocation ended the lease, and the entry with it; set before done is closed
+	lease *lease
+	name  string        // of an entry that is certain, or ""
+	pause time.Duration // before the next try
 }
 
-// bury ends a lease in the background. If token is not empty, a Release of the token waits
-// for that. If name is not empty, the entry of that name is certain, so it is removed, and
-// the lease goes back to the pool.
-func (d *Driver) bury(l *lease, token, name string) {
-	b := &burial{done: make(chan struct{})}
-	if token != "" {
-		d.mu.Lock()
-		d.burials[token] = b
-		d.mu.Unlock()
-	}
+// bury ends a lease in the background. If name is not empty, the entry of that name is certain,
+// so it is removed, and the lease goes back to the pool.
+func (d *Driver) bury(l *lease, name string) {
+	b := &burial{lease: l, name: name, pause: 50 * time.Millisecond}
 	if name == "" {
 		l.doubtful.Store(true)
 	}
-	d.begin()
-	run := func() {
-		defer d.finish()
-		b.ended = d.end(l, name)
-		close(b.done)
-		if token != "" {
-			d.mu.Lock()
-			delete(d.burials, token)
-			d.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.active++
+	if d.burying < maxBurying {
+		if !d.cluster.spawn(d.buryAll) {
+			d.finishLocked() // the driver is closed
+			return
 		}
+		d.burying++
 	}
-	if !d.cluster.spawn(run) {
-		close(b.done)
-		d.finish()
-	}
+	d.toBury = append(d.toBury, b)
 }
 
-// end removes the entry name, if it is not empty, or else revokes the lease. It tries until
-// the lease has ended in any case. It reports whether it has ended an entry.
-func (d *Driver) end(l *lease, name string) bool {
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		ctx, cancel := context.WithTimeout(d.cluster.ctx, revokeTime)
-		if name != "" {
-			removed, err := d.removeEntry(ctx, l, name, 0)
-			cancel()
-			if err == nil && removed {
-				d.pool.give(l)
-				return true
-			}
-			name = ""
-			l.doubtful.Store(true)
-			continue
+// buryAll ends leases until there is none to end.
+func (d *Driver) buryAll() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for len(d.toBury) > 0 {
+		b := d.toBury[0]
+		d.toBury = d.toBury[1:]
+		d.mu.Unlock()
+		over := d.end(b)
+		if !over {
+			pause(d.cluster.ctx, b.pause)
+			b.pause = min(2*b.pause, time.Second)
 		}
+		d.mu.Lock()
 
-		_, err := call(ctx, d.cluster, func(m *member) (*pb.LeaseRevokeResponse, error) {
-			return m.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: l.id})
-		})
-		cancel()
-		if err == nil || isGone(err) {
-			return err == nil
-		}
-
-		// A new leader begins the terms anew, so a lease may last for longer than its term.
-		if d.left(l) < -time.Duration(l.ttl+10)*time.Second {
-			return false
-		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-d.cluster.ctx.Done():
-			t.Stop()
-			return false
+		if over {
+			d.finishLocked()
+		} else {
+			d.toBury = append(d.toBury, b) // the next one may fare better
 		}
 	}
+	d.burying--
 }
 
-// revoke ends a lease of any driver.
+// end tries to remove the entry of b, if it has a name, or else to revoke the lease. It reports
+// whether the burial is over: the lease is revoked, or has ended in any case.
+func (d *Driver) end(b *burial) (over bool) {
+	ctx, cancel := context.WithTimeout(d.cluster.ctx, revokeTime)
+	defer cancel()
+	if b.name != "" {
+		removed, err := d.removeEntry(ctx, b.lease, b.name, 0)
+		if err == nil && removed {
+			d.pool.give(b.lease)
+			return true
+		}
+		b.name = ""
+		b.lease.doubtful.Store(true)
+	}
+	err := d.revoke(ctx, b.lease.id)
+
+	// A new leader begins the terms anew, so a lease may last for longer than its term.
+	return err == nil || isGone(err) || d.cluster.ctx.Err() != nil || d.left(b.lease) < -time.Duration(b.lease.ttl+10)*time.Second
+}
+
+// revoke ends a lease of any driver. It returns errGone if the lease has ended before.
 func (d *Driver) revoke(ctx context.Context, id int64) error {
 	_, err := call(ctx, d.cluster, func(m *member) (*pb.LeaseRevokeResponse, error) {
 		return m.leases.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: id})
 	})
-	if isGone(err) {
-		return nil
-	}
 	return err
 }

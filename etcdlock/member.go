@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"io"
 	"math"
 	"sync"
 	"time"
@@ -21,7 +22,6 @@ type member struct {
 	leases   pb.LeaseClient
 	watching pb.WatchClient
 	watches  watches
-	beats    [maxStreams]beats
 
 	ctx context.Context // ends when the member is given up; streams live in it
 	end context.CancelFunc
@@ -29,9 +29,9 @@ type member struct {
 	left bool // the member was given up, and must not be used again; c.mu guards it
 
 	mu      sync.Mutex // guards all below
+	idle    []*stream  // that no call uses
 	pending int        // calls that have no answer yet
 	silent  time.Time  // since when calls have had no answer; zero if none waits and none has failed since the last answer
-	heard   time.Time  // when the last answer came
 	sent    time.Time  // when the last call was sent
 }
 
@@ -42,9 +42,6 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	}
 	calls := unlimited{conn}
 	m := &member{c: c, endpoint: endpoint, conn: conn, kv: pb.NewKVClient(calls), leases: pb.NewLeaseClient(calls), watching: pb.NewWatchClient(calls)}
-	for i := range m.beats {
-		m.beats[i].m, m.beats[i].wake = m, make(chan struct{}, 1)
-	}
 	m.ctx, m.end = context.WithCancel(c.ctx)
 	return m, nil
 }
@@ -65,25 +62,6 @@ func (u unlimited) NewStream(ctx context.Context, desc *grpc.StreamDesc, method 
 func (m *member) close() {
 	m.end()
 	m.conn.Close()
-}
-
-// drain ends the streams of the member, and closes its connection when its calls have ended.
-func (m *member) drain() {
-	m.end()
-	m.c.wg.Go(func() {
-		t := time.NewTicker(lookEvery)
-		defer t.Stop()
-		for began := time.Now(); time.Since(began) < drainTime; {
-			select {
-			case <-t.C:
-			case <-m.c.ctx.Done():
-			}
-			if _, _, busy := m.state(); !busy || m.c.ctx.Err() != nil {
-				break
-			}
-		}
-		m.conn.Close()
-	})
 }
 
 // asked notes that a call is sent.
@@ -107,49 +85,119 @@ func (m *member) done(answered bool) {
 	if !answered {
 		return
 	}
-	m.heard = time.Now()
 	m.silent = time.Time{}
 	if m.pending > 0 {
-		m.silent = m.heard
+		m.silent = time.Now()
 	}
 }
 
-// state returns since when the member has been silent (zero if it is not silent), the time of its
-// last answer, and whether calls are under way.
-func (m *member) state() (silent, heard time.Time, busy bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.silent, m.heard, m.pending > 0
-}
-
-// unanswered reports whether a call was sent after t, and no answer has come since. It returns
-// false if m is nil.
-func (m *member) unanswered(t time.Time) bool {
+// state returns since when the member has been silent, or zero, and whether calls are under way,
+// or one that was sent after t has had no answer.
+func (m *member) state(t time.Time) (silent time.Time, busy bool) {
 	if m == nil {
-		return false
+		return time.Time{}, false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return !m.silent.IsZero() && m.sent.After(t)
+	return m.silent, m.pending > 0 || !m.silent.IsZero() && m.sent.After(t)
 }
 
-// isStuck reports whether a stream that owes an answer since then is stuck: the member has answered
-// others meanwhile, or it is very late.
-func (m *member) isStuck(since time.Time) bool {
-	_, heard, _ := m.state()
-	late := time.Since(since)
-	return late >= drainTime || late >= stuckTime && heard.Sub(since) >= stuckTime/2
-}
-
-// probe makes a linearizable read, which needs a leader and a majority. A member that is cut off
+// read makes a linearizable read, which needs a leader and a majority. A member that is cut off
 // from the others may still answer other requests, but not this one.
-func (m *member) probe(ctx context.Context) error {
-	m.asked()
-	_, err := m.kv.Range(ctx, &pb.RangeRequest{Key: []byte(root), KeysOnly: true})
-	answered := isAnswer(err)
-	m.done(answered)
-	if answered {
-		return nil
+func (m *member) read(ctx context.Context, name string) (*pb.RangeResponse, error) {
+	return asking(m, func(m *member) (*pb.RangeResponse, error) {
+		return m.kv.Range(ctx, &pb.RangeRequest{Key: []byte(name), KeysOnly: true})
+	})
+}
+
+// maxBeats is how many keep-alives of a Client are under way at once. A member that is not the
+// leader passes each on to the leader, and answers those of one stream one after another. So
+// each has a stream of its own meanwhile. A server may allow 100 streams for each connection.
+const maxBeats = 64
+
+// stream is for keep-alives, one at a time.
+type stream struct {
+	pb.Lease_LeaseKeepAliveClient
+	cancel context.CancelFunc
+}
+
+// beat is a keep-alive, and its answer once done is closed.
+type beat struct {
+	began time.Duration // by the clock, before it was sent, so the lease's term ends later than began + ttl
+	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
+	term  uint64        // of the leader, as the member knew it
+	err   error
+	done  chan struct{}
+}
+
+// beat begins the term of a lease anew. The caller waits for done, which is closed when ctx ends
+// at the latest.
+func (c *cluster) beat(ctx context.Context, lease int64) *beat {
+	b := &beat{done: make(chan struct{})}
+	if !c.spawn(func() {
+		defer close(b.done)
+		select {
+		case c.beats <- struct{}{}:
+			defer func() { <-c.beats }()
+			_, b.err = call(ctx, c, func(m *member) (any, error) { return nil, m.beat(ctx, lease, b) })
+		case <-ctx.Done():
+			b.err = ctx.Err()
+		}
+	}) {
+		b.err = errClosed
+		close(b.done)
+	}
+	return b
+}
+
+func (m *member) beat(ctx context.Context, lease int64, b *beat) error {
+	for {
+		s, used, err := m.stream()
+		if err != nil {
+			return err
+		}
+		if err = m.beatOn(ctx, s, lease, b); err == nil || !used || ctx.Err() != nil {
+			return err
+		}
+		// The member may have been restarted since the stream was used. A new one tells.
+	}
+}
+
+func (m *member) beatOn(ctx context.Context, s *stream, lease int64, b *beat) (err error) {
+	stop := context.AfterFunc(ctx, s.cancel)
+	b.began = m.c.clock.now()
+	var r *pb.LeaseKeepAliveResponse
+	if err = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}); err == nil || err == io.EOF { // Recv has the reason
+		r, err = s.Recv()
+	}
+	b.ttl, b.term = r.GetTTL(), r.GetHeader().GetRaftTerm()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.idle = append(m.idle, s)
+	if !stop() || err != nil {
+		for _, s := range m.idle { // what one fails by may concern all, such as a token that has expired
+			s.cancel()
+		}
+		m.idle = nil
 	}
 	return err
+}
+
+// stream returns a stream that no call uses, and whether one has used it.
+func (m *member) stream() (s *stream, used bool, err error) {
+	m.mu.Lock()
+	if n := len(m.idle); n > 0 {
+		defer m.mu.Unlock()
+		s := m.idle[n-1]
+		m.idle = m.idle[:n-1]
+		return s, true, nil
+	}
+	m.mu.Unlock()
+	ctx, cancel := context.WithCancel(m.ctx)
+	of, err := m.leases.LeaseKeepAlive(ctx)
+	if err != nil {
+		cancel()
+		return nil, false, err
+	}
+	return &stream{of, cancel}, false, nil
 }

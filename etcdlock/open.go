@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -109,7 +110,21 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err == nil {
 		_, err = d.entries(ctx, "probe")
 	}
+	if err == nil {
+		err = d.refuseProxy(ctx)
+	}
 	return err
+}
+
+// refuseProxy returns an error if the member is etcd's grpc-proxy. That sends keep-alives when it
+// is time by its own reckoning, and lets its clients wait meanwhile. It tells itself apart by the
+// term of a lease that does not exist, which is 0 for a member.
+func (d *Driver) refuseProxy(ctx context.Context) error {
+	b := d.cluster.beat(ctx, rand.Int64N(1<<62)+1)
+	if <-b.done; b.err == nil && b.ttl < 0 {
+		return invalid("that is etcd's grpc-proxy, which delays keep-alives: name the members of the etcd")
+	}
+	return b.err
 }
 
 // checkVersion refuses versions that lack what the driver needs.

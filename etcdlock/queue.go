@@ -3,128 +3,123 @@ package etcdlock
 import (
 	"context"
 	"slices"
+	"sort"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/hasplock/hasp/backend"
 )
 
-// queue watches the entries of one key for all waiters of this driver. The driver's mu
+// queue is what the waiters of this driver for one key know of its entries. The driver's mu
 // guards its fields.
+//
+// A watch reports deletions only. The entries come from the reads of the waiters: each reads
+// those that were created since the last read. So an event that is lost only delays a waiter.
+// When a new watch is confirmed, deletions may have been missed, so a new epoch begins in which
+// nothing is known.
 //
 // The watch has no start revision. It reports what happens after etcd has confirmed it, so
 // a waiter reads the queue only then. A watch from a revision of the past would have to wait
 // for a loop of etcd that runs ten times a second.
-//
-// A watch reports deletions only. The entries come from the reads of the waiters: each reads
-// those that were created since the last read. When a new watch is confirmed, deletions may
-// have been missed, so a new epoch begins in which nothing is known.
 type queue struct {
 	d       *Driver
 	prefix  string
 	stop    context.CancelFunc
-	waiters map[*waiter]bool
-	armed   bool          // a watch is confirmed
-	epoch   int           // how many watches were confirmed
-	changed chan struct{} // closed and replaced when armed becomes true
-	turns   chan struct{} // has room for the waiters that may read at once
+	callers int                // that wait
+	waiters map[string]*waiter // by the name of the entry
+	armed   bool               // a watch is confirmed
+	epoch   int                // how many watches were confirmed
+	changed chan struct{}      // closed and replaced when armed becomes true
 
-	known         int64 // every entry that was created up to this revision, and is there, is in one of the lines
-	alone, shared line
+	known   int64            // each entry that was created up to this revision, and is there, is in order
+	order   []place          // the entries, in order of their creation
+	reading int              // reads under way
+	gone    map[string]int64 // the deletions while there are any
 }
 
-// maxReading is how many waiters read the queue at once. etcd looks at the whole queue for
-// each. If thousands came together, their calls would take longer than they may.
-const maxReading = 16
+// place is one entry.
+type place struct {
+	created int64 // its create revision
+	name    string
+	owner   string
+}
 
 // waiter is one Wait.
 type waiter struct {
 	name  string
-	epoch int              // of the queue when the read began; what was read is valid in this epoch only
-	mine  int64            // the create revision of its entry; 0 until the queue was read
-	front bool             // no entry is ahead. It stays so: whatever comes later is behind
-	gone  map[string]int64 // entries that were deleted while the queue is read, with the revisions
-	lost  bool             // its entry was deleted
-	wake  chan struct{}    // signals a change; has room for one
+	epoch int           // of the queue when its read began; what was read is valid in this epoch only
+	mine  int64         // the create revision of its entry; 0 until the queue was read
+	front bool          // no entry is ahead. It stays so: whatever comes later is behind
+	lost  bool          // its entry was deleted
+	wake  chan struct{} // signals a change; has room for one
 }
 
-// line is the entries of one kind, shared or not.
-type line struct {
-	created map[string]int64 // create revisions, by name
-	order   []int64          // the same, ascending
-}
-
-func (l *line) add(name string, created int64) {
-	old := l.created[name]
-	if old >= created {
-		return
-	}
-	// A name may be used again before the event of its deletion comes.
-	l.remove(name, created)
-	l.created[name] = created
-	i, _ := slices.BinarySearch(l.order, created)
-	l.order = slices.Insert(l.order, i, created)
-}
-
-// remove takes in that name was deleted at a revision.
-func (l *line) remove(name string, revision int64) {
-	created, ok := l.created[name]
-	if !ok || created >= revision {
-		return
-	}
-	delete(l.created, name)
-	if i, ok := slices.BinarySearch(l.order, created); ok {
-		l.order = slices.Delete(l.order, i, i+1)
+func (w *waiter) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
 	}
 }
 
-// before reports whether the line has an entry that was created before a revision.
-func (l *line) before(revision int64) bool { return len(l.order) > 0 && l.order[0] < revision }
-
-// join adds a waiter to the queue of a key. The first waiter starts the watch, and the
-// last that leaves ends it.
-func (d *Driver) join(key string, w *waiter) *queue {
+// join adds a caller to the queue of a key. The first one starts the watch, and the last that
+// leaves ends it.
+func (d *Driver) join(key string) *queue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	q := d.queues[key]
 	if q == nil {
 		ctx, stop := context.WithCancel(d.cluster.ctx)
-		q = &queue{d: d, prefix: queueOf(key), stop: stop, waiters: map[*waiter]bool{}, changed: make(chan struct{}), turns: make(chan struct{}, maxReading)}
+		q = &queue{d: d, prefix: queueOf(key), stop: stop, waiters: map[string]*waiter{}, changed: make(chan struct{})}
 		if !d.cluster.spawn(func() { q.run(ctx) }) {
 			stop()
 		}
 		d.queues[key] = q
 	}
-	q.waiters[w] = true
+	q.callers++
 	return q
 }
 
 func (q *queue) leave(key string, w *waiter) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	delete(q.waiters, w)
-	if len(q.waiters) == 0 {
+	q.forgetLocked(w)
+	if q.callers--; q.callers == 0 {
 		q.stop()
 		delete(q.d.queues, key)
 	}
 }
 
 // begin prepares w for reading the entries that were created after the revision known. It
-// returns false, and a channel that tells when to ask again, if there is no watch.
-func (q *queue) begin(w *waiter, name string) (known int64, ok bool, changed <-chan struct{}) {
+// returns false if there is no watch.
+func (q *queue) begin(w *waiter, name string) (known int64, ok bool) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	w.name, w.epoch, w.mine, w.front, w.gone, w.lost = name, q.epoch, 0, false, map[string]int64{}, false
-	return q.known, q.armed, q.changed
+	if !q.armed {
+		return 0, false
+	}
+	q.forgetLocked(w)
+	w.name, w.epoch = name, q.epoch
+	q.waiters[name] = w
+	if q.reading++; q.gone == nil {
+		q.gone = map[string]int64{}
+	}
+	return q.known, true
 }
 
-// read takes in the entries that a waiter has read at a revision. Its own has the create
-// revision mine.
-func (q *queue) read(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
+// end takes in the entries that a waiter has read at a revision. Its own has the create revision
+// mine, which is 0 if the read has failed.
+func (q *queue) end(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	gone := w.gone
-	w.mine, w.gone = mine, nil
-	if deleted := gone[w.name]; deleted > mine {
+	gone := q.gone
+	if q.reading--; q.reading == 0 {
+		q.gone = nil
+	}
+	if w.mine = mine; mine == 0 {
+		return
+	}
+	if gone[w.name] > mine {
 		w.lost = true
 		return
 	}
@@ -135,48 +130,62 @@ func (q *queue) read(w *waiter, mine, revision int64, kvs []*mvccpb.KeyValue) {
 	for _, kv := range kvs {
 		// A deletion that was reported during the read may be later than the read.
 		if name := string(kv.Key); gone[name] <= kv.CreateRevision {
-			q.line(name).add(name, kv.CreateRevision)
+			q.add(name, kv)
 		}
 	}
 	q.known = max(q.known, revision)
-	w.front = q.isFront(w)
-}
-
-func (q *queue) line(name string) *line {
-	if isShared([]byte(name)) {
-		return &q.shared
-	}
-	return &q.alone
-}
-
-func (q *queue) isFront(w *waiter) bool {
-	return !q.alone.before(w.mine) && (isShared([]byte(w.name)) || !q.shared.before(w.mine))
+	q.wakeFront()
 }
 
 // forget makes w read the queue again.
 func (q *queue) forget(w *waiter) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	w.mine, w.front, w.gone, w.lost = 0, false, nil, false
+	q.forgetLocked(w)
 }
 
-func (w *waiter) signal() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
+func (q *queue) forgetLocked(w *waiter) {
+	if q.waiters[w.name] == w {
+		delete(q.waiters, w.name)
+	}
+	w.mine, w.front, w.lost = 0, false, false
+}
+
+func (q *queue) add(name string, kv *mvccpb.KeyValue) {
+	i := sort.Search(len(q.order), func(i int) bool { return q.order[i].created >= kv.CreateRevision })
+	if i == len(q.order) || q.order[i].created != kv.CreateRevision {
+		r, _ := parseRecord(kv.Value)
+		q.order = slices.Insert(q.order, i, place{kv.CreateRevision, name, r.owner})
 	}
 }
 
-// place is what a waiter knows of its place.
-type place int
+// wakeFront wakes the waiters that no entry is ahead of.
+func (q *queue) wakeFront() {
+	for i, p := range q.order {
+		shared := isShared([]byte(p.name))
+		if i > 0 && !shared {
+			return
+		}
+		if w := q.waiters[p.name]; w != nil && w.mine == p.created && !w.front {
+			w.front = true
+			w.signal()
+		}
+		if !shared {
+			return
+		}
+	}
+}
+
+// where is what a waiter knows of its place.
+type where int
 
 const (
-	behind place = iota // others are ahead
+	behind where = iota // others are ahead
 	front               // the key is the waiter's
 	unsure              // the queue must be read again
 )
 
-func (q *queue) place(w *waiter) place {
+func (q *queue) where(w *waiter) where {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	switch {
@@ -190,59 +199,90 @@ func (q *queue) place(w *waiter) place {
 	return behind
 }
 
-// The queue of a key that etcd refuses to watch is tried again after a pause, which grows.
+// held returns the HeldError for a waiter that is behind others, or nil.
+func (q *queue) held(w *waiter) error {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	if w.mine == 0 || len(q.order) == 0 || q.order[0].created >= w.mine {
+		return nil
+	}
+	return &backend.HeldError{Owner: q.order[0].owner, Shared: isShared([]byte(q.order[0].name))}
+}
+
 const (
-	minPause = 20 * time.Millisecond
-	maxPause = time.Second
+	minPause  = 20 * time.Millisecond // before a refused watch is tried again
+	maxPause  = time.Second           // … when that happens again and again
+	stuckTime = 2 * time.Second       // for the confirmation of a watch, and longer after each pause
 )
 
 // run keeps a watch until the queue ends.
 func (q *queue) run(ctx context.Context) {
-	for pause := minPause; ; pause = min(2*pause, maxPause) {
-		if m, err := q.d.cluster.member(ctx); err == nil {
-			w := m.watch(q)
-			select {
-			case <-w.ended:
-			case <-ctx.Done():
-				w.stop()
-				return
-			}
-			if q.disarm() {
-				pause = minPause
-			}
+	for p := minPause; ctx.Err() == nil; p = min(2*p, maxPause) {
+		w := &watch{confirmed: func() { q.arm(true) }, deleted: q.take, ended: make(chan struct{})}
+		if m, err := q.d.cluster.member(ctx); err == nil && m.watch(q.prefix, w) == nil && q.follow(ctx, w, stuckTime+20*p) {
+			p = minPause / 2
 		}
+		pause(ctx, p)
+	}
+}
 
-		t := time.NewTimer(pause)
+// follow waits for the end of the watch or of the queue. It reports whether etcd has confirmed the
+// watch. A stream whose watch is not confirmed in time is given up.
+func (q *queue) follow(ctx context.Context, w *watch, late time.Duration) bool {
+	t := time.NewTimer(late)
+	defer t.Stop()
+	for {
 		select {
 		case <-t.C:
+			if armed, _ := q.isArmed(); armed {
+				continue
+			}
+			w.s.cancel()
+			<-w.ended
+		case <-w.ended:
 		case <-ctx.Done():
-			t.Stop()
-			return
+			w.stop()
 		}
+		was, _ := q.isArmed()
+		q.arm(false)
+		return was
 	}
 }
 
-// disarm notes that there is no watch. It reports whether there was one.
-func (q *queue) disarm() (was bool) {
+// isArmed reports whether there is a watch. The channel is closed when there is the next one.
+func (q *queue) isArmed() (bool, <-chan struct{}) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	was, q.armed = q.armed, false
-	for w := range q.waiters {
+	return q.armed, q.changed
+}
+
+func (q *queue) isLost(w *waiter) bool {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	return w.lost
+}
+
+// lose notes that the entry name of w is gone, because its lease has ended.
+func (q *queue) lose(w *waiter, name string) {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	if q.waiters[name] == w {
+		w.lost = true
 		w.signal()
 	}
-	return was
 }
 
-// confirm notes that a watch was confirmed.
-func (q *queue) confirm() {
+// arm notes whether there is a watch.
+func (q *queue) arm(armed bool) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	q.armed = true
-	q.epoch++
-	q.known, q.alone, q.shared = 0, line{created: map[string]int64{}}, line{created: map[string]int64{}}
-	close(q.changed)
-	q.changed = make(chan struct{})
-	for w := range q.waiters {
+	if q.armed = armed; armed {
+		q.epoch++
+		q.known, q.order = 0, nil
+		close(q.changed)
+		q.changed = make(chan struct{})
+	}
+	for _, w := range q.waiters {
 		w.signal()
 	}
 }
@@ -256,21 +296,35 @@ func (q *queue) take(events []*mvccpb.Event) {
 			continue
 		}
 		name, revision := string(e.Kv.Key), e.Kv.ModRevision
-		q.line(name).remove(name, revision)
-		for w := range q.waiters {
-			switch {
-			case w.gone != nil:
-				w.gone[name] = revision
-			case name == w.name && w.mine != 0 && revision > w.mine:
-				w.lost = true
-				w.signal()
-			}
+		if q.gone != nil {
+			q.gone[name] = revision
 		}
-	}
-	for w := range q.waiters {
-		if w.mine != 0 && !w.front && w.epoch == q.epoch && q.isFront(w) {
-			w.front = true
+		// A name may have been used again.
+		q.order = slices.DeleteFunc(q.order, func(p place) bool { return p.name == name && p.created < revision })
+		if w := q.waiters[name]; w != nil && w.mine != 0 && w.mine < revision {
+			w.lost = true
 			w.signal()
 		}
+	}
+	q.wakeFront()
+}
+
+// checkHead reads the first entry of a queue that callers wait in, which is another one each
+// time. If the entry is gone, but its event has not come, the event may be lost.
+func (d *Driver) checkHead(ctx context.Context, m *member) {
+	d.mu.Lock()
+	var q *queue
+	name := root
+	for _, q = range d.queues {
+		if len(q.order) > 0 {
+			name = q.order[0].name
+		}
+		break // at random
+	}
+	d.mu.Unlock()
+
+	r, err := m.read(ctx, name)
+	if err == nil && len(r.Kvs) == 0 && name != root {
+		q.take([]*mvccpb.Event{{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(name), ModRevision: r.Header.Revision + 1}}})
 	}
 }

@@ -28,16 +28,13 @@ func first(queue string) *pb.RequestOp {
 		SortTarget: pb.RangeRequest_CREATE, SortOrder: pb.RangeRequest_ASCEND})
 }
 
-// names reads the names and revisions of the entries of a queue that were created after a
-// revision.
-func names(queue string, after int64) *pb.RequestOp {
-	return read(&pb.RangeRequest{Key: []byte(queue), RangeEnd: prefixEnd(queue), KeysOnly: true, MinCreateRevision: after + 1})
+// since reads the entries of a queue that were created after a revision.
+func since(queue string, revision int64) *pb.RequestOp {
+	return read(&pb.RangeRequest{Key: []byte(queue), RangeEnd: prefixEnd(queue), MinCreateRevision: revision + 1})
 }
 
-// name reads the revisions of an entry.
-func name(entry string) *pb.RequestOp {
-	return read(&pb.RangeRequest{Key: []byte(entry), KeysOnly: true})
-}
+// name reads an entry. It does not ask for keys only: etcd 3.7 then leaves out the lease.
+func name(entry string) *pb.RequestOp { return read(&pb.RangeRequest{Key: []byte(entry)}) }
 
 // createdAt compares the create revision of an entry, which is 0 if there is no entry. With
 // an end it compares each entry of a range. A range without entries passes.

@@ -15,11 +15,13 @@ import (
 	"github.com/hasplock/hasp/etcdlock"
 )
 
-// muffler can lose what the first stream of a method sends, so that no answer comes.
+// muffler can lose what the first stream of a method sends, so that no answer comes. It can also
+// change what streams send and receive.
 type muffler struct {
 	mu     sync.Mutex
 	opened map[string]int // streams by method
 	mute   string         // a method
+	change func(msg any)  // is called before a message is sent, and after one was received
 }
 
 // muffled is a stream of a method, the nth of them.
@@ -37,7 +39,32 @@ func (s muffled) SendMsg(msg any) error {
 	if lost {
 		return nil
 	}
+	s.m.see(msg)
 	return s.ClientStream.SendMsg(msg)
+}
+
+func (s muffled) RecvMsg(msg any) error {
+	err := s.ClientStream.RecvMsg(msg)
+	if err == nil {
+		s.m.see(msg)
+	}
+	return err
+}
+
+func (m *muffler) see(msg any) {
+	m.mu.Lock()
+	change := m.change
+	m.mu.Unlock()
+	if change != nil {
+		change(msg)
+	}
+}
+
+// changing sets what is done to each message.
+func (m *muffler) changing(change func(msg any)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.change = change
 }
 
 func (m *muffler) silence(method string) {

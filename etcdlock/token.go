@@ -15,106 +15,110 @@ import (
 // is not known, and what moves a hold to another lease.
 
 // renewByToken renews the hold of a token.
-func (d *Driver) renewByToken(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+func (d *Driver) renewByToken(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
 	for {
 		kv, holds, err := d.find(ctx, c)
 		if err == nil && !holds {
 			err = backend.ErrLost
 		}
 		if err != nil {
-			return backend.Grant{}, err
+			return g, err
 		}
-
-		b, err := d.cluster.beat(ctx, kv.Lease)
-		if err != nil {
-			return backend.Grant{}, err
-		}
-		ttl, err := b.wait(ctx)
+		b := d.cluster.beat(ctx, kv.Lease)
+		<-b.done
 		switch {
-		case err != nil:
-			return backend.Grant{}, err
-		case ttl <= 0:
-			return backend.Grant{}, backend.ErrLost
+		case b.err != nil:
+			return g, b.err
+		case b.ttl <= 0:
+			return g, backend.ErrLost
+		case b.ttl < seconds(c.TTL):
+			g, err = d.lengthen(ctx, c, kv)
+		default:
+			// The entry is put again under its lease. That fails if another driver has ended the
+			// hold meanwhile, and has perhaps used the lease for another one. And an earlier put
+			// of unknown outcome then finds the entry changed.
+			if _, err = d.rewrite(ctx, kv, kv.Value, kv.Lease); err == nil {
+				d.settle(c, kv.Lease)
+			}
 		}
-
-		g, err := d.attach(ctx, c, kv, ttl)
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
 	}
 }
 
-// attach puts a hold under a lease that is long enough: its present one, which has a term
-// of ttl, or a new one. It returns errGone if the entry has changed since it was read.
-//
-// If the outcome is unknown, the entry may be under either lease. So neither is revoked. The
-// next renewal or release goes by the token and finds out: see settle.
-func (d *Driver) attach(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, ttl int64) (backend.Grant, error) {
-	if ttl >= seconds(c.TTL) {
-		return d.move(ctx, c, kv, nil)
-	}
+// lengthen moves a hold to a new lease with the whole term.
+func (d *Driver) lengthen(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) (backend.Grant, error) {
 	l, err := d.pool.grant(ctx, seconds(c.TTL))
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return d.move(ctx, c, kv, l)
+	h, err := d.move(ctx, c, kv, l)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	return h.grant(c, c.TTL), nil
 }
 
-// move puts a hold under a lease, or again under its present one if l is nil. The entry keeps
-// its name and its create revision, and so its place and its fence. move returns errGone if
-// the entry has changed since it was read.
+// move puts a hold under another lease. It returns errGone if the entry has changed since it was
+// read.
 //
-// The put is necessary also if the lease stays. It fails if another driver has ended the
-// hold meanwhile, and has perhaps used the lease for another one. And if an earlier put is
-// still under way, whose outcome is unknown, that one then finds the entry changed.
-func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, l *lease) (backend.Grant, error) {
-	name, id := string(kv.Key), kv.Lease
-	if l != nil {
-		id = l.id
+// If the outcome is unknown, the entry may be under either lease. So neither is revoked. The
+// next renewal or release goes by the token and finds out: see settle.
+func (d *Driver) move(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue, l *lease) (*hold, error) {
+	h, granted, value := d.ownHold(c), time.Now(), kv.Value
+	if h != nil {
+		granted = h.granted
 	}
-	h := d.ownHold(c)
-	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
-		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, kv.Value, id)}))
-	})
-	if err == nil && !r.Succeeded {
-		err = errGone
+	if r, ok := parseRecord(value); ok && r.since.IsZero() {
+		r.since = granted
+		value = r.encode()
 	}
+	moved, err := d.rewrite(ctx, kv, value, l.id)
 	switch {
-	case err != nil && !unchanged(err):
-		if h != nil {
-			h.over.Store(true)
-			h.mu.Lock()
-			ended := h.ended
-			if l != nil && !ended {
-				h.others = append(h.others, l)
-			}
-			h.mu.Unlock()
-			if l != nil && ended {
-				// A Release has removed the entry meanwhile, and will not come again.
-				d.bury(l, "", "")
-			}
-		}
-		return backend.Grant{}, err
-	case l == nil:
-		if err == nil {
-			d.settle(c, id)
-		}
-		return backend.Grant{}, err
-	case err != nil:
+	case err != nil && unchanged(err):
 		d.pool.give(l)
-		return backend.Grant{}, err
+		return nil, err
+	case err != nil && h != nil:
+		h.over.Store(true)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.ended {
+			d.bury(l, "") // a Release has removed the entry meanwhile, and will not come again
+		} else {
+			h.others = append(h.others, l)
+		}
+		return nil, err
+	case err != nil:
+		return nil, err
 	}
 
 	// The name has the number of the old lease, so that lease is not used again.
 	if h != nil {
 		h.over.Store(true)
 	}
-	d.bury(d.foreign(kv.Lease), "", "")
-	d.settle(c, id)
-	moved := &mvccpb.KeyValue{Key: kv.Key, Value: kv.Value, Lease: l.id, CreateRevision: kv.CreateRevision, ModRevision: r.Header.Revision}
-	g := d.newHold(c, moved, l, time.Duration(l.began.Load()), c.TTL)
-	g.Fence = 0
-	return g, nil
+	d.bury(d.foreign(kv.Lease), "")
+	d.settle(c, l.id)
+	n := d.newHold(c, moved, l)
+	n.granted = granted
+	return n, nil
+}
+
+// rewrite puts an entry again, with a value and under a lease, and returns it. The entry keeps its
+// name and its create revision, and so its place and its fence. rewrite returns errGone if the
+// entry has changed since it was read.
+func (d *Driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
+	name := string(kv.Key)
+	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
+		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, value, lease)}))
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case !r.Succeeded:
+		return nil, errGone
+	}
+	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: r.Header.Revision}, nil
 }
 
 // settle ends the leases that moves of unknown outcome have left, except the one that the
@@ -134,7 +138,7 @@ func (d *Driver) settle(c backend.Claim, used int64) {
 	}
 	for _, l := range append(others, h.lease) {
 		if l.id != used {
-			d.bury(l, "", "")
+			d.bury(l, "")
 		}
 	}
 }
@@ -147,7 +151,7 @@ func (d *Driver) find(ctx context.Context, c backend.Claim) (kv *mvccpb.KeyValue
 		return nil, false, err
 	}
 	for i, kv := range kvs {
-		if has(kv, c.Token) {
+		if r, ok := parseRecord(kv.Value); ok && r.token == c.Token {
 			return kv, i < holders(kvs), nil
 		}
 	}
@@ -172,44 +176,25 @@ func (d *Driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, e
 
 // releaseByToken removes the entry of the token, or leaves it until c.KeepUntil.
 func (d *Driver) releaseByToken(ctx context.Context, c backend.Claim) error {
-	// If the lease is being revoked, its end is the end of the token.
-	d.mu.Lock()
-	b := d.burials[c.Token]
-	d.mu.Unlock()
-	if b != nil {
-		select {
-		case <-b.done:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if b.ended {
-			d.settle(c, 0)
-			return nil
-		}
-	}
-
 	for {
 		kv, holds, err := d.find(ctx, c)
-		if errors.Is(err, backend.ErrLost) {
-			d.settle(c, 0)
-		}
-		if err != nil {
-			return err
-		}
-		if holds && c.KeepUntil.After(time.Now()) {
+		switch {
+		case err != nil:
+		case holds && c.KeepUntil.After(time.Now()):
 			err = d.keep(ctx, c, kv)
-		} else {
+		default:
 			err = d.evict(ctx, kv)
 		}
-		if !errors.Is(err, errGone) {
-			if h := d.handleOf(c); h != nil && err == nil {
-				h.over.Store(true)
-			}
-			if err == nil {
-				d.settle(c, 0)
-			}
-			return err
+		if errors.Is(err, errGone) {
+			continue
 		}
+		if h := d.ownHold(c); h != nil && err == nil {
+			h.over.Store(true)
+		}
+		if err == nil || errors.Is(err, backend.ErrLost) {
+			d.settle(c, 0)
+		}
+		return err
 	}
 }
 
@@ -233,8 +218,8 @@ func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	case !r.Succeeded:
 		return errGone
 	}
-	if err := d.revoke(ctx, kv.Lease); err != nil {
-		d.bury(d.foreign(kv.Lease), "", "")
+	if err := d.revoke(ctx, kv.Lease); err != nil && !isGone(err) {
+		d.bury(d.foreign(kv.Lease), "")
 		return err
 	}
 	return nil
@@ -244,30 +229,21 @@ func (d *Driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 // lease. This process ends the lease at that time. If it cannot, because it has ended, or the
 // driver is closed, the lease ends with its term, up to 2.5 s later.
 func (d *Driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue) error {
-	rec, _ := parseRecord(kv.Value)
-	rec.token = kept
 	l, err := d.pool.grant(ctx, seconds(time.Until(c.KeepUntil)))
 	if err != nil {
 		return err
 	}
-	name := string(kv.Key)
-	r, err := call(ctx, d.cluster, func(m *member) (*pb.TxnResponse, error) {
-		return m.kv.Txn(ctx, txn([]*pb.Compare{changedAt(name, kv.ModRevision)}, []*pb.RequestOp{put(name, rec.encode(), l.id)}))
-	})
-	switch {
-	case err != nil && !unchanged(err):
-		// The repeat of the Release finds out. The leases end by themselves.
-		return err
-	case err != nil:
-		d.pool.give(l)
-		return err
-	case !r.Succeeded:
-		d.pool.give(l)
-		return errGone
+	rec, _ := parseRecord(kv.Value)
+	rec.token = kept
+	if _, err = d.rewrite(ctx, kv, rec.encode(), l.id); err != nil {
+		if unchanged(err) {
+			d.pool.give(l)
+		}
+		return err // if the outcome is unknown, the repeat of the Release finds out; the leases end by themselves
 	}
-	d.bury(d.foreign(kv.Lease), "", "")
+	d.bury(d.foreign(kv.Lease), "")
 
 	// The term of a lease is at least 2 s and whole seconds, and etcd ends it late.
-	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l, "", "") })
+	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l, "") })
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -40,6 +41,28 @@ func TestManyKeysWaitedFor(t *testing.T) {
 		if err := release(waiter, waits[i].granted(t)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// The event of a release is lost. The waiter finds out.
+func TestLostEvent(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, m := openMuffled(t, s.Client)
+	h := openDriver(t, s.Client)
+	c := take(t, h, "key", 5*time.Minute)
+	w := wants(t, d, "key")
+	queued(t, h, "key", 1)
+	m.changing(func(msg any) {
+		if r, ok := msg.(*pb.WatchResponse); ok {
+			r.Events = nil
+		}
+	})
+	if err := release(h, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := release(d, w.granted(t)); err != nil {
+		t.Error(err)
 	}
 }
 

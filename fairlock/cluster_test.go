@@ -11,11 +11,13 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // If one node hangs, waiters for keys of another node keep their places.
 func TestNodeThatHangsCostsNoPlaceElsewhere(t *testing.T) {
+	await.Crowd(t)
 	t.Parallel()
 	cluster := redistest.StartCluster(t, &redistest.Options{Bare: true})
 	ctx := t.Context()

@@ -17,6 +17,7 @@ func (w *world) share(clients []*hasp.Client, callers, rounds int) (shared func(
 	var mu sync.Mutex // guards total, shares
 	total, shares := 0, make([]int, callers)
 	var wg sync.WaitGroup
+	const holding = time.Millisecond
 	for i := range callers {
 		wg.Go(func() {
 			for more := true; more; {

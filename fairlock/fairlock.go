@@ -25,14 +25,6 @@
 // together, up to the first writer. A reader that comes while a writer waits is
 // behind it. Readers of spinlock and pubsublock may hold the key beside them.
 //
-// # Turns
-//
-// With turns=N the callers of one Client share a place in the queue. Up to N of
-// them hold the key in a row, without a call to the Redis between them. Then the
-// Client takes a new place at the end. The price is fairness: the order of arrival
-// holds between places, and between the callers of one Client, but no longer
-// between callers of several Clients. docs/fairlock.md has the bounds.
-//
 // # Cost
 //
 // It takes one round trip to lock a free key, one to find that a key is held, and
@@ -63,9 +55,9 @@
 // and rediss-sentinel and rediss-cluster, with the parameters
 //
 //	window       how long a place is kept without a poll (default 5s)
-//	turns        how many callers of one Client may hold a key in a row (default 1)
 //	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
+//	allow_eviction  true: accept a server that may evict keys
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
 //	server_name  name that the server's certificate must bear           (rediss…)
@@ -131,13 +123,6 @@ type Options struct {
 	// fenced hold began. Fences after that still grow as long as the server's
 	// clock advances. The default is 30 days, the minimum is a millisecond.
 	FenceTTL time.Duration
-
-	// Turns is how many callers of one Client may hold a key in a row, on one
-	// place in the queue, without a call to the Redis between them. Above 1, a
-	// Client has one place at a time for each key, and its callers wait in line
-	// for that place. The package comment states the price in fairness. The default
-	// is 1: every caller has a place of its own.
-	Turns int
 }
 
 // Driver is a [backend.Waiter] that stores its locks in one Redis and serves
@@ -146,7 +131,6 @@ type Driver struct {
 	store    *redisstore.Store
 	window   time.Duration // Options.Window
 	fenceTTL time.Duration // Options.FenceTTL
-	turns    int           // Options.Turns
 	id       string        // of this Driver, in the names of its channels
 	began    time.Time     // polls are due at fractions of the window, counted from here
 
@@ -163,7 +147,6 @@ type Driver struct {
 	groups        map[string]*group        // by key
 	waiters       map[string]*waiter       // by token
 	subscriptions map[string]*subscription // by channel
-	parked        map[string]*waiter       // by token: waiters that keep their place although no Wait runs
 	left          map[string]*leftover     // by token: what its Wait may have left in the queue
 	due           []*group                 // to be polled now
 }
@@ -194,13 +177,12 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{
 		store: s, window: DefaultWindow, id: rand.Text(), began: time.Now(),
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
-		parked: map[string]*waiter{}, left: map[string]*leftover{},
+		left: map[string]*leftover{},
 	}
 
 	if o == nil {
 		o = &Options{}
 	}
-	d.turns = o.Turns
 	if o.Window != 0 {
 		d.window = o.Window
 	}
@@ -212,22 +194,18 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	if d.fenceTTL, err = redisstore.CheckFenceTTL(o.FenceTTL); err != nil {
 		return nil, err
 	}
-	if d.turns < 0 {
-		return nil, fmt.Errorf("%w: turns %d is below 1", backend.ErrInvalid, d.turns)
-	}
 
 	d.open, d.shut = context.WithCancel(context.Background())
 	d.calls, d.cancel = context.WithCancel(context.Background())
 	return d, nil
 }
 
-// Traits reports that the driver serves waiters in order of arrival, with
-// Options.Turns callers on one place, that it excludes all clients of the same
-// Redis, that it grants fences and shared holds, and that it obeys KeepUntil. Calls of a driver that was
-// opened by URL end promptly. Calls over a *redis.Client with ContextTimeoutEnabled end
-// at their deadlines.
+// Traits reports that the driver serves waiters in order of arrival, that it excludes all
+// clients of the same Redis, that it grants fences and shared holds, and that it obeys
+// KeepUntil. Calls of a driver that was opened by URL end promptly. Calls over a
+// *redis.Client with ContextTimeoutEnabled end at their deadlines.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Turns: d.turns, Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
+	return backend.Traits{Ordered: true, Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ends: d.store.Ends()}
 }
 
 // closing is how long Close waits for calls in flight. After it has cancelled

@@ -9,9 +9,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -28,13 +29,11 @@ var strategy = strategytest.Strategy{
 	},
 	DefaultFenceTTL: fairlock.DefaultFenceTTL,
 	Misuse: map[string]func(){
-		"turns": misuse(fairlock.Options{Turns: -1}), "window": misuse(fairlock.Options{Window: 299 * time.Millisecond}),
+		"window": misuse(fairlock.Options{Window: 299 * time.Millisecond}),
 	},
 	BadURLs: map[string][]string{
 		"+redis://joe:hunter2@h?window=soon":  {"window", "300ms", "5s"},
 		"+redis://joe:hunter2@h?window=299ms": {"window"},
-		"+redis://joe:hunter2@h?turns=0":      {"turns", "32"},
-		"+redis://joe:hunter2@h?turns=many":   {"turns"},
 	},
 	Has: func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool {
 		r, ok := parseRecord(rdb.Get(ctx, c.Key).Val())
@@ -42,7 +41,7 @@ var strategy = strategytest.Strategy{
 	},
 	Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
 		"hash": func(ctx context.Context, rdb *redis.Client, key string) error {
-			return rdb.HSet(ctx, key, "token", "token", "owner", "an older version", "since", "1", "fence", "1").Err()
+			return rdb.HSet(ctx, key, "token", "token", "owner", "an owner", "since", "1", "fence", "1").Err()
 		},
 		"string of another strategy": func(ctx context.Context, rdb *redis.Client, key string) error {
 			return rdb.Set(ctx, key, "fairlock-#1 token 1 1 owner", 0).Err()
@@ -54,17 +53,15 @@ var strategy = strategytest.Strategy{
 	Acquire: "evalsha",
 	Refusal: 1,
 	Since:   true,
-	Waiting: 3, // polls, and the PING of the subscriber
 	Late:    time.Second,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
 
-func TestConformance(t *testing.T) { strategy.Conform(t, nil) }
-
-func TestConformanceWithTurns(t *testing.T) { strategy.Conform(t, hasp.Params{"turns": "8"}) }
-
-func BenchmarkUncontended(b *testing.B) { strategy.BenchmarkUncontended(b) }
+func TestConformance(t *testing.T) {
+	h := conformance.Harness{Cost: conformance.Cost{Waiting: 3}} // polls, and the PING of the subscriber
+	strategytest.Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return open(nodes[0]) })
+}
 
 // rig is a driver on a Redis, and a client of the same Redis.
 type rig struct {
@@ -81,7 +78,7 @@ func setup(t *testing.T, o *redistest.Options) rig {
 // Short names for the tests of this package.
 var (
 	claim, fenced = strategytest.Claim, strategytest.Fenced
-	atLast        = strategytest.Eventually
+	atLast        = await.Until
 	outage, want  = strategytest.Outage, strategytest.Want
 )
 

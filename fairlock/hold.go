@@ -104,14 +104,6 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 // place in the queue, Release gives up that place. With c.KeepUntil, the next waiter
 // gets the key then.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	// With turns, c.Token may have a place although no Wait runs.
-	if w := d.unpark(c); w != nil {
-		d.leave(w)
-		// If an enqueue was not answered, it may arrive after the script below, and take a
-		// place again.
-		d.remember(w, w.unanswered)
-	}
-
 	// Note the release before the script runs. If the reply came after the timer of
 	// remember, a later note would be too late for the repeat.
 	var entries []string

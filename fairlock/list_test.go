@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/spinlock"
 )
@@ -32,7 +33,7 @@ func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	}
 
 	want(t, "release", other.Release(t.Context(), foreign), nil)
-	strategytest.Eventually(t, "the waiter has the key, and is listed once", func() bool {
+	await.Until(t, "the waiter has the key, and is listed once", func() bool {
 		n, last := 0, backend.Entry{}
 		for e, err := range r.Driver.List(t.Context(), "k", c.Timeout) {
 			want(t, "list", err, nil)

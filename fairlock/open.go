@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -14,7 +13,7 @@ import (
 
 // open is the Opener of this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if err := c.Check(append(slices.Clone(redisstore.Params), "window", "fence_ttl", "turns")...); err != nil {
+	if err := c.Check(append(slices.Clone(redisstore.Params), "window", "fence_ttl")...); err != nil {
 		return nil, err
 	}
 
@@ -25,14 +24,6 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 			return nil, fmt.Errorf("%w: parameter window=%q: want a duration of at least %v, such as 5s", backend.ErrInvalid, text, minWindow)
 		}
 		o.Window = window
-	}
-
-	if text, ok := c.Params["turns"]; ok {
-		turns, err := strconv.Atoi(text)
-		if err != nil || turns < 1 {
-			return nil, fmt.Errorf("%w: parameter turns=%q: want a number of at least 1, such as 32", backend.ErrInvalid, text)
-		}
-		o.Turns = turns
 	}
 
 	var err error

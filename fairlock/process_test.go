@@ -15,14 +15,15 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
-	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // These tests kill and stop processes.
 
 func TestMain(m *testing.M) {
-	childtest.Main(childtest.Roles{"play": play})
+	crew.Main(crew.Roles{"play": play})
 	os.Exit(redistest.Main(m))
 }
 
@@ -50,14 +51,14 @@ func play(args []string) error {
 			}
 		}()
 	}
-	childtest.AwaitEnd()
+	crew.AwaitEnd()
 	return nil
 }
 
 // start starts a process that runs play.
-func start(t *testing.T, role, url string, n int) *childtest.Child {
+func start(t *testing.T, role, url string, n int) *crew.Child {
 	t.Helper()
-	return childtest.Start(t, "play", role, url, strconv.Itoa(n))
+	return crew.Test(t, "play", role, url, strconv.Itoa(n))
 }
 
 // url returns the URL of a Client of r's server, with that window.
@@ -102,14 +103,14 @@ func TestLivingWaiterBehindTenThatWereKilled(t *testing.T) {
 	t.Parallel()
 	r := setup(t, nil)
 	c := r.hold(t)
-	var cs []*childtest.Child
+	var cs []*crew.Child
 	for i := range 2 {
 		cs = append(cs, start(t, "dead", r.url(time.Minute), 5))
 		r.queued(t, "k", 5*(i+1))
 	}
 	x := r.wait(t, r.another(t), claim("k"), 11)
 	for _, c := range cs {
-		c.Kill()
+		c.End()
 	}
 	r.unsubscribed(t, 10)
 	began := time.Now()
@@ -133,7 +134,7 @@ func TestSubscriberByPatternIsNoReceiver(t *testing.T) {
 	head := start(t, "dead", r.url(time.Minute), 1)
 	r.queued(t, "k", 1)
 	x := r.wait(t, r.another(t), claim("k"), 2)
-	head.Kill()
+	head.End()
 	r.unsubscribed(t, 1)
 	r.Release(t, c)
 	x.served(t)
@@ -146,7 +147,7 @@ func TestOnlyTheFirstStoppedWaiterIsHandedTheKey(t *testing.T) {
 	const window = time.Second
 	r := setup(t, nil)
 	c := r.hold(t)
-	var stopped []*childtest.Child
+	var stopped []*crew.Child
 	for i := range 3 {
 		stopped = append(stopped, start(t, fmt.Sprint("stopped", i), r.url(window), 1))
 		r.queued(t, "k", i+1)
@@ -155,7 +156,7 @@ func TestOnlyTheFirstStoppedWaiterIsHandedTheKey(t *testing.T) {
 	t.Cleanup(func() { d.Close() })
 	x := r.wait(t, d, claim("k"), 4)
 	for _, s := range stopped {
-		s.Stop(t)
+		await.Must(t, s.Pause())
 	}
 	r.Release(t, c)
 	owners := r.holders(t, "the living one holds the key", func(s backend.Status) bool { return s.Owner == x.c.Owner })
@@ -165,7 +166,7 @@ func TestOnlyTheFirstStoppedWaiterIsHandedTheKey(t *testing.T) {
 	}
 	// When the stopped processes continue, they queue again and are served.
 	for _, s := range stopped {
-		s.Continue(t)
+		await.Must(t, s.Resume())
 	}
 	r.queued(t, "k", 3)
 	x.release(t)
@@ -185,7 +186,7 @@ func TestFirstWaiterFollowsAHolderThatIsKilled(t *testing.T) {
 	}
 	d := r.another(t)
 	x, y := r.wait(t, d, claim("k"), 1), r.wait(t, d, claim("k"), 2)
-	holder.Kill()
+	holder.End()
 	x.served(t)
 	y.served(t)
 }
@@ -197,8 +198,8 @@ func TestNothingRemainsOfWaitersThatWereKilled(t *testing.T) {
 	c := r.hold(t)
 	a, b := start(t, "dead", r.url(500*time.Millisecond), 3), start(t, "dead", r.url(time.Second), 2)
 	r.queued(t, "k", 5)
-	a.Kill()
-	b.Kill()
+	a.End()
+	b.End()
 	atLast(t, "nothing but the hold", func() bool {
 		return slices.Equal(r.Redis.Keys(t.Context(), "*").Val(), []string{"k"})
 	})
@@ -226,7 +227,7 @@ func TestUserWithoutTheChannel(t *testing.T) {
 			o.Username, o.Password = "app", "secret"
 			r.Driver = r.driver(t, o)
 			held := r.hold(t)
-			var cs []*childtest.Child
+			var cs []*crew.Child
 			for i := range 3 {
 				cs = append(cs, start(t, fmt.Sprint("waiter", i), url, 1))
 				r.queued(t, "k", i+1)

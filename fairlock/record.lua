@@ -19,8 +19,7 @@ end
 local function wrongtype(reply) return string.find(reply.err, 'WRONGTYPE', 1, true) end
 
 -- Returns token, command, channel, round, term, flags, and owner of an entry of the queue; or nil if it
--- is no entry. The flags are one digit: 1 if fenced, and 2 more if shared. Older versions of hasp know
--- only 0 and 1. They remove an entry with another digit, and its waiter queues again.
+-- is no entry. The flags are one digit: 1 if fenced, and 2 more if shared.
 local function parse(entry) return string.match(entry, '^(%S+) (%S+) (%S+) (%S+) (%d+) ([0-3]) (.*)$') end
 
 local function isShared(flags) return tonumber(flags) >= 2 end

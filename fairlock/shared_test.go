@@ -597,26 +597,6 @@ func TestDeadReaderAtTheHead(t *testing.T) {
 	})
 }
 
-// Shared callers have places of their own although the Client has turns.
-func TestReadersOfAClientWithTurns(t *testing.T) {
-	inWorld(t, func(w *world) {
-		holder, ps := w.procs(1)
-		p := w.proc(func(o *fairlock.Options) { o.Turns = 8 })
-		var xs []*wait
-		for range 3 {
-			xs = append(xs, p.wait(toShared))
-		}
-		ps[0].release(holder)
-		for _, x := range xs {
-			x.gotWithin(time.Now(), 0)
-		}
-		for _, x := range xs {
-			x.release()
-		}
-		w.empty("released")
-	})
-}
-
 // Readers of spinlock hold the key together with those of fairlock. The end of the last
 // one is noticed within a second.
 func TestReadersOfAnotherStrategy(t *testing.T) {

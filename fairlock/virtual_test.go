@@ -178,6 +178,7 @@ func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
 		// One pool, as for a URL. go-redis cannot see that an idle connection without a
 		// socket is dead. So a connection that a poll has found dead must not be used.
 		PipelinePoolSize:         -1,
+		PoolSize:                 10_000, // no caller may wait for a connection: see redistest.VirtualServer
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	w.Cleanup(func() { rdb.Close() })

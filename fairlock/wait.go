@@ -57,18 +57,8 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 	defer d.background.Done()
 
-	// With turns, an earlier Wait may have left its place, and even a grant, to this one.
-	w := d.unpark(c)
-	if w == nil {
-		w = &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
-	}
-
-	// A place is left to another Wait only if its state is known: not after an outage.
+	w := &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
 	g, err := w.wait(ctx)
-	if ctx.Err() != nil && errors.Is(err, backend.ErrHeld) && d.park(w) {
-		return g, err
-	}
-
 	d.leave(w)
 	if err != nil || w.unanswered {
 		// If the wait failed, the engine releases the token. If not, an unanswered enqueue may
@@ -86,33 +76,6 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		err = errors.New(err.Error())
 	}
 	return g, err
-}
-
-// park keeps the place of w for the next Wait with its claim, and reports whether
-// it did. Until then messages and polls still reach w.
-func (d *Driver) park(w *waiter) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	// After Close has begun, no poll would keep the place alive.
-	if !w.c.Stays || d.closed {
-		return false
-	}
-
-	d.parked[w.c.Token] = w
-	return true
-}
-
-// unpark returns the waiter of c that was parked, or nil.
-func (d *Driver) unpark(c backend.Claim) *waiter {
-	if !c.Stays {
-		return nil
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	w := d.parked[c.Token]
-	delete(d.parked, c.Token)
-	return w
 }
 
 // wait calls the store and sleeps in turn, until w has the key or cannot go on.

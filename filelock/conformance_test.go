@@ -68,28 +68,24 @@ func (s *swappable) entries(context.Context, string) (names []string, err error)
 func harness() conformance.Harness {
 	var s swappable
 	var ahead atomic.Int64 // how far the clock was moved
+	open := func(store string) *Driver {
+		d := New(store, nil)
+		d.clock = func() instant {
+			now, by := readClock(), time.Duration(ahead.Load())
+			now.up, now.wall = now.up+by, now.wall.Add(by)
+			return now
+		}
+		return d
+	}
 	return conformance.Harness{
-		Store: s.start,
-		Open: func(_ context.Context, store string) (backend.Driver, error) {
-			d := New(store, nil)
-			d.clock = func() instant {
-				now, by := readClock(), time.Duration(ahead.Load())
-				now.up, now.wall = now.up+by, now.wall.Add(by)
-				return now
-			}
-			return d, nil
-		},
+		Store:   s.start,
+		Open:    func(_ context.Context, store string) (backend.Driver, error) { return open(store), nil },
 		Stop:    s.stop,
 		Start:   s.again,
 		Entries: s.entries,
 		Sweep: func(ctx context.Context, store string) error {
-			d := New(store, nil)
-			d.clock = func() instant { // as if the directory was opened the next day
-				now, by := readClock(), time.Duration(ahead.Load())+24*time.Hour
-				now.up, now.wall = now.up+by, now.wall.Add(by)
-				return now
-			}
-			d.sweep(ctx)
+			d := open(store)
+			d.sweep(ctx, openFiles)
 			return d.Close()
 		},
 		Advance: func(_ context.Context, _ string, by time.Duration) error {

@@ -265,7 +265,7 @@ func TestFilesOfProcessesThatDiedWhileTheyMadeThemAreRemoved(t *testing.T) {
 		write(t, path, nil)
 		for _, age := range []time.Duration{sweepAge, sweepAge + 1} {
 			must(t, os.Chtimes(path, time.Time{}, clock.read().wall.Add(-age)))
-			d.sweep(t.Context())
+			d.sweep(t.Context(), openFiles)
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != (age > sweepAge) {
 				t.Errorf("%s... after %v: %v", prefix, age, err)
 			}

@@ -30,8 +30,8 @@
 //
 // # Cost
 //
-// An attempt at a held key reads one file and locks none, which takes about 10 µs. So many
-// callers may poll. To take or release a key takes about fifteen system calls, one of which
+// On Unix, an attempt at a held key reads one file and locks none, which takes about 10 µs. So
+// many callers may poll. To take or release a key takes about fifteen system calls, one of which
 // creates a file: tens of microseconds on a local file system. A list reads 256 names at a
 // time, and then the record of each. On Unix it locks no guard. A batch of renewals locks
 // each guard once. Only the first fence in half a minute waits for the disk. Records need
@@ -68,11 +68,13 @@
 //	temp-*                 a file that is being written
 //
 // A key that was released or broken has no file, so a million keys that are not in
-// use leave 131 small files. The record of a holder that died stays until the key
-// is taken again. An opening of the directory by URL removes such records an hour
-// after their terms, and old temporary files. Each opening checks up to 1,000 files.
-// A process that died while it created the directory leaves .filelock-new-* beside
-// it.
+// use leave 131 small files. A record that expired, such as that of a holder that
+// died or of a key with a minimum hold, stays until the key is taken again or a
+// sweep removes it. A driver sweeps 256 files with the first and each 128th key that
+// it takes, so expired records become no more than the others and some hundreds. An
+// opening by URL sweeps 1,000 files, and a list removes up to 1,000 expired records
+// that it finds. A sweep also removes temporary files after an hour. A process that
+// died while it created the directory leaves .filelock-new-* beside it.
 package filelock
 
 import (
@@ -111,6 +113,9 @@ type Driver struct {
 
 	ceiling atomic.Pointer[ceiling] // of fences, as last read from the disk
 	closed  atomic.Bool
+
+	taken   atomic.Uint64 // how many keys this driver has taken
+	unswept chan *os.File // has the directory, open where the next sweep continues, or nil; empty during a sweep
 }
 
 var (
@@ -128,7 +133,8 @@ var errClosed = errors.New("filelock: driver is closed")
 // against the present working directory. If dir or opts cannot be used, every call
 // of the driver returns the error.
 func New(dir string, opts *Options) *Driver {
-	d := &Driver{clock: readClock, mode: 0o700}
+	d := &Driver{clock: readClock, mode: 0o700, unswept: make(chan *os.File, 1)}
+	d.unswept <- nil
 	d.ceiling.Store(&ceiling{})
 	for i := range d.turns {
 		d.turns[i] = make(chan struct{}, 1)
@@ -176,6 +182,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
+	d.sweepOften(ctx) // not after the grant, whose term runs
 	g, err := d.acquire(ctx, c)
 	return g, d.explain(err)
 }
@@ -206,7 +213,7 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, held.refusal(now)
 	}
 
-	r := record{key: c.Key, token: c.Token, owner: c.Owner, pid: os.Getpid(), since: now.wall.UTC()}
+	r := record{key: c.Key, token: c.Token, owner: c.Owner, pid: os.Getpid(), since: now.wall.UTC(), waited: c.Waited}
 	r.extend(now, c.TTL)
 	if c.Fenced {
 		if r.fence, err = g.drawFence(ctx, now); err != nil {
@@ -306,10 +313,14 @@ func (r *record) status(now instant) backend.Status {
 	return backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.left(now), Fence: r.fence}
 }
 
-// Close makes every later call return an error. A driver has no file open between
-// calls, so there is nothing to close.
+// Close makes every later call return an error. Between calls a driver has at most one
+// file open: the directory, if a sweep has not reached its end.
 func (d *Driver) Close() error {
 	d.closed.Store(true)
+	if dir := <-d.unswept; dir != nil {
+		dir.Close()
+	}
+	d.unswept <- nil
 	return nil
 }
 

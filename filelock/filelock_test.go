@@ -10,25 +10,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
-
-func TestRefusalNamesTheOwnerAndTheTerm(t *testing.T) {
-	dir := t.TempDir()
-	a, b := New(dir, nil), New(dir, nil)
-	mine := claim("k")
-	acquire(t, a, mine)
-	_, err := b.Acquire(t.Context(), claim("k"))
-	var held *backend.HeldError
-	if !errors.As(err, &held) || held.Owner != mine.Owner || held.RetryAfter <= 30*time.Second || held.RetryAfter > time.Minute {
-		t.Fatalf("got %+v (%v)", held, err)
-	}
-	refused(t, a, mine, backend.ErrHeld)
-}
 
 func TestTermEndsAndIsNeverRevived(t *testing.T) {
 	clock := newDial()
@@ -152,22 +138,6 @@ func TestLongestTermDoesNotWrapRound(t *testing.T) {
 	release(t, d, c)
 }
 
-func TestEveryKeyIsItsOwn(t *testing.T) {
-	d := New(t.TempDir(), nil)
-	var cs []backend.Claim
-	for _, key := range oddKeys {
-		c := claim(key)
-		acquire(t, d, c)
-		cs = append(cs, c)
-	}
-	for _, c := range cs {
-		refused(t, d, claim(c.Key), backend.ErrHeld)
-		must(t, renew(d, c)[0])
-		release(t, d, c)
-		notHeld(t, d, c.Key)
-	}
-}
-
 func TestNothingIsLeftOfKeysThatWereUsed(t *testing.T) {
 	dir := t.TempDir()
 	d := New(dir, nil)
@@ -238,41 +208,6 @@ func TestClosedDriverRefuses(t *testing.T) {
 	}
 }
 
-func TestOneHolderAmongManyGoroutinesAndDrivers(t *testing.T) {
-	dir := t.TempDir()
-	const drivers, workers, rounds = 4, 8, 25
-	var wg sync.WaitGroup
-	count := 0 // guarded by the lock under test
-	var fences []uint64
-	// The race detector does not see a lock of the kernel. It sees this counter.
-	var inside atomic.Int32
-	for range drivers {
-		d := New(dir, nil)
-		for range workers {
-			wg.Go(func() {
-				for range rounds {
-					c := fenced(claim("k"))
-					g := poll(t, d, c)
-					if n := inside.Add(1); n != 1 {
-						t.Errorf("%d hold the key", n)
-					}
-					count++
-					fences = append(fences, g.Fence)
-					inside.Add(-1)
-					must(t, d.Release(context.Background(), c))
-				}
-			})
-		}
-	}
-	wg.Wait()
-	if count != drivers*workers*rounds {
-		t.Errorf("counted %d of %d", count, drivers*workers*rounds)
-	}
-	if !slices.IsSorted(fences) || len(slices.Compact(fences)) != count {
-		t.Error("fences did not grow from hold to hold")
-	}
-}
-
 // done may call the driver for the same key.
 func TestRenewalIsToldWithoutTheGuard(t *testing.T) {
 	d := New(t.TempDir(), nil)
@@ -313,14 +248,24 @@ func TestRecordIsThereAtEveryMomentOfARenewal(t *testing.T) {
 	wg.Wait()
 }
 
-func TestOpeningClearsWhatTheDeadLeftLongAgo(t *testing.T) {
+// locks returns the names of the records in the directory.
+func locks(t *testing.T, dir string) (names []string) {
+	for _, name := range files(t, dir) {
+		if strings.HasSuffix(name, suffix) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func TestSweepRemovesWhatExpired(t *testing.T) {
 	clock := newDial()
 	d := clock.on(t.TempDir())
 	var kept []string
 	for i, key := range oddKeys {
 		c := claim(key)
 		if i%2 == 0 {
-			c.TTL = 2*time.Hour + time.Minute
+			c.TTL += 1
 			kept = append(kept, stateName(key))
 		}
 		acquire(t, d, c)
@@ -333,28 +278,55 @@ func TestOpeningClearsWhatTheDeadLeftLongAgo(t *testing.T) {
 	write(t, filepath.Join(d.dir, copied), b)
 	kept = append(kept, foreign, copied)
 
-	locks := func() (names []string) {
-		for _, name := range files(t, d.dir) {
-			if strings.HasSuffix(name, ".lock") {
-				names = append(names, name)
-			}
-		}
-		return names
+	clock.pass(time.Minute - 1)
+	d.sweep(t.Context(), openFiles)
+	if got := len(locks(t, d.dir)); got != len(oddKeys)+2 {
+		t.Errorf("before the end %d are left of %d", got, len(oddKeys)+2)
 	}
-	clock.pass(time.Hour)
-	d.sweep(t.Context())
-	if got := len(locks()); got != len(oddKeys)+2 {
-		t.Errorf("an hour later %d are left of %d", got, len(oddKeys)+2)
-	}
-	clock.pass(time.Hour)
-	d.sweep(t.Context())
+	clock.pass(1)
+	d.sweep(t.Context(), openFiles)
 	slices.Sort(kept)
-	if got := locks(); !slices.Equal(got, kept) {
+	if got := locks(t, d.dir); !slices.Equal(got, kept) {
 		t.Errorf("left: %q\nwant: %q", got, kept)
 	}
-	clock.pass(sweepAge + time.Minute + 1)
+	clock.pass(1)
 	c := claim(oddKeys[0])
 	acquire(t, d, c)
 	d.removeExpired(t.Context(), c.Key) // it looked expired before it was taken
 	refused(t, d, claim(c.Key), backend.ErrHeld)
+}
+
+// The driver is not opened again, and other keys stay held.
+func TestExpiredRecordsAreBounded(t *testing.T) {
+	clock := newDial()
+	d := clock.on(t.TempDir())
+	const live, used = 300, 2000
+	for i := range live {
+		c := claim(fmt.Sprint("live ", i))
+		c.TTL = time.Hour
+		acquire(t, d, c)
+	}
+	most := 0
+	for i := range used {
+		c := claim(fmt.Sprint("used once ", i))
+		acquire(t, d, c)
+		if i%2 == 0 { // the others die
+			c.KeepUntil = time.Now().Add(time.Minute)
+			release(t, d, c)
+		}
+		if i%100 == 99 {
+			clock.pass(time.Minute)
+			most = max(most, len(locks(t, d.dir)))
+		}
+	}
+	if most > 4*live {
+		t.Errorf("%d records with %d keys held", most, live)
+	}
+
+	for range d.List(t.Context(), "", time.Minute) {
+	}
+	if got := len(locks(t, d.dir)); got != live {
+		t.Errorf("after a list %d records with %d keys held", got, live)
+	}
+	must(t, d.Close())
 }

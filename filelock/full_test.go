@@ -67,7 +67,7 @@ func TestWriteThatEndsHalfWay(t *testing.T) {
 			if line := c.Line(t); !strings.HasPrefix(line, "held by") {
 				t.Errorf("acquire of a held key: %s", line)
 			}
-			c.End(t)
+			c.Finish(t)
 
 			if after, err := os.ReadFile(d.path("kept")); string(after) != string(before) {
 				t.Errorf("the record was\n%s\nand is\n%s, %v", before, after, err)

@@ -232,13 +232,17 @@ func (g *guard) unlock() {
 
 // guardBusy returns the error of a call whose ctx ended before it got guard n.
 func (d *Driver) guardBusy(ctx context.Context, n int, start time.Time) error {
-	holder := "another process"
+	holder, advice := "another process", "if that process is stopped, continue or end it"
 	if b, _, err := readFile(d.guardFile("stripe", n)); err == nil {
 		line, _, _ := bytes.Cut(b, []byte("\n"))
-		if pid, err := strconv.Atoi(string(bytes.TrimSpace(bytes.TrimPrefix(line, []byte("pid "))))); err == nil {
+		switch pid, err := strconv.Atoi(string(bytes.TrimSpace(bytes.TrimPrefix(line, []byte("pid "))))); {
+		case err != nil:
+		case pid == os.Getpid():
+			holder, advice = "other calls of this process", "the disk may be slow"
+		default:
 			holder = fmt.Sprintf("process %d", pid)
 		}
 	}
-	return fmt.Errorf("%s: locked by %s for %v; if that process is stopped, continue or end it: %w",
-		d.guardFile("guard", n), holder, time.Since(start).Round(time.Millisecond), context.Cause(ctx))
+	return fmt.Errorf("%s: locked by %s for %v; %s: %w",
+		d.guardFile("guard", n), holder, time.Since(start).Round(time.Millisecond), advice, context.Cause(ctx))
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // dial is a clock that tests move.
@@ -99,12 +100,7 @@ func notHeld(t *testing.T, d *Driver, key string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = await.Must
 
 func renew(d *Driver, cs ...backend.Claim) []error {
 	errs := make([]error, len(cs))

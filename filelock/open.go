@@ -49,7 +49,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := d.probe(ctx); err != nil {
 		return nil, err
 	}
-	d.sweep(ctx)
+	d.sweep(ctx, openFiles)
 	return d, nil
 }
 

@@ -57,7 +57,7 @@ func asUser(t *testing.T, d *Driver, key string) (acquire, inspect, release, ope
 	t.Helper()
 	c := play(t, "user", d.dir, key)
 	acquire, inspect, release, open = c.Line(t), c.Line(t), c.Line(t), c.Line(t)
-	c.End(t)
+	c.Finish(t)
 	return
 }
 
@@ -70,7 +70,7 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 		if answer := c.Line(t); answer != "<nil>" {
 			t.Skipf("needs to become another user: %s", answer)
 		}
-		c.End(t)
+		c.Finish(t)
 		for up := filepath.Clean(os.TempDir()); ; up = filepath.Dir(up) {
 			fi, err := os.Stat(up)
 			must(t, err)

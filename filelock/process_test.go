@@ -12,11 +12,11 @@ import (
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 func TestMain(m *testing.M) {
-	childtest.Main(childtest.Roles{"count": count, "work": work, "guard": holdGuard, "limited": limited, "user": user, "nobody": become, "take": take})
+	crew.Main(crew.Roles{"count": count, "work": work, "guard": holdGuard, "limited": limited, "user": user, "nobody": become, "take": take})
 	os.Exit(m.Run())
 }
 
@@ -27,9 +27,9 @@ func take(args []string) error {
 }
 
 // play starts a process that has a role in a directory.
-func play(t *testing.T, role, dir string, args ...string) *childtest.Child {
+func play(t *testing.T, role, dir string, args ...string) *crew.Child {
 	t.Helper()
-	return childtest.Start(t, role, append([]string{dir}, args...)...)
+	return crew.Test(t, role, append([]string{dir}, args...)...)
 }
 
 // count increments the number in a file. Only the lock protects the file.
@@ -91,7 +91,7 @@ func holdGuard(args []string) error {
 	}
 	defer g.drop()
 	fmt.Println("ready")
-	childtest.AwaitEnd()
+	crew.AwaitEnd()
 	return nil
 }
 
@@ -100,7 +100,7 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 	file := dir + "/number"
 	write(t, file, []byte("0"))
 	const counters, rounds = 3, 100
-	var counting []*childtest.Child
+	var counting []*crew.Child
 	for range counters {
 		counting = append(counting, play(t, "count", dir, file, strconv.Itoa(rounds)))
 	}
@@ -113,7 +113,7 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 		for range 1 + round%7 { // so it is killed at various points
 			note(t, last, c.Line(t))
 		}
-		must(t, c.Process.Kill())
+		must(t, c.Kill())
 		for _, line := range c.Rest(t) { // its output before it died
 			note(t, last, line)
 		}
@@ -128,7 +128,7 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 		release(t, d, cl)
 	}
 	for _, c := range counting {
-		c.End(t)
+		c.Finish(t)
 	}
 	if b, err := os.ReadFile(file); string(b) != strconv.Itoa(counters*rounds) {
 		t.Errorf("counted %s of %d, %v", b, counters*rounds, err)

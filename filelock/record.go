@@ -12,7 +12,7 @@ import (
 
 // recordHeader is the first line of a state file: its kind, and the version of its
 // format.
-const recordHeader = "hasp filelock record 1\n"
+const recordHeader = "hasp filelock record 2\n"
 
 // maxRecord is the largest size of a record, in bytes.
 const maxRecord = 1 << 20
@@ -30,6 +30,8 @@ type record struct {
 	clock string        // the boot clock that counts the term: see instant
 	end   time.Duration // of the term, by that clock
 	until time.Time     // end of the term by the wall clock
+
+	waited time.Duration // see backend.Claim
 }
 
 var (
@@ -72,8 +74,8 @@ func (r *record) endIn(now instant, left time.Duration) {
 // encode returns the content of the state file. Strings are quoted and in ASCII,
 // because a key may have any bytes, such as a line feed or an escape sequence.
 func (r *record) encode() []byte {
-	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %d\nclock %+q\nend %d\nuntil %s\n",
-		r.key, r.token, r.owner, r.pid, r.since.Format(time.RFC3339Nano), r.fence, r.clock, r.end, r.until.Format(time.RFC3339Nano))
+	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %d\nclock %+q\nend %d\nuntil %s\nwaited %d\n",
+		r.key, r.token, r.owner, r.pid, r.since.Format(time.RFC3339Nano), r.fence, r.clock, r.end, r.until.Format(time.RFC3339Nano), r.waited)
 	return seal(b)
 }
 
@@ -88,7 +90,7 @@ func decode(b []byte) (*record, error) {
 	p := fields{rest: body}
 	r := &record{key: p.text("key"), token: p.text("token"), owner: p.text("owner"), pid: int(p.signed("pid")),
 		since: p.time("since"), fence: p.unsigned("fence"),
-		clock: p.text("clock"), end: time.Duration(p.signed("end")), until: p.time("until")}
+		clock: p.text("clock"), end: time.Duration(p.signed("end")), until: p.time("until"), waited: time.Duration(p.signed("waited"))}
 	if !p.complete() {
 		return nil, errForeign
 	}

@@ -12,7 +12,7 @@ import (
 func sample() *record {
 	return &record{key: "jobs/42\n\x00\xff🔒", token: "abc_-", owner: "host/1/\"prog\"\r\n", pid: 4711,
 		since: time.Date(2031, 5, 6, 7, 8, 9, 123456789, time.UTC), fence: 1<<64 - 1, clock: "55264967-af04/time:[1]",
-		end: 12345 * time.Second, until: time.Date(2031, 5, 6, 7, 8, 39, 0, time.UTC)}
+		end: 12345 * time.Second, until: time.Date(2031, 5, 6, 7, 8, 39, 0, time.UTC), waited: 1500 * time.Millisecond}
 }
 
 func TestRecordReadsBack(t *testing.T) {
@@ -25,7 +25,7 @@ func TestRecordReadsBack(t *testing.T) {
 
 // The format is shared with processes that run another build.
 func TestRecordFormatStays(t *testing.T) {
-	const want = `hasp filelock record 1
+	const want = `hasp filelock record 2
 key "jobs/42\n\x00\xff\U0001f512"
 token "abc_-"
 owner "host/1/\"prog\"\r\n"
@@ -35,7 +35,8 @@ fence 18446744073709551615
 clock "55264967-af04/time:[1]"
 end 12345000000000
 until 2031-05-06T07:08:39Z
-sum c8c52ddd
+waited 1500000000
+sum 9733942d
 `
 	if got := string(sample().encode()); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -73,7 +74,7 @@ func TestRecordChangedIsRefused(t *testing.T) {
 }
 
 func TestRecordOfAnotherKindIsRefused(t *testing.T) {
-	newer := strings.Replace(string(sample().encode()), "record 1\n", "record 2\n", 1)
+	newer := strings.Replace(string(sample().encode()), "record 2\n", "record 3\n", 1)
 	valid := string(sample().encode())
 	body := valid[:len(valid)-sumLen]
 	for name, c := range map[string]struct {

@@ -73,5 +73,5 @@ func (g *guard) store(r *record) error {
 
 // refusal returns the error of a caller that wants the key while r holds it.
 func (r *record) refusal(now instant) error {
-	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner}
+	return &backend.HeldError{RetryAfter: r.left(now), Owner: r.owner, Waited: r.waited}
 }

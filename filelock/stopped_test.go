@@ -14,15 +14,15 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 // stopped starts a process that has the guard of key, and stops it.
-func stopped(t *testing.T, dir, key string) *childtest.Child {
+func stopped(t *testing.T, dir, key string) *crew.Child {
 	t.Helper()
 	c := play(t, "guard", dir, key)
 	c.Line(t)
-	c.Stop(t)
+	must(t, c.Pause())
 	return c
 }
 
@@ -64,10 +64,24 @@ func TestStoppedProcessWithAGuardIsNamed(t *testing.T) {
 	acquire(t, d, others)
 	release(t, d, others)
 
-	c.Continue(t)
-	c.End(t)
+	must(t, c.Resume())
+	c.Finish(t)
 	release(t, d, held)
 	acquire(t, d, claim(near))
+}
+
+func TestGuardOfThisProcessIsNotNamedAsAnothers(t *testing.T) {
+	d := New(t.TempDir(), nil)
+	g, err := d.lockGuard(t.Context(), stripeOf("k"))
+	must(t, err)
+	defer g.drop()
+	c := claim("k")
+	c.Timeout = time.Millisecond
+	_, err = d.Acquire(t.Context(), c)
+	outage(t, "acquire", err, "locked by other calls of this process")
+	if strings.Contains(err.Error(), "end it") {
+		t.Error(err)
+	}
 }
 
 func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
@@ -122,7 +136,7 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 			t.Errorf("claim %d: %v", i, answers[i])
 		}
 	}
-	c.Kill()
+	c.End()
 	for _, err := range renew(d, cs...) {
 		must(t, err)
 	}
@@ -163,7 +177,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 
 func TestGuardOfAProcessThatWasKilledIsFree(t *testing.T) {
 	dir := t.TempDir()
-	stopped(t, dir, "k").Kill()
+	stopped(t, dir, "k").End()
 	d := New(dir, nil)
 	acquire(t, d, fenced(claim("k")))
 }

@@ -10,26 +10,53 @@ import (
 
 // Bounds of a sweep.
 const (
-	sweepFiles = 1000      // how many files one sweep checks
-	sweepAge   = time.Hour // how long a file is kept: it tells people which holder died
+	sweepFiles = 256       // how many files one sweep checks
+	sweepEvery = 128       // how many keys a driver takes between two sweeps
+	openFiles  = 1000      // how many files the sweep of an opening checks, and how many a List removes
+	sweepAge   = time.Hour // how old a temporary file is when its process must have died
 )
 
-// sweep removes two kinds of files that are older than sweepAge. The first are
-// records of holders that died, if no caller has asked for the key since. The
-// second are temporary files of processes that died. If sweep cannot remove a file,
+// sweepOften calls sweep before d takes its first and each sweepEvery-th key.
+// A sweep checks twice as many files as the directory may have got since the sweep
+// before. So at most about half of the files have expired records.
+func (d *Driver) sweepOften(ctx context.Context) {
+	if d.taken.Add(1)%sweepEvery == 1 {
+		d.sweep(ctx, sweepFiles)
+	}
+}
+
+// sweep checks the next n files of the directory. It removes records whose terms have
+// ended, and old temporary files of processes that died. If sweep cannot remove a file,
 // it leaves the file. A call that needs the file reports the error.
-func (d *Driver) sweep(ctx context.Context) {
-	dir, err := os.Open(d.dir)
-	if err != nil {
+func (d *Driver) sweep(ctx context.Context, n int) {
+	var dir *os.File
+	select {
+	case dir = <-d.unswept:
+	default:
+		return // another call of this driver sweeps
+	}
+	defer func() { d.unswept <- dir }()
+
+	if d.check(ctx) != nil {
 		return
 	}
-	defer dir.Close()
-	entries, _ := dir.ReadDir(sweepFiles)
-	for _, e := range entries {
-		if ctx.Err() != nil {
+	if dir == nil {
+		var err error
+		if dir, err = os.Open(d.dir); err != nil {
 			return
 		}
+	}
+
+	entries, err := dir.ReadDir(n)
+	for _, e := range entries {
+		if ctx.Err() != nil {
+			break
+		}
 		d.sweepFile(ctx, e)
+	}
+	if err != nil || len(entries) < n {
+		dir.Close()
+		dir = nil
 	}
 }
 
@@ -43,7 +70,7 @@ func (d *Driver) sweepFile(ctx context.Context, e os.DirEntry) {
 		return
 	}
 
-	if !strings.HasSuffix(e.Name(), ".lock") {
+	if !strings.HasSuffix(e.Name(), suffix) {
 		return
 	}
 	b, _, err := readFile(path)
@@ -51,7 +78,7 @@ func (d *Driver) sweepFile(ctx context.Context, e os.DirEntry) {
 		return
 	}
 	r, err := decode(b)
-	if err == nil && stateName(r.key) == e.Name() && r.left(d.clock()) < -sweepAge {
+	if err == nil && stateName(r.key) == e.Name() && r.left(d.clock()) <= 0 {
 		d.removeExpired(ctx, r.key)
 	}
 }

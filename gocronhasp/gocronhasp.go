@@ -40,8 +40,11 @@ var _ gocron.Locker = (*Locker)(nil)
 // Half of the time between two ticks is a good choice. If jobs have different periods, give
 // each job a Locker of its own by [gocron.WithDistributedJobLocker].
 //
-// The opts apply to each Lock. If a scheduler dies during a run, the job runs elsewhere
-// at its next tick after the term of the lease, which [hasp.WithTTL] sets.
+// The opts apply to each Lock. If a scheduler dies during a run, minHold does not count: the
+// job runs elsewhere at its next tick after the term of the lease, which [hasp.WithTTL]
+// sets. For a nightly job with a minHold of 12 hours that is the next night. If the job
+// must not be left out, give it ticks that repeat it, such as every 10 minutes from 2 to 3
+// o'clock. After a run that has ended, minHold keeps the later ticks from running it again.
 func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locker {
 	return &Locker{l, append([]hasp.Option{hasp.WithMinHold(minHold)}, opts...)}
 }

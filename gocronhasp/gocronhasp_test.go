@@ -14,22 +14,18 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/gocronhasp"
-	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
 func TestMain(m *testing.M) {
-	childtest.Main(childtest.Roles{"stuck": stuck})
+	crew.Main(crew.Roles{"stuck": stuck})
 	os.Exit(redistest.Main(m))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = await.Must
 
 // store is a Redis with a prefix for the keys of one test.
 func store(t *testing.T) string {
@@ -120,14 +116,14 @@ func stuck(args []string) error {
 		select {}
 	}), gocron.WithName("report"))
 	s.Start()
-	childtest.AwaitEnd()
+	crew.AwaitEnd()
 	return err
 }
 
 func TestOtherSchedulerGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	child := childtest.Start(t, "stuck", url)
+	child := crew.Test(t, "stuck", url)
 	if line := child.Line(t); line != "runs" {
 		t.Fatal(line)
 	}
@@ -142,14 +138,14 @@ func TestOtherSchedulerGoesOnAfterAKill(t *testing.T) {
 	}
 
 	killed := time.Now()
-	child.Kill()
+	child.End()
 	select {
 	case at := <-ran:
 		t.Logf("the job ran %v after the kill", at.Sub(killed))
-	case <-time.After(redistest.Soon):
+	case <-time.After(await.Patience):
 		t.Fatal("the job does not run after the kill")
 	}
-	redistest.Until(t, "a second run", func() bool { return len(ran) > 0 })
+	await.Until(t, "a second run", func() bool { return len(ran) > 0 })
 }
 
 // gocron passes a context that ends when the job is removed or the scheduler shuts down,
@@ -168,7 +164,7 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 				close(ended)
 				<-finish
 			}, gocron.WithDistributedLocker(l))
-			redistest.Returns(t, "the start of the job", func() { <-began })
+			await.Return(t, "the start of the job", func() { <-began })
 
 			stopped := make(chan error, 1)
 			go func() {
@@ -178,7 +174,7 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 					stopped <- s.RemoveJob(j.ID())
 				}
 			}()
-			redistest.Returns(t, "the end of the context", func() { <-ended })
+			await.Return(t, "the end of the context", func() { <-ended })
 
 			other := open(t, url)
 			for end := time.Now().Add(3 * term); time.Now().Before(end); time.Sleep(term / 10) {
@@ -189,7 +185,7 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 
 			close(finish)
 			must(t, <-stopped)
-			lease, err := other.Lock(t.Context(), "report", hasp.WithMaxWait(redistest.Soon))
+			lease, err := other.Lock(t.Context(), "report", hasp.WithMaxWait(await.Patience))
 			must(t, err)
 			must(t, lease.Unlock(t.Context()))
 		})
@@ -229,7 +225,7 @@ func TestOnlyTheLeaderRunsJobs(t *testing.T) {
 		schedulers[i], _ = start(t, gocron.DurationJob(20*time.Millisecond), func() { runs[i].Add(1) }, gocron.WithDistributedElector(electors[i]))
 	}
 
-	redistest.Until(t, "runs", func() bool { return runs[0].Load()+runs[1].Load() >= 50 })
+	await.Until(t, "runs", func() bool { return runs[0].Load()+runs[1].Load() >= 50 })
 	leader, other := 0, 1
 	if electors[1].IsLeader(t.Context()) == nil {
 		leader, other = 1, 0
@@ -247,7 +243,7 @@ func TestOnlyTheLeaderRunsJobs(t *testing.T) {
 	if err := electors[leader].IsLeader(t.Context()); err != gocronhasp.ErrNotLeader {
 		t.Errorf("IsLeader after Close returned %v", err)
 	}
-	redistest.Until(t, "the other leads", func() bool { return runs[other].Load() > 0 })
+	await.Until(t, "the other leads", func() bool { return runs[other].Load() > 0 })
 	must(t, electors[other].IsLeader(t.Context()))
 	must(t, electors[leader].Close()) // again
 }
@@ -266,9 +262,9 @@ func TestElectorReturnsErrors(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	e = gocronhasp.NewElector(ctx, c, "leader")
-	redistest.Until(t, "leads", func() bool { return e.IsLeader(ctx) == nil })
+	await.Until(t, "leads", func() bool { return e.IsLeader(ctx) == nil })
 	cancel()
-	redistest.Until(t, "resigns", func() bool { return e.IsLeader(ctx) != nil })
+	await.Until(t, "resigns", func() bool { return e.IsLeader(ctx) != nil })
 	must(t, e.Close())
 }
 
@@ -279,9 +275,9 @@ func TestElectorEndsWithItsClient(t *testing.T) {
 	c, err := hasp.Open(t.Context(), url, &hasp.Options{Timeout: 300 * time.Millisecond})
 	must(t, err)
 	e := gocronhasp.NewElector(t.Context(), c, "leader")
-	redistest.Until(t, "leads", func() bool { return e.IsLeader(t.Context()) == nil })
+	await.Until(t, "leads", func() bool { return e.IsLeader(t.Context()) == nil })
 	c.Close()
-	redistest.Until(t, "ends", func() bool { return errors.Is(e.IsLeader(t.Context()), hasp.ErrClosed) })
+	await.Until(t, "ends", func() bool { return errors.Is(e.IsLeader(t.Context()), hasp.ErrClosed) })
 	if err := e.Close(); !errors.Is(err, hasp.ErrClosed) {
 		t.Errorf("Close returned %v", err)
 	}

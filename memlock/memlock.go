@@ -16,6 +16,7 @@
 package memlock
 
 import (
+	"container/heap"
 	"container/list"
 	"context"
 	"errors"
@@ -78,15 +79,47 @@ type entry struct {
 	until time.Time     // when its term ends, or the last term of the readers
 	queue list.List     // of *waiter, in order of arrival
 
-	// The holders of a shared hold, by token. Some of their terms may have ended.
+	// The holders of a shared hold, by token, and again with the last term on top. Some of
+	// their terms may have ended.
 	readers map[string]*reader
+	terms   terms
 }
 
 // reader is one holder of a shared hold.
 type reader struct {
+	token string
 	owner string
 	fence uint64
 	until time.Time // when its term ends
+	index int       // in the entry's terms
+}
+
+// terms is a heap of readers, with the last term on top.
+type terms []*reader
+
+func (q terms) Len() int { return len(q) }
+
+func (q terms) Less(i, j int) bool { return q[i].until.After(q[j].until) }
+
+func (q terms) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+// Push is for container/heap.
+func (q *terms) Push(x any) {
+	r := x.(*reader)
+	r.index = len(*q)
+	*q = append(*q, r)
+}
+
+// Pop is for container/heap.
+func (q *terms) Pop() any {
+	last := len(*q) - 1
+	r := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	return r
 }
 
 // waiter is a place in the queue.
@@ -227,6 +260,7 @@ func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
 	if r != nil {
 		g.Fence = r.fence
 		r.until = later(r.until, until)
+		heap.Fix(&e.terms, r.index)
 	}
 	e.until = later(e.until, until)
 	return g, nil
@@ -252,7 +286,7 @@ func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	case e == nil:
 		return backend.ErrLost
 	case r != nil:
-		s.leaveLocked(e, c.Token, now)
+		s.leaveLocked(e, r, now)
 		return nil
 	}
 	if !c.KeepUntil.After(now) {
@@ -433,7 +467,7 @@ func (e *entry) idle(now time.Time) bool { return !e.held(now) && e.queue.Len() 
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
-		he.Owner, he.RetryAfter = e.claim.Owner, e.until.Sub(now)
+		he.Owner, he.RetryAfter, he.Waited = e.claim.Owner, e.until.Sub(now), e.claim.Waited
 	}
 	for _, r := range e.readers {
 		he.Shared = he.RetryAfter > 0
@@ -486,7 +520,7 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 // grantLocked makes c the holder of e, or one more reader.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
 	if !e.held(now) {
-		e.claim, e.readers, e.until, e.fence = backend.Claim{}, nil, now, 0
+		e.claim, e.readers, e.terms, e.until, e.fence = backend.Claim{}, nil, nil, now, 0
 	}
 	if c.Fenced {
 		s.fence++
@@ -504,16 +538,19 @@ func (s *Store) enterLocked(e *entry, c backend.Claim, now time.Time) backend.Gr
 	// Readers that died are removed a few at a time. Otherwise they would add up while
 	// other readers keep the key shared.
 	looked := 0
-	for token, r := range e.readers {
+	for _, r := range e.readers {
 		if looked++; looked > 2 {
 			break
 		}
 		if !now.Before(r.until) {
-			delete(e.readers, token)
+			e.remove(r)
 		}
 	}
+	if r := e.readers[c.Token]; r != nil {
+		e.remove(r) // the same claim again
+	}
 
-	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
+	r := &reader{token: c.Token, owner: c.Owner, until: now.Add(c.TTL)}
 	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
 	if c.Fenced {
 		r.fence, g.Fence = e.fence, e.fence
@@ -522,22 +559,28 @@ func (s *Store) enterLocked(e *entry, c backend.Claim, now time.Time) backend.Gr
 		e.readers = map[string]*reader{}
 	}
 	e.readers[c.Token] = r
+	heap.Push(&e.terms, r)
 	e.until = later(e.until, r.until)
 	return g
 }
 
-// leaveLocked ends the shared hold of a token. The key is then held until the last term of
+// remove removes a reader.
+func (e *entry) remove(r *reader) {
+	delete(e.readers, r.token)
+	heap.Remove(&e.terms, r.index)
+}
+
+// leaveLocked ends the shared hold of a reader. The key is then held until the last term of
 // the others.
-func (s *Store) leaveLocked(e *entry, token string, now time.Time) {
-	left := e.readers[token]
-	delete(e.readers, token)
-	if len(e.readers) > 0 && left.until.Before(e.until) {
+func (s *Store) leaveLocked(e *entry, r *reader, now time.Time) {
+	e.remove(r)
+	if len(e.terms) > 0 && e.terms[0].until.Equal(e.until) {
 		return // another reader has the last term
 	}
 
 	e.until = now
-	for _, r := range e.readers {
-		e.until = later(e.until, r.until)
+	if len(e.terms) > 0 {
+		e.until = e.terms[0].until
 	}
 	if w := e.first(); w != nil && e.held(now) {
 		w.signal() // its timer runs until the old end
@@ -547,7 +590,7 @@ func (s *Store) leaveLocked(e *entry, token string, now time.Time) {
 
 // freeLocked ends the holds of e, if there are any, and hands the key on.
 func (s *Store) freeLocked(e *entry, now time.Time) {
-	e.claim.Token, e.readers = "", nil
+	e.claim.Token, e.readers, e.terms = "", nil, nil
 	s.advanceLocked(e, now)
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -84,7 +86,9 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 	before := heap()
 	const n = 100_000
 	for i := range n {
-		acquire(t, d, claim(fmt.Sprint(i), "t"))
+		c := claim(fmt.Sprint(i), "t")
+		c.TTL = time.Hour // outlasts the test on any machine
+		acquire(t, d, c)
 	}
 	held := heap() - before
 	for i := range n {
@@ -247,5 +251,58 @@ func TestClaimsWithoutAKeyATokenOrATerm(t *testing.T) {
 		if _, err := d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrInvalid) {
 			t.Errorf("%s: got %v, want ErrInvalid", what, err)
 		}
+	}
+}
+
+// The key is shared until the last of the readers' terms, whichever readers leave, renew
+// or die.
+func TestLastTermOfTheReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := New()
+		r := rand.New(rand.NewPCG(1, 2))
+		ends := map[string]time.Time{} // of the readers that have not left
+		for i := range 5000 {
+			c := claim("k", fmt.Sprint(r.IntN(40)))
+			c.Shared, c.TTL = true, time.Second+rand.N(10*time.Second)
+			switch end, reads := ends[c.Token]; {
+			case !reads:
+				acquire(t, d, c)
+				ends[c.Token] = time.Now().Add(c.TTL)
+			case !time.Now().Before(end):
+				want(t, "Release after the term", d.Release(t.Context(), c), backend.ErrLost)
+				delete(ends, c.Token)
+			case r.IntN(3) == 0:
+				if _, err := d.renew(c); err != nil {
+					t.Fatal(err)
+				}
+				ends[c.Token] = later(end, time.Now().Add(c.TTL))
+			default:
+				release(t, d, c)
+				delete(ends, c.Token)
+			}
+
+			var last time.Duration
+			for _, end := range ends {
+				last = max(last, time.Until(end))
+			}
+			if st, _ := d.Inspect(t.Context(), "k"); st.TTL != last || st.Held != (last > 0) {
+				t.Fatalf("step %d: %+v, want %v", i, st, last)
+			}
+			time.Sleep(rand.N(200 * time.Millisecond))
+		}
+	})
+}
+
+// Readers that leave in any order cost little each.
+func TestManyReadersLeaveInReverse(t *testing.T) {
+	d := New()
+	readers := make([]backend.Claim, 20_000)
+	for i := range readers {
+		readers[i] = claim("k", fmt.Sprint(i))
+		readers[i].Shared, readers[i].TTL = true, time.Hour
+		acquire(t, d, readers[i])
+	}
+	for _, c := range slices.Backward(readers) {
+		release(t, d, c) // all of them took 8 s
 	}
 }

@@ -2,9 +2,12 @@ package otelhasp
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 
+	"go.opentelemetry.io/otel"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/hasplock/hasp"
@@ -50,5 +53,32 @@ func TestNoSpanIsKeptAfterItsEnd(t *testing.T) {
 				t.Errorf("%s: %d spans are kept", sampler.Description(), n)
 			}
 		})
+	}
+}
+
+func TestErrorTypes(t *testing.T) {
+	for err, want := range map[error]string{
+		nil:                      "",
+		errors.New("another"):    "_OTHER",
+		errors.ErrUnsupported:    "unsupported",
+		&hasp.LostError{}:        "lost",
+		context.DeadlineExceeded: "deadline_exceeded",
+		errors.Join(hasp.ErrHeld, context.Canceled):         "canceled",
+		errors.Join(context.DeadlineExceeded, hasp.ErrHeld): "held",
+		errors.Join(context.Canceled, hasp.ErrUnavailable):  "unavailable",
+	} {
+		if got := errorType(err); got != want {
+			t.Errorf("%v: got %q, want %q", err, got, want)
+		}
+	}
+}
+
+// An error of the provider goes to the handler of package otel, and locks work.
+func TestErrorOfTheProvider(t *testing.T) {
+	var got error
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { got = err }))
+	defer otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { fmt.Println(err) }))
+	if want := errors.New("no more histograms"); instrument("i", want) != "i" || got != want {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

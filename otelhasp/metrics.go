@@ -2,6 +2,7 @@ package otelhasp
 
 import (
 	"context"
+	"sync"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -18,15 +19,16 @@ var bounds = []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300
 type metrics struct {
 	config *config
 	known  map[labels]measured // without a key; not changed after init
+	begun  sync.Map            // the keys of WithKey whose counters exist
 
-	waitTime, useTime                 metric.Float64Histogram
-	count, pending                    metric.Int64UpDownCounter
-	timeouts, losses, renewalFailures metric.Int64Counter
+	waitTime, useTime                  metric.Float64Histogram
+	count, pending, followers, leaders metric.Int64UpDownCounter
+	timeouts, losses, renewalFailures  metric.Int64Counter
 }
 
 // labels are the attributes of one measurement that differ within an instrument. An empty
 // string is no attribute.
-type labels struct{ state, op, errorType string }
+type labels struct{ state, op, errorType, loss string }
 
 // measured is a set of attributes in the form that instruments take.
 type measured struct {
@@ -48,6 +50,10 @@ func (m *metrics) init(c *config) {
 		metric.WithDescription("The number of locks that are held.")))
 	m.pending = instrument(meter.Int64UpDownCounter("hasp.client.lock.pending_requests", metric.WithUnit("{request}"),
 		metric.WithDescription("The number of callers that wait for a lock.")))
+	m.followers = instrument(meter.Int64UpDownCounter("hasp.client.lock.followers", metric.WithUnit("{follower}"),
+		metric.WithDescription("The number of calls of Lead that wait to lead.")))
+	m.leaders = instrument(meter.Int64UpDownCounter("hasp.client.lock.leaders", metric.WithUnit("{leader}"),
+		metric.WithDescription("The number of calls of Lead that lead.")))
 	m.timeouts = instrument(meter.Int64Counter("hasp.client.lock.timeouts", metric.WithUnit("{timeout}"),
 		metric.WithDescription("The number of waits for a lock that timed out.")))
 	m.losses = instrument(meter.Int64Counter("hasp.client.lock.losses", metric.WithUnit("{loss}"),
@@ -62,19 +68,26 @@ func (m *metrics) init(c *config) {
 		kinds = append(kinds, t.name)
 	}
 	for _, kind := range kinds {
-		for _, op := range []string{"", "lock", "trylock"} {
+		for _, op := range []string{"", "lock", "trylock", leads} {
 			l := labels{op: op, errorType: kind}
 			m.known[l] = m.measure(l, "")
 		}
 	}
-	used := labels{state: "used"}
-	m.known[used] = m.measure(used, "")
+	more := []labels{{state: "used"}}
+	for _, reason := range lossReasons {
+		more = append(more, labels{loss: reason})
+	}
+	for _, l := range more {
+		m.known[l] = m.measure(l, "")
+	}
 
 	// An increase from nothing to 1 is not an increase for Prometheus, so the counters
 	// begin at 0.
 	ctx := context.Background()
-	m.beginCounters(ctx, m.known[labels{}])
-	m.count.Add(ctx, 0, m.known[used].add...)
+	m.beginCounters(ctx, "")
+	m.count.Add(ctx, 0, m.known[labels{state: "used"}].add...)
+	m.followers.Add(ctx, 0, m.known[labels{}].add...)
+	m.leaders.Add(ctx, 0, m.known[labels{}].add...)
 	for _, op := range []string{"lock", "trylock"} {
 		m.pending.Add(ctx, 0, m.known[labels{op: op}].add...)
 	}
@@ -89,10 +102,13 @@ func instrument[T any](i T, err error) T {
 	return i
 }
 
-// beginCounters makes the counters exist.
-func (m *metrics) beginCounters(ctx context.Context, with measured) {
-	for _, c := range []metric.Int64Counter{m.timeouts, m.losses, m.renewalFailures} {
-		c.Add(ctx, 0, with.add...)
+// beginCounters makes the counters of key exist.
+func (m *metrics) beginCounters(ctx context.Context, key string) {
+	for _, c := range []metric.Int64Counter{m.timeouts, m.renewalFailures} {
+		c.Add(ctx, 0, m.with(labels{}, key).add...)
+	}
+	for _, reason := range lossReasons {
+		m.losses.Add(ctx, 0, m.with(labels{loss: reason}, key).add...)
 	}
 }
 
@@ -118,18 +134,40 @@ func (m *metrics) measure(l labels, key string) measured {
 	if l.errorType != "" {
 		attrs = append(attrs, errorTypeKey.String(l.errorType))
 	}
+	if l.loss != "" {
+		attrs = append(attrs, lossKey.String(l.loss))
+	}
 	set := metric.WithAttributeSet(attribute.NewSet(m.config.attributes(key, attrs...)...))
 	return measured{[]metric.AddOption{set}, []metric.RecordOption{set}}
 }
 
+// leads is the Event.Op of Lead.
+const leads = "lead"
+
 // record measures e, whose error has the type kind.
 func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
+	switch {
+	case e.Kind == hasp.EventRequested && key != "":
+		if _, ok := m.begun.LoadOrStore(key, true); !ok {
+			m.beginCounters(ctx, key)
+		}
+	case e.Kind == hasp.EventRenewFailed:
+		m.renewalFailures.Add(ctx, 1, m.with(labels{}, key).add...)
+	case kind == "lost" && (e.Kind == hasp.EventReleased || e.Kind == hasp.EventLost):
+		m.losses.Add(ctx, 1, m.with(labels{loss: lossReason(e.Err)}, key).add...)
+	}
+	if e.Op == leads {
+		m.lead(ctx, e, kind, key)
+	} else {
+		m.lock(ctx, e, kind, key)
+	}
+}
+
+// lock measures the wait or the hold of e.
+func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventRequested:
 		m.pending.Add(ctx, 1, m.with(labels{op: e.Op}, key).add...)
-		if key != "" {
-			m.beginCounters(ctx, m.with(labels{}, key))
-		}
 
 	case hasp.EventAcquired, hasp.EventRefused:
 		m.pending.Add(ctx, -1, m.with(labels{op: e.Op}, key).add...)
@@ -144,16 +182,28 @@ func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 		}
 
 	case hasp.EventReleased, hasp.EventLost:
-		if kind == "lost" {
-			m.losses.Add(ctx, 1, m.with(labels{}, key).add...)
-		}
 		if e.Reentry {
 			return
 		}
 		m.count.Add(ctx, -1, m.with(labels{state: "used"}, key).add...)
 		m.useTime.Record(ctx, e.Hold.Seconds(), m.with(labels{errorType: kind}, key).record...)
+	}
+}
 
-	case hasp.EventRenewFailed:
-		m.renewalFailures.Add(ctx, 1, m.with(labels{}, key).add...)
+// lead measures e of a call of Lead. Followers wait for as long as another one leads. So a
+// wait that ends well says nothing about the store, and would hide the waits of lock.
+func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
+	add := m.with(labels{}, key).add
+	switch e.Kind {
+	case hasp.EventRequested:
+		m.followers.Add(ctx, 1, add...)
+	case hasp.EventAcquired:
+		m.followers.Add(ctx, -1, add...)
+		m.leaders.Add(ctx, 1, add...)
+	case hasp.EventRefused:
+		m.followers.Add(ctx, -1, add...)
+		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: leads, errorType: kind}, key).record...)
+	case hasp.EventReleased, hasp.EventLost:
+		m.leaders.Add(ctx, -1, add...)
 	}
 }

@@ -19,12 +19,17 @@
 //     the context ended before they got the key. A Lock with WithMaxWait(0) that finds the
 //     key held is one of them. A TryLock is not.
 //   - hasp.client.lock.losses, a counter: leases that ended as lost. Each of them is a
-//     caller that may have worked while another one held the key.
+//     caller that may have worked while another one held the key. hasp.loss.reason is the
+//     Reason of a hasp.LostError.
 //   - hasp.client.lock.renewal_failures, a counter: renewals and calls of Extend that failed
 //     or were not answered. hasp repeats a renewal until the lease ends.
+//   - hasp.client.lock.followers and hasp.client.lock.leaders, up-down counters: how many
+//     calls of Lead wait to lead, and how many lead.
 //
 // A lease that re-entered shares a hold. It is counted in pending_requests and losses, and not
-// in the others.
+// in the others. Calls of Lead are counted in followers, leaders, losses and
+// renewal_failures. If the store fails, each try is also in wait_time, with the
+// hasp.operation.name "lead".
 //
 // The values of error.type are: held, unavailable, canceled, deadline_exceeded, closed, lost,
 // invalid, unsupported and _OTHER. If several of them apply, the value is the first of
@@ -63,6 +68,7 @@ const (
 	triesKey     = attribute.Key("hasp.tries")
 	fenceKey     = attribute.Key("hasp.fence")
 	errorTypeKey = attribute.Key("error.type")
+	lossKey      = attribute.Key("hasp.loss.reason")
 )
 
 // Option changes what [Observe] records.
@@ -183,6 +189,18 @@ var errorTypes = []struct {
 	{hasp.ErrHeld, "held"},
 	{context.DeadlineExceeded, "deadline_exceeded"},
 	{hasp.ErrLost, "lost"},
+}
+
+// lossReasons are the values of hasp.loss.reason.
+var lossReasons = []string{hasp.LostRevoked, hasp.LostUnanswered, hasp.LostStopped, hasp.LostNotRenewed, hasp.LostMaxHold}
+
+// lossReason returns why a lease was lost, or "" if err does not say.
+func lossReason(err error) string {
+	var lost *hasp.LostError
+	if errors.As(err, &lost) {
+		return lost.Reason
+	}
+	return ""
 }
 
 // otherError is the error.type of an error that has no name.

@@ -116,10 +116,10 @@ func TestSpansOfOtherEnds(t *testing.T) {
 		must(t, err)
 		inner, err := c.Lock(l.Context(), "lost")
 		must(t, err)
-		f.set(true)
+		f.down.Store(true)
 		<-l.Context().Done()
 		synctest.Wait()
-		f.set(false)
+		f.down.Store(false)
 		wantErr(t, inner.Unlock(t.Context()), hasp.ErrLost)
 
 		_, err = c.Lock(t.Context(), "left")
@@ -148,34 +148,4 @@ func TestSpansOfOtherEnds(t *testing.T) {
 			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	})
-}
-
-// The lease's context has the caller's span and no other one, and no span ends it.
-func TestLeaseContextStays(t *testing.T) {
-	tracer, _ := newTracer()
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
-		otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans())})
-	defer c.Close()
-	ctx, parent := tracer.Tracer("test").Start(t.Context(), "parent")
-	l, err := c.Lock(ctx, "k")
-	must(t, err)
-	if got := trace.SpanFromContext(l.Context()); got != parent {
-		t.Errorf("the lease's context has the span %v, want the caller's", got)
-	}
-	parent.End()
-	must(t, l.Context().Err())
-	must(t, l.Unlock(t.Context()))
-}
-
-// A span that is not sampled is not kept, and locks work.
-func TestSpansThatAreNotSampled(t *testing.T) {
-	spans := tracetest.NewInMemoryExporter()
-	tracer := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans), sdktrace.WithSampler(sdktrace.NeverSample()))
-	c := hasp.New(memlock.New(), &hasp.Options{Observe: otelhasp.Observe(nil, otelhasp.WithTracerProvider(tracer),
-		otelhasp.WithMeterProvider(newMeter()), otelhasp.WithHoldSpans())})
-	defer c.Close()
-	must(t, hasp.Do(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }))
-	if n := len(spans.GetSpans()); n != 0 {
-		t.Errorf("%d spans", n)
-	}
 }

@@ -14,12 +14,13 @@ import (
 	"github.com/hasplock/hasp/pglock"
 )
 
-// The suite passes through a PgBouncer in transaction mode, which keeps no session of ours.
+// The suite passes through a PgBouncer in transaction mode, which keeps no session of ours, and
+// whatever the text of values looks like.
 func TestConformanceBouncer(t *testing.T) {
 	if !conformance.Child() {
 		pgtest.Need(t, "pgbouncer")
 	}
-	h, server := harness()
+	h, server := harness("bytea_output=escape", "datestyle=German", "intervalstyle=sql_standard", "timezone=Asia/Kolkata")
 	startServer := h.Store
 	h.Store = func(ctx context.Context) (string, func(), error) {
 		_, stopServer, err := startServer(ctx)

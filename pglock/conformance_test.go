@@ -23,13 +23,13 @@ func open(ctx context.Context, addr string) (backend.Driver, error) {
 	return c.Driver(ctx)
 }
 
-// harness runs the suite on a server of its own.
-func harness() (h conformance.Harness, server func() *pgtest.Server) {
+// harness runs the suite on a server of its own, with these settings.
+func harness(settings ...string) (h conformance.Harness, server func() *pgtest.Server) {
 	var s *pgtest.Server
 	return conformance.Harness{
 		Store: func(context.Context) (string, func(), error) {
 			var err error
-			if s, err = pgtest.New(); err != nil {
+			if s, err = pgtest.New(settings...); err != nil {
 				return "", nil, err
 			}
 			return s.Addr, s.Remove, nil

@@ -89,7 +89,7 @@ func hint(err error) string {
 	case c == tooManyConnections:
 		return "the server has no connection left: lower pool_size, or raise max_connections"
 	case c == readOnlyTransaction:
-		return "this server is a replica; name all servers in the URL, or the address of the primary"
+		return "this server is a replica: name all servers in the URL, or the address of the primary; or default_transaction_read_only is on for this user: switch it off"
 	case c == "57P03":
 		return "the server is starting up or shutting down: try again"
 	case c != "":

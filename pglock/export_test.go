@@ -57,7 +57,7 @@ func (d *Driver) Fill(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer c.Release()
+		defer d.release(c)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -322,26 +323,43 @@ func lockAgain(t *testing.T, c *hasp.Client, key string) (lease *hasp.Lease, err
 	return lease, err
 }
 
-// When the server has no connection left, a Client goes on with those that it has.
+// When the server has no connection left, a Client goes on with those that it has, and seldom
+// asks for another.
 func TestConnectionLimit(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t, "max_connections=12", "superuser_reserved_connections=1")
+	s := pgtest.Start(t, "max_connections=12", "superuser_reserved_connections=1", "log_connections=on")
 	s.Must(t, "CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app")
 	ctx := t.Context()
-	c, err := hasp.Open(ctx, "pglock+postgres://app@"+s.Addr+"/postgres?sslmode=disable", nil)
+	url := "postgres://app@" + s.Addr + "/postgres?sslmode=disable"
+	c, err := hasp.Open(ctx, "pglock+"+url, &hasp.Options{Timeout: time.Minute})
 	must(t, err)
 	defer c.Close()
 	for {
-		other, err := pgx.Connect(ctx, "postgres://app@"+s.Addr+"/postgres?sslmode=disable")
+		other, err := pgx.Connect(ctx, url)
 		if err != nil {
 			break
 		}
 		defer other.Close(ctx)
 	}
 
-	var wg sync.WaitGroup
-	for i := range 16 {
-		wg.Go(func() {
+	// asks checks how many connections are asked for while 16 callers call f. There may be one
+	// for each place of the pool, and then one after each pause.
+	asks := func(f func(i int)) {
+		t.Helper()
+		asked := func() int { return strings.Count(s.Log(), "connection received: host=127.0.0.1") }
+		before, began := asked(), time.Now()
+		var wg sync.WaitGroup
+		for i := range 16 {
+			wg.Go(func() { f(i) })
+		}
+		wg.Wait()
+		most := 10 + int(time.Since(began)/(100*time.Millisecond)) + 1
+		if n := asked() - before; n > most {
+			t.Errorf("asked for %d connections in %v, want up to %d", n, time.Since(began), most)
+		}
+	}
+	asks(func(i int) {
+		for range 20 {
 			lease, err := c.Lock(ctx, fmt.Sprint("key", i))
 			if err == nil {
 				err = lease.Unlock(ctx)
@@ -349,12 +367,31 @@ func TestConnectionLimit(t *testing.T) {
 			if err != nil {
 				t.Errorf("Lock without free connections: %v", err)
 			}
-		})
-	}
-	wg.Wait()
+		}
+	})
 
-	_, err = hasp.Open(ctx, "pglock+postgres://app@"+s.Addr+"/postgres?sslmode=disable", nil)
+	_, err = hasp.Open(ctx, "pglock+"+url, nil)
 	clear(t, err, "max_connections")
+
+	// It has no connection at all.
+	s.Must(t, "ALTER ROLE app CONNECTION LIMIT 0")
+	must(t, s.Kick(ctx))
+	refused := func(i int) bool {
+		_, err := c.TryLock(ctx, fmt.Sprint("key", i))
+		return errors.Is(err, hasp.ErrUnavailable) && strings.Contains(err.Error(), "too many connections")
+	}
+	until(t, "the end of all connections", func() bool { return refused(0) })
+	asks(func(i int) {
+		for range 100 {
+			if !refused(i) {
+				t.Error("TryLock without a connection has another error")
+			}
+		}
+	})
+	s.Must(t, "ALTER ROLE app CONNECTION LIMIT -1")
+	lease, err := c.Lock(ctx, "key")
+	must(t, err)
+	must(t, lease.Unlock(ctx))
 }
 
 // Timeouts of the server's configuration end statements and sessions. Clients go on.

@@ -7,20 +7,12 @@ import (
 	"os"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 )
 
-// until waits until f returns true. It gives a slow machine a minute.
-func until(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within a minute", what)
-		}
-	}
-}
+var must, until = await.Must, await.Until
 
 // own gives a file to the owner of another one.
 func own(t testing.TB, path string, like os.FileInfo) {

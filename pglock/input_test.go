@@ -5,6 +5,7 @@ package pglock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -156,11 +157,67 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// A replica cannot grant locks.
+// A row that someone has changed by hand ends no List.
+func TestOddRows(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	ctx := t.Context()
+	c := client(t, s.Addr, "", nil)
+	fine, err := c.Lock(ctx, "a")
+	must(t, err)
+	defer fine.Unlock(ctx)
+
+	for _, tt := range []struct {
+		set    string
+		shared string
+		ttl    time.Duration // at least
+	}{
+		{"expires = 'infinity', owner = 'me'", "[]", -1},
+		{"expires = '294276-12-31'", "[]", 290 * 365 * 24 * time.Hour},
+		{"since = 'infinity', expires = now() + interval '1 h'", "[]", 0},
+		{`expires = 'infinity', readers = '[]'`, "[]", -1},
+		{`expires = 'infinity', readers = '{"t": 1, "u": {"owner": "6d65", "end": "2100-01-01T00:00:00+00:00"}}'`, "[me]", -1},
+		{`expires = 'infinity', readers = '{"t": {"owner": "zz", "end": "2100-01-01T00:00:00+00:00"}, "u": {"owner": "6d65", "end": "soon"}}'`, "[zz]", -1},
+	} {
+		s.Must(t, "DELETE FROM hasp_locks WHERE key = 'b'")
+		s.Must(t, "INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('b', now(), 1, false)")
+		s.Must(t, "UPDATE hasp_locks SET "+tt.set+" WHERE key = 'b'")
+		var keys []string
+		for e, err := range c.List(ctx, "") {
+			must(t, err)
+			keys = append(keys, e.Key)
+		}
+		st, err := c.Inspect(ctx, "b")
+		if fmt.Sprint(keys) != "[a b]" || !st.Held || fmt.Sprint(st.Shared) != tt.shared || (st.TTL < 0) != (tt.ttl < 0) || st.TTL < tt.ttl || err != nil {
+			t.Errorf("%s: List has %v, Inspect says %+v, %v", tt.set, keys, st, err)
+		}
+		must(t, c.Break(ctx, "b"))
+	}
+
+	// A key that is held without an end is held for those who want it.
+	s.Must(t, "UPDATE hasp_locks SET expires = 'infinity', owner = 'me' WHERE key = 'b'")
+	for _, shared := range [][]hasp.Option{nil, {hasp.WithShared()}} {
+		_, err := c.TryLock(ctx, "b", shared...)
+		if !errors.Is(err, hasp.ErrHeld) || !strings.Contains(err.Error(), `"me"`) {
+			t.Errorf("TryLock of a key that is held without an end: %v", err)
+		}
+	}
+}
+
+// A replica cannot grant locks, and neither can a user who may only read.
 func TestReplica(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	r := s.Replica(t)
 	_, err := hasp.Open(t.Context(), "pglock+postgres://postgres@"+r.Addr+"/postgres?sslmode=disable", nil)
 	clear(t, err, "replica", "primary")
+
+	c := client(t, s.Addr, "", nil)
+	s.Must(t, "ALTER ROLE postgres SET default_transaction_read_only = on")
+	must(t, s.Kick(t.Context()))
+	until(t, "new connections", func() bool {
+		_, err = c.TryLock(t.Context(), "key")
+		return err != nil && strings.Contains(err.Error(), "25006")
+	})
+	clear(t, err, "default_transaction_read_only is on for this user")
 }

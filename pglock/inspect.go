@@ -2,8 +2,11 @@ package pglock
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"iter"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,27 +17,40 @@ import (
 // scanEntry reads a row of inspect or of list.
 func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	var (
-		key, owner  []byte
-		held        bool
-		since       time.Time
-		left, fence int64
-		readers     [][]byte
+		key, owner        string
+		held              bool
+		since, fence, now int64
+		left              *int64
+		readers           *string
 	)
-	if err := rows.Scan(&key, &held, &owner, &since, &left, &fence, &readers); err != nil {
+	if err := rows.Scan(&key, &owner, &held, &since, &left, &fence, &readers, &now); err != nil {
 		return backend.Entry{}, err
 	}
 
 	s := backend.Status{Held: held, Fence: uint64(fence)}
 	if held {
-		s.TTL = time.Duration(left) * time.Microsecond
+		s.TTL = term(left)
 		if readers == nil {
-			s.Owner, s.Since = string(owner), since
-		}
-		for _, r := range readers {
-			s.Shared = append(s.Shared, string(r))
+			s.Owner, s.Since = unhex(owner), time.UnixMicro(since)
+		} else {
+			s.Shared = owners(*readers, time.UnixMicro(now))
 		}
 	}
-	return backend.Entry{Key: string(key), Status: s}, nil
+	return backend.Entry{Key: unhex(key), Status: s}, nil
+}
+
+// owners returns the owners of the shared holds that have not ended, up to 1,000 of them. It
+// leaves out what is malformed.
+func owners(readers string, now time.Time) (owners []string) {
+	var holds map[string]struct{ Owner, End string }
+	_ = json.Unmarshal([]byte(readers), &holds) // it goes on after a value of a wrong type
+	for _, token := range slices.Sorted(maps.Keys(holds)) {
+		end, err := time.Parse(time.RFC3339, holds[token].End)
+		if err == nil && end.After(now) && len(owners) < 1000 {
+			owners = append(owners, unhex(holds[token].Owner))
+		}
+	}
+	return owners
 }
 
 // Inspect returns the holder of key. The waiters are not recorded. Every hold raises the fence,

@@ -53,7 +53,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	dl := newDialer(cfg.ConnConfig)
+	connected, cut := context.WithCancel(context.Background())
+	closeWith(connected, cfg.ConnConfig)
 	cfg.ConnConfig.Tracer = tracer
 	cfg.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) { return isQuiet(conn.PgConn().Conn()), nil }
 	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // PrepareConn needs no round trip
@@ -70,9 +71,10 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	}
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
+		cut()
 		return nil, diagnose(err)
 	}
-	d = newDriver(pool, dl, o)
+	d = newDriver(pool, cut, o)
 	if err := d.setUp(ctx); err != nil {
 		d.Close()
 		return nil, err

@@ -26,6 +26,8 @@
 // wakes it by NOTIFY. It looks once a second as well, and when the holder's term ends. A
 // Client makes one more connection while its callers wait. A shared lease rewrites the row of
 // its key, with all shared leases of the key. So a key should have tens of them, not thousands.
+// While a transaction in the same database stays open for long, as pg_dump does, calls on a busy
+// key get slower: see docs/pglock.md.
 //
 // # URL
 //
@@ -61,8 +63,10 @@ package pglock
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,8 +95,8 @@ type Options struct {
 // Driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type Driver struct {
 	pool    *pgxpool.Pool
-	dialer  *dialer // of the driver's own pool; nil if the caller passed the pool
-	options Options // as they were passed
+	cut     context.CancelFunc // closes all connections; nil if the caller passed the pool
+	options Options            // as they were passed
 	sql     *statements
 	channel string      // of the messages of releases
 	bouncer atomic.Bool // sessions are not the driver's own, so nothing may be left in them
@@ -105,6 +109,7 @@ type Driver struct {
 	// behind the releases of a busy Client.
 	others chan struct{}
 
+	scarce   scarce
 	silence  silence
 	listener listener
 	sweeper  sweeper
@@ -143,11 +148,12 @@ func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*Driver, error) {
 	return d, nil
 }
 
-func newDriver(pool *pgxpool.Pool, dl *dialer, o Options) *Driver {
+func newDriver(pool *pgxpool.Pool, cut context.CancelFunc, o Options) *Driver {
 	size := int(pool.Config().MaxConns)
 	kept := max(size/8, 1) // for renewals alone; attempts leave as many again, to releases
-	d := &Driver{pool: pool, dialer: dl, options: o,
+	d := &Driver{pool: pool, cut: cut, options: o,
 		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
+	d.scarce = scarce{d: d, slots: make(chan struct{}, size), all: make(chan struct{})}
 	d.closing, d.stop = context.WithCancel(context.Background())
 	d.silence.began = time.Now()
 	d.listener.d = d
@@ -168,27 +174,13 @@ const closeGrace = time.Second
 // passed to New.
 func (d *Driver) Close() error {
 	d.stop()
-	if d.dialer == nil {
-		d.wg.Wait()
-		return nil
-	}
-
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	if d.cut != nil {
+		// Connections say goodbye, unless their server does not answer.
+		defer d.cut()
+		defer time.AfterFunc(closeGrace, d.cut).Stop()
 		d.pool.Close()
-		d.wg.Wait()
-	}()
-
-	// Connections say goodbye, unless their server does not answer.
-	timer := time.NewTimer(closeGrace)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
 	}
-	d.dialer.close()
-	<-done
+	d.wg.Wait()
 	return nil
 }
 
@@ -242,13 +234,29 @@ const (
 	maxRenewBlocked = time.Second
 )
 
-// heldError returns the error about a hold. Left is in microseconds.
-func heldError(owner []byte, shared bool, left *int64) *backend.HeldError {
-	held := &backend.HeldError{Owner: string(owner), Shared: shared}
-	if left != nil {
-		held.RetryAfter = max(time.Duration(*left)*time.Microsecond, 0)
+// heldError returns the error about a hold. Left is in microseconds, or nil if the hold has no
+// end.
+func heldError(owner string, shared bool, left *int64) *backend.HeldError {
+	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
+}
+
+// unhex returns the bytes of an owner or a key, which the statements encode. A value that
+// someone has changed by hand may be anything.
+func unhex(text string) string {
+	b, err := hex.DecodeString(text)
+	if err != nil {
+		return text
 	}
-	return held
+	return string(b)
+}
+
+// term returns the rest of a term of so many microseconds. It is negative if there is no end.
+func term(left *int64) time.Duration {
+	if left == nil {
+		return -1
+	}
+	const most = math.MaxInt64 / int64(time.Microsecond)
+	return time.Duration(min(*left, most)) * time.Microsecond
 }
 
 // take makes one attempt. It waits for a locked row for at most a time. The caller has called
@@ -292,18 +300,16 @@ func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 	}
 	var (
 		fence, left    *int64
-		owner          []byte
+		owner          string
 		shared, marked bool
 	)
 	err := d.query(ctx, sql, func(rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
 		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most))
 
 	switch {
-	case errors.Is(err, errNoRow):
+	case errors.Is(err, errNoRow), isConflict(err):
 		// The key was free when the statement began. Another caller has taken it since.
 		return backend.Grant{}, refusal{}, backend.ErrHeld
-	case isConflict(err):
-		return backend.Grant{}, refusal{}, backend.ErrHeld // see query
 	case err != nil:
 		return backend.Grant{}, refusal{}, err
 	case fence == nil:
@@ -326,7 +332,7 @@ func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
 	var (
 		held, shared, table bool
-		owner               []byte
+		owner               string
 		left                *int64
 	)
 	lookErr := d.query(ctx, d.sql.blocked, func(rows pgx.Rows) error {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // errNoRow says that a statement returned no row.
@@ -98,13 +97,7 @@ func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	sent := d.silence.now()
 	defer func() {
 		d.silence.note(ctx, c.Conn(), sent, err)
-		if c.Conn().IsClosed() {
-			// The call has failed. The library still asks the server to cancel the statement,
-			// which may take long. Without Hijack that would keep a place in the pool.
-			c.Hijack()
-			return
-		}
-		c.Release()
+		d.release(c)
 	}()
 
 	if n := len(args) - 1; n >= 0 {
@@ -138,28 +131,6 @@ func (d *Driver) queryOnce(ctx context.Context, sql string, scan func(pgx.Rows) 
 	return nil
 }
 
-// acquire returns a connection of the pool. It closes those that are in doubt.
-func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	for {
-		c, err := d.pool.Acquire(ctx)
-		if err == nil && d.silence.doubts(c.Conn()) {
-			hangUp(c.Conn())
-			c.Release() // which removes it from the pool
-			continue
-		}
-		if code(err) != tooManyConnections || d.pool.Stat().TotalConns() == 0 {
-			return c, oneLine(err)
-		}
-
-		// The server grants no further connection. One of those that there are will be idle.
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, oneLine(err)
-		}
-	}
-}
-
 // hangUp closes c at once. It says goodbye, but waits for no answer.
 func hangUp(c *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
@@ -170,11 +141,10 @@ func hangUp(c *pgx.Conn) {
 // failed returns the error of a statement.
 func (d *Driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
-		// The server was the primary, and is a replica now. The next connection may reach
-		// the new primary.
+		// The server may be a former primary. The next connection may reach the new one.
 		hangUp(c)
 		d.listener.leave()
-		return fmt.Errorf("%w (this server is a replica; name all servers in the URL, or the address of the primary)", err)
+		return fmt.Errorf("%w (%s)", err, hint(err))
 	}
 	return oneLine(err)
 }

@@ -4,62 +4,55 @@ package pglock_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
-	"io"
 	"net"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/pgtest"
 )
 
-// relay carries connections to a server. It calls accepted for each. The function that accepted
-// returns sees what is sent on that connection, by the server or to it, and may wait. If it returns
-// false, nothing passes in that direction any more, and neither end learns of it.
-func relay(t *testing.T, server string, accepted func() (pass func(b []byte, byServer bool) bool)) (addr string) {
+// relay returns a proxy to a server. If wrap is not nil, the proxy uses what it returns in place of
+// a connection to the server.
+func relay(t *testing.T, server string, wrap func(net.Conn) net.Conn) *faultproxy.Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	var wg sync.WaitGroup
-	ctx, stop := context.WithCancel(context.Background())
-	t.Cleanup(func() { stop(); l.Close(); wg.Wait() })
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s, err := net.Dial("tcp", server)
-			if err != nil {
-				c.Close()
-				continue
-			}
-			closeBoth := func() { c.Close(); s.Close() }
-			context.AfterFunc(ctx, closeBoth)
-
-			pass := accepted()
-			carry := func(to, from net.Conn, byServer bool) {
-				for b := make([]byte, 8192); ; {
-					n, err := from.Read(b)
-					if !pass(b[:n], byServer) {
-						io.Copy(io.Discard, from)
-						return
-					}
-					if _, writeErr := to.Write(b[:n]); err != nil || writeErr != nil {
-						closeBoth()
-						return
-					}
-				}
-			}
-			wg.Go(func() { carry(s, c, false) })
-			wg.Go(func() { carry(c, s, true) })
+	p, err := faultproxy.Listen(func() (net.Conn, error) {
+		c, err := net.Dial("tcp", server)
+		if err == nil && wrap != nil {
+			c = wrap(c)
 		}
+		return c, err
 	})
-	return l.Addr().String()
+	must(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// afterLogin is a connection that goes silent after its login, if silent is true then.
+type afterLogin struct {
+	net.Conn
+	silent *atomic.Bool
+	lost   *atomic.Bool
+}
+
+var readyForQuery = []byte("Z\x00\x00\x00\x05I") // ends the login
+
+func (c afterLogin) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.silent.Load() && bytes.Contains(b[:n], readyForQuery) {
+		c.lost.Store(true)
+	}
+	return n, err
+}
+
+func (c afterLogin) Write(b []byte) (int, error) {
+	if c.lost.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
 }
 
 // kickAll ends all sessions but its own.
@@ -71,21 +64,9 @@ func TestSilenceAfterLogin(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	var silent atomic.Bool
-	ready := []byte("Z\x00\x00\x00\x05I") // ReadyForQuery, which ends the login
-	addr := relay(t, s.Addr, func() func([]byte, bool) bool {
-		var lost atomic.Bool
-		return func(b []byte, byServer bool) bool {
-			if lost.Load() {
-				return false
-			}
-			if byServer && silent.Load() && bytes.Contains(b, ready) {
-				lost.Store(true) // what comes after b
-			}
-			return true
-		}
-	})
+	p := relay(t, s.Addr, func(c net.Conn) net.Conn { return afterLogin{c, &silent, new(atomic.Bool)} })
 	ctx := t.Context()
-	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+addr+"/postgres?sslmode=disable&pool_size=2", &hasp.Options{Timeout: time.Second})
+	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+p.Addr()+"/postgres?sslmode=disable&pool_size=2", &hasp.Options{Timeout: time.Second})
 	must(t, err)
 	defer c.Close()
 
@@ -106,20 +87,12 @@ func TestSilenceAfterLogin(t *testing.T) {
 func TestFirstStatementOverASlowLink(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
-	var slow atomic.Bool
-	addr := relay(t, s.Addr, func() func([]byte, bool) bool {
-		return func(_ []byte, byServer bool) bool {
-			if byServer && slow.Load() {
-				time.Sleep(1200 * time.Millisecond)
-			}
-			return true
-		}
-	})
+	p := relay(t, s.Addr, nil)
 	ctx := t.Context()
-	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+addr+"/postgres?sslmode=disable&connect_timeout=20", &hasp.Options{Timeout: 2 * time.Second})
+	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+p.Addr()+"/postgres?sslmode=disable&connect_timeout=20", &hasp.Options{Timeout: 2 * time.Second})
 	must(t, err)
 	defer c.Close()
-	slow.Store(true)
+	p.Delay(1200 * time.Millisecond)
 	s.Must(t, kickAll)
 	until(t, "a key over new connections", func() bool {
 		_, err := c.TryLock(ctx, "key")

@@ -24,13 +24,15 @@ func newStatements(schema, table string) *statements {
 	if schema != "" {
 		name = pgx.Identifier{schema, table}.Sanitize()
 	}
-	text := func(file string) string {
+	read := func(file string) string {
 		b, err := files.ReadFile("sql/" + file + ".sql")
 		if err != nil {
 			panic(err) // the file is missing in the package
 		}
-		return strings.ReplaceAll(withoutComments(string(b)), "{table}", name)
+		return withoutComments(string(b))
 	}
+	parts := strings.NewReplacer("{table}", name, "{entry}", read("entry"))
+	text := func(file string) string { return parts.Replace(read(file)) }
 	return &statements{
 		name:  name,
 		table: text("table"), take: text("take"), join: text("join"), blocked: text("blocked"), mark: text("mark"),

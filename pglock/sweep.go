@@ -24,21 +24,17 @@ const (
 // sweeper deletes the rows of keys that nobody uses. The number of grants decides when, so
 // that programs that live for a second also do their part.
 type sweeper struct {
-	busy atomic.Bool
 	next atomic.Int64 // UnixNano; before then this driver does not try
 }
 
 // taken is called after each grant.
 func (s *sweeper) taken(d *Driver) {
-	if mathrand.N(sweepOneIn) != 0 || time.Now().UnixNano() < s.next.Load() || d.closing.Err() != nil {
+	now, next := time.Now(), s.next.Load()
+	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
 		return
 	}
-	if s.busy.CompareAndSwap(false, true) {
-		s.next.Store(time.Now().Add(sweepEvery).UnixNano())
-		d.wg.Go(func() {
-			defer s.busy.Store(false)
-			d.sweepInTurn(d.closing)
-		})
+	if s.next.CompareAndSwap(next, now.Add(sweepEvery).UnixNano()) {
+		d.wg.Go(func() { d.sweepInTurn(d.closing) })
 	}
 }
 

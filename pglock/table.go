@@ -143,12 +143,7 @@ func (d *Driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 
 // makeTable creates the table again after it has vanished. The driver keeps its statements.
 func (d *Driver) makeTable(ctx context.Context) error {
-	return d.exec1(ctx, d.sql.table)
-}
-
-// exec1 runs a statement that returns nothing, once.
-func (d *Driver) exec1(ctx context.Context, sql string) error {
-	err := d.queryOnce(ctx, sql, func(pgx.Rows) error { return nil }, nil)
+	err := d.queryOnce(ctx, d.sql.table, func(pgx.Rows) error { return nil }, nil)
 	if errors.Is(err, errNoRow) || code(err) == duplicateObject || code(err) == uniqueViolation {
 		return nil
 	}

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
@@ -73,6 +75,12 @@ func (d *Driver) acquire(ctx context.Context, c backend.Claim, intentTTL time.Du
 			noted = true
 			g, err = d.ask(ctx, c, true, intentTTL) // the refusal was definite, so the token may be sent again
 		}
+	}
+	if noted && redis.HasErrorPrefix(err, "NOPERM") {
+		// This user may not leave intents, so readers may come before it.
+		d.intents.forget(c.Key)
+		noted = false
+		g, err = d.ask(ctx, c, false, 0)
 	}
 	if err == nil && noted {
 		d.intents.forget(c.Key) // the script has removed it

@@ -39,6 +39,7 @@
 //	             unsharded channel
 //	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
+//	allow_eviction  true: accept a server that may evict keys
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
 //	server_name  name that the server's certificate must bear           (rediss…)

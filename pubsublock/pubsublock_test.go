@@ -12,6 +12,8 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -50,15 +52,15 @@ var strategy = strategytest.Strategy{
 	Intents: true,
 	Acquire: "evalsha",
 	Refusal: 1,
-	Waiting: 4, // to subscribe, and a poll once a second
 	Late:    100 * time.Millisecond,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
 
-func TestConformance(t *testing.T) { strategy.Conform(t, nil) }
-
-func BenchmarkUncontended(b *testing.B) { strategy.BenchmarkUncontended(b) }
+func TestConformance(t *testing.T) {
+	h := conformance.Harness{Cost: conformance.Cost{Waiting: 4}} // to subscribe, and a poll once a second
+	strategytest.Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return open(nodes[0]) })
+}
 
 // rig is a driver on a Redis, and a client of the same Redis.
 type rig struct {
@@ -78,7 +80,7 @@ var (
 	claim, fenced = strategytest.Claim, strategytest.Fenced
 	lock, unlock  = strategytest.Lock, strategytest.Unlock
 	outage        = strategytest.Outage
-	eventually    = strategytest.Eventually
+	eventually    = await.Until
 )
 
 const term = strategytest.Term

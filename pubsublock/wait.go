@@ -133,6 +133,13 @@ func (w *waiting) try(ctx context.Context) (backend.Grant, error) {
 	defer cancel()
 
 	g, err := w.attempt(within)
+	if end, ok := ctx.Deadline(); ok && err != nil && time.Until(end) <= 0 {
+		// The connection has the deadline of ctx, and may notice it before the timer of ctx.
+		select {
+		case <-ctx.Done():
+		case <-time.After(grace):
+		}
+	}
 
 	switch {
 	case err == nil:

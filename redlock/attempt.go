@@ -388,17 +388,15 @@ func (a *attempt) cleanUpLocked(i int) {
 	// Each record is released once, from here or from takeRecord.
 	a.mayHold[i], a.mayArrive[i] = false, false
 
-	channel, alone := "", false
+	channel := ""
 	if i == a.lead {
-		// This caller has left the queue, so the next waiter must be woken. Nothing is
-		// published to the shared channel: this caller may listen to it, and would wake itself.
-		channel, alone = redisstore.DerivedKey("channel", a.c.Key), true
+		// This caller has left the queue, so the next waiter must be woken.
+		channel = redisstore.DerivedKey("channel", a.c.Key)
 	}
-	r := repeatedRelease{c: a.c, call: releaseCall(a.c, a.prefix, channel, alone), answers: answers, until: a.expiry}
-	n := a.d.nodes[i]
+	r := &cleanup{c: a.c, call: releaseCall(a.c, a.prefix, channel), answers: answers, until: a.expiry}
 	// The caller itself counts as work. So Close waits for this goroutine even if
 	// Close has already begun.
-	a.d.work.Go(func() { r.run(n) })
+	a.d.work.Go(func() { _ = a.d.nodes[i].cleanUp(r) })
 }
 
 // attemptOf returns the attempt that took the hold of c, or nil if the driver does

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -35,6 +36,7 @@ type crowd struct {
 const trip = 200 * time.Microsecond
 
 func newCrowd(t *testing.T, nodes, clients int) *crowd {
+	await.Crowd(t)
 	c := &crowd{t: t, vs: redistest.VirtualNodes(t, nodes), served: make([]int, clients)}
 	for range clients {
 		d := drives(t, c.vs.Clients(), nil)
@@ -177,7 +179,7 @@ func TestWaitersDoNotNeedTheLead(t *testing.T) {
 				c.contend(1, 0)
 				spoil(c.vs[0])
 				c.served, c.waited = make([]int, 8), 0
-				c.contend(1, 0)
+				c.contend(1, 5*time.Millisecond)
 				c.check(time.Second, 10*time.Second)
 				c.vs[0].Proxy.Flow()
 			})
@@ -276,6 +278,41 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A waiter that may not subscribe asks for it once a second, and finds the release by polling.
+func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, 3, 2)
+		holder := c.claim()
+		take(t, c.drivers[1], holder)
+		for _, v := range c.vs {
+			v.Proxy.Answer("subscribe ", "-NOPERM this user has no permissions to access one of the channels\r\n")
+			v.Proxy.Commands()
+		}
+		had := make(chan error, 1)
+		go func() { had <- c.wait(t.Context(), 0, 0) }()
+		time.Sleep(10 * time.Second)
+		asked := 0
+		for _, v := range c.vs {
+			for _, command := range v.Proxy.Commands() {
+				if strings.HasPrefix(command, "subscribe ") {
+					asked++
+				}
+			}
+		}
+		if asked < 5 || asked > 12 {
+			t.Errorf("asked %d times in 10 s", asked)
+		}
+
+		if err := c.drivers[1].Release(t.Context(), holder); err != nil {
+			t.Error(err)
+		}
+		began := time.Now()
+		if err := <-had; err != nil || time.Since(began) > 2*maxPoll {
+			t.Errorf("had after %v: %v", time.Since(began), err)
+		}
+	})
 }
 
 func TestTheKeyOfADeadHolderIsFreeAtTheEndOfTheTerm(t *testing.T) {

@@ -472,6 +472,7 @@ func TestLostReplies(t *testing.T) {
 
 					c = aClaim("k")
 					tr.acquire(t, tr.d, c)
+					synctest.Wait()                                        // a vote that comes after the first renewal counts only from the next one on
 					if err := renewOne(tr.d, c, time.Second); err != nil { // the scripts are known from here on
 						t.Errorf("renew: %v", err)
 					}

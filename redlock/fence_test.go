@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -100,6 +101,7 @@ func (f *fencing) round() {
 }
 
 func TestFencesGrowOverAnyMajoritiesThroughClocksThatDiffer(t *testing.T) {
+	await.Crowd(t)
 	t.Parallel()
 	for seed := range uint64(4) {
 		synctest.Test(t, func(t *testing.T) {
@@ -122,6 +124,7 @@ func TestFencesGrowOverAnyMajoritiesThroughClocksThatDiffer(t *testing.T) {
 }
 
 func TestFencesGrowThroughMinoritiesThatAreRestarted(t *testing.T) {
+	await.Crowd(t)
 	t.Parallel()
 	for seed := range uint64(4) {
 		synctest.Test(t, func(t *testing.T) {

@@ -368,7 +368,8 @@ func (d *Driver) votesInFlight(key string, i int) (ends []<-chan struct{}) {
 }
 
 // Break removes whatever is stored under key from all nodes that answer, and
-// publishes the release. It returns nil as soon as a quorum has answered.
+// publishes the release. It returns nil as soon as a quorum has answered. A caller that
+// takes the key on some nodes before Break has reached the others may lose it again.
 func (d *Driver) Break(ctx context.Context, key string) error {
 	b := newBallot(d.nodes, holdRule)
 	// A waiter wakes once for each message. So each Break has a message of its own, as

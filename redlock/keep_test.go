@@ -167,20 +167,21 @@ func TestMinHoldOfAnUnlockThatIsNotAnswered(t *testing.T) {
 	}
 }
 
-// A node that was restarted does not vote for MaxTTL. So no key is kept for longer.
+// MaxTTL bounds the terms of holds. A key may be kept for longer after its release.
 func TestKeepAboveMaxTTL(t *testing.T) {
+	const keep = 12 * time.Hour
 	try(t, 3, &Options{MaxTTL: time.Minute}, func(t *testing.T, tr trial) {
-		c := aClaim("k")
-		tr.acquire(t, tr.d, c)
-		if err := tr.d.Release(t.Context(), strategytest.Kept(c, 61*time.Second)); !errors.Is(err, backend.ErrInvalid) {
-			t.Errorf("got %v, want ErrInvalid", err)
+		c := hasp.New(tr.direct(t, &Options{MaxTTL: time.Minute}), nil)
+		defer c.Close()
+		if err := strategytest.Lock(t, c, hasp.WithMinHold(keep)).Unlock(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-		tr.release(t, tr.d, c)
-
-		client := hasp.New(tr.direct(t, &Options{MaxTTL: time.Minute}), nil)
-		defer client.Close()
-		if _, err := client.Lock(t.Context(), "k", hasp.WithMinHold(time.Minute)); !errors.Is(err, hasp.ErrInvalid) {
-			t.Errorf("got %v, want ErrInvalid", err)
+		time.Sleep(keep - time.Second)
+		var refused *backend.HeldError
+		if _, err := tr.d.Acquire(t.Context(), aClaim("k")); !errors.As(err, &refused) || refused.RetryAfter > time.Second {
+			t.Errorf("a second before the end: got %+v (%v)", refused, err)
 		}
+		time.Sleep(time.Second + 10*time.Millisecond)
+		tr.acquire(t, tr.d, aClaim("k"))
 	})
 }

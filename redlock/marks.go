@@ -231,20 +231,18 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 // all earlier connections are dead. That does not mean that the node does not
 // answer, so readMark tries once more than there can be connections.
 func (n *node) readMark(ctx context.Context, s *standing) error {
+	var replies []redisstore.Reply
 	for tries := 1; ; tries++ {
 		began := time.Now()
-		err := n.readMarkOnce(ctx, s)
+		replies = n.store.DoAll(ctx, []any{"get", markKey}, []any{"info", "server"}, []any{"time"})
+		err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err)
+		if err == nil {
+			break
+		}
 		if !disconnected(err) || tries > connections || ctx.Err() != nil {
 			return err
 		}
 		n.observe(ctx, began, err)
-	}
-}
-
-func (n *node) readMarkOnce(ctx context.Context, s *standing) error {
-	replies := n.store.DoAll(ctx, []any{"get", markKey}, []any{"info", "server"}, []any{"time"})
-	if err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err); err != nil {
-		return err
 	}
 
 	// If the time is missing, answered stays 0. Then the node does not vote at once as
@@ -307,15 +305,7 @@ func (d *Driver) raiseLongestTTL(longest int64) {
 
 // runOf returns the run of the server that a reply to INFO names. A server other
 // than Redis may not name one. Its restarts are noticed only if it loses its data.
-func runOf(info any) string {
-	text, _ := info.(string)
-	for line := range strings.Lines(text) {
-		if run, ok := strings.CutPrefix(strings.TrimSpace(line), "run_id:"); ok && run != "" {
-			return run
-		}
-	}
-	return unknownRun
-}
+func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id"), unknownRun) }
 
 // writeMark gives the node a mark, or keeps the mark that it has, and completes s.
 // If the node's time is before atOnceUntil, in ms, the run of s votes at once. A

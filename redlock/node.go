@@ -27,7 +27,10 @@ type node struct {
 	name    string       // as the store's errors name it
 	latency atomic.Int64 // smoothed time of an answer in ns; 0 if unknown: the node cannot lead
 	marks   marks
-	run     string // of the server; Driver.mu guards it
+
+	// Driver.mu guards these.
+	run      string              // of the server
+	cleanups map[string]*cleanup // releases to be repeated, by record or token
 
 	mu           sync.Mutex // guards the fields below
 	suspectSince time.Time  // when the first unanswered call began; zero if the node has answered since

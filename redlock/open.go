@@ -16,7 +16,7 @@ import (
 
 var (
 	// params are the parameters of the URL, without those of the engine.
-	params = slices.Concat(tlsParams, []string{"db", "fence_ttl", "max_ttl", "durable", "allow_unsafe_nodes"})
+	params = slices.Concat(tlsParams, []string{"db", "fence_ttl", "max_ttl", "durable", "allow_unsafe_nodes", "allow_eviction"})
 
 	tlsParams = []string{"ca", "cert", "key", "server_name"}
 )

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/redlock"
@@ -290,16 +291,4 @@ func says(t *testing.T, what string, err error, invalid bool, want ...string) {
 	}
 }
 
-// eventually repeats f until it returns nil.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-}
+var eventually = await.Success

@@ -27,7 +27,7 @@ func (tr trial) linked(t *testing.T) (*Driver, []*faultproxy.Proxy) {
 
 // B has the vote of node 0, which then loses it and takes A's record from a command that
 // comes late. If A renewed by that record, B would hold the key when the term on node 2
-// has ended, and A as well. docs/model found it.
+// has ended, and A as well. lab/model found it.
 func TestARecordThatCameLateRenewsNothing(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		a, ofA := tr.linked(t)
@@ -69,7 +69,7 @@ func TestARecordThatCameLateRenewsNothing(t *testing.T) {
 
 // A repair writes A's member to node 2. Then A renews with a longer term: node 2 counts, and
 // node 1 misses it. If A's first request, which arrives late, set the acquire's shorter term
-// on node 2, nodes 1 and 2 would be free for B while A still has its lease. docs/model found
+// on node 2, nodes 1 and 2 would be free for B while A still has its lease. lab/model found
 // it.
 func TestALateRequestOfAReaderShortensNoTerm(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
@@ -156,6 +156,7 @@ func TestAnUnprovenRecordCountsFromTheNextRenewalOn(t *testing.T) {
 		tr.vs[2].Proxy.Flow()
 		time.Sleep(time.Second)
 		tr.renews(t, "by the other two", c)
+		synctest.Wait() // node 1 may answer after the other two have decided
 		tr.vs[2].Proxy.Stall()
 		tr.renews(t, "the record counts now", c)
 	})

@@ -12,11 +12,11 @@ import (
 
 // The waiters of a key stand in a queue on the lead, the node that contended attempts
 // ask first. The lead refuses a free key to a caller if another has waited longer. A
-// release wakes the first waiter of the queue, and the waiters of older versions of hasp.
+// release wakes the first waiter of the queue, and the readers, which do not stand in it.
 //
 // The order is not guaranteed. The queue can make the lead vote no, and never yes. Some
 // callers do not stand in it: those that see another lead, those that have met no
-// contention, older versions of hasp, and redsync. Each of them may get the key first. A
+// contention, and redsync. Each of them may get the key first. A
 // waiter keeps its arrival when the lead changes, because it tells each lead how long it
 // has waited.
 

@@ -222,22 +222,6 @@ func TestAcquireLetsWaitersPass(t *testing.T) {
 	})
 }
 
-// A release by an older version of hasp, which knows no queue, wakes the first waiter.
-func TestAnOlderReleaseWakesTheFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLine(t, 3, 3)
-		vanish(l.crowd)
-		for _, v := range l.vs {
-			v.Mini.Publish("hasp:{k}:channel:k", l.holder.Token+" 1")
-		}
-		began := time.Now()
-		l.wg.Wait()
-		if took := time.Since(began); took > 10*time.Millisecond || !slices.Equal(l.served, []int{1, 2, 3}) {
-			t.Errorf("served %v after %v", l.served, took)
-		}
-	})
-}
-
 // If another value has a key of the queue, all waiters get the lock, and the value stays.
 func TestWaitersWithoutAQueue(t *testing.T) {
 	for i, key := range queueKeys("k") {

@@ -49,6 +49,7 @@
 //	durable      true: nodes write to disk before they answer, and vote at once
 //	             when they are restarted with their data
 //	allow_unsafe_nodes  true: accept fewer than three nodes, an even number, or one twice
+//	allow_eviction      true: accept nodes that may evict keys
 //	ca           file of the certificate authorities to trust, in PEM   (rediss)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss)
 //	server_name  name that the servers' certificates must bear          (rediss)
@@ -73,9 +74,8 @@
 //
 // The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
 // which expire two seconds after any waiter last looked. A release publishes the token
-// to the channel of the first waiter's driver, hasp:{tag}:channel:key:driver. Older
-// versions of hasp listen to hasp:{tag}:channel:key. If that channel has subscribers, the
-// release is published there too.
+// to the channel of the first waiter's driver, hasp:{tag}:channel:key:driver, and to that of
+// the readers, hasp:{tag}:channel:key.
 //
 // A fence counter is a string under hasp:{tag}:fence:key. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
 // instead. hasp:{redlock}:mark is a node's mark, which shows whether the node has
@@ -119,7 +119,9 @@ var errClosed = errors.New("redlock: driver is closed")
 type Options struct {
 	// MaxTTL is the longest term that any caller may ask for. Lock and Extend
 	// refuse a longer one. A node that was restarted or has lost its data does not
-	// vote for this time. Default DefaultMaxTTL, at least backend.MinTTL.
+	// vote for this time. Default DefaultMaxTTL, at least backend.MinTTL. A min hold may
+	// be longer, but then the key is free early if a majority of the nodes lose their data
+	// during it, even one after another.
 	MaxTTL time.Duration
 
 	// FenceTTL is how long a node keeps the fence counter of a key after the last
@@ -156,13 +158,12 @@ type Driver struct {
 	beginClose context.CancelFunc // ends closing
 
 	// mu guards the fields below, and those fields of attempts and nodes that say so.
-	mu        sync.Mutex
-	closed    bool                    // Close has begun: no new work
-	attempts  map[string]*attempt     // by token
-	sweepAt   int                     // the number of attempts at which expired ones are removed
-	releasing map[nodeRelease]bool    // releases that continue in the background
-	onLead    map[string]*leadRelease // by key
-	wants     map[string]*rivalry     // by key
+	mu       sync.Mutex
+	closed   bool                    // Close has begun: no new work
+	attempts map[string]*attempt     // by token
+	sweepAt  int                     // the number of attempts at which expired ones are removed
+	onLead   map[string]*leadRelease // by key
+	wants    map[string]*rivalry     // by key
 }
 
 var (
@@ -218,7 +219,6 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 		allowUnsafe: o.AllowUnsafeNodes,
 		markTurn:    make(chan struct{}, 1),
 		attempts:    map[string]*attempt{},
-		releasing:   map[nodeRelease]bool{},
 		onLead:      map[string]*leadRelease{},
 		wants:       map[string]*rivalry{},
 	}
@@ -235,7 +235,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 	}
 
 	for i, s := range stores {
-		n := &node{d: d, i: i, store: s, name: s.Name()}
+		n := &node{d: d, i: i, store: s, name: s.Name(), cleanups: map[string]*cleanup{}}
 		if names[i] == "" {
 			n.name = fmt.Sprintf("node %d", i+1)
 		}

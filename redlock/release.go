@@ -3,6 +3,8 @@ package redlock
 import (
 	"context"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -10,24 +12,20 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// firstRetry is the pause after the first release that was not answered. The pause
-// doubles with each retry.
-const firstRetry = 50 * time.Millisecond
+const (
+	// firstRetry is the pause before the first round of a node's clean-ups. It doubles with
+	// each round that the node does not answer.
+	firstRetry = 50 * time.Millisecond
 
-// nodeRelease is the release of a token on one node.
-type nodeRelease struct {
-	token string
-	node  int
-}
+	// cleanupsAtOnce is how many clean-ups are sent to one node at once.
+	cleanupsAtOnce = 64
+)
 
 // Release removes the record of c.Token from all nodes, and publishes the release.
 // It returns as soon as a quorum has answered. The other nodes are released in the
 // background. With c.KeepUntil each node keeps a record until then, without the token.
 // On a node that does not answer, the old record stays for its term.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	if err := d.checkTTL(time.Until(c.KeepUntil)); err != nil {
-		return err
-	}
 	a, err := d.beginRelease(c)
 	if err != nil {
 		return err
@@ -41,7 +39,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	if c.Shared && a != nil {
 		prefix = a.prefix // the node need not search its members
 	}
-	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key), false) // the same for all nodes
+	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key)) // the same for all nodes
 	for i, n := range d.nodes {
 		// This does not use redsync, which cannot tell a lost hold from an outage.
 		d.work.Go(func() {
@@ -105,25 +103,7 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 	}
 
 	began := time.Now()
-
-	// A suspect node is not asked now, but in the background.
-	err := n.admit()
-	if err == nil {
-		ctx := lazyctx.WithTimeout(context.Background(), nil, c.Timeout)
-		err = n.release(ctx, c, call)
-		ctx.End()
-	}
-
-	pause := firstRetry
-	if err == nil || definite(err) {
-		answers--
-		// An earlier command may still write the record within its Timeout. So a
-		// second release, if it is due, comes after that.
-		pause = c.Timeout
-	}
-	if answers > 0 {
-		n.releaseInBackground(repeatedRelease{c: c, call: call, answers: answers, pause: pause, until: until})
-	}
+	err := n.cleanUp(&cleanup{c: c, call: call, answers: answers, until: until})
 	switch {
 	case err == nil:
 		return yes, nil
@@ -147,80 +127,119 @@ func (d *Driver) takeRecord(a *attempt, i int) (mayHold, mayArrive bool, until t
 	return mayHold, mayArrive, a.expiry
 }
 
-// releaseInBackground runs r. If the token is already being released on the node,
-// as after a repeated Release, it does nothing. The caller itself counts as work,
-// so Close waits for r even if Close has already begun.
-func (n *node) releaseInBackground(r repeatedRelease) {
-	d := n.d
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	key := nodeRelease{r.c.Token, n.i}
-	if d.releasing[key] {
-		return
-	}
-
-	d.releasing[key] = true
-	d.work.Go(func() {
-		r.run(n)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		delete(d.releasing, key)
-	})
-}
-
-// repeatedRelease releases a record on one node until the node has answered as
-// often as needed. A command of unknown outcome may write the record after the
-// first release, but not a Timeout later, when its connection is dead. So a second
-// answered release removes it.
-type repeatedRelease struct {
+// cleanup is the release of one record on one node. A command of unknown outcome may write
+// the record after the first release, but not a Timeout later, when its connection is dead. So
+// a second answered release removes it.
+type cleanup struct {
 	c       backend.Claim
 	call    redisstore.Call // of the script
-	answers int             // how many releases must be answered
-	pause   time.Duration   // before the first release
+	answers int             // how many releases must still be answered; Driver.mu guards it
+	due     time.Time       // when the next release may be sent
 	until   time.Time       // when the record has expired on the node
 }
 
-// run repeats the release until it is done, the record has expired or Close has
-// begun.
-func (r repeatedRelease) run(n *node) {
-	pause, retry := r.pause, firstRetry
-	for {
-		// Close does not wait for the pause, but it waits for one more try. It tries
-		// even a node that has just not answered: perhaps one connection was dead.
-		last := pause > 0 && !n.d.sleep(pause)
-		var err error
-		if !last {
-			err = n.admit()
-		}
-		if err == nil {
-			ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
-			err = n.release(ctx, r.c, r.call)
-			cancel()
-		}
+// cleanUp sends a release. If the node must answer another one, r joins the node's clean-ups.
+// The caller counts as work, so Close waits for r even if Close has already begun.
+func (n *node) cleanUp(r *cleanup) error {
+	err := n.try(r, false)
 
-		pause = r.c.Timeout
-		if err != nil && !definite(err) {
-			// No answer: this release does not count. Try again sooner than a
-			// Timeout, and more rarely each time.
-			pause, retry = retry, min(2*retry, r.c.Timeout)
-		} else if r.answers--; r.answers == 0 {
-			return
+	n.d.mu.Lock()
+	defer n.d.mu.Unlock()
+	if r.answers == 0 {
+		return err
+	}
+	record := r.call.Args[0].(string)
+	if old := n.cleanups[record]; old != nil && old.answers > 0 {
+		return err // this is a repeated Release
+	}
+	if len(n.cleanups) == 0 {
+		n.d.work.Go(n.repeatCleanups)
+	}
+	n.cleanups[record] = r
+	return err
+}
+
+// try sends a release, unless the node is suspect. The last try goes even to a node that has
+// just not answered: perhaps one connection was dead.
+func (n *node) try(r *cleanup, last bool) error {
+	if !last {
+		if err := n.admit(); err != nil {
+			return err
 		}
-		if last || time.Now().After(r.until) {
-			return // the record expires on the node
+	}
+	ctx := lazyctx.WithTimeout(context.Background(), nil, r.c.Timeout)
+	defer ctx.End()
+	err := n.release(ctx, r.c, r.call)
+
+	if err == nil || definite(err) {
+		n.d.mu.Lock()
+		defer n.d.mu.Unlock()
+		r.answers--
+		// An earlier command may still write the record within its Timeout. So a second
+		// release, if it is due, comes after that.
+		r.due = time.Now().Add(r.c.Timeout)
+	}
+	return err
+}
+
+// repeatCleanups makes the node's clean-ups until none is left. There is one such goroutine
+// for each node, however many records an outage has left there.
+func (n *node) repeatCleanups() {
+	pause, left := firstRetry, true
+	for left {
+		// Close does not wait for the pause, but it waits for one more try of each.
+		last := !n.d.sleep(pause)
+		var due []*cleanup
+		due, left = n.dueCleanups(last)
+
+		next := firstRetry
+		for some := range slices.Chunk(due, cleanupsAtOnce) {
+			if !n.tryAll(some, last) {
+				next = min(2*pause, some[0].c.Timeout) // the others would get no answer either
+				break
+			}
 		}
+		pause = next
 	}
 }
 
-// releaseCall returns the arguments that release c where its record begins with prefix.
-// The script publishes to channel, unless it is empty. If alone is true, it wakes the
-// first waiter of the queue only.
-func releaseCall(c backend.Claim, prefix, channel string, alone bool) redisstore.Call {
-	message := c.Token
-	if alone {
-		message = ""
+// dueCleanups returns the clean-ups that are due, or all if this is their last try. It
+// reports whether the node has any for a later round. The results of the last round are known.
+func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
+	n.d.mu.Lock()
+	defer n.d.mu.Unlock()
+	now := time.Now()
+	for record, r := range n.cleanups {
+		done := r.answers == 0 || now.After(r.until)
+		if !done && (last || !now.Before(r.due)) {
+			due = append(due, r)
+		}
+		if done || last {
+			delete(n.cleanups, record)
+		}
 	}
-	args := []any{prefix, channel, message}
+	return due, len(n.cleanups) > 0
+}
+
+// tryAll tries some clean-ups at once. It reports whether the node has answered any.
+func (n *node) tryAll(some []*cleanup, last bool) bool {
+	var answered atomic.Bool
+	var wg sync.WaitGroup
+	for _, r := range some {
+		wg.Go(func() {
+			if err := n.try(r, last); err == nil || definite(err) {
+				answered.Store(true)
+			}
+		})
+	}
+	wg.Wait()
+	return answered.Load()
+}
+
+// releaseCall returns the arguments that release c where its record begins with prefix.
+// The script publishes to channel, unless it is empty.
+func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
+	args := []any{prefix, channel, c.Token}
 	if c.Shared {
 		args = append(args, c.Owner)
 	}

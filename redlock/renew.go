@@ -32,7 +32,7 @@ type renewal struct {
 // A vote does not prove the record for ever. The record may have expired, the node may have
 // voted for another caller, lost that vote with its data, and then stored this record from a
 // late command. Then both callers would count the node: see RENEW_ANYWHERE in
-// docs/model/redlock.pml.
+// lab/model/redlock.pml.
 //
 // Any other record counts from the next renewal on, if the node had it at least one Timeout
 // before the end of a term that a quorum has granted. An attempt of another caller that got

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -73,6 +74,8 @@ var amnesia = map[string]struct {
 // A holds with the votes of two of three nodes. One of the two forgets, and the other
 // cannot be reached. With the vote of the first, B would also hold the key.
 func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
+	await.Crowd(t)
+	t.Parallel()
 	for name, am := range amnesia {
 		for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
 			for _, fresh := range []bool{false, true} { // B has known the nodes before, or not
@@ -174,6 +177,7 @@ func TestTheLongestMaxTTLCounts(t *testing.T) {
 // and while that node waits. Otherwise the node would vote although it may have forgotten
 // a hold of that term.
 func TestALongerMaxTTLThatIsLearnedDuringTheWaitCounts(t *testing.T) {
+	t.Parallel()
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[2].Proxy.Down()
 		long := drives(t, tr.vs.Clients(), &Options{MaxTTL: 10 * time.Minute})
@@ -198,7 +202,7 @@ func TestALongerMaxTTLThatIsLearnedDuringTheWaitCounts(t *testing.T) {
 		}
 
 		tr.vs[1].Proxy.Flow()
-		for began := time.Now(); time.Since(began) < 9*time.Minute; time.Sleep(time.Second) {
+		for began := time.Now(); time.Since(began) < 9*time.Minute; time.Sleep(5 * time.Second) {
 			if _, err := tr.d.Acquire(t.Context(), aClaim("k")); err == nil {
 				t.Fatalf("a second holder after %v", time.Since(began))
 			}

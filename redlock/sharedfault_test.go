@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -196,6 +195,7 @@ func (c *crowd) flow(first, last int, hold time.Duration, waits bool) (stop func
 // A leftover of a reader, on any node, keeps a writer from the key no longer than without
 // it, although readers keep coming.
 func TestAReadersLeftover(t *testing.T) {
+	t.Parallel()
 	for _, waits := range []bool{false, true} {
 		for on := -1; on < 3; on++ {
 			t.Run(fmt.Sprint("on ", on, " waits ", waits), func(t *testing.T) {
@@ -238,6 +238,7 @@ func TestAReadersLeftover(t *testing.T) {
 // A reader that waits asks all nodes at each look, and a writer asks one of them. So readers
 // keep the nodes busier, but by no more than that.
 func TestWaitingReadersCost(t *testing.T) {
+	t.Parallel()
 	cost := func(shared bool) (n int64) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCrowd(t, 3, 40)
@@ -287,159 +288,9 @@ func TestInspectListsAllReaders(t *testing.T) {
 	})
 }
 
-// guard knows who holds a key.
-type guard struct {
-	t          *testing.T
-	mu         sync.Mutex
-	readers    map[string]time.Time // until when each trusts its hold
-	writers    map[string]time.Time
-	last       uint64 // the largest fence of a hold whose grant is over
-	wgot, rgot int
-}
-
-func (g *guard) enter(c backend.Claim, until time.Time, fence, before uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := time.Now()
-	for token, end := range g.writers {
-		if now.Before(end) {
-			g.t.Errorf("%s (shared %v) is granted while writer %s holds for %v", c.Token, c.Shared, token, end.Sub(now))
-		}
-	}
-	if c.Shared {
-		g.rgot++
-		g.readers[c.Token] = until
-	} else {
-		g.wgot++
-		for token, end := range g.readers {
-			if now.Before(end) {
-				g.t.Errorf("writer %s is granted while reader %s holds for %v", c.Token, token, end.Sub(now))
-			}
-		}
-		g.writers[c.Token] = until
-	}
-	if fence > 0 {
-		if fence <= before {
-			g.t.Errorf("%s (shared %v) has fence %d, and %d was granted before it began", c.Token, c.Shared, fence, before)
-		}
-		if !c.Shared && fence <= g.last {
-			g.t.Errorf("writer %s has fence %d after %d", c.Token, fence, g.last)
-		}
-		g.last = max(g.last, fence)
-	}
-}
-
-func (g *guard) leave(c backend.Claim) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.readers, c.Token)
-	delete(g.writers, c.Token)
-}
-
-// Whatever happens to a minority, readers and writers exclude each other.
-func TestReadersAndWritersUnderFaults(t *testing.T) {
-	for _, n := range []int{3, 5} {
-		for round := range 2 {
-			t.Run(fmt.Sprint(n, " nodes ", round), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					vs := redistest.VirtualNodes(t, n)
-					var ds []*Driver
-					for range 6 {
-						d := drives(t, vs.Clients(), nil)
-						ds = append(ds, d)
-						take(t, d, claim(fmt.Sprint("its-own", len(ds))))
-					}
-					g := &guard{t: t, readers: map[string]time.Time{}, writers: map[string]time.Time{}}
-					var wg sync.WaitGroup
-					for i, d := range ds {
-						for j := range 2 {
-							wg.Go(func() {
-								for range 12 {
-									c := aClaim("k")
-									c.TTL, c.Timeout = time.Second, 200*time.Millisecond
-									c.Shared = rand.IntN(4) > 0
-									c.Fenced = rand.IntN(2) > 0
-									g.mu.Lock()
-									before := g.last
-									g.mu.Unlock()
-									began := time.Now()
-									ctx, cancel := context.WithTimeout(t.Context(), rand.N(2*time.Second))
-									var gr backend.Grant
-									var err error
-									if (i+j)%2 == 0 {
-										gr, err = d.Wait(ctx, c)
-									} else {
-										gr, err = d.Acquire(ctx, c)
-									}
-									cancel()
-									if err == nil {
-										until := gr.Until
-										if until.IsZero() {
-											until = began.Add(c.TTL - backend.Drift(c.TTL))
-										}
-										if time.Now().Before(until) {
-											g.enter(c, until, gr.Fence, before)
-										}
-										for range rand.IntN(3) {
-											time.Sleep(rand.N(400 * time.Millisecond))
-											asked := time.Now()
-											if time.Now().After(until) || renewOne(d, c, 200*time.Millisecond) != nil {
-												break
-											}
-											g.mu.Lock()
-											m := g.writers
-											if c.Shared {
-												m = g.readers
-											}
-											if _, ok := m[c.Token]; ok && time.Now().Before(until) {
-												until = asked.Add(c.TTL - backend.Drift(c.TTL))
-												m[c.Token] = until
-											}
-											g.mu.Unlock()
-										}
-										time.Sleep(rand.N(100 * time.Millisecond))
-									}
-									g.leave(c)
-									rel, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
-									_ = d.Release(rel, c)
-									cancel()
-									time.Sleep(rand.N(20 * time.Millisecond))
-								}
-							})
-						}
-					}
-					stop, done := make(chan struct{}), make(chan struct{})
-					var proxies []*faultproxy.Proxy
-					for _, v := range vs {
-						proxies = append(proxies, v.Proxy)
-					}
-					go func() {
-						defer close(done)
-						disturb(proxies, func() time.Duration { return rand.N(400 * time.Millisecond) }, stop)
-					}()
-					wg.Wait()
-					close(stop)
-					<-done
-					for _, p := range proxies {
-						p.Delay(0)
-						p.Release()
-						p.Forgive()
-					}
-					time.Sleep(10 * time.Second)
-					for i, v := range vs {
-						if v.Mini.Exists("k") {
-							t.Errorf("node %d has k", i)
-						}
-					}
-					t.Logf("%d readers, %d writers", g.rgot, g.wgot)
-				})
-			})
-		}
-	}
-}
-
 // A leftover of a writer on the lead does not let readers pass a writer that waits.
 func TestAWritersLeftoverBesideReaders(t *testing.T) {
+	t.Parallel()
 	for _, waits := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCrowd(t, 3, 7)

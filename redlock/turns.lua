@@ -29,24 +29,15 @@ local function head(turns, looks)
 	end
 end
 
--- wake publishes that the key is free. It returns 0 if nobody is known to wait for it,
--- else a larger number. A waiter is named driver~waiter, and each driver has a channel
--- of its own. Older versions of hasp know no queue. Their waiters share a channel, and
--- expect the message and their number, which counts as 1 if this user may not ask for
--- it. If this user may not publish, waiters find the key free at their next look. An
--- empty message is for the first waiter alone.
+-- wake publishes that the key is free: to the first waiter, and to the readers, who share a
+-- channel. It returns 0 if nobody is known to wait for it, else a larger number. A waiter is
+-- named driver~waiter, and each driver has a channel of its own. If this user may not publish,
+-- waiters find the key free at their next look.
 local function wake(turns, looks, channel, message)
-	local waiters = 0
 	local ok, first = pcall(head, turns, looks)
 	if ok and first then
 		redis.pcall('PUBLISH', channel .. ':' .. string.match(first, '^[^~]*'), message)
-		waiters = 1
 	end
-	if message == '' then return waiters end
-	local older = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
-	if older ~= 0 then
-		redis.pcall('PUBLISH', channel, message .. ' ' .. tostring(older or 1))
-		waiters = waiters + (older or 1)
-	end
-	return waiters
+	local readers = redis.pcall('PUBLISH', channel, message)
+	return (ok and first and 1 or 0) + (type(readers) == 'number' and readers or 0)
 end

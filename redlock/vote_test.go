@@ -368,6 +368,7 @@ func TestTheResultFollowsTheVotes(t *testing.T) {
 }
 
 func TestAHoldIsLostOnlyIfNoQuorumCanHaveIt(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{3, 5} {
 		for _, op := range []string{"renew", "release"} {
 			t.Run(fmt.Sprintf("%s on %d nodes", op, n), func(t *testing.T) {

@@ -21,6 +21,8 @@ const (
 	minSleep   = time.Millisecond
 	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
 	firstSleep = 50 * time.Millisecond  // of the first waiter; it doubles with each look
+
+	subscribeAgain = time.Second // the pause after a subscription that failed
 )
 
 // waiting is one Wait.
@@ -41,7 +43,6 @@ type waiting struct {
 	among  bool               // readers were in the way of this writer at the last survey
 	intent bool               // it has left some intents
 	vain   int                // looks without success since the waiter was last woken
-	older  bool               // the waiter also listens to the channel of older versions
 	final  bool               // the coming attempt is the last one before the end of ctx
 	held   *backend.HeldError // the last answer of all nodes; without a holder if only the lead has answered
 	silent time.Time          // since when no quorum has answered; zero if one has
@@ -58,7 +59,7 @@ type waiting struct {
 	mu    sync.Mutex         // guards the fields below
 	queue int                // the node on whose queue the waiter stands, or noLead
 	ears  []*pubsub.Listener // the confirmed subscriptions there
-	deaf  bool               // a subscription there has failed; the next look tries again
+	retry time.Time          // when to subscribe again; zero if no subscription there has failed
 }
 
 // Wait queues on one node, the lead. It makes an attempt when a release there wakes this
@@ -148,7 +149,6 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		return g, nil
 	}
 
-	w.listenToOlder()
 	w.leaveIntent()
 	w.vain++
 	switch {
@@ -193,14 +193,14 @@ func (w *waiting) lead(ctx context.Context) int {
 // new node. With noLead it only leaves. The next attempt takes the place in the queue, and
 // a release after it wakes the waiter. If the node takes too long to confirm the
 // subscription, stand does not wait for it. A reader has no place in the queue. It
-// subscribes to the channel that all waiters of a key share, because one release lets all
-// readers in.
+// subscribes to the channel that all readers of a key share, because one release lets all of
+// them in.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	w.mu.Lock()
 	was, ears := w.queue, w.ears
-	stays := was == lead && !w.deaf
+	stays := was == lead && (w.retry.IsZero() || time.Now().Before(w.retry))
 	if !stays {
-		w.queue, w.ears, w.deaf = lead, nil, false
+		w.queue, w.ears, w.retry = lead, nil, time.Time{}
 	}
 	w.mu.Unlock()
 	if stays {
@@ -210,7 +210,6 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	for _, ear := range ears {
 		ear.Close()
 	}
-	w.older = false
 	if was != noLead && was != lead {
 		// A vote in flight may still make a place. It reads left when it ends, so set left
 		// before the place is removed.
@@ -226,7 +225,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		return
 	}
 
-	n, channel := w.d.nodes[lead], w.sharedChannel()
+	n, channel := w.d.nodes[lead], redisstore.DerivedKey("channel", w.c.Key)
 	if !w.c.Shared {
 		channel += ":" + w.d.id
 	}
@@ -244,21 +243,6 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	}
 }
 
-// listenToOlder subscribes the first waiter to the channel of older versions of hasp, on
-// the lead. Their releases wake nobody in the queue. Otherwise new versions would hardly
-// get a turn during a rolling deployment.
-func (w *waiting) listenToOlder() {
-	// Only this goroutine writes queue, so it reads queue without mu.
-	if w.older || w.answer != next || w.queue == noLead {
-		return
-	}
-	n := w.d.nodes[w.queue]
-	w.older = w.d.spawn(func() { w.listen(n, w.sharedChannel()) })
-}
-
-// sharedChannel returns the channel to which readers and all waiters of older versions listen.
-func (w *waiting) sharedChannel() string { return redisstore.DerivedKey("channel", w.c.Key) }
-
 // listen subscribes to a channel on a node. Each message, and a subscription that was
 // interrupted, ends the sleep.
 func (w *waiting) listen(n *node, channel string) {
@@ -266,8 +250,11 @@ func (w *waiting) listen(n *node, channel string) {
 	defer cancel()
 	ear, err := n.store.Listen(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) { w.rouse() })
 	if err != nil {
+		// Until then the waiter polls. The user may have no right to subscribe.
 		w.mu.Lock()
-		w.deaf = w.queue == n.i
+		if w.queue == n.i {
+			w.retry = time.Now().Add(subscribeAgain)
+		}
 		w.mu.Unlock()
 		return
 	}

@@ -1,9 +1,8 @@
--- Takes a free key, with a fence if that is wanted. It also takes it for a caller that
--- readers refused before. The texts of redisstore's fence.lua and look.lua come before this
--- part.
--- KEYS: the lock, its fence counter if a fence is wanted, the intent if readers refused
--- ARGV: the record, the term in ms, the counter's own term in ms or ''; and if readers
--- refused, the token and the term of the intent in ms, with 0 if the caller does not wait
+-- Takes a free key, with a fence if that is wanted. The texts of redisstore's fence.lua and
+-- look.lua come before this part.
+-- KEYS: the lock, its fence counter if a fence is wanted, the intent if the caller waits
+-- ARGV: the record, the term in ms, the counter's own term in ms or ''; and if the caller
+-- waits, the token and the term of the intent in ms
 -- Returns {1, fence}; {0, PTTL, start of the record} if the key is held, with a member
 -- after it if the record is shared; or {-1} if the counter's value is not a number that
 -- hasp wrote.
@@ -14,7 +13,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
 	if type(record) == 'string' then return {0, left, record} end
 	local member = look(KEYS[1], 1)[1]
 	-- Without the intent the caller is held all the same, but readers may come before it.
-	if member and intent and ARGV[5] ~= '0' then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
+	if member and intent then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
 	return {0, left, '', member}
 end
 -- The key is free, so no caller waits for readers any more.

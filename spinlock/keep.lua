@@ -1,6 +1,6 @@
 -- Ends a hold, if the token holds the key, and leaves the key taken.
 -- KEYS: the lock
--- ARGV: the token with '#' after it, the rest of the term in ms
+-- ARGV: the token with '~' after it, the rest of the term in ms
 -- Returns 1, or 0 if the token does not hold the key.
 local record = redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] - 1)
 if type(record) ~= 'string' then

@@ -1,6 +1,6 @@
 -- Prolongs a hold, and never shortens it.
 -- KEYS: the lock
--- ARGV: the token with '#' after it, the term in ms
+-- ARGV: the token with '~' after it, the term in ms
 -- Returns 1, or 0 if the token does not hold the key.
 local record = redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] - 1)
 if type(record) ~= 'string' then

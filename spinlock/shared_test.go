@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -38,8 +39,8 @@ func TestLastReaderWakesSpring(t *testing.T) {
 	}
 }
 
-// A caller that was refused by a writer and then by readers leaves its intent at the next
-// attempt. Each attempt but the first is one command.
+// A caller that waits, for a writer and then for readers, leaves its intent. Each attempt but
+// the first is one command.
 func TestReadersAfterAWriter(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
 	p := srv.Proxy()
@@ -51,7 +52,7 @@ func TestReadersAfterAWriter(t *testing.T) {
 	attempt := func(byReaders bool) {
 		t.Helper()
 		c := claim("k")
-		c.Waiting = true
+		c.Waiting, c.Waited = true, time.Millisecond
 		var held *backend.HeldError
 		if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders || held.Owner == "" {
 			t.Fatalf("got %#v", err)
@@ -74,7 +75,7 @@ func TestReadersAfterAWriter(t *testing.T) {
 		t.Errorf("a new reader: %v", err)
 	}
 
-	// A writer again: the driver asks as if there had never been readers.
+	// A writer again.
 	r.Redis.FlushAll(t.Context())
 	r.Acquire(t, writer)
 	attempt(false)
@@ -109,7 +110,7 @@ func TestIntentOutlastsAnotherWriter(t *testing.T) {
 	attempt := func(byReaders bool) {
 		t.Helper()
 		c := claim("k")
-		c.Waiting = true
+		c.Waiting, c.Waited = true, time.Millisecond
 		var held *backend.HeldError
 		if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders {
 			t.Fatalf("got %#v", err)
@@ -130,9 +131,34 @@ func TestIntentOutlastsAnotherWriter(t *testing.T) {
 	if err := other.Release(t.Context(), between); err != nil {
 		t.Fatal(err)
 	}
-	r.Acquire(t, claim("k"))
+	c := claim("k")
+	c.Waiting, c.Waited = true, time.Millisecond
+	r.Acquire(t, c)
 	took := time.Since(began)
 	if n := r.Redis.Exists(t.Context(), redisstore.IntentKey("k")).Val(); n != 0 && took < redisstore.IntentTTL {
 		t.Error("the intent is still there")
 	}
+}
+
+// The intent of a writer whose server is far away outlasts the sleep and the round trip until
+// the next attempt.
+func TestIntentOfAFarWriter(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	p := srv.Proxy()
+	o := srv.ClientOptions()
+	o.Addr = p.Addr()
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	p.Delay(200 * time.Millisecond)
+	r := rig{Server: srv, Redis: srv.Client(), Driver: open(rdb)}
+	r.Acquire(t, shared("k"))
+	await.Until(t, "an intent of more than 300 ms", func() bool {
+		c := claim("k")
+		c.Waiting = true
+		if _, err := r.Driver.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
+			t.Fatal(err)
+		}
+		// The intent began before the reply was delayed.
+		return r.Redis.PTTL(t.Context(), redisstore.IntentKey("k")).Val() > redisstore.IntentTTL
+	})
 }

@@ -11,16 +11,15 @@
 //
 // # Cost
 //
-// It takes one round trip to lock a free key and one to unlock it. If the key is held, a
-// second round trip asks for the holder and the rest of the term. With WithFence the first
-// round trip reports both. So does an attempt of the same Client within a second of a
-// refusal. Renewals travel in batches. hasp.Client.List scans the names of all keys of the
-// Redis: see docs/redis.md.
+// It takes one round trip to lock a free key and one to unlock it. If the key is held, the
+// first attempt of a caller takes a second round trip, for the holder and the rest of the
+// term. Later attempts, and attempts with WithFence, take one. Renewals travel in batches.
+// hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md.
 //
-// Redis 8.4 and Valkey 9 have a command that deletes a key only if it has a given value:
-// DELEX or DELIFEQ. Without registry, releases use that command instead of a script. The
-// first release asks the server whether it has the command and whether the user may send
-// it.
+// All Clients that wait for a key make about eight attempts for each hold, however many they
+// are, and the key is free for about an eighth of the time. spinlock is for up to some hundred
+// processes that want the same key: each asks at least three times a second. With the other
+// strategies on Redis, a release sends a message to those that wait.
 //
 // # URL
 //
@@ -36,6 +35,7 @@
 //	             wakes its threads
 //	fence_ttl    how long a fence counter is kept after its last use (default 720h)
 //	replicas     how many replicas must confirm a hold and its renewals
+//	allow_eviction  true: accept a server that may evict keys
 //	ca           file of the certificate authorities to trust, in PEM   (rediss…)
 //	cert, key    files of this client's certificate and key, in PEM     (rediss…)
 //	server_name  name that the servers' certificates must bear          (rediss…)
@@ -44,9 +44,10 @@
 //
 // # Keys
 //
-// A lock is a string under the key itself. Its value is token#owner, and its time
-// to live is the term. If hasp.WithMinHold keeps the key after an Unlock, the value is
-// kept-token#owner. Spring's RedisLockRegistry stores its locks in the same
+// A lock is a string under the key itself. Its value is token~n#owner, and its time
+// to live is the term. The Client waited for n microseconds; those that wait now follow
+// that number. If hasp.WithMinHold keeps the key after an Unlock, the value is
+// kept-token~n#owner. Spring's RedisLockRegistry stores its locks in the same
 // way. With the prefix "registry:", hasp and
 // new RedisLockRegistry(connectionFactory, "registry") exclude each other. A key
 // with any other value counts as held.
@@ -64,9 +65,9 @@
 // WRONGTYPE on a shared lock, an exception instead of "held".
 //
 // A caller that readers refuse, and that waits, leaves an intent: the string
-// hasp:{tag}:intent:key, with its token, for 300 ms. While it exists, new readers are refused, but not
-// those of fairlock.
-// The caller repeats it with each attempt but the first, and its grant removes it. If the
+// hasp:{tag}:intent:key, with its token, for 300 ms and twice the last round trip. While it
+// exists, new readers are refused, but not those of fairlock.
+// The caller repeats it with each attempt, and its grant removes it. If the
 // caller gives up, nothing removes the intent: it ends by itself.
 //
 // A fence counter is a string under hasp:{tag}:fence:key. The tag puts it into
@@ -81,6 +82,9 @@ import (
 	_ "embed"
 	"iter"
 	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -112,8 +116,7 @@ type Driver struct {
 	store    *redisstore.Store
 	registry string // see Options.Registry; if it is "", releases are not published
 	fenceTTL time.Duration
-	refusals refusals
-	deletion deletion
+	trip     atomic.Int64 // how long the last script that wanted a key took
 }
 
 var (
@@ -184,8 +187,6 @@ func (d *Driver) Close() error { return d.store.Close() }
 var (
 	//go:embed acquire.lua
 	acquireSrc string
-	//go:embed again.lua
-	againSrc string
 	//go:embed renew.lua
 	renewSrc string
 	//go:embed release.lua
@@ -198,7 +199,6 @@ var (
 	breakSrc string
 
 	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
-	againScript   = redisstore.NewHold(redisstore.LookSrc + againSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
 	keepScript    = redisstore.NewScript(keepSrc)
@@ -206,8 +206,25 @@ var (
 	breakScript   = redisstore.NewScript(breakSrc)
 )
 
-// mark ends the token in a record.
-const mark = redisstore.Mark
+// mark ends the token in a record, token~n#owner.
+const mark = "~"
+
+// record returns the record of a hold of c.
+func record(c backend.Claim) string {
+	return c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
+}
+
+// waited returns how long the Client waited that has the hold of a record, or 0 if the
+// record does not tell.
+func waited(record string) time.Duration {
+	_, rest, _ := strings.Cut(record, mark)
+	text, _, _ := strings.Cut(rest, redisstore.Mark)
+	n, err := strconv.ParseUint(text, 10, 48) // of another program it may be anything
+	if err != nil {
+		return 0
+	}
+	return time.Duration(n) * time.Microsecond
+}
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
 // readers, unless a caller has left an intent.
@@ -216,28 +233,23 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 	key := redisstore.LockKey(c.Key)
-	r, ok := d.refusals.get(key)
-	switch {
-	case ok && (r.held.Shared || time.Since(r.readers) < redisstore.IntentTTL):
-		return d.acquireAfterReaders(ctx, c, key)
-	case c.Fenced:
-		return d.acquireFenced(ctx, c, key)
-	case ok:
-		return d.acquireAgain(ctx, c, key, r)
+	if c.Fenced || c.Waited > 0 {
+		return d.take(ctx, c, key)
 	}
 
 	// SET is enough if no fence is requested, and cheaper for the server than a script.
-	reply, err := d.store.Send(ctx, key, true, "set", key, c.Token+mark+c.Owner, "px", redisstore.Millis(c.TTL), "nx")
-
+	reply, err := d.store.Send(ctx, key, true, "set", key, record(c), "px", redisstore.Millis(c.TTL), "nx")
 	switch {
 	case err != nil:
 		return backend.Grant{}, err
 	case reply == "OK":
 		return backend.Grant{}, nil
-	case reply == nil:
-		return backend.Grant{}, d.held(ctx, key)
+	case reply != nil:
+		return backend.Grant{}, d.store.Unexpected(reply) // of unknown outcome
+	case c.Waiting:
+		return d.take(ctx, c, key)
 	}
-	return backend.Grant{}, d.store.Unexpected(reply) // of unknown outcome
+	return backend.Grant{}, d.held(ctx, key)
 }
 
 // held returns a HeldError that names the holder of key. The attempt has found the key
@@ -246,22 +258,50 @@ func (d *Driver) held(ctx context.Context, key string) error {
 	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: []string{key}})
 	// By now the key may be free, or the server may not answer.
 	if found, ok := redisstore.Decode(reply); err == nil && ok {
-		return d.refused(key, found)
+		return refusal(found)
 	}
 	return &backend.HeldError{}
 }
 
-// acquireFenced takes the key and gets its fence in one script. So no later hold can
-// get a smaller fence.
-func (d *Driver) acquireFenced(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
-	reply, err := d.store.Run(ctx, acquireScript, redisstore.Call{
-		Keys: []string{key, redisstore.DerivedKey("fence", c.Key)},
-		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL), redisstore.Millis(d.fenceTTL)},
-	})
+// refusal returns the error of an attempt that found the key held.
+func refusal(found redisstore.Found) error {
+	held := found.Held()
+	held.Waited = waited(found.Record())
+	return held
+}
+
+// take takes the key by a script. With a fence, the script gets that as well, so that no
+// later hold can get a smaller one. If readers hold the key and the caller waits, it leaves
+// an intent, which keeps new readers away. If the key is free, it removes any intent, also
+// another caller's.
+func (d *Driver) take(ctx context.Context, c backend.Claim, key string) (backend.Grant, error) {
+	call := redisstore.Call{Keys: []string{key}, Args: []any{record(c), redisstore.Millis(c.TTL), ""}}
+	if c.Fenced {
+		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
+		call.Args[2] = redisstore.Millis(d.fenceTTL)
+	}
+	plain := call
+	if c.Waiting {
+		// The next attempt repeats the intent, and arrives later if the server is far away.
+		term := redisstore.IntentTTL + min(2*time.Duration(d.trip.Load()), c.Timeout)
+		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
+		call.Args = append(call.Args, c.Token, redisstore.Millis(term))
+	}
+	began := time.Now()
+	reply, err := d.store.Run(ctx, acquireScript, call)
+	if c.Waiting && (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")) {
+		// This user may not leave intents, or the slot of the two keys is being moved. Redis
+		// refused the script before it wrote anything. Without an intent, readers may come first.
+		reply, err = d.store.Run(ctx, acquireScript, plain)
+	}
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return d.answered(reply, nil, c, key)
+	d.trip.Store(int64(time.Since(began)))
+	if found, ok := redisstore.Refusal(reply); ok {
+		return backend.Grant{}, refusal(found)
+	}
+	return d.store.Granted(reply, c)
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
@@ -282,10 +322,11 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	if left := redisstore.Rest(c.KeepUntil); left > 0 {
 		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, left}}))
 	}
-	if d.registry == "" {
-		return d.release(ctx, c, key)
+	call := redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark}}
+	if d.registry != "" {
+		call.Args = append(call.Args, d.channel(key))
 	}
-	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, d.channel(key)}}))
+	return d.store.Owned(d.store.Run(ctx, releaseScript, call))
 }
 
 // channel returns the channel on which Spring's registry listens for a release of

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -25,7 +27,8 @@ var strategy = strategytest.Strategy{
 	},
 	DefaultFenceTTL: spinlock.DefaultFenceTTL,
 	Has: func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool {
-		return rdb.Get(ctx, c.Key).Val() == c.Token+"#"+c.Owner
+		value := rdb.Get(ctx, c.Key).Val()
+		return strings.HasPrefix(value, c.Token+"~") && strings.HasSuffix(value, "#"+c.Owner)
 	},
 	Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
 		"hash": func(ctx context.Context, rdb *redis.Client, key string) error {
@@ -38,13 +41,14 @@ var strategy = strategytest.Strategy{
 	// The first refused attempt also reads the owner: two commands. Later ones
 	// within a second take one, about 20 times a second.
 	Refusal: 2,
-	Waiting: 60,
 	Late:    time.Second,
 }
 
-func TestStrategy(t *testing.T)         { strategytest.Run(t, strategy) }
-func TestConformance(t *testing.T)      { strategy.Conform(t, nil) }
-func BenchmarkUncontended(b *testing.B) { strategy.BenchmarkUncontended(b) }
+func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
+func TestConformance(t *testing.T) {
+	h := conformance.Harness{Cost: conformance.Cost{Waiting: 60}}
+	strategytest.Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return open(nodes[0]) })
+}
 
 type rig = strategytest.Rig[*spinlock.Driver]
 
@@ -76,6 +80,27 @@ func TestHeldWithoutTheOwner(t *testing.T) {
 			t.Errorf("got %#v", err)
 		}
 		p.Answer("evalsha", "+FINE\r\n") // the second reply is invalid
+	}
+}
+
+// A hold tells how long its Client waited. The hold of another program does not.
+func TestHeldByAClientThatWaited(t *testing.T) {
+	r := setup(t, nil)
+	hold := claim("k")
+	hold.Waited = 1500 * time.Millisecond
+	r.Acquire(t, hold)
+	r.Redis.Set(t.Context(), "spring", "6a0a6b0e-0001-4f0e-9a51-000000000000", time.Minute)
+	r.Redis.Set(t.Context(), "redsync", "a~b", time.Minute)
+	for key, want := range map[string]time.Duration{"k": hold.Waited, "spring": 0, "redsync": 0} {
+		first := claim(key)
+		waiting, later, fenced := first, first, fenced(key)
+		waiting.Waiting, later.Waited = true, time.Second
+		for _, c := range []backend.Claim{first, waiting, later, fenced} {
+			var held *backend.HeldError
+			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Waited != want || held.RetryAfter <= 0 {
+				t.Errorf("%s: got %+v, want a holder that waited for %v", key, err, want)
+			}
+		}
 	}
 }
 

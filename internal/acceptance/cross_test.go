@@ -14,7 +14,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/fairlock"
-	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/pubsublock"
 	"github.com/hasplock/hasp/spinlock"
@@ -42,7 +41,7 @@ type sharer struct {
 
 // open opens a driver as users do.
 func (s sharer) open(ctx context.Context, store string) (backend.Driver, error) {
-	return hasp.Config{Strategy: s.name, Nodes: []string{store}}.Driver(ctx)
+	return hasp.Config{Strategy: s.name, Nodes: []string{store}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
 }
 
 func TestEveryStrategyIsSharingOrApart(t *testing.T) {
@@ -74,24 +73,6 @@ func TestStrategiesThatShareExcludeEachOther(t *testing.T) {
 			}
 			conformance.Run(t, h)
 		})
-	}
-}
-
-// TestStrategiesThatShareHaveOneFence sets the counter ahead of the clock. No other
-// counter can be there.
-func TestStrategiesThatShareHaveOneFence(t *testing.T) {
-	srv := redistest.Start(t, nil)
-	key := "fence of " + t.Name()
-	far := uint64(time.Now().Add(time.Hour).UnixMicro())
-	must(t, srv.Client().Set(t.Context(), redisstore.DerivedKey("fence", key), far, time.Minute).Err())
-	for range 2 {
-		for _, s := range sharing {
-			lease := lock(t, open(t, s.name+"+"+srv.URL()), key, hasp.WithFence())
-			if far++; lease.Fence() != far {
-				t.Errorf("%s: fence %d, want %d", s.name, lease.Fence(), far)
-			}
-			unlock(t, lease)
-		}
 	}
 }
 

@@ -1,11 +1,10 @@
-// Package acceptance runs the conformance suite for every strategy of hasp, opened
-// by configuration, as users open it. Each strategy on Redis gets a server in a
-// container.
+// Package acceptance runs the conformance suite for every strategy of the main module, those on
+// Redis on real servers, opened by configuration, as users open it. With
 //
 //	HASP_TEST_REDIS=container go test ./internal/acceptance
 //
-// Without that variable these tests are skipped. With it, they fail if there is no
-// Docker. The tests on Sentinel and on a cluster, over failovers and with the least
-// rights, use redis-server processes. No package imports this one, so users of hasp
-// do not get its dependencies.
+// each server is a container, and the tests fail if there is no Docker. Else the servers are
+// processes. The tests on Sentinel and on a cluster, over failovers and with the least rights,
+// always use processes. No package imports this one, so users of hasp do not get its
+// dependencies.
 package acceptance

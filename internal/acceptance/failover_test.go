@@ -72,20 +72,6 @@ func (p *pair) excludes(t *testing.T, what string) {
 	})
 }
 
-// eventually repeats f until it returns nil, because a failover takes some time.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-}
-
 func TestLeasesSurviveAFailoverOrAreToldLost(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)

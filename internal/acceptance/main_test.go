@@ -1,19 +1,18 @@
 package acceptance
 
 import (
+	"flag"
 	"os"
 	"testing"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// roles are the children of tests. The files of the tests set them.
-var roles = childtest.Roles{}
-
 func TestMain(m *testing.M) {
-	childtest.Main(roles)
+	// Most of a suite is waiting. A -parallel on the command line is parsed later, and wins.
+	_ = flag.Set("test.parallel", "4")
 	os.Exit(redistest.Main(m))
 }
 
@@ -25,12 +24,7 @@ func needContainers(t *testing.T) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must, eventually = await.Must, await.Success
 
 // open opens a Client that the end of the test closes.
 func open(t *testing.T, url string) *hasp.Client {

@@ -38,7 +38,7 @@ func TestEveryStrategyConformsOnEveryTopology(t *testing.T) {
 					conformance.Run(t, conformance.Harness{
 						Store: func(context.Context) (string, func(), error) { return url(), func() {}, nil },
 						Open: func(ctx context.Context, store string) (backend.Driver, error) {
-							return hasp.Config{Strategy: strategy, Nodes: []string{store}}.Driver(ctx)
+							return hasp.Config{Strategy: strategy, Nodes: []string{store}, Params: hasp.Params{"timeout": "20s"}}.Driver(ctx)
 						},
 					})
 				})

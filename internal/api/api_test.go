@@ -60,7 +60,7 @@ func exported(t *testing.T) []byte {
 			return err
 		}
 		name := d.Name()
-		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "internal" || name == "cmd" || name == "bench" || name == "testdata") {
+		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "internal" || name == "cmd" || name == "lab" || name == "testdata") {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {

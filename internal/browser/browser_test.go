@@ -1,14 +1,28 @@
+// Package browser tests the page of "hasp ui" in a real Chromium.
+//
+//	go test -run Pictures -pictures
+//
+// makes the pictures of the page in docs.
 package browser
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
+	"flag"
 	"fmt"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,48 +31,109 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/hasplock/hasp"
-	_ "github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/cli"
+	"github.com/hasplock/hasp/internal/cli/ui"
 	"github.com/hasplock/hasp/internal/redistest"
-	_ "github.com/hasplock/hasp/redlock"
 )
 
 // patience is how long a test waits for an event before it fails.
 const patience = time.Minute
 
-// program is the path of hasp, and chromium the context of the browser. All tests share
-// them. chromium is nil if none is installed.
-var (
-	program  string
-	chromium context.Context
-)
+// role is the environment variable that makes the test binary the command hasp.
+const role = "HASP_TEST_ROLE"
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+var pictures = flag.Bool("pictures", false, "make the pictures of the page in docs")
+
+// chromium is the context of the browser that all tests share. It is nil if none is installed.
+var chromium context.Context
+
+func TestMain(m *testing.M) {
+	if os.Getenv(role) != "" {
+		os.Exit(cli.Main())
+	}
+	os.Exit(run(m))
+}
 
 // run runs the tests. If HASP_TEST_CHROMIUM is "required", a missing Chromium is a failure.
 func run(m *testing.M) int {
-	fail := func(err error) int {
+	dir, err := os.MkdirTemp("", "hasp-browser-")
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	dir, err := os.MkdirTemp("", "hasp-browser-")
-	if err != nil {
-		return fail(err)
-	}
 	defer os.RemoveAll(dir)
 
-	ctx, stop, err := Start(context.Background(), filepath.Join(dir, "chromium"))
-	switch {
-	case errors.Is(err, ErrNone) && os.Getenv("HASP_TEST_CHROMIUM") != "required":
-	case err != nil:
-		return fail(err)
-	default:
-		defer stop()
-		chromium = ctx
-		if program, err = Build(ctx, "../..", dir); err != nil {
-			return fail(err)
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
 		}
+		options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path),
+			chromedp.UserDataDir(filepath.Join(dir, "profile")), chromedp.Env("TMPDIR="+dir), chromedp.WindowSize(1200, 900))
+		if os.Getuid() == 0 {
+			options = append(options, chromedp.NoSandbox) // Chromium has no sandbox for root. The pages are ours.
+		}
+		all, stopAll := chromedp.NewExecAllocator(context.Background(), options...)
+		defer stopAll()
+		first, stopFirst := chromedp.NewContext(all)
+		defer stopFirst()
+		if err := chromedp.Do(first); err != nil {
+			fmt.Fprintf(os.Stderr, "start %s: %v\n", path, err)
+			return 1
+		}
+		chromium = first
+		break
+	}
+	if chromium == nil && os.Getenv("HASP_TEST_CHROMIUM") == "required" {
+		fmt.Fprintln(os.Stderr, "no Chromium is installed")
+		return 1
 	}
 	return redistest.Main(m)
+}
+
+func needChromium(t *testing.T) {
+	t.Helper()
+	if chromium == nil {
+		t.Skip("no Chromium is installed: apt-get install chromium")
+	}
+}
+
+// serve starts hasp ui, or another command, until the end of the test. It returns the address
+// of its page, and a function that ends it as Ctrl-C does.
+func serve(t *testing.T, store string, env []string, args ...string) (url string, stop func()) {
+	t.Helper()
+	needChromium(t)
+	program, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(append(os.Environ(), role+"=hasp", "HASP_URL="+store), env...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	stop = func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		_ = cmd.Wait()
+	}
+	t.Cleanup(stop)
+
+	line, err := bufio.NewReader(out).ReadString('\n')
+	must(t, err)
+	for word := range strings.FieldsSeq(line) {
+		if strings.HasPrefix(word, "http://") {
+			return word, stop
+		}
+	}
+	t.Fatalf("%q prints no address: %s", args, line)
+	return "", nil
+}
+
+// show starts hasp ui on a free port.
+func show(t *testing.T, store string) string {
+	t.Helper()
+	url, _ := serve(t, store, nil, "ui", "--listen", "127.0.0.1:0")
+	return url
 }
 
 // tab is a tab of the browser.
@@ -76,13 +151,6 @@ func open(t *testing.T, url string) tab {
 	b := tab{t, ctx}
 	b.visit(url)
 	return b
-}
-
-func needChromium(t *testing.T) {
-	t.Helper()
-	if chromium == nil {
-		t.Skip(ErrNone)
-	}
 }
 
 func (b tab) visit(url string) {
@@ -125,6 +193,15 @@ func (b tab) press(keys string) {
 	must(b.T, chromedp.Do(b.ctx, chromedp.KeyEvent(keys)))
 }
 
+// prefer sets the colour scheme of the system, light or dark.
+func (b tab) prefer(scheme string) {
+	b.Helper()
+	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+	})
+	must(b.T, err)
+}
+
 func quote(s string) string {
 	text, _ := json.Marshal(s)
 	return string(text)
@@ -135,32 +212,7 @@ func cell(key string, column int) string {
 	return fmt.Sprintf(`([...document.querySelectorAll("#rows tr")].find((r) => r.children[0].textContent.includes(%s))?.children[%d].textContent ?? "")`, quote(key), column)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// serve starts hasp ui, or another command, until the end of the test.
-func serve(t *testing.T, store string, env []string, args ...string) *Page {
-	t.Helper()
-	needChromium(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	p, err := Serve(ctx, program, store, env, args...)
-	if err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cancel(); _ = p.cmd.Wait() })
-	return p
-}
-
-// ui starts hasp ui on a free port.
-func ui(t *testing.T, store string, args ...string) *Page {
-	t.Helper()
-	return serve(t, store, nil, append([]string{"ui", "--listen", "127.0.0.1:0"}, args...)...)
-}
+var must = await.Must
 
 func client(t *testing.T, store, owner string) *hasp.Client {
 	t.Helper()
@@ -184,16 +236,13 @@ func lock(t *testing.T, c *hasp.Client, key string, o ...hasp.Option) *hasp.Leas
 func TestPageFollowsTheStore(t *testing.T) {
 	needChromium(t)
 	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
-	page := ui(t, store)
-	b := open(t, page.URL)
+	b := open(t, show(t, store))
 	b.shows("status", "live")
 	b.until("!document.getElementById('empty').hidden")
 
 	one, two := client(t, store, "owner one"), client(t, store, "owner two")
-	began := time.Now()
 	lease := lock(t, one, "backup", hasp.WithFence())
 	b.until(cell("backup", 1) + ` === "owner one"`)
-	t.Logf("the page shows a new key after %v", time.Since(began))
 	b.until(cell("backup", 4) + ` === ` + quote(fmt.Sprint(lease.Fence())))
 
 	second := make(chan *hasp.Lease, 1)
@@ -202,14 +251,14 @@ func TestPageFollowsTheStore(t *testing.T) {
 		second <- l
 	}()
 	b.until(cell("backup", 5) + ` === "1"`)
-	eval[any](b, `document.querySelector("#rows button").click()`)
+	eval[any](b, `document.querySelector("#rows td").click()`) // not only on the name
 	b.shows("queue", "owner two")
 	b.shows("queue-title", "in order")
 
 	must(t, lease.Unlock(t.Context()))
 	b.until(cell("backup", 1) + ` === "owner two"`)
-	b.shows("story", "owner one releases the key after ")
-	b.shows("story", "owner two gets the key after waiting ")
+	// The latest comes first. The key is released before it is handed over.
+	b.until(`/owner two gets the key after waiting .*owner one releases the key after .*owner one holds the key/.test(document.getElementById("story").textContent)`)
 	b.until(`document.querySelectorAll("#timeline .holds").length === 2 && document.querySelectorAll("#timeline .waits").length === 1`)
 	must(t, (<-second).Unlock(t.Context()))
 	b.until(`document.querySelectorAll("#rows tr").length === 0`)
@@ -225,7 +274,7 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	needChromium(t)
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	store := "fairlock+" + srv.URL()
-	b := open(t, ui(t, store).URL)
+	b := open(t, show(t, store))
 	c := client(t, store, "holder")
 	lock(t, c, "kept", hasp.WithTTL(10*time.Minute))
 	b.until(cell("kept", 1) + ` === "holder"`)
@@ -248,33 +297,28 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 // The page survives the end of hasp ui, and goes on with the next one.
 func TestPageConnectsAgain(t *testing.T) {
 	store := "filelock://" + t.TempDir()
-	page := ui(t, store)
-	b := open(t, page.URL)
+	page, stop := serve(t, store, nil, "ui", "--listen", "127.0.0.1:0")
+	b := open(t, page)
 	b.shows("status", "live")
-	must(t, page.Stop())
+	stop()
 	b.shows("status", "not connected")
-	at := strings.TrimSuffix(strings.TrimPrefix(page.URL, "http://"), "/")
-	serve(t, store, nil, "ui", "--listen", at)
+	serve(t, store, nil, "ui", "--listen", strings.Trim(page, "htp:/"))
 	b.shows("status", "live")
 }
 
 func TestTokenIsNeeded(t *testing.T) {
 	const token = "a-token-of-some-length"
-	page := serve(t, "filelock://"+t.TempDir(), []string{"HASP_UI_TOKEN=" + token}, "ui", "--listen", "127.0.0.1:0")
-	b := open(t, page.URL)
+	page, _ := serve(t, "filelock://"+t.TempDir(), []string{"HASP_UI_TOKEN=" + token}, "ui", "--listen", "127.0.0.1:0")
+	b := open(t, page)
 	if got := eval[string](b, "document.body.innerText"); !strings.Contains(got, "a token is needed") {
 		t.Errorf("without the token: %q", got)
 	}
-	b.visit(page.URL + "?token=another-token-of-some-length")
-	if got := eval[string](b, "document.body.innerText"); !strings.Contains(got, "a token is needed") {
-		t.Errorf("with another token: %q", got)
-	}
-	b.visit(page.URL + "?token=" + token)
+	b.visit(page + "?token=" + token)
 	b.shows("status", "live")
 	if got := eval[string](b, "location.href + document.cookie + JSON.stringify(localStorage)"); strings.Contains(got, "token") || strings.Contains(got, "hasp_ui") {
 		t.Errorf("scripts see the token: %s", got)
 	}
-	b.visit(page.URL) // the cookie is enough
+	b.visit(page) // the cookie is enough
 	b.shows("status", "live")
 }
 
@@ -287,7 +331,7 @@ func TestHostileKeysStayText(t *testing.T) {
 		image, `"><script>window.pwned=1</script>`, `</script><svg onload=window.pwned=1>`, "javascript:window.pwned=1",
 		"\x1b[2J\u202ereversed", "{{constructor.constructor('window.pwned=1')()}}", "\xff\xfe", "data: x\n\nevent: y", "__proto__",
 	}
-	b := open(t, ui(t, store).URL)
+	b := open(t, show(t, store))
 	eval[any](b, `document.addEventListener("securitypolicyviolation", () => { window.violated = true }), 0`)
 	for i, text := range hostile {
 		lock(t, client(t, store, text), text)
@@ -315,7 +359,7 @@ func TestHostileKeysStayText(t *testing.T) {
 
 // Another site can neither read the page nor show it in a frame.
 func TestOtherOriginsAreRefused(t *testing.T) {
-	page := ui(t, "filelock://"+t.TempDir())
+	page := show(t, "filelock://"+t.TempDir())
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprintf(w, `<title>other</title><script>
@@ -326,7 +370,7 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 			s.onmessage = () => results.push("read");
 			s.onerror = () => { s.close(); results.push("refused") };
 			const i = new Image(); i.onload = () => results.push("read"); i.onerror = () => results.push("refused"); i.src = %[1]q + "icon.svg";
-		</script><iframe src=%[1]q></iframe>`, page.URL)
+		</script><iframe src=%[1]q></iframe>`, page)
 	}))
 	defer other.Close()
 	for _, origin := range []string{other.URL, strings.Replace(other.URL, "127.0.0.1", "localhost", 1)} {
@@ -341,27 +385,6 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 	}
 }
 
-func TestNodesOfRedlock(t *testing.T) {
-	needChromium(t)
-	nodes := redistest.StartNodes(t, 3, &redistest.Options{Own: true})
-	store := "redlock+" + nodes.URL()
-	b := open(t, ui(t, store).URL)
-	lock(t, client(t, store, "holder"), "key", hasp.WithTTL(time.Minute))
-	b.until(cell("key", 1) + ` === "holder"`)
-	eval[any](b, `document.querySelector("#rows button").click()`)
-	b.until(`[...document.querySelectorAll("#node-rows tr")].filter((r) => r.children[1].textContent === "votes" && r.children[2].textContent === "yes, for holder").length === 3`)
-	b.shows("nodes-caption", "3 of 3 nodes vote; a lock needs 2")
-
-	must(t, nodes.Servers[1].Stop())
-	b.until(`document.querySelector("#node-rows").children[1].textContent.includes("does not answer")`)
-	must(t, nodes.Servers[1].Start(false))
-	b.until(`document.querySelector("#node-rows").children[1].textContent.includes("in quarantine")`)
-	b.shows("nodes-caption", "2 of 3 nodes vote")
-	if got := eval[string](b, cell("key", 1)); got != "holder" {
-		t.Errorf("the key is shown as held by %q", got)
-	}
-}
-
 func TestKeyboardAndScreenReader(t *testing.T) {
 	needChromium(t)
 	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
@@ -369,7 +392,7 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	for _, key := range []string{"a", "b", "c"} {
 		lock(t, c, key)
 	}
-	b := open(t, ui(t, store).URL)
+	b := open(t, show(t, store))
 	b.until(`document.querySelectorAll("#rows tr").length === 3`)
 
 	// chromedp types a letter also if the page has handled its key.
@@ -416,32 +439,82 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 }
 
 func TestLightAndDark(t *testing.T) {
-	page := ui(t, "filelock://"+t.TempDir())
-	b := open(t, page.URL)
+	page := show(t, "filelock://"+t.TempDir())
+	b := open(t, page)
 	const back = `getComputedStyle(document.body).backgroundColor`
-	prefer := func(scheme string) {
-		_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
-		})
-		must(t, err)
-	}
-	prefer("light")
+	b.prefer("light")
 	b.until(back + ` === "rgb(255, 255, 255)"`)
-	prefer("dark")
+	b.prefer("dark")
 	b.until(back + ` === "rgb(13, 17, 23)"`)
 	eval[any](b, `document.getElementById("theme").value = "light", document.getElementById("theme").dispatchEvent(new Event("change"))`)
 	b.until(back + ` === "rgb(255, 255, 255)"`)
-	b.visit(page.URL)
+	b.visit(page)
 	b.until(back + ` === "rgb(255, 255, 255)"`)
 }
 
-// The page of the demo shows the key, the worker that is killed, and the one that takes
-// over.
-func TestDemoShowsItselfOnThePage(t *testing.T) {
-	page := serve(t, "", nil, "demo", "--ui", "--workers", "3", "--increments", "3", "--work", "400ms", "--ttl", "2s")
-	b := open(t, page.URL)
-	b.shows("detail-key", "hasp-demo-")
-	b.until(`document.querySelectorAll("#timeline .lost").length > 0`)
-	b.shows("story", "lost the key: it did not renew")
-	b.until(`document.querySelectorAll("#timeline .holds.c2, #timeline .holds.c3").length > 0`)
+// On a narrow screen all columns can be seen, also beside long names.
+func TestNarrowScreen(t *testing.T) {
+	needChromium(t)
+	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40), hasp.WithFence())
+	b := open(t, show(t, store))
+	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(500, 900)))
+	b.until(`document.querySelectorAll("#rows tr").length === 1`)
+	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 500 && e.scrollWidth <= e.clientWidth)`)
+}
+
+// It also shows that the address of the page names a key.
+func TestPictures(t *testing.T) {
+	if !*pictures {
+		t.Skip("makes the pictures in docs, with -pictures")
+	}
+	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	b := open(t, show(t, store)+"#"+ui.ID("backup"))
+	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(1160, 960)))
+	for i := range 3 {
+		lock(t, client(t, store, fmt.Sprintf("web%d/812/mailer", i+1)), fmt.Sprintf("mail:batch#%d", i), hasp.WithFence())
+	}
+	lock(t, client(t, store, "app2/95/reports"), "report:daily", hasp.WithShared())
+	lock(t, client(t, store, "app1/77/reports"), "report:daily", hasp.WithShared())
+	lock(t, client(t, store, "app1/31/migrate"), "schema", hasp.WithFence())
+
+	// Three hosts take turns at a backup, and the first one dies.
+	lock(t, client(t, store, "db1/4711/backup"), "backup", hasp.WithTTL(6*time.Second), hasp.WithoutRenewal())
+	for _, owner := range []string{"db2/390/backup", "db3/1204/backup"} {
+		time.Sleep(time.Second)
+		c := client(t, store, owner)
+		go func() {
+			for _, hold := range []time.Duration{4 * time.Second, 5 * time.Second, time.Minute} {
+				_ = hasp.Do(t.Context(), c, "backup", func(ctx context.Context, _ *hasp.Lease) error {
+					select {
+					case <-time.After(hold):
+					case <-ctx.Done():
+					}
+					return nil
+				}, hasp.WithFence())
+			}
+		}()
+	}
+	time.Sleep(28 * time.Second)
+	eval[any](b, `document.activeElement.blur()`)
+	for scheme, file := range map[string]string{"light": "ui.png", "dark": "ui-dark.png"} {
+		b.prefer(scheme)
+		shot, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+		must(t, err)
+		whole, err := png.Decode(bytes.NewReader(shot))
+		must(t, err)
+
+		// The 256 most frequent colours are enough, and make the file small.
+		count := map[color.Color]int{}
+		for i := range whole.Bounds().Dx() * whole.Bounds().Dy() {
+			count[whole.At(i%whole.Bounds().Dx(), i/whole.Bounds().Dx())]++
+		}
+		colours := slices.SortedFunc(maps.Keys(count), func(a, b color.Color) int { return count[b] - count[a] })
+		few := image.NewPaletted(whole.Bounds(), colours[:min(len(colours), 256)])
+		draw.Draw(few, few.Bounds(), whole, image.Point{}, draw.Src)
+		out, err := os.Create(filepath.Join("..", "..", "docs", file))
+		must(t, err)
+		must(t, png.Encode(out, few))
+		must(t, out.Close())
+	}
 }

@@ -24,7 +24,7 @@ import (
 // code. The program imports the packages of more.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
-	if crew.Role() == demo.Role {
+	if role, _ := crew.Role(); role == demo.Role {
 		return exitCode(demo.Work(context.Background()))
 	}
 	return execute(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
@@ -153,6 +153,11 @@ func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, r
 		case sig := <-signals:
 			cancel(endedBy(sig))
 		case <-stop:
+			select {
+			case sig := <-signals: // it came before release
+				cancel(endedBy(sig))
+			default:
+			}
 		}
 	})
 

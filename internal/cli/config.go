@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -62,7 +63,12 @@ func decodeConfig(file string, c *hasp.Config) error {
 // wantConfig is the form of a configuration.
 const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}"`
 
-var unknownField = regexp.MustCompile(`field (.+) not found in type`)
+var (
+	unknownField = regexp.MustCompile(`field (.+) not found in type`)
+
+	// misplaced matches the errors of package yaml that count lines from 0.
+	misplaced = regexp.MustCompile(`^yaml: (?:line (\d+): )?(did not find expected (?:key|node content|',' or '[\]}]'|'-' indicator))$`)
+)
 
 // yamlError returns err without the values that package yaml quotes, and without
 // its names of Go types.
@@ -80,8 +86,12 @@ func yamlError(err error) error {
 			return errors.New(te.Errors[0])
 		}
 		return errors.New(line + ": " + wantConfig)
-	case strings.ContainsAny(err.Error(), "`'"): // the name of an anchor, or the value of a tag
+	case strings.Contains(err.Error(), "anchor '"), strings.Contains(err.Error(), "`"): // its name, or the value of a tag
 		return errors.New("a value that begins with * or ! must be quoted")
+	}
+	if m := misplaced.FindStringSubmatch(err.Error()); m != nil {
+		line, _ := strconv.Atoi(m[1])
+		return fmt.Errorf("line %d: %s", line+1, m[2])
 	}
 	return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 }

@@ -45,7 +45,8 @@ locks, here on your store, your network and your settings. It takes ten seconds 
 minute.
 
 The keys contain "hasp-conformance-" and a random part. Fence counters remain. On
-Redis they expire after fence_ttl, which is 30 days unless the URL sets it.
+Redis they expire after fence_ttl, which is 30 days unless the URL sets it. A few
+keys stay held for up to a minute after the end.
 
 A clause is skipped, with the reason, if the strategy does not make the promise,
 or if the check would have to stop the store or move its clock. The exit code is
@@ -90,7 +91,7 @@ func (a *app) conform(ctx context.Context, c hasp.Config, asJSON bool) error {
 		if perr := a.printJSON(all); perr != nil {
 			return perr
 		}
-	default:
+	case ctx.Err() == nil:
 		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
 			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
 		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)

@@ -141,5 +141,6 @@ func TestVersionAndHelp(t *testing.T) {
 		t.Errorf("--version prints %q, version %q", got, version)
 	}
 	contains(t, call("run", "--help").want(t, 0).out, "75     not acquired")
+	contains(t, call("lead", "--help").want(t, 0).out, "75     hasp lead runs inside a hasp that holds the key")
 	contains(t, call("completion", "bash").want(t, 0).out, "__start_hasp")
 }

@@ -49,7 +49,7 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 		Example: `  hasp demo
   hasp demo --no-lock
   hasp demo --ui
-  hasp demo --svg demo.svg --url spinlock+redis://localhost:6379`,
+  hasp demo --url spinlock+redis://localhost:6379`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.demo(cmd, &d, asJSON, page) },
 	}
@@ -59,7 +59,6 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 	f.DurationVar(&d.TTL, "ttl", 1500*time.Millisecond, "term of the lock: how long the key stays locked after the kill")
 	f.DurationVar(&d.Work, "work", 20*time.Millisecond, "about how long each increment takes")
 	f.BoolVar(&d.NoLock, "no-lock", false, "use no lock, and see the number go wrong")
-	f.StringVar(&d.SVG, "svg", "", "write the timeline to `FILE`, as a picture")
 	f.BoolVar(&page, "ui", false, "show the lock on a web page, as hasp ui does")
 	f.BoolVar(&asJSON, "json", false, "print only a summary, as JSON")
 	return cmd
@@ -150,13 +149,13 @@ func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) (end func(), err error)
 
 	stop := func() {} // before the page is served
 	d.Before = func(ctx context.Context, d *demo.Demo) error {
-		src, closeStore, err := a.uiSource(ctx, d.Store, cmd.CommandPath())
+		src, err := d.Store.Open(ctx, &hasp.Options{Owner: ownerOf(d.Store, cmd.CommandPath())})
 		if err != nil {
 			return err
 		}
 		ln, err := listenAt(ctx, "127.0.0.1:0")
 		if err != nil {
-			closeStore()
+			src.Close()
 			return err
 		}
 		s := ui.New(src, ui.Options{Store: d.Store.Strategy, Ordered: d.Ordered, Prefix: d.Key, Every: pageEvery,
@@ -166,7 +165,7 @@ func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) (end func(), err error)
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			defer closeStore()
+			defer src.Close()
 			_ = s.Serve(serving, ln) // if it fails, the browser shows that
 		}()
 		stop = sync.OnceFunc(func() { cancel(); <-ended })

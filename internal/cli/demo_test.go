@@ -1,12 +1,10 @@
 package cli
 
 import (
-	"encoding/xml"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,9 +16,8 @@ import (
 
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	svg := filepath.Join(t.TempDir(), "demo.svg")
 	tmp := t.TempDir()
-	cmd := self(t, "hasp", "", "demo", "--workers", "3", "--increments", "6", "--work", "3ms", "--ttl", "3s", "--svg", svg)
+	cmd := self(t, "hasp", "", "demo", "--workers", "3", "--increments", "6", "--work", "3ms", "--ttl", "3s")
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
 	o := start(t, cmd).wait().want(t, 0)
 	if got := strings.Count(o.out, " writes "); got != 18 {
@@ -41,17 +38,6 @@ func TestDemo(t *testing.T) {
 	left, err := os.ReadDir(tmp)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v %v", left, err)
-	}
-	b, err := os.ReadFile(svg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var picture struct {
-		Rects []struct{} `xml:"g>rect"`
-		Paths []struct{} `xml:"path"`
-	}
-	if err := xml.Unmarshal(b, &picture); err != nil || len(picture.Rects) < 18 || len(picture.Paths) != 1 {
-		t.Errorf("picture: %v, %d rectangles, %d paths", err, len(picture.Rects), len(picture.Paths))
 	}
 }
 
@@ -133,7 +119,8 @@ func TestWorkerEndsWithItsReferee(t *testing.T) {
 	p := start(t, cmd)
 	order := fmt.Sprintf(`{"Store": {"strategy": "filelock", "nodes": [%q]}, "Key": "key", "TTL": %d, "Turns": 1, "Stall": 1}`,
 		t.TempDir(), time.Minute)
-	if _, err := io.WriteString(p.in, order+"\n\"start\"\n"); err != nil {
+	const mark = "hasp-crew: " // begins each message
+	if _, err := io.WriteString(p.in, mark+order+"\n"+mark+"\"start\"\n"); err != nil {
 		t.Fatal(err)
 	}
 	p.out.expect("stalls")

@@ -28,20 +28,23 @@ const (
 	exitSignal      = 128 // + the number of the signal
 )
 
-const exitCodes = `Exit codes:
+// exitCodes is the part of a help about exit codes: when the store failed, the key was not
+// acquired, and the lock was lost.
+func exitCodes(store, held, lost string) string {
+	return `Exit codes:
 
   the code of COMMAND, if it ran to its end under the lock
   128+n  signal n ended COMMAND, or hasp while it waited
   64     wrong usage: a flag, the key, the URL or the configuration
-  69     the store could not be reached or did not answer
-  75     not acquired: another program holds the key
-  79     lost: the lock was lost while COMMAND ran, so another program may
-         have run at the same time; COMMAND's own code is not used
+  69     ` + store + `
+  75     ` + held + `
+  79     ` + lost + `
   126    COMMAND cannot be executed
   127    COMMAND was not found
 
 If the code is one of hasp's own, a line on stderr that begins with "hasp:" says
 why.`
+}
 
 // codeError is an error with an exit code of its own.
 type codeError struct {

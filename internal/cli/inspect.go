@@ -5,7 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strconv"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -31,6 +35,9 @@ Any value that is stored under KEY counts as a hold. If the strategy did not
 write that value, inspect says so, and with --json "foreign" is true. Such a value
 belongs to another strategy, another library, or an application.
 
+A slot is a key of its own: KEY#0, KEY#1 and so on. If KEY is free, inspect also
+shows which slots of it are held.
+
 The exit code is 0 whether or not the key is held. With --json, "held" says so.`,
 		Example: `  hasp inspect backup
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
@@ -41,19 +48,45 @@ The exit code is 0 whether or not the key is held. With --json, "held" says so.`
 				if err != nil {
 					return err
 				}
+				var slots map[int]backend.Status
+				if !status.Held {
+					slots = heldSlots(ctx, client, args[0])
+				}
 				if !asJSON {
-					return printStatus(a.out, args[0], status)
+					return printStatus(a.out, args[0], status, slots)
 				}
 				return a.printJSON(struct {
 					Key     string `json:"key"`
 					Foreign bool   `json:"foreign,omitempty"`
 					backend.Status
-				}{args[0], foreign(status), status})
+					Slots map[int]backend.Status `json:"slots,omitempty"`
+				}{args[0], foreign(status), status, slots})
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// heldSlots returns the slots of key that are held. It leaves out those that the store does
+// not answer for.
+func heldSlots(ctx context.Context, client *hasp.Client, key string) map[int]backend.Status {
+	const most = 100 // of WithSlots
+	held := map[int]backend.Status{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range most {
+		wg.Go(func() {
+			s, err := client.Inspect(ctx, key+"#"+strconv.Itoa(i))
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil && s.Held {
+				held[i] = s
+			}
+		})
+	}
+	wg.Wait()
+	return held
 }
 
 // foreign reports whether the key is held by a value that the strategy did not write.
@@ -62,8 +95,8 @@ func foreign(s backend.Status) bool {
 	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
 }
 
-// printStatus prints s for people.
-func printStatus(out io.Writer, key string, s backend.Status) error {
+// printStatus prints s for people, and the slots that are held.
+func printStatus(out io.Writer, key string, s backend.Status, slots map[int]backend.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
@@ -93,6 +126,9 @@ func printStatus(out io.Writer, key string, s backend.Status) error {
 	} else {
 		row("state", "free")
 		fence = "last fence"
+		for _, i := range slices.Sorted(maps.Keys(slots)) {
+			row(fmt.Sprintf("slot %d", i), "held by %s", text.Quote(slots[i].Owner))
+		}
 	}
 	if s.Fence != 0 {
 		row(fence, "%d", s.Fence)

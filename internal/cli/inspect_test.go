@@ -31,7 +31,7 @@ func TestStatusShowsNothingRaw(t *testing.T) {
 	t.Parallel()
 	const evil = "\x1b[2J\r\nhasp: all is well\u202e"
 	var b bytes.Buffer
-	err := printStatus(&b, evil, backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}})
+	err := printStatus(&b, evil, backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,6 +39,18 @@ func TestStatusShowsNothingRaw(t *testing.T) {
 		t.Errorf("raw: %q", b.String())
 	}
 	contains(t, b.String(), "without an end", "waiter 1", `waiter 2   "next"`)
+}
+
+func TestInspectShowsSlots(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	hold(t, url, "--slots", "1")
+	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "free", "slot 0", `held by "`)
+	var s struct{ Slots map[int]backend.Status }
+	runHasp(t, url, "inspect", "key", "--json").want(t, 0).decode(t, &s)
+	if len(s.Slots) != 1 || s.Slots[0].Owner == "" {
+		t.Errorf("%+v", s)
+	}
 }
 
 func TestBreak(t *testing.T) {
@@ -89,7 +101,7 @@ func TestInspectNamesTheLastFence(t *testing.T) {
 	t.Parallel()
 	for held, want := range map[bool]string{true: "\nfence   7\n", false: "\nlast fence   7\n"} {
 		var b bytes.Buffer
-		if err := printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}); err != nil {
+		if err := printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}, nil); err != nil {
 			t.Fatal(err)
 		}
 		contains(t, b.String(), want)

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,14 +20,10 @@ import (
 // lead is hasp run that competes for the key again when it has lost it.
 type lead struct {
 	run
-	path    string // of the command
-	signals chan os.Signal
-
-	unanswered atomic.Pointer[error] // why the last renewal failed
-	down       atomic.Bool           // the last attempt found the store down
-	quiet      func()                // ends the notice that hasp waits
-	ended      bool                  // a command has ended
-	result     job.Result            // of that command
+	down   atomic.Bool // the last attempt found the store down
+	quiet  func()      // ends the notice that hasp waits
+	ended  bool        // a command has ended
+	result job.Result  // of that command
 
 	// A signal ends the wait for the key. While the command runs, the signal is the
 	// command's, and ends hasp after it.
@@ -63,7 +57,11 @@ func (a *app) leadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lead KEY [flags] -- COMMAND [ARG]...",
 		Short: "Run a command while leading, and compete again after a loss",
-		Long:  leadHelp + exitCodes,
+		Long: leadHelp + exitCodes(
+			`the store could not be reached at the start`,
+			`hasp lead runs inside a hasp that holds the key`,
+			`lost: a signal arrived while COMMAND ran, and the lock was lost before
+         COMMAND ended; without a signal, hasp waits for KEY again`),
 		Example: `  hasp lead scheduler -- ./scheduler
   hasp lead mailer --ttl 10s --url spinlock+redis://redis:6379 -- ./mailer`,
 		Args: runArgs,
@@ -80,16 +78,12 @@ func (a *app) leadCommand() *cobra.Command {
 }
 
 // lead runs the command whenever it holds the key.
-func (l *lead) lead(cmd *cobra.Command) (err error) {
-	if l.path, err = exec.LookPath(l.argv[0]); err != nil {
-		return cannotRun(l.argv[0], err)
-	}
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // as in run
+func (l *lead) lead(cmd *cobra.Command) error {
 	l.signals = make(chan os.Signal, 32)
-	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
+	signal.Notify(l.signals, job.NotIgnored(job.Ending)...)
 	defer signal.Stop(l.signals)
 
-	client, err := l.open(cmd, "hasp lead "+filepath.Base(l.argv[0]), l.observe)
+	client, err := l.begin(cmd, l.observe)
 	if err != nil {
 		return err
 	}
@@ -114,11 +108,7 @@ func (l *lead) lead(cmd *cobra.Command) (err error) {
 	}
 
 	// If a signal has ended hasp, an error returned from here would count as that signal.
-	l.finish(l.result, err)
-	client.Close() // DieAlike may end the process
-	if l.code != exitLost {
-		new(job.Job).DieAlike(l.result)
-	}
+	l.finish(client, l.result, err)
 	return nil
 }
 
@@ -148,36 +138,32 @@ func (l *lead) commanding(begins bool) bool {
 }
 
 // term is one time of leading.
-func (l *lead) term(ctx context.Context, lease *hasp.Lease) error {
+func (l *lead) term(ctx context.Context, lease *hasp.Lease) (err error) {
+	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
 	if !l.commanding(true) {
 		return context.Cause(ctx)
 	}
 	defer l.commanding(false)
 	l.quiet()
-	l.unanswered.Store(nil)
 	l.ended = false
 
-	// A signal that came while hasp waited has ended the wait, or was for the last command.
+	// A signal that is here came before this command, and ends hasp. The command must not
+	// begin, because it would not get the signal.
 	for len(l.signals) > 0 {
-		<-l.signals
+		if slices.Contains(job.Ending, <-l.signals) {
+			l.interrupted()
+			return context.Canceled
+		}
 	}
-	j, err := job.Start(l.path, l.argv, l.environment(os.Environ(), lease))
-	if err != nil {
-		return cannotRun(l.argv[0], err)
-	}
-	l.result = j.Attend(job.Watch{Lease: lease, Signals: l.signals, Grace: l.grace, OnLoss: func() {
-		l.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s",
-			text.Quote(l.key), whyLost(lease, l.unanswered.Load()), text.Duration(l.grace))
-	}})
-	l.ended = true
-	return nil
+
+	l.result, err = l.attend(lease)
+	l.ended = err == nil
+	return err
 }
 
 // observe keeps what the user is told about the store.
 func (l *lead) observe(_ context.Context, e hasp.Event) {
 	switch e.Kind {
-	case hasp.EventRenewFailed:
-		l.unanswered.Store(&e.Err)
 	case hasp.EventAcquired:
 		l.complain("leads %s", text.Quote(l.key))
 		l.down.Store(false)

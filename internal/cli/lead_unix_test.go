@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/memlock"
 )
 
 func TestLeadIsRunOfTheLeader(t *testing.T) {
@@ -96,4 +98,25 @@ func TestLeadRidesOutAnOutage(t *testing.T) {
 	srv.Restart()
 	p.out.expect("leads")
 	p.wait().want(t, 0)
+}
+
+// A signal arrives when hasp has just got the key. The command cannot get it, so it must not
+// begin.
+func TestSignalBeforeTheCommandBegins(t *testing.T) {
+	t.Parallel()
+	client := hasp.New(memlock.New(), nil)
+	defer client.Close()
+	lease, err := client.Lock(t.Context(), "key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Unlock(t.Context())
+
+	cancelled := false
+	l := &lead{run: run{app: &app{}, key: "key", argv: []string{"true"}, path: "/bin/true"}, quiet: func() {}, cancel: func() { cancelled = true }}
+	l.signals = make(chan os.Signal, 1)
+	l.signals <- syscall.SIGTERM
+	if err := l.term(t.Context(), lease); err == nil || l.ended || !cancelled {
+		t.Errorf("error %v, the command ran: %v, Lead is cancelled: %v", err, l.ended, cancelled)
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,6 +25,9 @@ type run struct {
 	*app
 	key  string
 	argv []string // the command
+	path string   // of its program
+
+	signals chan os.Signal // for the command
 
 	// Flags.
 	wait   time.Duration // 0 with noWait
@@ -40,17 +42,21 @@ type run struct {
 
 const runHelp = `run waits until it holds KEY, runs COMMAND, and frees KEY when COMMAND has ended.
 If it waits for more than a second, it says so on stderr, and says when it holds
-KEY. hasp renews the lock while COMMAND runs. If the lock is lost nevertheless,
-hasp ends COMMAND: it sends SIGTERM, and SIGKILL after --grace.
+KEY. It gives up when the store has not answered for 3 s, or for the time in the
+URL's parameter timeout. hasp renews the lock while COMMAND runs. If the lock is
+lost nevertheless, hasp ends COMMAND: it sends SIGTERM, and SIGKILL after --grace.
 
 COMMAND finds the key in HASP_KEY and, with --fence, the fence in HASP_FENCE. A
 fence is a number that grows with every holder. Pass it to the resource that the
 lock protects, so that the resource can refuse a holder that is late.
 
 With --min-hold D, KEY stays taken for D after hasp got it, also if COMMAND ends
-sooner. hasp itself ends with COMMAND. So a short job that several hosts start at
-the same time runs once: hasp run job --no-wait --min-hold 30s. hasp inspect shows
-the last holder meanwhile. If hasp itself is killed, KEY is free after its term.
+sooner or fails. hasp itself ends with COMMAND. So a short job that several hosts
+start at the same time runs once: hasp run job --no-wait --min-hold 30s. hasp
+inspect shows the last holder meanwhile. If hasp or its host dies before COMMAND
+has ended, D does not count, and KEY is free after its term. So a nightly job can
+run on another host if the first one dies, and still run once if it does not:
+hasp run report --wait 1h --min-hold 12h -- ./report.sh
 
 With --slots N, up to N commands run at once under KEY. COMMAND finds its slot in
 HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp break.
@@ -88,7 +94,11 @@ func (a *app) runCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run KEY [flags] -- COMMAND [ARG]...",
 		Short: "Run a command while holding a key",
-		Long:  runHelp + exitCodes,
+		Long: runHelp + exitCodes(
+			`the store could not be reached or did not answer`,
+			`not acquired: another program holds the key`,
+			`lost: the lock was lost while COMMAND ran, so another program may
+         have run at the same time; COMMAND's own code is not used`),
 		Example: `  hasp run backup -- ./backup.sh
   hasp run backup --no-wait -- ./backup.sh || echo "exit code $?"
   hasp run deploy --wait 5m --fence --url spinlock+redis://redis:6379 -- sh -c 'deploy --fence $HASP_FENCE'`,
@@ -120,7 +130,7 @@ func (r *run) commonFlags(cmd *cobra.Command) {
 	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
 	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
-	f.DurationVar(&r.least, "min-hold", 0, "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner")
+	f.DurationVar(&r.least, "min-hold", 0, "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
 	f.DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
 }
 
@@ -166,21 +176,7 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 
 // run locks, runs the command, and unlocks.
 func (r *run) run(cmd *cobra.Command) error {
-	path, err := exec.LookPath(r.argv[0])
-	if err != nil { // before hasp waits for the key
-		return cannotRun(r.argv[0], err)
-	}
-
-	// If no process reads stderr, a message must not end hasp: the command or the lock
-	// would be left. The command itself gets the default action of SIGPIPE.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-
-	var unanswered atomic.Pointer[error] // why the last renewal failed
-	client, err := r.open(cmd, "hasp run "+filepath.Base(r.argv[0]), func(_ context.Context, e hasp.Event) {
-		if e.Kind == hasp.EventRenewFailed {
-			unanswered.Store(&e.Err)
-		}
-	})
+	client, err := r.begin(cmd, nil)
 	if err != nil {
 		return err
 	}
@@ -193,56 +189,56 @@ func (r *run) run(cmd *cobra.Command) error {
 
 	// From here on a signal is the command's. It must not end ctx, because the lease
 	// ends with ctx. Notify comes before release, so that no signal is lost.
-	signals := make(chan os.Signal, 32)
-	signal.Notify(signals, job.NotIgnored(job.PassedOn)...)
-	defer signal.Stop(signals)
+	r.signals = make(chan os.Signal, 32)
+	signal.Notify(r.signals, job.NotIgnored(job.PassedOn)...)
+	defer signal.Stop(r.signals)
 	if cause := r.release(); cause != nil { // the signal and the lock came at the same time
 		return errors.Join(cause, lease.Unlock(ctx))
 	}
 
-	watch := job.Watch{Lease: lease, Signals: signals, Grace: r.grace, OnLoss: func() {
-		r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s",
-			text.Quote(r.key), whyLost(lease, unanswered.Load()), text.Duration(r.grace))
-	}}
-	return r.runUnder(ctx, client, path, watch)
-}
-
-// runUnder runs the command under a lease, and unlocks.
-func (r *run) runUnder(ctx context.Context, client *hasp.Client, path string, watch job.Watch) error {
 	// hasp may have been stopped until after the term.
-	lease := watch.Lease
 	if err := lease.Err(); err != nil {
-		return fmt.Errorf("%s: %w before the command was run", text.Quote(r.key), err)
+		return fmt.Errorf("%s, before the command was run: %w", text.Quote(r.key), err)
 	}
-
-	j, err := job.Start(path, r.argv, r.environment(os.Environ(), lease))
+	result, err := r.attend(lease)
+	unlock := lease.Unlock(ctx)
 	if err != nil {
-		return errors.Join(cannotRun(r.argv[0], err), lease.Unlock(ctx))
+		return errors.Join(err, unlock)
 	}
-	result := j.Attend(watch)
-	r.finish(result, lease.Unlock(ctx))
-	client.Close() // DieAlike may end the process
-	if r.code != exitLost {
-		j.DieAlike(result)
-	}
+	r.finish(client, result, unlock)
 	return nil
 }
 
-// whyLost returns the reason of a loss. If the lease has ended before its term, the
-// store refused a renewal. Otherwise the term ended without a renewal.
-func whyLost(lease *hasp.Lease, unanswered *error) string {
-	switch {
-	case time.Now().Before(lease.Expires()):
-		return "the store does not have it any more: it was broken, or the store lost its data"
-	case unanswered != nil:
-		return fmt.Sprintf("no renewal was answered before its term ended (%v)", *unanswered)
+// begin finds the command, before hasp waits for the key, and opens the store.
+func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event)) (_ *hasp.Client, err error) {
+	if r.path, err = exec.LookPath(r.argv[0]); err != nil {
+		return nil, cannotRun(r.argv[0], err)
 	}
-	return "hasp was stopped for longer than its term"
+
+	// If no process reads stderr, a message must not end hasp: the command or the lock
+	// would be left. The command itself gets the default action of SIGPIPE.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	return r.open(cmd, cmd.CommandPath()+" "+filepath.Base(r.argv[0]), observe)
 }
 
-// finish sets the exit code according to the ends of the command and of the
-// lease.
-func (r *run) finish(result job.Result, unlock error) {
+// attend runs the command under a lease to its end.
+func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
+	j, err := job.Start(r.path, r.argv, r.environment(os.Environ(), lease))
+	if err != nil {
+		return job.Result{}, cannotRun(r.argv[0], err)
+	}
+	return j.Attend(job.Watch{Lease: lease, Signals: r.signals, Grace: r.grace, OnLoss: func() { r.sayLost(lease) }}), nil
+}
+
+// sayLost says why the lease was lost, and what follows.
+func (r *run) sayLost(lease *hasp.Lease) {
+	why := strings.TrimPrefix(fmt.Sprint(lease.Err()), hasp.ErrLost.Error()+": ")
+	r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s", text.Quote(r.key), why, text.Duration(r.grace))
+}
+
+// finish sets the exit code according to the ends of the command and of the lease. It may
+// end the process.
+func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	r.code = result.Code
 	switch {
 	case result.Lost:
@@ -252,6 +248,11 @@ func (r *run) finish(result job.Result, unlock error) {
 		r.code = exitLost
 	case unlock != nil:
 		r.complain("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: "))
+	}
+
+	if r.code != exitLost {
+		client.Close() // before the process ends
+		result.DieAlike()
 	}
 }
 

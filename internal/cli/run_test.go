@@ -5,8 +5,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -196,42 +194,11 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	lock(t, url, 0, "--no-wait")
 }
 
-func TestRunWaitsForTheHolderBefore(t *testing.T) {
-	t.Parallel()
-	url, log := store(t), filepath.Join(t.TempDir(), "log")
-	write := func(what string) string { return "echo " + what + " >> '" + log + "'" }
-	first := script(t, url, "echo ready; cat; "+write("first"))
-	second := startHasp(t, url, "run", "key", "--wait", "1m", "--", "sh", "-c", write("second"))
-	third := startHasp(t, url, "run", "key", "--", "sh", "-c", write("third"))
-	lock(t, url, exitNotAcquired, "--wait", "1s")
-	first.in.Close()
-	for _, p := range []*running{first, second, third} {
-		p.wait().want(t, 0)
-	}
-	b, err := os.ReadFile(log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.Fields(string(b)); len(got) != 3 || got[0] != "first" {
-		t.Errorf("order: %q", got)
-	}
-}
-
-func TestRunHoldsPastItsTerm(t *testing.T) {
-	t.Parallel()
-	withTerm(t, func(ttl time.Duration) bool {
-		url := store(t)
-		holder := hold(t, url, "--ttl", ttl.String())
-		o := runHasp(t, url, "run", "key", "--wait", (3 * ttl).String(), "--", "true")
-		return holder.free().code == 0 && o.code == exitNotAcquired
-	})
-}
-
 // withTerm checks that a lock is held past its term. A machine that pauses for a
 // whole term loses every lock, so withTerm tries again with a longer term.
 func withTerm(t *testing.T, holds func(ttl time.Duration) bool) {
 	t.Helper()
-	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second} {
+	for _, ttl := range []time.Duration{3 * time.Second, 12 * time.Second, 40 * time.Second} {
 		if holds(ttl) {
 			return
 		}
@@ -268,17 +235,6 @@ func TestLossEndsTheCommand(t *testing.T) {
 			contains(t, o.err, `hasp: lost "key": the store does not have it any more`)
 		})
 	}
-}
-
-func TestLossIsReportedWhenTheStoreLosesItsData(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	p := script(t, "filelock://"+dir, "echo ready; exec sleep 600", "--ttl", soonLost)
-	// Again and again, because a renewal in flight may write the file once more.
-	for end := time.Now().Add(patience); p.err.String() == "" && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		empty(t, dir)
-	}
-	contains(t, p.wait().want(t, exitLost).err, `hasp: lost "key"`)
 }
 
 // A loss that hasp had not noticed while the command ran is found by the unlock.

@@ -34,20 +34,35 @@ func TestSignalEndsTheWait(t *testing.T) {
 // The server accepts the connection and does not answer.
 func TestSignalEndsTheOpening(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"run", "key", "--", "true"}, {"inspect", "key"}, {"demo"}} {
+	for _, args := range [][]string{{"run", "key", "--", executable(t)}, {"inspect", "key"}, {"demo"}} {
 		silent, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer silent.Close()
 		p := startHasp(t, "spinlock+redis://"+silent.Addr().String()+"?timeout=10m", args...)
+		go func() {
+			<-p.ended // perhaps without a connection
+			silent.Close()
+		}()
 		conn, err := silent.Accept()
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("%q does not connect: %v\n%s", args, err, p.wait().err)
 		}
 		defer conn.Close()
 		p.signal(unix.SIGTERM)
 		contains(t, p.wait().want(t, 128+15).err, "hasp: ended by signal")
+	}
+}
+
+// The sum of a part of the clauses would look like the verdict.
+func TestInterruptedConformPrintsNoSum(t *testing.T) {
+	t.Parallel()
+	p := startHasp(t, store(t), "conform")
+	p.out.expect("pass  ")
+	p.signal(unix.SIGTERM)
+	if o := p.wait().want(t, 128+15); strings.Contains(o.out, " passed, ") {
+		t.Error(o.out)
 	}
 }
 
@@ -72,7 +87,7 @@ func TestStoppedPastItsTerm(t *testing.T) {
 	p.signal(unix.SIGCONT)
 	o := p.wait().want(t, exitLost)
 	contains(t, o.out, "ended")
-	contains(t, o.err, "hasp was stopped for longer than its term")
+	contains(t, o.err, "the process was stopped for longer than its term")
 }
 
 // A stopped command still holds the lock. If the lock is lost, hasp ends the

@@ -103,7 +103,7 @@ func registered(c hasp.Config) error {
 		return usagef("unknown strategy %s, did you mean %q?", text.Quote(c.Strategy), near)
 	}
 	if c.Strategy == "pglock" || c.Strategy == "etcdlock" {
-		return usagef("this hasp is built without %s: in the clone, \"go -C all install ./hasp\" installs one that has it", c.Strategy)
+		return usagef("this hasp is built without %s: in the clone, \"go -C cmd/hasp-all install .\" installs hasp-all, which has it", c.Strategy)
 	}
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
 }

@@ -115,7 +115,7 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	}
 	s.order("fg")
 	s.report.expect(fmt.Sprintf("exited %d: the job has the terminal", exitLost))
-	s.expect("hasp was stopped for longer than its term")
+	s.expect("the process was stopped for longer than its term")
 	after, err := os.Stat(file)
 	if err != nil || after.Size() != before.Size() {
 		t.Errorf("the command continued without the lock: it wrote %d bytes (%v)", after.Size()-before.Size(), err)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"strconv"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 	"github.com/hasplock/hasp/internal/cli/ui"
-	"github.com/hasplock/hasp/redlock"
 )
 
 // uiToken is the environment variable for --token.
@@ -33,8 +31,8 @@ func (a *app) uiCommand() *cobra.Command {
 		Short: "Show the locks on a web page that updates itself",
 		Long: `ui serves a web page that shows the keys that are held or waited for, and begin
 with PREFIX, as they change: the holder, the age, the term, the fence, and how many
-callers wait. For each key the page has a timeline and the queue, and for redlock
-the nodes with their votes. The page only reads. "hasp break" frees a key.
+callers wait. For each key the page has a timeline and the queue. The page only
+reads. "hasp break" frees a key.
 
 ui prints the address of the page, and runs until Ctrl-C. While no browser is
 connected, it leaves the store alone. Otherwise it lists the store twice a second,
@@ -93,11 +91,11 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	if o.Token != "" {
 		a.store.secret = append(a.store.secret, o.Token)
 	}
-	src, closeStore, err := a.uiSource(cmd.Context(), c, cmd.CommandPath())
+	src, err := c.Open(cmd.Context(), &hasp.Options{Owner: ownerOf(c, cmd.CommandPath())})
 	if err != nil {
 		return err
 	}
-	defer closeStore()
+	defer src.Close()
 	s := describe(c.Strategy)
 	o.Store, o.Ordered, o.Redact = c.Strategy, s.Order == InOrder, a.store.redact
 	if s.Reach == backend.Process.String() {
@@ -146,61 +144,4 @@ func listenAt(ctx context.Context, at string) (net.Listener, error) {
 		return nil, failedf("--listen: %w", err)
 	}
 	return ln, nil
-}
-
-// uiSource opens the store that c names for the page.
-func (a *app) uiSource(ctx context.Context, c hasp.Config, doing string) (src ui.Source, closeStore func() error, err error) {
-	d, err := c.Driver(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-
-	// Driver has checked the parameters. It does not apply those of the Client.
-	o := &hasp.Options{Owner: ownerOf(c, doing), Prefix: c.Params["prefix"]}
-	if text, ok := c.Params["timeout"]; ok {
-		if o.Timeout, err = time.ParseDuration(text); err != nil {
-			d.Close()
-			return nil, nil, err
-		}
-	}
-	client := hasp.New(d, o)
-	if n, ok := d.(nodeLister); ok {
-		return nodeSource{client, n, o.Prefix}, client.Close, nil
-	}
-	return client, client.Close, nil
-}
-
-// nodeLister is a driver that keeps its locks on several nodes, such as redlock's.
-type nodeLister interface {
-	Nodes(ctx context.Context, timeout time.Duration, keys ...string) ([]redlock.Node, error)
-}
-
-// nodeTimeout bounds a question to a node, so that one that hangs does not stop the page.
-const nodeTimeout = time.Second
-
-// nodeSource is a Client over a nodeLister.
-type nodeSource struct {
-	*hasp.Client
-	nodes  nodeLister
-	prefix string // of the Client
-}
-
-// Nodes implements ui.NodeSource.
-func (s nodeSource) Nodes(ctx context.Context, keys []string) ([]ui.Node, error) {
-	whole := make([]string, len(keys))
-	for i, key := range keys {
-		whole[i] = s.prefix + key
-	}
-	all, err := s.nodes.Nodes(ctx, nodeTimeout, whole...)
-	if err != nil {
-		return nil, err
-	}
-	nodes := make([]ui.Node, len(all))
-	for i, n := range all {
-		nodes[i] = ui.Node{Name: n.Name, Err: n.Err, Away: n.Away, VotesFrom: n.VotesFrom}
-		for _, v := range n.Votes {
-			nodes[i].Votes = append(nodes[i].Votes, ui.Vote(v))
-		}
-	}
-	return nodes, nil
 }

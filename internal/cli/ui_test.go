@@ -49,7 +49,7 @@ func get(t *testing.T, at string, headers ...string) (code int, body string) {
 func TestUIServesThePageUntilCtrlC(t *testing.T) {
 	t.Parallel()
 	p, at := page(t, store(t), "ui", "--listen", "127.0.0.1:0")
-	for path, want := range map[string]string{"": "<title>hasp</title>", "page.js": "EventSource", "page.css": "prefers-color-scheme", "icon.svg": "<svg", "key?id=YQ": `"row":null`} {
+	for path, want := range map[string]string{"": "<title>hasp</title>", "page.js": "EventSource", "page.css": "light-dark(", "icon.svg": "<svg", "key?id=YQ": `"row":null`} {
 		if code, body := get(t, at+path); code != 200 || !strings.Contains(body, want) {
 			t.Errorf("/%s: %d, %.200s", path, code, body)
 		}

@@ -1,73 +1,124 @@
-// Package crew starts processes of the running program's own binary, and
-// exchanges messages with them as JSON.
+// Package crew starts processes of the running program's own binary in a role, and
+// exchanges messages with them. Tests, the demo and the tools in lab use it.
 //
-// A program that starts a crew asks [Role] first in main, and does the work of
-// that role if there is one. It reads its messages from [Parent] until a Receive
-// fails, which it does when the parent has ended.
+// A program that starts a crew calls [Main] first in main or TestMain, or asks [Role].
 package crew
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 )
 
-// env is the environment variable that names the role of a process.
-const env = "HASP_CREW_ROLE"
+// env is the environment variable that names the role of a process and its arguments,
+// with separator between them.
+const env, separator = "HASP_CREW_ROLE", "\x1f"
 
-// Role returns the role that this process was started in, or "".
-func Role() string { return os.Getenv(env) }
+// Role returns the role that this process was started in, or "", and its arguments.
+func Role() (role string, args []string) {
+	words := strings.Split(os.Getenv(env), separator)
+	return words[0], words[1:]
+}
+
+// Roles are what processes do, by name. If one returns an error, its process prints
+// it and exits with 1.
+type Roles map[string]func(args []string) error
+
+// Main does the work of this process and exits, if it was started in one of roles.
+func Main(roles Roles) {
+	role, args := Role()
+	f := roles[role]
+	if f == nil {
+		return
+	}
+	os.Unsetenv(env)
+	if err := f(args); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// AwaitEnd blocks until the parent calls Finish, or has ended.
+func AwaitEnd() { io.Copy(io.Discard, os.Stdin) }
 
 // Pipe is one end of the connection between two processes.
 type Pipe struct {
 	mu  sync.Mutex // guards out
-	out *json.Encoder
-	in  *json.Decoder
+	out io.Writer
+	in  *bufio.Reader
+	log io.Writer
 }
+
+// mark begins the lines that are messages. A program may print other lines.
+const mark = "hasp-crew: "
 
 // Parent returns the connection to the process that started this one. It uses
-// standard input and standard output; call it once.
-func Parent() *Pipe { return newPipe(os.Stdin, os.Stdout) }
+// standard input and standard output; call it once. Receive fails when the parent has
+// ended.
+func Parent() *Pipe { return &Pipe{out: os.Stdout, in: bufio.NewReader(os.Stdin), log: os.Stderr} }
 
-func newPipe(in io.Reader, out io.Writer) *Pipe {
-	return &Pipe{out: json.NewEncoder(out), in: json.NewDecoder(in)}
-}
-
-// Send sends a message. Several goroutines may call it at a time.
+// Send sends a message as JSON. Several goroutines may call it at a time.
 func (p *Pipe) Send(message any) error {
+	b, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.out.Encode(message)
+	_, err = fmt.Fprintf(p.out, "\n%s%s\n", mark, b)
+	return err
 }
 
 // Receive waits for a message and stores it in the variable that message points
 // to. One goroutine at a time may call it.
-func (p *Pipe) Receive(message any) error { return p.in.Decode(message) }
+func (p *Pipe) Receive(message any) error {
+	for {
+		line, err := p.in.ReadString('\n')
+		if text, ok := strings.CutPrefix(line, mark); ok && err == nil {
+			return json.Unmarshal([]byte(text), message)
+		}
+		if line != "\n" {
+			io.WriteString(p.log, line)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
 
 // Process is a started process.
 type Process struct {
 	*Pipe
 	*os.Process
-	cmd *exec.Cmd
+	cmd   *exec.Cmd
+	stdin io.Closer
 }
 
-// Start starts a process in a role, which must not be empty. It runs program,
-// or the binary of this process if program is empty. Its standard error is that
-// of this process.
-func Start(program, role string) (*Process, error) {
-	if program == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		program = self
+// Start starts a process of this program in a role. Its standard error is that of this
+// process.
+func Start(role string, args ...string) (*Process, error) {
+	return StartProgram(os.Stderr, nil, role, args...)
+}
+
+// StartProgram is Start for a program that needs arguments to come to Main. The log
+// gets its standard error, and what it prints beside messages.
+func StartProgram(log io.Writer, program []string, role string, args ...string) (*Process, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
 	}
-	cmd := exec.Command(program)
-	cmd.Env = append(os.Environ(), env+"="+role)
-	cmd.Stderr = os.Stderr
+	cmd := exec.Command(self, program...)
+	// Otherwise the race detector sleeps for a second before a process exits.
+	cmd.Env = append(os.Environ(), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0",
+		env+"="+strings.Join(append([]string{role}, args...), separator))
+	cmd.Stderr = log
 	in, err1 := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
 	if err := errors.Join(err1, err2); err != nil {
@@ -76,12 +127,18 @@ func Start(program, role string) (*Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	return &Process{newPipe(out, in), cmd.Process, cmd}, nil
+	return &Process{&Pipe{out: in, in: bufio.NewReader(out), log: log}, cmd.Process, cmd, in}, nil
 }
 
 // Wait waits until the process has ended, and returns how, as exec.Cmd does. Call it
 // after the last Receive.
 func (p *Process) Wait() error { return p.cmd.Wait() }
+
+// Pause is [Pause] of the process.
+func (p *Process) Pause() error { return Pause(p.Process) }
+
+// Resume ends Pause.
+func (p *Process) Resume() error { return Resume(p.Process) }
 
 // End kills the process and waits until it has ended. No goroutine may be in
 // Receive.

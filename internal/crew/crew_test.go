@@ -1,32 +1,28 @@
 package crew
 
 import (
+	"fmt"
 	"os"
 	"testing"
 )
 
 func TestMain(m *testing.M) {
-	if Role() == "echo" {
-		echo(Parent())
-		os.Exit(0)
-	}
+	Main(Roles{"echo": echo})
 	os.Exit(m.Run())
 }
 
-func echo(parent *Pipe) {
+// echo sends back what it receives, twice. It also prints a line that is no message.
+func echo(args []string) error {
 	var text string
-	for parent.Receive(&text) == nil {
+	for parent := Parent(); parent.Receive(&text) == nil; {
+		fmt.Print("a line of ", args)
 		_ = parent.Send(text + text)
 	}
+	return nil
 }
 
 func TestProcessAnswers(t *testing.T) {
-	p, err := Start("", "echo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.End()
-
+	p := Test(t, "echo", "a", "b")
 	for _, text := range []string{"a", "b\n"} {
 		if err := p.Send(text); err != nil {
 			t.Fatal(err)
@@ -36,22 +32,19 @@ func TestProcessAnswers(t *testing.T) {
 			t.Errorf("got %q, %v, want %q", got, err, text+text)
 		}
 	}
+	const line = "a line of [a b]\n"
+	if got := p.err.String(); got != line+line {
+		t.Errorf("the log has %q", got)
+	}
 }
 
 func TestEndedProcessFailsToReceive(t *testing.T) {
-	p, err := Start("", "echo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := Test(t, "echo")
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	var got string
 	if err := p.Receive(&got); err == nil {
 		t.Errorf("got %q from a killed process", got)
-	}
-	p.Wait()
-	if _, err := Start("/no/such/program", "echo"); err == nil {
-		t.Error("started a program that does not exist")
 	}
 }

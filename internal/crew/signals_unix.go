@@ -3,12 +3,28 @@
 package crew
 
 import (
+	"fmt"
 	"os"
 	"syscall"
 )
 
-// Pause stops a process, as SIGSTOP does.
-func Pause(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
+// Pause stops a process that this one has started, and returns when all its threads
+// have stopped.
+func Pause(p *os.Process) error {
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for {
+		var status syscall.WaitStatus
+		_, err := syscall.Wait4(p.Pid, &status, syscall.WUNTRACED, nil)
+		if err == nil && status.Stopped() {
+			return nil
+		}
+		if err != syscall.EINTR {
+			return fmt.Errorf("wait for the stop: %v, %v", err, status)
+		}
+	}
+}
 
 // Resume ends Pause.
 func Resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }

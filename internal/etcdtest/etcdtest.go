@@ -1,8 +1,7 @@
 //go:build unix
 
 // Package etcdtest starts etcd servers for tests and torture. Each is a process on free
-// ports of the loopback interface, or on a host of its own. It needs an etcd that is
-// installed.
+// ports of the loopback interface. It needs an etcd that is installed.
 package etcdtest
 
 import (
@@ -21,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp/internal/testhost"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 // Server is one member of a cluster.
@@ -31,7 +30,6 @@ type Server struct {
 	Dir          string // of its data
 	Args         []string
 
-	at  *testhost.Place // nil is the loopback interface
 	log string
 
 	mu    sync.Mutex      // guards all below
@@ -63,19 +61,13 @@ func Need(t testing.TB) {
 // Start starts a cluster of n servers, which ends with the test.
 func Start(t testing.TB, n int, args ...string) []*Server {
 	t.Helper()
-	return StartAt(t, nil, n, args...)
-}
-
-// StartAt is Start, with each server at a place.
-func StartAt(t testing.TB, where testhost.Where, n int, args ...string) []*Server {
-	t.Helper()
 	Need(t)
 	dir, err := os.MkdirTemp("", "hasp-etcd")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	all, err := newAt(where, dir, n, args...)
+	all, err := New(dir, n, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,14 +95,15 @@ func Run(t testing.TB, all []*Server) {
 
 // New returns n servers of one cluster, which do not run yet. Their files are in dir. What
 // a server has written survives its process, not a crash of the machine.
-func New(dir string, n int, args ...string) ([]*Server, error) { return newAt(nil, dir, n, args...) }
-
-func newAt(where testhost.Where, dir string, n int, args ...string) ([]*Server, error) {
+func New(dir string, n int, args ...string) ([]*Server, error) {
 	var all []*Server
 	var cluster []string
 	for i := range n {
 		s := &Server{Name: fmt.Sprint("m", i), Dir: filepath.Join(dir, fmt.Sprint("m", i))}
-		if err := s.settle(where); err != nil {
+		var err1, err2 error
+		s.Client, err1 = freePort()
+		s.Peer, err2 = freePort()
+		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
 		s.log = s.Dir + ".log"
@@ -125,21 +118,6 @@ func newAt(where testhost.Where, dir string, n int, args ...string) ([]*Server, 
 			"--unsafe-no-fsync", "--logger=zap", "--log-level=error"}, args...)
 	}
 	return all, nil
-}
-
-// settle chooses the place and the addresses of a server.
-func (s *Server) settle(where testhost.Where) (err error) {
-	if s.at, err = where.Next(); err != nil {
-		return err
-	}
-	if s.at != nil {
-		s.Client, s.Peer = net.JoinHostPort(s.at.IP, "2379"), net.JoinHostPort(s.at.IP, "2380")
-		return nil
-	}
-	var err1, err2 error
-	s.Client, err1 = freePort()
-	s.Peer, err2 = freePort()
-	return errors.Join(err1, err2)
 }
 
 // freePort returns an address of the loopback interface on which nobody listens now.
@@ -163,7 +141,7 @@ func (s *Server) Start() error {
 	defer log.Close()
 	cmd := exec.Command(Binary(), s.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	ended, err := testhost.Start(s.at, cmd)
+	ended, err := crew.StartServer(cmd)
 	if err != nil {
 		return err
 	}

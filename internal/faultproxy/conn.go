@@ -23,6 +23,8 @@ type conn struct {
 	ended  atomic.Bool
 	fault  atomic.Int32 // the Fault of the last command that was passed on
 
+	forgotten atomic.Bool // by Forget
+
 	part []byte // the begin of a place at the end of the last read; only replies uses it
 
 	more     chan struct{} // capacity 1: queue has grown
@@ -103,6 +105,9 @@ func (c *conn) requests() {
 	}
 	for {
 		raw, args, err := read(in)
+		if err != nil && c.forgotten.Load() {
+			<-c.over // the server does not learn that the client has closed the connection
+		}
 		if err != nil || !c.open(&c.p.in) {
 			return
 		}
@@ -117,6 +122,9 @@ func (c *conn) requests() {
 		case HoldRequest:
 			<-r.release // also if the client disconnects meanwhile
 		}
+		if c.forgotten.Load() {
+			continue
+		}
 		if c.pass(c.server, raw) != nil {
 			return
 		}
@@ -129,11 +137,14 @@ func (c *conn) replies() {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := c.server.Read(buf)
+		if err == nil && c.p.replied() {
+			c.fault.Store(int32(deaf))
+		}
 		switch f := Fault(c.fault.Load()); {
-		case f == HangReply && err != nil:
+		case (f == HangReply || c.forgotten.Load()) && err != nil:
 			<-c.over // the client does not learn that the server has closed the connection
 			return
-		case f == HangReply:
+		case f == HangReply || f == deaf && err == nil || c.forgotten.Load():
 		case err != nil:
 			c.send(nil)
 			return
@@ -223,7 +234,7 @@ func (c *conn) deliver() {
 			if left := time.Until(r.due); left > 0 {
 				time.Sleep(left)
 			}
-			if !c.open(&c.p.out) || c.pass(c.client, r.bytes) != nil {
+			if !c.open(&c.p.out) || !c.forgotten.Load() && c.pass(c.client, r.bytes) != nil {
 				return
 			}
 		}

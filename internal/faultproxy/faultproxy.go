@@ -26,15 +26,24 @@ const (
 	// LoseRequest cuts the connection before the server gets the command.
 	LoseRequest
 
-	// answer is the fault of Answer and LastWords.
+	// answer is the fault of Answer and LastWords, deaf that of a State.
 	answer
+	deaf
 
 	// HoldRequest holds back the command, and all later ones on that connection,
 	// until Release, even if the client disconnects.
 	HoldRequest
 )
 
-// Proxy is a proxy between clients and a Redis. Its methods may be called at any
+// State is how a [Proxy] treats all connections. The zero State carries everything.
+type State struct {
+	Delay   time.Duration // of each reply
+	Deaf    bool          // replies are lost; connections that lost one end with this state
+	Stalled bool          // no bytes pass, as after [Proxy.Stall]
+	Down    bool          // there are no connections, as after [Proxy.Down]
+}
+
+// Proxy is a proxy between clients and a server. Its methods may be called at any
 // time.
 type Proxy struct {
 	dial func() (net.Conn, error)
@@ -51,6 +60,9 @@ type Proxy struct {
 	delay    time.Duration
 	trickle  time.Duration
 	down     bool
+	deaf     bool
+	then     *State // the state after the next left replies, if not nil
+	left     int
 	wg       sync.WaitGroup
 }
 
@@ -210,6 +222,51 @@ func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.delay = d }) }
 // Trickle splits each command and each piece of replies into parts, of which the
 // last arrives after d.
 func (p *Proxy) Trickle(d time.Duration) { p.locked(func() { p.trickle = d }) }
+
+// Set puts the proxy into a state. It cancels an earlier SetAfter.
+func (p *Proxy) Set(s State) { p.locked(func() { p.setLocked(s) }) }
+
+// SetAfter carries the next replies, as many as it is given, and then sets a state.
+func (p *Proxy) SetAfter(replies int, s State) {
+	p.locked(func() {
+		p.setLocked(State{})
+		p.then, p.left = &s, replies
+	})
+}
+
+func (p *Proxy) setLocked(s State) {
+	p.then, p.delay, p.deaf, p.down = nil, s.Delay, s.Deaf, s.Down
+	for c := range p.conns {
+		if s.Down || !s.Deaf && Fault(c.fault.Load()) == deaf {
+			c.close()
+		}
+	}
+	if p.flowLocked(); s.Stalled {
+		stop(&p.in)
+		stop(&p.out)
+	}
+}
+
+// replied counts a reply for SetAfter, and reports whether the reply is lost.
+func (p *Proxy) replied() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.then != nil {
+		if p.left--; p.left < 0 {
+			p.setLocked(*p.then)
+		}
+	}
+	return p.deaf
+}
+
+// Forget makes all connections carry nothing more. Neither end learns of it.
+func (p *Proxy) Forget() {
+	p.locked(func() {
+		for c := range p.conns {
+			c.forgotten.Store(true)
+		}
+	})
+}
 
 // Cut closes all connections.
 func (p *Proxy) Cut() { p.locked(p.cutLocked) }

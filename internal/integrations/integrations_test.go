@@ -23,23 +23,19 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/childtest"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
 func TestMain(m *testing.M) {
-	childtest.Main(childtest.Roles{"migrate": migrateInChild})
+	crew.Main(crew.Roles{"migrate": migrateInChild})
 	os.Exit(redistest.Main(m))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = await.Must
 
 func open(t *testing.T, url string, o *hasp.Options) *hasp.Client {
 	t.Helper()
@@ -94,7 +90,7 @@ func TestGocronLocker(t *testing.T) {
 		s.Start()
 		must(t, s.Jobs()[0].RunNow()) // no need to wait for the minute
 	}
-	redistest.Returns(t, "the job", func() { <-ran })
+	await.Return(t, "the job", func() { <-ran })
 	time.Sleep(500 * time.Millisecond)
 	if len(ran) > 0 {
 		t.Error("both processes ran the job")
@@ -105,7 +101,7 @@ func TestGocronElector(t *testing.T) {
 	t.Parallel()
 	s, e, err := scheduleOnLeader(t.Context(), open(t, store(t), nil))
 	must(t, err)
-	redistest.Until(t, "the only process leads", func() bool { return e.IsLeader(t.Context()) == nil })
+	await.Until(t, "the only process leads", func() bool { return e.IsLeader(t.Context()) == nil })
 	must(t, s.Shutdown())
 	must(t, e.Close())
 }
@@ -173,7 +169,7 @@ func TestHTTP(t *testing.T) {
 		t.Errorf("the first request: got %d, want 200", code)
 	}
 	go func() { first <- get().Code }()
-	redistest.Returns(t, "the key is free again", func() { <-entered })
+	await.Return(t, "the key is free again", func() { <-entered })
 	leave <- true
 	if code := <-first; code != http.StatusOK {
 		t.Errorf("the next request: got %d, want 200", code)
@@ -255,16 +251,16 @@ func migrateInChild(args []string) error {
 
 func testGoose(t *testing.T, url string) {
 	locks := store(t)
-	var children []*childtest.Child
+	var children []*crew.Child
 	for range 3 {
-		children = append(children, childtest.Start(t, "migrate", url, locks))
+		children = append(children, crew.Test(t, "migrate", url, locks))
 	}
 	applied := 0
 	for _, child := range children {
 		n, err := strconv.Atoi(child.Line(t))
 		must(t, err)
 		applied += n
-		child.End(t)
+		child.Finish(t)
 	}
 	if applied != 2 {
 		t.Errorf("the three processes applied %d migrations, want 2", applied)

@@ -156,7 +156,10 @@ func TestScrapeOfPrometheus(t *testing.T) {
 		{"hasp_client_lock_losses_total", nil, 2},
 		{"hasp_client_lock_renewal_failures_total", nil, 0},
 		{"hasp_client_lock_count", []string{"hasp_client_lock_state=used"}, 0},
+		{"hasp_client_lock_losses_total", []string{"hasp_loss_reason=revoked"}, 2},
 		{"hasp_client_lock_pending_requests", nil, 0},
+		{"hasp_client_lock_followers", nil, 0},
+		{"hasp_client_lock_leaders", nil, 0},
 	} {
 		if _, ok := got[tc.name]; !ok {
 			t.Errorf("the scrape has no %s, but %v", tc.name, slices.Sorted(maps.Keys(got)))

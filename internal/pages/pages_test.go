@@ -19,6 +19,7 @@ import (
 	"github.com/hasplock/hasp"
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	_ "github.com/hasplock/hasp/memlock"
 	_ "github.com/hasplock/hasp/pubsublock"
@@ -35,17 +36,12 @@ type block struct{ page, text string }
 
 var fence = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = await.Must
 
 // pages returns the text of each page.
 func pages(t *testing.T) map[string]string {
 	texts := map[string]string{}
-	for _, pattern := range []string{"*.md", "docs/*.md", "bench/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "lab/*.md", "lab/bench/*.md"} {
 		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
 		must(t, err)
 		if len(names) == 0 {

@@ -20,7 +20,7 @@ func (s *Server) Bouncer(t testing.TB) *Server {
 
 // NewBouncer is Bouncer without a test. The caller calls Remove.
 func (s *Server) NewBouncer() (*Server, error) {
-	return start("pgbouncer", nil, nil, func(b *Server) error {
+	return start("pgbouncer", nil, func(b *Server) error {
 		users := filepath.Join(b.dir, "users")
 		settings := fmt.Sprintf(`[databases]
 * = host=%s port=%s user=postgres
@@ -33,7 +33,7 @@ auth_file = %s
 pool_mode = transaction
 max_client_conn = 500
 default_pool_size = 20
-`, s.at.Addr(), s.port(), b.port(), users)
+`, host, s.port(), b.port(), users)
 		return errors.Join(os.WriteFile(b.ini(), []byte(settings), 0o644), os.WriteFile(users, []byte(`"postgres" ""`), 0o644))
 	})
 }

@@ -1,8 +1,8 @@
 //go:build unix
 
 // Package pgtest starts PostgreSQL servers and PgBouncers for tests. Each is a process on a
-// free port of the loopback interface, or on a host of its own, with its files in a directory
-// of its own. It needs a PostgreSQL that is installed.
+// free port of the loopback interface, with its files in a directory of its own. It needs a
+// PostgreSQL that is installed.
 package pgtest
 
 import (
@@ -20,14 +20,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp/internal/testhost"
+	"github.com/hasplock/hasp/internal/crew"
 )
+
+// host is the address of all servers.
+const host = "127.0.0.1"
 
 // Server is a PostgreSQL or a PgBouncer. Its user postgres needs no password.
 type Server struct {
 	Addr string // host:port
 
-	at      *testhost.Place // nil is the loopback interface
 	dir     string          // for all of its files
 	program string          // postgres or pgbouncer
 	options []string        // of Start and Replica
@@ -40,18 +42,8 @@ type Server struct {
 // variable HASP_TEST_POSTGRES is "required".
 func Start(t testing.TB, options ...string) *Server {
 	t.Helper()
-	return StartAt(t, nil, options...)
-}
-
-// StartAt is Start at a place.
-func StartAt(t testing.TB, where testhost.Where, options ...string) *Server {
-	t.Helper()
 	Need(t)
-	at, err := where.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := start("postgres", at, options, (*Server).init)
+	s, err := New(options...)
 	return endsWith(t, s, err)
 }
 
@@ -82,22 +74,22 @@ func Need(t testing.TB, programs ...string) {
 
 // New is Start without a test. The caller calls Remove.
 func New(options ...string) (*Server, error) {
-	return start("postgres", nil, options, (*Server).init)
+	return start("postgres", options, (*Server).init)
 }
 
 // Replica starts a server that follows s, and that ends with the test.
 func (s *Server) Replica(t testing.TB, options ...string) *Server {
 	t.Helper()
-	r, err := start("postgres", nil, slices.Concat(s.options, options), func(r *Server) error {
-		return r.run("pg_basebackup", "-h", s.at.Addr(), "-p", s.port(), "-U", "postgres", "-D", r.data(), "-R", "--checkpoint=fast", "--no-sync")
+	r, err := start("postgres", slices.Concat(s.options, options), func(r *Server) error {
+		return r.run("pg_basebackup", "-h", host, "-p", s.port(), "-U", "postgres", "-D", r.data(), "-R", "--checkpoint=fast", "--no-sync")
 	})
 	return endsWith(t, r, err)
 }
 
 // start makes the files of a server and starts it.
-func start(program string, at *testhost.Place, options []string, files func(*Server) error) (s *Server, err error) {
+func start(program string, options []string, files func(*Server) error) (s *Server, err error) {
 	for range 5 { // another program may take the port
-		s = &Server{at: at, program: program, options: options}
+		s = &Server{program: program, options: options}
 		if err = s.place(); err == nil {
 			err = files(s)
 		}
@@ -114,12 +106,12 @@ func start(program string, at *testhost.Place, options []string, files func(*Ser
 
 // place finds a free port and makes a directory that the server may use.
 func (s *Server) place() error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", host+":0")
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	s.Addr = net.JoinHostPort(s.at.Addr(), strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+	s.Addr = l.Addr().String()
 	if s.dir, err = os.MkdirTemp("", "pg"); err != nil { // a short path, for the socket
 		return err
 	}
@@ -186,17 +178,7 @@ func (s *Server) port() string {
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
 func (s *Server) init() error {
-	err := s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
-	if err != nil || s.at == nil {
-		return err
-	}
-	// initdb lets only loopback clients in.
-	f, err := os.OpenFile(s.File("pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString("host all all samenet trust\n")
-	return errors.Join(err, f.Close())
+	return s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
 }
 
 // Empty throws the data of a stopped server away.
@@ -221,7 +203,7 @@ func (s *Server) arguments() []string {
 		return []string{s.ini()}
 	}
 	args := []string{"-D", s.data(), "-p", s.port(), "-k", s.dir}
-	for _, o := range append([]string{"listen_addresses=" + s.at.Addr(), "max_connections=400", "fsync=off"}, s.options...) {
+	for _, o := range append([]string{"listen_addresses=" + host, "max_connections=400", "fsync=off"}, s.options...) {
 		args = append(args, "-c", o)
 	}
 	return args
@@ -240,14 +222,14 @@ func (s *Server) Start() error {
 	defer log.Close()
 	c := s.command(context.Background(), s.program, s.arguments()...)
 	c.Stdout, c.Stderr = log, log
-	ended, err := testhost.Start(s.at, c)
+	ended, err := crew.StartServer(c)
 	if err != nil {
 		return err
 	}
 	s.cmd, s.ended = c, ended
 
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-		if s.run("pg_isready", "-q", "-h", s.at.Addr(), "-p", s.port(), "-t", "5") == nil {
+		if s.run("pg_isready", "-q", "-h", host, "-p", s.port(), "-t", "5") == nil {
 			return nil
 		}
 		select {

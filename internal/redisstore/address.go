@@ -18,8 +18,9 @@ import (
 //	server_name  name that the servers' certificates must bear          (rediss…)
 //	db           number of the database                                 (unix)
 //	replicas     how many replicas must confirm a hold and its renewals
+//	allow_eviction  true: accept a server that may evict keys
 //	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
-var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "sentinel_user", "sentinel_password"}
+var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "allow_eviction", "sentinel_user", "sentinel_password"}
 
 // address is a URL with its parameters.
 type address struct {
@@ -31,6 +32,7 @@ type address struct {
 	db             int
 	master         string // its name at the sentinels
 	replicas       int    // how many must confirm a hold
+	mayEvict       bool   // servers may evict keys
 
 	sentinelUser, sentinelPassword string
 }
@@ -254,6 +256,12 @@ func (a *address) setParams(params map[string]string) error {
 			return invalid("parameter replicas: want a number, such as 1")
 		}
 		a.replicas = n
+	}
+	if text, ok := params["allow_eviction"]; ok {
+		var err error
+		if a.mayEvict, err = strconv.ParseBool(text); err != nil {
+			return invalid("parameter allow_eviction: want true or false")
+		}
 	}
 
 	db, ok := params["db"]

@@ -112,6 +112,7 @@ func TestParamsMustFitTheirScheme(t *testing.T) {
 		{"redis-sentinel://h/m", map[string]string{"sentinel_user": "u"}, "sentinel_password"},
 		{"redis://h", map[string]string{"replicas": "-1"}, "replicas"},
 		{"redis://h", map[string]string{"replicas": "some"}, "replicas"},
+		{"redis://h", map[string]string{"allow_eviction": "some"}, "allow_eviction"},
 		{"unix:///s", map[string]string{"db": "two"}, "number of a database"},
 	} {
 		a, err := parse(c.node)

@@ -131,6 +131,31 @@ func replyHint(text string, h hints) string {
 	return ""
 }
 
+// unfit returns why a server must not have locks, by its replies to INFO replication and INFO
+// memory, or nil. A user who may not ask, or a server that knows no INFO, gives no such reply.
+func unfit(replication, memory any, mayEvict bool) error {
+	policy := InfoField(memory, "maxmemory_policy")
+	switch {
+	case InfoField(replication, "role") == "slave":
+		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
+		return fmt.Errorf("it is a replica of %s (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
+	case !mayEvict && policy != "" && policy != "noeviction" && InfoField(memory, "maxmemory") != "0":
+		return fmt.Errorf("it may evict locks, its maxmemory-policy is %s (set noeviction; or allow_eviction=true, if two holders at once do no harm)", policy)
+	}
+	return nil
+}
+
+// InfoField returns a field of a reply to INFO, or "" if there is none.
+func InfoField(reply any, name string) string {
+	text, _ := reply.(string)
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
+			return value
+		}
+	}
+	return ""
+}
+
 const certificateHint = "the server may want a certificate of this client: ?cert=…&key=…"
 
 // handshakeHint returns the hint for a TLS handshake that failed.
@@ -159,7 +184,12 @@ func alerted(err error) bool {
 	return errors.As(err, &op) && op.Op == "remote error"
 }
 
-func round(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
+func round(d time.Duration) time.Duration {
+	if r := d.Round(10 * time.Millisecond); r > 0 {
+		return r
+	}
+	return d.Round(10 * time.Microsecond)
+}
 
 func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) ||

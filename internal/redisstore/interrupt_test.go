@@ -13,13 +13,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // Shorter names for the helpers of package redistest.
-const soon = redistest.Soon
+const soon = await.Patience
 
-var returns, until, between = redistest.Returns, redistest.Until, redistest.Between
+var returns, until, between = await.Return, await.Until, redistest.Between
 
 // stores runs f with Stores that have a URL of each kind.
 func stores(t *testing.T, f func(t *testing.T, s *Store, srv *redistest.Server)) {

@@ -100,10 +100,10 @@ func (s *Store) probe(ctx context.Context, a address, d *dialer) error {
 }
 
 // probeServer runs a script on a server, and has as many replicas confirm it as the
-// parameter replicas wants.
+// parameter replicas wants. It refuses a replica, and a server that may evict keys.
 func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	began := time.Now()
-	replies, short := s.pipeline(ctx, at, false, s.replicas > 0, []any{"eval", "return 1", 0})
+	replies, short := s.pipeline(ctx, at, false, s.replicas > 0, []any{"eval", "return 1", 0}, []any{"info", "replication"}, []any{"info", "memory"})
 	err := replies[0].Err
 	if err == nil {
 		err = short
@@ -112,6 +112,9 @@ func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
 	switch {
 	case err == nil:
 		s.unnamed.Store(!s.calls.Named()) // before the first call of Ends
+		if reason := unfit(replies[1].Value, replies[2].Value, a.mayEvict); reason != nil {
+			return s.named(at.name, reason)
+		}
 		return nil
 	case ctx.Err() == context.Canceled:
 		return s.named(at.name, context.Cause(ctx))
@@ -144,6 +147,7 @@ func options(a address, d *dialer, addr string) *redis.Options {
 		Username:              a.user,
 		Password:              a.password,
 		DB:                    a.db,
+		Protocol:              2, // with 3, go-redis logs each connection over TLS that the server has closed
 		PoolSize:              d.pool,
 		PipelinePoolSize:      -1,
 		ReadBufferSize:        bufferSize,

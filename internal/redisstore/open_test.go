@@ -248,6 +248,34 @@ func (l *logLines) Printf(_ context.Context, format string, args ...any) {
 	}
 }
 
+// Connections over TLS that the server has closed are not logged either.
+func TestDeadConnectionsOverTLSAreNotLogged(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{TLS: true, Own: true, Real: true})
+	s := opened(t, srv.URL(), srv.Params())
+	pings(t, s)
+	if err := srv.Client().ClientKillByFilter(t.Context(), "type", "normal").Err(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(5500 * time.Millisecond) // go-redis checks connections that have been idle for 5 s
+
+	var all strings.Builder
+	redis.SetLogger(writes{&all})
+	defer logging.Enable()
+	for range 3 {
+		_, _ = s.Do(t.Context(), "ping") // finds that a connection is dead
+	}
+	if all.Len() > 0 {
+		t.Errorf("logged: %s", all.String())
+	}
+}
+
+// writes is a logger.
+type writes struct{ *strings.Builder }
+
+func (w writes) Printf(_ context.Context, format string, args ...any) {
+	fmt.Fprintf(w, format+"\n", args...)
+}
+
 // live is how many bytes on the heap are in use.
 func live() uint64 {
 	var m runtime.MemStats

@@ -34,11 +34,17 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 	half := plain.Proxy()
 	half.Answer("sentinel", "*1\r\n$12\r\nconfig-epoch\r\n")
 	parrots := redistest.Serve(t, parrot("-ERR what do you mean by "))
+	evicts := redistest.Start(t, &redistest.Options{Own: true, Args: []string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"}})
+	opened(t, evicts.URL(), map[string]string{"allow_eviction": "true"})
+	full := redistest.Start(t, &redistest.Options{Own: true, Args: []string{"--maxmemory", "100mb"}})
+	opened(t, full.URL(), nil)
 	for _, c := range []struct {
 		name, node string
 		params     map[string]string
 		want       []string
 	}{
+		{"may evict", evicts.URL(), nil, []string{evicts.Addr, "volatile-lru", "set noeviction"}},
+		{"a replica", "redis://ann:other@" + set.Servers[1].Addr, nil, []string{set.Servers[1].Addr, "replica of " + set.Servers[0].Addr, "redis-sentinel://"}},
 		{"no sentinel", "redis-sentinel://" + ann + deadPort + ",127.0.0.1:2" + "/m", nil, []string{"redis m: none of 2 sentinels can be used: sentinel 127.0.0.1:", "connection refused"}},
 		{"hung sentinel", "redis-sentinel://" + ann + redistest.Serve(t, hang) + "/m", nil, []string{"redis m: sentinel 127.0.0.1:", "no answer within"}},
 		{"unknown name", "redis-sentinel://" + ann + sentinels + "/theirmaster", right, []string{"theirmaster", "No such master", "check the name"}},
@@ -74,6 +80,15 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 			wantsOutage(t, err, secret, c.want...)
 		})
 	}
+}
+
+// A server that becomes a replica after Open refuses writes, with a hint.
+func TestReadOnlyHasAHint(t *testing.T) {
+	redistest.NeedSets(t)
+	set := redistest.StartSentinel(t, nil)
+	s := New(set.Servers[1].Client())
+	_, err := s.Do(t.Context(), "set", "k", "v")
+	wantsOutage(t, err, "hunter2", set.Servers[1].Addr, "READONLY", "name the master")
 }
 
 // Open passes over a sentinel that is dead and one that hangs.

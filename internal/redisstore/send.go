@@ -124,8 +124,12 @@ func (s *Store) outcome(at *server, v any, err, short error) (any, error) {
 		s.Demoted(at.rdb)
 	}
 
-	if _, ok := redis.IsMovedError(err); ok && s.servers == (single{at}) {
-		err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
+	if s.servers == (single{at}) {
+		if _, ok := redis.IsMovedError(err); ok {
+			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
+		} else if isReadOnly(err) {
+			err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
+		}
 	}
 	return nil, s.named(at.name, err)
 }

@@ -60,8 +60,8 @@ func Owner(record string) string {
 	return ""
 }
 
-// isToken reports whether a text has the characters of a token, or of redlock's
-// token~n.
+// isToken reports whether a text has the characters of a token, or of the token~n of
+// redlock and spinlock.
 func isToken(text string) bool {
 	for _, r := range text {
 		if !strings.ContainsRune("-_~", r) && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') {
@@ -149,7 +149,7 @@ func (f Found) Of(members []string) Found {
 func (f Found) Free() bool { return f.pttl == -2 }
 
 // Held returns the error for a key that is held.
-func (f Found) Held() error {
+func (f Found) Held() *backend.HeldError {
 	e := &backend.HeldError{Owner: Owner(f.record)}
 	if len(f.members) > 0 {
 		e.Owner, e.Shared = Owner(f.members[0]), true

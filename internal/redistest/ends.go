@@ -8,34 +8,6 @@ import (
 	"time"
 )
 
-// Soon is how long a call may take that must return after a moment. It is much longer
-// than any machine needs, and much shorter than any other bound of the tests.
-const Soon = 20 * time.Second
-
-// Returns fails the test unless f returns soon.
-func Returns(t testing.TB, what string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() { defer close(done); f() }()
-	select {
-	case <-done:
-	case <-time.After(Soon):
-		t.Fatalf("%s does not return", what)
-	}
-}
-
-// Until waits for a condition. It fails the test unless the condition is met in time. A
-// failover on a busy machine takes seconds.
-func Until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	const most = 3 * Soon / 2
-	for deadline := time.Now().Add(most); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v", what, most)
-		}
-	}
-}
-
 // Between fails the test unless an event came in time: at the earliest from after began,
 // and at the latest to after it.
 func Between(t testing.TB, what string, began time.Time, from, to time.Duration) {

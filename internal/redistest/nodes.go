@@ -67,43 +67,6 @@ func (ns *Nodes) Clients() []redis.UniversalClient {
 	return all
 }
 
-// Stop kills all nodes, and may be called on any goroutine.
-func (ns *Nodes) Stop() error {
-	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Stop() })
-}
-
-// Start starts all killed nodes again, with or without their data, and may be
-// called on any goroutine. Afterwards all proxies are up, so that clients reach
-// all nodes at the same moment.
-func (ns *Nodes) Start(data bool) error {
-	for _, p := range ns.Proxies {
-		p.Down()
-	}
-	err := each(len(ns.Servers), func(i int) error { return ns.Servers[i].Start(data) })
-	for _, p := range ns.Proxies {
-		p.Up()
-	}
-	return err
-}
-
-// Forget makes all nodes forget all scripts.
-func (ns *Nodes) Forget(ctx context.Context) error {
-	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Forget(ctx) })
-}
-
-// Kick makes all nodes close their connections.
-func (ns *Nodes) Kick(ctx context.Context) error {
-	return each(len(ns.Servers), func(i int) error { return ns.Servers[i].Kick(ctx, ns.Proxies[i]) })
-}
-
-// Count returns how many commands have passed through all proxies so far.
-func (ns *Nodes) Count() (total int64) {
-	for _, p := range ns.Proxies {
-		total += p.Count()
-	}
-	return total
-}
-
 // Settled returns a count when it has not grown for 100 ms: a caller that returns
 // after a majority leaves commands in flight.
 func Settled(count func() int64) int64 {

@@ -13,12 +13,10 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/crew"
-	"github.com/hasplock/hasp/internal/testhost"
 )
 
 // process is a redis-server of this machine.
 type process struct {
-	at   *Place // or nil
 	dir  string
 	args []string
 	cmd  *exec.Cmd
@@ -34,12 +32,6 @@ func (s *Server) startProcess() error {
 	if err != nil {
 		return err
 	}
-	if err := s.settle(); err != nil {
-		return err
-	}
-	if s.at != nil {
-		return s.startAt(dir, ownPort)
-	}
 	return again(func() error {
 		port, release, err := reserve(0)
 		if err != nil {
@@ -48,15 +40,6 @@ func (s *Server) startProcess() error {
 		s.t.Cleanup(release)
 		return s.startAt(dir, port)
 	})
-}
-
-// ownPort is the port of a server that has a host of its own.
-const ownPort = 6379
-
-// settle chooses the place of a server.
-func (s *Server) settle() (err error) {
-	s.at, err = s.o.Where.Next()
-	return err
 }
 
 // errTaken means that another program took a port between the check and the start.
@@ -86,7 +69,7 @@ func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) 
 
 // startAt starts redis-server on a port.
 func (s *Server) startAt(dir string, port int, more ...string) error {
-	return s.run(&process{at: s.at, dir: dir, args: append(s.args(dir, port), more...)})
+	return s.run(&process{dir: dir, args: append(s.args(dir, port), more...)})
 }
 
 // run starts p and waits until it answers.
@@ -107,17 +90,12 @@ func (s *Server) run(p *process) error {
 
 // args are the arguments of redis-server.
 func (s *Server) args(dir string, port int) []string {
-	s.Addr = net.JoinHostPort(s.at.Addr(), strconv.Itoa(port))
+	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	plain, tls := port, 0
 	if s.o.tls() {
 		plain, tls = 0, port
 	}
-	args := []string{"--port", strconv.Itoa(plain), "--dir", dir, "--save", "", "--daemonize", "no"}
-	if s.at == nil {
-		args = append(args, "--bind", "127.0.0.1")
-	} else {
-		args = append(args, "--bind", "0.0.0.0", "--protected-mode", "no")
-	}
+	args := []string{"--port", strconv.Itoa(plain), "--dir", dir, "--save", "", "--daemonize", "no", "--bind", "127.0.0.1"}
 	if s.o.tls() {
 		ask := "no"
 		if s.o.Mutual {
@@ -137,7 +115,9 @@ func (s *Server) args(dir string, port int) []string {
 		args = append(args, "--requirepass", s.o.Password)
 	}
 	if s.o.Keep {
-		args = append(args, "--appendonly", "yes", "--appendfsync", "always")
+		// A write that the kernel has outlives the process. Without fsync no test waits for a
+		// busy disk.
+		args = append(args, "--appendonly", "yes", "--appendfsync", "no")
 	}
 	return append(args, s.o.Args...)
 }
@@ -166,7 +146,7 @@ func (p *process) start() (err error) {
 	p.cmd = exec.Command(program(), p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.Env = append(os.Environ(), p.env...)
-	p.done, err = testhost.Start(p.at, p.cmd)
+	p.done, err = crew.StartServer(p.cmd)
 	return err
 }
 

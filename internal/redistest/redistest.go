@@ -24,14 +24,13 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/hasplock/hasp/internal/testhost"
 )
 
 // Env is the environment variable that selects the Redis of the tests.
@@ -70,8 +69,8 @@ type Options struct {
 	// Unix makes the server listen on a socket in the file system.
 	Unix bool
 
-	// Keep makes the server write every command to disk, so that the data
-	// survives Kill and Restart.
+	// Keep makes the server write every command to a file before it answers, so that the
+	// data survives Kill and Restart.
 	Keep bool
 
 	// Clock means a real Redis with a wall clock that Skew sets. If that is not
@@ -84,15 +83,7 @@ type Options struct {
 
 	// Bare means a cluster without replicas, for StartCluster.
 	Bare bool
-
-	// Where returns the place of a server that is not on the loopback interface. It is
-	// called once for each server, and implies Real.
-	Where testhost.Where
 }
-
-// Place is a host of its own, in which a server runs. The server listens on all of its
-// addresses.
-type Place = testhost.Place
 
 func (o *Options) own() bool {
 	return o.Own || o.real() || o.User != "" || o.Password != "" || o.tls() || o.Unix || o.Keep
@@ -100,7 +91,7 @@ func (o *Options) own() bool {
 
 func (o *Options) tls() bool { return o.TLS || o.Mutual }
 
-func (o *Options) real() bool { return o.Real || o.Clock || len(o.Args) > 0 || o.Where != nil }
+func (o *Options) real() bool { return o.Real || o.Clock || len(o.Args) > 0 }
 
 // Start starts a Redis for t, or returns the one at the URL in HASP_TEST_REDIS.
 func Start(t testing.TB, o *Options) *Server {
@@ -208,7 +199,13 @@ const atATime = 8
 // Main runs the tests of m and returns the exit code. Parallel tests against a
 // Redis mostly wait, so more of them run at a time than there are processors. A
 // flag on the command line takes precedence.
+//
+// miniredis makes a Lua state for each script. Otherwise half of the time of a test with
+// virtual servers went into collecting them.
 func Main(m *testing.M) int {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(800)
+	}
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" || f.Name == "test.fuzz" })

@@ -70,7 +70,7 @@ func (s *Sentinel) startSentinels() error {
 			return err
 		}
 		args := append(append([]string{file}, m.args(m.dir, m.port)...), s.chain()...)
-		if err := m.run(&process{at: m.at, dir: m.dir, args: append(args, "--sentinel")}); err != nil {
+		if err := m.run(&process{dir: m.dir, args: append(args, "--sentinel")}); err != nil {
 			return err
 		}
 		// Since Redis 7: a sentinel must not enter its TILT mode if the machine

@@ -25,7 +25,6 @@ type Server struct {
 
 	t    testing.TB
 	o    Options
-	at   *Place // nil is the loopback interface
 	db   int
 	flav flavour     // nil if the server is not ours
 	away atomic.Bool // paused or killed
@@ -151,20 +150,6 @@ func (s *Server) Stop() error {
 	return s.own().kill()
 }
 
-// Forget makes the server forget all scripts.
-func (s *Server) Forget(ctx context.Context) error { return s.command(ctx, "script", "flush").Err() }
-
-// Kick makes the server close all connections. With miniredis, p closes the
-// connections through it.
-func (s *Server) Kick(ctx context.Context, p *faultproxy.Proxy) error {
-	if !s.Real() {
-		p.Cut()
-		return nil
-	}
-	return errors.Join(s.command(ctx, "client", "kill", "type", "pubsub").Err(),
-		s.command(ctx, "client", "kill", "type", "normal", "skipme", "yes").Err())
-}
-
 // Follow makes the server a replica of the one at addr, and waits until it is in
 // step.
 func (s *Server) Follow(addr string) {
@@ -179,9 +164,6 @@ func (s *Server) Demoted() {
 	s.t.Helper()
 	must(s.t, "demoted", until(func(ctx context.Context) error { return s.is(ctx, "slave") }))
 }
-
-// Runs reports whether the server is neither paused nor killed.
-func (s *Server) Runs() bool { return !s.away.Load() }
 
 // HandOver makes a master hand over to its replica, by FAILOVER, and waits until it is a
 // replica itself.
@@ -277,14 +259,14 @@ func (s *Server) process(ctx context.Context, cmd redis.Cmder) error {
 
 // patience is the time in which servers must do what they were told. It is much
 // longer than they need, because the machine may be busy.
-const patience = 90 * time.Second
+const patience = 3 * time.Minute
 
 // until calls ask until it returns nil. The error of ask says what is missing.
 func until(ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for {
-		within, done := context.WithTimeout(ctx, 5*time.Second)
+		within, done := context.WithTimeout(ctx, 20*time.Second)
 		err := ask(within)
 		done()
 		if err == nil {

@@ -82,13 +82,8 @@ func (s *Set) server(name string) (m member, err error) {
 	if m.dir, err = os.MkdirTemp(s.dir, name); err != nil {
 		return m, err
 	}
-	if err = m.settle(); err != nil {
-		return m, err
-	}
-	if m.port = ownPort; m.at == nil {
-		m.port, err = s.port()
-	}
-	m.Addr = net.JoinHostPort(m.at.Addr(), strconv.Itoa(m.port))
+	m.port, err = s.port()
+	m.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port))
 	return m, err
 }
 

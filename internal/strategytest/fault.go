@@ -71,21 +71,6 @@ func (s Strategy) ReplyLost(t *testing.T) {
 	}
 }
 
-// RequestLost proves that a call whose command is lost is of unknown outcome.
-func (s Strategy) RequestLost(t *testing.T) {
-	s.faulty(t, func(t *testing.T, p *faultproxy.Proxy, a, _ rig) {
-		c := Claim("k")
-		p.Fail(c.Token, faultproxy.LoseRequest)
-		_, err := a.Driver.Acquire(t.Context(), c)
-		Outage(t, "acquire", err)
-		a.Acquire(t, c)
-
-		p.Fail(c.Token, faultproxy.LoseRequest)
-		Outage(t, "release", a.Driver.Release(t.Context(), c))
-		a.Release(t, c)
-	})
-}
-
 // ServerHangs proves that calls to a server that answers nothing end with their
 // context, although the client would wait for a minute.
 func (s Strategy) ServerHangs(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/spinlock"
 )
@@ -54,7 +55,7 @@ func (s Strategy) FenceGrows(t *testing.T) {
 
 	last = r.Acquire(t, Fenced("k")).Fence
 	r.Redis.PExpire(t.Context(), "k", time.Millisecond)
-	Eventually(t, "the hold has expired", func() bool { return r.Redis.Exists(t.Context(), "k").Val() == 0 })
+	await.Until(t, "the hold has expired", func() bool { return r.Redis.Exists(t.Context(), "k").Val() == 0 })
 	grows("after an expiry", r.Driver)
 
 	r.Acquire(t, Claim("k"))

@@ -49,37 +49,10 @@ func Unlock(t *testing.T, lease *hasp.Lease) {
 	Want(t, "unlock", lease.Unlock(t.Context()), nil)
 }
 
-// held fails the test unless lease is good and c cannot lock k.
-func held(t *testing.T, lease *hasp.Lease, c *hasp.Client) {
-	t.Helper()
-	if _, err := c.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrHeld) || lease.Err() != nil {
-		t.Fatalf("trylock: %v; lease: %v", err, lease.Err())
-	}
-}
-
 // Outages are faults of all connections that can be mended.
 var Outages = map[string]func(p *faultproxy.Proxy) (mend func()){
 	"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
 	"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
-}
-
-// RenewalHoldsPastManyTerms proves that a lease outlasts its term, and that
-// nothing is sent after its end.
-func (s Strategy) RenewalHoldsPastManyTerms(t *testing.T) {
-	s.virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-		lease := Lock(t, a)
-		for range 20 {
-			time.Sleep(hasp.DefaultTTL)
-			held(t, lease, b)
-		}
-		Unlock(t, lease)
-		v.Proxy.Commands()
-		time.Sleep(time.Hour)
-		if got := v.Proxy.Commands(); len(got) > 0 {
-			t.Errorf("after Unlock: %q", got)
-		}
-		Unlock(t, Lock(t, b))
-	})
 }
 
 // WaiterTakesOverAfterTheLoss proves that a waiter gets the key of a holder that
@@ -106,25 +79,6 @@ func (s Strategy) WaiterTakesOverAfterTheLoss(t *testing.T) {
 			}
 			Unlock(t, next)
 			mend()
-		})
-	}
-}
-
-// RenewalRidesOutAnOutage proves that a lease survives an outage of half its
-// term.
-func (s Strategy) RenewalRidesOutAnOutage(t *testing.T) {
-	for name, fault := range Outages {
-		t.Run(name, func(t *testing.T) {
-			s.virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-				lease := Lock(t, a)
-				time.Sleep(hasp.DefaultTTL / 4)
-				mend := fault(v.Proxy)
-				time.Sleep(hasp.DefaultTTL / 2)
-				mend()
-				time.Sleep(hasp.DefaultTTL)
-				held(t, lease, b)
-				Unlock(t, lease)
-			})
 		})
 	}
 }

@@ -135,16 +135,6 @@ func Lost(t *testing.T, what string, err error) {
 	Want(t, what, err, backend.ErrLost)
 }
 
-// Eventually waits until f is true. It fails the test after 20 seconds.
-func Eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: still not so", what)
-		}
-	}
-}
-
 // Bounded returns a context that ends after d.
 func Bounded(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/pubsublock"
@@ -138,7 +139,7 @@ func (s Strategy) SharedTermsAreApart(t *testing.T) {
 
 	brief := SharedFor("k", backend.MinTTL)
 	r.Acquire(t, brief)
-	Eventually(t, "the last term ends", func() bool { return r.Redis.Exists(t.Context(), "k").Val() == 0 })
+	await.Until(t, "the last term ends", func() bool { return r.Redis.Exists(t.Context(), "k").Val() == 0 })
 	r.Acquire(t, Claim("k"))
 	Lost(t, "renewal after a writer", r.Renew(t, brief))
 	Lost(t, "release after a writer", r.Driver.Release(t.Context(), brief))
@@ -149,6 +150,7 @@ func (s Strategy) SharedTermsAreApart(t *testing.T) {
 func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 	r := s.setup(t, real)
 	intent := redisstore.IntentKey("k")
+	began := time.Now()
 	for kind, claim := range kinds {
 		reader := Shared("k")
 		r.Acquire(t, reader)
@@ -164,11 +166,11 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 
 		for _, end := range []string{"granted", "silent"} {
 			w := claim("k")
-			w.Waiting = true
+			w.Waiting, w.Waited = true, time.Millisecond
 			refused(t, kind, r, w, true)
 			// A slow machine may let the intent lapse before it is read. Then w asks again.
 			var left time.Duration
-			Eventually(t, kind+": an intent", func() bool {
+			await.Until(t, kind+": an intent", func() bool {
 				refused(t, kind, r, w, true)
 				left = r.Left(t, intent)
 				return r.Redis.PExpire(t.Context(), intent, Term).Val()
@@ -176,7 +178,9 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 			if got := r.Redis.Get(t.Context(), intent).Val(); got != w.Token {
 				t.Fatalf("%s: the intent is %q", kind, got)
 			}
-			if left > redisstore.IntentTTL {
+			// spinlock adds twice its last round trip, rounded up to a millisecond. That request
+			// may have been any since the test began.
+			if left > redisstore.IntentTTL+2*time.Since(began)+time.Millisecond {
 				t.Errorf("%s: the intent lasts for %v", kind, left)
 			}
 			if held := refused(t, kind+": a new reader", r, Shared("k"), false); held.RetryAfter <= 0 || held.RetryAfter > Term {
@@ -185,7 +189,7 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 			Want(t, "renewal beside an intent", r.Renew(t, reader), nil)
 			if end == "silent" {
 				r.Redis.PExpire(t.Context(), intent, redisstore.IntentTTL)
-				Eventually(t, "the intent lapses", func() bool {
+				await.Until(t, "the intent lapses", func() bool {
 					_, err := r.Driver.Acquire(t.Context(), other)
 					return err == nil
 				})
@@ -332,18 +336,6 @@ func (s Strategy) SharedHoldsOfOtherStrategies(t *testing.T) {
 		}
 		other.Release(t, w)
 	}
-}
-
-// BreakEndsSharedHolds proves that Break removes a shared record.
-func (s Strategy) BreakEndsSharedHolds(t *testing.T) {
-	r := s.setup(t, real)
-	a, b := Shared("k"), Shared("k")
-	r.Acquire(t, a)
-	r.Acquire(t, b)
-	Want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
-	Lost(t, "renew", r.Renew(t, a))
-	Lost(t, "release", r.Driver.Release(t.Context(), b))
-	r.Acquire(t, Claim("k"))
 }
 
 // SharedRenewalsOfABatch proves that shared and other claims of one batch get an answer

@@ -60,9 +60,6 @@ type Strategy struct {
 	// Intents says that there are shared holds, and that a caller that they refuse leaves
 	// an intent.
 	Intents bool
-
-	// Waiting is conformance.Cost.Waiting.
-	Waiting float64
 }
 
 // Run runs the tests. Each is a subtest with the name of its method.
@@ -82,10 +79,10 @@ func Run(t *testing.T, s Strategy) {
 		s.FenceGrows, s.FenceOnlyOnRequest, s.FenceTTLIsAnOption, s.NewFenceCounterIsTheServersTime, s.ForeignFenceCounterIsRefused, s.OddKeysDoNotMeet,
 
 		// fault.go
-		s.ReplyLost, s.RequestLost, s.ServerHangs, s.RefusalsOfTheServerAreOutages, s.ServerIsGone,
+		s.ReplyLost, s.ServerHangs, s.RefusalsOfTheServerAreOutages, s.ServerIsGone,
 
 		// lease.go
-		s.RenewalHoldsPastManyTerms, s.WaiterTakesOverAfterTheLoss, s.RenewalRidesOutAnOutage, s.LostRepliesLeaveNothing,
+		s.WaiterTakesOverAfterTheLoss, s.LostRepliesLeaveNothing,
 		s.HungServerBlocksNoCaller,
 
 		// list.go
@@ -97,7 +94,7 @@ func Run(t *testing.T, s Strategy) {
 	if s.Intents {
 		// shared.go
 		tests = append(tests, s.SharedHoldsExcludeOthers, s.SharedTermsAreApart, s.WaitingWriterKeepsReadersOut, s.ForeignSortedSetIsHeld,
-			s.SharedWithoutRights, s.SharedFencesGrow, s.SharedHoldsOfOtherStrategies, s.BreakEndsSharedHolds, s.SharedRenewalsOfABatch)
+			s.SharedWithoutRights, s.SharedFencesGrow, s.SharedHoldsOfOtherStrategies, s.SharedRenewalsOfABatch)
 	}
 	for _, f := range tests {
 		// The name of a method value is package.Type.Method-fm.

@@ -10,8 +10,8 @@ WITH setting AS MATERIALIZED (
     WHERE l.key = $1 AND (l.expires IS NULL OR l.expires <= clock_timestamp())
     FOR UPDATE OF l SKIP LOCKED
 )
-SELECT h.expires > clock_timestamp() IS TRUE, h.owner, h.readers IS NOT NULL,
-    (extract(epoch FROM h.expires - clock_timestamp()) * 1000000)::bigint,
+SELECT h.expires > clock_timestamp() IS TRUE, coalesce(encode(h.owner, 'hex'), ''), h.readers IS NOT NULL,
+    (extract(epoch FROM NULLIF(h.expires, 'infinity') - clock_timestamp()) * 1000000)::bigint,
     EXISTS (
         SELECT FROM pg_locks WHERE locktype = 'relation' AND relation = to_regclass($2)
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())

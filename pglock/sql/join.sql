@@ -35,9 +35,9 @@ WITH setting AS MATERIALIZED (
             OR l.writer_until > clock_timestamp() + interval '3 s')
     RETURNING fence
 )
-SELECT fence, NULL::bytea, false, NULL::bigint, false FROM taken
+SELECT fence, '', false, NULL::bigint, false FROM taken
 UNION ALL
-SELECT NULL, CASE WHEN readers IS NULL THEN owner END, readers IS NOT NULL,
-    (extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint,
+SELECT NULL, CASE WHEN readers IS NULL THEN encode(owner, 'hex') ELSE '' END, readers IS NOT NULL,
+    (extract(epoch FROM NULLIF(expires, 'infinity') - clock_timestamp()) * 1000000)::bigint,
     marked IS TRUE
 FROM seen

@@ -8,13 +8,7 @@ WITH page AS MATERIALIZED (
     WHERE key >= $1::bytea AND key > coalesce($2::bytea, '') AND ($3::bytea IS NULL OR key < $3::bytea)
     ORDER BY key LIMIT 1000
 )
-SELECT key, coalesce(expires > clock_timestamp(), false), owner, since,
-    CASE WHEN expires > clock_timestamp()
-        THEN (extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint ELSE 0 END,
-    CASE WHEN fenced THEN fence ELSE 0 END,
-    CASE WHEN readers IS NULL THEN NULL ELSE ARRAY(
-        SELECT decode(r.value ->> 'owner', 'hex') FROM jsonb_each(readers) r
-        WHERE (r.value ->> 'end')::timestamptz > clock_timestamp() LIMIT 1000) END
+SELECT {entry}
 FROM page
 WHERE expires > clock_timestamp() OR key = (SELECT key FROM page ORDER BY key DESC LIMIT 1)
 ORDER BY key

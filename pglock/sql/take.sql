@@ -1,7 +1,8 @@
 -- take takes a key that is free.
 -- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout
 -- Returns one row with the fence, or one row about the hold, or none: another caller has
--- taken the key since this statement began.
+-- taken the key since this statement began. The owner is in hexadecimal. The rest of the term
+-- is in µs, or NULL if it has no end.
 WITH setting AS MATERIALIZED (
     SELECT set_config('lock_timeout', $6, true)
 ), seen AS MATERIALIZED (
@@ -32,12 +33,12 @@ WITH setting AS MATERIALIZED (
     WHERE l.expires IS NULL OR l.expires <= clock_timestamp()
     RETURNING fence
 )
-SELECT fence, NULL::bytea, false, NULL::bigint, false FROM taken
+SELECT fence, '', false, NULL::bigint, false FROM taken
 UNION ALL
-SELECT NULL, CASE WHEN readers IS NULL THEN owner ELSE (
-        SELECT decode(r.value ->> 'owner', 'hex') FROM jsonb_each(readers) r
-        WHERE (r.value ->> 'end')::timestamptz > clock_timestamp() LIMIT 1) END,
+SELECT NULL, CASE WHEN readers IS NULL THEN encode(owner, 'hex') ELSE coalesce((
+        SELECT r.value ->> 'owner' FROM jsonb_each(readers) r
+        WHERE (r.value ->> 'end')::timestamptz > clock_timestamp() LIMIT 1), '') END,
     readers IS NOT NULL,
-    (extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint,
+    (extract(epoch FROM NULLIF(expires, 'infinity') - clock_timestamp()) * 1000000)::bigint,
     marked IS TRUE
 FROM seen

@@ -2,7 +2,6 @@ package broken
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"time"
 
@@ -192,11 +191,8 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 			d.await(ctx, changed, last)
 		}
 
-		// After ErrHeld, only a place that Stays may be left in the store.
 		if ctx.Err() != nil {
-			if !c.Stays || !errors.Is(last, backend.ErrHeld) {
-				d.quit(c)
-			}
+			d.quit(c)
 			if last == nil {
 				last = ctx.Err()
 			}

@@ -12,8 +12,6 @@ var orderFaults = []Fault{
 	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders, spoil: reverseQueue},
 	{Name: "Ordered is claimed, but there is no queue", Clause: "order-of-arrival", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Ordered = true })},
-	{Name: "Wait ignores Claim.Stays", Clause: "place-stays", kind: orders,
-		spoil: spoils(claims(func(t *backend.Traits) { t.Turns = 4 }), onWait.asks(func(c *backend.Claim) { c.Stays = false }))},
 	{Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {

@@ -6,8 +6,6 @@ package demo
 import (
 	"context"
 	"crypto/rand"
-	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -24,7 +22,6 @@ type Demo struct {
 	TTL        time.Duration // the term of the lock
 	Work       time.Duration // about how long an increment takes
 	NoLock     bool          // increment without the lock
-	SVG        string        // write the timeline to this file as a picture, unless it is empty
 	Store      hasp.Config   // where the lock is kept; the zero Config is a temporary directory
 	Ordered    bool          // the store serves waiters in order of arrival
 
@@ -74,15 +71,6 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 		return Summary{}, err
 	}
 
-	// Before anything runs, so that a wrong name costs no time.
-	var svg *os.File
-	if d.SVG != "" {
-		if svg, err = os.Create(d.SVG); err != nil {
-			return Summary{}, failed(fmt.Errorf("--svg: %w", err))
-		}
-		defer svg.Close()
-	}
-
 	if d.Before != nil {
 		if err := d.Before(ctx, d); err != nil {
 			return Summary{}, err
@@ -95,28 +83,16 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 		return Summary{}, err
 	}
 
-	s, err := r.finish(svg)
+	number, err := readNumber(d.File)
 	if err != nil {
-		return s, failed(err)
+		return Summary{}, failed(err)
 	}
+	s := r.summary(number)
 	d.report(out, s)
 	if d.After != nil {
 		d.After(ctx)
 	}
 	return s, nil
-}
-
-// finish returns the summary, and draws the picture unless svg is nil.
-func (r *referee) finish(svg *os.File) (Summary, error) {
-	number, err := readNumber(r.File)
-	if err != nil {
-		return Summary{}, err
-	}
-	s := r.summary(number)
-	if svg == nil {
-		return s, nil
-	}
-	return s, errors.Join(drawPicture(svg, r.Demo, &r.timeline, s), svg.Close())
 }
 
 // prepare chooses the store and the key, writes the first number, and checks

@@ -2,7 +2,6 @@ package demo
 
 import (
 	"bytes"
-	"encoding/xml"
 	"fmt"
 	"regexp"
 	"strings"
@@ -29,6 +28,22 @@ func TestWrongNumberIsNotOK(t *testing.T) {
 		r.Lanes[0].done, r.Lanes[1].done = 3, c.done-3
 		if got := r.summary(c.number).OK; got != c.want {
 			t.Errorf("number %d after %d increments: ok is %v, want %v", c.number, c.done, got, c.want)
+		}
+	}
+}
+
+// "go run" starts a program in the build cache, wherever GOCACHE is, or in a temporary directory.
+func TestCommandToPaste(t *testing.T) {
+	t.Parallel()
+	const goRun = "go run github.com/hasplock/hasp/cmd/hasp"
+	for program, want := range map[string]string{
+		"/cache/8d/8d2b146663327c8037054b172a6f070768e90861d6560121d43562120ab7f664-d/hasp": goRun,
+		"/tmp/go-build1364595301/b001/exe/hasp":                                             goRun,
+		"/usr/local/bin/hasp":                                                               "/usr/local/bin/hasp",
+		"hasp":                                                                              "hasp",
+	} {
+		if got := command(program); got != want {
+			t.Errorf("%s: got %s", program, got)
 		}
 	}
 }
@@ -69,22 +84,6 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-func TestPictureTakesAnyText(t *testing.T) {
-	t.Parallel()
-	d := &Demo{Workers: 1, Increments: 1, place: "<&\"\x00\x1b[2J'>"}
-	tl := &timeline{Lanes: []lane{{PID: 1, Spans: []span{{holding, 0, time.Second}}}}}
-	var b bytes.Buffer
-	if err := drawPicture(&b, d, tl, Summary{Expected: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if bytes.ContainsAny(b.Bytes(), "\x00\x1b") {
-		t.Error("control characters in the picture")
-	}
-	if err := xml.Unmarshal(b.Bytes(), new(struct{})); err != nil {
-		t.Errorf("not well-formed: %v\n%s", err, b.Bytes())
-	}
-}
-
 var escapes = regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]`)
 
 // checkSize checks that no line of shown is wider than width, and that a frame
@@ -118,7 +117,7 @@ func TestScreenStaysWithinItsSize(t *testing.T) {
 	tl := &timeline{began: time.Now().Add(-time.Second), Lanes: []lane{{PID: 1 << 22}, {PID: 1}}}
 	tl.enter(0, holding, 0)
 	tl.kill(0, 10*ms)
-	tl.Points = []point{{1, 100}} // more than the expected number
+	tl.Number = 100 // more than the expected number
 	for range 2 * maxNotes {
 		_ = s.note(time.Hour, strings.Repeat("word ", 40))
 	}

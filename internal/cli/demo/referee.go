@@ -80,7 +80,7 @@ func (r *referee) victim() int { return r.Workers / 3 }
 func (r *referee) start(ctx context.Context, o order) error {
 	i := len(r.procs)
 	o.Demo = *r.Demo
-	p, err := crew.Start("", Role)
+	p, err := crew.Start(Role)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (r *referee) handle(ctx context.Context, i int, e event) error {
 		}
 	case isWrote:
 		r.Lanes[i].done++
-		r.Points = append(r.Points, point{at, e.Number})
+		r.Number = e.Number
 		return r.view.wrote(&r.timeline, i, at, e.Number)
 	case isStalls:
 		return r.kill(ctx)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/hasplock/hasp/internal/cli/text"
@@ -59,7 +59,7 @@ func (r *referee) summary(number int) Summary {
 func (d *Demo) report(out io.Writer, s Summary) {
 	ms := func(v float64) string { return text.Duration(time.Duration(v * float64(time.Millisecond))) }
 	say := func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
-	hasp := command()
+	hasp := command(os.Args[0])
 
 	switch {
 	case d.NoLock && s.OK:
@@ -83,9 +83,6 @@ func (d *Demo) report(out io.Writer, s Summary) {
 			s.Killed, text.Duration(d.TTL), s.Heir, ms(s.Takeover))
 	}
 	say("Median hold %s, longest wait %s.", ms(s.MedianHold), ms(s.LongestWait))
-	if d.SVG != "" {
-		say("The timeline is in %s", text.Plain(d.SVG))
-	}
 	if d.Store.Strategy == "filelock" && s.OK {
 		fmt.Fprintln(out)
 		say("Without the lock:         %s demo --no-lock", hasp)
@@ -94,11 +91,14 @@ func (d *Demo) report(out io.Writer, s Summary) {
 	}
 }
 
-// command returns what the user can paste to start this program again. A program
-// that "go run" has started is in the build cache, or removed already.
-func command() string {
-	if strings.Contains(os.Args[0], "go-build") {
+// goRun matches the path of a program that "go run" has started: in a temporary directory, or
+// in the build cache, whose directories have hashes as names.
+var goRun = regexp.MustCompile(`go-build|[0-9a-f]{64}-d`)
+
+// command returns what the user can paste to start this program again.
+func command(program string) string {
+	if goRun.MatchString(program) {
 		return "go run github.com/hasplock/hasp/cmd/hasp"
 	}
-	return os.Args[0]
+	return program
 }

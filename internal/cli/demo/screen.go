@@ -31,11 +31,8 @@ const (
 	styleGood = "38;5;78"
 )
 
-// The lanes use these colours in turn, on the terminal and in the picture.
-var (
-	laneColours = []int{39, 214, 170, 78, 221, 75, 209, 150}
-	laneHex     = []string{"#00afff", "#ffaf00", "#d75fd7", "#5fd787", "#ffd75f", "#5fafff", "#ff875f", "#afd787"}
-)
+// The lanes use these colours in turn.
+var laneColours = []int{39, 214, 170, 78, 221, 75, 209, 150}
 
 func laneStyle(i int) string { return fmt.Sprintf("38;5;%d", laneColours[i%len(laneColours)]) }
 
@@ -138,12 +135,8 @@ func (s *screen) show() {
 
 // progress draws the number as a bar, an eighth of a column at a time.
 func (s *screen) progress(t *timeline, now time.Duration) {
-	n := 0
-	if len(t.Points) > 0 {
-		n = t.Points[len(t.Points)-1].Number
-	}
 	full := s.columns() * 8
-	eighths := min(full*n/s.d.expected(), full)
+	eighths := min(full*t.Number/s.d.expected(), full)
 	bar := strings.Repeat("█", eighths/8)
 	if rest := eighths % 8; rest > 0 {
 		bar += string([]rune(" ▏▎▍▌▋▊▉")[rest])
@@ -152,7 +145,7 @@ func (s *screen) progress(t *timeline, now time.Duration) {
 	r := s.row("  number")
 	r.put(styleGood, "%s", bar)
 	r.put(styleDim, "%s", strings.Repeat("·", full/8-(eighths+7)/8))
-	r.put(styleBold, "  %-12s", fmt.Sprintf("%d of %d", n, s.d.expected()))
+	r.put(styleBold, "  %-12s", fmt.Sprintf("%d of %d", t.Number, s.d.expected()))
 	r.put(styleDim, "%8.2fs", now.Seconds())
 }
 

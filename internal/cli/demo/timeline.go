@@ -40,15 +40,9 @@ type lane struct {
 type timeline struct {
 	began  time.Time
 	Lanes  []lane
-	Points []point       // the number as the workers wrote it
+	Number int           // that was written last
 	Death  *death        // nil before the kill
 	End    time.Duration // of the last change of a state
-}
-
-// point is a number that a worker wrote, and when.
-type point struct {
-	At     time.Duration
-	Number int
 }
 
 // death is the kill of a holder, and what followed.

@@ -87,7 +87,7 @@ func (j *Job) settle() {
 // DieAlike ends hasp, and the scripts that called it, by SIGINT if Ctrl-C ended
 // the command. The terminal sent SIGINT to the command's group alone, and a script
 // continues with its next command unless it is interrupted itself.
-func (j *Job) DieAlike(r Result) {
+func (r Result) DieAlike() {
 	if !r.typed {
 		return
 	}

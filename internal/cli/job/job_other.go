@@ -55,4 +55,4 @@ func (j *Job) Attend(w Watch) Result {
 }
 
 // DieAlike does nothing here.
-func (j *Job) DieAlike(Result) {}
+func (r Result) DieAlike() {}

@@ -15,13 +15,12 @@ import (
 
 // changes is a message of the stream.
 type changes struct {
-	Now    int64       `json:"now"`
-	Whole  bool        `json:"whole,omitempty"` // forget what you know: Set has all keys
-	Store  *store      `json:"store,omitempty"`
-	Set    []row       `json:"set,omitempty"`
-	Gone   []string    `json:"gone,omitempty"` // IDs
-	Status status      `json:"status"`
-	Nodes  []nodeState `json:"nodes,omitempty"`
+	Now    int64    `json:"now"`
+	Whole  bool     `json:"whole,omitempty"` // forget what you know: Set has all keys
+	Store  *store   `json:"store,omitempty"`
+	Set    []row    `json:"set,omitempty"`
+	Gone   []string `json:"gone,omitempty"` // IDs
+	Status status   `json:"status"`
 }
 
 // store says what is listed.
@@ -84,36 +83,18 @@ func (r row) like(s row) bool {
 	return r == s && -300 <= d && d <= 300
 }
 
-// nodeState is the state of a node.
-type nodeState struct {
-	Name      string `json:"name"`
-	Error     string `json:"error,omitempty"`
-	Away      bool   `json:"away,omitempty"`
-	VotesFrom int64  `json:"votesFrom,omitempty"`
-}
-
-// voteState is the vote of a node, in the order of the nodes.
-type voteState struct {
-	Known  bool   `json:"known"`
-	Held   bool   `json:"held,omitempty"`
-	Quorum bool   `json:"quorum,omitempty"`
-	Owner  string `json:"owner,omitempty"`
-	Shared int    `json:"shared,omitempty"`
-}
-
 // detail is what is known of one key.
 type detail struct {
-	ID      string      `json:"id"`
-	Key     string      `json:"key"`
-	Now     int64       `json:"now"`
-	Listed  int64       `json:"listed"`
-	Row     *row        `json:"row"`     // nil if the key is free
-	Waiters []string    `json:"waiters"` // the first of them
-	Shared  []string    `json:"shared"`  // the first owners of a shared hold
-	Votes   []voteState `json:"votes,omitempty"`
-	From    int64       `json:"from"` // when the history begins
-	Lanes   []lane      `json:"lanes"`
-	Gaps    []gap       `json:"gaps"`
+	ID      string   `json:"id"`
+	Key     string   `json:"key"`
+	Now     int64    `json:"now"`
+	Listed  int64    `json:"listed"`
+	Row     *row     `json:"row"`     // nil if the key is free
+	Waiters []string `json:"waiters"` // the first of them
+	Shared  []string `json:"shared"`  // the first owners of a shared hold
+	From    int64    `json:"from"`    // when the history begins
+	Lanes   []lane   `json:"lanes"`
+	Gaps    []gap    `json:"gaps"`
 }
 
 // ms returns a time for a message.

@@ -1,5 +1,5 @@
 // Package ui is the web page of "hasp ui": a live table of the locks in a store, and for
-// each key a timeline, its queue, and the votes of redlock's nodes. It only reads.
+// each key a timeline and its queue. It only reads.
 //
 // One watcher lists the store for all browsers, and only while a browser is connected. If
 // listing takes long, the watcher lists less often. So the cost for the store does not
@@ -24,31 +24,6 @@ import (
 type Source interface {
 	// List yields the keys that are held or waited for.
 	List(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error]
-}
-
-// NodeSource is a Source whose locks are kept on several nodes.
-type NodeSource interface {
-	Source
-
-	// Nodes returns the state of each node, and its votes on some keys, in their order.
-	Nodes(ctx context.Context, keys []string) ([]Node, error)
-}
-
-// Node is one node of a NodeSource.
-type Node struct {
-	Name      string
-	Err       error
-	Away      bool      // it answers, and does not vote
-	VotesFrom time.Time // when it votes again; zero if that is not known
-	Votes     []Vote    // nil if Err is not
-}
-
-// Vote is what a node stores under a key.
-type Vote struct {
-	Held   bool
-	Owner  string
-	Shared int  // how many share it; Owner is the first
-	Quorum bool // a quorum has the same
 }
 
 // Options say what the page shows, and to whom.
@@ -159,8 +134,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	return err
 }
 
-// serveKey answers with what is known of one key. It also makes the watcher ask the nodes
-// about the key for a while.
+// serveKey answers with what is known of one key.
 func (s *Server) serveKey(w http.ResponseWriter, r *http.Request) {
 	key, err := parseID(r.URL.Query().Get("id"))
 	if err != nil {

@@ -3,7 +3,6 @@ package ui
 import (
 	"context"
 	"encoding/json"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,35 +13,27 @@ import (
 
 // The bounds of a watcher's memory. Keys beyond them are not shown, and the page says so.
 const (
-	maxKeys   = 20_000
-	maxBytes  = 16 << 20 // of the keys, owners and waiters that are listed
-	maxNames  = 100      // waiters, or owners of a shared hold, of one key
-	maxName   = 256      // bytes of an owner; the rest is cut off
-	maxLooked = 32       // keys about which nodes are asked
+	maxKeys  = 20_000
+	maxBytes = 16 << 20 // of the keys, owners and waiters that are listed
+	maxNames = 100      // waiters, or owners of a shared hold, of one key
+	maxName  = 256      // bytes of an owner; the rest is cut off
 )
 
 // restFactor is how many times as long as a list took the watcher rests after it, at least.
 const restFactor = 2
 
-// lookedFor is how long nodes are asked about a key after a browser has asked for it.
-const lookedFor = 10 * time.Second
-
 // watcher lists a store and compares the lists.
 type watcher struct {
-	src   Source
-	nodes NodeSource // src, or nil if it has no nodes
-	o     Options
-	wake  chan struct{} // has a value if a browser has come since Run last looked
-	came  chan struct{} // closed when the first browser has come
+	src  Source
+	o    Options
+	wake chan struct{} // has a value if a browser has come since Run last looked
+	came chan struct{} // closed when the first browser has come
 
 	// mu guards all below. It is not held while the store is asked. Only the goroutine of
 	// Run changes the maps and the history.
 	mu      sync.Mutex
 	subs    map[*subscriber]bool
-	boot    string           // differs between two servers
-	seq     int              // of the last message
-	recent  []message        // the last messages
-	first   message          // all keys, for browsers that come before the next message
+	first   []byte           // all keys, for browsers that come before the next message
 	made    time.Time        // when first was made
 	known   map[string]*lock // by key
 	bytes   int              // of known
@@ -52,9 +43,6 @@ type watcher struct {
 	rest    time.Duration    // from a list to the next
 	failed  string           // why the last list failed, or empty
 	since   time.Time        // when it failed first
-	state   []nodeState      // of the nodes
-	votes   map[string][]voteState
-	looked  map[string]time.Time // by key: when a browser asked for it
 	history history
 }
 
@@ -72,12 +60,10 @@ type lock struct {
 }
 
 func newWatcher(src Source, o Options) *watcher {
-	w := &watcher{
-		src: src, o: o, wake: make(chan struct{}, 1), came: make(chan struct{}), boot: newBoot(),
-		subs: map[*subscriber]bool{}, known: map[string]*lock{}, looked: map[string]time.Time{},
+	return &watcher{
+		src: src, o: o, wake: make(chan struct{}, 1), came: make(chan struct{}),
+		subs: map[*subscriber]bool{}, known: map[string]*lock{},
 	}
-	w.nodes, _ = src.(NodeSource)
-	return w
 }
 
 // Run lists the store while a browser is connected, until ctx ends.
@@ -130,12 +116,6 @@ func (w *watcher) watched() bool {
 func (w *watcher) look(ctx context.Context, idle bool) {
 	began := time.Now()
 	next, more, err := w.list(ctx)
-	var nodes []Node
-	var asked []string
-	if w.nodes != nil {
-		asked = w.lookedAt(began)
-		nodes, _ = w.nodes.Nodes(ctx, asked) // without an answer the page keeps what it has
-	}
 	if ctx.Err() != nil {
 		return
 	}
@@ -143,9 +123,6 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	if nodes != nil {
-		w.setNodes(nodes, asked)
-	}
 	if err != nil {
 		if w.failed == "" {
 			w.since = now
@@ -275,53 +252,12 @@ func (w *watcher) compare(next map[string]*lock, began, now time.Time, blind boo
 	return set, gone
 }
 
-// lookedAt returns the keys that browsers look at, and forgets those of old.
-func (w *watcher) lookedAt(now time.Time) (keys []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for key, at := range w.looked {
-		if now.Sub(at) > max(lookedFor, 2*w.rest) {
-			delete(w.looked, key)
-			continue
-		}
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
-}
-
-// setNodes keeps the state of the nodes, and their votes on keys. The caller holds mu.
-func (w *watcher) setNodes(nodes []Node, keys []string) {
-	w.state, w.votes = nil, map[string][]voteState{}
-	for _, n := range nodes {
-		s := nodeState{Name: shown(n.Name), Away: n.Away, VotesFrom: ms(n.VotesFrom)}
-		if n.Err != nil {
-			s.Error = text.Plain(w.o.Redact(n.Err.Error()))
-		}
-		w.state = append(w.state, s)
-		for i, key := range keys {
-			v := voteState{}
-			if n.Err == nil && i < len(n.Votes) {
-				at := n.Votes[i]
-				v = voteState{Known: true, Held: at.Held, Quorum: at.Quorum, Owner: shown(at.Owner), Shared: at.Shared}
-			}
-			w.votes[key] = append(w.votes[key], v)
-		}
-	}
-}
-
-// detail returns what is known of a key, and remembers that a browser looks at it.
+// detail returns what is known of a key.
 func (w *watcher) detail(key string) detail {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	if w.nodes != nil && len(key) <= maxBytes/maxKeys {
-		if _, ok := w.looked[key]; ok || len(w.looked) < maxLooked {
-			w.looked[key] = now
-		}
-	}
-
-	d := detail{ID: ID(key), Key: shown(key), Now: ms(now), Listed: ms(w.listed), Votes: w.votes[key], Waiters: []string{}, Shared: []string{}}
+	d := detail{ID: ID(key), Key: shown(key), Now: ms(now), Listed: ms(w.listed), Waiters: []string{}, Shared: []string{}}
 	l := w.known[key]
 	if l != nil {
 		d.Row = &l.sent
@@ -342,7 +278,7 @@ func (w *watcher) detail(key string) detail {
 
 // change returns the message about the last list. The caller holds mu.
 func (w *watcher) change(set []row, gone []string) []byte {
-	return encode(changes{Now: ms(time.Now()), Set: set, Gone: gone, Status: w.status(), Nodes: w.state})
+	return encode(changes{Now: ms(time.Now()), Set: set, Gone: gone, Status: w.status()})
 }
 
 // whole returns the message that tells a browser everything. The caller holds mu.
@@ -351,7 +287,7 @@ func (w *watcher) whole() []byte {
 	for _, l := range w.known {
 		set = append(set, l.sent)
 	}
-	return encode(changes{Now: ms(time.Now()), Whole: true, Set: set, Status: w.status(), Nodes: w.state,
+	return encode(changes{Now: ms(time.Now()), Whole: true, Set: set, Status: w.status(),
 		Store: &store{w.o.Store, shown(w.o.Prefix), w.o.Ordered}})
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -15,7 +16,7 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 func open(t *testing.T, node string, params map[string]string) (*redisstore.Store, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), redistest.Soon)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	s, err := redisstore.Open(ctx, node, params)
 	if s != nil {
@@ -26,8 +27,8 @@ func open(t *testing.T, node string, params map[string]string) (*redisstore.Stor
 
 // Shorter names for the helpers of package redistest.
 var (
-	returns = redistest.Returns
-	until   = redistest.Until
+	returns = await.Return
+	until   = await.Until
 )
 
 // stores runs f with Stores that have a URL of each kind.

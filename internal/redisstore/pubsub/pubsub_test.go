@@ -45,6 +45,7 @@ func virtually(t *testing.T, protocol int, f func(t *testing.T, s *listening)) {
 		rdb := redis.NewClient(&redis.Options{
 			Addr: "virtual:6379", Protocol: protocol, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1,
 			DialerRetries: 1, MaxRetries: -1, DisableIdentity: true,
+			PoolSize:                 10_000, // no caller may wait for a connection: see redistest.VirtualServer
 			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 			Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if ctx.Err() != nil {

@@ -11,45 +11,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
-
-// undisturbed fails the test if f returns what is wrong. But if the machine stood still
-// meanwhile, which ends connections, it tries again.
-func undisturbed(t *testing.T, rdb *redis.Client, f func() (wrong string)) {
-	t.Helper()
-	for range 20 {
-		over := make(chan struct{})
-		gap := make(chan time.Duration)
-		go func() {
-			longest := time.Duration(0)
-			for last := time.Now(); ; {
-				select {
-				case <-over:
-					gap <- max(longest, time.Since(last))
-					return
-				case <-time.After(10 * time.Millisecond):
-				}
-				rdb.Ping(context.Background())
-				now := time.Now()
-				longest, last = max(longest, now.Sub(last)), now
-			}
-		}()
-		wrong := f()
-		close(over)
-		if d := <-gap; wrong != "" && d < pubsub.WriteTimeout/2 {
-			t.Fatal(wrong)
-		}
-		if wrong == "" {
-			return
-		}
-	}
-	t.Fatal("this machine stands still too often")
-}
 
 // getsAgain waits until e learns that messages may have been missed.
 func (e *recorder) getsAgain(t *testing.T) {
@@ -118,7 +86,7 @@ func TestListenByAnyClient(t *testing.T) {
 				t.Error("sharded")
 			}
 			rdb := srv.Client()
-			undisturbed(t, rdb, func() string {
+			await.Undisturbed(t, pubsub.WriteTimeout/2, func() { rdb.Ping(t.Context()) }, func() string {
 				a, b := listenTo(t, s, name+"a"), listenTo(t, s, name+"b")
 				defer a.Close()
 				defer b.Close()
@@ -278,7 +246,7 @@ func TestRefusedChannel(t *testing.T) {
 		defer app.Close()
 		s := redisstore.New(app)
 		recorders := make([]*recorder, 20)
-		undisturbed(t, rdb, func() string {
+		await.Undisturbed(t, pubsub.WriteTimeout/2, func() { rdb.Ping(t.Context()) }, func() string {
 			var wg sync.WaitGroup
 			for i := range recorders {
 				wg.Go(func() { recorders[i] = listenTo(t, s, fmt.Sprint("good", i)) })
@@ -373,48 +341,4 @@ func TestSilentConnectionIsReplaced(t *testing.T) {
 	p.Fail("ping", faultproxy.HangReply)
 	e.getsAgain(t)
 	getsSoon(t, srv.Client(), e, "ch")
-}
-
-// BenchmarkMessage measures the time from a PUBLISH to the arrival of its message, beside
-// a bare PubSub.
-func BenchmarkMessage(b *testing.B) {
-	srv := redistest.Start(b, nil)
-	rdb := srv.Client()
-	run := func(b *testing.B, arrived <-chan struct{}) {
-		for b.Loop() {
-			if err := rdb.Publish(b.Context(), b.Name(), "x").Err(); err != nil {
-				b.Fatal(err)
-			}
-			<-arrived
-		}
-	}
-	b.Run("bare", func(b *testing.B) {
-		ps := rdb.Subscribe(b.Context(), b.Name())
-		defer ps.Close()
-		if _, err := ps.Receive(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-		arrived := make(chan struct{}, 1)
-		go func() {
-			for {
-				if _, err := ps.Receive(context.Background()); err != nil {
-					return
-				}
-				arrived <- struct{}{}
-			}
-		}()
-		run(b, arrived)
-	})
-	b.Run("listen", func(b *testing.B) {
-		s, err := redisstore.Open(b.Context(), srv.URL(), nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer s.Close()
-		arrived := make(chan struct{}, 1)
-		if _, err := s.Listen(b.Context(), b.Name(), "k", func(string, bool) { arrived <- struct{}{} }); err != nil {
-			b.Fatal(err)
-		}
-		run(b, arrived)
-	})
 }

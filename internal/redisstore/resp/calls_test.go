@@ -127,26 +127,6 @@ func TestInterruptFindsItsConnection(t *testing.T) {
 	}
 }
 
-// BenchmarkBegin measures what Calls costs a call.
-func BenchmarkBegin(b *testing.B) {
-	var cs Calls
-	c := cs.Wrap(&deadlines{})
-	until, cancel := context.WithTimeout(b.Context(), time.Hour)
-	defer cancel()
-	for name, ctx := range map[string]context.Context{"cancellable": until, "background": context.Background()} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				call, end := cs.Begin(ctx)
-				t, _ := call.Deadline()
-				c.SetWriteDeadline(t)
-				c.SetReadDeadline(t)
-				end()
-			}
-		})
-	}
-}
-
 // A call that begins after the end of a quit that is watched no longer is over at once.
 // A later call ends at its own deadline, even if earlier calls had later ones.
 func TestCallsAfterTheEndOfAQuit(t *testing.T) {

@@ -96,7 +96,7 @@ func canReply(args []any, status any) bool {
 	switch args[0] {
 	case "set":
 		return status == "OK"
-	case "eval", "evalsha", "delex", "delifeq":
+	case "eval", "evalsha":
 		return false
 	}
 	return true

@@ -9,7 +9,6 @@ const STEP = 200; // lines that are shown at first, and added by a click
 
 let store = { name: "", prefix: "", ordered: false };
 let status = null; // of the last message
-let nodes = [];
 let skew = 0; // the server's clock minus ours, in ms
 let cut = false; // the connection to hasp ui is broken
 let sort = { by: "key", down: false };
@@ -55,7 +54,6 @@ stream.onmessage = (e) => {
   cut = false;
   status = m.status;
   if (m.store) store = m.store;
-  if (m.nodes) nodes = m.nodes;
   if (m.whole) known.clear();
   for (const r of m.set ?? []) known.set(r.id, r);
   for (const id of m.gone ?? []) known.delete(id);
@@ -155,16 +153,18 @@ function draw() {
   set($("further"), "Show " + Math.min(STEP, rows.length - most) + " more of " + keys(rows.length));
   $("empty").hidden = !status?.listed || rows.length > 0;
   set($("empty"), known.size ? "No key matches the filter." : "No key is held.");
-  drawNodes();
 }
 
 function newLine(r) {
   const line = element("tr");
   const head = element("th", undefined, { scope: "row" });
-  const button = element("button", undefined, { type: "button", title: r.key });
+  const button = element("button", undefined, { type: "button" });
   button.append(element("bdi", r.key));
-  button.addEventListener("click", () => choose(r.id));
   head.append(button);
+  line.addEventListener("click", (e) => {
+    // A text that was selected, to copy it, is no choice.
+    if (e.target.closest("button") || getSelection().isCollapsed) choose(r.id);
+  });
   line.append(head);
   for (const c of columns.slice(1)) line.append(element("td", "", c === "owner" ? {} : { class: "number" }));
   line.children[1].append(element("bdi"));
@@ -180,12 +180,7 @@ function fill(line, r) {
     if (c === "key") return;
     const cell = line.children[i];
     const s = text[c](r);
-    if (c === "owner") {
-      set(cell.firstChild, s);
-      cell.title = s;
-    } else {
-      set(cell, s);
-    }
+    set(c === "owner" ? cell.firstChild : cell, s);
     if (c === "left") cell.classList.toggle("late", Boolean(r.late));
   });
 }
@@ -223,44 +218,6 @@ $("further").addEventListener("click", () => {
   most += STEP;
   draw();
 });
-
-// The nodes of redlock.
-
-function drawNodes() {
-  $("nodes").hidden = nodes.length === 0;
-  if (!nodes.length) return;
-  const body = $("node-rows");
-  while (body.children.length > nodes.length) body.lastChild.remove();
-  let voting = 0;
-  nodes.forEach((n, i) => {
-    let line = body.children[i];
-    if (!line) {
-      line = element("tr");
-      line.append(element("th", "", { scope: "row" }), element("td"), element("td"));
-      body.append(line);
-    }
-    let state = "votes";
-    if (n.error) {
-      state = "does not answer: " + n.error;
-    } else if (n.away) {
-      state = "in quarantine, does not vote" + (n.votesFrom ? " for another " + seconds(n.votesFrom - now()) : "") + ": it was restarted or has lost its data";
-    } else {
-      voting++;
-    }
-    set(line.children[0], n.name);
-    set(line.children[1], state);
-    line.children[1].className = n.error ? "error" : n.away ? "away" : "";
-    line.children[1].title = state;
-    const v = chosen && detail?.id === chosen ? detail.votes?.[i] : null;
-    let vote = "–";
-    if (v && !v.known) vote = "unknown";
-    else if (v && !v.held) vote = "has no record";
-    else if (v) vote = (v.quorum ? "yes, for " : "another record, of ") + named(v.owner) + (v.shared > 1 ? " and " + (v.shared - 1) + " more" : "");
-    set(line.children[2], vote);
-  });
-  const quorum = Math.floor(nodes.length / 2) + 1;
-  set($("nodes-caption"), voting + " of " + nodes.length + " nodes vote; a lock needs " + quorum);
-}
 
 // The detail of a key.
 
@@ -335,7 +292,6 @@ function drawDetail() {
   }
   drawTimeline();
   drawStory();
-  drawNodes();
 }
 
 // list shows items, each of which has a text and perhaps a time before it.
@@ -361,22 +317,25 @@ const endings = {
   left: "gives up after waiting ",
 };
 
+// drawStory lists what happened, the latest first. At one time, a hold ends before the next
+// begins: the third value of an item is its place among those of the same time.
 function drawStory() {
   const items = [];
   for (const lane of detail.lanes) {
     for (const s of lane.spans) {
-      if (s.state === "waits") items.push([named(lane.owner) + " waits", s.from]);
+      const waits = s.state === "waits";
+      if (waits) items.push([named(lane.owner) + " waits", s.from, 1]);
       else if (!lane.spans.some((w) => w.how === "got" && w.to === s.from)) {
-        items.push([named(lane.owner) + (s.state === "shares" ? " shares the key" : " holds the key"), s.from]);
+        items.push([named(lane.owner) + (s.state === "shares" ? " shares the key" : " holds the key"), s.from, 2]);
       }
-      if (s.to) items.push([named(lane.owner) + " " + endings[s.how] + seconds(s.to - s.from), s.to]);
+      if (s.to) items.push([named(lane.owner) + " " + endings[s.how] + seconds(s.to - s.from), s.to, waits ? 2 : s.to > s.from ? 0 : 3]);
     }
   }
   for (const g of detail.gaps) {
-    items.push([g.why === "outage" ? "outage: nothing is known until it is over" : "nobody watched", g.from]);
-    if (g.to) items.push(["known again", g.to]);
+    items.push([g.why === "outage" ? "outage: nothing is known until it is over" : "nobody watched", g.from, 4]);
+    if (g.to) items.push(["known again", g.to, -1]);
   }
-  items.sort((a, b) => b[1] - a[1]);
+  items.sort((a, b) => b[1] - a[1] || b[2] - a[2]);
   list($("story"), items.slice(0, 100));
 }
 

@@ -1,0 +1,99 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/etcdtest"
+	"github.com/hasplock/hasp/internal/pgtest"
+)
+
+// role makes the test binary the command.
+const role = "HASP_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(role) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func run(t *testing.T, url string, args ...string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, args...)
+	cmd.Env = append(os.Environ(), role+"=hasp", "HASP_URL="+url, "GORACE=atexit_sleep_ms=0")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("hasp %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func TestStrategiesAreAsDescribed(t *testing.T) {
+	for _, s := range strategies {
+		if c, err := hasp.ParseURL(s.URL); err != nil || c.Strategy != s.Name || !slices.Contains(hasp.Strategies(), s.Name) {
+			t.Errorf("%s: %+v, %v", s.URL, c, err)
+		}
+	}
+	out := run(t, "", "strategies")
+	for _, name := range hasp.Strategies() {
+		if !strings.Contains(out, "\n"+name+" ") {
+			t.Errorf("%s is not listed:\n%s", name, out)
+		}
+	}
+}
+
+func TestOnPostgreSQL(t *testing.T) {
+	holds(t, "pglock", "pglock+"+pgtest.Start(t).URL())
+}
+
+func TestOnEtcd(t *testing.T) {
+	holds(t, "etcdlock", "etcdlock+etcd://"+etcdtest.Start(t, 1)[0].Client)
+}
+
+// holds runs commands that show a lock that this process holds.
+func holds(t *testing.T, strategy, url string) {
+	config, err := hasp.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := config.Driver(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := hasp.New(d, nil)
+	defer c.Close()
+	traits := d.Traits()
+	for _, s := range strategies {
+		if s.Name == strategy && (traits.Reach.String() != s.Reach || traits.Fenced != s.Fence || traits.Ordered != (s.Order != "none")) {
+			t.Errorf("%+v has the traits %+v", s, traits)
+		}
+	}
+
+	l, err := c.Lock(t.Context(), "backup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out := run(t, url, "ls"); !strings.Contains(out, "backup") {
+		t.Errorf("ls: %s", out)
+	}
+	if out := run(t, url, "inspect", "backup"); !strings.Contains(out, "held") {
+		t.Errorf("inspect: %s", out)
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if out := run(t, url, "run", "backup", "--", "echo", "locked"); out != "locked\n" {
+		t.Errorf("run: %q", out)
+	}
+}

@@ -1,0 +1,155 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/etcdlock"
+)
+
+// A keep-alive that etcd has confirmed does not prove that the lease lives. etcd may confirm it
+// for a lease that it is just revoking (https://github.com/etcd-io/etcd/pull/20590), and a leader
+// that was deposed may confirm it (https://github.com/etcd-io/etcd/issues/15247) or revoke a lease
+// that the new leader keeps alive (https://github.com/etcd-io/etcd/pull/16822). These tests forge
+// such answers.
+
+// revoke ends the lease of the only entry of a key.
+func revoke(t *testing.T, client *clientv3.Client, key string) {
+	r, err := client.Get(context.Background(), "hasp/"+key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+	if err == nil {
+		_, err = client.Revoke(context.Background(), clientv3.LeaseID(r.Kvs[0].Lease))
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A renewal fails if the entry is gone, even if etcd confirms the keep-alive, and even if the
+// entry was there when the keep-alive was sent.
+func TestRenewalOfARevokedLease(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	client := plainClient(t, s.Client)
+	for name, late := range map[string]time.Duration{"at once": 0, "late": 9 * time.Second, "not in time": patience} {
+		t.Run(name, func(t *testing.T) {
+			d, m := openMuffled(t, s.Client)
+			c := take(t, d, "key", 5*time.Minute)
+			ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+			defer cancel()
+			m.changing(func(msg any) {
+				if r, ok := msg.(*pb.LeaseKeepAliveResponse); ok {
+					select {
+					case <-time.After(late):
+					case <-ctx.Done():
+					}
+					if late < patience {
+						revoke(t, client, c.Key)
+					}
+					r.TTL = 300
+				}
+			})
+			if late == patience {
+				revoke(t, client, c.Key)
+			}
+			if err := renewWithin(ctx, d, c); !errors.Is(err, backend.ErrLost) {
+				t.Errorf("renewal of a lease that was revoked: %v, want ErrLost", err)
+			}
+		})
+	}
+}
+
+// A keep-alive that a deposed leader has confirmed is not taken for a renewal.
+func TestRenewalByADeposedLeader(t *testing.T) {
+	t.Parallel()
+	d, m := openMuffled(t, startServers(t, 1)[0].Client)
+	c := take(t, d, "key", 5*time.Minute)
+	m.changing(func(msg any) {
+		if r, ok := msg.(*pb.LeaseKeepAliveResponse); ok {
+			r.Header.RaftTerm--
+		}
+	})
+	if err := renew(d, c); err == nil || errors.Is(err, backend.ErrLost) {
+		t.Errorf("renewal that a deposed leader has confirmed: %v, want an error of unknown outcome", err)
+	}
+	m.changing(nil)
+	if err := renew(d, c); err != nil {
+		t.Errorf("the next renewal: %v", err)
+	}
+}
+
+// The lease of a waiter is revoked when the key has just become its own, and etcd confirms the
+// keep-alive. The waiter does not get the key by the entry that is gone.
+func TestGrantOfARevokedLease(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, m := openMuffled(t, s.Client)
+	h := openDriver(t, s.Client)
+	suspend := etcdlock.Suspendable(d)
+	client := plainClient(t, s.Client)
+	held := take(t, h, "key", 5*time.Minute)
+	granted := make(chan error, 1)
+	c := claimFor("key", 5*time.Minute)
+	c.Renewed = true
+	go func() {
+		_, err := d.Wait(context.Background(), c)
+		granted <- err
+	}()
+	queued(t, h, "key", 1)
+
+	revoked := false
+	m.changing(func(msg any) {
+		switch msg := msg.(type) {
+		case *pb.WatchResponse: // has the end of the first hold
+			for _, e := range msg.Events {
+				if revoked && e.Type == mvccpb.Event_DELETE {
+					e.Kv.Key = []byte("hasp/lost") // the waiter does not learn of the end of its entry
+				}
+				suspend(3 * time.Second) // so the waiter sends a keep-alive before it takes the key
+			}
+		case *pb.LeaseKeepAliveRequest:
+			if !revoked {
+				revoked = true
+				revoke(t, client, "key")
+			}
+		case *pb.LeaseKeepAliveResponse:
+			msg.TTL = 5
+		}
+	})
+	if err := release(h, held); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-granted; err != nil {
+		t.Fatal(err)
+	}
+	if !revoked {
+		t.Fatal("the waiter sent no keep-alive")
+	}
+	if _, err := acquire(h, claimFor("key", time.Minute)); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("a second holder: %v, want ErrHeld", err)
+	}
+}
+
+// A waiter whose lease is revoked waits on, with another one.
+func TestWaiterWhoseLeaseIsRevoked(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	d, h := openDriver(t, s.Client), openDriver(t, s.Client)
+	held := take(t, h, "key", 5*time.Minute)
+	w := wants(t, d, "key")
+	queued(t, h, "key", 1)
+	revoke(t, plainClient(t, s.Client), "key")
+	queued(t, h, "key", 1)
+	if err := release(h, held); err != nil {
+		t.Fatal(err)
+	}
+	if err := release(d, w.granted(t)); err != nil {
+		t.Error(err)
+	}
+}

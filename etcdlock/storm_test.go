@@ -1,0 +1,158 @@
+package etcdlock_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/etcdlock"
+)
+
+// Calls that found no connection leave nothing to clean up.
+func TestNothingSentNothingToEnd(t *testing.T) {
+	t.Parallel()
+	link, err := conformance.TCP(startServers(t, 1)[0].Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(link.Close)
+	d := openDriver(t, link.Store)
+	link.Set(conformance.Down)
+	eventually(t, "calls that leave nothing", func() error {
+		before := d.Burials() // of calls whose connection was cut
+		for range 20 {
+			if _, err := acquire(d, claimFor("key", time.Hour)); err == nil {
+				t.Fatal("acquired a key without etcd")
+			}
+		}
+		if n := d.Burials(); n > before {
+			return fmt.Errorf("%d leases to end after 20 calls, %d before", n, before)
+		}
+		return nil
+	})
+}
+
+// However many callers there are, few of their calls are under way at once, and few of the
+// clean-up.
+func TestCallsAtOnce(t *testing.T) {
+	t.Parallel()
+	d, meddler := openMeddled(t, startServers(t, 1)[0].Client, nil)
+	const callers, most = 200, 64
+	var mu sync.Mutex
+	now, peak := map[string]int{}, map[string]int{}
+	gates := map[string]chan struct{}{"LeaseGrant": make(chan struct{}), "LeaseRevoke": make(chan struct{})}
+	meddler.set(func(method string) error {
+		mu.Lock()
+		now[method]++
+		peak[method] = max(peak[method], now[method])
+		mu.Unlock()
+		if gate := gates[method]; gate != nil {
+			<-gate
+		}
+		mu.Lock()
+		now[method]--
+		mu.Unlock()
+		return nil
+	}, losing("Txn"))
+	blocked := func(method string) {
+		eventually(t, "calls of "+method, func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if now[method] < most {
+				return fmt.Errorf("%d", now[method])
+			}
+			return nil
+		})
+		close(gates[method])
+	}
+
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for i := range callers {
+		wg.Go(func() { _, _ = d.Acquire(ctx, claimFor(fmt.Sprint("key-", i), 5*time.Minute)) })
+	}
+	blocked("LeaseGrant")
+	wg.Wait()
+	blocked("LeaseRevoke") // of the leases whose puts have no known outcome
+	eventually(t, "the end of the clean-up", func() error {
+		if n := d.Burials(); n > 0 {
+			return fmt.Errorf("%d leases to end", n)
+		}
+		return nil
+	})
+	for _, method := range []string{"LeaseGrant", "Txn", "LeaseRevoke"} {
+		if peak[method] > most {
+			t.Errorf("%d calls of %s at once, want %d at most", peak[method], method, most)
+		}
+	}
+}
+
+// While no member answers, and while the password is wrong, the driver asks again after pauses that
+// grow to a second.
+func TestPauses(t *testing.T) {
+	t.Parallel()
+	few := func(t *testing.T, what string, d *etcdlock.Driver, count func() float64) {
+		t.Helper()
+		before, began := count(), time.Now()
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				for time.Since(began) < 4*time.Second {
+					if _, err := acquire(d, claimFor(fmt.Sprint("pause-", i), time.Minute)); err == nil {
+						t.Error("acquired a key")
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			})
+		}
+		wg.Wait()
+		most := 5 + time.Since(began).Seconds() // after 0.1, 0.2, 0.4, 0.8 s, and so on
+		if n := count() - before; n < 2 || n > most {
+			t.Errorf("%v %s, want 2 to %v", n, what, most)
+		}
+	}
+	t.Run("connections", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		var made atomic.Int64
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				made.Add(1)
+				conn.Close()
+			}
+		}()
+		d := etcdlock.New(plainClient(t, l.Addr().String()), nil)
+		t.Cleanup(func() { d.Close() })
+		few(t, "connections", d, func() float64 { return float64(made.Load()) })
+	})
+	t.Run("passwords", func(t *testing.T) {
+		s := startServers(t, 1)[0]
+		enableUsers(t, s)
+		d := openDriver(t, "joe:hunter2@"+s.Client)
+		root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { root.Close() })
+		if _, err := root.UserChangePassword(t.Context(), "joe", "another"); err != nil {
+			t.Fatal(err)
+		}
+		few(t, "passwords", d, func() float64 { return metric(t, s, `grpc_server_started_total\{grpc_method="Authenticate".*`) })
+	})
+}

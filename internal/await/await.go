@@ -1,0 +1,109 @@
+// Package await has tests wait for what must happen, on a machine of any speed. An event
+// gets much longer than any machine needs.
+package await
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/internal/stall"
+)
+
+// Patience is how long a test waits for an event.
+const Patience = 90 * time.Second
+
+// Must ends the test if err is not nil.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Crowd skips a test with -short. With the race detector, a crowd in virtual time takes up to a
+// hundred times as long.
+func Crowd(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("has a crowd, which takes long with -race")
+	}
+}
+
+// Return ends the test unless f returns.
+func Return(t testing.TB, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	select {
+	case <-done:
+	case <-time.After(Patience):
+		t.Fatalf("%s does not return", what)
+	}
+}
+
+// Until calls f until it returns true.
+func Until(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	Success(t, what, func() error {
+		if !f() {
+			return errNot
+		}
+		return nil
+	})
+}
+
+var errNot = errors.New("it is not so")
+
+// Success calls f until it returns nil.
+func Success(t testing.TB, what string, f func() error) {
+	t.Helper()
+	pause, end := time.Millisecond, time.Now().Add(Patience)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v: %v", what, Patience, err)
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}
+
+// InTime calls f, which returns what is wrong. That counts if f returned within limit.
+// If the machine was slower, InTime tries again. If it is always slower, the test is
+// skipped.
+func InTime(t testing.TB, limit time.Duration, f func() (wrong string)) {
+	t.Helper()
+	again(t, limit, f, func() func() time.Duration {
+		began := time.Now()
+		return func() time.Duration { return time.Since(began) }
+	})
+}
+
+// Undisturbed is InTime for an f that waits. What is wrong counts if neither this process
+// nor probe, such as a call to a server, ever stood still for longer than limit.
+func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wrong string)) {
+	t.Helper()
+	again(t, limit, f, func() func() time.Duration { return stall.Watch(probe) })
+}
+
+// again calls f until what is wrong counts, because stop returns less than limit.
+func again(t testing.TB, limit time.Duration, f func() (wrong string), watch func() (stop func() time.Duration)) {
+	t.Helper()
+	for range 20 {
+		stop := watch()
+		wrong := f()
+		slow := stop()
+		switch {
+		case wrong == "":
+			return
+		case slow <= limit:
+			t.Fatal(wrong)
+		}
+		t.Logf("tried again, because the machine was slow (%v, want %v at most): %s", slow, limit, wrong)
+	}
+	t.Skip("this machine is too slow")
+}

@@ -1,0 +1,101 @@
+package await
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp/internal/stall"
+)
+
+// double is a test that keeps how it ended.
+type double struct {
+	testing.TB
+	end string
+}
+
+func (d *double) Helper()                   {}
+func (d *double) Logf(string, ...any)       {}
+func (d *double) Fatal(args ...any)         { d.stop("fail: " + fmt.Sprint(args...)) }
+func (d *double) Skip(args ...any)          { d.stop("skip") }
+func (d *double) Fatalf(f string, a ...any) { d.stop("fail: " + fmt.Sprintf(f, a...)) }
+func (d *double) stop(end string)           { d.end = end; panic(d) }
+
+// ends returns how a test with f ends, and after how long.
+func ends(f func(t testing.TB)) (end string, after time.Duration) {
+	began, d := time.Now(), &double{}
+	defer func() {
+		if p := recover(); p != nil && p != any(d) {
+			panic(p)
+		}
+		end, after = d.end, time.Since(began)
+	}()
+	f(d)
+	return
+}
+
+// takes returns an f for InTime. Each call takes the next time and is wrong, but the last.
+func takes(times ...time.Duration) func() string {
+	return func() string {
+		if len(times) == 0 {
+			return ""
+		}
+		time.Sleep(times[0])
+		times = times[1:]
+		return "wrong"
+	}
+}
+
+func TestEnds(t *testing.T) {
+	never := errors.New("never")
+	calls := 0
+	for name, c := range map[string]struct {
+		f     func(t testing.TB)
+		end   string
+		after time.Duration
+	}{
+		"right":              {func(t testing.TB) { InTime(t, time.Second, takes()) }, "", 0},
+		"wrong":              {func(t testing.TB) { InTime(t, time.Second, takes(time.Second)) }, "fail: wrong", time.Second},
+		"wrong when slow":    {func(t testing.TB) { InTime(t, time.Second, takes(2*time.Second)) }, "", 2 * time.Second},
+		"always slow":        {func(t testing.TB) { InTime(t, 0, func() string { time.Sleep(time.Nanosecond); return "wrong" }) }, "skip", 20},
+		"waits and is wrong": {func(t testing.TB) { Undisturbed(t, time.Second, nil, takes(time.Hour)) }, "fail: wrong", time.Hour},
+		"the probe is slow": {func(t testing.TB) {
+			Undisturbed(t, time.Second, func() { time.Sleep(2 * time.Second) }, takes(time.Second))
+		}, "", 2 * time.Second},
+		"an event":        {func(t testing.TB) { Until(t, "it", func() bool { calls++; return calls == 2 }) }, "", time.Millisecond},
+		"no event":        {func(t testing.TB) { Until(t, "it", func() bool { return false }) }, "fail: it: not within 1m30s: it is not so", Patience},
+		"no success":      {func(t testing.TB) { Success(t, "it", func() error { return never }) }, "fail: it: not within 1m30s: never", Patience},
+		"a return":        {func(t testing.TB) { Return(t, "it", func() { time.Sleep(time.Second) }) }, "", time.Second},
+		"no return":       {func(t testing.TB) { Return(t, "it", func() { time.Sleep(time.Hour) }) }, "fail: it does not return", Patience},
+		"an error":        {func(t testing.TB) { Must(t, never) }, "fail: never", 0},
+		"not of an error": {func(t testing.TB) { Must(t, nil) }, "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				end, after := ends(c.f)
+				defer time.Sleep(2 * time.Hour) // for what does not return
+				if end != c.end || after < c.after {
+					t.Errorf("got %q after %v, want %q after %v", end, after, c.end, c.after)
+				}
+			})
+		})
+	}
+}
+
+// A process that runs all the time has no stall. The time of a probe counts.
+func TestStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stop := stall.Watch(nil)
+		time.Sleep(time.Minute)
+		if d := stop(); d > 0 {
+			t.Errorf("a stall of %v", d)
+		}
+		stop = stall.Watch(func() { time.Sleep(time.Second) })
+		time.Sleep(5 * time.Second)
+		if d := stop(); d < time.Second-20*time.Millisecond || d > time.Second {
+			t.Errorf("a stall of %v, want the time of the probe", d)
+		}
+	})
+}

@@ -1,0 +1,74 @@
+package crew
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// Child is a process for a test. The test reads the lines that it prints.
+type Child struct {
+	*Process
+	err strings.Builder
+}
+
+// Test starts a child. The end of the test kills it.
+func Test(t *testing.T, role string, args ...string) *Child {
+	t.Helper()
+	c := &Child{}
+	var err error
+	if c.Process, err = StartProgram(&c.err, nil, role, args...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.End)
+	return c
+}
+
+// Line returns the next line that the child prints.
+func (c *Child) Line(t *testing.T) (line string) {
+	t.Helper()
+	var err error
+	printed := make(chan bool)
+	go func() {
+		line, err = c.in.ReadString('\n')
+		close(printed)
+	}()
+	select {
+	case <-printed:
+		if err != nil {
+			t.Fatalf("the child has ended: %v, %s", c.Wait(), c.err.String())
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the child prints nothing")
+	}
+	return strings.TrimSuffix(line, "\n")
+}
+
+// Rest returns what a child prints until it ends. It fails the test if the child
+// prints an error.
+func (c *Child) Rest(t *testing.T) (lines []string) {
+	t.Helper()
+	for {
+		line, err := c.in.ReadString('\n')
+		if err != nil {
+			break
+		}
+		lines = append(lines, strings.TrimSuffix(line, "\n"))
+	}
+	c.Wait()
+	if c.err.Len() > 0 {
+		t.Fatalf("the child had an error: %s", c.err.String())
+	}
+	return lines
+}
+
+// Finish lets a child end that waits for it, and fails the test if the child has an
+// error.
+func (c *Child) Finish(t *testing.T) {
+	t.Helper()
+	c.stdin.Close()
+	c.Rest(t)
+	if !c.cmd.ProcessState.Success() {
+		t.Errorf("the child ended with %v", c.cmd.ProcessState)
+	}
+}

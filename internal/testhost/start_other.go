@@ -1,8 +1,0 @@
-//go:build !linux
-
-package testhost
-
-import "os/exec"
-
-// endWithParent does nothing here: if this program is killed, the process continues to run.
-func endWithParent(*exec.Cmd) {}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// bench is one run of this program.
+type bench struct {
+	plan    plan
+	all     []contestant
+	only    []string            // what the texts of settings must contain
+	servers redistest.Lab       // ends the servers
+	redises []*redistest.Server // first the one that contestants on one node use, then five masters
+	at      stores
+	far     map[time.Duration]stores // by what they add to each round trip
+	meter   *meter
+	workers []*crew.Process
+	open    map[string]locker // by contestant; open until the process ends
+	results *results
+	began   time.Time
+}
+
+var (
+	errTime  = errors.New("no time left") // ends what is in progress when the run must end
+	errWrong = errors.New("wrong")        // a failure that a slow machine does not explain
+)
+
+// newBench starts servers and workers. The caller must call close, even after
+// an error.
+func newBench(ctx context.Context, p plan, all []contestant) (b *bench, err error) {
+	b = &bench{plan: p, all: all, open: map[string]locker{}, far: map[time.Duration]stores{}, began: time.Now()}
+	if err := b.start(ctx); err != nil {
+		return b, err
+	}
+	processes := 0
+	for _, c := range slices.Concat(p.contests, p.fair) {
+		processes = max(processes, c.processes)
+	}
+	for range processes {
+		w, err := crew.Start(workerRole)
+		if err != nil {
+			return b, err
+		}
+		b.workers = append(b.workers, w)
+	}
+	b.results = newResults(all, b.meter.serverVersion(ctx))
+	return b, nil
+}
+
+func (b *bench) close() {
+	for _, w := range b.workers {
+		w.End()
+	}
+	if b.meter != nil {
+		b.meter.close()
+	}
+	b.servers.Close()
+}
+
+// locker returns a contestant's locker, which stays open.
+func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) {
+	if l = b.open[c.name]; l == nil {
+		if l, err = c.open(ctx, b.at, term); err != nil {
+			return nil, err
+		}
+		b.open[c.name] = l
+	}
+	return l, nil
+}
+
+// turn is one measurement of one contestant in one setting.
+type turn struct {
+	section
+	contestant
+	do func(context.Context) (figures, error)
+}
+
+// turns returns the turns of one round of a scenario. In each setting all
+// contestants follow each other. Each round begins with another contestant.
+func (b *bench) turns(round int, scenario string) (all []turn) {
+	first := round * len(b.all) / b.plan.rounds
+	order := slices.Concat(b.all[first:], b.all[:first])
+	add := func(s fmt.Stringer, c contestant, do func(context.Context) (figures, error)) {
+		lacks := func(word string) bool { return !strings.Contains(s.String(), word) }
+		if !slices.ContainsFunc(b.only, lacks) {
+			all = append(all, turn{section{scenario, s.String()}, c, do})
+		}
+	}
+
+	switch scenario {
+	case uncontended:
+		for _, d := range b.plan.distinct {
+			for range d.times {
+				for _, c := range order {
+					if !c.alike {
+						add(d, c, func(ctx context.Context) (figures, error) { return b.uncontended(ctx, c, d) })
+					}
+				}
+			}
+		}
+	case contended, fair:
+		contests := b.plan.contests
+		if scenario == fair {
+			contests = b.plan.fair
+		}
+		ring := contestant{name: ringName, group: bare, nodes: 1, waits: true, fair: true}
+		for _, s := range contests {
+			for _, c := range append([]contestant{ring}, order...) {
+				if s.includes(c) {
+					add(s, c, func(ctx context.Context) (figures, error) { return b.contended(ctx, scenario, c, s) })
+				}
+			}
+		}
+	case leases:
+		for _, s := range b.plan.crowds {
+			for _, c := range order {
+				if s.includes(c) {
+					add(s, c, func(ctx context.Context) (figures, error) { return b.leases(ctx, c, s) })
+				}
+			}
+		}
+	}
+	return all
+}
+
+// run makes as many rounds as there is time for. If there is only one round,
+// each scenario has an equal share of the time, so that a slow machine measures
+// something of each.
+func (b *bench) run(ctx context.Context, names []string) error {
+	for round := range b.plan.rounds {
+		for i, scenario := range names {
+			if scenario == fair && round > 0 {
+				continue // its turns are long
+			}
+			budget := b.plan.budget
+			if b.plan.rounds == 1 {
+				budget = budget * time.Duration(i+1) / time.Duration(len(names))
+			}
+			if err := b.round(ctx, round, scenario, b.began.Add(budget)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// round makes the turns of a scenario that can begin before until.
+func (b *bench) round(ctx context.Context, round int, scenario string, until time.Time) error {
+	setting := ""
+	for _, t := range b.turns(round, scenario) {
+		if time.Now().After(until) || context.Cause(ctx) == errTime {
+			b.skip(round, t)
+			return nil
+		}
+		if t.setting != setting {
+			setting = t.setting
+			fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n", time.Since(b.began).Seconds(), round+1, b.plan.rounds, scenario, setting)
+		}
+
+		f, err := t.within(ctx)
+		name := fmt.Sprintf("%s, %s: %s", scenario, setting, t.name)
+		switch {
+		case err == nil:
+			b.results.add(t.cell(t.name), f)
+		case errors.Is(err, errWrong):
+			return fmt.Errorf("%s: %w", name, err)
+		case context.Cause(ctx) == errTime:
+			b.skip(round, t)
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case t.group == theirs || errors.Is(err, errMany) || excused(err, 0, term):
+			b.results.note("%s has no figures: %v", name, err)
+		default:
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (b *bench) skip(round int, t turn) {
+	b.results.Skipped = append(b.results.Skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, t.scenario, t.setting, t.name))
+}
+
+// within makes the turn. It leaves the turn behind if that does not return soon
+// after ctx has ended.
+func (t turn) within(ctx context.Context) (f figures, err error) {
+	type outcome struct {
+		f   figures
+		err error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		f, err := t.do(ctx)
+		done <- outcome{f, err}
+	}()
+	late := make(chan struct{})
+	defer context.AfterFunc(ctx, func() {
+		time.Sleep(grace)
+		close(late)
+	})()
+
+	select {
+	case o := <-done:
+		return o.f, o.err
+	case <-late:
+		return nil, context.Cause(ctx)
+	}
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+)
+
+// locker is the interface that every contestant is adapted to. The adapters are
+// thin, so that the costs are the contestant's own.
+type locker interface {
+	lock(ctx context.Context, key string) (held, error) // waits
+	close()
+}
+
+// held is a key that its caller holds.
+type held interface {
+	Unlock(ctx context.Context) error
+}
+
+// perCaller is a locker with which each caller of the same key needs a locker of
+// its own.
+type perCaller interface {
+	caller(ctx context.Context) (locker, error)
+}
+
+// stores says where the locks are kept.
+type stores struct {
+	One  string   // URL of a Redis
+	Five []string // URLs of five independent masters
+	Etcd string   // the address that etcd serves
+
+	Postgres string // URL of a database
+}
+
+// The groups of contestants.
+const (
+	bare   = "bare" // no lock library: the best that can be expected
+	ours   = "hasp"
+	theirs = "peer"
+)
+
+// opener opens a contestant.
+type opener func(ctx context.Context, s stores, term time.Duration) (locker, error)
+
+// contestant is one way to lock.
+type contestant struct {
+	name   string
+	group  string
+	nodes  int    // how many Redis servers it takes; 0 means an etcd, onPostgres a PostgreSQL
+	waits  bool   // takes part in the scenario of a contended key
+	fair   bool   // takes part in the scenario of a contended key that is held
+	renews bool   // by itself
+	alike  bool   // the same as another if there is no contention
+	asked  bool   // takes part only if --only names it
+	most   int    // the most leases that it is measured with
+	open   opener // nil for the ring
+}
+
+const (
+	all = 1 << 30
+	few = 10_000
+)
+
+func contestants() []contestant {
+	return []contestant{
+		{name: "bare", group: bare, nodes: 1, waits: true, fair: true, open: openBare(false, polling)},
+		{name: "bare-batched", group: bare, nodes: 1, waits: true, fair: true, open: openBare(true, polling)},
+		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
+		{name: "hasp-spinlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("spinlock", "")},
+		{name: "hasp-pubsublock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: few, open: openHasp("pubsublock", "")},
+		{name: "hasp-fairlock", group: ours, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openHasp("fairlock", "")},
+		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, renews: true, most: few, open: openRedlock},
+		{name: "hasp-redlock-3", group: ours, nodes: 3, fair: true, alike: true, open: openRedlock},
+		{name: "hasp-etcdlock", group: ours, waits: true, renews: true, most: few, open: openEtcdlock},
+		{name: "hasp-pglock", group: ours, nodes: onPostgres, waits: true, renews: true, most: few, asked: true, open: openPglock},
+		{name: "postgres-rows", group: bare, nodes: onPostgres, waits: true, asked: true, open: openRows},
+		{name: "postgres-advisory", group: theirs, nodes: onPostgres, waits: true, asked: true, open: openAdvisory},
+		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false, seldom)},
+		{name: "redislock-batched", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(true, seldom)},
+		{name: "redislock-eager", group: theirs, nodes: 1, waits: true, fair: true, alike: true, open: openRedislock(false, often)},
+		{name: "redsync", group: theirs, nodes: 1, waits: true, fair: true, open: openRedsync(1, false)},
+		{name: "redsync-3", group: theirs, nodes: 3, fair: true, alike: true, open: openRedsync(3, false)},
+		{name: "redsync-5", group: theirs, nodes: 5, waits: true, open: openRedsync(5, false)},
+		{name: "redsync-5-failfast", group: theirs, nodes: 5, waits: true, open: openRedsync(5, true)},
+		{name: "rueidislock", group: theirs, nodes: 1, waits: true, fair: true, renews: true, most: all, open: openRueidislock(true)},
+		{name: "rueidislock-default", group: theirs, nodes: 1, waits: true, renews: true, most: 1000, open: openRueidislock(false)},
+		{name: "etcd", group: theirs, waits: true, renews: true, most: few, open: openEtcd},
+	}
+}
+
+// term is the term of all leases, except in the scenario of many leases.
+const term = 30 * time.Second
+
+// patience is for steps that end by themselves unless the machine hangs.
+const patience = 3 * time.Minute
+
+// excused reports whether an error may only mean that the machine was slow: a
+// timeout, or any error after half of the term.
+func excused(err error, took, term time.Duration) bool {
+	var timeout net.Error
+	return took > term/2 || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() ||
+		errors.Is(err, rpctypes.ErrTimeout) || strings.Contains(err.Error(), "timeout")
+}
+
+// chosen returns the contestants whose names contain one of the words. Without
+// words it returns all that --only need not name.
+func chosen(all []contestant, words []string) []contestant {
+	return slices.DeleteFunc(all, func(c contestant) bool {
+		if len(words) == 0 {
+			return c.asked
+		}
+		return !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })
+	})
+}

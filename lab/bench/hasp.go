@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp"
+	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/pubsublock"
+	_ "github.com/hasplock/hasp/redlock"
+	_ "github.com/hasplock/hasp/spinlock"
+)
+
+// haspLocker is a Client that is opened by URL, as users open it.
+type haspLocker struct{ c *hasp.Client }
+
+func openHasp(strategy, params string) opener {
+	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
+		return openURL(ctx, strategy+"+"+s.One+params, term)
+	}
+}
+
+// openRedlock joins the hosts of the URLs to one URL.
+func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
+	hosts := make([]string, len(s.Five))
+	for i, url := range s.Five {
+		hosts[i] = strings.TrimSuffix(strings.TrimPrefix(url, "redis://"), "/0")
+	}
+	return openURL(ctx, "redlock+redis://"+strings.Join(hosts, ","), term)
+}
+
+func openURL(ctx context.Context, url string, term time.Duration) (locker, error) {
+	c, err := hasp.Open(ctx, url, &hasp.Options{TTL: term, Timeout: time.Minute})
+	if err != nil {
+		return nil, err
+	}
+	return haspLocker{c}, nil
+}
+
+func (h haspLocker) lock(ctx context.Context, key string) (held, error) {
+	lease, err := h.c.Lock(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return lease, nil
+}
+
+func (h haspLocker) close() { h.c.Close() }

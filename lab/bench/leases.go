@@ -1,0 +1,208 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// takers is how many callers take and release leases at once, within acquiring.
+const (
+	takers    = 128
+	acquiring = 12 * time.Second
+)
+
+// probing is the pause of the lone caller between two pairs.
+const probing = 10 * time.Millisecond
+
+var errMany = errors.New("it does not take that many leases in time")
+
+// leases measures the cost of many leases, and their effect on a lone caller.
+// The lone caller is measured without leases first.
+func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, err error) {
+	at, m := b.at, b.meter
+	cut := func() {}
+	if s.unreachable {
+		var lab redistest.Lab
+		defer lab.Close()
+		var links []*faultproxy.Proxy
+		if at, links, err = b.behindProxies(&lab, 0); err != nil {
+			return nil, err
+		}
+		last := len(links) - 1
+		m, cut = m.first(last), links[last].Stall
+	}
+	l, err := c.open(ctx, at, s.term)
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+
+	// A first run opens connections and loads scripts.
+	if _, err := pairs(ctx, l, s.term, distinctKeys(takers), 50*time.Millisecond); err != nil {
+		return nil, err
+	}
+	name := "bench:" + rand.Text()[:8]
+	probe := &prober{l, name, s.term, probing}
+	memory, goroutines := heap(), runtime.NumGoroutine()
+	without, err := probe.beside(ctx, m, c, alone)
+	if err != nil {
+		return nil, err
+	}
+
+	all, err := acquire(ctx, l, name, s)
+	defer func() {
+		if lost := release(ctx, all); f != nil {
+			f["lost"] = float64(lost)
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	memory, goroutines = heap()-memory, runtime.NumGoroutine()-goroutines
+	cut()
+	with, err := probe.beside(ctx, m, c, s.length)
+	if err != nil {
+		return nil, err
+	}
+
+	n := float64(s.leases)
+	if s.leases == 0 {
+		n = math.NaN() // no figure per lease
+	}
+	each := without.server.scripts / float64(len(without.pairs)) // scripts of a lone pair
+	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(m.nodes(c))
+	return figures{
+		"renewals_per_s":         max(renewals, 0) / with.seconds,
+		"goroutines":             float64(goroutines),
+		"client_core_percent":    with.cpu / with.seconds * 100,
+		"server_core_percent":    with.server.cpu / with.seconds * 100,
+		"client_keeping_percent": (with.cpu/with.seconds - without.cpu/without.seconds) * 100,
+		"server_keeping_percent": (with.server.cpu/with.seconds - without.server.cpu/without.seconds) * 100,
+		"client_bytes_per_lease": memory / n,
+		"p50_us":                 percentile(with.pairs, 50),
+		"p99_us":                 percentile(with.pairs, 99),
+		"lock_p99_us":            percentile(with.locks, 99),
+	}, nil
+}
+
+// prober is the lone caller.
+type prober struct {
+	l     locker
+	key   string
+	term  time.Duration
+	pause time.Duration // between two pairs
+}
+
+// spell is what the lone caller measured, and what all cost meanwhile.
+type spell struct {
+	locks, pairs []time.Duration
+	seconds, cpu float64
+	server       spent
+}
+
+// beside makes pairs for length. A pair that is stuck is the last.
+func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time.Duration) (s spell, err error) {
+	before, err := m.read(ctx, c)
+	if err != nil {
+		return s, err
+	}
+	bound, cancel := context.WithTimeout(ctx, length+grace)
+	defer cancel()
+	cpu, began := cpuTime(), time.Now()
+	for end := began.Add(length); s.pairs == nil || time.Now().Before(end); time.Sleep(p.pause) {
+		if err := p.pair(bound, &s); err != nil {
+			return s, err
+		}
+	}
+	s.seconds, s.cpu = time.Since(began).Seconds(), (cpuTime() - cpu).Seconds()
+	after, err := m.read(ctx, c)
+	s.server = after.since(before)
+	return s, err
+}
+
+func (p *prober) pair(ctx context.Context, s *spell) error {
+	began := time.Now()
+	h, err := p.l.lock(ctx, p.key)
+	s.locks = append(s.locks, time.Since(began))
+	if err == nil {
+		err = h.Unlock(context.WithoutCancel(ctx))
+	}
+	took := time.Since(began)
+	s.pairs = append(s.pairs, took)
+	if err != nil && (ctx.Err() != nil || excused(err, took, p.term)) {
+		err = nil
+	}
+	return err
+}
+
+// acquire takes the leases of the setting, except for those whose Lock failed
+// because the machine was slow.
+func acquire(ctx context.Context, l locker, name string, s crowd) (all []held, err error) {
+	all = make([]held, s.leases)
+	end := time.Now().Add(acquiring)
+	err = together(s.leases, func(i int) error {
+		began := time.Now()
+		if began.After(end) {
+			return errMany
+		}
+		h, err := l.lock(ctx, fmt.Sprint(name, ":", i))
+		switch {
+		case err == nil:
+			all[i] = h
+		case !excused(err, time.Since(began), s.term):
+			return err
+		}
+		return nil
+	})
+	return all, err
+}
+
+// release unlocks them, and returns how many were lost.
+func release(ctx context.Context, all []held) int64 {
+	var lost atomic.Int64
+	_ = together(len(all), func(i int) error {
+		if all[i] != nil && all[i].Unlock(ctx) != nil {
+			lost.Add(1)
+		}
+		return nil
+	})
+	return lost.Load()
+}
+
+// together calls do for 0 to n-1 on several goroutines. A goroutine stops at its
+// first error.
+func together(n int, do func(i int) error) error {
+	var (
+		next atomic.Int64
+		wg   sync.WaitGroup
+		errs = make([]error, takers)
+	)
+	for h := range takers {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n && errs[h] == nil; i = int(next.Add(1)) - 1 {
+				errs[h] = do(i)
+			}
+		})
+	}
+	wg.Wait()
+	return cmp.Or(errs...)
+}
+
+// heap returns the bytes of live objects and stacks.
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc + m.StackInuse)
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+)
+
+// section is a setting of a scenario.
+type section struct{ scenario, setting string }
+
+// cell names the figures of one contestant in one section.
+type cell string
+
+func (s section) cell(contestant string) cell {
+	return cell(s.scenario + "; " + s.setting + "; " + contestant)
+}
+
+// results are the figures of all rounds. They are written as results.json.
+type results struct {
+	Began    time.Time
+	Took     time.Duration
+	Machine  string
+	Redis    string // its version
+	Quick    bool
+	Versions map[string]string // of the contestants' modules
+	Skipped  []string          // turns that there was no time for
+	Notes    []string          // faults of peers, and turns without figures
+	Values   map[cell]map[string][]float64
+
+	contestants []contestant
+}
+
+// modules are the paths of the contestants' modules.
+var modules = []string{
+	"github.com/hasplock/hasp", "github.com/redis/go-redis/v9", "github.com/bsm/redislock", "github.com/go-redsync/redsync/v4",
+	"github.com/redis/rueidis", "go.etcd.io/etcd/client/v3", "github.com/jackc/pgx/v5",
+}
+
+func newResults(all []contestant, redis string) *results {
+	r := &results{
+		Began:    time.Now(),
+		Machine:  fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH, count(runtime.NumCPU(), "CPU", "CPUs")),
+		Redis:    redis,
+		Versions: map[string]string{},
+		Values:   map[cell]map[string][]float64{}, contestants: all,
+	}
+	info, _ := debug.ReadBuildInfo()
+	for _, m := range info.Deps {
+		if slices.Contains(modules, m.Path) {
+			r.Versions[m.Path] = m.Version
+			if m.Replace != nil {
+				r.Versions[m.Path] = "of this repository"
+			}
+		}
+	}
+	return r
+}
+
+// add adds the figures of a turn. It leaves out what is not a finite number.
+func (r *results) add(c cell, f figures) {
+	if r.Values[c] == nil {
+		r.Values[c] = map[string][]float64{}
+	}
+	for name, v := range f {
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			r.Values[c][name] = append(r.Values[c][name], v)
+		}
+	}
+}
+
+// note adds a line to the notes.
+func (r *results) note(format string, args ...any) {
+	r.Notes = append(r.Notes, strings.TrimSpace(fmt.Sprintf(format, args...)))
+	fmt.Fprintln(os.Stderr, r.Notes[len(r.Notes)-1])
+}
+
+// median returns the median of a metric over all rounds, or NaN.
+func (r *results) median(c cell, metric string) float64 {
+	v := slices.Sorted(slices.Values(r.Values[c][metric]))
+	switch n := len(v); {
+	case n == 0:
+		return math.NaN()
+	case n%2 == 0:
+		return (v[n/2] + v[n/2-1]) / 2
+	default:
+		return v[n/2]
+	}
+}
+
+// percentile returns a percentile by nearest rank, in microseconds.
+func percentile(all []time.Duration, p int) float64 {
+	if len(all) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(all)
+	return float64(all[(len(all)*p+99)/100-1].Nanoseconds()) / 1e3
+}
+
+// write writes results.json and results.md to a directory.
+func (r *results) write(dir string) error {
+	r.Took = time.Since(r.Began)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "results.json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	page := filepath.Join(dir, "results.md")
+	if err := os.WriteFile(page, r.page(), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "%4.0fs  see %s\n", r.Took.Seconds(), page)
+	return nil
+}
+
+// readResults reads a results.json.
+func readResults(path string) (*results, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r := newResults(contestants(), "")
+	return r, json.Unmarshal(text, r)
+}
+
+// page returns results.md.
+func (r *results) page() []byte {
+	var out bytes.Buffer
+	p := planOf(r.Quick)
+	part := func(title, text string) {
+		if hasRows(text) {
+			fmt.Fprintf(&out, "\n## %s\n\n%s", title, text)
+		}
+	}
+	fmt.Fprint(&out, "# hasp and other libraries\n\n")
+	fmt.Fprint(&out, r.run())
+	part("A free key: pairs/s (ratio to bare commands)", r.free(1))
+	part("A free key, on five nodes", r.free(5))
+	part("A free key, on a PostgreSQL", r.free(onPostgres))
+	for _, c := range p.contests {
+		part("One key, "+c.String(), r.crowded(section{contended, c.String()}))
+	}
+	for _, c := range p.fair {
+		part("One key, "+c.String(), r.crowded(section{fair, c.String()}))
+	}
+	part("Many leases", r.kept(p))
+	fmt.Fprint(&out, "\n## Notes\n\n")
+	for _, path := range modules {
+		fmt.Fprintf(&out, "- %s: %s\n", path, r.Versions[path])
+	}
+	for _, text := range r.Notes {
+		fmt.Fprintf(&out, "- %s\n", text)
+	}
+	return out.Bytes()
+}

@@ -1,0 +1,220 @@
+//go:build unix
+
+// Command mutate plants bugs, one at a time, and runs the tests that should find
+// each bug. A bug is an edit in Go or in Lua: an exchanged operator, a negated
+// condition, a dropped statement, or a number that is off by one. If no test finds
+// an edit, a promise has no test, or the edit changes no promise. The file
+// explained.txt lists edits of the second kind with their reasons. In the directory lab:
+//
+//	go run ./mutate -n 160 -seed 1
+//	go run ./mutate -only '^redlock/' -results results.jsonl
+//	go run ./mutate -only 'lease.go.*drop' -n 1000 -list
+//	go run ./mutate -own -results results.jsonl
+//	go run ./mutate -explained
+//
+// The seed decides which edits are tried, and in which order. First each edit is
+// tried with the quick tests of its package. If those find nothing, it is tried
+// with all tests that should find it. The work tree does not change: go's -overlay
+// replaces the original file by the edited one. With -results, a run continues
+// where an earlier one was interrupted, and tries the edits that survived again.
+//
+// The exit status is 1 if more than 3 percent of the mutants survive without an
+// explanation, or if a test finds a mutant that is explained.
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// pkg is a package whose code is edited.
+type pkg struct {
+	dir         string
+	inGo, inLua int     // how many edits it gets in each round
+	more        []stage // tests that should find them, besides its own tests and the simulation
+}
+
+// suite is the conformance suite of a strategy, which is slow.
+func suite(dir string) stage { return stage{dir, "Conformance", "", "process"} }
+
+// garbage sends each strategy on Redis replies that no script gives.
+var garbage = stage{"internal/acceptance", "Garbage", "", "inprocess"}
+
+var packages = []pkg{
+	{".", 3, 0, []stage{suite("memlock")}},
+	{"memlock", 1, 0, []stage{suite("memlock")}},
+	{"filelock", 1, 0, []stage{suite("filelock")}},
+	{"spinlock", 1, 1, []stage{suite("spinlock"), garbage}},
+	{"pubsublock", 1, 1, []stage{suite("pubsublock"), garbage}},
+	{"fairlock", 1, 1, []stage{suite("fairlock"), garbage}},
+	{"redlock", 2, 1, []stage{suite("redlock"), garbage}},
+	{"internal/redisstore", 1, 1, []stage{{"spinlock", "", "Conformance", "process"}, suite("spinlock"), suite("pubsublock"), garbage}},
+	{"internal/redisstore/resp", 1, 0, []stage{{"internal/redisstore", "", "", "process"}, suite("spinlock"), garbage}},
+	{"internal/redisstore/pubsub", 1, 0, []stage{suite("pubsublock"), suite("fairlock"), garbage}},
+}
+
+// explained is a table of edits. A row has the file, the function, the edit, and
+// the reason why no test can find it.
+//
+//go:embed explained.txt
+var explained string
+
+// mutant is an edit and the outcome of its tests.
+type mutant struct {
+	edit
+	outcome
+	pkg    pkg
+	round  int
+	reason string // why no test can find it, from explained.txt, or empty
+}
+
+// outcome is the result of the tests of a mutant.
+type outcome struct {
+	State   string   // one of the constants below, or empty if it was not tried
+	By      string   // the test that found it
+	Tests   []string // all stages that ran
+	Seconds float64
+}
+
+// The states of a mutant.
+const (
+	broken   = "build"    // it does not compile
+	killed   = "test"     // a test found it
+	timedout = "timeout"  // the tests had to be stopped
+	slow     = "slow"     // the quick tests did not find it, and the others have not run
+	survived = "survived" // no test found it
+)
+
+// rank is the place of e in the order of a seed. It depends on no other edit, so
+// that a change of the code does not change the order of the other edits.
+func (e edit) rank(seed uint64) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", seed, e.key()))
+	return string(sum[:])
+}
+
+// choose returns the mutants of all packages in the order in which they are tried.
+func choose(root string, seed uint64) ([]*mutant, error) {
+	var all []*mutant
+	for _, p := range packages {
+		inGo, inLua, err := edits(root, p.dir)
+		if err != nil {
+			return nil, err
+		}
+		add := func(es []edit, perRound int) {
+			slices.SortFunc(es, func(a, b edit) int { return cmp.Compare(a.rank(seed), b.rank(seed)) })
+			for i, e := range es {
+				all = append(all, &mutant{edit: e, pkg: p, round: i / perRound})
+			}
+		}
+		add(inGo, p.inGo)
+		add(inLua, p.inLua)
+	}
+	slices.SortStableFunc(all, func(a, b *mutant) int { return cmp.Compare(a.round, b.round) })
+	return all, nil
+}
+
+// explain sets the reasons of the mutants that the table names. It returns the rows
+// that name no edit of today's code.
+func explain(all []*mutant, table string) (stale []string) {
+	byKey := map[string]*mutant{}
+	for _, m := range all {
+		byKey[m.key()] = m
+	}
+	for row := range strings.Lines(table) {
+		row = strings.TrimSuffix(row, "\n")
+		i := strings.LastIndexByte(row, '\t')
+		if i < 0 || strings.HasPrefix(row, "#") {
+			continue
+		}
+		if m := byKey[row[:i]]; m != nil {
+			m.reason = row[i+1:]
+		} else {
+			stale = append(stale, row)
+		}
+	}
+	return stale
+}
+
+var (
+	n         = flag.Int("n", 160, "how many mutants that compile")
+	seed      = flag.Uint64("seed", 1, "decides which edits are tried")
+	only      = flag.String("only", "", "a regular expression for \"file:line: function: edit\"")
+	reasoned  = flag.Bool("explained", false, "try the mutants that are explained, and no others")
+	own       = flag.Bool("own", false, "run only the tests of the package that is edited")
+	parallel  = flag.Int("parallel", 2, "how many mutants at a time")
+	results   = flag.String("results", "", "a file that keeps results, so that an interrupted run can continue")
+	printOnly = flag.Bool("list", false, "print the edits, and try none")
+)
+
+func main() {
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	ok, err := run(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(2)
+	}
+	if !ok || ctx.Err() != nil {
+		os.Exit(1)
+	}
+}
+
+// run tries mutants and reports whether the tests are good enough.
+func run(ctx context.Context) (bool, error) {
+	match, err := regexp.Compile(*only)
+	if err != nil {
+		return false, err
+	}
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/hasplock/hasp").Output()
+	if err != nil {
+		return false, err
+	}
+	dir, err := os.MkdirTemp("", "mutate")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(dir)
+	r := &runner{root: strings.TrimSpace(string(root)), dir: dir, baselines: map[stage]baseline{}}
+
+	all, err := choose(r.root, *seed)
+	if err != nil {
+		return false, err
+	}
+	for _, row := range explain(all, explained) {
+		fmt.Println("explained, but no edit of today's code:", row)
+	}
+	all = slices.DeleteFunc(all, func(m *mutant) bool {
+		return !match.MatchString(m.String()) || *reasoned && m.reason == ""
+	})
+	if *printOnly {
+		for _, m := range all {
+			fmt.Println(m)
+		}
+		return true, nil
+	}
+
+	q := &queue{mutants: all, n: *n}
+	r.keep = func(record) error { return nil }
+	if *results != "" {
+		if err := q.resume(r, *results); err != nil {
+			return false, err
+		}
+	}
+	for _, quick := range []bool{true, false} {
+		if err := q.pass(ctx, r, quick); err != nil {
+			return false, err
+		}
+	}
+	return q.summary(os.Stdout, *seed), nil
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/etcdlock"
+	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/lab/internal/memetcd"
+	"github.com/hasplock/hasp/lab/simulate/world"
+)
+
+// etcd is the kind of store whose drivers wrap may replace by broken ones.
+func etcd(wrap func(driver) backend.Driver) world.Kind {
+	return world.Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
+}
+
+// openEtcd starts an etcd of three members.
+func openEtcd(wrap func(driver) backend.Driver) func(*testing.T, *rand.Rand) world.Store {
+	return func(t *testing.T, r *rand.Rand) world.Store {
+		s := &members{t: t, wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}
+		s.etcd = memetcd.New(3, rand.New(rand.NewPCG(r.Uint64(), 0)))
+		t.Cleanup(s.close)
+		return s
+	}
+}
+
+// members is an etcd in memory, and the links of the Clients to its members.
+type members struct {
+	t      *testing.T
+	etcd   *memetcd.Cluster
+	wrap   func(driver) backend.Driver
+	window time.Duration
+	links  []*wires
+}
+
+// close ends the etcd, and the links to it.
+func (s *members) close() {
+	for _, w := range s.links {
+		for _, p := range w.proxies {
+			p.Close()
+		}
+	}
+	s.etcd.Close()
+}
+
+// driver is a driver with a client of its own.
+type driver struct {
+	*etcdlock.Driver
+	client *clientv3.Client
+}
+
+// Close closes the driver, then its client.
+func (d driver) Close() error {
+	err := d.Driver.Close()
+	d.client.Close()
+	return err
+}
+
+func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
+	w := &wires{}
+	dial := map[string]func(context.Context, string, string) (net.Conn, error){}
+	conf := clientv3.Config{Logger: zap.NewNop(), MaxUnaryRetries: 1}
+	for _, m := range s.etcd.Members {
+		p := faultproxy.New(m.Dial)
+		w.proxies = append(w.proxies, p)
+		dial[m.Name()+":2379"] = p.Dialer()
+		conf.Endpoints = append(conf.Endpoints, "http://"+m.Name()+":2379")
+	}
+	s.links = append(s.links, w)
+	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+		c, err := dial[addr](ctx, "", addr)
+		if err != nil {
+			return nil, err
+		}
+		return newBuffered(c), nil
+	})}
+	client, err := clientv3.New(conf)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.wrap(driver{etcdlock.New(client, &etcdlock.Options{Window: s.window}), client}), w
+}
+
+// Heal ends the faults that still wait for a request.
+func (s *members) Heal() {
+	for _, w := range s.links {
+		for _, p := range w.proxies {
+			p.Forgive()
+		}
+	}
+}
+
+func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }
+
+func (s *members) Longest() time.Duration { return world.LongTerm }
+
+// Left lists entries and leases.
+func (s *members) Left() (all []string) {
+	for _, key := range s.etcd.Keys() {
+		all = append(all, "entry "+key)
+	}
+	for _, id := range s.etcd.Leases() {
+		all = append(all, fmt.Sprintf("lease %x", id))
+	}
+	return all
+}
+
+// Strike disturbs one member, all of them, or one Client's link to a member.
+func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
+	node, l := r.IntN(len(s.etcd.Members)), r.IntN(len(s.links))
+	m, p := s.etcd.Members[node], s.links[l].proxies[node]
+	switch r.IntN(16) {
+	case 0:
+		p.Fail("", faultproxy.LoseReply)
+	case 1:
+		p.Fail("", faultproxy.LoseRequest)
+	case 2:
+		p.Fail("", faultproxy.HangReply)
+	case 3:
+		p.StallReplies()
+		return p.Flow
+	case 4:
+		p.StallRequests()
+		return p.Flow
+	case 5:
+		p.Delay(time.Duration(1+r.IntN(40)) * time.Millisecond)
+		return func() { p.Delay(0) }
+	case 6:
+		p.Cut()
+	case 7, 8:
+		m.Freeze()
+		return m.Thaw
+	case 9:
+		m.Kill()
+		return m.Start
+	case 10:
+		m.Isolate()
+		return m.Join
+	case 11:
+		m.Lag(time.Duration(1+r.IntN(500)) * time.Millisecond)
+		return func() { m.Lag(0) }
+	case 12:
+		s.etcd.Fill(true)
+		return func() { s.etcd.Fill(false) }
+	case 13:
+		s.etcd.Compact()
+	case 14:
+		s.etcd.MoveLeader()
+	default:
+		for _, m := range s.etcd.Members {
+			m.Fail(0.3)
+		}
+		return func() {
+			for _, m := range s.etcd.Members {
+				m.Fail(0)
+			}
+		}
+	}
+	return nil
+}
+
+// Majority makes all members answer nobody: they hang, they have no leader, or they are
+// gone.
+func (s *members) Majority(r *rand.Rand) (heal func()) {
+	fail, repair := (*memetcd.Member).Freeze, (*memetcd.Member).Thaw
+	switch r.IntN(3) {
+	case 0:
+		fail, repair = (*memetcd.Member).Isolate, (*memetcd.Member).Join
+	case 1:
+		fail, repair = (*memetcd.Member).Kill, (*memetcd.Member).Start
+	}
+	for _, m := range s.etcd.Members {
+		fail(m)
+	}
+	return func() {
+		for _, m := range s.etcd.Members {
+			repair(m)
+		}
+	}
+}
+
+// Rob revokes the lease of the holder of a key.
+func (s *members) Rob(_ *rand.Rand, key string) {
+	s.etcd.Rob("hasp/" + strings.ReplaceAll(url.PathEscape(key), "/", "%2F") + "/")
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/fairlock"
+	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/lab/simulate/world"
+	"github.com/hasplock/hasp/pubsublock"
+	"github.com/hasplock/hasp/redlock"
+	"github.com/hasplock/hasp/spinlock"
+)
+
+// kinds are the stores, sorted by their names.
+var kinds = []world.Kind{
+	etcd(func(d driver) backend.Driver { return d }),
+	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
+		return fairlock.New(rdb, &fairlock.Options{Window: 2 * time.Second})
+	})},
+	{Name: "leader", Open: quorum(3, day), Live: lead},
+	world.Polled,
+	{Name: "pubsublock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return pubsublock.New(rdb, nil) })},
+	{Name: "redlock3", Open: quorum(3, 0), SameFences: true},
+	{Name: "redlock5", Open: quorum(5, 0), SameFences: true},
+	{Name: "spinlock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return spinlock.New(rdb, nil) })},
+	world.Waiting,
+}
+
+// servers are virtual Redis servers: one, or the nodes of a redlock.
+type servers struct {
+	t     *testing.T
+	nodes redistest.VirtualServers
+	open  func([]redis.UniversalClient) backend.Driver
+	links []*wires
+	max   time.Duration // the longest term
+}
+
+// single is a strategy on one server.
+func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *rand.Rand) world.Store {
+	return func(t *testing.T, _ *rand.Rand) world.Store {
+		return &servers{t: t, nodes: redistest.VirtualNodes(t, 1), max: world.LongTerm, open: func(all []redis.UniversalClient) backend.Driver { return open(all[0]) }}
+	}
+}
+
+// shortMax is max_ttl of redlock, if there are no long terms.
+const shortMax = 2 * time.Second
+
+// quorum is redlock on n servers. If most is 0, the seed decides whether long
+// terms may be asked for. If they may, a restarted server does not vote for as
+// long.
+func quorum(n int, most time.Duration) func(*testing.T, *rand.Rand) world.Store {
+	return func(t *testing.T, r *rand.Rand) world.Store {
+		most := most
+		if most == 0 {
+			most = []time.Duration{shortMax, world.LongTerm}[r.IntN(2)]
+		}
+		return &masters{servers{t: t, nodes: redistest.VirtualNodes(t, n), max: most, open: func(all []redis.UniversalClient) backend.Driver {
+			return redlock.New(all, &redlock.Options{MaxTTL: most})
+		}}}
+	}
+}
+
+// wires are one Client's links to all servers.
+type wires struct{ proxies []*faultproxy.Proxy }
+
+func (w *wires) Silence() (heal func()) {
+	for _, p := range w.proxies {
+		p.Stall()
+	}
+	return func() {
+		for _, p := range w.proxies {
+			p.Flow()
+		}
+	}
+}
+
+func (s *servers) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
+	w := &wires{}
+	var clients []redis.UniversalClient
+	for _, v := range s.nodes {
+		rdb, proxy := v.Link()
+		clients, w.proxies = append(clients, rdb), append(w.proxies, proxy)
+	}
+	s.links = append(s.links, w)
+	return s.open(clients), w
+}
+
+// Down cuts the link to one server for good.
+func (w *wires) Down(r *rand.Rand) { w.proxies[r.IntN(len(w.proxies))].Down() }
+
+// Slow delays the replies of each server.
+func (w *wires) Slow(r *rand.Rand) {
+	for _, p := range w.proxies {
+		p.Delay(time.Duration(r.IntN(40)) * time.Millisecond)
+	}
+}
+
+// Heal ends the faults that still wait for a command.
+func (s *servers) Heal() {
+	for _, w := range s.links {
+		for _, p := range w.proxies {
+			p.Forgive()
+		}
+	}
+}
+
+func (s *servers) Skip(d time.Duration) {
+	for _, v := range s.nodes {
+		v.Skip(d)
+	}
+}
+
+func (s *servers) Longest() time.Duration { return s.max }
+
+// Strike disturbs one server, or one Client's link to it.
+func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
+	node, l := r.IntN(len(s.nodes)), r.IntN(len(s.links))
+	v, p := s.nodes[node], s.links[l].proxies[node]
+	match := []string{"evalsha", "set", "get", "subscribe", "pttl"}[r.IntN(5)]
+	switch r.IntN(11) {
+	case 0:
+		p.Fail(match, faultproxy.LoseReply)
+	case 1:
+		p.Fail(match, faultproxy.LoseRequest)
+	case 2:
+		p.Fail(match, faultproxy.HangReply)
+	case 3:
+		p.StallReplies()
+		return p.Flow
+	case 4:
+		p.StallRequests()
+		return p.Flow
+	case 5:
+		p.Delay(time.Duration(1+r.IntN(40)) * time.Millisecond)
+		return func() { p.Delay(0) }
+	case 6:
+		p.Cut()
+	case 7:
+		v.Proxy.Stall()
+		return v.Proxy.Flow
+	case 8:
+		v.Kill()
+		return func() { v.Start(true) }
+	case 9:
+		v.Restart(false)
+		if len(s.nodes) == 1 { // otherwise it is a minority, and no lock may be lost
+			forgot()
+		}
+	default:
+		s.do(v, func(ctx context.Context, rdb *redis.Client) error { return rdb.ScriptFlush(ctx).Err() })
+	}
+	return nil
+}
+
+// do calls f with a client of a server that no fault affects.
+func (s *servers) do(v *redistest.VirtualServer, f func(context.Context, *redis.Client) error) {
+	rdb := v.Direct()
+	defer rdb.Close()
+	if err := f(context.Background(), rdb); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// Rob removes a key from a majority of the servers.
+func (s *servers) Rob(r *rand.Rand, key string) {
+	for _, i := range r.Perm(len(s.nodes))[:len(s.nodes)/2+1] {
+		s.nodes[i].Mini.Del(key)
+	}
+}
+
+// masters are the nodes of a redlock.
+type masters struct{ servers }
+
+// Majority kills a majority of the servers. The others have the records of a stranger.
+func (s *masters) Majority(r *rand.Rand) (heal func()) {
+	order := r.Perm(len(s.nodes))
+	k := len(s.nodes)/2 + 1
+	for _, i := range order[:k] {
+		s.nodes[i].Kill()
+	}
+	for _, i := range order[k:] {
+		s.hold(s.nodes[i])
+	}
+	return func() {
+		for _, i := range order[k:] {
+			s.free(s.nodes[i])
+		}
+		for _, i := range order[:k] {
+			s.nodes[i].Start(true)
+		}
+	}
+}
+
+// stranger is the record of a holder that is no Client of the world.
+const stranger = "stranger"
+
+// hold makes a stranger hold all free keys on a server.
+func (s *servers) hold(v *redistest.VirtualServer) {
+	s.do(v, func(ctx context.Context, rdb *redis.Client) (err error) {
+		for i := range world.KeyCount {
+			err = errors.Join(err, rdb.SetNX(ctx, world.Key(i), stranger, time.Minute).Err())
+		}
+		return err
+	})
+}
+
+// free ends the holds of the stranger on a server.
+func (s *servers) free(v *redistest.VirtualServer) {
+	for i := range world.KeyCount {
+		if record, _ := v.Mini.Get(world.Key(i)); record == stranger {
+			v.Mini.Del(world.Key(i))
+		}
+	}
+}
+
+func (s *servers) Left() (all []string) {
+	for i, v := range s.nodes {
+		for _, k := range v.Mini.Keys() {
+			if !strings.Contains(k, "fence:") && !strings.HasSuffix(k, ":mark") {
+				all = append(all, fmt.Sprintf("node %d: %s (%v)", i, k, v.Mini.TTL(k)))
+			}
+		}
+	}
+	return all
+}

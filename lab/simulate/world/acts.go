@@ -1,0 +1,399 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp"
+)
+
+// lock is a Lock or a TryLock, and what its holder does.
+func (a *caller) lock() {
+	b := a.bounds()
+	defer b.cancel()
+	key := a.key()
+	if a.chance(5) {
+		a.keep(&b)
+	} else {
+		a.share(&b)
+	}
+	start := a.start(key)
+	lock := a.c.Lock
+	if a.chance(4) {
+		b.try(a.c)
+		lock = a.c.TryLock
+	}
+	l, err := lock(b.ctx, key, b.opts...)
+	if !a.took("lock", b, start, err) {
+		return
+	}
+
+	n := a.w.book.take(l, 0, group{start.at, b.shared})
+	var kept time.Time
+	if b.minHold > 0 {
+		kept = b.grant.at.Add(b.minHold) // before the events of inner leases, whose contexts have the same grant
+	}
+	leases, cancel := a.hold(&b, l, n)
+	defer cancel()
+	if a.chance(4) {
+		b.cancel()
+	}
+	if !b.long && a.chance(20) {
+		return // never unlocked: the term ends it
+	}
+	if a.chance(2) {
+		a.r.Shuffle(len(leases), func(i, j int) { leases[i], leases[j] = leases[j], leases[i] })
+	}
+	released := true
+	for _, l := range slices.Backward(leases) {
+		released = a.unlock(b.ctx, l) && released
+	}
+	if b.minHold > 0 && released {
+		a.w.book.keep(l.Key(), n, kept)
+	}
+}
+
+// hold is what a holder of group n does. It returns the lease and those that were taken
+// under it, and what ends their contexts.
+func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, cancel func()) {
+	leases = append(leases, l)
+	over, cancel := context.WithCancel(context.Background())
+	for range a.r.IntN(6) {
+		switch a.r.IntN(7) {
+		case 0: // re-entry
+			if x := a.reenter(l, n, b.shared); x != nil {
+				leases = append(leases, x)
+			}
+		case 1:
+			ttl := a.term(300 * time.Millisecond)
+			if a.c.long && a.chance(3) {
+				ttl, b.long = LongTerm, true
+			}
+			_ = l.Extend(b.ctx, ttl)
+		case 2:
+			a.nap(max(300*time.Millisecond, 3*a.w.kind.shortest()/2))
+		case 3:
+			a.nap(5 * time.Millisecond)
+		case 4:
+			a.w.book.checkAll()
+		case 5:
+			if x := a.under(over, l); x != nil {
+				leases = append(leases, x)
+			}
+		case 6:
+			_, _ = a.c.Inspect(b.ctx, l.Key())
+		}
+	}
+	return leases, cancel
+}
+
+// reenter re-enters the hold of group n, of which l is a lease. An exclusive Lock in the
+// context of a shared lease must fail.
+func (a *caller) reenter(l *hasp.Lease, n int, shared bool) *hasp.Lease {
+	opts := []hasp.Option{hasp.WithTTL(a.term(400 * time.Millisecond))}
+	invalid := shared && a.chance(2)
+	if a.c.shares && !invalid && (shared || a.chance(2)) {
+		opts = append(opts, hasp.WithShared())
+	}
+	began := time.Now()
+	x, err := a.c.Lock(l.Context(), l.Key(), opts...)
+	if invalid && !errors.Is(err, hasp.ErrInvalid) && l.Context().Err() == nil {
+		a.w.book.errorf("an exclusive Lock under a shared lease: %v", err)
+	}
+	if err == nil && l.Err() == nil {
+		a.w.book.took(x, n, began)
+	}
+	return x
+}
+
+// under locks a key under a lease of, often, another key. Its context ends when
+// over ends.
+func (a *caller) under(over context.Context, l *hasp.Lease) *hasp.Lease {
+	ctx, cancel := context.WithTimeout(l.Context(), a.upTo(200*time.Millisecond))
+	context.AfterFunc(over, cancel)
+	began := time.Now()
+	x, err := a.c.Lock(ctx, a.key())
+	if err == nil && x.Key() != l.Key() {
+		a.w.book.took(x, 0, began)
+	}
+	return x
+}
+
+// unlock unlocks a lease, and reports whether that is certain. Now and then it unlocks the
+// lease again, or from two goroutines.
+func (a *caller) unlock(ctx context.Context, l *hasp.Lease) bool {
+	began := time.Now()
+	if a.chance(10) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = l.Unlock(ctx)
+		}()
+		defer func() { <-done }()
+	}
+	err := l.Unlock(ctx)
+	if a.chance(10) {
+		err = l.Unlock(ctx)
+	}
+	if d := time.Since(began); d > 3*a.c.timeout+late {
+		a.w.book.errorf("Unlock took %v: %v", d, err)
+	}
+	if l.Err() == nil {
+		a.w.book.errorf("a lease is trusted after Unlock: %v", err)
+	}
+	return err == nil || errors.Is(err, hasp.ErrReleased)
+}
+
+// slotted is a key with slots, and slots is how many.
+const (
+	slotted = "slotted"
+	slots   = 2
+)
+
+// slot takes a slot of a key, and sometimes re-enters it.
+func (a *caller) slot() {
+	b := a.bounds()
+	defer b.cancel()
+	opts := slices.Clip(append(b.opts, hasp.WithSlots(slots)))
+	start := a.start(slotted)
+	lock := a.c.Lock
+	if a.chance(4) {
+		b.try(a.c)
+		b.end = b.end.Add(slots * a.c.timeout) // it inspects the queue, and makes one attempt for each slot
+		lock = a.c.TryLock
+	}
+	l, err := lock(b.ctx, slotted, opts...)
+	if b.within {
+		b.end = b.end.Add(a.c.patience()) // the last attempt is at two slots
+	}
+	if !a.took("lock of a slot", b, start, err) {
+		return
+	}
+	if l.Slot() >= slots {
+		a.w.book.errorf("slot %d of %d", l.Slot(), slots)
+	}
+
+	n := a.w.book.took(l, 0, start.at)
+	if a.chance(3) {
+		began := time.Now()
+		if x, err := a.c.Lock(l.Context(), slotted, opts...); err == nil {
+			if l.Err() == nil {
+				a.w.book.took(x, n, began)
+			}
+			defer a.unlock(b.ctx, x)
+		}
+	}
+	if a.chance(4) {
+		// Without re-entry it gets the other slot, and keeps it for as long.
+		began := time.Now()
+		if x, err := a.c.TryLock(l.Context(), slotted, append(opts, a.w.calls.apart())...); err == nil {
+			a.w.book.took(x, 0, began)
+			defer a.unlock(b.ctx, x)
+		}
+	}
+	a.nap(100 * time.Millisecond)
+	a.w.book.checkAll()
+	if b.long || !a.chance(20) { // else never unlocked: the term ends it
+		a.unlock(b.ctx, l)
+	}
+}
+
+// all is LockAll.
+func (a *caller) all() {
+	b := a.bounds()
+	defer b.cancel()
+	a.share(&b)
+	keys := []string{a.key(), a.key(), a.key()}
+	start := a.start(keys...)
+	ls, err := hasp.LockAll(b.ctx, a.c, keys, b.opts...)
+	if err != nil && errors.Is(err, hasp.ErrLost) {
+		return // the lease of one key was lost while LockAll waited for the next
+	}
+	b.end = b.end.Add(2 * a.c.timeout) // LockAll unlocks the leases that it has
+	if b.within {
+		b.end = b.end.Add(2 * a.c.timeout) // after the wait, it still locks keys that are free
+	}
+	if !a.took("LockAll", b, start, err) {
+		return
+	}
+	for _, l := range ls.All() {
+		a.w.book.take(l, 0, group{start.at, b.shared})
+	}
+	a.nap(100 * time.Millisecond)
+	_ = ls.Unlock(b.ctx)
+}
+
+// do is Do, with an fn that may fail, panic or unlock.
+func (a *caller) do() {
+	b := a.bounds()
+	defer b.cancel()
+	a.share(&b)
+	entered, began := false, time.Now()
+	defer func() { _ = recover() }()
+	err := hasp.Do(b.ctx, a.c, a.key(), func(ctx context.Context, l *hasp.Lease) error {
+		entered = true
+		a.w.book.take(l, 0, group{began, b.shared})
+		a.nap(200 * time.Millisecond)
+		switch a.r.IntN(5) {
+		case 0:
+			panic("fn")
+		case 1:
+			return l.Unlock(ctx)
+		case 2:
+			return errors.New("fn")
+		}
+		return nil
+	}, b.opts...)
+	if entered && errors.Is(err, hasp.ErrReleased) {
+		a.w.book.errorf("Do: %v", err)
+	}
+}
+
+// nested re-enters a key deeply. Then its context is cancelled. The cost of that is
+// counted and not timed, because the time of a bubble stands still while a
+// goroutine computes.
+func (a *caller) nested() {
+	base, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var leases []*hasp.Lease
+	var asked atomic.Int64
+	var ctx context.Context = counted{base, &asked}
+	n, key := 0, a.key()
+	for range 2 + a.r.IntN(9) { // if each context asked the next one twice, one more would double the cost
+		began := time.Now()
+		l, err := a.c.Lock(ctx, key)
+		if err != nil {
+			break
+		}
+		if len(leases) == 0 || leases[0].Err() == nil {
+			n = a.w.book.took(l, n, began)
+		}
+		leases = append(leases, l)
+		ctx = counted{l.Context(), &asked}
+	}
+	if a.chance(2) {
+		a.nap(300 * time.Millisecond) // renewals ask the contexts as well
+	}
+
+	asked.Store(0)
+	cancel()
+	if base.Err() != nil && ctx.Err() == nil {
+		a.w.book.errorf("an inner context goes on after the outermost has ended")
+	}
+	<-ctx.Done()
+	if n, most := asked.Load(), int64(16*(len(leases)+1)); n > most {
+		a.w.book.errorf("the end of a context under %d leases took %d calls, want at most %d", len(leases), n, most)
+	}
+	for _, l := range slices.Backward(leases) {
+		_ = l.Unlock(base)
+	}
+}
+
+// counted is a context that counts the calls of its methods, except Value.
+type counted struct {
+	context.Context
+	calls *atomic.Int64
+}
+
+func (c counted) Err() error {
+	c.calls.Add(1)
+	return c.Context.Err()
+}
+
+func (c counted) Done() <-chan struct{} {
+	c.calls.Add(1)
+	return c.Context.Done()
+}
+
+func (c counted) Deadline() (time.Time, bool) {
+	c.calls.Add(1)
+	return c.Context.Deadline()
+}
+
+// breaks frees a key that any caller may hold, as the command "hasp break" does. It may
+// not reach one of the servers.
+func (a *caller) breaks() {
+	if !a.w.breaks {
+		return
+	}
+	c := a.w.client(a.r)
+	if link, ok := c.link.(Wires); ok && a.chance(2) {
+		link.Down(a.r)
+	}
+	key := a.key()
+	a.w.book.broke(key, time.Now().Add(time.Hour))
+	_ = c.Break(context.Background(), key)
+	a.w.close(c)
+}
+
+// robbed is a caller whose key is taken away in the store. Its next renewal is refused. The rest of its hold would block the key for a minute.
+func (a *caller) robbed() {
+	s, ok := a.w.Store.(Robber)
+	if !ok || !a.c.long {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), a.upTo(2*time.Second))
+	defer cancel()
+	key, began := a.key(), time.Now()
+	l, err := a.c.Lock(ctx, key, hasp.WithTTL(LongTerm))
+	if err != nil {
+		return
+	}
+	a.w.book.took(l, 0, began)
+
+	a.w.book.broke(key, time.Now().Add(1))
+	s.Rob(a.r, key)
+	a.nap(LongTerm / 2) // the renewal comes after a third of the term
+	a.unlock(context.Background(), l)
+}
+
+// polls is a program with a Client of its own that tries to lock a key now and
+// then.
+func (a *caller) polls() {
+	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
+	key := a.key()
+	for range 5 + a.r.IntN(20) {
+		start := p.start(key)
+		l, err := p.c.TryLock(context.Background(), key)
+		if p.took("a poll", bounds{end: start.at.Add(p.c.timeout)}, start, err) {
+			a.w.book.took(l, 0, start.at)
+			p.nap(10 * time.Millisecond)
+			_ = l.Unlock(context.Background())
+		}
+		p.nap(300 * time.Millisecond)
+	}
+	a.w.close(p.c)
+}
+
+// short is a program that opens a Client for one lock, as "hasp run" does. When
+// its Client is closed, its hold must be gone.
+func (a *caller) short() {
+	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
+	b := p.bounds()
+	defer b.cancel()
+	p.share(&b)
+	began := time.Now()
+	if l, err := p.c.Lock(b.ctx, a.key(), b.opts...); err == nil {
+		a.w.book.take(l, 0, group{began, b.shared})
+		a.nap(20 * time.Millisecond)
+		_ = l.Unlock(b.ctx)
+	}
+	a.w.close(p.c)
+}
+
+// odd makes calls that must fail at once.
+func (a *caller) odd() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if _, err := a.c.Lock(ctx, ""); !errors.Is(err, hasp.ErrInvalid) {
+		a.w.book.errorf("an empty key: %v", err)
+	}
+	cancel()
+	began := time.Now()
+	if _, err := a.c.Lock(ctx, a.key()); !errors.Is(err, context.Canceled) || time.Since(began) > late {
+		a.w.book.errorf("a context that has ended: %v after %v", err, time.Since(began))
+	}
+}

@@ -1,0 +1,386 @@
+package world
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+)
+
+// book records what callers observe, and reports what a lock must not do. All
+// times are those of the bubble, so every comparison is exact.
+type book struct {
+	t     *testing.T
+	seed  string
+	found func(string) // gets the errors instead of t, if it is not nil
+	same  bool         // two shared holds may have the same fence
+
+	mu      sync.Mutex // guards all below
+	keys    map[string]*page
+	events  map[string]*tally // by the Client's name
+	granted int
+	forgot  time.Time // the store may have lost what it granted before
+	woke    time.Time // when the Clients' host last slept
+}
+
+// page is what is known of one key.
+type page struct {
+	groups []group           // group n is groups[n-1]
+	live   []entry           // leases that were trusted at the last check
+	fence  uint64            // the largest granted
+	fenced time.Time         // when that fence was noted
+	alone  uint64            // the largest granted to an exclusive hold
+	drawn  map[uint64]bool   // all that were granted
+	broke  time.Time         // a Break may have ended what was granted before
+	users  map[string]*usage // by the Client's name
+
+	kept      time.Time // the end of the last min hold
+	keptSince time.Time // when the Lock with that min hold began
+}
+
+// group is the leases of one hold, by re-entry. The store granted the hold after since.
+type group struct {
+	since  time.Time
+	shared bool // WithShared
+}
+
+// entry is one lease, and the number of its group.
+type entry struct {
+	lease *hasp.Lease
+	n     int
+	group
+}
+
+// usage is what is known of one key and one Client.
+type usage struct {
+	calls  int           // in flight
+	leases []*hasp.Lease // that were trusted at the last check
+	ended  time.Time     // when a check last found that one of them had ended
+}
+
+// tally counts the calls and the events of one Client.
+type tally struct {
+	calls, acquired, refused, released, lost int
+
+	open map[uint64]hasp.EventKind // by Event.ID: the last event of a call or a lease that has not ended
+}
+
+// follows notes e, and reports whether it may follow the event with the same ID before it.
+func (t *tally) follows(e hasp.Event) bool {
+	before := t.open[e.ID]
+	switch e.Kind {
+	case hasp.EventRequested:
+		t.open[e.ID] = e.Kind
+		return before == 0
+	case hasp.EventAcquired:
+		t.open[e.ID] = e.Kind
+		return before == hasp.EventRequested
+	case hasp.EventRefused:
+		delete(t.open, e.ID)
+		return before == hasp.EventRequested
+	case hasp.EventReleased, hasp.EventLost:
+		delete(t.open, e.ID)
+		return before == hasp.EventAcquired
+	}
+	return true // a renewal that failed may be reported late
+}
+
+func newBook(t *testing.T, seed string) *book {
+	return &book{t: t, seed: seed, keys: map[string]*page{}, events: map[string]*tally{}}
+}
+
+func (b *book) errorf(format string, args ...any) {
+	b.t.Helper()
+	text := fmt.Sprintf(format, args...)
+	if b.found != nil {
+		b.found(text)
+		return
+	}
+	b.t.Errorf("%s at %v: %s", b.seed, time.Now().Format("05.000"), text)
+}
+
+// entryOf returns m[k], which it makes first if it is not there.
+func entryOf[K comparable, V any](m map[K]*V, k K) *V {
+	if m[k] == nil {
+		m[k] = new(V)
+	}
+	return m[k]
+}
+
+// usageLocked returns the usage of a key by a Client.
+func (b *book) usageLocked(client, key string) *usage {
+	p := entryOf(b.keys, key)
+	if p.users == nil {
+		p.users = map[string]*usage{}
+	}
+	return entryOf(p.users, client)
+}
+
+// has notes that a Client has a lease, before its caller gets it.
+func (b *book) has(client string, l *hasp.Lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	u := b.usageLocked(client, l.Key())
+	u.leases = append(u.leases, l)
+}
+
+// took notes a lease that a caller got by a Lock that began at since. If n is 0, it has a
+// new hold; otherwise the lease re-entered the hold of group n. took returns the number
+// of the group.
+func (b *book) took(l *hasp.Lease, n int, since time.Time) int {
+	return b.take(l, n, group{since: since})
+}
+
+// take is took for a hold that may be shared.
+func (b *book) take(l *hasp.Lease, n int, g group) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	key := l.Key()
+	if key == slotted {
+		key = fmt.Sprintf("%s#%d", key, l.Slot())
+	}
+	p := entryOf(b.keys, key)
+	if n == 0 {
+		b.granted++
+		p.groups = append(p.groups, g)
+		n = len(p.groups)
+		b.checkFenceLocked(p, l, g)
+		b.checkKeptLocked(p, l, g)
+	}
+	if l.Err() == nil {
+		p.live = append(p.live, entry{l, n, p.groups[n-1]})
+	}
+	b.checkLocked(key, p)
+	return n
+}
+
+// checkFenceLocked reports a fence that does not grow, or that two holds have.
+func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
+	fence := l.Fence()
+	if fence == 0 {
+		return
+	}
+	// A grant may be in flight while the store loses its data. Its hold may also be
+	// broken, and the next holder may be noted first.
+	late := g.since.Before(b.forgot) || g.since.Before(p.broke) && !g.since.After(p.fenced)
+	before := p.fence
+	if g.shared && !g.since.After(p.fenced) {
+		before = p.alone // two shared holds that were asked for at once may be noted in either order
+	}
+	// A lease may end while its Lock still waits until the release before it is reported.
+	// Then later holds may be noted first.
+	if fence <= before && !late && l.Err() == nil && !b.wakingLocked() {
+		b.errorf("key %s: fence %d after %d (shared: %v)", l.Key(), fence, before, g.shared)
+	}
+	if p.drawn[fence] && !late && !(g.shared && b.same) {
+		b.errorf("key %s: two holds have fence %d", l.Key(), fence)
+	}
+
+	if fence > p.fence {
+		p.fence, p.fenced = fence, time.Now()
+	}
+	if !g.shared {
+		p.alone = max(p.alone, fence)
+	}
+	if p.drawn == nil {
+		p.drawn = map[uint64]bool{}
+	}
+	p.drawn[fence] = true
+}
+
+// grant is when a call got its hold. The caller gets the lease later, if the release of the
+// hold before is still to be reported.
+type grant struct{ asked, at time.Time }
+
+// grantKey is the key of a *grant in the context of a call.
+type grantKey struct{}
+
+// note sets g by the events of its call.
+func (g *grant) note(e hasp.Event) {
+	switch e.Kind {
+	case hasp.EventRequested:
+		g.asked = time.Now()
+	case hasp.EventAcquired:
+		// If the host slept meanwhile, Wait counts that too, and only this is known: the
+		// grant came after the call.
+		if g.at = g.asked.Add(e.Wait); g.at.After(time.Now()) {
+			g.at = g.asked
+		}
+	}
+}
+
+// keep notes that group n of key has released it, with a min hold until end.
+func (b *book) keep(key string, n int, end time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := entryOf(b.keys, key)
+	if since := p.groups[n-1].since; end.After(p.kept) {
+		p.kept, p.keptSince = end, since
+	}
+	b.checkLocked(key, p)
+	for _, e := range p.live {
+		if e.n != n {
+			b.checkKeptLocked(p, e.lease, e.group)
+		}
+	}
+}
+
+// checkKeptLocked reports a hold that began during the min hold of another.
+func (b *book) checkKeptLocked(p *page, l *hasp.Lease, g group) {
+	// Of either hold, the store may have forgotten what it granted before these times. A
+	// LockAll notes its first lease only when it has the last.
+	known := !b.wakingLocked()
+	for _, since := range []time.Time{p.keptSince, g.since} {
+		known = known && !since.Before(b.forgot) && !since.Before(p.broke) && !since.Before(b.woke)
+	}
+	if early := time.Until(p.kept); known && early > 0 && l.Err() == nil {
+		b.errorf("key %s: granted %v before the end of a min hold", l.Key(), early)
+	}
+}
+
+// checkAll checks all keys now.
+func (b *book) checkAll() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key, p := range b.keys {
+		b.checkLocked(key, p)
+	}
+}
+
+// checkLocked reports two holds of one key that are both trusted, unless both are shared.
+func (b *book) checkLocked(key string, p *page) {
+	if b.wakingLocked() {
+		return
+	}
+	// Of a hold that was granted before these times, the store may not know.
+	known := func(e entry) bool { return !e.since.Before(b.forgot) && !e.since.Before(p.broke) }
+	kept := p.live[:0]
+	for _, e := range p.live {
+		if e.lease.Err() != nil {
+			continue
+		}
+		for _, o := range kept {
+			if o.n != e.n && !(o.shared && e.shared) && known(o) && known(e) {
+				b.errorf("key %s: two holders, since %v (shared: %v) and %v (shared: %v)", key,
+					o.since.Format("05.000"), o.shared, e.since.Format("05.000"), e.shared)
+			}
+		}
+		kept = append(kept, e)
+	}
+	clear(p.live[len(kept):])
+	p.live = kept
+
+	for _, u := range p.users {
+		u.leases = slices.DeleteFunc(u.leases, func(l *hasp.Lease) bool {
+			if l.Err() == nil {
+				return false
+			}
+			u.ended = time.Now()
+			return true
+		})
+	}
+}
+
+// forget notes that the store has lost its data now.
+func (b *book) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.forgot = time.Now().Add(1) // what was granted at this very instant is lost as well
+}
+
+// slept notes that the host of the Clients sleeps now.
+func (b *book) slept() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.woke = time.Now()
+}
+
+// wakingLocked reports whether the Clients' host has just slept. They notice that up to a
+// millisecond later, so until then they may trust leases that have ended.
+func (b *book) wakingLocked() bool {
+	return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond
+}
+
+// broke notes that a Break of key may happen at any time before until.
+func (b *book) broke(key string, until time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p := entryOf(b.keys, key); until.After(p.broke) {
+		p.broke = until
+	}
+}
+
+// held reports whether a Client has a lease of key that is trusted now, or had one
+// within that time.
+func (b *book) held(client, key string, within time.Duration) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.checkLocked(key, entryOf(b.keys, key))
+	u := b.usageLocked(client, key)
+	return len(u.leases) > 0 || time.Since(u.ended) < within
+}
+
+// observe returns an Options.Observe for a Client.
+func (b *book) observe(client string) func(context.Context, hasp.Event) {
+	return func(ctx context.Context, e hasp.Event) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if g, ok := ctx.Value(grantKey{}).(*grant); ok {
+			g.note(e)
+		}
+		t := entryOf(b.events, client)
+		if t.open == nil {
+			t.open = map[uint64]hasp.EventKind{}
+		}
+		if before := t.open[e.ID]; !t.follows(e) {
+			b.errorf("%s: %+v came after %q", client, e, before)
+		}
+		switch e.Kind {
+		case hasp.EventAcquired:
+			t.acquired++
+		case hasp.EventRefused:
+			t.refused++
+		case hasp.EventReleased:
+			t.released++
+		case hasp.EventLost:
+			t.lost++
+		}
+	}
+}
+
+// called counts a call of Lock or TryLock, until done is called.
+func (b *book) called(client, key string) (done func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	entryOf(b.events, client).calls++
+	u := b.usageLocked(client, key)
+	u.calls++
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		u.calls--
+	}
+}
+
+// asked reports whether a call of a Client for key is in flight.
+func (b *book) asked(client, key string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.usageLocked(client, key).calls > 0
+}
+
+// audit checks that the events of each Client add up. All Clients are closed, and
+// all callers have returned.
+func (b *book) audit() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for client, t := range b.events {
+		if t.calls != t.acquired+t.refused || t.acquired != t.released+t.lost || len(t.open) > 0 {
+			b.errorf("events of %s do not add up: %+v", client, *t)
+		}
+	}
+}

@@ -1,0 +1,297 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// client is one hasp.Client of a world.
+type client struct {
+	*hasp.Client
+	w       *World
+	name    string
+	link    Link
+	timeout time.Duration
+	waits   bool         // its driver is a Waiter
+	shares  bool         // its driver has Traits.Shared
+	long    bool         // its callers may ask for long terms
+	slowest atomic.Int64 // the longest time to an answer of an attempt so far
+}
+
+// patience returns the longest time that the Client may give to an attempt whose
+// wait is over: four round trips, but at least 50 ms and at most Timeout.
+func (c *client) patience() time.Duration {
+	return min(max(4*time.Duration(c.slowest.Load()), 50*time.Millisecond), c.timeout)
+}
+
+// timed is a driver that measures its Client's attempts.
+type timed struct {
+	backend.Inspector
+	slowest *atomic.Int64
+}
+
+func (t timed) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	began := time.Now()
+	g, err := t.Inspector.Acquire(ctx, c)
+	if err == nil || errors.Is(err, hasp.ErrHeld) {
+		d := int64(time.Since(began))
+		for old := t.slowest.Load(); d > old && !t.slowest.CompareAndSwap(old, d); old = t.slowest.Load() {
+		}
+	}
+	return g, err
+}
+
+// timedWaiter is a timed driver that is a Waiter.
+type timedWaiter struct {
+	timed
+	waiter backend.Waiter
+}
+
+func (t timedWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return t.waiter.Wait(ctx, c)
+}
+
+type lockFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
+
+// noted is a Lock or a TryLock whose calls and leases are noted in the book. Do and
+// LockAll use it as well.
+func (c *client) noted(lock lockFunc) lockFunc {
+	return func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+		defer c.w.book.called(c.name, key)()
+		l, err := lock(ctx, key, opts...)
+		if err == nil {
+			c.w.book.has(c.name, l)
+		}
+		return l, err
+	}
+}
+
+func (c *client) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+	return c.noted(c.Client.Lock)(ctx, key, opts...)
+}
+
+func (c *client) TryLock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+	return c.noted(c.Client.TryLock)(ctx, key, opts...)
+}
+
+// caller is a goroutine that uses a Client as its seed says.
+type caller struct {
+	w *World
+	c *client
+	r *rand.Rand
+}
+
+func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
+
+func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
+
+// term draws a term that is a little longer than the shortest, or some whole units.
+func (a *caller) term(more time.Duration) time.Duration {
+	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
+		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
+	}
+	return a.w.kind.shortest() + a.upTo(more)
+}
+
+func (a *caller) nap(d time.Duration) { time.Sleep(a.upTo(d)) }
+
+func (a *caller) key() string { return Key(a.r.IntN(KeyCount)) }
+
+// run does what users do, several times.
+func (a *caller) run() {
+	acts := []func(){a.all, a.do, a.nested, a.short, a.odd, a.breaks, a.polls, a.robbed, a.slot, a.lead, a.doAll, a.withoutReentry}
+	for range 4 + a.r.IntN(10) {
+		if i := a.r.IntN(18); i < len(acts) {
+			acts[i]()
+		} else {
+			a.lock()
+		}
+		if a.chance(3) {
+			a.nap(50 * time.Millisecond)
+		}
+	}
+}
+
+// bounds are the context and the options of one call, and when it must return.
+type bounds struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	opts   []hasp.Option
+	end    time.Time // of the wait
+	within bool      // WithMaxWait ends the wait, and not ctx
+	long   bool      // the term is long
+	shared bool      // WithShared
+
+	minHold time.Duration // WithMinHold, or 0
+	grant   *grant        // of a call with a min hold
+}
+
+const (
+	late  = 50 * time.Millisecond // after the end of its context, a call returns within this time
+	grace = 10 * time.Millisecond // after the end of a command's time, its call returns within this time
+)
+
+// due returns when a call must have returned.
+func (a *caller) due(b bounds) time.Time {
+	if b.within {
+		// The last attempt may begin at the end of the wait.
+		return b.end.Add(a.c.patience() + grace)
+	}
+	return b.end.Add(late)
+}
+
+// bounds draws the bounds of a call. Every call has some, so that a caller that is
+// stuck is reported.
+func (a *caller) bounds() bounds {
+	b, wait := bounds{}, 10*time.Millisecond+a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
+	switch a.r.IntN(4) {
+	case 0: // a deadline
+		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
+	case 1: // cancelled before the end
+		b.ctx, b.cancel = context.WithCancel(context.Background())
+		time.AfterFunc(wait, b.cancel)
+	case 2: // WithMaxWait
+		b.ctx, b.cancel = context.WithCancel(context.Background())
+		b.opts, b.within = append(b.opts, hasp.WithMaxWait(wait)), true
+	default: // longer than any wait
+		wait = time.Minute
+		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
+	}
+	b.end = time.Now().Add(wait)
+
+	term := a.term(400 * time.Millisecond)
+	often := 5
+	if a.w.breaks {
+		often = 2 // only a record with a long term shows that a broken hold has left something
+	}
+	if a.c.long && a.chance(often) {
+		term, b.long = LongTerm, true
+		b.opts = append(b.opts, hasp.WithTTL(term))
+	}
+	for _, o := range []hasp.Option{
+		hasp.WithFence(), hasp.WithoutRenewal(),
+		hasp.WithTTL(term),
+		hasp.WithMaxHold(time.Millisecond + a.upTo(500*time.Millisecond)),
+	} {
+		if a.chance(5) {
+			b.opts = append(b.opts, o)
+		}
+	}
+	return b
+}
+
+// keep draws a min hold, and a max hold that may be shorter.
+func (a *caller) keep(b *bounds) {
+	b.minHold, b.grant = 1+a.upTo(300*time.Millisecond), new(grant)
+	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
+	b.opts = append(b.opts, hasp.WithMinHold(b.minHold), hasp.WithMaxHold(time.Millisecond+a.upTo(800*time.Millisecond)))
+}
+
+// share makes some calls shared.
+func (a *caller) share(b *bounds) {
+	if a.c.shares && a.chance(2) {
+		b.shared = true
+		b.opts = append(b.opts, hasp.WithShared())
+	}
+}
+
+// try limits b to one attempt.
+func (b *bounds) try(c *client) {
+	if end := time.Now().Add(c.timeout); b.within || end.Before(b.end) {
+		b.end, b.within = end, false
+	}
+}
+
+// start is when a call began. It also says whether the call's Client then had one
+// of the keys, or had one lately, and whether other callers of the Client asked for
+// one.
+type start struct {
+	at           time.Time
+	here, others bool
+}
+
+func (a *caller) start(keys ...string) start {
+	s := start{at: time.Now()}
+	for _, k := range keys {
+		s.here = s.here || a.w.book.held(a.c.name, k, 2*a.c.timeout)
+		s.others = s.others || a.w.book.asked(a.c.name, k)
+	}
+	return s
+}
+
+// took checks the result of a call that began at start, and reports whether the
+// caller has the key.
+func (a *caller) took(what string, b bounds, start start, err error) bool {
+	due := a.due(b)
+	if err == nil && b.within {
+		// The release of the Client's last hold may not be answered, although the store has
+		// carried it out. Then the next caller waits until it is reported.
+		due = due.Add(a.c.timeout)
+	}
+	if d := time.Since(due); d > 0 {
+		a.w.book.errorf("%s by %s returned %v late: %v", what, a.c.name, d, err)
+	}
+	switch {
+	case err == nil:
+		return true
+	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported), errors.Is(err, hasp.ErrLost), errors.Is(err, hasp.ErrReleased):
+		a.w.book.errorf("%s by %s: %v", what, a.c.name, err)
+	case errors.Is(err, hasp.ErrHeld) && !start.here:
+		a.checkHeld(what, start, err)
+	}
+	a.checkOutage(what, err)
+	return false
+}
+
+// checkOutage reports an error that a caller could not tell apart: it must be exactly one of
+// held, closed and unavailable, or only the end of the caller's context.
+func (a *caller) checkOutage(what string, err error) {
+	if what == "LockAll" {
+		return // it may join the errors of Unlocks
+	}
+	n := 0
+	for _, kind := range []error{hasp.ErrHeld, hasp.ErrLost, hasp.ErrClosed, hasp.ErrUnavailable} {
+		if errors.Is(err, kind) {
+			n++
+		}
+	}
+	if n > 1 || n == 0 && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		a.w.book.errorf("%s by %s matches %d kinds of errors: %v", what, a.c.name, n, err)
+	}
+}
+
+// checkHeld reports an ErrHeld that the store cannot have caused, because it has
+// not answered.
+func (a *caller) checkHeld(what string, start start, err error) {
+	// A Client may know by itself that it still has the key.
+	var held *backend.HeldError
+	if errors.As(err, &held) && held.Owner == a.c.name {
+		return
+	}
+	// If the call ends too early for an answer, the Client may report that another
+	// of its callers came first.
+	d := time.Since(start.at)
+	if start.others && d <= max(a.c.timeout/3, 100*time.Millisecond)+late {
+		return
+	}
+
+	// It may repeat the answer that this other caller got up to a Timeout ago. If
+	// that caller is in a driver's Wait, the answer may be older: a Wait polls the
+	// store, and ends when it was not answered for a Timeout.
+	since := start.at
+	if start.others {
+		since = since.Add(-a.c.timeout - 2*late)
+		if a.c.waits {
+			since = since.Add(-poll - a.c.timeout)
+		}
+	}
+	if a.w.unheard(a.c, since) {
+		a.w.book.errorf("%s by %s, which the store did not answer for %v: %v", what, a.c.name, d, err)
+	}
+}

@@ -1,0 +1,292 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/memlock"
+)
+
+// model is a store in memory with links that fail.
+type model struct {
+	mem    *memlock.Store
+	waits  bool    // its drivers are Waiters
+	bad    float64 // how often a link fails
+	traits backend.Traits
+	links  []*lossy
+}
+
+// Polled is a kind of store in memory whose links fail. Its drivers are no Waiters, and it
+// has no queue for callers that poll.
+var Polled = Kind{Name: "polled", Overtaken: true, Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, false) }}
+
+// Waiting is Polled with drivers that are Waiters.
+var Waiting = Kind{Name: "waiter", Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, true) }}
+
+func newModel(r *rand.Rand, waits bool) Store {
+	m := &model{mem: memlock.NewStore(), waits: waits, bad: r.Float64() * 0.3}
+	m.traits = backend.Traits{Fenced: true, Keeps: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
+	return m
+}
+
+func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link) {
+	l := &lossy{Driver: m.mem.Driver(), traits: m.traits, timeout: timeout, r: r, bad: m.bad}
+	l.traits.Ends = backend.Ends(r.IntN(3))
+	m.links = append(m.links, l)
+	if m.waits {
+		return waits{l}, l
+	}
+	return polled{l}, l
+}
+
+// Strike makes one link silent. Other faults happen without a strike.
+func (m *model) Strike(r *rand.Rand, _ func()) (heal func()) {
+	return m.links[r.IntN(len(m.links))].Silence()
+}
+
+func (m *model) Heal() {
+	for _, l := range m.links {
+		l.locked(func() { l.bad = 0 })
+	}
+}
+
+// Skip ends the holds whose term ends within d. It does not shorten the others: no run is
+// so long that a few short skips matter to a long term.
+func (m *model) Skip(d time.Duration) {
+	mem := m.mem.Driver()
+	for i := range KeyCount {
+		if st, err := mem.Inspect(context.Background(), Key(i)); err == nil && st.Held && st.TTL <= d {
+			_ = mem.Break(context.Background(), Key(i))
+		}
+	}
+}
+
+func (m *model) Longest() time.Duration { return LongTerm }
+
+func (m *model) Left() (held []string) {
+	for i := range KeyCount {
+		if st, err := m.mem.Driver().Inspect(context.Background(), Key(i)); err != nil || st.Held || len(st.Waiters) > 0 {
+			held = append(held, fmt.Sprintf("%s: %+v, %v", Key(i), st, err))
+		}
+	}
+	return held
+}
+
+// errNet is the error of a lossy link.
+var errNet = errors.New("connection reset")
+
+// lossy is a driver of a store that works, over a link that does not. The link
+// loses requests and replies, delivers requests late, and hangs.
+type lossy struct {
+	*memlock.Driver
+	traits  backend.Traits
+	timeout time.Duration
+
+	mu    sync.Mutex // guards all below
+	r     *rand.Rand
+	bad   float64 // how often the link fails
+	quiet int     // silences that have not ended
+}
+
+// Traits are those of the model, which may be less than memlock can do.
+func (l *lossy) Traits() backend.Traits { return l.traits }
+
+// locked calls f with l.mu held.
+func (l *lossy) locked(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f()
+}
+
+// dice returns a random number below 1.
+func (l *lossy) dice() (x float64) {
+	l.locked(func() { x = l.r.Float64() })
+	return x
+}
+
+func (l *lossy) upTo(d time.Duration) time.Duration { return time.Duration(l.dice() * float64(d)) }
+
+// Silence loses everything that is sent from now on, without an error, until heal
+// is called.
+func (l *lossy) Silence() (heal func()) {
+	l.locked(func() { l.quiet++ })
+	return func() { l.locked(func() { l.quiet-- }) }
+}
+
+func (l *lossy) silent() (silent bool) {
+	l.locked(func() { silent = l.quiet > 0 })
+	return silent
+}
+
+// send makes the store carry out a request, unless the link fails. Like the call of
+// a real driver, it outlasts its context only if the traits say so.
+func (l *lossy) send(ctx context.Context, request func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- l.travel(request) }()
+	var end <-chan struct{}
+	switch l.traits.Ends {
+	case backend.EndsPromptly:
+		end = ctx.Done()
+	case backend.EndsByDeadline:
+		if at, ok := ctx.Deadline(); ok {
+			only, cancel := context.WithDeadline(context.Background(), at)
+			defer cancel()
+			end = only.Done()
+		}
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-end:
+		return errNet
+	}
+}
+
+// travel carries a request to the store and its reply back.
+func (l *lossy) travel(request func() error) error {
+	time.Sleep(l.upTo(3 * time.Millisecond))
+	var bad float64
+	l.locked(func() { bad = l.bad })
+	if l.silent() {
+		time.Sleep(l.timeout + l.upTo(l.timeout))
+		return errNet
+	}
+	switch x := l.dice(); {
+	case x < bad/4: // the request is lost
+		return errNet
+	case x < bad/2: // the reply is lost
+		_ = request()
+		return errNet
+	case x < bad*3/4: // the request arrives late, while its sender cleans up
+		time.Sleep(l.upTo(l.timeout * 9 / 10))
+		_ = request()
+		return errNet
+	case x < bad: // the request or its reply is lost, and no error says so
+		if l.dice() < 0.5 {
+			_ = request()
+		}
+		time.Sleep(l.timeout + l.upTo(l.timeout))
+		return errNet
+	}
+	err := request()
+	time.Sleep(l.upTo(3 * time.Millisecond))
+	return err
+}
+
+// Acquire is memlock's, over the link.
+func (l *lossy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	granted := make(chan backend.Grant, 1)
+	err := l.send(ctx, func() error {
+		g, err := l.Driver.Acquire(context.Background(), c)
+		g.Until = time.Time{} // a store over a network does not know the caller's clock
+		granted <- g
+		return err
+	})
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	return <-granted, nil
+}
+
+// Release is memlock's, over the link.
+func (l *lossy) Release(ctx context.Context, c backend.Claim) error {
+	return l.send(ctx, func() error { return l.Driver.Release(context.Background(), c) })
+}
+
+// Renew is memlock's, over the link.
+func (l *lossy) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+		return backend.Grant{}, l.send(ctx, func() (err error) {
+			l.Driver.Renew(context.Background(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+			return err
+		})
+	})
+}
+
+// Inspect is memlock's, over the link.
+func (l *lossy) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	status := make(chan backend.Status, 1)
+	err := l.send(ctx, func() error {
+		st, err := l.Driver.Inspect(context.Background(), key)
+		status <- st
+		return err
+	})
+	if err != nil {
+		return backend.Status{}, err
+	}
+	return <-status, nil
+}
+
+// polled is a driver that is not a Waiter: its method Wait replaces that of memlock.
+type polled struct{ *lossy }
+
+// Wait is not the method of a backend.Waiter.
+func (polled) Wait() {}
+
+// poll is how often a Wait checks that the store answers.
+const poll = time.Second
+
+// waits is a Waiter over a link. A Wait that ends early may have left its claim in
+// the store. By its contract, the engine cleans up.
+type waits struct{ *lossy }
+
+// Wait is memlock's, over a link that loses requests, replies and grants.
+func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	began := time.Now()
+	arrived := make(chan struct{})
+	if err := w.send(ctx, func() error { close(arrived); return nil }); err != nil {
+		select {
+		case <-arrived: // the claim is in the queue, and the engine must remove it
+			go w.abandon(c)
+		default:
+		}
+		return backend.Grant{}, err
+	}
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go w.watch(ctx, cancel)
+	g, err := w.Driver.Wait(ctx, c)
+	if out, ok := context.Cause(ctx).(*backend.UnavailableError); ok && err != nil {
+		err = out
+	}
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	if w.silent() || w.dice() < w.bad/4 {
+		return backend.Grant{}, &backend.UnavailableError{Since: began, Err: errNet} // the claim has the key, and the reply is lost
+	}
+	g.Until = time.Now().Add(c.TTL - backend.Drift(c.TTL))
+	return g, nil
+}
+
+// watch ends a Wait when the store has not answered for a Timeout.
+func (w waits) watch(ctx context.Context, end context.CancelCauseFunc) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(poll):
+		}
+		began := time.Now()
+		for ctx.Err() == nil && w.send(ctx, func() error { return nil }) != nil {
+			if time.Since(began) >= w.timeout {
+				end(&backend.UnavailableError{Since: began, Err: errNet})
+			}
+		}
+	}
+}
+
+// abandon waits in the queue for a caller that has given up, as a store does
+// until it is asked to remove the caller's place.
+func (w waits) abandon(c backend.Claim) {
+	ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
+	defer cancel()
+	_, _ = w.Driver.Wait(ctx, c)
+}

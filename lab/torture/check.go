@@ -1,0 +1,319 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// found counts events in the history that break no promise.
+type found struct {
+	Holds, Fenced int
+	Shared        int  // holds with WithShared
+	Slots         int  // holds of a slot
+	Void          int  // leases that had ended before Lock returned
+	Killed        int  // holds whose process was killed
+	Lost          int  // holders that learned that the lease was lost
+	Overlaps      int  // two held a key at once after locks were lost; the fence separates them
+	Unaware       int  // overlaps of which neither holder learned
+	Refused       int  // uses of the resource with an old fence
+	Undecided     bool // porcupine ran out of time
+}
+
+// check searches the history for broken promises.
+func (n *nemesis) check() (f found) {
+	n.rec.mu.Lock()
+	defer n.rec.mu.Unlock()
+	for _, t := range n.rec.turns {
+		if t.end == 0 { // the run stood still
+			t.end = t.expires
+		}
+	}
+	f.Holds, f.Refused = len(n.rec.turns), n.rec.refused
+	byKey := map[int][]*turn{}
+	var ofSlots []*turn
+	for _, t := range n.rec.turns {
+		byKey[t.key] = append(byKey[t.key], t)
+		f.Fenced += one(t.fenced)
+		f.Shared += one(t.shared)
+		if t.key >= slotted {
+			ofSlots = append(ofSlots, t)
+		}
+		f.Killed += one(t.killed)
+		f.Lost += one(t.lost != 0)
+		f.Void += one(t.void())
+		n.checkLoss(t)
+	}
+	n.checkGrowth()
+	f.Slots = len(ofSlots)
+	n.checkSlots(ofSlots)
+	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+		all := byKey[key]
+		slices.SortFunc(all, inTime)
+		f.Overlaps += n.checkOrder(all, &f)
+		if !n.losing && !linear(all, n.strategy == redlock, &f) {
+			n.fail("order", all[0].got, fmt.Sprintf("%s: no order of the grants explains the fences", title(key)))
+		}
+	}
+	return f
+}
+
+// inTime compares two turns by the times of their grants.
+func inTime(a, b *turn) int { return cmp.Compare(a.got, b.got) }
+
+func one(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// within reports whether one of the spans of time overlaps from … to.
+func within(spans [][2]int64, from, to int64) bool {
+	return slices.ContainsFunc(spans, func(l [2]int64) bool { return l[0] <= to && from <= l[1] })
+}
+
+// checkLoss reports a lease that was lost before its end, and a use by a holder
+// that the resource refused.
+func (n *nemesis) checkLoss(t *turn) {
+	lost := within(n.losses, t.asked, max(t.end, t.lost))
+	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {
+		how := "the lease"
+		if t.lost == t.freed {
+			how = "Unlock"
+		}
+		n.fail("kept until its end", t.lost, fmt.Sprintf("%s learned from %s that its lease of %s was lost %v before its end, %v after the call of Lock and %v after its return",
+			t.proc, how, title(t.key), time.Duration(t.expires-t.lost), time.Duration(t.lost-t.asked), time.Duration(t.lost-t.got)))
+	}
+	if t.mistaken != 0 && t.mistaken < t.end && !lost {
+		n.fail("fence", t.mistaken, fmt.Sprintf("%s held %s, and the resource had seen a fence larger than its %d", t.proc, title(t.key), t.fence))
+	}
+}
+
+// latest are the hold with the latest end and the hold with the largest fence, of some.
+type latest struct{ end, fence *turn }
+
+func (l *latest) add(t *turn) {
+	if l.end == nil || t.end > l.end.end {
+		l.end = t
+	}
+	if t.fenced && (l.fence == nil || t.fence > l.fence.fence) {
+		l.fence = t
+	}
+}
+
+// checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone,
+// and fences grow. Where locks were lost, it counts the overlaps instead.
+func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
+	var any, alone latest // of all holds, and of the exclusive ones
+	for _, t := range all {
+		if t.void() {
+			continue
+		}
+		before := any
+		if t.shared {
+			before = alone
+		}
+		if last := before.end; last != nil && t.got < last.end {
+			// The store may have forgotten either of them: a grant may reach its
+			// caller when another caller has the key already.
+			if within(n.losses, min(last.asked, t.asked), t.got) {
+				overlaps++
+				f.Unaware += one(last.lost == 0 && !last.killed && t.lost == 0 && !t.killed)
+			} else {
+				n.fail("one at a time", t.got, fmt.Sprintf("%s: %s got it (shared: %v), and %s held it (shared: %v) until %v later",
+					title(t.key), t.proc, t.shared, last.proc, last.shared, time.Duration(min(last.end, t.end)-t.got)))
+			}
+		}
+		if t.fenced {
+			n.checkFence(t, before.fence, any.fence)
+		}
+		any.add(t)
+		if !t.shared {
+			alone.add(t)
+		}
+	}
+	return overlaps
+}
+
+// checkSlots checks that never more leases hold a slot than there are slots. It does not
+// use the slots' numbers.
+func (n *nemesis) checkSlots(all []*turn) {
+	slices.SortFunc(all, inTime)
+	var holding []*turn
+	for _, t := range all {
+		if t.void() {
+			continue
+		}
+		holding = append(slices.DeleteFunc(holding, func(o *turn) bool { return o.end <= t.got }), t)
+		if len(holding) <= slots {
+			continue
+		}
+
+		// The store may have forgotten any of them, as in checkOrder.
+		asked := slices.MinFunc(holding, func(a, b *turn) int { return cmp.Compare(a.asked, b.asked) }).asked
+		if !within(n.losses, asked, t.got) {
+			n.fail("slots", t.got, fmt.Sprintf("%s got slot %d, and then %d leases held one of %d slots", t.proc, t.key-slotted, len(holding), slots))
+		}
+	}
+}
+
+// checkFence compares the fence of t with the largest of the holds that t excludes, and with
+// the largest of all. Both may be nil.
+func (n *nemesis) checkFence(t, excluded, largest *turn) {
+	// If one of two callers asked before the other got the key, the store may
+	// have granted them in either order. The order is also open if a grant
+	// reached its caller after the store had forgotten it and made another. Shared holds
+	// have no order unless one was asked for after the other began.
+	last := excluded
+	wrong := last != nil && t.fence <= last.fence &&
+		(t.asked > last.got || t.got >= last.end && !within(n.losses, t.asked, t.got))
+	if !wrong && largest != nil {
+		last, wrong = largest, t.fence <= largest.fence && t.asked > largest.got
+	}
+	if wrong {
+		n.fail("fence", t.got, fmt.Sprintf("%s: fence %d of %s (shared: %v) after %d of %s (shared: %v)",
+			title(t.key), t.fence, t.proc, t.shared, last.fence, last.proc, last.shared))
+	}
+}
+
+// step is a grant or the end of a hold, for porcupine.
+type step struct {
+	turn *turn
+	ends bool
+}
+
+// lock is the state of a key: its exclusive holder or its shared ones in order of their
+// Locks, and the largest fence so far.
+type lock struct {
+	holder *turn
+	shared []*turn // is not changed in place
+	fence  uint64
+}
+
+// after returns the state after s, if s can happen in l. If same is set, two shared holds
+// may have the same fence.
+func (l lock) after(s step, same bool) (bool, lock) {
+	t := s.turn
+	switch i := slices.Index(l.shared, t); {
+	case s.ends && t.shared:
+		if i < 0 {
+			return false, l
+		}
+		return true, lock{nil, slices.Concat(l.shared[:i], l.shared[i+1:]), l.fence}
+	case s.ends:
+		return l.holder == t, lock{nil, nil, l.fence}
+	case l.holder != nil, len(l.shared) > 0 && !t.shared:
+		return false, l
+	case t.fenced && (t.fence < l.fence || t.fence == l.fence && !(t.shared && same)):
+		return false, l
+	case t.shared:
+		all := append(slices.Clone(l.shared), t)
+		slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.place, b.place) })
+		return true, lock{nil, all, max(l.fence, t.fence)}
+	}
+	return true, lock{t, nil, max(l.fence, t.fence)}
+}
+
+func (l lock) equal(o lock) bool {
+	return l.holder == o.holder && l.fence == o.fence && slices.Equal(l.shared, o.shared)
+}
+
+// linear reports whether there is an order of the grants in which an exclusive hold is
+// alone and fences grow. Each grant happened at some moment before Lock returned. Leases
+// that had ended when Lock returned count as well.
+func linear(all []*turn, same bool, f *found) bool {
+	var ops []porcupine.Operation
+	for i, t := range all {
+		t.place = i
+		end := t.end
+		if t.void() {
+			end = t.asked // its caller did not rely on it
+		}
+		ops = append(ops,
+			porcupine.Operation{ClientId: 2 * i, Input: step{t, false}, Call: t.asked, Return: t.got},
+			porcupine.Operation{ClientId: 2*i + 1, Input: step{t, true}, Call: end, Return: max(end, t.got) + 1})
+	}
+	model := porcupine.Model{
+		Init: func() any { return lock{} },
+		Step: func(state, input, _ any) (bool, any) {
+			ok, next := state.(lock).after(input.(step), same)
+			return ok, next
+		},
+		Equal: func(a, b any) bool { return a.(lock).equal(b.(lock)) },
+	}
+	switch porcupine.CheckOperationsTimeout(model, ops, 30*time.Second) {
+	case porcupine.Illegal:
+		return false
+	case porcupine.Unknown:
+		f.Undecided = true
+	}
+	return true
+}
+
+// spared is the seat whose process is never killed. checkGrowth checks it.
+const spared = 0
+
+// enough is the least number of samples, one a second, that checkGrowth needs.
+const enough = 40
+
+// heapSlack is how many bytes the heap may grow. A connection takes 10 KiB, and
+// go-redis refers to as many as were idle at once, even after they were closed.
+const heapSlack = 4 << 20
+
+// poolSlack is by how many descriptors a client may grow. go-redis keeps the connections of the
+// largest burst, up to ten for each CPU and server. Slow links make bursts larger.
+func (s *store) poolSlack() float64 {
+	servers := max(len(s.servers), 1)
+	if s.other != nil {
+		servers = len(s.other.servers)
+	}
+	return 10 + 10*float64(runtime.GOMAXPROCS(0)*servers)
+}
+
+// figure is a resource that must not grow by more than slack.
+type figure struct {
+	name  string
+	slack float64
+	of    func(use) float64
+}
+
+func (s *store) figures() []figure {
+	return []figure{
+		{"bytes on the heap", heapSlack, func(u use) float64 { return float64(u.Heap) }},
+		{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
+		{"descriptors", s.poolSlack(), func(u use) float64 { return float64(u.Files) }},
+	}
+}
+
+// checkGrowth reports a violation if the process that lived through the run used
+// more and more: in the last quarter of the run a quarter more than in the
+// second.
+func (r *run) checkGrowth() {
+	all := r.rec.uses
+	if len(all) < enough {
+		return
+	}
+	quarter := len(all) / 4
+	for _, f := range r.store.figures() {
+		median := func(part []use) float64 {
+			var of []float64
+			for _, u := range part {
+				of = append(of, f.of(u))
+			}
+			slices.Sort(of)
+			return of[len(of)/2]
+		}
+		before, after := median(all[quarter:2*quarter]), median(all[3*quarter:])
+		if after > 1.25*before+f.slack {
+			r.fail("steady", hostclock.Now(), fmt.Sprintf("client %d.0 had %.0f %s in the second quarter of the run and %.0f in the last", spared, before, f.name, after))
+		}
+	}
+}

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"time"
+
+	"github.com/hasplock/hasp/internal/faultproxy"
+)
+
+// fault is a kind of failure.
+type fault struct {
+	name        string
+	class       string  // two faults at once have different classes
+	thins       bool    // a minority loses locks; a lease that only a quorum had may be lost
+	least, most float64 // the length, in terms
+	inject      inject
+
+	at       []int64         // when it was injected
+	recovery []time.Duration // after each injection
+}
+
+// Classes of faults.
+const (
+	process = "process"
+	link    = "link"
+	server  = "server"
+)
+
+// catalog is a list of faults.
+type catalog []*fault
+
+// add adds a fault that lasts from least to most terms.
+func (c *catalog) add(class string, least, most float64, name string, inject inject) *fault {
+	f := &fault{name: name, class: class, least: least, most: most, inject: inject}
+	*c = append(*c, f)
+	return f
+}
+
+// faults returns the faults of a strategy's store and clients: those that take
+// locks away if losing, and otherwise those that do not.
+func (s *store) faults(losing bool) (all catalog) {
+	switch {
+	case s.other != nil:
+		all.others(s, losing)
+	case losing && s.dir == "":
+		all.losses(s)
+	case losing:
+	case s.dir != "":
+		all.processes(s)
+		all.files(s)
+	case s.sentinel != nil, s.cluster != nil:
+		all.processes(s)
+		all.set(s)
+	default:
+		all.processes(s)
+		all.links()
+		if s.service != nil {
+			all.set(s)
+		} else {
+			all.servers(s)
+		}
+	}
+	return all
+}
+
+func (c *catalog) processes(s *store) {
+	c.add(process, 0, 0.2, "holder killed", killed(holders))
+	c.add(process, 0, 0.2, "waiter killed", killed(waiters))
+	c.add(process, 1.2, 3, "holder stopped past its term", stopped(holders))
+	c.add(process, 0.5, 3, "waiter stopped", stopped(waiters))
+	if s.strategy == fairlock {
+		c.add(process, 0, 0.2, "head of the queue killed", killed(heads))
+		c.add(process, 1.2, 3, "head of the queue stopped", stopped(heads))
+	}
+}
+
+func (c *catalog) files(s *store) {
+	c.add(link, 0.5, 2, "a process cannot write, as by its limit", limited)
+	c.add(link, 0, 0.2, "a process dies within a write", torn)
+	if s.small {
+		c.add(link, 0.5, 2, "the disk is full", full)
+	}
+}
+
+// links adds the faults of the links of one client.
+func (c *catalog) links() {
+	c.connections()
+	for _, op := range []string{acquire, renew, release} {
+		c.spoils(op)
+	}
+}
+
+// connections adds the faults of all connections of one client.
+func (c *catalog) connections() {
+	for _, v := range []struct {
+		name string
+		who  victims
+	}{{"holder's", holders}, {"waiter's", waiters}} {
+		c.add(link, 0.5, 0.5, v.name+" connections cut", linked(v.who, (*faultproxy.Proxy).Cut, nil))
+		c.add(link, 0.6, 3, v.name+" link stalled", linked(v.who, (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow))
+		c.add(link, 0.6, 3, v.name+" link cut one way, to the server", linked(v.who, (*faultproxy.Proxy).StallRequests, (*faultproxy.Proxy).Flow))
+		c.add(link, 0.6, 3, v.name+" link cut one way, from the server", linked(v.who, (*faultproxy.Proxy).StallReplies, (*faultproxy.Proxy).Flow))
+		c.add(link, 0.6, 3, v.name+" link down", linked(v.who, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up))
+		c.add(link, 0.6, 3, v.name+" bytes trickle", linked(v.who,
+			func(p *faultproxy.Proxy) { p.Trickle(term / 2) },
+			func(p *faultproxy.Proxy) { p.Trickle(0) }))
+	}
+
+}
+
+// spoils adds the faults of one command of an operation.
+func (c *catalog) spoils(op string) {
+	c.add(link, 0.5, 0.5, op+": reply lost", spoiled(op, faultproxy.LoseReply))
+	c.add(link, 0.6, 2, op+": reply never comes", spoiled(op, faultproxy.HangReply))
+	c.add(link, 0.5, 0.5, op+": request lost", spoiled(op, faultproxy.LoseRequest))
+	c.add(link, 0.6, 3, op+": request delivered late", spoiled(op, faultproxy.HoldRequest))
+}
+
+// Commands by which servers evict keys, and refuse writes, for want of memory. The
+// last one restores the defaults.
+const (
+	evictKeys    = "config set maxmemory 1; config set maxmemory-policy allkeys-random"
+	refuseWrites = "config set maxmemory 1; config set maxmemory-policy noeviction"
+	enoughMemory = "config set maxmemory 0; config set maxmemory-policy noeviction"
+)
+
+// servers adds the faults of one server, or of a minority and a majority of the
+// servers.
+func (c *catalog) servers(s *store) {
+	n := len(s.servers)
+	minority, majority := halves(n)
+	for _, k := range []int{minority, majority} {
+		if k == 0 {
+			continue
+		}
+		add := func(least, most float64, what string, inject inject) {
+			c.add(server, least, most, of(n, k, what), inject)
+		}
+		add(0.2, 2, "restarted with data", restarted(k, true))
+		add(0.6, 3, "stopped", frozen(k))
+		add(0.6, 3, "unreachable", unreachable(k))
+		add(0.6, 2, "slow to answer", slow(k))
+		// A replica of an unreachable master keeps its data and refuses writes.
+		add(0.6, 2, "a read-only replica", ordered(k, "replicaof 127.0.0.1 1", "replicaof no one"))
+		add(0.6, 2, "out of memory, noeviction", ordered(k, refuseWrites, enoughMemory))
+		add(0.5, 0.5, "CLIENT KILL of normal connections", ordered(k, killNormal, ""))
+		add(0.5, 0.5, "CLIENT KILL of subscribers", ordered(k, killSubscribers, ""))
+		add(0.5, 0.5, "SCRIPT FLUSH", ordered(k, forgetScripts, ""))
+		add(0.6, 2, "CLIENT PAUSE", paused(k, "all"))
+		add(0.6, 2, "CLIENT PAUSE of writes", paused(k, "write"))
+		if s.skews {
+			add(0.5, 2, "clock steps by less than the drift", stepped(k))
+		}
+	}
+
+	if minority > 0 {
+		c.add(server, 0.2, 2, of(n, minority, "restarted without data"), restarted(minority, false)).thins = true
+		c.add(server, 0.5, 0.5, of(n, minority, "emptied by FLUSHALL"), ordered(minority, "flushall", "")).thins = true
+		c.add(server, 0.6, 2, of(n, minority, "evicting keys"), ordered(minority, evictKeys, enoughMemory)).thins = true
+	}
+}
+
+const (
+	killNormal      = "client kill type normal"
+	killSubscribers = "client kill type pubsub"
+	forgetScripts   = "script flush"
+)
+
+// set adds the faults of servers that form one Redis.
+func (c *catalog) set(s *store) {
+	n := len(s.servers)
+	c.add(server, 0.5, 0.5, "every server: CLIENT KILL of normal connections", ordered(n, killNormal, ""))
+	c.add(server, 0.5, 0.5, "every server: CLIENT KILL of subscribers", ordered(n, killSubscribers, ""))
+	c.add(server, 0.5, 0.5, "every server: SCRIPT FLUSH", ordered(n, forgetScripts, ""))
+	c.add(server, 0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
+	if s.service != nil {
+		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
+		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
+		c.add(server, 0.5, 1, "the master is killed, and the address leads to its replica", replaced)
+	}
+	if s.cluster != nil {
+		c.add(server, 0.5, 1, "the key's master hands over to its replica", takenOver(false))
+		c.add(server, 0.5, 2, "the key's slot moves to another master", resharded)
+	}
+}
+
+// losses adds the faults that take locks away.
+func (c *catalog) losses(s *store) {
+	switch n := len(s.servers); {
+	case s.service != nil:
+	case s.sentinel != nil:
+		c.add(server, 0.5, 1, "Sentinel fails over", failedOver(false))
+		c.add(server, 0.5, 1, "the master is killed and Sentinel fails over", failedOver(true))
+	case s.cluster != nil:
+		c.add(server, 0.5, 1, "the key's master is killed and its replica takes over", takenOver(true))
+	default:
+		minority, majority := halves(n)
+		c.add(server, 0.5, 1, of(n, majority, "emptied by FLUSHALL"), ordered(majority, "flushall", ""))
+		c.add(server, 0.2, 1, of(n, majority, "restarted without data"), restarted(majority, false))
+		c.add(server, 0.6, 2, of(n, majority, "evicting keys"), ordered(majority, evictKeys, enoughMemory))
+
+		// For clocks a minority is enough. A lease that had a bare majority loses it
+		// when one of its servers ends the term early, and the other servers do not
+		// know.
+		for _, k := range []int{majority, minority} {
+			if s.skews && k > 0 {
+				c.add(server, 0.5, 2, of(n, k, clockBack), skewed(k, -time.Minute))
+				c.add(server, 0.5, 2, of(n, k, bootedBack), booted(k))
+			}
+		}
+	}
+}
+
+// clockBack sets the clock back first. The opposite order is not tested: if a
+// server's clock was ahead and then it loses its data, it cannot make larger
+// fences.
+const clockBack = "clock set back by a minute, and forward again"
+
+// bootedBack is a machine that does not know the time when it boots.
+const bootedBack = "restarted with the clock an hour behind, and set right"
+
+// halves returns the sizes of the largest minority and of the smallest majority of n servers.
+func halves(n int) (minority, majority int) { return (n - 1) / 2, n/2 + 1 }
+
+// of names a fault of k servers of n.
+func of(n, k int, what string) string {
+	switch {
+	case n == 1:
+		return "the server: " + what
+	case k <= (n-1)/2:
+		return "a minority: " + what
+	}
+	return "a majority: " + what
+}

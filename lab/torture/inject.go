@@ -1,0 +1,154 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/faultproxy"
+)
+
+// onVictim is a fault of one client. do disturbs the client.
+func onVictim(who victims, do func(n *nemesis, t *turn) *injection) inject {
+	return func(n *nemesis) *injection {
+		t := n.find(who)
+		if t == nil {
+			return nil
+		}
+		return do(n, t)
+	}
+}
+
+// killed kills a process. A new process takes its seat.
+func killed(who victims) inject {
+	return onVictim(mortal(who), func(n *nemesis, t *turn) *injection {
+		t.proc.kill()
+		return &injection{from: true, key: t.key, seat: -1, heal: n.seats[t.proc.seat].fill}
+	})
+}
+
+// stopped stops a process by SIGSTOP.
+func stopped(who victims) inject {
+	return onVictim(who, func(n *nemesis, t *turn) *injection {
+		p := t.proc.Process.Process
+		if crew.Pause(p) != nil {
+			return nil
+		}
+		return &injection{from: true, key: t.key, seat: -1, heal: func() { n.Check(crew.Resume(p)) }}
+	})
+}
+
+// linked disturbs the links of a client to all servers, or to a minority of them.
+func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
+	return onVictim(who, func(n *nemesis, t *turn) *injection {
+		links := n.store.links[t.proc.seat]
+		servers := n.rand.Perm(len(links))
+		if len(links) > 1 && n.rand.IntN(2) == 0 {
+			servers = servers[:(len(links)-1)/2]
+		}
+		each := func(do func(*faultproxy.Proxy)) {
+			for _, i := range servers {
+				do(links[i])
+			}
+		}
+
+		each(fail)
+		in := ofSeat(t.proc.seat, nil)
+		if heal != nil {
+			in.heal = func() { each(heal) }
+		}
+		return in
+	})
+}
+
+// spoiled makes the next command of an operation fail, on one server, for any
+// client.
+func spoiled(op string, f faultproxy.Fault) inject {
+	return func(n *nemesis) (in *injection) {
+		at := n.rand.IntN(len(n.store.links[0]))
+		until(search, 0, func() bool {
+			in = n.trap(n.store.texts[op], at, f)
+			return in != nil
+		})
+		return in
+	}
+}
+
+// trap waits up to 200 ms for a command to fail on the link of any client to a
+// server. It returns nil if none does.
+func (n *nemesis) trap(texts []string, at int, f faultproxy.Fault) *injection {
+	var free []int // seats
+	for seat, links := range n.store.links {
+		if !n.busy[seat] {
+			free = append(free, seat)
+			defer links[at].Forgive()
+			for _, text := range texts {
+				links[at].Fail(text, f)
+			}
+		}
+	}
+
+	hit := -1
+	until(200*time.Millisecond, time.Millisecond, func() bool {
+		hit = slices.IndexFunc(free, func(seat int) bool { return n.store.links[seat][at].Pending() < len(texts) })
+		return hit >= 0
+	})
+	if hit < 0 {
+		return nil
+	}
+
+	seat := free[hit]
+	n.busy[seat] = true
+	n.mark()
+	return ofSeat(seat, func() {
+		switch p := n.store.links[seat][at]; f {
+		case faultproxy.HoldRequest:
+			p.Release()
+		case faultproxy.HangReply:
+			p.Cut()
+		}
+	})
+}
+
+// limited keeps a process from writing to files.
+var limited = onVictim(holders, func(n *nemesis, t *turn) *injection {
+	lift, err := limitFiles(t.proc.Pid, 0)
+	n.Check(err)
+	return ofSeat(t.proc.seat, func() { n.Check(lift()) })
+})
+
+// torn makes the kernel kill a process in the middle of a write.
+var torn = onVictim(mortal(holders), func(n *nemesis, t *turn) *injection {
+	t.proc.send(order{Op: "fragile"})
+	_, err := limitFiles(t.proc.Pid, n.rand.Uint64N(60))
+	n.Check(err)
+	select {
+	case <-t.proc.done:
+	case <-time.After(n.patience):
+		n.Check(errors.New(t.proc.String() + " did not write"))
+	}
+
+	t.proc.kill() // records its death
+	n.mark()
+	in := ofAll(n.seats[t.proc.seat].fill)
+	in.from = true
+	return in
+})
+
+// full fills the disk.
+func full(n *nemesis) *injection {
+	name := filepath.Join(n.store.dir, "..", "ballast")
+	f, err := os.Create(name)
+	n.Check(err)
+	defer f.Close()
+	for size := 4096; size > 0; size /= 2 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+	}
+	n.mark()
+	return ofAll(func() { n.Check(os.Remove(name)) })
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// onServers is a fault of k servers. fail disturbs each of them, and heal ends it.
+func onServers(k int, fail, heal func(n *nemesis, i int)) inject {
+	return func(n *nemesis) *injection {
+		servers := n.rand.Perm(len(n.store.servers))[:k]
+		for _, i := range servers {
+			fail(n, i)
+		}
+		return ofAll(func() {
+			for _, i := range servers {
+				heal(n, i)
+			}
+		})
+	}
+}
+
+func restarted(k int, data bool) inject {
+	return onServers(k,
+		func(n *nemesis, i int) { n.store.servers[i].Kill() },
+		func(n *nemesis, i int) { n.Check(n.store.servers[i].Start(data)) })
+}
+
+func frozen(k int) inject {
+	return onServers(k,
+		func(n *nemesis, i int) { n.store.servers[i].Pause() },
+		func(n *nemesis, i int) { n.store.servers[i].Resume() })
+}
+
+// links calls do for the links of all clients to a server.
+func links(do func(*faultproxy.Proxy)) func(n *nemesis, i int) {
+	return func(n *nemesis, i int) {
+		for _, all := range n.store.links {
+			do(all[i])
+		}
+	}
+}
+
+func unreachable(k int) inject {
+	return onServers(k, links((*faultproxy.Proxy).Down), links((*faultproxy.Proxy).Up))
+}
+
+// slow delays replies by more than half a term.
+func slow(k int) inject {
+	return func(n *nemesis) *injection {
+		d := n.span(0.5, 0.7)
+		return onServers(k,
+			links(func(p *faultproxy.Proxy) { p.Delay(d) }),
+			links(func(p *faultproxy.Proxy) { p.Delay(0) }))(n)
+	}
+}
+
+// command sends commands to a server, without a proxy. A semicolon separates them.
+func (n *nemesis) command(i int, commands string) {
+	for command := range strings.SplitSeq(commands, ";") {
+		var args []any
+		for word := range strings.FieldsSeq(command) {
+			args = append(args, word)
+		}
+		if err := n.store.admin[i].Do(context.Background(), args...).Err(); err != nil {
+			n.Check(fmt.Errorf("%s: %w", command, err))
+		}
+	}
+}
+
+// ordered sends commands to k servers, and then those of heal, if there are any.
+func ordered(k int, fail, heal string) inject {
+	return onServers(k,
+		func(n *nemesis, i int) { n.command(i, fail) },
+		func(n *nemesis, i int) {
+			if heal != "" {
+				n.command(i, heal)
+			}
+		})
+}
+
+// paused makes servers pause clients. A server that pauses all clients ends the
+// pause by itself, because it reads no command before.
+func paused(k int, clients string) inject {
+	return func(n *nemesis) *injection {
+		return ordered(k, fmt.Sprint("client pause ", n.lasts.Milliseconds(), " ", clients), "client unpause")(n)
+	}
+}
+
+// stepped steps the clocks of servers by less than the drift, all in one
+// direction, and then back.
+func stepped(k int) inject {
+	return func(n *nemesis) *injection {
+		d := backend.Drift(term) / 2
+		if n.rand.IntN(2) == 0 {
+			d = -d
+		}
+		return skewed(k, d)(n)
+	}
+}
+
+// skew sets the clock of a server.
+func (n *nemesis) skew(i int, by time.Duration) { n.Check(n.store.servers[i].Skew(by)) }
+
+// skewed sets the clocks of servers by a duration, and then back.
+func skewed(k int, by time.Duration) inject {
+	return onServers(k,
+		func(n *nemesis, i int) { n.skew(i, by) },
+		func(n *nemesis, i int) { n.skew(i, 0) })
+}
+
+// booted restarts servers with their clocks an hour behind, and then corrects
+// the clocks.
+func booted(k int) inject {
+	return onServers(k,
+		func(n *nemesis, i int) {
+			n.store.servers[i].Kill()
+			n.skew(i, -time.Hour)
+			n.store.servers[i].Restart()
+		},
+		func(n *nemesis, i int) { n.skew(i, 0) })
+}
+
+// succeeded makes a replica the successor of a master. If dead, it kills the master
+// first. It returns what waits until the old master is a replica.
+func succeeded(old *redistest.Server, dead bool, failover func()) (heal func()) {
+	if dead {
+		old.Kill()
+	}
+	failover()
+	return func() {
+		if dead {
+			old.Restart()
+		}
+		old.Demoted()
+	}
+}
+
+// failedOver makes the sentinels fail over to a replica.
+func failedOver(dead bool) inject {
+	return func(n *nemesis) *injection {
+		s := n.store.sentinel
+		return ofAll(succeeded(s.Master(), dead, s.Failover))
+	}
+}
+
+// takenOver makes the replica of a key's master its successor.
+func takenOver(dead bool) inject {
+	return func(n *nemesis) *injection {
+		c, key := n.store.cluster, n.rand.IntN(len(n.names))
+		name := n.names[key]
+		heal := succeeded(c.Master(name), dead, func() { c.Failover(name) })
+		return &injection{key: key, seat: -1, heal: heal}
+	}
+}
+
+// resharded moves the slot of a key. While the fault lasts, the move is
+// incomplete.
+func resharded(n *nemesis) *injection {
+	key := n.rand.IntN(len(n.names))
+	return &injection{key: key, seat: -1, heal: n.store.cluster.Move(n.names[key])}
+}

@@ -1,0 +1,211 @@
+// Command torture injects faults into everything that locks depend on, and checks
+// whether the promises of hasp hold. In the directory lab:
+//
+//	go run ./torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-faults REGEXP] [-plant BUG]
+//
+// Client processes lock, use a resource that refuses an old fence, and unlock.
+// Meanwhile processes are killed and stopped, connections cut and stalled, replies
+// lost, requests delivered late, servers stopped, restarted and filled up, and
+// the clocks of servers set. Then torture checks the history:
+//
+//   - No two callers hold a key at once, unless both hold it shared. A caller holds it from the return of Lock
+//     to the call of Unlock or the end of the lease, whichever is first.
+//   - At most as many slots of a key are held at once as it has, each by one caller.
+//   - No lease is lost before its end, and fences grow.
+//   - Every key and every slot is granted after every fault, and at the end to every waiter.
+//   - Nothing is left: no keys, queue entries or subscriptions on the servers, and
+//     no goroutines or descriptors in the clients.
+//   - No client uses more and more of the machine.
+//
+// Then it does the same with faults that take locks away, such as FLUSHALL. Then
+// only the fence protects.
+//
+// The seed decides which faults happen, in which order and for how long, and
+// what the clients do. It does not decide the exact timing. The exit status is 1
+// if a promise was broken, a run stood still, or a planted bug was not found. It is 2 if
+// torture itself failed, and 130 if a signal ended it.
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+
+	_ "github.com/hasplock/hasp/etcdlock"
+	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/filelock"
+	"github.com/hasplock/hasp/internal/crew"
+	_ "github.com/hasplock/hasp/pglock"
+	_ "github.com/hasplock/hasp/pubsublock"
+	_ "github.com/hasplock/hasp/redlock"
+	_ "github.com/hasplock/hasp/spinlock"
+)
+
+// term is the term of all leases. It is short, so that much happens in little
+// time.
+const term = 300 * time.Millisecond
+
+// strategies are all strategies that processes share, those on one Redis first.
+var strategies = []string{"spinlock", "pubsublock", fairlock, redlock, filelock, "pglock", "etcdlock"}
+
+func main() {
+	if role, _ := crew.Role(); role != "" {
+		work(crew.Parent())
+	}
+
+	var p plan
+	o := options{patience: patience}
+	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
+	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
+	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
+	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
+	flag.StringVar(&o.place, "on", onServer, "`store` of strategies on one Redis: redis, sentinel, cluster or service")
+	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
+	flag.Func("faults", "regular expression of the `names` of faults", func(text string) (err error) {
+		o.only, err = regexp.Compile(text)
+		return err
+	})
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, renewal, wake-up, slots, reply or queue")
+	fileVar(&o.history, "history", os.O_TRUNC, "write all reports of the clients to a `file`, as lines of JSON")
+	fileVar(&o.results, "results", os.O_APPEND, "append the results to a `file`, as lines of JSON")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		exit(2, fmt.Errorf("unknown argument %q", flag.Arg(0)))
+	}
+	if err := p.check(*names, o); err != nil {
+		exit(2, err)
+	}
+	logging.Disable() // go-redis logs servers that are down
+
+	kept, err := p.carryOut(o)
+	switch {
+	case errors.Is(err, errInterrupted):
+		fmt.Fprintln(os.Stderr, "torture:", err)
+		exit(130, nil) // as a shell reports the end by SIGINT
+	case err == nil && kept && o.plant != "":
+		fmt.Println("the planted bug was not found")
+		exit(1, nil)
+	case !kept:
+		exit(1, err)
+	}
+	exit(0, err)
+}
+
+// exit ends the program. The status after an error is 2.
+func exit(status int, err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "torture:", err)
+		status = 2
+	}
+	os.Exit(status)
+}
+
+// errInterrupted means that a signal ended the runs early.
+var errInterrupted = errors.New("interrupted")
+
+// fileVar defines a flag that opens a file for writing.
+func fileVar(to **os.File, name string, mode int, usage string) {
+	flag.Func(name, usage, func(path string) (err error) {
+		*to, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|mode, 0o666)
+		return err
+	})
+}
+
+// plan says which runs are made.
+type plan struct {
+	strategies []string
+	parallel   int // runs at a time
+}
+
+// carryOut makes all runs and prints their verdicts in order.
+func (p plan) carryOut(o options) (kept bool, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
+	interrupted := ctx.Err
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	kept = true
+	injected := 0
+	for _, j := range p.start(ctx, o) {
+		<-j.done
+		fmt.Print(j.out.String())
+		if j.res != nil {
+			injected += j.res.Injected
+			kept = kept && len(j.res.Violations) == 0
+		}
+		if j.err != nil {
+			cancel() // the other runs end early
+			err = cmp.Or(err, fmt.Errorf("%s, seed %d: %w", j.strategy, j.seed, j.err))
+		}
+	}
+	switch {
+	case interrupted() != nil:
+		err = errInterrupted
+	case injected == 0 && err == nil:
+		err = errors.New("no fault was injected: the strategy has none of that name, or the time was too short")
+	}
+	return kept, err
+}
+
+// start starts all runs, and returns them in order: each strategy without faults
+// that take locks away, and then with them.
+func (p plan) start(ctx context.Context, o options) (jobs []*job) {
+	o.whole = o.time
+	for _, o.strategy = range p.strategies {
+		o.term = cmp.Or(others[o.strategy].term, term)
+		for _, o.losing = range []bool{false, true} {
+			j := &job{options: o, done: make(chan struct{})}
+			if o.losing {
+				j.time /= 3
+			}
+			jobs = append(jobs, j)
+		}
+	}
+	go func() {
+		slots := make(chan struct{}, max(p.parallel, 1))
+		for _, j := range jobs {
+			slots <- struct{}{}
+			go func() {
+				j.work(ctx)
+				<-slots
+			}()
+		}
+	}()
+	return jobs
+}
+
+// job is one run of the plan.
+type job struct {
+	options
+	out  strings.Builder
+	res  *result
+	err  error
+	done chan struct{} // closed when the run has been made
+}
+
+func (j *job) work(ctx context.Context) {
+	defer close(j.done)
+	if j.err = ctx.Err(); j.err != nil {
+		return
+	}
+	j.res, j.err = do(ctx, j.options, &j.out)
+	if j.res != nil && j.results != nil {
+		// A line is one write, so those of two runs do not mix.
+		j.err = errors.Join(j.err, json.NewEncoder(j.results).Encode(j.res))
+	}
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// inject makes a fault happen now. It returns nil if it found no victim.
+type inject func(n *nemesis) *injection
+
+// injection is a fault that was injected. Recovery is the time until a key is
+// granted again.
+type injection struct {
+	heal func() // may be nil
+	from bool   // recovery counts from the begin of the fault, not from its end
+	key  int    // the key that must be granted; if negative, each key
+	seat int    // the seat whose client must get a key; if negative, any client
+
+	at, healed int64 // when the fault began, and when it was healed
+}
+
+// ofAll is the injection of a fault after which each key must be granted.
+func ofAll(heal func()) *injection { return &injection{heal: heal, key: -1, seat: -1} }
+
+// ofSeat is the injection of a fault after which a seat's client must get a key.
+func ofSeat(seat int, heal func()) *injection { return &injection{heal: heal, key: -1, seat: seat} }
+
+// nemesis injects faults one after another. The seed decides which faults, and
+// how long they last.
+type nemesis struct {
+	*run
+	rand    *rand.Rand
+	busy    map[int]bool  // seats that a fault affects now
+	losses  [][2]int64    // when the store may have lost locks
+	thinned [][2]int64    // when a minority may have lost locks: a lease may end early, but no other caller gets the key
+	count   int           // of injected faults
+	lasts   time.Duration // length of the current fault
+	at      int64         // when the current fault was injected
+
+	rejoined time.Duration // after the last fault, until the client of each seat had a key
+}
+
+// torture injects faults until the time is up.
+func (n *nemesis) torture(ctx context.Context, end time.Time) {
+	for plan, strikes := n.rand, uint64(0); ; {
+		for _, i := range plan.Perm(len(n.faults)) {
+			// Each strike has a generator of its own. So if a strike finds no victim,
+			// the rest of the plan does not change.
+			strikes++
+			n.rand = rand.New(rand.NewPCG(n.seed, strikes))
+			if ctx.Err() != nil || !time.Now().Before(end) {
+				return
+			}
+
+			f, with := n.faults[i], (*fault)(nil)
+			if n.rand.IntN(6) == 0 {
+				with = n.faults[n.rand.IntN(len(n.faults))]
+			}
+			if with != nil && with.class == f.class {
+				with = nil
+			}
+			n.strike(ctx, f, with)
+		}
+	}
+}
+
+// strike injects a fault, and with as well if it is not nil, while the first
+// lasts. It heals both and waits until keys are granted again.
+func (n *nemesis) strike(ctx context.Context, f, with *fault) {
+	n.lasts = n.span(f.least, f.most)
+	lasts := n.lasts
+	time.Sleep(time.Duration(20+n.rand.IntN(130)) * time.Millisecond)
+	first := n.inflict(f)
+	if first == nil {
+		return
+	}
+	time.Sleep(lasts / 2)
+
+	var second *injection
+	if with != nil {
+		n.lasts = n.span(with.least, with.most)
+		second = n.inflict(with)
+	}
+	if second != nil {
+		time.Sleep(n.lasts)
+		n.heal(with, second)
+	}
+
+	time.Sleep(lasts / 2)
+	n.heal(f, first)
+
+	// A second fault may have kept servers from working; their recovery is not the clients'.
+	n.store.ready()
+	if second != nil {
+		n.recover(ctx, with, second)
+	}
+	n.recover(ctx, f, first)
+}
+
+func (n *nemesis) span(least, most float64) time.Duration {
+	return time.Duration((least + n.rand.Float64()*(most-least)) * float64(n.term))
+}
+
+// inflict injects a fault. It returns nil if there was no victim.
+func (n *nemesis) inflict(f *fault) *injection {
+	n.mark()
+	in := f.inject(n)
+	if in != nil {
+		in.at = n.at
+		f.at = append(f.at, in.at)
+		n.count++
+	}
+	return in
+}
+
+// mark sets the time of the injection. A fault that searches for a victim calls
+// it again when it has found one.
+func (n *nemesis) mark() { n.at = hostclock.Now() }
+
+// heal ends a fault, and notes when it may have lost locks.
+func (n *nemesis) heal(f *fault, in *injection) {
+	if in.heal != nil {
+		in.heal()
+	}
+	in.healed = hostclock.Now()
+	clear(n.busy)
+
+	span := [2]int64{in.at, in.healed}
+	if n.losing {
+		n.losses = append(n.losses, span)
+	}
+	if f.thins {
+		n.thinned = append(n.thinned, span)
+	}
+}
+
+// recover waits until the processes run and the keys are granted again.
+func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
+	n.seated()
+	since, keys := in.healed, []int{in.key}
+	if in.from {
+		since = in.at
+	}
+	if in.seat < 0 && in.key < 0 {
+		keys = keys[:0]
+		for k := range slotted + slots {
+			if contended(k) {
+				keys = append(keys, k)
+			}
+		}
+	}
+
+	var last int64
+	granted := until(n.patience, 2*time.Millisecond, func() bool {
+		n.Check(ctx.Err())
+		keys = slices.DeleteFunc(keys, func(k int) bool {
+			at := n.rec.after(k, in.seat, since)
+			last = max(last, at)
+			return at != 0
+		})
+		return len(keys) == 0
+	})
+	if !granted {
+		who := "no caller"
+		if in.seat >= 0 {
+			who = fmt.Sprintf("no caller of client %d", in.seat)
+		}
+		n.fail("stood still", in.at, fmt.Sprintf("%s was granted a key for %v", who, n.patience))
+		n.Check(errStill)
+	}
+	f.recovery = append(f.recovery, time.Duration(last-since))
+}
+
+// everyone waits, after the last fault, until the client of each seat has a key again.
+func (n *nemesis) everyone() {
+	n.seated()
+	since := hostclock.Now()
+	for _, s := range n.seats {
+		var at int64
+		granted := until(n.patience, 2*time.Millisecond, func() bool {
+			at = n.rec.after(-1, s.n, since)
+			return at != 0
+		})
+		if !granted {
+			n.fail("stood still", since, fmt.Sprintf("after the last fault no caller of client %d was granted a key for %v", s.n, n.patience))
+			n.Check(errStill)
+		}
+		n.rejoined = max(n.rejoined, time.Duration(at-since))
+	}
+}
+
+// search is how long the nemesis searches for a victim.
+const search = 3 * time.Second
+
+// find returns a victim that no fault affects now, or nil if there is none.
+func (n *nemesis) find(who victims) (found *turn) {
+	until(search, time.Millisecond, func() bool {
+		for _, t := range who(n) {
+			if !n.busy[t.proc.seat] {
+				n.busy[t.proc.seat] = true
+				n.mark()
+				found = &t
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// victims returns the turns that a fault may disturb, the best first.
+type victims func(n *nemesis) []turn
+
+// holders returns the holders that will hold their keys for a while.
+func holders(n *nemesis) []turn {
+	all, _ := n.rec.seen()
+	return slices.DeleteFunc(all, func(h turn) bool {
+		return !contended(h.key) || h.plan-hostclock.Now() <= int64(n.term/3)
+	})
+}
+
+// waiters returns the callers that wait.
+func waiters(n *nemesis) []turn {
+	_, all := n.rec.seen()
+	return slices.DeleteFunc(all, func(w turn) bool { return !contended(w.key) })
+}
+
+// heads returns the first waiters in the queues of keys that are held.
+func heads(n *nemesis) (all []turn) {
+	for _, h := range holders(n) {
+		queue := n.queue(h.key)
+		owner := n.store.head(queue)
+		for _, w := range waiters(n) {
+			if n.queue(w.key) == queue && w.proc.String() == owner && w.proc.seat != h.proc.seat {
+				all = append(all, w)
+			}
+		}
+	}
+	return all
+}
+
+// queue returns the key for which the waiters of a key queue in the store.
+func (r *run) queue(key int) string {
+	if key >= slotted {
+		return slotQueue
+	}
+	return r.all[key]
+}
+
+// mortal returns those of who that may be killed.
+func mortal(who victims) victims {
+	return func(n *nemesis) []turn {
+		return slices.DeleteFunc(who(n), func(t turn) bool { return t.proc.seat == spared })
+	}
+}
+
+// until calls done until it returns true, with pauses, and reports whether it
+// did within limit.
+func until(limit, pause time.Duration, done func() bool) bool {
+	for end := time.Now().Add(limit); !done(); time.Sleep(pause) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/hasplock/hasp/internal/pgtest"
+	"github.com/hasplock/hasp/internal/redistest"
+	_ "github.com/hasplock/hasp/pglock"
+)
+
+// database is a PostgreSQL.
+type database struct {
+	server *pgtest.Server
+	data   string // its directory
+}
+
+func startPostgres(l *redistest.Lab) *other {
+	server := pgtest.Start(l, "max_connections=150")
+	d := &database{server: server, data: filepath.Dir(server.File("PG_VERSION"))}
+	l.Check(d.each("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app"))
+	return &other{
+		what:    "one PostgreSQL",
+		servers: []string{d.server.Addr},
+		url:     func(addrs []string) string { return "pglock+" + "postgres://app@" + addrs[0] + "/postgres" },
+		left:    d.left,
+		faults:  d.faults(),
+	}
+}
+
+// with calls f with a connection of the harness.
+func (d *database) with(f func(context.Context, *pgx.Conn) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := pgx.Connect(ctx, d.server.URL())
+	if err != nil {
+		return err
+	}
+	defer c.Close(ctx)
+	return f(ctx, c)
+}
+
+// left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
+// because it has the fence. The empty key is the sweeper's. It is not counted, because its term
+// of a minute ends by itself.
+func (d *database) left(context.Context) (all []string, err error) {
+	err = d.with(func(ctx context.Context, c *pgx.Conn) error {
+		rows, err := c.Query(ctx, `SELECT 'row of ' || encode(key, 'escape') FROM hasp_locks WHERE expires > clock_timestamp() AND key <> ''
+			UNION ALL SELECT 'listener ' || pid FROM pg_stat_activity WHERE query ~* '^listen' AND pid <> pg_backend_pid()`)
+		if err == nil {
+			all, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
+		return err
+	})
+	return all, err
+}
+
+// kick ends the connections of all clients.
+const kick = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'"
+
+func (d *database) faults() []otherFault {
+	var all []otherFault
+	add := func(least, most float64, name string, inject otherInject) {
+		all = append(all, otherFault{name: "the server: " + name, least: least, most: most, inject: inject})
+	}
+	loses := func(name string, inject otherInject) {
+		all = append(all, otherFault{name: "the server: " + name, loses: true, least: 0.5, most: 1, inject: inject})
+	}
+	add(0.2, 2, "killed, and started again", d.restarted(false))
+	add(0.6, 3, "stopped", d.stopped)
+	add(0.5, 0.5, "connections of all clients ended", d.sends(kick, ""))
+	add(0.6, 2, "read-only", d.sends(
+		"ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()",
+		"ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf()"))
+	add(0.6, 2, "the table locked by another session", d.holds("LOCK TABLE hasp_locks IN ACCESS EXCLUSIVE MODE"))
+	add(0.6, 2, "every key guarded by another session's transaction", d.holds("SELECT FROM hasp_locks FOR KEY SHARE"))
+	add(0.6, 2, "two connections for all clients together", d.sends("ALTER ROLE app CONNECTION LIMIT 2; "+kick, "ALTER ROLE app CONNECTION LIMIT -1"))
+	add(0.3, 0.3, "VACUUM FULL of the table", d.sends("VACUUM FULL hasp_locks", ""))
+	loses("every row deleted", d.sends("DELETE FROM hasp_locks", ""))
+	loses("the table truncated", d.sends("TRUNCATE hasp_locks", ""))
+	loses("killed, and started with data of some seconds ago", d.restarted(true))
+	return all
+}
+
+// sends runs statements, and later those of heal, if there are any.
+func (d *database) sends(fail, heal string) otherInject {
+	return func(*rand.Rand, time.Duration) (func() error, error) {
+		if heal == "" {
+			return nil, d.each(fail)
+		}
+		return func() error { return d.each(heal) }, d.each(fail)
+	}
+}
+
+// each runs statements one by one, each in a transaction of its own.
+func (d *database) each(statements string) error {
+	return d.with(func(ctx context.Context, c *pgx.Conn) error {
+		for sql := range strings.SplitSeq(statements, "; ") {
+			if _, err := c.Exec(ctx, sql); err != nil {
+				return fmt.Errorf("%s: %w", sql, err)
+			}
+		}
+		return nil
+	})
+}
+
+// holds leaves a transaction open that has run a statement.
+func (d *database) holds(sql string) otherInject {
+	return func(*rand.Rand, time.Duration) (func() error, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		c, err := pgx.Connect(ctx, d.server.URL())
+		if err == nil {
+			_, err = c.Exec(ctx, "BEGIN; "+sql)
+		}
+		if err != nil {
+			cancel()
+			return nil, err
+		}
+		return func() error {
+			defer cancel()
+			return c.Close(ctx) // rolls back; another fault may have ended the session
+		}, nil
+	}
+}
+
+// stopped stops the processes of the server. They keep their connections.
+func (d *database) stopped(*rand.Rand, time.Duration) (func() error, error) {
+	text, err := os.ReadFile(d.server.File("postmaster.pid"))
+	if err != nil {
+		return nil, err
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	pid, err := strconv.Atoi(first)
+	if err != nil {
+		return nil, err
+	}
+	send := func(sig syscall.Signal) error {
+		err := syscall.Kill(pid, sig)
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		for child := range strings.FieldsSeq(string(children)) {
+			if n, err := strconv.Atoi(child); err == nil {
+				_ = syscall.Kill(n, sig) // it may have ended
+			}
+		}
+		return err
+	}
+	return func() error { return send(syscall.SIGCONT) }, send(syscall.SIGSTOP)
+}
+
+// restarted kills the server, and starts it again. If old, its data are a copy that was
+// made before.
+func (d *database) restarted(old bool) otherInject {
+	return func(_ *rand.Rand, lasts time.Duration) (func() error, error) {
+		if old {
+			if err := d.copied(); err != nil {
+				return nil, err
+			}
+			time.Sleep(lasts) // clients go on, and the copy gets old
+		}
+		d.server.Kill()
+		return func() error {
+			if old {
+				if err := os.RemoveAll(d.data); err != nil {
+					return err
+				}
+				if err := os.Rename(d.data+".copy", d.data); err != nil {
+					return err
+				}
+			}
+			return d.server.Start()
+		}, nil
+	}
+}
+
+// copied makes a copy of the data. The server is killed for it, and started again.
+func (d *database) copied() error {
+	d.server.Kill()
+	if out, err := exec.Command("cp", "-a", d.data, d.data+".copy").CombinedOutput(); err != nil {
+		return fmt.Errorf("cp: %w: %s", err, out)
+	}
+	return d.server.Start()
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// turn is one call of Lock and what followed it. Times are of hostclock, and
+// zero until known.
+type turn struct {
+	proc    *proc
+	key     int // of a slot, see slotted; slot 0 until the grant
+	fenced  bool
+	shared  bool // its uses of the resource are reads
+	fence   uint64
+	asked   int64
+	failed  int64 // when Lock returned an error
+	got     int64 // when Lock returned a lease
+	plan    int64 // when the caller plans to unlock
+	expires int64 // until when the lease was trusted without another renewal
+	end     int64 // when the caller stopped to trust it, or was about to call Unlock
+	freed   int64 // when Unlock returned
+	lost    int64 // when the caller learned that the lease was lost
+	killed  bool  // the process was killed before the end of the turn
+
+	place    int   // among the turns of its key, by the time of got
+	mistaken int64 // when the resource last refused a use
+}
+
+func (t *turn) waiting() bool { return t.failed == 0 && t.got == 0 && !t.killed }
+func (t *turn) holding() bool { return t.got != 0 && t.end == 0 }
+
+// void reports whether the lease had ended when Lock returned, because the
+// process was stopped meanwhile.
+func (t *turn) void() bool { return t.end <= t.got }
+
+// turnID names a turn of a process.
+type turnID struct {
+	proc *proc
+	id   int64
+}
+
+// record is the history of a run. It is also the resource that the locks
+// protect.
+type record struct {
+	mu      sync.Mutex       // guards all below
+	history *os.File         // gets all reports, or nil
+	open    map[turnID]*turn // turns that have not ended
+	turns   []*turn          // turns that were granted, in the order of the reports
+	highest map[int]uint64   // by key, the largest fence that the resource has seen
+	written map[int]uint64   // by key, the largest fence of a write
+	errs    map[string]int   // of Lock and Unlock, by kind
+	uses    []use            // of the process that is never killed, one a second
+	refused int              // uses of the resource with an old fence
+}
+
+func newRecord(history *os.File) *record {
+	return &record{history: history, open: map[turnID]*turn{}, highest: map[int]uint64{}, written: map[int]uint64{}, errs: map[string]int{}}
+}
+
+// take records a report. For a use of the resource, it returns whether the
+// resource refused it.
+func (r *record) take(p *proc, e report) (refused bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.history != nil {
+		// A line is one write, so those of two runs do not mix.
+		_ = json.NewEncoder(r.history).Encode(struct {
+			Client string
+			report
+		}{p.String(), e})
+	}
+
+	id := turnID{p, e.ID}
+	t := r.open[id]
+	switch {
+	case e.What == used && p.seat == spared:
+		r.uses = append(r.uses, *e.Use)
+	case e.What == asks:
+		r.open[id] = &turn{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced, shared: e.Shared}
+	case t == nil:
+	case e.What == touch:
+		refused = r.touchLocked(t)
+	default:
+		r.noteLocked(t, e)
+	}
+	if t != nil && e.Expires != 0 {
+		t.expires = e.Expires
+	}
+	if e.What == failed || e.What == freed {
+		delete(r.open, id)
+	}
+	return refused
+}
+
+// touchLocked uses the resource, and reports whether the resource refused it. A read may be
+// older than another read, but not than a write.
+func (r *record) touchLocked(t *turn) (refused bool) {
+	least := r.highest[t.key]
+	if t.shared {
+		least = r.written[t.key]
+	}
+	if t.fenced && t.fence < least {
+		t.mistaken = hostclock.Now()
+		r.refused++
+		return true
+	}
+	r.highest[t.key] = max(r.highest[t.key], t.fence)
+	if !t.shared {
+		r.written[t.key] = max(r.written[t.key], t.fence)
+	}
+	return false
+}
+
+// noteLocked notes in a turn how its Lock and its lease have ended.
+func (r *record) noteLocked(t *turn, e report) {
+	switch e.What {
+	case failed:
+		t.failed = e.T
+		r.errs[e.Err]++
+	case got:
+		t.got, t.fence, t.plan = e.T, e.Fence, e.Plan
+		t.key += e.Slot
+		r.turns = append(r.turns, t)
+	case ended:
+		t.end = e.End
+	case freed:
+		t.freed = e.T
+		if e.Err != "" {
+			r.errs["unlock: "+e.Err]++
+		}
+	}
+	if e.Lost && t.lost == 0 {
+		t.lost = e.T
+	}
+}
+
+// died ends the turns of a process that was killed.
+func (r *record) died(p *proc, at int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, t := range r.open {
+		if id.proc == p {
+			if t.holding() {
+				t.end = min(at, t.expires)
+			}
+			t.killed = true
+			delete(r.open, id)
+		}
+	}
+}
+
+// seen returns the turns that have not ended: the holders, the longest plan
+// first, and the waiters, the longest wait first.
+func (r *record) seen() (holders, waiters []turn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := hostclock.Now()
+	for _, t := range r.open {
+		switch {
+		case t.holding() && t.plan > now:
+			holders = append(holders, *t)
+		case t.waiting():
+			waiters = append(waiters, *t)
+		}
+	}
+	slices.SortFunc(holders, func(a, b turn) int { return cmp.Compare(b.plan, a.plan) })
+	slices.SortFunc(waiters, func(a, b turn) int { return cmp.Compare(a.asked, b.asked) })
+	return holders, waiters
+}
+
+// after returns when key was first granted after a time, or 0. A negative key means
+// any key, and a negative seat any client.
+func (r *record) after(key, seat int, since int64) (first int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range slices.Backward(r.turns) {
+		if t.got < since-int64(10*time.Second) { // a process that was stopped reports its grants late
+			break
+		}
+		if t.got > since && (key < 0 || t.key == key) && (seat < 0 || t.proc.seat == seat) && (first == 0 || t.got < first) {
+			first = t.got
+		}
+	}
+	return first
+}

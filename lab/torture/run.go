@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/redistest"
+)
+
+// options describe a run.
+type options struct {
+	strategy string
+	place    string         // of a strategy on one Redis
+	nodes    int            // servers of redlock
+	losing   bool           // use the faults that take locks away
+	only     *regexp.Regexp // the names of the faults, or nil for all
+	seed     uint64
+	time     time.Duration
+	whole    time.Duration // the -time flag, of which time is a part
+	plant    string        // a bug, or empty
+	term     time.Duration
+	patience time.Duration // the longest wait for a grant
+	history  *os.File      // for all reports of clients, or nil
+	results  *os.File      // for the result as JSON, or nil
+}
+
+const (
+	seats   = 4   // client processes
+	callers = 3   // in each
+	keys    = 2   // that all contend for
+	cold    = 200 // more keys, which a caller sometimes takes all at once
+	slots   = 2   // of one more key that all contend for
+)
+
+// slotted is the number of the key with slots, after all other keys. A turn that has slot i
+// counts as a turn of key slotted+i, because each slot is exclusive and has its own fences.
+const slotted = keys + cold
+
+// slottedName is the key with slots, and slotQueue is the key of its queue.
+const (
+	slottedName = "torture-slots"
+	slotQueue   = slottedName + "#queue"
+)
+
+// contended reports whether all callers contend for a key.
+func contended(key int) bool { return key < keys || key >= slotted }
+
+// title names a key or a slot in a message.
+func title(key int) string {
+	if key >= slotted {
+		return fmt.Sprint("slot ", key-slotted)
+	}
+	return fmt.Sprint("key ", key)
+}
+
+// run is one store with its clients under faults. Its errors are errors of the
+// harness; Check ends the run.
+type run struct {
+	options
+	*redistest.Lab // ends the servers and the processes
+
+	store  *store
+	rec    *record
+	names  []string // the keys without slots that all contend for
+	all    []string // these and the cold ones, by number
+	seats  []*seat
+	faults []*fault
+	wrong  []violation
+}
+
+var errStill = errors.New("the run stood still")
+
+// fail notes a violation.
+func (r *run) fail(promise string, at int64, text string) {
+	r.wrong = append(r.wrong, violation{Promise: promise, At: at, What: text})
+}
+
+// do makes a run and prints its verdict. The result is nil if there is no fault
+// to inject. An error is an error of the harness.
+func do(ctx context.Context, o options, out io.Writer) (res *result, err error) {
+	l := &redistest.Lab{}
+	defer l.Close()
+	err = l.Do(func() error {
+		res = o.run(ctx, l)
+		return nil
+	})
+	if res != nil {
+		res.verdict(out)
+	}
+	return res, err
+}
+
+// run makes a run. l ends its servers and processes.
+func (o options) run(ctx context.Context, l *redistest.Lab) *result {
+	r := &run{options: o, Lab: l, rec: newRecord(o.history)}
+	for k := range keys + cold {
+		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
+	}
+	r.names = r.all[:keys]
+	stored := append(slices.Clone(r.all), slotQueue)
+	for i := range slots + 1 { // the bug "slots" has one more
+		stored = append(stored, fmt.Sprint(slottedName, "#", i))
+	}
+	r.store = o.openStore(l, stored)
+	for _, f := range r.store.faults(o.losing) {
+		if o.only == nil || o.only.MatchString(f.name) {
+			r.faults = append(r.faults, f)
+		}
+	}
+	if len(r.faults) == 0 {
+		return nil
+	}
+
+	for i := range seats {
+		s := &seat{run: r, n: i}
+		r.seats = append(r.seats, s)
+		s.fill()
+		l.Cleanup(func() { s.proc.kill() })
+	}
+	r.seated()
+
+	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}}
+	began := hostclock.Now()
+	err := r.Do(func() error {
+		n.torture(ctx, time.Now().Add(o.time))
+		n.everyone()
+		r.drain()
+		return nil
+	})
+	if !errors.Is(err, errStill) {
+		r.Check(err)
+	}
+	lasted := time.Duration(hostclock.Now() - began)
+	found := n.check()
+	return n.result(lasted, found)
+}
+
+// seated waits until all processes are at work.
+func (r *run) seated() {
+	for _, s := range r.seats {
+		if s.proc.fresh {
+			s.await(began)
+			s.proc.fresh = false
+		}
+	}
+}
+
+// drain lets all callers end and closes the clients, and then checks what is left.
+func (r *run) drain() {
+	for _, s := range r.seats {
+		s.proc.send(order{Op: "drain"})
+	}
+	var holders, waiters []turn
+	over := until(r.patience, 5*time.Millisecond, func() bool {
+		holders, waiters = r.rec.seen()
+		return len(holders)+len(waiters) == 0
+	})
+	if !over {
+		for _, w := range waiters {
+			r.fail("stood still", w.asked, fmt.Sprintf("%s has waited for %s for %v; holders: %d", w.proc, title(w.key), time.Duration(hostclock.Now()-w.asked), len(holders)))
+		}
+		r.Check(errStill)
+	}
+
+	for _, s := range r.seats {
+		s.await(idle)
+	}
+	r.close()
+	r.sweep()
+	r.calm()
+}
+
+// close closes the clients, and checks what they leave in their processes.
+func (r *run) close() {
+	for _, s := range r.seats {
+		s.proc.send(order{Op: "close"})
+	}
+	for _, s := range r.seats {
+		c := s.await(closed)
+		if c.Err != "" {
+			r.fail("leftovers", c.T, fmt.Sprintf("%s: close: %s", s.proc, c.Err))
+		}
+		for what, n := range map[string][2]int{"goroutines": c.Goroutines, "descriptors": c.Files} {
+			if n[1] > n[0] {
+				r.fail("leftovers", c.T, fmt.Sprintf("%s: %d %s before, %d after", s.proc, n[0], what, n[1]))
+			}
+		}
+	}
+}
+
+// sweep waits until nothing is left in the store. The records of killed processes
+// expire by themselves.
+func (r *run) sweep() {
+	var left []string
+	err := r.Do(func() error {
+		until(patience, 20*time.Millisecond, func() bool {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			left = r.store.left(ctx)
+			return len(left) == 0
+		})
+		return nil
+	})
+	if errors.Is(err, hasp.ErrLost) { // of a lease that left took, after all clients had closed
+		r.fail("kept until its end", hostclock.Now(), err.Error())
+		return
+	}
+	r.Check(err)
+	for _, text := range left {
+		r.fail("leftovers", hostclock.Now(), text)
+	}
+}

@@ -1,0 +1,261 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"github.com/hasplock/hasp/internal/etcdtest"
+	"github.com/hasplock/hasp/internal/pgtest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+
+	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/filelock"
+	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/redistest"
+	_ "github.com/hasplock/hasp/pubsublock"
+	_ "github.com/hasplock/hasp/redlock"
+	_ "github.com/hasplock/hasp/spinlock"
+)
+
+func TestMain(m *testing.M) {
+	if role, _ := crew.Role(); role != "" {
+		work(crew.Parent())
+	}
+	logging.Disable()
+	os.Exit(m.Run())
+}
+
+// Every strategy keeps its promises for some seconds of faults. A slow machine
+// only injects fewer of them.
+func TestPromises(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make torture runs every strategy for longer")
+	}
+	redistest.NeedSets(t)
+	promise := func(name string, o options) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			need(t, o.strategy)
+			o.seed, o.term, o.patience = 1, cmp.Or(others[o.strategy].term, 2*term), patience
+			var b strings.Builder
+			res, err := do(t.Context(), o, &b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res != nil && len(res.Violations) > 0 {
+				t.Errorf("%d promises broken:\n%s", len(res.Violations), b.String())
+			}
+		})
+	}
+	for _, strategy := range strategies {
+		promise(strategy, options{strategy: strategy, place: onServer, nodes: leastNodes, time: 3 * time.Second})
+		promise(strategy+" losing data", options{strategy: strategy, place: onServer, nodes: leastNodes, losing: true, time: time.Second / 2})
+	}
+	for _, strategy := range strategies[:3] {
+		promise(strategy+" on a service", options{strategy: strategy, place: onService, time: 2 * time.Second})
+	}
+	for _, n := range []int{1, 4} {
+		promise(fmt.Sprint("redlock on ", n), options{strategy: redlock, place: onServer, nodes: n, time: 2 * time.Second})
+	}
+}
+
+// A harness that finds no bug in a driver that has one is no harness.
+func TestPlantedBugsAreFound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make planted looks for all planted bugs, which takes minutes")
+	}
+	redistest.NeedSets(t)
+	for bug, c := range map[string]struct {
+		faults   string
+		patience time.Duration
+		promises []string
+	}{
+		"release": {"holder stopped", patience, []string{"one at a time", "kept until its end"}},
+		"renewal": {"waiter killed", patience, []string{"one at a time", "kept until its end"}},
+		"wake-up": {"waiter killed", 3 * time.Second, []string{"stood still"}},
+		"slots":   {"waiter killed", patience, []string{"slots"}},
+	} {
+		for _, at := range []struct{ strategy, place string }{{"spinlock", onServer}, {"pubsublock", onServer}, {fairlock, onServer},
+			{redlock, onServer}, {filelock, onServer}} {
+			strategy, place := at.strategy, at.place
+			t.Run(bug+" "+strategy+" on "+place, func(t *testing.T) {
+				t.Parallel()
+				o := options{strategy: strategy, place: place, nodes: leastNodes, time: 2 * time.Second, patience: c.patience}
+				findPlanted(t, bug, o, c.faults, term, c.promises...)
+			})
+		}
+	}
+}
+
+// Renewals that wait behind acquires do harm only if the replies take long, as those of a
+// master whose replica confirms them.
+func TestQueuedRenewalsAreFound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make planted looks for all planted bugs, which takes minutes")
+	}
+	redistest.NeedSets(t)
+	o := options{strategy: "spinlock", place: onService, time: time.Second, patience: patience}
+	findPlanted(t, queued, o, "waiter killed", 2*term, "kept until its end")
+}
+
+// A term that counts from the reply is found when replies are slow.
+func TestTermFromTheReplyIsFound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make planted looks for all planted bugs, which takes minutes")
+	}
+	redistest.NeedSets(t)
+	o := options{strategy: "spinlock", place: onServer, time: 10 * time.Second, patience: patience}
+	findPlanted(t, "reply", o, "slow to answer", term, "one at a time")
+}
+
+// need skips a test of a strategy whose server is not installed.
+func need(t *testing.T, strategy string) {
+	switch strategy {
+	case "pglock":
+		pgtest.Need(t)
+	case "etcdlock":
+		etcdtest.Need(t)
+	}
+}
+
+// findPlanted fails the test if no run with a bug reports that one of the promises is broken.
+func findPlanted(t *testing.T, bug string, o options, faults string, length time.Duration, promises ...string) {
+	o.plant, o.only, o.term = bug, regexp.MustCompile(faults), length
+	var b strings.Builder
+	for o.seed = 1; o.seed <= 20; o.seed++ {
+		b.Reset()
+		res, err := do(t.Context(), o, &b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(res.Violations, func(v violation) bool { return slices.Contains(promises, v.Promise) }) {
+			t.Log("found with seed", o.seed)
+			return
+		}
+	}
+	t.Errorf("%s: not found in 20 runs, the last of which was\n%s", bug, b.String())
+}
+
+// history returns a run with turns of one key.
+func history(all ...turn) *nemesis {
+	r := newRecord(nil)
+	for _, t := range all {
+		t.proc, t.fenced = &proc{}, t.fence != 0
+		t.expires = max(t.expires, t.end)
+		r.turns = append(r.turns, &t)
+	}
+	return &nemesis{run: &run{rec: r, names: []string{"k"}}}
+}
+
+func TestCheckFindsWhatIsWrong(t *testing.T) {
+	sound := []turn{
+		{asked: 1, got: 2, end: 10, fence: 1},
+		{asked: 1, got: 11, end: 20},
+		{asked: 3, got: 50, end: 40, fence: 2}, // ended before Lock returned
+		{asked: 9, got: 41, end: 60, fence: 3, lost: 61},
+		{asked: 50, got: 61, end: 70, fence: 4, killed: true},
+	}
+	more := func(t ...turn) []turn { return append(slices.Clone(sound), t...) }
+	for name, c := range map[string]struct {
+		turns    []turn
+		promises []string
+	}{
+		"nothing":          {sound, nil},
+		"shared":           {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 71, got: 73, end: 90, fence: 5, shared: true}, turn{asked: 74, got: 91, end: 92, fence: 7}), nil},
+		"shared beside it": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 79, end: 90}), []string{"one at a time", "order"}},
+		"beside shared":    {more(turn{asked: 71, got: 72, end: 80}, turn{asked: 71, got: 79, end: 90, shared: true}), []string{"one at a time", "order"}},
+		"behind a short one": {more(turn{asked: 71, got: 72, end: 80, shared: true}, turn{asked: 71, got: 73, end: 75, shared: true}, turn{asked: 71, got: 79, end: 90}),
+			[]string{"one at a time", "order"}},
+		"one fence for two":  {more(turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}, turn{asked: 71, got: 72, end: 80, fence: 5, shared: true}), []string{"order"}},
+		"a reader's fence":   {more(turn{asked: 71, got: 72, end: 80, fence: 6, shared: true}, turn{asked: 73, got: 74, end: 80, fence: 5, shared: true}), []string{"fence", "order"}},
+		"two at once":        {more(turn{asked: 3, got: 15, end: 18}), []string{"one at a time", "order"}},
+		"fence goes back":    {more(turn{asked: 71, got: 72, end: 80, fence: 3}), []string{"fence", "order"}},
+		"fence stays":        {more(turn{asked: 71, got: 72, end: 80, fence: 4}), []string{"fence", "order"}},
+		"void out of order":  {more(turn{asked: 71, got: 90, end: 80, fence: 1}), []string{"order"}},
+		"lost early":         {more(turn{asked: 71, got: 72, end: 80, lost: 81, expires: 90}), []string{"kept until its end"}},
+		"two slots":          {more(turn{key: slotted, asked: 71, got: 72, end: 80, fence: 5}, turn{key: slotted + 1, asked: 71, got: 73, end: 90, fence: 5}, turn{key: slotted, asked: 74, got: 81, end: 90, fence: 6}), nil},
+		"three of two slots": {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted + 1, asked: 71, got: 73, end: 90}, turn{key: slotted + 2, asked: 74, got: 79, end: 90}), []string{"slots"}},
+		"one slot twice":     {more(turn{key: slotted, asked: 71, got: 72, end: 80}, turn{key: slotted, asked: 71, got: 79, end: 90}), []string{"one at a time", "order"}},
+		"fence of a slot":    {more(turn{key: slotted + 1, asked: 71, got: 72, end: 80, fence: 9}, turn{key: slotted + 1, asked: 81, got: 82, end: 90, fence: 8}), []string{"fence", "order"}},
+		"refused":            {more(turn{asked: 71, got: 72, end: 80, fence: 5, mistaken: 79}), []string{"fence"}},
+	} {
+		n := history(c.turns...)
+		f := n.check()
+		var got []string
+		for _, v := range n.wrong {
+			got = append(got, v.Promise)
+		}
+		if !slices.Equal(got, c.promises) {
+			t.Errorf("%s: found %q, want %q", name, got, c.promises)
+		}
+		if f.Holds != len(c.turns) || f.Void == 0 {
+			t.Errorf("%s: figures %+v", name, f)
+		}
+	}
+}
+
+// Where locks were taken away two may hold a key, and only the fence counts.
+func TestCheckAfterALoss(t *testing.T) {
+	turns := []turn{
+		{asked: 1, got: 2, end: 30, fence: 7, lost: 31, expires: 90},
+		{asked: 20, got: 25, end: 40, fence: 8},
+	}
+	n := history(turns...)
+	n.losing, n.losses = true, [][2]int64{{18, 19}}
+	if f := n.check(); len(n.wrong) > 0 || f.Overlaps != 1 {
+		t.Errorf("found %v, %+v", n.wrong, f)
+	}
+	late := []turn{
+		{asked: 1, got: 20, end: 30, fence: 8},
+		{asked: 10, got: 40, end: 50, fence: 7, lost: 51, expires: 90},
+	}
+	n = history(late...)
+	n.losing, n.losses = true, [][2]int64{{18, 19}}
+	if n.check(); len(n.wrong) > 0 {
+		t.Errorf("a grant that arrives late: found %v", n.wrong)
+	}
+	late = []turn{
+		{asked: 22, got: 25, end: 30, fence: 8},
+		{asked: 10, got: 28, end: 40, fence: 7, lost: 51, expires: 90},
+	}
+	n = history(late...)
+	n.losing, n.losses = true, [][2]int64{{18, 19}}
+	if f := n.check(); len(n.wrong) > 0 || f.Overlaps != 1 {
+		t.Errorf("a grant that arrives while another caller holds: found %v, %+v", n.wrong, f)
+	}
+	turns[1].fence = 6
+	n = history(turns...)
+	n.losing, n.losses = true, [][2]int64{{18, 19}}
+	if n.check(); len(n.wrong) != 1 || n.wrong[0].Promise != "fence" {
+		t.Errorf("a fence that goes back: found %v", n.wrong)
+	}
+}
+
+func TestResourceRefusesAnOldFence(t *testing.T) {
+	r := newRecord(nil)
+	p := &proc{}
+	for id, c := range []struct {
+		fence  uint64
+		shared bool
+	}{{5, false}, {6, false}, {0, false}, {7, true}, {8, true}} {
+		r.take(p, report{What: asks, ID: int64(id), T: 1, Fenced: c.fence > 0, Shared: c.shared})
+		r.take(p, report{What: got, ID: int64(id), T: 2, Fence: c.fence})
+	}
+	for i, c := range []struct {
+		id      int64
+		refused bool
+	}{{0, false}, {1, false}, {0, true}, {1, false}, {2, false}, {4, false}, {3, false}, {1, true}} {
+		if got := r.take(p, report{What: touch, ID: c.id}); got != c.refused {
+			t.Errorf("use %d: refused: %v", i, got)
+		}
+	}
+	if r.refused != 2 {
+		t.Errorf("%d refused, want 2", r.refused)
+	}
+}

@@ -1,0 +1,344 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// run runs all callers until they have drained.
+func (w *client) run() {
+	var wg sync.WaitGroup
+	for i := range callers {
+		r := rand.New(rand.NewPCG(w.Seed, uint64(i)))
+		wg.Go(func() { w.call(r) })
+	}
+	wg.Wait()
+	w.report(report{What: idle})
+}
+
+// call is one caller. After an error it pauses, so that others go first.
+func (w *client) call(r *rand.Rand) {
+	for !w.drained.Load() {
+		if !w.round(r) {
+			time.Sleep(w.Term/20 + rand.N(w.Term/3))
+		}
+		time.Sleep(time.Duration(r.IntN(3000)) * time.Microsecond)
+	}
+}
+
+// round is one use of locks by a program. Its random numbers do not depend on the
+// results of earlier rounds.
+func (w *client) round(r *rand.Rand) (had bool) {
+	r = rand.New(rand.NewPCG(r.Uint64(), 0))
+	switch x := r.IntN(60); {
+	case x == 0 && len(w.Keys) > keys:
+		return w.many(r)
+	case x < 6:
+		both := make([]int, keys)
+		for k := range both {
+			both[k] = k
+		}
+		return w.turn(context.Background(), w.c, r, both)
+	case x < 10:
+		return w.single(r)
+	}
+	return w.turn(context.Background(), w.c, r, hot(r))
+}
+
+// hot draws a key that all contend for.
+func hot(r *rand.Rand) []int {
+	if r.IntN(4) == 0 {
+		return []int{slotted}
+	}
+	return []int{r.IntN(keys)}
+}
+
+// single is a Client that is opened for one Lock, as "hasp run" does.
+func (w *client) single(r *rand.Rand) (had bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	c, err := w.dial(ctx)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	return w.turn(context.Background(), c, r, hot(r))
+}
+
+// many takes hundreds of keys, one after another or all at once.
+func (w *client) many(r *rand.Rand) (had bool) {
+	all := make([]int, len(w.Keys)-keys)
+	for i := range all {
+		all[i] = keys + i
+	}
+	if w.Steady || r.IntN(2) == 0 {
+		return w.turn(context.Background(), w.c, r, all)
+	}
+	var wg sync.WaitGroup
+	for _, k := range all {
+		one := rand.New(rand.NewPCG(r.Uint64(), 0))
+		wg.Go(func() { w.turn(context.Background(), w.c, one, []int{k}) })
+	}
+	wg.Wait()
+	return true
+}
+
+// hold is a lease of a turn.
+type hold struct {
+	id    int64
+	lease *hasp.Lease
+	lost  atomic.Int64  // when its context ended
+	over  chan struct{} // closed when its context has ended
+	stop  func() bool   // ends the wait for the end of its context
+}
+
+// turn is one Lock, or one LockAll of several keys, and what follows it.
+func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which []int) (had bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	opts, ask := w.options(r, which[0])
+	length := time.Duration(r.IntN(20)) * time.Millisecond
+	if r.IntN(10) == 0 {
+		length = time.Duration((0.5 + 1.5*r.Float64()) * float64(w.Term))
+	}
+	blind := r.IntN(3) == 0
+	if r.IntN(10) == 0 {
+		defer time.AfterFunc(time.Duration(r.Float64()*2*float64(w.Term)), cancel).Stop()
+	}
+
+	holds, planned := w.begin(ctx, c, which, opts, ask, length)
+	if holds == nil {
+		return false
+	}
+
+	last := holds[len(holds)-1] // if the context of any hold ends, this one ends as well
+	var inner []*hasp.Lease
+	if contended(which[0]) && r.IntN(4) == 0 {
+		inner = w.nest(r, c, last.lease, ask)
+	}
+	if which[0] == 0 && len(which) == 1 && r.IntN(8) == 0 {
+		under := []int{1, slotted}[r.IntN(2)] // in this order only, to avoid a deadlock
+		w.turn(last.lease.Context(), c, r, []int{under})
+	}
+
+	for hostclock.Now() < planned && last.lease.Err() == nil {
+		w.use(last.id, last.lease)
+		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
+	}
+	if blind {
+		w.use(last.id, last.lease) // without a check whether the lease is still held
+	}
+
+	var wg sync.WaitGroup
+	for _, h := range slices.Backward(holds) {
+		w.end(h)
+		wg.Go(func() { w.unlock(h) })
+	}
+	wg.Wait()
+	for _, l := range inner {
+		_ = l.Unlock(context.Background())
+	}
+	return true
+}
+
+// begin locks the keys of a turn, of which ask is the report, and reports the holds. It
+// returns when the caller plans to unlock them, or no holds if Lock fails.
+func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option, ask report, length time.Duration) (holds []*hold, planned int64) {
+	ids := make([]int64, len(which))
+	for i, k := range which {
+		ids[i] = w.ids.Add(1)
+		ask.ID, ask.Key, ask.T = ids[i], k, hostclock.Now()
+		w.report(ask)
+	}
+	leases, err := w.lock(ctx, c, which, opts)
+	t := hostclock.Now()
+	if err != nil {
+		for _, id := range ids {
+			w.report(report{What: failed, ID: id, T: t, Err: kindOf(err)})
+		}
+		return nil, 0
+	}
+
+	planned = t + int64(length)
+	for i, l := range leases {
+		h := &hold{id: ids[i], lease: l, over: make(chan struct{})}
+		h.lost.Store(1<<63 - 1)
+		holds = append(holds, h)
+		w.report(report{What: got, ID: h.id, T: t, Slot: l.Slot(), Fence: l.Fence(), Plan: planned, Expires: expires(l)})
+		h.stop = context.AfterFunc(l.Context(), func() {
+			h.lost.Store(hostclock.Now())
+			close(h.over)
+		})
+	}
+	return holds, planned
+}
+
+// slots is the option of every Lock of the key with slots.
+func (w *client) slots() hasp.Option {
+	if w.Plant == oneTooMany {
+		return hasp.WithSlots(slots + 1)
+	}
+	return hasp.WithSlots(slots)
+}
+
+// options draws the options of a Lock, and returns them with a report of it.
+func (w *client) options(r *rand.Rand, key int) (opts []hasp.Option, ask report) {
+	ask.What, ask.Key = asks, key
+	if key == slotted {
+		opts = append(opts, w.slots())
+	}
+	if ask.Fenced = r.Float64() >= w.Bare; ask.Fenced {
+		opts = append(opts, hasp.WithFence())
+	}
+	if ask.Shared = r.IntN(3) == 0 && w.shares.Load() && key != slotted; ask.Shared {
+		opts = append(opts, hasp.WithShared())
+	}
+	switch r.IntN(12) {
+	case 0, 1:
+		opts = append(opts, hasp.WithMaxWait(time.Duration(r.Float64()*2*float64(w.Term))))
+	case 2, 3:
+		opts = append(opts, hasp.WithMaxWait(time.Duration(1+r.IntN(30))*time.Millisecond))
+	}
+	if r.IntN(3) == 0 {
+		opts = append(opts, hasp.WithTTL(time.Duration((0.7+r.Float64())*float64(w.Term))))
+	}
+	if r.IntN(20) == 0 && !ask.Shared {
+		opts = append(opts, hasp.WithMinHold(time.Duration(r.Float64()*0.2*float64(w.Term))))
+	}
+	return opts, ask
+}
+
+// lock locks one key by Lock, and several by LockAll. The leases are in the
+// order of the keys.
+func (w *client) lock(ctx context.Context, c *hasp.Client, which []int, opts []hasp.Option) ([]*hasp.Lease, error) {
+	if len(which) == 1 {
+		name := slottedName
+		if which[0] != slotted {
+			name = w.Keys[which[0]]
+		}
+		l, err := c.Lock(ctx, name, opts...)
+		return []*hasp.Lease{l}, err
+	}
+	var names []string
+	for _, k := range which {
+		names = append(names, w.Keys[k])
+	}
+	all, err := hasp.LockAll(ctx, c, names, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return all.All(), nil
+}
+
+// nest re-enters a lease, of which ask is the report, sometimes deeply. It cancels the contexts from one of
+// them inwards, and unlocks some of the inner leases in any order. It returns the
+// others, which outlast the outer lease.
+func (w *client) nest(r *rand.Rand, c *hasp.Client, outer *hasp.Lease, ask report) (rest []*hasp.Lease) {
+	var opts []hasp.Option
+	if ask.Shared {
+		opts = append(opts, hasp.WithShared())
+	}
+	if ask.Key == slotted {
+		opts = append(opts, w.slots())
+	}
+	ctx := outer.Context()
+	var cancels []context.CancelFunc
+	each := r.IntN(2) == 0 // each lease has a context of its own
+	for i := range 1 + r.IntN(30) {
+		if i == 0 || each {
+			own, cancel := context.WithCancel(ctx)
+			defer cancel()
+			ctx, cancels = own, append(cancels, cancel)
+		}
+		l, err := c.Lock(ctx, outer.Key(), opts...)
+		if err != nil {
+			break
+		}
+		rest = append(rest, l)
+		ctx = l.Context()
+	}
+	if len(rest) > 0 && r.IntN(2) == 0 {
+		cancels[r.IntN(len(cancels))]()
+		<-ctx.Done()
+	}
+	time.Sleep(time.Duration(r.IntN(10)) * time.Millisecond)
+	r.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+	n := r.IntN(len(rest) + 1)
+	for _, l := range rest[:n] {
+		_ = l.Unlock(context.Background())
+	}
+	return rest[n:]
+}
+
+// end reports until when a lease was trusted. It is called just before Unlock.
+func (w *client) end(h *hold) {
+	if !h.stop() {
+		<-h.over
+	}
+	end := hostclock.Now()
+	gone := errors.Is(h.lease.Err(), hasp.ErrLost)
+	t, exp := hostclock.Now(), expires(h.lease)
+	w.report(report{What: ended, ID: h.id, T: t, End: min(end, exp, h.lost.Load()), Expires: exp, Lost: gone})
+}
+
+// unlock unlocks a lease, and tries again after an outage.
+func (w *client) unlock(h *hold) {
+	done := report{What: freed, ID: h.id}
+	var err error
+	until(3*time.Second, 10*time.Millisecond, func() bool {
+		err = h.lease.Unlock(context.Background())
+		done.T = hostclock.Now()
+		return err == nil || errors.Is(err, hasp.ErrLost) || errors.Is(err, hasp.ErrReleased)
+	})
+	done.Expires, done.Lost = expires(h.lease), errors.Is(err, hasp.ErrLost)
+	if err != nil {
+		done.Err = kindOf(err)
+	}
+	w.report(done)
+}
+
+// expires returns until when a lease is trusted, by hostclock, or up to a
+// millisecond less. If the process is stopped between the readings of the two
+// clocks, it reads them again.
+func expires(l *hasp.Lease) int64 {
+	for {
+		t := hostclock.Now()
+		left := time.Until(l.Expires())
+		if hostclock.Now()-t < int64(time.Millisecond) {
+			return t + int64(left)
+		}
+	}
+}
+
+// use uses the resource, and waits until the resource has answered.
+func (w *client) use(id int64, lease *hasp.Lease) {
+	w.using.Lock()
+	defer w.using.Unlock()
+	w.report(report{What: touch, ID: id, T: hostclock.Now(), Fence: lease.Fence(), Expires: expires(lease)})
+	<-w.touched
+}
+
+// kindOf returns the kind of an error, as a program would distinguish them.
+func kindOf(err error) string {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return "cancelled"
+	case errors.Is(err, hasp.ErrHeld):
+		return "held"
+	case errors.Is(err, hasp.ErrLost):
+		return "lost"
+	case errors.Is(err, hasp.ErrReleased):
+		return "released"
+	case errors.Is(err, hasp.ErrClosed), errors.Is(err, hasp.ErrInvalid):
+		return err.Error()
+	}
+	return "outage"
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"runtime/metrics"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/hostclock"
+)
+
+// order is a message to a client.
+type order struct {
+	Op string // "start", "touched", "fragile", "drain" or "close"
+
+	// For start.
+	Strategy string        `json:",omitempty"`
+	URL      string        `json:",omitempty"`
+	Plant    string        `json:",omitempty"`
+	Direct   []string      `json:",omitempty"` // addresses of the servers, for planted bugs
+	Dir      string        `json:",omitempty"` // directory of the files, for planted bugs
+	Owner    string        `json:",omitempty"`
+	Seed     uint64        `json:",omitempty"`
+	Keys     []string      `json:",omitempty"`
+	Term     time.Duration `json:",omitempty"`
+	Bare     float64       `json:",omitempty"` // share of locks without a fence
+	Steady   bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
+}
+
+// report is a message from a client.
+type report struct {
+	What string // one of the constants
+	ID   int64  `json:",omitempty"` // of the turn, within the process
+	Key  int    `json:",omitempty"`
+	T    int64  `json:",omitempty"` // the time, by hostclock
+	Wall int64  `json:",omitempty"` // the time, by the wall clock, in Unix nanoseconds
+
+	Fenced  bool   `json:",omitempty"` // asks
+	Shared  bool   `json:",omitempty"` // asks
+	Slot    int    `json:",omitempty"` // got: which slot of a key with slots
+	Fence   uint64 `json:",omitempty"` // got, touch
+	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
+	Expires int64  `json:",omitempty"` // got, touch, ended: until when the lease is trusted without a renewal
+	End     int64  `json:",omitempty"` // ended: when the caller stopped to trust the lease
+	Lost    bool   `json:",omitempty"` // ended, freed: the lease was lost
+	Err     string `json:",omitempty"` // failed, freed
+
+	Goroutines, Files [2]int // closed: before and after
+	Use               *use   `json:",omitempty"` // used
+}
+
+// use is the resource use of a process.
+type use struct {
+	Heap       uint64 // bytes of live objects
+	Goroutines int
+	Files      int // descriptors
+}
+
+// The kinds of reports.
+const (
+	began  = "began"  // the client is open
+	asks   = "asks"   // a caller calls Lock
+	failed = "failed" // Lock returned an error
+	got    = "got"    // Lock returned a lease
+	touch  = "touch"  // a caller uses the resource; the answer is "touched"
+	ended  = "ended"  // the lease was lost, or Unlock is about to be called
+	freed  = "freed"  // Unlock has returned
+	used   = "used"   // the resource use of the process
+	idle   = "idle"   // all callers have ended
+	closed = "closed" // the client is closed
+	broke  = "broke"  // the harness failed
+)
+
+// client is one process.
+type client struct {
+	order
+	c       *hasp.Client
+	shares  atomic.Bool // the driver has Traits.Shared
+	ids     atomic.Int64
+	drained atomic.Bool
+
+	parent  *crew.Pipe
+	using   sync.Mutex // held by the caller that uses the resource
+	touched chan struct{}
+}
+
+// work obeys orders until the parent ends.
+func work(parent *crew.Pipe) {
+	bearLimits()
+	logging.Disable() // go-redis logs servers that are down
+	w := &client{parent: parent, touched: make(chan struct{}, 1)}
+	var goroutines, files int // before the client opens
+	for {
+		var o order
+		if parent.Receive(&o) != nil {
+			os.Exit(0)
+		}
+		switch o.Op {
+		case "start":
+			warm()
+			w.order = o
+			go w.watch()
+			goroutines, files = runtime.NumGoroutine(), openFiles()
+			if err := w.open(); err != nil {
+				w.report(report{What: broke, Err: err.Error()})
+				continue
+			}
+			w.report(report{What: began})
+			go w.run()
+		case "touched":
+			w.touched <- struct{}{}
+		case "fragile":
+			if err := dieOfLimits(); err != nil {
+				w.report(report{What: broke, Err: err.Error()})
+			}
+		case "drain":
+			w.drained.Store(true)
+		case "close":
+			go w.close(goroutines, files)
+		}
+	}
+}
+
+// open opens the Client. It tries again and again, because the store may be in the
+// middle of a fault.
+func (w *client) open() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	until(time.Minute, 20*time.Millisecond, func() bool {
+		w.c, err = w.dial(ctx)
+		return err == nil
+	})
+	return err
+}
+
+// dial opens a Client.
+func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
+	d, err := openDriver(ctx, w.URL, w.Plant, w.Direct, w.Dir)
+	if err != nil {
+		return nil, err
+	}
+	w.shares.Store(d.Traits().Shared)
+	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner}), nil
+}
+
+// openDriver opens a driver, and puts a bug into it, if bug is not empty. The locks are on
+// the servers at addrs or in dir.
+func openDriver(ctx context.Context, url, bug string, addrs []string, dir string) (backend.Driver, error) {
+	config, err := hasp.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	d, err := config.Driver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return plant(bug, addrs, dir, d)
+}
+
+func (w *client) report(r report) {
+	r.Wall = time.Now().UnixNano()
+	_ = w.parent.Send(r) // if the parent has ended, Receive fails and so ends this process
+}
+
+// watch reports the resource use of the process once a second.
+func (w *client) watch() {
+	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	for range time.Tick(time.Second) {
+		runtime.GC()
+		metrics.Read(live)
+		w.report(report{What: used, T: hostclock.Now(), Use: &use{live[0].Value.Uint64(), runtime.NumGoroutine(), openFiles()}})
+	}
+}
+
+// close closes the client, and counts the goroutines and descriptors that are left.
+func (w *client) close(goroutines, files int) {
+	r := report{What: closed}
+	if err := w.c.Close(); err != nil {
+		r.Err = err.Error()
+	}
+	own := goroutines + 1 // with this one
+	until(patience, 20*time.Millisecond, func() bool {
+		r.Goroutines, r.Files = [2]int{own, runtime.NumGoroutine()}, [2]int{files, openFiles()}
+		return r.Goroutines[1] <= own && r.Files[1] <= files
+	})
+	if r.Goroutines[1] > own {
+		stacks := make([]byte, 1<<16)
+		fmt.Fprintf(os.Stderr, "%s\n", stacks[:runtime.Stack(stacks, true)])
+	}
+	w.report(r)
+}
+
+// warm makes the runtime open the descriptors that it keeps for all connections.
+func warm() {
+	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
+		l.Close()
+	}
+}
+
+// openFiles counts descriptors, if the system lists them.
+func openFiles() int {
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(all)
+}
