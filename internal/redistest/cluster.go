@@ -17,7 +17,7 @@ import (
 )
 
 // Cluster is three masters with a replica each. They fail over on demand only, not
-// because the machine is busy. Elect changes that.
+// because the machine is busy.
 type Cluster struct{ Set }
 
 const (
@@ -119,12 +119,7 @@ type node struct{ addr, id string }
 
 // owner returns the master of a slot, if all running nodes agree on it.
 func (c *Cluster) owner(ctx context.Context, slot int) (node, error) {
-	return ownerBy(ctx, c.Servers, slot)
-}
-
-// ownerBy returns the master of a slot, if some nodes agree on it.
-func ownerBy(ctx context.Context, nodes []*Server, slot int) (node, error) {
-	return agree(nodes, func(srv *Server) (node, error) {
+	return agree(c.Servers, func(srv *Server) (node, error) {
 		cmd := redis.NewClusterSlotsCmd(ctx, "cluster", "slots")
 		if err := srv.process(ctx, cmd); err != nil {
 			return node{}, err
@@ -159,71 +154,6 @@ func (c *Cluster) owned(ctx context.Context, srv *Server, slot int) error {
 		err = fmt.Errorf("%s still serves slot %d", n.addr, slot)
 	}
 	return err
-}
-
-// Elect allows or forbids that a replica takes over by itself after its master was silent for
-// a second. While it is forbidden, the node timeout is only three seconds, because masters
-// vote for another replica only after two timeouts.
-func (c *Cluster) Elect(on bool) {
-	c.t.Helper()
-	forbidden, timeout := "yes", 3000
-	if on {
-		forbidden, timeout = "no", 1000
-	}
-	for _, srv := range running(c.Servers) {
-		c.must("elect", func(ctx context.Context) error {
-			return errors.Join(srv.command(ctx, "config", "set", "cluster-replica-no-failover", forbidden).Err(),
-				srv.command(ctx, "config", "set", "cluster-node-timeout", timeout).Err())
-		})
-	}
-}
-
-// samples has one slot of each of the first masters.
-var samples = [masters]int{0, slots / 2, slots - 1}
-
-// Elected waits until a replica of a master has taken over from it. It does not ask the nodes
-// whose addresses are in unasked.
-func (c *Cluster) Elected(old *Server, unasked []string) {
-	c.t.Helper()
-	others := except(c.Servers, unasked)
-	c.must("election", func(ctx context.Context) error {
-		for _, slot := range samples {
-			n, err := ownerBy(ctx, others, slot)
-			switch {
-			case err != nil:
-				return err
-			case n.addr == old.Addr:
-				return fmt.Errorf("%s is still a master", old.Addr)
-			}
-		}
-		return nil
-	})
-}
-
-// Settled waits until all nodes agree, and each is a master or a replica in step.
-func (c *Cluster) Settled() {
-	c.t.Helper()
-	c.must("settled", func(ctx context.Context) error {
-		var owners []string
-		for _, slot := range samples {
-			n, err := c.owner(ctx, slot)
-			if err != nil {
-				return err
-			}
-			owners = append(owners, n.addr)
-		}
-		for _, srv := range c.Servers {
-			if !slices.Contains(owners, srv.Addr) {
-				if err := srv.inStep(ctx); err != nil {
-					return err
-				}
-			}
-			if info := srv.command(ctx, "cluster", "info").String(); !strings.Contains(info, "cluster_state:ok") {
-				return fmt.Errorf("%s: %.40s", srv.Addr, info)
-			}
-		}
-		return nil
-	})
 }
 
 // slot returns the slot of a key. It asks a server.

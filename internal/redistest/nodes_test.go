@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -25,80 +24,6 @@ func runID(t *testing.T, rdb redis.UniversalClient) string {
 		t.Fatalf("no run_id in %q", info)
 	}
 	return id
-}
-
-func TestNodesKnowNothingOfEachOther(t *testing.T) {
-	for _, kind := range []string{"process", "inprocess"} {
-		t.Run(kind, func(t *testing.T) {
-			if _, err := choose(kind, true); err != nil {
-				t.Skip(err)
-			}
-			t.Setenv(Env, kind)
-			ns := StartNodes(t, 3, &Options{Password: "p@ss"})
-			all := ns.Clients()
-			var ids []string
-			for i, rdb := range all {
-				if err := rdb.Set(t.Context(), "k"+string(rune('0'+i)), "v", 0).Err(); err != nil {
-					t.Fatal(err)
-				}
-				ids = append(ids, runID(t, rdb))
-			}
-			if ids[0] == ids[1] || ids[1] == ids[2] || ids[2] == ids[0] {
-				t.Errorf("some are the same: %q", ids)
-			}
-			keys, err := ns.Keys(t.Context())
-			if err != nil || len(keys) != 3 || !slices.Equal(keys[0], []string{"k0"}) || !slices.Equal(keys[2], []string{"k2"}) {
-				t.Errorf("keys: %q, %v", keys, err)
-			}
-			for _, u := range []string{ns.URL(), ns.Direct()} {
-				if strings.Count(u, ",127.0.0.1:") != 2 || !strings.HasPrefix(u, "redis://:p%40ss@127.0.0.1:") {
-					t.Errorf("URL %s", u)
-				}
-			}
-			if ns.URL() == ns.Direct() {
-				t.Error("no proxies")
-			}
-		})
-	}
-}
-
-// Virtual nodes have all that redlock relies on.
-func TestVirtualNodesDoWhatRealOnesDo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		vs := VirtualNodes(t, 3)
-		all := vs.Clients()
-		first := all[0].(*redis.Client)
-		if other := all[1].(*redis.Client); first.Options().Addr == other.Options().Addr || runID(t, first) == runID(t, other) {
-			t.Error("two nodes are the same")
-		}
-		inScript, err := first.Eval(t.Context(), "return redis.call('info', 'server')", nil).Text()
-		if err != nil || !strings.Contains(inScript, runID(t, first)) {
-			t.Errorf("info in a script: %q, %v", inScript, err)
-		}
-
-		pipe := first.Pipeline()
-		set := pipe.SetNX(t.Context(), "k", "v", 10*time.Second)
-		again := pipe.SetNX(t.Context(), "k", "w", time.Hour)
-		get := pipe.Get(t.Context(), "k")
-		none := pipe.Get(t.Context(), "none")
-		if _, err := pipe.Exec(t.Context()); err != redis.Nil {
-			t.Errorf("pipeline: %v", err)
-		}
-		if !set.Val() || again.Val() || get.Val() != "v" || none.Err() != redis.Nil {
-			t.Errorf("pipeline: %v, %v, %v, %v", set, again, get, none)
-		}
-
-		vs[1].Skew(-time.Hour)
-		for i, want := range []time.Time{time.Now(), time.Now().Add(-time.Hour)} {
-			if got := all[i].Time(t.Context()).Val(); !got.Equal(want) {
-				t.Errorf("node %d says that it is %v, want %v", i, got, want)
-			}
-			sec, err := all[i].Eval(t.Context(), "return redis.call('time')[1] + 0", nil).Int64()
-			if err != nil || sec != want.Unix() {
-				t.Errorf("node %d says in a script that it is %v, %v, want %v", i, sec, err, want.Unix())
-			}
-		}
-	})
 }
 
 func TestVirtualServersRestart(t *testing.T) {

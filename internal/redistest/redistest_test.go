@@ -1,14 +1,11 @@
 package redistest
 
 import (
-	"context"
 	"errors"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -49,56 +46,6 @@ func servers(t *testing.T, o *Options, f func(t *testing.T, s *Server)) {
 	}
 }
 
-func TestServersOfEveryKind(t *testing.T) {
-	for name, o := range map[string]*Options{
-		"plain":    {Own: true},
-		"password": {Password: "p@ss/word"},
-		"user":     {User: "ann", Password: "s3cret"},
-		"tls":      {TLS: true},
-		"unix":     {Unix: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			servers(t, o, func(t *testing.T, s *Server) {
-				rdb := s.Client()
-				if err := rdb.Set(t.Context(), "k", "v", 0).Err(); err != nil {
-					t.Fatal(err)
-				}
-				if o.Password != "" {
-					bare := s.ClientOptions()
-					bare.Password = "wrong"
-					bad := redis.NewClient(bare)
-					defer bad.Close()
-					if err := bad.Ping(t.Context()).Err(); err == nil {
-						t.Error("a wrong password is taken")
-					}
-				}
-			})
-		})
-	}
-}
-
-func TestPauseHangsTheServer(t *testing.T) {
-	servers(t, &Options{Own: true}, func(t *testing.T, s *Server) {
-		o := s.ClientOptions()
-		o.ContextTimeoutEnabled, o.MaxRetries = true, -1
-		rdb := redis.NewClient(o)
-		defer rdb.Close()
-		if err := rdb.Ping(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
-		s.Pause()
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		if err := rdb.Ping(ctx).Err(); err == nil {
-			t.Error("a paused server answers")
-		}
-		s.Resume()
-		if err := rdb.Ping(t.Context()).Err(); err != nil {
-			t.Errorf("after Resume: %v", err)
-		}
-	})
-}
-
 func TestRestartLosesDataAndScriptsUnlessKept(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		servers(t, &Options{Own: true, Keep: keep}, func(t *testing.T, s *Server) {
@@ -130,36 +77,6 @@ func TestRestartLosesDataAndScriptsUnlessKept(t *testing.T) {
 				t.Errorf("a script survives: %v", err)
 			}
 		})
-	}
-}
-
-func TestVirtualTimeEndsTerms(t *testing.T) {
-	start := time.Now()
-	synctest.Test(t, func(t *testing.T) {
-		v := Virtual(t)
-		rdb := v.Client()
-		rdb.Set(t.Context(), "k", "v", 30*time.Second)
-		time.Sleep(29 * time.Second)
-		if n := rdb.Exists(t.Context(), "k").Val(); n != 1 {
-			t.Error("gone before its term")
-		}
-		time.Sleep(2 * time.Second)
-		if n := rdb.Exists(t.Context(), "k").Val(); n != 0 {
-			t.Error("there after its term")
-		}
-		v.Proxy.Stall()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		begin := time.Now()
-		if err := rdb.Ping(ctx).Err(); err == nil {
-			t.Error("a stalled server answers")
-		}
-		if d := time.Since(begin); d != time.Hour {
-			t.Errorf("a stalled ping took %v, want an hour", d)
-		}
-	})
-	if d := time.Since(start); d > time.Minute {
-		t.Errorf("virtual hours took %v", d)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Sentinel is a master with two replicas and three sentinels. The sentinels fail
-// over on demand only, not because the machine is busy. Elect changes that.
+// over on demand only, not because the machine is busy.
 type Sentinel struct {
 	Set
 
@@ -130,55 +130,6 @@ const (
 	failoverTimeout = 10000
 )
 
-// Elect allows or forbids that the sentinels fail over by themselves if a majority of them
-// cannot reach the master for a second.
-func (s *Sentinel) Elect(on bool) {
-	s.t.Helper()
-	down, timeout := neverDown, failoverTimeout
-	if on {
-		down, timeout = 1000, 3000
-	}
-	for _, sentinel := range s.Sentinels {
-		s.must("elect", func(ctx context.Context) error {
-			return sentinel.command(ctx, "sentinel", "set", s.Name, "down-after-milliseconds", down, "failover-timeout", timeout).Err()
-		})
-	}
-}
-
-// Elected waits until the sentinels have replaced a master. It does not ask the sentinels
-// whose addresses are in unasked.
-func (s *Sentinel) Elected(old *Server, unasked []string) {
-	s.t.Helper()
-	s.must("election", func(ctx context.Context) error {
-		master, err := s.masterBy(ctx, except(s.Sentinels, unasked))
-		switch {
-		case err != nil:
-			return err
-		case master == old:
-			return fmt.Errorf("%s is still the master", old.Addr)
-		}
-		return master.is(ctx, "master")
-	})
-}
-
-// Settled waits until the sentinels agree on a master, and the other servers are replicas in
-// step. The sentinels demote an old master when it has been back for eight seconds.
-func (s *Sentinel) Settled() {
-	s.t.Helper()
-	s.must("settled", func(ctx context.Context) error {
-		master, err := s.master(ctx)
-		if err != nil {
-			return err
-		}
-		for _, srv := range s.Servers {
-			if srv != master && !srv.follows(ctx, master) {
-				err = errors.Join(err, fmt.Errorf("%s does not follow %s", srv.Addr, master.Addr))
-			}
-		}
-		return errors.Join(err, master.followed(ctx, 2))
-	})
-}
-
 // URL returns the URL of the set for hasp. Params belong to it.
 func (s *Sentinel) URL() string { return s.url("sentinel", s.Sentinels, "/"+s.Name+"/0") }
 
@@ -193,11 +144,8 @@ func (s *Sentinel) Master() (master *Server) {
 }
 
 // master returns the server that all running sentinels agree on.
-func (s *Sentinel) master(ctx context.Context) (*Server, error) { return s.masterBy(ctx, s.Sentinels) }
-
-// masterBy returns the server that some sentinels agree on.
-func (s *Sentinel) masterBy(ctx context.Context, sentinels []*Server) (*Server, error) {
-	addr, err := agree(sentinels, func(sentinel *Server) (string, error) {
+func (s *Sentinel) master(ctx context.Context) (*Server, error) {
+	addr, err := agree(s.Sentinels, func(sentinel *Server) (string, error) {
 		parts, err := sentinel.command(ctx, "sentinel", "get-master-addr-by-name", s.Name).StringSlice()
 		if err == nil && len(parts) != 2 {
 			err = fmt.Errorf("unexpected reply %q", parts)

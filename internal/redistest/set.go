@@ -125,11 +125,6 @@ func running(all []*Server) []*Server {
 	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return s.away.Load() })
 }
 
-// except returns the servers whose addresses are not in addrs.
-func except(all []*Server, addrs []string) []*Server {
-	return slices.DeleteFunc(slices.Clone(all), func(s *Server) bool { return slices.Contains(addrs, s.Addr) })
-}
-
 // agree asks all running servers, and returns their answer if it is the same.
 func agree[A comparable](all []*Server, ask func(*Server) (A, error)) (answer A, err error) {
 	for i, srv := range running(all) {

@@ -7,16 +7,15 @@
 // explained.txt lists edits of the second kind with their reasons. In the directory lab:
 //
 //	go run ./mutate -n 160 -seed 1
-//	go run ./mutate -only '^redlock/' -results results.jsonl
+//	go run ./mutate -only '^redlock/'
 //	go run ./mutate -only 'lease.go.*drop' -n 1000 -list
-//	go run ./mutate -own -results results.jsonl
+//	go run ./mutate -own -from 40
 //	go run ./mutate -explained
 //
-// The seed decides which edits are tried, and in which order. First each edit is
-// tried with the quick tests of its package. If those find nothing, it is tried
-// with all tests that should find it. The work tree does not change: go's -overlay
-// replaces the original file by the edited one. With -results, a run continues
-// where an earlier one was interrupted, and tries the edits that survived again.
+// The seed decides which edits are tried, and in which order. First the quick tests of the
+// edited package run, then all tests that should find the edit, until one fails twice. The
+// work tree does not change: go's -overlay replaces the original file by the edited one.
+// -from N continues a run that was interrupted after N mutants.
 //
 // The exit status is 1 if more than 3 percent of the mutants survive without an
 // explanation, or if a test finds a mutant that is explained.
@@ -35,6 +34,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // pkg is a package whose code is edited.
@@ -45,10 +47,10 @@ type pkg struct {
 }
 
 // suite is the conformance suite of a strategy, which is slow.
-func suite(dir string) stage { return stage{dir, "Conformance", "", "process"} }
+func suite(dir string) stage { return stage{dir, "Conformance", "", "process", false} }
 
 // garbage sends each strategy on Redis replies that no script gives.
-var garbage = stage{"internal/acceptance", "Garbage", "", "inprocess"}
+var garbage = stage{"internal/acceptance", "Garbage", "", "inprocess", false}
 
 var packages = []pkg{
 	{".", 3, 0, []stage{suite("memlock")}},
@@ -58,8 +60,8 @@ var packages = []pkg{
 	{"pubsublock", 1, 1, []stage{suite("pubsublock"), garbage}},
 	{"fairlock", 1, 1, []stage{suite("fairlock"), garbage}},
 	{"redlock", 2, 1, []stage{suite("redlock"), garbage}},
-	{"internal/redisstore", 1, 1, []stage{{"spinlock", "", "Conformance", "process"}, suite("spinlock"), suite("pubsublock"), garbage}},
-	{"internal/redisstore/resp", 1, 0, []stage{{"internal/redisstore", "", "", "process"}, suite("spinlock"), garbage}},
+	{"internal/redisstore", 1, 1, []stage{{"spinlock", "", "Conformance", "process", false}, suite("spinlock"), suite("pubsublock"), garbage}},
+	{"internal/redisstore/resp", 1, 0, []stage{{"internal/redisstore", "", "", "process", false}, suite("spinlock"), garbage}},
 	{"internal/redisstore/pubsub", 1, 0, []stage{suite("pubsublock"), suite("fairlock"), garbage}},
 }
 
@@ -69,31 +71,13 @@ var packages = []pkg{
 //go:embed explained.txt
 var explained string
 
-// mutant is an edit and the outcome of its tests.
+// mutant is an edit of a package.
 type mutant struct {
 	edit
-	outcome
 	pkg    pkg
 	round  int
 	reason string // why no test can find it, from explained.txt, or empty
 }
-
-// outcome is the result of the tests of a mutant.
-type outcome struct {
-	State   string   // one of the constants below, or empty if it was not tried
-	By      string   // the test that found it
-	Tests   []string // all stages that ran
-	Seconds float64
-}
-
-// The states of a mutant.
-const (
-	broken   = "build"    // it does not compile
-	killed   = "test"     // a test found it
-	timedout = "timeout"  // the tests had to be stopped
-	slow     = "slow"     // the quick tests did not find it, and the others have not run
-	survived = "survived" // no test found it
-)
 
 // rank is the place of e in the order of a seed. It depends on no other edit, so
 // that a change of the code does not change the order of the other edits.
@@ -146,13 +130,13 @@ func explain(all []*mutant, table string) (stale []string) {
 }
 
 var (
-	n         = flag.Int("n", 160, "how many mutants that compile")
+	n         = flag.Int("n", 160, "how many mutants")
+	from      = flag.Int("from", 0, "how many mutants to leave out, because an earlier run has tried them")
 	seed      = flag.Uint64("seed", 1, "decides which edits are tried")
 	only      = flag.String("only", "", "a regular expression for \"file:line: function: edit\"")
 	reasoned  = flag.Bool("explained", false, "try the mutants that are explained, and no others")
 	own       = flag.Bool("own", false, "run only the tests of the package that is edited")
 	parallel  = flag.Int("parallel", 2, "how many mutants at a time")
-	results   = flag.String("results", "", "a file that keeps results, so that an interrupted run can continue")
 	printOnly = flag.Bool("list", false, "print the edits, and try none")
 )
 
@@ -165,7 +149,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 		os.Exit(2)
 	}
-	if !ok || ctx.Err() != nil {
+	if !ok {
 		os.Exit(1)
 	}
 }
@@ -176,18 +160,12 @@ func run(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/hasplock/hasp").Output()
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/hasplock/hasp").Output()
 	if err != nil {
 		return false, err
 	}
-	dir, err := os.MkdirTemp("", "mutate")
-	if err != nil {
-		return false, err
-	}
-	defer os.RemoveAll(dir)
-	r := &runner{root: strings.TrimSpace(string(root)), dir: dir, baselines: map[stage]baseline{}}
-
-	all, err := choose(r.root, *seed)
+	root := strings.TrimSpace(string(out))
+	all, err := choose(root, *seed)
 	if err != nil {
 		return false, err
 	}
@@ -197,6 +175,8 @@ func run(ctx context.Context) (bool, error) {
 	all = slices.DeleteFunc(all, func(m *mutant) bool {
 		return !match.MatchString(m.String()) || *reasoned && m.reason == ""
 	})
+	all = all[min(*from, len(all)):]
+	all = all[:min(*n, len(all))]
 	if *printOnly {
 		for _, m := range all {
 			fmt.Println(m)
@@ -204,17 +184,58 @@ func run(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 
-	q := &queue{mutants: all, n: *n}
-	r.keep = func(record) error { return nil }
-	if *results != "" {
-		if err := q.resume(r, *results); err != nil {
-			return false, err
-		}
+	var c count
+	var workers errgroup.Group
+	workers.SetLimit(*parallel)
+	for _, m := range all {
+		workers.Go(func() error {
+			found, err := m.try(ctx, root)
+			if err != nil {
+				return fmt.Errorf("%v: %w", m, err)
+			}
+			c.add(m, found)
+			return nil
+		})
 	}
-	for _, quick := range []bool{true, false} {
-		if err := q.pass(ctx, r, quick); err != nil {
-			return false, err
-		}
+	err = workers.Wait()
+	fmt.Printf("\nseed %d: %d killed by a test, %d by a time-out, %d survived, %d explained, %d did not compile\n",
+		*seed, c.killed, c.timedOut, c.survived, c.explained, c.broken)
+	return c.good(), err
+}
+
+// count counts the outcomes of mutants.
+type count struct {
+	mu                                            sync.Mutex // guards all below
+	killed, timedOut, survived, explained, broken int
+	wrong                                         int // explained, but found
+}
+
+// add counts and prints what found a mutant.
+func (c *count) add(m *mutant, found string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case found == broken:
+		c.broken++
+	case found != "" && m.reason != "":
+		c.wrong++
+		found = "explained, but found by " + found
+	case found == timedOut:
+		c.timedOut++
+	case found != "":
+		c.killed++
+	case m.reason != "":
+		c.explained++
+		found = "explained"
+	default:
+		c.survived++
+		found = "SURVIVED"
 	}
-	return q.summary(os.Stdout, *seed), nil
+	fmt.Printf("%s: %s\n", m, found)
+}
+
+// good reports whether at most 3 % of the mutants survived without an explanation, and no test
+// found one that is explained.
+func (c *count) good() bool {
+	return c.wrong == 0 && 100*c.survived <= 3*(c.killed+c.timedOut+c.survived+c.explained)
 }

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"go/parser"
 	"go/token"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 const goSource = `package p
@@ -165,103 +163,52 @@ func TestExplained(t *testing.T) {
 	}
 }
 
-// What does not compile is no mutant, what quick tests do not find and what
-// survived an earlier run is tried by all, and what is explained must survive.
-func TestQueue(t *testing.T) {
-	var ms []*mutant
-	for _, state := range []string{"survived", "", "build", "test", "", "", "slow", ""} {
-		ms = append(ms, &mutant{outcome: outcome{State: state}})
+// At most 3 % may survive without an explanation.
+func TestCount(t *testing.T) {
+	var c count
+	plain, reasoned := &mutant{}, &mutant{reason: "so"}
+	for range 32 {
+		c.add(plain, "TestA")
 	}
-	ms[5].reason = "so"
-	r := &runner{keep: func(record) error { return nil }}
-	q := &queue{mutants: ms, n: 6}
-	pass := func(quick bool, states ...string) {
-		t.Helper()
-		q.next, q.started = 0, 0
-		var order, want []int
-		for i, state := range states {
-			if state != "" {
-				want = append(want, i)
-			}
-		}
-		for m := q.take(quick); m != nil; m = q.take(quick) {
-			i := slices.Index(ms, m)
-			order = append(order, i)
-			m.State = states[i]
-			if err := q.done(m, r); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if !slices.Equal(order, want) {
-			t.Errorf("tried %v, want %v", order, want)
-		}
+	c.add(plain, timedOut)
+	c.add(plain, broken)
+	c.add(plain, "")
+	c.add(reasoned, "")
+	if !c.good() || c.killed != 32 || c.timedOut != 1 || c.broken != 1 || c.survived != 1 || c.explained != 1 {
+		t.Errorf("one of 35 survived: %v, %+v", c.good(), &c)
 	}
-	summary := func(ok bool, want string) {
-		t.Helper()
-		var out strings.Builder
-		if got := q.summary(&out, 7); got != ok || !strings.Contains(out.String(), want) {
-			t.Errorf("%v, %s, want %v, %s", got, out.String(), ok, want)
-		}
+	if c.add(plain, ""); c.good() {
+		t.Error("two of 36 survived")
 	}
-
-	pass(true, "", "slow", "", "", "build", "slow", "", "test")
-	summary(false, "seed 7: 3 mutants: 2 killed by a test, 0 by a time-out, 1 survived")
-	pass(false, "timeout", "test", "", "", "", "survived", "test", "")
-	summary(true, "seed 7: 6 mutants: 4 killed by a test, 1 by a time-out, 0 survived (0.0 %), 1 explained; 2 more did not compile")
-	ms[5].State = "test"
-	summary(false, "explained, but found")
-	ms[5].State, ms[5].reason = "survived", ""
-	summary(false, "1 survived (16.7 %)")
+	c = count{}
+	if c.add(reasoned, "TestA"); c.good() {
+		t.Error("what is explained was found")
+	}
 }
 
 // A test that fails twice finds the mutant. One that fails once does not, and
 // the others are run without it.
-func TestFind(t *testing.T) {
-	s := stage{Dir: "."}
-	r := &runner{root: t.TempDir(), baselines: map[stage]baseline{s: {Takes: time.Minute, Quick: "^(TestA)$"}}}
-	for name, c := range map[string]struct{ script, want string }{
-		"passes": {`echo "--- PASS: TestA"`, ""},
-		"fails":  {`echo "    --- FAIL: TestA/b (0.1s)"; exit 1`, "TestA/b"},
-		"panics": {`echo "panic: oh"; exit 2`, "panic: oh"},
-		"exits":  {`exit 3`, "exit status 3"},
-		// $5 is -test.run, $7 is -test.skip
-		"slow":         {`[ "$5" = "^(TestA)$" ] || echo "--- FAIL: TestB"`, "TestB"},
-		"once, quick":  {`[ "$5" != "^(TestA)$" ] || [ "$7" ] || echo "--- FAIL: TestA"`, ""},
-		"once, slow":   {`[ "$5$7" ] || echo "--- FAIL: TestB"`, ""},
-		"another, too": {`case "$5 $7" in " ") echo "--- FAIL: TestB";; " ^TestB$"|"^TestC$ ") echo "--- FAIL: TestC";; esac`, "TestC"},
+func TestFindTwice(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails []string // in each run
+		want  string
+		runs  string
+	}{
+		"passes":       {[]string{""}, "", "[ ]"},
+		"fails":        {[]string{"TestA/b", "TestA/b"}, "TestA/b", "[ ] [^TestA$ ]"},
+		"compiles not": {[]string{broken}, broken, "[ ]"},
+		"exits":        {[]string{"exit status 3", "exit status 3"}, "exit status 3", "[ ] [ ]"},
+		"exits once":   {[]string{"exit status 3", ""}, "", "[ ] [ ]"},
+		"once":         {[]string{"TestA", "", ""}, "", "[ ] [^TestA$ ] [ ^TestA$]"},
+		"another, too": {[]string{"TestA", "", "TestB", "TestB"}, "TestB", "[ ] [^TestA$ ] [ ^TestA$] [^TestB$ ]"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bin := filepath.Join(t.TempDir(), "bin")
-			if err := os.WriteFile(bin, []byte("#!/bin/sh\n"+c.script+"\n"), 0o777); err != nil {
-				t.Fatal(err)
-			}
-			got, err := r.find(t.Context(), bin, s, false)
-			if err != nil || got != c.want {
-				t.Errorf("got %q, %v, want %q", got, err, c.want)
-			}
+		var runs []string
+		got, err := findTwice(stage{}, func(s stage) (string, error) {
+			runs = append(runs, fmt.Sprintf("[%s %s]", s.Run, s.Skip))
+			return c.fails[len(runs)-1], nil
 		})
-	}
-}
-
-// Tests that hang are ended, and the processes that they have started.
-func TestTimeOut(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "bin")
-	if err := os.WriteFile(bin, []byte("#!/bin/sh\nsleep 1000 & sleep 1000\n"), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	r := &runner{root: t.TempDir()}
-	got, err := r.test(t.Context(), bin, stage{Dir: "."}, time.Millisecond)
-	if err != nil || got.failed != timedOut {
-		t.Errorf("got %v, %v", got, err)
-	}
-}
-
-func TestQuickTestsTakeATenth(t *testing.T) {
-	took := map[string]time.Duration{"TestA": 1, "TestB": 0, "TestC": 10, "TestD": 89}
-	if got := (result{took: took}).quick(); got != "^(TestB|TestA)$" {
-		t.Errorf("got %s", got)
-	}
-	if got := (result{took: map[string]time.Duration{"TestA": 1}}).quick(); got != "" {
-		t.Errorf("got %s", got)
+		if got != c.want || err != nil || strings.Join(runs, " ") != c.runs {
+			t.Errorf("%s: got %q, %v after %q, want %q after %s", name, got, err, runs, c.want, c.runs)
+		}
 	}
 }

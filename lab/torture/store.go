@@ -132,10 +132,14 @@ func (s *store) openSet(place string) {
 	}
 
 	for _, srv := range s.servers {
-		s.admin = append(s.admin, srv.Client())
-	}
-	if s.cluster != nil {
-		s.cluster.Elect(false)
+		rdb := srv.Client()
+		s.admin = append(s.admin, rdb)
+		if s.cluster != nil {
+			// Only the faults make a replica a master. Masters vote for one again only after two
+			// timeouts.
+			s.Check(rdb.ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
+			s.Check(rdb.ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
+		}
 	}
 	url = s.strategy + "+" + url
 	s.urls = slices.Repeat([]string{url}, seats)
