@@ -5,12 +5,10 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -32,45 +30,6 @@ func TestACancelledInspectIsNoOutage(t *testing.T) {
 		_, err := tr.d.Inspect(t.Context(), "k")
 		isOutage(t, "Inspect that waits", err, "012")
 	})
-}
-
-// A driver that did not take a hold finds the hold by its token, whichever attempt took
-// it. A token that is the beginning of another token finds nothing.
-func TestHoldIsFoundByItsWholeToken(t *testing.T) {
-	for rest, want := range map[string]error{
-		"#host": nil, "~2#host": nil, "~23#host": nil,
-		"": backend.ErrLost, "x#host": backend.ErrLost, "~#host": backend.ErrLost, "~2x#host": backend.ErrLost, "~2": backend.ErrLost,
-	} {
-		t.Run(rest, func(t *testing.T) {
-			try(t, 3, nil, func(t *testing.T, tr trial) {
-				c := aClaim("k")
-				for _, v := range tr.vs {
-					if err := v.Mini.Set("k", c.Token+rest); err != nil {
-						t.Fatal(err)
-					}
-					v.Mini.SetTTL("k", time.Second)
-				}
-				if err := renewOne(tr.d, c, 3*time.Second); !errors.Is(err, want) {
-					t.Errorf("renew: got %v, want %v", err, want)
-				}
-				synctest.Wait() // two of three decide
-				for i, v := range tr.vs {
-					if left := v.Mini.TTL("k"); (left == c.TTL) != (want == nil) {
-						t.Errorf("node %d has it for %v", i, left)
-					}
-				}
-				if err := tr.d.Release(t.Context(), c); !errors.Is(err, want) {
-					t.Errorf("release: got %v, want %v", err, want)
-				}
-				synctest.Wait()
-				for i, v := range tr.vs {
-					if v.Mini.Exists("k") == (want == nil) {
-						t.Errorf("node %d: still there: %v", i, want == nil)
-					}
-				}
-			})
-		})
-	}
 }
 
 // A node that refuses to read the key must not report a lost hold.

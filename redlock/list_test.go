@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // listed returns a list by key, and its error.
@@ -126,26 +124,4 @@ func TestListInAnOutage(t *testing.T) {
 			t.Errorf("cancelled: got %v", err)
 		}
 	})
-}
-
-// The script reports what other strategies leave under a key as no record.
-func TestListScript(t *testing.T) {
-	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	rdb := s.Client()
-	ctx := t.Context()
-	for name, put := range map[string]func() error{
-		"list": func() error { return rdb.RPush(ctx, "k", "x").Err() },
-		"hash": func() error { return rdb.HSet(ctx, "k", token+"#me", 1).Err() },
-		"none": func() error { return nil },
-	} {
-		rdb.FlushAll(ctx)
-		if err := put(); err != nil {
-			t.Fatal(err)
-		}
-		rdb.RPush(ctx, "fence", "x")
-		got, err := rdb.Eval(ctx, redisstore.LookSrc+inspectSrc, []string{"k", "fence"}).Slice()
-		if err != nil || len(got) != 3 || got[1] != "" || got[2] != "" {
-			t.Errorf("%s: got %v, %v", name, got, err)
-		}
-	}
 }

@@ -14,12 +14,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // absence is how long a node that has forgotten its votes does not vote: the longest
@@ -134,27 +132,6 @@ func TestDurableNodeVotesAtOnce(t *testing.T) {
 		j := aClaim("j")
 		tr.acquire(t, b, j)
 		tr.want(t, "a free key", j, "-xx")
-	})
-}
-
-// A term that is longer than the absence of a restarted node is refused.
-func TestNoTermIsLongerThanWhatNodesWaitFor(t *testing.T) {
-	try(t, 3, &Options{MaxTTL: 20 * time.Second}, func(t *testing.T, tr trial) {
-		c := hasp.New(tr.d, nil)
-		defer c.Close()
-		if _, err := c.TryLock(t.Context(), "k", hasp.WithTTL(20*time.Second+time.Millisecond)); !errors.Is(err, hasp.ErrInvalid) {
-			t.Errorf("TryLock: got %v, want ErrInvalid", err)
-		}
-		if _, err := c.Lock(t.Context(), "k", hasp.WithTTL(time.Minute)); !errors.Is(err, hasp.ErrInvalid) {
-			t.Errorf("Lock: got %v, want ErrInvalid", err)
-		}
-		lease := strategytest.Lock(t, c, hasp.WithTTL(20*time.Second))
-		if err := lease.Extend(t.Context(), 21*time.Second); !errors.Is(err, hasp.ErrInvalid) {
-			t.Errorf("Extend: got %v, want ErrInvalid", err)
-		}
-		if err := lease.Unlock(t.Context()); err != nil {
-			t.Errorf("the lease has not outlived that: %v", err)
-		}
 	})
 }
 
@@ -443,92 +420,6 @@ func TestNodeThatDoesNotVoteKeepsNoRecord(t *testing.T) {
 	})
 }
 
-// The same with real servers that are killed.
-func TestKilledNodeWaits(t *testing.T) {
-	t.Parallel()
-	for name, data := range map[string]bool{"empty": false, "with its data": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			const term = 6 * time.Second
-			nodes := redistest.StartNodes(t, 3, &redistest.Options{Keep: true})
-			open := func() *hasp.Client {
-				return hasp.New(New(nodes.Clients(), &Options{MaxTTL: term}), &hasp.Options{TTL: term, Timeout: 20 * time.Second})
-			}
-			a, b := open(), open()
-			defer a.Close()
-			defer b.Close()
-			for _, c := range []*hasp.Client{a, b} {
-				lease, err := c.Lock(t.Context(), "warm")
-				if err != nil {
-					t.Fatal(err)
-				}
-				strategytest.Unlock(t, lease)
-			}
-
-			nodes.Proxies[2].Down()
-			strategytest.Lock(t, a, hasp.WithoutRenewal())
-			killed := nodes.Servers[1]
-			if err := killed.Stop(); err != nil {
-				t.Fatal(err)
-			}
-			dead := time.Now()
-			if err := killed.Start(data); err != nil {
-				t.Fatal(err)
-			}
-			if !data {
-				if keys := killed.Client().Keys(t.Context(), "*").Val(); len(keys) > 0 {
-					t.Fatalf("it has kept %q", keys)
-				}
-			} else if err := killed.Client().Del(t.Context(), "k").Err(); err != nil { // as if it had not been written down yet
-				t.Fatal(err)
-			}
-			nodes.Proxies[2].Up()
-			nodes.Proxies[0].Down()
-			told := ""
-			for {
-				lease, err := b.TryLock(t.Context(), "k")
-				after := time.Since(dead)
-				if err == nil {
-					if after < term {
-						t.Errorf("a second holder %v after the node was killed", after)
-					}
-					strategytest.Unlock(t, lease)
-					break
-				}
-				if strings.Contains(err.Error(), "does not vote for another") {
-					told = err.Error()
-				}
-				if after > time.Minute {
-					t.Fatalf("it never votes again: %v", err)
-				}
-				time.Sleep(50 * time.Millisecond)
-			}
-			if name := nodes.Proxies[1].Addr(); !strings.Contains(told, name) {
-				t.Errorf("%q does not name %s", told, name)
-			}
-		})
-	}
-}
-
-// A leader may renew for longer than any term that a mark could have, while no node is
-// asked for a vote. The marks must still exist when the lease ends.
-func TestAMarkOutlivesAnyTimeWithoutVotes(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		for _, v := range tr.vs {
-			v.Mini.SetTTL(markKey, 30*24*time.Hour) // by an earlier version
-		}
-		b := drives(t, tr.vs.Clients(), nil)
-		tr.acquire(t, b, aClaim("w"))
-		synctest.Wait()
-		time.Sleep(400 * 24 * time.Hour)
-		for i, v := range tr.vs {
-			if !v.Mini.Exists(markKey) {
-				t.Errorf("node %d has no mark after 400 days", i+1)
-			}
-		}
-	})
-}
-
 // A has the votes of nodes 1 and 2. A replica of node 1 took over its address. The
 // replica has a copy of the mark, but not yet A's lock. B has connections to both
 // servers, and uses them in turn.
@@ -622,12 +513,13 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 }
 
 // All nodes are restarted empty, one after another, during one hold that is renewed, and
-// no other driver asks for a vote. Then the leader's link to node 3
+// no other driver asks for a vote. The nodes must not forget the fence, which the next one must
+// exceed. Then the leader's link to node 3
 // hangs until its record there has ended, node 2 is restarted, and node 1 cannot
 // be reached. Nodes 2 and 3 must know that the set is not new.
 func TestRenewalsKeepMarks(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
-		c := aClaim("k")
+		c := aFenced("k")
 		c.TTL = DefaultMaxTTL
 		renewals := func() {
 			for range 4 {
@@ -639,12 +531,20 @@ func TestRenewalsKeepMarks(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		tr.acquire(t, tr.d, c)
+		g, err := tr.d.Acquire(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, v := range tr.vs {
 			v.Restart(false)
 			renewals()
 		}
 		tr.want(t, "restarted", c, "xxx")
+		for i, v := range tr.vs {
+			if fence, _ := v.Mini.Get("hasp:{k}:fence:k"); fence != fmt.Sprint(g.Fence) {
+				t.Errorf("node %d has the fence %q, want %d", i, fence, g.Fence)
+			}
+		}
 		tr.vs[2].Proxy.Stall()
 		renewals()
 		tr.want(t, "the link to node 3 hangs", c, "xx-")
