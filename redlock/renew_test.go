@@ -1,7 +1,6 @@
 package redlock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,10 +8,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/go-redsync/redsync/v4"
-	redsyncredis "github.com/go-redsync/redsync/v4/redis"
-	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -38,9 +33,7 @@ func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) 
 			}
 		}
 		synctest.Wait()
-		if err := tr.d.Release(t.Context(), w); err != nil {
-			t.Fatalf("release: %v", err)
-		}
+		tr.release(t, tr.d, w)
 		c := aClaim("k")
 		tr.acquire(t, tr.d, c)
 		synctest.Wait()
@@ -119,16 +112,6 @@ func TestARepairCountsFromTheNextRenewalOn(t *testing.T) {
 	})
 }
 
-// If a quorum refuses a renewal, the hold is lost at once, even while the other nodes
-// hang.
-func TestRefusedByAQuorumIsLostAtOnce(t *testing.T) {
-	held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.each("13", func(v *redistest.VirtualServer) { v.Proxy.Stall() })
-		tr.lose("024", "k")
-		tr.lost(t, "refused by three of five", c)
-	})
-}
-
 // A repair ends with the lease by the node's own clock, however late it arrives.
 func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
 	for _, skew := range []time.Duration{0, time.Hour, -time.Hour} {
@@ -163,9 +146,7 @@ func TestNothingIsRepairedAfterUnlock(t *testing.T) {
 			tr.vs[0].Proxy.Delay(500 * time.Millisecond)
 			tr.vs[0].Proxy.Commands()
 			tr.renews(t, "with two of three", c)
-			if err := tr.d.Release(t.Context(), c); err != nil {
-				t.Errorf("release: %v", err)
-			}
+			tr.release(t, tr.d, c)
 			time.Sleep(5 * time.Second)
 			tr.want(t, "afterwards", c, "---")
 			for _, cmd := range tr.vs[0].Proxy.Commands() {
@@ -186,9 +167,7 @@ func TestNothingIsRepairedAfterUnlock(t *testing.T) {
 					t.Fatal("nothing was given back")
 				}
 				began := time.Now()
-				if err := tr.d.Release(t.Context(), c); err != nil {
-					t.Errorf("release: %v", err)
-				}
+				tr.release(t, tr.d, c)
 				took(t, "release", began, 0)
 				time.Sleep(4 * time.Second)
 				tr.want(t, "afterwards", c, "---")
@@ -212,98 +191,6 @@ func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		tr.want(t, "after the lease's end", c, "-xx")
 	})
-}
-
-// A holds on three of five nodes, one of which restarts empty. Plain redsync, which
-// ignores marks, takes that node and the other two, and unlocks. A's renewal must
-// report the loss.
-func TestLossIsReportedAlthoughTheKeyIsFreeAgain(t *testing.T) {
-	try(t, 5, nil, func(t *testing.T, tr trial) {
-		a := hasp.New(tr.d, nil)
-		defer a.Close()
-		tr.each("34", func(v *redistest.VirtualServer) { v.Proxy.Down() })
-		lease, err := a.Lock(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		tr.vs[2].Restart(false)
-		tr.each("34", func(v *redistest.VirtualServer) { v.Proxy.Up() })
-		pools := make([]redsyncredis.Pool, len(tr.vs))
-		for i, v := range tr.vs {
-			pools[i] = goredis.NewPool(v.Direct())
-		}
-		b := redsync.New(pools...).NewMutex("k", redsync.WithExpiry(5*time.Second), redsync.WithTries(1))
-		if err := b.Lock(); err != nil {
-			t.Fatalf("redsync: %v", err)
-		}
-		if ok, err := b.Unlock(); !ok {
-			t.Errorf("redsync: unlock: %v", err)
-		}
-		tr.want(t, "freed", backend.Claim{Key: "k", Token: "?"}, "??---")
-		if err := lease.Err(); err != nil {
-			t.Fatalf("before the renewal: %v", err)
-		}
-		<-lease.Context().Done()
-		if cause := context.Cause(lease.Context()); !errors.Is(cause, hasp.ErrLost) {
-			t.Errorf("the lease ends with %v, want ErrLost", cause)
-		}
-		if after := time.Since(began); after > 15*time.Second {
-			t.Errorf("heard after %v, want the first renewal of a term of 30 s", after)
-		}
-		if err := lease.Unlock(t.Context()); !errors.Is(err, hasp.ErrLost) {
-			t.Errorf("unlock: %v", err)
-		}
-	})
-}
-
-// Unreachable nodes end a lease at its deadline, and not before.
-func TestMajorityUnreachableIsLostAtTheDeadline(t *testing.T) {
-	for _, cut := range []func(*faultproxy.Proxy){(*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Down} {
-		try(t, 5, nil, func(t *testing.T, tr trial) {
-			c := hasp.New(tr.d, &hasp.Options{Timeout: time.Second, TTL: 10 * time.Second})
-			defer c.Close()
-			lease, err := c.Lock(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(20 * time.Second) // several renewals
-			synctest.Wait()
-			tr.each("024", func(v *redistest.VirtualServer) { cut(v.Proxy) })
-			end := lease.Expires()
-			time.Sleep(time.Until(end) - time.Millisecond)
-			if err := lease.Err(); err != nil {
-				t.Errorf("1 ms before the deadline: %v", err)
-			}
-			time.Sleep(time.Millisecond)
-			synctest.Wait()
-			if cause := context.Cause(lease.Context()); !errors.Is(lease.Err(), hasp.ErrLost) || !errors.Is(cause, hasp.ErrLost) {
-				t.Errorf("at the deadline: %v, %v", lease.Err(), cause)
-			}
-			tr.each("024", func(v *redistest.VirtualServer) { v.Proxy.Flow(); v.Proxy.Up() })
-			_ = lease.Unlock(t.Context())
-		})
-	}
-}
-
-// While a majority answers, no renewal waits for the other nodes.
-func TestMinorityUnreachableCostsNothing(t *testing.T) {
-	for _, cut := range []func(*faultproxy.Proxy){(*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Down} {
-		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
-			tr.each("13", func(v *redistest.VirtualServer) { cut(v.Proxy) })
-			for range 10 {
-				time.Sleep(5 * time.Second)
-				tr.renews(t, "with three of five", c)
-			}
-			tr.want(t, "meanwhile", c, "x-x-x")
-			tr.each("13", func(v *redistest.VirtualServer) { v.Proxy.Flow(); v.Proxy.Up() })
-			time.Sleep(2 * time.Second) // what was sent meanwhile has been given up
-			tr.renews(t, "when they are back", c)
-			tr.want(t, "given back", c, "xxxxx")
-			tr.lose("02", "k")
-			tr.renews(t, "which count", c)
-		})
-	}
 }
 
 // A lost hold, or a node that hangs, does not change the results of other holds in the
@@ -348,9 +235,7 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 						c := aClaim("k")
 						began := time.Now()
 						tr.acquire(t, d, c)
-						if err := d.Release(t.Context(), c); err != nil {
-							t.Errorf("release: %v", err)
-						}
+						tr.release(t, d, c)
 						took(t, "without the node", began, 0)
 						time.Sleep(time.Second)
 					}
@@ -363,9 +248,7 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 					first := aClaim("first")
 					tr.acquire(t, d, first)
 					synctest.Wait()
-					if err := d.Release(t.Context(), first); err != nil {
-						t.Errorf("release: %v", err)
-					}
+					tr.release(t, d, first)
 					time.Sleep(probeEvery)
 					c := aClaim("k")
 					tr.acquire(t, d, c)
@@ -373,9 +256,7 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 					cut(tr.vs[0].Proxy)
 					began := time.Now()
 					trial{tr.vs, d}.renews(t, "renew", c)
-					if err := d.Release(t.Context(), c); err != nil {
-						t.Errorf("it does not count: %v", err)
-					}
+					tr.release(t, d, c)
 					took(t, "with the node", began, 0)
 					tr.vs[0].Proxy.Flow()
 					tr.vs[0].Proxy.Up()
@@ -387,25 +268,26 @@ func TestNodeIsUsedAgainByItself(t *testing.T) {
 	}
 }
 
+// use takes a key and releases it. It fails the test unless holds returns on meanwhile.
+func (tr trial) use(t *testing.T, what, on string) {
+	t.Helper()
+	c := aClaim("k")
+	tr.acquire(t, tr.d, c)
+	tr.want(t, what, c, on)
+	tr.release(t, tr.d, c)
+	synctest.Wait()
+}
+
 // While the others suffice, a node that refuses connections is asked once in
 // probeEvery, and costs nothing otherwise.
 func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 	try(t, 5, &Options{Durable: true}, func(t *testing.T, tr trial) {
-		use := func(what, on string) {
-			t.Helper()
-			c := aClaim("k")
-			tr.acquire(t, tr.d, c)
-			tr.want(t, what, c, on)
-			if err := tr.d.Release(t.Context(), c); err != nil {
-				t.Errorf("release: %v", err)
-			}
-		}
 		tr.each("13", (*redistest.VirtualServer).Kill)
-		use("its connections are found dead", "x-x-x")
-		use("it refuses new ones", "x-x-x")
+		tr.use(t, "its connections are found dead", "x-x-x")
+		tr.use(t, "it refuses new ones", "x-x-x")
 		before := tr.vs[1].Dials.Load()
 		for range 1000 {
-			use("without two of five", "x-x-x")
+			tr.use(t, "without two of five", "x-x-x")
 			time.Sleep(time.Millisecond)
 		}
 		synctest.Wait()
@@ -434,32 +316,7 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 
 		tr.each("14", func(v *redistest.VirtualServer) { v.Start(true) })
 		time.Sleep(probeEvery)
-		use("all are", "xxxxx")
-	})
-}
-
-// A node whose connections end, as those to a proxy without a server do, is not
-// asked before the others.
-func TestANodeThatEndsConnectionsDoesNotLead(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		if tr.d.leader("k") != 0 {
-			t.Fatal("the first node does not lead")
-		}
-		tr.vs[0].Proxy.Down()
-		tr.acquire(t, tr.d, aClaim("j"))
-		synctest.Wait()
-		if tr.d.leader("k") == 0 {
-			t.Error("it leads")
-		}
-		tr.vs[0].Proxy.Up()
-		time.Sleep(3 * time.Second)
-		for i := range 5 { // first over connections that are dead
-			tr.acquire(t, tr.d, aClaim(fmt.Sprint("k", i)))
-			synctest.Wait()
-		}
-		if tr.d.leader("k") != 0 {
-			t.Error("it does not lead when it is back")
-		}
+		tr.use(t, "all are", "xxxxx")
 	})
 }
 
@@ -467,24 +324,14 @@ func TestANodeThatEndsConnectionsDoesNotLead(t *testing.T) {
 // that refuses them, and is used again once it answers.
 func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
-		use := func(what, on string) {
-			t.Helper()
-			c := aClaim("k")
-			tr.acquire(t, tr.d, c)
-			tr.want(t, what, c, on)
-			if err := tr.d.Release(t.Context(), c); err != nil {
-				t.Errorf("release: %v", err)
-			}
-			synctest.Wait()
-		}
 		tr.vs[1].Proxy.Down()
 		for range connections + 1 {
-			use("without a node", "x-x")
+			tr.use(t, "without a node", "x-x")
 		}
 
 		before := tr.vs[1].Dials.Load()
 		for range 1000 {
-			use("without a node", "x-x")
+			tr.use(t, "without a node", "x-x")
 			time.Sleep(time.Millisecond)
 		}
 		if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 {
@@ -493,8 +340,8 @@ func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
 
 		tr.vs[1].Proxy.Up()
 		time.Sleep(probeEvery)
-		use("the node is back", "xxx")
-		use("the node stays", "xxx")
+		tr.use(t, "the node is back", "xxx")
+		tr.use(t, "the node stays", "xxx")
 	})
 }
 
@@ -566,32 +413,6 @@ func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 		synctest.Wait()
 		tr.vs[2].Start(true)
 		tr.atOnce(t, "it is back")
-	})
-}
-
-// The record on a node that refuses connections is released when the node is back.
-func TestTheRecordOfANodeThatRefusesIsReleasedLater(t *testing.T) {
-	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
-		c := aClaim("k")
-		c.TTL = time.Minute
-		tr.acquire(t, tr.d, c)
-		tr.want(t, "all well", c, "xxx")
-		tr.vs[1].Kill()
-		for range 3 { // which finds its connections dead, and that it refuses
-			w := aClaim("w")
-			tr.acquire(t, tr.d, w)
-			if err := tr.d.Release(t.Context(), w); err != nil {
-				t.Errorf("release: %v", err)
-			}
-		}
-		if err := tr.d.Release(t.Context(), c); err != nil {
-			t.Errorf("release: %v", err)
-		}
-		tr.want(t, "without it", c, "-x-")
-		time.Sleep(10 * time.Second)
-		tr.vs[1].Start(true)
-		time.Sleep(5 * time.Second)
-		tr.want(t, "when it is back", c, "---")
 	})
 }
 
