@@ -46,6 +46,17 @@ func refused(t *testing.T, url string, invalid bool, words ...string) {
 	}
 }
 
+// listen returns a listener that ends with the test.
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
 func TestBadURL(t *testing.T) {
 	for url, words := range map[string][]string{
 		"redis://joe:hunter2@h":             {"etcd://"},
@@ -80,11 +91,7 @@ func TestNobodyThere(t *testing.T) {
 	refused(t, "etcd://no-such-host.invalid", false, "no-such-host.invalid:2379", "lookup")
 
 	// This port accepts connections, and says nothing.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t)
 	refused(t, "etcd://joe:hunter2@"+l.Addr().String(), false, l.Addr().String())
 }
 
@@ -92,11 +99,7 @@ func TestNobodyThere(t *testing.T) {
 // client's hello reaches a closed connection.
 func TestResetInTheHandshake(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := listen(t)
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -115,10 +118,7 @@ func TestResetInTheHandshake(t *testing.T) {
 func TestProxy(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t)
 	l.Close()
 	proxy := exec.Command(etcdtest.Binary(), "grpc-proxy", "start", "--endpoints", s.Client, "--listen-addr", l.Addr().String())
 	if err := proxy.Start(); err != nil {
@@ -161,13 +161,9 @@ func TestUsers(t *testing.T) {
 		if err := renew(a, c); err != nil {
 			t.Errorf("renew with a token that has expired: %v", err)
 		}
-		if err := release(a, c); err != nil {
-			t.Errorf("release with a token that has expired: %v", err)
-		}
+		free(t, a, c)
 		next := w.granted(t)
-		if err := release(b, next); err != nil {
-			t.Error(err)
-		}
+		free(t, b, next)
 	}
 }
 
@@ -197,11 +193,7 @@ func TestTokenForMany(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	enableUsers(t, s)
-	link, err := conformance.TCP(s.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(link.Close)
+	link := linkTo(t, s.Client)
 	d := openDriver(t, "joe:hunter2@"+link.Store)
 
 	link.Set(conformance.Hung)
@@ -243,9 +235,7 @@ func TestLongKey(t *testing.T) {
 	}
 	for _, key := range []string{strings.Repeat("k", 100_000), strings.Repeat("/", 30_000)} {
 		w := wants(t, d, key)
-		if err := release(d, w.granted(t)); err != nil {
-			t.Errorf("release a key of %d bytes: %.300v", len(key), err)
-		}
+		free(t, d, w.granted(t))
 	}
 	long := claimFor("owner", time.Minute)
 	long.Owner = strings.Repeat("o", 1536<<10)
@@ -270,10 +260,7 @@ func (s *oldServer) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse,
 }
 
 func TestOldServer(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t)
 	g := grpc.NewServer()
 	s := &oldServer{version: "3.3.25"}
 	pb.RegisterMaintenanceServer(g, s)

@@ -3,6 +3,7 @@ package etcdlock_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,33 +24,15 @@ func TestRenewalsOverAFollower(t *testing.T) {
 		t.Fatal(err)
 	}
 	var links []*conformance.Link
+	var cluster []string
 	for _, s := range servers {
-		l, err := conformance.TCP(s.Peer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(l.Close)
-		links = append(links, l)
+		l := linkTo(t, s.Peer)
+		links, cluster = append(links, l), append(cluster, s.Name+"=http://"+l.Store)
 	}
-	var members []*etcdtest.Server
-	for n, s := range servers {
-		members = append(members, s.Server)
-		for i, arg := range s.Args {
-			switch s.Args[max(i-1, 0)] {
-			case "--initial-advertise-peer-urls":
-				s.Args[i] = "http://" + links[n].Store
-			case "--initial-cluster":
-				s.Args[i] = ""
-				for j, other := range servers {
-					s.Args[i] += fmt.Sprintf(",%s=http://%s", other.Name, links[j].Store)
-				}
-				s.Args[i] = s.Args[i][1:]
-			default:
-				s.Args[i] = arg
-			}
-		}
+	for i, s := range servers {
+		s.Args = append(s.Args, "--initial-advertise-peer-urls", "http://"+links[i].Store, "--initial-cluster", strings.Join(cluster, ","))
 	}
-	etcdtest.Run(t, members)
+	etcdtest.Run(t, servers)
 
 	var follower *server
 	for _, s := range servers {

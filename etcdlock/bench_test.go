@@ -97,21 +97,33 @@ func session(tb testing.TB, c *clientv3.Client) *concurrency.Session {
 	return s
 }
 
-// pair locks and unlocks a key.
-func pair(ctx context.Context, c *hasp.Client, key string, opts ...hasp.Option) error {
+// pair locks a key, holds it for a time, and unlocks it.
+func pair(ctx context.Context, c *hasp.Client, key string, hold time.Duration, opts ...hasp.Option) error {
 	l, err := c.Lock(ctx, key, opts...)
 	if err != nil {
 		return err
 	}
+	time.Sleep(hold)
 	return l.Unlock(ctx)
 }
 
-func mutexPair(ctx context.Context, s *concurrency.Session, key string) error {
+func mutexPair(ctx context.Context, s *concurrency.Session, key string, hold time.Duration) error {
 	m := concurrency.NewMutex(s, key)
 	if err := m.Lock(ctx); err != nil {
 		return err
 	}
+	time.Sleep(hold)
 	return m.Unlock(ctx)
+}
+
+// versus runs n calls of both sides by g goroutines, in turns.
+func versus(b *testing.B, unit string, n, g int, ours, theirs func(i int) error) {
+	var a, m rates
+	for b.Loop() {
+		a.add(n, turn(b, n, g, ours))
+		m.add(n, turn(b, n, g, theirs))
+	}
+	report(b, a, m, unit)
 }
 
 // BenchmarkPairs locks and unlocks keys that nobody else wants, from 1, 16 and 64
@@ -120,7 +132,7 @@ func BenchmarkPairs(b *testing.B) {
 	servers := startServers(b, 3)
 	ctx := context.Background()
 	locks, client := openLocks(b, hosts(servers)), plainClient(b, hosts(servers))
-	ours := func(i int) error { return pair(ctx, locks, fmt.Sprint("pairs-", i), hasp.WithFence()) }
+	ours := func(i int) error { return pair(ctx, locks, fmt.Sprint("pairs-", i), 0, hasp.WithFence()) }
 
 	for _, g := range []int{1, 16, 64} {
 		b.Run(fmt.Sprintf("kept session/%d", g), func(b *testing.B) {
@@ -128,29 +140,19 @@ func BenchmarkPairs(b *testing.B) {
 			for i := range sessions {
 				sessions[i] = session(b, client)
 			}
-			var a, m rates
-			for b.Loop() {
-				a.add(batch, turn(b, batch, g, ours))
-				m.add(batch, turn(b, batch, g, func(i int) error { return mutexPair(ctx, sessions[i], fmt.Sprint("mutex-", i)) }))
-			}
-			report(b, a, m, "pairs/s")
+			versus(b, "pairs/s", batch, g, ours, func(i int) error { return mutexPair(ctx, sessions[i], fmt.Sprint("mutex-", i), 0) })
 		})
 	}
 	for _, g := range []int{1, 16} {
 		b.Run(fmt.Sprintf("session per hold/%d", g), func(b *testing.B) {
-			var a, m rates
-			for b.Loop() {
-				a.add(batch, turn(b, batch, g, ours))
-				m.add(batch, turn(b, batch, g, func(i int) error {
-					s, err := concurrency.NewSession(client, concurrency.WithTTL(30))
-					if err != nil {
-						return err
-					}
-					defer s.Close()
-					return mutexPair(ctx, s, fmt.Sprint("mutex-", i))
-				}))
-			}
-			report(b, a, m, "pairs/s")
+			versus(b, "pairs/s", batch, g, ours, func(i int) error {
+				s, err := concurrency.NewSession(client, concurrency.WithTTL(30))
+				if err != nil {
+					return err
+				}
+				defer s.Close()
+				return mutexPair(ctx, s, fmt.Sprint("mutex-", i), 0)
+			})
 		})
 	}
 }
@@ -175,26 +177,9 @@ func BenchmarkContended(b *testing.B) {
 			for i := range sessions {
 				sessions[i] = session(b, clients[i%4])
 			}
-			var a, m rates
-			for b.Loop() {
-				a.add(t.n, turn(b, t.n, t.waiters, func(i int) error {
-					l, err := locks[i%4].Lock(ctx, "contended")
-					if err != nil {
-						return err
-					}
-					time.Sleep(t.hold)
-					return l.Unlock(ctx)
-				}))
-				m.add(t.n, turn(b, t.n, t.waiters, func(i int) error {
-					mu := concurrency.NewMutex(sessions[i], "contended")
-					if err := mu.Lock(ctx); err != nil {
-						return err
-					}
-					time.Sleep(t.hold)
-					return mu.Unlock(ctx)
-				}))
-			}
-			report(b, a, m, "holders/s")
+			versus(b, "holders/s", t.n, t.waiters,
+				func(i int) error { return pair(ctx, locks[i%4], "contended", t.hold) },
+				func(i int) error { return mutexPair(ctx, sessions[i], "contended", t.hold) })
 		})
 	}
 }
@@ -287,7 +272,7 @@ func BenchmarkUncompacted(b *testing.B) {
 		for range 11 {
 			var r rates
 			for _, c := range []*hasp.Client{a, control} {
-				r.add(100, turn(b, 100, 1, func(int) error { return pair(ctx, c, "uncompacted") }))
+				r.add(100, turn(b, 100, 1, func(int) error { return pair(ctx, c, "uncompacted", 0) }))
 			}
 			x = append(x, r[0]/r[1])
 		}
@@ -296,7 +281,7 @@ func BenchmarkUncompacted(b *testing.B) {
 	measure()
 	for b.Loop() {
 		before := measure()
-		took := turn(b, n, 16, counted(func(i int) error { return pair(ctx, a, fmt.Sprint("uncompacted-", i%16)) }))
+		took := turn(b, n, 16, counted(func(i int) error { return pair(ctx, a, fmt.Sprint("uncompacted-", i%16), 0) }))
 		after := measure()
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(float64(n)/took.Seconds(), "pairs/s")

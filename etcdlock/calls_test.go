@@ -9,6 +9,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/internal/await"
 )
@@ -80,19 +81,54 @@ func take(tb testing.TB, d backend.Driver, key string, ttl time.Duration) backen
 	return c
 }
 
+// free releases a key, or stops the test.
+func free(tb testing.TB, d backend.Driver, c backend.Claim) {
+	tb.Helper()
+	if err := release(d, c); err != nil {
+		tb.Fatalf("release %.80q: %v", c.Key, err)
+	}
+}
+
+// waitFor waits for a key that is free, with a claim that the engine would renew.
+func waitFor(tb testing.TB, d backend.Waiter, key string, ttl time.Duration) backend.Claim {
+	tb.Helper()
+	c := claimFor(key, ttl)
+	c.Renewed = true
+	g, err := d.Wait(context.Background(), c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c.Handle = g.Handle
+	return c
+}
+
+// linkTo returns a link that ends with the test.
+func linkTo(tb testing.TB, at string) *conformance.Link {
+	tb.Helper()
+	l, err := conformance.TCP(at)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(l.Close)
+	return l
+}
+
 // waiting is a Wait that goes on over outages, as the engine does it.
 type waiting struct {
 	done chan backend.Claim
 }
 
 func wants(tb testing.TB, d backend.Waiter, key string) waiting {
+	return wantsAs(tb, d, claimFor(key, time.Minute))
+}
+
+func wantsAs(tb testing.TB, d backend.Waiter, c backend.Claim) waiting {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	tb.Cleanup(cancel)
 	w := waiting{make(chan backend.Claim, 1)}
 	go func() {
 		for ctx.Err() == nil {
-			c := claimFor(key, time.Minute)
 			g, err := d.Wait(ctx, c)
 			if err == nil {
 				c.Handle = g.Handle
@@ -100,6 +136,7 @@ func wants(tb testing.TB, d backend.Waiter, key string) waiting {
 				return
 			}
 			_ = release(d, c)
+			c.Token = claimFor(c.Key, c.TTL).Token
 		}
 	}()
 	return w

@@ -25,9 +25,9 @@ func (d *Driver) CutMember() {
 
 // LeaveInSearch begins a search and gives up the member in use when it has answered the search.
 // It calls pause before and resume after the search has begun, and returns when the search ends.
-func (d *Driver) LeaveInSearch(pause, resume func()) {
+func (d *Driver) LeaveInSearch(pause func() (resume func())) {
 	c := d.cluster
-	pause()
+	resume := pause()
 	c.mu.Lock()
 	m := c.current
 	s := c.searchLocked(m)

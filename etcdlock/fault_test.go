@@ -92,7 +92,8 @@ func TestMembers(t *testing.T) {
 		})
 		return found
 	}
-	restart := func(s *server) func() {
+	killed := func(s *server) func() {
+		s.Kill()
 		return func() {
 			if err := s.Start(); err != nil {
 				t.Fatal(err)
@@ -104,45 +105,33 @@ func TestMembers(t *testing.T) {
 			}
 		}
 	}
-	killed := func(s *server) func() { s.Kill(); return restart(s) }
-	stopped := func(s *server) func() {
-		s.pause(t)
-		return func() { s.resume(t) }
-	}
+	stopped := func(s *server) func() { return pause(t, s) }
 
-	t.Run("the holder's is killed", func(t *testing.T) {
-		survives(t, hosts(servers), func(holders, _ string) func() { return killed(at(holders)) })
-	})
-	t.Run("the waiter's is killed", func(t *testing.T) {
-		survives(t, hosts(servers), func(_, waiters string) func() { return killed(at(waiters)) })
-	})
-	t.Run("the holder's is stopped", func(t *testing.T) {
-		survives(t, hosts(servers), func(holders, _ string) func() { return stopped(at(holders)) })
-	})
-	t.Run("the waiter's is stopped", func(t *testing.T) {
-		survives(t, hosts(servers), func(_, waiters string) func() { return stopped(at(waiters)) })
-	})
-	t.Run("the leader is killed", func(t *testing.T) {
-		survives(t, hosts(servers), func(_, _ string) func() { return killed(leader()) })
-	})
-	t.Run("the leader is stopped", func(t *testing.T) {
-		survives(t, hosts(servers), func(_, _ string) func() { return stopped(leader()) })
-	})
+	for name, fault := range map[string]func(s *server) (mend func()){"killed": killed, "stopped": stopped} {
+		t.Run("the holder's is "+name, func(t *testing.T) {
+			survives(t, hosts(servers), func(holders, _ string) func() { return fault(at(holders)) })
+		})
+		t.Run("the waiter's is "+name, func(t *testing.T) {
+			survives(t, hosts(servers), func(_, waiters string) func() { return fault(at(waiters)) })
+		})
+		t.Run("the leader is "+name, func(t *testing.T) {
+			survives(t, hosts(servers), func(_, _ string) func() { return fault(leader()) })
+		})
+	}
 	t.Run("the waiter's is cut off from the others", func(t *testing.T) {
 		// Its peers are stopped, and then go on. It answers TCP all the time.
 		survives(t, hosts(servers), func(_, waiters string) func() {
 			lonely := etcdlock.New(plainClient(t, waiters), nil)
 			defer lonely.Close()
+			var mends []func()
 			for _, s := range servers {
 				if s.Client != waiters {
-					s.pause(t)
+					mends = append(mends, pause(t, s))
 				}
 			}
 			_, err := acquire(lonely, claimFor("x", time.Minute))
-			for _, s := range servers {
-				if s.Client != waiters {
-					s.resume(t)
-				}
+			for _, resume := range mends {
+				resume()
 			}
 			if err == nil || errors.Is(err, backend.ErrHeld) {
 				t.Errorf("acquire without a majority: %v, want an outage", err)
@@ -157,11 +146,7 @@ func TestMembers(t *testing.T) {
 				links := map[string]*conformance.Link{}
 				var all []string
 				for _, s := range servers {
-					l, err := conformance.TCP(s.Client)
-					if err != nil {
-						t.Fatal(err)
-					}
-					t.Cleanup(l.Close)
+					l := linkTo(t, s.Client)
 					links[l.Store] = l
 					all = append(all, l.Store)
 				}
@@ -184,7 +169,7 @@ func TestMemberThatFailsInASearch(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	d := openDriver(t, s.Client)
-	d.LeaveInSearch(func() { s.pause(t) }, func() { s.resume(t) })
+	d.LeaveInSearch(func() (resume func()) { return pause(t, s) })
 	if _, err := acquire(d, claimFor("key", time.Minute)); err != nil {
 		t.Errorf("after the search: %v", err)
 	}
@@ -230,42 +215,7 @@ func TestTermAfterLeaderChange(t *testing.T) {
 		}
 		return nil
 	})
-	if err := release(b, next); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestCompaction lets etcd forget its history while callers hold and wait.
-func TestCompaction(t *testing.T) {
-	t.Parallel()
-	servers := startServers(t, 1)
-	a, b := openDriver(t, hosts(servers)), openDriver(t, hosts(servers))
-	client := plainClient(t, hosts(servers))
-	for range 5 {
-		c := take(t, a, "compacted", time.Minute)
-		w := wants(t, b, "compacted")
-		queued(t, a, "compacted", 1)
-		var last int64
-		for range 10 {
-			r, err := client.Put(context.Background(), "elsewhere", "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			last = r.Header.Revision
-		}
-		if _, err := client.Compact(context.Background(), last, clientv3.WithCompactPhysical()); err != nil {
-			t.Fatal(err)
-		}
-		if err := renew(a, c); err != nil {
-			t.Fatal(err)
-		}
-		if err := release(a, c); err != nil {
-			t.Fatal(err)
-		}
-		if err := release(b, w.granted(t)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	free(t, b, next)
 }
 
 // A member answers that one call timed out, as etcd does if the deadline of the call passes while
@@ -312,13 +262,7 @@ func TestNoSpace(t *testing.T) {
 
 	// The lease of a hold that was waited for has the term of the window. The first renewal
 	// would move the hold to another lease.
-	waited := claimFor("waited for", 5*time.Minute)
-	waited.Renewed = true
-	g, err := d.Wait(ctx, waited)
-	if err != nil {
-		t.Fatal(err)
-	}
-	waited.Handle = g.Handle
+	waited := waitFor(t, d, "waited for", 5*time.Minute)
 
 	var full error
 	for range 1000 {
@@ -330,7 +274,7 @@ func TestNoSpace(t *testing.T) {
 		t.Fatal("the quota is not used up")
 	}
 
-	_, err = acquire(d, claimFor("after", time.Minute))
+	_, err := acquire(d, claimFor("after", time.Minute))
 	if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "etcdctl alarm disarm") {
 		t.Errorf("acquire without space: %v, want an outage that says what to do", err)
 	}
@@ -342,9 +286,7 @@ func TestNoSpace(t *testing.T) {
 	if err := renew(d, c); err != nil {
 		t.Errorf("renew without space: %v", err)
 	}
-	if err := release(d, c); err != nil {
-		t.Errorf("release without space: %v", err)
-	}
+	free(t, d, c)
 	began := time.Now()
 	d.Renew(ctx, []backend.Claim{waited}, func(_ int, g backend.Grant, e error) {
 		if err = e; err == nil && (g.Until.Before(began.Add(30*time.Second)) || g.Until.After(time.Now().Add(time.Minute))) {

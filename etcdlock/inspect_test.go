@@ -60,21 +60,12 @@ func TestAgeOfAHoldThatWaited(t *testing.T) {
 	held := take(t, h, "key", 5*time.Minute)
 	c := claimFor("key", 5*time.Minute)
 	c.Renewed = true
-	granted := make(chan backend.Grant)
-	go func() {
-		g, err := d.Wait(context.Background(), c)
-		if err != nil {
-			t.Error(err)
-		}
-		granted <- g
-	}()
+	w := wantsAs(t, d, c)
 	queued(t, h, "key", 1)
 	time.Sleep(100 * time.Millisecond)
 	before := time.Now()
-	if err := release(h, held); err != nil {
-		t.Fatal(err)
-	}
-	c.Handle = (<-granted).Handle
+	free(t, h, held)
+	c = w.granted(t)
 	after := time.Now()
 	for i := range 2 {
 		st, err := bounded(func(ctx context.Context) (backend.Status, error) { return h.Inspect(ctx, "key") })

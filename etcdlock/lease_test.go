@@ -31,9 +31,7 @@ func TestLeaseReused(t *testing.T) {
 	s := startServers(t, 1)[0]
 	d := openDriver(t, s.Client)
 	for range 20 {
-		if err := release(d, take(t, d, "reused", 5*time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		free(t, d, take(t, d, "reused", 5*time.Minute))
 	}
 	if n := d.Idle(); n != 1 {
 		t.Errorf("%d idle leases after 20 holds, want 1", n)
@@ -51,23 +49,18 @@ func TestDoubtfulLease(t *testing.T) {
 	s := startServers(t, 1)[0]
 	for _, what := range []string{"release", "renew", "acquire"} {
 		t.Run(what, func(t *testing.T) {
-			link, err := conformance.TCP(s.Client)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(link.Close)
+			link := linkTo(t, s.Client)
 			d := openDriver(t, link.Store)
 			c := take(t, d, "doubtful", 5*time.Minute)
 			if what == "acquire" {
-				if err := release(d, c); err != nil {
-					t.Fatal(err)
-				}
+				free(t, d, c)
 				c = claimFor("doubtful", 5*time.Minute)
 			}
 
 			link.Set(conformance.Deaf)
 			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 			defer cancel()
+			var err error
 			switch what {
 			case "release":
 				err = d.Release(ctx, c)
@@ -113,13 +106,11 @@ func TestSuspend(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Handle = g.Handle
-	if err := release(d, c); err != nil {
-		t.Fatal(err)
-	}
+	free(t, d, c)
 	suspend(12 * time.Second)
 	before := beats()
 	c.Token += "x"
-	if _, err = acquire(d, c); err != nil {
+	if _, err := acquire(d, c); err != nil {
 		t.Fatal(err)
 	}
 	if after := beats(); after == before {
@@ -130,20 +121,12 @@ func TestSuspend(t *testing.T) {
 	c = claimFor("suspend place", time.Minute)
 	c.Renewed = true
 	held := take(t, other, c.Key, 5*time.Minute)
-	granted := make(chan error, 1)
-	go func() {
-		_, err := d.Wait(context.Background(), c)
-		granted <- err
-	}()
+	w := wantsAs(t, d, c)
 	queued(t, other, c.Key, 1)
 	before = beats()
 	suspend(2 * time.Second)
-	if err := release(other, held); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-granted; err != nil {
-		t.Fatal(err)
-	}
+	free(t, other, held)
+	w.granted(t)
 	if after := beats(); after == before {
 		t.Error("the driver trusts the lease of a place as it was before the suspend")
 	}

@@ -94,13 +94,9 @@ func TestGrantOfARevokedLease(t *testing.T) {
 	suspend := etcdlock.Suspendable(d)
 	client := plainClient(t, s.Client)
 	held := take(t, h, "key", 5*time.Minute)
-	granted := make(chan error, 1)
 	c := claimFor("key", 5*time.Minute)
 	c.Renewed = true
-	go func() {
-		_, err := d.Wait(context.Background(), c)
-		granted <- err
-	}()
+	w := wantsAs(t, d, c)
 	queued(t, h, "key", 1)
 
 	revoked := false
@@ -122,12 +118,8 @@ func TestGrantOfARevokedLease(t *testing.T) {
 			msg.TTL = 5
 		}
 	})
-	if err := release(h, held); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-granted; err != nil {
-		t.Fatal(err)
-	}
+	free(t, h, held)
+	w.granted(t)
 	if !revoked {
 		t.Fatal("the waiter sent no keep-alive")
 	}
@@ -146,10 +138,6 @@ func TestWaiterWhoseLeaseIsRevoked(t *testing.T) {
 	queued(t, h, "key", 1)
 	revoke(t, plainClient(t, s.Client), "key")
 	queued(t, h, "key", 1)
-	if err := release(h, held); err != nil {
-		t.Fatal(err)
-	}
-	if err := release(d, w.granted(t)); err != nil {
-		t.Error(err)
-	}
+	free(t, h, held)
+	free(t, d, w.granted(t))
 }

@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,76 +15,37 @@ import (
 )
 
 // server is one etcd process.
-type server struct {
-	*etcdtest.Server
+type server = etcdtest.Server
 
-	mu  sync.Mutex // guards was
-	was int64      // messages that the processes before have received
-}
-
-// newServers returns n members of one cluster, which do not run yet.
-func newServers(dir string, n int, args ...string) (all []*server, err error) {
-	members, err := etcdtest.New(dir, n, args...)
-	for _, m := range members {
-		all = append(all, &server{Server: m})
-	}
-	return all, err
-}
-
-// startServers starts a cluster that ends with the test.
-func startServers(tb testing.TB, n int, args ...string) (all []*server) {
-	tb.Helper()
-	for _, m := range etcdtest.Start(tb, n, args...) {
-		all = append(all, &server{Server: m})
-	}
-	return all
-}
-
-// Kill ends the process at once.
-func (s *server) Kill() {
-	if n, err := s.received(); err == nil {
-		s.mu.Lock()
-		s.was = n
-		s.mu.Unlock()
-	}
-	s.Server.Kill()
-}
+var (
+	newServers   = etcdtest.New   // members of one cluster, which do not run yet
+	startServers = etcdtest.Start // a cluster that ends with the test
+)
 
 // pause stops the process, which keeps its connections.
-func (s *server) pause(tb testing.TB) {
+func pause(tb testing.TB, s *server) (resume func()) {
 	tb.Helper()
 	if err := s.Pause(); err != nil {
 		tb.Fatal(err)
 	}
-}
-
-// resume ends a pause.
-func (s *server) resume(tb testing.TB) {
-	tb.Helper()
-	if err := s.Resume(); err != nil {
-		tb.Fatal(err)
+	return func() {
+		if err := s.Resume(); err != nil {
+			tb.Fatal(err)
+		}
 	}
-}
-
-// received returns how many messages of clients the server has received so far.
-func (s *server) received() (int64, error) {
-	n, err := s.sum(`grpc_server_msg_received_total\{.*\}`)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return int64(n) + s.was, err
 }
 
 // metric returns the sum of the metrics whose lines begin with a pattern.
 func metric(tb testing.TB, s *server, pattern string) float64 {
 	tb.Helper()
-	sum, err := s.sum(pattern)
+	x, err := sum(s, pattern)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return sum
+	return x
 }
 
-func (s *server) sum(pattern string) (sum float64, err error) {
+func sum(s *server, pattern string) (sum float64, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	text, err := s.Metrics(ctx)

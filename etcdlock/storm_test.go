@@ -3,7 +3,6 @@ package etcdlock_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,11 +18,7 @@ import (
 // Calls that found no connection leave nothing to clean up.
 func TestNothingSentNothingToEnd(t *testing.T) {
 	t.Parallel()
-	link, err := conformance.TCP(startServers(t, 1)[0].Client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(link.Close)
+	link := linkTo(t, startServers(t, 1)[0].Client)
 	d := openDriver(t, link.Store)
 	link.Set(conformance.Down)
 	eventually(t, "calls that leave nothing", func() error {
@@ -121,11 +116,7 @@ func TestPauses(t *testing.T) {
 		}
 	}
 	t.Run("connections", func(t *testing.T) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
+		l := listen(t)
 		var made atomic.Int64
 		go func() {
 			for {

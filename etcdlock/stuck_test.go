@@ -157,12 +157,8 @@ func TestStuckKeepAliveOfAWaiter(t *testing.T) {
 	if after := places(); after != before {
 		t.Errorf("the places are %q, and were %q", after, before)
 	}
-	if err := release(h, c); err != nil {
-		t.Error(err)
-	}
-	if err := release(d, w.granted(t)); err != nil {
-		t.Error(err)
-	}
+	free(t, h, c)
+	free(t, d, w.granted(t))
 }
 
 // The stream of watches is stuck. A caller that waits soon gets another.
@@ -174,14 +170,8 @@ func TestStuckWatches(t *testing.T) {
 	c := take(t, h, "key", 5*time.Minute)
 	w := wants(t, d, "key") // opens the stream
 	queued(t, h, "key", 1)
-	if err := release(h, c); err != nil {
-		t.Fatal(err)
-	}
-	if err := release(d, w.granted(t)); err != nil {
-		t.Fatal(err)
-	}
+	free(t, h, c)
+	free(t, d, w.granted(t))
 	m.silence("Watch")
-	if err := release(d, wants(t, d, "free").granted(t)); err != nil {
-		t.Error(err)
-	}
+	free(t, d, wants(t, d, "free").granted(t))
 }

@@ -44,9 +44,7 @@ func TestEvictionCutOff(t *testing.T) {
 			if err := release(holder, c); !errors.Is(err, backend.ErrLost) {
 				t.Errorf("release after a %s that was cut off: %v, want ErrLost", what, err)
 			}
-			if err := release(holder, kept); err != nil {
-				t.Error(err)
-			}
+			free(t, holder, kept)
 			holder.Close()
 			nothingLeft(t, s.Client)
 		})
@@ -67,9 +65,7 @@ func TestRenewMany(t *testing.T) {
 		}
 		cs = append(cs, take(t, d, key, 5*time.Minute))
 	}
-	if err := release(d, cs[150]); err != nil {
-		t.Fatal(err)
-	}
+	free(t, d, cs[150])
 	answers := 0
 	bounded(func(ctx context.Context) (any, error) {
 		d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) {
@@ -95,16 +91,12 @@ func TestKeepUntilIsNotExceeded(t *testing.T) {
 	for range 5 { // a slow machine may be late now and then
 		c := take(t, d, "kept", time.Minute)
 		c.KeepUntil = time.Now().Add(1050 * time.Millisecond)
-		if err := release(d, c); err != nil {
-			t.Fatal(err)
-		}
+		free(t, d, c)
 		next := wants(t, other, "kept").granted(t)
 		if late = time.Since(c.KeepUntil); late < 0 {
 			t.Fatalf("the key was free %v before KeepUntil", -late)
 		}
-		if err := release(other, next); err != nil {
-			t.Fatal(err)
-		}
+		free(t, other, next)
 		if late < 900*time.Millisecond {
 			return
 		}
@@ -121,14 +113,7 @@ func TestLostFirstRenewal(t *testing.T) {
 		for _, then := range []string{"renewed", "released"} {
 			t.Run(what+" lost, then "+then, func(t *testing.T) {
 				d, meddler := openMeddled(t, s.Client, nil)
-				c := claimFor("first renewal", 5*time.Minute)
-				c.Renewed = true
-				g, err := d.Wait(context.Background(), c)
-				if err != nil {
-					t.Fatal(err)
-				}
-				c.Handle = g.Handle
-
+				c := waitFor(t, d, "first renewal", 5*time.Minute)
 				if what == "request" {
 					meddler.set(losing("Txn"), nil)
 				} else {
@@ -143,9 +128,7 @@ func TestLostFirstRenewal(t *testing.T) {
 						t.Errorf("the next renewal: %v", err)
 					}
 				}
-				if err := release(d, c); err != nil {
-					t.Errorf("release: %v", err)
-				}
+				free(t, d, c)
 				d.Close()
 				nothingLeft(t, s.Client)
 			})

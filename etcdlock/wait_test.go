@@ -18,18 +18,14 @@ import (
 func TestWaitThatBeginsInAnOutage(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	link, err := conformance.TCP(s.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(link.Close)
+	link := linkTo(t, s.Client)
 	d := openDriver(t, link.Store)
 	link.Set(conformance.Hung)
 
 	c := claimFor("outage", time.Minute)
 	c.Timeout = 4 * time.Second
 	began := time.Now()
-	_, err = d.Wait(context.Background(), c)
+	_, err := d.Wait(context.Background(), c)
 	took := time.Since(began)
 	var outage *backend.UnavailableError
 	if !errors.As(err, &outage) {
@@ -92,20 +88,10 @@ func TestLatePut(t *testing.T) {
 		return r.Kvs[0].Lease
 	}
 
-	first, second := claimFor("late", 5*time.Second), claimFor("next", 5*time.Second)
-	first.Renewed = true
-	g, err := d.Wait(ctx, first)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := waitFor(t, d, "late", 5*time.Second)
 	used := leaseOf("late")
-	first.Handle = g.Handle
-	if err := release(d, first); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.Acquire(ctx, second); err != nil {
-		t.Fatal(err)
-	}
+	free(t, d, first)
+	take(t, d, "next", 5*time.Second)
 	if leaseOf("next") == used {
 		t.Error("the lease of the lost put serves another hold")
 	}

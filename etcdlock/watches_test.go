@@ -31,16 +31,10 @@ func TestManyKeysWaitedFor(t *testing.T) {
 	for _, c := range held {
 		queued(t, holder, c.Key, 1)
 	}
-	if err := release(waiter, take(t, waiter, "another", time.Minute)); err != nil {
-		t.Error(err)
-	}
+	free(t, waiter, take(t, waiter, "another", time.Minute))
 	for i, c := range held {
-		if err := release(holder, c); err != nil {
-			t.Error(err)
-		}
-		if err := release(waiter, waits[i].granted(t)); err != nil {
-			t.Error(err)
-		}
+		free(t, holder, c)
+		free(t, waiter, waits[i].granted(t))
 	}
 }
 
@@ -58,12 +52,8 @@ func TestLostEvent(t *testing.T) {
 			r.Events = nil
 		}
 	})
-	if err := release(h, c); err != nil {
-		t.Fatal(err)
-	}
-	if err := release(d, w.granted(t)); err != nil {
-		t.Error(err)
-	}
+	free(t, h, c)
+	free(t, d, w.granted(t))
 }
 
 // TestMemoryOfWaiters compares the memory of few waiters for a key with that of many. Each
