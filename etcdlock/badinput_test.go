@@ -11,6 +11,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/hasplock/hasp"
@@ -57,6 +58,22 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
+// serve calls f for each connection to the address that it returns, and closes the connection.
+func serve(t *testing.T, f func(conn net.Conn)) (addr string) {
+	l := listen(t)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f(conn)
+			conn.Close()
+		}
+	}()
+	return l.Addr().String()
+}
+
 func TestBadURL(t *testing.T) {
 	for url, words := range map[string][]string{
 		"redis://joe:hunter2@h":             {"etcd://"},
@@ -99,19 +116,11 @@ func TestNobodyThere(t *testing.T) {
 // client's hello reaches a closed connection.
 func TestResetInTheHandshake(t *testing.T) {
 	t.Parallel()
-	l := listen(t)
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			conn.Read(make([]byte, 1))
-			conn.(*net.TCPConn).SetLinger(0) // Close sends a reset
-			conn.Close()
-		}
-	}()
-	refused(t, "etcds://"+l.Addr().String(), false, "reset by peer", "etcd://")
+	addr := serve(t, func(conn net.Conn) {
+		conn.Read(make([]byte, 1))
+		conn.(*net.TCPConn).SetLinger(0) // Close sends a reset
+	})
+	refused(t, "etcds://"+addr, false, "reset by peer", "etcd://")
 }
 
 // A grpc-proxy of etcd is refused: it delays keep-alives, so leases would be lost.
@@ -152,32 +161,22 @@ func TestUsers(t *testing.T) {
 	// The role has a right on hasp/ only, and a token lasts for a second.
 	a, b := openDriver(t, "joe:hunter2@"+s.Client), openDriver(t, "joe:hunter2@"+s.Client)
 	for round := range 3 {
-		c := take(t, a, "users", time.Minute)
-		w := wants(t, b, "users")
-		queued(t, a, "users", 1)
-		if round > 0 {
-			time.Sleep(2500 * time.Millisecond) // etcd looks for old tokens once a second
-		}
-		if err := renew(a, c); err != nil {
-			t.Errorf("renew with a token that has expired: %v", err)
-		}
-		free(t, a, c)
-		next := w.granted(t)
-		free(t, b, next)
+		handOver(t, a, b, func(held backend.Claim) {
+			if round > 0 {
+				time.Sleep(2500 * time.Millisecond) // etcd looks for old tokens once a second
+			}
+			if err := renew(a, held); err != nil {
+				t.Errorf("renew with a token that has expired: %v", err)
+			}
+		})
 	}
 }
 
-// enableUsers switches authentication on, with the users root and joe.
-func enableUsers(t *testing.T, s *server) {
+// enableUsers switches authentication on, with the users root and joe, and returns root's client.
+func enableUsers(t *testing.T, s *server) *clientv3.Client {
 	t.Helper()
 	client := plainClient(t, s.Client)
-	ctx := context.Background()
-	must := func(_ any, err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	ctx, must := context.Background(), musts(t)
 	must(client.UserAdd(ctx, "root", "hunter2-root"))
 	must(client.UserGrantRole(ctx, "root", "root"))
 	must(client.RoleAdd(ctx, "locks"))
@@ -186,6 +185,10 @@ func enableUsers(t *testing.T, s *server) {
 	must(client.UserGrantRole(ctx, "joe", "locks"))
 	must(client.UserAdd(ctx, "guest", "hunter2"))
 	must(client.AuthEnable(ctx))
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
+	must(nil, err)
+	t.Cleanup(func() { root.Close() })
+	return root
 }
 
 // TestTokenForMany lets two callers wait for one token, of which the first gives up.

@@ -57,11 +57,11 @@ func TestRenewalsOverAFollower(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		began := time.Now()
-		d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) {
+		for i, err := range renewAll(ctx, d, cs) {
 			if err != nil {
 				t.Errorf("renewal %d: %v", i, err)
 			}
-		})
+		}
 		return time.Since(began)
 	}
 	renewal(cs[:8]) // makes the connections between the members

@@ -57,9 +57,18 @@ func renew(d backend.Driver, c backend.Claim) error {
 }
 
 func renewWithin(ctx context.Context, d backend.Driver, c backend.Claim) error {
-	err := errors.New("no answer")
-	d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	err, answered := renewAll(ctx, d, []backend.Claim{c})[0]
+	if !answered {
+		return errors.New("no answer")
+	}
 	return err
+}
+
+// renewAll returns the answers to the renewals of cs.
+func renewAll(ctx context.Context, d backend.Driver, cs []backend.Claim) map[int]error {
+	answers := map[int]error{}
+	d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) { answers[i] = err })
+	return answers
 }
 
 func release(d backend.Driver, c backend.Claim) error {
@@ -68,6 +77,16 @@ func release(d backend.Driver, c backend.Claim) error {
 }
 
 var eventually = await.Success
+
+// musts returns a function that stops the test if the call whose results it gets has failed.
+func musts(tb testing.TB) func(any, error) {
+	return func(_ any, err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
 
 // take acquires a key that is free.
 func take(tb testing.TB, d backend.Driver, key string, ttl time.Duration) backend.Claim {
@@ -151,6 +170,17 @@ func (w waiting) granted(tb testing.TB) backend.Claim {
 		tb.Fatal("the waiter does not get the key")
 		panic("unreachable")
 	}
+}
+
+// handOver lets d wait for a key that h holds, and then get it. meanwhile is called while d waits.
+func handOver(tb testing.TB, h, d *etcdlock.Driver, meanwhile func(held backend.Claim)) {
+	tb.Helper()
+	c := take(tb, h, "key", 5*time.Minute)
+	w := wants(tb, d, "key")
+	queued(tb, h, "key", 1)
+	meanwhile(c)
+	free(tb, h, c)
+	free(tb, d, w.granted(tb))
 }
 
 // queued waits until n callers wait for key.

@@ -24,24 +24,6 @@ func nothingLeft(t *testing.T, at string) {
 	})
 }
 
-// TestLeaseReused checks that holds one after another use one lease, and that Close
-// revokes it.
-func TestLeaseReused(t *testing.T) {
-	t.Parallel()
-	s := startServers(t, 1)[0]
-	d := openDriver(t, s.Client)
-	for range 20 {
-		free(t, d, take(t, d, "reused", 5*time.Minute))
-	}
-	if n := d.Idle(); n != 1 {
-		t.Errorf("%d idle leases after 20 holds, want 1", n)
-	}
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
-	nothingLeft(t, s.Client)
-}
-
 // TestDoubtfulLease loses the reply to a call of each kind. The lease must be revoked, and
 // never used again.
 func TestDoubtfulLease(t *testing.T) {

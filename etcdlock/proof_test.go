@@ -133,11 +133,8 @@ func TestWaiterWhoseLeaseIsRevoked(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
 	d, h := openDriver(t, s.Client), openDriver(t, s.Client)
-	held := take(t, h, "key", 5*time.Minute)
-	w := wants(t, d, "key")
-	queued(t, h, "key", 1)
-	revoke(t, plainClient(t, s.Client), "key")
-	queued(t, h, "key", 1)
-	free(t, h, held)
-	free(t, d, w.granted(t))
+	handOver(t, h, d, func(backend.Claim) {
+		revoke(t, plainClient(t, s.Client), "key")
+		queued(t, h, "key", 1)
+	})
 }

@@ -3,13 +3,11 @@ package etcdlock_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
@@ -116,34 +114,16 @@ func TestPauses(t *testing.T) {
 		}
 	}
 	t.Run("connections", func(t *testing.T) {
-		l := listen(t)
 		var made atomic.Int64
-		go func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				made.Add(1)
-				conn.Close()
-			}
-		}()
-		d := etcdlock.New(plainClient(t, l.Addr().String()), nil)
+		d := etcdlock.New(plainClient(t, serve(t, func(net.Conn) { made.Add(1) })), nil)
 		t.Cleanup(func() { d.Close() })
 		few(t, "connections", d, func() float64 { return float64(made.Load()) })
 	})
 	t.Run("passwords", func(t *testing.T) {
 		s := startServers(t, 1)[0]
-		enableUsers(t, s)
+		root := enableUsers(t, s)
 		d := openDriver(t, "joe:hunter2@"+s.Client)
-		root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { root.Close() })
-		if _, err := root.UserChangePassword(t.Context(), "joe", "another"); err != nil {
-			t.Fatal(err)
-		}
+		musts(t)(root.UserChangePassword(t.Context(), "joe", "another"))
 		few(t, "passwords", d, func() float64 { return metric(t, s, `grpc_server_started_total\{grpc_method="Authenticate".*`) })
 	})
 }

@@ -30,11 +30,7 @@ func TestEvictionCutOff(t *testing.T) {
 			}
 			other.Close()
 
-			errs := map[int]error{}
-			bounded(func(ctx context.Context) (any, error) {
-				holder.Renew(ctx, []backend.Claim{c, kept}, func(i int, _ backend.Grant, err error) { errs[i] = err })
-				return nil, nil
-			})
+			errs := renewAll(t.Context(), holder, []backend.Claim{c, kept})
 			if !errors.Is(errs[0], backend.ErrLost) {
 				t.Errorf("renewal after a %s that was cut off: %v, want ErrLost", what, errs[0])
 			}
@@ -66,18 +62,14 @@ func TestRenewMany(t *testing.T) {
 		cs = append(cs, take(t, d, key, 5*time.Minute))
 	}
 	free(t, d, cs[150])
-	answers := 0
-	bounded(func(ctx context.Context) (any, error) {
-		d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) {
-			answers++
-			if i == 150 && !errors.Is(err, backend.ErrLost) || i != 150 && err != nil {
-				t.Errorf("renewal of hold %d: %v", i, err)
-			}
-		})
-		return nil, nil
-	})
-	if answers != len(cs) {
-		t.Errorf("%d answers to %d renewals", answers, len(cs))
+	answers := renewAll(t.Context(), d, cs)
+	for i, err := range answers {
+		if i == 150 && !errors.Is(err, backend.ErrLost) || i != 150 && err != nil {
+			t.Errorf("renewal of hold %d: %v", i, err)
+		}
+	}
+	if len(answers) != len(cs) {
+		t.Errorf("%d answers to %d renewals", len(answers), len(cs))
 	}
 }
 

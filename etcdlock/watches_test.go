@@ -8,8 +8,6 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -44,16 +42,13 @@ func TestLostEvent(t *testing.T) {
 	s := startServers(t, 1)[0]
 	d, m := openMuffled(t, s.Client)
 	h := openDriver(t, s.Client)
-	c := take(t, h, "key", 5*time.Minute)
-	w := wants(t, d, "key")
-	queued(t, h, "key", 1)
-	m.changing(func(msg any) {
-		if r, ok := msg.(*pb.WatchResponse); ok {
-			r.Events = nil
-		}
+	handOver(t, h, d, func(backend.Claim) {
+		m.changing(func(msg any) {
+			if r, ok := msg.(*pb.WatchResponse); ok {
+				r.Events = nil
+			}
+		})
 	})
-	free(t, h, c)
-	free(t, d, w.granted(t))
 }
 
 // TestMemoryOfWaiters compares the memory of few waiters for a key with that of many. Each
@@ -96,16 +91,9 @@ func TestMemoryOfWaiters(t *testing.T) {
 func TestRefusedWatch(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
-	enableUsers(t, s)
+	root := enableUsers(t, s)
 	d := openDriver(t, "joe:hunter2@"+s.Client)
-	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Client}, Username: "root", Password: "hunter2-root", Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer root.Close()
-	if _, err := root.UserRevokeRole(context.Background(), "joe", "locks"); err != nil {
-		t.Fatal(err)
-	}
+	musts(t)(root.UserRevokeRole(context.Background(), "joe", "locks"))
 
 	const most = 12 // 20 ms, 40 ms, 80 ms and so on up to 1 s make 10 in 5 s
 	asked := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="Watch".*`) }
