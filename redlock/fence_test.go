@@ -30,12 +30,10 @@ type fencing struct {
 
 const fenceTTL = 10 * time.Second // and max_ttl
 
-func newFencing(t *testing.T, seed uint64, n, clients int, maxTTL time.Duration) *fencing {
+func newFencing(t *testing.T, seed uint64, n, clients int) *fencing {
 	f := &fencing{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), vs: redistest.VirtualNodes(t, n), away: make([]bool, n)}
 	for range clients {
-		d := New(f.vs.Clients(), &Options{MaxTTL: maxTTL})
-		t.Cleanup(func() { d.Close() })
-		f.drivers = append(f.drivers, d)
+		f.drivers = append(f.drivers, drives(t, f.vs.Clients(), &Options{MaxTTL: fenceTTL}))
 	}
 	return f
 }
@@ -83,13 +81,6 @@ func (f *fencing) shuffle() {
 	f.away = next
 }
 
-// another returns a driver that has not used the nodes yet.
-func (f *fencing) another() *Driver {
-	d := New(f.vs.Clients(), &Options{MaxTTL: fenceTTL})
-	f.t.Cleanup(func() { d.Close() })
-	return d
-}
-
 func (f *fencing) any() *Driver { return f.drivers[f.rnd.IntN(len(f.drivers))] }
 
 // round runs some holders in a row.
@@ -105,7 +96,7 @@ func TestFencesGrowOverAnyMajoritiesThroughClocksThatDiffer(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4) {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFencing(t, seed, []int{3, 5}[seed%2], 3, fenceTTL)
+			f := newFencing(t, seed, []int{3, 5}[seed%2], 3)
 			f.hold(f.drivers[0])
 			for range 40 {
 				f.shuffle()
@@ -128,7 +119,7 @@ func TestFencesGrowThroughMinoritiesThatAreRestarted(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4) {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFencing(t, seed, []int{3, 5}[seed%2], 3, fenceTTL)
+			f := newFencing(t, seed, []int{3, 5}[seed%2], 3)
 			f.hold(f.drivers[0])
 			for range 16 {
 				f.shuffle()
@@ -159,29 +150,24 @@ func TestFencesGrowThroughMinoritiesThatAreRestarted(t *testing.T) {
 
 func TestACounterThatIsNotANumberIsReportedAndKept(t *testing.T) {
 	const counter = "hasp:{k}:fence:k"
-	synctest.Test(t, func(t *testing.T) {
-		f := newFencing(t, 0, 3, 1, fenceTTL)
-		d := f.drivers[0]
-		f.hold(d)
-		time.Sleep(2 * time.Second) // the release has reached all
-		f.vs[0].Mini.Set(counter, "somebody's")
-		f.vs[1].Mini.Del(counter)
-		f.vs[1].Mini.Lpush(counter, "somebody's")
-		before := f.vs[0].Mini.Dump() + f.vs[1].Mini.Dump()
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		tr.warm(t, tr.d, aFenced("k"))
+		tr.vs[0].Mini.Set(counter, "somebody's")
+		tr.vs[1].Mini.Del(counter)
+		tr.vs[1].Mini.Lpush(counter, "somebody's")
+		before := tr.vs[0].Mini.Dump() + tr.vs[1].Mini.Dump()
 
-		_, err := d.Acquire(t.Context(), aFenced("k"))
+		_, err := tr.d.Acquire(t.Context(), aFenced("k"))
 		if err == nil || errors.Is(err, backend.ErrHeld) || strings.Count(err.Error(), counter+`" is no fence counter; remove it`) != 2 {
 			t.Errorf("got %v, want an outage that names both counters", err)
 		}
-		if after := f.vs[0].Mini.Dump() + f.vs[1].Mini.Dump(); after != before {
+		if after := tr.vs[0].Mini.Dump() + tr.vs[1].Mini.Dump(); after != before {
 			t.Errorf("the nodes have\n%s\nand had\n%s", after, before)
 		}
 
-		f.vs[0].Mini.Del(counter)
+		tr.vs[0].Mini.Del(counter)
 		time.Sleep(2 * time.Second)
-		if !f.hold(d) {
-			t.Error("one node whose fence is none is in the way")
-		}
+		tr.acquire(t, tr.d, aFenced("k")) // one such node is not in the way
 	})
 }
 
@@ -203,18 +189,15 @@ func TestNoFenceFollowsTheLargest(t *testing.T) {
 // writes its fence to nodes 1 and 3, but not to 2. If B were granted the key, A could
 // follow with the votes of nodes 1 and 2, and with the same fence.
 func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFencing(t, 0, 3, 1, DefaultMaxTTL)
-		f.hold(f.drivers[0])
-		synctest.Wait()
+	try(t, 3, nil, func(t *testing.T, tr trial) {
 		const counter = "hasp:{k}:fence:k"
-		for _, v := range f.vs {
+		for _, v := range tr.vs {
 			v.Mini.Set(counter, "4000000000000000") // no clock decides
 		}
-		a, b := f.another(), f.another()
+		a, b := drives(t, tr.vs.Clients(), nil), drives(t, tr.vs.Clients(), nil)
 		ca, cb := aFenced("k"), aFenced("k")
 		ca.Timeout = 5 * time.Second
-		for _, v := range f.vs[1:] {
+		for _, v := range tr.vs[1:] {
 			v.Proxy.Fail("mark "+ca.Token, faultproxy.HoldRequest)
 		}
 		var ga backend.Grant
@@ -225,17 +208,17 @@ func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
 			ga, erra = a.Acquire(t.Context(), ca)
 		}()
 		synctest.Wait()
-		f.vs[1].Proxy.Fail(counter+" k "+markKey+" "+cb.Token, faultproxy.LoseRequest)
+		tr.vs[1].Proxy.Fail(counter+" k "+markKey+" "+cb.Token, faultproxy.LoseRequest)
 		gb, err := b.Acquire(t.Context(), cb)
 		if err == nil {
 			t.Errorf("B is granted fence %d, of whose nodes only one knows it", gb.Fence)
 		}
-		if f.vs[1].Proxy.Pending() > 0 {
+		if tr.vs[1].Proxy.Pending() > 0 {
 			t.Error("B has not tried to raise its fence on node 2")
 		}
 		_ = b.Release(t.Context(), cb)
 		time.Sleep(time.Second)
-		f.vs[1].Proxy.Release()
+		tr.vs[1].Proxy.Release()
 		<-done
 		if erra != nil {
 			t.Errorf("A: %v", erra)

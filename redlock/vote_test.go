@@ -138,19 +138,6 @@ func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
 	}
 }
 
-func TestAnAbandonedBallotIsNotDecidedAgain(t *testing.T) {
-	nodes := []*node{{name: "a"}, {name: "b"}, {name: "c"}}
-	b := newBallot(nodes, holdRule)
-	b.cast(0, failed, errors.New("a: is away"))
-	b.decide(abandoned)
-	b.decide(refused)
-	for i := range nodes {
-		if so, now := b.cast(i, no, nil); so != abandoned || now {
-			t.Errorf("a vote that came late: %v, %v", so, now)
-		}
-	}
-}
-
 // The states of a node when a caller asks for the key.
 const (
 	free   = iota
