@@ -99,11 +99,9 @@ func TestBadURL(t *testing.T) {
 
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
-	down, err := newServers(t.TempDir(), 1) // never started
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := down[0].Client
+	down := listen(t)
+	down.Close()
+	addr := down.Addr().String()
 	refused(t, "etcd://joe:hunter2@"+addr, false, addr, "connection refused")
 	refused(t, "etcd://no-such-host.invalid", false, "no-such-host.invalid:2379", "lookup")
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,14 +30,11 @@ func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {
 	return d.(*etcdlock.Driver)
 }
 
-var serial = make(chan int, 1)
-
-func init() { serial <- 1 }
+var serial atomic.Int64
 
 // claimFor returns a claim with a token of its own.
 func claimFor(key string, ttl time.Duration) backend.Claim {
-	n := <-serial
-	serial <- n + 1
+	n := serial.Add(1)
 	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", n), Owner: fmt.Sprintf("owner %d", n), TTL: ttl, Timeout: 3 * time.Second, Fenced: true}
 }
 

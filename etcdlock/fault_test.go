@@ -78,19 +78,6 @@ func TestMembers(t *testing.T) {
 		}
 		return servers[i]
 	}
-	leader := func() *server {
-		var found *server
-		eventually(t, "a leader", func() error {
-			for _, s := range servers {
-				if s.IsLeader() {
-					found = s
-					return nil
-				}
-			}
-			return errors.New("no leader")
-		})
-		return found
-	}
 	killed := func(s *server) func() {
 		s.Kill()
 		return func() {
@@ -114,7 +101,7 @@ func TestMembers(t *testing.T) {
 			survives(t, hosts(servers), func(_, waiters string) func() { return fault(at(waiters)) })
 		})
 		t.Run("the leader is "+name, func(t *testing.T) {
-			survives(t, hosts(servers), func(_, _ string) func() { return fault(leader()) })
+			survives(t, hosts(servers), func(_, _ string) func() { return fault(leaderOf(t, servers)) })
 		})
 	}
 	t.Run("the waiter's is cut off from the others", func(t *testing.T) {

@@ -2,7 +2,9 @@ package etcdlock_test
 
 import (
 	"context"
+	"errors"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,6 +23,19 @@ var (
 	newServers   = etcdtest.New   // members of one cluster, which do not run yet
 	startServers = etcdtest.Start // a cluster that ends with the test
 )
+
+func leaderOf(tb testing.TB, servers []*server) (leader *server) {
+	tb.Helper()
+	eventually(tb, "a leader", func() error {
+		i := slices.IndexFunc(servers, (*server).IsLeader)
+		if i < 0 {
+			return errors.New("no leader")
+		}
+		leader = servers[i]
+		return nil
+	})
+	return leader
+}
 
 // pause stops the process, which keeps its connections.
 func pause(tb testing.TB, s *server) (resume func()) {

@@ -189,7 +189,7 @@ func running() []string {
 
 // A call does not wait for answers that cannot change the verdict.
 func TestTheFastestQuorumDecides(t *testing.T) {
-	for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
+	for _, kind := range []func(string) backend.Claim{aClaim, aFenced, aReader} {
 		for n, hung := range map[int]string{3: "2", 5: "13"} {
 			try(t, n, nil, func(t *testing.T, tr trial) {
 				other := tr.direct(t, nil)
@@ -204,7 +204,7 @@ func TestTheFastestQuorumDecides(t *testing.T) {
 					t.Errorf("renew: %v", err)
 				}
 				took(t, "a renewal", began, 0)
-				if _, err := late.Acquire(t.Context(), kind("k")); !errors.Is(err, backend.ErrHeld) {
+				if _, err := late.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
 					t.Errorf("acquire what is held: %v", err)
 				}
 				took(t, "a refusal", began, 0)
