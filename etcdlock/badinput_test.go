@@ -3,6 +3,7 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os/exec"
 	"strings"
@@ -237,6 +238,15 @@ func TestLongKey(t *testing.T) {
 	for _, key := range []string{strings.Repeat("k", 100_000), strings.Repeat("/", 30_000)} {
 		w := wants(t, d, key)
 		free(t, d, w.granted(t))
+	}
+	var cs []backend.Claim
+	for i := range 25 {
+		cs = append(cs, take(t, d, fmt.Sprint(strings.Repeat("k", 90_000), i), 5*time.Minute))
+	}
+	for i, err := range renewAll(t.Context(), d, cs) {
+		if err != nil {
+			t.Errorf("renewal %d of many with long keys: %.300v", i, err)
+		}
 	}
 	long := claimFor("owner", time.Minute)
 	long.Owner = strings.Repeat("o", 1536<<10)

@@ -3,8 +3,6 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -44,32 +42,6 @@ func TestEvictionCutOff(t *testing.T) {
 			holder.Close()
 			nothingLeft(t, s.Client)
 		})
-	}
-}
-
-// TestRenewMany renews more holds at once than one transaction can read, some with long
-// names.
-func TestRenewMany(t *testing.T) {
-	t.Parallel()
-	s := startServers(t, 1)[0]
-	d := openDriver(t, s.Client)
-	var cs []backend.Claim
-	for i := range 220 {
-		key := fmt.Sprint("many-", i)
-		if i%20 == 0 {
-			key += strings.Repeat("x", 90_000)
-		}
-		cs = append(cs, take(t, d, key, 5*time.Minute))
-	}
-	free(t, d, cs[150])
-	answers := renewAll(t.Context(), d, cs)
-	for i, err := range answers {
-		if i == 150 && !errors.Is(err, backend.ErrLost) || i != 150 && err != nil {
-			t.Errorf("renewal of hold %d: %v", i, err)
-		}
-	}
-	if len(answers) != len(cs) {
-		t.Errorf("%d answers to %d renewals", len(answers), len(cs))
 	}
 }
 
