@@ -87,3 +87,14 @@ func hosts(servers []*server) string {
 func newClient(hosts string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: strings.Split(hosts, ","), Logger: zap.NewNop()})
 }
+
+// plainClient returns a plain client of etcd, which ends with the test.
+func plainClient(tb testing.TB, hosts string) *clientv3.Client {
+	tb.Helper()
+	c, err := newClient(hosts)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { c.Close() })
+	return c
+}

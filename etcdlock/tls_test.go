@@ -72,7 +72,7 @@ func TestTLS(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		return pair(context.Background(), c, "tls", 0)
+		return hasp.Do(context.Background(), c, "tls", func(context.Context, *hasp.Lease) error { return nil })
 	})
 	q.Set("server_name", "etcd.example")
 	c, err := hasp.Open(context.Background(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)
