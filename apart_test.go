@@ -2,8 +2,6 @@ package hasp_test
 
 import (
 	"context"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +29,10 @@ func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 		unlock(t, inner)
 		unlock(t, outer)
 		freed(t, f, "k", "the key is still held")
+
+		reader := lockNow(t, c, "shared", hasp.WithShared())
+		want(t, "beside a shared lease", errOf(c.TryLock(reader.Context(), "shared", hasp.WithoutReentry())), hasp.ErrHeld)
+		unlock(t, reader)
 	})
 }
 
@@ -51,48 +53,6 @@ func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
 		want(t, "Err", l.Err(), nil)
 		unlock(t, l)
 	})
-}
-
-// Eight goroutines that are started under a lease, and go on after it.
-func TestWithoutReentryGoroutinesExcludeEachOther(t *testing.T) {
-	for _, tc := range []struct {
-		name string
-		opts []hasp.Option
-		most int32
-	}{{"with re-entry", nil, 8}, {"without", []hasp.Option{hasp.WithoutReentry()}, 1}} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				var inside, most atomic.Int32
-				var wg sync.WaitGroup
-				outer := lockNow(t, c, "k")
-				for range 8 {
-					wg.Go(func() {
-						ctx := context.WithoutCancel(outer.Context())
-						want(t, "Do", hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error {
-							if n := inside.Add(1); n > most.Load() {
-								most.Store(n)
-							}
-							time.Sleep(time.Second)
-							inside.Add(-1)
-							return nil
-						}, tc.opts...), nil)
-					})
-				}
-				synctest.Wait()
-				if n := inside.Load(); tc.opts != nil && n > 0 {
-					t.Errorf("%d inside beside the lease that they were started under", n)
-				}
-				unlock(t, outer)
-				wg.Wait()
-				if most.Load() != tc.most {
-					t.Errorf("%d at once, want %d", most.Load(), tc.most)
-				}
-				freed(t, f, "k", "the key is still held")
-				synctest.Wait()
-				nothingLeft(t, c)
-			})
-		})
-	}
 }
 
 // The outer lease is handed over to a caller whose context ends by that.

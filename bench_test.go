@@ -5,9 +5,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -44,18 +42,6 @@ func BenchmarkLockUnlock(b *testing.B) {
 			b.Fatal(err)
 		}
 		if err := l.Unlock(ctx); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkDo(b *testing.B) {
-	c := hasp.New(memlock.New(), nil)
-	defer c.Close()
-	b.ReportAllocs()
-	for b.Loop() {
-		err := hasp.Do(b.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil })
-		if err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -99,21 +85,3 @@ type polled struct{ *memlock.Driver }
 
 func (polled) Traits() backend.Traits { return backend.Traits{Fenced: true} }
 func (polled) Wait()                  {}
-
-func BenchmarkDistinctKeys(b *testing.B) {
-	c := hasp.New(memlock.New(), nil)
-	defer c.Close()
-	var n atomic.Int64
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		key := strconv.FormatInt(n.Add(1), 10)
-		for pb.Next() {
-			l, err := c.Lock(b.Context(), key, hasp.WithTTL(time.Minute))
-			if err != nil {
-				b.Error(err)
-				return
-			}
-			l.Unlock(b.Context())
-		}
-	})
-}

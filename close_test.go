@@ -81,37 +81,6 @@ func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
 	})
 }
 
-func TestCloseNeverFreesAKeyUnderItsHolder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		c, other := hasp.New(store.Driver(), nil), hasp.New(store.Driver(), nil)
-		defer other.Close()
-		lockNow(t, c, "k")
-		c.Close()
-		want(t, "TryLock by another", errOf(other.TryLock(t.Context(), "k")), hasp.ErrHeld)
-		start := time.Now()
-		l := lockNow(t, other, "k")
-		within(t, "the end of the term", start, hasp.DefaultTTL)
-		l.Unlock(t.Context())
-	})
-}
-
-// The goroutine that renews stays for a second after the last lease. Close does
-// not wait for it to end by itself.
-func TestCloseAfterTheLastUnlockIsImmediate(t *testing.T) {
-	for _, settled := range []bool{false, true} {
-		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k"))
-			if settled {
-				synctest.Wait()
-			}
-			start := time.Now()
-			c.Close()
-			within(t, "Close", start, 0)
-		})
-	}
-}
-
 // Close waits for each call, on whichever goroutine it runs, and closes the driver after it.
 func TestCloseWaitsForCalls(t *testing.T) {
 	calls := map[string]func(c *hasp.Client, l *hasp.Lease) error{
@@ -211,15 +180,8 @@ func TestCloseWithCallsUnderWay(t *testing.T) {
 		c.Close()
 		within(t, "Close", start, 2*time.Second)
 		wg.Wait()
-		other := hasp.New(&faulty{Driver: store.Driver()}, nil)
-		defer other.Close()
 		for _, key := range []string{"a", "b", "c"} {
-			l, err := other.TryLock(t.Context(), key)
-			if err != nil {
-				t.Errorf("%q is still held: %v", key, err)
-				continue
-			}
-			l.Unlock(t.Context())
+			freed(t, &faulty{Driver: store.Driver()}, key, key+" is still held")
 		}
 	})
 }
@@ -248,48 +210,11 @@ func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 	})
 }
 
-// Close also ends a wait whose call the store does not answer, if the driver ends
-// cancelled calls or the engine can leave the call behind.
-func TestCloseEndsAWaitAtAHungStore(t *testing.T) {
-	for _, tc := range []struct {
-		ends        backend.Ends
-		cancellable bool
-	}{
-		{backend.EndsSometime, false}, {backend.EndsSometime, true},
-		{backend.EndsByDeadline, true},
-		{backend.EndsPromptly, false}, {backend.EndsPromptly, true},
-	} {
-		withEnds(t, tc.ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.acquire = hungAcquire
-			ctx, cancel := context.Background(), context.CancelFunc(func() {})
-			if tc.cancellable {
-				ctx, cancel = context.WithCancel(ctx)
-			}
-			defer cancel()
-			var began time.Time
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				want(t, "Lock", errOf(c.Lock(ctx, "k")), hasp.ErrClosed)
-				within(t, fmt.Sprint(tc, ": Lock that Close ended"), began, 50*time.Millisecond)
-			}()
-			time.Sleep(100 * time.Millisecond)
-			began = time.Now()
-			c.Close()
-			within(t, fmt.Sprint(tc, ": Close"), began, hasp.DefaultTimeout+time.Second)
-			<-done
-			time.Sleep(2 * time.Hour) // for calls that hang
-		})
-	}
-}
-
 // Whatever is in flight when Close begins, Close returns within Timeout and a
 // second and every caller returns. Once the store's calls have ended, no
 // goroutine is left.
 func TestCloseInEveryState(t *testing.T) {
-	hangRelease := func(f *faulty) {
-		f.release = func(backend.Claim, func() error) error { time.Sleep(time.Hour); return errNet }
-	}
+	hangRelease := func(f *faulty) { f.release = hungRelease }
 	hangRenew := func(f *faulty) {
 		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 			if f.ends == backend.EndsSometime {
@@ -318,8 +243,17 @@ func TestCloseInEveryState(t *testing.T) {
 		},
 		"a hung attempt": func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())) {
 			f.set(func(f *faulty) { f.acquire = hungAcquire })
-			for range 3 {
-				spawn(func() { c.Lock(t.Context(), "k") })
+			began := time.Now() // Close begins at the same moment
+			for what, ctx := range map[string]context.Context{"may be cancelled": t.Context(), "cannot": context.Background()} {
+				for range 3 {
+					spawn(func() {
+						want(t, "Lock", errOf(c.Lock(ctx, what)), hasp.ErrClosed)
+						// Close cannot end a call that ends by its deadline.
+						if f.ends != backend.EndsByDeadline || ctx.Done() != nil {
+							within(t, fmt.Sprintf("ends %v: a Lock whose context %s", f.ends, what), began, 50*time.Millisecond)
+						}
+					})
+				}
 			}
 		},
 		"a hung renewal": func(t *testing.T, f *faulty, c *hasp.Client, _ func(func())) {
@@ -348,12 +282,23 @@ func TestCloseInEveryState(t *testing.T) {
 			f.Break(t.Context(), "k")
 			<-l.Context().Done()
 		},
+		"shared leases": func(t *testing.T, _ *faulty, c *hasp.Client, spawn func(func())) {
+			for range 2 {
+				l := lockNow(t, c, "k", hasp.WithShared())
+				spawn(func() {
+					<-l.Context().Done()
+					want(t, "Err", l.Err(), hasp.ErrClosed)
+					unlock(t, l)
+				})
+			}
+			spawn(func() { want(t, "Lock", errOf(c.Lock(t.Context(), "k")), hasp.ErrClosed) })
+		},
 		"another Close": func(t *testing.T, _ *faulty, c *hasp.Client, spawn func(func())) {
 			lockNow(t, c, "k")
 			spawn(func() { c.Close() })
 		},
 	} {
-		for _, ends := range []backend.Ends{backend.EndsSometime, backend.EndsByDeadline, backend.EndsPromptly} {
+		for _, ends := range everyEnd {
 			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				var callers sync.WaitGroup
 				prepare(t, f, c, func(call func()) { callers.Go(call) })

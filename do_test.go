@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,56 +17,91 @@ import (
 
 func TestDo(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		boom := errors.New("boom")
-		do := func(fn func(context.Context, *hasp.Lease) error) error { return hasp.Do(t.Context(), c, "k", fn) }
-
-		if err := do(func(ctx context.Context, l *hasp.Lease) error {
-			if ctx != l.Context() || l.Key() != "k" {
-				t.Error("fn did not get the lease and its context")
-			}
-			return hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { return nil })
-		}); err != nil {
-			t.Error(err)
-		}
-		want(t, "fn unlocked the lease itself", do(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
-		if err := do(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
-			t.Errorf("got %v, want fn's own error", err)
-		}
 		lose := func(result error) error {
-			return do(func(ctx context.Context, _ *hasp.Lease) error {
+			return hasp.Do(t.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error {
 				f.Break(ctx, "k")
 				<-ctx.Done()
 				return result
 			})
 		}
 		want(t, "lost, fn returned nil", lose(nil), hasp.ErrLost)
-		err := lose(boom)
+		err := lose(errNet)
 		want(t, "lost, fn failed", err, hasp.ErrLost)
-		want(t, "lost, fn failed", err, boom)
+		want(t, "lost, fn failed", err, errNet)
 		if text := lose(context.Canceled).Error(); !strings.HasPrefix(text, `hasp: unlock "k": lease lost: the store does not have it`) {
 			t.Errorf("got %q, which does not begin with the loss", text)
 		}
-
-		func() {
-			defer func() {
-				if r := recover(); r != "oops" {
-					t.Errorf("recovered %v", r)
-				}
-			}()
-			do(func(context.Context, *hasp.Lease) error { panic("oops") })
-		}()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			do(func(context.Context, *hasp.Lease) error { runtime.Goexit(); return nil })
-		}()
-		<-done
-		freed(t, f, "k", "a panic or Goexit left the key locked")
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		err = hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
-		want(t, "cancelled before", err, context.Canceled)
 	})
+}
+
+// underLock is the calls that run a function while they hold "k".
+var underLock = map[string]func(context.Context, hasp.Locker, func(context.Context, *hasp.Lease) error, ...hasp.Option) error{
+	"Do": func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, opts ...hasp.Option) error {
+		return hasp.Do(ctx, l, "k", fn, opts...)
+	},
+	"DoAll": func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, opts ...hasp.Option) error {
+		return hasp.DoAll(ctx, l, []string{"z", "k", "a"}, func(ctx context.Context, ls *hasp.Leases) error {
+			return fn(ctx, ls.All()[1])
+		}, opts...)
+	},
+	"Lead": func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, opts ...hasp.Option) error {
+		return hasp.Lead(ctx, l, "k", fn, opts...)
+	},
+}
+
+func TestResultsOfAFunctionUnderLock(t *testing.T) {
+	boom := errors.New("boom")
+	for name, do := range underLock {
+		t.Run(name, func(t *testing.T) {
+			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+				call := func(fn func(context.Context, *hasp.Lease) error) error { return do(t.Context(), c, fn) }
+				want(t, "fn returned nil", call(func(ctx context.Context, l *hasp.Lease) error {
+					if l.Key() != "k" || ctx != l.Context() && name != "DoAll" {
+						t.Error("fn did not get the lease and its context")
+					}
+					return hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { return nil })
+				}), nil)
+				if err := call(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
+					t.Errorf("got %v, want fn's own error", err)
+				}
+				want(t, "fn unlocked the lease itself", call(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
+
+				for what, end := range map[string]func(){"a panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
+					for _, lost := range []bool{false, true} {
+						done := make(chan any)
+						go func() {
+							defer func() { done <- recover() }()
+							call(func(ctx context.Context, _ *hasp.Lease) error {
+								if lost {
+									f.Break(ctx, "k")
+									<-ctx.Done()
+								}
+								end()
+								return nil
+							})
+							t.Errorf("%s was swallowed", what)
+						}()
+						if r := <-done; r != nil && r != "oops" {
+							t.Errorf("recovered %v", r)
+						}
+						if !free(t, f, "k") {
+							t.Fatalf("%s left the key locked", what)
+						}
+					}
+				}
+
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				err := do(ctx, c, func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
+				want(t, "cancelled before", err, context.Canceled)
+
+				err = call(func(context.Context, *hasp.Lease) error { f.set(down); return boom })
+				want(t, "Unlock failed", err, boom)
+				want(t, "Unlock failed", err, errNet)
+				f.set(up)
+			})
+		})
+	}
 }
 
 func TestLockAll(t *testing.T) {
@@ -146,43 +180,12 @@ func TestLockAllMaxWaitBoundsTheWhole(t *testing.T) {
 	})
 }
 
-func TestLockAllOfOverlappingSetsDoesNotDeadlock(t *testing.T) {
-	c := hasp.New(memlock.New(), nil)
-	defer c.Close()
-	var wg sync.WaitGroup
-	for i := range 6 {
-		wg.Go(func() {
-			keys := []string{"a", "b", "c"}
-			keys[0], keys[i%3] = keys[i%3], keys[0]
-			for range 100 {
-				ls, err := hasp.LockAll(t.Context(), c, keys[:2+i%2])
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				unlock(t, ls)
-			}
-		})
-	}
-	wg.Wait()
-}
-
 func TestZeroLeasesHoldNothing(t *testing.T) {
 	var ls hasp.Leases
 	want(t, "the context has ended", ls.Context().Err(), nil)
 	if n, err := len(ls.All()), errors.Join(ls.Err(), ls.Unlock(t.Context())); n != 0 || err != nil {
 		t.Errorf("%d leases, %v", n, err)
 	}
-}
-
-// panicky is a Locker that panics at one key, as a wrapper with a bug does.
-type panicky struct{ hasp.Locker }
-
-func (p panicky) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-	if key == "b" {
-		panic("bug")
-	}
-	return p.Locker.Lock(ctx, key, opts...)
 }
 
 // A panic at a later key leaves none of the keys locked.
@@ -195,11 +198,13 @@ func TestLockAllUnlocksIfALockerPanics(t *testing.T) {
 				t.Errorf("recovered %v", r)
 			}
 		}()
-		hasp.LockAll(t.Context(), panicky{c}, []string{"a", "b"})
+		panicky := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+			if key == "b" {
+				panic("bug") // as a wrapper with a bug does
+			}
+			return c.Lock(ctx, key, opts...)
+		})
+		hasp.LockAll(t.Context(), panicky, []string{"a", "b"})
 	}()
-	lease, err := c.TryLock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lease.Unlock(t.Context())
+	unlock(t, lockNow(t, c, "a", hasp.WithMaxWait(0)))
 }

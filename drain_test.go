@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -44,52 +45,42 @@ func drain(t *testing.T, f *faulty, ctx context.Context, keys ...string) {
 }
 
 func TestRenewedUntilFnReturns(t *testing.T) {
-	type fn = func(ctx context.Context) error
-	for _, tc := range []struct {
-		name string
-		keys []string
-		do   func(ctx context.Context, c *hasp.Client, f fn) error
-	}{
-		{"Do", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
-			return hasp.Do(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error { return f(ctx) })
-		}},
-		{"DoAll", []string{"a", "k", "z"}, func(ctx context.Context, c *hasp.Client, f fn) error {
-			return hasp.DoAll(ctx, c, []string{"z", "k", "a"}, func(ctx context.Context, _ *hasp.Leases) error { return f(ctx) })
-		}},
-		{"Lead", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
-			return hasp.Lead(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error { return f(ctx) })
-		}},
-		{"Do in the context of a lease", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
-			outer, err := c.Lock(ctx, "k")
-			if err != nil {
-				return err
+	calls := maps.Clone(underLock)
+	calls["Do in the context of a lease"] = func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, _ ...hasp.Option) error {
+		outer, err := l.Lock(ctx, "k")
+		if err != nil {
+			return err
+		}
+		err = hasp.Do(outer.Context(), l, "k", fn)
+		return errors.Join(err, outer.Unlock(ctx))
+	}
+	calls["Do in a lease that is unlocked first"] = func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, _ ...hasp.Option) error {
+		outer, err := l.Lock(ctx, "k")
+		if err != nil {
+			return err
+		}
+		return hasp.Do(outer.Context(), l, "k", func(ctx context.Context, l *hasp.Lease) error {
+			return errors.Join(outer.Unlock(ctx), fn(ctx, l))
+		})
+	}
+	for name, do := range calls {
+		t.Run(name, func(t *testing.T) {
+			keys := []string{"k"}
+			if name == "DoAll" {
+				keys = []string{"a", "k", "z"}
 			}
-			err = hasp.Do(outer.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error { return f(ctx) })
-			return errors.Join(err, outer.Unlock(ctx))
-		}},
-		{"Do in a lease that is unlocked first", []string{"k"}, func(ctx context.Context, c *hasp.Client, f fn) error {
-			outer, err := c.Lock(ctx, "k")
-			if err != nil {
-				return err
-			}
-			return hasp.Do(outer.Context(), c, "k", func(ctx context.Context, _ *hasp.Lease) error {
-				return errors.Join(outer.Unlock(ctx), f(ctx))
-			})
-		}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
 			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(time.Minute, cancel)
 				var inside, got time.Time // fn returned; the rival got the key
 				var wg sync.WaitGroup
-				err := tc.do(ctx, c, func(ctx context.Context) error {
+				err := do(ctx, c, func(ctx context.Context, _ *hasp.Lease) error {
 					wg.Go(func() {
 						l := lockNow(t, rival, "k")
 						got = time.Now()
 						unlock(t, l)
 					})
-					drain(t, f, ctx, tc.keys...)
+					drain(t, f, ctx, keys...)
 					inside = time.Now()
 					return nil
 				})
@@ -98,7 +89,7 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 				if d := got.Sub(inside); d != 0 {
 					t.Errorf("another Client got the key %v after fn had returned, want at once", d)
 				}
-				for _, key := range tc.keys {
+				for _, key := range keys {
 					freed(t, f, key, key+" is still held")
 				}
 				synctest.Wait()
@@ -156,41 +147,30 @@ func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
 
 func TestLossWhileFnDrains(t *testing.T) {
 	boom := errors.New("boom")
-	for name, lose := range map[string]func(f *faulty){
+	for how, lose := range map[string]func(f *faulty){
 		"broken": func(f *faulty) { f.Break(context.Background(), "k") },
 		"outage": func(f *faulty) { f.set(down) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				fn := func(ctx context.Context, cancel context.CancelFunc, lease *hasp.Lease) error {
-					cancel()
-					time.Sleep(2 * hasp.DefaultTTL)
-					want(t, "before the loss", lease.Err(), nil)
-					lose(f)
-					time.Sleep(hasp.DefaultTTL)
-					want(t, "after the loss", lease.Err(), hasp.ErrLost)
-					want(t, "the context ended first", context.Cause(ctx), context.Canceled)
-					f.set(up)
-					return boom
-				}
-				for call, do := range map[string]func(context.Context, context.CancelFunc) error{
-					"Do": func(ctx context.Context, cancel context.CancelFunc) error {
-						return hasp.Do(ctx, c, "k", func(ctx context.Context, l *hasp.Lease) error { return fn(ctx, cancel, l) })
-					},
-					"DoAll": func(ctx context.Context, cancel context.CancelFunc) error {
-						return hasp.DoAll(ctx, c, []string{"k"}, func(ctx context.Context, ls *hasp.Leases) error { return fn(ctx, cancel, ls.All()[0]) })
-					},
-					"Lead": func(ctx context.Context, cancel context.CancelFunc) error {
-						return hasp.Lead(ctx, c, "k", func(ctx context.Context, l *hasp.Lease) error { return fn(ctx, cancel, l) })
-					},
-				} {
+		for name, do := range underLock {
+			t.Run(name+" "+how, func(t *testing.T) {
+				withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 					ctx, cancel := context.WithCancel(t.Context())
-					err := do(ctx, cancel)
-					want(t, call, err, hasp.ErrLost)
-					want(t, call, err, boom)
-				}
+					err := do(ctx, c, func(ctx context.Context, lease *hasp.Lease) error {
+						cancel()
+						time.Sleep(2 * hasp.DefaultTTL)
+						want(t, "before the loss", lease.Err(), nil)
+						lose(f)
+						time.Sleep(hasp.DefaultTTL)
+						want(t, "after the loss", lease.Err(), hasp.ErrLost)
+						want(t, "the context ended first", context.Cause(ctx), context.Canceled)
+						f.set(up)
+						return boom
+					})
+					want(t, "the result", err, hasp.ErrLost)
+					want(t, "the result", err, boom)
+				})
 			})
-		})
+		}
 	}
 }
 
@@ -293,32 +273,20 @@ func TestDoResumesARenewalThatHasStopped(t *testing.T) {
 
 // Do begins while the renewal that would be the last asks the contexts.
 func TestDoWhileTheLastRenewalAsks(t *testing.T) {
-	const ttl = 300 * time.Millisecond
-	withClient(t, &hasp.Options{TTL: ttl}, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		ctx, cancel := context.WithCancel(t.Context())
-		first := lockIn(t, c, ctx, "k")
-		live := context.WithoutCancel(first.Context())
-		cancel()
-		time.Sleep(320 * time.Millisecond) // the next renewal is the last
-
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		returns, entered := make(chan struct{}), make(chan struct{})
 		asked := sync.OnceFunc(func() {
 			close(returns)
 			<-entered
 		})
-		second, cancelSecond := context.WithCancel(live)
-		if _, err := c.Lock(askedContext{second, asked}, "k"); err != nil {
-			t.Fatal(err)
-		}
-		cancelSecond()
-
+		first, ctx := whileTheLastRenewalAsks(t, c, func(context.Context) { asked() })
 		late := lockerFunc(func(context.Context, string, ...hasp.Option) (*hasp.Lease, error) {
 			<-returns
 			return first, nil
 		})
 		want(t, "Do", hasp.Do(ctx, late, "k", func(context.Context, *hasp.Lease) error {
 			close(entered)
-			time.Sleep(10 * ttl)
+			time.Sleep(3 * time.Second)
 			return nil
 		}), nil)
 	})
@@ -326,20 +294,15 @@ func TestDoWhileTheLastRenewalAsks(t *testing.T) {
 
 func TestDoAll(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		boom := errors.New("boom")
 		keys := []string{"b", "a"}
 		do := func(fn func(context.Context, *hasp.Leases) error) error { return hasp.DoAll(t.Context(), c, keys, fn) }
 
-		want(t, "fn returned nil", do(func(ctx context.Context, ls *hasp.Leases) error {
+		want(t, "fn unlocked the leases itself", do(func(ctx context.Context, ls *hasp.Leases) error {
 			if ctx != ls.Context() || len(ls.All()) != 2 {
 				t.Error("fn did not get the leases and their context")
 			}
-			return hasp.DoAll(ctx, c, keys, func(context.Context, *hasp.Leases) error { return nil })
+			return ls.Unlock(ctx)
 		}), nil)
-		if err := do(func(context.Context, *hasp.Leases) error { return boom }); err != boom {
-			t.Errorf("got %v, want fn's own error", err)
-		}
-		want(t, "fn unlocked the leases itself", do(func(ctx context.Context, ls *hasp.Leases) error { return ls.Unlock(ctx) }), nil)
 		want(t, "fn unlocked one itself", do(func(ctx context.Context, ls *hasp.Leases) error { return ls.All()[1].Unlock(ctx) }), nil)
 
 		// The loss of one key ends the context. The other stays locked until fn returns.
@@ -355,14 +318,6 @@ func TestDoAll(t *testing.T) {
 			t.Errorf("got %v, want nothing of the other", err)
 		}
 
-		func() {
-			defer func() {
-				if r := recover(); r != "oops" {
-					t.Errorf("recovered %v", r)
-				}
-			}()
-			do(func(context.Context, *hasp.Leases) error { panic("oops") })
-		}()
 		l := lockNow(t, c, "b")
 		want(t, "one is held", hasp.DoAll(t.Context(), c, keys, func(context.Context, *hasp.Leases) error {
 			t.Error("fn ran")

@@ -3,7 +3,6 @@ package hasp_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -108,6 +107,22 @@ func (d farQueue) Release(ctx context.Context, c backend.Claim) error {
 	return d.Driver.Release(ctx, c)
 }
 
+// blockedRelease returns a Client that reports the release of "k", until block is closed.
+func blockedRelease(t *testing.T, o hasp.Options) (c *hasp.Client, block chan struct{}) {
+	block = make(chan struct{})
+	o.Observe = func(_ context.Context, e hasp.Event) {
+		if e.Kind == hasp.EventReleased && e.Op == "trylock" {
+			<-block
+		}
+	}
+	c = hasp.New(newFaulty(), &o)
+	l, err := c.TryLock(t.Context(), "k")
+	want(t, "TryLock", err, nil)
+	go l.Unlock(t.Context())
+	synctest.Wait()
+	return c, block
+}
+
 // The next caller does not wait for ever for an Observe that blocks, nor for the answer
 // to a release that the store has carried out.
 func TestBlockedReleaseDelaysTheNextCallerForABoundedTime(t *testing.T) {
@@ -123,19 +138,7 @@ func TestBlockedReleaseDelaysTheNextCallerForABoundedTime(t *testing.T) {
 		{"the context", 30 * time.Second, time.Second, time.Second, time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			block := make(chan struct{})
-			c := hasp.New(newFaulty(), &hasp.Options{TTL: tc.ttl, Observe: func(_ context.Context, e hasp.Event) {
-				if e.Kind == hasp.EventReleased && e.Op == "trylock" {
-					<-block
-				}
-			}})
-			l, err := c.TryLock(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
-			go l.Unlock(t.Context())
-			synctest.Wait()
-
+			c, block := blockedRelease(t, hasp.Options{TTL: tc.ttl})
 			start := time.Now()
 			other := lockNow(t, c, "other") // other keys wait for nothing
 			within(t, "Lock of another key", start, 0)
@@ -161,18 +164,7 @@ func TestBlockedReleaseDelaysTheNextCallerForABoundedTime(t *testing.T) {
 // Close ends the wait for an Observe.
 func TestCloseDoesNotWaitForAReleaseToBeReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		block := make(chan struct{})
-		c := hasp.New(newFaulty(), &hasp.Options{Timeout: time.Hour, TTL: 24 * time.Hour, Observe: func(_ context.Context, e hasp.Event) {
-			if e.Kind == hasp.EventReleased && e.Op == "trylock" {
-				<-block
-			}
-		}})
-		l, err := c.TryLock(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		go l.Unlock(t.Context())
-		synctest.Wait()
+		c, block := blockedRelease(t, hasp.Options{Timeout: time.Hour, TTL: 24 * time.Hour})
 		go func() { unlock(t, lockNow(t, c, "k")) }()
 		synctest.Wait()
 		start := time.Now()
@@ -180,106 +172,6 @@ func TestCloseDoesNotWaitForAReleaseToBeReported(t *testing.T) {
 		within(t, "Close", start, 0)
 		close(block)
 	})
-}
-
-// ledger checks that events add up by ID.
-type ledger struct {
-	mu     sync.Mutex
-	t      *testing.T
-	state  map[uint64]hasp.EventKind // the last event of a call or lease that has not ended
-	counts map[hasp.EventKind]int
-}
-
-func newLedger(t *testing.T) *ledger {
-	return &ledger{t: t, state: map[uint64]hasp.EventKind{}, counts: map[hasp.EventKind]int{}}
-}
-
-func (b *ledger) observe(_ context.Context, e hasp.Event) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.counts[e.Kind]++
-	before, known := b.state[e.ID]
-	after := map[hasp.EventKind]hasp.EventKind{hasp.EventAcquired: hasp.EventRequested, hasp.EventRefused: hasp.EventRequested,
-		hasp.EventReleased: hasp.EventAcquired, hasp.EventLost: hasp.EventAcquired}[e.Kind]
-	switch e.Kind {
-	case hasp.EventRenewFailed: // may come late
-	case hasp.EventRequested, hasp.EventAcquired:
-		if known != (e.Kind == hasp.EventAcquired) || before != after {
-			b.t.Errorf("%+v came after %v", e, before)
-		}
-		b.state[e.ID] = e.Kind
-	default:
-		if before != after {
-			b.t.Errorf("%+v came after %v", e, before)
-		}
-		delete(b.state, e.ID)
-	}
-	if e.ID == 0 {
-		b.t.Errorf("%+v has no ID", e)
-	}
-}
-
-// Every call and every lease has its events, whatever happens: losses, hand-overs,
-// re-entry, cancelled waits, outages and Close.
-func TestEventsAddUpByID(t *testing.T) {
-	for range 20 {
-		synctest.Test(t, func(t *testing.T) {
-			b := newLedger(t)
-			for _, d := range []backend.Driver{newFaulty(), memlock.New()} {
-				c := hasp.New(d, &hasp.Options{TTL: time.Second, Timeout: 500 * time.Millisecond, Observe: b.observe})
-				var wg sync.WaitGroup
-				for range 16 {
-					wg.Go(func() { lockAtRandom(t, c) })
-				}
-				if f, ok := d.(*faulty); ok {
-					wg.Go(func() {
-						for range 5 {
-							time.Sleep(rand.N(2 * time.Second))
-							f.set(down)
-							time.Sleep(rand.N(2 * time.Second))
-							f.set(up)
-						}
-					})
-				}
-				time.Sleep(rand.N(15 * time.Second))
-				c.Close()
-				wg.Wait()
-			}
-			synctest.Wait()
-			if len(b.state) > 0 {
-				t.Errorf("%d calls or leases without an end: %v, of %v", len(b.state), b.state, b.counts)
-			}
-		})
-	}
-}
-
-// lockAtRandom locks, re-enters, extends, breaks and unlocks, with some contexts that end.
-func lockAtRandom(t *testing.T, c *hasp.Client) {
-	for range 30 {
-		key := fmt.Sprint(rand.N(3))
-		ctx, cancel := context.WithTimeout(t.Context(), rand.N(3*time.Second))
-		lock := c.Lock
-		if rand.N(3) == 0 {
-			lock = c.TryLock
-		}
-		if l, err := lock(ctx, key); err == nil {
-			if inner, err := lock(l.Context(), key); err == nil {
-				if rand.N(2) == 0 {
-					_ = l.Unlock(ctx) // not in order
-				}
-				_ = inner.Unlock(ctx)
-			}
-			switch rand.N(4) {
-			case 0:
-				_ = c.Break(ctx, key)
-			case 1:
-				_ = l.Extend(ctx, 2*time.Second)
-			}
-			time.Sleep(rand.N(500 * time.Millisecond))
-			_ = l.Unlock(ctx)
-		}
-		cancel()
-	}
 }
 
 // The events of a call have its context, and those without a call have the values of
@@ -323,100 +215,30 @@ func TestObserveGetsTheContext(t *testing.T) {
 	})
 }
 
-// An outage is told by the same error in events as in calls. The end of the engine's own
-// contexts does not look like that of the caller's.
+// An outage is told by the same error in events as in calls, also if the context ends it. The
+// end of the engine's own contexts does not look like that of the caller's.
 func TestErrorsOfEvents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		got := map[hasp.EventKind]error{}
-		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			got[e.Kind] = e.Err
-		}})
-		l := lockNow(t, c, "k")
+	var s seen
+	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k", hasp.WithFence())
 		f.set(down)
 		f.set(func(f *faulty) { f.renew = hungRenew })
 		time.Sleep(hasp.DefaultTTL * 2 / 3)
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "other")), hasp.ErrUnavailable)
-		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
-		synctest.Wait()
-		for _, kind := range []hasp.EventKind{hasp.EventRenewFailed, hasp.EventRefused, hasp.EventReleased} {
-			wantOutage(t, kind.String(), got[kind])
-		}
-		f.set(up)
-		c.Close()
-	})
-}
-
-// A lease that re-enters says so in each of its events, and has Tries 0 as one that
-// was handed over, which does not.
-func TestEventsOfAReentry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var events []hasp.Event
-		c := hasp.New(newFaulty(), &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { events = append(events, e) }})
-		defer c.Close()
-		l := lockNow(t, c, "k")
-		inner := lockIn(t, c, l.Context(), "k")
-		unlock(t, inner)
-		unlock(t, l)
-		for _, e := range events {
-			again := e.ID != events[0].ID
-			if e.Reentry != (again && e.Kind != hasp.EventRequested) {
-				t.Errorf("%+v", e)
-			}
-		}
-		if e := events[3]; e.Kind != hasp.EventAcquired || e.Tries != 0 {
-			t.Errorf("%+v, want acquired without a try", e)
-		}
-	})
-}
-
-// An observer that blocks for two seconds costs no healthy lease.
-func TestObserverThatBlocksForTwoSecondsCostsNoLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		blocked := make(chan struct{}, 1)
-		c := hasp.New(f, &hasp.Options{TTL: 300 * time.Millisecond, Observe: func(_ context.Context, e hasp.Event) {
-			if e.Kind == hasp.EventLost {
-				time.Sleep(2 * time.Second)
-				blocked <- struct{}{}
-			}
-		}})
-		defer c.Close()
-		var healthy []*hasp.Lease
-		for i := range 20 {
-			healthy = append(healthy, lockNow(t, c, fmt.Sprint(i)))
-		}
-		lockNow(t, c, "broken")
-		f.Break(t.Context(), "broken")
-		<-blocked
-		for _, l := range healthy {
-			want(t, l.Key(), l.Err(), nil)
-			unlock(t, l)
-		}
-	})
-}
-
-// The error of EventRefused is an outage if that of Lock is one.
-func TestEventOfAnOutageThatTheContextEnds(t *testing.T) {
-	var mu sync.Mutex
-	var refused []hasp.Event
-	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		if e.Kind == hasp.EventRefused {
-			refused = append(refused, e)
-		}
-	}}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.set(down)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := c.Lock(ctx, "k")
-		want(t, "Lock", err, hasp.ErrUnavailable)
-		want(t, "Lock", err, context.DeadlineExceeded)
-		want(t, "event", refused[0].Err, hasp.ErrUnavailable)
+		wantOutage(t, "Lock", errOf(c.Lock(ctx, "other")), errNet, context.DeadlineExceeded)
+		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
+		synctest.Wait()
+
+		failed, refused := s.of(hasp.EventRenewFailed), s.of(hasp.EventRefused)
+		wantOutage(t, "renew failed", failed[0].Err)
+		if e := failed[0]; e.Key != "k" || e.Fence == 0 || e.Fence != l.Fence() {
+			t.Errorf("got %+v, want the key and its fence", e)
+		}
+		wantOutage(t, "refused", refused[0].Err)
+		wantOutage(t, "refused when the context had ended", refused[1].Err, errNet, context.DeadlineExceeded)
+		wantOutage(t, "released", s.of(hasp.EventReleased)[0].Err)
+		f.set(up)
 	})
 }

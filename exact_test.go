@@ -96,35 +96,6 @@ func TestErrAsksTheClock(t *testing.T) {
 	}
 }
 
-// The store must not keep a key longer than WithMaxHold allows either: a dead
-// holder would block it.
-func TestNoRenewalAsksPastMaxHold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const ttl, maxHold = time.Second, 5500 * time.Millisecond
-		f := newFaulty()
-		var ends []time.Time // of the terms that are asked for, without drift
-		f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			ends = append(ends, time.Now().Add(c.TTL-backend.Drift(c.TTL)))
-			return send()
-		}
-		c := hasp.New(f, &hasp.Options{TTL: ttl})
-		defer c.Close()
-
-		start := time.Now()
-		l := lockNow(t, c, "k", hasp.WithMaxHold(maxHold))
-		<-l.Context().Done()
-		c.Close()
-		if len(ends) == 0 {
-			t.Fatal("no renewal")
-		}
-		for _, end := range ends {
-			if past := end.Sub(start) - maxHold; past > 10*time.Millisecond {
-				t.Errorf("a renewal asked for a term that ends %v past the max hold", past)
-			}
-		}
-	})
-}
-
 // The first of several leases of one hold is held to its max hold as well.
 func TestMaxHoldOfAnInnerLeaseThatIsLeft(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {

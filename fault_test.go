@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -21,16 +22,14 @@ type faulty struct {
 	*memlock.Driver
 
 	mu       sync.Mutex // guards all below
-	acquire  func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
-	renew    func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
+	acquire  acquireHook
+	renew    renewHook
 	release  func(c backend.Claim, send func() error) error
 	acquired []string // tokens
 	renewed  []time.Time
 	released []string
 	ends     backend.Ends
 	cleans   bool // before New
-	asking   int  // Acquires under way
-	crowd    int  // most Acquires under way at once
 }
 
 func newFaulty() *faulty { return &faulty{Driver: memlock.New()} }
@@ -69,14 +68,7 @@ func (f *faulty) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	f.mu.Lock()
 	hook := f.acquire
 	f.acquired = append(f.acquired, c.Token)
-	f.asking++
-	f.crowd = max(f.crowd, f.asking)
 	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		f.asking--
-		f.mu.Unlock()
-	}()
 	send := func() (backend.Grant, error) { return f.Driver.Acquire(ctx, c) }
 	if hook == nil {
 		return send()
@@ -136,8 +128,11 @@ func (f *faulty) calls() (acquires, renews, releases int) {
 	return len(f.acquired), len(f.renewed), len(f.released)
 }
 
-// acquireHook is a hook of a faulty driver.
-type acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
+// acquireHook and renewHook are hooks of a faulty driver.
+type (
+	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
+	renewHook   = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
+)
 
 // slowAcquire takes d on the way to the store.
 func slowAcquire(d time.Duration) acquireHook {
@@ -151,6 +146,12 @@ func slowAcquire(d time.Duration) acquireHook {
 func hungAcquire(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 	time.Sleep(time.Hour)
 	return backend.Grant{}, errNet
+}
+
+// hungRelease is not answered for an hour.
+func hungRelease(backend.Claim, func() error) error {
+	time.Sleep(time.Hour)
+	return errNet
 }
 
 // hungRenew is not answered, and ends with its context.
@@ -170,16 +171,24 @@ func lostRenewal(_ context.Context, _ backend.Claim, send func() (backend.Grant,
 	return backend.Grant{}, errNet
 }
 
-// down makes every call fail without reaching the store.
-func down(f *faulty) {
-	f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-		return backend.Grant{}, errNet
-	}
-	f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-		return backend.Grant{}, errNet
-	}
-	f.release = func(backend.Claim, func() error) error { return errNet }
+// failAcquire does not reach the store, and neither does failRenew.
+func failAcquire(err error) acquireHook {
+	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) { return backend.Grant{}, err }
 }
+
+func failRenew(err error) renewHook {
+	return func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+		return backend.Grant{}, err
+	}
+}
+
+// failWith makes every call fail with err, without reaching the store.
+func failWith(f *faulty, err error) {
+	f.acquire, f.renew = failAcquire(err), failRenew(err)
+	f.release = func(backend.Claim, func() error) error { return err }
+}
+
+func down(f *faulty) { failWith(f, errNet) }
 
 func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 
@@ -216,6 +225,34 @@ func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts .
 		t.Fatal(err)
 	}
 	return lease
+}
+
+// lockSoon begins a lockIn, and returns when it waits or has the key. It is used in a bubble.
+func lockSoon(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
+	t.Helper()
+	got := make(chan *hasp.Lease, 1)
+	go func() { got <- lockIn(t, l, ctx, key, opts...) }()
+	synctest.Wait()
+	return got
+}
+
+// seen has the events of a Client, which has observe as its Options.Observe.
+type seen struct {
+	mu  sync.Mutex // guards all
+	all []hasp.Event
+}
+
+func (s *seen) observe(_ context.Context, e hasp.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, e)
+}
+
+// of returns the events of a kind.
+func (s *seen) of(kind hasp.EventKind) []hasp.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.all), func(e hasp.Event) bool { return e.Kind != kind })
 }
 
 // unlock is an Unlock of a Lease or of Leases that must succeed.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -55,22 +54,6 @@ func inOrder(t *testing.T, got []int, n int) {
 	}
 }
 
-func TestLineIsServedInOrderOfArrivalAndOneTalksToTheStore(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		order := queue(t, c, "k", 100)
-		time.Sleep(time.Second)
-		if a, _, _ := f.calls(); a != 1 {
-			t.Errorf("%d attempts while a caller of this Client held the key, want none", a-1)
-		}
-		unlock(t, l)
-		inOrder(t, order(), 100)
-		if f.crowd != 1 {
-			t.Errorf("%d callers asked the store at once", f.crowd)
-		}
-	})
-}
-
 func TestHandOverCostsNoRoundTrip(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -114,15 +97,9 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 func TestHandedOverHoldIsRenewed(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		first := lockNow(t, c, "k")
-		var second *hasp.Lease
-		done := make(chan struct{})
-		go func() {
-			second = lockNow(t, c, "k")
-			close(done)
-		}()
-		synctest.Wait()
+		next := lockSoon(t, c, t.Context(), "k")
 		unlock(t, first)
-		<-done
+		second := <-next
 		time.Sleep(5 * hasp.DefaultTTL)
 		want(t, "the first", first.Err(), hasp.ErrReleased)
 		want(t, "Extend of the first", first.Extend(t.Context(), time.Minute), hasp.ErrReleased)
@@ -142,9 +119,7 @@ func TestLastOfNestedLeasesHandsOver(t *testing.T) {
 			if !outerFirst {
 				first, last = last, first
 			}
-			next := make(chan *hasp.Lease, 1)
-			go func() { next <- lockNow(t, c, "k") }()
-			synctest.Wait()
+			next := lockSoon(t, c, t.Context(), "k")
 			unlock(t, first)
 			synctest.Wait()
 			if len(next) > 0 {
@@ -157,43 +132,6 @@ func TestLastOfNestedLeasesHandsOver(t *testing.T) {
 			}
 		})
 	}
-}
-
-// After 32 turns the key is left to other processes for a moment.
-func TestOtherClientsGetTheirTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		open := func(o *hasp.Options) *hasp.Client {
-			return hasp.New(&faulty{Driver: store.Driver(), acquire: slowAcquire(time.Millisecond)}, o)
-		}
-		ours, theirs := open(nil), open(&hasp.Options{Backoff: func(int) time.Duration { return time.Millisecond }})
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		var wg sync.WaitGroup
-		for range 8 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					if l, err := ours.Lock(ctx, "k"); err == nil {
-						time.Sleep(100 * time.Microsecond)
-						l.Unlock(ctx)
-					}
-				}
-			})
-		}
-		turns := 0
-		for ctx.Err() == nil {
-			if l, err := theirs.Lock(ctx, "k"); err == nil {
-				turns++
-				l.Unlock(ctx)
-			}
-		}
-		wg.Wait()
-		if turns < 100 {
-			t.Errorf("the other Client had %d turns in 10 s of 32 x 100 µs each", turns)
-		}
-		ours.Close()
-		theirs.Close()
-	})
 }
 
 // A key broken in the store less than 50 ms ago may be handed over once more;
@@ -212,15 +150,25 @@ func TestHandOverAfterTheKeyWasBroken(t *testing.T) {
 	})
 }
 
+// A renewal comes at once, of an exclusive lease and of all shared ones.
 func TestBreakThroughTheClientIsDoubtedAtOnce(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		want(t, "Break", c.Break(t.Context(), "k"), nil)
-		start := time.Now()
-		<-l.Context().Done()
-		within(t, "the report", start, time.Second)
-		want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
-	})
+	for _, opts := range [][]hasp.Option{nil, {hasp.WithShared()}} {
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			leases := []*hasp.Lease{lockNow(t, c, "k", opts...)}
+			if opts != nil {
+				leases = append(leases, lockNow(t, c, "k", opts...))
+			}
+			want(t, "Break", c.Break(t.Context(), "k"), nil)
+			start := time.Now()
+			for _, l := range leases {
+				<-l.Context().Done()
+				within(t, "the report", start, time.Second)
+				want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
+				want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
+			}
+			nothingLeft(t, c)
+		})
+	}
 }
 
 func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
@@ -266,37 +214,6 @@ func TestALostLeaseDoesNotBlockTheLine(t *testing.T) {
 			unlock(t, next)
 		})
 	}
-}
-
-func TestGivingUpInLine(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		var wg sync.WaitGroup
-		served := 0
-		for i := range 300 {
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Millisecond)
-				defer cancel()
-				l, err := c.Lock(ctx, "k")
-				if err == nil {
-					served++
-					l.Unlock(ctx)
-					return
-				}
-				want(t, "Lock", err, context.DeadlineExceeded)
-				want(t, "Lock", err, hasp.ErrHeld)
-			})
-		}
-		time.Sleep(150*time.Millisecond + time.Microsecond)
-		l.Unlock(t.Context())
-		wg.Wait()
-		if served != 150 {
-			t.Errorf("%d were served, want those with time left", served)
-		}
-		if lines, holds, _ := hasp.Leftovers(c); lines+holds != 0 {
-			t.Errorf("left: %d lines, %d holds", lines, holds)
-		}
-	})
 }
 
 // Callers that give up at the very moment they are handed the key pass it on.
@@ -354,23 +271,11 @@ func TestManyKeysHeldAtOnceLeaveNothing(t *testing.T) {
 		}
 		leases[i] = nil
 	}
+	nothingLeft(t, c)
 	if left := heap() - before; left > 1 { // the emptied heap of holds takes 3 if it does not shrink
 		t.Errorf("%d MiB stay", left)
 	}
 	runtime.KeepAlive(leases)
-}
-
-// Distinct keys used once leave nothing in the Client.
-func TestKeysUsedOnceLeaveNothing(t *testing.T) {
-	c := hasp.New(memlock.New(), nil)
-	for i := range 50_000 {
-		l := lockNow(t, c, fmt.Sprint("key-", i))
-		if err := l.Unlock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	nothingLeft(t, c)
-	c.Close()
 }
 
 // An Unlock under way and a Break at the same time: the hold is not renewed
@@ -506,14 +411,9 @@ func TestEventsAddUp(t *testing.T) {
 	} {
 		for range 50 { // the scheduler decides who is first
 			synctest.Test(t, func(t *testing.T) {
-				var mu sync.Mutex
-				counts := map[hasp.EventKind]int{}
+				var s seen
 				f := newFaulty()
-				c := hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: func(_ context.Context, e hasp.Event) {
-					mu.Lock()
-					defer mu.Unlock()
-					counts[e.Kind]++
-				}})
+				c := hasp.New(f, &hasp.Options{TTL: 200 * time.Millisecond, Observe: s.observe})
 				l := lockNow(t, c, "k")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -521,75 +421,29 @@ func TestEventsAddUp(t *testing.T) {
 				tc.run(t, f, c, l, cancel)
 				<-done
 				c.Close()
-				begun, ended := counts[hasp.EventAcquired], counts[hasp.EventReleased]+counts[hasp.EventLost]
-				if begun+counts[hasp.EventRefused] != 2 || begun != ended {
-					t.Fatalf("%s: %v", tc.name, counts)
+				begun, ended := len(s.of(hasp.EventAcquired)), len(s.of(hasp.EventReleased))+len(s.of(hasp.EventLost))
+				if begun+len(s.of(hasp.EventRefused)) != 2 || begun != ended {
+					t.Fatalf("%s: %+v", tc.name, s.all)
 				}
 			})
 		}
 	}
 }
 
-// After 32 holds in a row the key is left free for two round trips, or Clients that
-// poll would never find it free.
-func TestKeyIsFreeForOtherClientsAfterSomeHoldsInARow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const trip = 10 * time.Millisecond
-		f := newFaulty()
-		var freed []time.Time
-		f.release = func(_ backend.Claim, send func() error) error {
-			defer func() { freed = append(freed, time.Now()) }()
-			return send()
-		}
-		var gaps []time.Duration
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if len(freed) > 0 {
-				gaps = append(gaps, time.Since(freed[len(freed)-1]))
-			}
-			time.Sleep(trip)
-			return send()
-		}
-		c := hasp.New(f, nil)
-		defer c.Close()
-		queue(t, c, "k", 40)()
-		if len(gaps) == 0 || slices.Max(gaps) < 2*trip {
-			t.Errorf("after 32 holds the next attempts began %v after a release, want 2 round trips", gaps)
-		}
-	})
-}
-
 // A driver learns that it has the key by a message that was sent before the key was broken,
 // and comes after that.
 func TestHandOverByAMessageThatABreakOvertakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := lateMessage{newFaulty()}
+		d := handsOver{newFaulty(), 20 * time.Millisecond}
 		c := hasp.New(d, nil)
 		defer c.Close()
-		d.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-			return backend.Grant{}, hasp.ErrHeld // so that the caller waits
-		}
+		d.acquire = failAcquire(hasp.ErrHeld) // so that the caller waits
 		broken := make(chan error, 1)
 		time.AfterFunc(10*time.Millisecond, func() { broken <- c.Break(t.Context(), "k") })
 		l := lockNow(t, c, "k")
 		want(t, "Break", <-broken, nil)
-		next := make(chan *hasp.Lease)
-		go func() { next <- lockNow(t, c, "k") }()
-		synctest.Wait()
+		next := lockSoon(t, c, t.Context(), "k")
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		unlock(t, <-next)
 	})
-}
-
-// lateMessage hands keys over for five seconds, by messages that take a moment.
-type lateMessage struct{ *faulty }
-
-func (lateMessage) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Reach: backend.Network}
-}
-
-func (d lateMessage) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.Driver.Acquire(ctx, c)
-	g.Until = time.Now().Add(5 * time.Second)
-	time.Sleep(20 * time.Millisecond)
-	return g, err
 }

@@ -110,27 +110,19 @@ func TestLogEventsOfALeaseThatIsNotUnlocked(t *testing.T) {
 	})
 }
 
-// A handler gets the context, for what a trace has put there.
-func TestLogEventsPassesTheContextOn(t *testing.T) {
+// A handler gets what is enabled, with the context, for what a trace has put there.
+func TestLogEventsPassesOnWhatIsEnabled(t *testing.T) {
 	type keyOf struct{}
-	r := &records{least: slog.LevelDebug}
-	ctx := context.WithValue(t.Context(), keyOf{}, "trace")
-	hasp.LogEvents(slog.New(r))(ctx, hasp.Event{Kind: hasp.EventRequested, ID: 1, Op: "lock", Key: "k"})
-	if len(r.lines) != 1 || r.lines[0] != "DEBUG hasp: requested key=k op=lock" || r.ctxs[0].Value(keyOf{}) != "trace" {
-		t.Errorf("got %q", r.lines)
-	}
-}
-
-func TestLogEventsWritesOnlyWhatIsEnabled(t *testing.T) {
 	r := &records{least: slog.LevelWarn}
 	observe := hasp.LogEvents(slog.New(r))
-	observe(t.Context(), hasp.Event{Kind: hasp.EventAcquired})
-	observe(t.Context(), hasp.Event{Kind: hasp.EventLost, Err: hasp.ErrClosed})
+	ctx := context.WithValue(t.Context(), keyOf{}, "trace")
+	observe(ctx, hasp.Event{Kind: hasp.EventAcquired})
+	observe(ctx, hasp.Event{Kind: hasp.EventLost, Err: hasp.ErrClosed})
 	if len(r.lines) != 0 {
 		t.Errorf("got %q below the level", r.lines)
 	}
-	observe(t.Context(), hasp.Event{Kind: hasp.EventLost, Err: hasp.ErrLost})
-	if len(r.lines) != 1 {
+	observe(ctx, hasp.Event{Kind: hasp.EventLost, ID: 1, Op: "lock", Key: "k", Err: hasp.ErrLost})
+	if len(r.lines) != 1 || r.lines[0] != "ERROR hasp: lost key=k op=lock hold=0s err=lease lost" || r.ctxs[0].Value(keyOf{}) != "trace" {
 		t.Errorf("got %q, want the loss", r.lines)
 	}
 }

@@ -13,73 +13,95 @@ import (
 )
 
 // Each way to lose a lease has a reason. The lease, its context, its Unlock and its event
-// agree on it.
+// agree on it. A context derived from the lease's learns of the loss in time.
 func TestReasonOfALoss(t *testing.T) {
-	lostAtOnce := func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		return backend.Grant{}, backend.ErrLost
-	}
+	lostAtOnce := func(f *faulty) { f.renew = failRenew(backend.ErrLost) }
+	const term = hasp.DefaultTTL * 99 / 100 // less the drift
 	for name, tc := range map[string]struct {
 		opts   []hasp.Option
 		lose   func(t *testing.T, f *faulty, suspend func(time.Duration), l *hasp.Lease)
+		within time.Duration // after the Lock
 		reason string
 		text   string
 	}{
 		"a renewal is refused": {
-			lose: func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) {
-				f.set(func(f *faulty) { f.renew = lostAtOnce })
-			},
+			opts:   []hasp.Option{hasp.WithMinHold(12 * time.Hour)}, // does not delay it
+			lose:   func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) { f.set(lostAtOnce) },
+			within: hasp.DefaultTTL / 3,
 			reason: hasp.LostRevoked, text: "it was broken, or the store lost its data"},
 		"Extend is refused": {
 			lose: func(t *testing.T, f *faulty, _ func(time.Duration), l *hasp.Lease) {
-				f.set(func(f *faulty) { f.renew = lostAtOnce })
+				f.set(lostAtOnce)
 				want(t, "Extend", l.Extend(t.Context(), time.Minute), hasp.ErrLost)
 			},
+			within: time.Millisecond,
 			reason: hasp.LostRevoked, text: "it was broken, or the store lost its data"},
 		"the store is down": {
 			lose:   func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) { f.set(down) },
+			within: term,
 			reason: hasp.LostUnanswered, text: "no renewal was answered before its term ended (connection reset)"},
+		"renewals hang, in spite of their contexts": {
+			lose: func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) {
+				f.set(func(f *faulty) {
+					f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+						return hungAcquire(c, send)
+					}
+				})
+			},
+			within: term,
+			reason: hasp.LostUnanswered, text: "(no answer from the store within 3s: i/o timeout)"},
 		"the store is down after many renewals": {
 			opts: []hasp.Option{hasp.WithTTL(time.Second)},
 			lose: func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) {
 				time.Sleep(time.Minute)
 				f.set(down)
 			},
+			within: time.Minute + time.Second,
 			reason: hasp.LostUnanswered, text: "(connection reset)"},
 		"the machine sleeps": {
 			lose:   func(_ *testing.T, _ *faulty, suspend func(time.Duration), _ *hasp.Lease) { suspend(time.Minute) },
+			within: time.Second + time.Millisecond,
 			reason: hasp.LostStopped, text: "the process was stopped for longer than its term"},
 		"no renewal": {
 			opts:   []hasp.Option{hasp.WithoutRenewal()},
+			within: term,
 			reason: hasp.LostNotRenewed, text: "its term ended, and it was not renewed"},
 		"max hold": {
 			opts:   []hasp.Option{hasp.WithMaxHold(time.Minute)},
+			within: time.Minute,
 			reason: hasp.LostMaxHold, text: "its max hold is over"},
 		"max hold without a store": {
 			opts:   []hasp.Option{hasp.WithMaxHold(15 * time.Second)},
 			lose:   func(_ *testing.T, f *faulty, _ func(time.Duration), _ *hasp.Lease) { f.set(down) },
+			within: 15 * time.Second,
 			reason: hasp.LostMaxHold, text: "its max hold is over"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var ended hasp.Event
-			o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-				if e.Kind == hasp.EventLost {
-					ended = e
-				}
-			}}
-			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+			var s seen
+			withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
 				suspend := hasp.Suspendable(c)
+				start := time.Now()
 				l := lockNow(t, c, "k", tc.opts...)
+				child, cancel := context.WithCancel(l.Context())
+				defer cancel()
 				time.Sleep(time.Millisecond)
 				if tc.lose != nil {
 					tc.lose(t, f, suspend, l)
 				}
-				<-l.Context().Done()
+				<-child.Done()
+				within(t, "the end of the context", start, tc.within)
 				synctest.Wait()
 				wantLoss(t, "Err", l.Err(), tc.reason, tc.text)
-				wantLoss(t, "cause", context.Cause(l.Context()), tc.reason, tc.text)
+				wantLoss(t, "cause", context.Cause(child), tc.reason, tc.text)
 				wantLoss(t, "Unlock", l.Unlock(t.Context()), tc.reason, tc.text)
-				wantLoss(t, "EventLost", ended.Err, tc.reason, tc.text)
+				ended := s.of(hasp.EventLost)
+				if len(ended) != 1 || ended[0].Hold <= 0 {
+					t.Fatalf("got events %+v, want one loss", s.all)
+				}
+				wantLoss(t, "EventLost", ended[0].Err, tc.reason, tc.text)
 				f.set(up)
+				c.Close()
+				time.Sleep(2 * time.Hour) // for calls that hang
 			})
 		})
 	}

@@ -49,9 +49,8 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 		{"of zero", []hasp.Option{hasp.WithMinHold(0)}, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var events []hasp.EventKind
-			o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { events = append(events, e.Kind) }}
-			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+			var s seen
+			withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
 				l := lockNow(t, c, "k", tc.opts...)
 				time.Sleep(tc.held)
 				start := time.Now()
@@ -66,10 +65,8 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 					keptFor(t, f, "k", tc.kept)
 				}
 				nothingLeft(t, c)
-				for _, kind := range events {
-					if kind == hasp.EventLost {
-						t.Errorf("events %v", events)
-					}
+				if len(s.of(hasp.EventLost)) > 0 {
+					t.Errorf("events %+v", s.all)
 				}
 			})
 		})
@@ -88,56 +85,6 @@ func TestMinHoldDoesNotRaiseTheTerm(t *testing.T) {
 		}
 		time.Sleep(time.Nanosecond)
 		freed(t, f, "k", "the key is held after the term of a holder that has died")
-	})
-}
-
-// With a long min hold, the holder learns of a Break as soon as with none.
-func TestMinHoldDoesNotDelayARenewal(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithMinHold(12*time.Hour))
-		want(t, "Break", f.Break(t.Context(), "k"), nil)
-		start := time.Now()
-		<-l.Context().Done()
-		within(t, "the loss", start, hasp.DefaultTTL/3)
-		want(t, "Err", l.Err(), hasp.ErrLost)
-	})
-}
-
-func TestMinHoldOutOfRange(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		for what, opts := range map[string][]hasp.Option{
-			"below zero":   {hasp.WithMinHold(-1)},
-			"of 200 years": {hasp.WithMinHold(200 * 365 * 24 * time.Hour)},
-		} {
-			want(t, "Lock with a min hold "+what, errOf(c.Lock(t.Context(), "k", opts...)), hasp.ErrInvalid)
-			want(t, "TryLock with a min hold "+what, errOf(c.TryLock(t.Context(), "k", opts...)), hasp.ErrInvalid)
-		}
-		if a, _, _ := f.calls(); a != 0 {
-			t.Errorf("%d attempts", a)
-		}
-	})
-}
-
-// other has other traits than a faulty driver.
-type other struct {
-	*faulty
-	traits backend.Traits
-}
-
-func (o other) Traits() backend.Traits { return o.traits }
-
-func TestMinHoldThatTheDriverCannotKeep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(other{newFaulty(), backend.Traits{Reach: backend.Network}}, nil)
-		defer c.Close()
-		l := lockNow(t, c, "k")
-		start := time.Now()
-		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
-		want(t, "TryLock of a free key", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
-		want(t, "re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
-		want(t, "no min hold", errOf(c.TryLock(t.Context(), "free", hasp.WithMinHold(0))), nil)
-		within(t, "the refusals", start, 0)
-		unlock(t, l)
 	})
 }
 
@@ -199,9 +146,7 @@ func TestMinHoldInLine(t *testing.T) {
 			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 				start := time.Now()
 				l := lockNow(t, c, "k", tc.first...)
-				got := make(chan *hasp.Lease)
-				go func() { got <- lockNow(t, c, "k", tc.next...) }()
-				synctest.Wait()
+				got := lockSoon(t, c, t.Context(), "k", tc.next...)
 				time.Sleep(time.Millisecond)
 				unlock(t, l)
 				next := <-got
@@ -358,9 +303,7 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 		l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
 		var kept atomic.Bool
 		f.set(func(f *faulty) {
-			f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-				return backend.Grant{}, hasp.ErrLost
-			}
+			f.renew = failRenew(hasp.ErrLost)
 			f.release = func(c backend.Claim, send func() error) error {
 				if !c.KeepUntil.IsZero() {
 					kept.Store(true)
@@ -375,71 +318,6 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 		}
 		freed(t, f, "k", "the key is held after its loss")
 	})
-}
-
-// Two schedulers run a job of 1 ms on each tick. Their clocks differ.
-func TestMinHoldRunsAJobOncePerTick(t *testing.T) {
-	const ticks = 100
-	run := func(t *testing.T, opts ...hasp.Option) (runs map[time.Time]int, lost int) {
-		runs = map[time.Time]int{}
-		synctest.Test(t, func(t *testing.T) {
-			store := memlock.NewStore()
-			base := time.Now()
-			var mu sync.Mutex // guards runs and lost
-			var wg sync.WaitGroup
-			for i := range 2 {
-				c := hasp.New(store.Driver(), &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-					mu.Lock()
-					defer mu.Unlock()
-					if e.Kind == hasp.EventLost {
-						lost++
-					}
-				}})
-				wg.Go(func() {
-					for n := range ticks {
-						tick := base.Add(time.Duration(n+1) * time.Second)
-						ahead := time.Duration((n*7+i*11)%100) * time.Millisecond // of this clock
-						time.Sleep(time.Until(tick.Add(ahead)))
-						l, err := c.TryLock(t.Context(), "report", opts...)
-						if err != nil {
-							want(t, "TryLock", err, hasp.ErrHeld)
-							continue
-						}
-						mu.Lock()
-						runs[tick]++
-						mu.Unlock()
-						time.Sleep(time.Millisecond)
-						unlock(t, l)
-					}
-					start := time.Now()
-					c.Close()
-					within(t, "Close", start, 0)
-				})
-			}
-			wg.Wait()
-		})
-		return runs, lost
-	}
-
-	runs, lost := run(t, hasp.WithMinHold(500*time.Millisecond))
-	if len(runs) != ticks || lost != 0 {
-		t.Errorf("%d of %d ticks ran, %d leases were lost", len(runs), ticks, lost)
-	}
-	for tick, n := range runs {
-		if n != 1 {
-			t.Errorf("tick %v ran %d times", tick, n)
-		}
-	}
-
-	// Without the min hold the clocks are too different for that.
-	twice := 0
-	runs, _ = run(t)
-	for _, n := range runs {
-		twice += n - 1
-	}
-	if twice == 0 {
-		t.Error("each tick ran once without a min hold: the test shows nothing")
-	}
 }
 
 // Nothing was done under the keys of a LockAll that fails. So its min hold keeps none of

@@ -14,55 +14,53 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// Callers of several Clients that poll a store share a key evenly, also if they
-// hold it for longer than a poll takes. The time between two holds and the number
-// of attempts stay small.
-func TestClientsThatPollShareAKey(t *testing.T) {
-	for _, clients := range []int{2, 4, 8} {
-		for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond} {
-			t.Run(fmt.Sprint(clients, " clients, ", hold), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { shareAKey(t, clients, hold) })
-			})
-		}
-	}
+// crowd is callers of several Clients that poll for one key, and hold it again and again.
+type crowd struct {
+	clients, callers int
+	trip, hold       time.Duration
+	settles, lasts   time.Duration // until what the callers do is counted, and for how long
+
+	mu       sync.Mutex // guards all below
+	shares   []float64  // holds of each caller
+	attempts int
+	longest  time.Duration // wait
 }
 
-func shareAKey(t *testing.T, clients int, hold time.Duration) {
-	const callers, length = 64, 10 * time.Second
-	const trip = 200 * time.Microsecond
-	store := memlock.NewStore()
-	attempts, longest := 0, time.Duration(0)
-	var mu sync.Mutex
-	ctx, cancel := context.WithTimeout(t.Context(), length)
+// run returns the number of holds, and Jain's index of the callers' shares.
+func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
+	w.shares = make([]float64, w.callers)
+	begins := time.Now().Add(w.settles)
+	ctx, cancel := context.WithTimeout(t.Context(), w.settles+w.lasts)
 	defer cancel()
+	count := func(note func()) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !time.Now().Before(begins) {
+			note()
+		}
+	}
 
 	var wg sync.WaitGroup
-	shares := make([]float64, callers)
-	for i := range clients {
-		f := newFaulty()
-		f.Driver = store.Driver()
+	for i := range w.clients {
+		f := &faulty{Driver: store.Driver()}
 		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(trip)
-			mu.Lock()
-			attempts++
-			mu.Unlock()
+			time.Sleep(w.trip)
+			count(func() { w.attempts++ })
 			return send()
 		}
 		c := hasp.New(f, nil)
 		defer c.Close()
-		for j := i; j < callers; j += clients {
+		for j := i; j < w.callers; j += w.clients {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					asked := time.Now()
 					l, err := c.Lock(ctx, "k")
+					count(func() { w.longest = max(w.longest, time.Since(asked)) })
 					if err != nil {
 						return
 					}
-					mu.Lock()
-					longest = max(longest, time.Since(asked))
-					shares[j]++
-					mu.Unlock()
-					time.Sleep(hold)
+					count(func() { w.shares[j]++ })
+					time.Sleep(w.hold)
 					l.Unlock(context.Background())
 				}
 			})
@@ -70,28 +68,59 @@ func shareAKey(t *testing.T, clients int, hold time.Duration) {
 	}
 	wg.Wait()
 
-	mu.Lock() // an Acquire whose Lock has ended may still be on its way
-	defer mu.Unlock()
-	sum, squares := 0.0, 0.0
-	for _, s := range shares {
-		sum += s
+	w.mu.Lock() // an Acquire whose Lock has ended may still be on its way
+	defer w.mu.Unlock()
+	squares := 0.0
+	for _, s := range w.shares {
+		holds += s
 		squares += s * s
 	}
-	jain := sum * sum / (callers * squares)
-	busy := time.Duration(sum) * hold
-	t.Logf("%v holds, Jain's index %.3f, longest wait %v, %.2f attempts for each, held %v of %v",
-		sum, jain, longest, float64(attempts)/sum, busy, length)
-	if jain < 0.9 {
-		t.Errorf("Jain's index of the shares is %.3f", jain)
+	jain = holds * holds / (float64(w.callers) * squares)
+	t.Logf("%v holds, Jain's index %.3f, longest wait %v, %.2f attempts for each", holds, jain, w.longest, float64(w.attempts)/holds)
+	return holds, jain
+}
+
+// Callers of several Clients that poll a store share a key evenly, also if they hold it for
+// longer than a poll takes. However many Clients there are, the number of attempts for each
+// hold and the time between two holds stay small, and none waits much longer than the others.
+func TestClientsThatPollShareAKey(t *testing.T) {
+	type bounds struct {
+		attempts float64 // for each hold
+		rounds   int     // that a caller may wait: turns of all callers
+		busy     float64 // part of the time for which the key must be held
 	}
-	if longest > 30*callers*hold { // nearly always below 10 turns of all callers
-		t.Errorf("a caller waited for %v", longest)
+	many, alone := bounds{10, 30, 0.6}, bounds{9, 10, 0.75} // many callers in each Client, and one
+	check := func(w *crowd, b bounds) {
+		t.Run(fmt.Sprint(w.clients, " clients, ", w.callers, " callers, ", w.hold), func(t *testing.T) {
+			if b == alone {
+				await.Crowd(t)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				holds, jain := w.run(t, memlock.NewStore())
+				if jain < 0.9 {
+					t.Errorf("Jain's index of the shares is %.3f", jain)
+				}
+				if w.longest > time.Duration(b.rounds*w.callers)*w.hold {
+					t.Errorf("a caller waited for %v", w.longest)
+				}
+				if float64(w.attempts) > b.attempts*holds {
+					t.Errorf("%d attempts for %v holds", w.attempts, holds)
+				}
+				if busy := holds * float64(w.hold) / float64(w.lasts); busy < b.busy {
+					t.Errorf("the key was held for %.0f %% of the time", 100*busy)
+				}
+			})
+		})
 	}
-	if float64(attempts) > 10*sum {
-		t.Errorf("%d attempts for %v holds", attempts, sum)
+	const trip = 200 * time.Microsecond
+	for _, clients := range []int{2, 4, 8} {
+		for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond} {
+			check(&crowd{clients: clients, callers: 64, trip: trip, hold: hold, lasts: 10 * time.Second}, many)
+		}
 	}
-	if busy < length*6/10 {
-		t.Errorf("the key was held for %v of %v", busy, length)
+	for _, n := range []int{2, 10, 50, 200} {
+		round := time.Duration(n) * 5 * time.Millisecond
+		check(&crowd{clients: n, callers: n, trip: trip, hold: 5 * time.Millisecond, settles: max(20*round, 2*time.Second), lasts: 60 * round}, alone)
 	}
 }
 
@@ -99,129 +128,17 @@ func shareAKey(t *testing.T, clients int, hold time.Duration) {
 // a round trip takes much less than a hold and each Client has one caller.
 func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
-		t.Run(fmt.Sprint("trip ", trip), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const clients, hold = 5, time.Millisecond
-				store := memlock.NewStore()
-				ctx, cancel := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				var mu sync.Mutex
-				shares := make([]float64, clients)
-				first := hasp.New(store.Driver(), nil)
-				defer first.Close()
-				long := lockNow(t, first, "k")
-				for i := range clients {
-					f := newFaulty()
-					f.Driver = store.Driver()
-					f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-						time.Sleep(trip)
-						return send()
-					}
-					c := hasp.New(f, nil)
-					defer c.Close()
-					wg.Go(func() {
-						for ctx.Err() == nil {
-							l, err := c.Lock(ctx, "k")
-							if err != nil {
-								return
-							}
-							time.Sleep(hold)
-							l.Unlock(context.Background())
-							mu.Lock()
-							shares[i]++
-							mu.Unlock()
-						}
-					})
-				}
-				time.Sleep(5 * time.Second)
-				unlock(t, long)
-				for second := range 9 {
-					mu.Lock()
-					clear(shares)
-					mu.Unlock()
-					time.Sleep(time.Second)
-					mu.Lock()
-					sum, squares := 0.0, 0.0
-					for _, s := range shares {
-						sum += s
-						squares += s * s
-					}
-					jain := sum * sum / squares / clients
-					t.Logf("second %d: %v holds, Jain's index %.2f", second+1, sum, jain)
-					if second == 8 && jain < 0.8 {
-						t.Errorf("Jain's index of the shares in second %d is %.2f: %v", second+1, jain, shares)
-					}
-					mu.Unlock()
-				}
-				cancel()
-				wg.Wait()
-			})
-		})
-	}
-}
-
-// However many Clients poll for one key, the number of attempts for each hold is small, all
-// get the key equally often, and none waits much longer than the others.
-func TestManyClientsThatPollShareAKey(t *testing.T) {
-	await.Crowd(t)
-	for _, clients := range []int{2, 10, 50, 200} {
-		t.Run(fmt.Sprint(clients, " clients"), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { pollOneKey(t, clients, 5*time.Millisecond) })
-		})
-	}
-}
-
-func pollOneKey(t *testing.T, clients int, hold time.Duration) {
-	const trip = 200 * time.Microsecond
-	store := memlock.NewStore()
-	settled := time.Now().Add(max(time.Duration(20*clients)*hold, 2*time.Second))
-	end := settled.Add(time.Duration(60*clients) * hold)
-	var mu sync.Mutex
-	var attempts, holds int
-	var longest time.Duration
-	each := make([]float64, clients)
-	var wg sync.WaitGroup
-	for i := range clients {
-		f := newFaulty()
-		f.Driver = store.Driver()
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(trip)
-			if mu.Lock(); time.Now().After(settled) {
-				attempts++
-			}
-			mu.Unlock()
-			return send()
-		}
-		c := hasp.New(f, nil)
-		defer c.Close()
-		wg.Go(func() {
-			for time.Now().Before(end) {
-				asked := time.Now()
-				l := lockNow(t, c, "k")
-				if mu.Lock(); time.Now().After(settled) {
-					holds++
-					each[i]++
-					longest = max(longest, time.Since(asked))
-				}
-				mu.Unlock()
-				time.Sleep(hold)
-				l.Unlock(context.Background())
+		synctest.Test(t, func(t *testing.T) {
+			store := memlock.NewStore()
+			first := hasp.New(store.Driver(), nil)
+			defer first.Close()
+			long := lockNow(t, first, "k")
+			time.AfterFunc(5*time.Second, func() { long.Unlock(context.Background()) })
+			w := &crowd{clients: 5, callers: 5, trip: trip, hold: time.Millisecond, settles: 13 * time.Second, lasts: time.Second}
+			if _, jain := w.run(t, store); jain < 0.8 {
+				t.Errorf("trip %v: Jain's index of the shares in the ninth second is %.2f: %v", trip, jain, w.shares)
 			}
 		})
-	}
-	wg.Wait()
-	var sum, squares float64
-	for _, n := range each {
-		sum, squares = sum+n, squares+n*n
-	}
-	perHold, jain := float64(attempts)/float64(holds), sum*sum/squares/float64(clients)
-	rounds := float64(longest) / float64(time.Duration(clients)*hold)
-	t.Logf("%.1f attempts for each hold, Jain's index %.2f, longest wait %.1f rounds", perHold, jain, rounds)
-	if perHold > 9 || jain < 0.9 || rounds > 10 {
-		t.Error("too many attempts, or an unequal share")
-	}
-	if free := 1 - sum*float64(hold)/float64(end.Sub(settled)); free > 0.25 {
-		t.Errorf("the key was free for %.0f %% of the time", 100*free)
 	}
 }
 
@@ -324,8 +241,8 @@ func TestGapOutlastsACallerThatLeaves(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		var asked, freed []time.Time
 		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.Sleep(100 * time.Microsecond)
 			asked = append(asked, time.Now())
+			time.Sleep(100 * time.Microsecond)
 			return send()
 		}
 		ctx, leave := context.WithCancel(t.Context())

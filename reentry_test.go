@@ -15,67 +15,11 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-func TestReentryCostsNoRoundTripAndTheLastUnlockFrees(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "k", hasp.WithFence())
-		ctx, cancel := context.WithTimeout(outer.Context(), time.Hour)
-		defer cancel()
-		inner := lockIn(t, c, ctx, "k", hasp.WithFence(), hasp.WithMaxWait(0))
-		third, err := c.TryLock(inner.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if inner.Fence() != outer.Fence() || third.Fence() != outer.Fence() || outer.Fence() == 0 {
-			t.Errorf("fences %d, %d, %d", outer.Fence(), inner.Fence(), third.Fence())
-		}
-		want(t, "with another context", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
-		for i, l := range []*hasp.Lease{inner, outer, third} {
-			if free(t, f, "k") {
-				t.Fatalf("the key was free before Unlock %d", i)
-			}
-			unlock(t, l)
-			want(t, "second Unlock", l.Unlock(t.Context()), hasp.ErrReleased)
-		}
-		freed(t, f, "k", "the last Unlock did not free the key")
-		if a, _, r := f.calls(); a != 1 || r != 1 {
-			t.Errorf("%d attempts and %d releases, want one of each", a, r)
-		}
-	})
-}
-
-func TestReentryIsByContextKeyAndClient(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		other := hasp.New(newFaulty(), nil)
-		defer other.Close()
-		for name, lock := range map[string]func() (*hasp.Lease, error){
-			"another key":    func() (*hasp.Lease, error) { return c.TryLock(l.Context(), "other") },
-			"another client": func() (*hasp.Lease, error) { return other.TryLock(l.Context(), "k") },
-		} {
-			x, err := lock()
-			if err != nil {
-				t.Fatal(name, err)
-			}
-			unlock(t, x)
-			if l.Err() != nil {
-				t.Fatal(name, "ended the lease whose context was used")
-			}
-		}
-		kept := context.WithoutCancel(l.Context())
-		unlock(t, l)
-		// The lease is over: this is a lock like any other.
-		x := lockIn(t, c, kept, "k")
-		if a, _, _ := f.calls(); a != 3 {
-			t.Errorf("%d attempts, want 3", a)
-		}
-		x.Unlock(t.Context())
-	})
-}
-
 // nested is a lease within another lease of its key.
 type nested struct {
 	f               *faulty
 	outer, inner    *hasp.Lease
+	other           *hasp.Lease             // of another key, between the two
 	cancel, between context.CancelCauseFunc // of the context of the outer Lock, and of one between the two
 }
 
@@ -84,16 +28,18 @@ func TestInnerContext(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		end  func(n nested)
-		want error
+		want error // the cause
+		err  error // of the inner lease
 	}{
-		{"ends when the outer lease is unlocked", func(n nested) { n.outer.Unlock(context.Background()) }, hasp.ErrReleased},
-		{"ends with a context between the two", func(n nested) { n.between(cause) }, cause},
-		{"ends with the context of the outer Lock", func(n nested) { n.cancel(cause) }, cause},
+		{"ends when the outer lease is unlocked", func(n nested) { n.outer.Unlock(context.Background()) }, hasp.ErrReleased, nil},
+		{"ends when a lease between the two is unlocked", func(n nested) { n.other.Unlock(context.Background()) }, hasp.ErrReleased, nil},
+		{"ends with a context between the two", func(n nested) { n.between(cause) }, cause, nil},
+		{"ends with the context of the outer Lock", func(n nested) { n.cancel(cause) }, cause, nil},
 		{"ends with the hold", func(n nested) {
 			n.f.Break(context.Background(), "k")
 			time.Sleep(hasp.DefaultTTL)
-		}, hasp.ErrLost},
-		{"ends with its own Unlock", func(n nested) { n.inner.Unlock(context.Background()) }, hasp.ErrReleased},
+		}, hasp.ErrLost, hasp.ErrLost},
+		{"ends with its own Unlock", func(n nested) { n.inner.Unlock(context.Background()) }, hasp.ErrReleased, hasp.ErrReleased},
 	} {
 		for _, look := range []string{"by a child", "by a look"} {
 			t.Run(tc.name+" "+look, func(t *testing.T) {
@@ -101,13 +47,14 @@ func TestInnerContext(t *testing.T) {
 					ctx, cancel := context.WithCancelCause(t.Context())
 					defer cancel(nil)
 					outer := lockIn(t, c, ctx, "k")
-					between, cancelBetween := context.WithCancelCause(outer.Context())
+					other := lockIn(t, c, outer.Context(), "other")
+					between, cancelBetween := context.WithCancelCause(other.Context())
 					defer cancelBetween(nil)
 					inner := lockIn(t, c, between, "k")
 					child, stop := context.WithCancel(inner.Context())
 					defer stop()
 
-					tc.end(nested{f, outer, inner, cancel, cancelBetween})
+					tc.end(nested{f, outer, inner, other, cancel, cancelBetween})
 					got := child
 					if look == "by a look" {
 						got = inner.Context()
@@ -117,6 +64,7 @@ func TestInnerContext(t *testing.T) {
 					if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
 						t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
 					}
+					want(t, "Err, which is about the hold", inner.Err(), tc.err)
 					inner.Unlock(t.Context())
 					outer.Unlock(t.Context())
 				})
@@ -207,25 +155,6 @@ func (s *slowContext) Err() error {
 	return s.Context.Err()
 }
 
-// Between two nested leases of one key may be a lease of another key. When that
-// lease ends, the context of the innermost lease ends as well.
-func TestInnerContextEndsWithTheLeasesAroundIt(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "k")
-		between := lockIn(t, c, outer.Context(), "m")
-		inner := lockIn(t, c, between.Context(), "k")
-		ctx := inner.Context()
-		unlock(t, between)
-		want(t, "cause", context.Cause(ctx), hasp.ErrReleased)
-		if inner.Err() != nil || outer.Context().Err() != nil {
-			t.Errorf("inner %v, the outer context %v", inner.Err(), outer.Context().Err())
-		}
-		for _, l := range []*hasp.Lease{inner, outer} {
-			unlock(t, l)
-		}
-	})
-}
-
 func TestReentryOptions(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		outer := lockNow(t, c, "k", hasp.WithTTL(10*time.Second))
@@ -255,15 +184,11 @@ func TestReentryOptions(t *testing.T) {
 		for _, l := range []*hasp.Lease{shorter, longer, outer} {
 			unlock(t, l)
 		}
-	})
-}
-
-// On one goroutine too, two calls without a common lease exclude each other.
-func TestNoReentryByGoroutine(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		l.Unlock(t.Context())
+		// With the context of a lease that is over, it is a lock like any other.
+		unlock(t, lockIn(t, c, context.WithoutCancel(outer.Context()), "k"))
+		if a, _, _ := f.calls(); a != 2 {
+			t.Errorf("%d attempts, want 2", a)
+		}
 	})
 }
 
@@ -300,27 +225,31 @@ func (a askedContext) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// A caller joins the hold while the renewal that would be the last asks the
-// contexts of the leases before: the hold is wanted.
-func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
-	withClient(t, &hasp.Options{TTL: 300 * time.Millisecond}, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		ctx, cancel := context.WithCancel(t.Context())
-		outer := lockIn(t, c, ctx, "k")
-		live := context.WithoutCancel(outer.Context())
-		cancel()
-		time.Sleep(320 * time.Millisecond) // the next renewal is the last
+// whileTheLastRenewalAsks takes a hold all of whose contexts end. When the renewal that would be
+// the last asks them, it calls asked. It returns the lease that has the hold, and a context
+// that re-enters it.
+func whileTheLastRenewalAsks(t *testing.T, c *hasp.Client, asked func(live context.Context)) (*hasp.Lease, context.Context) {
+	ctx, cancel := context.WithCancel(t.Context())
+	outer := lockIn(t, c, ctx, "k", hasp.WithTTL(300*time.Millisecond))
+	live := context.WithoutCancel(outer.Context())
+	cancel()
+	time.Sleep(320 * time.Millisecond) // the next renewal is the last
 
-		second, cancelSecond := context.WithCancel(live)
+	second, cancelSecond := context.WithCancel(live)
+	lockIn(t, c, askedContext{second, func() { asked(live) }}, "k", hasp.WithTTL(300*time.Millisecond))
+	cancelSecond()
+	return outer, ctx
+}
+
+// A caller joins the hold meanwhile: the hold is wanted.
+func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
 		joined := make(chan *hasp.Lease, 1)
-		asked := func() {
-			if l, err := c.Lock(live, "k"); err == nil {
+		whileTheLastRenewalAsks(t, c, func(live context.Context) {
+			if l, err := c.Lock(live, "k", hasp.WithTTL(300*time.Millisecond)); err == nil {
 				joined <- l
 			}
-		}
-		if _, err := c.Lock(askedContext{second, asked}, "k"); err != nil {
-			t.Fatal(err)
-		}
-		cancelSecond()
+		})
 		time.Sleep(3 * time.Second)
 		inner := <-joined
 		want(t, "a lease whose context goes on", inner.Err(), nil)
@@ -364,11 +293,7 @@ func TestReentryInATreeOfLeases(t *testing.T) {
 			if r.IntN(2) == 0 {
 				parent = len(tree) - 1 // mostly deep
 			}
-			l, err := c.Lock(tree[parent].lease.Context(), fmt.Sprint(i))
-			if err != nil {
-				t.Fatal(err)
-			}
-			tree = append(tree, node{l, parent})
+			tree = append(tree, node{lockIn(t, c, tree[parent].lease.Context(), fmt.Sprint(i)), parent})
 		}
 		for i := range tree {
 			inside := map[int]bool{}
@@ -386,9 +311,7 @@ func TestReentryInATreeOfLeases(t *testing.T) {
 			}
 		}
 		for i := range tree {
-			if err := tree[len(tree)-1-i].lease.Unlock(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			unlock(t, tree[len(tree)-1-i].lease)
 		}
 	})
 }

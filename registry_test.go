@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -208,6 +207,14 @@ func TestBadArguments(t *testing.T) {
 		"negative max wait": {"k", []hasp.Option{hasp.WithMaxWait(-1)}, hasp.ErrInvalid},
 		"no max hold":       {"k", []hasp.Option{hasp.WithMaxHold(0)}, hasp.ErrInvalid},
 		"no fence":          {"k", []hasp.Option{hasp.WithFence()}, errors.ErrUnsupported},
+
+		"no shared leases":          {"k", []hasp.Option{hasp.WithShared()}, errors.ErrUnsupported},
+		"no min hold":               {"k", []hasp.Option{hasp.WithMinHold(time.Minute)}, errors.ErrUnsupported},
+		"min hold below zero":       {"k", []hasp.Option{hasp.WithMinHold(-1)}, hasp.ErrInvalid},
+		"min hold of 200 years":     {"k", []hasp.Option{hasp.WithMinHold(200 * 365 * 24 * time.Hour)}, hasp.ErrInvalid},
+		"no slots":                  {"k", []hasp.Option{hasp.WithSlots(0)}, hasp.ErrInvalid},
+		"a number of slots below 0": {"k", []hasp.Option{hasp.WithSlots(-1)}, hasp.ErrInvalid},
+		"101 slots":                 {"k", []hasp.Option{hasp.WithSlots(101)}, hasp.ErrInvalid},
 	} {
 		for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
 			want(t, name, errOf(lock(t.Context(), tc.key, tc.opts...)), tc.is)
@@ -216,6 +223,9 @@ func TestBadArguments(t *testing.T) {
 	if l, err := c.Lock(t.Context(), "k", nil, hasp.WithTTL(1<<62-1)); err == nil {
 		t.Error("a term of a century:", l.Expires())
 	}
+	l := lockNow(t, c, "k", hasp.WithMinHold(0))
+	want(t, "a min hold by re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
+	unlock(t, l)
 	want(t, "Inspect", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 	want(t, "Break", c.Break(t.Context(), "k"), errors.ErrUnsupported)
 }
@@ -233,28 +243,35 @@ func (p plainDriver) Renew(ctx context.Context, cs []backend.Claim, done func(in
 func (p plainDriver) Release(ctx context.Context, c backend.Claim) error { return p.d.Release(ctx, c) }
 func (p plainDriver) Close() error                                       { return p.d.Close() }
 
+// A lease that re-enters says so in each of its events, and has Tries 0 as one that was handed
+// over, which does not.
 func TestEventsOfACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var got []hasp.Event
-		c := hasp.New(&faulty{Driver: memlock.New(), acquire: slowAcquire(time.Millisecond)}, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
+		var s seen
+		c := hasp.New(&faulty{Driver: memlock.New(), acquire: slowAcquire(time.Millisecond)}, &hasp.Options{Observe: s.observe})
 		defer c.Close()
 		l := lockNow(t, c, "k", hasp.WithFence())
 		c.TryLock(t.Context(), "k")
+		unlock(t, lockIn(t, c, l.Context(), "k"))
 		time.Sleep(time.Second)
 		l.Unlock(t.Context())
-		if len(got) != 5 {
+		got := s.all
+		if len(got) != 8 {
 			t.Fatalf("got %v", got)
 		}
 		for i, e := range got {
 			op, id := "lock", got[0].ID
-			if i == 2 || i == 3 {
+			switch i {
+			case 2, 3:
 				op, id = "trylock", id+1
+			case 4, 5, 6:
+				id += 2
 			}
-			if e.ID != id || e.Op != op || e.Key != "k" || e.Reentry {
+			if e.ID != id || e.Op != op || e.Key != "k" || e.Reentry != (i == 5 || i == 6) {
 				t.Errorf("got %+v, want the ID %d of a %s", e, id, op)
 			}
 		}
-		for _, e := range []hasp.Event{got[0], got[2]} {
+		for _, e := range []hasp.Event{got[0], got[2], got[4]} {
 			if e.Kind != hasp.EventRequested || e.Wait != 0 || e.Err != nil || e.Kind.String() != "requested" {
 				t.Errorf("got %+v", e)
 			}
@@ -265,39 +282,11 @@ func TestEventsOfACall(t *testing.T) {
 		if e := got[3]; e.Kind != hasp.EventRefused || e.Tries != 0 || !errors.Is(e.Err, hasp.ErrHeld) {
 			t.Errorf("got %+v", e)
 		}
-		if e := got[4]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[1].Fence || e.Kind.String() != "released" {
+		if e := got[5]; e.Kind != hasp.EventAcquired || e.Tries != 0 {
 			t.Errorf("got %+v", e)
 		}
-	})
-}
-
-func TestEventOfARenewalThatFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex // guards failed
-		var failed []hasp.Event
-		f := newFaulty()
-		c := hasp.New(f, &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			if e.Kind == hasp.EventRenewFailed {
-				failed = append(failed, e)
-			}
-		}})
-		defer c.Close()
-		l := lockNow(t, c, "k", hasp.WithFence())
-		f.set(down)
-		time.Sleep(hasp.DefaultTTL / 2)
-		f.set(up)
-		unlock(t, l)
-		synctest.Wait()
-
-		mu.Lock()
-		defer mu.Unlock()
-		if len(failed) == 0 {
-			t.Fatal("no event")
-		}
-		if e := failed[0]; e.Key != "k" || e.Fence == 0 || e.Fence != l.Fence() || !errors.Is(e.Err, errNet) {
-			t.Errorf("got %+v, want the key, its fence and the error", e)
+		if e := got[7]; e.Kind != hasp.EventReleased || e.Err != nil || e.Hold != time.Second || e.Fence != got[1].Fence || e.Kind.String() != "released" {
+			t.Errorf("got %+v", e)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package hasp_test
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -11,25 +10,6 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
-
-func TestSharedLeasesHoldAKeyTogether(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		one, two := lockNow(t, c, "k", hasp.WithShared()), lockNow(t, c, "k", hasp.WithShared(), hasp.WithTTL(time.Minute))
-		var held *backend.HeldError
-		if _, err := c.TryLock(t.Context(), "k"); !errors.As(err, &held) || !held.Shared || held.RetryAfter != time.Minute {
-			t.Errorf("an exclusive TryLock: got %v (%+v)", err, held)
-		}
-		unlock(t, one)
-		want(t, "TryLock beside one reader", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
-		unlock(t, two)
-
-		alone := lockNow(t, c, "k")
-		want(t, "a shared TryLock beside an exclusive lease", errOf(c.TryLock(t.Context(), "k", hasp.WithShared())), hasp.ErrHeld)
-		unlock(t, alone)
-		freed(t, f, "k", "the key is held after all Unlocks")
-		nothingLeft(t, c)
-	})
-}
 
 // Each shared lease is renewed and lost by itself.
 func TestSharedLeasesAreRenewedApart(t *testing.T) {
@@ -47,49 +27,6 @@ func TestSharedLeasesAreRenewedApart(t *testing.T) {
 	})
 }
 
-func TestBreakEndsEverySharedLease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		leases := []*hasp.Lease{lockNow(t, c, "k", hasp.WithShared()), lockNow(t, c, "k", hasp.WithShared())}
-		if err := c.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Second) // a renewal comes at once
-		for _, l := range leases {
-			want(t, "Err", l.Err(), hasp.ErrLost)
-			want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
-		}
-		nothingLeft(t, c)
-	})
-}
-
-func TestReentryOfSharedLeases(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "k", hasp.WithShared())
-		inner := lockIn(t, c, outer.Context(), "k", hasp.WithShared())
-		_, err := c.Lock(inner.Context(), "k")
-		want(t, "exclusive under shared", err, hasp.ErrInvalid)
-		want(t, "TryLock", errOf(c.TryLock(inner.Context(), "k")), hasp.ErrInvalid)
-		want(t, "WithoutReentry", errOf(c.TryLock(inner.Context(), "k", hasp.WithoutReentry())), hasp.ErrHeld)
-		if n := len(f.acquired); n != 2 { // of outer, and of the stranger
-			t.Errorf("%d attempts at the store", n)
-		}
-		other := lockIn(t, c, inner.Context(), "other") // another key is no business of theirs
-		unlock(t, other)
-		unlock(t, inner)
-		unlock(t, outer)
-		freed(t, f, "k", "held after Unlock")
-
-		alone := lockNow(t, c, "k")
-		under := lockIn(t, c, alone.Context(), "k", hasp.WithShared())
-		if st, _ := f.Inspect(t.Context(), "k"); len(st.Shared) > 0 {
-			t.Errorf("shared under exclusive: %+v", st)
-		}
-		unlock(t, under)
-		unlock(t, alone)
-		nothingLeft(t, c)
-	})
-}
-
 func TestSharedWithOtherOptions(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		for name, o := range map[string]hasp.Option{"min hold": hasp.WithMinHold(time.Second), "slots": hasp.WithSlots(2)} {
@@ -97,35 +34,7 @@ func TestSharedWithOtherOptions(t *testing.T) {
 		}
 		err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }, hasp.WithShared())
 		want(t, "Lead", err, hasp.ErrInvalid)
-
-		a := lockNow(t, c, "k", hasp.WithShared(), hasp.WithFence())
-		b := lockNow(t, c, "k", hasp.WithShared(), hasp.WithFence())
-		if a.Fence() == 0 || b.Fence() <= a.Fence() {
-			t.Errorf("fences %d and %d", a.Fence(), b.Fence())
-		}
-		unlock(t, a)
-		unlock(t, b)
-		after := lockNow(t, c, "k", hasp.WithFence())
-		if after.Fence() <= b.Fence() {
-			t.Errorf("the next fence is %d, after %d", after.Fence(), b.Fence())
-		}
-		unlock(t, after)
 	})
-}
-
-// unshared is a driver without Traits.Shared.
-type unshared struct{ *faulty }
-
-func (u unshared) Traits() backend.Traits { return backend.Traits{Reach: backend.Network} }
-
-func TestSharedWithoutTheTrait(t *testing.T) {
-	f := newFaulty()
-	c := hasp.New(unshared{f}, nil)
-	defer c.Close()
-	want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithShared())), errors.ErrUnsupported)
-	if len(f.acquired) > 0 {
-		t.Error("the store was asked")
-	}
 }
 
 // An exclusive caller that readers keep from the key asks again within AskAgain, whatever
@@ -185,37 +94,6 @@ func TestTermsOfReadersDoNotSetThePace(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Close ends shared leases, the wait for them, and nothing is left.
-func TestCloseWithSharedLeases(t *testing.T) {
-	withClient(t, &hasp.Options{Timeout: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		var wg sync.WaitGroup
-		leases := []*hasp.Lease{lockNow(t, c, "k", hasp.WithShared()), lockNow(t, c, "k", hasp.WithShared())}
-		for _, o := range [][]hasp.Option{nil, {hasp.WithShared(), hasp.WithFence()}} {
-			wg.Go(func() {
-				l, err := c.Lock(t.Context(), "k", o...)
-				if err == nil {
-					unlock(t, l)
-				} else {
-					want(t, "Lock", err, hasp.ErrClosed)
-				}
-			})
-		}
-		time.Sleep(time.Second)
-		for _, l := range leases {
-			wg.Go(func() {
-				<-l.Context().Done()
-				want(t, "Err", l.Err(), hasp.ErrClosed)
-				unlock(t, l)
-			})
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		wg.Wait()
-		nothingLeft(t, c)
-	})
 }
 
 // Shared leases come and go all the time. Their events must not delay one another, and an

@@ -15,34 +15,6 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
-// slotUse counts the leases that hold slots of one key.
-type slotUse struct {
-	t      *testing.T
-	n      int
-	mu     sync.Mutex
-	inside map[int]int // leases by slot
-	total  int
-	most   int
-}
-
-func (u *slotUse) enter(l *hasp.Lease) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.inside[l.Slot()]++
-	u.total++
-	u.most = max(u.most, u.total)
-	if u.inside[l.Slot()] > 1 || u.total > u.n || l.Slot() >= u.n {
-		u.t.Errorf("slot %d has %d leases, all slots have %d", l.Slot(), u.inside[l.Slot()], u.total)
-	}
-}
-
-func (u *slotUse) leave(l *hasp.Lease) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.inside[l.Slot()]--
-	u.total--
-}
-
 // Callers of several Clients never hold more than n slots, and hold all of them. Each
 // gets its share, and the one that looks makes few calls.
 func TestSlotsAreShared(t *testing.T) {
@@ -53,24 +25,21 @@ func TestSlotsAreShared(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				store := memlock.NewStore()
-				use := &slotUse{t: t, n: n, inside: map[int]int{}}
-				var mu sync.Mutex
+				var mu sync.Mutex // guards all below
 				attempts, longest := 0, time.Duration(0)
+				shares, inside := make([]int, callers), map[int]bool{} // by caller, by slot
+				most := 0
 				var wg sync.WaitGroup
-				shares := make([]int, callers)
 				for i := range clients {
 					var d backend.Driver = store.Driver()
 					if !ordered {
-						f := newFaulty()
-						f.Driver = store.Driver()
-						f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+						d = &faulty{Driver: store.Driver(), acquire: func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 							time.Sleep(200 * time.Microsecond)
 							mu.Lock()
 							attempts++
 							mu.Unlock()
 							return send()
-						}
-						d = f
+						}}
 					}
 					c := hasp.New(d, nil)
 					defer c.Close()
@@ -82,13 +51,19 @@ func TestSlotsAreShared(t *testing.T) {
 								if err != nil {
 									return
 								}
-								use.enter(l)
 								mu.Lock()
+								if inside[l.Slot()] || l.Slot() >= n {
+									t.Errorf("two leases of slot %d of %d", l.Slot(), n)
+								}
+								inside[l.Slot()] = true
+								most = max(most, len(inside))
 								longest = max(longest, time.Since(asked))
 								shares[j]++
 								mu.Unlock()
 								time.Sleep(rand.N(20 * time.Millisecond))
-								use.leave(l)
+								mu.Lock()
+								delete(inside, l.Slot())
+								mu.Unlock()
 								l.Unlock(context.Background())
 							}
 						})
@@ -103,9 +78,9 @@ func TestSlotsAreShared(t *testing.T) {
 						t.Errorf("caller %d got no slot", j)
 					}
 				}
-				t.Logf("%d leases, %d at once, longest wait %v, %d attempts", total, use.most, longest, attempts)
-				if use.most != n {
-					t.Errorf("at most %d of %d slots were held", use.most, n)
+				t.Logf("%d leases, %d at once, longest wait %v, %d attempts", total, most, longest, attempts)
+				if most != n {
+					t.Errorf("at most %d of %d slots were held", most, n)
 				}
 				mu.Lock() // an Acquire whose Lock has ended may still be on its way
 				defer mu.Unlock()
@@ -206,10 +181,7 @@ func TestTryLockLooksAtEachSlotOnce(t *testing.T) {
 			t.Errorf("%d calls, want 8", n)
 		}
 		unlock(t, taken[0])
-		l, err := c.TryLock(t.Context(), "k", hasp.WithSlots(2))
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := lockNow(t, c, "k", hasp.WithSlots(2), hasp.WithMaxWait(0))
 		if l.Slot() != taken[0].Slot() {
 			t.Errorf("slot %d", l.Slot())
 		}
@@ -266,31 +238,6 @@ func TestLookForASlotInAnOutage(t *testing.T) {
 	})
 }
 
-// If the lease of the queue is lost, two callers look at once. They still get one slot each.
-func TestBreakOfTheQueueOfSlots(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
-		got := make(chan *hasp.Lease)
-		for range 2 {
-			go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
-		}
-		time.Sleep(time.Second)
-		if err := c.Break(t.Context(), "k#queue"); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(5 * time.Second)
-		unlock(t, taken[0])
-		l := <-got
-		time.Sleep(time.Second)
-		unlock(t, taken[1])
-		m := <-got
-		if l.Slot() == m.Slot() {
-			t.Errorf("both have slot %d", l.Slot())
-		}
-		unlock(t, l)
-		unlock(t, m)
-	})
-}
-
 // A slot with a min hold is free when that is over, and not when its lease is unlocked.
 func TestSlotWithAMinHold(t *testing.T) {
 	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
@@ -320,11 +267,15 @@ func TestReentryOfASlot(t *testing.T) {
 		if plain.Slot() != 0 {
 			t.Errorf("slot %d without WithSlots", plain.Slot())
 		}
-		other := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(3), hasp.WithoutReentry())
-		if other.Slot() == outer.Slot() {
-			t.Errorf("both have slot %d", other.Slot())
+		for range 20 { // slots are taken at random
+			other := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(3), hasp.WithoutReentry())
+			again := lockIn(t, c, other.Context(), "k", hasp.WithSlots(3)) // the innermost
+			if again.Slot() != other.Slot() || other.Slot() == outer.Slot() {
+				t.Errorf("outer %d, inner %d, re-entered %d", outer.Slot(), other.Slot(), again.Slot())
+			}
+			unlock(t, again)
+			unlock(t, other)
 		}
-		unlock(t, other)
 		unlock(t, plain)
 		unlock(t, inner)
 		if free(t, f, fmt.Sprint("k#", outer.Slot())) {
@@ -337,19 +288,9 @@ func TestReentryOfASlot(t *testing.T) {
 
 // A call with slots has the events of one call, whatever it takes to find a slot.
 func TestEventsOfSlots(t *testing.T) {
-	var mu sync.Mutex
-	count := map[hasp.EventKind]int{}
-	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		count[e.Kind]++
-		if e.Key != "k" {
-			t.Errorf("%v of %q", e.Kind, e.Key)
-		}
-	}}
-	withSlots(t, o, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
-		got := make(chan *hasp.Lease)
-		go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
+	var s seen
+	withSlots(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
 		want(t, "refused", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		if err := c.Break(t.Context(), "k#queue"); err != nil {
 			t.Fatal(err)
@@ -358,22 +299,16 @@ func TestEventsOfSlots(t *testing.T) {
 		unlock(t, taken[0])
 		unlock(t, <-got)
 		synctest.Wait()
-		mu.Lock()
-		defer mu.Unlock()
-		if count[hasp.EventRefused] != 1 || count[hasp.EventAcquired] != 1 || count[hasp.EventReleased] != 1 || count[hasp.EventLost] != 0 {
-			t.Errorf("events: %v", count)
+		for kind, n := range map[hasp.EventKind]int{hasp.EventRequested: 2, hasp.EventRefused: 1, hasp.EventAcquired: 1, hasp.EventReleased: 1} {
+			if len(s.of(kind)) != n || len(s.all) != 5 {
+				t.Errorf("events: %+v", s.all)
+			}
 		}
-	})
-}
-
-func TestBadSlots(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		for _, n := range []int{-1, 0, 101} {
-			want(t, fmt.Sprint(n), errOf(c.Lock(t.Context(), "k", hasp.WithSlots(n))), hasp.ErrInvalid)
-			want(t, fmt.Sprint(n), errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(n))), hasp.ErrInvalid)
+		for _, e := range s.all {
+			if e.Key != "k" {
+				t.Errorf("%v of %q", e.Kind, e.Key)
+			}
 		}
-		unlock(t, lockNow(t, c, "k", hasp.WithSlots(100)))
-		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
 	})
 }
 
@@ -443,24 +378,6 @@ func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 	})
 }
 
-// With WithoutReentry, a context may have several slots.
-func TestReentryOfTheInnermostSlot(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		for range 20 {
-			outer := lockNow(t, c, "k", hasp.WithSlots(2))
-			inner := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(2), hasp.WithoutReentry())
-			again := lockIn(t, c, inner.Context(), "k", hasp.WithSlots(2))
-			if again.Slot() != inner.Slot() || outer.Slot() == inner.Slot() {
-				t.Errorf("outer %d, inner %d, re-entered %d", outer.Slot(), inner.Slot(), again.Slot())
-			}
-			unlock(t, again)
-			unlock(t, inner)
-			unlock(t, outer)
-		}
-	})
-}
-
-// RetryAfter is until the first of the slots is free.
 // With a short term, a Lock that has the queue for a moment is no Lock that waits.
 func TestTryLockBesideABriefLookWithAShortTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -480,6 +397,7 @@ func TestTryLockBesideABriefLookWithAShortTerm(t *testing.T) {
 	})
 }
 
+// RetryAfter is until the first of the slots is free.
 func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
@@ -574,8 +492,7 @@ func TestTryLockComesAfterALockThatLooks(t *testing.T) {
 		third.Driver = f.Driver
 		other := hasp.New(third, nil)
 		defer other.Close()
-		got := make(chan *hasp.Lease)
-		go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
+		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
 		time.Sleep(time.Second)
 		before, _, _ := f.calls()
 		unlock(t, taken[0])
@@ -605,8 +522,7 @@ func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 		for range 100 {
 			taken = append(taken, lockNow(t, other, "k", hasp.WithSlots(100)))
 		}
-		got := make(chan *hasp.Lease)
-		go func() { got <- lockNow(t, c, "k", hasp.WithSlots(100)) }()
+		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(100))
 		time.Sleep(20 * time.Second)
 		if n, _, _ := f.calls(); n > 4000 {
 			t.Errorf("%d calls in 20 s", n)
