@@ -39,6 +39,12 @@ func (g *gauge) observe(_ context.Context, e hasp.Event) {
 	}
 }
 
+// lateRelease is answered when the key is free, and may have been handed to the next.
+func lateRelease(_ backend.Claim, send func() error) error {
+	defer time.Sleep(time.Millisecond)
+	return send()
+}
+
 // EventReleased of the one before comes before EventAcquired of the next: handed over
 // in the line, by the store, or released and taken anew.
 func TestGaugeOfHoldsNeverExceedsOne(t *testing.T) {
@@ -50,14 +56,12 @@ func TestGaugeOfHoldsNeverExceedsOne(t *testing.T) {
 		"the line hands over":   {func() backend.Driver { return newFaulty() }, true},
 		"slow releases": {func() backend.Driver {
 			f := newFaulty()
-			f.release = func(_ backend.Claim, send func() error) error {
-				err := send()
-				time.Sleep(time.Millisecond) // the key is free before the answer is there
-				return err
-			}
+			f.release = lateRelease
 			return f
 		}, true},
-		"a queue in a slow store": {func() backend.Driver { return farQueue{memlock.New()} }, false},
+		"a queue in a slow store": {func() backend.Driver {
+			return &hooked{Driver: memlock.New(), traits: inOrderOfArrival, release: lateRelease}
+		}, false},
 	} {
 		for _, slow := range []time.Duration{0, 10 * time.Millisecond} {
 			t.Run(fmt.Sprint(name, ", observed in ", slow), func(t *testing.T) {
@@ -92,19 +96,6 @@ func TestGaugeOfHoldsNeverExceedsOne(t *testing.T) {
 			})
 		}
 	}
-}
-
-// farQueue is memlock behind a network: the answer to a Release comes after the key was
-// handed to the next.
-type farQueue struct{ *memlock.Driver }
-
-func (farQueue) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, Reach: backend.Network}
-}
-
-func (d farQueue) Release(ctx context.Context, c backend.Claim) error {
-	defer time.Sleep(time.Millisecond)
-	return d.Driver.Release(ctx, c)
 }
 
 // blockedRelease returns a Client that reports the release of "k", until block is closed.

@@ -23,7 +23,7 @@ type faulty struct {
 
 	mu       sync.Mutex // guards all below
 	acquire  acquireHook
-	renew    renewHook
+	renew    callHook
 	release  func(c backend.Claim, send func() error) error
 	acquired []string // tokens
 	renewed  []time.Time
@@ -128,10 +128,10 @@ func (f *faulty) calls() (acquires, renews, releases int) {
 	return len(f.acquired), len(f.renewed), len(f.released)
 }
 
-// acquireHook and renewHook are hooks of a faulty driver.
+// acquireHook and callHook are hooks of a driver.
 type (
 	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
-	renewHook   = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
+	callHook    = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
 )
 
 // slowAcquire takes d on the way to the store.
@@ -176,7 +176,7 @@ func failAcquire(err error) acquireHook {
 	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) { return backend.Grant{}, err }
 }
 
-func failRenew(err error) renewHook {
+func failRenew(err error) callHook {
 	return func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
 		return backend.Grant{}, err
 	}

@@ -7,29 +7,20 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/memlock"
 )
 
-// woken is a Waiter that is not Ordered. Its first Acquire is slow, as one that dials.
-type woken struct {
-	*memlock.Driver
-	first time.Duration
-}
-
-func (w *woken) Traits() backend.Traits {
-	return backend.Traits{Reach: backend.Network, Ends: backend.EndsPromptly}
-}
-
-func (w *woken) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	time.Sleep(w.first + 200*time.Microsecond)
-	w.first = 0
-	return w.Driver.Acquire(ctx, c)
+// afterTrip makes a call that takes a round trip. The first also takes what it takes to dial.
+func afterTrip(dial time.Duration) callHook {
+	return func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		time.Sleep(dial + 200*time.Microsecond)
+		dial = 0
+		return send()
+	}
 }
 
 // One slow answer must not make a later Lock leave a free key alone for long.
 func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
-	slow := func(d *memlock.Driver) backend.Driver { return &woken{d, 2 * time.Second} }
-	withRival(t, slow, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(2 * time.Second)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockSoon(t, c, t.Context(), "k")
 		time.Sleep(2100 * time.Millisecond)
 		rival.Unlock(t.Context())
@@ -46,7 +37,7 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 // A key is contended if its holder had to wait for it, however long ago that was. A caller
 // that comes back leaves it to others for a gap.
 func TestGapAfterALongHold(t *testing.T) {
-	withRival(t, func(d *memlock.Driver) backend.Driver { return &woken{d, 0} }, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })
 		for _, gap := range []bool{true, false} {
 			l := lockNow(t, c, "k")

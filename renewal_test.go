@@ -456,7 +456,7 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 // How often a renewal is tried depends on the term that runs, which may be much shorter than
 // the term that is asked for.
 func TestRenewalOfAShortTermForALongOne(t *testing.T) {
-	for name, fail := range map[string]renewHook{"connection reset": failRenew(errNet), "no answer": hungRenew} {
+	for name, fail := range map[string]callHook{"connection reset": failRenew(errNet), "no answer": hungRenew} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			outer := lockNow(t, c, "k", hasp.WithTTL(time.Second))
 			f.set(func(f *faulty) { f.renew = fail })

@@ -454,29 +454,20 @@ func TestLookAtManySlotsEnds(t *testing.T) {
 	})
 }
 
-// cancelling calls cancel when the queue's key has been granted.
-type cancelling struct {
-	*memlock.Driver
-	cancel func()
-}
-
-func (d *cancelling) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.Driver.Acquire(ctx, c)
-	if c.Key == "k#queue" {
-		d.cancel()
-	}
-	return g, err
-}
-
 func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		d := &cancelling{memlock.New(), func() {}}
+		d := &hooked{Driver: memlock.New(), traits: memlock.New().Traits()}
 		c := hasp.New(d, nil)
 		defer c.Close()
 		l := lockNow(t, c, "k", hasp.WithSlots(1))
 		synctest.Wait() // the queue is unlocked in the background
-		d.cancel = cancel
+		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			if cl.Key == "k#queue" {
+				defer cancel()
+			}
+			return send()
+		}
 		_, err := c.Lock(ctx, "k", hasp.WithSlots(1))
 		want(t, "Lock", err, context.Canceled)
 		want(t, "Lock", err, hasp.ErrHeld)

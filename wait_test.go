@@ -26,13 +26,54 @@ func heldByAnother(t *testing.T, f *faulty, ttl time.Duration) *faulty {
 	return f
 }
 
-// withRival runs a test in a bubble. The driver of c is what wrap makes of a driver
-// in memory. Another Client of the same store holds "k".
-func withRival(t *testing.T, wrap func(d *memlock.Driver) backend.Driver, run func(t *testing.T, c *hasp.Client, rival *hasp.Lease)) {
+// hooked is a driver in memory with other traits, and with hooks that may be nil.
+type hooked struct {
+	*memlock.Driver
+	traits        backend.Traits
+	acquire, wait callHook
+	release       func(c backend.Claim, send func() error) error
+}
+
+func (d *hooked) Traits() backend.Traits { return d.traits }
+
+func (d *hooked) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	send := func() (backend.Grant, error) { return d.Driver.Acquire(ctx, c) }
+	if d.acquire == nil {
+		return send()
+	}
+	return d.acquire(ctx, c, send)
+}
+
+func (d *hooked) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	send := func() (backend.Grant, error) { return d.Driver.Wait(ctx, c) }
+	if d.wait == nil {
+		return send()
+	}
+	return d.wait(ctx, c, send)
+}
+
+func (d *hooked) Release(ctx context.Context, c backend.Claim) error {
+	send := func() error { return d.Driver.Release(ctx, c) }
+	if d.release == nil {
+		return send()
+	}
+	return d.release(c, send)
+}
+
+// These are traits of Waiters over a network. Only the first keeps the order of arrival.
+var (
+	inOrderOfArrival = backend.Traits{Ordered: true, Fenced: true, Reach: backend.Network, Ends: backend.EndsPromptly}
+	inNoOrder        = backend.Traits{Reach: backend.Network, Ends: backend.EndsPromptly}
+)
+
+// withRival runs a test in a bubble. The driver of c is d, over a store in memory. Another
+// Client of the same store holds "k".
+func withRival(t *testing.T, d hooked, run func(t *testing.T, c *hasp.Client, rival *hasp.Lease)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		c, other := hasp.New(wrap(store.Driver()), nil), hasp.New(store.Driver(), nil)
+		d.Driver = store.Driver()
+		c, other := hasp.New(&d, nil), hasp.New(store.Driver(), nil)
 		defer other.Close()
 		defer c.Close()
 		run(t, c, lockNow(t, other, "k"))
@@ -255,21 +296,20 @@ func TestOrderedDriverKeepsTheOrder(t *testing.T) {
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		d := &attempts{Driver: store.Driver()}
+		d := &hooked{Driver: store.Driver(), traits: store.Driver().Traits()}
+		attempts := 0
+		d.acquire = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			attempts++
+			return send()
+		}
 		a, b := hasp.New(store.Driver(), nil), hasp.New(d, nil)
-		for round, want := range []int64{1, 0, 0, 1} { // the last after a pause
+		for round, want := range []int{1, 0, 0, 1} { // the last after a pause
 			l := lockNow(t, a, "k")
-			before := d.n.Load()
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				lockNow(t, b, "k").Unlock(t.Context())
-			}()
-			synctest.Wait()
+			attempts = 0
+			done := lockLater(t, b, t.Context())
 			l.Unlock(t.Context())
-			<-done
-			if got := d.n.Load() - before; got != want {
-				t.Errorf("round %d: %d attempts, want %d", round, got, want)
+			if err := <-done; err != nil || attempts != want {
+				t.Errorf("round %d: %d attempts, want %d; %v", round, attempts, want, err)
 			}
 			if round == 2 {
 				time.Sleep(time.Second)
@@ -278,17 +318,6 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 		a.Close()
 		b.Close()
 	})
-}
-
-// attempts counts those made by Acquire.
-type attempts struct {
-	*memlock.Driver
-	n atomic.Int64
-}
-
-func (a *attempts) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	a.n.Add(1)
-	return a.Driver.Acquire(ctx, c)
 }
 
 func TestWaiterThatNeverReturnsIsLeftBehind(t *testing.T) {
@@ -475,7 +504,7 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 
 // A Waiter that is cut short before the store's first word.
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
-	withRival(t, func(d *memlock.Driver) backend.Driver { return mute{d} }, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	withRival(t, hooked{traits: memlock.New().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockLater(t, c, t.Context(), hasp.WithMaxWait(900*time.Millisecond))
 		_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(100*time.Millisecond))
 		if err == nil || errors.Is(err, hasp.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
@@ -490,18 +519,10 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 	})
 }
 
-// mute is an ordered Waiter that says nothing of what it heard.
-type mute struct{ *memlock.Driver }
-
-func (m mute) Wait(ctx context.Context, _ backend.Claim) (backend.Grant, error) {
-	<-ctx.Done()
-	return backend.Grant{}, ctx.Err()
-}
-
 // The store refuses an attempt, and does not answer the Wait for most of a Timeout. Its
 // refusal is too old to report.
 func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
-	withRival(t, func(d *memlock.Driver) backend.Driver { return mute{d} }, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
+	withRival(t, hooked{traits: memlock.New().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := c.Lock(ctx, "k")
@@ -565,47 +586,18 @@ func TestHungStoreIsNotHeldForThoseInLine(t *testing.T) {
 	}
 }
 
-// slowWaiter is an ordered Waiter a round trip away.
-type slowWaiter struct {
-	*memlock.Driver
-	trip time.Duration
-}
-
-func (s slowWaiter) Traits() backend.Traits {
-	tr := s.Driver.Traits()
-	tr.Reach, tr.Ends = backend.Network, backend.EndsPromptly
-	return tr
-}
-
-// away sleeps for a round trip, unless ctx ends first.
-func (s slowWaiter) away(ctx context.Context) error {
-	select {
-	case <-time.After(s.trip):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (s slowWaiter) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := s.away(ctx); err != nil {
-		return backend.Grant{}, err
-	}
-	return s.Driver.Acquire(ctx, c)
-}
-
-func (s slowWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := s.away(ctx); err != nil {
-		return backend.Grant{}, err
-	}
-	return s.Driver.Wait(ctx, c)
-}
-
 // A caller of an ordered driver waits at once on a contended key. A wait that
 // is shorter than a round trip still gets an answer.
 func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
-	slow := func(d *memlock.Driver) backend.Driver { return slowWaiter{d, 20 * time.Millisecond} }
-	withRival(t, slow, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	away := func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		select {
+		case <-time.After(20 * time.Millisecond):
+			return send()
+		case <-ctx.Done():
+			return backend.Grant{}, ctx.Err()
+		}
+	}
+	withRival(t, hooked{traits: inOrderOfArrival, acquire: away, wait: away}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		first := lockLater(t, c, t.Context())
 		time.Sleep(time.Second)
 		for d := time.Millisecond; d <= 100*time.Millisecond; d += time.Millisecond {
@@ -616,39 +608,26 @@ func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
 	})
 }
 
-// leaver is an ordered Waiter. When its caller's context ends, it returns at once
-// and leaves the clean-up of its queue entry to the engine.
-type leaver struct {
-	*memlock.Driver
-	mu       sync.Mutex
-	waited   []string
-	released []string
-}
-
-func (d *leaver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Reach: backend.Network, Ends: backend.EndsPromptly}
-}
-
-func (d *leaver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	d.mu.Lock()
-	d.waited = append(d.waited, c.Token)
-	d.mu.Unlock()
-	<-ctx.Done()
-	return backend.Grant{}, errors.Join(&backend.HeldError{Owner: "stranger"}, ctx.Err())
-}
-
-func (d *leaver) Release(ctx context.Context, c backend.Claim) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.released = append(d.released, c.Token)
-	return backend.ErrLost
-}
-
-// An error that matches the end of Wait's context is of unknown outcome: the
-// engine releases the claim, and gives its place to no other caller.
+// An error that matches the end of Wait's context is of unknown outcome: the driver leaves the
+// clean-up of its queue entry to the engine. The engine releases the claim, and gives its place
+// to no other caller.
 func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
-	d := &leaver{}
-	leaves := func(inner *memlock.Driver) backend.Driver { d.Driver = inner; return d }
+	var mu sync.Mutex            // guards released
+	released := map[string]int{} // by the token of a Wait
+	leaves := hooked{traits: inOrderOfArrival}
+	leaves.wait = func(ctx context.Context, c backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+		mu.Lock()
+		released[c.Token] = 0
+		mu.Unlock()
+		<-ctx.Done()
+		return backend.Grant{}, errors.Join(&backend.HeldError{Owner: "stranger"}, ctx.Err())
+	}
+	leaves.release = func(c backend.Claim, _ func() error) error {
+		mu.Lock()
+		defer mu.Unlock()
+		released[c.Token]++
+		return backend.ErrLost
+	}
 	withRival(t, leaves, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
 		var callers sync.WaitGroup
 		for i := range 2 {
@@ -663,18 +642,12 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 		}
 		callers.Wait()
 		time.Sleep(2 * hasp.DefaultTimeout)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if len(d.waited) != 2 || d.waited[0] == d.waited[1] {
-			t.Errorf("waited with %q, want two tokens", d.waited)
+		mu.Lock()
+		defer mu.Unlock()
+		if len(released) != 2 {
+			t.Errorf("waited and released with %v, want two tokens", released)
 		}
-		for _, token := range d.waited {
-			n := 0
-			for _, r := range d.released {
-				if r == token {
-					n++
-				}
-			}
+		for token, n := range released {
 			if n != 2 {
 				t.Errorf("%s was released %d times, want at once and after Timeout", token, n)
 			}
@@ -710,33 +683,20 @@ func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 	}
 }
 
-// blinks is a driver over a network whose Wait may be cut short.
-type blinks struct {
-	*memlock.Driver
-	ordered bool
-	cuts    []time.Duration // when the next Waits fail; then they do not
-}
-
-func (b *blinks) Traits() backend.Traits {
-	return backend.Traits{Ordered: b.ordered, Reach: backend.Network, Ends: backend.EndsPromptly}
-}
-
-// Wait is called by one caller at a time.
-func (b *blinks) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if len(b.cuts) == 0 {
-		return b.Driver.Wait(ctx, c)
-	}
-	cut := b.cuts[0]
-	b.cuts = b.cuts[1:]
-	time.Sleep(cut)
-	return backend.Grant{}, errNet
-}
-
 // A Wait that goes on says nothing of the outage that ended the one before it.
 func TestOutageThatIsOverIsForgotten(t *testing.T) {
-	for _, ordered := range []bool{true, false} {
-		cut := func(d *memlock.Driver) backend.Driver { return &blinks{d, ordered, []time.Duration{0, time.Minute}} }
-		withRival(t, cut, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	for _, traits := range []backend.Traits{inOrderOfArrival, inNoOrder} {
+		cuts := []time.Duration{0, time.Minute} // when the next Waits fail; one caller waits at a time
+		cut := func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			if len(cuts) == 0 {
+				return send()
+			}
+			after := cuts[0]
+			cuts = cuts[1:]
+			time.Sleep(after)
+			return backend.Grant{}, errNet
+		}
+		withRival(t, hooked{traits: traits, wait: cut}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 			want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
 			waits := lockLater(t, c, t.Context())
 			time.Sleep(30 * time.Second)
@@ -750,8 +710,7 @@ func TestOutageThatIsOverIsForgotten(t *testing.T) {
 
 // Callers in line behind a Wait have no answer but the one that came before it.
 func TestHeldForThoseInLineBehindAWait(t *testing.T) {
-	uncut := func(d *memlock.Driver) backend.Driver { return &blinks{d, false, nil} }
-	withRival(t, uncut, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	withRival(t, hooked{traits: inNoOrder}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld) // now the key is sought
 		head := lockLater(t, c, t.Context())
 		want(t, "in line", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
