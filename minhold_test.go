@@ -73,21 +73,6 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 	}
 }
 
-// The holder dies: nothing is renewed, and no caller unlocks. The key is free after the
-// ordinary term, so another process can do the job.
-func TestMinHoldDoesNotRaiseTheTerm(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		lockNow(t, c, "k", hasp.WithMinHold(12*time.Hour))
-		f.set(down)
-		time.Sleep(hasp.DefaultTTL - 1)
-		if free(t, f, "k") {
-			t.Error("the key was free before the term had passed")
-		}
-		time.Sleep(time.Nanosecond)
-		freed(t, f, "k", "the key is held after the term of a holder that has died")
-	})
-}
-
 func TestMinHoldUnderReentry(t *testing.T) {
 	for _, tc := range []struct {
 		name         string

@@ -42,23 +42,6 @@ func TestReplyLostOnTryLock(t *testing.T) {
 	})
 }
 
-// The command reaches the store after the first clean-up has been there.
-func TestAcquireThatOvertakesItsCleanUp(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		onlyOnce(f, func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.AfterFunc(time.Second, func() { send() })
-			return backend.Grant{}, errNet
-		})
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
-		time.Sleep(time.Second + time.Millisecond)
-		if free(t, f, "k") {
-			t.Fatal("the late command did not land: nothing is tested")
-		}
-		time.Sleep(hasp.DefaultTimeout)
-		freed(t, f, "k", "the late grant was left behind")
-	})
-}
-
 // The grant of a call that the engine has left behind is released when it comes.
 // A driver that ends its calls by itself leaves it to the release after Timeout.
 func TestCancelAfterTheCommandWasSent(t *testing.T) {

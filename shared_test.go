@@ -2,8 +2,6 @@ package hasp_test
 
 import (
 	"context"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -94,57 +92,4 @@ func TestTermsOfReadersDoNotSetThePace(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Shared leases come and go all the time. Their events must not delay one another, and an
-// exclusive lease between them must be alone in the order of events.
-func TestEventsOfSharedLeases(t *testing.T) {
-	var mu sync.Mutex
-	var shared, alone, most int
-	var bad []string
-	o := &hasp.Options{Observe: func(_ context.Context, e hasp.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		count := &alone
-		if e.Shared {
-			count = &shared
-		}
-		switch e.Kind {
-		case hasp.EventAcquired:
-			*count++
-		case hasp.EventReleased:
-			*count--
-		}
-		most = max(most, shared)
-		if alone > 1 || alone > 0 && shared > 0 {
-			bad = append(bad, e.Kind.String())
-		}
-	}}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.release = func(_ backend.Claim, send func() error) error {
-			time.Sleep(time.Millisecond) // others may get the key before the event
-			err := send()
-			time.Sleep(time.Millisecond)
-			return err
-		}
-		var wg sync.WaitGroup
-		for i := range 6 {
-			wg.Go(func() {
-				var opts []hasp.Option
-				if i > 0 {
-					opts = []hasp.Option{hasp.WithShared()}
-				}
-				for range 20 {
-					l := lockNow(t, c, "k", opts...)
-					time.Sleep(3 * time.Millisecond)
-					unlock(t, l)
-				}
-			})
-		}
-		wg.Wait()
-		if len(bad) > 0 || most < 2 {
-			t.Errorf("%d events at which an exclusive lease was not alone: %v; at most %d shared at once", len(bad), slices.Compact(bad), most)
-		}
-		nothingLeft(t, c)
-	})
 }

@@ -354,30 +354,6 @@ func TestLookForASlotEndsInAnOutage(t *testing.T) {
 	})
 }
 
-// shortTerms grants terms of up to a second.
-type shortTerms struct{ *memlock.Driver }
-
-func (shortTerms) Traits() backend.Traits {
-	return backend.Traits{Reach: backend.Network, MaxTTL: time.Second}
-}
-func (d shortTerms) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if c.TTL > time.Second {
-		return backend.Grant{}, backend.ErrInvalid
-	}
-	return d.Driver.Acquire(ctx, c)
-}
-func (shortTerms) Wait() {}
-
-// The queue asks for no longer term than the store grants.
-func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(shortTerms{memlock.New()}, nil)
-		defer c.Close()
-		unlock(t, lockNow(t, c, "k", hasp.WithTTL(time.Second)))
-		unlock(t, lockNow(t, c, "k", hasp.WithTTL(time.Second), hasp.WithSlots(2)))
-	})
-}
-
 // With a short term, a Lock that has the queue for a moment is no Lock that waits.
 func TestTryLockBesideABriefLookWithAShortTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -421,9 +397,16 @@ func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 // A term that the store never grants is refused at once, not after the wait.
 func TestSlotsRefuseATermThatIsTooLongAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := hasp.New(shortTerms{memlock.New()}, &hasp.Options{TTL: time.Second})
+		d := &hooked{Driver: memlock.New(), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
+		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			if cl.TTL > time.Second {
+				return backend.Grant{}, backend.ErrInvalid
+			}
+			return send()
+		}
+		c := hasp.New(d, &hasp.Options{TTL: time.Second})
 		defer c.Close()
-		l := lockNow(t, c, "k", hasp.WithSlots(1))
+		l := lockNow(t, c, "k", hasp.WithSlots(1)) // the queue asks for no longer term, either
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		go c.Lock(ctx, "k", hasp.WithSlots(1)) // has the queue
@@ -433,24 +416,6 @@ func TestSlotsRefuseATermThatIsTooLongAtOnce(t *testing.T) {
 		want(t, "the context", ctx.Err(), nil)
 		cancel()
 		unlock(t, l)
-	})
-}
-
-// A look at many slots does not outlast WithMaxWait by more than an attempt may.
-func TestLookAtManySlotsEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, f := memlock.NewStore(), newFaulty()
-		f.Driver, f.acquire = store.Driver(), slowAcquire(20*time.Millisecond)
-		other, c := hasp.New(store.Driver(), &hasp.Options{Timeout: time.Millisecond}), hasp.New(f, nil)
-		defer other.Close()
-		defer c.Close()
-		for range 100 {
-			lockNow(t, other, "k", hasp.WithSlots(100))
-		}
-		start := time.Now()
-		_, err := c.Lock(t.Context(), "k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond))
-		want(t, "Lock", err, hasp.ErrHeld)
-		within(t, "Lock", start, 300*time.Millisecond)
 	})
 }
 
@@ -513,12 +478,22 @@ func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 		for range 100 {
 			taken = append(taken, lockNow(t, other, "k", hasp.WithSlots(100)))
 		}
+
+		// A look does not outlast WithMaxWait by more than an attempt may.
+		f.set(func(f *faulty) { f.acquire = slowAcquire(20 * time.Millisecond) })
+		start := time.Now()
+		err := errOf(c.Lock(t.Context(), "k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond)))
+		want(t, "Lock", err, hasp.ErrHeld)
+		within(t, "Lock", start, 300*time.Millisecond)
+		f.set(up)
+
+		before, _, _ := f.calls()
 		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(100))
 		time.Sleep(20 * time.Second)
-		if n, _, _ := f.calls(); n > 4000 {
-			t.Errorf("%d calls in 20 s", n)
+		if n, _, _ := f.calls(); n-before > 4000 {
+			t.Errorf("%d calls in 20 s", n-before)
 		}
-		start := time.Now()
+		start = time.Now()
 		unlock(t, taken[0])
 		unlock(t, <-got)
 		within(t, "a free slot", start, 1100*time.Millisecond)

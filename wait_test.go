@@ -62,7 +62,7 @@ func (d *hooked) Release(ctx context.Context, c backend.Claim) error {
 
 // These are traits of Waiters over a network. Only the first keeps the order of arrival.
 var (
-	inOrderOfArrival = backend.Traits{Ordered: true, Fenced: true, Reach: backend.Network, Ends: backend.EndsPromptly}
+	inOrderOfArrival = backend.Traits{Ordered: true, Fenced: true, Shared: true, Reach: backend.Network, Ends: backend.EndsPromptly}
 	inNoOrder        = backend.Traits{Reach: backend.Network, Ends: backend.EndsPromptly}
 )
 
