@@ -35,3 +35,7 @@ func Suspendable(c *Client) func(d time.Duration) {
 	c.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
 	return func(d time.Duration) { slept.Add(int64(d)) }
 }
+
+// Skip moves c's clock forward by d, as if the process had been stopped for d
+// and only the caller had run since. No timer has fired.
+func Skip(c *Client, d time.Duration) { c.clock.slept.Add(int64(d)) }

@@ -143,9 +143,14 @@ func slowAcquire(d time.Duration) acquireHook {
 }
 
 // hungAcquire is not answered for an hour.
-func hungAcquire(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-	time.Sleep(time.Hour)
-	return backend.Grant{}, errNet
+var hungAcquire = hungFor(time.Hour)
+
+// hungFor is not answered, and fails after d.
+func hungFor(d time.Duration) acquireHook {
+	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+		time.Sleep(d)
+		return backend.Grant{}, errNet
+	}
 }
 
 // hungRelease is not answered for an hour.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -183,12 +182,7 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 		{"waiting", func(t *testing.T, _ *faulty, rival *hasp.Client) { lockNow(t, rival, "k") }, []error{hasp.ErrHeld, boom}},
 		{"in an outage", func(_ *testing.T, f *faulty, _ *hasp.Client) { f.set(down) }, []error{boom}},
 		{"before a store that hangs", func(_ *testing.T, f *faulty, _ *hasp.Client) {
-			f.set(func(f *faulty) {
-				f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-					time.Sleep(10 * time.Second)
-					return backend.Grant{}, errNet
-				}
-			})
+			f.set(func(f *faulty) { f.acquire = hungFor(10 * time.Second) })
 		}, []error{boom}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

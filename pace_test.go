@@ -147,40 +147,17 @@ func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()
-		polls := func() *hasp.Client {
-			f := newFaulty()
-			f.Driver = store.Driver()
-			return hasp.New(f, nil)
+		alone := &crowd{clients: 1, callers: 16, hold: 10 * time.Millisecond, lasts: 10 * time.Second}
+		if holds, _ := alone.run(t, store); holds < 920 {
+			t.Errorf("%v holds of 10 ms in 10 s, by a Client that is alone", holds)
 		}
-		first, later := polls(), polls()
-		defer first.Close()
-		defer later.Close()
 
-		ctx, cancel := context.WithCancel(t.Context())
-		holds := 0
-		var mu sync.Mutex
+		later := hasp.New(&faulty{Driver: store.Driver()}, nil)
+		defer later.Close()
+		found := &crowd{clients: 1, callers: 16, hold: 10 * time.Millisecond, lasts: time.Minute}
 		var wg sync.WaitGroup
-		for range 16 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					l, err := first.Lock(ctx, "k")
-					if err != nil {
-						return
-					}
-					mu.Lock()
-					holds++
-					mu.Unlock()
-					time.Sleep(10 * time.Millisecond)
-					l.Unlock(context.Background())
-				}
-			})
-		}
+		wg.Go(func() { found.run(t, store) })
 		time.Sleep(10 * time.Second)
-		mu.Lock()
-		if holds < 920 {
-			t.Errorf("%d holds of 10 ms in 10 s, by a Client that is alone", holds)
-		}
-		mu.Unlock()
 		waited := time.Duration(0) // about 4 s in all; one wait in 1,000 takes 3 s
 		for range 10 {
 			asked := time.Now()
@@ -192,7 +169,6 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 		if waited > 16*time.Second {
 			t.Errorf("a Client that came later waited for %v in ten Locks", waited)
 		}
-		cancel()
 		wg.Wait()
 	})
 }
@@ -203,9 +179,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 func TestALineThatFormsBehindAHolderGetsTheKey(t *testing.T) {
 	for _, hold := range []time.Duration{10 * time.Millisecond, 10 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFaulty()
-			f.Driver = memlock.NewStore().Driver()
-			c := hasp.New(f, nil)
+			c := hasp.New(newFaulty(), nil)
 			defer c.Close()
 
 			time.Sleep(time.Hour)

@@ -352,10 +352,7 @@ func (b *bulk) Renew(ctx context.Context, cs []backend.Claim, done func(int, bac
 // Leases of many different terms travel together as leases of one term do.
 func TestManyTermsAreRenewedInBulk(t *testing.T) {
 	await.Crowd(t)
-	n := 20_000
-	if raceEnabled {
-		n = 3_000
-	}
+	const n = 20_000
 	for name, term := range map[string]func(i int) time.Duration{
 		"one":  func(int) time.Duration { return 10 * time.Second },
 		"two":  func(i int) time.Duration { return 10*time.Second - time.Duration(i%2)*time.Second },

@@ -110,9 +110,7 @@ func TestSilenceIsUnavailable(t *testing.T) {
 	for _, ends := range everyEnd {
 		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			l := lockNow(t, c, "held")
-			f.set(func(f *faulty) {
-				f.acquire, f.renew, f.release = hungAcquire, hungRenew, hungRelease
-			})
+			f.set(func(f *faulty) { f.acquire, f.renew, f.release = hungAcquire, hungRenew, hungRelease })
 			wantOutage(t, "Lock", errOf(c.Lock(t.Context(), "k")))
 			wantOutage(t, "Lock with a bound", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(20*time.Millisecond))))
 			wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")))

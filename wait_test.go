@@ -666,12 +666,7 @@ func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 				go c.Lock(ctx, "k")
 			}
 			time.Sleep(time.Second)
-			f.set(func(f *faulty) {
-				f.acquire = func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-					time.Sleep(hasp.DefaultTimeout)
-					return backend.Grant{}, errNet
-				}
-			})
+			f.set(func(f *faulty) { f.acquire = hungFor(hasp.DefaultTimeout) })
 			time.Sleep(200 * time.Millisecond)
 			_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(2500*time.Millisecond))
 			if err == nil || errors.Is(err, hasp.ErrHeld) {
@@ -752,10 +747,7 @@ func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"release": hasp.DefaultTTL, "renewals": 3 * time.Second} {
 		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 			l := lockNow(t, c, "k", hasp.WithTTL(ttl))
-			f.set(func(f *faulty) {
-				f.acquire, f.renew = hungAcquire, hungRenew
-				f.release = func(backend.Claim, func() error) error { time.Sleep(time.Hour); return errNet }
-			})
+			f.set(func(f *faulty) { f.acquire, f.renew, f.release = hungAcquire, hungRenew, hungRelease })
 			ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
 			defer cancel()
 			head := lockLater(t, c, ctx, hasp.WithTTL(time.Minute)) // so that the hold is not handed over

@@ -1,5 +1,0 @@
-//go:build race
-
-package hasp_test
-
-const raceEnabled = true
