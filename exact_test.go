@@ -69,8 +69,16 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 // checks the lease must read the clock.
 func TestErrAsksTheClock(t *testing.T) {
 	for what, look := range map[string]func(l *hasp.Lease, ctx, child context.Context) error{
-		"Err":            func(l *hasp.Lease, _, _ context.Context) error { return l.Err() },
-		"the context":    func(_ *hasp.Lease, ctx, _ context.Context) error { return errors.Join(ctx.Err(), context.Cause(ctx)) },
+		"Err":         func(l *hasp.Lease, _, _ context.Context) error { return l.Err() },
+		"the context": func(_ *hasp.Lease, ctx, _ context.Context) error { return errors.Join(ctx.Err(), context.Cause(ctx)) },
+		"its channel": func(_ *hasp.Lease, ctx, _ context.Context) error {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			default:
+				return nil
+			}
+		},
 		"a context made": func(l *hasp.Lease, _, _ context.Context) error { return context.Cause(l.Context()) },
 		"Unlock":         func(l *hasp.Lease, _, _ context.Context) error { return l.Unlock(context.Background()) },
 		"Extend":         func(l *hasp.Lease, _, _ context.Context) error { return l.Extend(context.Background(), time.Minute) },

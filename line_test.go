@@ -216,6 +216,37 @@ func TestALostLeaseDoesNotBlockTheLine(t *testing.T) {
 	}
 }
 
+func TestGivingUpInLine(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		l := lockNow(t, c, "k")
+		var wg sync.WaitGroup
+		served := 0
+		for i := range 300 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Millisecond)
+				defer cancel()
+				l, err := c.Lock(ctx, "k")
+				if err == nil {
+					served++
+					l.Unlock(ctx)
+					return
+				}
+				want(t, "Lock", err, context.DeadlineExceeded)
+				want(t, "Lock", err, hasp.ErrHeld)
+			})
+		}
+		time.Sleep(150*time.Millisecond + time.Microsecond)
+		l.Unlock(t.Context())
+		wg.Wait()
+		if served != 150 {
+			t.Errorf("%d were served, want those with time left", served)
+		}
+		if lines, holds, _ := hasp.Leftovers(c); lines+holds != 0 {
+			t.Errorf("left: %d lines, %d holds", lines, holds)
+		}
+	})
+}
+
 // Callers that give up at the very moment they are handed the key pass it on.
 func TestCancelAgainstHandOver(t *testing.T) {
 	c := hasp.New(newFaulty(), nil)
