@@ -166,6 +166,7 @@ func TestBreakThroughTheClientIsDoubtedAtOnce(t *testing.T) {
 				want(t, "cause", context.Cause(l.Context()), hasp.ErrLost)
 				want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 			}
+			synctest.Wait() // their tokens are released in the background
 			nothingLeft(t, c)
 		})
 	}
