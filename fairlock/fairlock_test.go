@@ -50,10 +50,8 @@ var strategy = strategytest.Strategy{
 			return rdb.Set(ctx, key, "fairlock- 0000000000000 token 0 soon an owner", 0).Err()
 		},
 	},
-	Acquire: "evalsha",
 	Refusal: 1,
 	Since:   true,
-	Late:    time.Second,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }

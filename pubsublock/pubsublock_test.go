@@ -50,9 +50,7 @@ var strategy = strategytest.Strategy{
 		"two fields":  hash("token#owner", "1", "mode", "write"),
 	},
 	Intents: true,
-	Acquire: "evalsha",
 	Refusal: 1,
-	Late:    100 * time.Millisecond,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
@@ -71,8 +69,15 @@ func open(rdb redis.UniversalClient) *pubsublock.Driver { return pubsublock.New(
 
 func setup(t *testing.T, o *redistest.Options) rig { return rig{strategytest.Setup(t, o, open)} }
 
+// virtual runs f in a bubble, with two Clients of one Redis. To the Redis they are two
+// processes. The first goes through the proxy.
 func virtual(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client)) {
-	strategytest.Virtual(t, open, f)
+	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
+		one, other := hasp.New(a.Driver, nil), hasp.New(b.Driver, nil)
+		defer one.Close()
+		defer other.Close()
+		f(t, v, one, other)
+	})
 }
 
 // Short names for the tests of this package.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -158,7 +159,7 @@ func TestRunEachEndsWithItsContext(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	p := srv.Proxy()
 	o := srv.ClientOptions()
-	o.Addr, o.ReadTimeout, o.MaxRetries = p.Addr(), time.Minute, 3
+	o.Addr, o.ReadTimeout, o.MaxRetries = p.Addr(), time.Hour, 3
 	rdb := redis.NewClient(o)
 	s := New(rdb)
 	calls := []Call{{[]string{"a"}, []any{1}}, {[]string{"b"}, []any{1}}}
@@ -176,20 +177,19 @@ func TestRunEachEndsWithItsContext(t *testing.T) {
 	} {
 		p.Fail("evalsha", faultproxy.HangReply)
 		ctx, cancel := end()
-		began, over := time.Now(), false
-		s.RunEach(ctx, counting, calls, func(i int, _ any, err error) {
-			if over {
-				t.Errorf("%s: done was called after the end", name)
-			}
-			if ctx.Err() == nil {
-				t.Errorf("%s: call %d answered: %v", name, i, err)
-			}
+		var over atomic.Bool
+		returns(t, name, func() {
+			s.RunEach(ctx, counting, calls, func(i int, _ any, err error) {
+				if over.Load() {
+					t.Errorf("%s: done was called after the end", name)
+				}
+				if ctx.Err() == nil {
+					t.Errorf("%s: call %d answered: %v", name, i, err)
+				}
+			})
 		})
-		over = true
+		over.Store(true)
 		cancel()
-		if d := time.Since(began); d > soon {
-			t.Errorf("%s: took %v", name, d)
-		}
 	}
 	rdb.Close() // ends the reads that are still in flight
 }
@@ -199,7 +199,7 @@ func TestRunEachOnAClusterWaitsForEachMasterAlone(t *testing.T) {
 	good := redistest.Start(t, &redistest.Options{Own: true})
 	bad := redistest.Start(t, &redistest.Options{Own: true})
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
-		ReadTimeout: time.Minute,
+		ReadTimeout: time.Hour,
 		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
 			return []redis.ClusterSlot{
 				{Start: 0, End: slot.Count/2 - 1, Nodes: []redis.ClusterNode{{Addr: good.Addr}}},
@@ -535,7 +535,7 @@ func TestEnds(t *testing.T) {
 func TestPassedClientEndsByDeadline(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	o := srv.ClientOptions()
-	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout, o.PoolSize = true, time.Minute, time.Minute, 1
+	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout, o.PoolSize = true, time.Hour, time.Hour, 1
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
 	s := New(rdb)

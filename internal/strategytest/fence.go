@@ -9,104 +9,53 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/spinlock"
 )
 
 // counter is the key of the fence counter of key k.
 const counter = "hasp:{k}:fence:k"
 
-// counterKept fails the test unless the counter is kept for want.
-func counterKept(t *testing.T, r rig, want time.Duration) {
-	t.Helper()
-	if left := r.Left(t, counter); left <= want-time.Minute || left > want {
-		t.Errorf("the counter is kept for %v, want %v", left, want)
-	}
-}
-
-// FenceGrows proves that a fence is larger than every earlier one, whatever
-// ended the hold before. All strategies on one Redis share a counter.
-func (s Strategy) FenceGrows(t *testing.T) {
+// FenceCounter proves that the first fence is the server's time in microseconds, which is above
+// all earlier fences if the counter was lost, that later ones are the next numbers even if that
+// clock was set back, and that the counter is kept for the FenceTTL. All strategies on one Redis
+// share the counter. An unfenced claim leaves it alone.
+func (s Strategy) FenceCounter(t *testing.T) {
 	r := s.setup(t, nil)
-	last := uint64(0)
-	grows := func(what string, d backend.Inspector) {
-		t.Helper()
-		c := Fenced("k")
-		g, err := d.Acquire(t.Context(), c)
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
+	byOption := s.New(r.Redis, time.Hour)
+	for _, shared := range []bool{false, true} {
+		c := Claim("k")
+		c.Shared = shared
+		if g := r.Acquire(t, c); g.Fence != 0 || r.Redis.Exists(t.Context(), counter).Val() != 0 {
+			t.Errorf("shared %t: fence %d, or a counter, for a claim without a fence", shared, g.Fence)
 		}
-		if g.Fence <= last {
-			t.Errorf("%s: fence %d after %d", what, g.Fence, last)
+		r.Release(t, c)
+
+		c.Fenced = true
+		from := r.Redis.Time(t.Context()).Val()
+		g := r.Acquire(t, c)
+		to := r.Redis.Time(t.Context()).Val()
+		if g.Fence < uint64(from.UnixMicro()) || g.Fence > uint64(to.UnixMicro()) {
+			t.Errorf("shared %t: fence %d, want one from %d to %d", shared, g.Fence, from.UnixMicro(), to.UnixMicro())
 		}
-		last = g.Fence
-		if got, err := r.Driver.Inspect(t.Context(), "k"); got.Fence != last {
-			t.Errorf("%s: inspect: %+v, %v", what, got, err)
+		r.Release(t, c)
+
+		next := uint64(to.Add(time.Hour).UnixMicro())
+		r.Redis.Set(t.Context(), counter, next, 0)
+		for d, kept := range map[backend.Inspector]time.Duration{r.Driver: s.DefaultFenceTTL, byOption: time.Hour} {
+			next++
+			g, err := d.Acquire(t.Context(), c)
+			if err != nil || g.Fence != next {
+				t.Errorf("shared %t: fence %d, %v, want %d", shared, g.Fence, err, next)
+			}
+			if left := r.Left(t, counter); left <= kept-time.Minute || left > kept {
+				t.Errorf("shared %t: the counter is kept for %v, want %v", shared, left, kept)
+			}
+			Want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
+			if st, err := r.Driver.Inspect(t.Context(), "k"); st.Held || st.Fence != next {
+				t.Errorf("shared %t: inspect: %+v, %v", shared, st, err)
+			}
 		}
-		Want(t, "release", d.Release(t.Context(), c), nil)
-	}
-	spin := spinlock.New(r.Redis, nil)
-
-	grows("first", r.Driver)
-	grows("after a release", r.Driver)
-	grows("of spinlock", spin)
-	grows("after one of spinlock", r.Driver)
-
-	last = r.Acquire(t, Fenced("k")).Fence
-	r.Redis.PExpire(t.Context(), "k", time.Millisecond)
-	await.Until(t, "the hold has expired", func() bool { return r.Redis.Exists(t.Context(), "k").Val() == 0 })
-	grows("after an expiry", r.Driver)
-
-	r.Acquire(t, Claim("k"))
-	r.Redis.Del(t.Context(), "k")
-	grows("after an unfenced hold that was deleted", r.Driver)
-	r.Redis.FlushAll(t.Context())
-	grows("after the data was lost", r.Driver)
-
-	ahead := uint64(time.Now().Add(time.Hour).UnixMicro())
-	r.Redis.Set(t.Context(), counter, ahead, 0)
-	grows("after the server's clock was set back", r.Driver)
-	if last != ahead+1 {
-		t.Errorf("got %d, want %d", last, ahead+1)
-	}
-	grows("of spinlock, after that", spin)
-	if last != ahead+2 {
-		t.Errorf("got %d, want %d", last, ahead+2)
-	}
-	grows("after one of spinlock", r.Driver)
-	counterKept(t, r, s.DefaultFenceTTL)
-}
-
-// FenceOnlyOnRequest proves that an unfenced claim neither gets a fence nor
-// leaves a counter.
-func (s Strategy) FenceOnlyOnRequest(t *testing.T) {
-	r := s.setup(t, nil)
-	if g := r.Acquire(t, Claim("k")); g.Fence != 0 {
-		t.Errorf("got %d", g.Fence)
-	}
-	if n := r.Redis.Exists(t.Context(), counter).Val(); n != 0 {
-		t.Error("there is a counter")
-	}
-}
-
-// FenceTTLIsAnOption proves that the option FenceTTL sets how long the counter is kept.
-func (s Strategy) FenceTTLIsAnOption(t *testing.T) {
-	r := s.setup(t, nil)
-	r.Driver = s.New(r.Redis, time.Hour)
-	r.Acquire(t, Fenced("k"))
-	counterKept(t, r, time.Hour)
-}
-
-// NewFenceCounterIsTheServersTime proves that a counter that was lost begins
-// with the server's time in microseconds. That is above all earlier fences.
-func (s Strategy) NewFenceCounterIsTheServersTime(t *testing.T) {
-	r := s.setup(t, nil)
-	from := r.Redis.Time(t.Context()).Val()
-	g := r.Acquire(t, Fenced("k"))
-	to := r.Redis.Time(t.Context()).Val()
-	if g.Fence < uint64(from.UnixMicro()) || g.Fence > uint64(to.UnixMicro()) {
-		t.Errorf("fence %d, want one from %d to %d", g.Fence, from.UnixMicro(), to.UnixMicro())
+		r.Redis.Del(t.Context(), counter)
 	}
 }
 
@@ -129,8 +78,12 @@ func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 		}
 		before := r.Redis.Dump(ctx, counter).Val()
 		for name, call := range calls {
-			if _, err := call(ctx, Fenced("k")); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(counter)) {
-				t.Errorf("%q: %s: got %v", odd, name, err)
+			for _, shared := range []bool{false, true} {
+				c := Fenced("k")
+				c.Shared = shared
+				if _, err := call(ctx, c); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(counter)) {
+					t.Errorf("%q: %s, shared %t: got %v", odd, name, shared, err)
+				}
 			}
 		}
 		if n := r.Redis.Exists(ctx, "k").Val(); n != 0 || r.Redis.Dump(ctx, counter).Val() != before {
@@ -153,51 +106,4 @@ func (s Strategy) ForeignFenceCounterIsRefused(t *testing.T) {
 	r.Forbid(t, "-getrange")
 	_, err := r.Driver.Acquire(ctx, Fenced("j"))
 	Outage(t, "a counter that may not be read", err)
-}
-
-// OddKeysDoNotMeet proves that keys of any bytes are locks of their own with
-// fences of their own, even if they look like the keys that hasp adds.
-func (s Strategy) OddKeysDoNotMeet(t *testing.T) {
-	r := s.setup(t, nil)
-	keys := []string{"k", counter, "hasp:{k}:lock:k", "hasp:{" + counter + "}:fence:" + counter, "hasp:{", "hasp:{}", "hasp:{k}",
-		"{", "}", "{}", "}{", "a{b}c", "a}b", "{a}b}c", "a\x00b", "a\r\nb", "\U0001f512", "\xff\xfe", " ", "*", strings.Repeat("k", 1000), strings.Repeat("}", 1000)}
-	held := map[string]backend.Claim{}
-	fences := map[string]uint64{}
-	for round := range 2 {
-		for _, key := range keys {
-			c := Fenced(key)
-			g := r.Acquire(t, c)
-			if g.Fence <= fences[key] {
-				t.Errorf("round %d: %.40q: fence %d after %d", round, key, g.Fence, fences[key])
-			}
-			held[key], fences[key] = c, g.Fence
-		}
-		for _, key := range keys {
-			got, err := r.Driver.Inspect(t.Context(), key)
-			if err != nil || !got.Held || got.Owner != held[key].Owner || got.Fence != fences[key] {
-				t.Errorf("%.40q: %+v, %v; want owner %q, fence %d", key, got, err, held[key].Owner, fences[key])
-			}
-			if err := r.Renew(t, held[key]); err != nil {
-				t.Errorf("%.40q: renew: %v", key, err)
-			}
-			if err := r.Driver.Release(t.Context(), held[key]); err != nil {
-				t.Errorf("%.40q: release: %v", key, err)
-			}
-
-			// An unfenced lock leaves all counters as they are.
-			c := Claim(key)
-			r.Acquire(t, c)
-			if err := r.Driver.Release(t.Context(), c); err != nil {
-				t.Errorf("%.40q: %v", key, err)
-			}
-		}
-	}
-	if n := r.Redis.DBSize(t.Context()).Val(); n != int64(len(keys)) {
-		t.Errorf("%d keys are left, want the %d counters", n, len(keys))
-	}
-	for _, name := range r.Redis.Keys(t.Context(), "*").Val() {
-		if r.Left(t, name) <= 0 {
-			t.Errorf("%.60q has no end", name)
-		}
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -25,98 +26,51 @@ func (s Strategy) setup(t *testing.T, o *redistest.Options) rig { return Setup(t
 // kinds are the two kinds of claims.
 var kinds = map[string]func(key string) backend.Claim{"unfenced": Claim, "fenced": Fenced}
 
-// RecordAndTerm proves that the record is that of the claim, and that its
-// term is rounded up.
-func (s Strategy) RecordAndTerm(t *testing.T) {
+// RecordAndRefusal proves that the record is that of the claim, that a refusal says who holds
+// the key and for how long, also after a release with KeepUntil, and that the owner is a label.
+func (s Strategy) RecordAndRefusal(t *testing.T) {
 	r := s.setup(t, nil)
-	for key, kind := range kinds {
-		c := kind(key)
-		c.TTL = Term + time.Microsecond
-		r.Acquire(t, c)
-		if !s.Has(t.Context(), r.Redis, c) {
-			t.Errorf("%s: another record", key)
-		}
-		if left := r.Left(t, key); left <= Term/2 || left > Term+time.Millisecond {
-			t.Errorf("%s: %v left", key, left)
-		}
-	}
-}
-
-// HeldErrorNamesOwnerAndTerm proves that a refusal says who holds the key and
-// for how long.
-func (s Strategy) HeldErrorNamesOwnerAndTerm(t *testing.T) {
-	r := s.setup(t, nil)
-	for _, second := range kinds {
-		first := Claim("k")
+	for kind, claim := range kinds {
+		first := claim(kind)
 		first.Owner = "host/7/job #3 \xff"
-		r.Acquire(t, first)
-		for _, c := range []backend.Claim{second("k"), first} {
+		refused := func(c backend.Claim, term time.Duration) {
+			t.Helper()
 			var held *backend.HeldError
-			_, err := r.Driver.Acquire(t.Context(), c)
-			if !errors.Is(err, backend.ErrHeld) || !errors.As(err, &held) {
-				t.Fatalf("got %v", err)
+			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Owner != first.Owner || held.RetryAfter <= term/2 || held.RetryAfter > term {
+				t.Errorf("%s: got %v", kind, err)
 			}
-			if held.Owner != first.Owner || held.RetryAfter <= Term/2 || held.RetryAfter > Term {
-				t.Errorf("got %+v", held)
+			st, err := r.Driver.Inspect(t.Context(), kind)
+			if err != nil || st.Owner != first.Owner || st.TTL <= term/2 || st.TTL > term || s.Since == st.Since.IsZero() {
+				t.Errorf("%s: inspect: got %+v, %v", kind, st, err)
 			}
 		}
-		r.Release(t, first)
-	}
-}
+		r.Acquire(t, first)
+		if !s.Has(t.Context(), r.Redis, first) {
+			t.Errorf("%s: another record", kind)
+		}
+		for _, second := range kinds {
+			refused(second(kind), Term)
+		}
+		refused(first, Term)
 
-// ReleaseNeedsTheToken proves that key and token are the proof of a hold, and
-// nothing else.
-func (s Strategy) ReleaseNeedsTheToken(t *testing.T) {
-	r := s.setup(t, nil)
-	c := Claim("k")
-	Lost(t, "nothing held", r.Driver.Release(t.Context(), c))
-	r.Acquire(t, c)
-	for _, token := range []string{c.Token + "1", c.Token[:3], "other", ""} {
-		other := c
-		other.Token = token
-		Lost(t, fmt.Sprintf("release of token %q", token), r.Driver.Release(t.Context(), other))
-		Lost(t, fmt.Sprintf("renewal of token %q", token), r.Renew(t, other))
+		nameless := backend.Claim{Key: kind, Token: first.Token, TTL: Term}
+		Want(t, "renew", r.Renew(t, nameless), nil)
+		r.Redis.Persist(t.Context(), kind) // a release with KeepUntil ends it nevertheless
+		Want(t, "release", r.Driver.Release(t.Context(), Kept(nameless, 4*Term)), nil)
+		refused(Claim(kind), 4*Term)
+		if s.Has(t.Context(), r.Redis, first) {
+			t.Errorf("%s: the record has its token still", kind)
+		}
+		Want(t, "break", r.Driver.Break(t.Context(), kind), nil)
+		r.Acquire(t, first)
+		Want(t, "release", r.Driver.Release(t.Context(), nameless), nil)
 	}
-	if r.Left(t, "k") <= 0 {
-		t.Fatal("released by another token")
-	}
-
-	// The owner is a label, so a release works without it.
-	Want(t, "release", r.Driver.Release(t.Context(), backend.Claim{Key: "k", Token: c.Token}), nil)
-	Lost(t, "a second time", r.Driver.Release(t.Context(), c))
-	r.Acquire(t, Claim("k"))
-}
-
-// RenewNeverShortensAndNeverRevives proves that a renewal makes a term longer
-// or leaves it.
-func (s Strategy) RenewNeverShortensAndNeverRevives(t *testing.T) {
-	r := s.setup(t, nil)
-	c := Claim("k")
-	r.Acquire(t, c)
-	c.TTL = 10 * Term
-	if err := r.Renew(t, c); err != nil || r.Left(t, "k") <= 9*Term {
-		t.Errorf("longer: %v, %v left", err, r.Left(t, "k"))
-	}
-	c.TTL = time.Second
-	if err := r.Renew(t, c); err != nil || r.Left(t, "k") <= 9*Term {
-		t.Errorf("shorter: %v, %v left", err, r.Left(t, "k"))
-	}
-	r.Redis.Persist(t.Context(), "k")
-	if err := r.Renew(t, c); err != nil || r.Left(t, "k") != -1 {
-		t.Errorf("without end: %v, %v left", err, r.Left(t, "k"))
-	}
-	r.Redis.Del(t.Context(), "k")
-	if err := r.Renew(t, c); !errors.Is(err, backend.ErrLost) || r.Redis.Exists(t.Context(), "k").Val() != 0 {
-		t.Errorf("gone: %v", err)
-	}
-	r.Acquire(t, Claim("k"))
-	Lost(t, "taken by another", r.Renew(t, c))
 }
 
 // RenewAlwaysWrites proves that a renewal writes even if the term is longer already. From
 // Redis 7.2 on, WAIT covers the last write of its own connection. Replicas would confirm a
 // renewal that writes nothing, although they may lack the hold: for instance after an
-// Extend that they did not confirm.
+// Extend that they did not confirm. A record without an end keeps none.
 func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	r := s.setup(t, &redistest.Options{Own: true, Real: true})
 	c := Claim("k")
@@ -137,37 +91,26 @@ func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	if left := r.Redis.PTTL(t.Context(), "k").Val(); left <= c.TTL {
 		t.Errorf("it left %v of %v", left, Term)
 	}
+	r.Redis.Persist(t.Context(), "k")
+	if err := r.Renew(t, c); err != nil || r.Left(t, "k") != -1 {
+		t.Errorf("without end: %v, %v left", err, r.Left(t, "k"))
+	}
 }
 
-// RenewAnswersEachClaimOfABatch proves that each claim of a batch gets one
-// answer of its own.
-func (s Strategy) RenewAnswersEachClaimOfABatch(t *testing.T) {
-	r := s.setup(t, nil)
-	var cs []backend.Claim
-	for i := range 300 {
-		c := Claim(fmt.Sprint("k", i))
-		r.Acquire(t, c)
-		if c.TTL = 10 * Term; i%3 == 0 {
-			r.Redis.Del(t.Context(), c.Key)
+// Kept returns c with a KeepUntil in d, for a Release.
+func Kept(c backend.Claim, d time.Duration) backend.Claim {
+	c.KeepUntil = time.Now().Add(d)
+	return c
+}
+
+// sortedSet returns a function that writes a sorted set that is no shared record.
+func sortedSet(member string, end time.Duration) func(ctx context.Context, rdb *redis.Client, key string) error {
+	return func(ctx context.Context, rdb *redis.Client, key string) error {
+		rdb.ZAdd(ctx, key, redis.Z{Score: 1, Member: member})
+		if end == 0 {
+			return nil
 		}
-		cs = append(cs, c)
-	}
-	for range 2 { // the first round has to send the script
-		answers := make([]int, len(cs))
-		r.Driver.Renew(t.Context(), cs, func(i int, g backend.Grant, err error) {
-			answers[i]++
-			if lost := errors.Is(err, backend.ErrLost); lost != (i%3 == 0) || !lost && err != nil || g != (backend.Grant{}) {
-				t.Errorf("claim %d: %+v, %v", i, g, err)
-			}
-		})
-		for i, n := range answers {
-			if n != 1 {
-				t.Errorf("claim %d was answered %d times", i, n)
-			}
-		}
-	}
-	if left := r.Left(t, "k1"); left < 9*Term {
-		t.Errorf("%v left", left)
+		return rdb.Expire(ctx, key, end).Err()
 	}
 }
 
@@ -182,68 +125,55 @@ var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string
 	},
 	"list": func(ctx context.Context, rdb *redis.Client, key string) error { return rdb.LPush(ctx, key, "x").Err() },
 	"set":  func(ctx context.Context, rdb *redis.Client, key string) error { return rdb.SAdd(ctx, key, "x").Err() },
-	"zset": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.ZAdd(ctx, key, redis.Z{Member: "x"}).Err()
-	},
 	"stream": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: []string{"a", "b"}}).Err()
 	},
+	"sorted set without an end":  sortedSet("token#owner", 0),
+	"sorted set of another form": sortedSet("a b#c", time.Hour),
+	"sorted set without a mark":  sortedSet("x", time.Hour),
+	"sorted set without a token": sortedSet("#x", time.Hour),
 }
 
-// ForeignValueIsHeld proves that a value of another program counts as a hold:
-// it is reported without its content, and only Break removes it.
+// foreignValues returns foreign with the values of s.
+func (s Strategy) foreignValues() map[string]func(ctx context.Context, rdb *redis.Client, key string) error {
+	all := maps.Clone(foreign)
+	maps.Copy(all, s.Foreign)
+	return all
+}
+
+// ForeignValueIsHeld proves that a value of another program counts as a hold that is not
+// shared: it is reported without its content, and only Break removes it.
 func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	r := s.setup(t, nil)
 	ctx := t.Context()
-	values := maps.Clone(foreign)
-	maps.Copy(values, s.Foreign)
-	for kind, put := range values {
-		if err := put(ctx, r.Redis, kind); err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range []backend.Claim{Claim(kind), Fenced(kind), {Key: kind, Token: "token", TTL: time.Second}} {
+	for kind, put := range s.foreignValues() {
+		Want(t, kind, put(ctx, r.Redis, kind), nil)
+		before := r.Redis.Dump(ctx, kind).Val()
+		ends := r.Left(t, kind) > 0
+		waiting, exact := Claim(kind), Shared(kind)
+		waiting.Waiting = true
+		exact.Token, exact.Owner = "token", "owner"
+		for _, c := range []backend.Claim{Claim(kind), Fenced(kind), Shared(kind), waiting, exact, {Key: kind, Token: "token", TTL: time.Second}} {
 			var held *backend.HeldError
-			if _, err := r.Driver.Acquire(ctx, c); !errors.As(err, &held) || *held != (backend.HeldError{}) {
+			if _, err := r.Driver.Acquire(ctx, c); !errors.As(err, &held) || held.Owner != "" || held.Shared || ends != (held.RetryAfter > Term) {
 				t.Errorf("%s: acquire: got %#v", kind, err)
 			}
 			Lost(t, kind+": renew", r.Renew(t, c))
 			Lost(t, kind+": release", r.Driver.Release(ctx, c))
+			Lost(t, kind+": release with KeepUntil", r.Driver.Release(ctx, Kept(c, Term)))
 		}
 		status, err := r.Driver.Inspect(ctx, kind)
-		if err != nil || !status.Held || status.TTL >= 0 || status.Owner != "" {
+		if err != nil || !status.Held || ends != (status.TTL > Term) || status.Owner != "" || len(status.Shared) > 0 {
 			t.Errorf("%s: inspect: got %+v, %v", kind, status, err)
 		}
-		if err := r.Driver.Break(ctx, kind); err != nil {
-			t.Errorf("%s: break: %v", kind, err)
+		if r.Redis.Dump(ctx, kind).Val() != before || ends != (r.Left(t, kind) > Term) {
+			t.Errorf("%s: it has changed", kind)
 		}
+		if n := r.Redis.Exists(ctx, redisstore.IntentKey(kind)).Val(); n != 0 {
+			t.Errorf("%s: an intent", kind)
+		}
+		Want(t, kind+": break", r.Driver.Break(ctx, kind), nil)
 		r.Acquire(t, Claim(kind))
-	}
-}
-
-// InspectAndBreak proves that Inspect reports a hold, and that Break ends it.
-func (s Strategy) InspectAndBreak(t *testing.T) {
-	r := s.setup(t, nil)
-	ctx := t.Context()
-	if got, err := r.Driver.Inspect(ctx, "k"); err != nil || got.Held || got.Fence != 0 || got.TTL != 0 || got.Owner != "" {
-		t.Errorf("free: %+v, %v", got, err)
-	}
-	Want(t, "break of a free key", r.Driver.Break(ctx, "k"), nil)
-
-	c := Fenced("k")
-	g := r.Acquire(t, c)
-	got, err := r.Driver.Inspect(ctx, "k")
-	if err != nil || !got.Held || got.Owner != c.Owner || got.Fence != g.Fence || got.TTL <= Term/2 || got.TTL > Term || len(got.Waiters) > 0 {
-		t.Errorf("held: %+v, %v", got, err)
-	}
-	// The server's clock may differ from ours, so the test asks the server.
-	if now := r.Redis.Time(ctx).Val(); s.Since && (got.Since.After(now) || now.Sub(got.Since) > Term) || !s.Since && !got.Since.IsZero() {
-		t.Errorf("since %v; the server's time is %v", got.Since, now)
-	}
-
-	Want(t, "break", r.Driver.Break(ctx, "k"), nil)
-	Lost(t, "renew after break", r.Renew(t, c))
-	if got, _ := r.Driver.Inspect(ctx, "k"); got.Held || got.Fence != g.Fence {
-		t.Errorf("after break: %+v", got)
 	}
 }
 
@@ -259,23 +189,24 @@ func (s Strategy) CommandsPerOperation(t *testing.T) {
 	r := rig{srv, rdb, s.open(rdb)}
 	for round := range 2 {
 		for i, kind := range kinds {
-			c := kind(fmt.Sprint("k", round, i)) // a key that the driver has not been refused yet
+			c, kept := kind(fmt.Sprint("k", round, i)), Claim(fmt.Sprint("kept", round, i)) // keys that the driver has not been refused yet
+			r.Acquire(t, kept)
 			p.Commands()
 			r.Acquire(t, c)
 			acquired := p.Commands()
-			_, err := r.Driver.Acquire(t.Context(), Claim(c.Key))
+			Want(t, "acquire again", ErrOf(r.Driver.Acquire(t.Context(), Claim(c.Key))), backend.ErrHeld)
 			refused := p.Commands()
-			_ = r.Renew(t, c)
+			Want(t, "renew", r.Renew(t, c), nil)
 			renewed := p.Commands()
-			if e := r.Driver.Release(t.Context(), c); e != nil || !errors.Is(err, backend.ErrHeld) {
-				t.Error(e, err)
-			}
+			r.Release(t, c)
 			released := p.Commands()
+			r.Release(t, Kept(kept, Term))
+			keeps := p.Commands()
 			if round == 0 {
 				continue // the first round has to send the scripts
 			}
-			if len(acquired) != 1 || len(refused) != s.Refusal || len(renewed) != 1 || len(released) != 1 {
-				t.Errorf("acquired %q, refused %q, renewed %q, released %q", acquired, refused, renewed, released)
+			if len(acquired) != 1 || len(refused) != s.Refusal || len(renewed) != 1 || len(released) != 1 || len(keeps) != 1 {
+				t.Errorf("acquired %q, refused %q, renewed %q, released %q, kept %q", acquired, refused, renewed, released, keeps)
 			}
 		}
 	}
@@ -297,18 +228,5 @@ func (s Strategy) NewPanicsOnMisuse(t *testing.T) {
 			}()
 			f()
 		}()
-	}
-}
-
-// CloseLeavesTheCallersClientOpen proves that a driver neither closes a client
-// that the caller passed nor changes its settings.
-func (s Strategy) CloseLeavesTheCallersClientOpen(t *testing.T) {
-	r := s.setup(t, nil)
-	before := *r.Redis.Options()
-	r.Acquire(t, Claim("k"))
-	Want(t, "close", r.Driver.Close(), nil)
-	Want(t, "ping", r.Redis.Ping(t.Context()).Err(), nil)
-	if after := r.Redis.Options(); after.MaxRetries != before.MaxRetries || after.ReadTimeout != before.ReadTimeout || after.ContextTimeoutEnabled != before.ContextTimeoutEnabled {
-		t.Error("the settings have changed")
 	}
 }

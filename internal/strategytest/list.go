@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // Listed returns the entries of a list by key, and the error at its end.
@@ -46,16 +45,18 @@ func ListClaim(key string) backend.Claim {
 	return c
 }
 
-// foreignKeys writes values of every type that look a little like locks, with an end and
-// without one. Some are a megabyte long.
-func foreignKeys(t *testing.T, rdb *redis.Client) {
+// foreignKeys writes values of every type, some of which look a little like locks, with an end
+// and without one. Some are a megabyte long.
+func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
 	t.Helper()
 	ctx := t.Context()
+	for name, write := range s.foreignValues() {
+		Want(t, name, write(ctx, rdb, "foreign "+name), nil)
+	}
 	long := strings.Repeat("long value ", 100_000)
 	token := "AAAABBBBCCCCDDDDEEEEFF"
 	pipe := rdb.Pipeline()
 	for i, v := range []string{"", "1", long, token, "user#7", "red#ff0000", "fairlock", "fairlock? x", "a b" + token + "#me", "\x00#"} {
-		pipe.Set(ctx, fmt.Sprint("string ", i), v, 0)
 		pipe.Set(ctx, fmt.Sprint("string with an end ", i), v, time.Hour)
 	}
 	pipe.Set(ctx, "no end", token+"#me", 0)
@@ -67,47 +68,33 @@ func foreignKeys(t *testing.T, rdb *redis.Client) {
 		pipe.Expire(ctx, key, time.Hour)
 		pipe.HSet(ctx, key+" of two fields", field, 1, "other", long)
 	}
-	for i, member := range []string{"x", long, "#me", " #me"} {
-		key := fmt.Sprint("sorted set ", i)
-		pipe.ZAdd(ctx, key, redis.Z{Member: member})
-		pipe.Expire(ctx, key, time.Hour)
-	}
-	pipe.ZAdd(ctx, "sorted set without an end", redis.Z{Member: token + "#me"})
-	pipe.RPush(ctx, "list", long)
-	pipe.SAdd(ctx, "set", long)
-	pipe.XAdd(ctx, &redis.XAddArgs{Stream: "stream", Values: []string{"field", long}})
 	for _, name := range []string{"hasp:{", "hasp:{x}", "hasp:{x}:lock:", "hasp:{x}:lock:x", "hasp:{x}:places:y", "hasp:{}:fence:", "hasp:{x}:fence:x"} {
 		pipe.Set(ctx, name, token+"#me", time.Hour)
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		t.Fatal(err)
-	}
+	Want(t, "exec", ErrOf(pipe.Exec(ctx)), nil)
 }
 
-// ListNamesOnlyOurOwn proves that a list has hasp's records only, and that the values of
-// other programs are not read.
+// ListNamesOnlyOurOwn proves that a list has hasp's records only, that the values of other
+// programs are not read, that the keys that a user may not use are left out, and that a user
+// without the right to list gets an error.
 func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
-	r := s.setup(t, &redistest.Options{Own: true, Real: true})
+	r := s.setup(t, real)
 	ctx := t.Context()
-	foreignKeys(t, r.Redis)
-	for name, write := range s.Foreign {
-		if err := write(ctx, r.Redis, "foreign "+name); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s.foreignKeys(t, r.Redis)
 	r.wantListed(t, "no lock", "")
 
 	odd := "hasp:{a}:fence:b"
-	keys := []string{"k", "k{tag}", "k}", odd, "k*", "\x00\xff"}
+	keys := []string{"k", "k{tag}", "k}", odd, "k*", "\x00\xff", "kept", "shared"}
 	for _, key := range keys {
-		r.Acquire(t, ListClaim(key))
+		c := ListClaim(key)
+		c.Shared = key == "shared"
+		r.Acquire(t, c)
+		if key == "kept" {
+			r.Release(t, Kept(c, Term))
+		}
 	}
-	kept := ListClaim("kept")
-	r.Acquire(t, kept)
-	r.Release(t, Kept(kept, Term))
-
 	before := r.sent(t)
-	r.wantListed(t, "all", "", append(keys, "kept")...)
+	r.wantListed(t, "all", "", keys...)
 	if n := r.sent(t) - before; n > 100_000 {
 		t.Errorf("the server sent %d bytes for a list", n)
 	}
@@ -116,17 +103,20 @@ func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 	for _, prefix := range []string{"h", "hasp:{", "hasp:{a", odd} {
 		r.wantListed(t, prefix, prefix, odd)
 	}
-
-	if s.Intents {
-		c := ListClaim("shared")
-		c.Shared = true
-		r.Acquire(t, c)
-		all, err := Listed(ctx, r.Driver, "sh")
-		if e := all["shared"]; err != nil || len(all) != 1 || !slices.Equal(e.Shared, []string{c.Owner}) || e.TTL <= 0 || e.TTL > Term {
-			t.Errorf("shared: got %+v, %v", all, err)
-		}
+	all, err := Listed(ctx, r.Driver, "sh")
+	if e := all["shared"]; err != nil || len(all) != 1 || len(e.Shared) != 1 || e.TTL <= 0 || e.TTL > Term {
+		t.Errorf("shared: got %+v, %v", all, err)
 	}
-	r.Redis.FlushAll(ctx)
+
+	r.Forbid(t, "resetkeys", "~k*", "~hasp:*")
+	r.wantListed(t, "rights to some keys", "", "k", "k{tag}", "k}", odd, "k*", "kept")
+	// The fences of its own locks are not for this user either, as with Inspect.
+	r.Forbid(t, "resetkeys", "~k*")
+	_, err = Listed(ctx, r.Driver, "")
+	Outage(t, "without the right to fences", err)
+	r.Forbid(t, "allkeys", "-scan")
+	_, err = Listed(ctx, r.Driver, "")
+	Outage(t, "without the right to scan", err)
 }
 
 // sent returns how many bytes the server has sent.
@@ -137,24 +127,4 @@ func (r Rig[D]) sent(t *testing.T) int64 {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// ListNeedsRights proves that a user without the right to list gets an error, and that the
-// keys that a user may not use are left out.
-func (s Strategy) ListNeedsRights(t *testing.T) {
-	r := s.setup(t, &redistest.Options{Own: true, Real: true})
-	foreignKeys(t, r.Redis)
-	for _, key := range []string{"app:a", "app:b", "other"} {
-		r.Acquire(t, ListClaim(key))
-	}
-	r.Forbid(t, "resetkeys", "~app:*", "~hasp:*")
-	r.wantListed(t, "rights to some keys", "", "app:a", "app:b")
-
-	// The fences of its own locks are not for this user either, as with Inspect.
-	r.Forbid(t, "resetkeys", "~app:*")
-	_, err := Listed(t.Context(), r.Driver, "")
-	Outage(t, "without the right to fences", err)
-	r.Forbid(t, "allkeys", "-scan")
-	_, err = Listed(t.Context(), r.Driver, "")
-	Outage(t, "without the right to scan", err)
 }

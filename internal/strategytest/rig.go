@@ -11,7 +11,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -133,6 +135,28 @@ func ErrOf[T any](_ T, err error) error { return err }
 func Lost(t *testing.T, what string, err error) {
 	t.Helper()
 	Want(t, what, err, backend.ErrLost)
+}
+
+// Lock locks k.
+func Lock(t *testing.T, c *hasp.Client, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	lease, err := c.Lock(t.Context(), "k", opts...)
+	if err != nil {
+		t.Fatalf("lock: %v", err)
+	}
+	return lease
+}
+
+// Unlock unlocks lease.
+func Unlock(t *testing.T, lease *hasp.Lease) {
+	t.Helper()
+	Want(t, "unlock", lease.Unlock(t.Context()), nil)
+}
+
+// Outages are faults of all connections that can be mended.
+var Outages = map[string]func(p *faultproxy.Proxy) (mend func()){
+	"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
+	"stalled": func(p *faultproxy.Proxy) func() { p.Stall(); return p.Flow },
 }
 
 // Bounded returns a context that ends after d.

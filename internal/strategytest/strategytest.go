@@ -44,21 +44,13 @@ type Strategy struct {
 	// same type of Redis.
 	Foreign map[string]func(ctx context.Context, rdb *redis.Client, key string) error
 
-	// Acquire begins the command that acquires a key without a fence.
-	Acquire string
-
 	// Refusal is the number of commands that a refused Acquire takes.
 	Refusal int
 
 	// Since says that Inspect reports when a hold began.
 	Since bool
 
-	// Late is how long after the end of a dead holder's term a waiter may get
-	// the key.
-	Late time.Duration
-
-	// Intents says that there are shared holds, and that a caller that they refuse leaves
-	// an intent.
+	// Intents says that a caller that shared holds refuse leaves an intent.
 	Intents bool
 }
 
@@ -66,35 +58,15 @@ type Strategy struct {
 func Run(t *testing.T, s Strategy) {
 	t.Parallel() // each test has a server of its own, and the slow ones wait
 	tests := []func(*testing.T){
-		// hold.go
-		s.RecordAndTerm, s.HeldErrorNamesOwnerAndTerm, s.ReleaseNeedsTheToken, s.RenewNeverShortensAndNeverRevives,
-		s.RenewAlwaysWrites,
-		s.RenewAnswersEachClaimOfABatch, s.ForeignValueIsHeld, s.InspectAndBreak, s.CommandsPerOperation, s.NewPanicsOnMisuse,
-		s.CloseLeavesTheCallersClientOpen,
-
-		// keep.go
-		s.KeptRecord, s.KeptForeignValue, s.KeptAtOneCommand,
-
-		// fence.go
-		s.FenceGrows, s.FenceOnlyOnRequest, s.FenceTTLIsAnOption, s.NewFenceCounterIsTheServersTime, s.ForeignFenceCounterIsRefused, s.OddKeysDoNotMeet,
-
-		// fault.go
-		s.ReplyLost, s.ServerHangs, s.RefusalsOfTheServerAreOutages, s.ServerIsGone,
-
-		// lease.go
-		s.WaiterTakesOverAfterTheLoss, s.LostRepliesLeaveNothing,
-		s.HungServerBlocksNoCaller,
-
-		// list.go
-		s.ListNamesOnlyOurOwn, s.ListNeedsRights,
-
-		// open.go
-		s.OpenByURL, s.OpenByConfig, s.OpenErrors, s.ConfigWithTwoNodes,
+		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.CommandsPerOperation, s.NewPanicsOnMisuse,
+		s.FenceCounter, s.ForeignFenceCounterIsRefused,
+		s.RefusalsOfTheServerAreOutages,
+		s.ListNamesOnlyOurOwn,
+		s.OpenByURL, s.OpenErrors,
+		s.SharedHolds, s.SharedWithoutRights, s.RenewalsOfABatch,
 	}
 	if s.Intents {
-		// shared.go
-		tests = append(tests, s.SharedHoldsExcludeOthers, s.SharedTermsAreApart, s.WaitingWriterKeepsReadersOut, s.ForeignSortedSetIsHeld,
-			s.SharedWithoutRights, s.SharedFencesGrow, s.SharedHoldsOfOtherStrategies, s.SharedRenewalsOfABatch)
+		tests = append(tests, s.WaitingWriterKeepsReadersOut)
 	}
 	for _, f := range tests {
 		// The name of a method value is package.Type.Method-fm.
