@@ -2,7 +2,7 @@ package fairlock_test
 
 import (
 	"context"
-	"fmt"
+	"os"
 	"regexp"
 	"testing"
 	"time"
@@ -16,6 +16,8 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 // misuse returns a call of New with options that it must refuse.
 func misuse(o fairlock.Options) func() {
@@ -116,17 +118,6 @@ func recordOf(t *testing.T, rdb *redis.Client, key string) record {
 		t.Errorf("%q is no record", text)
 	}
 	return r
-}
-
-// The record has the fence of its hold, or 0.
-func TestRecordHasTheFence(t *testing.T) {
-	r := setup(t, nil)
-	for _, c := range []backend.Claim{claim("a"), fenced("b")} {
-		g := r.Acquire(t, c)
-		if got := recordOf(t, r.Redis, c.Key).fence; got != fmt.Sprint(g.Fence) {
-			t.Errorf("got %q, want %d", got, g.Fence)
-		}
-	}
 }
 
 // If a user may not read a record, that does not mean that the hold is lost.

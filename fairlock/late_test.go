@@ -9,7 +9,6 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // The reply to an enqueue is lost, and the repeats do not arrive until the hold that it led to
@@ -53,25 +52,6 @@ func TestLateMessageAfterAnUnansweredEnqueue(t *testing.T) {
 	})
 }
 
-// A user without some right leaves no key without an end.
-func TestNoKeyWithoutAnEnd(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.hold(t)
-	r.Forbid(t, "-zremrangebyscore")
-	c := claim("k")
-	c.Timeout = time.Second
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	if _, err := r.another(t).Wait(ctx, c); err == nil {
-		t.Error("a wait without the right has the key")
-	}
-	for _, key := range []string{queueKey, clientsKey} {
-		if ttl := r.Redis.TTL(t.Context(), key).Val(); ttl == -1 {
-			t.Errorf("%s has no end", key)
-		}
-	}
-}
-
 // Waiters that queue while a poll is in flight cause no second poll.
 func TestEnqueueBesideAPollCostsNoPoll(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -111,17 +91,4 @@ func TestEnqueueBesideAPollCostsNoPoll(t *testing.T) {
 		}
 		first.stop()
 	})
-}
-
-// A start before 1970 does not fit into the record. An operator may shorten a very long term.
-func TestStartBefore1970(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	c.TTL = 100 * 365 * 24 * time.Hour
-	r.Acquire(t, c)
-	want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", time.Minute).Err(), nil)
-	for range 2 {
-		want(t, "renew", r.Renew(t, c), nil)
-	}
-	want(t, "release", r.Driver.Release(t.Context(), c), nil)
 }

@@ -2,6 +2,7 @@ package fairlock_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -172,21 +173,38 @@ func TestSinceIsTheStartOfTheHold(t *testing.T) {
 	}
 }
 
-// An owner may have any bytes. It comes last in records and entries.
+// A start before 1970 does not fit into the record. An operator may shorten a very long term.
+func TestStartBefore1970(t *testing.T) {
+	r := setup(t, &redistest.Options{Own: true, Real: true})
+	c := claim("k")
+	c.TTL = 100 * 365 * 24 * time.Hour
+	r.Acquire(t, c)
+	want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", time.Minute).Err(), nil)
+	for range 2 {
+		want(t, "renew", r.Renew(t, c), nil)
+	}
+	want(t, "release", r.Driver.Release(t.Context(), c), nil)
+}
+
+// An owner may have any bytes. It comes last in records, members and entries.
 func TestOwnersOfAnyBytes(t *testing.T) {
 	r := setup(t, nil)
-	for _, owner := range []string{"", " ", "a b  c ", "#", "fairlock+ 1 2 3 4 5", "\x00\r\n\xff", "PUBLISH x 1 1 0 y"} {
-		c, next := r.hold(t), claim("k")
-		next.Owner = owner
-		x := r.wait(t, r.another(t), next, 1)
-		if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != owner {
-			t.Errorf("%q: %+v, %v", owner, s, err)
+	for _, owner := range []string{"", " ", "a b  c ", "#", "a#b", "fairlock+ 1 2 3 4 5", "\x00\r\n\xff", "PUBLISH x 1 1 0 y", "PUBLISH x 1 1 2 y"} {
+		for _, next := range []backend.Claim{claim("k"), shared()} {
+			c := r.hold(t)
+			next.Owner = owner
+			x := r.wait(t, r.another(t), next, 1)
+			if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != owner {
+				t.Errorf("%q: %+v, %v", owner, s, err)
+			}
+			r.Release(t, c)
+			x.got(t)
+			s, err := r.Driver.Inspect(t.Context(), "k")
+			if err != nil || !next.Shared && s.Owner != owner || next.Shared && !slices.Equal(s.Shared, []string{owner}) {
+				t.Errorf("%q: %+v, %v", owner, s, err)
+			}
+			want(t, "renew", r.Renew(t, next), nil)
+			x.release(t)
 		}
-		r.Release(t, c)
-		x.got(t)
-		if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || s.Owner != owner {
-			t.Errorf("%q: %+v, %v", owner, s, err)
-		}
-		x.release(t)
 	}
 }

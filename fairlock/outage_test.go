@@ -44,23 +44,32 @@ func TestReplyToEnqueueIsLost(t *testing.T) {
 	}
 }
 
-// The reply that grants a free key is lost. The repeat finds the hold.
-func TestReplyToEnqueueOnAFreeKeyIsLost(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p := w.proc()
-		p.wait().release()
-		c := claim("k")
-		p.proxy.Fail(c.Token, faultproxy.LoseReply)
-		x := p.wait(func(was *backend.Claim) { was.Token, was.Fenced = c.Token, true })
-		x.gotWithin(x.asked, time.Second)
-		if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence {
-			w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
-		}
-		want(w.T, "renew", p.renew(x.c), nil)
-		x.release()
-		time.Sleep(x.c.Timeout + time.Second)
-		w.empty("released")
-	})
+// The reply that grants a free key is lost, or the reply to a reader beside another. The
+// repeat finds the hold.
+func TestReplyToAnEnqueueThatGrantsTheKeyIsLost(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		inWorld(t, func(w *world) {
+			kind := func(c *backend.Claim) { c.Shared = shared }
+			p := w.proc()
+			p.wait(kind).release()
+			readers := 0
+			if shared {
+				p.wait(kind).got()
+				readers = 2
+			}
+			c := claim("k")
+			p.proxy.Fail(c.Token, faultproxy.LoseReply)
+			x := p.wait(kind, func(was *backend.Claim) { was.Token, was.Fenced = c.Token, true })
+			x.gotWithin(x.asked, time.Second)
+			if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence || len(s.Shared) != readers {
+				w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
+			}
+			want(w.T, "renew", p.renew(x.c), nil)
+			x.release()
+			time.Sleep(max(x.c.Timeout, x.c.TTL) + time.Second)
+			w.empty("released")
+		})
+	}
 }
 
 // If an enqueue arrives after its Wait has ended, nothing remains of it. If it
@@ -296,38 +305,6 @@ func TestPollThatHangs(t *testing.T) {
 		x.servedAtOnce()
 		next.got()
 		ps[1].proxy.Release()
-	})
-}
-
-// The Redis comes back without its data. All waiters queue again, and get the key
-// one after another.
-func TestWaitersSurviveTheLossOfTheData(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, ps := w.procs(4)
-		var xs []*wait
-		for i := range 9 {
-			xs = append(xs, ps[1+i%3].wait())
-		}
-		w.v.Mini.FlushAll()
-		for served := 0; served < len(xs); served++ {
-			var x *wait
-			for began := time.Now(); x == nil; time.Sleep(10 * time.Millisecond) {
-				if time.Since(began) > window {
-					w.Fatalf("%d were served, and no waiter has the key", served)
-				}
-				for _, one := range xs {
-					select {
-					case <-one.done:
-						if recordOf(w.T, w.rdb, "k").token == one.c.Token {
-							x = one
-						}
-					default:
-					}
-				}
-			}
-			x.release()
-		}
-		w.empty("all were served")
 	})
 }
 

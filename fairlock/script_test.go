@@ -235,12 +235,6 @@ func TestBadEntriesAreRemoved(t *testing.T) {
 // If the counter has no fence in it, a waiter that wants a fence gets an error, and
 // the others are served.
 func TestBadFenceCounterWhileWaiting(t *testing.T) {
-	invalid := func(t *testing.T, err error) {
-		t.Helper()
-		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(counter)) {
-			t.Errorf("got %v", err)
-		}
-	}
 	for name, free := range map[string]func(r rig, c backend.Claim) error{
 		"by a message": func(r rig, c backend.Claim) error { return r.Driver.Release(t.Context(), c) },
 		"in a reply": func(r rig, c backend.Claim) error { // a client that subscribes again polls
@@ -252,75 +246,64 @@ func TestBadFenceCounterWhileWaiting(t *testing.T) {
 			return r.Driver.Break(t.Context(), "k")
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := setup(t, nil)
-			c := r.hold(t)
-			x := r.wait(t, r.another(t), fenced("k"), 1)
-			next := r.wait(t, r.another(t), claim("k"), 2)
-			r.Redis.Set(t.Context(), counter, "x", 0)
-			want(t, "free the key", free(r, c), nil)
-			next.served(t)
-			select {
-			case err := <-x.done:
-				invalid(t, err)
-			case <-time.After(20 * time.Second):
-				t.Error("still waits")
-			}
-			_, err := r.Driver.Wait(t.Context(), fenced("k"))
-			invalid(t, err)
-			r.Acquire(t, claim("k"))
-		})
-	}
-}
-
-// Fences grow from hold to hold, also if the key is handed over.
-func TestFencesOfAQueue(t *testing.T) {
-	r := setup(t, nil)
-	c := fenced("k")
-	last := r.Acquire(t, c).Fence
-	d := r.another(t)
-	var xs []*waiting
-	for i := range 4 {
-		xs = append(xs, r.wait(t, d, fenced("k"), i+1))
-	}
-	r.Release(t, c)
-	for _, x := range xs {
-		g := x.got(t)
-		if s, err := r.Driver.Inspect(t.Context(), "k"); g.Fence <= last || s.Fence != g.Fence || s.Owner != x.c.Owner {
-			t.Errorf("fence %d after %d; %+v, %v", g.Fence, last, s, err)
+		for _, kind := range []backend.Claim{fenced("k"), sharedFenced()} {
+			t.Run(fmt.Sprint(name, ", shared: ", kind.Shared), func(t *testing.T) {
+				r := setup(t, nil)
+				c := r.hold(t)
+				x := r.wait(t, r.another(t), kind, 1)
+				d := r.another(t)
+				next, last := r.wait(t, d, claim("k"), 2), r.wait(t, d, shared(), 3)
+				r.Redis.Set(t.Context(), counter, "x", 0)
+				want(t, "free the key", free(r, c), nil)
+				next.served(t)
+				last.served(t)
+				select {
+				case err := <-x.done:
+					if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(counter)) {
+						t.Errorf("got %v", err)
+					}
+				case <-time.After(20 * time.Second):
+					t.Error("still waits")
+				}
+				r.Acquire(t, claim("k"))
+			})
 		}
-		last = g.Fence
-		x.release(t)
 	}
 }
 
 // A release of a token that waits removes its place, once, and no other place.
 func TestReleaseOfAPlaceInTheQueue(t *testing.T) {
-	r := setup(t, nil)
-	c := r.hold(t)
-	d := r.another(t)
-	x, y := r.wait(t, d, claim("k"), 1), r.wait(t, d, claim("k"), 2)
-	for range 2 {
-		want(t, "release of a place", r.Driver.Release(t.Context(), backend.Claim{Key: "k", Token: x.c.Token, Timeout: time.Second}), backend.ErrLost)
-		r.queued(t, "k", 1)
+	for _, kind := range []backend.Claim{claim("k"), shared()} {
+		r := setup(t, nil)
+		c := r.hold(t)
+		d := r.another(t)
+		r.wait(t, d, kind, 1)
+		y := r.wait(t, d, claim("k"), 2)
+		for range 2 {
+			place := backend.Claim{Key: "k", Token: kind.Token, Shared: kind.Shared, Timeout: time.Second}
+			want(t, "release of a place", r.Driver.Release(t.Context(), place), backend.ErrLost)
+			r.queued(t, "k", 1)
+		}
+		r.Release(t, c)
+		y.served(t)
 	}
-	r.Release(t, c)
-	y.served(t)
 }
 
 // A server without free memory still releases a key and hands it over.
 func TestReleaseWithoutMemory(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := r.hold(t)
-	x := r.wait(t, r.another(t), fenced("k"), 1)
-	r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
-	r.Release(t, c)
-	if got := recordOf(t, r.Redis, "k").token; got != x.c.Token {
-		t.Errorf("%q has the key", got)
-	}
-	x.served(t)
-	if left := r.left(t); !slices.Equal(left, []string{counter}) {
-		t.Errorf("left %q, want the counter", left)
+	for _, c := range []backend.Claim{claim("k"), shared()} {
+		r := setup(t, &redistest.Options{Own: true, Real: true})
+		r.Acquire(t, c)
+		x := r.wait(t, r.another(t), fenced("k"), 1)
+		r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
+		r.Release(t, c)
+		if got := recordOf(t, r.Redis, "k").token; got != x.c.Token {
+			t.Errorf("shared %t: %q has the key", c.Shared, got)
+		}
+		x.served(t)
+		if left := r.left(t); !slices.Equal(left, []string{counter}) {
+			t.Errorf("shared %t: left %q, want the counter", c.Shared, left)
+		}
 	}
 }
 
@@ -355,13 +338,16 @@ func TestReleaseByAUserThatMayNotCountSubscribers(t *testing.T) {
 	x.release(t)
 }
 
-// A queue that cannot be read does not count as empty.
-func TestInspectOfAQueueThatMayNotBeRead(t *testing.T) {
+// A queue that cannot be read does not count as empty, but a release succeeds.
+func TestQueueThatMayNotBeRead(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.Acquire(t, claim("k"))
+	c := r.hold(t)
 	r.Forbid(t, "-zrange")
 	_, err := r.Driver.Inspect(t.Context(), "k")
 	outage(t, "inspect", err)
+	if err := r.Driver.Release(t.Context(), c); err != nil || r.Redis.Exists(t.Context(), "k").Val() != 0 {
+		t.Errorf("release: %v", err)
+	}
 }
 
 // A token that has the key already writes its record, even if its term cannot
@@ -389,16 +375,6 @@ func (r rig) changes(t *testing.T) string {
 	return r.Redis.InfoMap(t.Context(), "persistence").Item("Persistence", "rdb_changes_since_last_save")
 }
 
-// A release succeeds even if the queue cannot be read.
-func TestReleaseThatCannotHandOver(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := r.hold(t)
-	r.Forbid(t, "-zrange")
-	if err := r.Driver.Release(t.Context(), c); err != nil || r.Redis.Exists(t.Context(), "k").Val() != 0 {
-		t.Errorf("release: %v", err)
-	}
-}
-
 // If the user may not use SET, an acquire is an outage and leaves nothing.
 func TestAcquireWithoutTheRightToSet(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
@@ -408,15 +384,6 @@ func TestAcquireWithoutTheRightToSet(t *testing.T) {
 	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
 		t.Error("something is left")
 	}
-}
-
-// A counter that the user may not read does not count as missing.
-func TestCounterThatMayNotBeRead(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.Forbid(t, "-getrange")
-	_, err := r.Driver.Acquire(t.Context(), fenced("k"))
-	outage(t, "acquire fenced", err)
-	r.Acquire(t, claim("k"))
 }
 
 // If a key of the queue has a value of another type, waits report it, no script
@@ -464,16 +431,76 @@ func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
 	}
 }
 
-// The term of a foreign record may be longer than a Duration can be.
-func TestTermBeyondADuration(t *testing.T) {
+// A client that subscribes to all channels by pattern does not count as a waiter.
+func TestSubscriberByPatternIsNoReceiver(t *testing.T) {
 	r := setup(t, nil)
-	r.Redis.Set(t.Context(), "k", "foreign", 0)
-	r.Redis.Do(t.Context(), "pexpire", "k", int64(1)<<50)
-	var held *backend.HeldError
-	if _, err := r.Driver.Acquire(t.Context(), claim("k")); !errors.As(err, &held) || held.RetryAfter <= 0 {
-		t.Errorf("got %#v", err)
+	watch := r.Redis.PSubscribe(t.Context(), "*")
+	defer watch.Close()
+	want(t, "receive", errOf(watch.Receive(t.Context())), nil)
+	c := r.hold(t)
+	r.dead(t, 1, "PUBLISH", time.Hour)
+	x := r.wait(t, r.another(t), claim("k"), 2)
+	r.Release(t, c)
+	x.served(t)
+}
+
+// A user without the right to the channels receives no messages. It polls, and is
+// served in order.
+func TestUserWithoutTheChannel(t *testing.T) {
+	for name, rights := range map[string][]any{
+		"no channels": {"resetchannels"},
+		"no publish":  {"allchannels", "-publish"}, // polls find the grants
+		"no pubsub":   {"resetchannels", "-@pubsub"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := setup(t, &redistest.Options{Own: true, Real: true})
+			o := r.app(t, append([]any{"~*", "+@all"}, rights...)...)
+			r.Driver = r.driver(t, o)
+			held := r.hold(t)
+			var xs []*waiting
+			for i := range 3 {
+				xs = append(xs, r.wait(t, r.driver(t, o), claim("k"), i+1))
+			}
+			r.Release(t, held)
+			for i, x := range xs {
+				x.got(t)
+				for _, later := range xs[i+1:] {
+					later.waits(t)
+				}
+				x.release(t)
+			}
+		})
 	}
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || s.TTL <= 0 {
-		t.Errorf("inspect: %+v, %v", s, err)
+}
+
+// app makes a user with these rights, and returns options for it.
+func (r rig) app(t *testing.T, rights ...any) *redis.Options {
+	t.Helper()
+	want(t, "acl setuser", r.Redis.Do(t.Context(), append([]any{"acl", "setuser", "app", "on", ">secret"}, rights...)...).Err(), nil)
+	o := r.Server.ClientOptions()
+	o.Username, o.Password = "app", "secret"
+	return o
+}
+
+// A user without a right that is needed cannot queue. It leaves nothing behind that has
+// no end, even if its process dies at once.
+func TestUserWhoMayNotSetTheEndOfAQueue(t *testing.T) {
+	for _, right := range []string{"-pexpireat", "-zremrangebyscore"} {
+		r := setup(t, &redistest.Options{Own: true, Real: true})
+		d := r.driver(t, r.app(t, "~*", "&*", "+@all", right))
+		r.hold(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := d.Wait(ctx, backend.Claim{Key: "k", Token: "dies", Owner: "me", TTL: time.Second, Timeout: time.Second})
+		// The first text is of Redis 7.0, the second of later servers.
+		if err == nil || !strings.Contains(err.Error(), "can't run this command") && !strings.Contains(err.Error(), "ACL failure in script") {
+			t.Errorf("%s: got %v", right, err)
+		}
+		for _, key := range r.Redis.Keys(t.Context(), "*").Val() {
+			if key == queueKey || r.Redis.TTL(t.Context(), key).Val() == -1 {
+				t.Errorf("%s: left %s", right, key)
+			}
+		}
 	}
 }

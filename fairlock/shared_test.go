@@ -1,7 +1,6 @@
 package fairlock_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,9 +12,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/spinlock"
 )
 
 // shared returns a claim for a shared hold of "k".
@@ -69,95 +66,6 @@ func (x *waiting) waits(t *testing.T) {
 	case err := <-x.done:
 		t.Fatalf("the wait has ended: %+v, %v", x.grant, err)
 	case <-time.After(50 * time.Millisecond):
-	}
-}
-
-func TestSharedHolds(t *testing.T) {
-	r := onServer(t)
-	a, b := sharedFenced(), sharedFenced()
-	b.Owner = "b c#d"
-	first, second := r.Acquire(t, a).Fence, r.Acquire(t, b).Fence
-	if second <= first {
-		t.Errorf("fence %d after %d", second, first)
-	}
-	r.holds(t, a, b)
-	r.refused(t, claim("k"), true)
-	s, err := r.Driver.Inspect(t.Context(), "k")
-	slices.Sort(s.Shared)
-	owners := []string{a.Owner, b.Owner}
-	slices.Sort(owners)
-	if err != nil || !s.Held || s.Owner != "" || !s.Since.IsZero() || s.Fence != second || s.TTL <= 0 || !slices.Equal(s.Shared, owners) {
-		t.Errorf("inspect: %+v, %v", s, err)
-	}
-	r.Release(t, a)
-	r.holds(t, b)
-	want(t, "release again", r.Driver.Release(t.Context(), a), backend.ErrLost)
-	want(t, "renew after the release", r.Renew(t, a), backend.ErrLost)
-	// The token alone proves the hold.
-	b.Owner = ""
-	want(t, "renew", r.Renew(t, b), nil)
-	r.Release(t, b)
-	c := fenced("k")
-	if f := r.Acquire(t, c).Fence; f <= second {
-		t.Errorf("fence %d after %d", f, second)
-	}
-	r.refused(t, shared(), false)
-	for _, of := range []backend.Claim{{Key: "k", Token: c.Token, Shared: true, TTL: time.Second}} {
-		want(t, "shared renewal of an exclusive hold", r.Renew(t, of), backend.ErrLost)
-		want(t, "shared release of an exclusive hold", r.Driver.Release(t.Context(), of), backend.ErrLost)
-	}
-	r.Release(t, c)
-	r.Acquire(t, a)
-	a.Shared = false
-	want(t, "exclusive renewal of a shared hold", r.Renew(t, a), backend.ErrLost)
-	want(t, "exclusive release of a shared hold", r.Driver.Release(t.Context(), a), backend.ErrLost)
-	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
-	if left := r.left(t); !slices.Equal(left, []string{counter}) {
-		t.Errorf("left %q, want the counter", left)
-	}
-}
-
-// A batch of renewals may have holds of both kinds.
-func TestRenewalsOfBothKinds(t *testing.T) {
-	r := onServer(t)
-	cs := []backend.Claim{shared(), claim("alone"), shared(), shared()}
-	for _, c := range cs[:3] {
-		r.Acquire(t, c)
-	}
-	errs := make([]error, len(cs))
-	r.Driver.Renew(t.Context(), cs, func(i int, _ backend.Grant, err error) { errs[i] = err })
-	for i, err := range errs {
-		if lost := errors.Is(err, backend.ErrLost); lost != (i == 3) || err != nil && !lost {
-			t.Errorf("claim %d: %v", i, err)
-		}
-	}
-}
-
-// A renewal prolongs one hold. A shorter hold does not shorten a longer one, and the
-// release of the longest shortens the record.
-func TestTermsOfSharedHolds(t *testing.T) {
-	r := onServer(t)
-	long, short, dead := shared(), shared(), shared()
-	long.TTL, short.TTL, dead.TTL = time.Hour, time.Minute, 100*time.Millisecond
-	for _, c := range []backend.Claim{dead, long, short} {
-		r.Acquire(t, c)
-	}
-	want(t, "renew", r.Renew(t, short), nil)
-	if left := r.Left(t, "k"); left < 59*time.Minute {
-		t.Errorf("%v are left", left)
-	}
-	time.Sleep(110 * time.Millisecond)
-	want(t, "renew the dead", r.Renew(t, dead), backend.ErrLost)
-	r.holds(t, long, short)
-	long.TTL = time.Second
-	want(t, "renew for less", r.Renew(t, long), nil)
-	want(t, "wait for less", errOf(r.Driver.Wait(t.Context(), long)), nil)
-	if left := r.Left(t, "k"); left < 59*time.Minute {
-		t.Errorf("a renewal has shortened the term to %v", left)
-	}
-	r.Release(t, long)
-	if left := r.Left(t, "k"); left > time.Minute {
-		t.Errorf("%v are left of the shorter hold", left)
 	}
 }
 
@@ -261,21 +169,6 @@ func TestManyReadersAtTheHead(t *testing.T) {
 	}
 }
 
-// A writer that gives up its place lets the readers behind it join the others.
-func TestWriterThatGivesUp(t *testing.T) {
-	r := onServer(t)
-	a := shared()
-	r.Acquire(t, a)
-	writer := r.wait(t, r.another(t), claim("k"), 1)
-	d := r.another(t)
-	x, y := r.wait(t, d, shared(), 2), r.wait(t, d, shared(), 3)
-	x.waits(t)
-	want(t, "release of a place", writer.d.Release(t.Context(), writer.c), backend.ErrLost)
-	x.got(t)
-	y.got(t)
-	r.holds(t, a, x.c, y.c)
-}
-
 // The readers behind a writer that gives up need no poll.
 func TestWriterThatGivesUpWakesReaders(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -299,29 +192,18 @@ func TestWriterThatGivesUpWakesReaders(t *testing.T) {
 
 // A reader that queues behind others without a subscriber joins a shared record at once.
 func TestReaderQueuesBehindTheDead(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p := w.proc()
-		c := claim("k")
-		c.Shared, c.TTL = true, time.Hour
-		want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
-		till := float64(time.Now().Add(time.Hour).UnixMilli())
-		w.rdb.ZAdd(w.Context(), queueKey, redis.Z{Score: 1, Member: "dead PUBLISH hasp:grant:dead 1 60000 2 a dead one"})
-		w.rdb.ZAdd(w.Context(), clientsKey, redis.Z{Score: till, Member: "hasp:grant:dead"})
-		p.wait(toShared).servedAtOnce()
-	})
-}
-
-// A reader may give up, too.
-func TestReaderThatGivesUp(t *testing.T) {
-	r := onServer(t)
-	holder := r.hold(t)
-	x := r.wait(t, r.another(t), shared(), 1)
-	for _, c := range []backend.Claim{{Key: "k", Token: x.c.Token, Shared: true, Timeout: time.Second}, x.c} {
-		want(t, "release of a place", r.Driver.Release(t.Context(), c), backend.ErrLost)
-		r.queued(t, "k", 0)
+	for _, kind := range []string{"0", "2"} {
+		inWorld(t, func(w *world) {
+			p := w.proc()
+			c := claim("k")
+			c.Shared, c.TTL = true, time.Hour
+			want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
+			till := float64(time.Now().Add(time.Hour).UnixMilli())
+			w.rdb.ZAdd(w.Context(), queueKey, redis.Z{Score: 1, Member: "dead PUBLISH hasp:grant:dead 1 60000 " + kind + " a dead one"})
+			w.rdb.ZAdd(w.Context(), clientsKey, redis.Z{Score: till, Member: "hasp:grant:dead"})
+			p.wait(toShared).servedAtOnce()
+		})
 	}
-	r.Release(t, holder)
-	r.Acquire(t, claim("k"))
 }
 
 // A reader without a subscriber keeps its place. The others get the key.
@@ -391,86 +273,6 @@ func TestSecondEntryOfAReader(t *testing.T) {
 	r.Release(t, x.c)
 }
 
-// Values that are no shared record are held, and stay as they are.
-func TestForeignSortedSet(t *testing.T) {
-	for name, put := range map[string]func(r rig){
-		"without an end": func(r rig) { r.Redis.ZAdd(t.Context(), "k", redis.Z{Score: 1, Member: "token#owner"}) },
-		"another form": func(r rig) {
-			r.Redis.ZAdd(t.Context(), "k", redis.Z{Score: 1, Member: "member"})
-			r.Redis.PExpire(t.Context(), "k", time.Hour)
-		},
-	} {
-		r := onServer(t)
-		put(r)
-		before := r.Redis.Dump(t.Context(), "k").Val()
-		for _, c := range []backend.Claim{claim("k"), shared()} {
-			var held *backend.HeldError
-			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared {
-				t.Errorf("%s: acquire: %#v", name, err)
-			}
-			want(t, "renew", r.Renew(t, c), backend.ErrLost)
-			want(t, "release", r.Driver.Release(t.Context(), c), backend.ErrLost)
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			if _, err := r.Driver.Wait(ctx, c); !errors.Is(err, backend.ErrHeld) {
-				t.Errorf("%s: wait: %v", name, err)
-			}
-			cancel()
-		}
-		if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !s.Held || len(s.Shared) > 0 {
-			t.Errorf("%s: inspect: %+v, %v", name, s, err)
-		}
-		if after := r.Redis.Dump(t.Context(), "k").Val(); after != before {
-			t.Errorf("%s: it has changed", name)
-		}
-	}
-}
-
-// A string of another strategy refuses readers.
-func TestStringOfAnotherStrategyRefusesReaders(t *testing.T) {
-	r := onServer(t)
-	other := spinlock.New(r.Server.Client(), nil)
-	defer other.Close()
-	c := claim("k")
-	want(t, "acquire", errOf(other.Acquire(t.Context(), c)), nil)
-	if _, err := r.Driver.Acquire(t.Context(), shared()); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("acquire: %v", err)
-	}
-	want(t, "release", other.Release(t.Context(), c), nil)
-	a := shared()
-	r.Acquire(t, a)
-	if _, err := other.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("acquire beside a reader: %v", err)
-	}
-	r.Release(t, a)
-}
-
-// Scripts of a version that does not know shared entries must read none of them: it
-// would grant the key alone to a reader.
-func TestSharedEntryIsNoneToOlderVersions(t *testing.T) {
-	r := onServer(t)
-	r.hold(t)
-	for i, c := range []backend.Claim{shared(), sharedFenced(), claim("k"), fenced("k")} {
-		r.wait(t, r.another(t), c, i+1)
-	}
-	for i, entry := range r.Redis.ZRange(t.Context(), queueKey, 0, -1).Val() {
-		script := `return string.match(ARGV[1], '^(%S+) (%S+) (%S+) (%S+) (%d+) ([01]) (.*)$') and 1 or 0`
-		if read := r.Redis.Eval(t.Context(), script, nil, entry).Val() == int64(1); read != (i >= 2) {
-			t.Errorf("entry %q is read: %v", entry, read)
-		}
-	}
-}
-
-// If a reader's term cannot be set, the reader leaves nothing.
-func TestSharedAcquireWithoutTheRightToSetATerm(t *testing.T) {
-	r := onServer(t)
-	r.Forbid(t, "-pexpire")
-	_, err := r.Driver.Acquire(t.Context(), shared())
-	outage(t, "acquire", err)
-	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
-		t.Error("something is left")
-	}
-}
-
 // A hold whose term cannot be prolonged keeps the term that it has.
 func TestSharedHoldThatCannotBeConfirmed(t *testing.T) {
 	r := onServer(t)
@@ -483,39 +285,7 @@ func TestSharedHoldThatCannotBeConfirmed(t *testing.T) {
 	r.holds(t, c)
 }
 
-// A server without free memory still releases a reader's hold and hands the key over.
-func TestSharedReleaseWithoutMemory(t *testing.T) {
-	r := onServer(t)
-	c := shared()
-	r.Acquire(t, c)
-	x := r.wait(t, r.another(t), fenced("k"), 1)
-	r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
-	r.Release(t, c)
-	x.got(t)
-}
-
 func toShared(c *backend.Claim) { c.Shared = true }
-
-// The reply or the message that grants a shared hold is lost. The waiter finds its hold.
-func TestReplyToASharedEnqueueIsLost(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p := w.proc()
-		p.wait(toShared).release()
-		beside := p.wait(toShared)
-		beside.got()
-		c := claim("k")
-		p.proxy.Fail(c.Token, faultproxy.LoseReply)
-		x := p.wait(toShared, func(was *backend.Claim) { was.Token, was.Fenced = c.Token, true })
-		x.gotWithin(x.asked, time.Second)
-		if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence || len(s.Shared) != 2 {
-			w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
-		}
-		x.release()
-		beside.release()
-		time.Sleep(x.c.Timeout + time.Second)
-		w.empty("released")
-	})
-}
 
 // Messages about shared holds are lost or late. The next poll finds all the holds.
 func TestLostMessagesToReaders(t *testing.T) {

@@ -369,29 +369,6 @@ func (w *world) empty(what string) {
 
 func fence(c *backend.Claim) { c.Fenced = true }
 
-func TestReleaseServesAtOnceAndInOrder(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(4)
-		var xs []*wait
-		var owners []string
-		for i := range 12 {
-			x := ps[1+i%3].wait()
-			xs, owners = append(xs, x), append(owners, x.c.Owner)
-		}
-		w.queued(owners...)
-		ps[0].release(c)
-		began := time.Now()
-		for i, x := range xs {
-			x.gotWithin(began, 0)
-			if i+1 < len(xs) {
-				xs[i+1].waits()
-			}
-			x.release()
-		}
-		w.empty("all were served")
-	})
-}
-
 // A client with several waiters for a key sends one poll for all of them.
 func TestWaitingCostsNothingButThePolls(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -573,49 +550,36 @@ func TestClientThatQueuesAgainStaysAlive(t *testing.T) {
 	})
 }
 
-// The connections of a stopped process still accept data, so it looks alive.
+// The connections of a stopped process still accept data, so it looks alive. If terms are
+// below the window, each stopped waiter costs its term at most. All of them together cost a
+// window.
 func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(7)
-		var stopped []*wait
-		for _, p := range ps[1:6] {
-			stopped = append(stopped, p.wait())
-		}
-		living := ps[6].wait()
-		for _, p := range ps[1:6] {
-			p.proxy.Stall()
-		}
-		ps[0].release(c)
-		began := time.Now()
-		time.Sleep(window / 2)
-		living.waits()
-		living.gotWithin(began, window+10*time.Millisecond)
-		// For those that were stopped it was an outage of more than their Timeout.
-		for i, x := range stopped {
-			x.fails("stopped")
-			ps[1+i].proxy.Flow()
-		}
-		living.release()
-		time.Sleep(window)
-		w.empty("all have ended")
-	})
-}
-
-// If terms are below the window, each stopped waiter costs its term at most, and
-// all of them together cost a window.
-func TestStoppedWaitersWithShortTerms(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(7)
-		for _, p := range ps[1:6] {
-			p.wait(func(c *backend.Claim) { c.TTL = time.Second })
-		}
-		living := ps[6].wait()
-		for _, p := range ps[1:6] {
-			p.proxy.Stall()
-		}
-		ps[0].release(c)
-		living.gotWithin(time.Now(), window+10*time.Millisecond)
-	})
+	for _, ttl := range []time.Duration{time.Minute, time.Second} {
+		inWorld(t, func(w *world) {
+			c, ps := w.procs(7)
+			var stopped []*wait
+			for _, p := range ps[1:6] {
+				stopped = append(stopped, p.wait(func(c *backend.Claim) { c.TTL = ttl }))
+			}
+			living := ps[6].wait()
+			for _, p := range ps[1:6] {
+				p.proxy.Stall()
+			}
+			ps[0].release(c)
+			began := time.Now()
+			time.Sleep(window / 2)
+			living.waits()
+			living.gotWithin(began, window+10*time.Millisecond)
+			// For those that were stopped it was an outage of more than their Timeout.
+			for i, x := range stopped {
+				x.fails("stopped")
+				ps[1+i].proxy.Flow()
+			}
+			living.release()
+			time.Sleep(window)
+			w.empty("all have ended")
+		})
+	}
 }
 
 func TestKeyIsHandedOnIfItsReceiverGivesUp(t *testing.T) {
@@ -761,19 +725,6 @@ func TestTryLockDoesNotOvertakeAQueue(t *testing.T) {
 	})
 }
 
-// Once the window of the last waiter has passed, there is no queue.
-func TestTryLockAfterTheLastWaiterDied(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		ps[1].wait()
-		ps[1].proxy.Down()
-		w.settle()
-		ps[0].release(c)
-		time.Sleep(window + time.Millisecond)
-		want(w.T, "acquire", errOf(ps[2].Acquire(w.Context(), claim("k"))), nil)
-	})
-}
-
 func TestNothingRemainsOfWaitersThatDied(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(4)
@@ -820,19 +771,6 @@ func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestBreakHandsTheKeyOver(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		x, next := ps[1].wait(), ps[2].wait()
-		want(w.T, "break", ps[2].Break(w.Context(), "k"), nil)
-		x.gotWithin(time.Now(), 0)
-		want(w.T, "renewal after the break", ps[0].renew(c), backend.ErrLost)
-		want(w.T, "break", ps[0].Break(w.Context(), "k"), nil)
-		next.gotWithin(time.Now(), 0)
-		want(w.T, "release after the second break", ps[1].Release(w.Context(), x.c), backend.ErrLost)
-	})
 }
 
 // The term of a hand-over is a window at most. It counts from the last call that
