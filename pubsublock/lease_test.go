@@ -21,26 +21,6 @@ import (
 
 // Tests of leases, through package hasp. Where time matters it is virtual.
 
-func TestUnlockWakesAnotherProcessAtOnce(t *testing.T) {
-	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-		for _, opts := range [][]hasp.Option{nil, {hasp.WithFence()}, {hasp.WithoutRenewal()}} {
-			first := lock(t, b)
-			got := make(chan time.Time)
-			go func() {
-				lease := lock(t, a, opts...)
-				got <- time.Now()
-				unlock(t, lease)
-			}()
-			time.Sleep(3 * hasp.DefaultTTL) // waits through many renewals
-			unlock(t, first)
-			released := time.Now()
-			if d := (<-got).Sub(released); d != 0 {
-				t.Errorf("locked %v after the unlock", d)
-			}
-		}
-	})
-}
-
 // After a long wait, the term of the hold counts from the grant.
 func TestHoldThatCameOfWaitingIsRenewed(t *testing.T) {
 	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
@@ -225,33 +205,6 @@ func byURL(t *testing.T, srv *redistest.Server) *hasp.Client {
 	return c
 }
 
-// After all waits, no subscription and no key is left.
-func TestNoSubscriptionIsLeft(t *testing.T) {
-	t.Parallel()
-	r := setup(t, nil)
-	a, b := byURL(t, r.Server), byURL(t, r.Server)
-	first := lock(t, a)
-	done := waitOn(t, r, b)
-	ctx, cancel := context.WithCancel(t.Context())
-	gone := make(chan error, 1)
-	go func() {
-		_, err := hasp.New(pubsublock.New(r.Redis, nil), nil).Lock(ctx, "k")
-		if errors.Is(err, context.Canceled) && errors.Is(err, hasp.ErrHeld) {
-			err = nil
-		}
-		gone <- err
-	}()
-	eventually(t, "the second waiter listens", func() bool { return r.listeners(t) == 2 })
-	cancel()
-	arrives(t, "cancelled", gone)
-	unlock(t, first)
-	arrives(t, "lock", done)
-	eventually(t, "no subscription is left", func() bool { return r.listeners(t) == 0 })
-	if n := r.Redis.DBSize(t.Context()).Val(); n != 0 {
-		t.Errorf("%d keys are left", n)
-	}
-}
-
 // If the server ends connections, all waiters still get the key.
 func TestKilledConnections(t *testing.T) {
 	t.Parallel()
@@ -290,27 +243,6 @@ func TestWaiterOutlivesARestart(t *testing.T) {
 		}
 		arrives(t, fmt.Sprint("data kept: ", keep), done)
 	}
-}
-
-// On a half-open connection no message arrives, and no error.
-func TestHalfOpenSubscription(t *testing.T) {
-	t.Parallel()
-	r := setup(t, nil)
-	p := r.Server.Proxy()
-	o := r.Server.ClientOptions()
-	o.Addr, o.ContextTimeoutEnabled = p.Addr(), true
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	c := hasp.New(pubsublock.New(rdb, nil), nil)
-	defer c.Close()
-	holder := claim("k")
-	holder.TTL = time.Hour
-	r.Acquire(t, holder)
-	done := waitOn(t, r, c)
-	p.Fail("ping", faultproxy.HangReply)
-	eventually(t, "the subscriber has sent a PING", func() bool { return p.Pending() == 0 })
-	r.Release(t, holder)
-	arrives(t, "lock", done)
 }
 
 // A user without the right to the channels can lock, wait and unlock.
@@ -352,43 +284,5 @@ func TestUserWithoutChannels(t *testing.T) {
 			t.Error(err)
 		}
 		arrives(t, "ann", done)
-	}
-}
-
-// Each Client has one caller, which locks the key again right after its Unlock. It does
-// not take the key before the callers whom the release has woken.
-func TestCallersThatComeBackTakeTurns(t *testing.T) {
-	const clients, turns = 4, 160
-	srv := redistest.Start(t, &redistest.Options{Real: true})
-	shares := make([]int, clients)
-	var all atomic.Int32
-	var wg sync.WaitGroup
-	for i := range clients {
-		c, err := hasp.Open(t.Context(), "pubsublock+"+srv.URL(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		wg.Go(func() {
-			for all.Add(1) <= turns {
-				l, err := c.Lock(t.Context(), t.Name())
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				shares[i]++
-				time.Sleep(10 * time.Millisecond)
-				if err := l.Unlock(t.Context()); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	t.Logf("turns of each caller: %v", shares)
-	for i, n := range shares {
-		if n < turns/clients/2 {
-			t.Errorf("caller %d got %d of %d turns", i, n, turns)
-		}
 	}
 }

@@ -90,24 +90,6 @@ func (w *waiter) waits(t *testing.T) {
 	}
 }
 
-func TestReleaseWakesAtOnce(t *testing.T) {
-	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		for _, kind := range []func(string) backend.Claim{claim, fenced} {
-			first, second := kind("k"), kind("k")
-			before := b.Acquire(t, first)
-			w := a.wait(t, t.Context(), second)
-			time.Sleep(2300 * time.Millisecond)
-			w.waits(t)
-			b.Release(t, first)
-			w.granted(t, time.Now(), 0, 0)
-			if first.Fenced && w.grant.Fence <= before.Fence {
-				t.Errorf("fence %d after %d", w.grant.Fence, before.Fence)
-			}
-			a.Release(t, second)
-		}
-	})
-}
-
 // The holder's term ends in a minute. A release with KeepUntil makes that shorter, and the
 // waiter learns of it at once, and not at its next attempt.
 func TestReleaseThatKeepsTheKeyWakesToSleepLess(t *testing.T) {
@@ -121,19 +103,6 @@ func TestReleaseThatKeepsTheKeyWakesToSleepLess(t *testing.T) {
 		released := time.Now()
 		w.waits(t)
 		w.granted(t, released, keep, keep+30*time.Millisecond)
-	})
-}
-
-func TestBreakWakesAtOnce(t *testing.T) {
-	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		b.Redis.Set(t.Context(), "k", "somebody's", 0)
-		w := a.wait(t, t.Context(), claim("k"))
-		time.Sleep(2300 * time.Millisecond)
-		w.waits(t)
-		if err := b.Driver.Break(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		w.granted(t, time.Now(), 0, 0)
 	})
 }
 

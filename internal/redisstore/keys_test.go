@@ -112,18 +112,6 @@ func TestNamesNeverChange(t *testing.T) {
 	}
 }
 
-func FuzzDerivedKey(f *testing.F) {
-	for _, key := range odd {
-		f.Add(key)
-	}
-	f.Fuzz(func(t *testing.T, key string) {
-		fence := DerivedKey("fence", key)
-		if slot.Of(fence) != slot.Of(key) || slot.Of(LockKey(key)) != slot.Of(key) || !strings.HasSuffix(fence, ":fence:"+key) {
-			t.Errorf("%q: %q", key, fence)
-		}
-	})
-}
-
 // random returns random keys with many braces.
 func random(n int) []string {
 	r := rand.New(rand.NewPCG(1, 2))

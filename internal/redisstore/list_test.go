@@ -120,11 +120,14 @@ func TestPatternFindsEveryName(t *testing.T) {
 	}
 }
 
+// Owner returns a part of a record only if hasp wrote the record. Another value
+// may be a secret.
 func TestRecordsOfAnyAttempt(t *testing.T) {
 	token := strings.Repeat("A", 22)
 	for record, owner := range map[string]string{
 		token + "#me": "me", "kept-" + token + "#me": "me", token + "~2#me": "me", token + "#": "", token + "#a#b": "a#b",
-		token: "", "#me": "", "a b#me": "", "a:b#me": "",
+		"AZaz09-_#host/1/job": "host/1/job", "t#\x00\xff": "\x00\xff",
+		token: "", "#me": "", "a b#me": "", "a:b#me": "", "": "", "#": "", "é#x": "", "a=b#c": "", "8c0b3f0e-5d0c-4f6e-9a0e-0f3f0c8d9b1a": "",
 	} {
 		if got := Owner(record); got != owner {
 			t.Errorf("owner of %q: got %q, want %q", record, got, owner)

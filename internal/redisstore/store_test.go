@@ -377,19 +377,6 @@ func TestTermsAreRoundedUp(t *testing.T) {
 	}
 }
 
-// Owner returns a part of a record only if hasp wrote the record. Another value
-// may be a secret.
-func TestOwnerOfAForeignRecordIsEmpty(t *testing.T) {
-	for record, want := range map[string]string{
-		"AZaz09-_#host/1/job": "host/1/job", "t#": "", "t#a#b": "a#b", "t#\x00\xff": "\x00\xff",
-		"": "", "#": "", "#owner": "", "8c0b3f0e-5d0c-4f6e-9a0e-0f3f0c8d9b1a": "", "pass word#1": "", "é#x": "", "a=b#c": "",
-	} {
-		if got := Owner(record); got != want {
-			t.Errorf("%q: got %q, want %q", record, got, want)
-		}
-	}
-}
-
 // virtualStore is a Store over a client of a server in virtual time.
 func virtualStore(t *testing.T) (*Store, *redistest.VirtualServer) {
 	v := redistest.Virtual(t)

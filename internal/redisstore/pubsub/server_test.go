@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/slot"
@@ -109,120 +108,34 @@ func TestListenByAnyClient(t *testing.T) {
 	}
 }
 
+// The first Listen makes the connection. If the server hangs, it ends with its context, and so
+// does a later one.
 func TestListenByURL(t *testing.T) {
 	stores(t, func(t *testing.T, s *redisstore.Store, srv *redistest.Server) {
+		end := func(when string, e *recorder) {
+			t.Helper()
+			srv.Pause()
+			defer srv.Resume()
+			for _, end := range redistest.Endings {
+				returns(t, end.Name, func() {
+					ctx, cancel := end.Start(t.Context())
+					defer cancel()
+					if _, err := s.Listen(ctx, when+end.Name, when+end.Name, e.record); !end.Match(err) {
+						t.Errorf("%s, %s: got %v", when, end.Name, err)
+					}
+				})
+			}
+		}
+		end("first", &recorder{})
 		e := listenTo(t, s, "ch")
 		getsSoon(t, srv.Client(), e, "ch")
-		for _, end := range redistest.Endings {
-			srv.Pause()
-			returns(t, end.Name, func() {
-				ctx, cancel := end.Start(t.Context())
-				defer cancel()
-				if _, err := s.Listen(ctx, end.Name, end.Name, e.record); !end.Match(err) {
-					t.Errorf("%s: got %v", end.Name, err)
-				}
-			})
-			srv.Resume()
-		}
+		end("later", e)
 		getsSoon(t, srv.Client(), e, "ch")
 		srv.Pause()
 		defer srv.Resume()
 		returns(t, "Close", func() { s.Close() })
 		returns(t, "all goroutines", s.Subscriber.Wait)
 	})
-}
-
-// The first Listen makes the connection. If the server hangs, it ends with its context.
-func TestFirstListenEndsWithItsContext(t *testing.T) {
-	stores(t, func(t *testing.T, s *redisstore.Store, srv *redistest.Server) {
-		srv.Pause()
-		defer srv.Resume()
-		for _, end := range redistest.Endings {
-			returns(t, end.Name, func() {
-				ctx, cancel := end.Start(t.Context())
-				defer cancel()
-				if _, err := s.Listen(ctx, "ch", "ch", nil); !end.Match(err) {
-					t.Errorf("%s: got %v", end.Name, err)
-				}
-			})
-		}
-		returns(t, "Close", func() { s.Close() })
-		returns(t, "all goroutines", s.Subscriber.Wait)
-	})
-}
-
-// A thousand channels share one connection. None is lost when the connection is killed.
-func TestThousandChannels(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Real: true})
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rdb := srv.Client()
-	recorders := make([]*recorder, 1000)
-	var wg sync.WaitGroup
-	for i := range recorders {
-		wg.Go(func() { recorders[i] = listenTo(t, s, fmt.Sprint("ch", i)) })
-	}
-	wg.Wait()
-	clients := func() int {
-		return strings.Count(rdb.Do(t.Context(), "client", "list", "type", "pubsub").String(), "id=")
-	}
-	until(t, "one connection", func() bool { return clients() == 1 })
-	hear := func() {
-		t.Helper()
-		missing := map[string]*recorder{}
-		for i, e := range recorders {
-			missing[fmt.Sprint("ch", i)] = e
-		}
-		until(t, "all messages", func() bool {
-			pipe := rdb.Pipeline()
-			for name := range missing {
-				pipe.Publish(t.Context(), name, "x")
-			}
-			if _, err := pipe.Exec(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(10 * time.Millisecond)
-			for name, e := range missing {
-				if strings.Contains(e.take(), "x") {
-					delete(missing, name)
-				}
-			}
-			return len(missing) == 0
-		})
-	}
-	hear()
-	if err := rdb.Do(t.Context(), "client", "kill", "type", "pubsub").Err(); err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range recorders {
-		until(t, "again", func() bool { return e.count() > 0 })
-	}
-	hear()
-	s.Close()
-	until(t, "no connection", func() bool { return clients() == 0 })
-}
-
-func TestListenersOutliveTheServer(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	s, err := open(t, srv.URL(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, b := listenTo(t, s, "a"), listenTo(t, s, "b")
-	srv.Kill()
-	returns(t, "a Listen without a server", func() {
-		if _, err := s.Listen(t.Context(), "c", "c", nil); err == nil || !strings.Contains(err.Error(), srv.Addr) {
-			t.Errorf("got %v", err)
-		}
-	})
-	srv.Restart()
-	a.getsAgain(t)
-	b.getsAgain(t)
-	getsSoon(t, srv.Client(), a, "a")
 }
 
 // If the server refuses a channel, Listen returns at once with an error that names it.
@@ -324,21 +237,4 @@ func TestListenersComeAndGo(t *testing.T) {
 		e.Close()
 	}
 	until(t, "no subscription", func() bool { return len(p.PubSubChannels(t.Context(), "*").Val()) == 0 })
-}
-
-// A half-open connection over TCP is replaced.
-func TestSilentConnectionIsReplaced(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	p := srv.Proxy()
-	o := srv.ClientOptions()
-	o.Addr = p.Addr()
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	s := redisstore.New(rdb)
-	defer s.Close()
-	e := listenTo(t, s, "ch")
-	p.Fail("ping", faultproxy.HangReply)
-	e.getsAgain(t)
-	getsSoon(t, srv.Client(), e, "ch")
 }
