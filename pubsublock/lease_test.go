@@ -286,3 +286,41 @@ func TestUserWithoutChannels(t *testing.T) {
 		arrives(t, "ann", done)
 	}
 }
+
+// Each Client has one caller, which locks the key again right after its Unlock. It does
+// not take the key before the callers whom the release has woken.
+func TestCallersThatComeBackTakeTurns(t *testing.T) {
+	const clients, turns = 4, 160
+	srv := redistest.Start(t, &redistest.Options{Real: true})
+	shares := make([]int, clients)
+	var all atomic.Int32
+	var wg sync.WaitGroup
+	for i := range clients {
+		c, err := hasp.Open(t.Context(), "pubsublock+"+srv.URL(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		wg.Go(func() {
+			for all.Add(1) <= turns {
+				l, err := c.Lock(t.Context(), t.Name())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				shares[i]++
+				time.Sleep(10 * time.Millisecond)
+				if err := l.Unlock(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("turns of each caller: %v", shares)
+	for i, n := range shares {
+		if n < turns/clients/2 {
+			t.Errorf("caller %d got %d of %d turns", i, n, turns)
+		}
+	}
+}

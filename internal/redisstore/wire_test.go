@@ -124,44 +124,6 @@ func TestCallsOnAWireEndWithTheirContext(t *testing.T) {
 	})
 }
 
-// Half of the callers leave. The others get their replies over the same wire.
-func TestCallersThatLeaveAWireEndNoOtherCall(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		_, w := wired(t, s)
-		const callers = 20
-		for i := range callers {
-			if _, err := s.Do(t.Context(), "set", fmt.Sprint("key", i), i); err != nil {
-				t.Fatal(err)
-			}
-		}
-		srv.Pause()
-		leave, cancel := context.WithCancel(t.Context())
-		var leaving, staying sync.WaitGroup
-		answers := make([]any, callers)
-		errs := make([]error, callers)
-		for i := range callers {
-			ctx, wg := t.Context(), &staying
-			if i%2 == 0 {
-				ctx, wg = leave, &leaving
-			}
-			wg.Go(func() { answers[i], errs[i] = s.Do(ctx, "get", fmt.Sprint("key", i)) })
-		}
-		until(t, "all are sent", func() bool { _, sent := w.Pending(); return sent == callers })
-		cancel()
-		returns(t, "the callers that leave", leaving.Wait)
-		srv.Resume()
-		returns(t, "the callers that stay", staying.Wait)
-		for i := range callers {
-			switch {
-			case i%2 == 0 && !errors.Is(errs[i], context.Canceled):
-				t.Errorf("caller %d, which left: %v, %v", i, answers[i], errs[i])
-			case i%2 == 1 && answers[i] != fmt.Sprint(i):
-				t.Errorf("caller %d, which stayed: %v, %v", i, answers[i], errs[i])
-			}
-		}
-	})
-}
-
 // If a reply is lost, the outcome is unknown, and the command was sent once.
 func TestSentOnceOverAWire(t *testing.T) {
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
