@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -46,35 +45,6 @@ func TestConformOnRedis(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "fairlock+"+redistest.Start(t, nil).URL()+"?window=4s&ttl=10s", "conform").want(t, 0)
 	contains(t, o.out, "pass  link-outage", "pass  order-of-arrival", "pass  others-exclude", " 0 failed, ")
-}
-
-// conform checks a strategy with all others of its store. Each gets only the
-// parameters that it knows.
-func TestConformKnowsTheOtherStrategies(t *testing.T) {
-	t.Parallel()
-	url := redistest.Start(t, nil).URL()
-	for _, c := range []hasp.Config{
-		{Strategy: "spinlock", Nodes: []string{url}, Params: hasp.Params{"fence_ttl": "1h", "ttl": "10s"}},
-		{Strategy: "pubsublock", Nodes: []string{url}, Params: hasp.Params{"channel": "c"}},
-		{Strategy: "fairlock", Nodes: []string{url}, Params: hasp.Params{"window": "3s"}},
-	} {
-		names := []string{c.Strategy}
-		for _, other := range harness(c).Others {
-			names = append(names, other.Name)
-			d, err := other.Open(t.Context(), "")
-			if err != nil {
-				t.Fatalf("%s beside %+v: %v", other.Name, c, err)
-			}
-			d.Close()
-		}
-		slices.Sort(names)
-		if want := []string{"fairlock", "pubsublock", "spinlock"}; !slices.Equal(names, want) {
-			t.Errorf("%s is checked with %q, want %q", c.Strategy, names, want)
-		}
-	}
-	if h := harness(hasp.Config{Strategy: "filelock"}); h.Others != nil {
-		t.Errorf("filelock is checked with %+v", h.Others)
-	}
 }
 
 // Clauses about a bad network need one server on plain TCP.

@@ -57,30 +57,19 @@ func TestDemoEndsWithACommandToPaste(t *testing.T) {
 	}
 }
 
-// demoSummary runs a demo to its end and returns the summary.
-func demoSummary(t *testing.T, url string, flags ...string) demo.Summary {
-	t.Helper()
-	var s demo.Summary
-	runHasp(t, url, append([]string{"demo", "--ttl", "3s", "--json"}, flags...)...).want(t, 0).decode(t, &s)
-	return s
-}
-
+// The smallest demo has one worker, and the one that takes over from it.
 func TestDemoForPrograms(t *testing.T) {
 	t.Parallel()
-	s := demoSummary(t, "", "--workers", "4", "--increments", "3", "--work", "1ms")
-	if !s.OK || s.Number != 12 || s.Expected != 12 || s.HeldAtOnce != 1 {
-		t.Errorf("summary: %+v", s)
-	}
-	if s.Killed != 2 || s.KilledPID == 0 || s.Heir == 0 || s.Heir == 2 || s.Takeover <= 0 {
-		t.Errorf("no takeover: %+v", s)
-	}
-}
-
-// The smallest demo has one worker, and the one that takes over from it.
-func TestDemoOfOneWorker(t *testing.T) {
-	t.Parallel()
-	if s := demoSummary(t, "", "--workers", "1", "--increments", "1"); !s.OK || s.Number != 1 || s.Killed != 1 || s.Heir != 2 {
-		t.Errorf("summary: %+v", s)
+	for _, c := range []struct{ workers, increments, killed int }{{4, 3, 2}, {1, 1, 1}} {
+		var s demo.Summary
+		runHasp(t, "", "demo", "--ttl", "3s", "--json", "--workers", fmt.Sprint(c.workers), "--increments", fmt.Sprint(c.increments), "--work", "1ms").
+			want(t, 0).decode(t, &s)
+		if want := c.workers * c.increments; !s.OK || s.Number != want || s.Expected != want || s.HeldAtOnce != 1 || s.Store != "filelock" {
+			t.Errorf("summary: %+v", s)
+		}
+		if s.Killed != c.killed || s.KilledPID == 0 || s.Heir == 0 || s.Heir == c.killed || s.Takeover <= 0 {
+			t.Errorf("no takeover: %+v", s)
+		}
 	}
 }
 
@@ -88,14 +77,6 @@ func TestDemoWithoutLockGoesWrong(t *testing.T) {
 	t.Parallel()
 	o := runHasp(t, "", "demo", "--no-lock", "--workers", "4", "--increments", "20", "--work", "10ms").want(t, exitFailed)
 	contains(t, o.out, "WRONG: the number is ", "80 increments were made", "; writing at the same time: ")
-}
-
-func TestDemoOnRedis(t *testing.T) {
-	t.Parallel()
-	url := redisURL(t, redistest.Start(t, nil))
-	if s := demoSummary(t, url, "--workers", "3", "--increments", "4", "--work", "2ms"); !s.OK || s.Store != "spinlock" || s.Heir == 0 {
-		t.Errorf("summary: %+v", s)
-	}
 }
 
 func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
@@ -126,4 +107,20 @@ func TestWorkerEndsWithItsReferee(t *testing.T) {
 	p.out.expect("stalls")
 	p.in.Close()
 	p.wait().want(t, exitFailed)
+}
+
+// queueURL is the URL of a store with a queue, which processes can share.
+func queueURL(t *testing.T) string {
+	t.Helper()
+	return "fairlock+" + redistest.Start(t, nil).URL() + "?prefix=" + t.Name() + ":"
+}
+
+func TestDemoShowsTheLine(t *testing.T) {
+	t.Parallel()
+	o := runHasp(t, queueURL(t), "demo", "--workers", "4", "--increments", "10", "--work", "4ms", "--ttl", "3s").want(t, 0)
+	contains(t, o.out, "; in line: ")
+	contains(t, o.out, "ok: the number is 40")
+	if strings.Contains(o.out, "; waiting: ") {
+		t.Errorf("waiters of a queue are shown without their order:\n%s", o.out)
+	}
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -29,14 +30,15 @@ func TestInspect(t *testing.T) {
 
 func TestStatusShowsNothingRaw(t *testing.T) {
 	t.Parallel()
-	const evil = "\x1b[2J\r\nhasp: all is well\u202e"
-	var b bytes.Buffer
-	err := printStatus(&b, evil, backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}}, nil)
-	if err != nil {
+	var b, asJSON bytes.Buffer
+	s := backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}}
+	if err := errors.Join(printStatus(&b, evil, s, nil), (&app{out: &asJSON}).printJSON(s)); err != nil {
 		t.Fatal(err)
 	}
-	if strings.ContainsAny(b.String(), "\x1b\r\u202e") || strings.Contains(b.String(), "\nhasp:") {
-		t.Errorf("raw: %q", b.String())
+	for _, shown := range []string{b.String(), asJSON.String()} {
+		if strings.ContainsAny(shown, "\x1b\r\u202e\u009b") || strings.Contains(shown, "\nhasp:") {
+			t.Errorf("raw: %q", shown)
+		}
 	}
 	contains(t, b.String(), "without an end", "waiter 1", `waiter 2   "next"`)
 }

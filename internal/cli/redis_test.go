@@ -9,16 +9,6 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-func TestPasswordFromAFile(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t, &redistest.Options{User: "user", Password: secret})
-	config := file(t, "hasp.yaml", "strategy: spinlock\nnodes: ['"+s.URL()+"']\n", 0o600)
-	o := runHasp(t, "", "run", "key", "--config", config, "--", "echo", "ran").want(t, 0)
-	if o.out != "ran\n" || o.err != "" {
-		t.Errorf("stdout %q, stderr %q", o.out, o.err)
-	}
-}
-
 // ls --watch goes on through an outage, and says once that there is one.
 func TestWatchThroughAnOutage(t *testing.T) {
 	t.Parallel()
@@ -47,14 +37,6 @@ func TestServerHangs(t *testing.T) {
 	if took := time.Since(began); took > patience {
 		t.Errorf("took %v", took)
 	}
-}
-
-func TestLossIsReportedWhenRedisIsGone(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t, &redistest.Options{Own: true})
-	p := script(t, redisURL(t, s), "echo ready; exec sleep 600", "--ttl", "9s")
-	s.Kill()
-	contains(t, p.wait().want(t, exitLost).err, "no renewal was answered before its term ended")
 }
 
 // The outcome of the unlock is unknown. The outcome of the command is known.

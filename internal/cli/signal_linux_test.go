@@ -76,20 +76,6 @@ func TestCommandDiesWithHasp(t *testing.T) {
 	lock(t, url, 0, "--wait", "1m")
 }
 
-// hasp is stopped past its term, and another program takes the key. When hasp
-// continues, it ends its command.
-func TestStoppedPastItsTerm(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	p := script(t, url, `trap 'echo ended; exit' TERM; echo ready; while :; do sleep 0.05; done`, "--ttl", "9s", "--grace", "10m")
-	p.signal(unix.SIGSTOP)
-	lock(t, url, 0, "--wait", "1m")
-	p.signal(unix.SIGCONT)
-	o := p.wait().want(t, exitLost)
-	contains(t, o.out, "ended")
-	contains(t, o.err, "the process was stopped for longer than its term")
-}
-
 // A stopped command still holds the lock. If the lock is lost, hasp ends the
 // command.
 func TestStoppedCommandKeepsTheLock(t *testing.T) {

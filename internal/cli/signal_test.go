@@ -26,15 +26,6 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	}
 }
 
-func TestSignalThatEndsTheCommandIsInTheExitCode(t *testing.T) {
-	t.Parallel()
-	p := script(t, store(t), "echo ready; exec sleep 600")
-	p.signal(unix.SIGTERM)
-	if o := p.wait().want(t, 128+15); o.err != "" {
-		t.Errorf("stderr: %s", o.err)
-	}
-}
-
 // nohup(1) relies on this.
 func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	t.Parallel()

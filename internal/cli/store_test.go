@@ -152,6 +152,11 @@ func TestBadInput(t *testing.T) {
 		"conform, no store":   {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"conform, parameter":  {[]string{"conform", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
 		"shared, unsupported": {[]string{"run", "key", "--shared", "--url", "unfenced://", "--", "true"}, exitUsage, "hasp: --shared: this strategy has no shared locks"},
+		"negative min hold":   {[]string{"run", "key", "--min-hold", "-1s", "--", "true"}, exitUsage, "hold"},
+		"negative grace":      {[]string{"run", "key", "--grace", "-1s", "--", "true"}, exitUsage, "--wait and --grace cannot be negative"},
+		"negative wait":       {[]string{"run", "key", "--wait", "-1s", "--", "true"}, exitUsage, "--wait and --grace cannot be negative"},
+		"wait or not":         {[]string{"run", "key", "--wait", "1s", "--no-wait", "--", "true"}, exitUsage, "--wait and --no-wait cannot both be given"},
+		"no slots":            {[]string{"run", "key", "--slots", "0", "--", "true"}, exitUsage, "0 slots: give 1 to 100"},
 		"shared slots":        {[]string{"run", "key", "--shared", "--slots", "2", "--", "true"}, exitUsage, "--shared and --slots cannot both be given"},
 		"shared, kept":        {[]string{"run", "key", "--shared", "--min-hold", "2s", "--", "true"}, exitUsage, "--shared and --min-hold cannot both be given"},
 		"fence, unsupported":  {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, "unsupported"},
@@ -166,7 +171,6 @@ func TestBadInput(t *testing.T) {
 
 func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
 	url := "spinlock+redis://user:" + secret + "@127.0.0.1:1"
-	contains(t, call("inspect", "key", "--url", url).err, "hasp: warning: --url holds a password")
 	contains(t, call("inspect", "key", "--url", strings.Replace(url, secret, "password", 1)).err, "hasp: warning: --url holds a password")
 	for _, harmless := range []string{"spinlock+redis://user@127.0.0.1:1", store(t)} {
 		if o := call("inspect", "key", "--url", harmless); strings.Contains(o.err, "warning") {
@@ -175,10 +179,6 @@ func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
 	}
 	t.Setenv("HASP_URL", "")
 	call("inspect", "key").refused(t, exitUsage, "HASP_URL is empty: give it a URL, or unset it for filelock://")
-	t.Setenv("HASP_URL", url)
-	if o := call("inspect", "key"); strings.Contains(o.err, "warning") {
-		t.Errorf("HASP_URL: %s", o.err)
-	}
 }
 
 func TestWhereTheLocksAreKept(t *testing.T) {

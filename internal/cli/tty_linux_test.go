@@ -43,23 +43,15 @@ func TestTerminalIsTakenBackFromACommandThatCannotRun(t *testing.T) {
 	s.report.expect("exited 127: the job has the terminal")
 }
 
-func TestCtrlCEndsTheCommandAndHasp(t *testing.T) {
+func TestCtrlCEndsTheCommandAndHaspAndTheScriptAroundIt(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	s := startSession(t, url, false, "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600")
+	s := startJobIn(t, self(t, "shell", url, "/bin/sh", "-c", `"$0" "$@"; echo went on`,
+		executable(t), "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600"), false)
 	s.expect("ready")
 	s.types("\x03")
 	s.report.expect("killed by 2: the job has the terminal")
 	lock(t, url, 0, "--no-wait") // hasp has unlocked before it ended
-}
-
-func TestCtrlCEndsTheScriptAroundHasp(t *testing.T) {
-	t.Parallel()
-	s := startJobIn(t, self(t, "shell", store(t), "/bin/sh", "-c", `"$0" "$@"; echo went on`,
-		executable(t), "run", "key", "--", "sh", "-c", "echo ready; exec sleep 600"), false)
-	s.expect("ready")
-	s.types("\x03")
-	s.report.expect("killed by 2")
 	s.end()
 	if strings.Contains(s.String(), "went on") {
 		t.Error("the script went on")

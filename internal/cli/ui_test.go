@@ -34,6 +34,7 @@ func get(t *testing.T, at string, headers ...string) (code int, body string) {
 		name, value, _ := strings.Cut(h, ": ")
 		r.Header.Set(name, value)
 	}
+	r.Host = r.Header.Get("Host")
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
@@ -67,9 +68,7 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer answer.Body.Close()
-	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	p.signal(syscall.SIGINT)
 	p.wait().want(t, 0)
 }
 
@@ -100,18 +99,9 @@ func TestUIWantsATokenOffThisHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := "http://127.0.0.1:" + u.Port() + "/"
-	r, err := http.NewRequestWithContext(t.Context(), "GET", at, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Host = u.Host // as a browser on another host sends it
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer.Body.Close()
-	if answer.StatusCode != 401 {
-		t.Errorf("under the name %s, without the token: %d", u.Host, answer.StatusCode)
+	// As a browser on another host sends it.
+	if code, _ := get(t, at, "Host: "+u.Host); code != 401 {
+		t.Errorf("under the name %s, without the token: %d", u.Host, code)
 	}
 	if code, _ := get(t, at); code != 401 {
 		t.Errorf("without the token: %d", code)
@@ -152,6 +142,9 @@ func TestUIUsesTheURLsPrefix(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer answer.Body.Close()
+	if got := answer.Header.Get("Content-Type"); got != "text/event-stream" { // or a browser refuses it
+		t.Errorf("type %q", got)
+	}
 	var seen strings.Builder
 	buf := make([]byte, 4096)
 	for !strings.Contains(seen.String(), `"key":"key"`) {
@@ -181,8 +174,6 @@ func TestDemoOnThePage(t *testing.T) {
 	if code, body := get(t, at); code != 200 || !strings.Contains(body, "<title>hasp") {
 		t.Errorf("after the demo: %d", code)
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	p.signal(syscall.SIGINT)
 	p.wait().want(t, 0)
 }

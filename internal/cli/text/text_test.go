@@ -37,17 +37,3 @@ func FuzzPlain(f *testing.F) {
 		}
 	})
 }
-
-func TestPlain(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string]string{
-		"one\ntwo":        "one; two",
-		"\x1b[31mred\x07": `\x1b[31mred\a`,
-		"caf\u00e9 ✓":     "caf\u00e9 ✓",
-		"a\u202eb\u200bc": `a\u202eb\u200bc`,
-	} {
-		if got := Plain(in); got != want {
-			t.Errorf("plain(%q) = %q, want %q", in, got, want)
-		}
-	}
-}

@@ -1,13 +1,11 @@
 package ui
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -18,9 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/memlock"
 )
 
 // source is a store whose content a test sets.
@@ -401,6 +397,11 @@ func TestOutageIsShownAndEnds(t *testing.T) {
 		if d := s.detail("k"); len(d.Gaps) != 1 || d.Gaps[0].Why != "outage" || d.Gaps[0].To == 0 || len(d.Lanes) != 1 || len(d.Lanes[0].Spans) != 1 {
 			t.Errorf("the key after the outage: %+v", d)
 		}
+
+		src.set(nil)
+		if c = next(t, sub); !slices.Equal(c.Gone, []string{ID("k")}) {
+			t.Errorf("when the key is free: %+v", c)
+		}
 	})
 }
 
@@ -579,61 +580,4 @@ func TestTimeWithoutBrowsersIsAGap(t *testing.T) {
 			t.Errorf("the hold that lasts: %+v", d)
 		}
 	})
-}
-
-// A browser follows a Client over HTTP, and the end of the context ends its stream.
-func TestServe(t *testing.T) {
-	t.Parallel()
-	client := hasp.New(memlock.New(), &hasp.Options{Owner: "me"})
-	defer client.Close()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := New(client, Options{Store: "memlock", Listen: ln.Addr().String()})
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx, ln) }()
-
-	answer, err := http.Get("http://" + ln.Addr().String() + "/events")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	if got := answer.Header.Get("Content-Type"); got != "text/event-stream" {
-		t.Errorf("type %q", got)
-	}
-	if err := s.AwaitBrowser(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	lease, err := client.Lock(t.Context(), "key")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(answer.Body)
-	await := func(what string, ok func(changes) bool) {
-		t.Helper()
-		for lines.Scan() {
-			if data, is := strings.CutPrefix(lines.Text(), "data: "); is && ok(decode(t, []byte(data))) {
-				return
-			}
-		}
-		t.Fatalf("%s: the stream has ended: %v", what, lines.Err())
-	}
-	await("taken", func(c changes) bool { return len(c.Set) == 1 && c.Set[0].Key == "key" && c.Set[0].Owner == "me" })
-	if err := lease.Unlock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	await("freed", func(c changes) bool { return len(c.Gone) == 1 && c.Gone[0] == ID("key") })
-
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Serve: %v", err)
-	}
-	for lines.Scan() {
-	}
-	if s.watched() {
-		t.Error("a browser is still connected")
-	}
 }
