@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -15,75 +16,6 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 )
-
-func TestTermEndsAndIsNeverRevived(t *testing.T) {
-	clock := newDial()
-	d := clock.on(t.TempDir())
-	old, next := claim("k"), claim("k")
-	acquire(t, d, old)
-	clock.pass(time.Minute - 1)
-	refused(t, d, next, backend.ErrHeld)
-	clock.pass(1)
-	lost(t, "renewal of a term that ended", renew(d, old)[0])
-	lost(t, "release of a term that ended", d.Release(t.Context(), old))
-	notHeld(t, d, "k")
-	acquire(t, d, next)
-}
-
-// The rest of the term is counted by the boot clock from the release on.
-func TestReleaseThatKeepsTheKey(t *testing.T) {
-	for _, keep := range []time.Duration{10 * time.Second, 10 * time.Minute} {
-		clock := newDial()
-		dir := t.TempDir()
-		a, b := clock.on(dir), clock.on(dir)
-		old, next := fenced(claim("k")), fenced(claim("k"))
-		acquire(t, a, old)
-		old.KeepUntil = time.Now().Add(keep)
-		release(t, b, old)
-		lost(t, "late renewal", renew(a, old)[0])
-		lost(t, "release again", a.Release(t.Context(), old))
-		clock.pass(keep - time.Second)
-		refused(t, a, next, backend.ErrHeld)
-		if st, err := a.Inspect(t.Context(), "k"); err != nil || st.Owner != old.Owner || st.TTL > time.Second || st.Fence == 0 {
-			t.Errorf("got %+v, %v", st, err)
-		}
-		clock.pass(time.Second)
-		acquire(t, a, next)
-	}
-
-	// Break and a KeepUntil that has passed free the key.
-	d := New(t.TempDir(), nil)
-	c := claim("k")
-	acquire(t, d, c)
-	c.KeepUntil = time.Now().Add(time.Hour)
-	release(t, d, c)
-	must(t, d.Break(t.Context(), "k"))
-	c = claim("k")
-	acquire(t, d, c)
-	c.KeepUntil = time.Now()
-	release(t, d, c)
-	notHeld(t, d, "k")
-}
-
-func TestRenewalNeverShortens(t *testing.T) {
-	clock := newDial()
-	d := clock.on(t.TempDir())
-	c := claim("k")
-	acquire(t, d, c)
-	clock.pass(10 * time.Second)
-	for _, step := range []struct{ ask, want time.Duration }{
-		{20 * time.Second, 50 * time.Second},
-		{time.Minute, time.Minute},
-		{2 * time.Minute, 2 * time.Minute},
-		{time.Second, 2 * time.Minute},
-	} {
-		c.TTL = step.ask
-		must(t, renew(d, c)[0])
-		if got := left(t, d, "k"); got != step.want {
-			t.Errorf("asked for %v, left %v, want %v", step.ask, got, step.want)
-		}
-	}
-}
 
 func TestRenewalKeepsWhatTheRecordSays(t *testing.T) {
 	clock := newDial()
@@ -100,31 +32,6 @@ func TestRenewalKeepsWhatTheRecordSays(t *testing.T) {
 	}
 }
 
-func TestBatchIsAnsweredClaimByClaim(t *testing.T) {
-	clock := newDial()
-	d := clock.on(t.TempDir())
-	var cs []backend.Claim
-	for i := range 300 { // several to a stripe
-		c := claim(fmt.Sprintf("k%d", i))
-		if i%3 != 0 {
-			acquire(t, d, c)
-		}
-		if i%3 == 2 {
-			c.Token = "another"
-		}
-		cs = append(cs, c)
-	}
-	clock.pass(time.Second)
-	for i, err := range renew(d, cs...) {
-		if (i%3 == 1) != (err == nil) || (err != nil && !errors.Is(err, backend.ErrLost)) {
-			t.Errorf("claim %d: %v", i, err)
-		}
-		if i%3 == 1 && left(t, d, cs[i].Key) != time.Minute {
-			t.Errorf("claim %d was not renewed", i)
-		}
-	}
-}
-
 func TestLongestTermDoesNotWrapRound(t *testing.T) {
 	clock := newDial()
 	d := clock.on(t.TempDir())
@@ -136,26 +43,6 @@ func TestLongestTermDoesNotWrapRound(t *testing.T) {
 	must(t, renew(d, c)[0])
 	refused(t, d, claim("k"), backend.ErrHeld)
 	release(t, d, c)
-}
-
-func TestNothingIsLeftOfKeysThatWereUsed(t *testing.T) {
-	dir := t.TempDir()
-	d := New(dir, nil)
-	for i := range 2000 {
-		c := claim(fmt.Sprint("used once ", i))
-		c.Fenced = i%10 == 0
-		acquire(t, d, c)
-		release(t, d, c)
-	}
-	names := files(t, dir)
-	if len(names) > 2*stripes+3 {
-		t.Errorf("%d files: %v", len(names), names)
-	}
-	for _, name := range names {
-		if strings.HasPrefix(name, "key-") || strings.HasPrefix(name, "sha256-") || strings.HasPrefix(name, "temp-") {
-			t.Errorf("left behind: %s", name)
-		}
-	}
 }
 
 func TestBadClaimsAreInvalid(t *testing.T) {
@@ -176,35 +63,35 @@ func TestBadClaimsAreInvalid(t *testing.T) {
 	acquire(t, d, claim("k"))
 }
 
-func TestEndedContextAsksNothing(t *testing.T) {
+// A call that cannot succeed makes nothing, not even the directory.
+func TestCallsThatAskNothing(t *testing.T) {
+	enough := errors.New("enough")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(enough)
 	dir := filepath.Join(t.TempDir(), "never")
-	d := New(dir, nil)
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(cause)
-	_, err := d.Acquire(ctx, claim("k"))
-	_, ierr := d.Inspect(ctx, "k")
-	for i, err := range []error{err, ierr, d.Release(ctx, claim("k")), d.Break(ctx, "k")} {
-		if !errors.Is(err, cause) {
-			t.Errorf("call %d: %v", i, err)
+	closed := New(dir, nil)
+	must(t, closed.Close())
+
+	calls := func(ctx context.Context, d *Driver, want error) {
+		t.Helper()
+		c := claim("k")
+		_, acquired := d.Acquire(ctx, c)
+		_, inspected := d.Inspect(ctx, "k")
+		var renewed error
+		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { renewed = err })
+		for i, err := range []error{acquired, inspected, renewed, d.Release(ctx, c), d.Break(ctx, "k"), d.probe(ctx)} {
+			if !errors.Is(err, want) {
+				t.Errorf("call %d: %v, want %v", i, err, want)
+			}
 		}
+	}
+	calls(ended, New(dir, nil), enough)
+	calls(t.Context(), closed, errClosed)
+	for _, mode := range []fs.FileMode{0o600, 0o77, 0o1777, 0o10700, fs.ModeDir | 0o700} {
+		calls(t.Context(), New(dir, &Options{Mode: mode}), backend.ErrInvalid)
 	}
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("the directory was made")
-	}
-}
-
-func TestClosedDriverRefuses(t *testing.T) {
-	d := New(t.TempDir(), nil)
-	c := claim("k")
-	acquire(t, d, c)
-	must(t, d.Close())
-	refused(t, d, claim("j"), errClosed)
-	_, err := d.Inspect(t.Context(), "k")
-	for i, err := range []error{renew(d, c)[0], d.Release(t.Context(), c), err} {
-		if !errors.Is(err, errClosed) {
-			t.Errorf("call %d: %v", i, err)
-		}
 	}
 }
 

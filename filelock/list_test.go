@@ -67,13 +67,3 @@ func TestListLeavesStrangersOut(t *testing.T) {
 		}
 	}
 }
-
-func TestListLeavesExpiredRecordsOut(t *testing.T) {
-	clock := newDial()
-	d := clock.on(t.TempDir())
-	acquire(t, d, claim("k"))
-	clock.pass(2 * time.Minute)
-	if got := listed(t, d, ""); got != nil {
-		t.Errorf("got %q", got)
-	}
-}

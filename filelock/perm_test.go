@@ -227,16 +227,18 @@ func TestUmaskThatTakesTheOwnersRights(t *testing.T) {
 
 // The open of a FIFO blocks until its other end is opened. A read returns nothing, as
 // from an empty file, here one from before this boot.
-func TestFIFOIsNotWaitedFor(t *testing.T) {
+func TestFIFOOrDirectoryInPlaceOfAFile(t *testing.T) {
 	dir, n := t.TempDir(), stripeOf("k")
 	d := New(dir, nil)
 	for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n), d.ceilingPath()} {
-		os.Remove(path)
-		d := newDial().on(dir) // has not read the ceiling
-		must(t, syscall.Mkfifo(path, 0o600))
-		_, err := d.Acquire(t.Context(), fenced(claim("k")))
-		outage(t, "acquire", err, path)
-		must(t, os.Remove(path))
+		for _, make := range []func(string, uint32) error{syscall.Mkfifo, syscall.Mkdir} {
+			os.Remove(path)
+			d := newDial().on(dir) // has not read the ceiling
+			must(t, make(path, 0o700))
+			_, err := d.Acquire(t.Context(), fenced(claim("k")))
+			outage(t, "acquire", err, path)
+			must(t, os.Remove(path))
+		}
 	}
 	acquire(t, d, fenced(claim("k")))
 }

@@ -174,10 +174,3 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 		}
 	}
 }
-
-func TestGuardOfAProcessThatWasKilledIsFree(t *testing.T) {
-	dir := t.TempDir()
-	stopped(t, dir, "k").End()
-	d := New(dir, nil)
-	acquire(t, d, fenced(claim("k")))
-}
