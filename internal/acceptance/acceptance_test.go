@@ -2,7 +2,6 @@ package acceptance
 
 import (
 	"context"
-	"errors"
 	"os"
 	"testing"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/hasplock/hasp/conformance"
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
-	"github.com/hasplock/hasp/internal/redistest/container"
 	_ "github.com/hasplock/hasp/memlock"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/redlock"
@@ -60,19 +58,4 @@ func inDirectory(t *testing.T, h *conformance.Harness) {
 		dir, err := os.MkdirTemp("", "acceptance-")
 		return dir, func() { os.RemoveAll(dir) }, err
 	}
-}
-
-// A server that hangs keeps its connections. The container is paused for that.
-func TestContainerThatIsPaused(t *testing.T) {
-	needContainers(t)
-	srv := container.Start(t)
-	c := open(t, "spinlock+redis://"+srv.Addr+"?timeout=5s")
-	lease := lock(t, c, "k")
-	must(t, srv.Pause(t.Context()))
-	if _, err := c.TryLock(t.Context(), "other"); err == nil || errors.Is(err, hasp.ErrHeld) {
-		t.Errorf("trylock: %v", err)
-	}
-	must(t, srv.Resume(t.Context()))
-	unlock(t, lease)
-	must(t, c.Close())
 }

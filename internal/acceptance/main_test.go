@@ -26,15 +26,6 @@ func needContainers(t *testing.T) {
 
 var must, eventually = await.Must, await.Success
 
-// open opens a Client that the end of the test closes.
-func open(t *testing.T, url string) *hasp.Client {
-	t.Helper()
-	c, err := hasp.Open(t.Context(), url, nil)
-	must(t, err)
-	t.Cleanup(func() { c.Close() })
-	return c
-}
-
 func lock(t *testing.T, c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := c.Lock(t.Context(), key, opts...)

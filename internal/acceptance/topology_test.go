@@ -14,9 +14,7 @@ import (
 
 // onRedis lists the strategies that keep a lock in one Redis, of any topology.
 func onRedis() []string {
-	return slices.DeleteFunc(hasp.Strategies(), func(strategy string) bool {
-		return slices.Contains([]string{"memlock", "filelock", "redlock"}, strategy)
-	})
+	return slices.DeleteFunc(hasp.Strategies(), func(strategy string) bool { return slices.Contains(apart, strategy) })
 }
 
 // topologies are sets of servers, by the kind in the URL.

@@ -136,18 +136,6 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	return redistest.Ready(s.Addr)
 }
 
-// Pause makes the server hang: it keeps its connections and answers nothing.
-func (s *Server) Pause(ctx context.Context) error {
-	_, err := s.api.ContainerPause(ctx, s.c.GetContainerID(), client.ContainerPauseOptions{})
-	return err
-}
-
-// Resume ends Pause.
-func (s *Server) Resume(ctx context.Context) error {
-	_, err := s.api.ContainerUnpause(ctx, s.c.GetContainerID(), client.ContainerUnpauseOptions{})
-	return err
-}
-
 // The ports of containers. None is used twice.
 var (
 	firstPort = rand.Uint32N(6000)
