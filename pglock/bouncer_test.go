@@ -11,7 +11,6 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/pgtest"
-	"github.com/hasplock/hasp/pglock"
 )
 
 // The suite passes through a PgBouncer in transaction mode, which keeps no session of ours, and
@@ -47,8 +46,7 @@ func TestBouncer(t *testing.T) {
 	s := pgtest.Start(t)
 	b := s.Bouncer(t)
 	ctx := t.Context()
-	d, err := open(ctx, b.Addr)
-	must(t, err)
+	d := newDriver(t, b.Addr)
 	c := hasp.New(d, nil)
 	defer c.Close()
 	direct := client(t, s.Addr, "", nil)
@@ -58,8 +56,8 @@ func TestBouncer(t *testing.T) {
 	if _, err := c.Lock(ctx, "key", hasp.WithMaxWait(300*time.Millisecond)); !errors.Is(err, hasp.ErrHeld) {
 		t.Errorf("Lock of a held key: %v, want ErrHeld", err)
 	}
-	if pd := d.(*pglock.Driver); !pd.Polls() || pd.Listens() {
-		t.Errorf("behind a PgBouncer: polls %v, listens %v", pd.Polls(), pd.Listens())
+	if !d.Polls() || d.Listens() {
+		t.Errorf("behind a PgBouncer: polls %v, listens %v", d.Polls(), d.Listens())
 	}
 	got := locks(ctx, c, "key")
 	time.Sleep(50 * time.Millisecond)

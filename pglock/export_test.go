@@ -44,12 +44,6 @@ func (d *Driver) Listens() bool {
 // Channel is the channel of the driver's messages.
 func (d *Driver) Channel() string { return d.channel }
 
-// SQL returns the text of a statement for the table with the default name.
-func SQL(name string) string {
-	s := newStatements("public", DefaultTable)
-	return map[string]string{"take": s.take, "release": s.release}[name]
-}
-
 // Fill makes all connections of the pool.
 func (d *Driver) Fill(ctx context.Context) error {
 	for range d.pool.Config().MaxConns {

@@ -68,14 +68,12 @@ func TestFencesGrowAfterSweeps(t *testing.T) {
 	for range 64 {
 		clients = append(clients, client(t, s.Addr, "&pool_size=2", &hasp.Options{Timeout: 30 * time.Second}))
 	}
-	d, err := open(t.Context(), s.Addr)
-	must(t, err)
+	d := newDriver(t, s.Addr)
 	ctx, stop := context.WithCancel(t.Context())
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() {
-		defer d.Close()
 		for ctx.Err() == nil {
-			if err := d.(*pglock.Driver).Sweep(ctx, 0); err != nil && ctx.Err() == nil {
+			if err := d.Sweep(ctx, 0); err != nil && ctx.Err() == nil {
 				t.Errorf("sweep: %v", err)
 				return
 			}
@@ -96,29 +94,25 @@ func TestSweep(t *testing.T) {
 	held, err := c.Lock(ctx, "held")
 	must(t, err)
 	defer held.Unlock(ctx)
-	new, err := c.Lock(ctx, "new")
-	must(t, err)
-	must(t, new.Unlock(ctx))
+	lockOnce(t, c, "new")
 	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced)
 		SELECT ('old' || n)::bytea, now() - interval '2 h', CASE WHEN n % 2 = 0 THEN now() - interval '61 min' END, 1, true FROM generate_series(1, 2500) n`)
 	s.Must(t, `INSERT INTO hasp_locks (key, since, expires, fence, fenced) VALUES ('recent', now() - interval '2 h', now() - interval '59 min', 1, true)`)
 	// The fence of a clock that was ahead. If its row went, the next fence could be smaller.
 	s.Must(t, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('fence', now() - interval '2 h', extract(epoch FROM now()) * 1000000, true)`)
 
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
+	d := newDriver(t, s.Addr)
 	keys := func() []string {
 		rows, err := s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 ORDER BY key`)
 		must(t, err)
 		return rows
 	}
-	d.(*pglock.Driver).SweepInTurn(ctx)
+	d.SweepInTurn(ctx)
 	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
 		t.Errorf("after the sweep: %s", got)
 	}
 	s.Must(t, `UPDATE hasp_locks SET since = now() - interval '2 h', expires = now() - interval '2 h' WHERE key = 'recent'`)
-	d.(*pglock.Driver).SweepInTurn(ctx)
+	d.SweepInTurn(ctx)
 	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
 		t.Errorf("after a second sweep within the minute: %s", got)
 	}
@@ -159,9 +153,7 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
+	d := newDriver(t, s.Addr)
 	cs := make([]backend.Claim, 256)
 	for i := range cs {
 		cs[i] = backend.Claim{Key: fmt.Sprint("k", i), Token: fmt.Sprint("t", i), TTL: time.Hour, Timeout: time.Minute, Shared: i%4 == 0}
@@ -250,9 +242,7 @@ func TestFailover(t *testing.T) {
 
 	s.Kill()
 	must(t, r.Signal("walreceiver", syscall.SIGKILL))
-	until(t, "the replica is promoted", func() bool {
-		return r.Exec(ctx, "SELECT pg_promote()") == nil || r.Exec(ctx, "CREATE TEMP TABLE t ()") == nil
-	})
+	promote(t, r)
 
 	next, err := lockAgain(t, b, "lost")
 	must(t, err)
@@ -297,9 +287,7 @@ func TestSynchronousFailover(t *testing.T) {
 		fences[key] = lease.Fence()
 	}
 	s.Kill()
-	until(t, "the replica is promoted", func() bool {
-		return r.Exec(ctx, "SELECT pg_promote()") == nil || r.Exec(ctx, "CREATE TEMP TABLE t ()") == nil
-	})
+	promote(t, r)
 	until(t, "an answer after the failover", func() bool {
 		_, err := b.TryLock(ctx, "key0")
 		return errors.Is(err, hasp.ErrHeld)
@@ -360,11 +348,7 @@ func TestConnectionLimit(t *testing.T) {
 	}
 	asks(func(i int) {
 		for range 20 {
-			lease, err := c.Lock(ctx, fmt.Sprint("key", i))
-			if err == nil {
-				err = lease.Unlock(ctx)
-			}
-			if err != nil {
+			if err := <-locks(ctx, c, fmt.Sprint("key", i)); err != nil {
 				t.Errorf("Lock without free connections: %v", err)
 			}
 		}
@@ -389,9 +373,7 @@ func TestConnectionLimit(t *testing.T) {
 		}
 	})
 	s.Must(t, "ALTER ROLE app CONNECTION LIMIT -1")
-	lease, err := c.Lock(ctx, "key")
-	must(t, err)
-	must(t, lease.Unlock(ctx))
+	lockOnce(t, c, "key")
 }
 
 // Timeouts of the server's configuration end statements and sessions. Clients go on.
@@ -431,10 +413,7 @@ func TestTableLock(t *testing.T) {
 	clients := map[string]*hasp.Client{"own": client(t, s.Addr, "", o), "pool": passed, "bouncer": client(t, b.Addr, "", o)}
 
 	for _, mode := range []string{"SHARE", "ACCESS EXCLUSIVE"} {
-		tx, err := newPool(t, s.URL()).Begin(ctx)
-		must(t, err)
-		_, err = tx.Exec(ctx, "LOCK TABLE hasp_locks IN "+mode+" MODE")
-		must(t, err)
+		tx := begin(t, s, "LOCK TABLE hasp_locks IN "+mode+" MODE")
 		for name, c := range clients {
 			if _, err := c.TryLock(ctx, "free"); !errors.Is(err, hasp.ErrUnavailable) || errors.Is(err, hasp.ErrHeld) {
 				t.Errorf("%s: TryLock while the table is locked in mode %s: %v, want ErrUnavailable", name, mode, err)
@@ -460,13 +439,8 @@ func TestOtherLocks(t *testing.T) {
 	s := pgtest.Start(t)
 	ctx := t.Context()
 	c := client(t, s.Addr, "", nil)
-	lease, err := c.Lock(ctx, "other") // there is a connection
-	must(t, err)
-	must(t, lease.Unlock(ctx))
-	tx, err := newPool(t, s.URL()).Begin(ctx)
-	must(t, err)
-	_, err = tx.Exec(ctx, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('free', now(), 1, true)`)
-	must(t, err)
+	lockOnce(t, c, "other") // there is a connection
+	tx := begin(t, s, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('free', now(), 1, true)`)
 
 	got := make(chan error, 1)
 	go func() {
@@ -527,15 +501,7 @@ func TestSilentHost(t *testing.T) {
 	lease, err := c.Lock(ctx, "key")
 	must(t, err)
 
-	got := make(chan error, 1)
-	other := client(t, silent.Addr().String()+","+s.Addr, "", nil)
-	go func() {
-		next, err := other.Lock(ctx, "key")
-		if err == nil {
-			err = next.Unlock(ctx)
-		}
-		got <- err
-	}()
+	got := locks(ctx, client(t, silent.Addr().String()+","+s.Addr, "", nil), "key")
 	until(t, "listening", func() bool {
 		rows, err := s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN hasp%'`)
 		must(t, err)
@@ -550,14 +516,11 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	pd := d.(*pglock.Driver)
+	d := newDriver(t, s.Addr)
 	c := hasp.New(d, nil)
 	defer c.Close()
-	lease, err := c.Lock(ctx, "key")
-	must(t, err)
-	if pd.Listens() {
+	lockOnce(t, c, "key")
+	if d.Listens() {
 		t.Error("listens although nobody waits")
 	}
 	other := client(t, s.Addr, "", nil)
@@ -566,13 +529,13 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	if _, err := c.Lock(ctx, "held", hasp.WithMaxWait(200*time.Millisecond)); !errors.Is(err, hasp.ErrHeld) {
 		t.Error(err)
 	}
-	if !pd.Listens() {
+	if !d.Listens() {
 		t.Error("does not listen right after a wait")
 	}
 	// Also while others hand keys over.
 	until(t, "the end of listening", func() bool {
-		s.Must(t, "NOTIFY "+pd.Channel()+", 'other'")
-		return !pd.Listens()
+		s.Must(t, "NOTIFY "+d.Channel()+", 'other'")
+		return !d.Listens()
 	})
-	must(t, errors.Join(lease.Unlock(ctx), held.Unlock(ctx)))
+	must(t, held.Unlock(ctx))
 }

@@ -142,26 +142,15 @@ func TestGuard(t *testing.T) {
 func TestGuardsLeaveConnections(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
-	ctx, db := t.Context(), newPool(t, s.URL()+"&pool_max_conns=20")
-	a := client(t, s.Addr, "", nil)
+	ctx := t.Context()
 	b := client(t, s.Addr, "&pool_size=4", &hasp.Options{TTL: 3 * time.Second})
 
 	mine, err := b.Lock(ctx, "mine")
 	must(t, err)
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
-	for i := range 8 {
-		key := fmt.Sprint("guarded/", i)
-		lease, err := a.Lock(ctx, key, hasp.WithFence())
-		must(t, err)
-		tx, err := db.Begin(ctx)
-		must(t, err)
-		defer tx.Rollback(context.WithoutCancel(ctx))
-		tag, err := tx.Exec(ctx, guard, []byte(key), int64(lease.Fence()))
-		if err != nil || tag.RowsAffected() != 1 {
-			t.Fatal(tag, err)
-		}
-		must(t, a.Break(ctx, key))
+	keys, _ := guardAll(t, s, 8)
+	for _, key := range keys {
 		go b.Lock(waiting, key)
 	}
 
@@ -179,9 +168,7 @@ func TestGuardsLeaveConnections(t *testing.T) {
 func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) {
 	t.Helper()
 	ctx, c := t.Context(), client(t, s.Addr, "", nil)
-	tx, err := newPool(t, s.URL()).Begin(ctx)
-	must(t, err)
-	t.Cleanup(func() { tx.Rollback(context.Background()) })
+	tx = begin(t, s, "SELECT 1")
 	for i := range n {
 		key := fmt.Sprint("guarded/", i)
 		lease, err := c.Lock(ctx, key, hasp.WithFence())
@@ -207,9 +194,7 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 		var all []time.Duration
 		for range 50 {
 			began := time.Now()
-			lease, err := c.Lock(ctx, "free")
-			must(t, err)
-			must(t, lease.Unlock(ctx))
+			lockOnce(t, c, "free")
 			all = append(all, time.Since(began))
 		}
 		slices.Sort(all)
@@ -218,15 +203,9 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 	keys, tx := guardAll(t, s, 40)
 	alone := pairs()
 
-	got := make(chan error, len(keys))
+	var got []<-chan error
 	for _, key := range keys {
-		go func() {
-			lease, err := c.Lock(ctx, key)
-			if err == nil {
-				err = lease.Unlock(ctx)
-			}
-			got <- err
-		}()
+		got = append(got, locks(ctx, c, key))
 	}
 	time.Sleep(time.Second)
 	if beside := pairs(); beside > 15*alone {
@@ -250,8 +229,8 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 		t.Errorf("TryLock of a guarded key: %v, want ErrHeld", err)
 	}
 	must(t, tx.Commit(ctx))
-	for range keys {
-		must(t, <-got)
+	for i := range keys {
+		must(t, <-got[i])
 	}
 }
 
@@ -261,14 +240,11 @@ func TestAttemptsMakeRoom(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
-	pd := d.(*pglock.Driver)
+	d := newDriver(t, s.Addr)
 	keys, _ := guardAll(t, s, 1)
 	attempt := func() time.Duration {
 		began := time.Now()
-		if _, err := pd.Acquire(ctx, backend.Claim{Key: keys[0], Token: "one", TTL: time.Minute, Timeout: time.Minute}); !errors.Is(err, hasp.ErrHeld) {
+		if _, err := d.Acquire(ctx, backend.Claim{Key: keys[0], Token: "one", TTL: time.Minute, Timeout: time.Minute}); !errors.Is(err, hasp.ErrHeld) {
 			t.Fatalf("Acquire of a guarded key: %v, want ErrHeld", err)
 		}
 		return time.Since(began)
@@ -276,7 +252,7 @@ func TestAttemptsMakeRoom(t *testing.T) {
 	if took := attempt(); took < pglock.MaxBlocked {
 		t.Errorf("an attempt takes %v", took)
 	}
-	vacate := pd.TakePlaces(1)
+	vacate := d.TakePlaces(1)
 	defer vacate()
 	until(t, "an attempt that does not wait", func() bool { return attempt() < pglock.MaxBlocked })
 }
@@ -287,24 +263,21 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
-	pd := d.(*pglock.Driver)
+	d := newDriver(t, s.Addr)
 	claim := backend.Claim{Key: "key", Token: "one", TTL: time.Minute, Timeout: 300 * time.Millisecond}
 
-	vacate := pd.TakePlaces(0)
+	vacate := d.TakePlaces(0)
 	began := time.Now()
-	_, err = pd.Wait(ctx, claim)
+	_, err := d.Wait(ctx, claim)
 	var out *backend.UnavailableError
 	if !errors.As(err, &out) || time.Since(began) < claim.Timeout {
 		t.Errorf("Wait without an answer: %v after %v", err, time.Since(began))
 	}
 
 	got := make(chan error, 1)
-	go func() { _, err := pd.Wait(ctx, claim); got <- err }()
+	go func() { _, err := d.Wait(ctx, claim); got <- err }()
 	for began = time.Now(); time.Since(began) < 4*claim.Timeout; {
-		if _, err := pd.Inspect(ctx, "key"); err != nil {
+		if _, err := d.Inspect(ctx, "key"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -362,9 +335,7 @@ func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
+	d := newDriver(t, s.Addr)
 	held := func(key string) backend.Claim {
 		c := backend.Claim{Key: key, Token: key, TTL: time.Hour, Timeout: time.Hour}
 		_, err := d.Acquire(ctx, c)
@@ -378,11 +349,7 @@ func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
 	}
 
 	// The rows of the others are locked, so their releases wait.
-	tx, err := newPool(t, s.URL()).Begin(ctx)
-	must(t, err)
-	defer tx.Rollback(context.WithoutCancel(ctx))
-	_, err = tx.Exec(ctx, "SELECT FROM hasp_locks WHERE key <> 'mine' FOR UPDATE")
-	must(t, err)
+	tx := begin(t, s, "SELECT FROM hasp_locks WHERE key <> 'mine' FOR UPDATE")
 	released := make(chan error, len(others))
 	for _, c := range others {
 		go func() { released <- d.Release(ctx, c) }()
@@ -412,19 +379,13 @@ func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	ctx := t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
+	d := newDriver(t, s.Addr)
 	reader := func(token string) backend.Claim {
 		return backend.Claim{Key: "k", Token: token, TTL: time.Hour, Timeout: time.Hour, Shared: true}
 	}
-	_, err = d.Acquire(ctx, reader("first"))
+	_, err := d.Acquire(ctx, reader("first"))
 	must(t, err)
-	tx, err := newPool(t, s.URL()).Begin(ctx)
-	must(t, err)
-	defer tx.Rollback(context.WithoutCancel(ctx))
-	_, err = tx.Exec(ctx, "SELECT FROM hasp_locks FOR UPDATE")
-	must(t, err)
+	tx := begin(t, s, "SELECT FROM hasp_locks FOR UPDATE")
 
 	joined := make(chan error, 1)
 	go func() {

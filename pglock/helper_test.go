@@ -8,8 +8,12 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/pgtest"
+	"github.com/hasplock/hasp/pglock"
 )
 
 var must, until = await.Must, await.Until
@@ -20,6 +24,40 @@ func own(t testing.TB, path string, like os.FileInfo) {
 	if stat, ok := like.Sys().(*syscall.Stat_t); ok && os.Getuid() == 0 {
 		must(t, os.Chown(path, int(stat.Uid), int(stat.Gid)))
 	}
+}
+
+// newDriver opens a driver that ends with the test.
+func newDriver(t *testing.T, addr string) *pglock.Driver {
+	t.Helper()
+	d, err := open(t.Context(), addr)
+	must(t, err)
+	t.Cleanup(func() { d.Close() })
+	return d.(*pglock.Driver)
+}
+
+// begin begins a transaction, which the end of the test rolls back, and runs a statement in it.
+func begin(t *testing.T, s *pgtest.Server, sql string, args ...any) pgx.Tx {
+	t.Helper()
+	tx, err := newPool(t, s.URL()).Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { tx.Rollback(context.Background()) })
+	_, err = tx.Exec(t.Context(), sql, args...)
+	must(t, err)
+	return tx
+}
+
+// promote makes a replica the primary.
+func promote(t *testing.T, r *pgtest.Server) {
+	t.Helper()
+	until(t, "the replica is promoted", func() bool {
+		return r.Exec(t.Context(), "SELECT pg_promote()") == nil || r.Exec(t.Context(), "CREATE TEMP TABLE t ()") == nil
+	})
+}
+
+// lockOnce locks a free key of c, and unlocks it.
+func lockOnce(t *testing.T, c *hasp.Client, key string) {
+	t.Helper()
+	must(t, <-locks(t.Context(), c, key))
 }
 
 // locks locks a key of c, unlocks it, and sends the outcome.

@@ -127,9 +127,7 @@ func TestBadInput(t *testing.T) {
 	c, err := open("app", password, "postgres?schema=locks")
 	must(t, err)
 	defer c.Close()
-	lease, err := c.Lock(ctx, "key")
-	must(t, err)
-	must(t, lease.Unlock(ctx))
+	lockOnce(t, c, "key")
 	fails("guest", password, "postgres?schema=locks", "may not use the table", "GRANT SELECT, INSERT, UPDATE, DELETE")
 
 	// Keys have a limit.
@@ -138,9 +136,7 @@ func TestBadInput(t *testing.T) {
 	if !errors.Is(err, hasp.ErrInvalid) {
 		t.Errorf("a key of 1.5 MB: %v, want ErrInvalid", err)
 	}
-	lease, err = c.Lock(ctx, strings.Repeat("k", pglock.MaxKey))
-	must(t, err)
-	must(t, lease.Unlock(ctx))
+	lockOnce(t, c, strings.Repeat("k", pglock.MaxKey))
 
 	// Tables apart have locks apart. Names are taken literally.
 	other, err := hasp.Open(ctx, "pglock+postgres://postgres@"+s.Addr+`/postgres?schema=locks&table=My%20"Locks"`, nil)

@@ -55,9 +55,6 @@ func (c afterLogin) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// kickAll ends all sessions but its own.
-const kickAll = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-
 // The network goes silent when new connections have logged in, and before their first statement
 // is answered. They do not keep their places in the pool.
 func TestSilenceAfterLogin(t *testing.T) {
@@ -66,11 +63,9 @@ func TestSilenceAfterLogin(t *testing.T) {
 	var silent atomic.Bool
 	p := relay(t, s.Addr, func(c net.Conn) net.Conn { return afterLogin{c, &silent, new(atomic.Bool)} })
 	ctx := t.Context()
-	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+p.Addr()+"/postgres?sslmode=disable&pool_size=2", &hasp.Options{Timeout: time.Second})
-	must(t, err)
-	defer c.Close()
+	c := client(t, p.Addr(), "&pool_size=2", &hasp.Options{Timeout: time.Second})
 
-	s.Must(t, kickAll)
+	must(t, s.Kick(ctx))
 	silent.Store(true)
 	for i := range 4 {
 		_, _ = c.TryLock(ctx, fmt.Sprint("other-", i))
@@ -89,11 +84,9 @@ func TestFirstStatementOverASlowLink(t *testing.T) {
 	s := pgtest.Start(t)
 	p := relay(t, s.Addr, nil)
 	ctx := t.Context()
-	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+p.Addr()+"/postgres?sslmode=disable&connect_timeout=20", &hasp.Options{Timeout: 2 * time.Second})
-	must(t, err)
-	defer c.Close()
+	c := client(t, p.Addr(), "&connect_timeout=20", &hasp.Options{Timeout: 2 * time.Second})
 	p.Delay(1200 * time.Millisecond)
-	s.Must(t, kickAll)
+	must(t, s.Kick(ctx))
 	until(t, "a key over new connections", func() bool {
 		_, err := c.TryLock(ctx, "key")
 		return err == nil
@@ -121,9 +114,7 @@ func TestListensAtTheNewPrimary(t *testing.T) {
 
 	s.Must(t, "ALTER SYSTEM SET default_transaction_read_only = on")
 	s.Must(t, "SELECT pg_reload_conf()")
-	until(t, "the replica is promoted", func() bool {
-		return r.Exec(ctx, "SELECT pg_promote()") == nil || r.Exec(ctx, "CREATE TEMP TABLE t ()") == nil
-	})
+	promote(t, r)
 	until(t, "a listener at the new primary", listens(r))
 	_ = lease.Unlock(ctx)
 	must(t, <-got)

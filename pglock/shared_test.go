@@ -42,9 +42,7 @@ func TestMarkOfAWrongClock(t *testing.T) {
 func TestLeaveAtTheEndOfOthers(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Start(t), t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
+	d := newDriver(t, s.Addr)
 	for n := range 20 {
 		s.Must(t, `INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
 			SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '300 ms')),
@@ -75,9 +73,7 @@ func TestLeaveAtTheEndOfOthers(t *testing.T) {
 func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Start(t), t.Context()
-	d, err := open(ctx, s.Addr)
-	must(t, err)
-	defer d.Close()
+	d := newDriver(t, s.Addr)
 	renewed := 0
 	for n := range 60 {
 		s.Must(t, `INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/pgtest"
-	"github.com/hasplock/hasp/pglock"
 )
 
 // Connections that callers begin in a short outage do not keep the pool full for long after
@@ -22,9 +21,7 @@ func TestConnectionsBegunInAnOutage(t *testing.T) {
 	f := relay(t, s.Addr, nil)
 	ctx := t.Context()
 	o := &hasp.Options{Timeout: time.Second, TTL: 9 * time.Second}
-	c, err := hasp.Open(ctx, "pglock+postgres://postgres@"+f.Addr()+"/postgres?sslmode=disable", o)
-	must(t, err)
-	defer c.Close()
+	c := client(t, f.Addr(), "", o)
 	lease, err := c.Lock(ctx, "key")
 	must(t, err)
 
@@ -57,11 +54,10 @@ func TestForgottenConnections(t *testing.T) {
 	f := relay(t, s.Addr, nil)
 	ctx := t.Context()
 	o := &hasp.Options{Timeout: time.Second, TTL: 4 * time.Second}
-	d, err := open(ctx, f.Addr())
-	must(t, err)
+	d := newDriver(t, f.Addr())
 	c := hasp.New(d, o)
 	defer c.Close()
-	must(t, d.(*pglock.Driver).Fill(ctx))
+	must(t, d.Fill(ctx))
 
 	lease, err := c.Lock(ctx, "key")
 	must(t, err)
