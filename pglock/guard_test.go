@@ -137,32 +137,6 @@ func TestGuard(t *testing.T) {
 	_ = lease.Unlock(ctx)
 }
 
-// While guarded transactions of many keys keep successors waiting, leases are renewed and
-// released: attempts leave connections for them.
-func TestGuardsLeaveConnections(t *testing.T) {
-	t.Parallel()
-	s := pgtest.Start(t)
-	ctx := t.Context()
-	b := client(t, s.Addr, "&pool_size=4", &hasp.Options{TTL: 3 * time.Second})
-
-	mine, err := b.Lock(ctx, "mine")
-	must(t, err)
-	waiting, stop := context.WithCancel(ctx)
-	defer stop()
-	keys, _ := guardAll(t, s, 8)
-	for _, key := range keys {
-		go b.Lock(waiting, key)
-	}
-
-	// The lease outlives its term several times.
-	select {
-	case <-mine.Context().Done():
-		t.Errorf("a lease was not renewed: %v", context.Cause(mine.Context()))
-	case <-time.After(5 * time.Second):
-	}
-	must(t, mine.Unlock(ctx))
-}
-
 // guardAll takes keys, has one transaction guard them all, and breaks their locks. The keys are
 // free when the transaction ends.
 func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) {
