@@ -60,16 +60,8 @@ with the time. If the store cannot be reached meanwhile, it says so and goes on.
   hasp ls mail: --sort age
   hasp ls --waiting --watch --url fairlock+redis://localhost:6379
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return fmt.Errorf("want one argument, the prefix of the keys, or none; got %d", len(args))
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				l.prefix = args[0]
-			}
+		Args: onePrefix(&l.prefix),
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains(orders, l.sort) {
 				return usagef("--sort %s: want %s", text.Quote(l.sort), strings.Join(orders, ", "))
 			}

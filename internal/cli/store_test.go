@@ -56,20 +56,6 @@ func (o outcome) refused(t *testing.T, code int, says string) {
 	}
 }
 
-// empty removes the content of a directory.
-func empty(t *testing.T, dir string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // unwritable returns a path below a file. Nothing can be created there, not even
 // by root.
 func unwritable(t *testing.T, name string) string {
@@ -182,18 +168,15 @@ func TestPasswordOnTheCommandLineIsWarnedOf(t *testing.T) {
 }
 
 func TestWhereTheLocksAreKept(t *testing.T) {
-	dirs := map[string]string{"url": t.TempDir(), "config": t.TempDir(), "env": t.TempDir(), "state": t.TempDir()}
-	config := file(t, "hasp.yaml", "strategy: filelock\nnodes: ["+dirs["config"]+"]\nparams: {ttl: 20s, prefix: 7}\n", 0o600)
-	for _, c := range []struct {
-		used, env string
-		flags     []string
-	}{
-		{"url", "filelock://" + dirs["env"], []string{"--url", "filelock://" + dirs["url"]}},
-		{"config", "filelock://" + dirs["env"], []string{"--config", config}},
-		{"env", "filelock://" + dirs["env"], nil},
-		{"state", "", nil},
-	} {
-		cmd := self(t, "hasp", c.env, append(append([]string{"run", "key"}, c.flags...), "--", "true")...)
+	for _, used := range []string{"url", "config", "env", "state"} {
+		dirs := map[string]string{"url": t.TempDir(), "config": t.TempDir(), "env": t.TempDir(), "state": t.TempDir()}
+		config := file(t, "hasp.yaml", "strategy: filelock\nnodes: ["+dirs["config"]+"]\nparams: {ttl: 20s, prefix: 7}\n", 0o600)
+		env := "filelock://" + dirs["env"]
+		if used == "state" {
+			env = ""
+		}
+		flags := map[string][]string{"url": {"--url", "filelock://" + dirs["url"]}, "config": {"--config", config}}[used]
+		cmd := self(t, "hasp", env, append(append([]string{"run", "key"}, flags...), "--", "true")...)
 		cmd.Env = append(cmd.Env, "XDG_STATE_HOME="+dirs["state"])
 		start(t, cmd).wait().want(t, 0)
 		for name, dir := range dirs {
@@ -201,10 +184,9 @@ func TestWhereTheLocksAreKept(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, want := len(entries) > 0, name == c.used; got != want {
-				t.Errorf("store of %s: %s used: %v", c.used, name, got)
+			if got, want := len(entries) > 0, name == used; got != want {
+				t.Errorf("store of %s: %s used: %v", used, name, got)
 			}
-			empty(t, dir)
 		}
 	}
 }

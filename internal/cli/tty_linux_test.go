@@ -13,15 +13,6 @@ import (
 // whereAmI is a shell script that prints whether it is in the foreground.
 const whereAmI = `set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo foreground || echo background; `
 
-func TestTerminalIsLentToTheCommand(t *testing.T) {
-	t.Parallel()
-	s := startSession(t, store(t), false, "run", "key", "--", "sh", "-c", whereAmI+`read x; echo "got $x"; exit 6`)
-	s.expect("foreground")
-	s.types("some text\n")
-	s.expect("got some text")
-	s.report.expect("exited 6: the job has the terminal") // hasp took it back
-}
-
 func TestLsWatchOnATerminal(t *testing.T) {
 	t.Parallel()
 	url := store(t)

@@ -47,16 +47,8 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
   hasp ui mail: --url fairlock+redis://localhost:6379
   export ` + uiToken + `=$(openssl rand -hex 16); echo $` + uiToken + `
   hasp ui --listen 0.0.0.0:7420`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return fmt.Errorf("want one argument, the prefix of the keys, or none; got %d", len(args))
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				o.Prefix = args[0]
-			}
+		Args: onePrefix(&o.Prefix),
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ui(cmd, o)
 		},
 	}

@@ -21,30 +21,12 @@ type Watch struct {
 	Lease   *hasp.Lease    // the lock that the command runs under
 	Signals chan os.Signal // receives PassedOn
 	Grace   time.Duration  // between SIGTERM and SIGKILL when the lease is lost
-	OnLoss  func()         // called once, on another goroutine, when the lease is lost
-}
 
-// reportTimeout is how long Attend waits for OnLoss when the command has ended.
-const reportTimeout = time.Second
-
-// reportLoss calls OnLoss on a goroutine of its own, because OnLoss writes, and a
-// write may block: a pager may not read on, and Ctrl-S stops a terminal. The end of the
-// command must not wait for that. The channel is closed when OnLoss has returned.
-func (w Watch) reportLoss() <-chan struct{} {
-	reported := make(chan struct{})
-	go func() {
-		defer close(reported)
-		w.OnLoss()
-	}()
-	return reported
-}
-
-// awaitReport blocks until OnLoss has returned, for reportTimeout at most.
-func awaitReport(reported <-chan struct{}) {
-	select {
-	case <-reported:
-	case <-time.After(reportTimeout):
-	}
+	// OnLoss is called once, when the lease is lost. It writes, and a write may block: a
+	// pager may not read on, and Ctrl-S stops a terminal. The end of the command must not
+	// wait for that, so OnLoss has a goroutine of its own. Attend returns when OnLoss has,
+	// which must give up after a second.
+	OnLoss func()
 }
 
 // Result is how a command ended.

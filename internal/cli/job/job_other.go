@@ -5,6 +5,7 @@ package job
 import (
 	"os"
 	"os/exec"
+	"sync"
 )
 
 // Ending are the signals that end hasp while it waits for the lock.
@@ -33,7 +34,7 @@ func (j *Job) Attend(w Watch) Result {
 	}()
 
 	var r Result
-	var reported <-chan struct{}
+	var reported sync.WaitGroup
 	gone := w.Lease.Context().Done()
 	for {
 		select {
@@ -41,15 +42,13 @@ func (j *Job) Attend(w Watch) Result {
 			if r.Code = j.ProcessState.ExitCode(); r.Code < 0 {
 				r.Code = exitFailed
 			}
-			if r.Lost {
-				awaitReport(reported)
-			}
+			reported.Wait()
 			return r
 		case <-w.Signals:
 		case <-gone:
 			r.Lost, gone = true, nil
 			_ = j.Process.Kill()
-			reported = w.reportLoss()
+			reported.Go(w.OnLoss)
 		}
 	}
 }

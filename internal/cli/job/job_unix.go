@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,7 +37,7 @@ type Job struct {
 	lost     bool             // the lease is lost, and the group has got SIGTERM
 	deadline <-chan time.Time // when the group gets SIGKILL; nil before the loss
 	killed   bool             // the group has got SIGKILL
-	reported <-chan struct{}  // closed when OnLoss has returned
+	reported sync.WaitGroup   // OnLoss
 }
 
 // Start starts a command with hasp's own standard streams.
@@ -148,7 +149,7 @@ func (j *Job) checkLost() {
 	j.deadline = time.After(j.w.Grace)
 	j.signal(unix.SIGTERM)
 	j.signal(unix.SIGCONT)
-	j.reported = j.w.reportLoss()
+	j.reported.Go(j.w.OnLoss)
 }
 
 // passOn sends the group a signal that hasp received.
@@ -186,7 +187,7 @@ func (j *Job) signal(sig syscall.Signal) {
 func (j *Job) ended(ws syscall.WaitStatus) Result {
 	if j.lost {
 		j.sweep()
-		awaitReport(j.reported)
+		j.reported.Wait()
 	}
 
 	r := Result{Code: ws.ExitStatus(), Lost: j.lost}
