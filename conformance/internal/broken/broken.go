@@ -40,12 +40,7 @@ func Sound() []Fault {
 		{Name: "none, polls"},
 		{Name: "none, polls and shares", spoil: sharesToo},
 		{Name: "none, waits", kind: waits},
-		{Name: "none, refuses without details", spoil: onAcquire.fails(func(err error) error {
-			if errors.Is(err, backend.ErrHeld) {
-				return backend.ErrHeld
-			}
-			return err
-		})},
+		{Name: "none, refuses without details", spoil: onAcquire.turns(backend.ErrHeld, backend.ErrHeld)},
 		{Name: "none, keeps the order", kind: orders},
 		{Name: "none, with a lock delay", spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
 		{Name: "none, counts in seconds and gives handles", kind: waits, spoil: spoils(

@@ -38,7 +38,7 @@ type driver struct {
 	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
 	release  call
 	inspect  func(ctx context.Context, key string) (backend.Status, error)
-	list     lists
+	list     func(ctx context.Context, prefix string, timeout time.Duration) seq
 	breakKey call
 	quit     func(c backend.Claim)
 	close    func() error
@@ -48,8 +48,11 @@ type driver struct {
 // one hold return a grant. The claim of a Break has nothing but a key.
 type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
 
-// lists is the List of a driver.
-type lists = func(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error]
+// seq is a list, and yield is the loop over one.
+type (
+	seq   = iter.Seq2[backend.Entry, error]
+	yield = func(backend.Entry, error) bool
+)
 
 // command is what the store does for a call. The claim is in the store's form.
 type command = func(s *store, c backend.Claim, now time.Time) (fence uint64, err error)
@@ -111,7 +114,7 @@ func (w waiter) Inspect(ctx context.Context, key string) (backend.Status, error)
 	return w.inspect(ctx, key)
 }
 
-func (w waiter) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (w waiter) List(ctx context.Context, prefix string, timeout time.Duration) seq {
 	return w.list(ctx, prefix, timeout)
 }
 
@@ -277,8 +280,8 @@ func (d *driver) soundInspect(ctx context.Context, key string) (st backend.Statu
 // listPage is how many keys soundList gets by one command.
 const listPage = 500
 
-func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) {
+func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Duration) seq {
+	return func(yield yield) {
 		for after, more := "", true; more; {
 			within, cancel := context.WithTimeout(ctx, timeout)
 			var page []backend.Entry

@@ -28,20 +28,9 @@ var acquireFaults = []Fault{
 			return d.insist(ctx, c, 10*time.Millisecond)
 		})},
 	{Name: "a refused attempt prolongs the hold", Clause: "acquire-refused-changes-nothing",
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			fence, err := d.acquireIn(s, c, now)
-			if errors.Is(err, backend.ErrHeld) {
-				s.renew(c, anyToken, now)
-			}
-			return fence, err
-		})},
+		spoil: onAcquire.after(backend.ErrHeld, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.renew(c, anyToken, now) })},
 	{Name: "a held key is reported as an outage", Clause: "acquire-excludes", kind: waits,
-		spoil: onAcquire.fails(func(err error) error {
-			if errors.Is(err, backend.ErrHeld) {
-				return errors.New("broken: could not lock")
-			}
-			return err
-		})},
+		spoil: onAcquire.turns(backend.ErrHeld, errNoReply)},
 	{Name: "RetryAfter is in the wrong unit", Clause: "acquire-held-details",
 		spoil: onAcquire.fails(func(err error) error {
 			var he *backend.HeldError
@@ -132,12 +121,7 @@ var releaseFaults = []Fault{
 			return 0, s.release(c, anyToken, now)
 		})},
 	{Name: "Release by a foreign token is reported as an outage", Clause: "release-foreign",
-		spoil: onRelease.fails(func(err error) error {
-			if errors.Is(err, backend.ErrLost) {
-				return errors.New("broken: could not unlock")
-			}
-			return err
-		})},
+		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
 	{Name: "Release trusts the driver's memory of its holds", Clause: "release-stale",
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			defer delete(d.granted, c.Token)
@@ -155,7 +139,7 @@ var releaseFaults = []Fault{
 			}
 			return d.soundBreak(ctx, c)
 		})},
-	{Name: "a second Release is not an error", Clause: "release-double", spoil: onRelease.fails(lostIsNoError)},
+	{Name: "a second Release is not an error", Clause: "release-double", spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Release of an expired hold is not an error", Clause: "release-expired",
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			defer delete(d.granted, c.Token)
@@ -180,12 +164,4 @@ var releaseFaults = []Fault{
 		spoil: accepts(func(d *driver, c backend.Claim, token string) bool {
 			return token == c.Token || d.granted[token].Owner == c.Owner
 		})},
-}
-
-// lostIsNoError turns ErrLost into success.
-func lostIsNoError(err error) error {
-	if errors.Is(err, backend.ErrLost) {
-		return nil
-	}
-	return err
 }

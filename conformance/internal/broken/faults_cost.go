@@ -12,17 +12,8 @@ import (
 var costFaults = []Fault{
 	{Name: "a second record of a hold stays until the Release", Clause: "leftovers-expired",
 		spoil: spoils(
-			onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-				fence, err := d.acquireIn(s, c, now)
-				if err == nil {
-					s.leave("history of "+c.Token, now)
-				}
-				return fence, err
-			}),
-			onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-				delete(s.keys, "history of "+c.Token)
-				return d.releaseIn(s, c, now)
-			}))},
+			onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.leave("history of "+c.Token, now) }),
+			onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) { delete(s.keys, "history of "+c.Token) }))},
 	{Name: "Break leaves a record of the broken hold", Clause: "leftovers-expired", kind: waits,
 		spoil: onBreak.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			s.leave("broken "+c.Key, now)
@@ -42,13 +33,7 @@ var costFaults = []Fault{
 			return backend.Grant{}, backend.ErrHeld
 		})},
 	{Name: "a refused attempt leaves a record", Clause: "leftovers",
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			fence, err := d.acquireIn(s, c, now)
-			if errors.Is(err, backend.ErrHeld) {
-				s.leave("attempts:"+c.Key, now)
-			}
-			return fence, err
-		})},
+		spoil: onAcquire.after(backend.ErrHeld, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.leave("attempts:"+c.Key, now) })},
 }
 
 // leave makes a record that no call removes.

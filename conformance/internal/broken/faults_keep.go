@@ -2,7 +2,6 @@ package broken
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -30,12 +29,8 @@ var keepFaults = []Fault{
 			return 0, s.renew(c, func(token string) bool { return token == c.Token || token == keptToken }, now)
 		})},
 	{Name: "a second release frees a kept key", Clause: "keep-release", kind: waits,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			_, err := d.releaseIn(s, c, now)
-			if r := s.keys[c.Key]; errors.Is(err, backend.ErrLost) && r != nil && r.token == keptToken {
-				s.quit(backend.Claim{Key: c.Key, Token: keptToken}, now)
-			}
-			return 0, err
+		spoil: onRelease.after(backend.ErrLost, func(_ *driver, s *store, c backend.Claim, now time.Time) {
+			s.quit(backend.Claim{Key: c.Key, Token: keptToken}, now)
 		})},
 	{Name: "a release with KeepUntil does not compare the token", Clause: "keep-foreign", kind: waits,
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {

@@ -10,10 +10,10 @@ import (
 )
 
 var outageFaults = []Fault{
-	{Name: "an outage is reported as ErrHeld", Clause: "link-outage", kind: waits, spoil: onAcquire.fails(anyErrorIs(backend.ErrHeld))},
-	{Name: "an outage is reported as success", Clause: "link-outage", spoil: onRelease.fails(anyErrorIs(nil))},
-	{Name: "a stopped store is reported as ErrLost", Clause: "restart-outage", kind: waits, spoil: onRelease.fails(anyErrorIs(backend.ErrLost))},
-	{Name: "a call does not end while the store hangs", Clause: "link-outage", spoil: onRelease.by(untilTheStoreEnds)},
+	{Name: "an outage is reported as ErrHeld", Clause: "link-outage", kind: waits, spoil: onAcquire.turns(nil, backend.ErrHeld)},
+	{Name: "an outage is reported as success", Clause: "link-outage", spoil: onRelease.turns(nil, nil)},
+	{Name: "a stopped store is reported as ErrLost", Clause: "restart-outage", kind: waits, spoil: onRelease.turns(nil, backend.ErrLost)},
+	{Name: "a call does not end while the store hangs", Clause: "link-outage", spoil: onRelease.by(byDeadline(time.Hour))},
 	{Name: "a driver does not work again after an outage", Clause: "link-outage", spoil: dieInAnOutage},
 	{Name: "a call whose reply is lost is repeated", Clause: "link-sent-once", spoil: onAcquire.by(again)},
 	{Name: "a call of two commands whose reply is lost is repeated", Clause: "link-sent-once", cost: twice,
@@ -30,48 +30,21 @@ var outageFaults = []Fault{
 			return next(ctx, c)
 		})},
 	{Name: "EndsPromptly is claimed, but the second command ignores the cancellation", Clause: "link-ends", cost: twice,
-		spoil: spoils(claimsEnds(backend.EndsPromptly), onRelease.by(for3s), onRelease.first(extraCommand))},
-	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter", kind: orders,
-		spoil: changes(func(s *store) { s.stay = time.Hour })},
+		spoil: spoils(claimsEnds(backend.EndsPromptly), onRelease.by(byDeadline(0)), onRelease.first(extraCommand))},
+	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter", kind: orders, spoil: placesStay},
 	{Name: "EndsByDeadline is claimed, but a call ends a second later", Clause: "link-ends",
 		spoil: spoils(claimsEnds(backend.EndsByDeadline), onAcquire.by(byDeadline(time.Second)))},
-	{Name: "EndsPromptly is claimed, but a call ignores the cancellation", Clause: "link-ends",
-		spoil: spoils(claimsEnds(backend.EndsPromptly), onRelease.by(byDeadline(0)))},
 	{Name: "the deadline of a cut-off lease is late", Clause: "link-hung-store", spoil: deadlines(twoTermsLong)},
 	{Name: "a dropped script is not loaded again", Clause: "flush-unnoticed", kind: waits, spoil: loadOnce},
 	{Name: "a waiter does not notice that its connection has ended", Clause: "kick-ridden-out", kind: waits, spoil: onWait.by(waitUntilKicked)},
-	{Name: "renewals trust the driver's memory", Clause: "restart-without-data", spoil: onRenew.fails(lostIsNoError)},
+	{Name: "renewals trust the driver's memory", Clause: "restart-without-data", spoil: onRenew.turns(backend.ErrLost, nil)},
 	{Name: "holds do not survive a restart of the store", Clause: "restart-with-data",
 		spoil: changes(func(s *store) { s.lose = func(bool) { clear(s.keys) } })},
 	{Name: "Wait reports a restart as ErrHeld", Clause: "restart-waiter", kind: waits,
 		spoil: spoils(
 			onWait.asks(func(c *backend.Claim) { c.Timeout = 4 * latency }), // gives up at once
-			onWait.fails(anyErrorIs(backend.ErrHeld)))},
+			onWait.turns(nil, backend.ErrHeld))},
 	{Name: "Network is claimed, but the driver reaches one process", Clause: "reach"},
-}
-
-// anyErrorIs replaces every error by want.
-func anyErrorIs(want error) func(error) error { return func(error) error { return want } }
-
-// untilTheStoreEnds is a call that does not end with its context.
-func untilTheStoreEnds(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	go func() {
-		select {
-		case <-d.way.store.ended:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return next(ctx, c)
-}
-
-// for3s is a call that ends after 3 s at the latest, not with its context.
-func for3s(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
-	defer cancel()
-	return next(ctx, c)
 }
 
 // byDeadline returns a call that ends late by d after the deadline of its context,
@@ -130,21 +103,14 @@ func loadOnce(d *driver) {
 // message reaches it.
 func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 	s := d.way.store
-	var kicked chan struct{}
+	var kicked context.Context
 	s.locked(func() { kicked = s.kicked })
 	on, stop := context.WithCancel(ctx)
 	defer stop()
-
-	go func() {
-		select {
-		case <-kicked:
-			stop() // this connection carries nothing any more
-		case <-on.Done():
-		}
-	}()
+	defer context.AfterFunc(kicked, stop)() // this connection carries nothing any more
 
 	g, err := next(on, c)
-	if err != nil && isClosed(kicked) {
+	if err != nil && kicked.Err() != nil {
 		<-ctx.Done()
 	}
 	return g, err

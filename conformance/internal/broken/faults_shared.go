@@ -12,12 +12,10 @@ var sharedFaults = []Fault{
 	{Name: "shared claims exclude one another", Clause: "shared-together", kind: waits,
 		spoil: spoils(onAcquire.asks(exclusively), onRenew.asks(exclusively), onRelease.asks(exclusively))},
 	{Name: "a reader is granted without being recorded", Clause: "shared-excludes", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			fence, err := d.acquireIn(s, c, now)
-			if r := s.keys[c.Key]; err == nil && c.Shared && len(r.readers) == 1 {
+		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
+			if c.Shared && len(s.keys[c.Key].readers) == 1 {
 				s.quit(c, now)
 			}
-			return fence, err
 		})},
 	{Name: "a reader joins a hold that is not shared", Clause: "shared-excludes", kind: waits,
 		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
@@ -28,13 +26,7 @@ var sharedFaults = []Fault{
 			return fence, nil
 		})},
 	{Name: "a refusal by readers does not say that they are", Clause: "shared-error", kind: waits,
-		spoil: onAcquire.fails(func(err error) error {
-			var held *backend.HeldError
-			if errors.As(err, &held) {
-				return &backend.HeldError{RetryAfter: held.RetryAfter, Owner: held.Owner}
-			}
-			return err
-		})},
+		spoil: onAcquire.turns(backend.ErrHeld, &backend.HeldError{})},
 	{Name: "a writer waits for the end of the reader that refused it, not of the last", Clause: "shared-wait", kind: waits,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 			return d.at(ctx, func(s *store, now time.Time) {
@@ -50,12 +42,8 @@ var sharedFaults = []Fault{
 	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
 		spoil: onWait.by(joins(true))},
 	{Name: "the release of one reader frees the key", Clause: "shared-last", kind: waits,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			_, err := d.releaseIn(s, c, now)
-			if err == nil && c.Shared {
-				s.with(c.Key, now, func(r *record) { r.readers = nil })
-			}
-			return 0, err
+		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
+			s.with(c.Key, now, func(r *record) { r.readers = nil })
 		})},
 	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-shorter", kind: waits,
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
@@ -68,29 +56,14 @@ var sharedFaults = []Fault{
 			return 0, err
 		})},
 	{Name: "a renewal prolongs all readers", Clause: "shared-term", kind: waits,
-		spoil: onRenew.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			_, err := d.renewIn(s, c, now)
-			if err == nil && c.Shared {
-				r := s.get(c.Key, now)
-				for i := range r.readers {
-					r.readers[i].until = r.lastReader()
-				}
+		spoil: onRenew.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
+			r := s.get(c.Key, now)
+			for i := range r.readers {
+				r.readers[i].until = r.lastReader()
 			}
-			return 0, err
 		})},
 	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-shorter", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			fence, err := d.acquireIn(s, c, now)
-			if err == nil && c.Shared {
-				r := s.get(c.Key, now)
-				for i, h := range r.readers {
-					if end := now.Add(c.TTL); end.Before(h.until) {
-						r.readers[i].until = end
-					}
-				}
-			}
-			return fence, err
-		})},
+		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.endsNoLaterThan(c.Key, now.Add(c.TTL)) })},
 	{Name: "any token renews and releases a shared hold", Clause: "shared-foreign", kind: waits,
 		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool { return c.Shared || token == c.Token })},
 	{Name: "a reader gets the fence of the writer before it", Clause: "shared-fence", kind: waits,
@@ -112,8 +85,7 @@ var sharedFaults = []Fault{
 			s.with(c.Key, now, func(r *record) { r.writer = place{} })
 			return d.acquireIn(s, c, now)
 		})},
-	{Name: "a writer that died keeps readers out", Clause: "shared-writer-gone", kind: waits,
-		spoil: changes(func(s *store) { s.stay = time.Hour })},
+	{Name: "a writer that died keeps readers out", Clause: "shared-writer-gone", kind: waits, spoil: placesStay},
 	{Name: "Inspect does not list the readers", Clause: "shared-inspect", kind: waits,
 		spoil: inspects(func(st *backend.Status) { st.Shared = nil })},
 	{Name: "Inspect shows one reader as the owner", Clause: "shared-inspect", kind: waits,

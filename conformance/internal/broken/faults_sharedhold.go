@@ -10,12 +10,10 @@ import (
 
 var sharedHoldFaults = []Fault{
 	{Name: "the term of the key follows the first reader", Clause: "shared-longer", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			fence, err := d.acquireIn(s, c, now)
-			if err == nil && c.Shared {
+		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) {
+			if c.Shared {
 				s.endsNoLaterThan(c.Key, s.keys[c.Key].readers[0].until)
 			}
-			return fence, err
 		})},
 	{Name: "a renewal does not prolong a shared hold", Clause: "shared-renew-raises", kind: waits,
 		spoil: onRenew.asks(func(c *backend.Claim) {
@@ -24,22 +22,14 @@ var sharedHoldFaults = []Fault{
 			}
 		})},
 	{Name: "the term of the key follows the reader that was renewed last", Clause: "shared-renew-never-shortens", kind: waits,
-		spoil: onRenew.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			_, err := d.renewIn(s, c, now)
-			if err == nil && c.Shared {
-				s.endsNoLaterThan(c.Key, now.Add(c.TTL))
-			}
-			return 0, err
-		})},
+		spoil: onRenew.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.endsNoLaterThan(c.Key, now.Add(c.TTL)) })},
 	{Name: "a shared hold is kept after its release", Clause: "shared-keep", kind: waits,
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			_, err := d.releaseIn(s, c, now)
-			if err == nil && c.Shared && c.KeepUntil.After(now) {
+		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
+			if c.Shared && c.KeepUntil.After(now) {
 				s.with(c.Key, now, func(r *record) {
 					r.readers = append(r.readers, reader{token: keptToken, until: c.KeepUntil})
 				})
 			}
-			return 0, err
 		})},
 	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
 		spoil: onWait.by(oneByOne)},
@@ -85,20 +75,15 @@ var sharedHoldFaults = []Fault{
 			}
 			return next(ctx, c)
 		})},
-	{Name: "an intent stays although its caller has left", Clause: "leftovers-shared", kind: waits,
-		spoil: changes(func(s *store) { s.stay = time.Hour })},
+	{Name: "an intent stays although its caller has left", Clause: "leftovers-shared", kind: waits, spoil: placesStay},
 	{Name: "a shared hold leaves a name of its owner", Clause: "leftovers-shared", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			fence, err := d.acquireIn(s, c, now)
-			if err == nil && c.Shared {
+		spoil: onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
+			if c.Shared {
 				s.leave("owner of "+c.Token, now)
 			}
-			return fence, err
 		})},
-	{Name: "a writer that is cut off keeps readers out", Clause: "shared-cut-writer", kind: waits,
-		spoil: changes(func(s *store) { s.stay = time.Hour })},
-	{Name: "a writer that is cut off keeps its place before readers", Clause: "shared-cut-writer", kind: orders,
-		spoil: changes(func(s *store) { s.stay = time.Hour })},
+	{Name: "a writer that is cut off keeps readers out", Clause: "shared-cut-writer", kind: waits, spoil: placesStay},
+	{Name: "a writer that is cut off keeps its place before readers", Clause: "shared-cut-writer", kind: orders, spoil: placesStay},
 }
 
 // endsNoLaterThan ends all shared holds of a key at end, or sooner if they end sooner.

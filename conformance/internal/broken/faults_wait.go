@@ -33,9 +33,16 @@ var waitFaults = []Fault{
 	{Name: "the deadline counts from the beginning of the Wait", Clause: "wait-deadline", kind: waits,
 		spoil: onWait.grants(func(_ *driver, _ backend.Claim, g *backend.Grant) { g.Until = time.Time{} })},
 	{Name: "the deadline of a hold by Wait is half a term late", Clause: "wait-deadline", kind: waits, spoil: onWait.grants(halfATermLate)},
-	{Name: "a cancelled Wait continues, and its grant has no owner", Clause: "wait-cancelled", kind: waits, spoil: onWait.by(waitOn)},
+	{Name: "a cancelled Wait continues, and its grant has no owner", Clause: "wait-cancelled", kind: waits,
+		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+			g, err := next(ctx, c)
+			if err != nil {
+				go d.insist(ctx, c, 10*time.Millisecond)
+			}
+			return g, err
+		})},
 	{Name: "a cancelled Wait leaves its place in the queue", Clause: "wait-cancelled", kind: orders,
-		spoil: func(d *driver) { d.quit = func(c backend.Claim) { d.keepPlace(c, time.Hour) } }},
+		spoil: spoils(placesStay, neverQuits)},
 	{Name: "a cancelled Wait does not return the store's answer", Clause: "wait-cancelled", kind: waits,
 		spoil: onWait.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
 			g, err := next(ctx, c)
@@ -45,9 +52,9 @@ var waitFaults = []Fault{
 			return g, err
 		})},
 	{Name: "a cancelled Wait is reported as an outage", Clause: "wait-cancelled", kind: waits,
-		spoil: onWait.fails(anyErrorIs(errNoReply))},
+		spoil: onWait.turns(nil, errNoReply)},
 	{Name: "a cancelled Wait is reported as a grant", Clause: "wait-independent", kind: waits,
-		spoil: onWait.fails(anyErrorIs(nil))},
+		spoil: onWait.turns(nil, nil)},
 	{Name: "Wait ignores its cancellation", Clause: "wait-cancelled", kind: waits,
 		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			return d.insist(ctx, c, time.Millisecond)
@@ -60,7 +67,7 @@ var waitFaults = []Fault{
 			return ctx.Err()
 		})},
 	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits,
-		spoil: func(d *driver) { d.quit = func(backend.Claim) {} }},
+		spoil: neverQuits},
 	{Name: "a second waiter removes the signal of the first", Clause: "wait-everyone", kind: waits, spoil: sleeps(true, listenAlone)},
 	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
 	{Name: "the end of a Wait ends the other Waits for its key", Clause: "wait-independent", kind: waits, spoil: waitTogether},
@@ -119,42 +126,8 @@ func (d *driver) sleep(ctx context.Context, c backend.Claim, changed <-chan stru
 	return true
 }
 
-// waitOn is a Wait that continues when its caller has left.
-func waitOn(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-	on, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var g backend.Grant
-	done := make(chan error, 1)
-	go func() {
-		var err error
-		g, err = next(on, c)
-		done <- err
-	}()
-
-	go func() {
-		<-d.way.store.ended
-		stop()
-	}()
-
-	select {
-	case err := <-done:
-		return g, err
-	case <-ctx.Done():
-		return backend.Grant{}, backend.ErrHeld
-	}
-}
-
-// keepPlace makes the place of c last for d.
-func (d *driver) keepPlace(c backend.Claim, lasts time.Duration) {
-	d.at(context.Background(), func(s *store, now time.Time) {
-		s.with(d.key(c.Key), now, func(r *record) {
-			for i := range r.queue {
-				if r.queue[i].token == c.Token {
-					r.queue[i].alive = now.Add(lasts)
-				}
-			}
-		})
-	})
-}
+// neverQuits makes a Wait that did not return a grant leave its place and its hold.
+func neverQuits(d *driver) { d.quit = func(backend.Claim) {} }
 
 // waitInTurn lets one Wait of a driver run at a time.
 func waitInTurn(d *driver) {

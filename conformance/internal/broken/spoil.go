@@ -2,7 +2,7 @@ package broken
 
 import (
 	"context"
-	"iter"
+	"errors"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -21,21 +21,24 @@ func spoils(all ...spoil) spoil {
 }
 
 // part is a call of a driver that a fault changes.
-type part func(d *driver) *call
+type part struct {
+	call  func(d *driver) *call
+	sound func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error) // its command
+}
 
 var (
-	onAcquire part = func(d *driver) *call { return &d.acquire }
-	onWait    part = func(d *driver) *call { return &d.wait }
-	onRenew   part = func(d *driver) *call { return &d.renewOne }
-	onRelease part = func(d *driver) *call { return &d.release }
-	onBreak   part = func(d *driver) *call { return &d.breakKey }
+	onAcquire = part{func(d *driver) *call { return &d.acquire }, (*driver).acquireIn}
+	onWait    = part{func(d *driver) *call { return &d.wait }, nil}
+	onRenew   = part{func(d *driver) *call { return &d.renewOne }, (*driver).renewIn}
+	onRelease = part{func(d *driver) *call { return &d.release }, (*driver).releaseIn}
+	onBreak   = part{func(d *driver) *call { return &d.breakKey }, nil}
 )
 
 // by makes f stand in for the call. next executes it.
 func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error)) spoil {
 	return func(d *driver) {
-		next := *p(d)
-		*p(d) = func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return f(ctx, d, c, next) }
+		next := *p.call(d)
+		*p.call(d) = func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return f(ctx, d, c, next) }
 	}
 }
 
@@ -79,10 +82,31 @@ func (p part) fails(f func(err error) error) spoil {
 	})
 }
 
+// turns replaces an error of the call by another, or every error if from is nil.
+func (p part) turns(from, to error) spoil {
+	return p.fails(func(err error) error {
+		if from == nil || errors.Is(err, from) {
+			return to
+		}
+		return err
+	})
+}
+
 // inStore makes f the command of the call.
 func (p part) inStore(f func(d *driver, s *store, c backend.Claim, now time.Time) (fence uint64, err error)) spoil {
 	return p.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 		return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) { return f(d, s, c, now) })
+	})
+}
+
+// after runs f in the store after a command of the call whose error is answer.
+func (p part) after(answer error, f func(d *driver, s *store, c backend.Claim, now time.Time)) spoil {
+	return p.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+		fence, err := p.sound(d, s, c, now)
+		if errors.Is(err, answer) {
+			f(d, s, c, now)
+		}
+		return fence, err
 	})
 }
 
@@ -136,28 +160,27 @@ func inspects(f func(st *backend.Status)) spoil {
 }
 
 // listsBy makes f stand in for List. next executes it.
-func listsBy(f func(ctx context.Context, d *driver, prefix string, next lists) iter.Seq2[backend.Entry, error]) spoil {
+func listsBy(f func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq) spoil {
 	return func(d *driver) {
 		next := d.list
-		d.list = func(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
-			return f(ctx, d, prefix, func(ctx context.Context, prefix string, _ time.Duration) iter.Seq2[backend.Entry, error] {
-				return next(ctx, prefix, timeout)
-			})
+		d.list = func(ctx context.Context, prefix string, timeout time.Duration) seq {
+			return f(ctx, d, prefix, func(ctx context.Context, prefix string) seq { return next(ctx, prefix, timeout) })
 		}
 	}
+}
+
+// yieldsBy makes the function that f returns stand in for the yield of each loop over a list.
+func yieldsBy(f func(d *driver, yield yield) yield) spoil {
+	return listsBy(func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq {
+		return func(yield yield) { next(ctx, prefix)(f(d, yield)) }
+	})
 }
 
 // yields changes the entries that List yields, and leaves out those for which f returns
 // false.
 func yields(f func(d *driver, e *backend.Entry) bool) spoil {
-	return listsBy(func(ctx context.Context, d *driver, prefix string, next lists) iter.Seq2[backend.Entry, error] {
-		return func(yield func(backend.Entry, error) bool) {
-			for e, err := range next(ctx, prefix, 0) {
-				if (err != nil || f(d, &e)) && !yield(e, err) {
-					return
-				}
-			}
-		}
+	return yieldsBy(func(d *driver, yield yield) yield {
+		return func(e backend.Entry, err error) bool { return err == nil && !f(d, &e) || yield(e, err) }
 	})
 }
 
@@ -178,6 +201,9 @@ func closes(f func(d *driver, s *store, now time.Time)) spoil {
 		}
 	}
 }
+
+// placesStay keeps the place of a waiter that is gone for an hour.
+var placesStay = changes(func(s *store) { s.stay = time.Hour })
 
 // changes changes the store itself.
 func changes(f func(s *store)) spoil {

@@ -1,6 +1,7 @@
 package broken
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -23,8 +24,9 @@ type store struct {
 	running  bool
 	ahead    time.Duration // of its clock
 	commands int64
-	flushes  int                      // of what is kept only for speed
-	kicked   chan struct{}            // closed and replaced when all connections are ended
+	flushes  int             // of what is kept only for speed
+	kicked   context.Context // ends, and is replaced, when all connections are ended
+	kick     context.CancelFunc
 	changed  map[string]chan struct{} // by key: closed when it may be free
 	ended    chan struct{}            // closed at the end; ends the goroutines that faults leave
 
@@ -62,7 +64,8 @@ type place struct {
 
 func newStore() *store {
 	s := &store{keys: map[string]*record{}, fences: map[string]uint64{}, running: true,
-		changed: map[string]chan struct{}{}, ended: make(chan struct{}), kicked: make(chan struct{}), stay: window}
+		changed: map[string]chan struct{}{}, ended: make(chan struct{}), stay: window}
+	s.kicked, s.kick = context.WithCancel(context.Background())
 
 	// Fences that go by the clock grow also when the counter is lost.
 	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }

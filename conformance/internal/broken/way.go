@@ -152,8 +152,8 @@ func (ws *ways) link() *conformance.Link {
 // kick ends all connections.
 func (ws *ways) kick() {
 	ws.store.locked(func() {
-		close(ws.store.kicked)
-		ws.store.kicked = make(chan struct{})
+		ws.store.kick()
+		ws.store.kicked, ws.store.kick = context.WithCancel(context.Background())
 	})
 
 	ws.mu.Lock()
