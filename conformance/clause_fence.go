@@ -46,6 +46,13 @@ func (f *fences) take(how string, d *driver) backend.Claim {
 	return c
 }
 
+// seize acquires the key with a fence when its hold has ended.
+func (f *fences) seize(how string, d *driver, ttl time.Duration) {
+	_, g, err := d.seize(func() backend.Claim { return f.claim(ttl) })
+	mustf(err, "%s", how)
+	f.add(how, g)
+}
+
 func fenceGrows(e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	f := e.fences()
@@ -67,16 +74,7 @@ func fenceAfterExpiry(e *env) {
 	f.add("first", drivers[0].take(f.claim(e.term)))
 
 	for i := range 2 {
-		var g backend.Grant
-		e.until("acquire after the end of a term", func() bool {
-			var err error
-			g, err = drivers[(i+1)%2].acquire(f.claim(e.term))
-			if !errors.Is(err, backend.ErrHeld) {
-				must(err)
-			}
-			return err == nil
-		})
-		f.add("after the end of a term", g)
+		f.seize("after the end of a term", drivers[(i+1)%2], e.term)
 	}
 }
 

@@ -11,9 +11,9 @@ import (
 var keepClauses = append(given(keeps, []clause{
 	{name: "keep-refuses", says: saysKeeps, check: keepRefuses,
 		why: "A Release with KeepUntil leaves the key taken until then. Then others get it."},
-	{name: "keep-shortens", says: saysKeepEnds, check: keepShortens,
+	{name: "keep-shortens", says: saysKeepEnds, check: func(e *env) { e.keptTo(e.long, e.term, nil) },
 		why: "KeepUntil ends a longer term sooner."},
-	{name: "keep-prolongs", says: saysKeepEnds, check: keepProlongs,
+	{name: "keep-prolongs", says: saysKeepEnds, check: func(e *env) { e.keptTo(e.term, 3*e.term, nil) },
 		why: "KeepUntil ends a shorter term later."},
 	{name: "keep-renew", says: saysKeepLoses, check: keepRenew,
 		why: "After a Release with KeepUntil, a late Renew returns ErrLost and does not prolong the term."},
@@ -62,9 +62,8 @@ func (d *driver) taken(key string, left time.Duration) {
 
 // endsAt ends the try unless d gets key, and not before end.
 func (d *driver) endsAt(key string, end time.Time) {
-	c, at, err := d.seize(key, d.e.long)
-	must(err)
-	d.e.notBefore(end, at)
+	c := d.succeed(key, d.e.long)
+	d.e.notBefore(end, time.Now())
 	d.give(c)
 }
 
@@ -103,38 +102,31 @@ func keepRefuses(e *env) {
 	b.endsAt(c.Key, c.KeepUntil)
 }
 
-func keepShortens(e *env) {
+// keptTo checks that a hold of ttl that was released with KeepUntil after rest ends then.
+// Before that, two drivers run meanwhile.
+func (e *env) keptTo(ttl, rest time.Duration, meanwhile func(d *driver, c backend.Claim)) {
 	a, b := e.open(), e.open()
-	c := a.keptHold(e.long, e.term)
-	b.endsAt(c.Key, c.KeepUntil)
-}
-
-func keepProlongs(e *env) {
-	a, b := e.open(), e.open()
-	c := a.keptHold(e.term, 3*e.term)
+	c := a.keptHold(ttl, rest)
+	if meanwhile != nil {
+		meanwhile(a, c)
+		meanwhile(b, c)
+	}
 	b.endsAt(c.Key, c.KeepUntil)
 }
 
 func keepRenew(e *env) {
-	a, b := e.open(), e.open()
-	c := a.keptHold(e.long, 2*e.term)
-	for _, d := range []*driver{a, b} {
+	e.keptTo(e.long, 2*e.term, func(d *driver, c backend.Claim) {
 		must(is("renewal after a release with KeepUntil", d.renews(c), backend.ErrLost))
-	}
-	b.endsAt(c.Key, c.KeepUntil)
+	})
 }
 
 func keepRelease(e *env) {
-	a, b := e.open(), e.open()
-	c := a.keptHold(e.long, 2*e.term)
-	for _, d := range []*driver{a, b} {
+	e.keptTo(e.long, 2*e.term, func(d *driver, c backend.Claim) {
 		for _, again := range []time.Time{c.KeepUntil, {}} {
-			repeat := c
-			repeat.KeepUntil = again
-			must(is("repeat of a release with KeepUntil", d.release(repeat), backend.ErrLost))
+			c.KeepUntil = again
+			must(is("repeat of a release with KeepUntil", d.release(c), backend.ErrLost))
 		}
-	}
-	b.endsAt(c.Key, c.KeepUntil)
+	})
 }
 
 func keepForeign(e *env) {
@@ -167,16 +159,7 @@ func keepFence(e *env) {
 	f := e.fences()
 	c := f.take("first", a)
 	mustf(a.release(keptFor(c, e.term)), "release with KeepUntil")
-	var g backend.Grant
-	e.until("acquire after KeepUntil", func() bool {
-		var err error
-		g, err = b.acquire(f.claim(e.long))
-		if !errors.Is(err, backend.ErrHeld) {
-			must(err)
-		}
-		return err == nil
-	})
-	f.add("after KeepUntil", g)
+	f.seize("after KeepUntil", b, e.long)
 }
 
 func keepWait(e *env) {

@@ -59,7 +59,7 @@ func othersExclude(e *env, first, second Other) {
 
 	old := e.claimOf(c.Key, e.term)
 	a.take(old)
-	next, _, err := b.seize(c.Key, e.long)
+	next, err := b.seizes(c.Key, e.long)
 	mustf(err, "a key whose holder died")
 
 	a.lost(old, "a hold that has expired")

@@ -169,7 +169,7 @@ func processStoppedHolder(e *env) {
 
 	// The process may have been stopped during a renewal. The next try has a longer
 	// term, so that is less likely.
-	next, _, err := b.seize(held.Key, e.long)
+	next, err := b.seizes(held.Key, e.long)
 	mustInTime(err, "a key whose holder was stopped")
 
 	hooked(p.Resume())

@@ -23,7 +23,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "The key is free when the last shared hold is released or runs out, and not before."},
 	{name: "shared-term", says: saysSharedOwn, check: sharedTerm,
 		why: "The renewal of one shared hold does not keep another whose term has ended."},
-	{name: "shared-shorter", says: saysSharedOwn, check: sharedShorter,
+	{name: "shared-shorter", says: saysSharedOwn, check: func(e *env) { e.sharedShorter(false, func(_, _ *driver, _, _ backend.Claim) {}) },
 		why: "A shorter shared hold does not shorten a longer one. After the release of the longer one, the key is free when the shorter one ends."},
 	{name: "shared-foreign", says: saysSharedOwn, check: sharedForeign,
 		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
@@ -55,6 +55,21 @@ var sharedClauses = append(given(shares, []clause{
 func shared(c backend.Claim) backend.Claim {
 	c.Shared = true
 	return c
+}
+
+// waiting returns c as the claim of a caller that asks again if it is refused.
+func waiting(c backend.Claim) backend.Claim {
+	c.Waiting = true
+	return c
+}
+
+// joinsAtLast acquires key shared, as soon as it is granted, and releases it.
+func (d *driver) joinsAtLast(key string) error {
+	c, _, err := d.seize(func() backend.Claim { return shared(d.e.claimOf(key, d.e.long)) })
+	if err != nil {
+		return err
+	}
+	return d.release(c)
 }
 
 // join acquires key shared for ttl.
@@ -169,29 +184,7 @@ func sharedLast(e *env) {
 }
 
 func sharedTerm(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
-	long := a.join(key, e.long)
-	short := b.join(key, e.term)
-	a.keep(long)
-	a.outlast(e.term)
-	b.lost(short, "a shared hold that has expired beside another")
-	a.keep(long)
-	a.give(long)
-	must(b.grantedAtLast(key))
-}
-
-func sharedShorter(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
-	long := a.join(key, e.long)
-	short := b.join(key, e.term)
-	b.outlast(e.term)
-	mustf(b.refused(key), "after the end of the shorter of two shared holds")
-	a.keep(long)
-	b.lost(short, "a shorter shared hold that has expired")
-
-	b.join(key, e.term)
-	a.give(long)
-	must(b.grantedAtLast(key))
+	e.sharedShorter(false, func(a, _ *driver, long, _ backend.Claim) { a.keep(long) })
 }
 
 func sharedForeign(e *env) {
@@ -263,16 +256,12 @@ func (e *env) readersOf(key string) (stop func() error) {
 func sharedWriter(e *env) {
 	a, key := e.open(), e.key()
 	stop := e.readersOf(key)
-	c := e.claimOf(key, e.long)
-	c.Waiting = true
-	e.until("acquire with Waiting while readers keep coming", func() bool {
+	c := waiting(e.claimOf(key, e.long))
+	_, _, err := a.seize(func() backend.Claim {
 		c.Token = e.claimOf(key, e.long).Token
-		_, err := a.acquire(c)
-		if !errors.Is(err, backend.ErrHeld) {
-			must(err)
-		}
-		return err == nil
+		return c
 	})
+	mustf(err, "acquire with Waiting while readers keep coming")
 	a.keep(c)
 	a.give(c)
 	must(stop())
@@ -289,30 +278,15 @@ func sharedWriterWaits(e *env) {
 func sharedWriterGone(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	a.join(key, e.long)
-	again := func(after string) {
-		e.until("a shared grant after "+after, func() bool {
-			c := shared(e.claimOf(key, e.long))
-			_, err := b.acquire(c)
-			if errors.Is(err, backend.ErrHeld) {
-				return false
-			}
-			must(err)
-			b.give(c)
-			return true
-		})
-	}
-
 	if !e.traits.Ordered {
-		c := e.claimOf(key, e.long)
-		c.Waiting = true
-		must(is("acquire a key with a shared hold", errOf(b.acquire(c)), backend.ErrHeld))
-		again("a caller with Waiting died")
+		must(is("acquire a key with a shared hold", errOf(b.acquire(waiting(e.claimOf(key, e.long)))), backend.ErrHeld))
+		mustf(b.joinsAtLast(key), "after a caller with Waiting died")
 	}
 	if e.waiter {
 		w := b.wants(key)
 		e.queued(a, key, 1)
 		w.abandon(w.cancel())
-		again("a Wait was cancelled")
+		mustf(b.joinsAtLast(key), "after a Wait was cancelled")
 	}
 }
 

@@ -2,8 +2,6 @@ package conformance
 
 import (
 	"errors"
-	"fmt"
-	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -21,30 +19,17 @@ var sharedHoldClauses = given(shares, []clause{
 		why: "A Release of a shared hold frees the key although KeepUntil is set."},
 	{name: "shared-wait-together", need: waiter, says: saysTogether, check: sharedWaitTogether,
 		why: "Shared Waits of several drivers get a key that is released, and hold it together."},
-	{name: "shared-wait-cancelled", need: waiter, says: saysWaitLeaves, check: sharedWaitCancelled,
+	{name: "shared-wait-cancelled", need: waiter, says: saysWaitLeaves, check: func(e *env) { e.cancelRace(true) },
 		why: "If a shared Wait is cancelled while the key is released, it gets the key or leaves nothing."},
 	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered, check: sharedOrder,
 		why: "Ordered drivers serve shared Waits and others in order of arrival, and shared Waits that follow one another together."},
 	{name: "shared-no-barging", need: ordered, says: saysBarge, check: sharedNoBarging,
 		why: "Ordered drivers refuse a shared Acquire while any caller waits, although the key has a shared hold."},
-	{name: "shared-sent-once", need: link, says: saysOnce, check: sharedSentOnce,
+	{name: "shared-sent-once", need: link, says: saysOnce, check: func(e *env) { e.sentOnce(true) },
 		why: "If the reply to a shared call is lost, the call reports an unknown outcome. A Release with its token undoes it, and no other hold."},
 	{name: "shared-cut-writer", need: all(link, waiter), says: saysSharedGone, check: sharedCutWriter,
 		why: "Shared claims are granted again while a caller that waits for their end is cut off."},
 })
-
-func sharedLonger(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
-	short := a.join(key, e.term)
-	long := b.join(key, e.long)
-	a.outlast(e.term)
-
-	mustf(a.refused(key), "after the end of the first and shorter of two shared holds")
-	a.lost(short, "the first shared hold, which has expired beside a longer one")
-	b.keep(long)
-	b.give(long)
-	must(a.granted(key))
-}
 
 func sharedRenewRaises(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
@@ -60,22 +45,41 @@ func sharedRenewRaises(e *env) {
 	a.give(c)
 }
 
-func sharedRenewNeverShortens(e *env) {
+// sharedShorter lets a shared hold end beside a longer one, which begins later if
+// longLast. Before that it runs meanwhile.
+func (e *env) sharedShorter(longLast bool, meanwhile func(a, b *driver, long, short backend.Claim)) {
 	a, b, key := e.open(), e.open(), e.key()
-	long := a.join(key, e.long)
-	short := b.join(key, e.term)
-	mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
+	var long, short backend.Claim
+	if longLast {
+		short = b.join(key, e.term)
+		long = a.join(key, e.long)
+	} else {
+		long = a.join(key, e.long)
+		short = b.join(key, e.term)
+	}
+	meanwhile(a, b, long, short)
 
-	// The long hold also asks for a short term once.
-	once := long
-	once.TTL = e.term
-	a.keep(once)
-
-	b.outlast(e.term)
-	b.lost(short, "a renewed shared hold that has expired beside a longer one")
-	mustf(b.refused(key), "after renewals with a short term")
+	a.outlast(e.term)
+	mustf(b.refused(key), "after the end of the shorter of two shared holds")
+	b.lost(short, "a shared hold that has expired beside a longer one")
 	a.keep(long)
+
+	// The release of the longer hold leaves the key to the end of the next short one.
+	b.join(key, e.term)
 	a.give(long)
+	must(b.grantedAtLast(key))
+}
+
+func sharedLonger(e *env) {
+	e.sharedShorter(true, func(_, _ *driver, _, _ backend.Claim) {})
+}
+
+func sharedRenewNeverShortens(e *env) {
+	e.sharedShorter(false, func(a, b *driver, long, short backend.Claim) {
+		mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
+		long.TTL = e.term // the long hold also asks for a short term once
+		a.keep(long)
+	})
 }
 
 func sharedKeep(e *env) {
@@ -153,66 +157,6 @@ func sharedNoBarging(e *env) {
 	w.served("Wait for a key whose shared hold was released")
 }
 
-func sharedWaitCancelled(e *env) {
-	a, b := e.open(), e.open()
-	for round := range 40 {
-		c := a.hold(e.long)
-		w := b.want(shared(e.claimOf(c.Key, e.long)))
-		e.sleep(moment(round / 8))
-		if round%2 == 0 {
-			a.give(c)
-			e.sleep(moment(round / 2))
-			w.stop()
-		} else {
-			time.AfterFunc(moment(round/2), w.stop)
-			a.give(c)
-		}
-
-		err := e.arrives("a shared Wait cancelled at the release", w.done)
-		w.abandon(err)
-		if err == nil {
-			mustf(b.renews(w.c), "renewal of a grant to a shared Wait that was cancelled at the release")
-			b.give(w.c)
-		}
-		mustf(a.grantedAtLast(c.Key), "round %d: after a shared Wait cancelled at the release", round)
-	}
-}
-
-// sharedSentOnce loses replies. Another reader holds the key when the token is released.
-func sharedSentOnce(e *env) {
-	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
-	e.recovers(d) // connections are made
-	c, _ := e.loses(l, d, b, lostReply{
-		what: "shared Acquire whose reply is lost",
-		begin: func() (backend.Claim, func() error) {
-			c := shared(e.claim(e.long))
-			return c, func() error { return errOf(d.acquire(c)) }
-		},
-		landed: func(c backend.Claim) bool { return b.holds(c.Key) },
-	})
-	other := b.join(c.Key, e.long)
-	d.giveIfHeld(c, "after a shared Acquire whose reply is lost")
-	b.keep(other)
-	b.give(other)
-	mustf(b.granted(c.Key), "after the releases")
-
-	c, _ = e.loses(l, d, b, lostReply{
-		what: "Release of a shared hold whose reply is lost",
-		begin: func() (backend.Claim, func() error) {
-			c := shared(e.claim(e.long))
-			d.take(c)
-			return c, func() error { return d.release(c) }
-		},
-		landed: func(c backend.Claim) bool { return !b.holds(c.Key) },
-	})
-	other = b.join(c.Key, e.long)
-	d.giveIfHeld(c, "after a Release whose reply is lost")
-	b.keep(other)
-	b.give(other)
-	mustf(b.granted(c.Key), "after the releases")
-}
-
 // sharedCutWriter lets a writer wait whose link then loses everything. A reader stays,
 // so that the key is never free for the writer.
 func sharedCutWriter(e *env) {
@@ -224,16 +168,7 @@ func sharedCutWriter(e *env) {
 	e.queued(a, key, 1)
 
 	l.Set(Hung)
-	e.until(fmt.Sprintf("a shared grant of %s while a writer is cut off", brief(key)), func() bool {
-		c := shared(e.claimOf(key, e.long))
-		_, err := b.acquire(c)
-		if errors.Is(err, backend.ErrHeld) {
-			return false
-		}
-		must(err)
-		b.give(c)
-		return true
-	})
+	mustf(b.joinsAtLast(key), "while a writer is cut off")
 
 	// The Wait may have ended by its timeout, or by the server's. A request of it that the link
 	// has held up may still take the key.

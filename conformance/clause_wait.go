@@ -24,7 +24,7 @@ var waitClauses = given(waiter, []clause{
 		why: "If its context ends, a Wait returns ErrHeld. After a release of its token, as after an unknown outcome, no hold and no place in a queue is left."},
 	{name: "wait-dead-context", says: saysWaitCtx, check: waitDeadContext,
 		why: "If its context has ended before, a Wait returns and leaves nothing."},
-	{name: "wait-cancel-race", says: saysWaitLeaves, check: waitCancelRace,
+	{name: "wait-cancel-race", says: saysWaitLeaves, check: func(e *env) { e.cancelRace(false) },
 		why: "If a Wait is cancelled while the key is released, it gets the key or leaves nothing. If its error matches its context's error, the engine cleans up."},
 	{name: "wait-everyone", says: saysOneHolder, check: waitEveryone,
 		why: "All waiters of several drivers get the key, one at a time."},
@@ -141,11 +141,14 @@ func waitDeadContext(e *env) {
 	}
 }
 
-func waitCancelRace(e *env) {
+// cancelRace cancels a Wait, which is shared or not, while the key is released.
+func (e *env) cancelRace(shared bool) {
 	a, b := e.open(), e.open()
 	for round := range 60 {
 		c := a.hold(e.long)
-		w := b.wants(c.Key)
+		next := e.claimOf(c.Key, e.long)
+		next.Shared = shared
+		w := b.want(next)
 		e.sleep(moment(round / 8))
 
 		// In even rounds the cancellation comes after the release has returned. In odd

@@ -216,34 +216,38 @@ func (d *driver) granted(key string) error {
 
 // grantedAtLast is granted for a key that may become free only later.
 func (d *driver) grantedAtLast(key string) error {
-	c, _, err := d.seize(key, d.e.long)
+	c, err := d.seizes(key, d.e.long)
 	if err != nil {
 		return err
 	}
 	return d.release(c)
 }
 
-// seize tries to acquire key until it is granted, and returns the time after the
-// grant.
-func (d *driver) seize(key string, ttl time.Duration) (c backend.Claim, at time.Time, err error) {
+// seize acquires what claim returns until it is granted.
+func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.Grant, err error) {
 	err = d.e.try(func() {
-		d.e.until(fmt.Sprintf("acquire %.60q", key), func() bool {
-			c = d.e.claimOf(key, ttl)
-			_, err := d.acquire(c)
-			at = time.Now()
+		d.e.until(fmt.Sprintf("acquire %.60q", claim().Key), func() bool {
+			c = claim()
+			g, err = d.acquire(c)
 			if !errors.Is(err, backend.ErrHeld) {
 				must(err)
 			}
 			return err == nil
 		})
 	})
-	return c, at, err
+	return c, g, err
+}
+
+// seizes acquires key as soon as its hold has ended.
+func (d *driver) seizes(key string, ttl time.Duration) (backend.Claim, error) {
+	c, _, err := d.seize(func() backend.Claim { return d.e.claimOf(key, ttl) })
+	return c, err
 }
 
 // succeed acquires key as soon as its hold has ended. It ends the try if key is
 // not granted.
 func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
-	c, _, err := d.seize(key, ttl)
+	c, err := d.seizes(key, ttl)
 	must(err)
 	return c
 }
@@ -252,7 +256,7 @@ func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 // and does not renew it. When that hold has expired by the store's clock, every
 // older hold of the same term has as well.
 func (d *driver) outlast(ttl time.Duration) {
-	c, _, err := d.seize(d.hold(ttl).Key, d.e.long)
+	c, err := d.seizes(d.hold(ttl).Key, d.e.long)
 	mustf(err, "wait for the end of a term of %v", ttl)
 	d.give(c)
 }

@@ -102,9 +102,10 @@ func (d *driver) holds(key string) bool {
 	return errors.Is(err, backend.ErrHeld)
 }
 
-// linkSentOnce loses replies. A driver that repeats a call is refused because of
-// its own first call.
-func linkSentOnce(e *env) {
+// sentOnce loses replies. A driver that repeats a call is refused because of its own
+// first call. If the calls are shared, another reader holds the key when the token is
+// released.
+func (e *env) sentOnce(shared bool) {
 	l := e.cable()
 	d, b := e.openAt(l.Store), e.open()
 	e.recovers(d) // connections are made
@@ -114,6 +115,7 @@ func linkSentOnce(e *env) {
 			what: "Acquire whose reply is lost",
 			begin: func() (backend.Claim, func() error) {
 				c := e.claim(e.long)
+				c.Shared = shared
 				return c, func() error { return errOf(d.acquire(c)) }
 			},
 			landed: func(c backend.Claim) bool { return b.holds(c.Key) },
@@ -121,14 +123,24 @@ func linkSentOnce(e *env) {
 		{
 			what: "Release whose reply is lost",
 			begin: func() (backend.Claim, func() error) {
-				c := d.hold(e.long)
+				c := e.claim(e.long)
+				c.Shared = shared
+				d.take(c)
 				return c, func() error { return d.release(c) }
 			},
 			landed: func(c backend.Claim) bool { return !b.holds(c.Key) },
 		},
 	} {
 		c, _ := e.loses(l, d, b, r)
+		var others []backend.Claim
+		if shared {
+			others = append(others, b.join(c.Key, e.long))
+		}
 		d.giveIfHeld(c, "after "+r.what)
+		for _, other := range others {
+			b.keep(other)
+			b.give(other)
+		}
 		mustf(b.granted(c.Key), "%s: after Release", r.what)
 	}
 }

@@ -1,12 +1,9 @@
 package broken_test
 
 import (
-	"flag"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,8 +11,6 @@ import (
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/conformance/internal/broken"
 )
-
-var full = flag.Bool("full", false, "run all clauses on every fault, not only the one that must catch it")
 
 // overProcesses picks the clauses that cannot be run in virtual time.
 func overProcesses(clause string) bool {
@@ -50,81 +45,38 @@ func TestSoundDriversPass(t *testing.T) {
 	}
 }
 
-// TestFaultsAreCaught prints which clause caught which fault, and with -full
-// which others do.
+// TestFaultsAreCaught logs how the clause that is named beside each fault caught it.
 func TestFaultsAreCaught(t *testing.T) {
-	faults := broken.Faults()
-	if len(faults) < 15 {
-		t.Fatalf("only %d faults", len(faults))
+	for _, f := range broken.Faults() {
+		t.Run(f.Name, func(t *testing.T) {
+			var all []conformance.Result
+			if overProcesses(f.Clause) {
+				all = overOwnProcesses(t, f)
+			} else {
+				t.Parallel()
+				all = check(t, f, func(clause string) bool { return clause == f.Clause })
+			}
+			if len(all) != 1 || all[0].Status != conformance.Fail {
+				t.Fatalf("not caught by %s: %+v", f.Clause, all)
+			}
+			t.Logf("%s: %v", f.Clause, all[0].Err)
+		})
 	}
-	var mu sync.Mutex // guards table
-	table := make([]string, len(faults))
-	t.Run("faults", func(t *testing.T) {
-		for i, f := range faults {
-			t.Run(f.Name, func(t *testing.T) {
-				var line string
-				if overProcesses(f.Clause) {
-					line = caughtOverProcesses(t, f)
-				} else {
-					t.Parallel()
-					line = caught(t, f, check(t, f, func(clause string) bool { return *full || clause == f.Clause }))
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				table[i] = line
-			})
-		}
-	})
-	t.Logf("fault → clauses that caught it\n%s", strings.Join(table, "\n"))
 }
 
-// caught fails the test if the clause that is named beside f did not fail.
-func caught(t *testing.T, f broken.Fault, all []conformance.Result) string {
-	t.Helper()
-	var others []string
-	seen := ""
-	for _, r := range all {
-		switch {
-		case r.Name == f.Clause && r.Status == conformance.Fail:
-			seen, _, _ = strings.Cut(r.Err.Error(), "\n")
-		case r.Status == conformance.Fail:
-			others = append(others, r.Name)
-		}
-	}
-	if seen == "" {
-		t.Errorf("not caught by %s, but by %q", f.Clause, others)
-	}
-	line := fmt.Sprintf("  %-62s %-32s %s", f.Name, f.Clause, seen)
-	if len(others) > 0 {
-		line += "; also " + strings.Join(others, ", ")
-	}
-	return line
-}
-
-// caughtOverProcesses runs one clause in real time. Its children run the same test by
+// overOwnProcesses runs one clause in real time. Its children run the same test by
 // the arguments of the program. No test in parallel may read them meanwhile.
-func caughtOverProcesses(t *testing.T, f broken.Fault) string {
+func overOwnProcesses(t *testing.T, f broken.Fault) (all []conformance.Result) {
 	t.Helper()
 	h := f.Harness()
 	h.Only = func(clause string) bool { return clause == f.Clause }
 	args := os.Args
 	defer func() { os.Args = args }()
-	os.Args = []string{args[0], "-test.run=^TestFaultsAreCaught$/^faults$/^" + strings.ReplaceAll(f.Name, " ", "_") + "$"}
-	var all []conformance.Result
+	os.Args = []string{args[0], "-test.run=^TestFaultsAreCaught$/^" + strings.ReplaceAll(f.Name, " ", "_") + "$"}
 	if err := conformance.Check(t.Context(), h, func(r conformance.Result) { all = append(all, r) }); err == nil {
 		t.Errorf("Check of %q returned no error", f.Name)
 	}
-	return caught(t, f, all)
-}
-
-func TestFaultsAreNamedOnce(t *testing.T) {
-	seen := map[string]bool{}
-	for _, f := range slices.Concat(broken.Sound(), broken.Faults()) {
-		if seen[f.Name] {
-			t.Errorf("two faults %q", f.Name)
-		}
-		seen[f.Name] = true
-	}
+	return all
 }
 
 // throughTheEngine are the clauses over histories and processes, and clauses that
