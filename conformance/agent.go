@@ -37,9 +37,9 @@ func Child() bool {
 // request is a message from the parent.
 type request struct {
 	ID    int
-	Op    string // "acquire", "wait", "renew", "release"; "lock", "err", "unlock", "min-hold"; "count"
+	Op    string // "acquire", "wait", "renew", "release"; "lock", "min-hold", "err", "unlock"; "turns"
 	Claim backend.Claim
-	Dir   string // of count
+	Dir   string // of turns
 	Times int
 }
 
@@ -174,22 +174,22 @@ func (a *agent) do(ctx context.Context, rq request) error {
 	case "release":
 		return a.d.Release(ctx, c)
 	case "lock":
-		return a.lock(ctx, c)
+		return a.lock(ctx, c, hasp.WithTTL(c.TTL))
+	case "min-hold":
+		return a.lock(ctx, c, hasp.WithMinHold(c.TTL))
 	case "err":
 		return a.lease(c).Err()
 	case "unlock":
 		return a.lease(c).Unlock(ctx)
-	case "min-hold":
-		return a.lockAndKeep(ctx, c)
-	case "count":
-		return count(ctx, a.client, c.Key, rq.Dir, rq.Times, c.TTL)
+	case "turns":
+		return turns(ctx, a.client, c.Key, rq.Dir, rq.Times, c.TTL)
 	}
 
 	return fmt.Errorf("unknown operation %q", rq.Op)
 }
 
-func (a *agent) lock(ctx context.Context, c backend.Claim) error {
-	lease, err := a.client.Lock(ctx, c.Key, hasp.WithTTL(c.TTL))
+func (a *agent) lock(ctx context.Context, c backend.Claim, o hasp.Option) error {
+	lease, err := a.client.Lock(ctx, c.Key, o)
 	if err != nil {
 		return err
 	}
@@ -197,15 +197,6 @@ func (a *agent) lock(ctx context.Context, c backend.Claim) error {
 	defer a.mu.Unlock()
 	a.leases[c.Token] = lease
 	return nil
-}
-
-// lockAndKeep locks with a min hold of c.TTL, and unlocks.
-func (a *agent) lockAndKeep(ctx context.Context, c backend.Claim) error {
-	lease, err := a.client.Lock(ctx, c.Key, hasp.WithMinHold(c.TTL))
-	if err != nil {
-		return err
-	}
-	return lease.Unlock(ctx)
 }
 
 // lease returns the lease that the request of c has locked.

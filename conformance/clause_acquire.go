@@ -69,14 +69,13 @@ func acquireNotReentrant(e *env) {
 	c := a.hold(e.long)
 	again := e.claimOf(c.Key, e.long)
 	again.Owner = c.Owner
-	must(is("acquire again by the same driver and owner with another token", errOf(a.acquire(again)), backend.ErrHeld))
+	mustf(a.refuses(again), "by the same driver and owner with another token")
 	a.give(c)
 	must(a.granted(c.Key))
 }
 
 func acquireOneWinner(e *env) {
-	drivers := []*driver{e.open(), e.open(), e.open()}
-	key := e.key()
+	drivers, key := e.drivers(), e.key()
 	for round := range 15 {
 		cs, won := make([]backend.Claim, 12), make([]bool, 12)
 

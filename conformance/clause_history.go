@@ -18,9 +18,9 @@ import (
 // historyClauses record simultaneous calls and their answers. porcupine checks
 // whether one lock could have given the answers in some order.
 var historyClauses = []clause{
-	{name: "history-driver", says: saysOneHolder, check: func(e *env) { must(e.ownDrivers().check(false)) },
+	{name: "history-driver", says: saysOneHolder, check: func(e *env) { must(e.history().byDrivers(e.drivers()).check(false)) },
 		why: "Simultaneous calls are linearizable: the answers fit an order of the calls in which one lock gives them."},
-	{name: "history-locker", says: saysHasp, check: func(e *env) { must(e.ownLockers().check(false)) },
+	{name: "history-locker", says: saysHasp, check: func(e *env) { must(e.history().byClients(e.clients()).check(false)) },
 		why: "Lock, TryLock and Unlock of several Clients are linearizable, and fences grow in that order."},
 	{name: "history-shared", need: shares, says: saysTogether, check: historyShared,
 		why: "Simultaneous shared calls and others are linearizable as one lock with readers and writers."},
@@ -29,17 +29,19 @@ var historyClauses = []clause{
 }
 
 func historyRefusals(e *env) {
-	must(e.ownDrivers().check(true))
-	must(e.ownLockers().check(true))
+	must(e.history().byDrivers(e.drivers()).check(true))
+	must(e.history().byClients(e.clients()).check(true))
 }
 
 func historyShared(e *env) {
-	drivers := []*driver{e.open(), e.open(), e.open()}
 	for range 3 { // writers find the key free in few rounds
-		must(e.sharedHistory(drivers, e.traits.Fenced).check(false))
+		h := e.history()
+		h.shared = true
+		must(h.byDrivers(e.drivers()).check(false))
 	}
-	h := &history{e: e, fenced: e.traits.Fenced, shared: true, keep: 4 * time.Millisecond}
-	must(h.byClients([]*hasp.Client{e.newClient(), e.newClient(), e.newClient()}).check(false))
+	h := e.history()
+	h.shared, h.keep = true, 4*time.Millisecond
+	must(h.byClients(e.clients()).check(false))
 }
 
 // step is one call and its answer.
@@ -193,24 +195,10 @@ func (h *history) check(strict bool) error {
 	return fmt.Errorf("no order of these calls explains their answers:%s", b.String())
 }
 
-func (e *env) ownDrivers() *history {
-	return e.driverHistory([]*driver{e.open(), e.open(), e.open()}, e.traits.Fenced)
-}
+// history returns a new history of the driver under test.
+func (e *env) history() *history { return &history{e: e, fenced: e.traits.Fenced} }
 
-func (e *env) ownLockers() *history {
-	return e.lockerHistory([]*hasp.Client{e.newClient(), e.newClient(), e.newClient()}, e.traits.Fenced, 0)
-}
-
-// driverHistory records goroutines that use drivers on two keys.
-func (e *env) driverHistory(drivers []*driver, fenced bool) *history {
-	return (&history{e: e, fenced: fenced}).byDrivers(drivers)
-}
-
-// sharedHistory is driverHistory with shared holds.
-func (e *env) sharedHistory(drivers []*driver, fenced bool) *history {
-	return (&history{e: e, fenced: fenced, shared: true}).byDrivers(drivers)
-}
-
+// byDrivers records goroutines that use drivers on two keys.
 func (h *history) byDrivers(drivers []*driver) *history {
 	e := h.e
 	keys := []string{e.key(), e.key()}
@@ -246,11 +234,7 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 	}
 }
 
-// lockerHistory records goroutines that use Clients on two keys.
-func (e *env) lockerHistory(clients []*hasp.Client, fenced bool, keep time.Duration) *history {
-	return (&history{e: e, fenced: fenced, keep: keep}).byClients(clients)
-}
-
+// byClients records goroutines that use Clients on two keys.
 func (h *history) byClients(clients []*hasp.Client) *history {
 	e := h.e
 	keys := []string{e.key(), e.key()}

@@ -48,9 +48,6 @@ func keptFor(c backend.Claim, d time.Duration) backend.Claim {
 func (d *driver) taken(key string, left time.Duration) {
 	c := d.e.claimOf(key, d.e.long)
 	_, err := d.acquire(c)
-	if err == nil {
-		d.release(c)
-	}
 	must(is("acquire a key that was released with KeepUntil", err, backend.ErrHeld))
 
 	// A store may count terms in whole seconds.
@@ -197,6 +194,7 @@ func processMinHold(e *env) {
 	c := e.claim(2 * e.term)
 	began := time.Now()
 	must(p.do("min-hold", c))
+	must(p.do("unlock", c))
 	p.Kill()
 	b.endsAt(c.Key, began.Add(2*e.term))
 }

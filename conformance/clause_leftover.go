@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 )
 
 // leftoverClauses check the store's entries.
@@ -69,19 +68,23 @@ func leftovers(e *env) {
 	must(e.nothingSince(before))
 }
 
+// giveUp waits for a held key, if the driver is a Waiter, and leaves.
+func (e *env) giveUp(d *driver, key string) {
+	if e.waiter {
+		w := d.wants(key)
+		e.queued(d, key, 1)
+		w.cancel()
+		_ = d.release(w.c) // as the engine does: the place may still be in the queue
+	}
+}
+
 // leaveBehind makes each kind of call that could leave something in the store.
 func (e *env) leaveBehind(c *hasp.Client, b *driver) {
 	k := e.fencedIfCan(e.claim(e.long))
 	b.take(k)
 	must(b.refused(k.Key))
 
-	if e.waiter {
-		w := b.wants(k.Key)
-		e.queued(b, k.Key, 1)
-		w.cancel()
-		_ = b.release(w.c) // as the engine does: the place may still be in the queue
-	}
-
+	e.giveUp(b, k.Key)
 	b.give(k)
 	b.lost(k, "a hold that was released")
 	must(e.lockOnce(c, k.Key))
@@ -126,6 +129,12 @@ func leftoversExpired(e *env) {
 
 	e.leaveLost()
 
+	e.leavesNothing(d, before)
+}
+
+// leavesNothing waits for the end of a term that begins now, and then until the store has
+// no more entries than before.
+func (e *env) leavesNothing(d *driver, before []string) {
 	d.outlast(e.term)
 	e.retry("the end of what the holds have left", func() error {
 		if e.h.Sweep != nil {
@@ -147,17 +156,10 @@ func leftoversShared(e *env) {
 
 	// This caller asks once and dies.
 	held := d.join(e.key(), e.long)
-	waiting := e.claimOf(held.Key, e.long)
-	waiting.Waiting = true
-	must(is("acquire a key with a shared hold", errOf(d.acquire(waiting)), backend.ErrHeld))
+	must(d.refuses(waiting(e.claimOf(held.Key, e.long))))
 	d.give(held)
 
-	if e.waiter {
-		w := d.wants(one.Key)
-		e.queued(d, one.Key, 1)
-		w.cancel()
-		_ = d.release(w.c) // as the engine does: the place may still be in the queue
-	}
+	e.giveUp(d, one.Key)
 	d.give(one)
 
 	if e.inspector {
@@ -166,13 +168,7 @@ func leftoversShared(e *env) {
 		d.breakKey(broken.Key)
 	}
 
-	d.outlast(e.term)
-	e.retry("the end of what the shared holds have left", func() error {
-		if e.h.Sweep != nil {
-			hooked(e.h.Sweep(e.ctx, e.store))
-		}
-		return e.nothingSince(before)
-	})
+	e.leavesNothing(d, before)
 }
 
 // leaveLost makes a Client lose a lease, and closes the Client.

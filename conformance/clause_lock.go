@@ -32,8 +32,7 @@ var lockClauses = []clause{
 
 // lockGoroutines increments a number that only the lock protects.
 func lockGoroutines(e *env) {
-	clients := []*hasp.Client{e.newClient(), e.newClient(), e.newClient()}
-	key, began := e.key(), time.Now()
+	clients, key, began := e.clients(), e.key(), time.Now()
 	var inside, total atomic.Int32
 	shared := 0
 

@@ -26,7 +26,7 @@ var orderClauses = []clause{
 // others get it.
 func (e *env) line(n int, quit ...int) []int {
 	a := e.open()
-	drivers := []*driver{e.open(), e.open(), e.open()}
+	drivers := e.drivers()
 	c := a.hold(e.long)
 	ws := e.queue(c.Key, n, a, drivers...)
 	for _, i := range quit {

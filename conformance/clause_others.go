@@ -73,8 +73,7 @@ func (d *driver) shutOut(key string) {
 	c := d.e.claimOf(key, d.e.long)
 	d.lost(c, "another's hold")
 	if d.Traits().Fenced {
-		err := errOf(d.acquire(fencedClaim(d.e.claimOf(key, d.e.long))))
-		must(is("acquire with a fence a key that is held", err, backend.ErrHeld))
+		must(d.refuses(fencedClaim(d.e.claimOf(key, d.e.long))))
 	}
 	must(d.refused(key))
 }
@@ -181,6 +180,6 @@ func othersHistory(e *env) {
 		drivers, clients = append(drivers, d), append(clients, e.clientBy(o.Open))
 		fenced = fenced && d.Traits().Fenced
 	}
-	must(e.driverHistory(drivers, fenced).check(false))
-	must(e.lockerHistory(clients, fenced, 4*time.Millisecond).check(false))
+	must((&history{e: e, fenced: fenced}).byDrivers(drivers).check(false))
+	must((&history{e: e, fenced: fenced, keep: 4 * time.Millisecond}).byClients(clients).check(false))
 }

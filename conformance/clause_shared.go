@@ -81,12 +81,7 @@ func (d *driver) join(key string, ttl time.Duration) backend.Claim {
 
 // refusesShared returns an error unless d is refused a shared hold of key.
 func (d *driver) refusesShared(key string) error {
-	c := shared(d.e.claimOf(key, d.e.long))
-	_, err := d.acquire(c)
-	if err == nil {
-		d.release(c)
-	}
-	return is("acquire a key shared that another holds", err, backend.ErrHeld)
+	return d.refuses(shared(d.e.claimOf(key, d.e.long)))
 }
 
 func sharedTogether(e *env) {
@@ -279,7 +274,7 @@ func sharedWriterGone(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	a.join(key, e.long)
 	if !e.traits.Ordered {
-		must(is("acquire a key with a shared hold", errOf(b.acquire(waiting(e.claimOf(key, e.long)))), backend.ErrHeld))
+		must(b.refuses(waiting(e.claimOf(key, e.long))))
 		mustf(b.joinsAtLast(key), "after a caller with Waiting died")
 	}
 	if e.waiter {

@@ -176,8 +176,7 @@ func (e *env) cancelRace(shared bool) {
 }
 
 func waitEveryone(e *env) {
-	drivers := []*driver{e.open(), e.open(), e.open()}
-	key := e.key()
+	drivers, key := e.drivers(), e.key()
 	var inside atomic.Int32
 	must(e.each(12, func(i int) {
 		w := drivers[i%len(drivers)].wants(key)

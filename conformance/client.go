@@ -23,6 +23,11 @@ func (e *env) client(d backend.Driver, o hasp.Options) *hasp.Client {
 // newClient returns a Client over a new driver, without a tap.
 func (e *env) newClient() *hasp.Client { return e.clientBy(e.h.Open) }
 
+// clients returns three Clients over drivers of their own.
+func (e *env) clients() []*hasp.Client {
+	return []*hasp.Client{e.newClient(), e.newClient(), e.newClient()}
+}
+
 // clientBy returns a Client over a new driver of any strategy.
 func (e *env) clientBy(open opener) *hasp.Client {
 	return e.client(e.openOwn(open, e.store), hasp.Options{})

@@ -37,6 +37,9 @@ type opener = func(ctx context.Context, store string) (backend.Driver, error)
 // open opens a driver that the end of the try closes.
 func (e *env) open() *driver { return e.openBy(e.h.Open, e.store) }
 
+// drivers opens three drivers.
+func (e *env) drivers() []*driver { return []*driver{e.open(), e.open(), e.open()} }
+
 // openAt opens a driver on the store at another address.
 func (e *env) openAt(store string) *driver { return e.openBy(e.h.Open, store) }
 
@@ -185,16 +188,11 @@ func (d *driver) lost(c backend.Claim, what string) {
 }
 
 // refused returns an error unless an attempt at key returns ErrHeld.
-func (d *driver) refused(key string) error {
-	c := d.e.claimOf(key, d.e.long)
-	switch _, err := d.acquire(c); {
-	case err == nil:
-		d.release(c)
-		return fmt.Errorf("acquire %.60q, which is held: granted, want ErrHeld", key)
-	case !errors.Is(err, backend.ErrHeld):
-		return fmt.Errorf("acquire %.60q, which is held: %q, want ErrHeld", key, err)
-	}
-	return nil
+func (d *driver) refused(key string) error { return d.refuses(d.e.claimOf(key, d.e.long)) }
+
+// refuses returns an error unless an attempt of c returns ErrHeld.
+func (d *driver) refuses(c backend.Claim) error {
+	return is(fmt.Sprintf("acquire %.60q, which is held", c.Key), errOf(d.acquire(c)), backend.ErrHeld)
 }
 
 // refusedWhileRenewed ends the try unless d is refused key, which another renews.
