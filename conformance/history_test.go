@@ -7,62 +7,55 @@ import (
 )
 
 func TestModelOfALock(t *testing.T) {
-	op := func(s step, call, ret int64) porcupine.Operation {
-		return porcupine.Operation{ClientId: s.client, Input: s, Call: call, Return: ret}
+	// inTurn returns calls of which each begins after the last has returned.
+	inTurn := func(steps ...step) (ops []porcupine.Operation) {
+		for i, s := range steps {
+			ops = append(ops, porcupine.Operation{Input: s, Call: int64(10 * i), Return: int64(10*i + 5)})
+		}
+		return ops
 	}
-	acquire := func(hold int, yes bool) step { return step{op: "acquire", hold: hold, yes: yes} }
+	// overlapping returns calls in turn, of which the last two overlap.
+	overlapping := func(steps ...step) []porcupine.Operation {
+		ops := inTurn(steps...)
+		ops[len(ops)-2].Return += 7
+		return ops
+	}
+	acquire := func(hold int) step { return step{op: "acquire", hold: hold, yes: true} }
+	refused := func(hold int) step { return step{op: "acquire", hold: hold} }
+	release := func(hold int) step { return step{op: "release", hold: hold, yes: true} }
+	renew := func(hold int) step { return step{op: "renew", hold: hold, yes: true} }
+	no := func(s step) step { s.yes = false; return s }
 	read := func(s step) step { s.shared = true; return s }
 	withFence := func(s step, n uint64) step { s.fence = n; return s }
 	for name, tt := range map[string]struct {
 		ops           []porcupine.Operation
 		loose, strict bool // want
 	}{
-		"one after another": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(step{op: "release", hold: 1, yes: true}, 3, 4), op(acquire(2, true), 5, 6)}, true, true},
-		"two at once": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(acquire(2, true), 3, 4), op(step{op: "release", hold: 1, yes: true}, 5, 6)}, false, false},
-		"two at once, never released": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(acquire(2, true), 3, 4)}, false, false},
-		"two at once, of different keys": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(step{op: "acquire", key: 1, hold: 2, yes: true}, 3, 4)}, true, true},
-		"the second while the first is released": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(acquire(2, true), 3, 6), op(step{op: "release", hold: 1, yes: true}, 4, 5)}, true, true},
-		"refused by a holder": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(acquire(2, false), 3, 4)}, true, true},
-		"refused by nobody": {[]porcupine.Operation{
-			op(acquire(2, false), 1, 2), op(acquire(1, true), 3, 4)}, true, false},
-		"refused by another of its Client": {[]porcupine.Operation{
-			op(step{op: "acquire", hold: 2, maybe: true}, 1, 2)}, true, true},
-		"a stranger's release": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(step{op: "release", hold: 2, yes: true}, 3, 4)}, false, false},
-		"its own release refused": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(step{op: "release", hold: 1}, 3, 4)}, false, false},
-		"renewal after the release": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(step{op: "release", hold: 1, yes: true}, 3, 4), op(step{op: "renew", hold: 1, yes: true}, 5, 6)}, false, false},
-		"two readers at once, then a writer": {[]porcupine.Operation{
-			op(read(acquire(1, true)), 1, 2), op(read(acquire(2, true)), 3, 4), op(read(step{op: "renew", hold: 1, yes: true}), 5, 6),
-			op(read(step{op: "release", hold: 1, yes: true}), 7, 8), op(acquire(3, false), 9, 10),
-			op(read(step{op: "release", hold: 2, yes: true}), 11, 12), op(acquire(4, true), 13, 14)}, true, true},
-		"a writer beside a reader": {[]porcupine.Operation{
-			op(read(acquire(1, true)), 1, 2), op(acquire(2, true), 3, 4)}, false, false},
-		"a reader beside a writer": {[]porcupine.Operation{
-			op(acquire(1, true), 1, 2), op(read(acquire(2, true)), 3, 4)}, false, false},
-		"a reader refused by a reader": {[]porcupine.Operation{
-			op(read(acquire(1, true)), 1, 2), op(read(acquire(2, false)), 3, 4)}, true, false},
-		"the end of one reader ends another": {[]porcupine.Operation{
-			op(read(acquire(1, true)), 1, 2), op(read(acquire(2, true)), 3, 4), op(read(step{op: "release", hold: 1, yes: true}), 5, 6),
-			op(read(step{op: "renew", hold: 2}), 7, 8)}, false, false},
-		"a reader with the fence of another": {[]porcupine.Operation{
-			op(withFence(read(acquire(1, true)), 7), 1, 2), op(withFence(read(acquire(2, true)), 7), 3, 4)}, false, false},
-		"two readers at the same moment, with one fence": {[]porcupine.Operation{
-			op(withFence(read(acquire(1, true)), 7), 1, 3), op(withFence(read(acquire(2, true)), 7), 2, 4)}, true, true},
-		"a fence that repeats": {[]porcupine.Operation{
-			op(withFence(acquire(1, true), 7), 1, 2), op(step{op: "release", hold: 1, yes: true}, 3, 4),
-			op(withFence(acquire(2, true), 7), 5, 6)}, false, false},
-		"a fence that grows over a hold without": {[]porcupine.Operation{
-			op(withFence(acquire(1, true), 7), 1, 2), op(step{op: "release", hold: 1, yes: true}, 3, 4),
-			op(acquire(2, true), 5, 6), op(step{op: "release", hold: 2, yes: true}, 7, 8),
-			op(withFence(step{op: "wait", hold: 3, yes: true}, 8), 9, 10)}, true, true},
+		"one after another":           {inTurn(acquire(1), release(1), acquire(2)), true, true},
+		"two at once":                 {inTurn(acquire(1), acquire(2), release(1)), false, false},
+		"two at once, never released": {inTurn(acquire(1), acquire(2)), false, false},
+		"two at once, of different keys": {
+			inTurn(acquire(1), step{op: "acquire", key: 1, hold: 2, yes: true}), true, true},
+		"the second while the first is released": {overlapping(acquire(1), acquire(2), release(1)), true, true},
+		"refused by a holder":                    {inTurn(acquire(1), refused(2)), true, true},
+		"refused by nobody":                      {inTurn(refused(2), acquire(1)), true, false},
+		"refused by another of its Client":       {inTurn(step{op: "acquire", hold: 2, maybe: true}), true, true},
+		"a stranger's release":                   {inTurn(acquire(1), release(2)), false, false},
+		"its own release refused":                {inTurn(acquire(1), no(release(1))), false, false},
+		"renewal after the release":              {inTurn(acquire(1), release(1), renew(1)), false, false},
+		"two readers at once, then a writer": {inTurn(read(acquire(1)), read(acquire(2)), read(renew(1)),
+			read(release(1)), refused(3), read(release(2)), acquire(4)), true, true},
+		"a writer beside a reader":      {inTurn(read(acquire(1)), acquire(2)), false, false},
+		"a reader beside a writer":      {inTurn(acquire(1), read(acquire(2))), false, false},
+		"a reader refused by a reader":  {inTurn(read(acquire(1)), read(refused(2))), true, false},
+		"one reader's end ends another": {inTurn(read(acquire(1)), read(acquire(2)), read(release(1)), read(no(renew(2)))), false, false},
+		"a reader with the fence of another": {
+			inTurn(withFence(read(acquire(1)), 7), withFence(read(acquire(2)), 7)), false, false},
+		"two readers at the same moment, with one fence": {
+			overlapping(withFence(read(acquire(1)), 7), withFence(read(acquire(2)), 7)), true, true},
+		"a fence that repeats": {inTurn(withFence(acquire(1), 7), release(1), withFence(acquire(2), 7)), false, false},
+		"a fence that grows over a hold without": {inTurn(withFence(acquire(1), 7), release(1), acquire(2), release(2),
+			withFence(step{op: "wait", hold: 3, yes: true}, 8)), true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &history{ops: tt.ops}
