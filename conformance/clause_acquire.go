@@ -77,30 +77,25 @@ func acquireNotReentrant(e *env) {
 func acquireOneWinner(e *env) {
 	drivers, key := e.drivers(), e.key()
 	for round := range 15 {
-		cs, won := make([]backend.Claim, 12), make([]bool, 12)
-
 		// The goroutines begin together, so that their attempts meet in the store.
 		start := make(chan struct{})
 		time.AfterFunc(time.Millisecond, func() { close(start) })
 
-		must(e.each(len(cs), func(i int) {
-			cs[i] = e.claimOf(key, e.long)
+		winners := make(chan func(), 12) // each releases a hold
+		must(e.each(12, func(i int) {
+			d, c := drivers[i%len(drivers)], e.claimOf(key, e.long)
 			<-start
-			_, err := drivers[i%len(drivers)].acquire(cs[i])
-			won[i] = err == nil
-			require(won[i] || errors.Is(err, backend.ErrHeld), "one of many attempts: %q, want a grant or ErrHeld", err)
+			_, err := d.acquire(c)
+			require(err == nil || errors.Is(err, backend.ErrHeld), "one of many attempts: %q, want a grant or ErrHeld", err)
+			if err == nil {
+				winners <- func() { d.give(c) }
+			}
 		}))
 
-		var winners []int
-		for i, ok := range won {
-			if ok {
-				winners = append(winners, i)
-			}
-		}
-		require(len(winners) <= 1, "round %d: %d of %d attempts were granted one key", round, len(winners), len(cs))
-
-		for _, i := range winners {
-			drivers[i%len(drivers)].give(cs[i])
+		n := len(winners)
+		require(n <= 1, "round %d: %d of 12 attempts were granted one key", round, n)
+		if n == 1 {
+			(<-winners)()
 		}
 	}
 }

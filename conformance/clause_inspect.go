@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/hasplock/hasp/backend"
@@ -52,10 +51,7 @@ func inspectHolder(e *env) {
 func inspectWaiters(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.long)
-	var owners []string
-	for _, w := range e.queue(c.Key, 3, a, b) {
-		owners = append(owners, w.c.Owner)
-	}
+	owners := e.ownersInLine(c.Key, a, b)
 	s := a.inspect(c.Key)
 	require(slices.Equal(s.Waiters, owners), "waiters %q, want %q", s.Waiters, owners)
 }
@@ -98,21 +94,12 @@ func closeKeepsHolds(e *env) {
 
 func tokenAnyDriver(e *env) {
 	a, b := e.open(), e.open()
-	now, later := a.hold(e.long), a.hold(e.long)
-	must(b.usesAnothers(now))
-	must(a.Close())
-	mustf(b.usesAnothers(later), "when its driver was closed")
-}
-
-// usesAnothers renews and releases a hold of another driver.
-func (d *driver) usesAnothers(c backend.Claim) error {
-	if err := d.renews(c); err != nil {
-		return fmt.Errorf("renewal of a hold that another driver acquired: %w", err)
+	for i, c := range a.holdMany(2, e.long) {
+		mustf(b.renews(c), "renewal of a hold of another driver, which is closed: %t", i > 0)
+		mustf(b.release(c), "release of a hold of another driver, which is closed: %t", i > 0)
+		must(b.granted(c.Key))
+		must(a.Close())
 	}
-	if err := d.release(c); err != nil {
-		return fmt.Errorf("release of a hold that another driver acquired: %w", err)
-	}
-	return d.granted(c.Key)
 }
 
 func closeLeavesNothing(e *env) {

@@ -115,10 +115,7 @@ func listWaiters(e *env) {
 	a, b := e.open(), e.open()
 	prefix, keys := e.keysFor(1)
 	a.take(e.claimOf(keys[0], e.long))
-	var owners []string
-	for _, w := range e.queue(keys[0], 3, a, b) {
-		owners = append(owners, w.c.Owner)
-	}
+	owners := e.ownersInLine(keys[0], a, b)
 	all := a.list(prefix)
 	require(len(all) == 1 && slices.Equal(all[keys[0]].Waiters, owners), "list of a key with the waiters %q: %+v", owners, all)
 }

@@ -54,6 +54,14 @@ func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted 
 	return ws
 }
 
+// ownersInLine lets three waiters queue for a held key, and returns their owners.
+func (e *env) ownersInLine(key string, a, b *driver) (owners []string) {
+	for _, w := range e.queue(key, 3, a, b) {
+		owners = append(owners, w.c.Owner)
+	}
+	return owners
+}
+
 // served returns the order in which n waiters get a key. get waits for the grant of
 // waiter i and returns the function that releases it, or nil if i does not wait.
 func (e *env) served(n int, get func(i int) (release func())) (order []int) {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -130,48 +130,51 @@ func renewForeign(e *env) {
 	mustf(b.grantedAtLast(c.Key), "after a renewal with a foreign token")
 }
 
-// answers counts the calls of done.
+// answers are the answers to a Renew.
 type answers struct {
-	count []atomic.Int32
+	mu    sync.Mutex // guards all below, until Renew has returned
 	errs  []error
-	over  atomic.Bool // Renew has returned
-	late  atomic.Int32
-	wrong atomic.Int32
+	given []bool
+	over  bool  // Renew has returned
+	wrong error // how done was called
 }
 
-// renewAll renews cs and counts the answers.
+// renewAll renews cs and records the answers.
 func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
-	a := &answers{count: make([]atomic.Int32, len(cs)), errs: make([]error, len(cs))}
+	a := &answers{errs: make([]error, len(cs)), given: make([]bool, len(cs))}
 	noted := make([]backend.Claim, len(cs))
 	for i, c := range cs {
 		noted[i] = d.noted(c)
 	}
 	d.Renew(ctx, noted, func(i int, g backend.Grant, err error) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
 		switch {
-		case a.over.Load():
-			a.late.Add(1)
+		case a.over:
+			a.wrong = errors.New("done was called after Renew had returned")
 		case i < 0 || i >= len(cs):
-			a.wrong.Add(1)
-		case a.count[i].Add(1) == 1:
-			if a.errs[i] = err; err == nil {
+			a.wrong = fmt.Errorf("done was called with index %d of %d", i, len(cs))
+		case a.given[i]:
+			a.wrong = errors.New("done was called twice for one claim")
+		default:
+			a.given[i], a.errs[i] = true, err
+			if err == nil {
 				d.note(cs[i], g)
 			}
 		}
 	})
 
-	a.over.Store(true)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.over = true
 	return a
 }
 
 // check ends the try if done was called too late, too often, or for no claim.
 func (a *answers) check() {
-	late, wrong := a.late.Load(), a.wrong.Load()
-	require(late == 0, "done was called %d times after Renew had returned", late)
-	require(wrong == 0, "done was called %d times with an index out of range", wrong)
-	for i := range a.count {
-		n := a.count[i].Load()
-		require(n <= 1, "done was called %d times for one claim", n)
-	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	must(a.wrong)
 }
 
 // renewMany mixes holds, free keys and keys of other tokens.
@@ -198,7 +201,7 @@ func renewMany(e *env) {
 	got.check()
 
 	for i := range cs {
-		require(got.count[i].Load() > 0, "claim %d of %d was not answered", i, len(cs))
+		require(got.given[i], "claim %d of %d was not answered", i, len(cs))
 		if holdsNothing(i) {
 			must(is(fmt.Sprintf("claim %d of %d, whose token holds nothing", i, len(cs)), got.errs[i], backend.ErrLost))
 		} else {
@@ -233,10 +236,11 @@ func renewAnswers(e *env) {
 	var all []*answers
 
 	for round := range 6 {
-		ctx := e.deadContext()
-		if round > 0 {
-			ctx = e.cancelledAfter(time.Duration(round) * 100 * time.Microsecond)
+		ctx, cancel := context.WithCancel(e.ctx)
+		if round == 0 {
+			cancel()
 		}
+		time.AfterFunc(time.Duration(round)*100*time.Microsecond, cancel)
 		must(e.within("Renew whose context ends", func() error {
 			all = append(all, renewAll(ctx, a, cs))
 			return nil

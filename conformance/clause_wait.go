@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -112,7 +114,9 @@ func waitCancelled(e *env) {
 
 		err := w.cancel()
 		w.abandon(err)
-		knewItsKeyHeld(err, e.term/4)
+		requireInTime(errors.Is(err, backend.ErrHeld) || !errors.Is(err, context.Canceled),
+			"a cancelled Wait had no answer of the store in %v, or did not report it: %w", e.term/4, err)
+		must(is("a cancelled Wait for a held key", err, backend.ErrHeld))
 		if e.traits.Ordered && e.inspector {
 			e.until("the end of a cancelled waiter's place", func() bool { return len(a.inspect(c.Key).Waiters) == 0 })
 		}

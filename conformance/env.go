@@ -145,14 +145,6 @@ func (e *env) deadContext() context.Context {
 	return ctx
 }
 
-// cancelledAfter returns a context that is cancelled after d.
-func (e *env) cancelledAfter(d time.Duration) context.Context {
-	ctx, cancel := context.WithCancel(e.ctx)
-	e.onEnd(cancel)
-	time.AfterFunc(d, cancel)
-	return ctx
-}
-
 // sleep waits for d. It ends the try if the try has no time left.
 func (e *env) sleep(d time.Duration) {
 	t := time.NewTimer(d)

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -84,14 +83,6 @@ func (w *wanted) cancel() error {
 	err := w.d.e.arrives("a cancelled Wait", w.done)
 	require(err != nil, "a cancelled Wait for a held key: granted")
 	return err
-}
-
-// knewItsKeyHeld ends the try unless err, of a cancelled Wait, matches ErrHeld. The
-// Wait had pause for its answer.
-func knewItsKeyHeld(err error, pause time.Duration) {
-	requireInTime(errors.Is(err, backend.ErrHeld) || !errors.Is(err, context.Canceled),
-		"a cancelled Wait had no answer of the store in %v, or did not report it: %w", pause, err)
-	must(is("a cancelled Wait for a held key", err, backend.ErrHeld))
 }
 
 // abandon does what the engine does after a Wait that returned err. If the
