@@ -63,9 +63,15 @@ func waiting(c backend.Claim) backend.Claim {
 	return c
 }
 
-// joinsAtLast acquires key shared, as soon as it is granted, and releases it.
-func (d *driver) joinsAtLast(key string) error {
+// joins acquires key shared as soon as it is granted.
+func (d *driver) joins(key string) (backend.Claim, error) {
 	c, _, err := d.seize(func() backend.Claim { return shared(d.e.claimOf(key, d.e.long)) })
+	return c, err
+}
+
+// joinsAtLast is joins, and the release.
+func (d *driver) joinsAtLast(key string) error {
+	c, err := d.joins(key)
 	if err != nil {
 		return err
 	}
@@ -212,30 +218,27 @@ func sharedFence(e *env) {
 	}
 }
 
-// readersOf keeps key held shared by two drivers until the try ends or stop is called.
-// Each takes its next hold before it releases the last, if it is granted.
-func (e *env) readersOf(key string) (stop func() error) {
+// relay keeps a key held shared by n callers until stop is called or the try ends. Each
+// asks once for its next hold before it ends the last one, and waits for it if it is
+// refused. take returns the function that ends a hold.
+func (e *env) relay(n int, take func(i int, wait bool) (end func() error, err error)) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
-	for _, d := range []*driver{e.open(), e.open()} {
-		last := d.join(key, e.long)
+	for i := range n {
+		end, err := take(i, true)
+		must(err)
 		ends = append(ends, e.begin(func() error {
-			for held := true; ctx.Err() == nil; e.sleep(e.term / 40) {
-				next := shared(e.claimOf(key, e.long))
-				_, err := d.acquire(next)
-				if held {
-					d.give(last)
+			for ctx.Err() == nil {
+				e.sleep(e.term / 40)
+				next, err := take(i, false)
+				must(end())
+				if errors.Is(err, backend.ErrHeld) {
+					next, err = take(i, true)
 				}
-				if held = err == nil; held {
-					last = next
-				} else if !errors.Is(err, backend.ErrHeld) {
-					return err
-				}
-				if ctx.Err() != nil && held {
-					d.give(last)
-				}
+				must(err)
+				end = next
 			}
-			return nil
+			return end()
 		}))
 	}
 	return func() error {
@@ -246,6 +249,32 @@ func (e *env) readersOf(key string) (stop func() error) {
 		}
 		return errors.Join(errs...)
 	}
+}
+
+// readersOf keeps key held shared by two drivers until stop is called.
+func (e *env) readersOf(key string) (stop func() error) {
+	drivers := []*driver{e.open(), e.open()}
+	return e.relay(len(drivers), func(i int, wait bool) (end func() error, err error) {
+		d, c := drivers[i], shared(e.claimOf(key, e.long))
+		if wait {
+			c, err = d.joins(key)
+		} else {
+			_, err = d.acquire(c)
+		}
+		return func() error { return d.release(c) }, err
+	})
+}
+
+// sharedLeasesOf keeps key locked shared by each Client until stop is called.
+func (e *env) sharedLeasesOf(key string, clients ...*hasp.Client) (stop func() error) {
+	return e.relay(len(clients), func(i int, wait bool) (end func() error, err error) {
+		lock := clients[i].TryLock
+		if wait {
+			lock = clients[i].Lock
+		}
+		lease, err := lock(e.ctx, key, hasp.WithShared())
+		return func() error { return lease.Unlock(e.ctx) }, err
+	})
 }
 
 func sharedWriter(e *env) {
@@ -361,46 +390,9 @@ func lockShared(e *env) {
 		for _, c := range []*hasp.Client{a, b} {
 			must(is("TryLock WithShared of a held key", errOf(c.TryLock(e.ctx, key, hasp.WithShared())), hasp.ErrHeld))
 		}
-		done := e.begin(func() error {
-			l, err := a.Lock(e.ctx, key, hasp.WithShared())
-			if err != nil {
-				return err
-			}
-			return l.Unlock(e.ctx)
-		})
+		done := e.locks(a, key, hasp.WithShared())
 		must(lease.Unlock(e.ctx))
 		must(e.arrives("Lock WithShared of a key that was unlocked", done))
-	}
-}
-
-// sharedLeasesOf keeps key locked shared by each Client until stop is called or the try
-// ends. Each locks again before it unlocks, unless it would have to wait.
-func (e *env) sharedLeasesOf(key string, clients ...*hasp.Client) (stop func() error) {
-	ctx, cancel := context.WithCancel(e.ctx)
-	var ends []<-chan error
-	for _, c := range clients {
-		last := e.lock(c, key, hasp.WithShared())
-		ends = append(ends, e.begin(func() error {
-			for ctx.Err() == nil {
-				e.sleep(e.term / 40)
-				next, err := c.TryLock(e.ctx, key, hasp.WithShared())
-				must(last.Unlock(e.ctx))
-				if errors.Is(err, hasp.ErrHeld) {
-					next, err = c.Lock(e.ctx, key, hasp.WithShared())
-				}
-				must(err)
-				last = next
-			}
-			return last.Unlock(e.ctx)
-		}))
-	}
-	return func() error {
-		cancel()
-		var errs []error
-		for _, end := range ends {
-			errs = append(errs, e.arrives("the end of the shared leases", end))
-		}
-		return errors.Join(errs...)
 	}
 }
 

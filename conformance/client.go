@@ -52,8 +52,8 @@ func (e *env) lockInTime(c *hasp.Client, key string, opts ...hasp.Option) *hasp.
 func (e *env) unlockInTime(lease *hasp.Lease) { mustInTime(lease.Unlock(e.ctx), "Unlock") }
 
 // lockOnce locks key and unlocks it.
-func (e *env) lockOnce(c *hasp.Client, key string) error {
-	lease, err := c.Lock(e.ctx, key)
+func (e *env) lockOnce(c *hasp.Client, key string, opts ...hasp.Option) error {
+	lease, err := c.Lock(e.ctx, key, opts...)
 	if err != nil {
 		return err
 	}
@@ -61,8 +61,8 @@ func (e *env) lockOnce(c *hasp.Client, key string) error {
 }
 
 // locks begins lockOnce and returns the channel of its error.
-func (e *env) locks(c *hasp.Client, key string) <-chan error {
-	return e.begin(func() error { return e.lockOnce(c, key) })
+func (e *env) locks(c *hasp.Client, key string, opts ...hasp.Option) <-chan error {
+	return e.begin(func() error { return e.lockOnce(c, key, opts...) })
 }
 
 // isLost ends the try unless lease reports its loss, which has happened.
