@@ -65,7 +65,7 @@ func giveAnyway(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, er
 func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
 	lost := d.at(ctx, func(s *store, now time.Time) {
 		s.with(d.key(c.Key), now, func(r *record) {
-			if r.token != "" {
+			if !r.free(c) {
 				err = r.refusal(now)
 			}
 		})
@@ -122,14 +122,6 @@ var releaseFaults = []Fault{
 		})},
 	{Name: "Release by a foreign token is reported as an outage", Clause: "release-foreign",
 		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
-	{Name: "Release trusts the driver's memory of its holds", Clause: "release-stale",
-		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			defer delete(d.granted, c.Token)
-			if _, ok := d.granted[c.Token]; ok {
-				return 0, s.release(c, anyToken, now)
-			}
-			return d.releaseIn(s, c, now)
-		})},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
 		spoil: onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			if token, err := d.holder(ctx, c.Key); err != nil {

@@ -2,7 +2,6 @@ package broken
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -101,31 +100,12 @@ var sharedFaults = []Fault{
 			return 0, nil
 		})},
 	{Name: "a writer checks for readers in one command and locks in another", Clause: "history-shared", kind: waits, cost: twice,
-		spoil: onAcquire.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			if c.Shared {
-				return next(ctx, c)
+		spoil: spoils(onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			if r := s.get(c.Key, now); !c.Shared && r.token == "" {
+				return s.give(r, c, now), nil
 			}
-			var refusal error
-			err := d.at(ctx, func(s *store, now time.Time) {
-				s.with(c.Key, now, func(r *record) {
-					if !r.free(c) {
-						refusal = r.refusal(now)
-					}
-				})
-			})
-			if err = errors.Join(err, refusal); err != nil {
-				return backend.Grant{}, err
-			}
-			return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (fence uint64, err error) {
-				err = &backend.HeldError{}
-				s.with(c.Key, now, func(r *record) {
-					if r.token == "" {
-						fence, err = s.give(r, c, now), nil
-					}
-				})
-				return fence, err
-			})
-		})},
+			return d.acquireIn(s, c, now)
+		}), onAcquire.first(checkIsFree))},
 	{Name: "a shared claim does not see a hold of another strategy", Clause: "others-shared", kind: waits,
 		spoil: onAcquire.first(func(ctx context.Context, d *driver, c backend.Claim) error {
 			if c.Shared {

@@ -2,7 +2,6 @@ package broken
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -47,15 +46,15 @@ var sharedHoldFaults = []Fault{
 				c := d.asked(c)
 				s.look(c, true, now)
 				s.with(c.Key, now, func(r *record) {
-					slices.SortStableFunc(r.queue, func(a, b place) int {
-						switch {
-						case a.shared == b.shared:
-							return 0
-						case a.shared:
-							return -1
+					var readers, writers []place
+					for _, p := range r.queue {
+						if p.shared {
+							readers = append(readers, p)
+						} else {
+							writers = append(writers, p)
 						}
-						return 1
-					})
+					}
+					r.queue = append(readers, writers...)
 				})
 			})
 		})},
