@@ -36,7 +36,7 @@ func Child() bool {
 
 // request is a message from the parent.
 type request struct {
-	ID    int
+	ID    int64
 	Op    string // "acquire", "wait", "renew", "release"; "lock", "min-hold", "err", "unlock"; "turns"
 	Claim backend.Claim
 	Dir   string // of turns
@@ -46,7 +46,7 @@ type request struct {
 // reply is a message from the child. The first one has no ID and reports that the
 // driver is open.
 type reply struct {
-	ID    int
+	ID    int64
 	Err   string   `json:",omitempty"`
 	Kinds []string `json:",omitempty"` // of Err
 }
@@ -141,21 +141,17 @@ func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 	}
 }
 
-// open opens a driver, and a Client over another.
+// open opens a driver, and a Client over it.
 func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error) {
 	if a.d, err = h.Open(ctx, spec.Store); err != nil {
 		return err
 	}
-	under, err := h.Open(ctx, spec.Store)
-	if err != nil {
-		return err
-	}
-	a.client = hasp.New(under, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
+	a.client = hasp.New(a.d, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
 	return nil
 }
 
 // reply sends the outcome of a request.
-func (a *agent) reply(id int, err error) {
+func (a *agent) reply(id int64, err error) {
 	r := reply{ID: id}
 	r.fail(err)
 	a.parent.Send(r)

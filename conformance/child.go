@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/crew"
@@ -17,10 +18,8 @@ type child struct {
 	*crew.Process
 	log tail
 
-	mu      sync.Mutex // guards all below
-	next    int
-	waiting map[int]chan error // the replies to requests, by their IDs
-	gone    bool               // the process has ended
+	next    atomic.Int64
+	replies sync.Map // the channels of errors of requests without a reply, by their IDs
 }
 
 // spawn starts a child and waits until it has opened a driver of its own. The end
@@ -34,8 +33,8 @@ func (e *env) spawn() *child {
 	}
 
 	// The first reply may come at once, so expect it before the process starts.
-	p := &child{e: e, waiting: map[int]chan error{}}
-	hello := p.expect(0)
+	p, hello := &child{e: e}, make(chan error, 1)
+	p.replies.Store(int64(0), hello)
 	p.Process, err = crew.StartProgram(&p.log, args, childRole, string(spec))
 	must(err)
 	read := make(chan struct{})
@@ -64,49 +63,25 @@ func (e *env) spawnMany(n int) []*child {
 	return children
 }
 
-// expect returns the channel of the error that a reply will bring.
-func (p *child) expect(id int) <-chan error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := make(chan error, 1)
-	if p.gone {
-		c <- errGone
-	} else {
-		p.waiting[id] = c
-	}
-	return c
-}
-
 // read hands out replies until the child ends.
 func (p *child) read() {
 	for r := (reply{}); p.Receive(&r) == nil; r = (reply{}) {
-		p.mu.Lock()
-		if c := p.waiting[r.ID]; c != nil {
-			c <- r.error()
-			delete(p.waiting, r.ID)
+		if c, ok := p.replies.LoadAndDelete(r.ID); ok {
+			c.(chan error) <- r.error()
 		}
-		p.mu.Unlock()
 	}
 
-	// No reply will come to requests that are still open, nor to later ones.
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.gone = true
-	for _, c := range p.waiting {
-		c <- errGone
+	// No reply will come to requests that are still open. Later ones cannot be sent.
+	for _, c := range p.replies.Range {
+		c.(chan error) <- errors.New("the child process has ended")
 	}
 }
 
-var errGone = errors.New("the child process has ended")
-
 // begin sends a request and returns the channel of its error.
 func (p *child) begin(rq request) <-chan error {
-	p.mu.Lock()
-	p.next++
-	rq.ID = p.next
-	p.mu.Unlock()
-	done := p.expect(rq.ID)
-
+	rq.ID = p.next.Add(1)
+	done := make(chan error, 1)
+	p.replies.Store(rq.ID, done)
 	must(p.Send(rq))
 	return done
 }

@@ -13,7 +13,7 @@ import (
 var renewClauses = []clause{
 	{name: "renew-holds", says: saysProlongs, check: renewHolds,
 		why: "A hold that is renewed in time lasts for any number of terms."},
-	{name: "renew-raises", says: saysProlongs, check: renewRaises,
+	{name: "renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(false) },
 		why: "After a renewal at least its TTL is left, even if it is longer than the term before."},
 	{name: "renew-never-shortens", says: saysNoShorter, check: renewNeverShortens,
 		why: "A renewal never shortens a term, in whatever order renewals arrive."},
@@ -57,14 +57,20 @@ func renewHolds(e *env) {
 	}
 }
 
-func renewRaises(e *env) {
+// renewRaises renews a hold for longer, beside another one if they are shared.
+func (e *env) renewRaises(shared bool) {
 	a, b := e.open(), e.open()
-	c := a.hold(e.term)
+	c := e.claim(e.term)
+	c.Shared = shared
+	a.take(c)
+	others := b.beside(c)
 	c.TTL = e.long
 	mustInTime(a.renews(c), "renewal right after the grant")
 
 	a.outlast(e.term)
+	b.give(others...)
 	mustf(b.refused(c.Key), "a term of %v after a renewal for %v", e.term, e.long)
+	a.keep(c)
 	a.give(c)
 }
 

@@ -85,6 +85,14 @@ func (d *driver) join(key string, ttl time.Duration) backend.Claim {
 	return c
 }
 
+// beside takes another shared hold of the key of c, if c is shared.
+func (d *driver) beside(c backend.Claim) (others []backend.Claim) {
+	if c.Shared {
+		others = append(others, d.join(c.Key, d.e.long))
+	}
+	return others
+}
+
 // refusesShared returns an error unless d is refused a shared hold of key.
 func (d *driver) refusesShared(key string) error {
 	return d.refuses(shared(d.e.claimOf(key, d.e.long)))

@@ -11,7 +11,7 @@ import (
 var sharedHoldClauses = given(shares, []clause{
 	{name: "shared-longer", says: saysSharedLast, check: sharedLonger,
 		why: "A shared hold that begins later and lasts longer is not ended with the first one."},
-	{name: "shared-renew-raises", says: saysProlongs, check: sharedRenewRaises,
+	{name: "shared-renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(true) },
 		why: "A renewal of a shared hold with a longer term prolongs it beside others."},
 	{name: "shared-renew-never-shortens", says: saysNoShorter, check: sharedRenewNeverShortens,
 		why: "A renewal of a shared hold with a short term ends neither this hold nor a longer one sooner."},
@@ -30,20 +30,6 @@ var sharedHoldClauses = given(shares, []clause{
 	{name: "shared-cut-writer", need: all(link, waiter), says: saysSharedGone, check: sharedCutWriter,
 		why: "Shared claims are granted again while a caller that waits for their end is cut off."},
 })
-
-func sharedRenewRaises(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
-	c := a.join(key, e.term)
-	other := b.join(key, e.long)
-	c.TTL = e.long
-	mustInTime(a.renews(c), "renewal of a shared hold of %v", e.term)
-
-	a.outlast(e.term)
-	b.give(other)
-	mustf(b.refused(key), "after a renewal of a shared hold with a longer term")
-	a.keep(c)
-	a.give(c)
-}
 
 // sharedShorter lets a shared hold end beside a longer one, which begins later if
 // longLast. Before that it runs meanwhile.

@@ -132,10 +132,7 @@ func (e *env) sentOnce(shared bool) {
 		},
 	} {
 		c, _ := e.loses(l, d, b, r)
-		var others []backend.Claim
-		if shared {
-			others = append(others, b.join(c.Key, e.long))
-		}
+		others := b.beside(c)
 		d.giveIfHeld(c, "after "+r.what)
 		for _, other := range others {
 			b.keep(other)
