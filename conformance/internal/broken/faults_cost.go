@@ -38,7 +38,7 @@ var costFaults = []Fault{
 
 // leave makes a record that no call removes.
 func (s *store) leave(key string, now time.Time) {
-	s.keys[key] = &record{token: "left", until: now.Add(time.Hour)}
+	s.keys[key] = &record{hold: hold{token: "left", until: now.Add(time.Hour)}}
 }
 
 // voteLate makes each hold leave a vote, which arrives late. A driver that is open

@@ -26,7 +26,7 @@ var sharedHoldFaults = []Fault{
 		spoil: onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) {
 			if c.Shared && c.KeepUntil.After(now) {
 				s.with(c.Key, now, func(r *record) {
-					r.readers = append(r.readers, reader{token: keptToken, until: c.KeepUntil})
+					r.readers = append(r.readers, hold{token: keptToken, until: c.KeepUntil})
 				})
 			}
 		})},

@@ -39,19 +39,17 @@ type store struct {
 
 // record is a key that is held or waited for.
 type record struct {
-	token, owner string
-	since, until time.Time
-	fence        uint64
-	barred       time.Time // until then no caller gets the key
-	queue        []place
-	readers      []reader // the shared holds
-	writer       place    // a claim that readers refused and that waits; keeps new readers out while it is alive
+	hold              // the one that is not shared
+	barred  time.Time // until then no caller gets the key
+	queue   []place
+	readers []hold // the shared holds
+	writer  place  // a claim that readers refused and that waits; keeps new readers out while it is alive
 }
 
-// reader is a shared hold.
-type reader struct {
+// hold is one of a key, or has no token.
+type hold struct {
 	token, owner string
-	until        time.Time
+	since, until time.Time
 	fence        uint64
 }
 
@@ -119,16 +117,12 @@ func (s *store) get(key string, now time.Time) *record {
 		r = &record{}
 		s.keys[key] = r
 	}
-	if r.token != "" && !now.Before(r.until) {
-		r.token, r.barred = "", r.until.Add(s.delay)
-	}
-	r.readers = slices.DeleteFunc(r.readers, func(h reader) bool {
-		over := !now.Before(h.until)
-		if over {
-			r.barred = h.until.Add(s.delay)
+	for _, h := range r.holds() {
+		if h.token != "" && !now.Before(h.until) {
+			h.token, r.barred = "", h.until.Add(s.delay)
 		}
-		return over
-	})
+	}
+	r.readers = slices.DeleteFunc(r.readers, func(h hold) bool { return h.token == "" })
 	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return !now.Before(p.alive) })
 	if !now.Before(r.writer.alive) {
 		r.writer = place{}
@@ -136,8 +130,28 @@ func (s *store) get(key string, now time.Time) *record {
 	return r
 }
 
+// holds returns the hold that is not shared, and then the shared ones.
+func (r *record) holds() []*hold {
+	all := []*hold{&r.hold}
+	for i := range r.readers {
+		all = append(all, &r.readers[i])
+	}
+	return all
+}
+
+// find returns the hold whose token mine accepts, or nil.
+func (r *record) find(shared bool, mine func(token string) bool) *hold {
+	for i, h := range r.holds() {
+		if shared == (i > 0) && h.token != "" && mine(h.token) {
+			return h
+		}
+	}
+	return nil
+}
+
 // put removes an empty record.
 func (s *store) put(key string, r *record) {
+	r.readers = slices.DeleteFunc(r.readers, func(h hold) bool { return h.token == "" })
 	if r.token == "" && len(r.readers) == 0 && r.writer.token == "" && len(r.queue) == 0 && s.delay == 0 {
 		delete(s.keys, key)
 	}
@@ -190,11 +204,6 @@ func (r *record) lastReader() (until time.Time) {
 	return until
 }
 
-// reads returns the index of the shared hold whose token mine accepts, or -1.
-func (r *record) reads(mine func(token string) bool) int {
-	return slices.IndexFunc(r.readers, func(h reader) bool { return mine(h.token) })
-}
-
 // free reports whether no hold refuses c.
 func (r *record) free(c backend.Claim) bool {
 	return r.token == "" && (c.Shared || len(r.readers) == 0)
@@ -215,12 +224,12 @@ func (s *store) give(r *record, c backend.Claim, now time.Time) (fence uint64) {
 		s.fences[c.Key] = s.count(s.fences[c.Key], now)
 		fence = s.fences[c.Key]
 	}
+	h := hold{c.Token, c.Owner, now, now.Add(c.TTL), fence}
 	if c.Shared {
-		r.readers = append(r.readers, reader{c.Token, c.Owner, now.Add(c.TTL), fence})
-		return fence
+		r.readers = append(r.readers, h)
+	} else {
+		r.hold, r.writer = h, place{}
 	}
-	r.token, r.owner, r.since, r.until, r.fence = c.Token, c.Owner, now, now.Add(c.TTL), fence
-	r.writer = place{}
 	return fence
 }
 
@@ -240,12 +249,8 @@ func (s *store) acquire(c backend.Claim, now time.Time) (fence uint64, err error
 func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64, err error) {
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
-	if r.token == c.Token {
-		return r.fence, nil
-	}
-
-	if i := r.reads(func(token string) bool { return token == c.Token }); i >= 0 {
-		return r.readers[i].fence, nil
+	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
+		return h.fence, nil
 	}
 
 	at := slices.IndexFunc(r.queue, func(p place) bool { return p.token == c.Token })
@@ -283,13 +288,14 @@ func (s *store) look(c backend.Claim, inQueue bool, now time.Time) (fence uint64
 func (s *store) quit(c backend.Claim, now time.Time) {
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
-	if r.token == c.Token {
-		r.token = ""
+	for _, h := range r.holds() {
+		if h.token == c.Token {
+			h.token = ""
+		}
 	}
 	if r.writer.token == c.Token {
 		r.writer = place{}
 	}
-	r.readers = slices.DeleteFunc(r.readers, func(h reader) bool { return h.token == c.Token })
 	r.queue = slices.DeleteFunc(r.queue, func(p place) bool { return p.token == c.Token })
 	s.signal(c.Key)
 }
@@ -298,21 +304,12 @@ func (s *store) quit(c backend.Claim, now time.Time) {
 func (s *store) renew(c backend.Claim, mine func(token string) bool, now time.Time) error {
 	r := s.get(c.Key, now)
 	defer s.put(c.Key, r)
-	if c.Shared {
-		i := r.reads(mine)
-		if i < 0 {
-			return backend.ErrLost
-		}
-		if until := now.Add(c.TTL); until.After(r.readers[i].until) {
-			r.readers[i].until = until
-		}
-		return nil
-	}
-	if r.token == "" || !mine(r.token) {
+	h := r.find(c.Shared, mine)
+	if h == nil {
 		return backend.ErrLost
 	}
-	if until := now.Add(c.TTL); until.After(r.until) {
-		r.until = until
+	if until := now.Add(c.TTL); until.After(h.until) {
+		h.until = until
 	}
 	return nil
 }
@@ -324,21 +321,13 @@ func (s *store) release(c backend.Claim, mine func(token string) bool, now time.
 	if r.writer.token == c.Token {
 		r.writer = place{} // it waits no more
 	}
-	if c.Shared {
-		i := r.reads(mine)
-		if i < 0 {
-			return backend.ErrLost
-		}
-		r.readers = slices.Delete(r.readers, i, i+1)
-		s.signal(c.Key)
-		return nil
-	}
-	if r.token == "" || !mine(r.token) {
+	h := r.find(c.Shared, mine)
+	if h == nil {
 		return backend.ErrLost
 	}
-	r.token = ""
-	if c.KeepUntil.After(now) {
-		r.token, r.until = keptToken, c.KeepUntil
+	h.token = ""
+	if c.KeepUntil.After(now) && !c.Shared {
+		h.token, h.until = keptToken, c.KeepUntil
 	}
 	s.signal(c.Key)
 	return nil
@@ -388,11 +377,10 @@ func (s *store) entries() (all []string) {
 
 	for key := range s.keys {
 		r := s.get(key, now)
-		if r.token != "" {
-			all = append(all, "hold of "+key)
-		}
-		for _, h := range r.readers {
-			all = append(all, "shared hold of "+key+" by "+h.owner)
+		for _, h := range r.holds() {
+			if h.token != "" {
+				all = append(all, "hold of "+key)
+			}
 		}
 		if r.writer.token != "" {
 			all = append(all, "intent of "+r.writer.owner+" for "+key)
