@@ -58,7 +58,13 @@ func leftovers(e *env) {
 	}))
 
 	b.give(held)
-	e.leaveBehind(c, b)
+	k := e.fencedIfCan(e.claim(e.long))
+	b.take(k)
+	must(b.refused(k.Key))
+	e.giveUp(b, k.Key)
+	b.give(k)
+	b.lost(k, "a hold that was released")
+	must(e.lockOnce(c, k.Key))
 
 	// A late command lands before the last release of its token, which comes a
 	// timeout later. A Client that is closed earlier does not wait for that.
@@ -76,18 +82,6 @@ func (e *env) giveUp(d *driver, key string) {
 		w.cancel()
 		_ = d.release(w.c) // as the engine does: the place may still be in the queue
 	}
-}
-
-// leaveBehind makes each kind of call that could leave something in the store.
-func (e *env) leaveBehind(c *hasp.Client, b *driver) {
-	k := e.fencedIfCan(e.claim(e.long))
-	b.take(k)
-	must(b.refused(k.Key))
-
-	e.giveUp(b, k.Key)
-	b.give(k)
-	b.lost(k, "a hold that was released")
-	must(e.lockOnce(c, k.Key))
 }
 
 // leftoversClose closes a Client and its driver while a command may be in flight,
@@ -127,7 +121,11 @@ func leftoversExpired(e *env) {
 		d.breakKey(broken.Key)
 	}
 
-	e.leaveLost()
+	c, t := e.tapped(hasp.Options{Timeout: e.term})
+	t.cutRenewals(true)
+	lease := e.lockInTime(c, e.key(), hasp.WithTTL(e.term))
+	e.untilDone(lease.Context(), "the end of a lease that is not renewed")
+	must(c.Close())
 
 	e.leavesNothing(d, before)
 }
@@ -169,13 +167,4 @@ func leftoversShared(e *env) {
 	}
 
 	e.leavesNothing(d, before)
-}
-
-// leaveLost makes a Client lose a lease, and closes the Client.
-func (e *env) leaveLost() {
-	c, t := e.tapped(hasp.Options{Timeout: e.term})
-	t.cutRenewals(true)
-	lease := e.lockInTime(c, e.key(), hasp.WithTTL(e.term))
-	e.untilDone(lease.Context(), "the end of a lease that is not renewed")
-	must(c.Close())
 }

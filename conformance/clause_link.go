@@ -176,7 +176,10 @@ func linkCutWaiter(e *env) {
 
 	// The waiter that is cut off is the first in line.
 	l.Set(Hung)
-	e.settle(a)
+	for range 3 {
+		// An attempt that was sent before could otherwise win the key after its release.
+		must(a.granted(e.key()))
+	}
 	a.give(c)
 	w.granted("Wait while another waiter is cut off")
 	b.keep(w.c)

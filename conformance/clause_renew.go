@@ -215,17 +215,12 @@ func renewMany(e *env) {
 		}
 	}
 
-	e.renewedInBatch(a, b)
-}
-
-// renewedInBatch checks that every hold of a batch is prolonged, not only
-// answered.
-func (e *env) renewedInBatch(a, b *driver) {
-	cs := a.holdMany(10, e.term)
+	// Every hold of a batch is prolonged, not only answered.
+	cs = a.holdMany(10, e.term)
 	for i := range cs {
 		cs[i].TTL = e.long
 	}
-	got := renewAll(e.endingAfter(e.patience), a, cs)
+	got = renewAll(e.endingAfter(e.patience), a, cs)
 	a.outlast(e.term)
 	for i, c := range cs {
 		requireInTime(!errors.Is(got.errs[i], backend.ErrLost), "claim %d of %d was lost before its renewal", i, len(cs))

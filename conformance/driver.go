@@ -94,7 +94,7 @@ func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 func (d *driver) mine(c backend.Claim) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()
-	d.e.held[c.Token] = holding{d, c}
+	d.e.held[c.Token] = func(ctx context.Context) { d.Driver.Release(ctx, c) }
 }
 
 // take acquires a free key. It ends the try if the key is not granted.

@@ -21,21 +21,15 @@ type env struct {
 	pace
 	ctx context.Context
 
-	mu      sync.Mutex // guards all below
-	held    map[string]holding
+	mu      sync.Mutex                           // guards all below
+	held    map[string]func(ctx context.Context) // the release of each hold, by its token
 	wants   []*wanted
 	mends   []func() // each makes a link work again
 	cleanup []func()
 }
 
-// holding is a claim that the end of a try releases.
-type holding struct {
-	d *driver
-	c backend.Claim
-}
-
 func newEnv(ctx context.Context, s *suite, p pace) *env {
-	return &env{suite: s, pace: p, ctx: ctx, held: map[string]holding{}}
+	return &env{suite: s, pace: p, ctx: ctx, held: map[string]func(ctx context.Context){}}
 }
 
 // try runs f and returns the error of the step that failed in it.
@@ -93,9 +87,9 @@ func (e *env) close() {
 	held, cleanup := maps.Clone(e.held), e.cleanup
 	e.mu.Unlock()
 
-	for _, h := range held {
+	for _, release := range held {
 		if ctx.Err() == nil {
-			h.d.Driver.Release(ctx, h.c)
+			release(ctx)
 		}
 	}
 

@@ -60,15 +60,6 @@ func sorted(groups ...[]clause) []clause {
 	return cs
 }
 
-// find returns the clause of that name, or nil.
-func find(name string) *clause {
-	i := slices.IndexFunc(table, func(c clause) bool { return c.name == name })
-	if i < 0 {
-		return nil
-	}
-	return &table[i]
-}
-
 // alone returns cs marked to run alone.
 func alone(cs []clause) []clause {
 	for i := range cs {

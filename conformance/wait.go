@@ -106,11 +106,3 @@ func (e *env) queued(d *driver, key string, n int) {
 	}
 	e.until(fmt.Sprintf("%d waiters in the result of Inspect", n), func() bool { return len(d.inspect(key).Waiters) >= n })
 }
-
-// settle gives the store time to run what others have sent. An attempt that they had sent
-// before their link was cut could otherwise win the key after its release.
-func (e *env) settle(d *driver) {
-	for range 3 {
-		must(d.granted(e.key()))
-	}
-}

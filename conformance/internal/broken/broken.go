@@ -45,7 +45,7 @@ func Sound() []Fault {
 		{Name: "none, with a lock delay", spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
 		{Name: "none, counts in seconds and gives handles", kind: waits, spoil: spoils(
 			claims(func(t *backend.Traits) { t.MinTTL, t.TTLUnit = 2*time.Second, time.Second }),
-			terms(wholeSeconds), handles(onRelease, byHandle))},
+			terms(wholeSeconds), givesHandles)},
 		{Name: "none, ends its calls", kind: waits, spoil: claimsEnds(backend.EndsPromptly)},
 	}
 }
@@ -60,7 +60,7 @@ func (f Fault) Harness() conformance.Harness {
 		Name: f.Name,
 		Cost: f.cost,
 		Store: func(context.Context) (string, func(), error) {
-			return "", func() { close(s.ended) }, nil
+			return "", s.end, nil
 		},
 		Open: func(_ context.Context, store string) (backend.Driver, error) {
 			d := newDriver(ways.named(store), f.kind)

@@ -77,19 +77,10 @@ func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
 func (d *driver) insist(ctx context.Context, c backend.Claim, pause time.Duration) (backend.Grant, error) {
 	for {
 		g, err := d.soundAcquire(context.WithoutCancel(ctx), c)
-		if !errors.Is(err, backend.ErrHeld) || isClosed(d.way.store.ended) {
+		if !errors.Is(err, backend.ErrHeld) || d.way.store.ended.Err() != nil {
 			return g, err
 		}
 		time.Sleep(pause)
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }
 

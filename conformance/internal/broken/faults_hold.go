@@ -9,11 +9,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// handles makes the driver give handles, and f look at them in the calls of a part.
-func handles(p part, f func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error)) spoil {
-	give := func(_ *driver, c backend.Claim, g *backend.Grant) { g.Handle = c.Token }
-	return spoils(onAcquire.grants(give), onWait.grants(give), p.by(f))
-}
+// givesHandles makes the driver give handles.
+var givesHandles = spoils(onAcquire.grants(giveHandle), onWait.grants(giveHandle))
+
+func giveHandle(_ *driver, c backend.Claim, g *backend.Grant) { g.Handle = c.Token }
 
 // withoutHandle refuses a claim that comes without the handle of its hold.
 func withoutHandle(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
@@ -23,28 +22,23 @@ func withoutHandle(ctx context.Context, _ *driver, c backend.Claim, next call) (
 	return next(ctx, c)
 }
 
-// byHandle is a call that goes on whatever the handle is.
-func byHandle(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
-	return next(ctx, c)
-}
-
 // wholeSeconds rounds a term up to two seconds and to whole seconds.
 func wholeSeconds(c backend.Claim) time.Duration {
 	return max(2*time.Second, (c.TTL + time.Second - 1).Truncate(time.Second))
 }
 
 var renewFaults = []Fault{
-	{Name: "Renew needs the handle", Clause: "token-alone", spoil: handles(onRenew, withoutHandle)},
-	{Name: "Release needs the handle", Clause: "token-alone", spoil: handles(onRelease, withoutHandle)},
+	{Name: "Renew needs the handle", Clause: "token-alone", spoil: spoils(givesHandles, onRenew.by(withoutHandle))},
+	{Name: "Release needs the handle", Clause: "token-alone", spoil: spoils(givesHandles, onRelease.by(withoutHandle))},
 	{Name: "Release goes by the handle and not by the token", Clause: "release-stale",
-		spoil: handles(onRelease, func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+		spoil: spoils(givesHandles, onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			if c.Handle != nil {
 				return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
 					return 0, s.release(c, anyToken, now)
 				})
 			}
 			return next(ctx, c)
-		})},
+		}))},
 	{Name: "Renew does nothing", Clause: "renew-holds",
 		spoil: onRenew.by(func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
 			return backend.Grant{}, nil

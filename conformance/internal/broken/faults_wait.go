@@ -37,7 +37,7 @@ var waitFaults = []Fault{
 		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
 			g, err := next(ctx, c)
 			if err != nil {
-				go d.insist(ctx, c, 10*time.Millisecond)
+				go next(d.way.store.ended, c)
 			}
 			return g, err
 		})},

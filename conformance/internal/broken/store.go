@@ -28,7 +28,8 @@ type store struct {
 	kicked   context.Context // ends, and is replaced, when all connections are ended
 	kick     context.CancelFunc
 	changed  map[string]chan struct{} // by key: closed when it may be free
-	ended    chan struct{}            // closed at the end; ends the goroutines that faults leave
+	ended    context.Context          // ends at the end, and ends the goroutines that faults leave
+	end      context.CancelFunc
 
 	// Parts that faults replace.
 	count func(last uint64, now time.Time) uint64 // fences
@@ -62,7 +63,8 @@ type place struct {
 
 func newStore() *store {
 	s := &store{keys: map[string]*record{}, fences: map[string]uint64{}, running: true,
-		changed: map[string]chan struct{}{}, ended: make(chan struct{}), stay: window}
+		changed: map[string]chan struct{}{}, stay: window}
+	s.ended, s.end = context.WithCancel(context.Background())
 	s.kicked, s.kick = context.WithCancel(context.Background())
 
 	// Fences that go by the clock grow also when the counter is lost.
