@@ -24,8 +24,8 @@ var acquireFaults = []Fault{
 			return d.acquireIn(s, c, now)
 		})},
 	{Name: "Acquire waits until the key is free", Clause: "acquire-one-attempt",
-		spoil: onAcquire.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-			return d.insist(ctx, c, 10*time.Millisecond)
+		spoil: onAcquire.by(func(_ context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
+			return d.soundWait(d.way.store.ended, c)
 		})},
 	{Name: "a refused attempt prolongs the hold", Clause: "acquire-refused-changes-nothing",
 		spoil: onAcquire.after(backend.ErrHeld, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.renew(c, anyToken, now) })},
@@ -71,17 +71,6 @@ func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
 		})
 	})
 	return errors.Join(lost, err)
-}
-
-// insist repeats an attempt until the key is granted, whatever becomes of ctx.
-func (d *driver) insist(ctx context.Context, c backend.Claim, pause time.Duration) (backend.Grant, error) {
-	for {
-		g, err := d.soundAcquire(context.WithoutCancel(ctx), c)
-		if !errors.Is(err, backend.ErrHeld) || d.way.store.ended.Err() != nil {
-			return g, err
-		}
-		time.Sleep(pause)
-	}
 }
 
 // halfATermLate moves a deadline.
