@@ -40,7 +40,7 @@ const (
 // run alone are last, because the others run before them.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	keepClauses, sharedClauses, sharedHoldClauses, waitClauses, orderClauses, inspectClauses, listClauses, closeClauses,
+	keepClauses, sharedClauses, waitClauses, orderClauses, inspectClauses, listClauses, closeClauses,
 	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )

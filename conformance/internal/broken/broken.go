@@ -9,6 +9,7 @@ package broken
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -106,10 +107,6 @@ func retryAfter(err error) time.Duration {
 
 // Faults returns all faults.
 func Faults() []Fault {
-	var all []Fault
-	for _, group := range [][]Fault{acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults, sharedHoldFaults,
-		waitFaults, orderFaults, inspectFaults, listFaults, closeFaults, otherFaults, outageFaults, costFaults} {
-		all = append(all, group...)
-	}
-	return all
+	return slices.Concat(acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults,
+		waitFaults, orderFaults, inspectFaults, listFaults, closeFaults, otherFaults, outageFaults, costFaults)
 }
