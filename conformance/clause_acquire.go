@@ -14,19 +14,19 @@ const firstClause = "takes-and-releases"
 var acquireClauses = []clause{
 	{name: firstClause, says: saysGrants, check: takesAndReleases,
 		why: "Acquire takes a free key, and Release frees it again."},
-	{name: "traits-constant", says: saysTraits, check: traitsConstant,
+	{name: "traits-constant", says: saysTraits, check: pair(traitsConstant),
 		why: "Traits never change; Ordered drivers are Waiters."},
-	{name: "acquire-excludes", says: saysGrants, check: acquireExcludes,
+	{name: "acquire-excludes", says: saysGrants, check: pair(acquireExcludes),
 		why: "Acquire of a held key returns ErrHeld. After the release the key is granted."},
 	{name: "acquire-not-reentrant", says: saysNever, check: acquireNotReentrant,
 		why: "Acquire never takes a key that is held, not even by a token of the same driver and owner."},
 	{name: "acquire-one-winner", says: saysOneHolder, check: acquireOneWinner,
 		why: "At most one of many simultaneous attempts is granted."},
-	{name: "acquire-one-attempt", says: saysAttempt, check: acquireOneAttempt,
+	{name: "acquire-one-attempt", says: saysAttempt, check: pair(acquireOneAttempt),
 		why: "Acquire makes one attempt and does not wait for the key."},
-	{name: "acquire-refused-changes-nothing", says: saysDefinite, check: acquireRefusedChangesNothing,
+	{name: "acquire-refused-changes-nothing", says: saysDefinite, check: pair(acquireRefusedChangesNothing),
 		why: "ErrHeld is definite: the holder, its term and its fence do not change."},
-	{name: "acquire-held-details", says: saysRetryAfter, check: acquireHeldDetails,
+	{name: "acquire-held-details", says: saysRetryAfter, check: pair(acquireHeldDetails),
 		why: "A HeldError has the right owner and remaining term, or leaves them empty."},
 	{name: "acquire-max-ttl", need: limited, says: saysMaxTTL, check: acquireMaxTTL,
 		why: "A term of Traits.MaxTTL is granted. A longer one is ErrInvalid."},
@@ -41,8 +41,7 @@ func takesAndReleases(e *env) {
 	}
 }
 
-func traitsConstant(e *env) {
-	a, b := e.open(), e.open()
+func traitsConstant(e *env, a, b *driver) {
 	first := a.Traits()
 	a.give(a.hold(e.long))
 	for _, t := range []backend.Traits{a.Traits(), b.Traits(), e.traits} {
@@ -55,8 +54,7 @@ func traitsConstant(e *env) {
 	require(slices.Contains(known, first.Reach), "reach %v is none of process, host and network", first.Reach)
 }
 
-func acquireExcludes(e *env) {
-	a, b := e.open(), e.open()
+func acquireExcludes(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	must(b.refused(c.Key))
 
@@ -100,15 +98,13 @@ func acquireOneWinner(e *env) {
 	}
 }
 
-func acquireOneAttempt(e *env) {
-	a, b := e.open(), e.open()
+func acquireOneAttempt(e *env, a, b *driver) {
 	c, ctx := a.hold(e.long), e.endingAfter(e.timeout)
 	err := e.within("Acquire of a held key", func() error { return errOf(b.Acquire(ctx, e.claimOf(c.Key, e.long))) })
 	must(is("acquire a held key", err, backend.ErrHeld))
 }
 
-func acquireRefusedChangesNothing(e *env) {
-	a, b := e.open(), e.open()
+func acquireRefusedChangesNothing(e *env, a, b *driver) {
 	c, short := e.fencedIfCan(e.claim(e.long)), a.hold(e.term)
 	g := a.take(c)
 	for range 3 {
@@ -127,8 +123,7 @@ func acquireRefusedChangesNothing(e *env) {
 	mustf(b.grantedAtLast(short.Key), "the end of a hold of %v whose key others asked for with longer terms", e.term)
 }
 
-func acquireHeldDetails(e *env) {
-	a, b := e.open(), e.open()
+func acquireHeldDetails(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	_, err := b.acquire(e.claimOf(c.Key, e.long))
 	must(is("acquire a held key", err, backend.ErrHeld))

@@ -7,27 +7,26 @@ import (
 )
 
 var inspectClauses = []clause{
-	{name: "inspect-holder", need: inspector, says: saysInspect, check: inspectHolder,
+	{name: "inspect-holder", need: inspector, says: saysInspect, check: pair(inspectHolder),
 		why: "Inspect returns whether a key is held, its owner, the remaining term and the fence."},
-	{name: "inspect-waiters", need: all(inspector, ordered), says: saysInspect, check: inspectWaiters,
+	{name: "inspect-waiters", need: all(inspector, ordered), says: saysInspect, check: pair(inspectWaiters),
 		why: "Inspect returns the waiters of an Ordered driver, in order."},
-	{name: "break-frees", need: inspector, says: saysBreak, check: breakFrees,
+	{name: "break-frees", need: inspector, says: saysBreak, check: pair(breakFrees),
 		why: "Break removes a hold, whichever token has it. Others get the key, and the holder gets ErrLost. Break of a free key is not an error."},
-	{name: "break-wakes", need: all(inspector, waiter), says: saysWaitGets, check: breakWakes,
+	{name: "break-wakes", need: all(inspector, waiter), says: saysWaitGets, check: pair(breakWakes),
 		why: "A waiter gets a key that is broken."},
 }
 
 var closeClauses = []clause{
-	{name: "close-keeps-holds", says: saysCloseKeeps, check: closeKeepsHolds,
+	{name: "close-keeps-holds", says: saysCloseKeeps, check: pair(closeKeepsHolds),
 		why: "Close ends what the driver has opened. It frees no key, and no other driver notices."},
-	{name: "token-any-driver", says: saysAnyDriver, check: tokenAnyDriver,
+	{name: "token-any-driver", says: saysAnyDriver, check: pair(tokenAnyDriver),
 		why: "Renew and Release work from any driver, also when the driver that acquired the key is closed."},
 	{name: "close-leaves-nothing", says: saysCloseEnds, check: closeLeavesNothing,
 		why: "After Close no goroutine of the driver is left."},
 }
 
-func inspectHolder(e *env) {
-	a, b := e.open(), e.open()
+func inspectHolder(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
 	free := func(s backend.Status) bool { return !s.Held && s.Owner == "" && s.TTL == 0 }
 	s := b.inspect(c.Key)
@@ -48,16 +47,14 @@ func inspectHolder(e *env) {
 	require(!s.Held, "a key whose hold has expired: %+v", s)
 }
 
-func inspectWaiters(e *env) {
-	a, b := e.open(), e.open()
+func inspectWaiters(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	owners := e.ownersInLine(c.Key, a, b)
 	s := a.inspect(c.Key)
 	require(slices.Equal(s.Waiters, owners), "waiters %q, want %q", s.Waiters, owners)
 }
 
-func breakFrees(e *env) {
-	a, b := e.open(), e.open()
+func breakFrees(e *env, a, b *driver) {
 	c := e.claim(e.long)
 	b.breakKey(c.Key)
 	a.take(c)
@@ -73,8 +70,7 @@ func breakFrees(e *env) {
 	must(a.granted(c.Key))
 }
 
-func breakWakes(e *env) {
-	a, b := e.open(), e.open()
+func breakWakes(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 1)
@@ -82,8 +78,7 @@ func breakWakes(e *env) {
 	w.served("Wait for a key that was broken")
 }
 
-func closeKeepsHolds(e *env) {
-	a, b := e.open(), e.open()
+func closeKeepsHolds(e *env, a, b *driver) {
 	mine, other := a.hold(e.long), b.hold(e.long)
 
 	must(a.Close())
@@ -92,8 +87,7 @@ func closeKeepsHolds(e *env) {
 	mustf(b.release(other), "release by a driver after another was closed")
 }
 
-func tokenAnyDriver(e *env) {
-	a, b := e.open(), e.open()
+func tokenAnyDriver(e *env, a, b *driver) {
 	for i, c := range a.holdMany(2, e.long) {
 		mustf(b.renews(c), "renewal of a hold of another driver, which is closed: %t", i > 0)
 		mustf(b.release(c), "release of a hold of another driver, which is closed: %t", i > 0)

@@ -9,7 +9,7 @@ import (
 )
 
 var keepClauses = append(given(keeps, []clause{
-	{name: "keep-refuses", says: saysKeeps, check: keepRefuses,
+	{name: "keep-refuses", says: saysKeeps, check: pair(keepRefuses),
 		why: "A Release with KeepUntil leaves the key taken until then. Then others get it."},
 	{name: "keep-shortens", says: saysKeepEnds, check: func(e *env) { e.keptTo(e.long, e.term, nil) },
 		why: "KeepUntil ends a longer term sooner."},
@@ -19,22 +19,22 @@ var keepClauses = append(given(keeps, []clause{
 		why: "After a Release with KeepUntil, a late Renew returns ErrLost and does not prolong the term."},
 	{name: "keep-release", says: saysKeepLoses, check: keepRelease,
 		why: "After a Release with KeepUntil, a repeated Release, with it or without, frees nothing early."},
-	{name: "keep-foreign", says: saysRefuses, check: keepForeign,
+	{name: "keep-foreign", says: saysRefuses, check: pair(keepForeign),
 		why: "A Release with KeepUntil and a token that does not hold the key returns ErrLost and changes nothing."},
-	{name: "keep-past", says: saysKeepPast, check: keepPast,
+	{name: "keep-past", says: saysKeepPast, check: pair(keepPast),
 		why: "If KeepUntil has passed, Release frees the key at once."},
-	{name: "keep-fence", need: fenced, says: saysFence, check: keepFence,
+	{name: "keep-fence", need: fenced, says: saysFence, check: pair(keepFence),
 		why: "Fences grow also over a hold that was released with KeepUntil."},
-	{name: "keep-wait", need: waiter, says: saysKeepWait, check: keepWait,
+	{name: "keep-wait", need: waiter, says: saysKeepWait, check: pair(keepWait),
 		why: "A waiter gets a key at the end of KeepUntil, not before, and not only at the end of the term."},
-	{name: "keep-break", need: inspector, says: saysKeepBreak, check: keepBreak,
+	{name: "keep-break", need: inspector, says: saysKeepBreak, check: pair(keepBreak),
 		why: "A Break frees a key that was released with KeepUntil."},
 	{name: "lock-min-hold", says: saysHasp, check: lockMinHold,
 		why: "After the Unlock of a lease WithMinHold, the key is free at the end of the min hold."},
 	{name: "process-min-hold", need: processes, says: saysHasp, check: processMinHold,
 		why: "The min hold goes on after the end of the process that unlocked."},
 }),
-	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: keepUnclaimed,
+	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
 		why: "A driver without Keeps frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
 
 // keptFor returns c with a KeepUntil in d.
@@ -83,8 +83,7 @@ func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
 	return c
 }
 
-func keepRefuses(e *env) {
-	a, b := e.open(), e.open()
+func keepRefuses(e *env, a, b *driver) {
 	c := a.keptHold(3*e.term, 2*e.term)
 	for _, d := range []*driver{a, b} {
 		requireInTime(time.Until(c.KeepUntil) > e.term/2, "%v until the end of KeepUntil", time.Until(c.KeepUntil))
@@ -126,8 +125,7 @@ func keepRelease(e *env) {
 	})
 }
 
-func keepForeign(e *env) {
-	a, b := e.open(), e.open()
+func keepForeign(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	for _, d := range []*driver{a, b} {
 		foreign := keptFor(e.claimOf(c.Key, e.long), e.term)
@@ -142,8 +140,7 @@ func keepForeign(e *env) {
 	must(b.granted(free.Key))
 }
 
-func keepPast(e *env) {
-	a, b := e.open(), e.open()
+func keepPast(e *env, a, b *driver) {
 	for _, past := range []time.Duration{0, time.Millisecond, time.Hour} {
 		c := a.hold(e.long)
 		mustf(a.release(keptFor(c, -past)), "release with a KeepUntil that has passed")
@@ -151,16 +148,14 @@ func keepPast(e *env) {
 	}
 }
 
-func keepFence(e *env) {
-	a, b := e.open(), e.open()
+func keepFence(e *env, a, b *driver) {
 	f := e.fences()
 	c := f.take("first", a)
 	mustf(a.release(keptFor(c, e.term)), "release with KeepUntil")
 	f.seize("after KeepUntil", b, e.long)
 }
 
-func keepWait(e *env) {
-	a, b := e.open(), e.open()
+func keepWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, 2 * e.term} {
 		c := a.hold(ttl)
 		w := b.wants(c.Key)
@@ -173,8 +168,7 @@ func keepWait(e *env) {
 	}
 }
 
-func keepBreak(e *env) {
-	a, b := e.open(), e.open()
+func keepBreak(e *env, a, b *driver) {
 	c := a.keptHold(e.long, e.long)
 	a.taken(c.Key, e.long)
 	b.breakKey(c.Key)
@@ -199,8 +193,7 @@ func processMinHold(e *env) {
 	b.endsAt(c.Key, began.Add(2*e.term))
 }
 
-func keepUnclaimed(e *env) {
-	a, b := e.open(), e.open()
+func keepUnclaimed(e *env, a, b *driver) {
 	c := keptFor(a.hold(e.long), e.long)
 	mustf(a.release(c), "release with KeepUntil by a driver without Keeps")
 	mustf(b.granted(c.Key), "after a release with KeepUntil by a driver without Keeps")

@@ -15,9 +15,9 @@ var keyClauses = []clause{
 		why: "A key may have 1,000 bytes, and every byte distinguishes it."},
 	{name: "keys-apart", says: saysKey, check: func(e *env) { e.keysApart(alikeKeys(e.key())) },
 		why: "Similar keys are different locks: a prefix of another key, or a key that differs in case or white space only."},
-	{name: "keys-derived", says: saysDerived, check: keysDerived,
+	{name: "keys-derived", says: saysDerived, check: pair(keysDerived),
 		why: "A key may look like a name that the store derives from another key. That does the other lock no harm."},
-	{name: "owners-odd", says: saysOwner, check: ownersOdd,
+	{name: "owners-odd", says: saysOwner, check: pair(ownersOdd),
 		why: "An owner may have any bytes, or none, and is never a proof."},
 }
 
@@ -109,8 +109,7 @@ func derivedKeys(k string) []string {
 // keysDerived locks derived names while their key is held with a fence. The store
 // may grant them or not, because it may take its own entry under that name for a
 // lock.
-func keysDerived(e *env) {
-	a, b := e.open(), e.open()
+func keysDerived(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
 	before := a.take(c)
 
@@ -133,8 +132,7 @@ func keysDerived(e *env) {
 	b.give(next)
 }
 
-func ownersOdd(e *env) {
-	a, b := e.open(), e.open()
+func ownersOdd(e *env, a, b *driver) {
 	for _, owner := range []string{
 		"", "\x00", "a\x00b", "a\r\nb", "#", "a#b", "a:b/c%2F", "🔒", "\xff\xfe", `{"a":1}`, strings.Repeat("x", 1000),
 	} {

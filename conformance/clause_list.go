@@ -13,13 +13,13 @@ import (
 )
 
 var listClauses = append(given(lister, []clause{
-	{name: "list-held", says: saysList, check: listHeld,
+	{name: "list-held", says: saysList, check: pair(listHeld),
 		why: "List yields a held key with its owner, the remaining term and the fence. It does not yield a key that was released or whose hold has expired."},
 	{name: "list-kept", need: keeps, says: saysList, check: listKept,
 		why: "List yields a key that was released with KeepUntil, until its term ends."},
-	{name: "list-waiters", need: ordered, says: saysList, check: listWaiters,
+	{name: "list-waiters", need: ordered, says: saysList, check: pair(listWaiters),
 		why: "List yields the waiters of an Ordered driver, in order."},
-	{name: "list-shared", need: shares, says: saysSharedStatus, check: listShared,
+	{name: "list-shared", need: shares, says: saysSharedStatus, check: pair(listShared),
 		why: "List yields a shared key with the owners of its holders, and not those that have ended."},
 	{name: "list-prefix", says: saysListPrefix, check: listPrefix,
 		why: "List yields the keys that begin with the prefix, whatever bytes it has, and no others."},
@@ -77,8 +77,7 @@ func (e *env) keysFor(n int) (prefix string, keys []string) {
 	return prefix, keys
 }
 
-func listHeld(e *env) {
-	a, b := e.open(), e.open()
+func listHeld(e *env, a, b *driver) {
 	prefix, keys := e.keysFor(3)
 	c := e.fencedIfCan(e.claimOf(keys[0], e.long))
 	g := a.take(c)
@@ -111,8 +110,7 @@ func listKept(e *env) {
 	require(len(all) == 1 && all[c.Key].Held, "list of a key that was released with KeepUntil: %+v", all)
 }
 
-func listWaiters(e *env) {
-	a, b := e.open(), e.open()
+func listWaiters(e *env, a, b *driver) {
 	prefix, keys := e.keysFor(1)
 	a.take(e.claimOf(keys[0], e.long))
 	owners := e.ownersInLine(keys[0], a, b)
@@ -120,8 +118,7 @@ func listWaiters(e *env) {
 	require(len(all) == 1 && slices.Equal(all[keys[0]].Waiters, owners), "list of a key with the waiters %q: %+v", owners, all)
 }
 
-func listShared(e *env) {
-	a, b := e.open(), e.open()
+func listShared(e *env, a, b *driver) {
 	prefix, keys := e.keysFor(1)
 	var owners []string
 	for _, d := range []*driver{a, b} {

@@ -17,7 +17,7 @@ var orderClauses = []clause{
 		why: "Waiters that give up leave the order of the others as it was."},
 	{name: "order-no-barging", need: ordered, says: saysBarge, check: orderNoBarging,
 		why: "Ordered drivers refuse an Acquire while any caller waits."},
-	{name: "order-not-claimed", need: unordered, says: saysClaims, check: orderNotClaimed,
+	{name: "order-not-claimed", need: unordered, says: saysClaims, check: pair(orderNotClaimed),
 		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
@@ -125,8 +125,7 @@ func orderNoBarging(e *env) {
 
 // orderNotClaimed gives a driver many chances to break the order. A driver that
 // never does so keeps the order.
-func orderNotClaimed(e *env) {
-	a, b := e.open(), e.open()
+func orderNotClaimed(e *env, a, b *driver) {
 	for i := range 30 {
 		c := a.hold(e.long)
 		w := b.wants(c.Key)

@@ -8,24 +8,23 @@ import (
 )
 
 var releaseClauses = []clause{
-	{name: "release-foreign", says: saysRefuses, check: releaseForeign,
+	{name: "release-foreign", says: saysRefuses, check: pair(releaseForeign),
 		why: "Release with a token that does not hold the key returns ErrLost and changes nothing."},
 	{name: "release-double", says: saysRefuses, check: releaseDouble,
 		why: "Release of a key that is not held, or no longer held, returns ErrLost."},
-	{name: "release-stale", says: saysRefuses, check: releaseStale,
+	{name: "release-stale", says: saysRefuses, check: pair(releaseStale),
 		why: "A late Release by a holder whose term has ended returns ErrLost and does not affect the successor."},
 	{name: "release-expired", says: saysRefuses, check: releaseExpired,
 		why: "Release of an expired hold returns ErrLost, even if no caller has held the key since."},
-	{name: "release-for-good", says: saysEnds, check: releaseForGood,
+	{name: "release-for-good", says: saysEnds, check: pair(releaseForGood),
 		why: "After a Release the token holds nothing, and others get the key with terms of their own."},
-	{name: "token-whole", says: saysToken, check: tokenWhole,
+	{name: "token-whole", says: saysToken, check: pair(tokenWhole),
 		why: "Only the whole token proves a hold: not a part of it, not another case of it, not the owner."},
-	{name: "token-alone", says: saysHandle, check: tokenAlone,
+	{name: "token-alone", says: saysHandle, check: pair(tokenAlone),
 		why: "Renew and Release work with the token alone, without a handle, in every driver on the store."},
 }
 
-func releaseForeign(e *env) {
-	a, b := e.open(), e.open()
+func releaseForeign(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	for _, d := range []*driver{a, b} {
 		must(is("release with a foreign token", d.release(e.claimOf(c.Key, e.long)), backend.ErrLost))
@@ -44,8 +43,7 @@ func releaseDouble(e *env) {
 	must(is("second release", a.release(c), backend.ErrLost))
 }
 
-func releaseStale(e *env) {
-	a, b := e.open(), e.open()
+func releaseStale(e *env, a, b *driver) {
 	c := a.hold(e.term)
 	next := b.succeed(c.Key, e.long)
 
@@ -61,8 +59,7 @@ func releaseExpired(e *env) {
 	must(is("release of a hold that has expired", a.release(c), backend.ErrLost))
 }
 
-func releaseForGood(e *env) {
-	a, b := e.open(), e.open()
+func releaseForGood(e *env, a, b *driver) {
 	c := a.hold(e.term)
 	mustInTime(a.release(c), "release by its holder")
 	next := e.claimOf(c.Key, e.long)
@@ -74,8 +71,7 @@ func releaseForGood(e *env) {
 	b.give(next)
 }
 
-func tokenWhole(e *env) {
-	a, b := e.open(), e.open()
+func tokenWhole(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	for what, token := range map[string]string{
 		"a prefix of the token":            c.Token[:len(c.Token)-1],
@@ -106,8 +102,7 @@ func otherCase(r rune) rune {
 }
 
 // tokenAlone calls the drivers without the handles of their grants.
-func tokenAlone(e *env) {
-	a, b := e.open(), e.open()
+func tokenAlone(e *env, a, b *driver) {
 	for _, d := range []*driver{a, b} {
 		c := a.hold(e.long)
 		ctx, cancel := d.soon()

@@ -11,26 +11,25 @@ import (
 )
 
 var renewClauses = []clause{
-	{name: "renew-holds", says: saysProlongs, check: renewHolds,
+	{name: "renew-holds", says: saysProlongs, check: pair(renewHolds),
 		why: "A hold that is renewed in time lasts for any number of terms."},
 	{name: "renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(false) },
 		why: "After a renewal at least its TTL is left, even if it is longer than the term before."},
-	{name: "renew-never-shortens", says: saysNoShorter, check: renewNeverShortens,
+	{name: "renew-never-shortens", says: saysNoShorter, check: pair(renewNeverShortens),
 		why: "A renewal never shortens a term, in whatever order renewals arrive."},
-	{name: "renew-never-revives", says: saysNoShorter, check: renewNeverRevives,
+	{name: "renew-never-revives", says: saysNoShorter, check: pair(renewNeverRevives),
 		why: "A renewal with a token that had lost its key returns ErrLost and does not take the key again, even if no caller has held it since."},
-	{name: "renew-stale", says: saysNoShorter, check: renewStale,
+	{name: "renew-stale", says: saysNoShorter, check: pair(renewStale),
 		why: "A late renewal by a holder whose term has ended returns ErrLost, and neither ends nor prolongs the successor's hold."},
-	{name: "renew-foreign", says: saysOutcomes, check: renewForeign,
+	{name: "renew-foreign", says: saysOutcomes, check: pair(renewForeign),
 		why: "A renewal with a token that does not hold the key returns ErrLost and prolongs nothing."},
-	{name: "renew-many", says: saysOutcomes, check: renewMany,
+	{name: "renew-many", says: saysOutcomes, check: pair(renewMany),
 		why: "Renew answers every claim of a batch once, each with its own outcome."},
 	{name: "renew-answers", says: saysDone, check: renewAnswers,
 		why: "Renew calls done at most once for each claim, and never after it has returned, also when its context ends."},
 }
 
-func renewHolds(e *env) {
-	a, b := e.open(), e.open()
+func renewHolds(e *env, a, b *driver) {
 	c := e.claim(e.term)
 	first := time.Now()
 	last := first // when the newest renewal that succeeded began
@@ -74,8 +73,7 @@ func (e *env) renewRaises(shared bool) {
 	a.give(c)
 }
 
-func renewNeverShortens(e *env) {
-	a, b := e.open(), e.open()
+func renewNeverShortens(e *env, a, b *driver) {
 	one := a.hold(e.long)
 	short := one
 	short.TTL = e.term
@@ -99,8 +97,7 @@ func renewNeverShortens(e *env) {
 	}
 }
 
-func renewNeverRevives(e *env) {
-	a, b := e.open(), e.open()
+func renewNeverRevives(e *env, a, b *driver) {
 	expired, released, never := a.hold(e.term), a.hold(e.long), e.claim(e.long)
 	a.give(released)
 	a.outlast(e.term)
@@ -114,8 +111,7 @@ func renewNeverRevives(e *env) {
 	}
 }
 
-func renewStale(e *env) {
-	a, b := e.open(), e.open()
+func renewStale(e *env, a, b *driver) {
 	c, d := a.hold(e.term), a.hold(e.term)
 	long, short := b.succeed(c.Key, e.long), b.succeed(d.Key, e.term)
 	c.TTL, d.TTL = e.long, e.long
@@ -127,8 +123,7 @@ func renewStale(e *env) {
 	mustf(a.grantedAtLast(short.Key), "the successor's term after a late renewal by the previous holder")
 }
 
-func renewForeign(e *env) {
-	a, b := e.open(), e.open()
+func renewForeign(e *env, a, b *driver) {
 	c := a.hold(e.term)
 	for _, d := range []*driver{a, b} {
 		must(is("renewal with a foreign token", d.renews(e.claimOf(c.Key, e.long)), backend.ErrLost))
@@ -184,8 +179,7 @@ func (a *answers) check() {
 }
 
 // renewMany mixes holds, free keys and keys of other tokens.
-func renewMany(e *env) {
-	a, b := e.open(), e.open()
+func renewMany(e *env, a, b *driver) {
 	cs := make([]backend.Claim, 60)
 	holdsNothing := func(i int) bool { return i%4 == 1 || i%4 == 2 }
 

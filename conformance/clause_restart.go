@@ -14,15 +14,15 @@ import (
 var restartClauses = alone([]clause{
 	{name: "flush-unnoticed", need: flush, says: saysSpeed, check: flushUnnoticed,
 		why: "If the store drops what it keeps only for speed, every call still works."},
-	{name: "kick-ridden-out", need: kick, says: saysAgain, check: kickRiddenOut,
+	{name: "kick-ridden-out", need: kick, says: saysAgain, check: pair(kickRiddenOut),
 		why: "If the store ends its connections, holds and leases stay, and waiters get the key. Calls in flight succeed or are of unknown outcome."},
 	{name: "restart-outage", need: restarts, says: saysAgain, check: restartOutage,
 		why: "While the store is stopped, calls report an outage. When it runs again, the same drivers work."},
-	{name: "restart-with-data", need: restarts, optional: yes, says: saysKeepsData, check: restartWithData,
+	{name: "restart-with-data", need: restarts, optional: yes, says: saysKeepsData, check: pair(restartWithData),
 		why: "Holds survive a restart of a store that keeps its data: no other caller gets the key."},
 	{name: "restart-without-data", need: restarts, says: saysLostData, check: restartWithoutData,
 		why: "If the store has lost its data, the holder gets ErrLost. The next lock works and is renewed."},
-	{name: "restart-waiter", need: all(restarts, waiter), says: saysRides, check: restartWaiter,
+	{name: "restart-waiter", need: all(restarts, waiter), says: saysRides, check: pair(restartWaiter),
 		why: "A waiter goes on after a restart that is shorter than its timeout, or reports the outage."},
 	{name: "fence-restart", need: all(restarts, fenced), optional: yes, says: saysFenceRestart, check: func(e *env) { e.fenceOver(true) },
 		why: "Fences still grow after a restart of a store that keeps its data."},
@@ -76,8 +76,7 @@ func restartOutage(e *env) {
 	e.recovers(d)
 }
 
-func restartWithData(e *env) {
-	a, b := e.open(), e.open()
+func restartWithData(e *env, a, b *driver) {
 	c := a.hold(e.long)
 
 	e.restart(true)
@@ -114,8 +113,7 @@ func restartWithoutData(e *env) {
 	e.unlockInTime(lease)
 }
 
-func restartWaiter(e *env) {
-	a, b := e.open(), e.open()
+func restartWaiter(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 1)
@@ -184,8 +182,7 @@ func flushUnnoticed(e *env) {
 }
 
 // kickRiddenOut ends idle connections, and connections of waits and renewals.
-func kickRiddenOut(e *env) {
-	a, b := e.open(), e.open()
+func kickRiddenOut(e *env, a, b *driver) {
 	holder, waiting := e.newClient(), e.newClient()
 	lease := e.lockInTime(holder, e.key(), hasp.WithTTL(e.term))
 

@@ -17,7 +17,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A shared hold refuses a claim that is not shared, and the reverse."},
 	{name: "shared-error", says: saysSharedError, check: sharedError,
 		why: "A refusal by a shared hold is a HeldError that says so. A refusal by another hold does not."},
-	{name: "shared-wait", need: waiter, says: saysWaitGets, check: sharedWait,
+	{name: "shared-wait", need: waiter, says: saysWaitGets, check: pair(sharedWait),
 		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
 	{name: "shared-last", says: saysSharedLast, check: sharedLast,
 		why: "The key is free when the last shared hold is released or runs out, and not before."},
@@ -27,7 +27,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A shorter shared hold does not shorten a longer one. After the release of the longer one, the key is free when the shorter one ends."},
 	{name: "shared-foreign", says: saysSharedOwn, check: sharedForeign,
 		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
-	{name: "shared-fence", need: fenced, says: saysFence, check: sharedFence,
+	{name: "shared-fence", need: fenced, says: saysFence, check: pair(sharedFence),
 		why: "A shared hold has a fence of its own. Fences grow over shared holds and others."},
 	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
 		why: "A claim with Waiting that is not shared gets the key although shared claims keep coming."},
@@ -59,7 +59,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "Shared Waits of several drivers get a key that is released, and hold it together."},
 	{name: "shared-wait-cancelled", need: waiter, says: saysWaitLeaves, check: func(e *env) { e.cancelRace(true) },
 		why: "If a shared Wait is cancelled while the key is released, it gets the key or leaves nothing."},
-	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered, check: sharedOrder,
+	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered, check: pair(sharedOrder),
 		why: "Ordered drivers serve shared Waits and others in order of arrival, and shared Waits that follow one another together."},
 	{name: "shared-no-barging", need: ordered, says: saysBarge, check: sharedNoBarging,
 		why: "Ordered drivers refuse a shared Acquire while any caller waits, although the key has a shared hold."},
@@ -68,7 +68,7 @@ var sharedClauses = append(given(shares, []clause{
 	{name: "shared-cut-writer", need: all(link, waiter), says: saysSharedGone, check: sharedCutWriter,
 		why: "Shared claims are granted again while a caller that waits for their end is cut off."},
 }),
-	clause{name: "shared-unclaimed", need: unshared, says: saysKeepIgnored, check: sharedUnclaimed,
+	clause{name: "shared-unclaimed", need: unshared, says: saysKeepIgnored, check: pair(sharedUnclaimed),
 		why: "A driver without Shared excludes shared claims from one another, and WithShared is errors.ErrUnsupported."})
 
 // shared returns c as a shared claim.
@@ -165,8 +165,7 @@ func sharedError(e *env) {
 	}
 }
 
-func sharedWait(e *env) {
-	a, b := e.open(), e.open()
+func sharedWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, e.term} {
 		key := e.key()
 		one, two := a.join(key, e.long), a.join(key, ttl)
@@ -227,8 +226,7 @@ func sharedForeign(e *env) {
 	a.give(two)
 }
 
-func sharedFence(e *env) {
-	a, b := e.open(), e.open()
+func sharedFence(e *env, a, b *driver) {
 	f := e.fences()
 	for range 3 {
 		w := f.take("not shared", a)
@@ -378,8 +376,7 @@ func sharedBreak(e *env) {
 	must(b.granted(key))
 }
 
-func sharedUnclaimed(e *env) {
-	a, b := e.open(), e.open()
+func sharedUnclaimed(e *env, a, b *driver) {
 	c := shared(e.claim(e.long))
 	a.take(c)
 	mustf(b.refusesShared(c.Key), "a driver without Shared")
@@ -543,8 +540,7 @@ func sharedWaitTogether(e *env) {
 }
 
 // sharedOrder lets two readers, a writer and two more readers wait.
-func sharedOrder(e *env) {
-	a, b := e.open(), e.open()
+func sharedOrder(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	ws := make([]*wanted, 5)
 	const writer = 2

@@ -12,15 +12,15 @@ var termClauses = []clause{
 		why: "A hold that is not renewed ends with its term, and others get the key."},
 	{name: "expiry-not-early", says: saysLasts, check: expiryNotEarly,
 		why: "A hold lasts for the whole term that was asked for."},
-	{name: "expiry-own-term", says: saysLasts, check: expiryOwnTerm,
+	{name: "expiry-own-term", says: saysLasts, check: pair(expiryOwnTerm),
 		why: "Each hold has the term that its own claim asked for."},
-	{name: "expiry-rounded", says: saysRounds, check: expiryRounded,
+	{name: "expiry-rounded", says: saysRounds, check: pair(expiryRounded),
 		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
 	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
 		why: "Grant.Until, or call start + TTL − drift, has passed before another token is granted the key."},
 	{name: "deadline-after-renewal", says: saysUntil, check: deadlineAfterRenewal,
 		why: "Grant.Until of a renewal has passed before another token is granted the key."},
-	{name: "expiry-long-term", need: advance, alone: true, optional: yes, says: saysLasts, check: expiryLongTerm,
+	{name: "expiry-long-term", need: advance, alone: true, optional: yes, says: saysLasts, check: pair(expiryLongTerm),
 		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
@@ -76,8 +76,7 @@ func expiryNotEarly(e *env) {
 	require(early <= 0, "another token was granted the key %v before the end of a term of %v", early, e.term)
 }
 
-func expiryOwnTerm(e *env) {
-	a, b := e.open(), e.open()
+func expiryOwnTerm(e *env, a, b *driver) {
 	long, short := a.hold(e.long), a.hold(e.term)
 	b.succeed(short.Key, e.long)
 	a.outlast(e.term)
@@ -85,8 +84,7 @@ func expiryOwnTerm(e *env) {
 	a.give(long)
 }
 
-func expiryRounded(e *env) {
-	a, b := e.open(), e.open()
+func expiryRounded(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{max(backend.MinTTL, e.term/3), e.term + e.term/3 + time.Microsecond} {
 		c, whole := e.claim(ttl), e.granted(ttl)
 		called := time.Now()
@@ -106,8 +104,7 @@ func deadlineInTime(e *env) { must(e.succession(false).inTime()) }
 
 func deadlineAfterRenewal(e *env) { must(e.succession(true).inTime()) }
 
-func expiryLongTerm(e *env) {
-	a, b := e.open(), e.open()
+func expiryLongTerm(e *env, a, b *driver) {
 	const day = 24 * time.Hour
 	c := a.hold(day)
 

@@ -12,17 +12,17 @@ import (
 )
 
 var waitClauses = given(waiter, []clause{
-	{name: "wait-free", says: saysWait, check: waitFree,
+	{name: "wait-free", says: saysWait, check: pair(waitFree),
 		why: "Wait for a free key returns with it."},
-	{name: "wait-woken", says: saysSignal, check: waitWoken,
+	{name: "wait-woken", says: saysSignal, check: pair(waitWoken),
 		why: "A waiter gets the key at whatever moment it is released: no release falls between Wait's signal and its attempt."},
-	{name: "wait-dead-holder", says: saysWaitGets, check: waitDeadHolder,
+	{name: "wait-dead-holder", says: saysWaitGets, check: pair(waitDeadHolder),
 		why: "If the holder has died, a waiter gets the key when the term has ended, and not before."},
-	{name: "wait-dead-successor", says: saysWaitGets, check: waitDeadSuccessor,
+	{name: "wait-dead-successor", says: saysWaitGets, check: pair(waitDeadSuccessor),
 		why: "A waiter also gets the key after a holder that got it by waiting and died."},
-	{name: "wait-deadline", says: saysUntil, check: waitDeadline,
+	{name: "wait-deadline", says: saysUntil, check: pair(waitDeadline),
 		why: "The deadline of a grant by Wait is after the release before it, and has passed before another token is granted the key."},
-	{name: "wait-cancelled", says: saysWaitHeld, check: waitCancelled,
+	{name: "wait-cancelled", says: saysWaitHeld, check: pair(waitCancelled),
 		why: "If its context ends, a Wait returns ErrHeld. After a release of its token, as after an unknown outcome, no hold and no place in a queue is left."},
 	{name: "wait-dead-context", says: saysWaitCtx, check: waitDeadContext,
 		why: "If its context has ended before, a Wait returns and leaves nothing."},
@@ -30,14 +30,13 @@ var waitClauses = given(waiter, []clause{
 		why: "If a Wait is cancelled while the key is released, it gets the key or leaves nothing. If its error matches its context's error, the engine cleans up."},
 	{name: "wait-everyone", says: saysOneHolder, check: waitEveryone,
 		why: "All waiters of several drivers get the key, one at a time."},
-	{name: "wait-independent", says: saysIndependent, check: waitIndependent,
+	{name: "wait-independent", says: saysIndependent, check: pair(waitIndependent),
 		why: "A Wait for one key does not delay callers that want another key. Its end does not end another Wait for the same key."},
-	{name: "wait-fence", need: fenced, says: saysFence, check: waitFence,
+	{name: "wait-fence", need: fenced, says: saysFence, check: pair(waitFence),
 		why: "A hold by Wait has a larger fence than the hold before."},
 })
 
-func waitFree(e *env) {
-	a, b := e.open(), e.open()
+func waitFree(e *env, a, b *driver) {
 	w := a.wants(e.key())
 	w.granted("Wait for a free key")
 	mustf(b.refused(w.c.Key), "after another's Wait")
@@ -45,8 +44,7 @@ func waitFree(e *env) {
 	must(b.granted(w.c.Key))
 }
 
-func waitWoken(e *env) {
-	a, b := e.open(), e.open()
+func waitWoken(e *env, a, b *driver) {
 	key := e.key()
 	for round := range 60 {
 		c := e.claimOf(key, e.long)
@@ -62,8 +60,7 @@ func waitWoken(e *env) {
 // microseconds or milliseconds.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
 
-func waitDeadHolder(e *env) {
-	a, b := e.open(), e.open()
+func waitDeadHolder(e *env, a, b *driver) {
 	called := time.Now()
 	c := a.hold(e.term)
 	w := b.wants(c.Key)
@@ -75,8 +72,7 @@ func waitDeadHolder(e *env) {
 	w.use()
 }
 
-func waitDeadSuccessor(e *env) {
-	a, b := e.open(), e.open()
+func waitDeadSuccessor(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	w := b.want(e.claimOf(c.Key, e.term))
 	e.sleep(e.term / 8)
@@ -88,8 +84,7 @@ func waitDeadSuccessor(e *env) {
 	a.wants(c.Key).served("Wait for a key whose holder got it by waiting and died")
 }
 
-func waitDeadline(e *env) {
-	a, b := e.open(), e.open()
+func waitDeadline(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	called := time.Now()
 	w := b.want(e.claimOf(c.Key, e.term))
@@ -105,8 +100,7 @@ func waitDeadline(e *env) {
 	must(s.inTime())
 }
 
-func waitCancelled(e *env) {
-	a, b := e.open(), e.open()
+func waitCancelled(e *env, a, b *driver) {
 	for range 3 {
 		c := a.hold(e.long)
 		w := b.wants(c.Key)
@@ -194,8 +188,7 @@ func waitEveryone(e *env) {
 	}))
 }
 
-func waitIndependent(e *env) {
-	a, b := e.open(), e.open()
+func waitIndependent(e *env, a, b *driver) {
 	blocked, soon := a.hold(e.long), a.hold(e.long)
 	left, stopped := b.wants(blocked.Key), b.wants(blocked.Key)
 	e.sleep(e.term / 8)
@@ -212,8 +205,7 @@ func waitIndependent(e *env) {
 	left.served("Wait after the end of another for the same key")
 }
 
-func waitFence(e *env) {
-	a, b := e.open(), e.open()
+func waitFence(e *env, a, b *driver) {
 	f := e.fences()
 	for range 3 {
 		c := f.take("by Acquire", a)

@@ -45,6 +45,11 @@ var table = sorted(
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
 
+// pair returns a check that gets two drivers.
+func pair(check func(e *env, a, b *driver)) func(e *env) {
+	return func(e *env) { check(e, e.open(), e.open()) }
+}
+
 // sorted returns all clauses, those that run alone last.
 func sorted(groups ...[]clause) []clause {
 	cs := slices.Concat(groups...)
