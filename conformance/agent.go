@@ -46,48 +46,32 @@ type request struct {
 // reply is a message from the child. The first one has no ID and reports that the
 // driver is open.
 type reply struct {
-	ID    int64
-	Err   string   `json:",omitempty"`
-	Kinds []string `json:",omitempty"` // of Err
+	ID   int64
+	Err  string
+	Kind int // the place of Err in kinds, or -1
 }
 
-// kinds are the errors that processes send to each other by name.
-var kinds = map[string]error{
-	"held": hasp.ErrHeld, "lost": hasp.ErrLost, "released": hasp.ErrReleased, "closed": hasp.ErrClosed,
-	"invalid": hasp.ErrInvalid, "unsupported": errors.ErrUnsupported,
-}
+// kinds are the errors that a parent tells apart.
+var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
-// remoteError is an error of another process.
-type remoteError struct {
-	text  string
-	kinds []string
-}
-
-func (e *remoteError) Error() string { return e.text }
-
-func (e *remoteError) Is(target error) bool {
-	return slices.ContainsFunc(e.kinds, func(kind string) bool { return kinds[kind] == target })
-}
-
-// fail puts err into r.
-func (r *reply) fail(err error) {
-	if err == nil {
-		return
+// replyOf returns the reply to a request that ended with err.
+func replyOf(id int64, err error) reply {
+	r := reply{ID: id, Kind: slices.IndexFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })}
+	if err != nil {
+		r.Err = err.Error()
 	}
-	r.Err = err.Error()
-	for name, kind := range kinds {
-		if errors.Is(err, kind) {
-			r.Kinds = append(r.Kinds, name)
-		}
-	}
+	return r
 }
 
-// error returns the error that fail has put into r.
-func (r *reply) error() error {
-	if r.Err == "" {
+// error returns the error of r.
+func (r reply) error() error {
+	switch {
+	case r.Err == "":
 		return nil
+	case r.Kind < 0:
+		return errors.New(r.Err)
 	}
-	return &remoteError{r.Err, r.Kinds}
+	return fmt.Errorf("%w (%s)", kinds[r.Kind], r.Err)
 }
 
 // serveIfChild does not return in a child of this harness.
@@ -125,7 +109,7 @@ type agent struct {
 // It returns an exit code.
 func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 	err := a.open(ctx, h, spec)
-	a.reply(0, err)
+	a.parent.Send(replyOf(0, err))
 	if err != nil {
 		return 1
 	}
@@ -137,7 +121,7 @@ func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 		}
 
 		// A Wait must not delay the requests after it.
-		go func() { a.reply(rq.ID, a.do(ctx, rq)) }()
+		go func() { a.parent.Send(replyOf(rq.ID, a.do(ctx, rq))) }()
 	}
 }
 
@@ -148,13 +132,6 @@ func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error)
 	}
 	a.client = hasp.New(a.d, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
 	return nil
-}
-
-// reply sends the outcome of a request.
-func (a *agent) reply(id int64, err error) {
-	r := reply{ID: id}
-	r.fail(err)
-	a.parent.Send(r)
 }
 
 // do executes a request.

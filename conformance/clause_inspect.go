@@ -72,8 +72,7 @@ func breakFrees(e *env, a, b *driver) {
 
 func breakWakes(e *env, a, b *driver) {
 	c := a.hold(e.long)
-	w := b.wants(c.Key)
-	e.queued(a, c.Key, 1)
+	w := e.queue(c.Key, 1, a, b)[0]
 	a.breakKey(c.Key)
 	w.served("Wait for a key that was broken")
 }

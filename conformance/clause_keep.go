@@ -158,8 +158,7 @@ func keepFence(e *env, a, b *driver) {
 func keepWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, 2 * e.term} {
 		c := a.hold(ttl)
-		w := b.wants(c.Key)
-		e.queued(a, c.Key, 1)
+		w := e.queue(c.Key, 1, a, b)[0]
 		c = keptFor(c, 3*e.term)
 		mustInTime(a.release(c), "release with KeepUntil")
 		w.granted("Wait for a key that was released with KeepUntil")

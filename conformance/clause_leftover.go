@@ -79,8 +79,7 @@ func leftovers(e *env) {
 // giveUp waits for a held key, if the driver is a Waiter, and leaves.
 func (e *env) giveUp(d *driver, key string) {
 	if e.waiter {
-		w := d.wants(key)
-		e.queued(d, key, 1)
+		w := e.queue(key, 1, d, d)[0]
 		w.cancel()
 		_ = d.release(w.c) // as the engine does: the place may still be in the queue
 	}

@@ -169,8 +169,7 @@ func linkCutWaiter(e *env) {
 	a, b := e.open(), e.open()
 	c := a.hold(e.long)
 
-	cut := d.wants(c.Key)
-	e.queued(a, c.Key, 1)
+	cut := e.queue(c.Key, 1, a, d)[0]
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 2)
 

@@ -115,8 +115,7 @@ func restartWithoutData(e *env) {
 
 func restartWaiter(e *env, a, b *driver) {
 	c := a.hold(e.long)
-	w := b.wants(c.Key)
-	e.queued(a, c.Key, 1)
+	w := e.queue(c.Key, 1, a, b)[0]
 
 	// The outage is shorter than the timeout of the Wait.
 	up := e.down()
@@ -190,8 +189,7 @@ func kickRiddenOut(e *env, a, b *driver) {
 		c, k := a.hold(e.long), a.hold(e.long)
 		var w *wanted
 		if e.waiter {
-			w = b.wants(c.Key)
-			e.queued(a, c.Key, 1)
+			w = e.queue(c.Key, 1, a, b)[0]
 		}
 		locked := e.locks(waiting, k.Key)
 		e.sleep(e.term / 8)

@@ -169,8 +169,7 @@ func sharedWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, e.term} {
 		key := e.key()
 		one, two := a.join(key, e.long), a.join(key, ttl)
-		w := b.wants(key)
-		e.queued(a, key, 1)
+		w := e.queue(key, 1, a, b)[0]
 		a.give(one)
 		if ttl == e.long {
 			w.stillWaits("Wait for a key with a shared hold")
@@ -333,8 +332,7 @@ func sharedWriterGone(e *env) {
 		mustf(b.joinsAtLast(key), "after a caller with Waiting died")
 	}
 	if e.waiter {
-		w := b.wants(key)
-		e.queued(a, key, 1)
+		w := e.queue(key, 1, a, b)[0]
 		w.abandon(w.cancel())
 		mustf(b.joinsAtLast(key), "after a Wait was cancelled")
 	}
@@ -571,8 +569,7 @@ func sharedOrder(e *env, a, b *driver) {
 func sharedNoBarging(e *env) {
 	a, b, key := e.open(), e.open(), e.key()
 	r := a.join(key, e.long)
-	w := b.wants(key)
-	e.queued(a, key, 1)
+	w := e.queue(key, 1, a, b)[0]
 	for _, d := range []*driver{a, b} {
 		mustf(d.refusesShared(key), "while a caller waits")
 	}
@@ -588,8 +585,7 @@ func sharedCutWriter(e *env) {
 	d := e.openAt(l.Store)
 	a, b, key := e.open(), e.open(), e.key()
 	stays := a.join(key, e.long)
-	cut := d.wants(key)
-	e.queued(a, key, 1)
+	cut := e.queue(key, 1, a, d)[0]
 
 	l.Set(Hung)
 	mustf(b.joinsAtLast(key), "while a writer is cut off")

@@ -5,28 +5,11 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/filelock"
 )
-
-// TestMemlockInVirtualTime takes no time to speak of.
-func TestMemlockInVirtualTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := harness()
-		h.Only = func(clause string) bool { return clause != "reach" } // starts a process
-		err := conformance.Check(t.Context(), h, func(r conformance.Result) {
-			if r.Status == conformance.Fail {
-				t.Errorf("%s: %v", r.Name, r.Err)
-			}
-		})
-		if err != nil {
-			t.Error(err)
-		}
-	})
-}
 
 // modest is a driver that claims less than is true.
 type modest struct{ *filelock.Driver }
@@ -52,5 +35,3 @@ func TestReachClaimedTooSmall(t *testing.T) {
 		t.Errorf("got %v (%v: %v), want a failure of reach", err, got.Status, got.Err)
 	}
 }
-
-func BenchmarkMemlock(b *testing.B) { conformance.Bench(b, harness()) }

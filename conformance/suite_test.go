@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 )
@@ -192,25 +193,16 @@ func TestAChildOfAnotherHarnessIsRefused(t *testing.T) {
 }
 
 func TestRemoteErrorsKeepTheirKind(t *testing.T) {
-	for kind, want := range kinds {
-		var r reply
-		r.fail(fmt.Errorf("op: %w", want))
-		got := r.error()
-		for k, e := range kinds {
-			if errors.Is(got, e) != (k == kind) {
-				t.Errorf("%q from another process: Is %q = %v", kind, k, k != kind)
+	for _, kind := range []error{nil, hasp.ErrHeld, hasp.ErrLost} {
+		got := replyOf(1, kind).error()
+		for _, other := range []error{nil, hasp.ErrHeld, hasp.ErrLost} {
+			if errors.Is(got, other) != (kind == other) {
+				t.Errorf("%v became %v", kind, got)
 			}
 		}
 	}
-	var r reply
-	r.fail(errors.New("outage"))
-	if err := unknown("it", r.error()); err != nil {
+	if err := unknown("it", replyOf(1, errors.New("outage")).error()); err != nil {
 		t.Error(err)
-	}
-	r = reply{}
-	r.fail(nil)
-	if r.error() != nil {
-		t.Errorf("success became %v", r.error())
 	}
 }
 
