@@ -56,7 +56,6 @@ func Sound() []Fault {
 // one fault is for a clause over several processes.
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
-	ways := &ways{store: s, byName: map[string]*way{"": newWay(s)}}
 	return conformance.Harness{
 		Name: f.Name,
 		Cost: f.cost,
@@ -64,7 +63,7 @@ func (f Fault) Harness() conformance.Harness {
 			return "", s.end, nil
 		},
 		Open: func(_ context.Context, store string) (backend.Driver, error) {
-			d := newDriver(ways.named(store), f.kind)
+			d := newDriver(s.named(store), f.kind)
 			if f.spoil != nil {
 				f.spoil(d)
 			}
@@ -72,9 +71,9 @@ func (f Fault) Harness() conformance.Harness {
 		},
 		Stop:  func(context.Context, string) error { s.stop(); return nil },
 		Start: func(_ context.Context, _ string, data bool) error { s.start(data); return nil },
-		Link:  func(context.Context, string) (*conformance.Link, error) { return ways.link(), nil },
+		Link:  func(context.Context, string) (*conformance.Link, error) { return s.link(), nil },
 		Flush: func(context.Context, string) error { s.locked(func() { s.flushes++ }); return nil },
-		Kick:  func(context.Context, string) error { ways.kick(); return nil },
+		Kick:  func(context.Context, string) error { s.endConnections(); return nil },
 		Advance: func(_ context.Context, _ string, d time.Duration) error {
 			s.locked(func() { s.ahead += d })
 			return nil

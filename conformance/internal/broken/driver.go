@@ -315,8 +315,13 @@ func anyToken(string) bool { return true }
 
 // holder returns the token that holds key.
 func (d *driver) holder(ctx context.Context, key string) (token string, err error) {
-	err = d.at(ctx, func(s *store, now time.Time) {
-		s.with(d.key(key), now, func(r *record) { token = r.token })
-	})
+	err = d.record(ctx, key, func(r *record, _ time.Time) { token = r.token })
 	return token, err
+}
+
+// record runs f on the record of a key.
+func (d *driver) record(ctx context.Context, key string, f func(r *record, now time.Time)) error {
+	return d.at(ctx, func(s *store, now time.Time) {
+		s.with(d.key(key), now, func(r *record) { f(r, now) })
+	})
 }

@@ -63,12 +63,10 @@ func giveAnyway(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, er
 
 // checkIsFree sends a command that only looks whether the key is held.
 func checkIsFree(ctx context.Context, d *driver, c backend.Claim) (err error) {
-	lost := d.at(ctx, func(s *store, now time.Time) {
-		s.with(d.key(c.Key), now, func(r *record) {
-			if !r.free(c) {
-				err = r.refusal(now)
-			}
-		})
+	lost := d.record(ctx, c.Key, func(r *record, now time.Time) {
+		if !r.free(c) {
+			err = r.refusal(now)
+		}
 	})
 	return errors.Join(lost, err)
 }

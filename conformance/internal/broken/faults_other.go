@@ -67,12 +67,9 @@ var otherFaults = []Fault{
 
 // overlook removes the hold of a key if it belongs to the other strategy.
 func overlook(ctx context.Context, d *driver, c backend.Claim) error {
-	d.at(ctx, func(s *store, now time.Time) {
-		s.with(d.key(c.Key), now, func(r *record) {
-			if ofOther(r.token) {
-				r.token = ""
-			}
-		})
+	return d.record(ctx, c.Key, func(r *record, _ time.Time) {
+		if ofOther(r.token) {
+			r.token = ""
+		}
 	})
-	return nil
 }

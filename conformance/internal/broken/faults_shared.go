@@ -28,12 +28,10 @@ var sharedFaults = []Fault{
 		spoil: onAcquire.turns(backend.ErrHeld, &backend.HeldError{})},
 	{Name: "a writer waits for the end of the reader that refused it, not of the last", Clause: "shared-wait", kind: waits,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.at(ctx, func(s *store, now time.Time) {
-				s.with(c.Key, now, func(r *record) {
-					if !c.Shared && len(r.readers) > 1 {
-						r.readers = r.readers[:1]
-					}
-				})
+			return d.record(ctx, c.Key, func(r *record, _ time.Time) {
+				if !c.Shared && len(r.readers) > 1 {
+					r.readers = r.readers[:1]
+				}
 			})
 		})},
 	{Name: "a Wait that is not shared joins readers", Clause: "shared-wait", kind: waits,

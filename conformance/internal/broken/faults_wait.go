@@ -172,9 +172,7 @@ var orderFaults = []Fault{
 	{Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
-				d.at(context.Background(), func(s *store, now time.Time) {
-					s.with(d.key(c.Key), now, func(r *record) { r.replaceByLast(c.Token) })
-				})
+				d.record(context.Background(), c.Key, func(r *record, _ time.Time) { r.replaceByLast(c.Token) })
 				d.soundQuit(c)
 			}
 		}},

@@ -22,7 +22,8 @@ type store struct {
 	keys     map[string]*record
 	fences   map[string]uint64
 	running  bool
-	ahead    time.Duration // of its clock
+	ahead    time.Duration   // of its clock
+	ways     map[string]*way // by the addresses that Open gets
 	commands int64
 	flushes  int             // of what is kept only for speed
 	kicked   context.Context // ends, and is replaced, when all connections are ended
@@ -64,6 +65,7 @@ type place struct {
 func newStore() *store {
 	s := &store{keys: map[string]*record{}, fences: map[string]uint64{}, running: true,
 		changed: map[string]chan struct{}{}, stay: window}
+	s.ways = map[string]*way{"": newWay(s)}
 	s.ended, s.end = context.WithCancel(context.Background())
 	s.kicked, s.kick = context.WithCancel(context.Background())
 

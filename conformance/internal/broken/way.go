@@ -126,42 +126,33 @@ func (w *way) reply(ctx context.Context) error {
 	}
 }
 
-// ways are the ways to a store, by the addresses that Open gets.
-type ways struct {
-	store *store
-
-	mu     sync.Mutex // guards byName
-	byName map[string]*way
-}
-
-func (ws *ways) named(name string) *way {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	return ws.byName[name]
+// named returns the way with the address that Open gets.
+func (s *store) named(name string) (w *way) {
+	s.locked(func() { w = s.ways[name] })
+	return w
 }
 
 // link makes a new way.
-func (ws *ways) link() *conformance.Link {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	name, w := fmt.Sprintf("link %d", len(ws.byName)), newWay(ws.store)
-	ws.byName[name] = w
+func (s *store) link() *conformance.Link {
+	w := newWay(s)
+	var name string
+	s.locked(func() {
+		name = fmt.Sprintf("link %d", len(s.ways))
+		s.ways[name] = w
+	})
 	return &conformance.Link{Store: name, Set: w.set, SetAfter: w.setAfter, Close: func() { w.set(conformance.Down) }}
 }
 
-// kick ends all connections.
-func (ws *ways) kick() {
-	ws.store.locked(func() {
-		ws.store.kick()
-		ws.store.kicked, ws.store.kick = context.WithCancel(context.Background())
+// endConnections ends all connections.
+func (s *store) endConnections() {
+	s.locked(func() {
+		s.kick()
+		s.kicked, s.kick = context.WithCancel(context.Background())
+		for _, w := range s.ways {
+			w.set(conformance.Down)
+			w.set(conformance.Up)
+		}
 	})
-
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	for _, w := range ws.byName {
-		w.set(conformance.Down)
-		w.set(conformance.Up)
-	}
 }
 
 // delivers reports whether messages of the store arrive.
