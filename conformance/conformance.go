@@ -46,6 +46,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,15 +155,11 @@ const (
 
 // String returns "pass", "fail" or "skip".
 func (s Status) String() string {
-	switch s {
-	case Pass:
-		return "pass"
-	case Fail:
-		return "fail"
-	case Skip:
-		return "skip"
+	names := [...]string{"pass", "fail", "skip"}
+	if s < 0 || int(s) >= len(names) {
+		return fmt.Sprintf("Status(%d)", int(s))
 	}
-	return fmt.Sprintf("Status(%d)", int(s))
+	return names[s]
 }
 
 // Result is the outcome of one clause.
@@ -241,20 +238,12 @@ func (h *Harness) check() error {
 }
 
 func (h *Harness) setDefaults() {
-	setDefault(&h.Term, 400*time.Millisecond)
-	h.Term = max(h.Term, backend.MinTTL)
+	h.Term = max(cmp.Or(max(h.Term, 0), 400*time.Millisecond), backend.MinTTL)
 	h.Long = max(h.Long, time.Minute)
-	setDefault(&h.Timeout, 3*time.Second)
+	h.Timeout = cmp.Or(max(h.Timeout, 0), 3*time.Second)
 
-	setDefault(&h.Cost.Acquire, 1)
-	setDefault(&h.Cost.Renew, 1)
-	setDefault(&h.Cost.Release, 1)
-	setDefault(&h.Cost.Waiting, 40)
-}
-
-// setDefault sets v to def unless v is positive.
-func setDefault[T time.Duration | float64](v *T, def T) {
-	if *v <= 0 {
-		*v = def
-	}
+	h.Cost.Acquire = cmp.Or(h.Cost.Acquire, 1)
+	h.Cost.Renew = cmp.Or(h.Cost.Renew, 1)
+	h.Cost.Release = cmp.Or(h.Cost.Release, 1)
+	h.Cost.Waiting = cmp.Or(h.Cost.Waiting, 40)
 }

@@ -31,9 +31,10 @@ func (l *Link) disturb(n int, s LinkState) {
 // lostReply is a call whose reply is lost after the store has carried it out.
 type lostReply struct {
 	what   string
-	begin  func() (c backend.Claim, call func() error) // a new one for each try
-	landed func(c backend.Claim) bool                  // the store has carried it out
-	again  bool                                        // the call may be repeated
+	claim  func() backend.Claim        // a new one for each try
+	call   func(c backend.Claim) error // for a claim
+	landed func(c backend.Claim) bool  // the store has carried it out
+	again  bool                        // the call may be repeated
 }
 
 // loses disturbs the replies to a call in turn, until the store has carried out a
@@ -41,9 +42,9 @@ type lostReply struct {
 // the error that the call returned once the link was up again.
 func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	for n := range maxReplies {
-		c, call := r.begin()
+		c := r.claim()
 		l.disturb(n, Deaf)
-		done := e.begin(call)
+		done := e.begin(func() error { return r.call(c) })
 		landed := e.lands(done, func() bool { return r.landed(c) })
 		ended := len(done) > 0
 
@@ -110,26 +111,23 @@ func (e *env) sentOnce(shared bool) {
 	d, b := e.openAt(l.Store), e.open()
 	e.recovers(d) // connections are made
 
+	claim := func() backend.Claim {
+		c := e.claim(e.long)
+		c.Shared = shared
+		return c
+	}
+	hold := func() backend.Claim {
+		c := claim()
+		d.take(c)
+		return c
+	}
+	acquire := func(c backend.Claim) error { return errOf(d.acquire(c)) }
+	held := func(c backend.Claim) bool { return b.holds(c.Key) }
+	free := func(c backend.Claim) bool { return !b.holds(c.Key) }
+
 	for _, r := range []lostReply{
-		{
-			what: "Acquire whose reply is lost",
-			begin: func() (backend.Claim, func() error) {
-				c := e.claim(e.long)
-				c.Shared = shared
-				return c, func() error { return errOf(d.acquire(c)) }
-			},
-			landed: func(c backend.Claim) bool { return b.holds(c.Key) },
-		},
-		{
-			what: "Release whose reply is lost",
-			begin: func() (backend.Claim, func() error) {
-				c := e.claim(e.long)
-				c.Shared = shared
-				d.take(c)
-				return c, func() error { return d.release(c) }
-			},
-			landed: func(c backend.Claim) bool { return !b.holds(c.Key) },
-		},
+		{what: "Acquire whose reply is lost", claim: claim, call: acquire, landed: held},
+		{what: "Release whose reply is lost", claim: hold, call: d.release, landed: free},
 	} {
 		c, _ := e.loses(l, d, b, r)
 		others := b.beside(c)
@@ -148,11 +146,9 @@ func linkWaitReply(e *env) {
 	d, b := e.openAt(l.Store), e.open()
 	e.recovers(d)
 	c, err := e.loses(l, d, b, lostReply{
-		what: "Wait whose reply is lost",
-		begin: func() (backend.Claim, func() error) {
-			w := d.wants(e.key())
-			return w.c, func() error { return e.arrives("Wait whose reply is lost", w.done) }
-		},
+		what:   "Wait whose reply is lost",
+		claim:  func() backend.Claim { return e.claim(e.long) },
+		call:   func(c backend.Claim) error { return e.arrives("Wait whose reply is lost", d.want(c).done) },
 		landed: func(c backend.Claim) bool { return b.holds(c.Key) },
 		again:  true,
 	})

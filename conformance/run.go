@@ -93,12 +93,7 @@ func report(t *testing.T, r Result) {
 
 // picked reports whether flags may select some subtests of a test.
 func picked(name string) bool {
-	value := func(f string) string {
-		if f := flag.Lookup(f); f != nil {
-			return f.Value.String()
-		}
-		return ""
-	}
+	value := func(f string) string { return flag.Lookup(f).Value.String() }
 	return strings.Count(value("test.run"), "/") > strings.Count(name, "/") || value("test.skip") != ""
 }
 

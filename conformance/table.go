@@ -52,17 +52,15 @@ func pair(check func(e *env, a, b *driver)) func(e *env) {
 
 // sorted returns all clauses, those that run alone last.
 func sorted(groups ...[]clause) []clause {
-	cs := slices.Concat(groups...)
-	slices.SortStableFunc(cs, func(a, b clause) int {
-		switch {
-		case a.alone == b.alone:
-			return 0
-		case b.alone:
-			return -1
+	var others, alone []clause
+	for _, c := range slices.Concat(groups...) {
+		if c.alone {
+			alone = append(alone, c)
+		} else {
+			others = append(others, c)
 		}
-		return 1
-	})
-	return cs
+	}
+	return append(others, alone...)
 }
 
 // alone returns cs marked to run alone.

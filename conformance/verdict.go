@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -98,11 +97,6 @@ func unknown(what string, err error) error {
 		return fmt.Errorf("%s: %v, want an error of unknown outcome", what, err)
 	}
 	return nil
-}
-
-// isContextEnd reports whether err is the end of a context.
-func isContextEnd(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // errOf returns the error of a call whose result does not matter.

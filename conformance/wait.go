@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -88,7 +89,8 @@ func (w *wanted) cancel() error {
 // abandon does what the engine does after a Wait that returned err. If the
 // outcome is unknown, it releases the claim at once, and again after its Timeout.
 func (w *wanted) abandon(err error) {
-	if err == nil || definite(err) && !isContextEnd(err) {
+	cancelled := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if err == nil || definite(err) && !cancelled {
 		return
 	}
 

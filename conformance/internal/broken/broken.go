@@ -63,7 +63,9 @@ func (f Fault) Harness() conformance.Harness {
 			return "", s.end, nil
 		},
 		Open: func(_ context.Context, store string) (backend.Driver, error) {
-			d := newDriver(s.named(store), f.kind)
+			var w *way
+			s.locked(func() { w = s.ways[store] })
+			d := newDriver(w, f.kind)
 			if f.spoil != nil {
 				f.spoil(d)
 			}

@@ -126,12 +126,6 @@ func (w *way) reply(ctx context.Context) error {
 	}
 }
 
-// named returns the way with the address that Open gets.
-func (s *store) named(name string) (w *way) {
-	s.locked(func() { w = s.ways[name] })
-	return w
-}
-
 // link makes a new way.
 func (s *store) link() *conformance.Link {
 	w := newWay(s)
