@@ -90,7 +90,7 @@ func serveIfChild(ctx context.Context, h Harness) error {
 		return errors.New("conformance: Harness.Open is nil")
 	}
 
-	a := &agent{parent: crew.Parent(), leases: map[string]*hasp.Lease{}}
+	a := &agent{parent: crew.Parent()}
 	os.Exit(a.serve(ctx, h, spec))
 	return nil
 }
@@ -100,9 +100,7 @@ type agent struct {
 	parent *crew.Pipe
 	d      backend.Driver
 	client *hasp.Client
-
-	mu     sync.Mutex             // guards leases
-	leases map[string]*hasp.Lease // by the token of the request that locked
+	leases sync.Map // of *hasp.Lease, by the token of the request that locked
 }
 
 // serve answers requests until no more come. That is also so if the parent has ended.
@@ -163,18 +161,14 @@ func (a *agent) do(ctx context.Context, rq request) error {
 
 func (a *agent) lock(ctx context.Context, c backend.Claim, o hasp.Option) error {
 	lease, err := a.client.Lock(ctx, c.Key, o)
-	if err != nil {
-		return err
+	if err == nil {
+		a.leases.Store(c.Token, lease)
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.leases[c.Token] = lease
-	return nil
+	return err
 }
 
 // lease returns the lease that the request of c has locked.
 func (a *agent) lease(c backend.Claim) *hasp.Lease {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.leases[c.Token]
+	lease, _ := a.leases.Load(c.Token)
+	return lease.(*hasp.Lease)
 }

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"sync/atomic"
@@ -88,33 +89,26 @@ func benchClient(b *testing.B, e *env) {
 	}
 }
 
-func benchClientMany(b *testing.B, e *env) {
-	c := e.newClient()
-	b.SetParallelism(64)
+// benchClients locks and unlocks by many goroutines of some Clients. If key is empty, each
+// has a key of its own.
+func benchClients(b *testing.B, e *env, clients []*hasp.Client, parallelism int, key string) {
+	var next atomic.Int32
+	b.SetParallelism(parallelism)
+	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
-		key := e.key()
+		c, k := clients[int(next.Add(1))%len(clients)], cmp.Or(key, e.key())
 		for pb.Next() {
-			lockUnlock(b, c, key)
+			lockUnlock(b, c, k)
 		}
 	})
 }
 
-func benchContended(b *testing.B, e *env) {
-	clients := make([]*hasp.Client, 4)
-	for i := range clients {
-		clients[i] = e.newClient()
-	}
+func benchClientMany(b *testing.B, e *env) {
+	benchClients(b, e, []*hasp.Client{e.newClient()}, 64, "")
+}
 
-	key := e.key()
-	var next atomic.Int32
-	b.SetParallelism(16)
-	b.ResetTimer()
-	b.RunParallel(func(pb *testing.PB) {
-		c := clients[int(next.Add(1))%len(clients)]
-		for pb.Next() {
-			lockUnlock(b, c, key)
-		}
-	})
+func benchContended(b *testing.B, e *env) {
+	benchClients(b, e, append(e.clients(), e.newClient()), 16, e.key())
 }
 
 // benchHandover lets two drivers take turns: each waits while the other holds the

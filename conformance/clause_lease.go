@@ -44,8 +44,8 @@ func leaseRidesOutOutage(e *env) {
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 
 	// The outage ends half a term before the lease.
-	t.cutRenewals(true)
-	time.AfterFunc(e.term/2, func() { t.cutRenewals(false) })
+	t.cut.Store(true)
+	time.AfterFunc(e.term/2, func() { t.cut.Store(false) })
 	e.lasts(lease, b)
 	requireInTime(len(t.eventsOf(hasp.EventRenewFailed)) > 0, "the outage was over before a renewal was due")
 	e.unlockInTime(lease)
@@ -76,7 +76,7 @@ func leaseRenewalStops(e *env) {
 		}
 	}))
 
-	requireInTime(t.renewals() > 0, "no renewal in half a term")
+	requireInTime(t.renewed.Load() > 0, "no renewal in half a term")
 
 	key := e.key()
 	e.lockInTime(c, key, hasp.WithTTL(e.term))
@@ -84,9 +84,9 @@ func leaseRenewalStops(e *env) {
 	_ = c.Close() // its error names the key
 
 	b.outlast(e.term) // for renewals on their way
-	before := t.renewals()
+	before := t.renewed.Load()
 	b.outlast(e.term)
-	n := t.renewals() - before
+	n := t.renewed.Load() - before
 	require(n == 0, "%d renewals in a term after Unlock and Close", n)
 	mustf(b.grantedAtLast(key), "a lease that was held at Close")
 }
@@ -94,7 +94,7 @@ func leaseRenewalStops(e *env) {
 func leaseLossBeforeOthers(e *env) {
 	c, t := e.tapped(hasp.Options{})
 	b, key := e.open(), e.key()
-	t.cutRenewals(true)
+	t.cut.Store(true)
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 	ctx := lease.Context()
 
@@ -119,7 +119,7 @@ func leaseLossOnce(e *env) {
 	must(is("the cause of the context after Unlock", context.Cause(ctx), hasp.ErrReleased))
 	require(len(losses()) == 0, "a normal Unlock was reported as a loss: %+v", losses())
 
-	t.cutRenewals(true)
+	t.cut.Store(true)
 	lease = e.lock(c, key, hasp.WithTTL(e.term))
 	e.untilDone(lease.Context(), "the end of a lease that is not renewed")
 	isLost(lease, "when it was not renewed")
@@ -187,7 +187,7 @@ var unlockClauses = []clause{
 func unlockLost(e *env) {
 	c, t := e.tapped(hasp.Options{})
 	b, key := e.open(), e.key()
-	t.cutRenewals(true)
+	t.cut.Store(true)
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 
 	next := b.succeed(key, e.long)

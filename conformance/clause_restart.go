@@ -108,7 +108,7 @@ func restartWithoutData(e *env) {
 	}
 
 	mustInTime(lease.Err(), "a lease locked after the store has lost its data")
-	requireInTime(t.renewals() > 0, "no renewal of a lease locked after the store has lost its data")
+	requireInTime(t.renewed.Load() > 0, "no renewal of a lease locked after the store has lost its data")
 	b.refusedWhileRenewed(key, lease.Err)
 	e.unlockInTime(lease)
 }

@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -27,19 +28,8 @@ func contract(t *testing.T) string {
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			var doc *ast.CommentGroup
-			switch n := n.(type) {
-			case *ast.File:
-				doc = n.Doc
-			case *ast.GenDecl:
-				doc = n.Doc
-			case *ast.FuncDecl:
-				doc = n.Doc
-			case *ast.TypeSpec:
-				doc = n.Doc
-			case *ast.ValueSpec:
-				doc = n.Doc
-			case *ast.Field:
-				doc = n.Doc
+			if v := reflect.Indirect(reflect.ValueOf(n)); v.Kind() == reflect.Struct && v.FieldByName("Doc").IsValid() {
+				doc = v.FieldByName("Doc").Interface().(*ast.CommentGroup)
 			}
 			for line := range strings.Lines(doc.Text()) {
 				if !strings.HasPrefix(line, "# ") { // a heading

@@ -150,31 +150,27 @@ func (e *env) sleep(d time.Duration) {
 	}
 }
 
-// poll calls f until it returns true. It returns false if e.patience has passed.
-func (e *env) poll(f func() bool) bool {
-	began := time.Now()
-	for pause := time.Millisecond; !f(); pause = min(2*pause, 5*time.Millisecond) {
-		if time.Since(began) > e.patience {
-			return false
-		}
-		e.sleep(pause)
-	}
-	return true
-}
-
 // until waits until f returns true.
 func (e *env) until(what string, f func() bool) {
-	require(e.poll(f), "%s: not within %v", what, e.patience)
+	e.retry(what, func() error {
+		if !f() {
+			return errors.New("it is not so")
+		}
+		return nil
+	})
 }
 
 // retry calls f until it returns no error.
 func (e *env) retry(what string, f func() error) {
-	var last error
-	ok := e.poll(func() bool {
-		last = f()
-		return last == nil
-	})
-	require(ok, "%s: not within %v: %w", what, e.patience, last)
+	began := time.Now()
+	for pause := time.Millisecond; ; pause = min(2*pause, 5*time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		require(time.Since(began) <= e.patience, "%s: not within %v: %w", what, e.patience, err)
+		e.sleep(pause)
+	}
 }
 
 // begin runs f in the background and returns the channel of its error.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -23,11 +24,12 @@ type tap struct {
 	acquire func(c backend.Claim, next func() (backend.Grant, error)) (backend.Grant, error)
 	release func(c backend.Claim, next func() error) error
 
-	mu      sync.Mutex // guards all below
-	cut     bool       // renewals do not reach the store
-	claims  []backend.Claim
-	renewed int // renewals begun
-	events  []hasp.Event
+	cut     atomic.Bool  // renewals do not reach the store
+	renewed atomic.Int64 // renewals begun, of all tokens
+
+	mu     sync.Mutex // guards all below
+	claims []backend.Claim
+	events []hasp.Event
 }
 
 var errCut = errors.New("cut off by the suite")
@@ -79,12 +81,8 @@ func (t *tap) saw(c backend.Claim) {
 }
 
 func (t *tap) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	t.mu.Lock()
-	t.renewed += len(cs)
-	cut := t.cut
-	t.mu.Unlock()
-
-	if cut {
+	t.renewed.Add(int64(len(cs)))
+	if t.cut.Load() {
 		for i := range cs {
 			done(i, backend.Grant{}, errCut)
 		}
@@ -99,13 +97,6 @@ func (t *tap) Release(ctx context.Context, c backend.Claim) error {
 		return t.release(c, next)
 	}
 	return next()
-}
-
-// cutRenewals sets whether renewals fail before they reach the store.
-func (t *tap) cutRenewals(cut bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.cut = cut
 }
 
 // last returns the newest claim of the engine.
@@ -135,13 +126,6 @@ func (t *tap) attempts(f func() error) <-chan error {
 	done := t.e.begin(f)
 	t.e.until("an attempt of Lock", func() bool { return t.asked() > asked })
 	return done
-}
-
-// renewals returns the number of renewals of all tokens.
-func (t *tap) renewals() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.renewed
 }
 
 // eventsOf returns the events of a kind that the engine has reported.
