@@ -11,21 +11,21 @@ import (
 )
 
 var sharedClauses = append(given(shares, []clause{
-	{name: "shared-together", says: saysTogether, check: sharedTogether,
+	{name: "shared-together", says: saysTogether, check: pairOn(sharedTogether),
 		why: "Shared claims of one driver and of several hold a key at once, each with its own token."},
-	{name: "shared-excludes", says: saysSharedHeld, check: sharedExcludes,
+	{name: "shared-excludes", says: saysSharedHeld, check: pairOn(sharedExcludes),
 		why: "A shared hold refuses a claim that is not shared, and the reverse."},
-	{name: "shared-error", says: saysSharedError, check: sharedError,
+	{name: "shared-error", says: saysSharedError, check: pairOn(sharedError),
 		why: "A refusal by a shared hold is a HeldError that says so. A refusal by another hold does not."},
 	{name: "shared-wait", need: waiter, says: saysWaitGets, check: pair(sharedWait),
 		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
-	{name: "shared-last", says: saysSharedLast, check: sharedLast,
+	{name: "shared-last", says: saysSharedLast, check: pairOn(sharedLast),
 		why: "The key is free when the last shared hold is released or runs out, and not before."},
 	{name: "shared-term", says: saysSharedOwn, check: sharedTerm,
 		why: "The renewal of one shared hold does not keep another whose term has ended."},
 	{name: "shared-shorter", says: saysSharedOwn, check: func(e *env) { e.sharedShorter(false, func(_, _ *driver, _, _ backend.Claim) {}) },
 		why: "A shorter shared hold does not shorten a longer one. After the release of the longer one, the key is free when the shorter one ends."},
-	{name: "shared-foreign", says: saysSharedOwn, check: sharedForeign,
+	{name: "shared-foreign", says: saysSharedOwn, check: pairOn(sharedForeign),
 		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
 	{name: "shared-fence", need: fenced, says: saysFence, check: pair(sharedFence),
 		why: "A shared hold has a fence of its own. Fences grow over shared holds and others."},
@@ -33,11 +33,11 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A claim with Waiting that is not shared gets the key although shared claims keep coming."},
 	{name: "shared-writer-waits", need: waiter, says: saysSharedWaiting, check: sharedWriterWaits,
 		why: "A Wait that is not shared gets the key although shared claims keep coming."},
-	{name: "shared-writer-gone", says: saysSharedGone, check: sharedWriterGone,
+	{name: "shared-writer-gone", says: saysSharedGone, check: pairOn(sharedWriterGone),
 		why: "Shared claims are granted again after a caller that they made wait has left or died."},
-	{name: "shared-inspect", need: inspector, says: saysSharedStatus, check: sharedInspect,
+	{name: "shared-inspect", need: inspector, says: saysSharedStatus, check: pairOn(sharedInspect),
 		why: "Inspect lists the owners of all shared holds, and the longest rest of a term."},
-	{name: "shared-break", need: inspector, says: saysBreak, check: sharedBreak,
+	{name: "shared-break", need: inspector, says: saysBreak, check: pairOn(sharedBreak),
 		why: "Break ends all shared holds of a key."},
 	{name: "lock-shared", says: saysHasp, check: lockShared,
 		why: "Leases WithShared of one Client and of several hold a key at once, and exclude others. The last Unlock frees the key."},
@@ -53,7 +53,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A renewal of a shared hold with a longer term prolongs it beside others."},
 	{name: "shared-renew-never-shortens", says: saysNoShorter, check: sharedRenewNeverShortens,
 		why: "A renewal of a shared hold with a short term ends neither this hold nor a longer one sooner."},
-	{name: "shared-keep", says: saysSharedKeep, check: sharedKeep,
+	{name: "shared-keep", says: saysSharedKeep, check: pairOn(sharedKeep),
 		why: "A Release of a shared hold frees the key although KeepUntil is set."},
 	{name: "shared-wait-together", need: waiter, says: saysTogether, check: sharedWaitTogether,
 		why: "Shared Waits of several drivers get a key that is released, and hold it together."},
@@ -61,7 +61,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "If a shared Wait is cancelled while the key is released, it gets the key or leaves nothing."},
 	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered, check: pair(sharedOrder),
 		why: "Ordered drivers serve shared Waits and others in order of arrival, and shared Waits that follow one another together."},
-	{name: "shared-no-barging", need: ordered, says: saysBarge, check: sharedNoBarging,
+	{name: "shared-no-barging", need: ordered, says: saysBarge, check: pairOn(sharedNoBarging),
 		why: "Ordered drivers refuse a shared Acquire while any caller waits, although the key has a shared hold."},
 	{name: "shared-sent-once", need: link, says: saysOnce, check: func(e *env) { e.sentOnce(true) },
 		why: "If the reply to a shared call is lost, the call reports an unknown outcome. A Release with its token undoes it, and no other hold."},
@@ -118,8 +118,7 @@ func (d *driver) refusesShared(key string) error {
 	return d.refuses(shared(d.e.claimOf(key, d.e.long)))
 }
 
-func sharedTogether(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedTogether(e *env, a, b *driver, key string) {
 	cs := []backend.Claim{a.join(key, e.long), a.join(key, e.long), b.join(key, e.long)}
 	for _, c := range cs {
 		b.keep(c)
@@ -131,8 +130,7 @@ func sharedTogether(e *env) {
 	must(a.granted(key))
 }
 
-func sharedExcludes(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedExcludes(e *env, a, b *driver, key string) {
 	for _, d := range []*driver{a, b} {
 		r := a.join(key, e.long)
 		mustf(d.refused(key), "a key with a shared hold")
@@ -146,8 +144,7 @@ func sharedExcludes(e *env) {
 	}
 }
 
-func sharedError(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedError(e *env, a, b *driver, key string) {
 	for _, isShared := range []bool{true, false} {
 		c := e.claimOf(key, e.long)
 		c.Shared = isShared
@@ -196,8 +193,7 @@ func (w *wanted) stillWaits(what string) {
 	}
 }
 
-func sharedLast(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedLast(e *env, a, b *driver, key string) {
 	one, two := a.join(key, e.long), b.join(key, e.long)
 	a.give(one)
 	mustf(a.refused(key), "after the release of one of two shared holds")
@@ -214,8 +210,7 @@ func sharedTerm(e *env) {
 	e.sharedShorter(false, func(a, _ *driver, long, _ backend.Claim) { a.keep(long) })
 }
 
-func sharedForeign(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedForeign(e *env, a, b *driver, key string) {
 	one, two := a.join(key, e.long), a.join(key, e.long)
 	a.give(one)
 	b.lost(one, "a shared hold that was released beside another")
@@ -324,8 +319,7 @@ func sharedWriterWaits(e *env) {
 }
 
 // sharedWriterGone has a reader that stays, so that no grant ends what the writer left.
-func sharedWriterGone(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 	if !e.traits.Ordered {
 		must(b.refuses(waiting(e.claimOf(key, e.long))))
@@ -338,8 +332,7 @@ func sharedWriterGone(e *env) {
 	}
 }
 
-func sharedInspect(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedInspect(e *env, a, b *driver, key string) {
 	cs := []backend.Claim{a.join(key, e.long), b.join(key, e.long/2), a.join(key, e.long/2)}
 	for len(cs) > 0 {
 		s := b.inspect(key)
@@ -364,8 +357,7 @@ func sharedInspect(e *env) {
 	require(!s.Held && len(s.Shared) == 0, "inspect a key whose shared holds were released: %+v", s)
 }
 
-func sharedBreak(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedBreak(e *env, a, b *driver, key string) {
 	cs := []backend.Claim{a.join(key, e.long), a.join(key, e.long)}
 	b.breakKey(key)
 	for _, c := range cs {
@@ -505,8 +497,7 @@ func sharedRenewNeverShortens(e *env) {
 	})
 }
 
-func sharedKeep(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedKeep(e *env, a, b *driver, key string) {
 	for range 2 {
 		one, two := a.join(key, e.long), b.join(key, e.long)
 		mustf(a.release(keptFor(one, e.long)), "release of a shared hold with KeepUntil")
@@ -566,8 +557,7 @@ func sharedOrder(e *env, a, b *driver) {
 	b.give(ws[3].c, ws[4].c)
 }
 
-func sharedNoBarging(e *env) {
-	a, b, key := e.open(), e.open(), e.key()
+func sharedNoBarging(e *env, a, b *driver, key string) {
 	r := a.join(key, e.long)
 	w := e.queue(key, 1, a, b)[0]
 	for _, d := range []*driver{a, b} {

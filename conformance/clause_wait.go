@@ -14,7 +14,7 @@ import (
 var waitClauses = given(waiter, []clause{
 	{name: "wait-free", says: saysWait, check: pair(waitFree),
 		why: "Wait for a free key returns with it."},
-	{name: "wait-woken", says: saysSignal, check: pair(waitWoken),
+	{name: "wait-woken", says: saysSignal, check: pairOn(waitWoken),
 		why: "A waiter gets the key at whatever moment it is released: no release falls between Wait's signal and its attempt."},
 	{name: "wait-dead-holder", says: saysWaitGets, check: pair(waitDeadHolder),
 		why: "If the holder has died, a waiter gets the key when the term has ended, and not before."},
@@ -44,8 +44,7 @@ func waitFree(e *env, a, b *driver) {
 	must(b.granted(w.c.Key))
 }
 
-func waitWoken(e *env, a, b *driver) {
-	key := e.key()
+func waitWoken(e *env, a, b *driver, key string) {
 	for round := range 60 {
 		c := e.claimOf(key, e.long)
 		a.take(c)

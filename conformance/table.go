@@ -50,6 +50,11 @@ func pair(check func(e *env, a, b *driver)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open()) }
 }
 
+// pairOn returns a check that gets two drivers and a key.
+func pairOn(check func(e *env, a, b *driver, key string)) func(e *env) {
+	return func(e *env) { check(e, e.open(), e.open(), e.key()) }
+}
+
 // sorted returns all clauses, those that run alone last.
 func sorted(groups ...[]clause) []clause {
 	var others, alone []clause
