@@ -224,13 +224,13 @@ func (d *driver) grantedAtLast(key string) error {
 // seize acquires what claim returns until it is granted.
 func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.Grant, err error) {
 	err = d.e.try(func() {
-		d.e.until(fmt.Sprintf("acquire %.60q", claim().Key), func() bool {
+		d.e.retry(fmt.Sprintf("acquire %.60q", claim().Key), func() error {
 			c = claim()
 			g, err = d.acquire(c)
 			if !errors.Is(err, backend.ErrHeld) {
 				must(err)
 			}
-			return err == nil
+			return err
 		})
 	})
 	return c, g, err

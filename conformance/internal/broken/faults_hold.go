@@ -150,16 +150,8 @@ var fenceFaults = []Fault{
 	{Name: "fences are granted, but Fenced is not claimed", Clause: "fence-unsupported", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Fenced = false })},
 	{Name: "a fence repeats after the end of a term", Clause: "fence-after-expiry", kind: waits,
-		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-			last, r := s.fences[c.Key], s.keys[c.Key]
-			expired := r != nil && r.token != "" && !now.Before(r.until)
-			fence, err := d.acquireIn(s, c, now)
-			if err == nil && expired && c.Fenced { // counted up by Release, which never came
-				s.fences[c.Key], s.keys[c.Key].fence = last, last
-				return last, nil
-			}
-			return fence, err
-		})},
+		spoil: spoils(changes(func(s *store) { s.count = func(last uint64, _ time.Time) uint64 { return max(last, 1) } }),
+			onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) { s.fences[c.Key]++ }))},
 	{Name: "each driver counts fences of its own", Clause: "fence-grows", kind: waits,
 		spoil: func(d *driver) {
 			var n atomic.Uint64

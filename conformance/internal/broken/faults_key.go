@@ -30,7 +30,11 @@ var keyFaults = []Fault{
 	{Name: "a key with a colon collides with its prefix", Clause: "keys-apart",
 		spoil: names(func(key string) string { return strings.TrimSuffix(strings.TrimSuffix(key, ":a"), ":") })},
 	{Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
-		spoil: spoils(onAcquire.inStore(countUnderAKey), onRelease.inStore(releaseUnderAKey))},
+		spoil: spoils(changes(countByOne), onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) {
+			if of, ok := strings.CutSuffix(c.Key, ":fence"); ok {
+				s.fences[of] = 0 // with the record of its name
+			}
+		}))},
 	{Name: "owners with a separator are refused", Clause: "owners-odd",
 		spoil: onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
 			if strings.Contains(c.Owner, "#") {
@@ -38,29 +42,4 @@ var keyFaults = []Fault{
 			}
 			return nil
 		})},
-}
-
-// countUnderAKey is an Acquire whose fences are a plain counter.
-func countUnderAKey(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-	r := s.get(c.Key, now)
-	if r.token != "" {
-		return 0, r.refusal(now)
-	}
-	plain := c
-	plain.Fenced = false
-	s.give(r, plain, now)
-	if c.Fenced {
-		s.fences[c.Key]++
-		r.fence = s.fences[c.Key]
-	}
-	return r.fence, nil
-}
-
-// releaseUnderAKey is a Release that removes a counter with the record of its name.
-func releaseUnderAKey(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
-	_, err := d.releaseIn(s, c, now)
-	if of, ok := strings.CutSuffix(c.Key, ":fence"); ok && err == nil {
-		s.fences[of] = 0
-	}
-	return 0, err
 }

@@ -148,19 +148,15 @@ func (s *store) leave(key string, now time.Time) {
 	s.keys[key] = &record{hold: hold{token: "left", until: now.Add(time.Hour)}}
 }
 
-// voteLate makes each hold leave a vote, which arrives late. A driver that is open
-// then removes the vote.
+// voteLate makes each hold leave a vote, which arrives late, if its driver is closed then.
 func voteLate(d *driver) {
 	var closed atomic.Bool
 	d.close = func() error { closed.Store(true); return nil }
 	onAcquire.grants(func(d *driver, c backend.Claim, _ *backend.Grant) {
 		go func() {
-			vote := "vote for " + c.Token
 			time.Sleep(10 * time.Millisecond)
-			d.at(context.Background(), func(s *store, now time.Time) { s.leave(vote, now) })
-			time.Sleep(10 * time.Millisecond)
-			if !closed.Load() {
-				d.at(context.Background(), func(s *store, _ time.Time) { delete(s.keys, vote) })
+			if closed.Load() {
+				d.at(context.Background(), func(s *store, now time.Time) { s.leave("vote for "+c.Token, now) })
 			}
 		}()
 	})(d)

@@ -2,6 +2,7 @@ package broken
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -147,20 +148,12 @@ var sharedFaults = []Fault{
 		}},
 	{Name: "a reader that waits passes a writer that came before it", Clause: "shared-order", kind: orders,
 		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			return d.at(ctx, func(s *store, now time.Time) {
-				c := d.asked(c)
-				s.look(c, true, now)
-				s.with(c.Key, now, func(r *record) {
-					var readers, writers []place
-					for _, p := range r.queue {
-						if p.shared {
-							readers = append(readers, p)
-						} else {
-							writers = append(writers, p)
-						}
+			return d.queues(ctx, c, func(queue []place) {
+				for i, p := range slices.Backward(queue) {
+					if i > 0 && p.shared && !queue[i-1].shared {
+						queue[i-1], queue[i] = p, queue[i-1]
 					}
-					r.queue = append(readers, writers...)
-				})
+				}
 			})
 		})},
 	{Name: "readers in a queue get the key one after another", Clause: "shared-order", kind: orders,

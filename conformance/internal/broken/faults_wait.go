@@ -166,13 +166,21 @@ func waitTogether(d *driver) {
 }
 
 var orderFaults = []Fault{
-	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders, spoil: reverseQueue},
+	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders,
+		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
+			return d.queues(ctx, c, func(queue []place) { slices.Reverse(queue) })
+		})},
 	{Name: "Ordered is claimed, but there is no queue", Clause: "order-of-arrival", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Ordered = true })},
 	{Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
-				d.record(context.Background(), c.Key, func(r *record, _ time.Time) { r.replaceByLast(c.Token) })
+				d.record(context.Background(), c.Key, func(r *record, _ time.Time) {
+					at, last := slices.IndexFunc(r.queue, func(p place) bool { return p.token == c.Token }), len(r.queue)-1
+					if at >= 0 {
+						r.queue[at], r.queue = r.queue[last], r.queue[:last]
+					}
+				})
 				d.soundQuit(c)
 			}
 		}},
@@ -188,27 +196,11 @@ var orderFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
 }
 
-// reverseQueue reverses the queue of a key after the first poll of each waiter.
-func reverseQueue(d *driver) {
-	known := map[string]bool{} // tokens that had a place; guarded by the store
-	onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-		d.at(ctx, func(s *store, now time.Time) {
-			c := d.asked(c)
-			s.look(c, true, now)
-			if r := s.keys[c.Key]; r != nil && !known[c.Token] {
-				known[c.Token] = true
-				slices.Reverse(r.queue)
-			}
-		})
-		return nil
-	})(d)
-}
-
-// replaceByLast puts the last place of the queue where the place of token was.
-func (r *record) replaceByLast(token string) {
-	at := slices.IndexFunc(r.queue, func(p place) bool { return p.token == token })
-	if n := len(r.queue) - 1; at >= 0 {
-		r.queue[at] = r.queue[n]
-		r.queue = r.queue[:n]
-	}
+// queues takes the place of c, and then runs f on the queue.
+func (d *driver) queues(ctx context.Context, c backend.Claim, f func(queue []place)) error {
+	return d.at(ctx, func(s *store, now time.Time) {
+		c := d.asked(c)
+		s.look(c, true, now)
+		s.with(c.Key, now, func(r *record) { f(r.queue) })
+	})
 }
