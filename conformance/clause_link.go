@@ -38,9 +38,7 @@ func (e *env) cable() *Link {
 	l, err := e.h.Link(e.ctx, e.store)
 	hooked(err)
 	e.onEnd(l.Close)
-	e.mu.Lock()
-	e.mends = append(e.mends, func() { l.Set(Up) })
-	e.mu.Unlock()
+	e.beforeReleases(func(context.Context) { l.Set(Up) })
 	return l
 }
 

@@ -23,8 +23,7 @@ type env struct {
 
 	mu      sync.Mutex                           // guards all below
 	held    map[string]func(ctx context.Context) // the release of each hold, by its token
-	wants   []*wanted
-	mends   []func() // each makes a link work again
+	first   []func(ctx context.Context)          // before the releases
 	cleanup []func()
 }
 
@@ -55,31 +54,27 @@ func (e *env) onEnd(f func()) {
 	e.cleanup = append(e.cleanup, f)
 }
 
+// beforeReleases registers f for the end of the try, before its holds are released. The
+// first registered function runs first.
+func (e *env) beforeReleases(f func(ctx context.Context)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.first = append(e.first, f)
+}
+
 // close ends the waits of the try, releases its holds and runs its clean-up, even
 // if its context has ended.
 func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.timeout)
 	defer cancel()
 
+	// Links work again first. Otherwise no release would arrive. Then Waits end. They would
+	// get the keys that are released below.
 	e.mu.Lock()
-	wants, mends := e.wants, e.mends
+	first := e.first
 	e.mu.Unlock()
-
-	// Links work again first. Otherwise no release would arrive.
-	for _, mend := range mends {
-		mend()
-	}
-
-	// Waits end first. They would get the keys that are released below.
-	for _, w := range wants {
-		w.stop()
-	}
-
-	for _, w := range wants {
-		select {
-		case <-w.ended:
-		case <-ctx.Done():
-		}
+	for _, f := range first {
+		f(ctx)
 	}
 
 	// A Wait that ended just now may have registered a hold.

@@ -253,13 +253,10 @@ func (s *suite) once(ctx context.Context, c *clause, p pace) error {
 
 	// The check sees the end of ctx as well, and its error may say what it waited
 	// for.
-	grace := time.NewTimer(p.patience)
-	defer grace.Stop()
-
 	select {
 	case err := <-done:
 		return err
-	case <-grace.C:
+	case <-time.After(p.patience):
 		return fmt.Errorf("a call does not return: %w; goroutines:\n%s", ctx.Err(), stacks(label))
 	}
 }

@@ -35,9 +35,13 @@ func (d *driver) want(c backend.Claim) *wanted {
 	w := &wanted{d: d, c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
 
 	// The end of the try stops each Wait that is registered. So that comes first.
-	d.e.mu.Lock()
-	d.e.wants = append(d.e.wants, w)
-	d.e.mu.Unlock()
+	d.e.beforeReleases(func(end context.Context) {
+		stop()
+		select {
+		case <-w.ended:
+		case <-end.Done():
+		}
+	})
 
 	go func() {
 		defer close(w.ended)
