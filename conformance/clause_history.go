@@ -130,14 +130,15 @@ func model(strict bool) porcupine.Model {
 // history is a record of calls. Its clock is a counter that every call reads before
 // it begins and after it has ended. So no two events have the same time.
 type history struct {
-	e      *env
-	fenced bool          // every second hold has a fence
-	shared bool          // every second hold is shared
-	keep   time.Duration // how long a lease is kept at most
-	clock  atomic.Int64
-	holds  atomic.Int64
-	mu     sync.Mutex // guards ops
-	ops    []porcupine.Operation
+	e         *env
+	fenced    bool          // every second hold has a fence
+	shared    bool          // every second hold is shared
+	keep      time.Duration // how long a lease is kept at most
+	ofClients bool
+	clock     atomic.Int64
+	holds     atomic.Int64
+	mu        sync.Mutex // guards ops
+	ops       []porcupine.Operation
 }
 
 // record makes one call and records its answer: yes without an error, no if the
@@ -160,7 +161,7 @@ func (h *history) record(s step, refusal error, f func() (fence uint64, err erro
 // check returns an error unless the answers fit an order of the calls. If strict,
 // refusals must be true.
 func (h *history) check(strict bool) error {
-	h.pair()
+	h.annotate()
 	byKey := map[int][]porcupine.Operation{}
 	for _, op := range h.ops {
 		key := op.Input.(step).key
@@ -223,6 +224,7 @@ func (h *history) useDriver(d *driver, client int, keys []string) {
 // byClients records goroutines that use Clients on two keys.
 func (h *history) byClients(clients []*hasp.Client) *history {
 	e := h.e
+	h.ofClients = true
 	keys := []string{e.key(), e.key()}
 	began := time.Now()
 	must(e.each(9, func(i int) {
@@ -230,7 +232,6 @@ func (h *history) byClients(clients []*hasp.Client) *history {
 			h.useClient(clients[i%len(clients)], i%len(clients), keys)
 		}
 	}))
-	h.explain()
 	return h
 }
 
@@ -278,31 +279,18 @@ func (h *history) overlap(i int) (all []step) {
 	return all
 }
 
-// pair marks twins: with redlock, two shared holds that begin at the same moment may have the
-// same fence.
-func (h *history) pair() {
+// annotate marks twins: with redlock, two shared holds that begin at the same moment may
+// have the same fence. And it marks refusals by Clients that are right although no token
+// holds the key. TryLock returns ErrHeld while another caller of its Client acquires or
+// releases the key. An ordered driver returns ErrHeld while any caller waits.
+func (h *history) annotate() {
 	for i := range h.ops {
 		s := h.ops[i].Input.(step)
-		if !s.shared || s.fence == 0 {
-			continue
+		for _, o := range h.overlap(i) {
+			s.twin = s.twin || s.shared && o.shared && s.fence != 0 && o.fence == s.fence
+			s.maybe = s.maybe || h.ofClients && s.op == "acquire" && !s.yes &&
+				(o.client == s.client || h.e.traits.Ordered && o.op == "wait")
 		}
-		s.twin = slices.ContainsFunc(h.overlap(i), func(o step) bool { return o.shared && o.fence == s.fence })
-		h.ops[i].Input = s
-	}
-}
-
-// explain marks refusals that are right although no token holds the key. TryLock
-// returns ErrHeld while another caller of its Client acquires or releases the key.
-// An ordered driver returns ErrHeld while any caller waits.
-func (h *history) explain() {
-	for i := range h.ops {
-		s := h.ops[i].Input.(step)
-		if s.op != "acquire" || s.yes {
-			continue
-		}
-		s.maybe = slices.ContainsFunc(h.overlap(i), func(o step) bool {
-			return o.client == s.client || h.e.traits.Ordered && o.op == "wait"
-		})
 		h.ops[i].Input = s
 	}
 }

@@ -14,15 +14,15 @@ import (
 var leaseClauses = []clause{
 	{name: "lease-renewed", says: saysHasp, check: leaseRenewed,
 		why: "A lease is renewed past many terms, and no other caller gets the key."},
-	{name: "lease-rides-out-outage", says: saysHasp, check: leaseRidesOutOutage,
+	{name: "lease-rides-out-outage", says: saysHasp, check: tapOn(leaseRidesOutOutage),
 		why: "A lease survives an outage that is shorter than the rest of its term."},
 	{name: "lease-renewal-stops", says: saysHasp, check: leaseRenewalStops,
 		why: "No hold is renewed after Unlock or after Close."},
-	{name: "lease-loss-before-others", says: saysHasp, check: leaseLossBeforeOthers,
+	{name: "lease-loss-before-others", says: saysHasp, check: tapOn(leaseLossBeforeOthers),
 		why: "A lease that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err."},
-	{name: "lease-loss-once", says: saysHasp, check: leaseLossOnce,
+	{name: "lease-loss-once", says: saysHasp, check: tapOn(leaseLossOnce),
 		why: "A loss is reported once. A normal Unlock is not a loss."},
-	{name: "lease-loss-taken", says: saysHasp, check: leaseLossTaken,
+	{name: "lease-loss-taken", says: saysHasp, check: tapOn(leaseLossTaken),
 		why: "If the hold is gone from the store, the lease is lost at the next renewal."},
 	{name: "lease-extend", says: saysHasp, check: leaseExtend,
 		why: "After Extend the lease lasts at least that long, also in the store."},
@@ -38,9 +38,7 @@ func leaseRenewed(e *env) {
 	e.unlockInTime(lease)
 }
 
-func leaseRidesOutOutage(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func leaseRidesOutOutage(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 
 	// The outage ends half a term before the lease.
@@ -91,9 +89,7 @@ func leaseRenewalStops(e *env) {
 	mustf(b.grantedAtLast(key), "a lease that was held at Close")
 }
 
-func leaseLossBeforeOthers(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	t.cut.Store(true)
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 	ctx := lease.Context()
@@ -109,9 +105,7 @@ func leaseLossBeforeOthers(e *env) {
 	require(child.Err() != nil, "a context derived from the context of a lost lease goes on")
 }
 
-func leaseLossOnce(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func leaseLossOnce(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	losses := func() []hasp.Event { return t.eventsOf(hasp.EventLost) }
 	lease := e.lock(c, key)
 	ctx := lease.Context()
@@ -131,9 +125,7 @@ func leaseLossOnce(e *env) {
 	require(len(lost) == 1 && lost[0].Key == key && errors.Is(lost[0].Err, hasp.ErrLost), "a loss was reported as %+v, want one event", lost)
 }
 
-func leaseLossTaken(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func leaseLossTaken(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 
 	// This is as if the store had lost the hold.
@@ -174,7 +166,7 @@ func leaseContextEnds(e *env) {
 }
 
 var unlockClauses = []clause{
-	{name: "unlock-lost", says: saysHasp, check: unlockLost,
+	{name: "unlock-lost", says: saysHasp, check: tapOn(unlockLost),
 		why: "Unlock of a lost lease returns ErrLost and does not affect the successor."},
 	{name: "unlock-dead-context", says: saysHasp, check: unlockDeadContext,
 		why: "Unlock works with a context that has ended."},
@@ -184,9 +176,7 @@ var unlockClauses = []clause{
 		why: "An Unlock of unknown outcome returns an error, and may be called again until it succeeds. The key is then free."},
 }
 
-func unlockLost(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func unlockLost(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	t.cut.Store(true)
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 

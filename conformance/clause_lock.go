@@ -18,7 +18,7 @@ var lockClauses = []clause{
 		why: "TryLock of a held key returns ErrHeld. Lock returns it when WithMaxWait has passed."},
 	{name: "lock-outage", says: saysHasp, check: lockOutage,
 		why: "An outage is never reported as ErrHeld, but as the store's own error. After it the key can be locked."},
-	{name: "lock-lost-reply", says: saysHasp, check: lockLostReply,
+	{name: "lock-lost-reply", says: saysHasp, check: tapOn(lockLostReply),
 		why: "If the reply to an Acquire is lost, its hold is released."},
 	{name: "lock-waits", says: saysHasp, check: lockWaits,
 		why: "Lock gets a key that another Client unlocks, and a key whose holder died."},
@@ -97,9 +97,7 @@ func lockOutage(e *env) {
 	e.unlockInTime(e.lockInTime(c, key))
 }
 
-func lockLostReply(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func lockLostReply(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	t.acquire = func(_ backend.Claim, next func() (backend.Grant, error)) (backend.Grant, error) {
 		if _, err := next(); err != nil {
 			return backend.Grant{}, err

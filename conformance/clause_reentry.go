@@ -9,7 +9,7 @@ import (
 
 // reentryClauses check re-entry and the end of a Client.
 var reentryClauses = []clause{
-	{name: "reentry", says: saysHasp, check: reentry,
+	{name: "reentry", says: saysHasp, check: tapOn(reentry),
 		why: "A call with a lease's context re-enters without a round trip. The last Unlock releases the key."},
 	{name: "reentry-limits", says: saysHasp, check: reentryLimits,
 		why: "Re-entry needs the same context, Client and key. All other callers are excluded. A fence needs an outer lease with a fence."},
@@ -21,9 +21,7 @@ var reentryClauses = []clause{
 		why: "After Close no goroutine is left."},
 }
 
-func reentry(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func reentry(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	outer := e.lock(c, key)
 	asked := t.asked()
 	type own struct{}

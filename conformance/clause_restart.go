@@ -20,7 +20,7 @@ var restartClauses = alone([]clause{
 		why: "While the store is stopped, calls report an outage. When it runs again, the same drivers work."},
 	{name: "restart-with-data", need: restarts, optional: yes, says: saysKeepsData, check: pair(restartWithData),
 		why: "Holds survive a restart of a store that keeps its data: no other caller gets the key."},
-	{name: "restart-without-data", need: restarts, says: saysLostData, check: restartWithoutData,
+	{name: "restart-without-data", need: restarts, says: saysLostData, check: tapOn(restartWithoutData),
 		why: "If the store has lost its data, the holder gets ErrLost. The next lock works and is renewed."},
 	{name: "restart-waiter", need: all(restarts, waiter), says: saysRides, check: pair(restartWaiter),
 		why: "A waiter goes on after a restart that is shorter than its timeout, or reports the outage."},
@@ -86,9 +86,7 @@ func restartWithData(e *env, a, b *driver) {
 	a.give(c)
 }
 
-func restartWithoutData(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func restartWithoutData(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	lease := e.lock(c, key, hasp.WithTTL(e.term))
 	ended := lease.Context()
 

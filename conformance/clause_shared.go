@@ -45,7 +45,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A Lock gets the key although callers WithShared keep coming, in its Client and in another."},
 	{name: "lock-shared-writer-gone", says: saysHasp, check: lockSharedWriterGone,
 		why: "After a Lock that waited for shared leases has given up, TryLock WithShared gets the key."},
-	{name: "reentry-shared", says: saysHasp, check: reentryShared,
+	{name: "reentry-shared", says: saysHasp, check: tapOn(reentryShared),
 		why: "A Lock WithShared re-enters an exclusive lease and a shared one. An exclusive Lock under a shared lease is ErrInvalid at once."},
 	{name: "shared-longer", says: saysSharedLast, check: sharedLonger,
 		why: "A shared hold that begins later and lasts longer is not ended with the first one."},
@@ -436,9 +436,7 @@ func lockSharedWriterGone(e *env) {
 	must(lease.Unlock(e.ctx))
 }
 
-func reentryShared(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	b, key := e.open(), e.key()
+func reentryShared(e *env, c *hasp.Client, t *tap, b *driver, key string) {
 	for _, opts := range [][]hasp.Option{nil, {hasp.WithShared()}} {
 		outer := e.lock(c, key, opts...)
 		asked := t.asked()

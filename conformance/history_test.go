@@ -69,9 +69,9 @@ func TestModelOfALock(t *testing.T) {
 	}
 }
 
-// TestExplain marks refusals that overlap a call of the same Client, and no
+// TestAnnotate marks refusals that overlap a call of the same Client, and no
 // others.
-func TestExplain(t *testing.T) {
+func TestAnnotate(t *testing.T) {
 	refused := step{op: "acquire", hold: 9}
 	for name, tt := range map[string]struct {
 		other     step
@@ -88,9 +88,9 @@ func TestExplain(t *testing.T) {
 	} {
 		s := &suite{}
 		s.traits.Ordered = tt.ordered
-		h := &history{e: &env{suite: s}, ops: []porcupine.Operation{
+		h := &history{e: &env{suite: s}, ofClients: true, ops: []porcupine.Operation{
 			{Input: refused, Call: 5, Return: 7}, {Input: tt.other, Call: tt.call, Return: tt.ret}}}
-		h.explain()
+		h.annotate()
 		if got := h.ops[0].Input.(step).maybe; got != tt.want {
 			t.Errorf("%s: explained %v, want %v", name, got, tt.want)
 		}

@@ -3,6 +3,7 @@ package conformance
 import (
 	"slices"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
@@ -54,6 +55,14 @@ func pair(check func(e *env, a, b *driver)) func(e *env) {
 // pairOn returns a check that gets two drivers and a key.
 func pairOn(check func(e *env, a, b *driver, key string)) func(e *env) {
 	return func(e *env) { check(e, e.open(), e.open(), e.key()) }
+}
+
+// tapOn returns a check that gets a Client with a tap, a driver and a key.
+func tapOn(check func(e *env, c *hasp.Client, t *tap, b *driver, key string)) func(e *env) {
+	return func(e *env) {
+		c, t := e.tapped(hasp.Options{})
+		check(e, c, t, e.open(), e.key())
+	}
 }
 
 // sorted returns all clauses, those that run alone last.

@@ -79,7 +79,10 @@ func is(what string, got, want error) error {
 	if errors.Is(got, want) {
 		return nil
 	}
-	return fmt.Errorf("%s: %v, want %q", what, got, want)
+	if got == nil {
+		return fmt.Errorf("%s: no error, want %q", what, want)
+	}
+	return fmt.Errorf("%s: %q, want %q", what, got, want)
 }
 
 // definite reports whether err says that the call has changed nothing in the store.

@@ -102,14 +102,9 @@ var releaseFaults = []Fault{
 	{Name: "Release by a foreign token is reported as an outage", Clause: "release-foreign",
 		spoil: onRelease.turns(backend.ErrLost, errNoReply)},
 	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
-		spoil: onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-			if token, err := d.holder(ctx, c.Key); err != nil {
-				return backend.Grant{}, err
-			} else if token != c.Token {
-				return backend.Grant{}, backend.ErrLost
-			}
+		spoil: spoils(onRelease.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
 			return d.soundBreak(ctx, c)
-		})},
+		}), onRelease.first(checkIsOwn))},
 	{Name: "a second Release is not an error", Clause: "release-double", spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "Release of an expired hold is not an error", Clause: "release-expired",
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {

@@ -76,12 +76,7 @@ var renewFaults = []Fault{
 			})
 		})},
 	{Name: "Renew compares the token in one command and prolongs in another", Clause: "link-late-renew", cost: twice,
-		spoil: spoils(onRenew.inStore(renewAny), onRenew.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-			if token, _ := d.holder(ctx, c.Key); token != c.Token {
-				return backend.ErrLost
-			}
-			return nil
-		}))},
+		spoil: spoils(onRenew.inStore(renewAny), onRenew.first(checkIsOwn))},
 	{Name: "Renew prolongs any hold of the key", Clause: "renew-foreign", spoil: onRenew.inStore(renewAny)},
 	{Name: "only the first claim of a batch is renewed", Clause: "renew-many",
 		spoil: renews(func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -137,6 +132,15 @@ var renewFaults = []Fault{
 				done(i, g, err)
 			}
 		})},
+}
+
+// checkIsOwn sends a command that only compares the token.
+func checkIsOwn(ctx context.Context, d *driver, c backend.Claim) error {
+	token, err := d.holder(ctx, c.Key)
+	if err == nil && token != c.Token {
+		err = backend.ErrLost
+	}
+	return err
 }
 
 // renewAny is a command that prolongs any hold of a key.

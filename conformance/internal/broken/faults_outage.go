@@ -89,10 +89,9 @@ func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.
 // loadOnce makes renewals use a script that was loaded when the driver was opened.
 func loadOnce(d *driver) {
 	s := d.way.store
-	flushes := func() (n int) { s.locked(func() { n = s.flushes }); return n }
-	loaded := flushes()
+	loaded := s.flushes.Load()
 	onRenew.first(func(context.Context, *driver, backend.Claim) error {
-		if flushes() != loaded {
+		if s.flushes.Load() != loaded {
 			return errors.New("broken: no such script")
 		}
 		return nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -24,8 +25,8 @@ type store struct {
 	running  bool
 	ahead    time.Duration   // of its clock
 	ways     map[string]*way // by the addresses that Open gets
-	commands int64
-	flushes  int             // of what is kept only for speed
+	commands atomic.Int64
+	flushes  atomic.Int64    // of what is kept only for speed
 	kicked   context.Context // ends, and is replaced, when all connections are ended
 	kick     context.CancelFunc
 	changed  map[string]chan struct{} // by key: closed when it may be free
@@ -89,7 +90,7 @@ func (s *store) do(f func(now time.Time)) error {
 	if !s.running {
 		return errDown
 	}
-	s.commands++
+	s.commands.Add(1)
 	f(time.Now().Add(s.ahead))
 	return nil
 }
