@@ -1,13 +1,18 @@
 package conformance
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/crew"
 )
@@ -16,7 +21,6 @@ import (
 type child struct {
 	e *env
 	*crew.Process
-	log tail
 
 	next    atomic.Int64
 	replies sync.Map // the channels of errors of requests without a reply, by their IDs
@@ -32,10 +36,17 @@ func (e *env) spawn() *child {
 		args = os.Args[1:]
 	}
 
+	log, err := os.CreateTemp("", "hasp-conformance-")
+	must(err)
+	e.onEnd(func() {
+		log.Close()
+		os.Remove(log.Name())
+	})
+
 	// The first reply may come at once, so expect it before the process starts.
 	p, hello := &child{e: e}, make(chan error, 1)
 	p.replies.Store(int64(0), hello)
-	p.Process, err = crew.StartProgram(&p.log, args, childRole, string(spec))
+	p.Process, err = crew.StartProgram(log, args, childRole, string(spec))
 	must(err)
 	read := make(chan struct{})
 	go func() {
@@ -51,7 +62,8 @@ func (e *env) spawn() *child {
 
 	err = e.try(func() { must(e.arrives("the start of this program as a child", hello)) })
 	if err != nil {
-		fail("%w; does it come to this Check or Run with the arguments %q? It printed:\n%s", err, args, &p.log)
+		printed, _ := os.ReadFile(log.Name())
+		fail("%w; does it come to this Check or Run with the arguments %q? It printed:\n%s", err, args, printed)
 	}
 	return p
 }
@@ -91,24 +103,159 @@ func (p *child) do(op string, c backend.Claim) error {
 	return p.e.arrives(op+" in another process", p.begin(request{Op: op, Claim: c}))
 }
 
-// tail keeps the last bytes that are written to it.
-type tail struct {
-	mu sync.Mutex // guards b
-	b  []byte
+// childRole is the role of a process that is a child of the suite.
+const childRole = "conformance"
+
+// childSpec is the argument of childRole, in JSON.
+type childSpec struct {
+	Name          string // of the Harness
+	Store         string
+	Long, Timeout time.Duration // of the child's Client
 }
 
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
-	if over := len(t.b) - 4096; over > 0 {
-		t.b = bytes.Clone(t.b[over:])
+// Child reports whether the suite has started this process as a child. In a child
+// the next call of Check or Run does not return. A TestMain that starts containers
+// can skip that in a child.
+func Child() bool {
+	role, _ := crew.Role()
+	return role == childRole
+}
+
+// request is a message from the parent.
+type request struct {
+	ID    int64
+	Op    string // "acquire", "wait", "renew", "release"; "lock", "min-hold", "err", "unlock"; "turns"
+	Claim backend.Claim
+	Dir   string // of turns
+	Times int
+}
+
+// reply is a message from the child. The first one has no ID and reports that the
+// driver is open.
+type reply struct {
+	ID   int64
+	Err  string
+	Kind int // the place of Err in kinds, or -1
+}
+
+// kinds are the errors that a parent tells apart.
+var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
+
+// replyOf returns the reply to a request that ended with err.
+func replyOf(id int64, err error) reply {
+	r := reply{ID: id, Kind: slices.IndexFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })}
+	if err != nil {
+		r.Err = err.Error()
 	}
-	return len(p), nil
+	return r
 }
 
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.b)
+// error returns the error of r.
+func (r reply) error() error {
+	switch {
+	case r.Err == "":
+		return nil
+	case r.Kind < 0:
+		return errors.New(r.Err)
+	}
+	return fmt.Errorf("%w (%s)", kinds[r.Kind], r.Err)
+}
+
+// serveIfChild does not return in a child of this harness.
+func serveIfChild(ctx context.Context, h Harness) error {
+	if !Child() {
+		return nil
+	}
+	var spec childSpec
+	if _, args := crew.Role(); json.Unmarshal([]byte(strings.Join(args, "")), &spec) != nil {
+		return fmt.Errorf("conformance: a child gets %q", args)
+	}
+	if spec.Name != h.Name {
+		return fmt.Errorf("conformance: this process is a child of harness %q, not of %q", spec.Name, h.Name)
+	}
+	if h.Open == nil {
+		return errors.New("conformance: Harness.Open is nil")
+	}
+
+	a := &agent{parent: crew.Parent()}
+	os.Exit(a.serve(ctx, h, spec))
+	return nil
+}
+
+// agent executes the parent's requests in a child.
+type agent struct {
+	parent *crew.Pipe
+	d      backend.Driver
+	client *hasp.Client
+	leases sync.Map // of *hasp.Lease, by the token of the request that locked
+}
+
+// serve answers requests until no more come. That is also so if the parent has ended.
+// It returns an exit code.
+func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
+	err := a.open(ctx, h, spec)
+	a.parent.Send(replyOf(0, err))
+	if err != nil {
+		return 1
+	}
+
+	for {
+		var rq request
+		if a.parent.Receive(&rq) != nil {
+			return 0
+		}
+
+		// A Wait must not delay the requests after it.
+		go func() { a.parent.Send(replyOf(rq.ID, a.do(ctx, rq))) }()
+	}
+}
+
+// open opens a driver, and a Client over it.
+func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error) {
+	if a.d, err = h.Open(ctx, spec.Store); err != nil {
+		return err
+	}
+	a.client = hasp.New(a.d, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
+	return nil
+}
+
+// do executes a request.
+func (a *agent) do(ctx context.Context, rq request) error {
+	c := rq.Claim
+	switch rq.Op {
+	case "acquire":
+		return errOf(a.d.Acquire(ctx, c))
+	case "wait":
+		return errOf(a.d.(backend.Waiter).Wait(ctx, c))
+	case "renew":
+		return errOf(renewBy(ctx, a.d, c))
+	case "release":
+		return a.d.Release(ctx, c)
+	case "lock":
+		return a.lock(ctx, c, hasp.WithTTL(c.TTL))
+	case "min-hold":
+		return a.lock(ctx, c, hasp.WithMinHold(c.TTL))
+	case "err":
+		return a.lease(c).Err()
+	case "unlock":
+		return a.lease(c).Unlock(ctx)
+	case "turns":
+		return turns(ctx, a.client, c.Key, rq.Dir, rq.Times, c.TTL)
+	}
+
+	return fmt.Errorf("unknown operation %q", rq.Op)
+}
+
+func (a *agent) lock(ctx context.Context, c backend.Claim, o hasp.Option) error {
+	lease, err := a.client.Lock(ctx, c.Key, o)
+	if err == nil {
+		a.leases.Store(c.Token, lease)
+	}
+	return err
+}
+
+// lease returns the lease that the request of c has locked.
+func (a *agent) lease(c backend.Claim) *hasp.Lease {
+	lease, _ := a.leases.Load(c.Token)
+	return lease.(*hasp.Lease)
 }

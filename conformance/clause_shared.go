@@ -382,30 +382,29 @@ func sharedUnclaimed(e *env, a, b *driver) {
 
 func lockShared(e *env) {
 	a, b, key := e.newClient(), e.newClient(), e.key()
-	for _, waits := range []bool{false, true} {
+	for range 2 {
 		var leases []*hasp.Lease
 		for _, c := range []*hasp.Client{a, a, b} {
 			leases = append(leases, e.lock(c, key, hasp.WithShared()))
 		}
+		var done <-chan error
 		for i, lease := range leases {
 			for _, c := range []*hasp.Client{a, b} {
 				must(is("TryLock of a key with shared leases", errOf(c.TryLock(e.ctx, key)), hasp.ErrHeld))
 			}
-			if waits && i == len(leases)-1 {
-				done := e.locks(a, key)
+			if i == len(leases)-1 {
+				done = e.locks(a, key)
 				e.sleep(e.term / 8)
-				must(lease.Unlock(e.ctx))
-				must(e.arrives("Lock of a key whose last shared lease was unlocked", done))
-				continue
 			}
 			must(lease.Unlock(e.ctx))
 		}
+		must(e.arrives("Lock of a key whose last shared lease was unlocked", done))
 
 		lease := e.lock(b, key)
 		for _, c := range []*hasp.Client{a, b} {
 			must(is("TryLock WithShared of a held key", errOf(c.TryLock(e.ctx, key, hasp.WithShared())), hasp.ErrHeld))
 		}
-		done := e.locks(a, key, hasp.WithShared())
+		done = e.locks(a, key, hasp.WithShared())
 		must(lease.Unlock(e.ctx))
 		must(e.arrives("Lock WithShared of a key that was unlocked", done))
 	}

@@ -14,8 +14,8 @@ import (
 //   - A check is a list of steps. verdict.go says how a step fails. driver.go and
 //     wait.go have the steps on a driver. client.go has the steps on a Client, and the tap
 //     between a Client and its driver.
-//   - env.go has what one try of a check works with. child.go and agent.go are the two
-//     ends of another process.
+//   - env.go has what one try of a check works with. child.go has the two ends of
+//     another process.
 //   - suite.go runs the table, for Check in conformance.go and for Run in run.go.
 
 // clause is one sentence of the contract and its check.
