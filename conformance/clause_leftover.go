@@ -180,8 +180,8 @@ var costClauses = alone(given(commands, []clause{
 		why: "Callers that wait do not keep the store busy, however many wait in one Client."},
 }))
 
-// used returns the number of calls during f, those of the background included.
-func (e *env) used(f func()) int64 {
+// costs checks the number of calls of n times f, those of the background included.
+func (e *env) costs(what string, n int, each float64, f func(i int)) {
 	count := func() int64 {
 		n, err := e.h.Commands(e.ctx, e.store)
 		hooked(err)
@@ -191,20 +191,11 @@ func (e *env) used(f func()) int64 {
 	// Commands itself may take calls.
 	first := count()
 	own := count() - first
-	before := count()
-	f()
-	return count() - before - own
-}
-
-// costs checks the number of calls of n times f.
-func (e *env) costs(what string, n int, each float64, f func(i int)) {
-	began := time.Now()
-
-	got := e.used(func() {
-		for i := range n {
-			f(i)
-		}
-	})
+	began, before := time.Now(), count()
+	for i := range n {
+		f(i)
+	}
+	got := count() - before - own
 
 	// Drivers also make calls that keep their connections alive.
 	spare := 2 + 2*time.Since(began).Seconds() + 0.05*float64(n)*each
