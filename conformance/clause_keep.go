@@ -74,12 +74,11 @@ func (e *env) notBefore(end, at time.Time) {
 // keptHold takes a key for ttl, and releases it with KeepUntil after rest.
 func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
 	c := keptFor(d.hold(ttl), rest)
+	verdict := mustf
 	if ttl <= rest {
-		// On a slow machine the term may have ended.
-		mustInTime(d.release(c), "release with KeepUntil")
-	} else {
-		mustf(d.release(c), "release with KeepUntil")
+		verdict = mustInTime // on a slow machine the term may have ended
 	}
+	verdict(d.release(c), "release with KeepUntil")
 	return c
 }
 

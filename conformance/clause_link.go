@@ -118,9 +118,8 @@ func linkDeadline(e *env) {
 		l.Set(Up)
 		mustInTime(err, "a call over a slow link")
 
-		s := succession{until: until(g, c, called)}
-		s.seizedBy(b, c.Key)
-		mustf(s.inTime(), "with a reply that took %v", Delay)
+		_, err = b.succeedsAfter(until(g, c, called), c.Key)
+		mustf(err, "with a reply that took %v", Delay)
 	}
 }
 

@@ -17,27 +17,21 @@ var termClauses = []clause{
 		why: "Each hold has the term that its own claim asked for."},
 	{name: "expiry-rounded", says: saysRounds, check: pair(expiryRounded),
 		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
-	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
+	{name: "deadline-in-time", says: saysUntil, check: func(e *env) { e.deadlineInTime(false) },
 		why: "Grant.Until, or call start + TTL − drift, has passed before another token is granted the key."},
-	{name: "deadline-after-renewal", says: saysUntil, check: deadlineAfterRenewal,
+	{name: "deadline-after-renewal", says: saysUntil, check: func(e *env) { e.deadlineInTime(true) },
 		why: "Grant.Until of a renewal has passed before another token is granted the key."},
 	{name: "expiry-long-term", need: advance, alone: true, optional: yes, says: saysLasts, check: pair(expiryLongTerm),
 		why: "A term of a day lasts a day by the store's clock, and no longer."},
 }
 
-// succession is an expired hold and the next one.
-type succession struct {
-	called time.Time // before the call that began or renewed the hold
-	until  time.Time // what its holder may rely on
-	seized time.Time // after the call that was granted the key next
-}
-
 // succession lets a hold expire, which is renewed once if renewed. Then another
-// driver gets the key.
-func (e *env) succession(renewed bool) (s succession) {
+// driver gets the key. It returns when the call began that began or renewed the hold, when
+// the key was granted next, and what is wrong with the deadline of the hold.
+func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	a, b := e.open(), e.open()
 	c := e.claim(e.term)
-	s.called = time.Now()
+	called = time.Now()
 	g := a.take(c)
 	if renewed {
 		e.sleep(e.term / 4)
@@ -46,34 +40,29 @@ func (e *env) succession(renewed bool) (s succession) {
 		// On a slow machine the hold may be lost by now. Then the first
 		// term counts.
 		if again, err := a.renew(c); err == nil {
-			s.called, g = at, again
+			called, g = at, again
 		}
 	}
 
-	s.until = until(g, c, s.called)
-	s.seizedBy(b, c.Key)
-	return s
+	next, err = b.succeedsAfter(until(g, c, called), c.Key)
+	return called, next, err
 }
 
-// seizedBy lets d get key when the hold has ended.
-func (s *succession) seizedBy(d *driver, key string) {
+// succeedsAfter returns the time after d got key. It returns an error if the deadline of
+// the hold before had not passed.
+func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, err error) {
 	d.succeed(key, d.e.long)
-	s.seized = time.Now()
-}
-
-// inTime returns an error if the deadline had not passed before the next grant.
-func (s succession) inTime() error {
-	if s.until.After(s.seized) {
-		return fmt.Errorf("the deadline of a hold is %v after the next token was granted the key", s.until.Sub(s.seized))
+	if at = time.Now(); deadline.After(at) {
+		err = fmt.Errorf("the deadline of a hold is %v after the next token was granted the key", deadline.Sub(at))
 	}
-	return nil
+	return at, err
 }
 
 func expiryFrees(e *env) { e.succession(false) }
 
 func expiryNotEarly(e *env) {
-	s := e.succession(false)
-	early := s.called.Add(e.term - backend.Drift(e.term)).Sub(s.seized)
+	called, next, _ := e.succession(false)
+	early := called.Add(e.term - backend.Drift(e.term)).Sub(next)
 	require(early <= 0, "another token was granted the key %v before the end of a term of %v", early, e.term)
 }
 
@@ -89,10 +78,9 @@ func expiryRounded(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{max(backend.MinTTL, e.term/3), e.term + e.term/3 + time.Microsecond} {
 		c, whole := e.claim(ttl), e.granted(ttl)
 		called := time.Now()
-		s := succession{until: until(a.take(c), c, called)}
-		s.seizedBy(b, c.Key)
-		must(s.inTime())
-		early := called.Add(whole - backend.Drift(whole)).Sub(s.seized)
+		next, err := b.succeedsAfter(until(a.take(c), c, called), c.Key)
+		must(err)
+		early := called.Add(whole - backend.Drift(whole)).Sub(next)
 		require(early <= 0, "another token was granted the key %v before the end of a term of %v, asked for as %v", early, whole, ttl)
 
 		c = a.hold(ttl)
@@ -101,9 +89,10 @@ func expiryRounded(e *env, a, b *driver) {
 	}
 }
 
-func deadlineInTime(e *env) { must(e.succession(false).inTime()) }
-
-func deadlineAfterRenewal(e *env) { must(e.succession(true).inTime()) }
+func (e *env) deadlineInTime(renewed bool) {
+	_, _, err := e.succession(renewed)
+	must(err)
+}
 
 func expiryLongTerm(e *env, a, b *driver) {
 	const day = 24 * time.Hour

@@ -95,10 +95,9 @@ func waitDeadline(e *env, a, b *driver) {
 	a.give(c)
 	mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 
-	s := succession{until: until(w.grant, w.c, called)}
-	requireInTime(s.until.After(released), "the deadline of a grant is %v before the release of the previous hold", released.Sub(s.until))
-	s.seizedBy(a, c.Key)
-	must(s.inTime())
+	deadline := until(w.grant, w.c, called)
+	requireInTime(deadline.After(released), "the deadline of a grant is %v before the release of the previous hold", released.Sub(deadline))
+	must(errOf(a.succeedsAfter(deadline, c.Key)))
 }
 
 func waitCancelled(e *env, a, b *driver) {
