@@ -28,9 +28,12 @@ func Run(t *testing.T, h Harness) {
 	}
 	t.Cleanup(s.stop)
 
+	// Flags may pick some subtests.
+	value := func(f string) string { return flag.Lookup(f).Value.String() }
+	picked := strings.Count(value("test.run"), "/") > strings.Count(t.Name(), "/") || value("test.skip") != ""
 	cs := s.clauses()
 	var results []chan Result
-	if !picked(t.Name()) {
+	if !picked {
 		results = s.start(ctx)
 	}
 
@@ -59,20 +62,16 @@ func Run(t *testing.T, h Harness) {
 // without -v, because a suite passes although its clauses are skipped.
 func summary(h Harness, counts map[Status]int) string {
 	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name, counts[Pass], counts[Fail], counts[Skip])
-	if missing := h.missing(); len(missing) > 0 {
+	var missing []string
+	for _, hook := range hooks {
+		if !hook.has(&h) {
+			missing = append(missing, hook.name)
+		}
+	}
+	if len(missing) > 0 {
 		line += "; hooks that are nil: " + strings.Join(missing, ", ")
 	}
 	return line
-}
-
-// missing names the hooks that are nil.
-func (h *Harness) missing() (names []string) {
-	for _, hook := range hooks {
-		if !hook.has(h) {
-			names = append(names, hook.name)
-		}
-	}
-	return names
 }
 
 // report makes r the outcome of a subtest.
@@ -89,12 +88,6 @@ func report(t *testing.T, r Result) {
 			t.Log(r.Reason)
 		}
 	}
-}
-
-// picked reports whether flags may select some subtests of a test.
-func picked(name string) bool {
-	value := func(f string) string { return flag.Lookup(f).Value.String() }
-	return strings.Count(value("test.run"), "/") > strings.Count(name, "/") || value("test.skip") != ""
 }
 
 // testArgs returns the arguments with which a test binary runs the test of this

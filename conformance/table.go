@@ -11,9 +11,9 @@ import (
 //
 //   - The table has a row for each clause. Rows and checks are in clause_*.go, and
 //     in roundtrip.go for calls that take several round trips.
-//   - A check is a list of steps. verdict.go says how a step fails. driver.go and
-//     wait.go have the steps on a driver. client.go has the steps on a Client, and the tap
-//     between a Client and its driver.
+//   - A check is a list of steps. verdict.go says how a step fails. driver.go has
+//     the steps on a driver. client.go has the steps on a Client, and the tap between a
+//     Client and its driver.
 //   - env.go has what one try of a check works with. child.go has the two ends of
 //     another process.
 //   - suite.go runs the table, for Check in conformance.go and for Run in run.go.

@@ -2,7 +2,9 @@ package broken
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -72,4 +74,156 @@ func overlook(ctx context.Context, d *driver, c backend.Claim) error {
 			r.token = ""
 		}
 	})
+}
+
+var outageFaults = []Fault{
+	{Name: "an outage is reported as ErrHeld", Clause: "link-outage", kind: waits, spoil: onAcquire.turns(nil, backend.ErrHeld)},
+	{Name: "an outage is reported as success", Clause: "link-outage", spoil: onRelease.turns(nil, nil)},
+	{Name: "a stopped store is reported as ErrLost", Clause: "restart-outage", kind: waits, spoil: onRelease.turns(nil, backend.ErrLost)},
+	{Name: "a call does not end while the store hangs", Clause: "link-outage", spoil: onRelease.by(byDeadline(time.Hour))},
+	{Name: "a driver does not work again after an outage", Clause: "link-outage", spoil: dieInAnOutage},
+	{Name: "a call whose reply is lost is repeated", Clause: "link-sent-once", spoil: onAcquire.by(again)},
+	{Name: "a call of two commands whose reply is lost is repeated", Clause: "link-sent-once", cost: twice,
+		spoil: spoils(onAcquire.by(again), onAcquire.first(extraCommand))},
+	{Name: "Wait repeats an attempt whose reply is lost, and waits for its own hold", Clause: "link-wait-reply", kind: waits,
+		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+			g, err := d.soundAcquire(ctx, c)
+			if err == nil {
+				return g, nil
+			}
+			if errors.Is(err, errNoReply) {
+				c.Token += "-again"
+			}
+			return next(ctx, c)
+		})},
+	{Name: "EndsPromptly is claimed, but the second command ignores the cancellation", Clause: "link-ends", cost: twice,
+		spoil: spoils(claimsEnds(backend.EndsPromptly), onRelease.by(byDeadline(0)), onRelease.first(extraCommand))},
+	{Name: "a waiter that is cut off keeps its place", Clause: "link-cut-waiter", kind: orders, spoil: placesStay},
+	{Name: "EndsByDeadline is claimed, but a call ends a second later", Clause: "link-ends",
+		spoil: spoils(claimsEnds(backend.EndsByDeadline), onAcquire.by(byDeadline(time.Second)))},
+	{Name: "the deadline of a cut-off lease is late", Clause: "link-hung-store", spoil: deadlines(twoTermsLong)},
+	{Name: "a dropped script is not loaded again", Clause: "flush-unnoticed", kind: waits, spoil: loadOnce},
+	{Name: "a waiter does not notice that its connection has ended", Clause: "kick-ridden-out", kind: waits, spoil: onWait.by(waitUntilKicked)},
+	{Name: "renewals trust the driver's memory", Clause: "restart-without-data", spoil: onRenew.turns(backend.ErrLost, nil)},
+	{Name: "holds do not survive a restart of the store", Clause: "restart-with-data",
+		spoil: changes(func(s *store) { s.lose = func(bool) { clear(s.keys) } })},
+	{Name: "Wait reports a restart as ErrHeld", Clause: "restart-waiter", kind: waits,
+		spoil: spoils(
+			onWait.asks(func(c *backend.Claim) { c.Timeout = 4 * latency }), // gives up at once
+			onWait.turns(nil, backend.ErrHeld))},
+	{Name: "Network is claimed, but the driver reaches one process", Clause: "reach"},
+}
+
+// byDeadline returns a call that ends late by d after the deadline of its context,
+// and not when its context is cancelled.
+func byDeadline(late time.Duration) func(context.Context, *driver, backend.Claim, call) (backend.Grant, error) {
+	return func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+		deadline, ok := ctx.Deadline()
+		ctx = context.WithoutCancel(ctx)
+		if ok {
+			later, cancel := context.WithDeadline(ctx, deadline.Add(late))
+			defer cancel()
+			ctx = later
+		}
+		return next(ctx, c)
+	}
+}
+
+// dieInAnOutage makes Acquire refuse every call after the first outage.
+func dieInAnOutage(d *driver) {
+	var dead atomic.Bool
+	onAcquire.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+		if dead.Load() {
+			return backend.Grant{}, errRefused
+		}
+		g, err := next(ctx, c)
+		if errors.Is(err, errRefused) {
+			dead.Store(true)
+		}
+		return g, err
+	})(d)
+}
+
+// again is a call that is repeated if its reply is lost.
+func again(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+	g, err := next(ctx, c)
+	if errors.Is(err, errNoReply) {
+		return next(ctx, c)
+	}
+	return g, err
+}
+
+// loadOnce makes renewals use a script that was loaded when the driver was opened.
+func loadOnce(d *driver) {
+	s := d.way.store
+	loaded := s.flushes.Load()
+	onRenew.first(func(context.Context, *driver, backend.Claim) error {
+		if s.flushes.Load() != loaded {
+			return errors.New("broken: no such script")
+		}
+		return nil
+	})(d)
+}
+
+// waitUntilKicked is a Wait on a connection that the store may end. After that no
+// message reaches it.
+func waitUntilKicked(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
+	s := d.way.store
+	var kicked context.Context
+	s.locked(func() { kicked = s.kicked })
+	on, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(kicked, stop)() // this connection carries nothing any more
+
+	g, err := next(on, c)
+	if err != nil && kicked.Err() != nil {
+		<-ctx.Done()
+	}
+	return g, err
+}
+
+var costFaults = []Fault{
+	{Name: "a second record of a hold stays until the Release", Clause: "leftovers-expired",
+		spoil: spoils(
+			onAcquire.after(nil, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.leave("history of "+c.Token, now) }),
+			onRelease.after(nil, func(_ *driver, s *store, c backend.Claim, _ time.Time) { delete(s.keys, "history of "+c.Token) }))},
+	{Name: "Break leaves a record of the broken hold", Clause: "leftovers-expired", kind: waits,
+		spoil: onBreak.inStore(func(_ *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			s.leave("broken "+c.Key, now)
+			s.release(c, anyToken, now)
+			return 0, nil
+		})},
+	{Name: "a late vote is not released after Close", Clause: "leftovers-close", spoil: voteLate},
+	{Name: "Acquire checks in an extra call whether the key is free", Clause: "commands-per-operation", spoil: onAcquire.first(extraCommand)},
+	{Name: "waiters poll without pause", Clause: "commands-waiting", kind: waits,
+		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
+			for ctx.Err() == nil {
+				g, err := d.soundAcquire(context.WithoutCancel(ctx), c)
+				if !errors.Is(err, backend.ErrHeld) {
+					return g, err
+				}
+			}
+			return backend.Grant{}, backend.ErrHeld
+		})},
+	{Name: "a refused attempt leaves a record", Clause: "leftovers",
+		spoil: onAcquire.after(backend.ErrHeld, func(_ *driver, s *store, c backend.Claim, now time.Time) { s.leave("attempts:"+c.Key, now) })},
+}
+
+// leave makes a record that no call removes.
+func (s *store) leave(key string, now time.Time) {
+	s.keys[key] = &record{hold: hold{token: "left", until: now.Add(time.Hour)}}
+}
+
+// voteLate makes each hold leave a vote, which arrives late, if its driver is closed then.
+func voteLate(d *driver) {
+	var closed atomic.Bool
+	d.close = func() error { closed.Store(true); return nil }
+	onAcquire.grants(func(d *driver, c backend.Claim, _ *backend.Grant) {
+		go func() {
+			time.Sleep(10 * time.Millisecond)
+			if closed.Load() {
+				d.at(context.Background(), func(s *store, now time.Time) { s.leave("vote for "+c.Token, now) })
+			}
+		}()
+	})(d)
 }
