@@ -154,9 +154,7 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	case 12:
 		s.etcd.Fill(true)
 		return func() { s.etcd.Fill(false) }
-	case 13:
-		s.etcd.Compact()
-	case 14:
+	case 13, 14:
 		s.etcd.MoveLeader()
 	default:
 		for _, m := range s.etcd.Members {

@@ -1,11 +1,12 @@
 // Package memetcd is an etcd in memory, for tests in the virtual time of package
 // testing/synctest. Its members answer the public API over connections without sockets.
 //
-// It is an imitation. All members share one state, which stands for their consensus. A
-// member that is cut off from the others keeps its old state until it is back. TestLikeEtcd
-// compares the answers with those of a real etcd. There are no users, no disks, and no
-// changes of the members. A leader that is cut off confirms no keep-alives, as it does since
-// etcd 3.4.25 and 3.5.8.
+// It is an imitation, and only of what etcdlock asks for: any other request ends the program,
+// or is answered as unknown. All members share one state, which stands for their consensus. A
+// member that is cut off from the others reports no news until it is back. TestLikeEtcd
+// compares the answers with those of a real etcd. There are no users, no disks, no old
+// revisions, and no changes of the members. A leader that is cut off confirms no keep-alives,
+// as it does since etcd 3.4.25 and 3.5.8.
 package memetcd
 
 import (
@@ -29,7 +30,7 @@ type Cluster struct {
 	mu       sync.Mutex // guards all below, and the fields of the members
 	r        *rand.Rand
 	state    *state
-	leader   *Member       // nil while there is none
+	leader   *Member
 	term     uint64        // of the leader
 	electing bool          // an election is under way
 	changed  chan struct{} // closed and replaced when the state, or that of a member, changes
@@ -46,8 +47,6 @@ func New(n int, r *rand.Rand) *Cluster {
 		pb.RegisterKVServer(m.server, kv{m: m})
 		pb.RegisterLeaseServer(m.server, leases{m: m})
 		pb.RegisterWatchServer(m.server, watches{m: m})
-		pb.RegisterMaintenanceServer(m.server, maintenance{m: m})
-		pb.RegisterClusterServer(m.server, members{m: m})
 		c.wg.Go(func() { _ = m.server.Serve(listener{m}) })
 	}
 	c.leader = c.Members[r.IntN(n)]
@@ -110,7 +109,7 @@ func (c *Cluster) upTo(d time.Duration) time.Duration {
 
 // quorumLocked reports whether the leader and a majority can work.
 func (c *Cluster) quorumLocked() bool {
-	return c.leader != nil && c.leader.worksLocked() && 2*len(c.workingLocked()) > len(c.Members)
+	return c.leader.worksLocked() && 2*len(c.workingLocked()) > len(c.Members)
 }
 
 // workingLocked returns the members that reach each other.
@@ -202,9 +201,6 @@ func (c *Cluster) MoveLeader() {
 // Fill switches the alarm NOSPACE on or off. While it is on, nothing can be put.
 func (c *Cluster) Fill(full bool) { c.do(func() { c.state.full = full }) }
 
-// Compact forgets old revisions.
-func (c *Cluster) Compact() { c.do(func() { _ = c.state.compact(c.state.rev) }) }
-
 // Skip lets d pass for the leases at once.
 func (c *Cluster) Skip(d time.Duration) {
 	c.do(func() {
@@ -242,19 +238,17 @@ func (c *Cluster) Leases() (all []int64) {
 	return all
 }
 
-// Rob revokes the lease of the oldest entry whose name begins with prefix.
+// Rob revokes the lease of the oldest entry whose name begins with prefix, which ends with a
+// slash.
 func (c *Cluster) Rob(prefix string) {
 	c.do(func() {
-		kvs := span{[]byte(prefix), []byte(prefixEnd(prefix))}.in(c.state.kvs)
-		order(kvs, pb.RangeRequest_CREATE, pb.RangeRequest_ASCEND)
+		kvs := span{[]byte(prefix), []byte(prefix[:len(prefix)-1] + "0")}.in(c.state.kvs)
+		byAge(kvs)
 		if len(kvs) > 0 {
 			_, _ = c.state.revoke(kvs[0].Lease)
 		}
 	})
 }
-
-// prefixEnd returns the end of the range of all names with a prefix that ends with a slash.
-func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }
 
 // patience is how long a member waits for the others before it answers with an error.
 const patience = 7 * time.Second

@@ -3,11 +3,11 @@ package memetcd
 import (
 	"cmp"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
@@ -38,8 +38,8 @@ func (s *state) grant(r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
 		return nil, rpctypes.ErrGRPCLeaseTTLTooLarge
 	}
 	id := r.ID
-	for id == 0 || r.ID == 0 && s.leases[id] != nil {
-		id = rand.Int64()
+	if id == 0 {
+		panic("memetcd does not choose the numbers of leases")
 	}
 	if s.leases[id] != nil {
 		return nil, rpctypes.ErrGRPCLeaseExist
@@ -57,18 +57,22 @@ func (s *state) revoke(id int64) (*pb.LeaseRevokeResponse, error) {
 		s.unknown[id] = true
 		return nil, rpctypes.ErrGRPCLeaseNotFound
 	}
-	w := &write{state: s}
+	var gone []*mvccpb.KeyValue
 	for _, key := range slices.Sorted(maps.Keys(l.keys)) {
-		w.remove(&pb.DeleteRangeRequest{Key: []byte(key)})
+		gone = append(gone, s.kvs[key])
 	}
+	s.drop(gone)
 	delete(s.leases, id)
-	return &pb.LeaseRevokeResponse{Header: header(w.commit())}, nil
+	return &pb.LeaseRevokeResponse{Header: header(s.rev)}, nil
 }
 
-// expire revokes the leases whose terms ended at a time or before. It reports whether there
-// were any.
+// expire revokes the leases whose terms ended at a time or before, in that order. It reports
+// whether there were any.
 func (s *state) expire(now time.Time) (any bool) {
-	for _, l := range s.byEnd() {
+	byEnd := slices.SortedFunc(maps.Values(s.leases), func(a, b *lease) int {
+		return cmp.Or(a.end.Compare(b.end), cmp.Compare(a.id, b.id))
+	})
+	for _, l := range byEnd {
 		if l.end.After(now) {
 			break
 		}
@@ -76,13 +80,6 @@ func (s *state) expire(now time.Time) (any bool) {
 		any = true
 	}
 	return any
-}
-
-// byEnd returns the leases in the order in which their terms end.
-func (s *state) byEnd() []*lease {
-	return slices.SortedFunc(maps.Values(s.leases), func(a, b *lease) int {
-		return cmp.Or(a.end.Compare(b.end), cmp.Compare(a.id, b.id))
-	})
 }
 
 // promote begins all terms anew, as a new leader does.
@@ -93,15 +90,10 @@ func (s *state) promote() {
 }
 
 func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) *pb.LeaseTimeToLiveResponse {
+	only(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
 	l := s.leases[r.ID]
 	if l == nil {
 		return &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}
 	}
-	res := &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: int64(time.Until(l.end).Seconds()), GrantedTTL: l.ttl}
-	if r.Keys {
-		for _, key := range slices.Sorted(maps.Keys(l.keys)) {
-			res.Keys = append(res.Keys, []byte(key))
-		}
-	}
-	return res
+	return &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: int64(time.Until(l.end).Seconds()), GrantedTTL: l.ttl}
 }

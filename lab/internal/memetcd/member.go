@@ -10,7 +10,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 )
 
 // latency is the longest time from a request to its answer without a fault.
@@ -218,16 +217,6 @@ func (m *Member) lose(ctx context.Context) error {
 	return rpctypes.ErrGRPCTimeout
 }
 
-// needsLeader reports whether the client wants an error at once if there is no leader.
-func needsLeader(ctx context.Context) bool {
-	md, _ := metadata.FromIncomingContext(ctx)
-	v := md.Get(rpctypes.MetadataRequireLeaderKey)
-	return len(v) > 0 && v[0] == rpctypes.MetadataHasLeader
-}
-
-// leaderlessLocked reports whether the member knows no leader.
-func (m *Member) leaderlessLocked() bool { return m.isolated || m.c.leader == nil }
-
 // quorum waits until the member reaches a leader with a majority. It returns with the mutex
 // held, unless there is an error.
 func (m *Member) quorum(ctx context.Context, stubborn bool) error {
@@ -236,19 +225,10 @@ func (m *Member) quorum(ctx context.Context, stubborn bool) error {
 	}
 	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	none := false
-	ok := m.c.await(func() bool {
-		none = needsLeader(ctx) && m.leaderlessLocked()
-		return none || m.worksLocked() && m.c.quorumLocked()
-	}, within.Done())
-	if none {
-		m.c.mu.Unlock()
-		return rpctypes.ErrGRPCNoLeader
+	if !m.c.await(func() bool { return m.worksLocked() && m.c.quorumLocked() }, within.Done()) {
+		return rpctypes.ErrGRPCTimeout
 	}
-	if ok {
-		return nil
-	}
-	return rpctypes.ErrGRPCTimeout
+	return nil
 }
 
 // answer carries out a request that takes a majority. A change is known to all members at
@@ -295,81 +275,15 @@ type kv struct {
 }
 
 func (s kv) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	if err := checkRange(r); err != nil {
-		return nil, err
-	}
-	if r.Serializable {
-		return s.local(ctx, r)
-	}
-	return answer(ctx, s.m, func(st *state) (*pb.RangeResponse, error) { return (&write{state: st}).get(r) })
-}
-
-// local answers from what the member knows, which may be old.
-func (s kv) local(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	if _, _, err := s.m.arrive(ctx); err != nil {
-		return nil, err
-	}
-	s.m.c.mu.Lock()
-	defer s.m.c.mu.Unlock()
-	old := *s.m.c.state
-	if at := s.m.appliedLocked(); at < old.rev {
-		old.kvs, old.rev = old.at(at), at
-	}
-	res, err := (&write{state: &old}).get(r)
-	if err == nil {
-		s.m.signLocked(res.Header)
-	}
-	return res, err
-}
-
-func (s kv) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
-	if err := checkPut(r); err != nil {
-		return nil, err
-	}
-	return answer(ctx, s.m, func(st *state) (*pb.PutResponse, error) {
-		if st.full {
-			return nil, rpctypes.ErrGRPCNoSpace
-		}
-		w := &write{state: st}
-		res, err := w.put(r)
-		w.commit()
-		return res, err
-	})
+	return answer(ctx, s.m, func(st *state) (*pb.RangeResponse, error) { return st.get(r), nil })
 }
 
 func (s kv) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
-	if err := checkDelete(r); err != nil {
-		return nil, err
-	}
-	return answer(ctx, s.m, func(st *state) (*pb.DeleteRangeResponse, error) {
-		w := &write{state: st}
-		res := w.remove(r)
-		w.commit()
-		return res, nil
-	})
+	return answer(ctx, s.m, func(st *state) (*pb.DeleteRangeResponse, error) { return st.remove(r), nil })
 }
 
 func (s kv) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
-	if err := checkTxn(r); err != nil {
-		return nil, err
-	}
-	return answer(ctx, s.m, func(st *state) (*pb.TxnResponse, error) {
-		if st.full && hasPut(r) {
-			return nil, rpctypes.ErrGRPCNoSpace
-		}
-		w := &write{state: st}
-		res, err := w.txn(r)
-		if err == nil {
-			res.Header.Revision = w.commit()
-		}
-		return res, err
-	})
-}
-
-func (s kv) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.CompactionResponse, error) {
-		return &pb.CompactionResponse{Header: header(st.rev)}, st.compact(r.Revision)
-	})
+	return answer(ctx, s.m, func(st *state) (*pb.TxnResponse, error) { return st.txn(r) })
 }
 
 // leases is the service Lease.
@@ -393,16 +307,6 @@ func (s leases) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.
 
 func (s leases) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
 	return answer(ctx, s.m, func(st *state) (*pb.LeaseTimeToLiveResponse, error) { return st.timeToLive(r), nil })
-}
-
-func (s leases) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.LeaseLeasesResponse, error) {
-		res := &pb.LeaseLeasesResponse{Header: header(st.rev)}
-		for _, l := range st.byEnd() {
-			res.Leases = append(res.Leases, &pb.LeaseStatus{ID: l.id})
-		}
-		return res, nil
-	})
 }
 
 // LeaseKeepAlive answers the requests of a stream one after another.
@@ -446,47 +350,6 @@ func (s leases) renew(ctx context.Context, id int64) (*pb.LeaseKeepAliveResponse
 }
 
 var errExpired = errors.New("the term has ended, and the lease is not revoked yet")
-
-// maintenance is the service Maintenance.
-type maintenance struct {
-	pb.UnimplementedMaintenanceServer
-	m *Member
-}
-
-func (s maintenance) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
-	if _, _, err := s.m.arrive(ctx); err != nil {
-		return nil, err
-	}
-	s.m.c.mu.Lock()
-	defer s.m.c.mu.Unlock()
-	res := &pb.StatusResponse{Header: header(s.m.appliedLocked()), Version: "3.5.21", RaftTerm: s.m.c.term, DbSize: 20480, DbSizeInUse: 20480}
-	if !s.m.leaderlessLocked() {
-		res.Leader = s.m.c.leader.id
-	} else {
-		res.Errors = append(res.Errors, rpctypes.ErrGRPCNoLeader.Error())
-	}
-	if s.m.c.state.full {
-		res.Errors = append(res.Errors, "memberID:1 alarm:NOSPACE ")
-	}
-	s.m.signLocked(res.Header)
-	return res, nil
-}
-
-// members is the service Cluster.
-type members struct {
-	pb.UnimplementedClusterServer
-	m *Member
-}
-
-func (s members) MemberList(ctx context.Context, _ *pb.MemberListRequest) (*pb.MemberListResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.MemberListResponse, error) {
-		res := &pb.MemberListResponse{Header: header(st.rev)}
-		for _, m := range s.m.c.Members {
-			res.Members = append(res.Members, &pb.Member{ID: m.id, Name: m.Name(), ClientURLs: []string{"http://" + m.Name() + ":2379"}})
-		}
-		return res, nil
-	})
-}
 
 // Name returns the name of the member, which is also the host of its address.
 func (m *Member) Name() string { return "m" + string('0'+rune(m.id)) }
