@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
@@ -70,21 +71,21 @@ func (d driver) Close() error {
 
 func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
 	w := &wires{}
-	dial := map[string]func(context.Context, string, string) (net.Conn, error){}
+	dial := map[string]func(context.Context) (net.Conn, error){}
 	conf := clientv3.Config{Logger: zap.NewNop(), MaxUnaryRetries: 1}
 	for _, m := range s.etcd.Members {
 		p := faultproxy.New(m.Dial)
 		w.proxies = append(w.proxies, p)
-		dial[m.Name()+":2379"] = p.Dialer()
+		// As with a socket, a write does not wait for the other end, and what was written is sent
+		// even after a Close.
+		ln := bufconn.Listen(1 << 16)
+		p.Serve(ln)
+		dial[m.Name()+":2379"] = ln.DialContext
 		conf.Endpoints = append(conf.Endpoints, "http://"+m.Name()+":2379")
 	}
 	s.links = append(s.links, w)
 	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-		c, err := dial[addr](ctx, "", addr)
-		if err != nil {
-			return nil, err
-		}
-		return newBuffered(c), nil
+		return dial[addr](ctx)
 	})}
 	client, err := clientv3.New(conf)
 	if err != nil {
