@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
@@ -41,13 +42,13 @@ type Cluster struct {
 func New(n int, r *rand.Rand) *Cluster {
 	c := &Cluster{over: make(chan struct{}), r: r, state: newState(), term: 2, changed: make(chan struct{})}
 	for i := range n {
-		m := &Member{c: c, id: uint64(i) + 1, up: true, conns: map[*conn]bool{}, accepts: make(chan *conn)}
+		m := &Member{c: c, id: uint64(i) + 1, up: true, conns: map[*conn]bool{}, ln: bufconn.Listen(1 << 16)}
 		c.Members = append(c.Members, m)
 		m.server = grpc.NewServer()
 		pb.RegisterKVServer(m.server, kv{m: m})
 		pb.RegisterLeaseServer(m.server, leases{m: m})
 		pb.RegisterWatchServer(m.server, watches{m: m})
-		c.wg.Go(func() { _ = m.server.Serve(listener{m}) })
+		c.wg.Go(func() { _ = m.server.Serve(listener{m.ln, m}) })
 	}
 	c.leader = c.Members[r.IntN(n)]
 	c.wg.Go(c.expire)

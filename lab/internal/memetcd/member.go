@@ -10,6 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
 )
 
 // latency is the longest time from a request to its answer without a fault.
@@ -17,10 +18,10 @@ const latency = 2 * time.Millisecond
 
 // Member is one server of a Cluster.
 type Member struct {
-	c       *Cluster
-	id      uint64
-	server  *grpc.Server
-	accepts chan *conn
+	c      *Cluster
+	id     uint64
+	server *grpc.Server
+	ln     *bufconn.Listener
 
 	// The mutex of the Cluster guards all below.
 	up, frozen, isolated bool
@@ -95,39 +96,30 @@ func (m *Member) Lag(d time.Duration) { m.c.do(func() { m.lag = d }) }
 
 // Dial returns a new connection.
 func (m *Member) Dial() (net.Conn, error) {
-	near, far := net.Pipe()
-	c := &conn{Conn: far, m: m, over: make(chan struct{})}
 	m.c.mu.Lock()
 	up := m.up
-	if up {
-		m.conns[c] = true
-	}
 	m.c.mu.Unlock()
 	if !up {
 		return nil, errors.New("connection refused")
 	}
-	select {
-	case m.accepts <- c:
-		return near, nil
-	case <-m.c.over:
-		return nil, net.ErrClosed
-	}
+	return m.ln.Dial()
 }
 
-// listener is the server's end of Dial.
-type listener struct{ m *Member }
+// listener accepts connections of a member.
+type listener struct {
+	*bufconn.Listener
+	m *Member
+}
 
 func (l listener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.m.accepts:
-		return c, nil
-	case <-l.m.c.over:
-		return nil, net.ErrClosed
+	far, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
 	}
+	c := &conn{Conn: far, m: l.m, over: make(chan struct{})}
+	l.m.c.do(func() { l.m.conns[c] = true })
+	return c, nil
 }
-
-func (l listener) Close() error   { return nil }
-func (l listener) Addr() net.Addr { return &net.TCPAddr{} }
 
 // conn is a connection that stands still while its member is frozen.
 type conn struct {
