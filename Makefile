@@ -51,8 +51,7 @@ lab:
 	cd lab && go mod tidy -diff && go vet ./... && $$(go -C $(CURDIR) tool -n staticcheck) ./... && \
 		go test -short -shuffle=on -timeout 15m ./...
 
-# hasp beside other libraries, everything once. The first run builds an etcd, which takes
-# minutes; later runs take less than one.
+# hasp beside other libraries, everything once, within a minute.
 compare:
 	@command -v redis-server >/dev/null || echo "no redis-server: hasp beside other libraries is left out"
 	! command -v redis-server >/dev/null || (cd lab/bench && go run . --quick --out results/quick)

@@ -207,6 +207,13 @@ func (s *Server) Kill() {
 	s.cmd = nil
 }
 
+// Pid returns the number of the process, which runs.
+func (s *Server) Pid() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cmd.Process.Pid
+}
+
 // Pause stops the process, which keeps its connections.
 func (s *Server) Pause() error { return s.Signal(syscall.SIGSTOP) }
 

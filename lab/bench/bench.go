@@ -29,16 +29,14 @@ type bench struct {
 	began   time.Time
 }
 
-var (
-	errTime  = errors.New("no time left") // ends what is in progress when the run must end
-	errWrong = errors.New("wrong")        // a failure that a slow machine does not explain
-)
+// errWrong is a failure that a slow machine does not explain.
+var errWrong = errors.New("wrong")
 
 // newBench starts servers and workers. The caller must call close, even after
 // an error.
 func newBench(ctx context.Context, p plan, all []contestant) (b *bench, err error) {
 	b = &bench{plan: p, all: all, open: map[string]locker{}, far: map[time.Duration]stores{}, began: time.Now()}
-	if err := b.start(ctx); err != nil {
+	if err := b.start(); err != nil {
 		return b, err
 	}
 	processes := 0
@@ -157,8 +155,8 @@ func (b *bench) run(ctx context.Context, names []string) error {
 func (b *bench) round(ctx context.Context, round int, scenario string, until time.Time) error {
 	setting := ""
 	for _, t := range b.turns(round, scenario) {
-		if time.Now().After(until) || context.Cause(ctx) == errTime {
-			b.skip(round, t)
+		if time.Now().After(until) {
+			b.results.Skipped = append(b.results.Skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, t.scenario, t.setting, t.name))
 			return nil
 		}
 		if t.setting != setting {
@@ -166,18 +164,17 @@ func (b *bench) round(ctx context.Context, round int, scenario string, until tim
 			fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n", time.Since(b.began).Seconds(), round+1, b.plan.rounds, scenario, setting)
 		}
 
-		f, err := t.within(ctx)
+		bound, cancel := context.WithTimeout(ctx, patience)
+		f, err := t.do(bound)
+		cancel()
 		name := fmt.Sprintf("%s, %s: %s", scenario, setting, t.name)
 		switch {
 		case err == nil:
 			b.results.add(t.cell(t.name), f)
 		case errors.Is(err, errWrong):
 			return fmt.Errorf("%s: %w", name, err)
-		case context.Cause(ctx) == errTime:
-			b.skip(round, t)
-			return nil
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
+			return ctx.Err()
 		case t.group == theirs || errors.Is(err, errMany) || excused(err, 0, term):
 			b.results.note("%s has no figures: %v", name, err)
 		default:
@@ -185,34 +182,4 @@ func (b *bench) round(ctx context.Context, round int, scenario string, until tim
 		}
 	}
 	return nil
-}
-
-func (b *bench) skip(round int, t turn) {
-	b.results.Skipped = append(b.results.Skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, t.scenario, t.setting, t.name))
-}
-
-// within makes the turn. It leaves the turn behind if that does not return soon
-// after ctx has ended.
-func (t turn) within(ctx context.Context) (f figures, err error) {
-	type outcome struct {
-		f   figures
-		err error
-	}
-	done := make(chan outcome, 1)
-	go func() {
-		f, err := t.do(ctx)
-		done <- outcome{f, err}
-	}()
-	late := make(chan struct{})
-	defer context.AfterFunc(ctx, func() {
-		time.Sleep(grace)
-		close(late)
-	})()
-
-	select {
-	case o := <-done:
-		return o.f, o.err
-	case <-late:
-		return nil, context.Cause(ctx)
-	}
 }

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
-// hold is one turn at the key, in nanoseconds of now.
+// hold is one turn at the key, in nanoseconds of hostclock.
 type hold struct {
 	process, caller   int
 	asked, got, freed int64
@@ -92,18 +94,18 @@ type window struct {
 
 func (w *window) open(ctx context.Context, b *bench, c contestant, s contest) error {
 	time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
-	before, err := b.meter.read(ctx, c)
-	used, failed := b.cpu(s.processes)
-	if err := errors.Join(err, failed); err != nil {
+	used, err := b.cpu(s.processes)
+	if err != nil {
 		return err
 	}
-	w.from = now()
-	time.Sleep(s.length)
-	w.to = now()
-	after, err := b.meter.read(ctx, c)
-	w.client, failed = b.cpu(s.processes)
-	w.client -= used
-	w.server = after.since(before)
+	w.server, err = b.meter.spending(ctx, c, func() error {
+		w.from = hostclock.Now()
+		time.Sleep(s.length)
+		w.to = hostclock.Now()
+		return nil
+	})
+	all, failed := b.cpu(s.processes)
+	w.client = all - used
 	return errors.Join(err, failed)
 }
 

@@ -15,9 +15,9 @@ import (
 // haspLocker is a Client that is opened by URL, as users open it.
 type haspLocker struct{ c *hasp.Client }
 
-func openHasp(strategy, params string) opener {
+func openHasp(strategy string) opener {
 	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
-		return openURL(ctx, strategy+"+"+s.One+params, term)
+		return openURL(ctx, strategy+"+"+s.One, term)
 	}
 }
 

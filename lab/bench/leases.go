@@ -53,7 +53,7 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 		return nil, err
 	}
 	name := "bench:" + rand.Text()[:8]
-	probe := &prober{l, name, s.term, probing}
+	probe := &prober{l, name, s.term}
 	memory, goroutines := heap(), runtime.NumGoroutine()
 	without, err := probe.beside(ctx, m, c, alone)
 	if err != nil {
@@ -98,10 +98,9 @@ func (b *bench) leases(ctx context.Context, c contestant, s crowd) (f figures, e
 
 // prober is the lone caller.
 type prober struct {
-	l     locker
-	key   string
-	term  time.Duration
-	pause time.Duration // between two pairs
+	l    locker
+	key  string
+	term time.Duration
 }
 
 // spell is what the lone caller measured, and what all cost meanwhile.
@@ -113,21 +112,19 @@ type spell struct {
 
 // beside makes pairs for length. A pair that is stuck is the last.
 func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time.Duration) (s spell, err error) {
-	before, err := m.read(ctx, c)
-	if err != nil {
-		return s, err
-	}
 	bound, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
-	cpu, began := cpuTime(), time.Now()
-	for end := began.Add(length); s.pairs == nil || time.Now().Before(end); time.Sleep(p.pause) {
-		if err := p.pair(bound, &s); err != nil {
-			return s, err
+	s.server, err = m.spending(ctx, c, func() error {
+		cpu, began := cpuTime(), time.Now()
+		for s.pairs == nil || time.Since(began) < length {
+			if err := p.pair(bound, &s); err != nil {
+				return err
+			}
+			time.Sleep(probing)
 		}
-	}
-	s.seconds, s.cpu = time.Since(began).Seconds(), (cpuTime() - cpu).Seconds()
-	after, err := m.read(ctx, c)
-	s.server = after.since(before)
+		s.seconds, s.cpu = time.Since(began).Seconds(), (cpuTime() - cpu).Seconds()
+		return nil
+	})
 	return s, err
 }
 

@@ -14,24 +14,21 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 func main() {
 	logging.Disable() // go-redis logs each node that is down
-	switch role, _ := crew.Role(); role {
-	case workerRole:
+	if role, _ := crew.Role(); role == workerRole {
 		work(crew.Parent())
-		return
-	case etcdRole:
-		if err := serveEtcd(crew.Parent()); err != nil {
-			fail("etcd: ", err)
-		}
 		return
 	}
 
@@ -48,7 +45,7 @@ func main() {
 	o.only = strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	var err error
 	if *from != "" {
 		err = render(*from, "../..")
@@ -56,13 +53,9 @@ func main() {
 		err = measure(ctx, o)
 	}
 	if err != nil {
-		fail("", err)
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
 	}
-}
-
-func fail(prefix string, err error) {
-	fmt.Fprintf(os.Stderr, "bench: %s%v\n", prefix, err)
-	os.Exit(1)
 }
 
 // options are the flags of a run that measures.
@@ -76,20 +69,16 @@ type options struct {
 func measure(ctx context.Context, o options) error {
 	names, others, settings := split(o.only)
 	all := chosen(contestants(), others)
+	if _, err := exec.LookPath(etcdtest.Binary()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: without the contestants on etcd:", err)
+		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == 0 })
+	}
 	if len(all) == 0 {
 		return errors.New("--only: no contestant has such a name")
 	}
-	p := planOf(o.quick)
-	ctx, cancel := context.WithTimeoutCause(ctx, p.limit, errTime)
-	defer cancel()
-
-	b, err := newBench(ctx, p, all)
+	b, err := newBench(ctx, planOf(o.quick), all)
 	defer b.close()
-	switch {
-	case err != nil && context.Cause(ctx) == errTime:
-		fmt.Fprintln(os.Stderr, "bench: measured nothing, because the servers took too long to start:", err)
-		return nil
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	b.results.Quick = o.quick

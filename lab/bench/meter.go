@@ -2,8 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"math"
+	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -11,7 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/etcdtest"
 )
 
 // spent is what the stores of a contestant have spent so far.
@@ -20,18 +21,17 @@ type spent struct {
 	scripts  float64
 	cpu      float64 // seconds
 	bytes    float64 // on the wire, both ways
-	memory   float64 // bytes that the servers have allocated
 }
 
 func (s spent) since(before spent) spent {
-	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu, s.bytes - before.bytes, s.memory - before.memory}
+	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu, s.bytes - before.bytes}
 }
 
 // meter asks the stores what they have spent.
 type meter struct {
 	one  *redis.Client
 	five []*redis.Client
-	etcd *crew.Process // nil if no contestant needs it
+	etcd *etcdtest.Server // nil if no contestant needs it
 }
 
 func newMeter(at stores) (m *meter, err error) {
@@ -69,16 +69,27 @@ func (m *meter) nodes(c contestant) int {
 	return 1
 }
 
-// read returns the sum over the nodes of a contestant. If ctx ends while etcd
-// does not answer, the caller leaves read behind.
+// spending returns what the stores of a contestant spend while f runs.
+func (m *meter) spending(ctx context.Context, c contestant, f func() error) (s spent, err error) {
+	before, err := m.read(ctx, c)
+	if err == nil {
+		err = f()
+	}
+	if err != nil {
+		return s, err
+	}
+	after, err := m.read(ctx, c)
+	return after.since(before), err
+}
+
+// read returns the sum over the nodes of a contestant.
 func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	nodes := m.five
 	switch c.nodes {
 	case 0:
-		sum = spent{math.NaN(), math.NaN(), 0, math.NaN(), math.NaN()} // etcd counts no commands
-		return sum, errors.Join(m.etcd.Send("cpu"), m.etcd.Receive(&sum.cpu))
+		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil // etcd counts no commands
 	case onPostgres:
-		return spent{math.NaN(), math.NaN(), math.NaN(), math.NaN(), math.NaN()}, nil
+		return spent{math.NaN(), math.NaN(), math.NaN(), math.NaN()}, nil
 	case 1:
 		nodes = []*redis.Client{m.one}
 	case 3:
@@ -117,8 +128,6 @@ func (s *spent) add(info string) {
 			s.cpu += n
 		case name == "total_net_input_bytes", name == "total_net_output_bytes":
 			s.bytes += n
-		case name == "used_memory":
-			s.memory += n
 		}
 	}
 }
@@ -141,4 +150,18 @@ func cpuTime() time.Duration {
 		panic(err) // every Unix has this call
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// cpuOf returns the seconds of CPU time that another process has used, or NaN on a system
+// without /proc. The kernel counts them in hundredths.
+func cpuOf(pid int) float64 {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ") // after the name
+	f := strings.Fields(rest)
+	if len(f) < 13 {
+		return math.NaN()
+	}
+	user, _ := strconv.ParseFloat(f[11], 64)
+	system, _ := strconv.ParseFloat(f[12], 64)
+	return (user + system) / 100
 }

@@ -11,7 +11,6 @@ import (
 type plan struct {
 	rounds   int
 	budget   time.Duration // after it, no turn begins
-	limit    time.Duration // after it, the turn in progress is left out
 	distinct []distinct
 	contests []contest // of a key that is not held
 	fair     []contest // of a key that is held
@@ -114,7 +113,7 @@ func planOf(quick bool) plan {
 	const ms, s = time.Millisecond, time.Second
 	if quick {
 		return plan{
-			rounds: 1, budget: 36 * s, limit: 45 * s,
+			rounds: 1, budget: 36 * s,
 			distinct: []distinct{{1, 30 * ms, 1}, {64, 60 * ms, 1}},
 			contests: []contest{{waiters: 8, processes: 4, length: 60 * ms}},
 			fair: []contest{
@@ -128,7 +127,7 @@ func planOf(quick bool) plan {
 		}
 	}
 	p := plan{
-		rounds: 3, budget: 1430 * s, limit: 1450 * s,
+		rounds: 3, budget: 1430 * s,
 		contests: []contest{
 			{waiters: 64, processes: 4, length: 400 * ms}, {waiters: 512, processes: 4, length: 400 * ms}, // shares need time to show
 			{waiters: 2, processes: 4, length: 100 * ms}, {waiters: 64, processes: 1, length: 100 * ms},

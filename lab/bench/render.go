@@ -49,7 +49,6 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 		"ratios":        r.ratios,
 		"free":          func() string { return r.free(1) },
 		"free-five":     func() string { return r.free(5) },
-		"free-postgres": func() string { return r.free(onPostgres) },
 		"contended64":   func() string { return r.crowded(queue(64)) },
 		"contended512":  func() string { return r.crowded(queue(512)) },
 		"held":          func() string { return r.crowded(queueOf1ms) },
@@ -69,11 +68,7 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 			err = fmt.Errorf("unknown part %q", name)
 			return old
 		}
-		text := write()
-		if name == "free-postgres" && !hasRows(text) {
-			return old // only runs that name these contestants measure them
-		}
-		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, text)
+		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, write())
 	})
 	return filled, err
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -26,43 +25,25 @@ func (s section) cell(contestant string) cell {
 
 // results are the figures of all rounds. They are written as results.json.
 type results struct {
-	Began    time.Time
-	Took     time.Duration
-	Machine  string
-	Redis    string // its version
-	Quick    bool
-	Versions map[string]string // of the contestants' modules
-	Skipped  []string          // turns that there was no time for
-	Notes    []string          // faults of peers, and turns without figures
-	Values   map[cell]map[string][]float64
+	Began   time.Time
+	Took    time.Duration
+	Machine string
+	Redis   string // its version
+	Quick   bool
+	Skipped []string // turns that there was no time for
+	Notes   []string // faults of peers, and turns without figures
+	Values  map[cell]map[string][]float64
 
 	contestants []contestant
 }
 
-// modules are the paths of the contestants' modules.
-var modules = []string{
-	"github.com/hasplock/hasp", "github.com/redis/go-redis/v9", "github.com/bsm/redislock", "github.com/go-redsync/redsync/v4",
-	"github.com/redis/rueidis", "go.etcd.io/etcd/client/v3", "github.com/jackc/pgx/v5",
-}
-
 func newResults(all []contestant, redis string) *results {
-	r := &results{
-		Began:    time.Now(),
-		Machine:  fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH, count(runtime.NumCPU(), "CPU", "CPUs")),
-		Redis:    redis,
-		Versions: map[string]string{},
-		Values:   map[cell]map[string][]float64{}, contestants: all,
+	return &results{
+		Began:   time.Now(),
+		Machine: fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH, count(runtime.NumCPU(), "CPU", "CPUs")),
+		Redis:   redis,
+		Values:  map[cell]map[string][]float64{}, contestants: all,
 	}
-	info, _ := debug.ReadBuildInfo()
-	for _, m := range info.Deps {
-		if slices.Contains(modules, m.Path) {
-			r.Versions[m.Path] = m.Version
-			if m.Replace != nil {
-				r.Versions[m.Path] = "of this repository"
-			}
-		}
-	}
-	return r
 }
 
 // add adds the figures of a turn. It leaves out what is not a finite number.
@@ -157,9 +138,8 @@ func (r *results) page() []byte {
 		part("One key, "+c.String(), r.crowded(section{fair, c.String()}))
 	}
 	part("Many leases", r.kept(p))
-	fmt.Fprint(&out, "\n## Notes\n\n")
-	for _, path := range modules {
-		fmt.Fprintf(&out, "- %s: %s\n", path, r.Versions[path])
+	if len(r.Notes) > 0 {
+		fmt.Fprint(&out, "\n## Notes\n\n")
 	}
 	for _, text := range r.Notes {
 		fmt.Fprintf(&out, "- %s\n", text)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // ringName is the contestant that only hands over: a message goes round a ring,
@@ -68,14 +70,14 @@ func (m *member) pass(ctx context.Context, hold time.Duration, t *turns) error {
 	defer m.rdb.Close()
 	defer context.AfterFunc(ctx, func() { m.sub.Close() })()
 	for {
-		asked := now()
+		asked := hostclock.Now()
 		_, err := m.sub.ReceiveMessage(context.WithoutCancel(ctx))
-		got := now()
+		got := hostclock.Now()
 		if err == nil {
 			if hold > 0 {
 				time.Sleep(hold)
 			}
-			t.Asked, t.Got, t.Freed = append(t.Asked, asked), append(t.Got, got), append(t.Freed, now())
+			t.Asked, t.Got, t.Freed = append(t.Asked, asked), append(t.Got, got), append(t.Freed, hostclock.Now())
 			err = publish.EvalSha(context.WithoutCancel(ctx), m.rdb, nil, m.Next).Err()
 		}
 		switch {

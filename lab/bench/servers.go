@@ -1,11 +1,10 @@
 package main
 
 import (
-	"context"
 	"net"
-	"os"
 	"time"
 
+	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -13,7 +12,7 @@ import (
 
 // start starts the servers that the contestants need, and a meter of them.
 // close ends them.
-func (b *bench) start(ctx context.Context) (err error) {
+func (b *bench) start() error {
 	needs := map[int]bool{1: true}
 	for _, c := range b.all {
 		needs[c.nodes] = true
@@ -22,39 +21,23 @@ func (b *bench) start(ctx context.Context) (err error) {
 	if needs[3] || needs[5] {
 		n += 5
 	}
-	if err := b.servers.Do(func() error {
+	return b.servers.Do(func() (err error) {
 		for range n {
 			b.redises = append(b.redises, redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true}))
 		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	b.at.One = b.redises[0].URL()
-	for _, srv := range b.redises[1:] {
-		b.at.Five = append(b.at.Five, srv.URL())
-	}
-	if needs[onPostgres] {
-		if err := b.servers.Do(func() error {
-			b.at.Postgres = pgtest.Start(&b.servers, "max_connections=500").URL()
-			return nil
-		}); err != nil {
-			return err
+		b.at.One = b.redises[0].URL()
+		for _, srv := range b.redises[1:] {
+			b.at.Five = append(b.at.Five, srv.URL())
 		}
-	}
-	if b.meter, err = newMeter(b.at); err != nil || !needs[0] {
+		if needs[onPostgres] {
+			b.at.Postgres = pgtest.Start(&b.servers, "max_connections=500").URL()
+		}
+		if b.meter, err = newMeter(b.at); err == nil && needs[0] {
+			b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
+			b.at.Etcd = b.meter.etcd.Client
+		}
 		return err
-	}
-
-	dir, err := os.MkdirTemp("", "hasp-bench-")
-	if err != nil {
-		return err
-	}
-	b.servers.Cleanup(func() { os.RemoveAll(dir) })
-	if b.meter.etcd, b.at.Etcd, err = startEtcd(ctx, dir); err == nil {
-		b.servers.Cleanup(b.meter.etcd.End)
-	}
-	return err
+	})
 }
 
 // storesOf returns where a contestant finds its stores if each round trip takes
@@ -93,14 +76,4 @@ func (b *bench) behindProxies(lab *redistest.Lab, delay time.Duration) (at store
 		}
 	}
 	return at, five, nil
-}
-
-// freePort returns a port of the loopback interface that was free just now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }

@@ -30,20 +30,17 @@ func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figu
 		return nil, err
 	}
 
-	before, err := b.meter.read(ctx, c)
-	if err != nil {
-		return nil, err
-	}
+	var made made
+	var cpu time.Duration
 	var m1, m2 runtime.MemStats
-	runtime.ReadMemStats(&m1)
-	cpu := cpuTime()
-	made, err := pairs(ctx, l, term, keys, d.length)
-	cpu = cpuTime() - cpu
-	runtime.ReadMemStats(&m2)
-	if err != nil {
-		return nil, err
-	}
-	after, err := b.meter.read(ctx, c)
+	server, err := b.meter.spending(ctx, c, func() (err error) {
+		runtime.ReadMemStats(&m1)
+		cpu = cpuTime()
+		made, err = pairs(ctx, l, term, keys, d.length)
+		cpu = cpuTime() - cpu
+		runtime.ReadMemStats(&m2)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +48,7 @@ func (b *bench) uncontended(ctx context.Context, c contestant, d distinct) (figu
 	if made.stuck > 0 {
 		b.results.note("%s, %v: %d callers of %s still waited for a free key a second after the end", uncontended, d, made.stuck, c.name)
 	}
-	n, server := float64(made.pairs), after.since(before)
+	n := float64(made.pairs)
 	return figures{
 		"pairs_per_s":        n / made.took.Seconds(),
 		"allocs_per_pair":    float64(m2.Mallocs-m1.Mallocs) / n,

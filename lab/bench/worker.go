@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // workerRole is the role of the processes whose callers contend for a key.
@@ -39,7 +40,7 @@ type report struct {
 	First   string // the error of one of them
 }
 
-// turns are the turns of one caller, in nanoseconds of now: when it asked for
+// turns are the turns of one caller, in nanoseconds of hostclock: when it asked for
 // the key, when it got it, and just before it released it. If the end cut a wait
 // short, Asked has one entry more than the others.
 type turns struct{ Asked, Got, Freed []int64 }
@@ -175,15 +176,15 @@ const arrival = 20 * time.Millisecond
 func take(ctx context.Context, l locker, o order, t *turns) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {
-		asked := now()
+		asked := hostclock.Now()
 		t.Asked = append(t.Asked, asked)
 		h, err := l.lock(ctx, o.Key)
 		if err == nil {
-			got := now()
+			got := hostclock.Now()
 			if o.Hold > 0 {
 				time.Sleep(o.Hold)
 			}
-			freed := now()
+			freed := hostclock.Now()
 			err = h.Unlock(context.WithoutCancel(ctx))
 			t.Got, t.Freed = append(t.Got, got), append(t.Freed, freed)
 			time.Sleep(o.Think/2 + rand.N(o.Think+1))
@@ -193,7 +194,7 @@ func take(ctx context.Context, l locker, o order, t *turns) (refused int, first 
 		case err == nil:
 		case ctx.Err() != nil:
 			return refused, first
-		case !excused(err, time.Duration(now()-asked), term):
+		case !excused(err, time.Duration(hostclock.Now()-asked), term):
 			refused++
 			first = cmp.Or(first, err.Error())
 		}
