@@ -37,12 +37,8 @@ const calmTimeout = 10 * time.Second
 
 // open opens a Client with the link of a seat. The caller closes it.
 func (r *run) open(ctx context.Context, seat int, term time.Duration) *hasp.Client {
-	var direct []string
-	for _, srv := range r.store.servers {
-		direct = append(direct, srv.Addr)
-	}
-	url := r.store.urls[seat]
-	d, err := persist(func() (backend.Driver, error) { return openDriver(ctx, url, r.plant, direct, r.store.dir) })
+	s := r.store
+	d, err := persist(func() (backend.Driver, error) { return openDriver(ctx, s.urls[seat], r.plant, s.addrs(), s.dir) })
 	r.Check(err)
 	return hasp.New(d, &hasp.Options{TTL: term, Timeout: calmTimeout})
 }

@@ -271,11 +271,7 @@ const heapSlack = 4 << 20
 // poolSlack is by how many descriptors a client may grow. go-redis keeps the connections of the
 // largest burst, up to ten for each CPU and server. Slow links make bursts larger.
 func (s *store) poolSlack() float64 {
-	servers := max(len(s.servers), 1)
-	if s.other != nil {
-		servers = len(s.other.servers)
-	}
-	return 10 + 10*float64(runtime.GOMAXPROCS(0)*servers)
+	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
 }
 
 // figure is a resource that must not grow by more than slack.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -40,7 +39,7 @@ func startEtcd(l *redistest.Lab) *other {
 		servers: addrs,
 		url:     func(addrs []string) string { return "etcdlock+etcd://" + strings.Join(addrs, ",") },
 		left:    c.left,
-		faults:  c.faults(),
+		faults:  c.faults,
 		ready:   c.healthy,
 	}
 }
@@ -71,34 +70,25 @@ func (c *cluster) left(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-func (c *cluster) faults() []otherFault {
-	var all []otherFault
-	add := func(least, most float64, name string, inject otherInject) {
-		all = append(all, otherFault{name: name, least: least, most: most, inject: inject})
+func (c *cluster) faults(all *catalog, losing bool) {
+	if losing {
+		all.add(server, 0.2, 0.5, "every entry deleted", c.asks(c.emptied))
+		all.add(server, 0.2, 0.5, "every lease revoked", c.asks(c.revoked))
+		return
 	}
+	kill, start := func(_ *nemesis, i int) { c.members[i].Kill() }, c.each((*etcdtest.Server).Start)
+	pause, resume := c.each((*etcdtest.Server).Pause), c.each((*etcdtest.Server).Resume)
 	for _, k := range []int{1, 2} {
-		who := "a minority: "
-		if k == 2 {
-			who = "a majority: "
-		}
-		add(0.2, 1.5, who+"killed, and started again", c.each(k, killedMember, startedMember))
-		add(0.3, 1.5, who+"stopped", c.each(k, (*etcdtest.Server).Pause, (*etcdtest.Server).Resume))
-		add(0.3, 1.5, who+"stutters", c.stutters(k))
+		all.add(server, 0.2, 1.5, of(3, k, "killed, and started again"), onServers(k, kill, start))
+		all.add(server, 0.3, 1.5, of(3, k, "stopped"), onServers(k, pause, resume))
+		all.add(server, 0.3, 1.5, of(3, k, "stutters"), c.stutters(k))
 	}
-	add(0.2, 1.5, "the leader killed, and started again", c.leader(killedMember, startedMember))
-	add(0.3, 1.5, "the leader stopped", c.leader((*etcdtest.Server).Pause, (*etcdtest.Server).Resume))
-	add(0.2, 0.2, "another member leads", c.moved)
-	add(0.3, 1, "NOSPACE", c.full)
-	add(0.1, 0.1, "compacted, and defragmented", c.compacted)
-	all = append(all,
-		otherFault{name: "every entry deleted", loses: true, least: 0.2, most: 0.5, inject: c.emptied},
-		otherFault{name: "every lease revoked", loses: true, least: 0.2, most: 0.5, inject: c.revoked})
-	return all
+	all.add(server, 0.2, 1.5, "the leader killed, and started again", c.leader(kill, start))
+	all.add(server, 0.3, 1.5, "the leader stopped", c.leader(pause, resume))
+	all.add(server, 0.2, 0.2, "another member leads", c.moved)
+	all.add(server, 0.3, 1, "NOSPACE", c.full)
+	all.add(server, 0.1, 0.1, "compacted, and defragmented", c.asks(c.compacted))
 }
-
-func killedMember(s *etcdtest.Server) error { s.Kill(); return nil }
-
-func startedMember(s *etcdtest.Server) error { return s.Start() }
 
 // healthy waits until all members answer and have a leader.
 func (c *cluster) healthy() error {
@@ -112,71 +102,57 @@ func (c *cluster) healthy() error {
 	return nil
 }
 
-// again repeats a request until it succeeds or patience ends. Another fault may disturb the
-// request.
-func again(request func(context.Context) error) error {
+// asks makes a request again and again until it succeeds or patience ends: another fault may
+// disturb it.
+func (n *nemesis) asks(request func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	for {
-		err := request(ctx)
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		time.Sleep(10 * time.Millisecond)
+	var err error
+	until(patience, 10*time.Millisecond, func() bool {
+		err = request(ctx)
+		return err == nil || ctx.Err() != nil
+	})
+	n.Check(err)
+}
+
+// asks is the fault that a request makes.
+func (c *cluster) asks(request func(context.Context) error) inject {
+	return func(n *nemesis) *injection {
+		n.asks(request)
+		return ofAll(nil)
 	}
 }
 
-// on disturbs some members, and heals them.
-func (c *cluster) on(some []*etcdtest.Server, fail, heal func(*etcdtest.Server) error) (func() error, error) {
-	var errs []error
-	for _, m := range some {
-		errs = append(errs, fail(m))
-	}
-	return func() error {
-		var errs []error
-		for _, m := range some {
-			errs = append(errs, heal(m))
-		}
-		return errors.Join(errs...)
-	}, errors.Join(errs...)
+// each disturbs or heals a member.
+func (c *cluster) each(do func(*etcdtest.Server) error) func(n *nemesis, i int) {
+	return func(n *nemesis, i int) { n.Check(do(c.members[i])) }
 }
 
-// some returns k members.
-func (c *cluster) some(r *rand.Rand, k int) (some []*etcdtest.Server) {
-	for _, i := range r.Perm(len(c.members))[:k] {
-		some = append(some, c.members[i])
-	}
-	return some
-}
-
-func (c *cluster) each(k int, fail, heal func(*etcdtest.Server) error) otherInject {
-	return func(r *rand.Rand, _ time.Duration) (func() error, error) { return c.on(c.some(r, k), fail, heal) }
-}
-
-func (c *cluster) leader(fail, heal func(*etcdtest.Server) error) otherInject {
-	return func(*rand.Rand, time.Duration) (func() error, error) {
+func (c *cluster) leader(fail, heal func(n *nemesis, i int)) inject {
+	return func(n *nemesis) *injection {
 		i := c.leaderIndex()
 		if i < 0 {
-			return nil, errNoVictim
+			return nil
 		}
-		return c.on(c.members[i:i+1], fail, heal)
+		fail(n, i)
+		return ofAll(func() { heal(n, i) })
 	}
 }
 
 // stutters stops members again and again, each time for less than an election takes.
-func (c *cluster) stutters(k int) otherInject {
-	return func(r *rand.Rand, _ time.Duration) (func() error, error) {
+func (c *cluster) stutters(k int) inject {
+	return func(n *nemesis) *injection {
 		over, ended := make(chan struct{}), make(chan error, 1)
-		some := c.some(r, k)
+		some := n.rand.Perm(len(c.members))[:k]
 		go func() {
 			var errs []error
 			for on := true; on; {
-				for _, m := range some {
-					errs = append(errs, m.Pause())
+				for _, i := range some {
+					errs = append(errs, c.members[i].Pause())
 				}
 				time.Sleep(200 * time.Millisecond)
-				for _, m := range some {
-					errs = append(errs, m.Resume())
+				for _, i := range some {
+					errs = append(errs, c.members[i].Resume())
 				}
 				select {
 				case <-time.After(100 * time.Millisecond):
@@ -186,47 +162,43 @@ func (c *cluster) stutters(k int) otherInject {
 			}
 			ended <- errors.Join(errs...)
 		}()
-		return func() error {
+		return ofAll(func() {
 			close(over)
-			return <-ended
-		}, nil
+			n.Check(<-ended)
+		})
 	}
 }
 
-// moved makes another member lead.
-func (c *cluster) moved(r *rand.Rand, _ time.Duration) (func() error, error) {
+// moved makes another member lead. There is no victim during an election, or while a link
+// between the members is disturbed.
+func (c *cluster) moved(n *nemesis) *injection {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	i := c.leaderIndex()
 	if i < 0 {
-		return nil, errNoVictim
+		return nil
 	}
 
 	// Only the leader obeys MoveLeader, so this client knows no other member.
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{c.members[i].Client}, Logger: zap.NewNop()})
-	if err != nil {
-		return nil, err
-	}
+	n.Check(err)
 	defer client.Close()
-
-	to, err := c.client.Status(ctx, c.members[(r.IntN(2)+1+i)%3].Client)
-	if err != nil {
-		return nil, err
-	}
+	to, err := c.client.Status(ctx, c.members[(n.rand.IntN(2)+1+i)%3].Client)
+	n.Check(err)
 	if _, err := client.MoveLeader(ctx, to.Header.MemberId); err != nil {
-		return nil, errNoVictim // an election is on, or a link between the members is disturbed
+		return nil
 	}
-	return nil, nil
+	return ofAll(nil)
 }
 
 // full makes every member refuse writes, as it does when its quota is used up.
-func (c *cluster) full(*rand.Rand, time.Duration) (func() error, error) {
-	err := c.alarm(etcdserverpb.AlarmRequest_ACTIVATE)
-	return func() error { return c.alarm(etcdserverpb.AlarmRequest_DEACTIVATE) }, err
+func (c *cluster) full(n *nemesis) *injection {
+	n.asks(c.alarm(etcdserverpb.AlarmRequest_ACTIVATE))
+	return ofAll(func() { n.asks(c.alarm(etcdserverpb.AlarmRequest_DEACTIVATE)) })
 }
 
-func (c *cluster) alarm(action etcdserverpb.AlarmRequest_AlarmAction) error {
-	return again(func(ctx context.Context) error {
+func (c *cluster) alarm(action etcdserverpb.AlarmRequest_AlarmAction) func(context.Context) error {
+	return func(ctx context.Context) error {
 		status, err := c.client.Status(ctx, c.members[0].Client)
 		if err != nil {
 			return err
@@ -234,43 +206,37 @@ func (c *cluster) alarm(action etcdserverpb.AlarmRequest_AlarmAction) error {
 		_, err = etcdserverpb.NewMaintenanceClient(c.client.ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
 			Action: action, MemberID: status.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE})
 		return err
-	})
+	}
 }
 
-func (c *cluster) compacted(*rand.Rand, time.Duration) (func() error, error) {
-	return nil, again(func(ctx context.Context) error {
-		r, err := c.client.Get(ctx, "none")
-		if err != nil {
-			return err
-		}
-		_, err = c.client.Compact(ctx, r.Header.Revision)
-		if errors.Is(err, rpctypes.ErrCompacted) { // by a request whose reply was lost
-			err = nil
-		}
-		for _, m := range c.members {
-			_, err1 := c.client.Defragment(ctx, m.Client)
-			err = errors.Join(err, err1)
-		}
+func (c *cluster) compacted(ctx context.Context) error {
+	r, err := c.client.Get(ctx, "none")
+	if err != nil {
 		return err
-	})
+	}
+	_, err = c.client.Compact(ctx, r.Header.Revision)
+	if errors.Is(err, rpctypes.ErrCompacted) { // by a request whose reply was lost
+		err = nil
+	}
+	for _, m := range c.members {
+		_, err1 := c.client.Defragment(ctx, m.Client)
+		err = errors.Join(err, err1)
+	}
+	return err
 }
 
-func (c *cluster) emptied(*rand.Rand, time.Duration) (func() error, error) {
-	return nil, again(func(ctx context.Context) error {
-		_, err := c.client.Delete(ctx, "hasp/", clientv3.WithPrefix())
+func (c *cluster) emptied(ctx context.Context) error {
+	_, err := c.client.Delete(ctx, "hasp/", clientv3.WithPrefix())
+	return err
+}
+
+func (c *cluster) revoked(ctx context.Context) error {
+	r, err := c.client.Leases(ctx)
+	if err != nil {
 		return err
-	})
-}
-
-func (c *cluster) revoked(*rand.Rand, time.Duration) (func() error, error) {
-	return nil, again(func(ctx context.Context) error {
-		r, err := c.client.Leases(ctx)
-		if err != nil {
-			return err
-		}
-		for _, l := range r.Leases {
-			_, _ = c.client.Revoke(ctx, l.ID) // it may have ended
-		}
-		return nil
-	})
+	}
+	for _, l := range r.Leases {
+		_, _ = c.client.Revoke(ctx, l.ID) // it may have ended
+	}
+	return nil
 }

@@ -40,7 +40,12 @@ func (c *catalog) add(class string, least, most float64, name string, inject inj
 func (s *store) faults(losing bool) (all catalog) {
 	switch {
 	case s.other != nil:
-		all.others(s, losing)
+		if !losing {
+			all.processes(s)
+			all.connections()
+			all.spoils(anyRequest)
+		}
+		s.other.faults(&all, losing)
 	case losing && s.dir == "":
 		all.losses(s)
 	case losing:

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"regexp"
 	"testing"
 	"time"
 )
@@ -19,8 +18,6 @@ func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
 		"time":     {"", func(o *options) { o.time = 0 }, "-time must be positive"},
 		"files":    {"filelock", func(o *options) { o.place = onService }, "filelock cannot be run with -on service: use redis"},
 		"redlock":  {"redlock", func(o *options) { o.place = onCluster }, "redlock cannot be run with -on cluster: use redis"},
-		"faults":   {"spinlock,filelock", func(o *options) { o.only = regexp.MustCompile("foo") }, `-faults: "foo" matches no fault of spinlock, filelock with -on redis`},
-		"a fault":  {"", func(o *options) { o.only = regexp.MustCompile("disk is full") }, ""},
 	} {
 		o := options{place: onServer, nodes: leastNodes, time: time.Minute}
 		c.set(&o)

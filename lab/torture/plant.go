@@ -22,61 +22,104 @@ var bugs = []string{"release", "renewal", "wake-up", oneTooMany, "reply", queued
 // driver.
 const oneTooMany = "slots"
 
-// queued is the bug "queue": see acquireInLine and renewInLine.
+// queued is the bug "queue": a renewal waits behind the acquires of its Client.
 const queued = "queue"
 
 // plant puts a bug into a driver whose locks are on the servers at addrs or in dir. It shows
 // that the harness finds such bugs.
-func plant(name string, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
-	if name == "" || name == oneTooMany {
+func plant(bug string, addrs []string, dir string, d backend.Driver) (backend.Driver, error) {
+	if bug == "" || bug == oneTooMany {
 		return d, nil
 	}
-	b := buggy{Driver: d, ground: newGround(addrs, dir), acquire: d.Acquire, renew: d.Renew, release: d.Release}
-	var wait waitFunc
-	if w, ok := d.(backend.Waiter); ok {
-		wait = w.Wait
+	b := buggy{Driver: d, bug: bug, ground: newGround(addrs, dir), line: make(chan struct{}, 1)}
+	if w, ok := d.(backend.Waiter); ok && (bug == "release" || bug == "renewal") {
+		return buggyWaiter{b, w.Wait}, nil
 	}
-	switch name {
-	case "release":
-		b.release = b.releaseAny
-	case "renewal":
-		b.release = b.renewLate
-	case "wake-up":
-		wait = b.waitDeaf
-	case "reply":
-		b.acquire, b.renew = b.acquireLate, b.renewFromReply
-		wait = b.waitPolling
-	case queued:
-		line := make(chan struct{}, 1)
-		b.acquire, b.renew = b.acquireInLine(line), b.renewInLine(line)
-		wait = b.waitPolling
-	default:
-		return nil, fmt.Errorf("unknown bug %q", name)
-	}
-	if wait == nil {
+	switch bug {
+	case "release", "renewal":
 		return b, nil
+	case "wake-up", "reply", queued:
+		return buggyWaiter{b, b.poll}, nil
 	}
-	return buggyWaiter{b, wait}, nil
+	return nil, fmt.Errorf("unknown bug %q", bug)
 }
 
-// buggy is a driver some of whose functions have a bug, with access to its store.
+// buggy is a driver with a bug, and with access to its store.
 type buggy struct {
 	backend.Driver
-	ground  ground
-	acquire waitFunc
-	renew   renewFunc
-	release func(context.Context, backend.Claim) error
+	bug    string
+	ground ground
+	line   chan struct{} // is full while an acquire or a renewal of the bug "queue" is under way
 }
 
+// Acquire of the bug "reply" counts the term from the reply.
 func (b buggy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return b.acquire(ctx, c)
+	if !b.enter(ctx) {
+		return backend.Grant{}, ctx.Err()
+	}
+	defer b.leave()
+	began := time.Now()
+	g, err := b.Driver.Acquire(ctx, c)
+	return b.late(g, c, began), err
 }
 
 func (b buggy) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	b.renew(ctx, cs, done)
+	if !b.enter(ctx) {
+		return // the outcome of all claims is unknown
+	}
+	defer b.leave()
+	began := time.Now()
+	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, b.late(g, cs[i], began), err) })
 }
 
-func (b buggy) Release(ctx context.Context, c backend.Claim) error { return b.release(ctx, c) }
+// enter waits for the end of other calls, if the bug is "queue".
+func (b buggy) enter(ctx context.Context) bool {
+	if b.bug != queued {
+		return true
+	}
+	select {
+	case b.line <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (b buggy) leave() {
+	if b.bug == queued {
+		<-b.line
+	}
+}
+
+// late counts a grant's term from the reply, not from the request that was sent at began, if
+// the bug is "reply".
+func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.Grant {
+	if b.bug != "reply" {
+		return g
+	}
+	if g.Until.IsZero() {
+		g.Until = began.Add(c.TTL - backend.Drift(c.TTL))
+	}
+	g.Until = g.Until.Add(time.Since(began))
+	return g
+}
+
+// Release of the bug "release" frees the key for any caller. After that of the bug "renewal",
+// a renewal follows now and then.
+func (b buggy) Release(ctx context.Context, c backend.Claim) error {
+	var restore func()
+	if b.bug == "renewal" {
+		restore = b.ground.save(ctx, c.Key, c.TTL)
+	}
+	err := b.Driver.Release(ctx, c)
+	if b.bug == "renewal" && err == nil && rand.IntN(4) == 0 {
+		time.AfterFunc(c.TTL/50, restore)
+	}
+	if b.bug == "release" && errors.Is(err, backend.ErrLost) {
+		err = b.Driver.(backend.Inspector).Break(ctx, c.Key)
+	}
+	return err
+}
 
 func (b buggy) Traits() backend.Traits {
 	t := b.Driver.Traits()
@@ -91,63 +134,24 @@ func (b buggy) Close() error {
 	return b.Driver.Close()
 }
 
-type (
-	waitFunc  func(context.Context, backend.Claim) (backend.Grant, error)
-	renewFunc func(context.Context, []backend.Claim, func(int, backend.Grant, error))
-)
-
 // buggyWaiter is a buggy driver that can wait.
 type buggyWaiter struct {
 	buggy
-	wait waitFunc
+	wait func(context.Context, backend.Claim) (backend.Grant, error)
 }
 
 func (w buggyWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return w.wait(ctx, c)
 }
 
-// releaseAny is the bug "release": it frees the key for any caller.
-func (b buggy) releaseAny(ctx context.Context, c backend.Claim) error {
-	err := b.Driver.Release(ctx, c)
-	if errors.Is(err, backend.ErrLost) {
-		err = b.Driver.(backend.Inspector).Break(ctx, c.Key)
-	}
-	return err
-}
-
-// renewLate is the bug "renewal": now and then a renewal follows the release.
-func (b buggy) renewLate(ctx context.Context, c backend.Claim) error {
-	restore := b.ground.save(ctx, c.Key, c.TTL)
-	err := b.Driver.Release(ctx, c)
-	if err == nil && rand.IntN(4) == 0 {
-		time.AfterFunc(c.TTL/50, restore)
-	}
-	return err
-}
-
-// waitDeaf is the bug "wake-up": a waiter sometimes misses a release between its
-// check and its subscription.
-func (b buggy) waitDeaf(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return b.poll(ctx, c, func() <-chan time.Time {
-		if rand.IntN(100) == 0 {
-			return nil
-		}
-		return time.After(pollEvery)
-	})
-}
-
-const pollEvery = 5 * time.Millisecond
-
-// waitPolling is a Wait without a bug of its own.
-func (b buggy) waitPolling(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return b.poll(ctx, c, func() <-chan time.Time { return time.After(pollEvery) })
-}
-
-// poll asks for the key until it gets it. Between two attempts it waits for what next
-// returned before the first of them.
-func (b buggy) poll(ctx context.Context, c backend.Claim, next func() <-chan time.Time) (backend.Grant, error) {
+// poll asks for the key until it gets it. A waiter of the bug "wake-up" sometimes misses a
+// release between its check and its subscription.
+func (b buggy) poll(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	for {
-		again := next()
+		again := time.After(5 * time.Millisecond)
+		if b.bug == "wake-up" && rand.IntN(100) == 0 {
+			again = nil
+		}
 		g, err := b.Acquire(ctx, c)
 		if err == nil {
 			return g, nil
@@ -160,53 +164,6 @@ func (b buggy) poll(ctx context.Context, c backend.Claim, next func() <-chan tim
 	}
 }
 
-// late counts a grant's term from the reply, not from the request that was sent at began.
-func late(g backend.Grant, c backend.Claim, began time.Time) backend.Grant {
-	if g.Until.IsZero() {
-		g.Until = began.Add(c.TTL - backend.Drift(c.TTL))
-	}
-	g.Until = g.Until.Add(time.Since(began))
-	return g
-}
-
-// acquireLate and renewFromReply are the bug "reply".
-func (b buggy) acquireLate(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	began := time.Now()
-	g, err := b.Driver.Acquire(ctx, c)
-	return late(g, c, began), err
-}
-
-func (b buggy) renewFromReply(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	began := time.Now()
-	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, late(g, cs[i], began), err) })
-}
-
-// acquireInLine and renewInLine are the bug "queue": a renewal waits behind the acquires
-// of its Client.
-func (b buggy) acquireInLine(line chan struct{}) waitFunc {
-	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-		select {
-		case line <- struct{}{}:
-		case <-ctx.Done():
-			return backend.Grant{}, ctx.Err()
-		}
-		defer func() { <-line }()
-		return b.Driver.Acquire(ctx, c)
-	}
-}
-
-func (b buggy) renewInLine(line chan struct{}) renewFunc {
-	return func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-		select {
-		case line <- struct{}{}:
-		case <-ctx.Done():
-			return // the outcome of all claims is unknown
-		}
-		defer func() { <-line }()
-		b.Driver.Renew(ctx, cs, done)
-	}
-}
-
 // ground is the store of the locks, without the driver.
 type ground struct {
 	rdbs []*redis.Client
@@ -216,14 +173,10 @@ type ground struct {
 func newGround(addrs []string, dir string) ground {
 	g := ground{dir: dir}
 	for _, addr := range addrs {
-		g.rdbs = append(g.rdbs, redis.NewClient(clientOptions(addr)))
+		g.rdbs = append(g.rdbs, redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true,
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}))
 	}
 	return g
-}
-
-func clientOptions(addr string) *redis.Options {
-	return &redis.Options{Addr: addr, ContextTimeoutEnabled: true,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
 }
 
 // save returns a function that restores the record of a key as it is now.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,7 +33,7 @@ func startPostgres(l *redistest.Lab) *other {
 		servers: []string{d.server.Addr},
 		url:     func(addrs []string) string { return "pglock+" + "postgres://app@" + addrs[0] + "/postgres" },
 		left:    d.left,
-		faults:  d.faults(),
+		faults:  d.faults,
 	}
 }
 
@@ -68,13 +67,15 @@ func (d *database) left(context.Context) (all []string, err error) {
 // kick ends the connections of all clients.
 const kick = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'"
 
-func (d *database) faults() []otherFault {
-	var all []otherFault
-	add := func(least, most float64, name string, inject otherInject) {
-		all = append(all, otherFault{name: "the server: " + name, least: least, most: most, inject: inject})
+func (d *database) faults(all *catalog, losing bool) {
+	add := func(least, most float64, name string, inject inject) {
+		all.add(server, least, most, "the server: "+name, inject)
 	}
-	loses := func(name string, inject otherInject) {
-		all = append(all, otherFault{name: "the server: " + name, loses: true, least: 0.5, most: 1, inject: inject})
+	if losing {
+		add(0.5, 1, "every row deleted", d.sends("DELETE FROM hasp_locks", ""))
+		add(0.5, 1, "the table truncated", d.sends("TRUNCATE hasp_locks", ""))
+		add(0.5, 1, "killed, and started with data of some seconds ago", d.restarted(true))
+		return
 	}
 	add(0.2, 2, "killed, and started again", d.restarted(false))
 	add(0.6, 3, "stopped", d.stopped)
@@ -86,19 +87,17 @@ func (d *database) faults() []otherFault {
 	add(0.6, 2, "every key guarded by another session's transaction", d.holds("SELECT FROM hasp_locks FOR KEY SHARE"))
 	add(0.6, 2, "two connections for all clients together", d.sends("ALTER ROLE app CONNECTION LIMIT 2; "+kick, "ALTER ROLE app CONNECTION LIMIT -1"))
 	add(0.3, 0.3, "VACUUM FULL of the table", d.sends("VACUUM FULL hasp_locks", ""))
-	loses("every row deleted", d.sends("DELETE FROM hasp_locks", ""))
-	loses("the table truncated", d.sends("TRUNCATE hasp_locks", ""))
-	loses("killed, and started with data of some seconds ago", d.restarted(true))
-	return all
 }
 
 // sends runs statements, and later those of heal, if there are any.
-func (d *database) sends(fail, heal string) otherInject {
-	return func(*rand.Rand, time.Duration) (func() error, error) {
-		if heal == "" {
-			return nil, d.each(fail)
-		}
-		return func() error { return d.each(heal) }, d.each(fail)
+func (d *database) sends(fail, heal string) inject {
+	return func(n *nemesis) *injection {
+		n.Check(d.each(fail))
+		return ofAll(func() {
+			if heal != "" {
+				n.Check(d.each(heal))
+			}
+		})
 	}
 }
 
@@ -115,36 +114,29 @@ func (d *database) each(statements string) error {
 }
 
 // holds leaves a transaction open that has run a statement.
-func (d *database) holds(sql string) otherInject {
-	return func(*rand.Rand, time.Duration) (func() error, error) {
+func (d *database) holds(sql string) inject {
+	return func(n *nemesis) *injection {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		c, err := pgx.Connect(ctx, d.server.URL())
 		if err == nil {
 			_, err = c.Exec(ctx, "BEGIN; "+sql)
 		}
-		if err != nil {
-			cancel()
-			return nil, err
-		}
-		return func() error {
+		n.Check(err)
+		return ofAll(func() {
 			defer cancel()
-			return c.Close(ctx) // rolls back; another fault may have ended the session
-		}, nil
+			n.Check(c.Close(ctx)) // rolls back; another fault may have ended the session
+		})
 	}
 }
 
 // stopped stops the processes of the server. They keep their connections.
-func (d *database) stopped(*rand.Rand, time.Duration) (func() error, error) {
+func (d *database) stopped(n *nemesis) *injection {
 	text, err := os.ReadFile(d.server.File("postmaster.pid"))
-	if err != nil {
-		return nil, err
-	}
+	n.Check(err)
 	first, _, _ := strings.Cut(string(text), "\n")
 	pid, err := strconv.Atoi(first)
-	if err != nil {
-		return nil, err
-	}
-	send := func(sig syscall.Signal) error {
+	n.Check(err)
+	send := func(sig syscall.Signal) {
 		err := syscall.Kill(pid, sig)
 		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 		for child := range strings.FieldsSeq(string(children)) {
@@ -152,33 +144,28 @@ func (d *database) stopped(*rand.Rand, time.Duration) (func() error, error) {
 				_ = syscall.Kill(n, sig) // it may have ended
 			}
 		}
-		return err
+		n.Check(err)
 	}
-	return func() error { return send(syscall.SIGCONT) }, send(syscall.SIGSTOP)
+	send(syscall.SIGSTOP)
+	return ofAll(func() { send(syscall.SIGCONT) })
 }
 
 // restarted kills the server, and starts it again. If old, its data are a copy that was
 // made before.
-func (d *database) restarted(old bool) otherInject {
-	return func(_ *rand.Rand, lasts time.Duration) (func() error, error) {
+func (d *database) restarted(old bool) inject {
+	return func(n *nemesis) *injection {
 		if old {
-			if err := d.copied(); err != nil {
-				return nil, err
-			}
-			time.Sleep(lasts) // clients go on, and the copy gets old
+			n.Check(d.copied())
+			time.Sleep(n.lasts) // clients go on, and the copy gets old
 		}
 		d.server.Kill()
-		return func() error {
+		return ofAll(func() {
 			if old {
-				if err := os.RemoveAll(d.data); err != nil {
-					return err
-				}
-				if err := os.Rename(d.data+".copy", d.data); err != nil {
-					return err
-				}
+				n.Check(os.RemoveAll(d.data))
+				n.Check(os.Rename(d.data+".copy", d.data))
 			}
-			return d.server.Start()
-		}, nil
+			n.Check(d.server.Start())
+		})
 	}
 }
 

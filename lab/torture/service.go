@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"sync/atomic"
 	"time"
 
@@ -33,16 +32,6 @@ func (s *store) openService() {
 	s.openWays()
 	url, _ := s.way()
 	s.openQueue(url)
-}
-
-// serviceWay returns a proxy that connects to the current master.
-func (s *store) serviceWay() (url string, links []*faultproxy.Proxy) {
-	p, err := faultproxy.Listen(func() (net.Conn, error) {
-		return net.Dial("tcp", s.servers[s.service.master.Load()].Addr)
-	})
-	s.Check(err)
-	s.Cleanup(p.Close)
-	return s.strategy + "+redis://" + p.Addr() + "/0?replicas=1", []*faultproxy.Proxy{p}
 }
 
 // follow makes a server the replica of another.

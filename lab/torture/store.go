@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,11 +64,12 @@ const (
 
 // openStore starts the servers of a strategy and the links of the clients.
 func (o *options) openStore(l *redistest.Lab, keys []string) *store {
-	l.Check(o.fits())
 	s := &store{Lab: l, strategy: o.strategy, names: keys, skews: o.place == onServer && redistest.ClocksCanJump()}
 	switch open := others[o.strategy]; {
 	case open.start != nil:
-		s.openOther(open.start)
+		s.other = open.start(l)
+		s.what = s.other.what
+		s.openWays()
 	case o.strategy == filelock:
 		s.openFiles()
 	case o.strategy == redlock:
@@ -118,17 +120,14 @@ func (s *store) start(args ...string) *redistest.Server {
 func (s *store) openSet(place string) {
 	o := &redistest.Options{Keep: true, Real: true}
 	var url string
-	switch place {
-	case onSentinel:
+	if place == onSentinel {
 		s.what = "a master with Sentinel"
 		s.sentinel = redistest.StartSentinel(s.Lab, o)
 		s.servers, url = s.sentinel.Servers, s.sentinel.URL()
-	case onCluster:
+	} else {
 		s.what = "a cluster"
 		s.cluster = redistest.StartCluster(s.Lab, o)
 		s.servers, url = s.cluster.Servers, s.cluster.URL()
-	default:
-		s.Fatalf("unknown store %q", place)
 	}
 
 	for _, srv := range s.servers {
@@ -151,6 +150,11 @@ func (s *store) openWays() {
 	for range seats {
 		url, links := s.way()
 		s.urls, s.links = append(s.urls, url), append(s.links, links)
+	}
+	if s.other != nil {
+		// The proxies do not know the commands. They spoil any.
+		s.texts = map[string][]string{anyRequest: {""}}
+		return
 	}
 	for try := 1; ; try++ {
 		err := s.Do(func() error { s.learn(s.names[0]); return nil })
@@ -190,27 +194,55 @@ func persist[T any](f func() (T, error)) (v T, err error) {
 
 // way returns a URL of the servers through new proxies.
 func (s *store) way() (url string, links []*faultproxy.Proxy) {
-	switch {
-	case s.service != nil:
-		return s.serviceWay()
-	case s.other != nil:
-		return s.otherWay()
-	}
 	var addrs []string
-	for _, srv := range s.servers {
-		p := srv.Proxy()
-		links = append(links, p)
-		addrs = append(addrs, p.Addr())
+	for i := range s.direct() {
+		p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", s.direct()[i]) })
+		s.Check(err)
+		s.Cleanup(p.Close)
+		links, addrs = append(links, p), append(addrs, p.Addr())
 	}
 	return s.urlOf(addrs), links
 }
 
+// direct returns the addresses that the links of a client lead to now.
+func (s *store) direct() (addrs []string) {
+	switch {
+	case s.service != nil:
+		return []string{s.servers[s.master()].Addr}
+	case s.other != nil:
+		return s.other.servers
+	}
+	return s.addrs()
+}
+
+// size returns the number of servers.
+func (s *store) size() int {
+	if s.other != nil {
+		return len(s.other.servers)
+	}
+	return len(s.servers)
+}
+
+// addrs returns the addresses of all Redis servers.
+func (s *store) addrs() (all []string) {
+	for _, srv := range s.servers {
+		all = append(all, srv.Addr)
+	}
+	return all
+}
+
 // urlOf returns the URL of servers that are reached at addrs.
 func (s *store) urlOf(addrs []string) (url string) {
+	if s.other != nil {
+		return s.other.url(addrs)
+	}
 	url = s.strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
-	if s.strategy == redlock {
+	switch n := len(addrs); {
+	case s.service != nil:
+		url += "?replicas=1"
+	case s.strategy == redlock:
 		url += "?max_ttl=" + maxTerm.String()
-		if n := len(addrs); n < leastNodes || n%2 == 0 {
+		if n < leastNodes || n%2 == 0 {
 			url += "&allow_unsafe_nodes=true"
 		}
 	}
