@@ -274,21 +274,6 @@ func (s *store) poolSlack() float64 {
 	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(s.size(), 1))
 }
 
-// figure is a resource that must not grow by more than slack.
-type figure struct {
-	name  string
-	slack float64
-	of    func(use) float64
-}
-
-func (s *store) figures() []figure {
-	return []figure{
-		{"bytes on the heap", heapSlack, func(u use) float64 { return float64(u.Heap) }},
-		{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
-		{"descriptors", s.poolSlack(), func(u use) float64 { return float64(u.Files) }},
-	}
-}
-
 // checkGrowth reports a violation if the process that lived through the run used
 // more and more: in the last quarter of the run a quarter more than in the
 // second.
@@ -298,7 +283,15 @@ func (r *run) checkGrowth() {
 		return
 	}
 	quarter := len(all) / 4
-	for _, f := range r.store.figures() {
+	for _, f := range []struct {
+		name  string
+		slack float64
+		of    func(use) float64
+	}{
+		{"bytes on the heap", heapSlack, func(u use) float64 { return float64(u.Heap) }},
+		{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
+		{"descriptors", r.store.poolSlack(), func(u use) float64 { return float64(u.Files) }},
+	} {
 		median := func(part []use) float64 {
 			var of []float64
 			for _, u := range part {

@@ -16,32 +16,31 @@ func oneOf(flag, value string, values []string) error {
 	return fmt.Errorf("-%s: %q is none of %s", flag, value, strings.Join(values, ", "))
 }
 
-// check chooses the strategies, and returns an error if the flags make no sense. Nothing has
-// been started then.
-func (p *plan) check(names string, o options) error {
-	err := oneOf("on", o.place, []string{onServer, onSentinel, onCluster, onService})
+// check returns the strategies of a list, or all that can use the store, and an error if the
+// flags make no sense. Nothing has been started then.
+func (o *options) check(list string) (names []string, err error) {
+	err = oneOf("on", o.place, []string{onServer, onSentinel, onCluster, onService})
 	if o.plant != "" {
 		err = cmp.Or(err, oneOf("plant", o.plant, bugs))
 	}
-	p.strategies = strings.FieldsFunc(names, func(r rune) bool { return r == ',' })
-	for _, name := range p.strategies {
+	names = strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
+	for _, name := range names {
 		err = cmp.Or(err, oneOf("strategy", name, strategies))
 	}
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case o.time <= 0:
-		return errors.New("-time must be positive")
-	case len(p.strategies) > 0:
-	case o.place == onServer:
-		p.strategies = strategies
-	default:
-		p.strategies = strategies[:3]
+		return nil, errors.New("-time must be positive")
+	case o.place == onServer && len(names) == 0:
+		return strategies, nil
+	case len(names) == 0:
+		return strategies[:3], nil
 	}
-	for _, name := range p.strategies {
+	for _, name := range names {
 		if o.place != onServer && !slices.Contains(strategies[:3], name) {
-			return fmt.Errorf("%s cannot be run with -on %s: use %s", name, o.place, onServer)
+			return nil, fmt.Errorf("%s cannot be run with -on %s: use %s", name, o.place, onServer)
 		}
 	}
-	return nil
+	return names, nil
 }

@@ -22,7 +22,7 @@ func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
 		o := options{place: onServer, nodes: leastNodes, time: time.Minute}
 		c.set(&o)
 		got := ""
-		if err := (&plan{}).check(c.names, o); err != nil {
+		if _, err := o.check(c.names); err != nil {
 			got = err.Error()
 		}
 		if got != c.want {

@@ -43,6 +43,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9/logging"
+	"golang.org/x/sync/errgroup"
 
 	_ "github.com/hasplock/hasp/etcdlock"
 	_ "github.com/hasplock/hasp/fairlock"
@@ -66,10 +67,9 @@ func main() {
 		work(crew.Parent())
 	}
 
-	var p plan
 	o := options{patience: patience}
-	names := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
-	flag.IntVar(&p.parallel, "parallel", 1, "how many runs to make at a time")
+	list := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
+	parallel := flag.Int("parallel", 1, "how many runs to make at a time")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
 	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
 	flag.StringVar(&o.place, "on", onServer, "`store` of strategies on one Redis: redis, sentinel, cluster or service")
@@ -85,12 +85,13 @@ func main() {
 	if flag.NArg() > 0 {
 		exit(2, fmt.Errorf("unknown argument %q", flag.Arg(0)))
 	}
-	if err := p.check(*names, o); err != nil {
+	names, err := o.check(*list)
+	if err != nil {
 		exit(2, err)
 	}
 	logging.Disable() // go-redis logs servers that are down
 
-	kept, err := p.carryOut(o)
+	kept, err := o.carryOut(names, *parallel)
 	switch {
 	case errors.Is(err, errInterrupted):
 		fmt.Fprintln(os.Stderr, "torture:", err)
@@ -124,72 +125,7 @@ func fileVar(to **os.File, name string, mode int, usage string) {
 	})
 }
 
-// plan says which runs are made.
-type plan struct {
-	strategies []string
-	parallel   int // runs at a time
-}
-
-// carryOut makes all runs and prints their verdicts in order.
-func (p plan) carryOut(o options) (kept bool, err error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
-	interrupted := ctx.Err
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-
-	kept = true
-	injected := 0
-	for _, j := range p.start(ctx, o) {
-		<-j.done
-		fmt.Print(j.out.String())
-		if j.res != nil {
-			injected += j.res.Injected
-			kept = kept && len(j.res.Violations) == 0
-		}
-		if j.err != nil {
-			cancel() // the other runs end early
-			err = cmp.Or(err, fmt.Errorf("%s, seed %d: %w", j.strategy, j.seed, j.err))
-		}
-	}
-	switch {
-	case interrupted() != nil:
-		err = errInterrupted
-	case injected == 0 && err == nil:
-		err = errors.New("no fault was injected: the strategy has none of that name, or the time was too short")
-	}
-	return kept, err
-}
-
-// start starts all runs, and returns them in order: each strategy without faults
-// that take locks away, and then with them.
-func (p plan) start(ctx context.Context, o options) (jobs []*job) {
-	o.whole = o.time
-	for _, o.strategy = range p.strategies {
-		o.term = cmp.Or(others[o.strategy].term, term)
-		for _, o.losing = range []bool{false, true} {
-			j := &job{options: o, done: make(chan struct{})}
-			if o.losing {
-				j.time /= 3
-			}
-			jobs = append(jobs, j)
-		}
-	}
-	go func() {
-		slots := make(chan struct{}, max(p.parallel, 1))
-		for _, j := range jobs {
-			slots <- struct{}{}
-			go func() {
-				j.work(ctx)
-				<-slots
-			}()
-		}
-	}()
-	return jobs
-}
-
-// job is one run of the plan.
+// job is one run.
 type job struct {
 	options
 	out  strings.Builder
@@ -208,4 +144,55 @@ func (j *job) work(ctx context.Context) {
 		// A line is one write, so those of two runs do not mix.
 		j.err = errors.Join(j.err, json.NewEncoder(j.results).Encode(j.res))
 	}
+}
+
+// carryOut makes the runs of each strategy, without faults that take locks away and then with
+// them, some at a time. It prints their verdicts in order.
+func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
+	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithCancel(interrupted)
+	defer cancel()
+	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
+	o.whole = o.time
+	var jobs []*job
+	for _, o.strategy = range names {
+		o.term = cmp.Or(others[o.strategy].term, term)
+		for _, o.losing = range []bool{false, true} {
+			j := &job{options: o, done: make(chan struct{})}
+			if o.losing {
+				j.time /= 3
+			}
+			jobs = append(jobs, j)
+		}
+	}
+	var runs errgroup.Group
+	runs.SetLimit(max(parallel, 1))
+	go func() {
+		for _, j := range jobs {
+			runs.Go(func() error { j.work(ctx); return nil })
+		}
+	}()
+
+	kept = true
+	injected := 0
+	for _, j := range jobs {
+		<-j.done
+		fmt.Print(j.out.String())
+		if j.res != nil {
+			injected += j.res.Injected
+			kept = kept && len(j.res.Violations) == 0
+		}
+		if j.err != nil {
+			cancel() // the other runs end early
+			err = cmp.Or(err, fmt.Errorf("%s, seed %d: %w", j.strategy, j.seed, j.err))
+		}
+	}
+	switch {
+	case interrupted.Err() != nil:
+		err = errInterrupted
+	case injected == 0 && err == nil:
+		err = errors.New("no fault was injected: the strategy has none of that name, or the time was too short")
+	}
+	return kept, err
 }

@@ -155,11 +155,17 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 		}
 	}
 
+	f.recovery = append(f.recovery, n.await(ctx, keys, in.seat, since))
+}
+
+// await waits until keys are granted to the client of a seat, if that is not negative, and
+// returns how long after a time the last one was.
+func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) time.Duration {
 	var last int64
 	granted := until(n.patience, 2*time.Millisecond, func() bool {
 		n.Check(ctx.Err())
 		keys = slices.DeleteFunc(keys, func(k int) bool {
-			at := n.rec.after(k, in.seat, since)
+			at := n.rec.after(k, seat, since)
 			last = max(last, at)
 			return at != 0
 		})
@@ -167,13 +173,13 @@ func (n *nemesis) recover(ctx context.Context, f *fault, in *injection) {
 	})
 	if !granted {
 		who := "no caller"
-		if in.seat >= 0 {
-			who = fmt.Sprintf("no caller of client %d", in.seat)
+		if seat >= 0 {
+			who = fmt.Sprintf("no caller of client %d", seat)
 		}
-		n.fail("stood still", in.at, fmt.Sprintf("%s was granted a key for %v", who, n.patience))
+		n.fail("stood still", since, fmt.Sprintf("%s was granted a key for %v", who, n.patience))
 		n.Check(errStill)
 	}
-	f.recovery = append(f.recovery, time.Duration(last-since))
+	return time.Duration(last - since)
 }
 
 // everyone waits, after the last fault, until the client of each seat has a key again.
@@ -181,16 +187,7 @@ func (n *nemesis) everyone() {
 	n.seated()
 	since := hostclock.Now()
 	for _, s := range n.seats {
-		var at int64
-		granted := until(n.patience, 2*time.Millisecond, func() bool {
-			at = n.rec.after(-1, s.n, since)
-			return at != 0
-		})
-		if !granted {
-			n.fail("stood still", since, fmt.Sprintf("after the last fault no caller of client %d was granted a key for %v", s.n, n.patience))
-			n.Check(errStill)
-		}
-		n.rejoined = max(n.rejoined, time.Duration(at-since))
+		n.rejoined = max(n.rejoined, n.await(context.Background(), []int{-1}, s.n, since))
 	}
 }
 

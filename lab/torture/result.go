@@ -10,28 +10,27 @@ import (
 
 // result is the result of a run.
 type result struct {
-	Strategy, Place string
-	What            string // a description of Place
-	Losing          bool
-	Seed            uint64
-	Command         string // repeats the run
-	Injected        int    // faults
-	Lasted          time.Duration
-	Term            time.Duration
-	Rejoined        time.Duration // after the last fault, until every client had a key
-	Kinds           []kind
-	Found           found
-	Errors          map[string]int // of Lock and Unlock, by kind
-	Violations      []violation
+	Strategy   string
+	What       string // a description of the store
+	Losing     bool
+	Seed       uint64
+	Command    string // repeats the run
+	Injected   int    // faults
+	Lasted     time.Duration
+	Term       time.Duration
+	Rejoined   time.Duration // after the last fault, until every client had a key
+	Kinds      []kind
+	Found      found
+	Errors     map[string]int // of Lock and Unlock, by kind
+	Violations []violation
 }
 
 // kind counts one kind of fault.
 type kind struct {
-	Name, Class  string
-	Loses, Thins bool
-	Injected     int
-	Recovery     []time.Duration // sorted
-	Violations   int             // of which this was the last fault before
+	Name       string
+	Injected   int
+	Recovery   []time.Duration // sorted
+	Violations int             // of which this was the last fault before
 }
 
 // violation is a promise that was broken.
@@ -43,7 +42,7 @@ type violation struct {
 }
 
 func (n *nemesis) result(lasted time.Duration, f found) *result {
-	res := &result{Strategy: n.strategy, Place: n.place, What: n.store.what, Losing: n.losing, Seed: n.seed, Command: n.again(),
+	res := &result{Strategy: n.strategy, What: n.store.what, Losing: n.losing, Seed: n.seed, Command: n.again(),
 		Injected: n.count, Lasted: lasted, Term: n.term, Rejoined: n.rejoined, Found: f, Errors: maps.Clone(n.rec.errs)}
 	for _, v := range n.wrong {
 		v.After = cmp.Or(n.before(v.At), "nothing")
@@ -53,7 +52,7 @@ func (n *nemesis) result(lasted time.Duration, f found) *result {
 		if len(f.at) == 0 {
 			continue
 		}
-		k := kind{Name: f.name, Class: f.class, Loses: n.losing, Thins: f.thins, Injected: len(f.at), Recovery: f.recovery}
+		k := kind{Name: f.name, Injected: len(f.at), Recovery: f.recovery}
 		for _, v := range res.Violations {
 			k.Violations += one(v.After == k.Name)
 		}

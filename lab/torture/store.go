@@ -316,37 +316,18 @@ func (s *store) head(key string) string {
 	return status.Waiters[0]
 }
 
-// left lists what clients have left in the store: records, and channels with
-// subscribers.
+// left lists what clients have left in the store: keys on the servers, without fence counters
+// and marks, and channels with subscribers.
 func (s *store) left(ctx context.Context) (all []string) {
 	switch {
 	case s.other != nil:
-		return s.records(ctx)
-	case s.dir != "":
-		return s.filesLeft(ctx)
-	}
-	if s.ordered != nil {
-		s.ordered.Close() // it may have subscriptions
-	}
-	all = s.records(ctx)
-	for i, rdb := range s.admin {
-		channels, err := rdb.PubSubChannels(ctx, "*").Result()
-		s.Check(err)
-		for _, c := range channels {
-			if !strings.HasPrefix(c, "__sentinel__") {
-				all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
-			}
-		}
-	}
-	return all
-}
-
-// records lists the keys on the servers, without fence counters and marks.
-func (s *store) records(ctx context.Context) (all []string) {
-	if s.other != nil {
 		all, err := s.other.left(ctx)
 		s.Check(err)
 		return all
+	case s.dir != "":
+		return s.filesLeft(ctx)
+	case s.ordered != nil:
+		s.ordered.Close() // it may have subscriptions
 	}
 	for i, rdb := range s.admin {
 		keys, err := rdb.Keys(ctx, "*").Result()
@@ -354,6 +335,13 @@ func (s *store) records(ctx context.Context) (all []string) {
 		for _, k := range keys {
 			if !strings.Contains(k, "}:fence:") && k != "hasp:{redlock}:mark" {
 				all = append(all, fmt.Sprintf("key %s on server %d", k, i))
+			}
+		}
+		channels, err := rdb.PubSubChannels(ctx, "*").Result()
+		s.Check(err)
+		for _, c := range channels {
+			if !strings.HasPrefix(c, "__sentinel__") {
+				all = append(all, fmt.Sprintf("channel %s on server %d", c, i))
 			}
 		}
 	}
