@@ -39,11 +39,11 @@ func openEtcd(wrap func(driver) backend.Driver) func(*testing.T, *rand.Rand) wor
 
 // members is an etcd in memory, and the links of the Clients to its members.
 type members struct {
+	links
 	t      *testing.T
 	etcd   *memetcd.Cluster
 	wrap   func(driver) backend.Driver
 	window time.Duration
-	links  []*wires
 }
 
 // close ends the etcd, and the links to it.
@@ -94,15 +94,6 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
 	return s.wrap(driver{etcdlock.New(client, &etcdlock.Options{Window: s.window}), client}), w
 }
 
-// Heal ends the faults that still wait for a request.
-func (s *members) Heal() {
-	for _, w := range s.links {
-		for _, p := range w.proxies {
-			p.Forgive()
-		}
-	}
-}
-
 func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }
 
 func (s *members) Longest() time.Duration { return world.LongTerm }
@@ -122,42 +113,25 @@ func (s *members) Left() (all []string) {
 func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	node, l := r.IntN(len(s.etcd.Members)), r.IntN(len(s.links))
 	m, p := s.etcd.Members[node], s.links[l].proxies[node]
-	switch r.IntN(16) {
-	case 0:
-		p.Fail("", faultproxy.LoseReply)
-	case 1:
-		p.Fail("", faultproxy.LoseRequest)
-	case 2:
-		p.Fail("", faultproxy.HangReply)
-	case 3:
-		p.StallReplies()
-		return p.Flow
-	case 4:
-		p.StallRequests()
-		return p.Flow
-	case 5:
-		p.Delay(time.Duration(1+r.IntN(40)) * time.Millisecond)
-		return func() { p.Delay(0) }
-	case 6:
-		p.Cut()
-	case 7, 8:
+	switch n := r.IntN(linkFaults + 9); n - linkFaults {
+	case 0, 1:
 		m.Freeze()
 		return m.Thaw
-	case 9:
+	case 2:
 		m.Kill()
 		return m.Start
-	case 10:
+	case 3:
 		m.Isolate()
 		return m.Join
-	case 11:
+	case 4:
 		m.Lag(time.Duration(1+r.IntN(500)) * time.Millisecond)
 		return func() { m.Lag(0) }
-	case 12:
+	case 5:
 		s.etcd.Fill(true)
 		return func() { s.etcd.Fill(false) }
-	case 13, 14:
+	case 6, 7:
 		s.etcd.MoveLeader()
-	default:
+	case 8:
 		for _, m := range s.etcd.Members {
 			m.Fail(0.3)
 		}
@@ -166,6 +140,8 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 				m.Fail(0)
 			}
 		}
+	default:
+		return disturb(r, p, n, "")
 	}
 	return nil
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -45,23 +43,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var mu sync.Mutex
-			var all []string
-			found := false
-			seed := uint64(1)
-			for ; seed <= 300 && !found; seed++ {
-				world.Find(t, etcd(c.wrap), seed, func(text string) {
-					mu.Lock()
-					defer mu.Unlock()
-					all = append(all, text)
-					found = found || strings.Contains(text, c.finds)
-				})
-			}
-			if !found {
-				t.Errorf("not found; %d other errors: %.1000q", len(all), all)
-			} else {
-				t.Logf("seed %d, %d errors", seed-1, len(all))
-			}
+			world.Find(t, etcd(c.wrap), c.finds)
 		})
 	}
 }

@@ -38,10 +38,10 @@ var kinds = []world.Kind{
 
 // servers are virtual Redis servers: one, or the nodes of a redlock.
 type servers struct {
+	links
 	t     *testing.T
 	nodes redistest.VirtualServers
 	open  func([]redis.UniversalClient) backend.Driver
-	links []*wires
 	max   time.Duration // the longest term
 }
 
@@ -84,6 +84,46 @@ func (w *wires) Silence() (heal func()) {
 	}
 }
 
+// links are the links of all Clients.
+type links []*wires
+
+// Heal ends the faults that still wait for a command.
+func (ls links) Heal() {
+	for _, w := range ls {
+		for _, p := range w.proxies {
+			p.Forgive()
+		}
+	}
+}
+
+// linkFaults is how many faults disturb has.
+const linkFaults = 7
+
+// disturb makes fault n of a link happen, to the next command with a text if it is of one
+// command.
+func disturb(r *rand.Rand, p *faultproxy.Proxy, n int, text string) (heal func()) {
+	switch n {
+	case 0:
+		p.Fail(text, faultproxy.LoseReply)
+	case 1:
+		p.Fail(text, faultproxy.LoseRequest)
+	case 2:
+		p.Fail(text, faultproxy.HangReply)
+	case 3:
+		p.StallReplies()
+		return p.Flow
+	case 4:
+		p.StallRequests()
+		return p.Flow
+	case 5:
+		p.Delay(time.Duration(1+r.IntN(40)) * time.Millisecond)
+		return func() { p.Delay(0) }
+	default:
+		p.Cut()
+	}
+	return nil
+}
+
 func (s *servers) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
 	w := &wires{}
 	var clients []redis.UniversalClient
@@ -105,15 +145,6 @@ func (w *wires) Slow(r *rand.Rand) {
 	}
 }
 
-// Heal ends the faults that still wait for a command.
-func (s *servers) Heal() {
-	for _, w := range s.links {
-		for _, p := range w.proxies {
-			p.Forgive()
-		}
-	}
-}
-
 func (s *servers) Skip(d time.Duration) {
 	for _, v := range s.nodes {
 		v.Skip(d)
@@ -127,37 +158,22 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 	node, l := r.IntN(len(s.nodes)), r.IntN(len(s.links))
 	v, p := s.nodes[node], s.links[l].proxies[node]
 	match := []string{"evalsha", "set", "get", "subscribe", "pttl"}[r.IntN(5)]
-	switch r.IntN(11) {
+	switch n := r.IntN(linkFaults + 4); n - linkFaults {
 	case 0:
-		p.Fail(match, faultproxy.LoseReply)
-	case 1:
-		p.Fail(match, faultproxy.LoseRequest)
-	case 2:
-		p.Fail(match, faultproxy.HangReply)
-	case 3:
-		p.StallReplies()
-		return p.Flow
-	case 4:
-		p.StallRequests()
-		return p.Flow
-	case 5:
-		p.Delay(time.Duration(1+r.IntN(40)) * time.Millisecond)
-		return func() { p.Delay(0) }
-	case 6:
-		p.Cut()
-	case 7:
 		v.Proxy.Stall()
 		return v.Proxy.Flow
-	case 8:
+	case 1:
 		v.Kill()
 		return func() { v.Start(true) }
-	case 9:
+	case 2:
 		v.Restart(false)
 		if len(s.nodes) == 1 { // otherwise it is a minority, and no lock may be lost
 			forgot()
 		}
-	default:
+	case 3:
 		s.do(v, func(ctx context.Context, rdb *redis.Client) error { return rdb.ScriptFlush(ctx).Err() })
+	default:
+		return disturb(r, p, n, match)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,9 +24,8 @@ const KeyCount = 2
 // shorter.
 const LongTerm = time.Minute
 
-const (
-	stuck = 5 * time.Minute // of real time, for one seed
-)
+// stuck is the longest real time of one seed.
+const stuck = 5 * time.Minute
 
 // Key returns the key with the number i.
 func Key(i int) string { return fmt.Sprintf("key%d", i) }
@@ -62,10 +62,10 @@ func Run(t *testing.T, kind Kind, seed uint64) (granted int) {
 	return run(t, kind, seed, sound, nil)
 }
 
-// Test runs the seeds from 1 to n of one kind of store, or fewer if package testing or the
-// race detector asks for haste.
+// Test runs the seeds from 1 to n of one kind of store, or fewer if package testing asks for
+// haste.
 func Test(t *testing.T, kind Kind, n uint64) {
-	if testing.Short() || raceEnabled {
+	if testing.Short() {
 		n /= 4
 	}
 	granted := 0
@@ -77,9 +77,31 @@ func Test(t *testing.T, kind Kind, n uint64) {
 	}
 }
 
-// Find is Run, but found gets the errors instead of t.
-func Find(t *testing.T, kind Kind, seed uint64, found func(string)) {
-	run(t, kind, seed, sound, found)
+// Find fails the test unless one of some seeds has an error with a text: the store of kind
+// has a bug.
+func Find(t *testing.T, kind Kind, text string) { find(t, kind, sound, text) }
+
+// find is Find with other calls.
+func find(t *testing.T, kind Kind, calls calls, text string) {
+	t.Helper()
+	var mu sync.Mutex
+	var all []string
+	found := false
+	seed := uint64(0)
+	for seed < 300 && !found {
+		seed++
+		run(t, kind, seed, calls, func(err string) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, err)
+			found = found || strings.Contains(err, text)
+		})
+	}
+	if !found {
+		t.Errorf("not found; %d other errors: %.1000q", len(all), all)
+		return
+	}
+	t.Logf("seed %d, %d errors", seed, len(all))
 }
 
 // run is Run with other calls. If found is not nil, it gets the errors instead of t.
