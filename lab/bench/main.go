@@ -32,9 +32,8 @@ func main() {
 		return
 	}
 
-	var o options
-	flag.BoolVar(&o.quick, "quick", false, "measure everything once, within a minute")
-	flag.StringVar(&o.out, "out", "results", "write to this `directory`")
+	quick := flag.Bool("quick", false, "measure everything once, within a minute")
+	out := flag.String("out", "results", "write to this `directory`")
 	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+"), parts of names of contestants, and texts with a space that settings must contain, such as \"hold 1ms\"")
 	from := flag.String("render", "", "measure nothing; put the figures of `FILE`, a results.json, into README.md and docs")
 	flag.Parse()
@@ -42,7 +41,6 @@ func main() {
 		fmt.Fprintf(os.Stderr, "bench: unknown argument %q\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	o.only = strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
@@ -50,7 +48,8 @@ func main() {
 	if *from != "" {
 		err = render(*from, "../..")
 	} else {
-		err = measure(ctx, o)
+		words := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
+		err = measure(ctx, *quick, words, *out)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -58,16 +57,9 @@ func main() {
 	}
 }
 
-// options are the flags of a run that measures.
-type options struct {
-	quick bool
-	out   string
-	only  []string
-}
-
-// measure measures what the options select and writes the results.
-func measure(ctx context.Context, o options) error {
-	names, others, settings := split(o.only)
+// measure measures what the words of --only select and writes the results to a directory.
+func measure(ctx context.Context, quick bool, only []string, out string) error {
+	names, others, settings := split(only)
 	all := chosen(contestants(), others)
 	if _, err := exec.LookPath(etcdtest.Binary()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench: without the contestants on etcd:", err)
@@ -76,15 +68,15 @@ func measure(ctx context.Context, o options) error {
 	if len(all) == 0 {
 		return errors.New("--only: no contestant has such a name")
 	}
-	b, err := newBench(ctx, planOf(o.quick), all)
+	b, err := newBench(ctx, planOf(quick), all)
 	defer b.close()
 	if err != nil {
 		return err
 	}
-	b.results.Quick = o.quick
+	b.results.Quick = quick
 	b.only = settings
 	if err := b.run(ctx, names); err != nil {
 		return err
 	}
-	return b.results.write(o.out)
+	return b.results.write(out)
 }

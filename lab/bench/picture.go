@@ -27,51 +27,46 @@ func (s *svg) line(x1, y1, x2, y2 float64, color string) {
 	fmt.Fprintf(s, "<path d=\"M%.1f,%.1fL%.1f,%.1f\" stroke=\"%s\"/>\n", x1, y1, x2, y2, color)
 }
 
-// newSVG begins a picture of four diagrams.
-func newSVG(width int) *svg {
-	s := new(svg)
-	fmt.Fprintf(s, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="740" viewBox="0 0 %d 740" font-family="Liberation Sans,Arial,sans-serif">
-<rect width="%d" height="740" fill="#fff"/>
-`, width, width, width)
-	return s
-}
-
-func (s *svg) end() []byte {
-	fmt.Fprintln(s, "</svg>")
-	return s.Bytes()
-}
-
 // picture returns the picture of the front page as SVG. Above are pairs on free
 // keys, and one contended key; below is one key that is held.
 func (r *results) picture(p plan) []byte {
-	s := newSVG(1000)
+	s := new(svg)
+	fmt.Fprintln(s, `<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="740" viewBox="0 0 1000 740" font-family="Liberation Sans,Arial,sans-serif">
+<rect width="1000" height="740" fill="#fff"/>`)
 	r.drawFree(s, p)
 	rates := []string{"acquisitions_per_s", "holders_per_s"}
 	rate := "acquisitions/s (full color: by another caller)"
 	r.drawBars(s, 500, 0, "One key, hold 0, 64 waiters, 4 processes", rate, queue(64), rates...)
 	r.drawBars(s, 0, 380, "The same, hold 1 ms", rate, queueOf1ms, rates...)
 	r.drawBars(s, 500, 380, "The same, hold 1 ms", "longest wait, ms", queueOf1ms, "longest_wait_ms")
-	return s.end()
+	fmt.Fprintln(s, "</svg>")
+	return s.Bytes()
 }
 
-// drawFree draws pairs/s over goroutines.
+// curve is a line of the diagram of free keys. It has a value for each number of goroutines;
+// NaN if there is none.
+type curve struct {
+	name   string
+	style  string // of the path
+	values []float64
+}
+
+// drawFree draws pairs/s over goroutines, both on logarithmic axes.
 func (r *results) drawFree(s *svg, p plan) {
-	var sizes []int
-	for _, d := range p.distinct {
-		sizes = append(sizes, d.goroutines)
-	}
+	const left, right, top, bottom = 70, 400, 40, 310
 	var curves []curve
 	low, high := math.Inf(1), 0.0
 	for _, name := range append([]string{"bare"}, shown[:6]...) {
-		k := curve{name: name, color: colors[name], width: 1.5}
+		width, dashes := 1.5, ""
 		switch r.contestant(name).group {
 		case ours:
-			k.width = 3
+			width = 3
 		case theirs:
-			k.dashes = ` stroke-dasharray="6 3"`
+			dashes = ` stroke-dasharray="6 3"`
 		}
-		for _, n := range sizes {
-			v := r.median(callers(n).cell(name), "pairs_per_s")
+		k := curve{name: name, style: fmt.Sprintf(`fill="none" stroke="%s" stroke-width="%g"%s`, colors[name], width, dashes)}
+		for _, d := range p.distinct {
+			v := r.median(callers(d.goroutines).cell(name), "pairs_per_s")
 			if v > 0 {
 				low, high = min(low, v), max(high, v)
 			}
@@ -79,33 +74,21 @@ func (r *results) drawFree(s *svg, p plan) {
 		}
 		curves = append(curves, k)
 	}
-	if high > 0 {
-		s.diagram("Lock and Unlock of a free key, pairs/s", "goroutines", sizes, low, max(high, 1.1*low), curves)
+	if high == 0 {
+		return
 	}
-}
 
-// curve is a line of a diagram. It has a value for each size; NaN if there is none.
-type curve struct {
-	name, color string
-	width       float64
-	dashes      string
-	values      []float64
-}
-
-// diagram draws curves over sizes, both on logarithmic axes.
-func (s *svg) diagram(title, unit string, sizes []int, low, high float64, curves []curve) {
-	const left, right, top, bottom = 70, 400, 40, 310
-	first, last := sizes[0], sizes[len(sizes)-1]
-	x := func(n int) float64 {
-		return left + (right-left)*math.Log(float64(n)/float64(first))/math.Log(float64(last)/float64(first))
+	high = max(high, 1.1*low)
+	first, last := p.distinct[0].goroutines, p.distinct[len(p.distinct)-1].goroutines
+	x := func(d distinct) float64 {
+		return left + (right-left)*math.Log(float64(d.goroutines)/float64(first))/math.Log(float64(last)/float64(first))
 	}
 	y := func(v float64) float64 { return bottom - (bottom-top)*math.Log(v/low)/math.Log(high/low) }
-
-	s.text((left+right)/2, 22, "middle", 13, title)
-	s.text((left+right)/2, 350, "middle", 11, unit)
-	for _, n := range sizes {
-		s.line(x(n), top, x(n), bottom, "#ddd")
-		s.text(x(n), bottom+18, "middle", 11, number(float64(n)))
+	s.text((left+right)/2, 22, "middle", 13, "Lock and Unlock of a free key, pairs/s")
+	s.text((left+right)/2, 350, "middle", 11, "goroutines")
+	for _, d := range p.distinct {
+		s.line(x(d), top, x(d), bottom, "#ddd")
+		s.text(x(d), bottom+18, "middle", 11, number(float64(d.goroutines)))
 	}
 	for decade := math.Pow(10, math.Floor(math.Log10(low))); decade <= high; decade *= 10 {
 		for _, v := range []float64{decade, 2 * decade, 5 * decade} {
@@ -120,7 +103,7 @@ func (s *svg) diagram(title, unit string, sizes []int, low, high float64, curves
 		path, step := "", "M"
 		for i, v := range k.values {
 			if v > 0 {
-				path += fmt.Sprintf("%s%.1f,%.1f", step, x(sizes[i]), y(v))
+				path += fmt.Sprintf("%s%.1f,%.1f", step, x(p.distinct[i]), y(v))
 				step = "L"
 			}
 		}
@@ -128,7 +111,7 @@ func (s *svg) diagram(title, unit string, sizes []int, low, high float64, curves
 			continue
 		}
 		for _, d := range []string{path, fmt.Sprintf("M%d,%.1fh24", right+14, at-4)} { // the line, and its sample in the legend
-			fmt.Fprintf(s, "<path d=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\"%s/>\n", d, k.color, k.width, k.dashes)
+			fmt.Fprintf(s, "<path d=\"%s\" %s/>\n", d, k.style)
 		}
 		s.text(right+44, at, "start", 11, k.name)
 		at += 20

@@ -15,7 +15,6 @@ import (
 
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
-	_ "github.com/hasplock/hasp/pglock"
 )
 
 // database is a PostgreSQL.

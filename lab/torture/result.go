@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -91,4 +93,75 @@ func (n *nemesis) before(at int64) (name string) {
 		}
 	}
 	return name
+}
+
+// verdict prints the result of a run.
+func (r *result) verdict(out io.Writer) {
+	what := ""
+	if r.Losing {
+		what = ", with faults that take locks away"
+	}
+	verdict := "kept"
+	switch {
+	case len(r.Violations) > 0:
+		verdict = fmt.Sprintf("broken %d times", len(r.Violations))
+	case r.Found.Overlaps > 0 && r.Found.Fenced == 0:
+		verdict = "two held a key at once, without a fence"
+	case r.Found.Overlaps > 0:
+		verdict = "kept by the fence only"
+	}
+	fmt.Fprintf(out, "\n## %s on %s%s: %s\n", r.Strategy, r.What, what, verdict)
+	fmt.Fprintf(out, "\n%d processes of %d callers, %d keys and a key with %d slots, term %v; %d faults in %v. Seed %d: %s\n\n",
+		seats, callers, keys, slots, r.Term, r.Injected, r.Lasted.Round(time.Second), r.Seed, r.Command)
+	fmt.Fprintln(out, "Each fault: how many, then the median and the longest time to recovery in ms.")
+	for _, k := range r.Kinds {
+		fmt.Fprintf(out, "- %s: %s\n", k.Name, k)
+	}
+
+	f := r.Found
+	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d shared, %d of a slot; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
+		f.Holds, f.Fenced, f.Shared, f.Slots, f.Void, f.Killed, f.Lost, f.Refused)
+	if r.Losing {
+		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away; %d times neither of them learned of it.\n", f.Overlaps, f.Unaware)
+	}
+	if r.Rejoined > 0 {
+		fmt.Fprintf(out, "After the last fault every process had a key within %s ms.\n", millis(r.Rejoined))
+	}
+	if f.Undecided {
+		fmt.Fprintln(out, "porcupine ran out of time.")
+	}
+	var errs []string
+	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
+		errs = append(errs, fmt.Sprint(r.Errors[kind], " ", kind))
+	}
+	fmt.Fprintf(out, "Errors: %s.\n", cmp.Or(strings.Join(errs, ", "), "none"))
+	for i, v := range r.Violations {
+		if i == 20 {
+			fmt.Fprintf(out, "- and %d more\n", len(r.Violations)-i)
+			break
+		}
+		fmt.Fprintf(out, "- **%s**: %s, after %q\n", v.Promise, v.What, v.After)
+	}
+}
+
+// String has the number of faults, the median and the longest recovery, and the number of
+// broken promises.
+func (k kind) String() string {
+	text := fmt.Sprintf("%d×", k.Injected)
+	if n := len(k.Recovery); n > 0 {
+		text += fmt.Sprintf(": %s / %s", millis(k.Recovery[(n-1)/2]), millis(k.Recovery[n-1]))
+	}
+	if k.Violations > 0 {
+		text += fmt.Sprintf(", **broken %d×**", k.Violations)
+	}
+	return text
+}
+
+// millis returns milliseconds, with two digits at least.
+func millis(d time.Duration) string {
+	digits := 0
+	if d < 10*time.Millisecond {
+		digits = 1
+	}
+	return fmt.Sprintf("%.*f", digits, float64(d)/1e6)
 }

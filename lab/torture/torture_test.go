@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"github.com/hasplock/hasp/internal/etcdtest"
-	"github.com/hasplock/hasp/internal/pgtest"
 	"os"
 	"regexp"
 	"slices"
@@ -14,13 +12,10 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
-	_ "github.com/hasplock/hasp/fairlock"
-	_ "github.com/hasplock/hasp/filelock"
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/etcdtest"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
-	_ "github.com/hasplock/hasp/pubsublock"
-	_ "github.com/hasplock/hasp/redlock"
-	_ "github.com/hasplock/hasp/spinlock"
 )
 
 func TestMain(m *testing.M) {
@@ -71,47 +66,36 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		t.Skip("make planted looks for all planted bugs, which takes minutes")
 	}
 	redistest.NeedSets(t)
-	for bug, c := range map[string]struct {
-		faults   string
-		patience time.Duration
-		promises []string
+	most := []string{"spinlock", "pubsublock", fairlock, redlock, filelock}
+	for _, c := range []struct {
+		strategies  []string
+		bug, faults string
+		place       string
+		time, term  time.Duration
+		patience    time.Duration
+		promises    []string
 	}{
-		"release": {"holder stopped", patience, []string{"one at a time", "kept until its end"}},
-		"renewal": {"waiter killed", patience, []string{"one at a time", "kept until its end"}},
-		"wake-up": {"waiter killed", 3 * time.Second, []string{"stood still"}},
-		"slots":   {"waiter killed", patience, []string{"slots"}},
+		{most, "release", "holder stopped", onServer, 2 * time.Second, term, patience, []string{"one at a time", "kept until its end"}},
+		{most, "renewal", "waiter killed", onServer, 2 * time.Second, term, patience, []string{"one at a time", "kept until its end"}},
+		{most, "wake-up", "waiter killed", onServer, 2 * time.Second, term, 3 * time.Second, []string{"stood still"}},
+		{most, "slots", "waiter killed", onServer, 2 * time.Second, term, patience, []string{"slots"}},
+		// A term that counts from the reply is found when replies are slow.
+		{[]string{"spinlock"}, "reply", "slow to answer", onServer, 10 * time.Second, term, patience, []string{"one at a time"}},
+		// Renewals that wait behind acquires do harm only if the replies take long, as those of a
+		// master whose replica confirms them.
+		{[]string{"spinlock"}, queued, "waiter killed", onService, time.Second, 2 * term, patience, []string{"kept until its end"}},
 	} {
-		for _, at := range []struct{ strategy, place string }{{"spinlock", onServer}, {"pubsublock", onServer}, {fairlock, onServer},
-			{redlock, onServer}, {filelock, onServer}} {
-			strategy, place := at.strategy, at.place
-			t.Run(bug+" "+strategy+" on "+place, func(t *testing.T) {
-				t.Parallel()
-				o := options{strategy: strategy, place: place, nodes: leastNodes, time: 2 * time.Second, patience: c.patience}
-				findPlanted(t, bug, o, c.faults, term, c.promises...)
+		for _, strategy := range c.strategies {
+			t.Run(c.bug+" "+strategy, func(t *testing.T) {
+				if len(c.strategies) > 1 {
+					t.Parallel()
+				}
+				o := options{strategy: strategy, place: c.place, nodes: leastNodes, time: c.time, term: c.term, patience: c.patience,
+					plant: c.bug, only: regexp.MustCompile(c.faults)}
+				findPlanted(t, o, c.promises)
 			})
 		}
 	}
-}
-
-// Renewals that wait behind acquires do harm only if the replies take long, as those of a
-// master whose replica confirms them.
-func TestQueuedRenewalsAreFound(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make planted looks for all planted bugs, which takes minutes")
-	}
-	redistest.NeedSets(t)
-	o := options{strategy: "spinlock", place: onService, time: time.Second, patience: patience}
-	findPlanted(t, queued, o, "waiter killed", 2*term, "kept until its end")
-}
-
-// A term that counts from the reply is found when replies are slow.
-func TestTermFromTheReplyIsFound(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make planted looks for all planted bugs, which takes minutes")
-	}
-	redistest.NeedSets(t)
-	o := options{strategy: "spinlock", place: onServer, time: 10 * time.Second, patience: patience}
-	findPlanted(t, "reply", o, "slow to answer", term, "one at a time")
 }
 
 // need skips a test of a strategy whose server is not installed.
@@ -125,8 +109,7 @@ func need(t *testing.T, strategy string) {
 }
 
 // findPlanted fails the test if no run with a bug reports that one of the promises is broken.
-func findPlanted(t *testing.T, bug string, o options, faults string, length time.Duration, promises ...string) {
-	o.plant, o.only, o.term = bug, regexp.MustCompile(faults), length
+func findPlanted(t *testing.T, o options, promises []string) {
 	var b strings.Builder
 	for o.seed = 1; o.seed <= 20; o.seed++ {
 		b.Reset()
@@ -139,7 +122,7 @@ func findPlanted(t *testing.T, bug string, o options, faults string, length time
 			return
 		}
 	}
-	t.Errorf("%s: not found in 20 runs, the last of which was\n%s", bug, b.String())
+	t.Errorf("%s: not found in 20 runs, the last of which was\n%s", o.plant, b.String())
 }
 
 // history returns a run with turns of one key.
@@ -151,6 +134,14 @@ func history(all ...turn) *nemesis {
 		r.turns = append(r.turns, &t)
 	}
 	return &nemesis{run: &run{rec: r, names: []string{"k"}}}
+}
+
+// broken returns the promises that are broken.
+func (n *nemesis) broken() (all []string) {
+	for _, v := range n.wrong {
+		all = append(all, v.Promise)
+	}
+	return all
 }
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {
@@ -187,10 +178,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	} {
 		n := history(c.turns...)
 		f := n.check()
-		var got []string
-		for _, v := range n.wrong {
-			got = append(got, v.Promise)
-		}
+		got := n.broken()
 		if !slices.Equal(got, c.promises) {
 			t.Errorf("%s: found %q, want %q", name, got, c.promises)
 		}
@@ -202,38 +190,34 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 
 // Where locks were taken away two may hold a key, and only the fence counts.
 func TestCheckAfterALoss(t *testing.T) {
-	turns := []turn{
-		{asked: 1, got: 2, end: 30, fence: 7, lost: 31, expires: 90},
-		{asked: 20, got: 25, end: 40, fence: 8},
-	}
-	n := history(turns...)
-	n.losing, n.losses = true, [][2]int64{{18, 19}}
-	if f := n.check(); len(n.wrong) > 0 || f.Overlaps != 1 {
-		t.Errorf("found %v, %+v", n.wrong, f)
-	}
-	late := []turn{
-		{asked: 1, got: 20, end: 30, fence: 8},
-		{asked: 10, got: 40, end: 50, fence: 7, lost: 51, expires: 90},
-	}
-	n = history(late...)
-	n.losing, n.losses = true, [][2]int64{{18, 19}}
-	if n.check(); len(n.wrong) > 0 {
-		t.Errorf("a grant that arrives late: found %v", n.wrong)
-	}
-	late = []turn{
-		{asked: 22, got: 25, end: 30, fence: 8},
-		{asked: 10, got: 28, end: 40, fence: 7, lost: 51, expires: 90},
-	}
-	n = history(late...)
-	n.losing, n.losses = true, [][2]int64{{18, 19}}
-	if f := n.check(); len(n.wrong) > 0 || f.Overlaps != 1 {
-		t.Errorf("a grant that arrives while another caller holds: found %v, %+v", n.wrong, f)
-	}
-	turns[1].fence = 6
-	n = history(turns...)
-	n.losing, n.losses = true, [][2]int64{{18, 19}}
-	if n.check(); len(n.wrong) != 1 || n.wrong[0].Promise != "fence" {
-		t.Errorf("a fence that goes back: found %v", n.wrong)
+	for name, c := range map[string]struct {
+		turns    []turn
+		overlaps int
+		promises []string
+	}{
+		"two at once": {[]turn{
+			{asked: 1, got: 2, end: 30, fence: 7, lost: 31, expires: 90},
+			{asked: 20, got: 25, end: 40, fence: 8},
+		}, 1, nil},
+		"a grant that arrives late": {[]turn{
+			{asked: 1, got: 20, end: 30, fence: 8},
+			{asked: 10, got: 40, end: 50, fence: 7, lost: 51, expires: 90},
+		}, 0, nil},
+		"a grant that arrives while another caller holds": {[]turn{
+			{asked: 22, got: 25, end: 30, fence: 8},
+			{asked: 10, got: 28, end: 40, fence: 7, lost: 51, expires: 90},
+		}, 1, nil},
+		"a fence that goes back": {[]turn{
+			{asked: 1, got: 2, end: 30, fence: 7, lost: 31, expires: 90},
+			{asked: 20, got: 25, end: 40, fence: 6},
+		}, 1, []string{"fence"}},
+	} {
+		n := history(c.turns...)
+		n.losing, n.losses = true, [][2]int64{{18, 19}}
+		f := n.check()
+		if got := n.broken(); !slices.Equal(got, c.promises) || f.Overlaps != c.overlaps {
+			t.Errorf("%s: found %q, %+v", name, got, f)
+		}
 	}
 }
 
@@ -257,5 +241,31 @@ func TestResourceRefusesAnOldFence(t *testing.T) {
 	}
 	if r.refused != 2 {
 		t.Errorf("%d refused, want 2", r.refused)
+	}
+}
+
+func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		names string
+		set   func(o *options)
+		want  string
+	}{
+		"all":      {"", func(o *options) {}, ""},
+		"plant":    {"", func(o *options) { o.plant = "foo" }, `-plant: "foo" is none of release, renewal, wake-up, slots, reply, queue`},
+		"on":       {"", func(o *options) { o.place = "host" }, `-on: "host" is none of redis, sentinel, cluster, service`},
+		"strategy": {"foo", func(o *options) {}, `-strategy: "foo" is none of spinlock, pubsublock, fairlock, redlock, filelock, pglock, etcdlock`},
+		"time":     {"", func(o *options) { o.time = 0 }, "-time must be positive"},
+		"files":    {"filelock", func(o *options) { o.place = onService }, "filelock cannot be run with -on service: use redis"},
+		"redlock":  {"redlock", func(o *options) { o.place = onCluster }, "redlock cannot be run with -on cluster: use redis"},
+	} {
+		o := options{place: onServer, nodes: leastNodes, time: time.Minute}
+		c.set(&o)
+		got := ""
+		if _, err := o.check(c.names); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
 	}
 }
