@@ -19,17 +19,16 @@ import (
 	"github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/lab/internal/memetcd"
-	"github.com/hasplock/hasp/lab/simulate/world"
 )
 
 // etcd is the kind of store whose drivers wrap may replace by broken ones.
-func etcd(wrap func(driver) backend.Driver) world.Kind {
-	return world.Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
+func etcd(wrap func(driver) backend.Driver) Kind {
+	return Kind{Name: "etcdlock", Open: openEtcd(wrap), Shortest: 2 * time.Second, Unit: time.Second}
 }
 
 // openEtcd starts an etcd of three members.
-func openEtcd(wrap func(driver) backend.Driver) func(*testing.T, *rand.Rand) world.Store {
-	return func(t *testing.T, r *rand.Rand) world.Store {
+func openEtcd(wrap func(driver) backend.Driver) func(*testing.T, *rand.Rand) Store {
+	return func(t *testing.T, r *rand.Rand) Store {
 		s := &members{t: t, wrap: wrap, window: time.Duration(2+r.IntN(4)) * time.Second}
 		s.etcd = memetcd.New(3, rand.New(rand.NewPCG(r.Uint64(), 0)))
 		t.Cleanup(s.close)
@@ -69,7 +68,7 @@ func (d driver) Close() error {
 	return err
 }
 
-func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
+func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	w := &wires{}
 	dial := map[string]func(context.Context) (net.Conn, error){}
 	conf := clientv3.Config{Logger: zap.NewNop(), MaxUnaryRetries: 1}
@@ -96,7 +95,7 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
 
 func (s *members) Skip(d time.Duration) { s.etcd.Skip(d) }
 
-func (s *members) Longest() time.Duration { return world.LongTerm }
+func (s *members) Longest() time.Duration { return LongTerm }
 
 // Left lists entries and leases.
 func (s *members) Left() (all []string) {

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/lab/simulate/world"
 )
 
 // day is max_ttl of redlock under a leader.
@@ -15,7 +14,7 @@ const day = 24 * time.Hour
 // second, which would take too long here.
 type leader struct {
 	backend.Driver
-	w     *world.World
+	w     *World
 	claim backend.Claim
 }
 
@@ -25,7 +24,7 @@ func (l leader) ask(call func(context.Context) error) error {
 	defer cancel()
 	err := call(ctx)
 	if err != nil {
-		l.w.Errorf("the leader: %v", err)
+		l.w.book.errorf("the leader: %v", err)
 	}
 	return err
 }
@@ -44,11 +43,11 @@ func (l leader) renew(times int) {
 // lead runs a leader that renews for a month or longer, without other callers.
 // Then one server is unreachable to it, and another loses its data. Others come
 // before the leader's term has ended, and must not get the key.
-func lead(w *world.World) {
+func lead(w *World) {
 	s := w.Store.(*masters)
 	d, _ := s.Link(nil, 0)
 	defer d.Close()
-	l := leader{d, w, backend.Claim{Key: world.Key(0), Token: "leader", TTL: day / 2, Timeout: time.Second, Fenced: true}}
+	l := leader{d, w, backend.Claim{Key: Key(0), Token: "leader", TTL: day / 2, Timeout: time.Second, Fenced: true}}
 	if l.ask(func(ctx context.Context) error { _, err := d.Acquire(ctx, l.claim); return err }) != nil {
 		return
 	}
@@ -61,8 +60,8 @@ func lead(w *world.World) {
 	s.nodes[order[1]].Restart(false)
 	for range 4 {
 		time.Sleep(time.Duration(w.R.IntN(60)) * time.Minute)
-		if w.TryLock(world.Key(0)) {
-			w.Errorf("two holders of %s", world.Key(0))
+		if w.TryLock(Key(0)) {
+			w.book.errorf("two holders of %s", Key(0))
 		}
 	}
 
@@ -70,5 +69,5 @@ func lead(w *world.World) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = d.Release(ctx, l.claim) // too few servers have a record
-	w.Granted()
+	w.book.granted++ // to no Client
 }

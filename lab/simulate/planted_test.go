@@ -2,12 +2,133 @@ package main
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/lab/simulate/world"
 )
+
+type (
+	leadFn = func(context.Context, *hasp.Lease) error
+	allFn  = func(context.Context, *hasp.Leases) error
+)
+
+// competes is a Lead without its renewal until fn returns. once runs fn under a lease, and
+// reports whether the Lead is over.
+func competes(once func(context.Context, *hasp.Lease, leadFn) (bool, error)) calls {
+	c := sound
+	c.lead = func(ctx context.Context, l hasp.Locker, key string, fn leadFn, opts ...hasp.Option) error {
+		for {
+			lease, err := l.Lock(ctx, key, opts...)
+			if err == nil {
+				var over bool
+				if over, err = once(ctx, lease, fn); over {
+					return err
+				}
+			} else if ctx.Err() != nil || errors.Is(err, hasp.ErrInvalid) || errors.Is(err, hasp.ErrClosed) {
+				return err
+			}
+		}
+	}
+	return c
+}
+
+// The checks of Lead, DoAll and WithoutReentry find calls that break their promises.
+func TestPlantedCallsAreFound(t *testing.T) {
+	for name, c := range map[string]struct {
+		broken calls
+		finds  string // a part of an error that finds the bug
+	}{
+		"Lead that is not renewed after the end of its context": {
+			competes(func(ctx context.Context, l *hasp.Lease, fn leadFn) (bool, error) {
+				err := fn(l.Context(), l)
+				uerr := l.Unlock(ctx)
+				return !errors.Is(uerr, hasp.ErrLost) || ctx.Err() != nil, errors.Join(err, uerr)
+			}),
+			"a holder that cleaned up",
+		},
+		"Lead that unlocks before fn has returned": {
+			competes(func(ctx context.Context, l *hasp.Lease, fn leadFn) (bool, error) {
+				stop := context.AfterFunc(ctx, func() { _ = l.Unlock(context.Background()) })
+				defer stop()
+				return true, fn(l.Context(), l)
+			}),
+			"that one still held the key: true",
+		},
+		"Lead that returns the result of a lost term": {
+			competes(func(ctx context.Context, l *hasp.Lease, fn leadFn) (bool, error) {
+				err := fn(l.Context(), l)
+				_ = l.Unlock(ctx)
+				return true, err
+			}),
+			"Lead by",
+		},
+		"Lead whose fn gets the context of Lead": {
+			competes(func(ctx context.Context, l *hasp.Lease, fn leadFn) (bool, error) {
+				err := fn(ctx, l)
+				uerr := l.Unlock(ctx)
+				return !errors.Is(uerr, hasp.ErrLost) || ctx.Err() != nil, errors.Join(err, uerr)
+			}),
+			"the context of the fn of Lead",
+		},
+		"Lead that an outage ends": {
+			calls{lead: func(ctx context.Context, l hasp.Locker, key string, fn leadFn, opts ...hasp.Option) error {
+				return hasp.Do(ctx, l, key, fn, opts...)
+			}, doAll: sound.doAll, apart: sound.apart},
+			"Lead by",
+		},
+		"DoAll without one of the keys": {
+			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
+				return hasp.DoAll(ctx, l, keys[:1], fn, opts...)
+			}, apart: sound.apart},
+			"the fn of DoAll",
+		},
+		"DoAll that keeps what it has if a key is held": {
+			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
+				if _, err := l.Lock(ctx, keys[0], opts...); err != nil {
+					return err
+				}
+				return hasp.DoAll(ctx, l, keys[1:], fn, opts...)
+			}, apart: sound.apart},
+			"DoAll by",
+		},
+		"DoAll that is not renewed after the end of its context": {
+			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) error {
+				all, err := hasp.LockAll(ctx, l, keys, opts...)
+				if err != nil {
+					return err
+				}
+				err = fn(all.Context(), all)
+				return errors.Join(err, all.Unlock(ctx))
+			}, apart: sound.apart},
+			"a holder that cleaned up",
+		},
+		"DoAll that does not report a loss": {
+			calls{lead: sound.lead, doAll: func(ctx context.Context, l hasp.Locker, keys []string, fn allFn, opts ...hasp.Option) (err error) {
+				all := hasp.DoAll(ctx, l, keys, func(ctx context.Context, ls *hasp.Leases) error {
+					err = fn(ctx, ls)
+					return err
+				}, opts...)
+				if errors.Is(all, hasp.ErrLost) {
+					return err
+				}
+				return all
+			}, apart: sound.apart},
+			"DoAll by",
+		},
+		"WithoutReentry that re-enters": {
+			calls{lead: sound.lead, doAll: sound.doAll, apart: func() hasp.Option { return nil }},
+			"two holders",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			find(t, Waiting, c.broken, c.finds)
+		})
+	}
+}
 
 // hasty counts each renewal as done without asking etcd, which is what a driver does that
 // takes a sent keep-alive for an answered one.
@@ -43,7 +164,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			world.Find(t, etcd(c.wrap), c.finds)
+			find(t, etcd(c.wrap), sound, c.finds)
 		})
 	}
 }

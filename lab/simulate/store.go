@@ -15,25 +15,24 @@ import (
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/lab/simulate/world"
 	"github.com/hasplock/hasp/pubsublock"
 	"github.com/hasplock/hasp/redlock"
 	"github.com/hasplock/hasp/spinlock"
 )
 
 // kinds are the stores, sorted by their names.
-var kinds = []world.Kind{
+var kinds = []Kind{
 	etcd(func(d driver) backend.Driver { return d }),
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
 		return fairlock.New(rdb, &fairlock.Options{Window: 2 * time.Second})
 	})},
 	{Name: "leader", Open: quorum(3, day), Live: lead},
-	world.Polled,
+	Polled,
 	{Name: "pubsublock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return pubsublock.New(rdb, nil) })},
 	{Name: "redlock3", Open: quorum(3, 0), SameFences: true},
 	{Name: "redlock5", Open: quorum(5, 0), SameFences: true},
 	{Name: "spinlock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return spinlock.New(rdb, nil) })},
-	world.Waiting,
+	Waiting,
 }
 
 // servers are virtual Redis servers: one, or the nodes of a redlock.
@@ -46,9 +45,9 @@ type servers struct {
 }
 
 // single is a strategy on one server.
-func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *rand.Rand) world.Store {
-	return func(t *testing.T, _ *rand.Rand) world.Store {
-		return &servers{t: t, nodes: redistest.VirtualNodes(t, 1), max: world.LongTerm, open: func(all []redis.UniversalClient) backend.Driver { return open(all[0]) }}
+func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *rand.Rand) Store {
+	return func(t *testing.T, _ *rand.Rand) Store {
+		return &servers{t: t, nodes: redistest.VirtualNodes(t, 1), max: LongTerm, open: func(all []redis.UniversalClient) backend.Driver { return open(all[0]) }}
 	}
 }
 
@@ -58,11 +57,11 @@ const shortMax = 2 * time.Second
 // quorum is redlock on n servers. If most is 0, the seed decides whether long
 // terms may be asked for. If they may, a restarted server does not vote for as
 // long.
-func quorum(n int, most time.Duration) func(*testing.T, *rand.Rand) world.Store {
-	return func(t *testing.T, r *rand.Rand) world.Store {
+func quorum(n int, most time.Duration) func(*testing.T, *rand.Rand) Store {
+	return func(t *testing.T, r *rand.Rand) Store {
 		most := most
 		if most == 0 {
-			most = []time.Duration{shortMax, world.LongTerm}[r.IntN(2)]
+			most = []time.Duration{shortMax, LongTerm}[r.IntN(2)]
 		}
 		return &masters{servers{t: t, nodes: redistest.VirtualNodes(t, n), max: most, open: func(all []redis.UniversalClient) backend.Driver {
 			return redlock.New(all, &redlock.Options{MaxTTL: most})
@@ -124,7 +123,7 @@ func disturb(r *rand.Rand, p *faultproxy.Proxy, n int, text string) (heal func()
 	return nil
 }
 
-func (s *servers) Link(*rand.Rand, time.Duration) (backend.Driver, world.Link) {
+func (s *servers) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	w := &wires{}
 	var clients []redis.UniversalClient
 	for _, v := range s.nodes {
@@ -223,8 +222,8 @@ const stranger = "stranger"
 // hold makes a stranger hold all free keys on a server.
 func (s *servers) hold(v *redistest.VirtualServer) {
 	s.do(v, func(ctx context.Context, rdb *redis.Client) (err error) {
-		for i := range world.KeyCount {
-			err = errors.Join(err, rdb.SetNX(ctx, world.Key(i), stranger, time.Minute).Err())
+		for i := range KeyCount {
+			err = errors.Join(err, rdb.SetNX(ctx, Key(i), stranger, time.Minute).Err())
 		}
 		return err
 	})
@@ -232,9 +231,9 @@ func (s *servers) hold(v *redistest.VirtualServer) {
 
 // free ends the holds of the stranger on a server.
 func (s *servers) free(v *redistest.VirtualServer) {
-	for i := range world.KeyCount {
-		if record, _ := v.Mini.Get(world.Key(i)); record == stranger {
-			v.Mini.Del(world.Key(i))
+	for i := range KeyCount {
+		if record, _ := v.Mini.Get(Key(i)); record == stranger {
+			v.Mini.Del(Key(i))
 		}
 	}
 }

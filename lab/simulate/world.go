@@ -1,4 +1,4 @@
-package world
+package main
 
 import (
 	"context"
@@ -56,32 +56,8 @@ type World struct {
 // span is a time of silence. Its end is zero while the silence lasts.
 type span struct{ from, to time.Time }
 
-// Run runs one seed of one kind of store. It reports errors to t, and returns how many
-// holds were granted. It calls synctest.Test, so t has no bubble yet.
-func Run(t *testing.T, kind Kind, seed uint64) (granted int) {
-	return run(t, kind, seed, sound, nil)
-}
-
-// Test runs the seeds from 1 to n of one kind of store, or fewer if package testing asks for
-// haste.
-func Test(t *testing.T, kind Kind, n uint64) {
-	if testing.Short() {
-		n /= 4
-	}
-	granted := 0
-	for seed := uint64(1); seed <= n && !t.Failed(); seed++ {
-		granted += Run(t, kind, seed)
-	}
-	if granted < int(n) {
-		t.Errorf("%d holds in %d seeds: the simulation stands still", granted, n)
-	}
-}
-
-// Find fails the test unless one of some seeds has an error with a text: the store of kind
-// has a bug.
-func Find(t *testing.T, kind Kind, text string) { find(t, kind, sound, text) }
-
-// find is Find with other calls.
+// find fails the test unless one of some seeds has an error with a text, because the store of
+// kind or one of the calls has a bug.
 func find(t *testing.T, kind Kind, calls calls, text string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -104,7 +80,8 @@ func find(t *testing.T, kind Kind, calls calls, text string) {
 	t.Logf("seed %d, %d errors", seed, len(all))
 }
 
-// run is Run with other calls. If found is not nil, it gets the errors instead of t.
+// run runs one seed of one kind of store. It reports errors to t, or to found if that is not
+// nil, and returns how many holds were granted. It calls synctest.Test, so t has no bubble yet.
 func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) (granted int) {
 	// The time of a bubble stands still while a goroutine computes. So a timer
 	// outside the bubble ends a seed that computes without end.
@@ -360,12 +337,6 @@ func (w *World) succeed(stay []*client) {
 	}
 	all.Wait()
 }
-
-// Errorf reports what a lock must not do.
-func (w *World) Errorf(format string, args ...any) { w.book.errorf(format, args...) }
-
-// Granted counts a hold that was granted to no Client.
-func (w *World) Granted() { w.book.granted++ }
 
 // TryLock opens a Client that tries to lock a key, and closes it. It reports whether the
 // Client got the key.
