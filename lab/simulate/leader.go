@@ -69,5 +69,5 @@ func lead(w *World) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = d.Release(ctx, l.claim) // too few servers have a record
-	w.book.granted++ // to no Client
+	w.book.granted++            // to no Client
 }
