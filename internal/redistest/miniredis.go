@@ -107,14 +107,9 @@ func (v *VirtualServer) Skew(d time.Duration) {
 	v.id.skew = d
 }
 
-// Skip lets d pass for the server alone: for its terms and its uptime. TIME does not move,
-// because miniredis counts the end of a PEXPIREAT from another clock.
-func (v *VirtualServer) Skip(d time.Duration) {
-	v.id.mu.Lock()
-	v.id.began = v.id.began.Add(-d)
-	v.id.mu.Unlock()
-	v.Mini.FastForward(d)
-}
+// Skip lets d pass for the terms of the server alone. TIME does not move, because miniredis
+// counts the end of a PEXPIREAT from another clock.
+func (v *VirtualServer) Skip(d time.Duration) { v.Mini.FastForward(d) }
 
 // Client returns a go-redis client of the server, through its Proxy. Only their
 // contexts bound its calls, and each is sent once.
@@ -261,10 +256,9 @@ func (p *inProcess) restart(data bool) error { return p.start(data && p.keep) }
 
 // identity adds to miniredis a run ID, and a clock that can be set.
 type identity struct {
-	mu    sync.Mutex // guards all below
-	run   string
-	began time.Time
-	skew  time.Duration
+	mu   sync.Mutex // guards all below
+	run  string
+	skew time.Duration
 }
 
 // renew starts a new run of the server.
@@ -273,7 +267,7 @@ func (i *identity) renew() {
 	rand.Read(b)
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.run, i.began = fmt.Sprintf("%x", b), time.Now()
+	i.run = fmt.Sprintf("%x", b)
 }
 
 // answer is a hook of miniredis, which calls it for every command, including those
@@ -283,8 +277,7 @@ func (i *identity) answer(c *server.Peer, cmd string, args ...string) bool {
 	defer i.mu.Unlock()
 	switch {
 	case cmd == "INFO" && (len(args) == 0 || slices.ContainsFunc(args, func(a string) bool { return strings.EqualFold(a, "server") })):
-		c.WriteBulk(fmt.Sprintf("# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\nrun_id:%s\r\nuptime_in_seconds:%d\r\n",
-			i.run, int(time.Since(i.began).Seconds())))
+		c.WriteBulk(fmt.Sprintf("# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\nrun_id:%s\r\n", i.run))
 		return true
 	case cmd == "TIME" && i.skew != 0:
 		now := time.Now().Add(i.skew)

@@ -1,65 +1,12 @@
 package redistest
 
 import (
-	"context"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/redis/go-redis/v9"
 )
-
-// runID returns the ID of the server's run.
-func runID(t *testing.T, rdb redis.UniversalClient) string {
-	t.Helper()
-	info, err := rdb.Info(t.Context(), "server").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, id, _ := strings.Cut(info, "\nrun_id:")
-	id, _, ok := strings.Cut(id, "\r\n")
-	if !ok || len(id) != 40 {
-		t.Fatalf("no run_id in %q", info)
-	}
-	return id
-}
-
-func TestVirtualServersRestart(t *testing.T) {
-	for _, data := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			v := Virtual(t)
-			rdb := v.Client()
-			rdb.Set(t.Context(), "k", "v", 0)
-			time.Sleep(90 * time.Second)
-			if info := rdb.Info(t.Context()).Val(); !strings.Contains(info, "\nuptime_in_seconds:90\r\n") {
-				t.Errorf("after 90 s: %q", info)
-			}
-			sha := rdb.ScriptLoad(t.Context(), "return 1").Val()
-			id := runID(t, rdb)
-			v.Kill()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			if err := rdb.Ping(ctx).Err(); err == nil {
-				t.Error("a dead server answers")
-			}
-			v.Start(data)
-			if err := rdb.EvalSha(t.Context(), sha, nil).Err(); !redis.HasErrorPrefix(err, "NOSCRIPT") {
-				t.Errorf("a script survives: %v", err)
-			}
-			if n := rdb.Exists(t.Context(), "k").Val(); n == 1 != data {
-				t.Errorf("data %v: key is there: %d", data, n)
-			}
-			if runID(t, rdb) == id {
-				t.Error("the same run_id after a restart")
-			}
-			if info := rdb.Info(t.Context()).Val(); !strings.Contains(info, "\nuptime_in_seconds:0\r\n") {
-				t.Errorf("after a restart: %q", info)
-			}
-		})
-	}
-}
 
 // Miniredis holds its locks while it writes. A goroutine that waits for one of them
 // stops the time of the bubble, so a slow client must not make it wait.
