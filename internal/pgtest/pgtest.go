@@ -299,6 +299,15 @@ func (s *Server) Signal(title string, sig syscall.Signal) error {
 	return fmt.Errorf("no process %q", title)
 }
 
+// SignalAll sends a signal to all processes of the server.
+func (s *Server) SignalAll(sig syscall.Signal) error {
+	err := s.cmd.Process.Signal(sig)
+	for _, pid := range children(s.cmd.Process.Pid) {
+		_ = syscall.Kill(pid, sig) // it may have ended
+	}
+	return err
+}
+
 // children returns the processes that a process has started.
 func children(pid int) (pids []int) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")

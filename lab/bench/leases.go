@@ -1,16 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -177,23 +177,14 @@ func release(ctx context.Context, all []held) int64 {
 	return lost.Load()
 }
 
-// together calls do for 0 to n-1 on several goroutines. A goroutine stops at its
-// first error.
+// together calls do for 0 to n-1 on several goroutines, and returns the first error.
 func together(n int, do func(i int) error) error {
-	var (
-		next atomic.Int64
-		wg   sync.WaitGroup
-		errs = make([]error, takers)
-	)
-	for h := range takers {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n && errs[h] == nil; i = int(next.Add(1)) - 1 {
-				errs[h] = do(i)
-			}
-		})
+	var all errgroup.Group
+	all.SetLimit(takers)
+	for i := range n {
+		all.Go(func() error { return do(i) })
 	}
-	wg.Wait()
-	return cmp.Or(errs...)
+	return all.Wait()
 }
 
 // heap returns the bytes of live objects and stacks.

@@ -2,11 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/hasplock/hasp/internal/hostclock"
 )
@@ -54,13 +53,11 @@ func newRing(ctx context.Context, o order) (r *ring, err error) {
 // run makes the members pass the message on until ctx ends.
 func (r *ring) run(ctx context.Context) (all report) {
 	all.Turns = make([]turns, len(r.members))
-	errs := make([]error, len(r.members))
-	var wg sync.WaitGroup
+	var members errgroup.Group
 	for i, m := range r.members {
-		wg.Go(func() { errs[i] = m.pass(ctx, r.hold, &all.Turns[i]) })
+		members.Go(func() error { return m.pass(ctx, r.hold, &all.Turns[i]) })
 	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := members.Wait(); err != nil {
 		all.Err = err.Error()
 	}
 	return all

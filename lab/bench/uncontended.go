@@ -6,9 +6,10 @@ import (
 	"crypto/rand"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // figures are the results of one turn, by the names of metrics.
@@ -86,21 +87,18 @@ const grace = time.Second
 func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, length time.Duration) (all made, err error) {
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
-	var (
-		wg    sync.WaitGroup
-		stop  atomic.Bool
-		each  = make([]made, len(keys))
-		errs  = make([]error, len(keys))
-		began = time.Now()
-	)
+	var callers errgroup.Group
+	var stop atomic.Bool
+	each, began := make([]made, len(keys)), time.Now()
 	for i, keys := range keys {
-		wg.Go(func() {
-			each[i], errs[i] = caller(ctx, l, term, keys, &stop)
+		callers.Go(func() (err error) {
+			each[i], err = caller(ctx, l, term, keys, &stop)
 			each[i].took = time.Since(began)
+			return err
 		})
 	}
 	time.AfterFunc(length, func() { stop.Store(true) })
-	wg.Wait()
+	err = callers.Wait()
 
 	for _, m := range each {
 		all.pairs += m.pairs
@@ -110,7 +108,7 @@ func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, l
 		}
 	}
 	all.took = cmp.Or(all.took, length)
-	return all, cmp.Or(errs...)
+	return all, err
 }
 
 // caller makes at least one pair, unless it is stuck.

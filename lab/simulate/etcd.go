@@ -76,8 +76,9 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 		p := faultproxy.New(m.Dial)
 		w.proxies = append(w.proxies, p)
 		// As with a socket, a write does not wait for the other end, and what was written is sent
-		// even after a Close.
-		ln := bufconn.Listen(1 << 16)
+		// even after a Close. The buffer is larger than all that a client sends while a link is
+		// silent: gRPC writes with a mutex held, and so a full buffer would stop the bubble.
+		ln := bufconn.Listen(1 << 18)
 		p.Serve(ln)
 		dial[m.Name()+":2379"] = ln.DialContext
 		conf.Endpoints = append(conf.Endpoints, "http://"+m.Name()+":2379")

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -130,23 +129,8 @@ func (d *database) holds(sql string) inject {
 
 // stopped stops the processes of the server. They keep their connections.
 func (d *database) stopped(n *nemesis) *injection {
-	text, err := os.ReadFile(d.server.File("postmaster.pid"))
-	n.Check(err)
-	first, _, _ := strings.Cut(string(text), "\n")
-	pid, err := strconv.Atoi(first)
-	n.Check(err)
-	send := func(sig syscall.Signal) {
-		err := syscall.Kill(pid, sig)
-		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-		for child := range strings.FieldsSeq(string(children)) {
-			if n, err := strconv.Atoi(child); err == nil {
-				_ = syscall.Kill(n, sig) // it may have ended
-			}
-		}
-		n.Check(err)
-	}
-	send(syscall.SIGSTOP)
-	return ofAll(func() { send(syscall.SIGCONT) })
+	n.Check(d.server.SignalAll(syscall.SIGSTOP))
+	return ofAll(func() { n.Check(d.server.SignalAll(syscall.SIGCONT)) })
 }
 
 // restarted kills the server, and starts it again. If old, its data are a copy that was

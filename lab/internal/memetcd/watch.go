@@ -94,13 +94,11 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
 	only(r, &pb.WatchCreateRequest{WatchId: r.WatchId, Key: r.Key, RangeEnd: r.RangeEnd,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
-	res := &pb.WatchResponse{Header: header(at), WatchId: r.WatchId, Created: true}
-	ws.out = append(ws.out, res)
 	if ws.watchers[r.WatchId] != nil {
-		res.WatchId, res.Canceled, res.CancelReason = -1, true, "mvcc: duplicate watch ID provided on the WatchStream"
-		return
+		panic("memetcd does not imitate two watches with one number")
 	}
 	ws.watchers[r.WatchId] = &watcher{r.WatchId, span{r.Key, r.RangeEnd}, at + 1}
+	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: r.WatchId, Created: true})
 }
 
 // report sends what the stream has to say until it ends.
