@@ -320,7 +320,7 @@ func (a *caller) breaks() {
 		return
 	}
 	c := a.w.client(a.r)
-	if link, ok := c.link.(Wires); ok && a.chance(2) {
+	if link, ok := c.link.(*wires); ok && a.chance(2) {
 		link.Down(a.r)
 	}
 	key := a.key()

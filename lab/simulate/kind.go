@@ -57,17 +57,6 @@ type Link interface {
 	Silence() (heal func())
 }
 
-// Wires is a Link of a real driver. Its store is a real one, or imitates a real one.
-type Wires interface {
-	Link
-
-	// Down cuts the link to one of the servers for good.
-	Down(r *rand.Rand)
-
-	// Slow makes the link a little slower.
-	Slow(r *rand.Rand)
-}
-
 // Quorum is a Store that can be without a majority.
 type Quorum interface {
 	Store

@@ -83,6 +83,16 @@ func (w *wires) Silence() (heal func()) {
 	}
 }
 
+// Down cuts the link to one server for good.
+func (w *wires) Down(r *rand.Rand) { w.proxies[r.IntN(len(w.proxies))].Down() }
+
+// Slow delays the replies of each server.
+func (w *wires) Slow(r *rand.Rand) {
+	for _, p := range w.proxies {
+		p.Delay(time.Duration(r.IntN(40)) * time.Millisecond)
+	}
+}
+
 // links are the links of all Clients.
 type links []*wires
 
@@ -132,16 +142,6 @@ func (s *servers) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	}
 	s.links = append(s.links, w)
 	return s.open(clients), w
-}
-
-// Down cuts the link to one server for good.
-func (w *wires) Down(r *rand.Rand) { w.proxies[r.IntN(len(w.proxies))].Down() }
-
-// Slow delays the replies of each server.
-func (w *wires) Slow(r *rand.Rand) {
-	for _, p := range w.proxies {
-		p.Delay(time.Duration(r.IntN(40)) * time.Millisecond)
-	}
 }
 
 func (s *servers) Skip(d time.Duration) {

@@ -40,7 +40,7 @@ type World struct {
 	seed  uint64
 	book  *book
 	calls calls
-	real  bool // the first Client's link is Wires
+	real  bool // the first Client's link is wires
 	// breaks means that callers break keys. It is set before they start.
 	breaks bool
 
@@ -187,7 +187,7 @@ func (w *World) programs() {
 
 	for range 4 {
 		c := w.open(w.R, hasp.DefaultTimeout)
-		c.link.(Wires).Slow(w.R)
+		c.link.(*wires).Slow(w.R)
 		began := time.Now()
 		l, err := c.Lock(context.Background(), Key(0))
 		if err != nil {
@@ -381,7 +381,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	driver, link := w.Store.Link(own, c.timeout)
 	c.link, c.shares = link, driver.Traits().Shared
 	if w.clients == 1 {
-		_, w.real = link.(Wires)
+		_, w.real = link.(*wires)
 	}
 	t := timed{driver.(backend.Inspector), &c.slowest}
 	if waiter, ok := driver.(backend.Waiter); ok {
