@@ -38,7 +38,8 @@ func (s *suite) paceOf(n int) pace {
 	p := pace{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
 	if most := s.traits.MaxTTL; most > 0 {
-		p.long = min(p.long, max(most, s.h.Long))
+		// Extend asks for more than what the lease is to last, because of the drift.
+		p.long = min(p.long, max(most-2*backend.Drift(most), s.h.Long))
 	}
 	p.term = s.granted(max(s.h.Term, min(p.term, p.long/8)))
 	return p
