@@ -19,9 +19,10 @@ staticcheck:
 tidy:
 	go mod tidy -diff
 
-# The slowest packages first, so that none of them runs alone at the end.
+# The slowest packages first, so that none of them runs alone at the end. They mostly wait, so more
+# run at once than there are processors.
 test:
-	go test -shuffle=on -timeout 15m ./internal/acceptance ./redlock ./...
+	go test -p 4 -shuffle=on -timeout 15m ./internal/acceptance ./redlock ./...
 
 # With the race detector, a crowd in virtual time takes up to a hundred times as long. -short
 # leaves crowds out. internal/acceptance runs the same code as the tests of the strategies.
@@ -32,15 +33,17 @@ race:
 # docs/integrations.md. Its tests of goose and of a fence in SQL are skipped if no PostgreSQL is
 # installed, and so are those of pglock. internal/browser tests the page of hasp ui. It is skipped
 # if no Chromium is installed. The tests of etcdlock are skipped if no etcd is installed;
-# HASP_TEST_ETCD=FILE names another one. With RACE=-race they use the race detector.
+# HASP_TEST_ETCD=FILE names another one. With RACE=-race they use the race detector. They mostly
+# wait, so two run at once.
 RACE ?=
+MODULES = pglock etcdlock gocronhasp otelhasp cmd/hasp-all internal/integrations internal/browser
 modules:
-	@for dir in gocronhasp otelhasp pglock etcdlock cmd/hasp-all internal/integrations internal/browser; do \
-		echo "$$dir"; \
-		(cd $$dir && go mod tidy -diff && go vet ./... && \
-			$$(go -C $(CURDIR) tool -n staticcheck) ./... && \
-			go test $(RACE) -parallel 8 -shuffle=on -timeout 10m -bench . -benchtime 1x ./...) || exit 1; \
-	done
+	$(MAKE) -j2 $(MODULES)
+
+.PHONY: $(MODULES)
+$(MODULES):
+	cd $@ && go mod tidy -diff && go vet ./... && $$(go -C $(CURDIR) tool -n staticcheck) ./... && \
+		go test $(RACE) -parallel 8 -shuffle=on -timeout 10m -bench . -benchtime 1x ./...
 
 # Each benchmark once, so that none rots: those of the engine, and conformance.Bench.
 bench:
