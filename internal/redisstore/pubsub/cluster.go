@@ -19,7 +19,7 @@ const doubtFor = 5 * time.Second
 // publish there.
 func (b *Subscriber) server(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
 	client, err := b.store.Server(ctx, slotKey)
-	if err != nil || !b.store.Cluster || b.kind.Load() != kindUnknown {
+	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
 		return client, err
 	}
 	// Several callers may ask at once.
@@ -30,24 +30,23 @@ func (b *Subscriber) server(ctx context.Context, slotKey string) (redis.Universa
 // PUBLISH: on a cluster of Redis 7 or later. The first call asks the server that
 // has slotKey. If that fails, Sharded returns false, and a message may be lost.
 func (b *Subscriber) Sharded(ctx context.Context, slotKey string) bool {
-	if b.store.Cluster && b.kind.Load() == kindUnknown {
+	if b.store.Cluster && b.sharded.Load() == nil {
 		_, _ = b.server(ctx, slotKey)
 	}
-	return b.kind.Load() == kindSharded
+	return b.isSharded()
 }
 
-// The kinds of a Subscriber.
-const (
-	kindUnknown int32 = iota
-	kindPlain
-	kindSharded
-)
+// isSharded reports whether it is known that channels are in slots.
+func (b *Subscriber) isSharded() bool {
+	sharded := b.sharded.Load()
+	return sharded != nil && *sharded
+}
 
 // learnKind asks the server once whether channels are in slots. The client's type does
 // not say it: a cluster client may be used with a server that is in no cluster. All
 // clients that publish and subscribe must agree. The commands have no effect.
 func (b *Subscriber) learnKind(ctx context.Context, client redis.UniversalClient) error {
-	kind := kindSharded
+	sharded := true
 	for _, q := range []struct {
 		args    []any
 		isPlain string // the reply if channels are not in slots
@@ -65,11 +64,11 @@ func (b *Subscriber) learnKind(ctx context.Context, client redis.UniversalClient
 			return err
 		}
 		if err != nil && strings.Contains(err.Error(), q.isPlain) {
-			kind = kindPlain
+			sharded = false
 		}
 	}
 	// While a cluster is upgraded, two callers may learn different kinds. The first counts.
-	b.kind.CompareAndSwap(kindUnknown, kind)
+	b.sharded.CompareAndSwap(nil, &sharded)
 	return nil
 }
 
@@ -90,24 +89,20 @@ func (b *Subscriber) moveLocked(n *node, chs []*channel) {
 
 	for _, ch := range chs {
 		ch.state, ch.node = isPending, nil
-		ch.moves++
 	}
-
 	b.lost = time.Now()
-	// If servers disagree about the slot, the channel moves back and forth, so the
-	// pause grows with each move.
-	wait := backoff(chs[0].moves)
-	b.wg.Go(func() { b.findServers(chs, wait) })
+	b.wg.Go(func() { b.findServers(chs) })
 }
 
 // findServers places channels as soon as the store knows their servers.
-func (b *Subscriber) findServers(chs []*channel, wait time.Duration) {
-	for try := 0; len(chs) > 0; try++ {
+func (b *Subscriber) findServers(chs []*channel) {
+	for try := 4; len(chs) > 0; try++ {
 		// Reload is not nil here: without it Server does not fail, and channels do not
-		// move. It works in the background, and the pause gives it time.
+		// move. It works in the background, and the pause gives it time. If servers
+		// disagree about a slot, a channel moves back and forth, but not often.
 		b.store.Reload()
 		select {
-		case <-time.After(wait + backoff(try)):
+		case <-time.After(backoff(try)):
 		case <-b.open.Done():
 			return
 		}

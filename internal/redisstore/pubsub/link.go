@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
-	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
 // link is one connection of a node.
@@ -21,26 +20,23 @@ type link struct {
 	over chan struct{} // closed when the reader has ended
 
 	// b.mu guards these.
-	queue   []command // to send
-	expect  []command // sent and not answered yet, in this order
-	asked   time.Time // when the last of expect was sent
-	useful  bool      // the server has answered something
-	dropped bool      // the writer closes the connection, as soon as it is not young any more
+	expect  []command  // sent and not answered yet, in this order
+	gone    []*channel // to unsubscribe from
+	silent  int        // how many ticks have passed since the server has answered something
+	useful  bool       // the server has answered something
+	single  bool       // each command has one channel, because the server has refused one with several
+	dropped bool       // the writer closes the connection, as soon as it is not young any more
 }
 
-// inFlight is how many commands may be unanswered. PubSub holds a lock while it writes,
-// and needs that lock before and after each read. So nothing is read while a write
+// The writer sends again when all that it sent is answered. PubSub holds a lock while it
+// writes, and needs that lock before and after each read. So nothing is read while a write
 // blocks. If the server blocked in a write at the same time, neither would go on. Channels
-// that are added while a command is unanswered travel together in the next one. If the
-// channels are sharded, each slot needs a command of its own. These commands are too small
-// to fill the connection.
+// that are added meanwhile travel together in the next command. If each channel has a
+// command of its own, a few travel at a time, which are too small to fill the connection.
 const (
-	inFlight        = 1
-	inFlightSharded = 64
+	together = 1000
+	singly   = 64
 )
-
-// perCommand is the most channels in one command.
-const perCommand = 1000
 
 // command is a command on a link.
 type command struct {
@@ -48,35 +44,25 @@ type command struct {
 	chs  []*channel
 }
 
-// ended is the context of a read or a write: it has a deadline, and has ended.
-// PubSub uses the deadline. If the connection fails, PubSub makes a new one by
-// itself, without a report. With a context that has ended it cannot.
-type ended struct{ until time.Time }
-
-var closedChan = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
+// ended is a context that has ended. If the connection fails, PubSub makes a new one by
+// itself, without a report. With such a context it cannot. It uses the deadline of the
+// context nevertheless.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }()
-
-func (e ended) Deadline() (time.Time, bool) { return e.until, true }
-func (ended) Done() <-chan struct{}         { return closedChan }
-func (ended) Err() error                    { return context.Canceled }
-func (ended) Value(any) any                 { return nil }
-
-// timeout returns the context of a read or a write that takes d at most.
-func timeout(d time.Duration) context.Context { return ended{time.Now().Add(d)} }
 
 var errOutOfStep = errors.New("unexpected reply on the connection of the subscriptions")
 
 // read processes what arrives until the connection fails.
 func (c *link) read() error {
 	for {
-		// The writer demands an answer each second, so silence for deadAfter means
-		// that the connection is dead. ReceiveTimeout panics if a reply does not have
-		// the form of a message.
+		// This has no timeout: the writer demands an answer each second, and closes a
+		// connection that is dead. ReceiveTimeout panics if a reply does not have the
+		// form of a message.
 		var msg any
-		err := resp.Survive(func() (err error) { msg, err = c.ps.ReceiveTimeout(timeout(deadAfter), 0); return err })
+		err := resp.Survive(func() (err error) { msg, err = c.ps.ReceiveTimeout(ended, 0); return err })
 		inStep := true
 		switch m := msg.(type) {
 		case *redis.Message:
@@ -105,7 +91,7 @@ func (c *link) message(name, payload string) {
 	c.node.b.mu.Lock()
 	var listeners []*Listener
 	if ch := c.node.b.channels[name]; ch != nil {
-		listeners = ch.listeners
+		listeners = slices.Clone(ch.listeners)
 	}
 	c.node.b.mu.Unlock()
 
@@ -186,9 +172,9 @@ func (c *link) refused(err error) bool {
 	case b.store.Cluster && redis.HasErrorPrefix(err, "MOVED"):
 		b.moveLocked(c.node, cmd.chs)
 	case len(cmd.chs) > 1:
-		// The error does not say which channel is refused. Try them one by one.
+		// The error does not say which channel is refused.
+		c.single = true
 		for _, ch := range cmd.chs {
-			ch.alone = true
 			c.node.addLocked(ch)
 		}
 	default:
@@ -235,113 +221,83 @@ func (c *link) write() {
 // demands an answer of the server.
 func (c *link) takeCommands(tick bool) (cmds []command, ok bool) {
 	n := c.node
-	b := n.b
-	var gone []*channel
+	var moved []*channel
 	if tick {
-		gone = b.rehome(n) // may call the server, so before mu is locked
+		moved = n.b.rehome(n) // may call the server, so before mu is locked
 	}
 
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	n.b.mu.Lock()
+	defer n.b.mu.Unlock()
 	if tick {
-		c.queue = append(c.queue, c.bundleLocked("unsubscribe", append(gone, c.sweepLocked()...))...)
-		// If the node was removed, or the server has owed a reply for deadAfter, the
-		// connection ends. Messages may still arrive on it, so the reader does not notice.
-		if b.nodes[n.client] != n || len(c.expect) > 0 && time.Since(c.asked) > deadAfter {
+		c.gone = append(append(c.gone, moved...), c.sweepLocked()...)
+		// Nothing is demanded of a connection without channels, so it ends as well.
+		// Messages may still arrive on a dead connection: they are no answer.
+		if c.silent++; c.silent == int(deadAfter/pingEvery) {
 			return nil, false
 		}
-		if len(c.expect) == 0 && len(c.queue) == 0 {
-			c.queue = append(c.queue, command{name: "ping"})
-		}
 	}
 
-	if len(c.queue) == 0 {
-		c.queue = c.bundleLocked("subscribe", n.takeLocked())
-	}
-
-	window := inFlight
-	if c.isSharded() {
-		window = inFlightSharded
-	}
-	k := min(len(c.queue), window-len(c.expect))
-	cmds, c.queue = c.queue[:k:k], c.queue[k:]
-	if k > 0 {
+	if len(c.expect) == 0 {
+		cmds = c.nextLocked(tick)
 		// Before the commands are sent: the reader may get the replies at once.
-		c.expect, c.asked = append(c.expect, cmds...), time.Now()
+		c.expect = slices.Clone(cmds)
 	}
 	return cmds, !c.dropped || time.Since(c.born) <= youngFor
 }
 
+// nextLocked returns the commands to send next.
+func (c *link) nextLocked(tick bool) (cmds []command) {
+	single := c.single || c.node.b.isSharded()
+	most := together
+	if single {
+		most = singly
+	}
+
+	// A channel may have come back, so the end of its old subscription comes first.
+	name, chs := "unsubscribe", c.gone[:min(len(c.gone), most)]
+	c.gone = c.gone[len(chs):]
+	if len(chs) == 0 {
+		name, chs = "subscribe", c.node.takeLocked(most)
+	}
+
+	switch {
+	case len(chs) == 0 && tick && len(c.node.channelsLocked()) > 0:
+		return []command{{name: "ping"}}
+	case len(chs) == 0:
+		return nil
+	case !single:
+		return []command{{name, chs}}
+	}
+	for i := range chs {
+		cmds = append(cmds, command{name, chs[i : i+1]})
+	}
+	return cmds
+}
+
 // answeredLocked removes the first command of expect, which has its reply.
 func (c *link) answeredLocked() {
-	c.expect, c.useful = c.expect[1:], true
-	// The writer may have waited for room in the window.
-	if len(c.queue) > 0 || len(c.node.pending) > 0 {
+	c.expect, c.useful, c.silent = c.expect[1:], true, 0
+	if len(c.expect) == 0 && (len(c.gone) > 0 || len(c.node.pending) > 0) {
 		c.node.wakeWriter()
 	}
 }
 
 // sweepLocked removes the channels that have had no listeners for a while, and
-// returns those to unsubscribe from. It also tries refused channels again. If the
-// node has had no channels for idleAfter, it is removed.
+// returns those to unsubscribe from. It also tries refused channels again.
 func (c *link) sweepLocked() (idle []*channel) {
-	n := c.node
-	b := n.b
-	now := time.Now()
-	left := 0
-	for _, ch := range n.channelsLocked() {
+	for _, ch := range c.node.channelsLocked() {
 		switch {
-		case len(ch.listeners) > 0:
-			if ch.state == isRefused {
-				n.addLocked(ch)
-			}
-		case ch.state == isSent: // the reply must find the channel
-		case ch.state == isConfirmed && now.Sub(ch.idle) < lingering:
-		default:
-			delete(b.channels, ch.name)
-			if ch.state == isConfirmed {
-				idle = append(idle, ch)
-			}
-			continue
+		case ch.state == isRefused && len(ch.listeners) > 0:
+			c.node.addLocked(ch)
+		case ch.state == isRefused:
+			delete(c.node.b.channels, ch.name)
+		case ch.state == isConfirmed && len(ch.listeners) == 0 && time.Since(ch.idle) >= lingering:
+			delete(c.node.b.channels, ch.name)
+			idle = append(idle, ch)
 		}
-		left++
-	}
-
-	if left > 0 || n.busy.IsZero() {
-		n.busy = now
-	}
-	if now.Sub(n.busy) >= idleAfter {
-		// takeCommands finds that at the same tick, and closes the connection.
-		delete(b.nodes, n.client)
 	}
 	return idle
 }
-
-// bundleLocked returns the commands for channels. If the channels are sharded, those of a
-// command are in one slot.
-func (c *link) bundleLocked(name string, chs []*channel) (cmds []command) {
-	bySlot := map[int][]*channel{}
-	for _, ch := range chs {
-		if ch.alone {
-			cmds = append(cmds, command{name, []*channel{ch}})
-			continue
-		}
-		of := 0
-		if c.isSharded() {
-			of = slot.Of(ch.name)
-		}
-		bySlot[of] = append(bySlot[of], ch)
-	}
-
-	for _, chs := range bySlot {
-		for chs := range slices.Chunk(chs, perCommand) {
-			cmds = append(cmds, command{name, chs})
-		}
-	}
-	return cmds
-}
-
-func (c *link) isSharded() bool { return c.node.b.kind.Load() == kindSharded }
 
 // send sends a command.
 func (c *link) send(cmd command) error {
@@ -349,15 +305,18 @@ func (c *link) send(cmd command) error {
 	for i, ch := range cmd.chs {
 		names[i] = ch.name
 	}
-	ctx := timeout(writeTimeout)
+
+	ctx, cancel := context.WithTimeout(ended, writeTimeout)
+	defer cancel()
+	sharded := c.node.b.isSharded()
 	switch {
 	case cmd.name == "ping":
 		return c.ps.Ping(ctx)
-	case cmd.name == "subscribe" && c.isSharded():
+	case cmd.name == "subscribe" && sharded:
 		return c.ps.SSubscribe(ctx, names...)
 	case cmd.name == "subscribe":
 		return c.ps.Subscribe(ctx, names...)
-	case c.isSharded():
+	case sharded:
 		return c.ps.SUnsubscribe(ctx, names...)
 	}
 	return c.ps.Unsubscribe(ctx, names...)

@@ -14,11 +14,11 @@ import (
 
 const (
 	pingEvery      = time.Second      // how often the server must answer something
-	deadAfter      = 3 * time.Second  // a connection is dead if nothing arrives for that long
+	deadAfter      = 3 * time.Second  // a connection is dead if the server answers nothing for that long
 	writeTimeout   = time.Second      // or if a write takes longer
 	connectTimeout = 5 * time.Second  // the most that it takes to connect
 	lingering      = time.Second      // how long a channel without listeners is kept
-	idleAfter      = 10 * time.Second // how long a connection without channels is kept
+	idleAfter      = 10 * time.Second // how long a node without channels and connection is kept
 	youngFor       = time.Second      // a connection that ends earlier counts as a failed one
 )
 
@@ -37,7 +37,6 @@ type node struct {
 	// b.mu guards these.
 	pending []*channel // to subscribe to; some may be removed or elsewhere by now
 	link    *link      // nil while there is no connection
-	busy    time.Time  // when the node last had a channel
 }
 
 // addLocked has the node subscribe to ch.
@@ -47,9 +46,11 @@ func (n *node) addLocked(ch *channel) {
 	n.wakeWriter()
 }
 
-// takeLocked returns the channels to subscribe to now.
-func (n *node) takeLocked() (chs []*channel) {
-	for _, ch := range n.pending {
+// takeLocked returns some channels to subscribe to now, not more than most.
+func (n *node) takeLocked(most int) (chs []*channel) {
+	for len(n.pending) > 0 && len(chs) < most {
+		ch := n.pending[0]
+		n.pending = n.pending[1:]
 		// Since it was added, the channel may have been removed, moved, or added
 		// again.
 		if n.b.channels[ch.name] == ch && ch.node == n && ch.state == isPending {
@@ -57,7 +58,6 @@ func (n *node) takeLocked() (chs []*channel) {
 			chs = append(chs, ch)
 		}
 	}
-	n.pending = nil
 	return chs
 }
 
@@ -78,9 +78,7 @@ func (n *node) run() {
 		if c != nil && time.Since(c.born) > youngFor {
 			try = 0
 		}
-		if n.lost(c, err) {
-			return
-		}
+		n.lost(c, err)
 
 		select {
 		case <-time.After(backoff(try)):
@@ -109,7 +107,6 @@ func (n *node) connectAndRead() (*link, error) {
 
 	// The reply to the Ping is not read yet, so it is the first that read expects.
 	c := &link{node: n, ps: ps, born: time.Now(), expect: []command{{name: "ping"}}, over: make(chan struct{})}
-	c.asked = c.born
 	n.b.mu.Lock()
 	n.link = c
 	n.wakeWriter()
@@ -131,19 +128,18 @@ func (n *node) connectAndRead() (*link, error) {
 }
 
 // lost queues the channels of n for the next connection, after c has ended, and removes
-// those without listeners. c is nil if there was no connection. lost reports whether the
-// node is removed.
+// those without listeners. c is nil if there was no connection.
 //
 // A call of Listen that is in progress goes on with the next connection. It fails if the
 // server has answered nothing on c, unless the store has closed n's client. The store
 // closes the client if another server has taken n's place. Then rehome finds that server.
-func (n *node) lost(c *link, err error) (over bool) {
+func (n *node) lost(c *link, err error) {
 	b := n.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
 	// The pending channels are among those of the node, which are added again below.
-	n.link, n.pending, b.lost = nil, nil, time.Now()
+	n.link, n.pending = nil, nil
 	fails := (c == nil || !c.useful) && !(b.store.Reload != nil && errors.Is(err, redis.ErrClosed))
 	for _, ch := range n.channelsLocked() {
 		if fails {
@@ -154,9 +150,8 @@ func (n *node) lost(c *link, err error) (over bool) {
 			continue
 		}
 		n.addLocked(ch)
+		b.lost = time.Now()
 	}
-
-	return b.closed || b.nodes[n.client] != n
 }
 
 // waitForChannels waits until the node has channels. If it has none for idleAfter,

@@ -8,6 +8,7 @@ package pubsub
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,10 +41,11 @@ type Config struct {
 // at once.
 type Subscriber struct {
 	store Config
-	kind  atomic.Int32       // kindPlain or kindSharded, once learnKind knows it
 	open  context.Context    // ends with the Subscriber
 	end   context.CancelFunc // ends open
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
+
+	sharded atomic.Pointer[bool] // whether channels are in slots; nil until learnKind knows it
 
 	// mu guards the fields below, and those of channels, nodes, links and
 	// Listeners. It is not held while a Listener's function runs.
@@ -57,34 +59,30 @@ type Subscriber struct {
 // Listener receives the messages of one channel.
 type Listener struct {
 	receive func(payload string, again bool)
-	stays   bool // if listen returns an error, the Listener waits for a later subscription
 	sub     *Subscriber
-	ch      *channel // nil if the Subscriber was closed before, or no server was found
+	ch      *channel // nil if the Subscriber was closed before
 
-	settled chan struct{} // closed when err and up are decided
+	settled chan struct{} // closed when err is decided
+	done    bool          // settled is closed
 	err     error         // why there is no subscription
-	up      bool          // settled without an error
-	closed  atomic.Bool
+	closed  atomic.Bool   // deliver reads it without mu
 }
 
 // channel is a channel that has listeners, or had some a moment ago.
 type channel struct {
 	name, slotKey string
-	listeners     []*Listener // no element changes, because the reader uses it without mu
-	left          int         // how many Listeners have been closed since listeners was copied
+	listeners     []*Listener
 	state         state
 	node          *node     // nil while the server is not known
 	idle          time.Time // since when there are no listeners
-	alone         bool      // gets a command of its own, because the server refused one for several channels
-	moves         int       // how often the server has changed since the last confirmation
 }
 
 // state is the state of a channel's subscription.
 type state int
 
 const (
-	isPending   state = iota // the link has not taken it over yet
-	isSent                   // SUBSCRIBE is in the queue of the link, or is sent
+	isPending   state = iota // SUBSCRIBE is not sent yet
+	isSent                   // SUBSCRIBE is sent
 	isConfirmed              // the server has confirmed it
 	isRefused                // the server has refused it
 )
@@ -108,7 +106,7 @@ func New(c Config) *Subscriber {
 // not block. It may run before Listen returns. Close does not wait for receive, so it may
 // run once more after Close has returned.
 func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
-	l, err := b.listen(ctx, channel, slotKey, &Listener{receive: receive})
+	l, err := b.Subscribe(ctx, channel, slotKey, receive)
 	if err != nil {
 		l.Close()
 		return nil, err
@@ -120,12 +118,7 @@ func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receiv
 // returns an error, the Listener retries until it is closed, and receive("", true)
 // reports each confirmation.
 func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
-	return b.listen(ctx, channel, slotKey, &Listener{receive: receive, stays: true})
-}
-
-// listen adds l to its channel, and waits until the subscription is settled.
-func (b *Subscriber) listen(ctx context.Context, channel, slotKey string, l *Listener) (*Listener, error) {
-	l.sub, l.settled = b, make(chan struct{})
+	l := &Listener{receive: receive, sub: b, settled: make(chan struct{})}
 	err := b.join(ctx, l, channel, slotKey)
 	if err == nil {
 		select {
@@ -149,9 +142,7 @@ func (b *Subscriber) listen(ctx context.Context, channel, slotKey string, l *Lis
 func (l *Listener) leave(err error) error {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
-	if l.isOpenLocked() {
-		l.settleLocked(err)
-	}
+	l.settleLocked(err)
 	return l.err
 }
 
@@ -164,7 +155,7 @@ func (l *Listener) Command() string {
 	switch {
 	case l.ch == nil || l.ch.state != isConfirmed:
 		return ""
-	case l.sub.kind.Load() == kindSharded:
+	case l.sub.isSharded():
 		return "SPUBLISH"
 	}
 	return "PUBLISH"
@@ -177,11 +168,12 @@ func (l *Listener) Close() {
 		return
 	}
 
-	// closed is atomic, because deliver reads it without mu.
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
 	if l.ch != nil {
-		l.ch.leftLocked()
+		i := slices.Index(l.ch.listeners, l)
+		l.ch.listeners = slices.Delete(l.ch.listeners, i, i+1)
+		l.ch.idle = time.Now() // counts if this was the last one
 	}
 }
 
@@ -224,61 +216,40 @@ func (b *Subscriber) Close() {
 	}
 }
 
-// join adds l to the channel of a name.
+// join adds l to the channel of a name. If the channel is new and its server is not found,
+// join returns an error, and the search goes on.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
+	// Finding the server may need a call, so not with mu held. If there is a channel
+	// already, an error of this search does not matter.
+	client, err := b.server(ctx, slotKey)
+
 	b.mu.Lock()
 	defer b.mu.Unlock()
-
-	err := b.addChannelLocked(ctx, name, slotKey, l.stays)
-	ch := b.channels[name]
-	switch {
-	case b.closed:
+	if b.closed {
 		return redis.ErrClosed
-	case ch == nil:
-		return err
 	}
 
+	ch := b.channels[name]
+	isNew := ch == nil
+	if isNew {
+		ch = &channel{name: name, slotKey: slotKey}
+		b.channels[name] = ch
+	}
 	l.ch = ch
-	ch.listeners = append(ch.listeners, l) // after the elements that a reader may use
+	ch.listeners = append(ch.listeners, l)
+
 	switch {
-	case err != nil:
+	case isNew && err != nil:
 		l.settleLocked(err)
+		b.wg.Go(func() { b.findServers([]*channel{ch}) })
+	case isNew:
+		b.placeLocked(ch, client)
 	case ch.state == isConfirmed:
 		l.settleLocked(nil)
 	case ch.state == isRefused: // the user's rights may have changed
 		ch.node.addLocked(ch)
 	}
-	return err
-}
-
-// addChannelLocked adds the channel of a name, if it is not there. It unlocks mu for a
-// while. If the server of the channel is not found, addChannelLocked returns an error.
-// If stays is true, it then adds the channel nevertheless, and searches on.
-func (b *Subscriber) addChannelLocked(ctx context.Context, name, slotKey string, stays bool) error {
-	if b.channels[name] != nil || b.closed {
-		return nil
-	}
-
-	// Finding the server may need a call, so not with mu held. Meanwhile another
-	// caller may have added the channel, or closed the Subscriber: then an error of
-	// this search does not matter.
-	b.mu.Unlock()
-	client, err := b.server(ctx, slotKey)
-	b.mu.Lock()
-	if b.channels[name] != nil || b.closed {
-		return nil
-	}
-
-	ch := &channel{name: name, slotKey: slotKey}
-	switch {
-	case err == nil:
-		b.channels[name] = ch
-		b.placeLocked(ch, client)
-	case stays:
-		b.channels[name] = ch
-		b.wg.Go(func() { b.findServers([]*channel{ch}, 0) })
-	}
-	return err
+	return nil
 }
 
 // placeLocked has the node of client subscribe to ch.
@@ -294,63 +265,30 @@ func (b *Subscriber) placeLocked(ch *channel, client redis.UniversalClient) {
 	n.addLocked(ch)
 }
 
-// settleLocked decides the result of Listen.
+// settleLocked decides the result of Listen, unless it is decided already.
 func (l *Listener) settleLocked(err error) {
-	l.err, l.up = err, err == nil
-	close(l.settled)
-}
-
-// isOpenLocked reports whether the result of Listen is not decided yet.
-func (l *Listener) isOpenLocked() bool { return !l.up && l.err == nil }
-
-// leftLocked counts a Listener that was closed. It removes closed Listeners when they
-// may be half of all, so thousands that come and go cost little each. Until then deliver
-// passes over them.
-func (ch *channel) leftLocked() {
-	ch.left++
-	if 2*ch.left < len(ch.listeners) {
-		return
-	}
-
-	// The reader may use the old slice. Another Close may have set closed and wait for
-	// mu. Its Listener is removed here and still counted later, so the next copy may come
-	// a little early.
-	var rest []*Listener
-	for _, l := range ch.listeners {
-		if !l.closed.Load() {
-			rest = append(rest, l)
-		}
-	}
-	ch.listeners, ch.left = rest, 0
-	if len(rest) == 0 {
-		ch.idle = time.Now()
+	if !l.done {
+		l.err, l.done = err, true
+		close(l.settled)
 	}
 }
 
 // failLocked ends the calls of Listen that wait for ch. They return err.
 func (ch *channel) failLocked(err error) {
-	// leftLocked replaces the slice instead of changing it, so the loop may call it.
 	for _, l := range ch.listeners {
-		if l.isOpenLocked() {
-			l.settleLocked(err)
-			if !l.stays && !l.closed.Swap(true) {
-				ch.leftLocked()
-			}
-		}
+		l.settleLocked(err)
 	}
 }
 
 // confirmLocked ends the calls of Listen that wait for ch. It returns the other
 // Listeners, which may have missed messages.
 func (ch *channel) confirmLocked() (again []*Listener) {
-	ch.state, ch.alone, ch.moves = isConfirmed, false, 0
-
+	ch.state = isConfirmed
 	for _, l := range ch.listeners {
-		if l.isOpenLocked() {
-			l.settleLocked(nil)
-		} else {
+		if l.done {
 			again = append(again, l)
 		}
+		l.settleLocked(nil)
 	}
 	return again
 }

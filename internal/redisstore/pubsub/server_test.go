@@ -18,12 +18,6 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// getsAgain waits until e learns that messages may have been missed.
-func (e *recorder) getsAgain(t *testing.T) {
-	t.Helper()
-	until(t, "again", func() bool { return strings.Contains(e.take(), "again") })
-}
-
 // getsSoon publishes until e gets a message.
 func getsSoon(t *testing.T, rdb redis.UniversalClient, e *recorder, name string) {
 	t.Helper()
@@ -136,65 +130,6 @@ func TestListenByURL(t *testing.T) {
 		returns(t, "Close", func() { s.Close() })
 		returns(t, "all goroutines", s.Subscriber.Wait)
 	})
-}
-
-// If the server refuses a channel, Listen returns at once with an error that names it.
-// The other channels work, and the channel works once it is allowed.
-func TestRefusedChannel(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	rdb := srv.Client()
-	allow := func(channels ...any) {
-		t.Helper()
-		args := append([]any{"acl", "setuser", "app", "on", ">secret", "~*", "+@all", "resetchannels"}, channels...)
-		if err := rdb.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, protocol := range []int{2, 3} {
-		allow("&good*")
-		o := srv.ClientOptions()
-		o.Username, o.Password, o.Protocol = "app", "secret", protocol
-		app := redis.NewClient(o)
-		defer app.Close()
-		s := redisstore.New(app)
-		recorders := make([]*recorder, 20)
-		await.Undisturbed(t, pubsub.WriteTimeout/2, func() { rdb.Ping(t.Context()) }, func() string {
-			var wg sync.WaitGroup
-			for i := range recorders {
-				wg.Go(func() { recorders[i] = listenTo(t, s, fmt.Sprint("good", i)) })
-				wg.Go(func() {
-					name := fmt.Sprint("bad", i)
-					_, err := s.Listen(t.Context(), name, name, nil)
-					for range 10 { // if the connection could not be made
-						if err == nil || redis.HasErrorPrefix(err, "NOPERM") {
-							break
-						}
-						_, err = s.Listen(t.Context(), name, name, nil)
-					}
-					if !redis.HasErrorPrefix(err, "NOPERM") || !strings.Contains(err.Error(), name) {
-						t.Errorf("got %v", err)
-					}
-				})
-			}
-			wg.Wait()
-			for i, e := range recorders {
-				getsSoon(t, rdb, e, fmt.Sprint("good", i))
-				if e.count() > 0 {
-					return "the connection was lost"
-				}
-			}
-			return ""
-		})
-		allow("&good1", "&bad1") // ends the connections of users with more rights
-		recorders[1].getsAgain(t)
-		getsSoon(t, rdb, recorders[1], "good1")
-		getsSoon(t, rdb, listenTo(t, s, "bad1"), "bad1")
-		allow("&*")
-		recorders[2].getsAgain(t)
-		getsSoon(t, rdb, recorders[2], "good2")
-		s.Close()
-	}
 }
 
 // Many Listeners come and go while connections are killed. Those that remain get

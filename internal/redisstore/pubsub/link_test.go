@@ -3,53 +3,21 @@ package pubsub
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
-
-// On a cluster, the channels of a command are in one slot. No command has all channels
-// at once.
-func TestBundle(t *testing.T) {
-	c := &link{node: &node{b: &Subscriber{}}}
-	chs := []*channel{{name: "{a}1"}, {name: "b"}, {name: "{a}2"}, {name: "c", alone: true}}
-	for kind, want := range map[int32]string{kindPlain: "[1 3]", kindSharded: "[1 1 2]"} {
-		c.node.b.kind.Store(kind)
-		var sizes []int
-		for _, cmd := range c.bundleLocked("subscribe", chs) {
-			sizes = append(sizes, len(cmd.chs))
-			for _, ch := range cmd.chs {
-				if kind == kindSharded && slot.Of(ch.name) != slot.Of(cmd.chs[0].name) {
-					t.Errorf("%s and %s in one command", ch.name, cmd.chs[0].name)
-				}
-			}
-		}
-		slices.Sort(sizes)
-		if got := fmt.Sprint(sizes); got != want {
-			t.Errorf("kind %d: got commands of %s channels, want %s", kind, got, want)
-		}
-	}
-	c.node.b.kind.Store(kindPlain)
-	many := make([]*channel, 2*perCommand+1)
-	for i := range many {
-		many[i] = &channel{name: fmt.Sprint(i)}
-	}
-	if n := len(c.bundleLocked("subscribe", many)); n != 3 {
-		t.Errorf("%d commands", n)
-	}
-}
 
 // Two replies may report that the same channel has moved. Only the first one counts, and
 // none after Close.
 func TestChannelMovesOnce(t *testing.T) {
 	for closed, wants := range map[bool]int{false: 1, true: 0} {
+		var moves atomic.Int64
 		b := New(Config{
 			Server: func(context.Context, string) (redis.UniversalClient, error) { return nil, redis.ErrClosed },
-			Reload: func() {},
+			Reload: func() { moves.Add(1) },
 		})
 		n := &node{b: b}
 		ch := &channel{name: "news", node: n}
@@ -57,11 +25,10 @@ func TestChannelMovesOnce(t *testing.T) {
 		b.closed = closed
 		b.moveLocked(n, []*channel{ch})
 		b.moveLocked(n, []*channel{ch})
-		moves := ch.moves
 		b.mu.Unlock()
 		b.end()
 		b.wg.Wait()
-		if moves != wants {
+		if moves := int(moves.Load()); moves != wants {
 			t.Errorf("closed %t: got %d moves, want %d", closed, moves, wants)
 		}
 	}
@@ -92,5 +59,20 @@ func TestRefusalAfterTheChannelHasMoved(t *testing.T) {
 			t.Errorf("with %d others: state %v, pending %v, %d commands unanswered", others, moved.state, from.pending, len(c.expect))
 		}
 		b.mu.Unlock()
+	}
+}
+
+// A channel may come back before its old subscription has been ended.
+func TestUnsubscribeComesFirst(t *testing.T) {
+	b := New(Config{})
+	n := &node{b: b, wake: make(chan struct{}, 1)}
+	ch := &channel{name: "news", node: n}
+	b.channels[ch.name] = ch
+	n.addLocked(ch)
+	c := &link{node: n, gone: []*channel{{name: ch.name}}}
+	for _, want := range []string{"unsubscribe", "subscribe"} {
+		if cmds := c.nextLocked(true); len(cmds) != 1 || cmds[0].name != want {
+			t.Errorf("got %v, want %s", cmds, want)
+		}
 	}
 }
