@@ -82,7 +82,7 @@
 // hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, on a cluster
 // hasp:{tag}:grant:ID, with an ID for each Client.
 //
-// Redis 5 or later.
+// Redis 6.2 or later.
 package fairlock
 
 import (

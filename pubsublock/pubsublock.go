@@ -79,7 +79,7 @@
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
 // under hasp:{tag}:lock:key instead.
 //
-// Redis 5 or later.
+// Redis 6.2 or later.
 package pubsublock
 
 import (

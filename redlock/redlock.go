@@ -81,7 +81,7 @@
 // instead. hasp:{redlock}:mark is a node's mark, which shows whether the node has
 // kept its data.
 //
-// Redis 5 or later.
+// Redis 6.2 or later.
 package redlock
 
 import (

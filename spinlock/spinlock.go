@@ -74,7 +74,7 @@
 // the cluster slot of the key. A user's key that begins with "hasp:{" is stored
 // under hasp:{tag}:lock:key instead.
 //
-// The driver needs Redis 5 or later.
+// The driver needs Redis 6.2 or later.
 package spinlock
 
 import (

@@ -213,19 +213,3 @@ func TestPrepareCallsNoServer(t *testing.T) {
 		t.Errorf("ping: %v, %v", v, err)
 	}
 }
-
-func TestPrepareRefusesInvalidURLs(t *testing.T) {
-	for _, c := range []struct {
-		node   string
-		params map[string]string
-	}{
-		{"redis://ann:hunter2@h:port", nil},
-		{"redis://ann:hunter2@h", map[string]string{"ca": "file"}},
-		{"rediss://ann:hunter2@h", map[string]string{"ca": "/no/such/file"}},
-	} {
-		s, probe, err := Prepare(c.node, c.params, 0)
-		if s != nil || probe != nil || !errors.Is(err, backend.ErrInvalid) || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s %v: %v", c.node, c.params, err)
-		}
-	}
-}

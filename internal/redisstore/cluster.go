@@ -19,9 +19,8 @@ type cluster struct {
 	d        *dialer
 	searches searcher
 
-	mu      sync.Mutex           // guards the fields below
-	servers map[string]*server   // by address
-	gone    map[string]time.Time // since when a server has no slot, by address
+	mu      sync.Mutex         // guards the fields below
+	servers map[string]*server // by address
 	slots   [slot.Count]*server
 	asked   time.Time // when slots was queried; zero if it was not
 	suspect *server   // the last server that failed; it is queried last
@@ -33,7 +32,7 @@ const (
 )
 
 func newCluster(a address, d *dialer) *cluster {
-	c := &cluster{a: a, d: d, servers: map[string]*server{}, gone: map[string]time.Time{}}
+	c := &cluster{a: a, d: d, servers: map[string]*server{}}
 	c.searches.run, c.searches.open = c.search, d.open
 	return c
 }

@@ -99,31 +99,6 @@ func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
 	})
 }
 
-// After the end of its context, no call of a batch goes on.
-func TestBatchesLeaveNothingBehind(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		calls := []Call{{[]string{"a"}, []any{1}}, {[]string{"b"}, []any{1}}}
-		s.RunEach(t.Context(), counting, calls, func(int, any, error) {})
-		srv.Pause()
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(50*time.Millisecond, cancel)
-		answers := make(chan answer, len(calls))
-		returns(t, "the pipeline", func() { s.runGroup(ctx, s.servers.(single).server, counting, calls, []int{0, 1}, answers) })
-		for range calls {
-			if a := <-answers; a.Err == nil {
-				t.Errorf("call %d is answered: %v", a.i, a.Value)
-			}
-		}
-		srv.Resume()
-		nothingUnderWay(t, s)
-		s.RunEach(t.Context(), counting, calls, func(i int, v any, err error) {
-			if n, _ := v.(int64); n < 2 || err != nil {
-				t.Errorf("after it, call %d: got %v, %v", i, v, err)
-			}
-		})
-	})
-}
-
 // nothingUnderWay waits until no call is under way.
 func nothingUnderWay(t *testing.T, s *Store) {
 	t.Helper()

@@ -48,29 +48,6 @@ func TestSlotIsThatOfRedis(t *testing.T) {
 	}
 }
 
-// All names of a lock are in the slot of its key, as a server reports it.
-func FuzzSlotIsThatOfRedis(f *testing.F) {
-	rdb := redistest.Start(f, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}}).Client()
-	for _, key := range append(odd, random(50)...) {
-		f.Add(key, "fence")
-	}
-	f.Fuzz(func(t *testing.T, key, kind string) {
-		pipe := rdb.Pipeline()
-		var all []*redis.IntCmd
-		for _, name := range []string{key, LockKey(key), DerivedKey(kind, key)} {
-			all = append(all, pipe.ClusterKeySlot(t.Context(), name))
-		}
-		if _, err := pipe.Exec(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		for _, got := range all {
-			if got.Val() != int64(slot.Of(key)) {
-				t.Errorf("%q: %v is not %d", key, got, slot.Of(key))
-			}
-		}
-	})
-}
-
 // No key's lock or fence is another key's lock or fence.
 func TestNamesAreDistinct(t *testing.T) {
 	keys := odd

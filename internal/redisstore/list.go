@@ -25,7 +25,7 @@ import (
 // about half a millisecond. Smaller calls make a list much longer.
 const (
 	namesAtOnce   = 500 // names that SCAN looks at
-	peeksAtOnce   = 250 // types, or beginnings of values, in a pipeline
+	peeksAtOnce   = 250 // beginnings of values in a pipeline
 	recordsAtOnce = 25  // records in a pipeline
 )
 
@@ -189,16 +189,11 @@ func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, 
 			yield(nil, endOr(ctx, s.fail(err)))
 			return
 		}
-		sc := &scan{s: s, timeout: timeout, prefix: prefix, l: l}
+		sc := &scan{s: s, timeout: timeout, prefix: prefix, queue: l.Queue}
 		for _, sc.at = range all {
-			types := []string{l.Type, sharedRecords.Type}
-			for i := 0; i < len(types); i++ {
-				for sc.typ, sc.cursor = types[i], "0"; ; {
+			for _, sc.records = range []Listing{l, sharedRecords} {
+				for sc.cursor = "0"; ; {
 					page, err := sc.page(ctx)
-					if err != nil && sc.typ != "" && redis.HasErrorPrefix(err, "syntax error") {
-						types, i = []string{""}, -1 // a Redis before 6 cannot scan by type
-						break
-					}
 					if err != nil {
 						yield(nil, endOr(ctx, err))
 						return
@@ -230,11 +225,11 @@ type scan struct {
 	s       *Store
 	timeout time.Duration
 	prefix  string
-	l       Listing
+	queue   string // as in Listing
 
-	at     *server
-	typ    string // scans keys of this type; all if it is empty
-	cursor string // "0" before the first page and after the last
+	at      *server
+	records Listing // scans keys of this type
+	cursor  string  // "0" before the first page and after the last
 }
 
 // page gets the next page.
@@ -242,11 +237,8 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	if t, ok := sc.s.servers.(*sentinels); ok && t.known() != sc.at {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
 	}
-	command := []any{"scan", sc.cursor, "count", namesAtOnce}
-	if sc.typ != "" {
-		command = append(command, "type", sc.typ)
-	}
-	if match := pattern(sc.prefix, sc.l); match != "" {
+	command := []any{"scan", sc.cursor, "count", namesAtOnce, "type", sc.records.Type}
+	if match := pattern(sc.prefix, sc.queue); match != "" {
 		command = append(command, "match", match)
 	}
 	reply, err := sc.peek(ctx, []string{""}, func(string) []any { return command })
@@ -267,41 +259,23 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 		case !ok || key == "" || !strings.HasPrefix(key, sc.prefix):
 		case kind == "":
 			locks, keys[name] = append(locks, name), key
-		case kind == sc.l.Queue:
+		case kind == sc.queue:
 			page = append(page, Candidate{key, true})
 		}
 	}
 
-	types, err := sc.types(ctx, locks)
+	begins, err := sc.peek(ctx, locks, func(name string) []any {
+		return slices.Insert(slices.Clone(sc.records.Peek), 1, any(name))
+	})
 	if err != nil {
 		return nil, err
 	}
-	byType := map[any][]string{}
 	for i, name := range locks {
-		byType[types[i]] = append(byType[types[i]], name)
-	}
-	for _, kind := range []Listing{sc.l, sharedRecords} {
-		begins, err := sc.peek(ctx, byType[kind.Type], func(name string) []any {
-			return slices.Insert(slices.Clone(kind.Peek), 1, any(name))
-		})
-		if err != nil {
-			return nil, err
-		}
-		for i, name := range byType[kind.Type] {
-			if kind.Ours(begins[i]) {
-				page = append(page, Candidate{keys[name], false})
-			}
+		if sc.records.Ours(begins[i]) {
+			page = append(page, Candidate{keys[name], false})
 		}
 	}
 	return page, nil
-}
-
-// types returns the types of keys.
-func (sc *scan) types(ctx context.Context, names []string) ([]any, error) {
-	if sc.typ != "" {
-		return slices.Repeat([]any{sc.typ}, len(names)), nil
-	}
-	return sc.peek(ctx, names, func(name string) []any { return []any{"type", name} })
 }
 
 // scanned decodes the reply of SCAN.
@@ -390,12 +364,12 @@ func keyOf(name string) (key, kind string, ok bool) {
 
 // pattern returns the glob of the names that belong to keys with a prefix, or "" if that is
 // every name.
-func pattern(prefix string, l Listing) string {
+func pattern(prefix, queue string) string {
 	if prefix == "" {
 		return ""
 	}
 	var b strings.Builder
-	if l.Queue != "" || strings.HasPrefix(prefix, ours) {
+	if queue != "" || strings.HasPrefix(prefix, ours) {
 		b.WriteByte('*') // for derived names, which have the key at their end
 	}
 	for _, c := range []byte(prefix) {

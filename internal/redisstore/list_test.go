@@ -3,7 +3,6 @@ package redisstore
 import (
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,35 +24,6 @@ func fill(t *testing.T, rdb *redis.Client, n int) {
 	pipe.Expire(t.Context(), "shared", time.Hour)
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// A Redis before 6 does not know the option TYPE of SCAN.
-func TestListWithoutScanByType(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	fill(t, srv.Client(), 1200)
-	srv.Client().SAdd(t.Context(), "set", "x")
-	proxy := srv.Proxy()
-	proxy.Answer("count 500 type ", "-ERR syntax error\r\n")
-	s, err := Open(t.Context(), "redis://"+proxy.Addr(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	seen := map[string]bool{}
-	for page, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range page {
-			seen[c.Key] = true
-		}
-	}
-	if len(seen) != 1201 || !seen["shared"] {
-		t.Errorf("%d keys", len(seen))
-	}
-	if all := proxy.Commands(); len(all) > 0 && !slices.ContainsFunc(all, func(c string) bool { return strings.HasPrefix(c, "type ") }) {
-		t.Error("no key's type was asked for")
 	}
 }
 
@@ -101,11 +71,11 @@ func TestKeyOfItsName(t *testing.T) {
 func TestPatternFindsEveryName(t *testing.T) {
 	for _, key := range []string{"k*", "k?[a]", `k\*`, "hasp:{x", "hasp:{x}:lock:k", "kk"} {
 		for i := range len(key) + 1 {
-			for _, l := range []Listing{{}, {Queue: "places"}} {
-				p := pattern(key[:i], l)
+			for _, queue := range []string{"", "places"} {
+				p := pattern(key[:i], queue)
 				names := []string{LockKey(key)}
-				if l.Queue != "" {
-					names = append(names, DerivedKey(l.Queue, key))
+				if queue != "" {
+					names = append(names, DerivedKey(queue, key))
 				}
 				for _, name := range names {
 					if ok, err := path.Match(p, name); p != "" && (!ok || err != nil) {
@@ -115,7 +85,7 @@ func TestPatternFindsEveryName(t *testing.T) {
 			}
 		}
 	}
-	if ok, _ := path.Match(pattern("k*", ByToken), "kk"); ok {
+	if ok, _ := path.Match(pattern("k*", ""), "kk"); ok {
 		t.Error("a prefix is taken for a pattern")
 	}
 }

@@ -102,8 +102,6 @@ func TestOpenUsesTheDatabase(t *testing.T) {
 		if _, err := s.Do(t.Context(), "set", "db", "three"); err != nil {
 			t.Fatal(err)
 		}
-		o := srv.ClientOptions()
-		o.DB = 3
 		other := srv.Client()
 		if n := other.Exists(t.Context(), "db").Val(); n != 0 {
 			t.Errorf("unix %v: the key is in database 0", unix)

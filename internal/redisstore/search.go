@@ -164,8 +164,8 @@ func worst(errs []error, kind string) error {
 	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }
 
-// isReadOnly reports whether err is the reply of a replica to a write. Redis 5 and 6 have
-// the word in the middle of the error of a script.
+// isReadOnly reports whether err is the reply of a replica to a write. Redis 6.2
+// has the word in the middle of the error of a script.
 func isReadOnly(err error) bool {
 	return resp.IsReply(err) && strings.Contains(err.Error(), "READONLY")
 }

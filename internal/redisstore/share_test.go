@@ -2,17 +2,13 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
@@ -62,47 +58,6 @@ func bubble(t *testing.T, f func(t *testing.T, s *Store, at *server, p *faultpro
 		s.subscribe(nil)
 		defer s.Close()
 		f(t, s, at, v.Proxy)
-	})
-}
-
-// In a bubble of testing/synctest, wires use virtual time and leave no goroutine.
-func TestWiresInABubble(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Store, at *server, p *faultproxy.Proxy) {
-		var shared sync.WaitGroup
-		for i := range 20 {
-			shared.Go(func() {
-				for n := range 20 {
-					time.Sleep(time.Millisecond)
-					if v, err := s.Run(t.Context(), counting, Call{[]string{fmt.Sprint("n", i)}, []any{1}}); v != int64(n+1) {
-						t.Errorf("got %v, %v; want %d", v, err, n+1)
-					}
-				}
-			})
-		}
-		shared.Wait()
-		w := at.wire.Load()
-		if w == nil {
-			t.Fatal("there is no wire")
-		}
-		p.Stall()
-		began := time.Now()
-		at.callers.Add(1)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		if _, err := s.Do(ctx, "get", "n0"); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("stalled: got %v", err)
-		}
-		between(t, "stalled", began, 2*time.Second, 2*time.Second)
-		p.Flow()
-		if v, err := s.Do(t.Context(), "get", "n0"); v != "20" {
-			t.Errorf("after it: got %v, %v", v, err)
-		}
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-		if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
-			t.Errorf("closed: got %v", err)
-		}
 	})
 }
 

@@ -148,17 +148,16 @@ func (c *cluster) adopt(spans []span) {
 	c.asked = time.Now()
 
 	for addr, s := range c.servers {
-		switch since, gone := c.gone[addr]; {
+		switch {
 		case used[s]:
-			delete(c.gone, addr)
-		case !gone:
-			c.gone[addr] = c.asked
+			s.unused = time.Time{}
+		case s.unused.IsZero():
+			s.unused = c.asked
 		// Not sooner, because callers that found the server earlier may still use
 		// its client.
-		case c.asked.Sub(since) > staleAfter:
+		case c.asked.Sub(s.unused) > staleAfter:
 			unused = append(unused, s)
 			delete(c.servers, addr)
-			delete(c.gone, addr)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -83,6 +84,8 @@ type server struct {
 	// making ends when a caller has made a wire, or has failed, or after a moment.
 	// It is nil if no caller makes one.
 	making atomic.Pointer[context.Context]
+
+	unused time.Time // since when it has no slot of its cluster, whose mu guards this
 }
 
 // newServer returns a server without connections.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -377,12 +376,6 @@ func TestTermsAreRoundedUp(t *testing.T) {
 	}
 }
 
-// virtualStore is a Store over a client of a server in virtual time.
-func virtualStore(t *testing.T) (*Store, *redistest.VirtualServer) {
-	v := redistest.Virtual(t)
-	return New(v.Client()), v
-}
-
 func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, nil)
@@ -408,55 +401,6 @@ func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	if parts, ok := replies[6].Value.([]any); !ok || len(parts) != 2 {
 		t.Errorf("time: %v, %v", replies[6].Value, replies[6].Err)
 	}
-}
-
-// No command is sent again, because the store may have executed it.
-func TestDoAllSendsOnce(t *testing.T) {
-	for name, fault := range map[string]faultproxy.Fault{"reply": faultproxy.LoseReply, "request": faultproxy.LoseRequest} {
-		synctest.Test(t, func(t *testing.T) {
-			s, v := virtualStore(t)
-			v.Proxy.Commands()
-			v.Proxy.Fail("incr n", fault)
-			replies := s.DoAll(t.Context(), []any{"incr", "n"}, []any{"get", "n"})
-			for i, r := range replies {
-				if r.Err == nil || r.Value != nil || !strings.HasPrefix(r.Err.Error(), s.Name()+": ") {
-					t.Errorf("%s lost: reply %d: %v, %v", name, i, r.Value, r.Err)
-				}
-			}
-			count := 0
-			for _, c := range v.Proxy.Commands() {
-				if c == "incr n" {
-					count++
-				}
-			}
-			if count != 1 {
-				t.Errorf("%s lost: sent %d times", name, count)
-			}
-		})
-	}
-}
-
-func TestDoAllEndsWithItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, v := virtualStore(t)
-		if r := s.DoAll(t.Context(), []any{"ping"}); r[0].Value != "PONG" {
-			t.Fatalf("ping: %v", r[0].Err)
-		}
-		v.Proxy.Stall()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		began := time.Now()
-		replies := s.DoAll(ctx, []any{"get", "a"}, []any{"get", "b"})
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("took %v", took)
-		}
-		for i, r := range replies {
-			if r.Err == nil {
-				t.Errorf("reply %d of a server that hangs: %v", i, r.Value)
-			}
-		}
-		v.Proxy.Flow()
-	})
 }
 
 // If a caller leaves, the connections of a Store that was opened end its call, and the

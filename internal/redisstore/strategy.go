@@ -197,12 +197,7 @@ func OpenOne(ctx context.Context, strategy string, nodes []string, params map[st
 // are the claim's token with mark after it, and the term in milliseconds. It returns
 // 1, or 0 if the token does not hold the key. Shared holds have a script of their own.
 func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
-	if !slices.ContainsFunc(cs, func(c backend.Claim) bool { return c.Shared }) {
-		s.renew(ctx, sc, cs, nil, mark, done) // this is the usual case
-		return
-	}
-
-	var alone, shared []int // indexes in cs
+	alone, shared := make([]int, 0, len(cs)), []int(nil) // indexes in cs
 	for i, c := range cs {
 		if c.Shared {
 			shared = append(shared, i)
@@ -212,24 +207,17 @@ func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark 
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait() // done must not be called after Renew has returned
-	if len(alone) > 0 {
-		wg.Go(func() { s.renew(ctx, sc, cs, alone, mark, done) })
+	if len(shared) > 0 {
+		wg.Go(func() { s.renew(ctx, sharedRenewScript, cs, shared, Mark, done) }) // the mark of every shared record
 	}
-	s.renew(ctx, sharedRenewScript, cs, shared, Mark, done) // the mark of every shared record
+	s.renew(ctx, sc, cs, alone, mark, done)
 }
 
-// renew is Renew for the claims with the given indexes, or for all if which is nil.
+// renew is Renew for the claims with the given indexes.
 func (s *Store) renew(ctx context.Context, sc *Script, cs []backend.Claim, which []int, mark string, done func(i int, g backend.Grant, err error)) {
-	index := func(i int) int { return i }
-	n := len(cs)
-	if which != nil {
-		index = func(i int) int { return which[i] }
-		n = len(which)
-	}
-
-	calls := make([]Call, n)
+	calls := make([]Call, len(which))
 	for i := range calls {
-		c := &cs[index(i)]
+		c := &cs[which[i]]
 		calls[i] = Call{
 			Keys: []string{LockKey(c.Key)},
 			Args: []any{c.Token + mark, Millis(c.TTL)},
@@ -240,7 +228,7 @@ func (s *Store) renew(ctx context.Context, sc *Script, cs []backend.Claim, which
 	}
 
 	s.RunEach(ctx, sc, calls, func(i int, reply any, err error) {
-		done(index(i), backend.Grant{}, s.Owned(reply, err))
+		done(which[i], backend.Grant{}, s.Owned(reply, err))
 	})
 }
 

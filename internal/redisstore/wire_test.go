@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -34,31 +33,6 @@ func wired(t *testing.T, s *Store) (*server, *resp.Wire) {
 func connections(s *Store) (all, idle uint32) {
 	stats := s.servers.(single).rdb.(*redis.Client).PoolStats()
 	return stats.TotalConns, stats.IdleConns
-}
-
-func TestManyShareOneConnection(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		wired(t, s)
-		var wg sync.WaitGroup
-		for i := range 50 {
-			wg.Go(func() {
-				key := fmt.Sprint("key", i)
-				for round := range 20 {
-					value := fmt.Sprint(i, "/", round)
-					if v, err := s.Do(t.Context(), "set", key, value); v != "OK" || err != nil {
-						t.Errorf("set: got %v, %v", v, err)
-					}
-					if v, err := s.Run(t.Context(), reading, Call{Keys: []string{key}}); v != value || err != nil {
-						t.Errorf("get: got %v, %v; want %v", v, err, value)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if all, _ := connections(s); all != 1 {
-			t.Errorf("%d connections", all)
-		}
-	})
 }
 
 func TestALoneCallerMakesNoWire(t *testing.T) {
@@ -122,33 +96,6 @@ func TestCallsOnAWireEndWithTheirContext(t *testing.T) {
 		wired(t, s)
 		callsEnd(t, s, srv)
 	})
-}
-
-// If a reply is lost, the outcome is unknown, and the command was sent once.
-func TestSentOnceOverAWire(t *testing.T) {
-	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
-		srv := redistest.Start(t, &redistest.Options{Own: true})
-		p, direct := srv.Proxy(), srv.Client()
-		s := opened(t, "redis://"+p.Addr(), nil)
-		_, w := wired(t, s)
-		p.Fail("lost", fault)
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if _, err := w.Do(ctx, []any{"incr", "lost"}); err == nil || err == resp.ErrUnsent {
-				t.Errorf("fault %d: got %v", fault, err)
-			}
-		})
-		until(t, "executed", func() bool { return direct.Exists(t.Context(), "lost").Val() == 1 })
-		if fault == faultproxy.HangReply {
-			cancel()
-		}
-		returns(t, "a call", wg.Wait)
-		cancel()
-		if v, err := direct.Incr(t.Context(), "lost").Result(); v != 2 {
-			t.Errorf("fault %d: after it: got %v, %v", fault, v, err)
-		}
-	}
 }
 
 // A command that a wire did not send travels over the pool.
@@ -309,28 +256,6 @@ func TestWireToAReplicaIsLeft(t *testing.T) {
 	}
 }
 
-// A replica of Redis 5 or 6 refuses the write of a script with the word in the middle.
-func TestWireIsLeftAfterAScriptAtAReplica(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	s := opened(t, srv.URL(), nil)
-	s.always = true
-	at := s.servers.(single).server
-	until(t, "a wire", func() bool {
-		_, err := s.Do(t.Context(), "set", "k", "v")
-		return err == nil && at.wire.Load() != nil
-	})
-	w := at.wire.Load()
-	_, err := s.Do(t.Context(), "eval", `return redis.error_reply("ERR Error running script (call to f_0): `+
-		`@user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.")`, 0)
-	if !mayHaveMoved(err) {
-		t.Errorf("got %v", err)
-	}
-	until(t, "the end of the wire", func() bool {
-		_, err := w.Do(t.Context(), []any{"ping"})
-		return err == resp.ErrUnsent
-	})
-}
-
 // A caller that comes while the Store is being closed makes no wire, and does not hang.
 func TestNoWireIsMadeAfterClose(t *testing.T) {
 	s := opened(t, redistest.Start(t, nil).URL(), nil)
@@ -365,40 +290,5 @@ func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
 	long := strings.Repeat("v", maxShared+1)
 	if v, err := s.Do(t.Context(), "set", "k", long); v != "OK" {
 		t.Errorf("got %v, %v", v, err)
-	}
-}
-
-// No caller gets the connection of a dead wire.
-func TestDeadWireIsReplaced(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		// The connection of this command is the one that the wire takes.
-		within, end := s.calls.Begin(t.Context())
-		if _, err := resp.Do(within, s.servers.(single).rdb, []any{"ping"}); err != nil {
-			t.Error(err)
-		}
-		end()
-		conn := s.calls.Conn(within)
-
-		at, w := wired(t, s)
-		conn.Close()
-		until(t, "the wire's end", func() bool { return at.wire.Load() != w })
-		returns(t, "a goroutine", s.wires.wg.Wait)
-		if all, _ := connections(s); all != 0 {
-			t.Errorf("%d connections are left", all)
-		}
-		pings(t, s)
-	})
-}
-
-// A hold that replicas must confirm has a connection of its own, because WAIT covers the
-// writes of one connection.
-func TestHoldsThatReplicasConfirmUseNoWire(t *testing.T) {
-	s := opened(t, redistest.Start(t, nil).URL(), nil)
-	s.always, s.replicas = true, 1
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err := s.Send(ctx, "kept", true, "set", "kept", "v")
-	if s.servers.(single).wire.Load() != nil {
-		t.Errorf("there is a wire (%v)", err)
 	}
 }
