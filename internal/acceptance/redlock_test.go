@@ -8,11 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // splits are clauses that redlock cannot keep, with the reason.
@@ -32,17 +31,14 @@ func overRedlock(p hasp.Params) func(ctx context.Context, store string) (backend
 func onFive(minority bool) func(t *testing.T, h *conformance.Harness) {
 	return func(t *testing.T, h *conformance.Harness) {
 		h.Store = func(ctx context.Context) (string, func(), error) {
-			m, err := startServers(t, 5)
+			nodes, url, err := startServers(t, 5)
 			if err == nil {
-				err = m.command(func(rdb *redis.Client) error { return rdb.ConfigSet(ctx, "appendonly", "no").Err() })
+				err = nodes.Each(func(n strategytest.Node) error { return n.Redis.ConfigSet(ctx, "appendonly", "no").Err() })
 			}
 			if err == nil && !minority {
-				err = m.leaveThree(ctx)
+				err = leaveThree(ctx, nodes, url)
 			}
-			if err != nil {
-				return "", nil, err
-			}
-			return m.url(), func() {}, nil
+			return url, func() {}, err
 		}
 		h.Open = overRedlock(hasp.Params{"timeout": "20s"})
 		h.Link = link
@@ -57,8 +53,8 @@ func onFive(minority bool) func(t *testing.T, h *conformance.Harness) {
 
 // leaveThree leaves a bare majority of five. First all five vote once, which makes
 // the set new: without that, the missing nodes might have seen other locks.
-func (m *servers) leaveThree(ctx context.Context) error {
-	d, err := overRedlock(nil)(ctx, m.url())
+func leaveThree(ctx context.Context, nodes strategytest.Nodes, url string) error {
+	d, err := overRedlock(nil)(ctx, url)
 	if err != nil {
 		return err
 	}
@@ -68,7 +64,7 @@ func (m *servers) leaveThree(ctx context.Context) error {
 		if _, err := d.Acquire(ctx, c); err == nil {
 			_ = d.Release(ctx, c)
 		}
-		unmarked := m.command(func(rdb *redis.Client) error { return rdb.Get(ctx, "hasp:{redlock}:mark").Err() })
+		unmarked := nodes.Each(func(n strategytest.Node) error { return n.Redis.Get(ctx, "hasp:{redlock}:mark").Err() })
 		if unmarked == nil {
 			break
 		}
@@ -78,8 +74,8 @@ func (m *servers) leaveThree(ctx context.Context) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	m.proxies[4].Delay(200 * time.Millisecond)
-	return m.all[3].stop(ctx)
+	nodes[4].Proxy.Delay(200 * time.Millisecond)
+	return nodes[3].Stop(ctx)
 }
 
 // TestRedlockConformsOnFive is TestEveryStrategyConforms on five nodes. It repeats

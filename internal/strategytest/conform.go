@@ -30,17 +30,24 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 	await.Crowd(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := &servers{all: redistest.VirtualNodes(t, n), links: map[string][]redis.UniversalClient{}}
+		virtual := redistest.VirtualNodes(t, n)
+		links := &links{all: virtual, clients: map[string][]redis.UniversalClient{}}
 		h.Only = func(clause string) bool {
 			return clause != "reach" && !strings.HasPrefix(clause, "process-") && !strings.HasSuffix(clause, "-leaves-nothing")
 		}
-		h.Open = func(_ context.Context, store string) (backend.Driver, error) { return open(s.clients(store)), nil }
-		h.Stop, h.Start, h.Link = s.stop, s.start, s.link
+		h.Open = func(_ context.Context, store string) (backend.Driver, error) { return open(links.of(store)), nil }
+		var nodes Nodes
+		for _, v := range virtual {
+			nodes = append(nodes, Node{v.Direct(), v.Proxy,
+				func(context.Context) error { v.Kill(); return nil },
+				func(_ context.Context, data bool) error { v.Start(data); return nil }})
+		}
+		Hooks(&h, func() Nodes { return nodes })
+		h.Link = links.link
 		if n > 1 {
 			// Before it votes, a node is asked on all idle connections, each of which has ended.
 			h.Stop, h.Start = nil, nil
 		}
-		h.Flush, h.Commands, h.Entries = s.flush, s.commands, s.entries
 		passed := 0
 		err := conformance.Check(t.Context(), h, func(r conformance.Result) {
 			switch r.Status {
@@ -59,82 +66,100 @@ func Conform(t *testing.T, n int, h conformance.Harness, open func(nodes []redis
 	})
 }
 
-// servers are the store of a suite in virtual time.
-type servers struct {
-	all redistest.VirtualServers
-
-	mu    sync.Mutex                         // guards links
-	links map[string][]redis.UniversalClient // by the name that link gives the store
+// Node is one Redis of the store of a suite.
+type Node struct {
+	Redis *redis.Client     // without the proxy
+	Proxy *faultproxy.Proxy // which drivers use
+	Stop  func(ctx context.Context) error
+	Start func(ctx context.Context, data bool) error
 }
 
-// clients returns clients of all servers, over the Link that store names, if it names one.
-func (s *servers) clients(store string) []redis.UniversalClient {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if over := s.links[store]; over != nil {
-		return over
+// Nodes are the store of a suite.
+type Nodes []Node
+
+// Each calls f for all nodes at once.
+func (ns Nodes) Each(f func(n Node) error) error {
+	failed := make(chan error, len(ns))
+	for _, n := range ns {
+		go func() { failed <- f(n) }()
 	}
-	return s.all.Clients()
-}
-
-// each calls f for all servers.
-func (s *servers) each(f func(v *redistest.VirtualServer) error) error {
 	var errs []error
-	for _, v := range s.all {
-		errs = append(errs, f(v))
+	for range ns {
+		errs = append(errs, <-failed)
 	}
 	return errors.Join(errs...)
 }
 
-func (s *servers) stop(context.Context, string) error {
-	return s.each(func(v *redistest.VirtualServer) error { v.Kill(); return nil })
-}
+// Hooks sets the hooks of h that need no more than Nodes. They disturb all nodes together.
+func Hooks(h *conformance.Harness, nodes func() Nodes) {
+	h.Stop = func(ctx context.Context, _ string) error {
+		return nodes().Each(func(n Node) error { return n.Stop(ctx) })
+	}
+	h.Start = func(ctx context.Context, _ string, data bool) error {
+		return nodes().Each(func(n Node) error { return n.Start(ctx, data) })
+	}
+	h.Flush = func(ctx context.Context, _ string) error {
+		return nodes().Each(func(n Node) error { return n.Redis.ScriptFlush(ctx).Err() })
+	}
+	h.Commands = func(context.Context, string) (int64, error) {
+		return redistest.Settled(func() (total int64) {
+			for _, n := range nodes() {
+				total += n.Proxy.Count()
+			}
+			return total
+		}), nil
+	}
 
-func (s *servers) start(_ context.Context, _ string, data bool) error {
-	return s.each(func(v *redistest.VirtualServer) error { v.Start(data); return nil })
-}
-
-func (s *servers) flush(ctx context.Context, _ string) error {
-	return s.each(func(v *redistest.VirtualServer) error { return v.Direct().ScriptFlush(ctx).Err() })
-}
-
-func (s *servers) commands(context.Context, string) (int64, error) {
-	return redistest.Settled(func() (n int64) {
-		for _, v := range s.all {
-			n += v.Proxy.Count()
+	// All keys but the counters of fences, and the marks of redlock.
+	h.Entries = func(ctx context.Context, _ string) (entries []string, _ error) {
+		for _, n := range nodes() {
+			keys, err := n.Redis.Keys(ctx, "*").Result()
+			if err != nil {
+				return nil, err
+			}
+			entries = append(entries, slices.DeleteFunc(keys, func(key string) bool {
+				return strings.HasPrefix(key, "hasp:{") && (strings.Contains(key, "}:fence:") || key == "hasp:{redlock}:mark")
+			})...)
 		}
-		return n
-	}), nil
+		return entries, nil
+	}
 }
 
-func (s *servers) entries(context.Context, string) (entries []string, _ error) {
-	return entries, s.each(func(v *redistest.VirtualServer) error {
-		entries = append(entries, Entries(v.Mini.Keys())...)
-		return nil
-	})
+// links are the connections to the store of a suite in virtual time.
+type links struct {
+	all redistest.VirtualServers
+
+	mu      sync.Mutex                         // guards clients
+	clients map[string][]redis.UniversalClient // by the name that link gives the store
 }
 
-// Entries returns what conformance.Harness.Entries lists of the keys of a Redis: all but the
-// counters of fences, and the marks of redlock.
-func Entries(keys []string) []string {
-	return slices.DeleteFunc(keys, func(key string) bool {
-		return strings.HasPrefix(key, "hasp:{") && (strings.Contains(key, "}:fence:") || key == "hasp:{redlock}:mark")
-	})
+// of returns clients of all servers, over the Link that store names, if it names one.
+func (l *links) of(store string) []redis.UniversalClient {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if over := l.clients[store]; over != nil {
+		return over
+	}
+	return l.all.Clients()
 }
 
-// link disturbs the connections to all servers at once.
-func (s *servers) link(context.Context, string) (*conformance.Link, error) {
+// link makes a Link to all servers.
+func (l *links) link(context.Context, string) (*conformance.Link, error) {
 	var proxies []*faultproxy.Proxy
 	var clients []redis.UniversalClient
-	for _, v := range s.all {
+	for _, v := range l.all {
 		client, proxy := v.Link()
 		proxies, clients = append(proxies, proxy), append(clients, client)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name := fmt.Sprintf("link %d", len(s.links))
-	s.links[name] = clients
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	name := fmt.Sprintf("link %d", len(l.clients))
+	l.clients[name] = clients
+	return Link(name, proxies), nil
+}
 
+// Link disturbs the connections of all proxies at once.
+func Link(store string, proxies []*faultproxy.Proxy) *conformance.Link {
 	state := func(s conformance.LinkState) faultproxy.State {
 		at := faultproxy.State{Deaf: s == conformance.Deaf, Stalled: s == conformance.Hung, Down: s == conformance.Down}
 		if s == conformance.Slow {
@@ -143,7 +168,7 @@ func (s *servers) link(context.Context, string) (*conformance.Link, error) {
 		return at
 	}
 	return &conformance.Link{
-		Store: name,
+		Store: store,
 		Set: func(s conformance.LinkState) {
 			for _, p := range proxies {
 				p.Set(state(s))
@@ -159,5 +184,5 @@ func (s *servers) link(context.Context, string) (*conformance.Link, error) {
 				p.Close()
 			}
 		},
-	}, nil
+	}
 }
