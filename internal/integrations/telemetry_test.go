@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -19,7 +18,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 	"go.opentelemetry.io/otel"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -71,21 +69,10 @@ func seriesOf(families map[string]*dto.MetricFamily) series {
 	return all
 }
 
-// served has the metrics of a program that has locked, waited, timed out, lost and failed.
-type served struct {
-	url   string // of /metrics
-	spans *tracetest.InMemoryExporter
-}
-
-// serve runs the code of docs/telemetry.md. It is not for parallel tests, because it sets the
-// global providers.
-func serve(t *testing.T) served {
+// serve runs the code of docs/telemetry.md as a program that has locked, waited, timed out,
+// lost and failed. It returns a scrape. It sets the global providers.
+func serve(t *testing.T) (map[string]*dto.MetricFamily, *tracetest.InMemoryExporter) {
 	t.Helper()
-	meters, tracers := otel.GetMeterProvider(), otel.GetTracerProvider()
-	t.Cleanup(func() {
-		otel.SetMeterProvider(meters)
-		otel.SetTracerProvider(tracers)
-	})
 	spans := tracetest.NewInMemoryExporter()
 	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)))
 	provider, handler, err := serveMetrics()
@@ -117,20 +104,57 @@ func serve(t *testing.T) served {
 		}
 		must(t, c.Close()) // so that the loss was reported
 	}
-	return served{srv.URL, spans}
+	return scrape(t, srv.URL), spans
 }
 
-// A scrape has what the options of openWithAll add, and so have the spans.
-func TestOptions(t *testing.T) {
-	s := serve(t)
-	have := seriesOf(scrape(t, s.url))["hasp_client_lock_wait_time_seconds_count"]
+func TestTelemetry(t *testing.T) {
+	families, spans := serve(t)
+	have := seriesOf(families)
+	rules := alerts(t)
+	t.Run("Options", func(t *testing.T) { checkOptions(t, have["hasp_client_lock_wait_time_seconds_count"], spans) })
+	t.Run("Dashboard", func(t *testing.T) { checkDashboard(t, have) })
+	t.Run("Alerts", func(t *testing.T) {
+		for _, rule := range rules {
+			checkQuery(t, "alert "+rule.Alert, rule.Expr, have)
+			if rule.Annotations["summary"] == "" || rule.Labels["severity"] == "" {
+				t.Errorf("alert %s has no summary or no severity", rule.Alert)
+			}
+		}
+	})
+
+	// The tables of the page have each instrument, each alert and each type of error.
+	t.Run("Page", func(t *testing.T) {
+		page, err := os.ReadFile("../../docs/telemetry.md")
+		must(t, err)
+		var listed []string
+		for _, name := range errorTypes {
+			listed = append(listed, "`"+name+"`")
+		}
+		for name := range families {
+			if strings.HasPrefix(name, "hasp_") {
+				listed = append(listed, "`"+name+"`")
+			}
+		}
+		for _, rule := range rules {
+			listed = append(listed, "| `"+rule.Alert+"` |")
+		}
+		for _, name := range listed {
+			if !strings.Contains(string(page), name) {
+				t.Errorf("the page does not list %s", name)
+			}
+		}
+	})
+}
+
+// checkOptions checks that a scrape and the spans have what the options of openWithAll add.
+func checkOptions(t *testing.T, have map[string][]string, spans *tracetest.InMemoryExporter) {
 	for label, want := range map[string]string{"hasp_key": "invoices", "hasp_strategy": "spinlock", "error_type": "held"} {
 		if !slices.Contains(have[label], want) {
 			t.Errorf("%s: got %q, want %s", label, have[label], want)
 		}
 	}
 	names := map[string]int{}
-	for _, span := range s.spans.GetSpans() {
+	for _, span := range spans.GetSpans() {
 		names[span.Name]++
 	}
 	if names["hasp wait"] != 8 || names["hasp hold"] != 2 {
@@ -159,7 +183,13 @@ func checkQuery(t *testing.T, where, query string, have series) (names []string)
 				return nil
 			}
 			for _, m := range n.LabelMatchers {
-				checkMatcher(t, where, m, have[n.Name])
+				values, ok := have[n.Name][m.Name]
+				if ok && m.Name == "error_type" {
+					values = append([]string{""}, errorTypes...)
+				}
+				if m.Name != model.MetricNameLabel && !slices.ContainsFunc(values, m.Matches) {
+					t.Errorf("%s: %v matches none of %v", where, m, values)
+				}
 			}
 		case *parser.AggregateExpr:
 			used = append(used, n.Grouping...)
@@ -186,27 +216,9 @@ func checkQuery(t *testing.T, where, query string, have series) (names []string)
 // errorTypes are the values that the documentation of otelhasp lists. A run has not all.
 var errorTypes = []string{"unavailable", "closed", "invalid", "unsupported", "canceled", "held", "deadline_exceeded", "lost"}
 
-func checkMatcher(t *testing.T, where string, m *labels.Matcher, have map[string][]string) {
-	t.Helper()
-	values, ok := have[m.Name]
-	switch {
-	case m.Name == model.MetricNameLabel:
-	case !ok:
-		t.Errorf("%s: no series has the label of %v", where, m)
-	case m.Name == "error_type":
-		if m.Value != "" && !slices.ContainsFunc(errorTypes, m.Matches) {
-			t.Errorf("%s: %v matches no error type", where, m)
-		}
-	case !slices.ContainsFunc(values, m.Matches):
-		t.Errorf("%s: %v matches none of %v", where, m, values)
-	}
-}
-
-// Each query of the dashboard and each alert of the page parses, and names metrics and
-// labels that a scrape has. Both use every instrument.
-func TestDashboardAndAlertsUseWhatAScrapeHas(t *testing.T) {
-	have := seriesOf(scrape(t, serve(t).url))
-
+// checkDashboard checks that each query parses, and names metrics and labels that a scrape has.
+// Together they use every instrument.
+func checkDashboard(t *testing.T, have series) {
 	file, err := os.ReadFile("../../docs/grafana-dashboard.json")
 	must(t, err)
 	var board struct {
@@ -250,13 +262,6 @@ func TestDashboardAndAlertsUseWhatAScrapeHas(t *testing.T) {
 			t.Errorf("no panel shows %s", name)
 		}
 	}
-
-	for _, rule := range alerts(t) {
-		checkQuery(t, "alert "+rule.Alert, rule.Expr, have)
-		if rule.Annotations["summary"] == "" || rule.Labels["severity"] == "" {
-			t.Errorf("alert %s has no summary or no severity", rule.Alert)
-		}
-	}
 }
 
 type rule struct {
@@ -290,25 +295,4 @@ func alerts(t *testing.T) []rule {
 		t.Fatalf("got %+v", file)
 	}
 	return file.Groups[0].Rules
-}
-
-// The tables of the page have each instrument and each alert.
-func TestPageOfTelemetryListsAll(t *testing.T) {
-	page, err := os.ReadFile("../../docs/telemetry.md")
-	must(t, err)
-	for name := range scrape(t, serve(t).url) {
-		if strings.HasPrefix(name, "hasp_") && !strings.Contains(string(page), "`"+name+"`") {
-			t.Errorf("the page does not list %s", name)
-		}
-	}
-	for _, rule := range alerts(t) {
-		if !strings.Contains(string(page), fmt.Sprintf("| `%s` |", rule.Alert)) {
-			t.Errorf("the page does not explain %s", rule.Alert)
-		}
-	}
-	for _, name := range errorTypes {
-		if !strings.Contains(string(page), "`"+name+"`") {
-			t.Errorf("the page does not explain the error type %s", name)
-		}
-	}
 }
