@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"image"
@@ -36,9 +37,6 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 	"github.com/hasplock/hasp/internal/redistest"
 )
-
-// patience is how long a test waits for an event before it fails.
-const patience = time.Minute
 
 // role is the environment variable that makes the test binary the command hasp.
 const role = "HASP_TEST_ROLE"
@@ -99,14 +97,14 @@ func needChromium(t *testing.T) {
 	}
 }
 
-// serve starts hasp ui, or another command, until the end of the test. It returns the address
-// of its page, and a function that ends it as Ctrl-C does.
-func serve(t *testing.T, store string, env []string, args ...string) (url string, stop func()) {
+// serve starts hasp ui until the end of the test. It returns the address of its page, and a
+// function that ends it as Ctrl-C does.
+func serve(t *testing.T, store, listen string, env ...string) (url string, stop func()) {
 	t.Helper()
 	needChromium(t)
 	program, err := os.Executable()
 	must(t, err)
-	cmd := exec.Command(program, args...)
+	cmd := exec.Command(program, "ui", "--listen", listen)
 	cmd.Env = append(append(os.Environ(), role+"=hasp", "HASP_URL="+store), env...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -125,14 +123,21 @@ func serve(t *testing.T, store string, env []string, args ...string) (url string
 			return word, stop
 		}
 	}
-	t.Fatalf("%q prints no address: %s", args, line)
+	t.Fatalf("hasp ui prints no address: %s", line)
 	return "", nil
+}
+
+// redisStore returns the URL of fairlock on a Redis of the test's own.
+func redisStore(t *testing.T) string {
+	t.Helper()
+	needChromium(t)
+	return "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
 }
 
 // show starts hasp ui on a free port.
 func show(t *testing.T, store string) string {
 	t.Helper()
-	url, _ := serve(t, store, nil, "ui", "--listen", "127.0.0.1:0")
+	url, _ := serve(t, store, "127.0.0.1:0")
 	return url
 }
 
@@ -171,14 +176,12 @@ func eval[V any](b tab, script string) V {
 // until waits until a JavaScript expression is true.
 func (b tab) until(script string) {
 	b.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		if eval[bool](b, script) {
-			return
+	await.Success(b.T, script, func() error {
+		if !eval[bool](b, script) {
+			return errors.New("the page:\n" + eval[string](b, "document.body.innerText"))
 		}
-		if time.Now().After(end) {
-			b.Fatalf("not within %v: %s\nthe page:\n%s", patience, script, eval[string](b, "document.body.innerText"))
-		}
-	}
+		return nil
+	})
 }
 
 // shows waits until the element with an ID shows a text.
@@ -234,8 +237,7 @@ func lock(t *testing.T, c *hasp.Client, key string, o ...hasp.Option) *hasp.Leas
 // A key that is taken appears, a hand-over is followed, and a holder that dies is seen to
 // lose the key.
 func TestPageFollowsTheStore(t *testing.T) {
-	needChromium(t)
-	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	store := redisStore(t)
 	b := open(t, show(t, store))
 	b.shows("status", "live")
 	b.until("!document.getElementById('empty').hidden")
@@ -294,21 +296,11 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	b.until(`!document.body.classList.contains("stale")`)
 }
 
-// The page survives the end of hasp ui, and goes on with the next one.
-func TestPageConnectsAgain(t *testing.T) {
-	store := "filelock://" + t.TempDir()
-	page, stop := serve(t, store, nil, "ui", "--listen", "127.0.0.1:0")
-	b := open(t, page)
-	b.shows("status", "live")
-	stop()
-	b.shows("status", "not connected")
-	serve(t, store, nil, "ui", "--listen", strings.Trim(page, "htp:/"))
-	b.shows("status", "live")
-}
-
-func TestTokenIsNeeded(t *testing.T) {
+// The page survives the end of hasp ui, and goes on with the next one. A token is needed.
+func TestPageConnectsAgainWithItsToken(t *testing.T) {
 	const token = "a-token-of-some-length"
-	page, _ := serve(t, "filelock://"+t.TempDir(), []string{"HASP_UI_TOKEN=" + token}, "ui", "--listen", "127.0.0.1:0")
+	store, env := "filelock://"+t.TempDir(), "HASP_UI_TOKEN="+token
+	page, stop := serve(t, store, "127.0.0.1:0", env)
 	b := open(t, page)
 	if got := eval[string](b, "document.body.innerText"); !strings.Contains(got, "a token is needed") {
 		t.Errorf("without the token: %q", got)
@@ -320,12 +312,16 @@ func TestTokenIsNeeded(t *testing.T) {
 	}
 	b.visit(page) // the cookie is enough
 	b.shows("status", "live")
+
+	stop()
+	b.shows("status", "not connected")
+	serve(t, store, strings.Trim(page, "htp:/"), env)
+	b.shows("status", "live")
 }
 
 // Keys and owners of all kinds stay text.
 func TestHostileKeysStayText(t *testing.T) {
-	needChromium(t)
-	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	store := redisStore(t)
 	const image = `<img src=x onerror="window.pwned=1">`
 	hostile := []string{
 		image, `"><script>window.pwned=1</script>`, `</script><svg onload=window.pwned=1>`, "javascript:window.pwned=1",
@@ -386,8 +382,7 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 }
 
 func TestKeyboardAndScreenReader(t *testing.T) {
-	needChromium(t)
-	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	store := redisStore(t)
 	c := client(t, store, "owner")
 	for _, key := range []string{"a", "b", "c"} {
 		lock(t, c, key)
@@ -438,8 +433,11 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 	}
 }
 
-func TestLightAndDark(t *testing.T) {
-	page := show(t, "filelock://"+t.TempDir())
+// Also on a narrow screen all columns can be seen, beside long names.
+func TestLightDarkAndNarrow(t *testing.T) {
+	store := redisStore(t)
+	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40), hasp.WithFence())
+	page := show(t, store)
 	b := open(t, page)
 	const back = `getComputedStyle(document.body).backgroundColor`
 	b.prefer("light")
@@ -450,14 +448,7 @@ func TestLightAndDark(t *testing.T) {
 	b.until(back + ` === "rgb(255, 255, 255)"`)
 	b.visit(page)
 	b.until(back + ` === "rgb(255, 255, 255)"`)
-}
 
-// On a narrow screen all columns can be seen, also beside long names.
-func TestNarrowScreen(t *testing.T) {
-	needChromium(t)
-	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
-	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40), hasp.WithFence())
-	b := open(t, show(t, store))
 	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(500, 900)))
 	b.until(`document.querySelectorAll("#rows tr").length === 1`)
 	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 500 && e.scrollWidth <= e.clientWidth)`)
@@ -468,7 +459,7 @@ func TestPictures(t *testing.T) {
 	if !*pictures {
 		t.Skip("makes the pictures in docs, with -pictures")
 	}
-	store := "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	store := redisStore(t)
 	b := open(t, show(t, store)+"#"+ui.ID("backup"))
 	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(1160, 960)))
 	for i := range 3 {
