@@ -2,8 +2,6 @@ package faultproxy_test
 
 import (
 	"context"
-	"io"
-	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,48 +127,4 @@ func TestOneDirectionStallsAndBytesTrickle(t *testing.T) {
 			t.Errorf("a request and its reply took %v, want a minute each", d)
 		}
 	})
-}
-
-// Bytes that are no commands pass unchanged, and late if replies are delayed. A
-// closed proxy refuses connections.
-func TestBytesThatAreNoCommands(t *testing.T) {
-	t.Parallel()
-	addr := redistest.Serve(t, func(c net.Conn) {
-		defer c.Close()
-		io.Copy(c, c)
-	})
-	p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", addr) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Close)
-	c, err := net.Dial("tcp", p.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	const delay = 300 * time.Millisecond
-	p.Delay(delay)
-	began := time.Now()
-	for range 2 {
-		if _, err := io.WriteString(c, "text"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	back := make([]byte, 8)
-	if _, err := io.ReadFull(c, back); err != nil || string(back) != "texttext" {
-		t.Errorf("%q came back: %v", back, err)
-	}
-	if took := time.Since(began); took < delay {
-		t.Errorf("a reply that is delayed by %v came after %v", delay, took)
-	}
-
-	p.Close()
-	if _, err := c.Read(back); err == nil {
-		t.Error("a connection outlives its proxy")
-	}
-	if c, err := net.Dial("tcp", p.Addr()); err == nil {
-		c.Close()
-		t.Error("a proxy that was closed takes a connection")
-	}
 }
