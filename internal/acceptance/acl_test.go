@@ -162,17 +162,7 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 		if _, err := two.Lock(ctx, key, hasp.WithMaxWait(wait)); err == nil {
 			try("wait", errors.New("two hold it"))
 		}
-		waited := make(chan error)
-		go func() {
-			lease, err := two.Lock(ctx, key)
-			if err == nil {
-				err = lease.Unlock(ctx)
-			}
-			waited <- err
-		}()
-		time.Sleep(wait)
-		try("unlock", lease.Unlock(ctx))
-		try("wait", <-waited)
+		handsOver(ctx, lease, two, wait, try)
 	})
 	with("broken", func(key string, lease *hasp.Lease) {
 		try("break", two.Break(ctx, key))
@@ -217,18 +207,22 @@ func readers(ctx context.Context, one, two *hasp.Client, key string, wait time.D
 	if second != nil {
 		try("unlock", second.Unlock(ctx))
 	}
+	handsOver(ctx, first, two, wait, try)
+}
 
+// handsOver releases a lease for which another client has waited.
+func handsOver(ctx context.Context, lease *hasp.Lease, other *hasp.Client, wait time.Duration, try func(what string, err error)) {
 	waited := make(chan error)
 	go func() {
-		lease, err := two.Lock(ctx, key)
+		lease, err := other.Lock(ctx, lease.Key())
 		if err == nil {
 			err = lease.Unlock(ctx)
 		}
 		waited <- err
 	}()
 	time.Sleep(wait)
-	try("unlock", first.Unlock(ctx))
-	try("wait for readers", <-waited)
+	try("unlock", lease.Unlock(ctx))
+	try("wait", <-waited)
 }
 
 // moving is the begin of the keys of a slot that a cluster is moving.

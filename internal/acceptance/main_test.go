@@ -32,10 +32,3 @@ func lock(t *testing.T, c *hasp.Client, key string, opts ...hasp.Option) *hasp.L
 	must(t, err)
 	return lease
 }
-
-func unlock(t *testing.T, lease *hasp.Lease) {
-	t.Helper()
-	if err := lease.Unlock(t.Context()); err != nil {
-		t.Errorf("unlock %q: %v", lease.Key(), err)
-	}
-}
