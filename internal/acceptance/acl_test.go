@@ -284,7 +284,7 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 	t.Run("each node", func(t *testing.T) {
 		t.Parallel()
 		nodes := redistest.StartNodes(t, 3, log)
-		p := &place{nodes.Servers, strings.Replace(nodes.Direct(), "://", "://USER@", 1), "&max_ttl=2h", work}
+		p := &place{nodes.Servers, strings.Replace(nodes.URL(), "://", "://USER@", 1), "&max_ttl=2h", work}
 		own := strategies["redlock"]["each node"]
 		if own == nil {
 			t.Fatal("docs/redis.md has no rules for redlock on each node")

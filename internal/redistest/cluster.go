@@ -53,7 +53,7 @@ func (c *Cluster) start() error {
 			return err
 		}
 	}
-	return each(n, func(i int) error {
+	return Each(n, func(i int) error {
 		return all[i].start(append(c.chain(), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
 			"--cluster-node-timeout", "60000", "--cluster-migration-barrier", "9")...)
 	})

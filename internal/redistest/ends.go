@@ -60,11 +60,7 @@ func EachURL(t *testing.T, f func(t *testing.T, srv *Server, params map[string]s
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			srv := Start(t, o)
-			params := map[string]string{}
-			if srv.CAFile != "" {
-				params["ca"] = srv.CAFile
-			}
-			f(t, srv, params)
+			f(t, srv, srv.Params())
 		})
 	}
 }

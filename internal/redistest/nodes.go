@@ -35,18 +35,9 @@ func StartNodes(t testing.TB, n int, o *Options) *Nodes {
 
 // URL returns a URL with all nodes, through their proxies.
 func (ns *Nodes) URL() string {
-	return ns.join(func(i int) string { return ns.Proxies[i].Addr() })
-}
-
-// Direct is URL without the proxies.
-func (ns *Nodes) Direct() string {
-	return ns.join(func(i int) string { return ns.Servers[i].Addr })
-}
-
-func (ns *Nodes) join(addr func(i int) string) string {
-	all := make([]string, len(ns.Servers))
-	for i := range all {
-		all[i] = addr(i)
+	all := make([]string, len(ns.Proxies))
+	for i, p := range ns.Proxies {
+		all[i] = p.Addr()
 	}
 	o := ns.Servers[0].o
 	return "redis://" + userinfo(o.User, o.Password) + strings.Join(all, ",") + "/0"
@@ -84,7 +75,7 @@ func Settled(count func() int64) int64 {
 // Keys lists the keys of each node.
 func (ns *Nodes) Keys(ctx context.Context) ([][]string, error) {
 	all := make([][]string, len(ns.Servers))
-	err := each(len(all), func(i int) (err error) {
+	err := Each(len(all), func(i int) (err error) {
 		all[i], err = ns.Servers[i].command(ctx, "keys", "*").StringSlice()
 		return err
 	})

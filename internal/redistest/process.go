@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -33,13 +34,33 @@ func (s *Server) startProcess() error {
 		return err
 	}
 	return again(func() error {
-		port, release, err := reserve(0)
+		port, err := freePort(s.t)
 		if err != nil {
 			return err
 		}
-		s.t.Cleanup(release)
 		return s.startAt(dir, port)
 	})
+}
+
+// freePort reserves a port, and the port 10,000 higher, which a cluster node needs. Both
+// are below the ports that most systems give to connections.
+func freePort(t testing.TB) (int, error) {
+	for range 100 {
+		p := 10500 + rand.IntN(11000)
+		release, err := reserve(p)
+		if err != nil {
+			continue
+		}
+		releaseBus, err := reserve(p + 10000)
+		if err != nil {
+			release()
+			continue
+		}
+		t.Cleanup(release)
+		t.Cleanup(releaseBus)
+		return p, nil
+	}
+	return 0, errors.New("no free port")
 }
 
 // errTaken means that another program took a port between the check and the start.

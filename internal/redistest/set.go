@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -82,7 +81,7 @@ func (s *Set) server(name string) (m member, err error) {
 	if m.dir, err = os.MkdirTemp(s.dir, name); err != nil {
 		return m, err
 	}
-	m.port, err = s.port()
+	m.port, err = freePort(s.t)
 	m.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port))
 	return m, err
 }
@@ -174,39 +173,15 @@ func (s *Set) must(what string, ask func(ctx context.Context) error) {
 	must(s.t, what, until(ask))
 }
 
-// port reserves a port, and the port 10,000 higher, which a cluster node needs.
-// Both are below the ports that most systems give to connections.
-func (s *Set) port() (int, error) {
-	for range 100 {
-		p := 10500 + rand.IntN(11000)
-		_, release, err := reserve(p)
-		if err != nil {
-			continue
-		}
-		_, releaseBus, err := reserve(p + 10000)
-		if err != nil {
-			release()
-			continue
-		}
-		s.t.Cleanup(release)
-		s.t.Cleanup(releaseBus)
-		return p, nil
-	}
-	return 0, errors.New("no free port")
-}
-
-// each calls f for 0 to n-1 at once. It returns the first error, but prefers one
-// that is not errTaken.
-func each(n int, f func(i int) error) error {
+// Each calls f for 0 to n-1 at once.
+func Each(n int, f func(i int) error) error {
 	errs := make(chan error, n)
 	for i := range n {
 		go func() { errs <- f(i) }()
 	}
-	var first error
+	var all error
 	for range n {
-		if err := <-errs; err != nil && (first == nil || errors.Is(first, errTaken)) {
-			first = err
-		}
+		all = errors.Join(all, <-errs)
 	}
-	return first
+	return all
 }

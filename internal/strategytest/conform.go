@@ -2,7 +2,6 @@ package strategytest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -79,15 +78,7 @@ type Nodes []Node
 
 // Each calls f for all nodes at once.
 func (ns Nodes) Each(f func(n Node) error) error {
-	failed := make(chan error, len(ns))
-	for _, n := range ns {
-		go func() { failed <- f(n) }()
-	}
-	var errs []error
-	for range ns {
-		errs = append(errs, <-failed)
-	}
-	return errors.Join(errs...)
+	return redistest.Each(len(ns), func(i int) error { return f(ns[i]) })
 }
 
 // Hooks sets the hooks of h that need no more than Nodes. They disturb all nodes together.

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // Listed returns the entries of a list by key, and the error at its end.
@@ -123,8 +124,6 @@ func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 func (r Rig[D]) sent(t *testing.T) int64 {
 	t.Helper()
 	n, err := strconv.ParseInt(r.Redis.InfoMap(t.Context(), "stats").Item("Stats", "total_net_output_bytes"), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	return n
 }

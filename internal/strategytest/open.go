@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -15,9 +16,7 @@ import (
 func (s Strategy) OpenByURL(t *testing.T) {
 	r := Setup(t, &redistest.Options{User: "ann", Password: "p@ss/w%rd?&"}, s.open)
 	c, err := hasp.Open(t.Context(), s.Name+"+"+r.Server.URL()+"?ttl=2m&prefix=app:&fence_ttl=2h", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	defer c.Close()
 	lease := Lock(t, c, hasp.WithFence())
 	if left := r.Left(t, "app:k"); left <= time.Minute || left > 2*time.Minute {

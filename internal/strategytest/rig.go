@@ -13,6 +13,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -86,18 +87,14 @@ func (r Rig[D]) Release(t *testing.T, c backend.Claim) {
 func (r Rig[D]) Left(t *testing.T, key string) time.Duration {
 	t.Helper()
 	d, err := r.Redis.PTTL(t.Context(), key).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, err)
 	return d
 }
 
 // Do sends a command to the Redis.
 func (r Rig[D]) Do(t *testing.T, args ...any) {
 	t.Helper()
-	if err := r.Redis.Do(t.Context(), args...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, r.Redis.Do(t.Context(), args...).Err())
 }
 
 // Forbid takes rights from the user of all connections.
