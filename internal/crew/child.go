@@ -3,7 +3,8 @@ package crew
 import (
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // Child is a process for a test. The test reads the lines that it prints.
@@ -28,18 +29,9 @@ func Test(t *testing.T, role string, args ...string) *Child {
 func (c *Child) Line(t *testing.T) (line string) {
 	t.Helper()
 	var err error
-	printed := make(chan bool)
-	go func() {
-		line, err = c.in.ReadString('\n')
-		close(printed)
-	}()
-	select {
-	case <-printed:
-		if err != nil {
-			t.Fatalf("the child has ended: %v, %s", c.Wait(), c.err.String())
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("the child prints nothing")
+	await.Return(t, "the child's next line", func() { line, err = c.in.ReadString('\n') })
+	if err != nil {
+		t.Fatalf("the child has ended: %v, %s", c.Wait(), c.err.String())
 	}
 	return strings.TrimSuffix(line, "\n")
 }

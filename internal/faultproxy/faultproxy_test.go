@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
@@ -28,14 +29,7 @@ func TestProxyFaults(t *testing.T) {
 	}
 	const hung, long = 500 * time.Millisecond, time.Minute
 	set := func(key string) error { return setWithin(key, long) }
-	arrives := func(key string) bool {
-		for deadline := time.Now().Add(20 * time.Second); !exists(key); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				return false
-			}
-		}
-		return true
-	}
+	arrives := func(key string) { await.Until(t, key, func() bool { return exists(key) }) }
 
 	if err := set("warm"); err != nil { // the connection is there
 		t.Fatal(err)
@@ -50,8 +44,10 @@ func TestProxyFaults(t *testing.T) {
 		if err := setWithin(key, within); err == nil {
 			t.Errorf("fault %d: no error", fault)
 		}
-		if carriedOut && !arrives(key) || !carriedOut && exists(key) {
-			t.Errorf("fault %d: carried out: %v", fault, !carriedOut)
+		if carriedOut {
+			arrives(key)
+		} else if exists(key) {
+			t.Errorf("fault %d: carried out", fault)
 		}
 		if err := set(key); err != nil {
 			t.Errorf("after fault %d: %v", fault, err)
@@ -62,13 +58,9 @@ func TestProxyFaults(t *testing.T) {
 	if err := setWithin("held", hung); err == nil || exists("held") {
 		t.Errorf("held: %v, exists %v", err, exists("held"))
 	}
-	for deadline := time.Now().Add(20 * time.Second); p.Pending() > 0 && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond) // until it is held
-	}
+	await.Until(t, "it is held", func() bool { return p.Pending() == 0 })
 	p.Release()
-	if !arrives("held") {
-		t.Fatal("a held command is never carried out")
-	}
+	arrives("held")
 
 	p.Down()
 	if err := set("x"); err == nil {

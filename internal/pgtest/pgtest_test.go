@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 )
 
@@ -20,8 +21,9 @@ func TestKill(t *testing.T) {
 		dirs, _ := filepath.Glob("/proc/[0-9]*/cwd")
 		for _, dir := range dirs {
 			if at, _ := os.Readlink(dir); at == s.data() {
-				if pid := filepath.Base(filepath.Dir(dir)); stateOf(pid) != "Z" {
-					t.Errorf("process %s outlives its server", pid)
+				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
+				if state, _ := stat(pid); state != "Z" {
+					t.Errorf("process %d outlives its server", pid)
 				}
 			}
 		}
@@ -36,11 +38,4 @@ func TestKill(t *testing.T) {
 	if err := s.Exec(t.Context(), "SELECT nonsense"); err == nil {
 		t.Error("no error")
 	}
-}
-
-func stateOf(pid string) string {
-	var n int
-	fmt.Sscan(pid, &n)
-	state, _ := stat(n)
-	return state
 }
