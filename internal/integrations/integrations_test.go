@@ -3,16 +3,13 @@
 package integrations
 
 import (
-	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -23,16 +20,12 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-func TestMain(m *testing.M) {
-	crew.Main(crew.Roles{"migrate": migrateInChild})
-	os.Exit(redistest.Main(m))
-}
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var must = await.Must
 
@@ -203,43 +196,25 @@ func testFence(t *testing.T, db *sql.DB) {
 	}
 }
 
-// The first migration is slow, so that the processes meet.
+// The first migration is slow, so that its callers meet.
 var files fs.FS = fstest.MapFS{
 	"00001_a.sql": {Data: []byte("-- +goose Up\nCREATE TABLE a (x int);\nSELECT pg_sleep(1);\n")},
 	"00002_b.sql": {Data: []byte("-- +goose Up\nINSERT INTO a VALUES (1);\n")},
 }
 
-func migrateInChild(args []string) error {
-	ctx := context.Background()
-	db, err := sql.Open("pgx", args[0])
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	c, err := hasp.Open(ctx, args[1], nil)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	results, err := migrate(ctx, c, db, files)
-	fmt.Println(len(results))
-	return err
-}
-
 func testGoose(t *testing.T, url string) {
-	locks := store(t)
-	var children []*crew.Child
+	locks, applied := store(t), make(chan int)
 	for range 3 {
-		children = append(children, crew.Test(t, "migrate", url, locks))
+		c, db := open(t, locks, nil), connect(t, url)
+		go func() {
+			results, err := migrate(t.Context(), c, db, files)
+			if err != nil {
+				t.Error(err)
+			}
+			applied <- len(results)
+		}()
 	}
-	applied := 0
-	for _, child := range children {
-		n, err := strconv.Atoi(child.Line(t))
-		must(t, err)
-		applied += n
-		child.Finish(t)
-	}
-	if applied != 2 {
-		t.Errorf("the three processes applied %d migrations, want 2", applied)
+	if n := <-applied + <-applied + <-applied; n != 2 {
+		t.Errorf("three callers applied %d migrations, want 2", n)
 	}
 }
