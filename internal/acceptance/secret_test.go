@@ -27,8 +27,19 @@ func TestEventsHoldNoPassword(t *testing.T) {
 			if strategy == "redlock" {
 				c.Params = hasp.Params{"allow_unsafe_nodes": "true"}
 			}
-			seen := observed{failed: map[hasp.EventKind]bool{}}
-			client, err := c.Open(t.Context(), &hasp.Options{TTL: 6 * time.Second, Timeout: 5 * time.Second, Observe: seen.observe})
+			var mu sync.Mutex // guards texts and failed
+			var texts []string
+			failed := map[hasp.EventKind]bool{}
+			observe := func(_ context.Context, e hasp.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				failed[e.Kind] = failed[e.Kind] || e.Err != nil
+				texts = append(texts, fmt.Sprintf("%+v", e))
+				for err := e.Err; err != nil; err = errors.Unwrap(err) {
+					texts = append(texts, fmt.Sprintf("%v: %v %+v %#v", e.Kind, err, err, err))
+				}
+			}
+			client, err := c.Open(t.Context(), &hasp.Options{TTL: 6 * time.Second, Timeout: 5 * time.Second, Observe: observe})
 			must(t, err)
 			defer client.Close()
 			long, short := lock(t, client, "key-long", hasp.WithTTL(time.Minute)), lock(t, client, "key-short")
@@ -42,35 +53,18 @@ func TestEventsHoldNoPassword(t *testing.T) {
 			}
 			p.Forgive()
 			client.Close() // after the last event
-			seen.mu.Lock()
-			defer seen.mu.Unlock()
+			mu.Lock()
+			defer mu.Unlock()
 			for _, kind := range []hasp.EventKind{hasp.EventRefused, hasp.EventReleased, hasp.EventLost, hasp.EventRenewFailed} {
-				if !seen.failed[kind] {
+				if !failed[kind] {
 					t.Errorf("no event says %v and why", kind)
 				}
 			}
-			for _, text := range seen.texts {
+			for _, text := range texts {
 				if strings.Contains(text, password) {
 					t.Error(text)
 				}
 			}
 		})
-	}
-}
-
-// observed are the events of a Client.
-type observed struct {
-	mu     sync.Mutex // guards the rest
-	texts  []string
-	failed map[hasp.EventKind]bool
-}
-
-func (o *observed) observe(_ context.Context, e hasp.Event) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.failed[e.Kind] = o.failed[e.Kind] || e.Err != nil
-	o.texts = append(o.texts, fmt.Sprintf("%+v", e))
-	for err := e.Err; err != nil; err = errors.Unwrap(err) {
-		o.texts = append(o.texts, fmt.Sprintf("%v: %v %+v %#v", e.Kind, err, err, err))
 	}
 }
