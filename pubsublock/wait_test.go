@@ -109,10 +109,10 @@ func TestReleaseThatKeepsTheKeyWakesToSleepLess(t *testing.T) {
 // A key may become free without a message: by another program, or when a term ends.
 func TestReleaseThatIsNotToldIsNoticedWithinASecond(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		for range 20 {
+		for i := range 20 {
 			b.Redis.Set(t.Context(), "k", "somebody's", 0)
 			w := a.wait(t, t.Context(), claim("k"))
-			time.Sleep(3 * time.Second)
+			time.Sleep(3*time.Second + time.Duration(i)*100*time.Millisecond)
 			w.waits(t)
 			b.Redis.Del(t.Context(), "k")
 			w.granted(t, time.Now(), 0, time.Second)
