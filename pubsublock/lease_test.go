@@ -1,8 +1,6 @@
 package pubsublock_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -13,107 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/pubsublock"
 )
-
-// Tests of leases, through package hasp. Where time matters it is virtual.
-
-// After a long wait, the term of the hold counts from the grant.
-func TestHoldThatCameOfWaitingIsRenewed(t *testing.T) {
-	virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-		first := lock(t, b)
-		time.AfterFunc(5*hasp.DefaultTTL, func() { unlock(t, first) })
-		lease := lock(t, a)
-		if left := time.Until(lease.Expires()); left < 29*time.Second || left > hasp.DefaultTTL {
-			t.Errorf("%v left", left)
-		}
-		time.Sleep(10 * hasp.DefaultTTL)
-		if _, err := b.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrHeld) || lease.Err() != nil {
-			t.Errorf("trylock: %v; lease: %v", err, lease.Err())
-		}
-		unlock(t, lease)
-	})
-}
-
-// Lock rides out an outage for the Timeout in total, also if it begins during the wait. A
-// shorter outage causes no error.
-func TestLockRidesOutAnOutage(t *testing.T) {
-	for name, fault := range strategytest.Outages {
-		t.Run(name, func(t *testing.T) {
-			virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-				first := lock(t, b)
-				done := make(chan error)
-				wait := func() {
-					go func() {
-						lease, err := a.Lock(t.Context(), "k")
-						if err == nil {
-							err = lease.Unlock(t.Context())
-						}
-						done <- err
-					}()
-					time.Sleep(10 * time.Second)
-				}
-				wait()
-				mend := fault(v.Proxy)
-				began := time.Now()
-				err := <-done
-				if d := time.Since(began); err == nil || errors.Is(err, hasp.ErrHeld) || d < hasp.DefaultTimeout || d > hasp.DefaultTimeout+1200*time.Millisecond {
-					t.Errorf("%v after %v, want an outage after %v", err, d, hasp.DefaultTimeout)
-				}
-				mend()
-				time.Sleep(10 * time.Second)
-
-				wait()
-				mend = fault(v.Proxy)
-				time.Sleep(hasp.DefaultTimeout / 2)
-				mend()
-				time.Sleep(10 * time.Second)
-				unlock(t, first)
-				if err := <-done; err != nil {
-					t.Errorf("over a short outage: %v", err)
-				}
-			})
-		})
-	}
-}
-
-// An attempt that a message causes, and whose outcome is unknown, leaves no key.
-func TestLostReplyAfterAMessageLeavesNothing(t *testing.T) {
-	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply, faultproxy.LoseRequest, faultproxy.HoldRequest} {
-		virtual(t, func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client) {
-			unlock(t, lock(t, a)) // from here on the server knows the scripts
-			first := lock(t, b)
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			got := make(chan *hasp.Lease)
-			go func() {
-				lease, err := a.Lock(ctx, "k")
-				// A reply that hangs is an outage, and Lock rides it out until ctx ends.
-				if err != nil && (fault != faultproxy.HangReply || errors.Is(err, hasp.ErrHeld)) {
-					t.Errorf("fault %d: lock: %v", fault, err)
-				}
-				got <- lease
-			}()
-			time.Sleep(2500 * time.Millisecond)
-			v.Proxy.Fail("evalsha", fault)
-			unlock(t, first)
-			if fault == faultproxy.HoldRequest {
-				time.Sleep(time.Second)
-				v.Proxy.Release()
-			}
-			if lease := <-got; lease != nil {
-				unlock(t, lease)
-			}
-			cancel()
-			time.Sleep(2*hasp.DefaultTimeout + time.Second)
-			if keys := v.Mini.Keys(); len(keys) != 0 || v.Proxy.Pending() != 0 {
-				t.Errorf("fault %d: left %q; %d faults did not happen", fault, keys, v.Proxy.Pending())
-			}
-		})
-	}
-}
 
 // A hold of the key costs each process three commands at most, however many callers wait
 // there: an attempt after each release, and its own release.
@@ -155,8 +55,6 @@ func TestCommandsPerContendedAcquisition(t *testing.T) {
 		})
 	}
 }
-
-// The tests below run in real time, on a real Redis if there is one.
 
 // waitOn makes a caller wait for the key, and returns when it waits. The outcome comes
 // later.
@@ -203,46 +101,6 @@ func byURL(t *testing.T, srv *redistest.Server) *hasp.Client {
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
-}
-
-// If the server ends connections, all waiters still get the key.
-func TestKilledConnections(t *testing.T) {
-	t.Parallel()
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	a, b := byURL(t, r.Server), byURL(t, r.Server)
-	for _, which := range []string{"pubsub", "normal"} {
-		first := lock(t, a)
-		done := waitOn(t, r, b)
-		if err := r.Redis.Do(t.Context(), "client", "kill", "type", which).Err(); err != nil {
-			t.Fatal(err)
-		}
-		unlock(t, first)
-		arrives(t, which, done)
-	}
-}
-
-// A waiter gets the key after a restart of the server, with its data or without.
-func TestWaiterOutlivesARestart(t *testing.T) {
-	t.Parallel()
-	for _, keep := range []bool{true, false} {
-		r := setup(t, &redistest.Options{Own: true, Keep: keep})
-		holder := claim("k")
-		holder.TTL = time.Hour
-		r.Acquire(t, holder)
-		waiter, err := hasp.Open(t.Context(), "pubsublock+"+r.Server.URL()+"?timeout=20s", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer waiter.Close()
-		done := waitOn(t, r, waiter)
-		r.Server.Kill()
-		r.Server.Restart()
-		if keep {
-			eventually(t, "the waiter listens again", func() bool { return r.listeners(t) > 0 })
-			r.Release(t, holder)
-		}
-		arrives(t, fmt.Sprint("data kept: ", keep), done)
-	}
 }
 
 // A user without the right to the channels can lock, wait and unlock.

@@ -226,8 +226,6 @@ var (
 	renewSrc string
 	//go:embed release.lua
 	releaseSrc string
-	//go:embed keep.lua
-	keepSrc string
 	//go:embed inspect.lua
 	inspectSrc string
 	//go:embed break.lua
@@ -236,7 +234,6 @@ var (
 	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
-	keepScript    = redisstore.NewScript(keepSrc)
 	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(breakSrc)
 )
@@ -266,20 +263,17 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		return d.store.ReleaseShared(ctx, c, append([]any{"0"}, d.channels(ctx, c.Key)...)...)
 	}
 
+	var rest any = ""
 	if left := redisstore.Rest(c.KeepUntil); left > 0 {
-		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{
-			Keys: []string{redisstore.LockKey(c.Key)},
-			Args: append([]any{c.Token + mark, left}, d.channels(ctx, c.Key)...),
-		}))
+		rest = left
 	}
-
 	keys := []string{redisstore.LockKey(c.Key)}
 	if d.intents.has(c.Key) {
 		keys = append(keys, redisstore.IntentKey(c.Key))
 	}
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: keys,
-		Args: append([]any{c.Token + mark, c.Owner}, d.channels(ctx, c.Key)...),
+		Args: append([]any{c.Token + mark, c.Owner, rest}, d.channels(ctx, c.Key)...),
 	})
 
 	switch parts, _ := reply.([]any); {
@@ -291,7 +285,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		// The key is free, even if the message reached no waiter. Waiters without a message
 		// retry within a second.
 		if reached, ok := parts[1].(int64); ok && reached >= 0 {
-			if reached > maxAlone {
+			if reached > maxAlone && rest == "" {
 				d.crowds.note(c.Key, int(reached))
 			}
 			return nil

@@ -38,7 +38,10 @@ var strategy = strategytest.Strategy{
 	Misuse: map[string]func(){
 		"channel": func() { pubsublock.New(redis.NewClient(&redis.Options{}), &pubsublock.Options{Channel: "a{b}"}) },
 	},
-	BadURLs: map[string][]string{"+redis://joe:hunter2@h?channel={x}": {"channel", "brace"}},
+	BadURLs: map[string][]string{
+		"+redis://joe:hunter2@h?channel={x}": {"channel", "brace"},
+		"+redis://joe:hunter2@h?publish=all": {"publish", "both"},
+	},
 	Has: func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool {
 		got := rdb.HGetAll(ctx, c.Key).Val()
 		return len(got) == 1 && got[c.Token+"#"+c.Owner] == "1"
@@ -69,17 +72,6 @@ func open(rdb redis.UniversalClient) *pubsublock.Driver { return pubsublock.New(
 
 func setup(t *testing.T, o *redistest.Options) rig { return rig{strategytest.Setup(t, o, open)} }
 
-// virtual runs f in a bubble, with two Clients of one Redis. To the Redis they are two
-// processes. The first goes through the proxy.
-func virtual(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b *hasp.Client)) {
-	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		one, other := hasp.New(a.Driver, nil), hasp.New(b.Driver, nil)
-		defer one.Close()
-		defer other.Close()
-		f(t, v, one, other)
-	})
-}
-
 // Short names for the tests of this package.
 var (
 	claim, fenced = strategytest.Claim, strategytest.Fenced
@@ -89,26 +81,6 @@ var (
 )
 
 const term = strategytest.Term
-
-// Params name the channel.
-func TestChannelByURL(t *testing.T) {
-	r := setup(t, nil)
-	c, err := hasp.Open(t.Context(), "pubsublock+"+r.Server.URL()+"?prefix=app:&channel=free", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	lease := lock(t, c)
-	sub := r.Redis.Subscribe(t.Context(), "free:{app:k}")
-	defer sub.Close()
-	if _, err := sub.Receive(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	unlock(t, lease)
-	if m, err := sub.ReceiveMessage(strategytest.Bounded(t, 20*time.Second)); err != nil || m.Payload != "0" {
-		t.Errorf("the release published %v, %v", m, err)
-	}
-}
 
 // A Wait of a driver that was opened by URL ends with its context, in the middle of a
 // call. The engine releases what the call may have taken.

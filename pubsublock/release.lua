@@ -1,14 +1,15 @@
--- Releases a key, if the token holds it, and wakes the waiters.
+-- Releases a key, if the token holds it, and wakes the waiters. With a rest of the term, the
+-- key stays taken, and the waiters learn the new end of the term.
 -- KEYS: the lock, and the intent if the token may have left one
--- ARGV: the token and '#', the owner, the channel, the command that publishes,
--- and a second channel if the release is also published unsharded
+-- ARGV: the token and '#', the owner, the rest of the term in ms or '', the channel, the
+-- command that publishes, and a second channel if releases are also published unsharded
 -- Returns 0 if the token does not hold the key, or {1, the number of connections
 -- that the message has reached}.
 local function publish()
 	-- The key is free even if this user may not publish. Waiters that get no message
 	-- retry within a second.
-	local reached = redis.pcall(ARGV[4], ARGV[3], '0')
-	if ARGV[5] then redis.pcall('PUBLISH', ARGV[5], '0') end
+	local reached = redis.pcall(ARGV[5], ARGV[4], '0')
+	if ARGV[6] then redis.pcall('PUBLISH', ARGV[6], '0') end
 	return type(reached) == 'number' and reached or 0
 end
 local function lost()
@@ -20,14 +21,25 @@ local function lost()
 	end
 	return 0
 end
-local gone = redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
+local keep = ARGV[3] ~= ''
+local gone = not keep and redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
+if not gone or gone == 0 then
+	-- The token alone decides. The record may name another owner.
+	gone = redis.pcall('HLEN', KEYS[1])
+	local field = gone == 1 and redis.call('HKEYS', KEYS[1])[1]
+	if type(gone) == 'number' and (not field or string.sub(field, 1, #ARGV[1]) ~= ARGV[1]) then return lost() end
+	if field and keep then
+		-- No claim has the new token, so no late command finds its own. Without memory, Redis
+		-- refuses HSET before a script has written anything, so PEXPIRE comes first.
+		redis.call('PEXPIRE', KEYS[1], ARGV[3])
+		redis.call('HSET', KEYS[1], 'kept-' .. field, 1)
+		redis.call('HDEL', KEYS[1], field)
+	elseif field then
+		redis.call('DEL', KEYS[1])
+	end
+end
 if type(gone) ~= 'number' then
 	if not string.find(gone.err, 'WRONGTYPE', 1, true) then return gone end
 	return lost()
-end
-if gone == 0 then
-	-- The token alone decides. The record may name another owner.
-	if redis.call('HLEN', KEYS[1]) ~= 1 or string.sub(redis.call('HKEYS', KEYS[1])[1], 1, #ARGV[1]) ~= ARGV[1] then return lost() end
-	redis.call('DEL', KEYS[1])
 end
 return {1, publish()}

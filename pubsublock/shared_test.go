@@ -46,17 +46,6 @@ func TestLastReaderWakesAWriter(t *testing.T) {
 	})
 }
 
-// The end of the last reader's term frees the key for a writer.
-func TestEndOfTheLastReadersTermIsNoticed(t *testing.T) {
-	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		dead := strategytest.SharedFor("k", 7777*time.Millisecond)
-		b.Acquire(t, strategytest.SharedFor("k", time.Second))
-		b.Acquire(t, dead)
-		began := time.Now()
-		a.wait(t, t.Context(), claim("k")).granted(t, began, dead.TTL, dead.TTL+100*time.Millisecond)
-	})
-}
-
 // All readers that wait try at once when a writer has released the key, also readers of a
 // Client that has just had the key. They take no turns.
 func TestReleaseWakesAllReadersAtOnce(t *testing.T) {
@@ -65,8 +54,7 @@ func TestReleaseWakesAllReadersAtOnce(t *testing.T) {
 		a.Acquire(t, first)
 		var others []*waiter
 		for range 3 {
-			rdb := v.Direct()
-			r := rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
+			r := over(v.Direct())
 			defer r.Driver.Close()
 			others = append(others, r.wait(t, t.Context(), claim("k")))
 		}
@@ -80,23 +68,22 @@ func TestReleaseWakesAllReadersAtOnce(t *testing.T) {
 		}
 		time.Sleep(2300 * time.Millisecond)
 		for _, o := range others {
-			select {
-			case <-o.done:
-				defer b.Release(t, readers[0].c)
-				for _, left := range others {
-					if left != o {
-						left.stop()
-						<-left.done
-					}
-				}
-				b.Release(t, o.c)
-				released := time.Now()
-				for _, r := range readers {
-					r.granted(t, released, 0, 0)
-				}
-				return
-			default:
+			if !o.ended() {
+				continue
 			}
+			defer b.Release(t, readers[0].c)
+			for _, left := range others {
+				if left != o {
+					left.stop()
+					<-left.done
+				}
+			}
+			b.Release(t, o.c)
+			released := time.Now()
+			for _, r := range readers {
+				r.granted(t, released, 0, 0)
+			}
+			return
 		}
 		t.Error("none of the writers got the key")
 	})

@@ -25,14 +25,16 @@ import (
 func bubble(t *testing.T, f func(t *testing.T, v *redistest.VirtualServer, a, b rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		v := redistest.Virtual(t)
-		over := func(rdb *redis.Client) rig {
-			return rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
-		}
 		a, b := over(v.Client()), over(v.Direct())
 		defer a.Driver.Close()
 		defer b.Driver.Close()
 		f(t, v, a, b)
 	})
+}
+
+// over returns a driver over rdb.
+func over(rdb *redis.Client) rig {
+	return rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
 }
 
 // waiter is a Wait in progress.
@@ -83,11 +85,30 @@ func (w *waiter) granted(t *testing.T, since time.Time, from, to time.Duration) 
 func (w *waiter) waits(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
+	if w.ended() {
+		t.Fatalf("the wait has ended: %v", w.err)
+	}
+}
+
+func (w *waiter) ended() bool {
 	select {
 	case <-w.done:
-		t.Fatalf("the wait has ended: %v", w.err)
+		return true
 	default:
+		return false
 	}
+}
+
+// failed waits until w has ended with an outage, and returns when that began.
+func (w *waiter) failed(t *testing.T) time.Time {
+	t.Helper()
+	<-w.done
+	outage(t, "wait", w.err)
+	var since *backend.UnavailableError
+	if !errors.As(w.err, &since) {
+		t.Fatalf("%v does not say since when", w.err)
+	}
+	return since.Since
 }
 
 // The holder's term ends in a minute. A release with KeepUntil makes that shorter, and the
@@ -121,15 +142,21 @@ func TestReleaseThatIsNotToldIsNoticedWithinASecond(t *testing.T) {
 	})
 }
 
+// The longest term counts, if several readers hold the key.
 func TestEndOfTheHoldersTermIsNoticed(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		for _, term := range []time.Duration{100 * time.Millisecond, 999 * time.Millisecond, time.Second, 7777 * time.Millisecond} {
-			dead := claim("k")
-			dead.TTL = term
-			b.Acquire(t, dead)
-			began := time.Now()
-			a.wait(t, t.Context(), claim("k")).granted(t, began, term, term+100*time.Millisecond)
-			b.Redis.Del(t.Context(), "k")
+			for _, alone := range []bool{true, false} {
+				dead := strategytest.SharedFor("k", term)
+				dead.Shared = !alone
+				b.Acquire(t, dead)
+				if !alone {
+					b.Acquire(t, strategytest.SharedFor("k", term/2))
+				}
+				began := time.Now()
+				a.wait(t, t.Context(), claim("k")).granted(t, began, term, term+100*time.Millisecond)
+				b.Redis.Del(t.Context(), "k")
+			}
 		}
 	})
 }
@@ -186,8 +213,7 @@ func TestDelayOfAClientThatHadTheKey(t *testing.T) {
 			second := b.wait(t, t.Context(), claim("k"))
 			var others []*waiter
 			for range 2 {
-				rdb := v.Direct()
-				r := rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
+				r := over(v.Direct())
 				defer r.Driver.Close()
 				others = append(others, r.wait(t, t.Context(), claim("k")))
 			}
@@ -197,12 +223,7 @@ func TestDelayOfAClientThatHadTheKey(t *testing.T) {
 			all := append(others, second)
 			holder := slices.IndexFunc(all, func(w *waiter) bool {
 				time.Sleep(time.Millisecond)
-				select {
-				case <-w.done:
-					return true
-				default:
-					return false
-				}
+				return w.ended()
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second+left)
 			defer cancel()
@@ -371,14 +392,9 @@ func TestOutageEndsAWaitAndSaysSinceWhen(t *testing.T) {
 					if !before {
 						c.out(v.Proxy)
 					}
-					<-w.done
-					outage(t, "wait", w.err)
-					var since *backend.UnavailableError
-					if !errors.As(w.err, &since) {
-						t.Fatalf("%v does not say since when", w.err)
-					}
-					quiet := w.at.Sub(since.Since)
-					if took := since.Since.Sub(began); took < 0 || took > time.Second || before && took > 0 {
+					since := w.failed(t)
+					quiet := w.at.Sub(since)
+					if took := since.Sub(began); took < 0 || took > time.Second || before && took > 0 {
 						t.Errorf("before %v: an outage noticed %v after it began", before, took)
 					}
 					if quiet < c.took || quiet > c.took+100*time.Millisecond {
@@ -408,11 +424,8 @@ func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 		stalled := time.Now()
 		time.Sleep(time.Second + c.Timeout/3 + 100*time.Millisecond) // an attempt begins within a second
 		cancel()
-		<-w.done
-		outage(t, "wait", w.err)
-		var since *backend.UnavailableError
-		if !errors.As(w.err, &since) || since.Since.Before(stalled) {
-			t.Errorf("%v does not say since when", w.err)
+		if since := w.failed(t); since.Before(stalled) {
+			t.Errorf("%v, since %v before the outage", w.err, stalled.Sub(since))
 		}
 		v.Proxy.Flow()
 		time.Sleep(10 * time.Second)
@@ -453,11 +466,8 @@ func TestOutageIsCountedFromTheLastAnswer(t *testing.T) {
 		w.waits(t)
 		v.Proxy.Stall()
 		stalled := time.Now()
-		<-w.done
-		outage(t, "wait", w.err)
-		var since *backend.UnavailableError
-		if !errors.As(w.err, &since) || since.Since.Before(stalled) {
-			t.Errorf("%v, since %v before the outage", w.err, stalled.Sub(since.Since))
+		if since := w.failed(t); since.Before(stalled) {
+			t.Errorf("%v, since %v before the outage", w.err, stalled.Sub(since))
 		}
 		v.Proxy.Flow()
 		time.Sleep(10 * time.Second)
@@ -508,38 +518,6 @@ func TestMessageLostWithItsConnection(t *testing.T) {
 	})
 }
 
-// Each of many waiters gets the key at the moment of a release.
-func TestEveryWaiterIsServed(t *testing.T) {
-	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		first := claim("k")
-		b.Acquire(t, first)
-		var all []*waiter
-		for i := range 12 {
-			all = append(all, []rig{a, b}[i%2].wait(t, t.Context(), claim("k")))
-		}
-		time.Sleep(1234 * time.Millisecond)
-		released := time.Now()
-		b.Release(t, first)
-		for len(all) > 0 {
-			synctest.Wait()
-			i := slices.IndexFunc(all, func(w *waiter) bool {
-				select {
-				case <-w.done:
-					return true
-				default:
-					return false
-				}
-			})
-			if i < 0 {
-				t.Fatalf("nobody of %d has it", len(all))
-			}
-			all[i].granted(t, released, 0, 0)
-			a.Release(t, all[i].c)
-			all = slices.Delete(all, i, i+1)
-		}
-	})
-}
-
 func TestWaitOnAClosedDriver(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		b.Acquire(t, claim("k"))
@@ -573,7 +551,7 @@ func TestClientsOfACrowdTakeTurns(t *testing.T) {
 		for i := range clients {
 			rdb, link := v.Link()
 			link.Delay(time.Duration(i+1) * 100 * time.Microsecond)
-			r := rig{strategytest.Rig[*pubsublock.Driver]{Redis: rdb, Driver: open(rdb)}}
+			r := over(rdb)
 			defer r.Driver.Close()
 			rivals = append(rivals, r)
 		}
@@ -615,7 +593,7 @@ func TestClientsOfACrowdTakeTurns(t *testing.T) {
 func TestReleasesOnAClusterArePublishedBothWaysIfAsked(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	const key, name = "orders", "redisson_lock__channel:{orders}"
+	const key, name = "orders", "free:{orders}"
 	var addrs []string
 	for _, srv := range set.Servers {
 		addrs = append(addrs, srv.Addr)
@@ -623,6 +601,7 @@ func TestReleasesOnAClusterArePublishedBothWaysIfAsked(t *testing.T) {
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	defer rdb.Close()
 	open := func(params hasp.Params) backend.Driver {
+		params["channel"] = "free"
 		d, err := hasp.Config{Strategy: "pubsublock", Nodes: []string{set.URL()}, Params: params}.Driver(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -656,7 +635,7 @@ func TestReleasesOnAClusterArePublishedBothWaysIfAsked(t *testing.T) {
 	}
 
 	for what, d := range map[string]backend.Driver{
-		"by URL": open(hasp.Params{"publish": "both"}), "handed in": pubsublock.New(rdb, &pubsublock.Options{PublishBoth: true}), "not asked": open(nil),
+		"by URL": open(hasp.Params{"publish": "both"}), "handed in": pubsublock.New(rdb, &pubsublock.Options{Channel: "free", PublishBoth: true}), "not asked": open(hasp.Params{}),
 	} {
 		both := what != "not asked"
 		for _, free := range []func(backend.Claim) error{
@@ -680,12 +659,5 @@ func TestReleasesOnAClusterArePublishedBothWaysIfAsked(t *testing.T) {
 			}
 			gets(plain, "end")
 		}
-	}
-}
-
-func TestPublishTakesOneWord(t *testing.T) {
-	_, err := hasp.Config{Strategy: "pubsublock", Nodes: []string{"redis://localhost:1"}, Params: hasp.Params{"publish": "all"}}.Driver(t.Context())
-	if !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("got %v", err)
 	}
 }

@@ -1,6 +1,7 @@
--- Releases a key, if the token holds it.
+-- Releases a key, if the token holds it. With a rest of the term, the key stays taken.
 -- KEYS: the lock
--- ARGV: the token with '~' after it, and a channel if Spring's registry listens there
+-- ARGV: the token with '~' after it, a channel if Spring's registry listens there or '',
+-- and the rest of the term in ms if the key stays taken
 -- Returns 1, or 0 if the token does not hold the key.
 local record = redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] - 1)
 if type(record) ~= 'string' then
@@ -8,8 +9,16 @@ if type(record) ~= 'string' then
 	return 0
 end
 if record ~= ARGV[1] then return 0 end
+if ARGV[3] then
+	-- No claim has the new token, so no late command finds its own. Without memory, Redis
+	-- refuses SET before a script has written anything, so PEXPIRE comes first.
+	record = redis.call('GETRANGE', KEYS[1], 0, -1)
+	redis.call('PEXPIRE', KEYS[1], ARGV[3])
+	redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[3])
+	return 1
+end
 -- The record is small, so UNLINK would save nothing.
 redis.call('DEL', KEYS[1])
 -- The key is free even if this user may not publish.
-if ARGV[2] then redis.pcall('PUBLISH', ARGV[2], KEYS[1]) end
+if ARGV[2] ~= '' then redis.pcall('PUBLISH', ARGV[2], KEYS[1]) end
 return 1

@@ -191,8 +191,6 @@ var (
 	renewSrc string
 	//go:embed release.lua
 	releaseSrc string
-	//go:embed keep.lua
-	keepSrc string
 	//go:embed inspect.lua
 	inspectSrc string
 	//go:embed break.lua
@@ -201,7 +199,6 @@ var (
 	acquireScript = redisstore.NewHold(redisstore.FenceSrc + redisstore.LookSrc + acquireSrc)
 	renewScript   = redisstore.NewHold(renewSrc)
 	releaseScript = redisstore.NewScript(releaseSrc)
-	keepScript    = redisstore.NewScript(keepSrc)
 	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(breakSrc)
 )
@@ -319,12 +316,12 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		return d.store.ReleaseShared(ctx, c, key, d.channel(key), "publish")
 	}
-	if left := redisstore.Rest(c.KeepUntil); left > 0 {
-		return d.store.Owned(d.store.Run(ctx, keepScript, redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, left}}))
-	}
-	call := redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark}}
+	call := redisstore.Call{Keys: []string{key}, Args: []any{c.Token + mark, ""}}
 	if d.registry != "" {
-		call.Args = append(call.Args, d.channel(key))
+		call.Args[1] = d.channel(key)
+	}
+	if left := redisstore.Rest(c.KeepUntil); left > 0 {
+		call.Args = append(call.Args, left)
 	}
 	return d.store.Owned(d.store.Run(ctx, releaseScript, call))
 }
