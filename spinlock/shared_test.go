@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
@@ -39,35 +37,31 @@ func TestLastReaderWakesSpring(t *testing.T) {
 	}
 }
 
+// attempt makes one more attempt of a caller that waits. Readers refuse it, or a writer.
+func attempt(t *testing.T, r rig, byReaders bool) {
+	t.Helper()
+	c := claim("k")
+	c.Waiting, c.Waited = true, time.Millisecond
+	var held *backend.HeldError
+	if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders || held.Owner == "" {
+		t.Fatalf("got %#v", err)
+	}
+}
+
 // A caller that waits, for a writer and then for readers, leaves its intent. Each attempt but
 // the first is one command.
 func TestReadersAfterAWriter(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	p := srv.Proxy()
-	o := srv.ClientOptions()
-	o.Addr = p.Addr()
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	r := rig{Server: srv, Redis: srv.Client(), Driver: open(rdb)}
-	attempt := func(byReaders bool) {
-		t.Helper()
-		c := claim("k")
-		c.Waiting, c.Waited = true, time.Millisecond
-		var held *backend.HeldError
-		if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders || held.Owner == "" {
-			t.Fatalf("got %#v", err)
-		}
-	}
+	r, p := proxied(t, &redistest.Options{Own: true, Real: true})
 	writer := claim("k")
 	r.Acquire(t, writer)
-	attempt(false)
-	attempt(false)
+	attempt(t, r, false)
+	attempt(t, r, false)
 	r.Release(t, writer)
 	reader := shared("k")
 	r.Acquire(t, reader)
 	p.Commands()
-	attempt(true)
-	attempt(true)
+	attempt(t, r, true)
+	attempt(t, r, true)
 	if sent := p.Commands(); len(sent) != 2 {
 		t.Errorf("sent %q", sent)
 	}
@@ -78,26 +72,12 @@ func TestReadersAfterAWriter(t *testing.T) {
 	// A writer again.
 	r.Redis.FlushAll(t.Context())
 	r.Acquire(t, writer)
-	attempt(false)
-	attempt(false)
+	attempt(t, r, false)
+	attempt(t, r, false)
 	p.Commands()
-	attempt(false)
+	attempt(t, r, false)
 	if sent := p.Commands(); len(sent) != 1 {
 		t.Errorf("sent %q", sent)
-	}
-}
-
-// A request of a reader arrives again after its renewal, or after a longer one. Its hold keeps
-// the longer term.
-func TestARequestThatComesAgainShortensNoTerm(t *testing.T) {
-	r := setup(t, nil)
-	c := shared("k")
-	c.TTL = time.Minute
-	r.Acquire(t, c)
-	c.TTL = time.Second
-	r.Acquire(t, c)
-	if left := r.Redis.PTTL(t.Context(), redisstore.LockKey("k")).Val(); left < 30*time.Second {
-		t.Errorf("%v are left of a minute", left)
 	}
 }
 
@@ -107,27 +87,18 @@ func TestIntentOutlastsAnotherWriter(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	other := spinlock.New(r.Redis, nil)
 	defer other.Close()
-	attempt := func(byReaders bool) {
-		t.Helper()
-		c := claim("k")
-		c.Waiting, c.Waited = true, time.Millisecond
-		var held *backend.HeldError
-		if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Shared != byReaders {
-			t.Fatalf("got %#v", err)
-		}
-	}
 	reader, between := shared("k"), claim("k")
 	r.Acquire(t, reader)
-	attempt(true)
+	attempt(t, r, true)
 	began := time.Now()
-	attempt(true)                                           // leaves the intent
+	attempt(t, r, true)                                     // leaves the intent
 	r.Redis.Persist(t.Context(), redisstore.IntentKey("k")) // only the grant may end it
 	r.Release(t, reader)
 	if _, err := other.Acquire(t.Context(), between); err != nil {
 		t.Fatal(err)
 	}
-	attempt(false)
-	attempt(false)
+	attempt(t, r, false)
+	attempt(t, r, false)
 	if err := other.Release(t.Context(), between); err != nil {
 		t.Fatal(err)
 	}
@@ -143,14 +114,8 @@ func TestIntentOutlastsAnotherWriter(t *testing.T) {
 // The intent of a writer whose server is far away outlasts the sleep and the round trip until
 // the next attempt.
 func TestIntentOfAFarWriter(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	p := srv.Proxy()
-	o := srv.ClientOptions()
-	o.Addr = p.Addr()
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
+	r, p := proxied(t, &redistest.Options{Own: true, Real: true})
 	p.Delay(200 * time.Millisecond)
-	r := rig{Server: srv, Redis: srv.Client(), Driver: open(rdb)}
 	r.Acquire(t, shared("k"))
 	await.Until(t, "an intent of more than 300 ms", func() bool {
 		c := claim("k")

@@ -56,15 +56,21 @@ func open(rdb redis.UniversalClient) *spinlock.Driver { return spinlock.New(rdb,
 
 func setup(t *testing.T, o *redistest.Options) rig { return strategytest.Setup(t, o, open) }
 
+// proxied is setup with a driver that reaches the server through a proxy.
+func proxied(t *testing.T, o *redistest.Options) (rig, *faultproxy.Proxy) {
+	r := setup(t, o)
+	p := r.Server.Proxy()
+	options := r.Server.ClientOptions()
+	options.Addr, options.MinRetryBackoff, options.ReadTimeout = p.Addr(), -1, 5*time.Second
+	rdb := redis.NewClient(options)
+	t.Cleanup(func() { rdb.Close() })
+	r.Driver = open(rdb)
+	return r, p
+}
+
 // If the owner cannot be read, the key is still held.
 func TestHeldWithoutTheOwner(t *testing.T) {
-	r := setup(t, nil)
-	p := r.Server.Proxy()
-	o := r.Server.ClientOptions()
-	o.Addr, o.MinRetryBackoff, o.ReadTimeout = p.Addr(), -1, 5*time.Second
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	r.Driver = open(rdb)
+	r, p := proxied(t, nil)
 	for _, key := range []string{"first", "k", "l"} {
 		r.Acquire(t, claim(key))
 	}
