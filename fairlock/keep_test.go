@@ -17,7 +17,7 @@ func TestReleaseThatKeepsTheKeyTellsTheHead(t *testing.T) {
 	for _, dead := range []int{0, 1} {
 		r := setup(t, nil)
 		c := r.hold(t)
-		r.dead(t, dead, "PUBLISH", 100*time.Millisecond)
+		r.dead(t, dead, 100*time.Millisecond)
 		first := r.wait(t, r.another(t), claim("k"), dead+1)
 		second := r.wait(t, r.another(t), claim("k"), dead+2)
 		r.Release(t, strategytest.Kept(c, keep))
@@ -33,22 +33,6 @@ func TestReleaseThatKeepsTheKeyTellsTheHead(t *testing.T) {
 		first.release(t)
 		second.served(t)
 	}
-}
-
-// The start of a hold that no script has read the clock for follows from its term. It is
-// the same after a release that sets another term.
-func TestStartOfAKeptHold(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(1)
-		before, err := ps[0].Inspect(w.Context(), "k")
-		want(w.T, "inspect", err, nil)
-		time.Sleep(10 * time.Second)
-		ps[0].release(strategytest.Kept(c, time.Minute))
-		after, err := ps[0].Inspect(w.Context(), "k")
-		if d := after.Since.Sub(before.Since).Abs(); err != nil || d > 10*time.Millisecond || after.TTL > time.Minute {
-			w.Errorf("got %+v (%v), and %+v before", after, err, before)
-		}
-	})
 }
 
 // An enqueue was not answered, so the driver repeats the release of its token. The release
@@ -80,20 +64,5 @@ func TestRepeatOfAReleaseThatKeepsTheKey(t *testing.T) {
 		if late := y.at.Sub(end); late < 0 || late > time.Second {
 			w.Errorf("the next waiter got the key %v after the end of the keep", late)
 		}
-	})
-}
-
-// The release of a token that holds nothing removes its place, also with KeepUntil.
-func TestPlaceOfATokenThatIsReleasedWithKeepUntil(t *testing.T) {
-	inWorld(t, func(w *world) {
-		holder, ps := w.procs(2)
-		x := ps[1].wait()
-		w.queued(x.c.Owner)
-		want(w.T, "release", ps[0].Release(w.Context(), strategytest.Kept(x.c, time.Minute)), backend.ErrLost)
-		if got := w.owners(); len(got) != 0 {
-			w.Errorf("%q are in the queue", got)
-		}
-		x.stop()
-		ps[0].release(holder)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // commands returns how many commands the server has run since the last call, with
@@ -77,47 +78,6 @@ func TestCommandsOfAPair(t *testing.T) {
 	}
 }
 
-// A record has the mark as soon as a caller waits, and so has each record that is
-// written beside a queue. Renewals keep it. It does not change the term.
-func TestMark(t *testing.T) {
-	r := setup(t, nil)
-	marked := func(when, mark string) {
-		t.Helper()
-		if got := recordOf(t, r.Redis, "k"); got.mark != mark {
-			t.Errorf("%s: the mark is %q, want %q", when, got.mark, mark)
-		}
-	}
-	c := r.hold(t)
-	marked("no caller waits", "-")
-	x := r.wait(t, r.another(t), claim("k"), 1)
-	marked("a caller waits", "+")
-	if left := r.Left(t, "k"); left <= time.Hour-time.Minute || left > time.Hour {
-		t.Errorf("%v are left", left)
-	}
-	for range 2 { // the first writes when the hold began
-		want(t, "renew", r.Renew(t, c), nil)
-		marked("renewed", "+")
-	}
-	y := r.wait(t, r.another(t), claim("k"), 2)
-	r.Release(t, c)
-	x.got(t)
-	marked("handed over", "+")
-	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
-	y.got(t)
-	marked("broken", "+")
-	y.release(t)
-	c = r.hold(t)
-	marked("the queue is gone", "-")
-
-	// Whoever gives up leaves the mark. The release finds no waiter, and frees the key.
-	x = r.wait(t, r.another(t), claim("k"), 1)
-	want(t, "release of a place", x.d.Release(t.Context(), x.c), backend.ErrLost)
-	marked("the waiter gave up", "+")
-	r.Release(t, c)
-	r.Acquire(t, claim("k"))
-	marked("granted", "-")
-}
-
 // Until the first renewal, the start of a hold follows from its term. Renewals keep it.
 func TestSinceIsTheStartOfTheHold(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
@@ -154,18 +114,24 @@ func TestSinceIsTheStartOfTheHold(t *testing.T) {
 		t.Errorf("since %v, and then %v", first, again)
 	}
 
-	// A wait that finds that its token has the key prolongs the hold like a renewal.
-	r.Release(t, c)
-	c = claim("k")
-	r.Acquire(t, c)
-	earliest = now().Add(-c.TTL / 2)
-	want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", c.TTL/2).Err(), nil)
-	latest = now().Add(-c.TTL / 2)
-	want(t, "wait", errOf(r.Driver.Wait(t.Context(), c)), nil)
-	since("confirmed", earliest, latest)
+	// A wait that finds that its token has the key prolongs the hold like a renewal. A release
+	// may set another term. The start is the same.
+	for when, change := range map[string]func(c backend.Claim) error{
+		"confirmed": func(c backend.Claim) error { return errOf(r.Driver.Wait(t.Context(), c)) },
+		"kept":      func(c backend.Claim) error { return r.Driver.Release(t.Context(), strategytest.Kept(c, time.Hour)) },
+	} {
+		want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
+		c = claim("k")
+		r.Acquire(t, c)
+		earliest = now().Add(-c.TTL / 2)
+		want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", c.TTL/2).Err(), nil)
+		latest = now().Add(-c.TTL / 2)
+		want(t, when, change(c), nil)
+		since(when, earliest, latest)
+	}
 
+	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
 	// Without an end, the start is unknown.
-	r.Release(t, c)
 	r.Acquire(t, c)
 	r.Redis.Persist(t.Context(), "k")
 	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !s.Since.IsZero() || s.Owner != c.Owner {

@@ -15,6 +15,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // The keys of the queue of "k".
@@ -108,7 +109,14 @@ func (x *waiting) served(t *testing.T) {
 
 // dead puts n entries into the queue of "k" whose clients have no subscription, and
 // count as alive for that long.
-func (r rig) dead(t *testing.T, n int, command string, alive time.Duration) {
+func (r rig) dead(t *testing.T, n int, alive time.Duration) {
+	t.Helper()
+	r.deadOf(t, n, "PUBLISH", "0", alive)
+}
+
+// deadOf is dead for entries with that command and those flags.
+func (r rig) deadOf(t *testing.T, n int, command, flags string, alive time.Duration) {
+	t.Helper()
 	ctx := t.Context()
 	now := r.Redis.Time(ctx).Val()
 	pipe := r.Redis.Pipeline()
@@ -117,7 +125,7 @@ func (r rig) dead(t *testing.T, n int, command string, alive time.Duration) {
 	}
 	for i := range n {
 		token, channel := "dead-"+claim("k").Token, fmt.Sprint("hasp:grant:dead", i)
-		pipe.ZAdd(ctx, queueKey, redis.Z{Score: float64(i + 1), Member: token + " " + command + " " + channel + " 1 60000 0 a dead one"})
+		pipe.ZAdd(ctx, queueKey, redis.Z{Score: float64(i + 1), Member: token + " " + command + " " + channel + " 1 60000 " + flags + " a dead one"})
 		pipe.ZAdd(ctx, clientsKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: channel})
 	}
 	want(t, "exec", errOf(pipe.Exec(ctx)), nil)
@@ -128,7 +136,7 @@ func TestLongQueueOfTheDead(t *testing.T) {
 	for _, n := range []int{31, 32, 33, 64, 200} {
 		r := setup(t, nil)
 		c := r.hold(t)
-		r.dead(t, n, "PUBLISH", time.Hour)
+		r.dead(t, n, time.Hour)
 		x := r.wait(t, r.another(t), fenced("k"), n+1)
 		next := r.wait(t, r.another(t), claim("k"), n+2)
 		r.Release(t, c)
@@ -156,7 +164,7 @@ func TestLongQueueOfTheDead(t *testing.T) {
 func TestAcquireContinuesAHandOver(t *testing.T) {
 	r := setup(t, nil)
 	r.hold(t)
-	r.dead(t, 100, "PUBLISH", time.Hour)
+	r.dead(t, 100, time.Hour)
 	x := r.wait(t, r.another(t), claim("k"), 101)
 	r.Redis.Del(t.Context(), "k") // no waiter notices
 	want(t, "acquire", errOf(r.Driver.Acquire(t.Context(), claim("k"))), backend.ErrHeld)
@@ -166,13 +174,13 @@ func TestAcquireContinuesAHandOver(t *testing.T) {
 func TestEntriesOfDeadClientsAreRemoved(t *testing.T) {
 	r := setup(t, nil)
 	c := r.hold(t)
-	r.dead(t, 40, "PUBLISH", -time.Second)
+	r.dead(t, 40, -time.Second)
 	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 0 {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
 	r.Release(t, c)
 	atLast(t, "no queue", func() bool { return r.Redis.Exists(t.Context(), queueKey).Val() == 0 })
-	r.dead(t, 10, "PUBLISH", -time.Second)
+	r.dead(t, 10, -time.Second)
 	r.Acquire(t, claim("k"))
 }
 
@@ -180,24 +188,10 @@ func TestEntriesOfDeadClientsAreRemoved(t *testing.T) {
 func TestChannelsOfDeadClientsAreRemoved(t *testing.T) {
 	r := setup(t, nil)
 	r.Acquire(t, claim("k"))
-	r.dead(t, 40, "PUBLISH", -time.Second)
+	r.dead(t, 40, -time.Second)
 	r.wait(t, r.another(t), claim("k"), 41)
 	if n := r.Redis.ZCard(t.Context(), clientsKey).Val(); n != 1 {
 		t.Errorf("%d channels, want that of the living client", n)
-	}
-}
-
-// The entries of a client without a subscription have no command. The client is
-// handed the key all the same, and finds out at its next poll. If it is dead, the
-// key is lost for the term, or until its client counts as dead if that is later.
-func TestEntryWithoutACommand(t *testing.T) {
-	r := setup(t, nil)
-	c := r.hold(t)
-	r.dead(t, 1, "-", 30*time.Second)
-	r.Release(t, c)
-	s, err := r.Driver.Inspect(t.Context(), "k")
-	if err != nil || s.Owner != "a dead one" || len(s.Waiters) != 0 || s.TTL > time.Minute || s.TTL <= 0 {
-		t.Errorf("inspect: %+v, %v", s, err)
 	}
 }
 
@@ -279,8 +273,8 @@ func TestReleaseOfAPlaceInTheQueue(t *testing.T) {
 		d := r.another(t)
 		r.wait(t, d, kind, 1)
 		y := r.wait(t, d, claim("k"), 2)
-		for range 2 {
-			place := backend.Claim{Key: "k", Token: kind.Token, Shared: kind.Shared, Timeout: time.Second}
+		place := backend.Claim{Key: "k", Token: kind.Token, Shared: kind.Shared, Timeout: time.Second}
+		for _, place := range []backend.Claim{place, strategytest.Kept(place, time.Minute)} {
 			want(t, "release of a place", r.Driver.Release(t.Context(), place), backend.ErrLost)
 			r.queued(t, "k", 1)
 		}
@@ -325,19 +319,6 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 	}
 }
 
-// A user that may not ask for subscribers learns from PUBLISH that a client is gone.
-func TestReleaseByAUserThatMayNotCountSubscribers(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := r.hold(t)
-	r.dead(t, 3, "PUBLISH", time.Hour)
-	x := r.wait(t, r.another(t), claim("k"), 4)
-	r.Forbid(t, "-pubsub")
-	r.Release(t, c)
-	x.got(t)
-	r.queued(t, "k", 3)
-	x.release(t)
-}
-
 // A queue that cannot be read does not count as empty, but a release succeeds.
 func TestQueueThatMayNotBeRead(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
@@ -373,17 +354,6 @@ func TestConfirmationIsWritten(t *testing.T) {
 func (r rig) changes(t *testing.T) string {
 	t.Helper()
 	return r.Redis.InfoMap(t.Context(), "persistence").Item("Persistence", "rdb_changes_since_last_save")
-}
-
-// If the user may not use SET, an acquire is an outage and leaves nothing.
-func TestAcquireWithoutTheRightToSet(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.Forbid(t, "-set")
-	_, err := r.Driver.Acquire(t.Context(), claim("k"))
-	outage(t, "acquire", err)
-	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
-		t.Error("something is left")
-	}
 }
 
 // If a key of the queue has a value of another type, waits report it, no script
@@ -438,7 +408,7 @@ func TestSubscriberByPatternIsNoReceiver(t *testing.T) {
 	defer watch.Close()
 	want(t, "receive", errOf(watch.Receive(t.Context())), nil)
 	c := r.hold(t)
-	r.dead(t, 1, "PUBLISH", time.Hour)
+	r.dead(t, 1, time.Hour)
 	x := r.wait(t, r.another(t), claim("k"), 2)
 	r.Release(t, c)
 	x.served(t)

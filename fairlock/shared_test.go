@@ -2,9 +2,7 @@ package fairlock_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -119,21 +117,6 @@ func TestOrderOfReadersAndWriters(t *testing.T) {
 	}
 }
 
-// A Break hands the key to all readers at the head.
-func TestBreakOfASharedRecord(t *testing.T) {
-	r := onServer(t)
-	r.Acquire(t, shared())
-	d := r.another(t)
-	x := r.wait(t, d, claim("k"), 1)
-	y, z := r.wait(t, d, shared(), 2), r.wait(t, d, shared(), 3)
-	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
-	x.got(t)
-	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
-	y.got(t)
-	z.got(t)
-	r.holds(t, y.c, z.c)
-}
-
 // One script grants the key to 32 readers at most, and the next script continues. They
 // may be of one client or of many, and of the releasing client itself.
 func TestManyReadersAtTheHead(t *testing.T) {
@@ -206,23 +189,28 @@ func TestReaderQueuesBehindTheDead(t *testing.T) {
 	}
 }
 
-// A reader without a subscriber keeps its place. The others get the key.
-func TestReadersWithoutASubscriber(t *testing.T) {
-	for _, forbidden := range []string{"", "-pubsub"} {
-		r := onServer(t)
-		c := r.hold(t)
-		r.deadReaders(t, 3, "PUBLISH", time.Hour)
-		x := r.wait(t, r.another(t), shared(), 4)
-		y := r.wait(t, r.another(t), claim("k"), 5)
-		if forbidden != "" {
-			r.Forbid(t, forbidden)
+// A waiter without a subscriber keeps its place. The others get the key. A user that may
+// not ask for subscribers learns from PUBLISH that a client is gone.
+func TestWaitersWithoutASubscriber(t *testing.T) {
+	for flags, next := range map[string]func() backend.Claim{"0": func() backend.Claim { return claim("k") }, "2": shared} {
+		for _, forbidden := range []string{"", "-pubsub"} {
+			r := onServer(t)
+			c := r.hold(t)
+			r.deadOf(t, 3, "PUBLISH", flags, time.Hour)
+			x := r.wait(t, r.another(t), next(), 4)
+			y := r.wait(t, r.another(t), claim("k"), 5)
+			if forbidden != "" {
+				r.Forbid(t, forbidden)
+			}
+			r.Release(t, c)
+			x.got(t)
+			if x.c.Shared {
+				r.holds(t, x.c)
+			}
+			r.queued(t, "k", 4)
+			x.release(t)
+			y.served(t)
 		}
-		r.Release(t, c)
-		x.got(t)
-		r.holds(t, x.c)
-		r.queued(t, "k", 4)
-		x.release(t)
-		y.served(t)
 	}
 }
 
@@ -231,7 +219,7 @@ func TestReadersWithoutASubscriber(t *testing.T) {
 func TestReaderWithoutACommand(t *testing.T) {
 	r := onServer(t)
 	c := r.hold(t)
-	r.deadReaders(t, 1, "-", 2*time.Minute)
+	r.deadOf(t, 1, "-", "2", 2*time.Minute)
 	x := r.wait(t, r.another(t), shared(), 2)
 	y := r.wait(t, r.another(t), claim("k"), 3)
 	r.Release(t, c)
@@ -241,17 +229,6 @@ func TestReaderWithoutACommand(t *testing.T) {
 	s, err := r.Driver.Inspect(t.Context(), "k")
 	if err != nil || !slices.Equal(s.Shared, []string{"a dead one"}) || s.TTL < 110*time.Second {
 		t.Errorf("inspect: %+v, %v", s, err)
-	}
-}
-
-// deadReaders is dead for readers.
-func (r rig) deadReaders(t *testing.T, n int, command string, alive time.Duration) {
-	t.Helper()
-	r.dead(t, n, command, alive)
-	for _, z := range r.Redis.ZRangeWithScores(t.Context(), queueKey, 0, -1).Val() {
-		entry := z.Member.(string)
-		r.Redis.ZRem(t.Context(), queueKey, entry)
-		r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: z.Score, Member: strings.Replace(entry, " 0 a dead one", " 2 a dead one", 1)})
 	}
 }
 
@@ -271,18 +248,6 @@ func TestSecondEntryOfAReader(t *testing.T) {
 	r.holds(t, x.c)
 	r.queued(t, "k", 0)
 	r.Release(t, x.c)
-}
-
-// A hold whose term cannot be prolonged keeps the term that it has.
-func TestSharedHoldThatCannotBeConfirmed(t *testing.T) {
-	r := onServer(t)
-	c := shared()
-	r.Acquire(t, c)
-	r.Forbid(t, "-pexpire")
-	c.Timeout = 300 * time.Millisecond
-	_, err := r.Driver.Wait(t.Context(), c)
-	outage(t, "wait", err)
-	r.holds(t, c)
 }
 
 func toShared(c *backend.Claim) { c.Shared = true }
@@ -306,84 +271,4 @@ func TestLostMessagesToReaders(t *testing.T) {
 		}
 		w.empty("released")
 	})
-}
-
-// When the terms of all readers have ended, a poll hands the key to the writer.
-func TestReadersThatExpire(t *testing.T) {
-	inWorld(t, func(w *world) {
-		ps := []*proc{w.proc(), w.proc()}
-		var last backend.Claim
-		for _, ttl := range []time.Duration{time.Second, 3 * time.Second} {
-			last = claim("k")
-			last.Shared, last.TTL = true, ttl
-			want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), last)), nil)
-		}
-		x := ps[1].wait()
-		x.gotWithin(x.asked, 3*time.Second+20*time.Millisecond)
-		if took := x.at.Sub(x.asked); took < 2900*time.Millisecond {
-			w.Errorf("after %v", took)
-		}
-		want(w.T, "renew", ps[0].renew(last), backend.ErrLost)
-		x.release()
-	})
-}
-
-// A writer that was cut off keeps readers away from a shared key for a window at most.
-func TestDeadWriterBeforeReaders(t *testing.T) {
-	inWorld(t, func(w *world) {
-		ps := []*proc{w.proc(), w.proc(), w.proc()}
-		c := claim("k")
-		c.Shared, c.TTL = true, time.Hour
-		want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
-		ps[1].wait()
-		ps[1].dropMessages()
-		ps[1].proxy.Stall()
-		began := time.Now()
-		x := ps[2].wait(toShared)
-		x.waits()
-		x.gotWithin(began, window+window/3)
-		x.release()
-		ps[1].proxy.Flow()
-	})
-}
-
-// A reader that was cut off at the head keeps a writer away for a window at most, and
-// the readers behind it not at all.
-func TestDeadReaderAtTheHead(t *testing.T) {
-	inWorld(t, func(w *world) {
-		holder, ps := w.procs(4)
-		ps[1].wait(toShared)
-		ps[1].dropMessages()
-		ps[1].proxy.Stall()
-		x, y := ps[2].wait(toShared), ps[3].wait()
-		began := time.Now()
-		ps[0].release(holder)
-		x.gotWithin(began, 10*time.Millisecond)
-		x.release()
-		y.waits()
-		y.gotWithin(began, window+20*time.Millisecond)
-		y.release()
-		ps[1].proxy.Flow()
-	})
-}
-
-// Readers of spinlock hold the key together with those of fairlock. The end of the last
-// one is noticed within a second.
-func TestReadersOfAnotherStrategy(t *testing.T) {
-	r := onServer(t)
-	a, b := shared(), shared()
-	r.Acquire(t, a)
-	want(t, "zadd", r.Redis.ZAdd(t.Context(), "k", redis.Z{
-		Score: float64(r.Redis.Time(t.Context()).Val().Add(time.Minute).UnixMilli()), Member: b.Token + "#" + b.Owner,
-	}).Err(), nil)
-	r.holds(t, a, b)
-	x := r.wait(t, r.another(t), claim("k"), 1)
-	r.Release(t, a)
-	x.waits(t)
-	r.Redis.Del(t.Context(), "k") // spinlock publishes nothing
-	began := time.Now()
-	x.served(t)
-	if took := time.Since(began); took > 1500*time.Millisecond {
-		t.Error(fmt.Sprint("took ", took))
-	}
 }

@@ -418,34 +418,6 @@ func TestManyWaitersOfOneClient(t *testing.T) {
 	})
 }
 
-// A waiter that queues between two polls of its Client leaves it to them to keep the
-// Client alive.
-func TestPollsKeepAClientAlive(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, ps := w.procs(2)
-		kept := func(x *wait) (keeps bool) {
-			for _, cmd := range ps[1].proxy.Commands() {
-				// The entry is followed by the whole term, the window, and whether to keep alive.
-				if _, args, ok := strings.Cut(cmd, x.c.Owner+" "); ok && strings.HasPrefix(cmd, "eval") {
-					keeps = keeps || strings.Fields(args)[2] == "1"
-				}
-			}
-			return keeps
-		}
-		ps[1].proxy.Commands()
-		if !kept(ps[1].wait()) {
-			t.Error("the first waiter does not keep its Client alive")
-		}
-		for range 3 {
-			time.Sleep(window/3 + 100*time.Millisecond)
-			ps[1].proxy.Commands()
-			if kept(ps[1].wait()) {
-				t.Error("a waiter keeps its Client alive, beside polls")
-			}
-		}
-	})
-}
-
 func TestLivingWaitersKeepTheirPlaces(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
@@ -453,6 +425,7 @@ func TestLivingWaitersKeepTheirPlaces(t *testing.T) {
 		time.Sleep(30 * window)
 		third := ps[1].wait()
 		time.Sleep(30 * window)
+		want(w.T, "renew", ps[0].renew(c), nil) // the mark stays, so the release reads the queue
 		ps[0].release(c)
 		for _, x := range []*wait{first, second, third} {
 			x.servedAtOnce()
@@ -460,22 +433,27 @@ func TestLivingWaitersKeepTheirPlaces(t *testing.T) {
 	})
 }
 
+// The longest term counts, if several readers hold the key.
 func TestNextWaiterGetsTheKeyWhenADeadHoldersTermEnds(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p, q := w.proc(), w.proc()
-		c := claim("k")
-		c.TTL = 20 * time.Second
-		began := time.Now()
-		want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
-		x := q.wait()
-		x.gotWithin(began, c.TTL+10*time.Millisecond)
-		if took := x.at.Sub(began); took < c.TTL {
-			w.Errorf("it got the key after %v, before the term had ended", took)
-		}
-		// That waiter dies without a renewal, so the term is that of a hand-over.
-		next := p.wait()
-		next.gotWithin(x.at, window+10*time.Millisecond)
-	})
+	for _, terms := range [][]time.Duration{{20 * time.Second}, {time.Second, 20500 * time.Millisecond}} {
+		inWorld(t, func(w *world) {
+			p, q := w.proc(), w.proc()
+			began := time.Now()
+			c := claim("k")
+			for _, c.TTL = range terms {
+				c.Token, c.Shared = claim("k").Token, len(terms) > 1
+				want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
+			}
+			x := q.wait()
+			x.gotWithin(began, c.TTL+20*time.Millisecond)
+			if took := x.at.Sub(began); took < c.TTL {
+				w.Errorf("it got the key after %v, before the term had ended", took)
+			}
+			// That waiter dies without a renewal, so the term is that of a hand-over.
+			next := p.wait()
+			next.gotWithin(x.at, window+10*time.Millisecond)
+		})
+	}
 }
 
 // A hold that a Client learns of between its polls may end before the next poll.
@@ -687,22 +665,6 @@ func TestServerWithoutRoomForASubscription(t *testing.T) {
 	})
 }
 
-// A waiter without a subscription holds the key until its next poll, even if its
-// term would have ended before.
-func TestShortTermWithoutASubscription(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		ps[1].proxy.Answer("subscribe ", "-NOPERM this user has no permissions\r\n")
-		x := ps[1].wait(func(c *backend.Claim) { c.TTL = backend.MinTTL })
-		next := ps[2].wait()
-		ps[0].release(c)
-		x.gotWithin(time.Now(), 300*time.Millisecond)
-		next.waits()
-		x.release()
-		next.gotWithin(time.Now(), 0)
-	})
-}
-
 func TestTryLockDoesNotOvertakeAQueue(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(3)
@@ -725,28 +687,16 @@ func TestTryLockDoesNotOvertakeAQueue(t *testing.T) {
 	})
 }
 
-func TestNothingRemainsOfWaitersThatDied(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(4)
-		for i := range 6 {
-			ps[1+i%3].wait(fence)
-		}
-		time.Sleep(window)
-		for _, p := range ps[1:] {
-			p.proxy.Down()
-		}
-		time.Sleep(window + time.Millisecond)
-		ps[0].release(c)
-		w.empty("all waiters died")
-	})
-}
-
 // A holder of another strategy sends no message when it releases the key.
 func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
 	for kind, put := range map[string]func(w *world){
 		"string": func(w *world) { w.rdb.Set(w.Context(), "k", "token#owner", time.Hour) },
 		"hash": func(w *world) {
 			w.rdb.HSet(w.Context(), "k", "token#owner", 1)
+			w.rdb.PExpire(w.Context(), "k", time.Hour)
+		},
+		"shared": func(w *world) { // spinlock and pubsublock have the same record
+			w.rdb.ZAdd(w.Context(), "k", redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "token#owner"})
 			w.rdb.PExpire(w.Context(), "k", time.Hour)
 		},
 		"no end": func(w *world) { w.rdb.Set(w.Context(), "k", "x", 0) },
@@ -826,49 +776,6 @@ func TestTermOfAHandOver(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A grant whose term ends before it can be confirmed is not returned.
-func TestExpiredGrantIsNotReturned(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		short := func(c *backend.Claim) { c.TTL = 200 * time.Millisecond }
-		x := ps[1].wait(short)
-		other := ps[2].wait()
-		time.Sleep(150 * time.Millisecond)
-		ps[1].proxy.Delay(300 * time.Millisecond) // the message arrives late
-		ps[0].release(c)
-		other.gotWithin(time.Now(), window/3)
-		time.Sleep(time.Second)
-		x.waits() // it is behind the other now
-		ps[1].proxy.Delay(0)
-		other.release()
-		x.gotWithin(time.Now(), time.Second)
-		want(w.T, "renewal of the returned grant", ps[1].renew(x.c), nil)
-	})
-}
-
-// A message arrives when its grant has expired and its waiter is in the queue
-// again. It does not count for the next grant.
-func TestLateMessageIsIgnored(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		x := ps[1].wait(func(c *backend.Claim) { c.TTL = 200 * time.Millisecond })
-		other := ps[2].wait()
-		time.Sleep(window/3 + 50*time.Millisecond) // the next poll comes after the end of the grant
-		deliver := sync.OnceFunc(ps[1].delayMessages())
-		defer deliver()
-		ps[0].release(c)
-		other.gotWithin(time.Now(), window/3)
-		w.settle()
-		w.queued(x.c.Owner)
-		deliver()
-		w.settle()
-		x.waits()
-		other.release()
-		x.gotWithin(time.Now(), time.Second)
-		want(w.T, "renewal of the returned grant", ps[1].renew(x.c), nil)
-	})
 }
 
 // Drivers send no times of their own clocks, and compare no reply with them. Here
