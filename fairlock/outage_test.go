@@ -83,10 +83,11 @@ func TestLateEnqueue(t *testing.T) {
 					ps[1].wait().stop()
 					w.settle()
 					c := claim("k")
-					ps[1].lose = c.Token
+					ps[1].proxy.Fail(c.Token, faultproxy.HoldRequest)
 					x := ps[1].wait(func(was *backend.Claim) { was.Token = c.Token })
+					ps[1].move()
 					time.Sleep(100 * time.Millisecond) // it repeats the enqueue
-					if len(ps[1].late) == 0 {
+					if ps[1].proxy.Pending() > 0 {
 						w.Fatal("no command was kept back")
 					}
 					x.waits()
@@ -107,7 +108,7 @@ func TestLateEnqueue(t *testing.T) {
 					if err := ps[1].renew(rest.c); after < window && err != nil {
 						w.Error(err)
 					}
-					ps[1].deliverLate()
+					ps[1].proxy.Release()
 					w.settle()
 					if err := rest.p.Release(w.Context(), rest.c); after < window && err != nil {
 						w.Error(err)
@@ -136,12 +137,14 @@ func TestLateEnqueueOfAnotherEntry(t *testing.T) {
 			time.Sleep(2 * time.Second) // the subscription ends
 			ps[1].proxy.Answer("subscribe ", "-ERR max number of clients reached\r\n")
 			c := claim("k")
-			ps[1].lose = c.Token
+			ps[1].proxy.Fail(c.Token, faultproxy.HoldRequest)
 			x := ps[1].wait(func(was *backend.Claim) { was.Token, was.Owner = c.Token, c.Owner })
+			ps[1].move()
 			time.Sleep(100 * time.Millisecond) // it repeats the enqueue
 			ps[1].proxy.Forgive()
 			time.Sleep(time.Second)
-			ps[1].deliverLate()
+			ps[1].proxy.Release()
+			w.settle()
 			next, last := ps[2].wait(), ps[1].wait()
 			w.queued(x.c.Owner, x.c.Owner, next.c.Owner, last.c.Owner)
 

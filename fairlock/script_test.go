@@ -171,30 +171,6 @@ func TestAcquireContinuesAHandOver(t *testing.T) {
 	x.got(t)
 }
 
-func TestEntriesOfDeadClientsAreRemoved(t *testing.T) {
-	r := setup(t, nil)
-	c := r.hold(t)
-	r.dead(t, 40, -time.Second)
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 0 {
-		t.Errorf("inspect: %+v, %v", s, err)
-	}
-	r.Release(t, c)
-	atLast(t, "no queue", func() bool { return r.Redis.Exists(t.Context(), queueKey).Val() == 0 })
-	r.dead(t, 10, -time.Second)
-	r.Acquire(t, claim("k"))
-}
-
-// While callers wait without a pause, the channels of dead clients do not pile up.
-func TestChannelsOfDeadClientsAreRemoved(t *testing.T) {
-	r := setup(t, nil)
-	r.Acquire(t, claim("k"))
-	r.dead(t, 40, -time.Second)
-	r.wait(t, r.another(t), claim("k"), 41)
-	if n := r.Redis.ZCard(t.Context(), clientsKey).Val(); n != 1 {
-		t.Errorf("%d channels, want that of the living client", n)
-	}
-}
-
 // Redis may evict any of the keys, because each has a time to live.
 func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	t.Parallel()
@@ -213,17 +189,28 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	}
 }
 
-// A token without an entry, and an entry that cannot be read, are removed.
+// Entries of dead clients, a token without an entry, and an entry that cannot be read are
+// removed. While callers wait without a pause, the channels of dead clients do not pile up.
 func TestBadEntriesAreRemoved(t *testing.T) {
 	r := setup(t, nil)
 	c := r.hold(t)
+	r.dead(t, 40, -time.Second)
 	r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: 1, Member: "odd"}, redis.Z{Score: 2, Member: "almost PUBLISH channel 1 term 0 an entry"})
-	x := r.wait(t, r.another(t), claim("k"), 3)
+	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 0 {
+		t.Errorf("inspect: %+v, %v", s, err)
+	}
+	x := r.wait(t, r.another(t), claim("k"), 43)
+	if n := r.Redis.ZCard(t.Context(), clientsKey).Val(); n != 1 {
+		t.Errorf("%d channels, want that of the living client", n)
+	}
 	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != x.c.Owner {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
 	r.Release(t, c)
 	x.served(t)
+	atLast(t, "no queue", func() bool { return r.Redis.Exists(t.Context(), queueKey).Val() == 0 })
+	r.dead(t, 10, -time.Second)
+	r.Acquire(t, claim("k"))
 }
 
 // If the counter has no fence in it, a waiter that wants a fence gets an error, and

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strings"
@@ -50,16 +49,13 @@ type proc struct {
 	w     *world
 	proxy *faultproxy.Proxy
 
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards conns
 	conns []*conn
-	lose  string // the next command that contains this is kept back, and its connection is closed
-	late  []byte // the command that was kept back
 }
 
 // conn is a connection whose replies can be dropped or delayed.
 type conn struct {
 	net.Conn
-	p          *proc
 	subscribed atomic.Bool // it carries messages
 	dropping   atomic.Bool
 	delay      atomic.Pointer[chan struct{}] // if set, reads block until it is closed
@@ -68,10 +64,6 @@ type conn struct {
 func (c *conn) Write(b []byte) (int, error) {
 	if bytes.Contains(b, []byte("\r\nsubscribe\r\n")) {
 		c.subscribed.Store(true)
-	}
-	if c.p.keepBack(b) {
-		c.Close()
-		return 0, io.ErrClosedPipe
 	}
 	return c.Conn.Write(b)
 }
@@ -86,29 +78,6 @@ func (c *conn) Read(b []byte) (int, error) {
 			return n, err
 		}
 	}
-}
-
-// keepBack stores the command that p.lose names, and reports whether b is that
-// command.
-func (p *proc) keepBack(b []byte) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.lose == "" || !bytes.Contains(b, []byte(p.lose)) {
-		return false
-	}
-	p.lose, p.late = "", bytes.Clone(b)
-	return true
-}
-
-// deliverLate sends the command that was kept back.
-func (p *proc) deliverLate() {
-	c, err := p.w.v.Mini.Dial()
-	if err != nil {
-		p.w.Fatal(err)
-	}
-	defer c.Close()
-	want(p.w.T, "write", errOf(c.Write(p.late)), nil)
-	want(p.w.T, "read", errOf(c.Read(make([]byte, 1<<10))), nil)
 }
 
 // scripts returns how many scripts p has sent since the caller last asked for its
@@ -133,7 +102,7 @@ func (p *proc) dropMessages() {
 
 // move closes the connections of the commands, so that new ones go to the server
 // that the address leads to now. The connection of the messages stays on the old
-// server.
+// server. A request that the proxy holds arrives when the proxy releases it.
 func (p *proc) move() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +134,7 @@ func (p *proc) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.conns = append(p.conns, &conn{Conn: c, p: p})
+	p.conns = append(p.conns, &conn{Conn: c})
 	return p.conns[len(p.conns)-1], nil
 }
 
