@@ -60,6 +60,7 @@ func TestCommandsPerContendedAcquisition(t *testing.T) {
 // later.
 func waitOn(t *testing.T, r rig, c *hasp.Client) <-chan error {
 	t.Helper()
+	const channel = "redisson_lock__channel:{k}"
 	done := make(chan error, 1)
 	go func() {
 		lease, err := c.Lock(t.Context(), "k")
@@ -68,17 +69,8 @@ func waitOn(t *testing.T, r rig, c *hasp.Client) <-chan error {
 		}
 		done <- err
 	}()
-	eventually(t, "a waiter listens", func() bool { return r.listeners(t) > 0 })
+	eventually(t, "a waiter listens", func() bool { return r.Redis.PubSubNumSub(t.Context(), channel).Val()[channel] > 0 })
 	return done
-}
-
-func (r rig) listeners(t *testing.T) int64 {
-	t.Helper()
-	n, err := r.Redis.PubSubNumSub(t.Context(), "redisson_lock__channel:{k}").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n["redisson_lock__channel:{k}"]
 }
 
 func arrives(t *testing.T, what string, done <-chan error) {
@@ -154,11 +146,7 @@ func TestCallersThatComeBackTakeTurns(t *testing.T) {
 	var all atomic.Int32
 	var wg sync.WaitGroup
 	for i := range clients {
-		c, err := hasp.Open(t.Context(), "pubsublock+"+srv.URL(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+		c := byURL(t, srv)
 		wg.Go(func() {
 			for all.Add(1) <= turns {
 				l, err := c.Lock(t.Context(), t.Name())
