@@ -265,11 +265,18 @@ func TestPageFollowsTheStore(t *testing.T) {
 	must(t, (<-second).Unlock(t.Context()))
 	b.until(`document.querySelectorAll("#rows tr").length === 0`)
 
-	// A holder that does not renew, as one that has died.
-	lock(t, one, "backup", hasp.WithTTL(4*time.Second), hasp.WithoutRenewal())
-	b.shows("detail-state", "does not renew")
-	b.until(`document.querySelectorAll("#timeline .lost").length === 1`)
+	// A holder that does not renew, as one that has died. If the machine stands still when the
+	// term ends, the page cannot know whether the holder unlocked. Then another one dies.
+	for tries := 0; ; tries++ {
+		lock(t, one, "backup", hasp.WithTTL(4*time.Second), hasp.WithoutRenewal())
+		b.shows("detail-state", "does not renew")
+		b.until(`document.querySelectorAll("#rows tr").length === 0`)
+		if tries == 5 || eval[bool](b, `document.getElementById("story").textContent.includes("owner one lost the key")`) {
+			break
+		}
+	}
 	b.shows("story", "owner one lost the key")
+	b.until(`document.querySelectorAll("#timeline .lost").length >= 1`)
 }
 
 func TestPageShowsAnOutageAndRecovers(t *testing.T) {
