@@ -22,7 +22,6 @@ type found struct {
 	Killed        int  // holds whose process was killed
 	Lost          int  // holders that learned that the lease was lost
 	Overlaps      int  // two held a key at once after locks were lost; the fence separates them
-	Unaware       int  // overlaps of which neither holder learned
 	Refused       int  // uses of the resource with an old fence
 	Undecided     bool // porcupine ran out of time
 }
@@ -38,13 +37,15 @@ func (n *nemesis) check() (f found) {
 	}
 	f.Holds, f.Refused = len(n.rec.turns), n.rec.refused
 	byKey := map[int][]*turn{}
-	var ofSlots []*turn
 	for _, t := range n.rec.turns {
 		byKey[t.key] = append(byKey[t.key], t)
 		f.Fenced += one(t.fenced)
 		f.Shared += one(t.shared)
-		if t.key >= slotted {
-			ofSlots = append(ofSlots, t)
+		f.Slots += one(t.key >= slotted)
+		// Each slot has one holder at a time, as each key. So there are too many leases only if
+		// one of them has a slot too many.
+		if t.key >= slotted+slots {
+			n.fail("slots", t.got, fmt.Sprintf("%s got slot %d of %d", t.proc, t.key-slotted, slots))
 		}
 		f.Killed += one(t.killed)
 		f.Lost += one(t.lost != 0)
@@ -52,12 +53,10 @@ func (n *nemesis) check() (f found) {
 		n.checkLoss(t)
 	}
 	n.checkGrowth()
-	f.Slots = len(ofSlots)
-	n.checkSlots(ofSlots)
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
 		all := byKey[key]
 		slices.SortFunc(all, inTime)
-		f.Overlaps += n.checkOrder(all, &f)
+		f.Overlaps += n.checkOrder(all)
 		if !n.losing && !linear(all, n.strategy == redlock, &f) {
 			n.fail("order", all[0].got, fmt.Sprintf("%s: no order of the grants explains the fences", title(key)))
 		}
@@ -111,7 +110,7 @@ func (l *latest) add(t *turn) {
 
 // checkOrder checks the holds of a key, in order of their begin: an exclusive one is alone,
 // and fences grow. Where locks were lost, it counts the overlaps instead.
-func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
+func (n *nemesis) checkOrder(all []*turn) (overlaps int) {
 	var any, alone latest // of all holds, and of the exclusive ones
 	for _, t := range all {
 		if t.void() {
@@ -126,7 +125,6 @@ func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
 			// caller when another caller has the key already.
 			if within(n.losses, min(last.asked, t.asked), t.got) {
 				overlaps++
-				f.Unaware += one(last.lost == 0 && !last.killed && t.lost == 0 && !t.killed)
 			} else {
 				n.fail("one at a time", t.got, fmt.Sprintf("%s: %s got it (shared: %v), and %s held it (shared: %v) until %v later",
 					title(t.key), t.proc, t.shared, last.proc, last.shared, time.Duration(min(last.end, t.end)-t.got)))
@@ -141,28 +139,6 @@ func (n *nemesis) checkOrder(all []*turn, f *found) (overlaps int) {
 		}
 	}
 	return overlaps
-}
-
-// checkSlots checks that never more leases hold a slot than there are slots. It does not
-// use the slots' numbers.
-func (n *nemesis) checkSlots(all []*turn) {
-	slices.SortFunc(all, inTime)
-	var holding []*turn
-	for _, t := range all {
-		if t.void() {
-			continue
-		}
-		holding = append(slices.DeleteFunc(holding, func(o *turn) bool { return o.end <= t.got }), t)
-		if len(holding) <= slots {
-			continue
-		}
-
-		// The store may have forgotten any of them, as in checkOrder.
-		asked := slices.MinFunc(holding, func(a, b *turn) int { return cmp.Compare(a.asked, b.asked) }).asked
-		if !within(n.losses, asked, t.got) {
-			n.fail("slots", t.got, fmt.Sprintf("%s got slot %d, and then %d leases held one of %d slots", t.proc, t.key-slotted, len(holding), slots))
-		}
-	}
 }
 
 // checkFence compares the fence of t with the largest of the holds that t excludes, and with

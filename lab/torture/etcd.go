@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -71,8 +69,8 @@ func (c *cluster) left(ctx context.Context) (all []string, err error) {
 
 func (c *cluster) faults(all *catalog, losing bool) {
 	if losing {
-		all.add(server, 0.2, 0.5, "every entry deleted", c.asks(c.emptied))
-		all.add(server, 0.2, 0.5, "every lease revoked", c.asks(c.revoked))
+		all.add(server, 0.2, 0.5, "every entry deleted", requested(c.emptied))
+		all.add(server, 0.2, 0.5, "every lease revoked", requested(c.revoked))
 		return
 	}
 	kill, start := func(_ *nemesis, i int) { c.members[i].Kill() }, c.each((*etcdtest.Server).Start)
@@ -84,9 +82,6 @@ func (c *cluster) faults(all *catalog, losing bool) {
 	}
 	all.add(server, 0.2, 1.5, "the leader killed, and started again", c.leader(kill, start))
 	all.add(server, 0.3, 1.5, "the leader stopped", c.leader(pause, resume))
-	all.add(server, 0.2, 0.2, "another member leads", c.moved)
-	all.add(server, 0.3, 1, "NOSPACE", c.full)
-	all.add(server, 0.1, 0.1, "compacted, and defragmented", c.asks(c.compacted))
 }
 
 // healthy waits until all members answer and have a leader.
@@ -101,23 +96,18 @@ func (c *cluster) healthy() error {
 	return nil
 }
 
-// asks makes a request again and again until it succeeds or patience ends: another fault may
-// disturb it.
-func (n *nemesis) asks(request func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var err error
-	until(patience, 10*time.Millisecond, func() bool {
-		err = request(ctx)
-		return err == nil || ctx.Err() != nil
-	})
-	n.Check(err)
-}
-
-// asks is the fault that a request makes.
-func (c *cluster) asks(request func(context.Context) error) inject {
+// requested is the fault that a request makes. Another fault may disturb it, so it is made again and
+// again until it succeeds or patience ends.
+func requested(request func(context.Context) error) inject {
 	return func(n *nemesis) *injection {
-		n.asks(request)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		var err error
+		until(patience, 10*time.Millisecond, func() bool {
+			err = request(ctx)
+			return err == nil || ctx.Err() != nil
+		})
+		n.Check(err)
 		return ofAll(nil)
 	}
 }
@@ -166,62 +156,6 @@ func (c *cluster) stutters(k int) inject {
 			n.Check(<-ended)
 		})
 	}
-}
-
-// moved makes another member lead. There is no victim during an election, or while a link
-// between the members is disturbed.
-func (c *cluster) moved(n *nemesis) *injection {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	i := c.leaderIndex()
-	if i < 0 {
-		return nil
-	}
-
-	// Only the leader obeys MoveLeader, so this client knows no other member.
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{c.members[i].Client}, Logger: zap.NewNop()})
-	n.Check(err)
-	defer client.Close()
-	to, err := c.client.Status(ctx, c.members[(n.rand.IntN(2)+1+i)%3].Client)
-	n.Check(err)
-	if _, err := client.MoveLeader(ctx, to.Header.MemberId); err != nil {
-		return nil
-	}
-	return ofAll(nil)
-}
-
-// full makes every member refuse writes, as it does when its quota is used up.
-func (c *cluster) full(n *nemesis) *injection {
-	n.asks(c.alarm(etcdserverpb.AlarmRequest_ACTIVATE))
-	return ofAll(func() { n.asks(c.alarm(etcdserverpb.AlarmRequest_DEACTIVATE)) })
-}
-
-func (c *cluster) alarm(action etcdserverpb.AlarmRequest_AlarmAction) func(context.Context) error {
-	return func(ctx context.Context) error {
-		status, err := c.client.Status(ctx, c.members[0].Client)
-		if err != nil {
-			return err
-		}
-		_, err = etcdserverpb.NewMaintenanceClient(c.client.ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
-			Action: action, MemberID: status.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE})
-		return err
-	}
-}
-
-func (c *cluster) compacted(ctx context.Context) error {
-	r, err := c.client.Get(ctx, "none")
-	if err != nil {
-		return err
-	}
-	_, err = c.client.Compact(ctx, r.Header.Revision)
-	if errors.Is(err, rpctypes.ErrCompacted) { // by a request whose reply was lost
-		err = nil
-	}
-	for _, m := range c.members {
-		_, err1 := c.client.Defragment(ctx, m.Client)
-		err = errors.Join(err, err1)
-	}
-	return err
 }
 
 func (c *cluster) emptied(ctx context.Context) error {

@@ -41,7 +41,7 @@ func (s *store) faults(losing bool) (all catalog) {
 	switch {
 	case s.other != nil:
 		if !losing {
-			all.processes(s)
+			all.processes()
 			all.connections()
 			all.spoils(anyRequest)
 		}
@@ -50,13 +50,12 @@ func (s *store) faults(losing bool) (all catalog) {
 		all.losses(s)
 	case losing:
 	case s.dir != "":
-		all.processes(s)
-		all.files(s)
+		all.processes()
 	case s.sentinel != nil, s.cluster != nil:
-		all.processes(s)
+		all.processes()
 		all.set(s)
 	default:
-		all.processes(s)
+		all.processes()
 		all.links()
 		if s.service != nil {
 			all.set(s)
@@ -67,23 +66,11 @@ func (s *store) faults(losing bool) (all catalog) {
 	return all
 }
 
-func (c *catalog) processes(s *store) {
+func (c *catalog) processes() {
 	c.add(process, 0, 0.2, "holder killed", killed(holders))
 	c.add(process, 0, 0.2, "waiter killed", killed(waiters))
 	c.add(process, 1.2, 3, "holder stopped past its term", stopped(holders))
 	c.add(process, 0.5, 3, "waiter stopped", stopped(waiters))
-	if s.strategy == fairlock {
-		c.add(process, 0, 0.2, "head of the queue killed", killed(heads))
-		c.add(process, 1.2, 3, "head of the queue stopped", stopped(heads))
-	}
-}
-
-func (c *catalog) files(s *store) {
-	c.add(link, 0.5, 2, "a process cannot write, as by its limit", limited)
-	c.add(link, 0, 0.2, "a process dies within a write", torn)
-	if s.small {
-		c.add(link, 0.5, 2, "the disk is full", full)
-	}
 }
 
 // links adds the faults of the links of one client.
@@ -147,11 +134,8 @@ func (c *catalog) servers(s *store) {
 		// A replica of an unreachable master keeps its data and refuses writes.
 		add(0.6, 2, "a read-only replica", ordered(k, "replicaof 127.0.0.1 1", "replicaof no one"))
 		add(0.6, 2, "out of memory, noeviction", ordered(k, refuseWrites, enoughMemory))
-		add(0.5, 0.5, "CLIENT KILL of normal connections", ordered(k, killNormal, ""))
-		add(0.5, 0.5, "CLIENT KILL of subscribers", ordered(k, killSubscribers, ""))
-		add(0.5, 0.5, "SCRIPT FLUSH", ordered(k, forgetScripts, ""))
 		add(0.6, 2, "CLIENT PAUSE", paused(k, "all"))
-		add(0.6, 2, "CLIENT PAUSE of writes", paused(k, "write"))
+		c.commands(n, k)
 		if s.skews {
 			add(0.5, 2, "clock steps by less than the drift", stepped(k))
 		}
@@ -164,19 +148,17 @@ func (c *catalog) servers(s *store) {
 	}
 }
 
-const (
-	killNormal      = "client kill type normal"
-	killSubscribers = "client kill type pubsub"
-	forgetScripts   = "script flush"
-)
+// commands adds the faults that commands to k servers of n make.
+func (c *catalog) commands(n, k int) {
+	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of normal connections"), ordered(k, "client kill type normal", ""))
+	c.add(server, 0.5, 0.5, of(n, k, "CLIENT KILL of subscribers"), ordered(k, "client kill type pubsub", ""))
+	c.add(server, 0.5, 0.5, of(n, k, "SCRIPT FLUSH"), ordered(k, "script flush", ""))
+	c.add(server, 0.6, 2, of(n, k, "CLIENT PAUSE of writes"), paused(k, "write"))
+}
 
 // set adds the faults of servers that form one Redis.
 func (c *catalog) set(s *store) {
-	n := len(s.servers)
-	c.add(server, 0.5, 0.5, "every server: CLIENT KILL of normal connections", ordered(n, killNormal, ""))
-	c.add(server, 0.5, 0.5, "every server: CLIENT KILL of subscribers", ordered(n, killSubscribers, ""))
-	c.add(server, 0.5, 0.5, "every server: SCRIPT FLUSH", ordered(n, forgetScripts, ""))
-	c.add(server, 0.6, 2, "every server: CLIENT PAUSE of writes", paused(n, "write"))
+	c.commands(len(s.servers), len(s.servers))
 	if s.service != nil {
 		c.add(server, 0.5, 2, "the replica stopped", replicaStopped)
 		c.add(server, 0.5, 1, "the master hands over to its replica, and the address follows", moved)
@@ -233,6 +215,8 @@ func of(n, k int, what string) string {
 		return "the server: " + what
 	case k <= (n-1)/2:
 		return "a minority: " + what
+	case k == n:
+		return "every server: " + what
 	}
 	return "a majority: " + what
 }

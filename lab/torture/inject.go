@@ -1,9 +1,6 @@
 package main
 
 import (
-	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -111,44 +108,4 @@ func (n *nemesis) trap(texts []string, at int, f faultproxy.Fault) *injection {
 			p.Cut()
 		}
 	})
-}
-
-// limited keeps a process from writing to files.
-var limited = onVictim(holders, func(n *nemesis, t *turn) *injection {
-	lift, err := limitFiles(t.proc.Pid, 0)
-	n.Check(err)
-	return ofSeat(t.proc.seat, func() { n.Check(lift()) })
-})
-
-// torn makes the kernel kill a process in the middle of a write.
-var torn = onVictim(mortal(holders), func(n *nemesis, t *turn) *injection {
-	t.proc.send(order{Op: "fragile"})
-	_, err := limitFiles(t.proc.Pid, n.rand.Uint64N(60))
-	n.Check(err)
-	select {
-	case <-t.proc.done:
-	case <-time.After(n.patience):
-		n.Check(errors.New(t.proc.String() + " did not write"))
-	}
-
-	t.proc.kill() // records its death
-	n.mark()
-	in := ofAll(n.seats[t.proc.seat].fill)
-	in.from = true
-	return in
-})
-
-// full fills the disk.
-func full(n *nemesis) *injection {
-	name := filepath.Join(n.store.dir, "..", "ballast")
-	f, err := os.Create(name)
-	n.Check(err)
-	defer f.Close()
-	for size := 4096; size > 0; size /= 2 {
-		for err = nil; err == nil; {
-			_, err = f.Write(make([]byte, size))
-		}
-	}
-	n.mark()
-	return ofAll(func() { n.Check(os.Remove(name)) })
 }

@@ -40,6 +40,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -61,7 +62,7 @@ import (
 const term = 300 * time.Millisecond
 
 // strategies are all strategies that processes share, those on one Redis first.
-var strategies = []string{"spinlock", "pubsublock", fairlock, redlock, filelock, "pglock", "etcdlock"}
+var strategies = []string{"spinlock", "pubsublock", "fairlock", redlock, filelock, "pglock", "etcdlock"}
 
 func main() {
 	if role, _ := crew.Role(); role != "" {
@@ -163,69 +164,50 @@ func (o *options) check(list string) (names []string, err error) {
 	return names, nil
 }
 
-// job is one run.
-type job struct {
-	options
-	out  strings.Builder
-	res  *result
-	err  error
-	done chan struct{} // closed when the run has been made
-}
-
-func (j *job) work(ctx context.Context) {
-	defer close(j.done)
-	if j.err = ctx.Err(); j.err != nil {
-		return
-	}
-	j.res, j.err = do(ctx, j.options, &j.out)
-	if j.res != nil && j.results != nil {
-		// A line is one write, so those of two runs do not mix.
-		j.err = errors.Join(j.err, json.NewEncoder(j.results).Encode(j.res))
-	}
-}
-
 // carryOut makes the runs of each strategy, without faults that take locks away and then with
-// them, some at a time. It prints their verdicts in order.
+// them, some at a time. It prints the verdict of each when it has ended.
 func (o options) carryOut(names []string, parallel int) (kept bool, err error) {
 	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithCancel(interrupted)
-	defer cancel()
+	runs, ctx := errgroup.WithContext(interrupted) // after an error the other runs end early
+	runs.SetLimit(max(parallel, 1))
 	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
 	o.whole = o.time
-	var jobs []*job
-	for _, o.strategy = range names {
-		o.term = cmp.Or(others[o.strategy].term, term)
-		for _, o.losing = range []bool{false, true} {
-			j := &job{options: o, done: make(chan struct{})}
-			if o.losing {
-				j.time /= 3
-			}
-			jobs = append(jobs, j)
-		}
-	}
-	var runs errgroup.Group
-	runs.SetLimit(max(parallel, 1))
-	go func() {
-		for _, j := range jobs {
-			runs.Go(func() error { j.work(ctx); return nil })
-		}
-	}()
 
+	var mu sync.Mutex // guards all below
 	kept = true
 	injected := 0
-	for _, j := range jobs {
-		<-j.done
-		fmt.Print(j.out.String())
-		if j.res != nil {
-			injected += j.res.Injected
-			kept = kept && len(j.res.Violations) == 0
+	one := func(o options) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		if j.err != nil {
-			cancel() // the other runs end early
-			err = cmp.Or(err, fmt.Errorf("%s, seed %d: %w", j.strategy, j.seed, j.err))
+		var out strings.Builder
+		res, err := do(ctx, o, &out)
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Print(out.String())
+		if res != nil {
+			injected += res.Injected
+			kept = kept && len(res.Violations) == 0
 		}
+		if res != nil && o.results != nil {
+			err = errors.Join(err, json.NewEncoder(o.results).Encode(res))
+		}
+		if err != nil {
+			err = fmt.Errorf("%s, seed %d: %w", o.strategy, o.seed, err)
+		}
+		return err
 	}
+	for _, name := range names {
+		o := o
+		o.strategy, o.term = name, cmp.Or(others[name].term, term)
+		runs.Go(func() error { return one(o) })
+		losing := o
+		losing.losing, losing.time = true, o.time/3
+		runs.Go(func() error { return one(losing) })
+	}
+
+	err = runs.Wait()
 	switch {
 	case interrupted.Err() != nil:
 		err = errInterrupted

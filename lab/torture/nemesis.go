@@ -41,8 +41,6 @@ type nemesis struct {
 	count   int           // of injected faults
 	lasts   time.Duration // length of the current fault
 	at      int64         // when the current fault was injected
-
-	rejoined time.Duration // after the last fault, until the client of each seat had a key
 }
 
 // torture injects faults until the time is up.
@@ -187,7 +185,7 @@ func (n *nemesis) everyone() {
 	n.seated()
 	since := hostclock.Now()
 	for _, s := range n.seats {
-		n.rejoined = max(n.rejoined, n.await(context.Background(), []int{-1}, s.n, since))
+		n.await(context.Background(), []int{-1}, s.n, since)
 	}
 }
 
@@ -225,28 +223,6 @@ func holders(n *nemesis) []turn {
 func waiters(n *nemesis) []turn {
 	_, all := n.rec.seen()
 	return slices.DeleteFunc(all, func(w turn) bool { return !contended(w.key) })
-}
-
-// heads returns the first waiters in the queues of keys that are held.
-func heads(n *nemesis) (all []turn) {
-	for _, h := range holders(n) {
-		queue := n.queue(h.key)
-		owner := n.store.head(queue)
-		for _, w := range waiters(n) {
-			if n.queue(w.key) == queue && w.proc.String() == owner && w.proc.seat != h.proc.seat {
-				all = append(all, w)
-			}
-		}
-	}
-	return all
-}
-
-// queue returns the key for which the waiters of a key queue in the store.
-func (r *run) queue(key int) string {
-	if key >= slotted {
-		return slotQueue
-	}
-	return r.all[key]
 }
 
 // mortal returns those of who that may be killed.

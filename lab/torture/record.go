@@ -55,13 +55,12 @@ type record struct {
 	turns   []*turn          // turns that were granted, in the order of the reports
 	highest map[int]uint64   // by key, the largest fence that the resource has seen
 	written map[int]uint64   // by key, the largest fence of a write
-	errs    map[string]int   // of Lock and Unlock, by kind
 	uses    []use            // of the process that is never killed, one a second
 	refused int              // uses of the resource with an old fence
 }
 
 func newRecord(history *os.File) *record {
-	return &record{history: history, open: map[turnID]*turn{}, highest: map[int]uint64{}, written: map[int]uint64{}, errs: map[string]int{}}
+	return &record{history: history, open: map[turnID]*turn{}, highest: map[int]uint64{}, written: map[int]uint64{}}
 }
 
 // take records a report. For a use of the resource, it returns whether the
@@ -123,7 +122,6 @@ func (r *record) noteLocked(t *turn, e report) {
 	switch e.What {
 	case failed:
 		t.failed = e.T
-		r.errs[e.Err]++
 	case got:
 		t.got, t.fence, t.plan = e.T, e.Fence, e.Plan
 		t.key += e.Slot
@@ -132,9 +130,6 @@ func (r *record) noteLocked(t *turn, e report) {
 		t.end = e.End
 	case freed:
 		t.freed = e.T
-		if e.Err != "" {
-			r.errs["unlock: "+e.Err]++
-		}
 	}
 	if e.Lost && t.lost == 0 {
 		t.lost = e.T

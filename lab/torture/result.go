@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -20,10 +18,8 @@ type result struct {
 	Injected   int    // faults
 	Lasted     time.Duration
 	Term       time.Duration
-	Rejoined   time.Duration // after the last fault, until every client had a key
 	Kinds      []kind
 	Found      found
-	Errors     map[string]int // of Lock and Unlock, by kind
 	Violations []violation
 }
 
@@ -45,7 +41,7 @@ type violation struct {
 
 func (n *nemesis) result(lasted time.Duration, f found) *result {
 	res := &result{Strategy: n.strategy, What: n.store.what, Losing: n.losing, Seed: n.seed, Command: n.again(),
-		Injected: n.count, Lasted: lasted, Term: n.term, Rejoined: n.rejoined, Found: f, Errors: maps.Clone(n.rec.errs)}
+		Injected: n.count, Lasted: lasted, Term: n.term, Found: f}
 	for _, v := range n.wrong {
 		v.After = cmp.Or(n.before(v.At), "nothing")
 		res.Violations = append(res.Violations, v)
@@ -122,19 +118,11 @@ func (r *result) verdict(out io.Writer) {
 	fmt.Fprintf(out, "\n%d holds, %d of them fenced, %d shared, %d of a slot; %d ended before Lock returned; %d holders were killed, and %d learned that the lease was lost; the resource refused %d uses with an old fence.\n",
 		f.Holds, f.Fenced, f.Shared, f.Slots, f.Void, f.Killed, f.Lost, f.Refused)
 	if r.Losing {
-		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away; %d times neither of them learned of it.\n", f.Overlaps, f.Unaware)
-	}
-	if r.Rejoined > 0 {
-		fmt.Fprintf(out, "After the last fault every process had a key within %s ms.\n", millis(r.Rejoined))
+		fmt.Fprintf(out, "%d times two callers held a key at once, after locks were taken away.\n", f.Overlaps)
 	}
 	if f.Undecided {
 		fmt.Fprintln(out, "porcupine ran out of time.")
 	}
-	var errs []string
-	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
-		errs = append(errs, fmt.Sprint(r.Errors[kind], " ", kind))
-	}
-	fmt.Fprintf(out, "Errors: %s.\n", cmp.Or(strings.Join(errs, ", "), "none"))
 	for i, v := range r.Violations {
 		if i == 20 {
 			fmt.Fprintf(out, "- and %d more\n", len(r.Violations)-i)

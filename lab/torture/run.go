@@ -45,11 +45,8 @@ const (
 // counts as a turn of key slotted+i, because each slot is exclusive and has its own fences.
 const slotted = keys + cold
 
-// slottedName is the key with slots, and slotQueue is the key of its queue.
-const (
-	slottedName = "torture-slots"
-	slotQueue   = slottedName + "#queue"
-)
+// slottedName is the key with slots.
+const slottedName = "torture-slots"
 
 // contended reports whether all callers contend for a key.
 func contended(key int) bool { return key < keys || key >= slotted }
@@ -106,7 +103,7 @@ func (o options) run(ctx context.Context, l *redistest.Lab) *result {
 		r.all = append(r.all, fmt.Sprintf("torture-%03d", k))
 	}
 	r.names = r.all[:keys]
-	stored := append(slices.Clone(r.all), slotQueue)
+	stored := append(slices.Clone(r.all), slottedName+"#queue")
 	for i := range slots + 1 { // the bug "slots" has one more
 		stored = append(stored, fmt.Sprint(slottedName, "#", i))
 	}

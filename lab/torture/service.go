@@ -30,8 +30,6 @@ func (s *store) openService() {
 	}
 	s.follow(1, 0)
 	s.openWays()
-	url, _ := s.way()
-	s.openQueue(url)
 }
 
 // follow makes a server the replica of another.

@@ -32,9 +32,7 @@ type store struct {
 	sentinel       *redistest.Sentinel   // or nil
 	cluster        *redistest.Cluster    // or nil
 	service        *service              // or nil
-	ordered        *hasp.Client          // inspects the queue of a strategy that has one
 	dir            string                // of the files, or empty
-	small          bool                  // dir is on a small disk of its own
 	skews          bool                  // the clocks of servers can jump
 	other          *other                // or nil
 }
@@ -49,7 +47,7 @@ const (
 // leastNodes is how many servers redlock has by default.
 const leastNodes = 3
 
-const fairlock, redlock, filelock = "fairlock", "redlock", "filelock"
+const redlock, filelock = "redlock", "filelock"
 
 // maxTerm is redlock's max_ttl.
 const maxTerm = 2 * time.Second
@@ -88,10 +86,6 @@ func (s *store) openFiles() {
 	dir, err := os.MkdirTemp("", "torture-")
 	s.Check(err)
 	s.Cleanup(func() { os.RemoveAll(dir) })
-	if unmount, err := mountSmall(dir); err == nil {
-		s.Cleanup(func() { _ = unmount() })
-		s.small = true
-	}
 	s.what, s.dir = "files", filepath.Join(dir, "locks")
 	s.urls = slices.Repeat([]string{"filelock://" + s.dir}, seats)
 }
@@ -105,7 +99,6 @@ func (s *store) openServers(n int) {
 		s.what = fmt.Sprint(n, " Redis servers")
 	}
 	s.openWays()
-	s.openQueue(s.strategy + "+" + s.servers[0].URL())
 }
 
 // start starts a server.
@@ -140,9 +133,7 @@ func (s *store) openSet(place string) {
 			s.Check(rdb.ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
 		}
 	}
-	url = s.strategy + "+" + url
-	s.urls = slices.Repeat([]string{url}, seats)
-	s.openQueue(url)
+	s.urls = slices.Repeat([]string{s.strategy + "+" + url}, seats)
 }
 
 // openWays makes the links of each client, and learns the commands.
@@ -164,14 +155,6 @@ func (s *store) openWays() {
 		if try == 5 { // leases of learn expire if the machine stands still
 			s.Check(err)
 		}
-	}
-}
-
-// openQueue opens a client that inspects the queue, if the strategy has one.
-func (s *store) openQueue(url string) {
-	if s.strategy == fairlock {
-		s.ordered = s.open(context.Background(), url, nil)
-		s.Cleanup(func() { s.ordered.Close() })
 	}
 }
 
@@ -307,15 +290,6 @@ func opening(command, key string) string {
 	return ""
 }
 
-// head returns the owner of the first waiter in a key's queue.
-func (s *store) head(key string) string {
-	status, err := s.ordered.Inspect(context.Background(), key)
-	if err != nil || len(status.Waiters) == 0 {
-		return ""
-	}
-	return status.Waiters[0]
-}
-
 // left lists what clients have left in the store: keys on the servers, without fence counters
 // and marks, and channels with subscribers.
 func (s *store) left(ctx context.Context) (all []string) {
@@ -326,8 +300,6 @@ func (s *store) left(ctx context.Context) (all []string) {
 		return all
 	case s.dir != "":
 		return s.filesLeft(ctx)
-	case s.ordered != nil:
-		s.ordered.Close() // it may have subscriptions
 	}
 	for i, rdb := range s.admin {
 		keys, err := rdb.Keys(ctx, "*").Result()

@@ -66,7 +66,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		t.Skip("make planted looks for all planted bugs, which takes minutes")
 	}
 	redistest.NeedSets(t)
-	most := []string{"spinlock", "pubsublock", fairlock, redlock, filelock}
+	most := []string{"spinlock", "pubsublock", "fairlock", redlock, filelock}
 	for _, c := range []struct {
 		strategies  []string
 		bug, faults string

@@ -162,7 +162,7 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 	t := hostclock.Now()
 	if err != nil {
 		for _, id := range ids {
-			w.report(report{What: failed, ID: id, T: t, Err: kindOf(err)})
+			w.report(report{What: failed, ID: id, T: t, Err: err.Error()})
 		}
 		return nil, 0
 	}
@@ -300,7 +300,7 @@ func (w *client) unlock(h *hold) {
 	})
 	done.Expires, done.Lost = expires(h.lease), errors.Is(err, hasp.ErrLost)
 	if err != nil {
-		done.Err = kindOf(err)
+		done.Err = err.Error()
 	}
 	w.report(done)
 }
@@ -324,21 +324,4 @@ func (w *client) use(id int64, lease *hasp.Lease) {
 	defer w.using.Unlock()
 	w.report(report{What: touch, ID: id, T: hostclock.Now(), Fence: lease.Fence(), Expires: expires(lease)})
 	<-w.touched
-}
-
-// kindOf returns the kind of an error, as a program would distinguish them.
-func kindOf(err error) string {
-	switch {
-	case errors.Is(err, context.Canceled):
-		return "cancelled"
-	case errors.Is(err, hasp.ErrHeld):
-		return "held"
-	case errors.Is(err, hasp.ErrLost):
-		return "lost"
-	case errors.Is(err, hasp.ErrReleased):
-		return "released"
-	case errors.Is(err, hasp.ErrClosed), errors.Is(err, hasp.ErrInvalid):
-		return err.Error()
-	}
-	return "outage"
 }

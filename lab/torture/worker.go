@@ -21,7 +21,7 @@ import (
 
 // order is a message to a client.
 type order struct {
-	Op string // "start", "touched", "fragile", "drain" or "close"
+	Op string // "start", "touched", "drain" or "close"
 
 	// For start.
 	Strategy string        `json:",omitempty"`
@@ -96,7 +96,6 @@ type client struct {
 
 // work obeys orders until the parent ends.
 func work(parent *crew.Pipe) {
-	bearLimits()
 	logging.Disable() // go-redis logs servers that are down
 	w := &client{parent: parent, touched: make(chan struct{}, 1)}
 	var goroutines, files int // before the client opens
@@ -119,10 +118,6 @@ func work(parent *crew.Pipe) {
 			go w.run()
 		case "touched":
 			w.touched <- struct{}{}
-		case "fragile":
-			if err := dieOfLimits(); err != nil {
-				w.report(report{What: broke, Err: err.Error()})
-			}
 		case "drain":
 			w.drained.Store(true)
 		case "close":
