@@ -201,57 +201,6 @@ func (a *caller) slot() {
 	}
 }
 
-// all is LockAll.
-func (a *caller) all() {
-	b := a.bounds()
-	defer b.cancel()
-	a.share(&b)
-	keys := []string{a.key(), a.key(), a.key()}
-	start := a.start(keys...)
-	ls, err := hasp.LockAll(b.ctx, a.c, keys, b.opts...)
-	if err != nil && errors.Is(err, hasp.ErrLost) {
-		return // the lease of one key was lost while LockAll waited for the next
-	}
-	b.end = b.end.Add(2 * a.c.timeout) // LockAll unlocks the leases that it has
-	if b.within {
-		b.end = b.end.Add(2 * a.c.timeout) // after the wait, it still locks keys that are free
-	}
-	if !a.took("LockAll", b, start, err) {
-		return
-	}
-	for _, l := range ls.All() {
-		a.w.book.take(l, 0, group{start.at, b.shared})
-	}
-	a.nap(100 * time.Millisecond)
-	_ = ls.Unlock(b.ctx)
-}
-
-// do is Do, with an fn that may fail, panic or unlock.
-func (a *caller) do() {
-	b := a.bounds()
-	defer b.cancel()
-	a.share(&b)
-	entered, began := false, time.Now()
-	defer func() { _ = recover() }()
-	err := hasp.Do(b.ctx, a.c, a.key(), func(ctx context.Context, l *hasp.Lease) error {
-		entered = true
-		a.w.book.take(l, 0, group{began, b.shared})
-		a.nap(200 * time.Millisecond)
-		switch a.r.IntN(5) {
-		case 0:
-			panic("fn")
-		case 1:
-			return l.Unlock(ctx)
-		case 2:
-			return errors.New("fn")
-		}
-		return nil
-	}, b.opts...)
-	if entered && errors.Is(err, hasp.ErrReleased) {
-		a.w.book.errorf("Do: %v", err)
-	}
-}
-
 // nested re-enters a key deeply. Then its context is cancelled. The cost of that is
 // counted and not timed, because the time of a bubble stands still while a
 // goroutine computes.
@@ -382,18 +331,4 @@ func (a *caller) short() {
 		_ = l.Unlock(b.ctx)
 	}
 	a.w.close(p.c)
-}
-
-// odd makes calls that must fail at once.
-func (a *caller) odd() {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	if _, err := a.c.Lock(ctx, ""); !errors.Is(err, hasp.ErrInvalid) {
-		a.w.book.errorf("an empty key: %v", err)
-	}
-	cancel()
-	began := time.Now()
-	if _, err := a.c.Lock(ctx, a.key()); !errors.Is(err, context.Canceled) || time.Since(began) > late {
-		a.w.book.errorf("a context that has ended: %v after %v", err, time.Since(began))
-	}
 }

@@ -23,7 +23,6 @@ type Kind struct {
 	Shortest, Unit time.Duration
 
 	SameFences bool // two shared holds may have the same fence
-	Overtaken  bool // shared callers may overtake an exclusive one for ever
 }
 
 // shortest returns the shortest term.

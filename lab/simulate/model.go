@@ -22,9 +22,8 @@ type model struct {
 	links  []*lossy
 }
 
-// Polled is a kind of store in memory whose links fail. Its drivers are no Waiters, and it
-// has no queue for callers that poll.
-var Polled = Kind{Name: "polled", Overtaken: true, Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, false) }}
+// Polled is a kind of store in memory whose links fail. Its drivers are no Waiters.
+var Polled = Kind{Name: "polled", Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, false) }}
 
 // Waiting is Polled with drivers that are Waiters.
 var Waiting = Kind{Name: "waiter", Open: func(_ *testing.T, r *rand.Rand) Store { return newModel(r, true) }}

@@ -141,7 +141,6 @@ func (w *World) live() {
 	// Short terms end meanwhile. Leases with long terms were unlocked or lost. Their
 	// Clients are open, and this time is enough to remove what is left of them.
 	time.Sleep(w.settled())
-	w.overtake(stay)
 	w.succeed(stay)
 	time.Sleep(w.settled())
 	for _, l := range w.Store.Left() {
@@ -220,55 +219,8 @@ func (w *World) well(c *client) bool {
 	return false
 }
 
-// overtakes is how long a caller may wait for a key that shared callers keep taking.
-const overtakes = 2 * time.Second
-
-// overtake runs shared callers that never leave a key free, and an exclusive caller that
-// must get it nevertheless. No fault happens.
-func (w *World) overtake(stay []*client) {
-	if w.kind.Overtaken || len(stay) == 0 || !stay[0].shares || !w.well(stay[0]) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	var readers sync.WaitGroup
-	over := make(chan struct{})
-	for i := range 5 {
-		c, length := stay[w.R.IntN(len(stay))], time.Duration(20+w.R.IntN(100))*time.Millisecond
-		time.Sleep(time.Duration(i) * 5 * time.Millisecond)
-		readers.Go(func() {
-			for {
-				select {
-				case <-over:
-					return
-				default:
-				}
-				began := time.Now()
-				l, err := c.Lock(ctx, Key(0), hasp.WithShared())
-				if err != nil {
-					w.book.errorf("a shared Lock without a fault: %v", err)
-					return
-				}
-				w.book.take(l, 0, group{began, true})
-				time.Sleep(length)
-				_ = l.Unlock(ctx)
-			}
-		})
-	}
-	time.Sleep(200 * time.Millisecond)
-
-	began := time.Now()
-	l, err := stay[w.R.IntN(len(stay))].Lock(ctx, Key(0))
-	if d := time.Since(began); err != nil || d > overtakes {
-		w.book.errorf("an exclusive Lock beside shared ones: %v after %v", err, d)
-	}
-	if err == nil {
-		w.book.took(l, 0, began)
-		_ = l.Unlock(ctx)
-	}
-	close(over)
-	readers.Wait()
-}
+// handOver is the longest time until a key that is free has another holder, without a fault.
+const handOver = 2 * time.Second
 
 // succession is what is known of callers that hold a key one after another.
 type succession struct {
@@ -282,7 +234,7 @@ type succession struct {
 // a fault it keeps the key meanwhile.
 func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func() error) {
 	s.mu.Lock()
-	if d := time.Since(s.freed); s.taken || d > overtakes {
+	if d := time.Since(s.freed); s.taken || d > handOver {
 		s.w.book.errorf("without a fault, a holder came %v after the last one; that one still held the key: %v", d, s.taken)
 	}
 	s.taken = true
