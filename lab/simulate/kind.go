@@ -14,9 +14,6 @@ type Kind struct {
 	Name string // that the flag -kind takes
 	Open func(t *testing.T, r *rand.Rand) Store
 
-	// Live runs the seed, if it is not nil. Otherwise callers and faults do.
-	Live func(*World)
-
 	// Shortest is the shortest term of the store, in whole units of which it counts terms. Zero
 	// means hasp.MinTTL and no unit. Callers ask for short terms, and faults last for one
 	// or two of them.

@@ -13,8 +13,6 @@ func TestSeeds(t *testing.T) {
 				seeds = 300
 			case "etcdlock":
 				seeds = 60
-			case "leader":
-				seeds = 6
 			case "redlock3", "redlock5":
 				seeds = 4
 			}

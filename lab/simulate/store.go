@@ -26,11 +26,10 @@ var kinds = []Kind{
 	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
 		return fairlock.New(rdb, &fairlock.Options{Window: 2 * time.Second})
 	})},
-	{Name: "leader", Open: quorum(3, day), Live: lead},
 	Polled,
 	{Name: "pubsublock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return pubsublock.New(rdb, nil) })},
-	{Name: "redlock3", Open: quorum(3, 0), SameFences: true},
-	{Name: "redlock5", Open: quorum(5, 0), SameFences: true},
+	{Name: "redlock3", Open: quorum(3), SameFences: true},
+	{Name: "redlock5", Open: quorum(5), SameFences: true},
 	{Name: "spinlock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return spinlock.New(rdb, nil) })},
 	Waiting,
 }
@@ -54,15 +53,11 @@ func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *r
 // shortMax is max_ttl of redlock, if there are no long terms.
 const shortMax = 2 * time.Second
 
-// quorum is redlock on n servers. If most is 0, the seed decides whether long
-// terms may be asked for. If they may, a restarted server does not vote for as
-// long.
-func quorum(n int, most time.Duration) func(*testing.T, *rand.Rand) Store {
+// quorum is redlock on n servers. The seed decides whether long terms may be asked for. If
+// they may, a restarted server does not vote for as long.
+func quorum(n int) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
-		most := most
-		if most == 0 {
-			most = []time.Duration{shortMax, LongTerm}[r.IntN(2)]
-		}
+		most := []time.Duration{shortMax, LongTerm}[r.IntN(2)]
 		return &masters{servers{t: t, nodes: redistest.VirtualNodes(t, n), max: most, open: func(all []redis.UniversalClient) backend.Driver {
 			return redlock.New(all, &redlock.Options{MaxTTL: most})
 		}}}

@@ -99,11 +99,7 @@ func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) 
 		w.book.found = found
 		w.book.same = kind.SameFences
 		w.Store = kind.Open(t, r)
-		if kind.Live != nil {
-			kind.Live(w)
-		} else {
-			w.live()
-		}
+		w.live()
 		granted = w.book.granted
 	})
 	return granted
@@ -288,15 +284,6 @@ func (w *World) succeed(stay []*client) {
 		})
 	}
 	all.Wait()
-}
-
-// TryLock opens a Client that tries to lock a key, and closes it. It reports whether the
-// Client got the key.
-func (w *World) TryLock(key string) bool {
-	c := w.client(w.R)
-	defer w.close(c)
-	_, err := c.TryLock(context.Background(), key)
-	return err == nil
 }
 
 // settled returns the time within which the clean-up ends after the faults: some Timeouts
