@@ -169,38 +169,30 @@ type step struct {
 // lock is the state of a key: its exclusive holder or its shared ones in order of their
 // Locks, and the largest fence so far.
 type lock struct {
-	holder *turn
-	shared []*turn // is not changed in place
-	fence  uint64
+	held  []*turn // is not changed in place
+	fence uint64
 }
 
 // after returns the state after s, if s can happen in l. If same is set, two shared holds
 // may have the same fence.
 func (l lock) after(s step, same bool) (bool, lock) {
 	t := s.turn
-	switch i := slices.Index(l.shared, t); {
-	case s.ends && t.shared:
-		if i < 0 {
-			return false, l
-		}
-		return true, lock{nil, slices.Concat(l.shared[:i], l.shared[i+1:]), l.fence}
+	switch i := slices.Index(l.held, t); {
+	case s.ends && i < 0:
+		return false, l
 	case s.ends:
-		return l.holder == t, lock{nil, nil, l.fence}
-	case l.holder != nil, len(l.shared) > 0 && !t.shared:
+		return true, lock{slices.Concat(l.held[:i], l.held[i+1:]), l.fence}
+	case len(l.held) > 0 && !(t.shared && l.held[0].shared):
 		return false, l
 	case t.fenced && (t.fence < l.fence || t.fence == l.fence && !(t.shared && same)):
 		return false, l
-	case t.shared:
-		all := append(slices.Clone(l.shared), t)
-		slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.place, b.place) })
-		return true, lock{nil, all, max(l.fence, t.fence)}
 	}
-	return true, lock{t, nil, max(l.fence, t.fence)}
+	all := append(slices.Clone(l.held), t)
+	slices.SortFunc(all, func(a, b *turn) int { return cmp.Compare(a.place, b.place) })
+	return true, lock{all, max(l.fence, t.fence)}
 }
 
-func (l lock) equal(o lock) bool {
-	return l.holder == o.holder && l.fence == o.fence && slices.Equal(l.shared, o.shared)
-}
+func (l lock) equal(o lock) bool { return l.fence == o.fence && slices.Equal(l.held, o.held) }
 
 // linear reports whether there is an order of the grants in which an exclusive hold is
 // alone and fences grow. Each grant happened at some moment before Lock returned. Leases

@@ -185,8 +185,10 @@ func (g ground) save(ctx context.Context, key string, ttl time.Duration) (restor
 		name := filepath.Join(g.dir, "key-"+key+".lock")
 		record, err := os.ReadFile(name)
 		return func() {
-			if err == nil {
-				_ = os.WriteFile(name, record, 0o600)
+			if err == nil { // not in place, because this process may be killed meanwhile
+				temp := fmt.Sprint(g.dir, os.Getpid(), key)
+				_ = os.WriteFile(temp, record, 0o600)
+				_ = os.Rename(temp, name)
 			}
 		}
 	}

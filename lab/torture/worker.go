@@ -24,17 +24,16 @@ type order struct {
 	Op string // "start", "touched", "drain" or "close"
 
 	// For start.
-	Strategy string        `json:",omitempty"`
-	URL      string        `json:",omitempty"`
-	Plant    string        `json:",omitempty"`
-	Direct   []string      `json:",omitempty"` // addresses of the servers, for planted bugs
-	Dir      string        `json:",omitempty"` // directory of the files, for planted bugs
-	Owner    string        `json:",omitempty"`
-	Seed     uint64        `json:",omitempty"`
-	Keys     []string      `json:",omitempty"`
-	Term     time.Duration `json:",omitempty"`
-	Bare     float64       `json:",omitempty"` // share of locks without a fence
-	Steady   bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
+	URL    string        `json:",omitempty"`
+	Plant  string        `json:",omitempty"`
+	Direct []string      `json:",omitempty"` // addresses of the servers, for planted bugs
+	Dir    string        `json:",omitempty"` // directory of the files, for planted bugs
+	Owner  string        `json:",omitempty"`
+	Seed   uint64        `json:",omitempty"`
+	Keys   []string      `json:",omitempty"`
+	Term   time.Duration `json:",omitempty"`
+	Bare   float64       `json:",omitempty"` // share of locks without a fence
+	Steady bool          `json:",omitempty"` // do not make hundreds of calls at once: their connections stay in the pool
 }
 
 // report is a message from a client.
