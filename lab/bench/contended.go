@@ -89,33 +89,17 @@ func placeRing(orders []order) {
 type window struct {
 	from, to int64
 	server   spent
-	client   float64 // seconds of CPU time of the workers
 }
 
-func (w *window) open(ctx context.Context, b *bench, c contestant, s contest) error {
+func (w *window) open(ctx context.Context, b *bench, c contestant, s contest) (err error) {
 	time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
-	used, err := b.cpu(s.processes)
-	if err != nil {
-		return err
-	}
 	w.server, err = b.meter.spending(ctx, c, func() error {
 		w.from = hostclock.Now()
 		time.Sleep(s.length)
 		w.to = hostclock.Now()
 		return nil
 	})
-	all, failed := b.cpu(s.processes)
-	w.client = all - used
-	return errors.Join(err, failed)
-}
-
-// cpu returns the seconds of CPU time that the first workers have used.
-func (b *bench) cpu(workers int) (sum float64, err error) {
-	reports, err := b.order(slices.Repeat([]order{{Op: "cpu"}}, workers)...)
-	for _, r := range reports {
-		sum += r.CPU
-	}
-	return sum, err
+	return err
 }
 
 // figures returns what the reports say about the window.
@@ -205,8 +189,6 @@ func (w *window) pass(holds []hold) figures {
 		"changes_per_s":      changes / seconds,
 		"between_p50_us":     percentile(between, 50),
 		"commands_per_lock":  w.server.commands / n,
-		"client_us_per_lock": w.client / n * 1e6,
-		"server_us_per_lock": w.server.cpu / n * 1e6,
 		"held_percent":       float64(held) / float64(w.to-w.from) * 100,
 		"overlaps":           overlaps,
 	}

@@ -77,14 +77,10 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 func (r *results) run() string {
 	text := fmt.Sprintf("%s, Redis %s, clients and servers on one machine; %s, %.0f minutes; medians of %s in which all contestants take turns. A held key is measured in one of them, for longer.\n",
 		r.Machine, r.Redis, r.Began.UTC().Format(time.DateOnly), r.Took.Minutes(), count(planOf(r.Quick).rounds, "round", "rounds"))
-	return text + r.notMeasured()
-}
-
-func (r *results) notMeasured() string {
-	if len(r.Skipped) == 0 {
-		return ""
+	if len(r.Skipped) > 0 {
+		text += "Not measured for lack of time: " + strings.Join(r.Skipped, "; ") + ".\n"
 	}
-	return "Not measured for lack of time: " + strings.Join(r.Skipped, "; ") + ".\n"
+	return text
 }
 
 // row is a row of a table: one contestant in one section.

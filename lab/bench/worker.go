@@ -19,7 +19,7 @@ const workerRole = "worker"
 
 // order is a message to a worker.
 type order struct {
-	Op         string // "open", "begin", "cpu" or "stop"
+	Op         string // "open", "begin" or "stop"
 	Contestant string
 	Stores     stores
 	Key        string
@@ -32,7 +32,6 @@ type order struct {
 // report is the answer to every order.
 type report struct {
 	Err string
-	CPU float64 // to "cpu": the seconds of CPU time that the process has used
 
 	// To "stop":
 	Turns   []turns
@@ -112,9 +111,6 @@ func (w *worker) obey(o order) (r report, err error) {
 			run = w.ring.run
 		}
 		go func() { w.done <- run(ctx) }()
-		return r, nil
-	case "cpu":
-		r.CPU = cpuTime().Seconds()
 		return r, nil
 	case "stop":
 		w.cancel()
