@@ -54,6 +54,7 @@ type app struct {
 	release  func() error // after it, signals do not end the command's context; see interruptible
 	store    storeFlags
 	owner    string // of the locks of this process; open sets it
+	strategy string // of the store; open sets it
 	ran      bool   // a command has begun; errors before that concern the command line
 	code     int    // the exit code of a command that returned no error
 }

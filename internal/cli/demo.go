@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 	"time"
 
@@ -70,11 +69,9 @@ func (a *app) demo(cmd *cobra.Command, d *demo.Demo, asJSON, page bool) error {
 		return err
 	}
 	if page {
-		end, err := a.demoPage(cmd, d)
-		if err != nil {
+		if err := a.demoPage(cmd, d); err != nil {
 			return err
 		}
-		defer end()
 	}
 	// In "hasp demo | head", SIGPIPE would end hasp and leave its workers and
 	// files behind. While it is caught, a write returns an error instead, and the
@@ -132,13 +129,13 @@ const (
 	pageEvery      = 100 * time.Millisecond
 )
 
-// demoPage makes d show itself on the page of hasp ui, until end is called.
-func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) (end func(), err error) {
+// demoPage makes d show itself on the page of hasp ui.
+func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) error {
 	if d.NoLock {
-		return nil, usagef("--ui and --no-lock cannot be used together: without a lock there is nothing to show")
+		return usagef("--ui and --no-lock cannot be used together: without a lock there is nothing to show")
 	}
 	if err := exclusive(cmd, "ui", "json"); err != nil {
-		return nil, err
+		return err
 	}
 	if !cmd.Flag("work").Changed {
 		d.Work = pageWork
@@ -147,16 +144,15 @@ func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) (end func(), err error)
 		d.Increments = pageIncrements
 	}
 
-	stop := func() {} // before the page is served
-	d.Before = func(ctx context.Context, d *demo.Demo) error {
+	d.Page = func(ctx context.Context, d *demo.Demo) (end func(), err error) {
 		src, err := d.Store.Open(ctx, &hasp.Options{Owner: ownerOf(d.Store, cmd.CommandPath())})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		ln, err := listenAt(ctx, "127.0.0.1:0")
 		if err != nil {
 			src.Close()
-			return err
+			return nil, err
 		}
 		s := ui.New(src, ui.Options{Store: d.Store.Strategy, Ordered: d.Ordered, Prefix: d.Key, Every: pageEvery,
 			Listen: ln.Addr().String(), Redact: a.store.redact})
@@ -168,17 +164,15 @@ func (a *app) demoPage(cmd *cobra.Command, d *demo.Demo) (end func(), err error)
 			defer src.Close()
 			_ = s.Serve(serving, ln) // if it fails, the browser shows that
 		}()
-		stop = sync.OnceFunc(func() { cancel(); <-ended })
+		end = func() { cancel(); <-ended }
 		_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
-		if err != nil {
-			return printed(err)
+		if err = printed(err); err == nil {
+			err = s.AwaitBrowser(ctx)
 		}
-		return s.AwaitBrowser(ctx)
+		if err != nil {
+			end()
+		}
+		return end, err
 	}
-	d.After = func(ctx context.Context) {
-		fmt.Fprintln(a.out, "the page stays until Ctrl-C")
-		<-ctx.Done()
-		stop() // before the directory of the locks is removed
-	}
-	return func() { stop() }, nil
+	return nil
 }

@@ -168,23 +168,18 @@ func unknown(e backend.Entry) int {
 
 // print prints one list.
 func (l *ls) print(all []backend.Entry, now time.Time, first bool) error {
-	var lines []string
+	width, stamp := 0, ""
 	switch {
 	case l.json:
-		var err error
-		if lines, err = l.jsonLines(all, now); err != nil {
-			return err
-		}
+		return l.printJSON(all, now)
 	case l.size != nil && l.watch:
 		return l.draw(all, now)
 	case l.size != nil:
-		width, _ := l.size()
-		lines = table(all, now, "", width, true)
+		width, _ = l.size()
 	case l.watch:
-		lines = table(all, now, now.Format(time.TimeOnly), 0, first)
-	default:
-		lines = table(all, now, "", 0, true)
+		stamp = now.Format(time.TimeOnly)
 	}
+	lines := table(all, now, stamp, width, first)
 	if len(lines) == 0 {
 		return nil
 	}
@@ -192,8 +187,8 @@ func (l *ls) print(all []backend.Entry, now time.Time, first bool) error {
 	return err
 }
 
-// jsonLines returns a line of JSON for each entry.
-func (l *ls) jsonLines(all []backend.Entry, now time.Time) (lines []string, err error) {
+// printJSON prints a line of JSON for each entry.
+func (l *ls) printJSON(all []backend.Entry, now time.Time) error {
 	if !l.watch {
 		now = time.Time{}
 	}
@@ -203,11 +198,13 @@ func (l *ls) jsonLines(all []backend.Entry, now time.Time) (lines []string, err 
 			backend.Entry
 		}{now, e})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		lines = append(lines, string(text.JSON(b)))
+		if _, err := l.out.Write(append(text.JSON(b), '\n')); err != nil {
+			return err
+		}
 	}
-	return lines, nil
+	return nil
 }
 
 // draw draws the table over the one before. It shows as many rows as the terminal has room

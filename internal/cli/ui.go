@@ -12,8 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
@@ -76,23 +74,15 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 		a.complain("warning: other users of this host can read --token in the process list; put the token into %s", uiToken)
 	}
 
-	c, err := a.config(cmd)
-	if err != nil {
-		return err
-	}
-	if o.Token != "" {
-		a.store.secret = append(a.store.secret, o.Token)
-	}
-	src, err := c.Open(cmd.Context(), &hasp.Options{Owner: ownerOf(c, cmd.CommandPath())})
+	src, err := a.open(cmd, cmd.CommandPath(), nil)
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	s := describe(c.Strategy)
-	o.Store, o.Ordered, o.Redact = c.Strategy, s.Order == InOrder, a.store.redact
-	if s.Reach == backend.Process.String() {
-		a.complain("warning: %s keeps locks inside this process, where no other program sees them; use filelock://", c.Strategy)
+	if o.Token != "" {
+		a.store.secret = append(a.store.secret, o.Token)
 	}
+	o.Store, o.Ordered, o.Redact = a.strategy, describe(a.strategy).Order == InOrder, a.store.redact
 
 	ln, err := listenAt(cmd.Context(), o.Listen)
 	if err != nil {

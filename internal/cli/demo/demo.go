@@ -6,6 +6,7 @@ package demo
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -25,10 +26,9 @@ type Demo struct {
 	Store      hasp.Config   // where the lock is kept; the zero Config is a temporary directory
 	Ordered    bool          // the store serves waiters in order of arrival
 
-	// Before, if it is not nil, is called when the store is chosen and nothing runs yet.
-	// After is called when everything has run, while the store is still there.
-	Before func(ctx context.Context, d *Demo) error `json:"-"`
-	After  func(ctx context.Context)                `json:"-"`
+	// Page, if it is not nil, shows the lock on a page, until end is called. The store is
+	// chosen, and nothing runs yet. After the run the page stays until the end of ctx.
+	Page func(ctx context.Context, d *Demo) (end func(), err error) `json:"-"`
 
 	// Run sets these.
 	Key   string
@@ -71,10 +71,12 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 		return Summary{}, err
 	}
 
-	if d.Before != nil {
-		if err := d.Before(ctx, d); err != nil {
+	if d.Page != nil {
+		end, err := d.Page(ctx, d)
+		if err != nil {
 			return Summary{}, err
 		}
+		defer end() // before the directory of the locks is removed
 	}
 	r := &referee{Demo: d, view: d.view(out)}
 	err = r.run(ctx)
@@ -89,8 +91,9 @@ func (d *Demo) Run(ctx context.Context, out io.Writer) (Summary, error) {
 	}
 	s := r.summary(number)
 	d.report(out, s)
-	if d.After != nil {
-		d.After(ctx)
+	if d.Page != nil {
+		fmt.Fprintln(out, "the page stays until Ctrl-C")
+		<-ctx.Done()
 	}
 	return s, nil
 }

@@ -28,18 +28,12 @@ type referee struct {
 	*Demo
 	timeline
 	view    view
-	procs   []*process     // by lane
-	ready   int            // processes that have been ready
-	running int            // processes that have not ended
-	reports chan report    // from the goroutines that read from workers
-	pending []report       // younger than lag
-	live    sync.WaitGroup // goroutines that read from workers
-}
-
-// process is one worker process.
-type process struct {
-	*crew.Process
-	failed string // why it failed
+	procs   []*crew.Process // by lane
+	ready   int             // processes that have been ready
+	running int             // processes that have not ended
+	reports chan report     // from the goroutines that read from workers
+	pending []report        // younger than lag
+	live    sync.WaitGroup  // goroutines that read from workers
 }
 
 // report is something that happened, and how to handle it.
@@ -85,7 +79,7 @@ func (r *referee) start(ctx context.Context, o order) error {
 		return err
 	}
 
-	r.procs = append(r.procs, &process{Process: p})
+	r.procs = append(r.procs, p)
 	r.Lanes = append(r.Lanes, lane{PID: p.Pid})
 	r.running++
 	r.live.Go(func() {
@@ -167,7 +161,7 @@ func (r *referee) handle(ctx context.Context, i int, e event) error {
 	case isFrees:
 		r.enter(i, idle, at)
 	case isFailed:
-		r.procs[i].failed = e.Error
+		r.Lanes[i].failed = e.Error
 	}
 	return nil
 }
@@ -223,6 +217,6 @@ func (r *referee) ended(i int, err error) error {
 	if errors.As(err, &exit) && exit.ExitCode() > 0 { // not ended by a signal
 		code = exit.ExitCode()
 	}
-	why := cmp.Or(r.procs[i].failed, err.Error())
+	why := cmp.Or(l.failed, err.Error())
 	return failure{fmt.Errorf("worker %d: %s", i+1, strings.TrimPrefix(why, "hasp: ")), code}
 }

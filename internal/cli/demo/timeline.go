@@ -32,6 +32,7 @@ type lane struct {
 	done   int // increments
 	killed bool
 	ended  bool
+	failed string // why, as the worker has said
 	Spans  []span
 }
 

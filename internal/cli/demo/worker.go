@@ -116,11 +116,9 @@ func (w *worker) turn(ctx context.Context, stall bool) error {
 
 		// After a loss the number may be written already: increment checks the lease
 		// before it writes, and the lease may be lost after that.
-		lost := errors.Is(err, hasp.ErrLost)
-		switch {
-		case !lost:
+		if !errors.Is(err, hasp.ErrLost) {
 			return err
-		case wrote:
+		} else if wrote {
 			return nil
 		}
 	}

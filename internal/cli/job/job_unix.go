@@ -163,14 +163,9 @@ func (j *Job) passOn(sig syscall.Signal) {
 // continued handles a SIGCONT that hasp received while the command ended, and
 // that Attend has not read yet.
 func (j *Job) continued() {
-	for {
-		select {
-		case sig := <-j.w.Signals:
-			if sig == unix.SIGCONT {
-				j.tty.recheck(j.pid)
-			}
-		default:
-			return
+	for len(j.w.Signals) > 0 {
+		if sig := <-j.w.Signals; sig == unix.SIGCONT {
+			j.tty.recheck(j.pid)
 		}
 	}
 }
