@@ -2,6 +2,7 @@ package otelhasp
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"go.opentelemetry.io/otel"
@@ -18,8 +19,10 @@ var bounds = []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300
 // metrics are the instruments of one Observe.
 type metrics struct {
 	config *config
-	known  map[labels]measured // without a key; not changed after init
-	begun  sync.Map            // the keys of WithKey whose counters exist
+	begun  sync.Map // the keys of WithKey whose counters exist
+
+	mu    sync.RWMutex        // guards known
+	known map[labels]measured // attribute sets, which are costly to make
 
 	waitTime, useTime                  metric.Float64Histogram
 	count, pending, followers, leaders metric.Int64UpDownCounter
@@ -28,7 +31,7 @@ type metrics struct {
 
 // labels are the attributes of one measurement that differ within an instrument. An empty
 // string is no attribute.
-type labels struct{ state, op, errorType, loss string }
+type labels struct{ state, op, errorType, loss, key string }
 
 // measured is a set of attributes in the form that instruments take.
 type measured struct {
@@ -38,7 +41,7 @@ type measured struct {
 
 // init makes the instruments.
 func (m *metrics) init(c *config) {
-	m.config = c
+	m.config, m.known = c, map[labels]measured{}
 	meter := c.meters.Meter(scope)
 	m.waitTime = instrument(meter.Float64Histogram("hasp.client.lock.wait_time", metric.WithUnit("s"),
 		metric.WithDescription("The time it took to get a lock, or not to get it."),
@@ -61,35 +64,15 @@ func (m *metrics) init(c *config) {
 	m.renewalFailures = instrument(meter.Int64Counter("hasp.client.lock.renewal_failures", metric.WithUnit("{failure}"),
 		metric.WithDescription("The number of renewals that failed or were not answered.")))
 
-	// Attribute sets are costly to make. There are few of them as long as they have no key.
-	m.known = map[labels]measured{}
-	kinds := []string{"", otherError}
-	for _, t := range errorTypes {
-		kinds = append(kinds, t.name)
-	}
-	for _, kind := range kinds {
-		for _, op := range []string{"", "lock", "trylock", leads} {
-			l := labels{op: op, errorType: kind}
-			m.known[l] = m.measure(l, "")
-		}
-	}
-	more := []labels{{state: "used"}}
-	for _, reason := range lossReasons {
-		more = append(more, labels{loss: reason})
-	}
-	for _, l := range more {
-		m.known[l] = m.measure(l, "")
-	}
-
 	// An increase from nothing to 1 is not an increase for Prometheus, so the counters
 	// begin at 0.
 	ctx := context.Background()
 	m.beginCounters(ctx, "")
-	m.count.Add(ctx, 0, m.known[labels{state: "used"}].add...)
-	m.followers.Add(ctx, 0, m.known[labels{}].add...)
-	m.leaders.Add(ctx, 0, m.known[labels{}].add...)
+	m.count.Add(ctx, 0, m.with(labels{state: "used"}).add...)
+	m.followers.Add(ctx, 0, m.with(labels{}).add...)
+	m.leaders.Add(ctx, 0, m.with(labels{}).add...)
 	for _, op := range []string{"lock", "trylock"} {
-		m.pending.Add(ctx, 0, m.known[labels{op: op}].add...)
+		m.pending.Add(ctx, 0, m.with(labels{op: op}).add...)
 	}
 }
 
@@ -105,40 +88,31 @@ func instrument[T any](i T, err error) T {
 // beginCounters makes the counters of key exist.
 func (m *metrics) beginCounters(ctx context.Context, key string) {
 	for _, c := range []metric.Int64Counter{m.timeouts, m.renewalFailures} {
-		c.Add(ctx, 0, m.with(labels{}, key).add...)
+		c.Add(ctx, 0, m.with(labels{key: key}).add...)
 	}
 	for _, reason := range lossReasons {
-		m.losses.Add(ctx, 0, m.with(labels{loss: reason}, key).add...)
+		m.losses.Add(ctx, 0, m.with(labels{loss: reason, key: key}).add...)
 	}
 }
 
-// with returns the attributes of l and key.
-func (m *metrics) with(l labels, key string) measured {
-	if key == "" {
-		if known, ok := m.known[l]; ok {
-			return known
-		}
+// with returns the attributes of l.
+func (m *metrics) with(l labels) measured {
+	m.mu.RLock()
+	known, ok := m.known[l]
+	m.mu.RUnlock()
+	if ok {
+		return known
 	}
-	return m.measure(l, key)
-}
 
-// measure makes the attributes of l and key.
-func (m *metrics) measure(l labels, key string) measured {
-	var attrs []attribute.KeyValue
-	if l.state != "" {
-		attrs = append(attrs, stateKey.String(l.state))
-	}
-	if l.op != "" {
-		attrs = append(attrs, operationKey.String(l.op))
-	}
-	if l.errorType != "" {
-		attrs = append(attrs, errorTypeKey.String(l.errorType))
-	}
-	if l.loss != "" {
-		attrs = append(attrs, lossKey.String(l.loss))
-	}
-	set := metric.WithAttributeSet(attribute.NewSet(m.config.attributes(key, attrs...)...))
-	return measured{[]metric.AddOption{set}, []metric.RecordOption{set}}
+	attrs := slices.DeleteFunc([]attribute.KeyValue{stateKey.String(l.state), operationKey.String(l.op),
+		errorTypeKey.String(l.errorType), lossKey.String(l.loss)},
+		func(a attribute.KeyValue) bool { return a.Value.AsString() == "" })
+	set := metric.WithAttributeSet(attribute.NewSet(m.config.attributes(l.key, attrs...)...))
+	made := measured{[]metric.AddOption{set}, []metric.RecordOption{set}}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.known[l] = made
+	return made
 }
 
 // leads is the Event.Op of Lead.
@@ -152,9 +126,9 @@ func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 			m.beginCounters(ctx, key)
 		}
 	case e.Kind == hasp.EventRenewFailed:
-		m.renewalFailures.Add(ctx, 1, m.with(labels{}, key).add...)
+		m.renewalFailures.Add(ctx, 1, m.with(labels{key: key}).add...)
 	case kind == "lost" && (e.Kind == hasp.EventReleased || e.Kind == hasp.EventLost):
-		m.losses.Add(ctx, 1, m.with(labels{loss: lossReason(e.Err)}, key).add...)
+		m.losses.Add(ctx, 1, m.with(labels{loss: lossReason(e.Err), key: key}).add...)
 	}
 	if e.Op == leads {
 		m.lead(ctx, e, kind, key)
@@ -167,33 +141,33 @@ func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventRequested:
-		m.pending.Add(ctx, 1, m.with(labels{op: e.Op}, key).add...)
+		m.pending.Add(ctx, 1, m.with(labels{op: e.Op, key: key}).add...)
 
 	case hasp.EventAcquired, hasp.EventRefused:
-		m.pending.Add(ctx, -1, m.with(labels{op: e.Op}, key).add...)
+		m.pending.Add(ctx, -1, m.with(labels{op: e.Op, key: key}).add...)
 		if e.Reentry {
 			return // it waited for nothing, and the hold is counted already
 		}
-		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: e.Op, errorType: kind}, key).record...)
+		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: e.Op, errorType: kind, key: key}).record...)
 		if e.Kind == hasp.EventAcquired {
-			m.count.Add(ctx, 1, m.with(labels{state: "used"}, key).add...)
+			m.count.Add(ctx, 1, m.with(labels{state: "used", key: key}).add...)
 		} else if e.Op == "lock" && (kind == "held" || kind == "deadline_exceeded") {
-			m.timeouts.Add(ctx, 1, m.with(labels{}, key).add...)
+			m.timeouts.Add(ctx, 1, m.with(labels{key: key}).add...)
 		}
 
 	case hasp.EventReleased, hasp.EventLost:
 		if e.Reentry {
 			return
 		}
-		m.count.Add(ctx, -1, m.with(labels{state: "used"}, key).add...)
-		m.useTime.Record(ctx, e.Hold.Seconds(), m.with(labels{errorType: kind}, key).record...)
+		m.count.Add(ctx, -1, m.with(labels{state: "used", key: key}).add...)
+		m.useTime.Record(ctx, e.Hold.Seconds(), m.with(labels{errorType: kind, key: key}).record...)
 	}
 }
 
 // lead measures e of a call of Lead. Followers wait for as long as another one leads. So a
 // wait that ends well says nothing about the store, and would hide the waits of lock.
 func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
-	add := m.with(labels{}, key).add
+	add := m.with(labels{key: key}).add
 	switch e.Kind {
 	case hasp.EventRequested:
 		m.followers.Add(ctx, 1, add...)
@@ -202,7 +176,7 @@ func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
 		m.leaders.Add(ctx, 1, add...)
 	case hasp.EventRefused:
 		m.followers.Add(ctx, -1, add...)
-		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: leads, errorType: kind}, key).record...)
+		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: leads, errorType: kind, key: key}).record...)
 	case hasp.EventReleased, hasp.EventLost:
 		m.leaders.Add(ctx, -1, add...)
 	}
