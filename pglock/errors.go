@@ -59,59 +59,44 @@ func diagnose(err error) error {
 	if err == nil {
 		return nil
 	}
-	hint := hint(err)
-	var connect *pgconn.ConnectError
-	var reply *pgconn.PgError
 	text := strings.Join(strings.Fields(err.Error()), " ")
-	switch {
-	case errors.As(err, &reply):
+	var reply *pgconn.PgError
+	if errors.As(err, &reply) {
 		text = reply.Message
-	case errors.As(err, &connect):
+	} else if errors.As(err, new(*pgconn.ConnectError)) {
 		text = strings.TrimPrefix(text, "failed to connect to ")
 	}
-	if hint != "" {
+	if hint := hint(err); hint != "" {
 		text += " (" + hint + ")"
 	}
 	return &said{"postgresql: " + text, err}
 }
 
+// hints are what to do about errors of PostgreSQL, by code.
+var hints = map[string]string{
+	"28P01":             "check user and password in the URL: postgres://user:password@host/database",
+	"28000":             "check the user in the URL, sslmode, and pg_hba.conf of the server",
+	"3D000":             "check the database in the URL, or create it: createdb",
+	insufficientRights:  "grant the user the right to connect, and the use of the schema",
+	tooManyConnections:  "the server has no connection left: lower pool_size, or raise max_connections",
+	readOnlyTransaction: "this server is a replica: name all servers in the URL, or the address of the primary; or default_transaction_read_only is on for this user: switch it off",
+	"57P03":             "the server is starting up or shutting down: try again",
+}
+
 // hint returns what to do about the error of a connection, or "".
 func hint(err error) string {
-	switch c := code(err); {
-	case c == "28P01":
-		return "check user and password in the URL: postgres://user:password@host/database"
-	case c == "28000":
-		return "check the user in the URL, sslmode, and pg_hba.conf of the server"
-	case c == "3D000":
-		return "check the database in the URL, or create it: createdb"
-	case c == insufficientRights:
-		return "grant the user the right to connect, and the use of the schema"
-	case c == tooManyConnections:
-		return "the server has no connection left: lower pool_size, or raise max_connections"
-	case c == readOnlyTransaction:
-		return "this server is a replica: name all servers in the URL, or the address of the primary; or default_transaction_read_only is on for this user: switch it off"
-	case c == "57P03":
-		return "the server is starting up or shutting down: try again"
-	case c != "":
-		return ""
-	}
-
-	var (
-		dns       *net.DNSError
-		authority x509.UnknownAuthorityError
-		name      x509.HostnameError
-		record    tls.RecordHeaderError
-	)
 	switch {
-	case errors.As(err, &authority):
+	case code(err) != "":
+		return hints[code(err)]
+	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return "name the file of its certificate authority: sslrootcert=/path/to/ca.pem"
-	case errors.As(err, &name):
+	case errors.As(err, new(x509.HostnameError)):
 		return "name the host that the certificate is for"
-	case errors.As(err, &record):
+	case errors.As(err, new(tls.RecordHeaderError)):
 		return "does this server speak TLS? if not: sslmode=disable"
 	case strings.Contains(err.Error(), "server refused TLS"):
 		return "the server has no TLS: sslmode=disable, or switch on ssl in postgresql.conf"
-	case errors.As(err, &dns):
+	case errors.As(err, new(*net.DNSError)):
 		return "check the host in the URL"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "is PostgreSQL running there? check host and port"

@@ -57,26 +57,19 @@ func (d *Driver) Fill(ctx context.Context) error {
 }
 
 // TakePlaces takes all places of attempts but some, until vacate is called.
-func (d *Driver) TakePlaces(but int) (vacate func()) {
-	n := cap(d.takes) - but
+func (d *Driver) TakePlaces(but int) (vacate func()) { return occupy(d.takes, cap(d.takes)-but) }
+
+// TakeOthers takes the places of all statements except renewals, until vacate is called.
+func (d *Driver) TakeOthers() (vacate func()) { return occupy(d.others, cap(d.others)) }
+
+// occupy takes n slots, until vacate is called.
+func occupy(slots chan struct{}, n int) (vacate func()) {
 	for range n {
-		d.takes <- struct{}{}
+		slots <- struct{}{}
 	}
 	return func() {
 		for range n {
-			<-d.takes
-		}
-	}
-}
-
-// TakeOthers takes the places of all statements except renewals, until vacate is called.
-func (d *Driver) TakeOthers() (vacate func()) {
-	for range cap(d.others) {
-		d.others <- struct{}{}
-	}
-	return func() {
-		for range cap(d.others) {
-			<-d.others
+			<-slots
 		}
 	}
 }

@@ -44,9 +44,7 @@ func guarded(ctx context.Context, db *pgxpool.Pool, lease *hasp.Lease, write fun
 func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	p, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(p.Close)
 	return p
 }
@@ -55,9 +53,7 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 func client(t testing.TB, addr, params string, o *hasp.Options) *hasp.Client {
 	t.Helper()
 	c, err := hasp.Open(t.Context(), "pglock+postgres://postgres@"+addr+"/postgres?sslmode=disable"+params, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }

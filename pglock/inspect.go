@@ -92,14 +92,13 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 					return
 				}
 			}
-			switch {
-			case ctx.Err() != nil:
-				yield(backend.Entry{}, ctx.Err())
-				return
-			case err != nil:
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			if err != nil {
 				yield(backend.Entry{}, err)
-				return
-			case last == nil:
+			}
+			if err != nil || last == nil {
 				return
 			}
 			after = last

@@ -106,15 +106,21 @@ func (l *listener) set(deaf bool) {
 	}
 }
 
-// unused reports whether nobody has waited for some time. If so, the run must end.
+// idle reports whether nobody has waited for some time.
+func (l *listener) idle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.idleLocked()
+}
+
+func (l *listener) idleLocked() bool { return len(l.waits) == 0 && time.Since(l.last) >= lingers }
+
+// unused is idle. If it is true, the run must end.
 func (l *listener) unused() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.waits) > 0 || time.Since(l.last) < lingers {
-		return false
-	}
-	l.running = false // a wait that begins from now on starts another run
-	return true
+	l.running = !l.idleLocked() // a wait that begins after the end of a run starts another one
+	return !l.running
 }
 
 // run listens until nobody waits any more, or the driver is closed.
@@ -180,18 +186,16 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		n, err := c.WaitForNotification(within)
 		quiet := within.Err() != nil
 		cancel()
-		switch {
-		case err == nil:
+		if err == nil {
 			l.wake(n.Payload)
-			// Other Clients may hand keys over all the time, so there may be no quiet moment.
-			if l.idle() {
-				return false
-			}
-		case ctx.Err() != nil || !quiet:
+		} else if ctx.Err() != nil || !quiet {
 			return true
-		case l.idle():
+		}
+		// Other Clients may hand keys over all the time, so there may be no quiet moment.
+		if l.idle() {
 			return false
-		default:
+		}
+		if err != nil {
 			// The connection may be half open. The waits look once a second meanwhile.
 			within, cancel := context.WithTimeout(ctx, checkListening)
 			err := c.Ping(within)
@@ -201,13 +205,6 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 			}
 		}
 	}
-}
-
-// idle reports whether nobody has waited for some time.
-func (l *listener) idle() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.waits) == 0 && time.Since(l.last) >= lingers
 }
 
 // connect makes a connection beside the pool, with the pool's settings.

@@ -3,7 +3,6 @@ package pglock
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -107,7 +106,7 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 		return nil, err
 	}
 	query := url.Values{}
-	for name, value := range maps.All(c.Params) {
+	for name, value := range c.Params {
 		if slices.Contains(libpqParams, name) {
 			query.Set(name, value)
 		}

@@ -37,18 +37,24 @@ func TestMarkOfAWrongClock(t *testing.T) {
 	must(t, <-got)
 }
 
-// The last other shared holds end while one leaves: the key is free, or they have it. Their
-// number makes the statement slow, so that their end may come while it runs.
+// shareMany gives the key "k" many shared holds, which end after an interval. They make a
+// statement about one more slow, so that an end may come while it runs.
+func shareMany(t *testing.T, s *pgtest.Server, holds int, end string) {
+	t.Helper()
+	s.Must(t, fmt.Sprintf(`INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
+		SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '%s')),
+			now(), clock_timestamp() + interval '5 s', 1, true
+		FROM generate_series(1, %d) i
+		ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`, end, holds))
+}
+
+// The last other shared holds end while one leaves: the key is free, or they have it.
 func TestLeaveAtTheEndOfOthers(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Start(t), t.Context()
 	d := newDriver(t, s.Addr)
 	for n := range 20 {
-		s.Must(t, `INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
-			SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '300 ms')),
-				now(), clock_timestamp() + interval '5 s', 1, true
-			FROM generate_series(1, 3000) i
-			ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`)
+		shareMany(t, s, 3000, "300 ms")
 		c := backend.Claim{Key: "k", Token: "leaves", TTL: time.Minute, Timeout: 5 * time.Second, Shared: true}
 		_, err := d.Acquire(ctx, c)
 		must(t, err)
@@ -68,19 +74,14 @@ func TestLeaveAtTheEndOfOthers(t *testing.T) {
 }
 
 // A shared hold whose renewal arrives just before its end is either lost, or keeps the key for
-// its whole term. The many other holds make the statement slow, so that the end may come while
-// it runs.
+// its whole term.
 func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Start(t), t.Context()
 	d := newDriver(t, s.Addr)
 	renewed := 0
 	for n := range 60 {
-		s.Must(t, `INSERT INTO hasp_locks (key, readers, since, expires, fence, fenced)
-			SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '4 s')),
-				now(), clock_timestamp() + interval '5 s', 1, true
-			FROM generate_series(1, 300) i
-			ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`)
+		shareMany(t, s, 300, "4 s")
 		c := backend.Claim{Key: "k", Token: fmt.Sprint("reader", n), TTL: backend.MinTTL, Timeout: 5 * time.Second, Shared: true}
 		_, err := d.Acquire(ctx, c)
 		must(t, err)
