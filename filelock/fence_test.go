@@ -83,9 +83,7 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 func damage(t *testing.T, d *Driver, key string, with []byte) {
 	t.Helper()
 	f, err := os.OpenFile(d.guardFile("stripe", stripeOf(key)), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	if _, err := f.WriteAt(with, int64(pidLen)); err != nil {
 		t.Fatal(err)

@@ -35,9 +35,7 @@ func TestURLNamesTheDirectory(t *testing.T) {
 		}
 		t.Chdir(t.TempDir()) // must not move the locks
 		lease, err := client.TryLock(t.Context(), "k", hasp.WithFence())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !slices.ContainsFunc(files(t, c.want), func(name string) bool { return strings.HasSuffix(name, ".lock") }) {
 			t.Errorf("%s: no lock in %s", c.url, c.want)
 		}

@@ -11,6 +11,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -36,17 +37,12 @@ func TestNoSpanIsKeptAfterItsEnd(t *testing.T) {
 					}
 					return nil
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				await.Must(t, err)
 			}
-			if _, err := c.Lock(t.Context(), "left"); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.Lock(t.Context(), "left")
+			await.Must(t, err)
 			l, err := c.Lock(t.Context(), "lost", hasp.WithMaxHold(1))
-			if err != nil {
-				t.Fatal(err)
-			}
+			await.Must(t, err)
 			<-l.Context().Done()
 			_ = c.Close()
 			if n := kept(); n != 0 {

@@ -22,42 +22,35 @@ const maxConfig = 1 << 20
 
 // readConfig reads a YAML file and refuses unknown fields. Its errors show no
 // value of the file, because any value may be a password.
-func readConfig(file string) (hasp.Config, error) {
-	var c hasp.Config
-	err := decodeConfig(file, &c)
-	if err == nil {
-		err = registered(c)
-	}
-	if err != nil {
-		err = usagef("--config %s: %w", text.Quote(file), err)
-	}
-	return c, err
-}
-
-func decodeConfig(file string, c *hasp.Config) error {
+func readConfig(file string) (c hasp.Config, err error) {
+	defer func() {
+		if err != nil {
+			err = usagef("--config %s: %w", text.Quote(file), err)
+		}
+	}()
 	f, err := os.Open(file)
 	if err != nil {
-		return err
+		return c, err
 	}
 	defer f.Close()
 
 	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err != nil {
-		return err
+		return c, err
 	}
 	if len(b) > maxConfig {
-		return errors.New("the file is larger than any configuration")
+		return c, errors.New("the file is larger than any configuration")
 	}
 
 	d := yaml.NewDecoder(bytes.NewReader(b))
 	d.KnownFields(true)
-	if err := d.Decode(c); err != nil {
-		return yamlError(err)
+	if err := d.Decode(&c); err != nil {
+		return c, yamlError(err)
 	}
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return errors.New("want one YAML document")
+		return c, errors.New("want one YAML document")
 	}
-	return nil
+	return c, registered(c)
 }
 
 // wantConfig is the form of a configuration.

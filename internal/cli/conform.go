@@ -138,12 +138,16 @@ func harness(c hasp.Config) conformance.Harness {
 	}
 
 	// On one Redis, the strategies must exclude each other.
-	if slices.Contains(onRedis, c.Strategy) {
-		for _, other := range onRedis {
-			if other != c.Strategy {
-				h.Others = append(h.Others, conformance.Other{Name: other, Open: sameStore(c, other)})
-			}
+	onRedis := []string{"spinlock", "pubsublock", "fairlock"}
+	for _, strategy := range onRedis {
+		if strategy == c.Strategy || !slices.Contains(onRedis, c.Strategy) {
+			continue
 		}
+		other := c
+		other.Strategy, other.Params = strategy, maps.Clone(c.Params) // those that all of them have
+		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
+		h.Others = append(h.Others, conformance.Other{Name: strategy,
+			Open: func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }})
 	}
 	return h
 }
@@ -162,15 +166,4 @@ func serverOf(c hasp.Config) *url.URL {
 		return nil
 	}
 	return u
-}
-
-// onRedis are the strategies that exclude each other on one Redis.
-var onRedis = []string{"spinlock", "pubsublock", "fairlock"}
-
-// sameStore opens drivers of another strategy on the store of c. It keeps the
-// parameters that all of them have.
-func sameStore(c hasp.Config, strategy string) func(context.Context, string) (backend.Driver, error) {
-	c.Strategy, c.Params = strategy, maps.Clone(c.Params)
-	maps.DeleteFunc(c.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
-	return func(ctx context.Context, _ string) (backend.Driver, error) { return c.Driver(ctx) }
 }

@@ -85,9 +85,7 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 			node = redis
 		}
 		d, err := hasp.Config{Strategy: s.Name, Nodes: []string{node}}.Driver(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer d.Close()
 		if got := d.Traits(); got.Reach.String() != s.Reach || got.Fenced != s.Fence || got.Ordered != (s.Order != "none") {
 			t.Errorf("%+v has the traits %+v", s, got)

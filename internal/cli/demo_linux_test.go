@@ -53,9 +53,7 @@ func TestDemoLeavesNoProcess(t *testing.T) {
 func TestDemoIntoAClosedPipe(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tmp := t.TempDir()
 	cmd := self(t, "hasp", "", "demo", "--increments", "10000")
 	cmd.Env = append(cmd.Env, "TMPDIR="+tmp)

@@ -12,9 +12,7 @@ func TestFullOutputIsNoOutage(t *testing.T) {
 	url := store(t)
 	for _, args := range [][]string{{"inspect", "key"}, {"inspect", "key", "--json"}, {"ls"}, {"strategies"}, {"strategies", "--json"}, {"version"}} {
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer full.Close()
 		cmd := self(t, "hasp", url, args...)
 		cmd.Stdout = full

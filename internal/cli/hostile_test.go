@@ -24,9 +24,7 @@ func FuzzReadConfig(f *testing.F) {
 		if strings.Contains(form, pw) {
 			return
 		}
-		if err := os.WriteFile(file, []byte(strings.ReplaceAll(form, "%s", pw)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(strings.ReplaceAll(form, "%s", pw)), 0o600))
 		c, err := readConfig(file)
 		if err != nil && strings.Contains(err.Error(), pw) && !strings.Contains(c.Strategy, pw) && !mayName(err.Error()) {
 			t.Error(err)
@@ -49,9 +47,7 @@ func mayName(text string) bool {
 // whatever is wrong with the server.
 func TestNoCommandShowsThePassword(t *testing.T) {
 	clear, err := url.PathUnescape(secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 
 	refuses := redistest.Start(t, &redistest.Options{Own: true, Password: "another"})
 	for name, addr := range map[string]string{
@@ -125,9 +121,7 @@ func TestBreakFreesADamagedRecord(t *testing.T) {
 	dir := t.TempDir()
 	at := "filelock://" + filepath.ToSlash(dir)
 	call("run", "--url", at, "a", "--", os.Args[0], "-test.list", "^$").want(t, 0)
-	if err := os.WriteFile(filepath.Join(dir, "key-a.lock"), []byte("hasp filelock record 1\nrubbish"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "key-a.lock"), []byte("hasp filelock record 1\nrubbish"), 0o600))
 	if o := call("inspect", "--url", at, "a"); o.code == 0 {
 		t.Errorf("inspect: %+v", o)
 	}

@@ -32,9 +32,7 @@ func TestStatusShowsNothingRaw(t *testing.T) {
 	t.Parallel()
 	var b, asJSON bytes.Buffer
 	s := backend.Status{Held: true, Owner: evil, Since: time.Now(), TTL: -1, Waiters: []string{evil, "next"}}
-	if err := errors.Join(printStatus(&b, evil, s, nil), (&app{out: &asJSON}).printJSON(s)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(printStatus(&b, evil, s, nil), (&app{out: &asJSON}).printJSON(s)))
 	for _, shown := range []string{b.String(), asJSON.String()} {
 		if strings.ContainsAny(shown, "\x1b\r\u202e\u009b") || strings.Contains(shown, "\nhasp:") {
 			t.Errorf("raw: %q", shown)
@@ -81,9 +79,7 @@ func TestForeignValueIsNotBrokenWithoutForce(t *testing.T) {
 			"a list":               func(key string) error { return rdb.LPush(t.Context(), key, "value").Err() },
 		} {
 			key := t.Name() + strategy + ":" + kind
-			if err := put(key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, put(key))
 			contains(t, call("inspect", "--url", url, kind).want(t, 0).out, "held", "not a record of this strategy")
 			contains(t, call("inspect", "--url", url, kind, "--json").want(t, 0).out, `"foreign": true`)
 			call("break", "--url", url, kind).refused(t, exitUsage, "--force deletes it")
@@ -103,9 +99,7 @@ func TestInspectNamesTheLastFence(t *testing.T) {
 	t.Parallel()
 	for held, want := range map[bool]string{true: "\nfence   7\n", false: "\nlast fence   7\n"} {
 		var b bytes.Buffer
-		if err := printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, printStatus(&b, "key", backend.Status{Held: held, Owner: "me", Fence: 7}, nil))
 		contains(t, b.String(), want)
 	}
 }

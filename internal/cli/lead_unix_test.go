@@ -102,9 +102,7 @@ func TestSignalBeforeTheCommandBegins(t *testing.T) {
 	client := hasp.New(memlock.New(), nil)
 	defer client.Close()
 	lease, err := client.Lock(t.Context(), "key")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer lease.Unlock(t.Context())
 
 	cancelled := false

@@ -77,9 +77,7 @@ func TestLossEndsTheGroupIfStderrIsBroken(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := self(t, "hasp", url, "run", "key", "--ttl", soonLost, "--", "sh", "-c", `sh -c "$0" 2>/dev/null & wait`, endsByItself)
 	cmd.Stderr = w
 	p := start(t, cmd)
@@ -95,9 +93,7 @@ func TestLossEndsTheGroupIfStderrIsBroken(t *testing.T) {
 func blocked(t *testing.T) *os.File {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { r.Close() })
 	_ = w.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	_, _ = w.WriteString(strings.Repeat("x", 1<<20))

@@ -85,9 +85,7 @@ func TestLsShowsNothingRaw(t *testing.T) {
 		var b bytes.Buffer
 		l.out = &b
 		for _, first := range []bool{true, false} {
-			if err := l.print(someEntries(now), now, first); err != nil {
-				t.Fatal(err)
-			}
+			must(t, l.print(someEntries(now), now, first))
 		}
 		shown := b.String()
 		if l.watch && l.size != nil && !l.json {
@@ -115,9 +113,7 @@ func TestLsWatchFitsTheTerminal(t *testing.T) {
 	l := &ls{out: &b, watch: true, size: func() (int, int) { return 40, 10 }}
 	for range 2 {
 		b.Reset()
-		if err := l.print(all, now, false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.print(all, now, false))
 		if n := strings.Count(b.String(), "\n"); n > 9 {
 			t.Errorf("%d lines on a terminal of 10", n)
 		}

@@ -15,8 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
+
+var must = await.Must
 
 // patience is how long a test waits for an event before it fails.
 const patience = time.Minute
@@ -55,9 +58,7 @@ func store(t *testing.T) string {
 func file(t *testing.T, name, content string, mode os.FileMode) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), mode); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(content), mode))
 	return path
 }
 
@@ -65,9 +66,7 @@ func file(t *testing.T, name, content string, mode os.FileMode) string {
 func executable(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return exe
 }
 
@@ -176,9 +175,7 @@ func start(t *testing.T, cmd *exec.Cmd) *running {
 	p := &running{t: t, cmd: cmd, out: newStream(t), err: newStream(t), ended: make(chan struct{})}
 	if cmd.Stdin == nil {
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p.in = in
 	}
 	if cmd.Stdout == nil {
@@ -187,9 +184,7 @@ func start(t *testing.T, cmd *exec.Cmd) *running {
 	if cmd.Stderr == nil {
 		cmd.Stderr = p.err
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	go func() {
 		_ = cmd.Wait()
 		p.out.end()
@@ -203,9 +198,7 @@ func start(t *testing.T, cmd *exec.Cmd) *running {
 // signal sends a signal to the program.
 func (p *running) signal(sig os.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(sig); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Process.Signal(sig))
 }
 
 // free ends a program that hold has started.
@@ -253,9 +246,7 @@ func listen(t *testing.T, r io.ReadCloser) *stream {
 func pipe(t *testing.T) (*stream, *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return listen(t, r), w
 }
 

@@ -23,20 +23,14 @@ type person struct {
 func openPTY(t *testing.T) (*person, *os.File) {
 	t.Helper()
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	master := os.NewFile(uintptr(fd), "/dev/ptmx")
 	n, err1 := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	err2 := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
 	err3 := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 100})
-	if err := errors.Join(err1, err2, err3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err1, err2, err3))
 	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { slave.Close() })
 	return &person{listen(t, master), master}, slave
 }

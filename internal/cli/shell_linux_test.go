@@ -135,9 +135,7 @@ func startJobIn(t *testing.T, cmd *exec.Cmd, piped bool) *session {
 	report, reportW := pipe(t)
 	defer reportW.Close()
 	ordersR, ordersW, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer ordersR.Close()
 	t.Cleanup(func() { ordersW.Close() })
 	s.report, s.orders = report, ordersW

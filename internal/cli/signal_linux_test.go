@@ -36,9 +36,7 @@ func TestSignalEndsTheOpening(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"run", "key", "--", executable(t)}, {"inspect", "key"}, {"demo"}} {
 		silent, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer silent.Close()
 		p := startHasp(t, "spinlock+redis://"+silent.Addr().String()+"?timeout=10m", args...)
 		go func() {
@@ -88,9 +86,7 @@ func TestStoppedCommandKeepsTheLock(t *testing.T) {
 		if _, err := fmt.Sscanf(p.out.String(), "ready %d.", &pid); err != nil {
 			t.Fatal(err)
 		}
-		if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Kill(pid, unix.SIGSTOP))
 		if runHasp(t, url, "run", "key", "--wait", (3*ttl).String(), "--", "true").code != exitNotAcquired {
 			return false
 		}

@@ -33,9 +33,7 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	cmd.Args = append([]string{"sh", "-c", `trap '' HUP; exec "$0" "$@"`, cmd.Path},
 		"run", "key", "--", "sh", "-c", "echo ready; cat; echo survived")
 	sh, err := exec.LookPath("sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd.Path = sh
 	p := start(t, cmd)
 	p.out.expect("ready")

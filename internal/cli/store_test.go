@@ -181,9 +181,7 @@ func TestWhereTheLocksAreKept(t *testing.T) {
 		start(t, cmd).wait().want(t, 0)
 		for name, dir := range dirs {
 			entries, err := os.ReadDir(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got, want := len(entries) > 0, name == used; got != want {
 				t.Errorf("store of %s: %s used: %v", used, name, got)
 			}

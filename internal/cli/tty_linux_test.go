@@ -93,9 +93,7 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	s.report.expect("stopped")
 	lock(t, url, 0, "--wait", "1m")
 	before, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.order("fg")
 	s.report.expect(fmt.Sprintf("exited %d: the job has the terminal", exitLost))
 	s.expect("the process was stopped for longer than its term")
@@ -153,16 +151,12 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 	if _, err := fmt.Sscanf(s.String(), "hasp is %d.", &pid); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Kill(pid, unix.SIGSTOP))
 	s.report.expect("stopped")
 	s.order("bg")
 	s.report.expect("continued")
 	s.expect("goes on") // hasp has passed SIGCONT on, and has checked the terminal before
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	s.report.expect("exited 0: the shell has the terminal")
 }
 

@@ -27,23 +27,17 @@ func page(t *testing.T, url string, args ...string) (*running, string) {
 func get(t *testing.T, at string, headers ...string) (code int, body string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "GET", at, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, h := range headers {
 		name, value, _ := strings.Cut(h, ": ")
 		r.Header.Set(name, value)
 	}
 	r.Host = r.Header.Get("Host")
 	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<16))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return answer.StatusCode, string(text)
 }
 
@@ -64,9 +58,7 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 
 	// A browser that is connected does not keep hasp from ending.
 	answer, err := http.Get(at + "events")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	p.signal(syscall.SIGINT)
 	p.wait().want(t, 0)
@@ -95,9 +87,7 @@ func TestUIWantsATokenOffThisHost(t *testing.T) {
 
 	_, named := page(t, store(t), "ui", "--listen", "0.0.0.0:0", "--token", token)
 	u, err := url.Parse(named)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	at := "http://127.0.0.1:" + u.Port() + "/"
 	// As a browser on another host sends it.
 	if code, _ := get(t, at, "Host: "+u.Host); code != 401 {
@@ -123,9 +113,7 @@ func TestUIWarnsOfATokenThatOthersCanRead(t *testing.T) {
 
 func TestUIOnAPortThatIsTaken(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer ln.Close()
 	o := call("ui", "--url", store(t), "--listen", ln.Addr().String()).want(t, exitFailed)
 	contains(t, o.err, "another program has this port")
@@ -138,9 +126,7 @@ func TestUIUsesTheURLsPrefix(t *testing.T) {
 	hold(t, url+"?prefix=app:")
 	_, at := page(t, url+"?prefix=app:&timeout=20s", "ui", "--listen", "127.0.0.1:0")
 	answer, err := http.Get(at + "events")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	if got := answer.Header.Get("Content-Type"); got != "text/event-stream" { // or a browser refuses it
 		t.Errorf("type %q", got)
@@ -166,9 +152,7 @@ func TestDemoOnThePage(t *testing.T) {
 
 	p, at := page(t, "", "demo", "--ui", "--workers", "2", "--increments", "1", "--work", "10ms")
 	answer, err := http.Get(at + "events")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	p.out.expect("the page stays until Ctrl-C")
 	if code, body := get(t, at); code != 200 || !strings.Contains(body, "<title>hasp") {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 const ms = time.Millisecond
@@ -164,9 +166,7 @@ func TestLinesShowTheLine(t *testing.T) {
 	for ordered, want := range map[bool]string{true: "; in line: 3, 2\n", false: "; waiting: 2, 3\n"} {
 		var b bytes.Buffer
 		v := &lines{out: &b, d: &Demo{Workers: 3, Increments: 5, Ordered: ordered}}
-		if err := v.wrote(inLine(), 0, 5*ms, 1); err != nil {
-			t.Fatal(err)
-		}
+		await.Must(t, v.wrote(inLine(), 0, 5*ms, 1))
 		if !strings.HasSuffix(b.String(), want) {
 			t.Errorf("ordered %v: %q does not end with %q", ordered, b.String(), want)
 		}
@@ -191,9 +191,7 @@ func TestLinesAreInOrderOfTime(t *testing.T) {
 	happens(1, isWrote, 20*ms, 1)
 	happens(1, isFrees, 21*ms, 0)
 	happens(1, isWrote, 60*ms, 3) // not older than the lag yet
-	if err := r.settle(r.began.Add(50 * ms)); err != nil {
-		t.Fatal(err)
-	}
+	await.Must(t, r.settle(r.began.Add(50*ms)))
 
 	const want = "   0.020s  worker 2 writes 1 of 4, holding for 10ms\n   0.040s  worker 1 writes 2 of 4, holding for 10ms\n"
 	if b.String() != want {
