@@ -130,16 +130,7 @@ func files(t *testing.T, dir string) (names []string) {
 }
 
 // poll repeats the attempt until it has the key.
-func poll(t testing.TB, d *Driver, c backend.Claim) backend.Grant {
-	t.Helper()
-	g, err := pollFor(d, c)
-	if err != nil {
-		t.Errorf("acquire %q: %v", c.Key, err)
-	}
-	return g
-}
-
-func pollFor(d *Driver, c backend.Claim) (backend.Grant, error) {
+func poll(d *Driver, c backend.Claim) (backend.Grant, error) {
 	for delay := 50 * time.Microsecond; ; delay = min(2*delay, 2*time.Millisecond) {
 		g, err := d.Acquire(context.Background(), c)
 		if !errors.Is(err, backend.ErrHeld) {

@@ -105,10 +105,3 @@ func TestOpenSweeps(t *testing.T) {
 		t.Errorf("the expired record is still there: %v", err)
 	}
 }
-
-func TestOpenSaysWhatIsWrong(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, nil)
-	_, err := hasp.Open(t.Context(), "filelock://"+file, nil)
-	outage(t, "open", err, file)
-}

@@ -39,7 +39,7 @@ func count(args []string) error {
 	d := New(dir, nil)
 	for i := 0; i < n && err == nil; i++ {
 		c := claim("count")
-		if _, err = pollFor(d, c); err != nil {
+		if _, err = poll(d, c); err != nil {
 			break
 		}
 		var b []byte
@@ -124,7 +124,9 @@ func TestOneHolderAmongProcessesWhileOthersAreKilled(t *testing.T) {
 		}
 		key := keys[1+round%3]
 		cl := fenced(claim(key))
-		note(t, last, fmt.Sprint(key, " ", poll(t, d, cl).Fence))
+		g, err := poll(d, cl)
+		must(t, err)
+		note(t, last, fmt.Sprint(key, " ", g.Fence))
 		release(t, d, cl)
 	}
 	for _, c := range counting {

@@ -148,7 +148,7 @@ func newObserver(next func(context.Context, hasp.Event), opts []Option) *observe
 		o.tracers = otel.GetTracerProvider()
 	}
 	o.metrics.init(&o.config)
-	o.spans.init(&o.config)
+	o.spans.config, o.spans.tracer = &o.config, o.tracers.Tracer(scope)
 	return o
 }
 
@@ -203,9 +203,6 @@ func lossReason(err error) string {
 	return ""
 }
 
-// otherError is the error.type of an error that has no name.
-const otherError = "_OTHER"
-
 // errorType returns the error.type of err, or "" if err is nil.
 func errorType(err error) string {
 	if err == nil {
@@ -216,5 +213,5 @@ func errorType(err error) string {
 			return t.name
 		}
 	}
-	return otherError
+	return "_OTHER"
 }

@@ -19,11 +19,6 @@ type spans struct {
 	holds  sync.Map // spans of holds that have not ended, a trace.Span by Event.ID
 }
 
-func (s *spans) init(c *config) {
-	s.config = c
-	s.tracer = c.tracers.Tracer(scope)
-}
-
 // record makes, changes or ends the span of e, whose error has the type kind. The
 // contexts that Start returns are not used, because the lease's context is made without
 // them.

@@ -161,24 +161,16 @@ func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, r
 	signal.Notify(signals, job.NotIgnored(sigs)...)
 
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		select {
-		case sig := <-signals:
-			cancel(endedBy(sig))
-		case <-stop:
-			select {
-			case sig := <-signals: // it came before release
-				cancel(endedBy(sig))
-			default:
-			}
+		for sig := range signals {
+			cancel(endedBy(sig)) // the first one is the cause
 		}
 	})
 
 	return ctx, sync.OnceValue(func() error {
-		signal.Stop(signals)
-		close(stop)
+		signal.Stop(signals) // sends no signal from now on
+		close(signals)
 		watch.Wait()
 		return context.Cause(ctx)
 	})

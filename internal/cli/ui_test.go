@@ -23,8 +23,9 @@ func page(t *testing.T, url string, args ...string) (*running, string) {
 	return p, address.FindString(p.out.String())
 }
 
-// get returns the answer to a request, with headers "NAME: VALUE".
-func get(t *testing.T, at string, headers ...string) (code int, body string) {
+// get checks the status of the answer to a request, with headers "NAME: VALUE", and returns its
+// body.
+func get(t *testing.T, want int, at string, headers ...string) (body string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "GET", at, nil)
 	must(t, err)
@@ -38,23 +39,20 @@ func get(t *testing.T, at string, headers ...string) (code int, body string) {
 	defer answer.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<16))
 	must(t, err)
-	return answer.StatusCode, string(text)
+	if answer.StatusCode != want {
+		t.Errorf("%s with %q: got %d, want %d", at, headers, answer.StatusCode, want)
+	}
+	return string(text)
 }
 
 func TestUIServesThePageUntilCtrlC(t *testing.T) {
 	t.Parallel()
 	p, at := page(t, store(t), "ui", "--listen", "127.0.0.1:0")
 	for path, want := range map[string]string{"": "<title>hasp</title>", "page.js": "EventSource", "page.css": "light-dark(", "icon.svg": "<svg", "key?id=YQ": `"row":null`} {
-		if code, body := get(t, at+path); code != 200 || !strings.Contains(body, want) {
-			t.Errorf("/%s: %d, %.200s", path, code, body)
-		}
+		contains(t, get(t, 200, at+path), want)
 	}
-	if code, _ := get(t, at+"other"); code != 404 {
-		t.Errorf("another path: %d", code)
-	}
-	if code, _ := get(t, at, "Origin: http://evil.example"); code != 403 {
-		t.Errorf("another origin: %d", code)
-	}
+	get(t, 404, at+"other")
+	get(t, 403, at, "Origin: http://evil.example")
 
 	// A browser that is connected does not keep hasp from ending.
 	answer, err := http.Get(at + "events")
@@ -89,16 +87,9 @@ func TestUIWantsATokenOffThisHost(t *testing.T) {
 	u, err := url.Parse(named)
 	must(t, err)
 	at := "http://127.0.0.1:" + u.Port() + "/"
-	// As a browser on another host sends it.
-	if code, _ := get(t, at, "Host: "+u.Host); code != 401 {
-		t.Errorf("under the name %s, without the token: %d", u.Host, code)
-	}
-	if code, _ := get(t, at); code != 401 {
-		t.Errorf("without the token: %d", code)
-	}
-	if code, _ := get(t, at, "Authorization: Bearer "+token); code != 200 {
-		t.Errorf("with the token: %d", code)
-	}
+	get(t, 401, at, "Host: "+u.Host) // as a browser on another host sends it
+	get(t, 401, at)
+	get(t, 200, at, "Authorization: Bearer "+token)
 }
 
 func TestUIWarnsOfATokenThatOthersCanRead(t *testing.T) {
@@ -155,9 +146,7 @@ func TestDemoOnThePage(t *testing.T) {
 	must(t, err)
 	defer answer.Body.Close()
 	p.out.expect("the page stays until Ctrl-C")
-	if code, body := get(t, at); code != 200 || !strings.Contains(body, "<title>hasp") {
-		t.Errorf("after the demo: %d", code)
-	}
+	contains(t, get(t, 200, at), "<title>hasp")
 	p.signal(syscall.SIGINT)
 	p.wait().want(t, 0)
 }
