@@ -85,9 +85,8 @@ func damage(t *testing.T, d *Driver, key string, with []byte) {
 	f, err := os.OpenFile(d.guardFile("stripe", stripeOf(key)), os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	if _, err := f.WriteAt(with, int64(pidLen)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = f.WriteAt(with, int64(pidLen))
+	must(t, err)
 }
 
 func remove(t *testing.T, path string) {

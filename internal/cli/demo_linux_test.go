@@ -60,9 +60,8 @@ func TestDemoIntoAClosedPipe(t *testing.T) {
 	cmd.Stdout = w
 	p := start(t, cmd)
 	w.Close()
-	if _, err := r.Read(make([]byte, 100)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = r.Read(make([]byte, 100))
+	must(t, err)
 	r.Close()
 	if o := p.wait().want(t, 128+int(unix.SIGPIPE)); o.err != "" {
 		t.Errorf("stderr: %s", o.err)

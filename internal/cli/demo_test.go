@@ -101,9 +101,8 @@ func TestWorkerEndsWithItsReferee(t *testing.T) {
 	order := fmt.Sprintf(`{"Store": {"strategy": "filelock", "nodes": [%q]}, "Key": "key", "TTL": %d, "Turns": 1, "Stall": 1}`,
 		t.TempDir(), time.Minute)
 	const mark = "hasp-crew: " // begins each message
-	if _, err := io.WriteString(p.in, mark+order+"\n"+mark+"\"start\"\n"); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(p.in, mark+order+"\n"+mark+"\"start\"\n")
+	must(t, err)
 	p.out.expect("stalls")
 	p.in.Close()
 	p.wait().want(t, exitFailed)

@@ -52,7 +52,6 @@ func startOnPTY(t *testing.T, cmd *exec.Cmd) *person {
 // types writes text as if a person typed it.
 func (p *person) types(text string) {
 	p.t.Helper()
-	if _, err := p.master.Write([]byte(text)); err != nil {
-		p.t.Fatal(err)
-	}
+	_, err := p.master.Write([]byte(text))
+	must(p.t, err)
 }

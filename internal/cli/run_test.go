@@ -158,9 +158,8 @@ func TestRunInsideAnotherLock(t *testing.T) {
 func TestRunGivesTheCommandItsStreams(t *testing.T) {
 	t.Parallel()
 	p := startHasp(t, store(t), "run", "key", "--", "sh", "-c", "cat; echo problem >&2")
-	if _, err := p.in.Write([]byte("text\n")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := p.in.Write([]byte("text\n"))
+	must(t, err)
 	if o := p.free().want(t, 0); o.out != "text\n" || o.err != "problem\n" {
 		t.Errorf("stdout %q, stderr %q", o.out, o.err)
 	}

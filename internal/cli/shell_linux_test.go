@@ -158,7 +158,6 @@ func (s *session) end() {
 // order gives the shell an order.
 func (s *session) order(text string) {
 	s.t.Helper()
-	if _, err := s.orders.Write([]byte(text + "\n")); err != nil {
-		s.t.Fatal(err)
-	}
+	_, err := s.orders.Write([]byte(text + "\n"))
+	must(s.t, err)
 }

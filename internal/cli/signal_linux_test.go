@@ -83,9 +83,8 @@ func TestStoppedCommandKeepsTheLock(t *testing.T) {
 		p := script(t, url, `echo "ready $$."; read x`, "--ttl", ttl.String(), "--grace", "10m")
 		p.out.expect(".\n")
 		var pid int
-		if _, err := fmt.Sscanf(p.out.String(), "ready %d.", &pid); err != nil {
-			t.Fatal(err)
-		}
+		_, err := fmt.Sscanf(p.out.String(), "ready %d.", &pid)
+		must(t, err)
 		must(t, unix.Kill(pid, unix.SIGSTOP))
 		if runHasp(t, url, "run", "key", "--wait", (3*ttl).String(), "--", "true").code != exitNotAcquired {
 			return false

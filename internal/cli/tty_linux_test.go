@@ -148,9 +148,8 @@ func TestTerminalIsNotTakenFromTheShell(t *testing.T) {
 		`trap 'echo goes on' CONT; echo "hasp is $PPID."; while ! [ -e "$0" ]; do sleep 0.05; done`, file)
 	s.expect(".\r\n")
 	var pid int
-	if _, err := fmt.Sscanf(s.String(), "hasp is %d.", &pid); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fmt.Sscanf(s.String(), "hasp is %d.", &pid)
+	must(t, err)
 	must(t, unix.Kill(pid, unix.SIGSTOP))
 	s.report.expect("stopped")
 	s.order("bg")

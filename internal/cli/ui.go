@@ -89,13 +89,13 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 		return err
 	}
 	o.Listen = ln.Addr().String()
-	at, _ := ln.Addr().(*net.TCPAddr)
-	if o.Token == "" && (at == nil || !at.IP.IsLoopback()) { // a name may have led to any address
+	at := ln.Addr().(*net.TCPAddr)
+	if o.Token == "" && !at.IP.IsLoopback() { // a name may have led to any address
 		ln.Close()
 		return usagef("--listen: other hosts can reach %s, so it needs --token, or %s in the environment", o.Listen, uiToken)
 	}
 	shown := o.Listen
-	if name, err := os.Hostname(); err == nil && at != nil && at.IP.IsUnspecified() {
+	if name, err := os.Hostname(); err == nil && at.IP.IsUnspecified() {
 		o.Hosts = append(o.Hosts, name)
 		shown = net.JoinHostPort(name, strconv.Itoa(at.Port))
 	}

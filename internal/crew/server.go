@@ -3,6 +3,7 @@ package crew
 import (
 	"os/exec"
 	"runtime"
+	"syscall"
 )
 
 // StartServer starts another program. On Linux the kernel kills its process when this program
@@ -15,7 +16,10 @@ func StartServer(c *exec.Cmd) (ended <-chan struct{}, err error) {
 		// keeps the thread to itself until the process has ended.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		endWithParent(c)
+		if c.SysProcAttr == nil {
+			c.SysProcAttr = &syscall.SysProcAttr{}
+		}
+		DieWithParent(c.SysProcAttr)
 		err := c.Start()
 		started <- err
 		if err == nil {

@@ -1,14 +1,7 @@
 package crew
 
-import (
-	"os/exec"
-	"syscall"
-)
+import "syscall"
 
-// endWithParent makes the kernel kill the process when the thread that forks it ends.
-func endWithParent(c *exec.Cmd) {
-	if c.SysProcAttr == nil {
-		c.SysProcAttr = &syscall.SysProcAttr{}
-	}
-	c.SysProcAttr.Pdeathsig = syscall.SIGKILL
-}
+// DieWithParent makes the kernel kill a process when the thread that forks it ends, for any
+// reason.
+func DieWithParent(sys *syscall.SysProcAttr) { sys.Pdeathsig = syscall.SIGKILL }

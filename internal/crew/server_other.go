@@ -2,7 +2,8 @@
 
 package crew
 
-import "os/exec"
+import "syscall"
 
-// endWithParent does nothing here: if this program is killed, the process continues to run.
-func endWithParent(*exec.Cmd) {}
+// DieWithParent does nothing: this system has no such signal. If this program is killed, the
+// process continues to run.
+func DieWithParent(*syscall.SysProcAttr) {}

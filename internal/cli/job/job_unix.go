@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 // Ending are the signals that end hasp while it waits for the lock.
@@ -65,7 +67,7 @@ func Start(path string, argv, env []string) (*Job, error) {
 // fork starts the command, in the foreground if hasp is there.
 func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
-	dieWithParent(sys)
+	crew.DieWithParent(sys)
 	if j.tty.ours() && interactive() {
 		sys.Foreground, sys.Ctty = true, j.tty.fd
 		j.tty.lent = true
@@ -133,7 +135,10 @@ func (j *Job) Attend(w Watch) Result {
 		case changed:
 			return j.ended(ws)
 		case sig != nil:
-			j.passOn(sig.(syscall.Signal))
+			if sig == unix.SIGCONT {
+				j.tty.recheck(j.pid)
+			}
+			j.signal(sig.(syscall.Signal))
 		}
 	}
 }
@@ -150,24 +155,6 @@ func (j *Job) checkLost() {
 	j.signal(unix.SIGTERM)
 	j.signal(unix.SIGCONT)
 	j.reported.Go(j.w.OnLoss)
-}
-
-// passOn sends the group a signal that hasp received.
-func (j *Job) passOn(sig syscall.Signal) {
-	if sig == unix.SIGCONT {
-		j.tty.recheck(j.pid)
-	}
-	j.signal(sig)
-}
-
-// continued handles a SIGCONT that hasp received while the command ended, and
-// that Attend has not read yet.
-func (j *Job) continued() {
-	for len(j.w.Signals) > 0 {
-		if sig := <-j.w.Signals; sig == unix.SIGCONT {
-			j.tty.recheck(j.pid)
-		}
-	}
 }
 
 // signal sends sig to the whole group. The kernel does not reuse the group's id
@@ -191,9 +178,13 @@ func (j *Job) ended(ws syscall.WaitStatus) Result {
 		r.typed = j.tty.lentTo(j.pid) && ws.Signal() == unix.SIGINT
 	}
 
-	// First, because the shell may have taken the terminal, and hasp must not take it
-	// from the shell.
-	j.continued()
+	// First a SIGCONT that came while the command ended: the shell may have taken the
+	// terminal, and hasp must not take it from the shell.
+	for len(j.w.Signals) > 0 {
+		if sig := <-j.w.Signals; sig == unix.SIGCONT {
+			j.tty.recheck(j.pid)
+		}
+	}
 	if j.tty.takeBack() {
 		// Other processes of hasp's own group, such as a pager at the end of a pipe,
 		// may have been stopped because they did not have the terminal.

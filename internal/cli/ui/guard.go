@@ -29,10 +29,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 func newGuard(o Options) guard {
-	host, port, err := net.SplitHostPort(o.Listen)
-	if err != nil {
-		host = o.Listen
-	}
+	host, port, _ := net.SplitHostPort(o.Listen) // the address of a listener
 	g := guard{token: o.Token, loopback: IsLoopback(host)}
 	for _, name := range append([]string{"localhost", host}, o.Hosts...) {
 		if name != "" {
