@@ -247,9 +247,8 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 	got := make(chan error, 1)
 	go func() { _, err := d.Wait(ctx, claim); got <- err }()
 	for began = time.Now(); time.Since(began) < 4*claim.Timeout; {
-		if _, err := d.Inspect(ctx, "key"); err != nil {
-			t.Fatal(err)
-		}
+		_, err = d.Inspect(ctx, "key")
+		must(t, err)
 	}
 	select {
 	case err := <-got:

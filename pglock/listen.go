@@ -125,29 +125,21 @@ func (l *listener) unused() bool {
 
 // run listens until nobody waits any more, or the driver is closed.
 func (l *listener) run() {
-	ctx := l.d.closing
-	for {
+	for ctx := l.d.closing; ctx.Err() == nil && !l.unused(); {
 		within, end := context.WithCancel(ctx)
 		l.mu.Lock()
 		l.end = end
 		l.mu.Unlock()
 		failed := l.session(within)
 		end()
-		if ctx.Err() != nil || l.unused() {
-			return
-		}
-		if !failed {
-			continue // a wait has just begun
+		if !failed || ctx.Err() != nil {
+			continue // if a wait has just begun, the run goes on
 		}
 		l.set(true)
 
 		select {
 		case <-time.After(listenAgain):
 		case <-ctx.Done():
-			return
-		}
-		if l.unused() {
-			return
 		}
 	}
 }

@@ -112,7 +112,9 @@ type Driver struct {
 	scarce   scarce
 	silence  silence
 	listener listener
-	sweeper  sweeper
+
+	// nextSweep is a UnixNano. Before then, this driver does not try to sweep.
+	nextSweep atomic.Int64
 
 	closing context.Context // ends when Close begins
 	stop    context.CancelFunc
@@ -187,16 +189,13 @@ func (d *Driver) Close() error {
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a
 // caller waits for their end.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := d.enter(ctx); err != nil {
+	if err := takeSlot(ctx, d.takes); err != nil {
 		return backend.Grant{}, err
 	}
-	defer d.leave()
+	defer func() { <-d.takes }()
 	g, _, err := d.take(ctx, c, maxBlocked)
 	return g, err
 }
-
-// enter blocks until another attempt may begin. The caller calls leave.
-func (d *Driver) enter(ctx context.Context) error { return takeSlot(ctx, d.takes) }
 
 // takeSlot blocks until slots has room or ctx is done. The caller gives the slot back by
 // receiving from slots.
@@ -208,8 +207,6 @@ func takeSlot(ctx context.Context, slots chan struct{}) error {
 		return ctx.Err()
 	}
 }
-
-func (d *Driver) leave() { <-d.takes }
 
 // refusal is what a refused attempt has learnt besides its HeldError.
 type refusal struct {
@@ -259,8 +256,8 @@ func term(left *int64) time.Duration {
 	return time.Duration(min(*left, most)) * time.Microsecond
 }
 
-// take makes one attempt. It waits for a locked row for at most a time. The caller has called
-// enter.
+// take makes one attempt. It waits for a locked row for at most a time. The caller has a slot of
+// d.takes.
 func (d *Driver) take(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, refusal{}, err
@@ -316,7 +313,7 @@ func (d *Driver) takeOnce(ctx context.Context, c backend.Claim, most time.Durati
 		return backend.Grant{}, refusal{marked: marked}, heldError(owner, shared, left)
 	}
 
-	d.sweeper.taken(d)
+	d.sweepSeldom()
 	if !c.Fenced {
 		return backend.Grant{}, refusal{}, nil
 	}

@@ -48,8 +48,6 @@ func (s *scarce) enter(ctx context.Context) error {
 	}
 }
 
-func (s *scarce) leave() { <-s.slots }
-
 // withhold keeps the slot of a caller whose connection the server has refused, and the slots that
 // are free, but for as many as there are connections.
 func (s *scarce) withhold(refusal error) {
@@ -86,7 +84,7 @@ func (s *scarce) giveBack() {
 		back = s.withheld
 	}
 	for range back {
-		s.leave()
+		<-s.slots
 		s.withheld--
 	}
 	if s.withheld > 0 && s.d.closing.Err() == nil {
@@ -116,7 +114,7 @@ func (d *Driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 			hangUp(c.Conn())
 			d.release(c)
 		case code(err) != tooManyConnections:
-			d.scarce.leave()
+			<-d.scarce.slots
 			return nil, oneLine(err)
 		default:
 			// If there are other connections, one of them will be idle when a statement has ended.
@@ -134,5 +132,5 @@ func (d *Driver) release(c *pgxpool.Conn) {
 	} else {
 		c.Release()
 	}
-	d.scarce.leave()
+	<-d.scarce.slots
 }

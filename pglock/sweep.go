@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	mathrand "math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,19 +20,14 @@ const (
 	sweepCall  = 10 * time.Second
 )
 
-// sweeper deletes the rows of keys that nobody uses. The number of grants decides when, so
-// that programs that live for a second also do their part.
-type sweeper struct {
-	next atomic.Int64 // UnixNano; before then this driver does not try
-}
-
-// taken is called after each grant.
-func (s *sweeper) taken(d *Driver) {
-	now, next := time.Now(), s.next.Load()
+// sweepSeldom is called after each grant. Seldom, it deletes the rows of keys that nobody uses.
+// The number of grants decides when, so that programs that live for a second also do their part.
+func (d *Driver) sweepSeldom() {
+	now, next := time.Now(), d.nextSweep.Load()
 	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
 		return
 	}
-	if s.next.CompareAndSwap(next, now.Add(sweepEvery).UnixNano()) {
+	if d.nextSweep.CompareAndSwap(next, now.Add(sweepEvery).UnixNano()) {
 		d.wg.Go(func() { d.sweepInTurn(d.closing) })
 	}
 }

@@ -67,7 +67,7 @@ func (w *waiting) enter(ctx context.Context) error {
 	for ctx.Err() == nil {
 		began, answered := time.Now(), w.d.silence.last.Load()
 		within, cancel := context.WithTimeout(ctx, w.c.Timeout)
-		err := w.d.enter(within)
+		err := takeSlot(within, w.d.takes)
 		cancel()
 		switch {
 		case err == nil:
@@ -82,7 +82,7 @@ func (w *waiting) enter(ctx context.Context) error {
 // attempt makes one attempt, and leaves the place that enter has got. If ctx ends the attempt,
 // its error matches ctx's, because it may still take the key.
 func (w *waiting) attempt(ctx context.Context) (backend.Grant, error) {
-	defer w.d.leave()
+	defer func() { <-w.d.takes }()
 	most := maxBlocked
 	if w.last.blocked {
 		most = stillBlocked
