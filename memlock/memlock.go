@@ -16,13 +16,12 @@
 package memlock
 
 import (
-	"container/heap"
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -76,50 +75,18 @@ type entry struct {
 	claim backend.Claim // the exclusive holder's; Token is empty if there is none
 	fence uint64        // the largest of the holders', or 0
 	since time.Time     // when the exclusive hold began
-	until time.Time     // when its term ends, or the last term of the readers
+	until time.Time     // when its term ends
 	queue list.List     // of *waiter, in order of arrival
 
-	// The holders of a shared hold, by token, and again with the last term on top. Some of
-	// their terms may have ended.
+	// The holders of a shared hold, by token. Some of their terms may have ended.
 	readers map[string]*reader
-	terms   terms
 }
 
 // reader is one holder of a shared hold.
 type reader struct {
-	token string
 	owner string
 	fence uint64
 	until time.Time // when its term ends
-	index int       // in the entry's terms
-}
-
-// terms is a heap of readers, with the last term on top.
-type terms []*reader
-
-func (q terms) Len() int { return len(q) }
-
-func (q terms) Less(i, j int) bool { return q[i].until.After(q[j].until) }
-
-func (q terms) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-
-// Push is for container/heap.
-func (q *terms) Push(x any) {
-	r := x.(*reader)
-	r.index = len(*q)
-	*q = append(*q, r)
-}
-
-// Pop is for container/heap.
-func (q *terms) Pop() any {
-	last := len(*q) - 1
-	r := (*q)[last]
-	(*q)[last] = nil
-	*q = (*q)[:last]
-	return r
 }
 
 // waiter is a place in the queue.
@@ -194,9 +161,9 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 }
 
 // poll reports whether w has the key now, or returns the error that ends its
-// wait. If neither is so and w is first in the queue, poll returns the rest of the
-// holder's term: the first waiter takes the key when the term ends. The other
-// waiters get 0.
+// wait. If neither is so and w is first in the queue, poll returns the rest of a
+// holder's term: then the first waiter takes the key, or waits for the term of another
+// reader. The other waiters get 0.
 func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
 	s := d.store
 	s.mu.Lock()
@@ -221,7 +188,11 @@ func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 	case d.closedErr() != nil:
 		err = errClosed
 	case e.first() == w:
-		return false, e.until.Sub(now), nil
+		left = e.until.Sub(now)
+		if r := e.reader(now); r != nil {
+			left = r.until.Sub(now)
+		}
+		return false, left, nil
 	default:
 		return false, 0, nil
 	}
@@ -260,9 +231,9 @@ func (d *Driver) renew(c backend.Claim) (backend.Grant, error) {
 	if r != nil {
 		g.Fence = r.fence
 		r.until = later(r.until, until)
-		heap.Fix(&e.terms, r.index)
+	} else {
+		e.until = later(e.until, until)
 	}
-	e.until = later(e.until, until)
 	return g, nil
 }
 
@@ -285,19 +256,18 @@ func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	switch {
 	case e == nil:
 		return backend.ErrLost
-	case r != nil:
-		s.leaveLocked(e, r, now)
-		return nil
-	}
-	if !c.KeepUntil.After(now) {
+	case r == nil && !c.KeepUntil.After(now):
 		s.freeLocked(e, now)
 		return nil
+	case r == nil:
+		e.claim.Token, e.until = keptToken, c.KeepUntil
+	default:
+		delete(e.readers, c.Token)
 	}
-
-	e.claim.Token, e.until = keptToken, c.KeepUntil
 	if w := e.first(); w != nil {
 		w.signal() // its timer runs until the old end
 	}
+	s.advanceLocked(e, now)
 	return nil
 }
 
@@ -323,53 +293,39 @@ const pageSize = 256
 // List yields the keys in no particular order. It looks at 256 keys at a time.
 func (d *Driver) List(ctx context.Context, prefix string, _ time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		for page := range d.store.pages(prefix) {
-			err := ctx.Err()
-			if err == nil {
-				err = d.closedErr()
-			}
-			if err != nil {
-				yield(backend.Entry{}, err)
-				return
-			}
-			for _, e := range page {
-				if !yield(e, nil) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// pages yields the entries of a list, page by page. A page may be empty, and there is at
-// least one. The store is not locked while a page is used.
-func (s *Store) pages(prefix string) iter.Seq[[]backend.Entry] {
-	return func(yield func([]backend.Entry) bool) {
-		var page []backend.Entry
-		flush := func() bool {
-			full := page
-			page = nil
-			s.mu.Unlock()
-			defer s.mu.Lock() // also if yield panics
-			return yield(full)
+		s := d.store
+		if err := cmp.Or(ctx.Err(), d.closedErr()); err != nil {
+			yield(backend.Entry{}, err)
+			return
 		}
 
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		outside := func(e backend.Entry, err error) bool {
+			s.mu.Unlock()
+			defer s.mu.Lock() // also if yield panics
+			return yield(e, err)
+		}
 		looked := 0
 		for key, e := range s.keys {
-			// The store is unlocked between two pages, so an entry may be gone by now. fitLocked may
-			// even have replaced the map that this loop walks. So look each key up again.
-			if strings.HasPrefix(key, prefix) && s.keys[key] == e {
-				if st := e.status(time.Now()); st.Held || len(st.Waiters) > 0 {
-					page = append(page, backend.Entry{Key: key, Status: st})
-				}
+			if looked++; looked%pageSize == 0 {
+				s.mu.Unlock()
+				s.mu.Lock()
 			}
-			if looked++; looked%pageSize == 0 && !flush() {
+			if err := cmp.Or(ctx.Err(), d.closedErr()); err != nil {
+				outside(backend.Entry{}, err)
+				return
+			}
+
+			// The store was unlocked meanwhile, so an entry may be gone by now. sweepLocked may
+			// even have replaced the map that this loop walks. So look each key up again.
+			if !strings.HasPrefix(key, prefix) || s.keys[key] != e {
+				continue
+			}
+			if st := e.status(time.Now()); (st.Held || len(st.Waiters) > 0) && !outside(backend.Entry{Key: key, Status: st}, nil) {
 				return
 			}
 		}
-		flush()
 	}
 }
 
@@ -431,7 +387,28 @@ func later(a, b time.Time) time.Time {
 }
 
 func (e *entry) held(now time.Time) bool {
-	return (e.claim.Token != "" || len(e.readers) > 0) && now.Before(e.until)
+	return e.claim.Token != "" && now.Before(e.until) || e.reader(now) != nil
+}
+
+// reader returns a reader whose term goes on, or nil. It removes those before it whose
+// terms have ended, so dead readers do not add up.
+func (e *entry) reader(now time.Time) *reader {
+	for token, r := range e.readers {
+		if now.Before(r.until) {
+			return r
+		}
+		delete(e.readers, token)
+	}
+	return nil
+}
+
+// left returns how long the term of the holder goes on, or the last term of the readers.
+func (e *entry) left(now time.Time) time.Duration {
+	until := e.until
+	for _, r := range e.readers {
+		until = later(until, r.until)
+	}
+	return until.Sub(now)
 }
 
 // freeFor reports whether the key has no holder that excludes c.
@@ -444,14 +421,14 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 	switch {
 	case !e.held(now):
 	case len(e.readers) > 0:
-		st = backend.Status{Held: true, TTL: e.until.Sub(now), Fence: e.fence}
+		st = backend.Status{Held: true, TTL: e.left(now), Fence: e.fence}
 		for _, r := range e.readers {
 			if now.Before(r.until) && len(st.Shared) < maxShown {
 				st.Shared = append(st.Shared, r.owner)
 			}
 		}
 	default:
-		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.until.Sub(now), Fence: e.fence}
+		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), TTL: e.left(now), Fence: e.fence}
 	}
 	for p := e.queue.Front(); p != nil; p = p.Next() {
 		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
@@ -459,22 +436,15 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 	return st
 }
 
-// idle reports whether the key has neither a holder nor a waiter.
-func (e *entry) idle(now time.Time) bool { return !e.held(now) && e.queue.Len() == 0 }
-
 // refusal returns a HeldError. It names the holder, if there is one; otherwise the
 // caller is refused because others wait.
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
-		he.Owner, he.RetryAfter, he.Waited = e.claim.Owner, e.until.Sub(now), e.claim.Waited
+		he.Owner, he.RetryAfter, he.Waited = e.claim.Owner, e.left(now), e.claim.Waited
 	}
-	for _, r := range e.readers {
-		he.Shared = he.RetryAfter > 0
-		if he.Shared && now.Before(r.until) {
-			he.Owner = r.owner
-			break
-		}
+	if r := e.reader(now); r != nil {
+		he.Owner, he.Shared = r.owner, true
 	}
 	return he
 }
@@ -520,37 +490,22 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 // grantLocked makes c the holder of e, or one more reader.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
 	if !e.held(now) {
-		e.claim, e.readers, e.terms, e.until, e.fence = backend.Claim{}, nil, nil, now, 0
+		e.claim, e.readers, e.until, e.fence = backend.Claim{}, nil, now, 0
 	}
 	if c.Fenced {
 		s.fence++
 		e.fence = s.fence
 	}
 	if c.Shared {
-		return s.enterLocked(e, c, now)
+		return e.enter(c, now)
 	}
 	e.claim, e.since, e.until = c, now, now.Add(c.TTL)
 	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
 }
 
-// enterLocked makes c a reader of e.
-func (s *Store) enterLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
-	// Readers that died are removed a few at a time. Otherwise they would add up while
-	// other readers keep the key shared.
-	looked := 0
-	for _, r := range e.readers {
-		if looked++; looked > 2 {
-			break
-		}
-		if !now.Before(r.until) {
-			e.remove(r)
-		}
-	}
-	if r := e.readers[c.Token]; r != nil {
-		e.remove(r) // the same claim again
-	}
-
-	r := &reader{token: c.Token, owner: c.Owner, until: now.Add(c.TTL)}
+// enter makes c a reader of e.
+func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
+	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
 	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
 	if c.Fenced {
 		r.fence, g.Fence = e.fence, e.fence
@@ -559,38 +514,12 @@ func (s *Store) enterLocked(e *entry, c backend.Claim, now time.Time) backend.Gr
 		e.readers = map[string]*reader{}
 	}
 	e.readers[c.Token] = r
-	heap.Push(&e.terms, r)
-	e.until = later(e.until, r.until)
 	return g
-}
-
-// remove removes a reader.
-func (e *entry) remove(r *reader) {
-	delete(e.readers, r.token)
-	heap.Remove(&e.terms, r.index)
-}
-
-// leaveLocked ends the shared hold of a reader. The key is then held until the last term of
-// the others.
-func (s *Store) leaveLocked(e *entry, r *reader, now time.Time) {
-	e.remove(r)
-	if len(e.terms) > 0 && e.terms[0].until.Equal(e.until) {
-		return // another reader has the last term
-	}
-
-	e.until = now
-	if len(e.terms) > 0 {
-		e.until = e.terms[0].until
-	}
-	if w := e.first(); w != nil && e.held(now) {
-		w.signal() // its timer runs until the old end
-	}
-	s.advanceLocked(e, now)
 }
 
 // freeLocked ends the holds of e, if there are any, and hands the key on.
 func (s *Store) freeLocked(e *entry, now time.Time) {
-	e.claim.Token, e.readers, e.terms = "", nil, nil
+	e.claim.Token, e.readers = "", nil
 	s.advanceLocked(e, now)
 }
 
@@ -609,7 +538,10 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	case granted && next != nil:
 		next.signal()
 	case next == nil && !e.held(now):
-		s.removeLocked(e)
+		delete(s.keys, e.key)
+		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
+			s.sweepLocked(now)
+		}
 	}
 }
 
@@ -625,30 +557,16 @@ func (s *Store) quitLocked(e *entry, w *waiter, now time.Time) {
 	}
 }
 
-// sweepLocked removes the entries of holds that expired and were never released.
+// sweepLocked removes the entries of holds that expired and were never released. A map
+// keeps the memory of its largest size, so the other entries move to a new one.
 func (s *Store) sweepLocked(now time.Time) {
-	maps.DeleteFunc(s.keys, func(_ string, e *entry) bool { return e.idle(now) })
-	s.fitLocked()
-}
-
-// removeLocked removes e, which is idle.
-func (s *Store) removeLocked(e *entry) {
-	delete(s.keys, e.key)
-	if s.limit > minLimit && len(s.keys) <= s.limit/8 {
-		s.fitLocked()
+	keys := map[string]*entry{}
+	for key, e := range s.keys {
+		if e.held(now) || e.queue.Len() > 0 {
+			keys[key] = e
+		}
 	}
-}
-
-// fitLocked sets the limit for the present number of keys.
-func (s *Store) fitLocked() {
-	if len(s.keys) <= s.limit/8 {
-		// A map keeps the memory of its largest size, so the few keys that are left
-		// move to a new one.
-		keys := make(map[string]*entry, len(s.keys))
-		maps.Copy(keys, s.keys)
-		s.keys = keys
-	}
-	s.limit = max(minLimit, 2*len(s.keys))
+	s.keys, s.limit = keys, max(minLimit, 2*len(keys))
 }
 
 // signal wakes the waiter. If a signal is pending already, one is enough: the
