@@ -36,7 +36,7 @@ type Client struct {
 	// mu guards all below, and the fields of line, hold and Lease that say so. It is
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
-	lines     map[string]*line
+	lines     map[lineID]*line
 	most      int                 // the largest len(lines) since the map was created
 	lookers   map[string]chan int // wakes the caller that looks for a slot of the key
 	contended contended           // keys that a Waiter has refused lately
@@ -75,7 +75,7 @@ func newClient(d backend.Driver, opts Options) *Client {
 		opts:    opts,
 		clock:   newClock(hostclock.Suspended, traits.Reach == backend.Process),
 		closed:  make(chan struct{}),
-		lines:   map[string]*line{},
+		lines:   map[lineID]*line{},
 		lookers: map[string]chan int{},
 	}
 	c.changed = sync.NewCond(&c.mu)

@@ -16,15 +16,11 @@ func Leftovers(c *Client) (lines, holds, reaps int) {
 func Waiters(c *Client, key string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln := c.lines[key]
+	ln := c.lines[lineID{key: key}]
 	if ln == nil {
 		return 0
 	}
-	n := 0
-	for t := ln.waiting.first; t != nil; t = t.next {
-		n++
-	}
-	return n
+	return ln.waiting.Len()
 }
 
 // Suspendable returns a function that makes c's clock see that the machine has

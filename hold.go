@@ -110,7 +110,7 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 		}
 		ln.pace.row = 0
 	}
-	if ln.waiting.first != nil {
+	if ln.first() != nil {
 		ln.turns++
 	}
 	c.open++

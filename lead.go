@@ -44,11 +44,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		return &Error{"lead", key, errNoFunc}
 	}
 	var r request
-	for _, o := range opts {
-		if o != nil {
-			o(&r)
-		}
-	}
+	r.apply(opts)
 	if r.bounded {
 		return &Error{"lead", key, fmt.Errorf("%w: WithMaxWait: Lead waits until its context ends; bound that instead", ErrInvalid)}
 	}
@@ -65,7 +61,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 			if over, why := leadOver(ctx, key, err); over {
 				return why
 			}
-			rest(ctx, jitter(min(outagePause<<min(refused, 10), longestPause)))
+			rest(ctx, nil, jitter(min(outagePause<<min(refused, 10), longestPause)))
 			refused++
 			continue
 		}
@@ -75,7 +71,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)
 		}
-		rest(ctx, rand.N(lossPause)) // so that others that have lost theirs at the same moment do not come at once
+		rest(ctx, nil, rand.N(lossPause)) // so that others that have lost theirs at the same moment do not come at once
 	}
 }
 
@@ -89,14 +85,4 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 		return true, err
 	}
 	return errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported) || errors.Is(err, ErrClosed), err
-}
-
-// rest returns after d, or when ctx ends.
-func rest(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

@@ -202,7 +202,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)
 	// The hold goes on with its other leases, or with the next caller in line.
-	release := len(h.leases) == 0 && (h.line.waiting.first == nil || !c.handOverLocked(h))
+	release := len(h.leases) == 0 && (h.line.first() == nil || !c.handOverLocked(h))
 	if release {
 		c.unscheduleLocked(h) // a renewal must not follow the release
 		l.releasing = true

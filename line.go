@@ -29,11 +29,9 @@ const freshEnough = 50 * time.Millisecond
 // lines serves shared callers as well: each has a line of its own, of which it is the head
 // from the start. No other caller joins it.
 type line struct {
-	key     string
-	readers list.List     // of *line, one for each shared caller of the key
-	reader  *list.Element // its place there, if this is the line of one shared caller; else nil
-	callers int           // including the head
-	waiting queue         // the callers behind the head
+	lineID
+	callers int       // including the head
+	waiting list.List // of *turn: the callers behind the head
 	hasHead bool
 	hold    *hold // the head's, until it is lost or released
 	turns   int   // holds in a row while other callers of this Client waited
@@ -60,55 +58,34 @@ type line struct {
 	gapEnds instant // when the last gap ends or has ended
 }
 
+// lineID is the key of a line. If it is the line of one shared caller, reader is that line.
+type lineID struct {
+	key    string
+	reader *line
+}
+
 // turn is one caller that waits in the line.
 type turn struct {
 	r     *request
 	ctx   context.Context // Lock's
 	since instant         // when the caller came, by clock.awake
 	ready chan ticket     // receives at most one ticket; has room for it
-
-	queued     bool // in the queue
-	prev, next *turn
+	place *list.Element   // in the line; nil if it is not there
 }
 
-// queue is turns in order of arrival. It is a linked list, because any of tens of
-// thousands of callers may leave at any moment.
-type queue struct{ first, last *turn }
-
-func (q *queue) push(t *turn) {
-	t.queued, t.prev = true, q.last
-	if q.last == nil {
-		q.first = t
-	} else {
-		q.last.next = t
+// first returns the first caller behind the head, or nil.
+func (ln *line) first() *turn {
+	if e := ln.waiting.Front(); e != nil {
+		return e.Value.(*turn)
 	}
-	q.last = t
+	return nil
 }
 
-func (q *queue) pop() *turn {
-	t := q.first
-	q.remove(t)
+// remove takes t out of the line, and returns it.
+func (ln *line) remove(t *turn) *turn {
+	ln.waiting.Remove(t.place)
+	t.place = nil
 	return t
-}
-
-// remove takes t out of the queue. It returns false if t is not in it.
-func (q *queue) remove(t *turn) bool {
-	if !t.queued {
-		return false
-	}
-	// Link the neighbours of t, or the ends of the queue, to each other.
-	if t.prev == nil {
-		q.first = t.next
-	} else {
-		t.prev.next = t.next
-	}
-	if t.next == nil {
-		q.last = t.prev
-	} else {
-		t.next.prev = t.prev
-	}
-	t.queued, t.prev, t.next = false, nil, nil
-	return true
 }
 
 // ticket ends a caller's wait behind the head. It has a lease that was handed over, or
@@ -129,23 +106,13 @@ var errHeldHere error = &backend.HeldError{}
 // minShrink is the size up to which a map or a heap is not shrunk.
 const minShrink = 4096
 
-// refuseLocked leaves the line, and returns why the caller does not have the key.
-func (w *wait) refuseLocked() error {
-	err := w.c.refusalLocked(w.line)
-	if err == nil {
-		err = errHeldHere // another caller of this Client wants the key and came first
-	}
-	w.leaveLocked()
-	return err
-}
-
 // waitInLineLocked waits behind the head, and returns as joinLine does. It unlocks mu.
 func (w *wait) waitInLineLocked(ctx context.Context) (*Lease, error) {
 	c, ln := w.c, w.line
 	w.stood = true
 	w.turn = turn{r: &w.r, ctx: ctx, since: w.began, ready: make(chan ticket, 1)}
 	t := &w.turn
-	ln.waiting.push(t)
+	t.place = ln.waiting.PushBack(t)
 	c.mu.Unlock()
 
 	var timeout <-chan time.Time
@@ -187,7 +154,9 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	c.mu.Lock()
 	refusal = c.refusalLocked(ln)
 	var handed *Lease
-	if !ln.waiting.remove(t) {
+	if t.place != nil {
+		ln.remove(t)
+	} else {
 		// The caller got a ticket at the same moment. Its lease must be unlocked, or the
 		// head must pass to the next caller.
 		tk := <-t.ready
@@ -244,14 +213,15 @@ func (c *Client) promoteNextLocked(ln *line) {
 		ln.pace.ended = now
 	}
 	ln.hasHead, ln.hold, ln.asking = false, nil, false
-	if ln.waiting.first == nil {
+	next := ln.first()
+	if next == nil {
 		ln.turns = 0
 		return
 	}
 
 	// The caller learns by the ticket that it is the head. It may leave at the same
 	// moment: quitLine then finds the ticket.
-	next := ln.waiting.pop()
+	ln.remove(next)
 	ln.hasHead = true
 	t := ticket{lastAnswer: ln.lastAnswer}
 	if c.rowOverLocked(ln, now) {
@@ -278,13 +248,14 @@ func (c *Client) handOverLocked(h *hold) bool {
 
 	// The next caller must want just this hold, and the store must have confirmed it a
 	// moment ago, after the last Break.
-	next := ln.waiting.first.r
+	t := ln.first()
+	next := t.r
 	if h.confirmed <= h.distrusted || now.sub(h.confirmed) >= freshEnough || now >= instant(h.deadline.Load()) ||
 		next.ttl != h.claim.TTL || next.noRenew || next.fenced || next.maxHold > 0 {
 		return false
 	}
 
-	t := ln.waiting.pop()
+	ln.remove(t)
 	ln.turns++
 	c.leaveLocked(ln) // for the caller that unlocks; the line counts the next one already
 	t.ready <- ticket{lease: c.addLeaseLocked(t.ctx, t.r, h, now)}
@@ -297,8 +268,8 @@ func (c *Client) handOverLocked(h *hold) bool {
 func (c *Client) giveUpHeadLocked(ln *line) {
 	if ln.outage {
 		now := c.clock.awake()
-		for ln.waiting.first != nil && now.sub(max(ln.outageSince, ln.waiting.first.since)) >= c.opts.Timeout {
-			ln.waiting.pop().ready <- ticket{err: ln.lastAnswer}
+		for t := ln.first(); t != nil && now.sub(max(ln.outageSince, t.since)) >= c.opts.Timeout; t = ln.first() {
+			ln.remove(t).ready <- ticket{err: ln.lastAnswer}
 		}
 	}
 	c.promoteNextLocked(ln)

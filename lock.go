@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -53,11 +54,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 	}()
 
 	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
-	for _, o := range opts {
-		if o != nil {
-			o(&w.r)
-		}
-	}
+	w.r.apply(opts)
 	op = w.r.op // Lead has changed it
 	if c.opts.Observe != nil {
 		w.r.id = lastEventID.Add(1)
@@ -205,16 +202,14 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 		return nil, ErrClosed
 	}
 
-	ln := c.lines[key]
-	if ln == nil {
-		ln = &line{key: key}
-		c.lines[key] = ln
+	ln := c.lines[lineID{key: key}]
+	if ln == nil || w.r.shared {
+		ln = &line{lineID: lineID{key: key}}
+		if w.r.shared {
+			ln.reader, ln.hasHead = ln, true
+		}
+		c.lines[ln.lineID] = ln
 		c.most = max(c.most, len(c.lines))
-	}
-	if w.r.shared {
-		reader := &line{key: key, hasHead: true}
-		reader.reader = ln.readers.PushBack(reader)
-		ln = reader
 	}
 	ln.callers++
 	c.callers++
@@ -243,7 +238,9 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	}
 	if w.once {
 		defer c.mu.Unlock()
-		return nil, w.refuseLocked()
+		err := cmp.Or(c.refusalLocked(ln), errHeldHere)
+		w.leaveLocked()
+		return nil, err
 	}
 	return w.waitInLineLocked(ctx)
 }
@@ -256,23 +253,11 @@ func (c *Client) leaveLocked(ln *line) {
 		return
 	}
 
-	// No caller refers to the line any more. If the key has shared callers, its line stays
-	// for them, and knows nothing of the exclusive callers that have left.
-	if ln.reader != nil {
-		of := c.lines[ln.key]
-		of.readers.Remove(ln.reader)
-		ln = of
-	} else {
-		*ln = line{key: ln.key, readers: ln.readers}
-	}
-	if ln.callers > 0 || ln.readers.Len() > 0 {
-		return
-	}
-	delete(c.lines, ln.key)
+	delete(c.lines, ln.lineID) // no caller refers to the line any more
 	if c.most > minShrink && len(c.lines) < c.most/16 {
 		// A map keeps the memory of its largest size, and maps.Clone copies that memory
 		// as well. So the remaining lines move to a new map.
-		few := make(map[string]*line, len(c.lines))
+		few := make(map[lineID]*line, len(c.lines))
 		maps.Copy(few, c.lines)
 		c.lines, c.most = few, len(few)
 	}
@@ -344,7 +329,7 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 // at which the caller last read the clock. Last says that no attempt follows.
 func (w *wait) attempt(ctx context.Context, start instant, last bool) (*hold, error) {
 	c := w.c
-	cl, bound := c.claim(&w.r, ""), w.beginAttempt()
+	cl, bound := c.claim(&w.r), w.beginAttempt()
 	cl.Waiting = !last
 	if c.waiter == nil {
 		c.mu.Lock()
@@ -414,22 +399,21 @@ func (w *wait) beginAttempt() time.Duration {
 	return d
 }
 
-// claim returns the claim of an attempt. If token is empty, the attempt is a new one, and
-// claim makes its token from 128 random bits.
-func (c *Client) claim(r *request, token string) backend.Claim {
-	if token == "" {
-		var b [16]byte
-		var text [22]byte
-		rand.Read(b[:])
-		base64.RawURLEncoding.Encode(text[:], b[:])
-		token = string(text[:])
-	}
+// claim returns the claim of a new attempt, whose token is 128 random bits.
+func (c *Client) claim(r *request) backend.Claim {
+	var b [16]byte
+	var token [22]byte
+	rand.Read(b[:])
+	base64.RawURLEncoding.Encode(token[:], b[:])
+	return backend.Claim{Key: c.opts.Prefix + r.key, Token: string(token[:]), Owner: c.opts.Owner,
+		TTL: r.term(), Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
+}
 
-	ttl := r.ttl
-	if 0 < r.maxHold && r.maxHold < ttl {
+// term returns the term that a claim asks for.
+func (r *request) term() time.Duration {
+	if 0 < r.maxHold && r.maxHold < r.ttl {
 		// If the holder dies, the next caller gets the key soon after the max hold.
-		ttl = min(ttl, termFor(r.maxHold))
+		return min(r.ttl, termFor(r.maxHold))
 	}
-	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner,
-		TTL: ttl, Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
+	return r.ttl
 }

@@ -149,11 +149,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 
 	// Only the bound on the wait concerns all keys together.
 	var r request
-	for _, o := range opts {
-		if o != nil {
-			o(&r)
-		}
-	}
+	r.apply(opts)
 
 	began := time.Now()
 	all := &Leases{}

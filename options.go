@@ -149,6 +149,15 @@ type request struct {
 	err      error // the error of the first invalid option
 }
 
+// apply sets what opts say.
+func (r *request) apply(opts []Option) {
+	for _, o := range opts {
+		if o != nil {
+			o(r)
+		}
+	}
+}
+
 // refuse records an error, unless there is an earlier one.
 func (r *request) refuse(format string, args ...any) {
 	if r.err == nil {

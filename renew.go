@@ -389,38 +389,25 @@ func (h *hold) callEndedLocked() {
 	}
 }
 
-// confirmSoon makes a renewal of this Client's hold of key due now, because key may have
-// been broken. Until the store confirms the hold, it is not handed over.
+// confirmSoon makes a renewal of this Client's holds of key due now, because key may have
+// been broken. Until the store confirms a hold, it is not handed over.
 func (c *Client) confirmSoon(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln := c.lines[key]
-	if ln == nil {
-		return
+	now := c.clock.now()
+	for id, ln := range c.lines {
+		switch h := ln.hold; {
+		case id.key != key:
+		case h == nil:
+			// The store may have granted a hold just before the Break, and its answer is on
+			// the way.
+			ln.broken = true
+		case h.index >= 0:
+			h.distrusted = now
+			h.renewAt(now, now+1)
+			c.scheduleLocked(h)
+		}
 	}
-	for r := ln.readers.Front(); r != nil; r = r.Next() {
-		c.confirmLineLocked(r.Value.(*line))
-	}
-	if ln.callers > 0 {
-		c.confirmLineLocked(ln)
-	}
-}
-
-func (c *Client) confirmLineLocked(ln *line) {
-	switch {
-	case ln.hold == nil:
-		// The store may have granted a hold just before the Break, and its answer is on
-		// the way.
-		ln.broken = true
-		return
-	case ln.hold.index < 0:
-		return
-	}
-
-	h := ln.hold
-	h.distrusted = c.clock.now()
-	h.renewAt(h.distrusted, h.distrusted+1)
-	c.scheduleLocked(h)
 }
 
 // poke wakes the renewer's goroutine.

@@ -81,7 +81,7 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	}
 
 	// The store would say so as well, but only after the wait in the queue.
-	if err := w.c.checkLongest(w.c.claim(&w.r, "-").TTL); err != nil {
+	if err := w.c.checkLongest(w.r.term()); err != nil {
 		return nil, err
 	}
 	queue, err := w.queueForSlots(ctx)

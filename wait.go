@@ -40,43 +40,38 @@ func (w *wait) shouldWait() bool {
 	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())
 }
 
-// await calls the driver's Wait for as long as this caller may wait.
+// await calls the driver's Wait for as long as this caller may wait. If its outcome is
+// unknown, the token is released in the background.
 func (w *wait) await(ctx context.Context) (*hold, error) {
+	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(w.c.closing, cancel)()
+	defer context.AfterFunc(c.closing, cancel)()
 	if w.end != never {
 		var stop context.CancelFunc
-		ctx, stop = context.WithDeadline(ctx, w.c.clock.time(w.end))
+		ctx, stop = context.WithDeadline(ctx, c.clock.time(w.end))
 		defer stop()
 	}
 
-	h, err := w.c.await(ctx, w.c.claim(&w.r, ""))
-	if errors.Is(err, ErrHeld) && isContextError(err) {
+	cl := c.claim(&w.r)
+	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
+	g, err := run(c, ctx, nil, nil, c.withCleanUp(cl, c.waiter.Wait), c.releaseLate(cl), func() {})
+	switch {
+	case err == nil:
+		now, _ := c.clock.read()
+		return c.newHold(cl, g, start, now, slept)
+	case ctx.Err() == nil:
+		err = plainDated(err, cl.Timeout)
+	case errors.Is(err, ErrHeld) && isContextError(err):
 		// The place is being released. Report only that the key was held: ctx may
 		// have ended by WithMaxWait and not by the caller's context.
 		var held *backend.HeldError
 		if errors.As(err, &held) {
 			return nil, held
 		}
-		return nil, ErrHeld
+		err = ErrHeld
 	}
-	return h, err
-}
-
-// await calls the driver's Wait for cl. If its outcome is unknown, the token is released in
-// the background.
-func (c *Client) await(ctx context.Context, cl backend.Claim) (*hold, error) {
-	start, slept := c.clock.read() // the driver reads its clock for Grant.Until later than this
-	g, err := run(c, ctx, nil, nil, c.withCleanUp(cl, c.waiter.Wait), c.releaseLate(cl), func() {})
-	if err != nil {
-		if ctx.Err() == nil {
-			err = plainDated(err, cl.Timeout)
-		}
-		return nil, err
-	}
-	now, _ := c.clock.read()
-	return c.newHold(cl, g, start, now, slept)
+	return nil, err
 }
 
 // withCleanUp returns f, followed by cleanUpUnknown.
@@ -117,14 +112,10 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	case errors.Is(err, ErrHeld):
 		w.lastAnswer, w.refused = err, true
 		w.noteAnswer(err, sent)
-		w.noteContended()
 	case definite(err), errors.Is(err, ErrClosed):
 		return true, err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		// This wait has ended before the store answered.
-		if w.unanswered(sent) {
-			w.forgetHeld()
-		}
+		w.unanswered(sent) // this wait has ended before the store answered
 	default:
 		outage = w.noteAnswer(err, sent)
 		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
@@ -152,13 +143,7 @@ func (w *wait) awaitEnd(ctx context.Context) {
 		return
 	}
 
-	timer := time.NewTimer(time.Until(d) + grace)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	case <-w.c.closing.Done():
-	}
+	w.sleep(ctx, time.Until(d)+grace)
 }
 
 // noteAnswer records for the line the outcome of a call that began at sent: ErrHeld,
@@ -171,6 +156,9 @@ func (w *wait) noteAnswer(err error, sent instant) time.Duration {
 	ln.lastAnswer, ln.silent, ln.asking = err, false, false
 	if errors.Is(err, ErrHeld) {
 		ln.outage = false
+		if c.waiter != nil {
+			c.contended.note(ln.key, c.clock.now())
+		}
 		return 0
 	}
 
@@ -182,9 +170,9 @@ func (w *wait) noteAnswer(err error, sent instant) time.Duration {
 
 // unanswered records for the line that a call ended with its caller's context,
 // without an answer. The call began at sent. If the line has had no answer for a third
-// of Timeout, unanswered returns true. A last answer of ErrHeld is then too old to report,
-// and is dropped.
-func (w *wait) unanswered(sent instant) bool {
+// of Timeout, a last answer of ErrHeld is too old to report, and is dropped. A failure of the
+// store is still reported.
+func (w *wait) unanswered(sent instant) {
 	c, ln := w.c, w.line
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,12 +181,13 @@ func (w *wait) unanswered(sent instant) bool {
 		ln.silent, ln.silence = true, sent
 	}
 	if c.clock.awake().sub(ln.silence) < c.opts.Timeout/3 {
-		return false
+		return
 	}
-	if errors.Is(ln.lastAnswer, ErrHeld) {
-		ln.lastAnswer = nil
+	for _, last := range []*error{&ln.lastAnswer, &w.lastAnswer} {
+		if errors.Is(*last, ErrHeld) {
+			*last = nil
+		}
 	}
-	return true
 }
 
 // outageOf returns when the outage began that a Waiter's err reports, by clock.awake:
@@ -217,46 +206,23 @@ func (c *Client) outageOf(err error, began instant) instant {
 	return now
 }
 
-// forgetHeld drops a last answer of ErrHeld. A failure of the store is still reported.
-func (w *wait) forgetHeld() {
-	if errors.Is(w.lastAnswer, ErrHeld) {
-		w.lastAnswer = nil
-	}
-}
-
-// noteContended records that a Waiter has refused the key.
-func (w *wait) noteContended() {
-	if w.c.waiter == nil {
-		return
-	}
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	w.c.contended.note(w.line.key, w.c.clock.now())
-}
-
 // endErr returns the error of a wait that was ended by ctx, by WithMaxWait, or by Close.
 func (w *wait) endErr(ctx context.Context) error {
 	if w.c.closing.Err() != nil {
 		return ErrClosed
 	}
 	if w.lastAnswer == nil {
-		w.lastAnswer = w.heldHere()
+		// If this Client itself holds the key, that needs no answer of the store.
+		w.c.mu.Lock()
+		if w.line.hold != nil {
+			w.lastAnswer = w.c.refusalLocked(w.line)
+		}
+		w.c.mu.Unlock()
 	}
 	if err := withContextEnd(ctx, w.lastAnswer); err != nil {
 		return err
 	}
 	return noAnswer(w.c.clock.now().sub(w.start))
-}
-
-// heldHere returns a HeldError if this Client itself holds the key, which needs no
-// answer of the store. Otherwise it returns nil.
-func (w *wait) heldHere() error {
-	w.c.mu.Lock()
-	defer w.c.mu.Unlock()
-	if w.line.hold == nil {
-		return nil
-	}
-	return w.c.refusalLocked(w.line)
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If Options.Backoff
@@ -302,13 +268,18 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 
 // sleep returns true after d, or false as soon as ctx ends or Close begins.
 func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
+	return rest(ctx, w.c.closing.Done(), d)
+}
+
+// rest returns true after d, or false as soon as ctx ends or quit is closed.
+func rest(ctx context.Context, quit <-chan struct{}, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return true
 	case <-ctx.Done():
-	case <-w.c.closing.Done():
+	case <-quit:
 	}
 	return false
 }
