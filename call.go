@@ -16,16 +16,6 @@ import (
 // the driver return its own error, which says more than a general one.
 const grace = 10 * time.Millisecond
 
-// outcome is the answer of a call whose caller may leave before the call ends. The
-// caller swaps met when it leaves. The call swaps met when it ends. Whichever is second
-// handles the answer.
-type outcome[T any] struct {
-	met  atomic.Bool   // one of the two has finished
-	done chan struct{} // closed when v and err are set
-	v    T
-	err  error
-}
-
 // errLate is an outage: the grant was too late to be used.
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
@@ -45,17 +35,17 @@ func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	if c.traits.Reach == backend.Process {
 		return f(context.WithoutCancel(ctx))
 	}
-	if v, ok, err := direct(c, ctx, nil, bound, f); ok {
+	var closing context.Context
+	var quit <-chan struct{}
+	if late != nil {
+		closing, quit = c.closing, c.closing.Done()
+	}
+	if v, ok, err := direct(c, ctx, closing, bound, f); ok {
 		return v, err
 	}
 
 	// The call outlasts a caller that leaves: apart is cancelled when the call ends.
 	apart, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
-	var quit <-chan struct{}
-	if late != nil {
-		quit = c.closing.Done()
-	}
-
 	v, err := run(c, apart, ctx.Done(), quit, func(apart context.Context) (T, error) {
 		v, err := f(apart)
 		return v, plain(err, bound)
@@ -105,34 +95,33 @@ func direct[T any](c *Client, ctx, quit context.Context, d time.Duration, f func
 // If the driver's calls end promptly, or stay within the process, run only calls f, on the
 // caller's goroutine. Then it calls neither late nor after.
 func run[T any](c *Client, apart context.Context, leave, quit <-chan struct{},
-	f func(context.Context) (T, error), late func(T, error), after func()) (T, error) {
+	f func(context.Context) (T, error), late func(T, error), after func()) (v T, err error) {
 	if c.traits.Reach == backend.Process || c.traits.Ends == backend.EndsPromptly {
 		return f(apart)
 	}
 
-	o := &outcome[T]{done: make(chan struct{})}
+	// The caller swaps met when it leaves. The call swaps met when it ends. Whichever is
+	// second handles the answer.
+	var met atomic.Bool
+	var answer T
+	var failure error
+	done := make(chan struct{}) // closed when answer and failure are set
 	if !c.spawn(func() {
-		o.v, o.err = f(apart)
+		answer, failure = f(apart)
 		// If the caller has left, the outcome is handled here.
-		if o.met.Swap(true) && late != nil {
-			late(o.v, o.err)
+		if met.Swap(true) && late != nil {
+			late(answer, failure)
 		}
-		close(o.done)
+		close(done)
 		after()
 	}) {
 		after()
-		var none T
-		return none, ErrClosed
+		return v, ErrClosed
 	}
 
-	return o.await(apart, leave, quit)
-}
-
-// await returns the answer of a call, or an error if its caller leaves first.
-func (o *outcome[T]) await(apart context.Context, leave, quit <-chan struct{}) (v T, err error) {
 	select {
-	case <-o.done:
-		return o.v, o.err
+	case <-done:
+		return answer, failure
 	case <-leave:
 		err = errLeft
 	case <-quit:
@@ -143,7 +132,7 @@ func (o *outcome[T]) await(apart context.Context, leave, quit <-chan struct{}) (
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
 		select {
-		case <-o.done:
+		case <-done:
 		case <-leave:
 		case <-timer.C:
 		}
@@ -151,9 +140,9 @@ func (o *outcome[T]) await(apart context.Context, leave, quit <-chan struct{}) (
 
 	// The call may have returned at the same moment. If it swapped met first, its answer
 	// counts.
-	if o.met.Swap(true) {
-		<-o.done
-		return o.v, o.err
+	if met.Swap(true) {
+		<-done
+		return answer, failure
 	}
 	return v, err
 }

@@ -46,14 +46,6 @@ type reaper struct {
 	repeats int      // of the calls in flight, those for tokens whose last release was not answered
 }
 
-// poke wakes the reaper's goroutine.
-func (r *reaper) poke() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
-
 // reap is one token to be released.
 type reap struct {
 	claim  backend.Claim
@@ -133,7 +125,7 @@ func (c *Client) addReapLocked(x *reap) {
 	if !r.running {
 		r.running = c.spawnLocked(c.runReaper)
 	} else {
-		r.poke()
+		poke(r.wake)
 	}
 }
 
@@ -220,7 +212,7 @@ func (c *Client) release(x *reap) {
 		if !answered && c.reaper.slow < maxSlow {
 			slow = true
 			c.reaper.slow++
-			c.reaper.poke()
+			poke(c.reaper.wake)
 		}
 	})
 
@@ -246,7 +238,7 @@ func (c *Client) release(x *reap) {
 // one must follow.
 func (c *Client) releasedLocked(x *reap, settled bool) {
 	r := &c.reaper
-	defer r.poke()
+	defer poke(r.wake)
 	r.active--
 	if x.repeat {
 		r.repeats--

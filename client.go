@@ -38,7 +38,7 @@ type Client struct {
 	mu        sync.Mutex
 	lines     map[lineID]*line
 	most      int                 // the largest len(lines) since the map was created
-	lookers   map[string]chan int // wakes the caller that looks for a slot of the key
+	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
 	contended contended           // keys that a Waiter has refused lately
 	holds     holdHeap            // holds that are trusted, ordered by when the renewer must serve them
 	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
@@ -85,6 +85,7 @@ func newClient(d backend.Driver, opts Options) *Client {
 
 	c.closing, c.close = context.WithCancelCause(context.Background())
 	c.renewer.wake = make(chan struct{}, 1)
+	c.renewer.well.most, c.renewer.suspect.most = maxBatches, maxSuspect
 	c.reaper.wake = make(chan struct{}, 1)
 	return c
 }
@@ -203,8 +204,8 @@ func (c *Client) Close() error {
 	// so one Timeout is enough for both.
 	end := time.Now().Add(c.opts.Timeout)
 	c.settle(end, func() bool { return c.open == 0 })
-	c.renewer.poke()
-	c.reaper.poke()
+	poke(c.renewer.wake)
+	poke(c.reaper.wake)
 	c.settle(end, func() bool {
 		c.stopped = c.calls == 0 && c.callers == c.open // no call is in flight, and every caller that is left has a hold
 		return c.stopped

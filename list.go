@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -20,36 +21,14 @@ import (
 // If the driver cannot list, the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		for e, err := range c.list(ctx, prefix) {
-			if err != nil {
-				yield(backend.Entry{}, newError("list", prefix, err))
-				return
-			}
-			e.Key = strings.TrimPrefix(e.Key, c.opts.Prefix)
-			if !yield(e, nil) {
-				return
-			}
-		}
-	}
-}
-
-// listed is what a driver yields.
-type listed struct {
-	backend.Entry
-	err error
-}
-
-// list yields the entries of the driver. The driver's loop has a goroutine of its own, so
-// that a call that outlasts its context can be left behind.
-func (c *Client) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) {
+		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
 		in, ok := c.driver.(backend.Lister)
 		if !ok {
-			yield(backend.Entry{}, fmt.Errorf("%T cannot list: %w", c.driver, errUnsupported))
+			fail(fmt.Errorf("%T cannot list: %w", c.driver, errUnsupported))
 			return
 		}
 		if c.closing.Err() != nil {
-			yield(backend.Entry{}, ErrClosed)
+			fail(ErrClosed)
 			return
 		}
 
@@ -57,7 +36,8 @@ func (c *Client) list(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 		defer cancel()
 		defer context.AfterFunc(c.closing, cancel)()
 
-		// The driver goes on only when it is asked to, so that it sends nothing while the
+		// The driver's loop has a goroutine of its own, so that a call that outlasts its
+		// context can be left behind. It goes on only when it is asked to, so that it sends nothing while the
 		// caller uses an entry.
 		entries, more := make(chan listed), make(chan struct{})
 		if !c.spawn(func() {
@@ -75,28 +55,27 @@ func (c *Client) list(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 				}
 			}
 		}) {
-			yield(backend.Entry{}, ErrClosed)
+			fail(ErrClosed)
 			return
 		}
 
-		for {
+		for within.Err() == nil {
 			select {
 			case e, ok := <-entries:
 				switch {
 				case within.Err() != nil:
-					yield(backend.Entry{}, c.whyListEnded(ctx))
-					return
 				case !ok:
 					return
 				case e.err != nil:
-					yield(backend.Entry{}, plain(e.err, c.opts.Timeout))
+					fail(plain(e.err, c.opts.Timeout))
 					return
-				case !yield(e.Entry, nil):
-					return
+				default:
+					e.Key = strings.TrimPrefix(e.Key, c.opts.Prefix)
+					if !yield(e.Entry, nil) {
+						return
+					}
 				}
 			case <-within.Done():
-				yield(backend.Entry{}, c.whyListEnded(ctx))
-				return
 			}
 
 			select {
@@ -104,13 +83,14 @@ func (c *Client) list(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 			case <-within.Done():
 			}
 		}
+
+		// The caller's context or Close has ended the list.
+		fail(cmp.Or(withContextEnd(ctx, nil), ErrClosed))
 	}
 }
 
-// whyListEnded returns the error of a list that ctx or Close has ended.
-func (c *Client) whyListEnded(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return withContextEnd(ctx, nil)
-	}
-	return ErrClosed
+// listed is what a driver yields.
+type listed struct {
+	backend.Entry
+	err error
 }

@@ -344,17 +344,7 @@ func (w *wait) attempt(ctx context.Context, start instant, last bool) (*hold, er
 	} else {
 		// A suspend before the call must not count as a part of the term.
 		start, slept = c.clock.read()
-		var ok bool
-		g, ok, err = direct(c, ctx, c.closing, bound, func(within context.Context) (backend.Grant, error) {
-			g, err := c.driver.Acquire(within, cl)
-			if err != nil {
-				c.cleanUpUnknown(cl, err)
-			}
-			return g, err
-		})
-		if !ok {
-			g, err = call(c, ctx, bound, c.withCleanUp(cl, c.driver.Acquire), c.releaseLate(cl))
-		}
+		g, err = call(c, ctx, bound, c.withCleanUp(cl, c.driver.Acquire), c.releaseLate(cl))
 	}
 
 	// The clock is read after the call, during which the machine may have slept.

@@ -32,6 +32,7 @@ const (
 type lane struct {
 	queues  [tryClasses][]*hold // each in the order in which the holds became due
 	flights [tryClasses]int     // calls in flight
+	most    int                 // how many of a class may be
 }
 
 // tryClasses is enough for tries from MinTTL/triesPerT to some minutes.
@@ -68,33 +69,26 @@ func (c *Client) queueRenewalLocked(h *hold) {
 	ln.queues[class] = append(ln.queues[class], h)
 }
 
-// takeLocked removes up to most holds from one queue, and returns them.
-func (ln *lane) takeLocked(class, most int) []*hold {
-	q := &ln.queues[class]
-	n := min(len(*q), most)
-	holds := slices.Clone((*q)[:n])
-	*q = slices.Delete(*q, 0, n)
-	return holds
-}
-
 // dispatchLocked sends the renewals that are due, up to the bounds on calls in
 // flight. The others wait, and later travel in larger batches.
 func (c *Client) dispatchLocked() {
-	c.dispatchLaneLocked(&c.renewer.well, maxBatches)
-	c.dispatchLaneLocked(&c.renewer.suspect, maxSuspect)
-}
-
-func (c *Client) dispatchLaneLocked(ln *lane, most int) {
-	for class := range ln.queues {
-		for ln.flights[class] < most && len(ln.queues[class]) > 0 {
-			c.dispatchBatchLocked(ln, class)
+	for _, ln := range []*lane{&c.renewer.well, &c.renewer.suspect} {
+		for class := range ln.queues {
+			for ln.flights[class] < ln.most && len(ln.queues[class]) > 0 {
+				c.dispatchBatchLocked(ln, class)
+			}
 		}
 	}
 }
 
+// dispatchBatchLocked sends a batch from one queue.
 func (c *Client) dispatchBatchLocked(ln *lane, class int) {
 	b := &batch{c: c, flights: &ln.flights[class]}
-	for _, h := range ln.takeLocked(class, batchSize) {
+	q := &ln.queues[class]
+	n := min(len(*q), batchSize)
+	holds := slices.Clone((*q)[:n])
+	*q = slices.Delete(*q, 0, n)
+	for _, h := range holds {
 		h.queued = false
 		if h.busy != nil || h.index < 0 {
 			continue // an Extend is in flight, or the hold has ended
@@ -407,13 +401,5 @@ func (c *Client) confirmSoon(key string) {
 			h.renewAt(now, now+1)
 			c.scheduleLocked(h)
 		}
-	}
-}
-
-// poke wakes the renewer's goroutine.
-func (r *renewer) poke() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
 	}
 }

@@ -84,7 +84,10 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if err := w.c.checkLongest(w.r.term()); err != nil {
 		return nil, err
 	}
-	queue, err := w.queueForSlots(ctx)
+
+	// Wait until the caller is the one that looks for a slot.
+	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: w.c.queueTerm()}
+	queue, err := w.takePart(ctx, r, false)
 	if err != nil {
 		return nil, err
 	}
@@ -92,13 +95,6 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	// Client repeats it.
 	defer w.c.spawn(func() { _, _ = queue.unlock(context.WithoutCancel(ctx)) })
 	return w.lookUntilFree(ctx)
-}
-
-// slotRequest returns the request for slot i.
-func (w *wait) slotRequest(i int) request {
-	r := w.r
-	r.key, r.slot = slotKey(r.name, i), i+1
-	return r
 }
 
 // takePart takes the key of r, as a part of w.
@@ -146,12 +142,6 @@ func (c *Client) queueTerm() time.Duration {
 	return queueTTL
 }
 
-// queueForSlots waits until the caller is the one that looks for a slot.
-func (w *wait) queueForSlots(ctx context.Context) (*Lease, error) {
-	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: w.c.queueTerm()}
-	return w.takePart(ctx, r, false)
-}
-
 // lookUntilFree looks for a free slot until it has one, or the wait is over.
 func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	c, n := w.c, time.Duration(w.r.slots)
@@ -187,7 +177,9 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 		if retry > 0 {
 			d = min(d, retry+minSleep) // the key is free then, if its holder has died
 		}
-		c.looks(w.r.name, freed) // not before: a Lock that finds a slot at once refuses no TryLock
+		c.mu.Lock()
+		c.lookers[w.r.name] = freed // not before: a Lock that finds a slot at once refuses no TryLock
+		c.mu.Unlock()
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -219,7 +211,10 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 		if j > 0 && w.end != never && w.c.clock.now().sub(w.end) >= w.answerTime() {
 			break // the rest of the slots would take too long; see WithMaxWait
 		}
-		l, answer := w.takePart(ctx, w.slotRequest((first+j)%n), true)
+		i := (first + j) % n
+		r := w.r
+		r.key, r.slot = slotKey(r.name, i), i+1
+		l, answer := w.takePart(ctx, r, true)
 		switch {
 		case errors.Is(answer, ErrHeld):
 			answered = answered || w.part.tries > 0 // otherwise the Client knew it
@@ -244,14 +239,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 	return nil, retry, err
 }
 
-// looks notes that a caller has found no free slot of key and looks again. Freed receives a
-// slot that may have become free.
-func (c *Client) looks(key string, freed chan int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lookers[key] = freed
-}
-
+// endLooking notes that a caller no longer looks for a slot of key.
 func (c *Client) endLooking(key string, freed chan int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -74,21 +74,16 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 	return nil, err
 }
 
-// withCleanUp returns f, followed by cleanUpUnknown.
+// withCleanUp returns f, after which the token of cl is released in the background if f's
+// error leaves the outcome unknown, and the driver does not clean up. That includes an error
+// of a context joined with a definite error.
 func (c *Client) withCleanUp(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)
-		c.cleanUpUnknown(cl, err)
+		if err != nil && !c.traits.Cleans && (!definite(err) || isContextError(err)) {
+			c.reap(cl, reapTwice)
+		}
 		return g, err
-	}
-}
-
-// cleanUpUnknown releases the token of cl in the background if err leaves the outcome
-// unknown, and the driver does not clean up. That includes an error of a context joined with a
-// definite error.
-func (c *Client) cleanUpUnknown(cl backend.Claim, err error) {
-	if err != nil && !c.traits.Cleans && (!definite(err) || isContextError(err)) {
-		c.reap(cl, reapTwice)
 	}
 }
 
