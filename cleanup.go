@@ -148,11 +148,15 @@ func (c *Client) runReaper() {
 		}
 		c.mu.Unlock()
 
+		done := c.closing.Done()
+		if closing {
+			done = nil // once, or the loop would never block again
+		}
 		timer.Reset(wait)
 		select {
 		case <-timer.C:
 		case <-r.wake:
-		case <-doneUnless(c.closing, closing): // once, or the loop would never block again
+		case <-done:
 		}
 	}
 }
@@ -189,14 +193,6 @@ func (c *Client) startReapsLocked(now instant, closing bool) time.Duration {
 		}
 	}
 	return time.Hour // a release that ends, or a new token, wakes the reaper
-}
-
-// doneUnless returns ctx's Done channel, or nil if seen is true.
-func doneUnless(ctx context.Context, seen bool) <-chan struct{} {
-	if seen {
-		return nil
-	}
-	return ctx.Done()
 }
 
 // release makes one try for x.

@@ -189,11 +189,17 @@ func (c *Client) Close() error {
 		return nil
 	}
 
-	// Under mu: after this, no caller gets a hold that the loop below misses.
+	// Under mu: after this, no caller gets a hold that the loop below misses. The leases
+	// can still be unlocked.
 	c.close(ErrClosed)
 	var ended []*Lease
 	for len(c.holds) > 0 {
-		ended = append(ended, c.closeHoldLocked(c.holds[0].hold)...)
+		h := c.holds[0].hold
+		for _, l := range h.leases {
+			l.state.Store(closed)
+		}
+		ended = append(ended, h.leases...)
+		c.unscheduleLocked(h)
 	}
 	c.mu.Unlock()
 	for _, l := range ended {

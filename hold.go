@@ -3,7 +3,6 @@ package hasp
 import (
 	"container/heap"
 	"context"
-	"hash/maphash"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -19,7 +18,7 @@ import (
 // renew it (answer). When its last lease is unlocked, the next caller in line may
 // get it (handOverLocked). It ends when it is released, when the store reports that
 // it is lost (loseLocked), when its deadline or its max hold passes (endExpiredLocked),
-// or when the Client is closed (closeHoldLocked).
+// or when the Client is closed (Close).
 type hold struct {
 	c        *Client
 	claim    backend.Claim // what renewals ask for; its TTL is guarded by c.mu
@@ -50,7 +49,6 @@ type hold struct {
 	failure   error         // why the last of these renewals failed; nil if there is none
 	orphaned  instant       // when a renewal first noticed that the contexts of all Locks have ended; else 0
 	extended  bool          // Extend was called, so the hold is not handed over
-	next      instant       // when the renewer must serve it: its key in the heap
 	index     int           // in c.holds; -1 if it is not there, because it has ended
 
 	// Its end.
@@ -139,9 +137,7 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 		l = new(Lease)
 	}
 	l.c, l.hold, l.key, l.slot, l.parent = c, h, r.name, r.slot, ctx
-	if a := r.around; a != nil {
-		l.within = a.within.with(a, maphash.String(keySeed, a.key))
-	}
+	l.within = r.around
 	l.id, l.op, l.shared = r.id, r.op, r.shared
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {
@@ -220,9 +216,9 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// holdHeap orders holds by when the renewer must serve them. It has a copy of each
-// hold.next, because a comparison that reads the holds themselves waits for memory:
-// with 30,000 leases that was a quarter of the cost of a renewal.
+// holdHeap orders holds by when the renewer must serve them. These times are not in the
+// holds, because a comparison that reads the holds waits for memory: with 30,000 leases that
+// was a quarter of the cost of a renewal.
 type holdHeap []scheduled
 
 type scheduled struct {
@@ -243,7 +239,7 @@ func (q holdHeap) Swap(i, j int) {
 func (q *holdHeap) Push(x any) {
 	h := x.(*hold)
 	h.index = len(*q)
-	*q = append(*q, scheduled{h.next, h})
+	*q = append(*q, scheduled{never, h})
 }
 
 // Pop is for container/heap.
@@ -264,26 +260,25 @@ func (q *holdHeap) Pop() any {
 func (c *Client) scheduleLocked(h *hold) {
 	// The renewer serves h when the hold ends, when one of its leases ends, or when a
 	// renewal is due, whichever is first.
-	h.next = min(instant(h.deadline.Load()), h.limit)
+	next := min(instant(h.deadline.Load()), h.limit)
 	for _, l := range h.leases {
-		h.next = min(h.next, l.maxHold)
+		next = min(next, l.maxHold)
 	}
 	if h.renew && h.busy == nil && !h.queued {
-		h.next = min(h.next, h.due)
+		next = min(next, h.due)
 	}
 	if h.index < 0 {
 		heap.Push(&c.holds, h)
-	} else {
-		c.holds[h.index].next = h.next
-		heap.Fix(&c.holds, h.index)
 	}
+	c.holds[h.index].next = next
+	heap.Fix(&c.holds, h.index)
 
 	// A renewer that sleeps past the new time is woken.
 	switch r := &c.renewer; {
 	case !r.running:
 		r.running = c.spawnLocked(c.runRenewer)
-	case h.next < r.wakesAt:
-		r.wakesAt = h.next
+	case next < r.wakesAt:
+		r.wakesAt = next
 		poke(r.wake)
 	}
 }
@@ -338,7 +333,7 @@ func (c *Client) serveLocked(now instant) (gone []*Lease) {
 	for len(c.holds) > 0 {
 		h := c.holds[0].hold
 		isDue := h.renew && h.busy == nil && !h.queued && h.due <= now.add(h.early)
-		if h.next > now && !isDue {
+		if c.holds[0].next > now && !isDue {
 			break
 		}
 		if ended := c.endExpiredLocked(h, now); len(ended) > 0 {

@@ -25,7 +25,7 @@ type Lease struct {
 	reentry bool                         // the caller had the hold already
 	shared  bool                         // WithShared
 	parent  context.Context              // Lock's
-	within  *enclosing                   // the leases around it: those in the context that Lock was called with
+	within  *Lease                       // the innermost lease around it: in the context that Lock was called with
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0
@@ -187,8 +187,14 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	c, h := l.c, l.hold
 	l.Err() // ends the lease if its deadline has passed; not under mu, which it locks
 	c.mu.Lock()
-	if l.releasing {
-		l.awaitReleaseLocked()
+	for l.releasing {
+		if l.releaseDone == nil {
+			l.releaseDone = make(chan struct{})
+		}
+		done := l.releaseDone
+		c.mu.Unlock()
+		<-done // within Timeout, which bounds the call
+		c.mu.Lock()
 	}
 	state := l.state.Load()
 	if state == lost || state == released || c.stopped {
@@ -246,20 +252,6 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 		return ErrReleased
 	}
 	return ErrClosed
-}
-
-// awaitReleaseLocked blocks while the call of another Unlock of l is in flight. It
-// unlocks c.mu while it blocks.
-func (l *Lease) awaitReleaseLocked() {
-	for l.releasing {
-		if l.releaseDone == nil {
-			l.releaseDone = make(chan struct{})
-		}
-		done := l.releaseDone
-		l.c.mu.Unlock()
-		<-done // within Timeout, which bounds the call
-		l.c.mu.Lock()
-	}
 }
 
 // release releases the key in the store, and then promotes the next caller in line.

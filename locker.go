@@ -63,8 +63,7 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	ferr, uerr := lease.do(ctx, fn)
-	return joined(ferr, uerr)
+	return joined(lease.do(ctx, fn))
 }
 
 // errNoFunc says that the fn of Do, DoAll or Lead is nil.

@@ -1,9 +1,6 @@
 package hasp
 
-import "slices"
-
-// This file ends holds that are not unlocked: by the clock, by an answer of the store, or
-// by Close.
+// This file ends holds that are not unlocked: by the clock, or by an answer of the store.
 
 // endExpiredLocked ends the leases of h whose time is over by the clock, and returns
 // them. After the caller has released mu, it calls endContext of each.
@@ -63,16 +60,6 @@ func (l *Lease) loseLocked(why *LostError) error {
 	l.loss = why // before state, after which it is read without mu
 	l.state.Store(lost)
 	return why
-}
-
-// closeHoldLocked ends the leases of h for Close, and returns them. They can still be
-// unlocked. After the caller has released mu, it calls endContext of each.
-func (c *Client) closeHoldLocked(h *hold) []*Lease {
-	for _, l := range h.leases {
-		l.state.Store(closed)
-	}
-	c.unscheduleLocked(h)
-	return slices.Clone(h.leases) // Unlock changes h.leases
 }
 
 // expire ends the leases of h whose time is over by the clock.

@@ -112,7 +112,7 @@ func TestLockAllOfManyKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		inner, err := hasp.LockAll(outer.Context(), c, keys, opts...) // took 7 s
+		inner, err := hasp.LockAll(outer.Context(), c, keys, opts...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,26 +45,21 @@ type Params map[string]string
 // UnmarshalJSON decodes an object whose values are strings, numbers or booleans. A
 // number or a boolean becomes its text.
 func (p *Params) UnmarshalJSON(b []byte) error {
-	var raw map[string]json.RawMessage
-	if err := json.Unmarshal(b, &raw); err != nil {
+	var raw map[string]any
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber() // the text of a number is kept as it was written: 1e3 is not 1000 here
+	if err := d.Decode(&raw); err != nil {
 		return err
 	}
 
-	// The text of a number is kept as it was written: 1e3 is not 1000 here.
 	m := make(Params, len(raw))
 	for name, v := range raw {
-		var s string
-		switch {
-		case len(v) > 0 && v[0] == '"':
-			if err := json.Unmarshal(v, &s); err != nil {
-				return err
-			}
-		case len(v) == 0 || v[0] == '{' || v[0] == '[' || string(v) == "null":
-			return fmt.Errorf("%w: parameter %q must be a string, a number or a boolean", ErrInvalid, name)
+		switch v.(type) {
+		case string, json.Number, bool:
+			m[name] = fmt.Sprint(v)
 		default:
-			s = string(v)
+			return fmt.Errorf("%w: parameter %q must be a string, a number or a boolean", ErrInvalid, name)
 		}
-		m[name] = s
 	}
 	*p = m
 	return nil
@@ -147,10 +143,13 @@ const questionHint = "in a password, write a question mark as %3F"
 // and the "@" behind it, for parameters. An "@" in Nodes does not rule that out: the user or
 // the first part of the password may have an "@" as well.
 func (c Config) mayShowPassword() bool {
-	return slices.ContainsFunc(slices.Collect(maps.Values(c.Params)), hasAt)
+	for _, value := range c.Params {
+		if strings.Contains(value, "@") {
+			return true
+		}
+	}
+	return false
 }
-
-func hasAt(s string) bool { return strings.Contains(s, "@") }
 
 // hidden returns err, an error of opening c. If err shows a name or a value of c.Params
 // that may be a part of a password, hidden returns an error that shows neither.
@@ -160,7 +159,7 @@ func (c Config) hidden(err error) error {
 	}
 	text := err.Error()
 	for name, value := range c.Params {
-		if strings.Contains(text, strconv.Quote(name)) || strings.Contains(text, strconv.Quote(value)) || hasAt(value) && strings.Contains(text, value) {
+		if strings.Contains(text, strconv.Quote(name)) || strings.Contains(text, strconv.Quote(value)) || strings.Contains(value, "@") && strings.Contains(text, value) {
 			return fmt.Errorf("%w: a parameter after the question mark is unknown or wrong (%s)", ErrInvalid, questionHint)
 		}
 	}
