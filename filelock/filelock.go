@@ -183,29 +183,26 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	ctx, cancel := withTimeout(ctx, c.Timeout)
 	defer cancel()
 	d.sweepOften(ctx) // not after the grant, whose term runs
-	g, err := d.acquire(ctx, c)
-	return g, d.explain(err)
-}
-
-// acquire is Acquire under the guard of c.Key.
-func (d *Driver) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if c.Fenced {
 		// Before the guard is locked, because this may wait for the disk.
 		if err := d.reserveFences(ctx, d.clock()); err != nil {
-			return backend.Grant{}, err
+			return backend.Grant{}, d.explain(err)
 		}
 	}
+	var grant backend.Grant
+	err := d.guarded(ctx, c.Key, c.Timeout, func(g *guard) (err error) {
+		grant, err = g.acquire(ctx, c)
+		return err
+	})
+	return grant, err
+}
 
-	g, err := d.lockGuard(ctx, stripeOf(c.Key))
-	if err != nil {
-		return backend.Grant{}, err
-	}
-	defer g.drop()
-
+// acquire is Acquire under the guard of c.Key.
+func (g *guard) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	// The clock is read after the guard was locked. So a record that expired meanwhile
 	// no longer holds the key.
-	now := d.clock()
-	held, err := d.load(c.Key, now)
+	now := g.d.clock()
+	held, err := g.d.load(c.Key, now)
 	if err != nil {
 		return backend.Grant{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -103,6 +104,11 @@ func (d *Driver) named(ctx context.Context, name string, timeout time.Duration) 
 		defer g.drop()
 	}
 
+	return d.recordIn(name)
+}
+
+// recordIn is named without a guard.
+func (d *Driver) recordIn(name string) (*record, error) {
 	b, _, err := readFile(filepath.Join(d.dir, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotFile) {
 		return nil, nil // the key is free by now, or there was none
@@ -137,20 +143,6 @@ func stripeOfName(name string) (stripe int, ok bool) {
 		return int(b[0] % stripes), true
 	}
 
-	key, rest := "", strings.TrimPrefix(name, plainPrefix)
-	for {
-		plain, coded, more := strings.Cut(rest, "%")
-		key += plain
-		if !more {
-			return stripeOf(key), true
-		}
-		if len(coded) < 2 {
-			return 0, false
-		}
-		b, err := hex.DecodeString(coded[:2])
-		if err != nil {
-			return 0, false
-		}
-		key, rest = key+string(b), coded[2:]
-	}
+	key, err := url.PathUnescape(strings.TrimPrefix(name, plainPrefix))
+	return stripeOf(key), err == nil
 }

@@ -86,19 +86,13 @@ func userDir() (string, error) {
 	return filepath.Join(home, ".local", "state", "hasp"), nil
 }
 
-// probe returns an error unless the directory exists, or can be created, and files
-// in it can be created, written and locked. So Open reports a wrong configuration,
-// and not the first Lock.
-func (d *Driver) probe(ctx context.Context) error {
+// probe creates the directory if it does not exist, and then creates, writes and locks a
+// temporary file in it. So Open reports a wrong configuration, and not the first Lock.
+func (d *Driver) probe(ctx context.Context) (err error) {
+	defer func() { err = d.explain(err) }()
 	if err := d.check(ctx); err != nil {
 		return err
 	}
-	return d.explain(d.tryFile())
-}
-
-// tryFile creates the directory if it does not exist, and then creates, writes and
-// locks a temporary file in it.
-func (d *Driver) tryFile() error {
 	if err := d.ensureDir(); err != nil {
 		return err
 	}

@@ -73,12 +73,7 @@ func (d *Driver) sweepFile(ctx context.Context, e os.DirEntry) {
 	if !strings.HasSuffix(e.Name(), suffix) {
 		return
 	}
-	b, _, err := readFile(path)
-	if err != nil {
-		return
-	}
-	r, err := decode(b)
-	if err == nil && stateName(r.key) == e.Name() && r.left(d.clock()) <= 0 {
+	if r, err := d.recordIn(e.Name()); r != nil && err == nil && r.left(d.clock()) <= 0 {
 		d.removeExpired(ctx, r.key)
 	}
 }
