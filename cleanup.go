@@ -88,39 +88,30 @@ func (q *reapHeap) Pop() any {
 func (c *Client) reap(cl backend.Claim, times int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reapLocked(cl, times)
-}
-
-func (c *Client) reapLocked(cl backend.Claim, times int) {
-	now := c.clock.awake()
-	c.addReapLocked(&reap{claim: cl, at: now, until: now.add(cl.TTL + c.opts.Timeout), times: times})
+	c.reapLocked(&reap{claim: cl, times: times}, cl.TTL)
 }
 
 // reapHoldLocked releases the token of a hold that was lost. Keep is h.keep if the store
 // may still have the hold, and 0 if the store has answered that it is lost.
 func (c *Client) reapHoldLocked(h *hold, keep instant) {
-	now := c.clock.awake()
-	c.addReapLocked(&reap{claim: h.claim, keep: keep, at: now, until: now.add(c.keptFor(h) + c.opts.Timeout), times: reapOnce})
-}
-
-// reapLease repeats the Unlock of l, which was not answered.
-func (c *Client) reapLease(l *Lease) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.clock.awake()
-	c.addReapLocked(&reap{claim: l.hold.claim, lease: l, keep: l.hold.keep, at: now.add(jitter(firstRetry)),
-		until: now.add(c.keptFor(l.hold) + c.opts.Timeout), times: reapOnce, failed: 1, repeat: true})
+	c.reapLocked(&reap{claim: h.claim, keep: keep, times: reapOnce}, c.keptFor(h))
 }
 
 // keptFor returns for how long the store may still keep h.
 func (c *Client) keptFor(h *hold) time.Duration { return max(h.kept.sub(c.clock.now()), 0) }
 
-func (c *Client) addReapLocked(x *reap) {
+// reapLocked queues x, whose token the store may keep for as long as kept says.
+func (c *Client) reapLocked(x *reap, kept time.Duration) {
 	r := &c.reaper
 	if len(r.queue) >= maxReaps {
 		return
 	}
 
+	x.at = c.clock.awake()
+	x.until = x.at.add(kept + c.opts.Timeout)
+	if x.repeat {
+		x.at = x.at.add(jitter(firstRetry))
+	}
 	heap.Push(&r.queue, x)
 	if !r.running {
 		r.running = c.spawnLocked(c.runReaper)

@@ -1,6 +1,7 @@
 package hasp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,21 +67,17 @@ const (
 	LostMaxHold    = "max_hold"    // WithMaxHold is over
 )
 
+var lossTexts = map[string]string{
+	LostRevoked:    "the store does not have it any more: it was broken, or the store lost its data",
+	LostUnanswered: "no renewal was answered before its term ended",
+	LostStopped:    "the process was stopped for longer than its term",
+	LostNotRenewed: "its term ended, and it was not renewed",
+	LostMaxHold:    "its max hold is over",
+}
+
 // Error says why the lease was lost.
 func (e *LostError) Error() string {
-	why := e.Reason
-	switch e.Reason {
-	case LostRevoked:
-		why = "the store does not have it any more: it was broken, or the store lost its data"
-	case LostUnanswered:
-		why = "no renewal was answered before its term ended"
-	case LostStopped:
-		why = "the process was stopped for longer than its term"
-	case LostNotRenewed:
-		why = "its term ended, and it was not renewed"
-	case LostMaxHold:
-		why = "its max hold is over"
-	}
+	why := cmp.Or(lossTexts[e.Reason], e.Reason)
 	if e.Err != nil {
 		why += " (" + e.Err.Error() + ")"
 	}

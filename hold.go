@@ -20,7 +20,6 @@ import (
 // it is lost (loseLocked), when its deadline or its max hold passes (endExpiredLocked),
 // or when the Client is closed (Close).
 type hold struct {
-	c        *Client
 	claim    backend.Claim // what renewals ask for; its TTL is guarded by c.mu
 	fence    uint64        // 0 unless a fence was asked for
 	granted  instant       // when the grant was received
@@ -77,7 +76,7 @@ func (c *Client) newHold(cl backend.Claim, g backend.Grant, start, now instant, 
 		return nil, errLate
 	}
 
-	h := &hold{c: c, claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), distrusted: -1, limit: never, index: -1}
+	h := &hold{claim: cl, fence: g.Fence, granted: now, kept: now.add(cl.TTL), distrusted: -1, limit: never, index: -1}
 
 	// The hold was confirmed when its term began. A Waiter's call may have begun long
 	// before that.

@@ -67,7 +67,8 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		}
 
 		refused = 0
-		ferr, uerr := lease.do(ctx, fn)
+		all := Leases{[]*Lease{lease}}
+		ferr, uerr := all.do(ctx, func() error { return fn(lease.Context(), lease) })
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)
 		}

@@ -281,7 +281,10 @@ func (l *Lease) release(ctx context.Context) error {
 	c.calls--
 	c.changed.Broadcast()
 	c.leaveHeadLocked(h)
-	l.unknown = unknown
+	if l.unknown = unknown; unknown {
+		// The Client repeats the Unlock.
+		c.reapLocked(&reap{claim: h.claim, lease: l, keep: h.keep, times: reapOnce, failed: 1, repeat: true}, c.keptFor(h))
+	}
 	if errors.Is(err, ErrLost) {
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	}
@@ -293,10 +296,6 @@ func (l *Lease) release(ctx context.Context) error {
 		l.releaseDone = nil
 	}
 	c.mu.Unlock()
-
-	if unknown {
-		c.reapLease(l)
-	}
 	return err
 }
 

@@ -160,7 +160,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
 		// Close began during the call, and ended only the leases that it found.
-		c.reapLocked(h.claim, reapOnce)
+		c.reapLocked(&reap{claim: h.claim, times: reapOnce}, h.claim.TTL)
 		err = ErrClosed
 	}
 	if err != nil {

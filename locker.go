@@ -63,29 +63,32 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	return joined(lease.do(ctx, fn))
+	all := Leases{[]*Lease{lease}}
+	return joined(all.do(ctx, func() error { return fn(lease.Context(), lease) }))
 }
 
 // errNoFunc says that the fn of Do, DoAll or Lead is nil.
 var errNoFunc = fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
 
-// do runs fn under l, and unlocks l. It returns the errors of fn and of Unlock.
-func (l *Lease) do(ctx context.Context, fn func(context.Context, *Lease) error) (ferr, uerr error) {
-	l.renewUntilUnlock()
-
-	// Unlock is deferred, so that the key is unlocked even if fn panics.
-	defer func() { uerr = unlessReleased(l.Unlock(ctx)) }()
-	ferr = fn(l.Context(), l)
-	return
-}
-
-// unlessReleased returns the error of an Unlock after fn, or nil if fn has unlocked the
-// lease itself.
-func unlessReleased(err error) error {
-	if errors.Is(err, ErrReleased) {
-		return nil
+// do runs fn under all of ls, and unlocks them. It returns the errors of fn and of Unlock.
+func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
+	for _, l := range ls.leases {
+		l.renewUntilUnlock()
 	}
-	return err
+
+	// Unlock is deferred, so that the keys are unlocked even if fn panics.
+	defer func() {
+		errs := ls.unlock(ctx)
+		for i, err := range errs {
+			if errors.Is(err, ErrReleased) {
+				errs[i] = nil // fn has unlocked the lease itself
+			}
+		}
+		if uerr = errs[0]; len(errs) > 1 {
+			uerr = errors.Join(errs...)
+		}
+	}()
+	return fn(), nil
 }
 
 // joined returns the errors of fn and of Unlock joined, or the only one that is not nil, as
@@ -111,23 +114,7 @@ func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Con
 	if err != nil {
 		return err
 	}
-	return all.do(ctx, fn)
-}
-
-// do runs fn under all of ls, and unlocks them. It returns the errors of both.
-func (ls *Leases) do(ctx context.Context, fn func(context.Context, *Leases) error) (err error) {
-	for _, l := range ls.leases {
-		l.renewUntilUnlock()
-	}
-
-	defer func() {
-		errs := ls.unlock(ctx)
-		for i, uerr := range errs {
-			errs[i] = unlessReleased(uerr)
-		}
-		err = joined(err, errors.Join(errs...))
-	}()
-	return fn(ls.Context(), ls)
+	return joined(all.do(ctx, func() error { return fn(all.Context(), all) }))
 }
 
 // LockAll locks all of keys or none. It locks them one after another in sorted

@@ -377,15 +377,10 @@ const (
 
 // String returns "process", "host" or "network".
 func (r Reach) String() string {
-	switch r {
-	case Process:
-		return "process"
-	case Host:
-		return "host"
-	case Network:
-		return "network"
+	if r < Process || r > Network {
+		return fmt.Sprintf("Reach(%d)", int(r))
 	}
-	return fmt.Sprintf("Reach(%d)", int(r))
+	return [...]string{"process", "host", "network"}[r]
 }
 
 // Claim is the request to a driver. Drivers read the fields that they need. Renew

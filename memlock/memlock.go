@@ -173,7 +173,7 @@ func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 	// A waiter that was granted the key has left the queue and must not touch e.
 	// Before it woke, the hold may have been broken or have expired, and the key
 	// may have another entry. While w is queued, e stays in the map.
-	if w.grant == nil {
+	if w.grant == nil && e.freeFor(e.first().claim, now) {
 		s.advanceLocked(e, now)
 	}
 	if w.grant != nil {
@@ -196,7 +196,8 @@ func (d *Driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 	default:
 		return false, 0, nil
 	}
-	s.quitLocked(e, w, now)
+	e.queue.Remove(w.place)
+	s.advanceLocked(e, now) // w may have kept shared waiters from a shared key
 	return false, 0, err
 }
 
@@ -256,16 +257,12 @@ func (d *Driver) Release(_ context.Context, c backend.Claim) error {
 	switch {
 	case e == nil:
 		return backend.ErrLost
-	case r == nil && !c.KeepUntil.After(now):
-		s.freeLocked(e, now)
-		return nil
-	case r == nil:
+	case r != nil:
+		delete(e.readers, c.Token)
+	case c.KeepUntil.After(now):
 		e.claim.Token, e.until = keptToken, c.KeepUntil
 	default:
-		delete(e.readers, c.Token)
-	}
-	if w := e.first(); w != nil {
-		w.signal() // its timer runs until the old end
+		e.claim.Token = ""
 	}
 	s.advanceLocked(e, now)
 	return nil
@@ -339,7 +336,8 @@ func (d *Driver) Break(_ context.Context, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.keys[key]; e != nil {
-		s.freeLocked(e, time.Now())
+		e.claim.Token, e.readers = "", nil
+		s.advanceLocked(e, time.Now())
 	}
 	return nil
 }
@@ -517,43 +515,24 @@ func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 	return g
 }
 
-// freeLocked ends the holds of e, if there are any, and hands the key on.
-func (s *Store) freeLocked(e *entry, now time.Time) {
-	e.claim.Token, e.readers = "", nil
-	s.advanceLocked(e, now)
-}
-
-// advanceLocked hands the key to the first waiter if the key is free for it. Shared
-// waiters behind a shared one get the key with it. The next waiter is then first, and
-// watches the term. If the key is free and has no waiter, advanceLocked removes its entry.
+// advanceLocked follows each change of a hold or of the queue. It hands the key to the first
+// waiter if the key is free for it. Shared waiters behind a shared one get the key with it.
+// If the key is free and has no waiter, advanceLocked removes its entry.
 func (s *Store) advanceLocked(e *entry, now time.Time) {
-	granted := false
 	for w := e.first(); w != nil && e.freeFor(w.claim, now); w = e.first() {
 		e.queue.Remove(w.place)
 		g := s.grantLocked(e, w.claim, now)
-		w.grant, granted = &g, true
+		w.grant = &g
 		w.signal()
 	}
 	switch next := e.first(); {
-	case granted && next != nil:
-		next.signal()
-	case next == nil && !e.held(now):
+	case next != nil:
+		next.signal() // it may be first only now, or its timer may run until an old end
+	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
 			s.sweepLocked(now)
 		}
-	}
-}
-
-// quitLocked gives up w's place in the queue of e. The key is held, so e stays.
-func (s *Store) quitLocked(e *entry, w *waiter, now time.Time) {
-	wasFirst := e.first() == w
-	e.queue.Remove(w.place)
-	s.advanceLocked(e, now) // w may have kept shared waiters from a shared key
-	// Only the first waiter watches the holder's term, so the new first waiter
-	// must begin to.
-	if next := e.first(); wasFirst && next != nil {
-		next.signal()
 	}
 }
 

@@ -139,8 +139,11 @@ func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
 		// The waiter cannot run in between, since it needs the mutex.
 		s.mu.Lock()
 		now := time.Now()
-		s.freeLocked(s.keys["k"], now) // the holder's Release, which grants the key to the waiter
-		s.freeLocked(s.keys["k"], now) // Break
+		e := s.keys["k"]
+		for range 2 { // the holder's Release, which grants the key to the waiter, and a Break
+			e.claim.Token = ""
+			s.advanceLocked(e, now)
+		}
 		s.grantLocked(s.entryLocked("k", now), claim("k", "next"), now)
 		s.mu.Unlock()
 
