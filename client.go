@@ -24,7 +24,6 @@ type Client struct {
 	driver backend.Driver
 	waiter backend.Waiter // driver, or nil if it is no Waiter
 	traits backend.Traits
-	lined  bool // callers wait in a line of this Client; otherwise the driver queues them
 	opts   Options
 	clock  *clock
 	trip   atomic.Int64 // about how long one call to the store takes, as a time.Duration: a moving average
@@ -80,8 +79,6 @@ func newClient(d backend.Driver, opts Options) *Client {
 	}
 	c.changed = sync.NewCond(&c.mu)
 	c.waiter, _ = d.(backend.Waiter)
-
-	c.lined = !c.traits.Ordered // an Ordered driver queues the callers itself
 
 	c.closing, c.close = context.WithCancelCause(context.Background())
 	c.renewer.wake = make(chan struct{}, 1)

@@ -18,13 +18,6 @@ type leaseContext struct {
 	bounded  bool
 }
 
-func newLeaseContext(l *Lease) *leaseContext {
-	x := &leaseContext{lease: l}
-	x.Context, x.cancel = context.WithCancelCause(l.parent)
-	x.deadline, x.bounded = l.parent.Deadline()
-	return x
-}
-
 // Err returns nil until the context ends. It reads the clock first.
 func (x *leaseContext) Err() error {
 	x.check()

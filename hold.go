@@ -185,7 +185,7 @@ func (c *Client) leaveHeadLocked(h *hold) {
 	switch {
 	case ln.callers == 1: // the line ends
 		c.noteGapLocked(ln)
-	case c.lined:
+	case !c.traits.Ordered:
 		c.promoteNextLocked(ln)
 	case ln.hold == h:
 		ln.hold = nil

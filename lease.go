@@ -123,7 +123,9 @@ func (l *Lease) Context() context.Context {
 	}
 
 	// Two first calls may meet here: one context wins, and the other is discarded.
-	x := newLeaseContext(l)
+	x := &leaseContext{lease: l}
+	x.Context, x.cancel = context.WithCancelCause(l.parent)
+	x.deadline, x.bounded = l.parent.Deadline()
 	if !l.ctx.CompareAndSwap(nil, x) {
 		x.cancel(nil)
 		return l.ctx.Load()

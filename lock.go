@@ -121,13 +121,17 @@ func (w *wait) prepare(ctx context.Context) error {
 	switch {
 	case r.name == "":
 		r.refuse("empty key")
-	case r.fenced && !w.c.traits.Fenced && r.err == nil:
+	case r.err != nil:
+	case r.fenced && !w.c.traits.Fenced:
 		r.err = fmt.Errorf("fence: %w", errUnsupported)
-	case r.minHold > 0 && !w.c.traits.Keeps && r.err == nil:
+	case r.minHold > 0 && !w.c.traits.Keeps:
 		r.err = fmt.Errorf("min hold: %w", errUnsupported)
-	}
-	if r.err == nil {
-		r.err = w.c.checkShared(r)
+	case r.shared && r.minHold > 0:
+		r.refuse("WithShared and WithMinHold: only an exclusive lease can keep the key")
+	case r.shared && r.slots > 0:
+		r.refuse("WithShared and WithSlots: a slot is exclusive")
+	case r.shared && !w.c.traits.Shared:
+		r.err = fmt.Errorf("WithShared: the driver has no shared holds: %w", errUnsupported)
 	}
 	if r.err != nil {
 		return r.err
@@ -179,7 +183,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 
 // giveUpLocked leaves the line, whose head the caller was unless the driver is Ordered.
 func (w *wait) giveUpLocked() {
-	if w.c.lined {
+	if !w.c.traits.Ordered {
 		w.c.giveUpHeadLocked(w.line)
 	}
 	w.leaveLocked()
@@ -226,7 +230,8 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	// An Ordered driver queues the callers itself, so all of them may ask. But a
 	// TryLock need not ask the store if another caller of this Client has the key or
 	// waits for it, unless the last answer was an outage.
-	if !c.lined && (!w.once || ln.callers == 1 || ln.lastAnswer != nil && !errors.Is(ln.lastAnswer, ErrHeld)) || c.lined && !ln.hasHead {
+	ordered := c.traits.Ordered
+	if ordered && (!w.once || ln.callers == 1 || ln.lastAnswer != nil && !errors.Is(ln.lastAnswer, ErrHeld)) || !ordered && !ln.hasHead {
 		ln.hasHead = true
 		gap := c.restOfGapLocked(key)
 		c.mu.Unlock()

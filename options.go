@@ -293,21 +293,6 @@ func WithShared() Option {
 	return func(r *request) { r.shared = true }
 }
 
-// checkShared returns an error if r cannot be shared.
-func (c *Client) checkShared(r *request) error {
-	switch {
-	case !r.shared:
-		return nil
-	case r.minHold > 0:
-		return fmt.Errorf("%w: WithShared and WithMinHold: only an exclusive lease can keep the key", ErrInvalid)
-	case r.slots > 0:
-		return fmt.Errorf("%w: WithShared and WithSlots: a slot is exclusive", ErrInvalid)
-	case !c.traits.Shared:
-		return fmt.Errorf("WithShared: the driver has no shared holds: %w", errUnsupported)
-	}
-	return nil
-}
-
 // WithFence requests a fence. If the driver has no fences, the error is
 // errors.ErrUnsupported, and the key is not locked.
 func WithFence() Option {

@@ -309,10 +309,10 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 type Opener func(ctx context.Context, c Config) (backend.Driver, error)
 
 // registry has the openers of strategies by name.
-var registry struct {
+var registry = struct {
 	sync.Mutex // guards openers
 	openers    map[string]Opener
-}
+}{openers: map[string]Opener{}}
 
 // Register registers a strategy for Open. Strategies call it in their init. It panics
 // if o is nil or the name is taken.
@@ -324,10 +324,6 @@ func Register(strategy string, o Opener) {
 	}
 	if _, taken := registry.openers[strategy]; taken {
 		panic("hasp: Register: strategy " + strategy + " is registered already")
-	}
-	// The first strategy makes the map.
-	if registry.openers == nil {
-		registry.openers = map[string]Opener{}
 	}
 	registry.openers[strategy] = o
 }

@@ -116,8 +116,7 @@ type batch struct {
 	sent    instant         // when the call began
 	slept   int64           // how long the machine had slept by then
 	over    bool            // the call has ended, and later answers do not count; guarded by c.mu
-	extend  bool            // it is one Extend, which needs err
-	err     error           // the outcome of the Extend; guarded by c.mu
+	err     error           // the last outcome, for Extend, which is a batch of one; guarded by c.mu
 }
 
 // run sends the batch and takes the answers.
@@ -157,7 +156,7 @@ func (b *batch) send(ctx context.Context) {
 
 	for i, h := range b.holds {
 		if h != nil {
-			b.ended(c.answer(h, b.claims[i].TTL, b.sent, b.slept, backend.Grant{}, noAnswer(b.try)))
+			b.answer(i, h, backend.Grant{}, noAnswer(b.try))
 		}
 	}
 }
@@ -165,16 +164,27 @@ func (b *batch) send(ctx context.Context) {
 // prepare makes the claims. It drops holds that have ended, and holds that must not
 // be renewed any more.
 func (b *batch) prepare() {
-	c := b.c
-	wanted, joined := b.wanted() // without mu: it calls contexts
+	c, all := b.c, b.holds
+	leases, joined := make([][]*Lease, len(all)), make([]int, len(all))
+	c.mu.Lock()
+	for i, h := range all {
+		leases[i], joined[i] = slices.Clone(h.leases), h.joined
+	}
+	c.mu.Unlock()
+
+	// Is at least one lease of each hold locked with a context that has not ended? This is
+	// not under mu: a context may belong to a lease, and then it locks mu.
+	wanted := make([]bool, len(all))
+	for i := range all {
+		wanted[i] = slices.ContainsFunc(leases[i], func(l *Lease) bool { return !l.abandoned() })
+	}
 	now, _ := c.clock.read()
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := b.holds
 	b.holds = all[:0]
 	for i, h := range all {
-		// A lease that joined after wanted had read the leases counts as wanted.
+		// A lease that has joined since the leases were read counts as wanted.
 		if cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i]); ok {
 			h.kept = max(h.kept, now.add(cl.TTL))
 			b.holds = append(b.holds, h)
@@ -187,31 +197,6 @@ func (b *batch) prepare() {
 			c.scheduleLocked(h)
 		}
 	}
-}
-
-// wanted reports for each hold whether at least one of its leases was locked with a
-// context that has not ended. It also returns how many leases had joined the hold
-// when it read them.
-func (b *batch) wanted() (wanted []bool, joined []int) {
-	var leases []*Lease
-	ends := make([]int, len(b.holds))
-	wanted, joined = make([]bool, len(b.holds)), make([]int, len(b.holds))
-	b.c.mu.Lock()
-	for i, h := range b.holds {
-		leases = append(leases, h.leases...)
-		ends[i], joined[i] = len(leases), h.joined
-	}
-	b.c.mu.Unlock()
-
-	// This is not under mu: a context may belong to a lease, and then it locks mu.
-	from := 0
-	for i, to := range ends {
-		for _, l := range leases[from:to] {
-			wanted[i] = wanted[i] || !l.abandoned()
-		}
-		from = to
-	}
-	return wanted, joined
 }
 
 // abandoned reports whether Lock's context has ended. Only the batch that renews the
@@ -242,22 +227,13 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	if err != nil && !definite(err) {
 		err = plain(err, b.try) // the context that has ended is the engine's own
 	}
-	b.ended(b.c.answer(h, b.claims[i].TTL, b.sent, b.slept, g, err))
-}
-
-// ended keeps the outcome for Extend.
-func (b *batch) ended(err error) {
-	if b.extend {
-		b.c.mu.Lock()
-		defer b.c.mu.Unlock()
-		b.err = err
-	}
+	b.answer(i, h, g, err)
 }
 
 // renewNow renews h alone, for Extend, which has made it busy. The call lasts for bound
 // at most.
 func (c *Client) renewNow(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
-	b := &batch{c: c, extend: true, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
+	b := &batch{c: c, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
 	b.err = noAnswer(bound) // send may return just before done has noted an answer
 	b.send(ctx)
 
@@ -300,22 +276,22 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	return cl, true
 }
 
-// answer records the outcome of a renewal or an Extend that asked for ttl. The request
-// was sent at start, and slept is how long the machine had slept by then. answer returns
-// err, or errLate if the grant came too late.
-func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, g backend.Grant, err error) error {
+// answer records the outcome of the renewal or the Extend of h, whose claim has index i.
+func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
+	c, ttl := b.c, b.claims[i].TTL
 	now, _ := c.clock.read()
 	c.mu.Lock()
 	h.callEndedLocked()
 
 	var gone []*Lease // their contexts end after mu was unlocked
-	until := start.add(ttl - backend.Drift(ttl))
+	until := b.sent.add(ttl - backend.Drift(ttl))
 	if !g.Until.IsZero() {
-		until = c.clock.at(g.Until, slept)
+		until = c.clock.at(g.Until, b.slept)
 	}
 	if err == nil && until <= now {
 		err = errLate
 	}
+	b.err = err
 
 	switch {
 	case h.index < 0:
@@ -324,7 +300,7 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 		if g.Handle != nil {
 			h.claim.Handle = g.Handle
 		}
-		h.renewedLocked(now, start, until)
+		h.renewedLocked(now, b.sent, until)
 		c.scheduleLocked(h)
 		c.observeStillHeldLocked(h, now)
 	case errors.Is(err, ErrLost):
@@ -345,7 +321,6 @@ func (c *Client) answer(h *hold, ttl time.Duration, start instant, slept int64, 
 	for _, l := range gone {
 		l.endContext(l.loss)
 	}
-	return err
 }
 
 // renewedLocked records that the store has renewed h. The call was sent at start. At

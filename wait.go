@@ -32,9 +32,8 @@ func (w *wait) shouldWait() bool {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
 	// In an outage an attempt comes first: a Wait would give no answer, and so not end
-	// the outage, until it returns. If callers wait in line, an attempt also comes first
-	// as long as the line has no answer: they need one, for their errors.
-	if last := w.line.lastAnswer; !errors.Is(last, ErrHeld) && (last != nil || w.c.lined) {
+	// the outage, until it returns.
+	if last := w.line.lastAnswer; last != nil && !errors.Is(last, ErrHeld) {
 		return false
 	}
 	return w.line.callers > 1 || w.c.contended.lately(w.line.key, w.c.clock.now())

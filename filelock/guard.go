@@ -110,7 +110,12 @@ func (d *Driver) tryFlock(n int) (*guard, error) {
 	var l *flock.Flock
 	var ok bool
 	err := d.withFile(path, func() (err error) {
-		l, ok, err = flockFile(path)
+		// Without O_CREATE: ensureFile creates the file with the right mode. For writing,
+		// because some systems lock exclusively only files that are open for writing.
+		l = flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
+		if ok, err = l.TryLock(); err != nil {
+			err = explainOpen(path, err)
+		}
 		return err
 	})
 	if err != nil || !ok {
@@ -129,17 +134,6 @@ func (d *Driver) tryFlock(n int) (*guard, error) {
 		return nil, err
 	}
 	return g, nil
-}
-
-func flockFile(path string) (*flock.Flock, bool, error) {
-	// Without O_CREATE: ensureFile creates the file with the right mode. For writing,
-	// because some systems lock exclusively only files that are open for writing.
-	l := flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
-	ok, err := l.TryLock()
-	if err != nil {
-		err = explainOpen(path, err)
-	}
-	return l, ok, err
 }
 
 // locksFileAt reports whether l has locked the file that is at path now. It returns

@@ -560,10 +560,10 @@ func (w *waiter) signal() {
 func init() { hasp.Register("memlock", open) }
 
 // named holds the stores that URLs name.
-var named struct {
+var named = struct {
 	sync.Mutex // guards stores
 	stores     map[string]*Store
-}
+}{stores: map[string]*Store{}}
 
 // open is the Opener of memlock://NAME.
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
@@ -587,9 +587,6 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	defer named.Unlock()
 	s := named.stores[name]
 	if s == nil {
-		if named.stores == nil {
-			named.stores = map[string]*Store{}
-		}
 		s = NewStore()
 		named.stores[name] = s
 	}
