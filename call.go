@@ -26,10 +26,10 @@ var errLeft = errors.New("left")
 // answers, when bound has passed, or when ctx ends, whichever is first.
 //
 // If the Reach is Process, call only runs f, and the end of ctx does not interrupt it. If
-// direct can make the call, f runs on the caller's goroutine, and ends with ctx. Otherwise
-// f has a goroutine of its own, and the end of ctx does not interrupt it. If late is not
-// nil, call then also returns when Close begins. Late gets the outcome if f returns after
-// call has returned.
+// direct can make the call, f runs on the caller's goroutine, and ends with ctx, and with
+// Close if late is not nil. Otherwise f has a goroutine of its own, and the end of ctx does
+// not interrupt it. If late is not nil, call then also returns when Close begins. Late gets
+// the outcome if f returns after call has returned.
 func call[T any](c *Client, ctx context.Context, bound time.Duration,
 	f func(context.Context) (T, error), late func(T, error)) (T, error) {
 	if c.traits.Reach == backend.Process {

@@ -37,8 +37,8 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[backend.Entr
 		defer context.AfterFunc(c.closing, cancel)()
 
 		// The driver's loop has a goroutine of its own, so that a call that outlasts its
-		// context can be left behind. It goes on only when it is asked to, so that it sends nothing while the
-		// caller uses an entry.
+		// context can be left behind. It goes on only when it is asked to, so that it sends
+		// nothing while the caller uses an entry.
 		entries, more := make(chan listed), make(chan struct{})
 		if !c.spawn(func() {
 			defer close(entries)
