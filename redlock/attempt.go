@@ -45,16 +45,21 @@ type attempt struct {
 	place     *place        // of the caller, for the lead
 	leadVoted chan struct{} // closed when the lead has voted
 
-	// Driver.mu guards the fields below. Slices have one element for each node.
-	mayHold   []bool          // the node may have the record
-	mayArrive []bool          // a command of unknown outcome may still write the record
-	inFlight  []chan struct{} // closed when the last command that writes the record has ended
-	proposals []uint64        // of a fence
-	proofs    []proof         // whether the record counts for a renewal
-	fence     uint64          // of the hold, written to a quorum; 0 if the hold has none
-	failed    bool            // the attempt holds nothing: nodes must release the record
-	released  bool            // Release was called: no command may write the record again
-	expiry    time.Time       // when the record has expired on every node
+	// Driver.mu guards the fields below.
+	on       []onNode  // one element for each node
+	fence    uint64    // of the hold, written to a quorum; 0 if the hold has none
+	failed   bool      // the attempt holds nothing: nodes must release the record
+	released bool      // Release was called: no command may write the record again
+	expiry   time.Time // when the record has expired on every node
+}
+
+// onNode is the record of an attempt on one node.
+type onNode struct {
+	mayHold   bool          // the node may have it
+	mayArrive bool          // a command of unknown outcome may still write it
+	inFlight  chan struct{} // closed when the last command that writes it has ended
+	proposal  uint64        // of a fence
+	proof     proof         // whether it counts for a renewal
 }
 
 // The commands after the one that takes the key.
@@ -62,8 +67,6 @@ var getMark, getRun = []any{"get", markKey}, []any{"info", "server"}
 
 // newAttempt returns the attempt of that number with c's token.
 func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attempt {
-	n := len(d.nodes)
-	flags := make([]bool, 2*n)
 	a := &attempt{
 		d:         d,
 		c:         c,
@@ -74,11 +77,7 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 		lead:      lead,
 		place:     p,
 		leadVoted: make(chan struct{}),
-		mayHold:   flags[:n:n],
-		mayArrive: flags[n:],
-		inFlight:  make([]chan struct{}, n),
-		proposals: make([]uint64, n),
-		proofs:    make([]proof, n),
+		on:        make([]onNode, len(d.nodes)),
 	}
 
 	if number > 0 {
@@ -95,8 +94,8 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 	}
 	a.expiry = a.began.Add(c.TTL + c.Timeout)
 
-	for i := range a.inFlight {
-		a.inFlight[i] = make(chan struct{})
+	for i := range a.on {
+		a.on[i].inFlight = make(chan struct{})
 	}
 	return a
 }
@@ -337,9 +336,10 @@ func (a *attempt) settle(i int, v vote, proposal uint64) {
 	d := a.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a.mayHold[i], a.mayArrive[i], a.proposals[i] = v == yes || v == unknown, v == unknown, proposal
+	r := &a.on[i]
+	r.mayHold, r.mayArrive, r.proposal = v == yes || v == unknown, v == unknown, proposal
 	// A Release that waits for the channel then reads mayHold, so mayHold is set first.
-	close(a.inFlight[i])
+	close(r.inFlight)
 	// If cleanUp came before the outcome was known, it has left this node out.
 	if a.failed {
 		a.cleanUpLocked(i)
@@ -376,38 +376,36 @@ func (a *attempt) cleanUp() {
 // cleanUpLocked releases the record on node i in the background, if the node may
 // have it.
 func (a *attempt) cleanUpLocked(i int) {
-	if !a.mayHold[i] {
-		return
-	}
-	answers := 1
-	if a.mayArrive[i] {
-		// The first release may overtake the command that writes the record.
-		answers = 2
-	}
-
-	// Each record is released once, from here or from takeRecord.
-	a.mayHold[i], a.mayArrive[i] = false, false
-
 	channel := ""
 	if i == a.lead {
 		// This caller has left the queue, so the next waiter must be woken.
 		channel = redisstore.DerivedKey("channel", a.c.Key)
 	}
-	r := &cleanup{c: a.c, call: releaseCall(a.c, a.prefix, channel), answers: answers, until: a.expiry}
-	// The caller itself counts as work. So Close waits for this goroutine even if
-	// Close has already begun.
-	a.d.work.Go(func() { _ = a.d.nodes[i].cleanUp(r) })
+	r := &cleanup{c: a.c, call: releaseCall(a.c, a.prefix, channel)}
+	if a.takeRecordLocked(i, r) {
+		// The caller itself counts as work. So Close waits for this goroutine even if
+		// Close has already begun.
+		a.d.work.Go(func() { _ = a.d.nodes[i].cleanUp(r) })
+	}
 }
 
-// attemptOf returns the attempt that took the hold of c, or nil if the driver does
+// takeRecordLocked is called before r releases the record on node i. It returns false if the
+// node has no record, as it has for later callers. So one release at most is made for a record.
+func (a *attempt) takeRecordLocked(i int, r *cleanup) bool {
+	on := &a.on[i]
+	r.answers, r.until = 1, a.expiry
+	if on.mayArrive {
+		// The first release may overtake the command that writes the record.
+		r.answers = 2
+	}
+	mayHold := on.mayHold
+	on.mayHold, on.mayArrive = false, false
+	return mayHold
+}
+
+// attemptOfLocked returns the attempt that took the hold of c, or nil if the driver does
 // not know of it. Lost is true if the driver knows that c is not held, although
 // nodes may still have a record that is about to be released.
-func (d *Driver) attemptOf(c backend.Claim) (a *attempt, lost bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.attemptOfLocked(c)
-}
-
 func (d *Driver) attemptOfLocked(c backend.Claim) (a *attempt, lost bool) {
 	if a = d.attempts[c.Token]; a != nil && a.failed {
 		return nil, true
@@ -420,5 +418,5 @@ func (d *Driver) attemptOfLocked(c backend.Claim) (a *attempt, lost bool) {
 func (d *Driver) settled(a *attempt, i int) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return a.inFlight[i]
+	return a.on[i].inFlight
 }

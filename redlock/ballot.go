@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"sync"
@@ -138,6 +139,25 @@ func (b *ballot) result() verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.verdict
+}
+
+// poll asks all nodes at once about a hold, and returns the error of the verdict. The caller
+// counts as work. If ctx ends, the calls go on.
+func (d *Driver) poll(ctx context.Context, ask func(n *node) (vote, error)) error {
+	b := newBallot(d.nodes, holdRule)
+	for _, n := range d.nodes {
+		d.work.Go(func() {
+			v, err := ask(n)
+			b.cast(n.i, v, err)
+		})
+	}
+
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		b.decide(abandoned)
+	}
+	return b.err()
 }
 
 // vote returns the vote of node i so far.

@@ -344,7 +344,7 @@ func TestGrantAfterItsTermIsAnError(t *testing.T) {
 				c.TTL, c.Timeout, c.Fenced = time.Second, 3*time.Second, fenced
 				for _, v := range tr.vs[1:] {
 					if fenced {
-						hold(v.Proxy, "3 hasp:{k}:fence:k", after)
+						hold(v.Proxy, "3 k "+markKey, after)
 					} else {
 						stall(v.Proxy, after)
 					}
@@ -544,7 +544,10 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 			t.Fatalf("acquire: got %v, want ErrHeld", err)
 		}
 		// A Release may overtake the release of the votes.
-		if _, lost := tr.d.attemptOf(c); !lost {
+		tr.d.mu.Lock()
+		_, lost := tr.d.attemptOfLocked(c)
+		tr.d.mu.Unlock()
+		if !lost {
 			t.Error("the driver does not know that the token holds nothing")
 		}
 		if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {

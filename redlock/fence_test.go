@@ -208,7 +208,7 @@ func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
 			ga, erra = a.Acquire(t.Context(), ca)
 		}()
 		synctest.Wait()
-		tr.vs[1].Proxy.Fail(counter+" k "+markKey+" "+cb.Token, faultproxy.LoseRequest)
+		tr.vs[1].Proxy.Fail("k "+markKey+" "+counter+" "+cb.Token, faultproxy.LoseRequest)
 		gb, err := b.Acquire(t.Context(), cb)
 		if err == nil {
 			t.Errorf("B is granted fence %d, of whose nodes only one knows it", gb.Fence)
@@ -235,7 +235,7 @@ func TestAFenceIsWrittenAfterALateVote(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		c := aFenced("k")
 		tr.vs[2].Proxy.Fail("mark "+c.Token, faultproxy.HoldRequest)
-		tr.vs[1].Proxy.Fail("hasp:{k}:fence:k k "+markKey+" "+c.Token, faultproxy.LoseRequest)
+		tr.vs[1].Proxy.Fail("k "+markKey+" hasp:{k}:fence:k "+c.Token, faultproxy.LoseRequest)
 		time.AfterFunc(100*time.Millisecond, tr.vs[2].Proxy.Release)
 		tr.acquire(t, tr.d, c)
 	})

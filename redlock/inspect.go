@@ -50,19 +50,9 @@ func (d *Driver) query(ctx context.Context, key string, timeout time.Duration, e
 
 // query asks the node about a key.
 func (n *node) query(call redisstore.Call, timeout time.Duration) answer {
-	if err := n.admit(); err != nil {
-		return answer{i: n.i, err: err}
-	}
-
-	// The caller's context does not end the call, because the outcome also shows
-	// whether the node answers at all.
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	began := time.Now()
-	reply, err := n.store.Run(ctx, inspectScript, call)
-	n.observe(ctx, began, err)
+	reply, err := n.ask(timeout, inspectScript, call)
 	if err != nil {
-		return answer{i: n.i, err: n.nodeError(err, timeout)}
+		return answer{i: n.i, err: err}
 	}
 
 	f, ok := redisstore.Decode(reply)
@@ -360,8 +350,8 @@ func (d *Driver) votesInFlight(key string, i int) (ends []<-chan struct{}) {
 	defer d.mu.Unlock()
 	for _, a := range d.attempts {
 		// An attempt that has failed, and is remembered for its token only, has no key.
-		if a.c.Key == key && a.inFlight != nil {
-			ends = append(ends, a.inFlight[i])
+		if a.c.Key == key && a.on != nil {
+			ends = append(ends, a.on[i].inFlight)
 		}
 	}
 	return ends
@@ -371,43 +361,34 @@ func (d *Driver) votesInFlight(key string, i int) (ends []<-chan struct{}) {
 // publishes the release. It returns nil as soon as a quorum has answered. A caller that
 // takes the key on some nodes before Break has reached the others may lose it again.
 func (d *Driver) Break(ctx context.Context, key string) error {
-	b := newBallot(d.nodes, holdRule)
+	if !d.beginWork() {
+		return errClosed
+	}
+	defer d.work.Done()
+
 	// A waiter wakes once for each message. So each Break has a message of its own, as
 	// each release has its token.
 	message := "broken-" + rand.Text()
-	for _, n := range d.nodes {
-		if !d.spawn(func() {
-			within, cancel := context.WithTimeout(context.Background(), inspectTimeout)
-			defer cancel()
+	// If ctx ends, the calls go on, so the key may still become free.
+	return d.poll(ctx, func(n *node) (vote, error) {
+		within, cancel := context.WithTimeout(context.Background(), inspectTimeout)
+		defer cancel()
 
-			// A vote of this driver that is in flight would arrive after the removal.
-			for _, ended := range d.votesInFlight(key, n.i) {
-				select {
-				case <-ended:
-				case <-within.Done():
-				}
+		// A vote of this driver that is in flight would arrive after the removal.
+		for _, ended := range d.votesInFlight(key, n.i) {
+			select {
+			case <-ended:
+			case <-within.Done():
 			}
-
-			_, err := n.store.Run(within, breakScript, redisstore.Call{
-				Keys: append([]string{redisstore.LockKey(key)}, queueKeys(key)...),
-				Args: []any{redisstore.DerivedKey("channel", key), message},
-			})
-			if err != nil {
-				b.cast(n.i, failed, n.nodeError(err, inspectTimeout))
-				return
-			}
-			b.cast(n.i, yes, nil)
-		}) {
-			// Some nodes may have removed the key already.
-			return errClosed
 		}
-	}
 
-	select {
-	case <-b.done:
-	case <-ctx.Done():
-		// The nodes that were asked go on, so the key may still become free.
-		b.decide(abandoned)
-	}
-	return b.err()
+		_, err := n.store.Run(within, breakScript, redisstore.Call{
+			Keys: append([]string{redisstore.LockKey(key)}, queueKeys(key)...),
+			Args: []any{redisstore.DerivedKey("channel", key), message},
+		})
+		if err != nil {
+			return failed, n.nodeError(err, inspectTimeout)
+		}
+		return yes, nil
+	})
 }

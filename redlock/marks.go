@@ -277,19 +277,6 @@ func runOfMark(mark string) string {
 	return run
 }
 
-// isOfAnotherRun reports whether the mark that came with an answer names another run than the
-// known mark of the node. If the node's address leads to the server of another node, that server
-// would count twice. A new run that still has the old mark is not noticed here.
-func (n *node) isOfAnotherRun(run any) bool {
-	s := n.marks.current.Load()
-	return s != nil && run != "" && run != runOfMark(s.mark)
-}
-
-// anotherRun is the error of an answer that is of another run.
-func (n *node) anotherRun() error {
-	return fmt.Errorf("%s: was restarted, or another server answers at its address", n.name)
-}
-
 // raiseLongestTTL records the longest term, in ms, that a mark names. A node that
 // has lost its own mark must also wait for that term, and learns of it only from a
 // driver.

@@ -150,6 +150,24 @@ func (d *Driver) patience() (most time.Duration) {
 	return most
 }
 
+// ask runs a script on the node, unless the node is suspect. No caller's context ends the
+// call, because the outcome also shows whether the node answers at all.
+func (n *node) ask(timeout time.Duration, script *redisstore.Script, call redisstore.Call) (any, error) {
+	if err := n.admit(); err != nil {
+		return nil, err
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	began := time.Now()
+	reply, err := n.store.Run(ctx, script, call)
+	n.observe(ctx, began, err)
+	if err != nil {
+		return nil, n.nodeError(err, timeout)
+	}
+	return reply, nil
+}
+
 // updateLatency includes one answer in the average.
 func (n *node) updateLatency(took time.Duration) {
 	old := time.Duration(n.latency.Load())

@@ -148,7 +148,7 @@ func TestAServerCountsOnceWhateverItsName(t *testing.T) {
 // A record that a vote did not prove counts from the next renewal on.
 func TestAnUnprovenRecordCountsFromTheNextRenewalOn(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.d.attempts[c.Token].proofs[0] = proof{} // as if its vote had been lost
+		tr.d.attempts[c.Token].on[0].proof = proof{} // as if its vote had been lost
 		tr.vs[2].Proxy.Stall()
 		if err := renewOne(tr.d, c, c.Timeout); err == nil {
 			t.Error("a record without a proof counts")

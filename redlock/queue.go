@@ -121,7 +121,7 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 		if n.i == a.lead {
 			n.d.shun(a.c.Key, n.i)
 		}
-		return failed, 0, id, n.noFence(counter)
+		return failed, 0, id, n.noFence(a.c.Key)
 	}
 	// This reply is not the script's. The script may have taken the key all the same.
 	return unknown, 0, id, n.store.Unexpected(reply)
@@ -154,19 +154,11 @@ func (n *node) placed(a *attempt, says any) bool {
 // the node wakes the next waiter. If leave fails, the waiter counts as gone a second after
 // its last look.
 func (d *Driver) leave(i int, c backend.Claim, waiter string) {
-	n := d.nodes[i]
 	d.spawn(func() {
-		if n.admit() != nil {
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
-		defer cancel()
-		began := time.Now()
-		_, err := n.store.Run(ctx, leaveScript, redisstore.Call{
+		_, _ = d.nodes[i].ask(c.Timeout, leaveScript, redisstore.Call{
 			Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
 			Args: []any{waiter, redisstore.DerivedKey("channel", c.Key)},
 		})
-		n.observe(ctx, began, err)
 	})
 }
 

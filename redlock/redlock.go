@@ -362,18 +362,25 @@ func spared(p *place, err error) bool { return isHeld(err) && p.spare.Load() }
 // spawn runs f on a goroutine that Close waits for. It returns false, and does not
 // run f, if Close has begun.
 func (d *Driver) spawn(f func()) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.spawnLocked(f)
+	if !d.beginWork() {
+		return false
+	}
+	defer d.work.Done()
+	d.work.Go(f)
+	return true
 }
 
-func (d *Driver) spawnLocked(f func()) bool {
+// beginWork counts the caller as work that Close waits for. It returns false if Close has
+// begun.
+func (d *Driver) beginWork() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	// Close sets closed with mu held before it waits. So work never grows from zero
 	// during that wait.
 	if d.closed {
 		return false
 	}
-	d.work.Go(f)
+	d.work.Add(1)
 	return true
 }
 

@@ -32,7 +32,6 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	}
 	defer d.work.Done()
 
-	b := newBallot(d.nodes, holdRule)
 	lead := d.leader(c.Key)
 	ended := d.expectRelease(c.Key, lead)
 	prefix := c.Token
@@ -40,24 +39,15 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 		prefix = a.prefix // the node need not search its members
 	}
 	call := releaseCall(c, prefix, redisstore.DerivedKey("channel", c.Key)) // the same for all nodes
-	for i, n := range d.nodes {
-		// This does not use redsync, which cannot tell a lost hold from an outage.
-		d.work.Go(func() {
-			v, err := n.releaseHold(c, a, call)
-			if i == lead {
-				ended()
-			}
-			b.cast(i, v, err)
-		})
-	}
-
-	select {
-	case <-b.done:
-	case <-ctx.Done():
-		// The calls go on, so that no node keeps the record.
-		b.decide(abandoned)
-	}
-	return b.err()
+	// This does not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the
+	// calls go on, so that no node keeps the record.
+	return d.poll(ctx, func(n *node) (vote, error) {
+		v, err := n.releaseHold(c, a, call)
+		if n.i == lead {
+			ended()
+		}
+		return v, err
+	})
 }
 
 // beginRelease prevents further commands for the hold of c. It returns the attempt
@@ -87,23 +77,22 @@ func (d *Driver) beginRelease(c backend.Claim) (*attempt, error) {
 // If the outcome is unknown, it repeats the release in the background. A is nil if the
 // driver does not know the hold.
 func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (vote, error) {
-	answers, until := 1, time.Now().Add(c.TTL+c.Timeout)
+	r := &cleanup{c: c, call: call, answers: 1, until: time.Now().Add(c.TTL + c.Timeout)}
 	if a != nil {
 		// A command in flight may still write the record. It ends within its Timeout.
 		// Close waits for it; otherwise the record would stay for a term.
 		<-n.d.settled(a, n.i)
 
-		var mayHold, mayArrive bool
-		if mayHold, mayArrive, until = n.d.takeRecord(a, n.i); !mayHold {
+		n.d.mu.Lock()
+		mayHold := a.takeRecordLocked(n.i, r)
+		n.d.mu.Unlock()
+		if !mayHold {
 			return no, nil
-		}
-		if mayArrive {
-			answers = 2
 		}
 	}
 
 	began := time.Now()
-	err := n.cleanUp(&cleanup{c: c, call: call, answers: answers, until: until})
+	err := n.cleanUp(r)
 	switch {
 	case err == nil:
 		return yes, nil
@@ -111,20 +100,6 @@ func (n *node) releaseHold(c backend.Claim, a *attempt, call redisstore.Call) (v
 		return no, nil
 	}
 	return failed, n.nodeError(err, time.Since(began))
-}
-
-// takeRecord is called before the record of a is released on node i. It reports
-// whether the node may have the record, whether a command of unknown outcome may
-// still write it there, and until when the record may last. For later callers the
-// node has no record.
-func (d *Driver) takeRecord(a *attempt, i int) (mayHold, mayArrive bool, until time.Time) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	// Take and clear in one step, so that one release at most is made for the record.
-	mayHold, mayArrive = a.mayHold[i], a.mayArrive[i]
-	a.mayHold[i], a.mayArrive[i] = false, false
-	return mayHold, mayArrive, a.expiry
 }
 
 // cleanup is the release of one record on one node. A command of unknown outcome may write
@@ -239,7 +214,7 @@ func (n *node) tryAll(some []*cleanup, last bool) bool {
 // releaseCall returns the arguments that release c where its record begins with prefix.
 // The script publishes to channel, unless it is empty.
 func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
-	args := []any{prefix, channel, c.Token}
+	args := []any{prefix, channel, c.Token, ""}
 	if c.Shared {
 		args = append(args, c.Owner)
 	}
@@ -252,14 +227,12 @@ func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
 // release releases c on the node by call, to which it adds the rest of the term if the
 // key stays taken.
 func (n *node) release(ctx context.Context, c backend.Claim, call redisstore.Call) error {
-	script := releaseScript
-	if c.Shared {
-		script = releaseSharedScript
-	} else if left := redisstore.Rest(c.KeepUntil); left > 0 {
-		call.Args = append(slices.Clip(call.Args), left) // other nodes have the same arguments
+	if left := redisstore.Rest(c.KeepUntil); left > 0 && !c.Shared {
+		call.Args = slices.Clone(call.Args) // other nodes have the same arguments
+		call.Args[3] = left
 	}
 	began := time.Now()
-	reply, err := n.store.Run(ctx, script, call)
+	reply, err := n.store.Run(ctx, releaseScript, call)
 	n.observe(ctx, began, err)
 
 	// A reply above 1 says that others wait for the key. The next Acquire asks the lead

@@ -1,31 +1,41 @@
--- Releases a key on this node, if the token holds it, and publishes the release. With a
--- rest of the term, the key stays taken, by no token that any client knows.
+-- Releases a hold on this node, if the token has it, and publishes that the key is free. With a
+-- rest of the term, the key stays taken, by no token that any client knows. The texts of
+-- redisstore's shared.lua, own.lua and turns.lua come before this part.
 -- KEYS: the lock, the queue's turns and looks
--- ARGV: the record's prefix: token# or token~n# for one attempt, the token alone
--- for any; the channel, or ''; the message; the rest of the term in ms, if the key stays
--- taken
+-- ARGV: the record's prefix, as in own.lua; the channel, or ''; the message; the rest of the term
+-- in ms if the key stays taken, or ''; the owner if the hold is shared
 -- Returns 0 if the token does not hold the key, 1 if nobody is known to wait for it,
 -- else a larger number.
-local prefix, record = ARGV[1], redis.pcall('GETRANGE', KEYS[1], 0, #ARGV[1] + 15)
-if type(record) ~= 'string' then
-	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end
-	return 0
-end
--- After a token alone comes #owner or ~n#owner. Anything else is a longer token.
-local rest = string.sub(record, #prefix + 1)
-if string.sub(record, 1, #prefix) ~= prefix
-	or string.sub(prefix, -1) ~= '#' and not string.find(rest, '^#') and not string.find(rest, '^~%d+#') then
-	return 0
-end
-
-if ARGV[4] then
-	-- Without memory, Redis refuses SET before a script has written anything, so PEXPIRE
-	-- comes first.
-	record = redis.call('GETRANGE', KEYS[1], 0, -1)
-	redis.call('PEXPIRE', KEYS[1], ARGV[4])
-	redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[4])
+local removed = 1
+if ARGV[5] then
+	local now = clock()
+	local before = redis.pcall('ZCARD', KEYS[1])
+	local left = readers(KEYS[1], now)
+	if not left then return 0 end
+	local members = left > 0 and own(KEYS[1], ARGV[1], ARGV[5]) or {}
+	for _, member in ipairs(members) do redis.call('ZREM', KEYS[1], member) end
+	removed = members[1] and 1 or 0
+	if left > #members then
+		-- The key ends with the longest of the others.
+		if removed == 1 then pcall(fit, KEYS[1], now) end
+		return removed
+	end
+	-- The last members may have expired just now, without a release. So the waiters are woken
+	-- even if this token held nothing.
+	if before == 0 then return removed end
 else
-	redis.call('DEL', KEYS[1])
+	local holds, err = owns(KEYS[1], ARGV[1])
+	if not holds then return err or 0 end
+	if ARGV[4] ~= '' then
+		-- Without memory, Redis refuses SET before a script has written anything, so PEXPIRE
+		-- comes first.
+		local record = redis.call('GETRANGE', KEYS[1], 0, -1)
+		redis.call('PEXPIRE', KEYS[1], ARGV[4])
+		redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[4])
+	else
+		redis.call('DEL', KEYS[1])
+	end
 end
-if ARGV[2] == '' then return 1 end
-return 1 + wake(KEYS[2], KEYS[3], ARGV[2], ARGV[3])
+if ARGV[2] == '' then return removed end
+local waiters = wake(KEYS[2], KEYS[3], ARGV[2], ARGV[3])
+return removed == 1 and 1 + waiters or 0

@@ -98,21 +98,16 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 		return nil, err
 	}
 
-	a, lost := d.attemptOf(c)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, lost := d.attemptOfLocked(c)
 	if lost {
 		return nil, backend.ErrLost
 	}
 	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now(), lost: make([]serverTime, len(d.nodes)), unsure: make([]bool, len(d.nodes))}
-	if a == nil {
-		return r, nil
-	}
-
 	// The records may last longer from now on. A refused renewal also prolongs them on
 	// the nodes that still have one.
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	if expiry := r.began.Add(c.TTL + c.Timeout); expiry.After(a.expiry) {
+	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
 		a.expiry = expiry
 	}
 	return r, nil
@@ -142,7 +137,11 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 		}
 	}
 
-	n.store.RunEach(ctx, renewScript, n.renewCalls(renewals), func(j int, reply any, err error) {
+	calls := make([]redisstore.Call, len(renewals))
+	for j, r := range renewals {
+		calls[j] = n.renewCall(r.c, r.a, r.c.TTL)
+	}
+	n.store.RunEach(ctx, renewScript, calls, func(j int, reply any, err error) {
 		v, err := n.renewed(renewals[j], reply, err)
 		cast(j, v, err)
 	})
@@ -162,17 +161,10 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
 	if err != nil {
 		return failed, n.nodeError(err, r.c.Timeout)
 	}
-	holds, run, now, ok := decodeRenewal(reply)
-	if !ok {
-		return failed, n.store.Unexpected(reply)
-	}
-	s := n.marks.current.Load()
-	if s == nil || run != runOfMark(s.mark) {
-		n.refreshInBackground(r.c.Timeout)
-	}
+	holds, now, err := n.decodeRenewal(reply, r.c)
 	switch {
-	case n.isOfAnotherRun(run):
-		return failed, n.anotherRun()
+	case err != nil:
+		return failed, err
 	case !holds:
 		r.setLost(n.i, serverTime{now, time.Now()})
 		return no, nil
@@ -190,7 +182,7 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
 func (a *attempt) proven(i int) bool {
 	a.d.mu.Lock()
 	defer a.d.mu.Unlock()
-	return time.Now().Before(a.proofs[i].until)
+	return time.Now().Before(a.on[i].proof.until)
 }
 
 // prove notes that the record on node i counts until the end of a term that began at began.
@@ -200,66 +192,76 @@ func (a *attempt) prove(i int, began time.Time, ttl, spare time.Duration) {
 	end := began.Add(ttl - backend.Drift(ttl))
 	a.d.mu.Lock()
 	defer a.d.mu.Unlock()
-	if p := &a.proofs[i]; time.Until(end) >= spare && !began.Before(p.lost) && end.After(p.until) {
+	if p := &a.on[i].proof; time.Until(end) >= spare && !began.Before(p.lost) && end.After(p.until) {
 		p.until = end
 	}
 }
 
-// renewCalls returns the calls of renew.lua for renewals.
-func (n *node) renewCalls(renewals []*renewal) []redisstore.Call {
-	calls := make([]redisstore.Call, len(renewals))
-	for j, r := range renewals {
-		prefix, fence := r.c.Token, ""
-		if r.a != nil {
-			prefix, fence = r.a.prefix, n.d.fenceOf(r.a)
+// renewCall returns the call of renew.lua that prolongs the hold of c, which a has taken, by
+// ttl. A is nil if the driver does not know the hold.
+func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisstore.Call {
+	prefix, fence := c.Token, ""
+	if a != nil {
+		prefix = a.prefix
+		a.d.mu.Lock()
+		if a.fence > 0 {
+			fence = strconv.FormatUint(a.fence, 10)
 		}
-		calls[j] = redisstore.Call{
-			Keys: []string{redisstore.LockKey(r.c.Key), markKey, redisstore.DerivedKey("fence", r.c.Key)},
-			Args: []any{prefix, redisstore.Millis(r.c.TTL), fence, redisstore.Millis(n.d.fenceTTL)},
-		}
-		if r.c.Shared {
-			calls[j].Args = append(calls[j].Args, r.c.Owner)
-		}
+		a.d.mu.Unlock()
 	}
-	return calls
+	call := redisstore.Call{
+		Keys: []string{redisstore.LockKey(c.Key), markKey, redisstore.DerivedKey("fence", c.Key)},
+		Args: []any{prefix, redisstore.Millis(ttl), fence, redisstore.Millis(n.d.fenceTTL)},
+	}
+	if c.Shared {
+		call.Args = append(call.Args, c.Owner)
+	}
+	return call
 }
 
-// decodeRenewal decodes the reply of renew.lua: whether the node has the hold, the run that
-// its mark names, or "" without a mark, and, if it does not have the hold, its time in ms.
-// It returns false in ok if the script cannot give such a reply.
-func decodeRenewal(reply any) (holds bool, run string, now int64, ok bool) {
+// decodeRenewal decodes a reply of renew.lua to a call for c: whether the node has the hold,
+// and, if it does not, its time in ms. If the mark that came with the reply names another run
+// than the known mark of the node, it returns an error: if the node's address leads to the
+// server of another node, that server would count twice. A new run that still has the old mark
+// is not noticed here.
+func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64, err error) {
 	parts, _ := reply.([]any)
-	if len(parts) < 2 {
-		return false, "", 0, false
+	if len(parts) == 1 && parts[0] == int64(-1) {
+		return false, 0, n.noFence(c.Key)
 	}
-	run, ok = parts[1].(string)
+	ok, run := false, ""
+	if len(parts) > 1 {
+		run, ok = parts[1].(string)
+	}
 	switch {
-	case !ok:
 	case len(parts) == 2 && parts[0] == int64(1):
-		return true, run, 0, true
+		holds = true
 	case len(parts) == 3 && parts[0] == int64(0):
 		text, _ := parts[2].(string)
-		now, err := strconv.ParseInt(text, 10, 64)
-		return false, run, now, err == nil && now > 0
+		now, err = strconv.ParseInt(text, 10, 64)
+		ok = ok && err == nil && now > 0
+	default:
+		ok = false
 	}
-	return false, "", 0, false
-}
+	if !ok {
+		return false, 0, n.store.Unexpected(reply)
+	}
 
-// fenceOf returns the fence of the hold that a took, or "" if the hold has none.
-func (d *Driver) fenceOf(a *attempt) string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if a.fence == 0 {
-		return ""
+	s := n.marks.current.Load()
+	if s == nil || run != runOfMark(s.mark) {
+		n.refreshInBackground(c.Timeout)
 	}
-	return strconv.FormatUint(a.fence, 10)
+	if s != nil && run != "" && run != runOfMark(s.mark) {
+		return false, 0, fmt.Errorf("%s: was restarted, or another server answers at its address", n.name)
+	}
+	return holds, now, nil
 }
 
 // setLost records that node i does not have the hold.
 func (r *renewal) setLost(i int, at serverTime) {
 	if a := r.a; a != nil {
 		a.d.mu.Lock()
-		a.proofs[i] = proof{lost: r.began}
+		a.on[i].proof = proof{lost: r.began}
 		a.d.mu.Unlock()
 	}
 	r.ballot.mu.Lock()
@@ -315,23 +317,24 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 	defer d.mu.Unlock()
 
 	select {
-	case <-a.inFlight[n.i]:
+	case <-a.on[n.i].inFlight:
 	default:
 		return // another command that writes the record is in flight
 	}
 
-	if a.released || a.failed || left <= 0 || !d.spawnLocked(func() {
+	if a.released || a.failed || left <= 0 || d.closed {
+		return
+	}
+	a.on[n.i].inFlight, a.on[n.i].mayHold = ended, true
+	d.work.Go(func() {
 		defer close(ended)
 		ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
 		defer cancel()
-		script := repairScript
+		call := redisstore.Call{Keys: []string{a.lockKey}, Args: []any{a.record, at.millis + left.Milliseconds()}}
 		if r.c.Shared {
-			script = repairSharedScript
+			call.Args = append(call.Args, 1)
 		}
-		reply, err := n.store.Run(ctx, script, redisstore.Call{
-			Keys: []string{a.lockKey},
-			Args: []any{a.record, at.millis + left.Milliseconds()},
-		})
+		reply, err := n.store.Run(ctx, repairScript, call)
 		if reply == int64(1) {
 			a.prove(n.i, r.began, r.c.TTL, r.c.Timeout)
 		}
@@ -339,11 +342,8 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 			d.mu.Lock()
 			// The command may still arrive. This is set before ended is closed,
 			// because a Release that waits for ended reads it.
-			a.mayArrive[n.i] = true
+			a.on[n.i].mayArrive = true
 			d.mu.Unlock()
 		}
-	}) {
-		return
-	}
-	a.inFlight[n.i], a.mayHold[n.i] = ended, true
+	})
 }

@@ -1,8 +1,11 @@
--- Writes a hold to a node that has lost it, until the hold ends elsewhere.
+-- Writes a hold to a node that has lost it, until the hold ends elsewhere. The text of
+-- redisstore's shared.lua comes before this part.
 -- KEYS: the lock
--- ARGV: the record, the end of the hold by this server's time in ms
--- Returns 1, or 0 if the key is held or the hold has ended.
-local now = redis.call('TIME')
-local left = tonumber(ARGV[2]) - tonumber(now[1]) * 1000 - math.ceil(tonumber(now[2]) / 1000)
-if left < 1 or not redis.call('SET', KEYS[1], ARGV[1], 'PX', string.format('%.0f', left), 'NX') then return 0 end
-return 1
+-- ARGV: the record, the end of the hold by this server's time in ms, 1 if the hold is shared
+-- Returns 1, or 0 if another record is in the way or the hold has ended.
+-- An intent does not stop a repair, because this reader has had the key since before it.
+local now = clock()
+local left = tonumber(ARGV[2]) - now - 1 -- clock rounds down
+if left < 1 then return 0 end
+if ARGV[3] then return readers(KEYS[1], now) and (enter(KEYS[1], ARGV[1], left, now) or 1) or 0 end
+return redis.call('SET', KEYS[1], ARGV[1], 'PX', string.format('%.0f', left), 'NX') and 1 or 0

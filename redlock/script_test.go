@@ -83,8 +83,8 @@ func TestScripts(t *testing.T) {
 
 // recordScripts are the runs of the scripts for records and fences.
 func recordScripts() []scriptCase {
-	acquire, raise := []string{"k", "fence", "mark"}, []string{"fence", "k", "mark"}
-	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token"}
+	acquire := []string{"k", "fence", "mark"}
+	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token", ""}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
 	leads := turnsSrc + queueSrc + acquireSrc + takeSrc
 	now := time.Now().UnixMilli()
@@ -93,7 +93,7 @@ func recordScripts() []scriptCase {
 	}
 	shared := redisstore.SharedSrc
 	renews, inspects := shared+ownSrc+renewSrc, redisstore.LookSrc+inspectSrc
-	joins, leaves := shared+redisstore.FenceSrc+joinSrc, shared+ownSrc+turnsSrc+releaseSharedSrc
+	joins, releases := shared+redisstore.FenceSrc+joinSrc, shared+ownSrc+turnsSrc+releaseSrc
 	join := []string{"k", "fence", "mark", "intent"}
 	reader := func(member string, left int64) []string {
 		return []string{fmt.Sprintf("zadd k %d %s", now+left, member), "pexpire k 60000"}
@@ -131,17 +131,18 @@ func recordScripts() []scriptCase {
 		{"leave", turnsSrc + leaveSrc, append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
 		{"leave: nobody", turnsSrc + leaveSrc, nil, queued, []any{"me", "channel"}, "1", "", ""},
 
-		{"raise: first", raiseSrc, []string{"set k token#me"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "get fence", "5"},
-		{"raise: a mark", raiseSrc, []string{"set k token#me", "set mark run_0_1000"}, raise, []any{"token#", "5", 9000}, `\[1 run\]`, "get fence", "5"},
-		{"raise: higher", raiseSrc, []string{"set k token#me", "set fence 4"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "get fence", "5"},
-		{"raise: never lower", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "get fence", "6"},
-		{"raise: its term goes on", raiseSrc, []string{"set k token#me", "set fence 6"}, raise, []any{"token#", "5", 9000}, `\[1 \]`, "pttl fence", `[89]\d\d\d`},
-		{"raise: no record", raiseSrc, nil, raise, []any{"token#", "5", 9000}, `\[0 \]`, "get fence", "5"},
-		{"raise: another attempt", raiseSrc, []string{"set k token~1#me"}, raise, []any{"token#", "5", 9000}, `\[0 \]`, "", ""},
-		{"raise: the lock is a list", raiseSrc, []string{"lpush k 1"}, raise, []any{"token#", "5", 9000}, `\[0 \]`, "", ""},
-		{"raise: counter is no number", raiseSrc, []string{"set fence x"}, raise, []any{"token#", "5", 9000}, `\[-1\]`, "get fence", "x"},
-		{"raise: counter is a list", raiseSrc, []string{"lpush fence 1"}, raise, []any{"token#", "5", 9000}, `\[-1\]`, "", ""},
-		{"raise: counter cannot be read", raiseSrc, []string{"acl setuser default -getrange"}, raise, []any{"token#", "5", 9000}, denied, "exists fence", "0"},
+		{"raise: first", renews, []string{"set k token#me"}, renew, []any{"token#", 0, "5", 9000}, `\[1 \]`, "get fence", "5"},
+		{"raise: a mark", renews, []string{"set k token#me", "set mark run_0_1000"}, renew, []any{"token#", 0, "5", 9000}, `\[1 run\]`, "get fence", "5"},
+		{"raise: higher", renews, []string{"set k token#me", "set fence 4"}, renew, []any{"token#", 0, "5", 9000}, `\[1 \]`, "get fence", "5"},
+		{"raise: never lower", renews, []string{"set k token#me", "set fence 6"}, renew, []any{"token#", 0, "5", 9000}, `\[1 \]`, "get fence", "6"},
+		{"raise: its term goes on", renews, []string{"set k token#me", "set fence 6"}, renew, []any{"token#", 0, "5", 9000}, `\[1 \]`, "pttl fence", `[89]\d\d\d`},
+		{"raise: the term of the hold stays", renews, []string{"set k token#me px 1000"}, renew, []any{"token#", 0, "5", 9000}, `\[1 \]`, "pttl k", `\d{1,3}|1000`},
+		{"raise: no record", renews, nil, renew, []any{"token#", 0, "5", 9000}, `\[0  \d{13}\]`, "get fence", "5"},
+		{"raise: another attempt", renews, []string{"set k token~1#me"}, renew, []any{"token#", 0, "5", 9000}, `\[0  \d{13}\]`, "", ""},
+		{"raise: the lock is a list", renews, []string{"lpush k 1"}, renew, []any{"token#", 0, "5", 9000}, `\[0  \d{13}\]`, "", ""},
+		{"raise: counter is no number", renews, []string{"set fence x"}, renew, []any{"token#", 0, "5", 9000}, `\[-1\]`, "get fence", "x"},
+		{"raise: counter is a list", renews, []string{"lpush fence 1"}, renew, []any{"token#", 0, "5", 9000}, `\[-1\]`, "", ""},
+		{"raise: counter cannot be read", renews, []string{"acl setuser default -getrange"}, renew, []any{"token#", 0, "5", 9000}, denied, "exists fence", "0"},
 
 		{"renew: longer", renews, []string{"set k token#me px 1000"}, renew, []any{"token#", 5000, "", 9000}, `\[1 \]`, "pttl k", `[45]\d\d\d`},
 		{"renew: never shorter", renews, []string{"set k token#me px 90000", "set mark m"}, renew, []any{"token#", 5000, "", 9000}, `\[1 m\]`, "pttl k", `[89]\d{4}`},
@@ -160,33 +161,33 @@ func recordScripts() []scriptCase {
 		{"renew: the lock is a list", renews, []string{"lpush k 1"}, renew, []any{"token#", 5000, "", 9000}, `\[0  \d{13}\]`, "", ""},
 		{"renew: cannot be read", renews, []string{"set k token#me", "acl setuser default -getrange"}, renew, []any{"token#", 5000, "", 9000}, denied, "", ""},
 
-		{"release", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, release, "1", "exists k", "0"},
-		{"release: any attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, release, "1", "exists k", "0"},
-		{"release: one attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, []any{"token#", "", "token"}, "0", "exists k", "1"},
-		{"release: no channel", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, []any{"token#", "", "token"}, "1", "exists k", "0"},
-		{"release: a longer token", turnsSrc + releaseSrc, []string{"set k tokens#me"}, queued, release, "0", "exists k", "1"},
-		{"release: no number of an attempt", turnsSrc + releaseSrc, []string{"set k token~#me"}, queued, release, "0", "exists k", "1"},
-		{"release: half a number of an attempt", turnsSrc + releaseSrc, []string{"set k token~2x#me"}, queued, release, "0", "exists k", "1"},
-		{"release: no owner", turnsSrc + releaseSrc, []string{"set k token~2"}, queued, release, "0", "exists k", "1"},
-		{"release: free", turnsSrc + releaseSrc, nil, queued, release, "0", "", ""},
-		{"release: a list", turnsSrc + releaseSrc, []string{"lpush k 1"}, queued, release, "0", "exists k", "1"},
-		{"release: cannot be read", turnsSrc + releaseSrc, []string{"set k token#me", "acl setuser default -getrange"}, queued, release, denied, "exists k", "1"},
-		{"release: cannot publish", turnsSrc + releaseSrc, []string{"set k token#me", "acl setuser default -publish"}, queued, release, "1", "exists k", "0"},
+		{"release", releases, []string{"set k token#me"}, queued, release, "1", "exists k", "0"},
+		{"release: any attempt", releases, []string{"set k token~3#me"}, queued, release, "1", "exists k", "0"},
+		{"release: one attempt", releases, []string{"set k token~3#me"}, queued, []any{"token#", "", "token", ""}, "0", "exists k", "1"},
+		{"release: no channel", releases, []string{"set k token#me"}, queued, []any{"token#", "", "token", ""}, "1", "exists k", "0"},
+		{"release: a longer token", releases, []string{"set k tokens#me"}, queued, release, "0", "exists k", "1"},
+		{"release: no number of an attempt", releases, []string{"set k token~#me"}, queued, release, "0", "exists k", "1"},
+		{"release: half a number of an attempt", releases, []string{"set k token~2x#me"}, queued, release, "0", "exists k", "1"},
+		{"release: no owner", releases, []string{"set k token~2"}, queued, release, "0", "exists k", "1"},
+		{"release: free", releases, nil, queued, release, "0", "", ""},
+		{"release: a list", releases, []string{"lpush k 1"}, queued, release, "0", "exists k", "1"},
+		{"release: cannot be read", releases, []string{"set k token#me", "acl setuser default -getrange"}, queued, release, denied, "exists k", "1"},
+		{"release: cannot publish", releases, []string{"set k token#me", "acl setuser default -publish"}, queued, release, "1", "exists k", "0"},
 
-		{"keep: shorter", turnsSrc + releaseSrc, []string{"set k token#me px 90000"}, queued, []any{"token", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
-		{"keep: longer", turnsSrc + releaseSrc, []string{"set k token#me px 1000"}, queued, []any{"token#", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
-		{"keep: without an end", turnsSrc + releaseSrc, []string{"set k token#me"}, queued, []any{"token", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
-		{"keep: any attempt", turnsSrc + releaseSrc, []string{"set k token~3#me"}, queued, []any{"token", "channel", "token", 5000}, "1", "get k", "kept-token~3#me"},
-		{"keep: again", turnsSrc + releaseSrc, []string{"set k kept-token#me"}, queued, []any{"token", "channel", "token", 5000}, "0", "get k", "kept-token#me"},
-		{"keep: another's", turnsSrc + releaseSrc, []string{"set k tokens#me"}, queued, []any{"token", "channel", "token", 5000}, "0", "pttl k", "-1"},
-		{"keep: free", turnsSrc + releaseSrc, nil, queued, []any{"token", "channel", "token", 5000}, "0", "exists k", "0"},
-		{"keep: tells the first waiter", turnsSrc + releaseSrc, append(stands("d~she", -500, -200), "set k token#me"), queued, []any{"token", "channel", "token", 5000}, "2", "exists k", "1"},
-		{"keep: no memory", turnsSrc + releaseSrc, []string{"set k token#me px 90000", "config set maxmemory 1"}, queued, []any{"token", "channel", "token", 5000}, "1", "config set maxmemory 0", "OK"},
+		{"keep: shorter", releases, []string{"set k token#me px 90000"}, queued, []any{"token", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
+		{"keep: longer", releases, []string{"set k token#me px 1000"}, queued, []any{"token#", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
+		{"keep: without an end", releases, []string{"set k token#me"}, queued, []any{"token", "channel", "token", 5000}, "1", "pttl k", `[45]\d\d\d`},
+		{"keep: any attempt", releases, []string{"set k token~3#me"}, queued, []any{"token", "channel", "token", 5000}, "1", "get k", "kept-token~3#me"},
+		{"keep: again", releases, []string{"set k kept-token#me"}, queued, []any{"token", "channel", "token", 5000}, "0", "get k", "kept-token#me"},
+		{"keep: another's", releases, []string{"set k tokens#me"}, queued, []any{"token", "channel", "token", 5000}, "0", "pttl k", "-1"},
+		{"keep: free", releases, nil, queued, []any{"token", "channel", "token", 5000}, "0", "exists k", "0"},
+		{"keep: tells the first waiter", releases, append(stands("d~she", -500, -200), "set k token#me"), queued, []any{"token", "channel", "token", 5000}, "2", "exists k", "1"},
+		{"keep: no memory", releases, []string{"set k token#me px 90000", "config set maxmemory 1"}, queued, []any{"token", "channel", "token", 5000}, "1", "config set maxmemory 0", "OK"},
 		{"renew: kept", renews, []string{"set k kept-token#me px 5000"}, renew, []any{"token", 90000, "", 9000}, `\[0  \d{13}\]`, "pttl k", `[45]\d\d\d`},
 
-		{"repair", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
-		{"repair: too late", repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
-		{"repair: held", repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
+		{"repair", shared + repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
+		{"repair: too late", shared + repairSrc, nil, []string{"k"}, []any{"token#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
+		{"repair: held", shared + repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
 
 		{"inspect: free", inspects, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
 		{"inspect: held", inspects, []string{"set k token#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token#me 7\]`, "", ""},
@@ -213,17 +214,17 @@ func recordScripts() []scriptCase {
 		{"renew: no reader", renews, two, renew, []any{"other", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "2"},
 		{"renew: a foreign set", renews, []string{"zadd k 1 token#me"}, renew, []any{"token", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "1"},
 		{"renew: a reader's term is over", renews, append(two, reader("old#me", -1)...), renew, []any{"old#", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "2"},
-		{"repair: a reader", shared + repairSharedSrc, two, []string{"k"}, []any{"token#me", now + 30000}, "1", "zcard k", "3"},
-		{"repair: a reader, held", shared + repairSharedSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", now + 30000}, "0", "get k", "other"},
-		{"repair: a reader, too late", shared + repairSharedSrc, nil, []string{"k"}, []any{"token#me", now - 30000}, "0", "exists k", "0"},
-		{"raise: a reader", raiseSrc, two, raise, []any{"token~2#", "5", 9000, "token~2#me"}, `\[1 \]`, "get fence", "5"},
-		{"raise: no reader", raiseSrc, two, raise, []any{"token#", "5", 9000, "token#me"}, `\[0 \]`, "get fence", "5"},
-		{"release: a reader", leaves, two, queued, []any{"token~2#", "channel", "token", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
-		{"release: a reader, any attempt", leaves, two, queued, []any{"token", "channel", "token", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
-		{"release: the last reader", leaves, append(stands("d~she", -500, -200), reader("token#me", 5000)...), queued, []any{"token#", "channel", "token", "me"}, "2", "exists k", "0"},
-		{"release: no reader", leaves, two, queued, []any{"other", "channel", "token", "me"}, "0", "zcard k", "2"},
-		{"release: a foreign set", leaves, []string{"zadd k 1 token#me"}, queued, []any{"token", "channel", "token", "me"}, "0", "zcard k", "1"},
-		{"release: a reader, held", leaves, []string{"set k token#me"}, queued, []any{"token#", "channel", "token", "me"}, "0", "get k", "token#me"},
+		{"repair: a reader", shared + repairSrc, two, []string{"k"}, []any{"token#me", now + 30000, 1}, "1", "zcard k", "3"},
+		{"repair: a reader, held", shared + repairSrc, []string{"set k other"}, []string{"k"}, []any{"token#me", now + 30000, 1}, "0", "get k", "other"},
+		{"repair: a reader, too late", shared + repairSrc, nil, []string{"k"}, []any{"token#me", now - 30000, 1}, "0", "exists k", "0"},
+		{"raise: a reader", renews, two, renew, []any{"token~2#", 0, "5", 9000, "me"}, `\[1 \]`, "get fence", "5"},
+		{"raise: no reader", renews, two, renew, []any{"token#", 0, "5", 9000, "me"}, `\[0  \d{13}\]`, "get fence", "5"},
+		{"release: a reader", releases, two, queued, []any{"token~2#", "channel", "token", "", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
+		{"release: a reader, any attempt", releases, two, queued, []any{"token", "channel", "token", "", "me"}, "1", "zrange k 0 -1", `\[tokens#she\]`},
+		{"release: the last reader", releases, append(stands("d~she", -500, -200), reader("token#me", 5000)...), queued, []any{"token#", "channel", "token", "", "me"}, "2", "exists k", "0"},
+		{"release: no reader", releases, two, queued, []any{"other", "channel", "token", "", "me"}, "0", "zcard k", "2"},
+		{"release: a foreign set", releases, []string{"zadd k 1 token#me"}, queued, []any{"token", "channel", "token", "", "me"}, "0", "zcard k", "1"},
+		{"release: a reader, held", releases, []string{"set k token#me"}, queued, []any{"token#", "channel", "token", "", "me"}, "0", "get k", "token#me"},
 
 		{"break", turnsSrc + breakSrc, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
 		{"break: free", turnsSrc + breakSrc, nil, queued, []any{"channel", "broken"}, "0", "", ""},

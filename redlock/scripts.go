@@ -14,10 +14,6 @@ var (
 	joinSrc string
 	//go:embed own.lua
 	ownSrc string
-	//go:embed releaseshared.lua
-	releaseSharedSrc string
-	//go:embed repairshared.lua
-	repairSharedSrc string
 	//go:embed acquire.lua
 	acquireSrc string
 	//go:embed take.lua
@@ -26,8 +22,6 @@ var (
 	queueSrc string
 	//go:embed leave.lua
 	leaveSrc string
-	//go:embed raise.lua
-	raiseSrc string
 	//go:embed renew.lua
 	renewSrc string
 	//go:embed repair.lua
@@ -45,15 +39,11 @@ var (
 	leadScript    = redisstore.NewScript(turnsSrc + queueSrc + takeSrc)
 	leadFenced    = redisstore.NewScript(turnsSrc + queueSrc + acquireSrc + takeSrc)
 	leaveScript   = redisstore.NewScript(turnsSrc + leaveSrc)
-	raiseScript   = redisstore.NewScript(raiseSrc)
 	renewScript   = redisstore.NewScript(redisstore.SharedSrc + ownSrc + renewSrc)
-	repairScript  = redisstore.NewScript(repairSrc)
-	releaseScript = redisstore.NewScript(turnsSrc + releaseSrc)
+	repairScript  = redisstore.NewScript(redisstore.SharedSrc + repairSrc)
+	releaseScript = redisstore.NewScript(redisstore.SharedSrc + ownSrc + turnsSrc + releaseSrc)
 	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
 	breakScript   = redisstore.NewScript(turnsSrc + breakSrc)
 	markScript    = redisstore.NewScript(markSrc)
-
-	joinScript          = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + joinSrc)
-	repairSharedScript  = redisstore.NewScript(redisstore.SharedSrc + repairSharedSrc)
-	releaseSharedScript = redisstore.NewScript(redisstore.SharedSrc + ownSrc + turnsSrc + releaseSharedSrc)
+	joinScript    = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + joinSrc)
 )

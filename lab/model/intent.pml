@@ -73,7 +73,7 @@ progress:
 		:: else -> printf("reader %d: is refused\n", c)
 		fi;
 		votes[c] = 0;
-		/* releaseshared.lua */
+		/* release.lua */
 		leaveShared(c, 0);
 		leaveShared(c, 1);
 		leaveShared(c, 2)

@@ -228,7 +228,7 @@ inline becomesSure(c, n) {
 #endif
 }
 
-/* releaseRecord is releaseshared.lua, or release.lua. */
+/* releaseRecord is release.lua. */
 #ifdef RELEASE_ALL
 #define releaseRecord(c, n) forgetAll(n)  /* it removes the other members */
 #else
@@ -487,7 +487,7 @@ proctype Link(byte c; byte n) {
 	}
 #endif
 #ifdef FENCES
-	/* raise.lua. The fence counts only where the attempt has its record. */
+	/* renew.lua with the term 0. The fence counts only where the attempt has its record. */
 	:: d_step { state[c] == RAISING && !bit(raised[c], n) && (counter[n] < fence[c] || counts(c, n)) ->
 		printf("node %d: raises its counter to the fence of client %d, %d\n", n, c, fence[c]);
 		if
@@ -521,7 +521,7 @@ proctype Link(byte c; byte n) {
 			sure[AT(c, n)] = 0
 		fi
 	}
-	/* repair.lua, or repairshared.lua. */
+	/* repair.lua. */
 	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && mayRepair(c, n) ->
 		printf("node %d: repairs the record of client %d\n", n, c);
 		repair(c, n);
