@@ -154,16 +154,12 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 // votes that this attempt has would block all others for as long as that node hangs.
 func (a *attempt) awaitVotes(ctx context.Context) {
 	patience := a.d.patience()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-
 	for {
 		select {
 		case <-a.ballot.done:
 			return
-		case <-timer.C:
+		case <-time.After(patience):
 			a.ballot.refuseIfSplit()
-			timer.Reset(patience)
 		case <-ctx.Done():
 			// If a vote decides the ballot at the same moment, that verdict stays.
 			a.ballot.decide(abandoned)
@@ -222,21 +218,19 @@ func (a *attempt) grant(ctx context.Context, counted error) (backend.Grant, erro
 // win, as soon as it gives up. The driver ignores that, and releases the record on
 // a node when the call to that node has ended.
 func (a *attempt) pools() []redis.Pool {
-	n := len(a.d.nodes)
-	pools, all := make([]redis.Pool, n), make([]redsyncPool, n)
+	pools := make([]redis.Pool, len(a.d.nodes))
 	for i := range pools {
 		if i == a.lead {
-			all[i].take = a.leadVote
-		} else {
-			// Count the call here, not in its goroutine: redsync may return before
-			// that goroutine starts, and Close would not wait for it.
-			a.d.work.Add(1)
-			all[i].take = func() (bool, error) {
-				defer a.d.work.Done()
-				return a.askNode(i)
-			}
+			pools[i] = redsyncPool(a.leadVote)
+			continue
 		}
-		pools[i] = &all[i]
+		// Count the call here, not in its goroutine: redsync may return before
+		// that goroutine starts, and Close would not wait for it.
+		a.d.work.Add(1)
+		pools[i] = redsyncPool(func() (bool, error) {
+			defer a.d.work.Done()
+			return a.askNode(i)
+		})
 	}
 	return pools
 }
@@ -249,13 +243,10 @@ func (a *attempt) askLead(ctx context.Context) bool {
 
 	n := a.d.nodes[a.lead]
 	timeout := n.patience()
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-
 	select {
 	case <-a.leadVoted:
 	case <-a.ballot.done:
-	case <-timer.C:
+	case <-time.After(timeout):
 		n.latency.Store(0) // it does not lead until it answers
 		if n.needed() {
 			break // without it there is no quorum

@@ -22,44 +22,51 @@ type answer struct {
 	err error
 }
 
-// query asks all nodes about a key. It returns the answers so far as soon as enough
-// returns true for them, and otherwise when all nodes have answered or ctx is done.
-func (d *Driver) query(ctx context.Context, key string, timeout time.Duration, enough func([]answer) bool) []answer {
-	// There is room for all answers, because query may return before the last one.
-	answers := make(chan answer, len(d.nodes))
-	call := redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
-	for _, n := range d.nodes {
-		if !d.spawn(func() { answers <- n.query(call, timeout) }) {
-			return []answer{{err: errClosed}}
-		}
+// gather asks all nodes at once. It returns the answers so far as soon as enough returns true
+// for them, and otherwise when all nodes have answered or ctx is done. It returns false if
+// Close has begun.
+func gather[T any](ctx context.Context, d *Driver, ask func(n *node) T, enough func(all []T) bool) (all []T, ok bool) {
+	if !d.beginWork() {
+		return nil, false
 	}
+	defer d.work.Done()
 
-	var all []answer
+	// There is room for all answers, because gather may return before the last one.
+	answers := make(chan T, len(d.nodes))
+	for _, n := range d.nodes {
+		d.work.Go(func() { answers <- ask(n) })
+	}
 	for range d.nodes {
 		select {
-		case f := <-answers:
-			if all = append(all, f); enough(all) {
-				return all
+		case a := <-answers:
+			if all = append(all, a); enough(all) {
+				return all, true
 			}
 		case <-ctx.Done():
-			return all
+			return all, true
 		}
 	}
-	return all
+	return all, true
 }
 
-// query asks the node about a key.
-func (n *node) query(call redisstore.Call, timeout time.Duration) answer {
-	reply, err := n.ask(timeout, inspectScript, call)
-	if err != nil {
-		return answer{i: n.i, err: err}
-	}
-
-	f, ok := redisstore.Decode(reply)
+// query asks all nodes about a key, until enough returns true for the answers.
+func (d *Driver) query(ctx context.Context, key string, timeout time.Duration, enough func([]answer) bool) []answer {
+	call := redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
+	all, ok := gather(ctx, d, func(n *node) answer {
+		reply, err := n.ask(timeout, inspectScript, call)
+		if err != nil {
+			return answer{i: n.i, err: err}
+		}
+		f, ok := redisstore.Decode(reply)
+		if !ok {
+			err = n.store.Unexpected(reply)
+		}
+		return answer{Found: f, i: n.i, err: err}
+	}, enough)
 	if !ok {
-		return answer{i: n.i, err: n.store.Unexpected(reply)}
+		return []answer{{err: errClosed}}
 	}
-	return answer{i: n.i, Found: f}
+	return all
 }
 
 // survey is the sum of the nodes' answers about a key.
@@ -223,20 +230,6 @@ func (s survey) record(i int) (record string, most int) {
 	return f.Record(), most
 }
 
-// count returns how many nodes have each record that is in the caller's way.
-func (s survey) count() map[string]int {
-	count := map[string]int{}
-	for _, f := range s.taken {
-		if s.joins(f) {
-			continue
-		}
-		for _, r := range records(f) {
-			count[r]++
-		}
-	}
-	return count
-}
-
 // unheld reports whether no holder is in the caller's way: no record has a quorum,
 // whatever the silent nodes have.
 func (s survey) unheld() bool {
@@ -244,9 +237,15 @@ func (s survey) unheld() bool {
 		return true
 	}
 
-	most := 0
-	for _, n := range s.count() {
-		most = max(most, n)
+	most, count := 0, map[string]int{} // of the nodes that have a record in the caller's way
+	for _, f := range s.taken {
+		if s.joins(f) {
+			continue
+		}
+		for _, r := range records(f) {
+			count[r]++
+			most = max(most, count[r])
+		}
 	}
 
 	// All silent nodes may have the most frequent record.

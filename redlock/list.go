@@ -77,47 +77,44 @@ type report struct {
 	err   error
 }
 
-// joined asks all nodes about some keys, and returns those that are held.
+// joined asks all nodes about some keys, and returns those that programs of hasp hold.
 func (d *Driver) joined(ctx context.Context, some []redisstore.Candidate, timeout time.Duration) ([]backend.Entry, error) {
 	calls := make([]redisstore.Call, len(some))
 	for i, c := range some {
 		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(c.Key), redisstore.DerivedKey("fence", c.Key)}}
 	}
-	reports := make(chan report, len(d.nodes)) // room for all, because some may be late
-	for _, n := range d.nodes {
-		if !d.spawn(func() { reports <- n.report(calls, timeout) }) {
-			return nil, errClosed
-		}
-	}
 
-	var all []report
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var voted []report
 	errs := make([]error, len(d.nodes))
-	var late <-chan time.Time // nil until a quorum has answered
-wait:
-	for range d.nodes {
-		select {
-		case r := <-reports:
-			if errs[r.i] = r.err; r.err == nil {
-				all = append(all, r)
-			}
-		case <-late:
-			break wait
-		case <-ctx.Done():
-			return nil, ctx.Err()
+	_, ok := gather(within, d, func(n *node) report { return n.report(calls, timeout) }, func(all []report) bool {
+		r := all[len(all)-1]
+		if errs[r.i] = r.err; r.err != nil {
+			return false
 		}
-		// A node that hangs must not stop the list.
-		if len(all) == d.quorum() && late == nil {
-			late = time.After(timeout / 10)
+		if voted = append(voted, r); len(voted) == d.quorum() {
+			time.AfterFunc(timeout/10, cancel) // a node that hangs must not stop the list
 		}
-	}
-	if len(all) < d.quorum() {
+		return false
+	})
+	switch {
+	case !ok:
+		return nil, errClosed
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case len(voted) < d.quorum():
 		return nil, outage(errs)
 	}
 
 	var entries []backend.Entry
-	for i, c := range some {
-		if st, ok := d.statusOf(i, all); ok {
-			entries = append(entries, backend.Entry{Key: c.Key, Status: st})
+	for k, c := range some {
+		var answers []answer
+		for _, r := range voted {
+			answers = append(answers, answer{Found: r.found[k], i: r.i})
+		}
+		if s := d.sum(answers, false); s.holder != nil && s.holder.IsOurs() {
+			entries = append(entries, backend.Entry{Key: c.Key, Status: s.status()})
 		}
 	}
 	return entries, nil
@@ -155,18 +152,4 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
 		r.err = n.nodeError(r.err, time.Since(began))
 	}
 	return r
-}
-
-// statusOf joins the reports on the key with index i. It returns false if no program of hasp
-// holds the key.
-func (d *Driver) statusOf(i int, all []report) (backend.Status, bool) {
-	var answers []answer
-	for _, r := range all {
-		answers = append(answers, answer{Found: r.found[i], i: r.i})
-	}
-	s := d.sum(answers, false)
-	if s.holder == nil || !s.holder.IsOurs() {
-		return backend.Status{}, false
-	}
-	return s.status(), true
 }

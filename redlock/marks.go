@@ -136,17 +136,6 @@ func (n *node) confirmRecord(ctx context.Context, a *attempt, id identity) error
 	return nil
 }
 
-// checkMark asks for the node's standing in the background if id differs from the
-// known identity. Every use of a node must leave a mark on it. Then a node
-// without a mark, in a set where another node has one, has lost its data or was never used.
-func (n *node) checkMark(id identity, timeout time.Duration) {
-	s := n.marks.current.Load()
-	if s != nil && s.mark == id.mark && (id.run == "" || s.run == id.run) {
-		return
-	}
-	n.refreshInBackground(timeout)
-}
-
 // refreshInBackground asks for the node's standing on a goroutine of its own, unless
 // one asks already.
 func (n *node) refreshInBackground(timeout time.Duration) {

@@ -122,7 +122,9 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 			n.disconnects = 0
 		}
 		if err == nil && n.suspectSince.IsZero() {
-			n.updateLatency(time.Since(began))
+			took := time.Since(began)
+			old := cmp.Or(time.Duration(n.latency.Load()), took)
+			n.latency.Store(int64(max(old+(took-old)/8, 1)))
 		}
 		n.suspectSince, n.refusal = time.Time{}, nil
 		return
@@ -168,15 +170,6 @@ func (n *node) ask(timeout time.Duration, script *redisstore.Script, call rediss
 	return reply, nil
 }
 
-// updateLatency includes one answer in the average.
-func (n *node) updateLatency(took time.Duration) {
-	old := time.Duration(n.latency.Load())
-	if old == 0 {
-		old = took
-	}
-	n.latency.Store(int64(max(old+(took-old)/8, 1)))
-}
-
 // requestVote asks the node for the key, once. It settles the attempt on the node.
 func (n *node) requestVote(a *attempt) (vote, error) {
 	// The caller's context does not end the call. If the caller leaves, the call still
@@ -212,7 +205,11 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 			return unknown, err // the vote does not count, but the record is there
 		}
 	case v == no:
-		n.checkMark(id, a.c.Timeout)
+		// Every use of a node must leave a mark on it. Then a node without a mark, in a set
+		// where another node has one, has lost its data or was never used.
+		if s := n.marks.current.Load(); s.mark != id.mark || id.run != "" && s.run != id.run {
+			n.refreshInBackground(a.c.Timeout)
+		}
 		if other := n.d.impostor(n, runOfMark(id.mark)); other != nil {
 			return failed, sameServerError{n.name, other.name}
 		}

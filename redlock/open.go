@@ -85,15 +85,13 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		nodes = append(nodes, urls...)
-	}
-
-	for _, node := range nodes {
-		name, err := redisstore.Address(node)
-		if err != nil {
-			return nil, nil, err
+		for _, node := range urls {
+			name, err := redisstore.Address(node)
+			if err != nil {
+				return nil, nil, err
+			}
+			nodes, names = append(nodes, node), append(names, name)
 		}
-		names = append(names, name)
 	}
 	return nodes, names, nil
 }
@@ -140,68 +138,43 @@ func options(p hasp.Params) (*Options, error) {
 	return o, nil
 }
 
-// probe asks all nodes once. It returns nil if a quorum answers without an error. The
-// probe of a node that is late continues in the background.
+// probe asks all nodes once. It returns nil if a quorum answers without an error, and waits
+// openGrace longer for the others. The probe of a node that is late continues in the
+// background.
 func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error) error {
-	// There is room for all results, because probe may return before the last one.
-	results := make(chan probeResult, len(d.nodes))
-	for i, n := range d.nodes {
-		// A Driver that has just been made is not closed, so spawn does not refuse.
-		d.spawn(func() {
-			err := probes[i](ctx)
-			if err == nil {
-				_, err = n.refreshMark(ctx, time.Time{})
-			}
-			results <- probeResult{i, err}
-		})
-	}
-	return d.awaitProbes(ctx, results)
-}
-
-// probeResult is the result of one node's probe.
-type probeResult struct {
-	i   int // the node
-	err error
-}
-
-// awaitProbes waits for the probes of a quorum, and openGrace longer for the others.
-func (d *Driver) awaitProbes(ctx context.Context, results <-chan probeResult) error {
 	errs := make([]error, len(d.nodes))
 	for i, n := range d.nodes {
 		// The error of a node whose result does not arrive in time.
 		errs[i] = fmt.Errorf("%s: no answer yet", n.name)
 	}
 
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var same sameServerError
 	well := 0
-	var grace <-chan time.Time
-	for range d.nodes {
-		select {
-		case r := <-results:
-			if errs[r.i] = r.err; r.err == nil {
-				well++
-			}
-
-			var same sameServerError
-			if errors.As(r.err, &same) {
-				return fmt.Errorf("%w: %w", backend.ErrInvalid, same)
-			}
-
-			if well == d.quorum() {
-				timer := time.NewTimer(openGrace)
-				defer timer.Stop()
-				grace = timer.C
-			}
-			continue
-		case <-grace:
-		case <-ctx.Done():
+	gather(within, d, func(n *node) answer {
+		err := probes[n.i](ctx)
+		if err == nil {
+			_, err = n.refreshMark(ctx, time.Time{})
 		}
-		break
-	}
+		return answer{i: n.i, err: err}
+	}, func(all []answer) bool {
+		last := all[len(all)-1]
+		if errs[last.i] = last.err; last.err != nil {
+			return errors.As(last.err, &same)
+		}
+		if well++; well == d.quorum() {
+			time.AfterFunc(openGrace, cancel)
+		}
+		return false
+	})
 
-	if well >= d.quorum() {
+	switch {
+	case same != sameServerError{}:
+		return fmt.Errorf("%w: %w", backend.ErrInvalid, same)
+	case well >= d.quorum():
 		return nil
-	}
-	if ctx.Err() == context.Canceled {
+	case ctx.Err() == context.Canceled:
 		return context.Cause(ctx)
 	}
 	return outage(errs)

@@ -89,7 +89,8 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 		return v, 0, id, err
 	}
 
-	switch parts, _ := reply.([]any); {
+	parts, _ := reply.([]any)
+	switch {
 	case len(parts) == 4 && parts[0] == int64(1):
 		text, _ := parts[1].(string)
 		mark, ok := parts[2].(string)
@@ -100,21 +101,9 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 			}
 			return yes, fence, identity{run: runOf(parts[3]), mark: mark}, nil
 		}
-	case n.i == a.lead && len(parts) == 3 && parts[0] == int64(0):
+	case len(parts) >= 2 && parts[0] == int64(0):
 		mark, ok := parts[1].(string)
-		if ok && n.placed(a, parts[2]) {
-			return no, 0, identity{mark: mark}, nil
-		}
-	case a.c.Shared && len(parts) == 3 && parts[0] == int64(0):
-		mark, ok := parts[1].(string)
-		if rest, isRest := parts[2].(int64); ok && isRest && rest > 0 {
-			// Several nodes may store their rest at once. Any of them will do, because a writer
-			// repeats all of its intents.
-			a.place.intent.Store(rest)
-			return no, 0, identity{mark: mark}, nil
-		}
-	case n.i != a.lead && len(parts) == 2 && parts[0] == int64(0):
-		if mark, ok := parts[1].(string); ok {
+		if ok && n.refuses(a, parts[2:]) {
 			return no, 0, identity{mark: mark}, nil
 		}
 	case len(parts) == 1 && parts[0] == int64(-1):
@@ -127,16 +116,33 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 	return unknown, 0, id, n.store.Unexpected(reply)
 }
 
-// placed keeps what the lead's queue says to a refused caller. It returns false if the
-// script cannot have said that.
-func (n *node) placed(a *attempt, says any) bool {
+// refuses keeps what a node says to a refused caller. It returns false if the script cannot
+// have said that.
+func (n *node) refuses(a *attempt, says []any) bool {
 	p := a.place
-	switch says {
+	if n.i != a.lead {
+		if len(says) == 0 {
+			return true
+		}
+		rest, _ := says[0].(int64)
+		if len(says) != 1 || !a.c.Shared || rest <= 0 {
+			return false
+		}
+		// Several nodes may store their rest of an intent at once. Any of them will do, because a
+		// writer repeats all of its intents.
+		p.intent.Store(rest)
+		return true
+	}
+
+	if len(says) != 1 {
+		return false
+	}
+	switch says[0] {
 	case int64(0), int64(2):
-		p.spare.Store(says == int64(2))
+		p.spare.Store(says[0] == int64(2))
 		p.answer.Store(behind)
 	case int64(1), int64(3):
-		p.readers.Store(says == int64(3))
+		p.readers.Store(says[0] == int64(3))
 		p.answer.Store(next)
 	default:
 		return false
@@ -203,11 +209,9 @@ func (d *Driver) awaitRelease(ctx context.Context, key string) {
 	if r == nil {
 		return
 	}
-	timer := time.NewTimer(r.lead.patience())
-	defer timer.Stop()
 	select {
 	case <-r.ended:
-	case <-timer.C:
+	case <-time.After(r.lead.patience()):
 		r.lead.latency.Store(0) // it does not lead until it answers
 		d.forget(key, r)
 	case <-ctx.Done():

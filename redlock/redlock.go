@@ -387,14 +387,8 @@ func (d *Driver) beginWork() bool {
 // sleep returns after pause, or sooner when Close begins. It returns false if Close
 // has begun.
 func (d *Driver) sleep(pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-d.closing.Done():
-	}
-
-	// Both channels may be ready, and select picks one at random. Close has precedence.
+	doze(d.closing, pause)
+	// Both may have happened. Close has precedence.
 	return d.closing.Err() == nil
 }
 
@@ -415,11 +409,9 @@ func (d *Driver) Close() error {
 	}()
 
 	// If a call does not end in time, the goroutine above ends later, with that call.
-	timer := time.NewTimer(closeTimeout)
-	defer timer.Stop()
 	select {
 	case <-done:
-	case <-timer.C:
+	case <-time.After(closeTimeout):
 	}
 
 	// The connections are closed last, because the releases above use them.

@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/go-redsync/redsync/v4"
@@ -11,13 +10,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// redsyncPool is a node as redsync sees it, for one operation. Redsync calls all
-// nodes at once, counts up to the quorum, and checks the rest of the term. The
+// redsyncPool is a node as redsync sees it, for one operation: it is the SET NX. Redsync calls
+// all nodes at once, counts up to the quorum, and checks the rest of the term. The
 // driver decides when a call is sent, and handles its outcome after redsync has
 // returned. So no call ends with redsync's context.
-type redsyncPool struct {
-	take func() (bool, error) // SET NX
-}
+type redsyncPool func() (bool, error)
 
 // redsyncMutex returns redsync's mutex over pools.
 func redsyncMutex(c backend.Claim, value string, pools []redis.Pool) *redsync.Mutex {
@@ -32,20 +29,18 @@ func redsyncMutex(c backend.Claim, value string, pools []redis.Pool) *redsync.Mu
 }
 
 // Get is called once for each call.
-func (p *redsyncPool) Get(context.Context) (redis.Conn, error) { return redsyncConn{p}, nil }
+func (p redsyncPool) Get(context.Context) (redis.Conn, error) { return redsyncConn{take: p}, nil }
 
-// redsyncConn is one call. It implements the methods of redis.Conn that a Mutex
-// uses. The others return errors.ErrUnsupported.
-type redsyncConn struct{ pool *redsyncPool }
+// redsyncConn is one call. It has the methods of redis.Conn that TryLock uses.
+type redsyncConn struct {
+	redis.Conn // nil: nobody calls the others
+	take       redsyncPool
+}
 
-func (c redsyncConn) SetNX(string, string, time.Duration) (bool, error) { return c.pool.take() }
+func (c redsyncConn) SetNX(string, string, time.Duration) (bool, error) { return c.take() }
 
 // Eval does nothing. A Mutex that gave up would release the key, but the driver does that
 // itself.
 func (redsyncConn) Eval(*redis.Script, ...any) (any, error) { return int64(0), errNotAsked }
 
-func (redsyncConn) Close() error                       { return nil }
-func (redsyncConn) Get(string) (string, error)         { return "", errors.ErrUnsupported }
-func (redsyncConn) Set(string, string) (bool, error)   { return false, errors.ErrUnsupported }
-func (redsyncConn) ScriptLoad(*redis.Script) error     { return errors.ErrUnsupported }
-func (redsyncConn) PTTL(string) (time.Duration, error) { return 0, errors.ErrUnsupported }
+func (redsyncConn) Close() error { return nil }

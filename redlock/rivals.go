@@ -75,10 +75,8 @@ func (d *Driver) rivalled(key string) bool {
 
 // doze returns after pause, or sooner when ctx is done.
 func doze(ctx context.Context, pause time.Duration) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(pause):
 	case <-ctx.Done():
 	}
 }

@@ -92,7 +92,14 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		}
 		w.sleep(ctx)
 	}
-	return backend.Grant{}, w.why(ctx)
+
+	switch {
+	case !w.silent.IsZero():
+		return backend.Grant{}, &backend.UnavailableError{Since: w.silent, Err: w.outage}
+	case w.held != nil:
+		return backend.Grant{}, w.held
+	}
+	return backend.Grant{}, ctx.Err()
 }
 
 // look makes one attempt. If it is refused, look asks all nodes who holds the key,
@@ -233,12 +240,10 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	if !w.d.spawn(func() { w.listen(n, channel); close(done) }) {
 		return // Close has begun, and the next attempt reports it
 	}
-	timer := time.NewTimer(n.patience())
-	defer timer.Stop()
 	select {
 	case <-done:
 	// The subscription is made nevertheless, and serves later attempts.
-	case <-timer.C:
+	case <-time.After(n.patience()):
 	case <-ctx.Done():
 	}
 }
@@ -248,7 +253,13 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 func (w *waiting) listen(n *node, channel string) {
 	ctx, cancel := context.WithTimeout(w.life, w.c.Timeout)
 	defer cancel()
-	ear, err := n.store.Listen(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) { w.rouse() })
+	ear, err := n.store.Listen(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
+		select {
+		case w.wake <- struct{}{}:
+		// A signal waits already, and one is enough.
+		default:
+		}
+	})
 	if err != nil {
 		// Until then the waiter polls. The user may have no right to subscribe.
 		w.mu.Lock()
@@ -337,23 +348,12 @@ func (d *Driver) leader(key string) int {
 	return noLead
 }
 
-// rouse ends the sleep between two attempts.
-func (w *waiting) rouse() {
-	select {
-	case w.wake <- struct{}{}:
-	// A signal waits already, and one is enough.
-	default:
-	}
-}
-
 // sleep returns when the next attempt is due, or when ctx is done.
 func (w *waiting) sleep(ctx context.Context) {
-	timer := time.NewTimer(w.pause(ctx))
-	defer timer.Stop()
 	select {
 	case <-w.wake:
 		w.vain = 0
-	case <-timer.C:
+	case <-time.After(w.pause(ctx)):
 	case <-ctx.Done():
 	}
 }
@@ -389,9 +389,12 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		d = min(d, w.barred+minSleep) // if the writer has died, nothing else wakes this reader
 	}
 
-	// The holder may have renewed since all nodes were asked.
-	if left := w.termLeft(); left > 0 && w.answer != behind {
-		d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
+	// The first waiter tries when the holder's term ends. The holder may have renewed since all
+	// nodes were asked.
+	if w.held != nil && w.answer != behind {
+		if left := w.held.RetryAfter - time.Since(w.surveyed); left > 0 {
+			d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
+		}
 	}
 
 	// In an outage, make the last attempt when the outage has lasted for Timeout.
@@ -407,24 +410,4 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		}
 	}
 	return d
-}
-
-// termLeft returns how long the holder's term lasts, by the last answer of all nodes; 0 if
-// it is over, or not known.
-func (w *waiting) termLeft() time.Duration {
-	if w.held == nil || w.held.RetryAfter == 0 {
-		return 0
-	}
-	return max(w.held.RetryAfter-time.Since(w.surveyed), 0)
-}
-
-// why returns the error of a wait that ctx has ended.
-func (w *waiting) why(ctx context.Context) error {
-	switch {
-	case !w.silent.IsZero():
-		return &backend.UnavailableError{Since: w.silent, Err: w.outage}
-	case w.held != nil:
-		return w.held
-	}
-	return ctx.Err()
 }
