@@ -134,9 +134,6 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 		g, err = a.grant(ctx, <-counted)
 	case refused:
 		// Nodes that voted yes keep their record until cleanUp has released it.
-		if a.ballot.has(yes) {
-			d.splits.Add(1)
-		}
 		err = &backend.HeldError{}
 	case noQuorum:
 		err = a.ballot.failures()

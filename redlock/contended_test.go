@@ -107,12 +107,9 @@ func (c *crowd) contend(times int, hold time.Duration) {
 		})
 	}
 	wg.Wait()
-	n, splits := len(c.grants)-1, int64(0)
-	for _, d := range c.drivers {
-		splits += d.splits.Load()
-	}
-	c.t.Logf("%d acquisitions in %v, longest gap %v, longest wait %v, %d split votes, %.1f commands an acquisition, shares %d to %d",
-		n, c.grants[n].Sub(c.grants[0]), c.gap(), c.waited, splits, float64(c.commands()-commands)/float64(n), slices.Min(c.served), slices.Max(c.served))
+	n := len(c.grants) - 1
+	c.t.Logf("%d acquisitions in %v, longest gap %v, longest wait %v, %.1f commands an acquisition, shares %d to %d",
+		n, c.grants[n].Sub(c.grants[0]), c.gap(), c.waited, float64(c.commands()-commands)/float64(n), slices.Min(c.served), slices.Max(c.served))
 	if c.gap() > time.Second || c.waited > 10*time.Second {
 		c.t.Error("the key was free, or somebody waited, for too long")
 	}

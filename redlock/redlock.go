@@ -150,7 +150,6 @@ type Driver struct {
 	allowUnsafe bool
 
 	longestTTL atomic.Int64  // the longest term of any caller in ms, as far as the marks name it
-	splits     atomic.Int64  // attempts that were refused with some votes of yes
 	markTurn   chan struct{} // holds a value while a caller marks a new set
 
 	work       sync.WaitGroup     // goroutines and calls that Close waits for
@@ -310,8 +309,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	p := &place{}
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	number := 1
-	for pause := minSleep; spared(p, err) && pause < leadTimeout; pause *= 2 {
-		// The first waiter is about to take the key, or the last one has it no more and is
+	for pause := minSleep; isHeld(err) && p.spare.Load() && pause < leadTimeout; pause *= 2 {
+		// Only the queue has refused: the key was free on the lead. The first waiter is about to take the key, or the last one has it no more and is
 		// about to leave the queue.
 		doze(ctx, pause)
 		p = &place{}
@@ -354,10 +353,6 @@ func isHeld(err error) bool {
 	_, held := err.(*backend.HeldError)
 	return held
 }
-
-// spared reports whether only the queue has refused an attempt: the key was free on the
-// lead.
-func spared(p *place, err error) bool { return isHeld(err) && p.spare.Load() }
 
 // spawn runs f on a goroutine that Close waits for. It returns false, and does not
 // run f, if Close has begun.

@@ -142,11 +142,25 @@ func (n *node) try(r *cleanup, last bool) error {
 			return err
 		}
 	}
+	call := r.call
+	if left := redisstore.Rest(r.c.KeepUntil); left > 0 && !r.c.Shared {
+		call.Args = slices.Clone(call.Args) // other nodes have the same arguments
+		call.Args[3] = left
+	}
+
 	ctx := lazyctx.WithTimeout(context.Background(), nil, r.c.Timeout)
 	defer ctx.End()
-	err := n.release(ctx, r.c, r.call)
+	began := time.Now()
+	reply, err := n.store.Run(ctx, releaseScript, call)
+	n.observe(ctx, began, err)
 
-	if err == nil || definite(err) {
+	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
+	// first, so they go first.
+	if waiters, ok := reply.(int64); ok && waiters > 1 {
+		n.d.refused(r.c.Key)
+		reply = int64(1)
+	}
+	if err = n.store.Owned(reply, err); err == nil || definite(err) {
 		n.d.mu.Lock()
 		defer n.d.mu.Unlock()
 		r.answers--
@@ -222,24 +236,4 @@ func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
 		Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
 		Args: args,
 	}
-}
-
-// release releases c on the node by call, to which it adds the rest of the term if the
-// key stays taken.
-func (n *node) release(ctx context.Context, c backend.Claim, call redisstore.Call) error {
-	if left := redisstore.Rest(c.KeepUntil); left > 0 && !c.Shared {
-		call.Args = slices.Clone(call.Args) // other nodes have the same arguments
-		call.Args[3] = left
-	}
-	began := time.Now()
-	reply, err := n.store.Run(ctx, releaseScript, call)
-	n.observe(ctx, began, err)
-
-	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
-	// first, so they go first.
-	if waiters, ok := reply.(int64); ok && waiters > 1 {
-		n.d.refused(c.Key)
-		reply = int64(1)
-	}
-	return n.store.Owned(reply, err)
 }

@@ -19,10 +19,13 @@ type renewal struct {
 	ballot *ballot
 	began  time.Time
 
-	// Both have one element for each node. ballot.mu guards them. A node writes them
-	// before it casts its vote.
-	lost   []serverTime // the clock of a node without the hold, until the hold is repaired there
-	unsure []bool       // the node has the record, which does not count
+	flaws []flaw // one element for each node, which writes it before it casts its vote; ballot.mu guards it
+}
+
+// flaw is why a node does not count for a renewal.
+type flaw struct {
+	lost   serverTime // the clock of a node without the hold, until the hold is repaired there
+	unsure bool       // the node has the record, which does not count
 }
 
 // proof says whether the record on a node counts for a renewal.
@@ -104,7 +107,7 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 	if lost {
 		return nil, backend.ErrLost
 	}
-	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now(), lost: make([]serverTime, len(d.nodes)), unsure: make([]bool, len(d.nodes))}
+	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now(), flaws: make([]flaw, len(d.nodes))}
 	// The records may last longer from now on. A refused renewal also prolongs them on
 	// the nodes that still have one.
 	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
@@ -166,10 +169,10 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
 	case err != nil:
 		return failed, err
 	case !holds:
-		r.setLost(n.i, serverTime{now, time.Now()})
+		r.note(n.i, flaw{lost: serverTime{now, time.Now()}})
 		return no, nil
 	case r.a != nil && !r.a.proven(n.i):
-		r.setUnsure(n.i)
+		r.note(n.i, flaw{unsure: true})
 		return failed, fmt.Errorf("%s: has a record that counts from the next renewal on", n.name)
 	case r.a != nil:
 		r.a.prove(n.i, r.began, r.c.TTL, 0)
@@ -257,23 +260,16 @@ func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64,
 	return holds, now, nil
 }
 
-// setLost records that node i does not have the hold.
-func (r *renewal) setLost(i int, at serverTime) {
-	if a := r.a; a != nil {
+// note records for a repair why node i does not count.
+func (r *renewal) note(i int, f flaw) {
+	if a := r.a; a != nil && !f.unsure {
 		a.d.mu.Lock()
 		a.on[i].proof = proof{lost: r.began}
 		a.d.mu.Unlock()
 	}
 	r.ballot.mu.Lock()
 	defer r.ballot.mu.Unlock()
-	r.lost[i] = at
-}
-
-// setUnsure records that node i has the record, which does not count.
-func (r *renewal) setUnsure(i int) {
-	r.ballot.mu.Lock()
-	defer r.ballot.mu.Unlock()
-	r.unsure[i] = true
+	r.flaws[i] = f
 }
 
 // repair is called when a quorum has renewed the hold. A record that did not count so far counts
@@ -283,20 +279,16 @@ func (r *renewal) repair(d *Driver) {
 	// Take and clear in one step: several votes may call repair at once, and each node
 	// is repaired once.
 	r.ballot.mu.Lock()
-	lost, unsure := slices.Clone(r.lost), slices.Clone(r.unsure)
-	clear(r.lost)
-	clear(r.unsure)
+	flaws := slices.Clone(r.flaws)
+	clear(r.flaws)
 	r.ballot.mu.Unlock()
 
-	for i, there := range unsure {
-		if there {
+	for i, f := range flaws {
+		switch {
+		case f.unsure:
 			r.a.prove(i, r.began, r.c.TTL, r.c.Timeout)
-		}
-	}
-
-	for i, at := range lost {
-		if at.millis > 0 {
-			d.repairNode(r, d.nodes[i], at)
+		case f.lost.millis > 0:
+			d.repairNode(r, d.nodes[i], f.lost)
 		}
 	}
 }

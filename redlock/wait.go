@@ -21,8 +21,6 @@ const (
 	minSleep   = time.Millisecond
 	maxPoll    = 100 * time.Millisecond // the longest if the waiter is not subscribed
 	firstSleep = 50 * time.Millisecond  // of the first waiter; it doubles with each look
-
-	subscribeAgain = time.Second // the pause after a subscription that failed
 )
 
 // waiting is one Wait.
@@ -56,10 +54,9 @@ type waiting struct {
 	lacked      string    // the holder's record that the lead lacked then
 	lackedSince time.Time // since when
 
-	mu    sync.Mutex         // guards the fields below
-	queue int                // the node on whose queue the waiter stands, or noLead
-	ears  []*pubsub.Listener // the confirmed subscriptions there
-	retry time.Time          // when to subscribe again; zero if no subscription there has failed
+	mu    sync.Mutex       // guards the fields below
+	queue int              // the node on whose queue the waiter stands, or noLead
+	ear   *pubsub.Listener // the subscription there, which may not be confirmed yet; or nil
 }
 
 // Wait queues on one node, the lead. It makes an attempt when a release there wakes this
@@ -204,20 +201,19 @@ func (w *waiting) lead(ctx context.Context) int {
 // them in.
 func (w *waiting) stand(ctx context.Context, lead int) {
 	w.mu.Lock()
-	was, ears := w.queue, w.ears
-	stays := was == lead && (w.retry.IsZero() || time.Now().Before(w.retry))
-	if !stays {
-		w.queue, w.ears, w.retry = lead, nil, time.Time{}
+	was, ear := w.queue, w.ear
+	if was != lead {
+		w.queue, w.ear = lead, nil
 	}
 	w.mu.Unlock()
-	if stays {
+	if was == lead {
 		return
 	}
 
-	for _, ear := range ears {
+	if ear != nil {
 		ear.Close()
 	}
-	if was != noLead && was != lead {
+	if was != noLead {
 		// A vote in flight may still make a place. It reads left when it ends, so set left
 		// before the place is removed.
 		w.left.Store(true)
@@ -225,9 +221,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 			w.d.leave(was, w.c, w.waiter)
 		}
 	}
-	if was != lead {
-		w.left = new(atomic.Bool)
-	}
+	w.left = new(atomic.Bool)
 	if lead == noLead {
 		return
 	}
@@ -248,38 +242,28 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	}
 }
 
-// listen subscribes to a channel on a node. Each message, and a subscription that was
-// interrupted, ends the sleep.
+// listen subscribes to a channel on a node. Each message, and a subscription that is confirmed
+// again or later, ends the sleep. Until it is confirmed the waiter polls. The user may have no
+// right to subscribe.
 func (w *waiting) listen(n *node, channel string) {
 	ctx, cancel := context.WithTimeout(w.life, w.c.Timeout)
 	defer cancel()
-	ear, err := n.store.Listen(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
+	ear, _ := n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(string, bool) {
 		select {
 		case w.wake <- struct{}{}:
 		// A signal waits already, and one is enough.
 		default:
 		}
 	})
-	if err != nil {
-		// Until then the waiter polls. The user may have no right to subscribe.
-		w.mu.Lock()
-		if w.queue == n.i {
-			w.retry = time.Now().Add(subscribeAgain)
-		}
-		w.mu.Unlock()
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// stand may have moved the waiter while the node confirmed.
+	if w.queue != n.i || w.ear != nil {
+		ear.Close()
 		return
 	}
-
-	// stand may have moved the waiter while the node confirmed.
-	w.mu.Lock()
-	stays := w.queue == n.i
-	if stays {
-		w.ears = append(w.ears, ear)
-	}
-	w.mu.Unlock()
-	if !stays {
-		ear.Close()
-	}
+	w.ear = ear
 }
 
 // strayed reports whether the lead has a leftover: a record that has been there for
@@ -365,7 +349,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = backend.AskAgain // each look repeats the intent
 	}
 	w.mu.Lock()
-	if len(w.ears) == 0 {
+	if w.ear == nil || w.ear.Command() == "" {
 		longest = maxPoll // nothing wakes the waiter
 	}
 	w.mu.Unlock()
