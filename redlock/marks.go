@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -361,12 +362,23 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 
 	for first := true; ; first = false {
 		all := d.readAllMarks(ctx)
+		unmarked := 0
+		for _, s := range all {
+			if s != nil && s.mark == "" {
+				unmarked++
+			}
+		}
+
 		// If n does not answer, no mark can be written. If n has a mark by now,
 		// another process has marked the set.
 		if s := all[n.i]; s == nil || s.mark != "" {
 			return
 		}
-		if d.isNewSet(all) {
+		// The nodes that voted for a live lock have marks and are a majority. If no node
+		// answers with a mark, that majority is down or has lost its data. So it makes no
+		// difference if a minority is down.
+		marked := func(s *standing) bool { return s != nil && s.mark != "" }
+		if unmarked >= d.quorum() && !slices.ContainsFunc(all, marked) {
 			d.forEachNode(func(n *node) {
 				if s := all[n.i]; s != nil {
 					_ = n.writeMark(ctx, s, s.answered+newSetTTL.Milliseconds(), "") // n reads its mark again
@@ -385,24 +397,6 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 			return
 		}
 	}
-}
-
-// isNewSet reports whether a majority answers and no node that answers has a mark.
-// The nodes that voted for a live lock have marks and are a majority. If no node
-// answers with a mark, that majority is down or has lost its data. So it makes no
-// difference if a minority is down.
-func (d *Driver) isNewSet(all []*standing) bool {
-	unmarked := 0
-	for _, s := range all {
-		switch {
-		case s == nil:
-		case s.mark != "":
-			return false
-		default:
-			unmarked++
-		}
-	}
-	return unmarked >= d.quorum()
 }
 
 // readAllMarks asks all nodes for their marks, for half of the time that ctx leaves.

@@ -152,22 +152,27 @@ func (d *Driver) patience() (most time.Duration) {
 	return most
 }
 
-// ask runs a script on the node, unless the node is suspect. No caller's context ends the
-// call, because the outcome also shows whether the node answers at all.
+// ask runs a script on the node, unless the node is suspect.
 func (n *node) ask(timeout time.Duration, script *redisstore.Script, call redisstore.Call) (any, error) {
 	if err := n.admit(); err != nil {
 		return nil, err
 	}
-
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	began := time.Now()
-	reply, err := n.store.Run(ctx, script, call)
-	n.observe(ctx, began, err)
+	reply, err := n.send(timeout, script, call)
 	if err != nil {
 		return nil, n.nodeError(err, timeout)
 	}
 	return reply, nil
+}
+
+// send runs a script on the node. No caller's context ends the call, because the outcome also
+// shows whether the node answers at all.
+func (n *node) send(timeout time.Duration, script *redisstore.Script, call redisstore.Call) (any, error) {
+	ctx := lazyctx.WithTimeout(context.Background(), nil, timeout)
+	defer ctx.End()
+	began := time.Now()
+	reply, err := n.store.Run(ctx, script, call)
+	n.observe(ctx, began, err)
+	return reply, err
 }
 
 // requestVote asks the node for the key, once. It settles the attempt on the node.

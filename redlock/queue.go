@@ -37,18 +37,18 @@ type place struct {
 	since  time.Time    // when the waiter arrived
 	left   *atomic.Bool // the waiter has left this queue; nil for a caller that does not queue
 
-	answer  atomic.Int32
-	spare   atomic.Bool  // the answer is behind, and the lead has no record of the key
-	readers atomic.Bool  // the answer is next, and the lead has a shared record
-	intent  atomic.Int64 // in ms, the rest of an intent for which a node has refused a reader
+	answer atomic.Int32
+	intent atomic.Int64 // in ms, the rest of an intent for which a node has refused a reader
 }
 
-// Answers of the lead.
+// Answers of the lead. To a refused caller queue.lua says one less.
 const (
-	unanswered int32 = iota
-	behind           // no, and another caller has waited longer
-	next             // no, and no other caller has waited longer
-	leadYes          // yes, and the waiter has left the queue
+	unanswered  int32 = iota
+	behind            // no, and another caller has waited longer
+	next              // no, and no other caller has waited longer
+	behindFree        // as behind, and the lead has no record of the key
+	nextReaders       // as next, and the lead has a shared record
+	leadYes           // yes, and the waiter has left the queue
 )
 
 // sendScript runs the script that takes the key. It proposes a fence for a fenced claim.
@@ -137,16 +137,11 @@ func (n *node) refuses(a *attempt, says []any) bool {
 	if len(says) != 1 {
 		return false
 	}
-	switch says[0] {
-	case int64(0), int64(2):
-		p.spare.Store(says[0] == int64(2))
-		p.answer.Store(behind)
-	case int64(1), int64(3):
-		p.readers.Store(says[0] == int64(3))
-		p.answer.Store(next)
-	default:
+	answer, ok := says[0].(int64)
+	if !ok || answer < 0 || answer >= int64(leadYes)-1 {
 		return false
 	}
+	p.answer.Store(int32(answer) + 1)
 
 	// The attempt may have ended without this answer, and the waiter with it. What it did to
 	// leave may have arrived before the script that gave it a place.

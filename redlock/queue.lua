@@ -7,7 +7,7 @@
 -- The queue says 1 if no other caller has waited longer, or 3 if readers hold the key then.
 -- Otherwise it says 2 if the key is free, and 0 if it is held.
 local waiter, held, first = ARGV[3], redis.call('EXISTS', KEYS[1]) == 1, true
-local fence = 0 -- unless acquire.lua follows
+local fence = '0' -- unless acquire.lua follows
 
 -- The order is not guaranteed. If this user may not keep a queue, or if another value
 -- has one of its keys, callers take the lock in any order.

@@ -309,7 +309,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	p := &place{}
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	number := 1
-	for pause := minSleep; isHeld(err) && p.spare.Load() && pause < leadTimeout; pause *= 2 {
+	for pause := minSleep; p.answer.Load() == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
 		// Only the queue has refused: the key was free on the lead. The first waiter is about to take the key, or the last one has it no more and is
 		// about to leave the queue.
 		doze(ctx, pause)
@@ -330,7 +330,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			return backend.Grant{}, err // only the lead has refused, not a quorum
 		case s.blocked(), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
-		case p.answer.Load() == behind && !p.spare.Load():
+		case p.answer.Load() == behind:
 			// Others have waited for the key, and one of them takes it next.
 			return backend.Grant{}, s.heldError()
 		}

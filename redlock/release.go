@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/lazyctx"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
@@ -148,12 +147,7 @@ func (n *node) try(r *cleanup, last bool) error {
 		call.Args[3] = left
 	}
 
-	ctx := lazyctx.WithTimeout(context.Background(), nil, r.c.Timeout)
-	defer ctx.End()
-	began := time.Now()
-	reply, err := n.store.Run(ctx, releaseScript, call)
-	n.observe(ctx, began, err)
-
+	reply, err := n.send(r.c.Timeout, releaseScript, call)
 	// A reply above 1 says that others wait for the key. The next Acquire asks the lead
 	// first, so they go first.
 	if waiters, ok := reply.(int64); ok && waiters > 1 {

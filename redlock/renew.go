@@ -320,13 +320,11 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 	a.on[n.i].inFlight, a.on[n.i].mayHold = ended, true
 	d.work.Go(func() {
 		defer close(ended)
-		ctx, cancel := context.WithTimeout(context.Background(), r.c.Timeout)
-		defer cancel()
 		call := redisstore.Call{Keys: []string{a.lockKey}, Args: []any{a.record, at.millis + left.Milliseconds()}}
 		if r.c.Shared {
 			call.Args = append(call.Args, 1)
 		}
-		reply, err := n.store.Run(ctx, repairScript, call)
+		reply, err := n.send(r.c.Timeout, repairScript, call)
 		if reply == int64(1) {
 			a.prove(n.i, r.began, r.c.TTL, r.c.Timeout)
 		}

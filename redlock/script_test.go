@@ -86,7 +86,8 @@ func recordScripts() []scriptCase {
 	acquire := []string{"k", "fence", "mark"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token", ""}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
-	leads := turnsSrc + queueSrc + acquireSrc + takeSrc
+	acquires := redisstore.FenceSrc + acquireSrc + takeSrc
+	leads := turnsSrc + queueSrc + acquires
 	now := time.Now().UnixMilli()
 	stands := func(waiter string, arrived, looked int64) []string {
 		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter)}
@@ -102,16 +103,16 @@ func recordScripts() []scriptCase {
 	two := append(reader("token~2#me", 5000), reader("tokens#she", 60000)...)
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return []scriptCase{
-		{"acquire: held", acquireSrc + takeSrc, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
-		{"acquire: held, marked", acquireSrc + takeSrc, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
-		{"acquire: first fence", acquireSrc + takeSrc, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
-		{"acquire: fence by the clock", acquireSrc + takeSrc, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
-		{"acquire: fence above the clock", acquireSrc + takeSrc, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
-		{"acquire: largest fence", acquireSrc + takeSrc, []string{"set fence 9007199254740990"}, acquire, []any{"token#me", 5000}, `\[1 9007199254740991  # Server.*\]`, "get k", "token#me"},
-		{"acquire: last fence", acquireSrc + takeSrc, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is no number", acquireSrc + takeSrc, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is a list", acquireSrc + takeSrc, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter cannot be read", acquireSrc + takeSrc, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
+		{"acquire: held", acquires, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
+		{"acquire: held, marked", acquires, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
+		{"acquire: first fence", acquires, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
+		{"acquire: fence by the clock", acquires, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
+		{"acquire: fence above the clock", acquires, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
+		{"acquire: largest fence", acquires, []string{"set fence 9007199254740990"}, acquire, []any{"token#me", 5000}, `\[1 9007199254740991  # Server.*\]`, "get k", "token#me"},
+		{"acquire: last fence", acquires, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is no number", acquires, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is a list", acquires, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter cannot be read", acquires, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
 
 		{"lead: free", turnsSrc + queueSrc + takeSrc, []string{"set mark m"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
 		{"lead: fenced", leads, []string{"set fence 9000000000000000"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 9000000000000001  # Server.*\]`, "get k", "token#me"},

@@ -35,9 +35,9 @@ var (
 	//go:embed mark.lua
 	markSrc string
 
-	acquireScript = redisstore.NewScript(acquireSrc + takeSrc)
+	acquireScript = redisstore.NewScript(redisstore.FenceSrc + acquireSrc + takeSrc)
 	leadScript    = redisstore.NewScript(turnsSrc + queueSrc + takeSrc)
-	leadFenced    = redisstore.NewScript(turnsSrc + queueSrc + acquireSrc + takeSrc)
+	leadFenced    = redisstore.NewScript(turnsSrc + queueSrc + redisstore.FenceSrc + acquireSrc + takeSrc)
 	leaveScript   = redisstore.NewScript(turnsSrc + leaveSrc)
 	renewScript   = redisstore.NewScript(redisstore.SharedSrc + ownSrc + renewSrc)
 	repairScript  = redisstore.NewScript(redisstore.SharedSrc + repairSrc)

@@ -5,4 +5,4 @@
 -- Read the mark first: if GET fails, the script ends and the key stays free.
 local mark = redis.call('GET', KEYS[3])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {1, string.format('%.0f', fence), mark or '', redis.call('INFO', 'server')}
+return {1, fence, mark or '', redis.call('INFO', 'server')}

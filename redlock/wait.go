@@ -307,8 +307,12 @@ func (w *waiting) attempt(ctx context.Context, lead int) (backend.Grant, error) 
 	w.asked = time.Now()
 	p := &place{waiter: w.waiter, since: w.began, left: w.left}
 	g, err := w.d.tryAcquire(ctx, w.c, w.number, lead, p)
-	w.answer, w.barred = p.answer.Load(), time.Duration(p.intent.Load())*time.Millisecond
-	w.wants = !w.c.Shared && (p.readers.Load() || w.answer != behind && w.among)
+	answer := p.answer.Load()
+	if w.answer = answer; answer == behindFree {
+		w.answer = behind
+	}
+	w.barred = time.Duration(p.intent.Load()) * time.Millisecond
+	w.wants = !w.c.Shared && (answer == nextReaders || w.answer != behind && w.among)
 	return g, err
 }
 

@@ -1,10 +1,10 @@
 -- This part makes fences. A script that takes a fenced hold begins with it.
 
--- nextFence returns the next fence, and stores it in counter for ttl ms. The fence is the server's
--- time in microseconds, or one more than the last fence if that is larger. If there can be no fence,
--- it returns nil and the script's reply. The reply is {-1} if the counter's value is not a number
--- that hasp wrote, and otherwise the error of GETRANGE.
-local function nextFence(counter, ttl)
+-- propose returns the next fence: the server's time in microseconds, or one more than the last
+-- fence if that is larger. If there can be no fence, it returns nil and the script's reply. The
+-- reply is {-1} if the counter's value is not a number that hasp wrote, and otherwise the error of
+-- GETRANGE.
+local function propose(counter)
 	local last = redis.pcall('GETRANGE', counter, 0, 16)
 	if type(last) ~= 'string' then
 		if not string.find(last.err, 'WRONGTYPE', 1, true) then return nil, last end
@@ -17,7 +17,12 @@ local function nextFence(counter, ttl)
 		if not string.match(last, '^%d+$') or tonumber(last) > 9007199254740990 then return nil, {-1} end
 		fence = math.max(fence, tonumber(last) + 1)
 	end
-	fence = string.format('%.0f', fence)
-	redis.call('SET', counter, fence, 'PX', ttl)
-	return fence
+	return string.format('%.0f', fence)
+end
+
+-- nextFence returns the next fence as propose does, and stores it in counter for ttl ms.
+local function nextFence(counter, ttl)
+	local fence, refused = propose(counter)
+	if fence then redis.call('SET', counter, fence, 'PX', ttl) end
+	return fence, refused
 end

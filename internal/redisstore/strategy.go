@@ -179,7 +179,7 @@ func (f Found) Status() backend.Status {
 	return s
 }
 
-// FenceSrc is the beginning of a script that makes a fence: it defines nextFence.
+// FenceSrc is the beginning of a script that makes a fence: it defines propose and nextFence.
 //
 //go:embed fence.lua
 var FenceSrc string
