@@ -70,12 +70,6 @@ func disconnected(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// answered reports whether err is the answer of a server.
-func answered(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
-}
-
 // definite reports whether err says that the store has changed nothing.
 func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
@@ -83,7 +77,8 @@ func definite(err error) bool {
 
 // voteAfter returns the vote of a node whose call failed with err.
 func voteAfter(err error) vote {
-	if answered(err) || notSent(err) {
+	var answer redis.Error
+	if errors.As(err, &answer) || notSent(err) {
 		return failed
 	}
 

@@ -172,9 +172,6 @@ func (s survey) amongReaders() bool {
 	return slices.ContainsFunc(s.taken, redisstore.Found.Shared)
 }
 
-// blocked reports whether the key has a holder that is in the caller's way.
-func (s survey) blocked() bool { return s.holder != nil && !s.joins(*s.holder) }
-
 // remaining returns how long a record lasts.
 func remaining(f redisstore.Found) time.Duration {
 	if ttl := f.Status().TTL; ttl >= 0 {

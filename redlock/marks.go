@@ -290,13 +290,13 @@ func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id")
 // wait is over.
 func (n *node) writeMark(ctx context.Context, s *standing, atOnceUntil int64, waited string) error {
 	durable := 0
-	if n.d.durable {
+	if n.d.opts.Durable {
 		durable = 1
 	}
 
 	// The wait includes the drift, because the node's clock may run ahead of a
 	// holder's.
-	n.d.raiseLongestTTL(redisstore.Millis(n.d.maxTTL + backend.Drift(n.d.maxTTL)))
+	n.d.raiseLongestTTL(redisstore.Millis(n.d.opts.MaxTTL + backend.Drift(n.d.opts.MaxTTL)))
 	reply, err := n.store.Run(ctx, markScript, redisstore.Call{
 		Keys: []string{markKey},
 		Args: []any{n.d.longestTTL.Load(), durable, s.run, atOnceUntil, waited},
@@ -429,7 +429,7 @@ func (d *Driver) forEachNode(f func(n *node)) {
 
 // checkDistinct returns an error if another node is the same server.
 func (d *Driver) checkDistinct(n *node, run string) error {
-	if d.allowUnsafe || run == unknownRun {
+	if d.opts.AllowUnsafeNodes || run == unknownRun {
 		return nil
 	}
 	d.mu.Lock()
@@ -449,7 +449,7 @@ func (d *Driver) checkDistinct(n *node, run string) error {
 // impostor returns another node than n whose mark is known to name a run, or nil. If n's
 // address leads to that node's server, an answer counts for that node only.
 func (d *Driver) impostor(n *node, run string) *node {
-	if d.allowUnsafe || run == "" || run == unknownRun {
+	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil
 	}
 	for _, other := range d.nodes {

@@ -65,7 +65,7 @@ func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64
 		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key))
 		counterTTL := any("")
 		if a.c.Fenced {
-			counterTTL = redisstore.Millis(n.d.fenceTTL)
+			counterTTL = redisstore.Millis(n.d.opts.FenceTTL)
 		}
 		call.Args = append(call.Args, counterTTL)
 	case n.i == a.lead:
@@ -169,20 +169,17 @@ type leadRelease struct {
 	ended chan struct{}
 }
 
-// expectRelease is called before a release of the key. The caller calls the function that
-// it returns when the release has ended on the lead.
-func (d *Driver) expectRelease(key string, lead int) (ended func()) {
+// expectRelease is called before a release of the key. If it returns a leadRelease, the caller
+// closes ended and calls forget when the release has ended on the lead.
+func (d *Driver) expectRelease(key string, lead int) *leadRelease {
 	if lead == noLead {
-		return func() {}
+		return nil
 	}
 	r := &leadRelease{d.nodes[lead], make(chan struct{})}
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.onLead[key] = r
-	d.mu.Unlock()
-	return func() {
-		close(r.ended)
-		d.forget(key, r)
-	}
+	return r
 }
 
 // forget removes r, unless a later release of the key has replaced it.

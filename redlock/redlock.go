@@ -142,12 +142,9 @@ type Options struct {
 
 // Driver is a [backend.Driver] that keeps its locks on several masters.
 type Driver struct {
-	id          string // of the channels on which this driver's waiters are woken
-	nodes       []*node
-	maxTTL      time.Duration
-	fenceTTL    time.Duration
-	durable     bool
-	allowUnsafe bool
+	id    string // of the channels on which this driver's waiters are woken
+	nodes []*node
+	opts  Options // with the defaults
 
 	longestTTL atomic.Int64  // the longest term of any caller in ms, as far as the marks name it
 	markTurn   chan struct{} // holds a value while a caller marks a new set
@@ -211,25 +208,24 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*Driver,
 		o = &Options{}
 	}
 	d := &Driver{
-		id:          rand.Text(),
-		maxTTL:      cmp.Or(o.MaxTTL, DefaultMaxTTL),
-		fenceTTL:    cmp.Or(o.FenceTTL, DefaultFenceTTL),
-		durable:     o.Durable,
-		allowUnsafe: o.AllowUnsafeNodes,
-		markTurn:    make(chan struct{}, 1),
-		attempts:    map[string]*attempt{},
-		onLead:      map[string]*leadRelease{},
-		wants:       map[string]*rivalry{},
+		id:       rand.Text(),
+		opts:     *o,
+		markTurn: make(chan struct{}, 1),
+		attempts: map[string]*attempt{},
+		onLead:   map[string]*leadRelease{},
+		wants:    map[string]*rivalry{},
 	}
+	d.opts.MaxTTL = cmp.Or(o.MaxTTL, DefaultMaxTTL)
+	d.opts.FenceTTL = cmp.Or(o.FenceTTL, DefaultFenceTTL)
 	d.closing, d.beginClose = context.WithCancel(context.Background())
 
 	switch {
-	case d.maxTTL < backend.MinTTL:
-		return nil, fmt.Errorf("%w: max_ttl %v is below %v", backend.ErrInvalid, d.maxTTL, backend.MinTTL)
-	case d.fenceTTL < time.Millisecond:
-		return nil, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, d.fenceTTL)
+	case d.opts.MaxTTL < backend.MinTTL:
+		return nil, fmt.Errorf("%w: max_ttl %v is below %v", backend.ErrInvalid, d.opts.MaxTTL, backend.MinTTL)
+	case d.opts.FenceTTL < time.Millisecond:
+		return nil, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, d.opts.FenceTTL)
 	}
-	if err := checkNodes(names, d.allowUnsafe); err != nil {
+	if err := checkNodes(names, d.opts.AllowUnsafeNodes); err != nil {
 		return nil, err
 	}
 
@@ -273,7 +269,7 @@ func checkNodes(names []string, allowUnsafe bool) error {
 // Traits describes the driver: it excludes all callers that use the same nodes, it
 // gives fences, obeys KeepUntil and Shared, and its calls end with their contexts.
 func (d *Driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.maxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
+	return backend.Traits{Fenced: true, Keeps: true, Shared: true, MaxTTL: d.opts.MaxTTL, Reach: backend.Network, Ends: backend.EndsPromptly}
 }
 
 // quorum is the smallest majority of the nodes.
@@ -282,8 +278,8 @@ func (d *Driver) quorum() int { return len(d.nodes)/2 + 1 }
 // checkTTL returns an error if a term is longer than MaxTTL. A restarted node does
 // not vote for MaxTTL, so a longer term could outlast that.
 func (d *Driver) checkTTL(ttl time.Duration) error {
-	if ttl > d.maxTTL {
-		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.maxTTL)
+	if ttl > d.opts.MaxTTL {
+		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs", backend.ErrInvalid, ttl, d.opts.MaxTTL)
 	}
 	return nil
 }
@@ -328,7 +324,7 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		switch err := s.outage(ctx); {
 		case err != nil && lead != noLead:
 			return backend.Grant{}, err // only the lead has refused, not a quorum
-		case s.blocked(), !s.unheld(), round == maxRounds:
+		case s.holder != nil && !s.joins(*s.holder), !s.unheld(), round == maxRounds:
 			return backend.Grant{}, s.heldError()
 		case p.answer.Load() == behind:
 			// Others have waited for the key, and one of them takes it next.

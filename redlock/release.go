@@ -32,7 +32,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	defer d.work.Done()
 
 	lead := d.leader(c.Key)
-	ended := d.expectRelease(c.Key, lead)
+	onLead := d.expectRelease(c.Key, lead)
 	prefix := c.Token
 	if c.Shared && a != nil {
 		prefix = a.prefix // the node need not search its members
@@ -43,7 +43,8 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.poll(ctx, func(n *node) (vote, error) {
 		v, err := n.releaseHold(c, a, call)
 		if n.i == lead {
-			ended()
+			close(onLead.ended)
+			d.forget(c.Key, onLead)
 		}
 		return v, err
 	})

@@ -214,7 +214,7 @@ func (n *node) renewCall(c backend.Claim, a *attempt, ttl time.Duration) redisst
 	}
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key), markKey, redisstore.DerivedKey("fence", c.Key)},
-		Args: []any{prefix, redisstore.Millis(ttl), fence, redisstore.Millis(n.d.fenceTTL)},
+		Args: []any{prefix, redisstore.Millis(ttl), fence, redisstore.Millis(n.d.opts.FenceTTL)},
 	}
 	if c.Shared {
 		call.Args = append(call.Args, c.Owner)
