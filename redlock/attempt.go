@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/go-redsync/redsync/v4/redis"
-
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
@@ -120,7 +118,7 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 		d.work.Go(func() {
 			// redsync does not get ctx: a call that ctx had ended could not learn
 			// whether it took the key.
-			counted <- redsyncMutex(c, a.record, a.pools()).TryLockContext(context.Background())
+			counted <- a.redsyncMutex().TryLockContext(context.Background())
 		})
 		a.awaitVotes(ctx)
 	}
@@ -209,27 +207,6 @@ func (a *attempt) grant(ctx context.Context, counted error) (backend.Grant, erro
 		return backend.Grant{}, fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 	}
 	return g, nil
-}
-
-// pools returns the nodes as redsync sees them. Redsync releases what it did not
-// win, as soon as it gives up. The driver ignores that, and releases the record on
-// a node when the call to that node has ended.
-func (a *attempt) pools() []redis.Pool {
-	pools := make([]redis.Pool, len(a.d.nodes))
-	for i := range pools {
-		if i == a.lead {
-			pools[i] = redsyncPool(a.leadVote)
-			continue
-		}
-		// Count the call here, not in its goroutine: redsync may return before
-		// that goroutine starts, and Close would not wait for it.
-		a.d.work.Add(1)
-		pools[i] = redsyncPool(func() (bool, error) {
-			defer a.d.work.Done()
-			return a.askNode(i)
-		})
-	}
-	return pools
 }
 
 // askLead asks the lead for its vote before the other nodes. It reports whether
@@ -364,6 +341,9 @@ func (a *attempt) cleanUp() {
 // cleanUpLocked releases the record on node i in the background, if the node may
 // have it.
 func (a *attempt) cleanUpLocked(i int) {
+	if !a.on[i].mayHold {
+		return
+	}
 	channel := ""
 	if i == a.lead {
 		// This caller has left the queue, so the next waiter must be woken.

@@ -77,7 +77,6 @@ type survey struct {
 	holder *redisstore.Found  // the record of a quorum, from the node that ends the quorum; or nil
 	taken  []redisstore.Found // the records
 	free   int                // nodes without a record
-	errs   []error
 }
 
 // sum returns the survey of answers.
@@ -87,7 +86,6 @@ func (d *Driver) sum(all []answer, reader bool) survey {
 	for _, f := range all {
 		switch {
 		case f.err != nil:
-			s.errs = append(s.errs, f.err)
 		case f.Free():
 			s.free++
 		default:
@@ -192,12 +190,14 @@ func (s survey) outage(ctx context.Context) error {
 	if s.hasQuorum() {
 		return nil
 	}
-	if err := ctx.Err(); err != nil && len(s.errs) == 0 {
+	errs, failed := make([]error, len(s.d.nodes)), false
+	for _, f := range s.all {
+		errs[f.i] = f.err
+		failed = failed || f.err != nil
+	}
+	if err := ctx.Err(); err != nil && !failed {
 		return err
 	}
-
-	errs := make([]error, len(s.d.nodes))
-	copy(errs, s.errs)
 	return outage(errs)
 }
 

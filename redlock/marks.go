@@ -361,7 +361,18 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 	defer cancel()
 
 	for first := true; ; first = false {
-		all := d.readAllMarks(ctx)
+		// A node that does not answer in half of the time that is left, or whose answer is an
+		// error, counts as one that does not answer. Its element stays nil.
+		end, _ := ctx.Deadline()
+		within, stop := context.WithTimeout(ctx, time.Until(end)/2)
+		all := make([]*standing, len(d.nodes))
+		d.forEachNode(func(n *node) {
+			s := &standing{}
+			if n.readMark(within, s) == nil {
+				all[n.i] = s
+			}
+		})
+		stop()
 		unmarked := 0
 		for _, s := range all {
 			if s != nil && s.mark == "" {
@@ -397,25 +408,6 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 			return
 		}
 	}
-}
-
-// readAllMarks asks all nodes for their marks, for half of the time that ctx leaves.
-// The result has one element for each node; nil is a node that has not answered.
-func (d *Driver) readAllMarks(ctx context.Context) []*standing {
-	end, _ := ctx.Deadline()
-	within, cancel := context.WithTimeout(ctx, time.Until(end)/2)
-	defer cancel()
-
-	all := make([]*standing, len(d.nodes))
-	d.forEachNode(func(n *node) {
-		// A node whose answer is an error counts as one that does not answer. Each
-		// goroutine writes only its own element of all.
-		s := &standing{}
-		if n.readMark(within, s) == nil {
-			all[n.i] = s
-		}
-	})
-	return all
 }
 
 // forEachNode runs f for all nodes at once, and returns when all calls have.

@@ -16,15 +16,31 @@ import (
 // returned. So no call ends with redsync's context.
 type redsyncPool func() (bool, error)
 
-// redsyncMutex returns redsync's mutex over pools.
-func redsyncMutex(c backend.Claim, value string, pools []redis.Pool) *redsync.Mutex {
-	return redsync.New(pools...).NewMutex(c.Key,
-		redsync.WithExpiry(c.TTL),
+// redsyncMutex returns redsync's mutex over the nodes. Redsync releases what it did not
+// win, as soon as it gives up. The driver ignores that, and releases the record on
+// a node when the call to that node has ended.
+func (a *attempt) redsyncMutex() *redsync.Mutex {
+	pools := make([]redis.Pool, len(a.d.nodes))
+	for i := range pools {
+		if i == a.lead {
+			pools[i] = redsyncPool(a.leadVote)
+			continue
+		}
+		// Count the call here, not in its goroutine: redsync may return before
+		// that goroutine starts, and Close would not wait for it.
+		a.d.work.Add(1)
+		pools[i] = redsyncPool(func() (bool, error) {
+			defer a.d.work.Done()
+			return a.askNode(i)
+		})
+	}
+	return redsync.New(pools...).NewMutex(a.c.Key,
+		redsync.WithExpiry(a.c.TTL),
 		redsync.WithTries(1),
 		redsync.WithFailFast(true),
-		redsync.WithDriftFactor(float64(backend.Drift(c.TTL))/float64(c.TTL)),
-		redsync.WithGenValueFunc(func() (string, error) { return value, nil }),
-		redsync.WithValue(value),
+		redsync.WithDriftFactor(float64(backend.Drift(a.c.TTL))/float64(a.c.TTL)),
+		redsync.WithGenValueFunc(func() (string, error) { return a.record, nil }),
+		redsync.WithValue(a.record),
 	)
 }
 

@@ -14,6 +14,7 @@ import (
 
 // renewal is the renewal of one hold.
 type renewal struct {
+	i      int // in the claims of Renew
 	c      backend.Claim
 	a      *attempt // that took the hold; nil if the driver does not know of it
 	ballot *ballot
@@ -24,8 +25,9 @@ type renewal struct {
 
 // flaw is why a node does not count for a renewal.
 type flaw struct {
-	lost   serverTime // the clock of a node without the hold, until the hold is repaired there
-	unsure bool       // the node has the record, which does not count
+	clock  int64     // of a node without the hold, in ms, until the hold is repaired there; or 0
+	read   time.Time // when that clock was read
+	unsure bool      // the node has the record, which does not count
 }
 
 // proof says whether the record on a node counts for a renewal.
@@ -46,31 +48,25 @@ type proof struct {
 	lost  time.Time // when the last renewal began that did not find it
 }
 
-// serverTime is the clock of a server.
-type serverTime struct {
-	millis int64 // 0: not read
-	read   time.Time
-}
-
 // Renew asks all nodes to prolong the holds, with one batch for each node. A hold is
 // renewed if a quorum has records of it that count: see proof. The nodes that lack it are then
 // repaired, if this driver took the hold.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
 	var renewals []*renewal
-	var claims []int // the index in cs of each renewal
 	for i, c := range cs {
 		r, err := d.newRenewal(c)
 		if err != nil {
 			done(i, backend.Grant{}, err)
 			continue
 		}
-		renewals, claims = append(renewals, r), append(claims, i)
+		r.i = i
+		renewals = append(renewals, r)
 	}
 	if len(renewals) == 0 {
 		return
 	}
 
-	decided := make(chan int, len(renewals)) // each renewal is decided once
+	decided := make(chan *renewal, len(renewals)) // each renewal is decided once
 	for _, n := range d.nodes {
 		// If Close has begun, done is not called, and the outcome of these claims
 		// is unknown.
@@ -81,8 +77,8 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 
 	for range renewals {
 		select {
-		case j := <-decided:
-			done(claims[j], backend.Grant{}, renewals[j].ballot.err())
+		case r := <-decided:
+			done(r.i, backend.Grant{}, r.ballot.err())
 		case <-ctx.Done():
 			// A quorum after this moment must not repair the hold: the lease may have
 			// ended, and another caller may have the key.
@@ -118,7 +114,7 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 
 // renew renews holds on one node. It continues when Renew has returned: a late
 // answer shows that the node needs a repair.
-func (n *node) renew(renewals []*renewal, decided chan<- int) {
+func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	timeout := renewals[0].c.Timeout
 	// The context of Renew does not end the call, because a late answer counts for the
 	// repair.
@@ -131,7 +127,7 @@ func (n *node) renew(renewals []*renewal, decided chan<- int) {
 		r := renewals[j]
 		verdict, now := r.ballot.cast(n.i, v, err)
 		if now {
-			decided <- j // never blocks
+			decided <- r // never blocks
 		}
 		// The vote that decides repairs all nodes that have voted no so far. A node that votes no
 		// later is repaired when it votes.
@@ -169,7 +165,7 @@ func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
 	case err != nil:
 		return failed, err
 	case !holds:
-		r.note(n.i, flaw{lost: serverTime{now, time.Now()}})
+		r.note(n.i, flaw{clock: now, read: time.Now()})
 		return no, nil
 	case r.a != nil && !r.a.proven(n.i):
 		r.note(n.i, flaw{unsure: true})
@@ -287,20 +283,20 @@ func (r *renewal) repair(d *Driver) {
 		switch {
 		case f.unsure:
 			r.a.prove(i, r.began, r.c.TTL, r.c.Timeout)
-		case f.lost.millis > 0:
-			d.repairNode(r, d.nodes[i], f.lost)
+		case f.clock > 0:
+			d.repairNode(r, d.nodes[i], f)
 		}
 	}
 }
 
 // repairNode writes the hold to one node. The record ends with the lease, however
 // late the command arrives: its end is by the node's own clock, which has gone on
-// since at was read.
-func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
+// since it was read.
+func (d *Driver) repairNode(r *renewal, n *node, f flaw) {
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
-	// The node read its clock before at.read. So the record ends before the lease by
+	// The node read its clock before f.read. So the record ends before the lease by
 	// that trip, and never after it.
-	left := end.Sub(at.read)
+	left := end.Sub(f.read)
 
 	// d.mu is held until the repair counts as in flight. So a Release either prevents the
 	// repair, or waits for it and then removes the record.
@@ -320,7 +316,7 @@ func (d *Driver) repairNode(r *renewal, n *node, at serverTime) {
 	a.on[n.i].inFlight, a.on[n.i].mayHold = ended, true
 	d.work.Go(func() {
 		defer close(ended)
-		call := redisstore.Call{Keys: []string{a.lockKey}, Args: []any{a.record, at.millis + left.Milliseconds()}}
+		call := redisstore.Call{Keys: []string{a.lockKey}, Args: []any{a.record, f.clock + left.Milliseconds()}}
 		if r.c.Shared {
 			call.Args = append(call.Args, 1)
 		}

@@ -87,12 +87,12 @@ func recordScripts() []scriptCase {
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token", ""}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
 	acquires := redisstore.FenceSrc + acquireSrc + takeSrc
-	leads := turnsSrc + queueSrc + acquires
+	shared := redisstore.SharedSrc
+	leads := shared + turnsSrc + queueSrc + acquires
 	now := time.Now().UnixMilli()
 	stands := func(waiter string, arrived, looked int64) []string {
 		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter)}
 	}
-	shared := redisstore.SharedSrc
 	renews, inspects := shared+ownSrc+renewSrc, redisstore.LookSrc+inspectSrc
 	joins, releases := shared+redisstore.FenceSrc+joinSrc, shared+ownSrc+turnsSrc+releaseSrc
 	join := []string{"k", "fence", "mark", "intent"}
@@ -114,7 +114,7 @@ func recordScripts() []scriptCase {
 		{"acquire: counter is a list", acquires, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
 		{"acquire: counter cannot be read", acquires, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
 
-		{"lead: free", turnsSrc + queueSrc + takeSrc, []string{"set mark m"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
+		{"lead: free", shared + turnsSrc + queueSrc + takeSrc, []string{"set mark m"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
 		{"lead: fenced", leads, []string{"set fence 9000000000000000"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 9000000000000001  # Server.*\]`, "get k", "token#me"},
 		{"lead: held, first", leads, []string{"set k other", "set mark m"}, lead, []any{"token#me", 5000, "me", 7000}, `\[0 m 1\]`, "zrange turns 0 -1", `\[me\]`},
 		{"lead: held, the queue ends", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "me", 0}, `\[0  1\]`, "pttl turns", `[12]\d{3}`},
@@ -129,8 +129,8 @@ func recordScripts() []scriptCase {
 		{"lead: the queue is a list", leads, []string{"lpush turns 1"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "type turns", "list"},
 		{"lead: no right to a queue", leads, append(stands("she", -500, -200), "acl setuser default -zrange"), lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "get k", "token#me"},
 
-		{"leave", turnsSrc + leaveSrc, append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
-		{"leave: nobody", turnsSrc + leaveSrc, nil, queued, []any{"me", "channel"}, "1", "", ""},
+		{"leave", shared + turnsSrc + leaveSrc, append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
+		{"leave: nobody", shared + turnsSrc + leaveSrc, nil, queued, []any{"me", "channel"}, "1", "", ""},
 
 		{"raise: first", renews, []string{"set k token#me"}, renew, []any{"token#", 0, "5", 9000}, `\[1 \]`, "get fence", "5"},
 		{"raise: a mark", renews, []string{"set k token#me", "set mark run_0_1000"}, renew, []any{"token#", 0, "5", 9000}, `\[1 run\]`, "get fence", "5"},
@@ -227,9 +227,9 @@ func recordScripts() []scriptCase {
 		{"release: a foreign set", releases, []string{"zadd k 1 token#me"}, queued, []any{"token", "channel", "token", "", "me"}, "0", "zcard k", "1"},
 		{"release: a reader, held", releases, []string{"set k token#me"}, queued, []any{"token#", "channel", "token", "", "me"}, "0", "get k", "token#me"},
 
-		{"break", turnsSrc + breakSrc, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
-		{"break: free", turnsSrc + breakSrc, nil, queued, []any{"channel", "broken"}, "0", "", ""},
-		{"break: cannot publish", turnsSrc + breakSrc, []string{"set k other", "acl setuser default -publish"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break", shared + turnsSrc + breakSrc, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break: free", shared + turnsSrc + breakSrc, nil, queued, []any{"channel", "broken"}, "0", "", ""},
+		{"break: cannot publish", shared + turnsSrc + breakSrc, []string{"set k other", "acl setuser default -publish"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
 	}
 }
 

@@ -36,14 +36,14 @@ var (
 	markSrc string
 
 	acquireScript = redisstore.NewScript(redisstore.FenceSrc + acquireSrc + takeSrc)
-	leadScript    = redisstore.NewScript(turnsSrc + queueSrc + takeSrc)
-	leadFenced    = redisstore.NewScript(turnsSrc + queueSrc + redisstore.FenceSrc + acquireSrc + takeSrc)
-	leaveScript   = redisstore.NewScript(turnsSrc + leaveSrc)
+	leadScript    = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + queueSrc + takeSrc)
+	leadFenced    = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + queueSrc + redisstore.FenceSrc + acquireSrc + takeSrc)
+	leaveScript   = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + leaveSrc)
 	renewScript   = redisstore.NewScript(redisstore.SharedSrc + ownSrc + renewSrc)
 	repairScript  = redisstore.NewScript(redisstore.SharedSrc + repairSrc)
 	releaseScript = redisstore.NewScript(redisstore.SharedSrc + ownSrc + turnsSrc + releaseSrc)
 	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
-	breakScript   = redisstore.NewScript(turnsSrc + breakSrc)
+	breakScript   = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + breakSrc)
 	markScript    = redisstore.NewScript(markSrc)
 	joinScript    = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + joinSrc)
 )

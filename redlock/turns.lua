@@ -1,12 +1,8 @@
--- Functions for the scripts that follow in the same text. The waiters of a key stand in a queue on one node, the lead. Two sorted sets keep
+-- Functions for the scripts that follow in the same text; redisstore's shared.lua comes before
+-- it. The waiters of a key stand in a queue on one node, the lead. Two sorted sets keep
 -- it: when each waiter arrived, and when it last looked. A waiter that has not
 -- looked for a second counts as gone.
 local window = 1000
-
-local function clock()
-	local time = redis.call('TIME')
-	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
 
 local function remove(turns, looks, waiter)
 	redis.call('ZREM', turns, waiter)
