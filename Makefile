@@ -27,7 +27,7 @@ test:
 # With the race detector, a crowd in virtual time takes up to a hundred times as long. -short
 # leaves crowds out. internal/acceptance runs the same code as the tests of the strategies.
 race:
-	go test -race -short -shuffle=on -timeout 15m $$(go list ./... | grep -v '/internal/\(acceptance\|api\|pages\|redistest.*\|pgtest\|await\)$$')
+	go test -race -short -shuffle=on -timeout 15m $$(go list ./... | grep -v '/internal/\(acceptance\|api\|pages\|redistest.*\|await\)$$')
 
 # The modules that need other libraries. internal/integrations has the code of
 # docs/integrations.md. Its tests of goose and of a fence in SQL are skipped if no PostgreSQL is

@@ -3,7 +3,6 @@ package gocronhasp_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -15,13 +14,11 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/gocronhasp"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
 func TestMain(m *testing.M) {
-	crew.Main(crew.Roles{"stuck": stuck})
 	os.Exit(redistest.Main(m))
 }
 
@@ -100,53 +97,6 @@ func TestShortJobRunsOncePerTick(t *testing.T) {
 }
 
 const term = time.Second
-
-// stuck is a process whose job never returns.
-func stuck(args []string) error {
-	c, err := hasp.Open(context.Background(), args[0], nil)
-	if err != nil {
-		return err
-	}
-	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronhasp.NewLocker(c, 0, hasp.WithTTL(term))))
-	if err != nil {
-		return err
-	}
-	_, err = s.NewJob(gocron.DurationJob(50*time.Millisecond), gocron.NewTask(func() {
-		fmt.Println("runs")
-		select {}
-	}), gocron.WithName("report"))
-	s.Start()
-	crew.AwaitEnd()
-	return err
-}
-
-func TestOtherSchedulerGoesOnAfterAKill(t *testing.T) {
-	t.Parallel()
-	url := store(t)
-	child := crew.Test(t, "stuck", url)
-	if line := child.Line(t); line != "runs" {
-		t.Fatal(line)
-	}
-
-	ran := make(chan time.Time, 1000)
-	l := gocronhasp.NewLocker(open(t, url), 0, hasp.WithTTL(term))
-	start(t, gocron.DurationJob(50*time.Millisecond), func() { ran <- time.Now() }, gocron.WithDistributedLocker(l))
-	select {
-	case <-ran:
-		t.Fatal("the job ran while it ran in the child: the child's lease was not renewed")
-	case <-time.After(3 * term):
-	}
-
-	killed := time.Now()
-	child.End()
-	select {
-	case at := <-ran:
-		t.Logf("the job ran %v after the kill", at.Sub(killed))
-	case <-time.After(await.Patience):
-		t.Fatal("the job does not run after the kill")
-	}
-	await.Until(t, "a second run", func() bool { return len(ran) > 0 })
-}
 
 // gocron passes a context that ends when the job is removed or the scheduler shuts down,
 // although the job still runs.

@@ -53,11 +53,3 @@ func onOwnThread(f func()) (thread int) {
 	<-done
 	return thread
 }
-
-func TestStartReportsThatItCannot(t *testing.T) {
-	ended, err := StartServer(exec.Command("/does/not/exist"))
-	if err == nil {
-		t.Error("no error")
-	}
-	<-ended
-}

@@ -97,30 +97,6 @@ func TestEditsOfLua(t *testing.T) {
 `)
 }
 
-func TestApplyChangesThePlaceOnly(t *testing.T) {
-	es, err := goEdits("p.go", []byte(goSource))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for what, want := range map[string]string{
-		"delete(s.m, n) => dropped":    strings.Replace(goSource, "delete(s.m, n)", "", 1),
-		"for n != 9 { => for n == 9 {": strings.Replace(goSource, "!=", "==", 1),
-	} {
-		i := slices.IndexFunc(es, func(e edit) bool { return e.What == what })
-		if got := string(es[i].apply()); got != want {
-			t.Errorf("%s: got\n%swant\n%s", what, got, want)
-		}
-	}
-}
-
-func TestEqualEditsOfOneFunctionAreNumbered(t *testing.T) {
-	es, err := goEdits("p.go", []byte("package p\nfunc f() {\n\tg()\n\tg()\n}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	check(t, es, "3 f g() => dropped\n4 f g() => dropped #2")
-}
-
 func TestSeedRepeatsTheChoice(t *testing.T) {
 	choice := func(seed uint64) (keys []string, of map[string]int) {
 		ms, err := choose("../..", seed)
