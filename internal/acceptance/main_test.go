@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// Most of a suite is waiting. A -parallel on the command line is parsed later, and wins.
-	_ = flag.Set("test.parallel", "4")
+	_ = flag.Set("test.parallel", "8")
 	os.Exit(redistest.Main(m))
 }
 

@@ -2,9 +2,7 @@ package redistest
 
 import (
 	"errors"
-	"os"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -77,23 +75,5 @@ func TestRestartLosesDataAndScriptsUnlessKept(t *testing.T) {
 				t.Errorf("a script survives: %v", err)
 			}
 		})
-	}
-}
-
-// A server that outlives its test would outlive the machine's patience.
-func TestServersEndWithTheirTest(t *testing.T) {
-	var pid int
-	t.Run("inner", func(t *testing.T) {
-		if _, err := choose("process", true); err != nil {
-			t.Skip(err)
-		}
-		t.Setenv(Env, "process")
-		pid = Start(t, nil).flav.(*process).cmd.Process.Pid
-	})
-	if pid == 0 {
-		t.Skip("no redis-server")
-	}
-	if p, err := os.FindProcess(pid); err == nil && p.Signal(syscall.Signal(0)) == nil {
-		t.Errorf("process %d is still there", pid)
 	}
 }
