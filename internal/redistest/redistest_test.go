@@ -31,22 +31,18 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// servers starts one server of each kind there is.
-func servers(t *testing.T, o *Options, f func(t *testing.T, s *Server)) {
-	for _, kind := range []string{"process", "inprocess"} {
+func TestRestartLosesDataAndScriptsUnlessKept(t *testing.T) {
+	for _, of := range []struct {
+		kind string
+		keep bool
+	}{{"process", false}, {"process", true}, {"inprocess", false}, {"inprocess", true}} {
+		kind, keep := of.kind, of.keep
 		t.Run(kind, func(t *testing.T) {
 			if _, err := choose(kind, true); err != nil {
 				t.Skip(err)
 			}
 			t.Setenv(Env, kind)
-			f(t, Start(t, o))
-		})
-	}
-}
-
-func TestRestartLosesDataAndScriptsUnlessKept(t *testing.T) {
-	for _, keep := range []bool{false, true} {
-		servers(t, &Options{Own: true, Keep: keep}, func(t *testing.T, s *Server) {
+			s := Start(t, &Options{Own: true, Keep: keep})
 			o := s.ClientOptions()
 			o.DialerRetries, o.MaxRetries = 1, -1
 			rdb := redis.NewClient(o)

@@ -174,7 +174,7 @@ func (n *nemesis) await(ctx context.Context, keys []int, seat int, since int64) 
 		if seat >= 0 {
 			who = fmt.Sprintf("no caller of client %d", seat)
 		}
-		n.fail("stood still", since, fmt.Sprintf("%s was granted a key for %v", who, n.patience))
+		n.fail("stood still", since, fmt.Sprintf("%s was granted %s for %v; %s", who, title(keys[0]), n.patience, n.rec.unfinished()))
 		n.Check(errStill)
 	}
 	return time.Duration(last - since)

@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -168,6 +170,21 @@ func (r *record) seen() (holders, waiters []turn) {
 	slices.SortFunc(holders, func(a, b turn) int { return cmp.Compare(b.plan, a.plan) })
 	slices.SortFunc(waiters, func(a, b turn) int { return cmp.Compare(a.asked, b.asked) })
 	return holders, waiters
+}
+
+// unfinished names the callers that hold a key, and counts those that wait.
+func (r *record) unfinished() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var holding []string
+	waiting := 0
+	for _, t := range r.open {
+		waiting += one(t.waiting())
+		if t.holding() {
+			holding = append(holding, fmt.Sprintf("%s holds %s", t.proc, title(t.key)))
+		}
+	}
+	return fmt.Sprintf("%d wait, %s", waiting, cmp.Or(strings.Join(holding, ", "), "none holds one"))
 }
 
 // after returns when key was first granted after a time, or 0. A negative key means

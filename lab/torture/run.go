@@ -53,8 +53,11 @@ func contended(key int) bool { return key < keys || key >= slotted }
 
 // title names a key or a slot in a message.
 func title(key int) string {
-	if key >= slotted {
+	switch {
+	case key >= slotted:
 		return fmt.Sprint("slot ", key-slotted)
+	case key < 0:
+		return "any key"
 	}
 	return fmt.Sprint("key ", key)
 }
