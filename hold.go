@@ -3,6 +3,7 @@ package hasp
 import (
 	"container/heap"
 	"context"
+	"hash/maphash"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -136,7 +137,9 @@ func (c *Client) addLeaseLocked(ctx context.Context, r *request, h *hold, now in
 		l = new(Lease)
 	}
 	l.c, l.hold, l.key, l.slot, l.parent = c, h, r.name, r.slot, ctx
-	l.within = r.around
+	if a := r.around; a != nil {
+		l.within = a.within.with(a, maphash.String(keySeed, a.key))
+	}
 	l.id, l.op, l.shared = r.id, r.op, r.shared
 	l.since, l.maxHold = now, never
 	if r.maxHold > 0 {

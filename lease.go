@@ -25,7 +25,7 @@ type Lease struct {
 	reentry bool                         // the caller had the hold already
 	shared  bool                         // WithShared
 	parent  context.Context              // Lock's
-	within  *Lease                       // the innermost lease around it: in the context that Lock was called with
+	within  *enclosing                   // the leases around it: those in the context that Lock was called with
 	since   instant                      // when the caller got it
 	maxHold instant                      // deadline of WithMaxHold, or never
 	keep    instant                      // end of WithMinHold, or 0

@@ -315,3 +315,31 @@ func TestReentryInATreeOfLeases(t *testing.T) {
 		}
 	})
 }
+
+// A Lock inside thousands of leases takes hardly longer than one inside a few: no walk over the
+// leases around the caller. The least of many times is compared, which a slow machine does not
+// change.
+func TestLockInsideManyLeases(t *testing.T) {
+	c := hasp.New(memlock.New(), &hasp.Options{TTL: time.Hour})
+	defer c.Close()
+	least := func(n int) time.Duration {
+		keys := make([]string, n)
+		for i := range keys {
+			keys[i] = fmt.Sprint("k", i)
+		}
+		around, err := hasp.LockAll(t.Context(), c, keys)
+		want(t, "LockAll", err, nil)
+		took := time.Hour
+		for range 200 {
+			began := time.Now()
+			l := lockIn(t, c, around.Context(), "k", hasp.WithShared())
+			took = min(took, time.Since(began))
+			unlock(t, l)
+		}
+		want(t, "Unlock", around.Unlock(t.Context()), nil)
+		return took
+	}
+	if few, many := least(100), least(30_000); many > 30*few {
+		t.Errorf("inside 100 leases a Lock takes %v, inside 30,000 %v", few, many)
+	}
+}
