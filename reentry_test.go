@@ -160,6 +160,13 @@ func TestReentryOptions(t *testing.T) {
 		outer := lockNow(t, c, "k", hasp.WithTTL(10*time.Second))
 		want(t, "a fence where the outer has none", errOf(c.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
 
+		// Another Client has the key by its own store, whatever leases are in the context.
+		another := hasp.New(memlock.New(), nil)
+		defer another.Close()
+		apart := lockIn(t, another, outer.Context(), "k")
+		want(t, "TryLock of what another Client holds", errOf(another.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		unlock(t, apart)
+
 		bounded := lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(3*time.Second), hasp.WithoutRenewal())
 		start := time.Now()
 		<-bounded.Context().Done()

@@ -35,6 +35,24 @@ func TestSharedWithOtherOptions(t *testing.T) {
 	})
 }
 
+// Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive.
+func TestReentryOfASharedLease(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		for name, opts := range map[string][]hasp.Option{"exclusive": nil, "shared": {hasp.WithShared()}} {
+			outer := lockNow(t, c, name, opts...)
+			inner := lockIn(t, c, outer.Context(), name, hasp.WithShared())
+			if opts != nil {
+				want(t, "an exclusive Lock inside", errOf(c.Lock(inner.Context(), name)), hasp.ErrInvalid)
+			}
+			unlock(t, inner)
+			unlock(t, outer)
+		}
+		if a, _, _ := f.calls(); a != 2 {
+			t.Errorf("%d attempts, want 2", a)
+		}
+	})
+}
+
 // An exclusive caller that readers keep from the key asks again within AskAgain, whatever
 // Backoff says, because drivers keep new readers away only for a while.
 func TestExclusiveCallerAsksAgainSoon(t *testing.T) {

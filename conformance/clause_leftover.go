@@ -174,8 +174,6 @@ func leftoversShared(e *env) {
 var costClauses = alone(given(commands, []clause{
 	{name: "commands-per-operation", says: saysCommands, check: commandsPerOperation,
 		why: "Acquire, Renew and Release take as many commands as documented, also through the engine."},
-	{name: "commands-reentry", says: saysHasp, check: commandsReentry,
-		why: "Re-entry, and a TryLock that a caller of the same Client excludes, take no command."},
 	{name: "commands-waiting", says: saysBusy, check: commandsWaiting,
 		why: "Callers that wait do not keep the store busy, however many wait in one Client."},
 }))
@@ -220,18 +218,6 @@ func commandsPerOperation(e *env) {
 
 	must(e.lockOnce(c, e.key()))
 	e.costs("Lock and Unlock", n, cost.Acquire+cost.Release, func(int) { must(e.lockOnce(c, e.key())) })
-}
-
-func commandsReentry(e *env) {
-	c, key := e.newClient(), e.key()
-	outer := e.lock(c, key)
-	e.costs("re-entry and TryLock of a key that the Client holds", 40, 0.01, func(int) {
-		inner, err := c.Lock(outer.Context(), key)
-		must(err)
-		must(is("TryLock of a key that the Client holds", errOf(c.TryLock(e.ctx, key)), hasp.ErrHeld))
-		must(inner.Unlock(e.ctx))
-	})
-	must(outer.Unlock(e.ctx))
 }
 
 func commandsWaiting(e *env) {

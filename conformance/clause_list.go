@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -12,7 +11,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-var listClauses = append(given(lister, []clause{
+var listClauses = given(lister, []clause{
 	{name: "list-held", says: saysList, check: pair(listHeld),
 		why: "List yields a held key with its owner, the remaining term and the fence. It does not yield a key that was released or whose hold has expired."},
 	{name: "list-kept", need: keeps, says: saysList, check: listKept,
@@ -37,9 +36,7 @@ var listClauses = append(given(lister, []clause{
 		why: "If the store cannot be reached or does not answer, List yields one error, which is not definite. It works again after the outage."},
 	{name: "list-client", says: saysHasp, check: listClient,
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
-}),
-	clause{name: "list-unsupported", need: unlister, says: saysHasp, check: listUnsupported,
-		why: "Client.List over a driver that is no Lister is errors.ErrUnsupported."})
+})
 
 // listing begins a list. A call of a list may read hundreds of names and records, so it may
 // take longer than other calls.
@@ -265,14 +262,6 @@ func listClient(e *env) {
 	slices.Sort(got)
 	want := []string{keys[0], keys[1] + "#0"}
 	require(slices.Equal(got, want), "Client.List: %q, want %q", got, want)
-}
-
-func listUnsupported(e *env) {
-	for _, err := range e.newClient().List(e.ctx, "") {
-		must(is("Client.List over a driver that is no Lister", err, errors.ErrUnsupported))
-		return
-	}
-	fail("Client.List over a driver that is no Lister yields nothing")
 }
 
 var inspectClauses = []clause{

@@ -10,24 +10,28 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// lockClauses use the driver through package hasp, up to the grant of a lease.
+// lockClauses use the driver through package hasp, as programs do. What the engine does by
+// itself, without the help of the driver, is tested in package hasp.
 var lockClauses = []clause{
 	{name: "lock-goroutines", says: saysHasp, check: lockGoroutines,
 		why: "Goroutines of several Clients hold one key one at a time."},
 	{name: "lock-held", says: saysHasp, check: lockHeld,
 		why: "TryLock of a held key returns ErrHeld. Lock returns it when WithMaxWait has passed."},
-	{name: "lock-outage", says: saysHasp, check: lockOutage,
-		why: "An outage is never reported as ErrHeld, but as the store's own error. After it the key can be locked."},
-	{name: "lock-lost-reply", says: saysHasp, check: tapOn(lockLostReply),
-		why: "If the reply to an Acquire is lost, its hold is released."},
 	{name: "lock-waits", says: saysHasp, check: lockWaits,
 		why: "Lock gets a key that another Client unlocks, and a key whose holder died."},
-	{name: "lock-fence", says: saysHasp, check: lockFence,
-		why: "With WithFence every lease has a larger fence, or Lock returns errors.ErrUnsupported."},
-	{name: "lock-invalid", says: saysHasp, check: lockInvalid,
-		why: "Bad arguments are ErrInvalid and do not reach the store."},
-	{name: "lock-all", says: saysHasp, check: lockAll,
-		why: "LockAll holds all keys or none."},
+	{name: "lock-cancelled-waiting", says: saysHasp, check: lockCancelledWaiting,
+		why: "If its context ends, a waiting Lock returns promptly. The error matches ErrHeld and the cause, and nothing is left."},
+	{name: "lease-renewed", says: saysHasp, check: leaseRenewed,
+		why: "A lease is renewed past many terms, and no other caller gets the key."},
+	{name: "lease-loss-before-others", says: saysHasp, check: tapOn(leaseLossBeforeOthers),
+		why: "A lease that cannot be renewed ends with cause ErrLost before another caller holds the key, for its context and for Err. " +
+			"Its Unlock returns ErrLost and does not affect the successor."},
+	{name: "lease-extend", says: saysHasp, check: leaseExtend,
+		why: "After Extend the lease lasts at least that long, also in the store."},
+	{name: "client-close", says: saysHasp, check: clientClose,
+		why: "Close ends waits and every lease's context with ErrClosed. After it no caller can lock."},
+	{name: "client-leaves-nothing", says: saysHasp, check: clientLeavesNothing,
+		why: "After Close no goroutine is left."},
 }
 
 // lockGoroutines increments a number that only the lock protects.
@@ -71,46 +75,6 @@ func lockHeld(e *env) {
 	must(e.lock(b, key).Unlock(e.ctx))
 }
 
-// outage ends the try unless err is the store's own error. An attempt that took too
-// long may have another error, which is slow.
-func outage(what string, err error) {
-	require(err != nil && !errors.Is(err, hasp.ErrHeld), "%s: got %v", what, err)
-	requireInTime(errors.Is(err, errCut), "%s: %w", what, err)
-}
-
-func lockOutage(e *env) {
-	c, t := e.tapped(hasp.Options{Timeout: 2 * e.term})
-	var out atomic.Bool
-	out.Store(true)
-	t.acquire = func(_ backend.Claim, next func() (backend.Grant, error)) (backend.Grant, error) {
-		if out.Load() {
-			return backend.Grant{}, errCut
-		}
-		return next()
-	}
-
-	key := e.key()
-	outage("TryLock during an outage", errOf(c.TryLock(e.ctx, key)))
-	outage("a Lock during an outage", e.within("Lock during an outage", func() error { return errOf(c.Lock(e.ctx, key)) }))
-
-	out.Store(false)
-	e.unlockInTime(e.lockInTime(c, key))
-}
-
-func lockLostReply(e *env, c *hasp.Client, t *tap, b *driver, key string) {
-	t.acquire = func(_ backend.Claim, next func() (backend.Grant, error)) (backend.Grant, error) {
-		if _, err := next(); err != nil {
-			return backend.Grant{}, err
-		}
-		return backend.Grant{}, errCut // the store has granted the key
-	}
-
-	must(is("TryLock whose reply is lost", errOf(c.TryLock(e.ctx, key)), errCut))
-
-	// The engine releases the hold in the background.
-	mustf(b.grantedAtLast(key), "after a TryLock whose reply was lost")
-}
-
 func lockWaits(e *env) {
 	a, b, dead := e.newClient(), e.newClient(), e.open()
 	orphan := dead.hold(e.term)
@@ -127,101 +91,6 @@ func lockWaits(e *env) {
 		must(is("release by a holder whose term has ended", dead.release(orphan), backend.ErrLost))
 		return l.Unlock(e.ctx)
 	}))
-}
-
-func lockFence(e *env) {
-	clients := []*hasp.Client{e.newClient(), e.newClient()}
-	key, last := e.key(), uint64(0)
-	for i := range 6 {
-		lease, err := clients[i%2].Lock(e.ctx, key, hasp.WithFence())
-		if !e.traits.Fenced {
-			must(is("Lock with a fence over a driver that has none", err, errors.ErrUnsupported))
-			return
-		}
-		must(err)
-
-		require(lease.Fence() > last, "fence %d after %d", lease.Fence(), last)
-		last = lease.Fence()
-		must(lease.Unlock(e.ctx))
-	}
-}
-
-func lockInvalid(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	for what, err := range map[string]error{
-		"an empty key":      errOf(c.Lock(e.ctx, "")),
-		"a TTL of 99 ms":    errOf(c.Lock(e.ctx, e.key(), hasp.WithTTL(99*time.Millisecond))),
-		"a negative TTL":    errOf(c.TryLock(e.ctx, e.key(), hasp.WithTTL(-time.Second))),
-		"a negative wait":   errOf(c.Lock(e.ctx, e.key(), hasp.WithMaxWait(-1))),
-		"a max hold of 0 s": errOf(c.Lock(e.ctx, e.key(), hasp.WithMaxHold(0))),
-	} {
-		must(is("lock with "+what, err, hasp.ErrInvalid))
-		var he *hasp.Error
-		require(errors.As(err, &he), "lock with %s: %T is not a *hasp.Error", what, err)
-	}
-	t.askedNothing("callers with bad arguments")
-}
-
-func lockAll(e *env) {
-	a, b := e.newClient(), e.open()
-	keys := []string{e.key(), e.key(), e.key()}
-	holder := e.claimOf(keys[2], e.long)
-	b.take(holder)
-	_, err := hasp.LockAll(e.ctx, a, keys, hasp.WithMaxWait(e.term/4))
-	requireInTime(errors.Is(err, hasp.ErrHeld), "LockAll with one key held: %v, want ErrHeld", err)
-
-	b.give(holder)
-	for _, key := range keys {
-		mustf(b.grantedAtLast(key), "after a LockAll that failed")
-	}
-
-	all, err := hasp.LockAll(e.ctx, a, keys)
-	must(err)
-	for _, key := range keys {
-		must(b.refused(key))
-	}
-
-	must(all.Unlock(e.ctx))
-	for _, key := range keys {
-		mustf(b.granted(key), "after Unlock of LockAll")
-	}
-}
-
-// cancelClauses check callers whose context ends.
-var cancelClauses = []clause{
-	{name: "lock-cancelled-before", says: saysHasp, check: lockCancelledBefore,
-		why: "Lock and TryLock with a context that has ended do not call the store."},
-	{name: "lock-cancelled-waiting", says: saysHasp, check: lockCancelledWaiting,
-		why: "If its context ends, a waiting Lock returns promptly. The error matches ErrHeld and the cause, and nothing is left."},
-	{name: "lock-cancelled-sent", says: saysHasp, check: lockCancelledSent,
-		why: "If its context ends during an attempt, the caller does not wait for the answer. A later grant is released."},
-}
-
-func lockCancelledBefore(e *env) {
-	c, t := e.tapped(hasp.Options{})
-	ctx, key := e.deadContext(), e.key()
-	for _, err := range []error{errOf(c.Lock(ctx, key)), errOf(c.TryLock(ctx, key))} {
-		require(onlyCancelled(err), "lock with a context that has ended: %v, want the context's error", err)
-	}
-	t.askedNothing("callers whose context had ended")
-}
-
-// onlyCancelled reports whether err is the end of a context, and no answer of the
-// store.
-func onlyCancelled(err error) bool {
-	return errors.Is(err, context.Canceled) && !errors.Is(err, hasp.ErrHeld)
-}
-
-// cancelLock begins a Lock, and cancels it when its attempt is pause old. It returns
-// the error of the Lock, and how long the Lock took to return.
-func (t *tap) cancelLock(key string, pause time.Duration, cause error) (took time.Duration, err error) {
-	ctx, cancel := context.WithCancelCause(t.e.ctx)
-	done := t.attempts(func() error { return errOf(t.client.Lock(ctx, key)) })
-	t.e.sleep(pause)
-	began := time.Now()
-	cancel(cause)
-	err = t.e.arrives("a cancelled Lock", done)
-	return time.Since(began), err
 }
 
 // lockCancelledWaiting uses the shortest of several times, because a slow machine
@@ -247,38 +116,122 @@ func lockCancelledWaiting(e *env) {
 	requireInTime(best <= e.promptly, "of several cancelled Locks the fastest took %v to return", best)
 }
 
-func lockCancelledSent(e *env) {
+// cancelLock begins a Lock, and cancels it when its attempt is pause old. It returns
+// the error of the Lock, and how long the Lock took to return.
+func (t *tap) cancelLock(key string, pause time.Duration, cause error) (took time.Duration, err error) {
+	ctx, cancel := context.WithCancelCause(t.e.ctx)
+	done := t.attempts(func() error { return errOf(t.client.Lock(ctx, key)) })
+	t.e.sleep(pause)
+	began := time.Now()
+	cancel(cause)
+	err = t.e.arrives("a cancelled Lock", done)
+	return time.Since(began), err
+}
+
+func leaseRenewed(e *env) {
+	c, b, key := e.newClient(), e.open(), e.key()
+	lease := e.lock(c, key, hasp.WithTTL(e.term))
+	for range 4 {
+		b.outlast(e.term)
+		mustInTime(lease.Err(), "a lease that is renewed")
+		b.refusedWhileRenewed(key, lease.Err)
+	}
+	mustInTime(context.Cause(lease.Context()), "the context of a lease that is renewed")
+	e.unlockInTime(lease)
+}
+
+func leaseLossBeforeOthers(e *env, c *hasp.Client, t *tap, b *driver, key string) {
+	t.cut.Store(true)
+	lease := e.lock(c, key, hasp.WithTTL(e.term))
+	ctx := lease.Context()
+
+	next := b.succeed(key, e.long)
+
+	// Even the first check after the other's grant must see the loss.
+	require(ctx.Err() != nil, "another holds the key, and the lease's context goes on")
+	isLost(lease, "when another holds the key")
+
+	child, cancel := context.WithCancel(ctx)
+	defer cancel()
+	require(child.Err() != nil, "a context derived from the context of a lost lease goes on")
+
+	for range 2 {
+		must(is("Unlock of a lease that was lost", lease.Unlock(e.ctx), hasp.ErrLost))
+	}
+	must(is("Extend of a lease that was lost", lease.Extend(e.ctx, e.long), hasp.ErrLost))
+
+	b.outlast(e.term) // for what goes on in the background
+	mustf(b.renews(next), "renewal by the successor after the Unlock of a lost lease")
+	b.give(next)
+}
+
+func leaseExtend(e *env) {
+	c, b, key := e.newClient(), e.open(), e.key()
+	lease := e.lock(c, key, hasp.WithTTL(e.term), hasp.WithoutRenewal())
+	called := time.Now()
+	mustInTime(lease.Extend(e.ctx, e.long), "Extend right after Lock") // a try lasts a tenth of the term
+	left := lease.Expires().Sub(called)
+	require(left >= e.long, "after Extend by %v the lease lasts %v", e.long, left)
+
+	b.outlast(e.term)
+	mustf(lease.Err(), "%v after Extend by %v", e.term, e.long)
+	mustf(b.refused(key), "%v after Extend by %v", e.term, e.long)
+	must(lease.Unlock(e.ctx))
+}
+
+func clientClose(e *env) {
 	c, t := e.tapped(hasp.Options{})
-	b := e.open()
-	for _, lands := range []string{"before", "after"} {
-		sent, answer := make(chan error, 1), make(chan struct{})
-		t.acquire = func(_ backend.Claim, next func() (backend.Grant, error)) (g backend.Grant, err error) {
-			if lands == "before" {
-				g, err = next()
+	b, held := e.open(), e.key()
+	blocked := b.hold(e.long)
+	lease := e.lock(c, held)
+	ctx := lease.Context()
+
+	done := t.attempts(func() error { return errOf(c.Lock(e.ctx, blocked.Key)) })
+	closed := e.begin(c.Close)
+	err := e.arrives("a Lock that waits when its Client is closed", done)
+	must(is("a Lock that waits when its Client is closed", err, hasp.ErrClosed))
+
+	e.untilDone(ctx, "the end of a lease's context by Close")
+	must(is("the cause of the context after Close", context.Cause(ctx), hasp.ErrClosed))
+
+	// Holders may unlock while Close waits for them.
+	err = lease.Unlock(e.ctx)
+	requireInTime(!errors.Is(err, hasp.ErrClosed), "Unlock while Close waits for it: %w", err)
+	mustf(err, "unlock while Close waits for it")
+
+	must(e.arrives("Close", closed))
+	must(is("Lock after Close", errOf(c.Lock(e.ctx, held)), hasp.ErrClosed))
+	mustf(c.Close(), "second Close")
+
+	b.give(blocked)
+	for _, key := range []string{held, blocked.Key} {
+		must(b.grantedAtLast(key))
+	}
+}
+
+func clientLeavesNothing(e *env) {
+	use := func() {
+		c, b := e.newClient(), e.open()
+		for range 2 {
+			key := e.key()
+			lease := e.lock(c, key, hasp.WithTTL(e.term))
+			lease.Context()
+			err := errOf(c.Lock(e.ctx, key, hasp.WithMaxWait(e.term/2)))
+			requireInTime(err != nil, "no renewal for a term of %v", e.term)
+
+			if err := lease.Unlock(e.ctx); !errors.Is(err, hasp.ErrLost) {
+				must(err)
 			}
-			sent <- nil
-			select {
-			case <-answer:
-			case <-e.ctx.Done():
-			}
-			if lands == "after" {
-				g, err = next()
-			}
-			return g, err
 		}
 
-		ctx, cancel := context.WithCancel(e.ctx)
-		defer cancel()
-		key := e.key()
-		done := e.begin(func() error { return errOf(c.TryLock(ctx, key)) })
-
-		// The caller leaves while its attempt is in flight.
-		must(e.arrives("an attempt of TryLock", sent))
-
-		cancel()
-		err := e.arrives("TryLock, cancelled while the store has not answered,", done)
-		close(answer)
-		require(onlyCancelled(err), "TryLock, cancelled while the store has not answered: %v, want the context's error", err)
-		mustf(b.grantedAtLast(key), "after a grant that came %s its caller had left", lands)
+		held := b.hold(e.long)
+		err := errOf(c.Lock(e.endingAfter(e.term/2), held.Key))
+		must(is("Lock of a held key until its context ends", err, context.DeadlineExceeded))
+		b.give(held)
+		must(c.Close())
+		must(b.Close())
 	}
+
+	use()
+	must(e.leaves(use))
 }

@@ -41,12 +41,6 @@ var sharedClauses = append(given(shares, []clause{
 		why: "Break ends all shared holds of a key."},
 	{name: "lock-shared", says: saysHasp, check: lockShared,
 		why: "Leases WithShared of one Client and of several hold a key at once, and exclude others. The last Unlock frees the key."},
-	{name: "lock-shared-writer", says: saysHasp, check: lockSharedWriter,
-		why: "A Lock gets the key although callers WithShared keep coming, in its Client and in another."},
-	{name: "lock-shared-writer-gone", says: saysHasp, check: lockSharedWriterGone,
-		why: "After a Lock that waited for shared leases has given up, TryLock WithShared gets the key."},
-	{name: "reentry-shared", says: saysHasp, check: tapOn(reentryShared),
-		why: "A Lock WithShared re-enters an exclusive lease and a shared one. An exclusive Lock under a shared lease is ErrInvalid at once."},
 	{name: "shared-longer", says: saysSharedLast, check: sharedLonger,
 		why: "A shared hold that begins later and lasts longer is not ended with the first one."},
 	{name: "shared-renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(true) },
@@ -90,13 +84,7 @@ func (d *driver) joins(key string) (backend.Claim, error) {
 }
 
 // joinsAtLast is joins, and the release.
-func (d *driver) joinsAtLast(key string) error {
-	c, err := d.joins(key)
-	if err != nil {
-		return err
-	}
-	return d.release(c)
-}
+func (d *driver) joinsAtLast(key string) error { return d.givesBack(d.joins(key)) }
 
 // join acquires key shared for ttl.
 func (d *driver) join(key string, ttl time.Duration) backend.Claim {
@@ -238,27 +226,26 @@ func sharedFence(e *env, a, b *driver) {
 	}
 }
 
-// relay keeps a key held shared by n callers until stop is called or the try ends. Each
-// asks once for its next hold before it ends the last one, and waits for it if it is
-// refused. take returns the function that ends a hold.
-func (e *env) relay(n int, take func(i int, wait bool) (end func() error, err error)) (stop func() error) {
+// readersOf keeps key held shared by two drivers until stop is called or the try ends. Each
+// asks once for its next hold before it ends the last one, and waits for it if it is refused.
+func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
-	for i := range n {
-		end, err := take(i, true)
-		must(err)
+	for _, d := range []*driver{e.open(), e.open()} {
+		c := d.join(key, e.long)
 		ends = append(ends, e.begin(func() error {
 			for ctx.Err() == nil {
 				e.sleep(e.term / 40)
-				next, err := take(i, false)
-				must(end())
+				next := shared(e.claimOf(key, e.long))
+				_, err := d.acquire(next)
+				d.give(c)
 				if errors.Is(err, backend.ErrHeld) {
-					next, err = take(i, true)
+					next, err = d.joins(key)
 				}
 				must(err)
-				end = next
+				c = next
 			}
-			return end()
+			return d.release(c)
 		}))
 	}
 	return func() error {
@@ -269,32 +256,6 @@ func (e *env) relay(n int, take func(i int, wait bool) (end func() error, err er
 		}
 		return errors.Join(errs...)
 	}
-}
-
-// readersOf keeps key held shared by two drivers until stop is called.
-func (e *env) readersOf(key string) (stop func() error) {
-	drivers := []*driver{e.open(), e.open()}
-	return e.relay(len(drivers), func(i int, wait bool) (end func() error, err error) {
-		d, c := drivers[i], shared(e.claimOf(key, e.long))
-		if wait {
-			c, err = d.joins(key)
-		} else {
-			_, err = d.acquire(c)
-		}
-		return func() error { return d.release(c) }, err
-	})
-}
-
-// sharedLeasesOf keeps key locked shared by each Client until stop is called.
-func (e *env) sharedLeasesOf(key string, clients ...*hasp.Client) (stop func() error) {
-	return e.relay(len(clients), func(i int, wait bool) (end func() error, err error) {
-		lock := clients[i].TryLock
-		if wait {
-			lock = clients[i].Lock
-		}
-		lease, err := lock(e.ctx, key, hasp.WithShared())
-		return func() error { return lease.Unlock(e.ctx) }, err
-	})
 }
 
 func sharedWriter(e *env) {
@@ -407,53 +368,6 @@ func lockShared(e *env) {
 		done = e.locks(a, key, hasp.WithShared())
 		must(lease.Unlock(e.ctx))
 		must(e.arrives("Lock WithShared of a key that was unlocked", done))
-	}
-}
-
-func lockSharedWriter(e *env) {
-	a, b, key := e.newClient(), e.newClient(), e.key()
-	stop := e.sharedLeasesOf(key, a, a, b, b)
-	for range 3 {
-		must(e.arrives("Lock while shared leases keep coming", e.locks(a, key)))
-	}
-	must(stop())
-}
-
-func lockSharedWriterGone(e *env) {
-	a, b, key := e.newClient(), e.newClient(), e.key()
-	lease := e.lock(a, key, hasp.WithShared())
-	for _, c := range []*hasp.Client{a, b} {
-		must(is("Lock of a key with a shared lease", errOf(c.Lock(e.endingAfter(e.term/2), key)), context.DeadlineExceeded))
-		e.retry("TryLock WithShared after a Lock has given up", func() error {
-			l, err := b.TryLock(e.ctx, key, hasp.WithShared())
-			if err != nil {
-				return err
-			}
-			return l.Unlock(e.ctx)
-		})
-	}
-	must(lease.Unlock(e.ctx))
-}
-
-func reentryShared(e *env, c *hasp.Client, t *tap, b *driver, key string) {
-	for _, opts := range [][]hasp.Option{nil, {hasp.WithShared()}} {
-		outer := e.lock(c, key, opts...)
-		asked := t.asked()
-		inner, err := c.Lock(outer.Context(), key, hasp.WithShared())
-		mustf(err, "lock WithShared with the lease's context")
-		if opts != nil {
-			for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
-				err := e.within("an exclusive Lock", func() error { return errOf(lock(inner.Context(), key)) })
-				must(is("an exclusive Lock with the context of a shared lease", err, hasp.ErrInvalid))
-			}
-		}
-		n := t.asked() - asked
-		require(n == 0, "re-entry asked the store %d times", n)
-
-		must(outer.Unlock(e.ctx))
-		mustf(b.refused(key), "after one of two Unlocks")
-		must(inner.Unlock(e.ctx))
-		must(b.granted(key))
 	}
 }
 

@@ -9,9 +9,8 @@
 //	}
 //
 // [Check] does the same outside of tests. Each clause checks one sentence of the
-// contract in package backend, and its result quotes the sentence. Half of the
-// clauses call the driver itself. The others use it through package hasp, as
-// programs do.
+// contract in package backend, and its result quotes the sentence. Most of the
+// clauses call the driver itself. Some use it through package hasp, as programs do.
 //
 // # Skipped clauses
 //

@@ -213,8 +213,10 @@ func (d *driver) granted(key string) error {
 }
 
 // grantedAtLast is granted for a key that may become free only later.
-func (d *driver) grantedAtLast(key string) error {
-	c, err := d.seizes(key, d.e.long)
+func (d *driver) grantedAtLast(key string) error { return d.givesBack(d.seizes(key, d.e.long)) }
+
+// givesBack releases c, unless its attempt has failed with err.
+func (d *driver) givesBack(c backend.Claim, err error) error {
 	if err != nil {
 		return err
 	}

@@ -307,8 +307,6 @@ func TestEachClauseQuotesTheContract(t *testing.T) {
 	}
 }
 
-const soon, long = 100 * time.Millisecond, 20 * time.Second
-
 // TestTCPLink asks an echo server over a link in each state.
 func TestTCPLink(t *testing.T) {
 	var got atomic.Int32 // lines that have arrived
@@ -322,68 +320,43 @@ func TestTCPLink(t *testing.T) {
 	await.Must(t, err)
 	t.Cleanup(l.Close)
 
-	dial := func() net.Conn {
-		c, err := net.Dial("tcp", l.Store)
-		await.Must(t, err)
-		t.Cleanup(func() { c.Close() })
-		return c
-	}
-
-	// ask sends a line and fails the test unless it comes back, no answer comes, or the
-	// connection ends.
-	ask := func(c net.Conn, line, want string) {
-		t.Helper()
-		wait := long
-		if want == "silence" {
-			wait = soon
+	var c net.Conn
+	for _, step := range []struct {
+		state LinkState
+		dial  bool   // use a new connection
+		want  string // "echo", "silence", or the "end" of the connection
+		lines int32  // arrive in all
+	}{
+		{Up, true, "echo", 1}, {Slow, false, "echo", 2}, {Hung, false, "silence", 2},
+		{Deaf, true, "silence", 4}, // this line and the one before
+		{Up, false, "end", 4},      // the client could take a late reply for the reply to its next line
+		{Up, true, "echo", 5}, {Down, false, "end", 5}, {Down, true, "end", 5},
+	} {
+		l.Set(step.state)
+		if step.dial {
+			if c, err = net.Dial("tcp", l.Store); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
 		}
-		c.SetReadDeadline(time.Now().Add(wait))
-		io.WriteString(c, line+"\n")
+		wait := 20 * time.Second
+		if step.want == "silence" {
+			wait = 100 * time.Millisecond
+		}
+		began := time.Now()
+		c.SetReadDeadline(began.Add(wait))
+		io.WriteString(c, "line\n")
 		back, err := bufio.NewReader(c).ReadString('\n')
 		answer := "end"
 		switch {
-		case err == nil && back == line+"\n":
+		case err == nil && back == "line\n":
 			answer = "echo"
 		case os.IsTimeout(err):
 			answer = "silence"
 		}
-		if answer != want {
-			t.Errorf("%s: %s (%q, %v), want %s", line, answer, back, err, want)
+		if took := time.Since(began); answer != step.want || step.state == Slow && took < Delay {
+			t.Errorf("%v: %s after %v (%q, %v), want %s", step.state, answer, took, back, err, step.want)
 		}
-	}
-
-	c := dial()
-	ask(c, "up", "echo")
-
-	l.Set(Slow)
-	began := time.Now()
-	ask(c, "slow", "echo")
-	if d := time.Since(began); d < Delay {
-		t.Errorf("slow: a reply after %v, want %v", d, Delay)
-	}
-
-	l.Set(Hung)
-	n := got.Load()
-	ask(c, "hung", "silence")
-	if got.Load() != n {
-		t.Error("hung: the line arrived")
-	}
-
-	l.Set(Deaf)
-	c = dial()
-	ask(c, "deaf", "silence")
-	await.Until(t, "this line and the one before", func() bool { return got.Load() == n+2 })
-
-	// The client could take a late reply for the reply to its next line.
-	l.Set(Up)
-	ask(c, "up, after a reply was lost", "end")
-	c = dial()
-	ask(c, "up again", "echo")
-
-	l.Set(Down)
-	ask(c, "down", "end")
-	if c, err := net.Dial("tcp", l.Store); err == nil {
-		ask(c, "down, on a new connection", "end")
-		c.Close()
+		await.Until(t, "the lines", func() bool { return got.Load() == step.lines })
 	}
 }

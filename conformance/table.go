@@ -43,7 +43,7 @@ const (
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
 	keepClauses, sharedClauses, waitClauses, orderClauses, inspectClauses, listClauses, closeClauses,
-	lockClauses, cancelClauses, leaseClauses, unlockClauses, reentryClauses, historyClauses, otherClauses, processClauses,
+	lockClauses, historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
 
@@ -110,7 +110,6 @@ var (
 	waiter    = needs("the driver is not a Waiter", func(s *suite) bool { return s.waiter })
 	inspector = needs("the driver is not an Inspector", func(s *suite) bool { return s.inspector })
 	lister    = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
-	unlister  = needs("the driver is a Lister", func(s *suite) bool { return !s.lister })
 	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
 	unordered = all(needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered }), waiter)
 	fenced    = needs("not Fenced by its Traits", func(s *suite) bool { return s.traits.Fenced })

@@ -37,7 +37,6 @@ type conn struct {
 // where the answer belongs in the order of replies.
 type promise struct {
 	reply string
-	last  bool // the connection ends after it
 	place string
 }
 
@@ -151,12 +150,8 @@ func (c *conn) replies() {
 		case f == LoseReply:
 			c.send(nil)
 		default:
-			b, last := c.kept(buf[:n])
-			if len(b) > 0 {
+			if b := c.kept(buf[:n]); len(b) > 0 {
 				c.send(b)
-			}
-			if last {
-				c.send(nil)
 			}
 		}
 	}
@@ -164,16 +159,15 @@ func (c *conn) replies() {
 
 // promise returns the bytes that the server sends in place of a reply.
 func (c *conn) promise(r rule) (place string) {
-	p := promise{r.reply, r.last, fmt.Sprintf("$26\r\n%s\r\n", rand.Text())}
+	p := promise{r.reply, fmt.Sprintf("$26\r\n%s\r\n", rand.Text())}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.promised = append(c.promised, p)
 	return p.place
 }
 
-// kept returns the bytes from the server, with the answers in their places. It
-// reports whether the connection ends after them.
-func (c *conn) kept(read []byte) (all []byte, last bool) {
+// kept returns the bytes from the server, with the answers in their places.
+func (c *conn) kept(read []byte) (all []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	read = append(c.part, read...)
@@ -192,12 +186,9 @@ func (c *conn) kept(read []byte) (all []byte, last bool) {
 			break
 		}
 		all = append(append(all, before...), p.reply...)
-		if p.last {
-			return all, true
-		}
 		read, c.promised = after, c.promised[1:]
 	}
-	return append(all, read...), false
+	return append(all, read...)
 }
 
 // send queues b for the client. Nil ends the connection.

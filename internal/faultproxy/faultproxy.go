@@ -26,7 +26,7 @@ const (
 	// LoseRequest cuts the connection before the server gets the command.
 	LoseRequest
 
-	// answer is the fault of Answer and LastWords, deaf that of a State.
+	// answer is the fault of Answer, deaf that of a State.
 	answer
 	deaf
 
@@ -70,8 +70,7 @@ type Proxy struct {
 type rule struct {
 	match   string
 	fault   Fault
-	reply   string        // of Answer and LastWords
-	last    bool          // cut the connection after the reply
+	reply   string        // of Answer
 	release chan struct{} // closed by the Release that ends a HoldRequest
 }
 
@@ -143,11 +142,6 @@ func (p *Proxy) Fail(match string, f Fault) { p.add(rule{match: match, fault: f}
 // Answer answers all commands whose text contains match with reply, until Forgive.
 // reply may be any bytes. The server does not get these commands.
 func (p *Proxy) Answer(match, reply string) { p.add(rule{match: match, fault: answer, reply: reply}) }
-
-// LastWords is Answer, but cuts the connection after the reply.
-func (p *Proxy) LastWords(match, reply string) {
-	p.add(rule{match: match, fault: answer, reply: reply, last: true})
-}
 
 func (p *Proxy) add(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
 

@@ -52,8 +52,8 @@ func Sound() []Fault {
 }
 
 // Harness returns a harness for the driver with the fault, on a new store, with all
-// hooks. The drivers claim to reach other processes, although they do not. So only
-// one fault is for a clause over several processes.
+// hooks. The drivers claim to reach other processes, although they do not. So no fault is for
+// a clause over several processes but for "reach".
 func (f Fault) Harness() conformance.Harness {
 	s := newStore()
 	return conformance.Harness{

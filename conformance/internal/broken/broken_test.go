@@ -81,7 +81,7 @@ func overOwnProcesses(t *testing.T, f broken.Fault) (all []conformance.Result) {
 
 // throughTheEngine are the clauses over histories and processes, and clauses that
 // a driver's fault fails only together with clauses that call the driver itself.
-var throughTheEngine = []string{"lock-", "lease-", "unlock-", "reentry", "client-", "list-client", "list-unsupported", "commands-reentry", "history-", "process-"}
+var throughTheEngine = []string{"lock-", "lease-", "client-", "list-client", "history-", "process-"}
 
 // If no fault makes a clause fail, the clause may check nothing.
 func TestEveryClauseCatchesAFault(t *testing.T) {

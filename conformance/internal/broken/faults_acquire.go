@@ -106,7 +106,7 @@ var releaseFaults = []Fault{
 			return d.soundBreak(ctx, c)
 		}), onRelease.first(checkIsOwn))},
 	{Name: "a second Release is not an error", Clause: "release-double", spoil: onRelease.turns(backend.ErrLost, nil)},
-	{Name: "Release of an expired hold is not an error", Clause: "release-expired",
+	{Name: "Release of an expired hold is not an error", Clause: "release-double",
 		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
 			defer delete(d.granted, c.Token)
 			_, own := d.granted[c.Token]

@@ -77,7 +77,7 @@ var renewFaults = []Fault{
 		})},
 	{Name: "Renew compares the token in one command and prolongs in another", Clause: "link-late-renew", cost: twice,
 		spoil: spoils(onRenew.inStore(renewAny), onRenew.first(checkIsOwn))},
-	{Name: "Renew prolongs any hold of the key", Clause: "renew-foreign", spoil: onRenew.inStore(renewAny)},
+	{Name: "Renew prolongs any hold of the key", Clause: "token-whole", spoil: onRenew.inStore(renewAny)},
 	{Name: "only the first claim of a batch is renewed", Clause: "renew-many",
 		spoil: renews(func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error)) {
 			for i, c := range cs {

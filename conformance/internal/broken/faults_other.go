@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/conformance"
 )
 
 // otherType is the type of the records of another strategy.
@@ -112,6 +113,14 @@ var outageFaults = []Fault{
 			onWait.asks(func(c *backend.Claim) { c.Timeout = 4 * latency }), // gives up at once
 			onWait.turns(nil, backend.ErrHeld))},
 	{Name: "Network is claimed, but the driver reaches one process", Clause: "reach"},
+	{Name: "Process is claimed, but another process is refused", Clause: "reach",
+		spoil: spoils(claims(func(t *backend.Traits) { t.Reach = backend.Process }),
+			onAcquire.first(func(context.Context, *driver, backend.Claim) error {
+				if conformance.Child() {
+					return backend.ErrHeld
+				}
+				return nil
+			}))},
 }
 
 // byDeadline returns a call that ends late by d after the deadline of its context,
