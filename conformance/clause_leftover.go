@@ -173,7 +173,7 @@ func leftoversShared(e *env) {
 // costClauses count the calls to the store.
 var costClauses = alone(given(commands, []clause{
 	{name: "commands-per-operation", says: saysCommands, check: commandsPerOperation,
-		why: "Acquire, Renew and Release take as many commands as documented, also through the engine."},
+		why: "Acquire, Renew and Release, also with a fence or KeepUntil, take as many commands as documented, also through the engine."},
 	{name: "commands-waiting", says: saysBusy, check: commandsWaiting,
 		why: "Callers that wait do not keep the store busy, however many wait in one Client."},
 }))
@@ -204,17 +204,30 @@ func commandsPerOperation(e *env) {
 	const n = 40
 	d, c := e.open(), e.newClient()
 	cost := e.h.Cost
-	warm := d.hold(e.long) // scripts are loaded, connections made
-	d.keep(warm)
-	d.give(warm)
+	for _, warm := range []backend.Claim{e.claim(e.long), e.fencedIfCan(e.claim(e.long))} { // scripts are loaded, connections made
+		d.take(warm)
+		must(d.refused(warm.Key))
+		d.keep(warm)
+		d.give(warm)
+	}
+	if e.traits.Keeps {
+		d.keptHold(e.long, e.term)
+	}
 
 	cs := make([]backend.Claim, n)
 	for i := range cs {
 		cs[i] = e.claim(e.long)
+		cs[i].Fenced = e.traits.Fenced && i%2 == 0
 	}
 	e.costs("Acquire", n, cost.Acquire, func(i int) { d.take(cs[i]) })
+	e.costs("Acquire of a held key", n, cost.Refused, func(i int) { must(d.refused(cs[i].Key)) })
 	e.costs(fmt.Sprintf("Renew of %d holds", n), 1, n*cost.Renew, func(int) { renewAll(e.ctx, d, cs).check() })
-	e.costs("Release", n, cost.Release, func(i int) { d.give(cs[i]) })
+	e.costs("Release", n, cost.Release, func(i int) {
+		if e.traits.Keeps && i%4 < 2 {
+			cs[i] = keptFor(cs[i], e.term)
+		}
+		d.give(cs[i])
+	})
 
 	must(e.lockOnce(c, e.key()))
 	e.costs("Lock and Unlock", n, cost.Acquire+cost.Release, func(int) { must(e.lockOnce(c, e.key())) })

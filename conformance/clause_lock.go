@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -13,8 +12,6 @@ import (
 // lockClauses use the driver through package hasp, as programs do. What the engine does by
 // itself, without the help of the driver, is tested in package hasp.
 var lockClauses = []clause{
-	{name: "lock-goroutines", says: saysHasp, check: lockGoroutines,
-		why: "Goroutines of several Clients hold one key one at a time."},
 	{name: "lock-held", says: saysHasp, check: lockHeld,
 		why: "TryLock of a held key returns ErrHeld. Lock returns it when WithMaxWait has passed."},
 	{name: "lock-waits", says: saysHasp, check: lockWaits,
@@ -32,27 +29,6 @@ var lockClauses = []clause{
 		why: "Close ends waits and every lease's context with ErrClosed. After it no caller can lock."},
 	{name: "client-leaves-nothing", says: saysHasp, check: clientLeavesNothing,
 		why: "After Close no goroutine is left."},
-}
-
-// lockGoroutines increments a number that only the lock protects.
-func lockGoroutines(e *env) {
-	clients, key, began := e.clients(), e.key(), time.Now()
-	var inside, total atomic.Int32
-	shared := 0
-
-	must(e.each(24, func(i int) {
-		for n := 0; n < 10 && time.Since(began) < 3*time.Second; n++ {
-			lease := e.lock(clients[i%len(clients)], key)
-			in := inside.Add(1)
-			require(in == 1, "%d goroutines hold one key", in)
-			shared++ // not atomic: two holders at once would lose increments
-			total.Add(1)
-			inside.Add(-1)
-			must(lease.Unlock(e.ctx))
-		}
-	}))
-
-	require(shared == int(total.Load()), "%d increments under the lock came to %d", total.Load(), shared)
 }
 
 func lockHeld(e *env) {

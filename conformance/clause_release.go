@@ -258,17 +258,26 @@ func (a *answers) check() {
 	must(a.wrong)
 }
 
-// renewMany mixes holds, free keys and keys of other tokens.
+// renewMany mixes holds, free keys and keys of other tokens, also those of the same batch. The
+// second half of each eight is shared.
 func renewMany(e *env, a, b *driver) {
 	cs := make([]backend.Claim, 60)
 	holdsNothing := func(i int) bool { return i%4 == 1 || i%4 == 2 }
 
 	for i := range cs {
 		cs[i] = e.claim(e.term)
+		cs[i].Shared = e.traits.Shared && i%8 >= 4
 		switch {
+		case i%16 == 1, i%16 == 5:
+			cs[i].Key = cs[i-1].Key
 		case i%4 == 2:
-			b.take(e.claimOf(cs[i].Key, e.long))
+			other := e.claimOf(cs[i].Key, e.long)
+			other.Shared = cs[i].Shared
+			b.take(other)
 		case !holdsNothing(i):
+			if cs[i].Shared && i%4 == 3 {
+				cs[i].Key = cs[i-3].Key // two holds of one key
+			}
 			// The hold must still exist when the batch is sent.
 			cs[i].TTL = e.long
 			a.take(cs[i])

@@ -21,10 +21,10 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
 	{name: "shared-last", says: saysSharedLast, check: pairOn(sharedLast),
 		why: "The key is free when the last shared hold is released or runs out, and not before."},
-	{name: "shared-term", says: saysSharedOwn, check: sharedTerm,
-		why: "The renewal of one shared hold does not keep another whose term has ended."},
 	{name: "shared-shorter", says: saysSharedOwn, check: func(e *env) { e.sharedShorter(false, func(_, _ *driver, _, _ backend.Claim) {}) },
 		why: "A shorter shared hold does not shorten a longer one. After the release of the longer one, the key is free when the shorter one ends."},
+	{name: "shared-term", says: saysSharedOwn, check: func(e *env) { e.sharedShorter(false, func(a, _ *driver, long, _ backend.Claim) { a.keep(long) }) },
+		why: "The renewal of one shared hold does not keep another whose term has ended."},
 	{name: "shared-foreign", says: saysSharedOwn, check: pairOn(sharedForeign),
 		why: "A token that has released its shared hold, or that never had one, gets ErrLost and changes nothing, although others hold the key."},
 	{name: "shared-fence", need: fenced, says: saysFence, check: pair(sharedFence),
@@ -41,7 +41,7 @@ var sharedClauses = append(given(shares, []clause{
 		why: "Break ends all shared holds of a key."},
 	{name: "lock-shared", says: saysHasp, check: lockShared,
 		why: "Leases WithShared of one Client and of several hold a key at once, and exclude others. The last Unlock frees the key."},
-	{name: "shared-longer", says: saysSharedLast, check: sharedLonger,
+	{name: "shared-longer", says: saysSharedLast, check: func(e *env) { e.sharedShorter(true, func(_, _ *driver, _, _ backend.Claim) {}) },
 		why: "A shared hold that begins later and lasts longer is not ended with the first one."},
 	{name: "shared-renew-raises", says: saysProlongs, check: func(e *env) { e.renewRaises(true) },
 		why: "A renewal of a shared hold with a longer term prolongs it beside others."},
@@ -192,10 +192,6 @@ func sharedLast(e *env, a, b *driver, key string) {
 	a.give(a.join(key, e.long))
 	b.join(key, e.term)
 	must(a.grantedAtLast(key))
-}
-
-func sharedTerm(e *env) {
-	e.sharedShorter(false, func(a, _ *driver, long, _ backend.Claim) { a.keep(long) })
 }
 
 func sharedForeign(e *env, a, b *driver, key string) {
@@ -394,10 +390,6 @@ func (e *env) sharedShorter(longLast bool, meanwhile func(a, b *driver, long, sh
 	b.join(key, e.term)
 	a.give(long)
 	must(b.grantedAtLast(key))
-}
-
-func sharedLonger(e *env) {
-	e.sharedShorter(true, func(_, _ *driver, _, _ backend.Claim) {})
 }
 
 func sharedRenewNeverShortens(e *env) {

@@ -137,6 +137,7 @@ type Other struct {
 // contention. Zero means the default.
 type Cost struct {
 	Acquire float64 // default 1
+	Refused float64 // an Acquire that is refused; default 2 × Acquire
 	Renew   float64 // for one hold in a batch; default 1
 	Release float64 // default 1
 	Waiting float64 // a second, for one Client that waits; default 40
@@ -242,6 +243,7 @@ func (h *Harness) setDefaults() {
 	h.Timeout = cmp.Or(max(h.Timeout, 0), 3*time.Second)
 
 	h.Cost.Acquire = cmp.Or(h.Cost.Acquire, 1)
+	h.Cost.Refused = cmp.Or(h.Cost.Refused, 2*h.Cost.Acquire)
 	h.Cost.Renew = cmp.Or(h.Cost.Renew, 1)
 	h.Cost.Release = cmp.Or(h.Cost.Release, 1)
 	h.Cost.Waiting = cmp.Or(h.Cost.Waiting, 40)

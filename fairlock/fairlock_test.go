@@ -52,8 +52,7 @@ var strategy = strategytest.Strategy{
 			return rdb.Set(ctx, key, "fairlock- 0000000000000 token 0 soon an owner", 0).Err()
 		},
 	},
-	Refusal: 1,
-	Since:   true,
+	Since: true,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }

@@ -53,7 +53,6 @@ var strategy = strategytest.Strategy{
 		"two fields":  hash("token#owner", "1", "mode", "write"),
 	},
 	Intents: true,
-	Refusal: 1,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }

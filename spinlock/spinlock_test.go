@@ -39,7 +39,6 @@ var strategy = strategytest.Strategy{
 
 	// The first refused attempt also reads the owner: two commands. Later ones
 	// within a second take one, about 20 times a second.
-	Refusal: 2,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }

@@ -3,6 +3,7 @@ package acceptance
 import (
 	"context"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/hasplock/hasp"
@@ -22,8 +23,8 @@ var stores = map[string]func(t *testing.T, h *conformance.Harness){
 	"filelock": inDirectory,
 	// The costs are those of the strategies' own tests.
 	"spinlock":   inRedis(1, conformance.Cost{Waiting: 60}),
-	"pubsublock": inRedis(1, conformance.Cost{Waiting: 4}),
-	"fairlock":   inRedis(1, conformance.Cost{Waiting: 3}),
+	"pubsublock": inRedis(1, conformance.Cost{Refused: 1, Waiting: 4}),
+	"fairlock":   inRedis(1, conformance.Cost{Refused: 1, Waiting: 3}),
 	"redlock":    inRedis(3, conformance.Cost{Acquire: 10.5, Renew: 4.5, Release: 3, Waiting: 36}),
 }
 
@@ -35,17 +36,31 @@ func TestEveryStrategyConforms(t *testing.T) {
 			if !ok {
 				t.Fatal("registered, and no store to check it on: add one")
 			}
-			params := hasp.Params{"timeout": "20s"}
-			h := conformance.Harness{Open: func(ctx context.Context, store string) (backend.Driver, error) {
-				return hasp.Config{Strategy: strategy, Nodes: []string{store}, Params: params}.Driver(ctx)
-			}}
-			if strategy == "redlock" {
-				params["durable"] = "true"
+			h := conformance.Harness{Open: opener(strategy, patient)}
+			switch {
+			case strategy == "redlock":
+				h.Open = opener(strategy, hasp.Params{"timeout": "20s", "durable": "true"})
 				h.Cannot = splits
+			case slices.Contains(onRedis(), strategy):
+				for _, other := range onRedis() {
+					if other != strategy {
+						h.Others = append(h.Others, conformance.Other{Name: other, Open: opener(other, patient)})
+					}
+				}
 			}
 			store(t, &h)
 			conformance.Run(t, h)
 		})
+	}
+}
+
+// patient are the parameters of drivers whose servers may be slow.
+var patient = hasp.Params{"timeout": "20s"}
+
+// opener returns a function that opens a strategy as users do.
+func opener(strategy string, p hasp.Params) func(ctx context.Context, store string) (backend.Driver, error) {
+	return func(ctx context.Context, store string) (backend.Driver, error) {
+		return hasp.Config{Strategy: strategy, Nodes: []string{store}, Params: p}.Driver(ctx)
 	}
 }
 

@@ -16,10 +16,13 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
+	"github.com/hasplock/hasp/pubsublock"
 	"github.com/hasplock/hasp/redlock"
+	"github.com/hasplock/hasp/spinlock"
 )
 
 // garbage are replies that no command or script of hasp may get, except for the
@@ -129,10 +132,13 @@ func byURL(t testing.TB, strategy, addr string) backend.Driver {
 }
 
 func overClient(strategy string, rdb redis.UniversalClient) backend.Driver {
-	for _, s := range sharing {
-		if s.name == strategy {
-			return s.over(rdb)
-		}
+	switch strategy {
+	case "spinlock":
+		return spinlock.New(rdb, nil)
+	case "pubsublock":
+		return pubsublock.New(rdb, nil)
+	case "fairlock":
+		return fairlock.New(rdb, nil)
 	}
 	return redlock.New([]redis.UniversalClient{rdb}, &redlock.Options{AllowUnsafeNodes: true, MaxTTL: time.Hour})
 }

@@ -42,13 +42,11 @@ func (c *Cluster) start() error {
 	if c.o.Bare {
 		n = masters
 	}
-	all, err := c.members(n, "node", c.Servers)
+	all, err := c.members(n, "node", &c.Servers)
 	if err != nil {
 		return err
 	}
-	c.Servers = nil
 	for i, m := range all {
-		c.Servers = append(c.Servers, m.Server)
 		if err := os.WriteFile(filepath.Join(m.dir, "nodes.conf"), []byte(nodes(all, i)), 0o600); err != nil {
 			return err
 		}

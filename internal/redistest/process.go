@@ -102,11 +102,23 @@ func (s *Server) run(p *process) error {
 			return err
 		}
 	}
-	err := s.up(p)
-	if err != nil && p.kill() == nil && bytes.Contains(p.out.Bytes(), []byte("Address already in use")) {
-		return errTaken
+	if err := p.start(); err != nil {
+		return err
 	}
-	return err
+	answers := make(chan error, 1)
+	go func() { answers <- s.ready() }()
+	select {
+	case err := <-answers:
+		if err == nil && p.clock != "" {
+			err = p.wound()
+		}
+		return err
+	case <-p.done:
+		if bytes.Contains(p.out.Bytes(), []byte("Address already in use")) {
+			return errTaken
+		}
+		return fmt.Errorf("redis-server ended:\n%s", p.out)
+	}
 }
 
 // args are the arguments of redis-server.
@@ -141,24 +153,6 @@ func (s *Server) args(dir string, port int) []string {
 		args = append(args, "--appendonly", "yes", "--appendfsync", "no")
 	}
 	return append(args, s.o.Args...)
-}
-
-// up starts p and waits until it answers.
-func (s *Server) up(p *process) error {
-	if err := p.start(); err != nil {
-		return err
-	}
-	answers := make(chan error, 1)
-	go func() { answers <- s.ready() }()
-	select {
-	case err := <-answers:
-		if err == nil && p.clock != "" {
-			err = p.wound()
-		}
-		return err
-	case <-p.done:
-		return fmt.Errorf("redis-server ended:\n%s", p.out)
-	}
 }
 
 // start starts the process. It ends with this program.

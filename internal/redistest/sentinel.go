@@ -28,43 +28,37 @@ type Sentinel struct {
 func StartSentinel(t testing.TB, o *Options) *Sentinel {
 	t.Helper()
 	s := &Sentinel{Set: newSet(t, o), Name: "mymaster"}
-	for range 3 {
-		must(t, "server", s.startServer())
-	}
+	must(t, "servers", again(s.startServers))
 	must(t, "sentinels", again(s.startSentinels))
 	s.must("Sentinel set", s.complete)
 	return s
 }
 
-// startServer starts the master, or a replica of it.
-func (s *Sentinel) startServer() error {
-	args := s.chain()
-	if len(s.Servers) > 0 {
-		host, port, _ := net.SplitHostPort(s.Servers[0].Addr)
-		args = append(args, "--replicaof", host, port)
+// startServers starts the master, and then two replicas of it.
+func (s *Sentinel) startServers() error {
+	all, err := s.members(3, "server", &s.Servers)
+	if err != nil {
+		return err
 	}
-	s.Servers = append(s.Servers, nil)
-	return again(func() error {
-		m, err := s.server("server")
-		if err != nil {
+	args := s.chain()
+	for _, m := range all {
+		if err := m.start(args...); err != nil {
 			return err
 		}
-		s.Servers[len(s.Servers)-1] = m.Server
-		return m.start(args...)
-	})
+		args = append(s.chain(), "--replicaof", "127.0.0.1", strconv.Itoa(all[0].port))
+	}
+	return nil
 }
 
 // startSentinels starts three sentinels. Their configuration names each other and
 // the replicas; to discover them would take seconds.
 func (s *Sentinel) startSentinels() error {
-	all, err := s.members(3, "sentinel", s.Sentinels)
+	all, err := s.members(3, "sentinel", &s.Sentinels)
 	if err != nil {
 		return err
 	}
-	s.Sentinels = nil
 	for i, m := range all {
 		m.o.User, m.o.Password = s.o.SentinelUser, s.o.SentinelPassword
-		s.Sentinels = append(s.Sentinels, m.Server)
 		file := filepath.Join(m.dir, "sentinel.conf")
 		if err := os.WriteFile(file, []byte(s.config(all, i)), 0o600); err != nil {
 			return err

@@ -75,30 +75,28 @@ type member struct {
 // start starts the server.
 func (m member) start(args ...string) error { return m.startAt(m.dir, m.port, args...) }
 
-// server returns a server that is not started, with a directory and an address.
-func (s *Set) server(name string) (m member, err error) {
-	m.Server = &Server{t: s.t, o: s.o, Certificate: s.Certificate}
-	if m.dir, err = os.MkdirTemp(s.dir, name); err != nil {
-		return m, err
+// members returns n servers that are not started, each with a directory and an address. It puts
+// them in the place of servers, which it stops.
+func (s *Set) members(n int, name string, servers *[]*Server) ([]member, error) {
+	for _, srv := range *servers {
+		if srv.flav != nil { // otherwise it was not started
+			srv.Stop()
+		}
 	}
-	m.port, err = freePort(s.t)
-	m.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port))
-	return m, err
-}
-
-// members returns n servers that are not started, in the place of those of old, which it
-// stops.
-func (s *Set) members(n int, name string, old []*Server) ([]member, error) {
-	for _, srv := range old {
-		srv.Stop()
-	}
+	*servers = nil
 	all := make([]member, n)
 	for i := range all {
-		m, err := s.server(name)
-		if err != nil {
+		m := &all[i]
+		m.Server = &Server{t: s.t, o: s.o, Certificate: s.Certificate}
+		var err error
+		if m.dir, err = os.MkdirTemp(s.dir, name); err != nil {
 			return nil, err
 		}
-		all[i] = m
+		if m.port, err = freePort(s.t); err != nil {
+			return nil, err
+		}
+		m.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port))
+		*servers = append(*servers, m.Server)
 	}
 	return all, nil
 }

@@ -177,41 +177,6 @@ func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	}
 }
 
-// CommandsPerOperation proves that each operation takes one round trip, or
-// Refusal for a refused Acquire.
-func (s Strategy) CommandsPerOperation(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	p := srv.Proxy()
-	o := srv.ClientOptions()
-	o.Addr = p.Addr()
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	r := rig{srv, rdb, s.open(rdb)}
-	for round := range 2 {
-		for i, kind := range kinds {
-			c, kept := kind(fmt.Sprint("k", round, i)), Claim(fmt.Sprint("kept", round, i)) // keys that the driver has not been refused yet
-			r.Acquire(t, kept)
-			p.Commands()
-			r.Acquire(t, c)
-			acquired := p.Commands()
-			Want(t, "acquire again", ErrOf(r.Driver.Acquire(t.Context(), Claim(c.Key))), backend.ErrHeld)
-			refused := p.Commands()
-			Want(t, "renew", r.Renew(t, c), nil)
-			renewed := p.Commands()
-			r.Release(t, c)
-			released := p.Commands()
-			r.Release(t, Kept(kept, Term))
-			keeps := p.Commands()
-			if round == 0 {
-				continue // the first round has to send the scripts
-			}
-			if len(acquired) != 1 || len(refused) != s.Refusal || len(renewed) != 1 || len(released) != 1 || len(keeps) != 1 {
-				t.Errorf("acquired %q, refused %q, renewed %q, released %q, kept %q", acquired, refused, renewed, released, keeps)
-			}
-		}
-	}
-}
-
 // NewPanicsOnMisuse proves that New panics with a text that names it.
 func (s Strategy) NewPanicsOnMisuse(t *testing.T) {
 	calls := map[string]func(){

@@ -2,7 +2,6 @@ package strategytest
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -153,30 +152,4 @@ func (s Strategy) SharedWithoutRights(t *testing.T) {
 	r.Forbid(t, "+pexpire", "-zrange")
 	Outage(t, "renew without zrange", r.Renew(t, hold))
 	Outage(t, "release without zrange", r.Driver.Release(t.Context(), hold))
-}
-
-// RenewalsOfABatch proves that each claim of a batch of both kinds gets one answer of its own.
-func (s Strategy) RenewalsOfABatch(t *testing.T) {
-	r := s.setup(t, nil)
-	var cs []backend.Claim
-	for i := range 60 {
-		c := Claim(fmt.Sprint("k", i/2))
-		c.Shared = i/2%2 == 0
-		if c.Shared || i%2 == 0 {
-			r.Acquire(t, c)
-		}
-		cs = append(cs, c)
-	}
-	answers := make([]int, len(cs))
-	r.Driver.Renew(t.Context(), cs, func(i int, g backend.Grant, err error) {
-		answers[i]++
-		if lost := errors.Is(err, backend.ErrLost); lost != (!cs[i].Shared && i%2 == 1) || !lost && err != nil || g != (backend.Grant{}) {
-			t.Errorf("claim %d: %+v, %v", i, g, err)
-		}
-	})
-	for i, n := range answers {
-		if n != 1 {
-			t.Errorf("claim %d was answered %d times", i, n)
-		}
-	}
 }

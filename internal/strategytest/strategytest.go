@@ -44,9 +44,6 @@ type Strategy struct {
 	// same type of Redis.
 	Foreign map[string]func(ctx context.Context, rdb *redis.Client, key string) error
 
-	// Refusal is the number of commands that a refused Acquire takes.
-	Refusal int
-
 	// Since says that Inspect reports when a hold began.
 	Since bool
 
@@ -58,12 +55,12 @@ type Strategy struct {
 func Run(t *testing.T, s Strategy) {
 	t.Parallel() // each test has a server of its own, and the slow ones wait
 	tests := []func(*testing.T){
-		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.CommandsPerOperation, s.NewPanicsOnMisuse,
+		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.NewPanicsOnMisuse,
 		s.FenceCounter, s.ForeignFenceCounterIsRefused,
 		s.RefusalsOfTheServerAreOutages,
 		s.ListNamesOnlyOurOwn,
 		s.OpenByURL, s.OpenErrors,
-		s.SharedHolds, s.SharedWithoutRights, s.RenewalsOfABatch,
+		s.SharedHolds, s.SharedWithoutRights,
 	}
 	if s.Intents {
 		tests = append(tests, s.WaitingWriterKeepsReadersOut)

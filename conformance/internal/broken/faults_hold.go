@@ -165,7 +165,7 @@ var fenceFaults = []Fault{
 				}
 			})(d)
 		}},
-	{Name: "fences start again after a driver is closed", Clause: "fence-outlives-drivers", kind: waits,
+	{Name: "fences start again after a driver is closed", Clause: "fence-grows", kind: waits,
 		spoil: spoils(changes(countByOne), closes(func(_ *driver, s *store, _ time.Time) { clear(s.fences) }))},
 	{Name: "every hold has a fence, even if the claim asks for none", Clause: "fence-when-asked", kind: waits,
 		spoil: onAcquire.asks(func(c *backend.Claim) { c.Fenced = true })},
