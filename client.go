@@ -35,16 +35,17 @@ type Client struct {
 	// mu guards all below, and the fields of line, hold and Lease that say so. It is
 	// not held across I/O. A function whose name ends in Locked needs it.
 	mu        sync.Mutex
-	lines     map[lineID]*line
+	lines     map[string]*line    // by key, without those of shared callers
 	most      int                 // the largest len(lines) since the map was created
 	lookers   map[string]chan int // receives a slot of the key that may have become free, for the caller that looks for one
 	contended contended           // keys that a Waiter has refused lately
+	broken    instant             // when the last Break through this Client ended
 	holds     holdHeap            // holds that are trusted, ordered by when the renewer must serve them
 	open      int                 // holds that are trusted or being released, or ended by Close and not unlocked
 	callers   int                 // in all lines
 	calls     int                 // goroutines of this Client, and calls of callers other than Lock and TryLock
 	stopped   bool                // Close waits no longer, and closes the driver: no goroutine may start
-	changed   *sync.Cond          // signals that open, callers or calls has become smaller; Close waits for it
+	changed   *sync.Cond          // signals that open, callers, calls or observer.unlocks has become smaller, for settle
 
 	renewer  renewer
 	reaper   reaper
@@ -74,13 +75,15 @@ func newClient(d backend.Driver, opts Options) *Client {
 		opts:    opts,
 		clock:   newClock(hostclock.Suspended, traits.Reach == backend.Process),
 		closed:  make(chan struct{}),
-		lines:   map[lineID]*line{},
+		lines:   map[string]*line{},
+		broken:  -1,
 		lookers: map[string]chan int{},
 	}
 	c.changed = sync.NewCond(&c.mu)
 	c.waiter, _ = d.(backend.Waiter)
 
 	c.closing, c.close = context.WithCancelCause(context.Background())
+	c.observer.unlocks = map[unlockKey]int{}
 	c.renewer.wake = make(chan struct{}, 1)
 	c.renewer.well.most, c.renewer.suspect.most = maxBatches, maxSuspect
 	c.reaper.wake = make(chan struct{}, 1)
@@ -189,6 +192,7 @@ func (c *Client) Close() error {
 	// Under mu: after this, no caller gets a hold that the loop below misses. The leases
 	// can still be unlocked.
 	c.close(ErrClosed)
+	c.changed.Broadcast()
 	var ended []*Lease
 	for len(c.holds) > 0 {
 		h := c.holds[0].hold

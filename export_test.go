@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// Leftovers returns how many lines, holds and releases a Client has.
-func Leftovers(c *Client) (lines, holds, reaps int) {
+// Leftovers returns how many callers, holds and releases a Client has.
+func Leftovers(c *Client) (callers, holds, reaps int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.lines), len(c.holds), len(c.reaper.queue)
+	return c.callers + len(c.lines), len(c.holds), len(c.reaper.queue)
 }
 
 // Waiters returns how many callers wait in c's line for key.
 func Waiters(c *Client, key string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ln := c.lines[lineID{key: key}]
+	ln := c.lines[key]
 	if ln == nil {
 		return 0
 	}

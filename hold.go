@@ -112,11 +112,6 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 		ln.turns++
 	}
 	c.open++
-	// The grant has arrived after the Break, but the store may have made it before.
-	if ln.broken {
-		ln.broken, h.distrusted = false, h.granted
-		h.renewAt(h.granted, h.granted)
-	}
 
 	// With a max hold, the first claim may have asked for less than the whole term.
 	// Renewals ask for the whole term, or until a little after the limit if that is less.
@@ -186,6 +181,7 @@ func (c *Client) leaveHeadLocked(h *hold) {
 	c.slotFreedLocked(h)
 	ln := h.line
 	switch {
+	case h.claim.Shared:
 	case ln.callers == 1: // the line ends
 		c.noteGapLocked(ln)
 	case !c.traits.Ordered:

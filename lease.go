@@ -205,7 +205,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 
 	l.state.Store(released)
 	if l.observed && state == held {
-		c.unlockBegunLocked(l) // before another caller can get the key
+		c.observer.unlocks[l.unlockKey()]++ // before another caller can get the key
 	}
 	i := slices.Index(h.leases, l)
 	h.leases = slices.Delete(h.leases, i, i+1)

@@ -26,10 +26,10 @@ const freshEnough = 50 * time.Millisecond
 // A shared caller does not wait in the line of the key. It asks the store itself, and has a
 // hold of its own. A Client that handed a shared hold from caller to caller might never let
 // go of the key, and an exclusive caller of another Client would never get it. The code for
-// lines serves shared callers as well: each has a line of its own, of which it is the head
-// from the start. No other caller joins it.
+// lines serves shared callers as well: each has a line of its own, which no other caller
+// joins.
 type line struct {
-	lineID
+	key     string
 	callers int       // including the head
 	waiting list.List // of *turn: the callers behind the head
 	hasHead bool
@@ -44,8 +44,6 @@ type line struct {
 	outage      bool    // the store has answered no attempt since outageSince
 	outageSince instant // by clock.awake
 
-	broken bool // a Break of this Client has ended while the line had no hold
-
 	asking bool    // the head's attempt, which began at asked, is in flight
 	asked  instant // by clock.awake
 
@@ -56,12 +54,6 @@ type line struct {
 
 	pace    pace    // how the key is shared with other Clients
 	gapEnds instant // when the last gap ends or has ended
-}
-
-// lineID is the key of a line. If it is the line of one shared caller, reader is that line.
-type lineID struct {
-	key    string
-	reader *line
 }
 
 // turn is one caller that waits in the line.
@@ -339,7 +331,7 @@ func (c *Client) noteGapLocked(ln *line) {
 	now, polls := c.clock.now(), c.waiter == nil
 	lasted := now.sub(ln.pace.began)
 	probes := polls && !ln.sought && lasted >= briefRow && rand.N(probe) == 0
-	if c.traits.Ordered || ln.reader != nil || len(c.contended) == 0 && !ln.sought && !probes {
+	if c.traits.Ordered || len(c.contended) == 0 && !ln.sought && !probes {
 		return
 	}
 	if ln.sought || probes {

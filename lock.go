@@ -27,6 +27,7 @@ type wait struct {
 	once  bool    // make only one attempt
 	end   instant // of WithMaxWait, or never
 	tries int     // calls to the store so far
+	asked instant // when the last of them began
 
 	line       *line // the line that counts this caller; nil before it joins, and once it has a hold or has left
 	stood      bool  // the caller has waited in the line, or for the end of a gap
@@ -176,6 +177,9 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	if w.tries > 1 || w.stood {
 		ln.pace.acquiredLocked(w.waitedLocked(h.granted))
 	}
+	if w.asked <= c.broken {
+		h.doubt(h.granted) // the store may have granted it before the Break
+	}
 	w.line = nil            // from here on the line counts the hold
 	ln.sought = w.tries > 1 // the release leaves a gap then, however long ago the refusal was
 	return c.startHoldLocked(ctx, r, ln, h), nil
@@ -206,23 +210,20 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 		return nil, ErrClosed
 	}
 
-	ln := c.lines[lineID{key: key}]
-	if ln == nil || w.r.shared {
-		ln = &line{lineID: lineID{key: key}}
-		if w.r.shared {
-			ln.reader, ln.hasHead = ln, true
-		}
-		c.lines[ln.lineID] = ln
-		c.most = max(c.most, len(c.lines))
-	}
-	ln.callers++
 	c.callers++
-	w.line = ln
 	if w.r.shared {
+		w.line = &line{key: key, callers: 1}
 		c.mu.Unlock()
 		return nil, nil
 	}
-	if ln.callers == 1 {
+	ln := c.lines[key]
+	if ln == nil {
+		ln = &line{key: key}
+		c.lines[key] = ln
+		c.most = max(c.most, len(c.lines))
+	}
+	w.line = ln
+	if ln.callers++; ln.callers == 1 {
 		k := c.contended[key]
 		ln.pace.mean, ln.pace.row = k.mean, k.began
 	}
@@ -254,15 +255,15 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 func (c *Client) leaveLocked(ln *line) {
 	c.callers--
 	c.changed.Broadcast()
-	if ln.callers--; ln.callers > 0 {
+	if ln.callers--; ln.callers > 0 || c.lines[ln.key] != ln {
 		return
 	}
 
-	delete(c.lines, ln.lineID) // no caller refers to the line any more
+	delete(c.lines, ln.key) // no caller refers to the line any more
 	if c.most > minShrink && len(c.lines) < c.most/16 {
 		// A map keeps the memory of its largest size, and maps.Clone copies that memory
 		// as well. So the remaining lines move to a new map.
-		few := make(map[lineID]*line, len(c.lines))
+		few := make(map[string]*line, len(c.lines))
 		maps.Copy(few, c.lines)
 		c.lines, c.most = few, len(few)
 	}
@@ -280,10 +281,11 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		// the wait.
 		last := w.once || w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
-		asked, sent := w.start, w.began
+		sent := w.began
+		w.asked = w.start
 		if attempt > 1 || w.stood {
-			asked = w.c.clock.now()
-			sent = w.c.clock.withoutSleep(asked)
+			w.asked = w.c.clock.now()
+			sent = w.c.clock.withoutSleep(w.asked)
 		}
 
 		var h *hold
@@ -292,7 +294,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		if useWait {
 			h, err = w.await(ctx)
 		} else {
-			h, err = w.attempt(ctx, asked, last)
+			h, err = w.attempt(ctx, last)
 		}
 		if err == nil {
 			return h, nil
@@ -330,10 +332,10 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 }
 
 // attempt makes one attempt. If its outcome is unknown, the token is released in the
-// background; the outcome of a driver of Reach Process is always known. Start is the time
-// at which the caller last read the clock. Last says that no attempt follows.
-func (w *wait) attempt(ctx context.Context, start instant, last bool) (*hold, error) {
-	c := w.c
+// background; the outcome of a driver of Reach Process is always known. Last says that no
+// attempt follows.
+func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
+	c, start := w.c, w.asked
 	cl, bound := c.claim(&w.r), w.beginAttempt()
 	cl.Waiting = !last
 	if c.waiter == nil {

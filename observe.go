@@ -19,9 +19,9 @@ var lastEventID atomic.Uint64
 // the end of a context.
 type observer struct {
 	// Guarded by Client.mu.
-	running bool                   // the goroutine exists; it ends when the queue is empty
-	queue   []unobserved           // in the order in which they happened
-	unlocks map[unlockKey]*unlocks // calls of Unlock whose EventReleased is still to be reported
+	running bool              // the goroutine exists; it ends when the queue is empty
+	queue   []unobserved      // in the order in which they happened
+	unlocks map[unlockKey]int // how many calls of Unlock whose EventReleased is still to be reported
 }
 
 // unobserved is an event that waits for Observe.
@@ -35,13 +35,6 @@ type unobserved struct {
 type unlockKey struct {
 	key    string
 	shared bool
-}
-
-// unlocks are calls of Unlock for one key whose EventReleased is still to be reported. A
-// caller of the same Client that gets the key reports its EventAcquired after them.
-type unlocks struct {
-	n    int
-	done chan struct{} // closed when n is 0; nil unless a caller waits for that
 }
 
 // observe calls Observe, if there is one, on the caller's goroutine.
@@ -129,63 +122,40 @@ func (c *Client) observeAcquired(ctx context.Context, l *Lease, e Event) {
 // answered, from stopping other callers.
 func (c *Client) awaitUnlocks(ctx context.Context, l *Lease) {
 	k := l.unlockKey()
-	c.mu.Lock()
-	u := c.observer.unlocks[unlockKey{k.key, false}]
-	if u == nil && !k.shared {
-		// The leases before were shared. If there were exclusive ones after these, the
-		// first of them has waited.
-		u = c.observer.unlocks[unlockKey{k.key, true}]
+	left := false // guarded by mu, as unlocks
+	over := func() bool {
+		u := c.observer.unlocks
+		return left || c.closing.Err() != nil || u[unlockKey{k.key, false}] == 0 && (k.shared || u[unlockKey{k.key, true}] == 0)
 	}
-	if u == nil {
-		c.mu.Unlock()
+	c.mu.Lock()
+	now := over()
+	c.mu.Unlock()
+	if now {
 		return
 	}
-	if u.done == nil {
-		u.done = make(chan struct{})
-	}
-	done := u.done
-	c.mu.Unlock()
 
-	timer := time.NewTimer(min(c.opts.Timeout, l.end().sub(c.clock.now())/3))
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	case <-ctx.Done():
-	case <-c.closing.Done():
-	}
+	defer context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		left = true
+		c.changed.Broadcast()
+	})()
+	c.settle(time.Now().Add(min(c.opts.Timeout, l.end().sub(c.clock.now())/3)), over)
 }
 
-// unlockKey returns where an Unlock of l is noted.
+// unlockKey returns where an Unlock of l is noted. unlock notes it before another caller can
+// get the key.
 func (l *Lease) unlockKey() unlockKey { return unlockKey{l.hold.claim.Key, l.hold.claim.Shared} }
 
-// unlockBegunLocked notes that an Unlock of l has begun. unlockReported follows.
-func (c *Client) unlockBegunLocked(l *Lease) {
-	o, key := &c.observer, l.unlockKey()
-	if o.unlocks == nil {
-		o.unlocks = map[unlockKey]*unlocks{}
-	}
-	u := o.unlocks[key]
-	if u == nil {
-		u = new(unlocks)
-		o.unlocks[key] = u
-	}
-	u.n++
-}
-
-// unlockReported notes that the end of l was reported, after unlockBegunLocked.
+// unlockReported notes that the end of l, which unlock has noted, was reported.
 func (c *Client) unlockReported(l *Lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := l.unlockKey()
-	u := c.observer.unlocks[key]
-	if u.n--; u.n > 0 {
-		return
+	u, k := c.observer.unlocks, l.unlockKey()
+	if u[k]--; u[k] == 0 {
+		delete(u, k)
 	}
-	delete(c.observer.unlocks, key)
-	if u.done != nil {
-		close(u.done)
-	}
+	c.changed.Broadcast()
 }
 
 // observeUnlock reports the end of l by an Unlock that has returned err.

@@ -57,8 +57,7 @@ func (c *Client) join(ctx context.Context, r *request, outer *Lease) (*Lease, er
 	// the term is the shorter one.
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
-		h.distrusted = now // so that a renewal in flight, which asked for less, is followed by another
-		h.renewAt(now, now)
+		h.doubt(now) // a renewal in flight has asked for less
 	}
 
 	r.slot = outer.slot

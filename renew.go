@@ -364,17 +364,18 @@ func (c *Client) confirmSoon(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.clock.now()
-	for id, ln := range c.lines {
-		switch h := ln.hold; {
-		case id.key != key:
-		case h == nil:
-			// The store may have granted a hold just before the Break, and its answer is on
-			// the way.
-			ln.broken = true
-		case h.index >= 0:
-			h.distrusted = now
-			h.renewAt(now, now+1)
-			c.scheduleLocked(h)
+	c.broken = now // for grants that are on their way
+	for _, s := range slices.Clone(c.holds) {
+		if s.hold.line.key == key {
+			s.hold.doubt(now)
+			c.scheduleLocked(s.hold)
 		}
 	}
+}
+
+// doubt makes a renewal of h due now. An answer to a call that began earlier does not confirm
+// the hold.
+func (h *hold) doubt(now instant) {
+	h.distrusted = now
+	h.renewAt(now, now)
 }
