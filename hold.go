@@ -101,12 +101,8 @@ func (c *Client) startHoldLocked(ctx context.Context, r *request, ln *line, h *h
 	ln.hold, ln.lastAnswer, ln.outage, ln.silent, ln.asking = h, nil, false, false, false
 	// A caller may come during the hold and get it by a hand-over. So the row begins
 	// here even if no caller waits yet.
-	if ln.turns == 0 {
+	if ln.pace.began == 0 || ln.turns == 0 && ln.sought {
 		ln.pace.began = h.granted
-		if ln.pace.row != 0 && !ln.sought {
-			ln.pace.began = ln.pace.row
-		}
-		ln.pace.row = 0
 	}
 	if ln.first() != nil {
 		ln.turns++
@@ -183,7 +179,7 @@ func (c *Client) leaveHeadLocked(h *hold) {
 	switch {
 	case h.claim.Shared:
 	case ln.callers == 1: // the line ends
-		c.noteGapLocked(ln)
+		c.lineEndsLocked(ln)
 	case !c.traits.Ordered:
 		c.promoteNextLocked(ln)
 	case ln.hold == h:

@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -207,7 +206,7 @@ func (c *Client) promoteNextLocked(ln *line) {
 	ln.hasHead, ln.hold, ln.asking = false, nil, false
 	next := ln.first()
 	if next == nil {
-		ln.turns = 0
+		ln.turns, ln.pace.began = 0, 0
 		return
 	}
 
@@ -218,8 +217,7 @@ func (c *Client) promoteNextLocked(ln *line) {
 	t := ticket{lastAnswer: ln.lastAnswer}
 	if c.rowOverLocked(ln, now) {
 		// Without a gap other Clients would rarely find the key free.
-		ln.turns = 0
-		ln.gapEnds = now.add(c.gapLocked(ln, now))
+		ln.gapEnds = c.endRowLocked(ln, now, true)
 	}
 	// The head before may have left during a gap. Then the next one waits for the rest of it.
 	t.after = max(ln.gapEnds.sub(now), 0)
@@ -283,87 +281,4 @@ func (c *Client) refusalLocked(ln *line) error {
 
 	left := instant(ln.hold.deadline.Load()).sub(c.clock.now())
 	return &backend.HeldError{Owner: c.opts.Owner, RetryAfter: max(left, 0)}
-}
-
-// contended has the keys that the store has refused lately.
-//
-// A caller that wants such a key joins the queue of an Ordered driver at once. An
-// attempt before that would cost a round trip, in which callers of other Clients could
-// join the queue first. With another driver, a caller that comes back right after its
-// Unlock leaves the key to other Clients for a gap. Otherwise it would take the key
-// before the Clients that the release has woken, or that poll.
-type contended map[string]contention
-
-type contention struct {
-	since   instant       // when the key was refused first
-	gapEnds instant       // when a gap after the last release ends or has ended
-	mean    time.Duration // of the pace, if the Client polls
-	began   instant       // when the Client's row began, if it polls and the row goes on
-}
-
-const (
-	contendedFor = time.Second
-	maxContended = 256 // keys; for one that is forgotten, a caller makes an attempt too many or leaves no gap
-)
-
-func (k *contended) note(key string, now instant) {
-	if *k == nil || len(*k) >= maxContended {
-		*k = contended{}
-	}
-	if !k.lately(key, now) {
-		(*k)[key] = contention{since: now}
-	}
-}
-
-func (k *contended) lately(key string, now instant) bool {
-	at, ok := (*k)[key]
-	if ok && now.sub(at.since) >= contendedFor {
-		delete(*k, key)
-		ok = false
-	}
-	return ok
-}
-
-// noteGapLocked begins a gap after a release of the last caller in line, if others may want
-// the key: this hold came after a refusal. A Client that polls now and then leaves a gap
-// without that, because others would rarely find a key free that it takes again at once.
-func (c *Client) noteGapLocked(ln *line) {
-	now, polls := c.clock.now(), c.waiter == nil
-	lasted := now.sub(ln.pace.began)
-	probes := polls && !ln.sought && lasted >= briefRow && rand.N(probe) == 0
-	if c.traits.Ordered || len(c.contended) == 0 && !ln.sought && !probes {
-		return
-	}
-	if ln.sought || probes {
-		c.contended.note(ln.key, now)
-	}
-	if !c.contended.lately(ln.key, now) {
-		return
-	}
-	k := c.contended[ln.key]
-	switch {
-	case !polls:
-		k.gapEnds = now.add(c.gapLocked(ln, now))
-	case lasted < briefRow:
-		k.began, k.mean = ln.pace.began, ln.pace.mean
-	default:
-		k = contention{since: k.since, gapEnds: now.add(c.gapLocked(ln, now)), mean: ln.pace.mean}
-	}
-	switch {
-	case polls && ln.sought:
-		k.since = now
-	case probes && k.mean == 0:
-		// No other Client is known, so the next gap comes by chance, too.
-		k.since, k.gapEnds = now.add(-contendedFor), now.add(probeGap(lasted))
-	}
-	c.contended[ln.key] = k
-}
-
-// restOfGapLocked returns how long a new head must leave key to other Clients.
-func (c *Client) restOfGapLocked(key string) time.Duration {
-	k, ok := c.contended[key]
-	if !ok || k.gapEnds == 0 {
-		return 0
-	}
-	return max(k.gapEnds.sub(c.clock.now()), 0)
 }

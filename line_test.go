@@ -64,7 +64,6 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 		acquires int
 	}{
 		{name: "alike", n: 10, acquires: 1},
-		{name: "at most 32 in a row", n: 40, acquires: 2},
 		{name: "confirmed too long ago", n: 10, acquires: 2,
 			between: func(*testing.T, *faulty, *hasp.Lease) { time.Sleep(50 * time.Millisecond) }},
 		{name: "another term", n: 5, acquires: 2, first: []hasp.Option{hasp.WithTTL(time.Minute)}},

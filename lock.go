@@ -174,9 +174,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	}
 
 	ln := w.line
-	if w.tries > 1 || w.stood {
-		ln.pace.acquiredLocked(w.waitedLocked(h.granted))
-	}
+	ln.pace.acquiredLocked(w.waitedLocked(h.granted))
 	if w.asked <= c.broken {
 		h.doubt(h.granted) // the store may have granted it before the Break
 	}
@@ -224,8 +222,7 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 	}
 	w.line = ln
 	if ln.callers++; ln.callers == 1 {
-		k := c.contended[key]
-		ln.pace.mean, ln.pace.row = k.mean, k.began
+		ln.pace = c.contended[key].pace
 	}
 
 	// An Ordered driver queues the callers itself, so all of them may ask. But a

@@ -43,8 +43,8 @@ type Options struct {
 	// random part of up to a half, so that callers do not stay in step.
 	//
 	// If it is nil, the sleeps follow how long Clients wait for the key, so that all of
-	// them together make about eight attempts for each hold. They are at most 75 ms, or
-	// 375 ms while the key changes hands within a second.
+	// them together make about eight attempts for each hold. They are at most 375 ms, and at
+	// most 75 ms once a caller has waited for much longer than is usual for the key.
 	//
 	// A sleep ends earlier if the holder's term ends, or in time for a last attempt before
 	// the wait ends. An exclusive caller that shared leases keep from the key sleeps for
