@@ -75,7 +75,7 @@ func direct[T any](c *Client, ctx, quit context.Context, d time.Duration, f func
 
 	// An error that the end of a context caused must say which context.
 	switch {
-	case err == nil || definite(err):
+	case err == nil || backend.Definite(err):
 	case ctx.Err() != nil:
 		err = ctx.Err() // the caller's
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):

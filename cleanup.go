@@ -1,9 +1,9 @@
 package hasp
 
 import (
-	"container/heap"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -12,11 +12,9 @@ import (
 // Bounds of clean-up. If the queue is full, a token is not released, and expires.
 const (
 	maxReaps   = 1 << 16 // tokens in the queue
-	maxReaping = 16      // calls in flight for at most slowAfter
-	maxSlow    = 1 << 10 // calls in flight for longer
-	maxRepeats = 64      // of all these, calls for tokens whose last release was not answered
+	maxReaping = 512     // calls in flight: while a part of the store hangs, releases for the other parts must go on
+	maxRepeats = 64      // of these, calls for tokens whose last release was not answered
 
-	slowAfter  = 100 * time.Millisecond
 	firstRetry = 50 * time.Millisecond
 )
 
@@ -39,11 +37,10 @@ type reaper struct {
 	wake chan struct{} // signals a change of the queue; has room for one
 
 	// All below is guarded by Client.mu.
-	running bool     // its goroutine exists
-	queue   reapHeap // by the time of the next try
-	active  int      // calls in flight
-	slow    int      // of these, calls that were not answered within slowAfter
-	repeats int      // of the calls in flight, those for tokens whose last release was not answered
+	running bool    // its goroutine exists
+	queue   []*reap // by the time of the next try
+	active  int     // calls in flight
+	repeats int     // of these, calls for tokens whose last release was not answered
 }
 
 // reap is one token to be released.
@@ -63,24 +60,15 @@ func (x *reap) backoff(most time.Duration) time.Duration {
 	return jitter(min(firstRetry<<min(x.failed, 10), most))
 }
 
-type reapHeap []*reap
-
-func (q reapHeap) Len() int { return len(q) }
-
-func (q reapHeap) Less(i, j int) bool { return q[i].at < q[j].at }
-
-func (q reapHeap) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-
-// Push is for container/heap.
-func (q *reapHeap) Push(x any) { *q = append(*q, x.(*reap)) }
-
-// Pop is for container/heap.
-func (q *reapHeap) Pop() any {
-	old := *q
-	r := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	return r
+// insert puts x into the queue.
+func (r *reaper) insert(x *reap) {
+	i, _ := slices.BinarySearchFunc(r.queue, x, func(a, x *reap) int {
+		if a.at <= x.at {
+			return -1
+		}
+		return 1
+	})
+	r.queue = slices.Insert(r.queue, i, x)
 }
 
 // reap releases the token of cl in the background, as often as times says. No caller
@@ -112,7 +100,7 @@ func (c *Client) reapLocked(x *reap, kept time.Duration) {
 	if x.repeat {
 		x.at = x.at.add(jitter(firstRetry))
 	}
-	heap.Push(&r.queue, x)
+	r.insert(x)
 	if !r.running {
 		r.running = c.spawnLocked(c.runReaper)
 	} else {
@@ -156,26 +144,26 @@ func (c *Client) runReaper() {
 // how long to wait for the next one.
 func (c *Client) startReapsLocked(now instant, closing bool) time.Duration {
 	r := &c.reaper
-	for len(r.queue) > 0 && r.active-r.slow < maxReaping {
+	for len(r.queue) > 0 && r.active < maxReaping {
 		// A token that has expired needs no release. After Close has begun, a release that
 		// was not answered is not tried again.
 		x := r.queue[0]
-		if closing && x.failed > 0 || now >= x.until {
-			heap.Pop(&r.queue)
-			continue
-		}
-		if x.at > now && !closing {
+		drop := closing && x.failed > 0 || now >= x.until
+		if x.at > now && !closing && !drop {
 			return x.at.sub(now)
+		}
+		r.queue[0], r.queue = nil, r.queue[1:]
+		if drop {
+			continue
 		}
 		if x.repeat && r.repeats >= maxRepeats {
 			// While a part of the store hangs, repeats for that part must not delay
 			// releases that were not tried yet.
 			x.at = now.add(x.backoff(c.opts.Timeout))
-			heap.Fix(&r.queue, 0)
+			r.insert(x)
 			continue
 		}
 
-		heap.Pop(&r.queue)
 		if c.spawnLocked(func() { c.release(x) }) {
 			r.active++
 			if x.repeat {
@@ -188,42 +176,17 @@ func (c *Client) startReapsLocked(now instant, closing bool) time.Duration {
 
 // release makes one try for x.
 func (c *Client) release(x *reap) {
-	// A call that was not answered within slowAfter no longer counts against
-	// maxReaping. Otherwise, if a part of the store hangs, releases for the other
-	// parts would wait behind it for a Timeout each.
-	slow, answered := false, false // guarded by mu
-	timer := time.AfterFunc(slowAfter, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		// The timer may fire just when the answer comes.
-		if !answered && c.reaper.slow < maxSlow {
-			slow = true
-			c.reaper.slow++
-			poke(c.reaper.wake)
-		}
-	})
-
 	ctx, cancel := context.WithTimeout(context.Background(), c.opts.Timeout)
 	err := c.driver.Release(ctx, c.keeping(x.claim, x.keep))
 	cancel()
-	timer.Stop()
 	settled := err == nil || errors.Is(err, ErrLost)
 	if settled && x.lease != nil {
 		x.lease.settle(err)
 	}
 
+	// The try has ended. If another one must follow, x is queued again.
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	answered = true
-	if slow {
-		c.reaper.slow--
-	}
-	c.releasedLocked(x, settled)
-}
-
-// releasedLocked records that a try for x has ended, and queues x again if another
-// one must follow.
-func (c *Client) releasedLocked(x *reap, settled bool) {
 	r := &c.reaper
 	defer poke(r.wake)
 	r.active--
@@ -243,6 +206,6 @@ func (c *Client) releasedLocked(x *reap, settled bool) {
 		x.failed++
 	}
 	if x.times > 0 && c.closing.Err() == nil {
-		heap.Push(&r.queue, x)
+		r.insert(x)
 	}
 }

@@ -198,7 +198,7 @@ func plainDated(err error, d time.Duration) error {
 // isOutage reports whether err, which a call is about to return, says that the store failed
 // or did not answer.
 func isOutage(err error) bool {
-	if err == nil || definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
+	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
 		return false
 	}
 	// What the context's end interrupted decides. An outage matches no context's error.
@@ -212,12 +212,6 @@ func isOutage(err error) bool {
 // has ended.
 func isContextError(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// definite reports whether the outcome of a call that returned err is known: the call
-// has changed nothing.
-func definite(err error) bool {
-	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errUnsupported)
 }
 
 // longKey is the most bytes of a key that an error quotes.

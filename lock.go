@@ -355,7 +355,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	now, _ := c.clock.read()
 	// If a call lasted longer than it may, the machine or the process was stopped
 	// meanwhile. The call's time then says nothing about the store.
-	if d := c.clock.withoutSleep(now).sub(start - instant(slept)); (err == nil || definite(err)) && d <= c.opts.Timeout {
+	if d := c.clock.withoutSleep(now).sub(start - instant(slept)); (err == nil || backend.Definite(err)) && d <= c.opts.Timeout {
 		trip, old := int64(d), c.trip.Load()
 		if old > 0 && old <= 2*trip { // a mean of more than twice trip is replaced: the first call also dials, and is slow
 			trip = old + (trip-old)/8

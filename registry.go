@@ -199,11 +199,12 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if longest := d.Traits().MaxTTL; longest > 0 && opts.TTL > longest {
+	client := newClient(d, opts)
+	if err := client.checkLongest(opts.TTL); err != nil {
 		d.Close()
-		return nil, fmt.Errorf("hasp: open %s: %w: ttl %v is above %v, the longest term that this store grants: pass a shorter ttl", c.Strategy, ErrInvalid, opts.TTL, longest)
+		return nil, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}
-	return newClient(d, opts), nil
+	return client, nil
 }
 
 // Driver opens the driver that c names, without a Client. The conformance suite needs
@@ -229,7 +230,7 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	defer cancel()
 	d, err := opener(within, c)
 	if err != nil {
-		if !definite(err) {
+		if !backend.Definite(err) {
 			err = openErr(ctx, err, opts.Timeout)
 		}
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, marked(err))

@@ -224,7 +224,7 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	h := b.holds[i]
 	b.holds[i] = nil
 	b.c.mu.Unlock()
-	if err != nil && !definite(err) {
+	if err != nil && !backend.Definite(err) {
 		err = plain(err, b.try) // the context that has ended is the engine's own
 	}
 	b.answer(i, h, g, err)

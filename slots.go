@@ -163,7 +163,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 			return nil, withContextEnd(ctx, cmp.Or(last, err))
 		case errors.Is(err, ErrHeld):
 			outage = 0
-		case definite(err), errors.Is(err, ErrClosed):
+		case backend.Definite(err), errors.Is(err, ErrClosed):
 			return nil, err
 		case outage == 0:
 			outage = asked
@@ -218,7 +218,7 @@ func (w *wait) look(ctx context.Context, first int) (l *Lease, retry time.Durati
 		switch {
 		case errors.Is(answer, ErrHeld):
 			answered = answered || w.part.tries > 0 // otherwise the Client knew it
-		case answer == nil, definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil, outage != nil:
+		case answer == nil, backend.Definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil, outage != nil:
 			return l, 0, answer
 		default:
 			outage = answer // the other slots may be on servers that answer

@@ -79,7 +79,7 @@ func (w *wait) await(ctx context.Context) (*hold, error) {
 func (c *Client) withCleanUp(cl backend.Claim, f func(context.Context, backend.Claim) (backend.Grant, error)) func(context.Context) (backend.Grant, error) {
 	return func(ctx context.Context) (backend.Grant, error) {
 		g, err := f(ctx, cl)
-		if err != nil && !c.traits.Cleans && (!definite(err) || isContextError(err)) {
+		if err != nil && !c.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
 			c.reap(cl, reapTwice)
 		}
 		return g, err
@@ -106,7 +106,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 	case errors.Is(err, ErrHeld):
 		w.lastAnswer, w.refused = err, true
 		w.noteAnswer(err, sent)
-	case definite(err), errors.Is(err, ErrClosed):
+	case backend.Definite(err), errors.Is(err, ErrClosed):
 		return true, err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		w.unanswered(sent) // this wait has ended before the store answered

@@ -116,6 +116,12 @@ var (
 	ErrUnavailable = errors.New("store unavailable")
 )
 
+// Definite reports whether err is definite: the call that returned it has changed nothing in
+// the store.
+func Definite(err error) bool {
+	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
+}
+
 // HeldError is ErrHeld with the details that the store knows about the hold.
 type HeldError struct {
 	// RetryAfter is how long the present term still runs, by the store's
