@@ -2,9 +2,6 @@ package hasp_test
 
 import (
 	"context"
-	"runtime"
-	"strconv"
-	"sync"
 	"testing"
 
 	"github.com/hasplock/hasp"
@@ -46,42 +43,3 @@ func BenchmarkLockUnlock(b *testing.B) {
 		}
 	}
 }
-
-// All waiters of one key leave at once. The cost for each must not grow with
-// their number.
-func BenchmarkCancelWaiters(b *testing.B) {
-	for _, n := range []int{1_000, 10_000, 50_000} {
-		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			for b.Loop() {
-				b.StopTimer()
-				c := hasp.New(polled{memlock.New()}, nil)
-				l, err := c.Lock(b.Context(), "k")
-				if err != nil {
-					b.Fatal(err)
-				}
-				ctx, cancel := context.WithCancel(b.Context())
-				var waiters sync.WaitGroup
-				for range n {
-					waiters.Go(func() { c.Lock(ctx, "k") })
-				}
-				for hasp.Waiters(c, "k") < n {
-					runtime.Gosched()
-				}
-				b.StartTimer()
-				cancel()
-				waiters.Wait()
-				b.StopTimer()
-				l.Unlock(b.Context())
-				c.Close()
-				b.StartTimer()
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/waiter")
-		})
-	}
-}
-
-// polled hides that memlock is a Waiter.
-type polled struct{ *memlock.Driver }
-
-func (polled) Traits() backend.Traits { return backend.Traits{Fenced: true} }
-func (polled) Wait()                  {}

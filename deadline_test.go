@@ -2,6 +2,7 @@ package hasp_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -117,5 +118,111 @@ func TestLossIsReportedAfterASlowObserver(t *testing.T) {
 		if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
 			t.Errorf("got %v", kinds)
 		}
+	})
+}
+
+// oneWay is how long a call takes to the store in these tests, and its reply
+// back.
+const oneWay = 50 * time.Millisecond
+
+// slow makes a driver slow, with grants that leave Until zero, so that the engine
+// counts the term itself.
+func slow(f *faulty) {
+	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		time.Sleep(oneWay)
+		_, err := send()
+		time.Sleep(oneWay)
+		return backend.Grant{}, err
+	}
+	f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		return f.acquire(c, send)
+	}
+}
+
+// If the deadline counted from the reply, or did not subtract the drift, it could
+// be later than the end of the term in the store.
+func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		f.set(slow)
+		const ttl = 10 * time.Second
+
+		called := time.Now()
+		l := lockNow(t, c, "k", hasp.WithTTL(ttl))
+		if got, want := l.Expires().Sub(called), ttl-backend.Drift(ttl); got != want {
+			t.Errorf("Lock: the lease lasts %v from the call, want %v", got, want)
+		}
+
+		// Extend asks for a little more, so that ttl is left when drift is off.
+		called = time.Now()
+		want(t, "Extend", l.Extend(t.Context(), ttl), nil)
+		if got := l.Expires().Sub(called); got < ttl || got > ttl+10*time.Millisecond {
+			t.Errorf("Extend: the lease lasts %v from the call, want %v and hardly more", got, ttl)
+		}
+
+		for range 3 {
+			_, before, _ := f.calls()
+			for renews := before; renews == before; _, renews, _ = f.calls() {
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(2*oneWay + time.Millisecond) // its reply
+			var sent time.Time
+			f.set(func(f *faulty) { sent = f.renewed[before] })
+			if got, want := l.Expires().Sub(sent), ttl-backend.Drift(ttl); got != want {
+				t.Errorf("renewal: the lease lasts %v from the call, want %v", got, want)
+			}
+		}
+		unlock(t, l)
+	})
+}
+
+// The clock is past the deadline, and no timer has fired. Every method that
+// checks the lease must read the clock.
+func TestErrAsksTheClock(t *testing.T) {
+	for what, look := range map[string]func(l *hasp.Lease, ctx, child context.Context) error{
+		"Err":         func(l *hasp.Lease, _, _ context.Context) error { return l.Err() },
+		"the context": func(_ *hasp.Lease, ctx, _ context.Context) error { return errors.Join(ctx.Err(), context.Cause(ctx)) },
+		"its channel": func(_ *hasp.Lease, ctx, _ context.Context) error {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			default:
+				return nil
+			}
+		},
+		"a context made": func(l *hasp.Lease, _, _ context.Context) error { return context.Cause(l.Context()) },
+		"Unlock":         func(l *hasp.Lease, _, _ context.Context) error { return l.Unlock(context.Background()) },
+		"Extend":         func(l *hasp.Lease, _, _ context.Context) error { return l.Extend(context.Background(), time.Minute) },
+		"a child, after Err": func(l *hasp.Lease, _, child context.Context) error {
+			l.Err()
+			return context.Cause(child)
+		},
+	} {
+		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+			l := lockNow(t, c, "k")
+			var ctx, child context.Context
+			if what != "a context made" {
+				ctx = l.Context()
+				var cancel context.CancelFunc
+				child, cancel = context.WithCancel(ctx)
+				defer cancel()
+			}
+			synctest.Wait()
+
+			hasp.Skip(c, hasp.DefaultTTL)
+			want(t, what, look(l, ctx, child), hasp.ErrLost)
+		})
+	}
+}
+
+// The first of several leases of one hold is held to its max hold as well.
+func TestMaxHoldOfAnInnerLeaseThatIsLeft(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+		outer := lockNow(t, c, "k")
+		inner := lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(5*time.Second))
+		unlock(t, outer)
+
+		time.Sleep(6 * time.Second)
+		want(t, "Err of the inner lease", inner.Err(), hasp.ErrLost)
+		want(t, "Unlock of it", inner.Unlock(t.Context()), hasp.ErrLost)
 	})
 }

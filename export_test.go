@@ -12,17 +12,6 @@ func Leftovers(c *Client) (callers, holds, reaps int) {
 	return c.callers + len(c.lines), len(c.holds), len(c.reaper.queue)
 }
 
-// Waiters returns how many callers wait in c's line for key.
-func Waiters(c *Client, key string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ln := c.lines[key]
-	if ln == nil {
-		return 0
-	}
-	return ln.waiting.Len()
-}
-
 // Suspendable returns a function that makes c's clock see that the machine has
 // slept for d more. It is called before the first Lock.
 func Suspendable(c *Client) func(d time.Duration) {
