@@ -259,17 +259,15 @@ func (l *Lease) unlockEndedLocked(ctx context.Context, state int32) error {
 // release releases the key in the store, and then promotes the next caller in line.
 func (l *Lease) release(ctx context.Context) error {
 	c, h := l.c, l.hold
-	if c.traits.Reach != backend.Process {
-		// The line waits for the answer until the term ends, and no longer: the next
-		// caller asks the store anyway.
-		if left := instant(h.deadline.Load()).sub(c.clock.now()); left < c.opts.Timeout {
-			timer := time.AfterFunc(left, func() {
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.leaveHeadLocked(h)
-			})
-			defer timer.Stop()
-		}
+	// The line waits for the answer until the term ends, and no longer: the next
+	// caller asks the store anyway.
+	if left := instant(h.deadline.Load()).sub(c.clock.now()); left < c.opts.Timeout {
+		timer := time.AfterFunc(left, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.leaveHeadLocked(h)
+		})
+		defer timer.Stop()
 	}
 
 	err := c.callRelease(ctx, c.keeping(h.claim, h.keep))

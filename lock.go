@@ -373,10 +373,6 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 // shortest. But it is always long enough for a healthy store to answer.
 func (w *wait) beginAttempt() time.Duration {
 	c, ln := w.c, w.line
-	if c.traits.Reach == backend.Process {
-		return c.opts.Timeout // its calls do not block
-	}
-
 	// Without a max wait, end is never, and Timeout is the bound.
 	now := c.clock.now()
 	d := min(c.opts.Timeout, w.end.sub(now))
