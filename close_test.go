@@ -158,34 +158,6 @@ func (d *closable) Close() error {
 	return nil
 }
 
-func TestCloseWithCallsUnderWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		c := hasp.New(&faulty{Driver: store.Driver(), acquire: slowAcquire(time.Second)}, nil)
-		var wg sync.WaitGroup
-		for _, key := range []string{"a", "b", "c", "c", "c"} {
-			wg.Go(func() {
-				l, err := c.Lock(t.Context(), key)
-				if err == nil {
-					want(t, "a lease that Close passed by", l.Err(), hasp.ErrClosed)
-					err = l.Unlock(t.Context())
-				}
-				if err != nil && !errors.Is(err, hasp.ErrClosed) {
-					t.Error(err)
-				}
-			})
-		}
-		time.Sleep(500 * time.Millisecond)
-		start := time.Now()
-		c.Close()
-		within(t, "Close", start, 2*time.Second)
-		wg.Wait()
-		for _, key := range []string{"a", "b", "c"} {
-			freed(t, &faulty{Driver: store.Driver()}, key, key+" is still held")
-		}
-	})
-}
-
 func TestCloseDuringAnOutage(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")

@@ -122,54 +122,39 @@ func TestLeadGoesOnThroughOutages(t *testing.T) {
 	})
 }
 
-// A Lock that fails at once, and a Lock that a wrapper bounds, are repeated with pauses.
+// A Lock that fails at once, and a Lock that a wrapper bounds, are repeated with pauses. After a
+// term of leading, the first pause is short again, however long the outage before was.
 func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 	for _, refusal := range []error{errNet, hasp.ErrHeld} {
-		withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-			start := time.Now()
-			tries := 0
+		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			start, refused := time.Now(), time.Time{}
+			tries, runs := 0, 0
 			l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 				tries++
-				if time.Since(start) < time.Minute {
+				if time.Since(start) < time.Minute || runs == 1 && refused.Sub(start) < time.Minute {
+					refused = time.Now()
 					return nil, refusal
 				}
 				return c.Lock(ctx, key, opts...)
 			})
-			want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(context.Context, *hasp.Lease) error { return nil }), nil)
-			within(t, "Lead", start, time.Minute+time.Second)
-			if tries < 60 || tries > 130 {
-				t.Errorf("%d tries in a minute", tries)
-			}
-		})
-	}
-}
-
-// After a term of leading, the first pause is short again, however long the outage
-// before was.
-func TestLeadForgetsAnEarlierOutage(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		runs, tries := 0, 0
-		var refused time.Time
-		l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-			if tries++; tries <= 20 || tries == 22 {
-				refused = time.Now()
-				return nil, errNet
-			}
-			return c.Lock(ctx, key, opts...)
-		})
-		want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(ctx context.Context, _ *hasp.Lease) error {
-			if runs++; runs == 1 {
+			want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(ctx context.Context, _ *hasp.Lease) error {
+				if runs++; runs > 1 {
+					within(t, "the try after a refusal", refused, 100*time.Millisecond)
+					return nil
+				}
+				within(t, "Lead", start, time.Minute+time.Second)
+				if tries < 60 || tries > 130 {
+					t.Errorf("%d tries in a minute", tries)
+				}
 				f.Break(ctx, "k")
 				<-ctx.Done()
 				return nil
+			}), nil)
+			if runs != 2 {
+				t.Errorf("%d runs", runs)
 			}
-			within(t, "the try after a refusal", refused, 100*time.Millisecond)
-			return nil
-		}), nil)
-		if runs != 2 || tries != 23 {
-			t.Errorf("%d runs, %d tries", runs, tries)
-		}
-	})
+		})
+	}
 }
 
 func TestLeadEndsWithItsContext(t *testing.T) {

@@ -93,46 +93,6 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 	}
 }
 
-func TestHandedOverHoldIsRenewed(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		first := lockNow(t, c, "k")
-		next := lockSoon(t, c, t.Context(), "k")
-		unlock(t, first)
-		second := <-next
-		time.Sleep(5 * hasp.DefaultTTL)
-		want(t, "the first", first.Err(), hasp.ErrReleased)
-		want(t, "Extend of the first", first.Extend(t.Context(), time.Minute), hasp.ErrReleased)
-		want(t, "Unlock of the first", first.Unlock(t.Context()), hasp.ErrReleased)
-		unlock(t, second)
-		freed(t, f, "k", "the key is still held")
-	})
-}
-
-// Of several leases on one hold, the last that is unlocked hands it over,
-// whichever that is.
-func TestLastOfNestedLeasesHandsOver(t *testing.T) {
-	for _, outerFirst := range []bool{true, false} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			first := lockNow(t, c, "k")
-			last := lockIn(t, c, first.Context(), "k")
-			if !outerFirst {
-				first, last = last, first
-			}
-			next := lockSoon(t, c, t.Context(), "k")
-			unlock(t, first)
-			synctest.Wait()
-			if len(next) > 0 {
-				t.Fatalf("outer first %v: handed over while a lease is left", outerFirst)
-			}
-			unlock(t, last)
-			unlock(t, <-next)
-			if acquires, _, _ := f.calls(); acquires != 1 {
-				t.Errorf("outer first %v: %d attempts, want one hold for all", outerFirst, acquires)
-			}
-		})
-	}
-}
-
 // A key broken in the store less than 50 ms ago may be handed over once more;
 // the store's word is asked for before that is so again.
 func TestHandOverAfterTheKeyWasBroken(t *testing.T) {
@@ -189,61 +149,6 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 			t.Errorf("%d attempts, want none but the holder's", a-1)
 		}
 		l.Unlock(t.Context())
-	})
-}
-
-// A lease ends because nothing renews it, or because the store refuses to.
-func TestALostLeaseDoesNotBlockTheLine(t *testing.T) {
-	for _, tc := range []struct {
-		opts   []hasp.Option
-		broken bool
-		within time.Duration
-	}{
-		{[]hasp.Option{hasp.WithoutRenewal()}, false, hasp.DefaultTTL + 200*time.Millisecond},
-		{nil, true, hasp.DefaultTTL / 2},
-	} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			l := lockNow(t, c, "k", tc.opts...)
-			if tc.broken {
-				f.Break(t.Context(), "k")
-			}
-			start := time.Now()
-			next := lockNow(t, c, "k")
-			within(t, fmt.Sprintf("broken %v: the wait", tc.broken), start, tc.within)
-			want(t, "the lost one", l.Unlock(t.Context()), hasp.ErrLost)
-			unlock(t, next)
-		})
-	}
-}
-
-func TestGivingUpInLine(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		var wg sync.WaitGroup
-		served := 0
-		for i := range 300 {
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Millisecond)
-				defer cancel()
-				l, err := c.Lock(ctx, "k")
-				if err == nil {
-					served++
-					l.Unlock(ctx)
-					return
-				}
-				want(t, "Lock", err, context.DeadlineExceeded)
-				want(t, "Lock", err, hasp.ErrHeld)
-			})
-		}
-		time.Sleep(150*time.Millisecond + time.Microsecond)
-		l.Unlock(t.Context())
-		wg.Wait()
-		if served != 150 {
-			t.Errorf("%d were served, want those with time left", served)
-		}
-		if lines, holds, _ := hasp.Leftovers(c); lines+holds != 0 {
-			t.Errorf("left: %d lines, %d holds", lines, holds)
-		}
 	})
 }
 

@@ -221,7 +221,7 @@ func (w *wait) joinLine(ctx context.Context) (*Lease, error) {
 		c.most = max(c.most, len(c.lines))
 	}
 	w.line = ln
-	if ln.callers++; ln.callers == 1 {
+	if ln.callers++; ln.callers == 1 && c.contended.lately(key, c.clock.now()) {
 		ln.pace = c.contended[key].pace
 	}
 

@@ -74,20 +74,24 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 }
 
 func TestMinHoldUnderReentry(t *testing.T) {
+	none := hasp.WithMinHold(0)
 	for _, tc := range []struct {
-		name         string
-		outer, inner time.Duration // min holds; the inner Lock comes after a second
-		kept         time.Duration // after the last Unlock, in the second second
+		name  string
+		outer hasp.Option
+		inner time.Duration // min hold; the inner Lock comes after a second
+		kept  time.Duration // after the last Unlock, in the second second
 	}{
-		{"of the outer lease", 10 * time.Second, 0, 8 * time.Second},
-		{"of the inner lease", 0, 10 * time.Second, 9 * time.Second},
-		{"that ends last outside", 20 * time.Second, 10 * time.Second, 18 * time.Second},
-		{"that ends last inside", 10 * time.Second, 20 * time.Second, 19 * time.Second},
-		{"longer than the term inside", 0, 10 * time.Minute, 10*time.Minute - time.Second},
+		{"of the outer lease", hasp.WithMinHold(10 * time.Second), 0, 8 * time.Second},
+		{"of the inner lease", none, 10 * time.Second, 9 * time.Second},
+		{"that ends last outside", hasp.WithMinHold(20 * time.Second), 10 * time.Second, 18 * time.Second},
+		{"that ends last inside", hasp.WithMinHold(10 * time.Second), 20 * time.Second, 19 * time.Second},
+		{"longer than the term inside", none, 10 * time.Minute, 10*time.Minute - time.Second},
+		{"longer than the max hold of the outer lease", hasp.WithMaxHold(10 * time.Second), time.Minute, 59 * time.Second},
+		{"longer than an outer lease without renewal", hasp.WithoutRenewal(), time.Minute, 59 * time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				outer := lockNow(t, c, "k", hasp.WithMinHold(tc.outer))
+				outer := lockNow(t, c, "k", tc.outer)
 				time.Sleep(time.Second)
 				inner := lockIn(t, c, outer.Context(), "k", hasp.WithMinHold(tc.inner))
 				unlock(t, inner)
@@ -100,18 +104,6 @@ func TestMinHoldUnderReentry(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The key is kept for longer than such an outer lease could last.
-func TestMinHoldThatOutlastsTheOuterLease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		for what, opt := range map[string]hasp.Option{"max hold": hasp.WithMaxHold(10 * time.Second), "no renewal": hasp.WithoutRenewal()} {
-			outer := lockNow(t, c, what, opt, hasp.WithTTL(10*time.Second))
-			unlock(t, lockIn(t, c, outer.Context(), what, hasp.WithMinHold(time.Minute)))
-			unlock(t, outer)
-			keptFor(t, f, what, time.Minute)
-		}
-	})
 }
 
 // The next caller in line gets the key at the end of the min hold, and asks the store
@@ -264,20 +256,6 @@ func TestMinHoldCountsASuspend(t *testing.T) {
 		if left := st.TTL.Round(time.Millisecond); err != nil || left != 4*time.Second-2*time.Millisecond {
 			t.Errorf("the key is kept for %v more (%v)", left, err)
 		}
-	})
-}
-
-func TestBreakEndsAMinHold(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		unlock(t, lockNow(t, c, "k", hasp.WithMinHold(time.Minute)))
-		want(t, "Break", c.Break(t.Context(), "k"), nil)
-		freed(t, f, "k", "the key is held after Break")
-
-		// The Unlock of a hold that was broken keeps nothing.
-		l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
-		want(t, "Break", f.Break(t.Context(), "k"), nil)
-		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
-		freed(t, f, "k", "an Unlock after Break took the key")
 	})
 }
 

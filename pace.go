@@ -17,7 +17,9 @@ const (
 	rowTurns = 5
 	briefRow = 2 * time.Millisecond
 
-	partOfRow = 24                     // a part of the row, up to rowTime, belongs to the gap, so that a Client that has just come finds the key free
+	// A part of the row, up to rowTime, belongs to the gap, so that a Client that has just come
+	// finds the key free.
+	partOfRow = 24
 	maxGap    = 100 * time.Millisecond // one slow answer must not leave a free key alone for seconds
 )
 

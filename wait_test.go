@@ -267,30 +267,6 @@ func TestAttemptsOfALongWait(t *testing.T) {
 	})
 }
 
-func TestOrderedDriverKeepsTheOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memlock.NewStore()
-		a, b := hasp.New(store.Driver(), nil), hasp.New(store.Driver(), nil)
-		l := lockNow(t, a, "k")
-		var served []int
-		var wg sync.WaitGroup
-		for i := range 40 {
-			wg.Go(func() {
-				l := lockNow(t, []*hasp.Client{a, b}[i%2], "k")
-				served = append(served, i)
-				l.Unlock(t.Context())
-			})
-			synctest.Wait()
-		}
-		want(t, "TryLock", errOf(a.TryLock(t.Context(), "k")), hasp.ErrHeld)
-		l.Unlock(t.Context())
-		wg.Wait()
-		inOrder(t, served, 40)
-		a.Close()
-		b.Close()
-	})
-}
-
 // A caller that finds a key held, which was held by others a moment ago, takes
 // its place in the queue at once, rather than make an attempt that is refused.
 func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {

@@ -1,13 +1,11 @@
 package memlock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,32 +98,6 @@ func TestMemoryIsGivenBackAfterManyKeysWereHeld(t *testing.T) {
 	runtime.KeepAlive(d)
 }
 
-func TestExpiryPassesTheKeyOnInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := New()
-		acquire(t, d, claim("k", "dead"))
-		start := time.Now()
-		served := make(chan string, 3)
-		for _, token := range []string{"a", "b", "c"} {
-			go func() {
-				if _, err := d.Wait(t.Context(), claim("k", token)); err != nil {
-					t.Error(err)
-				}
-				served <- token
-			}()
-			synctest.Wait()
-		}
-		for i, want := range []string{"a", "b", "c"} {
-			if got := <-served; got != want {
-				t.Errorf("got %s, want %s", got, want)
-			}
-			if waited, want := time.Since(start), time.Duration(i+1)*10*time.Second; waited != want {
-				t.Errorf("%s was served after %v, want %v", want, waited, want)
-			}
-		}
-	})
-}
-
 // A waiter that was granted the key may wake after the hold was broken and the
 // key granted to another.
 func TestAWaiterThatWakesLateLeavesTheNextHoldAlone(t *testing.T) {
@@ -177,36 +149,6 @@ func TestNamedStoresAreShared(t *testing.T) {
 	}
 }
 
-func TestOneOfTheQueueGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := New()
-		acquire(t, d, claim("k", "dead"))
-		served := make(chan string)
-		cancels := map[string]context.CancelFunc{}
-		for _, token := range []string{"a", "b", "c", "d", "e"} {
-			ctx, cancel := context.WithCancel(t.Context())
-			cancels[token] = cancel
-			go func() {
-				if _, err := d.Wait(ctx, claim("k", token)); err == nil {
-					served <- token
-				} else if !errors.Is(err, backend.ErrHeld) {
-					t.Errorf("%s: %v", token, err)
-				}
-			}()
-			synctest.Wait()
-		}
-		for _, token := range []string{"c", "e", "a"} { // the first in the queue is the last of these
-			cancels[token]()
-			synctest.Wait()
-		}
-		for _, want := range []string{"b", "d"} {
-			if got := <-served; got != want {
-				t.Errorf("got %s, want %s", got, want)
-			}
-		}
-	})
-}
-
 func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
@@ -223,23 +165,6 @@ func TestCloseEndsWaitsOfThatDriverOnly(t *testing.T) {
 		_, err = a.Inspect(t.Context(), "k")
 		want(t, "Inspect after Close", err, errClosed)
 	})
-}
-
-func TestOpenTellsWhatIsWrong(t *testing.T) {
-	for want, c := range map[string]hasp.Config{
-		"memlock has no transport": {Nodes: []string{"redis://localhost"}},
-		"one node":                 {Nodes: []string{"x", "y"}},
-		"colour":                   {Params: hasp.Params{"colour": "red"}},
-	} {
-		c.Strategy = "memlock"
-		d, err := c.Driver(t.Context())
-		if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want ErrInvalid with %q", err, want)
-		}
-		if err == nil {
-			d.Close()
-		}
-	}
 }
 
 // A claim that no caller of hasp makes is refused.
