@@ -15,22 +15,16 @@ import (
 // inspectTimeout bounds a call to a node that is not for a claim.
 const inspectTimeout = 3 * time.Second
 
-// answer is one node's answer about a key.
-type answer struct {
-	redisstore.Found
-	i   int // the node
-	err error
-}
+// forever is how long gather waits for the nodes that have not answered, if nothing but the end
+// of ctx bounds that.
+const forever = time.Duration(math.MaxInt64)
 
-// gather asks all nodes at once. It returns the answers so far as soon as enough returns true
-// for them, and otherwise when all nodes have answered or ctx is done. It returns false if
-// Close has begun.
-func gather[T any](ctx context.Context, d *Driver, ask func(n *node) T, enough func(all []T) bool) (all []T, ok bool) {
-	if !d.beginWork() {
-		return nil, false
-	}
-	defer d.work.Done()
-
+// gather asks all nodes at once, and returns the answers when all nodes have answered, or ctx is
+// done. After each answer, more returns how long to wait for the others at most. The caller
+// counts as work.
+func gather[T any](ctx context.Context, d *Driver, ask func(n *node) T, more func(all []T) time.Duration) (all []T) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	// There is room for all answers, because gather may return before the last one.
 	answers := make(chan T, len(d.nodes))
 	for _, n := range d.nodes {
@@ -39,60 +33,104 @@ func gather[T any](ctx context.Context, d *Driver, ask func(n *node) T, enough f
 	for range d.nodes {
 		select {
 		case a := <-answers:
-			if all = append(all, a); enough(all) {
-				return all, true
+			all = append(all, a)
+			switch patience := more(all); {
+			case patience <= 0:
+				return all
+			case patience < forever:
+				time.AfterFunc(patience, cancel)
 			}
 		case <-ctx.Done():
-			return all, true
+			return all
 		}
-	}
-	return all, true
-}
-
-// query asks all nodes about a key, until enough returns true for the answers.
-func (d *Driver) query(ctx context.Context, key string, timeout time.Duration, enough func([]answer) bool) []answer {
-	call := redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
-	all, ok := gather(ctx, d, func(n *node) answer {
-		reply, err := n.ask(timeout, inspectScript, call)
-		if err != nil {
-			return answer{i: n.i, err: err}
-		}
-		f, ok := redisstore.Decode(reply)
-		if !ok {
-			err = n.store.Unexpected(reply)
-		}
-		return answer{Found: f, i: n.i, err: err}
-	}, enough)
-	if !ok {
-		return []answer{{err: errClosed}}
 	}
 	return all
 }
 
-// survey is the sum of the nodes' answers about a key.
-type survey struct {
-	d      *Driver
-	reader bool // shared records are not in the caller's way
-	all    []answer
-	holder *redisstore.Found  // the record of a quorum, from the node that ends the quorum; or nil
-	taken  []redisstore.Found // the records
-	free   int                // nodes without a record
+// report is what one node has under some keys.
+type report struct {
+	i     int // the node
+	found []redisstore.Found
+	err   error
 }
 
-// sum returns the survey of answers.
-func (d *Driver) sum(all []answer, reader bool) survey {
-	s := survey{d: d, reader: reader, all: all}
+// query asks all nodes about some keys, for as long as more says.
+func (d *Driver) query(ctx context.Context, keys []string, timeout time.Duration, more func([]report) time.Duration) []report {
+	if !d.beginWork() {
+		return []report{{err: errClosed}}
+	}
+	defer d.work.Done()
+	calls := make([]redisstore.Call, len(keys))
+	for i, key := range keys {
+		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
+	}
+	return gather(ctx, d, func(n *node) report { return n.report(calls, timeout) }, more)
+}
+
+// report makes calls of inspect.lua.
+func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
+	r := report{i: n.i}
+	if r.err = n.admit(); r.err != nil {
+		return r
+	}
+
+	// No caller's context ends the calls, because the outcome also shows whether the node answers.
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	began := time.Now()
+	r.found = make([]redisstore.Found, len(calls))
+	answered := 0
+	n.store.RunEach(ctx, inspectScript, calls, func(i int, reply any, err error) {
+		f, ok := redisstore.Decode(reply)
+		if err == nil && !ok {
+			err = n.store.Unexpected(reply)
+		}
+		if err != nil {
+			r.err = err
+			return
+		}
+		r.found[i] = f
+		answered++
+	})
+	if r.err == nil && answered < len(calls) {
+		r.err = ctx.Err()
+	}
+	n.observe(ctx, began, r.err)
+	if r.err != nil {
+		r.err = n.nodeError(r.err, timeout)
+	}
+	return r
+}
+
+// survey is the sum of the nodes' reports about a key.
+type survey struct {
+	d       *Driver
+	reader  bool                // shared records are not in the caller's way
+	on      []*redisstore.Found // by node; nil if the node has not answered yet, or with an error
+	errs    []error             // by node
+	reports int                 // how many nodes have answered, or failed
+	holder  *redisstore.Found   // the record of a quorum, from the node that ends the quorum; or nil
+	taken   []redisstore.Found  // the records
+	free    int                 // nodes without a record
+}
+
+// sum returns the survey of what the nodes report about one of their keys.
+func (d *Driver) sum(all []report, key int, reader bool) survey {
+	s := survey{d: d, reader: reader, reports: len(all), on: make([]*redisstore.Found, len(d.nodes)), errs: make([]error, len(d.nodes))}
 	byRecord := map[string][]redisstore.Found{}
-	for _, f := range all {
-		switch {
-		case f.err != nil:
-		case f.Free():
+	for _, r := range all {
+		if s.errs[r.i] = r.err; r.err != nil {
+			continue
+		}
+		f := r.found[key]
+		s.on[r.i] = &f
+		if f.Free() {
 			s.free++
-		default:
-			s.taken = append(s.taken, f.Found)
-			for _, record := range records(f.Found) {
-				byRecord[record] = append(byRecord[record], f.Found)
-			}
+			continue
+		}
+		s.taken = append(s.taken, f)
+		for _, record := range records(f) {
+			byRecord[record] = append(byRecord[record], f)
 		}
 	}
 
@@ -112,12 +150,7 @@ func (d *Driver) sum(all []answer, reader bool) survey {
 	if len(members) > 0 {
 		// A writer can take a node when the last member there has expired. So the rest of the
 		// term is that of the node with which the quorum ends.
-		var fs []redisstore.Found
-		for _, f := range s.taken {
-			if f.Shared() {
-				fs = append(fs, f)
-			}
-		}
+		fs := slices.DeleteFunc(slices.Clone(s.taken), func(f redisstore.Found) bool { return !f.Shared() })
 		slices.SortFunc(fs, longestFirst)
 		slices.Sort(members)
 		holder := fs[d.quorum()-1].Of(members[:min(len(members), maxShared)])
@@ -141,8 +174,7 @@ func records(f redisstore.Found) []string {
 
 // shared reports whether node i has a shared record.
 func (s survey) shared(i int) bool {
-	f, ok := s.answer(i)
-	return ok && f.err == nil && f.Shared()
+	return i != noLead && s.on[i] != nil && s.on[i].Shared()
 }
 
 // joins reports whether the caller could take the key on a node that is not free: it is a
@@ -190,41 +222,26 @@ func (s survey) outage(ctx context.Context) error {
 	if s.hasQuorum() {
 		return nil
 	}
-	errs, failed := make([]error, len(s.d.nodes)), false
-	for _, f := range s.all {
-		errs[f.i] = f.err
-		failed = failed || f.err != nil
-	}
+	failed := slices.ContainsFunc(s.errs, func(err error) bool { return err != nil })
 	if err := ctx.Err(); err != nil && !failed {
 		return err
 	}
-	return outage(errs)
-}
-
-// answer returns the answer of node i, and false if there is none yet.
-func (s survey) answer(i int) (answer, bool) {
-	for _, f := range s.all {
-		if f.i == i {
-			return f, true
-		}
-	}
-	return answer{}, false
+	return outage(s.errs)
 }
 
 // record returns the record on node i, and how many nodes may have the same record at most.
 // It returns "" and 0 for a shared record, because its members differ from node to node.
 func (s survey) record(i int) (record string, most int) {
-	f, ok := s.answer(i)
-	if !ok || f.err != nil || f.Free() || f.Shared() {
+	if i == noLead || s.on[i] == nil || s.on[i].Free() || s.on[i].Shared() {
 		return "", 0
 	}
 	most = s.silent()
 	for _, other := range s.taken {
-		if other.Record() == f.Record() {
+		if other.Record() == s.on[i].Record() {
 			most++
 		}
 	}
-	return f.Record(), most
+	return s.on[i].Record(), most
 }
 
 // unheld reports whether no holder is in the caller's way: no record has a quorum,
@@ -269,20 +286,16 @@ func (s survey) heldError() error {
 // for nodes whose answers decide whether there is a holder. A node that hangs must not
 // make callers wait while the others hand the key on.
 func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	return d.sum(d.query(ctx, c.Key, c.Timeout, func(all []answer) bool {
-		s := d.sum(all, c.Shared)
-		if !s.hasQuorum() {
-			return false
+	return d.sum(d.query(ctx, []string{c.Key}, c.Timeout, func(all []report) time.Duration {
+		s := d.sum(all, 0, c.Shared)
+		switch {
+		case !s.hasQuorum():
+			return forever
+		case (s.holder != nil || s.unheld()) && (lead == noLead || s.on[lead] != nil || s.errs[lead] != nil):
+			return 0
 		}
-		_, answered := s.answer(lead)
-		if (s.holder != nil || s.unheld()) && (lead == noLead || answered) {
-			return true
-		}
-		time.AfterFunc(leadTimeout, cancel)
-		return false
-	}), c.Shared)
+		return leadTimeout
+	}), 0, c.Shared)
 }
 
 // clearSurvey is a survey by a caller that will not ask again. If nodes are late, and the
@@ -291,7 +304,7 @@ func (d *Driver) survey(ctx context.Context, c backend.Claim, lead int) survey {
 // be released.
 func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 	s, end := d.survey(ctx, c, noLead), time.Now().Add(max(8*leadTimeout, 4*d.patience()))
-	for pause := minSleep; len(s.all) < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
+	for pause := minSleep; s.reports < len(d.nodes) && s.hasQuorum() && s.holder == nil && !s.unheld(); pause = min(2*pause, leadTimeout) {
 		if time.Now().After(end) || ctx.Err() != nil {
 			break
 		}
@@ -305,18 +318,15 @@ func (d *Driver) clearSurvey(ctx context.Context, c backend.Claim) survey {
 // has no Since and no waiters, because the record does not contain them. A holder
 // that is not a program of hasp has no Owner.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	within, cancel := context.WithCancel(ctx)
-	defer cancel()
-	all := d.query(within, key, inspectTimeout, func(all []answer) bool {
-		s := d.sum(all, false)
-		if s.holder != nil && s.holder.Shared() {
-			// A late node may show that more readers have a quorum. Wait a little for it.
-			time.AfterFunc(leadTimeout, cancel)
-			return false
+	s := d.sum(d.query(ctx, []string{key}, inspectTimeout, func(all []report) time.Duration {
+		switch s := d.sum(all, 0, false); {
+		case s.holder != nil && s.holder.Shared():
+			return leadTimeout // a late node may show that more readers have a quorum
+		case s.holder != nil || s.free >= d.quorum():
+			return 0
 		}
-		return s.holder != nil || s.free >= d.quorum()
-	})
-	s := d.sum(all, false)
+		return forever
+	}), 0, false)
 	if err := s.outage(ctx); err != nil {
 		return backend.Status{}, err
 	}
@@ -331,8 +341,8 @@ func (s survey) status() (st backend.Status) {
 
 	// A granted fence is on a majority. So one of these answers has it, unless a node
 	// has lost its counter.
-	for _, f := range s.all {
-		if f.err == nil {
+	for _, f := range s.on {
+		if f != nil {
 			st.Fence = max(st.Fence, f.Status().Fence)
 		}
 	}

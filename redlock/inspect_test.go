@@ -59,27 +59,30 @@ func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {
 // A key has no holder if no record can have a quorum. A node that is silent may have
 // a copy of any record.
 func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
-	found := func(pttl int64, record string) answer {
+	found := func(pttl int64, record string) report {
 		f, ok := redisstore.Decode([]any{pttl, record, ""})
 		if !ok {
 			t.Fatal("not a reply")
 		}
-		return answer{Found: f}
+		return report{found: []redisstore.Found{f}}
 	}
-	a, b, free, silent := found(1000, "a#"), found(1000, "b#"), found(-2, ""), answer{err: errors.New("silent")}
+	a, b, free, silent := found(1000, "a#"), found(1000, "b#"), found(-2, ""), report{err: errors.New("silent")}
 	d := &Driver{nodes: make([]*node, 3)}
 	for name, c := range map[string]struct {
-		all    []answer
+		all    []report
 		unheld bool
 	}{
-		"a quorum is free":               {[]answer{free, free, silent}, true},
-		"the votes are split":            {[]answer{a, b, free}, true},
-		"a quorum has a record":          {[]answer{a, a, free}, false},
-		"a silent node may have it":      {[]answer{a, free, silent}, false},
-		"all that answer have it":        {[]answer{a, a, silent}, false},
-		"two records, and a silent node": {[]answer{a, b, silent}, false},
+		"a quorum is free":               {[]report{free, free, silent}, true},
+		"the votes are split":            {[]report{a, b, free}, true},
+		"a quorum has a record":          {[]report{a, a, free}, false},
+		"a silent node may have it":      {[]report{a, free, silent}, false},
+		"all that answer have it":        {[]report{a, a, silent}, false},
+		"two records, and a silent node": {[]report{a, b, silent}, false},
 	} {
-		if got := d.sum(c.all, false).unheld(); got != c.unheld {
+		for i := range c.all {
+			c.all[i].i = i
+		}
+		if got := d.sum(c.all, 0, false).unheld(); got != c.unheld {
 			t.Errorf("%s: unheld is %v", name, got)
 		}
 	}

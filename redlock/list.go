@@ -70,86 +70,29 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 	}
 }
 
-// report is what one node has under some keys.
-type report struct {
-	i     int // the node
-	found []redisstore.Found
-	err   error
-}
-
 // joined asks all nodes about some keys, and returns those that programs of hasp hold.
-func (d *Driver) joined(ctx context.Context, some []redisstore.Candidate, timeout time.Duration) ([]backend.Entry, error) {
-	calls := make([]redisstore.Call, len(some))
+func (d *Driver) joined(ctx context.Context, some []redisstore.Candidate, timeout time.Duration) (entries []backend.Entry, err error) {
+	keys := make([]string, len(some))
 	for i, c := range some {
-		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(c.Key), redisstore.DerivedKey("fence", c.Key)}}
+		keys[i] = c.Key
 	}
-
-	within, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var voted []report
-	errs := make([]error, len(d.nodes))
-	_, ok := gather(within, d, func(n *node) report { return n.report(calls, timeout) }, func(all []report) bool {
-		r := all[len(all)-1]
-		if errs[r.i] = r.err; r.err != nil {
-			return false
+	reports := d.query(ctx, keys, timeout, func(all []report) time.Duration {
+		if d.sum(all, 0, false).hasQuorum() {
+			return timeout / 10 // a node that hangs must not stop the list
 		}
-		if voted = append(voted, r); len(voted) == d.quorum() {
-			time.AfterFunc(timeout/10, cancel) // a node that hangs must not stop the list
-		}
-		return false
+		return forever
 	})
-	switch {
-	case !ok:
-		return nil, errClosed
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return nil, ctx.Err()
-	case len(voted) < d.quorum():
-		return nil, outage(errs)
 	}
-
-	var entries []backend.Entry
-	for k, c := range some {
-		var answers []answer
-		for _, r := range voted {
-			answers = append(answers, answer{Found: r.found[k], i: r.i})
+	for i, key := range keys {
+		s := d.sum(reports, i, false)
+		if err := s.outage(ctx); err != nil {
+			return nil, err
 		}
-		if s := d.sum(answers, false); s.holder != nil && s.holder.IsOurs() {
-			entries = append(entries, backend.Entry{Key: c.Key, Status: s.status()})
+		if s.holder != nil && s.holder.IsOurs() {
+			entries = append(entries, backend.Entry{Key: key, Status: s.status()})
 		}
 	}
 	return entries, nil
-}
-
-// report asks the node about some keys.
-func (n *node) report(calls []redisstore.Call, timeout time.Duration) report {
-	r := report{i: n.i}
-	if r.err = n.admit(); r.err != nil {
-		return r
-	}
-
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	began := time.Now()
-	r.found = make([]redisstore.Found, len(calls))
-	answered := 0
-	n.store.RunEach(ctx, inspectScript, calls, func(i int, reply any, err error) {
-		f, ok := redisstore.Decode(reply)
-		if err == nil && !ok {
-			err = n.store.Unexpected(reply)
-		}
-		if err != nil {
-			r.err = err
-			return
-		}
-		r.found[i] = f
-		answered++
-	})
-	if r.err == nil && answered < len(calls) {
-		r.err = ctx.Err()
-	}
-	n.observe(ctx, began, r.err)
-	if r.err != nil {
-		r.err = n.nodeError(r.err, time.Since(began))
-	}
-	return r
 }

@@ -2,15 +2,16 @@
 -- KEYS: the mark
 -- ARGV: the longest term in ms; 1 if a restarted server keeps its mark; the run
 -- that may vote at once; the server's time in ms until which it may; the mark
--- whose wait is over, or ''
--- Returns {mark, this run, the server's time in ms}. A mark is "run from longest":
+-- whose wait is over, or ''; 1 if a node without a mark stays without one
+-- Returns {mark or '', this run, the server's time in ms}. A mark is "run from longest":
 -- the run, the time from which it votes, the longest term of any caller in ms.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local this = string.match(redis.call('INFO', 'server'), '\nrun_id:(%S+)') or 'unknown'
 local old = redis.call('GET', KEYS[1])
-local longest = tonumber(ARGV[1])
+if not old and ARGV[6] == '1' then return {'', this, string.format('%.0f', now)} end
 
+local longest = tonumber(ARGV[1])
 local run, from, known = string.match(old or '', '^(%S+) (%d+) (%d+)$')
 local kept = run and run == this
 if run and not kept and ARGV[2] == '1' then

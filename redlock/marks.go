@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -48,6 +46,7 @@ type identity struct {
 // standing is a node's right to vote, as the node reported it.
 type standing struct {
 	identity
+	i         int       // of the node in markNewSet
 	asked     time.Time // before the node was asked
 	answered  int64     // by the server's clock in ms
 	votesFrom time.Time // by our clock; zero if the node may vote at once
@@ -86,7 +85,8 @@ func (n *node) loadMark(ctx context.Context) error {
 // vote was asked for at began, and its reply came with id.
 func (n *node) checkVote(ctx context.Context, a *attempt, id identity, began time.Time) error {
 	s := n.marks.current.Load()
-	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longestOf(s.mark) {
+	_, longest, _ := timesOf(s.mark)
+	if s.identity != id || !s.votesFrom.IsZero() && n.d.longestTTL.Load() > longest {
 		// The vote is from another run, or the mark has changed since. Only the
 		// node knows which, and the vote must not count before it has answered. Or
 		// this driver has learned of a longer term since, so the node waits longer.
@@ -189,76 +189,39 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	return s, nil
 }
 
-// updateMark reads the node's mark into s and writes the mark that the node has from
-// now on. The caller has its turn.
+// updateMark writes the mark that the node has from now on, and completes s. The caller has
+// its turn.
 func (n *node) updateMark(ctx context.Context, s *standing) error {
-	if err := n.readMark(ctx, s); err != nil {
-		return err
-	}
-	if s.mark == "" {
-		// Before the node has to wait, find out whether the whole set is new. This
-		// driver or another one may mark the node meanwhile, so read the mark
-		// again.
-		n.d.markNewSet(ctx, n)
-		if err := n.readMark(ctx, s); err != nil {
-			return err
-		}
-	}
-
 	// The mark's time is by the node's clock, which may have been ahead. A wait that
 	// is over by our clock is over for every driver.
 	waited := ""
 	if old := n.marks.current.Load(); old != nil && !old.votesFrom.IsZero() && n.marks.voting() {
 		waited = old.mark
 	}
-	if err := n.writeMark(ctx, s, 0, waited); err != nil {
+	if err := n.writeMark(ctx, s, onlyMarked, 0, waited); err != nil {
 		return err
+	}
+	if s.mark == "" {
+		// Before the node has to wait, find out whether the whole set is new. This
+		// driver or another one may mark the node meanwhile.
+		n.d.markNewSet(ctx, n)
+		if err := n.writeMark(ctx, s, anyNode, 0, ""); err != nil {
+			return err
+		}
 	}
 	return n.d.checkDistinct(n, s.run)
 }
 
-// readMark reads the node's mark and the run of the server into s. After a restart
-// all earlier connections are dead. That does not mean that the node does not
-// answer, so readMark tries once more than there can be connections.
-func (n *node) readMark(ctx context.Context, s *standing) error {
-	var replies []redisstore.Reply
-	for tries := 1; ; tries++ {
-		began := time.Now()
-		replies = n.store.DoAll(ctx, []any{"get", markKey}, []any{"info", "server"}, []any{"time"})
-		err := cmp.Or(replies[0].Err, replies[1].Err, replies[2].Err)
-		if err == nil {
-			break
-		}
-		if !disconnected(err) || tries > connections || ctx.Err() != nil {
-			return err
-		}
-		n.observe(ctx, began, err)
-	}
-
-	// If the time is missing, answered stays 0. Then the node does not vote at once as
-	// part of a new set, which is the safe side.
-	if now, _ := replies[2].Value.([]any); len(now) == 2 {
-		text, _ := now[0].(string)
-		seconds, _ := strconv.ParseInt(text, 10, 64)
-		s.answered = seconds * 1000
-	}
-
-	s.mark, _ = replies[0].Value.(string)
-	s.run = runOf(replies[1].Value)
-
-	n.d.raiseLongestTTL(longestOf(s.mark))
-	return nil
-}
-
-// longestOf returns the longest term, in ms, that a mark names, or 0 if there is no
-// mark.
-func longestOf(mark string) int64 {
+// timesOf returns the time from which a mark lets its run vote, and the longest term that it
+// names, in ms. It returns false in ok if there is no mark.
+func timesOf(mark string) (from, longest int64, ok bool) {
 	fields := strings.Fields(mark)
 	if len(fields) != 3 {
-		return 0
+		return 0, 0, false
 	}
-	longest, _ := strconv.ParseInt(fields[2], 10, 64)
-	return longest
+	from, err := strconv.ParseInt(fields[1], 10, 64)
+	longest, err2 := strconv.ParseInt(fields[2], 10, 64)
+	return from, longest, err == nil && err2 == nil
 }
 
 // runOfMark returns the run that a mark names, or "" if there is no mark.
@@ -284,62 +247,69 @@ func (d *Driver) raiseLongestTTL(longest int64) {
 // than Redis may not name one. Its restarts are noticed only if it loses its data.
 func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id"), unknownRun) }
 
+// The nodes that writeMark writes to.
+const (
+	anyNode    = 0
+	onlyMarked = 1 // a node without a mark stays without one
+)
+
 // writeMark gives the node a mark, or keeps the mark that it has, and completes s.
 // If the node's time is before atOnceUntil, in ms, the run of s votes at once. A
 // node that keeps its mark votes at once if that mark equals waited, the mark whose
 // wait is over.
-func (n *node) writeMark(ctx context.Context, s *standing, atOnceUntil int64, waited string) error {
+func (n *node) writeMark(ctx context.Context, s *standing, which int, atOnceUntil int64, waited string) error {
 	durable := 0
 	if n.d.opts.Durable {
 		durable = 1
 	}
-
 	// The wait includes the drift, because the node's clock may run ahead of a
 	// holder's.
 	n.d.raiseLongestTTL(redisstore.Millis(n.d.opts.MaxTTL + backend.Drift(n.d.opts.MaxTTL)))
-	reply, err := n.store.Run(ctx, markScript, redisstore.Call{
+	call := redisstore.Call{
 		Keys: []string{markKey},
-		Args: []any{n.d.longestTTL.Load(), durable, s.run, atOnceUntil, waited},
-	})
-	if err != nil {
-		return err
+		Args: []any{n.d.longestTTL.Load(), durable, s.run, atOnceUntil, waited, which},
 	}
 
-	// Count the wait from after the reply: it may be too long by the trip, but never
-	// too short.
-	answered := time.Now()
-	id, wait, ok := decodeMark(reply)
-	if !ok {
-		return n.store.Unexpected(reply)
+	// After a restart all earlier connections are dead. That does not mean that the node does not
+	// answer, so try once more than there can be connections. The script may run twice: the second
+	// run keeps the mark.
+	for tries := 1; ; tries++ {
+		began := time.Now()
+		reply, err := n.store.Run(ctx, markScript, call)
+		switch {
+		case err == nil:
+			return n.completeStanding(s, reply)
+		case !disconnected(err) || tries > connections || ctx.Err() != nil:
+			return err
+		}
+		n.observe(ctx, began, err)
 	}
-	s.identity, s.votesFrom = id, time.Time{}
-	if wait > 0 {
-		s.votesFrom = answered.Add(redisstore.Term(wait + 1))
-	}
-	return nil
 }
 
-// decodeMark decodes the reply of mark.lua: the identity of the server, and the time
-// in ms until it votes. It returns false in ok if the script cannot give such a
-// reply.
-func decodeMark(reply any) (id identity, wait int64, ok bool) {
+// completeStanding completes s by a reply of mark.lua.
+func (n *node) completeStanding(s *standing, reply any) error {
+	// Count the wait from after the reply: it may be too long by the trip, but never
+	// too short.
+	now := time.Now()
 	parts, _ := reply.([]any)
 	if len(parts) != 3 {
-		return id, 0, false
+		return n.store.Unexpected(reply)
 	}
-	id.mark, _ = parts[0].(string)
-	id.run, _ = parts[1].(string)
+	mark, isMark := parts[0].(string)
+	run, _ := parts[1].(string)
 	text, _ := parts[2].(string)
-	now, err := strconv.ParseInt(text, 10, 64)
-	fields := strings.Fields(id.mark)
-	if err != nil || now <= 0 || len(fields) != 3 || id.run == "" {
-		return id, 0, false
+	answered, err := strconv.ParseInt(text, 10, 64)
+	from, longest, ok := timesOf(mark)
+	if !isMark || run == "" || err != nil || answered <= 0 || mark != "" && !ok {
+		return n.store.Unexpected(reply)
 	}
-	from, err := strconv.ParseInt(fields[1], 10, 64)
-	if from > now {
-		wait = from - now
+
+	s.identity, s.answered, s.votesFrom = identity{run: run, mark: mark}, answered, time.Time{}
+	if from > answered {
+		s.votesFrom = now.Add(redisstore.Term(from - answered + 1))
 	}
-	return id, wait, err == nil
+	n.d.raiseLongestTTL(longest)
+	return nil
 }
 
 // markNewSet marks all nodes that answer, if the set is new. A set is new if a
@@ -366,35 +336,41 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 		end, _ := ctx.Deadline()
 		within, stop := context.WithTimeout(ctx, time.Until(end)/2)
 		all := make([]*standing, len(d.nodes))
-		d.forEachNode(func(n *node) {
-			s := &standing{}
-			if n.readMark(within, s) == nil {
-				all[n.i] = s
+		marked, unmarked := 0, 0
+		gather(within, d, func(n *node) *standing {
+			s := &standing{i: n.i}
+			if n.writeMark(within, s, onlyMarked, 0, "") != nil {
+				return nil
 			}
+			return s
+		}, func(some []*standing) time.Duration {
+			switch s := some[len(some)-1]; {
+			case s == nil:
+			case s.mark == "":
+				all[s.i] = s
+				unmarked++
+			default:
+				marked++
+			}
+			return forever
 		})
 		stop()
-		unmarked := 0
-		for _, s := range all {
-			if s != nil && s.mark == "" {
-				unmarked++
-			}
-		}
 
 		// If n does not answer, no mark can be written. If n has a mark by now,
 		// another process has marked the set.
-		if s := all[n.i]; s == nil || s.mark != "" {
+		if all[n.i] == nil {
 			return
 		}
 		// The nodes that voted for a live lock have marks and are a majority. If no node
 		// answers with a mark, that majority is down or has lost its data. So it makes no
 		// difference if a minority is down.
-		marked := func(s *standing) bool { return s != nil && s.mark != "" }
-		if unmarked >= d.quorum() && !slices.ContainsFunc(all, marked) {
-			d.forEachNode(func(n *node) {
+		if unmarked >= d.quorum() && marked == 0 {
+			gather(ctx, d, func(n *node) error {
 				if s := all[n.i]; s != nil {
-					_ = n.writeMark(ctx, s, s.answered+newSetTTL.Milliseconds(), "") // n reads its mark again
+					_ = n.writeMark(ctx, s, anyNode, s.answered+newSetTTL.Milliseconds(), "") // n reads its mark again
 				}
-			})
+				return nil
+			}, func([]error) time.Duration { return forever })
 			return
 		}
 		// If some node still has a mark after the pause, or too few answer, the set
@@ -408,15 +384,6 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 			return
 		}
 	}
-}
-
-// forEachNode runs f for all nodes at once, and returns when all calls have.
-func (d *Driver) forEachNode(f func(n *node)) {
-	var wg sync.WaitGroup
-	for _, n := range d.nodes {
-		wg.Go(func() { f(n) })
-	}
-	wg.Wait()
 }
 
 // checkDistinct returns an error if another node is the same server.

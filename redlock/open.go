@@ -148,25 +148,26 @@ func (d *Driver) probe(ctx context.Context, probes []func(context.Context) error
 		errs[i] = fmt.Errorf("%s: no answer yet", n.name)
 	}
 
-	within, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var same sameServerError
 	well := 0
-	gather(within, d, func(n *node) answer {
+	gather(ctx, d, func(n *node) report {
 		err := probes[n.i](ctx)
 		if err == nil {
 			_, err = n.refreshMark(ctx, time.Time{})
 		}
-		return answer{i: n.i, err: err}
-	}, func(all []answer) bool {
+		return report{i: n.i, err: err}
+	}, func(all []report) time.Duration {
 		last := all[len(all)-1]
-		if errs[last.i] = last.err; last.err != nil {
-			return errors.As(last.err, &same)
+		if errs[last.i] = last.err; last.err == nil {
+			well++
 		}
-		if well++; well == d.quorum() {
-			time.AfterFunc(openGrace, cancel)
+		switch {
+		case errors.As(last.err, &same):
+			return 0
+		case well == d.quorum():
+			return openGrace
 		}
-		return false
+		return forever
 	})
 
 	switch {
