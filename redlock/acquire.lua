@@ -1,9 +1,16 @@
--- Proposes a fence for a free key. Then take.lua, which follows, takes the key. The text of
--- redisstore's fence.lua comes before this part.
+-- Takes the key if it is free. The text of redisstore's fence.lua comes before this part, and on
+-- the lead that of queue.lua.
 -- KEYS: the lock, its fence counter, the node's mark
--- ARGV: the record, the term in ms
+-- ARGV: the record, the term in ms, '' without a fence
 -- Returns {0, mark or ''} if the key is held, {-1} if the counter's value is not a
--- number that hasp wrote, or what take.lua returns.
-if redis.call('EXISTS', KEYS[1]) == 1 then return {0, redis.call('GET', KEYS[3]) or ''} end
-local fence, refused = propose(KEYS[2])
-if not fence then return refused end
+-- number that hasp wrote, or {1, proposal of a fence or 0, mark or '', INFO server}.
+-- Read the mark first: if GET fails, the script ends and the key stays free.
+local mark = redis.call('GET', KEYS[3]) or ''
+if redis.call('EXISTS', KEYS[1]) == 1 then return {0, mark} end
+local fence, refused = '0', nil
+if ARGV[3] ~= '' then
+	fence, refused = propose(KEYS[2])
+	if not fence then return refused end
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return {1, fence, mark, redis.call('INFO', 'server')}

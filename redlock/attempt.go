@@ -38,7 +38,6 @@ type attempt struct {
 	began   time.Time
 	ballot  *ballot
 
-	commands  [][]any       // take the key without a fence; all nodes get the same
 	lead      int           // the node that is asked first, or noLead
 	place     *place        // of the caller, for the lead
 	leadVoted chan struct{} // closed when the lead has voted
@@ -60,9 +59,6 @@ type onNode struct {
 	proof     proof         // whether it counts for a renewal
 }
 
-// The commands after the one that takes the key.
-var getMark, getRun = []any{"get", markKey}, []any{"info", "server"}
-
 // newAttempt returns the attempt of that number with c's token.
 func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attempt {
 	a := &attempt{
@@ -82,14 +78,6 @@ func (d *Driver) newAttempt(c backend.Claim, number, lead int, p *place) *attemp
 		a.prefix = c.Token + "~" + strconv.Itoa(number) + tokenEnd
 	}
 	a.record = a.prefix + c.Owner
-	// Read the mark after taking the lock: a node that loses its data in between also
-	// loses its mark. Read the run over the same connection, because another connection
-	// may lead to another server.
-	a.commands = [][]any{
-		{"set", a.lockKey, a.record, "px", redisstore.Millis(c.TTL), "nx"},
-		getMark,
-		getRun,
-	}
 	a.expiry = a.began.Add(c.TTL + c.Timeout)
 
 	for i := range a.on {

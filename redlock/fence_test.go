@@ -178,7 +178,7 @@ func TestNoFenceFollowsTheLargest(t *testing.T) {
 		for i, reply := range []string{"+9007199254740993\r\n+mark", "+0\r\n+mark", "+5\r\n:1"} {
 			a := tr.d.newAttempt(aFenced("k"), 0, noLead, &place{})
 			tr.vs[i].Proxy.Answer(a.record, "*4\r\n:1\r\n"+reply+"\r\n+run\r\n")
-			if v, fence, _, err := tr.d.nodes[i].sendScript(t.Context(), a); v != unknown || err == nil {
+			if v, fence, _, err := tr.d.nodes[i].sendAcquire(t.Context(), a); v != unknown || err == nil {
 				t.Errorf("%q: vote %v, fence %d, %v", reply, v, fence, err)
 			}
 		}

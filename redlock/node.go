@@ -221,31 +221,3 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	}
 	return v, nil
 }
-
-// sendAcquire sends the commands or the script that take the key. It returns the
-// vote, the proposal of a fence for a fenced claim, and the identity of the voter.
-func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
-	if a.c.Fenced || a.c.Shared || n.i == a.lead {
-		return n.sendScript(ctx, a)
-	}
-
-	replies := n.store.DoAll(ctx, a.commands...)
-	set, get, info := replies[0], replies[1], replies[2]
-	id.mark, _ = get.Value.(string)
-	id.run = runOf(info.Value)
-
-	switch {
-	case set.Err != nil:
-		return voteAfter(set.Err), 0, id, set.Err
-	case set.Value == nil:
-		// A refusal counts even if the mark is unknown: it cannot give the key
-		// away.
-		return no, 0, id, nil
-	case set.Value != "OK":
-		return unknown, 0, id, n.store.Unexpected(set.Value)
-	case get.Err != nil || info.Err != nil:
-		// The record is there, but without mark and run the vote cannot be checked.
-		return unknown, 0, id, cmp.Or(get.Err, info.Err)
-	}
-	return yes, 0, id, nil
-}

@@ -51,28 +51,24 @@ const (
 	leadYes           // yes, and the waiter has left the queue
 )
 
-// sendScript runs the script that takes the key. It proposes a fence for a fenced claim.
-// On the lead, the script also keeps the queue. A reader has no lead.
-func (n *node) sendScript(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
-	counter := redisstore.DerivedKey("fence", a.c.Key)
+// sendAcquire runs the script that takes the key. It returns the vote, the proposal of a fence for a
+// fenced claim, and the identity of the voter. On the lead, the script also keeps the queue. A
+// reader has no lead.
+func (n *node) sendAcquire(ctx context.Context, a *attempt) (v vote, fence uint64, id identity, err error) {
+	counterTTL := any("")
+	if a.c.Fenced {
+		counterTTL = redisstore.Millis(n.d.opts.FenceTTL)
+	}
 	script, call := acquireScript, redisstore.Call{
-		Keys: []string{a.lockKey, counter, markKey},
-		Args: []any{a.record, redisstore.Millis(a.c.TTL)},
+		Keys: []string{a.lockKey, redisstore.DerivedKey("fence", a.c.Key), markKey},
+		Args: []any{a.record, redisstore.Millis(a.c.TTL), counterTTL},
 	}
 	switch {
 	case a.c.Shared:
 		script = joinScript
 		call.Keys = append(call.Keys, redisstore.IntentKey(a.c.Key))
-		counterTTL := any("")
-		if a.c.Fenced {
-			counterTTL = redisstore.Millis(n.d.opts.FenceTTL)
-		}
-		call.Args = append(call.Args, counterTTL)
 	case n.i == a.lead:
 		script = leadScript
-		if a.c.Fenced {
-			script = leadFenced
-		}
 		call.Keys = append(call.Keys, queueKeys(a.c.Key)...)
 		waited := int64(0)
 		if a.place.waiter != "" {

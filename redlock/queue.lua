@@ -1,19 +1,20 @@
 -- Refuses a key on the lead if it is held, or if another caller has waited longer. A
 -- refused waiter gets a place in the queue, or keeps the one it has. A waiter that is not
--- refused leaves the queue, and acquire.lua or take.lua follows.
+-- refused leaves the queue, and acquire.lua follows. The texts of redisstore's shared.lua and of
+-- turns.lua come before this part.
 -- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks
--- ARGV: the record, the term in ms, the waiter or '', how long it has waited in ms
--- Returns {0, mark or '', what the queue says}, or what the script that follows returns.
+-- ARGV: the record, the term in ms, '' without a fence, the waiter or '', how long it has waited
+-- in ms
+-- Returns {0, mark or '', what the queue says}, or what acquire.lua returns.
 -- The queue says 1 if no other caller has waited longer, or 3 if readers hold the key then.
 -- Otherwise it says 2 if the key is free, and 0 if it is held.
-local waiter, held, first = ARGV[3], redis.call('EXISTS', KEYS[1]) == 1, true
-local fence = '0' -- unless acquire.lua follows
+local waiter, held, first = ARGV[4], redis.call('EXISTS', KEYS[1]) == 1, true
 
 -- The order is not guaranteed. If this user may not keep a queue, or if another value
 -- has one of its keys, callers take the lock in any order.
 pcall(function()
 	local now = clock()
-	local arrived = now - tonumber(ARGV[4])
+	local arrived = now - tonumber(ARGV[5])
 	local ahead, since = head(KEYS[4], KEYS[5])
 	first = not ahead or ahead == waiter or arrived < since
 

@@ -30,9 +30,8 @@
 //
 // # Cost
 //
-// Each call goes to all nodes at once. It takes one round trip to lock a free key,
-// with three commands for each node, and one to unlock it, with a script for each
-// node. If others wanted the key within the last second, one node is asked first, which
+// Each call goes to all nodes at once. It takes one round trip to lock a free key, and one to
+// unlock it, with a script for each node. If others wanted the key within the last second, one node is asked first, which
 // takes one more round trip. So does a fence, and so does the name of the holder of a
 // held key. All waiters of a Client share one more connection to each node.
 // Renewals travel in batches.

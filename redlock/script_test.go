@@ -86,7 +86,7 @@ func recordScripts() []scriptCase {
 	acquire := []string{"k", "fence", "mark"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token", "channel", "token", ""}
 	queued, lead := []string{"k", "turns", "looks"}, []string{"k", "fence", "mark", "turns", "looks"}
-	acquires := redisstore.FenceSrc + acquireSrc + takeSrc
+	acquires := redisstore.FenceSrc + acquireSrc
 	shared := redisstore.SharedSrc
 	leads := shared + turnsSrc + queueSrc + acquires
 	now := time.Now().UnixMilli()
@@ -103,31 +103,32 @@ func recordScripts() []scriptCase {
 	two := append(reader("token~2#me", 5000), reader("tokens#she", 60000)...)
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return []scriptCase{
-		{"acquire: held", acquires, []string{"set k other"}, acquire, []any{"token#me", 5000}, `\[0 \]`, "get k", "other"},
-		{"acquire: held, marked", acquires, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000}, `\[0 m\]`, "", ""},
-		{"acquire: first fence", acquires, nil, acquire, []any{"token#me", 5000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
-		{"acquire: fence by the clock", acquires, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
-		{"acquire: fence above the clock", acquires, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
-		{"acquire: largest fence", acquires, []string{"set fence 9007199254740990"}, acquire, []any{"token#me", 5000}, `\[1 9007199254740991  # Server.*\]`, "get k", "token#me"},
-		{"acquire: last fence", acquires, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is no number", acquires, []string{"set fence x1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is a list", acquires, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter cannot be read", acquires, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000}, denied, "exists k", "0"},
+		{"acquire: held", acquires, []string{"set k other"}, acquire, []any{"token#me", 5000, 9000}, `\[0 \]`, "get k", "other"},
+		{"acquire: free, no fence", acquires, []string{"set mark m", "set fence x"}, acquire, []any{"token#me", 5000, ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
+		{"acquire: held, marked", acquires, []string{"set k other", "set mark m"}, acquire, []any{"token#me", 5000, 9000}, `\[0 m\]`, "", ""},
+		{"acquire: first fence", acquires, nil, acquire, []any{"token#me", 5000, 9000}, `\[1 \d{16}  # Server.*\]`, "get k", "token#me"},
+		{"acquire: fence by the clock", acquires, []string{"set fence 7", "set mark m"}, acquire, []any{"token#me", 5000, 9000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
+		{"acquire: fence above the clock", acquires, []string{"set fence 9000000000000000"}, acquire, []any{"token#me", 5000, 9000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
+		{"acquire: largest fence", acquires, []string{"set fence 9007199254740990"}, acquire, []any{"token#me", 5000, 9000}, `\[1 9007199254740991  # Server.*\]`, "get k", "token#me"},
+		{"acquire: last fence", acquires, []string{"set fence 9007199254740991"}, acquire, []any{"token#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is no number", acquires, []string{"set fence x1"}, acquire, []any{"token#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is a list", acquires, []string{"lpush fence 1"}, acquire, []any{"token#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
+		{"acquire: counter cannot be read", acquires, []string{"acl setuser default -getrange"}, acquire, []any{"token#me", 5000, 9000}, denied, "exists k", "0"},
 
-		{"lead: free", shared + turnsSrc + queueSrc + takeSrc, []string{"set mark m"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
-		{"lead: fenced", leads, []string{"set fence 9000000000000000"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 9000000000000001  # Server.*\]`, "get k", "token#me"},
-		{"lead: held, first", leads, []string{"set k other", "set mark m"}, lead, []any{"token#me", 5000, "me", 7000}, `\[0 m 1\]`, "zrange turns 0 -1", `\[me\]`},
-		{"lead: held, the queue ends", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "me", 0}, `\[0  1\]`, "pttl turns", `[12]\d{3}`},
-		{"lead: held, behind", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token#me", 5000, "me", 0}, `\[0  0\]`, "zrange turns 0 -1", `\[she me\]`},
-		{"lead: held, has waited longer", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token#me", 5000, "me", 60000}, `\[0  1\]`, "zrange turns 0 -1", `\[me she\]`},
-		{"lead: held, does not wait", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "", 0}, `\[0  1\]`, "exists turns", "0"},
-		{"lead: free, another's turn", leads, stands("she", -500, -200), lead, []any{"token#me", 5000, "me", 0}, `\[0  2\]`, "exists k", "0"},
-		{"lead: free, another's turn, does not wait", leads, stands("she", -500, -200), lead, []any{"token#me", 5000, "", 0}, `\[0  2\]`, "zrange turns 0 -1", `\[she\]`},
-		{"lead: free, its turn", leads, append(stands("me", -500, -200), stands("she", -400, -200)...), lead, []any{"token#me", 5000, "me", 500}, `\[1 .*\]`, "zrange turns 0 -1", `\[she\]`},
-		{"lead: free, the first is gone", leads, stands("she", -5000, -1100), lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "exists turns", "0"},
-		{"lead: free, a look in the future", leads, stands("she", -5000, 90000), lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "exists looks", "0"},
-		{"lead: the queue is a list", leads, []string{"lpush turns 1"}, lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "type turns", "list"},
-		{"lead: no right to a queue", leads, append(stands("she", -500, -200), "acl setuser default -zrange"), lead, []any{"token#me", 5000, "me", 0}, `\[1 .*\]`, "get k", "token#me"},
+		{"lead: free", leads, []string{"set mark m"}, lead, []any{"token#me", 5000, "", "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
+		{"lead: fenced", leads, []string{"set fence 9000000000000000"}, lead, []any{"token#me", 5000, 9000, "me", 0}, `\[1 9000000000000001  # Server.*\]`, "get k", "token#me"},
+		{"lead: held, first", leads, []string{"set k other", "set mark m"}, lead, []any{"token#me", 5000, "", "me", 7000}, `\[0 m 1\]`, "zrange turns 0 -1", `\[me\]`},
+		{"lead: held, the queue ends", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "", "me", 0}, `\[0  1\]`, "pttl turns", `[12]\d{3}`},
+		{"lead: held, behind", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token#me", 5000, "", "me", 0}, `\[0  0\]`, "zrange turns 0 -1", `\[she me\]`},
+		{"lead: held, has waited longer", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token#me", 5000, "", "me", 60000}, `\[0  1\]`, "zrange turns 0 -1", `\[me she\]`},
+		{"lead: held, does not wait", leads, []string{"set k other"}, lead, []any{"token#me", 5000, "", "", 0}, `\[0  1\]`, "exists turns", "0"},
+		{"lead: free, another's turn", leads, stands("she", -500, -200), lead, []any{"token#me", 5000, "", "me", 0}, `\[0  2\]`, "exists k", "0"},
+		{"lead: free, another's turn, does not wait", leads, stands("she", -500, -200), lead, []any{"token#me", 5000, "", "", 0}, `\[0  2\]`, "zrange turns 0 -1", `\[she\]`},
+		{"lead: free, its turn", leads, append(stands("me", -500, -200), stands("she", -400, -200)...), lead, []any{"token#me", 5000, "", "me", 500}, `\[1 .*\]`, "zrange turns 0 -1", `\[she\]`},
+		{"lead: free, the first is gone", leads, stands("she", -5000, -1100), lead, []any{"token#me", 5000, "", "me", 0}, `\[1 .*\]`, "exists turns", "0"},
+		{"lead: free, a look in the future", leads, stands("she", -5000, 90000), lead, []any{"token#me", 5000, "", "me", 0}, `\[1 .*\]`, "exists looks", "0"},
+		{"lead: the queue is a list", leads, []string{"lpush turns 1"}, lead, []any{"token#me", 5000, "", "me", 0}, `\[1 .*\]`, "type turns", "list"},
+		{"lead: no right to a queue", leads, append(stands("she", -500, -200), "acl setuser default -zrange"), lead, []any{"token#me", 5000, "", "me", 0}, `\[1 .*\]`, "get k", "token#me"},
 
 		{"leave", shared + turnsSrc + leaveSrc, append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
 		{"leave: nobody", shared + turnsSrc + leaveSrc, nil, queued, []any{"me", "channel"}, "1", "", ""},
@@ -207,8 +208,8 @@ func recordScripts() []scriptCase {
 		{"join: a caller waits", joins, append(two, "set mark m", "set intent t"), join, []any{"token#me", 5000, ""}, `\[0 m 1\]`, "zcard k", "2"},
 		{"join: counter is no number", joins, []string{"set fence x"}, join, []any{"token#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
 		{"join: the set gets no end", joins, []string{"acl setuser default -pexpire"}, join, []any{"token#me", 5000, ""}, denied, "exists k", "0"},
-		{"lead: readers, first", leads, two, lead, []any{"token#me", 5000, "me", 0}, `\[0  3\]`, "zcard turns", "1"},
-		{"lead: readers, behind", leads, append(stands("she", -500, -200), two...), lead, []any{"token#me", 5000, "me", 0}, `\[0  0\]`, "zcard turns", "2"},
+		{"lead: readers, first", leads, two, lead, []any{"token#me", 5000, "", "me", 0}, `\[0  3\]`, "zcard turns", "1"},
+		{"lead: readers, behind", leads, append(stands("she", -500, -200), two...), lead, []any{"token#me", 5000, "", "me", 0}, `\[0  0\]`, "zcard turns", "2"},
 		{"renew: a reader", renews, two, renew, []any{"token~2#", 30000, "", 9000, "me"}, `\[1 \]`, ends(30000), "1"},
 		{"renew: a reader, any attempt", renews, two, renew, []any{"token", 30000, "", 9000, "me"}, `\[1 \]`, ends(60000), "1"},
 		{"renew: a reader, never shorter", renews, two, renew, []any{"tokens#", 100, "", 9000, "she"}, `\[1 \]`, ends(60000), "1"},

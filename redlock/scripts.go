@@ -16,8 +16,6 @@ var (
 	ownSrc string
 	//go:embed acquire.lua
 	acquireSrc string
-	//go:embed take.lua
-	takeSrc string
 	//go:embed queue.lua
 	queueSrc string
 	//go:embed leave.lua
@@ -35,9 +33,8 @@ var (
 	//go:embed mark.lua
 	markSrc string
 
-	acquireScript = redisstore.NewScript(redisstore.FenceSrc + acquireSrc + takeSrc)
-	leadScript    = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + queueSrc + takeSrc)
-	leadFenced    = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + queueSrc + redisstore.FenceSrc + acquireSrc + takeSrc)
+	acquireScript = redisstore.NewScript(redisstore.FenceSrc + acquireSrc)
+	leadScript    = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + queueSrc + redisstore.FenceSrc + acquireSrc)
 	leaveScript   = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + leaveSrc)
 	renewScript   = redisstore.NewScript(redisstore.SharedSrc + ownSrc + renewSrc)
 	repairScript  = redisstore.NewScript(redisstore.SharedSrc + repairSrc)
