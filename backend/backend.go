@@ -251,9 +251,9 @@ type Waiter interface {
 	// joins the store's last answer and ctx.Err(), and returns at once.
 	//
 	// Wait begins to listen before it makes an attempt, so that no release
-	// falls between the two. It bounds each call to the store by c.Timeout, and
-	// goes on during an outage of up to that time. An entry in a queue keeps its
-	// place meanwhile. Wait repeats a call with c.Token only while no release of
+	// falls between the two. It bounds each call to the store by c.Timeout.
+	// During an outage of up to that time it goes on, with its place in a queue,
+	// or returns the outage, and the engine asks again. Wait repeats a call with c.Token only while no release of
 	// that token was sent. Otherwise an unknown outcome ends the Wait, and the
 	// engine calls again with a new token.
 	//

@@ -43,7 +43,7 @@ const (
 	saysWaitCtx       = "An error that matches ctx's own error is of unknown outcome even if it also matches ErrHeld."
 	saysWaitHeld      = "If ctx ends the wait, the error matches ErrHeld if the store's last answer was ErrHeld."
 	saysSignal        = "Wait begins to listen before it makes an attempt, so that no release falls between the two."
-	saysRides         = "It bounds each call to the store by c.Timeout, and goes on during an outage of up to that time."
+	saysRides         = "During an outage of up to that time it goes on, with its place in a queue, or returns the outage, and the engine asks again."
 	saysInspect       = "Inspect returns what the store knows of key: whether it is held, its holder, the rest of the term, the fence, and the waiters."
 	saysBreak         = "Break removes the hold of key, whichever token has it."
 	saysList          = "List yields the keys that begin with prefix and are held or waited for, each with what the store knows of it."

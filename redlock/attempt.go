@@ -41,6 +41,7 @@ type attempt struct {
 	lead      int           // the node that is asked first, or noLead
 	place     *place        // of the caller, for the lead
 	leadVoted chan struct{} // closed when the lead has voted
+	leadYes   bool          // the lead has voted yes; set before leadVoted is closed
 
 	// Driver.mu guards the fields below.
 	on       []onNode  // one element for each node
@@ -100,31 +101,20 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	}
 	defer d.work.Done()
 
-	// It has room for one result, because only the winner of the ballot reads it.
-	counted := make(chan error, 1)
-	if lead == noLead || a.askLead(ctx) {
-		d.work.Go(func() {
-			// redsync does not get ctx: a call that ctx had ended could not learn
-			// whether it took the key.
-			counted <- a.redsyncMutex().TryLockContext(context.Background())
-		})
-		a.awaitVotes(ctx)
-	}
-
 	var g backend.Grant
 	var err error
-	switch a.ballot.result() {
-	case won:
-		// The vote that decided the ballot also completes redsync's quorum, so
-		// redsync returns at once.
-		g, err = a.grant(ctx, <-counted)
-	case refused:
+	switch {
+	case (lead == noLead || a.askLead(ctx)) && a.won(ctx):
+		g, err = a.grant(ctx)
+	case a.ballot.result() == refused:
 		// Nodes that voted yes keep their record until cleanUp has released it.
 		err = &backend.HeldError{}
-	case noQuorum:
+	case a.ballot.result() == noQuorum:
 		err = a.ballot.failures()
-	default:
+	case ctx.Err() != nil:
 		err = ctx.Err()
+	default:
+		err = errLate
 	}
 	if err != nil {
 		a.cleanUp()
@@ -132,21 +122,30 @@ func (d *Driver) tryAcquire(ctx context.Context, c backend.Claim, number, lead i
 	return g, err
 }
 
-// awaitVotes returns when the ballot is decided, or ctx has ended. If a node is silent for
+// errLate is the error of an attempt that won too late.
+var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
+
+// won reports whether redsync has counted a quorum of votes within the term. It returns false if
+// the ballot is decided, redsync gives up, or ctx ends. If a node is silent for
 // longer than usual, and a rival has a vote of another node, it gives up: otherwise the
 // votes that this attempt has would block all others for as long as that node hangs.
-func (a *attempt) awaitVotes(ctx context.Context) {
+func (a *attempt) won(ctx context.Context) bool {
+	counted := make(chan error, 1) // has room, because won may return first
+	// redsync does not get ctx: a call that ctx had ended could not learn whether it took the key.
+	a.d.work.Go(func() { counted <- a.redsyncMutex().TryLockContext(context.Background()) })
+
 	patience := a.d.patience()
 	for {
 		select {
+		case err := <-counted:
+			return err == nil
 		case <-a.ballot.done:
-			return
+			return false
 		case <-time.After(patience):
 			a.ballot.refuseIfSplit()
 		case <-ctx.Done():
-			// If a vote decides the ballot at the same moment, that verdict stays.
 			a.ballot.decide(abandoned)
-			return
+			return false
 		}
 	}
 }
@@ -178,21 +177,17 @@ func (d *Driver) register(a *attempt) bool {
 	return true
 }
 
-// grant returns the grant of an attempt that has won its quorum. Counted is the
-// result by redsync, which fails if the term has ended.
-func (a *attempt) grant(ctx context.Context, counted error) (backend.Grant, error) {
-	var g backend.Grant
-	if counted == nil && a.c.Fenced {
-		var err error
+// grant returns the grant of an attempt that has won its quorum.
+func (a *attempt) grant(ctx context.Context) (g backend.Grant, err error) {
+	if a.c.Fenced {
 		// If the fence reaches too few nodes, it only makes the next fence larger.
 		if g.Fence, err = a.raiseFence(ctx); err != nil {
 			return backend.Grant{}, err
 		}
 	}
-
-	// Check the term last, because writing the fence took time.
-	if counted != nil || time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
-		return backend.Grant{}, fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
+	// Writing the fence took time, and redsync does not know when the lead was asked.
+	if time.Since(a.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
+		return backend.Grant{}, errLate
 	}
 	return g, nil
 }
@@ -219,7 +214,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 		a.ballot.decide(abandoned)
 	}
 
-	if v := a.ballot.result(); v == undecided || v == won {
+	if a.ballot.result() == undecided {
 		return true
 	}
 	for i := range a.d.nodes {
@@ -236,19 +231,17 @@ func (a *attempt) askLead(ctx context.Context) bool {
 func (a *attempt) leadVote() (bool, error) {
 	select {
 	case <-a.leadVoted:
+		return a.leadYes, nil
 	// The ballot may be decided before the lead votes.
 	case <-a.ballot.done:
-	}
-	if a.ballot.vote(a.lead) != yes {
 		return false, errNotAsked
 	}
-	return true, nil
 }
 
 // askNode asks node i for its vote and casts it. It is called once for each node.
 func (a *attempt) askNode(i int) (bool, error) {
 	n := a.d.nodes[i]
-	if err := n.hangs(); err != nil && !n.needed() {
+	if err, hangs := n.suspicion(); hangs && !n.needed() {
 		// The node may not answer for a whole Timeout. If the ballot waited for it, the
 		// votes of this attempt would block other callers meanwhile.
 		a.ballot.cast(i, unknown, err)
@@ -266,13 +259,10 @@ func (a *attempt) askNode(i int) (bool, error) {
 	}
 	a.ballot.cast(i, v, err)
 	if i == a.lead {
-		// Close it after the cast, because leadVote reads the vote from the ballot.
+		a.leadYes = v == yes
 		close(a.leadVoted)
 	}
 
-	if v != yes && err == nil {
-		err = backend.ErrHeld
-	}
 	return v == yes, err
 }
 
@@ -310,7 +300,9 @@ func (a *attempt) cleanUp() {
 
 	// Nodes in flight are released by settle, which sees failed.
 	a.failed = true
+	left := false
 	for i := range d.nodes {
+		left = left || a.on[i].mayHold
 		a.cleanUpLocked(i)
 	}
 
@@ -321,7 +313,7 @@ func (a *attempt) cleanUp() {
 	delete(d.attempts, token)
 	// After a split vote the nodes that voted yes have the record until their release
 	// arrives. If they were asked about the token, their answers could differ.
-	if a.ballot.result() != refused || a.ballot.has(yes) {
+	if left || a.ballot.result() != refused {
 		d.attempts[token] = &attempt{failed: true, expiry: time.Now().Add(3 * a.c.Timeout)}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
@@ -34,13 +35,11 @@ const (
 // rule derives the verdict from the number of nodes that gave each vote.
 type rule func(n, quorum int, count *[5]int) verdict
 
-// acquireRule is the rule for a key to be taken. Another caller holds the key if a
-// quorum has voted and too few of these votes can be yes.
+// acquireRule is the rule for a key to be taken. It never says won, because redsync counts these
+// votes. Another caller holds the key if a quorum has voted and too few of these votes can be yes.
 func acquireRule(n, quorum int, count *[5]int) verdict {
 	voted := count[yes] + count[no]
 	switch {
-	case count[yes] >= quorum:
-		return won
 	case count[failed]+count[unknown] > n-quorum:
 		return noQuorum
 	case count[yes]+count[pending] < quorum && voted >= quorum:
@@ -85,9 +84,9 @@ func newBallot(nodes []*node, r rule) *ballot {
 	return b
 }
 
-// cast counts the vote of node i, which replaces an earlier one. It returns the
-// verdict so far, and whether this vote decided it.
-func (b *ballot) cast(i int, v vote, err error) (result verdict, decided bool) {
+// cast counts the vote of node i, which replaces an earlier one. It returns whether this vote
+// decided the verdict.
+func (b *ballot) cast(i int, v vote, err error) (decided bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 
@@ -101,12 +100,12 @@ func (b *ballot) cast(i int, v vote, err error) (result verdict, decided bool) {
 		b.errs[i] = err
 	}
 
-	// The verdict never changes. Later votes count only for has, vote and failures.
+	// The verdict never changes. Later votes count only for failures.
 	if b.verdict == undecided {
 		b.decideLocked(b.rule(len(b.votes), b.quorum, &b.count))
 		decided = b.verdict != undecided
 	}
-	return b.verdict, decided
+	return decided
 }
 
 // decide gives the ballot a verdict, unless it has one.
@@ -118,12 +117,11 @@ func (b *ballot) decide(v verdict) {
 	}
 }
 
-// refuseIfSplit decides a ballot as refused if a quorum has voted, and some nodes have
-// voted no. Only silent nodes could still decide it otherwise.
+// refuseIfSplit decides a ballot as refused if a quorum has voted, without a quorum of yes. Only silent nodes could still decide it otherwise.
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.verdict == undecided && b.count[no] > 0 && b.count[yes]+b.count[no] >= b.quorum {
+	if b.verdict == undecided && b.count[yes] < b.quorum && b.count[yes]+b.count[no] >= b.quorum {
 		b.decideLocked(refused)
 	}
 }
@@ -145,33 +143,18 @@ func (b *ballot) result() verdict {
 // counts as work. If ctx ends, the calls go on.
 func (d *Driver) poll(ctx context.Context, ask func(n *node) (vote, error)) error {
 	b := newBallot(d.nodes, holdRule)
-	for _, n := range d.nodes {
-		d.work.Go(func() {
-			v, err := ask(n)
-			b.cast(n.i, v, err)
-		})
-	}
-
-	select {
-	case <-b.done:
-	case <-ctx.Done():
-		b.decide(abandoned)
-	}
+	gather(ctx, d, func(n *node) bool {
+		v, err := ask(n)
+		b.cast(n.i, v, err)
+		return b.result() != undecided
+	}, func(decided []bool) time.Duration {
+		if decided[len(decided)-1] {
+			return 0
+		}
+		return forever
+	})
+	b.decide(abandoned) // unless it is decided
 	return b.err()
-}
-
-// vote returns the vote of node i so far.
-func (b *ballot) vote(i int) vote {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.votes[i]
-}
-
-// has reports whether any node has given vote v.
-func (b *ballot) has(v vote) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.count[v] > 0
 }
 
 // failures returns the errors of the nodes that do not vote, as an outage. A node

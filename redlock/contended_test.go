@@ -130,24 +130,6 @@ func (c *crowd) gap() (longest time.Duration) {
 	return longest
 }
 
-func TestNoSecondPassesWithoutAGrantAndAllAreServed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t, 5, 64)
-		c.contend(1, 0)
-	})
-}
-
-// A client that releases a key and wants it again at once can ask before the others
-// have received the release.
-func TestAReleasingClientDoesNotShutOutOthers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t, 5, 8)
-		c.contend(3, 20*time.Millisecond)
-	})
-}
-
 // Waiters get the key whatever fails on the node that contended attempts ask first.
 func TestWaitersDoNotNeedTheLead(t *testing.T) {
 	for name, spoil := range map[string]func(lead *redistest.VirtualServer){

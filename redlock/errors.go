@@ -7,37 +7,14 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"syscall"
 	"time"
 
-	"github.com/hashicorp/go-multierror"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
-
-// outage returns the error of a call without a quorum: a *multierror.Error with one
-// error for each node that does not vote. Each error names its node. Errs has one
-// element for each node; nil is a node that voted.
-func outage(errs []error) error {
-	n := len(errs)
-	m := &multierror.Error{ErrorFormat: func(errs []error) string {
-		lines := make([]string, 0, len(errs)+1)
-		lines = append(lines, fmt.Sprintf("no quorum: %d of %d nodes do not vote", len(errs), n))
-		for _, err := range errs {
-			lines = append(lines, err.Error())
-		}
-		return strings.Join(lines, "\n")
-	}}
-	for _, err := range errs {
-		if err != nil {
-			m.Errors = append(m.Errors, err)
-		}
-	}
-	return m
-}
 
 // nodeError returns err as the error of one node of several. It matches no definite
 // error and no error of a context: one node's answer is not the verdict.

@@ -312,27 +312,6 @@ func hold(p *faultproxy.Proxy, match string, d time.Duration) {
 	time.AfterFunc(d, p.Release)
 }
 
-// A cancelled attempt leaves no record.
-func TestCancelledAttemptLeavesNothing(t *testing.T) {
-	try(t, 5, nil, func(t *testing.T, tr trial) {
-		for i, v := range tr.vs {
-			v.Proxy.Delay(time.Duration(i) * 200 * time.Millisecond)
-		}
-		for after := range 10 {
-			c := aClaim("k")
-			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(after)*43*time.Millisecond)
-			began := time.Now()
-			if _, err := tr.d.Acquire(ctx, c); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v, want the end of the context", err)
-			}
-			took(t, "the attempt", began, time.Duration(after)*43*time.Millisecond)
-			cancel()
-			time.Sleep(3 * time.Second)
-			tr.want(t, "afterwards", c, "-----")
-		}
-	})
-}
-
 // Of a term of 1 s a hundredth and 2 ms are not trusted. A quorum that comes after the
 // rest has passed is an error, and its records are released. A fence takes another round trip,
 // after which the term may be over.
@@ -431,98 +410,6 @@ func TestLostReplies(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// Close leaves no goroutine, whenever it is called.
-func TestCloseLeavesNothingRunning(t *testing.T) {
-	for after := range 25 {
-		synctest.Test(t, func(t *testing.T) {
-			vs := redistest.VirtualNodes(t, 5)
-			d := New(vs.Clients(), nil)
-			tr := trial{vs, d}
-			kept := aClaim("kept")
-			if after > 5 { // else it meets the first vote
-				tr.acquire(t, d, kept)
-			}
-			vs[0].Proxy.Stall()
-			vs[1].Proxy.Down()
-			vs[2].Proxy.Delay(70 * time.Millisecond)
-			vs[3].Proxy.Delay(150 * time.Millisecond)
-			vs[4].Proxy.Fail("k", faultproxy.HoldRequest)
-			time.AfterFunc(300*time.Millisecond, vs[4].Proxy.Release)
-			for i := range 3 {
-				go func() {
-					c := aClaim("k")
-					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*200+100)*time.Millisecond)
-					defer cancel()
-					if _, err := d.Acquire(ctx, c); err == nil {
-						_ = renewOne(d, c, time.Second)
-						_ = d.Release(ctx, c)
-					}
-				}()
-				go func() {
-					if c := aFenced("w"); i > 0 {
-						if _, err := d.Acquire(t.Context(), c); err == nil {
-							_ = d.Release(t.Context(), c)
-						}
-					}
-				}()
-			}
-			go func() { _ = renewOne(d, kept, time.Second) }()
-			time.Sleep(time.Duration(after) * 20 * time.Millisecond)
-			began := time.Now()
-			d.Close()
-			if took := time.Since(began); took > 2*closeTimeout {
-				t.Errorf("Close took %v", took)
-			}
-			// Calls through a client that the caller passed end by their timeout.
-			time.Sleep(time.Second)
-			synctest.Wait()
-			if left := running(); len(left) > 0 {
-				t.Errorf("closed after %d ms: %d goroutines are left:\n%s", after*20, len(left), strings.Join(left, "\n\n"))
-			}
-			if _, err := d.Acquire(t.Context(), aClaim("k")); err == nil {
-				t.Error("a closed driver grants")
-			}
-		})
-	}
-}
-
-// The driver releases the records of a failed attempt. The engine also releases the
-// token, at once and a timeout later, but these releases are not sent to the nodes. In
-// an outage they would be most of the nodes' work.
-func TestReleaseOfAFailedAttemptIsNotSent(t *testing.T) {
-	for name, away := range map[string]func(p *faultproxy.Proxy){
-		"down":  (*faultproxy.Proxy).Down,
-		"hangs": (*faultproxy.Proxy).StallReplies,
-	} {
-		try(t, 3, nil, func(t *testing.T, tr trial) {
-			tr.each("01", func(v *redistest.VirtualServer) { away(v.Proxy) })
-			var c backend.Claim
-			for range 2 { // the second one asks only the nodes that are well
-				c = aClaim("k")
-				ctx, cancel := context.WithTimeout(t.Context(), c.Timeout)
-				defer cancel()
-				if _, err := tr.d.Acquire(ctx, c); err == nil || definite(err) {
-					t.Errorf("%s: got %v, want an outage", name, err)
-				}
-				synctest.Wait()
-			}
-			before := tr.vs[2].Proxy.Count()
-			for range 2 {
-				if err := tr.d.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
-					t.Errorf("%s: release: got %v, want ErrLost", name, err)
-				}
-				time.Sleep(c.Timeout + time.Millisecond)
-			}
-			if sent := tr.vs[2].Proxy.Count() - before; sent != 0 {
-				t.Errorf("%s: %d commands were sent", name, sent)
-			}
-			tr.each("01", func(v *redistest.VirtualServer) { v.Proxy.Up(); v.Proxy.Flow() })
-			time.Sleep(4 * time.Second)
-			tr.want(t, name+", when the nodes are back", c, "---")
-		})
 	}
 }
 

@@ -7,18 +7,11 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// A fence is the largest proposal of the nodes that voted for the holder. Before the
-// holder is granted the key, a quorum of nodes stores the fence, and each of them
-// has the holder's record. Any two majorities share a node. The next holder's
-// record reaches that node after this record has ended. So the next holder's fence
-// is larger.
-//
-// A node without the record does not count. It may already have voted for the next
-// holder, whose vote on another node is in flight. Then it has made its proposal
-// before this fence was written.
-//
-// A renewal also writes the fence to every node. So nodes that lose their data one
-// after another, during a long hold, do not forget the fence.
+// A fence is the largest proposal of the nodes that voted for the holder. A quorum of nodes that
+// have the holder's record stores it before the key is granted. A node without the record does not
+// count: it may already have voted for the next holder, and have made its proposal before this fence
+// was written. A renewal also writes the fence to every node. So nodes that lose their data one
+// after another, during a long hold, do not forget it. See docs/redlock.md.
 
 // maxFence is the largest fence that a node may propose. Above it Lua cannot count
 // in steps of one, so all nodes would propose the same number from then on.
@@ -46,30 +39,24 @@ func (a *attempt) raiseFence(ctx context.Context) (uint64, error) {
 
 	err := d.poll(ctx, func(n *node) (vote, error) {
 		// Wait for a vote in flight: the fence counts on the node only if its record
-		// is there.
+		// is there. A fence may be stored after the caller has left, because counters only grow.
 		<-d.settled(a, n.i)
-		return n.raiseFence(a)
+		reply, err := n.ask(a.c.Timeout, renewScript, n.renewCall(a.c, a, 0))
+		if err != nil {
+			return failed, err
+		}
+		holds, _, err := n.decodeRenewal(reply, a.c)
+		switch {
+		case err != nil:
+			return failed, err
+		case holds:
+			return yes, nil
+		}
+		return failed, fmt.Errorf("%s: does not have the lock, so the fence there does not count", n.name)
 	})
 	if err != nil && ctx.Err() != nil {
 		// The nodes that were asked may still store the fence, which does no harm.
 		return 0, ctx.Err()
 	}
 	return fence, err
-}
-
-// raiseFence writes the fence of a to the node. It returns yes only if the node has the
-// record of a. A fence may be stored after the caller has left, because counters only grow.
-func (n *node) raiseFence(a *attempt) (vote, error) {
-	reply, err := n.ask(a.c.Timeout, renewScript, n.renewCall(a.c, a, 0))
-	if err != nil {
-		return failed, err
-	}
-	holds, _, err := n.decodeRenewal(reply, a.c)
-	switch {
-	case err != nil:
-		return failed, err
-	case holds:
-		return yes, nil
-	}
-	return failed, fmt.Errorf("%s: does not have the lock, so the fence there does not count", n.name)
 }

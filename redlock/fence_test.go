@@ -1,10 +1,9 @@
 package redlock
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,134 +15,55 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// fencing is a run of holders, one after another, whose fences must grow.
-type fencing struct {
-	t       *testing.T
-	rnd     *rand.Rand
-	vs      redistest.VirtualServers
-	drivers []*Driver
-	away    []bool
-	last    uint64
-	holds   int
-	refused int
-}
-
-const fenceTTL = 10 * time.Second // and max_ttl
-
-func newFencing(t *testing.T, seed uint64, n, clients int) *fencing {
-	f := &fencing{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), vs: redistest.VirtualNodes(t, n), away: make([]bool, n)}
-	for range clients {
-		f.drivers = append(f.drivers, drives(t, f.vs.Clients(), &Options{MaxTTL: fenceTTL}))
-	}
-	return f
-}
-
-// hold makes a client take the key, if the nodes grant it, and release it.
-func (f *fencing) hold(d *Driver) bool {
-	f.t.Helper()
-	f.holds++
-	c := backend.Claim{Key: "k", Token: fmt.Sprint("token", f.holds), TTL: time.Second, Timeout: time.Second, Fenced: true}
-	ctx, cancel := context.WithTimeout(f.t.Context(), c.Timeout)
-	defer cancel()
-	g, err := d.Acquire(ctx, c)
-	if err != nil {
-		f.refused++
-		if errors.Is(err, backend.ErrHeld) {
-			time.Sleep(c.TTL) // what is left of an earlier one
-		}
-		return false
-	}
-	if g.Fence <= f.last {
-		f.t.Errorf("hold %d has fence %d after %d", f.holds, g.Fence, f.last)
-	}
-	f.last = g.Fence
-	_ = d.Release(f.t.Context(), c)
-	return true
-}
-
-// shuffle cuts off a random minority, and connects all other nodes.
-func (f *fencing) shuffle() {
-	n := len(f.vs)
-	minority := f.rnd.IntN(n/2 + 1)
-	gone := f.rnd.Perm(n)[:minority]
-	next := make([]bool, n)
-	for _, i := range gone {
-		next[i] = true
-	}
-	for i, v := range f.vs {
-		switch {
-		case next[i] && !f.away[i]:
-			v.Proxy.Down()
-		case !next[i] && f.away[i]:
-			v.Proxy.Up()
-		}
-	}
-	f.away = next
-}
-
-func (f *fencing) any() *Driver { return f.drivers[f.rnd.IntN(len(f.drivers))] }
-
-// round runs some holders in a row.
-func (f *fencing) round() {
-	for range 1 + f.rnd.IntN(4) {
-		f.hold(f.any())
-		time.Sleep(time.Duration(f.rnd.IntN(2000)) * time.Microsecond)
-	}
-}
-
+// Holders follow one another, each with a random majority of nodes whose clocks are set.
 func TestFencesGrowOverAnyMajoritiesThroughClocksThatDiffer(t *testing.T) {
 	await.Crowd(t)
 	t.Parallel()
 	for seed := range uint64(4) {
 		synctest.Test(t, func(t *testing.T) {
-			f := newFencing(t, seed, []int{3, 5}[seed%2], 3)
-			f.hold(f.drivers[0])
-			for range 40 {
-				f.shuffle()
-				if i := f.rnd.IntN(len(f.vs)); f.rnd.IntN(2) == 0 {
-					f.vs[i].Skew(time.Duration(f.rnd.Int64N(int64(20*time.Minute))) - 10*time.Minute)
+			r, n := rand.New(rand.NewPCG(seed, 1)), []int{3, 5}[seed%2]
+			vs, drivers := redistest.VirtualNodes(t, n), make([]*Driver, 3)
+			for i := range drivers {
+				drivers[i] = drives(t, vs.Clients(), nil)
+			}
+			holds, last := 0, uint64(0)
+			hold := func(d *Driver) {
+				c := aFenced("k")
+				c.TTL = time.Second
+				g, err := d.Acquire(t.Context(), c)
+				switch {
+				case errors.Is(err, backend.ErrHeld):
+					time.Sleep(c.TTL) // what is left of an earlier one
+				case err == nil && g.Fence <= last:
+					t.Errorf("seed %d: hold %d has fence %d after %d", seed, holds, g.Fence, last)
+				case err == nil:
+					holds, last = holds+1, g.Fence
+					_ = d.Release(t.Context(), c)
 				}
-				f.round()
+			}
+
+			hold(drivers[0])
+			for range 40 {
+				gone := r.Perm(n)[:r.IntN(n/2+1)]
+				for i, v := range vs {
+					if slices.Contains(gone, i) {
+						v.Proxy.Down()
+					} else {
+						v.Proxy.Up()
+					}
+				}
+				if i := r.IntN(n); r.IntN(2) == 0 {
+					vs[i].Skew(time.Duration(r.Int64N(int64(20*time.Minute))) - 10*time.Minute)
+				}
+				for range 1 + r.IntN(4) {
+					hold(drivers[r.IntN(len(drivers))])
+					time.Sleep(time.Duration(r.IntN(2000)) * time.Microsecond)
+				}
 			}
 			// The order of the votes decides how many are granted: 41 at least in 80 runs of a seed.
-			if got := f.holds - f.refused; got < 20 {
-				t.Errorf("seed %d: %d holds of %d tries are too few to tell", seed, got, f.holds)
+			if holds < 20 {
+				t.Errorf("seed %d: %d holds are too few to tell", seed, holds)
 			}
-			t.Logf("seed %d: %d holds, %d refused", seed, f.holds-f.refused, f.refused)
-		})
-	}
-}
-
-func TestFencesGrowThroughMinoritiesThatAreRestarted(t *testing.T) {
-	await.Crowd(t)
-	t.Parallel()
-	for seed := range uint64(4) {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFencing(t, seed, []int{3, 5}[seed%2], 3)
-			f.hold(f.drivers[0])
-			for range 16 {
-				f.shuffle()
-				f.round()
-				emptied := f.rnd.IntN(len(f.vs)/2 + 1)
-				for _, i := range f.rnd.Perm(len(f.vs))[:emptied] {
-					f.vs[i].Restart(f.rnd.IntN(2) == 0)
-					f.away[i] = false
-				}
-				f.round()
-				// Drivers notice the restarted nodes, which vote again.
-				for i, v := range f.vs {
-					v.Proxy.Up()
-					f.away[i] = false
-				}
-				for _, d := range f.drivers {
-					f.hold(d)
-				}
-				time.Sleep(fenceTTL + time.Second)
-			}
-			if got := f.holds - f.refused; got < 40 {
-				t.Errorf("seed %d: %d holds of %d tries are too few to tell", seed, got, f.holds)
-			}
-			t.Logf("seed %d: %d holds, %d refused", seed, f.holds-f.refused, f.refused)
 		})
 	}
 }

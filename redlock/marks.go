@@ -14,15 +14,10 @@ import (
 )
 
 // A node that may have forgotten a vote must not vote again until every lease that
-// it may have voted for has ended. So each node has a mark. The mark names the run
-// of the server that it was given to, and the time from which that run votes. A
-// restarted server is another run, and a server that has lost its data has lost
-// its mark. Either one gets a new mark, and does not vote until the longest term of
-// any caller has passed.
-//
-// Each vote brings the mark and the run of the server that voted. A replica that
-// has taken over the address has a copy of the mark, and connections to both
-// servers may be in use at once.
+// it may have voted for has ended. So each node has a mark, which names the run of the server, and
+// the time from which that run votes. A restarted server, and one that has lost its data, gets a new
+// mark, and does not vote until the longest term of any caller has passed. Each vote brings the
+// mark and the run of the server that voted. See docs/redlock.md.
 const markKey = "hasp:{redlock}:mark"
 
 const (
@@ -57,28 +52,12 @@ type marks struct {
 	turn       chan struct{} // holds a value while a caller asks the node
 	current    atomic.Pointer[standing]
 	refreshing atomic.Bool // a goroutine asks the node
-	waiting    atomic.Bool // a goroutine waits until the node votes
 }
 
 // voting reports whether the node votes, as far as is known.
 func (m *marks) voting() bool {
 	s := m.current.Load()
 	return s != nil && !time.Now().Before(s.votesFrom)
-}
-
-// loadMark asks for the node's standing, unless it is known. It leaves no record
-// behind, so Close cancels it.
-func (n *node) loadMark(ctx context.Context) error {
-	if n.marks.current.Load() != nil {
-		return nil
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(n.d.closing, cancel)()
-
-	// Any earlier answer will do, so since is the zero time.
-	_, err := n.refreshMark(ctx, time.Time{})
-	return err
 }
 
 // checkVote returns nil if the node's vote for the attempt a counts, and otherwise the reason. The
@@ -145,15 +124,19 @@ func (n *node) refreshInBackground(timeout time.Duration) {
 	}
 	n.d.spawn(func() { // does nothing if Close has begun
 		defer n.marks.refreshing.Store(false)
-		ctx, cancel := context.WithTimeout(n.d.closing, timeout) // Close may cancel this: it leaves no record behind
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		_, _ = n.refreshMark(ctx, time.Now()) // if this fails, the next use asks again
 	})
 }
 
 // refreshMark asks for the node's standing and marks the node, unless another
-// caller has asked after since. One caller asks at a time.
+// caller has asked after since. One caller asks at a time. A mark is no record of a lock, so Close
+// cancels it.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.d.closing, cancel)()
 	began := time.Now()
 	select {
 	case n.marks.turn <- struct{}{}:
@@ -174,17 +157,19 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(err, time.Since(s.asked))
 	}
 
-	n.marks.current.Store(s)
-
-	// One goroutine waits for the vote, however many callers find that the node does
-	// not vote. Then it writes the end of the wait into the mark.
-	if !n.marks.voting() && !n.marks.waiting.Swap(true) {
-		n.d.spawn(func() {
-			defer n.marks.waiting.Store(false)
-			if n.d.sleep(time.Until(s.votesFrom)) {
-				n.refreshInBackground(inspectTimeout)
-			}
-		})
+	// mu is held for both, so that of two nodes that are one server the second finds the first.
+	n.d.mu.Lock()
+	other := n.d.impostor(n, s.run)
+	if other == nil {
+		n.marks.current.Store(s)
+	}
+	n.d.mu.Unlock()
+	switch {
+	case other != nil:
+		return nil, sameServerError{n.name, other.name}
+	case !n.marks.voting():
+		// Then the end of the wait is written into the mark, unless Close has begun.
+		time.AfterFunc(time.Until(s.votesFrom), func() { n.refreshInBackground(inspectTimeout) })
 	}
 	return s, nil
 }
@@ -205,11 +190,9 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 		// Before the node has to wait, find out whether the whole set is new. This
 		// driver or another one may mark the node meanwhile.
 		n.d.markNewSet(ctx, n)
-		if err := n.writeMark(ctx, s, anyNode, 0, ""); err != nil {
-			return err
-		}
+		return n.writeMark(ctx, s, anyNode, 0, "")
 	}
-	return n.d.checkDistinct(n, s.run)
+	return nil
 }
 
 // timesOf returns the time from which a mark lets its run vote, and the longest term that it
@@ -386,33 +369,14 @@ func (d *Driver) markNewSet(ctx context.Context, n *node) {
 	}
 }
 
-// checkDistinct returns an error if another node is the same server.
-func (d *Driver) checkDistinct(n *node, run string) error {
-	if d.opts.AllowUnsafeNodes || run == unknownRun {
-		return nil
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	// Set it before the comparison: if two nodes are checked at once, the second check
-	// finds the run of the first.
-	n.run = run
-	for _, other := range d.nodes {
-		if other != n && other.run == run {
-			return sameServerError{n.name, other.name}
-		}
-	}
-	return nil
-}
-
-// impostor returns another node than n whose mark is known to name a run, or nil. If n's
-// address leads to that node's server, an answer counts for that node only.
+// impostor returns another node than n that is known to be of a run, or whose mark is known to name
+// it, or nil. If n's address leads to that node's server, an answer counts for that node only.
 func (d *Driver) impostor(n *node, run string) *node {
 	if d.opts.AllowUnsafeNodes || run == "" || run == unknownRun {
 		return nil
 	}
 	for _, other := range d.nodes {
-		if s := other.marks.current.Load(); other != n && s != nil && runOfMark(s.mark) == run {
+		if s := other.marks.current.Load(); other != n && s != nil && (s.run == run || runOfMark(s.mark) == run) {
 			return other
 		}
 	}

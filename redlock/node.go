@@ -28,9 +28,7 @@ type node struct {
 	latency atomic.Int64 // smoothed time of an answer in ns; 0 if unknown: the node cannot lead
 	marks   marks
 
-	// Driver.mu guards these.
-	run      string              // of the server
-	cleanups map[string]*cleanup // releases to be repeated, by record or token
+	cleanups map[string]*cleanup // releases to be repeated, by record or token; Driver.mu guards it
 
 	mu           sync.Mutex // guards the fields below
 	suspectSince time.Time  // when the first unanswered call began; zero if the node has answered since
@@ -42,49 +40,36 @@ type node struct {
 // admit returns nil if the node may be asked now. Otherwise it returns why the node
 // is suspect.
 func (n *node) admit() error {
-	if n.healthy() {
+	why, hangs := n.suspicion()
+	// A refusal takes no time. needed locks other nodes, so it is called without mu.
+	if why == nil || !hangs && n.needed() {
 		return nil
 	}
-	needed := n.needed() // locks other nodes, so call it without mu
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	now := time.Now()
-
-	switch {
-	// The node has answered since healthy unlocked mu.
-	case n.suspectSince.IsZero():
-		return nil
-	case now.Sub(n.probed) >= probeEvery, n.refusal != nil && needed:
-		// Set it with mu held, so that one caller of many gets the probe.
+	// Set probed with mu held, so that one caller of many gets the probe.
+	if now := time.Now(); now.Sub(n.probed) >= probeEvery {
 		n.probed = now
 		return nil
 	}
-	return n.suspicionLocked()
+	return why
 }
 
-// hangs returns why the node is suspect, or nil if it is not, or refuses
-// connections: a refusal takes no time.
-func (n *node) hangs() error {
+// suspicion returns why the node is suspect, or nil. It also reports whether the node hangs: a
+// suspect node may refuse connections instead.
+func (n *node) suspicion() (why error, hangs bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.refusal != nil {
-		return nil
-	}
-	return n.suspicionLocked()
-}
-
-func (n *node) suspicionLocked() error {
 	if n.suspectSince.IsZero() || n.refusal != nil {
-		return n.refusal
+		return n.refusal, false
 	}
-	return fmt.Errorf("%s: no answer for %v: %w", n.name, time.Since(n.suspectSince).Round(time.Millisecond), os.ErrDeadlineExceeded)
+	return fmt.Errorf("%s: no answer for %v: %w", n.name, time.Since(n.suspectSince).Round(time.Millisecond), os.ErrDeadlineExceeded), true
 }
 
 // healthy reports whether the node is not suspect.
 func (n *node) healthy() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.suspectSince.IsZero()
+	why, _ := n.suspicion()
+	return why == nil
 }
 
 // needed reports whether the other healthy nodes that vote may be no quorum.
@@ -183,9 +168,10 @@ func (n *node) requestVote(a *attempt) (vote, error) {
 	defer ctx.End()
 
 	err := n.admit()
-	if err == nil {
-		// Load the mark before the vote, because checkVote compares with it.
-		err = n.loadMark(ctx)
+	if err == nil && n.marks.current.Load() == nil {
+		// Load the mark before the vote, because checkVote compares with it. Any earlier answer will
+		// do, so since is the zero time.
+		_, err = n.refreshMark(ctx, time.Time{})
 	}
 	if err == nil && !a.active() {
 		err = errNotAsked // a vote would only have to be released

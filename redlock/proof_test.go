@@ -67,35 +67,6 @@ func TestARecordThatCameLateRenewsNothing(t *testing.T) {
 	})
 }
 
-// A repair writes A's member to node 2. Then A renews with a longer term: node 2 counts, and
-// node 1 misses it. If A's first request, which arrives late, set the acquire's shorter term
-// on node 2, nodes 1 and 2 would be free for B while A still has its lease. lab/model found
-// it.
-func TestALateRequestOfAReaderShortensNoTerm(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		a, ofA := tr.linked(t)
-		b, _ := tr.linked(t)
-		c := aReader("a-key")
-		tr.warm(t, a, aReader("warm")) // the node has the script
-		ofA[2].Fail("a-key", faultproxy.HoldRequest)
-		tr.acquire(t, a, c)
-		time.Sleep(2 * c.Timeout) // A gives up the command that is held
-
-		first := renewOne(a, c, c.Timeout)
-		synctest.Wait() // node 2 is repaired
-		ofA[1].Down()
-		c.TTL = time.Minute
-		if err := errors.Join(first, renewOne(a, c, c.Timeout)); err != nil {
-			t.Fatalf("renewals: %v", err)
-		}
-		ofA[2].Release()
-		time.Sleep(30 * time.Second)
-		if _, err := b.Acquire(t.Context(), aClaim("a-key")); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("a writer, in the term of the reader: %v", err)
-		}
-	})
-}
-
 // The name of node 1 leads A to the server of node 0, as after a wrong answer of DNS, and
 // A's link to node 2 is down. If that one server counted twice, A would go on when B has the
 // key.

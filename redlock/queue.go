@@ -165,9 +165,9 @@ type leadRelease struct {
 	ended chan struct{}
 }
 
-// expectRelease is called before a release of the key. If it returns a leadRelease, the caller
-// closes ended and calls forget when the release has ended on the lead.
-func (d *Driver) expectRelease(key string, lead int) *leadRelease {
+// beginOnLead is called before a release of the key. It returns what to call when the release has
+// ended on the lead.
+func (d *Driver) beginOnLead(key string, lead int) (end func()) {
 	if lead == noLead {
 		return nil
 	}
@@ -175,15 +175,14 @@ func (d *Driver) expectRelease(key string, lead int) *leadRelease {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.onLead[key] = r
-	return r
-}
-
-// forget removes r, unless a later release of the key has replaced it.
-func (d *Driver) forget(key string, r *leadRelease) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.onLead[key] == r {
-		delete(d.onLead, key)
+	return func() {
+		close(r.ended)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		// A later release of the key may have replaced r.
+		if d.onLead[key] == r {
+			delete(d.onLead, key)
+		}
 	}
 }
 
@@ -201,7 +200,6 @@ func (d *Driver) awaitRelease(ctx context.Context, key string) {
 	case <-r.ended:
 	case <-time.After(r.lead.patience()):
 		r.lead.latency.Store(0) // it does not lead until it answers
-		d.forget(key, r)
 	case <-ctx.Done():
 	}
 }

@@ -61,24 +61,19 @@
 //
 // A lock is a string on each node, under the key itself. Its value is token#owner,
 // or token~n#owner for a later attempt. If hasp.WithMinHold keeps the key after an
-// Unlock, kept- comes before the token. hasp and redsync exclude each other on the same nodes. A key with any other value counts as held on its node.
+// Unlock, kept- comes before the token. A shared lock is a sorted set with such a member for each
+// holder, whose score is the end of its term in ms by the node's clock. hasp and redsync exclude
+// each other on the same nodes. A key with any other value counts as held on its node, and so does a
+// set without an end. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
+// instead. The other keys, and the channels that a release publishes to, are
 //
-// A shared lock is a sorted set on each node, under the key itself. Each holder has a
-// member like the value above, whose score is the end of its term in ms by the node's
-// clock. The time to live of the key is the longest term. A sorted set without an end, or
-// whose first member has another form, counts as held. A caller that readers refuse, and
-// that waits, leaves an intent on each node: the string hasp:{tag}:intent:key, which
-// expires after 300 ms plus twice the time of the last look. A node with an intent refuses
-// new readers.
-//
-// The queue of waiters is two sorted sets, hasp:{tag}:turns:key and hasp:{tag}:looks:key,
-// which expire two seconds after any waiter last looked. A release publishes the token
-// to the channel of the first waiter's driver, hasp:{tag}:channel:key:driver, and to that of
-// the readers, hasp:{tag}:channel:key.
-//
-// A fence counter is a string under hasp:{tag}:fence:key. A user's key that begins with "hasp:{" is stored under hasp:{tag}:lock:key
-// instead. hasp:{redlock}:mark is a node's mark, which shows whether the node has
-// kept its data.
+//	hasp:{tag}:fence:key           the fence counter, a string
+//	hasp:{tag}:intent:key          the intent of a waiting writer: the node refuses new readers
+//	hasp:{tag}:turns:key           the queue of waiters, two sorted sets that expire
+//	hasp:{tag}:looks:key             two seconds after any waiter last looked
+//	hasp:{tag}:channel:key:driver  the channel of the first waiter's driver
+//	hasp:{tag}:channel:key         the channel of the readers
+//	hasp:{redlock}:mark            the node's mark, which shows whether it has kept its data
 //
 // Redis 6.2 or later.
 package redlock
@@ -250,10 +245,8 @@ func checkNodes(names []string, allowUnsafe bool) error {
 		return fmt.Errorf("%w: no nodes: name at least 3, as in redlock+redis://a:6379,b:6379,c:6379", backend.ErrInvalid)
 	case allowUnsafe:
 		return nil
-	case len(names) == 1:
-		return fmt.Errorf("%w: 1 node tolerates no failure: name at least 3"+unsafeHint, backend.ErrInvalid)
-	case len(names) == 2:
-		return fmt.Errorf("%w: 2 nodes tolerate no failure: name at least 3"+unsafeHint, backend.ErrInvalid)
+	case len(names) <= 2:
+		return fmt.Errorf("%w: of %d nodes none may fail: name at least 3"+unsafeHint, backend.ErrInvalid, len(names))
 	case len(names)%2 == 0:
 		return fmt.Errorf("%w: %d nodes tolerate no more failures than %d do: name an odd number"+unsafeHint, backend.ErrInvalid, len(names), len(names)-1)
 	}
@@ -305,8 +298,8 @@ func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	g, err := d.tryAcquire(ctx, c, 0, lead, p)
 	number := 1
 	for pause := minSleep; p.answer.Load() == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
-		// Only the queue has refused: the key was free on the lead. The first waiter is about to take the key, or the last one has it no more and is
-		// about to leave the queue.
+		// Only the queue has refused: the key was free on the lead. The first waiter is about to
+		// take the key, or the last one has it no more and is about to leave the queue.
 		doze(ctx, pause)
 		p = &place{}
 		g, err = d.tryAcquire(ctx, c, number, lead, p)

@@ -2,16 +2,24 @@ package redlock
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-redsync/redsync/v4"
 	"github.com/go-redsync/redsync/v4/redis"
+	"github.com/hashicorp/go-multierror"
 
 	"github.com/hasplock/hasp/backend"
 )
 
-// redsyncPool is a node as redsync sees it, for one operation: it is the SET NX. Redsync calls
-// all nodes at once, counts up to the quorum, and checks the rest of the term. The
+// An attempt is a mutex of redsync, the library whose locks hasp shares, and an outage is an error
+// of go-multierror. Redsync asks all nodes at once, and alone decides whether a key is won: it
+// counts the votes up to the quorum, and checks the rest of the term. A lease needs more. Redsync
+// does not know that a quorum has become impossible, that a node must not vote, or that the outcome of
+// a call is unknown. So the ballot counts the same votes, and ends an attempt that cannot win.
+
+// redsyncPool is a node as redsync sees it, for one operation: it is the SET NX. The
 // driver decides when a call is sent, and handles its outcome after redsync has
 // returned. So no call ends with redsync's context.
 type redsyncPool func() (bool, error)
@@ -60,3 +68,23 @@ func (c redsyncConn) SetNX(string, string, time.Duration) (bool, error) { return
 func (redsyncConn) Eval(*redis.Script, ...any) (any, error) { return int64(0), errNotAsked }
 
 func (redsyncConn) Close() error { return nil }
+
+// outage returns the error of a call without a quorum: a *multierror.Error with one
+// error for each node that does not vote. Each error names its node. Errs has one
+// element for each node; nil is a node that voted.
+func outage(errs []error) error {
+	n := len(errs)
+	m := &multierror.Error{ErrorFormat: func(errs []error) string {
+		lines := []string{fmt.Sprintf("no quorum: %d of %d nodes do not vote", len(errs), n)}
+		for _, err := range errs {
+			lines = append(lines, err.Error())
+		}
+		return strings.Join(lines, "\n")
+	}}
+	for _, err := range errs {
+		if err != nil {
+			m.Errors = append(m.Errors, err)
+		}
+	}
+	return m
+}

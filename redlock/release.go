@@ -32,7 +32,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	defer d.work.Done()
 
 	lead := d.leader(c.Key)
-	onLead := d.expectRelease(c.Key, lead)
+	endOnLead := d.beginOnLead(c.Key, lead)
 	prefix := c.Token
 	if c.Shared && a != nil {
 		prefix = a.prefix // the node need not search its members
@@ -43,8 +43,7 @@ func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.poll(ctx, func(n *node) (vote, error) {
 		v, err := n.releaseHold(c, a, call)
 		if n.i == lead {
-			close(onLead.ended)
-			d.forget(c.Key, onLead)
+			endOnLead()
 		}
 		return v, err
 	})
@@ -178,7 +177,17 @@ func (n *node) repeatCleanups() {
 
 		next := firstRetry
 		for some := range slices.Chunk(due, cleanupsAtOnce) {
-			if !n.tryAll(some, last) {
+			var answered atomic.Bool
+			var wg sync.WaitGroup
+			for _, r := range some {
+				wg.Go(func() {
+					if err := n.try(r, last); err == nil || definite(err) {
+						answered.Store(true)
+					}
+				})
+			}
+			wg.Wait()
+			if !answered.Load() {
 				next = min(2*pause, some[0].c.Timeout) // the others would get no answer either
 				break
 			}
@@ -203,21 +212,6 @@ func (n *node) dueCleanups(last bool) (due []*cleanup, left bool) {
 		}
 	}
 	return due, len(n.cleanups) > 0
-}
-
-// tryAll tries some clean-ups at once. It reports whether the node has answered any.
-func (n *node) tryAll(some []*cleanup, last bool) bool {
-	var answered atomic.Bool
-	var wg sync.WaitGroup
-	for _, r := range some {
-		wg.Go(func() {
-			if err := n.try(r, last); err == nil || definite(err) {
-				answered.Store(true)
-			}
-		})
-	}
-	wg.Wait()
-	return answered.Load()
 }
 
 // releaseCall returns the arguments that release c where its record begins with prefix.

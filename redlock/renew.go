@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"time"
 
@@ -19,15 +18,14 @@ type renewal struct {
 	a      *attempt // that took the hold; nil if the driver does not know of it
 	ballot *ballot
 	began  time.Time
-
-	flaws []flaw // one element for each node, which writes it before it casts its vote; ballot.mu guards it
 }
 
-// flaw is why a node does not count for a renewal.
+// flaw is why a node does not count for a renewal. The zero value is a node that counts, or that
+// has not answered.
 type flaw struct {
-	clock  int64     // of a node without the hold, in ms, until the hold is repaired there; or 0
-	read   time.Time // when that clock was read
-	unsure bool      // the node has the record, which does not count
+	r     *renewal
+	clock int64     // of a node without the hold, in ms; 0 if the node has the record, which does not count
+	read  time.Time // when that clock was read
 }
 
 // proof says whether the record on a node counts for a renewal.
@@ -66,6 +64,14 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 		return
 	}
 
+	// A quorum after Renew has returned must not repair a hold: the lease may have
+	// ended, and another caller may have the key. It also ends the ballots of a driver that is closed.
+	defer func() {
+		for _, r := range renewals {
+			r.ballot.decide(abandoned)
+		}
+	}()
+
 	decided := make(chan *renewal, len(renewals)) // each renewal is decided once
 	for _, n := range d.nodes {
 		// If Close has begun, done is not called, and the outcome of these claims
@@ -80,11 +86,6 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 		case r := <-decided:
 			done(r.i, backend.Grant{}, r.ballot.err())
 		case <-ctx.Done():
-			// A quorum after this moment must not repair the hold: the lease may have
-			// ended, and another caller may have the key.
-			for _, r := range renewals {
-				r.ballot.decide(abandoned)
-			}
 			return
 		}
 	}
@@ -103,7 +104,7 @@ func (d *Driver) newRenewal(c backend.Claim) (*renewal, error) {
 	if lost {
 		return nil, backend.ErrLost
 	}
-	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now(), flaws: make([]flaw, len(d.nodes))}
+	r := &renewal{c: c, a: a, ballot: newBallot(d.nodes, holdRule), began: time.Now()}
 	// The records may last longer from now on. A refused renewal also prolongs them on
 	// the nodes that still have one.
 	if expiry := r.began.Add(c.TTL + c.Timeout); a != nil && expiry.After(a.expiry) {
@@ -121,18 +122,12 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 
+	var flaws []flaw // of the holds that this driver took
 	answered := make([]bool, len(renewals))
 	cast := func(j int, v vote, err error) {
 		answered[j] = true
-		r := renewals[j]
-		verdict, now := r.ballot.cast(n.i, v, err)
-		if now {
-			decided <- r // never blocks
-		}
-		// The vote that decides repairs all nodes that have voted no so far. A node that votes no
-		// later is repaired when it votes.
-		if verdict == won && r.a != nil {
-			r.repair(n.d)
+		if renewals[j].ballot.cast(n.i, v, err) {
+			decided <- renewals[j] // never blocks
 		}
 	}
 
@@ -141,7 +136,10 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 		calls[j] = n.renewCall(r.c, r.a, r.c.TTL)
 	}
 	n.store.RunEach(ctx, renewScript, calls, func(j int, reply any, err error) {
-		v, err := n.renewed(renewals[j], reply, err)
+		v, f, err := n.renewed(renewals[j], reply, err)
+		if f.r != nil {
+			flaws = append(flaws, f)
+		}
 		cast(j, v, err)
 	})
 
@@ -152,28 +150,46 @@ func (n *node) renew(renewals []*renewal, decided chan<- *renewal) {
 			cast(j, failed, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
 		}
 	}
+
+	// When a quorum has renewed a hold, a node without it gets the record. A record that did not
+	// count so far counts from now on, if at least one Timeout of the term is left. All nodes vote
+	// within their Timeout, so each ballot is decided.
+	for _, f := range flaws {
+		<-f.r.ballot.done
+		switch {
+		case f.r.ballot.result() != won:
+		case f.clock > 0:
+			n.repair(f)
+		default:
+			f.r.a.prove(n.i, f.r.began, f.r.c.TTL, f.r.c.Timeout)
+		}
+	}
 }
 
-// renewed returns the vote that the outcome of a renewal means. If the node does not
-// have the hold, it records that for a repair.
-func (n *node) renewed(r *renewal, reply any, err error) (vote, error) {
+// renewed returns the vote that the outcome of a renewal means. If the node does not count for a
+// hold that this driver took, it also returns why.
+func (n *node) renewed(r *renewal, reply any, err error) (vote, flaw, error) {
 	if err != nil {
-		return failed, n.nodeError(err, r.c.Timeout)
+		return failed, flaw{}, n.nodeError(err, r.c.Timeout)
 	}
 	holds, now, err := n.decodeRenewal(reply, r.c)
 	switch {
 	case err != nil:
-		return failed, err
+		return failed, flaw{}, err
+	case r.a == nil && holds:
+		return yes, flaw{}, nil
+	case r.a == nil:
+		return no, flaw{}, nil
 	case !holds:
-		r.note(n.i, flaw{clock: now, read: time.Now()})
-		return no, nil
-	case r.a != nil && !r.a.proven(n.i):
-		r.note(n.i, flaw{unsure: true})
-		return failed, fmt.Errorf("%s: has a record that counts from the next renewal on", n.name)
-	case r.a != nil:
-		r.a.prove(n.i, r.began, r.c.TTL, 0)
+		n.d.mu.Lock()
+		r.a.on[n.i].proof = proof{lost: r.began}
+		n.d.mu.Unlock()
+		return no, flaw{r, now, time.Now()}, nil
+	case !r.a.proven(n.i):
+		return failed, flaw{r: r}, fmt.Errorf("%s: has a record that counts from the next renewal on", n.name)
 	}
-	return yes, nil
+	r.a.prove(n.i, r.began, r.c.TTL, 0)
+	return yes, flaw{}, nil
 }
 
 // proven reports whether the record on node i counts for a renewal that has just been
@@ -256,43 +272,11 @@ func (n *node) decodeRenewal(reply any, c backend.Claim) (holds bool, now int64,
 	return holds, now, nil
 }
 
-// note records for a repair why node i does not count.
-func (r *renewal) note(i int, f flaw) {
-	if a := r.a; a != nil && !f.unsure {
-		a.d.mu.Lock()
-		a.on[i].proof = proof{lost: r.began}
-		a.d.mu.Unlock()
-	}
-	r.ballot.mu.Lock()
-	defer r.ballot.mu.Unlock()
-	r.flaws[i] = f
-}
-
-// repair is called when a quorum has renewed the hold. A record that did not count so far counts
-// from now on, if at least one Timeout of the term is left. Each node that has reported that it
-// lacks the hold gets the record once.
-func (r *renewal) repair(d *Driver) {
-	// Take and clear in one step: several votes may call repair at once, and each node
-	// is repaired once.
-	r.ballot.mu.Lock()
-	flaws := slices.Clone(r.flaws)
-	clear(r.flaws)
-	r.ballot.mu.Unlock()
-
-	for i, f := range flaws {
-		switch {
-		case f.unsure:
-			r.a.prove(i, r.began, r.c.TTL, r.c.Timeout)
-		case f.clock > 0:
-			d.repairNode(r, d.nodes[i], f)
-		}
-	}
-}
-
-// repairNode writes the hold to one node. The record ends with the lease, however
+// repair writes a hold to the node. The record ends with the lease, however
 // late the command arrives: its end is by the node's own clock, which has gone on
 // since it was read.
-func (d *Driver) repairNode(r *renewal, n *node, f flaw) {
+func (n *node) repair(f flaw) {
+	d, r, a, ended := n.d, f.r, f.r.a, make(chan struct{})
 	end := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL))
 	// The node read its clock before f.read. So the record ends before the lease by
 	// that trip, and never after it.
@@ -300,7 +284,6 @@ func (d *Driver) repairNode(r *renewal, n *node, f flaw) {
 
 	// d.mu is held until the repair counts as in flight. So a Release either prevents the
 	// repair, or waits for it and then removes the record.
-	a, ended := r.a, make(chan struct{})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 

@@ -28,7 +28,7 @@ func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) 
 			t.Fatalf("renew: %v", err)
 		}
 		for _, v := range tr.vs {
-			if err := v.Direct().ScriptLoad(t.Context(), repairSrc).Err(); err != nil {
+			if err := v.Direct().ScriptLoad(t.Context(), source("repair")).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}

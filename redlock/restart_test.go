@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -113,26 +112,6 @@ func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Nodes that write each command to disk before they answer vote at once when they are
-// restarted with their data.
-func TestDurableNodeVotesAtOnce(t *testing.T) {
-	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
-		tr.vs[2].Proxy.Stall()
-		c := aClaim("k")
-		tr.acquire(t, tr.d, c)
-		tr.vs[1].Restart(true)
-		tr.vs[2].Proxy.Flow()
-		b := drives(t, tr.vs.Clients(), &Options{Durable: true})
-		if _, err := b.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("what A holds: got %v, want ErrHeld", err)
-		}
-		tr.vs[0].Proxy.Down()
-		j := aClaim("j")
-		tr.acquire(t, b, j)
-		tr.want(t, "a free key", j, "-xx")
-	})
 }
 
 // If one driver uses longer terms, a node waits longer before it votes for any
@@ -351,24 +330,6 @@ func TestRestartBetweenMarkAndVote(t *testing.T) {
 			// The next votes go to the new run, whose mark is a copy of the old mark.
 			tr.abstains(t, "over new connections", tr.d, kind, "12", absence)
 			tr.abstains(t, "again", tr.d, kind, "12", absence)
-		})
-
-		// The mark is lost between the vote and the next.
-		try(t, 3, nil, func(t *testing.T, tr trial) {
-			for _, v := range tr.vs[1:] {
-				v.Mini.Del(markKey)
-			}
-			tr.abstains(t, "without a mark", tr.d, kind, "12", absence)
-		})
-
-		// Another driver has given it a new mark meanwhile.
-		try(t, 3, nil, func(t *testing.T, tr trial) {
-			other := drives(t, tr.vs.Clients(), nil)
-			tr.vs[1].Mini.FlushAll()
-			tr.vs[2].Mini.FlushAll()
-			end := tr.abstains(t, "flushed", other, kind, "12", absence)
-			time.Sleep(time.Minute)
-			tr.abstains(t, "told by the mark", tr.d, kind, "12", time.Until(end))
 		})
 	}
 }

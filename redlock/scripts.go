@@ -1,46 +1,37 @@
 package redlock
 
 import (
-	_ "embed"
+	"embed"
 
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
 // Each script describes its keys, arguments and reply in its header.
-var (
-	//go:embed turns.lua
-	turnsSrc string
-	//go:embed join.lua
-	joinSrc string
-	//go:embed own.lua
-	ownSrc string
-	//go:embed acquire.lua
-	acquireSrc string
-	//go:embed queue.lua
-	queueSrc string
-	//go:embed leave.lua
-	leaveSrc string
-	//go:embed renew.lua
-	renewSrc string
-	//go:embed repair.lua
-	repairSrc string
-	//go:embed release.lua
-	releaseSrc string
-	//go:embed inspect.lua
-	inspectSrc string
-	//go:embed break.lua
-	breakSrc string
-	//go:embed mark.lua
-	markSrc string
+//
+//go:embed *.lua
+var scripts embed.FS
 
-	acquireScript = redisstore.NewScript(redisstore.FenceSrc + acquireSrc)
-	leadScript    = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + queueSrc + redisstore.FenceSrc + acquireSrc)
-	leaveScript   = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + leaveSrc)
-	renewScript   = redisstore.NewScript(redisstore.SharedSrc + ownSrc + renewSrc)
-	repairScript  = redisstore.NewScript(redisstore.SharedSrc + repairSrc)
-	releaseScript = redisstore.NewScript(redisstore.SharedSrc + ownSrc + turnsSrc + releaseSrc)
-	inspectScript = redisstore.NewScript(redisstore.LookSrc + inspectSrc)
-	breakScript   = redisstore.NewScript(redisstore.SharedSrc + turnsSrc + breakSrc)
-	markScript    = redisstore.NewScript(markSrc)
-	joinScript    = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + joinSrc)
+// source returns the text of some parts of a script.
+func source(parts ...string) (text string) {
+	for _, part := range parts {
+		src, err := scripts.ReadFile(part + ".lua")
+		if err != nil {
+			panic(err)
+		}
+		text += string(src)
+	}
+	return text
+}
+
+var (
+	acquireScript = redisstore.NewScript(redisstore.FenceSrc + source("acquire"))
+	leadScript    = redisstore.NewScript(redisstore.SharedSrc + source("turns", "queue") + redisstore.FenceSrc + source("acquire"))
+	leaveScript   = redisstore.NewScript(redisstore.SharedSrc + source("turns", "leave"))
+	renewScript   = redisstore.NewScript(redisstore.SharedSrc + source("own", "renew"))
+	repairScript  = redisstore.NewScript(redisstore.SharedSrc + source("repair"))
+	releaseScript = redisstore.NewScript(redisstore.SharedSrc + source("own", "turns", "release"))
+	inspectScript = redisstore.NewScript(redisstore.LookSrc + source("inspect"))
+	breakScript   = redisstore.NewScript(redisstore.SharedSrc + source("turns", "break"))
+	markScript    = redisstore.NewScript(source("mark"))
+	joinScript    = redisstore.NewScript(redisstore.SharedSrc + redisstore.FenceSrc + source("join"))
 )

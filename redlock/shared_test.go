@@ -14,15 +14,6 @@ func aReader(key string) backend.Claim {
 	return c
 }
 
-func nothingLeftOf(t *testing.T, tr trial, key string) {
-	t.Helper()
-	for i, v := range tr.vs {
-		if v.Mini.Exists(key) {
-			t.Errorf("node %d has %s", i, key)
-		}
-	}
-}
-
 // A node that lost its data gets a reader back next to others.
 func TestReadersAreRepaired(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
@@ -43,6 +34,6 @@ func TestReadersAreRepaired(t *testing.T) {
 		tr.release(t, tr.d, one)
 		tr.release(t, tr.d, two)
 		synctest.Wait()
-		nothingLeftOf(t, tr, "k")
+		nothingLeft(t, "released", tr.vs)
 	})
 }

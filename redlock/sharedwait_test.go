@@ -79,7 +79,7 @@ func TestWritersDoNotWakeEachOther(t *testing.T) {
 			take(t, c.drivers[0], r)
 			time.Sleep(time.Second)
 			c.vs[c.drivers[0].leader("k")].Mini.Del("k")
-			n := c.busy(false)
+			n := c.busy()
 			if t.Logf("%d writers: %d commands in 5 s", writers, n); n > 1500 {
 				t.Errorf("%d writers send %d commands in 5 s", writers, n)
 			}
