@@ -32,8 +32,8 @@ func TestSubscriberAtAReplicaReceivesNoGrant(t *testing.T) {
 	const channel = "hasp:{k}:grant:elsewhere"
 	rdb := master.Client()
 	pipe := rdb.Pipeline()
-	pipe.ZAdd(ctx, queueKey, redis.Z{Score: 1, Member: "waiter SPUBLISH " + channel + " 1 60000 0 elsewhere"})
-	pipe.ZAdd(ctx, clientsKey, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: channel})
+	pipe.RPush(ctx, queueKey, "waiter SPUBLISH "+channel+" 1 60000 0 elsewhere")
+	pipe.ZAdd(ctx, timeoutsKey, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "waiter"})
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,12 @@
 -- Queues a token, or grants it the key if that has no queue and is free. A shared hold may join a shared
 -- record.
 -- KEYS: see record.lua
--- ARGV[2..]: the entry, whole term in ms, window in ms, whether the client needs a full report and to
--- be kept alive (0 or 1), and other entries of the token that earlier calls may have queued
+-- ARGV[2..]: the entry, whole term in ms, window in ms, until when an earlier call has kept the client's
+-- places or 0 if the client needs a full report, and the entry's command or - if the client has no
+-- subscription
 -- Returns what report returns.
-local entry, whole, window, full = unpack(ARGV, 2, 5)
-local token, command, channel, round, term, flags, owner = parse(entry)
+local entry, whole, window, till, command = unpack(ARGV, 2, 6)
+local token, _, channel, round, term, flags, owner = parse(entry)
 local has, whose, fence, mark, since, lasts = holder()
 if has == token then
 	prolong(whole, since, lasts)
@@ -16,31 +17,40 @@ if shared and redis.call('ZSCORE', lock, token .. '#' .. owner) then
 	fence = grant(token, owner, whole, flags)
 	if fence then return report(token, '', command, channel, nil, token, owner, fence) end
 	quit(token .. '#' .. owner)
-	return report(token, '', command, channel, handOver(channel, 0, '', {-1, token, round, '0'}))
+	return report(token, '', command, channel, handOver(channel, {-1, token, round, '0'}))
 end
--- These raise WRONGTYPE before anything is written.
-local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')
-local till = full == '1' and redis.call('ZSCORE', clients, channel)
-if (not has or shared and isShared(flags)) and not last[1] then
+if (not has or shared and isShared(flags)) and redis.call('EXISTS', queue) == 0 then
 	fence = grant(token, owner, term, flags, '-')
 	return report(token, '', command, channel, {fence and 1 or -1, token, round, fence or '0'})
 end
 -- The mark comes first. The release of a hold without a mark would not read the queue.
 if mark == '-' then redis.call('SETRANGE', lock, 8, '+') end
--- A token that is in the queue keeps its place, and its entry is replaced. The new entry comes
--- first, because Redis deletes an empty set together with its time to live.
-local place = (last[2] or 0) + 1
-for i = 6, #ARGV do place = math.min(place, redis.call('ZSCORE', queue, ARGV[i]) or place) end
-redis.call('ZADD', queue, 'NX', string.format('%.0f', place), entry)
-if (not last[1] or full == '1' and (not till or tonumber(till) - now() < window * 2 / 3)) and not pcall(keepAlive, channel, window) then
-	-- A user that may not PEXPIREAT must not leave a queue without an end.
-	redis.call('ZREM', queue, entry)
-	keepAlive(channel, window) -- raises the error
+local full = till == '0'
+if full then
+	kept = now() + window
+	till = kept
 end
--- The user may not have this right, so the queue has its end already.
-if ARGV[6] then redis.call('ZREM', queue, unpack(ARGV, 6)) end
-if not has or shared then return report(token, '1', command, channel, handOver(channel, 0, '')) end
+till = timeout(till, command)
+-- A token that has a place keeps it.
+local new = redis.call('ZADD', timeouts, till, token) == 1
+local ok, err = pcall(function()
+	if new and redis.call('RPUSH', queue, entry) == 1 then
+		-- The list is new. If one was lost, its places were too.
+		redis.call('DEL', timeouts)
+		redis.call('ZADD', timeouts, till, token)
+		keepQueue()
+	elseif full then
+		keepQueue()
+	end
+end)
+if not ok then
+	-- A user without one of these rights must not leave a queue without an end.
+	redis.pcall('LREM', queue, 0, entry)
+	redis.call('ZREM', timeouts, token)
+	return type(err) == 'table' and err or {err = tostring(err)}
+end
+if not has or shared then return report(token, '1', command, channel, handOver(channel)) end
 -- If the term is below a third of the window, the hold may end before the client's next poll. The
 -- client would miss the end, unless this report announces it.
-local brief = full == '0' and lasts and lasts * 3 >= window * 1
+local brief = not full and lasts and lasts * 3 >= window * 1
 return report(token, '1', command, channel, nil, has, whose, fence, brief)

@@ -15,9 +15,10 @@
 // holder takes. Places and terms depend on the server's clock, and on no client's.
 //
 // A waiter whose connection is closed is skipped at once, and removed when its
-// window has passed. A waiter that is stopped, or cut off without a closed
-// connection, looks alive. The key is handed to the first of them, and is lost for
-// the window at most. By then the windows of all others have passed too.
+// window has passed. If more than 500 such waiters are at the head of the queue, the
+// others wait until these windows have passed. A waiter that is stopped, or cut off
+// without a closed connection, looks alive. The key is handed to the first of them, and
+// is lost for the window at most. By then the windows of all others have passed too.
 //
 // # Shared holds
 //
@@ -73,12 +74,11 @@
 // counts as held. The record of shared holds is a sorted set under the key itself, with
 // token#owner of each holder by the end of its term. In the same cluster slot are
 //
-//	hasp:{tag}:places:key   sorted set of the waiters' places, in order of arrival
-//	hasp:{tag}:clients:key  sorted set of channels, by when their places end
-//	hasp:{tag}:fence:key    the fence counter
+//	hasp:{tag}:queue:key     list of the waiters, in order of arrival
+//	hasp:{tag}:timeouts:key  sorted set of their tokens, by when their places end
+//	hasp:{tag}:fence:key     the fence counter
 //
-// The sorted sets expire when the window of the last Client has passed. The first
-// is removed earlier if no caller waits. A user's key that begins with "hasp:{" is stored under
+// The first two exist while callers wait. A user's key that begins with "hasp:{" is stored under
 // hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, on a cluster
 // hasp:{tag}:grant:ID, with an ID for each Client.
 //
@@ -143,11 +143,9 @@ type Driver struct {
 	// mu guards all below, and the fields of group, subscription and waiter
 	// that say so. It is not held during a call to the Redis.
 	mu            sync.Mutex
-	closed        bool
 	groups        map[string]*group        // by key
 	waiters       map[string]*waiter       // by token
 	subscriptions map[string]*subscription // by channel
-	left          map[string]*leftover     // by token: what its Wait may have left in the queue
 	due           []*group                 // to be polled now
 }
 
@@ -177,7 +175,6 @@ func newDriver(s *redisstore.Store, o *Options) (*Driver, error) {
 	d := &Driver{
 		store: s, window: DefaultWindow, id: rand.Text(), began: time.Now(),
 		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
-		left: map[string]*leftover{},
 	}
 
 	if o == nil {
@@ -215,15 +212,14 @@ const closing = time.Second
 // Close ends all waits and the driver's background work. If the Driver was opened
 // by URL, it closes the connections too.
 func (d *Driver) Close() error {
-	// begin adds to background with mu held. Once closed is set, only activities that
+	// begin adds to background with mu held. Once open has ended, only activities that
 	// are counted already may add more, so Wait misses none.
 	d.mu.Lock()
-	d.closed = true
+	d.shut()
 	for _, g := range d.groups {
 		g.stopLocked()
 	}
 	d.mu.Unlock()
-	d.shut()
 
 	// If a call outlasts both waits below, this goroutine ends with that call.
 	done := make(chan struct{})
@@ -232,11 +228,9 @@ func (d *Driver) Close() error {
 		close(done)
 	}()
 	within := func() {
-		t := time.NewTimer(closing)
-		defer t.Stop()
 		select {
 		case <-done:
-		case <-t.C:
+		case <-time.After(closing):
 		}
 	}
 
@@ -261,7 +255,7 @@ func (d *Driver) begin() bool {
 }
 
 func (d *Driver) beginLocked() bool {
-	if d.closed {
+	if d.open.Err() != nil {
 		return false
 	}
 	d.background.Add(1)

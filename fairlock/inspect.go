@@ -13,8 +13,7 @@ import (
 // Inspect returns the holder of key, or its shared holders, the start of the hold, and the waiters in
 // order. For a holder of another strategy, Owner and Since are zero.
 func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	call := d.call(key)
-	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: call.Keys})
+	reply, err := d.store.Run(ctx, inspectScript, redisstore.Call{Keys: keysOf(key)})
 	if err != nil {
 		return backend.Status{}, err
 	}
@@ -26,33 +25,36 @@ func (d *Driver) Inspect(ctx context.Context, key string) (backend.Status, error
 // status decodes the reply of inspect.lua. It reports whether the record is fairlock's, or
 // shared.
 func (d *Driver) status(reply any) (s backend.Status, own bool, err error) {
-	r := fieldsOf(reply)
-	if len(r) < 5 || r.int(0) < -2 || !r.isText(3) || r.int(4) < 0 || r.int(4) > int64(len(r)-5) {
-		return s, false, d.store.Unexpected(reply)
+	var pttl, shared int64
+	var since, fence string
+	names, ok := decode(reply, &pttl, &s.Owner, &since, &fence, &shared)
+	if !ok || pttl < -2 || shared < 0 || shared > int64(len(names)) {
+		return backend.Status{}, false, d.store.Unexpected(reply)
 	}
 
-	if pttl := r.int(0); pttl != -2 {
-		s.Held, s.Owner, s.TTL = true, r.text(1), redisstore.Term(pttl)
+	if pttl != -2 {
+		s.Held, s.TTL = true, redisstore.Term(pttl)
 		// A record of another strategy has no start.
-		if ms, err := strconv.ParseInt(r.text(2), 10, 64); err == nil {
+		if ms, err := strconv.ParseInt(since, 10, 64); err == nil {
 			s.Since, own = time.UnixMilli(ms), pttl >= 0
 		}
 	}
 	// A counter that hasp did not write counts as none.
-	s.Fence, _ = strconv.ParseUint(r.text(3), 10, 64)
-	waiters := 5 + int(r.int(4))
-	for i := 5; i < waiters; i++ {
-		s.Shared = append(s.Shared, r.text(i))
-	}
-	for i := waiters; i < len(r); i++ {
-		s.Waiters = append(s.Waiters, r.text(i))
+	s.Fence, _ = strconv.ParseUint(fence, 10, 64)
+	for i, name := range names {
+		owner, _ := name.(string)
+		if int64(i) < shared {
+			s.Shared = append(s.Shared, owner)
+		} else {
+			s.Waiters = append(s.Waiters, owner)
+		}
 	}
 
-	return s, own || len(s.Shared) > 0, nil
+	return s, own || shared > 0, nil
 }
 
 // records is how a list finds the holds and the queues.
-var records = redisstore.Listing{Type: "string", Peek: []any{"getrange", 0, 9}, Queue: "places", Ours: func(begin any) bool {
+var records = redisstore.Listing{Type: "string", Peek: []any{"getrange", 0, 9}, Queue: "timeouts", Ours: func(begin any) bool {
 	return begin == "fairlock- " || begin == "fairlock+ "
 }}
 
@@ -70,14 +72,7 @@ func (d *Driver) List(ctx context.Context, prefix string, timeout time.Duration)
 // Break removes whatever is stored under key, and hands the key to the next
 // waiter.
 func (d *Driver) Break(ctx context.Context, key string) error {
-	reply, err := d.store.Run(ctx, breakScript, d.call(key))
-	if err != nil {
-		return err
-	}
-
-	// The hold is gone, whatever the reply says of the hand-over.
-	if r := fieldsOf(reply); len(r) > 0 {
-		d.continueHandOver(key, r[1:])
-	}
-	return nil
+	// The hold is gone, whatever the reply says.
+	_, err := d.store.Run(ctx, breakScript, d.call(key))
+	return err
 }

@@ -12,11 +12,11 @@ local members = ok and shared and redis.call('ZRANGE', lock, 0, 999) or {}
 local reply = {left, ok and not shared and owner or '', ok and since or '', type(fence) == 'string' and fence or '', #members}
 for _, member in ipairs(members) do reply[#reply + 1] = string.match(member, '#(.*)$') end
 -- A value of another type is no queue.
-local entries = redis.pcall('ZRANGE', queue, 0, -1)
+local entries = redis.pcall('LRANGE', queue, 0, -1)
 if entries.err and not wrongtype(entries) then return entries end
 for _, entry in ipairs(entries) do
-	local _, _, channel, _, _, _, owner = parse(entry)
-	local till = channel and redis.pcall('ZSCORE', clients, channel)
+	local token, _, _, _, _, _, owner = parse(entry)
+	local till = token and redis.pcall('ZSCORE', timeouts, token)
 	if type(till) == 'string' and tonumber(till) > now() then reply[#reply + 1] = owner end
 end
 return reply

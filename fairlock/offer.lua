@@ -6,48 +6,51 @@ local function unsubscribed(command, channel)
 	return command ~= '-' and redis.pcall('PUBSUB', command == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB', channel)[2] == 0
 end
 
--- Returns nil if the entry is removed without a grant, false if the waiter gets no message and keeps
--- its place, and 'stop' if it waits for the end of a shared record. After a grant it returns
+-- Removes a place.
+local function remove(entry, token)
+	redis.call('LREM', queue, 1, entry)
+	redis.call('ZREM', timeouts, token)
+end
+
+-- Returns 'stale' if the entry has no place, 'removed' if its place is removed without a grant, 'kept' if
+-- the waiter gets no message and keeps its place, 'stop' if it waits for the end of a shared record, and
 -- 'granted'. It adds to handed what the calling client must learn: see handOver.
 local function offer(entry, own, handed)
 	local token, command, channel, round, term, flags, owner = parse(entry)
-	local till = token and redis.call('ZSCORE', clients, channel)
-	if not till or tonumber(till) <= now() then
-		redis.call('ZREM', queue, entry)
-		return
+	local till = token and redis.call('ZSCORE', timeouts, token)
+	if not till then
+		redis.call('LREM', queue, 1, entry)
+		return 'stale'
 	end
-	local joins = isShared(flags)
-	local member = token .. '#' .. owner
-	if shared and joins and redis.call('ZSCORE', lock, member) then
-		-- A late enqueue has queued a token that was granted the key on another entry. It may hold the
-		-- key without a subscription by now, so it must not count as unsubscribed below.
-		redis.call('ZREM', queue, entry)
-		return
+	-- Most releases do not read the clock. Polls remove the places whose time has passed.
+	if time and tonumber(till) <= now() then
+		remove(entry, token)
+		return 'removed'
 	end
-	local mine = channel == own
-	if not mine and unsubscribed(command, channel) then return false end
+	local mine, joins, silent = channel == own, isShared(flags), string.find(till, '.5', 1, true)
+	if not mine and not silent and unsubscribed(command, channel) then return 'kept' end
 	if shared and not joins then return 'stop' end
 	-- Others may wait behind this one. If none do, the mark only costs the release a command.
 	local fence = grant(token, owner, term, flags, '+')
-	local count = not mine and command ~= '-' and redis.pcall(command, channel, table.concat({token, round, fence or '-'}, ' '))
+	local count = not mine and redis.pcall(command, channel, table.concat({token, round, fence or '-'}, ' '))
 	-- A user that may not use PUBSUB learns here that the channel has no subscriber.
-	if fence and count == 0 then
+	if fence and count == 0 and not silent then
 		-- Other readers keep their holds.
-		if joins then quit(member) else redis.call('DEL', lock) end
-		return false
+		if joins then quit(token .. '#' .. owner) else redis.call('DEL', lock) end
+		return 'kept'
 	end
-	-- Without a message the waiter finds the grant at its next poll, before its client counts as dead.
-	-- Until then the key is kept for it. Otherwise the next waiter would overtake it.
-	if fence and not mine and type(count) ~= 'number' and now() + term < tonumber(till) then
+	-- Without a message the waiter finds the grant at its next poll, before its place ends. Until then
+	-- the key is kept for it. Otherwise the next waiter would overtake it.
+	if fence and not mine and (silent or type(count) ~= 'number') and now() + term < tonumber(till) then
 		if joins then
-			enter(lock, member, till - now(), now())
+			enter(lock, token .. '#' .. owner, till - now(), now())
 		else
 			redis.pcall('PEXPIREAT', lock, string.format('%.0f', tonumber(till)))
 		end
 	end
-	redis.call('ZREM', queue, entry)
+	remove(entry, token)
 	if mine then
 		for _, field in ipairs({fence and 1 or -1, token, round, fence or '0'}) do handed[#handed + 1] = field end
 	end
-	return fence and 'granted' or nil
+	return fence and 'granted' or 'removed'
 end

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -15,7 +14,7 @@ import (
 // Bounds of polls.
 const (
 	foreignEvery      = time.Second            // how often to poll a key of another strategy, whose release sends no message
-	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription
+	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription, or for a free key
 	pollTokens        = 500                    // tokens in one poll
 	pollBatch         = 256                    // polls in one batch
 	pollGather        = time.Millisecond       // how long a poll that is due waits for other polls
@@ -34,13 +33,13 @@ type group struct {
 	timer       *time.Timer        // starts the next poll; nil before the first
 	next        time.Time          // when the next poll is due; zero if none is scheduled
 	extended    time.Time          // when the last call was sent that kept the places of this client alive
+	kept        int64              // until when it did, by the server's clock in ms
 	pending     int                // polls queued or in flight; above one only if there are many waiters
 	sent        time.Time          // when the polls in flight were sent; zero if none is
 	again       bool               // another poll became due while polls were pending
 	err         error              // the error of one of the pending polls
 	outageSince time.Time          // when the first poll was sent that failed; zero if the last one was answered
 	outage      error              // the error of the last poll, if outageSince is set
-	failures    int                // polls in a row that failed
 }
 
 // join adds w to the group of its key. The subscription is confirmed before, if it
@@ -95,7 +94,7 @@ func (g *group) stopLocked() {
 // pollByLocked schedules a poll for the given time, unless one comes earlier.
 func (g *group) pollByLocked(at time.Time) {
 	switch {
-	case len(g.waiters) == 0 || g.d.closed:
+	case len(g.waiters) == 0 || g.d.open.Err() != nil:
 		// A poll that was in flight when the group ended must not start the timer again.
 	case g.timer == nil:
 		g.next = at
@@ -111,13 +110,13 @@ func (g *group) pollByLocked(at time.Time) {
 // and earlier if no message will announce the release.
 func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	after := g.d.window / 3
-	if g.sub.command() == noCommand {
-		after = min(after, unsubscribedEvery)
-	}
-	if r.foreign || r.pttl == -2 {
-		// A key is still free if no waiter could receive it. Then there is no holder
-		// whose release hands it over.
+	if r.foreign {
 		after = min(after, foreignEvery)
+	}
+	if r.pttl == -2 || g.sub.receives() == noCommand {
+		// A key is still free if no waiter could receive it, or if the script has not reached
+		// one. Then there is no holder whose release hands the key over.
+		after = min(after, unsubscribedEvery)
 	}
 
 	// Polls that are due within the same sixteenth of the interval travel together.
@@ -162,16 +161,15 @@ func (g *group) poll() {
 // poll is one call about waiters of one group.
 type poll struct {
 	g       *group
-	command string // the publishing command when the poll was sent
+	command string // what subscription.receives returned when the poll was sent
 	places  []place
 	done    bool // answered
 }
 
-// place is a waiter that has a place in the queue, and the entry that the poll asks
-// about.
+// place is a waiter that has a place in the queue, and its round when the poll was sent.
 type place struct {
 	w     *waiter
-	entry string
+	round int
 }
 
 // pollDue polls for all groups that are due. The polls travel as renewals do: each
@@ -190,7 +188,7 @@ func (d *Driver) pollDue() {
 			// A poll might overtake an enqueue in flight, and find no place. So it asks only
 			// for places that are confirmed.
 			if w.queued && w.handed == nil {
-				places = append(places, place{w, w.entry})
+				places = append(places, place{w, w.round})
 				if timeout == 0 || w.c.Timeout < timeout {
 					timeout = w.c.Timeout
 				}
@@ -202,7 +200,7 @@ func (d *Driver) pollDue() {
 		for some := range slices.Chunk(places, pollTokens) {
 			g.pending++
 			g.sent = time.Now()
-			polls = append(polls, &poll{g: g, command: g.sub.command(), places: some})
+			polls = append(polls, &poll{g: g, command: g.sub.receives(), places: some})
 		}
 	}
 	d.due = nil
@@ -220,9 +218,9 @@ func (d *Driver) pollDue() {
 func (d *Driver) send(polls []*poll, timeout time.Duration) {
 	calls := make([]redisstore.Call, len(polls))
 	for i, p := range polls {
-		args := []any{p.command, p.g.sub.channel, redisstore.Millis(d.window), 0, ""}
+		args := []any{p.command, p.g.sub.channel, redisstore.Millis(d.window)}
 		for _, pl := range p.places {
-			args = append(args, pl.entry)
+			args = append(args, pl.w.c.Token)
 		}
 		calls[i] = d.callOn(p.g.keys, args...)
 	}
@@ -263,17 +261,14 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 	if err != nil {
 		g.err = err
 	} else {
-		// The Subscriber's mutex is taken inside mu, here and in command. Its callbacks
+		// The Subscriber's mutex is taken inside mu, here and in receives. Its callbacks
 		// take mu, but run without its mutex, so this cannot deadlock.
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}
-		if strings.Contains(r.found, "1") && sent.After(g.extended) {
-			g.extended = sent
-		}
-		command := g.sub.command()
+		g.keptLocked(r, sent)
 		for i, pl := range p.places {
-			g.updateLocked(pl, r, r.found[i] == '1', command, sent)
+			g.updateLocked(pl, r, r.found[i] == '1', sent)
 		}
 	}
 
@@ -283,12 +278,19 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 	}
 }
 
+// keptLocked notes until when a call that was sent at the given time keeps the client's places.
+func (g *group) keptLocked(r report, sent time.Time) {
+	if r.kept > 0 && sent.After(g.extended) {
+		g.extended, g.kept = sent, r.kept
+	}
+}
+
 // updateLocked handles the result for one place of a poll that was sent at the
-// given time. command is the publishing command now.
-func (g *group) updateLocked(pl place, r report, found bool, command string, sent time.Time) {
+// given time.
+func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
 	w := pl.w
 	switch {
-	case w.entry != pl.entry || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
+	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
 		return // a message or another reply was faster
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
 		// The message about this hold was lost, or is late. It is not known when the hold
@@ -297,10 +299,6 @@ func (g *group) updateLocked(pl place, r report, found bool, command string, sen
 	case !found:
 		// The window passed, the queue was lost, or the hold has ended already.
 		w.newRoundLocked()
-	case w.command != command:
-		// The client has got or lost its subscription since. The entry is replaced, and
-		// keeps its place.
-		w.queued = false
 	default:
 		w.queuedLocked(r, sent)
 		return
@@ -315,10 +313,9 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	if g.err != nil {
 		// Poll again soon: the places end if no poll arrives within their window.
 		g.failedLocked(g.err, sent)
-		next = next.Add(pause(g.failures))
-		g.failures++
+		next = next.Add(pause(3))
 	} else {
-		g.outageSince, g.outage, g.failures = time.Time{}, nil, 0
+		g.outageSince, g.outage = time.Time{}, nil
 		// If another poll became due meanwhile, it comes at once.
 		if !g.again {
 			next = g.nextPoll(r, sent)

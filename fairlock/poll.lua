@@ -1,13 +1,20 @@
--- Keeps a client's places in the queue alive, reports them, and hands over a key that is free or has a
--- shared record.
+-- Keeps places of a client alive, reports them, and hands over a key that is free or has a shared
+-- record.
 -- KEYS: see record.lua
--- ARGV[2..]: PUBLISH, SPUBLISH or - for the command that publishes to the client, channel, window in ms,
--- the position in the queue to begin at and the entry before it, and the client's entries, if any
+-- ARGV[2..]: the command in the client's entries, or - if the client has no subscription, channel,
+-- window in ms, the client's tokens
 -- Returns what report returns.
-local found = ''
-for i = 7, #ARGV do found = found .. (redis.call('ZSCORE', queue, ARGV[i]) and 1 or 0) end
-if string.find(found, '1', 1, true) then keepAlive(ARGV[3], ARGV[4]) end
+local command, channel, window = unpack(ARGV, 2, 4)
+local tokens, scores, found = {unpack(ARGV, 5)}, {}, ''
+kept = now() + window
+for i, token in ipairs(tokens) do scores[2 * i - 1], scores[2 * i] = timeout(kept, command), token end
+-- If the list was lost, so were the places.
+if redis.call('EXISTS', queue) == 0 then redis.call('DEL', timeouts) end
+redis.call('ZADD', timeouts, 'XX', unpack(scores))
+for _, score in ipairs(redis.call('ZMSCORE', timeouts, unpack(tokens))) do found = found .. (score and 1 or 0) end
+sweep()
+keepQueue()
 local has, whose, fence = holder()
-if has and not shared then return report(nil, found, ARGV[2], ARGV[3], nil, has, whose, fence) end
+if has and not shared then return report(nil, found, command, channel, nil, has, whose, fence) end
 -- If a message to a reader was lost, its place is not found. So it queues again, and enqueue finds its hold.
-return report(nil, found, ARGV[2], ARGV[3], handOver(ARGV[3], ARGV[5], ARGV[6]))
+return report(nil, found, command, channel, handOver(channel))

@@ -1,44 +1,45 @@
--- Releases a key, if the token holds it, and hands it to the next waiter. Removes the given entries
--- from the queue. Without entries, and if the token does not hold the key, it searches for the token.
+-- Releases a key, if the token holds it, and hands it to the next waiter. If not, ends the token's place.
 -- KEYS: see record.lua
--- ARGV[2..]: the token, or token#owner for a shared hold; then the token's entries that may be in the
--- queue, if the client knows them
--- Returns {1} and what handOver returns, or {0} and that if the token does not hold the key.
+-- ARGV[2..]: the token, or token#owner for a shared hold; how long the key stays taken in ms
+-- Returns 1, or 0 if the token does not hold the key.
 local token, alone, owner = string.match(ARGV[2], '^([^#]*)(#?)(.*)$')
 alone = alone == ''
-local has, _, _, mark = holder()
+local has, whose, fence, mark, since, lasts = holder()
 local member = not alone and shared and find(lock, token .. '#', owner)
-local mine = alone and has == token or member
-local entries = {unpack(ARGV, 3)}
-local queued = not mine and not entries[1] and redis.pcall('ZRANGE', queue, 0, -1) or {}
-for _, entry in ipairs(queued) do
-	if parse(entry) == token then entries[#entries + 1] = entry end
-end
-if entries[1] then queued = redis.pcall('ZREM', queue, unpack(entries)) end
-if not mine then
+if not member and not (alone and has == token) then
+	local ended = redis.pcall('ZREM', timeouts, token)
 	-- A value of another type is no queue.
-	if type(queued) == 'table' and queued.err and not wrongtype(queued) then return queued end
+	if type(ended) == 'table' and not wrongtype(ended) then return ended end
+	if ended == 1 then tidy() end
 	-- The token may have waited for the end of a shared record, before others that can join it.
-	local ok, handed
-	if shared then ok, handed = pcall(handOver, '', 0, '') end
-	return {0, unpack(ok and handed or {})}
+	if shared then pcall(handOver, '') end
+	return 0
 end
 if member then
 	quit(member)
 	-- The first waiter waits for the other holders.
-	if shared then return {1} end
-	local ok, handed = pcall(handOver, '', 0, '')
-	return {1, unpack(ok and handed or {})}
+	if not shared then pcall(handOver, '') end
+	return 1
+end
+if ARGV[3] ~= '0' then
+	if tonumber(since) == 0 then since = start(redis.call('PTTL', lock), lasts) end
+	-- No claim has the new token, so no late command finds its own. Without memory, Redis refuses SET
+	-- before a script has written anything, so PEXPIRE comes first.
+	redis.call('PEXPIRE', lock, ARGV[3])
+	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, 'kept-' .. token, fence, ARGV[3], whose}, ' '), 'PX', ARGV[3])
+	-- The client that learns of the end hands the key over then, to whichever waiter is first.
+	if mark == '+' then wakeFirst() end
+	return 1
 end
 if mark == '-' then
 	redis.call('DEL', lock)
-	return {1}
+	return 1
 end
 -- A grant replaces the record. If there is none, the key becomes free.
-local ok, handed = pcall(handOver, '', 0, '')
+local ok = pcall(handOver, '')
 if not granted then
 	redis.call('DEL', lock)
 	-- Without memory, Redis refuses SET until the script has deleted something.
-	if not ok then ok, handed = pcall(handOver, '', 0, '') end
+	if not ok then pcall(handOver, '') end
 end
-return {1, unpack(ok and handed or {})}
+return 1

@@ -12,40 +12,25 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// fields is the array that a script returns.
-type fields []any
-
-func fieldsOf(reply any) fields {
+// decode stores the first elements of a script's reply in variables: int64 and string. It
+// returns the others, and whether the reply has elements of these types.
+func decode(reply any, to ...any) (others []any, ok bool) {
 	r, _ := reply.([]any)
-	return r
-}
-
-// noInt is what int returns for a field that is not an integer.
-const noInt = -1 << 62
-
-func (r fields) int(i int) int64 {
-	if i < len(r) {
-		if n, ok := r[i].(int64); ok {
-			return n
+	if len(r) < len(to) {
+		return nil, false
+	}
+	for i, v := range to {
+		switch v := v.(type) {
+		case *int64:
+			*v, ok = r[i].(int64)
+		case *string:
+			*v, ok = r[i].(string)
+		}
+		if !ok {
+			return nil, false
 		}
 	}
-	return noInt
-}
-
-func (r fields) text(i int) string {
-	if i < len(r) {
-		s, _ := r[i].(string)
-		return s
-	}
-	return ""
-}
-
-func (r fields) isText(i int) bool {
-	if i >= len(r) {
-		return false
-	}
-	_, ok := r[i].(string)
-	return ok
+	return r[len(to):], true
 }
 
 // noPTTL is the PTTL of a brief report, which does not say it.
@@ -60,18 +45,18 @@ type report struct {
 	token        string // of the hold
 	fence        uint64
 	owner        string
-	found        string // for each queried entry 1 if it is in the queue, and otherwise 0
-	handed       fields // the return values of handOver, if the key was free
+	found        string // for each queried token 1 if it is in the queue, and otherwise 0
+	kept         int64  // until when the call keeps the client's places, by the server's clock in ms; or 0
+	handed       []any  // the return values of handOver, if the key was free
 }
 
-func reportOf(reply any) (report, bool) {
-	r := fieldsOf(reply)
-	if len(r) < 8 || r.int(1) < noPTTL || !r.isText(4) || !r.isText(5) || !r.isText(6) || !r.isText(7) {
-		return report{}, false
-	}
-
-	fence, _ := strconv.ParseUint(r.text(5), 10, 64) // in a record of another strategy it may be anything
-	return report{r.int(1), r.int(2) >= 1, r.int(2) == 2, r.int(3) == 1, r.text(4), fence, r.text(6), r.text(7), r[8:]}, true
+func reportOf(reply any) (r report, ok bool) {
+	var mine, foreign, lost int64
+	var fence string
+	r.handed, ok = decode(reply, &mine, &r.pttl, &foreign, &lost, &r.token, &fence, &r.owner, &r.found, &r.kept)
+	r.fence, _ = strconv.ParseUint(fence, 10, 64) // in a record of another strategy it may be anything
+	r.foreign, r.shared, r.unsubscribed = foreign >= 1, foreign == 2, lost == 1
+	return r, ok
 }
 
 // held returns the error for a key that is held, or waited for, with pttl ms left.
@@ -102,24 +87,16 @@ func noQueue(key string, err error) error {
 
 	// Redis does not say which of the keys has the wrong type.
 	return fmt.Errorf("%w: the value of %q or %q is no queue; remove it (%v)", backend.ErrInvalid,
-		redisstore.DerivedKey("places", key), redisstore.DerivedKey("clients", key), err)
-}
-
-func flag(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+		redisstore.DerivedKey("queue", key), redisstore.DerivedKey("timeouts", key), err)
 }
 
 // flags returns the flags of c in an entry of the queue.
-func flags(c backend.Claim) int { return flag(c.Fenced) + 2*flag(c.Shared) }
-
-// split splits the return values of handOver into grants, and where it stopped in the queue.
-func (r fields) split() (grants, stopped fields) {
-	n := 0
-	for n < len(r) && r.int(n) != 2 {
-		n = min(n+4, len(r))
+func flags(c backend.Claim) (n int) {
+	if c.Fenced {
+		n = 1
 	}
-	return r[:n], r[n:]
+	if c.Shared {
+		n += 2
+	}
+	return n
 }

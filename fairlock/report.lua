@@ -1,23 +1,13 @@
--- Keeps places in the queue alive, and reports the state of a lock. This part follows handover.lua.
+-- Reports the state of a lock. This part follows handover.lua.
 
--- Extends the life of a client's places in the queue, and of the queue.
-local function keepAlive(channel, window)
-	local last = redis.call('ZRANGE', clients, -1, -1, 'WITHSCORES')[2]
-	last = string.format('%.0f', math.max(now() + window, tonumber(last or 0)))
-	-- If the user may not PEXPIREAT, this raises the error before clients is written.
-	redis.call('PEXPIREAT', queue, last)
-	redis.call('ZADD', clients, now() + window, channel)
-	redis.call('PEXPIREAT', clients, last)
-	-- The user may not have this right, so clients has its end already.
-	redis.call('ZREMRANGEBYSCORE', clients, '-inf', now())
-end
+local kept = 0 -- until when this call keeps the client's places, by the server's clock in ms
 
 -- Returns {1 if the asking token holds the key and otherwise 0, PTTL, 1 if the holder is of another
--- strategy and 2 if the record is shared, 1 if the client's channel has no subscriber, token, fence and owner of the hold, for each
--- queried entry 1 if it is in the queue and otherwise 0}, followed by what handOver returned. The
--- script passes either that, if the key was free, or the holder. A brief report leaves out what
--- another report to the client has said or will say soon: its PTTL is -3, and the subscriber is not
--- checked.
+-- strategy and 2 if the record is shared, 1 if the client's channel has no subscriber, token, fence and
+-- owner of the hold, for each queried token 1 if it is in the queue and otherwise 0, kept}, followed by
+-- what handOver returned. The script passes either that, if the key was free, or the holder. A brief
+-- report leaves out what another report to the client has said or will say soon: its PTTL is -3, and
+-- the subscriber is not checked.
 local function report(asking, found, command, channel, handed, token, owner, fence, brief)
 	if handed then token, owner, fence = holder() end
 	local foreign = shared and 2 or token == true and 1 or 0
@@ -26,5 +16,5 @@ local function report(asking, found, command, channel, handed, token, owner, fen
 	if token == true or not token then token = '' end
 	local mine = token == asking and 1 or 0
 	local lost = not brief and unsubscribed(command, channel) and 1 or 0
-	return {mine, brief and -3 or redis.call('PTTL', lock), foreign, lost, token, fence or '0', owner or '', found, unpack(handed or {})}
+	return {mine, brief and -3 or redis.call('PTTL', lock), foreign, lost, token, fence or '0', owner or '', found, kept, unpack(handed or {})}
 end

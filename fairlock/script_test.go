@@ -20,8 +20,8 @@ import (
 
 // The keys of the queue of "k".
 const (
-	queueKey   = "hasp:{k}:places:k"
-	clientsKey = "hasp:{k}:clients:k"
+	queueKey    = "hasp:{k}:queue:k"
+	timeoutsKey = "hasp:{k}:timeouts:k"
 )
 
 // another returns one more driver on the same Redis. Its window is longer than the
@@ -65,22 +65,19 @@ func (r rig) wait(t *testing.T, d *fairlock.Driver, c backend.Claim, n int) *wai
 func (r rig) queued(t *testing.T, key string, n int) {
 	t.Helper()
 	defer func() {
-		if r.Redis.TTL(t.Context(), "hasp:{"+key+"}:places:"+key).Val() == -1 {
-			t.Error("the queue has no end")
+		for _, kind := range []string{"queue", "timeouts"} {
+			if r.Redis.TTL(t.Context(), "hasp:{"+key+"}:"+kind+":"+key).Val() == -1 {
+				t.Errorf("the key %s has no end", kind)
+			}
 		}
 	}()
 	atLast(t, fmt.Sprintf("%d in the queue", n), func() bool {
-		return r.Redis.ZCard(t.Context(), "hasp:{"+key+"}:places:"+key).Val() == int64(n)
+		return r.Redis.ZCard(t.Context(), "hasp:{"+key+"}:timeouts:"+key).Val() == int64(n)
 	})
 }
 
-// left returns the keys in the Redis without those of clients, if they will expire.
-func (r rig) left(t *testing.T) []string {
-	t.Helper()
-	return slices.DeleteFunc(r.Redis.Keys(t.Context(), "*").Val(), func(key string) bool {
-		return key == clientsKey && r.Left(t, key) > 0
-	})
-}
+// left returns the keys in the Redis.
+func (r rig) left(t *testing.T) []string { return r.Redis.Keys(t.Context(), "*").Val() }
 
 func (x *waiting) got(t *testing.T) backend.Grant {
 	t.Helper()
@@ -125,25 +122,30 @@ func (r rig) deadOf(t *testing.T, n int, command, flags string, alive time.Durat
 	}
 	for i := range n {
 		token, channel := "dead-"+claim("k").Token, fmt.Sprint("hasp:grant:dead", i)
-		pipe.ZAdd(ctx, queueKey, redis.Z{Score: float64(i + 1), Member: token + " " + command + " " + channel + " 1 60000 " + flags + " a dead one"})
-		pipe.ZAdd(ctx, clientsKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: channel})
+		pipe.RPush(ctx, queueKey, token+" "+command+" "+channel+" 1 60000 "+flags+" a dead one")
+		pipe.ZAdd(ctx, timeoutsKey, redis.Z{Score: float64(now.Add(alive).UnixMilli()), Member: token})
 	}
 	want(t, "exec", errOf(pipe.Exec(ctx)), nil)
 }
 
-// One script checks a part of a long queue, and the next script continues.
+// Waiters without a subscriber are passed and keep their places. One script meets 500 waiters
+// at most.
 func TestLongQueueOfTheDead(t *testing.T) {
-	for _, n := range []int{31, 32, 33, 64, 200} {
+	for _, n := range []int{100, 499, 500} {
 		r := setup(t, nil)
 		c := r.hold(t)
 		r.dead(t, n, time.Hour)
 		x := r.wait(t, r.another(t), fenced("k"), n+1)
 		next := r.wait(t, r.another(t), claim("k"), n+2)
 		r.Release(t, c)
-		x.got(t)
-		if left := r.Redis.ZCard(t.Context(), queueKey).Val(); left != int64(n+1) {
-			t.Errorf("%d are left in the queue, want the %d dead and one", left, n)
+		if n == 500 {
+			if got := recordOf(t, r.Redis, "k").token; got != "" {
+				t.Errorf("%q has the key", got)
+			}
+			continue
 		}
+		x.got(t)
+		r.queued(t, "k", n+1)
 		// Break hands the key over in the same way.
 		want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
 		next.served(t)
@@ -151,21 +153,15 @@ func TestLongQueueOfTheDead(t *testing.T) {
 			t.Errorf("acquire overtakes %d in the queue: %v", n, err)
 		}
 		// So does a waiter that queues at the end.
-		x = &waiting{c: claim("k"), d: r.another(t), done: make(chan error, 1)}
-		go func() {
-			_, err := x.d.Wait(t.Context(), x.c)
-			x.done <- err
-		}()
-		x.got(t)
+		want(t, "wait", errOf(r.another(t).Wait(t.Context(), claim("k"))), nil)
 	}
 }
 
-// An acquire that finds a free key and a long queue continues the hand-over.
-func TestAcquireContinuesAHandOver(t *testing.T) {
+// An acquire that finds a free key and a queue hands the key over.
+func TestAcquireHandsOver(t *testing.T) {
 	r := setup(t, nil)
 	r.hold(t)
-	r.dead(t, 100, time.Hour)
-	x := r.wait(t, r.another(t), claim("k"), 101)
+	x := r.wait(t, r.another(t), claim("k"), 1)
 	r.Redis.Del(t.Context(), "k") // no waiter notices
 	want(t, "acquire", errOf(r.Driver.Acquire(t.Context(), claim("k"))), backend.ErrHeld)
 	x.got(t)
@@ -174,7 +170,7 @@ func TestAcquireContinuesAHandOver(t *testing.T) {
 // Redis may evict any of the keys, because each has a time to live.
 func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	t.Parallel()
-	for _, gone := range []string{queueKey, clientsKey} {
+	for _, gone := range []string{queueKey, timeoutsKey} {
 		r := setup(t, nil)
 		c := r.hold(t)
 		d := fairlock.New(r.Server.Client(), &fairlock.Options{Window: 600 * time.Millisecond})
@@ -189,27 +185,30 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	}
 }
 
-// Entries of dead clients, a token without an entry, and an entry that cannot be read are
-// removed. While callers wait without a pause, the channels of dead clients do not pile up.
-func TestBadEntriesAreRemoved(t *testing.T) {
+// Entries without a place are no waiters, and do not pile up: those of dead clients, those whose
+// caller has given up, and those that cannot be read. They keep no caller from the key.
+func TestEntriesWithoutAPlace(t *testing.T) {
 	r := setup(t, nil)
 	c := r.hold(t)
 	r.dead(t, 40, -time.Second)
-	r.Redis.ZAdd(t.Context(), queueKey, redis.Z{Score: 1, Member: "odd"}, redis.Z{Score: 2, Member: "almost PUBLISH channel 1 term 0 an entry"})
+	r.Redis.RPush(t.Context(), queueKey, "odd", "almost PUBLISH channel 1 term 0 an entry", "gone PUBLISH channel 1 1000 0 an entry")
 	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 0 {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
-	x := r.wait(t, r.another(t), claim("k"), 43)
-	if n := r.Redis.ZCard(t.Context(), clientsKey).Val(); n != 1 {
-		t.Errorf("%d channels, want that of the living client", n)
-	}
+	x := r.wait(t, r.another(t), claim("k"), 41)
 	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != x.c.Owner {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
 	r.Release(t, c)
 	x.served(t)
 	atLast(t, "no queue", func() bool { return r.Redis.Exists(t.Context(), queueKey).Val() == 0 })
-	r.dead(t, 10, -time.Second)
+	// Stopped processes look alive.
+	r.dead(t, 2, -time.Second)
+	sub := r.Redis.Subscribe(t.Context(), "hasp:grant:dead0", "hasp:grant:dead1")
+	defer sub.Close()
+	for range 2 {
+		want(t, "receive", errOf(sub.Receive(t.Context())), nil)
+	}
 	r.Acquire(t, claim("k"))
 }
 
@@ -310,7 +309,7 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 func TestQueueThatMayNotBeRead(t *testing.T) {
 	r := setup(t, &redistest.Options{Own: true, Real: true})
 	c := r.hold(t)
-	r.Forbid(t, "-zrange")
+	r.Forbid(t, "-lindex", "-lrange")
 	_, err := r.Driver.Inspect(t.Context(), "k")
 	outage(t, "inspect", err)
 	if err := r.Driver.Release(t.Context(), c); err != nil || r.Redis.Exists(t.Context(), "k").Val() != 0 {
@@ -346,7 +345,7 @@ func (r rig) changes(t *testing.T) string {
 // If a key of the queue has a value of another type, waits report it, no script
 // changes it, and holds are not affected.
 func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
-	for _, kind := range []string{"places", "clients"} {
+	for _, kind := range []string{"queue", "timeouts"} {
 		r := setup(t, nil)
 		foreign := "hasp:{k}:" + kind + ":k"
 		holder := claim("k")
@@ -369,7 +368,7 @@ func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
 		}
 		next := claim("k")
 		switch _, err := r.Driver.Acquire(ctx, next); {
-		case kind != "places" && err != nil, kind == "places" && !errors.Is(err, backend.ErrInvalid):
+		case kind != "queue" && err != nil, kind == "queue" && !errors.Is(err, backend.ErrInvalid):
 			t.Errorf("%s: acquire a free key: %v", kind, err)
 		case err == nil:
 			if err := r.Driver.Release(ctx, next); err != nil {
@@ -443,7 +442,7 @@ func (r rig) app(t *testing.T, rights ...any) *redis.Options {
 // A user without a right that is needed cannot queue. It leaves nothing behind that has
 // no end, even if its process dies at once.
 func TestUserWhoMayNotSetTheEndOfAQueue(t *testing.T) {
-	for _, right := range []string{"-pexpireat", "-zremrangebyscore"} {
+	for _, right := range []string{"-pexpireat", "-rpush"} {
 		r := setup(t, &redistest.Options{Own: true, Real: true})
 		d := r.driver(t, r.app(t, "~*", "&*", "+@all", right))
 		r.hold(t)
@@ -455,7 +454,7 @@ func TestUserWhoMayNotSetTheEndOfAQueue(t *testing.T) {
 			t.Errorf("%s: got %v", right, err)
 		}
 		for _, key := range r.Redis.Keys(t.Context(), "*").Val() {
-			if key == queueKey || r.Redis.TTL(t.Context(), key).Val() == -1 {
+			if key != "k" {
 				t.Errorf("%s: left %s", right, key)
 			}
 		}

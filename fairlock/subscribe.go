@@ -9,10 +9,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 )
 
-// noCommand takes the place of the publishing command in an entry whose client
-// cannot receive messages. The client has no subscription, because its user may
-// not subscribe or the server accepts no more connections. The entry keeps its
-// place, and the client polls.
+// noCommand takes the place of the publishing command in a call whose client cannot receive
+// messages. The client has no subscription, because its user may not subscribe or the server
+// accepts no more connections. Its waiters keep their places, and the client polls.
 const noCommand = "-"
 
 // subscribeWithin bounds how long a waiter without a place waits for a
@@ -23,6 +22,7 @@ const subscribeWithin = time.Second
 // that have this channel.
 type subscription struct {
 	channel  string
+	command  string // publishes on channel
 	listener *pubsub.Listener
 
 	// Driver.mu guards these.
@@ -30,10 +30,11 @@ type subscription struct {
 	gaps    int // how often messages may have been missed, or came before the reply that they are about
 }
 
-// command returns the command that publishes on s, or noCommand.
-func (s *subscription) command() string {
-	if command := s.listener.Command(); command != "" {
-		return command
+// receives returns the command that publishes on s, or noCommand if the Client receives no
+// messages. The same applies if command is wrong, because the server did not say which it is.
+func (s *subscription) receives() string {
+	if s.listener.Command() == s.command {
+		return s.command
 	}
 	return noCommand
 }
@@ -51,9 +52,9 @@ func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	ctx, cancel := context.WithTimeout(ctx, min(c.Timeout/3, subscribeWithin))
 	defer cancel()
 
-	// The error does not matter. The listener retries, and until then command returns
+	// The error does not matter. The listener retries, and until then receives returns
 	// noCommand, so the waiters poll.
-	s := &subscription{channel: channel}
+	s := &subscription{channel: channel, command: "PUBLISH"}
 	s.listener, _ = d.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
 		if gap {
 			d.messagesMissed(s)
@@ -61,6 +62,10 @@ func (d *Driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 			d.received(payload)
 		}
 	})
+
+	if d.store.Sharded(ctx, redisstore.LockKey(c.Key)) {
+		s.command = "SPUBLISH"
+	}
 
 	// Another waiter may have subscribed meanwhile.
 	shared := d.shareSubscription(channel, s)

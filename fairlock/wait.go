@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,9 +30,6 @@ type waiter struct {
 	notBefore time.Time          // no hold of this round began before; the term counts from here
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
-	command   string             // the publishing command in the entry
-	entry     string             // what the last enqueue put into the queue; empty before the first
-	older     []string           // other entries that may be in the queue, or may still get there
 	handed    *handedOver        // the hold, once the key was handed over
 	failed    error              // why the wait cannot go on
 	held      *backend.HeldError // the store's last answer
@@ -60,12 +56,9 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	w := &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
 	g, err := w.wait(ctx)
 	d.leave(w)
-	if err != nil || w.unanswered {
-		// If the wait failed, the engine releases the token. If not, an unanswered enqueue may
-		// still arrive after the release of this hold. Both need the entries.
-		d.remember(w, err == nil)
-	}
 	switch {
+	case err == nil && w.unanswered:
+		g.Handle = lateUntil(time.Now().Add(c.Timeout))
 	case errors.Is(err, backend.ErrHeld):
 		// The place is still in the queue. With ctx's error the outcome is unknown, so
 		// the engine releases the token.
@@ -215,9 +208,9 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
 }
 
-// enqueue sends the script that queues w. If w has a place, the script replaces
-// its entry. If w holds the key, the script raises the term. If the outcome is
-// unknown, enqueue may be called again, because a token has one place at most.
+// enqueue sends the script that queues w. If w has a place, it keeps the place. If w holds the
+// key, the script raises the term. If the outcome is unknown, enqueue may be called again,
+// because a token has one place at most.
 func (w *waiter) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
@@ -235,16 +228,19 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	if w.notBefore.IsZero() {
 		w.notBefore = sent
 	}
-	w.newEntryLocked()
+	entry := strings.Join([]string{
+		w.c.Token, g.sub.command, g.sub.channel, strconv.Itoa(w.round),
+		strconv.FormatInt(redisstore.Millis(w.term), 10), strconv.Itoa(flags(w.c)), w.c.Owner,
+	}, " ")
 	gaps := g.sub.gaps // before the call: the key may be handed over before the reply comes
-	// Another call may have kept the client alive, for all its waiters.
-	full := sent.Sub(g.extended) > d.window/3
-	args := []any{w.entry, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window), flag(full)}
-	for _, e := range w.older {
-		args = append(args, e)
+	// This place may end with those that another call has kept.
+	till := g.kept
+	if sent.Sub(g.extended) > d.window/3 {
+		till = 0
 	}
+	call := d.callOn(g.keys, entry, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window), till, g.sub.receives())
 	d.mu.Unlock()
-	reply, err := d.store.Run(ctx, enqueueScript, d.callOn(g.keys, args...))
+	reply, err := d.store.Run(ctx, enqueueScript, call)
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
 		// This is an answer, and no outage. outcome ends the wait with it.
@@ -260,40 +256,12 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		w.unanswered, w.unsure = true, true
 		return err
 	}
-	return w.enqueued(reply, sent, gaps, full)
-}
-
-// newEntryLocked makes the entry of the next enqueue. It differs from the last entry
-// if the round or the command has changed.
-func (w *waiter) newEntryLocked() {
-	w.command = w.group.sub.command()
-	w.replaceEntryLocked(strings.Join([]string{
-		w.c.Token, w.command, w.group.sub.channel, strconv.Itoa(w.round),
-		strconv.FormatInt(redisstore.Millis(w.term), 10), strconv.Itoa(flags(w.c)), w.c.Owner,
-	}, " "))
-}
-
-// replaceEntryLocked makes entry the present one. The last one moves to older, because
-// it may be in the queue.
-func (w *waiter) replaceEntryLocked(entry string) {
-	if entry != w.entry {
-		// The script must not remove the entry that it adds.
-		w.older = slices.DeleteFunc(w.entriesLocked(), func(e string) bool { return e == entry })
-		w.entry = entry
-	}
-}
-
-// entriesLocked returns all entries of w that may be in the queue.
-func (w *waiter) entriesLocked() []string {
-	if w.entry == "" {
-		return nil
-	}
-	return append(slices.Clone(w.older), w.entry)
+	return w.enqueued(reply, sent, gaps)
 }
 
 // enqueued handles the reply to an enqueue that was sent at the given time. The
-// subscription had that many gaps then. If full, the script has kept the client alive.
-func (w *waiter) enqueued(reply any, sent time.Time, gaps int, full bool) error {
+// subscription had that many gaps then.
+func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	d, g := w.d, w.group
 	r, ok := reportOf(reply)
 	if !ok {
@@ -303,9 +271,6 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int, full bool) error 
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !w.unanswered {
-		w.older = nil // the script has removed them, or a hand-over before
-	}
 	if r.unsubscribed {
 		g.sub.listener.Relisten()
 	}
@@ -324,9 +289,7 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int, full bool) error 
 		w.handed = &handedOver{r.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
 	default:
 		w.queuedLocked(r, sent)
-		if full && sent.After(g.extended) {
-			g.extended = sent
-		}
+		g.keptLocked(r, sent)
 		// Count from the call that kept the client alive. This reply may be brief.
 		// After a brief one, a poll in flight schedules the next poll.
 		if r.pttl != noPTTL || g.pending == 0 {
@@ -335,11 +298,6 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int, full bool) error 
 		if g.sub.gaps != gaps {
 			// The message for this place may have fallen into a gap.
 			g.pollByLocked(sent)
-		}
-		if w.unsure {
-			// The call that was not answered may have led to a hold that has ended since. A
-			// message about that hold may still come, so this round must not count.
-			w.newRoundLocked()
 		}
 	}
 	return nil

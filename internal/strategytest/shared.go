@@ -149,7 +149,9 @@ func (s Strategy) SharedWithoutRights(t *testing.T) {
 		t.Errorf("a refused renewal left %v", left)
 	}
 	Want(t, "release without pexpire", r.Driver.Release(t.Context(), hold), nil)
-	r.Forbid(t, "+pexpire", "-zrange")
+	r.Forbid(t, "+pexpire")
+	r.Acquire(t, hold)
+	r.Forbid(t, "-zrange")
 	Outage(t, "renew without zrange", r.Renew(t, hold))
 	Outage(t, "release without zrange", r.Driver.Release(t.Context(), hold))
 }

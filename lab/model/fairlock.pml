@@ -47,7 +47,7 @@ byte round[CLIENTS];      /* 0 without a claim */
 byte calls[CLIENTS];      /* how many calls the client has sent */
 byte over[CLIENTS];       /* terms counted from calls up to this one have ended */
 byte notBefore[CLIENTS];  /* the call from which the term counts; 0 if there is none */
-bool unsure[CLIENTS];     /* an enqueue of this round was not answered */
+bool unsure[CLIENTS];     /* an enqueue of this round was not answered, so messages do not count */
 byte sent[CLIENTS];       /* the call of an enqueue or a poll in flight, or 0 */
 byte reply[CLIENTS];
 #define NONE 0
@@ -214,10 +214,9 @@ inline enqueue(c) {
 	:: holder == NOBODY && length == 0 -> grant(c); reply[c] = GIVEN
 	:: else ->
 		if
-		:: inRound[c] == 0 -> queue[length] = c; length++
+		:: inRound[c] == 0 -> queue[length] = c; length++; inRound[c] = round[c]
 		:: else
 		fi;
-		inRound[c] = round[c];
 		alive[c] = true;
 		handOver(c);
 		reply[c] = (holder == c && held == first[c] -> GIVEN : PLACE)
@@ -243,11 +242,9 @@ proctype Client(byte c) {
 	:: d_step { state[c] == ASKS && reply[c] != NONE ->
 		printf("client %d: gets the reply %d\n", c, reply[c]);
 		if
-		:: reply[c] == PLACE && unsure[c] && minds && round[c] < ROUNDS -> newRound(c)
-		:: reply[c] == PLACE && !(unsure[c] && minds) ->
+		:: reply[c] == PLACE ->
 			state[c] = QUEUED;
 			notBefore[c] = sent[c];
-			unsure[c] = false;
 			sent[c] = 0;
 			reply[c] = NONE
 		:: reply[c] == MINE || reply[c] == GIVEN -> notBefore[c] = sent[c]; handed(c)
@@ -277,8 +274,9 @@ proctype Client(byte c) {
 		sent[c] = 0;
 		reply[c] = NONE
 	}
-	/* A message about a hand-over. */
-	:: d_step { (state[c] == ASKS || state[c] == QUEUED) && told[ROUND(c, round[c])] ->
+	/* A message about a hand-over. If it is of another round, or a call of this round was not
+	 * answered, it makes the client poll. */
+	:: d_step { (state[c] == ASKS || state[c] == QUEUED) && told[ROUND(c, round[c])] && !(unsure[c] && minds) ->
 		printf("client %d: gets the message of round %d\n", c, round[c]);
 		lateTerm(c);
 		handed(c)

@@ -1,0 +1,103 @@
+package fairlock_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Callers give up while others keep their places. Their entries do not pile up, the order stays,
+// and nothing is left in the end.
+func TestGivenUpPlacesLeaveNoEntries(t *testing.T) {
+	inWorld(t, func(w *world) {
+		holder, ps := w.procs(3)
+		var stay []*wait
+		var owners []string
+		for i := range 40 {
+			if i%10 == 0 {
+				stay = append(stay, ps[1].wait(fence))
+				owners = append(owners, stay[len(stay)-1].c.Owner)
+			}
+			x := ps[2].wait()
+			x.stop()
+			w.settle()
+			if n := w.rdb.LLen(w.Context(), queueKey).Val(); n > 2*int64(len(stay)) {
+				w.Errorf("%d entries of %d waiters", n, len(stay))
+			}
+		}
+		w.queued(owners...)
+		for _, key := range []string{queueKey, timeoutsKey} {
+			if w.v.Mini.TTL(key) == 0 {
+				w.Errorf("%s has no end", key)
+			}
+		}
+		stay[1].stop()
+		w.settle()
+		ps[0].release(holder)
+		for _, x := range slices.Delete(stay, 1, 2) {
+			x.servedAtOnce()
+		}
+		w.empty("all were served")
+	})
+}
+
+// Two processes are stopped, and look alive. A release hands the key to one of them even after its
+// window, if no poll has ended its place since. That costs the others one window, once.
+func TestStoppedWaiterWhoseWindowHasPassed(t *testing.T) {
+	const polled = window / 6
+	const ends = polled + window // between two polls of the other process
+	given := 0
+	for late := polled; late < 2*window; late += window / 12 {
+		inWorld(t, func(w *world) {
+			holder, ps := w.procs(2)
+			sub := w.rdb.Subscribe(w.Context(), "stopped")
+			defer sub.Close()
+			want(w.T, "subscribe", errOf(sub.Receive(w.Context())), nil)
+			sub.Channel() // the connection is read
+			for _, token := range []string{"one", "two"} {
+				w.rdb.RPush(w.Context(), queueKey, fmt.Sprintf("%s PUBLISH stopped 1 %d 0 owner", token, window.Milliseconds()))
+				w.rdb.ZAdd(w.Context(), timeoutsKey, redis.Z{Score: float64(time.Now().Add(ends).UnixMilli()), Member: token})
+			}
+			x := ps[1].wait()
+			time.Sleep(late)
+			ps[0].release(holder)
+			if recordOf(w.T, w.rdb, "k").token == "one" && late > ends {
+				given++
+			}
+			most := window + 10*time.Millisecond
+			if late > ends+window/3 {
+				most = 0
+			}
+			x.gotWithin(time.Now(), most)
+		})
+	}
+	if given == 0 {
+		t.Error("no release was between the end of the window and the next poll")
+	}
+}
+
+// Redis evicts the timeouts alone, and a waiter queues before the next poll. From that poll on
+// the key has an end again, and all are served.
+func TestEvictionBetweenTwoPolls(t *testing.T) {
+	inWorld(t, func(w *world) {
+		holder, ps := w.procs(2)
+		x := ps[1].wait()
+		w.v.Mini.Del(timeoutsKey)
+		y := ps[1].wait()
+		time.Sleep(window / 3)
+		for _, key := range []string{queueKey, timeoutsKey} {
+			if left := w.v.Mini.TTL(key); left <= 0 || left > window {
+				w.Errorf("%s ends in %v", key, left)
+			}
+		}
+		ps[0].release(holder)
+		for _, x := range []*wait{x, y} {
+			x.gotWithin(time.Now(), time.Millisecond)
+			x.release()
+		}
+		w.empty("both were served")
+	})
+}
