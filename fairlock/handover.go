@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/hasplock/hasp/internal/redisstore"
 )
 
 // received handles a message. It is about a grant: token, round, and fence, or - if there
@@ -32,7 +34,7 @@ func (d *Driver) received(payload string) {
 		w.group.sub.gaps++
 	case f[2] == "-":
 		// The script has removed the place, and has offered the key to the next waiter.
-		w.failed = noFence(w.c.Key)
+		w.failed = redisstore.NoFence(w.group.keys[1])
 		w.wakeUp()
 	default:
 		if w.handed = w.holdOf(f[2]); w.handed != nil { // else it is not from hasp
@@ -43,16 +45,16 @@ func (d *Driver) received(payload string) {
 
 // deliver handles the return values of handOver, from the reply to a call that was
 // sent at the given time.
-func (d *Driver) deliver(key string, handed []any, sent time.Time) {
+func (d *Driver) deliver(handed []any, sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for grant := range slices.Chunk(handed, 4) {
-		d.deliverLocked(key, grant, sent)
+		d.deliverLocked(grant, sent)
 	}
 }
 
 // deliverLocked handles one grant.
-func (d *Driver) deliverLocked(key string, grant []any, sent time.Time) {
+func (d *Driver) deliverLocked(grant []any, sent time.Time) {
 	var kind int64
 	var token, round, fence string
 	_, ok := decode(grant, &kind, &token, &round, &fence)
@@ -64,7 +66,7 @@ func (d *Driver) deliverLocked(key string, grant []any, sent time.Time) {
 	hold := w.holdOf(fence)
 	switch {
 	case kind == -1:
-		w.failed = noFence(key)
+		w.failed = redisstore.NoFence(w.group.keys[1])
 	case !ok || hold == nil:
 		w.failed = d.store.Unexpected(grant)
 	default:

@@ -90,35 +90,25 @@ func (d *Driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 // place in the queue, Release gives up that place. With c.KeepUntil, the next waiter
 // gets the key then.
 func (d *Driver) Release(ctx context.Context, c backend.Claim) error {
-	// An enqueue of the token may still arrive. While the token holds the key, it changes
-	// nothing. After the release it would take a new place, so the release is repeated.
-	if late, ok := c.Handle.(lateUntil); ok && time.Until(time.Time(late)) > 0 {
-		time.AfterFunc(time.Until(time.Time(late)), func() { d.releaseAgain(c) })
+	// An enqueue of the token may still arrive: see Wait. While the token holds the key, it
+	// changes nothing. After the release it would take a new place, so the release is repeated.
+	if late, ok := c.Handle.(time.Time); ok && time.Until(late) > 0 {
+		time.AfterFunc(time.Until(late), func() {
+			if !d.begin() {
+				return
+			}
+			defer d.background.Done()
+
+			// The context is the Driver's, because the caller has left.
+			ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
+			defer cancel()
+			_ = d.Release(ctx, c) // if this fails, the place ends with its window
+		})
 	}
 
-	return d.release(ctx, c)
-}
-
-// lateUntil is the Handle of a hold whose Wait got no answer to an enqueue. That enqueue
-// arrives until then, if at all.
-type lateUntil time.Time
-
-// releaseAgain is Release for a caller that has left. If it fails, the place ends with its
-// window.
-func (d *Driver) releaseAgain(c backend.Claim) {
-	if !d.begin() {
-		return
-	}
-	defer d.background.Done()
-	ctx, cancel := context.WithTimeout(d.calls, c.Timeout)
-	defer cancel()
-	_ = d.release(ctx, c)
-}
-
-func (d *Driver) release(ctx context.Context, c backend.Claim) error {
-	token, rest := c.Token, redisstore.Rest(c.KeepUntil)
+	token := c.Token
 	if c.Shared {
 		token += redisstore.Mark + c.Owner
 	}
-	return d.store.Owned(d.store.Run(ctx, releaseScript, d.call(c.Key, token, rest)))
+	return d.store.Owned(d.store.Run(ctx, releaseScript, d.call(c.Key, token, redisstore.Rest(c.KeepUntil))))
 }

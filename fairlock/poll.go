@@ -253,7 +253,7 @@ func (d *Driver) polled(p *poll, reply any, err error, sent time.Time) {
 	default:
 		// deliver comes before updateLocked, because it knows that the hold began after
 		// this call was sent. To updateLocked the same grant is of unknown age.
-		d.deliver(g.key, r.handed, sent)
+		d.deliver(r.handed, sent)
 	}
 
 	d.mu.Lock()

@@ -69,11 +69,6 @@ func held(pttl int64, owner string, shared bool) *backend.HeldError {
 	return e
 }
 
-// noFence returns the error for a fence counter that is none.
-func noFence(key string) error {
-	return redisstore.NoFence(redisstore.DerivedKey("fence", key))
-}
-
 // noQueue returns err, or a better error if err says that a key of the queue has
 // another type. The script has written nothing then.
 func noQueue(key string, err error) error {

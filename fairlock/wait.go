@@ -58,7 +58,8 @@ func (d *Driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	d.leave(w)
 	switch {
 	case err == nil && w.unanswered:
-		g.Handle = lateUntil(time.Now().Add(c.Timeout))
+		// That enqueue arrives until then, if at all.
+		g.Handle = time.Now().Add(c.Timeout)
 	case errors.Is(err, backend.ErrHeld):
 		// The place is still in the queue. With ctx's error the outcome is unknown, so
 		// the engine releases the token.
@@ -267,7 +268,7 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	if !ok {
 		return d.store.Unexpected(reply)
 	}
-	d.deliver(w.c.Key, r.handed, sent) // takes mu, and may set handed or failed
+	d.deliver(r.handed, sent) // takes mu, and may set handed or failed
 
 	d.mu.Lock()
 	defer d.mu.Unlock()
