@@ -1,7 +1,6 @@
 package pubsub_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -149,31 +148,5 @@ func TestShardedWhileAnotherServerHangs(t *testing.T) {
 	defer hangs.Resume()
 	if !s.Sharded(t.Context(), key) {
 		t.Error("not sharded")
-	}
-}
-
-// An error that will pass says nothing about the kind of the channels. The next call asks
-// again.
-func TestKindIsNotLearnedFromAServerThatIsBusy(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Args: []string{"--busy-reply-threshold", "10"}})
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
-	}})
-	defer rdb.Close()
-	s := redisstore.New(rdb)
-	defer s.Close()
-
-	other := srv.Client()
-	go other.Eval(context.WithoutCancel(t.Context()), "while true do end", nil)
-	until(t, "a busy server", func() bool { return redis.HasErrorPrefix(other.Get(t.Context(), "k").Err(), "BUSY") })
-	s.Sharded(t.Context(), "k")
-	if err := other.ScriptKill(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the end of the script", func() bool { return other.Get(t.Context(), "k").Err() == redis.Nil })
-
-	// The server is in no cluster.
-	if s.Sharded(t.Context(), "k") {
-		t.Error("sharded")
 	}
 }

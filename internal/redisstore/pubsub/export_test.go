@@ -2,9 +2,8 @@ package pubsub
 
 const (
 	DeadAfter    = deadAfter
-	IdleAfter    = idleAfter
 	Lingering    = lingering
-	PingEvery    = pingEvery
+	TickEvery    = tickEvery
 	WriteTimeout = writeTimeout
 )
 

@@ -3,7 +3,8 @@ package pubsub
 import (
 	"context"
 	"errors"
-	"runtime"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -12,36 +13,40 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// link is one connection of a node.
+const (
+	tickEvery      = time.Second     // how often the server must answer something, and how often keep looks
+	deadAfter      = 3 * time.Second // a connection is dead if the server answers nothing for that long
+	writeTimeout   = time.Second     // or if a write takes longer
+	connectTimeout = 5 * time.Second // the most that it takes to connect, or to find servers
+	youngFor       = time.Second     // after a connection that ends earlier, the next one is delayed
+
+	// PubSub holds a lock while it writes, and needs that lock before and after each
+	// read. So nothing is read while a write blocks. If the server blocked in a write at
+	// the same time, neither would go on. So many commands are too small to fill the
+	// connection.
+	maxUnanswered = 64
+)
+
+// link is one connection to a server. If it ends, its channels get another link.
 type link struct {
-	node *node
-	ps   *redis.PubSub
-	born time.Time
-	over chan struct{} // closed when the reader has ended
+	b      *Subscriber
+	client redis.UniversalClient
+	ps     *redis.PubSub
+	ctx    context.Context         // ends with the link
+	drop   context.CancelCauseFunc // ends ctx
+	wake   chan struct{}           // the writer has something to do; has room for one
 
 	// b.mu guards these.
-	expect  []command  // sent and not answered yet, in this order
-	gone    []*channel // to unsubscribe from
-	silent  int        // how many ticks have passed since the server has answered something
-	useful  bool       // the server has answered something
-	single  bool       // each command has one channel, because the server has refused one with several
-	dropped bool       // the writer closes the connection, as soon as it is not young any more
+	queue  []command // not sent yet
+	sent   []command // not answered yet, in this order
+	silent int       // how many ticks have passed since the server has answered something
+	useful bool      // the server has answered something
 }
-
-// The writer sends again when all that it sent is answered. PubSub holds a lock while it
-// writes, and needs that lock before and after each read. So nothing is read while a write
-// blocks. If the server blocked in a write at the same time, neither would go on. Channels
-// that are added meanwhile travel together in the next command. If each channel has a
-// command of its own, a few travel at a time, which are too small to fill the connection.
-const (
-	together = 1000
-	singly   = 64
-)
 
 // command is a command on a link.
 type command struct {
-	name string // ping, subscribe or unsubscribe
-	chs  []*channel
+	name string   // ping, subscribe or unsubscribe
+	ch   *channel // nil for ping
 }
 
 // ended is a context that has ended. If the connection fails, PubSub makes a new one by
@@ -53,29 +58,218 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-var errOutOfStep = errors.New("unexpected reply on the connection of the subscriptions")
+var (
+	errReplaced  = errors.New("the connection of the subscriptions is replaced")
+	errUnused    = errors.New("the connection of the subscriptions is not used any more")
+	errSilent    = fmt.Errorf("no answer for %v on the connection of the subscriptions", deadAfter)
+	errOutOfStep = errors.New("unexpected reply on the connection of the subscriptions")
+)
+
+// startLocked makes the link to a server.
+func (b *Subscriber) startLocked(client redis.UniversalClient) *link {
+	k := &link{b: b, client: client, wake: make(chan struct{}, 1)}
+	k.ctx, k.drop = context.WithCancelCause(b.open)
+	b.links[client] = k
+	b.wg.Go(k.run)
+	return k
+}
+
+// addLocked has the writer send a command.
+func (k *link) addLocked(cmd command) {
+	k.queue = append(k.queue, cmd)
+	k.wakeWriter()
+}
+
+func (k *link) wakeWriter() {
+	select {
+	case k.wake <- struct{}{}:
+	// A signal waits already. The writer takes everything at once.
+	default:
+	}
+}
+
+// run connects and reads the connection, and then leaves the channels to keep. It is the
+// goroutine that calls the Listeners' functions.
+func (k *link) run() {
+	b, began := k.b, time.Now()
+	err := k.connectAndRead()
+
+	// A call of Listen that is in progress goes on with the next connection. It fails if
+	// the server has answered nothing on this one, unless the store has closed the client.
+	// The store closes the client if another server has taken the place of this one.
+	b.mu.Lock()
+	fails := !k.useful && !(b.store.Reload != nil && errors.Is(err, redis.ErrClosed))
+	for _, ch := range k.channelsLocked() {
+		ch.state = isPending
+		if fails {
+			ch.failLocked(k.wrap(err))
+		}
+	}
+	young := time.Since(began) < youngFor
+	b.mu.Unlock()
+
+	// Meanwhile the channels stay here, so that nobody connects.
+	if young {
+		select {
+		case <-time.After(youngFor/2 + rand.N(youngFor/2)):
+		case <-b.open.Done():
+		}
+	}
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, ch := range k.channelsLocked() {
+		b.movedLocked(ch)
+	}
+	// If the link was not used any more, there may be another one.
+	if b.links[k.client] == k {
+		delete(b.links, k.client)
+	}
+}
+
+// channelsLocked returns the channels of the link.
+func (k *link) channelsLocked() (chs []*channel) {
+	for _, ch := range k.b.channels {
+		if ch.link == k {
+			chs = append(chs, ch)
+		}
+	}
+	return chs
+}
+
+// wrap adds the address of the server to an error, if the store has several servers.
+func (k *link) wrap(err error) error {
+	if client, ok := k.client.(*redis.Client); ok && k.b.store.Reload != nil {
+		return fmt.Errorf("%s: %w", client.Options().Addr, err)
+	}
+	return err
+}
+
+// connectAndRead makes a connection, and reads it until it ends. It returns why it ended.
+func (k *link) connectAndRead() error {
+	k.ps = k.client.Subscribe(k.ctx)
+	defer k.ps.Close()
+
+	ctx, cancel := context.WithTimeout(k.ctx, connectTimeout)
+	within, end := k.b.store.Begin(ctx)
+	err := resp.Survive(func() error { return k.ps.Ping(within) }) // makes the connection
+	end()
+	cancel()
+	if err != nil {
+		return err
+	}
+
+	// The reply to this ping is the first that read expects.
+	k.b.mu.Lock()
+	k.sent = []command{{name: "ping"}}
+	k.b.mu.Unlock()
+
+	written := make(chan struct{})
+	go func() {
+		k.write()
+		close(written)
+	}()
+
+	k.drop(k.read())
+	<-written
+	return context.Cause(k.ctx) // the first reason
+}
+
+// write sends commands until the link ends, and then closes the connection, which ends the
+// read in progress. Only the writer closes it, because PubSub locks itself for Close as for
+// a write, and so Close may block.
+func (k *link) write() {
+	defer k.ps.Close()
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-k.ctx.Done():
+			return
+		case <-ticker.C:
+			k.tick()
+		case <-k.wake:
+		}
+
+		for _, cmd := range k.take() {
+			if err := k.send(cmd); err != nil {
+				k.drop(err)
+				return
+			}
+		}
+	}
+}
+
+// tick demands an answer of the server. Messages may still arrive on a dead connection:
+// they are no answer.
+func (k *link) tick() {
+	k.b.mu.Lock()
+	defer k.b.mu.Unlock()
+	if k.silent++; k.silent == int(deadAfter/tickEvery) {
+		k.drop(errSilent)
+	}
+	if len(k.sent)+len(k.queue) == 0 {
+		k.addLocked(command{name: "ping"})
+	}
+}
+
+// take returns the commands to send now.
+func (k *link) take() []command {
+	k.b.mu.Lock()
+	defer k.b.mu.Unlock()
+	cmds := k.queue[:min(len(k.queue), maxUnanswered-len(k.sent))]
+	k.queue = k.queue[len(cmds):]
+	k.sent = append(k.sent, cmds...) // before they are sent: the reader may get the replies at once
+	return cmds
+}
+
+// answeredLocked removes the first command that was sent, which has its reply.
+func (k *link) answeredLocked() {
+	k.sent, k.useful, k.silent = k.sent[1:], true, 0
+	if len(k.queue) > 0 {
+		k.wakeWriter()
+	}
+}
+
+// send sends a command.
+func (k *link) send(cmd command) error {
+	ctx, cancel := context.WithTimeout(ended, writeTimeout)
+	defer cancel()
+	sharded := k.b.isSharded()
+	switch {
+	case cmd.name == "ping":
+		return k.ps.Ping(ctx)
+	case cmd.name == "subscribe" && sharded:
+		return k.ps.SSubscribe(ctx, cmd.ch.name)
+	case cmd.name == "subscribe":
+		return k.ps.Subscribe(ctx, cmd.ch.name)
+	case sharded:
+		return k.ps.SUnsubscribe(ctx, cmd.ch.name)
+	}
+	return k.ps.Unsubscribe(ctx, cmd.ch.name)
+}
 
 // read processes what arrives until the connection fails.
-func (c *link) read() error {
+func (k *link) read() error {
 	for {
 		// This has no timeout: the writer demands an answer each second, and closes a
 		// connection that is dead. ReceiveTimeout panics if a reply does not have the
 		// form of a message.
 		var msg any
-		err := resp.Survive(func() (err error) { msg, err = c.ps.ReceiveTimeout(ended, 0); return err })
+		err := resp.Survive(func() (err error) { msg, err = k.ps.ReceiveTimeout(ended, 0); return err })
 		inStep := true
 		switch m := msg.(type) {
 		case *redis.Message:
-			c.message(m.Channel, m.Payload)
+			k.message(m.Channel, m.Payload)
 		case *redis.Pong:
-			inStep = c.pong()
+			inStep = k.pong()
 		case *redis.Subscription:
-			inStep = c.subscription(m.Kind, m.Channel)
+			inStep = k.subscription(m.Kind, m.Channel)
 		default:
 			if !resp.IsReply(err) {
 				return err
 			}
-			inStep = c.refused(err)
+			inStep = k.refused(err)
 		}
 
 		// Replies come in the order of the commands. After one that does not fit,
@@ -87,35 +281,35 @@ func (c *link) read() error {
 }
 
 // message delivers a message.
-func (c *link) message(name, payload string) {
-	c.node.b.mu.Lock()
+func (k *link) message(name, payload string) {
+	k.b.mu.Lock()
 	var listeners []*Listener
-	if ch := c.node.b.channels[name]; ch != nil {
+	if ch := k.b.channels[name]; ch != nil {
 		listeners = slices.Clone(ch.listeners)
 	}
-	c.node.b.mu.Unlock()
+	k.b.mu.Unlock()
 
 	// mu is not held, because receive may call the Subscriber.
 	deliver(listeners, payload, false)
 }
 
 // pong processes the reply to a ping. It reports false if no ping was sent.
-func (c *link) pong() bool {
-	c.node.b.mu.Lock()
-	defer c.node.b.mu.Unlock()
+func (k *link) pong() bool {
+	k.b.mu.Lock()
+	defer k.b.mu.Unlock()
 
-	if len(c.expect) == 0 || c.expect[0].name != "ping" {
+	if len(k.sent) == 0 || k.sent[0].name != "ping" {
 		return false
 	}
-	c.answeredLocked()
+	k.answeredLocked()
 	return true
 }
 
 // subscription processes the confirmation of a subscription or of its end. On a
 // cluster, the server also ends a subscription by itself if the slot has moved.
 // subscription reports false if the confirmation is unexpected.
-func (c *link) subscription(kind, name string) bool {
-	b := c.node.b
+func (k *link) subscription(kind, name string) bool {
+	b := k.b
 	b.mu.Lock()
 	var again []*Listener
 	// The reader delivers before it reads on. So a Listener learns that messages may be
@@ -128,15 +322,11 @@ func (c *link) subscription(kind, name string) bool {
 	if kind == "ssubscribe" || kind == "sunsubscribe" {
 		kind = kind[1:]
 	}
-	if len(c.expect) > 0 && c.expect[0].name == kind && c.expect[0].chs[0].name == name {
-		head := &c.expect[0]
-		ch := head.chs[0]
-		if head.chs = head.chs[1:]; len(head.chs) == 0 {
-			c.answeredLocked()
-		}
-		// While the command was in flight, the channel may have moved or been
-		// removed.
-		if kind == "subscribe" && ch.node == c.node && ch.state == isSent {
+	if len(k.sent) > 0 && k.sent[0].name == kind && k.sent[0].ch.name == name {
+		ch := k.sent[0].ch
+		k.answeredLocked()
+		// While the command was in flight, the channel may have moved.
+		if kind == "subscribe" && ch.link == k {
 			again = ch.confirmLocked()
 		}
 		return true
@@ -145,179 +335,33 @@ func (c *link) subscription(kind, name string) bool {
 	if kind != "unsubscribe" || !b.store.Cluster {
 		return false
 	}
-	if ch := b.channels[name]; ch != nil {
-		b.moveLocked(c.node, []*channel{ch})
+	if ch := b.channels[name]; ch != nil && ch.link == k {
+		b.movedLocked(ch)
 	}
 	return true
 }
 
 // refused processes an error that the server has replied to a command. It reports
 // false if no command was sent.
-func (c *link) refused(err error) bool {
-	b := c.node.b
+func (k *link) refused(err error) bool {
+	b := k.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(c.expect) == 0 {
+	if len(k.sent) == 0 {
 		return false
 	}
 
-	cmd := c.expect[0]
-	defer c.answeredLocked()
-	// While the command was in flight, channels may have moved or been removed.
-	cmd.chs = slices.DeleteFunc(cmd.chs, func(ch *channel) bool { return ch.node != c.node || ch.state != isSent })
-
+	cmd := k.sent[0]
+	k.answeredLocked()
 	switch {
 	// An error reply to a ping or an unsubscription also shows that the server answers.
-	case cmd.name != "subscribe", len(cmd.chs) == 0:
+	// While a subscription was in flight, the channel may have moved.
+	case cmd.name != "subscribe" || cmd.ch.link != k:
 	case b.store.Cluster && redis.HasErrorPrefix(err, "MOVED"):
-		b.moveLocked(c.node, cmd.chs)
-	case len(cmd.chs) > 1:
-		// The error does not say which channel is refused.
-		c.single = true
-		for _, ch := range cmd.chs {
-			c.node.addLocked(ch)
-		}
+		b.movedLocked(cmd.ch)
 	default:
-		ch := cmd.chs[0]
-		ch.state = isRefused
-		ch.failLocked(c.node.wrap(err))
+		cmd.ch.state = isRefused // keep tries again
+		cmd.ch.failLocked(k.wrap(err))
 	}
 	return true
-}
-
-// write sends commands until the connection ends.
-func (c *link) write() {
-	ticker := time.NewTicker(pingEvery)
-	defer ticker.Stop()
-	for {
-		tick := false
-		select {
-		case <-c.over:
-			return
-		case <-c.node.b.open.Done():
-			c.ps.Close()
-			return
-		case <-ticker.C:
-			tick = true
-		case <-c.node.wake:
-			runtime.Gosched() // other callers may be about to add channels
-		}
-
-		cmds, ok := c.takeCommands(tick)
-		for _, cmd := range cmds {
-			ok = ok && c.send(cmd) == nil
-		}
-
-		// The close ends the read in progress, and then the node connects again.
-		if !ok {
-			c.ps.Close()
-			return
-		}
-	}
-}
-
-// takeCommands returns the commands to send now. It reports false if the writer has
-// to close the connection after them. At a tick it also removes what is idle, and
-// demands an answer of the server.
-func (c *link) takeCommands(tick bool) (cmds []command, ok bool) {
-	n := c.node
-	var moved []*channel
-	if tick {
-		moved = n.b.rehome(n) // may call the server, so before mu is locked
-	}
-
-	n.b.mu.Lock()
-	defer n.b.mu.Unlock()
-	if tick {
-		c.gone = append(append(c.gone, moved...), c.sweepLocked()...)
-		// Nothing is demanded of a connection without channels, so it ends as well.
-		// Messages may still arrive on a dead connection: they are no answer.
-		if c.silent++; c.silent == int(deadAfter/pingEvery) {
-			return nil, false
-		}
-	}
-
-	if len(c.expect) == 0 {
-		cmds = c.nextLocked(tick)
-		// Before the commands are sent: the reader may get the replies at once.
-		c.expect = slices.Clone(cmds)
-	}
-	return cmds, !c.dropped || time.Since(c.born) <= youngFor
-}
-
-// nextLocked returns the commands to send next.
-func (c *link) nextLocked(tick bool) (cmds []command) {
-	single := c.single || c.node.b.isSharded()
-	most := together
-	if single {
-		most = singly
-	}
-
-	// A channel may have come back, so the end of its old subscription comes first.
-	name, chs := "unsubscribe", c.gone[:min(len(c.gone), most)]
-	c.gone = c.gone[len(chs):]
-	if len(chs) == 0 {
-		name, chs = "subscribe", c.node.takeLocked(most)
-	}
-
-	switch {
-	case len(chs) == 0 && tick && len(c.node.channelsLocked()) > 0:
-		return []command{{name: "ping"}}
-	case len(chs) == 0:
-		return nil
-	case !single:
-		return []command{{name, chs}}
-	}
-	for i := range chs {
-		cmds = append(cmds, command{name, chs[i : i+1]})
-	}
-	return cmds
-}
-
-// answeredLocked removes the first command of expect, which has its reply.
-func (c *link) answeredLocked() {
-	c.expect, c.useful, c.silent = c.expect[1:], true, 0
-	if len(c.expect) == 0 && (len(c.gone) > 0 || len(c.node.pending) > 0) {
-		c.node.wakeWriter()
-	}
-}
-
-// sweepLocked removes the channels that have had no listeners for a while, and
-// returns those to unsubscribe from. It also tries refused channels again.
-func (c *link) sweepLocked() (idle []*channel) {
-	for _, ch := range c.node.channelsLocked() {
-		switch {
-		case ch.state == isRefused && len(ch.listeners) > 0:
-			c.node.addLocked(ch)
-		case ch.state == isRefused:
-			delete(c.node.b.channels, ch.name)
-		case ch.state == isConfirmed && len(ch.listeners) == 0 && time.Since(ch.idle) >= lingering:
-			delete(c.node.b.channels, ch.name)
-			idle = append(idle, ch)
-		}
-	}
-	return idle
-}
-
-// send sends a command.
-func (c *link) send(cmd command) error {
-	names := make([]string, len(cmd.chs))
-	for i, ch := range cmd.chs {
-		names[i] = ch.name
-	}
-
-	ctx, cancel := context.WithTimeout(ended, writeTimeout)
-	defer cancel()
-	sharded := c.node.b.isSharded()
-	switch {
-	case cmd.name == "ping":
-		return c.ps.Ping(ctx)
-	case cmd.name == "subscribe" && sharded:
-		return c.ps.SSubscribe(ctx, names...)
-	case cmd.name == "subscribe":
-		return c.ps.Subscribe(ctx, names...)
-	case sharded:
-		return c.ps.SUnsubscribe(ctx, names...)
-	}
-	return c.ps.Unsubscribe(ctx, names...)
 }

@@ -1,8 +1,9 @@
 // Package pubsub subscribes to channels of a Redis, over one connection to each
 // server.
 //
-// A Subscriber has a channel for each name, a node for each server that has
-// channels, and a link for each node that is connected.
+// A Subscriber has a channel for each name, and a link for each server that has
+// channels. It sends each subscription in a command of its own. So the replies, which
+// come in the order of the commands, say what became of each channel.
 package pubsub
 
 import (
@@ -46,13 +47,14 @@ type Subscriber struct {
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
 
 	sharded atomic.Pointer[bool] // whether channels are in slots; nil until learnKind knows it
+	lost    chan struct{}        // wakes keep, because channels have lost their server; has room for one
 
-	// mu guards the fields below, and those of channels, nodes, links and
-	// Listeners. It is not held while a Listener's function runs.
+	// mu guards the fields below, and those of channels, links and Listeners. It is not
+	// held while a Listener's function runs.
 	mu       sync.Mutex
 	channels map[string]*channel
-	nodes    map[redis.UniversalClient]*node
-	lost     time.Time // when a connection or a slot was lost, the last time
+	links    map[redis.UniversalClient]*link
+	keeping  bool // keep runs
 	closed   bool
 }
 
@@ -73,7 +75,7 @@ type channel struct {
 	name, slotKey string
 	listeners     []*Listener
 	state         state
-	node          *node     // nil while the server is not known
+	link          *link     // nil while the server is not known
 	idle          time.Time // since when there are no listeners
 }
 
@@ -81,15 +83,14 @@ type channel struct {
 type state int
 
 const (
-	isPending   state = iota // SUBSCRIBE is not sent yet
-	isSent                   // SUBSCRIBE is sent
+	isPending   state = iota // the server has not answered yet
 	isConfirmed              // the server has confirmed it
 	isRefused                // the server has refused it
 )
 
 // New returns a Subscriber without connections.
 func New(c Config) *Subscriber {
-	b := &Subscriber{store: c, channels: map[string]*channel{}, nodes: map[redis.UniversalClient]*node{}}
+	b := &Subscriber{store: c, lost: make(chan struct{}, 1), channels: map[string]*channel{}, links: map[redis.UniversalClient]*link{}}
 	b.open, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -178,19 +179,22 @@ func (l *Listener) Close() {
 }
 
 // Relisten replaces a connection on which messages do not arrive. When a subscription is
-// confirmed again, its Listeners are called with again set to true. Relisten does nothing
-// if the connection is younger than a second.
+// confirmed again, its Listeners are called with again set to true.
 func (l *Listener) Relisten() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
-	if l.ch == nil || l.ch.node == nil {
-		return
+	if l.ch != nil && l.ch.link != nil {
+		l.ch.link.drop(errReplaced)
 	}
-	if c := l.ch.node.link; c != nil && time.Since(c.born) > youngFor {
-		// The writer closes the connection. To close it here could block with mu
-		// held, because PubSub locks itself for Close as for a write.
-		c.dropped = true
-		c.node.wakeWriter()
+}
+
+// Demoted replaces the connection to a server that has become a replica. On a cluster,
+// keep follows the slots.
+func (b *Subscriber) Demoted(client redis.UniversalClient) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.links[client]; k != nil {
+		k.drop(errReplaced)
 	}
 }
 
@@ -216,8 +220,8 @@ func (b *Subscriber) Close() {
 	}
 }
 
-// join adds l to the channel of a name. If the channel is new and its server is not found,
-// join returns an error, and the search goes on.
+// join adds l to the channel of a name, and subscribes to the channel if it is new. If
+// its server is not found, keep searches on.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) error {
 	// Finding the server may need a call, so not with mu held. If there is a channel
 	// already, an error of this search does not matter.
@@ -230,39 +234,27 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	}
 
 	ch := b.channels[name]
-	isNew := ch == nil
-	if isNew {
+	if ch == nil {
 		ch = &channel{name: name, slotKey: slotKey}
 		b.channels[name] = ch
 	}
 	l.ch = ch
 	ch.listeners = append(ch.listeners, l)
+	if !b.keeping {
+		b.keeping = true
+		b.wg.Go(b.keep)
+	}
 
 	switch {
-	case isNew && err != nil:
-		l.settleLocked(err)
-		b.wg.Go(func() { b.findServers([]*channel{ch}) })
-	case isNew:
-		b.placeLocked(ch, client)
 	case ch.state == isConfirmed:
 		l.settleLocked(nil)
-	case ch.state == isRefused: // the user's rights may have changed
-		ch.node.addLocked(ch)
+	case ch.state == isPending && ch.link != nil: // the reply will settle l
+	case err != nil:
+		l.settleLocked(err)
+	default: // also if it was refused: the user's rights may have changed
+		b.placeLocked(ch, client)
 	}
 	return nil
-}
-
-// placeLocked has the node of client subscribe to ch.
-func (b *Subscriber) placeLocked(ch *channel, client redis.UniversalClient) {
-	n := b.nodes[client]
-	if n == nil {
-		n = &node{b: b, client: client, wake: make(chan struct{}, 1)}
-		b.nodes[client] = n
-		b.wg.Go(n.run)
-	}
-
-	ch.node = n
-	n.addLocked(ch)
 }
 
 // settleLocked decides the result of Listen, unless it is decided already.

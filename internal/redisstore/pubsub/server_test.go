@@ -1,7 +1,6 @@
 package pubsub_test
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
-	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -56,13 +54,6 @@ func TestListenByAnyClient(t *testing.T) {
 		"hooks": func(t *testing.T) *redisstore.Store {
 			rdb := srv.Client()
 			rdb.AddHook(hook{})
-			return redisstore.New(rdb)
-		},
-		"cluster without one": func(t *testing.T) *redisstore.Store {
-			rdb := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-				return []redis.ClusterSlot{{Start: 0, End: slot.Count - 1, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
-			}})
-			t.Cleanup(func() { rdb.Close() })
 			return redisstore.New(rdb)
 		},
 		"URL": func(t *testing.T) *redisstore.Store {
