@@ -228,13 +228,12 @@ func handsOver(ctx context.Context, lease *hasp.Lease, other *hasp.Client, wait 
 // moving is the begin of the keys of a slot that a cluster is moving.
 const moving = "{moving}"
 
-// look opens a strategy and subscribes to the sentinels for a while.
-func look(ctx context.Context, url, _ string, wait time.Duration) error {
+// look opens a strategy, which asks the sentinels for the master.
+func look(ctx context.Context, url, _ string, _ time.Duration) error {
 	c, err := hasp.Open(ctx, url, nil)
 	if err != nil {
 		return err
 	}
-	time.Sleep(wait)
 	return c.Close()
 }
 

@@ -68,7 +68,7 @@ func findReason(err error, h hints, took time.Duration) (hint string, reason err
 	switch {
 	case errors.As(err, new(shortfall)):
 		hint = "are there as many replicas as the parameter replicas says, and do they keep up?"
-	case errors.As(err, new(notMaster)): // its text has a hint
+	case errors.Is(err, errNotMaster): // its text has a hint
 	case errors.As(err, &reply):
 		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
 	case errors.As(err, &handshake) && timedOut(err):

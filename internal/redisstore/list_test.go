@@ -42,7 +42,7 @@ func TestListOfAMasterThatIsReplaced(t *testing.T) {
 	for _, err := range s.Scan(t.Context(), "", time.Second, ByToken) {
 		pages, last = pages+1, err
 		if at := servers.known(); at != nil {
-			servers.forget(at)
+			servers.failed(at, errNotMaster)
 		}
 	}
 	if pages != 2 || last == nil || !strings.Contains(last.Error(), "named a new master") {

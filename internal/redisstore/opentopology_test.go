@@ -228,12 +228,3 @@ func running() bool {
 	return strings.Contains(stacks, "redisstore.(*sentinels)") || strings.Contains(stacks, "redisstore.(*cluster)") ||
 		strings.Contains(stacks, "redisstore.(*searcher)")
 }
-
-// A search that begins while the list of sentinels is being made is a data race.
-func TestSearchesBeginWithAllSentinels(t *testing.T) {
-	t.Parallel()
-	set := redistest.StartSentinel(t, nil)
-	dead := strings.Repeat(",127.0.0.1:1", 300) // they keep Open busy after the first subscription
-	s := opened(t, "redis-sentinel://"+set.Sentinels[0].Addr+dead+"/"+set.Name+"/0", nil)
-	expect(t, s, "set", "OK", "set", "k", "v")
-}

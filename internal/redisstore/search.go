@@ -22,7 +22,6 @@ type searcher struct {
 
 	mu    sync.Mutex // guards the fields below
 	now   *search    // the search under way; nil if there is none
-	again bool       // another search follows it
 	ended time.Time  // when the last search ended
 }
 
@@ -57,15 +56,6 @@ func (s *searcher) request() {
 	s.startLocked()
 }
 
-// requestNew makes sure that a search begins after this moment, in the background.
-func (s *searcher) requestNew() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// A search under way may have asked before this moment, so another one follows it.
-	s.again = s.now != nil
-	s.startLocked()
-}
-
 // startLocked starts a search, unless one is under way, and returns it.
 func (s *searcher) startLocked() *search {
 	if s.now != nil {
@@ -83,8 +73,7 @@ func (s *searcher) startLocked() *search {
 	return k
 }
 
-// search makes the search k after a pause, and starts the next one if that was
-// requested.
+// search makes the search k after a pause.
 func (s *searcher) search(k *search, pause time.Duration) {
 	defer s.wg.Done()
 	select {
@@ -99,10 +88,6 @@ func (s *searcher) search(k *search, pause time.Duration) {
 	// search.
 	close(k.done)
 	s.now, s.ended = nil, time.Now()
-	if s.again {
-		s.again = false
-		s.startLocked()
-	}
 }
 
 // ask sends a command that belongs to a search or a probe.

@@ -8,78 +8,50 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // sentinels is the topology of a master that sentinels name. A search queries all
-// sentinels, and the answer with the highest epoch wins. Each new connection asks
-// the server whether it is the master. A master that was demoted, and does not know
-// it yet, is left as soon as a sentinel reports the switch.
+// sentinels, and the answer with the highest epoch wins. There is a search after each
+// failure, and every searchEvery. Each new connection asks the server whether it is the
+// master.
 type sentinels struct {
 	a        address
 	d        *dialer
-	asked    []*server            // the sentinels
-	watches  []*pubsub.Subscriber // one for each sentinel, because some learn of a new master seconds after others
+	asked    []*server // the sentinels
 	searches searcher
+	timer    *time.Timer // starts a search
 
 	mu     sync.Mutex // guards the fields below
 	master *server    // nil if it is not known
 	epoch  int64      // the epoch of the answer that named it
 }
 
-// switched is the channel on which a sentinel reports a new master.
-const switched = "+switch-master"
+// searchEvery bounds how long a master is used that was demoted, and still takes writes
+// because it does not know it.
+const searchEvery = 10 * time.Second
 
 func newSentinels(a address, d *dialer) *sentinels {
 	t := &sentinels{a: a, d: d}
 	t.searches.run, t.searches.open = t.search, d.open
-
 	for _, addr := range a.addrs {
 		o := options(a, d, addr)
 		o.Username, o.Password, o.DB, o.Protocol = a.sentinelUser, a.sentinelPassword, 0, 2
-		at := newServer(o)
-		watch := pubsub.New(pubsub.Config{
-			Server: func(context.Context, string) (redis.UniversalClient, error) { return at.rdb, nil },
-			Begin:  d.calls.Begin,
-			Wrap:   func(err error) error { return err },
-		})
-		t.asked, t.watches = append(t.asked, at), append(t.watches, watch)
+		t.asked = append(t.asked, newServer(o))
 	}
-
-	// When a subscription is made, it starts a search, and a search reads t.asked. So the
-	// subscriptions begin when the list is complete. A sentinel that does not answer is
-	// tried again until the Store is closed.
-	for _, watch := range t.watches {
-		t.searches.wg.Go(func() {
-			if _, err := watch.Subscribe(d.open, switched, "", t.received); err == nil {
-				t.searches.requestNew() // there may have been a switch before
-			}
-		})
-	}
+	t.timer = time.AfterFunc(searchEvery, t.searches.request)
 	return t
 }
 
-// received is called for each message of a sentinel. If messages may have been missed, it
-// is called with again set to true.
-func (t *sentinels) received(message string, again bool) {
-	if name, _, _ := strings.Cut(message, " "); again || name == t.a.master {
-		t.searches.requestNew()
-	}
-}
-
 func (t *sentinels) close() error {
-	for _, w := range t.watches {
-		w.Close()
-	}
 	// The searches end before the master is closed, because a search may replace it.
 	t.searches.close()
+	t.timer.Stop() // which a search may have reset
 	for _, s := range t.asked {
 		s.rdb.Close()
 	}
@@ -124,27 +96,18 @@ func (t *sentinels) failed(at *server, err error) {
 	if !mayHaveMoved(err) {
 		return
 	}
-	if errors.As(err, new(redis.Error)) || errors.As(err, new(notMaster)) {
-		// Only the server itself can say that it is not the master. If it does not
-		// answer, the search decides.
-		t.forget(at)
-	}
-	t.searches.request()
-}
-
-// forget leaves a server.
-func (t *sentinels) forget(at *server) {
-	t.mu.Lock()
-	known := t.master == at
-	if known {
-		t.master = nil
-	}
-	t.mu.Unlock()
-
-	// Close without mu: with TLS it sends a last message, and may block.
-	if known {
+	// Only the server itself can say that it is not the master. If it does not answer,
+	// the search decides.
+	if errors.As(err, new(redis.Error)) || errors.Is(err, errNotMaster) {
+		t.mu.Lock()
+		if t.master == at {
+			t.master = nil
+		}
+		t.mu.Unlock()
+		// Close without mu: with TLS it sends a last message, and may block.
 		at.rdb.Close()
 	}
+	t.searches.request()
 }
 
 // claimed is a sentinel's answer: which server is the master.
@@ -155,24 +118,19 @@ type claimed struct {
 
 // search queries all sentinels for the master, and adopts it.
 func (t *sentinels) search(ctx context.Context) error {
+	defer t.timer.Reset(searchEvery)
 	timeout := time.Duration(t.d.timeout.Load())
-	within, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 
-	answers, errs := askAll(within, t.asked, func(ctx context.Context, s *server) (claimed, error) {
+	answers, errs := askAll(ctx, t.asked, func(ctx context.Context, s *server) (claimed, error) {
 		return t.ask(ctx, s, timeout)
 	})
 	if len(answers) == 0 {
 		return worst(errs, "sentinels")
 	}
 	last := slices.MaxFunc(answers, func(a, b claimed) int { return cmp.Compare(a.epoch, b.epoch) })
-	err := t.adopt(ctx, last, len(errs) == 0)
-	if err != nil && t.known() != nil {
-		// The sentinels name another master, which cannot be used yet. The known one may
-		// still answer, so perhaps no message and no failed call starts another search.
-		t.searches.requestNew()
-	}
-	return err
+	return t.adopt(ctx, last, len(errs) == 0)
 }
 
 // ask queries one sentinel. It asks for the epoch first, so that the address is not
@@ -188,17 +146,11 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (cla
 		replies[i], _ = v.([]any)
 	}
 
-	epoch := int64(-1)
-	for i := 0; i+1 < len(replies[0]); i += 2 {
-		if text, ok := replies[0][i+1].(string); ok && replies[0][i] == "config-epoch" {
-			epoch, _ = strconv.ParseInt(text, 10, 64)
-		}
-	}
-	if at := replies[1]; epoch >= 0 && len(at) == 2 {
-		host, ok1 := at[0].(string)
-		port, ok2 := at[1].(string)
-		if ok1 && ok2 {
-			return claimed{net.JoinHostPort(host, port), epoch}, nil
+	at, i := replies[1], slices.Index(replies[0], "config-epoch")
+	if len(at) == 2 && i >= 0 && i+1 < len(replies[0]) {
+		epoch, err := strconv.ParseInt(fmt.Sprint(replies[0][i+1]), 10, 64)
+		if err == nil {
+			return claimed{net.JoinHostPort(fmt.Sprint(at[0]), fmt.Sprint(at[1])), epoch}, nil
 		}
 	}
 	return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))
@@ -210,13 +162,14 @@ func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (cla
 // answered, even such an answer counts.
 func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	t.mu.Lock()
-	known := t.master != nil && t.master.addr == w.addr
-	if known && (all || w.epoch > t.epoch) {
+	was := t.master
+	known := was != nil && was.addr == w.addr
+	late := was != nil && w.epoch < t.epoch && !all
+	if known && !late {
 		t.epoch = w.epoch // the master may have been another one meanwhile
 	}
-	keep := known || t.master != nil && w.epoch < t.epoch && !all
 	t.mu.Unlock()
-	if keep {
+	if known || late {
 		return nil
 	}
 
@@ -224,20 +177,14 @@ func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
 	o.OnConnect = isMaster
 	to := newServer(o)
 	began := time.Now()
-	within, cancel := context.WithTimeout(ctx, time.Duration(t.d.timeout.Load()))
-	defer cancel()
-
 	// The reply is not needed: isMaster checks each new connection. If it is an error,
 	// the known master stays.
-	if _, err := t.d.ask(within, to.rdb, "role"); err != nil {
+	if _, err := t.d.ask(ctx, to.rdb, "role"); err != nil {
 		to.rdb.Close()
 		return fmt.Errorf("master %s: %w", w.addr, diagnose(err, lockHints(t.a), time.Since(began)))
 	}
 
-	// Searches run one at a time, so no other search has set a master since mu was
-	// unlocked. Only forget may have cleared it.
 	t.mu.Lock()
-	was := t.master
 	t.master, t.epoch = to, w.epoch
 	t.mu.Unlock()
 	if was != nil {
@@ -253,14 +200,9 @@ func isMaster(ctx context.Context, conn *redis.Conn) error {
 		return err
 	}
 	if parts, _ := v.([]any); len(parts) == 0 || parts[0] != "master" {
-		return notMaster{}
+		return errNotMaster
 	}
 	return nil
 }
 
-// notMaster is the error of a connection to a server that is not the master.
-type notMaster struct{}
-
-func (notMaster) Error() string {
-	return "it is a replica and not the master (is a failover under way? try again)"
-}
+var errNotMaster = errors.New("it is a replica and not the master (is a failover under way? try again)")
