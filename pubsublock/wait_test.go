@@ -502,22 +502,6 @@ func TestWithoutASubscriptionWaitingIsAsking(t *testing.T) {
 	})
 }
 
-// After a connection was lost, a waiter makes an attempt, because a message may have been
-// lost as well.
-func TestMessageLostWithItsConnection(t *testing.T) {
-	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
-		first := claim("k")
-		b.Acquire(t, first)
-		w := a.wait(t, t.Context(), claim("k"))
-		v.Proxy.Fail("ping", faultproxy.LoseRequest)
-		for v.Proxy.Pending() > 0 {
-			time.Sleep(time.Millisecond)
-		}
-		b.Release(t, first)
-		w.granted(t, time.Now(), 0, 100*time.Millisecond)
-	})
-}
-
 func TestWaitOnAClosedDriver(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		b.Acquire(t, claim("k"))

@@ -3,7 +3,6 @@ package pubsub
 import (
 	"context"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -13,70 +12,39 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-const (
-	lingering   = time.Second            // how long a channel without listeners is kept
-	searchAfter = 160 * time.Millisecond // when keep looks for a server that was lost, at most
-)
+// lingering is how long a channel without listeners is kept.
+const lingering = time.Second
 
 // keep keeps each channel at the server that has its slot, as long as there are channels.
-// It looks each second, and soon after channels have lost their server.
+// It does so each second: waiters poll meanwhile, and a server that cannot be used sees few
+// attempts to connect.
 func (b *Subscriber) keep() {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
 	for {
-		b.findAll()
-		if !b.removeUnused() {
+		select {
+		case <-ticker.C:
+		case <-b.open.Done():
 			return
 		}
 
-		select {
-		case <-ticker.C:
-		case <-b.lost:
-			if b.store.Reload == nil {
-				continue
-			}
-			// Reload works in the background, and the pause gives it time. If servers
-			// disagree about a slot, a channel moves back and forth, but not often.
-			b.store.Reload()
-			select {
-			case <-time.After(searchAfter/2 + rand.N(searchAfter/2)):
-			case <-b.open.Done():
-			}
-		case <-b.open.Done():
+		chs := b.removeUnused()
+		if len(chs) == 0 {
+			return
 		}
+
+		ctx, cancel := context.WithTimeout(b.open, connectTimeout)
+		for _, ch := range chs {
+			b.find(ctx, ch)
+		}
+		cancel()
 	}
 }
 
-// searchAgain makes keep look for servers soon.
-func (b *Subscriber) searchAgain() {
-	select {
-	case b.lost <- struct{}{}:
-	default:
-	}
-}
-
-// movedLocked takes a channel from a server that does not have it any more.
-func (b *Subscriber) movedLocked(ch *channel) {
-	ch.state, ch.link = isPending, nil
-	b.searchAgain()
-}
-
-// findAll finds the servers of all channels.
-func (b *Subscriber) findAll() {
-	b.mu.Lock()
-	chs := slices.Collect(maps.Values(b.channels))
-	b.mu.Unlock()
-
-	ctx, cancel := context.WithTimeout(b.open, connectTimeout)
-	defer cancel()
-	for _, ch := range chs {
-		b.find(ctx, ch)
-	}
-}
-
-// removeUnused removes channels that have had no listeners for a while, and links that
-// have no channels. If nothing is left, it reports false, and keep ends.
-func (b *Subscriber) removeUnused() bool {
+// removeUnused removes channels that have had no listeners for a while, links that have no
+// channels, and links that have ended. It returns the channels that are left. If there are
+// none, keep ends.
+func (b *Subscriber) removeUnused() []*channel {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	used := map[*link]bool{}
@@ -91,14 +59,14 @@ func (b *Subscriber) removeUnused() bool {
 		}
 	}
 	for client, k := range b.links {
-		if !used[k] {
-			k.drop(errUnused)
-			// A channel that is added from now on needs another link.
-			delete(b.links, client)
+		if !used[k] || k.ctx.Err() != nil {
+			k.drop(errEnded)
+			delete(b.links, client) // so that a channel that is added from now on gets another
 		}
 	}
-	b.keeping = len(b.channels) > 0 && !b.closed
-	return b.keeping
+
+	b.keeping = len(b.channels) > 0
+	return slices.Collect(maps.Values(b.channels))
 }
 
 // find moves ch to the server that has its slot now. A server that has become a replica
@@ -110,29 +78,42 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	lost := ch.link == nil || ch.link.ctx.Err() != nil
 	switch {
 	// Meanwhile the channel may have been removed, or replaced by one with its name.
 	case b.closed || b.channels[ch.name] != ch:
-	case err != nil && ch.link == nil:
+	case err != nil && lost:
 		// Calls of Listen return now. A Listener that stays waits for the next try.
 		ch.failLocked(err)
 	case err != nil:
-	case ch.link == nil || ch.link.client != client || ch.state == isRefused:
+	case lost || ch.link.client != client || ch.state == isRefused:
 		b.placeLocked(ch, client)
 	}
 }
 
-// placeLocked subscribes to ch on the link of client.
+// placeLocked subscribes to ch on the link of client. If that link has just ended, keep
+// finds another one.
 func (b *Subscriber) placeLocked(ch *channel, client redis.UniversalClient) {
 	k := b.links[client]
 	if k == nil {
-		k = b.startLocked(client)
+		k = &link{b: b, client: client, wake: make(chan struct{}, 1)}
+		k.ctx, k.drop = context.WithCancelCause(b.open)
+		b.links[client] = k
+		b.wg.Go(k.run)
 	}
 	if ch.link != nil && ch.link != k {
 		ch.link.addLocked(command{"unsubscribe", ch})
 	}
 	ch.state, ch.link = isPending, k
 	k.addLocked(command{"subscribe", ch})
+}
+
+// movedLocked notes that the server of a channel has to be found again.
+func (b *Subscriber) movedLocked(ch *channel) {
+	ch.state, ch.link = isPending, nil
+	if b.store.Reload != nil {
+		b.store.Reload() // works in the background
+	}
 }
 
 // server returns the client of the server that has the slot of slotKey. Scripts

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -18,16 +17,9 @@ const (
 	deadAfter      = 3 * time.Second // a connection is dead if the server answers nothing for that long
 	writeTimeout   = time.Second     // or if a write takes longer
 	connectTimeout = 5 * time.Second // the most that it takes to connect, or to find servers
-	youngFor       = time.Second     // after a connection that ends earlier, the next one is delayed
-
-	// PubSub holds a lock while it writes, and needs that lock before and after each
-	// read. So nothing is read while a write blocks. If the server blocked in a write at
-	// the same time, neither would go on. So many commands are too small to fill the
-	// connection.
-	maxUnanswered = 64
 )
 
-// link is one connection to a server. If it ends, its channels get another link.
+// link is one connection to a server. If it ends, keep gives its channels another link.
 type link struct {
 	b      *Subscriber
 	client redis.UniversalClient
@@ -40,14 +32,16 @@ type link struct {
 	queue  []command // not sent yet
 	sent   []command // not answered yet, in this order
 	silent int       // how many ticks have passed since the server has answered something
-	useful bool      // the server has answered something
 }
 
 // command is a command on a link.
 type command struct {
-	name string   // ping, subscribe or unsubscribe
-	ch   *channel // nil for ping
+	name string // ping, subscribe or unsubscribe
+	ch   *channel
 }
+
+// ping is a command without a channel.
+var ping = command{"ping", &channel{}}
 
 // ended is a context that has ended. If the connection fails, PubSub makes a new one by
 // itself, without a report. With such a context it cannot. It uses the deadline of the
@@ -59,28 +53,14 @@ var ended = func() context.Context {
 }()
 
 var (
-	errReplaced  = errors.New("the connection of the subscriptions is replaced")
-	errUnused    = errors.New("the connection of the subscriptions is not used any more")
+	errEnded     = errors.New("the connection of the subscriptions has ended")
 	errSilent    = fmt.Errorf("no answer for %v on the connection of the subscriptions", deadAfter)
 	errOutOfStep = errors.New("unexpected reply on the connection of the subscriptions")
 )
 
-// startLocked makes the link to a server.
-func (b *Subscriber) startLocked(client redis.UniversalClient) *link {
-	k := &link{b: b, client: client, wake: make(chan struct{}, 1)}
-	k.ctx, k.drop = context.WithCancelCause(b.open)
-	b.links[client] = k
-	b.wg.Go(k.run)
-	return k
-}
-
 // addLocked has the writer send a command.
 func (k *link) addLocked(cmd command) {
 	k.queue = append(k.queue, cmd)
-	k.wakeWriter()
-}
-
-func (k *link) wakeWriter() {
 	select {
 	case k.wake <- struct{}{}:
 	// A signal waits already. The writer takes everything at once.
@@ -88,53 +68,25 @@ func (k *link) wakeWriter() {
 	}
 }
 
-// run connects and reads the connection, and then leaves the channels to keep. It is the
-// goroutine that calls the Listeners' functions.
+// run connects and reads the connection. It is the goroutine that calls the Listeners'
+// functions.
 func (k *link) run() {
-	b, began := k.b, time.Now()
-	err := k.connectAndRead()
-
-	// A call of Listen that is in progress goes on with the next connection. It fails if
-	// the server has answered nothing on this one, unless the store has closed the client.
-	// The store closes the client if another server has taken the place of this one.
-	b.mu.Lock()
-	fails := !k.useful && !(b.store.Reload != nil && errors.Is(err, redis.ErrClosed))
-	for _, ch := range k.channelsLocked() {
-		ch.state = isPending
-		if fails {
-			ch.failLocked(k.wrap(err))
-		}
-	}
-	young := time.Since(began) < youngFor
-	b.mu.Unlock()
-
-	// Meanwhile the channels stay here, so that nobody connects.
-	if young {
-		select {
-		case <-time.After(youngFor/2 + rand.N(youngFor/2)):
-		case <-b.open.Done():
-		}
-	}
+	b, err := k.b, k.connectAndRead()
+	k.drop(err)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, ch := range k.channelsLocked() {
-		b.movedLocked(ch)
-	}
-	// If the link was not used any more, there may be another one.
-	if b.links[k.client] == k {
-		delete(b.links, k.client)
-	}
-}
-
-// channelsLocked returns the channels of the link.
-func (k *link) channelsLocked() (chs []*channel) {
-	for _, ch := range k.b.channels {
+	// The store closes the client if another server has taken the place of this one. Then
+	// calls of Listen that are in progress go on.
+	replaced := b.store.Reload != nil && errors.Is(err, redis.ErrClosed)
+	for _, ch := range b.channels {
 		if ch.link == k {
-			chs = append(chs, ch)
+			b.movedLocked(ch)
+			if !replaced {
+				ch.failLocked(k.wrap(err))
+			}
 		}
 	}
-	return chs
 }
 
 // wrap adds the address of the server to an error, if the store has several servers.
@@ -161,7 +113,7 @@ func (k *link) connectAndRead() error {
 
 	// The reply to this ping is the first that read expects.
 	k.b.mu.Lock()
-	k.sent = []command{{name: "ping"}}
+	k.sent = []command{ping}
 	k.b.mu.Unlock()
 
 	written := make(chan struct{})
@@ -209,7 +161,7 @@ func (k *link) tick() {
 		k.drop(errSilent)
 	}
 	if len(k.sent)+len(k.queue) == 0 {
-		k.addLocked(command{name: "ping"})
+		k.addLocked(ping)
 	}
 }
 
@@ -217,18 +169,10 @@ func (k *link) tick() {
 func (k *link) take() []command {
 	k.b.mu.Lock()
 	defer k.b.mu.Unlock()
-	cmds := k.queue[:min(len(k.queue), maxUnanswered-len(k.sent))]
-	k.queue = k.queue[len(cmds):]
+	cmds := k.queue
+	k.queue = nil
 	k.sent = append(k.sent, cmds...) // before they are sent: the reader may get the replies at once
 	return cmds
-}
-
-// answeredLocked removes the first command that was sent, which has its reply.
-func (k *link) answeredLocked() {
-	k.sent, k.useful, k.silent = k.sent[1:], true, 0
-	if len(k.queue) > 0 {
-		k.wakeWriter()
-	}
 }
 
 // send sends a command.
@@ -262,9 +206,9 @@ func (k *link) read() error {
 		case *redis.Message:
 			k.message(m.Channel, m.Payload)
 		case *redis.Pong:
-			inStep = k.pong()
+			inStep = k.answered("ping", "")
 		case *redis.Subscription:
-			inStep = k.subscription(m.Kind, m.Channel)
+			inStep = k.answered(m.Kind, m.Channel)
 		default:
 			if !resp.IsReply(err) {
 				return err
@@ -293,22 +237,10 @@ func (k *link) message(name, payload string) {
 	deliver(listeners, payload, false)
 }
 
-// pong processes the reply to a ping. It reports false if no ping was sent.
-func (k *link) pong() bool {
-	k.b.mu.Lock()
-	defer k.b.mu.Unlock()
-
-	if len(k.sent) == 0 || k.sent[0].name != "ping" {
-		return false
-	}
-	k.answeredLocked()
-	return true
-}
-
-// subscription processes the confirmation of a subscription or of its end. On a
-// cluster, the server also ends a subscription by itself if the slot has moved.
-// subscription reports false if the confirmation is unexpected.
-func (k *link) subscription(kind, name string) bool {
+// answered processes the answer to a command. On a cluster, the server also ends a
+// subscription by itself if the slot has moved. answered reports false if the answer is
+// unexpected.
+func (k *link) answered(kind, name string) bool {
 	b := k.b
 	b.mu.Lock()
 	var again []*Listener
@@ -324,7 +256,7 @@ func (k *link) subscription(kind, name string) bool {
 	}
 	if len(k.sent) > 0 && k.sent[0].name == kind && k.sent[0].ch.name == name {
 		ch := k.sent[0].ch
-		k.answeredLocked()
+		k.sent, k.silent = k.sent[1:], 0
 		// While the command was in flight, the channel may have moved.
 		if kind == "subscribe" && ch.link == k {
 			again = ch.confirmLocked()
@@ -352,7 +284,7 @@ func (k *link) refused(err error) bool {
 	}
 
 	cmd := k.sent[0]
-	k.answeredLocked()
+	k.sent, k.silent = k.sent[1:], 0
 	switch {
 	// An error reply to a ping or an unsubscription also shows that the server answers.
 	// While a subscription was in flight, the channel may have moved.

@@ -1,6 +1,7 @@
 package pubsub
 
 import (
+	"context"
 	"errors"
 	"testing"
 )
@@ -11,7 +12,7 @@ func TestAnswerAfterTheChannelHasMoved(t *testing.T) {
 	b := New(Config{})
 	for name, answer := range map[string]func(k *link) bool{
 		"refused":   func(k *link) bool { return k.refused(errors.New("LOADING Redis is loading the dataset in memory")) },
-		"confirmed": func(k *link) bool { return k.subscription("subscribe", "moved") },
+		"confirmed": func(k *link) bool { return k.answered("subscribe", "moved") },
 	} {
 		from, to := &link{b: b}, &link{b: b}
 		ch := &channel{name: "moved", link: to}
@@ -31,7 +32,7 @@ func TestUnsubscribeComesFirst(t *testing.T) {
 	old := &channel{name: "news"}
 	k := &link{b: b}
 	b.links[nil], b.channels["news"], old.link = k, old, k
-	k.drop = func(error) {}
+	k.ctx, k.drop = context.WithCancelCause(b.open)
 	b.removeUnused() // such as the channel, which has no listeners
 	b.links[nil] = k
 	b.placeLocked(&channel{name: "news"}, nil)

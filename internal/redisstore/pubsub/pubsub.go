@@ -47,7 +47,6 @@ type Subscriber struct {
 	wg    sync.WaitGroup     // all goroutines of the Subscriber
 
 	sharded atomic.Pointer[bool] // whether channels are in slots; nil until learnKind knows it
-	lost    chan struct{}        // wakes keep, because channels have lost their server; has room for one
 
 	// mu guards the fields below, and those of channels, links and Listeners. It is not
 	// held while a Listener's function runs.
@@ -90,7 +89,7 @@ const (
 
 // New returns a Subscriber without connections.
 func New(c Config) *Subscriber {
-	b := &Subscriber{store: c, lost: make(chan struct{}, 1), channels: map[string]*channel{}, links: map[redis.UniversalClient]*link{}}
+	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[redis.UniversalClient]*link{}}
 	b.open, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -184,7 +183,7 @@ func (l *Listener) Relisten() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
 	if l.ch != nil && l.ch.link != nil {
-		l.ch.link.drop(errReplaced)
+		l.ch.link.drop(errEnded)
 	}
 }
 
@@ -194,7 +193,7 @@ func (b *Subscriber) Demoted(client redis.UniversalClient) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if k := b.links[client]; k != nil {
-		k.drop(errReplaced)
+		k.drop(errEnded)
 	}
 }
 

@@ -25,8 +25,10 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// unused is how long a subscription without Listeners lasts, at most.
-const unused = pubsub.Lingering + 2*pubsub.TickEvery
+const (
+	unused = pubsub.Lingering + 2*pubsub.TickEvery   // how long a subscription without Listeners lasts, at most
+	soon   = pubsub.TickEvery + 100*time.Millisecond // how long it takes to get another connection, at most
+)
 
 // listening is a Store in virtual time, with its server.
 type listening struct {
@@ -306,9 +308,8 @@ func TestThousandsOfChannels(t *testing.T) {
 		synctest.Wait() // a write to a stalled proxy blocks, and the others wait for it
 		s.srv.Proxy.Flow()
 		wg.Wait()
-		time.Sleep(2 * time.Second)
 		s.srv.Proxy.Cut()
-		time.Sleep(time.Second)
+		time.Sleep(soon)
 		for i := range recorders {
 			if err := s.direct.Publish(t.Context(), fmt.Sprint("ch", i), "x").Err(); err != nil {
 				t.Fatal(err)
@@ -356,7 +357,7 @@ func TestReconnect(t *testing.T) {
 		for _, pause := range []time.Duration{0, 0, time.Minute, time.Minute} {
 			time.Sleep(pause)
 			s.srv.Proxy.Cut()
-			time.Sleep(max(time.Second-pause, 20*time.Millisecond)) // after a short connection there is a delay
+			time.Sleep(soon)
 			s.wants(a, "again")
 			s.wants(b, "again")
 			s.publish("b", "x")
@@ -463,7 +464,7 @@ func TestConnectionIsReplaced(t *testing.T) {
 							t.Error("no error")
 						}
 					}
-					time.Sleep(2 * time.Second)
+					time.Sleep(soon)
 					s.wants(a, "again")
 					s.wants(b, "again")
 					s.publish("b", "x")
@@ -618,9 +619,8 @@ func TestOneRefusedChannelOfMany(t *testing.T) {
 				}
 
 				allowed.Store(false) // the Listener that exists learns it at the next connection
-				time.Sleep(time.Second)
 				s.srv.Proxy.Cut()
-				time.Sleep(time.Second / 2)
+				time.Sleep(soon)
 				for _, e := range recorders {
 					s.wants(e, "again")
 				}
