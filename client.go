@@ -23,6 +23,8 @@ var errUnsupported = errors.ErrUnsupported
 type Client struct {
 	driver backend.Driver
 	waiter backend.Waiter // driver, or nil if it is no Waiter
+	waker  backend.Waker  // driver, or nil if it is no Waker
+	polls  bool           // nothing in the store wakes the callers that wait
 	traits backend.Traits
 	opts   Options
 	clock  *clock
@@ -81,6 +83,10 @@ func newClient(d backend.Driver, opts Options) *Client {
 	}
 	c.changed = sync.NewCond(&c.mu)
 	c.waiter, _ = d.(backend.Waiter)
+	if c.waiter == nil {
+		c.waker, _ = d.(backend.Waker)
+	}
+	c.polls = c.waiter == nil && c.waker == nil
 
 	c.closing, c.close = context.WithCancelCause(context.Background())
 	c.observer.unlocks = map[unlockKey]int{}

@@ -35,6 +35,10 @@ type wait struct {
 	lastAnswer error // why the caller does not have the key, as far as it knows
 	refused    bool  // the store has just refused this caller
 
+	listening                  // zero while the caller does not listen to a Waker
+	listenAgain instant        // when to call Listen again, after it has failed
+	intent      *backend.Claim // the last claim that may keep new shared callers away; nil if there is none
+
 	part *wait // with slots, the wait for one of their keys that began last
 }
 
@@ -185,6 +189,10 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 
 // giveUpLocked leaves the line, whose head the caller was unless the driver is Ordered.
 func (w *wait) giveUpLocked() {
+	if w.intent != nil {
+		// The release lets new shared callers in at once.
+		w.c.reapLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
+	}
 	if !w.c.traits.Ordered {
 		w.c.giveUpHeadLocked(w.line)
 	}
@@ -269,6 +277,7 @@ func (c *Client) leaveLocked(ln *line) {
 // askUntilHeld asks the store until the caller has the key or the wait is over.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.waiter != nil && !w.once
+	defer w.stopListening()
 	for attempt := 1; ; attempt++ {
 		if ctx.Err() != nil || w.c.closing.Err() != nil {
 			return nil, w.endErr(ctx)
@@ -306,6 +315,9 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		if !useWait && mayWait && w.shouldWait() {
 			continue // the driver's Wait is better than a sleep
 		}
+		if w.refused && w.listen(ctx) {
+			continue // the key may have been released before the Client listened
+		}
 		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
 			return nil, w.endErr(ctx)
 		}
@@ -335,7 +347,7 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 	c, start := w.c, w.asked
 	cl, bound := c.claim(&w.r), w.beginAttempt()
 	cl.Waiting = !last
-	if c.waiter == nil {
+	if c.polls {
 		c.mu.Lock()
 		cl.Waited = w.waitedLocked(start)
 		c.mu.Unlock()
@@ -363,6 +375,11 @@ func (w *wait) attempt(ctx context.Context, last bool) (*hold, error) {
 		c.trip.Store(trip)
 	}
 	if err != nil {
+		var held *backend.HeldError
+		if c.waker != nil && cl.Waiting && !cl.Shared && errors.As(err, &held) && held.Shared {
+			left := cl // cl itself would be allocated for every attempt
+			w.intent = &left
+		}
 		return nil, err
 	}
 	return c.newHold(cl, g, start, now, slept)

@@ -51,8 +51,8 @@ type Options struct {
 	// 100 ms at most. Otherwise new shared callers could overtake it. During an outage a
 	// sleep may be longer, but ends at most Timeout/8 after the outage has lasted Timeout.
 	//
-	// A driver that waits by itself needs no sleeps: then Backoff is called only during
-	// an outage.
+	// If the store wakes the callers, they need no sleeps: then Backoff is called only during
+	// an outage, and while a caller cannot listen.
 	Backoff func(attempt int) time.Duration
 
 	// Observe is called with every event. EventRequested, EventAcquired, EventRefused

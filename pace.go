@@ -70,7 +70,7 @@ func (c *Client) endRowLocked(ln *line, now instant, contended bool) instant {
 		d += max(2*time.Duration(c.trip.Load()), minSleep)
 	}
 	d = min(d, maxGap)
-	if contended && c.waiter == nil {
+	if contended && c.polls {
 		d = max(d, p.sleep(0, 0))
 	}
 	return now.add(d)
@@ -168,7 +168,7 @@ func (c *Client) lineEndsLocked(ln *line) {
 	if c.traits.Ordered {
 		return
 	}
-	now, polls := c.clock.now(), c.waiter == nil
+	now, polls := c.clock.now(), c.polls
 	if ln.sought {
 		c.contended.note(ln.key, now)
 	}

@@ -3,13 +3,15 @@ package hasp
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
 
 // This file has the code for a caller that asks the store and does not get the key at
-// once. The caller waits in the driver, or sleeps between two attempts.
+// once. The caller waits in the driver, or sleeps between two attempts until the driver
+// wakes it or it is time to poll.
 
 // answerTime returns how long a healthy store may take to answer.
 func (w *wait) answerTime() time.Duration {
@@ -137,7 +139,7 @@ func (w *wait) awaitEnd(ctx context.Context) {
 		return
 	}
 
-	w.sleep(ctx, time.Until(d)+grace)
+	rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 }
 
 // noteAnswer records for the line the outcome of a call that began at sent: ErrHeld,
@@ -150,7 +152,7 @@ func (w *wait) noteAnswer(err error, sent instant) time.Duration {
 	ln.lastAnswer, ln.silent, ln.asking = err, false, false
 	if errors.Is(err, ErrHeld) {
 		ln.outage = false
-		if c.waiter != nil {
+		if !c.polls {
 			c.contended.note(ln.key, c.clock.now())
 		}
 		return 0
@@ -220,7 +222,8 @@ func (w *wait) endErr(ctx context.Context) error {
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If Options.Backoff
-// is set, it decides. Otherwise the pace of the line decides. In an outage the number of
+// is set, it decides. Otherwise the pace of the line decides. A caller that listens is woken,
+// so it only polls in case a message is lost. In an outage the number of
 // attempts decides, and Backoff may only make the sleep longer. But the sleep ends with the
 // holder's term, and in time for a last attempt before the wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
@@ -231,7 +234,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 
 	var d time.Duration
-	if c.opts.Backoff != nil {
+	if c.opts.Backoff != nil && (w.wake == nil || !errors.Is(err, ErrHeld)) {
 		d = jitter(max(c.opts.Backoff(attempt), minSleep))
 	}
 	switch {
@@ -243,6 +246,8 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		rest := c.opts.Timeout - c.clock.awake().sub(max(w.line.outageSince, w.began))
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
+	case w.wake != nil:
+		d = listenPoll - rand.N(listenPoll/8) // callers that began together must not always ask together
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		now := c.clock.now()
@@ -250,7 +255,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		c.mu.Unlock()
 	}
 	// New shared callers wait behind this one only for a while after each attempt.
-	if held.Shared && !w.r.shared {
+	if held.Shared && !w.r.shared && w.wake == nil {
 		d = min(d, backend.AskAgain)
 	}
 	// At the end of the term the key is free, if the holder has died.
@@ -260,9 +265,69 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	return min(d, max(w.untilLastCall(ctx), 0))
 }
 
-// sleep returns true after d, or false as soon as ctx ends or Close begins.
+// listenPoll is how often a caller polls that a Waker wakes, and how long a caller polls
+// before it calls Listen again.
+const listenPoll = time.Second
+
+// listening is what a Waker's Listen returns.
+type listening struct {
+	wake <-chan struct{}
+	stop func()
+}
+
+// listen calls Listen of a Waker, unless the caller listens already or has failed to just now.
+// It reports whether the caller has begun to listen. Otherwise the caller polls.
+func (w *wait) listen(ctx context.Context) bool {
+	c := w.c
+	// The attempt that follows gets most of the time.
+	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
+	if c.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
+		return false
+	}
+
+	cl := backend.Claim{Key: c.opts.Prefix + w.r.key, Shared: w.r.shared, Timeout: c.opts.Timeout}
+	l, err := call(c, ctx, bound, func(ctx context.Context) (listening, error) {
+		wake, stop, err := c.waker.Listen(ctx, cl)
+		return listening{wake, stop}, err
+	}, func(late listening, err error) {
+		if err == nil {
+			late.stop()
+		}
+	})
+	if err != nil {
+		w.listenAgain = c.clock.now().add(listenPoll)
+		return false
+	}
+	w.listening = l
+	return true
+}
+
+// stopListening ends what listen has begun.
+func (w *wait) stopListening() {
+	if w.wake != nil {
+		w.stop()
+		w.listening = listening{}
+	}
+}
+
+// sleep returns true after d, or when a Waker wakes the caller. It returns false as soon as
+// ctx ends or Close begins.
 func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
-	return rest(ctx, w.c.closing.Done(), d)
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case _, ok := <-w.wake: // it keeps a signal that came during the attempt
+		if !ok {
+			w.stopListening()
+			w.listenAgain = w.c.clock.now().add(listenPoll)
+		}
+	case <-ctx.Done():
+		return false
+	case <-w.c.closing.Done():
+		return false
+	}
+	return true
 }
 
 // rest returns true after d, or false as soon as ctx ends or quit is closed.

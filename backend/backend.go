@@ -8,10 +8,10 @@
 // a lost reply. Package hasp keeps its promises over every driver that keeps this
 // contract.
 //
-// With a plain driver, the engine polls. A driver that can wait better than by
-// asking again is also a [Waiter]. A driver that can report who holds a key is
-// an [Inspector], and one that can report which keys are held is a [Lister]. [Traits]
-// describes the other differences.
+// With a plain driver, the engine polls. A driver that can say when to ask again is
+// also a [Waker]. One whose store queues the callers is a [Waiter] instead. A driver that can
+// report who holds a key is an [Inspector], and one that can report which keys are held is a
+// [Lister]. [Traits] describes the other differences.
 //
 // # Holds
 //
@@ -94,7 +94,7 @@ import (
 const MinTTL = 100 * time.Millisecond
 
 // AskAgain bounds a sleep: an exclusive caller with Claim.Waiting that a shared hold has
-// refused asks again within this time.
+// refused asks again within this time. A caller that a [Waker] wakes asks within a second.
 const AskAgain = 100 * time.Millisecond
 
 var (
@@ -227,7 +227,8 @@ type Driver interface {
 	Close() error
 }
 
-// Waiter is a [Driver] that can wait for a key better than by asking again.
+// Waiter is a [Driver] whose callers wait in the driver, because its store queues them. A driver
+// without a queue is a [Waker], which is simpler.
 //
 // A wrapper around a Waiter must be a Waiter as well.
 type Waiter interface {
@@ -265,6 +266,33 @@ type Waiter interface {
 	// when the store stopped answering. The engine bounds the whole outage by
 	// Options.Timeout. Without Since, it assumes that the outage has just begun.
 	Wait(ctx context.Context, c Claim) (Grant, error)
+}
+
+// Waker is a [Driver] that says when it is time to ask again. A caller that Acquire has refused
+// calls Listen, asks once more at once, and then sleeps until it is woken. It also asks when the
+// holder's term ends, and once a second. The engine makes the attempts, bounds them, and cleans
+// up after them, as for a driver that polls. If shared holds have refused a caller that gives up,
+// the engine releases the token of its last claim with Waiting, so that new shared claims need
+// not wait for it. An Ordered driver cannot be a Waker.
+//
+// A wrapper around a Waker must be a Waker as well.
+type Waker interface {
+	Driver
+
+	// Listen begins to listen for c.Key. After it has returned, and an Acquire with
+	// Claim.Waiting was refused, the next change that may let a caller in wakes the caller: a
+	// release, a Break, or a new end of the term, whichever driver of the strategy made it. If
+	// messages may have been missed, that wakes the caller as well. A caller may be woken too
+	// often. Wake has room for one signal, which it keeps until the caller comes to it.
+	//
+	// If the driver cannot listen, Listen returns an error. If it can listen no more, it closes
+	// wake. In both cases the engine polls, and calls Listen again after a second. Listen returns
+	// as soon as ctx has ended, if Traits.Ends says so for other calls. It sends nothing with a
+	// token, and reads only Key, Shared and Timeout of c.
+	//
+	// Stop ends the listening. It does not block, and the engine calls it once, also after wake
+	// was closed.
+	Listen(ctx context.Context, c Claim) (wake <-chan struct{}, stop func(), err error)
 }
 
 // Inspector is a [Driver] that can report on a key and force it free.
@@ -433,7 +461,7 @@ type Claim struct {
 
 	// Waiting says that the caller of Acquire will ask again if it is refused. If a
 	// shared hold refuses a claim that is not shared, the caller sleeps for [AskAgain] at
-	// most. A caller that waits for a key with a shared hold
+	// most, or for a second if it listens. A caller that waits for a key with a shared hold
 	// gets it although other shared claims keep coming: the driver refuses new shared
 	// claims until that caller has had the key or has left. If it has died, the driver
 	// grants shared claims again after some seconds at most. Callers of Wait are always
@@ -442,7 +470,7 @@ type Claim struct {
 
 	// Waited is how long the Client has waited for the key, since its last hold of it, when
 	// this attempt begins. It is zero for the first attempt of a caller, and if the driver is
-	// a Waiter. A driver that is no Waiter should store it with the hold, and return it in
+	// a Waiter or a Waker. Another driver should store it with the hold, and return it in
 	// [HeldError.Waited]. Clients that poll a key then learn how long others wait for it,
 	// and poll at the same pace. Without it they poll more often, and some get the key
 	// more often than others.

@@ -123,7 +123,7 @@ func benchHandover(b *testing.B, e *env) {
 		d := drivers[i]
 		for turns.Add(1) <= int64(b.N) {
 			c := e.claimOf(key, e.long)
-			must(errOf(d.Driver.(backend.Waiter).Wait(e.ctx, c)))
+			must(errOf(wait(e.ctx, d.Driver, c)))
 			must(d.Release(e.ctx, c))
 		}
 	}))

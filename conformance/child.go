@@ -226,7 +226,7 @@ func (a *agent) do(ctx context.Context, rq request) error {
 	case "acquire":
 		return errOf(a.d.Acquire(ctx, c))
 	case "wait":
-		return errOf(a.d.(backend.Waiter).Wait(ctx, c))
+		return errOf(wait(ctx, a.d, c))
 	case "renew":
 		return errOf(renewBy(ctx, a.d, c))
 	case "release":

@@ -15,7 +15,7 @@ var acquireClauses = []clause{
 	{name: firstClause, says: saysGrants, check: takesAndReleases,
 		why: "Acquire takes a free key, and Release frees it again."},
 	{name: "traits-constant", says: saysTraits, check: pair(traitsConstant),
-		why: "Traits never change; Ordered drivers are Waiters."},
+		why: "Traits never change; Ordered drivers are Waiters, and no driver is both a Waiter and a Waker."},
 	{name: "acquire-excludes", says: saysGrants, check: pair(acquireExcludes),
 		why: "Acquire of a held key returns ErrHeld. After the release the key is granted."},
 	{name: "acquire-not-reentrant", says: saysNever, check: acquireNotReentrant,
@@ -50,6 +50,7 @@ func traitsConstant(e *env, a, b *driver) {
 
 	_, waits := a.Driver.(backend.Waiter)
 	require(waits || !first.Ordered, "Ordered by its Traits, but not a Waiter")
+	require(!waits || !e.waker, "both a Waiter and a Waker")
 	known := []backend.Reach{backend.Process, backend.Host, backend.Network}
 	require(slices.Contains(known, first.Reach), "reach %v is none of process, host and network", first.Reach)
 }

@@ -56,7 +56,7 @@ func (e *env) outageCalls(d *driver, mine, other backend.Claim) map[string]func(
 		calls["Wait"] = func(ctx context.Context) error {
 			c := e.claim(e.long)
 			c.Timeout = e.term
-			return errOf(d.Driver.(backend.Waiter).Wait(ctx, c))
+			return errOf(wait(ctx, d.Driver, c))
 		}
 	}
 	return calls

@@ -75,11 +75,14 @@ func isLost(lease *hasp.Lease, when string) {
 }
 
 // tap is a driver between the engine and the driver under test. It counts calls, and can keep
-// renewals from the store. It is a Waiter if the driver is one.
+// renewals from the store. It is a Waiter or a Waker if the driver is one.
 type tap struct {
 	backend.Driver
 	e      *env
 	client *hasp.Client // whose calls go through the tap
+
+	// If it is not nil, it stands in for Listen. It is set before use.
+	listen func() (<-chan struct{}, error)
 
 	cut     atomic.Bool  // renewals do not reach the store
 	renewed atomic.Int64 // renewals begun, of all tokens
@@ -95,8 +98,11 @@ func (e *env) tapped(o hasp.Options) (*hasp.Client, *tap) { return e.tappedAt(e.
 func (e *env) tappedAt(store string, o hasp.Options) (*hasp.Client, *tap) {
 	t := &tap{Driver: e.openOwn(e.h.Open, store), e: e}
 	var under backend.Driver = t
-	if e.waiter {
+	switch t.Driver.(type) {
+	case backend.Waiter:
 		under = &tapWaiter{t}
+	case backend.Waker:
+		under = &tapWaker{t}
 	}
 	t.client = e.client(under, o)
 	return t.client, t
@@ -133,4 +139,15 @@ type tapWaiter struct{ *tap }
 func (t *tapWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	t.asked.Add(1)
 	return t.Driver.(backend.Waiter).Wait(ctx, c)
+}
+
+// tapWaker is a tap of a Waker.
+type tapWaker struct{ *tap }
+
+func (t *tapWaker) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+	if t.listen != nil {
+		wake, err = t.listen()
+		return wake, func() {}, err
+	}
+	return t.Driver.(backend.Waker).Listen(ctx, c)
 }

@@ -307,9 +307,9 @@ type wanted struct {
 	stop  context.CancelFunc
 }
 
-// wait calls Wait of a driver that is a Waiter.
+// wait lets a caller wait for c.
 func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.Driver.(backend.Waiter).Wait(ctx, c)
+	g, err := wait(ctx, d.Driver, c)
 	if err == nil {
 		d.mine(c)
 		d.note(c, g)

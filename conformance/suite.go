@@ -51,7 +51,8 @@ type suite struct {
 	store     string
 	stop      func()
 	traits    backend.Traits
-	waiter    bool
+	waiter    bool // callers wait in the driver, or it wakes them
+	waker     bool
 	inspector bool
 	lister    bool
 	id        string       // makes this run's keys unique
@@ -90,7 +91,9 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 
 	s.traits = d.Traits()
 	s.h.Term = s.granted(s.h.Term)
+	_, s.waker = d.(backend.Waker)
 	_, s.waiter = d.(backend.Waiter)
+	s.waiter = s.waiter || s.waker
 	_, s.inspector = d.(backend.Inspector)
 	_, s.lister = d.(backend.Lister)
 

@@ -107,7 +107,8 @@ func (n need) missing(s *suite) string {
 
 // What clauses need of a driver.
 var (
-	waiter    = needs("the driver is not a Waiter", func(s *suite) bool { return s.waiter })
+	waiter    = needs("the driver is neither a Waiter nor a Waker", func(s *suite) bool { return s.waiter })
+	wakes     = needs("the driver is not a Waker", func(s *suite) bool { return s.waker })
 	inspector = needs("the driver is not an Inspector", func(s *suite) bool { return s.inspector })
 	lister    = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
 	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
@@ -118,7 +119,7 @@ var (
 	unkept    = needs("Keeps by its Traits", func(s *suite) bool { return !s.traits.Keeps })
 	shares    = needs("no Shared by its Traits", func(s *suite) bool { return s.traits.Shared })
 	unshared  = needs("Shared by its Traits", func(s *suite) bool { return !s.traits.Shared })
-	polling   = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter })
+	polling   = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter || s.waker })
 	ends      = needs("ends a call sometime by its Traits", func(s *suite) bool { return s.traits.Ends != backend.EndsSometime })
 	limited   = needs("grants any term by its Traits", func(s *suite) bool { return s.traits.MaxTTL > 0 })
 	processes = needs("reaches one process by its Traits", func(s *suite) bool { return s.traits.Reach != backend.Process })

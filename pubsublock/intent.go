@@ -2,11 +2,8 @@ package pubsublock
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
@@ -16,9 +13,8 @@ import (
 // The driver sends the intent's key only after readers have refused it at that key. So a key
 // without readers costs no more than before.
 
-// waitIntentTTL is the term of the intent that a Wait leaves. A Wait sleeps for maxSleep at
-// most.
-const waitIntentTTL = 3 * maxSleep
+// intentTTL is the term of an intent. A caller that waits repeats it once a second.
+const intentTTL = 3 * time.Second
 
 // maxIntents is how many keys are remembered. An intent at a key that is forgotten lasts
 // until its term ends.
@@ -35,7 +31,7 @@ func (in *intents) has(key string) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	at, ok := in.left[key]
-	if ok && time.Since(at) >= waitIntentTTL+maxSleep {
+	if ok && time.Since(at) >= intentTTL+time.Second {
 		delete(in.left, key) // no timer removes old ones
 		ok = false
 	}
@@ -57,40 +53,9 @@ func (in *intents) forget(key string) {
 	delete(in.left, key)
 }
 
-// acquire makes an attempt. If readers refuse a claim that is not shared, it leaves an
-// intent for intentTTL, or none if that is zero. The first time, that takes a command more.
-func (d *Driver) acquire(ctx context.Context, c backend.Claim, intentTTL time.Duration) (backend.Grant, error) {
-	if c.Shared {
-		return d.store.AcquireShared(ctx, c, d.fenceTTL)
-	}
-
-	noted := d.intents.has(c.Key)
-	g, err := d.ask(ctx, c, noted, intentTTL)
-	var held *backend.HeldError
-	if errors.As(err, &held) && held.Shared && intentTTL > 0 {
-		// Note the key before the intent is sent, so that a release finds the intent even if
-		// the reply is lost.
-		d.intents.note(c.Key)
-		if !noted {
-			noted = true
-			g, err = d.ask(ctx, c, true, intentTTL) // the refusal was definite, so the token may be sent again
-		}
-	}
-	if noted && redis.HasErrorPrefix(err, "NOPERM") {
-		// This user may not leave intents, so readers may come before it.
-		d.intents.forget(c.Key)
-		noted = false
-		g, err = d.ask(ctx, c, false, 0)
-	}
-	if err == nil && noted {
-		d.intents.forget(c.Key) // the script has removed it
-	}
-	return g, err
-}
-
 // ask sends one attempt of a claim that is not shared. After readers have refused the
 // driver, the script also gets the intent's key.
-func (d *Driver) ask(ctx context.Context, c backend.Claim, refused bool, intentTTL time.Duration) (backend.Grant, error) {
+func (d *Driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: []any{c.Token + mark + c.Owner, redisstore.Millis(c.TTL)},
@@ -105,7 +70,11 @@ func (d *Driver) ask(ctx context.Context, c backend.Claim, refused bool, intentT
 			call.Args = append(call.Args, "")
 		}
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
-		call.Args = append(call.Args, c.Token, redisstore.Millis(intentTTL))
+		var term int64
+		if c.Waiting {
+			term = redisstore.Millis(intentTTL)
+		}
+		call.Args = append(call.Args, c.Token, term)
 	}
 
 	reply, err := d.store.Run(ctx, acquireScript, call)

@@ -59,7 +59,7 @@
 // channel is sharded, as Redisson's is. If braces in the key would put that
 // channel into another slot than the key, the channel is hasp:{tag}:channel:key.
 // If the Redis user may not publish, the key is freed without a message. If it
-// may not subscribe, waiters poll every 100 ms at most.
+// may not subscribe, waiters poll.
 //
 // A shared lock is a sorted set under the key itself. Each holder has a member
 // token#owner, whose score is the end of its term in ms by the server's clock. The time to
@@ -86,6 +86,7 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -139,7 +140,7 @@ type Driver struct {
 }
 
 var (
-	_ backend.Waiter    = (*Driver)(nil)
+	_ backend.Waker     = (*Driver)(nil)
 	_ backend.Inspector = (*Driver)(nil)
 	_ backend.Lister    = (*Driver)(nil)
 )
@@ -242,12 +243,35 @@ var (
 const mark = redisstore.Mark
 
 // Acquire takes c.Key if nothing is stored under it. A shared claim also gets it from
-// readers, unless a caller has left an intent.
+// readers, unless a caller has left an intent. If readers refuse a claim that is not shared and
+// whose caller waits, it leaves one. The first time, that takes a command more.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if c.Waiting {
-		return d.acquire(ctx, c, redisstore.IntentTTL)
+	if c.Shared {
+		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
-	return d.acquire(ctx, c, 0)
+
+	noted := d.intents.has(c.Key)
+	g, err := d.ask(ctx, c, noted)
+	var held *backend.HeldError
+	if errors.As(err, &held) && held.Shared && c.Waiting {
+		// Note the key before the intent is sent, so that a release finds the intent even if
+		// the reply is lost.
+		d.intents.note(c.Key)
+		if !noted {
+			noted = true
+			g, err = d.ask(ctx, c, true) // the refusal was definite, so the token may be sent again
+		}
+	}
+	if noted && redis.HasErrorPrefix(err, "NOPERM") {
+		// This user may not leave intents, so readers may come before it.
+		d.intents.forget(c.Key)
+		noted = false
+		g, err = d.ask(ctx, c, false)
+	}
+	if err == nil && noted {
+		d.intents.forget(c.Key) // the script has removed it
+	}
+	return g, err
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.

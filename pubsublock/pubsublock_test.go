@@ -14,7 +14,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/pubsublock"
@@ -52,7 +51,7 @@ var strategy = strategytest.Strategy{
 		"long field":  hash(strings.Repeat("x", 1<<20), "1"),
 		"two fields":  hash("token#owner", "1", "mode", "write"),
 	},
-	Intents: true,
+	Intents: 3 * time.Second,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
@@ -62,14 +61,17 @@ func TestConformance(t *testing.T) {
 	strategytest.Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return open(nodes[0]) })
 }
 
-// rig is a driver on a Redis, and a client of the same Redis.
+// rig is a driver on a Redis, and clients of both.
 type rig struct {
 	strategytest.Rig[*pubsublock.Driver]
+	client *hasp.Client // if over has made the rig
 }
 
 func open(rdb redis.UniversalClient) *pubsublock.Driver { return pubsublock.New(rdb, nil) }
 
-func setup(t *testing.T, o *redistest.Options) rig { return rig{strategytest.Setup(t, o, open)} }
+func setup(t *testing.T, o *redistest.Options) rig {
+	return rig{Rig: strategytest.Setup(t, o, open)}
+}
 
 // Short names for the tests of this package.
 var (
@@ -80,42 +82,6 @@ var (
 )
 
 const term = strategytest.Term
-
-// A Wait of a driver that was opened by URL ends with its context, in the middle of a
-// call. The engine releases what the call may have taken.
-func TestWaitByURLMayBeLeft(t *testing.T) {
-	t.Parallel()
-	r := setup(t, nil)
-	p := r.Server.Proxy()
-	d, err := hasp.Config{Strategy: "pubsublock", Nodes: []string{"redis://" + p.Addr()}}.Driver(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	r.Release(t, mustAcquire(t, r, claim("k"))) // the scripts are known from here on
-	c := claim("k")
-	c.TTL = time.Hour
-	p.Fail(c.Token, faultproxy.LoseReply)
-	_, err = d.(backend.Waiter).Wait(t.Context(), c)
-	outage(t, "wait whose reply is lost", err)
-	r.Release(t, c)
-
-	c = claim("k")
-	c.Timeout = time.Minute
-	p.Fail(c.Token, faultproxy.HoldRequest)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := d.(backend.Waiter).Wait(ctx, c)
-		if errors.Is(err, context.Canceled) {
-			err = nil
-		}
-		done <- err
-	}()
-	eventually(t, "it asks", func() bool { return p.Pending() == 0 })
-	cancel()
-	arrives(t, "a cancelled wait", done) // long before its Timeout
-}
 
 // If a user may not read a record, that does not mean that the hold is lost.
 func TestScriptErrorsAreNotTakenForLoss(t *testing.T) {

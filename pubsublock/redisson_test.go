@@ -121,7 +121,7 @@ func TestRedissonAndHaspWakeEachOther(t *testing.T) {
 		for _, java := range threads(b) {
 			java.lock(t, time.Minute)
 			java.lock(t, time.Minute)
-			w := a.wait(t, t.Context(), claim(java.key))
+			w := a.wait(t, java.key)
 			time.Sleep(3500 * time.Millisecond)
 			java.unlock(t)
 			w.waits(t)
@@ -143,17 +143,18 @@ func TestRedissonAndHaspWakeEachOther(t *testing.T) {
 					heard <- m
 				}
 			}()
-			a.Release(t, w.c)
+			unlock(t, w.lease)
 			synctest.Wait()
 			if len(heard) != 1 || (<-heard).Payload != "0" {
 				t.Errorf("redisson has heard of a release of hasp's %d times", len(heard))
 			}
-			a.Acquire(t, w.c)
+			c := claim(java.key)
+			a.Acquire(t, c)
 			if err := a.Driver.Break(t.Context(), java.key); err != nil {
 				t.Error(err)
 			}
 			// A release that released nothing publishes nothing.
-			if err := a.Driver.Release(t.Context(), w.c); !errors.Is(err, backend.ErrLost) {
+			if err := a.Driver.Release(t.Context(), c); !errors.Is(err, backend.ErrLost) {
 				t.Error(err)
 			}
 			if err := a.Driver.Break(t.Context(), java.key); err != nil {

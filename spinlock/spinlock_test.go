@@ -13,6 +13,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 	"github.com/hasplock/hasp/spinlock"
@@ -35,7 +36,7 @@ var strategy = strategytest.Strategy{
 			return rdb.HSet(ctx, key, "8c0b3f0e-5d0c:57", "1").Err()
 		},
 	},
-	Intents: true,
+	Intents: redisstore.IntentTTL,
 
 	// The first refused attempt also reads the owner: two commands. Later ones
 	// within a second take one, about 20 times a second.

@@ -47,8 +47,8 @@ type Strategy struct {
 	// Since says that Inspect reports when a hold began.
 	Since bool
 
-	// Intents says that a caller that shared holds refuse leaves an intent.
-	Intents bool
+	// Intents is the term of the intent of a caller that shared holds refuse; 0 if it leaves none.
+	Intents time.Duration
 }
 
 // Run runs the tests. Each is a subtest with the name of its method.
@@ -62,7 +62,7 @@ func Run(t *testing.T, s Strategy) {
 		s.OpenByURL, s.OpenErrors,
 		s.SharedHolds, s.SharedWithoutRights,
 	}
-	if s.Intents {
+	if s.Intents > 0 {
 		tests = append(tests, s.WaitingWriterKeepsReadersOut)
 	}
 	for _, f := range tests {

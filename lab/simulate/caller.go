@@ -57,6 +57,16 @@ func (t timedWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, 
 	return t.waiter.Wait(ctx, c)
 }
 
+// timedWaker is a timed driver that is a Waker.
+type timedWaker struct {
+	timed
+	waker backend.Waker
+}
+
+func (t timedWaker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+	return t.waker.Listen(ctx, c)
+}
+
 type lockFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error)
 
 // noted is a Lock or a TryLock whose calls and leases are noted in the book. Do and

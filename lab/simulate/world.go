@@ -326,9 +326,12 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 		_, w.real = link.(*wires)
 	}
 	t := timed{driver.(backend.Inspector), &c.slowest}
-	if waiter, ok := driver.(backend.Waiter); ok {
-		driver, c.waits = timedWaiter{t, waiter}, true
-	} else {
+	switch under := driver.(type) {
+	case backend.Waiter:
+		driver, c.waits = timedWaiter{t, under}, true
+	case backend.Waker:
+		driver, c.waits = timedWaker{t, under}, true
+	default:
 		driver = t
 	}
 	opts := &hasp.Options{

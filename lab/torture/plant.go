@@ -35,6 +35,9 @@ func plant(bug string, addrs []string, dir string, d backend.Driver) (backend.Dr
 	if w, ok := d.(backend.Waiter); ok && (bug == "release" || bug == "renewal") {
 		return buggyWaiter{b, w.Wait}, nil
 	}
+	if w, ok := d.(backend.Waker); ok && (bug == "release" || bug == "renewal") {
+		return buggyWaker{b, w}, nil
+	}
 	switch bug {
 	case "release", "renewal":
 		return b, nil
@@ -142,6 +145,16 @@ type buggyWaiter struct {
 
 func (w buggyWaiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return w.wait(ctx, c)
+}
+
+// buggyWaker is a buggy driver that wakes callers.
+type buggyWaker struct {
+	buggy
+	waker backend.Waker
+}
+
+func (w buggyWaker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+	return w.waker.Listen(ctx, c)
 }
 
 // poll asks for the key until it gets it. A waiter of the bug "wake-up" sometimes misses a

@@ -41,6 +41,7 @@ func Sound() []Fault {
 		{Name: "none, polls"},
 		{Name: "none, polls and shares", spoil: sharesToo},
 		{Name: "none, waits", kind: waits},
+		{Name: "none, wakes", kind: wakes},
 		{Name: "none, refuses without details", spoil: onAcquire.turns(backend.ErrHeld, backend.ErrHeld)},
 		{Name: "none, keeps the order", kind: orders},
 		{Name: "none, with a lock delay", spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
@@ -106,5 +107,5 @@ func retryAfter(err error) time.Duration {
 // Faults returns all faults.
 func Faults() []Fault {
 	return slices.Concat(acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults,
-		waitFaults, orderFaults, inspectFaults, listFaults, closeFaults, otherFaults, outageFaults, costFaults)
+		waitFaults, wakeFaults, orderFaults, inspectFaults, listFaults, closeFaults, otherFaults, outageFaults, costFaults)
 }

@@ -15,6 +15,7 @@ const (
 	polls  kind = iota // only a Driver
 	waits              // a Waiter and an Inspector, with fences
 	orders             // like waits, and keeps the order of arrival
+	wakes              // like waits, but a Waker
 )
 
 // driver is a correct driver until a fault replaces some of its parts.
@@ -34,6 +35,7 @@ type driver struct {
 	traits   func() backend.Traits
 	acquire  call
 	wait     call
+	listen   func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error)
 	renewOne call
 	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
 	release  call
@@ -68,17 +70,20 @@ func newDriver(w *way, k kind) *driver {
 	}
 	d.acquire, d.wait, d.renewOne, d.renew = d.soundAcquire, d.soundWait, d.soundRenewOne, d.soundRenew
 	d.release, d.inspect, d.breakKey, d.quit = d.soundRelease, d.soundInspect, d.soundBreak, d.soundQuit
-	d.list = d.soundList
+	d.list, d.listen = d.soundList, d.soundListen
 	d.close = func() error { return nil }
 	return d
 }
 
 // as returns d with the interfaces of its kind.
 func (d *driver) as() backend.Driver {
-	if d.kind == polls {
+	switch d.kind {
+	case polls:
 		return d
+	case wakes:
+		return waker{full{d}}
 	}
-	return waiter{d}
+	return waiter{full{d}}
 }
 
 // Traits returns the claimed traits.
@@ -103,22 +108,32 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // Close ends the driver.
 func (d *driver) Close() error { return d.close() }
 
-// waiter is a driver with Wait, Inspect, Break and List.
-type waiter struct{ *driver }
+// full is a driver with Inspect, Break and List.
+type full struct{ *driver }
+
+// waiter and waker are drivers that also have Wait or Listen.
+type (
+	waiter struct{ full }
+	waker  struct{ full }
+)
 
 func (w waiter) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	return w.wait(ctx, c)
 }
 
-func (w waiter) Inspect(ctx context.Context, key string) (backend.Status, error) {
+func (w waker) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+	return w.listen(ctx, c)
+}
+
+func (w full) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	return w.inspect(ctx, key)
 }
 
-func (w waiter) List(ctx context.Context, prefix string, timeout time.Duration) seq {
+func (w full) List(ctx context.Context, prefix string, timeout time.Duration) seq {
 	return w.list(ctx, prefix, timeout)
 }
 
-func (w waiter) Break(ctx context.Context, key string) error {
+func (w full) Break(ctx context.Context, key string) error {
 	_, err := w.breakKey(ctx, backend.Claim{Key: key})
 	return err
 }
@@ -235,6 +250,41 @@ func (d *driver) await(ctx context.Context, changed <-chan struct{}, last error)
 			}
 		}
 	}
+}
+
+// soundListen asks the store for nothing, so that Listen fails if the store does not answer.
+// From then on a signal of the store wakes the caller. Each change of the connection does so as
+// well, because a signal may have been missed.
+func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+	changed := d.way.store.watch(d.key(c.Key))
+	_, moved := d.way.now()
+	if err := d.at(ctx, func(*store, time.Time) {}); err != nil {
+		return nil, nil, err
+	}
+
+	wake, stop := make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		for {
+			heard := true
+			select {
+			case <-changed:
+				changed, heard = d.way.store.watch(d.key(c.Key)), d.way.delivers()
+			case <-moved:
+				_, moved = d.way.now()
+			case <-stop:
+				return
+			case <-d.way.store.ended.Done():
+				return
+			}
+			if heard {
+				select {
+				case wake <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}()
+	return wake, func() { close(stop) }, nil
 }
 
 // soundQuit removes the place and the hold of a Wait that did not return a grant.

@@ -76,6 +76,113 @@ var waitFaults = []Fault{
 		spoil: onWait.asks(func(c *backend.Claim) { c.Fenced = false })},
 }
 
+var wakeFaults = []Fault{
+	{Name: "a release wakes no caller that listens", Clause: "wake-change", kind: wakes,
+		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			defer s.unheard(c.Key)()
+			return d.releaseIn(s, c, now)
+		})},
+	{Name: "a release with KeepUntil wakes no caller that listens", Clause: "wake-change", kind: wakes,
+		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			if !c.KeepUntil.IsZero() {
+				defer s.unheard(c.Key)()
+			}
+			return d.releaseIn(s, c, now)
+		})},
+	{Name: "a Break wakes no caller that listens", Clause: "wake-change", kind: wakes,
+		spoil: onBreak.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
+			return d.send(ctx, c, func(s *store, c backend.Claim, now time.Time) (uint64, error) {
+				defer s.unheard(c.Key)()
+				s.release(c, anyToken, now)
+				return 0, nil
+			})
+		})},
+	{Name: "only the first shared release wakes", Clause: "wake-shared", kind: wakes,
+		spoil: onRelease.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			if len(s.get(c.Key, now).readers) == 1 {
+				defer s.unheard(c.Key)()
+			}
+			return d.releaseIn(s, c, now)
+		})},
+	{Name: "a caller that waits gets the key only if it listens", Clause: "wake-deaf", kind: wakes, spoil: grantsListeners},
+	{Name: "a caller is not woken although a signal was missed", Clause: "wake-missed", kind: wakes,
+		spoil: listens(func(d *driver, c backend.Claim, wake <-chan struct{}) <-chan struct{} {
+			_, moved := d.way.now()
+			heard := make(chan struct{}, 1)
+			go func() {
+				select {
+				case <-wake:
+				case <-d.way.store.ended.Done():
+					return
+				}
+				select {
+				case <-moved: // and so wake is about that
+				default:
+					heard <- struct{}{}
+				}
+			}()
+			return heard
+		})},
+	{Name: "Listen does not say that it has failed", Clause: "wake-down", kind: wakes,
+		spoil: func(d *driver) {
+			d.listen = func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+				wake, stop, err := d.soundListen(ctx, c)
+				if err != nil {
+					return nil, func() {}, nil
+				}
+				return wake, stop, nil
+			}
+		}},
+	{Name: "Listen ignores its context", Clause: "wake-down", kind: wakes,
+		spoil: func(d *driver) {
+			d.listen = func(_ context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+				return d.soundListen(d.way.store.ended, c)
+			}
+		}},
+}
+
+// unheard keeps the signals of key from the callers that listen, until the function that it
+// returns is called.
+func (s *store) unheard(key string) (end func()) {
+	kept := s.changed[key]
+	delete(s.changed, key)
+	return func() { s.changed[key] = kept }
+}
+
+// listens changes the channel of each caller that listens.
+func listens(f func(d *driver, c backend.Claim, wake <-chan struct{}) <-chan struct{}) spoil {
+	return func(d *driver) {
+		next := d.listen
+		d.listen = func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+			wake, stop, err := next(ctx, c)
+			if err == nil {
+				wake = f(d, c, wake)
+			}
+			return wake, stop, err
+		}
+	}
+}
+
+// grantsListeners makes Acquire refuse a caller that waits and does not listen.
+func grantsListeners(d *driver) {
+	var mu sync.Mutex // guards listening
+	listening := map[string]bool{}
+	listens(func(_ *driver, c backend.Claim, wake <-chan struct{}) <-chan struct{} {
+		mu.Lock()
+		defer mu.Unlock()
+		listening[c.Key] = true
+		return wake
+	})(d)
+	onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if c.Waiting && !listening[c.Key] {
+			return backend.ErrHeld
+		}
+		return nil
+	})(d)
+}
+
 // sleeps makes Wait poll only when the key is signalled and, if byTerm, when the
 // holder's term ends. listen is called before each poll and returns the signal. If
 // it returns nil, Wait listens after the poll.

@@ -220,7 +220,7 @@ func (r *record) free(c backend.Claim) bool {
 // are the last ones before it.
 func (s *store) refuse(r *record, c backend.Claim, waits bool, now time.Time) error {
 	if waits && !c.Shared && len(r.readers) > 0 {
-		r.writer = place{token: c.Token, owner: c.Owner, alive: now.Add(s.stay)}
+		r.writer = place{token: c.Token, owner: c.Owner, alive: now.Add(2 * s.stay)} // a caller that listens asks once a second
 	}
 	return r.refusal(now)
 }

@@ -1,0 +1,232 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+var wakeClauses = given(wakes, []clause{
+	{name: "wake-change", says: saysWakes, check: pair(wakeChange),
+		why: "A caller that listens and was refused is woken by a release, a Break, and a release with KeepUntil."},
+	{name: "wake-shared", need: shares, says: saysWakes, check: pairOn(wakeShared),
+		why: "The release of the last shared hold wakes a caller that listens and was refused."},
+	{name: "wake-deaf", says: saysDeaf, check: wakeDeaf,
+		why: "A caller that cannot listen, or can listen no more, gets the key by polling."},
+	{name: "wake-missed", need: link, says: saysMissed, check: wakeMissed,
+		why: "If the link fails, and a release may have been missed, the caller is woken, or its channel is closed."},
+	{name: "wake-down", need: link, says: saysCannotListen, check: wakeDown,
+		why: "A Listen over a link that fails returns an error, or the caller is woken when the link works again."},
+})
+
+// listener is a caller that listens.
+type listener struct {
+	d    *driver
+	key  string
+	wake <-chan struct{}
+}
+
+// listen begins to listen for key. The end of the try ends that.
+func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
+	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
+	defer cancel()
+	l := &listener{d: d, key: key}
+	return l, d.e.within("Listen", func() error {
+		wake, stop, err := d.Driver.(backend.Waker).Listen(ctx, d.e.claimOf(key, d.e.long))
+		if err == nil {
+			d.e.onEnd(stop)
+			l.wake = wake
+		}
+		return err
+	})
+}
+
+// listens begins to listen for key, which is held, and makes the attempt that follows.
+func (d *driver) listens(key string) *listener {
+	l, err := d.listen(key, d.e.patience)
+	mustf(err, "listen for %.60q", key)
+	l.refused()
+	return l
+}
+
+// refused makes an attempt, which must be refused. What woke the caller before does not count.
+func (l *listener) refused() {
+	must(l.d.refuses(waiting(l.d.e.claimOf(l.key, l.d.e.long))))
+	select {
+	case <-l.wake:
+	default:
+	}
+}
+
+// woken ends the try unless the caller is woken, or its channel is closed. On a slow machine
+// the attempt before may be too old for the driver.
+func (l *listener) woken(what string) {
+	t := time.NewTimer(l.d.e.patience)
+	defer t.Stop()
+	select {
+	case <-l.wake:
+	case <-t.C:
+		requireInTime(false, "%s wakes no caller that listens", what)
+	}
+}
+
+func wakeChange(e *env, a, b *driver) {
+	for _, way := range []string{"a release", "a Break", "a release with KeepUntil"} {
+		if way == "a Break" && !e.inspector || way == "a release with KeepUntil" && !e.traits.Keeps {
+			continue
+		}
+		c := a.hold(e.long)
+		l := b.listens(c.Key)
+		switch way {
+		case "a Break":
+			a.breakKey(c.Key)
+		case "a release with KeepUntil":
+			c.KeepUntil = time.Now().Add(e.long / 2)
+			a.give(c)
+		default:
+			a.give(c)
+		}
+		l.woken(way)
+	}
+}
+
+func wakeShared(e *env, a, b *driver, key string) {
+	one, two := a.join(key, e.long), b.join(key, e.long)
+	l := b.listens(key)
+	a.give(one)
+	l.refused()
+	b.give(two)
+	l.woken("the release of the last shared hold")
+}
+
+// wakeMissed ends the link while the key is released.
+func wakeMissed(e *env) {
+	l := e.cable()
+	d, b := e.openAt(l.Store), e.open()
+	for _, state := range []LinkState{Down, Deaf} {
+		e.recovers(d)
+		c := b.hold(e.long)
+		caller := d.listens(c.Key)
+		l.Set(state)
+		b.give(c)
+		e.sleep(e.term / 8)
+		l.Set(Up)
+		caller.woken(fmt.Sprintf("a release while the link is %v", state))
+	}
+}
+
+// wakeDown begins to listen while the link does not work.
+func wakeDown(e *env) {
+	l := e.cable()
+	d, b := e.openAt(l.Store), e.open()
+	for _, state := range []LinkState{Down, Hung} {
+		e.recovers(d)
+		c := b.hold(e.long)
+		l.Set(state)
+		caller, err := d.listen(c.Key, e.term)
+		l.Set(Up)
+		e.recovers(d)
+		if err != nil {
+			must(unknown(fmt.Sprintf("Listen over a link that is %v", state), err))
+			continue
+		}
+		caller.refused()
+		b.give(c)
+		caller.woken(fmt.Sprintf("a release after a Listen while the link was %v", state))
+	}
+}
+
+// wakeDeaf makes Listen fail, or return a channel that is closed, for all callers but that of
+// the driver.
+func wakeDeaf(e *env) {
+	for _, fails := range []bool{true, false} {
+		c, t := e.tapped(hasp.Options{})
+		t.listen = func() (<-chan struct{}, error) {
+			if fails {
+				return nil, errCut
+			}
+			closed := make(chan struct{})
+			close(closed)
+			return closed, nil
+		}
+		d := e.open()
+		held := d.hold(e.long)
+		done := e.locks(c, held.Key)
+		e.sleep(e.term / 4)
+		d.give(held)
+		must(e.arrives("Lock of a key that was released, by a caller that cannot listen", done))
+	}
+}
+
+// wait lets a caller wait for c. It calls Wait of a Waiter. Over a Waker the caller waits in a
+// Client, so that the clauses of Wait check what a Waker does for its callers.
+func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant, error) {
+	if w, ok := d.(backend.Waiter); ok {
+		return w.Wait(ctx, c)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	w := &loan{Waker: d.(backend.Waker), c: c, end: end}
+	client := hasp.New(w, &hasp.Options{Owner: c.Owner, TTL: c.TTL, Timeout: c.Timeout})
+	defer func() { go client.Close() }() // it waits for calls that hang
+
+	opts := []hasp.Option{hasp.WithoutRenewal()}
+	if c.Fenced {
+		opts = append(opts, hasp.WithFence())
+	}
+	if c.Shared {
+		opts = append(opts, hasp.WithShared())
+	}
+	lease, err := client.Lock(ctx, c.Key, opts...)
+	if err != nil {
+		var out *unknownOutcome
+		if errors.As(context.Cause(ctx), &out) {
+			err = out.error
+		}
+		return backend.Grant{}, err
+	}
+	g := w.grant
+	g.Until = lease.Expires()
+	w.given.Store(true)
+	_ = lease.Unlock(ctx)
+	return g, nil
+}
+
+// loan is a Waker in a Client that takes one key for one claim. All attempts have the token of
+// that claim, so an unknown outcome ends the wait, as it ends a Wait.
+type loan struct {
+	backend.Waker
+	c     backend.Claim
+	end   context.CancelCauseFunc
+	grant backend.Grant // of the last attempt
+	given atomic.Bool   // the hold is the clause's now
+}
+
+type unknownOutcome struct{ error }
+
+func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	c.Token = w.c.Token
+	g, err := w.Waker.Acquire(ctx, c)
+	if err != nil && !definite(err) && ctx.Err() == nil {
+		w.end(&unknownOutcome{err})
+	}
+	w.grant = g
+	return g, err
+}
+
+// Release releases what the Client has left, but not the hold.
+func (w *loan) Release(ctx context.Context, c backend.Claim) error {
+	if w.given.Load() {
+		return nil
+	}
+	c.Token = w.c.Token
+	return w.Waker.Release(ctx, c)
+}
+
+// Close leaves the driver open.
+func (w *loan) Close() error { return nil }

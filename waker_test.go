@@ -1,0 +1,169 @@
+package hasp_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// waking is a faulty driver that is a Waker.
+type waking struct {
+	*faulty
+
+	mu        sync.Mutex                                          // guards all below
+	listen    func(ctx context.Context, wake chan struct{}) error // may close wake, or fail
+	begun     []time.Time                                         // calls of Listen
+	listening map[chan struct{}]bool                              // callers
+}
+
+func (w *waking) Listen(ctx context.Context, _ backend.Claim) (<-chan struct{}, func(), error) {
+	w.mu.Lock()
+	w.begun = append(w.begun, time.Now())
+	listen := w.listen
+	w.mu.Unlock()
+	wake := make(chan struct{}, 1)
+	if listen != nil {
+		if err := listen(ctx, wake); err != nil {
+			return nil, nil, err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listening[wake] = true
+	return wake, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !w.listening[wake] {
+			panic("stop was called twice")
+		}
+		delete(w.listening, wake)
+	}, nil
+}
+
+// wake wakes all callers.
+func (w *waking) wake() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for wake := range w.listening {
+		wake <- struct{}{}
+	}
+}
+
+// A caller that listens asks when it is woken, at the end of the holder's term, once a second,
+// and before its own end. A caller that cannot listen polls, and tries to listen once a second.
+func TestCallersThatListen(t *testing.T) {
+	const at = 3300 * time.Millisecond // of the release
+	closes := func(after time.Duration) func(context.Context, chan struct{}) error {
+		return func(_ context.Context, wake chan struct{}) error {
+			time.AfterFunc(after, func() { close(wake) })
+			return nil
+		}
+	}
+	for name, tc := range map[string]struct {
+		listen  func(context.Context, chan struct{}) error
+		ttl     time.Duration // of the holder; 0 is long
+		told    bool          // the release wakes
+		opts    []hasp.Option
+		within  time.Duration // after the release, or the end of ttl
+		asked   int           // at most; but for a caller that polls
+		listens int           // at least
+	}{
+		"woken":                {told: true, asked: 7, listens: 1},
+		"the message is lost":  {within: time.Second, asked: 7, listens: 1},
+		"the holder dies":      {ttl: 2500 * time.Millisecond, within: 2 * time.Millisecond, asked: 6, listens: 1},
+		"before its own end":   {opts: []hasp.Option{hasp.WithMaxWait(at + 5*time.Millisecond)}, within: 5 * time.Millisecond, asked: 7, listens: 1},
+		"listens no more":      {listen: closes(100 * time.Millisecond), within: 100 * time.Millisecond, listens: 3},
+		"listens not long":     {listen: closes(0), within: 100 * time.Millisecond, listens: 4},
+		"cannot listen":        {listen: func(context.Context, chan struct{}) error { return errNet }, within: 100 * time.Millisecond, listens: 4},
+		"Listen does not end":  {listen: func(ctx context.Context, _ chan struct{}) error { <-ctx.Done(); return ctx.Err() }, within: 1100 * time.Millisecond, listens: 2},
+		"Listen is left alone": {listen: func(context.Context, chan struct{}) error { time.Sleep(5 * time.Second); return nil }, within: 1100 * time.Millisecond, listens: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFaulty()
+				w := &waking{faulty: f, listening: map[chan struct{}]bool{}, listen: tc.listen}
+				c := hasp.New(w, &hasp.Options{Timeout: 6 * time.Second})
+				defer c.Close()
+				free := at
+				if tc.ttl > 0 {
+					free = tc.ttl
+					heldByAnother(t, f, tc.ttl)
+				} else {
+					heldByAnother(t, f, time.Hour)
+					time.AfterFunc(at, func() {
+						f.Driver.Release(context.Background(), backend.Claim{Key: "k", Token: "stranger"})
+						if tc.told {
+							w.wake()
+						}
+					})
+				}
+				began := time.Now()
+				lease, err := c.Lock(t.Context(), "k", tc.opts...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d := time.Since(began) - free; d < 0 || d > tc.within {
+					t.Errorf("granted %v after the key was free, want %v at most", d, tc.within)
+				}
+				if err := lease.Unlock(t.Context()); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(10 * time.Second) // for a Listen that was left behind
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				if len(w.listening) > 0 || len(w.begun) < tc.listens || len(w.begun) > tc.listens+1 {
+					t.Errorf("%d still listen; Listen was called %d times, want %d", len(w.listening), len(w.begun), tc.listens)
+				}
+				if n := len(f.acquired); tc.asked > 0 && n > tc.asked {
+					t.Errorf("%d attempts, want %d at most", n, tc.asked)
+				}
+			})
+		})
+	}
+}
+
+// A failed Listen alone is no outage, and a caller that leaves stops listening. If shared holds
+// have refused it, its last claim is released: it keeps new shared callers away.
+func TestCallersThatListenAndLeave(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		for _, shared := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFaulty()
+				w := &waking{faulty: f, listening: map[chan struct{}]bool{}}
+				if fails {
+					w.listen = func(context.Context, chan struct{}) error { return errNet }
+				}
+				c := hasp.New(w, nil)
+				defer c.Close()
+				if _, err := f.Driver.Acquire(t.Context(), backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour, Shared: shared}); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				if _, err := c.Lock(ctx, "k"); !errors.Is(err, hasp.ErrHeld) || errors.Is(err, hasp.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v", err)
+				}
+				synctest.Wait()
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				if len(w.listening) > 0 {
+					t.Error("it still listens")
+				}
+				want := []string(nil)
+				if shared {
+					want = f.acquired[len(f.acquired)-2 : len(f.acquired)-1] // the last one does not wait
+				}
+				if !slices.Equal(f.released, want) {
+					t.Errorf("fails %t, shared %t: released %q, want %q", fails, shared, f.released, want)
+				}
+			})
+		}
+	}
+}
