@@ -12,13 +12,15 @@ import (
 )
 
 var wakeClauses = given(wakes, []clause{
-	{name: "wake-change", says: saysWakes, check: pair(wakeChange),
+	{name: "wake-change", optional: yes, says: saysWakes, check: pair(wakeChange),
 		why: "A caller that listens and was refused is woken by a release, a Break, and a release with KeepUntil."},
-	{name: "wake-shared", need: shares, says: saysWakes, check: pairOn(wakeShared),
+	{name: "wake-shared", need: shares, optional: yes, says: saysWakes, check: pairOn(wakeShared),
 		why: "The release of the last shared hold wakes a caller that listens and was refused."},
+	{name: "wake-writer-leaves", need: shares, says: saysReaped, check: pairOn(wakeWriterLeaves),
+		why: "If a caller that shared holds have refused several times gives up, the release of its last claim lets new shared claims in."},
 	{name: "wake-deaf", says: saysDeaf, check: wakeDeaf,
 		why: "A caller that cannot listen, or can listen no more, gets the key by polling."},
-	{name: "wake-missed", need: link, says: saysMissed, check: wakeMissed,
+	{name: "wake-missed", need: link, optional: yes, says: saysMissed, check: wakeMissed,
 		why: "If the link fails, and a release may have been missed, the caller is woken, or its channel is closed."},
 	{name: "wake-down", need: link, says: saysCannotListen, check: wakeDown,
 		why: "A Listen over a link that fails returns an error, or the caller is woken when the link works again."},
@@ -46,10 +48,13 @@ func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 	})
 }
 
-// listens begins to listen for key, which is held, and makes the attempt that follows.
-func (d *driver) listens(key string) *listener {
-	l, err := d.listen(key, d.e.patience)
-	mustf(err, "listen for %.60q", key)
+// listens begins to listen for key, which is held, and makes the attempt that follows. After a
+// failure of the link, a driver may be able to listen only later.
+func (d *driver) listens(key string) (l *listener) {
+	d.e.retry("Listen", func() (err error) {
+		l, err = d.listen(key, d.e.patience)
+		return err
+	})
 	l.refused()
 	return l
 }
@@ -102,6 +107,17 @@ func wakeShared(e *env, a, b *driver, key string) {
 	l.refused()
 	b.give(two)
 	l.woken("the release of the last shared hold")
+}
+
+func wakeWriterLeaves(e *env, a, b *driver, key string) {
+	a.join(key, e.long)
+	var last backend.Claim
+	for range 3 {
+		last = waiting(e.claimOf(key, e.long))
+		must(b.refuses(last))
+	}
+	must(is("release by a caller that was refused", b.release(last), backend.ErrLost))
+	a.join(key, e.long)
 }
 
 // wakeMissed ends the link while the key is released.

@@ -234,25 +234,24 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 	s := pgtest.Start(t)
 	ctx := t.Context()
 	d := newDriver(t, s.Addr)
-	claim := backend.Claim{Key: "key", Token: "one", TTL: time.Minute, Timeout: 300 * time.Millisecond}
+	const timeout = 300 * time.Millisecond
+	c := hasp.New(d, &hasp.Options{Timeout: timeout})
+	defer c.Close()
 
 	vacate := d.TakePlaces(0)
 	began := time.Now()
-	_, err := d.Wait(ctx, claim)
-	var out *backend.UnavailableError
-	if !errors.As(err, &out) || time.Since(began) < claim.Timeout {
-		t.Errorf("Wait without an answer: %v after %v", err, time.Since(began))
+	if err := <-locks(ctx, c, "key"); !errors.Is(err, hasp.ErrUnavailable) || time.Since(began) < timeout {
+		t.Errorf("Lock without an answer: %v after %v", err, time.Since(began))
 	}
 
-	got := make(chan error, 1)
-	go func() { _, err := d.Wait(ctx, claim); got <- err }()
-	for began = time.Now(); time.Since(began) < 4*claim.Timeout; {
-		_, err = d.Inspect(ctx, "key")
+	got := locks(ctx, c, "key")
+	for began = time.Now(); time.Since(began) < 4*timeout; {
+		_, err := d.Inspect(ctx, "key")
 		must(t, err)
 	}
 	select {
 	case err := <-got:
-		t.Fatalf("Wait in a queue: %v", err)
+		t.Fatalf("Lock in a queue: %v", err)
 	default:
 	}
 	vacate()

@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 )
 
 // Times of the listener.
@@ -36,24 +38,32 @@ type listener struct {
 	waits   map[string]map[chan struct{}]bool // by message
 	last    time.Time                         // when a wait began or ended
 	running bool
-	deaf    bool               // the last attempt to listen failed, so waiters poll
+	deaf    bool               // the last attempt to listen failed, so those who wait poll
 	end     context.CancelFunc // ends the present session; nil if there is none
 }
 
-// add registers a wait for key. The channel receives when a release of the key may have been
-// sent, and when releases may have been missed. The caller calls remove.
-func (l *listener) add(key string) (wake chan struct{}, remove func()) {
-	m := message(key)
-	wake = make(chan struct{}, 1)
+var errDeaf = errors.New("pglock: releases cannot be listened for")
+
+// Listen registers a caller. The mark of its refused attempt has the next release wake it. The
+// connection may still be under way: as soon as it listens, all callers are woken.
+func (d *Driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+	return d.listener.add(message(c.Key))
+}
+
+func (l *listener) add(m string) (<-chan struct{}, func(), error) {
+	wake := make(chan struct{}, 1)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.d.bouncer.Load() || l.running && l.deaf || l.d.closing.Err() != nil {
+		return nil, nil, errDeaf
+	}
 	if l.waits[m] == nil {
 		l.waits[m] = map[chan struct{}]bool{}
 	}
 	l.waits[m][wake] = true
 	l.last = time.Now()
-	if !l.running && !l.d.bouncer.Load() && l.d.closing.Err() == nil {
+	if !l.running {
 		l.running, l.deaf = true, false
 		l.d.wg.Go(l.run)
 	}
@@ -66,10 +76,10 @@ func (l *listener) add(key string) (wake chan struct{}, remove func()) {
 			delete(l.waits, m)
 		}
 		l.last = time.Now()
-	}
+	}, nil
 }
 
-// hears reports whether releases wake the waiters, or soon will.
+// hears reports whether releases wake those who wait, or soon will.
 func (l *listener) hears() bool {
 	if l.d.bouncer.Load() {
 		return false
@@ -95,14 +105,21 @@ func (l *listener) wake(m string) {
 	l.wakeLocked(m)
 }
 
-// set notes whether the driver listens now, and wakes all waits. Releases may have been
-// missed until now, and waits that heard nothing must begin to poll.
+// set notes whether the driver listens now. If it does, it wakes all waits, because releases may
+// have been missed until now. If not, it closes their channels, so that the callers poll.
 func (l *listener) set(deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deaf = deaf
-	for m := range l.waits {
-		l.wakeLocked(m)
+	for m, wakes := range l.waits {
+		if !deaf {
+			l.wakeLocked(m)
+			continue
+		}
+		for wake := range wakes {
+			close(wake)
+		}
+		delete(l.waits, m)
 	}
 }
 

@@ -67,6 +67,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,6 +110,7 @@ type Driver struct {
 	// behind the releases of a busy Client.
 	others chan struct{}
 
+	guards   guards
 	scarce   scarce
 	silence  silence
 	listener listener
@@ -122,7 +124,7 @@ type Driver struct {
 }
 
 var (
-	_ backend.Waiter    = (*Driver)(nil)
+	_ backend.Waker     = (*Driver)(nil)
 	_ backend.Inspector = (*Driver)(nil)
 	_ backend.Lister    = (*Driver)(nil)
 )
@@ -187,14 +189,51 @@ func (d *Driver) Close() error {
 }
 
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a
-// caller waits for their end.
+// caller waits for their end. If the caller waits, it leaves a mark.
 func (d *Driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	began, answered := time.Now(), d.silence.last.Load()
 	if err := takeSlot(ctx, d.takes); err != nil {
+		if c.Waiting && time.Since(began) >= c.Timeout/2 && d.silence.last.Load() != answered {
+			err = &backend.HeldError{} // a long queue is no outage, while the server answers others
+		}
 		return backend.Grant{}, err
 	}
 	defer func() { <-d.takes }()
-	g, _, err := d.take(ctx, c, maxBlocked)
-	return g, err
+
+	for {
+		g, last, err := d.take(ctx, c)
+		if err == backend.ErrHeld && c.Waiting {
+			// Another caller has taken the key during the attempt. All those that a release has
+			// woken get here but one. A look at the row spares each of them a mark.
+			g, last, err = d.take(ctx, c)
+		}
+		if !errors.Is(err, backend.ErrHeld) || !c.Waiting || last.blocked {
+			return g, err
+		}
+
+		// The mark comes before the caller sleeps. A release before the mark wakes nobody, but
+		// then the key is not held any more, and the mark says so.
+		switch markErr := d.mark(ctx, c, last.marked, err); {
+		case markErr == nil:
+			return g, err
+		case errors.Is(markErr, errNoRow):
+		case isLockTimeout(markErr) || isConflict(markErr):
+			return g, d.guards.refusal(c.Key) // nothing wakes this caller, so it polls
+		default:
+			return g, markErr
+		}
+	}
+}
+
+// mark has the next release wake those who wait. If c waits for the end of shared holds, it also
+// keeps out new ones, until a Release of its token. Marked says that there is a mark already.
+func (d *Driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
+	var held *backend.HeldError
+	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
+	if !intends && (marked || !d.listener.hears()) {
+		return nil
+	}
+	return d.exec(ctx, d.sql.mark, []byte(c.Key), c.Token, c.Shared, lockWait(maxBlocked))
 }
 
 // takeSlot blocks until slots has room or ctx is done. The caller gives the slot back by
@@ -221,9 +260,9 @@ const (
 	// transaction that guards a write of the last holder may take longer.
 	maxBlocked = 50 * time.Millisecond
 
-	// stillBlocked is for an attempt after one that was blocked, and for one while all places
-	// are taken. Many callers may wait for guarded keys, and must leave connections to the
-	// others, so they poll.
+	// stillBlocked is for an attempt at a key that is known to be guarded, and for one while
+	// all places are taken. Many callers may wait for guarded keys, and must leave connections
+	// to the others, so they poll.
 	stillBlocked = time.Millisecond
 
 	// maxRenewBlocked is for renewals and breaks, which a guard does not block, and for an
@@ -256,19 +295,64 @@ func term(left *int64) time.Duration {
 	return time.Duration(min(*left, most)) * time.Microsecond
 }
 
-// take makes one attempt. It waits for a locked row for at most a time. The caller has a slot of
-// d.takes.
-func (d *Driver) take(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
+// guards remembers since when the rows of free keys are locked by other transactions.
+type guards struct {
+	mu   sync.Mutex // guards seen
+	seen map[string]guarded
+}
+
+type guarded struct{ first, last time.Time }
+
+const (
+	maxGuards   = 256         // keys; at one that is forgotten, the next attempt waits for maxBlocked
+	longestRest = time.Second // between two attempts at a guarded key
+)
+
+// lately reports whether key was guarded a moment ago.
+func (g *guards) lately(key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return time.Since(g.seen[key].last) < 2*longestRest
+}
+
+func (g *guards) forget(key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.seen, key)
+}
+
+// refusal notes that key is guarded. The end of a guard wakes nobody, so the error has the
+// caller ask again. A guard that has lasted for some time may last for as long again.
+func (g *guards) refusal(key string) *backend.HeldError {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	at, ok := g.seen[key]
+	if !ok || now.Sub(at.last) >= 2*longestRest {
+		at.first = now.Add(-maxBlocked)
+	}
+	at.last = now
+	if len(g.seen) >= maxGuards || g.seen == nil {
+		g.seen = map[string]guarded{} // each that is in use is soon noted again
+	}
+	g.seen[key] = at
+	return &backend.HeldError{RetryAfter: rand.N(min(now.Sub(at.first), longestRest))}
+}
+
+// take makes one attempt. The caller has a slot of d.takes.
+func (d *Driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, refusal{}, err
 	}
-	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 {
+	most := maxBlocked
+	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 || d.guards.lately(c.Key) {
 		most = stillBlocked
 	}
 
 	for {
 		g, last, err := d.takeOnce(ctx, c, most)
 		if !isLockTimeout(err) {
+			d.guards.forget(c.Key)
 			return g, last, err
 		}
 		last.blocked, err = d.blocked(ctx, c, err)
@@ -343,7 +427,7 @@ func (d *Driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 	case table:
 		return false, fmt.Errorf("%w (another statement, such as CREATE INDEX, locks the whole table)", err)
 	case row:
-		return true, &backend.HeldError{}
+		return true, d.guards.refusal(c.Key)
 	case ctx.Err() != nil:
 		return false, err
 	}

@@ -178,6 +178,9 @@ func (d *Driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &settings)
 	if err == nil {
 		d.bouncer.Store(pooled)
+		if pooled {
+			d.listener.set(true) // LISTEN does not work through it
+		}
 		d.silence.lastAnswer(c)
 	}
 	return err

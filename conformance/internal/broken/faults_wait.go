@@ -104,6 +104,15 @@ var wakeFaults = []Fault{
 			}
 			return d.releaseIn(s, c, now)
 		})},
+	{Name: "only the first claim of a caller that waits keeps readers out", Clause: "wake-writer-leaves", kind: wakes,
+		spoil: onAcquire.inStore(func(d *driver, s *store, c backend.Claim, now time.Time) (uint64, error) {
+			first := s.get(c.Key, now).writer
+			fence, err := d.acquireIn(s, c, now)
+			if err != nil && first.token != "" {
+				s.get(c.Key, now).writer = first
+			}
+			return fence, err
+		})},
 	{Name: "a caller that waits gets the key only if it listens", Clause: "wake-deaf", kind: wakes, spoil: grantsListeners},
 	{Name: "a caller is not woken although a signal was missed", Clause: "wake-missed", kind: wakes,
 		spoil: listens(func(d *driver, c backend.Claim, wake <-chan struct{}) <-chan struct{} {
